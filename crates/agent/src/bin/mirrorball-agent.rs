@@ -1,0 +1,2 @@
+//! The agent's program inside the guest.
+fn main() {}

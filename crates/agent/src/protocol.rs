@@ -1,0 +1,69 @@
+//! What goes over the wire.
+
+use serde::{Deserialize, Serialize};
+
+/// What the client asks; the first frame of a connection.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "op")]
+pub enum Request {
+    /// Answers with the agent's version: the guest is up.
+    Ping,
+    /// Runs a program.
+    Exec(ExecRequest),
+    /// Receives a file from the client (`cp host → guest`).
+    Put {
+        /// Absolute path in the guest; a directory gets `name` in it.
+        path: String,
+        /// The source's file name.
+        name: String,
+        /// Permission bits.
+        mode: u32,
+    },
+    /// Sends a file to the client (`cp guest → host`).
+    Get {
+        /// Absolute path in the guest.
+        path: String,
+    },
+}
+
+/// A program to run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ExecRequest {
+    /// Program (found on PATH when it has no slash) and arguments.
+    pub argv: Vec<String>,
+    /// Added to the agent's own environment.
+    pub env: Vec<(String, String)>,
+    /// Working directory; the root when absent.
+    pub cwd: Option<String>,
+    /// Give the program a terminal of this size.
+    pub tty: Option<WindowSize>,
+}
+
+/// Size of a terminal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WindowSize {
+    /// Rows.
+    pub rows: u16,
+    /// Columns.
+    pub cols: u16,
+}
+
+/// How a program ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ExitStatus {
+    /// Its exit status.
+    Code(u8),
+    /// The signal that killed it.
+    Signal(u8),
+}
+
+impl ExitStatus {
+    /// As a shell gives it: 128 plus the signal.
+    pub fn code(self) -> u8 {
+        match self {
+            Self::Code(code) => code,
+            Self::Signal(signal) => 128u8.wrapping_add(signal),
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! The monitor of one cell: starts shards, keeps the registry of VMs, serves their consoles and controls.

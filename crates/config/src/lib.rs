@@ -1,0 +1,5 @@
+//! The TOML files as typed, checked specs.
+
+pub mod vm;
+
+pub use vm::VmSpec;

@@ -1,0 +1,228 @@
+//! A VM file: what a person writes to describe one VM.
+//!
+//! Unknown keys are errors. Sizes take units (`512M`, `2G`). `docs/vm-file.md` is the schema for people.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// One VM.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VmSpec {
+    /// Unique among running VMs. Letters, digits, `-`, `_`, `.`; 63 at most. Chosen when absent.
+    pub name: Option<String>,
+    /// An image of the image store: gives the kernel, the initramfs and the root disk.
+    pub image: Option<String>,
+    /// vCPUs, 1 to 254.
+    #[serde(default = "default_cpus")]
+    pub cpus: u8,
+    /// Guest memory, from 64M.
+    #[serde(default = "default_memory")]
+    pub memory: Size,
+    /// Kernel, when not the image's.
+    pub kernel: Option<KernelSpec>,
+    /// How the image's own root disk is used.
+    #[serde(default)]
+    pub root: RootSpec,
+    /// Further disks, in the order the guest finds them.
+    #[serde(default)]
+    pub disks: Vec<DiskSpec>,
+    /// Network cards; absent means one in user mode, an empty list none.
+    pub nets: Option<Vec<NetSpec>>,
+    /// Guest NUMA nodes.
+    #[serde(default)]
+    pub nodes: Vec<NodeSpec>,
+    /// What backs guest memory: `4K`, `thp`, `2M`, `1G`.
+    #[serde(default)]
+    pub pages: PagesSpec,
+    /// Allocate all memory at the start.
+    #[serde(default)]
+    pub prefault: bool,
+    /// Give the guest a balloon with free-page reporting.
+    #[serde(default = "yes")]
+    pub balloon: bool,
+    /// Run this in the guest and end with its exit status.
+    pub command: Option<Vec<String>>,
+    /// How strict the sandbox is: `auto`, `require`, `off`.
+    #[serde(default)]
+    pub sandbox: SandboxSpec,
+}
+
+/// A size in bytes, written as a number with a unit: `K`, `M`, `G`, `T` (powers of 1,024).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Size(pub u64);
+
+/// A kernel given by its files.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KernelSpec {
+    /// bzImage or ELF.
+    pub path: PathBuf,
+    /// Initramfs.
+    pub initrd: Option<PathBuf>,
+    /// Appended to the command line that Mirrorball makes.
+    #[serde(default)]
+    pub cmdline: String,
+}
+
+/// How a VM uses its image's root disk. Always private: the image is never written.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RootSpec {
+    /// Keep the VM's writes, in an overlay file of the data directory named by the VM.
+    #[serde(default)]
+    pub persistent: bool,
+}
+
+/// A disk.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiskSpec {
+    /// The file.
+    pub path: PathBuf,
+    /// Told from the file's first bytes when absent.
+    pub format: Option<DiskFormatSpec>,
+    /// Who else may use it.
+    #[serde(default)]
+    pub mode: DiskMode,
+    /// Keep the writes. An exclusive disk that is not persistent is written to a temporary overlay.
+    #[serde(default)]
+    pub persistent: bool,
+    /// The guest may not write at all.
+    #[serde(default)]
+    pub read_only: bool,
+    /// The device it is: `block` or `pmem`.
+    #[serde(default, rename = "as")]
+    pub device: DiskDevice,
+    /// Request queues; one for each vCPU, four at most, when absent.
+    pub queues: Option<u16>,
+}
+
+/// Formats of disk files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DiskFormatSpec {
+    /// Raw.
+    Raw,
+    /// qcow2.
+    Qcow2,
+}
+
+/// Who may use a disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DiskMode {
+    /// Any number of VMs, each seeing its own writes over a base that is never written.
+    #[default]
+    Private,
+    /// One VM at a time.
+    Exclusive,
+}
+
+/// Which device a disk is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DiskDevice {
+    /// virtio-block.
+    #[default]
+    Block,
+    /// virtio-pmem.
+    Pmem,
+}
+
+/// A network card.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NetSpec {
+    /// `user`, or `tap`.
+    pub kind: NetKind,
+    /// The TAP device, for `tap`.
+    pub tap: Option<String>,
+    /// Ports of the host forwarded to the guest, for `user`: `8080:80`.
+    #[serde(default)]
+    pub forward: Vec<String>,
+    /// Chosen when absent.
+    pub mac: Option<String>,
+    /// Queue pairs, for `tap`.
+    pub queues: Option<u16>,
+}
+
+/// What a network card is connected to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NetKind {
+    /// Unprivileged networking through passt.
+    User,
+    /// A TAP device.
+    Tap,
+}
+
+/// A guest NUMA node.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NodeSpec {
+    /// vCPUs, as `0-1,4`.
+    pub cpus: String,
+    /// Its memory.
+    pub memory: Size,
+    /// Distance to each node in order, 10 being local; 10 and 20 when absent.
+    pub distances: Option<Vec<u8>>,
+    /// Host node to bind the memory to.
+    pub host_node: Option<u32>,
+}
+
+/// What backs guest memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PagesSpec {
+    /// 4 KiB pages.
+    #[default]
+    #[serde(rename = "4K")]
+    Small,
+    /// Transparent huge pages.
+    #[serde(rename = "thp")]
+    Transparent,
+    /// 2 MiB pages of the host's pool.
+    #[serde(rename = "2M")]
+    Huge2M,
+    /// 1 GiB pages of the host's pool.
+    #[serde(rename = "1G")]
+    Huge1G,
+}
+
+/// How strict the sandbox is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SandboxSpec {
+    /// What the host allows; the rest is reported.
+    #[default]
+    Auto,
+    /// Everything, or refuse.
+    Require,
+    /// Nothing.
+    Off,
+}
+
+fn default_cpus() -> u8 {
+    1
+}
+
+fn default_memory() -> Size {
+    Size(512 << 20)
+}
+
+fn yes() -> bool {
+    true
+}
+
+impl Serialize for Size {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u64(self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Size {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        u64::deserialize(deserializer).map(Size)
+    }
+}

@@ -1,0 +1,1 @@
+//! Images and disks: building, importing and listing images; opening raw and qcow2 disks.

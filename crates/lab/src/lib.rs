@@ -1,0 +1,1 @@
+//! Hosts in software: real Linux hosts with KVM inside QEMU.

@@ -1,0 +1,2 @@
+//! The `mirrorball` command.
+fn main() {}

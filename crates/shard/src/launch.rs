@@ -1,0 +1,229 @@
+//! What a monitor tells a shard to run, and what the shard tells back.
+//!
+//! The monitor opens every file, then starts the shard's process with one end of a unix socket pair. Over it goes one
+//! message: the [`LaunchSpec`] as JSON with every [`Fd`] as SCM_RIGHTS. Then the monitor writes [`Order`]s and the shard
+//! writes [`Report`]s, a JSON line each. End of file from the monitor means that it died: the shard ends at once.
+
+use serde::{Deserialize, Serialize};
+
+/// An open file passed with the [`LaunchSpec`]: the index among the files of the message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Fd(pub usize);
+
+/// One VM, with every file already open.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct LaunchSpec {
+    /// The VM's name.
+    pub name: String,
+    /// `/dev/kvm`.
+    pub kvm: Fd,
+    /// Number of vCPUs, 1 to 254.
+    pub vcpus: u8,
+    /// Guest memory.
+    pub memory: MemoryLaunch,
+    /// Guest NUMA nodes; empty for a guest without SRAT.
+    pub nodes: Vec<NodeLaunch>,
+    /// The kernel: bzImage or ELF.
+    pub kernel: Fd,
+    /// The initramfs.
+    pub initrd: Option<Fd>,
+    /// The whole kernel command line.
+    pub cmdline: String,
+    /// Disks in the order the guest finds them.
+    pub disks: Vec<DiskLaunch>,
+    /// Network cards in the order the guest finds them.
+    pub nets: Vec<NetLaunch>,
+    /// The socket device.
+    pub vsock: Option<VsockLaunch>,
+    /// Whether there is a balloon.
+    pub balloon: bool,
+    /// Bytes of the serial console, both ways.
+    pub console: Fd,
+    /// Write-only file for the shard's own log lines.
+    pub log: Fd,
+    /// How strictly to close the sandbox.
+    pub sandbox: SandboxPolicy,
+    /// What the monitor could not do of the sandbox when it made the process (namespaces), one line each.
+    pub sandbox_missing: Vec<String>,
+}
+
+/// Guest memory.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct MemoryLaunch {
+    /// Size, a multiple of 2 MiB from 64 MiB.
+    pub bytes: u64,
+    /// What the memfd is made of.
+    pub pages: Pages,
+    /// Allocate everything at the start.
+    pub prefault: bool,
+}
+
+/// Page sizes that back guest memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Pages {
+    /// 4 KiB pages; the host may use transparent huge pages.
+    #[default]
+    #[serde(rename = "4K")]
+    Small,
+    /// Transparent huge pages asked for (`MADV_HUGEPAGE`).
+    #[serde(rename = "thp")]
+    Transparent,
+    /// 2 MiB pages of the host's pool.
+    #[serde(rename = "2M")]
+    Huge2M,
+    /// 1 GiB pages of the host's pool.
+    #[serde(rename = "1G")]
+    Huge1G,
+}
+
+/// A NUMA node that the guest sees. The nodes' memory adds up to the VM's; each vCPU is in one node.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct NodeLaunch {
+    /// vCPU numbers.
+    pub vcpus: Vec<u8>,
+    /// Bytes of memory, a multiple of 2 MiB.
+    pub memory_bytes: u64,
+    /// Distance to every node in order (10 is local), for the SLIT.
+    pub distances: Vec<u8>,
+    /// Host node to bind this memory to.
+    pub host_node: Option<u32>,
+}
+
+/// A disk.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct DiskLaunch {
+    /// Name for logs and metrics, also the guest-visible serial (20 bytes at most).
+    pub id: String,
+    /// The files from the top overlay down to the base; the base may be read-only.
+    pub layers: Vec<LayerLaunch>,
+    /// The guest may not write.
+    pub read_only: bool,
+    /// Request queues.
+    pub queues: u16,
+    /// Offer as virtio-pmem instead of virtio-block (one raw layer only).
+    pub pmem: bool,
+}
+
+/// One file of a disk.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct LayerLaunch {
+    /// The open file.
+    pub file: Fd,
+    /// Its format.
+    pub format: DiskFormat,
+}
+
+/// Formats of disk files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DiskFormat {
+    /// The bytes of the disk, in order.
+    Raw,
+    /// QEMU's copy-on-write format, version 2 or 3.
+    Qcow2,
+}
+
+/// A network card.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct NetLaunch {
+    /// Name for logs and metrics.
+    pub id: String,
+    /// The card's address.
+    pub mac: [u8; 6],
+    /// What is on the other side.
+    pub backend: NetBackendLaunch,
+}
+
+/// What a network card is connected to.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NetBackendLaunch {
+    /// TAP files, one for each queue pair, opened with a virtio-net header.
+    Tap(Vec<Fd>),
+    /// A stream socket to passt: each frame has its length before it, four bytes, big endian.
+    Stream(Fd),
+}
+
+/// The socket device.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct VsockLaunch {
+    /// The guest's context id, from 3.
+    pub cid: u32,
+    /// Listening unix socket; a client writes `CONNECT <port>\n`, reads `OK <port>\n`, and is connected to the guest.
+    pub listener: Fd,
+    /// Directory with a unix socket named by each port that the guest may connect to on the host (cid 2).
+    /// Reached through `/proc/self/fd` before the sandbox closes, through the shard's own root after.
+    pub ports: Option<Fd>,
+}
+
+/// How strictly to close the sandbox.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SandboxPolicy {
+    /// Apply what the host allows; report what it does not.
+    #[default]
+    Auto,
+    /// Apply everything or refuse to start.
+    Require,
+    /// Apply nothing.
+    Off,
+}
+
+/// What the monitor asks of a running shard.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Order {
+    /// Press the ACPI power button.
+    PowerButton,
+    /// Set the balloon's size.
+    Balloon {
+        /// Bytes the guest is asked to give back.
+        bytes: u64,
+    },
+    /// Report [`Report::Status`].
+    Status,
+    /// Stop running vCPUs, flush disks, end.
+    Quit,
+}
+
+/// What a shard tells its monitor.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Report {
+    /// The sandbox is closed and the vCPUs are about to run; what could not be applied, one line each.
+    Running {
+        /// What of the sandbox could not be applied.
+        sandbox_missing: Vec<String>,
+    },
+    /// Counters and sizes, as answers to [`Order::Status`].
+    Status(serde_json::Value),
+    /// The VM ended; the last report.
+    Ended(Ending),
+}
+
+/// How a VM ended.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "how")]
+pub enum Ending {
+    /// The guest powered off (ACPI S5).
+    PowerOff,
+    /// The guest asked for a reset: the monitor starts it again.
+    Reboot,
+    /// The guest's kernel panicked (told by pvpanic).
+    Panic,
+    /// A triple fault.
+    TripleFault,
+    /// KVM could not go on.
+    KvmInternalError {
+        /// KVM's suberror and what it says of it.
+        detail: String,
+    },
+    /// The monitor asked for the end.
+    Quit,
+    /// The shard itself failed.
+    ShardFailed {
+        /// What failed, in one line.
+        detail: String,
+    },
+}

@@ -1,0 +1,1 @@
+//! Networks: TAP devices and unprivileged user-mode networking.
