@@ -1,5 +1,6 @@
 //! One VM's part in one cell: guest memory, vCPUs, devices, sandbox.
 
+pub mod arch;
 pub mod launch;
 pub mod memory;
 pub mod sandbox;
