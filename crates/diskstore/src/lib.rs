@@ -1,1 +1,3 @@
 //! Images and disks: building, importing and listing images; opening raw and qcow2 disks.
+
+pub mod disk;

@@ -122,6 +122,8 @@ pub enum DiskFormat {
     Raw,
     /// QEMU's copy-on-write format, version 2 or 3.
     Qcow2,
+    /// A temporary overlay (`diskstore::disk::Format::Scratch`).
+    Scratch,
 }
 
 /// A network card.

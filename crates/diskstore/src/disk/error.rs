@@ -1,0 +1,132 @@
+//! Why a disk could not be opened: one line with the path and the mend.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why a disk could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum DiskError {
+    /// The file is not there.
+    #[error("disk {path}: no such file; check the path")]
+    Missing {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The user may not open the file.
+    #[error("disk {path}: not allowed to {access} it; {mend}", mend = access_mend(access))]
+    Denied {
+        /// The file.
+        path: PathBuf,
+        /// `read`, or `read and write`.
+        access: &'static str,
+    },
+    /// The file is neither a regular file nor a block device.
+    #[error("disk {path}: is {what}, not a file or a block device; name the disk's file")]
+    NotAFile {
+        /// The file.
+        path: PathBuf,
+        /// What it is.
+        what: &'static str,
+    },
+    /// Something else failed.
+    #[error("disk {path}: {doing} failed: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What was being done.
+        doing: &'static str,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+    /// Another VM holds the file.
+    #[error("disk {path} is in use{how} by {holder}; {mend}")]
+    InUse {
+        /// The file.
+        path: PathBuf,
+        /// ` exclusively`, or nothing.
+        how: &'static str,
+        /// The VM and its process, or what is known.
+        holder: String,
+        /// What to do.
+        mend: &'static str,
+    },
+    /// The file is of a format that cannot be used as a disk.
+    #[error("disk {path}: is a {found} image; convert it: qemu-img convert -O qcow2 {path} NEW.qcow2")]
+    ForeignFormat {
+        /// The file.
+        path: PathBuf,
+        /// Its format.
+        found: &'static str,
+    },
+    /// A qcow2 file that cannot be used.
+    #[error("disk {path}: {why}")]
+    Qcow2 {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and the mend.
+        why: String,
+    },
+    /// A file recognised as qcow2 names other files, and nobody said that it is meant to be qcow2.
+    #[error(
+        "disk {path}: looks like qcow2 and refers to {backing}; if that is meant, say so with format = \"qcow2\""
+    )]
+    UntrustedBacking {
+        /// The file.
+        path: PathBuf,
+        /// The file that it names.
+        backing: String,
+    },
+    /// The overlay belongs to another base.
+    #[error("overlay {path}: was made for {recorded}, not for {base}; remove it or use its own base")]
+    OtherBase {
+        /// The overlay.
+        path: PathBuf,
+        /// The base it names.
+        recorded: String,
+        /// The base asked for.
+        base: PathBuf,
+    },
+    /// A persistent private disk needs a place for its overlay.
+    #[error("disk {path}: a persistent private disk needs a path for its overlay; give one")]
+    NoOverlayPath {
+        /// The base.
+        path: PathBuf,
+    },
+    /// Too small to be a disk.
+    #[error("disk {path}: holds less than one sector (512 bytes); make it larger: truncate -s 1G {path}")]
+    Empty {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+fn access_mend(access: &str) -> &'static str {
+    if access == "read" {
+        "make it readable for this user (chmod, chgrp), or run as one who may"
+    } else {
+        "make it writable for this user, or use it privately"
+    }
+}
+
+impl DiskError {
+    /// Names an error of opening `path`.
+    pub(super) fn open(path: &std::path::Path, access: &'static str, source: io::Error) -> Self {
+        let path = path.to_owned();
+        match source.kind() {
+            io::ErrorKind::NotFound => Self::Missing { path },
+            io::ErrorKind::PermissionDenied => Self::Denied { path, access },
+            _ => Self::Io {
+                path,
+                doing: "opening it",
+                source,
+            },
+        }
+    }
+
+    /// Names an error of doing something with `path`.
+    pub(super) fn io(path: &std::path::Path, doing: &'static str) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::Io { path, doing, source }
+    }
+}

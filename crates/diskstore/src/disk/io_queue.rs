@@ -1,0 +1,289 @@
+//! One queue's I/O on a disk: at once where the data is at hand, in the background where it is not.
+//!
+//! * A read that lies in one file is tried at once without waiting (`RWF_NOWAIT`); if the page cache does not have it,
+//!   it goes to the kernel's ring. Reads spread over files, and of qcow2, are done at once and may wait.
+//! * A write goes to the page cache at once. A sync goes to the ring.
+//! * Without a ring (an old kernel, or one that forbids it) everything is done at once; [`IoQueue::in_background`]
+//!   tells.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
+
+use super::ring::Ring;
+use super::{Segments, Store};
+
+/// What to do. Offsets and lengths are in bytes and inside the disk.
+#[derive(Debug)]
+pub enum Operation {
+    /// Fill memory.
+    Read {
+        /// From where.
+        offset: u64,
+        /// The memory.
+        into: Segments,
+    },
+    /// Write memory.
+    Write {
+        /// To where.
+        offset: u64,
+        /// The memory.
+        from: Segments,
+    },
+    /// Make every completed write durable.
+    Flush,
+    /// Give space back.
+    Discard {
+        /// From where.
+        offset: u64,
+        /// How much.
+        bytes: u64,
+    },
+    /// Make a range read as zeroes.
+    WriteZeroes {
+        /// From where.
+        offset: u64,
+        /// How much.
+        bytes: u64,
+        /// Its space may be given back.
+        unmap: bool,
+    },
+}
+
+/// What became of an operation.
+#[derive(Debug)]
+pub enum Submission {
+    /// Complete.
+    Done(io::Result<()>),
+    /// Under way: [`IoQueue::completed`] will give its token.
+    Pending,
+}
+
+/// One queue's I/O. Owned by one thread.
+pub struct IoQueue {
+    store: Arc<dyn Store>,
+    ring: Option<Ring>,
+    why_no_ring: Option<io::Error>,
+    /// Operations in the ring, found by their index, which is the ring's own token.
+    pending: Vec<Option<Pending>>,
+    free: Vec<usize>,
+    /// Whether reading without waiting works, for each file.
+    nowait: Vec<bool>,
+}
+
+struct Pending {
+    token: u64,
+    /// The memory and the offset of a read.
+    read: Option<(Segments, u64)>,
+}
+
+impl IoQueue {
+    /// A queue with at most `depth` operations under way at once.
+    pub fn new(store: Arc<dyn Store>, depth: u16) -> Self {
+        let files = store.files();
+        let (ring, why_no_ring) = match Ring::new(&files, u32::from(depth).max(1).next_power_of_two()) {
+            Ok(ring) => (Some(ring), None),
+            Err(error) => (None, Some(error)),
+        };
+        let nowait = vec![true; files.len()];
+        drop(files);
+        let depth = usize::from(depth);
+        Self {
+            store,
+            ring,
+            why_no_ring,
+            pending: (0..depth).map(|_| None).collect(),
+            free: (0..depth).collect(),
+            nowait,
+        }
+    }
+
+    /// A queue that does everything at once.
+    pub fn blocking(store: Arc<dyn Store>) -> Self {
+        Self {
+            store,
+            ring: None,
+            why_no_ring: None,
+            pending: Vec::new(),
+            free: Vec::new(),
+            nowait: Vec::new(),
+        }
+    }
+
+    /// The disk.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
+    /// Whether the kernel works for this queue in the background, or why it does not.
+    pub fn in_background(&self) -> Result<(), Option<&io::Error>> {
+        if self.ring.is_some() {
+            Ok(())
+        } else {
+            Err(self.why_no_ring.as_ref())
+        }
+    }
+
+    /// Readable when [`IoQueue::completed`] has something; read it (8 bytes) first.
+    pub fn event(&self) -> Option<BorrowedFd<'_>> {
+        self.ring.as_ref().map(Ring::done)
+    }
+
+    /// Operations under way.
+    pub fn under_way(&self) -> usize {
+        self.pending.len() - self.free.len()
+    }
+
+    /// Starts an operation. Call [`IoQueue::send`] after the last of a batch.
+    pub fn submit(&mut self, operation: Operation, token: u64) -> Submission {
+        match operation {
+            Operation::Read { offset, into } => self.read(offset, into, token),
+            Operation::Write { offset, from } => Submission::Done(self.store.write(&from, offset)),
+            Operation::Flush => self.flush(token),
+            Operation::Discard { offset, bytes } => Submission::Done(self.store.discard(offset, bytes)),
+            Operation::WriteZeroes { offset, bytes, unmap } => {
+                Submission::Done(self.store.write_zeroes(offset, bytes, unmap))
+            }
+        }
+    }
+
+    /// Hands the batch to the kernel.
+    pub fn send(&mut self) -> io::Result<()> {
+        self.ring.as_mut().map_or(Ok(()), Ring::send)
+    }
+
+    /// Takes one completion: the token of its operation and how it ended.
+    pub fn completed(&mut self) -> Option<(u64, io::Result<()>)> {
+        let (index, result) = self.ring.as_mut()?.take()?;
+        let index = usize::try_from(index).ok()?;
+        let pending = self.pending.get_mut(index)?.take()?;
+        self.free.push(index);
+        let result = match (result, pending.read) {
+            (Ok(read), Some((into, offset))) if read < into.bytes() => self.read_rest(&into, offset, read),
+            // The kernel may ask for another try (EAGAIN, EINTR): do it here.
+            (Err(error), Some((into, offset))) if is_transient(&error) => self.store.read(&into, offset),
+            (Err(error), _) => Err(error),
+            (Ok(_), _) => Ok(()),
+        };
+        Some((pending.token, result))
+    }
+
+    /// Waits until everything under way is complete, and drops the completions.
+    pub fn drain(&mut self) {
+        let _ = self.send();
+        while self.under_way() > 0 {
+            while self.completed().is_some() {}
+            let Some(ring) = &mut self.ring else { return };
+            if self.pending.len() > self.free.len() && ring.wait().is_err() {
+                // The kernel took nothing back: dropping the ring cancels and waits.
+                self.ring = None;
+                return;
+            }
+        }
+    }
+
+    fn read(&mut self, offset: u64, into: Segments, token: u64) -> Submission {
+        let extent = if self.ring.is_some() {
+            self.store.extent(offset, into.bytes())
+        } else {
+            None
+        };
+        let Some(extent) = extent else {
+            return Submission::Done(self.store.read(&into, offset));
+        };
+        let mut done = 0;
+        if self.nowait[extent.file] {
+            match self.read_now(extent.file, &into, offset) {
+                Ok(read) if read == into.bytes() => return Submission::Done(Ok(())),
+                Ok(read) => done = read,
+                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {}
+                // This file system cannot tell whether it would wait.
+                Err(_) => self.nowait[extent.file] = false,
+            }
+        }
+        let (Some(ring), Some(index)) = (self.ring.as_mut(), self.free.pop()) else {
+            return Submission::Done(self.read_rest(&into, offset, done));
+        };
+        let (rest, at) = if done > 0 {
+            (into.part(done, into.bytes() - done), offset + done)
+        } else {
+            (into, offset)
+        };
+        // SAFETY: the pieces' list is on the heap, owned by `pending` until the completion is taken.
+        if unsafe { ring.push_read(extent.file, &rest, at, index as u64) } {
+            self.pending[index] = Some(Pending {
+                token,
+                read: Some((rest, at)),
+            });
+            Submission::Pending
+        } else {
+            self.free.push(index);
+            Submission::Done(self.store.read(&rest, at))
+        }
+    }
+
+    /// Reads what needs no waiting; fewer bytes than asked for, or EAGAIN, when the rest does.
+    fn read_now(&self, file: usize, into: &Segments, offset: u64) -> io::Result<u64> {
+        let files = self.store.files();
+        let at = i64::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let iovecs = into.iovecs();
+        // SAFETY: the segments are writable until the I/O ends, which is when preadv2 returns.
+        let read = unsafe {
+            let count = iovecs.len() as i32;
+            libc::preadv2(
+                files[file].as_raw_fd(),
+                iovecs.as_ptr(),
+                count,
+                at,
+                libc::RWF_NOWAIT,
+            )
+        };
+        u64::try_from(read).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// Finishes a read of which `done` bytes are there.
+    fn read_rest(&self, into: &Segments, offset: u64, done: u64) -> io::Result<()> {
+        self.store
+            .read(&into.part(done, into.bytes() - done), offset + done)
+    }
+
+    fn flush(&mut self, token: u64) -> Submission {
+        let file = match self.store.write_back() {
+            Ok(Some(file)) => file,
+            Ok(None) => return Submission::Done(Ok(())),
+            Err(error) => return Submission::Done(Err(error)),
+        };
+        if let (Some(ring), Some(index)) = (self.ring.as_mut(), self.free.pop()) {
+            if ring.push_sync(file, index as u64) {
+                self.pending[index] = Some(Pending { token, read: None });
+                return Submission::Pending;
+            }
+            self.free.push(index);
+        }
+        Submission::Done(sync(self.store.files()[file]))
+    }
+}
+
+impl Drop for IoQueue {
+    fn drop(&mut self) {
+        // The kernel must not write to memory that is about to go.
+        self.drain();
+    }
+}
+
+fn sync(file: BorrowedFd<'_>) -> io::Result<()> {
+    loop {
+        // SAFETY: fdatasync touches no memory.
+        if unsafe { libc::fdatasync(file.as_raw_fd()) } == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+fn is_transient(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR))
+}

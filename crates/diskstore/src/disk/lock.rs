@@ -1,0 +1,172 @@
+//! Who uses a disk's file: locks between processes, and the names of the holders.
+//!
+//! The lock is `flock` on the file itself: it belongs to the open file, so it lasts until the monitor and the shard
+//! that got a copy have both closed it, and a crash releases it. The holder's name is that of an abstract unix socket
+//! bound for as long as the [`Lock`] lives: it vanishes with the process too, so no record outlives its holder and
+//! no file is left over.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::DiskError;
+
+/// How a file is shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Share {
+    /// With others who only read.
+    Shared,
+    /// With nobody.
+    Exclusive,
+}
+
+/// The announcement of a held lock. The lock itself lives as long as the open file and its copies.
+#[derive(Debug)]
+pub(super) struct Lock {
+    _announcement: Option<UnixDatagram>,
+}
+
+/// A VM that holds a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// The VM; its first bytes when long, empty when unknown.
+    pub vm: String,
+    /// The monitor's process.
+    pub pid: u32,
+}
+
+const PREFIX: &str = "mb-disk/";
+/// Bytes of an abstract socket's name.
+const NAME_BYTES_MAX: usize = 107;
+
+/// Takes the lock or says who holds it.
+pub(super) fn take(path: &Path, file: &File, share: Share, vm: &str) -> Result<Lock, DiskError> {
+    let operation = match share {
+        Share::Shared => libc::LOCK_SH,
+        Share::Exclusive => libc::LOCK_EX,
+    };
+    loop {
+        // SAFETY: flock touches no memory.
+        if unsafe { libc::flock(file.as_raw_fd(), operation | libc::LOCK_NB) } == 0 {
+            return Ok(Lock {
+                _announcement: announce(file, vm),
+            });
+        }
+        let error = io::Error::last_os_error();
+        match error.kind() {
+            io::ErrorKind::Interrupted => {}
+            io::ErrorKind::WouldBlock => return Err(in_use(path, file, share)),
+            _ => return Err(DiskError::io(path, "locking it")(error)),
+        }
+    }
+}
+
+/// The VMs that use the file at `path`, as far as they can be seen.
+pub fn holders(path: &Path) -> io::Result<Vec<Holder>> {
+    Ok(announced(&key(&std::fs::metadata(path)?)))
+}
+
+fn key(metadata: &std::fs::Metadata) -> String {
+    format!("{PREFIX}{:x}:{:x}/", metadata.dev(), metadata.ino())
+}
+
+/// Binds the socket that names the holder. Without it (no more sockets, another network namespace) only the message
+/// to others is poorer.
+fn announce(file: &File, vm: &str) -> Option<UnixDatagram> {
+    static SERIAL: AtomicU32 = AtomicU32::new(0);
+    let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+    let mut name = format!(
+        "{}{}/{serial:x}/{vm}",
+        key(&file.metadata().ok()?),
+        std::process::id()
+    );
+    while name.len() > NAME_BYTES_MAX {
+        name.pop();
+    }
+    UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(name).ok()?).ok()
+}
+
+fn announced(key: &str) -> Vec<Holder> {
+    let table = std::fs::read(Path::new("/proc/net/unix")).unwrap_or_default();
+    let table = String::from_utf8_lossy(&table);
+    let mut holders: Vec<Holder> = Vec::new();
+    for line in table.lines() {
+        let Some(rest) = line.split_once('@').and_then(|(_, name)| name.strip_prefix(key)) else {
+            continue;
+        };
+        let mut parts = rest.splitn(3, '/');
+        let (Some(pid), Some(_), Some(vm)) = (parts.next(), parts.next(), parts.next()) else {
+            continue;
+        };
+        let Ok(pid) = pid.parse() else { continue };
+        let holder = Holder {
+            vm: vm.to_owned(),
+            pid,
+        };
+        if !holders.contains(&holder) {
+            holders.push(holder);
+        }
+    }
+    holders
+}
+
+fn in_use(path: &Path, file: &File, wanted: Share) -> DiskError {
+    let holder = match holders_of(file) {
+        holders if holders.is_empty() => "another program".to_owned(),
+        holders => holders
+            .iter()
+            .map(|holder| match holder.vm.as_str() {
+                "" => format!("process {}", holder.pid),
+                vm => format!("VM {vm} (process {})", holder.pid),
+            })
+            .collect::<Vec<_>>()
+            .join(", "),
+    };
+    let (how, mend) = match wanted {
+        Share::Shared => (" exclusively", "stop that VM, or use a copy"),
+        Share::Exclusive => ("", "stop that VM, or use the disk privately in both"),
+    };
+    DiskError::InUse {
+        path: path.to_owned(),
+        how,
+        holder,
+        mend,
+    }
+}
+
+fn holders_of(file: &File) -> Vec<Holder> {
+    let Ok(metadata) = file.metadata() else {
+        return Vec::new();
+    };
+    let announced = announced(&key(&metadata));
+    if !announced.is_empty() {
+        return announced;
+    }
+    // Not one of ours, or one in another network namespace: the kernel's table still knows the process.
+    let inode = format!(":{}", metadata.ino());
+    let table = std::fs::read_to_string("/proc/locks").unwrap_or_default();
+    let device = format!(
+        "{:02x}:{:02x}",
+        libc::major(metadata.dev()),
+        libc::minor(metadata.dev())
+    );
+    table
+        .lines()
+        .filter_map(|line| {
+            let words: Vec<_> = line.split_whitespace().collect();
+            let at = words
+                .iter()
+                .position(|word| *word == format!("{device}{inode}"))?;
+            let pid = words.get(at.checked_sub(1)?)?.parse().ok()?;
+            Some(Holder {
+                vm: String::new(),
+                pid,
+            })
+        })
+        .collect()
+}

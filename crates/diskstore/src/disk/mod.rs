@@ -1,0 +1,39 @@
+//! Disks in use: opening their files under locks, and serving their bytes from files that are already open.
+//!
+//! Two users, two halves. A monitor calls [`open`]: it takes a path and what is wanted, and gives the open files of
+//! the disk, top overlay first, with locks that end with the last copy of those files. A shard, inside its sandbox,
+//! calls [`assemble`] with those files and gets a [`Store`]; each queue of a disk drives its own [`IoQueue`] over it.
+//!
+//! What holds:
+//! * A file in use as a base is never written. Private use takes a shared lock on it, exclusive use an exclusive one,
+//!   so that the two exclude each other; a crash of the holder releases both.
+//! * A write that was followed by a completed flush survives the death of the process, whatever the format. Temporary
+//!   overlays promise it only until the last of their files is closed, which is when they vanish.
+//! * Nothing a guest writes into a disk changes how its file is read the next time (see [`Format`]).
+
+mod error;
+mod format;
+mod header;
+mod io_queue;
+mod lock;
+mod open;
+mod qcow2;
+mod raw;
+mod ring;
+mod scratch;
+mod segments;
+mod store;
+
+#[cfg(test)]
+mod tests;
+
+pub use error::DiskError;
+pub use format::Format;
+pub use io_queue::{IoQueue, Operation, Submission};
+pub use lock::{Holder, holders};
+pub use open::{DiskRequest, Layer, Mode, OpenDisk, open};
+pub use segments::Segments;
+pub use store::{Extent, Store, assemble};
+
+/// Bytes of a sector, the unit of every offset and length that a guest gives.
+pub const SECTOR_BYTES: u64 = 512;

@@ -1,0 +1,290 @@
+//! Opening a disk for one VM: its files, their formats, their locks.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use super::format::{decide, length, record_raw};
+use super::header::Header;
+use super::lock::{self, Lock, Share};
+use super::{DiskError, Format, SECTOR_BYTES, qcow2, scratch};
+
+/// Files of a backing chain at most.
+const CHAIN_MAX: usize = 16;
+
+/// Who may use a disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// Any number of VMs, each seeing its own writes over a base that is never written.
+    #[default]
+    Private,
+    /// One VM at a time.
+    Exclusive,
+}
+
+/// A disk that a VM wants.
+#[derive(Clone, Debug)]
+pub struct DiskRequest {
+    /// The file.
+    pub path: PathBuf,
+    /// Its format, when the user said it. Never [`Format::Scratch`].
+    pub format: Option<Format>,
+    /// Who else may use it.
+    pub mode: Mode,
+    /// Keep the VM's writes: in the file itself when exclusive, in the overlay when private.
+    pub persistent: bool,
+    /// The guest may not write.
+    pub read_only: bool,
+    /// The overlay of a persistent private disk, made when absent. Its directory exists.
+    pub overlay_path: Option<PathBuf>,
+    /// Where temporary overlays take their space. An existing directory.
+    pub scratch_dir: PathBuf,
+    /// The VM, for the message that another VM gets.
+    pub vm_name: String,
+}
+
+/// One open file of a disk.
+#[derive(Debug)]
+pub struct Layer {
+    /// The file.
+    pub file: File,
+    /// Its format.
+    pub format: Format,
+}
+
+/// An open disk. Its locks last until the files and every copy of them are closed; the holder's name is known to
+/// others until this is dropped.
+#[derive(Debug)]
+pub struct OpenDisk {
+    /// The files from the top overlay down to the base. Only the first may be written.
+    pub layers: Vec<Layer>,
+    /// Size of the disk in bytes, a multiple of a sector.
+    pub size_bytes: u64,
+    /// The guest may not write.
+    pub read_only: bool,
+    _locks: Vec<Lock>,
+}
+
+/// Opens a disk, makes its overlay if it needs one, and locks its files.
+pub fn open(request: &DiskRequest) -> Result<OpenDisk, DiskError> {
+    let in_place = request.mode == Mode::Exclusive && request.persistent && !request.read_only;
+    let share = match request.mode {
+        Mode::Private => Share::Shared,
+        Mode::Exclusive => Share::Exclusive,
+    };
+    let mut chain = Chain {
+        layers: Vec::new(),
+        locks: Vec::new(),
+        vm: &request.vm_name,
+    };
+    let mut size = chain.add(&request.path, request.format, share, in_place)?;
+    if size < SECTOR_BYTES {
+        return Err(DiskError::Empty {
+            path: request.path.clone(),
+        });
+    }
+    if !request.read_only && !in_place {
+        if request.persistent {
+            size = chain.lay_overlay(request, size)?;
+        } else {
+            let file = scratch::create(&request.scratch_dir, size).map_err(DiskError::io(
+                &request.scratch_dir,
+                "making a temporary overlay in this directory",
+            ))?;
+            chain.layers.insert(
+                0,
+                Layer {
+                    file,
+                    format: Format::Scratch,
+                },
+            );
+        }
+    }
+    Ok(OpenDisk {
+        layers: chain.layers,
+        size_bytes: size,
+        read_only: request.read_only,
+        _locks: chain.locks,
+    })
+}
+
+/// Files of a disk being collected, top first.
+struct Chain<'a> {
+    layers: Vec<Layer>,
+    locks: Vec<Lock>,
+    vm: &'a str,
+}
+
+impl Chain<'_> {
+    /// Adds a file and what it stands on; returns the size of the disk it shows, in whole sectors.
+    fn add(
+        &mut self,
+        path: &Path,
+        said: Option<Format>,
+        share: Share,
+        writable: bool,
+    ) -> Result<u64, DiskError> {
+        if self.layers.len() == CHAIN_MAX {
+            let why =
+                format!("stands on more than {CHAIN_MAX} files; shorten the chain with qemu-img rebase");
+            return Err(DiskError::Qcow2 {
+                path: path.to_owned(),
+                why,
+            });
+        }
+        let file = open_file(path, writable)?;
+        self.locks.push(lock::take(path, &file, share, self.vm)?);
+        let known = decide(path, &file, said)?;
+        let size = match known.format {
+            Format::Qcow2 => {
+                let header = Header::read(&file, writable).map_err(|why| DiskError::Qcow2 {
+                    path: path.to_owned(),
+                    why,
+                })?;
+                let below = match header.backing {
+                    Some(backing) if !known.trusted => {
+                        return Err(DiskError::UntrustedBacking {
+                            path: path.to_owned(),
+                            backing,
+                        });
+                    }
+                    Some(backing) => Some((backing, recorded_format(path, &file)?)),
+                    None => None,
+                };
+                self.layers.push(Layer {
+                    file,
+                    format: Format::Qcow2,
+                });
+                if let Some((backing, format)) = below {
+                    self.add(&resolve(path, &backing)?, format, Share::Shared, false)?;
+                }
+                header.size
+            }
+            _ => {
+                let size = length(&file).map_err(DiskError::io(path, "finding its size"))?;
+                if writable {
+                    record_raw(&file);
+                }
+                self.layers.push(Layer {
+                    file,
+                    format: Format::Raw,
+                });
+                size
+            }
+        };
+        Ok(size / SECTOR_BYTES * SECTOR_BYTES)
+    }
+
+    /// Puts the persistent overlay on top, making it when absent; returns its size.
+    fn lay_overlay(&mut self, request: &DiskRequest, size: u64) -> Result<u64, DiskError> {
+        let base = &request.path;
+        let overlay = request
+            .overlay_path
+            .as_deref()
+            .ok_or_else(|| DiskError::NoOverlayPath { path: base.clone() })?;
+        let canonical = base
+            .canonicalize()
+            .map_err(|source| DiskError::open(base, "read", source))?;
+        if !overlay.exists() {
+            make_overlay(overlay, size, &canonical, self.layers[0].format)
+                .map_err(DiskError::io(overlay, "making this overlay"))?;
+        }
+        let file = open_file(overlay, true)?;
+        self.locks
+            .push(lock::take(overlay, &file, Share::Exclusive, self.vm)?);
+        let header = Header::read(&file, true).map_err(|why| DiskError::Qcow2 {
+            path: overlay.to_owned(),
+            why,
+        })?;
+        let recorded = header.backing.unwrap_or_else(|| "no base".to_owned());
+        if resolve(overlay, &recorded)?.canonicalize().ok().as_deref() != Some(&canonical) {
+            return Err(DiskError::OtherBase {
+                path: overlay.to_owned(),
+                recorded,
+                base: canonical,
+            });
+        }
+        self.layers.insert(
+            0,
+            Layer {
+                file,
+                format: Format::Qcow2,
+            },
+        );
+        Ok(header.size / SECTOR_BYTES * SECTOR_BYTES)
+    }
+}
+
+/// Makes an overlay that appears whole or not at all: complete under another name first. That name is reused by the
+/// next attempt if this one is killed.
+fn make_overlay(overlay: &Path, size: u64, base: &Path, format: Format) -> std::io::Result<()> {
+    let mut name = overlay.file_name().unwrap_or_default().to_owned();
+    name.push(".new");
+    let unfinished = overlay.with_file_name(name);
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&unfinished)?;
+    qcow2::create_overlay(file.try_clone()?, size, base, format)
+        .and_then(|()| file.sync_all())
+        .and_then(|()| std::fs::rename(&unfinished, overlay))
+        .inspect_err(|_| {
+            let _ = std::fs::remove_file(&unfinished);
+        })
+}
+
+fn open_file(path: &Path, writable: bool) -> Result<File, DiskError> {
+    let access = if writable { "read and write" } else { "read" };
+    let metadata = std::fs::metadata(path).map_err(|source| DiskError::open(path, access, source))?;
+    let kind = metadata.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        let what = if kind.is_dir() {
+            "a directory"
+        } else {
+            "a special file"
+        };
+        return Err(DiskError::NotAFile {
+            path: path.to_owned(),
+            what,
+        });
+    }
+    OpenOptions::new()
+        .read(true)
+        .write(writable)
+        .custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK)
+        .open(path)
+        .map_err(|source| DiskError::open(path, access, source))
+}
+
+/// The format that a qcow2 file records for its backing file; `None` leaves it to that file's bytes.
+fn recorded_format(path: &Path, file: &File) -> Result<Option<Format>, DiskError> {
+    let recorded = qcow2::backing_format(file).map_err(DiskError::io(path, "reading its header"))?;
+    match recorded.as_deref() {
+        None => Ok(None),
+        Some("raw" | "file" | "host_device") => Ok(Some(Format::Raw)),
+        Some("qcow2") => Ok(Some(Format::Qcow2)),
+        Some(other) => {
+            let why = format!("stands on a file of format {other}; convert it with qemu-img convert");
+            Err(DiskError::Qcow2 {
+                path: path.to_owned(),
+                why,
+            })
+        }
+    }
+}
+
+/// The path of a backing file: relative names start at the file that names it.
+fn resolve(path: &Path, backing: &str) -> Result<PathBuf, DiskError> {
+    if backing.starts_with("json:") || backing.contains("://") {
+        let why = format!("stands on {backing}, which is not a file; rebase it with qemu-img rebase");
+        return Err(DiskError::Qcow2 {
+            path: path.to_owned(),
+            why,
+        });
+    }
+    let backing = backing.strip_prefix("file:").unwrap_or(backing);
+    Ok(path.parent().unwrap_or(Path::new("")).join(backing))
+}

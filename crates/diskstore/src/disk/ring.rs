@@ -1,0 +1,112 @@
+//! The kernel's asynchronous I/O (io_uring), cut down to what a disk's queue needs of it.
+//!
+//! A ring does its work in the kernel, out of sight of the thread's system call filter. So it is restricted, before
+//! the sandbox closes, to reading and syncing the disk's own files by their index: a broken-out thread can open,
+//! connect or send nothing through it.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use io_uring::register::Restriction;
+use io_uring::{IoUring, opcode, squeue, types};
+
+use super::Segments;
+
+/// A restricted ring over fixed files.
+pub(super) struct Ring {
+    ring: IoUring,
+    done: OwnedFd,
+    /// Pushed but not yet handed to the kernel.
+    unsent: bool,
+}
+
+impl Ring {
+    /// A ring for `entries` requests at once over `files`.
+    pub fn new(files: &[BorrowedFd<'_>], entries: u32) -> io::Result<Self> {
+        let ring = IoUring::builder().setup_r_disabled().dontfork().build(entries)?;
+        // SAFETY: a new file of our own.
+        let done = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if done < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: just opened, owned by nobody else.
+        let done = unsafe { OwnedFd::from_raw_fd(done) };
+        let numbers: Vec<_> = files.iter().map(AsRawFd::as_raw_fd).collect();
+        let submitter = ring.submitter();
+        submitter.register_files(&numbers)?;
+        submitter.register_eventfd(done.as_raw_fd())?;
+        let fixed = squeue::Flags::FIXED_FILE.bits();
+        submitter.register_restrictions(&mut [
+            Restriction::sqe_op(opcode::Readv::CODE),
+            Restriction::sqe_op(opcode::Fsync::CODE),
+            Restriction::sqe_flags_allowed(fixed),
+            Restriction::sqe_flags_required(fixed),
+        ])?;
+        submitter.register_enable_rings()?;
+        Ok(Self {
+            ring,
+            done,
+            unsent: false,
+        })
+    }
+
+    /// Readable when completions wait; read it before taking them.
+    pub fn done(&self) -> BorrowedFd<'_> {
+        self.done.as_fd()
+    }
+
+    /// Queues a read; false when the ring is full.
+    ///
+    /// # Safety
+    /// `into` must live, unmoved in memory, until the completion of `token` was taken.
+    pub unsafe fn push_read(&mut self, file: usize, into: &Segments, offset: u64, token: u64) -> bool {
+        let iovecs = into.iovecs();
+        let entry = opcode::Readv::new(types::Fixed(file as u32), iovecs.as_ptr(), iovecs.len() as u32)
+            .offset(offset)
+            .build();
+        self.push(entry.user_data(token))
+    }
+
+    /// Queues a sync of a file's data; false when the ring is full.
+    pub fn push_sync(&mut self, file: usize, token: u64) -> bool {
+        let entry = opcode::Fsync::new(types::Fixed(file as u32))
+            .flags(types::FsyncFlags::DATASYNC)
+            .build();
+        self.push(entry.user_data(token))
+    }
+
+    fn push(&mut self, entry: squeue::Entry) -> bool {
+        // SAFETY: syncs have no memory; `push_read` has its caller's promise for the read's.
+        let pushed = unsafe { self.ring.submission().push(&entry) }.is_ok();
+        self.unsent |= pushed;
+        pushed
+    }
+
+    /// Hands what was queued to the kernel.
+    pub fn send(&mut self) -> io::Result<()> {
+        while self.unsent {
+            match self.ring.submit() {
+                Ok(_) => self.unsent = !self.ring.submission().is_empty(),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until at least one completion is there.
+    pub fn wait(&mut self) -> io::Result<()> {
+        match self.ring.submit_and_wait(1) {
+            Ok(_) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Takes a completion: its token, and the bytes or the error.
+    pub fn take(&mut self) -> Option<(u64, io::Result<u64>)> {
+        let entry = self.ring.completion().next()?;
+        let result = u64::try_from(entry.result()).map_err(|_| io::Error::from_raw_os_error(-entry.result()));
+        Some((entry.user_data(), result))
+    }
+}

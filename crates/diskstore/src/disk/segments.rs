@@ -1,0 +1,109 @@
+//! Memory that an I/O reads or fills: a list of pieces, usually a guest's.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::marker::PhantomData;
+
+/// Pieces of memory that an I/O reads or fills, in order.
+///
+/// The memory is shared with a guest that may change it at any time; it is only ever given to the kernel or copied,
+/// never interpreted.
+#[derive(Debug, Default)]
+pub struct Segments {
+    pieces: Vec<libc::iovec>,
+    bytes: u64,
+    _shared: PhantomData<*mut u8>,
+}
+
+// SAFETY: a piece is a plain address; who pushed it has promised that it is valid on any thread until the I/O ends.
+unsafe impl Send for Segments {}
+
+impl Segments {
+    /// No memory.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a piece.
+    ///
+    /// # Safety
+    /// The memory must stay mapped, readable and writable, until the I/O that uses these segments is complete, and no
+    /// Rust reference to it may be relied on meanwhile.
+    pub unsafe fn push(&mut self, start: *mut u8, bytes: usize) {
+        if bytes > 0 {
+            self.pieces.push(libc::iovec {
+                iov_base: start.cast(),
+                iov_len: bytes,
+            });
+            self.bytes += bytes as u64;
+        }
+    }
+
+    /// Bytes in all pieces.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Number of pieces.
+    pub fn count(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// The pieces as the kernel takes them.
+    pub fn iovecs(&self) -> &[libc::iovec] {
+        &self.pieces
+    }
+
+    /// The part from `start` of `bytes` length; what lies outside is left out.
+    pub fn part(&self, start: u64, bytes: u64) -> Self {
+        let mut part = Self::new();
+        let (mut skip, mut left) = (start, bytes);
+        for piece in &self.pieces {
+            let length = piece.iov_len as u64;
+            if skip >= length {
+                skip -= length;
+                continue;
+            }
+            let take = (length - skip).min(left);
+            if take == 0 {
+                break;
+            }
+            // SAFETY: inside a piece of `self`, for which the promise was made.
+            unsafe { part.push(piece.iov_base.cast::<u8>().add(skip as usize), take as usize) };
+            (skip, left) = (0, left - take);
+        }
+        part
+    }
+
+    /// Fills everything with zeroes.
+    pub fn zero(&self) {
+        for piece in &self.pieces {
+            // SAFETY: `push` was promised that the memory is writable.
+            unsafe { std::ptr::write_bytes(piece.iov_base.cast::<u8>(), 0, piece.iov_len) };
+        }
+    }
+
+    /// The pieces as sources of a write.
+    pub(super) fn sources(&self) -> Vec<IoSlice<'_>> {
+        self.pieces
+            .iter()
+            // SAFETY: readable as promised to `push`. A guest may change the bytes: they only go to the kernel.
+            .map(|piece| unsafe {
+                IoSlice::new(std::slice::from_raw_parts(piece.iov_base.cast(), piece.iov_len))
+            })
+            .collect()
+    }
+
+    /// The pieces as targets of a read.
+    pub(super) fn targets(&self) -> Vec<IoSliceMut<'_>> {
+        self.pieces
+            .iter()
+            // SAFETY: writable as promised to `push`. A guest may change the bytes: they only come from the kernel.
+            .map(|piece| unsafe {
+                IoSliceMut::new(std::slice::from_raw_parts_mut(
+                    piece.iov_base.cast(),
+                    piece.iov_len,
+                ))
+            })
+            .collect()
+    }
+}
