@@ -1,13 +1,25 @@
 //! The host's side.
+//!
+//! The guest may be hostile, so nothing its agent says is believed: a handshake that does not come is an error after
+//! half a minute, frames and collected output are bounded, a file is written only to the caller's descriptor and
+//! only while its file system has room, and text for a person has its control characters removed. A program may run
+//! for as long as it likes and say nothing; it ends with the connection at the latest.
 
-use std::fs::File;
+mod connect;
+mod exec;
+mod file;
+mod terminal;
+
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
-use std::path::Path;
-use std::time::Duration;
+use std::time::Instant;
 
-use crate::protocol::{ExecRequest, ExitStatus};
+pub use connect::connect_vsock;
+pub use exec::{exec, output};
+pub use file::{get, put};
+
+use crate::protocol::{Frame, Kind, Ready, Request};
+use crate::wire::{PATIENCE, Wire};
 
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
@@ -24,49 +36,74 @@ pub enum ClientError {
     /// The connection broke.
     #[error("the connection to the guest's agent broke")]
     Io(#[from] io::Error),
+    /// A file or terminal of this side failed.
+    #[error("{what}")]
+    Local {
+        /// What was being done.
+        what: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
 }
 
-/// A connected byte stream to an agent: needs reads and writes from two threads and a readable file descriptor.
+/// A connected stream socket to an agent.
 pub trait Stream: io::Read + io::Write + AsFd + Send {}
 impl<T: io::Read + io::Write + AsFd + Send> Stream for T {}
 
-/// Connects to `port` of the guest behind the vsock socket `path` (`CONNECT <port>\n`, `OK <port>\n`),
-/// trying again until `limit` when nobody listens yet.
-pub fn connect_vsock(_path: &Path, _port: u32, _limit: Duration) -> Result<UnixStream, ClientError> {
-    unimplemented!()
+/// The agent's version: the guest is up.
+pub fn ping(stream: impl Stream) -> Result<String, ClientError> {
+    let mut wire = Wire::new(&stream)?;
+    let ready = open(&mut wire, &Request::Ping)?;
+    Ok(ready
+        .version
+        .chars()
+        .filter(|c| !c.is_control())
+        .take(64)
+        .collect())
 }
 
-/// Runs a program with this process's standard input, output and error (raw mode and window changes with a tty).
-pub fn exec(_stream: impl Stream, _request: &ExecRequest) -> Result<ExitStatus, ClientError> {
-    unimplemented!()
+/// Sends the request and waits for the agent to agree.
+fn open(wire: &mut Wire, request: &Request) -> Result<Ready, ClientError> {
+    wire.send_json(Kind::Request, request)?;
+    let frame = answer(wire)?;
+    match frame.kind {
+        Kind::Ready => frame
+            .json()
+            .map_err(|error| ClientError::Protocol(error.to_string())),
+        kind => Err(ClientError::Protocol(format!("unexpected {kind:?} frame"))),
+    }
 }
 
-/// Runs a program and collects its output: status, standard output, standard error.
-pub fn output(
-    _stream: impl Stream,
-    _request: &ExecRequest,
-    _input: &[u8],
-) -> Result<(ExitStatus, Vec<u8>, Vec<u8>), ClientError> {
-    unimplemented!()
+/// Waits a bounded time for one frame.
+fn answer(wire: &mut Wire) -> Result<Frame, ClientError> {
+    match wire.wait_frame(Some(Instant::now() + PATIENCE)) {
+        Ok(Some(frame)) => checked(frame),
+        Ok(None) => Err(gone()),
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(ClientError::NoAgent),
+        Err(error) => Err(broken(error)),
+    }
 }
 
-/// Copies `source` into the guest; `progress` is called with the bytes so far.
-pub fn put(
-    _stream: impl Stream,
-    _source: &mut File,
-    _name: &str,
-    _path: &str,
-    _progress: &mut dyn FnMut(u64),
-) -> Result<u64, ClientError> {
-    unimplemented!()
+/// Turns a refusal into its error.
+fn checked(frame: Frame) -> Result<Frame, ClientError> {
+    match frame.kind {
+        Kind::Refused => Err(ClientError::Refused(frame.text())),
+        _ => Ok(frame),
+    }
 }
 
-/// Copies a guest's file into `target`; `progress` is called with the bytes so far.
-pub fn get(
-    _stream: impl Stream,
-    _path: &str,
-    _target: &mut File,
-    _progress: &mut dyn FnMut(u64),
-) -> Result<u64, ClientError> {
-    unimplemented!()
+fn broken(error: io::Error) -> ClientError {
+    match error.kind() {
+        io::ErrorKind::InvalidData => ClientError::Protocol(error.to_string()),
+        _ => ClientError::Io(error),
+    }
+}
+
+fn gone() -> ClientError {
+    ClientError::Io(io::ErrorKind::UnexpectedEof.into())
+}
+
+/// Bytes as hexadecimal digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,6 +1,22 @@
 //! What goes over the wire.
+//!
+//! A connection is a sequence of frames in both directions, each a kind, a length and that many bytes (`frame`).
+//! The client opens with a [`Request`]; the server answers it with [`Kind::Ready`] or [`Kind::Refused`]; then:
+//!
+//! | request | client sends | server sends |
+//! | --- | --- | --- |
+//! | ping | | |
+//! | exec | stdin, stdin-end, window-size, signal | stdout, stderr, and at last exit |
+//! | put | data, and at last end | done |
+//! | get | | data, and at last end |
+//!
+//! `Refused` may come instead of anything the server sends, and is its last frame.
+
+pub mod frame;
 
 use serde::{Deserialize, Serialize};
+
+pub use frame::{Decoder, FRAME_BYTES_MAX, Frame, FrameError, HEADER_BYTES, Kind};
 
 /// What the client asks; the first frame of a connection.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -37,6 +53,25 @@ pub struct ExecRequest {
     pub cwd: Option<String>,
     /// Give the program a terminal of this size.
     pub tty: Option<WindowSize>,
+}
+
+/// The server agrees to do what was asked.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Ready {
+    /// The agent's version.
+    pub version: String,
+    /// Get: the file's size in bytes, when it has one (files of `/proc` have none).
+    #[serde(default)]
+    pub size: Option<u64>,
+}
+
+/// The end of a file's data.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct End {
+    /// Bytes sent.
+    pub bytes: u64,
+    /// Their SHA-256, in hexadecimal.
+    pub sha256: String,
 }
 
 /// Size of a terminal.

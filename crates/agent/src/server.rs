@@ -1,8 +1,66 @@
 //! The guest's side: serves one connection.
+//!
+//! A connection holds at most one frame of the client's bytes and one of the program's output, whatever either does;
+//! a client that goes away takes its program with it.
+
+mod exec;
+mod file;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::time::{Duration, Instant};
 
 use crate::client::Stream;
+use crate::protocol::{Kind, Ready, Request};
+use crate::wire::{PATIENCE, Received, Wire};
 
-/// Serves the one request of `stream`.
-pub fn serve(_stream: impl Stream) -> std::io::Result<()> {
-    unimplemented!()
+/// Serves the one request of `stream`, and returns when it is done or the client is gone.
+pub fn serve(stream: impl Stream) -> io::Result<()> {
+    let mut wire = Wire::new(&stream)?;
+    let Some(first) = wire.wait_frame(Some(Instant::now() + PATIENCE))? else {
+        return Ok(());
+    };
+    let request = match (first.kind, first.json::<Request>()) {
+        (Kind::Request, Ok(request)) => request,
+        _ => return refuse(&mut wire, "this agent does not know that request"),
+    };
+    match request {
+        Request::Ping => ready(&wire, None)?,
+        Request::Exec(request) => exec::serve(&mut wire, &request)?,
+        Request::Put { path, name, mode } => file::receive(&mut wire, &path, &name, mode)?,
+        Request::Get { path } => file::send(&mut wire, &path)?,
+    }
+    linger(&mut wire);
+    Ok(())
+}
+
+fn ready(wire: &Wire, size: Option<u64>) -> io::Result<()> {
+    wire.send_json(
+        Kind::Ready,
+        &Ready {
+            version: crate::VERSION.into(),
+            size,
+        },
+    )
+}
+
+/// Tells the client why not, which ends the request.
+fn refuse(wire: &mut Wire, reason: &str) -> io::Result<()> {
+    let reason: String = reason.chars().take(1000).collect();
+    wire.send_frame(Kind::Refused, reason.as_bytes(), Some(PATIENCE))?;
+    linger(wire);
+    Ok(())
+}
+
+/// Lets the client read what was sent: closing a TCP socket that has unread input would throw that away.
+fn linger(wire: &mut Wire) {
+    wire.finish();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while Instant::now() < deadline {
+        match wire.discard(deadline) {
+            Ok(Received::Closed) | Err(_) => return,
+            Ok(_) => {}
+        }
+    }
 }

@@ -1,0 +1,280 @@
+//! Running a program in the guest: one poll loop over standard input and the connection.
+//!
+//! Standard input is read only when the last of it has been sent, so at most one read is lost when the program ends,
+//! and an idle standard input keeps nothing alive.
+
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::terminal::{RawMode, window_size};
+use super::{ClientError, Stream, broken, checked, gone, open};
+use crate::protocol::{ExecRequest, ExitStatus, Frame, Kind, Request, WindowSize, frame};
+use crate::wire::{Received, Wire};
+
+/// How often the terminal's size is looked at. Looking costs less than owning the process's SIGWINCH handler.
+const WINDOW_POLL: Duration = Duration::from_millis(250);
+
+/// The most output `output` collects, in bytes, of each stream.
+const OUTPUT_BYTES_MAX: usize = 64 << 20;
+
+/// Where a program's output goes and its input comes from.
+trait Terminal {
+    /// The descriptor to wait on for input; `None` when there is no more or it needs no waiting.
+    fn input_fd(&self) -> Option<BorrowedFd<'_>>;
+    /// Some input; 0 is its end.
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize>;
+    /// True while there may be more input.
+    fn has_input(&self) -> bool;
+    /// The size of the terminal, when it changed.
+    fn resized(&mut self) -> Option<WindowSize>;
+    /// Takes output; false when its reader is gone.
+    fn write(&mut self, kind: Kind, bytes: &[u8]) -> Result<bool, ClientError>;
+    /// How long to wait before `resized` should be asked again.
+    fn patience(&self) -> PollTimeout;
+}
+
+/// Runs a program with this process's standard input, output and error (raw mode and window changes with a tty).
+pub fn exec(stream: impl Stream, request: &ExecRequest) -> Result<ExitStatus, ClientError> {
+    let mut wire = Wire::new(&stream)?;
+    open(&mut wire, &Request::Exec(request.clone()))?;
+    let raw = match request.tty {
+        Some(_) => RawMode::enter().map_err(|source| ClientError::Local {
+            what: "raw terminal mode",
+            source,
+        })?,
+        None => None,
+    };
+    let mut own = OwnTerminal {
+        stdin: io::stdin(),
+        open: true,
+        size: request.tty,
+    };
+    let status = converse(&mut wire, &mut own);
+    drop(raw);
+    status
+}
+
+/// Runs a program and collects its output: status, standard output, standard error. More than 64 MiB of either is
+/// an error.
+pub fn output(
+    stream: impl Stream,
+    request: &ExecRequest,
+    input: &[u8],
+) -> Result<(ExitStatus, Vec<u8>, Vec<u8>), ClientError> {
+    let mut wire = Wire::new(&stream)?;
+    open(&mut wire, &Request::Exec(request.clone()))?;
+    let mut memory = Collected {
+        input: Some(input),
+        stdout: Vec::new(),
+        stderr: Vec::new(),
+    };
+    let status = converse(&mut wire, &mut memory)?;
+    Ok((status, memory.stdout, memory.stderr))
+}
+
+/// Moves bytes both ways until the program's exit status arrives.
+fn converse(wire: &mut Wire, terminal: &mut impl Terminal) -> Result<ExitStatus, ClientError> {
+    let mut outgoing: Vec<u8> = Vec::new();
+    let mut buffer = vec![0; 16 << 10];
+    let mut input_open = true;
+    loop {
+        while let Some(frame) = wire.next_frame().map_err(broken)? {
+            if let Some(status) = deliver(frame, terminal)? {
+                return Ok(status);
+            }
+        }
+        if outgoing.is_empty() {
+            if let Some(size) = terminal.resized() {
+                frame::encode_json(Kind::WindowSize, &size, &mut outgoing);
+            }
+        }
+        let read_input = outgoing.is_empty() && input_open && terminal.has_input();
+        let immediate = read_input && terminal.input_fd().is_none();
+        let (received, sendable, input) = {
+            let mut events = PollFlags::POLLIN;
+            events.set(PollFlags::POLLOUT, !outgoing.is_empty());
+            let mut fds = vec![PollFd::new(wire.as_fd(), events)];
+            if read_input {
+                fds.extend(terminal.input_fd().map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
+            }
+            let timeout = if immediate {
+                PollTimeout::ZERO
+            } else {
+                terminal.patience()
+            };
+            match poll(&mut fds, timeout) {
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(error) => return Err(io::Error::from(error).into()),
+            }
+            let flags = |index: usize| {
+                fds.get(index)
+                    .and_then(PollFd::revents)
+                    .unwrap_or(PollFlags::empty())
+            };
+            let readable = PollFlags::POLLIN | PollFlags::POLLHUP | PollFlags::POLLERR;
+            (
+                flags(0).intersects(readable),
+                flags(0).contains(PollFlags::POLLOUT),
+                immediate || flags(1).intersects(readable),
+            )
+        };
+        if received {
+            match wire.receive() {
+                Ok(Received::Closed) => return Err(gone()),
+                Ok(_) => {}
+                Err(error) => return Err(broken(error)),
+            }
+        }
+        if sendable {
+            match wire.send_some(&outgoing) {
+                Ok(sent) => drop(outgoing.drain(..sent)),
+                // The exit status may be among what is still to be read; its absence is found there.
+                Err(_) => {
+                    outgoing.clear();
+                    input_open = false;
+                }
+            }
+        }
+        // What was received is looked at first: a program that has ended takes no more input.
+        if input && !received {
+            let length = match terminal.read(&mut buffer) {
+                Ok(length) => length,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                // A terminal that was hung up has no more input.
+                Err(_) => 0,
+            };
+            if length == 0 {
+                input_open = false;
+                frame::encode(Kind::StdinEnd, &[], &mut outgoing);
+            } else {
+                frame::encode(Kind::Stdin, &buffer[..length], &mut outgoing);
+            }
+        }
+    }
+}
+
+/// Acts on one frame; the status when it is the last.
+fn deliver(frame: Frame, terminal: &mut impl Terminal) -> Result<Option<ExitStatus>, ClientError> {
+    let frame = checked(frame)?;
+    match frame.kind {
+        Kind::Stdout | Kind::Stderr => {
+            if !terminal.write(frame.kind, &frame.payload)? {
+                // As a local program would end whose reader is gone. The connection's end tells the guest.
+                return Ok(Some(ExitStatus::Signal(libc::SIGPIPE as u8)));
+            }
+            Ok(None)
+        }
+        Kind::Exit => frame
+            .json()
+            .map(Some)
+            .map_err(|error| ClientError::Protocol(error.to_string())),
+        kind => Err(ClientError::Protocol(format!("unexpected {kind:?} frame"))),
+    }
+}
+
+/// This process's standard streams.
+struct OwnTerminal {
+    stdin: io::Stdin,
+    open: bool,
+    /// The size the program knows, when it has a terminal.
+    size: Option<WindowSize>,
+}
+
+impl Terminal for OwnTerminal {
+    fn input_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.stdin.as_fd())
+    }
+
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        // Not through `Stdin`, whose buffer would take more than is sent.
+        let length = nix::unistd::read(&self.stdin, buffer)?;
+        self.open = length > 0;
+        Ok(length)
+    }
+
+    fn has_input(&self) -> bool {
+        self.open
+    }
+
+    fn resized(&mut self) -> Option<WindowSize> {
+        let known = self.size?;
+        let now = window_size(self.stdin.as_fd()).filter(|&now| now != known)?;
+        self.size = Some(now);
+        Some(now)
+    }
+
+    fn write(&mut self, kind: Kind, bytes: &[u8]) -> Result<bool, ClientError> {
+        let written = match kind {
+            Kind::Stderr => io::stderr().write_all(bytes),
+            _ => io::stdout().write_all(bytes).and_then(|()| io::stdout().flush()),
+        };
+        match written {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+            Err(source) => Err(ClientError::Local {
+                what: "can't write the program's output",
+                source,
+            }),
+        }
+    }
+
+    fn patience(&self) -> PollTimeout {
+        match self.size {
+            Some(_) => PollTimeout::try_from(WINDOW_POLL).unwrap_or(PollTimeout::NONE),
+            None => PollTimeout::NONE,
+        }
+    }
+}
+
+/// Streams in memory.
+struct Collected<'a> {
+    input: Option<&'a [u8]>,
+    stdout: Vec<u8>,
+    stderr: Vec<u8>,
+}
+
+impl Terminal for Collected<'_> {
+    fn input_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let Some(input) = &mut self.input else {
+            return Ok(0);
+        };
+        let length = input.read(buffer)?;
+        if length == 0 {
+            self.input = None;
+        }
+        Ok(length)
+    }
+
+    fn has_input(&self) -> bool {
+        self.input.is_some()
+    }
+
+    fn resized(&mut self) -> Option<WindowSize> {
+        None
+    }
+
+    fn write(&mut self, kind: Kind, bytes: &[u8]) -> Result<bool, ClientError> {
+        let collected = if kind == Kind::Stderr {
+            &mut self.stderr
+        } else {
+            &mut self.stdout
+        };
+        if collected.len() + bytes.len() > OUTPUT_BYTES_MAX {
+            return Err(ClientError::Protocol("more than 64 MiB of output".into()));
+        }
+        collected.extend_from_slice(bytes);
+        Ok(true)
+    }
+
+    fn patience(&self) -> PollTimeout {
+        PollTimeout::NONE
+    }
+}

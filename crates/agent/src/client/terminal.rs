@@ -1,0 +1,50 @@
+//! This process's terminal in raw mode, for as long as a value lives.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
+
+use crate::protocol::WindowSize;
+
+/// Raw mode; dropping it gives the terminal back as it was.
+pub(super) struct RawMode {
+    before: Termios,
+}
+
+impl RawMode {
+    /// `None` when standard input is no terminal.
+    pub fn enter() -> io::Result<Option<Self>> {
+        let stdin = io::stdin();
+        let Ok(before) = tcgetattr(&stdin) else {
+            return Ok(None);
+        };
+        let mut raw = before.clone();
+        cfmakeraw(&mut raw);
+        tcsetattr(&stdin, SetArg::TCSADRAIN, &raw)?;
+        Ok(Some(Self { before }))
+    }
+}
+
+impl Drop for RawMode {
+    fn drop(&mut self) {
+        // A terminal that is gone needs no restoring.
+        let _ = tcsetattr(io::stdin(), SetArg::TCSADRAIN, &self.before);
+    }
+}
+
+/// The size of the terminal `fd`, when it is one.
+pub(super) fn window_size(fd: BorrowedFd) -> Option<WindowSize> {
+    let mut size = libc::winsize {
+        ws_row: 0,
+        ws_col: 0,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    // SAFETY: TIOCGWINSZ writes one winsize, which outlives the call.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TIOCGWINSZ, &mut size) };
+    (result == 0 && size.ws_row > 0 && size.ws_col > 0).then_some(WindowSize {
+        rows: size.ws_row,
+        cols: size.ws_col,
+    })
+}

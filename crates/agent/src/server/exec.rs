@@ -1,0 +1,423 @@
+//! Runs a program for a client: pipes or a terminal, until the program ends or the client is gone.
+//!
+//! One thread, one poll loop. Output is read only when the last of it has been sent, input only when the last of it
+//! has been written, so a slow side stops the other and nothing piles up. When the program has ended, what it wrote
+//! is sent first and its status last; programs it left in the background may hold its output open, and are not
+//! waited for.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::pty::{Winsize, openpty};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::{ready, refuse};
+use crate::protocol::{ExecRequest, ExitStatus, Frame, Kind, WindowSize, frame};
+use crate::wire::{Received, Wire};
+
+/// Where programs are found when the agent itself was started without a PATH.
+const PATH_DEFAULT: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// How long a program whose client is gone may take to end after SIGHUP.
+const HANG_UP_GRACE: Duration = Duration::from_secs(2);
+
+/// How long output may still come after the program ended, from programs it left behind or through the terminal.
+const DRAIN_GRACE: Duration = Duration::from_millis(100);
+
+/// Serves an exec request up to its exit frame.
+pub(super) fn serve(wire: &mut Wire, request: &ExecRequest) -> io::Result<()> {
+    let session = match Session::start(request) {
+        Ok(session) => session,
+        Err(reason) => return refuse(wire, &reason),
+    };
+    session.run(wire)
+}
+
+struct Session {
+    child: Child,
+    /// Readable when the child has ended; absent on kernels without pidfds.
+    ended: Option<OwnedFd>,
+    stdin: Option<File>,
+    /// Client's bytes that the program has not taken yet.
+    input: Vec<u8>,
+    /// Close stdin when `input` is written.
+    input_ends: bool,
+    stdout: Output,
+    stderr: Output,
+    tty: bool,
+    /// The child's number is free again.
+    reaped: bool,
+}
+
+/// One output of the program.
+struct Output {
+    kind: Kind,
+    file: Option<File>,
+    /// Set when the program has ended: bytes that were in the pipe by then and must be sent.
+    owed: usize,
+}
+
+impl Session {
+    fn start(request: &ExecRequest) -> Result<Self, String> {
+        let [program, arguments @ ..] = request.argv.as_slice() else {
+            return Err("no program given".into());
+        };
+        let cwd = request.cwd.as_deref().unwrap_or("/");
+        if !std::path::Path::new(cwd).is_dir() {
+            return Err(format!("{cwd}: no such directory"));
+        }
+        let mut command = Command::new(program);
+        command.args(arguments).current_dir(cwd);
+        for (name, default) in [("PATH", PATH_DEFAULT), ("HOME", "/root")] {
+            // Set even when inherited: with PATH set, the program is looked up on the PATH it will see.
+            let value = std::env::var_os(name).unwrap_or_else(|| OsStr::new(default).to_owned());
+            command.env(name, value);
+        }
+        for (name, value) in &request.env {
+            if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
+                return Err(format!("{name:?} can't be an environment variable"));
+            }
+            command.env(name, value);
+        }
+        let started = match request.tty {
+            Some(size) => Self::spawn_tty(command, size),
+            None => Self::spawn_pipes(command),
+        };
+        started.map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => format!("{program}: command not found"),
+            _ => format!("{program}: {error}"),
+        })
+    }
+
+    fn spawn_pipes(mut command: Command) -> io::Result<Self> {
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        // SAFETY: setsid is async-signal-safe and touches no memory.
+        unsafe { command.pre_exec(|| nix::unistd::setsid().map(drop).map_err(io::Error::from)) };
+        let mut child = command.spawn()?;
+        let stdin = child.stdin.take().map(|pipe| File::from(OwnedFd::from(pipe)));
+        let stdout = child.stdout.take().map(|pipe| File::from(OwnedFd::from(pipe)));
+        let stderr = child.stderr.take().map(|pipe| File::from(OwnedFd::from(pipe)));
+        Self::new(child, stdin, stdout, stderr, false)
+    }
+
+    fn spawn_tty(mut command: Command, size: WindowSize) -> io::Result<Self> {
+        let pty = openpty(Some(&winsize(size)), None)?;
+        for fd in [&pty.master, &pty.slave] {
+            fcntl(fd, FcntlArg::F_SETFD(nix::fcntl::FdFlag::FD_CLOEXEC))?;
+        }
+        command
+            .stdin(pty.slave.try_clone()?)
+            .stdout(pty.slave.try_clone()?)
+            .stderr(pty.slave);
+        // SAFETY: setsid and ioctl are async-signal-safe; fd 0 is the terminal, put there by Command before this runs.
+        unsafe {
+            command.pre_exec(|| {
+                nix::unistd::setsid()?;
+                Errno::result(libc::ioctl(0, libc::TIOCSCTTY, 0))
+                    .map(drop)
+                    .map_err(io::Error::from)
+            });
+        }
+        let child = command.spawn()?;
+        // The command holds the terminal's other side, which would never see its end.
+        drop(command);
+        let master = File::from(pty.master);
+        Self::new(child, Some(master.try_clone()?), Some(master), None, true)
+    }
+
+    fn new(
+        child: Child,
+        stdin: Option<File>,
+        stdout: Option<File>,
+        stderr: Option<File>,
+        tty: bool,
+    ) -> io::Result<Self> {
+        for file in [&stdin, &stdout, &stderr].into_iter().flatten() {
+            let flags = OFlag::from_bits_retain(fcntl(file, FcntlArg::F_GETFL)?);
+            fcntl(file, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
+        }
+        Ok(Self {
+            ended: pidfd(&child),
+            child,
+            stdin,
+            input: Vec::new(),
+            input_ends: false,
+            stdout: Output {
+                kind: Kind::Stdout,
+                file: stdout,
+                owed: 0,
+            },
+            stderr: Output {
+                kind: Kind::Stderr,
+                file: stderr,
+                owed: 0,
+            },
+            tty,
+            reaped: false,
+        })
+    }
+
+    fn run(mut self, wire: &mut Wire) -> io::Result<()> {
+        let result = self.pump(wire);
+        if result.is_err() {
+            self.hang_up();
+        }
+        match result? {
+            Some(status) => wire.send_json(Kind::Exit, &status),
+            None => {
+                self.hang_up();
+                Ok(())
+            }
+        }
+    }
+
+    /// Moves bytes until the program has ended and its output is sent; `None` when the client is gone.
+    fn pump(&mut self, wire: &mut Wire) -> io::Result<Option<ExitStatus>> {
+        ready(wire, None)?;
+        let mut outgoing: Vec<u8> = Vec::new();
+        let mut status: Option<(ExitStatus, Instant)> = None;
+        loop {
+            while self.input.is_empty() && !self.input_ends {
+                let Some(frame) = wire.next_frame()? else { break };
+                self.take(frame)?;
+            }
+            if let Some((status, since)) = status {
+                let owed = self.stdout.owed > 0 || self.stderr.owed > 0;
+                let open = self.stdout.file.is_some() || self.stderr.file.is_some();
+                if outgoing.is_empty() && !owed && (!open || since.elapsed() >= DRAIN_GRACE) {
+                    return Ok(Some(status));
+                }
+            }
+            let ready = self.wait(wire, &outgoing, status.is_some())?;
+            if ready.client_gone {
+                return Ok(None);
+            }
+            if ready.wire_in && wire.receive()? == Received::Closed {
+                return Ok(None);
+            }
+            if ready.wire_out {
+                let sent = wire.send_some(&outgoing)?;
+                outgoing.drain(..sent);
+            }
+            if ready.stdin {
+                self.write_input();
+            }
+            if status.is_none() {
+                if let Some(ended) = self.child.try_wait()? {
+                    let ended = match (ended.code(), ended.signal()) {
+                        (Some(code), _) => ExitStatus::Code(code as u8),
+                        (None, signal) => ExitStatus::Signal(signal.unwrap_or(0) as u8),
+                    };
+                    status = Some((ended, Instant::now()));
+                    self.reaped = true;
+                    self.stdout.settle();
+                    self.stderr.settle();
+                    self.stdin = None;
+                    self.input.clear();
+                }
+            }
+            if ready.stdout && outgoing.is_empty() {
+                self.stdout.read_into(&mut outgoing);
+            }
+            if ready.stderr && outgoing.is_empty() {
+                self.stderr.read_into(&mut outgoing);
+            }
+        }
+    }
+
+    fn take(&mut self, frame: Frame) -> io::Result<()> {
+        match frame.kind {
+            Kind::Stdin => self.input = frame.payload,
+            // A terminal's input has no end; its end-of-file character says the same to a program that reads lines.
+            Kind::StdinEnd if self.tty => self.input = vec![0x04],
+            Kind::StdinEnd => self.stdin = None,
+            Kind::WindowSize => {
+                if let (Ok(size), Some(terminal)) = (frame.json(), &self.stdout.file) {
+                    let size = winsize(size);
+                    // SAFETY: the descriptor is open and `size` outlives the call. A pipe refuses it, harmlessly.
+                    unsafe { libc::ioctl(terminal.as_raw_fd(), libc::TIOCSWINSZ, &size) };
+                }
+            }
+            Kind::Signal => {
+                let signal = frame
+                    .payload
+                    .first()
+                    .and_then(|&number| Signal::try_from(i32::from(number)).ok());
+                if let Some(signal) = signal {
+                    self.signal_group(signal);
+                }
+            }
+            kind => {
+                let error = crate::protocol::FrameError::Payload { kind };
+                return Err(io::Error::new(io::ErrorKind::InvalidData, error));
+            }
+        }
+        if self.stdin.is_none() {
+            self.input.clear();
+        }
+        Ok(())
+    }
+
+    fn wait(&mut self, wire: &Wire, outgoing: &[u8], ended: bool) -> io::Result<Readiness> {
+        let mut fds = Vec::with_capacity(5);
+        let mut events = PollFlags::from_bits_retain(libc::POLLRDHUP);
+        events.set(PollFlags::POLLIN, self.input.is_empty());
+        events.set(PollFlags::POLLOUT, !outgoing.is_empty());
+        fds.push(PollFd::new(wire.as_fd(), events));
+        let stdin = self.stdin.as_ref().filter(|_| !self.input.is_empty());
+        fds.extend(stdin.map(|file| PollFd::new(file.as_fd(), PollFlags::POLLOUT)));
+        let stdout = self.stdout.file.as_ref().filter(|_| outgoing.is_empty());
+        fds.extend(stdout.map(|file| PollFd::new(file.as_fd(), PollFlags::POLLIN)));
+        let stderr = self.stderr.file.as_ref().filter(|_| outgoing.is_empty());
+        fds.extend(stderr.map(|file| PollFd::new(file.as_fd(), PollFlags::POLLIN)));
+        let watch = self.ended.as_ref().filter(|_| !ended);
+        fds.extend(watch.map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)));
+        let timeout = match (ended, watch.is_some()) {
+            (false, true) => PollTimeout::NONE,
+            _ => PollTimeout::from(20u8),
+        };
+        match poll(&mut fds, timeout) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        // nix does not know POLLRDHUP: flags that hold it come as `None`.
+        let client = fds[0].revents();
+        let gone = client.is_none_or(|flags| flags.intersects(PollFlags::POLLHUP | PollFlags::POLLERR));
+        let client = client.unwrap_or(PollFlags::empty());
+        let mut next = fds.iter().skip(1).map(|fd| fd.any().unwrap_or(true));
+        let (has_stdin, has_stdout, has_stderr) = (stdin.is_some(), stdout.is_some(), stderr.is_some());
+        Ok(Readiness {
+            client_gone: gone,
+            wire_in: client.contains(PollFlags::POLLIN),
+            wire_out: client.contains(PollFlags::POLLOUT),
+            stdin: has_stdin && next.next().unwrap_or(false),
+            stdout: has_stdout && next.next().unwrap_or(false),
+            stderr: has_stderr && next.next().unwrap_or(false),
+        })
+    }
+
+    fn write_input(&mut self) {
+        let Some(stdin) = &mut self.stdin else { return };
+        match stdin.write(&self.input) {
+            Ok(written) => drop(self.input.drain(..written)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(_) => {
+                // The program closed its input: the rest is thrown away, as a broken pipe would.
+                self.stdin = None;
+                self.input.clear();
+            }
+        }
+    }
+
+    fn signal_group(&self, signal: Signal) {
+        if self.reaped {
+            // The number may belong to another group by now.
+            return;
+        }
+        // A group that is gone needs no signal.
+        let _ = kill(Pid::from_raw(-(self.child.id() as i32)), signal);
+    }
+
+    /// Ends the program and what it started: its client is gone.
+    fn hang_up(&mut self) {
+        if self.reaped {
+            return;
+        }
+        self.signal_group(Signal::SIGHUP);
+        self.signal_group(Signal::SIGCONT);
+        // Its output has nowhere to go.
+        self.stdin = None;
+        self.stdout.file = None;
+        self.stderr.file = None;
+        let deadline = Instant::now() + HANG_UP_GRACE;
+        while Instant::now() < deadline {
+            let ended = nix::sys::wait::waitid(
+                nix::sys::wait::Id::Pid(Pid::from_raw(self.child.id() as i32)),
+                nix::sys::wait::WaitPidFlag::WEXITED
+                    | nix::sys::wait::WaitPidFlag::WNOHANG
+                    | nix::sys::wait::WaitPidFlag::WNOWAIT,
+            );
+            if !matches!(ended, Ok(nix::sys::wait::WaitStatus::StillAlive)) {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        // The leader is not reaped yet, so the group is still this one.
+        self.signal_group(Signal::SIGKILL);
+        let _ = self.child.wait();
+    }
+}
+
+impl Output {
+    /// The program has ended: notes how much of its output is still in the pipe.
+    fn settle(&mut self) {
+        let Some(file) = &self.file else { return };
+        let mut bytes: libc::c_int = 0;
+        // SAFETY: FIONREAD writes one int to `bytes`, which outlives the call.
+        let result = unsafe { libc::ioctl(file.as_raw_fd(), libc::FIONREAD, &mut bytes) };
+        if result == 0 {
+            self.owed = bytes.max(0) as usize;
+        }
+    }
+
+    fn read_into(&mut self, outgoing: &mut Vec<u8>) {
+        let Some(file) = &mut self.file else { return };
+        let mut buffer = [0; 32 << 10];
+        match file.read(&mut buffer) {
+            Ok(length) if length > 0 => {
+                self.owed = self.owed.saturating_sub(length);
+                frame::encode(self.kind, &buffer[..length], outgoing);
+            }
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+                ) =>
+            {
+                self.owed = 0;
+            }
+            // The end; a terminal says it with an error.
+            _ => {
+                self.file = None;
+                self.owed = 0;
+            }
+        }
+    }
+}
+
+struct Readiness {
+    client_gone: bool,
+    wire_in: bool,
+    wire_out: bool,
+    stdin: bool,
+    stdout: bool,
+    stderr: bool,
+}
+
+fn winsize(size: WindowSize) -> Winsize {
+    Winsize {
+        ws_row: size.rows,
+        ws_col: size.cols,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    }
+}
+
+fn pidfd(child: &Child) -> Option<OwnedFd> {
+    // SAFETY: takes two integers and returns a descriptor or an error.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, child.id(), 0) };
+    // SAFETY: a non-negative result is a new descriptor that nothing else owns.
+    (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}

@@ -1,0 +1,195 @@
+//! Files to and from the client, with checksums; a file that arrives appears whole or not at all.
+
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use sha2::{Digest, Sha256};
+
+use super::{ready, refuse};
+use crate::client::hex;
+use crate::protocol::{End, Kind};
+use crate::wire::Wire;
+
+/// Receives a file into `path`, or into the directory `path` as `name`.
+pub(super) fn receive(wire: &mut Wire, path: &str, name: &str, mode: u32) -> io::Result<()> {
+    let mut incoming = match Incoming::open(path, name, mode) {
+        Ok(incoming) => incoming,
+        Err(reason) => return refuse(wire, &reason),
+    };
+    ready(wire, None)?;
+    loop {
+        // A client may take as long as it likes; one that dies closes the connection.
+        let Some(frame) = wire.wait_frame(None)? else {
+            return Ok(());
+        };
+        let step = match frame.kind {
+            Kind::Data => incoming.write(&frame.payload),
+            Kind::End => match frame.json::<End>() {
+                Ok(end) => match incoming.finish(&end) {
+                    Ok(()) => return wire.send_frame(Kind::Done, &[], None),
+                    Err(reason) => return refuse(wire, &reason),
+                },
+                Err(error) => Err(error.to_string()),
+            },
+            kind => Err(format!("unexpected {kind:?} frame in a file")),
+        };
+        if let Err(reason) = step {
+            return refuse(wire, &reason);
+        }
+    }
+}
+
+/// A file on its way in: written beside its place under a name of its own, and removed unless finished.
+struct Incoming {
+    file: File,
+    temporary: PathBuf,
+    place: PathBuf,
+    mode: u32,
+    hash: Sha256,
+    bytes: u64,
+    finished: bool,
+}
+
+impl Incoming {
+    fn open(path: &str, name: &str, mode: u32) -> Result<Self, String> {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let given = Path::new(path);
+        if !given.is_absolute() {
+            return Err(format!("{path}: not an absolute path"));
+        }
+        let mut place = given.to_path_buf();
+        if place.is_dir() {
+            if name.is_empty() || name == "." || name == ".." || name.contains(['/', '\0']) {
+                return Err(format!("{name:?} is not a file name"));
+            }
+            place.push(name);
+        } else if path.ends_with('/') {
+            return Err(format!("{path}: no such directory"));
+        }
+        // Through symbolic links, as writing to the file would go.
+        if let Ok(real) = place.canonicalize() {
+            place = real;
+        }
+        match fs::metadata(&place) {
+            Ok(meta) if meta.is_dir() => return Err(format!("{}: is a directory", place.display())),
+            Ok(meta) if !meta.is_file() => return Err(format!("{}: not a regular file", place.display())),
+            _ => {}
+        }
+        let directory = place.parent().ok_or_else(|| format!("{path}: not a file"))?;
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let temporary = directory.join(format!(".mirrorball-{}-{count}", std::process::id()));
+        let file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&temporary)
+            .map_err(|error| format!("{}: {error}", place.display()))?;
+        Ok(Self {
+            file,
+            temporary,
+            place,
+            mode,
+            hash: Sha256::new(),
+            bytes: 0,
+            finished: false,
+        })
+    }
+
+    fn write(&mut self, data: &[u8]) -> Result<(), String> {
+        self.hash.update(data);
+        self.bytes += data.len() as u64;
+        self.file
+            .write_all(data)
+            .map_err(|error| format!("{}: {error}", self.place.display()))
+    }
+
+    fn finish(&mut self, end: &End) -> Result<(), String> {
+        let sum = hex(&std::mem::take(&mut self.hash).finalize());
+        if end.bytes != self.bytes || end.sha256 != sum {
+            return Err(format!(
+                "{}: what arrived is not what was sent",
+                self.place.display()
+            ));
+        }
+        let place = || -> io::Result<()> {
+            self.file
+                .set_permissions(Permissions::from_mode(self.mode & 0o7777))?;
+            self.file.sync_data()?;
+            fs::rename(&self.temporary, &self.place)
+        };
+        place().map_err(|error| format!("{}: {error}", self.place.display()))?;
+        self.finished = true;
+        Ok(())
+    }
+}
+
+impl Drop for Incoming {
+    fn drop(&mut self) {
+        if !self.finished {
+            // Best effort: there is nobody left to tell.
+            let _ = fs::remove_file(&self.temporary);
+        }
+    }
+}
+
+/// Sends the file `path`.
+pub(super) fn send(wire: &mut Wire, path: &str) -> io::Result<()> {
+    let mut file = match open_to_send(path) {
+        Ok(file) => file,
+        Err(reason) => return refuse(wire, &reason),
+    };
+    // Files of /proc and the like say 0 and have more.
+    let size = Some(file.metadata()?.len()).filter(|&size| size > 0);
+    ready(wire, size)?;
+    let mut buffer = vec![0; 32 << 10];
+    let mut hash = Sha256::new();
+    let mut bytes = 0u64;
+    loop {
+        // No more than was promised, should the file grow meanwhile.
+        let room = size
+            .map_or(buffer.len() as u64, |size| size - bytes)
+            .min(buffer.len() as u64) as usize;
+        let length = match file.read(&mut buffer[..room]) {
+            Ok(length) => length,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return refuse(wire, &format!("{path}: {error}")),
+        };
+        if length == 0 {
+            break;
+        }
+        hash.update(&buffer[..length]);
+        bytes += length as u64;
+        wire.send_frame(Kind::Data, &buffer[..length], None)?;
+    }
+    wire.send_json(
+        Kind::End,
+        &End {
+            bytes,
+            sha256: hex(&hash.finalize()),
+        },
+    )
+}
+
+fn open_to_send(path: &str) -> Result<File, String> {
+    if !Path::new(path).is_absolute() {
+        return Err(format!("{path}: not an absolute path"));
+    }
+    let open = || -> io::Result<File> {
+        // Non-blocking, so that opening a pipe nobody writes to does not wait for ever.
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(path)?;
+        Ok(file)
+    };
+    let file = open().map_err(|error| format!("{path}: {error}"))?;
+    match file.metadata() {
+        Ok(meta) if meta.is_file() => Ok(file),
+        Ok(meta) if meta.is_dir() => Err(format!("{path}: is a directory")),
+        Ok(_) => Err(format!("{path}: not a regular file")),
+        Err(error) => Err(format!("{path}: {error}")),
+    }
+}
