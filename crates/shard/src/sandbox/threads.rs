@@ -1,10 +1,12 @@
-//! Starts the shard's threads, each sealed with the seccomp allow-list of its kind before it runs its work.
+//! Starts the shard's threads, each sealed with the allow-list of its kind before it runs its work.
 
 use std::io;
 use std::thread::JoinHandle;
 
-/// One entry of an allow-list: a system call number.
-pub type Syscall = i64;
+use super::filter;
+
+/// Stack of a thread. The deepest user is a vCPU thread in a device's registers; pages not touched cost nothing.
+const STACK_BYTES: usize = 256 << 10;
 
 /// What a thread is for; it decides what the thread may ask of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -30,7 +32,7 @@ pub enum ThreadKind {
 }
 
 /// Starts threads. Cloned freely; carries the policy of the sandbox.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Threads {
     sealed: bool,
 }
@@ -41,13 +43,32 @@ impl Threads {
         Self { sealed: false }
     }
 
+    /// Threads that seal themselves.
+    pub(super) fn sealed() -> Self {
+        Self { sealed: true }
+    }
+
     /// Starts a thread named `name` (15 bytes are kept by the kernel) that seals itself as `kind`, then runs `work`.
+    ///
+    /// A thread that can't seal itself ends the process: [`super::close`] has shown that the kernel can.
     pub fn spawn(
         &self,
-        _kind: ThreadKind,
+        kind: ThreadKind,
         name: &str,
         work: impl FnOnce() + Send + 'static,
     ) -> io::Result<JoinHandle<()>> {
-        std::thread::Builder::new().name(name.to_owned()).stack_size(256 << 10).spawn(work)
+        let threads = *self;
+        std::thread::Builder::new().name(name.to_owned()).stack_size(STACK_BYTES).spawn(move || {
+            if let Err(error) = threads.seal(kind) {
+                eprintln!("cannot seal the {kind:?} thread: {error}");
+                std::process::abort();
+            }
+            work();
+        })
+    }
+
+    /// Seals the calling thread as `kind`; nothing can widen it again.
+    pub fn seal(&self, kind: ThreadKind) -> io::Result<()> {
+        if self.sealed { filter::apply(kind) } else { Ok(()) }
     }
 }

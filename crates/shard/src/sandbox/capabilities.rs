@@ -1,0 +1,52 @@
+//! Gives up every capability, for good.
+
+use std::io;
+
+/// `_LINUX_CAPABILITY_VERSION_3`: two 32-bit words for each set.
+const CAPABILITY_VERSION: u32 = 0x2008_0522;
+/// No kernel has more capabilities than fit the two words.
+const CAPABILITY_MAX: libc::c_ulong = 63;
+
+#[repr(C)]
+struct Header {
+    version: u32,
+    pid: i32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Sets {
+    effective: u32,
+    permitted: u32,
+    inheritable: u32,
+}
+
+/// Empties the bounding, ambient, effective, permitted and inheritable sets and sets `no_new_privs`.
+pub fn drop_all() -> io::Result<()> {
+    for capability in 0..=CAPABILITY_MAX {
+        // SAFETY: PR_CAPBSET_DROP takes a number; it touches no memory of ours.
+        if unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) } != 0 {
+            let error = io::Error::last_os_error();
+            match error.raw_os_error() {
+                // The kernel knows no capability of this number, nor of any higher one.
+                Some(libc::EINVAL) => break,
+                // Without CAP_SETPCAP there is nothing to gain from the bounding set under no_new_privs.
+                Some(libc::EPERM) => break,
+                _ => return Err(error),
+            }
+        }
+    }
+    // SAFETY: as above; an unknown operation is refused with EINVAL.
+    unsafe { libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) };
+    let header = Header { version: CAPABILITY_VERSION, pid: 0 };
+    let sets = [Sets::default(); 2];
+    // SAFETY: `header` and `sets` have the layout capset(2) gives for version 3 and live through the call.
+    if unsafe { libc::syscall(libc::SYS_capset, &header, sets.as_ptr()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: takes numbers only.
+    if unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}

@@ -1,0 +1,134 @@
+//! The seccomp filters: an allow-list for each kind of thread; any other call ends the process with SIGSYS.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+    TargetArch,
+};
+
+use super::threads::ThreadKind;
+
+/// One entry of an allow-list: a system call number.
+pub type Syscall = i64;
+
+/// What the Rust runtime, the allocator and the event loop need in every thread.
+const EVERY_THREAD: &[Syscall] = &[
+    libc::SYS_brk,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_close,
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_wait,
+    libc::SYS_epoll_pwait,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    libc::SYS_fcntl,
+    libc::SYS_futex,
+    libc::SYS_getpid,
+    libc::SYS_gettid,
+    libc::SYS_madvise,
+    libc::SYS_mremap,
+    libc::SYS_munmap,
+    libc::SYS_nanosleep,
+    libc::SYS_poll,
+    libc::SYS_ppoll,
+    libc::SYS_read,
+    libc::SYS_restart_syscall,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_sched_yield,
+    libc::SYS_sigaltstack,
+    libc::SYS_tgkill,
+    libc::SYS_write,
+];
+
+/// The `ioctl`s of KVM that a running vCPU's thread may make: to run, and to move interrupt routes, notification
+/// addresses and memory slots when the guest programs its PCI devices. From `linux/kvm.h`.
+const VCPU_IOCTLS: &[u32] = &[
+    0xae80,      // KVM_RUN
+    0x4020_ae46, // KVM_SET_USER_MEMORY_REGION
+    0x4008_ae6a, // KVM_SET_GSI_ROUTING
+    0x4020_ae76, // KVM_IRQFD
+    0x4040_ae79, // KVM_IOEVENTFD
+    0x8090_ae81, // KVM_GET_REGS, to say where a guest was when KVM could not go on
+    0x8138_ae83, // KVM_GET_SREGS
+];
+
+/// Whether this kernel takes filters.
+pub fn supported() -> io::Result<()> {
+    // SAFETY: asks whether an action is known; reads four bytes from a live variable.
+    let answer = unsafe {
+        let action = libc::SECCOMP_RET_KILL_PROCESS;
+        libc::syscall(libc::SYS_seccomp, libc::SECCOMP_GET_ACTION_AVAIL, 0, &action)
+    };
+    if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Seals the calling thread.
+pub fn apply(kind: ThreadKind) -> io::Result<()> {
+    let program = program(kind).map_err(io::Error::other)?;
+    seccompiler::apply_filter(&program).map_err(io::Error::other)
+}
+
+/// The filter of a kind of thread.
+pub(super) fn program(kind: ThreadKind) -> Result<BpfProgram, seccompiler::BackendError> {
+    let mut rules: BTreeMap<Syscall, Vec<SeccompRule>> = BTreeMap::new();
+    for &call in EVERY_THREAD.iter().chain(of_kind(kind)) {
+        rules.insert(call, Vec::new());
+    }
+    // No memory becomes executable any more.
+    for call in [libc::SYS_mmap, libc::SYS_mprotect] {
+        let executable = libc::PROT_EXEC as u64;
+        rules.insert(call, vec![SeccompRule::new(vec![condition(
+            2,
+            SeccompCmpOp::MaskedEq(executable),
+            0,
+        )?])?]);
+    }
+    if kind == ThreadKind::Vcpu {
+        let ioctls: Result<Vec<_>, _> = VCPU_IOCTLS
+            .iter()
+            .map(|&request| SeccompRule::new(vec![condition(1, SeccompCmpOp::Eq, request.into())?]))
+            .collect();
+        rules.insert(libc::SYS_ioctl, ioctls?);
+    }
+    // Only the name of a thread may be set.
+    let rename = condition(0, SeccompCmpOp::Eq, libc::PR_SET_NAME as u64)?;
+    rules.insert(libc::SYS_prctl, vec![SeccompRule::new(vec![rename])?]);
+    SeccompFilter::new(rules, SeccompAction::KillProcess, SeccompAction::Allow, TargetArch::x86_64)?.try_into()
+}
+
+fn condition(
+    argument: u8,
+    operator: SeccompCmpOp,
+    value: u64,
+) -> Result<SeccompCondition, seccompiler::BackendError> {
+    SeccompCondition::new(argument, SeccompCmpArgLen::Dword, operator, value)
+}
+
+/// What a kind of thread needs beyond [`EVERY_THREAD`].
+fn of_kind(kind: ThreadKind) -> &'static [Syscall] {
+    match kind {
+        ThreadKind::Control => &[
+            libc::SYS_recvfrom,
+            libc::SYS_recvmsg,
+            libc::SYS_sendto,
+            libc::SYS_sendmsg,
+            libc::SYS_fsync,
+            libc::SYS_fdatasync,
+            libc::SYS_shutdown,
+        ],
+        ThreadKind::Vcpu => &[libc::SYS_eventfd2, libc::SYS_sendto],
+        ThreadKind::Serial => &[libc::SYS_recvfrom, libc::SYS_sendto, libc::SYS_readv, libc::SYS_writev],
+        ThreadKind::Block => &[],
+        ThreadKind::Net => &[],
+        ThreadKind::Vsock => &[],
+        ThreadKind::Rng => &[],
+        ThreadKind::Balloon => &[],
+        ThreadKind::Pmem => &[],
+    }
+}
