@@ -87,10 +87,10 @@ fn converse(wire: &mut Wire, terminal: &mut impl Terminal) -> Result<ExitStatus,
                 return Ok(status);
             }
         }
-        if outgoing.is_empty() {
-            if let Some(size) = terminal.resized() {
-                frame::encode_json(Kind::WindowSize, &size, &mut outgoing);
-            }
+        if outgoing.is_empty()
+            && let Some(size) = terminal.resized()
+        {
+            frame::encode_json(Kind::WindowSize, &size, &mut outgoing);
         }
         let read_input = outgoing.is_empty() && input_open && terminal.has_input();
         let immediate = read_input && terminal.input_fd().is_none();

@@ -214,19 +214,19 @@ impl Session {
             if ready.stdin {
                 self.write_input();
             }
-            if status.is_none() {
-                if let Some(ended) = self.child.try_wait()? {
-                    let ended = match (ended.code(), ended.signal()) {
-                        (Some(code), _) => ExitStatus::Code(code as u8),
-                        (None, signal) => ExitStatus::Signal(signal.unwrap_or(0) as u8),
-                    };
-                    status = Some((ended, Instant::now()));
-                    self.reaped = true;
-                    self.stdout.settle();
-                    self.stderr.settle();
-                    self.stdin = None;
-                    self.input.clear();
-                }
+            if status.is_none()
+                && let Some(ended) = self.child.try_wait()?
+            {
+                let ended = match (ended.code(), ended.signal()) {
+                    (Some(code), _) => ExitStatus::Code(code as u8),
+                    (None, signal) => ExitStatus::Signal(signal.unwrap_or(0) as u8),
+                };
+                status = Some((ended, Instant::now()));
+                self.reaped = true;
+                self.stdout.settle();
+                self.stderr.settle();
+                self.stdin = None;
+                self.input.clear();
             }
             if ready.stdout && outgoing.is_empty() {
                 self.stdout.read_into(&mut outgoing);

@@ -1,2 +1,0 @@
-//! The agent's program inside the guest.
-fn main() {}

@@ -1,0 +1,37 @@
+//! The agent's program inside the guest.
+//!
+//! One file, three places:
+//! - as a service of a full system, it listens on vsock port 1024;
+//! - as `/init` of an initramfs, it loads the modules the guest needs and goes on to the root disk's own init;
+//! - as `/init` when the command line names no root, it is the whole user space: a shell on the console and the agent.
+
+mod init;
+mod listen;
+mod modules;
+mod root;
+
+fn main() -> std::process::ExitCode {
+    if std::process::id() == 1 {
+        init::run();
+    }
+    match std::env::args().nth(1).as_deref() {
+        None => {}
+        Some("--version") => {
+            println!("mirrorball-agent {}", agent::VERSION);
+            return std::process::ExitCode::SUCCESS;
+        }
+        Some(_) => {
+            eprintln!(
+                "usage: mirrorball-agent [--version]\nListens on vsock port {}.",
+                agent::VSOCK_PORT
+            );
+            return std::process::ExitCode::from(2);
+        }
+    }
+    let error = listen::listen();
+    eprintln!(
+        "mirrorball-agent: can't listen on vsock port {}: {error}",
+        agent::VSOCK_PORT
+    );
+    std::process::ExitCode::FAILURE
+}

@@ -1,0 +1,189 @@
+//! The root disk: finds it as the kernel's command line names it, mounts it, and becomes its init.
+
+use std::ffi::CString;
+use std::fs;
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use nix::mount::{MsFlags, mount};
+use nix::unistd::{chdir, chroot, execv};
+
+/// How long the root's device may take to appear.
+const DEVICE_WAIT: Duration = Duration::from_secs(15);
+
+const NEW_ROOT: &str = "/root";
+
+/// What the command line says about the root.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct RootSpec {
+    /// `root=`: a device.
+    device: Option<String>,
+    /// `rootfstype=`.
+    kind: Option<String>,
+    /// `rootflags=`, and `dax`.
+    options: Vec<String>,
+    /// `rw` was the last of `ro` and `rw`.
+    writable: bool,
+    /// `init=`.
+    init: Option<String>,
+}
+
+impl RootSpec {
+    /// Reads the kernel's command line; the last of several counts.
+    pub fn parse(cmdline: &str) -> Self {
+        let mut spec = Self::default();
+        for word in cmdline.split_ascii_whitespace() {
+            // What follows is init's.
+            if word == "--" {
+                break;
+            }
+            match word.split_once('=') {
+                Some(("root", device)) => spec.device = Some(device.into()),
+                Some(("rootfstype", kind)) => spec.kind = Some(kind.into()),
+                Some(("rootflags", options)) => spec.options.extend(options.split(',').map(String::from)),
+                Some(("init", init)) => spec.init = Some(init.into()),
+                None if word == "rw" => spec.writable = true,
+                None if word == "ro" => spec.writable = false,
+                None if word == "dax" => spec.options.push("dax".into()),
+                _ => {}
+            }
+        }
+        spec
+    }
+
+    /// True when the command line names a root.
+    pub fn exists(&self) -> bool {
+        self.device.as_ref().is_some_and(|device| !device.is_empty())
+    }
+
+    /// Mounts the root and becomes its init. Returns only with the reason why not.
+    pub fn enter(&self) -> String {
+        let device = self.device.as_deref().unwrap_or_default();
+        if let Err(reason) = wait_for(device) {
+            return reason;
+        }
+        if let Err(reason) = self.mount(device) {
+            return reason;
+        }
+        for place in ["dev", "proc", "sys"] {
+            let target = format!("{NEW_ROOT}/{place}");
+            let moved = mount(
+                Some(format!("/{place}").as_str()),
+                target.as_str(),
+                None::<&str>,
+                MsFlags::MS_MOVE,
+                None::<&str>,
+            );
+            if let Err(error) = moved {
+                return format!("can't move /{place} into the root {device}: {error}");
+            }
+        }
+        // The initramfs' own files are of no more use; their memory is the guest's again.
+        let _ = fs::remove_dir_all("/modules");
+        for file in ["/init", "/bin/busybox"] {
+            let _ = fs::remove_file(file);
+        }
+        let switched = chdir(NEW_ROOT)
+            .and_then(|()| mount(Some("."), "/", None::<&str>, MsFlags::MS_MOVE, None::<&str>))
+            .and_then(|()| chroot("."))
+            .and_then(|()| chdir("/"));
+        if let Err(error) = switched {
+            return format!("can't switch to the root {device}: {error}");
+        }
+        let usual = ["/sbin/init", "/etc/init", "/bin/init", "/bin/sh"];
+        let mut reason = format!("the root {device} has no init");
+        for init in self.init.as_deref().into_iter().chain(usual) {
+            if let Ok(program) = CString::new(init) {
+                let Err(error) = execv(&program, &[&program]);
+                if error != nix::errno::Errno::ENOENT {
+                    reason = format!("can't start {init} of the root {device}: {error}");
+                }
+            }
+        }
+        reason
+    }
+
+    fn mount(&self, device: &str) -> Result<(), String> {
+        fs::create_dir_all(NEW_ROOT).map_err(|error| format!("{NEW_ROOT}: {error}"))?;
+        let flags = if self.writable {
+            MsFlags::empty()
+        } else {
+            MsFlags::MS_RDONLY
+        };
+        let kinds: Vec<String> = match &self.kind {
+            Some(kind) => kind.split(',').map(String::from).collect(),
+            None => fs::read_to_string("/proc/filesystems")
+                .unwrap_or_default()
+                .lines()
+                .filter_map(|line| line.strip_prefix('\t').map(String::from))
+                .collect(),
+        };
+        let options = self.options.join(",");
+        let mut reason = String::from("no file system to try");
+        for kind in &kinds {
+            match mount(
+                Some(device),
+                NEW_ROOT,
+                Some(kind.as_str()),
+                flags,
+                Some(options.as_str()),
+            ) {
+                Ok(()) => return Ok(()),
+                Err(error) => reason = format!("as {kind}: {error}"),
+            }
+        }
+        Err(format!("can't mount the root {device} {reason}"))
+    }
+}
+
+fn wait_for(device: &str) -> Result<(), String> {
+    if !device.starts_with("/dev/") {
+        return Err(format!(
+            "root={device}: only a device, as root=/dev/vda, is understood"
+        ));
+    }
+    let deadline = Instant::now() + DEVICE_WAIT;
+    while !fs::metadata(Path::new(device)).is_ok_and(|meta| meta.file_type().is_block_device()) {
+        if Instant::now() >= deadline {
+            let seen: Vec<String> = fs::read_dir("/sys/class/block")
+                .into_iter()
+                .flatten()
+                .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+                .collect();
+            let seen = if seen.is_empty() {
+                "none".into()
+            } else {
+                seen.join(" ")
+            };
+            return Err(format!(
+                "the root {device} did not appear within 15 s; disks: {seen}"
+            ));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::RootSpec;
+
+    #[test]
+    fn the_last_word_counts_and_words_for_init_do_not() {
+        let spec = RootSpec::parse(
+            "ro root=/dev/vda root=/dev/pmem0 rootfstype=ext4 rw dax init=/x -- ro root=/no\n",
+        );
+        assert_eq!(spec.device.as_deref(), Some("/dev/pmem0"));
+        assert_eq!(spec.kind.as_deref(), Some("ext4"));
+        assert_eq!(spec.options, ["dax"]);
+        assert_eq!(spec.init.as_deref(), Some("/x"));
+        assert!(spec.writable && spec.exists());
+    }
+
+    #[test]
+    fn no_root_word_means_no_root() {
+        assert!(!RootSpec::parse("console=ttyS0 quiet").exists());
+        assert!(!RootSpec::parse("root=").exists());
+    }
+}
