@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Four unmodified Debian VMs from one disk image, each compiling bzip2 from Debian's source with its own self-test.
+# Usage: scripts/demo.sh MIRRORBALL
+set -euo pipefail
+mirrorball=$1
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/mirrorball
+here=$(cd "$(dirname "$0")/.." && pwd)
+
+if ! "$mirrorball" image ls --json | grep -q '"demo"'; then
+    echo "demo: building the image 'demo': Debian 12 with gcc and make (about a minute, once)"
+    "$mirrorball" image build debian-12 --name demo --packages gcc,libc6-dev,make
+fi
+"$here/scripts/fetch-source.sh" bzip2 "$cache/bzip2.tar"
+
+echo "demo: four VMs boot from it, and each compiles bzip2 and runs its tests"
+cd "$here/examples"
+MIRRORBALL_DEMO_SOURCE=$cache/bzip2.tar exec "$mirrorball" run --count 4 --name demo --image demo --cpus 1 \
+    --memory 256M --net none --disk "$cache/bzip2.tar" -- \
+    /bin/sh -c 'set -e; mkdir /tmp/b; cd /tmp/b; tar xf /dev/vdb --strip-components=1; make -s CFLAGS="-O1 -D_FILE_OFFSET_BITS=64" test >log 2>&1 || { tail log; exit 1; }; grep -c "If you got this far" log >/dev/null; ./bzip2 --help 2>&1 | head -1'
