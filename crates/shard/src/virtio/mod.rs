@@ -6,7 +6,10 @@
 //! `mod.rs` (the contract), `device.rs` (the front), `handler.rs` (the queues), `metrics.rs` (what it counted),
 //! `syscalls.rs` (what its thread may call), `tests.rs`.
 
+pub mod block;
 pub mod device;
+pub mod net;
+mod segments;
 pub mod worker;
 
 pub use device::{Activation, ActiveQueue, DeviceError, Interrupt, VirtioDevice, VirtioId};

@@ -1,0 +1,29 @@
+//! The network card (Virtio 1.2, section 5.1).
+//!
+//! Two backends. A TAP device moves frames by `readv` and `writev` straight between the kernel and guest memory, with
+//! checksum and segmentation offloads and several queue pairs. A stream socket (passt) carries each frame after its
+//! length, without offloads; when the other end goes away the guest sees its link go down, and lives on.
+//!
+//! One thread serves all of a card's queues. A guest that posts no receive buffers makes the device stop reading, so
+//! that the kernel's queue (or passt's socket) holds the frames and applies its own limits.
+//!
+//! ```text
+//!   guest tx chain ── Segments ──► writev(tap) │ length + frame ─► Stream::out ─► send
+//!   guest rx chains ◄─ Posted ◄──  readv(tap)  │ length + frame ◄─ Stream::in  ◄─ recv
+//! ```
+
+mod control;
+mod device;
+mod handler;
+mod header;
+mod metrics;
+mod posted;
+mod stream;
+mod syscalls;
+mod tap;
+#[cfg(test)]
+mod tests;
+
+pub use device::{Backend, Net};
+pub use metrics::NetMetrics;
+pub use syscalls::SYSCALLS;

@@ -1,0 +1,155 @@
+//! The stream backend: frames over a unix socket, each after its length (four bytes, big endian), as passt speaks it.
+//!
+//! Both buffers outlive a reset of the device: the peer does not know of resets, and the framing must stay intact.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use super::header::{ETHERNET_BYTES, FRAME_BYTES_MAX};
+
+const LENGTH_BYTES: usize = 4;
+/// What is taken from the socket at once, and the room for one frame of the largest size.
+const IN_BYTES: usize = 2 * (LENGTH_BYTES + FRAME_BYTES_MAX);
+/// Frames are gathered up to here before they are sent.
+const OUT_BYTES_GATHER: usize = 64 << 10;
+
+/// A socket with its unfinished bytes of both directions.
+pub struct Stream {
+    socket: OwnedFd,
+    incoming: Vec<u8>,
+    in_start: usize,
+    in_end: usize,
+    outgoing: Vec<u8>,
+    out_start: usize,
+    open: bool,
+}
+
+/// What an attempt to move bytes came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moved {
+    /// All that was there.
+    All,
+    /// Not all: wait for the socket.
+    Blocked,
+    /// The peer is gone.
+    Closed,
+}
+
+impl Stream {
+    /// Takes a connected socket.
+    pub fn new(socket: OwnedFd) -> Self {
+        Self {
+            socket,
+            incoming: vec![0; IN_BYTES],
+            in_start: 0,
+            in_end: 0,
+            outgoing: Vec::with_capacity(OUT_BYTES_GATHER + LENGTH_BYTES + FRAME_BYTES_MAX),
+            out_start: 0,
+            open: true,
+        }
+    }
+
+    /// The socket.
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Whether the peer is still there.
+    pub fn is_open(&self) -> bool {
+        self.open
+    }
+
+    /// Whether bytes wait to be sent.
+    pub fn has_outgoing(&self) -> bool {
+        self.out_start < self.outgoing.len()
+    }
+
+    /// Whether another frame should wait until [`Stream::flush`] has made room.
+    pub fn is_full(&self) -> bool {
+        self.outgoing.len() - self.out_start >= OUT_BYTES_GATHER
+    }
+
+    /// Appends a frame of `length` bytes, which `copy` writes.
+    pub fn push(&mut self, length: usize, copy: impl FnOnce(&mut [u8])) {
+        // `length` is at most FRAME_BYTES_MAX.
+        self.outgoing.extend_from_slice(&(length as u32).to_be_bytes());
+        let start = self.outgoing.len();
+        self.outgoing.resize(start + length, 0);
+        copy(&mut self.outgoing[start..]);
+    }
+
+    /// Sends what waits.
+    pub fn flush(&mut self) -> Moved {
+        while self.has_outgoing() && self.open {
+            let rest = &self.outgoing[self.out_start..];
+            // SAFETY: `rest` is a live slice and the socket is open.
+            let sent = unsafe {
+                let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+                libc::send(self.socket.as_raw_fd(), rest.as_ptr().cast(), rest.len(), flags)
+            };
+            match usize::try_from(sent) {
+                Ok(sent) => self.out_start += sent,
+                Err(_) => match io::Error::last_os_error().kind() {
+                    io::ErrorKind::Interrupted => {}
+                    io::ErrorKind::WouldBlock => return Moved::Blocked,
+                    _ => self.open = false,
+                },
+            }
+        }
+        self.outgoing.clear();
+        self.out_start = 0;
+        if self.open { Moved::All } else { Moved::Closed }
+    }
+
+    /// The next whole frame, if one has arrived. A length that no frame has means that the framing is lost.
+    pub fn frame(&mut self) -> Option<&[u8]> {
+        let bytes = &self.incoming[self.in_start..self.in_end];
+        let length = u32::from_be_bytes(bytes.get(..LENGTH_BYTES)?.try_into().ok()?) as usize;
+        if !(ETHERNET_BYTES..=FRAME_BYTES_MAX).contains(&length) {
+            self.open = false;
+            return None;
+        }
+        self.incoming[self.in_start..self.in_end].get(LENGTH_BYTES..LENGTH_BYTES + length)
+    }
+
+    /// Forgets the frame that [`Stream::frame`] gave.
+    pub fn pop(&mut self) {
+        let length = self.frame().map(<[u8]>::len);
+        if let Some(length) = length {
+            self.in_start += LENGTH_BYTES + length;
+        }
+    }
+
+    /// Reads what has arrived, once.
+    pub fn receive(&mut self) -> Moved {
+        if !self.open {
+            return Moved::Closed;
+        }
+        self.incoming.copy_within(self.in_start..self.in_end, 0);
+        self.in_end -= self.in_start;
+        self.in_start = 0;
+        let room = &mut self.incoming[self.in_end..];
+        if room.is_empty() {
+            // A whole frame is there: the buffer has room for two.
+            return Moved::All;
+        }
+        // SAFETY: `room` is a live, exclusive slice and the socket is open.
+        let count = unsafe {
+            libc::recv(
+                self.socket.as_raw_fd(),
+                room.as_mut_ptr().cast(),
+                room.len(),
+                libc::MSG_DONTWAIT,
+            )
+        };
+        match usize::try_from(count) {
+            Ok(0) => self.open = false,
+            Ok(count) => self.in_end += count,
+            Err(_) => match io::Error::last_os_error().kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => return Moved::Blocked,
+                _ => self.open = false,
+            },
+        }
+        if self.open { Moved::All } else { Moved::Closed }
+    }
+}
