@@ -135,16 +135,6 @@ impl Segments {
         })
     }
 
-    /// The first `length` bytes from `offset` on, as pieces appended to `out`; returns their sum.
-    pub fn range(&self, offset: usize, length: usize, out: &mut Vec<iovec>) -> usize {
-        self.walk(offset, length, |guest, _, count| {
-            out.push(iovec {
-                iov_base: guest.cast(),
-                iov_len: count,
-            })
-        })
-    }
-
     fn walk(&self, mut offset: usize, length: usize, mut visit: impl FnMut(*mut u8, usize, usize)) -> usize {
         let mut done = 0;
         for piece in &self.pieces {

@@ -7,14 +7,22 @@ use virtio_bindings::virtio_net as spec;
 
 use super::header::HEADER_BYTES;
 
-nix::ioctl_write_int!(tun_set_offload, b'T', 208);
-nix::ioctl_write_ptr!(tun_set_queue, b'T', 217, libc::ifreq);
+// The kernel's numbers say `int` (`unsigned int`) for the argument's size, whatever the argument is.
+nix::ioctl_write_int_bad!(
+    tun_set_offload,
+    nix::request_code_write!(b'T', 208, size_of::<libc::c_uint>())
+);
+nix::ioctl_write_ptr_bad!(
+    tun_set_queue,
+    nix::request_code_write!(b'T', 217, size_of::<libc::c_int>()),
+    libc::ifreq
+);
 nix::ioctl_write_ptr!(tun_set_header_bytes, b'T', 216, libc::c_int);
 
-const TUN_F_CSUM: u64 = 1;
-const TUN_F_TSO4: u64 = 2;
-const TUN_F_TSO6: u64 = 4;
-const TUN_F_TSO_ECN: u64 = 8;
+const TUN_F_CSUM: i32 = 1;
+const TUN_F_TSO4: i32 = 2;
+const TUN_F_TSO6: i32 = 4;
+const TUN_F_TSO_ECN: i32 = 8;
 
 /// A TAP device's queues. Those from `attached` on are detached, so that the kernel sends nothing to them.
 pub struct Tap {

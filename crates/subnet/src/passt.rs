@@ -1,0 +1,214 @@
+//! Unprivileged networking through passt.
+//!
+//! passt (Debian 12 has 0.0~git20230309) gets one end of a socket pair as its standard input (`--fd 0`). It ends when
+//! the other end closes: when the shard that holds it ends, or its monitor before handing it over. A parent-death
+//! signal is not used: it would fire at the end of the thread that started passt, and is lost when passt drops root.
+//!
+//! The guest always sees the same network: 10.0.2.15/24, with the host and the way out at 10.0.2.2. passt wants a host
+//! interface with a default route as a template for IPv4; on a host without any (a lab), `lo` serves, and the guest
+//! reaches the host only. As root, passt changes to `nobody` by itself, and cannot bind ports below 1024.
+
+use std::fs::File;
+use std::io::{Read, Seek, Write};
+use std::net::{Ipv4Addr, TcpListener, UdpSocket};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use nix::sys::memfd::{MFdFlags, memfd_create};
+
+use crate::{PortForward, Protocol, SubnetError};
+
+/// The guest's address, given by DHCP.
+pub const GUEST_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
+/// The gateway, which is also how the guest names the host.
+pub const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
+/// The gateway's card.
+const GATEWAY_MAC: &str = "52:55:0a:00:02:02";
+/// How long passt may take to answer its first frame.
+const START_LIMIT: Duration = Duration::from_secs(5);
+
+/// What to start.
+#[derive(Clone, Debug, Default)]
+pub struct PasstSpec {
+    /// The guest card's address, for the first frame.
+    pub mac: [u8; 6],
+    /// Ports of the host that lead to the guest, on every address of the host.
+    pub forward: Vec<PortForward>,
+}
+
+/// A running passt. Dropping it ends passt.
+#[derive(Debug)]
+pub struct Passt {
+    /// The guest's side: each frame after its length, four bytes, big endian.
+    pub socket: OwnedFd,
+    /// The process.
+    pub child: PasstChild,
+}
+
+/// The process. Killed and waited for on drop.
+#[derive(Debug)]
+pub struct PasstChild(Child);
+
+impl PasstChild {
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for PasstChild {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts passt and waits until it answers.
+pub fn start(spec: &PasstSpec) -> Result<Passt, SubnetError> {
+    spec.forward.iter().try_for_each(check_free)?;
+    let failed = |what| move |source| SubnetError::Passt { what, source };
+    let (mut ours, theirs) = UnixStream::pair().map_err(failed("no socket pair"))?;
+    let log = memfd_create(c"passt", MFdFlags::MFD_CLOEXEC)
+        .map_err(|error| failed("no memory file")(error.into()))?;
+    let mut log = File::from(log);
+    let stderr = log.try_clone().map_err(failed("no memory file"))?;
+    let child = Command::new("passt")
+        .args(arguments(&spec.forward, has_default_route()))
+        .stdin(Stdio::from(OwnedFd::from(theirs)))
+        .stdout(Stdio::null())
+        .stderr(stderr)
+        .spawn()
+        .map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => SubnetError::NoPasst,
+            _ => failed("cannot run it")(error),
+        })?;
+    let child = PasstChild(child);
+    if !answers(&mut ours, spec.mac) {
+        drop(child);
+        let mut text = String::new();
+        let _ = log.rewind().and_then(|()| log.read_to_string(&mut text));
+        return Err(explain(&text));
+    }
+    ours.set_read_timeout(None).map_err(failed("no time limit"))?;
+    ours.set_nonblocking(true)
+        .map_err(failed("cannot make the socket non-blocking"))?;
+    Ok(Passt {
+        socket: ours.into(),
+        child,
+    })
+}
+
+/// passt's command line.
+fn arguments(forward: &[PortForward], default_route: bool) -> Vec<String> {
+    let (address, gateway) = (GUEST_ADDRESS.to_string(), GATEWAY.to_string());
+    let mut arguments: Vec<String> = ["--foreground", "--quiet", "--stderr", "--fd", "0"]
+        .map(String::from)
+        .into();
+    for (option, value) in [
+        ("--address", &*address),
+        ("--netmask", "24"),
+        ("--gateway", &*gateway),
+        ("--mac-addr", GATEWAY_MAC),
+    ] {
+        arguments.extend([option.to_owned(), value.to_owned()]);
+    }
+    if !default_route {
+        arguments.extend(["--ipv4-only", "--interface", "lo"].map(String::from));
+    }
+    for forward in forward {
+        let option = match forward.protocol {
+            Protocol::Tcp => "--tcp-ports",
+            Protocol::Udp => "--udp-ports",
+        };
+        arguments.extend([option.to_owned(), format!("{}:{}", forward.host, forward.guest)]);
+    }
+    arguments
+}
+
+/// Whether the host has an IPv4 default route.
+fn has_default_route() -> bool {
+    // Interface, destination, gateway, flags, reference count, use, metric, mask; a default route has destination and
+    // mask zero.
+    // This thread's network namespace is the one passt will be in.
+    std::fs::read_to_string("/proc/thread-self/net/route").is_ok_and(|table| {
+        table.lines().skip(1).any(|line| {
+            let mut fields = line.split_whitespace();
+            fields.nth(1) == Some("00000000") && fields.nth(5) == Some("00000000")
+        })
+    })
+}
+
+fn check_free(forward: &PortForward) -> Result<(), SubnetError> {
+    let (port, protocol) = (forward.host, forward.protocol.name());
+    let bound = match forward.protocol {
+        Protocol::Tcp => TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).map(drop),
+        Protocol::Udp => UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port)).map(drop),
+    };
+    match bound.map_err(|error| error.kind()) {
+        Err(std::io::ErrorKind::AddrInUse) => Err(SubnetError::PortInUse { port, protocol }),
+        Err(std::io::ErrorKind::PermissionDenied) => Err(SubnetError::PortPermission { port, protocol }),
+        _ => Ok(()),
+    }
+}
+
+/// What passt said, as an error.
+fn explain(text: &str) -> SubnetError {
+    let noise = |line: &str| line.starts_with("Failed to send") || line.starts_with("Don't run as root");
+    let line = text
+        .lines()
+        .find(|line| !noise(line))
+        .unwrap_or("it ended, or did not answer, without a word");
+    // "Failed to bind any port for '-t 8080:80', exiting": free a moment ago.
+    if let Some((_, rest)) = line.split_once("Failed to bind any port for '-") {
+        let protocol = if rest.starts_with('u') { "udp" } else { "tcp" };
+        let digits: String = rest
+            .chars()
+            .skip_while(|c| !c.is_ascii_digit())
+            .take_while(char::is_ascii_digit)
+            .collect();
+        if let Ok(port) = digits.parse() {
+            return if port < 1024 {
+                SubnetError::PortPermission { port, protocol }
+            } else {
+                SubnetError::PortInUse { port, protocol }
+            };
+        }
+    }
+    SubnetError::PasstFailed(line.to_owned())
+}
+
+/// Asks for the gateway's card and takes the answer from the socket.
+fn answers(socket: &mut UnixStream, mac: [u8; 6]) -> bool {
+    let mut request = Vec::with_capacity(46);
+    request.extend(42_u32.to_be_bytes());
+    request.extend([0xff; 6]);
+    request.extend(mac);
+    // ARP, for Ethernet (6-byte addresses) and IPv4 (4), a request.
+    request.extend([0x08, 0x06, 0, 1, 8, 0, 6, 4, 0, 1]);
+    request.extend(mac);
+    request.extend(GUEST_ADDRESS.octets());
+    request.extend([0; 6]);
+    request.extend(GATEWAY.octets());
+    if socket.set_read_timeout(Some(START_LIMIT)).is_err() || socket.write_all(&request).is_err() {
+        return false;
+    }
+    loop {
+        let mut length = [0; 4];
+        if socket.read_exact(&mut length).is_err() {
+            return false;
+        }
+        let mut frame = vec![0; (u32::from_be_bytes(length) as usize).min(65_553)];
+        if socket.read_exact(&mut frame).is_err() {
+            return false;
+        }
+        if frame.get(12..14) == Some(&[0x08, 0x06]) {
+            return true;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,64 @@
+//! In a network namespace of each test's own; they need root and /dev/net/tun.
+
+use std::process::Command;
+
+use super::*;
+
+fn in_own_namespace(setup: &[&str], test: impl FnOnce() + Send + 'static) {
+    let setup: Vec<String> = setup.iter().map(|line| (*line).to_owned()).collect();
+    let thread = std::thread::spawn(move || {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)
+            .expect("this test needs root (CAP_SYS_ADMIN) to make a network namespace");
+        for line in setup {
+            let status = Command::new("ip")
+                .args(line.split(' '))
+                .status()
+                .expect("this test needs iproute2");
+            assert!(status.success(), "ip {line}");
+        }
+        test();
+    });
+    thread.join().unwrap();
+}
+
+#[test]
+fn a_missing_device_is_not_created() {
+    in_own_namespace(&[], || {
+        let error = open("nosuch0", 1).unwrap_err();
+        assert!(matches!(error, SubnetError::NoSuchTap(..)), "{error}");
+        assert!(!interface_exists("nosuch0"));
+    });
+}
+
+#[test]
+fn a_device_is_opened_once() {
+    in_own_namespace(&["tuntap add tap0 mode tap"], || {
+        let files = open("tap0", 1).unwrap();
+        assert_eq!(files.len(), 1);
+        let error = open("tap0", 1).unwrap_err();
+        assert!(matches!(error, SubnetError::TapBusy(_)), "{error}");
+    });
+}
+
+#[test]
+fn a_device_has_a_file_for_each_queue_pair() {
+    in_own_namespace(&["tuntap add tap0 mode tap multi_queue"], || {
+        assert_eq!(open("tap0", 4).unwrap().len(), 4);
+    });
+}
+
+#[test]
+fn a_single_queue_device_refuses_several() {
+    in_own_namespace(&["tuntap add tap0 mode tap"], || {
+        let error = open("tap0", 2).unwrap_err();
+        assert!(matches!(error, SubnetError::TapKind(..)), "{error}");
+        assert!(error.to_string().contains("multi_queue"));
+    });
+}
+
+#[test]
+fn wild_names_are_refused() {
+    for name in ["", "a/b", "tap%d", "a name", "sixteen-letters-"] {
+        assert!(matches!(open(name, 1), Err(SubnetError::TapName(_))), "{name:?}");
+    }
+}
