@@ -1,0 +1,169 @@
+//! Process 1 of a benchmarked guest: says that it runs, does what the command line asks, prints one line of JSON
+//! behind `BENCH`, powers off.
+//!
+//! `bench=boot`, `bench=compute`, `bench=disk`, `bench=net` (peer 10.77.0.1), `bench=idle`.
+
+use std::alloc::{Layout, alloc};
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::mount::{MsFlags, mount};
+use nix::sys::reboot::{RebootMode, reboot};
+
+mod work;
+
+/// Bytes moved in each direction by the sequential disk and the network measurements.
+const BULK_BYTES: usize = 48 << 20;
+const DISK_BLOCK: usize = 4096;
+const DISK_RUN: usize = 1 << 20;
+/// How long random accesses are counted.
+const RANDOM_TIME: Duration = Duration::from_secs(2);
+
+fn main() {
+    println!("BENCH first-user-process");
+    for (kind, place) in [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev")] {
+        let _ = fs::create_dir_all(place);
+        let _ = mount(Some(kind), place, Some(kind), MsFlags::empty(), None::<&str>);
+    }
+    let cmdline = fs::read_to_string("/proc/cmdline").unwrap_or_default();
+    let task = cmdline
+        .split_whitespace()
+        .find_map(|word| word.strip_prefix("bench="))
+        .unwrap_or("boot");
+    let outcome = match task {
+        "boot" => Ok(String::from("{}")),
+        "compute" => Ok(format!("{{\"compute_s\":{}}}", work::compute().as_secs_f64())),
+        "disk" => modules().and_then(|()| disk()),
+        "net" => modules().and_then(|()| net()),
+        "idle" => {
+            println!("BENCH {{}}");
+            std::thread::sleep(Duration::from_secs(3600));
+            Ok(String::new())
+        }
+        other => Err(std::io::Error::other(format!("no task {other}"))),
+    };
+    match outcome {
+        Ok(json) => println!("BENCH {json}"),
+        Err(error) => println!("BENCH {{\"error\":\"{error}\"}}"),
+    }
+    // SAFETY: flushes the console before the power goes.
+    unsafe { libc::tcdrain(1) };
+    let _ = reboot(RebootMode::RB_POWER_OFF);
+}
+
+fn modules() -> std::io::Result<()> {
+    for name in fs::read_to_string("/modules/order")?
+        .lines()
+        .filter(|name| !name.is_empty())
+    {
+        let file = File::open(format!("/modules/{name}"))?;
+        // One that has no device here, or is there already, is none of the benchmark's business.
+        let _ = nix::kmod::finit_module(&file, c"", nix::kmod::ModuleInitFlags::empty());
+    }
+    Ok(())
+}
+
+/// A buffer that direct I/O accepts.
+fn aligned(bytes: usize) -> &'static mut [u8] {
+    let layout = Layout::from_size_align(bytes, DISK_BLOCK).expect("a power of two");
+    // SAFETY: the layout has a size; the memory is never freed, initialised here, and owned by the slice alone.
+    unsafe {
+        let start = alloc(layout);
+        assert!(!start.is_null());
+        start.write_bytes(0x5a, bytes);
+        std::slice::from_raw_parts_mut(start, bytes)
+    }
+}
+
+fn disk() -> std::io::Result<String> {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !fs::exists("/dev/vda")? && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_DIRECT)
+        .open("/dev/vda")?;
+    let run = aligned(DISK_RUN);
+    let rate = |start: Instant| BULK_BYTES as f64 / start.elapsed().as_secs_f64() / 1e6;
+    let start = Instant::now();
+    for offset in (0..BULK_BYTES).step_by(DISK_RUN) {
+        file.write_all_at(run, offset as u64)?;
+    }
+    let write = rate(start);
+    let start = Instant::now();
+    for offset in (0..BULK_BYTES).step_by(DISK_RUN) {
+        file.read_exact_at(run, offset as u64)?;
+    }
+    let read = rate(start);
+    let block = aligned(DISK_BLOCK);
+    let mut seed = 12_345_u64;
+    let mut random = |write: bool| -> std::io::Result<f64> {
+        let start = Instant::now();
+        let mut count = 0u32;
+        while start.elapsed() < RANDOM_TIME {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let offset = (seed >> 33) as usize % (BULK_BYTES / DISK_BLOCK) * DISK_BLOCK;
+            if write {
+                file.write_all_at(block, offset as u64)?;
+            } else {
+                file.read_exact_at(block, offset as u64)?;
+            }
+            count += 1;
+        }
+        Ok(f64::from(count) / start.elapsed().as_secs_f64())
+    };
+    let random_read = random(false)?;
+    let random_write = random(true)?;
+    Ok(format!(
+        "{{\"write_mb_s\":{write},\"read_mb_s\":{read},\"random_read_iops\":{random_read},\"random_write_iops\":{random_write}}}"
+    ))
+}
+
+fn net() -> std::io::Result<String> {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !fs::exists("/sys/class/net/eth0")? && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    for arguments in [
+        ["addr", "add", "10.77.0.2/24", "dev", "eth0"].as_slice(),
+        &["link", "set", "eth0", "up"],
+    ] {
+        let status = Command::new("/bin/busybox")
+            .arg("ip")
+            .args(arguments)
+            .stdout(Stdio::null())
+            .status()?;
+        if !status.success() {
+            return Err(std::io::Error::other(format!("ip {arguments:?}: {status}")));
+        }
+    }
+    let buffer = vec![0x33u8; 256 << 10];
+    let mut stream = TcpStream::connect("10.77.0.1:5077")?;
+    let start = Instant::now();
+    for _ in 0..BULK_BYTES / buffer.len() {
+        stream.write_all(&buffer)?;
+    }
+    // The peer answers when it has the last byte.
+    let mut byte = [0];
+    stream.read_exact(&mut byte)?;
+    let send = BULK_BYTES as f64 * 8.0 / start.elapsed().as_secs_f64() / 1e6;
+    let mut buffer = buffer;
+    let start = Instant::now();
+    stream.write_all(&byte)?;
+    let mut left = BULK_BYTES;
+    while left > 0 {
+        let count = stream.read(&mut buffer)?;
+        if count == 0 {
+            return Err(std::io::Error::other("the peer went away"));
+        }
+        left -= count;
+    }
+    let receive = BULK_BYTES as f64 * 8.0 / start.elapsed().as_secs_f64() / 1e6;
+    Ok(format!("{{\"send_mbit_s\":{send},\"receive_mbit_s\":{receive}}}"))
+}

@@ -1,0 +1,78 @@
+//! What a monitor takes beyond its guest's memory.
+
+use std::fs;
+use std::time::Duration;
+
+use crate::Outcome;
+use crate::guest_files::GuestFiles;
+use crate::vmm::{Guest, Vmm};
+
+/// A mapping of this size or more, writable, is the guest's memory.
+const GUEST_BYTES: u64 = 128 << 20;
+
+/// PSS in MiB of the monitor and all its children, without the guest's memory, 2 s after the guest is up.
+pub fn overhead_mib(vmm: Vmm, files: &GuestFiles) -> Outcome<f64> {
+    let mut guest = Guest::start(vmm, "idle", files)?;
+    guest.wait_for("BENCH {")?;
+    std::thread::sleep(Duration::from_secs(2));
+    let mut total = 0;
+    for pid in family(guest.child.id())? {
+        let kib = overhead_kib(pid)?;
+        eprintln!(
+            "bench: {} process {pid}: {kib} KiB beyond the guest's",
+            vmm.name()
+        );
+        total += kib;
+    }
+    Ok(total as f64 / 1024.0)
+}
+
+/// The process, what it started, and what belongs to its session's monitor.
+fn family(root: u32) -> Outcome<Vec<u32>> {
+    let mut parents = Vec::new();
+    for entry in fs::read_dir("/proc")?.flatten() {
+        let Some(pid) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse::<u32>().ok())
+        else {
+            continue;
+        };
+        let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else {
+            continue;
+        };
+        let Some(parent) = stat.rsplit(") ").next().and_then(|rest| rest.split(' ').nth(1)) else {
+            continue;
+        };
+        parents.push((pid, parent.parse::<u32>()?));
+    }
+    let mut family = vec![root];
+    let mut at = 0;
+    while at < family.len() {
+        let parent = family[at];
+        family.extend(
+            parents
+                .iter()
+                .filter(|(_, of)| *of == parent)
+                .map(|(pid, _)| *pid),
+        );
+        at += 1;
+    }
+    Ok(family)
+}
+
+fn overhead_kib(pid: u32) -> Outcome<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps"))?;
+    let mut total = 0;
+    let mut guest = false;
+    for line in text.lines() {
+        let first = line.split(' ').next().unwrap_or_default();
+        if let Some((start, end)) = first.split_once('-') {
+            let (start, end) = (u64::from_str_radix(start, 16)?, u64::from_str_radix(end, 16)?);
+            guest = end - start >= GUEST_BYTES;
+        } else if line.starts_with("Pss:") && !guest {
+            total += line.split_whitespace().nth(1).unwrap_or("0").parse::<u64>()?;
+        }
+    }
+    Ok(total)
+}

@@ -1,0 +1,279 @@
+//! Starts one guest under one monitor and reads what it says.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use crate::Outcome;
+use crate::guest_files::GuestFiles;
+
+/// The monitors compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Vmm {
+    /// This project.
+    Mirrorball,
+    /// QEMU's machine with no firmware tables to speak of, and virtio over MMIO.
+    QemuMicrovm,
+    /// QEMU's default PC, with virtio over PCI.
+    QemuPc,
+}
+
+/// No guest may take longer.
+const LIMIT: Duration = Duration::from_secs(90);
+/// The kernel's words in every run.
+const CMDLINE: &str = "console=ttyS0 quiet panic=-1 reboot=t tsc=reliable no_timer_check rdinit=/bench";
+/// The first line of a guest's process 1.
+const FIRST: &str = "BENCH first-user-process";
+const TAP: &str = "mirrorbench0";
+
+impl Vmm {
+    /// As in the table.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Mirrorball => "mirrorball",
+            Self::QemuMicrovm => "qemu microvm",
+            Self::QemuPc => "qemu pc",
+        }
+    }
+
+    /// The command that starts a guest of 1 vCPU and 128 MiB with what the task needs.
+    fn command(self, task: &str, files: &GuestFiles) -> Command {
+        let cmdline = format!("{CMDLINE} bench={task}");
+        let disk = files.disk.display();
+        if self == Self::Mirrorball {
+            let mut command = Command::new(&files.mirrorball);
+            command.args([
+                "run", "--lab", "never", "--cpus", "1", "--memory", "128M", "--kernel",
+            ]);
+            command
+                .arg(&files.kernel)
+                .arg("--initrd")
+                .arg(&files.initrd)
+                .args(["--cmdline", &cmdline]);
+            match task {
+                "net" => command.args(["--net", &format!("tap={TAP}")]),
+                _ => command.args(["--net", "none"]),
+            };
+            if task == "disk" {
+                command.args(["--disk", &format!("{disk}:exclusive:persistent")]);
+            }
+            return command;
+        }
+        let mut command = Command::new(&files.qemu);
+        command.args([
+            "-nodefaults",
+            "-no-user-config",
+            "-display",
+            "none",
+            "-no-reboot",
+            "-serial",
+            "stdio",
+        ]);
+        command.args(["-cpu", "host", "-smp", "1", "-m", "128M", "-kernel"]);
+        command
+            .arg(&files.kernel)
+            .arg("-initrd")
+            .arg(&files.initrd)
+            .args(["-append", &cmdline]);
+        match self {
+            Self::QemuMicrovm => command.args(["-M", "microvm,accel=kvm,rtc=on"]),
+            _ => command.args(["-M", "pc,accel=kvm"]),
+        };
+        let transport = if self == Self::QemuMicrovm {
+            "device"
+        } else {
+            "pci"
+        };
+        if task == "disk" {
+            command.args(["-object", "iothread,id=io0", "-drive"]);
+            command.arg(format!(
+                "file={disk},if=none,id=d0,format=raw,cache=writeback,aio=io_uring"
+            ));
+            command.args([
+                "-device",
+                &format!("virtio-blk-{transport},drive=d0,iothread=io0"),
+            ]);
+        }
+        if task == "net" {
+            command.args([
+                "-netdev",
+                &format!("tap,id=n0,ifname={TAP},script=no,downscript=no"),
+            ]);
+            command.args([
+                "-device",
+                &format!(
+                    "virtio-net-{transport},netdev=n0{}",
+                    if transport == "pci" { ",romfile=" } else { "" }
+                ),
+            ]);
+        }
+        command
+    }
+}
+
+/// A running guest. Ended when dropped.
+pub struct Guest {
+    /// The monitor's process.
+    pub child: Child,
+    lines: mpsc::Receiver<String>,
+    started: Instant,
+}
+
+impl Guest {
+    /// Starts a guest that does `task`.
+    pub fn start(vmm: Vmm, task: &str, files: &GuestFiles) -> Outcome<Self> {
+        let mut command = vmm.command(task, files);
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit());
+        // SAFETY: prctl is async-signal-safe and takes numbers only.
+        unsafe {
+            command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            })
+        };
+        let started = Instant::now();
+        let mut child = command.spawn()?;
+        let output = child.stdout.take().ok_or("no output")?;
+        let (sender, lines) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        Ok(Self {
+            child,
+            lines,
+            started,
+        })
+    }
+
+    /// The rest of the first line that starts with `prefix`, and the time since the start.
+    pub fn wait_for(&mut self, prefix: &str) -> Outcome<(String, Duration)> {
+        let mut tail = Vec::new();
+        loop {
+            let left = LIMIT
+                .checked_sub(self.started.elapsed())
+                .ok_or("the guest took too long")?;
+            match self.lines.recv_timeout(left) {
+                Ok(line) => {
+                    if let Some(at) = line.find(prefix) {
+                        return Ok((
+                            line[at + prefix.len()..].trim().to_owned(),
+                            self.started.elapsed(),
+                        ));
+                    }
+                    tail.push(line);
+                }
+                Err(_) => {
+                    let last = tail.split_off(tail.len().saturating_sub(8)).join("\n  ");
+                    return Err(format!("the guest ended without '{prefix}':\n  {last}").into());
+                }
+            }
+        }
+    }
+
+    /// Waits for a clean end.
+    fn end(mut self) -> Outcome<()> {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while Instant::now() < deadline {
+            if self.child.try_wait()?.is_some() {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Err("the guest did not power off".into())
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Seconds from the start of the monitor to the guest's first user process.
+pub fn first_user_process(vmm: Vmm, files: &GuestFiles) -> Outcome<f64> {
+    let mut guest = Guest::start(vmm, "boot", files)?;
+    let (_, time) = guest.wait_for(FIRST)?;
+    guest.end()?;
+    eprintln!("bench: {} booted in {:.2} s", vmm.name(), time.as_secs_f64());
+    Ok(time.as_secs_f64())
+}
+
+/// Runs `task` in a fresh guest and gives its answer.
+pub fn task(vmm: Vmm, task: &str, files: &GuestFiles) -> Outcome<serde_json::Value> {
+    let peer = if task == "net" { Some(Tap::create()?) } else { None };
+    let mut guest = Guest::start(vmm, task, files)?;
+    guest.wait_for(FIRST)?;
+    let (json, _) = guest.wait_for("BENCH ")?;
+    guest.end()?;
+    drop(peer);
+    eprintln!("bench: {} {task}: {json}", vmm.name());
+    Ok(serde_json::from_str(&json)?)
+}
+
+/// A TAP device with a TCP peer behind it. Removed when dropped.
+struct Tap;
+
+impl Tap {
+    fn create() -> Outcome<Self> {
+        for words in [
+            format!("tuntap add {TAP} mode tap"),
+            format!("addr add 10.77.0.1/24 dev {TAP}"),
+            format!("link set {TAP} up"),
+        ] {
+            ip(&words)?;
+        }
+        let tap = Self;
+        let listener = TcpListener::bind("10.77.0.1:5077")?;
+        std::thread::spawn(move || {
+            // A peer that fails shows as a guest that fails.
+            let _ = peer(&listener);
+        });
+        Ok(tap)
+    }
+}
+
+impl Drop for Tap {
+    fn drop(&mut self) {
+        let _ = ip(&format!("link del {TAP}"));
+    }
+}
+
+fn ip(words: &str) -> Outcome<()> {
+    let status = Command::new("ip").args(words.split(' ')).status()?;
+    if status.success() {
+        Ok(())
+    } else {
+        Err(format!("ip {words}: {status}").into())
+    }
+}
+
+/// Takes the guest's bytes, says so, and sends as many back.
+fn peer(listener: &TcpListener) -> std::io::Result<()> {
+    const BULK_BYTES: usize = 48 << 20;
+    let (mut stream, _) = listener.accept()?;
+    let mut buffer = vec![0u8; 256 << 10];
+    let mut left = BULK_BYTES;
+    while left > 0 {
+        match stream.read(&mut buffer)? {
+            0 => return Ok(()),
+            count => left -= count,
+        }
+    }
+    stream.write_all(&[1])?;
+    stream.read_exact(&mut buffer[..1])?;
+    for _ in 0..BULK_BYTES / buffer.len() {
+        stream.write_all(&buffer)?;
+    }
+    Ok(())
+}

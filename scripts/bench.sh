@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Times Mirrorball against QEMU, directly where KVM runs guests and in a lab host elsewhere.
+# Usage: scripts/bench.sh MIRRORBALL [RUNS]
+set -euo pipefail
+mirrorball=$(realpath "$1") runs=${2:-5}
+here=$(cd "$(dirname "$0")/.." && pwd)
+data=${MIRRORBALL_DATA:-${XDG_DATA_HOME:-$HOME/.local/share}/mirrorball}
+"$mirrorball" image ls --json | grep -q '"tiny"' || "$mirrorball" image build tiny
+machine="$(nproc) CPUs, $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $(awk '/MemTotal/ {printf "%.0f GiB", $2 / 1048576}' /proc/meminfo)"
+inside=()
+if ! "$mirrorball" probe >/dev/null 2>&1; then
+    machine="lab host (QEMU software emulation, Debian 6.1 kernel) on $machine"
+    inside=("$mirrorball" lab run --)
+fi
+echo "bench: about 15 minutes on 2 CPUs without usable KVM"
+"${inside[@]}" "$(dirname "$mirrorball")/bench" --mirrorball "$mirrorball" --kernel "$data/images/tiny/vmlinux" \
+    --initrd "$data/images/tiny/initrd" --runs "$runs" --out "$here/bench/results/foundation.json" --machine "$machine"
