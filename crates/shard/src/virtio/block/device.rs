@@ -1,0 +1,174 @@
+//! The front of the block device: features, configuration space, one worker for each queue.
+
+use std::io;
+use std::sync::Arc;
+
+use diskstore::disk::{IoQueue, SECTOR_BYTES, Store};
+use virtio_bindings::bindings::virtio_blk::{
+    VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_RO,
+    VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_WRITE_ZEROES, VIRTIO_BLK_ID_BYTES,
+};
+use virtio_bindings::bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+
+use super::handler::{BlockHandler, QUEUE_SIZE};
+use super::metrics::Metrics;
+use super::request::{Disk, RANGE_SECTORS_MAX};
+use crate::sandbox::{ThreadKind, Threads};
+use crate::virtio::worker::Worker;
+use crate::virtio::{Activation, DeviceError, VirtioDevice, VirtioId};
+
+/// Queues of a disk at most; a thread each.
+const QUEUES_MAX: u16 = 64;
+/// Data buffers of a request: the queue without header and status.
+const SEGMENTS_MAX: u32 = QUEUE_SIZE as u32 - 2;
+/// Sectors of a page: what the host writes at once, and the alignment worth having.
+const PAGE_SECTORS_LOG2: u8 = 3;
+/// Bytes of the configuration space up to `write_zeroes_may_unmap` and its padding.
+const CONFIG_BYTES: usize = 60;
+
+/// A block device.
+pub struct Block {
+    workers: Vec<Worker>,
+    queue_sizes: Vec<u16>,
+    features: u64,
+    config: [u8; CONFIG_BYTES],
+    metrics: Arc<Metrics>,
+    note: Option<String>,
+}
+
+impl Block {
+    /// Starts the threads of a disk. Call it before the sandbox closes: its rings and event files are made here.
+    ///
+    /// `id` is what the guest reads as the serial (its first 20 bytes). `queues` is brought into 1 to 64.
+    pub fn new(
+        threads: &Threads,
+        id: &str,
+        store: Arc<dyn Store>,
+        read_only: bool,
+        queues: u16,
+    ) -> io::Result<Self> {
+        let queues = queues.clamp(1, QUEUES_MAX);
+        let mut name = [0; VIRTIO_BLK_ID_BYTES as usize];
+        let length = id.len().min(name.len());
+        name[..length].copy_from_slice(&id.as_bytes()[..length]);
+        let disk = Disk {
+            sectors: store.size() / SECTOR_BYTES,
+            read_only,
+            id: name,
+        };
+        let metrics = Arc::new(Metrics::default());
+        let mut note = None;
+        let mut workers = Vec::with_capacity(queues.into());
+        for index in 0..queues {
+            let io = IoQueue::new(store.clone(), QUEUE_SIZE);
+            if let Err(why) = io.in_background() {
+                let why = why.map_or_else(|| "not asked for".to_owned(), ToString::to_string);
+                note = Some(format!(
+                    "disk {id}: no io_uring ({why}); a slow read stalls its queue"
+                ));
+            }
+            let handler = BlockHandler::new(io, disk, metrics.clone());
+            let thread = format!("blk-{id:.8}-{index}");
+            workers.push(Worker::spawn(threads, ThreadKind::Block, &thread, handler)?);
+        }
+        Ok(Self {
+            workers,
+            queue_sizes: vec![QUEUE_SIZE; queues.into()],
+            features: features(read_only),
+            config: config(disk.sectors, queues),
+            metrics,
+            note,
+        })
+    }
+
+    /// What the disk's queues counted.
+    pub fn metrics(&self) -> Arc<Metrics> {
+        self.metrics.clone()
+    }
+
+    /// What the log of the VM should say about this disk.
+    pub fn note(&self) -> Option<&str> {
+        self.note.as_deref()
+    }
+}
+
+fn features(read_only: bool) -> u64 {
+    let mut bits = vec![
+        VIRTIO_BLK_F_SEG_MAX,
+        VIRTIO_BLK_F_BLK_SIZE,
+        VIRTIO_BLK_F_FLUSH,
+        VIRTIO_BLK_F_TOPOLOGY,
+        VIRTIO_BLK_F_MQ,
+        VIRTIO_RING_F_INDIRECT_DESC,
+        VIRTIO_RING_F_EVENT_IDX,
+    ];
+    if read_only {
+        bits.push(VIRTIO_BLK_F_RO);
+    } else {
+        bits.extend([VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_WRITE_ZEROES]);
+    }
+    bits.iter().fold(0, |features, bit| features | 1 << bit)
+}
+
+/// `struct virtio_blk_config` (Virtio 1.2, section 5.2.4).
+fn config(sectors: u64, queues: u16) -> [u8; CONFIG_BYTES] {
+    let mut config = [0; CONFIG_BYTES];
+    let mut put = |offset: usize, bytes: &[u8]| config[offset..offset + bytes.len()].copy_from_slice(bytes);
+    put(0, &sectors.to_le_bytes());
+    put(12, &SEGMENTS_MAX.to_le_bytes());
+    put(20, &(SECTOR_BYTES as u32).to_le_bytes());
+    // Topology: a physical block is a page; minimum and best I/O sizes in sectors.
+    put(24, &[PAGE_SECTORS_LOG2]);
+    put(26, &(1_u16 << PAGE_SECTORS_LOG2).to_le_bytes());
+    // Write-back cache.
+    put(32, &[1]);
+    put(34, &queues.to_le_bytes());
+    put(36, &RANGE_SECTORS_MAX.to_le_bytes());
+    put(40, &1_u32.to_le_bytes());
+    put(44, &(1_u32 << PAGE_SECTORS_LOG2).to_le_bytes());
+    put(48, &RANGE_SECTORS_MAX.to_le_bytes());
+    put(52, &1_u32.to_le_bytes());
+    put(56, &[1]);
+    config
+}
+
+impl VirtioDevice for Block {
+    fn id(&self) -> VirtioId {
+        VirtioId::Block
+    }
+
+    fn features(&self) -> u64 {
+        self.features
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &self.queue_sizes
+    }
+
+    fn read_config(&self, offset: u64, data: &mut [u8]) {
+        let start = usize::try_from(offset).unwrap_or(usize::MAX).min(CONFIG_BYTES);
+        let known = &self.config[start..];
+        let length = known.len().min(data.len());
+        data[..length].copy_from_slice(&known[..length]);
+        data[length..].fill(0);
+    }
+
+    fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
+        for queue in activation.queues {
+            let Some(worker) = self.workers.get(usize::from(queue.index)) else {
+                continue;
+            };
+            worker.activate(Activation {
+                memory: activation.memory.clone(),
+                features: activation.features,
+                queues: vec![queue],
+                interrupt: activation.interrupt.clone(),
+            })?;
+        }
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.workers.iter().for_each(Worker::reset);
+    }
+}

@@ -1,0 +1,358 @@
+//! One queue's thread: takes requests, has the disk do them, answers.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use diskstore::disk::{IoQueue, Operation, Segments, Submission};
+use nix::sys::epoll::EpollFlags;
+use virtio_bindings::bindings::virtio_blk::{
+    VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP,
+};
+use virtio_bindings::bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use vm_memory::{Bytes, GuestAddress};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::metrics::{Metrics, add};
+use super::request::{Action, Disk, Parser, Request};
+use crate::memory::GuestRam;
+use crate::virtio::worker::{Event, Handler, Sources};
+use crate::virtio::{Activation, DeviceError, Interrupt};
+
+/// Requests the driver can have under way on a queue: the size of the queue.
+pub(super) const QUEUE_SIZE: u16 = 256;
+/// The token of the disk's completions among the event sources.
+const COMPLETIONS: u32 = 0;
+/// Batches served in a row before the thread looks at its other events (a reset must get through to it).
+const BATCHES_MAX: usize = 16;
+
+/// Serves one queue.
+pub(super) struct BlockHandler {
+    io: IoQueue,
+    disk: Disk,
+    metrics: Arc<Metrics>,
+    parser: Parser,
+    active: Option<Active>,
+}
+
+/// What there is between an activation and a reset.
+struct Active {
+    memory: GuestRam,
+    interrupt: Arc<dyn Interrupt>,
+    index: u16,
+    queue: Queue,
+    notify: EventFd,
+    /// Every write is made durable, for a driver that cannot flush.
+    write_through: bool,
+    /// Requests under way; the place is the token.
+    requests: Vec<Option<UnderWay>>,
+    free: Vec<usize>,
+    /// Requests answered since the last interrupt was considered.
+    answered: bool,
+}
+
+#[derive(Clone, Copy)]
+struct UnderWay {
+    head: u16,
+    status: GuestAddress,
+    /// Bytes of the driver's that success fills, the status included.
+    filled: u32,
+    /// A write that must be followed by a flush.
+    flush_after: bool,
+}
+
+impl BlockHandler {
+    pub fn new(io: IoQueue, disk: Disk, metrics: Arc<Metrics>) -> Self {
+        Self {
+            io,
+            disk,
+            metrics,
+            parser: Parser::default(),
+            active: None,
+        }
+    }
+
+    /// Serves what is there; ends when the queue is empty, with notifications on, or full.
+    fn serve(&mut self) -> Result<(), DeviceError> {
+        for _ in 0..BATCHES_MAX {
+            let Some(active) = &mut self.active else {
+                return Ok(());
+            };
+            active
+                .queue
+                .disable_notification(&*active.memory)
+                .map_err(ring_error)?;
+            self.take_batch()?;
+            self.io.send().map_err(|source| DeviceError::Host {
+                what: "cannot start disk I/O",
+                source,
+            })?;
+            self.reap()?;
+            let Some(active) = &mut self.active else {
+                return Ok(());
+            };
+            active.signal(&self.metrics)?;
+            if active.free.is_empty() {
+                // The next completion goes on.
+                return Ok(());
+            }
+            if !active
+                .queue
+                .enable_notification(&*active.memory)
+                .map_err(ring_error)?
+            {
+                return Ok(());
+            }
+        }
+        // More is there: come back after the other events.
+        match &self.active {
+            Some(active) => active.notify.write(1).map_err(|source| DeviceError::Host {
+                what: "cannot go on with the queue",
+                source,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Starts requests until the queue is empty or as many as it has places are under way.
+    fn take_batch(&mut self) -> Result<(), DeviceError> {
+        for _ in 0..QUEUE_SIZE {
+            let Some(active) = &mut self.active else {
+                return Ok(());
+            };
+            let Some(token) = active.free.pop() else {
+                return Ok(());
+            };
+            let memory = active.memory.clone();
+            let Some(chain) = active.queue.iter(&*memory).map_err(ring_error)?.next() else {
+                active.free.push(token);
+                return Ok(());
+            };
+            let head = chain.head_index();
+            let request = self.parser.parse(&memory, chain, &self.disk)?;
+            self.start(token, head, request)?;
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, token: usize, head: u16, request: Request) -> Result<(), DeviceError> {
+        let Some(active) = &mut self.active else {
+            return Ok(());
+        };
+        let mut filled = 1;
+        let flush_after;
+        match &request.action {
+            Action::Io(operation) => {
+                count(&self.metrics, operation);
+                if let Operation::Read { into, .. } = operation {
+                    filled = u32::try_from(into.bytes()).unwrap_or(u32::MAX).saturating_add(1);
+                }
+                let changes = !matches!(operation, Operation::Read { .. } | Operation::Flush);
+                flush_after = changes && active.write_through;
+            }
+            Action::Name(into) => {
+                let copied = copy_name(into, &self.disk.id);
+                active.free.push(token);
+                return self.answer(head, request.status, VIRTIO_BLK_S_OK, copied + 1);
+            }
+            Action::Refuse(status) => {
+                let status = u32::from(*status);
+                active.free.push(token);
+                let unsupported = status == VIRTIO_BLK_S_UNSUPP;
+                add(
+                    if unsupported {
+                        &self.metrics.unsupported
+                    } else {
+                        &self.metrics.failed
+                    },
+                    1,
+                );
+                return self.answer(head, request.status, status, 1);
+            }
+        }
+        let Action::Io(operation) = request.action else {
+            return Ok(());
+        };
+        let under_way = UnderWay {
+            head,
+            status: request.status,
+            filled,
+            flush_after,
+        };
+        match self.io.submit(operation, token as u64) {
+            Submission::Done(result) => self.done(token, under_way, result),
+            Submission::Pending => {
+                add(&self.metrics.in_background, 1);
+                let Some(active) = &mut self.active else {
+                    return Ok(());
+                };
+                active.requests[token] = Some(under_way);
+                Ok(())
+            }
+        }
+    }
+
+    /// Ends a request of the disk, or makes it durable first.
+    fn done(
+        &mut self,
+        token: usize,
+        mut request: UnderWay,
+        mut result: std::io::Result<()>,
+    ) -> Result<(), DeviceError> {
+        if request.flush_after && result.is_ok() {
+            request.flush_after = false;
+            match self.io.submit(Operation::Flush, token as u64) {
+                Submission::Done(flushed) => result = flushed,
+                Submission::Pending => {
+                    let Some(active) = &mut self.active else {
+                        return Ok(());
+                    };
+                    active.requests[token] = Some(request);
+                    return Ok(());
+                }
+            }
+        }
+        let Some(active) = &mut self.active else {
+            return Ok(());
+        };
+        active.free.push(token);
+        match result {
+            Ok(()) => self.answer(request.head, request.status, VIRTIO_BLK_S_OK, request.filled),
+            Err(_) => {
+                add(&self.metrics.failed, 1);
+                self.answer(request.head, request.status, VIRTIO_BLK_S_IOERR, 1)
+            }
+        }
+    }
+
+    fn answer(&mut self, head: u16, at: GuestAddress, status: u32, filled: u32) -> Result<(), DeviceError> {
+        let Some(active) = &mut self.active else {
+            return Ok(());
+        };
+        // A status outside memory is the driver's loss.
+        let _ = active.memory.write_obj(status as u8, at);
+        active
+            .queue
+            .add_used(&*active.memory, head, filled)
+            .map_err(ring_error)?;
+        active.answered = true;
+        Ok(())
+    }
+
+    /// Ends what the kernel has completed.
+    fn reap(&mut self) -> Result<(), DeviceError> {
+        while let Some((token, result)) = self.io.completed() {
+            let Some(active) = &mut self.active else { continue };
+            let token = token as usize;
+            let Some(request) = active.requests.get_mut(token).and_then(Option::take) else {
+                continue;
+            };
+            self.done(token, request, result)?;
+        }
+        Ok(())
+    }
+}
+
+impl Active {
+    /// Interrupts the driver for what was answered, if it wants that.
+    fn signal(&mut self, metrics: &Metrics) -> Result<(), DeviceError> {
+        if std::mem::take(&mut self.answered)
+            && self.queue.needs_notification(&*self.memory).map_err(ring_error)?
+        {
+            add(&metrics.interrupts, 1);
+            self.interrupt.signal_queue(self.index);
+        }
+        Ok(())
+    }
+}
+
+impl Handler for BlockHandler {
+    fn start(&mut self, activation: Activation, sources: &Sources) -> Result<(), DeviceError> {
+        let Activation {
+            memory,
+            features,
+            queues,
+            interrupt,
+        } = activation;
+        let Some(mut active) = queues.into_iter().next() else {
+            return Ok(());
+        };
+        let has = |bit: u32| features >> bit & 1 == 1;
+        active.queue.set_event_idx(has(VIRTIO_RING_F_EVENT_IDX));
+        if let Some(event) = self.io.event() {
+            sources
+                .add(event, COMPLETIONS, EpollFlags::EPOLLIN)
+                .map_err(|source| DeviceError::Host {
+                    what: "cannot wait for disk I/O",
+                    source,
+                })?;
+        }
+        let places = usize::from(QUEUE_SIZE);
+        self.active = Some(Active {
+            memory,
+            interrupt,
+            index: active.index,
+            queue: active.queue,
+            notify: active.notify,
+            write_through: !has(VIRTIO_BLK_F_FLUSH),
+            requests: vec![None; places],
+            free: (0..places).collect(),
+            answered: false,
+        });
+        // The driver may have made requests available before the thread listened.
+        self.serve()
+    }
+
+    fn handle(&mut self, event: Event, _sources: &Sources) -> Result<(), DeviceError> {
+        match event {
+            Event::Queue(_) => add(&self.metrics.notifications, 1),
+            Event::Source(_) => {
+                if let Some(event) = self.io.event() {
+                    let mut count = [0; 8];
+                    // Nonblocking; empty when a batch has already taken its completions.
+                    let _ = nix::unistd::read(event, &mut count);
+                }
+                self.reap()?;
+            }
+        }
+        self.serve()
+    }
+
+    fn stop(&mut self, sources: &Sources) {
+        if let Some(event) = self.io.event() {
+            let _ = sources.remove(event);
+        }
+        self.io.drain();
+        self.active = None;
+    }
+}
+
+/// Copies the disk's name, zero-padded; returns the bytes copied.
+fn copy_name(into: &Segments, name: &[u8]) -> u32 {
+    let mut done = 0;
+    for piece in into.iovecs() {
+        let take = piece.iov_len.min(name.len() - done);
+        // SAFETY: a piece is guest memory that is mapped and writable; the name has `take` bytes from `done` on.
+        unsafe { std::ptr::copy_nonoverlapping(name.as_ptr().add(done), piece.iov_base.cast(), take) };
+        done += take;
+    }
+    done as u32
+}
+
+fn ring_error(error: virtio_queue::Error) -> DeviceError {
+    DeviceError::Protocol(error.to_string())
+}
+
+fn count(metrics: &Metrics, operation: &Operation) {
+    let (counter, bytes): (_, Option<(&AtomicU64, u64)>) = match operation {
+        Operation::Read { into, .. } => (&metrics.reads, Some((&metrics.read_bytes, into.bytes()))),
+        Operation::Write { from, .. } => (&metrics.writes, Some((&metrics.written_bytes, from.bytes()))),
+        Operation::Flush => (&metrics.flushes, None),
+        Operation::Discard { .. } => (&metrics.discards, None),
+        Operation::WriteZeroes { .. } => (&metrics.zeroed, None),
+    };
+    add(counter, 1);
+    if let Some((counter, bytes)) = bytes {
+        add(counter, bytes);
+    }
+}

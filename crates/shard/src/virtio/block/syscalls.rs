@@ -1,0 +1,27 @@
+//! What a disk's thread may call beyond what every thread may.
+
+use crate::sandbox::Syscall;
+
+/// Reading, writing, syncing and punching the disk's files, and the kernel's ring. The ring itself is restricted to
+/// reads and syncs of those files before the sandbox closes. No call here takes a path.
+pub const SYSCALLS: &[Syscall] = &[
+    libc::SYS_pread64,
+    libc::SYS_preadv,
+    libc::SYS_preadv2,
+    libc::SYS_pwrite64,
+    libc::SYS_pwritev,
+    libc::SYS_fdatasync,
+    libc::SYS_fsync,
+    libc::SYS_fallocate,
+    // imago grows a qcow2 file when it writes zeroes past its end.
+    libc::SYS_ftruncate,
+    libc::SYS_lseek,
+    libc::SYS_io_uring_enter,
+    // The allocator and the runtime; also allowed to every thread.
+    libc::SYS_brk,
+    libc::SYS_futex,
+    libc::SYS_madvise,
+    libc::SYS_mmap,
+    libc::SYS_mremap,
+    libc::SYS_munmap,
+];
