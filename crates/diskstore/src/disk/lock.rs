@@ -13,6 +13,7 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use super::DiskError;
 
@@ -44,12 +45,18 @@ const PREFIX: &str = "mb-disk/";
 /// Bytes of an abstract socket's name.
 const NAME_BYTES_MAX: usize = 107;
 
+/// How long a lock may be held by nobody who says so. The kernel takes a moment to let go of the files of a ring
+/// after its process has ended, and a holder takes one to announce itself.
+const UNCLAIMED_MAX: Duration = Duration::from_millis(1000);
+const RETRY_INTERVAL: Duration = Duration::from_millis(5);
+
 /// Takes the lock or says who holds it.
 pub(super) fn take(path: &Path, file: &File, share: Share, vm: &str) -> Result<Lock, DiskError> {
     let operation = match share {
         Share::Shared => libc::LOCK_SH,
         Share::Exclusive => libc::LOCK_EX,
     };
+    let start = Instant::now();
     loop {
         // SAFETY: flock touches no memory.
         if unsafe { libc::flock(file.as_raw_fd(), operation | libc::LOCK_NB) } == 0 {
@@ -60,6 +67,9 @@ pub(super) fn take(path: &Path, file: &File, share: Share, vm: &str) -> Result<L
         let error = io::Error::last_os_error();
         match error.kind() {
             io::ErrorKind::Interrupted => {}
+            io::ErrorKind::WouldBlock if start.elapsed() < UNCLAIMED_MAX && unclaimed(file) => {
+                std::thread::sleep(RETRY_INTERVAL);
+            }
             io::ErrorKind::WouldBlock => return Err(in_use(path, file, share)),
             _ => return Err(DiskError::io(path, "locking it")(error)),
         }
@@ -113,6 +123,11 @@ fn announced(key: &str) -> Vec<Holder> {
         }
     }
     holders
+}
+
+fn unclaimed(file: &File) -> bool {
+    file.metadata()
+        .is_ok_and(|metadata| announced(&key(&metadata)).is_empty())
 }
 
 fn in_use(path: &Path, file: &File, wanted: Share) -> DiskError {

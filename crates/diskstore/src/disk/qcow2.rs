@@ -18,6 +18,7 @@ use imago::raw::Raw;
 use imago::{DenyImplicitOpenGate, FormatAccess, FormatCreateBuilder, FormatDriverBuilder};
 
 use super::header::Header;
+use super::raw::write_zero_bytes;
 use super::{Format, SECTOR_BYTES, Segments, Store};
 
 /// A qcow2 disk.
@@ -124,10 +125,17 @@ impl Store for Qcow2Store {
     }
 
     fn write_zeroes(&self, offset: u64, bytes: u64, unmap: bool) -> io::Result<()> {
-        if unmap {
+        let result = if unmap {
             self.alone().discard_to_zero(offset, bytes)
         } else {
             self.shared().write_zeroes(offset, bytes)
+        };
+        match result {
+            // Version 2 has no zero clusters.
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                write_zero_bytes(offset, bytes, |zeroes, at| self.write(zeroes, at))
+            }
+            result => result,
         }
     }
 

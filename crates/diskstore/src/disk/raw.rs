@@ -130,12 +130,19 @@ pub(super) fn zero(file: &File, offset: u64, bytes: u64, unmap: bool) -> io::Res
         libc::FALLOC_FL_ZERO_RANGE
     };
     match allocate(file, mode | libc::FALLOC_FL_KEEP_SIZE, offset, bytes) {
-        Err(error) if not_supported(&error) => write_zero_bytes(file, offset, bytes),
+        Err(error) if not_supported(&error) => {
+            write_zero_bytes(offset, bytes, |zeroes, at| write_all(file, zeroes, at))
+        }
         result => result,
     }
 }
 
-fn write_zero_bytes(file: &File, offset: u64, bytes: u64) -> io::Result<()> {
+/// Writes zeroes piece by piece.
+pub(super) fn write_zero_bytes(
+    offset: u64,
+    bytes: u64,
+    write: impl Fn(&Segments, u64) -> io::Result<()>,
+) -> io::Result<()> {
     let mut zeroes = vec![0_u8; ZERO_BYTES.min(usize::try_from(bytes).unwrap_or(ZERO_BYTES))];
     let mut done = 0;
     while done < bytes {
@@ -143,7 +150,7 @@ fn write_zero_bytes(file: &File, offset: u64, bytes: u64) -> io::Result<()> {
         let mut piece = Segments::new();
         // SAFETY: `zeroes` lives until the write below has ended.
         unsafe { piece.push(zeroes.as_mut_ptr(), take as usize) };
-        write_all(file, &piece, offset + done)?;
+        write(&piece, offset + done)?;
         done += take;
     }
     Ok(())

@@ -1,0 +1,197 @@
+//! Opening: which format, which files, and what the error says.
+
+use std::os::unix::fs::PermissionsExt;
+
+use super::super::{DiskError, open};
+use super::*;
+
+fn message(result: Result<super::super::OpenDisk, DiskError>) -> String {
+    let message = result.unwrap_err().to_string();
+    assert!(!message.contains('\n'), "{message}");
+    message
+}
+
+fn in_place(path: &Path) -> DiskRequest {
+    let mut wanted = request(path, "vm");
+    (wanted.mode, wanted.persistent) = (Mode::Exclusive, true);
+    wanted
+}
+
+#[test]
+fn missing_file_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("none.raw");
+    let message = message(open(&request(&path, "vm")));
+    assert!(message.contains("none.raw: no such file"), "{message}");
+}
+
+#[test]
+fn directory_is_no_disk() {
+    let directory = tempfile::tempdir().unwrap();
+    let message = message(open(&request(directory.path(), "vm")));
+    assert!(message.contains("is a directory"), "{message}");
+}
+
+#[test]
+fn empty_file_is_no_disk() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = patterned(directory.path(), "disk", 100);
+    assert!(message(open(&request(&path, "vm"))).contains("less than one sector"));
+}
+
+#[test]
+fn foreign_format_gets_the_command_that_converts_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("disk.vmdk");
+    qemu_img(&["create", "-q", "-f", "vmdk", text(&path), "1M"]);
+    let message = message(open(&request(&path, "vm")));
+    assert!(
+        message.contains("VMDK") && message.contains("qemu-img convert"),
+        "{message}"
+    );
+}
+
+#[test]
+fn unwritable_file_can_be_used_privately_only() {
+    // Root may write everything.
+    // SAFETY: no arguments.
+    if unsafe { libc::geteuid() } == 0 {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = patterned(directory.path(), "disk", 1 << 16);
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o444)).unwrap();
+    assert!(message(open(&in_place(&path))).contains("use it privately"));
+    open(&request(&path, "vm")).unwrap();
+}
+
+#[test]
+fn private_use_lays_a_scratch_file_over_a_base_that_cannot_be_written() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = patterned(directory.path(), "disk", 1 << 16);
+    let disk = open(&request(&path, "vm")).unwrap();
+    let formats: Vec<_> = disk.layers.iter().map(|layer| layer.format).collect();
+    assert_eq!(formats, [Format::Scratch, Format::Raw]);
+    assert_eq!(disk.size_bytes, 1 << 16);
+    let mut base = &disk.layers[1].file;
+    assert!(std::io::Write::write(&mut base, b"x").is_err());
+}
+
+#[test]
+fn read_only_use_needs_no_overlay() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = patterned(directory.path(), "disk", 1 << 16);
+    let mut wanted = request(&path, "vm");
+    wanted.read_only = true;
+    let disk = open(&wanted).unwrap();
+    assert_eq!(disk.layers.len(), 1);
+    assert!(disk.read_only);
+}
+
+#[test]
+fn guest_that_writes_a_qcow2_header_into_its_raw_disk_reads_no_file_of_the_host() {
+    let directory = tempfile::tempdir().unwrap();
+    let secret = patterned(directory.path(), "secret", 1 << 16);
+    let header = directory.path().join("header");
+    qemu_img(&[
+        "create",
+        "-q",
+        "-f",
+        "qcow2",
+        "-F",
+        "raw",
+        "-b",
+        text(&secret),
+        text(&header),
+    ]);
+    let path = directory.path().join("disk");
+    std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+    // The guest's write, through a disk that was recognised as raw.
+    write(
+        &*store(&in_place(&path)),
+        0,
+        &std::fs::read(&header).unwrap()[..4096],
+    );
+
+    for wanted in [in_place(&path), request(&path, "vm")] {
+        match open(&wanted) {
+            Ok(disk) => {
+                assert_eq!(disk.layers.last().unwrap().format, Format::Raw, "reinterpreted");
+                assert_eq!(disk.size_bytes, 1 << 20);
+            }
+            // Where the file system keeps no attributes.
+            Err(error) => assert!(matches!(error, DiskError::UntrustedBacking { .. }), "{error}"),
+        }
+    }
+}
+
+#[test]
+fn qcow2_with_backing_needs_its_format_said() {
+    let directory = tempfile::tempdir().unwrap();
+    patterned(directory.path(), "base", 1 << 16);
+    let path = directory.path().join("disk.qcow2");
+    qemu_img(&[
+        "create",
+        "-q",
+        "-f",
+        "qcow2",
+        "-F",
+        "raw",
+        "-b",
+        "base",
+        text(&path),
+    ]);
+    let mut wanted = request(&path, "vm");
+    let refused = message(open(&wanted));
+    assert!(refused.contains("format = \"qcow2\""), "{refused}");
+    wanted.format = Some(Format::Qcow2);
+    assert_eq!(open(&wanted).unwrap().layers.len(), 3);
+}
+
+#[test]
+fn chain_that_stands_on_itself_ends_in_an_error() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("disk.qcow2");
+    qemu_img(&["create", "-q", "-f", "qcow2", text(&path), "1M"]);
+    qemu_img(&["rebase", "-u", "-F", "qcow2", "-b", "disk.qcow2", text(&path)]);
+    let mut wanted = request(&path, "vm");
+    wanted.format = Some(Format::Qcow2);
+    assert!(message(open(&wanted)).contains("more than 16 files"));
+}
+
+#[test]
+fn overlay_of_another_base_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let one = patterned(directory.path(), "one", 1 << 16);
+    let two = patterned(directory.path(), "two", 1 << 16);
+    let overlay = directory.path().join("own");
+    let mut wanted = request(&one, "vm");
+    (wanted.persistent, wanted.overlay_path) = (true, Some(overlay.clone()));
+    drop(open(&wanted).unwrap());
+    wanted.path = two;
+    let refused = message(open(&wanted));
+    assert!(
+        refused.contains("was made for") && refused.contains("/one"),
+        "{refused}"
+    );
+    let names: Vec<_> = std::fs::read_dir(directory.path()).unwrap().collect();
+    assert_eq!(names.len(), 3, "files left over: {names:?}");
+}
+
+#[test]
+fn persistent_overlay_opens_with_qemu_over_its_base() {
+    let directory = tempfile::tempdir().unwrap();
+    let base = patterned(directory.path(), "base", 1 << 20);
+    let overlay = directory.path().join("own");
+    let mut wanted = request(&base, "vm");
+    (wanted.persistent, wanted.overlay_path) = (true, Some(overlay.clone()));
+    let disk = store(&wanted);
+    write(&*disk, 4096, &[5; 8192]);
+    disk.write_back().unwrap();
+    drop(disk);
+    qemu_img(&["check", text(&overlay)]);
+    let info = qemu_img(&["info", text(&overlay)]);
+    assert!(info.contains("backing file format: raw"), "{info}");
+    // Again: the writes are still there.
+    assert_eq!(read(&*store(&wanted), 4096, 8192), vec![5; 8192]);
+}
