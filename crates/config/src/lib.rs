@@ -1,5 +1,36 @@
 //! The TOML files as typed, checked specs.
+//!
+//! [`parse`] is pure: text in, a checked [`VmSpec`] or one [`ConfigError`] out. What depends on the host (files that
+//! exist, memory, names in use) is checked by [`check_host`], which returns errors of the same kind, with the same spans.
 
+pub mod cpulist;
+mod error;
+mod host;
+#[cfg(test)]
+mod tests;
+mod validate;
+pub mod lab;
 pub mod vm;
 
-pub use vm::VmSpec;
+pub use error::ConfigError;
+pub use host::{HostFacts, check_host, duplicate_names};
+pub use validate::{check, forward, mac};
+pub use vm::{Size, VmSpec};
+
+/// A VM file as read: the spec, and where each part of it stands in the text.
+#[derive(Clone, Debug)]
+pub struct VmFile {
+    /// The file's name, for messages.
+    pub source_name: String,
+    /// The text.
+    pub text: String,
+    /// What it says.
+    pub spec: VmSpec,
+}
+
+/// Parses and checks a VM file. Never panics, whatever `text` is.
+pub fn parse(source_name: &str, text: &str) -> Result<VmSpec, ConfigError> {
+    let spec: VmSpec = toml::from_str(text).map_err(|error| ConfigError::from_toml(source_name, text, &error))?;
+    check(&spec).map_err(|fault| ConfigError::from_fault(source_name, text, &fault))?;
+    Ok(spec)
+}

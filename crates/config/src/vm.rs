@@ -2,6 +2,7 @@
 //!
 //! Unknown keys are errors. Sizes take units (`512M`, `2G`). `docs/vm-file.md` is the schema for people.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -215,14 +216,67 @@ fn yes() -> bool {
     true
 }
 
+impl Size {
+    /// Reads a number with a unit. A number without one is refused: `512` is bytes to some and MiB to others.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+        let (number, unit) = text.split_at(digits);
+        let number: u64 =
+            number.parse().map_err(|_| format!("{text:?} is not a size: write a number and a unit, as \"512M\""))?;
+        let shift = match unit.trim().trim_end_matches("iB").trim_end_matches('B') {
+            "K" | "k" => 10,
+            "M" => 20,
+            "G" => 30,
+            "T" => 40,
+            "" => return Err(format!("the size {text:?} has no unit: write \"{text}M\" or \"{text}G\"")),
+            _ => return Err(format!("{unit:?} is not a unit of size: use K, M, G or T")),
+        };
+        number
+            .checked_mul(1 << shift)
+            .map(Size)
+            .ok_or_else(|| format!("the size {text:?} is too large for any machine"))
+    }
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (shift, unit) = [(40, "T"), (30, "G"), (20, "M"), (10, "K")]
+            .into_iter()
+            .find(|&(shift, _)| self.0 != 0 && self.0.is_multiple_of(1 << shift))
+            .unwrap_or((0, "B"));
+        write!(f, "{}{unit}", self.0 >> shift)
+    }
+}
+
+impl std::str::FromStr for Size {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::parse(text)
+    }
+}
+
 impl Serialize for Size {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_u64(self.0)
+        serializer.collect_str(self)
     }
 }
 
 impl<'de> Deserialize<'de> for Size {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        u64::deserialize(deserializer).map(Size)
+        struct Visitor;
+        impl serde::de::Visitor<'_> for Visitor {
+            type Value = Size;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a size with a unit, as \"512M\"")
+            }
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Size, E> {
+                Size::parse(text).map_err(E::custom)
+            }
+            fn visit_i64<E: serde::de::Error>(self, number: i64) -> Result<Size, E> {
+                Err(E::custom(format!("the size {number} has no unit: write \"{number}M\" or \"{number}G\"")))
+            }
+        }
+        deserializer.deserialize_str(Visitor)
     }
 }

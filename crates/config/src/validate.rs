@@ -1,0 +1,260 @@
+//! What must hold of a VM's spec whatever the host is.
+
+use crate::cpulist;
+use crate::vm::{DiskDevice, DiskFormatSpec, DiskMode, DiskSpec, NetKind, NetSpec, VmSpec};
+
+/// Something a spec may not say: where (keys and indices), what, and the mend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    pub(crate) path: Vec<String>,
+    /// What is wrong, in one line.
+    pub message: String,
+    /// How to mend it.
+    pub mend: String,
+}
+
+/// Guest memory is given out in these: x86-64's large page.
+const MEMORY_STEP_BYTES: u64 = 2 << 20;
+const MEMORY_MIN_BYTES: u64 = 64 << 20;
+
+pub(crate) fn fault(path: &[&str], message: impl Into<String>, mend: impl Into<String>) -> Fault {
+    Fault {
+        path: path.iter().map(|&step| step.to_owned()).collect(),
+        message: message.into(),
+        mend: mend.into(),
+    }
+}
+
+/// Checks everything that can be told without looking at the host.
+pub fn check(spec: &VmSpec) -> Result<(), Fault> {
+    if let Some(name) = &spec.name {
+        check_name(name)?;
+    }
+    if spec.cpus == 0 || spec.cpus > 254 {
+        return Err(fault(&["cpus"], format!("{} CPUs", spec.cpus), "from 1 to 254"));
+    }
+    check_memory(spec)?;
+    if spec.image.is_none() && spec.kernel.is_none() {
+        return Err(fault(
+            &[],
+            "neither an image nor a kernel to boot",
+            "add `image = \"debian-12\"`, or a [kernel] with its path",
+        ));
+    }
+    if spec.root.persistent && spec.image.is_none() {
+        return Err(fault(&["root"], "a root disk without an image", "add `image`, or list the disk under [[disks]]"));
+    }
+    if spec.root.persistent && spec.name.is_none() {
+        return Err(fault(&["root"], "a persistent root disk of a VM without a name", "add `name`: the disk is kept by it"));
+    }
+    if let Some(kernel) = &spec.kernel
+        && (kernel.cmdline.contains(['\0', '\n']) || kernel.cmdline.len() > 2000)
+    {
+        return Err(fault(&["kernel", "cmdline"], "not a kernel command line", "one line, 2,000 bytes at most"));
+    }
+    if spec.command.as_ref().is_some_and(Vec::is_empty) {
+        return Err(fault(&["command"], "an empty command", "give a program and its arguments, or leave it out"));
+    }
+    if spec.disks.len() > 24 {
+        return Err(fault(&["disks"], format!("{} disks", spec.disks.len()), "24 at most"));
+    }
+    for (index, disk) in spec.disks.iter().enumerate() {
+        check_disk(disk, &index.to_string())?;
+    }
+    let nets = spec.nets.as_deref().unwrap_or_default();
+    if nets.len() > 4 {
+        return Err(fault(&["nets"], format!("{} network cards", nets.len()), "4 at most"));
+    }
+    for (index, net) in nets.iter().enumerate() {
+        check_net(net, &index.to_string())?;
+    }
+    check_nodes(spec)
+}
+
+fn check_name(name: &str) -> Result<(), Fault> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if name.is_empty() || name.len() > 63 || !name.chars().all(allowed) || name.starts_with(['.', '-']) {
+        return Err(fault(
+            &["name"],
+            format!("{name:?} can't name a VM"),
+            "letters, digits, `-`, `_` and `.`, 63 at most, not starting with `-` or `.`",
+        ));
+    }
+    Ok(())
+}
+
+fn check_memory(spec: &VmSpec) -> Result<(), Fault> {
+    let bytes = spec.memory.0;
+    if bytes < MEMORY_MIN_BYTES {
+        return Err(fault(&["memory"], format!("{} of memory is too little", spec.memory), "64M or more"));
+    }
+    if bytes % MEMORY_STEP_BYTES != 0 {
+        let down = crate::Size(bytes - bytes % MEMORY_STEP_BYTES);
+        return Err(fault(
+            &["memory"],
+            format!("{} is not a multiple of 2M", spec.memory),
+            format!("use {down}"),
+        ));
+    }
+    if bytes > 1 << 42 {
+        return Err(fault(&["memory"], format!("{} of memory is too much", spec.memory), "4T at most"));
+    }
+    Ok(())
+}
+
+fn check_disk(disk: &DiskSpec, index: &str) -> Result<(), Fault> {
+    if disk.path.as_os_str().is_empty() {
+        return Err(fault(&["disks", index, "path"], "an empty path", "name the disk's file"));
+    }
+    if disk.read_only && disk.persistent {
+        return Err(fault(
+            &["disks", index, "persistent"],
+            "a read-only disk has no writes to keep",
+            "drop `persistent` or `read_only`",
+        ));
+    }
+    if disk.queues.is_some_and(|queues| queues == 0 || queues > 16) {
+        return Err(fault(&["disks", index, "queues"], "not a number of queues", "from 1 to 16"));
+    }
+    if disk.persistent && disk.mode == DiskMode::Private {
+        return Err(fault(
+            &["disks", index, "persistent"],
+            "a private disk can't keep its writes",
+            "add `mode = \"exclusive\"`, or drop `persistent`",
+        ));
+    }
+    if disk.device == DiskDevice::Pmem && disk.format == Some(DiskFormatSpec::Qcow2) {
+        return Err(fault(&["disks", index, "as"], "a qcow2 disk can't be mapped as pmem", "use a raw file, or `as = \"block\"`"));
+    }
+    Ok(())
+}
+
+fn check_net(net: &NetSpec, index: &str) -> Result<(), Fault> {
+    match (net.kind, &net.tap) {
+        (NetKind::Tap, None) => {
+            return Err(fault(&["nets", index, "kind"], "which TAP device?", "add `tap = \"NAME\"`"));
+        }
+        (NetKind::User, Some(_)) => {
+            return Err(fault(&["nets", index, "tap"], "user networking has no TAP device", "drop `tap`, or `kind = \"tap\"`"));
+        }
+        (NetKind::Tap, Some(tap)) if !tap_name_is_valid(tap) => {
+            return Err(fault(&["nets", index, "tap"], format!("{tap:?} can't name a TAP device"), "1 to 15 characters, no `/` or space"));
+        }
+        _ => {}
+    }
+    if net.kind == NetKind::Tap && !net.forward.is_empty() {
+        return Err(fault(&["nets", index, "forward"], "a TAP device forwards no ports", "drop `forward`, or `kind = \"user\"`"));
+    }
+    for (place, text) in net.forward.iter().enumerate() {
+        if forward(text).is_none() {
+            return Err(fault(
+                &["nets", index, "forward", &place.to_string()],
+                format!("{text:?} is not a port forward"),
+                "HOST:GUEST, as `8080:80`, ports from 1 to 65535",
+            ));
+        }
+    }
+    if let Some(text) = &net.mac
+        && mac(text).is_none()
+    {
+        return Err(fault(
+            &["nets", index, "mac"],
+            format!("{text:?} is not a card's address"),
+            "six bytes, not a group's: `02:00:00:00:00:01`",
+        ));
+    }
+    if net.queues.is_some_and(|queues| queues == 0 || queues > 8) {
+        return Err(fault(&["nets", index, "queues"], "not a number of queue pairs", "from 1 to 8"));
+    }
+    if net.kind == NetKind::User && net.queues.is_some_and(|queues| queues > 1) {
+        return Err(fault(&["nets", index, "queues"], "user networking has one queue pair", "drop `queues`"));
+    }
+    Ok(())
+}
+
+fn tap_name_is_valid(name: &str) -> bool {
+    !name.is_empty()
+        && name.len() <= 15
+        && name != "."
+        && name != ".."
+        && name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/' && byte != b':' && byte != b'%')
+}
+
+fn check_nodes(spec: &VmSpec) -> Result<(), Fault> {
+    if spec.nodes.is_empty() {
+        return Ok(());
+    }
+    if spec.nodes.len() > 64 {
+        return Err(fault(&["nodes"], format!("{} nodes", spec.nodes.len()), "64 at most"));
+    }
+    let mut home = vec![None; usize::from(spec.cpus)];
+    for (index, node) in spec.nodes.iter().enumerate() {
+        let place = index.to_string();
+        let Some(cpus) = cpulist::parse(&node.cpus) else {
+            return Err(fault(&["nodes", &place, "cpus"], format!("{:?} is not a list of CPUs", node.cpus), "as `0-1,4`"));
+        };
+        for cpu in cpus {
+            match home.get_mut(usize::from(cpu)) {
+                None => {
+                    return Err(fault(
+                        &["nodes", &place, "cpus"],
+                        format!("CPU {cpu} of a VM with {} CPUs", spec.cpus),
+                        format!("CPUs are 0 to {}", spec.cpus - 1),
+                    ));
+                }
+                Some(Some(_)) => {
+                    return Err(fault(&["nodes", &place, "cpus"], format!("CPU {cpu} is in two nodes"), "list it once"));
+                }
+                Some(empty) => *empty = Some(index),
+            }
+        }
+        if node.memory.0 % MEMORY_STEP_BYTES != 0 || node.memory.0 == 0 {
+            return Err(fault(&["nodes", &place, "memory"], format!("{} is not a multiple of 2M", node.memory), "round it"));
+        }
+        if let Some(distances) = &node.distances {
+            if distances.len() != spec.nodes.len() {
+                return Err(fault(
+                    &["nodes", &place, "distances"],
+                    format!("{} distances for {} nodes", distances.len(), spec.nodes.len()),
+                    "one for each node, in order",
+                ));
+            }
+            if distances.iter().enumerate().any(|(to, &far)| (to == index) != (far == 10) || far < 10) {
+                return Err(fault(&["nodes", &place, "distances"], "not distances", "10 to itself, more than 10 to the others"));
+            }
+        }
+    }
+    if let Some(cpu) = home.iter().position(Option::is_none) {
+        return Err(fault(&["nodes"], format!("CPU {cpu} is in no node"), "list each CPU in one node"));
+    }
+    let sum = spec.nodes.iter().try_fold(0u64, |sum, node| sum.checked_add(node.memory.0));
+    if sum != Some(spec.memory.0) {
+        return Err(fault(
+            &["memory"],
+            format!("the nodes' memory does not add up to {}", spec.memory),
+            format!("the nodes have {}", sum.map_or("too much".to_owned(), |sum| crate::Size(sum).to_string())),
+        ));
+    }
+    Ok(())
+}
+
+/// Reads a port forward `HOST:GUEST`.
+pub fn forward(text: &str) -> Option<(u16, u16)> {
+    let (host, guest) = text.split_once(':')?;
+    let port = |text: &str| text.parse::<u16>().ok().filter(|&port| port != 0);
+    Some((port(host)?, port(guest)?))
+}
+
+/// Reads a card's address. Group addresses are refused: no card may have one.
+pub fn mac(text: &str) -> Option<[u8; 6]> {
+    let mut bytes = [0; 6];
+    let mut parts = text.split(':');
+    for byte in &mut bytes {
+        let part = parts.next()?;
+        if part.len() != 2 || !part.bytes().all(|b| b.is_ascii_hexdigit()) {
+            return None;
+        }
+        *byte = u8::from_str_radix(part, 16).ok()?;
+    }
+    (parts.next().is_none() && bytes[0] & 1 == 0).then_some(bytes)
+}
