@@ -1,3 +1,4 @@
 //! Images and disks: building, importing and listing images; opening raw and qcow2 disks.
 
 pub mod disk;
+pub mod image;

@@ -69,7 +69,7 @@ pub fn listen() -> io::Error {
 }
 
 fn listener() -> io::Result<OwnedFd> {
-    let listener = socket(
+    let listener = socket::socket(
         AddressFamily::Vsock,
         SockType::Stream,
         SockFlag::SOCK_CLOEXEC,

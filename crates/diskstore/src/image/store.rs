@@ -1,0 +1,283 @@
+//! The folder of images.
+//!
+//! ```text
+//! <data>/images/<name>/image.json, vmlinux, initrd, root.raw, lock
+//! <data>/images/.building-<pid>-<name>/   a build: locked by its builder, removed by the next one if that died
+//! <data>/cache/apt/                       package lists and kernel packages
+//! ```
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+
+use super::record::{FileRecord, Record, VERSION};
+use super::{Image, ImageError, digest, failed};
+
+const BUILDING: &str = ".building-";
+
+/// The images of one data directory.
+#[derive(Clone, Debug)]
+pub struct ImageStore {
+    data: PathBuf,
+}
+
+/// A build under way: its folder disappears unless it is published.
+pub(super) struct Building {
+    pub folder: PathBuf,
+    name: String,
+    store: ImageStore,
+    published: bool,
+    /// Held until the end: tells a build from the remains of one.
+    _lock: File,
+}
+
+impl ImageStore {
+    /// The user's store: in `$MIRRORBALL_DATA`, `$XDG_DATA_HOME/mirrorball` or `~/.local/share/mirrorball`.
+    pub fn open_default() -> Result<Self, ImageError> {
+        let from = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let data = from("MIRRORBALL_DATA")
+            .or_else(|| from("XDG_DATA_HOME").map(|data| data.join("mirrorball")))
+            .or_else(|| from("HOME").map(|home| home.join(".local/share/mirrorball")))
+            .ok_or_else(|| ImageError::Unable("no data directory: set MIRRORBALL_DATA or HOME".into()))?;
+        Self::open(&data)
+    }
+
+    /// The store in the data directory `data`, made when absent.
+    pub fn open(data: &Path) -> Result<Self, ImageError> {
+        let data = std::path::absolute(data).map_err(failed("find", data))?;
+        let images = data.join("images");
+        fs::create_dir_all(&images).map_err(failed("make", &images))?;
+        Ok(Self { data })
+    }
+
+    /// The data directory.
+    pub fn data(&self) -> &Path {
+        &self.data
+    }
+
+    pub(super) fn images(&self) -> PathBuf {
+        self.data.join("images")
+    }
+
+    pub(super) fn cache(&self) -> PathBuf {
+        self.data.join("cache")
+    }
+
+    /// The image `name`, locked against removal while the value lives.
+    pub fn get(&self, name: &str) -> Result<Image, ImageError> {
+        check_name(name)?;
+        let folder = self.images().join(name);
+        let lock = match File::open(folder.join("lock")) {
+            Ok(lock) => lock,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(self.missing(name)),
+            Err(error) => return Err(failed("open", &folder)(error)),
+        };
+        if !flock(&lock, libc::LOCK_SH).map_err(failed("lock", &folder))? {
+            return Err(self.missing(name));
+        }
+        let record = self.record(name)?;
+        let path = |file: &FileRecord| folder.join(&file.file);
+        for file in record.files() {
+            let bytes = fs::metadata(path(file)).map(|meta| meta.len());
+            if file.file.contains('/') || !bytes.is_ok_and(|bytes| bytes == file.bytes) {
+                let reason = format!("{} is not as it was made", file.file);
+                return Err(ImageError::Damaged { name: name.into(), reason });
+            }
+        }
+        let disk = match (&record.disk, record.disk_format()) {
+            (None, _) => None,
+            (Some(disk), Some(format)) => Some((path(disk), format)),
+            (Some(_), None) => {
+                return Err(ImageError::Damaged { name: name.into(), reason: "unknown disk format".into() });
+            }
+        };
+        Ok(Image {
+            name: name.into(),
+            kernel: record.kernel.as_ref().map(path),
+            initrd: record.initrd.as_ref().map(path),
+            disk,
+            cmdline: record.cmdline.clone(),
+            record,
+            _lock: lock,
+        })
+    }
+
+    /// The records of all images, by name. Damaged ones are left out.
+    pub fn list(&self) -> Result<Vec<Record>, ImageError> {
+        Ok(self.names()?.iter().filter_map(|name| self.record(name).ok()).collect())
+    }
+
+    /// Removes an image; refused while a VM uses it.
+    pub fn remove(&self, name: &str) -> Result<(), ImageError> {
+        check_name(name)?;
+        let folder = self.images().join(name);
+        if !folder.is_dir() {
+            return Err(self.missing(name));
+        }
+        let lock = File::open(folder.join("lock"));
+        if let Ok(lock) = &lock {
+            if !flock(lock, libc::LOCK_EX | libc::LOCK_NB).map_err(failed("lock", &folder))? {
+                return Err(ImageError::InUse(name.into()));
+            }
+        }
+        // Renamed first, so that an interrupted removal leaves no half image but what the next build clears away.
+        let grave = self.images().join(format!("{BUILDING}{}-{name}", std::process::id()));
+        fs::rename(&folder, &grave).map_err(failed("remove", &folder))?;
+        fs::remove_dir_all(&grave).map_err(failed("remove", &grave))
+    }
+
+    /// Reads every file of an image and compares it with the record.
+    pub fn verify(&self, name: &str) -> Result<(), ImageError> {
+        let image = self.get(name)?;
+        for file in image.record.files() {
+            let path = self.images().join(name).join(&file.file);
+            let found = file_digest(&path, file.digest.starts_with("sha256-nonzero"))?;
+            if found != file.digest {
+                let reason = format!("{} does not match its checksum", file.file);
+                return Err(ImageError::Damaged { name: name.into(), reason });
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins a build of `name`, clearing away what dead builders left.
+    pub(super) fn begin(&self, name: &str) -> Result<Building, ImageError> {
+        check_name(name)?;
+        if self.images().join(name).exists() {
+            return Err(ImageError::Exists(name.into()));
+        }
+        self.clear_remains()?;
+        let folder = self.images().join(format!("{BUILDING}{}-{name}", std::process::id()));
+        if let Err(error) = fs::create_dir(&folder) {
+            return Err(match error.kind() {
+                std::io::ErrorKind::AlreadyExists => ImageError::Exists(name.into()),
+                _ => failed("make", &folder)(error),
+            });
+        }
+        let lock = File::create(folder.join("lock")).map_err(failed("make", &folder))?;
+        flock(&lock, libc::LOCK_EX).map_err(failed("lock", &folder))?;
+        Ok(Building { folder, name: name.into(), store: self.clone(), published: false, _lock: lock })
+    }
+
+    fn clear_remains(&self) -> Result<(), ImageError> {
+        for name in self.folders()? {
+            if !name.starts_with(BUILDING) {
+                continue;
+            }
+            let folder = self.images().join(&name);
+            // A builder that has just made the folder has no lock yet for an instant; its process lives, though.
+            let pid = name[BUILDING.len()..].split('-').next().and_then(|pid| pid.parse::<i32>().ok());
+            let alive = pid.is_some_and(|pid| Path::new(&format!("/proc/{pid}")).exists());
+            let free = match File::open(folder.join("lock")) {
+                Ok(lock) => flock(&lock, libc::LOCK_EX | libc::LOCK_NB).unwrap_or(false),
+                Err(_) => !alive,
+            };
+            if free {
+                fs::remove_dir_all(&folder).map_err(failed("remove", &folder))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn record(&self, name: &str) -> Result<Record, ImageError> {
+        let damaged = |reason: String| ImageError::Damaged { name: name.into(), reason };
+        let path = self.images().join(name).join("image.json");
+        let text = fs::read(&path).map_err(|error| damaged(error.to_string()))?;
+        let record: Record = serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?;
+        if record.version != VERSION {
+            return Err(damaged(format!("its format is version {}, this program reads {VERSION}", record.version)));
+        }
+        Ok(record)
+    }
+
+    fn folders(&self) -> Result<Vec<String>, ImageError> {
+        let images = self.images();
+        let entries = fs::read_dir(&images).map_err(failed("read", &images))?;
+        let mut names: Vec<String> =
+            entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
+        names.sort();
+        Ok(names)
+    }
+
+    fn names(&self) -> Result<Vec<String>, ImageError> {
+        Ok(self.folders()?.into_iter().filter(|name| check_name(name).is_ok()).collect())
+    }
+
+    fn missing(&self, name: &str) -> ImageError {
+        let names = self.names().unwrap_or_default();
+        let there_are =
+            if names.is_empty() { "there are none".into() } else { format!("there are: {}", names.join(", ")) };
+        ImageError::Missing { name: name.into(), there_are }
+    }
+}
+
+impl Building {
+    /// The record of a file of the build.
+    pub fn file(&self, file: &str, disk: bool) -> Result<FileRecord, ImageError> {
+        let path = self.folder.join(file);
+        let bytes = fs::metadata(&path).map_err(failed("read", &path))?.len();
+        Ok(FileRecord { file: file.into(), bytes, digest: file_digest(&path, disk)? })
+    }
+
+    /// Makes the build an image: everything is on the disk before the name appears.
+    pub fn publish(mut self, record: &Record) -> Result<(), ImageError> {
+        let path = self.folder.join("image.json");
+        let text = serde_json::to_vec_pretty(record).map_err(|error| failed("write", &path)(error.into()))?;
+        let write = || -> std::io::Result<()> {
+            File::create(&path)?.write_all(&text)?;
+            for entry in fs::read_dir(&self.folder)? {
+                File::open(entry?.path())?.sync_all()?;
+            }
+            File::open(&self.folder)?.sync_all()
+        };
+        write().map_err(failed("write", &path))?;
+        let place = self.store.images().join(&self.name);
+        fs::rename(&self.folder, &place).map_err(|error| match error.kind() {
+            std::io::ErrorKind::DirectoryNotEmpty | std::io::ErrorKind::AlreadyExists => {
+                ImageError::Exists(self.name.clone())
+            }
+            _ => failed("make", &place)(error),
+        })?;
+        self.published = true;
+        Ok(())
+    }
+}
+
+impl Drop for Building {
+    fn drop(&mut self) {
+        if !self.published {
+            // What can't be removed now is removed by the next build.
+            let _ = fs::remove_dir_all(&self.folder);
+        }
+    }
+}
+
+fn file_digest(path: &Path, disk: bool) -> Result<String, ImageError> {
+    let mut file = File::open(path).map_err(failed("read", path))?;
+    let sum = if disk { digest::sparse(&file) } else { digest::plain(&mut file) };
+    sum.map_err(failed("read", path))
+}
+
+/// False when another holds the lock.
+fn flock(file: &File, operation: libc::c_int) -> std::io::Result<bool> {
+    loop {
+        // SAFETY: flock touches no memory; the descriptor is open.
+        match Errno::result(unsafe { libc::flock(file.as_raw_fd(), operation) }) {
+            Ok(_) => return Ok(true),
+            Err(Errno::EWOULDBLOCK) => return Ok(false),
+            Err(Errno::EINTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+pub(super) fn check_name(name: &str) -> Result<(), ImageError> {
+    let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if name.is_empty() || name.len() > 63 || name.starts_with(['.', '-']) || !name.chars().all(good) {
+        return Err(ImageError::Name(name.into()));
+    }
+    Ok(())
+}

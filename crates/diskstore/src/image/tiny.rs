@@ -1,0 +1,107 @@
+//! The image `tiny`: a kernel and an initramfs with the agent and busybox, no root disk. Boots in seconds; for tests.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::apt::{self, Apt};
+use super::modules::Modules;
+use super::store::Building;
+use super::{ImageError, ImageStore, KernelFlavour, Progress, Record, failed, initrd, payload};
+
+/// What to build.
+#[derive(Clone, Debug)]
+pub struct TinyRequest {
+    /// The image's name.
+    pub name: String,
+    /// Which kernel.
+    pub kernel: KernelFlavour,
+    /// The agent's program, static.
+    pub agent: PathBuf,
+}
+
+const SUITE: &str = "bookworm";
+
+/// Builds the image.
+pub fn build_tiny(
+    store: &ImageStore,
+    request: &TinyRequest,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Record, ImageError> {
+    let mut step = |step: usize, what: &str| progress(Progress { step, steps: 4, what: what.into() });
+    check_agent(&request.agent)?;
+    let build = store.begin(&request.name)?;
+    step(1, "package lists");
+    let sources = apt::sources(Path::new("/etc/apt"), SUITE, super::DEBIAN_MIRROR);
+    let apt = Apt::open(&store.cache(), &sources, &mut |line| step(1, line))?;
+    step(2, "kernel and busybox packages");
+    let busybox = apt.download("busybox-static", &mut |_| {})?;
+    let unpacked = build.folder.join("unpacked");
+    apt::unpack(&busybox, &unpacked)?;
+    let mut record = Record::new(&request.name, String::new());
+    let kernel = fetch_kernel(&apt, request.kernel)?;
+    step(3, "kernel and initramfs");
+    let busybox = unpacked.join("bin/busybox");
+    add_kernel(&build, &kernel, &request.agent, Some(&busybox), &mut record)?;
+    step(4, "checksums");
+    fs::remove_dir_all(&unpacked).map_err(failed("remove", &unpacked))?;
+    record.built_from = format!("Debian {SUITE}: {}, busybox", kernel.package);
+    record.cmdline = "console=ttyS0".into();
+    build.publish(&record)?;
+    Ok(record)
+}
+
+/// A kernel package, downloaded.
+pub(super) struct KernelPackage {
+    pub package: String,
+    pub file: PathBuf,
+}
+
+pub(super) fn fetch_kernel(apt: &Apt, flavour: KernelFlavour) -> Result<KernelPackage, ImageError> {
+    let package = apt.behind(flavour.package(), "linux-image-")?;
+    let file = apt.download(&package, &mut |_| {})?;
+    Ok(KernelPackage { package, file })
+}
+
+pub(super) fn check_agent(agent: &Path) -> Result<(), ImageError> {
+    let bytes = fs::metadata(agent).map(|meta| meta.len());
+    if bytes.is_ok_and(|bytes| bytes > 0) {
+        return Ok(());
+    }
+    let reason = "the agent's program is not here; build it with `cargo build -p agent`".into();
+    Err(ImageError::File { path: agent.into(), reason })
+}
+
+/// Puts the kernel (as an ELF when it can be taken out) and the initramfs into the build and its record.
+pub(super) fn add_kernel(
+    build: &Building,
+    kernel: &KernelPackage,
+    agent: &Path,
+    busybox: Option<&Path>,
+    record: &mut Record,
+) -> Result<(), ImageError> {
+    let unpacked = build.folder.join("kernel");
+    apt::unpack(&kernel.file, &unpacked)?;
+    let release = kernel.package.trim_start_matches("linux-image-");
+    let vmlinuz = unpacked.join(format!("boot/vmlinuz-{release}"));
+    let bytes = fs::read(&vmlinuz).map_err(failed("read", &vmlinuz))?;
+    let write = |name: &str, bytes: &[u8]| {
+        let path = build.folder.join(name);
+        fs::write(&path, bytes).map_err(failed("write", path))
+    };
+    let name = match payload::extract(&bytes) {
+        Some(elf) => {
+            write("vmlinux", &elf)?;
+            "vmlinux"
+        }
+        None => {
+            write("vmlinuz", &bytes)?;
+            "vmlinuz"
+        }
+    };
+    let modules = Modules::find(&unpacked.join("lib/modules").join(release))?.needed()?;
+    write("initrd", &initrd::make(agent, &modules, busybox)?)?;
+    record.kernel = Some(build.file(name, false)?);
+    record.initrd = Some(build.file("initrd", false)?);
+    record.agent = Some(env!("CARGO_PKG_VERSION").into());
+    fs::remove_dir_all(&unpacked).map_err(failed("remove", &unpacked))
+}
