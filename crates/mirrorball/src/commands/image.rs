@@ -1,0 +1,213 @@
+//! `mirrorball image`: builds, lists, checks, imports and removes images.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::{Args, Subcommand, ValueEnum};
+use diskstore::image::{
+    DebianRequest, FileKind, ImageError, ImageStore, ImportRequest, KernelFlavour, Progress, TinyRequest,
+    build_debian, build_tiny, import,
+};
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// What to do with images.
+#[derive(Debug, Subcommand)]
+pub enum ImageCommand {
+    /// Build an image from Debian's own packages
+    Build(BuildArgs),
+    /// List images
+    Ls {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove images
+    Rm {
+        /// Images
+        #[arg(required = true)]
+        names: Vec<String>,
+    },
+    /// Make an image of a disk (raw, qcow2) or a kernel (bzImage, ELF)
+    Import(ImportArgs),
+    /// Compare an image's files with their checksums
+    Verify {
+        /// Image
+        name: String,
+    },
+}
+
+/// What to build.
+#[derive(Debug, Args)]
+pub struct BuildArgs {
+    /// Which: a Debian with a root disk, or a kernel with busybox that boots in seconds
+    what: Recipe,
+    /// Packages to add, separated by commas (debian-12)
+    #[arg(long, value_delimiter = ',')]
+    packages: Vec<String>,
+    /// Size of the root disk, which is sparse (debian-12)
+    #[arg(long, default_value = "2G", value_parser = size)]
+    size: u64,
+    /// Debian's kernel for virtual machines, or its general one
+    #[arg(long, default_value = "cloud")]
+    kernel: Kernel,
+    /// The image's name, when not that of the recipe
+    #[arg(long)]
+    name: Option<String>,
+}
+
+/// What can be built.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Recipe {
+    #[value(name = "debian-12")]
+    Debian12,
+    Tiny,
+}
+
+/// Debian's kernels.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Kernel {
+    Cloud,
+    Generic,
+}
+
+/// What to import.
+#[derive(Debug, Args)]
+pub struct ImportArgs {
+    /// A disk or a kernel, told by its content
+    file: Option<PathBuf>,
+    /// Kernel to go with it
+    #[arg(long)]
+    kernel: Option<PathBuf>,
+    /// Initramfs to go with it
+    #[arg(long)]
+    initrd: Option<PathBuf>,
+    /// Root disk to go with it
+    #[arg(long)]
+    disk: Option<PathBuf>,
+    /// The guest's command line
+    #[arg(long)]
+    cmdline: Option<String>,
+    /// The image's name, when not the file's
+    #[arg(long)]
+    name: Option<String>,
+}
+
+/// Does what was asked, printing the result.
+pub fn run(command: ImageCommand) -> Result<(), ImageError> {
+    let store = ImageStore::open_default()?;
+    match command {
+        ImageCommand::Build(arguments) => build(&store, arguments),
+        ImageCommand::Ls { json } => list(&store, json),
+        ImageCommand::Rm { names } => names.iter().try_for_each(|name| store.remove(name)),
+        ImageCommand::Import(arguments) => run_import(&store, arguments),
+        ImageCommand::Verify { name } => {
+            let bar = spinner("reading");
+            let verified = store.verify(&name);
+            bar.finish_and_clear();
+            verified.map(|()| println!("{name}: as it was made"))
+        }
+    }
+}
+
+fn build(store: &ImageStore, arguments: BuildArgs) -> Result<(), ImageError> {
+    let kernel = match arguments.kernel {
+        Kernel::Cloud => KernelFlavour::Cloud,
+        Kernel::Generic => KernelFlavour::Generic,
+    };
+    let agent = agent_program();
+    let bar = ProgressBar::new(1).with_style(style("{elapsed:>4} [{bar:30}] {pos}/{len} {msg}"));
+    bar.enable_steady_tick(Duration::from_millis(250));
+    let mut progress = |now: Progress| {
+        bar.set_length(now.steps as u64);
+        bar.set_position(now.step as u64);
+        bar.set_message(now.what);
+    };
+    let built = match arguments.what {
+        Recipe::Debian12 => {
+            let name = arguments.name.unwrap_or_else(|| "debian-12".into());
+            let packages = arguments.packages;
+            let request = DebianRequest { name, packages, size_bytes: arguments.size, kernel, agent };
+            build_debian(store, &request, &mut progress)
+        }
+        Recipe::Tiny => {
+            let name = arguments.name.unwrap_or_else(|| "tiny".into());
+            build_tiny(store, &TinyRequest { name, kernel, agent }, &mut progress)
+        }
+    };
+    let seconds = bar.elapsed().as_secs_f32();
+    bar.finish_and_clear();
+    let record = built?;
+    println!("{}: built in {seconds:.0} s from {}", record.name, record.built_from);
+    Ok(())
+}
+
+fn list(store: &ImageStore, json: bool) -> Result<(), ImageError> {
+    let records = store.list()?;
+    if json {
+        match serde_json::to_string_pretty(&records) {
+            Ok(text) => println!("{text}"),
+            Err(error) => return Err(ImageError::Unable(error.to_string())),
+        }
+        return Ok(());
+    }
+    println!("{:<20} {:>9}  {:<6} FROM", "NAME", "SIZE", "DISK");
+    for record in records {
+        let size = format!("{} MB", record.bytes() / 1_000_000);
+        let disk = record.format.as_deref().unwrap_or("none");
+        println!("{:<20} {size:>9}  {disk:<6} {}", record.name, record.built_from);
+    }
+    Ok(())
+}
+
+fn run_import(store: &ImageStore, arguments: ImportArgs) -> Result<(), ImageError> {
+    let ImportArgs { file, mut kernel, initrd, mut disk, cmdline, name } = arguments;
+    let first = file.clone().or_else(|| disk.clone()).or_else(|| kernel.clone());
+    if let Some(file) = file {
+        let place = if FileKind::of(&file)? == FileKind::Kernel { &mut kernel } else { &mut disk };
+        if place.replace(file).is_some() {
+            return Err(ImageError::Unable("two kernels, or two disks, for one image".into()));
+        }
+    }
+    let stem = first.as_deref().and_then(Path::file_stem).map(|stem| stem.to_string_lossy().into_owned());
+    let Some(name) = name.or(stem) else {
+        return Err(ImageError::Unable("nothing to import: give a file".into()));
+    };
+    let bar = ProgressBar::new(1).with_style(style("{elapsed:>4} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec}"));
+    let request = ImportRequest { name, kernel, initrd, disk, cmdline };
+    let imported = import(store, &request, &mut |done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
+    });
+    bar.finish_and_clear();
+    println!("{}: imported", imported?.name);
+    Ok(())
+}
+
+/// The agent's program is built with this one and lies beside it.
+fn agent_program() -> PathBuf {
+    let own = std::env::current_exe().unwrap_or_default();
+    own.with_file_name("mirrorball-agent")
+}
+
+fn spinner(what: &'static str) -> ProgressBar {
+    let bar = ProgressBar::new_spinner().with_message(what);
+    bar.enable_steady_tick(Duration::from_millis(250));
+    bar
+}
+
+fn style(template: &str) -> ProgressStyle {
+    // The templates are literals of this file; a bad one falls back to the usual look.
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    let (digits, shift) = match text.char_indices().last() {
+        Some((at, 'K' | 'k')) => (&text[..at], 10),
+        Some((at, 'M' | 'm')) => (&text[..at], 20),
+        Some((at, 'G' | 'g')) => (&text[..at], 30),
+        Some((at, 'T' | 't')) => (&text[..at], 40),
+        _ => (text, 0),
+    };
+    let number = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
+    number.ok_or_else(|| format!("{text:?} is not a size, as 512M or 2G"))
+}
