@@ -4,7 +4,6 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
 
 use crate::SubnetError;
 
@@ -33,7 +32,7 @@ pub fn open(name: &str, queue_pairs: u16) -> Result<Vec<OwnedFd>, SubnetError> {
     // Before the device is looked for: without tun none can be there.
     let first = open_tun()?;
     // TUNSETIFF creates what does not exist, for who may; so look first.
-    if !Path::new("/sys/class/net").join(name).exists() && !interface_exists(name) {
+    if !interface_exists(name) {
         return Err(SubnetError::NoSuchTap(name.to_owned(), multi_flag(multi)));
     }
     let mut files = vec![attach(first, name, multi, queue_pairs)?];
@@ -60,7 +59,7 @@ fn open_tun() -> Result<File, SubnetError> {
         })
 }
 
-/// Whether the network namespace of this thread has the interface; `/sys` may show another namespace's.
+/// Whether the network namespace of this thread has the interface (`/sys` may show another namespace's).
 fn interface_exists(name: &str) -> bool {
     nix::net::if_::if_nametoindex(name).is_ok()
 }

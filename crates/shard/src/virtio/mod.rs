@@ -10,6 +10,7 @@ pub mod block;
 pub mod device;
 pub mod net;
 mod segments;
+pub mod vsock;
 pub mod worker;
 
 pub use device::{Activation, ActiveQueue, DeviceError, Interrupt, VirtioDevice, VirtioId};

@@ -1,0 +1,232 @@
+//! One stream connection as a state machine without I/O (5.10.6.3, 5.10.6.6).
+//!
+//! Invariants: the bytes that wait for the host are never more than the credit given to the guest
+//! ([`BUFFER_BYTES`]); the bytes on their way to the guest are never more than the credit it gave. Counters are
+//! modulo 2^32, as the specification has them.
+
+use std::collections::VecDeque;
+
+use super::packet::{SHUTDOWN_RECEIVE, SHUTDOWN_SEND, op};
+
+/// Bytes that may wait for the host in one connection: two packets of the largest size, so that the guest can send one
+/// while the other is written.
+pub const BUFFER_BYTES: u32 = 128 << 10;
+
+/// The guest broke the rules of the connection: it gets a reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Violation;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// REQUEST sent, or to be sent.
+    Requested,
+    Open,
+    /// The guest is done with it; what it sent is still on its way to the host.
+    Draining,
+}
+
+/// A connection, seen from the host.
+#[derive(Debug)]
+pub struct Connection {
+    state: State,
+    owes_request: bool,
+    owes_response: bool,
+    owes_credit: bool,
+    owes_reset: bool,
+    owes_shutdown: u32,
+    told_shutdown: u32,
+    guest_shutdown: u32,
+    guest_alloc: u32,
+    guest_forwarded: u32,
+    sent: u32,
+    received: u32,
+    forwarded: u32,
+    told_forwarded: u32,
+    waiting: VecDeque<u8>,
+}
+
+impl Connection {
+    fn new(state: State) -> Self {
+        Self {
+            state,
+            owes_request: state == State::Requested,
+            owes_response: state == State::Open,
+            owes_credit: false,
+            owes_reset: false,
+            owes_shutdown: 0,
+            told_shutdown: 0,
+            guest_shutdown: 0,
+            guest_alloc: 0,
+            guest_forwarded: 0,
+            sent: 0,
+            received: 0,
+            forwarded: 0,
+            told_forwarded: 0,
+            waiting: VecDeque::new(),
+        }
+    }
+
+    /// A connection that the host asks for.
+    pub fn request() -> Self {
+        Self::new(State::Requested)
+    }
+
+    /// A connection that the guest asked for, and gets; with the credit of its REQUEST.
+    pub fn accept(buf_alloc: u32, fwd_cnt: u32) -> Self {
+        let mut connection = Self::new(State::Open);
+        connection.guest_alloc = buf_alloc;
+        connection.guest_forwarded = fwd_cnt;
+        connection
+    }
+
+    /// Takes a packet of the guest other than REQUEST. True when the packet was the RESPONSE that opened it.
+    pub fn receive(
+        &mut self,
+        op: u16,
+        flags: u32,
+        buf_alloc: u32,
+        fwd_cnt: u32,
+        payload: &[u8],
+    ) -> Result<bool, Violation> {
+        self.guest_alloc = buf_alloc;
+        self.guest_forwarded = fwd_cnt;
+        match (op, self.state) {
+            (op::RST, _) => {
+                self.state = State::Draining;
+                Ok(false)
+            }
+            (op::RESPONSE, State::Requested) if !self.owes_request => {
+                self.state = State::Open;
+                Ok(true)
+            }
+            (_, State::Requested) | (op::RESPONSE, _) => Err(Violation),
+            (_, State::Draining) => Ok(false),
+            (op::SHUTDOWN, State::Open) => {
+                self.guest_shutdown |= flags & (SHUTDOWN_RECEIVE | SHUTDOWN_SEND);
+                if self.guest_shutdown == SHUTDOWN_RECEIVE | SHUTDOWN_SEND {
+                    // The guest waits for a reset before it forgets the connection.
+                    self.owes_reset = true;
+                    self.state = State::Draining;
+                }
+                Ok(false)
+            }
+            (op::RW, State::Open) => {
+                let pending = self.received.wrapping_sub(self.forwarded) as usize;
+                if self.guest_shutdown & SHUTDOWN_SEND != 0 || pending + payload.len() > BUFFER_BYTES as usize
+                {
+                    return Err(Violation);
+                }
+                // At most BUFFER_BYTES, just checked.
+                self.received = self.received.wrapping_add(payload.len() as u32);
+                self.waiting.extend(payload);
+                Ok(false)
+            }
+            (op::CREDIT_UPDATE, State::Open) => Ok(false),
+            (op::CREDIT_REQUEST, State::Open) => {
+                self.owes_credit = true;
+                Ok(false)
+            }
+            _ => Err(Violation),
+        }
+    }
+
+    /// Bytes that may be sent to the guest now.
+    pub fn room(&self) -> usize {
+        let on_their_way = self.sent.wrapping_sub(self.guest_forwarded);
+        let closed = self.told_shutdown & SHUTDOWN_SEND != 0 || self.guest_shutdown & SHUTDOWN_RECEIVE != 0;
+        let early = self.owes_response || self.state != State::Open;
+        if closed || early {
+            0
+        } else {
+            self.guest_alloc.saturating_sub(on_their_way) as usize
+        }
+    }
+
+    /// `bytes` were sent to the guest; at most [`Connection::room`].
+    pub fn sent(&mut self, bytes: usize) {
+        self.sent = self.sent.wrapping_add(bytes as u32);
+    }
+
+    /// The first bytes that wait for the host.
+    pub fn waiting(&self) -> &[u8] {
+        let (first, second) = self.waiting.as_slices();
+        if first.is_empty() { second } else { first }
+    }
+
+    /// The host took the first `bytes` of what waits.
+    pub fn forwarded(&mut self, bytes: usize) {
+        self.waiting.drain(..bytes.min(self.waiting.len()));
+        self.forwarded = self.forwarded.wrapping_add(bytes as u32);
+        // Updates are worth a packet when they give the guest room for a good part of the buffer.
+        if self.forwarded.wrapping_sub(self.told_forwarded) >= BUFFER_BYTES / 4 && self.state == State::Open {
+            self.owes_credit = true;
+        }
+        if self.waiting.is_empty() && self.waiting.capacity() > BUFFER_BYTES as usize / 8 {
+            // An idle connection holds no memory.
+            self.waiting = VecDeque::new();
+        }
+    }
+
+    /// The host sends no more; with `gone`, it takes no more either.
+    pub fn host_ended(&mut self, gone: bool) {
+        let flags = if gone {
+            SHUTDOWN_SEND | SHUTDOWN_RECEIVE
+        } else {
+            SHUTDOWN_SEND
+        };
+        self.owes_shutdown |= flags & !self.told_shutdown;
+    }
+
+    /// The next packet besides payload: its operation and flags.
+    pub fn next_control(&mut self) -> Option<(u16, u32)> {
+        let take = std::mem::take::<bool>;
+        if take(&mut self.owes_request) {
+            return Some((op::REQUEST, 0));
+        }
+        if self.state == State::Draining {
+            return take(&mut self.owes_reset).then_some((op::RST, 0));
+        }
+        if take(&mut self.owes_response) {
+            return Some((op::RESPONSE, 0));
+        }
+        if self.owes_shutdown != 0 && self.state == State::Open {
+            self.told_shutdown |= std::mem::take(&mut self.owes_shutdown);
+            return Some((op::SHUTDOWN, self.told_shutdown));
+        }
+        take(&mut self.owes_credit).then_some((op::CREDIT_UPDATE, 0))
+    }
+
+    /// Whether [`Connection::next_control`] has a packet.
+    pub fn has_control(&self) -> bool {
+        match self.state {
+            State::Requested => self.owes_request,
+            State::Draining => self.owes_request || self.owes_reset,
+            State::Open => self.owes_response || self.owes_shutdown != 0 || self.owes_credit,
+        }
+    }
+
+    /// The credit to write in a packet about to be sent: buffer size and forwarded count.
+    pub fn credit(&mut self) -> (u32, u32) {
+        self.told_forwarded = self.forwarded;
+        self.owes_credit = false;
+        (BUFFER_BYTES, self.forwarded)
+    }
+
+    /// Whether the connection is open.
+    pub fn is_open(&self) -> bool {
+        self.state == State::Open
+    }
+
+    /// Whether the guest sends no more and all that it sent was taken: the host's side can be told.
+    pub fn guest_sent_all(&self) -> bool {
+        let ended = self.state == State::Draining || self.guest_shutdown & SHUTDOWN_SEND != 0;
+        ended && self.waiting.is_empty()
+    }
+
+    /// Whether nothing is left to do: forget the connection and close the host's side.
+    pub fn is_over(&self) -> bool {
+        let drained = self.state == State::Draining && self.waiting.is_empty();
+        let left = self.told_shutdown == SHUTDOWN_RECEIVE | SHUTDOWN_SEND;
+        (drained || left) && !self.has_control()
+    }
+}

@@ -1,0 +1,82 @@
+//! The front of the socket device.
+
+use std::io;
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+
+use super::handler::VsockHandler;
+use super::metrics::VsockMetrics;
+use crate::sandbox::{ThreadKind, Threads};
+use crate::virtio::device::{Activation, DeviceError, VirtioDevice, VirtioId};
+use crate::virtio::worker::Worker;
+
+/// Receive, transmit and event queue.
+const QUEUE_SIZES: [u16; 3] = [256, 256, 16];
+
+/// The socket device.
+pub struct Vsock {
+    worker: Worker,
+    metrics: Arc<VsockMetrics>,
+    cid: u64,
+}
+
+impl Vsock {
+    /// Makes the device for the guest `cid` and starts its thread. `ports` is the directory of the host's sockets as
+    /// the thread sees it when the guest runs: in the shard's own root.
+    pub fn new(
+        threads: &Threads,
+        cid: u32,
+        listener: UnixListener,
+        ports: Option<PathBuf>,
+    ) -> io::Result<Self> {
+        let metrics = Arc::new(VsockMetrics::default());
+        let handler = VsockHandler::new(u64::from(cid), listener, ports, metrics.clone())?;
+        let worker = Worker::spawn(threads, ThreadKind::Vsock, "vsock", handler)?;
+        Ok(Self {
+            worker,
+            metrics,
+            cid: u64::from(cid),
+        })
+    }
+
+    /// What the device counted.
+    pub fn metrics(&self) -> &Arc<VsockMetrics> {
+        &self.metrics
+    }
+}
+
+impl VirtioDevice for Vsock {
+    fn id(&self) -> VirtioId {
+        VirtioId::Vsock
+    }
+
+    fn features(&self) -> u64 {
+        1 << VIRTIO_RING_F_EVENT_IDX | 1 << VIRTIO_RING_F_INDIRECT_DESC
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &QUEUE_SIZES
+    }
+
+    fn read_config(&self, offset: u64, data: &mut [u8]) {
+        let config = self.cid.to_le_bytes();
+        for (position, byte) in (offset..).zip(data) {
+            *byte = usize::try_from(position)
+                .ok()
+                .and_then(|position| config.get(position))
+                .copied()
+                .unwrap_or(0);
+        }
+    }
+
+    fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
+        self.worker.activate(activation)
+    }
+
+    fn reset(&mut self) {
+        self.worker.reset();
+    }
+}

@@ -1,0 +1,99 @@
+//! The header of a packet (5.10.6), 44 bytes, little endian.
+
+/// Bytes of a header.
+pub const HEADER_BYTES: usize = 44;
+/// The most payload in one packet.
+pub const PAYLOAD_BYTES_MAX: usize = 64 << 10;
+/// The host's context id.
+pub const HOST_CID: u64 = 2;
+/// Stream sockets, the only type served.
+pub const TYPE_STREAM: u16 = 1;
+
+/// What a packet asks (5.10.6).
+pub mod op {
+    /// Open a connection.
+    pub const REQUEST: u16 = 1;
+    /// It is open.
+    pub const RESPONSE: u16 = 2;
+    /// It is refused, or gone.
+    pub const RST: u16 = 3;
+    /// The sender will not send, or not receive, any more.
+    pub const SHUTDOWN: u16 = 4;
+    /// Payload.
+    pub const RW: u16 = 5;
+    /// The sender's credit.
+    pub const CREDIT_UPDATE: u16 = 6;
+    /// Ask for the other's credit.
+    pub const CREDIT_REQUEST: u16 = 7;
+}
+
+/// The sender of a SHUTDOWN receives no more.
+pub const SHUTDOWN_RECEIVE: u32 = 1;
+/// The sender of a SHUTDOWN sends no more.
+pub const SHUTDOWN_SEND: u32 = 2;
+
+/// A header.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are those of the specification")]
+pub struct Header {
+    pub src_cid: u64,
+    pub dst_cid: u64,
+    pub src_port: u32,
+    pub dst_port: u32,
+    pub len: u32,
+    pub kind: u16,
+    pub op: u16,
+    pub flags: u32,
+    pub buf_alloc: u32,
+    pub fwd_cnt: u32,
+}
+
+impl Header {
+    /// Reads a header.
+    pub fn read(bytes: &[u8; HEADER_BYTES]) -> Self {
+        let mut rest = &bytes[..];
+        let mut take = |count: usize| {
+            let (field, after) = rest.split_at(count);
+            rest = after;
+            field
+                .iter()
+                .rev()
+                .fold(0_u64, |value, byte| value << 8 | u64::from(*byte))
+        };
+        // Each field is as wide as what `take` reads for it.
+        Self {
+            src_cid: take(8),
+            dst_cid: take(8),
+            src_port: take(4) as u32,
+            dst_port: take(4) as u32,
+            len: take(4) as u32,
+            kind: take(2) as u16,
+            op: take(2) as u16,
+            flags: take(4) as u32,
+            buf_alloc: take(4) as u32,
+            fwd_cnt: take(4) as u32,
+        }
+    }
+
+    /// Writes a header.
+    pub fn bytes(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        let fields: [&[u8]; 10] = [
+            &self.src_cid.to_le_bytes(),
+            &self.dst_cid.to_le_bytes(),
+            &self.src_port.to_le_bytes(),
+            &self.dst_port.to_le_bytes(),
+            &self.len.to_le_bytes(),
+            &self.kind.to_le_bytes(),
+            &self.op.to_le_bytes(),
+            &self.flags.to_le_bytes(),
+            &self.buf_alloc.to_le_bytes(),
+            &self.fwd_cnt.to_le_bytes(),
+        ];
+        bytes
+            .iter_mut()
+            .zip(fields.into_iter().flatten())
+            .for_each(|(byte, field)| *byte = *field);
+        bytes
+    }
+}
