@@ -1,0 +1,5 @@
+//! The block device driven as a guest drives it: real threads, real files, descriptors written by hand.
+
+mod driver;
+mod hostile;
+mod requests;
