@@ -10,6 +10,8 @@ pub mod block;
 pub mod device;
 pub mod net;
 mod segments;
+#[cfg(test)]
+mod test_driver;
 pub mod vsock;
 pub mod worker;
 

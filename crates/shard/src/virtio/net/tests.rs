@@ -1,1 +1,256 @@
-//! Tests of the card.
+//! Tests of the card with a hand-driven queue; those with a TAP device need root and /dev/net/tun.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use virtio_bindings::virtio_net as spec;
+use vm_memory::{Bytes, GuestAddress};
+
+use super::{Backend, Net};
+use crate::memory::GuestRam;
+use crate::sandbox::Threads;
+use crate::virtio::device::{Activation, VirtioDevice};
+use crate::virtio::test_driver::{DriverQueue, Told, memory, wait};
+
+const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+const TX_BUFFER: u64 = 1 << 20;
+const RX_BUFFER: u64 = 2 << 20;
+
+struct Bench {
+    memory: GuestRam,
+    told: Arc<Told>,
+    net: Net,
+    queues: Vec<DriverQueue>,
+}
+
+fn bench(backend: Backend, queues: u16, features: &[u32]) -> Bench {
+    let memory = memory();
+    let told = Arc::new(Told::default());
+    let mut net = Net::new(&Threads::open(), "net0", MAC, backend).unwrap();
+    let queues: Vec<_> = (0..queues)
+        .map(|index| DriverQueue::new(&memory, index))
+        .collect();
+    net.activate(Activation {
+        memory: memory.clone(),
+        features: features.iter().fold(0, |bits, bit| bits | 1 << bit),
+        queues: queues.iter().map(DriverQueue::active).collect(),
+        interrupt: told.clone(),
+    })
+    .unwrap();
+    Bench {
+        memory,
+        told,
+        net,
+        queues,
+    }
+}
+
+fn stream_bench() -> (Bench, UnixStream) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    ours.set_nonblocking(true).unwrap();
+    (
+        bench(Backend::Stream(ours.into()), 2, &[spec::VIRTIO_NET_F_MRG_RXBUF]),
+        theirs,
+    )
+}
+
+impl Bench {
+    fn send(&mut self, queue: usize, frame: &[u8]) {
+        self.memory
+            .write_slice(&[0; 12], GuestAddress(TX_BUFFER))
+            .unwrap();
+        self.memory
+            .write_slice(frame, GuestAddress(TX_BUFFER + 12))
+            .unwrap();
+        // Cut in odd places on purpose.
+        let length = frame.len() as u32;
+        self.queues[queue].add(
+            &[(TX_BUFFER, 7), (TX_BUFFER + 7, 12), (TX_BUFFER + 19, length - 7)],
+            false,
+        );
+    }
+
+    fn receive(&mut self) -> Vec<u8> {
+        let (head, length) = self.queues[0].take_used().expect("a frame for the guest");
+        let mut frame = vec![0; length as usize];
+        self.memory
+            .read_slice(&mut frame, GuestAddress(RX_BUFFER + u64::from(head) * 4096))
+            .unwrap();
+        frame
+    }
+
+    fn post(&mut self, buffers: u64) {
+        for index in 0..buffers {
+            self.queues[0].add(&[(RX_BUFFER + index * 4096, 4096)], true);
+        }
+    }
+}
+
+fn arp_request() -> Vec<u8> {
+    let mut frame = vec![0xff; 6];
+    frame.extend(MAC);
+    frame.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
+    frame.extend(MAC);
+    frame.extend([10, 9, 0, 2, 0, 0, 0, 0, 0, 0, 10, 9, 0, 1]);
+    frame.resize(60, 0);
+    frame
+}
+
+fn with_tap(kind: &str, test: impl FnOnce() + Send + 'static) {
+    let kind = kind.to_owned();
+    let thread = std::thread::spawn(move || {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)
+            .expect("this test needs root (CAP_SYS_ADMIN) to make a network namespace");
+        let add = format!("tuntap add tap0 mode tap{kind}");
+        for line in [&*add, "addr add 10.9.0.1/24 dev tap0", "link set tap0 up"] {
+            let status = Command::new("ip")
+                .args(line.split(' '))
+                .status()
+                .expect("this test needs iproute2");
+            assert!(status.success(), "ip {line}");
+        }
+        test();
+    });
+    thread.join().unwrap();
+}
+
+fn is_arp_reply(frame: &[u8]) -> bool {
+    frame[12 + 12..12 + 14] == [8, 6] && frame[12 + 20..12 + 22] == [0, 2]
+}
+
+#[test]
+fn the_kernel_answers_a_guest_through_a_tap_device() {
+    with_tap("", || {
+        let files = subnet::tap::open("tap0", 1).unwrap();
+        let offloads = [
+            spec::VIRTIO_NET_F_MRG_RXBUF,
+            spec::VIRTIO_NET_F_GUEST_CSUM,
+            spec::VIRTIO_NET_F_GUEST_TSO4,
+        ];
+        let mut bench = bench(Backend::Tap(files), 2, &offloads);
+        bench.post(40);
+        bench.send(1, &arp_request());
+        assert!(bench.queues[1].take_used().is_some(), "{:?}", bench.told.failure);
+        let reply = wait(|| Some(bench.receive()).filter(|frame| is_arp_reply(frame))).unwrap();
+        assert_eq!(reply[10..12], [1, 0], "num_buffers");
+    });
+}
+
+#[test]
+fn queue_pairs_are_switched_by_the_control_queue() {
+    with_tap(" multi_queue", || {
+        let files = subnet::tap::open("tap0", 2).unwrap();
+        let features = [
+            spec::VIRTIO_NET_F_MQ,
+            spec::VIRTIO_NET_F_CTRL_VQ,
+            spec::VIRTIO_NET_F_MRG_RXBUF,
+        ];
+        let mut bench = bench(Backend::Tap(files), 5, &features);
+        for (pairs, answer) in [(2_u16, 0_u8), (1, 0), (2, 0), (3, 1), (0, 1)] {
+            let mut command = vec![4, 0];
+            command.extend(pairs.to_le_bytes());
+            bench
+                .memory
+                .write_slice(&command, GuestAddress(TX_BUFFER))
+                .unwrap();
+            bench
+                .memory
+                .write_obj(0xff_u8, GuestAddress(TX_BUFFER + 64))
+                .unwrap();
+            let at = 2 * (u16::from(answer) + pairs) % 32;
+            bench.queues[4].descriptor(at, TX_BUFFER, 4, 1, at + 1);
+            bench.queues[4].descriptor(at + 1, TX_BUFFER + 64, 1, 2, 0);
+            bench.queues[4].offer(at);
+            bench.queues[4].take_used().expect("an answer");
+            let status: u8 = bench.memory.read_obj(GuestAddress(TX_BUFFER + 64)).unwrap();
+            assert_eq!(status, answer, "{pairs} pairs: {:?}", bench.told.failure);
+        }
+        // The second pair sends, too.
+        bench.send(3, &arp_request());
+        assert!(bench.queues[3].take_used().is_some());
+        assert_eq!(bench.net.metrics().counts().tx_frames, 1);
+    });
+}
+
+#[test]
+fn frames_cross_a_stream_both_ways() {
+    let (mut bench, mut peer) = stream_bench();
+    bench.post(8);
+    bench.send(1, &arp_request());
+    let mut sent = [0; 64];
+    peer.read_exact(&mut sent).unwrap();
+    assert_eq!(sent[..4], 60_u32.to_be_bytes());
+    assert_eq!(sent[4..], arp_request()[..]);
+    // A frame in two pieces, and two frames at once.
+    peer.write_all(&sent[..3]).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    peer.write_all(&[&sent[3..], &sent[..]].concat()).unwrap();
+    for _ in 0..2 {
+        assert_eq!(bench.receive()[12..], arp_request()[..]);
+    }
+}
+
+#[test]
+fn frames_wait_for_a_guest_without_buffers() {
+    let (mut bench, mut peer) = stream_bench();
+    let frame = [&60_u32.to_be_bytes()[..], &arp_request()].concat();
+    for _ in 0..20 {
+        peer.write_all(&frame).unwrap();
+    }
+    wait(|| (bench.net.metrics().counts().rx_stalls > 0).then_some(())).expect("a stall");
+    bench.post(20);
+    for _ in 0..20 {
+        assert_eq!(bench.receive().len(), 72);
+    }
+    // Stalling is not spinning.
+    assert!(bench.net.metrics().counts().rx_stalls < 30);
+}
+
+#[test]
+fn the_link_goes_down_with_its_peer() {
+    let (mut bench, peer) = stream_bench();
+    drop(peer);
+    wait(|| (bench.told.configs.load(Ordering::SeqCst) > 0).then_some(())).expect("a configuration change");
+    let mut status = [0xff; 2];
+    bench.net.read_config(6, &mut status);
+    assert_eq!(status, [0, 0]);
+    bench.send(1, &arp_request());
+    bench.queues[1]
+        .take_used()
+        .expect("the guest gets its buffer back");
+    assert_eq!(bench.net.metrics().counts().tx_dropped, 1);
+    assert!(bench.told.failure.lock().unwrap().is_none());
+    bench.net.reset();
+}
+
+#[test]
+fn broken_chains_ask_for_a_reset() {
+    type Break = fn(&mut DriverQueue);
+    let breaks: [(&str, Break); 8] = [
+        ("loop", |queue| queue.descriptor(0, TX_BUFFER, 100, 1, 0)),
+        ("wild address", |queue| {
+            queue.descriptor(0, u64::MAX - 50, 100, 0, 0)
+        }),
+        ("outside memory", |queue| queue.descriptor(0, 8 << 20, 100, 0, 0)),
+        ("wild next", |queue| queue.descriptor(0, TX_BUFFER, 100, 1, 9999)),
+        ("writable", |queue| queue.descriptor(0, TX_BUFFER, 100, 2, 0)),
+        ("no header", |queue| queue.descriptor(0, TX_BUFFER, 11, 0, 0)),
+        ("huge", |queue| queue.descriptor(0, TX_BUFFER, 1 << 20, 0, 0)),
+        ("wild indirect table", |queue| {
+            queue.descriptor(0, u64::MAX - 15, 16, 4, 0)
+        }),
+    ];
+    for (name, broken) in breaks {
+        let (mut bench, _peer) = stream_bench();
+        broken(&mut bench.queues[1]);
+        bench.queues[1].offer(0);
+        println!("{name}: {}", bench.told.failure());
+        bench.net.reset();
+    }
+    let (mut bench, _peer) = stream_bench();
+    bench.queues[1].offer(9999);
+    bench.told.failure();
+}
