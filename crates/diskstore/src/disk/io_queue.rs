@@ -1,17 +1,21 @@
 //! One queue's I/O on a disk: at once where the data is at hand, in the background where it is not.
 //!
 //! * A read that lies in one file is tried at once without waiting (`RWF_NOWAIT`); if the page cache does not have it,
-//!   it goes to the kernel's ring. Reads spread over files, and of qcow2, are done at once and may wait.
+//!   it goes to the kernel's ring. Reads spread over files, and of qcow2, are done at once and may wait. So are those
+//!   of files that are in memory anyway.
 //! * A write goes to the page cache at once. A sync goes to the ring.
 //! * Without a ring (an old kernel, or one that forbids it) everything is done at once; [`IoQueue::in_background`]
 //!   tells.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
 use super::ring::Ring;
 use super::{Segments, Store};
+
+/// From `linux/magic.h`.
+const RAMFS_MAGIC: i64 = 0x8584_58f6;
 
 /// What to do. Offsets and lengths are in bytes and inside the disk.
 #[derive(Debug)]
@@ -67,8 +71,19 @@ pub struct IoQueue {
     /// Operations in the ring, found by their index, which is the ring's own token.
     pending: Vec<Option<Pending>>,
     free: Vec<usize>,
-    /// Whether reading without waiting works, for each file.
-    nowait: Vec<bool>,
+    /// The store's files and how each is read.
+    files: Vec<(RawFd, Reading)>,
+}
+
+/// How a file is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reading {
+    /// At once: the file is in memory.
+    AtOnce,
+    /// Without waiting first, then by the ring.
+    Try,
+    /// By the ring: this file system cannot tell whether it would wait.
+    Ring,
 }
 
 struct Pending {
@@ -85,16 +100,19 @@ impl IoQueue {
             Ok(ring) => (Some(ring), None),
             Err(error) => (None, Some(error)),
         };
-        let nowait = vec![true; files.len()];
-        drop(files);
+        let files = files
+            .iter()
+            .map(|file| (file.as_raw_fd(), reading(*file)))
+            .collect();
         let depth = usize::from(depth);
+        let pending = (0..depth).map(|_| None).collect();
         Self {
             store,
             ring,
             why_no_ring,
-            pending: (0..depth).map(|_| None).collect(),
+            pending,
             free: (0..depth).collect(),
-            nowait,
+            files,
         }
     }
 
@@ -106,7 +124,7 @@ impl IoQueue {
             why_no_ring: None,
             pending: Vec::new(),
             free: Vec::new(),
-            nowait: Vec::new(),
+            files: Vec::new(),
         }
     }
 
@@ -188,17 +206,19 @@ impl IoQueue {
         } else {
             None
         };
-        let Some(extent) = extent else {
-            return Submission::Done(self.store.read(&into, offset));
+        let (extent, how) = match extent {
+            Some(extent) if self.files[extent.file].1 != Reading::AtOnce => {
+                (extent, self.files[extent.file].1)
+            }
+            _ => return Submission::Done(self.store.read(&into, offset)),
         };
         let mut done = 0;
-        if self.nowait[extent.file] {
+        if how == Reading::Try {
             match self.read_now(extent.file, &into, offset) {
                 Ok(read) if read == into.bytes() => return Submission::Done(Ok(())),
                 Ok(read) => done = read,
                 Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {}
-                // This file system cannot tell whether it would wait.
-                Err(_) => self.nowait[extent.file] = false,
+                Err(_) => self.files[extent.file].1 = Reading::Ring,
             }
         }
         let (Some(ring), Some(index)) = (self.ring.as_mut(), self.free.pop()) else {
@@ -224,19 +244,13 @@ impl IoQueue {
 
     /// Reads what needs no waiting; fewer bytes than asked for, or EAGAIN, when the rest does.
     fn read_now(&self, file: usize, into: &Segments, offset: u64) -> io::Result<u64> {
-        let files = self.store.files();
         let at = i64::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
         let iovecs = into.iovecs();
-        // SAFETY: the segments are writable until the I/O ends, which is when preadv2 returns.
+        // SAFETY: the segments are writable until the I/O ends, which is when preadv2 returns. The file is open: the
+        // store owns it.
         let read = unsafe {
             let count = iovecs.len() as i32;
-            libc::preadv2(
-                files[file].as_raw_fd(),
-                iovecs.as_ptr(),
-                count,
-                at,
-                libc::RWF_NOWAIT,
-            )
+            libc::preadv2(self.files[file].0, iovecs.as_ptr(), count, at, libc::RWF_NOWAIT)
         };
         u64::try_from(read).map_err(|_| io::Error::last_os_error())
     }
@@ -268,6 +282,20 @@ impl Drop for IoQueue {
     fn drop(&mut self) {
         // The kernel must not write to memory that is about to go.
         self.drain();
+    }
+}
+
+/// How to read a file, by its file system.
+fn reading(file: BorrowedFd<'_>) -> Reading {
+    // SAFETY: all zeroes is a value of this plain structure.
+    let mut about: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: writes one structure of ours.
+    let known = unsafe { libc::fstatfs(file.as_raw_fd(), &mut about) } == 0;
+    let in_memory = [libc::TMPFS_MAGIC, libc::HUGETLBFS_MAGIC, RAMFS_MAGIC].contains(&about.f_type);
+    if known && in_memory {
+        Reading::AtOnce
+    } else {
+        Reading::Try
     }
 }
 
