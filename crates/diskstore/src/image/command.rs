@@ -20,7 +20,11 @@ pub fn run(
     each: &mut dyn FnMut(&str),
 ) -> Result<String, ImageError> {
     let program = command.get_program().to_string_lossy().into_owned();
-    let spawned = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    let spawned = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0);
     // SAFETY: prctl is async-signal-safe. The program ends with its builder, killed or not.
     unsafe {
         spawned.pre_exec(|| {
@@ -29,8 +33,15 @@ pub fn run(
         });
     }
     let mut child = spawned.spawn().map_err(|source| match source.kind() {
-        std::io::ErrorKind::NotFound => ImageError::ProgramMissing { program: program.clone(), package },
-        _ => ImageError::Io { what: "start", path: program.clone().into(), source },
+        std::io::ErrorKind::NotFound => ImageError::ProgramMissing {
+            program: program.clone(),
+            package,
+        },
+        _ => ImageError::Io {
+            what: "start",
+            path: program.clone().into(),
+            source,
+        },
     })?;
     let stdout = child.stdout.take();
     let reader = std::thread::spawn(move || {
@@ -60,11 +71,24 @@ pub fn run(
         }
     }
     let text = reader.join().unwrap_or_default();
-    let status = child.wait().map_err(|source| ImageError::Io { what: "wait for", path: program.clone().into(), source })?;
+    let status = child.wait().map_err(|source| ImageError::Io {
+        what: "wait for",
+        path: program.clone().into(),
+        source,
+    })?;
     if status.success() {
         return Ok(text);
     }
-    last.extend(text.lines().rev().take(LINES_MAX.saturating_sub(last.len())).map(String::from));
+    last.extend(
+        text.lines()
+            .rev()
+            .take(LINES_MAX.saturating_sub(last.len()))
+            .map(String::from),
+    );
     let output = Vec::from(last).join("\n");
-    Err(ImageError::ProgramFailed { program, status: status.to_string(), output })
+    Err(ImageError::ProgramFailed {
+        program,
+        status: status.to_string(),
+        output,
+    })
 }

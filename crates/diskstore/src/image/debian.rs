@@ -23,7 +23,15 @@ const ROOT_BYTES_MIN: u64 = 512 << 20;
 const SUITE: &str = "bookworm";
 
 /// What a guest needs to start, be reached, and have a network.
-const PACKAGES: [&str; 7] = ["systemd-sysv", "udev", "kmod", "iproute2", "procps", "systemd-resolved", "netbase"];
+const PACKAGES: [&str; 7] = [
+    "systemd-sysv",
+    "udev",
+    "kmod",
+    "iproute2",
+    "procps",
+    "systemd-resolved",
+    "netbase",
+];
 
 /// What to build.
 #[derive(Clone, Debug)]
@@ -45,7 +53,10 @@ const STAGES: [(&str, &str); 7] = [
     ("running apt-get update", "package lists"),
     ("downloading packages with apt", "downloading packages"),
     ("extracting archives", "unpacking the essential packages"),
-    ("installing essential packages", "installing the essential packages"),
+    (
+        "installing essential packages",
+        "installing the essential packages",
+    ),
     ("installing remaining packages", "installing the other packages"),
     ("cleaning package lists", "cleaning up"),
     ("running --customize-hook", "the guest's own settings"),
@@ -59,13 +70,26 @@ pub fn build_debian(
     request: &DebianRequest,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Record, ImageError> {
-    let mut tell = |step: usize, what: &str| progress(Progress { step, steps: STEPS, what: what.into() });
+    let mut tell = |step: usize, what: &str| {
+        progress(Progress {
+            step,
+            steps: STEPS,
+            what: what.into(),
+        })
+    };
     check_agent(&request.agent)?;
     if request.size_bytes < ROOT_BYTES_MIN {
         return Err(ImageError::Unable("a root disk needs 512M at least".into()));
     }
-    let good = |name: &String| name.chars().all(|c| c.is_ascii_alphanumeric() || "+-.:".contains(c));
-    if let Some(bad) = request.packages.iter().find(|name| name.is_empty() || name.starts_with('-') || !good(name)) {
+    let good = |name: &String| {
+        name.chars()
+            .all(|c| c.is_ascii_alphanumeric() || "+-.:".contains(c))
+    };
+    if let Some(bad) = request
+        .packages
+        .iter()
+        .find(|name| name.is_empty() || name.starts_with('-') || !good(name))
+    {
         return Err(ImageError::Unable(format!("{bad:?} is not a package's name")));
     }
     let mode = mode()?;
@@ -83,7 +107,8 @@ pub fn build_debian(
     file.set_len(request.size_bytes).map_err(failed("write", &root))?;
     if mode == "unshare" {
         // The namespace's root is not this user.
-        file.set_permissions(fs::Permissions::from_mode(0o666)).map_err(failed("write", &root))?;
+        file.set_permissions(fs::Permissions::from_mode(0o666))
+            .map_err(failed("write", &root))?;
     }
     let overlay = build.folder.join("overlay");
     settings(&overlay, &request.agent).map_err(failed("write", &overlay))?;
@@ -92,7 +117,10 @@ pub fn build_debian(
     let hook = build.folder.join("customize");
     fs::write(&hook, HOOK).map_err(failed("write", &hook))?;
 
-    let include = PACKAGES.iter().map(|name| name.to_string()).chain(request.packages.iter().cloned());
+    let include = PACKAGES
+        .iter()
+        .map(|name| name.to_string())
+        .chain(request.packages.iter().cloned());
     let include: Vec<String> = include.collect();
     let mut mmdebstrap = Command::new("mmdebstrap");
     mmdebstrap
@@ -113,7 +141,10 @@ pub fn build_debian(
         .arg(&list)
         .env("MIRRORBALL_BUILD", &build.folder)
         .env("MIRRORBALL_KERNEL", &kernel.file)
-        .env("MIRRORBALL_RELEASE", kernel.package.trim_start_matches("linux-image-"));
+        .env(
+            "MIRRORBALL_RELEASE",
+            kernel.package.trim_start_matches("linux-image-"),
+        );
     let path = std::env::var("PATH").unwrap_or_default();
     mmdebstrap.env("PATH", format!("{path}:/usr/sbin:/sbin"));
     run(&mut mmdebstrap, "mmdebstrap", &mut |line| {
@@ -147,7 +178,10 @@ fn mode() -> Result<&'static str, ImageError> {
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
     if !std::env::split_paths(&path).any(|folder| folder.join("newuidmap").exists()) {
-        return Err(ImageError::ProgramMissing { program: "newuidmap".into(), package: "uidmap" });
+        return Err(ImageError::ProgramMissing {
+            program: "newuidmap".into(),
+            package: "uidmap",
+        });
     }
     Ok("unshare")
 }
@@ -156,7 +190,10 @@ fn mode() -> Result<&'static str, ImageError> {
 fn quoted(path: &Path) -> Result<String, ImageError> {
     match path.to_str() {
         Some(text) => Ok(format!("'{}'", text.replace('\'', "'\\''"))),
-        None => Err(ImageError::File { path: path.into(), reason: "its name is not UTF-8".into() }),
+        None => Err(ImageError::File {
+            path: path.into(),
+            reason: "its name is not UTF-8".into(),
+        }),
     }
 }
 
@@ -181,8 +218,11 @@ chroot "$root" passwd -q -d root
 rm -rf "$root/var/cache/apt/"*.bin "$root/var/lib/apt/lists/"* "$root/var/log/"*.log "$root/var/cache/debconf/"*-old
 : > "$root/etc/machine-id"
 echo "mirrorball: file system" >&2
+# Bound elsewhere without what is mounted in it: its /proc, /sys and /dev.
+mount --bind "$root" "$root/mnt"
+trap 'umount "$root/mnt"' EXIT
 mke2fs -q -F -t ext4 -L root -m 0 -J size=16 -E lazy_itable_init=0,lazy_journal_init=0,root_owner=0:0 \
-    -d "$root" "$MIRRORBALL_BUILD/root.raw"
+    -d "$root/mnt" "$MIRRORBALL_BUILD/root.raw"
 "#;
 
 /// Writes the files laid over the root.
@@ -198,15 +238,27 @@ fn settings(overlay: &Path, agent: &Path) -> std::io::Result<()> {
     write("etc/hosts", "127.0.0.1 localhost mirrorball\n::1 localhost\n")?;
     write("etc/fstab", "# The root is mounted by the initramfs.\n")?;
     write("etc/systemd/network/10-dhcp.network", NETWORK)?;
-    write("etc/systemd/system/serial-getty@ttyS0.service.d/autologin.conf", AUTOLOGIN)?;
+    write(
+        "etc/systemd/system/serial-getty@ttyS0.service.d/autologin.conf",
+        AUTOLOGIN,
+    )?;
     write("etc/systemd/system/mirrorball-agent.service", SERVICE)?;
-    write("etc/systemd/journald.conf.d/volatile.conf", "[Journal]\nStorage=volatile\nRuntimeMaxUse=8M\n")?;
-    write("etc/systemd/system.conf.d/quick.conf", "[Manager]\nDefaultTimeoutStopSec=10s\n")?;
+    write(
+        "etc/systemd/journald.conf.d/volatile.conf",
+        "[Journal]\nStorage=volatile\nRuntimeMaxUse=8M\n",
+    )?;
+    write(
+        "etc/systemd/system.conf.d/quick.conf",
+        "[Manager]\nDefaultTimeoutStopSec=10s\n",
+    )?;
     let program = overlay.join("usr/sbin/mirrorball-agent");
     fs::create_dir_all(overlay.join("usr/sbin"))?;
     fs::copy(agent, &program)?;
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
-    symlink("/usr/lib/systemd/system/multi-user.target", overlay.join("etc/systemd/system/default.target"))
+    symlink(
+        "/usr/lib/systemd/system/multi-user.target",
+        overlay.join("etc/systemd/system/default.target"),
+    )
 }
 
 const NETWORK: &str = "[Match]\nName=en* eth*\n\n[Network]\nDHCP=yes\n";

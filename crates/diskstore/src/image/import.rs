@@ -39,11 +39,18 @@ impl FileKind {
         let mut head = Vec::new();
         let file = File::open(path).map_err(failed("read", path))?;
         let meta = file.metadata().map_err(failed("read", path))?;
-        let wrong = |reason: &str| Err(ImageError::File { path: path.into(), reason: reason.into() });
+        let wrong = |reason: &str| {
+            Err(ImageError::File {
+                path: path.into(),
+                reason: reason.into(),
+            })
+        };
         if !meta.is_file() {
             return wrong("not a regular file");
         }
-        file.take(1024).read_to_end(&mut head).map_err(failed("read", path))?;
+        file.take(1024)
+            .read_to_end(&mut head)
+            .map_err(failed("read", path))?;
         if is_bzimage(&head) || is_elf(&head) {
             return Ok(Self::Kernel);
         }
@@ -69,14 +76,24 @@ pub fn import(
     let mut record = Record::new(&request.name, "imported files".into());
     if let Some(kernel) = &request.kernel {
         if FileKind::of(kernel)? != FileKind::Kernel {
-            return Err(ImageError::File { path: kernel.clone(), reason: "neither a bzImage nor an ELF kernel".into() });
+            return Err(ImageError::File {
+                path: kernel.clone(),
+                reason: "neither a bzImage nor an ELF kernel".into(),
+            });
         }
     }
-    let format = match request.disk.as_deref().map(|disk| FileKind::of(disk).map(|kind| (disk, kind))) {
+    let format = match request
+        .disk
+        .as_deref()
+        .map(|disk| FileKind::of(disk).map(|kind| (disk, kind)))
+    {
         None => None,
         Some(Err(error)) => return Err(error),
         Some(Ok((disk, FileKind::Kernel))) => {
-            return Err(ImageError::File { path: disk.into(), reason: "a kernel, not a disk".into() });
+            return Err(ImageError::File {
+                path: disk.into(),
+                reason: "a kernel, not a disk".into(),
+            });
         }
         Some(Ok((disk, FileKind::Qcow2))) => {
             refuse_backing(disk)?;
@@ -85,9 +102,19 @@ pub fn import(
         Some(Ok((_, FileKind::Raw))) => Some("raw"),
     };
     let build = store.begin(&request.name)?;
-    let disk_name = if format == Some("qcow2") { "root.qcow2" } else { "root.raw" };
-    let files = [(&request.kernel, "kernel"), (&request.initrd, "initrd"), (&request.disk, disk_name)];
-    let lengths = files.iter().filter_map(|(path, _)| fs::metadata(path.as_ref()?).ok());
+    let disk_name = if format == Some("qcow2") {
+        "root.qcow2"
+    } else {
+        "root.raw"
+    };
+    let files = [
+        (&request.kernel, "kernel"),
+        (&request.initrd, "initrd"),
+        (&request.disk, disk_name),
+    ];
+    let lengths = files
+        .iter()
+        .filter_map(|(path, _)| fs::metadata(path.as_ref()?).ok());
     let total: u64 = lengths.map(|meta| meta.len()).sum();
     let mut before = 0;
     for (path, name) in files {
@@ -95,11 +122,27 @@ pub fn import(
         let target = build.folder.join(name);
         before += copy(path, &target, &mut |bytes| progress(before + bytes, total))?;
     }
-    record.kernel = request.kernel.as_ref().map(|_| build.file("kernel", false)).transpose()?;
-    record.initrd = request.initrd.as_ref().map(|_| build.file("initrd", false)).transpose()?;
-    record.disk = request.disk.as_ref().map(|_| build.file(disk_name, true)).transpose()?;
+    record.kernel = request
+        .kernel
+        .as_ref()
+        .map(|_| build.file("kernel", false))
+        .transpose()?;
+    record.initrd = request
+        .initrd
+        .as_ref()
+        .map(|_| build.file("initrd", false))
+        .transpose()?;
+    record.disk = request
+        .disk
+        .as_ref()
+        .map(|_| build.file(disk_name, true))
+        .transpose()?;
     record.format = format.map(String::from);
-    let usual = if request.disk.is_some() { "console=ttyS0 root=/dev/vda rw" } else { "console=ttyS0" };
+    let usual = if request.disk.is_some() {
+        "console=ttyS0 root=/dev/vda rw"
+    } else {
+        "console=ttyS0"
+    };
     record.cmdline = request.cmdline.clone().unwrap_or_else(|| usual.into());
     build.publish(&record)?;
     Ok(record)
@@ -108,10 +151,15 @@ pub fn import(
 /// A qcow2 that names another file would make an image that is not whole, and could name any file of the host.
 fn refuse_backing(disk: &Path) -> Result<(), ImageError> {
     let mut head = [0; 16];
-    File::open(disk).and_then(|mut file| file.read_exact(&mut head)).map_err(failed("read", disk))?;
+    File::open(disk)
+        .and_then(|mut file| file.read_exact(&mut head))
+        .map_err(failed("read", disk))?;
     if head[8..16] != [0; 8] {
         let reason = "has a backing file; `qemu-img convert -O qcow2` makes it whole".into();
-        return Err(ImageError::File { path: disk.into(), reason });
+        return Err(ImageError::File {
+            path: disk.into(),
+            reason,
+        });
     }
     Ok(())
 }

@@ -92,7 +92,9 @@ pub enum ImageError {
         there_are: String,
     },
     /// A name that can't be an image's.
-    #[error("{0:?} can't be an image's name: letters, digits, `-`, `_` and `.`, 63 at most, not starting with `.` or `-`")]
+    #[error(
+        "{0:?} can't be an image's name: letters, digits, `-`, `_` and `.`, 63 at most, not starting with `.` or `-`"
+    )]
     Name(String),
     /// There is one of this name already.
     #[error("there is an image {0} already; `mirrorball image rm {0}` removes it")]

@@ -65,7 +65,10 @@ impl Modules {
                 Ok(Some(depends_of(&bytes)))
             }
         })?;
-        Ok(order.iter().filter_map(|name| self.files.get(name).cloned()).collect())
+        Ok(order
+            .iter()
+            .filter_map(|name| self.files.get(name).cloned())
+            .collect())
     }
 }
 
@@ -117,7 +120,11 @@ fn depends_of(module: &[u8]) -> Vec<String> {
     let value = &module[start + KEY.len()..];
     let end = value.iter().position(|&byte| byte == 0).unwrap_or(value.len());
     let value = String::from_utf8_lossy(&value[..end]);
-    value.split(',').filter(|name| !name.is_empty()).map(normal).collect()
+    value
+        .split(',')
+        .filter(|name| !name.is_empty())
+        .map(normal)
+        .collect()
 }
 
 #[cfg(test)]

@@ -46,7 +46,9 @@ pub struct FileRecord {
 impl Record {
     /// A record of nothing, made now.
     pub(super) fn new(name: &str, built_from: String) -> Self {
-        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let since = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .unwrap_or_default();
         Self {
             version: VERSION,
             name: name.into(),

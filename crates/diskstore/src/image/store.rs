@@ -37,7 +37,11 @@ pub(super) struct Building {
 impl ImageStore {
     /// The user's store: in `$MIRRORBALL_DATA`, `$XDG_DATA_HOME/mirrorball` or `~/.local/share/mirrorball`.
     pub fn open_default() -> Result<Self, ImageError> {
-        let from = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let from = |name: &str| {
+            std::env::var_os(name)
+                .filter(|value| !value.is_empty())
+                .map(PathBuf::from)
+        };
         let data = from("MIRRORBALL_DATA")
             .or_else(|| from("XDG_DATA_HOME").map(|data| data.join("mirrorball")))
             .or_else(|| from("HOME").map(|home| home.join(".local/share/mirrorball")))
@@ -84,14 +88,20 @@ impl ImageStore {
             let bytes = fs::metadata(path(file)).map(|meta| meta.len());
             if file.file.contains('/') || !bytes.is_ok_and(|bytes| bytes == file.bytes) {
                 let reason = format!("{} is not as it was made", file.file);
-                return Err(ImageError::Damaged { name: name.into(), reason });
+                return Err(ImageError::Damaged {
+                    name: name.into(),
+                    reason,
+                });
             }
         }
         let disk = match (&record.disk, record.disk_format()) {
             (None, _) => None,
             (Some(disk), Some(format)) => Some((path(disk), format)),
             (Some(_), None) => {
-                return Err(ImageError::Damaged { name: name.into(), reason: "unknown disk format".into() });
+                return Err(ImageError::Damaged {
+                    name: name.into(),
+                    reason: "unknown disk format".into(),
+                });
             }
         };
         Ok(Image {
@@ -107,7 +117,11 @@ impl ImageStore {
 
     /// The records of all images, by name. Damaged ones are left out.
     pub fn list(&self) -> Result<Vec<Record>, ImageError> {
-        Ok(self.names()?.iter().filter_map(|name| self.record(name).ok()).collect())
+        Ok(self
+            .names()?
+            .iter()
+            .filter_map(|name| self.record(name).ok())
+            .collect())
     }
 
     /// Removes an image; refused while a VM uses it.
@@ -124,7 +138,9 @@ impl ImageStore {
             }
         }
         // Renamed first, so that an interrupted removal leaves no half image but what the next build clears away.
-        let grave = self.images().join(format!("{BUILDING}{}-{name}", std::process::id()));
+        let grave = self
+            .images()
+            .join(format!("{BUILDING}{}-{name}", std::process::id()));
         fs::rename(&folder, &grave).map_err(failed("remove", &folder))?;
         fs::remove_dir_all(&grave).map_err(failed("remove", &grave))
     }
@@ -137,7 +153,10 @@ impl ImageStore {
             let found = file_digest(&path, file.digest.starts_with("sha256-nonzero"))?;
             if found != file.digest {
                 let reason = format!("{} does not match its checksum", file.file);
-                return Err(ImageError::Damaged { name: name.into(), reason });
+                return Err(ImageError::Damaged {
+                    name: name.into(),
+                    reason,
+                });
             }
         }
         Ok(())
@@ -150,7 +169,9 @@ impl ImageStore {
             return Err(ImageError::Exists(name.into()));
         }
         self.clear_remains()?;
-        let folder = self.images().join(format!("{BUILDING}{}-{name}", std::process::id()));
+        let folder = self
+            .images()
+            .join(format!("{BUILDING}{}-{name}", std::process::id()));
         if let Err(error) = fs::create_dir(&folder) {
             return Err(match error.kind() {
                 std::io::ErrorKind::AlreadyExists => ImageError::Exists(name.into()),
@@ -159,7 +180,13 @@ impl ImageStore {
         }
         let lock = File::create(folder.join("lock")).map_err(failed("make", &folder))?;
         flock(&lock, libc::LOCK_EX).map_err(failed("lock", &folder))?;
-        Ok(Building { folder, name: name.into(), store: self.clone(), published: false, _lock: lock })
+        Ok(Building {
+            folder,
+            name: name.into(),
+            store: self.clone(),
+            published: false,
+            _lock: lock,
+        })
     }
 
     fn clear_remains(&self) -> Result<(), ImageError> {
@@ -169,7 +196,10 @@ impl ImageStore {
             }
             let folder = self.images().join(&name);
             // A builder that has just made the folder has no lock yet for an instant; its process lives, though.
-            let pid = name[BUILDING.len()..].split('-').next().and_then(|pid| pid.parse::<i32>().ok());
+            let pid = name[BUILDING.len()..]
+                .split('-')
+                .next()
+                .and_then(|pid| pid.parse::<i32>().ok());
             let alive = pid.is_some_and(|pid| Path::new(&format!("/proc/{pid}")).exists());
             let free = match File::open(folder.join("lock")) {
                 Ok(lock) => flock(&lock, libc::LOCK_EX | libc::LOCK_NB).unwrap_or(false),
@@ -183,12 +213,18 @@ impl ImageStore {
     }
 
     fn record(&self, name: &str) -> Result<Record, ImageError> {
-        let damaged = |reason: String| ImageError::Damaged { name: name.into(), reason };
+        let damaged = |reason: String| ImageError::Damaged {
+            name: name.into(),
+            reason,
+        };
         let path = self.images().join(name).join("image.json");
         let text = fs::read(&path).map_err(|error| damaged(error.to_string()))?;
         let record: Record = serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?;
         if record.version != VERSION {
-            return Err(damaged(format!("its format is version {}, this program reads {VERSION}", record.version)));
+            return Err(damaged(format!(
+                "its format is version {}, this program reads {VERSION}",
+                record.version
+            )));
         }
         Ok(record)
     }
@@ -196,21 +232,32 @@ impl ImageStore {
     fn folders(&self) -> Result<Vec<String>, ImageError> {
         let images = self.images();
         let entries = fs::read_dir(&images).map_err(failed("read", &images))?;
-        let mut names: Vec<String> =
-            entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
+        let mut names: Vec<String> = entries
+            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+            .collect();
         names.sort();
         Ok(names)
     }
 
     fn names(&self) -> Result<Vec<String>, ImageError> {
-        Ok(self.folders()?.into_iter().filter(|name| check_name(name).is_ok()).collect())
+        Ok(self
+            .folders()?
+            .into_iter()
+            .filter(|name| check_name(name).is_ok())
+            .collect())
     }
 
     fn missing(&self, name: &str) -> ImageError {
         let names = self.names().unwrap_or_default();
-        let there_are =
-            if names.is_empty() { "there are none".into() } else { format!("there are: {}", names.join(", ")) };
-        ImageError::Missing { name: name.into(), there_are }
+        let there_are = if names.is_empty() {
+            "there are none".into()
+        } else {
+            format!("there are: {}", names.join(", "))
+        };
+        ImageError::Missing {
+            name: name.into(),
+            there_are,
+        }
     }
 }
 
@@ -219,7 +266,11 @@ impl Building {
     pub fn file(&self, file: &str, disk: bool) -> Result<FileRecord, ImageError> {
         let path = self.folder.join(file);
         let bytes = fs::metadata(&path).map_err(failed("read", &path))?.len();
-        Ok(FileRecord { file: file.into(), bytes, digest: file_digest(&path, disk)? })
+        Ok(FileRecord {
+            file: file.into(),
+            bytes,
+            digest: file_digest(&path, disk)?,
+        })
     }
 
     /// Makes the build an image: everything is on the disk before the name appears.
@@ -257,7 +308,11 @@ impl Drop for Building {
 
 fn file_digest(path: &Path, disk: bool) -> Result<String, ImageError> {
     let mut file = File::open(path).map_err(failed("read", path))?;
-    let sum = if disk { digest::sparse(&file) } else { digest::plain(&mut file) };
+    let sum = if disk {
+        digest::sparse(&file)
+    } else {
+        digest::plain(&mut file)
+    };
     sum.map_err(failed("read", path))
 }
 

@@ -32,8 +32,10 @@ fn imported(folder: &Path, store: &ImageStore, name: &str) -> Record {
 }
 
 fn entries(store: &ImageStore) -> Vec<String> {
-    let mut names: Vec<String> =
-        fs::read_dir(store.images()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    let mut names: Vec<String> = fs::read_dir(store.images())
+        .unwrap()
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .collect();
     names.sort();
     names
 }
@@ -43,7 +45,10 @@ fn a_missing_image_names_those_there_are_and_the_mend() {
     let (folder, store) = store();
     imported(folder.path(), &store, "one");
     let text = store.get("none").unwrap_err().to_string();
-    assert!(text.contains("there are: one") && text.contains("mirrorball image build debian-12"), "{text}");
+    assert!(
+        text.contains("there are: one") && text.contains("mirrorball image build debian-12"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -128,7 +133,10 @@ fn a_file_that_is_neither_kernel_nor_disk_is_refused() {
         ..ImportRequest::default()
     };
     for kernel in [true, false] {
-        assert!(matches!(import(&store, &request(kernel), &mut |_, _| {}), Err(ImageError::File { .. })));
+        assert!(matches!(
+            import(&store, &request(kernel), &mut |_, _| {}),
+            Err(ImageError::File { .. })
+        ));
     }
     assert!(entries(&store).is_empty());
 }
@@ -141,6 +149,13 @@ fn a_qcow2_with_a_backing_file_is_refused() {
     bytes[..4].copy_from_slice(b"QFI\xfb");
     bytes[15] = 104;
     fs::write(&disk, bytes).unwrap();
-    let request = ImportRequest { name: "one".into(), disk: Some(disk), ..ImportRequest::default() };
-    assert!(matches!(import(&store, &request, &mut |_, _| {}), Err(ImageError::File { .. })));
+    let request = ImportRequest {
+        name: "one".into(),
+        disk: Some(disk),
+        ..ImportRequest::default()
+    };
+    assert!(matches!(
+        import(&store, &request, &mut |_, _| {}),
+        Err(ImageError::File { .. })
+    ));
 }

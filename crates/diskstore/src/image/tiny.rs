@@ -27,7 +27,13 @@ pub fn build_tiny(
     request: &TinyRequest,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Record, ImageError> {
-    let mut step = |step: usize, what: &str| progress(Progress { step, steps: 4, what: what.into() });
+    let mut step = |step: usize, what: &str| {
+        progress(Progress {
+            step,
+            steps: 4,
+            what: what.into(),
+        })
+    };
     check_agent(&request.agent)?;
     let build = store.begin(&request.name)?;
     step(1, "package lists");
@@ -68,7 +74,10 @@ pub(super) fn check_agent(agent: &Path) -> Result<(), ImageError> {
         return Ok(());
     }
     let reason = "the agent's program is not here; build it with `cargo build -p agent`".into();
-    Err(ImageError::File { path: agent.into(), reason })
+    Err(ImageError::File {
+        path: agent.into(),
+        reason,
+    })
 }
 
 /// Puts the kernel (as an ELF when it can be taken out) and the initramfs into the build and its record.
