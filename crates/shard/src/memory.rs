@@ -1,4 +1,215 @@
-//! The guest's memory.
+//! The guest's memory: one file (memfd) per VM with page g at offset g (DESIGN, "Memory"), mapped once per RAM region.
+//!
+//! [`create`] checks the request against what the host has and says in words what is missing.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::FromRawFd;
+use std::sync::Arc;
+
+use vm_memory::mmap::MmapRegionBuilder;
+use vm_memory::{
+    FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
+};
+
+use crate::arch::x86_64::layout::Layout;
+use crate::launch::{MemoryLaunch, NodeLaunch, Pages};
 
 /// The guest's memory as every device sees it. Cheap to clone; the mapping lives as long as the last clone.
-pub type GuestRam = std::sync::Arc<vm_memory::GuestMemoryMmap<()>>;
+pub type GuestRam = Arc<GuestMemoryMmap<()>>;
+
+/// Why the guest can't have its memory.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    /// The host is too small.
+    #[error("the VM wants {wanted_mib} MiB of memory, but the host has {host_mib} MiB{which}; make `memory` smaller")]
+    TooMuch {
+        /// What the VM wants.
+        wanted_mib: u64,
+        /// What there is.
+        host_mib: u64,
+        /// Of what.
+        which: &'static str,
+    },
+    /// The host's pool of huge pages is too small.
+    #[error(
+        "the VM wants {wanted} huge pages of {size_kib} KiB, but {free} are free; add some by \
+         /sys/kernel/mm/hugepages/hugepages-{size_kib}kB/nr_hugepages or use `pages = \"thp\"`"
+    )]
+    HugePages {
+        /// Pages wanted.
+        wanted: u64,
+        /// Pages free.
+        free: u64,
+        /// Size of a page, KiB.
+        size_kib: u64,
+    },
+    /// The host refused.
+    #[error("{what}")]
+    Host {
+        /// What was being done.
+        what: &'static str,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+    /// The regions don't make a memory; a bug of the layout.
+    #[error("the regions of memory overlap")]
+    Regions,
+}
+
+/// Makes the memory of `layout`, backed as `launch` says, bound to the host nodes that `nodes` name.
+pub fn create(layout: &Layout, launch: &MemoryLaunch, nodes: &[NodeLaunch]) -> Result<GuestRam, MemoryError> {
+    check_host(launch)?;
+    let file = Arc::new(memory_file(launch.pages, layout.ram_end())?);
+    let mut regions = Vec::with_capacity(layout.ram.len());
+    for range in &layout.ram {
+        regions.push(Arc::new(map(&file, range, launch.pages)?));
+    }
+    let memory = GuestMemoryMmap::from_arc_regions(regions).map_err(|_| MemoryError::Regions)?;
+    for (node, ranges) in nodes.iter().zip(node_ranges(layout, nodes)) {
+        if let Some(host_node) = node.host_node {
+            for range in ranges {
+                bind(&memory, &range, host_node)?;
+            }
+        }
+    }
+    if launch.prefault {
+        for region in memory.iter() {
+            // Present from now on; the guest's first touch costs a nested fault only.
+            advise(region, libc::MADV_POPULATE_WRITE, "cannot allocate the guest's memory")?;
+        }
+    }
+    Ok(Arc::new(memory))
+}
+
+/// The guest-physical ranges of each node's memory, filled from address 0 in the order of the nodes.
+pub fn node_ranges(layout: &Layout, nodes: &[NodeLaunch]) -> Vec<Vec<Range<u64>>> {
+    let mut free = layout.ram.iter().cloned();
+    let mut current = free.next();
+    let mut all = Vec::with_capacity(nodes.len());
+    for node in nodes {
+        let mut left = node.memory_bytes;
+        let mut ranges = Vec::new();
+        while left > 0
+            && let Some(region) = &mut current
+        {
+            let bytes = left.min(region.end - region.start);
+            if bytes > 0 {
+                ranges.push(region.start..region.start + bytes);
+            }
+            region.start += bytes;
+            left -= bytes;
+            if region.start == region.end {
+                current = free.next();
+            }
+        }
+        all.push(ranges);
+    }
+    all
+}
+
+fn check_host(launch: &MemoryLaunch) -> Result<(), MemoryError> {
+    let size_kib = match launch.pages {
+        Pages::Huge2M => 2 << 10,
+        Pages::Huge1G => 1 << 20,
+        Pages::Small | Pages::Transparent => return check_meminfo(launch),
+    };
+    let path = format!("/sys/kernel/mm/hugepages/hugepages-{size_kib}kB/free_hugepages");
+    let free = std::fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0);
+    let wanted = launch.bytes.div_ceil(size_kib << 10);
+    if wanted > free {
+        return Err(MemoryError::HugePages { wanted, free, size_kib });
+    }
+    Ok(())
+}
+
+fn check_meminfo(launch: &MemoryLaunch) -> Result<(), MemoryError> {
+    let Ok(meminfo) = std::fs::read_to_string("/proc/meminfo") else {
+        // Without /proc the host's own refusal must do.
+        return Ok(());
+    };
+    let (key, which) =
+        if launch.prefault { ("MemAvailable:", " available") } else { ("MemTotal:", " altogether") };
+    let Some(host_kib) = meminfo_kib(&meminfo, key) else { return Ok(()) };
+    if launch.bytes >> 10 > host_kib {
+        let wanted_mib = launch.bytes >> 20;
+        return Err(MemoryError::TooMuch { wanted_mib, host_mib: host_kib >> 10, which });
+    }
+    Ok(())
+}
+
+fn meminfo_kib(meminfo: &str, key: &str) -> Option<u64> {
+    let line = meminfo.lines().find(|line| line.starts_with(key))?;
+    line.split_whitespace().nth(1)?.parse().ok()
+}
+
+fn memory_file(pages: Pages, bytes: u64) -> Result<File, MemoryError> {
+    let huge = match pages {
+        Pages::Small | Pages::Transparent => 0,
+        Pages::Huge2M => libc::MFD_HUGETLB | libc::MFD_HUGE_2MB,
+        Pages::Huge1G => libc::MFD_HUGETLB | libc::MFD_HUGE_1GB,
+    };
+    // SAFETY: the name is a valid C string; the call touches no other memory.
+    let fd = unsafe { libc::memfd_create(c"guest-memory".as_ptr(), libc::MFD_CLOEXEC | huge) };
+    if fd < 0 {
+        return Err(host("cannot make the file of the guest's memory")(io::Error::last_os_error()));
+    }
+    // SAFETY: memfd_create has just given us this descriptor.
+    let file = unsafe { File::from_raw_fd(fd) };
+    let page = if pages == Pages::Huge1G { 1 << 30 } else { 2 << 20 };
+    file.set_len(bytes.next_multiple_of(page)).map_err(host("cannot size the file of the guest's memory"))?;
+    Ok(file)
+}
+
+fn map(file: &Arc<File>, range: &Range<u64>, pages: Pages) -> Result<GuestRegionMmap<()>, MemoryError> {
+    let mapping = MmapRegionBuilder::new((range.end - range.start) as usize)
+        .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
+        .with_mmap_flags(libc::MAP_SHARED | libc::MAP_NORESERVE)
+        .with_file_offset(FileOffset::from_arc(file.clone(), range.start))
+        .build()
+        .map_err(|error| host("cannot map the guest's memory")(io::Error::other(error)))?;
+    let region = GuestRegionMmap::new(mapping, GuestAddress(range.start)).ok_or(MemoryError::Regions)?;
+    if pages == Pages::Transparent {
+        advise(&region, libc::MADV_HUGEPAGE, "the host has no transparent huge pages; use `pages = \"4K\"`")?;
+    }
+    // A core dump of the shard must not carry its guest's secrets.
+    advise(&region, libc::MADV_DONTDUMP, "cannot keep the guest's memory out of core dumps")?;
+    Ok(region)
+}
+
+fn advise(region: &GuestRegionMmap<()>, advice: i32, what: &'static str) -> Result<(), MemoryError> {
+    // SAFETY: the range is exactly one live mapping; the advices used keep its contents.
+    let result = unsafe { libc::madvise(region.as_ptr().cast(), region.len() as usize, advice) };
+    if result != 0 { Err(host(what)(io::Error::last_os_error())) } else { Ok(()) }
+}
+
+fn bind(memory: &GuestMemoryMmap<()>, range: &Range<u64>, host_node: u32) -> Result<(), MemoryError> {
+    const MPOL_BIND: libc::c_int = 2;
+    const NODES_MAX: usize = 1024;
+    let what = "cannot bind memory to the host node that `host_node` names";
+    let mut mask = [0u64; NODES_MAX / 64];
+    let word = mask
+        .get_mut(host_node as usize / 64)
+        .ok_or_else(|| host(what)(io::Error::from(io::ErrorKind::InvalidInput)))?;
+    *word |= 1 << (host_node % 64);
+    let start = memory.get_host_address(GuestAddress(range.start)).map_err(|_| MemoryError::Regions)?;
+    // SAFETY: `node_ranges` gives ranges inside one mapped region; the mask outlives the call.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_mbind,
+            start,
+            range.end - range.start,
+            MPOL_BIND,
+            mask.as_ptr(),
+            NODES_MAX as u64 + 1,
+            0,
+        )
+    };
+    if result != 0 { Err(host(what)(io::Error::last_os_error())) } else { Ok(()) }
+}
+
+fn host(what: &'static str) -> impl Fn(io::Error) -> MemoryError {
+    move |source| MemoryError::Host { what, source }
+}

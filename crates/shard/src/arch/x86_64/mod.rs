@@ -1,3 +1,12 @@
 //! The x86-64 machine as its guest finds it: address map, boot state, ACPI tables, CPUID.
 
+pub mod acpi;
+pub mod cpuid;
+pub mod kernel;
 pub mod layout;
+pub mod memory_map;
+pub mod registers;
+pub mod start;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,93 @@
+//! What CPUID tells a vCPU: what KVM supports, with this VM's topology: one package, one thread a core.
+//!
+//! The APIC id of a vCPU is its number. KVM's own leaves (0x4000_0000) stay: clock, steal time, remote flush.
+//! Nested virtualization is hidden: no guest here needs it, and it is a large part of KVM to attack.
+
+use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
+
+const LEAF1_ECX_VMX: u32 = 1 << 5;
+const LEAF1_ECX_X2APIC: u32 = 1 << 21;
+const LEAF1_ECX_TSC_DEADLINE: u32 = 1 << 24;
+const LEAF1_ECX_HYPERVISOR: u32 = 1 << 31;
+const LEAF1_EDX_HTT: u32 = 1 << 28;
+const LEAF6_EAX_ARAT: u32 = 1 << 2;
+const LEAF80000001_ECX_CMP_LEGACY: u32 = 1 << 1;
+const LEAF80000001_ECX_SVM: u32 = 1 << 2;
+const LEVEL_SMT: u32 = 1;
+const LEVEL_CORE: u32 = 2;
+
+/// The leaves of vCPU `id` of `vcpus`.
+pub fn of_vcpu(supported: &CpuId, id: u8, vcpus: u8) -> Result<CpuId, vmm_sys_util::fam::Error> {
+    let mut leaves = Vec::with_capacity(supported.as_slice().len() + 4);
+    let mut has_extended_topology = false;
+    for leaf in supported.as_slice() {
+        match leaf.function {
+            0xB => has_extended_topology = true,
+            0x1F => (),
+            _ => leaves.push(with_topology(*leaf, id, vcpus)),
+        }
+    }
+    let leaf_max = leaves.iter().find(|leaf| leaf.function == 0).map_or(0, |leaf| leaf.eax);
+    if has_extended_topology || leaf_max >= 0xB {
+        leaves.extend(extended_topology(0xB, id, vcpus));
+    }
+    if leaf_max >= 0x1F {
+        leaves.extend(extended_topology(0x1F, id, vcpus));
+    }
+    CpuId::from_entries(&leaves)
+}
+
+/// Bits that number `vcpus` vCPUs.
+fn id_bits(vcpus: u8) -> u32 {
+    u32::from(vcpus).next_power_of_two().trailing_zeros()
+}
+
+fn with_topology(mut leaf: kvm_cpuid_entry2, id: u8, vcpus: u8) -> kvm_cpuid_entry2 {
+    let (id32, others) = (u32::from(id), u32::from(vcpus) - 1);
+    match leaf.function {
+        0x1 => {
+            leaf.ebx = (leaf.ebx & 0x0000_FFFF) | (id32 << 24) | (u32::from(vcpus) << 16);
+            leaf.ecx &= !LEAF1_ECX_VMX;
+            leaf.ecx |= LEAF1_ECX_X2APIC | LEAF1_ECX_TSC_DEADLINE | LEAF1_ECX_HYPERVISOR;
+            leaf.edx = (leaf.edx & !LEAF1_EDX_HTT) | if others > 0 { LEAF1_EDX_HTT } else { 0 };
+        }
+        // Intel's caches: bits 14 to 25 sharers less one, bits 26 to 31 cores less one.
+        0x4 if leaf.eax & 0x1F != 0 => {
+            leaf.eax = (leaf.eax & 0x3FFF) | (sharers(leaf.eax, others) << 14) | (others.min(63) << 26);
+        }
+        0x6 => leaf.eax |= LEAF6_EAX_ARAT,
+        0x8000_0001 => {
+            leaf.ecx &= !(LEAF80000001_ECX_SVM | LEAF80000001_ECX_CMP_LEGACY);
+            if others > 0 {
+                leaf.ecx |= LEAF80000001_ECX_CMP_LEGACY;
+            }
+        }
+        0x8000_0008 => leaf.ecx = (leaf.ecx & !0xF0FF) | others | (id_bits(vcpus) << 12),
+        // AMD's caches: as leaf 4, without the cores.
+        0x8000_001D if leaf.eax & 0x1F != 0 => {
+            leaf.eax = (leaf.eax & !(0xFFF << 14)) | (sharers(leaf.eax, others) << 14);
+        }
+        0x8000_001E => (leaf.eax, leaf.ebx, leaf.ecx) = (id32, id32 & 0xFF, 0),
+        _ => (),
+    }
+    leaf
+}
+
+/// Of a cache described by `eax`: the third level is shared by all vCPUs, the others by none.
+fn sharers(eax: u32, others: u32) -> u32 {
+    if (eax >> 5) & 7 == 3 { others } else { 0 }
+}
+
+fn extended_topology(function: u32, id: u8, vcpus: u8) -> [kvm_cpuid_entry2; 3] {
+    let level = |index, shift, count, kind: u32| kvm_cpuid_entry2 {
+        function,
+        index,
+        flags: KVM_CPUID_FLAG_SIGNIFCANT_INDEX,
+        eax: shift,
+        ebx: count,
+        ecx: index | (kind << 8),
+        edx: u32::from(id),
+        ..Default::default()
+    };
+    [level(0, 0, 1, LEVEL_SMT), level(1, id_bits(vcpus), u32::from(vcpus), LEVEL_CORE), level(2, 0, 0, 0)]
+}

@@ -1,0 +1,184 @@
+//! Loads the kernel and the initramfs into guest memory.
+//!
+//! A bzImage is entered by the 64-bit boot protocol; an ELF kernel by PVH when it has the note, else at its 64-bit entry
+//! (`Documentation/arch/x86/boot.rst`, `x86/pvh` of Xen's documentation). The files may be anything a user names.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+
+use linux_loader::loader::bootparam::setup_header;
+use linux_loader::loader::elf::PvhBootCapability;
+use linux_loader::loader::{BzImage, Elf, KernelLoader};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
+
+use super::layout::{CMDLINE_BYTES_MAX, CMDLINE_START, KERNEL_START, LOW_RAM_END};
+use crate::memory::GuestRam;
+
+/// How the first vCPU enters the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// 64-bit mode, `boot_params` in RSI.
+    Linux64(u64),
+    /// 32-bit protected mode, `hvm_start_info` in EBX.
+    Pvh(u64),
+}
+
+/// A loaded kernel.
+#[derive(Debug)]
+pub struct Kernel {
+    /// Where it starts.
+    pub entry: Entry,
+    /// The bzImage's header, for `boot_params`.
+    pub header: Option<setup_header>,
+    /// One past the last byte that the kernel uses before it knows the memory map.
+    pub end: u64,
+    /// Longest command line with its zero byte.
+    pub cmdline_bytes_max: usize,
+}
+
+/// Where the initramfs is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Initrd {
+    /// First address.
+    pub start: u64,
+    /// Size, bytes.
+    pub bytes: u64,
+}
+
+/// Why the VM can't boot from these files.
+#[derive(Debug, thiserror::Error)]
+pub enum KernelError {
+    /// Neither bzImage nor ELF.
+    #[error("not a kernel: the file is neither a bzImage nor an x86-64 ELF file")]
+    NotAKernel,
+    /// The file ends early or contradicts itself.
+    #[error("the kernel's file is damaged, or the kernel does not fit in the VM's memory")]
+    Load(#[source] linux_loader::loader::Error),
+    /// The bzImage has no 64-bit entry.
+    #[error("the kernel is not a 64-bit one")]
+    Not64Bit,
+    /// Too little memory.
+    #[error("kernel and initramfs need {needed_mib} MiB of memory; make `memory` larger")]
+    NoRoom {
+        /// What both need.
+        needed_mib: u64,
+    },
+    /// The command line is too long.
+    #[error("the kernel's command line has {bytes} bytes; this kernel takes {bytes_max}")]
+    CmdlineTooLong {
+        /// Its length.
+        bytes: usize,
+        /// The longest this kernel takes.
+        bytes_max: usize,
+    },
+    /// The command line has a zero byte.
+    #[error("the kernel's command line has a zero byte")]
+    CmdlineZero,
+    /// A file can't be read.
+    #[error("cannot read the {what}")]
+    Read {
+        /// Which file.
+        what: &'static str,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Guest memory can't be written; a bug of the layout.
+    #[error("cannot write boot data to guest memory")]
+    Memory(#[from] vm_memory::GuestMemoryError),
+}
+
+/// `struct setup_header` fields are read from here (`boot.rst`).
+const HEADER_MAGIC_OFFSET: usize = 0x202;
+const HEADER_MAGIC: [u8; 4] = *b"HdrS";
+const ELF_MAGIC: [u8; 4] = *b"\x7FELF";
+/// `xloadflags`: the kernel has the 64-bit entry at 0x200.
+const XLF_KERNEL_64: u16 = 1;
+const ENTRY_64_OFFSET: u64 = 0x200;
+const ELF_CMDLINE_BYTES_MAX: usize = 2048;
+
+/// Loads `file` to where it wants to be.
+pub fn load(memory: &GuestRam, file: &mut File) -> Result<Kernel, KernelError> {
+    let read = |source| KernelError::Read { what: "kernel", source };
+    let mut start = [0; HEADER_MAGIC_OFFSET + 4];
+    file.rewind().map_err(read)?;
+    let mut filled = 0;
+    while filled < start.len() {
+        match file.read(&mut start[filled..]).map_err(read)? {
+            0 => break,
+            bytes => filled += bytes,
+        }
+    }
+    file.rewind().map_err(read)?;
+    if start[..4] == ELF_MAGIC {
+        load_elf(memory, file)
+    } else if start[HEADER_MAGIC_OFFSET..] == HEADER_MAGIC {
+        load_bzimage(memory, file)
+    } else {
+        Err(KernelError::NotAKernel)
+    }
+}
+
+fn load_elf(memory: &GuestRam, file: &mut File) -> Result<Kernel, KernelError> {
+    let loaded = Elf::load(memory.as_ref(), None, file, Some(GuestAddress(KERNEL_START)))
+        .map_err(KernelError::Load)?;
+    let entry = match loaded.pvh_boot_cap {
+        PvhBootCapability::PvhEntryPresent(entry) => Entry::Pvh(entry.0),
+        _ => Entry::Linux64(loaded.kernel_load.0),
+    };
+    let end = loaded.kernel_end;
+    Ok(Kernel { entry, header: None, end, cmdline_bytes_max: ELF_CMDLINE_BYTES_MAX })
+}
+
+fn load_bzimage(memory: &GuestRam, file: &mut File) -> Result<Kernel, KernelError> {
+    let loaded = BzImage::load(memory.as_ref(), None, file, Some(GuestAddress(KERNEL_START)))
+        .map_err(KernelError::Load)?;
+    let header = loaded.setup_header.ok_or(KernelError::NotAKernel)?;
+    if header.xloadflags & XLF_KERNEL_64 == 0 {
+        return Err(KernelError::Not64Bit);
+    }
+    // The kernel unpacks itself at its preferred address.
+    let unpacked_end = header.pref_address.saturating_add(u64::from(header.init_size));
+    let cmdline_bytes_max = (header.cmdline_size as usize).saturating_add(1).min(CMDLINE_BYTES_MAX);
+    Ok(Kernel {
+        entry: Entry::Linux64(loaded.kernel_load.0 + ENTRY_64_OFFSET),
+        header: Some(header),
+        end: loaded.kernel_end.max(unpacked_end),
+        cmdline_bytes_max,
+    })
+}
+
+/// Loads the initramfs as high as low RAM allows.
+pub fn load_initrd(memory: &GuestRam, file: &mut File, kernel: &Kernel) -> Result<Initrd, KernelError> {
+    const PAGE: u64 = 4096;
+    let read = |source| KernelError::Read { what: "initramfs", source };
+    let bytes = file.seek(SeekFrom::End(0)).map_err(read)?;
+    file.rewind().map_err(read)?;
+    let header_max = kernel.header.map_or(u64::MAX, |header| u64::from(header.initrd_addr_max) + 1);
+    let low_end = memory.iter().next().map_or(0, |low| ram_end(low)).min(LOW_RAM_END).min(header_max);
+    let no_room = || KernelError::NoRoom { needed_mib: kernel.end.saturating_add(bytes).div_ceil(1 << 20) };
+    let start = low_end.checked_sub(bytes).ok_or_else(no_room)? / PAGE * PAGE;
+    if start < kernel.end {
+        return Err(no_room());
+    }
+    memory.read_exact_volatile_from(GuestAddress(start), file, bytes as usize)?;
+    Ok(Initrd { start, bytes })
+}
+
+fn ram_end(region: &impl vm_memory::GuestMemoryRegion) -> u64 {
+    region.start_addr().0 + region.len()
+}
+
+/// Writes the command line with its zero byte.
+pub fn write_cmdline(memory: &GuestRam, cmdline: &str, kernel: &Kernel) -> Result<(), KernelError> {
+    let bytes_max = kernel.cmdline_bytes_max - 1;
+    if cmdline.len() > bytes_max {
+        return Err(KernelError::CmdlineTooLong { bytes: cmdline.len(), bytes_max });
+    }
+    if cmdline.as_bytes().contains(&0) {
+        return Err(KernelError::CmdlineZero);
+    }
+    memory.write_slice(cmdline.as_bytes(), GuestAddress(CMDLINE_START))?;
+    memory.write_slice(&[0], GuestAddress(CMDLINE_START + cmdline.len() as u64))?;
+    Ok(())
+}

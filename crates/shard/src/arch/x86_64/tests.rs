@@ -1,0 +1,157 @@
+use std::io::{Seek, Write};
+
+use kvm_bindings::{CpuId, kvm_cpuid_entry2};
+use proptest::prelude::*;
+
+use super::acpi::{NodeTable, tables};
+use super::kernel::{Entry, Kernel, KernelError, load, write_cmdline};
+use super::layout::*;
+use super::memory_map::{MemoryKind, memory_map};
+use super::{cpuid, kernel, start};
+use crate::memory::{self, GuestRam};
+use crate::launch::{MemoryLaunch, Pages};
+
+fn ram(bytes: u64) -> GuestRam {
+    let layout = Layout::new(bytes, &[]).unwrap();
+    memory::create(&layout, &MemoryLaunch { bytes, pages: Pages::Small, prefault: false }, &[]).unwrap()
+}
+
+proptest! {
+    #[test]
+    fn map_covers_all_ram_and_overlaps_nothing(mib2 in 32u64..(1 << 20), pmem in prop::collection::vec(1u64..(1 << 40), 0..4)) {
+        let bytes = mib2 << 21;
+        let Some(layout) = Layout::new(bytes, &pmem) else { return Ok(()) };
+        let total: u64 = layout.ram.iter().map(|range| range.end - range.start).sum();
+        prop_assert_eq!(total, bytes);
+        let map = memory_map(&layout);
+        for pair in map.windows(2) {
+            prop_assert!(pair[0].start + pair[0].bytes <= pair[1].start);
+        }
+        let told: u64 = map.iter().filter(|e| e.kind == MemoryKind::Ram).map(|e| e.bytes).sum();
+        prop_assert_eq!(told, bytes - (LEGACY_HOLE_END - LEGACY_HOLE_START));
+        let mut end = layout.ram_end();
+        for range in layout.pmem.iter().chain([&layout.mmio64]) {
+            prop_assert!(range.start >= end && range.start >= HIGH_RAM_START);
+            end = range.end;
+        }
+    }
+}
+
+fn checked_tables(image: &[u8]) -> Vec<(String, Vec<u8>)> {
+    let qword = |place: usize| u64::from_le_bytes(image[place..place + 8].try_into().unwrap());
+    let at = |address: u64| {
+        let start = (address - ACPI_START) as usize;
+        let bytes = u32::from_le_bytes(image[start + 4..start + 8].try_into().unwrap()) as usize;
+        let table = image[start..start + bytes].to_vec();
+        let name = String::from_utf8(table[..4].to_vec()).unwrap();
+        assert_eq!(table.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte)), 0, "checksum of {name}");
+        (name, table)
+    };
+    assert_eq!(&image[..8], b"RSD PTR ");
+    assert_eq!(image[..36].iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte)), 0);
+    let xsdt = at(qword(24));
+    let mut all: Vec<_> =
+        xsdt.1[36..].chunks(8).map(|entry| at(u64::from_le_bytes(entry.try_into().unwrap()))).collect();
+    let fadt = all.iter().find(|(name, _)| name == "FACP").unwrap().1.clone();
+    all.push(at(u64::from_le_bytes(fadt[140..148].try_into().unwrap())));
+    all
+}
+
+#[test]
+fn every_table_has_its_checksum() {
+    let layout = Layout::new(5 << 30, &[1 << 30]).unwrap();
+    let node = |vcpus, ranges, distances| NodeTable { vcpus, ranges, distances };
+    let nodes = [
+        node(vec![0, 1], vec![0..LOW_RAM_END], vec![10, 30]),
+        node(vec![2], vec![HIGH_RAM_START..layout.ram_end()], vec![21, 10]),
+    ];
+    let image = tables(&layout, 3, &nodes).unwrap();
+    let all = checked_tables(&image);
+    let names: Vec<_> = all.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["FACP", "APIC", "MCFG", "SRAT", "SLIT", "DSDT"]);
+    assert_eq!(all[4].1[44..], [10, 30, 21, 10]);
+    // For a disassembler, when a developer wants to look.
+    if let Ok(path) = std::env::var("MIRRORBALL_DSDT") {
+        std::fs::write(path, &all[5].1).unwrap();
+    }
+}
+
+#[test]
+fn most_vcpus_fit() {
+    let layout = Layout::new(64 << 20, &[]).unwrap();
+    let image = tables(&layout, 254, &[]).unwrap();
+    let madt = &checked_tables(&image)[1].1;
+    assert_eq!(madt.len(), 44 + 12 + 254 * 8);
+}
+
+#[test]
+fn cpuid_numbers_every_vcpu() {
+    let leaf = |function, eax| kvm_cpuid_entry2 { function, eax, ..Default::default() };
+    let leaves = [leaf(0, 0xD), leaf(1, 0), leaf(4, 0x1_0063), leaf(6, 0), leaf(0x8000_0008, 0), leaf(0x8000_001E, 0)];
+    let supported = CpuId::from_entries(&leaves).unwrap();
+    for (vcpus, bits) in [(1u8, 0), (2, 1), (3, 2), (4, 2), (5, 3), (254, 8)] {
+        for id in [0, vcpus - 1] {
+            let leaves = cpuid::of_vcpu(&supported, id, vcpus).unwrap();
+            let get = |function, index| {
+                *leaves.as_slice().iter().find(|l| l.function == function && l.index == index).unwrap()
+            };
+            assert_eq!(get(1, 0).ebx >> 24, u32::from(id));
+            assert_eq!(get(0xB, 0).edx, u32::from(id));
+            assert_eq!((get(0xB, 1).eax, get(0xB, 1).ebx), (bits, u32::from(vcpus)));
+            assert_eq!(get(0x8000_001E, 0).eax, u32::from(id));
+            assert_eq!(get(0x8000_0008, 0).ecx & 0xFF, u32::from(vcpus) - 1);
+            assert_eq!((get(4, 0).eax >> 14) & 0xFFF, u32::from(vcpus) - 1);
+        }
+    }
+}
+
+#[test]
+fn files_that_are_no_kernel_are_told() {
+    let memory = ram(64 << 20);
+    let mut bz_header = vec![0; 0x1000];
+    bz_header[0x202..0x206].copy_from_slice(b"HdrS");
+    let mut elf_header = b"\x7FELF".to_vec();
+    elf_header.resize(40, 0xFF);
+    for content in [vec![], vec![0; 100], b"#!/bin/sh\n".repeat(100), bz_header, elf_header] {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&content).unwrap();
+        file.rewind().unwrap();
+        let error = load(&memory, &mut file).unwrap_err();
+        assert!(matches!(error, KernelError::NotAKernel | KernelError::Load(_)), "{error}");
+    }
+}
+
+fn elf_kernel() -> Kernel {
+    Kernel { entry: Entry::Linux64(KERNEL_START), header: None, end: 16 << 20, cmdline_bytes_max: 2048 }
+}
+
+#[test]
+fn cmdline_too_long_is_refused() {
+    let memory = ram(64 << 20);
+    let kernel = elf_kernel();
+    write_cmdline(&memory, &"x".repeat(2047), &kernel).unwrap();
+    let error = write_cmdline(&memory, &"x".repeat(2048), &kernel).unwrap_err();
+    assert!(matches!(error, KernelError::CmdlineTooLong { bytes: 2048, bytes_max: 2047 }));
+}
+
+#[test]
+fn initramfs_larger_than_memory_is_refused() {
+    let memory = ram(64 << 20);
+    let mut file = tempfile::tempfile().unwrap();
+    file.set_len(50 << 20).unwrap();
+    let error = kernel::load_initrd(&memory, &mut file, &elf_kernel()).unwrap_err();
+    assert!(matches!(error, KernelError::NoRoom { needed_mib: 66 }), "{error}");
+}
+
+#[test]
+fn start_data_fits_below_the_command_line() {
+    let memory = ram(64 << 20);
+    let layout = Layout::new(5 << 30, &[]).unwrap();
+    let map = memory_map(&layout);
+    for entry in [Entry::Linux64(KERNEL_START), Entry::Pvh(KERNEL_START)] {
+        start::write(&memory, &Kernel { entry, ..elf_kernel() }, None, 0, &map).unwrap();
+    }
+    const { assert!(PAGE_TABLES_START + 6 * 4096 <= CMDLINE_START) };
+    const { assert!(CMDLINE_START + CMDLINE_BYTES_MAX as u64 <= LEGACY_HOLE_START) };
+    assert!(PVH_INFO_START + 40 + 32 + 24 * map.len() as u64 <= ZERO_PAGE_START);
+}
