@@ -131,7 +131,7 @@ impl DriverQueue {
                 index,
                 *address,
                 *length,
-                u16::from(writable) * 2 | more,
+                (u16::from(writable) * 2) | more,
                 self.next_descriptor,
             );
         }

@@ -83,6 +83,7 @@ pub struct VsockHandler {
     metrics: Arc<VsockMetrics>,
     timer: TimerFd,
     timer_set: bool,
+    listener_paused: bool,
     entries: Vec<Option<Entry>>,
     free: Vec<usize>,
     by_ports: HashMap<Ports, usize>,
@@ -126,6 +127,7 @@ impl VsockHandler {
             metrics,
             timer: TimerFd::new()?,
             timer_set: false,
+            listener_paused: false,
             entries: Vec::new(),
             free: Vec::new(),
             by_ports: HashMap::new(),
@@ -217,8 +219,8 @@ impl VsockHandler {
         }
     }
 
-    /// Drops what did not open in time.
-    fn sweep(&mut self) -> Result<(), DeviceError> {
+    /// Drops what did not open in time; accepts clients again.
+    fn sweep(&mut self, sources: &Sources) -> Result<(), DeviceError> {
         let now = Instant::now();
         let mut pending = false;
         for index in 0..self.entries.len() {
@@ -229,6 +231,11 @@ impl VsockHandler {
             }
         }
         self.timer_set = false;
+        if std::mem::take(&mut self.listener_paused) {
+            sources
+                .modify(&self.listener, LISTENER, EpollFlags::EPOLLIN)
+                .map_err(host("waiting for clients"))?;
+        }
         if pending { self.set_timer() } else { Ok(()) }
     }
 
@@ -238,8 +245,15 @@ impl VsockHandler {
             let stream = match peer::accept(&self.listener) {
                 Ok(stream) => stream,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                // The client left, or this process has no file left: the client is refused by the backlog's end.
-                Err(_) => break,
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
+                // This process has no file left. The listener stays ready, so look again a second later.
+                Err(_) => {
+                    sources
+                        .modify(&self.listener, LISTENER, EpollFlags::empty())
+                        .map_err(host("waiting for clients"))?;
+                    self.listener_paused = true;
+                    return self.set_timer();
+                }
             };
             // Without room the client is refused by closing its socket.
             if let Some(index) = self.insert(stream, Phase::Hello { line: Vec::new() }, sources)? {
@@ -341,6 +355,13 @@ impl VsockHandler {
     /// Sends the guest what waits for it, as far as it has posted buffers.
     fn fill(&mut self, sources: &Sources) -> Result<(), DeviceError> {
         let mut packets = 0;
+        if let Some(running) = &mut self.running {
+            running
+                .rx
+                .queue
+                .disable_notification(&*running.memory)
+                .map_err(protocol)?;
+        }
         while !(self.resets.is_empty() && self.ready.is_empty()) {
             let Some(running) = &mut self.running else {
                 return Ok(());
@@ -426,6 +447,13 @@ impl VsockHandler {
     /// Takes the guest's packets.
     fn drain(&mut self, sources: &Sources) -> Result<(), DeviceError> {
         let mut packets = 0;
+        if let Some(running) = &mut self.running {
+            running
+                .tx
+                .queue
+                .disable_notification(&*running.memory)
+                .map_err(protocol)?;
+        }
         loop {
             let Some(running) = &mut self.running else {
                 return Ok(());
@@ -641,7 +669,7 @@ impl Handler for VsockHandler {
             Event::Source(LISTENER) => self.accept(sources)?,
             Event::Source(TIMER) => {
                 let _ = self.timer.wait();
-                self.sweep()?;
+                self.sweep(sources)?;
             }
             Event::Source(token) => {
                 let index = token as usize;
