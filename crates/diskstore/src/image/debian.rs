@@ -209,7 +209,8 @@ for unit in apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer fstrim.
     systemd-pstore.service systemd-binfmt.service systemd-update-utmp.service systemd-update-utmp-runlevel.service \
     systemd-random-seed.service systemd-journal-flush.service systemd-firstboot.service getty@tty1.service \
     sys-kernel-debug.mount sys-kernel-tracing.mount dev-hugepages.mount dev-mqueue.mount \
-    modprobe@drm.service modprobe@efi_pstore.service modprobe@configfs.service; do
+    modprobe@drm.service modprobe@efi_pstore.service modprobe@configfs.service modprobe@fuse.service modprobe@loop.service \
+    modprobe@dm_mod.service; do
     ln -sf /dev/null "$root/etc/systemd/system/$unit"
 done
 chroot "$root" systemctl -q enable systemd-networkd.service systemd-resolved.service mirrorball-agent.service \
@@ -272,7 +273,7 @@ const SERVICE: &str = "\
 [Unit]
 Description=Mirrorball agent
 DefaultDependencies=no
-After=local-fs.target
+After=systemd-remount-fs.service
 Conflicts=shutdown.target
 Before=shutdown.target
 
