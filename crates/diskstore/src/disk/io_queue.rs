@@ -10,12 +10,16 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::ring::Ring;
 use super::{Segments, Store};
 
 /// From `linux/magic.h`.
 const RAMFS_MAGIC: i64 = 0x8584_58f6;
+
+/// Pause before the kernel is asked again to wait.
+const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
 /// What to do. Offsets and lengths are in bytes and inside the disk.
 #[derive(Debug)]
@@ -193,9 +197,9 @@ impl IoQueue {
             while self.completed().is_some() {}
             let Some(ring) = &mut self.ring else { return };
             if self.pending.len() > self.free.len() && ring.wait().is_err() {
-                // The kernel took nothing back: dropping the ring cancels and waits.
-                self.ring = None;
-                return;
+                // Short of memory, say. Going on without the completion would let the kernel write to memory that is
+                // no longer ours.
+                std::thread::sleep(RETRY_INTERVAL);
             }
         }
     }

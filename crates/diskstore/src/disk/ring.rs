@@ -6,11 +6,15 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::Duration;
 
 use io_uring::register::Restriction;
 use io_uring::{IoUring, opcode, squeue, types};
 
 use super::Segments;
+
+/// Times that the kernel is asked again, a millisecond apart, when it has no memory for a batch.
+const SEND_ATTEMPTS_MAX: u32 = 1000;
 
 /// A restricted ring over fixed files.
 pub(super) struct Ring {
@@ -84,10 +88,16 @@ impl Ring {
 
     /// Hands what was queued to the kernel.
     pub fn send(&mut self) -> io::Result<()> {
+        let mut attempts = 0;
         while self.unsent {
             match self.ring.submit() {
                 Ok(_) => self.unsent = !self.ring.submission().is_empty(),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // The kernel is short of memory for the moment.
+                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) && attempts < SEND_ATTEMPTS_MAX => {
+                    attempts += 1;
+                    std::thread::sleep(Duration::from_millis(1));
+                }
                 Err(error) => return Err(error),
             }
         }

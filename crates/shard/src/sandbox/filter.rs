@@ -124,7 +124,7 @@ fn of_kind(kind: ThreadKind) -> &'static [Syscall] {
         ],
         ThreadKind::Vcpu => &[libc::SYS_eventfd2, libc::SYS_sendto],
         ThreadKind::Serial => &[libc::SYS_recvfrom, libc::SYS_sendto, libc::SYS_readv, libc::SYS_writev],
-        ThreadKind::Block => &[],
+        ThreadKind::Block => crate::virtio::block::SYSCALLS,
         ThreadKind::Net => &[],
         ThreadKind::Vsock => &[],
         ThreadKind::Rng => &[],

@@ -44,7 +44,7 @@ impl Threads {
     }
 
     /// Threads that seal themselves.
-    pub(super) fn sealed() -> Self {
+    pub(crate) fn sealed() -> Self {
         Self { sealed: true }
     }
 
