@@ -1,0 +1,67 @@
+//! What a host's first process is told, and the few bytes it speaks before the agent's protocol.
+
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// TCP port the first process listens on, inside the host.
+pub const PORT: u16 = 1024;
+
+/// A connection starts with this many secret bytes.
+pub const TOKEN_BYTES: usize = 32;
+
+/// Where the program itself is found inside a host.
+pub const PROGRAM: &str = "/run/lab/mirrorball";
+
+/// The console line that says a host is up.
+pub const READY: &str = "mirrorball lab: up";
+
+/// Everything one boot needs to know; a file of mode 0600 in the initramfs.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct BootConfig {
+    /// The host's name.
+    pub name: String,
+    /// What a connection must start with.
+    pub token: [u8; TOKEN_BYTES],
+    /// Modules to load in order: name and parameters.
+    pub modules: Vec<(String, String)>,
+    /// Network cards, the first being the way out.
+    pub cards: Vec<Card>,
+    /// Names and addresses of the lab's hosts.
+    pub names: Vec<(String, Ipv4Addr)>,
+    /// Directories whose files never change once they are there: cached by the host's page cache.
+    pub cached: Vec<PathBuf>,
+    /// The outer machine's clock, seconds since 1970.
+    pub time_s: u64,
+}
+
+/// A network card of a host.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Card {
+    /// Six bytes in hexadecimal with colons, lower case.
+    pub mac: String,
+    /// Its address, in a network of 256.
+    pub address: Ipv4Addr,
+    /// The way out, if this is it.
+    pub gateway: Option<Ipv4Addr>,
+}
+
+/// What a connection is for: the byte after the token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Purpose {
+    /// The agent's protocol follows.
+    Agent = b'A',
+    /// Write everything back, then answer one byte.
+    Sync = b'S',
+    /// Answer with the number of running VMs, as one byte that stops at 255.
+    CountVms = b'V',
+}
+
+impl Purpose {
+    /// What a byte stands for.
+    pub fn from_byte(byte: u8) -> Option<Self> {
+        [Self::Agent, Self::Sync, Self::CountVms].into_iter().find(|purpose| *purpose as u8 == byte)
+    }
+}

@@ -1,0 +1,209 @@
+//! `mirrorball lab`: the subcommands.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use clap::{Args, Subcommand};
+use config::lab::LabSpec;
+
+use crate::host::Lab;
+use crate::{EXIT_LAB_DIED, EXIT_TIME_LIMIT, LabError, registry, supervisor};
+
+/// Real Linux hosts with KVM inside QEMU.
+#[derive(Debug, Args)]
+pub struct LabArgs {
+    #[command(subcommand)]
+    command: LabCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum LabCommand {
+    /// Starts a lab, runs a command in its first host, ends the lab.
+    Run {
+        /// The lab's description; one host when absent.
+        file: Option<PathBuf>,
+        /// Seconds the run may take.
+        #[arg(long, value_name = "SECONDS")]
+        limit: Option<u64>,
+        /// The host to run in, when not the first.
+        #[arg(long)]
+        host: Option<String>,
+        /// The command and its arguments.
+        #[arg(last = true, required = true)]
+        command: Vec<OsString>,
+    },
+    /// Starts a lab and leaves it running.
+    Up {
+        /// The lab's description; one host when absent.
+        file: Option<PathBuf>,
+        /// Its name.
+        #[arg(long, default_value = "lab")]
+        name: String,
+    },
+    /// Runs a command in a host of a running lab.
+    Exec {
+        /// The lab's name.
+        #[arg(long = "lab", default_value = "lab")]
+        lab: String,
+        /// The host.
+        host: String,
+        /// The command and its arguments.
+        #[arg(last = true, required = true)]
+        command: Vec<OsString>,
+    },
+    /// Ends a running lab.
+    Down {
+        /// The lab's name.
+        #[arg(long, default_value = "lab")]
+        name: String,
+    },
+    /// Lists running labs.
+    Ls {
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// Runs a subcommand; gives the program's exit status. Prints its own errors.
+pub fn run(args: LabArgs) -> ExitCode {
+    let result = match args.command {
+        LabCommand::Run {
+            file,
+            limit,
+            host,
+            command,
+        } => run_lab(file, limit, host, command),
+        LabCommand::Up { file, name } => up(file, &name),
+        LabCommand::Exec { lab, host, command } => exec(&lab, &host, &command),
+        LabCommand::Down { name } => down(&name),
+        LabCommand::Ls { json } => list(json),
+    };
+    result.unwrap_or_else(|error| {
+        let time = matches!(error.downcast_ref(), Some(LabError::TimeLimit { .. }));
+        if error.downcast_ref::<LabError>().is_some() {
+            // The message with its causes; a lab's message carries the console's end.
+            let chain: Vec<String> = error.chain().map(ToString::to_string).collect();
+            eprintln!("mirrorball: {}", chain.join(": "));
+        } else {
+            eprintln!("{error:?}");
+        }
+        ExitCode::from(if time { EXIT_TIME_LIMIT } else { EXIT_LAB_DIED })
+    })
+}
+
+type Outcome = miette::Result<ExitCode>;
+
+fn spec(file: Option<PathBuf>) -> miette::Result<LabSpec> {
+    let Some(file) = file else { return Ok(LabSpec::one_host()) };
+    let text = std::fs::read_to_string(&file)
+        .map_err(|error| miette::miette!("could not read {}: {error}", file.display()))?;
+    LabSpec::parse(&file, &text).map_err(|error| miette::Report::new(*error))
+}
+
+fn run_lab(file: Option<PathBuf>, limit: Option<u64>, host: Option<String>, command: Vec<OsString>) -> Outcome {
+    let spec = spec(file)?;
+    let limit = limit.or(spec.limit_s).map(Duration::from_secs);
+    let started = Instant::now();
+    let claim = registry::claim(&format!("run-{}", std::process::id()))?;
+    let mut lab = Lab::start(&spec, &claim.directory)?;
+    let index = match &host {
+        None => 0,
+        Some(name) => lab.hosts.iter().position(|host| host.name == *name).ok_or_else(|| LabError::NoHost {
+            lab: "of this file".into(),
+            host: name.clone(),
+            hosts: lab.hosts.iter().map(|host| host.name.as_str()).collect::<Vec<_>>().join(", "),
+        })?,
+    };
+    let door = lab.hosts[index].door.clone();
+    let (sender, receiver) = mpsc::channel();
+    // This thread keeps the lab: its hosts would die with another one.
+    std::thread::spawn(move || {
+        let result = door.exec(&command).and_then(|status| door.sync().map(|()| status));
+        let _ = sender.send(result);
+    });
+    loop {
+        match receiver.recv_timeout(Duration::from_millis(50)) {
+            Ok(Ok(status)) => return Ok(ExitCode::from(status.code())),
+            Ok(Err(error)) => {
+                // QEMU may need a moment to be seen dead.
+                std::thread::sleep(Duration::from_millis(300));
+                return Err(lab.died().unwrap_or(error).into());
+            }
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                return Err(LabError::Supervisor("the session ended unexpectedly".into()).into());
+            }
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+        }
+        if let Some(error) = lab.died() {
+            return Err(error.into());
+        }
+        if let Some(limit) = limit
+            && started.elapsed() > limit
+        {
+            return Err(lab.time_limit(limit).into());
+        }
+    }
+}
+
+fn up(file: Option<PathBuf>, name: &str) -> Outcome {
+    let spec = spec(file)?;
+    if registry::find(name)?.is_some() {
+        return Err(LabError::Running(name.into()).into());
+    }
+    supervisor::start(name, &spec, None)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn exec(lab: &str, host: &str, command: &[OsString]) -> Outcome {
+    let entry = registry::find(lab)?.ok_or_else(|| LabError::NotRunning(lab.into()))?;
+    let Some((_, door)) = entry.hosts.iter().find(|(name, _)| name == host) else {
+        let hosts = entry.hosts.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
+        return Err(LabError::NoHost {
+            lab: lab.into(),
+            host: host.into(),
+            hosts,
+        }
+        .into());
+    };
+    let status = door.exec(command)?;
+    door.sync()?;
+    Ok(ExitCode::from(status.code()))
+}
+
+fn down(name: &str) -> Outcome {
+    let entry = registry::find(name)?.ok_or_else(|| LabError::NotRunning(name.into()))?;
+    if let Ok(pid) = i32::try_from(entry.pid) {
+        let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGTERM);
+    }
+    for _ in 0..200 {
+        if registry::find(name)?.is_none() && !std::path::Path::new(&format!("/proc/{}", entry.pid)).exists() {
+            return Ok(ExitCode::SUCCESS);
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Err(LabError::Supervisor(format!("lab {name} does not end; its process is {}", entry.pid)).into())
+}
+
+fn list(json: bool) -> Outcome {
+    let entries = registry::list()?;
+    if json {
+        let labs: Vec<_> = entries
+            .iter()
+            .map(|entry| {
+                let hosts: Vec<&str> = entry.hosts.iter().map(|(name, _)| name.as_str()).collect();
+                serde_json::json!({ "name": entry.name, "pid": entry.pid, "hosts": hosts })
+            })
+            .collect();
+        println!("{}", serde_json::Value::from(labs));
+    } else {
+        for entry in entries {
+            let hosts: Vec<&str> = entry.hosts.iter().map(|(name, _)| name.as_str()).collect();
+            println!("{}  {}", entry.name, hosts.join(" "));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

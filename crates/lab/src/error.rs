@@ -1,0 +1,133 @@
+//! Why a lab could not do what was asked.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Why a lab could not do what was asked. Each message says what to do about it where something can be done.
+#[derive(Debug, thiserror::Error, miette::Diagnostic)]
+pub enum LabError {
+    /// QEMU is missing.
+    #[error("qemu-system-x86_64 was not found: install it with `apt-get install qemu-system-x86`")]
+    NoQemu,
+    /// No host kernel, and no way to get one.
+    #[error(
+        "no kernel for the lab's hosts: {reason}. Give one with MIRRORBALL_LAB_KERNEL=/path/to/vmlinuz and \
+         MIRRORBALL_LAB_MODULES=/path/to/lib/modules/VERSION"
+    )]
+    NoKernel {
+        /// What failed.
+        reason: String,
+    },
+    /// A kernel module that a host needs isn't there.
+    #[error("the lab's kernel has no module {name} below {}", directory.display())]
+    NoModule {
+        /// Its name.
+        name: String,
+        /// Where it was looked for.
+        directory: PathBuf,
+    },
+    /// A host ended by itself.
+    #[error("the lab died: host {host} ended by itself ({status}); its console is in {}{tail}", console.display())]
+    Died {
+        /// The host.
+        host: String,
+        /// How QEMU ended.
+        status: String,
+        /// Its whole console.
+        console: PathBuf,
+        /// The console's last lines, each after a line break.
+        tail: String,
+    },
+    /// A host did not come up in time.
+    #[error("host {host} was not up after {limit:?}; its console is in {}{tail}", console.display())]
+    NotUp {
+        /// The host.
+        host: String,
+        /// How long was waited.
+        limit: Duration,
+        /// Its whole console.
+        console: PathBuf,
+        /// The console's last lines, each after a line break.
+        tail: String,
+    },
+    /// The run took longer than its limit.
+    #[error("the run took longer than its limit of {limit:?} and was killed; host {host}'s console is in {}{tail}",
+        console.display())]
+    TimeLimit {
+        /// The limit.
+        limit: Duration,
+        /// The host.
+        host: String,
+        /// Its whole console.
+        console: PathBuf,
+        /// The console's last lines, each after a line break.
+        tail: String,
+    },
+    /// No lab of that name runs.
+    #[error("no lab named {0} is running: start it with `mirrorball lab up --name {0}`")]
+    NotRunning(String),
+    /// A lab of that name runs already.
+    #[error("a lab named {0} is running already: end it with `mirrorball lab down --name {0}`")]
+    Running(String),
+    /// The lab has no such host.
+    #[error("lab {lab} has no host {host}: it has {hosts}")]
+    NoHost {
+        /// The lab.
+        lab: String,
+        /// What was asked for.
+        host: String,
+        /// What there is.
+        hosts: String,
+    },
+    /// A lab inside a lab.
+    #[error("this is a lab host already: a lab can't be started inside a lab")]
+    InLab,
+    /// The supervisor said why it could not start the lab.
+    #[error("{0}")]
+    Supervisor(String),
+    /// A name that can't be one.
+    #[error("{0:?} can't be a lab's name: letters, digits, `-`, `_` and `.`, 63 at most, not starting with `.`")]
+    Name(String),
+    /// The agent in the host failed.
+    #[error("the lab host's agent failed")]
+    Agent(#[from] agent::client::ClientError),
+    /// QEMU did not answer as it should.
+    #[error("QEMU's monitor failed: {0}")]
+    Monitor(String),
+    /// An argument, path or variable isn't UTF-8.
+    #[error("{0} is not UTF-8, which a lab can't pass on")]
+    NotUtf8(String),
+    /// The operating system said no.
+    #[error("{what}")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Adds what was tried to an I/O error.
+pub(crate) trait Context<T> {
+    /// With words.
+    fn context(self, what: impl FnOnce() -> String) -> Result<T, LabError>;
+
+    /// With a verb and a path.
+    fn on(self, verb: &str, path: &Path) -> Result<T, LabError>
+    where
+        Self: Sized,
+    {
+        self.context(|| format!("could not {verb} {}", path.display()))
+    }
+}
+
+impl<T, E: Into<io::Error>> Context<T> for Result<T, E> {
+    fn context(self, what: impl FnOnce() -> String) -> Result<T, LabError> {
+        self.map_err(|source| LabError::Io {
+            what: what(),
+            source: source.into(),
+        })
+    }
+}

@@ -1,0 +1,342 @@
+//! The hosts of a running lab: QEMU processes that end with the thread that started them.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::net::Ipv4Addr;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use config::lab::{HostSpec, LabSpec};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+
+use crate::boot::{BootConfig, Card, READY, TOKEN_BYTES};
+use crate::error::{Context, LabError};
+use crate::kernel::{self, Kernel};
+use crate::module::{self, Module};
+use crate::qemu::{self, Machine};
+use crate::session::Door;
+use crate::{hub, initramfs, qmp, registry};
+
+/// How long a host may take to come up; measured 5 s on 2 idle cores.
+const UP_MAX: Duration = Duration::from_secs(60);
+
+/// A running lab. Its hosts are killed when it is dropped, or when its thread or process dies.
+pub struct Lab {
+    /// In the order of the spec.
+    pub hosts: Vec<Host>,
+    directory: PathBuf,
+    /// Consoles are kept for a person to read.
+    keep: bool,
+}
+
+/// A running host.
+pub struct Host {
+    /// Its name.
+    pub name: String,
+    /// How to get in.
+    pub door: Door,
+    console: PathBuf,
+    child: Child,
+    /// QEMU ends nothing when it closes, but complains.
+    _monitor: UnixStream,
+}
+
+impl Lab {
+    /// Starts every host of `spec` and waits until all are up. Consoles go to `directory`.
+    ///
+    /// Call it from a thread that lives as long as the lab: the hosts die with it.
+    pub fn start(spec: &LabSpec, directory: &Path) -> Result<Self, LabError> {
+        if std::env::var_os(crate::IN_LAB_VARIABLE).is_some() {
+            return Err(LabError::InLab);
+        }
+        let kernel = kernel::find(&registry::cache()?)?;
+        let modules = module::in_order(&kernel.modules)?;
+        let shared = spec
+            .shared
+            .iter()
+            .map(|shared| {
+                let what = || "could not make shared memory".to_string();
+                let file = File::from(memfd_create(c"lab-shared", MFdFlags::MFD_CLOEXEC).context(what)?);
+                file.set_len(shared.size.0).context(what)?;
+                Ok(file)
+            })
+            .collect::<Result<Vec<File>, LabError>>()?;
+        let mut sockets = links(spec)?;
+        let mut lab = Self {
+            hosts: Vec::new(),
+            directory: directory.to_path_buf(),
+            keep: false,
+        };
+        for (index, host) in spec.hosts.iter().enumerate() {
+            let links = std::mem::take(&mut sockets[index]);
+            let memory: Vec<(RawFd, u64)> = spec
+                .shared
+                .iter()
+                .zip(&shared)
+                .filter(|(shared, _)| shared.hosts.contains(&host.name))
+                .map(|(shared, file)| (file.as_raw_fd(), shared.size.0))
+                .collect();
+            lab.hosts.push(Host::start(spec, host, &kernel, &modules, links, &memory, directory)?);
+        }
+        let deadline = Instant::now() + UP_MAX;
+        for index in 0..lab.hosts.len() {
+            if let Err(error) = lab.hosts[index].wait_up(deadline) {
+                lab.keep = true;
+                return Err(error);
+            }
+        }
+        Ok(lab)
+    }
+
+    /// The first host that has ended, as an error; the lab's consoles are then kept.
+    pub fn died(&mut self) -> Option<LabError> {
+        let error = self.hosts.iter_mut().find_map(Host::died)?;
+        self.keep = true;
+        Some(error)
+    }
+
+    /// Keeps the consoles: the run ended in a way somebody will want to look into.
+    pub fn keep(&mut self) {
+        self.keep = true;
+    }
+
+    /// The error of a run that took too long.
+    pub fn time_limit(&mut self, limit: Duration) -> LabError {
+        self.keep = true;
+        let host = &self.hosts[0];
+        LabError::TimeLimit {
+            limit,
+            host: host.name.clone(),
+            console: host.console.clone(),
+            tail: tail(&host.console),
+        }
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        for host in &mut self.hosts {
+            let _ = host.child.kill();
+            let _ = host.child.wait();
+        }
+        if !self.keep {
+            let _ = fs::remove_dir_all(&self.directory);
+        }
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Host {
+    fn start(
+        lab: &LabSpec,
+        spec: &HostSpec,
+        kernel: &Kernel,
+        modules: &[Module],
+        links: Vec<(Card, OwnedFd)>,
+        shared: &[(RawFd, u64)],
+        directory: &Path,
+    ) -> Result<Self, LabError> {
+        let what = || format!("could not start lab host {}", spec.name);
+        let mut token = [0; TOKEN_BYTES];
+        File::open("/dev/urandom").and_then(|mut source| source.read_exact(&mut token)).context(what)?;
+        let out = Card {
+            mac: qemu::OUT_MAC.into(),
+            address: Ipv4Addr::new(10, 0, 2, 15),
+            gateway: Some(Ipv4Addr::new(10, 0, 2, 2)),
+        };
+        let boot = BootConfig {
+            name: spec.name.clone(),
+            token,
+            modules: modules.iter().map(|module| (module.name.clone(), module.parameters.clone())).collect(),
+            cards: std::iter::once(out).chain(links.iter().map(|(card, _)| card.clone())).collect(),
+            names: names(lab),
+            cached: registry::images().into_iter().filter(|path| path.is_dir()).collect(),
+            time_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs()),
+        };
+        let initramfs = initramfs::build(modules, &boot)?;
+        let (monitor, theirs) = UnixStream::pair().context(what)?;
+        let console = directory.join(format!("{}.console", spec.name));
+        let cards: Vec<(Card, RawFd)> = links.iter().map(|(card, fd)| (card.clone(), fd.as_raw_fd())).collect();
+        let machine = Machine {
+            spec,
+            cpus: cpus(spec),
+            memory_bytes: memory_bytes(spec, lab.hosts.len()),
+            kernel,
+            initramfs: initramfs.as_raw_fd(),
+            monitor: theirs.as_raw_fd(),
+            console: &console,
+            links: &cards,
+            shared,
+        };
+        let mut inherited = vec![initramfs.as_raw_fd(), theirs.as_raw_fd()];
+        inherited.extend(cards.iter().map(|(_, fd)| *fd));
+        inherited.extend(shared.iter().map(|(fd, _)| *fd));
+        let log = File::create(directory.join(format!("{}.qemu", spec.name))).context(what)?;
+        let mut command = Command::new("qemu-system-x86_64");
+        command.args(qemu::arguments(&machine)).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        // Ctrl-C is for the program in the lab.
+        command.process_group(0);
+        let parent = std::process::id();
+        // SAFETY: prctl, getppid and fcntl are async-signal-safe; the descriptors are open until after the spawn.
+        unsafe {
+            command.pre_exec(move || {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                if libc::getppid().cast_unsigned() != parent {
+                    return Err(std::io::ErrorKind::BrokenPipe.into());
+                }
+                for fd in &inherited {
+                    libc::fcntl(*fd, libc::F_SETFD, 0);
+                }
+                Ok(())
+            });
+        }
+        let child = command.spawn().map_err(|source| match source.kind() {
+            std::io::ErrorKind::NotFound => LabError::NoQemu,
+            _ => LabError::Io { what: what(), source },
+        })?;
+        drop(theirs);
+        let mut host = Self {
+            name: spec.name.clone(),
+            door: Door { port: 0, token },
+            console,
+            child,
+            _monitor: monitor,
+        };
+        match qmp::forwarded_port(&host._monitor, crate::boot::PORT) {
+            Ok(port) => host.door.port = port,
+            Err(error) => {
+                std::thread::sleep(Duration::from_millis(100));
+                let words = fs::read_to_string(directory.join(format!("{}.qemu", spec.name))).unwrap_or_default();
+                let words: Vec<&str> = words.lines().filter(|line| !line.contains("TCG doesn't support")).collect();
+                return Err(match words.last() {
+                    Some(line) => LabError::Monitor((*line).to_string()),
+                    None => error,
+                });
+            }
+        }
+        Ok(host)
+    }
+
+    fn wait_up(&mut self, deadline: Instant) -> Result<(), LabError> {
+        loop {
+            if fs::read(&self.console).is_ok_and(|text| contains(&text, READY.as_bytes())) {
+                return Ok(());
+            }
+            if let Some(error) = self.died() {
+                return Err(error);
+            }
+            if Instant::now() > deadline {
+                return Err(LabError::NotUp {
+                    host: self.name.clone(),
+                    limit: UP_MAX,
+                    console: self.console.clone(),
+                    tail: tail(&self.console),
+                });
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn died(&mut self) -> Option<LabError> {
+        let status = self.child.try_wait().ok()??;
+        Some(LabError::Died {
+            host: self.name.clone(),
+            status: status.to_string(),
+            console: self.console.clone(),
+            tail: tail(&self.console),
+        })
+    }
+}
+
+/// For each host its cards and their sockets; the other ends are with the hubs.
+fn links(spec: &LabSpec) -> Result<Vec<Vec<(Card, OwnedFd)>>, LabError> {
+    let what = || "could not make a network between lab hosts".to_string();
+    let mut sockets: Vec<Vec<(Card, OwnedFd)>> = spec.hosts.iter().map(|_| Vec::new()).collect();
+    for (number, link) in spec.links.iter().enumerate() {
+        let mut ports = Vec::new();
+        for (position, name) in link.hosts.iter().enumerate() {
+            let Some(host) = spec.hosts.iter().position(|host| host.name == *name) else { continue };
+            let (ours, theirs) = UnixStream::pair().context(what)?;
+            ports.push(ours);
+            let card = Card {
+                mac: format!("52:54:77:00:{number:02x}:{:02x}", position + 1),
+                address: link_address(number, position),
+                gateway: None,
+            };
+            sockets[host].push((card, theirs.into()));
+        }
+        hub::start(ports).context(what)?;
+    }
+    Ok(sockets)
+}
+
+/// The spec's check keeps both numbers in range.
+fn link_address(link: usize, position: usize) -> Ipv4Addr {
+    let byte = |number: usize| u8::try_from(number).unwrap_or(u8::MAX);
+    Ipv4Addr::new(10, 77, byte(link), byte(position + 1))
+}
+
+fn names(spec: &LabSpec) -> Vec<(String, Ipv4Addr)> {
+    let mut names = Vec::new();
+    for (number, link) in spec.links.iter().enumerate() {
+        for (position, name) in link.hosts.iter().enumerate() {
+            names.push((name.clone(), link_address(number, position)));
+        }
+    }
+    names
+}
+
+fn cpus(spec: &HostSpec) -> u16 {
+    let nodes: u16 = spec.nodes.iter().map(|node| node.cpus).sum();
+    let here = std::thread::available_parallelism().map_or(1, |count| u16::try_from(count.get()).unwrap_or(255));
+    match (spec.cpus, nodes) {
+        (Some(cpus), _) => cpus,
+        (None, 0) => here.clamp(1, 64),
+        (None, nodes) => nodes,
+    }
+}
+
+/// Three quarters of what is available, over the hosts, 64 GiB at most: QEMU takes only what the host touches.
+fn memory_bytes(spec: &HostSpec, hosts: usize) -> u64 {
+    let nodes: u64 = spec.nodes.iter().map(|node| node.memory.0).sum();
+    if let Some(memory) = spec.memory {
+        return memory.0;
+    }
+    if nodes > 0 {
+        return nodes;
+    }
+    let available_kib = fs::read_to_string("/proc/meminfo")
+        .ok()
+        .and_then(|text| {
+            let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?.to_string();
+            line.split_whitespace().nth(1)?.parse::<u64>().ok()
+        })
+        .unwrap_or(4 << 20);
+    let share = available_kib * 1024 / 4 * 3 / hosts.max(1) as u64;
+    share.clamp(1 << 30, 64 << 30) >> 21 << 21
+}
+
+fn contains(text: &[u8], word: &[u8]) -> bool {
+    text.windows(word.len()).any(|window| window == word)
+}
+
+/// The last lines of a console, each after a line break.
+fn tail(console: &Path) -> String {
+    let text = fs::read(console).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    lines[lines.len().saturating_sub(12)..]
+        .iter()
+        .map(|line| format!("\n    {}", line.trim_end().escape_debug()))
+        .collect()
+}

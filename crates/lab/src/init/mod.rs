@@ -1,0 +1,89 @@
+//! A lab host's first process.
+//!
+//! It loads the modules, makes this machine's root its own, and splits: process 1 only reaps; its child serves
+//! connections. When either can't go on the host powers off, which ends QEMU.
+
+mod mounts;
+mod network;
+mod serve;
+
+use std::fs::{self, File};
+use std::path::Path;
+
+use nix::errno::Errno;
+use nix::kmod::{ModuleInitFlags, finit_module};
+use nix::sys::reboot::{RebootMode, reboot};
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::{ForkResult, fork};
+
+use crate::boot::BootConfig;
+
+/// Why a host can't come up.
+pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// Runs the host; never returns.
+pub fn main() -> ! {
+    if let Err(error) = start() {
+        println!("mirrorball lab: the host can't start: {error}");
+    }
+    power_off()
+}
+
+fn start() -> Result<(), Failure> {
+    let boot: BootConfig = serde_json::from_slice(&fs::read("/boot.json")?)?;
+    fs::remove_file("/boot.json")?;
+    mounts::basic()?;
+    for (name, parameters) in &boot.modules {
+        load(name, parameters)?;
+    }
+    set_clock(boot.time_s);
+    nix::unistd::sethostname(&boot.name)?;
+    mounts::change_root(&boot)?;
+    network::configure(&boot.cards)?;
+    // The reaper must stay alone in process 1, or it would take exit statuses from under the agent's feet.
+    // SAFETY: no thread has been started yet, so the child may do anything.
+    match unsafe { fork() }? {
+        ForkResult::Child => match serve::run(&boot) {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                println!("mirrorball lab: the host can't serve: {error}");
+                std::process::exit(1);
+            }
+        },
+        ForkResult::Parent { child } => loop {
+            match waitpid(None, None) {
+                Ok(WaitStatus::Exited(pid, _) | WaitStatus::Signaled(pid, ..)) if pid == child => {
+                    return Err("the serving process ended".into());
+                }
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        },
+    }
+}
+
+fn load(name: &str, parameters: &str) -> Result<(), Failure> {
+    let file = File::open(Path::new("/modules").join(format!("{name}.ko")))?;
+    let parameters = std::ffi::CString::new(parameters)?;
+    match finit_module(&file, &parameters, ModuleInitFlags::empty()) {
+        Ok(()) | Err(Errno::EEXIST) => Ok(()),
+        Err(error) => Err(format!("module {name}: {error}").into()),
+    }
+}
+
+/// The emulated clock has whole seconds and may be off: file times must agree with the outer machine's.
+fn set_clock(time_s: u64) {
+    let Ok(tv_sec) = libc::time_t::try_from(time_s) else { return };
+    let now = libc::timespec { tv_sec, tv_nsec: 0 };
+    // SAFETY: `now` is a valid timespec for the whole call.
+    unsafe { libc::clock_settime(libc::CLOCK_REALTIME, &now) };
+}
+
+fn power_off() -> ! {
+    nix::unistd::sync();
+    let _ = reboot(RebootMode::RB_POWER_OFF);
+    // Only reached without the right to power off: process 1 must not end, or the kernel panics.
+    loop {
+        std::thread::park();
+    }
+}

@@ -1,0 +1,60 @@
+//! The serving process of a lab host: one thread for each connection.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::time::Duration;
+
+use super::Failure;
+use crate::boot::{BootConfig, PORT, Purpose, READY, TOKEN_BYTES};
+
+/// How long a connection may take to say who it is.
+const GREETING_MAX: Duration = Duration::from_secs(10);
+
+/// Serves until the host ends.
+pub fn run(boot: &BootConfig) -> Result<(), Failure> {
+    // A session of its own: a signal to process 1's group must not end it.
+    nix::unistd::setsid()?;
+    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT))?;
+    println!("{READY}");
+    loop {
+        let (stream, _) = listener.accept()?;
+        let token = boot.token;
+        // A thread that can't be started costs this connection only.
+        let _ = std::thread::Builder::new().spawn(move || {
+            if let Err(error) = connection(stream, &token) {
+                println!("mirrorball lab: a connection failed: {error}");
+            }
+        });
+    }
+}
+
+fn connection(mut stream: TcpStream, token: &[u8; TOKEN_BYTES]) -> Result<(), Failure> {
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(GREETING_MAX))?;
+    let mut greeting = [0; TOKEN_BYTES + 1];
+    stream.read_exact(&mut greeting)?;
+    // All bytes are looked at whatever the first ones are: the time taken tells nothing.
+    let difference = greeting.iter().zip(token).fold(0, |sum, (a, b)| sum | (a ^ b));
+    if difference != 0 {
+        return Err("wrong token".into());
+    }
+    stream.set_read_timeout(None)?;
+    match Purpose::from_byte(greeting[TOKEN_BYTES]) {
+        Some(Purpose::Agent) => {
+            // Names of cached directories may be stale: files made since then must be found.
+            let _ = fs::write("/proc/sys/vm/drop_caches", "2");
+            agent::server::serve(stream)?;
+        }
+        Some(Purpose::Sync) => {
+            nix::unistd::sync();
+            stream.write_all(b"S")?;
+        }
+        Some(Purpose::CountVms) => {
+            let count = fs::read_dir("/run/mirrorball/vms").map_or(0, Iterator::count);
+            stream.write_all(&[u8::try_from(count).unwrap_or(u8::MAX)])?;
+        }
+        None => return Err("unknown purpose".into()),
+    }
+    Ok(())
+}

@@ -1,0 +1,125 @@
+//! The lab hosts' kernel: Debian's generic one, fetched once by any user and kept in the cache directory.
+//!
+//! A fetch works in a directory of its own and is renamed into place when all of it is there.
+
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::LabError;
+use crate::error::Context;
+use crate::module;
+
+/// A kernel and its modules.
+#[derive(Clone, Debug)]
+pub struct Kernel {
+    /// bzImage.
+    pub image: PathBuf,
+    /// `lib/modules/VERSION`, or as much of it as a lab host needs.
+    pub modules: PathBuf,
+}
+
+/// The package that depends on the newest generic kernel.
+const META_PACKAGE: &str = "linux-image-amd64";
+
+/// The kernel named by the environment, else the one in the cache, else Debian's, fetched.
+pub fn find(cache: &Path) -> Result<Kernel, LabError> {
+    let variable = |name| std::env::var_os(name).map(PathBuf::from);
+    if let (Some(image), Some(modules)) = (variable("MIRRORBALL_LAB_KERNEL"), variable("MIRRORBALL_LAB_MODULES")) {
+        return Ok(Kernel { image, modules });
+    }
+    let kernel = |directory: PathBuf| Kernel {
+        image: directory.join("vmlinuz"),
+        modules: directory.join("modules"),
+    };
+    let mut kept: Vec<PathBuf> = fs::read_dir(cache)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("kernel-")))
+        .collect();
+    kept.sort();
+    match kept.pop() {
+        Some(directory) => Ok(kernel(directory)),
+        None => fetch(cache).map(kernel),
+    }
+}
+
+fn fetch(cache: &Path) -> Result<PathBuf, LabError> {
+    eprintln!("mirrorball: fetching a kernel for lab hosts (70 MB, once)");
+    let package = package()?;
+    let work = cache.join(format!(".fetch-{}", std::process::id()));
+    fs::create_dir_all(&work).on("make", &work)?;
+    let result = fetch_into(&work, &package, &cache.join(format!("kernel-{package}")));
+    let _ = fs::remove_dir_all(&work);
+    result
+}
+
+fn package() -> Result<String, LabError> {
+    let output = run(Command::new("apt-cache").args(["depends", META_PACKAGE]))?;
+    output
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("Depends: "))
+        .find(|name| name.starts_with("linux-image-"))
+        .map(str::to_string)
+        .ok_or_else(|| LabError::NoKernel {
+            reason: format!("apt knows no {META_PACKAGE} (is this Debian, and has `apt-get update` been run?)"),
+        })
+}
+
+fn fetch_into(work: &Path, package: &str, place: &Path) -> Result<PathBuf, LabError> {
+    // apt verifies the package against the signed lists.
+    run(Command::new("apt-get").args(["download", package]).current_dir(work))?;
+    let archive = first(work, |name| name.ends_with(".deb"))?;
+    let tree = work.join("tree");
+    run(Command::new("dpkg-deb").arg("-x").arg(&archive).arg(&tree))?;
+    let modules = first(&tree.join("lib/modules"), |_| true)?;
+    let ready = work.join("ready");
+    let kept = ready.join("modules");
+    fs::create_dir_all(&kept).on("make", &kept)?;
+    for module in module::in_order(&modules)? {
+        let target = kept.join(format!("{}.ko", module.name));
+        fs::copy(&module.path, &target).on("write", &target)?;
+    }
+    let image = first(&tree.join("boot"), |name| name.starts_with("vmlinuz-"))?;
+    let target = ready.join("vmlinuz");
+    fs::copy(image, &target).on("write", &target)?;
+    match fs::rename(&ready, place) {
+        Ok(()) => {}
+        // Somebody else was faster.
+        Err(_) if place.join("vmlinuz").exists() => {}
+        Err(error) => return Err(error).on("make", place),
+    }
+    Ok(place.to_path_buf())
+}
+
+fn first(directory: &Path, wanted: impl Fn(&str) -> bool) -> Result<PathBuf, LabError> {
+    fs::read_dir(directory)
+        .on("read", directory)?
+        .flatten()
+        .find(|entry| wanted(&entry.file_name().to_string_lossy()))
+        .map(|entry| entry.path())
+        .ok_or_else(|| LabError::NoKernel {
+            reason: format!("{} has not what a kernel package should have", directory.display()),
+        })
+}
+
+fn run(command: &mut Command) -> Result<String, LabError> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    // SAFETY: prctl is async-signal-safe and touches nothing of the parent.
+    unsafe {
+        command.pre_exec(|| {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            Ok(())
+        });
+    }
+    let no_kernel = |reason| LabError::NoKernel { reason };
+    let output = command.output().map_err(|error| no_kernel(format!("{name} can't be run: {error}")))?;
+    if !output.status.success() {
+        let words = String::from_utf8_lossy(&output.stderr);
+        return Err(no_kernel(format!("{name} failed: {}", words.trim().lines().last().unwrap_or_default())));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}

@@ -1,0 +1,69 @@
+//! QEMU's monitor protocol, as far as a lab needs it: one question.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use crate::LabError;
+
+/// The port of 127.0.0.1 that QEMU chose to forward to `port` of its guest.
+pub fn forwarded_port(stream: &UnixStream, port: u16) -> Result<u16, LabError> {
+    let failed = |error: std::io::Error| LabError::Monitor(error.to_string());
+    stream.set_read_timeout(Some(Duration::from_secs(20))).map_err(failed)?;
+    let mut reader = BufReader::new(stream);
+    let mut line = String::new();
+    reader.read_line(&mut line).map_err(failed)?;
+    ask(stream, &mut reader, r#"{"execute":"qmp_capabilities"}"#)?;
+    let answer = ask(
+        stream,
+        &mut reader,
+        r#"{"execute":"human-monitor-command","arguments":{"command-line":"info usernet"}}"#,
+    )?;
+    let text = answer["return"].as_str().unwrap_or_default();
+    parse_usernet(text, port).ok_or_else(|| LabError::Monitor(format!("no forwarded port in {text:?}")))
+}
+
+/// `  TCP[HOST_FORWARD]  12   127.0.0.1 35677  10.0.2.15  1024  0  0`
+fn parse_usernet(text: &str, port: u16) -> Option<u16> {
+    text.lines().find_map(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let at = fields.iter().position(|field| field.contains("HOST_FORWARD"))?;
+        (fields.get(at + 5)?.parse() == Ok(port)).then(|| fields.get(at + 3)?.parse().ok())?
+    })
+}
+
+fn ask(
+    mut stream: &UnixStream,
+    reader: &mut BufReader<&UnixStream>,
+    question: &str,
+) -> Result<serde_json::Value, LabError> {
+    let failed = |error: std::io::Error| LabError::Monitor(error.to_string());
+    stream.write_all(question.as_bytes()).map_err(failed)?;
+    stream.write_all(b"\n").map_err(failed)?;
+    loop {
+        let mut line = String::new();
+        if reader.read_line(&mut line).map_err(failed)? == 0 {
+            return Err(LabError::Monitor("QEMU closed it".into()));
+        }
+        let value: serde_json::Value =
+            serde_json::from_str(&line).map_err(|error| LabError::Monitor(error.to_string()))?;
+        // Events come in between.
+        if value.get("return").is_some() {
+            return Ok(value);
+        }
+        if let Some(error) = value.get("error") {
+            return Err(LabError::Monitor(error.to_string()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_forwarded_port_is_found() {
+        let text = "Hub -1 (n0):\n  Protocol[State]    FD  Source Address  Port   Dest. Address  Port RecvQ SendQ\n  \
+                    TCP[HOST_FORWARD]  12       127.0.0.1 35677       10.0.2.15  1024     0     0\n";
+        assert_eq!(super::parse_usernet(text, 1024), Some(35677));
+        assert_eq!(super::parse_usernet("nonsense", 1024), None);
+    }
+}

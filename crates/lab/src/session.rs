@@ -1,0 +1,122 @@
+//! Commands in a lab host.
+
+use std::ffi::{OsStr, OsString};
+use std::io::{IsTerminal, Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
+use std::time::Duration;
+
+use agent::client::ClientError;
+use agent::protocol::{ExecRequest, ExitStatus, WindowSize};
+use serde::{Deserialize, Serialize};
+
+use crate::boot::{PROGRAM, Purpose, TOKEN_BYTES};
+use crate::{IN_LAB_VARIABLE, LabError};
+
+/// Bytes of arguments and environment a request may have; the agent's protocol carries 64 KiB.
+const REQUEST_BYTES_MAX: usize = 48 << 10;
+
+/// Outer settings that mean nothing inside: below `/run` everything is new there.
+const NOT_CARRIED: &[&str] = &["XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "SSH_AUTH_SOCK", "LS_COLORS"];
+
+/// How to get into a host.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct Door {
+    /// Of 127.0.0.1.
+    pub port: u16,
+    /// What a connection starts with.
+    pub token: [u8; TOKEN_BYTES],
+}
+
+impl Door {
+    fn open(&self, purpose: Purpose) -> Result<TcpStream, LabError> {
+        let connect = || -> std::io::Result<TcpStream> {
+            let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port))?;
+            stream.set_nodelay(true)?;
+            let mut greeting = self.token.to_vec();
+            greeting.push(purpose as u8);
+            stream.write_all(&greeting)?;
+            Ok(stream)
+        };
+        connect().map_err(|error| LabError::Agent(ClientError::Io(error)))
+    }
+
+    /// Runs a program with this process's standard streams, directory and environment.
+    pub fn exec(&self, argv: &[OsString]) -> Result<ExitStatus, LabError> {
+        let request = request(argv)?;
+        Ok(agent::client::exec(self.open(Purpose::Agent)?, &request)?)
+    }
+
+    /// Has everything written back that the host has in memory.
+    pub fn sync(&self) -> Result<(), LabError> {
+        self.ask(Purpose::Sync, Duration::from_secs(60)).map(drop)
+    }
+
+    /// How many VMs run in the host.
+    pub fn count_vms(&self) -> Result<u8, LabError> {
+        self.ask(Purpose::CountVms, Duration::from_secs(10))
+    }
+
+    fn ask(&self, purpose: Purpose, patience: Duration) -> Result<u8, LabError> {
+        let mut stream = self.open(purpose)?;
+        let mut answer = [0];
+        stream
+            .set_read_timeout(Some(patience))
+            .and_then(|()| stream.read_exact(&mut answer))
+            .map_err(|error| LabError::Agent(ClientError::Io(error)))?;
+        Ok(answer[0])
+    }
+}
+
+fn request(argv: &[OsString]) -> Result<ExecRequest, LabError> {
+    let text = |value: &OsStr| {
+        value.to_str().map(str::to_string).ok_or_else(|| LabError::NotUtf8(value.to_string_lossy().into_owned()))
+    };
+    let argv = argv.iter().map(|argument| text(argument)).collect::<Result<Vec<_>, _>>()?;
+    let mut room = REQUEST_BYTES_MAX.saturating_sub(argv.iter().map(String::len).sum());
+    let mut env = vec![(IN_LAB_VARIABLE.to_string(), "1".to_string())];
+    let mut variables: Vec<(String, String)> = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .filter(|(name, _)| !NOT_CARRIED.contains(&name.as_str()))
+        .collect();
+    // When there is too much, the largest stay behind.
+    variables.sort_by_key(|(name, value)| name.len() + value.len());
+    for (name, value) in variables {
+        // JSON may write one byte as six; plain text is the rule.
+        let size = name.len() + value.len() + 16;
+        if size <= room {
+            room -= size;
+            env.push((name, value));
+        }
+    }
+    let cwd = std::env::current_dir().ok().and_then(|path| path.into_os_string().into_string().ok());
+    Ok(ExecRequest {
+        argv,
+        env,
+        cwd,
+        tty: window(),
+    })
+}
+
+/// The terminal's size when standard input and output are one.
+fn window() -> Option<WindowSize> {
+    if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() {
+        return None;
+    }
+    // SAFETY: all zeroes is a valid winsize, and the request writes one.
+    let (result, size) = unsafe {
+        let mut size: libc::winsize = std::mem::zeroed();
+        (libc::ioctl(0, libc::TIOCGWINSZ, &mut size), size)
+    };
+    Some(match result {
+        0 if size.ws_row > 0 => WindowSize {
+            rows: size.ws_row,
+            cols: size.ws_col,
+        },
+        _ => WindowSize { rows: 24, cols: 80 },
+    })
+}
+
+/// The running program as a command inside a host.
+pub fn program(argv: &[OsString]) -> Vec<OsString> {
+    std::iter::once(PROGRAM.into()).chain(argv.iter().cloned()).collect()
+}
