@@ -85,13 +85,9 @@ fn play(steps: &[Step], mut model: Vec<u8>, mut open: impl FnMut() -> Arc<dyn St
             },
         )
         .unwrap();
-        for at in 0..bytes {
+        for (at, byte) in buffer.iter().enumerate() {
             let place = start + at;
-            assert!(
-                !known[place] || buffer[at] == model[place],
-                "byte {place}: {:#x}",
-                buffer[at]
-            );
+            assert!(!known[place] || *byte == model[place], "byte {place}: {byte:#x}");
         }
     };
     for step in steps {
