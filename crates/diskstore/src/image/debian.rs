@@ -155,9 +155,7 @@ pub fn build_debian(
         }
     })?;
     tell(STEPS, "checksums");
-    for folder in [&overlay] {
-        fs::remove_dir_all(folder).map_err(failed("remove", folder))?;
-    }
+    fs::remove_dir_all(&overlay).map_err(failed("remove", &overlay))?;
     for file in [&list, &hook] {
         fs::remove_file(file).map_err(failed("remove", file))?;
     }

@@ -72,12 +72,12 @@ impl Modules {
     }
 }
 
+/// What a module depends on; `None` for a name that is no module.
+type Depends<'a, E> = dyn FnMut(&str) -> Result<Option<Vec<String>>, E> + 'a;
+
 /// Puts `wanted` and what it depends on in an order in which each comes after what it depends on. `depends` gives
 /// the names a module depends on, or `None` for a name that is no module.
-pub fn order<E>(
-    wanted: &[&str],
-    depends: &mut dyn FnMut(&str) -> Result<Option<Vec<String>>, E>,
-) -> Result<Vec<String>, E> {
+pub fn order<E>(wanted: &[&str], depends: &mut Depends<E>) -> Result<Vec<String>, E> {
     let mut order = Vec::new();
     let mut seen = BTreeSet::new();
     for name in wanted {
@@ -88,7 +88,7 @@ pub fn order<E>(
 
 fn visit<E>(
     name: &str,
-    depends: &mut dyn FnMut(&str) -> Result<Option<Vec<String>>, E>,
+    depends: &mut Depends<E>,
     seen: &mut BTreeSet<String>,
     order: &mut Vec<String>,
 ) -> Result<(), E> {

@@ -101,7 +101,7 @@ mod tests {
     }
 
     fn elf(bytes: usize) -> Vec<u8> {
-        let mut elf: Vec<u8> = (0..bytes).map(|n| (n * n >> 7) as u8).collect();
+        let mut elf: Vec<u8> = (0..bytes).map(|n| ((n * n) >> 7) as u8).collect();
         elf[..4].copy_from_slice(b"\x7fELF");
         elf
     }

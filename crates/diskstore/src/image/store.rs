@@ -132,10 +132,10 @@ impl ImageStore {
             return Err(self.missing(name));
         }
         let lock = File::open(folder.join("lock"));
-        if let Ok(lock) = &lock {
-            if !flock(lock, libc::LOCK_EX | libc::LOCK_NB).map_err(failed("lock", &folder))? {
-                return Err(ImageError::InUse(name.into()));
-            }
+        if let Ok(lock) = &lock
+            && !flock(lock, libc::LOCK_EX | libc::LOCK_NB).map_err(failed("lock", &folder))?
+        {
+            return Err(ImageError::InUse(name.into()));
         }
         // Renamed first, so that an interrupted removal leaves no half image but what the next build clears away.
         let grave = self

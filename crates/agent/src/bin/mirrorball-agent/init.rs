@@ -13,7 +13,7 @@ use nix::mount::{MsFlags, mount};
 use nix::sys::wait::wait;
 use nix::unistd::{ForkResult, fork, setsid};
 
-use crate::{listen, modules, root::RootSpec};
+use crate::{listen, modules, power, root::RootSpec};
 
 /// Does everything process 1 does. Never returns: the kernel panics when process 1 ends.
 pub fn run() -> ! {
@@ -89,6 +89,7 @@ fn userland() -> ! {
         eprintln!("mirrorball: no agent: can't listen on vsock: {error}");
     });
     start(console_shell);
+    start(power::wait_for_button);
     loop {
         // With no children left (never, as the shell comes back) this must not spin.
         if wait().is_err() {

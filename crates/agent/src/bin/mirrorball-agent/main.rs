@@ -8,6 +8,7 @@
 mod init;
 mod listen;
 mod modules;
+mod power;
 mod root;
 
 fn main() -> std::process::ExitCode {
