@@ -36,7 +36,10 @@ pub fn enter(argv: &[OsString]) -> Result<ExitCode, LabError> {
         let session = registry::lock(&labs.join("sessions"), FlockArg::LockShared)?;
         match running() {
             Some(entry) => (entry, session),
-            None => (start(session.is_some())?, registry::lock(&labs.join("sessions"), FlockArg::LockShared)?),
+            None => (
+                start(session.is_some())?,
+                registry::lock(&labs.join("sessions"), FlockArg::LockShared)?,
+            ),
         }
     };
     run_in(&entry, &session::program(argv))

@@ -62,6 +62,8 @@ pub enum Purpose {
 impl Purpose {
     /// What a byte stands for.
     pub fn from_byte(byte: u8) -> Option<Self> {
-        [Self::Agent, Self::Sync, Self::CountVms].into_iter().find(|purpose| *purpose as u8 == byte)
+        [Self::Agent, Self::Sync, Self::CountVms]
+            .into_iter()
+            .find(|purpose| *purpose as u8 == byte)
     }
 }

@@ -98,13 +98,20 @@ pub fn run(args: LabArgs) -> ExitCode {
 type Outcome = miette::Result<ExitCode>;
 
 fn spec(file: Option<PathBuf>) -> miette::Result<LabSpec> {
-    let Some(file) = file else { return Ok(LabSpec::one_host()) };
+    let Some(file) = file else {
+        return Ok(LabSpec::one_host());
+    };
     let text = std::fs::read_to_string(&file)
         .map_err(|error| miette::miette!("could not read {}: {error}", file.display()))?;
     LabSpec::parse(&file, &text).map_err(|error| miette::Report::new(*error))
 }
 
-fn run_lab(file: Option<PathBuf>, limit: Option<u64>, host: Option<String>, command: Vec<OsString>) -> Outcome {
+fn run_lab(
+    file: Option<PathBuf>,
+    limit: Option<u64>,
+    host: Option<String>,
+    command: Vec<OsString>,
+) -> Outcome {
     let spec = spec(file)?;
     let limit = limit.or(spec.limit_s).map(Duration::from_secs);
     let started = Instant::now();
@@ -112,17 +119,28 @@ fn run_lab(file: Option<PathBuf>, limit: Option<u64>, host: Option<String>, comm
     let mut lab = Lab::start(&spec, &claim.directory)?;
     let index = match &host {
         None => 0,
-        Some(name) => lab.hosts.iter().position(|host| host.name == *name).ok_or_else(|| LabError::NoHost {
-            lab: "of this file".into(),
-            host: name.clone(),
-            hosts: lab.hosts.iter().map(|host| host.name.as_str()).collect::<Vec<_>>().join(", "),
-        })?,
+        Some(name) => lab
+            .hosts
+            .iter()
+            .position(|host| host.name == *name)
+            .ok_or_else(|| LabError::NoHost {
+                lab: "of this file".into(),
+                host: name.clone(),
+                hosts: lab
+                    .hosts
+                    .iter()
+                    .map(|host| host.name.as_str())
+                    .collect::<Vec<_>>()
+                    .join(", "),
+            })?,
     };
     let door = lab.hosts[index].door.clone();
     let (sender, receiver) = mpsc::channel();
     // This thread keeps the lab: its hosts would die with another one.
     std::thread::spawn(move || {
-        let result = door.exec(&command).and_then(|status| door.sync().map(|()| status));
+        let result = door
+            .exec(&command)
+            .and_then(|status| door.sync().map(|()| status));
         let _ = sender.send(result);
     });
     loop {
@@ -161,7 +179,12 @@ fn up(file: Option<PathBuf>, name: &str) -> Outcome {
 fn exec(lab: &str, host: &str, command: &[OsString]) -> Outcome {
     let entry = registry::find(lab)?.ok_or_else(|| LabError::NotRunning(lab.into()))?;
     let Some((_, door)) = entry.hosts.iter().find(|(name, _)| name == host) else {
-        let hosts = entry.hosts.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
+        let hosts = entry
+            .hosts
+            .iter()
+            .map(|(name, _)| name.as_str())
+            .collect::<Vec<_>>()
+            .join(", ");
         return Err(LabError::NoHost {
             lab: lab.into(),
             host: host.into(),
@@ -180,7 +203,8 @@ fn down(name: &str) -> Outcome {
         let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGTERM);
     }
     for _ in 0..200 {
-        if registry::find(name)?.is_none() && !std::path::Path::new(&format!("/proc/{}", entry.pid)).exists() {
+        if registry::find(name)?.is_none() && !std::path::Path::new(&format!("/proc/{}", entry.pid)).exists()
+        {
             return Ok(ExitCode::SUCCESS);
         }
         std::thread::sleep(Duration::from_millis(50));

@@ -87,7 +87,9 @@ pub enum LabError {
     #[error("{0}")]
     Supervisor(String),
     /// A name that can't be one.
-    #[error("{0:?} can't be a lab's name: letters, digits, `-`, `_` and `.`, 63 at most, not starting with `.`")]
+    #[error(
+        "{0:?} can't be a lab's name: letters, digits, `-`, `_` and `.`, 63 at most, not starting with `.`"
+    )]
     Name(String),
     /// The agent in the host failed.
     #[error("the lab host's agent failed")]

@@ -80,7 +80,9 @@ impl Lab {
                 .filter(|(shared, _)| shared.hosts.contains(&host.name))
                 .map(|(shared, file)| (file.as_raw_fd(), shared.size.0))
                 .collect();
-            lab.hosts.push(Host::start(spec, host, &kernel, &modules, links, &memory, directory)?);
+            lab.hosts.push(Host::start(
+                spec, host, &kernel, &modules, links, &memory, directory,
+            )?);
         }
         let deadline = Instant::now() + UP_MAX;
         for index in 0..lab.hosts.len() {
@@ -148,7 +150,9 @@ impl Host {
     ) -> Result<Self, LabError> {
         let what = || format!("could not start lab host {}", spec.name);
         let mut token = [0; TOKEN_BYTES];
-        File::open("/dev/urandom").and_then(|mut source| source.read_exact(&mut token)).context(what)?;
+        File::open("/dev/urandom")
+            .and_then(|mut source| source.read_exact(&mut token))
+            .context(what)?;
         let out = Card {
             mac: qemu::OUT_MAC.into(),
             address: Ipv4Addr::new(10, 0, 2, 15),
@@ -157,16 +161,29 @@ impl Host {
         let boot = BootConfig {
             name: spec.name.clone(),
             token,
-            modules: modules.iter().map(|module| (module.name.clone(), module.parameters.clone())).collect(),
-            cards: std::iter::once(out).chain(links.iter().map(|(card, _)| card.clone())).collect(),
+            modules: modules
+                .iter()
+                .map(|module| (module.name.clone(), module.parameters.clone()))
+                .collect(),
+            cards: std::iter::once(out)
+                .chain(links.iter().map(|(card, _)| card.clone()))
+                .collect(),
             names: names(lab),
-            cached: registry::images().into_iter().filter(|path| path.is_dir()).collect(),
-            time_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs()),
+            cached: registry::images()
+                .into_iter()
+                .filter(|path| path.is_dir())
+                .collect(),
+            time_s: SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .map_or(0, |now| now.as_secs()),
         };
         let initramfs = initramfs::build(modules, &boot)?;
         let (monitor, theirs) = UnixStream::pair().context(what)?;
         let console = directory.join(format!("{}.console", spec.name));
-        let cards: Vec<(Card, RawFd)> = links.iter().map(|(card, fd)| (card.clone(), fd.as_raw_fd())).collect();
+        let cards: Vec<(Card, RawFd)> = links
+            .iter()
+            .map(|(card, fd)| (card.clone(), fd.as_raw_fd()))
+            .collect();
         let machine = Machine {
             spec,
             cpus: cpus(spec),
@@ -183,7 +200,11 @@ impl Host {
         inherited.extend(shared.iter().map(|(fd, _)| *fd));
         let log = File::create(directory.join(format!("{}.qemu", spec.name))).context(what)?;
         let mut command = Command::new("qemu-system-x86_64");
-        command.args(qemu::arguments(&machine)).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        command
+            .args(qemu::arguments(&machine))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log);
         // Ctrl-C is for the program in the lab.
         command.process_group(0);
         let parent = std::process::id();
@@ -216,8 +237,12 @@ impl Host {
             Ok(port) => host.door.port = port,
             Err(error) => {
                 std::thread::sleep(Duration::from_millis(100));
-                let words = fs::read_to_string(directory.join(format!("{}.qemu", spec.name))).unwrap_or_default();
-                let words: Vec<&str> = words.lines().filter(|line| !line.contains("TCG doesn't support")).collect();
+                let words =
+                    fs::read_to_string(directory.join(format!("{}.qemu", spec.name))).unwrap_or_default();
+                let words: Vec<&str> = words
+                    .lines()
+                    .filter(|line| !line.contains("TCG doesn't support"))
+                    .collect();
                 return Err(match words.last() {
                     Some(line) => LabError::Monitor((*line).to_string()),
                     None => error,
@@ -265,7 +290,9 @@ fn links(spec: &LabSpec) -> Result<Vec<Vec<(Card, OwnedFd)>>, LabError> {
     for (number, link) in spec.links.iter().enumerate() {
         let mut ports = Vec::new();
         for (position, name) in link.hosts.iter().enumerate() {
-            let Some(host) = spec.hosts.iter().position(|host| host.name == *name) else { continue };
+            let Some(host) = spec.hosts.iter().position(|host| host.name == *name) else {
+                continue;
+            };
             let (ours, theirs) = UnixStream::pair().context(what)?;
             ports.push(ours);
             let card = Card {
@@ -298,7 +325,8 @@ fn names(spec: &LabSpec) -> Vec<(String, Ipv4Addr)> {
 
 fn cpus(spec: &HostSpec) -> u16 {
     let nodes: u16 = spec.nodes.iter().map(|node| node.cpus).sum();
-    let here = std::thread::available_parallelism().map_or(1, |count| u16::try_from(count.get()).unwrap_or(255));
+    let here =
+        std::thread::available_parallelism().map_or(1, |count| u16::try_from(count.get()).unwrap_or(255));
     match (spec.cpus, nodes) {
         (Some(cpus), _) => cpus,
         (None, 0) => here.clamp(1, 64),
@@ -318,7 +346,10 @@ fn memory_bytes(spec: &HostSpec, hosts: usize) -> u64 {
     let available_kib = fs::read_to_string("/proc/meminfo")
         .ok()
         .and_then(|text| {
-            let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?.to_string();
+            let line = text
+                .lines()
+                .find(|line| line.starts_with("MemAvailable:"))?
+                .to_string();
             line.split_whitespace().nth(1)?.parse::<u64>().ok()
         })
         .unwrap_or(4 << 20);

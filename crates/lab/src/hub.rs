@@ -23,12 +23,20 @@ pub fn start(ports: Vec<UnixStream>) -> io::Result<()> {
         let (sender, receiver) = sync_channel(WAITING_FRAMES_MAX);
         senders.push(sender);
         readers.push(port.try_clone()?);
-        thread::Builder::new().name("hub".into()).spawn(move || deliver(port, &receiver))?;
+        thread::Builder::new()
+            .name("hub".into())
+            .spawn(move || deliver(port, &receiver))?;
     }
     for (index, reader) in readers.into_iter().enumerate() {
-        let others: Vec<_> =
-            senders.iter().enumerate().filter(|(other, _)| *other != index).map(|(_, sender)| sender.clone()).collect();
-        thread::Builder::new().name("hub".into()).spawn(move || forward(reader, &others))?;
+        let others: Vec<_> = senders
+            .iter()
+            .enumerate()
+            .filter(|(other, _)| *other != index)
+            .map(|(_, sender)| sender.clone())
+            .collect();
+        thread::Builder::new()
+            .name("hub".into())
+            .spawn(move || forward(reader, &others))?;
     }
     Ok(())
 }

@@ -30,16 +30,27 @@ pub fn build(modules: &[Module], boot: &BootConfig) -> Result<fs::File, LabError
         archive.character_device("dev/console", 0o600, 5, 1)?;
         archive.file("init", 0o755, &program)?;
         for module in modules {
-            archive.file(&format!("modules/{}.ko", module.name), 0o644, &fs::read(&module.path)?)?;
+            archive.file(
+                &format!("modules/{}.ko", module.name),
+                0o644,
+                &fs::read(&module.path)?,
+            )?;
         }
         archive.file("boot.json", 0o600, &serde_json::to_vec(boot)?)
     };
     write().context(what)?;
     let mut writer = archive.finish().context(what)?;
     writer.flush().context(what)?;
-    let mut file = writer.into_inner().map_err(std::io::IntoInnerError::into_error).context(what)?;
+    let mut file = writer
+        .into_inner()
+        .map_err(std::io::IntoInnerError::into_error)
+        .context(what)?;
     file.rewind().context(what)?;
     // QEMU must inherit it.
-    nix::fcntl::fcntl(file.as_fd(), nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty())).context(what)?;
+    nix::fcntl::fcntl(
+        file.as_fd(),
+        nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty()),
+    )
+    .context(what)?;
     Ok(file)
 }

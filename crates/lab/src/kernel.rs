@@ -26,7 +26,10 @@ const META_PACKAGE: &str = "linux-image-amd64";
 /// The kernel named by the environment, else the one in the cache, else Debian's, fetched.
 pub fn find(cache: &Path) -> Result<Kernel, LabError> {
     let variable = |name| std::env::var_os(name).map(PathBuf::from);
-    if let (Some(image), Some(modules)) = (variable("MIRRORBALL_LAB_KERNEL"), variable("MIRRORBALL_LAB_MODULES")) {
+    if let (Some(image), Some(modules)) = (
+        variable("MIRRORBALL_LAB_KERNEL"),
+        variable("MIRRORBALL_LAB_MODULES"),
+    ) {
         return Ok(Kernel { image, modules });
     }
     let kernel = |directory: PathBuf| Kernel {
@@ -38,7 +41,10 @@ pub fn find(cache: &Path) -> Result<Kernel, LabError> {
         .flatten()
         .flatten()
         .map(|entry| entry.path())
-        .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("kernel-")))
+        .filter(|path| {
+            path.file_name()
+                .is_some_and(|name| name.to_string_lossy().starts_with("kernel-"))
+        })
         .collect();
     kept.sort();
     match kept.pop() {
@@ -65,13 +71,17 @@ fn package() -> Result<String, LabError> {
         .find(|name| name.starts_with("linux-image-"))
         .map(str::to_string)
         .ok_or_else(|| LabError::NoKernel {
-            reason: format!("apt knows no {META_PACKAGE} (is this Debian, and has `apt-get update` been run?)"),
+            reason: format!(
+                "apt knows no {META_PACKAGE} (is this Debian, and has `apt-get update` been run?)"
+            ),
         })
 }
 
 fn fetch_into(work: &Path, package: &str, place: &Path) -> Result<PathBuf, LabError> {
     // apt verifies the package against the signed lists.
-    run(Command::new("apt-get").args(["download", package]).current_dir(work))?;
+    run(Command::new("apt-get")
+        .args(["download", package])
+        .current_dir(work))?;
     let archive = first(work, |name| name.ends_with(".deb"))?;
     let tree = work.join("tree");
     run(Command::new("dpkg-deb").arg("-x").arg(&archive).arg(&tree))?;
@@ -102,7 +112,10 @@ fn first(directory: &Path, wanted: impl Fn(&str) -> bool) -> Result<PathBuf, Lab
         .find(|entry| wanted(&entry.file_name().to_string_lossy()))
         .map(|entry| entry.path())
         .ok_or_else(|| LabError::NoKernel {
-            reason: format!("{} has not what a kernel package should have", directory.display()),
+            reason: format!(
+                "{} has not what a kernel package should have",
+                directory.display()
+            ),
         })
 }
 
@@ -116,10 +129,15 @@ fn run(command: &mut Command) -> Result<String, LabError> {
         });
     }
     let no_kernel = |reason| LabError::NoKernel { reason };
-    let output = command.output().map_err(|error| no_kernel(format!("{name} can't be run: {error}")))?;
+    let output = command
+        .output()
+        .map_err(|error| no_kernel(format!("{name} can't be run: {error}")))?;
     if !output.status.success() {
         let words = String::from_utf8_lossy(&output.stderr);
-        return Err(no_kernel(format!("{name} failed: {}", words.trim().lines().last().unwrap_or_default())));
+        return Err(no_kernel(format!(
+            "{name} failed: {}",
+            words.trim().lines().last().unwrap_or_default()
+        )));
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }

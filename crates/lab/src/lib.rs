@@ -43,7 +43,10 @@ pub fn take_over() {
     if std::process::id() == 1 && std::env::args_os().next().is_some_and(|name| name == "/init") {
         init::main();
     }
-    if std::env::args_os().nth(1).is_some_and(|argument| argument == SUPERVISOR_ARGUMENT) {
+    if std::env::args_os()
+        .nth(1)
+        .is_some_and(|argument| argument == SUPERVISOR_ARGUMENT)
+    {
         std::process::exit(supervisor::main());
     }
 }

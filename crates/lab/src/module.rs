@@ -95,7 +95,10 @@ fn depends(content: &[u8]) -> Vec<String> {
     let Some(start) = content.windows(KEY.len()).position(|window| window == KEY) else {
         return Vec::new();
     };
-    let value = content[start + KEY.len()..].split(|byte| *byte == 0).next().unwrap_or_default();
+    let value = content[start + KEY.len()..]
+        .split(|byte| *byte == 0)
+        .next()
+        .unwrap_or_default();
     String::from_utf8_lossy(value)
         .split(',')
         .filter(|name| !name.is_empty())
@@ -133,12 +136,40 @@ mod tests {
     #[test]
     fn a_module_comes_after_what_it_depends_on() {
         let directory = tempfile::tempdir().unwrap();
-        let chain = [("virtio_pci", "virtio"), ("virtio", ""), ("virtio_net", "virtio"), ("9pnet_virtio", "9pnet"),
-            ("9pnet", ""), ("9p", "9pnet"), ("kvm-amd", "kvm"), ("kvm", "")];
+        let chain = [
+            ("virtio_pci", "virtio"),
+            ("virtio", ""),
+            ("virtio_net", "virtio"),
+            ("9pnet_virtio", "9pnet"),
+            ("9pnet", ""),
+            ("9p", "9pnet"),
+            ("kvm-amd", "kvm"),
+            ("kvm", ""),
+        ];
         for (name, depends) in chain {
-            fs::write(directory.path().join(format!("{name}.ko")), format!("\0depends={depends}\0")).unwrap();
+            fs::write(
+                directory.path().join(format!("{name}.ko")),
+                format!("\0depends={depends}\0"),
+            )
+            .unwrap();
         }
-        let order: Vec<String> = in_order(directory.path()).unwrap().into_iter().map(|m| m.name).collect();
-        assert_eq!(order, ["virtio", "virtio_pci", "virtio_net", "9pnet", "9pnet_virtio", "9p", "kvm", "kvm_amd"]);
+        let order: Vec<String> = in_order(directory.path())
+            .unwrap()
+            .into_iter()
+            .map(|m| m.name)
+            .collect();
+        assert_eq!(
+            order,
+            [
+                "virtio",
+                "virtio_pci",
+                "virtio_net",
+                "9pnet",
+                "9pnet_virtio",
+                "9p",
+                "kvm",
+                "kvm_amd"
+            ]
+        );
     }
 }

@@ -45,33 +45,60 @@ pub fn arguments(machine: &Machine) -> Vec<OsString> {
     add("-kernel", machine.kernel.image.display().to_string());
     add("-initrd", format!("/proc/self/fd/{}", machine.initramfs));
     add("-append", "console=ttyS0 panic=-1 quiet tsc=reliable".into());
-    add("-chardev", format!("file,id=console,path={}", escaped(machine.console)));
+    add(
+        "-chardev",
+        format!("file,id=console,path={}", escaped(machine.console)),
+    );
     add("-serial", "chardev:console".into());
     add("-chardev", format!("socket,id=monitor,fd={}", machine.monitor));
     add("-mon", "chardev=monitor,mode=control".into());
     // Only root can keep owners; for others every file is theirs, as it is outside.
-    let model = if nix::unistd::geteuid().is_root() { "passthrough" } else { "none" };
+    let model = if nix::unistd::geteuid().is_root() {
+        "passthrough"
+    } else {
+        "none"
+    };
     for tag in ["root", "root-cached"] {
-        add("-fsdev", format!("local,id={tag},path=/,security_model={model},multidevs=remap"));
+        add(
+            "-fsdev",
+            format!("local,id={tag},path=/,security_model={model},multidevs=remap"),
+        );
         add("-device", format!("virtio-9p-pci,fsdev={tag},mount_tag={tag}"));
     }
     add("-device", "virtio-rng-pci".into());
-    add("-netdev", format!("user,id=out,hostfwd=tcp:127.0.0.1:0-10.0.2.15:{PORT}"));
-    add("-device", format!("virtio-net-pci,netdev=out,romfile=,mac={OUT_MAC}"));
+    add(
+        "-netdev",
+        format!("user,id=out,hostfwd=tcp:127.0.0.1:0-10.0.2.15:{PORT}"),
+    );
+    add(
+        "-device",
+        format!("virtio-net-pci,netdev=out,romfile=,mac={OUT_MAC}"),
+    );
     for (index, (card, socket)) in machine.links.iter().enumerate() {
-        add("-netdev", format!("stream,id=link{index},addr.type=fd,addr.str={socket}"));
-        add("-device", format!("virtio-net-pci,netdev=link{index},romfile=,mac={}", card.mac));
+        add(
+            "-netdev",
+            format!("stream,id=link{index},addr.type=fd,addr.str={socket}"),
+        );
+        add(
+            "-device",
+            format!("virtio-net-pci,netdev=link{index},romfile=,mac={}", card.mac),
+        );
     }
     for (index, (file, size)) in machine.shared.iter().enumerate() {
         add(
             "-object",
-            format!("memory-backend-file,id=shared{index},mem-path=/proc/self/fd/{file},size={size},share=on"),
+            format!(
+                "memory-backend-file,id=shared{index},mem-path=/proc/self/fd/{file},size={size},share=on"
+            ),
         );
         add("-device", format!("ivshmem-plain,memdev=shared{index}"));
     }
     let mut cpu = 0;
     for (index, node) in machine.spec.nodes.iter().enumerate() {
-        add("-object", format!("memory-backend-ram,id=node{index},size={}", node.memory.0));
+        add(
+            "-object",
+            format!("memory-backend-ram,id=node{index},size={}", node.memory.0),
+        );
         let cpus = if node.cpus == 0 {
             String::new()
         } else {
@@ -85,7 +112,11 @@ pub fn arguments(machine: &Machine) -> Vec<OsString> {
             add("-numa", format!("dist,src={from},dst={to},val={distance}"));
         }
     }
-    list.extend(["-nodefaults".into(), "-no-reboot".into(), "-no-user-config".into()]);
+    list.extend([
+        "-nodefaults".into(),
+        "-no-reboot".into(),
+        "-no-user-config".into(),
+    ]);
     list
 }
 

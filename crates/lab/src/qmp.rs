@@ -9,7 +9,9 @@ use crate::LabError;
 /// The port of 127.0.0.1 that QEMU chose to forward to `port` of its guest.
 pub fn forwarded_port(stream: &UnixStream, port: u16) -> Result<u16, LabError> {
     let failed = |error: std::io::Error| LabError::Monitor(error.to_string());
-    stream.set_read_timeout(Some(Duration::from_secs(20))).map_err(failed)?;
+    stream
+        .set_read_timeout(Some(Duration::from_secs(20)))
+        .map_err(failed)?;
     let mut reader = BufReader::new(stream);
     let mut line = String::new();
     reader.read_line(&mut line).map_err(failed)?;

@@ -30,7 +30,11 @@ pub fn cache() -> Result<PathBuf, LabError> {
         _ => PathBuf::from(format!("/tmp/.cache-{}", nix::unistd::geteuid())),
     };
     let path = base.join("mirrorball/lab");
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(&path).on("make", &path)?;
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&path)
+        .on("make", &path)?;
     Ok(path)
 }
 
@@ -59,11 +63,18 @@ pub struct Claim {
 pub fn claim(name: &str) -> Result<Claim, LabError> {
     check(name)?;
     let directory = labs()?.join(name);
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory).on("make", &directory)?;
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&directory)
+        .on("make", &directory)?;
     let lock = lock(&directory.join("lock"), FlockArg::LockExclusiveNonblock)?
         .ok_or_else(|| LabError::Running(name.to_string()))?;
     let _ = fs::remove_file(directory.join("state.json"));
-    Ok(Claim { directory, _lock: lock })
+    Ok(Claim {
+        directory,
+        _lock: lock,
+    })
 }
 
 /// The lock on a file, or nothing when somebody has it.
@@ -87,11 +98,18 @@ impl Claim {
     pub fn publish(&self, entry: &Entry) -> Result<(), LabError> {
         let path = self.directory.join("state.json");
         let half = self.directory.join("state.new");
-        let text = serde_json::to_vec(entry).map_err(std::io::Error::from).on("write", &path)?;
+        let text = serde_json::to_vec(entry)
+            .map_err(std::io::Error::from)
+            .on("write", &path)?;
         let write = || -> std::io::Result<()> {
             use std::io::Write;
             let _ = fs::remove_file(&half);
-            File::options().create_new(true).write(true).mode(0o600).open(&half)?.write_all(&text)?;
+            File::options()
+                .create_new(true)
+                .write(true)
+                .mode(0o600)
+                .open(&half)?
+                .write_all(&text)?;
             fs::rename(&half, &path)
         };
         write().on("write", &path)
@@ -102,7 +120,9 @@ impl Claim {
 pub fn find(name: &str) -> Result<Option<Entry>, LabError> {
     check(name)?;
     let directory = labs()?.join(name);
-    if !directory.join("state.json").exists() || lock(&directory.join("lock"), FlockArg::LockSharedNonblock)?.is_some() {
+    if !directory.join("state.json").exists()
+        || lock(&directory.join("lock"), FlockArg::LockSharedNonblock)?.is_some()
+    {
         return Ok(None);
     }
     let text = fs::read(directory.join("state.json")).unwrap_or_default();

@@ -16,7 +16,12 @@ use crate::{IN_LAB_VARIABLE, LabError};
 const REQUEST_BYTES_MAX: usize = 48 << 10;
 
 /// Outer settings that mean nothing inside: below `/run` everything is new there.
-const NOT_CARRIED: &[&str] = &["XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "SSH_AUTH_SOCK", "LS_COLORS"];
+const NOT_CARRIED: &[&str] = &[
+    "XDG_RUNTIME_DIR",
+    "DBUS_SESSION_BUS_ADDRESS",
+    "SSH_AUTH_SOCK",
+    "LS_COLORS",
+];
 
 /// How to get into a host.
 #[derive(Clone, Serialize, Deserialize)]
@@ -69,9 +74,15 @@ impl Door {
 
 fn request(argv: &[OsString]) -> Result<ExecRequest, LabError> {
     let text = |value: &OsStr| {
-        value.to_str().map(str::to_string).ok_or_else(|| LabError::NotUtf8(value.to_string_lossy().into_owned()))
+        value
+            .to_str()
+            .map(str::to_string)
+            .ok_or_else(|| LabError::NotUtf8(value.to_string_lossy().into_owned()))
     };
-    let argv = argv.iter().map(|argument| text(argument)).collect::<Result<Vec<_>, _>>()?;
+    let argv = argv
+        .iter()
+        .map(|argument| text(argument))
+        .collect::<Result<Vec<_>, _>>()?;
     let mut room = REQUEST_BYTES_MAX.saturating_sub(argv.iter().map(String::len).sum());
     let mut env = vec![(IN_LAB_VARIABLE.to_string(), "1".to_string())];
     let mut variables: Vec<(String, String)> = std::env::vars_os()
@@ -88,7 +99,9 @@ fn request(argv: &[OsString]) -> Result<ExecRequest, LabError> {
             env.push((name, value));
         }
     }
-    let cwd = std::env::current_dir().ok().and_then(|path| path.into_os_string().into_string().ok());
+    let cwd = std::env::current_dir()
+        .ok()
+        .and_then(|path| path.into_os_string().into_string().ok());
     Ok(ExecRequest {
         argv,
         env,
@@ -118,5 +131,7 @@ fn window() -> Option<WindowSize> {
 
 /// The running program as a command inside a host.
 pub fn program(argv: &[OsString]) -> Vec<OsString> {
-    std::iter::once(PROGRAM.into()).chain(argv.iter().cloned()).collect()
+    std::iter::once(PROGRAM.into())
+        .chain(argv.iter().cloned())
+        .collect()
 }

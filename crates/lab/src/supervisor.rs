@@ -57,7 +57,9 @@ pub fn start(name: &str, spec: &LabSpec, idle: Option<Duration>) -> Result<Entry
         .process_group(0);
     let mut child = command.spawn().map_err(failed)?;
     if let Some(mut input) = child.stdin.take() {
-        input.write_all(&serde_json::to_vec(&order).map_err(|error| failed(error.into()))?).map_err(failed)?;
+        input
+            .write_all(&serde_json::to_vec(&order).map_err(|error| failed(error.into()))?)
+            .map_err(failed)?;
     }
     let mut answer = String::new();
     if let Some(mut output) = child.stdout.take() {
@@ -66,16 +68,19 @@ pub fn start(name: &str, spec: &LabSpec, idle: Option<Duration>) -> Result<Entry
     if let Some(reason) = answer.strip_prefix("error: ") {
         return Err(LabError::Supervisor(reason.trim_end().to_string()));
     }
-    registry::find(name)?.ok_or_else(|| LabError::Supervisor("the lab's supervisor died while starting it".into()))
+    registry::find(name)?
+        .ok_or_else(|| LabError::Supervisor("the lab's supervisor died while starting it".into()))
 }
 
 /// The supervisor's own `main`: its exit status.
 pub fn main() -> i32 {
     let _ = nix::unistd::setsid();
     let mut text = String::new();
-    let order: Order = match std::io::stdin().read_to_string(&mut text).map_err(|error| error.to_string()).and_then(|_| {
-        serde_json::from_str(&text).map_err(|error| error.to_string())
-    }) {
+    let order: Order = match std::io::stdin()
+        .read_to_string(&mut text)
+        .map_err(|error| error.to_string())
+        .and_then(|_| serde_json::from_str(&text).map_err(|error| error.to_string()))
+    {
         Ok(order) => order,
         Err(error) => return answer(&format!("error: {error}"), 2),
     };
@@ -103,7 +108,11 @@ fn run(order: &Order) -> Result<(), LabError> {
     claim.publish(&Entry {
         name: order.name.clone(),
         pid: std::process::id(),
-        hosts: lab.hosts.iter().map(|host| (host.name.clone(), host.door.clone())).collect(),
+        hosts: lab
+            .hosts
+            .iter()
+            .map(|host| (host.name.clone(), host.door.clone()))
+            .collect(),
     })?;
     answer("up", 0);
     let mut used = Instant::now();
@@ -117,8 +126,12 @@ fn run(order: &Order) -> Result<(), LabError> {
         {
             asked = Instant::now();
             // Held while deciding: nobody can start a session between the decision and the end.
-            let sessions = registry::lock(&claim.directory.join("sessions"), FlockArg::LockExclusiveNonblock)?;
-            let vms = lab.hosts.iter().any(|host| host.door.count_vms().unwrap_or(0) > 0);
+            let sessions =
+                registry::lock(&claim.directory.join("sessions"), FlockArg::LockExclusiveNonblock)?;
+            let vms = lab
+                .hosts
+                .iter()
+                .any(|host| host.door.count_vms().unwrap_or(0) > 0);
             if sessions.is_none() || vms {
                 used = Instant::now();
             } else if used.elapsed() > Duration::from_secs(idle_s) {

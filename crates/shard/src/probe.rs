@@ -40,10 +40,13 @@ impl fmt::Display for Verdict {
         match self {
             Self::Usable => f.write_str("this machine's KVM can run guests"),
             Self::Missing => f.write_str("this machine has no KVM (/dev/kvm is missing)"),
-            Self::NoPermission => {
-                f.write_str("this user may not use /dev/kvm (mend: `sudo usermod -aG kvm $USER`, then log in again)")
-            }
-            Self::TooSlow { ratio } => write!(f, "this machine's KVM only emulates: guest code runs {ratio:.0} times slower"),
+            Self::NoPermission => f.write_str(
+                "this user may not use /dev/kvm (mend: `sudo usermod -aG kvm $USER`, then log in again)",
+            ),
+            Self::TooSlow { ratio } => write!(
+                f,
+                "this machine's KVM only emulates: guest code runs {ratio:.0} times slower"
+            ),
             Self::Incomplete { what } => write!(f, "this machine's KVM can't run guests: {what}"),
         }
     }
@@ -149,7 +152,11 @@ fn measure(vcpu: &mut VcpuFd) -> io::Result<Verdict> {
         }
     }
     let ratio = (reports[2] - reports[1]).as_secs_f64() / native().as_secs_f64().max(1e-6);
-    Ok(if ratio > RATIO_MAX { Verdict::TooSlow { ratio } } else { Verdict::Usable })
+    Ok(if ratio > RATIO_MAX {
+        Verdict::TooSlow { ratio }
+    } else {
+        Verdict::Usable
+    })
 }
 
 /// The guest's loop on this CPU: the slower of two goes is a disturbance, so the faster one... is not taken: the guest
@@ -195,7 +202,13 @@ fn enter_long_mode(vcpu: &VcpuFd) -> io::Result<()> {
         ..kvm_segment::default()
     };
     sregs.cs = segment(11, 1);
-    for slot in [&mut sregs.ds, &mut sregs.es, &mut sregs.fs, &mut sregs.gs, &mut sregs.ss] {
+    for slot in [
+        &mut sregs.ds,
+        &mut sregs.es,
+        &mut sregs.fs,
+        &mut sregs.gs,
+        &mut sregs.ss,
+    ] {
         *slot = segment(3, 0);
     }
     sregs.cr3 = 0x1000;
@@ -292,7 +305,10 @@ impl Drop for Alarm {
 }
 
 fn timer(first_us: libc::suseconds_t, then_us: libc::suseconds_t) {
-    let value = |us| libc::timeval { tv_sec: 0, tv_usec: us };
+    let value = |us| libc::timeval {
+        tv_sec: 0,
+        tv_usec: us,
+    };
     let timer = libc::itimerval {
         it_interval: value(then_us),
         it_value: value(first_us),
@@ -311,6 +327,10 @@ mod tests {
         let verdict = probe();
         println!("{verdict} ({verdict:?}) after {:?}", start.elapsed());
         // 300 ms on an idle machine; a loaded one gets more.
-        assert!(start.elapsed() < Duration::from_secs(2), "{verdict:?} after {:?}", start.elapsed());
+        assert!(
+            start.elapsed() < Duration::from_secs(2),
+            "{verdict:?} after {:?}",
+            start.elapsed()
+        );
     }
 }

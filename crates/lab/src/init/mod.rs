@@ -73,7 +73,9 @@ fn load(name: &str, parameters: &str) -> Result<(), Failure> {
 
 /// The emulated clock has whole seconds and may be off: file times must agree with the outer machine's.
 fn set_clock(time_s: u64) {
-    let Ok(tv_sec) = libc::time_t::try_from(time_s) else { return };
+    let Ok(tv_sec) = libc::time_t::try_from(time_s) else {
+        return;
+    };
     let now = libc::timespec { tv_sec, tv_nsec: 0 };
     // SAFETY: `now` is a valid timespec for the whole call.
     unsafe { libc::clock_settime(libc::CLOCK_REALTIME, &now) };

@@ -36,8 +36,14 @@ pub fn change_root(boot: &BootConfig) -> Result<(), Failure> {
     for directory in ["dev", "proc", "sys"] {
         let source = format!("/{directory}");
         let target = format!("{NEW}/{directory}");
-        mount(Some(source.as_str()), target.as_str(), None::<&str>, MsFlags::MS_MOVE, None::<&str>)
-            .map_err(|error| format!("moving {source}: {error}"))?;
+        mount(
+            Some(source.as_str()),
+            target.as_str(),
+            None::<&str>,
+            MsFlags::MS_MOVE,
+            None::<&str>,
+        )
+        .map_err(|error| format!("moving {source}: {error}"))?;
     }
     fs::create_dir_all(format!("{NEW}/dev/pts"))?;
     fs::create_dir_all(format!("{NEW}/dev/shm"))?;
@@ -45,11 +51,19 @@ pub fn change_root(boot: &BootConfig) -> Result<(), Failure> {
     plain("tmpfs", &format!("{NEW}/dev/shm"), "mode=1777")?;
     let _ = plain("cgroup2", &format!("{NEW}/sys/fs/cgroup"), "");
     let _ = plain("debugfs", &format!("{NEW}/sys/kernel/debug"), "");
-    for (link, target) in [("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")] {
+    for (link, target) in [
+        ("fd", "/proc/self/fd"),
+        ("stdin", "fd/0"),
+        ("stdout", "fd/1"),
+        ("stderr", "fd/2"),
+    ] {
         let _ = std::os::unix::fs::symlink(target, format!("{NEW}/dev/{link}"));
     }
     // Like the file's usual mode on a host with KVM.
-    let _ = fs::set_permissions(format!("{NEW}/dev/kvm"), std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    let _ = fs::set_permissions(
+        format!("{NEW}/dev/kvm"),
+        std::os::unix::fs::PermissionsExt::from_mode(0o666),
+    );
     std::env::set_current_dir(NEW)?;
     mount(Some("."), "/", None::<&str>, MsFlags::MS_MOVE, None::<&str>)?;
     nix::unistd::chroot(".")?;
@@ -60,8 +74,14 @@ pub fn change_root(boot: &BootConfig) -> Result<(), Failure> {
 fn share(target: &str, cache: &str) -> Result<(), Failure> {
     // 500 KiB is what QEMU's transport carries at most.
     let options = format!("trans=virtio,version=9p2000.L,msize=512000,cache={cache}");
-    mount(Some("root"), target, Some("9p"), MsFlags::empty(), Some(options.as_str()))
-        .map_err(|error| format!("mounting this machine's root by 9p: {error}").into())
+    mount(
+        Some("root"),
+        target,
+        Some("9p"),
+        MsFlags::empty(),
+        Some(options.as_str()),
+    )
+    .map_err(|error| format!("mounting this machine's root by 9p: {error}").into())
 }
 
 /// Lays the cached mount's view of directories over the plain one; without it things are slower, not wrong.
@@ -69,7 +89,14 @@ fn cached(directories: &[PathBuf]) {
     let options = "trans=virtio,version=9p2000.L,msize=512000,cache=loose";
     let through = "/sys";
     if directories.is_empty()
-        || mount(Some("root-cached"), through, Some("9p"), MsFlags::empty(), Some(options)).is_err()
+        || mount(
+            Some("root-cached"),
+            through,
+            Some("9p"),
+            MsFlags::empty(),
+            Some(options),
+        )
+        .is_err()
     {
         return;
     }

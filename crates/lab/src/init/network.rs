@@ -12,12 +12,22 @@ use crate::boot::Card;
 
 /// Brings up the loop-back device and every card.
 pub fn configure(cards: &[Card]) -> Result<(), Failure> {
-    let control = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
+    let control = socket(
+        AddressFamily::Inet,
+        SockType::Datagram,
+        SockFlag::SOCK_CLOEXEC,
+        None,
+    )?;
     up(&control, "lo")?;
     for card in cards {
         let name = find(&card.mac)?;
         set_address(&control, &name, libc::SIOCSIFADDR, card.address)?;
-        set_address(&control, &name, libc::SIOCSIFNETMASK, Ipv4Addr::new(255, 255, 255, 0))?;
+        set_address(
+            &control,
+            &name,
+            libc::SIOCSIFNETMASK,
+            Ipv4Addr::new(255, 255, 255, 0),
+        )?;
         up(&control, &name)?;
         if let Some(gateway) = card.gateway {
             default_route(&control, gateway)?;
@@ -40,7 +50,12 @@ fn request(name: &str) -> libc::ifreq {
     // SAFETY: all zeroes is a valid ifreq.
     let mut request: libc::ifreq = unsafe { mem::zeroed() };
     // One byte is left for the terminating zero.
-    for (slot, byte) in request.ifr_name.iter_mut().take(libc::IFNAMSIZ - 1).zip(name.bytes()) {
+    for (slot, byte) in request
+        .ifr_name
+        .iter_mut()
+        .take(libc::IFNAMSIZ - 1)
+        .zip(name.bytes())
+    {
         *slot = byte as libc::c_char;
     }
     request
