@@ -1,0 +1,96 @@
+//! What the devices need of KVM: event files bound to interrupts and addresses.
+
+use std::io;
+
+use kvm_bindings::{
+    KVM_IRQ_ROUTING_IRQCHIP, KVM_IRQ_ROUTING_MSI, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE,
+    KvmIrqRouting, kvm_irq_routing_entry,
+};
+use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::Message;
+
+/// Pins of each of the two 8259 chips.
+const PIC_PINS: u32 = 8;
+
+/// Where an interrupt number leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Route {
+    /// To the pin of the same number of the interrupt chips.
+    Pin(u32),
+    /// To local interrupt controllers, as a message.
+    Message {
+        /// The number.
+        gsi: u32,
+        /// The message.
+        message: Message,
+    },
+}
+
+/// Event files bound to interrupts and to addresses. Implemented by KVM's VM, and by mocks.
+pub trait Wiring: Send + Sync {
+    /// Raises interrupt `gsi` whenever `fd` is written.
+    fn bind_interrupt(&self, fd: &EventFd, gsi: u32) -> io::Result<()>;
+    /// Undoes [`Wiring::bind_interrupt`].
+    fn unbind_interrupt(&self, fd: &EventFd, gsi: u32) -> io::Result<()>;
+    /// Replaces the whole routing table.
+    fn set_routes(&self, routes: &[Route]) -> io::Result<()>;
+    /// Writes `fd` whenever the guest writes to memory address `address`, with any length.
+    fn bind_doorbell(&self, fd: &EventFd, address: u64) -> io::Result<()>;
+    /// Undoes [`Wiring::bind_doorbell`].
+    fn unbind_doorbell(&self, fd: &EventFd, address: u64) -> io::Result<()>;
+}
+
+impl Wiring for VmFd {
+    fn bind_interrupt(&self, fd: &EventFd, gsi: u32) -> io::Result<()> {
+        Ok(self.register_irqfd(fd, gsi)?)
+    }
+
+    fn unbind_interrupt(&self, fd: &EventFd, gsi: u32) -> io::Result<()> {
+        Ok(self.unregister_irqfd(fd, gsi)?)
+    }
+
+    fn set_routes(&self, routes: &[Route]) -> io::Result<()> {
+        let entries: Vec<kvm_irq_routing_entry> = routes.iter().flat_map(|route| entries(*route)).collect();
+        let table = KvmIrqRouting::from_entries(&entries)
+            .map_err(|_| io::Error::other("more interrupt routes than KVM takes"))?;
+        Ok(self.set_gsi_routing(&table)?)
+    }
+
+    fn bind_doorbell(&self, fd: &EventFd, address: u64) -> io::Result<()> {
+        Ok(self.register_ioevent(fd, &IoEventAddress::Mmio(address), NoDatamatch)?)
+    }
+
+    fn unbind_doorbell(&self, fd: &EventFd, address: u64) -> io::Result<()> {
+        Ok(self.unregister_ioevent(fd, &IoEventAddress::Mmio(address), NoDatamatch)?)
+    }
+}
+
+/// KVM's entries for one route: pins below 16 lead to a PIC as well, as KVM's own first table has it.
+fn entries(route: Route) -> Vec<kvm_irq_routing_entry> {
+    match route {
+        Route::Pin(pin) => {
+            let pic = match pin {
+                0..PIC_PINS => Some((KVM_IRQCHIP_PIC_MASTER, pin)),
+                pin if pin < 2 * PIC_PINS => Some((KVM_IRQCHIP_PIC_SLAVE, pin - PIC_PINS)),
+                _ => None,
+            };
+            pic.into_iter().chain([(KVM_IRQCHIP_IOAPIC, pin)]).map(|(chip, chip_pin)| on_chip(pin, chip, chip_pin)).collect()
+        }
+        Route::Message { gsi, message } => {
+            let mut entry = kvm_irq_routing_entry { gsi, type_: KVM_IRQ_ROUTING_MSI, ..Default::default() };
+            entry.u.msi.address_lo = message.address as u32;
+            entry.u.msi.address_hi = (message.address >> 32) as u32;
+            entry.u.msi.data = message.data;
+            vec![entry]
+        }
+    }
+}
+
+fn on_chip(gsi: u32, irqchip: u32, pin: u32) -> kvm_irq_routing_entry {
+    let mut entry = kvm_irq_routing_entry { gsi, type_: KVM_IRQ_ROUTING_IRQCHIP, ..Default::default() };
+    entry.u.irqchip.irqchip = irqchip;
+    entry.u.irqchip.pin = pin;
+    entry
+}
