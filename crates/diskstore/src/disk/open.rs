@@ -254,7 +254,7 @@ fn open_file(path: &Path, writable: bool) -> Result<File, DiskError> {
     OpenOptions::new()
         .read(true)
         .write(writable)
-        .custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK)
+        .custom_flags(libc::O_CLOEXEC)
         .open(path)
         .map_err(|source| DiskError::open(path, access, source))
 }
