@@ -1,1 +1,5 @@
 //! The monitor of one cell: starts shards, keeps the registry of VMs, serves their consoles and controls.
+
+pub mod link;
+pub mod open;
+pub mod spawn;

@@ -1,0 +1,251 @@
+//! Starts a shard's process: a clone in namespaces of its own that executes this same program.
+//!
+//! Between the clone and the execve the child makes raw system calls only: the monitor has threads, and a lock that
+//! one of them held at the clone is held for ever in the child. So it allocates nothing, takes no lock and calls
+//! nothing of the standard library. All it needs is prepared before.
+//!
+//! The child is namespace root (mapped to `nobody` when the monitor is root, to the user otherwise) so that it can
+//! close its own sandbox; it gives that up before the guest runs.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+
+use libc::{c_char, c_int, c_long};
+
+/// The namespaces of a shard, with the words for a report. The user namespace first: it permits the others.
+const NAMESPACES: [(c_int, &str); 6] = [
+    (libc::CLONE_NEWUSER, "user"),
+    (libc::CLONE_NEWNS, "mount"),
+    (libc::CLONE_NEWNET, "network"),
+    (libc::CLONE_NEWPID, "PID"),
+    (libc::CLONE_NEWIPC, "IPC"),
+    (libc::CLONE_NEWUTS, "UTS"),
+];
+
+/// The uid and gid that root's shards have outside.
+const NOBODY: u32 = 65534;
+
+/// The descriptor at which a shard finds its control socket.
+pub const CONTROL_FD: c_int = 3;
+
+/// A started process; not waited for yet.
+#[derive(Debug)]
+pub struct Spawned {
+    /// Its process id, as the monitor sees it.
+    pub pid: i32,
+    /// The namespaces that the host refused, one line each.
+    pub missing: Vec<String>,
+}
+
+/// The namespaces this host lets us make, and those it refuses, found by trying.
+#[derive(Clone, Debug)]
+pub struct Namespaces {
+    flags: c_int,
+    /// One line for each namespace refused.
+    pub missing: Vec<String>,
+}
+
+impl Namespaces {
+    /// None: for `--sandbox=off`.
+    pub fn none() -> Self {
+        Self { flags: 0, missing: Vec::new() }
+    }
+
+    /// Tries each on top of those before it. Cheap: a clone that ends at once for each.
+    pub fn probe() -> Self {
+        let mut found = Self::none();
+        for (flag, name) in NAMESPACES {
+            match try_flags(found.flags | flag) {
+                Ok(()) => found.flags |= flag,
+                Err(error) => found.missing.push(format!("{name} namespace: {error}")),
+            }
+        }
+        found
+    }
+}
+
+fn try_flags(flags: c_int) -> io::Result<()> {
+    let (go_read, go_write) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC)?;
+    let go = (go_read.as_raw_fd(), go_write.as_raw_fd());
+    // SAFETY: as a fork: the child has its own copy of the stack, and makes only the raw system calls below.
+    let pid = unsafe { raw_clone(flags) };
+    if pid == 0 {
+        // SAFETY: raw system calls on descriptors that the child inherited.
+        unsafe {
+            libc::close(go.1);
+            let mut byte = 0_u8;
+            libc::read(go.0, (&raw mut byte).cast(), 1);
+            libc::_exit(0);
+        }
+    }
+    if pid < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mapped = if flags & libc::CLONE_NEWUSER == 0 { Ok(()) } else { write_maps(pid as i32) };
+    drop(go_write);
+    reap(pid as i32);
+    mapped
+}
+
+/// # Safety
+/// As fork: in the child (0 returned) only async-signal-safe calls are allowed.
+unsafe fn raw_clone(flags: c_int) -> c_long {
+    // SAFETY: no stack, no thread ids, no TLS: the kernel copies the process, as for fork.
+    unsafe { libc::syscall(libc::SYS_clone, c_long::from(flags | libc::SIGCHLD), 0_usize, 0_usize, 0_usize, 0_usize) }
+}
+
+fn reap(pid: i32) {
+    let mut status = 0;
+    // SAFETY: waits for our own child; status is a valid place.
+    while unsafe { libc::waitpid(pid, &raw mut status, 0) } < 0
+        && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
+    {}
+}
+
+/// Maps the child's root to `nobody`, or to the user itself when that is all we may.
+fn write_maps(pid: i32) -> io::Result<()> {
+    let (uid, gid) = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
+    let put = |file: &str, text: String| -> io::Result<()> {
+        File::options().write(true).open(format!("/proc/{pid}/{file}"))?.write_all(text.as_bytes())
+    };
+    if uid == 0 && put("uid_map", format!("0 {NOBODY} 1\n")).is_ok() {
+        return put("gid_map", format!("0 {NOBODY} 1\n"));
+    }
+    put("setgroups", "deny".to_owned())?;
+    put("uid_map", format!("0 {uid} 1\n"))?;
+    put("gid_map", format!("0 {gid} 1\n"))
+}
+
+/// Everything the child needs, made before the clone.
+struct Prepared {
+    program: c_int,
+    control: c_int,
+    null: c_int,
+    log: c_int,
+    go: c_int,
+    go_write: c_int,
+    argv: [*const c_char; 3],
+    envp: [*const c_char; 2],
+    user: bool,
+}
+
+/// Starts this program again as a shard: `control` becomes descriptor 3, `log` standard output and error. The child
+/// is killed when the calling *thread* ends, which must therefore live as long as the VM.
+pub fn spawn(
+    program: BorrowedFd<'_>,
+    name: &str,
+    subcommand: &str,
+    control: BorrowedFd<'_>,
+    log: BorrowedFd<'_>,
+    namespaces: &Namespaces,
+) -> io::Result<Spawned> {
+    let null = OwnedFd::from(File::options().read(true).open("/dev/null")?);
+    let (go_read, go_write) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC)?;
+    let argument = |text: &str| CString::new(text).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput));
+    let (name, subcommand) = (argument(name)?, argument(subcommand)?);
+    let backtrace = c"RUST_BACKTRACE=0";
+    // High numbers, so that the child's own places (0 to 3) are not among them.
+    let high = |fd: BorrowedFd<'_>| -> io::Result<OwnedFd> {
+        use std::os::fd::FromRawFd;
+        // SAFETY: duplicates an open descriptor.
+        let copy = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 10) };
+        if copy < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: just made, ours alone.
+        Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+    };
+    use std::os::fd::AsFd;
+    let kept = [high(program)?, high(control)?, high(null.as_fd())?, high(log)?, high(go_read.as_fd())?];
+    drop(go_read);
+    let prepared = Prepared {
+        program: kept[0].as_raw_fd(),
+        control: kept[1].as_raw_fd(),
+        null: kept[2].as_raw_fd(),
+        log: kept[3].as_raw_fd(),
+        go: kept[4].as_raw_fd(),
+        go_write: go_write.as_raw_fd(),
+        argv: [name.as_ptr(), subcommand.as_ptr(), std::ptr::null()],
+        envp: [backtrace.as_ptr(), std::ptr::null()],
+        user: namespaces.flags & libc::CLONE_NEWUSER != 0,
+    };
+    // SAFETY: as fork; the child goes straight into `child`, which keeps to raw system calls.
+    let pid = unsafe { raw_clone(namespaces.flags) };
+    if pid == 0 {
+        // SAFETY: in the child, with everything prepared alive in our copy of the memory.
+        unsafe { child(&prepared) }
+    }
+    if pid < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let pid = pid as i32;
+    if prepared.user
+        && let Err(error) = write_maps(pid)
+    {
+        drop(go_write);
+        reap(pid);
+        return Err(error);
+    }
+    // A child that died already is noticed by who waits for it.
+    let _ = File::from(go_write).write_all(b"g");
+    Ok(Spawned { pid, missing: namespaces.missing.clone() })
+}
+
+/// # Safety
+/// Only in a process just cloned; never returns.
+unsafe fn child(prepared: &Prepared) -> ! {
+    // SAFETY: raw system calls on descriptors and memory prepared before the clone; nothing here allocates or locks.
+    unsafe {
+        libc::syscall(libc::SYS_prctl, libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0);
+        libc::close(prepared.go_write);
+        let mut byte = 0_u8;
+        // End of file instead of the byte: the monitor gave up or died.
+        if libc::syscall(libc::SYS_read, prepared.go, &raw mut byte, 1_usize) != 1 {
+            libc::_exit(126);
+        }
+        if prepared.user {
+            // May be refused (setgroups denied, nothing mapped): then there are no groups to lose.
+            libc::syscall(libc::SYS_setgroups, 0_usize, std::ptr::null::<u32>());
+            if libc::syscall(libc::SYS_setresgid, 0, 0, 0) != 0 || libc::syscall(libc::SYS_setresuid, 0, 0, 0) != 0 {
+                libc::_exit(126);
+            }
+            // A change of identity clears it.
+            libc::syscall(libc::SYS_prctl, libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0);
+        }
+        let dup = |from: c_int, to: c_int| libc::syscall(libc::SYS_dup3, from, to, 0);
+        if dup(prepared.null, 0) < 0
+            || dup(prepared.log, 1) < 0
+            || dup(prepared.log, 2) < 0
+            || dup(prepared.control, CONTROL_FD) < 0
+        {
+            libc::_exit(126);
+        }
+        // Everything else closes at the exec; all our descriptors are close-on-exec, these are marked again to be sure.
+        libc::syscall(libc::SYS_close_range, 4_u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC);
+        // Ignored signals survive an exec; the mask is the thread's.
+        let none: u64 = 0;
+        libc::syscall(
+            libc::SYS_rt_sigprocmask,
+            libc::SIG_SETMASK,
+            &raw const none,
+            std::ptr::null_mut::<u64>(),
+            size_of::<u64>(),
+        );
+        libc::syscall(
+            libc::SYS_execveat,
+            prepared.program,
+            c"".as_ptr(),
+            prepared.argv.as_ptr(),
+            prepared.envp.as_ptr(),
+            libc::AT_EMPTY_PATH,
+        );
+        libc::_exit(127)
+    }
+}
+
+/// This program, for [`spawn`].
+pub fn this_program() -> io::Result<OwnedFd> {
+    Ok(File::open("/proc/self/exe")?.into())
+}
