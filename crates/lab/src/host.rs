@@ -101,11 +101,6 @@ impl Lab {
         Some(error)
     }
 
-    /// Keeps the consoles: the run ended in a way somebody will want to look into.
-    pub fn keep(&mut self) {
-        self.keep = true;
-    }
-
     /// The error of a run that took too long.
     pub fn time_limit(&mut self, limit: Duration) -> LabError {
         self.keep = true;
