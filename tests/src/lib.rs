@@ -1,1 +1,19 @@
-//! What the guest tests share: starting VMs, waiting with limits, measuring memory.
+//! Tests against real Linux guests, through the `mirrorball` command only.
+//!
+//! The tests are in `tests/*.rs`, one file for each kind of risk; here is what they stand on. A test calls the
+//! command as a person would ([`command`]), starts VMs that end with the test ([`vm`]), gives every wait a limit
+//! ([`wait`]), and looks at the host for what was left behind ([`host`]). Inside a guest the program `guest-tool`
+//! writes and checks patterns; [`pattern`] is what both sides agree on.
+
+pub mod command;
+pub mod host;
+pub mod pattern;
+pub mod peer;
+pub mod scratch;
+pub mod terminal;
+pub mod vm;
+pub mod wait;
+
+pub use command::{Output, mirrorball};
+pub use scratch::Scratch;
+pub use vm::{Vm, VmFile};

@@ -1,0 +1,50 @@
+//! The tests' hand inside a guest: writes and checks patterns, computes on chosen CPUs, sends and receives.
+//!
+//! Says what it found on stdout, one line; a wrong pattern or a failed call is a line on stderr and exit status 1.
+
+#[path = "guest-tool/disk.rs"]
+mod disk;
+#[path = "guest-tool/memory.rs"]
+mod memory;
+#[path = "guest-tool/peer.rs"]
+mod peer;
+#[path = "guest-tool/pinned.rs"]
+mod pinned;
+
+const USAGE: &str = "usage: guest-tool memory SPARE_MIB | hold MIB SECONDS | pinned CPUS \
+     | disk-write DEVICE SEED COUNT | disk-digest DEVICE | disk-mark DEVICE COUNT \
+     | send ADDRESS SEED BYTES | receive PORT | fetch ADDRESS | serve PORT SEED BYTES";
+
+/// What goes wrong in this tool.
+type Fault = Box<dyn std::error::Error>;
+
+fn main() -> std::process::ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match run(&words) {
+        Ok(line) => {
+            println!("{line}");
+            std::process::ExitCode::SUCCESS
+        }
+        Err(fault) => {
+            eprintln!("guest-tool {}: {fault}", words.join(" "));
+            std::process::ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(words: &[&str]) -> Result<String, Fault> {
+    match words {
+        ["memory", spare] => memory::check_all(spare.parse()?),
+        ["hold", mib, seconds] => memory::hold(mib.parse()?, seconds.parse()?),
+        ["pinned", cpus] => pinned::work_on_each(cpus.parse()?),
+        ["disk-write", device, seed, count] => disk::write(device, seed.parse()?, count.parse()?),
+        ["disk-digest", device] => disk::read_digest(device),
+        ["disk-mark", device, count] => disk::mark(device, count.parse()?),
+        ["send", address, seed, bytes] => peer::send(address, seed.parse()?, bytes.parse()?),
+        ["receive", port] => peer::receive(port.parse()?),
+        ["fetch", address] => peer::fetch(address),
+        ["serve", port, seed, bytes] => peer::serve(port.parse()?, seed.parse()?, bytes.parse()?),
+        _ => Err(USAGE.into()),
+    }
+}

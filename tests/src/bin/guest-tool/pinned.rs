@@ -1,0 +1,42 @@
+//! Work pinned to each CPU at the same time, with one result that must be the same everywhere.
+
+use std::thread;
+
+use guest_tests::pattern::mix;
+use nix::sched::{CpuSet, sched_getcpu, sched_setaffinity};
+use nix::unistd::Pid;
+
+use crate::Fault;
+
+const ROUNDS: u64 = 200_000;
+
+/// One thread on each of the CPUs 0 to `cpus` - 1. Says the CPUs in order.
+pub fn work_on_each(cpus: usize) -> Result<String, Fault> {
+    let threads: Vec<_> = (0..cpus).map(|cpu| thread::spawn(move || work_on(cpu))).collect();
+    let wanted = compute();
+    for (cpu, thread) in threads.into_iter().enumerate() {
+        let result = thread
+            .join()
+            .map_err(|_| format!("the thread of CPU {cpu} panicked"))??;
+        if result != wanted {
+            return Err(format!("CPU {cpu} computed {result:#x} instead of {wanted:#x}").into());
+        }
+    }
+    let names: Vec<String> = (0..cpus).map(|cpu| cpu.to_string()).collect();
+    Ok(names.join(" "))
+}
+
+fn work_on(cpu: usize) -> Result<u64, String> {
+    let mut set = CpuSet::new();
+    set.set(cpu).map_err(|error| format!("CPU {cpu}: {error}"))?;
+    sched_setaffinity(Pid::from_raw(0), &set).map_err(|error| format!("pinning to CPU {cpu}: {error}"))?;
+    let result = compute();
+    match sched_getcpu() {
+        Ok(at) if at == cpu => Ok(result),
+        other => Err(format!("pinned to CPU {cpu}, but ran on {other:?}")),
+    }
+}
+
+fn compute() -> u64 {
+    (0..ROUNDS).fold(1, |sum, round| mix(sum ^ round))
+}

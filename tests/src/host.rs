@@ -1,0 +1,201 @@
+//! What is on the host: processes, descriptors, memory, things left behind.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use crate::wait;
+
+/// Running processes of ours: programs named `mirrorball` or `passt`, threads not counted, zombies neither.
+pub fn processes() -> BTreeSet<u32> {
+    let numbers = fs::read_dir("/proc").expect("/proc is mounted").flatten();
+    numbers
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter(|pid| *pid != std::process::id() && is_ours(*pid))
+        .collect()
+}
+
+fn is_ours(pid: u32) -> bool {
+    let binary = crate::command::binary();
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let program = String::from_utf8_lossy(&line);
+    let program = program.split('\0').next().unwrap_or_default();
+    let exe = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+    let same_file = exe == binary || exe.file_name() == binary.file_name();
+    is_running(pid) && (same_file || program.starts_with("mirrorball") || name.starts_with("passt"))
+}
+
+/// True while the process runs; a zombie does not.
+pub fn is_running(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+    !matches!(state, None | Some('Z' | 'X'))
+}
+
+/// Kills a process as nothing can catch it.
+#[track_caller]
+pub fn kill9(pid: u32) {
+    let target = nix::unistd::Pid::from_raw(pid as i32);
+    let sent = nix::sys::signal::kill(target, nix::sys::signal::Signal::SIGKILL);
+    sent.unwrap_or_else(|error| panic!("kill -9 {pid}: {error}"));
+}
+
+/// Waits until these processes are gone.
+#[track_caller]
+pub fn wait_gone(pids: &[u32], limit: Duration) {
+    let gone = wait::within(limit, || pids.iter().all(|pid| !is_running(*pid)).then_some(()));
+    let left: Vec<String> = pids
+        .iter()
+        .filter(|pid| is_running(**pid))
+        .map(|pid| describe(*pid))
+        .collect();
+    assert!(gone.is_some(), "still running {limit:?} later: {left:?}");
+}
+
+/// A process for messages: number and command line.
+pub fn describe(pid: u32) -> String {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    format!("{pid}: {}", String::from_utf8_lossy(&line).replace('\0', " "))
+}
+
+/// Memory that only this process uses, plus its part of what it shares, in bytes; shared memory in memfds included.
+#[track_caller]
+pub fn proportional_bytes(pid: u32) -> u64 {
+    let path = format!("/proc/{pid}/smaps_rollup");
+    let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
+    kib_field(&text, "Pss:").unwrap_or_else(|| panic!("no Pss in {path}:\n{text}"))
+}
+
+/// The host's shared memory (tmpfs and memfds), in bytes: what guests of this host really take.
+pub fn shared_bytes() -> u64 {
+    meminfo("Shmem:")
+}
+
+/// Memory that the host could still give to programs, in bytes.
+pub fn available_bytes() -> u64 {
+    meminfo("MemAvailable:")
+}
+
+fn meminfo(field: &str) -> u64 {
+    let text = fs::read_to_string("/proc/meminfo").expect("/proc is mounted");
+    kib_field(&text, field).unwrap_or_else(|| panic!("no {field} in /proc/meminfo"))
+}
+
+fn kib_field(text: &str, field: &str) -> Option<u64> {
+    let rest = text.lines().find_map(|line| line.strip_prefix(field))?;
+    let kib: u64 = rest.trim().trim_end_matches(" kB").parse().ok()?;
+    Some(kib << 10)
+}
+
+/// Open descriptors of a process.
+#[track_caller]
+pub fn descriptors(pid: u32) -> usize {
+    let path = format!("/proc/{pid}/fd");
+    fs::read_dir(&path)
+        .unwrap_or_else(|error| panic!("{path}: {error}"))
+        .count()
+}
+
+/// Threads of a process.
+#[track_caller]
+pub fn threads(pid: u32) -> usize {
+    let path = format!("/proc/{pid}/task");
+    fs::read_dir(&path)
+        .unwrap_or_else(|error| panic!("{path}: {error}"))
+        .count()
+}
+
+/// Everything a VM could leave on the host. Two of these, before and after, must be equal.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Traces {
+    processes: BTreeSet<u32>,
+    files: BTreeSet<String>,
+    sockets: BTreeSet<String>,
+    interfaces: BTreeSet<String>,
+    mounts: usize,
+}
+
+impl Traces {
+    /// Looks now.
+    pub fn now() -> Self {
+        let mut files = BTreeSet::new();
+        for place in runtime_places() {
+            list(Path::new(&place), 0, &mut files);
+        }
+        let sockets = fs::read_to_string("/proc/net/unix").unwrap_or_default();
+        let sockets = sockets.lines().filter_map(|line| line.split_whitespace().nth(7));
+        let interfaces = fs::read_dir("/sys/class/net").into_iter().flatten().flatten();
+        let mounts = fs::read_to_string("/proc/self/mounts")
+            .unwrap_or_default()
+            .lines()
+            .count();
+        Self {
+            processes: processes(),
+            files,
+            sockets: sockets
+                .filter(|name| name.contains("mb-") || name.contains("mirrorball"))
+                .map(String::from)
+                .collect(),
+            interfaces: interfaces
+                .map(|entry| entry.file_name().to_string_lossy().into_owned())
+                .collect(),
+            mounts,
+        }
+    }
+
+    /// Panics with what is new unless everything is as it was, at once or within 5 s: a process that was told to end
+    /// may need a moment.
+    #[track_caller]
+    pub fn expect_unchanged(&self, after: &str) {
+        let same = wait::within(Duration::from_secs(5), || (Self::now() == *self).then_some(()));
+        if same.is_some() {
+            return;
+        }
+        let now = Self::now();
+        let left: Vec<String> = now
+            .processes
+            .difference(&self.processes)
+            .map(|pid| describe(*pid))
+            .collect();
+        let files: Vec<_> = now.files.difference(&self.files).collect();
+        let sockets: Vec<_> = now.sockets.difference(&self.sockets).collect();
+        let interfaces: Vec<_> = now.interfaces.symmetric_difference(&self.interfaces).collect();
+        panic!(
+            "left behind after {after}:\n  processes {left:?}\n  files {files:?}\n  sockets {sockets:?}\n  \
+             interfaces {interfaces:?}\n  mounts {} (before {})",
+            now.mounts, self.mounts
+        );
+    }
+}
+
+/// Places where programs keep files that should not outlive them.
+fn runtime_places() -> Vec<String> {
+    let mut places: Vec<String> = ["/run", "/tmp", "/dev/shm", "/var/tmp"]
+        .map(String::from)
+        .to_vec();
+    places.extend(std::env::var("XDG_RUNTIME_DIR"));
+    places.extend(std::env::var("TMPDIR"));
+    places
+}
+
+/// Names of files, not deep: a VM's own directory may be two levels down. Other programs' are left out.
+fn list(place: &Path, depth: u32, into: &mut BTreeSet<String>) {
+    for entry in fs::read_dir(place).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let name = path.to_string_lossy().into_owned();
+        let ours = depth > 0
+            || ["mirrorball", "mb-", "passt"]
+                .iter()
+                .any(|word| name.contains(word));
+        let test = name.contains("guest-tests");
+        if !ours || test {
+            continue;
+        }
+        if depth < 3 && entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            list(&path, depth + 1, into);
+        }
+        into.insert(name);
+    }
+}

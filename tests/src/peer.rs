@@ -1,0 +1,56 @@
+//! One end of a transfer over TCP: bytes from a seed one way, their digest back the other way.
+//!
+//! Both the tests and `guest-tool` use it, each as either end.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::time::Duration;
+
+use crate::pattern::{Digest, Numbers};
+
+const CHUNK_BYTES: usize = 64 << 10;
+/// A peer silent for this long is dead.
+const SILENCE_LIMIT: Duration = Duration::from_secs(30);
+
+/// Sends `bytes` bytes made from `seed`, then reads the peer's digest; gives the sender's own.
+pub fn send(mut stream: TcpStream, seed: u64, bytes: u64) -> io::Result<String> {
+    stream.set_read_timeout(Some(SILENCE_LIMIT))?;
+    stream.set_write_timeout(Some(SILENCE_LIMIT))?;
+    let mut numbers = Numbers::new(seed);
+    let mut digest = Digest::default();
+    let mut chunk = vec![0; CHUNK_BYTES];
+    let mut left = bytes;
+    while left > 0 {
+        numbers.fill(&mut chunk);
+        let part = &chunk[..left.min(CHUNK_BYTES as u64) as usize];
+        digest.add(part);
+        stream.write_all(part)?;
+        left -= part.len() as u64;
+    }
+    stream.shutdown(Shutdown::Write)?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    let sent = digest.finish();
+    if answer != sent {
+        return Err(io::Error::other(format!(
+            "sent {sent}, the peer received {answer}"
+        )));
+    }
+    Ok(sent)
+}
+
+/// Receives until the end, answers with the digest, gives it.
+pub fn receive(mut stream: TcpStream) -> io::Result<String> {
+    stream.set_read_timeout(Some(SILENCE_LIMIT))?;
+    let mut digest = Digest::default();
+    let mut chunk = vec![0; CHUNK_BYTES];
+    loop {
+        match stream.read(&mut chunk)? {
+            0 => break,
+            count => digest.add(&chunk[..count]),
+        }
+    }
+    let received = digest.finish();
+    stream.write_all(received.as_bytes())?;
+    Ok(received)
+}

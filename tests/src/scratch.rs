@@ -1,0 +1,59 @@
+//! A place for one test's files, in memory where the host has such a place; removed with the test.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A directory that is removed when dropped.
+pub struct Scratch {
+    path: PathBuf,
+}
+
+impl Scratch {
+    /// Makes an empty directory named after `test`.
+    pub fn new(test: &str) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("guest-tests-{test}-{}-{count}", std::process::id());
+        let path = ["/run", "/dev/shm"]
+            .into_iter()
+            .map(PathBuf::from)
+            .chain([std::env::temp_dir()])
+            .map(|place| place.join(&name))
+            .find(|path| fs::create_dir(path).is_ok())
+            .expect("one of /run, /dev/shm and the temporary directory is writable");
+        Self { path }
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A path in it.
+    pub fn join(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// Writes a file and gives its path.
+    pub fn write(&self, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.join(name);
+        fs::write(&path, bytes).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        path
+    }
+
+    /// Makes a sparse file of this many bytes.
+    pub fn sparse(&self, name: &str, bytes: u64) -> PathBuf {
+        let path = self.write(name, b"");
+        let file = fs::OpenOptions::new().write(true).open(&path).expect("just made");
+        file.set_len(bytes).expect("a sparse file takes no room");
+        path
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // A second error would hide the first.
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}

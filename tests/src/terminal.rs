@@ -1,0 +1,146 @@
+//! A program on a terminal of its own, as a person would have it.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use crate::command::tail;
+use crate::wait;
+
+/// A program whose stdin, stdout and stderr are a terminal. Killed when dropped.
+pub struct Terminal {
+    child: Child,
+    ours: File,
+    seen: Arc<Mutex<String>>,
+    read: usize,
+    line: String,
+}
+
+impl Terminal {
+    /// Starts `mirrorball` with these arguments.
+    #[track_caller]
+    pub fn mirrorball(arguments: &[&str]) -> Self {
+        let line = format!("mirrorball {}", arguments.join(" "));
+        let pty = nix::pty::openpty(None, None).expect("a terminal");
+        let theirs: OwnedFd = pty.slave;
+        let mut command = Command::new(crate::command::binary());
+        command
+            .args(arguments)
+            .env("MIRRORBALL_LAB", "never")
+            .env("TERM", "xterm");
+        command.stdin(theirs.try_clone().expect("a descriptor"));
+        command.stdout(theirs.try_clone().expect("a descriptor"));
+        command.stderr(theirs);
+        // SAFETY: setsid and ioctl are async-signal-safe and use no memory of ours.
+        unsafe {
+            command.pre_exec(|| {
+                nix::unistd::setsid()?;
+                nix::errno::Errno::result(libc::ioctl(0, libc::TIOCSCTTY, 0))?;
+                Ok(())
+            });
+        }
+        let child = command
+            .spawn()
+            .unwrap_or_else(|error| panic!("can't start {line}: {error}"));
+        drop(command);
+        let ours = File::from(pty.master);
+        let seen = Arc::new(Mutex::new(String::new()));
+        let (mut reader, all) = (ours.try_clone().expect("a descriptor"), Arc::clone(&seen));
+        std::thread::spawn(move || {
+            let mut chunk = [0; 4096];
+            while let Ok(count @ 1..) = reader.read(&mut chunk) {
+                all.lock()
+                    .expect("no panic inside")
+                    .push_str(&String::from_utf8_lossy(&chunk[..count]));
+            }
+        });
+        Self {
+            child,
+            ours,
+            seen,
+            read: 0,
+            line,
+        }
+    }
+
+    /// Types.
+    #[track_caller]
+    pub fn send(&mut self, bytes: &[u8]) {
+        self.ours
+            .write_all(bytes)
+            .unwrap_or_else(|error| panic!("typing to {}: {error}", self.line));
+    }
+
+    /// Waits until `text` appears after what was expected before.
+    #[track_caller]
+    pub fn expect(&mut self, text: &str, limit: Duration) {
+        let found = wait::within(limit, || {
+            let seen = self.seen.lock().expect("no panic inside");
+            seen.get(self.read..)?.find(text)
+        });
+        match found {
+            Some(at) => self.read += at + text.len(),
+            None => panic!(
+                "no {text:?} within {limit:?} on the terminal of {}:\n{}",
+                self.line,
+                self.shown()
+            ),
+        }
+    }
+
+    /// Everything shown so far.
+    pub fn seen(&self) -> String {
+        self.seen.lock().expect("no panic inside").clone()
+    }
+
+    fn shown(&self) -> String {
+        tail(&self.seen(), 60)
+    }
+
+    /// True when the terminal passes every key on at once, as a console needs.
+    pub fn is_raw(&self) -> bool {
+        let mode = nix::sys::termios::tcgetattr(&self.ours).expect("a terminal has modes");
+        !mode.local_flags.intersects(
+            nix::sys::termios::LocalFlags::ICANON
+                | nix::sys::termios::LocalFlags::ISIG
+                | nix::sys::termios::LocalFlags::ECHO,
+        )
+    }
+
+    /// The process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The terminal's descriptor, for `ioctl`.
+    pub fn descriptor(&self) -> i32 {
+        self.ours.as_raw_fd()
+    }
+
+    /// Waits for the program's end and gives its exit status.
+    #[track_caller]
+    pub fn wait(&mut self, limit: Duration) -> i32 {
+        match wait::within(limit, || self.child.try_wait().expect("our own child")) {
+            Some(status) => status
+                .code()
+                .unwrap_or_else(|| 128 + status.signal().unwrap_or(0)),
+            None => panic!(
+                "{} still runs after {limit:?}; its terminal:\n{}",
+                self.line,
+                self.shown()
+            ),
+        }
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        // It may have ended, and been waited for, already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,285 @@
+//! A VM that ends with the test, and tells what it knows when the test fails.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::command::{BOOT_LIMIT, Call, Output, built, mirrorball, tail};
+use crate::{Scratch, host, wait};
+
+/// A VM file in the making.
+#[derive(Clone, Debug)]
+pub struct VmFile {
+    name: String,
+    head: String,
+    tables: String,
+}
+
+impl VmFile {
+    /// The image of these tests: Debian's cloud kernel, the agent and busybox, no root disk.
+    pub const TINY: &str = "tiny";
+    /// The same with Debian's generic kernel.
+    pub const TINY_GENERIC: &str = "tiny-generic";
+
+    /// A VM of the image [`Self::TINY`] with 1 vCPU, 128 MiB and no network. The name gets this process' number.
+    pub fn new(name: &str) -> Self {
+        Self::of(name, Self::TINY)
+    }
+
+    /// The same of another image.
+    pub fn of(name: &str, image: &str) -> Self {
+        let name = format!("t-{name}-{}", std::process::id());
+        let head = format!("name = \"{name}\"\nimage = \"{image}\"\n");
+        Self {
+            name,
+            head,
+            tables: String::new(),
+        }
+        .key("memory", "\"128M\"")
+        .key("nets", "[]")
+    }
+
+    /// Sets a top-level key; `value` is TOML.
+    pub fn key(mut self, key: &str, value: &str) -> Self {
+        let start = format!("{key} = ");
+        self.head = self
+            .head
+            .lines()
+            .filter(|line| !line.starts_with(&start))
+            .map(|line| format!("{line}\n"))
+            .collect();
+        let _ = writeln!(self.head, "{key} = {value}");
+        self
+    }
+
+    /// Sets the number of vCPUs.
+    pub fn cpus(self, count: u8) -> Self {
+        self.key("cpus", &count.to_string())
+    }
+
+    /// Sets the memory, with a unit.
+    pub fn memory(self, size: &str) -> Self {
+        self.key("memory", &format!("\"{size}\""))
+    }
+
+    /// Adds a disk; `more` is TOML, as `mode = "exclusive"`.
+    pub fn disk(mut self, path: &Path, more: &str) -> Self {
+        let _ = write!(self.tables, "\n[[disks]]\npath = {path:?}\n{more}\n");
+        self
+    }
+
+    /// Adds a network card; `more` is TOML.
+    pub fn net(mut self, more: &str) -> Self {
+        self.head = self.head.replace("nets = []\n", "");
+        let _ = write!(self.tables, "\n[[nets]]\n{more}\n");
+        self
+    }
+
+    /// The VM's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The text of the file.
+    pub fn text(&self) -> String {
+        format!("{}{}", self.head, self.tables)
+    }
+
+    /// Writes the file.
+    pub fn write(&self, scratch: &Scratch) -> PathBuf {
+        scratch.write(&format!("{}.toml", self.name), self.text())
+    }
+
+    /// Starts the VM detached and waits until its agent answers.
+    #[track_caller]
+    pub fn start(&self, scratch: &Scratch) -> Vm {
+        let vm = self.start_only(scratch);
+        vm.wait_up();
+        vm
+    }
+
+    /// Starts the VM detached and does not wait for the guest.
+    #[track_caller]
+    pub fn start_only(&self, scratch: &Scratch) -> Vm {
+        let file = self.write(scratch);
+        let started = mirrorball(["run", "-d"]).args([&file]).run();
+        // Made before the check: should the command fail half-way, the VM ends all the same.
+        let vm = Vm {
+            name: self.name.clone(),
+        };
+        started.expect(0);
+        vm
+    }
+}
+
+/// A running VM. Killed when dropped; when the test is failing, its logs and console are shown first.
+pub struct Vm {
+    name: String,
+}
+
+/// The place of `guest-tool` in a guest.
+pub const TOOL: &str = "/tmp/guest-tool";
+
+impl Vm {
+    /// A VM that something else started.
+    pub fn named(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+        }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Waits until the agent runs a program.
+    #[track_caller]
+    pub fn wait_up(&self) {
+        wait::until(&format!("the agent of {}", self.name), BOOT_LIMIT, || {
+            (self.exec(["true"]).limit(Duration::from_secs(30)).run().status == 0).then_some(())
+        });
+    }
+
+    /// A call of `mirrorball exec` with this command; not yet run.
+    pub fn exec<I: AsRef<std::ffi::OsStr>>(&self, command: impl IntoIterator<Item = I>) -> Call {
+        mirrorball(["exec", &self.name, "--"]).args(command)
+    }
+
+    /// Runs a shell script in the guest, expects status 0, gives its stdout.
+    #[track_caller]
+    pub fn sh(&self, script: &str) -> String {
+        self.exec(["sh", "-c", script]).ok().text()
+    }
+
+    /// Copies `guest-tool` into the guest.
+    #[track_caller]
+    pub fn add_tool(&self) {
+        self.put(&built("guest-tool"), TOOL);
+    }
+
+    /// A call of `guest-tool` in the guest; not yet run.
+    pub fn tool(&self, arguments: &[&str]) -> Call {
+        self.exec([TOOL]).args(arguments)
+    }
+
+    /// Copies a file into the guest.
+    #[track_caller]
+    pub fn put(&self, from: &Path, to: &str) {
+        let target = format!("{}:{to}", self.name);
+        mirrorball(["cp"]).args([from.as_os_str(), target.as_ref()]).ok();
+    }
+
+    /// Copies a file out of the guest.
+    #[track_caller]
+    pub fn get(&self, from: &str, to: &Path) {
+        let source = format!("{}:{from}", self.name);
+        mirrorball(["cp"]).args([source.as_ref(), to.as_os_str()]).ok();
+    }
+
+    /// This VM's entry of `ps --json`, if it is there.
+    #[track_caller]
+    pub fn listed(&self) -> Option<Value> {
+        let list = mirrorball(["ps", "--json"]).ok().json();
+        let entries = list.as_array().expect("ps --json gives an array").clone();
+        entries
+            .into_iter()
+            .find(|entry| entry["name"] == self.name.as_str())
+    }
+
+    /// What `inspect` says.
+    #[track_caller]
+    pub fn inspect(&self) -> Value {
+        let whole = mirrorball(["inspect", &self.name]).ok().json();
+        match whole {
+            Value::Array(mut one) if one.len() == 1 => one.remove(0),
+            whole => whole,
+        }
+    }
+
+    /// The process of its monitor.
+    #[track_caller]
+    pub fn monitor(&self) -> u32 {
+        self.pid_of("monitor_pid")
+    }
+
+    /// The process of its shard, as the host numbers it.
+    #[track_caller]
+    pub fn shard(&self) -> u32 {
+        self.pid_of("shard_pid")
+    }
+
+    #[track_caller]
+    fn pid_of(&self, field: &str) -> u32 {
+        let whole = self.inspect();
+        let pid = whole[field].as_u64();
+        let pid = pid.unwrap_or_else(|| panic!("no {field} in inspect {}: {whole:#}", self.name));
+        u32::try_from(pid).expect("a process number")
+    }
+
+    /// Starts a program in the guest that goes on when the call is over.
+    #[track_caller]
+    pub fn background(&self, command: &str) {
+        self.sh(&format!("{command} </dev/null >/tmp/background.log 2>&1 &"));
+    }
+
+    /// Tells the guest to do what ends it; the call itself may end in any way, as its guest goes away under it.
+    pub fn last_words(&self, script: &str) {
+        let _ = self
+            .exec(["sh", "-c", script])
+            .limit(Duration::from_secs(10))
+            .run();
+    }
+
+    /// Waits until the VM is no longer listed.
+    #[track_caller]
+    pub fn wait_ended(&self, limit: Duration) {
+        wait::until(&format!("the end of {}", self.name), limit, || {
+            self.listed().is_none().then_some(())
+        });
+    }
+
+    /// `mirrorball stop`.
+    #[track_caller]
+    pub fn stop(&self) -> Output {
+        mirrorball(["stop", &self.name]).ok()
+    }
+
+    /// `mirrorball kill`.
+    #[track_caller]
+    pub fn kill(&self) -> Output {
+        mirrorball(["kill", &self.name]).ok()
+    }
+
+    /// Its log and console so far.
+    pub fn logs(&self) -> String {
+        let logs = mirrorball(["logs", &self.name])
+            .limit(Duration::from_secs(10))
+            .run();
+        logs.text() + &logs.errors()
+    }
+
+    /// The host's memory that the guest takes, in bytes.
+    #[track_caller]
+    pub fn resident_bytes(&self) -> u64 {
+        host::proportional_bytes(self.shard())
+    }
+}
+
+impl Drop for Vm {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!(
+                "--- {}: logs and console\n{}\n---",
+                self.name,
+                tail(&self.logs(), 80)
+            );
+        }
+        // Usually it has ended already; then this says so and nothing more.
+        let _ = mirrorball(["kill", &self.name])
+            .limit(Duration::from_secs(20))
+            .run();
+    }
+}
