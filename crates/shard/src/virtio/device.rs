@@ -93,4 +93,8 @@ pub trait VirtioDevice: Send {
     fn activate(&mut self, activation: Activation) -> Result<(), DeviceError>;
     /// Takes the queues back; when this returns the device's thread touches guest memory no more.
     fn reset(&mut self);
+    /// The device's counters for the VM's status, as a JSON object.
+    fn status(&self) -> serde_json::Value {
+        serde_json::Value::Null
+    }
 }

@@ -12,6 +12,7 @@ pub mod net;
 mod segments;
 #[cfg(test)]
 mod test_driver;
+pub mod transport;
 pub mod vsock;
 pub mod worker;
 

@@ -1,0 +1,166 @@
+//! PCI: one root bus with up to 31 functions, configured by ports 0xCF8 and 0xCFC or by ECAM.
+//!
+//! The bus finds a function by where its BAR is now, so a guest that moves a BAR concerns nobody else: the machine claims
+//! the windows once. BARs have addresses from the start (there is no firmware); memory decoding starts disabled.
+//!
+//! ```text
+//! let interrupts = Interrupts::new(vm.clone());                 // Arc<VmFd>, after KVM_CREATE_IRQCHIP
+//! let pci = PciBus::new(layout.mmio64.clone());
+//! pci.add(|bar| VirtioPci::new(Box::new(rng), "rng", ram.clone(), &interrupts, log.clone(), bar))?;
+//! ports.claim(0xCF8..0xD00, Arc::new(pci.config_ports()))?;
+//! memory.claim(ECAM_START..ECAM_START + ECAM_BYTES, Arc::new(pci.ecam()))?;
+//! memory.claim(layout.mmio64.clone(), Arc::new(pci.window()))?;
+//! memory.claim(MMIO32_START..MMIO32_START + MMIO32_BYTES, Arc::new(pci.window_at(MMIO32_START)))?;
+//! pci.status();      // one JSON object for each function
+//! pci.stop();        // takes the queues back from every device: after the vCPUs have stopped
+//! ```
+
+mod access;
+pub mod config;
+mod host_bridge;
+pub mod msix;
+
+use std::io;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde_json::Value;
+
+pub use access::{ConfigPorts, Ecam, Window};
+use host_bridge::HostBridge;
+
+/// Device numbers on the bus; number 0 is the host bridge.
+pub const SLOTS: usize = 32;
+/// Size of each function's BAR.
+pub const BAR_BYTES: u64 = 32 << 10;
+
+/// One function. Every call is made by a vCPU, one at a time.
+pub trait PciFunction: Send {
+    /// Reads configuration registers. Any offset below 4 KiB, any length.
+    fn read_config(&mut self, offset: usize, data: &mut [u8]);
+    /// Writes configuration registers.
+    fn write_config(&mut self, offset: usize, data: &[u8]);
+    /// The addresses that the function answers now.
+    fn decoded(&self) -> Option<Range<u64>>;
+    /// Reads the BAR at `offset`.
+    fn read_bar(&mut self, offset: u64, data: &mut [u8]);
+    /// Writes the BAR at `offset`.
+    fn write_bar(&mut self, offset: u64, data: &[u8]);
+    /// Counters for the VM's status.
+    fn status(&self) -> Value;
+    /// Ends the function's work; the VM is ending.
+    fn stop(&mut self);
+}
+
+/// A function's device number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot(pub u8);
+
+/// The root bus. Cheap to clone; all clones are the same bus.
+#[derive(Clone)]
+pub struct PciBus {
+    functions: Arc<Mutex<Functions>>,
+}
+
+struct Functions {
+    slots: Vec<Box<dyn PciFunction>>,
+    window: Range<u64>,
+    next_bar: u64,
+}
+
+impl PciBus {
+    /// A bus with a host bridge that places BARs in `window`.
+    pub fn new(window: Range<u64>) -> Self {
+        let next_bar = window.start.next_multiple_of(BAR_BYTES);
+        let slots: Vec<Box<dyn PciFunction>> = vec![Box::new(HostBridge::new())];
+        Self { functions: Arc::new(Mutex::new(Functions { slots, window, next_bar })) }
+    }
+
+    /// Adds the function that `make` makes for a BAR address.
+    ///
+    /// # Errors
+    /// When the bus or the window is full, or what `make` says.
+    pub fn add<F: PciFunction + 'static>(&self, make: impl FnOnce(u64) -> io::Result<F>) -> io::Result<Slot> {
+        let mut functions = self.lock();
+        let number = functions.slots.len();
+        let bar_end = functions.next_bar.checked_add(BAR_BYTES).filter(|end| *end <= functions.window.end);
+        let (Some(bar_end), true) = (bar_end, number < SLOTS) else {
+            return Err(io::Error::other("a VM has at most 31 PCI devices"));
+        };
+        let function = make(functions.next_bar)?;
+        functions.slots.push(Box::new(function));
+        functions.next_bar = bar_end;
+        Ok(Slot(number as u8))
+    }
+
+    /// What answers at ports 0xCF8 to 0xCFF.
+    pub fn config_ports(&self) -> ConfigPorts {
+        ConfigPorts::new(self.clone())
+    }
+
+    /// What answers at the memory-mapped configuration space.
+    pub fn ecam(&self) -> Ecam {
+        Ecam::new(self.clone())
+    }
+
+    /// What answers in the window given to [`PciBus::new`].
+    pub fn window(&self) -> Window {
+        let base = self.lock().window.start;
+        self.window_at(base)
+    }
+
+    /// What answers in another window that starts at `base`.
+    pub fn window_at(&self, base: u64) -> Window {
+        Window::new(self.clone(), base)
+    }
+
+    /// Each function's counters, in the order of their slots, the host bridge left out.
+    pub fn status(&self) -> Value {
+        Value::Array(self.lock().slots.iter().skip(1).map(|function| function.status()).collect())
+    }
+
+    /// Takes the queues back from every device. When this returns no device touches guest memory.
+    pub fn stop(&self) {
+        self.lock().slots.iter_mut().for_each(|function| function.stop());
+    }
+
+    fn read_config(&self, slot: usize, offset: usize, data: &mut [u8]) {
+        match self.lock().slots.get_mut(slot) {
+            Some(function) => function.read_config(offset, data),
+            None => data.fill(0xFF),
+        }
+    }
+
+    fn write_config(&self, slot: usize, offset: usize, data: &[u8]) {
+        if let Some(function) = self.lock().slots.get_mut(slot) {
+            function.write_config(offset, data);
+        }
+    }
+
+    fn read_memory(&self, address: u64, data: &mut [u8]) {
+        match self.lock().at(address) {
+            Some((function, offset)) => function.read_bar(offset, data),
+            None => data.fill(0xFF),
+        }
+    }
+
+    fn write_memory(&self, address: u64, data: &[u8]) {
+        if let Some((function, offset)) = self.lock().at(address) {
+            function.write_bar(offset, data);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Functions> {
+        // A device that panics ends the process (panic = "abort"); tests may go on.
+        self.functions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Functions {
+    fn at(&mut self, address: u64) -> Option<(&mut Box<dyn PciFunction>, u64)> {
+        self.slots.iter_mut().find_map(|function| {
+            let range = function.decoded().filter(|range| range.contains(&address))?;
+            Some((function, address - range.start))
+        })
+    }
+}
