@@ -23,7 +23,8 @@ impl Console {
         let over = (self.kept.len() + bytes.len()).saturating_sub(KEPT_BYTES);
         self.kept.drain(..over);
         self.kept.extend(bytes);
-        self.listeners.retain_mut(|listener| listener.write_all(bytes).is_ok());
+        self.listeners
+            .retain_mut(|listener| listener.write_all(bytes).is_ok());
     }
 
     /// Adds a listener; it is made non-blocking, so that a full one fails and is dropped.
@@ -43,7 +44,11 @@ impl Console {
         let text = String::from_utf8_lossy(&self.kept()).into_owned();
         let lines: Vec<String> = text
             .lines()
-            .map(|line| line.chars().filter(|&c| c == '\t' || !c.is_control()).collect::<String>())
+            .map(|line| {
+                line.chars()
+                    .filter(|&c| c == '\t' || !c.is_control())
+                    .collect::<String>()
+            })
             .filter(|line| !line.trim().is_empty())
             .collect();
         lines[lines.len().saturating_sub(count)..].to_vec()

@@ -13,13 +13,22 @@ const FILES_MAX: usize = 253;
 /// Sends the spec as one JSON line, the files with its first byte.
 pub fn send_launch(socket: &UnixStream, spec: &LaunchSpec, files: &[OwnedFd]) -> io::Result<()> {
     if files.len() > FILES_MAX {
-        return Err(io::Error::other(format!("{} files for one VM, {FILES_MAX} are possible", files.len())));
+        return Err(io::Error::other(format!(
+            "{} files for one VM, {FILES_MAX} are possible",
+            files.len()
+        )));
     }
     let mut line = serde_json::to_vec(spec)?;
     line.push(b'\n');
     let raw: Vec<RawFd> = files.iter().map(AsRawFd::as_raw_fd).collect();
     let rights = [ControlMessage::ScmRights(&raw)];
-    let sent = sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(&line)], &rights, MsgFlags::MSG_NOSIGNAL, None)?;
+    let sent = sendmsg::<()>(
+        socket.as_raw_fd(),
+        &[IoSlice::new(&line)],
+        &rights,
+        MsgFlags::MSG_NOSIGNAL,
+        None,
+    )?;
     let mut rest = socket;
     rest.write_all(&line[sent..])
 }

@@ -81,20 +81,32 @@ fn readable(what: &'static str, path: &Path) -> Result<File, OpenError> {
 pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened, OpenError> {
     let mut files = Files(Vec::new());
     let kvm_path = Path::new("/dev/kvm");
-    let kvm = OpenOptions::new().read(true).write(true).open(kvm_path).map_err(|source| OpenError::File {
-        what: "KVM",
-        path: kvm_path.to_owned(),
-        mend: "load the kvm module, join the group `kvm`, or use --lab=always",
-        source,
-    })?;
+    let kvm = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(kvm_path)
+        .map_err(|source| OpenError::File {
+            what: "KVM",
+            path: kvm_path.to_owned(),
+            mend: "load the kvm module, join the group `kvm`, or use --lab=always",
+            source,
+        })?;
     let kvm = files.add(kvm);
     let image = match &spec.image {
         Some(image) => Some(ImageStore::open_default()?.get(image)?),
         None => None,
     };
     let (kernel_path, initrd_path, own) = match (&spec.kernel, &image) {
-        (Some(kernel), _) => (kernel.path.clone(), kernel.initrd.clone(), kernel.cmdline.as_str()),
-        (None, Some(image)) => (image.kernel.clone().ok_or(OpenError::NoKernel)?, image.initrd.clone(), ""),
+        (Some(kernel), _) => (
+            kernel.path.clone(),
+            kernel.initrd.clone(),
+            kernel.cmdline.as_str(),
+        ),
+        (None, Some(image)) => (
+            image.kernel.clone().ok_or(OpenError::NoKernel)?,
+            image.initrd.clone(),
+            "",
+        ),
         (None, None) => return Err(OpenError::NoKernel),
     };
     let kernel = files.add(readable("kernel", &kernel_path)?);
@@ -104,19 +116,24 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
     };
     let mut disks = Vec::new();
     let mut launches = Vec::new();
-    let root = image.as_ref().and_then(|image| image.disk.as_ref()).map(|(path, format)| DiskRequest {
-        path: path.clone(),
-        format: Some(*format),
-        mode: Mode::Private,
-        persistent: spec.root.persistent,
-        read_only: false,
-        overlay_path: None,
-        scratch_dir: std::env::temp_dir(),
-        vm_name: name.to_owned(),
-    });
+    let root = image
+        .as_ref()
+        .and_then(|image| image.disk.as_ref())
+        .map(|(path, format)| DiskRequest {
+            path: path.clone(),
+            format: Some(*format),
+            mode: Mode::Private,
+            persistent: spec.root.persistent,
+            read_only: false,
+            overlay_path: None,
+            scratch_dir: std::env::temp_dir(),
+            vm_name: name.to_owned(),
+        });
     let queues_default = u16::from(spec.cpus).min(4);
-    let mut requests: Vec<(DiskRequest, u16, bool)> =
-        root.into_iter().map(|request| (request, queues_default, false)).collect();
+    let mut requests: Vec<(DiskRequest, u16, bool)> = root
+        .into_iter()
+        .map(|request| (request, queues_default, false))
+        .collect();
     requests.extend(spec.disks.iter().map(|disk| {
         let request = DiskRequest {
             path: disk.path.clone(),
@@ -134,7 +151,11 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
             scratch_dir: std::env::temp_dir(),
             vm_name: name.to_owned(),
         };
-        (request, disk.queues.unwrap_or(queues_default), disk.device == DiskDevice::Pmem)
+        (
+            request,
+            disk.queues.unwrap_or(queues_default),
+            disk.device == DiskDevice::Pmem,
+        )
     }));
     let mut keeps_writes = false;
     for (index, (mut request, queues, pmem)) in requests.into_iter().enumerate() {
@@ -156,11 +177,22 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
                 },
             })
             .collect();
-        launches.push(DiskLaunch { id: format!("disk{index}"), layers, read_only: disk.read_only, queues, pmem });
+        launches.push(DiskLaunch {
+            id: format!("disk{index}"),
+            layers,
+            read_only: disk.read_only,
+            queues,
+            pmem,
+        });
         disks.push(disk);
     }
-    let one_user_card =
-        [NetSpec { kind: NetKind::User, tap: None, forward: Vec::new(), mac: None, queues: None }];
+    let one_user_card = [NetSpec {
+        kind: NetKind::User,
+        tap: None,
+        forward: Vec::new(),
+        mac: None,
+        queues: None,
+    }];
     let mut nets = Vec::new();
     let mut passt = Vec::new();
     for (index, net) in spec.nets.as_deref().unwrap_or(&one_user_card).iter().enumerate() {
@@ -184,13 +216,24 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
                 NetBackendLaunch::Stream(fd)
             }
         };
-        nets.push(NetLaunch { id: format!("net{index}"), mac, backend });
+        nets.push(NetLaunch {
+            id: format!("net{index}"),
+            mac,
+            backend,
+        });
     }
     let listener = UnixListener::bind(folder.join("vsock.sock"))?;
-    let vsock = Some(VsockLaunch { cid, listener: files.add(listener), ports: None });
+    let vsock = Some(VsockLaunch {
+        cid,
+        listener: files.add(listener),
+        ports: None,
+    });
     let (console, theirs) = UnixStream::pair()?;
     let console_fd = files.add(theirs);
-    let log = OpenOptions::new().create(true).append(true).open(folder.join("shard.log"))?;
+    let log = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(folder.join("shard.log"))?;
     let log = files.add(log);
     let mut cmdline = String::from("console=ttyS0 panic=-1 quiet");
     match &image {
@@ -209,7 +252,9 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
             vcpus: config::cpulist::parse(&node.cpus).unwrap_or_default(),
             memory_bytes: node.memory.0,
             distances: node.distances.clone().unwrap_or_else(|| {
-                (0..spec.nodes.len()).map(|to| if to == index { 10 } else { 20 }).collect()
+                (0..spec.nodes.len())
+                    .map(|to| if to == index { 10 } else { 20 })
+                    .collect()
             }),
             host_node: node.host_node,
         })
@@ -245,7 +290,14 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
         },
         sandbox_missing: Vec::new(),
     };
-    Ok(Opened { launch, files: files.0, console, keeps_writes, disks, passt })
+    Ok(Opened {
+        launch,
+        files: files.0,
+        console,
+        keeps_writes,
+        disks,
+        passt,
+    })
 }
 
 impl Opened {

@@ -50,7 +50,10 @@ pub struct Namespaces {
 impl Namespaces {
     /// None: for `--sandbox=off`.
     pub fn none() -> Self {
-        Self { flags: 0, missing: Vec::new() }
+        Self {
+            flags: 0,
+            missing: Vec::new(),
+        }
     }
 
     /// Tries each on top of those before it. Cheap: a clone that ends at once for each.
@@ -83,7 +86,11 @@ fn try_flags(flags: c_int) -> io::Result<()> {
     if pid < 0 {
         return Err(io::Error::last_os_error());
     }
-    let mapped = if flags & libc::CLONE_NEWUSER == 0 { Ok(()) } else { write_maps(pid as i32) };
+    let mapped = if flags & libc::CLONE_NEWUSER == 0 {
+        Ok(())
+    } else {
+        write_maps(pid as i32)
+    };
     drop(go_write);
     reap(pid as i32);
     mapped
@@ -93,7 +100,16 @@ fn try_flags(flags: c_int) -> io::Result<()> {
 /// As fork: in the child (0 returned) only async-signal-safe calls are allowed.
 unsafe fn raw_clone(flags: c_int) -> c_long {
     // SAFETY: no stack, no thread ids, no TLS: the kernel copies the process, as for fork.
-    unsafe { libc::syscall(libc::SYS_clone, c_long::from(flags | libc::SIGCHLD), 0_usize, 0_usize, 0_usize, 0_usize) }
+    unsafe {
+        libc::syscall(
+            libc::SYS_clone,
+            c_long::from(flags | libc::SIGCHLD),
+            0_usize,
+            0_usize,
+            0_usize,
+            0_usize,
+        )
+    }
 }
 
 fn reap(pid: i32) {
@@ -108,7 +124,10 @@ fn reap(pid: i32) {
 fn write_maps(pid: i32) -> io::Result<()> {
     let (uid, gid) = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
     let put = |file: &str, text: String| -> io::Result<()> {
-        File::options().write(true).open(format!("/proc/{pid}/{file}"))?.write_all(text.as_bytes())
+        File::options()
+            .write(true)
+            .open(format!("/proc/{pid}/{file}"))?
+            .write_all(text.as_bytes())
     };
     if uid == 0 && put("uid_map", format!("0 {NOBODY} 1\n")).is_ok() {
         return put("gid_map", format!("0 {NOBODY} 1\n"));
@@ -158,7 +177,13 @@ pub fn spawn(
         Ok(unsafe { OwnedFd::from_raw_fd(copy) })
     };
     use std::os::fd::AsFd;
-    let kept = [high(program)?, high(control)?, high(null.as_fd())?, high(log)?, high(go_read.as_fd())?];
+    let kept = [
+        high(program)?,
+        high(control)?,
+        high(null.as_fd())?,
+        high(log)?,
+        high(go_read.as_fd())?,
+    ];
     drop(go_read);
     let prepared = Prepared {
         program: kept[0].as_raw_fd(),
@@ -190,7 +215,10 @@ pub fn spawn(
     }
     // A child that died already is noticed by who waits for it.
     let _ = File::from(go_write).write_all(b"g");
-    Ok(Spawned { pid, missing: namespaces.missing.clone() })
+    Ok(Spawned {
+        pid,
+        missing: namespaces.missing.clone(),
+    })
 }
 
 /// # Safety
@@ -208,7 +236,9 @@ unsafe fn child(prepared: &Prepared) -> ! {
         if prepared.user {
             // May be refused (setgroups denied, nothing mapped): then there are no groups to lose.
             libc::syscall(libc::SYS_setgroups, 0_usize, std::ptr::null::<u32>());
-            if libc::syscall(libc::SYS_setresgid, 0, 0, 0) != 0 || libc::syscall(libc::SYS_setresuid, 0, 0, 0) != 0 {
+            if libc::syscall(libc::SYS_setresgid, 0, 0, 0) != 0
+                || libc::syscall(libc::SYS_setresuid, 0, 0, 0) != 0
+            {
                 libc::_exit(126);
             }
             // A change of identity clears it.

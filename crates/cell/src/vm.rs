@@ -66,11 +66,16 @@ pub fn run(
         // The socket's name is free again after a reboot.
         let _ = std::fs::remove_file(folder.join("vsock.sock"));
         let mut opened = open::open(spec, name, folder, cid)?;
-        let namespaces = if opened.launch.sandbox == SandboxPolicy::Off { Namespaces::none() } else { Namespaces::probe() };
+        let namespaces = if opened.launch.sandbox == SandboxPolicy::Off {
+            Namespaces::none()
+        } else {
+            Namespaces::probe()
+        };
         if opened.launch.sandbox == SandboxPolicy::Require && !namespaces.missing.is_empty() {
             return Err(RunError::Sandbox(namespaces.missing.join("; ")));
         }
-        let ending = one_boot(&mut opened, name, folder, handle, &namespaces, &mut running).map_err(RunError::Start)?;
+        let ending = one_boot(&mut opened, name, folder, handle, &namespaces, &mut running)
+            .map_err(RunError::Start)?;
         if ending != Ending::Reboot {
             return Ok(ending);
         }
@@ -86,11 +91,23 @@ fn one_boot(
     running: &mut impl FnMut(&[String]),
 ) -> io::Result<Ending> {
     let (ours, theirs) = UnixStream::pair()?;
-    let log = std::fs::OpenOptions::new().create(true).append(true).open(folder.join("shard.log"))?;
+    let log = std::fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(folder.join("shard.log"))?;
     let program = spawn::this_program()?;
-    let spawned = spawn::spawn(program.as_fd(), name, "shard", theirs.as_fd(), log.as_fd(), namespaces)?;
+    let spawned = spawn::spawn(
+        program.as_fd(),
+        name,
+        "shard",
+        theirs.as_fd(),
+        log.as_fd(),
+        namespaces,
+    )?;
     drop(theirs);
-    handle.pid.store(spawned.pid, std::sync::atomic::Ordering::Release);
+    handle
+        .pid
+        .store(spawned.pid, std::sync::atomic::Ordering::Release);
     opened.launch.sandbox_missing = spawned.missing;
     let sent = send_launch(&ours, &opened.launch, &opened.files);
     // The shard has its own copies; ours would keep its sockets open after its end.
@@ -102,7 +119,10 @@ fn one_boot(
     let pump = std::thread::spawn(move || {
         let mut buffer = [0; 4096];
         while let Ok(count @ 1..) = output.read(&mut buffer) {
-            copy.console.lock().unwrap_or_else(PoisonError::into_inner).output(&buffer[..count]);
+            copy.console
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .output(&buffer[..count]);
         }
     });
     let mut reports = Reports::new(ours.try_clone()?);
@@ -133,6 +153,8 @@ fn one_boot(
     Ok(ending.unwrap_or_else(|| {
         let log = std::fs::read_to_string(folder.join("shard.log")).unwrap_or_default();
         let last = log.lines().last().unwrap_or("it left no word").to_owned();
-        Ending::ShardFailed { detail: format!("{last} ({end:?})") }
+        Ending::ShardFailed {
+            detail: format!("{last} ({end:?})"),
+        }
     }))
 }

@@ -24,9 +24,40 @@ pub struct ConfigError {
 
 /// Every key of a VM file, for suggestions.
 const KEYS: [&str; 34] = [
-    "name", "image", "cpus", "memory", "kernel", "root", "disks", "nets", "nodes", "pages", "prefault", "balloon",
-    "command", "sandbox", "path", "initrd", "cmdline", "persistent", "format", "mode", "read_only", "as", "queues",
-    "kind", "tap", "forward", "mac", "distances", "host_node", "private", "exclusive", "block", "pmem", "require",
+    "name",
+    "image",
+    "cpus",
+    "memory",
+    "kernel",
+    "root",
+    "disks",
+    "nets",
+    "nodes",
+    "pages",
+    "prefault",
+    "balloon",
+    "command",
+    "sandbox",
+    "path",
+    "initrd",
+    "cmdline",
+    "persistent",
+    "format",
+    "mode",
+    "read_only",
+    "as",
+    "queues",
+    "kind",
+    "tap",
+    "forward",
+    "mac",
+    "distances",
+    "host_node",
+    "private",
+    "exclusive",
+    "block",
+    "pmem",
+    "require",
 ];
 
 impl ConfigError {
@@ -40,7 +71,14 @@ impl ConfigError {
     /// From a check of the parsed spec; finds the key in the text again.
     pub(crate) fn from_fault(source_name: &str, text: &str, fault: &Fault) -> Self {
         let span = locate(text, &fault.path);
-        Self::at(source_name, text, span, fault.message.clone(), "this", Some(fault.mend.clone()))
+        Self::at(
+            source_name,
+            text,
+            span,
+            fault.message.clone(),
+            "this",
+            Some(fault.mend.clone()),
+        )
     }
 
     /// From a check of a spec that was made from flags: there is no text to point at.
@@ -87,11 +125,17 @@ fn fit(text: &str, range: std::ops::Range<usize>) -> std::ops::Range<usize> {
 
 /// The mend of a reader's error, where one can be told from its words.
 fn mend_of(message: &str) -> Option<String> {
-    let rest = message.strip_prefix("unknown field `").or_else(|| message.strip_prefix("unknown variant `"))?;
+    let rest = message
+        .strip_prefix("unknown field `")
+        .or_else(|| message.strip_prefix("unknown variant `"))?;
     let (unknown, rest) = rest.split_once('`')?;
     // The reader lists what it would have taken: prefer those names to all names.
     let expected: Vec<&str> = rest.split('`').skip(1).step_by(2).collect();
-    let known = if expected.is_empty() { KEYS.to_vec() } else { expected };
+    let known = if expected.is_empty() {
+        KEYS.to_vec()
+    } else {
+        expected
+    };
     match nearest(unknown, &known) {
         Some(near) => Some(format!("did you mean `{near}`?")),
         None => Some(format!("known here: {}", known.join(", "))),

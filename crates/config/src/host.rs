@@ -23,7 +23,9 @@ impl HostFacts {
             .find_map(|line| line.strip_prefix("MemTotal:"))
             .and_then(|rest| rest.split_whitespace().next())
             .and_then(|number| number.parse::<u64>().ok());
-        Self { memory_bytes: kib.map_or(u64::MAX, |kib| kib.saturating_mul(1024)) }
+        Self {
+            memory_bytes: kib.map_or(u64::MAX, |kib| kib.saturating_mul(1024)),
+        }
     }
 }
 
@@ -36,7 +38,10 @@ pub fn check_host(spec: &VmSpec, file: Option<&VmFile>, facts: &HostFacts) -> Re
 pub fn duplicate_names(files: &[VmFile]) -> Result<(), ConfigError> {
     for (index, file) in files.iter().enumerate() {
         let Some(name) = &file.spec.name else { continue };
-        if let Some(earlier) = files[..index].iter().find(|earlier| earlier.spec.name.as_ref() == Some(name)) {
+        if let Some(earlier) = files[..index]
+            .iter()
+            .find(|earlier| earlier.spec.name.as_ref() == Some(name))
+        {
             let fault = fault(
                 &["name"],
                 format!("two VMs named {name:?}: {} has it too", earlier.source_name),
@@ -66,12 +71,20 @@ fn host_fault(spec: &VmSpec, facts: &HostFacts) -> Option<Fault> {
     }
     if let Some(kernel) = &spec.kernel {
         if let Some(why) = unreadable(&kernel.path) {
-            return Some(fault(&["kernel", "path"], format!("kernel {}: {why}", kernel.path.display()), mend_of(&why)));
+            return Some(fault(
+                &["kernel", "path"],
+                format!("kernel {}: {why}", kernel.path.display()),
+                mend_of(&why),
+            ));
         }
         if let Some(initrd) = &kernel.initrd
             && let Some(why) = unreadable(initrd)
         {
-            return Some(fault(&["kernel", "initrd"], format!("initrd {}: {why}", initrd.display()), mend_of(&why)));
+            return Some(fault(
+                &["kernel", "initrd"],
+                format!("initrd {}: {why}", initrd.display()),
+                mend_of(&why),
+            ));
         }
     }
     for (index, disk) in spec.disks.iter().enumerate() {
@@ -95,7 +108,9 @@ fn unreadable(path: &Path) -> Option<String> {
         Ok(_) => {}
     }
     match File::open(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => Some("no permission to read it".to_owned()),
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+            Some("no permission to read it".to_owned())
+        }
         Err(error) => Some(error.to_string()),
         Ok(_) => None,
     }

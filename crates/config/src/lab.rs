@@ -122,7 +122,9 @@ impl LabSpec {
             )
         })?;
         spec.check().map_err(|(message, word, mend)| {
-            let place = text.find(&format!("\"{word}\"")).map(|start| start..start + word.len() + 2);
+            let place = text
+                .find(&format!("\"{word}\""))
+                .map(|start| start..start + word.len() + 2);
             fail(message, place, mend)
         })?;
         Ok(spec)
@@ -131,7 +133,11 @@ impl LabSpec {
     /// What is wrong, the word to point at, and the mend.
     fn check(&self) -> Result<(), (String, String, &'static str)> {
         if self.hosts.is_empty() {
-            return Err(("a lab needs at least one host".into(), String::new(), "add a [[hosts]] table with a name"));
+            return Err((
+                "a lab needs at least one host".into(),
+                String::new(),
+                "add a [[hosts]] table with a name",
+            ));
         }
         let mut names = HashSet::new();
         for host in &self.hosts {
@@ -144,19 +150,42 @@ impl LabSpec {
                 ));
             }
             if !names.insert(host.name.as_str()) {
-                return Err((format!("two hosts are named {}", host.name), host.name.clone(), "rename one"));
+                return Err((
+                    format!("two hosts are named {}", host.name),
+                    host.name.clone(),
+                    "rename one",
+                ));
             }
-            host.check().map_err(|(message, mend)| (message, host.name.clone(), mend))?;
+            host.check()
+                .map_err(|(message, mend)| (message, host.name.clone(), mend))?;
         }
-        for member in self.links.iter().map(|l| &l.hosts).chain(self.shared.iter().map(|s| &s.hosts)).flatten() {
+        for member in self
+            .links
+            .iter()
+            .map(|l| &l.hosts)
+            .chain(self.shared.iter().map(|s| &s.hosts))
+            .flatten()
+        {
             if !names.contains(member.as_str()) {
-                return Err((format!("there is no host {member}"), member.clone(), "name a host of this file"));
+                return Err((
+                    format!("there is no host {member}"),
+                    member.clone(),
+                    "name a host of this file",
+                ));
             }
         }
         if self.links.len() > 100 || self.links.iter().any(|link| link.hosts.len() > 250) {
-            return Err(("too many links, or hosts on a link".into(), String::new(), "100 links of 250 hosts at most"));
+            return Err((
+                "too many links, or hosts on a link".into(),
+                String::new(),
+                "100 links of 250 hosts at most",
+            ));
         }
-        if self.shared.iter().any(|shared| !shared.size.0.is_power_of_two() || shared.size.0 < 1 << 20) {
+        if self
+            .shared
+            .iter()
+            .any(|shared| !shared.size.0.is_power_of_two() || shared.size.0 < 1 << 20)
+        {
             return Err((
                 "the size of shared memory must be a power of two, 1M at least".into(),
                 "size".into(),
@@ -170,10 +199,16 @@ impl LabSpec {
 impl HostSpec {
     fn check(&self) -> Result<(), (String, &'static str)> {
         if self.cpus.is_some_and(|cpus| cpus == 0 || cpus > 255) {
-            return Err((format!("host {} must have 1 to 255 CPUs", self.name), "change cpus"));
+            return Err((
+                format!("host {} must have 1 to 255 CPUs", self.name),
+                "change cpus",
+            ));
         }
         if self.memory.is_some_and(|memory| memory.0 < 256 << 20) {
-            return Err((format!("host {} has too little memory", self.name), "256M at least"));
+            return Err((
+                format!("host {} has too little memory", self.name),
+                "256M at least",
+            ));
         }
         if self.nodes.is_empty() {
             return Ok(());
@@ -185,15 +220,25 @@ impl HostSpec {
                 "make the nodes' cpus add up to the host's, or leave the host's out",
             ));
         }
-        let memory = self.nodes.iter().try_fold(0u64, |sum, node| sum.checked_add(node.memory.0));
+        let memory = self
+            .nodes
+            .iter()
+            .try_fold(0u64, |sum, node| sum.checked_add(node.memory.0));
         if memory.is_none() || self.memory.is_some_and(|all| Some(all.0) != memory) {
             return Err((
-                format!("the nodes of host {} have another amount of memory than the host", self.name),
+                format!(
+                    "the nodes of host {} have another amount of memory than the host",
+                    self.name
+                ),
                 "make the nodes' memory add up to the host's, or leave the host's out",
             ));
         }
         for node in &self.nodes {
-            if node.distances.as_ref().is_some_and(|d| d.len() != self.nodes.len() || d.iter().any(|x| *x < 10)) {
+            if node
+                .distances
+                .as_ref()
+                .is_some_and(|d| d.len() != self.nodes.len() || d.iter().any(|x| *x < 10))
+            {
                 return Err((
                     format!("a node of host {} has wrong distances", self.name),
                     "give one distance for each node, each 10 (local) or more",
@@ -222,12 +267,20 @@ mod tests {
 
     #[test]
     fn two_hosts_of_one_name_are_refused() {
-        assert!(fault("[[hosts]]\nname = \"a\"\n[[hosts]]\nname = \"a\"\n").message.contains("two hosts"));
+        assert!(
+            fault("[[hosts]]\nname = \"a\"\n[[hosts]]\nname = \"a\"\n")
+                .message
+                .contains("two hosts")
+        );
     }
 
     #[test]
     fn a_link_to_nowhere_is_refused() {
-        assert!(fault("[[hosts]]\nname = \"a\"\n[[links]]\nhosts = [\"a\", \"b\"]\n").message.contains("no host b"));
+        assert!(
+            fault("[[hosts]]\nname = \"a\"\n[[links]]\nhosts = [\"a\", \"b\"]\n")
+                .message
+                .contains("no host b")
+        );
     }
 
     #[test]

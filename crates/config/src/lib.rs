@@ -6,10 +6,10 @@
 pub mod cpulist;
 mod error;
 mod host;
+pub mod lab;
 #[cfg(test)]
 mod tests;
 mod validate;
-pub mod lab;
 pub mod vm;
 
 pub use error::ConfigError;
@@ -30,7 +30,8 @@ pub struct VmFile {
 
 /// Parses and checks a VM file. Never panics, whatever `text` is.
 pub fn parse(source_name: &str, text: &str) -> Result<VmSpec, ConfigError> {
-    let spec: VmSpec = toml::from_str(text).map_err(|error| ConfigError::from_toml(source_name, text, &error))?;
+    let spec: VmSpec =
+        toml::from_str(text).map_err(|error| ConfigError::from_toml(source_name, text, &error))?;
     check(&spec).map_err(|fault| ConfigError::from_fault(source_name, text, &fault))?;
     Ok(spec)
 }

@@ -42,28 +42,52 @@ pub fn check(spec: &VmSpec) -> Result<(), Fault> {
         ));
     }
     if spec.root.persistent && spec.image.is_none() {
-        return Err(fault(&["root"], "a root disk without an image", "add `image`, or list the disk under [[disks]]"));
+        return Err(fault(
+            &["root"],
+            "a root disk without an image",
+            "add `image`, or list the disk under [[disks]]",
+        ));
     }
     if spec.root.persistent && spec.name.is_none() {
-        return Err(fault(&["root"], "a persistent root disk of a VM without a name", "add `name`: the disk is kept by it"));
+        return Err(fault(
+            &["root"],
+            "a persistent root disk of a VM without a name",
+            "add `name`: the disk is kept by it",
+        ));
     }
     if let Some(kernel) = &spec.kernel
         && (kernel.cmdline.contains(['\0', '\n']) || kernel.cmdline.len() > 2000)
     {
-        return Err(fault(&["kernel", "cmdline"], "not a kernel command line", "one line, 2,000 bytes at most"));
+        return Err(fault(
+            &["kernel", "cmdline"],
+            "not a kernel command line",
+            "one line, 2,000 bytes at most",
+        ));
     }
     if spec.command.as_ref().is_some_and(Vec::is_empty) {
-        return Err(fault(&["command"], "an empty command", "give a program and its arguments, or leave it out"));
+        return Err(fault(
+            &["command"],
+            "an empty command",
+            "give a program and its arguments, or leave it out",
+        ));
     }
     if spec.disks.len() > 24 {
-        return Err(fault(&["disks"], format!("{} disks", spec.disks.len()), "24 at most"));
+        return Err(fault(
+            &["disks"],
+            format!("{} disks", spec.disks.len()),
+            "24 at most",
+        ));
     }
     for (index, disk) in spec.disks.iter().enumerate() {
         check_disk(disk, &index.to_string())?;
     }
     let nets = spec.nets.as_deref().unwrap_or_default();
     if nets.len() > 4 {
-        return Err(fault(&["nets"], format!("{} network cards", nets.len()), "4 at most"));
+        return Err(fault(
+            &["nets"],
+            format!("{} network cards", nets.len()),
+            "4 at most",
+        ));
     }
     for (index, net) in nets.iter().enumerate() {
         check_net(net, &index.to_string())?;
@@ -86,7 +110,11 @@ fn check_name(name: &str) -> Result<(), Fault> {
 fn check_memory(spec: &VmSpec) -> Result<(), Fault> {
     let bytes = spec.memory.0;
     if bytes < MEMORY_MIN_BYTES {
-        return Err(fault(&["memory"], format!("{} of memory is too little", spec.memory), "64M or more"));
+        return Err(fault(
+            &["memory"],
+            format!("{} of memory is too little", spec.memory),
+            "64M or more",
+        ));
     }
     if bytes % MEMORY_STEP_BYTES != 0 {
         let down = crate::Size(bytes - bytes % MEMORY_STEP_BYTES);
@@ -97,14 +125,22 @@ fn check_memory(spec: &VmSpec) -> Result<(), Fault> {
         ));
     }
     if bytes > 1 << 42 {
-        return Err(fault(&["memory"], format!("{} of memory is too much", spec.memory), "4T at most"));
+        return Err(fault(
+            &["memory"],
+            format!("{} of memory is too much", spec.memory),
+            "4T at most",
+        ));
     }
     Ok(())
 }
 
 fn check_disk(disk: &DiskSpec, index: &str) -> Result<(), Fault> {
     if disk.path.as_os_str().is_empty() {
-        return Err(fault(&["disks", index, "path"], "an empty path", "name the disk's file"));
+        return Err(fault(
+            &["disks", index, "path"],
+            "an empty path",
+            "name the disk's file",
+        ));
     }
     if disk.read_only && disk.persistent {
         return Err(fault(
@@ -114,7 +150,11 @@ fn check_disk(disk: &DiskSpec, index: &str) -> Result<(), Fault> {
         ));
     }
     if disk.queues.is_some_and(|queues| queues == 0 || queues > 16) {
-        return Err(fault(&["disks", index, "queues"], "not a number of queues", "from 1 to 16"));
+        return Err(fault(
+            &["disks", index, "queues"],
+            "not a number of queues",
+            "from 1 to 16",
+        ));
     }
     if disk.persistent && disk.mode == DiskMode::Private {
         return Err(fault(
@@ -124,7 +164,11 @@ fn check_disk(disk: &DiskSpec, index: &str) -> Result<(), Fault> {
         ));
     }
     if disk.device == DiskDevice::Pmem && disk.format == Some(DiskFormatSpec::Qcow2) {
-        return Err(fault(&["disks", index, "as"], "a qcow2 disk can't be mapped as pmem", "use a raw file, or `as = \"block\"`"));
+        return Err(fault(
+            &["disks", index, "as"],
+            "a qcow2 disk can't be mapped as pmem",
+            "use a raw file, or `as = \"block\"`",
+        ));
     }
     Ok(())
 }
@@ -132,18 +176,34 @@ fn check_disk(disk: &DiskSpec, index: &str) -> Result<(), Fault> {
 fn check_net(net: &NetSpec, index: &str) -> Result<(), Fault> {
     match (net.kind, &net.tap) {
         (NetKind::Tap, None) => {
-            return Err(fault(&["nets", index, "kind"], "which TAP device?", "add `tap = \"NAME\"`"));
+            return Err(fault(
+                &["nets", index, "kind"],
+                "which TAP device?",
+                "add `tap = \"NAME\"`",
+            ));
         }
         (NetKind::User, Some(_)) => {
-            return Err(fault(&["nets", index, "tap"], "user networking has no TAP device", "drop `tap`, or `kind = \"tap\"`"));
+            return Err(fault(
+                &["nets", index, "tap"],
+                "user networking has no TAP device",
+                "drop `tap`, or `kind = \"tap\"`",
+            ));
         }
         (NetKind::Tap, Some(tap)) if !tap_name_is_valid(tap) => {
-            return Err(fault(&["nets", index, "tap"], format!("{tap:?} can't name a TAP device"), "1 to 15 characters, no `/` or space"));
+            return Err(fault(
+                &["nets", index, "tap"],
+                format!("{tap:?} can't name a TAP device"),
+                "1 to 15 characters, no `/` or space",
+            ));
         }
         _ => {}
     }
     if net.kind == NetKind::Tap && !net.forward.is_empty() {
-        return Err(fault(&["nets", index, "forward"], "a TAP device forwards no ports", "drop `forward`, or `kind = \"user\"`"));
+        return Err(fault(
+            &["nets", index, "forward"],
+            "a TAP device forwards no ports",
+            "drop `forward`, or `kind = \"user\"`",
+        ));
     }
     for (place, text) in net.forward.iter().enumerate() {
         if forward(text).is_none() {
@@ -164,10 +224,18 @@ fn check_net(net: &NetSpec, index: &str) -> Result<(), Fault> {
         ));
     }
     if net.queues.is_some_and(|queues| queues == 0 || queues > 8) {
-        return Err(fault(&["nets", index, "queues"], "not a number of queue pairs", "from 1 to 8"));
+        return Err(fault(
+            &["nets", index, "queues"],
+            "not a number of queue pairs",
+            "from 1 to 8",
+        ));
     }
     if net.kind == NetKind::User && net.queues.is_some_and(|queues| queues > 1) {
-        return Err(fault(&["nets", index, "queues"], "user networking has one queue pair", "drop `queues`"));
+        return Err(fault(
+            &["nets", index, "queues"],
+            "user networking has one queue pair",
+            "drop `queues`",
+        ));
     }
     Ok(())
 }
@@ -177,7 +245,9 @@ fn tap_name_is_valid(name: &str) -> bool {
         && name.len() <= 15
         && name != "."
         && name != ".."
-        && name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/' && byte != b':' && byte != b'%')
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_graphic() && byte != b'/' && byte != b':' && byte != b'%')
 }
 
 fn check_nodes(spec: &VmSpec) -> Result<(), Fault> {
@@ -185,13 +255,21 @@ fn check_nodes(spec: &VmSpec) -> Result<(), Fault> {
         return Ok(());
     }
     if spec.nodes.len() > 64 {
-        return Err(fault(&["nodes"], format!("{} nodes", spec.nodes.len()), "64 at most"));
+        return Err(fault(
+            &["nodes"],
+            format!("{} nodes", spec.nodes.len()),
+            "64 at most",
+        ));
     }
     let mut home = vec![None; usize::from(spec.cpus)];
     for (index, node) in spec.nodes.iter().enumerate() {
         let place = index.to_string();
         let Some(cpus) = cpulist::parse(&node.cpus) else {
-            return Err(fault(&["nodes", &place, "cpus"], format!("{:?} is not a list of CPUs", node.cpus), "as `0-1,4`"));
+            return Err(fault(
+                &["nodes", &place, "cpus"],
+                format!("{:?} is not a list of CPUs", node.cpus),
+                "as `0-1,4`",
+            ));
         };
         for cpu in cpus {
             match home.get_mut(usize::from(cpu)) {
@@ -203,13 +281,21 @@ fn check_nodes(spec: &VmSpec) -> Result<(), Fault> {
                     ));
                 }
                 Some(Some(_)) => {
-                    return Err(fault(&["nodes", &place, "cpus"], format!("CPU {cpu} is in two nodes"), "list it once"));
+                    return Err(fault(
+                        &["nodes", &place, "cpus"],
+                        format!("CPU {cpu} is in two nodes"),
+                        "list it once",
+                    ));
                 }
                 Some(empty) => *empty = Some(index),
             }
         }
         if node.memory.0 % MEMORY_STEP_BYTES != 0 || node.memory.0 == 0 {
-            return Err(fault(&["nodes", &place, "memory"], format!("{} is not a multiple of 2M", node.memory), "round it"));
+            return Err(fault(
+                &["nodes", &place, "memory"],
+                format!("{} is not a multiple of 2M", node.memory),
+                "round it",
+            ));
         }
         if let Some(distances) = &node.distances {
             if distances.len() != spec.nodes.len() {
@@ -219,20 +305,38 @@ fn check_nodes(spec: &VmSpec) -> Result<(), Fault> {
                     "one for each node, in order",
                 ));
             }
-            if distances.iter().enumerate().any(|(to, &far)| (to == index) != (far == 10) || far < 10) {
-                return Err(fault(&["nodes", &place, "distances"], "not distances", "10 to itself, more than 10 to the others"));
+            if distances
+                .iter()
+                .enumerate()
+                .any(|(to, &far)| (to == index) != (far == 10) || far < 10)
+            {
+                return Err(fault(
+                    &["nodes", &place, "distances"],
+                    "not distances",
+                    "10 to itself, more than 10 to the others",
+                ));
             }
         }
     }
     if let Some(cpu) = home.iter().position(Option::is_none) {
-        return Err(fault(&["nodes"], format!("CPU {cpu} is in no node"), "list each CPU in one node"));
+        return Err(fault(
+            &["nodes"],
+            format!("CPU {cpu} is in no node"),
+            "list each CPU in one node",
+        ));
     }
-    let sum = spec.nodes.iter().try_fold(0u64, |sum, node| sum.checked_add(node.memory.0));
+    let sum = spec
+        .nodes
+        .iter()
+        .try_fold(0u64, |sum, node| sum.checked_add(node.memory.0));
     if sum != Some(spec.memory.0) {
         return Err(fault(
             &["memory"],
             format!("the nodes' memory does not add up to {}", spec.memory),
-            format!("the nodes have {}", sum.map_or("too much".to_owned(), |sum| crate::Size(sum).to_string())),
+            format!(
+                "the nodes have {}",
+                sum.map_or("too much".to_owned(), |sum| crate::Size(sum).to_string())
+            ),
         ));
     }
     Ok(())

@@ -222,14 +222,19 @@ impl Size {
         let text = text.trim();
         let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
         let (number, unit) = text.split_at(digits);
-        let number: u64 =
-            number.parse().map_err(|_| format!("{text:?} is not a size: write a number and a unit, as \"512M\""))?;
+        let number: u64 = number
+            .parse()
+            .map_err(|_| format!("{text:?} is not a size: write a number and a unit, as \"512M\""))?;
         let shift = match unit.trim().trim_end_matches("iB").trim_end_matches('B') {
             "K" | "k" => 10,
             "M" => 20,
             "G" => 30,
             "T" => 40,
-            "" => return Err(format!("the size {text:?} has no unit: write \"{text}M\" or \"{text}G\"")),
+            "" => {
+                return Err(format!(
+                    "the size {text:?} has no unit: write \"{text}M\" or \"{text}G\""
+                ));
+            }
             _ => return Err(format!("{unit:?} is not a unit of size: use K, M, G or T")),
         };
         number
@@ -274,7 +279,9 @@ impl<'de> Deserialize<'de> for Size {
                 Size::parse(text).map_err(E::custom)
             }
             fn visit_i64<E: serde::de::Error>(self, number: i64) -> Result<Size, E> {
-                Err(E::custom(format!("the size {number} has no unit: write \"{number}M\" or \"{number}G\"")))
+                Err(E::custom(format!(
+                    "the size {number} has no unit: write \"{number}M\" or \"{number}G\""
+                )))
             }
         }
         deserializer.deserialize_str(Visitor)

@@ -126,7 +126,13 @@ fn build(store: &ImageStore, arguments: BuildArgs) -> Result<(), ImageError> {
         Recipe::Debian12 => {
             let name = arguments.name.unwrap_or_else(|| "debian-12".into());
             let packages = arguments.packages;
-            let request = DebianRequest { name, packages, size_bytes: arguments.size, kernel, agent };
+            let request = DebianRequest {
+                name,
+                packages,
+                size_bytes: arguments.size,
+                kernel,
+                agent,
+            };
             build_debian(store, &request, &mut progress)
         }
         Recipe::Tiny => {
@@ -137,7 +143,10 @@ fn build(store: &ImageStore, arguments: BuildArgs) -> Result<(), ImageError> {
     let seconds = bar.elapsed().as_secs_f32();
     bar.finish_and_clear();
     let record = built?;
-    println!("{}: built in {seconds:.0} s from {}", record.name, record.built_from);
+    println!(
+        "{}: built in {seconds:.0} s from {}",
+        record.name, record.built_from
+    );
     Ok(())
 }
 
@@ -160,20 +169,44 @@ fn list(store: &ImageStore, json: bool) -> Result<(), ImageError> {
 }
 
 fn run_import(store: &ImageStore, arguments: ImportArgs) -> Result<(), ImageError> {
-    let ImportArgs { file, mut kernel, initrd, mut disk, cmdline, name } = arguments;
+    let ImportArgs {
+        file,
+        mut kernel,
+        initrd,
+        mut disk,
+        cmdline,
+        name,
+    } = arguments;
     let first = file.clone().or_else(|| disk.clone()).or_else(|| kernel.clone());
     if let Some(file) = file {
-        let place = if FileKind::of(&file)? == FileKind::Kernel { &mut kernel } else { &mut disk };
+        let place = if FileKind::of(&file)? == FileKind::Kernel {
+            &mut kernel
+        } else {
+            &mut disk
+        };
         if place.replace(file).is_some() {
-            return Err(ImageError::Unable("two kernels, or two disks, for one image".into()));
+            return Err(ImageError::Unable(
+                "two kernels, or two disks, for one image".into(),
+            ));
         }
     }
-    let stem = first.as_deref().and_then(Path::file_stem).map(|stem| stem.to_string_lossy().into_owned());
+    let stem = first
+        .as_deref()
+        .and_then(Path::file_stem)
+        .map(|stem| stem.to_string_lossy().into_owned());
     let Some(name) = name.or(stem) else {
         return Err(ImageError::Unable("nothing to import: give a file".into()));
     };
-    let bar = ProgressBar::new(1).with_style(style("{elapsed:>4} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec}"));
-    let request = ImportRequest { name, kernel, initrd, disk, cmdline };
+    let bar = ProgressBar::new(1).with_style(style(
+        "{elapsed:>4} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec}",
+    ));
+    let request = ImportRequest {
+        name,
+        kernel,
+        initrd,
+        disk,
+        cmdline,
+    };
     let imported = import(store, &request, &mut |done, total| {
         bar.set_length(total);
         bar.set_position(done);
@@ -208,6 +241,9 @@ fn size(text: &str) -> Result<u64, String> {
         Some((at, 'T' | 't')) => (&text[..at], 40),
         _ => (text, 0),
     };
-    let number = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
+    let number = digits
+        .parse::<u64>()
+        .ok()
+        .and_then(|number| number.checked_mul(1 << shift));
     number.ok_or_else(|| format!("{text:?} is not a size, as 512M or 2G"))
 }

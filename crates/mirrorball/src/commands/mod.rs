@@ -1,0 +1,5 @@
+//! The subcommands.
+
+pub mod image;
+pub mod lab;
+pub mod run;
