@@ -32,11 +32,19 @@ pub struct Overlap {
 impl Bus {
     /// Gives `range` to `device`.
     pub fn claim(&mut self, range: Range<u64>, device: Arc<dyn BusDevice>) -> Result<(), Overlap> {
-        let place = self.claims.partition_point(|(claimed, _)| claimed.start < range.start);
-        let after = self.claims.get(place).is_some_and(|(next, _)| next.start < range.end);
+        let place = self
+            .claims
+            .partition_point(|(claimed, _)| claimed.start < range.start);
+        let after = self
+            .claims
+            .get(place)
+            .is_some_and(|(next, _)| next.start < range.end);
         let before = place > 0 && self.claims[place - 1].0.end > range.start;
         if after || before || range.is_empty() {
-            return Err(Overlap { start: range.start, end: range.end });
+            return Err(Overlap {
+                start: range.start,
+                end: range.end,
+            });
         }
         self.claims.insert(place, (range, device));
         Ok(())
@@ -45,20 +53,27 @@ impl Bus {
     /// Reads; false when nobody answers, with `data` all ones.
     pub fn read(&self, address: u64, data: &mut [u8]) -> bool {
         data.fill(0xFF);
-        let Some((offset, device)) = self.find(address, data.len()) else { return false };
+        let Some((offset, device)) = self.find(address, data.len()) else {
+            return false;
+        };
         device.read(offset, data);
         true
     }
 
     /// Writes; false when nobody takes it.
     pub fn write(&self, address: u64, data: &[u8]) -> bool {
-        let Some((offset, device)) = self.find(address, data.len()) else { return false };
+        let Some((offset, device)) = self.find(address, data.len()) else {
+            return false;
+        };
         device.write(offset, data);
         true
     }
 
     fn find(&self, address: u64, bytes: usize) -> Option<(u64, &dyn BusDevice)> {
-        let place = self.claims.partition_point(|(claimed, _)| claimed.start <= address).checked_sub(1)?;
+        let place = self
+            .claims
+            .partition_point(|(claimed, _)| claimed.start <= address)
+            .checked_sub(1)?;
         let (range, device) = &self.claims[place];
         let end = address.checked_add(bytes as u64)?;
         (end <= range.end).then_some((address - range.start, device.as_ref()))
@@ -103,7 +118,10 @@ mod tests {
         let mut bus = Bus::default();
         bus.claim(0x10..0x14, Arc::new(Recorder::default())).unwrap();
         for range in [0x13..0x20, 0x0..0x11, 0x10..0x14, 0x11..0x12, 0x30..0x30] {
-            assert!(bus.claim(range.clone(), Arc::new(Recorder::default())).is_err(), "{range:?}");
+            assert!(
+                bus.claim(range.clone(), Arc::new(Recorder::default())).is_err(),
+                "{range:?}"
+            );
         }
         bus.claim(0x14..0x15, Arc::new(Recorder::default())).unwrap();
         bus.claim(0x0..0x10, Arc::new(Recorder::default())).unwrap();

@@ -42,7 +42,10 @@ impl EndSignal {
             Ending::Reboot | Ending::PowerOff | Ending::TripleFault if panicked => Ending::Panic,
             other => other,
         };
-        self.cause.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(ending);
+        self.cause
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get_or_insert(ending);
         self.stopping.store(true, Ordering::Release);
         // The counter can't overflow: nobody writes 2^64 ends.
         let _ = self.event.write(1);

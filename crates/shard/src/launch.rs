@@ -1,7 +1,7 @@
 //! What a monitor tells a shard to run, and what the shard tells back.
 //!
 //! The monitor opens every file, then starts the shard's process with one end of a unix socket pair. Over it goes one
-//! message: the [`LaunchSpec`] as JSON with every [`Fd`] as SCM_RIGHTS. Then the monitor writes [`Order`]s and the shard
+//! message: the [`LaunchSpec`] as a line of JSON with every [`Fd`] as SCM_RIGHTS. Then the monitor writes [`Order`]s and the shard
 //! writes [`Report`]s, a JSON line each. End of file from the monitor means that it died: the shard ends at once.
 
 use serde::{Deserialize, Serialize};

@@ -3,8 +3,15 @@
 pub mod arch;
 pub mod bus;
 pub mod ending;
+pub mod interrupt;
 pub mod launch;
+pub mod machine;
 pub mod memory;
+pub mod pci;
 pub mod power;
+pub mod probe;
+pub mod process;
 pub mod sandbox;
+pub mod serial;
+pub mod vcpu;
 pub mod virtio;

@@ -23,7 +23,9 @@ pub type GuestRam = Arc<GuestMemoryMmap<()>>;
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
     /// The host is too small.
-    #[error("the VM wants {wanted_mib} MiB of memory, but the host has {host_mib} MiB{which}; make `memory` smaller")]
+    #[error(
+        "the VM wants {wanted_mib} MiB of memory, but the host has {host_mib} MiB{which}; make `memory` smaller"
+    )]
     TooMuch {
         /// What the VM wants.
         wanted_mib: u64,
@@ -78,7 +80,11 @@ pub fn create(layout: &Layout, launch: &MemoryLaunch, nodes: &[NodeLaunch]) -> R
     if launch.prefault {
         for region in memory.iter() {
             // Present from now on; the guest's first touch costs a nested fault only.
-            advise(region, libc::MADV_POPULATE_WRITE, "cannot allocate the guest's memory")?;
+            advise(
+                region,
+                libc::MADV_POPULATE_WRITE,
+                "cannot allocate the guest's memory",
+            )?;
         }
     }
     Ok(Arc::new(memory))
@@ -117,10 +123,17 @@ fn check_host(launch: &MemoryLaunch) -> Result<(), MemoryError> {
         Pages::Small | Pages::Transparent => return check_meminfo(launch),
     };
     let path = format!("/sys/kernel/mm/hugepages/hugepages-{size_kib}kB/free_hugepages");
-    let free = std::fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0);
+    let free = std::fs::read_to_string(path)
+        .ok()
+        .and_then(|text| text.trim().parse().ok())
+        .unwrap_or(0);
     let wanted = launch.bytes.div_ceil(size_kib << 10);
     if wanted > free {
-        return Err(MemoryError::HugePages { wanted, free, size_kib });
+        return Err(MemoryError::HugePages {
+            wanted,
+            free,
+            size_kib,
+        });
     }
     Ok(())
 }
@@ -130,12 +143,21 @@ fn check_meminfo(launch: &MemoryLaunch) -> Result<(), MemoryError> {
         // Without /proc the host's own refusal must do.
         return Ok(());
     };
-    let (key, which) =
-        if launch.prefault { ("MemAvailable:", " available") } else { ("MemTotal:", " altogether") };
-    let Some(host_kib) = meminfo_kib(&meminfo, key) else { return Ok(()) };
+    let (key, which) = if launch.prefault {
+        ("MemAvailable:", " available")
+    } else {
+        ("MemTotal:", " altogether")
+    };
+    let Some(host_kib) = meminfo_kib(&meminfo, key) else {
+        return Ok(());
+    };
     if launch.bytes >> 10 > host_kib {
         let wanted_mib = launch.bytes >> 20;
-        return Err(MemoryError::TooMuch { wanted_mib, host_mib: host_kib >> 10, which });
+        return Err(MemoryError::TooMuch {
+            wanted_mib,
+            host_mib: host_kib >> 10,
+            which,
+        });
     }
     Ok(())
 }
@@ -154,12 +176,15 @@ fn memory_file(pages: Pages, bytes: u64) -> Result<File, MemoryError> {
     // SAFETY: the name is a valid C string; the call touches no other memory.
     let fd = unsafe { libc::memfd_create(c"guest-memory".as_ptr(), libc::MFD_CLOEXEC | huge) };
     if fd < 0 {
-        return Err(host("cannot make the file of the guest's memory")(io::Error::last_os_error()));
+        return Err(host("cannot make the file of the guest's memory")(
+            io::Error::last_os_error(),
+        ));
     }
     // SAFETY: memfd_create has just given us this descriptor.
     let file = unsafe { File::from_raw_fd(fd) };
     let page = if pages == Pages::Huge1G { 1 << 30 } else { 2 << 20 };
-    file.set_len(bytes.next_multiple_of(page)).map_err(host("cannot size the file of the guest's memory"))?;
+    file.set_len(bytes.next_multiple_of(page))
+        .map_err(host("cannot size the file of the guest's memory"))?;
     Ok(file)
 }
 
@@ -172,17 +197,29 @@ fn map(file: &Arc<File>, range: &Range<u64>, pages: Pages) -> Result<GuestRegion
         .map_err(|error| host("cannot map the guest's memory")(io::Error::other(error)))?;
     let region = GuestRegionMmap::new(mapping, GuestAddress(range.start)).ok_or(MemoryError::Regions)?;
     if pages == Pages::Transparent {
-        advise(&region, libc::MADV_HUGEPAGE, "the host has no transparent huge pages; use `pages = \"4K\"`")?;
+        advise(
+            &region,
+            libc::MADV_HUGEPAGE,
+            "the host has no transparent huge pages; use `pages = \"4K\"`",
+        )?;
     }
     // A core dump of the shard must not carry its guest's secrets.
-    advise(&region, libc::MADV_DONTDUMP, "cannot keep the guest's memory out of core dumps")?;
+    advise(
+        &region,
+        libc::MADV_DONTDUMP,
+        "cannot keep the guest's memory out of core dumps",
+    )?;
     Ok(region)
 }
 
 fn advise(region: &GuestRegionMmap<()>, advice: i32, what: &'static str) -> Result<(), MemoryError> {
     // SAFETY: the range is exactly one live mapping; the advices used keep its contents.
     let result = unsafe { libc::madvise(region.as_ptr().cast(), region.len() as usize, advice) };
-    if result != 0 { Err(host(what)(io::Error::last_os_error())) } else { Ok(()) }
+    if result != 0 {
+        Err(host(what)(io::Error::last_os_error()))
+    } else {
+        Ok(())
+    }
 }
 
 fn bind(memory: &GuestMemoryMmap<()>, range: &Range<u64>, host_node: u32) -> Result<(), MemoryError> {
@@ -194,7 +231,9 @@ fn bind(memory: &GuestMemoryMmap<()>, range: &Range<u64>, host_node: u32) -> Res
         .get_mut(host_node as usize / 64)
         .ok_or_else(|| host(what)(io::Error::from(io::ErrorKind::InvalidInput)))?;
     *word |= 1 << (host_node % 64);
-    let start = memory.get_host_address(GuestAddress(range.start)).map_err(|_| MemoryError::Regions)?;
+    let start = memory
+        .get_host_address(GuestAddress(range.start))
+        .map_err(|_| MemoryError::Regions)?;
     // SAFETY: `node_ranges` gives ranges inside one mapped region; the mask outlives the call.
     let result = unsafe {
         libc::syscall(
@@ -207,7 +246,11 @@ fn bind(memory: &GuestMemoryMmap<()>, range: &Range<u64>, host_node: u32) -> Res
             0,
         )
     };
-    if result != 0 { Err(host(what)(io::Error::last_os_error())) } else { Ok(()) }
+    if result != 0 {
+        Err(host(what)(io::Error::last_os_error()))
+    } else {
+        Ok(())
+    }
 }
 
 fn host(what: &'static str) -> impl Fn(io::Error) -> MemoryError {

@@ -31,7 +31,9 @@ impl BusDevice for PowerRegisters {
         const RESET: u64 = (RESET_PORT - SLEEP_CONTROL_PORT) as u64;
         let &[value] = data else { return };
         match offset {
-            0 if value & SLEEP_ENABLE != 0 && (value >> 2) & 7 == SLEEP_TYPE_OFF => self.0.end(Ending::PowerOff),
+            0 if value & SLEEP_ENABLE != 0 && (value >> 2) & 7 == SLEEP_TYPE_OFF => {
+                self.0.end(Ending::PowerOff)
+            }
             RESET if value == RESET_VALUE => self.0.end(Ending::Reboot),
             _ => (),
         }

@@ -4,8 +4,8 @@
 //! pvpanic. Tables: FADT, MADT, MCFG, and SRAT and SLIT for a VM with nodes.
 
 use acpi_tables::aml::{
-    AddressSpace, AddressSpaceCacheable, Arg, Device, EISAName, Equal, IO, If, Interrupt, Memory32Fixed, Method,
-    Name, Notify, Package, Path, ResourceTemplate, Scope,
+    AddressSpace, AddressSpaceCacheable, Arg, Device, EISAName, Equal, IO, If, Interrupt, Memory32Fixed,
+    Method, Name, Notify, Package, Path, ResourceTemplate, Scope,
 };
 use acpi_tables::fadt::{FADTBuilder, Flags};
 use acpi_tables::gas::{AccessSize, AddressSpace as GasSpace, GAS};
@@ -47,7 +47,11 @@ pub struct TooLarge(usize);
 pub fn tables(layout: &Layout, vcpus: u8, nodes: &[NodeTable]) -> Result<Vec<u8>, TooLarge> {
     let mut image = Image(vec![0; Rsdp::len()]);
     let dsdt = image.add(&dsdt(layout));
-    let mut entries = vec![image.add(&fadt(dsdt)), image.add(&madt(vcpus)), image.add(&mcfg())];
+    let mut entries = vec![
+        image.add(&fadt(dsdt)),
+        image.add(&madt(vcpus)),
+        image.add(&mcfg()),
+    ];
     if !nodes.is_empty() {
         entries.push(image.add(&srat(nodes)));
         entries.push(image.add(&slit(nodes)));
@@ -114,7 +118,14 @@ fn mcfg() -> MCFG {
 
 fn table(signature: &[u8; 4], revision: u8) -> Sdt {
     const HEADER_BYTES: u32 = 36;
-    Sdt::new(*signature, HEADER_BYTES, revision, OEM_ID, OEM_TABLE_ID, OEM_REVISION)
+    Sdt::new(
+        *signature,
+        HEADER_BYTES,
+        revision,
+        OEM_ID,
+        OEM_TABLE_ID,
+        OEM_REVISION,
+    )
 }
 
 /// ACPI 6.5, 5.2.16. Written by hand: the crate has no structure for x86 processors.
@@ -241,7 +252,10 @@ fn platform(aml: &mut Vec<u8>) {
                     &Name::new("_CRS".into(), &com1_resources),
                 ],
             ),
-            &Device::new("PWRB".into(), vec![&Name::new("_HID".into(), &EISAName::new("PNP0C0C"))]),
+            &Device::new(
+                "PWRB".into(),
+                vec![&Name::new("_HID".into(), &EISAName::new("PNP0C0C"))],
+            ),
             &Device::new(
                 "GED0".into(),
                 vec![

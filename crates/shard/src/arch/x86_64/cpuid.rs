@@ -27,7 +27,10 @@ pub fn of_vcpu(supported: &CpuId, id: u8, vcpus: u8) -> Result<CpuId, vmm_sys_ut
             _ => leaves.push(with_topology(*leaf, id, vcpus)),
         }
     }
-    let leaf_max = leaves.iter().find(|leaf| leaf.function == 0).map_or(0, |leaf| leaf.eax);
+    let leaf_max = leaves
+        .iter()
+        .find(|leaf| leaf.function == 0)
+        .map_or(0, |leaf| leaf.eax);
     if has_extended_topology || leaf_max >= 0xB {
         leaves.extend(extended_topology(0xB, id, vcpus));
     }
@@ -89,5 +92,9 @@ fn extended_topology(function: u32, id: u8, vcpus: u8) -> [kvm_cpuid_entry2; 3] 
         edx: u32::from(id),
         ..Default::default()
     };
-    [level(0, 0, 1, LEVEL_SMT), level(1, id_bits(vcpus), u32::from(vcpus), LEVEL_CORE), level(2, 0, 0, 0)]
+    [
+        level(0, 0, 1, LEVEL_SMT),
+        level(1, id_bits(vcpus), u32::from(vcpus), LEVEL_CORE),
+        level(2, 0, 0, 0),
+    ]
 }

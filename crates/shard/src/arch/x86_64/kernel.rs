@@ -99,7 +99,10 @@ const ELF_CMDLINE_BYTES_MAX: usize = 2048;
 
 /// Loads `file` to where it wants to be.
 pub fn load(memory: &GuestRam, file: &mut File) -> Result<Kernel, KernelError> {
-    let read = |source| KernelError::Read { what: "kernel", source };
+    let read = |source| KernelError::Read {
+        what: "kernel",
+        source,
+    };
     let mut start = [0; HEADER_MAGIC_OFFSET + 4];
     file.rewind().map_err(read)?;
     let mut filled = 0;
@@ -127,7 +130,12 @@ fn load_elf(memory: &GuestRam, file: &mut File) -> Result<Kernel, KernelError> {
         _ => Entry::Linux64(loaded.kernel_load.0),
     };
     let end = loaded.kernel_end;
-    Ok(Kernel { entry, header: None, end, cmdline_bytes_max: ELF_CMDLINE_BYTES_MAX })
+    Ok(Kernel {
+        entry,
+        header: None,
+        end,
+        cmdline_bytes_max: ELF_CMDLINE_BYTES_MAX,
+    })
 }
 
 fn load_bzimage(memory: &GuestRam, file: &mut File) -> Result<Kernel, KernelError> {
@@ -139,7 +147,9 @@ fn load_bzimage(memory: &GuestRam, file: &mut File) -> Result<Kernel, KernelErro
     }
     // The kernel unpacks itself at its preferred address.
     let unpacked_end = header.pref_address.saturating_add(u64::from(header.init_size));
-    let cmdline_bytes_max = (header.cmdline_size as usize).saturating_add(1).min(CMDLINE_BYTES_MAX);
+    let cmdline_bytes_max = (header.cmdline_size as usize)
+        .saturating_add(1)
+        .min(CMDLINE_BYTES_MAX);
     Ok(Kernel {
         entry: Entry::Linux64(loaded.kernel_load.0 + ENTRY_64_OFFSET),
         header: Some(header),
@@ -151,12 +161,24 @@ fn load_bzimage(memory: &GuestRam, file: &mut File) -> Result<Kernel, KernelErro
 /// Loads the initramfs as high as low RAM allows.
 pub fn load_initrd(memory: &GuestRam, file: &mut File, kernel: &Kernel) -> Result<Initrd, KernelError> {
     const PAGE: u64 = 4096;
-    let read = |source| KernelError::Read { what: "initramfs", source };
+    let read = |source| KernelError::Read {
+        what: "initramfs",
+        source,
+    };
     let bytes = file.seek(SeekFrom::End(0)).map_err(read)?;
     file.rewind().map_err(read)?;
-    let header_max = kernel.header.map_or(u64::MAX, |header| u64::from(header.initrd_addr_max) + 1);
-    let low_end = memory.iter().next().map_or(0, |low| ram_end(low)).min(LOW_RAM_END).min(header_max);
-    let no_room = || KernelError::NoRoom { needed_mib: kernel.end.saturating_add(bytes).div_ceil(1 << 20) };
+    let header_max = kernel
+        .header
+        .map_or(u64::MAX, |header| u64::from(header.initrd_addr_max) + 1);
+    let low_end = memory
+        .iter()
+        .next()
+        .map_or(0, |low| ram_end(low))
+        .min(LOW_RAM_END)
+        .min(header_max);
+    let no_room = || KernelError::NoRoom {
+        needed_mib: kernel.end.saturating_add(bytes).div_ceil(1 << 20),
+    };
     let start = low_end.checked_sub(bytes).ok_or_else(no_room)? / PAGE * PAGE;
     if start < kernel.end {
         return Err(no_room());
@@ -173,7 +195,10 @@ fn ram_end(region: &impl vm_memory::GuestMemoryRegion) -> u64 {
 pub fn write_cmdline(memory: &GuestRam, cmdline: &str, kernel: &Kernel) -> Result<(), KernelError> {
     let bytes_max = kernel.cmdline_bytes_max - 1;
     if cmdline.len() > bytes_max {
-        return Err(KernelError::CmdlineTooLong { bytes: cmdline.len(), bytes_max });
+        return Err(KernelError::CmdlineTooLong {
+            bytes: cmdline.len(),
+            bytes_max,
+        });
     }
     if cmdline.as_bytes().contains(&0) {
         return Err(KernelError::CmdlineZero);

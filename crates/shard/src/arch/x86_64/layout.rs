@@ -119,7 +119,10 @@ impl Layout {
     /// `None` when it does not fit in 52 bits of address.
     pub fn new(ram_bytes: u64, pmem_bytes: &[u64]) -> Option<Self> {
         let ram = ram_regions(ram_bytes)?;
-        let mut next = ram.last().map_or(HIGH_RAM_START, |last| last.end).max(HIGH_RAM_START);
+        let mut next = ram
+            .last()
+            .map_or(HIGH_RAM_START, |last| last.end)
+            .max(HIGH_RAM_START);
         let mut pmem = Vec::with_capacity(pmem_bytes.len());
         for bytes in pmem_bytes {
             let start = next.checked_next_multiple_of(ABOVE_RAM_ALIGN)?;

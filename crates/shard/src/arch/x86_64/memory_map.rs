@@ -27,7 +27,11 @@ pub struct MemoryMapEntry {
 
 /// The map of `layout`, in the order of addresses, without overlap.
 pub fn memory_map(layout: &Layout) -> Vec<MemoryMapEntry> {
-    let entry = |start, end: u64, kind| MemoryMapEntry { start, bytes: end - start, kind };
+    let entry = |start, end: u64, kind| MemoryMapEntry {
+        start,
+        bytes: end - start,
+        kind,
+    };
     let low_end = layout.ram.first().map_or(0, |low| low.end);
     let mut map = vec![
         entry(0, LEGACY_HOLE_START, MemoryKind::Ram),
@@ -35,6 +39,12 @@ pub fn memory_map(layout: &Layout) -> Vec<MemoryMapEntry> {
         entry(LEGACY_HOLE_END, low_end, MemoryKind::Ram),
         entry(ECAM_START, ECAM_START + ECAM_BYTES, MemoryKind::Reserved),
     ];
-    map.extend(layout.ram.iter().skip(1).map(|high| entry(high.start, high.end, MemoryKind::Ram)));
+    map.extend(
+        layout
+            .ram
+            .iter()
+            .skip(1)
+            .map(|high| entry(high.start, high.end, MemoryKind::Ram)),
+    );
     map
 }

@@ -41,7 +41,11 @@ fn segment(gdt: &[u64; 5], index: u16) -> kvm_segment {
     let limit = ((value & 0xFFFF) | ((value >> 32) & 0xF_0000)) as u32;
     kvm_segment {
         base: 0,
-        limit: if granular == 1 { (limit << 12) | 0xFFF } else { limit },
+        limit: if granular == 1 {
+            (limit << 12) | 0xFFF
+        } else {
+            limit
+        },
         selector: index * 8,
         type_: ((value >> 40) & 0xF) as u8,
         present: bit(47),
@@ -58,12 +62,23 @@ fn segment(gdt: &[u64; 5], index: u16) -> kvm_segment {
 
 /// General registers at `entry`.
 pub fn general(entry: Entry) -> kvm_regs {
-    let registers = kvm_regs { rflags: RFLAGS_ALWAYS, ..Default::default() };
+    let registers = kvm_regs {
+        rflags: RFLAGS_ALWAYS,
+        ..Default::default()
+    };
     match entry {
-        Entry::Linux64(rip) => {
-            kvm_regs { rip, rsp: BOOT_STACK, rbp: BOOT_STACK, rsi: ZERO_PAGE_START, ..registers }
-        }
-        Entry::Pvh(rip) => kvm_regs { rip, rbx: PVH_INFO_START, ..registers },
+        Entry::Linux64(rip) => kvm_regs {
+            rip,
+            rsp: BOOT_STACK,
+            rbp: BOOT_STACK,
+            rsi: ZERO_PAGE_START,
+            ..registers
+        },
+        Entry::Pvh(rip) => kvm_regs {
+            rip,
+            rbx: PVH_INFO_START,
+            ..registers
+        },
     }
 }
 
@@ -75,7 +90,13 @@ pub fn special(entry: Entry, special: &mut kvm_sregs) {
     special.idt.base = IDT_START;
     special.idt.limit = 7;
     special.cs = segment(&gdt, 2);
-    for data in [&mut special.ds, &mut special.es, &mut special.fs, &mut special.gs, &mut special.ss] {
+    for data in [
+        &mut special.ds,
+        &mut special.es,
+        &mut special.fs,
+        &mut special.gs,
+        &mut special.ss,
+    ] {
         *data = segment(&gdt, 3);
     }
     special.tr = segment(&gdt, 4);
@@ -95,7 +116,11 @@ pub fn special(entry: Entry, special: &mut kvm_sregs) {
 
 /// The model-specific registers whose reset values firmware would have changed.
 pub fn model_specific() -> Result<Msrs, vmm_sys_util::fam::Error> {
-    let entry = |index, data| kvm_msr_entry { index, data, ..Default::default() };
+    let entry = |index, data| kvm_msr_entry {
+        index,
+        data,
+        ..Default::default()
+    };
     Msrs::from_entries(&[
         entry(MSR_MTRR_DEF_TYPE, MTRR_ENABLED_WRITE_BACK),
         entry(MSR_MISC_ENABLE, MISC_FAST_STRINGS),

@@ -59,7 +59,10 @@ fn write_boot_params(
     cmdline_bytes: usize,
     map: &[MemoryMapEntry],
 ) -> Result<(), KernelError> {
-    let mut params = boot_params { acpi_rsdp_addr: ACPI_START, ..Default::default() };
+    let mut params = boot_params {
+        acpi_rsdp_addr: ACPI_START,
+        ..Default::default()
+    };
     if let Some(header) = kernel.header {
         params.hdr = header;
     } else {
@@ -78,7 +81,11 @@ fn write_boot_params(
     let mut count = 0;
     for entry in map.iter().take(params.e820_table.len()) {
         let kind = entry.kind as u32;
-        params.e820_table[count] = boot_e820_entry { addr: entry.start, size: entry.bytes, r#type: kind };
+        params.e820_table[count] = boot_e820_entry {
+            addr: entry.start,
+            size: entry.bytes,
+            r#type: kind,
+        };
         count += 1;
     }
     params.e820_entries = count as u8;
@@ -102,12 +109,21 @@ fn write_pvh(memory: &GuestRam, initrd: Option<Initrd>, map: &[MemoryMapEntry]) 
     };
     memory.write_obj(Plain(info), GuestAddress(PVH_INFO_START))?;
     if let Some(initrd) = initrd {
-        let module = hvm_modlist_entry { paddr: initrd.start, size: initrd.bytes, ..Default::default() };
+        let module = hvm_modlist_entry {
+            paddr: initrd.start,
+            size: initrd.bytes,
+            ..Default::default()
+        };
         memory.write_obj(Plain(module), GuestAddress(modules))?;
     }
     for (index, entry) in map.iter().enumerate() {
         let (addr, size, type_) = (entry.start, entry.bytes, entry.kind as u32);
-        let entry = hvm_memmap_table_entry { addr, size, type_, reserved: 0 };
+        let entry = hvm_memmap_table_entry {
+            addr,
+            size,
+            type_,
+            reserved: 0,
+        };
         let place = entries + (index * size_of::<hvm_memmap_table_entry>()) as u64;
         memory.write_obj(Plain(entry), GuestAddress(place))?;
     }
@@ -120,10 +136,16 @@ fn write_page_tables(memory: &GuestRam) -> Result<(), KernelError> {
     const PRESENT_WRITABLE: u64 = 3;
     const LARGE: u64 = 1 << 7;
     let directories = PAGE_TABLES_START + 2 * PAGE;
-    memory.write_obj((PAGE_TABLES_START + PAGE) | PRESENT_WRITABLE, GuestAddress(PAGE_TABLES_START))?;
+    memory.write_obj(
+        (PAGE_TABLES_START + PAGE) | PRESENT_WRITABLE,
+        GuestAddress(PAGE_TABLES_START),
+    )?;
     for gib in 0..4 {
         let directory = directories + gib * PAGE;
-        memory.write_obj(directory | PRESENT_WRITABLE, GuestAddress(PAGE_TABLES_START + PAGE + gib * 8))?;
+        memory.write_obj(
+            directory | PRESENT_WRITABLE,
+            GuestAddress(PAGE_TABLES_START + PAGE + gib * 8),
+        )?;
         for index in 0..512 {
             let entry = (gib << 30) | (index << 21) | PRESENT_WRITABLE | LARGE;
             memory.write_obj(entry, GuestAddress(directory + index * 8))?;

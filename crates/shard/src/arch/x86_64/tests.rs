@@ -8,12 +8,21 @@ use super::kernel::{Entry, Kernel, KernelError, load, write_cmdline};
 use super::layout::*;
 use super::memory_map::{MemoryKind, memory_map};
 use super::{cpuid, kernel, start};
-use crate::memory::{self, GuestRam};
 use crate::launch::{MemoryLaunch, Pages};
+use crate::memory::{self, GuestRam};
 
 fn ram(bytes: u64) -> GuestRam {
     let layout = Layout::new(bytes, &[]).unwrap();
-    memory::create(&layout, &MemoryLaunch { bytes, pages: Pages::Small, prefault: false }, &[]).unwrap()
+    memory::create(
+        &layout,
+        &MemoryLaunch {
+            bytes,
+            pages: Pages::Small,
+            prefault: false,
+        },
+        &[],
+    )
+    .unwrap()
 }
 
 proptest! {
@@ -44,14 +53,23 @@ fn checked_tables(image: &[u8]) -> Vec<(String, Vec<u8>)> {
         let bytes = u32::from_le_bytes(image[start + 4..start + 8].try_into().unwrap()) as usize;
         let table = image[start..start + bytes].to_vec();
         let name = String::from_utf8(table[..4].to_vec()).unwrap();
-        assert_eq!(table.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte)), 0, "checksum of {name}");
+        assert_eq!(
+            table.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte)),
+            0,
+            "checksum of {name}"
+        );
         (name, table)
     };
     assert_eq!(&image[..8], b"RSD PTR ");
-    assert_eq!(image[..36].iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte)), 0);
+    assert_eq!(
+        image[..36].iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte)),
+        0
+    );
     let xsdt = at(qword(24));
-    let mut all: Vec<_> =
-        xsdt.1[36..].chunks(8).map(|entry| at(u64::from_le_bytes(entry.try_into().unwrap()))).collect();
+    let mut all: Vec<_> = xsdt.1[36..]
+        .chunks(8)
+        .map(|entry| at(u64::from_le_bytes(entry.try_into().unwrap())))
+        .collect();
     let fadt = all.iter().find(|(name, _)| name == "FACP").unwrap().1.clone();
     all.push(at(u64::from_le_bytes(fadt[140..148].try_into().unwrap())));
     all
@@ -60,7 +78,11 @@ fn checked_tables(image: &[u8]) -> Vec<(String, Vec<u8>)> {
 #[test]
 fn every_table_has_its_checksum() {
     let layout = Layout::new(5 << 30, &[1 << 30]).unwrap();
-    let node = |vcpus, ranges, distances| NodeTable { vcpus, ranges, distances };
+    let node = |vcpus, ranges, distances| NodeTable {
+        vcpus,
+        ranges,
+        distances,
+    };
     let nodes = [
         node(vec![0, 1], vec![0..LOW_RAM_END], vec![10, 30]),
         node(vec![2], vec![HIGH_RAM_START..layout.ram_end()], vec![21, 10]),
@@ -86,14 +108,29 @@ fn most_vcpus_fit() {
 
 #[test]
 fn cpuid_numbers_every_vcpu() {
-    let leaf = |function, eax| kvm_cpuid_entry2 { function, eax, ..Default::default() };
-    let leaves = [leaf(0, 0xD), leaf(1, 0), leaf(4, 0x1_0063), leaf(6, 0), leaf(0x8000_0008, 0), leaf(0x8000_001E, 0)];
+    let leaf = |function, eax| kvm_cpuid_entry2 {
+        function,
+        eax,
+        ..Default::default()
+    };
+    let leaves = [
+        leaf(0, 0xD),
+        leaf(1, 0),
+        leaf(4, 0x1_0063),
+        leaf(6, 0),
+        leaf(0x8000_0008, 0),
+        leaf(0x8000_001E, 0),
+    ];
     let supported = CpuId::from_entries(&leaves).unwrap();
     for (vcpus, bits) in [(1u8, 0), (2, 1), (3, 2), (4, 2), (5, 3), (254, 8)] {
         for id in [0, vcpus - 1] {
             let leaves = cpuid::of_vcpu(&supported, id, vcpus).unwrap();
             let get = |function, index| {
-                *leaves.as_slice().iter().find(|l| l.function == function && l.index == index).unwrap()
+                *leaves
+                    .as_slice()
+                    .iter()
+                    .find(|l| l.function == function && l.index == index)
+                    .unwrap()
             };
             assert_eq!(get(1, 0).ebx >> 24, u32::from(id));
             assert_eq!(get(0xB, 0).edx, u32::from(id));
@@ -112,17 +149,31 @@ fn files_that_are_no_kernel_are_told() {
     bz_header[0x202..0x206].copy_from_slice(b"HdrS");
     let mut elf_header = b"\x7FELF".to_vec();
     elf_header.resize(40, 0xFF);
-    for content in [vec![], vec![0; 100], b"#!/bin/sh\n".repeat(100), bz_header, elf_header] {
+    for content in [
+        vec![],
+        vec![0; 100],
+        b"#!/bin/sh\n".repeat(100),
+        bz_header,
+        elf_header,
+    ] {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&content).unwrap();
         file.rewind().unwrap();
         let error = load(&memory, &mut file).unwrap_err();
-        assert!(matches!(error, KernelError::NotAKernel | KernelError::Load(_)), "{error}");
+        assert!(
+            matches!(error, KernelError::NotAKernel | KernelError::Load(_)),
+            "{error}"
+        );
     }
 }
 
 fn elf_kernel() -> Kernel {
-    Kernel { entry: Entry::Linux64(KERNEL_START), header: None, end: 16 << 20, cmdline_bytes_max: 2048 }
+    Kernel {
+        entry: Entry::Linux64(KERNEL_START),
+        header: None,
+        end: 16 << 20,
+        cmdline_bytes_max: 2048,
+    }
 }
 
 #[test]
@@ -131,7 +182,13 @@ fn cmdline_too_long_is_refused() {
     let kernel = elf_kernel();
     write_cmdline(&memory, &"x".repeat(2047), &kernel).unwrap();
     let error = write_cmdline(&memory, &"x".repeat(2048), &kernel).unwrap_err();
-    assert!(matches!(error, KernelError::CmdlineTooLong { bytes: 2048, bytes_max: 2047 }));
+    assert!(matches!(
+        error,
+        KernelError::CmdlineTooLong {
+            bytes: 2048,
+            bytes_max: 2047
+        }
+    ));
 }
 
 #[test]
@@ -149,7 +206,17 @@ fn start_data_fits_below_the_command_line() {
     let layout = Layout::new(5 << 30, &[]).unwrap();
     let map = memory_map(&layout);
     for entry in [Entry::Linux64(KERNEL_START), Entry::Pvh(KERNEL_START)] {
-        start::write(&memory, &Kernel { entry, ..elf_kernel() }, None, 0, &map).unwrap();
+        start::write(
+            &memory,
+            &Kernel {
+                entry,
+                ..elf_kernel()
+            },
+            None,
+            0,
+            &map,
+        )
+        .unwrap();
     }
     const { assert!(PAGE_TABLES_START + 6 * 4096 <= CMDLINE_START) };
     const { assert!(CMDLINE_START + CMDLINE_BYTES_MAX as u64 <= LEGACY_HOLE_START) };

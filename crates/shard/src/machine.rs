@@ -1,0 +1,291 @@
+//! Assembles a VM from its [`LaunchSpec`]: memory, KVM, devices, vCPUs, kernel. Nothing runs yet when [`Machine::build`] is
+//! done, and every file the VM will ever need is open.
+
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+
+use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_userspace_memory_region};
+use kvm_ioctls::{Cap, Kvm, VmFd};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
+
+use crate::arch::x86_64::acpi::{self, NodeTable};
+use crate::arch::x86_64::kernel::{self, Entry, KernelError};
+use crate::arch::x86_64::layout::{self, Layout};
+use crate::arch::x86_64::memory_map::memory_map;
+use crate::arch::x86_64::{cpuid, registers, start};
+use crate::bus::{Bus, BusDevice, Overlap};
+use crate::ending::EndSignal;
+use crate::launch::LaunchSpec;
+use crate::memory::{self, GuestRam, MemoryError};
+use crate::power::{KEYBOARD_COMMAND_PORT, KeyboardReset, POWER_PORTS, PowerButton, PowerRegisters, Pvpanic};
+use crate::serial::{Console, SERIAL_PORTS};
+use crate::vcpu::{Vcpu, VcpuCounters};
+
+/// Why the VM can't be made.
+#[derive(Debug, thiserror::Error)]
+pub enum MachineError {
+    /// Memory.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// Kernel, initramfs or command line.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// The address map.
+    #[error("memory and disks do not fit in the guest's address space")]
+    Layout,
+    /// The ACPI tables.
+    #[error(transparent)]
+    Acpi(#[from] acpi::TooLarge),
+    /// Devices in each other's way; a bug.
+    #[error(transparent)]
+    Bus(#[from] Overlap),
+    /// KVM lacks what is needed.
+    #[error("this host's KVM has no {0}")]
+    Lacking(&'static str),
+    /// More vCPUs than KVM takes.
+    #[error("the VM wants {wanted} CPUs, but this host's KVM takes {max}")]
+    TooManyCpus {
+        /// What the VM wants.
+        wanted: u8,
+        /// What KVM takes.
+        max: usize,
+    },
+    /// KVM refused.
+    #[error("KVM: cannot {what}")]
+    Kvm {
+        /// What was being done.
+        what: &'static str,
+        /// Why it failed.
+        #[source]
+        source: kvm_ioctls::Error,
+    },
+    /// The host refused.
+    #[error("cannot make the VM's devices")]
+    Host(#[from] io::Error),
+}
+
+fn kvm(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> MachineError {
+    move |source| MachineError::Kvm { what, source }
+}
+
+/// The files that building consumes, already open.
+pub struct BootFiles {
+    /// The kernel.
+    pub kernel: File,
+    /// The initramfs.
+    pub initrd: Option<File>,
+}
+
+/// A VM that is ready to run.
+pub struct Machine {
+    /// KVM's side.
+    pub vm: Arc<VmFd>,
+    /// Where everything is.
+    pub layout: Layout,
+    /// Guest memory.
+    pub memory: GuestRam,
+    /// I/O ports. Devices may be added until [`Machine::into_vcpus`].
+    pub ports: Bus,
+    /// Addresses outside RAM.
+    pub mmio: Bus,
+    /// COM1.
+    pub console: Arc<Console>,
+    /// The power button.
+    pub button: PowerButton,
+    /// How the VM ends.
+    pub end: Arc<EndSignal>,
+    cpuid: CpuId,
+    entry: Entry,
+}
+
+impl Machine {
+    /// Makes the VM of `spec` with `pmem_bytes` of persistent memory regions.
+    pub fn build(
+        kvm_fd: &Kvm,
+        spec: &LaunchSpec,
+        mut files: BootFiles,
+        pmem_bytes: &[u64],
+    ) -> Result<Self, MachineError> {
+        let layout = Layout::new(spec.memory.bytes, pmem_bytes).ok_or(MachineError::Layout)?;
+        check_kvm(kvm_fd, spec.vcpus)?;
+        let memory = memory::create(&layout, &spec.memory, &spec.nodes)?;
+        let vm = Arc::new(create_vm(kvm_fd)?);
+        map_memory(&vm, &memory)?;
+        let entry = load(&memory, &layout, spec, &mut files)?;
+
+        let end = Arc::new(EndSignal::new()?);
+        let console = Arc::new(Console::new(end.clone())?);
+        let button = PowerButton::new()?;
+        vm.register_irqfd(console.interrupt(), layout::SERIAL_GSI)
+            .map_err(kvm("connect the console"))?;
+        vm.register_irqfd(button.event(), layout::EVENT_GSI)
+            .map_err(kvm("connect the power button"))?;
+        let mut ports = Bus::default();
+        let mut claim = |port: u16, count: u64, device: Arc<dyn BusDevice>| {
+            ports.claim(u64::from(port)..u64::from(port) + count, device)
+        };
+        claim(layout::COM1_PORT, SERIAL_PORTS, console.clone())?;
+        claim(layout::PVPANIC_PORT, 1, Arc::new(Pvpanic(end.clone())))?;
+        claim(
+            layout::SLEEP_CONTROL_PORT,
+            POWER_PORTS,
+            Arc::new(PowerRegisters(end.clone())),
+        )?;
+        claim(KEYBOARD_COMMAND_PORT, 1, Arc::new(KeyboardReset(end.clone())))?;
+        let cpuid = kvm_fd
+            .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
+            .map_err(kvm("read the supported CPUID"))?;
+        Ok(Self {
+            vm,
+            layout,
+            memory,
+            ports,
+            mmio: Bus::default(),
+            console,
+            button,
+            end,
+            cpuid,
+            entry,
+        })
+    }
+
+    /// Makes the vCPUs; no device can be added any more.
+    pub fn into_vcpus(self, count: u8) -> Result<(Vec<Vcpu>, Running), MachineError> {
+        let (ports, mmio) = (Arc::new(self.ports), Arc::new(self.mmio));
+        let mut vcpus = Vec::with_capacity(usize::from(count));
+        for id in 0..count {
+            let fd = self.vm.create_vcpu(u64::from(id)).map_err(kvm("make a vCPU"))?;
+            let leaves =
+                cpuid::of_vcpu(&self.cpuid, id, count).map_err(|_| MachineError::Lacking("short CPUID"))?;
+            fd.set_cpuid2(&leaves).map_err(kvm("set CPUID"))?;
+            let msrs = registers::model_specific().map_err(|_| MachineError::Lacking("room for MSRs"))?;
+            fd.set_msrs(&msrs).map_err(kvm("set MSRs"))?;
+            if id == 0 {
+                let mut special = fd.get_sregs().map_err(kvm("read registers"))?;
+                registers::special(self.entry, &mut special);
+                fd.set_sregs(&special).map_err(kvm("set registers"))?;
+                fd.set_regs(&registers::general(self.entry))
+                    .map_err(kvm("set registers"))?;
+            }
+            let counters = Arc::new(VcpuCounters::default());
+            let (ports, mmio, end) = (ports.clone(), mmio.clone(), self.end.clone());
+            vcpus.push(Vcpu {
+                fd,
+                ports,
+                mmio,
+                end,
+                counters,
+            });
+        }
+        let (vm, memory, console, button, end) = (self.vm, self.memory, self.console, self.button, self.end);
+        Ok((
+            vcpus,
+            Running {
+                vm,
+                memory,
+                console,
+                button,
+                end,
+            },
+        ))
+    }
+}
+
+/// What is left of a [`Machine`] beside its vCPUs.
+pub struct Running {
+    /// KVM's side.
+    pub vm: Arc<VmFd>,
+    /// Guest memory.
+    pub memory: GuestRam,
+    /// COM1.
+    pub console: Arc<Console>,
+    /// The power button.
+    pub button: PowerButton,
+    /// How the VM ends.
+    pub end: Arc<EndSignal>,
+}
+
+fn check_kvm(kvm_fd: &Kvm, vcpus: u8) -> Result<(), MachineError> {
+    for (cap, name) in [
+        (Cap::Irqchip, "interrupt controller"),
+        (Cap::Irqfd, "irqfd"),
+        (Cap::Ioeventfd, "ioeventfd"),
+        (Cap::UserMemory, "user memory"),
+        (Cap::ExtCpuid, "CPUID"),
+        (Cap::TscDeadlineTimer, "TSC deadline timer"),
+    ] {
+        if !kvm_fd.check_extension(cap) {
+            return Err(MachineError::Lacking(name));
+        }
+    }
+    let max = kvm_fd.get_max_vcpus();
+    if usize::from(vcpus) > max {
+        return Err(MachineError::TooManyCpus { wanted: vcpus, max });
+    }
+    Ok(())
+}
+
+fn create_vm(kvm_fd: &Kvm) -> Result<VmFd, MachineError> {
+    let vm = loop {
+        match kvm_fd.create_vm() {
+            Ok(vm) => break vm,
+            // KVM says this when a signal comes while it takes the memory of other processes into account.
+            Err(error) if error.errno() == libc::EINTR => (),
+            Err(error) => return Err(kvm("make a VM")(error)),
+        }
+    };
+    vm.set_identity_map_address(layout::IDENTITY_MAP_START)
+        .map_err(kvm("place the identity map"))?;
+    vm.set_tss_address(layout::TSS_START as usize)
+        .map_err(kvm("place the task-state pages"))?;
+    vm.create_irq_chip()
+        .map_err(kvm("make the interrupt controllers"))?;
+    Ok(vm)
+}
+
+fn map_memory(vm: &VmFd, memory: &GuestRam) -> Result<(), MachineError> {
+    for (slot, region) in memory.iter().enumerate() {
+        let slot = kvm_userspace_memory_region {
+            slot: slot as u32,
+            guest_phys_addr: region.start_addr().0,
+            memory_size: region.len(),
+            userspace_addr: region.as_ptr() as u64,
+            flags: 0,
+        };
+        // SAFETY: the region is a live mapping of that size; `Machine` and `Running` keep it as long as the VM.
+        unsafe { vm.set_user_memory_region(slot) }.map_err(kvm("map guest memory"))?;
+    }
+    Ok(())
+}
+
+fn load(
+    memory: &GuestRam,
+    layout: &Layout,
+    spec: &LaunchSpec,
+    files: &mut BootFiles,
+) -> Result<Entry, MachineError> {
+    let kernel = kernel::load(memory, &mut files.kernel)?;
+    let initrd = match &mut files.initrd {
+        Some(file) => Some(kernel::load_initrd(memory, file, &kernel)?),
+        None => None,
+    };
+    kernel::write_cmdline(memory, &spec.cmdline, &kernel)?;
+    start::write(memory, &kernel, initrd, spec.cmdline.len(), &memory_map(layout))?;
+    let ranges = memory::node_ranges(layout, &spec.nodes);
+    let nodes: Vec<_> = spec
+        .nodes
+        .iter()
+        .zip(ranges)
+        .map(|(node, ranges)| NodeTable {
+            vcpus: node.vcpus.clone(),
+            ranges,
+            distances: node.distances.clone(),
+        })
+        .collect();
+    let tables = acpi::tables(layout, spec.vcpus, &nodes)?;
+    memory
+        .write_slice(&tables, GuestAddress(layout::ACPI_START))
+        .map_err(KernelError::Memory)?;
+    Ok(kernel.entry)
+}

@@ -1,0 +1,137 @@
+//! The shard's process, from the first message of its monitor to the last report.
+//!
+//! Order matters: receive the spec and the files; make the machine and every device; close the sandbox while there is one
+//! thread; start the threads; report; run the vCPUs; wait.
+
+mod control;
+mod receive;
+mod status;
+
+use std::fs::File;
+use std::io;
+use std::os::fd::IntoRawFd;
+use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
+
+use kvm_ioctls::Kvm;
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use crate::launch::{Ending, LaunchSpec, Report};
+use crate::machine::{BootFiles, Machine, MachineError};
+use crate::sandbox::{self, SandboxError, ThreadKind};
+use crate::serial;
+use control::Control;
+use receive::Files;
+pub use receive::{ReceiveError, send_spec};
+
+/// Why a shard could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum ProcessError {
+    /// The first message.
+    #[error(transparent)]
+    Receive(#[from] ReceiveError),
+    /// The machine.
+    #[error(transparent)]
+    Machine(#[from] MachineError),
+    /// The sandbox.
+    #[error(transparent)]
+    Sandbox(#[from] SandboxError),
+    /// The host refused something of the process itself.
+    #[error("the shard's process cannot start")]
+    Host(#[from] io::Error),
+}
+
+/// Runs the VM whose spec comes over `control`; returns when it has ended and the monitor was told.
+pub fn run(mut control: UnixStream) -> ExitCode {
+    let ending = match start(&mut control) {
+        Ok(running) => running.wait(),
+        Err(error) => Ending::ShardFailed {
+            detail: chain(&error),
+        },
+    };
+    let failed = matches!(ending, Ending::ShardFailed { .. });
+    // The monitor may be gone; there is nobody else to tell.
+    let _ = control::report(&mut control, &Report::Ended(ending));
+    if failed {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    }
+}
+
+/// An error with its causes, in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !text.ends_with(&more) {
+            text.push_str(": ");
+            text.push_str(&more);
+        }
+        cause = error.source();
+    }
+    text
+}
+
+fn start(control: &mut UnixStream) -> Result<Control, ProcessError> {
+    let (spec, mut files) = receive::receive(control)?;
+    let kvm = kvm_of(&spec, &mut files)?;
+    let boot = BootFiles {
+        kernel: files.take(spec.kernel)?,
+        initrd: spec.initrd.map(|fd| files.take(fd)).transpose()?,
+    };
+    let console_socket = files.take(spec.console)?;
+    set_nonblocking(&console_socket)?;
+    control::catch_kicks()?;
+    let machine = Machine::build(&kvm, &spec, boot, &[])?;
+
+    // Devices on the PCI bus are made here, before the sandbox closes: all of `files` is taken or dropped.
+    let (vcpus, running) = machine.into_vcpus(spec.vcpus)?;
+
+    // The one place where the sandbox closes: every file is open, every device made, one thread runs.
+    let closed = sandbox::close(spec.sandbox, spec.sandbox_missing.clone(), None)?;
+
+    let threads = closed.threads;
+    let stop_console = EventFd::new(EFD_NONBLOCK)?;
+    let (console, stop) = (running.console.clone(), stop_console.try_clone()?);
+    let console_thread = threads.spawn(ThreadKind::Serial, "console", move || {
+        serial::pump(&console, console_socket, &stop)
+    })?;
+    control::report(
+        control,
+        &Report::Running {
+            sandbox_missing: closed.missing,
+        },
+    )?;
+    let mut vcpu_threads = Vec::with_capacity(vcpus.len());
+    let mut counters = Vec::with_capacity(vcpus.len());
+    for (id, vcpu) in vcpus.into_iter().enumerate() {
+        counters.push(vcpu.counters.clone());
+        vcpu_threads.push(threads.spawn(ThreadKind::Vcpu, &format!("vcpu{id}"), move || vcpu.run())?);
+    }
+    threads.seal(ThreadKind::Control)?;
+    Ok(Control {
+        socket: control.try_clone()?,
+        running,
+        vcpu_threads,
+        counters,
+        console_thread,
+        stop_console,
+        orders: Vec::new(),
+    })
+}
+
+fn kvm_of(spec: &LaunchSpec, files: &mut Files) -> Result<Kvm, ProcessError> {
+    use std::os::fd::FromRawFd;
+    let file = files.take(spec.kvm)?;
+    // SAFETY: the descriptor is open and ours alone. That it is KVM shows at the first call.
+    Ok(unsafe { Kvm::from_raw_fd(file.into_raw_fd()) })
+}
+
+fn set_nonblocking(file: &File) -> io::Result<()> {
+    use nix::fcntl::{FcntlArg, OFlag, fcntl};
+    let flags = OFlag::from_bits_truncate(fcntl(file, FcntlArg::F_GETFL)?);
+    fcntl(file, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
+    Ok(())
+}

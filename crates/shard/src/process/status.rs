@@ -1,0 +1,34 @@
+//! The answer to [`crate::launch::Order::Status`].
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde_json::{Value, json};
+
+use crate::serial::ConsoleCounters;
+use crate::vcpu::VcpuCounters;
+
+/// Everything counted so far.
+pub fn status(vcpus: &[Arc<VcpuCounters>], console: &ConsoleCounters) -> Value {
+    let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    let exits: Vec<Value> = vcpus
+        .iter()
+        .map(|vcpu| {
+            json!({
+                "port": get(&vcpu.port),
+                "mmio": get(&vcpu.mmio),
+                "unclaimed": get(&vcpu.unclaimed),
+                "interrupted": get(&vcpu.interrupted),
+                "other": get(&vcpu.other),
+            })
+        })
+        .collect();
+    json!({
+        "exits": exits,
+        "console": {
+            "written_bytes": get(&console.written),
+            "dropped_bytes": get(&console.dropped),
+            "received_bytes": get(&console.received),
+        },
+    })
+}

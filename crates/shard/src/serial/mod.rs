@@ -1,0 +1,131 @@
+//! The serial console: a 16550A on COM1 ([`Console`]) whose bytes travel over a socket of the monitor's ([`pump`]).
+//!
+//! Output goes through a ring: a vCPU never waits for the monitor; what does not fit is dropped and counted.
+//! Input stays in the socket until the guest has room for it, so none is lost.
+
+mod output;
+mod panic_text;
+mod pump;
+
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use vm_superio::serial::SerialEvents;
+use vm_superio::{Serial, Trigger};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use crate::bus::BusDevice;
+use crate::ending::EndSignal;
+use output::Output;
+pub use pump::pump;
+
+/// COM1's ports.
+pub const SERIAL_PORTS: u64 = 8;
+
+/// What the console counted.
+#[derive(Debug, Default)]
+pub struct ConsoleCounters {
+    /// Bytes the guest wrote.
+    pub written: AtomicU64,
+    /// Bytes dropped because the monitor did not read.
+    pub dropped: AtomicU64,
+    /// Bytes the guest was given.
+    pub received: AtomicU64,
+}
+
+/// The device, shared by the vCPUs and the pump.
+pub struct Console {
+    uart: Mutex<Serial<Line, Room, Output>>,
+    interrupt: EventFd,
+    room: EventFd,
+    ready: EventFd,
+    counters: Arc<ConsoleCounters>,
+}
+
+/// COM1's interrupt line.
+struct Line(EventFd);
+
+impl Trigger for Line {
+    type E = io::Error;
+
+    fn trigger(&self) -> io::Result<()> {
+        self.0.write(1)
+    }
+}
+
+/// Tells the pump that the guest has emptied its input.
+struct Room(EventFd);
+
+impl SerialEvents for Room {
+    fn buffer_read(&self) {}
+    fn out_byte(&self) {}
+    fn tx_lost_byte(&self) {}
+    fn in_buffer_empty(&self) {
+        let _ = self.0.write(1);
+    }
+}
+
+impl Console {
+    /// A console with nothing in it; `end` is told when the guest's kernel prints that it panics.
+    pub fn new(end: Arc<EndSignal>) -> io::Result<Self> {
+        let event = || EventFd::new(EFD_NONBLOCK);
+        let (interrupt, room, ready) = (event()?, event()?, event()?);
+        let counters = Arc::new(ConsoleCounters::default());
+        let output = Output::new(ready.try_clone()?, counters.clone(), end);
+        let uart = Serial::with_events(Line(interrupt.try_clone()?), Room(room.try_clone()?), output);
+        Ok(Self {
+            uart: Mutex::new(uart),
+            interrupt,
+            room,
+            ready,
+            counters,
+        })
+    }
+
+    /// What to register as irqfd.
+    pub fn interrupt(&self) -> &EventFd {
+        &self.interrupt
+    }
+
+    /// What was counted so far.
+    pub fn counters(&self) -> &ConsoleCounters {
+        &self.counters
+    }
+
+    fn uart(&self) -> MutexGuard<'_, Serial<Line, Room, Output>> {
+        // The device holds no invariant that a panic elsewhere could break.
+        self.uart.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Bytes of input the guest has room for.
+    fn input_room(&self) -> usize {
+        self.uart().fifo_capacity()
+    }
+
+    /// Gives input to the guest; how many bytes were taken.
+    fn input(&self, bytes: &[u8]) -> usize {
+        // An error is a full buffer, or an interrupt that is pending already.
+        let taken = self.uart().enqueue_raw_bytes(bytes).unwrap_or(0);
+        self.counters.received.fetch_add(taken as u64, Ordering::Relaxed);
+        taken
+    }
+}
+
+impl BusDevice for Console {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        if let [byte] = data {
+            *byte = self.uart().read(offset as u8);
+        }
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) {
+        if let &[byte] = data {
+            // Output never fails; an interrupt that can't be raised is pending already.
+            let _ = self.uart().write(offset as u8, byte);
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! The console's thread: moves bytes between the UART and the monitor's socket until told to stop.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::Console;
+
+/// How long the last output may take to reach the monitor once the VM has ended.
+const DRAIN: Duration = Duration::from_millis(500);
+
+/// Runs until `stop` is written; then hands over what output is left, as far as the monitor takes it.
+///
+/// `socket` must not block. When the monitor closes its end, output is dropped and counted.
+pub fn pump(console: &Console, socket: File, stop: &EventFd) {
+    Pump {
+        console,
+        socket,
+        connected: true,
+    }
+    .run(stop);
+}
+
+struct Pump<'a> {
+    console: &'a Console,
+    socket: File,
+    connected: bool,
+}
+
+fn borrow(event: &EventFd) -> BorrowedFd<'_> {
+    // SAFETY: the descriptor belongs to `event`, which outlives the borrow.
+    unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
+}
+
+impl Pump<'_> {
+    fn run(mut self, stop: &EventFd) {
+        loop {
+            let mut interest = PollFlags::empty();
+            interest.set(PollFlags::POLLIN, self.console.input_room() > 0);
+            interest.set(PollFlags::POLLOUT, !self.console.uart().writer().is_empty());
+            let mut files = vec![
+                PollFd::new(borrow(stop), PollFlags::POLLIN),
+                PollFd::new(borrow(&self.console.ready), PollFlags::POLLIN),
+                PollFd::new(borrow(&self.console.room), PollFlags::POLLIN),
+            ];
+            if self.connected {
+                files.push(PollFd::new(self.socket.as_fd(), interest));
+            }
+            match poll(&mut files, PollTimeout::NONE) {
+                Ok(_) | Err(nix::Error::EINTR) => (),
+                // Poll fails only for lack of memory: without it the console is dead, the VM is not.
+                Err(_) => return,
+            }
+            let ready = |index: usize| files.get(index).and_then(|file| file.any()).unwrap_or(false);
+            let (stopped, socket) = (ready(0), ready(3));
+            let gone = PollFlags::POLLHUP | PollFlags::POLLERR;
+            let gone = files
+                .get(3)
+                .and_then(|file| file.revents())
+                .is_some_and(|told| told.intersects(gone));
+            let _ = self.console.ready.read();
+            let _ = self.console.room.read();
+            if gone && self.console.input_room() == 0 {
+                // Nothing more can be taken, and waiting for the guest to make room would spin.
+                self.connected = false;
+            } else if socket {
+                self.receive();
+            }
+            self.send();
+            if stopped {
+                self.drain();
+                return;
+            }
+        }
+    }
+
+    fn receive(&mut self) {
+        let room = self.console.input_room();
+        let mut buffer = [0; 64];
+        let take = room.min(buffer.len());
+        if take == 0 {
+            return;
+        }
+        match self.socket.read(&mut buffer[..take]) {
+            Ok(0) => self.connected = false,
+            // Only this thread adds input, so the room can only have grown. In loopback mode the UART takes none,
+            // as a cable that is unplugged.
+            Ok(bytes) => _ = self.console.input(&buffer[..bytes]),
+            Err(error) if retry(&error) => (),
+            Err(_) => self.connected = false,
+        }
+    }
+
+    /// Writes what the socket takes without waiting.
+    fn send(&mut self) {
+        let mut chunk = [0; 4096];
+        loop {
+            let bytes = {
+                let uart = self.console.uart();
+                let front = uart.writer().front();
+                let bytes = front.len().min(chunk.len());
+                chunk[..bytes].copy_from_slice(&front[..bytes]);
+                bytes
+            };
+            if bytes == 0 {
+                return;
+            }
+            // The vCPUs only append, so the front is still what was copied.
+            let done = if self.connected {
+                self.socket.write(&chunk[..bytes])
+            } else {
+                Ok(bytes)
+            };
+            match done {
+                Ok(done) => self.console.uart().writer_mut().consume(done),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => (),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(_) => self.connected = false,
+            }
+            if !self.connected {
+                let count = bytes as u64;
+                self.console
+                    .counters
+                    .dropped
+                    .fetch_add(count, std::sync::atomic::Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn drain(&mut self) {
+        let deadline = Instant::now() + DRAIN;
+        while self.connected && !self.console.uart().writer().is_empty() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            let mut files = [PollFd::new(self.socket.as_fd(), PollFlags::POLLOUT)];
+            let _ = poll(
+                &mut files,
+                PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO),
+            );
+            self.send();
+        }
+    }
+}
+
+fn retry(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock
+    )
+}

@@ -1,0 +1,172 @@
+//! Runs one vCPU: enters the guest, serves its exits, tells why the VM ended.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kvm_bindings::kvm_run;
+use kvm_ioctls::{VcpuExit, VcpuFd};
+
+use crate::bus::Bus;
+use crate::ending::EndSignal;
+use crate::launch::Ending;
+
+/// Exits by kind.
+#[derive(Debug, Default)]
+pub struct VcpuCounters {
+    /// Port reads and writes.
+    pub port: AtomicU64,
+    /// Memory-mapped reads and writes.
+    pub mmio: AtomicU64,
+    /// Accesses that no device claimed (of both kinds).
+    pub unclaimed: AtomicU64,
+    /// Signals: kicks.
+    pub interrupted: AtomicU64,
+    /// Anything else.
+    pub other: AtomicU64,
+}
+
+impl VcpuCounters {
+    fn count(counter: &AtomicU64) {
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// One vCPU, before its thread runs it.
+pub struct Vcpu {
+    /// KVM's side.
+    pub fd: VcpuFd,
+    /// I/O ports.
+    pub ports: Arc<Bus>,
+    /// Addresses outside RAM.
+    pub mmio: Arc<Bus>,
+    /// Where to leave the cause of an end.
+    pub end: Arc<EndSignal>,
+    /// What it counts.
+    pub counters: Arc<VcpuCounters>,
+}
+
+impl Vcpu {
+    /// Runs until the VM ends.
+    pub fn run(mut self) {
+        while !self.end.stopping() {
+            if let Some(ending) = self.step() {
+                self.end.end(ending);
+                return;
+            }
+        }
+    }
+
+    /// Runs to the next exit and serves it.
+    fn step(&mut self) -> Option<Ending> {
+        match self.fd.run() {
+            Ok(VcpuExit::IoIn(port, data)) => {
+                VcpuCounters::count(&self.counters.port);
+                let (data, bytes) = (data.as_mut_ptr(), data.len());
+                let size = self.port_access_bytes();
+                // SAFETY: `data` is KVM's buffer in the shared page of this vCPU, mapped as long as `self.fd`;
+                // nobody else uses it until the next KVM_RUN.
+                let data = unsafe { std::slice::from_raw_parts_mut(data, bytes) };
+                for access in data.chunks_mut(size) {
+                    let claimed = self.ports.read(u64::from(port), access);
+                    self.note(claimed);
+                }
+            }
+            Ok(VcpuExit::IoOut(port, data)) => {
+                VcpuCounters::count(&self.counters.port);
+                let (data, bytes) = (data.as_ptr(), data.len());
+                let size = self.port_access_bytes();
+                // SAFETY: as above.
+                let data = unsafe { std::slice::from_raw_parts(data, bytes) };
+                for access in data.chunks(size) {
+                    let claimed = self.ports.write(u64::from(port), access);
+                    self.note(claimed);
+                }
+            }
+            Ok(VcpuExit::MmioRead(address, data)) => {
+                VcpuCounters::count(&self.counters.mmio);
+                let claimed = self.mmio.read(address, data);
+                self.note(claimed);
+            }
+            Ok(VcpuExit::MmioWrite(address, data)) => {
+                VcpuCounters::count(&self.counters.mmio);
+                let claimed = self.mmio.write(address, data);
+                self.note(claimed);
+            }
+            Ok(VcpuExit::Shutdown) => return Some(Ending::TripleFault),
+            Ok(VcpuExit::InternalError) => return Some(self.internal_error()),
+            Ok(VcpuExit::FailEntry(reason, cpu)) => {
+                let detail =
+                    format!("the processor refused to enter the guest: reason {reason:#x} on CPU {cpu}");
+                return Some(Ending::KvmInternalError { detail });
+            }
+            Ok(VcpuExit::Intr) => VcpuCounters::count(&self.counters.interrupted),
+            Ok(VcpuExit::SystemEvent(kind, _)) => return Some(system_event(kind)),
+            Ok(VcpuExit::Hlt | VcpuExit::IrqWindowOpen | VcpuExit::Hypercall(_) | VcpuExit::IoapicEoi(_)) => {
+                VcpuCounters::count(&self.counters.other);
+            }
+            Ok(exit) => {
+                let detail = format!("unexpected exit from the guest: {exit:?}");
+                return Some(Ending::KvmInternalError { detail });
+            }
+            Err(error) => match error.errno() {
+                libc::EINTR | libc::EAGAIN => VcpuCounters::count(&self.counters.interrupted),
+                _ => {
+                    let detail = format!("KVM_RUN failed: {error}{}", self.place());
+                    return Some(Ending::KvmInternalError { detail });
+                }
+            },
+        }
+        None
+    }
+
+    fn note(&self, claimed: bool) {
+        if !claimed {
+            VcpuCounters::count(&self.counters.unclaimed);
+        }
+    }
+
+    /// Size of one access of the port exit just taken; string instructions bring several at once.
+    fn port_access_bytes(&mut self) -> usize {
+        let run: &kvm_run = self.fd.get_kvm_run();
+        // SAFETY: the exit was KVM_EXIT_IO, so KVM filled this member.
+        let io = unsafe { run.__bindgen_anon_1.io };
+        usize::from(io.size).max(1)
+    }
+
+    fn internal_error(&mut self) -> Ending {
+        // SAFETY: the exit was KVM_EXIT_INTERNAL_ERROR, so KVM filled this member.
+        let internal = unsafe { self.fd.get_kvm_run().__bindgen_anon_1.internal };
+        let what = match internal.suberror {
+            1 => "could not emulate an instruction",
+            2 => "an exception while another was delivered",
+            3 => "an exit while an event was delivered",
+            4 => "an exit KVM does not know",
+            _ => "unknown",
+        };
+        let count = (internal.ndata as usize).min(internal.data.len());
+        let mut detail = format!("suberror {}: {what}", internal.suberror);
+        for word in &internal.data[..count] {
+            detail.push_str(&format!(" {word:#x}"));
+        }
+        detail.push_str(&self.place());
+        Ending::KvmInternalError { detail }
+    }
+
+    fn place(&self) -> String {
+        self.fd
+            .get_regs()
+            .map_or_else(|_| String::new(), |regs| format!(" at RIP {:#x}", regs.rip))
+    }
+}
+
+/// Only paravirtual guests of other kinds raise these, but their meaning is clear.
+fn system_event(kind: u32) -> Ending {
+    match kind {
+        kvm_bindings::KVM_SYSTEM_EVENT_SHUTDOWN => Ending::PowerOff,
+        kvm_bindings::KVM_SYSTEM_EVENT_RESET => Ending::Reboot,
+        kvm_bindings::KVM_SYSTEM_EVENT_CRASH => Ending::Panic,
+        _ => Ending::KvmInternalError {
+            detail: format!("unexpected system event {kind}"),
+        },
+    }
+}
