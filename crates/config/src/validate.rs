@@ -79,6 +79,13 @@ pub fn check(spec: &VmSpec) -> Result<(), Fault> {
         ));
     }
     for (index, disk) in spec.disks.iter().enumerate() {
+        if disk.persistent && disk.mode == DiskMode::Private && spec.name.is_none() {
+            return Err(fault(
+                &["disks", &index.to_string(), "persistent"],
+                "a private disk that keeps its writes, of a VM without a name",
+                "add `name`: the writes are kept by it",
+            ));
+        }
         check_disk(disk, &index.to_string())?;
     }
     let nets = spec.nets.as_deref().unwrap_or_default();
@@ -154,13 +161,6 @@ fn check_disk(disk: &DiskSpec, index: &str) -> Result<(), Fault> {
             &["disks", index, "queues"],
             "not a number of queues",
             "from 1 to 16",
-        ));
-    }
-    if disk.persistent && disk.mode == DiskMode::Private {
-        return Err(fault(
-            &["disks", index, "persistent"],
-            "a private disk can't keep its writes",
-            "add `mode = \"exclusive\"`, or drop `persistent`",
         ));
     }
     if disk.device == DiskDevice::Pmem && disk.format == Some(DiskFormatSpec::Qcow2) {
