@@ -6,10 +6,14 @@
 //! `mod.rs` (the contract), `device.rs` (the front), `handler.rs` (the queues), `metrics.rs` (what it counted),
 //! `syscalls.rs` (what its thread may call), `tests.rs`.
 
+pub mod balloon;
 pub mod block;
 pub mod device;
 pub mod net;
+pub mod pmem;
+pub mod rng;
 mod segments;
+mod serve;
 #[cfg(test)]
 mod test_driver;
 pub mod transport;

@@ -1,0 +1,133 @@
+//! The front of the balloon.
+
+use std::io;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde_json::{Value, json};
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use super::handler::{BalloonHandler, F_REPORTING, F_STATISTICS};
+use super::metrics::{BalloonMetrics, statistic_name};
+use super::state::{BalloonHandle, PAGE_BYTES, State};
+use crate::sandbox::{ThreadKind, Threads};
+use crate::virtio::worker::Worker;
+use crate::virtio::{Activation, DeviceError, VirtioDevice, VirtioId};
+
+/// Inflate, deflate, statistics, reporting.
+const QUEUE_SIZES: [u16; 4] = [128, 128, 16, 64];
+const F_DEFLATE_ON_OOM: u64 = 1 << 2;
+/// Offset of `actual` in the configuration.
+const ACTUAL: u64 = 4;
+
+/// The balloon.
+pub struct Balloon {
+    worker: Worker,
+    state: Arc<State>,
+    metrics: Arc<BalloonMetrics>,
+}
+
+impl Balloon {
+    /// Starts the device's thread for a guest with `ram_bytes` of memory.
+    pub fn new(threads: &Threads, ram_bytes: u64) -> io::Result<Self> {
+        let state = Arc::new(State {
+            target_pages: AtomicU32::new(0),
+            actual_pages: AtomicU32::new(0),
+            pages_max: u32::try_from(ram_bytes / PAGE_BYTES).unwrap_or(u32::MAX),
+            statistics: Mutex::default(),
+            interrupt: Mutex::new(None),
+            refresh: EventFd::new(EFD_NONBLOCK)?,
+        });
+        let metrics = Arc::new(BalloonMetrics::default());
+        let handler = BalloonHandler::new(state.clone(), metrics.clone());
+        let worker = Worker::spawn(threads, ThreadKind::Balloon, "balloon", handler)?;
+        Ok(Self {
+            worker,
+            state,
+            metrics,
+        })
+    }
+
+    /// What sets its size.
+    pub fn handle(&self) -> BalloonHandle {
+        BalloonHandle(self.state.clone())
+    }
+
+    fn set_interrupt(&self, interrupt: Option<Arc<dyn crate::virtio::Interrupt>>) {
+        *self
+            .state
+            .interrupt
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = interrupt;
+    }
+}
+
+impl VirtioDevice for Balloon {
+    fn id(&self) -> VirtioId {
+        VirtioId::Balloon
+    }
+
+    fn features(&self) -> u64 {
+        1 << VIRTIO_RING_F_EVENT_IDX
+            | 1 << VIRTIO_RING_F_INDIRECT_DESC
+            | F_STATISTICS
+            | F_DEFLATE_ON_OOM
+            | F_REPORTING
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &QUEUE_SIZES
+    }
+
+    fn read_config(&self, offset: u64, data: &mut [u8]) {
+        let target = self.state.target_pages.load(Ordering::Acquire).to_le_bytes();
+        let actual = self.state.actual_pages.load(Ordering::Acquire).to_le_bytes();
+        for (position, byte) in (offset..).zip(data) {
+            *byte = match position {
+                0..ACTUAL => target[position as usize],
+                ACTUAL..8 => actual[(position - ACTUAL) as usize],
+                _ => 0,
+            };
+        }
+    }
+
+    fn write_config(&mut self, offset: u64, data: &[u8]) {
+        if let (ACTUAL, Ok(actual)) = (offset, data.try_into()) {
+            self.state.set_actual(u32::from_le_bytes(actual));
+        }
+    }
+
+    fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
+        self.set_interrupt(Some(activation.interrupt.clone()));
+        self.worker.activate(activation)
+    }
+
+    fn reset(&mut self) {
+        self.set_interrupt(None);
+        self.worker.reset();
+        // The driver gives all pages up at a reset.
+        self.state.actual_pages.store(0, Ordering::Release);
+    }
+
+    /// Also asks the guest for new statistics, for the next call.
+    fn status(&self) -> Value {
+        let _ = self.state.refresh.write(1);
+        let statistics = self
+            .state
+            .statistics
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let statistics: serde_json::Map<String, Value> = statistics
+            .iter()
+            .map(|(tag, value)| (statistic_name(*tag), json!(value)))
+            .collect();
+        json!({
+            "target_bytes": u64::from(self.state.target_pages.load(Ordering::Acquire)) * PAGE_BYTES,
+            "actual_bytes": u64::from(self.state.actual_pages.load(Ordering::Acquire)) * PAGE_BYTES,
+            "inflated_bytes": self.metrics.inflated_bytes.load(Ordering::Relaxed),
+            "reported_bytes": self.metrics.reported_bytes.load(Ordering::Relaxed),
+            "guest": statistics,
+        })
+    }
+}

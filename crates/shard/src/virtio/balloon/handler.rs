@@ -1,0 +1,198 @@
+//! Serves the balloon's queues.
+//!
+//! Linux numbers a queue that a feature brings by what comes before it, so reporting is queue 3 with statistics and 2
+//! without.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+
+use nix::sys::epoll::EpollFlags;
+use virtio_queue::QueueT;
+use vm_memory::{Bytes, GuestMemoryMmap};
+
+use super::metrics::BalloonMetrics;
+use super::release::release;
+use super::state::{PAGE_BYTES, State};
+use crate::virtio::serve::{Chain, broken, serve, take};
+use crate::virtio::worker::{Event, Handler, Sources};
+use crate::virtio::{Activation, ActiveQueue, DeviceError};
+
+/// `VIRTIO_BALLOON_F_STATS_VQ`.
+pub const F_STATISTICS: u64 = 1 << 1;
+/// `VIRTIO_BALLOON_F_REPORTING`.
+pub const F_REPORTING: u64 = 1 << 5;
+
+const INFLATE: u16 = 0;
+const DEFLATE: u16 = 1;
+const OPTIONAL: u16 = 2;
+/// The most bytes of page numbers taken from one chain: Linux sends 256 numbers.
+const NUMBERS_BYTES_MAX: usize = 64 << 10;
+/// The most statistics taken: Linux has 10.
+const STATISTICS_MAX: usize = 64;
+const STATISTIC_BYTES: usize = 10;
+const REFRESH: u32 = 0;
+
+pub struct BalloonHandler {
+    state: Arc<State>,
+    metrics: Arc<BalloonMetrics>,
+    active: Option<Activation>,
+    /// The driver's statistics buffer; giving it back asks for new ones.
+    held: Option<u16>,
+}
+
+impl BalloonHandler {
+    pub fn new(state: Arc<State>, metrics: Arc<BalloonMetrics>) -> Self {
+        Self {
+            state,
+            metrics,
+            active: None,
+            held: None,
+        }
+    }
+
+    fn queue_event(&mut self, index: u16) -> Result<(), DeviceError> {
+        let Some(active) = &mut self.active else {
+            return Ok(());
+        };
+        let statistics = active.features & F_STATISTICS != 0;
+        let reporting = OPTIONAL + u16::from(statistics);
+        let Some(queue) = active.queues.iter_mut().find(|queue| queue.index == index) else {
+            return Ok(());
+        };
+        let memory: &GuestMemoryMmap<()> = &active.memory;
+        match index {
+            INFLATE => serve(queue, &active.memory, &active.interrupt, |chain| {
+                let bytes = inflate(memory, chain)?;
+                self.metrics.inflated_bytes.fetch_add(bytes, Ordering::Relaxed);
+                Ok(0)
+            }),
+            // A deflated page comes back when the guest touches it.
+            DEFLATE => serve(queue, &active.memory, &active.interrupt, |_| Ok(0)),
+            OPTIONAL if statistics => {
+                // The driver has one buffer; of more, the last counts and the others are given back.
+                while let Some(chain) = take(queue, memory)? {
+                    let head = chain.head_index();
+                    read_statistics(&self.state, memory, chain)?;
+                    if let Some(before) = self.held.replace(head) {
+                        queue.queue.add_used(memory, before, 0).map_err(broken)?;
+                        break;
+                    }
+                }
+                if queue.queue.enable_notification(memory).map_err(broken)? {
+                    // A full counter does as well.
+                    let _ = queue.notify.write(1);
+                }
+                Ok(())
+            }
+            index if index == reporting && active.features & F_REPORTING != 0 => {
+                serve(queue, &active.memory, &active.interrupt, |chain| {
+                    for range in chain.writable() {
+                        let bytes = release(memory, range.addr().0, u64::from(range.len()))?;
+                        self.metrics.reported_bytes.fetch_add(bytes, Ordering::Relaxed);
+                    }
+                    Ok(0)
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives the statistics buffer back, so that the driver fills it again.
+    fn refresh(&mut self) -> Result<(), DeviceError> {
+        let _ = self.state.refresh.read();
+        let (Some(active), Some(head)) = (&mut self.active, self.held.take()) else {
+            return Ok(());
+        };
+        let memory: &GuestMemoryMmap<()> = &active.memory;
+        let Some(queue) = statistics_queue(&mut active.queues) else {
+            return Ok(());
+        };
+        queue.queue.add_used(memory, head, 0).map_err(broken)?;
+        if queue.queue.needs_notification(memory).map_err(broken)? {
+            active.interrupt.signal_queue(queue.index);
+        }
+        Ok(())
+    }
+}
+
+fn statistics_queue(queues: &mut [ActiveQueue]) -> Option<&mut ActiveQueue> {
+    queues.iter_mut().find(|queue| queue.index == OPTIONAL)
+}
+
+impl Handler for BalloonHandler {
+    fn start(&mut self, activation: Activation, sources: &Sources) -> Result<(), DeviceError> {
+        self.active = Some(activation);
+        // SAFETY: the file lives in `state`, which this handler owns a share of until after `stop`.
+        let refresh = unsafe { BorrowedFd::borrow_raw(self.state.refresh.as_raw_fd()) };
+        sources
+            .add(refresh, REFRESH, EpollFlags::EPOLLIN)
+            .map_err(|source| DeviceError::Host {
+                what: "cannot wait for requests of statistics",
+                source,
+            })
+    }
+
+    fn handle(&mut self, event: Event, _sources: &Sources) -> Result<(), DeviceError> {
+        match event {
+            Event::Queue(index) => self.queue_event(index),
+            Event::Source(_) => self.refresh(),
+        }
+    }
+
+    fn stop(&mut self, sources: &Sources) {
+        // SAFETY: as in `start`.
+        let refresh = unsafe { BorrowedFd::borrow_raw(self.state.refresh.as_raw_fd()) };
+        // Not registered if `start` failed.
+        let _ = sources.remove(refresh);
+        self.active = None;
+        self.held = None;
+    }
+}
+
+/// Returns the pages whose numbers a chain lists, neighbours together; how many bytes that was.
+fn inflate(memory: &GuestMemoryMmap<()>, chain: Chain<'_>) -> Result<u64, DeviceError> {
+    let mut numbers = read_chain(memory, chain, NUMBERS_BYTES_MAX)?
+        .chunks_exact(4)
+        .map(|number| u64::from(u32::from_le_bytes([number[0], number[1], number[2], number[3]])))
+        .collect::<Vec<_>>();
+    numbers.sort_unstable();
+    numbers.dedup();
+    let mut bytes = 0;
+    for run in numbers.chunk_by(|before, after| before + 1 == *after) {
+        bytes += release(memory, run[0] * PAGE_BYTES, run.len() as u64 * PAGE_BYTES)?;
+    }
+    Ok(bytes)
+}
+
+fn read_statistics(state: &State, memory: &GuestMemoryMmap<()>, chain: Chain<'_>) -> Result<(), DeviceError> {
+    let bytes = read_chain(memory, chain, STATISTICS_MAX * STATISTIC_BYTES)?;
+    let mut statistics = state.statistics.lock().unwrap_or_else(PoisonError::into_inner);
+    statistics.clear();
+    for entry in bytes.chunks_exact(STATISTIC_BYTES) {
+        let mut value = [0; 8];
+        value.copy_from_slice(&entry[2..]);
+        statistics.insert(
+            u16::from_le_bytes([entry[0], entry[1]]),
+            u64::from_le_bytes(value),
+        );
+    }
+    Ok(())
+}
+
+/// The readable bytes of a chain, `limit` at most.
+fn read_chain(memory: &GuestMemoryMmap<()>, chain: Chain<'_>, limit: usize) -> Result<Vec<u8>, DeviceError> {
+    let mut bytes = Vec::new();
+    for descriptor in chain.readable() {
+        let start = bytes.len();
+        let length = (descriptor.len() as usize).min(limit - start);
+        bytes.resize(start + length, 0);
+        memory
+            .read_slice(&mut bytes[start..], descriptor.addr())
+            .map_err(broken)?;
+        if bytes.len() == limit {
+            break;
+        }
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,18 @@
+//! The memory balloon (Virtio 1.2, section 5.5): takes memory back from the guest, and free pages as they become free.
+//!
+//! Returned pages leave the guest's memory file, so the host really has them again; a later touch gives a zero page.
+//! If the guest deflates by itself (out of memory), the target follows what is left: asking again at once for what the
+//! guest needed would only make both sides spin.
+
+mod device;
+mod handler;
+mod metrics;
+mod release;
+mod state;
+mod syscalls;
+#[cfg(test)]
+mod tests;
+
+pub use device::Balloon;
+pub use state::BalloonHandle;
+pub use syscalls::SYSCALLS;

@@ -1,0 +1,57 @@
+//! Gives a range of guest memory back to the host.
+
+use std::io;
+use std::os::fd::AsRawFd;
+
+use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MemoryRegionAddress};
+
+use super::state::PAGE_BYTES;
+use crate::virtio::DeviceError;
+
+/// Punches the whole pages inside `start..start + bytes` out of the memory's file; returns how many bytes that was.
+///
+/// # Errors
+/// A range outside the guest's memory is the guest's fault. What the host refuses (a page smaller than its huge page)
+/// is no error: the page just stays.
+pub fn release(memory: &GuestMemoryMmap<()>, start: u64, bytes: u64) -> Result<u64, DeviceError> {
+    let outside = || DeviceError::Protocol(format!("{bytes} bytes at {start:#x} are not all memory"));
+    let end = start.checked_add(bytes).ok_or_else(outside)?;
+    let region = memory.find_region(GuestAddress(start)).ok_or_else(outside)?;
+    let base = region.start_addr().0;
+    if end - base > region.len() {
+        return Err(outside());
+    }
+    let first = start.next_multiple_of(PAGE_BYTES);
+    let last = end - end % PAGE_BYTES;
+    if first >= last {
+        return Ok(0);
+    }
+    let (offset, length) = (first - base, last - first);
+    let done = match region.file_offset() {
+        Some(file) => {
+            let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+            let at = (file.start() + offset) as libc::off_t;
+            // SAFETY: the call takes no pointers; the range is inside this region's part of the file.
+            unsafe { libc::fallocate(file.file().as_raw_fd(), mode, at, length as libc::off_t) == 0 }
+        }
+        None => {
+            let address = region
+                .get_host_address(MemoryRegionAddress(offset))
+                .map_err(|_| outside())?;
+            // SAFETY: the range is inside one live anonymous mapping of guest memory, which nothing in this program
+            // holds references into; its pages become zero pages.
+            unsafe { libc::madvise(address.cast(), length as usize, libc::MADV_DONTNEED) == 0 }
+        }
+    };
+    if done {
+        return Ok(length);
+    }
+    let source = io::Error::last_os_error();
+    match source.raw_os_error() {
+        Some(libc::EINVAL | libc::EOPNOTSUPP | libc::EBUSY) => Ok(0),
+        _ => Err(DeviceError::Host {
+            what: "cannot return the guest's memory to the host",
+            source,
+        }),
+    }
+}

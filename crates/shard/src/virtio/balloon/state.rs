@@ -1,0 +1,61 @@
+//! What the balloon's front, its thread and its handle share: the target, the actual size, the guest's statistics.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::virtio::Interrupt;
+
+/// The unit of the balloon's sizes (Virtio 1.2, section 5.5.6), whatever the guest's page size.
+pub const PAGE_BYTES: u64 = 4096;
+
+pub struct State {
+    pub target_pages: AtomicU32,
+    pub actual_pages: AtomicU32,
+    pub pages_max: u32,
+    pub statistics: Mutex<BTreeMap<u16, u64>>,
+    pub interrupt: Mutex<Option<Arc<dyn Interrupt>>>,
+    /// Wakes the thread to ask the guest for new statistics.
+    pub refresh: EventFd,
+}
+
+impl State {
+    /// The guest says how large its balloon is now.
+    pub fn set_actual(&self, pages: u32) {
+        let before = self.actual_pages.swap(pages, Ordering::AcqRel);
+        if pages < before {
+            // Below the target it deflated unasked: it ran out of memory.
+            self.target_pages.fetch_min(pages, Ordering::AcqRel);
+        }
+    }
+}
+
+/// Sets the balloon's size from outside. Cheap to clone.
+#[derive(Clone)]
+pub struct BalloonHandle(pub(super) Arc<State>);
+
+impl BalloonHandle {
+    /// Asks the guest to give back `bytes` in all, at most its whole memory.
+    pub fn set_bytes(&self, bytes: u64) {
+        let pages = u32::try_from(bytes / PAGE_BYTES)
+            .unwrap_or(u32::MAX)
+            .min(self.0.pages_max);
+        self.0.target_pages.store(pages, Ordering::Release);
+        let interrupt = self
+            .0
+            .interrupt
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        if let Some(interrupt) = interrupt {
+            interrupt.signal_config();
+        }
+    }
+
+    /// Bytes the guest has given back.
+    pub fn actual_bytes(&self) -> u64 {
+        u64::from(self.0.actual_pages.load(Ordering::Acquire)) * PAGE_BYTES
+    }
+}

@@ -1,0 +1,12 @@
+//! What the balloon's thread may ask of the kernel, beyond what every thread may.
+
+use crate::sandbox::Syscall;
+
+/// The allow-list.
+pub const SYSCALLS: &[Syscall] = &[
+    libc::SYS_fallocate,
+    libc::SYS_madvise,
+    libc::SYS_epoll_wait,
+    libc::SYS_epoll_ctl,
+    libc::SYS_dup,
+];

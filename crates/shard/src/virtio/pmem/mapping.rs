@@ -1,0 +1,66 @@
+//! The file's mapping in this process.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+
+/// The guest's persistent memory comes in these units.
+const ALIGN: u64 = 2 << 20;
+const PAGE_BYTES: u64 = 4096;
+
+/// What KVM needs to know for a memory slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PmemRegion {
+    /// Guest-physical address.
+    pub guest: u64,
+    /// Bytes, a multiple of 2 MiB.
+    pub bytes: u64,
+    /// Address in this process; mapped until the process ends.
+    pub host: u64,
+}
+
+/// Size of the region for a file of `file_bytes`.
+pub fn region_bytes(file_bytes: u64) -> Option<u64> {
+    file_bytes.max(1).checked_next_multiple_of(ALIGN)
+}
+
+/// Maps `file` for the guest address `guest`, shared or private. What is past the file's last page is plain zero memory.
+///
+/// The mapping is never undone: KVM refers to it until the VM is gone, which is when the process ends.
+pub fn map(file: &File, guest: u64, shared: bool) -> io::Result<PmemRegion> {
+    let file_bytes = file.metadata()?.len();
+    let bytes = region_bytes(file_bytes).ok_or_else(|| io::Error::other("the file is too large"))?;
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let length = usize::try_from(bytes + ALIGN).map_err(io::Error::other)?;
+    let reserve = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a new mapping where the kernel likes; nothing else is touched.
+    let start = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, reserve, -1, 0) };
+    if start == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    // Aligned like the guest address, so that huge pages fit.
+    let host = (start as u64).next_multiple_of(ALIGN);
+    let mapped = file_bytes.next_multiple_of(PAGE_BYTES);
+    if mapped > 0 {
+        let sharing = if shared {
+            libc::MAP_SHARED
+        } else {
+            libc::MAP_PRIVATE | libc::MAP_NORESERVE
+        };
+        // SAFETY: replaces a part of the mapping just made, which nobody refers to yet.
+        let result = unsafe {
+            libc::mmap(
+                host as *mut libc::c_void,
+                mapped as usize,
+                protection,
+                sharing | libc::MAP_FIXED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if result == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(PmemRegion { guest, bytes, host })
+}

@@ -1,0 +1,17 @@
+//! Persistent memory (Virtio 1.2, section 5.19): a file mapped into the guest, above its RAM.
+//!
+//! A file that keeps the guest's writes is mapped shared and synced when the driver flushes; another is mapped privately:
+//! every VM shares the host's page cache until it writes, and its writes are gone when it ends.
+//! The machine gives KVM the region [`Pmem::region`] in a slot of its own.
+
+mod device;
+mod handler;
+mod mapping;
+mod metrics;
+mod syscalls;
+#[cfg(test)]
+mod tests;
+
+pub use device::Pmem;
+pub use mapping::{PmemRegion, region_bytes};
+pub use syscalls::SYSCALLS;

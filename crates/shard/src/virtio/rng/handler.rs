@@ -1,0 +1,96 @@
+//! Fills buffers with random bytes.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use vm_memory::{Bytes, GuestMemoryMmap};
+
+use super::metrics::RngMetrics;
+use crate::virtio::serve::{Chain, broken, serve};
+use crate::virtio::worker::{Event, Handler, Sources};
+use crate::virtio::{Activation, DeviceError};
+
+/// The most bytes one request gets; the driver asks again for more (Linux asks for 64 or so).
+const REQUEST_BYTES_MAX: usize = 4096;
+
+pub struct RngHandler {
+    metrics: Arc<RngMetrics>,
+    active: Option<Activation>,
+}
+
+impl RngHandler {
+    pub fn new(metrics: Arc<RngMetrics>) -> Self {
+        Self {
+            metrics,
+            active: None,
+        }
+    }
+}
+
+impl Handler for RngHandler {
+    fn start(&mut self, activation: Activation, _sources: &Sources) -> Result<(), DeviceError> {
+        self.active = Some(activation);
+        Ok(())
+    }
+
+    fn handle(&mut self, event: Event, _sources: &Sources) -> Result<(), DeviceError> {
+        let (Event::Queue(_), Some(active)) = (event, &mut self.active) else {
+            return Ok(());
+        };
+        let Some(queue) = active.queues.first_mut() else {
+            return Ok(());
+        };
+        serve(queue, &active.memory, &active.interrupt, |chain| {
+            let written = fill(&active.memory, chain)?;
+            self.metrics.requests.fetch_add(1, Ordering::Relaxed);
+            self.metrics
+                .bytes
+                .fetch_add(u64::from(written), Ordering::Relaxed);
+            Ok(written)
+        })
+    }
+
+    fn stop(&mut self, _sources: &Sources) {
+        self.active = None;
+    }
+}
+
+/// Fills the start of a chain's writable memory; returns how much.
+fn fill(memory: &GuestMemoryMmap<()>, chain: Chain<'_>) -> Result<u32, DeviceError> {
+    let mut random = [0; REQUEST_BYTES_MAX];
+    let mut written = 0;
+    for descriptor in chain.writable() {
+        let length = (descriptor.len() as usize).min(REQUEST_BYTES_MAX - written);
+        let piece = &mut random[..length];
+        draw(piece)?;
+        memory.write_slice(piece, descriptor.addr()).map_err(broken)?;
+        written += length;
+        if written == REQUEST_BYTES_MAX {
+            break;
+        }
+    }
+    // At most REQUEST_BYTES_MAX.
+    Ok(written as u32)
+}
+
+fn draw(buffer: &mut [u8]) -> Result<(), DeviceError> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        let rest = &mut buffer[filled..];
+        // SAFETY: the pointer and the length are those of a live buffer.
+        let count = unsafe { libc::getrandom(rest.as_mut_ptr().cast(), rest.len(), 0) };
+        match usize::try_from(count) {
+            Ok(count) => filled += count,
+            Err(_) => {
+                let source = std::io::Error::last_os_error();
+                if source.kind() != std::io::ErrorKind::Interrupted {
+                    return Err(DeviceError::Host {
+                        what: "the host gives no random bytes",
+                        source,
+                    });
+                }
+            }
+        }
+    }
+    Ok(())
+}

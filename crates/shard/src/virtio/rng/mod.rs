@@ -1,0 +1,11 @@
+//! The entropy source (Virtio 1.2, section 5.4): fills the driver's buffers from the host's generator.
+
+mod device;
+mod handler;
+mod metrics;
+mod syscalls;
+#[cfg(test)]
+mod tests;
+
+pub use device::Rng;
+pub use syscalls::SYSCALLS;
