@@ -2,7 +2,10 @@
 
 pub mod arch;
 pub mod bus;
+pub mod devices;
 pub mod ending;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 pub mod interrupt;
 pub mod launch;
 pub mod machine;

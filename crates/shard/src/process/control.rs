@@ -15,6 +15,7 @@ use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 use super::status::status;
 use crate::launch::{Ending, Order, Report};
 use crate::machine::Running;
+use crate::pci::PciBus;
 use crate::vcpu::VcpuCounters;
 
 /// Longest order, bytes.
@@ -43,6 +44,7 @@ pub struct Control {
     pub running: Running,
     pub vcpu_threads: Vec<JoinHandle<()>>,
     pub counters: Vec<Arc<VcpuCounters>>,
+    pub bus: PciBus,
     pub console_thread: JoinHandle<()>,
     pub stop_console: EventFd,
     /// Bytes of orders not complete yet.
@@ -120,7 +122,8 @@ impl Control {
             // There is nothing to obey with as long as the machine has no balloon.
             Order::Balloon { .. } => None,
             Order::Status => {
-                let answer = Report::Status(status(&self.counters, self.running.console.counters()));
+                let answer =
+                    Report::Status(status(&self.counters, self.running.console.counters(), &self.bus));
                 // A monitor that is gone shows at the next read.
                 let _ = report(&mut self.socket, &answer);
                 None
@@ -140,6 +143,8 @@ impl Control {
             }
             std::thread::sleep(KICK_INTERVAL);
         }
+        // Disks write what they have acknowledged.
+        self.bus.stop();
         let _ = self.stop_console.write(1);
         let _ = self.console_thread.join();
     }

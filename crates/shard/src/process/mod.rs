@@ -4,6 +4,7 @@
 //! thread; start the threads; report; run the vCPUs; wait.
 
 mod control;
+mod log;
 mod receive;
 mod status;
 
@@ -12,17 +13,24 @@ use std::io;
 use std::os::fd::IntoRawFd;
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use kvm_ioctls::Kvm;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
+use crate::arch::x86_64::layout::{
+    ECAM_BYTES, ECAM_START, MMIO32_BYTES, MMIO32_START, PCI_CONFIG_PORT, PCI_CONFIG_PORTS,
+};
+use crate::bus::Overlap;
+use crate::devices::{self, DeviceFiles, DevicesError};
+use crate::interrupt::Interrupts;
 use crate::launch::{Ending, LaunchSpec, Report};
 use crate::machine::{BootFiles, Machine, MachineError};
+use crate::pci::PciBus;
 use crate::sandbox::{self, SandboxError, ThreadKind};
 use crate::serial;
 use control::Control;
-use receive::Files;
-pub use receive::{ReceiveError, send_spec};
+pub use receive::{Files, ReceiveError, send_spec};
 
 /// Why a shard could not start.
 #[derive(Debug, thiserror::Error)]
@@ -33,6 +41,9 @@ pub enum ProcessError {
     /// The machine.
     #[error(transparent)]
     Machine(#[from] MachineError),
+    /// The devices.
+    #[error(transparent)]
+    Devices(#[from] DevicesError),
     /// The sandbox.
     #[error(transparent)]
     Sandbox(#[from] SandboxError),
@@ -84,15 +95,29 @@ fn start(control: &mut UnixStream) -> Result<Control, ProcessError> {
     let console_socket = files.take(spec.console)?;
     set_nonblocking(&console_socket)?;
     control::catch_kicks()?;
-    let machine = Machine::build(&kvm, &spec, boot, &[])?;
+    let log = log::to_file(files.take(spec.log)?);
+    let device_files = DeviceFiles::take(&spec, &mut files)?;
+    // Whatever the message carried beyond the spec is closed.
+    drop(files);
+    let mut machine = Machine::build(&kvm, &spec, boot, &[])?;
+    let bus = PciBus::new(machine.layout.mmio64.clone());
+    claim_windows(&mut machine, &bus).map_err(MachineError::from)?;
 
-    // Devices on the PCI bus are made here, before the sandbox closes: all of `files` is taken or dropped.
-    let (vcpus, running) = machine.into_vcpus(spec.vcpus)?;
-
-    // The one place where the sandbox closes: every file is open, every device made, one thread runs.
-    let closed = sandbox::close(spec.sandbox, spec.sandbox_missing.clone(), None)?;
+    // The one place where the sandbox closes: every file is open, and one thread runs.
+    let closed = sandbox::close(spec.sandbox, spec.sandbox_missing.clone(), device_files.ports())?;
 
     let threads = closed.threads;
+    let interrupts = Interrupts::new(machine.vm.clone());
+    let parts = devices::Parts {
+        threads: &threads,
+        bus: &bus,
+        memory: &machine.memory,
+        interrupts: &interrupts,
+        log: &log,
+        ports: closed.ports,
+    };
+    devices::build(&spec, device_files, &parts)?;
+    let (vcpus, running) = machine.into_vcpus(spec.vcpus)?;
     let stop_console = EventFd::new(EFD_NONBLOCK)?;
     let (console, stop) = (running.console.clone(), stop_console.try_clone()?);
     let console_thread = threads.spawn(ThreadKind::Serial, "console", move || {
@@ -116,10 +141,27 @@ fn start(control: &mut UnixStream) -> Result<Control, ProcessError> {
         running,
         vcpu_threads,
         counters,
+        bus,
         console_thread,
         stop_console,
         orders: Vec::new(),
     })
+}
+
+/// Makes the bus answer everywhere it should.
+fn claim_windows(machine: &mut Machine, bus: &PciBus) -> Result<(), Overlap> {
+    let (port, ports) = (u64::from(PCI_CONFIG_PORT), u64::from(PCI_CONFIG_PORTS));
+    machine
+        .ports
+        .claim(port..port + ports, Arc::new(bus.config_ports()))?;
+    machine
+        .mmio
+        .claim(ECAM_START..ECAM_START + ECAM_BYTES, Arc::new(bus.ecam()))?;
+    let low = MMIO32_START..MMIO32_START + MMIO32_BYTES;
+    machine.mmio.claim(low, Arc::new(bus.window_at(MMIO32_START)))?;
+    machine
+        .mmio
+        .claim(machine.layout.mmio64.clone(), Arc::new(bus.window()))
 }
 
 fn kvm_of(spec: &LaunchSpec, files: &mut Files) -> Result<Kvm, ProcessError> {

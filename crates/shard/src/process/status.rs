@@ -5,11 +5,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::{Value, json};
 
+use crate::pci::PciBus;
 use crate::serial::ConsoleCounters;
 use crate::vcpu::VcpuCounters;
 
 /// Everything counted so far.
-pub fn status(vcpus: &[Arc<VcpuCounters>], console: &ConsoleCounters) -> Value {
+pub fn status(vcpus: &[Arc<VcpuCounters>], console: &ConsoleCounters, bus: &PciBus) -> Value {
     let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     let exits: Vec<Value> = vcpus
         .iter()
@@ -25,6 +26,7 @@ pub fn status(vcpus: &[Arc<VcpuCounters>], console: &ConsoleCounters) -> Value {
         .collect();
     json!({
         "exits": exits,
+        "devices": bus.status(),
         "console": {
             "written_bytes": get(&console.written),
             "dropped_bytes": get(&console.dropped),

@@ -38,7 +38,10 @@ pub fn drop_all() -> io::Result<()> {
     }
     // SAFETY: as above; an unknown operation is refused with EINVAL.
     unsafe { libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) };
-    let header = Header { version: CAPABILITY_VERSION, pid: 0 };
+    let header = Header {
+        version: CAPABILITY_VERSION,
+        pid: 0,
+    };
     let sets = [Sets::default(); 2];
     // SAFETY: `header` and `sets` have the layout capset(2) gives for version 3 and live through the call.
     if unsafe { libc::syscall(libc::SYS_capset, &header, sets.as_ptr()) } != 0 {

@@ -65,7 +65,11 @@ pub fn supported() -> io::Result<()> {
         let action = libc::SECCOMP_RET_KILL_PROCESS;
         libc::syscall(libc::SYS_seccomp, libc::SECCOMP_GET_ACTION_AVAIL, 0, &action)
     };
-    if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if answer == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// Seals the calling thread.
@@ -83,11 +87,14 @@ pub(super) fn program(kind: ThreadKind) -> Result<BpfProgram, seccompiler::Backe
     // No memory becomes executable any more.
     for call in [libc::SYS_mmap, libc::SYS_mprotect] {
         let executable = libc::PROT_EXEC as u64;
-        rules.insert(call, vec![SeccompRule::new(vec![condition(
-            2,
-            SeccompCmpOp::MaskedEq(executable),
-            0,
-        )?])?]);
+        rules.insert(
+            call,
+            vec![SeccompRule::new(vec![condition(
+                2,
+                SeccompCmpOp::MaskedEq(executable),
+                0,
+            )?])?],
+        );
     }
     if kind == ThreadKind::Vcpu {
         let ioctls: Result<Vec<_>, _> = VCPU_IOCTLS
@@ -99,7 +106,13 @@ pub(super) fn program(kind: ThreadKind) -> Result<BpfProgram, seccompiler::Backe
     // Only the name of a thread may be set.
     let rename = condition(0, SeccompCmpOp::Eq, libc::PR_SET_NAME as u64)?;
     rules.insert(libc::SYS_prctl, vec![SeccompRule::new(vec![rename])?]);
-    SeccompFilter::new(rules, SeccompAction::KillProcess, SeccompAction::Allow, TargetArch::x86_64)?.try_into()
+    SeccompFilter::new(
+        rules,
+        SeccompAction::KillProcess,
+        SeccompAction::Allow,
+        TargetArch::x86_64,
+    )?
+    .try_into()
 }
 
 fn condition(
@@ -123,7 +136,12 @@ fn of_kind(kind: ThreadKind) -> &'static [Syscall] {
             libc::SYS_shutdown,
         ],
         ThreadKind::Vcpu => &[libc::SYS_eventfd2, libc::SYS_sendto],
-        ThreadKind::Serial => &[libc::SYS_recvfrom, libc::SYS_sendto, libc::SYS_readv, libc::SYS_writev],
+        ThreadKind::Serial => &[
+            libc::SYS_recvfrom,
+            libc::SYS_sendto,
+            libc::SYS_readv,
+            libc::SYS_writev,
+        ],
         ThreadKind::Block => crate::virtio::block::SYSCALLS,
         ThreadKind::Net => crate::virtio::net::SYSCALLS,
         ThreadKind::Vsock => crate::virtio::vsock::SYSCALLS,

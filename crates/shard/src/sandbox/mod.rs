@@ -16,7 +16,8 @@ mod threads;
 #[cfg(test)]
 mod tests;
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::path::PathBuf;
 
 pub use filter::Syscall;
 pub use threads::{ThreadKind, Threads};
@@ -38,6 +39,8 @@ pub struct Closed {
     pub threads: Threads,
     /// What could not be applied, one line each.
     pub missing: Vec<String>,
+    /// Where the process finds the directory of ports.
+    pub ports: Option<PathBuf>,
 }
 
 /// Closes the sandbox around this process.
@@ -49,11 +52,22 @@ pub fn close(
     mut missing: Vec<String>,
     ports: Option<BorrowedFd<'_>>,
 ) -> Result<Closed, SandboxError> {
+    let mut ports = ports.and_then(path);
     if policy == SandboxPolicy::Off {
-        return Ok(Closed { threads: Threads::open(), missing: vec!["everything: --sandbox=off".to_owned()] });
+        let missing = vec!["everything: --sandbox=off".to_owned()];
+        return Ok(Closed {
+            threads: Threads::open(),
+            missing,
+            ports,
+        });
     }
-    if let Err(error) = root::enter_empty(ports) {
-        missing.push(format!("empty root: {error}"));
+    match root::enter_empty(ports.as_deref()) {
+        Ok(None) => ports = ports.map(|_| PathBuf::from("/ports")),
+        Ok(Some(error)) => {
+            ports = None;
+            missing.push(format!("ports for the guest to connect to: {error}"));
+        }
+        Err(error) => missing.push(format!("empty root: {error}")),
     }
     if let Err(error) = capabilities::drop_all() {
         missing.push(format!("capabilities: {error}"));
@@ -68,5 +82,14 @@ pub fn close(
     if policy == SandboxPolicy::Require && !missing.is_empty() {
         return Err(SandboxError::Incomplete(missing.join("; ")));
     }
-    Ok(Closed { threads, missing })
+    Ok(Closed {
+        threads,
+        missing,
+        ports,
+    })
+}
+
+/// The name of an open directory; none when it has none any more.
+fn path(directory: BorrowedFd<'_>) -> Option<PathBuf> {
+    std::fs::read_link(format!("/proc/self/fd/{}", directory.as_raw_fd())).ok()
 }

@@ -1,7 +1,6 @@
 //! Puts the process into an empty, read-only root of its own.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::Path;
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -16,22 +15,43 @@ const ROOT_OPTIONS: &str = "size=64k,nr_inodes=8,mode=0755";
 /// Makes a mount namespace and leaves nothing in it but an empty directory, and `ports` as `/ports`.
 ///
 /// The namespace is made here, even where the monitor has made one already: so the mounts of the host can't be meant.
-pub fn enter_empty(ports: Option<BorrowedFd<'_>>) -> io::Result<()> {
+/// Returns why `ports` could not be shown, if it could not: the root is empty then.
+pub fn enter_empty(ports: Option<&Path>) -> io::Result<Option<io::Error>> {
     unshare(CloneFlags::CLONE_NEWNS)?;
     let none = None::<&Path>;
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
-    // Resolved before the mount point, /proc, is covered.
-    let ports = ports.map(|fd| std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))).transpose()?;
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-    mount(Some("none"), MOUNT_POINT, Some("tmpfs"), flags, Some(ROOT_OPTIONS))?;
+    mount(
+        Some("none"),
+        MOUNT_POINT,
+        Some("tmpfs"),
+        flags,
+        Some(ROOT_OPTIONS),
+    )?;
     chdir(MOUNT_POINT)?;
-    if let Some(ports) = &ports {
-        std::fs::create_dir("ports")?;
-        mount(Some(ports), "ports", none, MsFlags::MS_BIND, none)?;
-    }
-    mount(none, ".", none, MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY | flags, none)?;
+    let hidden = ports.and_then(|ports| show(ports).err());
+    mount(
+        none,
+        ".",
+        none,
+        MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY | flags,
+        none,
+    )?;
     pivot_root(".", ".")?;
     umount2(".", MntFlags::MNT_DETACH)?;
     chdir("/")?;
+    Ok(hidden)
+}
+
+/// Shows `ports` in the new root, which is the current directory.
+fn show(ports: &Path) -> io::Result<()> {
+    std::fs::create_dir("ports")?;
+    mount(
+        Some(ports),
+        "ports",
+        None::<&Path>,
+        MsFlags::MS_BIND,
+        None::<&Path>,
+    )?;
     Ok(())
 }

@@ -59,7 +59,10 @@ fn a_call_outside_the_list_ends_the_process() {
             0
         });
         assert!(
-            matches!(status, WaitStatus::Signaled(_, nix::sys::signal::Signal::SIGSYS, _)),
+            matches!(
+                status,
+                WaitStatus::Signaled(_, nix::sys::signal::Signal::SIGSYS, _)
+            ),
             "{kind:?}: {status:?}"
         );
     }
@@ -84,7 +87,13 @@ fn memory_never_becomes_executable() {
         };
         0
     });
-    assert!(matches!(status, WaitStatus::Signaled(_, nix::sys::signal::Signal::SIGSYS, _)), "{status:?}");
+    assert!(
+        matches!(
+            status,
+            WaitStatus::Signaled(_, nix::sys::signal::Signal::SIGSYS, _)
+        ),
+        "{status:?}"
+    );
 }
 
 #[test]
@@ -95,9 +104,14 @@ fn no_capability_is_left() {
         }
         let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let empty = |set: &str| {
-            text.lines().any(|line| line.starts_with(set) && line.trim_end().ends_with("\t0000000000000000"))
+            text.lines()
+                .any(|line| line.starts_with(set) && line.trim_end().ends_with("\t0000000000000000"))
         };
-        if empty("CapEff:") && empty("CapPrm:") && empty("CapInh:") && text.contains("NoNewPrivs:\t1") { 0 } else { 2 }
+        if empty("CapEff:") && empty("CapPrm:") && empty("CapInh:") && text.contains("NoNewPrivs:\t1") {
+            0
+        } else {
+            2
+        }
     });
     assert_eq!(code(status), 0);
 }
@@ -106,15 +120,15 @@ fn no_capability_is_left() {
 fn the_root_is_empty_but_for_the_ports() {
     let ports = tempfile::tempdir().expect("tempdir");
     std::fs::write(ports.path().join("5000"), b"").expect("write");
-    let directory = std::fs::File::open(ports.path()).expect("open");
     let status = in_child(|| {
-        use std::os::fd::AsFd;
         // An ordinary user needs a user namespace to make a mount namespace.
         // SAFETY: takes no argument.
-        if unsafe { libc::geteuid() } != 0 && nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWUSER).is_err() {
+        if unsafe { libc::geteuid() } != 0
+            && nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWUSER).is_err()
+        {
             return 1;
         }
-        if root::enter_empty(Some(directory.as_fd())).is_err() {
+        if !matches!(root::enter_empty(Some(ports.path())), Ok(None)) {
             return 2;
         }
         let names: Vec<_> = match std::fs::read_dir("/") {
@@ -132,7 +146,11 @@ fn the_root_is_empty_but_for_the_ports() {
 #[test]
 fn require_refuses_what_the_monitor_could_not_do() {
     let status = in_child(|| {
-        match close(SandboxPolicy::Require, vec!["network namespace: not permitted".to_owned()], None) {
+        match close(
+            SandboxPolicy::Require,
+            vec!["network namespace: not permitted".to_owned()],
+            None,
+        ) {
             Err(error) if error.to_string().contains("network namespace") => 0,
             _ => 1,
         }

@@ -58,13 +58,16 @@ impl Threads {
         work: impl FnOnce() + Send + 'static,
     ) -> io::Result<JoinHandle<()>> {
         let threads = *self;
-        std::thread::Builder::new().name(name.to_owned()).stack_size(STACK_BYTES).spawn(move || {
-            if let Err(error) = threads.seal(kind) {
-                eprintln!("cannot seal the {kind:?} thread: {error}");
-                std::process::abort();
-            }
-            work();
-        })
+        std::thread::Builder::new()
+            .name(name.to_owned())
+            .stack_size(STACK_BYTES)
+            .spawn(move || {
+                if let Err(error) = threads.seal(kind) {
+                    eprintln!("cannot seal the {kind:?} thread: {error}");
+                    std::process::abort();
+                }
+                work();
+            })
     }
 
     /// Seals the calling thread as `kind`; nothing can widen it again.

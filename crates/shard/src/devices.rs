@@ -1,0 +1,157 @@
+//! The VM's devices on the PCI bus: one for each entry of the [`LaunchSpec`], in its order.
+//!
+//! Files are taken from the monitor's message before the sandbox closes ([`DeviceFiles::take`]); the devices, which start
+//! threads, are made after ([`build`]).
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use diskstore::disk::{self, Format};
+
+use crate::interrupt::Interrupts;
+use crate::launch::{DiskLaunch, LaunchSpec, NetBackendLaunch};
+use crate::memory::GuestRam;
+use crate::pci::PciBus;
+use crate::process::{Files, ReceiveError};
+use crate::sandbox::Threads;
+use crate::virtio::VirtioDevice;
+use crate::virtio::block::Block;
+use crate::virtio::net::{self, Net};
+use crate::virtio::transport::{Log, VirtioPci};
+use crate::virtio::vsock::Vsock;
+
+/// Why a device could not be made.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot make the device {id}")]
+pub struct DevicesError {
+    id: String,
+    #[source]
+    source: io::Error,
+}
+
+/// The open files of the devices.
+pub struct DeviceFiles {
+    disks: Vec<Vec<(File, Format)>>,
+    nets: Vec<net::Backend>,
+    vsock: Option<UnixListener>,
+    ports: Option<OwnedFd>,
+}
+
+impl DeviceFiles {
+    /// Takes the devices' files out of the monitor's message.
+    pub fn take(spec: &LaunchSpec, files: &mut Files) -> Result<Self, ReceiveError> {
+        let mut disks = Vec::with_capacity(spec.disks.len());
+        for disk in &spec.disks {
+            let layers: Result<_, ReceiveError> = disk
+                .layers
+                .iter()
+                .map(|layer| Ok((files.take(layer.file)?, layer.format.into())))
+                .collect();
+            disks.push(layers?);
+        }
+        let mut nets = Vec::with_capacity(spec.nets.len());
+        for net in &spec.nets {
+            nets.push(match &net.backend {
+                NetBackendLaunch::Tap(queues) => {
+                    let queues: Result<_, ReceiveError> = queues
+                        .iter()
+                        .map(|fd| Ok(OwnedFd::from(files.take(*fd)?)))
+                        .collect();
+                    net::Backend::Tap(queues?)
+                }
+                NetBackendLaunch::Stream(fd) => net::Backend::Stream(OwnedFd::from(files.take(*fd)?)),
+            });
+        }
+        let (mut vsock, mut ports) = (None, None);
+        if let Some(launch) = &spec.vsock {
+            vsock = Some(UnixListener::from(OwnedFd::from(files.take(launch.listener)?)));
+            ports = launch
+                .ports
+                .map(|fd| files.take(fd))
+                .transpose()?
+                .map(OwnedFd::from);
+        }
+        Ok(Self {
+            disks,
+            nets,
+            vsock,
+            ports,
+        })
+    }
+
+    /// The directory that the sandbox shows as `/ports`.
+    pub fn ports(&self) -> Option<BorrowedFd<'_>> {
+        self.ports.as_ref().map(AsFd::as_fd)
+    }
+}
+
+/// What the devices are made with.
+pub struct Parts<'a> {
+    /// Starts their threads.
+    pub threads: &'a Threads,
+    /// The bus they go on.
+    pub bus: &'a PciBus,
+    /// The guest's memory.
+    pub memory: &'a GuestRam,
+    /// Their interrupts.
+    pub interrupts: &'a Arc<Interrupts>,
+    /// Where their complaints go.
+    pub log: &'a Log,
+    /// The directory of the sockets that the guest may connect to, as the sandbox shows it.
+    pub ports: Option<PathBuf>,
+}
+
+impl Parts<'_> {
+    fn add(&self, id: &str, device: io::Result<impl VirtioDevice + 'static>) -> Result<(), DevicesError> {
+        let failed = |source| DevicesError {
+            id: id.to_owned(),
+            source,
+        };
+        let device = Box::new(device.map_err(failed)?);
+        let make = |bar| {
+            VirtioPci::new(
+                device,
+                id,
+                self.memory.clone(),
+                self.interrupts,
+                self.log.clone(),
+                bar,
+            )
+        };
+        self.bus.add(make).map_err(failed)?;
+        Ok(())
+    }
+
+    fn block(&self, launch: &DiskLaunch, layers: Vec<(File, Format)>) -> io::Result<Block> {
+        let store = disk::assemble(layers, launch.read_only)?;
+        let block = Block::new(self.threads, &launch.id, store, launch.read_only, launch.queues)?;
+        if let Some(note) = block.note() {
+            (self.log)(note);
+        }
+        Ok(block)
+    }
+}
+
+/// Puts every device of `spec` on the bus.
+pub fn build(spec: &LaunchSpec, files: DeviceFiles, parts: &Parts<'_>) -> Result<(), DevicesError> {
+    for (launch, layers) in spec.disks.iter().zip(files.disks) {
+        parts.add(&launch.id, parts.block(launch, layers))?;
+    }
+    for (launch, backend) in spec.nets.iter().zip(files.nets) {
+        parts.add(
+            &launch.id,
+            Net::new(parts.threads, &launch.id, launch.mac, backend),
+        )?;
+    }
+    if let (Some(launch), Some(listener)) = (&spec.vsock, files.vsock) {
+        parts.add(
+            "vsock",
+            Vsock::new(parts.threads, launch.cid, listener, parts.ports.clone()),
+        )?;
+    }
+    Ok(())
+}
