@@ -11,16 +11,20 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use diskstore::disk::{self, Format};
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use crate::interrupt::Interrupts;
 use crate::launch::{DiskLaunch, LaunchSpec, NetBackendLaunch};
-use crate::memory::GuestRam;
+use crate::machine::Machine;
 use crate::pci::PciBus;
 use crate::process::{Files, ReceiveError};
 use crate::sandbox::Threads;
 use crate::virtio::VirtioDevice;
+use crate::virtio::balloon::{Balloon, BalloonHandle};
 use crate::virtio::block::Block;
 use crate::virtio::net::{self, Net};
+use crate::virtio::pmem::{self, Pmem};
+use crate::virtio::rng::Rng;
 use crate::virtio::transport::{Log, VirtioPci};
 use crate::virtio::vsock::Vsock;
 
@@ -83,6 +87,21 @@ impl DeviceFiles {
         })
     }
 
+    /// Sizes of the regions of persistent memory, in the order of the spec.
+    pub fn pmem_bytes(&self, spec: &LaunchSpec) -> io::Result<Vec<u64>> {
+        let disks = spec
+            .disks
+            .iter()
+            .zip(&self.disks)
+            .filter(|(launch, _)| launch.pmem);
+        disks
+            .map(|(_, layers)| {
+                let (file, _) = layers.last().ok_or(io::ErrorKind::InvalidInput)?;
+                pmem::region_bytes(file.metadata()?.len()).ok_or(io::ErrorKind::FileTooLarge.into())
+            })
+            .collect()
+    }
+
     /// The directory that the sandbox shows as `/ports`.
     pub fn ports(&self) -> Option<BorrowedFd<'_>> {
         self.ports.as_ref().map(AsFd::as_fd)
@@ -91,12 +110,12 @@ impl DeviceFiles {
 
 /// What the devices are made with.
 pub struct Parts<'a> {
+    /// The machine they belong to.
+    pub machine: &'a Machine,
     /// Starts their threads.
     pub threads: &'a Threads,
     /// The bus they go on.
     pub bus: &'a PciBus,
-    /// The guest's memory.
-    pub memory: &'a GuestRam,
     /// Their interrupts.
     pub interrupts: &'a Arc<Interrupts>,
     /// Where their complaints go.
@@ -116,7 +135,7 @@ impl Parts<'_> {
             VirtioPci::new(
                 device,
                 id,
-                self.memory.clone(),
+                self.machine.memory.clone(),
                 self.interrupts,
                 self.log.clone(),
                 bar,
@@ -134,12 +153,34 @@ impl Parts<'_> {
         }
         Ok(block)
     }
+
+    /// The base alone, mapped: shared if it may be written, which an exclusive persistent disk's may; else privately.
+    fn pmem(&self, launch: &DiskLaunch, mut layers: Vec<(File, Format)>, guest: u64) -> io::Result<Pmem> {
+        let refused = |why| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        let alone = layers.len() == 1;
+        let Some((file, Format::Raw)) = layers.pop() else {
+            return refused("persistent memory takes a raw file");
+        };
+        let flags = OFlag::from_bits_truncate(fcntl(&file, FcntlArg::F_GETFL)?);
+        let writable = flags.contains(OFlag::O_RDWR) && !launch.read_only;
+        let device = Pmem::new(self.threads, file, guest, alone && writable)?;
+        self.machine.map_pmem(device.region())?;
+        Ok(device)
+    }
 }
 
-/// Puts every device of `spec` on the bus.
-pub fn build(spec: &LaunchSpec, files: DeviceFiles, parts: &Parts<'_>) -> Result<(), DevicesError> {
+/// Puts every device of `spec` on the bus; gives the balloon's handle if there is one.
+pub fn build(
+    spec: &LaunchSpec,
+    files: DeviceFiles,
+    parts: &Parts<'_>,
+) -> Result<Option<BalloonHandle>, DevicesError> {
+    let mut regions = parts.machine.layout.pmem.iter();
     for (launch, layers) in spec.disks.iter().zip(files.disks) {
-        parts.add(&launch.id, parts.block(launch, layers))?;
+        match launch.pmem.then(|| regions.next()).flatten() {
+            Some(region) => parts.add(&launch.id, parts.pmem(launch, layers, region.start))?,
+            None => parts.add(&launch.id, parts.block(launch, layers))?,
+        }
     }
     for (launch, backend) in spec.nets.iter().zip(files.nets) {
         parts.add(
@@ -153,5 +194,12 @@ pub fn build(spec: &LaunchSpec, files: DeviceFiles, parts: &Parts<'_>) -> Result
             Vsock::new(parts.threads, launch.cid, listener, parts.ports.clone()),
         )?;
     }
-    Ok(())
+    parts.add("rng", Rng::new(parts.threads))?;
+    if !spec.balloon {
+        return Ok(None);
+    }
+    let balloon = Balloon::new(parts.threads, spec.memory.bytes);
+    let handle = balloon.as_ref().ok().map(Balloon::handle);
+    parts.add("balloon", balloon)?;
+    Ok(handle)
 }

@@ -21,6 +21,7 @@ use crate::memory::{self, GuestRam, MemoryError};
 use crate::power::{KEYBOARD_COMMAND_PORT, KeyboardReset, POWER_PORTS, PowerButton, PowerRegisters, Pvpanic};
 use crate::serial::{Console, SERIAL_PORTS};
 use crate::vcpu::{Vcpu, VcpuCounters};
+use crate::virtio::pmem::PmemRegion;
 
 /// Why the VM can't be made.
 #[derive(Debug, thiserror::Error)]
@@ -148,6 +149,26 @@ impl Machine {
             cpuid,
             entry,
         })
+    }
+
+    /// Shows a region of persistent memory to the guest. Each of `layout.pmem` once.
+    pub fn map_pmem(&self, region: PmemRegion) -> io::Result<()> {
+        // RAM has the first slots, one a region.
+        let index = self
+            .layout
+            .pmem
+            .iter()
+            .position(|range| range.start == region.guest);
+        let slot = self.memory.num_regions() + index.ok_or(io::ErrorKind::InvalidInput)?;
+        let slot = kvm_userspace_memory_region {
+            slot: slot as u32,
+            guest_phys_addr: region.guest,
+            memory_size: region.bytes,
+            userspace_addr: region.host,
+            flags: 0,
+        };
+        // SAFETY: the device's mapping has that size and is never undone (`PmemRegion::host`).
+        Ok(unsafe { self.vm.set_user_memory_region(slot) }?)
     }
 
     /// Makes the vCPUs; no device can be added any more.

@@ -35,7 +35,10 @@ pub struct Interrupts {
 impl Interrupts {
     /// No vectors yet. KVM's interrupt chip must exist before [`Interrupts::vector`] is called.
     pub fn new(wiring: Arc<dyn Wiring>) -> Arc<Self> {
-        Arc::new(Self { wiring, messages: Mutex::new(Vec::new()) })
+        Arc::new(Self {
+            wiring,
+            messages: Mutex::new(Vec::new()),
+        })
     }
 
     /// A new vector, masked and without a message.

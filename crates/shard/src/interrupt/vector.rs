@@ -24,7 +24,15 @@ impl Vector {
     pub(super) fn new(interrupts: Arc<Interrupts>, gsi: u32) -> io::Result<Self> {
         let event = EventFd::new(EFD_NONBLOCK)?;
         interrupts.wiring().bind_interrupt(&event, gsi)?;
-        Ok(Self { interrupts, gsi, event, state: Mutex::new(State { masked: true, pending: false }) })
+        Ok(Self {
+            interrupts,
+            gsi,
+            event,
+            state: Mutex::new(State {
+                masked: true,
+                pending: false,
+            }),
+        })
     }
 
     /// Raises the interrupt, or leaves it pending while masked.

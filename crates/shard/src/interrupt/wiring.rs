@@ -3,8 +3,8 @@
 use std::io;
 
 use kvm_bindings::{
-    KVM_IRQ_ROUTING_IRQCHIP, KVM_IRQ_ROUTING_MSI, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE,
-    KvmIrqRouting, kvm_irq_routing_entry,
+    KVM_IRQ_ROUTING_IRQCHIP, KVM_IRQ_ROUTING_MSI, KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER,
+    KVM_IRQCHIP_PIC_SLAVE, KvmIrqRouting, kvm_irq_routing_entry,
 };
 use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
 use vmm_sys_util::eventfd::EventFd;
@@ -76,10 +76,17 @@ fn entries(route: Route) -> Vec<kvm_irq_routing_entry> {
                 pin if pin < 2 * PIC_PINS => Some((KVM_IRQCHIP_PIC_SLAVE, pin - PIC_PINS)),
                 _ => None,
             };
-            pic.into_iter().chain([(KVM_IRQCHIP_IOAPIC, pin)]).map(|(chip, chip_pin)| on_chip(pin, chip, chip_pin)).collect()
+            pic.into_iter()
+                .chain([(KVM_IRQCHIP_IOAPIC, pin)])
+                .map(|(chip, chip_pin)| on_chip(pin, chip, chip_pin))
+                .collect()
         }
         Route::Message { gsi, message } => {
-            let mut entry = kvm_irq_routing_entry { gsi, type_: KVM_IRQ_ROUTING_MSI, ..Default::default() };
+            let mut entry = kvm_irq_routing_entry {
+                gsi,
+                type_: KVM_IRQ_ROUTING_MSI,
+                ..Default::default()
+            };
             entry.u.msi.address_lo = message.address as u32;
             entry.u.msi.address_hi = (message.address >> 32) as u32;
             entry.u.msi.data = message.data;
@@ -89,7 +96,11 @@ fn entries(route: Route) -> Vec<kvm_irq_routing_entry> {
 }
 
 fn on_chip(gsi: u32, irqchip: u32, pin: u32) -> kvm_irq_routing_entry {
-    let mut entry = kvm_irq_routing_entry { gsi, type_: KVM_IRQ_ROUTING_IRQCHIP, ..Default::default() };
+    let mut entry = kvm_irq_routing_entry {
+        gsi,
+        type_: KVM_IRQ_ROUTING_IRQCHIP,
+        ..Default::default()
+    };
     entry.u.irqchip.irqchip = irqchip;
     entry.u.irqchip.pin = pin;
     entry

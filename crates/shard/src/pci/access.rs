@@ -18,7 +18,10 @@ const DATA: u64 = 4;
 
 impl ConfigPorts {
     pub(super) fn new(bus: PciBus) -> Self {
-        Self { bus, address: AtomicU32::new(0) }
+        Self {
+            bus,
+            address: AtomicU32::new(0),
+        }
     }
 
     /// Slot and register that the data port leads to, if it leads to bus 0, function 0.

@@ -62,7 +62,10 @@ impl ConfigSpace {
         };
         space.put(0x00, &identity.vendor.to_le_bytes());
         space.put(0x02, &identity.device.to_le_bytes());
-        space.put(REVISION, &((identity.class << 8) | u32::from(identity.revision)).to_le_bytes());
+        space.put(
+            REVISION,
+            &((identity.class << 8) | u32::from(identity.revision)).to_le_bytes(),
+        );
         space.put(0x2C, &identity.subsystem_vendor.to_le_bytes());
         space.put(0x2E, &identity.subsystem.to_le_bytes());
         let command = COMMAND_MEMORY | COMMAND_BUS_MASTER | COMMAND_INTX_DISABLE;
@@ -117,14 +120,20 @@ impl ConfigSpace {
     /// Reads registers.
     pub fn read(&self, offset: usize, data: &mut [u8]) {
         for (index, byte) in data.iter_mut().enumerate() {
-            *byte = offset.checked_add(index).and_then(|at| self.bytes.get(at)).copied().unwrap_or(0);
+            *byte = offset
+                .checked_add(index)
+                .and_then(|at| self.bytes.get(at))
+                .copied()
+                .unwrap_or(0);
         }
     }
 
     /// Writes what of the registers is writable.
     pub fn write(&mut self, offset: usize, data: &[u8]) {
         for (index, value) in data.iter().enumerate() {
-            let Some(at) = offset.checked_add(index).filter(|at| *at < CONFIG_BYTES) else { return };
+            let Some(at) = offset.checked_add(index).filter(|at| *at < CONFIG_BYTES) else {
+                return;
+            };
             let mask = self.writable[at];
             self.bytes[at] = (self.bytes[at] & !mask) | (value & mask);
         }

@@ -24,7 +24,9 @@ pub struct HostBridge {
 
 impl HostBridge {
     pub fn new() -> Self {
-        Self { config: ConfigSpace::new(IDENTITY) }
+        Self {
+            config: ConfigSpace::new(IDENTITY),
+        }
     }
 }
 

@@ -73,7 +73,13 @@ impl PciBus {
     pub fn new(window: Range<u64>) -> Self {
         let next_bar = window.start.next_multiple_of(BAR_BYTES);
         let slots: Vec<Box<dyn PciFunction>> = vec![Box::new(HostBridge::new())];
-        Self { functions: Arc::new(Mutex::new(Functions { slots, window, next_bar })) }
+        Self {
+            functions: Arc::new(Mutex::new(Functions {
+                slots,
+                window,
+                next_bar,
+            })),
+        }
     }
 
     /// Adds the function that `make` makes for a BAR address.
@@ -83,7 +89,10 @@ impl PciBus {
     pub fn add<F: PciFunction + 'static>(&self, make: impl FnOnce(u64) -> io::Result<F>) -> io::Result<Slot> {
         let mut functions = self.lock();
         let number = functions.slots.len();
-        let bar_end = functions.next_bar.checked_add(BAR_BYTES).filter(|end| *end <= functions.window.end);
+        let bar_end = functions
+            .next_bar
+            .checked_add(BAR_BYTES)
+            .filter(|end| *end <= functions.window.end);
         let (Some(bar_end), true) = (bar_end, number < SLOTS) else {
             return Err(io::Error::other("a VM has at most 31 PCI devices"));
         };
@@ -116,7 +125,14 @@ impl PciBus {
 
     /// Each function's counters, in the order of their slots, the host bridge left out.
     pub fn status(&self) -> Value {
-        Value::Array(self.lock().slots.iter().skip(1).map(|function| function.status()).collect())
+        Value::Array(
+            self.lock()
+                .slots
+                .iter()
+                .skip(1)
+                .map(|function| function.status())
+                .collect(),
+        )
     }
 
     /// Takes the queues back from every device. When this returns no device touches guest memory.

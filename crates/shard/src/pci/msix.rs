@@ -44,7 +44,9 @@ impl Msix {
         if count == 0 || count > VECTORS_MAX {
             return Err(io::Error::other("a function has 1 to 256 vectors"));
         }
-        let vectors: Arc<[Vector]> = (0..count).map(|_| interrupts.vector()).collect::<io::Result<_>>()?;
+        let vectors: Arc<[Vector]> = (0..count)
+            .map(|_| interrupts.vector())
+            .collect::<io::Result<_>>()?;
         let mut entry = [0; ENTRY_BYTES];
         entry[ENTRY_CONTROL] = ENTRY_MASKED;
         let mut body = Vec::with_capacity(10);
@@ -52,9 +54,19 @@ impl Msix {
         body.extend_from_slice(&table_offset.to_le_bytes());
         body.extend_from_slice(&pending_offset.to_le_bytes());
         let capability = config
-            .add_capability(CAPABILITY_ID, &body, &(CONTROL_ENABLE | CONTROL_MASK_ALL).to_le_bytes())
+            .add_capability(
+                CAPABILITY_ID,
+                &body,
+                &(CONTROL_ENABLE | CONTROL_MASK_ALL).to_le_bytes(),
+            )
             .ok_or_else(|| io::Error::other("no room for the MSI-X capability"))?;
-        Ok(Self { vectors, table: vec![entry; count], enabled: false, masked: false, capability })
+        Ok(Self {
+            vectors,
+            table: vec![entry; count],
+            enabled: false,
+            masked: false,
+            capability,
+        })
     }
 
     /// The vectors, for whoever signals them.
@@ -80,7 +92,11 @@ impl Msix {
     pub fn read_table(&self, offset: usize, data: &mut [u8]) {
         let bytes = self.table.as_flattened();
         for (index, byte) in data.iter_mut().enumerate() {
-            *byte = offset.checked_add(index).and_then(|at| bytes.get(at)).copied().unwrap_or(0);
+            *byte = offset
+                .checked_add(index)
+                .and_then(|at| bytes.get(at))
+                .copied()
+                .unwrap_or(0);
         }
     }
 
@@ -110,7 +126,11 @@ impl Msix {
         for (index, byte) in data.iter_mut().enumerate() {
             let first = offset.saturating_add(index).saturating_mul(8);
             *byte = (0..8)
-                .filter(|bit| self.vectors.get(first.saturating_add(*bit)).is_some_and(Vector::pending))
+                .filter(|bit| {
+                    self.vectors
+                        .get(first.saturating_add(*bit))
+                        .is_some_and(Vector::pending)
+                })
                 .fold(0, |bits, bit| bits | 1 << bit);
         }
     }
@@ -124,6 +144,9 @@ impl Msix {
         }
         let word = |at: usize| u32::from_le_bytes([entry[at], entry[at + 1], entry[at + 2], entry[at + 3]]);
         let address = (u64::from(word(4)) << 32) | u64::from(word(0));
-        vector.unmask(Message { address, data: word(8) })
+        vector.unmask(Message {
+            address,
+            data: word(8),
+        })
     }
 }

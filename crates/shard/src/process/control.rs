@@ -17,6 +17,7 @@ use crate::launch::{Ending, Order, Report};
 use crate::machine::Running;
 use crate::pci::PciBus;
 use crate::vcpu::VcpuCounters;
+use crate::virtio::balloon::BalloonHandle;
 
 /// Longest order, bytes.
 const ORDER_BYTES_MAX: usize = 4096;
@@ -45,6 +46,7 @@ pub struct Control {
     pub vcpu_threads: Vec<JoinHandle<()>>,
     pub counters: Vec<Arc<VcpuCounters>>,
     pub bus: PciBus,
+    pub balloon: Option<BalloonHandle>,
     pub console_thread: JoinHandle<()>,
     pub stop_console: EventFd,
     /// Bytes of orders not complete yet.
@@ -119,8 +121,12 @@ impl Control {
                 let _ = self.running.button.press();
                 None
             }
-            // There is nothing to obey with as long as the machine has no balloon.
-            Order::Balloon { .. } => None,
+            Order::Balloon { bytes } => {
+                if let Some(balloon) = &self.balloon {
+                    balloon.set_bytes(bytes);
+                }
+                None
+            }
             Order::Status => {
                 let answer =
                     Report::Status(status(&self.counters, self.running.console.counters(), &self.bus));

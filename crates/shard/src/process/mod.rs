@@ -99,7 +99,7 @@ fn start(control: &mut UnixStream) -> Result<Control, ProcessError> {
     let device_files = DeviceFiles::take(&spec, &mut files)?;
     // Whatever the message carried beyond the spec is closed.
     drop(files);
-    let mut machine = Machine::build(&kvm, &spec, boot, &[])?;
+    let mut machine = Machine::build(&kvm, &spec, boot, &device_files.pmem_bytes(&spec)?)?;
     let bus = PciBus::new(machine.layout.mmio64.clone());
     claim_windows(&mut machine, &bus).map_err(MachineError::from)?;
 
@@ -109,14 +109,14 @@ fn start(control: &mut UnixStream) -> Result<Control, ProcessError> {
     let threads = closed.threads;
     let interrupts = Interrupts::new(machine.vm.clone());
     let parts = devices::Parts {
+        machine: &machine,
         threads: &threads,
         bus: &bus,
-        memory: &machine.memory,
         interrupts: &interrupts,
         log: &log,
         ports: closed.ports,
     };
-    devices::build(&spec, device_files, &parts)?;
+    let balloon = devices::build(&spec, device_files, &parts)?;
     let (vcpus, running) = machine.into_vcpus(spec.vcpus)?;
     let stop_console = EventFd::new(EFD_NONBLOCK)?;
     let (console, stop) = (running.console.clone(), stop_console.try_clone()?);
@@ -142,6 +142,7 @@ fn start(control: &mut UnixStream) -> Result<Control, ProcessError> {
         vcpu_threads,
         counters,
         bus,
+        balloon,
         console_thread,
         stop_console,
         orders: Vec::new(),

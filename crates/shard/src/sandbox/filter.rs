@@ -145,8 +145,8 @@ fn of_kind(kind: ThreadKind) -> &'static [Syscall] {
         ThreadKind::Block => crate::virtio::block::SYSCALLS,
         ThreadKind::Net => crate::virtio::net::SYSCALLS,
         ThreadKind::Vsock => crate::virtio::vsock::SYSCALLS,
-        ThreadKind::Rng => &[],
-        ThreadKind::Balloon => &[],
-        ThreadKind::Pmem => &[],
+        ThreadKind::Rng => crate::virtio::rng::SYSCALLS,
+        ThreadKind::Balloon => crate::virtio::balloon::SYSCALLS,
+        ThreadKind::Pmem => crate::virtio::pmem::SYSCALLS,
     }
 }

@@ -45,6 +45,22 @@ const QUEUE_TOKEN: u64 = 1 << 32;
 const EVENTS_MAX: usize = 16;
 
 impl Sources {
+    /// No sources, for [`crate::fuzzing`].
+    #[cfg(fuzzing)]
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self {
+            epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
+        })
+    }
+
+    /// The tokens of the files that are ready now, for [`crate::fuzzing`].
+    #[cfg(fuzzing)]
+    pub(crate) fn ready(&self) -> io::Result<Vec<u32>> {
+        let mut events = [EpollEvent::empty(); EVENTS_MAX];
+        let count = self.epoll.wait(&mut events, EpollTimeout::ZERO)?;
+        Ok(events[..count].iter().map(|event| event.data() as u32).collect())
+    }
+
     /// Waits for `fd` (level-triggered) and reports it as `Event::Source(token)`.
     pub fn add(&self, fd: impl AsFd, token: u32, interest: EpollFlags) -> io::Result<()> {
         Ok(self.epoll.add(fd, EpollEvent::new(interest, u64::from(token)))?)
@@ -52,7 +68,9 @@ impl Sources {
 
     /// Changes what to wait for on `fd`.
     pub fn modify(&self, fd: impl AsFd, token: u32, interest: EpollFlags) -> io::Result<()> {
-        Ok(self.epoll.modify(fd, &mut EpollEvent::new(interest, u64::from(token)))?)
+        Ok(self
+            .epoll
+            .modify(fd, &mut EpollEvent::new(interest, u64::from(token)))?)
     }
 
     /// Stops waiting for `fd`.
@@ -78,21 +96,39 @@ impl Worker {
     pub fn spawn(threads: &Threads, kind: ThreadKind, name: &str, handler: impl Handler) -> io::Result<Self> {
         let (commands, inbox) = mpsc::channel();
         let wake = EventFd::new(EFD_NONBLOCK)?;
-        let sources = Sources { epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)? };
+        let sources = Sources {
+            epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
+        };
         let control = wake.try_clone()?;
         // SAFETY: `control` moves into the thread below and outlives every wait on it.
         let control_fd = unsafe { BorrowedFd::borrow_raw(control.as_raw_fd()) };
-        sources.epoll.add(control_fd, EpollEvent::new(EpollFlags::EPOLLIN, CONTROL_TOKEN))?;
+        sources
+            .epoll
+            .add(control_fd, EpollEvent::new(EpollFlags::EPOLLIN, CONTROL_TOKEN))?;
         let thread = threads.spawn(kind, name, move || {
-            Loop { handler, sources, inbox, control, running: None }.run();
+            Loop {
+                handler,
+                sources,
+                inbox,
+                control,
+                running: None,
+            }
+            .run();
         })?;
-        Ok(Self { commands: Some(commands), wake, thread: Some(thread) })
+        Ok(Self {
+            commands: Some(commands),
+            wake,
+            thread: Some(thread),
+        })
     }
 
     /// Hands an activation to the handler.
     pub fn activate(&self, activation: Activation) -> Result<(), DeviceError> {
         self.send(Command::Activate(Box::new(activation)))
-            .map_err(|source| DeviceError::Host { what: "the device's thread is gone", source })
+            .map_err(|source| DeviceError::Host {
+                what: "the device's thread is gone",
+                source,
+            })
     }
 
     /// Stops the handler and waits until it has let go of the queues.
@@ -106,7 +142,11 @@ impl Worker {
 
     fn send(&self, command: Command) -> io::Result<()> {
         let gone = || io::Error::from(io::ErrorKind::BrokenPipe);
-        self.commands.as_ref().ok_or_else(gone)?.send(command).map_err(|_| gone())?;
+        self.commands
+            .as_ref()
+            .ok_or_else(gone)?
+            .send(command)
+            .map_err(|_| gone())?;
         self.wake.write(1)
     }
 }
@@ -180,9 +220,17 @@ impl<H: Handler> Loop<H> {
     fn start(&mut self, activation: Activation) {
         let interrupt = activation.interrupt.clone();
         match self.listen(&activation) {
-            Ok(notify) => self.running = Some(Running { notify, interrupt: interrupt.clone() }),
+            Ok(notify) => {
+                self.running = Some(Running {
+                    notify,
+                    interrupt: interrupt.clone(),
+                })
+            }
             Err(source) => {
-                interrupt.needs_reset(&DeviceError::Host { what: "cannot wait for the queues", source });
+                interrupt.needs_reset(&DeviceError::Host {
+                    what: "cannot wait for the queues",
+                    source,
+                });
                 return;
             }
         }
@@ -198,7 +246,9 @@ impl<H: Handler> Loop<H> {
             // SAFETY: `fd` is kept in `Running` until `stop` removes it from the epoll file.
             let borrowed = unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) };
             let token = QUEUE_TOKEN + u64::from(queue.index);
-            self.sources.epoll.add(borrowed, EpollEvent::new(EpollFlags::EPOLLIN, token))?;
+            self.sources
+                .epoll
+                .add(borrowed, EpollEvent::new(EpollFlags::EPOLLIN, token))?;
             notify.push((queue.index, fd));
         }
         Ok(notify)
@@ -206,7 +256,9 @@ impl<H: Handler> Loop<H> {
 
     fn queue_event(&mut self, index: u16) {
         let Some(running) = &self.running else { return };
-        let Some((_, notify)) = running.notify.iter().find(|(queue, _)| *queue == index) else { return };
+        let Some((_, notify)) = running.notify.iter().find(|(queue, _)| *queue == index) else {
+            return;
+        };
         let _ = notify.read();
         self.dispatch(Event::Queue(index));
     }
@@ -231,7 +283,10 @@ impl<H: Handler> Loop<H> {
         if let Some(running) = self.running.take() {
             for (_, fd) in &running.notify {
                 // SAFETY: `fd` is open: `running` owns it until the end of this block.
-                let _ = self.sources.epoll.delete(unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) });
+                let _ = self
+                    .sources
+                    .epoll
+                    .delete(unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) });
             }
             self.handler.stop(&self.sources);
         }

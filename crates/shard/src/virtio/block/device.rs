@@ -92,6 +92,17 @@ impl Block {
     }
 }
 
+/// One queue's handler without its thread, for [`crate::fuzzing`].
+#[cfg(fuzzing)]
+pub(crate) fn bare(store: Arc<dyn Store>, read_only: bool) -> impl crate::virtio::worker::Handler {
+    let disk = Disk {
+        sectors: store.size() / SECTOR_BYTES,
+        read_only,
+        id: *b"fuzz................",
+    };
+    BlockHandler::new(IoQueue::new(store, QUEUE_SIZE), disk, Arc::default())
+}
+
 fn features(read_only: bool) -> u64 {
     let mut bits = vec![
         VIRTIO_BLK_F_SEG_MAX,
@@ -166,6 +177,10 @@ impl VirtioDevice for Block {
             })?;
         }
         Ok(())
+    }
+
+    fn status(&self) -> serde_json::Value {
+        serde_json::to_value(self.metrics.snapshot()).unwrap_or_default()
     }
 
     fn reset(&mut self) {

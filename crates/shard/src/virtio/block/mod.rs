@@ -19,5 +19,7 @@ mod syscalls;
 mod tests;
 
 pub use device::Block;
+#[cfg(fuzzing)]
+pub(crate) use device::bare;
 pub use metrics::{Metrics, Snapshot};
 pub use syscalls::SYSCALLS;

@@ -112,6 +112,16 @@ impl Net {
     }
 }
 
+/// The handler of a card on a stream, without its thread, for [`crate::fuzzing`].
+#[cfg(fuzzing)]
+pub(crate) fn bare(socket: OwnedFd) -> impl crate::virtio::worker::Handler {
+    NetHandler::new(
+        Link::Stream(Box::new(Stream::new(socket))),
+        Arc::default(),
+        Arc::new(AtomicU16::new(1)),
+    )
+}
+
 impl VirtioDevice for Net {
     fn id(&self) -> VirtioId {
         VirtioId::Net
@@ -142,6 +152,10 @@ impl VirtioDevice for Net {
 
     fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
         self.worker.activate(activation)
+    }
+
+    fn status(&self) -> serde_json::Value {
+        serde_json::to_value(self.metrics.counts()).unwrap_or_default()
     }
 
     fn reset(&mut self) {

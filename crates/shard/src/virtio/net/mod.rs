@@ -24,6 +24,8 @@ mod tap;
 #[cfg(test)]
 mod tests;
 
+#[cfg(fuzzing)]
+pub(crate) use device::bare;
 pub use device::{Backend, Net};
 pub use metrics::NetMetrics;
 pub use syscalls::SYSCALLS;

@@ -30,22 +30,35 @@ impl VirtioPci {
 
     fn common_registers(&self) -> [u8; COMMON_BYTES] {
         let mut registers = [0; COMMON_BYTES];
-        let mut put = |offset: usize, bytes: &[u8]| registers[offset..offset + bytes.len()].copy_from_slice(bytes);
+        let mut put =
+            |offset: usize, bytes: &[u8]| registers[offset..offset + bytes.len()].copy_from_slice(bytes);
         put(DEVICE_FEATURE_SELECT, &self.device_feature_select.to_le_bytes());
-        put(DEVICE_FEATURE, &half(self.offered, self.device_feature_select).to_le_bytes());
+        put(
+            DEVICE_FEATURE,
+            &half(self.offered, self.device_feature_select).to_le_bytes(),
+        );
         put(DRIVER_FEATURE_SELECT, &self.driver_feature_select.to_le_bytes());
-        put(DRIVER_FEATURE, &half(self.accepted, self.driver_feature_select).to_le_bytes());
+        put(
+            DRIVER_FEATURE,
+            &half(self.accepted, self.driver_feature_select).to_le_bytes(),
+        );
         put(CONFIG_VECTOR, &self.signals.config_vector().to_le_bytes());
         put(QUEUES, &(self.queues.len() as u16).to_le_bytes());
         put(STATUS, &[self.device_status()]);
         put(GENERATION, &[self.signals.generation()]);
         put(QUEUE_SELECT, &self.queue_select.to_le_bytes());
-        put(QUEUE_VECTOR, &self.signals.queue_vector(self.queue_select).to_le_bytes());
+        put(
+            QUEUE_VECTOR,
+            &self.signals.queue_vector(self.queue_select).to_le_bytes(),
+        );
         if let Some(queue) = self.queues.get(usize::from(self.queue_select)) {
             put(QUEUE_SIZE, &queue.size.to_le_bytes());
             put(QUEUE_ENABLE, &u16::from(queue.enabled).to_le_bytes());
             put(QUEUE_NOTIFY_OFFSET, &self.queue_select.to_le_bytes());
-            for (offset, address) in [QUEUE_DESCRIPTORS, QUEUE_DRIVER, QUEUE_DEVICE].iter().zip(queue.addresses) {
+            for (offset, address) in [QUEUE_DESCRIPTORS, QUEUE_DRIVER, QUEUE_DEVICE]
+                .iter()
+                .zip(queue.addresses)
+            {
                 put(*offset, &address.to_le_bytes());
             }
         }
@@ -78,7 +91,9 @@ impl VirtioPci {
 
     fn write_queue(&mut self, offset: usize, length: usize, value: u64) {
         let configurable = self.status & DRIVER_OK == 0;
-        let Some(queue) = self.queues.get_mut(usize::from(self.queue_select)) else { return };
+        let Some(queue) = self.queues.get_mut(usize::from(self.queue_select)) else {
+            return;
+        };
         if queue.enabled || !configurable {
             return;
         }
@@ -114,7 +129,12 @@ impl VirtioPci {
     }
 
     fn device_status(&self) -> u8 {
-        self.status | if self.signals.reset_wanted() { NEEDS_RESET } else { 0 }
+        self.status
+            | if self.signals.reset_wanted() {
+                NEEDS_RESET
+            } else {
+                0
+            }
     }
 
     /// Bits are only ever added, in order; writing 0 resets.
@@ -148,7 +168,9 @@ impl VirtioPci {
     }
 
     fn activate(&mut self) {
-        let result = self.activation().and_then(|activation| self.device.activate(activation));
+        let result = self
+            .activation()
+            .and_then(|activation| self.device.activate(activation));
         match result {
             Ok(()) => self.active = true,
             Err(error) => self.signals.needs_reset(&error),
@@ -161,9 +183,10 @@ impl VirtioPci {
         for (index, (registers, doorbell)) in (0..).zip(self.queues.iter().zip(&self.doorbells)) {
             if registers.enabled {
                 let queue = registers.queue(index, event_idx, &self.memory)?;
-                let notify = doorbell
-                    .try_clone()
-                    .map_err(|source| DeviceError::Host { what: "cannot copy an event file", source })?;
+                let notify = doorbell.try_clone().map_err(|source| DeviceError::Host {
+                    what: "cannot copy an event file",
+                    source,
+                })?;
                 queues.push(ActiveQueue { index, queue, notify });
             }
         }

@@ -87,7 +87,12 @@ impl VirtioPci {
         log: Log,
         bar: u64,
     ) -> io::Result<Self> {
-        let queues: Vec<QueueRegisters> = device.queue_sizes().iter().copied().map(QueueRegisters::new).collect();
+        let queues: Vec<QueueRegisters> = device
+            .queue_sizes()
+            .iter()
+            .copied()
+            .map(QueueRegisters::new)
+            .collect();
         if queues.len() >= VECTORS_MAX {
             return Err(io::Error::other("a virtio device has at most 255 queues"));
         }
@@ -102,9 +107,18 @@ impl VirtioPci {
         });
         config.set_bar(bar, BAR_BYTES);
         let access = add_capabilities(&mut config)?;
-        let msix = Msix::new(interrupts, queues.len() + 1, &mut config, TABLE as u32, PENDING as u32)?;
+        let msix = Msix::new(
+            interrupts,
+            queues.len() + 1,
+            &mut config,
+            TABLE as u32,
+            PENDING as u32,
+        )?;
         let signals = Arc::new(Signals::new(name, log, msix.vectors(), queues.len()));
-        let doorbells = queues.iter().map(|_| EventFd::new(EFD_NONBLOCK)).collect::<io::Result<_>>()?;
+        let doorbells = queues
+            .iter()
+            .map(|_| EventFd::new(EFD_NONBLOCK))
+            .collect::<io::Result<_>>()?;
         let offered = device.features() | 1 << virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
         Ok(Self {
             name: name.to_owned(),
@@ -145,7 +159,9 @@ impl VirtioPci {
                 && let Err(error) = wiring.bind_doorbell(doorbell, place(new, index))
             {
                 // Notifications then come through `write_bar`, slower but as well.
-                self.signals.log(&format!("notifications of queue {index} take the slow path: {error}"));
+                self.signals.log(&format!(
+                    "notifications of queue {index} take the slow path: {error}"
+                ));
             }
         }
         self.bound = decoded;
@@ -163,7 +179,8 @@ impl VirtioPci {
     fn access_target(&self) -> Option<(u64, usize)> {
         let mut fields = [0; 16];
         self.config.read(self.access, &mut fields);
-        let word = |at: usize| u32::from_le_bytes([fields[at], fields[at + 1], fields[at + 2], fields[at + 3]]);
+        let word =
+            |at: usize| u32::from_le_bytes([fields[at], fields[at + 1], fields[at + 2], fields[at + 3]]);
         let (bar, offset, length) = (fields[4], u64::from(word(8)), word(12));
         let fits = bar == 0 && matches!(length, 1 | 2 | 4) && offset + u64::from(length) <= BAR_BYTES;
         fits.then_some((offset, length as usize))
@@ -193,13 +210,17 @@ fn add_capabilities(config: &mut ConfigSpace) -> io::Result<usize> {
         body(TYPE_DEVICE, DEVICE, region, &[]),
         body(TYPE_NOTIFY, NOTIFY, region, &NOTIFY_MULTIPLIER.to_le_bytes()),
     ] {
-        config.add_capability(CAPABILITY_VENDOR, &body, &[]).ok_or_else(full)?;
+        config
+            .add_capability(CAPABILITY_VENDOR, &body, &[])
+            .ok_or_else(full)?;
     }
     let access = body(TYPE_PCI_ACCESS, 0, 0, &[0; 4]);
     let mut writable = [0xFF; 18];
     writable[..2].fill(0);
     writable[3..6].fill(0);
-    config.add_capability(CAPABILITY_VENDOR, &access, &writable).ok_or_else(full)
+    config
+        .add_capability(CAPABILITY_VENDOR, &access, &writable)
+        .ok_or_else(full)
 }
 
 /// PCI class codes, for tools that show them.

@@ -42,7 +42,12 @@ pub struct QueueRegisters {
 impl QueueRegisters {
     /// As after a reset.
     pub fn new(size_max: u16) -> Self {
-        Self { size_max, size: size_max, enabled: false, addresses: [0; 3] }
+        Self {
+            size_max,
+            size: size_max,
+            enabled: false,
+            addresses: [0; 3],
+        }
     }
 
     /// The queue to serve, checked against guest memory.
@@ -50,10 +55,18 @@ impl QueueRegisters {
         let bad = |what: &str| DeviceError::Protocol(format!("queue {index}: {what}"));
         let mut queue = Queue::new(self.size_max).map_err(|error| bad(&error.to_string()))?;
         let [descriptors, driver, device] = self.addresses.map(vm_memory::GuestAddress);
-        queue.try_set_size(self.size).map_err(|_| bad("its size is not a power of two"))?;
-        queue.try_set_desc_table_address(descriptors).map_err(|error| bad(&error.to_string()))?;
-        queue.try_set_avail_ring_address(driver).map_err(|error| bad(&error.to_string()))?;
-        queue.try_set_used_ring_address(device).map_err(|error| bad(&error.to_string()))?;
+        queue
+            .try_set_size(self.size)
+            .map_err(|_| bad("its size is not a power of two"))?;
+        queue
+            .try_set_desc_table_address(descriptors)
+            .map_err(|error| bad(&error.to_string()))?;
+        queue
+            .try_set_avail_ring_address(driver)
+            .map_err(|error| bad(&error.to_string()))?;
+        queue
+            .try_set_used_ring_address(device)
+            .map_err(|error| bad(&error.to_string()))?;
         queue.set_event_idx(event_idx);
         queue.set_ready(true);
         if !queue.is_valid(&**memory) {

@@ -51,7 +51,9 @@ impl Signals {
     }
 
     pub fn queue_vector(&self, queue: u16) -> u16 {
-        self.queue_vectors.get(usize::from(queue)).map_or(NO_VECTOR, |vector| vector.load(Ordering::Relaxed))
+        self.queue_vectors
+            .get(usize::from(queue))
+            .map_or(NO_VECTOR, |vector| vector.load(Ordering::Relaxed))
     }
 
     pub fn set_queue_vector(&self, queue: u16, vector: u16) {
@@ -75,13 +77,19 @@ impl Signals {
 
     pub fn reset(&self) {
         self.config_vector.store(NO_VECTOR, Ordering::Relaxed);
-        self.queue_vectors.iter().for_each(|vector| vector.store(NO_VECTOR, Ordering::Relaxed));
+        self.queue_vectors
+            .iter()
+            .for_each(|vector| vector.store(NO_VECTOR, Ordering::Relaxed));
         self.isr.store(0, Ordering::Release);
         self.needs_reset.store(false, Ordering::Release);
     }
 
     fn existing(&self, vector: u16) -> u16 {
-        if usize::from(vector) < self.vectors.len() { vector } else { NO_VECTOR }
+        if usize::from(vector) < self.vectors.len() {
+            vector
+        } else {
+            NO_VECTOR
+        }
     }
 
     fn raise(&self, vector: u16) {
@@ -104,7 +112,9 @@ impl Interrupt for Signals {
     }
 
     fn needs_reset(&self, error: &DeviceError) {
-        let cause = std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
+        let cause = std::error::Error::source(error)
+            .map(|cause| format!(": {cause}"))
+            .unwrap_or_default();
         self.log(&format!("stopped until the guest resets it: {error}{cause}"));
         self.needs_reset.store(true, Ordering::Release);
         self.signal_config();

@@ -48,6 +48,16 @@ impl Vsock {
     }
 }
 
+/// The device's handler without its thread, for [`crate::fuzzing`].
+#[cfg(fuzzing)]
+pub(crate) fn bare(
+    cid: u64,
+    listener: UnixListener,
+    ports: PathBuf,
+) -> io::Result<impl crate::virtio::worker::Handler> {
+    VsockHandler::new(cid, listener, Some(ports), Arc::default())
+}
+
 impl VirtioDevice for Vsock {
     fn id(&self) -> VirtioId {
         VirtioId::Vsock
@@ -74,6 +84,10 @@ impl VirtioDevice for Vsock {
 
     fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {
         self.worker.activate(activation)
+    }
+
+    fn status(&self) -> serde_json::Value {
+        serde_json::to_value(self.metrics.counts()).unwrap_or_default()
     }
 
     fn reset(&mut self) {

@@ -22,5 +22,7 @@ mod syscalls;
 mod tests;
 
 pub use device::Vsock;
+#[cfg(fuzzing)]
+pub(crate) use device::bare;
 pub use metrics::VsockMetrics;
 pub use syscalls::SYSCALLS;
