@@ -108,6 +108,7 @@ impl Call {
         Running {
             child,
             line,
+            seen: Vec::new(),
             stdout,
             stderr,
             limit: self.limit,
@@ -147,6 +148,8 @@ fn collect(mut stream: impl Read + Send + 'static) -> Collector {
 pub struct Running {
     child: Child,
     line: String,
+    /// What came on stdout and was looked at already.
+    seen: Vec<u8>,
     stdout: Collector,
     stderr: Collector,
     limit: Duration,
@@ -163,6 +166,19 @@ impl Running {
     pub fn signal(&self, signal: nix::sys::signal::Signal) {
         let pid = nix::unistd::Pid::from_raw(self.child.id() as i32);
         nix::sys::signal::kill(pid, signal).expect("the child was not waited for yet");
+    }
+
+    /// Waits until `text` was written to stdout.
+    #[track_caller]
+    pub fn wait_for(&mut self, text: &str, limit: Duration) {
+        let found = wait::within(limit, || {
+            self.seen.extend(self.stdout.try_iter().flatten());
+            String::from_utf8_lossy(&self.seen).contains(text).then_some(())
+        });
+        if found.is_none() {
+            let seen = tail(&String::from_utf8_lossy(&self.seen), 60);
+            panic!("no {text:?} within {limit:?} from {}:\n{seen}", self.line);
+        }
     }
 
     /// Waits for its end.
@@ -184,7 +200,7 @@ impl Running {
         let took = self.start.elapsed();
         Output {
             status,
-            stdout: drain(&self.stdout),
+            stdout: self.seen.into_iter().chain(drain(&self.stdout)).collect(),
             stderr: drain(&self.stderr),
             line: self.line,
             took,

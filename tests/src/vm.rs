@@ -233,6 +233,30 @@ impl Vm {
             .run();
     }
 
+    /// The guest's own number for its present boot.
+    #[track_caller]
+    pub fn boot_id(&self) -> String {
+        self.sh("cat /proc/sys/kernel/random/boot_id")
+    }
+
+    /// Lets the guest reboot and waits until it is up again. Files in its memory are gone, `guest-tool` too.
+    #[track_caller]
+    pub fn reboot(&self) {
+        let before = self.boot_id();
+        self.last_words("sync; reboot -f");
+        wait::until(
+            &format!("{} up again after its reboot", self.name),
+            BOOT_LIMIT,
+            || {
+                let id = self
+                    .exec(["cat", "/proc/sys/kernel/random/boot_id"])
+                    .limit(Duration::from_secs(30))
+                    .run();
+                (id.status == 0 && id.text() != before).then_some(())
+            },
+        );
+    }
+
     /// Waits until the VM is no longer listed.
     #[track_caller]
     pub fn wait_ended(&self, limit: Duration) {

@@ -12,7 +12,7 @@ mod peer;
 mod pinned;
 
 const USAGE: &str = "usage: guest-tool memory SPARE_MIB | hold MIB SECONDS | pinned CPUS \
-     | disk-write DEVICE SEED COUNT | disk-digest DEVICE | disk-mark DEVICE COUNT \
+     | disk-write DEVICE SEED COUNT | disk-digest DEVICE | disk-mark DEVICE COUNT | disk-marks DEVICE \
      | send ADDRESS SEED BYTES | receive PORT | fetch ADDRESS | serve PORT SEED BYTES";
 
 /// What goes wrong in this tool.
@@ -41,6 +41,7 @@ fn run(words: &[&str]) -> Result<String, Fault> {
         ["disk-write", device, seed, count] => disk::write(device, seed.parse()?, count.parse()?),
         ["disk-digest", device] => disk::read_digest(device),
         ["disk-mark", device, count] => disk::mark(device, count.parse()?),
+        ["disk-marks", device] => disk::marks(device),
         ["send", address, seed, bytes] => peer::send(address, seed.parse()?, bytes.parse()?),
         ["receive", port] => peer::receive(port.parse()?),
         ["fetch", address] => peer::fetch(address),

@@ -80,3 +80,22 @@ pub fn mark(device: &str, count: u64) -> Result<String, Fault> {
     }
     Ok(format!("flushed all {count}"))
 }
+
+/// How many blocks from the first on hold what [`mark`] writes.
+pub fn marks(device: &str) -> Result<String, Fault> {
+    let (file, disk_bytes) = open(device)?;
+    let mut buffer = Aligned::new(4096);
+    let mut number = 0u64;
+    while number < disk_bytes / 4096 {
+        let part = buffer.part(4096);
+        file.read_exact_at(part, number * 4096)?;
+        if part
+            .chunks_exact(8)
+            .any(|word| word != (number + 1).to_le_bytes())
+        {
+            break;
+        }
+        number += 1;
+    }
+    Ok(number.to_string())
+}

@@ -1,0 +1,115 @@
+//! Risk: a kernel does not start, CPUs are missing or wrong, memory is missing or aliased.
+
+use std::time::Duration;
+
+use guest_tests::{Scratch, VmFile};
+
+/// Boots with `cpus` vCPUs and lets every one of them compute while the others do.
+fn all_cpus_work(image: &str, cpus: u8) -> String {
+    let scratch = Scratch::new("boot");
+    let vm = VmFile::of(&format!("cpus{cpus}"), image)
+        .cpus(cpus)
+        .start(&scratch);
+    let last = cpus - 1;
+    let range = if cpus == 1 {
+        "0".to_owned()
+    } else {
+        format!("0-{last}")
+    };
+    assert_eq!(vm.sh("cat /sys/devices/system/cpu/online").trim(), range);
+    assert_eq!(vm.sh("nproc").trim(), cpus.to_string());
+    for cpu in 0..cpus {
+        assert_eq!(
+            vm.sh(&format!("taskset -c {cpu} nproc")).trim(),
+            "1",
+            "taskset to CPU {cpu}"
+        );
+    }
+    vm.add_tool();
+    let worked = vm.tool(&["pinned", &cpus.to_string()]).ok().text();
+    let names: Vec<String> = (0..cpus).map(|cpu| cpu.to_string()).collect();
+    assert_eq!(worked.trim(), names.join(" "));
+    let kernel = vm.sh("uname -r").trim().to_owned();
+    vm.stop();
+    kernel
+}
+
+#[test]
+fn cloud_kernel_with_one_cpu() {
+    let kernel = all_cpus_work(VmFile::TINY, 1);
+    assert!(kernel.contains("cloud"), "booted {kernel}");
+}
+
+#[test]
+fn cloud_kernel_with_two_cpus() {
+    all_cpus_work(VmFile::TINY, 2);
+}
+
+#[test]
+fn cloud_kernel_with_four_cpus() {
+    all_cpus_work(VmFile::TINY, 4);
+}
+
+#[test]
+fn generic_kernel_with_two_cpus() {
+    let kernel = all_cpus_work(VmFile::TINY_GENERIC, 2);
+    assert!(!kernel.contains("cloud"), "booted {kernel}");
+}
+
+/// What `guest-tool memory` says, in MiB.
+fn part(said: &str, name: &str) -> u64 {
+    let value = said
+        .split_whitespace()
+        .find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
+    value
+        .and_then(|mib| mib.parse().ok())
+        .unwrap_or_else(|| panic!("no {name} in {said:?}"))
+}
+
+/// Boots with this memory, expects the guest to see nearly all of it, fills and checks what is free.
+fn memory_holds(size: &str, mib: u64, spare_mib: u64, limit: Duration) -> String {
+    let scratch = Scratch::new("memory");
+    let vm = VmFile::new(&format!("memory{size}")).memory(size).start(&scratch);
+    let total = vm.sh("sed -n 's/^MemTotal: *//p' /proc/meminfo");
+    let total_mib = total
+        .trim()
+        .trim_end_matches(" kB")
+        .parse::<u64>()
+        .expect("a number of KiB")
+        >> 10;
+    // The kernel keeps its text and one page structure of 64 bytes for each page.
+    let least = mib - 36 - mib / 50;
+    assert!((least..mib).contains(&total_mib), "{total_mib} MiB of {mib}");
+    vm.add_tool();
+    let said = vm
+        .tool(&["memory", &spare_mib.to_string()])
+        .limit(limit)
+        .ok()
+        .text();
+    vm.kill();
+    said
+}
+
+#[test]
+fn smallest_memory_holds_its_pattern() {
+    let said = memory_holds("64M", 64, 6, Duration::from_secs(60));
+    assert!(part(&said, "below") >= 2, "{said}");
+    assert_eq!(part(&said, "above"), 0, "{said}");
+}
+
+#[test]
+fn half_a_gigabyte_holds_its_pattern() {
+    let said = memory_holds("512M", 512, 32, Duration::from_secs(60));
+    assert!(part(&said, "below") >= 350, "{said}");
+}
+
+#[test]
+fn five_gigabytes_hold_their_pattern_on_both_sides_of_the_hole() {
+    let said = memory_holds("5G", 5 << 10, 128, Duration::from_secs(240));
+    assert!(part(&said, "below") >= 2048, "{said}");
+    assert!(part(&said, "above") >= 900, "{said}");
+    assert!(
+        part(&said, "under_hole") + part(&said, "over_hole") >= 16,
+        "{said}"
+    );
+}

@@ -1,0 +1,338 @@
+//! Risk: a disk loses writes, keeps what it should forget, reaches the wrong file, or is used by two.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use guest_tests::command::Call;
+use guest_tests::pattern::{DiskWrites, Numbers, digest};
+use guest_tests::{Scratch, Vm, VmFile, host, mirrorball};
+
+const DISK_BYTES: usize = 16 << 20;
+const WRITES: u32 = 150;
+
+fn random_bytes(seed: u64) -> Vec<u8> {
+    let mut bytes = vec![0; DISK_BYTES];
+    Numbers::new(seed).fill(&mut bytes);
+    bytes
+}
+
+/// One disk of the test: what is in its file, and what the guest should see.
+struct Disk {
+    label: &'static str,
+    path: PathBuf,
+    keeps: bool,
+    base: Vec<u8>,
+    written: Vec<u8>,
+}
+
+impl Disk {
+    fn new(label: &'static str, path: PathBuf, keeps: bool, base: Vec<u8>) -> Self {
+        let written = base.clone();
+        Self {
+            label,
+            path,
+            keeps,
+            base,
+            written,
+        }
+    }
+}
+
+fn device(index: usize) -> String {
+    format!("/dev/vd{}", char::from(b'a' + index as u8))
+}
+
+#[track_caller]
+fn expect_digest(vm: &Vm, index: usize, wanted: &[u8], what: &str) {
+    let found = vm.tool(&["disk-digest", &device(index)]).ok().text();
+    assert_eq!(found.trim(), digest(wanted), "{what} ({})", device(index));
+}
+
+fn qemu_img(arguments: &[&str], path: &Path) {
+    Call::new("qemu-img").args(arguments).args([path]).ok();
+}
+
+/// The overlays that Mirrorball keeps for this VM in the user's data directory, removed with the test.
+struct KeptOverlays(PathBuf);
+
+impl KeptOverlays {
+    fn of(vm: &str) -> Self {
+        let set = |name: &str| std::env::var_os(name).map(PathBuf::from);
+        let data = set("MIRRORBALL_DATA")
+            .or_else(|| set("XDG_DATA_HOME").map(|place| place.join("mirrorball")))
+            .or_else(|| set("HOME").map(|home| home.join(".local/share/mirrorball")))
+            .expect("HOME is set");
+        Self(data.join("overlays").join(vm))
+    }
+}
+
+impl Drop for KeptOverlays {
+    fn drop(&mut self) {
+        // Not there when the VM never started.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn every_disk_mode_keeps_or_forgets_its_writes() {
+    let scratch = Scratch::new("modes");
+    let raw = |name: &str, seed: u64| scratch.write(name, random_bytes(seed));
+    let backing = raw("backing", 5);
+    let chain = scratch.join("chain.qcow2");
+    let backing_name = backing.to_str().expect("a path in ASCII");
+    Call::new("qemu-img")
+        .args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b", backing_name])
+        .args([&chain])
+        .ok();
+    let alone = scratch.join("alone.qcow2");
+    Call::new("qemu-img")
+        .args(["create", "-q", "-f", "qcow2"])
+        .args([alone.as_os_str(), "16M".as_ref()])
+        .ok();
+    let mut disks = [
+        Disk::new("private", raw("private", 1), false, random_bytes(1)),
+        Disk::new("private, persistent", raw("kept", 2), true, random_bytes(2)),
+        Disk::new("exclusive", raw("exclusive", 3), false, random_bytes(3)),
+        Disk::new("exclusive, persistent", raw("own", 4), true, random_bytes(4)),
+        Disk::new(
+            "qcow2 with a backing file, exclusive, persistent",
+            chain,
+            true,
+            random_bytes(5),
+        ),
+        Disk::new("qcow2, exclusive, persistent", alone, true, vec![0; DISK_BYTES]),
+    ];
+    let mut file = VmFile::new("modes");
+    for disk in &disks {
+        let mode = if disk.label.contains("private") {
+            "private"
+        } else {
+            "exclusive"
+        };
+        let format = if disk.label.starts_with("qcow2") {
+            "qcow2"
+        } else {
+            "raw"
+        };
+        let persistent = disk.label.contains("persistent");
+        file = file.disk(
+            &disk.path,
+            &format!("mode = \"{mode}\"\npersistent = {persistent}\nformat = \"{format}\""),
+        );
+    }
+    let _kept = KeptOverlays::of(file.name());
+
+    let vm = file.start(&scratch);
+    vm.add_tool();
+    for (index, disk) in disks.iter_mut().enumerate() {
+        expect_digest(&vm, index, &disk.base, &format!("{}: first sight", disk.label));
+        let seed = 100 + index as u64;
+        vm.tool(&[
+            "disk-write",
+            &device(index),
+            &seed.to_string(),
+            &WRITES.to_string(),
+        ])
+        .ok();
+        DiskWrites::new(seed, WRITES, DISK_BYTES as u64).apply(&mut disk.written);
+        expect_digest(
+            &vm,
+            index,
+            &disk.written,
+            &format!("{}: after the writes", disk.label),
+        );
+    }
+    vm.reboot();
+    vm.add_tool();
+    for (index, disk) in disks.iter().enumerate() {
+        expect_digest(
+            &vm,
+            index,
+            &disk.written,
+            &format!("{}: after a reboot", disk.label),
+        );
+    }
+    vm.stop();
+    vm.wait_ended(Duration::from_secs(10));
+
+    for disk in &disks[..4] {
+        let in_file = if disk.label == "exclusive, persistent" {
+            &disk.written
+        } else {
+            &disk.base
+        };
+        let found = fs::read(&disk.path).expect("the disk's file is still there");
+        assert_eq!(
+            digest(&found),
+            digest(in_file),
+            "{}: the file after the VM",
+            disk.label
+        );
+    }
+    let found = fs::read(&backing).expect("the backing file is still there");
+    assert_eq!(
+        digest(&found),
+        digest(&disks[4].base),
+        "the backing file was written"
+    );
+    for disk in &disks[4..] {
+        qemu_img(&["check", "-q", "-f", "qcow2"], &disk.path);
+    }
+
+    let vm = file.start(&scratch);
+    vm.add_tool();
+    for (index, disk) in disks.iter().enumerate() {
+        let wanted = if disk.keeps { &disk.written } else { &disk.base };
+        expect_digest(&vm, index, wanted, &format!("{}: in the next VM", disk.label));
+    }
+    vm.kill();
+}
+
+#[test]
+fn an_exclusive_disk_refuses_a_second_vm_and_names_the_first() {
+    let scratch = Scratch::new("exclusive");
+    let path = scratch.sparse("disk", 1 << 20);
+    let exclusive = "mode = \"exclusive\"\npersistent = true";
+    let first = VmFile::new("holder").disk(&path, exclusive).start_only(&scratch);
+    for (name, more) in [("second", exclusive), ("reader", "mode = \"private\"")] {
+        let file = VmFile::new(name).disk(&path, more).write(&scratch);
+        let refused = mirrorball(["run", "-d"]).args([&file]).run().expect(1);
+        let message = refused.errors();
+        assert!(
+            message.contains(first.name()),
+            "does not name the holder {}:\n{refused}",
+            first.name()
+        );
+        assert!(
+            message.contains(path.to_str().expect("ASCII")),
+            "does not name the disk:\n{refused}"
+        );
+    }
+    first.kill();
+    first.wait_ended(Duration::from_secs(10));
+    VmFile::new("second").disk(&path, exclusive).start_only(&scratch);
+}
+
+#[test]
+fn private_users_of_one_disk_do_not_see_each_other() {
+    let scratch = Scratch::new("private");
+    let base = random_bytes(9);
+    let path = scratch.write("disk", &base);
+    let files = ["left", "right"].map(|name| VmFile::new(name).disk(&path, ""));
+    let vms = files.map(|file| file.start_only(&scratch));
+    let mut seen = Vec::new();
+    for (index, vm) in vms.iter().enumerate() {
+        vm.wait_up();
+        vm.add_tool();
+        let seed = 50 + index as u64;
+        vm.tool(&["disk-write", "/dev/vda", &seed.to_string(), &WRITES.to_string()])
+            .ok();
+        let mut written = base.clone();
+        DiskWrites::new(seed, WRITES, DISK_BYTES as u64).apply(&mut written);
+        seen.push(written);
+    }
+    for (vm, written) in vms.iter().zip(&seen) {
+        expect_digest(vm, 0, written, vm.name());
+    }
+}
+
+/// Pulls the plug while the guest writes and flushes; every flush the guest saw done must have lasted.
+fn flushes_last(name: &str, pull: impl FnOnce(&Vm) -> Vec<u32>) {
+    let scratch = Scratch::new(name);
+    let raw = scratch.sparse("raw", DISK_BYTES as u64);
+    let qcow2 = scratch.join("qcow2");
+    Call::new("qemu-img")
+        .args(["create", "-q", "-f", "qcow2"])
+        .args([qcow2.as_os_str(), "16M".as_ref()])
+        .ok();
+    let file = VmFile::new(name)
+        .cpus(2)
+        .disk(&raw, "mode = \"exclusive\"\npersistent = true\nformat = \"raw\"")
+        .disk(
+            &qcow2,
+            "mode = \"exclusive\"\npersistent = true\nformat = \"qcow2\"",
+        );
+    let vm = file.start(&scratch);
+    vm.add_tool();
+    let mut writers = [0, 1].map(|disk| vm.tool(&["disk-mark", &device(disk), "4000"]).spawn());
+    for writer in &mut writers {
+        writer.wait_for("flushed 30\n", Duration::from_secs(30));
+    }
+    let gone = pull(&vm);
+    host::wait_gone(&gone, Duration::from_secs(10));
+    let last_flushed = writers.map(|writer| {
+        let said = writer.wait().text();
+        let numbers = said
+            .lines()
+            .filter_map(|line| line.strip_prefix("flushed ")?.parse::<u64>().ok());
+        numbers.last().expect("at least 30")
+    });
+    vm.wait_ended(Duration::from_secs(10));
+
+    let vm = file.start(&scratch);
+    vm.add_tool();
+    for (disk, last) in last_flushed.iter().enumerate() {
+        let lasted: u64 = vm
+            .tool(&["disk-marks", &device(disk)])
+            .ok()
+            .text()
+            .trim()
+            .parse()
+            .expect("a number");
+        assert!(
+            lasted > *last,
+            "{}: block {last} was flushed, but only {lasted} blocks lasted",
+            device(disk)
+        );
+    }
+    vm.kill();
+    vm.wait_ended(Duration::from_secs(10));
+    qemu_img(&["check", "-q", "-f", "qcow2", "-r", "leaks"], &qcow2);
+}
+
+#[test]
+fn what_was_flushed_outlives_a_killed_shard() {
+    flushes_last("flush-shard", |vm| {
+        let shard = vm.shard();
+        host::kill9(shard);
+        vec![shard]
+    });
+}
+
+#[test]
+fn what_was_flushed_outlives_a_killed_monitor_whose_shard_dies_too() {
+    flushes_last("flush-monitor", |vm| {
+        let both = vec![vm.monitor(), vm.shard()];
+        host::kill9(both[0]);
+        both
+    });
+}
+
+#[test]
+fn a_discard_gives_room_back_and_a_read_only_disk_takes_no_write() {
+    let scratch = Scratch::new("discard");
+    let full = scratch.write("full", random_bytes(11));
+    let fixed = scratch.write("fixed", random_bytes(12));
+    let vm = VmFile::new("discard")
+        .disk(&full, "mode = \"exclusive\"\npersistent = true")
+        .disk(&fixed, "read_only = true")
+        .start(&scratch);
+    vm.add_tool();
+    let blocks = |path: &Path| fs::metadata(path).expect("the disk's file").blocks() * 512;
+    let before = blocks(&full);
+    vm.sh("blkdiscard -o 0 -l 8388608 /dev/vda");
+    let after = blocks(&full);
+    assert!(
+        after + (7 << 20) <= before,
+        "{before} bytes before, {after} after discarding 8 MiB"
+    );
+    let mut wanted = random_bytes(11);
+    wanted[..8 << 20].fill(0);
+    expect_digest(&vm, 0, &wanted, "a discarded range reads as zeroes");
+    expect_digest(&vm, 1, &random_bytes(12), "the read-only disk");
+    let refused = vm.tool(&["disk-write", "/dev/vdb", "1", "1"]).run();
+    assert_eq!(refused.status, 1, "a read-only disk took a write:\n{refused}");
+    vm.kill();
+}
