@@ -199,3 +199,13 @@ fn list(place: &Path, depth: u32, into: &mut BTreeSet<String>) {
         into.insert(name);
     }
 }
+
+/// Open files of the whole host.
+pub fn open_files() -> u64 {
+    let text = fs::read_to_string("/proc/sys/fs/file-nr").expect("/proc is mounted");
+    let first = text
+        .split_whitespace()
+        .next()
+        .and_then(|count| count.parse().ok());
+    first.unwrap_or_else(|| panic!("no number in /proc/sys/fs/file-nr: {text}"))
+}

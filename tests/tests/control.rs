@@ -1,0 +1,163 @@
+//! Risk: what a person does to a running VM is lost, changed or misreported.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
+
+use guest_tests::command::BOOT_LIMIT;
+use guest_tests::pattern::Numbers;
+use guest_tests::terminal::Terminal;
+use guest_tests::{Scratch, VmFile, mirrorball, wait};
+
+const SOON: Duration = Duration::from_secs(15);
+/// Ctrl-].
+const DETACH: &[u8] = b"\x1d";
+
+#[test]
+fn exec_and_cp_carry_binary_data_and_exit_statuses() {
+    let scratch = Scratch::new("exec");
+    let vm = VmFile::new("exec").start(&scratch);
+
+    let mut bytes = vec![0; 3 << 20];
+    Numbers::new(31).fill(&mut bytes);
+    bytes.extend(0..=255u8);
+    let echoed = vm.exec(["cat"]).input(&bytes).ok();
+    assert!(
+        echoed.stdout == bytes,
+        "3 MB through cat came back different, {} bytes",
+        echoed.stdout.len()
+    );
+
+    for status in [0, 1, 2, 70, 125, 255] {
+        vm.exec(["sh", "-c", &format!("exit {status}")])
+            .run()
+            .expect(status);
+    }
+    vm.exec(["sh", "-c", "kill -9 $$"]).run().expect(128 + 9);
+    let both = vm.exec(["sh", "-c", "echo out; echo err >&2"]).ok();
+    assert_eq!((both.text().as_str(), both.errors().as_str()), ("out\n", "err\n"));
+    let words = vm.exec(["printf", "%s|", "two words", "", "$HOME", "*"]).ok();
+    assert_eq!(words.text(), "two words||$HOME|*|");
+    let missing = vm.exec(["no-such-program"]).run();
+    assert_ne!(missing.status, 0);
+    assert!(missing.errors().contains("no-such-program"), "{missing}");
+
+    let there = scratch.write("there", &bytes);
+    fs::set_permissions(&there, fs::Permissions::from_mode(0o741)).expect("our own file");
+    vm.put(&there, "/tmp/there");
+    assert_eq!(
+        vm.sh("stat -c '%a %s' /tmp/there").trim(),
+        format!("741 {}", bytes.len())
+    );
+    let back = scratch.join("back");
+    vm.get("/tmp/there", &back);
+    assert!(
+        fs::read(&back).expect("copied") == bytes,
+        "a file came back different"
+    );
+    vm.sh("mkdir /tmp/folder");
+    vm.put(&there, "/tmp/folder");
+    assert_eq!(vm.sh("ls /tmp/folder").trim(), "there");
+    let from = format!("{}:/tmp/absent", vm.name());
+    let absent = mirrorball(["cp"])
+        .args([from.as_ref(), scratch.join("absent").as_os_str()])
+        .run()
+        .expect(1);
+    assert!(absent.errors().contains("/tmp/absent"), "{absent}");
+    assert!(!scratch.join("absent").exists(), "a failed copy left a file");
+    vm.kill();
+}
+
+#[test]
+fn ps_inspect_and_logs_tell_what_is_there() {
+    let scratch = Scratch::new("lists");
+    let vm = VmFile::new("lists").cpus(2).start(&scratch);
+    let entry = vm.listed().expect("a running VM is listed");
+    let table = mirrorball(["ps"]).ok().text();
+    assert!(
+        table.contains(vm.name()),
+        "ps does not show {}:\n{table}",
+        vm.name()
+    );
+    assert_eq!(entry["cpus"], 2, "{entry:#}");
+    let whole = vm.inspect();
+    assert_eq!(whole["name"], vm.name(), "{whole:#}");
+    assert!(
+        whole.get("sandbox_missing").is_some(),
+        "inspect tells nothing of the sandbox: {whole:#}"
+    );
+    for pid in [vm.monitor(), vm.shard()] {
+        assert!(
+            guest_tests::host::is_running(pid),
+            "inspect names process {pid}, which is not there"
+        );
+    }
+    let word = format!("logged-{}", std::process::id());
+    vm.sh(&format!("echo {word} > /dev/ttyS0"));
+    wait::until("the console's line in the logs", SOON, || {
+        vm.logs().contains(&word).then_some(())
+    });
+    let stopped = vm.stop();
+    assert!(
+        stopped.took < Duration::from_secs(15),
+        "the power button was not obeyed:\n{stopped}"
+    );
+    vm.wait_ended(SOON);
+}
+
+#[test]
+fn a_console_attaches_detaches_and_gives_the_terminal_back() {
+    let scratch = Scratch::new("console");
+    let vm = VmFile::new("console").start(&scratch);
+    for round in 1..=2 {
+        let mut console = Terminal::mirrorball(&["console", vm.name()]);
+        wait::until("a raw terminal", SOON, || console.is_raw().then_some(()));
+        console.send(format!("\necho round-$(({round} + 40))\n").as_bytes());
+        console.expect(&format!("round-{}", round + 40), SOON);
+        // Ctrl-C is the guest's.
+        console.send(b"sleep 1000\n");
+        std::thread::sleep(Duration::from_millis(500));
+        console.send(b"\x03");
+        console.send(b"echo after-$((1 + 1))\n");
+        console.expect("after-2", SOON);
+        console.send(DETACH);
+        assert_eq!(console.wait(SOON), 0);
+        assert!(!console.is_raw(), "the terminal stayed raw after round {round}");
+    }
+    assert!(vm.listed().is_some(), "detaching ended the VM");
+    vm.kill();
+}
+
+#[test]
+fn run_on_a_terminal_is_a_shell_in_the_vm() {
+    let scratch = Scratch::new("shell");
+    let file = VmFile::new("shell");
+    let path = file.write(&scratch);
+    let mut shell = Terminal::mirrorball(&["run", path.to_str().expect("ASCII")]);
+    wait::until("a raw terminal", BOOT_LIMIT, || shell.is_raw().then_some(()));
+    wait::until("a prompt", BOOT_LIMIT, || {
+        shell.seen().contains("# ").then_some(())
+    });
+    shell.send(b"echo sum-$((20 + 3))\n");
+    shell.expect("sum-23", SOON);
+    shell.send(b"poweroff -f\n");
+    assert_eq!(shell.wait(SOON), 0);
+    assert!(!shell.is_raw(), "the terminal stayed raw");
+}
+
+#[test]
+fn a_flooded_console_does_not_stop_the_guest_or_grow_the_monitor() {
+    let scratch = Scratch::new("flood");
+    let vm = VmFile::new("flood").cpus(2).start(&scratch);
+    let before = guest_tests::host::proportional_bytes(vm.monitor());
+    vm.exec(["sh", "-c", "timeout 8 yes flood-flood-flood > /dev/ttyS0"])
+        .limit(BOOT_LIMIT)
+        .run();
+    assert_eq!(vm.sh("echo alive").trim(), "alive");
+    let after = guest_tests::host::proportional_bytes(vm.monitor());
+    assert!(
+        after < before + (8 << 20),
+        "the monitor grew from {before} to {after} bytes"
+    );
+    vm.kill();
+}

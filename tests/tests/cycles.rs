@@ -1,0 +1,77 @@
+//! Risk: each VM leaves a little behind: a process, a descriptor, a file, memory.
+
+use std::time::Duration;
+
+use guest_tests::host::{self, Traces};
+use guest_tests::{Scratch, VmFile, mirrorball};
+
+const CYCLES: usize = 30;
+const MIB: u64 = 1 << 20;
+/// What the host's caches may move by in a few minutes.
+const MEMORY_SLACK_BYTES: u64 = 24 * MIB;
+
+/// Pages that only cache files are not memory that leaked.
+fn drop_caches() {
+    nix::unistd::sync();
+    // Needs root; without it the slack has to do.
+    let _ = std::fs::write("/proc/sys/vm/drop_caches", "3");
+}
+
+/// One VM from start to end, in one of three ways.
+fn cycle(round: usize, scratch: &Scratch) {
+    let disk = scratch.sparse("disk", 4 << 20);
+    let file = VmFile::new(&format!("cycle{round}"))
+        .disk(&disk, "")
+        .net("kind = \"user\"");
+    match round % 3 {
+        0 => {
+            let vm = file.start_only(scratch);
+            vm.kill();
+            vm.wait_ended(Duration::from_secs(15));
+        }
+        1 => {
+            let path = file.write(scratch);
+            mirrorball(["run"])
+                .args([path.as_os_str(), "--".as_ref(), "true".as_ref()])
+                .ok();
+        }
+        _ => {
+            let vm = file.start(scratch);
+            vm.stop();
+            vm.wait_ended(Duration::from_secs(15));
+        }
+    }
+}
+
+#[test]
+fn thirty_cycles_leave_nothing_behind() {
+    let scratch = Scratch::new("cycles");
+    // The first of each way may fill caches for good.
+    for round in 0..3 {
+        cycle(round, &scratch);
+    }
+    let traces = Traces::now();
+    drop_caches();
+    let (available, shared) = (host::available_bytes(), host::shared_bytes());
+    let files = host::open_files();
+    for round in 0..CYCLES {
+        cycle(round, &scratch);
+    }
+    traces.expect_unchanged("30 cycles");
+    drop_caches();
+    let shared_later = host::shared_bytes();
+    assert!(
+        shared_later < shared + 2 * MIB,
+        "shared memory grew from {shared} to {shared_later} bytes"
+    );
+    let files_later = host::open_files();
+    assert!(
+        files_later < files + CYCLES as u64,
+        "open files of the host grew from {files} to {files_later}"
+    );
+    let available_later = host::available_bytes();
+    assert!(
+        available_later + MEMORY_SLACK_BYTES > available,
+        "available memory fell from {available} to {available_later} bytes"
+    );
+}

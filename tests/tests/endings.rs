@@ -1,0 +1,187 @@
+//! Risk: an end of a VM is told wrongly, or leaves something running.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use guest_tests::command::{BOOT_LIMIT, Running};
+use guest_tests::host::Traces;
+use guest_tests::{Output, Scratch, Vm, VmFile, host, mirrorball, wait};
+
+const SOON: Duration = Duration::from_secs(15);
+
+/// `mirrorball run` in the foreground, with the VM up.
+struct Foreground {
+    call: Running,
+    vm: Vm,
+}
+
+impl Foreground {
+    #[track_caller]
+    fn start(file: &VmFile, scratch: &Scratch) -> Self {
+        let call = mirrorball(["run"])
+            .args([file.write(scratch)])
+            .limit(BOOT_LIMIT * 2)
+            .spawn();
+        let vm = Vm::named(file.name());
+        vm.wait_up();
+        Self { call, vm }
+    }
+
+    /// Lets the guest run `script`, and gives how the command ended.
+    #[track_caller]
+    fn ends_by(self, script: &str) -> Output {
+        self.vm.last_words(script);
+        self.call.wait()
+    }
+}
+
+#[test]
+fn poweroff_is_a_success_without_a_word() {
+    let scratch = Scratch::new("poweroff");
+    let before = Traces::now();
+    let ended = Foreground::start(&VmFile::new("poweroff"), &scratch)
+        .ends_by("poweroff -f")
+        .expect(0);
+    let errors = ended.errors();
+    assert!(!errors.contains("panic") && !errors.contains("fault"), "{ended}");
+    before.expect_unchanged("a poweroff");
+}
+
+#[test]
+fn a_panic_is_told_with_the_last_lines_of_the_console() {
+    let scratch = Scratch::new("panic");
+    let before = Traces::now();
+    let vm = Foreground::start(&VmFile::new("panic"), &scratch);
+    let ended = vm.ends_by("echo c > /proc/sysrq-trigger").expect(70);
+    let errors = ended.errors();
+    assert!(errors.contains("panic"), "the reason is not told:\n{ended}");
+    assert!(
+        errors.contains("sysrq"),
+        "the console's last lines are not shown:\n{ended}"
+    );
+    before.expect_unchanged("a panic");
+}
+
+#[test]
+fn a_triple_fault_is_told() {
+    let scratch = Scratch::new("triple");
+    let before = Traces::now();
+    let vm = Foreground::start(&VmFile::new("triple"), &scratch);
+    let ended = vm
+        .ends_by("echo triple > /sys/kernel/reboot/type && reboot -f")
+        .expect(71);
+    assert!(
+        ended.errors().contains("triple fault"),
+        "the reason is not told:\n{ended}"
+    );
+    before.expect_unchanged("a triple fault");
+}
+
+#[test]
+fn a_kill_is_told() {
+    let scratch = Scratch::new("kill");
+    let before = Traces::now();
+    let Foreground { call, vm } = Foreground::start(&VmFile::new("kill"), &scratch);
+    vm.kill();
+    let ended = call.wait().expect(74);
+    assert!(
+        ended.errors().contains("kill"),
+        "the reason is not told:\n{ended}"
+    );
+    before.expect_unchanged("a kill");
+}
+
+#[test]
+fn five_reboots_in_place_leak_nothing() {
+    let scratch = Scratch::new("reboot");
+    let vm = VmFile::new("reboot").start(&scratch);
+    let monitor = vm.monitor();
+    let mut boots = BTreeSet::from([vm.boot_id()]);
+    let mut after_first = None;
+    for round in 1..=5 {
+        vm.reboot();
+        assert!(boots.insert(vm.boot_id()), "reboot {round} is not a new boot");
+        assert_eq!(vm.monitor(), monitor, "the monitor changed in reboot {round}");
+        let now = (
+            host::descriptors(monitor),
+            host::threads(monitor),
+            host::processes().len(),
+        );
+        match after_first {
+            None => after_first = Some(now),
+            // A connection that is just being closed may still be there.
+            Some(then) => wait::until(
+                &format!(
+                    "as many descriptors, threads and processes after reboot {round} as before: {then:?}"
+                ),
+                SOON,
+                || {
+                    let now = (
+                        host::descriptors(monitor),
+                        host::threads(monitor),
+                        host::processes().len(),
+                    );
+                    (now.0 <= then.0 && now.1 <= then.1 && now.2 <= then.2).then_some(())
+                },
+            ),
+        }
+    }
+    vm.stop();
+}
+
+#[test]
+fn a_killed_shard_takes_down_its_own_vm_only() {
+    let scratch = Scratch::new("pair");
+    let doomed = VmFile::new("doomed");
+    let file = doomed.write(&scratch);
+    let call = mirrorball(["run"]).args([file]).limit(BOOT_LIMIT * 2).spawn();
+    let other = VmFile::new("other").start_only(&scratch);
+    let doomed = Vm::named(doomed.name());
+    doomed.wait_up();
+    other.wait_up();
+    let boot = other.boot_id();
+    host::kill9(doomed.shard());
+    let ended = call.wait().expect(73);
+    assert!(
+        !ended.errors().trim().is_empty(),
+        "the reason is not told:\n{ended}"
+    );
+    assert_eq!(other.boot_id(), boot);
+    assert_eq!(other.sh("echo $((6 * 7))").trim(), "42");
+    other.stop();
+}
+
+#[test]
+fn no_shard_outlives_a_killed_foreground_command_or_monitor() {
+    let scratch = Scratch::new("orphan");
+    let before = Traces::now();
+    let Foreground { call, vm } = Foreground::start(&VmFile::new("orphan"), &scratch);
+    let processes = [vm.monitor(), vm.shard()];
+    call.signal(nix::sys::signal::Signal::SIGKILL);
+    host::wait_gone(&processes, SOON);
+    call.wait();
+    vm.wait_ended(SOON);
+
+    let vm = VmFile::new("detached").start_only(&scratch);
+    let processes = [vm.monitor(), vm.shard()];
+    host::kill9(processes[0]);
+    host::wait_gone(&processes, SOON);
+    vm.wait_ended(SOON);
+    before.expect_unchanged("kill -9 of a foreground command and of a monitor");
+}
+
+#[test]
+fn a_command_of_run_gives_its_output_and_exit_status() {
+    let scratch = Scratch::new("command");
+    let before = Traces::now();
+    let file = VmFile::new("command").write(&scratch);
+    let call = mirrorball(["run"]).args([file.as_os_str(), "--".as_ref()]);
+    let ended = call
+        .args(["sh", "-c", "cat; echo from the guest >&2; exit 7"])
+        .input(b"\0binary\xff\n")
+        .run();
+    let ended = ended.expect(7);
+    assert_eq!(ended.stdout, b"\0binary\xff\n", "{ended}");
+    assert!(ended.errors().contains("from the guest"), "{ended}");
+    before.expect_unchanged("run with a command");
+}

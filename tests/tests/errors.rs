@@ -1,0 +1,256 @@
+//! Risk: bad input ends in a riddle, a wrong status, or something left over.
+
+use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
+
+use guest_tests::host::Traces;
+use guest_tests::{Output, Scratch, VmFile, mirrorball};
+
+/// Bad input must be refused at once, not after a boot.
+const AT_ONCE: Duration = Duration::from_secs(20);
+
+/// Runs a VM file that must be refused: exit status 1, one line that says each of `words`, nothing left over.
+#[track_caller]
+fn refused(file: &VmFile, words: &[&str]) -> Output {
+    let scratch = Scratch::new("refused");
+    let before = Traces::now();
+    let path = file.write(&scratch);
+    let output = mirrorball(["run", "-d"])
+        .args([&path])
+        .limit(AT_ONCE)
+        .run()
+        .expect(1);
+    says(&output, words);
+    one_line(&output);
+    before.expect_unchanged("bad input");
+    output
+}
+
+#[track_caller]
+fn says(output: &Output, words: &[&str]) {
+    let message = output.errors().to_lowercase();
+    for word in words {
+        assert!(
+            message.contains(&word.to_lowercase()),
+            "does not say {word:?}:\n{output}"
+        );
+    }
+}
+
+/// A reason and its mend fit one line, apart from what was said on the way there.
+#[track_caller]
+fn one_line(output: &Output) {
+    let errors = output.errors();
+    let lines = errors.lines().filter(|line| !line.trim().is_empty()).count();
+    assert!((1..=2).contains(&lines), "not one line:\n{output}");
+    assert!(
+        !errors.contains("panicked") && !errors.contains("RUST_BACKTRACE"),
+        "a riddle:\n{output}"
+    );
+}
+
+#[test]
+fn files_that_are_not_there_or_not_readable() {
+    refused(
+        &VmFile::new("nodisk").disk("/no/such/disk".as_ref(), ""),
+        &["/no/such/disk"],
+    );
+    refused(
+        &VmFile::of("noimage", "no-such-image"),
+        &["no-such-image", "image"],
+    );
+    let scratch = Scratch::new("files");
+    let folder = scratch.path().to_path_buf();
+    refused(
+        &VmFile::new("folder").disk(&folder, ""),
+        &[folder.to_str().expect("ASCII"), "directory"],
+    );
+    let empty = scratch.write("empty", b"");
+    refused(
+        &VmFile::new("empty").disk(&empty, ""),
+        &[empty.to_str().expect("ASCII")],
+    );
+    let missing = mirrorball(["run", "-d", "/no/such/file.toml"])
+        .limit(AT_ONCE)
+        .run()
+        .expect(1);
+    says(&missing, &["/no/such/file.toml"]);
+    one_line(&missing);
+}
+
+#[test]
+fn a_disk_the_user_may_not_read() {
+    let scratch = Scratch::new("denied");
+    let disk = scratch.sparse("disk", 1 << 20);
+    std::fs::set_permissions(&disk, std::fs::Permissions::from_mode(0)).expect("our own file");
+    // Root may read everything: another user tries.
+    let path = VmFile::new("denied").disk(&disk, "").write(&scratch);
+    let data = scratch.join("data");
+    let call = if nix::unistd::geteuid().is_root() {
+        let binary = scratch.join("mirrorball");
+        std::fs::copy(guest_tests::command::binary(), &binary).expect("room for the command");
+        let runtime = scratch.join("runtime");
+        for place in [&data, &runtime] {
+            std::fs::create_dir(place).expect("a new directory");
+            nix::unistd::chown(place, Some(65534.into()), Some(65534.into())).expect("root may");
+        }
+        let text = "nokernel = 1";
+        let _ = text;
+        guest_tests::command::Call::new("setpriv")
+            .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+            .args([
+                binary.as_os_str(),
+                "run".as_ref(),
+                "--lab".as_ref(),
+                "never".as_ref(),
+                "-d".as_ref(),
+                path.as_os_str(),
+            ])
+            .env("XDG_RUNTIME_DIR", runtime)
+    } else {
+        mirrorball(["run", "-d"]).args([&path])
+    };
+    let output = call.env("HOME", &data).limit(AT_ONCE).run().expect(1);
+    one_line(&output);
+}
+
+#[test]
+fn a_kernel_that_is_none() {
+    let scratch = Scratch::new("kernel");
+    let text = scratch.write("kernel", "this is no kernel, whatever its name\n".repeat(100));
+    let place = text.to_str().expect("ASCII").to_owned();
+    let kernel = format!("{{ path = {place:?} }}");
+    let output = refused(&VmFile::new("kernel").key("kernel", &kernel), &["kernel"]);
+    says(&output, &[&place]);
+    let absent = "{ path = \"/no/such/vmlinuz\" }";
+    refused(
+        &VmFile::new("nokernel").key("kernel", absent),
+        &["/no/such/vmlinuz"],
+    );
+    // The start of a real header and nothing behind it.
+    let mut cut = vec![0u8; 4096];
+    cut[0x1f1] = 255;
+    cut[0x1fe..0x200].copy_from_slice(&[0x55, 0xaa]);
+    cut[0x202..0x206].copy_from_slice(b"HdrS");
+    let cut = scratch.write("cut", cut);
+    refused(
+        &VmFile::new("cut").key("kernel", &format!("{{ path = {cut:?} }}")),
+        &["kernel"],
+    );
+}
+
+#[test]
+fn more_memory_than_the_host_has() {
+    refused(&VmFile::new("huge").memory("3T"), &["memory"]);
+}
+
+#[test]
+fn keys_sizes_and_names_that_are_wrong_are_shown_in_their_place() {
+    let scratch = Scratch::new("toml");
+    let cases: [(&str, &str, &str); 7] = [
+        ("image = \"tiny\"\nmemroy = \"64M\"\n", "memroy", "memory"),
+        ("image = \"tiny\"\nmemory = \"64X\"\n", "64X", "M"),
+        ("image = \"tiny\"\ncpus = 0\n", "cpus", "254"),
+        ("image = \"tiny\"\ncpus = 300\n", "300", "u8"),
+        ("image = \"tiny\"\nmemory = \"1M\"\n", "1M", "64M"),
+        ("image = \"tiny\"\nname = \"a/b\"\n", "a/b", "name"),
+        ("image = \"tiny\n", "image", "line"),
+    ];
+    for (index, (text, wrong, mend)) in cases.iter().enumerate() {
+        let path = scratch.write(&format!("case{index}.toml"), text);
+        for command in [vec!["check"], vec!["run", "-d"]] {
+            let output = mirrorball(command).args([&path]).limit(AT_ONCE).run().expect(1);
+            says(&output, &[&format!("case{index}.toml"), wrong]);
+            if *mend != "u8" && *mend != "line" {
+                says(&output, &[mend]);
+            }
+            assert!(
+                output
+                    .errors()
+                    .contains(&format!(":{}:", 1 + usize::from(index != 6))),
+                "no line number:\n{output}"
+            );
+        }
+    }
+    let good = VmFile::new("good").write(&scratch);
+    mirrorball(["check"]).args([&good]).ok();
+}
+
+#[test]
+fn a_duplicate_name() {
+    let scratch = Scratch::new("names");
+    let file = VmFile::new("twin");
+    let first = file.start_only(&scratch);
+    let path = file.write(&scratch);
+    let second = mirrorball(["run", "-d"])
+        .args([&path])
+        .limit(AT_ONCE)
+        .run()
+        .expect(1);
+    says(&second, &[first.name()]);
+    one_line(&second);
+    assert!(first.listed().is_some(), "the second took the first one's place");
+    first.kill();
+    let both = mirrorball(["run", "-d"])
+        .args([&path, &path])
+        .limit(AT_ONCE)
+        .run()
+        .expect(1);
+    says(&both, &[first.name()]);
+}
+
+#[test]
+fn networks_that_are_not_there() {
+    let no_tap = VmFile::new("notap").net("kind = \"tap\"\ntap = \"nosuchtap0\"");
+    refused(&no_tap, &["nosuchtap0", "ip tuntap"]);
+    let scratch = Scratch::new("nopasst");
+    let before = Traces::now();
+    let path = VmFile::new("nopasst").net("kind = \"user\"").write(&scratch);
+    let output = mirrorball(["run", "-d"])
+        .args([&path])
+        .env("PATH", "/nowhere")
+        .limit(AT_ONCE)
+        .run()
+        .expect(1);
+    says(&output, &["passt", "install"]);
+    one_line(&output);
+    before.expect_unchanged("a missing passt");
+    let taken = std::net::TcpListener::bind(("0.0.0.0", 0)).expect("a free port");
+    let port = taken.local_addr().expect("bound").port();
+    let file = VmFile::new("taken").net(&format!("kind = \"user\"\nforward = [\"{port}:80\"]"));
+    refused(&file, &[&port.to_string()]);
+}
+
+#[test]
+fn vms_that_are_not_there() {
+    let commands: [&[&str]; 7] = [
+        &["exec", "no-such-vm", "--", "true"],
+        &["console", "no-such-vm"],
+        &["stop", "no-such-vm"],
+        &["kill", "no-such-vm"],
+        &["logs", "no-such-vm"],
+        &["inspect", "no-such-vm"],
+        &["cp", "no-such-vm:/etc/passwd", "/tmp/never-made"],
+    ];
+    for command in commands {
+        let output = mirrorball(command).limit(AT_ONCE).run().expect(1);
+        says(&output, &["no-such-vm"]);
+        one_line(&output);
+    }
+    assert!(!std::path::Path::new("/tmp/never-made").exists());
+}
+
+#[test]
+fn a_command_line_that_is_wrong_is_a_usage_error() {
+    for command in [
+        &["no-such-command"][..],
+        &["run", "--no-such-option"],
+        &["exec"],
+        &[],
+    ] {
+        let output = mirrorball(command).limit(AT_ONCE).run().expect(2);
+        assert!(!output.stderr.is_empty(), "{output}");
+    }
+    mirrorball(["--version"]).ok();
+    mirrorball(["--help"]).ok();
+}
