@@ -37,7 +37,7 @@ bench: build
 	scripts/bench.sh $(MIRRORBALL)
 
 fuzz:
-	@scripts/setup.sh build
+	@scripts/setup.sh build fuzz
 	scripts/fuzz.sh
 
 clean:

@@ -1,12 +1,13 @@
 #!/bin/sh
 # Sees to it that this machine has what `make demo` and `make test` need; installs it as root on Debian,
-# otherwise says what is missing. Usage: scripts/setup.sh build|run|test|bench|lint ...
+# otherwise says what is missing. Usage: scripts/setup.sh build|run|test|bench|fuzz ...
 set -eu
 
 # package:command, or package:/file; one for each thing needed.
 BUILD="gcc:gcc libc6-dev:/usr/include/stdio.h"
 RUN="qemu-system-x86:qemu-system-x86_64 e2fsprogs:mke2fs mmdebstrap:mmdebstrap passt:passt cpio:cpio"
 TEST="iproute2:ip qemu-utils:qemu-img busybox-static:/usr/share/doc/busybox-static"
+FUZZ="g++:g++"
 BENCH="qemu-system-x86:qemu-system-x86_64 iperf3:iperf3 iproute2:ip"
 # Kept in step with rust-version in Cargo.toml.
 RUST_MINOR=88
@@ -21,7 +22,8 @@ for part in "$@"; do
     run) wanted="$wanted $RUN" ;;
     test) wanted="$wanted $TEST" ;;
     bench) wanted="$wanted $BENCH" ;;
-    *) echo "setup: no part named '$part' (build, run, test, bench)" >&2; exit 2 ;;
+    fuzz) wanted="$wanted $FUZZ" ;;
+    *) echo "setup: no part named '$part' (build, run, test, bench, fuzz)" >&2; exit 2 ;;
     esac
 done
 

@@ -24,6 +24,8 @@ use std::io;
 use std::path::PathBuf;
 
 pub use debian::{DEBIAN_MIRROR, DebianRequest, build_debian};
+#[cfg(fuzzing)]
+pub use payload::extract;
 pub use import::{FileKind, ImportRequest, import};
 pub use record::{FileRecord, Record};
 pub use store::ImageStore;

@@ -1,0 +1,13 @@
+//! A lab's TOML file.
+#![no_main]
+
+use std::path::Path;
+
+use config::lab::LabSpec;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|text: &str| {
+    if let Err(error) = LabSpec::parse(Path::new("fuzz.toml"), text) {
+        let _ = error.to_string();
+    }
+});
