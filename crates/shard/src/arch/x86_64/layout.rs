@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! 0               real-mode area, boot data: GDT, zero page, page tables, command line
-//! 0x000A_0000     legacy hole: ACPI tables (from 0xE_0000: the RSDP, then the rest)
+//! 0x000A_0000     legacy hole: ACPI tables (from 0xE_0000: the RSDP, then the rest), reset stub
 //! 0x0010_0000     RAM: the kernel, and the initramfs at its top
 //!   ...           end of low RAM: at most 0xC000_0000 (3 GiB)
 //! 0xC000_0000     PCI memory window, 32 bits                             512 MiB
@@ -52,7 +52,9 @@ pub const LEGACY_HOLE_END: u64 = 0x0010_0000;
 /// ACPI tables, the RSDP first (the BIOS area, where a kernel without another hint looks).
 pub const ACPI_START: u64 = 0x000E_0000;
 /// Room for ACPI tables.
-pub const ACPI_BYTES: u64 = LEGACY_HOLE_END - ACPI_START;
+pub const ACPI_BYTES: u64 = RESET_VECTOR - ACPI_START;
+/// Where a kernel jumps in real mode to restart the machine when it trusts nothing else.
+pub const RESET_VECTOR: u64 = 0x000F_FFF0;
 
 /// The global descriptor table.
 pub const GDT_START: u64 = 0x500;

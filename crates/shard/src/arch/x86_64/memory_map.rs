@@ -1,8 +1,6 @@
 //! The memory map a kernel boots with: which addresses are RAM, which it must leave alone.
 
-use super::layout::{
-    ACPI_BYTES, ACPI_START, ECAM_BYTES, ECAM_START, LEGACY_HOLE_END, LEGACY_HOLE_START, Layout,
-};
+use super::layout::{ACPI_START, ECAM_BYTES, ECAM_START, LEGACY_HOLE_END, LEGACY_HOLE_START, Layout};
 
 /// What an entry of the map is. The values are those of both e820 and PVH.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +33,7 @@ pub fn memory_map(layout: &Layout) -> Vec<MemoryMapEntry> {
     let low_end = layout.ram.first().map_or(0, |low| low.end);
     let mut map = vec![
         entry(0, LEGACY_HOLE_START, MemoryKind::Ram),
-        entry(ACPI_START, ACPI_START + ACPI_BYTES, MemoryKind::Reserved),
+        entry(ACPI_START, LEGACY_HOLE_END, MemoryKind::Reserved),
         entry(LEGACY_HOLE_END, low_end, MemoryKind::Ram),
         entry(ECAM_START, ECAM_START + ECAM_BYTES, MemoryKind::Reserved),
     ];

@@ -8,7 +8,8 @@ use vm_memory::{ByteValued, Bytes, GuestAddress};
 
 use super::kernel::{Entry, Initrd, Kernel, KernelError};
 use super::layout::{
-    ACPI_START, CMDLINE_START, GDT_START, IDT_START, PAGE_TABLES_START, PVH_INFO_START, ZERO_PAGE_START,
+    ACPI_START, CMDLINE_START, GDT_START, IDT_START, PAGE_TABLES_START, PVH_INFO_START, RESET_PORT,
+    RESET_VALUE, RESET_VECTOR, ZERO_PAGE_START,
 };
 use super::memory_map::MemoryMapEntry;
 use super::registers::gdt;
@@ -43,6 +44,7 @@ pub fn write(
         memory.write_obj(*entry, GuestAddress(GDT_START + index as u64 * 8))?;
     }
     memory.write_obj(0u64, GuestAddress(IDT_START))?;
+    memory.write_slice(&reset_stub(), GuestAddress(RESET_VECTOR))?;
     match kernel.entry {
         Entry::Linux64(_) => {
             write_page_tables(memory)?;
@@ -50,6 +52,20 @@ pub fn write(
         }
         Entry::Pvh(_) => write_pvh(memory, initrd, map),
     }
+}
+
+/// All the firmware there is: real-mode code that writes the ACPI reset register and halts.
+///
+/// Linux 6.1 on hardware-reduced ACPI restarts by EFI even where there is none, and then by a jump to the BIOS; without
+/// this it would hang there (`efi_reboot_required`, `machine_real_restart`).
+fn reset_stub() -> [u8; 9] {
+    let [port_low, port_high] = RESET_PORT.to_le_bytes();
+    let mov_dx = [0xBA, port_low, port_high];
+    let mov_al = [0xB0, RESET_VALUE];
+    let (out, hlt, jmp_hlt) = (0xEE, 0xF4, [0xEB, 0xFD]);
+    [
+        mov_dx[0], mov_dx[1], mov_dx[2], mov_al[0], mov_al[1], out, hlt, jmp_hlt[0], jmp_hlt[1],
+    ]
 }
 
 fn write_boot_params(
