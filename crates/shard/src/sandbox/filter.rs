@@ -96,7 +96,8 @@ pub(super) fn program(kind: ThreadKind) -> Result<BpfProgram, seccompiler::Backe
             )?])?],
         );
     }
-    if kind == ThreadKind::Vcpu {
+    // The control thread resets the devices when the VM ends, which takes their interrupts and addresses back.
+    if matches!(kind, ThreadKind::Vcpu | ThreadKind::Control) {
         let ioctls: Result<Vec<_>, _> = VCPU_IOCTLS
             .iter()
             .map(|&request| SeccompRule::new(vec![condition(1, SeccompCmpOp::Eq, request.into())?]))
