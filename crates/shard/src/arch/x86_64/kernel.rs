@@ -6,10 +6,11 @@
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 
+use linux_loader::elf::{Elf64_Ehdr, Elf64_Phdr, PT_LOAD};
 use linux_loader::loader::bootparam::setup_header;
 use linux_loader::loader::elf::PvhBootCapability;
 use linux_loader::loader::{BzImage, Elf, KernelLoader};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
+use vm_memory::{ByteValued, Bytes, GuestAddress, GuestMemoryBackend};
 
 use super::layout::{CMDLINE_BYTES_MAX, CMDLINE_START, KERNEL_START, LOW_RAM_END};
 use crate::memory::GuestRam;
@@ -30,6 +31,8 @@ pub struct Kernel {
     pub entry: Entry,
     /// The bzImage's header, for `boot_params`.
     pub header: Option<setup_header>,
+    /// First byte that the kernel uses.
+    pub start: u64,
     /// One past the last byte that the kernel uses before it knows the memory map.
     pub end: u64,
     /// Longest command line with its zero byte.
@@ -129,13 +132,35 @@ fn load_elf(memory: &GuestRam, file: &mut File) -> Result<Kernel, KernelError> {
         PvhBootCapability::PvhEntryPresent(entry) => Entry::Pvh(entry.0),
         _ => Entry::Linux64(loaded.kernel_load.0),
     };
-    let end = loaded.kernel_end;
+    let (start, end) = (lowest_segment(file)?, loaded.kernel_end);
     Ok(Kernel {
         entry,
         header: None,
+        start,
         end,
         cmdline_bytes_max: ELF_CMDLINE_BYTES_MAX,
     })
+}
+
+/// The lowest address of a segment. The loader has checked the header and read the whole table once.
+fn lowest_segment(file: &mut File) -> Result<u64, KernelError> {
+    let read = |source| KernelError::Read {
+        what: "kernel",
+        source,
+    };
+    let mut header = Elf64_Ehdr::default();
+    file.rewind().map_err(read)?;
+    file.read_exact(header.as_mut_slice()).map_err(read)?;
+    file.seek(SeekFrom::Start(header.e_phoff)).map_err(read)?;
+    let mut lowest = u64::MAX;
+    for _ in 0..header.e_phnum {
+        let mut segment = Elf64_Phdr::default();
+        file.read_exact(segment.as_mut_slice()).map_err(read)?;
+        if segment.p_type == PT_LOAD {
+            lowest = lowest.min(segment.p_paddr);
+        }
+    }
+    Ok(lowest)
 }
 
 fn load_bzimage(memory: &GuestRam, file: &mut File) -> Result<Kernel, KernelError> {
@@ -153,14 +178,14 @@ fn load_bzimage(memory: &GuestRam, file: &mut File) -> Result<Kernel, KernelErro
     Ok(Kernel {
         entry: Entry::Linux64(loaded.kernel_load.0 + ENTRY_64_OFFSET),
         header: Some(header),
+        start: loaded.kernel_load.0,
         end: loaded.kernel_end.max(unpacked_end),
         cmdline_bytes_max,
     })
 }
 
-/// Loads the initramfs as high as low RAM allows.
+/// Loads the initramfs as high as low RAM allows, or below the kernel when there is room only there.
 pub fn load_initrd(memory: &GuestRam, file: &mut File, kernel: &Kernel) -> Result<Initrd, KernelError> {
-    const PAGE: u64 = 4096;
     let read = |source| KernelError::Read {
         what: "initramfs",
         source,
@@ -173,18 +198,23 @@ pub fn load_initrd(memory: &GuestRam, file: &mut File, kernel: &Kernel) -> Resul
     let low_end = memory
         .iter()
         .next()
-        .map_or(0, |low| ram_end(low))
+        .map_or(0, ram_end)
         .min(LOW_RAM_END)
         .min(header_max);
-    let no_room = || KernelError::NoRoom {
-        needed_mib: kernel.end.saturating_add(bytes).div_ceil(1 << 20),
-    };
-    let start = low_end.checked_sub(bytes).ok_or_else(no_room)? / PAGE * PAGE;
-    if start < kernel.end {
-        return Err(no_room());
-    }
+    let start = highest_place(kernel.end, low_end, bytes)
+        .or_else(|| highest_place(KERNEL_START, kernel.start.min(low_end), bytes))
+        .ok_or_else(|| KernelError::NoRoom {
+            needed_mib: kernel.end.saturating_add(bytes).div_ceil(1 << 20),
+        })?;
     memory.read_exact_volatile_from(GuestAddress(start), file, bytes as usize)?;
     Ok(Initrd { start, bytes })
+}
+
+/// The highest page between `from` and `to` where `bytes` fit.
+fn highest_place(from: u64, to: u64, bytes: u64) -> Option<u64> {
+    const PAGE: u64 = 4096;
+    let start = to.checked_sub(bytes)? / PAGE * PAGE;
+    (start >= from).then_some(start)
 }
 
 fn ram_end(region: &impl vm_memory::GuestMemoryRegion) -> u64 {

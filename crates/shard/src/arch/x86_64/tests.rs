@@ -171,6 +171,7 @@ fn elf_kernel() -> Kernel {
     Kernel {
         entry: Entry::Linux64(KERNEL_START),
         header: None,
+        start: 8 << 20,
         end: 16 << 20,
         cmdline_bytes_max: 2048,
     }
@@ -221,4 +222,21 @@ fn start_data_fits_below_the_command_line() {
     const { assert!(PAGE_TABLES_START + 6 * 4096 <= CMDLINE_START) };
     const { assert!(CMDLINE_START + CMDLINE_BYTES_MAX as u64 <= LEGACY_HOLE_START) };
     assert!(PVH_INFO_START + 40 + 32 + 24 * map.len() as u64 <= ZERO_PAGE_START);
+}
+
+#[test]
+fn initramfs_goes_below_the_kernel_when_the_top_is_full() {
+    let memory = ram(64 << 20);
+    let kernel = Kernel {
+        start: 16 << 20,
+        end: 62 << 20,
+        ..elf_kernel()
+    };
+    let mut file = tempfile::tempfile().unwrap();
+    file.set_len(5 << 20).unwrap();
+    let initrd = kernel::load_initrd(&memory, &mut file, &kernel).unwrap();
+    assert_eq!((initrd.start, initrd.bytes), (11 << 20, 5 << 20));
+    file.set_len(1 << 20).unwrap();
+    let initrd = kernel::load_initrd(&memory, &mut file, &kernel).unwrap();
+    assert_eq!(initrd.start, 63 << 20);
 }
