@@ -1,13 +1,11 @@
 //! A lab's TOML file.
 #![no_main]
 
-use std::path::Path;
-
 use config::lab::LabSpec;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
-    if let Err(error) = LabSpec::parse(Path::new("fuzz.toml"), text) {
+    if let Err(error) = LabSpec::parse("fuzz.toml".as_ref(), text) {
         let _ = error.to_string();
     }
 });

@@ -10,6 +10,10 @@ use std::os::unix::fs::FileExt;
 const V2_BYTES: usize = 72;
 /// The largest L1 or refcount table accepted, in bytes: 32 MiB of L1 at 64 KiB clusters maps 2 PiB.
 const TABLE_BYTES_MAX: u64 = 32 << 20;
+/// Bytes of a table read at once; a multiple of its entries.
+const TABLE_PIECE_BYTES: usize = 64 << 10;
+/// The bits of an entry of the refcount table that say where its block is; the others are reserved.
+const REFCOUNT_BLOCK_OFFSET: u64 = !0x1FF;
 const CLUSTER_BITS: std::ops::RangeInclusive<u32> = 9..=21;
 const BACKING_NAME_BYTES_MAX: u32 = 1023;
 
@@ -33,7 +37,7 @@ impl Header {
     pub fn read(file: &File, writable: bool) -> Result<Self, String> {
         let mut bytes = [0_u8; 104];
         let length = file.metadata().map_err(unreadable)?.len();
-        let read = read_up_to(file, &mut bytes).map_err(unreadable)?;
+        let read = read_up_to(file, &mut bytes, 0).map_err(unreadable)?;
         if read < V2_BYTES || &bytes[..4] != b"QFI\xfb" {
             return Err("is not a qcow2 image; check the path, or say format = \"raw\"".into());
         }
@@ -79,6 +83,9 @@ impl Header {
                 ));
             }
         }
+        if writable {
+            check_refcount_table(file, u64_at(48), refcount_bytes)?;
+        }
         Ok(Self {
             size,
             backing: backing_name(file, u64_at(8), u32_at(16))?,
@@ -110,6 +117,35 @@ fn check_features(incompatible: u64, writable: bool) -> Result<(), String> {
     Ok(())
 }
 
+/// Refuses a refcount table that is empty or has gaps, which no program makes in normal use: `imago` (0.2) would put a
+/// block of counts over the header, and allocating in a gap calls itself until the stack ends. The fuzzer found it.
+fn check_refcount_table(file: &File, offset: u64, bytes: u64) -> Result<(), String> {
+    let mut piece = vec![0; TABLE_PIECE_BYTES];
+    let (mut done, mut present, mut ended) = (0, false, false);
+    while done < bytes {
+        let wanted = piece
+            .len()
+            .min(usize::try_from(bytes - done).unwrap_or(usize::MAX));
+        let read = read_up_to(file, &mut piece[..wanted], offset + done).map_err(unreadable)?;
+        for entry in piece[..read].as_chunks::<8>().0 {
+            let empty = u64::from_be_bytes(*entry) & REFCOUNT_BLOCK_OFFSET == 0;
+            if empty && !present || ended && !empty {
+                return Err("its refcount table has gaps; copy it with qemu-img convert".into());
+            }
+            (present, ended) = (true, empty);
+        }
+        if read < wanted {
+            break;
+        }
+        done += read as u64;
+    }
+    if present {
+        Ok(())
+    } else {
+        Err("has no refcounts; copy it with qemu-img convert".into())
+    }
+}
+
 fn backing_name(file: &File, offset: u64, length: u32) -> Result<Option<String>, String> {
     if offset == 0 || length == 0 {
         return Ok(None);
@@ -123,10 +159,10 @@ fn backing_name(file: &File, offset: u64, length: u32) -> Result<Option<String>,
     String::from_utf8(name).map(Some).map_err(|_| damaged())
 }
 
-fn read_up_to(file: &File, bytes: &mut [u8]) -> io::Result<usize> {
+fn read_up_to(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
     let mut done = 0;
     while done < bytes.len() {
-        match file.read_at(&mut bytes[done..], done as u64) {
+        match file.read_at(&mut bytes[done..], offset + done as u64) {
             Ok(0) => break,
             Ok(read) => done += read,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

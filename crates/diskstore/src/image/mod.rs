@@ -24,9 +24,9 @@ use std::io;
 use std::path::PathBuf;
 
 pub use debian::{DEBIAN_MIRROR, DebianRequest, build_debian};
+pub use import::{FileKind, ImportRequest, import};
 #[cfg(fuzzing)]
 pub use payload::extract;
-pub use import::{FileKind, ImportRequest, import};
 pub use record::{FileRecord, Record};
 pub use store::ImageStore;
 pub use tiny::{TinyRequest, build_tiny};

@@ -83,3 +83,19 @@ fn header_that_asks_for_a_huge_table_is_refused() {
         );
     }
 }
+
+#[test]
+fn a_refcount_table_with_gaps_is_refused_for_writing() {
+    let mut bytes = valid().to_vec();
+    let table = u64::from_be_bytes(bytes[48..56].try_into().unwrap()) as usize;
+    // An entry after one that is missing.
+    let entry = bytes[table..table + 8].to_vec();
+    bytes[table + 16..table + 24].copy_from_slice(&entry);
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("disk");
+    std::fs::write(&path, &bytes).unwrap();
+    let opened = |read_only| assemble(vec![(open_rw(&path), Format::Qcow2)], read_only);
+    let error = opened(false).err().expect("a refusal").to_string();
+    assert!(error.contains("qemu-img convert"), "{error}");
+    assert!(opened(true).is_ok());
+}
