@@ -31,10 +31,15 @@ pub fn built(name: &str) -> PathBuf {
     place.join(name)
 }
 
-/// A call of `mirrorball`. Never forwarded to a lab host: where the test runs, the VM runs.
+/// A call of `mirrorball`. A `run` is never forwarded to a lab host: where the test runs, the VM runs.
 pub fn mirrorball<I: AsRef<OsStr>>(arguments: impl IntoIterator<Item = I>) -> Call {
     let mut call = Call::new(binary());
-    call.command.args(arguments).env("MIRRORBALL_LAB", "never");
+    for argument in arguments {
+        call.command.arg(&argument);
+        if argument.as_ref() == "run" {
+            call.command.args(["--lab", "never"]);
+        }
+    }
     call
 }
 

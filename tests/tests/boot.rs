@@ -66,8 +66,8 @@ fn part(said: &str, name: &str) -> u64 {
         .unwrap_or_else(|| panic!("no {name} in {said:?}"))
 }
 
-/// Boots with this memory, expects the guest to see nearly all of it, fills and checks what is free.
-fn memory_holds(size: &str, mib: u64, spare_mib: u64, limit: Duration) -> String {
+/// Boots with this memory, expects the guest to see nearly all of it, fills `fill_mib` of what is free and checks it.
+fn memory_holds(size: &str, mib: u64, fill_mib: u64, limit: Duration) -> String {
     let scratch = Scratch::new("memory");
     let vm = VmFile::new(&format!("memory{size}")).memory(size).start(&scratch);
     let total = vm.sh("sed -n 's/^MemTotal: *//p' /proc/meminfo");
@@ -77,12 +77,15 @@ fn memory_holds(size: &str, mib: u64, spare_mib: u64, limit: Duration) -> String
         .parse::<u64>()
         .expect("a number of KiB")
         >> 10;
-    // The kernel keeps its text and one page structure of 64 bytes for each page.
-    let least = mib - 36 - mib / 50;
-    assert!((least..mib).contains(&total_mib), "{total_mib} MiB of {mib}");
+    // The kernel keeps its text and tables, and 64 bytes for each page.
+    let least = mib - 40 - mib / 32;
+    assert!(
+        (least..mib).contains(&total_mib),
+        "the guest has {total_mib} MiB of {mib}"
+    );
     vm.add_tool();
     let said = vm
-        .tool(&["memory", &spare_mib.to_string()])
+        .tool(&["memory", &fill_mib.to_string()])
         .limit(limit)
         .ok()
         .text();
@@ -91,25 +94,23 @@ fn memory_holds(size: &str, mib: u64, spare_mib: u64, limit: Duration) -> String
 }
 
 #[test]
-fn smallest_memory_holds_its_pattern() {
-    let said = memory_holds("64M", 64, 6, Duration::from_secs(60));
+fn smallest_memory_boots_and_works() {
+    let said = memory_holds("64M", 64, 4, Duration::from_secs(60));
     assert!(part(&said, "below") >= 2, "{said}");
     assert_eq!(part(&said, "above"), 0, "{said}");
 }
 
 #[test]
 fn half_a_gigabyte_holds_its_pattern() {
-    let said = memory_holds("512M", 512, 32, Duration::from_secs(60));
-    assert!(part(&said, "below") >= 350, "{said}");
+    let said = memory_holds("512M", 512, 400, Duration::from_secs(60));
+    assert_eq!(part(&said, "below"), 400, "{said}");
 }
 
 #[test]
 fn five_gigabytes_hold_their_pattern_on_both_sides_of_the_hole() {
-    let said = memory_holds("5G", 5 << 10, 128, Duration::from_secs(240));
-    assert!(part(&said, "below") >= 2048, "{said}");
+    // Linux takes what is above 4 GiB first; this is all of it and some from below. Filling 1 GiB takes 30 s in a lab.
+    let said = memory_holds("5G", 5 << 10, 2304, Duration::from_secs(200));
+    assert!(part(&said, "below") >= 200, "{said}");
     assert!(part(&said, "above") >= 900, "{said}");
-    assert!(
-        part(&said, "under_hole") + part(&said, "over_hole") >= 16,
-        "{said}"
-    );
+    assert_eq!(part(&said, "whole"), 4096, "{said}");
 }

@@ -133,7 +133,7 @@ fn run_on_a_terminal_is_a_shell_in_the_vm() {
     let scratch = Scratch::new("shell");
     let file = VmFile::new("shell");
     let path = file.write(&scratch);
-    let mut shell = Terminal::mirrorball(&["run", path.to_str().expect("ASCII")]);
+    let mut shell = Terminal::mirrorball(&["run", "--lab", "never", path.to_str().expect("ASCII")]);
     wait::until("a raw terminal", BOOT_LIMIT, || shell.is_raw().then_some(()));
     wait::until("a prompt", BOOT_LIMIT, || {
         shell.seen().contains("# ").then_some(())

@@ -3,35 +3,48 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use guest_tests::command::{BOOT_LIMIT, Running};
+use guest_tests::command::BOOT_LIMIT;
 use guest_tests::host::Traces;
-use guest_tests::{Output, Scratch, Vm, VmFile, host, mirrorball, wait};
+use guest_tests::terminal::Terminal;
+use guest_tests::{Scratch, Vm, VmFile, host, mirrorball, wait};
 
 const SOON: Duration = Duration::from_secs(15);
 
-/// `mirrorball run` in the foreground, with the VM up.
+/// `mirrorball run` in the foreground of a terminal, with a prompt of the guest on it.
 struct Foreground {
-    call: Running,
+    terminal: Terminal,
     vm: Vm,
 }
 
 impl Foreground {
     #[track_caller]
     fn start(file: &VmFile, scratch: &Scratch) -> Self {
-        let call = mirrorball(["run"])
-            .args([file.write(scratch)])
-            .limit(BOOT_LIMIT * 2)
-            .spawn();
+        let path = file.write(scratch);
+        let terminal = Terminal::mirrorball(&["run", "--lab", "never", path.to_str().expect("ASCII")]);
         let vm = Vm::named(file.name());
-        vm.wait_up();
-        Self { call, vm }
+        let prompt = || terminal.seen().contains("# ").then_some(());
+        if wait::within(BOOT_LIMIT, prompt).is_none() {
+            panic!(
+                "no prompt of the guest within {BOOT_LIMIT:?}:\n{}",
+                terminal.seen()
+            );
+        }
+        Self { terminal, vm }
     }
 
-    /// Lets the guest run `script`, and gives how the command ended.
+    /// Lets the guest run `script`; expects the command to end with `status`; gives what it showed after that.
     #[track_caller]
-    fn ends_by(self, script: &str) -> Output {
-        self.vm.last_words(script);
-        self.call.wait()
+    fn ends_by(mut self, script: &str, status: i32) -> String {
+        self.terminal.send(format!("{script}\n").as_bytes());
+        self.ends(status)
+    }
+
+    #[track_caller]
+    fn ends(mut self, status: i32) -> String {
+        let ended = self.terminal.wait(SOON);
+        let seen = self.terminal.seen();
+        assert_eq!(ended, status, "exit status; the terminal:\n{seen}");
+        seen
     }
 }
 
@@ -39,11 +52,8 @@ impl Foreground {
 fn poweroff_is_a_success_without_a_word() {
     let scratch = Scratch::new("poweroff");
     let before = Traces::now();
-    let ended = Foreground::start(&VmFile::new("poweroff"), &scratch)
-        .ends_by("poweroff -f")
-        .expect(0);
-    let errors = ended.errors();
-    assert!(!errors.contains("panic") && !errors.contains("fault"), "{ended}");
+    let seen = Foreground::start(&VmFile::new("poweroff"), &scratch).ends_by("poweroff -f", 0);
+    assert!(!seen.contains("panicked") && !seen.contains("triple"), "{seen}");
     before.expect_unchanged("a poweroff");
 }
 
@@ -51,13 +61,13 @@ fn poweroff_is_a_success_without_a_word() {
 fn a_panic_is_told_with_the_last_lines_of_the_console() {
     let scratch = Scratch::new("panic");
     let before = Traces::now();
-    let vm = Foreground::start(&VmFile::new("panic"), &scratch);
-    let ended = vm.ends_by("echo c > /proc/sysrq-trigger").expect(70);
-    let errors = ended.errors();
-    assert!(errors.contains("panic"), "the reason is not told:\n{ended}");
+    let seen = Foreground::start(&VmFile::new("panic"), &scratch).ends_by("echo c > /proc/sysrq-trigger", 70);
+    let (_, told) = seen
+        .split_once("kernel panicked")
+        .unwrap_or_else(|| panic!("the reason is not told:\n{seen}"));
     assert!(
-        errors.contains("sysrq"),
-        "the console's last lines are not shown:\n{ended}"
+        told.contains("sysrq") || told.contains("panic"),
+        "the console's last lines are not shown:\n{seen}"
     );
     before.expect_unchanged("a panic");
 }
@@ -67,13 +77,8 @@ fn a_triple_fault_is_told() {
     let scratch = Scratch::new("triple");
     let before = Traces::now();
     let vm = Foreground::start(&VmFile::new("triple"), &scratch);
-    let ended = vm
-        .ends_by("echo triple > /sys/kernel/reboot/type && reboot -f")
-        .expect(71);
-    assert!(
-        ended.errors().contains("triple fault"),
-        "the reason is not told:\n{ended}"
-    );
+    let seen = vm.ends_by("echo triple > /sys/kernel/reboot/type && reboot -f", 71);
+    assert!(seen.contains("triple fault"), "the reason is not told:\n{seen}");
     before.expect_unchanged("a triple fault");
 }
 
@@ -81,13 +86,10 @@ fn a_triple_fault_is_told() {
 fn a_kill_is_told() {
     let scratch = Scratch::new("kill");
     let before = Traces::now();
-    let Foreground { call, vm } = Foreground::start(&VmFile::new("kill"), &scratch);
-    vm.kill();
-    let ended = call.wait().expect(74);
-    assert!(
-        ended.errors().contains("kill"),
-        "the reason is not told:\n{ended}"
-    );
+    let running = Foreground::start(&VmFile::new("kill"), &scratch);
+    running.vm.kill();
+    let seen = running.ends(74);
+    assert!(seen.contains("killed"), "the reason is not told:\n{seen}");
     before.expect_unchanged("a kill");
 }
 
@@ -152,22 +154,32 @@ fn a_killed_shard_takes_down_its_own_vm_only() {
 }
 
 #[test]
-fn no_shard_outlives_a_killed_foreground_command_or_monitor() {
+fn no_shard_outlives_a_killed_foreground_command() {
     let scratch = Scratch::new("orphan");
     let before = Traces::now();
-    let Foreground { call, vm } = Foreground::start(&VmFile::new("orphan"), &scratch);
-    let processes = [vm.monitor(), vm.shard()];
-    call.signal(nix::sys::signal::Signal::SIGKILL);
+    let others = host::processes();
+    let running = Foreground::start(&VmFile::new("orphan"), &scratch);
+    let processes: Vec<u32> = host::processes().difference(&others).copied().collect();
+    assert!(
+        processes.len() >= 2,
+        "a command and its shard are at least two processes: {processes:?}"
+    );
+    host::kill9(running.terminal.pid());
     host::wait_gone(&processes, SOON);
-    call.wait();
-    vm.wait_ended(SOON);
+    drop(running);
+    before.expect_unchanged("kill -9 of a foreground command");
+}
 
+#[test]
+fn no_shard_outlives_a_killed_monitor() {
+    let scratch = Scratch::new("detached");
+    let before = Traces::now();
     let vm = VmFile::new("detached").start_only(&scratch);
     let processes = [vm.monitor(), vm.shard()];
     host::kill9(processes[0]);
     host::wait_gone(&processes, SOON);
     vm.wait_ended(SOON);
-    before.expect_unchanged("kill -9 of a foreground command and of a monitor");
+    before.expect_unchanged("kill -9 of a monitor");
 }
 
 #[test]

@@ -1,8 +1,10 @@
 //! Risk: bad input ends in a riddle, a wrong status, or something left over.
 
+use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
+use guest_tests::command::Call;
 use guest_tests::host::Traces;
 use guest_tests::{Output, Scratch, VmFile, mirrorball};
 
@@ -15,11 +17,7 @@ fn refused(file: &VmFile, words: &[&str]) -> Output {
     let scratch = Scratch::new("refused");
     let before = Traces::now();
     let path = file.write(&scratch);
-    let output = mirrorball(["run", "-d"])
-        .args([&path])
-        .limit(AT_ONCE)
-        .run()
-        .expect(1);
+    let output = mirrorball(["run"]).args([&path]).limit(AT_ONCE).run().expect(1);
     says(&output, words);
     one_line(&output);
     before.expect_unchanged("bad input");
@@ -70,7 +68,7 @@ fn files_that_are_not_there_or_not_readable() {
         &VmFile::new("empty").disk(&empty, ""),
         &[empty.to_str().expect("ASCII")],
     );
-    let missing = mirrorball(["run", "-d", "/no/such/file.toml"])
+    let missing = mirrorball(["run", "/no/such/file.toml"])
         .limit(AT_ONCE)
         .run()
         .expect(1);
@@ -78,39 +76,53 @@ fn files_that_are_not_there_or_not_readable() {
     one_line(&missing);
 }
 
+/// Another user than root, who may do everything.
+fn nobody(scratch: &Scratch, arguments: &[&OsStr]) -> Output {
+    assert!(
+        nix::unistd::geteuid().is_root(),
+        "this test changes to another user, which needs root"
+    );
+    let binary = scratch.join("mirrorball");
+    std::fs::copy(guest_tests::command::binary(), &binary).expect("room for the command");
+    let home = scratch.join("home");
+    std::fs::create_dir(&home).expect("a new directory");
+    nix::unistd::chown(&home, Some(65534.into()), Some(65534.into())).expect("root may");
+    let call = Call::new("setpriv").args([
+        "--reuid=65534",
+        "--regid=65534",
+        "--clear-groups",
+        "--inh-caps=-all",
+    ]);
+    let call = call.args([binary.as_os_str()]).args(arguments);
+    call.env("HOME", &home)
+        .env("XDG_RUNTIME_DIR", &home)
+        .env("TMPDIR", &home)
+        .limit(AT_ONCE)
+        .run()
+}
+
 #[test]
-fn a_disk_the_user_may_not_read() {
+fn a_vm_file_that_the_user_may_not_read() {
     let scratch = Scratch::new("denied");
-    let disk = scratch.sparse("disk", 1 << 20);
-    std::fs::set_permissions(&disk, std::fs::Permissions::from_mode(0)).expect("our own file");
-    // Root may read everything: another user tries.
-    let path = VmFile::new("denied").disk(&disk, "").write(&scratch);
-    let data = scratch.join("data");
-    let call = if nix::unistd::geteuid().is_root() {
-        let binary = scratch.join("mirrorball");
-        std::fs::copy(guest_tests::command::binary(), &binary).expect("room for the command");
-        let runtime = scratch.join("runtime");
-        for place in [&data, &runtime] {
-            std::fs::create_dir(place).expect("a new directory");
-            nix::unistd::chown(place, Some(65534.into()), Some(65534.into())).expect("root may");
-        }
-        let text = "nokernel = 1";
-        let _ = text;
-        guest_tests::command::Call::new("setpriv")
-            .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
-            .args([
-                binary.as_os_str(),
-                "run".as_ref(),
-                "--lab".as_ref(),
-                "never".as_ref(),
-                "-d".as_ref(),
-                path.as_os_str(),
-            ])
-            .env("XDG_RUNTIME_DIR", runtime)
-    } else {
-        mirrorball(["run", "-d"]).args([&path])
-    };
-    let output = call.env("HOME", &data).limit(AT_ONCE).run().expect(1);
+    let path = VmFile::new("denied").write(&scratch);
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o000)).expect("our own file");
+    let output = nobody(&scratch, &["check".as_ref(), path.as_os_str()]).expect(1);
+    says(&output, &[path.to_str().expect("ASCII"), "permission"]);
+}
+
+#[test]
+fn no_permission_to_use_kvm() {
+    let scratch = Scratch::new("kvm");
+    let before = std::fs::metadata("/dev/kvm")
+        .expect("these tests need KVM")
+        .permissions();
+    std::fs::set_permissions("/dev/kvm", std::fs::Permissions::from_mode(0o600)).expect("root may");
+    let path = VmFile::new("nokvm").write(&scratch);
+    let run = ["run", "--lab", "never"].map(OsStr::new);
+    let output = nobody(&scratch, &[&run[..], &[path.as_os_str()]].concat());
+    std::fs::set_permissions("/dev/kvm", before).expect("root may");
+    let output = output.expect(1);
+    says(&output, &["/dev/kvm", "group"]);
     one_line(&output);
 }
 
@@ -158,7 +170,7 @@ fn keys_sizes_and_names_that_are_wrong_are_shown_in_their_place() {
     ];
     for (index, (text, wrong, mend)) in cases.iter().enumerate() {
         let path = scratch.write(&format!("case{index}.toml"), text);
-        for command in [vec!["check"], vec!["run", "-d"]] {
+        for command in [vec!["check"], vec!["run"]] {
             let output = mirrorball(command).args([&path]).limit(AT_ONCE).run().expect(1);
             says(&output, &[&format!("case{index}.toml"), wrong]);
             if *mend != "u8" && *mend != "line" {
@@ -182,16 +194,12 @@ fn a_duplicate_name() {
     let file = VmFile::new("twin");
     let first = file.start_only(&scratch);
     let path = file.write(&scratch);
-    let second = mirrorball(["run", "-d"])
-        .args([&path])
-        .limit(AT_ONCE)
-        .run()
-        .expect(1);
+    let second = mirrorball(["run"]).args([&path]).limit(AT_ONCE).run().expect(1);
     says(&second, &[first.name()]);
     one_line(&second);
     assert!(first.listed().is_some(), "the second took the first one's place");
     first.kill();
-    let both = mirrorball(["run", "-d"])
+    let both = mirrorball(["run"])
         .args([&path, &path])
         .limit(AT_ONCE)
         .run()
@@ -206,7 +214,7 @@ fn networks_that_are_not_there() {
     let scratch = Scratch::new("nopasst");
     let before = Traces::now();
     let path = VmFile::new("nopasst").net("kind = \"user\"").write(&scratch);
-    let output = mirrorball(["run", "-d"])
+    let output = mirrorball(["run"])
         .args([&path])
         .env("PATH", "/nowhere")
         .limit(AT_ONCE)

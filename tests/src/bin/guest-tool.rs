@@ -11,7 +11,7 @@ mod peer;
 #[path = "guest-tool/pinned.rs"]
 mod pinned;
 
-const USAGE: &str = "usage: guest-tool memory SPARE_MIB | hold MIB SECONDS | pinned CPUS \
+const USAGE: &str = "usage: guest-tool memory MIB | hold MIB SECONDS | pinned CPUS \
      | disk-write DEVICE SEED COUNT | disk-digest DEVICE | disk-mark DEVICE COUNT | disk-marks DEVICE \
      | send ADDRESS SEED BYTES | receive PORT | fetch ADDRESS | serve PORT SEED BYTES";
 
@@ -35,7 +35,7 @@ fn main() -> std::process::ExitCode {
 
 fn run(words: &[&str]) -> Result<String, Fault> {
     match words {
-        ["memory", spare] => memory::check_all(spare.parse()?),
+        ["memory", mib] => memory::check(mib.parse()?),
         ["hold", mib, seconds] => memory::hold(mib.parse()?, seconds.parse()?),
         ["pinned", cpus] => pinned::work_on_each(cpus.parse()?),
         ["disk-write", device, seed, count] => disk::write(device, seed.parse()?, count.parse()?),

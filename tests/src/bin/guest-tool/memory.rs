@@ -1,7 +1,8 @@
 //! Patterns in memory: every page gets its own word; the pages around the hole below 4 GiB are filled whole.
 //!
-//! A page's place in guest-physical memory comes from `/proc/self/pagemap`, the hole from `/proc/iomem`.
+//! A page's place in guest-physical memory comes from `/proc/self/pagemap`.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 
@@ -11,8 +12,10 @@ use crate::Fault;
 
 const PAGE_BYTES: usize = 4096;
 const FOUR_GIB: u64 = 4 << 30;
-/// Pages closer to the hole than this are filled whole.
-const WINDOW_BYTES: u64 = 32 << 20;
+/// So many pages on each side of the hole are filled whole.
+const WHOLE_PAGES: usize = 2048;
+/// Left to the guest's kernel and agent.
+const SPARE_BYTES: u64 = 8 << 20;
 
 /// Anonymous memory of the process.
 struct Region {
@@ -60,21 +63,6 @@ fn word(page: usize, index: usize) -> u64 {
     mix(((page as u64) << 9) | index as u64)
 }
 
-/// End of the RAM that ends closest below 4 GiB.
-fn hole_start() -> Result<u64, Fault> {
-    let map = fs::read_to_string("/proc/iomem")?;
-    let ends = map
-        .lines()
-        .filter(|line| line.contains("System RAM"))
-        .filter_map(|line| {
-            let (_, end) = line.split(" : ").next()?.trim().split_once('-')?;
-            u64::from_str_radix(end, 16).ok().map(|last| last + 1)
-        });
-    ends.filter(|end| *end <= FOUR_GIB)
-        .max()
-        .ok_or_else(|| format!("no RAM in /proc/iomem:\n{map}").into())
-}
-
 fn available_bytes() -> Result<u64, Fault> {
     let text = fs::read_to_string("/proc/meminfo")?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
@@ -86,57 +74,49 @@ fn available_bytes() -> Result<u64, Fault> {
     Ok(kib << 10)
 }
 
-/// Takes all memory but `spare_mib`, writes, reads back. Says how many MiB lay below the hole, above 4 GiB, and in
-/// the two windows at its borders.
-pub fn check_all(spare_mib: u64) -> Result<String, Fault> {
-    let bytes = available_bytes()?
-        .checked_sub(spare_mib << 20)
-        .ok_or("less memory than the spare")?;
-    let bytes = (bytes >> 21 << 21) as usize;
-    let mut region = Region::new(bytes)?;
+/// Takes `mib` MiB, or all but 8 MiB of what is free when that is less; writes, reads back. Says how many MiB lay
+/// below the hole and above 4 GiB, and how many pages at its borders were filled whole.
+pub fn check(mib: u64) -> Result<String, Fault> {
+    let bytes = (mib << 20).min(available_bytes()?.saturating_sub(SPARE_BYTES));
+    let mut region = Region::new((bytes >> 21 << 21) as usize)?;
     for page in 0..region.pages() {
         region.page(page)[0] = word(page, 0);
     }
     let places = places(&region)?;
-    let hole = hole_start()?;
-    let window = |place: u64| {
-        place + WINDOW_BYTES >= hole && place < hole || (FOUR_GIB..FOUR_GIB + WINDOW_BYTES).contains(&place)
-    };
-    for (page, _) in places.iter().enumerate().filter(|(_, place)| window(**place)) {
+    let whole = nearest_to_hole(&places);
+    for page in whole.iter().copied() {
         for (index, value) in region.page(page).iter_mut().enumerate() {
             *value = word(page, index);
         }
     }
-    let (mut below, mut above, mut under_hole, mut over_hole) = (0u64, 0u64, 0u64, 0u64);
     for (page, place) in places.iter().enumerate() {
-        let whole = window(*place);
-        let words = if whole { PAGE_BYTES / 8 } else { 1 };
+        let words = if whole.contains(&page) { PAGE_BYTES / 8 } else { 1 };
         for index in 0..words {
             let (found, wanted) = (region.page(page)[index], word(page, index));
             if found != wanted {
-                return Err(format!(
-                    "guest-physical {:#x}: wrote {wanted:#x}, read {found:#x}",
-                    place + index as u64 * 8
-                )
-                .into());
+                let place = place + index as u64 * 8;
+                return Err(format!("guest-physical {place:#x}: wrote {wanted:#x}, read {found:#x}").into());
             }
         }
-        if *place < FOUR_GIB {
-            below += 1;
-            under_hole += u64::from(whole);
-        } else {
-            above += 1;
-            over_hole += u64::from(whole);
-        }
     }
-    let mib = |pages: u64| pages >> 8;
+    let below = places.iter().filter(|place| **place < FOUR_GIB).count();
+    let above = places.len() - below;
     Ok(format!(
-        "below={} above={} under_hole={} over_hole={}",
-        mib(below),
-        mib(above),
-        mib(under_hole),
-        mib(over_hole)
+        "below={} above={} whole={}",
+        below >> 8,
+        above >> 8,
+        whole.len()
     ))
+}
+
+/// The pages closest to the hole on each side.
+fn nearest_to_hole(places: &[u64]) -> BTreeSet<usize> {
+    let mut pages: Vec<usize> = (0..places.len()).collect();
+    pages.sort_unstable_by_key(|page| places[*page]);
+    let border = pages.partition_point(|page| places[*page] < FOUR_GIB);
+    let from = border.saturating_sub(WHOLE_PAGES);
+    let to = (border + WHOLE_PAGES).min(pages.len());
+    pages[from..to].iter().copied().collect()
 }
 
 /// Guest-physical address of each page.

@@ -1,0 +1,31 @@
+#!/bin/sh
+# Runs a test program where guests run: here when this machine's KVM can, else in a lab host.
+# A lab that died (exit status 125) is started once more; that is told, and counted in the file $LAB_RETRIES if set.
+# Usage: runner.sh PROGRAM [ARGUMENTS]
+set -u
+program=$1
+shift
+mirrorball=${MIRRORBALL_BIN:-$(dirname "$program")/../mirrorball}
+# Programs that start no guest need no lab: unit tests of any crate, of the tests themselves too.
+case $(basename "$program") in
+boot-* | control-* | cycles-* | debian-* | disks-* | endings-* | errors-* | memory-* | network-*) ;;
+*) exec "$program" "$@" ;;
+esac
+if "$mirrorball" probe >/dev/null 2>&1; then
+    exec "$program" --test-threads=1 "$@"
+fi
+limit=${GUEST_TEST_LIMIT:-600}
+in_lab() {
+    # Runtime files belong in memory, not on the lab host's shared file system.
+    "$mirrorball" lab run --limit "$limit" -- env TMPDIR=/run XDG_RUNTIME_DIR=/run MIRRORBALL_BIN="$mirrorball" \
+        "$program" --test-threads=1 "$@"
+}
+in_lab "$@"
+status=$?
+if [ "$status" -eq 125 ]; then
+    echo "runner.sh: THE LAB DIED under $(basename "$program"): starting it once more" >&2
+    [ -n "${LAB_RETRIES:-}" ] && echo "$(basename "$program")" >>"$LAB_RETRIES"
+    in_lab "$@"
+    status=$?
+fi
+exit "$status"
