@@ -15,6 +15,7 @@ use std::os::fd::AsFd;
 use std::time::Instant;
 
 pub use connect::connect_vsock;
+pub use terminal::{RawMode, window_size};
 pub use exec::{exec, output};
 pub use file::{get, put};
 

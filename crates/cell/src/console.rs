@@ -1,83 +1,259 @@
-//! A VM's serial console: the last bytes are kept, and copied to whoever listens.
+//! A VM's serial console: the last bytes are kept, and each listener reads them at its own speed.
 //!
-//! A flooding guest costs bounded memory; a listener that does not read is dropped, it never holds the guest up.
+//! A flooding guest costs bounded memory. A listener that is too slow misses bytes and is told how many; it never holds
+//! the guest or another listener up.
 
 use std::collections::VecDeque;
-use std::io::Write;
-use std::os::unix::net::UnixStream;
+use std::io::{self, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// Bytes of a console kept.
 const KEPT_BYTES: usize = 1 << 20;
+/// What a new listener is shown of the past.
+const CONTEXT_BYTES: u64 = 16 << 10;
+/// Bytes handed to a listener at once.
+const CHUNK_BYTES: usize = 16 << 10;
+/// How long a listener may refuse to read before it is let go.
+const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The console.
+/// A listener asks for the last bytes and what comes, and may type.
+pub const ATTACH: u8 = b'a';
+/// A listener asks for everything kept.
+pub const LOG: u8 = b'l';
+/// A listener asks for everything kept and what comes.
+pub const FOLLOW: u8 = b'f';
+
+/// The console. Cheap to clone; all clones are the same.
+#[derive(Clone, Debug, Default)]
+pub struct Console(Arc<Shared>);
+
 #[derive(Debug, Default)]
-pub struct Console {
+struct Shared {
+    ring: Mutex<Ring>,
+    more: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Ring {
     kept: VecDeque<u8>,
-    listeners: Vec<UnixStream>,
+    /// Bytes that ever came; the last of `kept` is number `total`.
+    total: u64,
+    /// The VM has ended: nothing more comes.
+    closed: bool,
+    /// Where the guest's input goes, while it runs.
+    input: Option<UnixStream>,
+}
+
+impl Ring {
+    /// The bytes from number `from` on, some of them, and how many before them are lost.
+    fn after(&self, from: u64) -> (Vec<u8>, u64) {
+        let oldest = self.total - self.kept.len() as u64;
+        let start = from.max(oldest);
+        let bytes = self
+            .kept
+            .iter()
+            .skip((start - oldest) as usize)
+            .take(CHUNK_BYTES)
+            .copied()
+            .collect();
+        (bytes, start - from)
+    }
 }
 
 impl Console {
     /// Takes output of the guest.
-    pub fn output(&mut self, bytes: &[u8]) {
+    pub fn output(&self, bytes: &[u8]) {
+        let mut ring = self.ring();
+        ring.total += bytes.len() as u64;
         let bytes = &bytes[bytes.len().saturating_sub(KEPT_BYTES)..];
-        let over = (self.kept.len() + bytes.len()).saturating_sub(KEPT_BYTES);
-        self.kept.drain(..over);
-        self.kept.extend(bytes);
-        self.listeners
-            .retain_mut(|listener| listener.write_all(bytes).is_ok());
+        let over = (ring.kept.len() + bytes.len()).saturating_sub(KEPT_BYTES);
+        ring.kept.drain(..over);
+        ring.kept.extend(bytes);
+        self.0.more.notify_all();
     }
 
-    /// Adds a listener; it is made non-blocking, so that a full one fails and is dropped.
-    pub fn attach(&mut self, listener: UnixStream) -> std::io::Result<()> {
-        listener.set_nonblocking(true)?;
-        self.listeners.push(listener);
+    /// Joins the console to the guest's; `None` when the guest is gone.
+    pub fn set_input(&self, input: Option<UnixStream>) {
+        self.ring().input = input;
+    }
+
+    /// Nothing more comes: listeners get the rest and are let go.
+    pub fn close(&self) {
+        self.ring().closed = true;
+        self.0.more.notify_all();
+    }
+
+    /// Serves listeners on `listener` until the process ends.
+    pub fn serve(&self, listener: UnixListener) -> io::Result<()> {
+        let console = self.clone();
+        std::thread::Builder::new()
+            .name("console".into())
+            .spawn(move || {
+                for client in listener.incoming().flatten() {
+                    let console = console.clone();
+                    // A host without threads to spare loses this listener, not the VM.
+                    let _ = std::thread::Builder::new()
+                        .name("listener".into())
+                        .spawn(move || console.listener(client));
+                }
+            })?;
         Ok(())
-    }
-
-    /// Everything kept.
-    pub fn kept(&self) -> Vec<u8> {
-        self.kept.iter().copied().collect()
     }
 
     /// The last lines, made safe to print: no control characters but tabs.
     pub fn last_lines(&self, count: usize) -> Vec<String> {
-        let text = String::from_utf8_lossy(&self.kept()).into_owned();
+        let bytes: Vec<u8> = self.ring().kept.iter().copied().collect();
+        let printable = |line: &str| {
+            line.chars()
+                .filter(|&c| c == '\t' || !c.is_control())
+                .collect::<String>()
+        };
+        let text = String::from_utf8_lossy(&bytes);
         let lines: Vec<String> = text
             .lines()
-            .map(|line| {
-                line.chars()
-                    .filter(|&c| c == '\t' || !c.is_control())
-                    .collect::<String>()
-            })
+            .map(printable)
             .filter(|line| !line.trim().is_empty())
             .collect();
         lines[lines.len().saturating_sub(count)..].to_vec()
+    }
+
+    fn listener(&self, mut client: UnixStream) {
+        let mut mode = [0];
+        let asked = client
+            .set_read_timeout(Some(PATIENCE))
+            .and_then(|()| client.read_exact(&mut mode));
+        if asked.is_err() || client.set_write_timeout(Some(PATIENCE)).is_err() {
+            return;
+        }
+        let from = if mode[0] == ATTACH {
+            self.ring().total.saturating_sub(CONTEXT_BYTES)
+        } else {
+            0
+        };
+        if mode[0] == ATTACH
+            && let Ok(input) = client.try_clone()
+        {
+            let console = self.clone();
+            let typist = move || console.typist(input);
+            if std::thread::Builder::new()
+                .name("typist".into())
+                .spawn(typist)
+                .is_err()
+            {
+                return;
+            }
+        }
+        // The listener went away, or would not read.
+        let _ = self.copy_to(&mut client, from, mode[0] != LOG);
+        let _ = client.shutdown(std::net::Shutdown::Both);
+    }
+
+    fn copy_to(&self, client: &mut UnixStream, mut from: u64, follow: bool) -> io::Result<()> {
+        loop {
+            let (bytes, lost) = {
+                let mut ring = self.ring();
+                while ring.total <= from && follow && !ring.closed {
+                    ring = self.0.more.wait(ring).unwrap_or_else(PoisonError::into_inner);
+                }
+                ring.after(from)
+            };
+            if bytes.is_empty() {
+                return Ok(());
+            }
+            if lost > 0 && from > 0 {
+                write!(client, "\r\n[{lost} bytes of the console lost]\r\n")?;
+            }
+            client.write_all(&bytes)?;
+            from += lost + bytes.len() as u64;
+        }
+    }
+
+    /// Types what a listener sends.
+    fn typist(&self, mut client: UnixStream) {
+        let mut buffer = [0; 1024];
+        let _ = client.set_read_timeout(None);
+        while let Ok(count @ 1..) = client.read(&mut buffer) {
+            let input = self.ring().input.as_ref().map(UnixStream::try_clone);
+            if let Some(Ok(mut input)) = input
+                && input.write_all(&buffer[..count]).is_err()
+            {
+                return;
+            }
+        }
+    }
+
+    fn ring(&self) -> MutexGuard<'_, Ring> {
+        self.0.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Console;
+    use super::*;
 
-    #[test]
-    fn a_flood_keeps_only_the_end() {
-        let mut console = Console::default();
-        for _ in 0..5 {
-            console.output(&vec![b'x'; super::KEPT_BYTES / 2]);
-        }
-        console.output(b"\nend");
-        assert_eq!(console.kept().len(), super::KEPT_BYTES);
-        assert_eq!(console.last_lines(1), ["end"]);
+    fn listen(console: &Console, mode: u8) -> UnixStream {
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
+        ours.write_all(&[mode]).unwrap();
+        let console = console.clone();
+        std::thread::spawn(move || console.listener(theirs));
+        ours
     }
 
     #[test]
-    fn a_listener_that_does_not_read_is_dropped() {
-        let mut console = Console::default();
-        let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
-        console.attach(ours).unwrap();
-        for _ in 0..8 {
-            console.output(&vec![b'x'; super::KEPT_BYTES]);
+    fn a_flood_keeps_only_the_end() {
+        let console = Console::default();
+        for _ in 0..5 {
+            console.output(&vec![b'x'; KEPT_BYTES / 2]);
         }
-        assert!(console.listeners.is_empty());
+        console.output(b"\nend\x1b[0m");
+        assert_eq!(console.ring().kept.len(), KEPT_BYTES);
+        assert_eq!(console.last_lines(1), ["end[0m"]);
+    }
+
+    #[test]
+    fn every_listener_gets_everything_in_order_until_the_end() {
+        let console = Console::default();
+        console.output(b"early ");
+        let mut listeners = [listen(&console, FOLLOW), listen(&console, ATTACH)];
+        for number in 0..1000 {
+            console.output(format!("{number} ").as_bytes());
+        }
+        console.close();
+        let wanted: String = (0..1000).fold(String::from("early "), |text, number| {
+            text + &format!("{number} ")
+        });
+        for listener in &mut listeners {
+            let mut text = String::new();
+            listener.read_to_string(&mut text).unwrap();
+            assert_eq!(text, wanted);
+        }
+    }
+
+    #[test]
+    fn a_log_ends_with_what_is_there_and_a_slow_listener_is_told_what_it_lost() {
+        let console = Console::default();
+        console.output(b"here");
+        let mut text = String::new();
+        listen(&console, LOG).read_to_string(&mut text).unwrap();
+        assert_eq!(text, "here");
+        let (bytes, lost) = {
+            console.output(&vec![b'y'; 2 * KEPT_BYTES]);
+            console.ring().after(4)
+        };
+        assert_eq!((bytes.len(), lost), (CHUNK_BYTES, KEPT_BYTES as u64));
+    }
+
+    #[test]
+    fn what_a_listener_types_reaches_the_guest() {
+        let console = Console::default();
+        let (mut guest, input) = UnixStream::pair().unwrap();
+        console.set_input(Some(input));
+        let mut terminal = listen(&console, ATTACH);
+        terminal.write_all(b"ls\n").unwrap();
+        let mut typed = [0; 3];
+        guest.read_exact(&mut typed).unwrap();
+        assert_eq!(&typed, b"ls\n");
     }
 }

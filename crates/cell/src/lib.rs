@@ -1,8 +1,16 @@
 //! The monitor of one cell: starts shards, keeps the registry of VMs, serves their consoles and controls.
+//!
+//! [`monitor`] is the process: it holds the command's lease and a thread for each VM. [`open`] opens a VM's files,
+//! [`vm`] runs its shard ([`spawn`], [`link`]) through every reboot, [`registry`] says which VMs run, [`console`] and
+//! [`control`] are what other commands reach of one.
 
 pub mod console;
+pub mod control;
 pub mod ending;
 pub mod link;
+pub mod monitor;
 pub mod open;
+pub mod registry;
+pub mod runtime;
 pub mod spawn;
 pub mod vm;

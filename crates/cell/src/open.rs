@@ -3,13 +3,18 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use config::vm::{DiskDevice, DiskFormatSpec, DiskMode, NetKind, NetSpec, PagesSpec, SandboxSpec, VmSpec};
 use diskstore::disk::{DiskRequest, Format, Mode, OpenDisk};
-use diskstore::image::ImageStore;
+use diskstore::image::{Image, ImageStore};
+use nix::unistd::{Whence, lseek};
 use shard::launch::*;
+use subnet::passt::{Passt, PasstChild, PasstSpec};
+
+use crate::monitor::bind;
 
 /// Why a VM can't start: one line, what and how to mend it.
 #[derive(Debug, thiserror::Error)]
@@ -55,8 +60,21 @@ pub struct Opened {
     pub console: UnixStream,
     /// Something outlives the VM: it must be ended with care.
     pub keeps_writes: bool,
-    disks: Vec<OpenDisk>,
-    passt: Vec<subnet::passt::Passt>,
+    /// Kept for their locks.
+    _disks: Vec<OpenDisk>,
+    /// The image stays in the store as long as the VM runs.
+    _image: Option<Image>,
+    passt: Vec<UserCard>,
+}
+
+/// A card of user-mode networking: its passt, and how to start it again.
+#[derive(Debug)]
+struct UserCard {
+    spec: PasstSpec,
+    /// Its socket among the files.
+    file: Fd,
+    /// Its process, which ends when this is dropped.
+    child: Option<PasstChild>,
 }
 
 struct Files(Vec<OwnedFd>);
@@ -75,6 +93,13 @@ fn readable(what: &'static str, path: &Path) -> Result<File, OpenError> {
         mend: "name a file that this user may read",
         source,
     })
+}
+
+/// Where the writes of non-persistent disks go: `$MIRRORBALL_SCRATCH`, else `$TMPDIR`, else `/var/tmp`. Files there have
+/// no names, so nothing is left whatever ends.
+fn scratch_directory() -> PathBuf {
+    let named = std::env::var_os("MIRRORBALL_SCRATCH").or_else(|| std::env::var_os("TMPDIR"));
+    named.map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from)
 }
 
 /// Opens everything. `folder` is the VM's in the runtime directory; `cid` its address on the socket device.
@@ -114,6 +139,7 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
         Some(path) => Some(files.add(readable("initrd", &path)?)),
         None => None,
     };
+    let scratch = scratch_directory();
     let mut disks = Vec::new();
     let mut launches = Vec::new();
     let root = image
@@ -126,7 +152,7 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
             persistent: spec.root.persistent,
             read_only: false,
             overlay_path: None,
-            scratch_dir: std::env::temp_dir(),
+            scratch_dir: scratch.clone(),
             vm_name: name.to_owned(),
         });
     let queues_default = u16::from(spec.cpus).min(4);
@@ -148,7 +174,7 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
             persistent: disk.persistent,
             read_only: disk.read_only,
             overlay_path: None,
-            scratch_dir: std::env::temp_dir(),
+            scratch_dir: scratch.clone(),
             vm_name: name.to_owned(),
         };
         (
@@ -206,14 +232,20 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
                 NetBackendLaunch::Tap(queues.into_iter().map(|queue| files.add(queue)).collect())
             }
             _ => {
-                let mut forward = Vec::new();
-                for text in &net.forward {
-                    forward.push(text.parse()?);
-                }
-                let started = subnet::passt::start(&subnet::passt::PasstSpec { mac, forward })?;
-                let fd = files.add(started.socket.try_clone()?);
-                passt.push(started);
-                NetBackendLaunch::Stream(fd)
+                let forward: Result<_, subnet::SubnetError> =
+                    net.forward.iter().map(|text| text.parse()).collect();
+                let spec = PasstSpec {
+                    mac,
+                    forward: forward?,
+                };
+                let Passt { socket, child } = subnet::passt::start(&spec)?;
+                let file = files.add(socket);
+                passt.push(UserCard {
+                    spec,
+                    file,
+                    child: Some(child),
+                });
+                NetBackendLaunch::Stream(file)
             }
         };
         nets.push(NetLaunch {
@@ -222,11 +254,13 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
             backend,
         });
     }
-    let listener = UnixListener::bind(folder.join("vsock.sock"))?;
+    let listener = bind(&folder.join("vsock.sock"))?;
+    let ports = folder.join("ports");
+    std::fs::DirBuilder::new().mode(0o711).create(&ports)?;
     let vsock = Some(VsockLaunch {
         cid,
         listener: files.add(listener),
-        ports: None,
+        ports: Some(files.add(File::open(ports)?)),
     });
     let (console, theirs) = UnixStream::pair()?;
     let console_fd = files.add(theirs);
@@ -295,14 +329,30 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
         files: files.0,
         console,
         keeps_writes,
-        disks,
+        _disks: disks,
+        _image: image,
         passt,
     })
 }
 
 impl Opened {
-    /// How many disks and user-mode cards the monitor keeps alive for the VM.
-    pub fn kept(&self) -> (usize, usize) {
-        (self.disks.len(), self.passt.len())
+    /// Makes everything ready for another boot of the same VM: disks keep their writes, networks start anew, since a frame
+    /// may have been cut in two.
+    pub fn renew(&mut self) -> Result<(), OpenError> {
+        for fd in [Some(self.launch.kernel), self.launch.initrd]
+            .into_iter()
+            .flatten()
+        {
+            lseek(&self.files[fd.0], 0, Whence::SeekSet).map_err(io::Error::from)?;
+        }
+        for card in &mut self.passt {
+            // The old one holds the forwarded ports until it is gone.
+            self.files[card.file.0] = File::open("/dev/null")?.into();
+            card.child = None;
+            let Passt { socket, child } = subnet::passt::start(&card.spec)?;
+            self.files[card.file.0] = socket;
+            card.child = Some(child);
+        }
+        Ok(())
     }
 }

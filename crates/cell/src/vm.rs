@@ -1,32 +1,131 @@
-//! One VM under this process: opens it, starts its shard, watches it, starts it again after a reboot.
+//! One VM under its monitor: opens its files once, starts its shard, watches it, starts it again after a reboot.
 //!
-//! The shard dies with the thread that runs this (parent-death signal) and with the control socket.
+//! The shard dies with the thread that runs [`run`] (parent-death signal) and with the control socket.
 
 use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use config::VmSpec;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::Pid;
+use serde_json::Value;
 use shard::launch::{Ending, Order, Report, SandboxPolicy};
 
 use crate::console::Console;
-use crate::link::{Reports, send_launch, send_order};
-use crate::open::{self, OpenError};
+use crate::link::{Reports, send_order};
+use crate::open::{OpenError, Opened};
 use crate::spawn::{self, Namespaces};
 
-/// What others may reach of a running VM.
+/// How long a shard may take to end when it is told to; disks finish what is under way.
+const QUIT_LIMIT: Duration = Duration::from_secs(5);
+/// How long a shard may take to say what it counted.
+const STATUS_LIMIT: Duration = Duration::from_secs(5);
+
+/// What others may do with a running VM. Cheap to clone; all clones are the same.
+#[derive(Clone, Debug, Default)]
+pub struct Handle(Arc<Shared>);
+
 #[derive(Debug, Default)]
-pub struct Handle {
-    /// Its console.
-    pub console: Mutex<Console>,
-    /// Where orders go; absent while no shard runs.
-    pub orders: Mutex<Option<UnixStream>>,
-    /// Where the console's input goes.
-    pub input: Mutex<Option<UnixStream>>,
-    /// The shard's process, 0 while there is none.
-    pub pid: std::sync::atomic::AtomicI32,
+struct Shared {
+    console: Console,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Where orders go, while a shard runs.
+    orders: Option<UnixStream>,
+    pid: Option<i32>,
+    status: Option<Value>,
+    /// No shard starts any more.
+    over: bool,
+    /// Somebody wants the end: a reboot ends it too.
+    ending: bool,
+}
+
+impl Handle {
+    /// The console.
+    pub fn console(&self) -> &Console {
+        &self.0.console
+    }
+
+    /// Gives an order to the shard.
+    pub fn order(&self, order: &Order) -> io::Result<()> {
+        match &self.state().orders {
+            Some(socket) => send_order(socket, order),
+            None => Err(io::Error::other("the VM is not running just now")),
+        }
+    }
+
+    /// What the shard counted.
+    pub fn status(&self) -> io::Result<Value> {
+        self.state().status = None;
+        self.order(&Order::Status)?;
+        let state = self.wait(STATUS_LIMIT, |state| state.status.is_some() || state.over);
+        state
+            .status
+            .clone()
+            .ok_or_else(|| io::Error::other("the VM does not answer"))
+    }
+
+    /// Presses the power button and waits; kills the VM after `limit`. True when it had to.
+    pub fn stop(&self, limit: Duration) -> bool {
+        self.state().ending = true;
+        // A VM between two boots sees `ending` instead.
+        let _ = self.order(&Order::PowerButton);
+        if self.wait(limit, |state| state.over).over {
+            return false;
+        }
+        self.kill();
+        true
+    }
+
+    /// Ends the VM now: by order, and if it does not obey, by force. Returns when it has ended.
+    pub fn kill(&self) {
+        self.state().ending = true;
+        let _ = self.order(&Order::Quit);
+        let state = self.wait(QUIT_LIMIT, |state| state.over);
+        if let Some(pid) = state.pid {
+            // It is our child and not waited for while it is in the state: the number is its own.
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+        drop(state);
+        drop(self.wait(QUIT_LIMIT, |state| state.over));
+    }
+
+    /// The VM has ended: nobody waits for it any more.
+    pub fn over(&self) {
+        self.state().over = true;
+        self.0.changed.notify_all();
+        self.0.console.close();
+    }
+
+    fn wait(&self, limit: Duration, mut until: impl FnMut(&State) -> bool) -> MutexGuard<'_, State> {
+        let deadline = Instant::now() + limit;
+        let mut state = self.state();
+        while !until(&state) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            state = self
+                .0
+                .changed
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+        state
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Why a VM did not run.
@@ -36,102 +135,115 @@ pub enum RunError {
     #[error(transparent)]
     Open(#[from] OpenError),
     /// Its process.
-    #[error("starting the shard failed: {0}")]
-    Start(#[source] io::Error),
+    #[error("the shard cannot be started: {0}")]
+    Start(#[from] io::Error),
     /// The sandbox is required.
     #[error("the sandbox is incomplete ({0}); run with --sandbox=auto to go on without it")]
     Sandbox(String),
 }
 
-impl Handle {
-    /// Gives an order to the shard, when one runs.
-    pub fn order(&self, order: &Order) -> io::Result<()> {
-        match &*self.orders.lock().unwrap_or_else(PoisonError::into_inner) {
-            Some(socket) => send_order(socket, order),
-            None => Err(io::Error::other("the VM is not running")),
-        }
-    }
+/// What a VM's shard told when it started.
+pub struct Booted<'a> {
+    /// The shard's process.
+    pub pid: i32,
+    /// What of the sandbox could not be applied.
+    pub sandbox_missing: &'a [String],
 }
 
-/// Runs a VM until it ends. `running` is called each time its shard runs, with what its sandbox lacks.
+/// Runs an opened VM until it ends. `booted` is called each time its vCPUs are about to run.
 pub fn run(
-    spec: &VmSpec,
+    mut opened: Opened,
     name: &str,
     folder: &Path,
-    cid: u32,
-    handle: &Arc<Handle>,
-    mut running: impl FnMut(&[String]),
+    handle: &Handle,
+    mut booted: impl FnMut(Booted<'_>),
 ) -> Result<Ending, RunError> {
-    loop {
-        // The socket's name is free again after a reboot.
-        let _ = std::fs::remove_file(folder.join("vsock.sock"));
-        let mut opened = open::open(spec, name, folder, cid)?;
-        let namespaces = if opened.launch.sandbox == SandboxPolicy::Off {
-            Namespaces::none()
-        } else {
-            Namespaces::probe()
-        };
-        if opened.launch.sandbox == SandboxPolicy::Require && !namespaces.missing.is_empty() {
-            return Err(RunError::Sandbox(namespaces.missing.join("; ")));
-        }
-        let ending = one_boot(&mut opened, name, folder, handle, &namespaces, &mut running)
-            .map_err(RunError::Start)?;
-        if ending != Ending::Reboot {
-            return Ok(ending);
-        }
+    let policy = opened.launch.sandbox;
+    let namespaces = if policy == SandboxPolicy::Off {
+        Namespaces::none()
+    } else {
+        Namespaces::probe()
+    };
+    if policy == SandboxPolicy::Require && !namespaces.missing.is_empty() {
+        return Err(RunError::Sandbox(namespaces.missing.join("; ")));
     }
+    handle.console().set_input(Some(opened.console.try_clone()?));
+    let pump = pump(opened.console.try_clone()?, handle.console().clone())?;
+    let ending = loop {
+        let ending = one_boot(&opened, name, folder, handle, &namespaces, &mut booted)?;
+        if ending != Ending::Reboot {
+            break ending;
+        }
+        if handle.state().ending {
+            break Ending::PowerOff;
+        }
+        opened.renew()?;
+    };
+    handle.console().set_input(None);
+    // With our copies of the guest's end closed, the console ends after its last byte.
+    drop(opened);
+    let _ = pump.join();
+    Ok(ending)
+}
+
+/// Moves the console's output.
+fn pump(mut from: UnixStream, console: Console) -> io::Result<std::thread::JoinHandle<()>> {
+    std::thread::Builder::new().name("pump".into()).spawn(move || {
+        let mut buffer = [0; 4096];
+        while let Ok(count @ 1..) = from.read(&mut buffer) {
+            console.output(&buffer[..count]);
+        }
+    })
 }
 
 fn one_boot(
-    opened: &mut open::Opened,
+    opened: &Opened,
     name: &str,
     folder: &Path,
-    handle: &Arc<Handle>,
+    handle: &Handle,
     namespaces: &Namespaces,
-    running: &mut impl FnMut(&[String]),
-) -> io::Result<Ending> {
-    let (ours, theirs) = UnixStream::pair()?;
-    let log = std::fs::OpenOptions::new()
-        .create(true)
-        .append(true)
-        .open(folder.join("shard.log"))?;
+    booted: &mut impl FnMut(Booted<'_>),
+) -> Result<Ending, RunError> {
+    let (mut ours, theirs) = UnixStream::pair()?;
+    let log = folder.join("shard.log");
+    let log_file = std::fs::OpenOptions::new().create(true).append(true).open(&log)?;
     let program = spawn::this_program()?;
     let spawned = spawn::spawn(
         program.as_fd(),
         name,
         "shard",
         theirs.as_fd(),
-        log.as_fd(),
+        log_file.as_fd(),
         namespaces,
     )?;
     drop(theirs);
-    handle
-        .pid
-        .store(spawned.pid, std::sync::atomic::Ordering::Release);
-    opened.launch.sandbox_missing = spawned.missing;
-    let sent = send_launch(&ours, &opened.launch, &opened.files);
-    // The shard has its own copies; ours would keep its sockets open after its end.
-    opened.files.clear();
-    *handle.orders.lock().unwrap_or_else(PoisonError::into_inner) = Some(ours.try_clone()?);
-    *handle.input.lock().unwrap_or_else(PoisonError::into_inner) = Some(opened.console.try_clone()?);
-    let mut output = opened.console.try_clone()?;
-    let copy = Arc::clone(handle);
-    let pump = std::thread::spawn(move || {
-        let mut buffer = [0; 4096];
-        while let Ok(count @ 1..) = output.read(&mut buffer) {
-            copy.console
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .output(&buffer[..count]);
-        }
-    });
-    let mut reports = Reports::new(ours.try_clone()?);
+    {
+        let mut state = handle.state();
+        state.pid = Some(spawned.pid);
+        state.orders = Some(ours.try_clone()?);
+    }
+    let mut launch = opened.launch.clone();
+    launch.sandbox_missing = spawned.missing;
+    let files: Vec<_> = opened.files.iter().map(AsFd::as_fd).collect();
     let mut ending = None;
-    if sent.is_ok() {
+    // A shard that dies at once breaks the socket; its log says why.
+    if shard::process::send_spec(&mut ours, &launch, &files).is_ok() {
+        let mut reports = Reports::new(ours);
         while let Some(report) = reports.next_report() {
             match report {
-                Report::Running { sandbox_missing } => running(&sandbox_missing),
-                Report::Status(_) => {}
+                Report::Running { sandbox_missing } => {
+                    booted(Booted {
+                        pid: spawned.pid,
+                        sandbox_missing: &sandbox_missing,
+                    });
+                    if handle.state().ending {
+                        let _ = handle.order(&Order::Quit);
+                    }
+                }
+                Report::Status(status) => {
+                    handle.state().status = Some(status);
+                    handle.0.changed.notify_all();
+                }
                 Report::Ended(how) => {
                     ending = Some(how);
                     break;
@@ -139,22 +251,55 @@ fn one_boot(
             }
         }
     }
-    *handle.orders.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    *handle.input.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    handle.pid.store(0, std::sync::atomic::Ordering::Release);
-    drop(ours);
-    // Closing the control socket ends a healthy shard; a broken one gets no say.
-    // SAFETY: kill touches no memory; the pid is our child, not yet waited for.
+    let pid = Pid::from_raw(spawned.pid);
     if ending.is_none() {
-        unsafe { libc::kill(spawned.pid, libc::SIGKILL) };
+        // A broken shard gets no say. It may be gone already.
+        let _ = kill(pid, Signal::SIGKILL);
     }
-    let end = nix::sys::wait::waitpid(nix::unistd::Pid::from_raw(spawned.pid), None);
-    let _ = pump.join();
+    handle.state().orders = None;
+    let status = wait_for(pid);
+    handle.state().pid = None;
+    let killed = handle.state().ending;
     Ok(ending.unwrap_or_else(|| {
-        let log = std::fs::read_to_string(folder.join("shard.log")).unwrap_or_default();
-        let last = log.lines().last().unwrap_or("it left no word").to_owned();
-        Ending::ShardFailed {
-            detail: format!("{last} ({end:?})"),
+        if killed {
+            Ending::Quit
+        } else {
+            Ending::ShardFailed {
+                detail: why(status, &log),
+            }
         }
     }))
+}
+
+/// Waits for our child; a shard that has reported its end and does not go is killed.
+fn wait_for(pid: Pid) -> Option<WaitStatus> {
+    let deadline = Instant::now() + QUIT_LIMIT;
+    loop {
+        match waitpid(pid, Some(nix::sys::wait::WaitPidFlag::WNOHANG)) {
+            Ok(WaitStatus::StillAlive) if Instant::now() > deadline => {
+                let _ = kill(pid, Signal::SIGKILL);
+                return waitpid(pid, None).ok();
+            }
+            Ok(WaitStatus::StillAlive) => std::thread::sleep(Duration::from_millis(1)),
+            Err(nix::Error::EINTR) => {}
+            other => return other.ok(),
+        }
+    }
+}
+
+/// What is known of a shard that left no ending.
+fn why(status: Option<WaitStatus>, log: &Path) -> String {
+    let how = match status {
+        Some(WaitStatus::Signaled(_, Signal::SIGSYS, _)) => {
+            "made a system call that its sandbox forbids".to_owned()
+        }
+        Some(WaitStatus::Signaled(_, signal, _)) => format!("was ended by {signal}"),
+        Some(WaitStatus::Exited(_, code)) => format!("left with status {code}"),
+        _ => "is gone".to_owned(),
+    };
+    let text = std::fs::read_to_string(log).unwrap_or_default();
+    match text.lines().last() {
+        Some(last) => format!("its process {how}; it said: {last}"),
+        None => format!("its process {how}"),
+    }
 }

@@ -1,18 +1,26 @@
 //! The `mirrorball` command: argument parsing and printing.
 
+mod attach;
 mod commands;
+mod exit;
+mod guest;
+mod lease;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use miette::Result;
+use commands::{check, clients, copy, image, lab as labs, list, run};
+use config::Size;
+use miette::{IntoDiagnostic, Result, miette};
 
 #[derive(Debug, Parser)]
 #[command(
     name = "mirrorball",
     version,
-    about = "Virtual machines for machines of many cells"
+    about = "Runs Linux virtual machines that share what they can",
+    after_help = "Exit status of run: 0 power-off, the command's own with a command, 1 bad input, 2 usage, 70 panic, \
+                  71 triple fault, 72 KVM failed, 73 shard failed, 74 killed, 124 a limit ran out, 125 the lab died."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -21,8 +29,70 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run VMs
-    Run(commands::run::RunArgs),
+    /// Run VMs: from files, or one from flags
+    Run(Box<commands::flags::RunArgs>),
+    /// List running VMs
+    Ps {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Attach to a VM's console; Ctrl-] leaves it
+    Console {
+        /// The VM
+        vm: String,
+    },
+    /// Run a program in a VM
+    Exec {
+        /// The VM
+        vm: String,
+        /// Give the program no terminal
+        #[arg(long, short = 'T')]
+        no_tty: bool,
+        /// The program and its arguments
+        #[arg(last = true, required = true)]
+        command: Vec<String>,
+    },
+    /// Copy a file into a VM or out of it
+    Cp {
+        /// FILE or VM:FILE
+        source: String,
+        /// VM:FILE or FILE
+        target: String,
+    },
+    /// Press a VM's power button; kill it when it does not end in time
+    Stop {
+        /// The VM
+        vm: String,
+        /// Seconds the guest may take
+        #[arg(long, default_value_t = 30)]
+        limit: u64,
+    },
+    /// End a VM at once
+    Kill {
+        /// The VM
+        vm: String,
+    },
+    /// Print what a VM's console said
+    Logs {
+        /// The VM
+        vm: String,
+        /// Go on as it says more
+        #[arg(long, short)]
+        follow: bool,
+    },
+    /// Print all that is known of a VM, as JSON
+    Inspect {
+        /// The VM
+        vm: String,
+    },
+    /// Ask a VM to give memory back, or let it have it again
+    Balloon {
+        /// The VM
+        vm: String,
+        /// How much it is to give back, as 256M; 0M for none
+        size: Size,
+    },
     /// Check VM files without starting anything
     Check {
         /// VM files
@@ -31,55 +101,68 @@ enum Command {
     },
     /// Tell whether this machine's KVM can run guests
     Probe,
-    /// Build and list images
+    /// Build, list and remove images
     #[command(subcommand)]
-    Image(commands::image::ImageCommand),
-    /// Hosts in software
-    Lab(commands::lab::LabArgs),
+    Image(image::ImageCommand),
+    /// Hosts in software, where KVM can't be had
+    Lab(labs::LabArgs),
+    #[command(hide = true)]
+    Monitor,
     #[command(hide = true)]
     Shard,
 }
 
 fn main() -> ExitCode {
     lab::take_over();
-    let cli = Cli::parse();
-    match run(cli.command) {
+    match obey(Cli::parse().command) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("{error:?}");
-            ExitCode::from(1)
+            ExitCode::from(exit::FAILED)
         }
     }
 }
 
-fn run(command: Command) -> Result<ExitCode> {
+fn obey(command: Command) -> Result<ExitCode> {
     match command {
-        Command::Run(args) => commands::run::run(args),
-        Command::Check { files } => {
-            for file in commands::run::read_files(&files)? {
-                println!("{}: good", file.source_name);
-            }
-            Ok(ExitCode::SUCCESS)
-        }
-        Command::Probe => {
-            let verdict = shard::probe::probe();
-            println!("{verdict}");
-            Ok(if verdict == shard::probe::Verdict::Usable {
-                ExitCode::SUCCESS
-            } else {
-                ExitCode::from(1)
-            })
-        }
+        Command::Run(args) => run::run(&args),
+        Command::Ps { json } => list::ps(json),
+        Command::Console { vm } => clients::console(&vm),
+        Command::Exec { vm, no_tty, command } => clients::exec(&vm, no_tty, &command),
+        Command::Cp { source, target } => copy::cp(&source, &target),
+        Command::Stop { vm, limit } => clients::stop(&vm, limit),
+        Command::Kill { vm } => clients::kill(&vm),
+        Command::Logs { vm, follow } => clients::logs(&vm, follow),
+        Command::Inspect { vm } => list::inspect(&vm),
+        Command::Balloon { vm, size } => clients::balloon(&vm, size.0),
+        Command::Check { files } => check::check(&files),
+        Command::Probe => Ok(probe()),
         Command::Image(command) => {
-            commands::image::run(command).map_err(|error| miette::miette!("{error}"))?;
+            image::run(command).map_err(|error| miette!("{error}"))?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Lab(args) => Ok(commands::lab::run(args)),
+        Command::Lab(args) => Ok(labs::run(args)),
+        Command::Monitor => {
+            let lease = std::os::fd::AsFd::as_fd(&std::io::stdin())
+                .try_clone_to_owned()
+                .into_diagnostic()?;
+            cell::monitor::run(lease.into()).into_diagnostic()?;
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Shard => {
             use std::os::fd::FromRawFd;
             // SAFETY: the monitor puts the control socket at this descriptor; nothing else here knows it.
             let control = unsafe { std::os::unix::net::UnixStream::from_raw_fd(cell::spawn::CONTROL_FD) };
             Ok(shard::process::run(control))
         }
+    }
+}
+
+fn probe() -> ExitCode {
+    let verdict = shard::probe::probe();
+    println!("{verdict}");
+    match verdict {
+        shard::probe::Verdict::Usable => ExitCode::SUCCESS,
+        _ => ExitCode::from(exit::FAILED),
     }
 }

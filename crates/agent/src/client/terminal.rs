@@ -8,7 +8,7 @@ use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
 use crate::protocol::WindowSize;
 
 /// Raw mode; dropping it gives the terminal back as it was.
-pub(super) struct RawMode {
+pub struct RawMode {
     before: Termios,
 }
 
@@ -34,7 +34,7 @@ impl Drop for RawMode {
 }
 
 /// The size of the terminal `fd`, when it is one.
-pub(super) fn window_size(fd: BorrowedFd) -> Option<WindowSize> {
+pub fn window_size(fd: BorrowedFd) -> Option<WindowSize> {
     let mut size = libc::winsize {
         ws_row: 0,
         ws_col: 0,

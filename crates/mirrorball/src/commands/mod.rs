@@ -1,5 +1,11 @@
-//! The subcommands.
+//! The subcommands, a file each.
 
+pub mod check;
+pub mod clients;
+pub mod copy;
+pub mod flags;
 pub mod image;
 pub mod lab;
+pub mod list;
+pub mod place;
 pub mod run;

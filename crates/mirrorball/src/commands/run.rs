@@ -1,372 +1,374 @@
-//! `mirrorball run`: VMs that live as long as this command.
+//! `mirrorball run`: starts VMs under a monitor of their own, and follows them.
 
-use std::io::{Read, Write};
+use std::collections::BTreeMap;
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
-use cell::vm::Handle;
-use config::vm::{DiskMode, DiskSpec, KernelSpec, NetKind, NetSpec};
-use config::{ConfigError, HostFacts, Size, VmFile, VmSpec};
-use miette::{IntoDiagnostic, Result, miette};
-use shard::launch::Order;
+use cell::control::{Request, ask};
+use cell::ending;
+use cell::monitor::{Batch, Event};
+use config::{HostFacts, VmSpec};
+use miette::{IntoDiagnostic, Report, Result, miette};
+use shard::launch::Ending;
 
-/// When to run in the lab.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum LabChoice {
-    /// Where this machine's KVM can't run guests.
-    Auto,
-    /// Always.
-    Always,
-    /// Never.
-    Never,
+use super::flags::{self, RunArgs};
+use super::{check, place};
+use crate::attach::{Left, attach};
+use crate::lease::Lease;
+use crate::{exit, guest};
+
+/// How long a guest whose disks keep its writes may take to power off after its command.
+const POWER_OFF_LIMIT_S: u64 = 60;
+
+/// What happens to the VMs.
+enum News {
+    /// The monitor says so.
+    Monitor(Event),
+    /// The monitor is gone.
+    MonitorGone,
+    /// A command in a guest is done.
+    Command { name: String, result: Result<Done> },
+    /// The terminal left the console.
+    Console(std::io::Result<Left>),
 }
 
-/// What `run` takes.
-#[derive(Debug, clap::Args)]
-pub struct RunArgs {
-    /// VM files
-    files: Vec<PathBuf>,
-    /// An image of the image store
-    #[arg(long)]
-    image: Option<String>,
-    /// Kernel file: bzImage or ELF
-    #[arg(long)]
-    kernel: Option<PathBuf>,
-    /// Initramfs
-    #[arg(long, requires = "kernel")]
-    initrd: Option<PathBuf>,
-    /// Appended to the kernel's command line
-    #[arg(long, requires = "kernel")]
-    cmdline: Option<String>,
-    /// vCPUs
-    #[arg(long, default_value_t = 1)]
-    cpus: u8,
-    /// Guest memory
-    #[arg(long, default_value = "512M")]
-    memory: Size,
-    /// A disk: PATH[:private|exclusive][:persistent]
-    #[arg(long)]
-    disk: Vec<String>,
-    /// user[,forward=HOST:GUEST], tap=NAME or none
-    #[arg(long)]
-    net: Vec<String>,
-    /// The VM's name
-    #[arg(long)]
-    name: Option<String>,
-    /// auto, require or off
-    #[arg(long, default_value = "auto")]
-    sandbox: String,
-    /// 4K, thp, 2M or 1G
-    #[arg(long, default_value = "4K")]
-    pages: String,
-    /// How long a guest may take until its agent answers, in seconds
-    #[arg(long, default_value_t = 120)]
-    boot_limit: u64,
-    /// Whether to run in the lab
-    #[arg(long, value_enum, default_value = "auto")]
-    lab: LabChoice,
-    /// Run this in the guest, then end the VM
-    #[arg(last = true)]
-    command: Vec<String>,
+/// A command that ran in a guest.
+struct Done {
+    status: u8,
+    seconds: f64,
+    last_line: String,
 }
 
-fn word<T: serde::de::DeserializeOwned>(flag: &str, text: &str) -> Result<T> {
-    serde_json::from_value(serde_json::Value::String(text.to_owned()))
-        .map_err(|error| miette!("--{flag} {text}: {error}"))
+/// One VM as this command follows it.
+#[derive(Default)]
+struct Followed {
+    folder: PathBuf,
+    command: Option<Vec<String>>,
+    asked: bool,
+    running_s: Option<f64>,
+    keeps_writes: bool,
+    done: Option<Done>,
+    ended: Option<Ending>,
+    seconds: f64,
 }
 
-fn disk(text: &str) -> DiskSpec {
-    let (mut path, mut mode, mut persistent) = (text, DiskMode::Private, false);
-    loop {
-        if let Some(rest) = path.strip_suffix(":persistent") {
-            (path, persistent) = (rest, true);
-        } else if let Some(rest) = path.strip_suffix(":exclusive") {
-            (path, mode) = (rest, DiskMode::Exclusive);
-        } else if let Some(rest) = path.strip_suffix(":private") {
-            (path, mode) = (rest, DiskMode::Private);
-        } else {
-            break;
-        }
+/// Starts the VMs; the exit status is that of the first that did not end well.
+pub fn run(args: &RunArgs) -> Result<ExitCode> {
+    let vms = name(specs(args)?, args.count);
+    if let Some(code) = place::enter_lab(args.lab)? {
+        return Ok(code);
     }
-    DiskSpec {
-        path: path.into(),
-        format: None,
-        mode,
-        persistent,
-        read_only: false,
-        device: Default::default(),
-        queues: None,
-    }
-}
-
-fn net(text: &str) -> Result<Option<NetSpec>> {
-    let mut card = NetSpec {
-        kind: NetKind::User,
-        tap: None,
-        forward: Vec::new(),
-        mac: None,
-        queues: None,
-    };
-    let mut parts = text.split(',');
-    match parts.next() {
-        Some("none") => return Ok(None),
-        Some("user") => {}
-        Some(other) => match other.strip_prefix("tap=") {
-            Some(tap) => (card.kind, card.tap) = (NetKind::Tap, Some(tap.to_owned())),
-            None => {
-                return Err(miette!(
-                    "--net {text}: use user[,forward=HOST:GUEST], tap=NAME or none"
-                ));
-            }
-        },
-        None => {}
-    }
-    for part in parts {
-        match part.split_once('=') {
-            Some(("forward", ports)) => card.forward.push(ports.to_owned()),
-            Some(("mac", mac)) => card.mac = Some(mac.to_owned()),
-            _ => {
-                return Err(miette!(
-                    "--net {text}: {part:?} is not an option; use forward= or mac="
-                ));
-            }
-        }
-    }
-    Ok(Some(card))
-}
-
-fn from_flags(args: &RunArgs) -> Result<VmSpec> {
-    let mut cards = Vec::new();
-    for text in &args.net {
-        cards.extend(net(text)?);
-    }
-    let spec = VmSpec {
-        name: args.name.clone(),
-        image: args.image.clone(),
-        cpus: args.cpus,
-        memory: args.memory,
-        kernel: args.kernel.clone().map(|path| KernelSpec {
-            path,
-            initrd: args.initrd.clone(),
-            cmdline: args.cmdline.clone().unwrap_or_default(),
-        }),
-        root: Default::default(),
-        disks: args.disk.iter().map(|text| disk(text)).collect(),
-        nets: (!args.net.is_empty()).then_some(cards),
-        nodes: Vec::new(),
-        pages: word("pages", &args.pages)?,
-        prefault: false,
-        balloon: true,
-        command: (!args.command.is_empty()).then(|| args.command.clone()),
-        sandbox: word("sandbox", &args.sandbox)?,
-    };
-    config::check(&spec).map_err(|fault| ConfigError::from_flags(&fault))?;
-    Ok(spec)
-}
-
-/// Reads and checks VM files.
-pub fn read_files(paths: &[PathBuf]) -> Result<Vec<VmFile>> {
-    let mut files = Vec::new();
-    for path in paths {
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| miette!(help = "check the path", "VM file {}: {error}", path.display()))?;
-        let source_name = path.display().to_string();
-        let mut spec = config::parse(&source_name, &text)?;
-        let folder = path.parent().unwrap_or(Path::new("."));
-        // Relative paths start at the file's folder.
-        if let Some(kernel) = &mut spec.kernel {
-            kernel.path = folder.join(&kernel.path);
-            kernel.initrd = kernel.initrd.as_ref().map(|initrd| folder.join(initrd));
-        }
-        for disk in &mut spec.disks {
-            disk.path = folder.join(&disk.path);
-        }
-        files.push(VmFile {
-            source_name,
-            text,
-            spec,
-        });
-    }
-    config::duplicate_names(&files)?;
-    let facts = HostFacts::of_this_host();
-    for file in &files {
-        config::check_host(&file.spec, Some(file), &facts)?;
-    }
-    Ok(files)
-}
-
-/// Runs VMs; the status is that of the first that did not end well.
-pub fn run(args: RunArgs) -> Result<ExitCode> {
-    let specs: Vec<VmSpec> = if args.files.is_empty() {
-        let spec = from_flags(&args)?;
-        config::check_host(&spec, None, &HostFacts::of_this_host())?;
-        vec![spec]
-    } else {
-        read_files(&args.files)?
-            .into_iter()
-            .map(|file| file.spec)
-            .collect()
-    };
-    if !lab::auto::inside() && args.lab != LabChoice::Never {
-        let why = match args.lab {
-            LabChoice::Always => Some("--lab=always".to_owned()),
-            _ => match shard::probe::probe() {
-                shard::probe::Verdict::Usable => None,
-                verdict => Some(verdict.to_string()),
-            },
-        };
-        if let Some(why) = why {
-            eprintln!("mirrorball: running in the lab: {why}");
-            let argv: Vec<_> = std::env::args_os().skip(1).collect();
-            return lab::auto::enter(&argv).into_diagnostic();
-        }
-    }
-    let alone = specs.len() == 1;
-    let mut threads = Vec::new();
-    for (index, spec) in specs.into_iter().enumerate() {
-        let limit = Duration::from_secs(args.boot_limit);
-        threads.push(std::thread::spawn(move || one(&spec, index, alone, limit)));
-    }
-    let mut status = 0;
-    for thread in threads {
-        let ended = thread.join().map_err(|_| miette!("a VM's thread failed"))??;
-        if status == 0 {
-            status = ended;
-        }
-    }
-    Ok(ExitCode::from(status))
-}
-
-fn one(spec: &VmSpec, index: usize, alone: bool, boot_limit: Duration) -> Result<u8> {
-    let pid = std::process::id();
-    let name = spec.name.clone().unwrap_or_else(|| format!("vm-{pid}-{index}"));
-    let folder = tempfile::Builder::new()
-        .prefix("mirrorball-")
-        .tempdir()
-        .into_diagnostic()?;
-    let handle = Arc::new(Handle::default());
-    let cid = 3 + (pid.wrapping_mul(64).wrapping_add(index as u32) % 0x3fff_ffff);
-    let command = spec.command.clone();
-    let outcome = Arc::new(std::sync::Mutex::new(None));
-    if let Some(argv) = command.clone() {
-        let (for_agent, result_place) = (Arc::clone(&handle), Arc::clone(&outcome));
-        let socket = folder.path().join("vsock.sock");
-        let mut started = false;
-        let start = move || {
-            if std::mem::replace(&mut started, true) {
+    let lease = Lease::start(&Batch { vms: vms.clone() }).map_err(|error| {
+        miette!(
+            help = "see whether the host is out of processes",
+            "the monitor does not start: {error}"
+        )
+    })?;
+    let (sender, news) = mpsc::channel();
+    let (events, from_monitor) = (lease.events().into_diagnostic()?, sender.clone());
+    std::thread::spawn(move || {
+        for event in events {
+            if from_monitor.send(News::Monitor(event)).is_err() {
                 return;
             }
-            let (handle, outcome, socket, argv) = (
-                for_agent.clone(),
-                result_place.clone(),
-                socket.clone(),
-                argv.clone(),
-            );
-            std::thread::spawn(move || {
-                let result = in_guest(&socket, argv, boot_limit);
-                *outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
-                let _ = handle.order(&Order::Quit);
-            });
+        }
+        // Nobody listens any more when this fails.
+        let _ = from_monitor.send(News::MonitorGone);
+    });
+    let vms = vms
+        .into_iter()
+        .map(|(name, spec)| {
+            (
+                name,
+                Followed {
+                    command: spec.command,
+                    ..Followed::default()
+                },
+            )
+        })
+        .collect();
+    let boot_limit = Duration::from_secs(args.boot_limit);
+    Follower {
+        lease,
+        sender,
+        vms,
+        boot_limit,
+        detach: args.detach,
+        start: Instant::now(),
+    }
+    .follow(&news)
+}
+
+fn specs(args: &RunArgs) -> Result<Vec<VmSpec>> {
+    if !args.files.is_empty() {
+        return Ok(check::read(&args.files)?
+            .into_iter()
+            .map(|file| file.spec)
+            .collect());
+    }
+    let spec = flags::spec(args)?;
+    config::check_host(&spec, None, &HostFacts::of_this_host())?;
+    Ok(vec![spec])
+}
+
+/// Gives every VM its name: its own, with a number when there are several of it, or one made of the image's.
+fn name(specs: Vec<VmSpec>, count: Option<u16>) -> Vec<(String, VmSpec)> {
+    let pid = std::process::id();
+    let mut vms = Vec::new();
+    for (index, spec) in specs.into_iter().enumerate() {
+        let base = spec.name.clone().unwrap_or_else(|| {
+            let image = spec.image.as_deref().unwrap_or("vm");
+            if index == 0 {
+                format!("{image}-{pid}")
+            } else {
+                format!("{image}-{pid}-{index}")
+            }
+        });
+        match count {
+            None => vms.push((base, spec)),
+            Some(count) => vms.extend((0..count).map(|number| (format!("{base}-{number}"), spec.clone()))),
+        }
+    }
+    vms
+}
+
+/// Follows VMs from their start to their end.
+struct Follower {
+    lease: Lease,
+    sender: mpsc::Sender<News>,
+    vms: BTreeMap<String, Followed>,
+    boot_limit: Duration,
+    detach: bool,
+    start: Instant,
+}
+
+impl Follower {
+    fn alone(&self) -> bool {
+        self.vms.len() == 1
+    }
+
+    fn follow(mut self, news: &mpsc::Receiver<News>) -> Result<ExitCode> {
+        while self.vms.values().any(|vm| vm.ended.is_none()) {
+            match news.recv().into_diagnostic()? {
+                News::Monitor(event) => {
+                    if let Some(code) = self.event(event)? {
+                        return Ok(code);
+                    }
+                }
+                News::MonitorGone => {
+                    return Err(miette!("the monitor of the VMs died; their shards died with it"));
+                }
+                News::Command { name, result } => self.command_done(&name, result)?,
+                News::Console(left) => match left.into_diagnostic()? {
+                    Left::Ended => {}
+                    Left::Detached => {
+                        self.lease.detach().into_diagnostic()?;
+                        let name = self.vms.keys().next().map_or("", String::as_str);
+                        eprintln!(
+                            "\r\nmirrorball: left {name} running; `mirrorball console {name}` comes back to it"
+                        );
+                        return Ok(ExitCode::SUCCESS);
+                    }
+                },
+            }
+        }
+        if !self.alone() {
+            self.table();
+        }
+        Ok(ExitCode::from(
+            self.vms
+                .values()
+                .map(status)
+                .find(|status| *status != 0)
+                .unwrap_or(0),
+        ))
+    }
+
+    /// Takes an event; an exit status when this command is done with it.
+    fn event(&mut self, event: Event) -> Result<Option<ExitCode>> {
+        match event {
+            Event::Started { name, folder } => self.started(&name, folder),
+            Event::Running {
+                name,
+                sandbox_missing,
+                keeps_writes,
+            } => {
+                return self.running(&name, &sandbox_missing, keeps_writes);
+            }
+            Event::Failed { name, why } => {
+                self.lease.end();
+                return Err(miette!("{name}: {why}"));
+            }
+            Event::Ended {
+                name,
+                ending,
+                last_lines,
+                seconds,
+            } => self.ended(&name, ending, &last_lines, seconds),
+        }
+        Ok(None)
+    }
+
+    fn started(&mut self, name: &str, folder: PathBuf) {
+        let alone = self.alone();
+        let Some(vm) = self.vms.get_mut(name) else { return };
+        vm.folder = folder.clone();
+        if vm.command.is_none() && alone && !self.detach {
+            let sender = self.sender.clone();
+            std::thread::spawn(move || sender.send(News::Console(attach(&folder))));
+        }
+    }
+
+    fn running(&mut self, name: &str, missing: &[String], keeps_writes: bool) -> Result<Option<ExitCode>> {
+        let (alone, limit, seconds) = (self.alone(), self.boot_limit, self.start.elapsed().as_secs_f64());
+        let Some(vm) = self.vms.get_mut(name) else {
+            return Ok(None);
         };
-        return finish(spec, &name, folder.path(), cid, &handle, start, &outcome);
-    }
-    if alone {
-        attach(&handle).into_diagnostic()?;
-    }
-    finish(spec, &name, folder.path(), cid, &handle, || {}, &outcome)
-}
-
-type Outcome = std::sync::Mutex<Option<std::result::Result<u8, String>>>;
-
-fn finish(
-    spec: &VmSpec,
-    name: &str,
-    folder: &Path,
-    cid: u32,
-    handle: &Arc<Handle>,
-    mut start: impl FnMut(),
-    outcome: &Arc<Outcome>,
-) -> Result<u8> {
-    let ending = cell::vm::run(spec, name, folder, cid, handle, |missing| {
-        for line in missing {
-            eprintln!("mirrorball: {name}: sandbox without {line}");
-        }
-        start();
-    })
-    .map_err(|error| miette!("{name}: {error}"))?;
-    match outcome.lock().unwrap_or_else(PoisonError::into_inner).take() {
-        Some(Ok(status)) => return Ok(status),
-        Some(Err(why)) => {
-            eprintln!("mirrorball: {name}: {why}");
-            return Ok(124);
-        }
-        None => {}
-    }
-    if let Some(reason) = cell::ending::reason(&ending) {
-        eprintln!("mirrorball: {name}: {reason}");
-        for line in handle
-            .console
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .last_lines(8)
-        {
-            eprintln!("  | {line}");
-        }
-    }
-    Ok(cell::ending::status(&ending))
-}
-
-fn in_guest(socket: &Path, argv: Vec<String>, limit: Duration) -> std::result::Result<u8, String> {
-    let stream =
-        agent::client::connect_vsock(socket, agent::VSOCK_PORT, limit).map_err(|error| error.to_string())?;
-    let request = agent::protocol::ExecRequest {
-        argv,
-        env: Vec::new(),
-        cwd: None,
-        tty: None,
-    };
-    agent::client::exec(stream, &request)
-        .map(|status| status.code())
-        .map_err(|error| error.to_string())
-}
-
-/// Joins this process's standard input and output to the console.
-fn attach(handle: &Arc<Handle>) -> std::io::Result<()> {
-    let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
-    handle
-        .console
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .attach(theirs)?;
-    std::thread::spawn(move || {
-        let (mut from, mut buffer) = (ours, [0; 4096]);
-        while let Ok(count @ 1..) = from.read(&mut buffer) {
-            let mut out = std::io::stdout();
-            if out
-                .write_all(&buffer[..count])
-                .and_then(|()| out.flush())
-                .is_err()
-            {
-                break;
+        vm.keeps_writes = keeps_writes;
+        if vm.running_s.is_none() {
+            vm.running_s = Some(seconds);
+            for line in missing {
+                eprintln!("mirrorball: {name}: sandbox without {line}");
+            }
+            if !alone {
+                eprintln!("mirrorball: {name}: started");
             }
         }
-    });
-    let handle = Arc::clone(handle);
-    std::thread::spawn(move || {
-        let mut buffer = [0; 1024];
-        while let Ok(count @ 1..) = std::io::stdin().read(&mut buffer) {
-            let input = handle
-                .input
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
+        if let (Some(argv), false) = (vm.command.clone(), std::mem::replace(&mut vm.asked, true)) {
+            let (name, folder, sender) = (name.to_owned(), vm.folder.clone(), self.sender.clone());
+            std::thread::spawn(move || {
+                let result = command(&name, &folder, &argv, limit, alone);
+                sender.send(News::Command { name, result })
+            });
+        }
+        if self.detach && self.vms.values().all(|vm| vm.running_s.is_some()) {
+            self.lease.detach().into_diagnostic()?;
+            for name in self.vms.keys() {
+                println!("{name}");
+            }
+            return Ok(Some(ExitCode::SUCCESS));
+        }
+        Ok(None)
+    }
+
+    /// A command has ended, or could not run: so does its VM.
+    fn command_done(&mut self, name: &str, result: Result<Done>) -> Result<()> {
+        let Some(vm) = self.vms.get_mut(name) else {
+            return Ok(());
+        };
+        match result {
+            Ok(done) => vm.done = Some(done),
+            // The guest ended before its command did; its ending says more.
+            Err(_) if vm.ended.is_some() => return Ok(()),
+            Err(error) => {
+                eprintln!("{error:?}");
+                vm.done = Some(Done {
+                    status: exit::LIMIT,
+                    seconds: 0.0,
+                    last_line: String::new(),
+                });
+            }
+        }
+        let end = if vm.keeps_writes {
+            Request::Stop {
+                limit_s: POWER_OFF_LIMIT_S,
+            }
+        } else {
+            Request::Kill
+        };
+        let folder = vm.folder.clone();
+        // Its end comes as an event; a VM that has gone already has no socket.
+        std::thread::spawn(move || ask(&folder, &end, None));
+        Ok(())
+    }
+
+    fn ended(&mut self, name: &str, ending: Ending, last_lines: &[String], seconds: f64) {
+        let Some(vm) = self.vms.get_mut(name) else { return };
+        // After its command the VM is ended by us.
+        let expected = vm.done.is_some() && matches!(ending, Ending::Quit | Ending::PowerOff);
+        if let (Some(reason), false) = (ending::reason(&ending), expected) {
+            eprintln!("mirrorball: {name}: {reason}");
+            for line in last_lines {
+                eprintln!("  | {line}");
+            }
+        } else if vm.command.is_some() && vm.done.is_none() {
+            eprintln!("mirrorball: {name}: the guest powered off before its command ended");
+        }
+        (vm.ended, vm.seconds) = (Some(ending), seconds);
+    }
+
+    /// What each VM did.
+    fn table(&self) {
+        println!(
+            "{:<16} {:>9} {:>11} {:>7}  {:<10} LAST LINE",
+            "VM", "TOTAL", "COMMAND", "STATUS", "END"
+        );
+        for (name, vm) in &self.vms {
+            let (seconds, last) = vm
+                .done
                 .as_ref()
-                .map(|s| s.try_clone());
-            if let Some(Ok(mut input)) = input {
-                let _ = input.write_all(&buffer[..count]);
-            }
+                .map_or((0.0, ""), |done| (done.seconds, done.last_line.as_str()));
+            let end = match &vm.ended {
+                Some(Ending::PowerOff | Ending::Reboot) => "power off",
+                Some(Ending::Quit) if vm.done.is_some() => "done",
+                Some(Ending::Quit) => "killed",
+                Some(Ending::Panic) => "panic",
+                Some(_) => "failed",
+                None => "-",
+            };
+            println!(
+                "{name:<16} {:>7.1} s {seconds:>9.1} s {:>7}  {end:<10} {last}",
+                vm.seconds,
+                status(vm)
+            );
         }
-    });
-    Ok(())
+    }
+}
+
+/// The exit status that a VM's end amounts to.
+fn status(vm: &Followed) -> u8 {
+    match (&vm.done, &vm.ended) {
+        (Some(done), _) => done.status,
+        (None, Some(Ending::PowerOff)) if vm.command.is_some() => exit::FAILED,
+        (None, Some(ending)) => ending::status(ending),
+        (None, None) => 0,
+    }
+}
+
+/// Runs a command in a guest: with this process's terminal when it is the only VM, else with its output in lines that
+/// start with the VM's name.
+fn command(name: &str, folder: &Path, argv: &[String], limit: Duration, alone: bool) -> Result<Done, Report> {
+    let stream = guest::connect(name, folder, limit)?;
+    let start = Instant::now();
+    let request = guest::request(argv, alone && std::io::stdin().is_terminal());
+    let explain = |error| guest::explain(name, error);
+    if alone {
+        let status = agent::client::exec(stream, &request).map_err(explain)?.code();
+        return Ok(Done {
+            status,
+            seconds: start.elapsed().as_secs_f64(),
+            last_line: String::new(),
+        });
+    }
+    let (status, out, err) = agent::client::output(stream, &request, &[]).map_err(explain)?;
+    let (out, err) = (printable(&out), printable(&err));
+    out.lines().for_each(|line| println!("{name} | {line}"));
+    err.lines().for_each(|line| eprintln!("{name} | {line}"));
+    let last_line = out.lines().last().unwrap_or_default().to_owned();
+    Ok(Done {
+        status: status.code(),
+        seconds: start.elapsed().as_secs_f64(),
+        last_line,
+    })
+}
+
+/// A guest's text without what a terminal would obey.
+fn printable(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes)
+        .chars()
+        .filter(|&c| c == '\n' || c == '\t' || !c.is_control())
+        .collect()
 }

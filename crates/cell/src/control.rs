@@ -1,0 +1,136 @@
+//! A VM's control socket: one request, one answer, a line of JSON each.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::vm::Handle;
+
+/// Bytes of a line at most.
+const LINE_BYTES_MAX: u64 = 1 << 20;
+/// How long a client may take to say what it wants.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What a client asks.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "ask")]
+pub enum Request {
+    /// Press the power button; after the limit, kill. Answered when the VM has ended.
+    Stop {
+        /// Seconds the guest may take.
+        limit_s: u64,
+    },
+    /// End at once. Answered when the VM has ended.
+    Kill,
+    /// What the shard counted.
+    Status,
+    /// Set the balloon.
+    Balloon {
+        /// Bytes that the guest is to give back.
+        bytes: u64,
+    },
+}
+
+/// The answer.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "answer")]
+pub enum Answer {
+    /// Done.
+    Done,
+    /// The VM has ended; whether by itself, or by force after the limit.
+    Ended {
+        /// It had to be killed.
+        killed: bool,
+    },
+    /// What the shard counted.
+    Status {
+        /// As the shard gave it.
+        status: Value,
+    },
+    /// It can't be done.
+    Refused {
+        /// Why.
+        why: String,
+    },
+}
+
+/// Serves requests for `vm` until the process ends.
+pub fn serve(listener: UnixListener, vm: Handle) -> io::Result<()> {
+    std::thread::Builder::new()
+        .name("control".into())
+        .spawn(move || {
+            for client in listener.incoming().flatten() {
+                let vm = vm.clone();
+                // A host without threads to spare loses this client, not the VM.
+                let _ = std::thread::Builder::new().name("request".into()).spawn(move || {
+                    // A client that is gone needs no answer.
+                    let _ = one(client, &vm);
+                });
+            }
+        })?;
+    Ok(())
+}
+
+fn one(client: UnixStream, vm: &Handle) -> io::Result<()> {
+    client.set_read_timeout(Some(PATIENCE))?;
+    let mut line = String::new();
+    BufReader::new((&client).take(LINE_BYTES_MAX)).read_line(&mut line)?;
+    let answer = match serde_json::from_str(&line) {
+        Ok(request) => obey(vm, &request),
+        Err(error) => Answer::Refused {
+            why: format!("not a request: {error}"),
+        },
+    };
+    let mut text = serde_json::to_string(&answer)?;
+    text.push('\n');
+    (&client).write_all(text.as_bytes())
+}
+
+fn obey(vm: &Handle, request: &Request) -> Answer {
+    let done = match request {
+        Request::Stop { limit_s } => {
+            return Answer::Ended {
+                killed: vm.stop(Duration::from_secs(*limit_s)),
+            };
+        }
+        Request::Kill => {
+            vm.kill();
+            return Answer::Ended { killed: true };
+        }
+        Request::Status => {
+            return vm
+                .status()
+                .map_or_else(refused, |status| Answer::Status { status });
+        }
+        Request::Balloon { bytes } => vm.order(&shard::launch::Order::Balloon { bytes: *bytes }),
+    };
+    done.map_or_else(refused, |()| Answer::Done)
+}
+
+fn refused(error: io::Error) -> Answer {
+    Answer::Refused {
+        why: error.to_string(),
+    }
+}
+
+/// Asks the VM whose directory is `folder`. Waits for the answer for as long as it takes, unless `limit` says otherwise.
+pub fn ask(folder: &Path, request: &Request, limit: Option<Duration>) -> io::Result<Answer> {
+    let socket = UnixStream::connect(folder.join("control.sock"))?;
+    socket.set_read_timeout(limit)?;
+    let mut line = serde_json::to_string(request)?;
+    line.push('\n');
+    (&socket).write_all(line.as_bytes())?;
+    let mut answer = String::new();
+    BufReader::new((&socket).take(LINE_BYTES_MAX)).read_line(&mut answer)?;
+    if answer.is_empty() {
+        // The monitor ends with its last VM, and may be quicker than its answer.
+        return Ok(Answer::Ended {
+            killed: matches!(request, Request::Kill),
+        });
+    }
+    Ok(serde_json::from_str(&answer)?)
+}

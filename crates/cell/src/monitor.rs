@@ -1,0 +1,243 @@
+//! The monitor's process: a cell of its own for the VMs of one `mirrorball run`.
+//!
+//! It outlives the command that started it only when that command says so: the command holds a *lease*, one end of a
+//! socket. When the lease ends without [`LeaseOrder::Detach`] (the command was killed, its terminal went away), the VMs
+//! end. When the monitor dies, its shards do.
+
+use std::collections::HashMap;
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use config::VmSpec;
+use serde::{Deserialize, Serialize};
+use shard::launch::Ending;
+
+use crate::registry::{Entry, Record, Registry, State};
+use crate::vm::{self, Handle};
+use crate::{control, ending, open};
+
+/// Lines of the console that go with an ending.
+const LAST_LINES: usize = 8;
+
+/// What the command asks of its monitor; the first line on the lease.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Batch {
+    /// The VMs, each with its name.
+    pub vms: Vec<(String, VmSpec)>,
+}
+
+/// What the command says later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LeaseOrder {
+    /// The VMs are to outlive the command.
+    Detach,
+}
+
+/// What the monitor tells its command, a line of JSON each.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "event")]
+pub enum Event {
+    /// The VM's sockets are there.
+    Started {
+        /// The VM.
+        name: String,
+        /// Its directory.
+        folder: std::path::PathBuf,
+    },
+    /// Its vCPUs are about to run; again after each reboot.
+    Running {
+        /// The VM.
+        name: String,
+        /// What of the sandbox could not be applied.
+        sandbox_missing: Vec<String>,
+        /// Its files outlive it, so it must be ended with care.
+        keeps_writes: bool,
+    },
+    /// It did not start.
+    Failed {
+        /// The VM.
+        name: String,
+        /// One line: what, and how to mend it.
+        why: String,
+    },
+    /// It has ended.
+    Ended {
+        /// The VM.
+        name: String,
+        /// How.
+        ending: Ending,
+        /// The console's last lines.
+        last_lines: Vec<String>,
+        /// Seconds since the start.
+        seconds: f64,
+    },
+}
+
+type Lease = Arc<Mutex<UnixStream>>;
+
+/// Runs the batch that comes over `lease`; returns when every VM has ended.
+pub fn run(lease: UnixStream) -> io::Result<()> {
+    let mut lines = BufReader::new(lease.try_clone()?);
+    let mut line = String::new();
+    lines.read_line(&mut line)?;
+    let batch: Batch = serde_json::from_str(&line)?;
+    let lease = Arc::new(Mutex::new(lease));
+    let mut handles = HashMap::new();
+    let mut threads = Vec::new();
+    for (name, spec) in batch.vms {
+        let handle = Handle::default();
+        handles.insert(name.clone(), handle.clone());
+        let lease = lease.clone();
+        // The shard dies with the thread that starts it, so this one stays to the end.
+        threads.push(std::thread::Builder::new().name(name.clone()).spawn(move || {
+            if let Err(why) = one(&name, &spec, &handle, &lease) {
+                tell(&lease, &Event::Failed { name, why });
+            }
+            handle.over();
+        })?);
+    }
+    std::thread::Builder::new()
+        .name("lease".into())
+        .spawn(move || hold(lines, &handles))?;
+    for thread in threads {
+        // A thread that panicked has dropped its entry and lost its shard.
+        let _ = thread.join();
+    }
+    Ok(())
+}
+
+/// Waits for the command's word, and ends the VMs if it dies without one.
+fn hold(mut lines: BufReader<UnixStream>, handles: &HashMap<String, Handle>) {
+    let mut line = String::new();
+    let read = lines.read_line(&mut line);
+    if read.is_ok() && serde_json::from_str(&line).is_ok_and(|order: LeaseOrder| order == LeaseOrder::Detach)
+    {
+        return;
+    }
+    std::thread::scope(|scope| {
+        for handle in handles.values() {
+            scope.spawn(|| handle.kill());
+        }
+    });
+}
+
+fn tell(lease: &Lease, event: &Event) {
+    let Ok(mut line) = serde_json::to_vec(event) else {
+        return;
+    };
+    line.push(b'\n');
+    // A command that has gone needs no telling.
+    let _ = lease
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .write_all(&line);
+}
+
+/// Runs one VM; an error is one line.
+fn one(name: &str, spec: &VmSpec, handle: &Handle, lease: &Lease) -> Result<(), String> {
+    let start = Instant::now();
+    let line = |error: &dyn std::error::Error| chain(error);
+    let registry = Registry::open().map_err(|error| format!("the directory of running VMs: {error}"))?;
+    let entry = registry.claim(name).map_err(|error| line(&error))?;
+    let cid = registry.next_cid().map_err(|error| line(&error))?;
+    let mut record = record(name, spec, cid);
+    entry.write(&record).map_err(|error| line(&error))?;
+    let opened = open::open(spec, name, entry.folder(), cid).map_err(|error| line(&error))?;
+    serve(&entry, handle).map_err(|error| format!("the VM's sockets: {error}"))?;
+    tell(
+        lease,
+        &Event::Started {
+            name: name.to_owned(),
+            folder: entry.folder().to_owned(),
+        },
+    );
+    let keeps_writes = opened.keeps_writes;
+    let booted = |booted: vm::Booted<'_>| {
+        record.state = State::Running;
+        record.shard_pid = Some(booted.pid);
+        record.boots += 1;
+        record.sandbox_missing = booted.sandbox_missing.to_vec();
+        // The record is for people; a VM runs without one.
+        let _ = entry.write(&record);
+        let sandbox_missing = record.sandbox_missing.clone();
+        tell(
+            lease,
+            &Event::Running {
+                name: name.to_owned(),
+                sandbox_missing,
+                keeps_writes,
+            },
+        );
+    };
+    let ending = vm::run(opened, name, entry.folder(), handle, booted).map_err(|error| line(&error))?;
+    let last_lines = if ending::reason(&ending).is_some() {
+        handle.console().last_lines(LAST_LINES)
+    } else {
+        Vec::new()
+    };
+    // Nothing of the VM is left when its end is told.
+    drop(entry);
+    let seconds = start.elapsed().as_secs_f64();
+    tell(
+        lease,
+        &Event::Ended {
+            name: name.to_owned(),
+            ending,
+            last_lines,
+            seconds,
+        },
+    );
+    Ok(())
+}
+
+fn record(name: &str, spec: &VmSpec, cid: u32) -> Record {
+    let started = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or(Duration::ZERO);
+    Record {
+        name: name.to_owned(),
+        state: State::Starting,
+        monitor_pid: std::process::id(),
+        shard_pid: None,
+        started_unix_s: started.as_secs(),
+        boots: 0,
+        cid,
+        sandbox_missing: Vec::new(),
+        spec: spec.clone(),
+    }
+}
+
+/// Opens the VM's sockets: console and control.
+fn serve(entry: &Entry, handle: &Handle) -> io::Result<()> {
+    handle
+        .console()
+        .serve(bind(&entry.folder().join("console.sock"))?)?;
+    control::serve(bind(&entry.folder().join("control.sock"))?, handle.clone())
+}
+
+/// Listens on a socket that only this user may connect to.
+pub fn bind(path: &Path) -> io::Result<UnixListener> {
+    let listener = UnixListener::bind(path)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+/// An error with its causes in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text.push_str(": ");
+            text.push_str(&more);
+        }
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,70 @@
+//! This terminal joined to a VM's console.
+
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use agent::client::RawMode;
+use cell::console::ATTACH;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+/// Ctrl-].
+const DETACH: u8 = 0x1d;
+
+/// Why the terminal left the console.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Left {
+    /// The person pressed Ctrl-].
+    Detached,
+    /// The VM ended.
+    Ended,
+}
+
+/// Joins standard input and output to the console of the VM whose directory is `folder`. On a terminal, keys go to the
+/// guest as they are, but for Ctrl-].
+pub fn attach(folder: &Path) -> io::Result<Left> {
+    let mut console = UnixStream::connect(folder.join("console.sock"))?;
+    console.write_all(&[ATTACH])?;
+    let terminal = RawMode::enter()?;
+    let (mut input, mut output) = (io::stdin().lock(), io::stdout().lock());
+    let mut open = true;
+    let mut buffer = [0; 4096];
+    loop {
+        let mut files = vec![PollFd::new(console.as_fd(), PollFlags::POLLIN)];
+        let stdin = io::stdin();
+        if open {
+            files.push(PollFd::new(stdin.as_fd(), PollFlags::POLLIN));
+        }
+        match poll(&mut files, PollTimeout::NONE) {
+            Ok(_) => {}
+            Err(nix::Error::EINTR) => continue,
+            Err(error) => return Err(error.into()),
+        }
+        let typed = files.get(1).is_some_and(|file| file.any().unwrap_or(false));
+        if files[0].any().unwrap_or(false) {
+            match console.read(&mut buffer) {
+                Ok(0) | Err(_) => return Ok(Left::Ended),
+                Ok(count) => {
+                    output.write_all(&buffer[..count])?;
+                    output.flush()?;
+                }
+            }
+        }
+        if typed {
+            let count = input.read(&mut buffer)?;
+            let bytes = &buffer[..count];
+            let end = if terminal.is_some() {
+                bytes.iter().position(|&byte| byte == DETACH)
+            } else {
+                None
+            };
+            // The end of the console shows at the next read of it.
+            let _ = console.write_all(&bytes[..end.unwrap_or(count)]);
+            if end.is_some() {
+                return Ok(Left::Detached);
+            }
+            open = count > 0;
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! `console`, `logs`, `exec`, `stop`, `kill`, `balloon`: commands for one running VM.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use cell::console::{FOLLOW, LOG};
+use cell::control::{Answer, Request, ask};
+use miette::{IntoDiagnostic, Result, miette};
+
+use super::place::{Found, find};
+use crate::attach::{Left, attach};
+use crate::{exit, guest};
+
+/// How long a VM may take to obey an order that takes no time.
+const ORDER_LIMIT: Duration = Duration::from_secs(10);
+
+macro_rules! here {
+    ($name:expr) => {
+        match find($name)? {
+            Found::Here(folder) => folder,
+            Found::Lab(code) => return Ok(code),
+        }
+    };
+}
+
+/// Attaches this terminal to a VM's console.
+pub fn console(name: &str) -> Result<ExitCode> {
+    let folder = here!(name);
+    eprintln!("mirrorball: console of {name}; Ctrl-] leaves it");
+    match attach(&folder).map_err(|error| miette!("{name}: its console: {error}"))? {
+        Left::Detached => eprintln!("\r\nmirrorball: left {name} running"),
+        Left::Ended => eprintln!("\r\nmirrorball: {name} has ended"),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints what a VM's console said.
+pub fn logs(name: &str, follow: bool) -> Result<ExitCode> {
+    let folder = here!(name);
+    let mut console = UnixStream::connect(folder.join("console.sock")).into_diagnostic()?;
+    console
+        .write_all(&[if follow { FOLLOW } else { LOG }])
+        .into_diagnostic()?;
+    let mut output = std::io::stdout().lock();
+    let mut buffer = [0; 16 << 10];
+    while let count @ 1.. = console.read(&mut buffer).into_diagnostic()? {
+        output
+            .write_all(&buffer[..count])
+            .and_then(|()| output.flush())
+            .into_diagnostic()?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Runs a program in a VM.
+pub fn exec(name: &str, no_tty: bool, argv: &[String]) -> Result<ExitCode> {
+    let folder = here!(name);
+    let agent = guest::connect(name, &folder, guest::ANSWER_LIMIT)?;
+    let status = agent::client::exec(agent, &guest::request(argv, !no_tty))
+        .map_err(|error| guest::explain(name, error))?;
+    Ok(ExitCode::from(status.code()))
+}
+
+/// Presses the power button; kills the VM when it does not end in time.
+pub fn stop(name: &str, limit: u64) -> Result<ExitCode> {
+    let folder = here!(name);
+    match ask(&folder, &Request::Stop { limit_s: limit }, None).into_diagnostic()? {
+        Answer::Ended { killed: true } => {
+            eprintln!("mirrorball: {name} did not power off within {limit} s and was killed");
+            Ok(ExitCode::from(exit::LIMIT))
+        }
+        answer => done(name, answer),
+    }
+}
+
+/// Ends a VM at once.
+pub fn kill(name: &str) -> Result<ExitCode> {
+    let folder = here!(name);
+    done(name, ask(&folder, &Request::Kill, None).into_diagnostic()?)
+}
+
+/// Sets a VM's balloon.
+pub fn balloon(name: &str, bytes: u64) -> Result<ExitCode> {
+    let folder = here!(name);
+    done(
+        name,
+        ask(&folder, &Request::Balloon { bytes }, Some(ORDER_LIMIT)).into_diagnostic()?,
+    )
+}
+
+fn done(name: &str, answer: Answer) -> Result<ExitCode> {
+    match answer {
+        Answer::Refused { why } => Err(miette!("{name}: {why}")),
+        _ => Ok(ExitCode::SUCCESS),
+    }
+}

@@ -1,0 +1,113 @@
+//! `mirrorball cp`: files into a VM and out of it.
+
+use std::fs::File;
+use std::path::Path;
+use std::process::ExitCode;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use miette::{Result, miette};
+
+use super::place::{Found, find};
+use crate::guest;
+
+/// Copies `source` to `target`; one of them is `VM:PATH`.
+pub fn cp(source: &str, target: &str) -> Result<ExitCode> {
+    match (split(source), split(target)) {
+        (None, Some((vm, path))) => put(vm, Path::new(source), path),
+        (Some((vm, path)), None) => get(vm, path, Path::new(target)),
+        _ => Err(miette!(
+            help = "for example `mirrorball cp notes.txt web:/root/` or `mirrorball cp web:/etc/hostname .`",
+            "one of source and target must be in a VM, as VM:PATH"
+        )),
+    }
+}
+
+/// `VM:PATH`; a name with a slash before the colon is a file of this machine.
+fn split(text: &str) -> Option<(&str, &str)> {
+    text.split_once(':')
+        .filter(|(vm, path)| !vm.is_empty() && !vm.contains('/') && !path.is_empty())
+}
+
+fn put(vm: &str, source: &Path, path: &str) -> Result<ExitCode> {
+    let folder = match find(vm)? {
+        Found::Here(folder) => folder,
+        Found::Lab(code) => return Ok(code),
+    };
+    let failed = |error| {
+        miette!(
+            help = "name a file that this user may read",
+            "{}: {error}",
+            source.display()
+        )
+    };
+    let mut file = File::open(source).map_err(failed)?;
+    let facts = file.metadata().map_err(failed)?;
+    if !facts.is_file() {
+        return Err(miette!(
+            help = "copy a directory as a tar file",
+            "{}: not a file",
+            source.display()
+        ));
+    }
+    let name = source
+        .file_name()
+        .map(|name| name.to_string_lossy().into_owned())
+        .unwrap_or_default();
+    let bar = bar(facts.len());
+    let agent = guest::connect(vm, &folder, guest::ANSWER_LIMIT)?;
+    agent::client::put(agent, &mut file, &name, path, &mut |bytes| {
+        bar.set_position(bytes)
+    })
+    .map_err(|error| guest::explain(vm, error))?;
+    bar.finish_and_clear();
+    Ok(ExitCode::SUCCESS)
+}
+
+fn get(vm: &str, path: &str, target: &Path) -> Result<ExitCode> {
+    let folder = match find(vm)? {
+        Found::Here(folder) => folder,
+        Found::Lab(code) => return Ok(code),
+    };
+    let target = if target.is_dir() {
+        target.join(Path::new(path).file_name().unwrap_or_default())
+    } else {
+        target.to_owned()
+    };
+    let agent = guest::connect(vm, &folder, guest::ANSWER_LIMIT)?;
+    // Under another name until it is whole.
+    let part = target.with_file_name(format!(
+        ".{}.part",
+        target.file_name().unwrap_or_default().to_string_lossy()
+    ));
+    let failed = |error| {
+        miette!(
+            help = "name a place that this user may write",
+            "{}: {error}",
+            target.display()
+        )
+    };
+    let mut file = File::create(&part).map_err(failed)?;
+    let bar = bar(0);
+    let copied = agent::client::get(agent, path, &mut file, &mut |bytes| bar.set_position(bytes));
+    bar.finish_and_clear();
+    if let Err(error) = copied {
+        // The copy failed; its remains are of no use.
+        let _ = std::fs::remove_file(&part);
+        return Err(guest::explain(vm, error));
+    }
+    std::fs::rename(&part, &target).map_err(failed)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn bar(bytes: u64) -> ProgressBar {
+    let style = ProgressStyle::with_template("{bytes}/{total_bytes} {bar:40} {bytes_per_sec}");
+    let bar = if bytes > 0 {
+        ProgressBar::new(bytes)
+    } else {
+        ProgressBar::new_spinner()
+    };
+    if let (true, Ok(style)) = (bytes > 0, style) {
+        bar.set_style(style);
+    }
+    bar
+}

@@ -1,0 +1,159 @@
+//! The flags of `mirrorball run`, and the VM they describe.
+
+use std::path::PathBuf;
+
+use config::vm::{DiskMode, DiskSpec, KernelSpec, NetKind, NetSpec};
+use config::{ConfigError, Size, VmSpec};
+use miette::{Result, miette};
+
+use super::place::LabChoice;
+
+/// What `run` takes.
+#[derive(Debug, clap::Args)]
+pub struct RunArgs {
+    /// VM files
+    pub files: Vec<PathBuf>,
+    /// An image of the image store
+    #[arg(long)]
+    pub image: Option<String>,
+    /// Kernel file: bzImage or ELF
+    #[arg(long)]
+    pub kernel: Option<PathBuf>,
+    /// Initramfs
+    #[arg(long, requires = "kernel")]
+    pub initrd: Option<PathBuf>,
+    /// Appended to the kernel's command line
+    #[arg(long, requires = "kernel")]
+    pub cmdline: Option<String>,
+    /// vCPUs
+    #[arg(long, default_value_t = 1)]
+    pub cpus: u8,
+    /// Guest memory
+    #[arg(long, default_value = "512M")]
+    pub memory: Size,
+    /// A disk: PATH[:private|exclusive][:persistent]
+    #[arg(long)]
+    pub disk: Vec<String>,
+    /// user[,forward=HOST:GUEST], tap=NAME or none
+    #[arg(long)]
+    pub net: Vec<String>,
+    /// The VM's name
+    #[arg(long)]
+    pub name: Option<String>,
+    /// auto, require or off
+    #[arg(long, default_value = "auto")]
+    pub sandbox: String,
+    /// 4K, thp, 2M or 1G
+    #[arg(long, default_value = "4K")]
+    pub pages: String,
+    /// How long a guest may take until its agent answers, in seconds
+    #[arg(long, default_value_t = 120)]
+    pub boot_limit: u64,
+    /// Whether to run in the lab
+    #[arg(long, value_enum, default_value = "auto")]
+    pub lab: LabChoice,
+    /// Start this many, named NAME-0, NAME-1 and so on
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub count: Option<u16>,
+    /// Return when the VMs run, and leave them running
+    #[arg(long, short)]
+    pub detach: bool,
+    /// Run this in the guest, then end the VM
+    #[arg(last = true)]
+    pub command: Vec<String>,
+}
+
+fn word<T: serde::de::DeserializeOwned>(flag: &str, text: &str) -> Result<T> {
+    serde_json::from_value(serde_json::Value::String(text.to_owned()))
+        .map_err(|error| miette!("--{flag} {text}: {error}"))
+}
+
+fn disk(text: &str) -> DiskSpec {
+    let (mut path, mut mode, mut persistent) = (text, DiskMode::Private, false);
+    loop {
+        if let Some(rest) = path.strip_suffix(":persistent") {
+            (path, persistent) = (rest, true);
+        } else if let Some(rest) = path.strip_suffix(":exclusive") {
+            (path, mode) = (rest, DiskMode::Exclusive);
+        } else if let Some(rest) = path.strip_suffix(":private") {
+            (path, mode) = (rest, DiskMode::Private);
+        } else {
+            break;
+        }
+    }
+    DiskSpec {
+        path: path.into(),
+        format: None,
+        mode,
+        persistent,
+        read_only: false,
+        device: Default::default(),
+        queues: None,
+    }
+}
+
+fn net(text: &str) -> Result<Option<NetSpec>> {
+    let mut card = NetSpec {
+        kind: NetKind::User,
+        tap: None,
+        forward: Vec::new(),
+        mac: None,
+        queues: None,
+    };
+    let mut parts = text.split(',');
+    match parts.next() {
+        Some("none") => return Ok(None),
+        Some("user") => {}
+        Some(other) => match other.strip_prefix("tap=") {
+            Some(tap) => (card.kind, card.tap) = (NetKind::Tap, Some(tap.to_owned())),
+            None => {
+                return Err(miette!(
+                    "--net {text}: use user[,forward=HOST:GUEST], tap=NAME or none"
+                ));
+            }
+        },
+        None => {}
+    }
+    for part in parts {
+        match part.split_once('=') {
+            Some(("forward", ports)) => card.forward.push(ports.to_owned()),
+            Some(("mac", mac)) => card.mac = Some(mac.to_owned()),
+            _ => {
+                return Err(miette!(
+                    "--net {text}: {part:?} is not an option; use forward= or mac="
+                ));
+            }
+        }
+    }
+    Ok(Some(card))
+}
+
+/// The VM that the flags describe.
+pub fn spec(args: &RunArgs) -> Result<VmSpec> {
+    let mut cards = Vec::new();
+    for text in &args.net {
+        cards.extend(net(text)?);
+    }
+    let spec = VmSpec {
+        name: args.name.clone(),
+        image: args.image.clone(),
+        cpus: args.cpus,
+        memory: args.memory,
+        kernel: args.kernel.clone().map(|path| KernelSpec {
+            path,
+            initrd: args.initrd.clone(),
+            cmdline: args.cmdline.clone().unwrap_or_default(),
+        }),
+        root: Default::default(),
+        disks: args.disk.iter().map(|text| disk(text)).collect(),
+        nets: (!args.net.is_empty()).then_some(cards),
+        nodes: Vec::new(),
+        pages: word("pages", &args.pages)?,
+        prefault: false,
+        balloon: true,
+        command: (!args.command.is_empty()).then(|| args.command.clone()),
+        sandbox: word("sandbox", &args.sandbox)?,
+    };
+    config::check(&spec).map_err(|fault| ConfigError::from_flags(&fault))?;
+    Ok(spec)
+}

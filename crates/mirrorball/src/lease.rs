@@ -1,0 +1,61 @@
+//! The lease on a monitor: starts it, hears its events, and ends its VMs by being dropped.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+use cell::monitor::{Batch, Event, LeaseOrder};
+
+/// A monitor that works for this command.
+pub struct Lease {
+    socket: UnixStream,
+}
+
+impl Lease {
+    /// Starts the monitor of `batch`, in a session of its own: the terminal's signals are not for it.
+    pub fn start(batch: &Batch) -> std::io::Result<Self> {
+        let (socket, theirs) = UnixStream::pair()?;
+        let mut command = Command::new("/proc/self/exe");
+        command
+            .arg0("mirrorball")
+            .arg("monitor")
+            .stdin(Stdio::from(OwnedFd::from(theirs)));
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        // SAFETY: setsid is async-signal-safe and touches no memory.
+        unsafe {
+            command.pre_exec(|| {
+                nix::unistd::setsid()?;
+                Ok(())
+            })
+        };
+        // Not waited for: it outlives this command when detached, and this command is short-lived otherwise.
+        command.spawn()?;
+        let mut line = serde_json::to_vec(batch)?;
+        line.push(b'\n');
+        (&socket).write_all(&line)?;
+        Ok(Self { socket })
+    }
+
+    /// The monitor's events until it ends.
+    pub fn events(&self) -> std::io::Result<impl Iterator<Item = Event> + use<>> {
+        let lines = BufReader::new(self.socket.try_clone()?).lines();
+        Ok(lines
+            .map_while(Result::ok)
+            .filter_map(|line| serde_json::from_str(&line).ok()))
+    }
+
+    /// Lets the VMs outlive this command.
+    pub fn detach(&self) -> std::io::Result<()> {
+        let mut line = serde_json::to_vec(&LeaseOrder::Detach)?;
+        line.push(b'\n');
+        (&self.socket).write_all(&line)
+    }
+
+    /// Ends the VMs; the events go on until they have ended.
+    pub fn end(&self) {
+        // A monitor that is gone has no VMs.
+        let _ = self.socket.shutdown(std::net::Shutdown::Write);
+    }
+}
