@@ -5,8 +5,10 @@ use std::sync::Arc;
 use shard::memory::GuestRam;
 use shard::virtio::{Activation, ActiveQueue, DeviceError, Interrupt};
 use virtio_queue::{Queue, QueueT};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use crate::file::sparse_file;
 
 /// Bytes of the guest's memory.
 pub const MEMORY_BYTES: u64 = 1 << 20;
@@ -49,8 +51,10 @@ impl Interrupt for Deaf {
 impl Guest {
     /// Zeroed memory, and `queues` empty queues.
     pub fn new(queues: usize) -> Self {
-        let ranges = [(GuestAddress(0), MEMORY_BYTES as usize)];
-        let memory = Arc::new(GuestMemoryMmap::from_ranges(&ranges).expect("guest memory"));
+        // A file, as a VM's memory is.
+        let file = FileOffset::new(sparse_file(MEMORY_BYTES), 0);
+        let ranges = [(GuestAddress(0), MEMORY_BYTES as usize, Some(file))];
+        let memory = Arc::new(GuestMemoryMmap::from_ranges_with_files(ranges).expect("guest memory"));
         let notify = (0..queues)
             .map(|_| EventFd::new(EFD_NONBLOCK).expect("an event file"))
             .collect();

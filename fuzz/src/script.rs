@@ -20,6 +20,23 @@ pub trait Subject {
     fn host(&mut self, u: &mut Unstructured) -> Result<()>;
 }
 
+/// A device whose requests are small numbers, and that has no other side.
+pub struct Words;
+
+impl Subject for Words {
+    fn request(&mut self, u: &mut Unstructured) -> Result<Vec<u8>> {
+        let count = u.arbitrary::<u8>()? % 20;
+        let word = u32::from(u.arbitrary::<u16>()? % 512);
+        Ok((0..u32::from(count))
+            .flat_map(|place| (word + place).to_le_bytes())
+            .collect())
+    }
+
+    fn host(&mut self, _: &mut Unstructured) -> Result<()> {
+        Ok(())
+    }
+}
+
 /// Runs a script against `device` until its bytes end; then resets it.
 pub fn run(device: &mut Bare, guest: &mut Guest, subject: &mut impl Subject, u: &mut Unstructured) {
     // The one error is that the bytes have ended.

@@ -2,6 +2,7 @@
 //!
 //! Compiled under `cfg(fuzzing)` only, which `cargo fuzz` sets.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use diskstore::disk::Store;
 
 use crate::virtio::worker::{Event, Handler, Sources};
-use crate::virtio::{Activation, DeviceError, block, net, vsock};
+use crate::virtio::{Activation, DeviceError, balloon, block, net, pmem, rng, vsock};
 
 /// A device's handler, driven by hand as [`crate::virtio::worker::Worker`] would.
 pub struct Bare {
@@ -42,6 +43,21 @@ impl Bare {
     /// A socket device.
     pub fn vsock(cid: u64, listener: UnixListener, ports: PathBuf) -> io::Result<Self> {
         Self::new(vsock::bare(cid, listener, ports)?)
+    }
+
+    /// An entropy source.
+    pub fn rng() -> io::Result<Self> {
+        Self::new(rng::bare())
+    }
+
+    /// The balloon of a guest with `ram_bytes` of memory.
+    pub fn balloon(ram_bytes: u64) -> io::Result<Self> {
+        Self::new(balloon::bare(ram_bytes)?)
+    }
+
+    /// Persistent memory that syncs `file`.
+    pub fn pmem(file: File) -> io::Result<Self> {
+        Self::new(pmem::bare(file))
     }
 
     /// The driver is ready.

@@ -31,14 +31,7 @@ pub struct Balloon {
 impl Balloon {
     /// Starts the device's thread for a guest with `ram_bytes` of memory.
     pub fn new(threads: &Threads, ram_bytes: u64) -> io::Result<Self> {
-        let state = Arc::new(State {
-            target_pages: AtomicU32::new(0),
-            actual_pages: AtomicU32::new(0),
-            pages_max: u32::try_from(ram_bytes / PAGE_BYTES).unwrap_or(u32::MAX),
-            statistics: Mutex::default(),
-            interrupt: Mutex::new(None),
-            refresh: EventFd::new(EFD_NONBLOCK)?,
-        });
+        let state = new_state(ram_bytes)?;
         let metrics = Arc::new(BalloonMetrics::default());
         let handler = BalloonHandler::new(state.clone(), metrics.clone());
         let worker = Worker::spawn(threads, ThreadKind::Balloon, "balloon", handler)?;
@@ -61,6 +54,23 @@ impl Balloon {
             .lock()
             .unwrap_or_else(PoisonError::into_inner) = interrupt;
     }
+}
+
+fn new_state(ram_bytes: u64) -> io::Result<Arc<State>> {
+    Ok(Arc::new(State {
+        target_pages: AtomicU32::new(0),
+        actual_pages: AtomicU32::new(0),
+        pages_max: u32::try_from(ram_bytes / PAGE_BYTES).unwrap_or(u32::MAX),
+        statistics: Mutex::default(),
+        interrupt: Mutex::new(None),
+        refresh: EventFd::new(EFD_NONBLOCK)?,
+    }))
+}
+
+/// The handler without its thread, for [`crate::fuzzing`].
+#[cfg(fuzzing)]
+pub(crate) fn bare(ram_bytes: u64) -> io::Result<impl crate::virtio::worker::Handler> {
+    Ok(BalloonHandler::new(new_state(ram_bytes)?, Arc::default()))
 }
 
 impl VirtioDevice for Balloon {

@@ -14,5 +14,7 @@ mod syscalls;
 mod tests;
 
 pub use device::Balloon;
+#[cfg(fuzzing)]
+pub(crate) use device::bare;
 pub use state::BalloonHandle;
 pub use syscalls::SYSCALLS;

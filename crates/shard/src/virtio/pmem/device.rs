@@ -43,6 +43,12 @@ impl Pmem {
     }
 }
 
+/// The handler without its thread, for [`crate::fuzzing`].
+#[cfg(fuzzing)]
+pub(crate) fn bare(file: File) -> impl crate::virtio::worker::Handler {
+    PmemHandler::new(Some(file), Arc::default())
+}
+
 impl VirtioDevice for Pmem {
     fn id(&self) -> VirtioId {
         VirtioId::Pmem

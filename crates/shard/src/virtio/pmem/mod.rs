@@ -13,5 +13,7 @@ mod syscalls;
 mod tests;
 
 pub use device::Pmem;
+#[cfg(fuzzing)]
+pub(crate) use device::bare;
 pub use mapping::{PmemRegion, region_bytes};
 pub use syscalls::SYSCALLS;

@@ -28,6 +28,12 @@ impl Rng {
     }
 }
 
+/// The handler without its thread, for [`crate::fuzzing`].
+#[cfg(fuzzing)]
+pub(crate) fn bare() -> impl crate::virtio::worker::Handler {
+    RngHandler::new(Arc::default())
+}
+
 impl VirtioDevice for Rng {
     fn id(&self) -> VirtioId {
         VirtioId::Rng

@@ -8,4 +8,6 @@ mod syscalls;
 mod tests;
 
 pub use device::Rng;
+#[cfg(fuzzing)]
+pub(crate) use device::bare;
 pub use syscalls::SYSCALLS;
