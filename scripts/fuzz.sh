@@ -12,6 +12,8 @@ tools=${XDG_CACHE_HOME:-$HOME/.cache}/mirrorball/tools
 version=0.13.2
 export RUSTC_BOOTSTRAP=1
 # What libFuzzer takes for a hang and for too much memory; inputs grow at once.
+# The sanitizer keeps freed memory for a while, by default half of that limit.
+export ASAN_OPTIONS=quarantine_size_mb=16:detect_odr_violation=0
 limits=(-len_control=0 -timeout=5 -rss_limit_mb=512 -malloc_limit_mb=64)
 
 if [ "$("$tools/bin/cargo-fuzz" fuzz --version 2>/dev/null)" != "cargo-fuzz $version" ]; then
