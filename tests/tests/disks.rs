@@ -267,7 +267,7 @@ fn flushes_last(name: &str, pull: impl FnOnce(&Vm) -> Vec<u32>) {
         let numbers = said
             .lines()
             .filter_map(|line| line.strip_prefix("flushed ")?.parse::<u64>().ok());
-        numbers.last().expect("at least 30")
+        numbers.max().expect("at least 30")
     });
     vm.wait_ended(Duration::from_secs(10));
 
