@@ -117,9 +117,21 @@ fn main() -> ExitCode {
     match obey(Cli::parse().command) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("{error:?}");
+            complain(&error);
             ExitCode::from(exit::FAILED)
         }
+    }
+}
+
+/// Prints an error: with the text it points into if it has one, else in one line with its mend.
+pub fn complain(error: &miette::Report) {
+    if error.source_code().is_some() {
+        eprintln!("{error:?}");
+        return;
+    }
+    match error.help() {
+        Some(mend) => eprintln!("mirrorball: {error}; {mend}"),
+        None => eprintln!("mirrorball: {error}"),
     }
 }
 

@@ -23,6 +23,9 @@ use crate::{exit, guest};
 /// How long a guest whose disks keep its writes may take to power off after its command.
 const POWER_OFF_LIMIT_S: u64 = 60;
 
+/// How long a guest whose agent broke off may take to end by itself, and so to say why.
+const TROUBLE_GRACE: Duration = Duration::from_secs(5);
+
 /// What happens to the VMs.
 enum News {
     /// The monitor says so.
@@ -51,6 +54,8 @@ struct Followed {
     running_s: Option<f64>,
     keeps_writes: bool,
     done: Option<Done>,
+    /// Why its command did not come to an end.
+    trouble: Option<Report>,
     ended: Option<Ending>,
     seconds: f64,
 }
@@ -161,7 +166,7 @@ impl Follower {
                 News::MonitorGone => {
                     return Err(miette!("the monitor of the VMs died; their shards died with it"));
                 }
-                News::Command { name, result } => self.command_done(&name, result)?,
+                News::Command { name, result } => self.command_done(&name, result),
                 News::Console(left) => match left.into_diagnostic()? {
                     Left::Ended => {}
                     Left::Detached => {
@@ -255,23 +260,18 @@ impl Follower {
     }
 
     /// A command has ended, or could not run: so does its VM.
-    fn command_done(&mut self, name: &str, result: Result<Done>) -> Result<()> {
-        let Some(vm) = self.vms.get_mut(name) else {
-            return Ok(());
-        };
-        match result {
-            Ok(done) => vm.done = Some(done),
-            // The guest ended before its command did; its ending says more.
-            Err(_) if vm.ended.is_some() => return Ok(()),
-            Err(error) => {
-                eprintln!("{error:?}");
-                vm.done = Some(Done {
-                    status: exit::LIMIT,
-                    seconds: 0.0,
-                    last_line: String::new(),
-                });
+    fn command_done(&mut self, name: &str, result: Result<Done>) {
+        let Some(vm) = self.vms.get_mut(name) else { return };
+        let grace = match result {
+            Ok(done) => {
+                vm.done = Some(done);
+                Duration::ZERO
             }
-        }
+            Err(error) => {
+                vm.trouble = Some(error);
+                TROUBLE_GRACE
+            }
+        };
         let end = if vm.keeps_writes {
             Request::Stop {
                 limit_s: POWER_OFF_LIMIT_S,
@@ -281,19 +281,24 @@ impl Follower {
         };
         let folder = vm.folder.clone();
         // Its end comes as an event; a VM that has gone already has no socket.
-        std::thread::spawn(move || ask(&folder, &end, None));
-        Ok(())
+        std::thread::spawn(move || {
+            std::thread::sleep(grace);
+            ask(&folder, &end, None)
+        });
     }
 
     fn ended(&mut self, name: &str, ending: Ending, last_lines: &[String], seconds: f64) {
         let Some(vm) = self.vms.get_mut(name) else { return };
-        // After its command the VM is ended by us.
-        let expected = vm.done.is_some() && matches!(ending, Ending::Quit | Ending::PowerOff);
+        // After its command, or without hope for it, the VM is ended by us.
+        let expected =
+            (vm.done.is_some() || vm.trouble.is_some()) && matches!(ending, Ending::Quit | Ending::PowerOff);
         if let (Some(reason), false) = (ending::reason(&ending), expected) {
             eprintln!("mirrorball: {name}: {reason}");
             for line in last_lines {
                 eprintln!("  | {line}");
             }
+        } else if let Some(trouble) = &vm.trouble {
+            crate::complain(trouble);
         } else if vm.command.is_some() && vm.done.is_none() {
             eprintln!("mirrorball: {name}: the guest powered off before its command ended");
         }
@@ -332,6 +337,7 @@ impl Follower {
 fn status(vm: &Followed) -> u8 {
     match (&vm.done, &vm.ended) {
         (Some(done), _) => done.status,
+        (None, Some(Ending::Quit)) if vm.trouble.is_some() => exit::LIMIT,
         (None, Some(Ending::PowerOff)) if vm.command.is_some() => exit::FAILED,
         (None, Some(ending)) => ending::status(ending),
         (None, None) => 0,
