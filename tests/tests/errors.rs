@@ -51,6 +51,35 @@ fn one_line(output: &Output) {
     );
 }
 
+#[test]
+fn files_that_are_not_there_or_not_readable() {
+    refused(
+        &VmFile::new("nodisk").disk("/no/such/disk".as_ref(), ""),
+        &["/no/such/disk"],
+    );
+    refused(
+        &VmFile::of("noimage", "no-such-image"),
+        &["no-such-image", "image"],
+    );
+    let scratch = Scratch::new("files");
+    let folder = scratch.path().to_path_buf();
+    refused(
+        &VmFile::new("folder").disk(&folder, ""),
+        &[folder.to_str().expect("ASCII"), "directory"],
+    );
+    let empty = scratch.write("empty", b"");
+    refused(
+        &VmFile::new("empty").disk(&empty, ""),
+        &[empty.to_str().expect("ASCII")],
+    );
+    let missing = mirrorball(["run", "/no/such/file.toml"])
+        .limit(AT_ONCE)
+        .run()
+        .expect(1);
+    says(&missing, &["/no/such/file.toml"]);
+    one_line(&missing);
+}
+
 /// Another user than root, who may do everything.
 fn nobody(scratch: &Scratch, arguments: &[&OsStr]) -> Output {
     assert!(
