@@ -3,12 +3,23 @@
 //! Unknown keys are errors. An error shows the file, the place and the mend.
 
 use std::collections::HashSet;
-use std::path::Path;
 
-use miette::{Diagnostic, NamedSource, SourceSpan};
 use serde::{Deserialize, Serialize};
 
+use crate::error::ConfigError;
+use crate::validate::{Fault, fault};
 use crate::vm::Size;
+
+/// Host processes that one machine can carry.
+const HOSTS_MAX: usize = 64;
+const LINKS_MAX: usize = 100;
+/// What QEMU's machine gives to one host.
+const CPUS_MAX: u16 = 255;
+const NODES_MAX: usize = 64;
+/// Below it Linux does not come up with the lab's modules.
+const HOST_MEMORY_MIN_BYTES: u64 = 256 << 20;
+const NODE_MEMORY_MIN_BYTES: u64 = 64 << 20;
+const SHARED_MIN_BYTES: u64 = 1 << 20;
 
 /// A lab.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -71,23 +82,6 @@ pub struct SharedSpec {
     pub hosts: Vec<String>,
 }
 
-/// What is wrong with a lab file.
-#[derive(Debug, thiserror::Error, Diagnostic)]
-#[error("{message}")]
-pub struct LabFileError {
-    /// What.
-    pub message: String,
-    /// The file.
-    #[source_code]
-    pub source_code: NamedSource<String>,
-    /// Where.
-    #[label("here")]
-    pub place: Option<SourceSpan>,
-    /// How to mend it.
-    #[help]
-    pub mend: String,
-}
-
 impl LabSpec {
     /// One host with everything chosen.
     pub fn one_host() -> Self {
@@ -104,119 +98,127 @@ impl LabSpec {
         }
     }
 
-    /// Reads and checks a lab file's text; `name` is shown in errors.
-    pub fn parse(name: &Path, text: &str) -> Result<Self, Box<LabFileError>> {
-        let fail = |message: String, place: Option<std::ops::Range<usize>>, mend: &str| {
-            Box::new(LabFileError {
-                message,
-                source_code: NamedSource::new(name.display().to_string(), text.to_string()),
-                place: place.map(Into::into),
-                mend: mend.to_string(),
-            })
-        };
-        let spec: Self = toml::from_str(text).map_err(|error| {
-            fail(
-                error.message().to_string(),
-                error.span(),
-                "a lab file has limit_s, hosts (name, cpus, memory, nodes), links (hosts) and shared (size, hosts)",
-            )
-        })?;
-        spec.check().map_err(|(message, word, mend)| {
-            let place = text
-                .find(&format!("\"{word}\""))
-                .map(|start| start..start + word.len() + 2);
-            fail(message, place, mend)
-        })?;
+    /// Reads and checks a lab file's text; `source_name` is shown in errors. Never panics, whatever `text` is.
+    pub fn parse(source_name: &str, text: &str) -> Result<Self, ConfigError> {
+        let spec: Self =
+            toml::from_str(text).map_err(|error| ConfigError::from_toml(source_name, text, &error))?;
+        spec.check()
+            .map_err(|fault| ConfigError::from_fault(source_name, text, &fault))?;
         Ok(spec)
     }
 
-    /// What is wrong, the word to point at, and the mend.
-    fn check(&self) -> Result<(), (String, String, &'static str)> {
-        if self.hosts.is_empty() {
-            return Err((
-                "a lab needs at least one host".into(),
-                String::new(),
-                "add a [[hosts]] table with a name",
+    fn check(&self) -> Result<(), Fault> {
+        if self.hosts.is_empty() || self.hosts.len() > HOSTS_MAX {
+            return Err(fault(
+                &["hosts"],
+                format!("{} hosts", self.hosts.len()),
+                format!("a lab has from 1 to {HOSTS_MAX}, each a [[hosts]] table with a name"),
             ));
         }
         let mut names = HashSet::new();
-        for host in &self.hosts {
-            let valid = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
-            if host.name.is_empty() || host.name.len() > 63 || !host.name.bytes().all(valid) {
-                return Err((
-                    format!("{:?} can't be a host's name", host.name),
-                    host.name.clone(),
-                    "use letters, digits and `-`, 63 at most",
-                ));
-            }
+        for (index, host) in self.hosts.iter().enumerate() {
+            let at = ["hosts", &index.to_string()];
+            host.check(&at)?;
             if !names.insert(host.name.as_str()) {
-                return Err((
+                return Err(fault(
+                    &[&at[..], &["name"]].concat(),
                     format!("two hosts are named {}", host.name),
-                    host.name.clone(),
                     "rename one",
                 ));
             }
-            host.check()
-                .map_err(|(message, mend)| (message, host.name.clone(), mend))?;
         }
-        for member in self
-            .links
-            .iter()
-            .map(|l| &l.hosts)
-            .chain(self.shared.iter().map(|s| &s.hosts))
-            .flatten()
-        {
-            if !names.contains(member.as_str()) {
-                return Err((
-                    format!("there is no host {member}"),
-                    member.clone(),
-                    "name a host of this file",
+        if self.links.len() > LINKS_MAX {
+            return Err(fault(
+                &["links"],
+                format!("{} links", self.links.len()),
+                format!("{LINKS_MAX} at most"),
+            ));
+        }
+        for (index, link) in self.links.iter().enumerate() {
+            members(&["links", &index.to_string(), "hosts"], &link.hosts, &names)?;
+        }
+        for (index, shared) in self.shared.iter().enumerate() {
+            members(&["shared", &index.to_string(), "hosts"], &shared.hosts, &names)?;
+            if !shared.size.0.is_power_of_two() || shared.size.0 < SHARED_MIN_BYTES {
+                return Err(fault(
+                    &["shared", &index.to_string(), "size"],
+                    "a size that shared memory can't have",
+                    "a power of two, 1M at least, as \"256M\"",
                 ));
             }
-        }
-        if self.links.len() > 100 || self.links.iter().any(|link| link.hosts.len() > 250) {
-            return Err((
-                "too many links, or hosts on a link".into(),
-                String::new(),
-                "100 links of 250 hosts at most",
-            ));
-        }
-        if self
-            .shared
-            .iter()
-            .any(|shared| !shared.size.0.is_power_of_two() || shared.size.0 < 1 << 20)
-        {
-            return Err((
-                "the size of shared memory must be a power of two, 1M at least".into(),
-                "size".into(),
-                "use a size like 256M",
-            ));
         }
         Ok(())
     }
 }
 
-impl HostSpec {
-    fn check(&self) -> Result<(), (String, &'static str)> {
-        if self.cpus.is_some_and(|cpus| cpus == 0 || cpus > 255) {
-            return Err((
-                format!("host {} must have 1 to 255 CPUs", self.name),
-                "change cpus",
+/// Each member is a host of the file, and named once.
+fn members(at: &[&str], members: &[String], hosts: &HashSet<&str>) -> Result<(), Fault> {
+    let mut seen = HashSet::new();
+    for (index, member) in members.iter().enumerate() {
+        let place = index.to_string();
+        let at = [at, &[&place]].concat();
+        if !hosts.contains(member.as_str()) {
+            return Err(fault(
+                &at,
+                format!("there is no host {member:?}"),
+                "name a host of this file",
             ));
         }
-        if self.memory.is_some_and(|memory| memory.0 < 256 << 20) {
-            return Err((
-                format!("host {} has too little memory", self.name),
+        if !seen.insert(member) {
+            return Err(fault(&at, format!("{member:?} is named twice"), "name it once"));
+        }
+    }
+    Ok(())
+}
+
+impl HostSpec {
+    fn check(&self, at: &[&str]) -> Result<(), Fault> {
+        let key = |name| [at, &[name]].concat();
+        let valid = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+        let name = &self.name;
+        if name.is_empty() || name.len() > 63 || !name.bytes().all(valid) || name.starts_with('-') {
+            return Err(fault(
+                &key("name"),
+                format!("{name:?} can't be a host's name"),
+                "letters, digits and `-`, 63 at most, not starting with `-`",
+            ));
+        }
+        if let Some(cpus) = self.cpus
+            && !(1..=CPUS_MAX).contains(&cpus)
+        {
+            return Err(fault(
+                &key("cpus"),
+                format!("{cpus} CPUs"),
+                format!("from 1 to {CPUS_MAX}"),
+            ));
+        }
+        if self.memory.is_some_and(|memory| memory.0 < HOST_MEMORY_MIN_BYTES) {
+            return Err(fault(
+                &key("memory"),
+                "too little memory for a host",
                 "256M at least",
             ));
         }
+        self.check_nodes(at)
+    }
+
+    fn check_nodes(&self, at: &[&str]) -> Result<(), Fault> {
+        let key = |name| [at, &[name]].concat();
         if self.nodes.is_empty() {
             return Ok(());
         }
+        if self.nodes.len() > NODES_MAX {
+            return Err(fault(
+                &key("nodes"),
+                format!("{} nodes", self.nodes.len()),
+                format!("{NODES_MAX} at most"),
+            ));
+        }
         let cpus: u32 = self.nodes.iter().map(|node| u32::from(node.cpus)).sum();
-        if cpus == 0 || self.cpus.is_some_and(|all| u32::from(all) != cpus) {
-            return Err((
-                format!("the nodes of host {} have {cpus} CPUs together", self.name),
+        if !(1..=u32::from(CPUS_MAX)).contains(&cpus) || self.cpus.is_some_and(|all| u32::from(all) != cpus) {
+            return Err(fault(
+                &key("nodes"),
+                format!("the nodes have {cpus} CPUs together"),
                 "make the nodes' cpus add up to the host's, or leave the host's out",
             ));
         }
@@ -225,23 +227,36 @@ impl HostSpec {
             .iter()
             .try_fold(0u64, |sum, node| sum.checked_add(node.memory.0));
         if memory.is_none() || self.memory.is_some_and(|all| Some(all.0) != memory) {
-            return Err((
-                format!(
-                    "the nodes of host {} have another amount of memory than the host",
-                    self.name
-                ),
+            return Err(fault(
+                &key("nodes"),
+                "the nodes have another amount of memory than the host",
                 "make the nodes' memory add up to the host's, or leave the host's out",
             ));
         }
-        for node in &self.nodes {
-            if node
-                .distances
-                .as_ref()
-                .is_some_and(|d| d.len() != self.nodes.len() || d.iter().any(|x| *x < 10))
-            {
-                return Err((
-                    format!("a node of host {} has wrong distances", self.name),
-                    "give one distance for each node, each 10 (local) or more",
+        for (index, node) in self.nodes.iter().enumerate() {
+            let place = index.to_string();
+            if node.memory.0 < NODE_MEMORY_MIN_BYTES {
+                return Err(fault(
+                    &[&key("nodes")[..], &[&place, "memory"]].concat(),
+                    "too little memory for a node",
+                    "64M at least",
+                ));
+            }
+            let wrong = |distances: &Vec<u8>| {
+                let far = |(to, distance): (usize, &u8)| {
+                    if to == index {
+                        *distance != 10
+                    } else {
+                        *distance <= 10
+                    }
+                };
+                distances.len() != self.nodes.len() || distances.iter().enumerate().any(far)
+            };
+            if node.distances.as_ref().is_some_and(wrong) {
+                return Err(fault(
+                    &[&key("nodes")[..], &[&place, "distances"]].concat(),
+                    "distances that a node can't have",
+                    "one for each node in order: 10 for itself, more for the others",
                 ));
             }
         }
@@ -253,39 +268,58 @@ impl HostSpec {
 mod tests {
     use super::*;
 
-    fn fault(text: &str) -> LabFileError {
-        *LabSpec::parse(Path::new("lab.toml"), text).unwrap_err()
+    /// The message, and the text its caret is under.
+    fn refused(text: &str) -> (String, String) {
+        let error = LabSpec::parse("lab.toml", text).unwrap_err();
+        let span = error.span.unwrap();
+        (
+            error.message,
+            text[span.offset()..span.offset() + span.len()].to_string(),
+        )
     }
 
     #[test]
     fn an_unknown_key_is_shown_with_its_place() {
-        let text = "[[hosts]]\nname = \"a\"\ncpuz = 2\n";
-        let error = fault(text);
-        assert!(error.message.contains("cpuz"), "{}", error.message);
-        assert_eq!(error.place.unwrap().offset(), text.find("cpuz").unwrap());
+        let (message, place) = refused("[[hosts]]\nname = \"a\"\ncpuz = 2\n");
+        assert!(message.contains("cpuz"), "{message}");
+        assert_eq!(place, "cpuz");
     }
 
     #[test]
-    fn two_hosts_of_one_name_are_refused() {
-        assert!(
-            fault("[[hosts]]\nname = \"a\"\n[[hosts]]\nname = \"a\"\n")
-                .message
-                .contains("two hosts")
-        );
+    fn the_second_of_two_hosts_of_one_name_is_shown() {
+        let text = "[[hosts]]\nname = \"a\"\n[[hosts]]\nname = \"a\"\n";
+        let error = LabSpec::parse("lab.toml", text).unwrap_err();
+        assert!(error.message.contains("two hosts"));
+        assert_eq!(error.span.unwrap().offset(), text.rfind("\"a\"").unwrap());
     }
 
     #[test]
-    fn a_link_to_nowhere_is_refused() {
-        assert!(
-            fault("[[hosts]]\nname = \"a\"\n[[links]]\nhosts = [\"a\", \"b\"]\n")
-                .message
-                .contains("no host b")
-        );
+    fn a_link_to_nowhere_is_shown() {
+        let (message, place) = refused("[[hosts]]\nname = \"a\"\n[[links]]\nhosts = [\"a\", \"b\"]\n");
+        assert!(message.contains("no host \"b\""), "{message}");
+        assert_eq!(place, "\"b\"");
     }
 
     #[test]
     fn nodes_must_add_up() {
-        let text = "[[hosts]]\nname = \"a\"\ncpus = 3\nnodes = [{ cpus = 1, memory = 1073741824 }]\n";
-        assert!(fault(text).message.contains("1 CPUs together"));
+        let (message, place) =
+            refused("[[hosts]]\nname = \"a\"\ncpus = 3\nnodes = [{ cpus = 1, memory = \"1G\" }]\n");
+        assert!(message.contains("1 CPUs together"), "{message}");
+        assert!(place.contains("1G"), "{place}");
+    }
+
+    #[test]
+    fn a_distance_to_itself_other_than_ten_is_shown() {
+        let node = "[[hosts.nodes]]\ncpus = 1\nmemory = \"1G\"\n";
+        let (_, place) = refused(&format!(
+            "[[hosts]]\nname = \"a\"\n{node}distances = [20, 10]\n{node}"
+        ));
+        assert_eq!(place, "[20, 10]");
+    }
+
+    #[test]
+    fn shared_memory_must_be_a_power_of_two() {
+        let (_, place) = refused("[[hosts]]\nname = \"a\"\n[[shared]]\nsize = \"3M\"\nhosts = [\"a\"]\n");
+        assert_eq!(place, "\"3M\"");
     }
 }

@@ -1,10 +1,11 @@
 //! The lab that `mirrorball run` uses by itself where this machine's KVM can't run guests.
 //!
 //! Each user has one; it is started when first needed and goes away when no session and no VM has used it for a while.
+//! A session is a shared lock on one file; the lab ends only under the exclusive one.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use config::lab::LabSpec;
 use nix::fcntl::FlockArg;
@@ -18,48 +19,47 @@ pub const NAME: &str = "auto";
 /// How long it stays without being used.
 const IDLE: Duration = Duration::from_secs(30);
 
+/// How long to wait for another process that starts or ends the lab.
+const OTHERS_MAX: Duration = Duration::from_secs(90);
+
 /// Runs `mirrorball ARGV` (without the program's name) in the automatic lab, which is started if need be, with this
 /// process's directory, environment, terminal and standard streams. Gives its exit status; 125 when the lab died.
 pub fn enter(argv: &[OsString]) -> Result<ExitCode, LabError> {
     if inside() {
         return Err(LabError::InLab);
     }
-    let directory = registry::cache()?;
-    let labs = directory.join("labs").join(NAME);
-    std::fs::create_dir_all(&labs).map_err(|source| LabError::Io {
-        what: format!("could not make {}", labs.display()),
-        source,
-    })?;
-    let (entry, _session) = {
-        // One starter at a time; held until the session's lock is taken.
-        let _starting = registry::lock(&directory.join("auto.starting"), FlockArg::LockExclusive)?;
-        let session = registry::lock(&labs.join("sessions"), FlockArg::LockShared)?;
-        match running() {
-            Some(entry) => (entry, session),
-            None => (
-                start(session.is_some())?,
-                registry::lock(&labs.join("sessions"), FlockArg::LockShared)?,
-            ),
-        }
-    };
-    run_in(&entry, &session::program(argv))
-}
-
-/// A lab that is just ending still has its name for a moment.
-fn start(_held: bool) -> Result<Entry, LabError> {
-    let mut left = 50;
+    let sessions = registry::sessions(NAME)?;
+    let deadline = Instant::now() + OTHERS_MAX;
     loop {
-        match supervisor::start(NAME, &LabSpec::one_host(), Some(IDLE)) {
-            Err(LabError::Supervisor(reason)) if left > 0 && reason.contains("running already") => {
-                left -= 1;
-                std::thread::sleep(Duration::from_millis(200));
-            }
-            result => return result,
+        let _session = registry::lock(&sessions, FlockArg::LockShared)?;
+        let lab = match registry::find(NAME)? {
+            Some(entry) => Ok(entry),
+            None => supervisor::start(NAME, &LabSpec::one_host(), Some(IDLE)),
+        };
+        match lab {
+            Ok(entry) => return run_in(&entry, argv),
+            // Another process is about to start or end it.
+            Err(LabError::Running(_)) if Instant::now() < deadline => {}
+            Err(error) => return Err(error),
         }
+        std::thread::sleep(Duration::from_millis(100));
     }
 }
 
-/// The automatic lab of this user, if it runs: for `ps`, `exec` and the like, which look there too.
+/// As [`enter`], but does nothing when the automatic lab does not run: for `ps`, `exec` and the like, whose VM may be
+/// in it.
+pub fn enter_running(argv: &[OsString]) -> Result<Option<ExitCode>, LabError> {
+    if inside() {
+        return Ok(None);
+    }
+    let _session = registry::lock(&registry::sessions(NAME)?, FlockArg::LockShared)?;
+    match registry::find(NAME)? {
+        Some(entry) => run_in(&entry, argv).map(Some),
+        None => Ok(None),
+    }
+}
+
+/// The automatic lab of this user, if it runs.
 pub fn running() -> Option<Entry> {
     if inside() {
         return None;
@@ -72,19 +72,29 @@ pub fn inside() -> bool {
     std::env::var_os(IN_LAB_VARIABLE).is_some()
 }
 
-pub(crate) fn run_in(entry: &Entry, argv: &[OsString]) -> Result<ExitCode, LabError> {
+fn run_in(entry: &Entry, argv: &[OsString]) -> Result<ExitCode, LabError> {
     let Some((_, door)) = entry.hosts.first() else {
         return Err(LabError::NotRunning(entry.name.clone()));
     };
-    match door.exec(argv) {
-        Ok(status) => {
-            door.sync()?;
-            Ok(ExitCode::from(status.code()))
-        }
-        Err(LabError::Agent(agent::client::ClientError::Io(_))) if registry::find(&entry.name)?.is_none() => {
-            eprintln!("mirrorball: the lab died while the command ran");
+    let result = door
+        .exec(&session::program(entry, argv)?)
+        .and_then(|status| door.sync().map(|()| ExitCode::from(status.code())));
+    match result {
+        Err(LabError::Agent(agent::client::ClientError::Io(_))) if gone(&entry.name) => {
+            eprintln!("mirrorball: {}", supervisor::ended(&entry.name).chain());
             Ok(ExitCode::from(EXIT_LAB_DIED))
         }
-        Err(error) => Err(error),
+        result => result,
     }
+}
+
+/// The lab is not there any more; its supervisor may need a moment to see it.
+pub(crate) fn gone(name: &str) -> bool {
+    for _ in 0..20 {
+        if matches!(registry::find(name), Ok(None)) {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    false
 }

@@ -26,6 +26,8 @@ pub struct BootConfig {
     pub token: [u8; TOKEN_BYTES],
     /// Modules to load in order: name and parameters.
     pub modules: Vec<(String, String)>,
+    /// How many of them, from the first, the root and the network need.
+    pub modules_to_mount: usize,
     /// Network cards, the first being the way out.
     pub cards: Vec<Card>,
     /// Names and addresses of the lab's hosts.

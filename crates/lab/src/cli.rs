@@ -10,7 +10,8 @@ use clap::{Args, Subcommand};
 use config::lab::LabSpec;
 
 use crate::host::Lab;
-use crate::{EXIT_LAB_DIED, EXIT_TIME_LIMIT, LabError, registry, supervisor};
+use crate::registry::Claim;
+use crate::{EXIT_LAB_DIED, EXIT_TIME_LIMIT, LabError, auto, registry, supervisor};
 
 /// Real Linux hosts with KVM inside QEMU.
 #[derive(Debug, Args)]
@@ -82,16 +83,19 @@ pub fn run(args: LabArgs) -> ExitCode {
         LabCommand::Down { name } => down(&name),
         LabCommand::Ls { json } => list(json),
     };
-    result.unwrap_or_else(|error| {
-        let time = matches!(error.downcast_ref(), Some(LabError::TimeLimit { .. }));
-        if error.downcast_ref::<LabError>().is_some() {
-            // The message with its causes; a lab's message carries the console's end.
-            let chain: Vec<String> = error.chain().map(ToString::to_string).collect();
-            eprintln!("mirrorball: {}", chain.join(": "));
-        } else {
-            eprintln!("{error:?}");
+    result.unwrap_or_else(|error| match error.downcast_ref::<LabError>() {
+        // Its message carries the console's end.
+        Some(error) => {
+            eprintln!("mirrorball: {}", error.chain());
+            ExitCode::from(match error {
+                LabError::TimeLimit { .. } => EXIT_TIME_LIMIT,
+                _ => EXIT_LAB_DIED,
+            })
         }
-        ExitCode::from(if time { EXIT_TIME_LIMIT } else { EXIT_LAB_DIED })
+        None => {
+            eprintln!("{error:?}");
+            ExitCode::from(1)
+        }
     })
 }
 
@@ -103,7 +107,7 @@ fn spec(file: Option<PathBuf>) -> miette::Result<LabSpec> {
     };
     let text = std::fs::read_to_string(&file)
         .map_err(|error| miette::miette!("could not read {}: {error}", file.display()))?;
-    LabSpec::parse(&file, &text).map_err(|error| miette::Report::new(*error))
+    Ok(LabSpec::parse(&file.display().to_string(), &text)?)
 }
 
 fn run_lab(
@@ -114,9 +118,25 @@ fn run_lab(
 ) -> Outcome {
     let spec = spec(file)?;
     let limit = limit.or(spec.limit_s).map(Duration::from_secs);
+    let claim = registry::claim(&format!("{}{}", registry::RUN_PREFIX, std::process::id()))?;
+    let result = run_command(&spec, &claim, limit, host, command);
+    if let Err(error) = &result
+        && claim.directory.exists()
+    {
+        claim.keep(&error.chain());
+    }
+    Ok(result?)
+}
+
+fn run_command(
+    spec: &LabSpec,
+    claim: &Claim,
+    limit: Option<Duration>,
+    host: Option<String>,
+    command: Vec<OsString>,
+) -> Result<ExitCode, LabError> {
     let started = Instant::now();
-    let claim = registry::claim(&format!("run-{}", std::process::id()))?;
-    let mut lab = Lab::start(&spec, &claim.directory)?;
+    let mut lab = Lab::start(spec, &claim.directory)?;
     let index = match &host {
         None => 0,
         Some(name) => lab
@@ -124,7 +144,7 @@ fn run_lab(
             .iter()
             .position(|host| host.name == *name)
             .ok_or_else(|| LabError::NoHost {
-                lab: "of this file".into(),
+                lab: "this".into(),
                 host: name.clone(),
                 hosts: lab
                     .hosts
@@ -149,20 +169,20 @@ fn run_lab(
             Ok(Err(error)) => {
                 // QEMU may need a moment to be seen dead.
                 std::thread::sleep(Duration::from_millis(300));
-                return Err(lab.died().unwrap_or(error).into());
+                return Err(lab.died().unwrap_or(error));
             }
             Err(mpsc::RecvTimeoutError::Disconnected) => {
-                return Err(LabError::Supervisor("the session ended unexpectedly".into()).into());
+                return Err(LabError::Supervisor("the session ended unexpectedly".into()));
             }
             Err(mpsc::RecvTimeoutError::Timeout) => {}
         }
         if let Some(error) = lab.died() {
-            return Err(error.into());
+            return Err(error);
         }
         if let Some(limit) = limit
             && started.elapsed() > limit
         {
-            return Err(lab.time_limit(limit).into());
+            return Err(lab.time_limit(limit));
         }
     }
 }
@@ -177,7 +197,7 @@ fn up(file: Option<PathBuf>, name: &str) -> Outcome {
 }
 
 fn exec(lab: &str, host: &str, command: &[OsString]) -> Outcome {
-    let entry = registry::find(lab)?.ok_or_else(|| LabError::NotRunning(lab.into()))?;
+    let entry = registry::find(lab)?.ok_or_else(|| supervisor::ended(lab))?;
     let Some((_, door)) = entry.hosts.iter().find(|(name, _)| name == host) else {
         let hosts = entry
             .hosts
@@ -192,13 +212,17 @@ fn exec(lab: &str, host: &str, command: &[OsString]) -> Outcome {
         }
         .into());
     };
-    let status = door.exec(command)?;
-    door.sync()?;
-    Ok(ExitCode::from(status.code()))
+    match door.exec(command).and_then(|status| door.sync().map(|()| status)) {
+        Ok(status) => Ok(ExitCode::from(status.code())),
+        Err(LabError::Agent(agent::client::ClientError::Io(_))) if auto::gone(lab) => {
+            Err(supervisor::ended(lab).into())
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 fn down(name: &str) -> Outcome {
-    let entry = registry::find(name)?.ok_or_else(|| LabError::NotRunning(name.into()))?;
+    let entry = registry::find(name)?.ok_or_else(|| supervisor::ended(name))?;
     if let Ok(pid) = i32::try_from(entry.pid) {
         let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGTERM);
     }
@@ -214,19 +238,27 @@ fn down(name: &str) -> Outcome {
 
 fn list(json: bool) -> Outcome {
     let entries = registry::list()?;
+    let dead = registry::dead()?;
     if json {
-        let labs: Vec<_> = entries
+        let mut labs: Vec<_> = entries
             .iter()
             .map(|entry| {
                 let hosts: Vec<&str> = entry.hosts.iter().map(|(name, _)| name.as_str()).collect();
                 serde_json::json!({ "name": entry.name, "pid": entry.pid, "hosts": hosts })
             })
             .collect();
+        labs.extend(
+            dead.iter()
+                .map(|(name, why)| serde_json::json!({ "name": name, "died": why })),
+        );
         println!("{}", serde_json::Value::from(labs));
     } else {
         for entry in entries {
             let hosts: Vec<&str> = entry.hosts.iter().map(|(name, _)| name.as_str()).collect();
             println!("{}  {}", entry.name, hosts.join(" "));
+        }
+        for (name, why) in dead {
+            println!("{name}  died: {}", why.lines().next().unwrap_or_default());
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -97,9 +97,27 @@ pub enum LabError {
     /// QEMU did not answer as it should.
     #[error("QEMU's monitor failed: {0}")]
     Monitor(String),
+    /// QEMU did not start.
+    #[error("QEMU did not start host {host}: {reason}; what it wrote is in {}", log.display())]
+    Qemu {
+        /// The host.
+        host: String,
+        /// Its last words.
+        reason: String,
+        /// All its words.
+        log: PathBuf,
+    },
     /// An argument, path or variable isn't UTF-8.
     #[error("{0} is not UTF-8, which a lab can't pass on")]
     NotUtf8(String),
+    /// A command line that the protocol can't carry.
+    #[error("the command is too long for a lab: {bytes} bytes, {limit} at most")]
+    TooLong {
+        /// Its length in bytes.
+        bytes: usize,
+        /// What is carried.
+        limit: usize,
+    },
     /// The operating system said no.
     #[error("{what}")]
     Io {
@@ -109,6 +127,19 @@ pub enum LabError {
         #[source]
         source: io::Error,
     },
+}
+
+impl LabError {
+    /// The message with its causes, for a person.
+    pub fn chain(&self) -> String {
+        let mut text = self.to_string();
+        let mut cause = std::error::Error::source(self);
+        while let Some(error) = cause {
+            text += &format!(": {error}");
+            cause = error.source();
+        }
+        text
+    }
 }
 
 /// Adds what was tried to an I/O error.

@@ -80,9 +80,8 @@ impl Lab {
                 .filter(|(shared, _)| shared.hosts.contains(&host.name))
                 .map(|(shared, file)| (file.as_raw_fd(), shared.size.0))
                 .collect();
-            lab.hosts.push(Host::start(
-                spec, host, &kernel, &modules, links, &memory, directory,
-            )?);
+            let started = Host::start(spec, host, &kernel, &modules, links, &memory, directory);
+            lab.hosts.push(started.inspect_err(|_| lab.keep = true)?);
         }
         let deadline = Instant::now() + UP_MAX;
         for index in 0..lab.hosts.len() {
@@ -160,6 +159,7 @@ impl Host {
                 .iter()
                 .map(|module| (module.name.clone(), module.parameters.clone()))
                 .collect(),
+            modules_to_mount: module::count_to_mount(modules),
             cards: std::iter::once(out)
                 .chain(links.iter().map(|(card, _)| card.clone()))
                 .collect(),
@@ -231,16 +231,15 @@ impl Host {
         match qmp::forwarded_port(&host._monitor, crate::boot::PORT) {
             Ok(port) => host.door.port = port,
             Err(error) => {
+                // Its words come before its end.
                 std::thread::sleep(Duration::from_millis(100));
-                let words =
-                    fs::read_to_string(directory.join(format!("{}.qemu", spec.name))).unwrap_or_default();
-                let words: Vec<&str> = words
-                    .lines()
-                    .filter(|line| !line.contains("TCG doesn't support"))
-                    .collect();
-                return Err(match words.last() {
-                    Some(line) => LabError::Monitor((*line).to_string()),
-                    None => error,
+                let log = directory.join(format!("{}.qemu", spec.name));
+                let words = fs::read_to_string(&log).unwrap_or_default();
+                let last = words.lines().rfind(|line| !line.contains("TCG doesn't support"));
+                return Err(LabError::Qemu {
+                    host: spec.name.clone(),
+                    reason: last.map_or_else(|| error.to_string(), str::to_string),
+                    log,
                 });
             }
         }

@@ -29,6 +29,9 @@ pub const WANTED: &[(&str, &str)] = &[
     ("hwpoison_inject", ""),
 ];
 
+/// How many of [`WANTED`], from the first, a host needs for its root and its network.
+const WANTED_TO_MOUNT: usize = 4;
+
 /// A module file to load.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Module {
@@ -52,12 +55,21 @@ pub fn in_order(directory: &Path) -> Result<Vec<Module>, LabError> {
         modules: Vec::new(),
     };
     for (position, (name, parameters)) in WANTED.iter().enumerate() {
-        let needed = position < 5;
+        let needed = position <= WANTED_TO_MOUNT;
         if needed || files.contains_key(*name) {
             order.add(name, parameters)?;
         }
     }
     Ok(order.modules)
+}
+
+/// How many of the modules, in their order, a host needs for its root and its network.
+pub fn count_to_mount(modules: &[Module]) -> usize {
+    let needed = &WANTED[..WANTED_TO_MOUNT];
+    modules
+        .iter()
+        .rposition(|module| needed.iter().any(|(name, _)| *name == module.name))
+        .map_or(modules.len(), |last| last + 1)
 }
 
 struct Order<'a> {
@@ -153,11 +165,9 @@ mod tests {
             )
             .unwrap();
         }
-        let order: Vec<String> = in_order(directory.path())
-            .unwrap()
-            .into_iter()
-            .map(|m| m.name)
-            .collect();
+        let modules = in_order(directory.path()).unwrap();
+        assert_eq!(count_to_mount(&modules), 6);
+        let order: Vec<String> = modules.into_iter().map(|m| m.name).collect();
         assert_eq!(
             order,
             [

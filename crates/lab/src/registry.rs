@@ -1,15 +1,23 @@
 //! Which labs of this user run: a directory each, locked by the process that owns the lab.
 
 use std::fs::{self, File};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 
 use crate::LabError;
 use crate::error::Context;
 use crate::session::Door;
+
+/// How long the console of a lab that died is kept.
+const KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// What the names of labs that `lab run` starts begin with; its process's number follows.
+pub const RUN_PREFIX: &str = "run-";
 
 /// A running lab, as others see it.
 #[derive(Clone, Serialize, Deserialize)]
@@ -20,6 +28,27 @@ pub struct Entry {
     pub pid: u32,
     /// Hosts and the ways in.
     pub hosts: Vec<(String, Door)>,
+    /// The program that was put into the hosts.
+    pub program: ProgramId,
+}
+
+/// A build of the program.
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
+pub struct ProgramId {
+    bytes: u64,
+    modified_ns: i128,
+}
+
+impl ProgramId {
+    /// The running program's.
+    pub fn own() -> Result<Self, LabError> {
+        let path = Path::new("/proc/self/exe");
+        let metadata = fs::metadata(path).on("look at", path)?;
+        Ok(Self {
+            bytes: metadata.len(),
+            modified_ns: i128::from(metadata.mtime()) * 1_000_000_000 + i128::from(metadata.mtime_nsec()),
+        })
+    }
 }
 
 /// The user's cache directory for labs.
@@ -38,18 +67,30 @@ pub fn cache() -> Result<PathBuf, LabError> {
     Ok(path)
 }
 
-/// Where images are, whose files never change.
+/// Where images are, whose files never change; made when missing, so that a running lab sees images built later.
 pub fn images() -> Option<PathBuf> {
-    let base = match (std::env::var_os("XDG_DATA_HOME"), std::env::var_os("HOME")) {
-        (Some(data), _) if Path::new(&data).is_absolute() => PathBuf::from(data),
-        (_, Some(home)) => PathBuf::from(home).join(".local/share"),
-        _ => return None,
+    let from = |name: &str| {
+        std::env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
     };
-    Some(base.join("mirrorball/images"))
+    let data = from("MIRRORBALL_DATA")
+        .or_else(|| from("XDG_DATA_HOME").map(|data| data.join("mirrorball")))
+        .or_else(|| from("HOME").map(|home| home.join(".local/share/mirrorball")))?;
+    let images = std::path::absolute(data).ok()?.join("images");
+    fs::create_dir_all(&images).ok()?;
+    // The mount inside is by its true name: what links lead to may be elsewhere.
+    fs::canonicalize(images).ok()
 }
 
 fn labs() -> Result<PathBuf, LabError> {
     Ok(cache()?.join("labs"))
+}
+
+/// The file that those who use the lab `name` hold a shared lock on. It outlives the lab.
+pub fn sessions(name: &str) -> Result<PathBuf, LabError> {
+    check(name)?;
+    Ok(cache()?.join(format!("{name}.sessions")))
 }
 
 /// A name taken, as long as this lives.
@@ -59,37 +100,73 @@ pub struct Claim {
     _lock: Flock<File>,
 }
 
-/// Takes a name, for a lab to be started.
+/// Takes a name, for a lab to be started, and removes what dead labs left.
 pub fn claim(name: &str) -> Result<Claim, LabError> {
     check(name)?;
+    prune();
     let directory = labs()?.join(name);
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(&directory)
-        .on("make", &directory)?;
-    let lock = lock(&directory.join("lock"), FlockArg::LockExclusiveNonblock)?
-        .ok_or_else(|| LabError::Running(name.to_string()))?;
-    let _ = fs::remove_file(directory.join("state.json"));
+    // Whoever looks whether the lab runs holds the lock for a moment, and a pruner may remove the directory again.
+    let mut tries_left = 10;
+    let lock = loop {
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&directory)
+            .on("make", &directory)?;
+        match lock(&directory.join("lock"), FlockArg::LockExclusiveNonblock) {
+            Ok(Some(lock)) => break lock,
+            result if tries_left == 0 => {
+                result?;
+                return Err(LabError::Running(name.to_string()));
+            }
+            _ => tries_left -= 1,
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    for old in ["state.json", "died"] {
+        let _ = fs::remove_file(directory.join(old));
+    }
     Ok(Claim {
         directory,
         _lock: lock,
     })
 }
 
-/// The lock on a file, or nothing when somebody has it.
+/// Removes the directories of labs whose owner was killed, and, after a week, those kept for their consoles.
+fn prune() {
+    let Ok(labs) = labs() else { return };
+    for entry in fs::read_dir(labs).into_iter().flatten().flatten() {
+        let directory = entry.path();
+        let kept = fs::metadata(directory.join("died"))
+            .and_then(|died| died.modified())
+            .is_ok_and(|died| died.elapsed().unwrap_or_default() < KEPT);
+        if !kept && let Ok(Some(_lock)) = lock(&directory.join("lock"), FlockArg::LockExclusiveNonblock) {
+            let _ = fs::remove_dir_all(&directory);
+        }
+    }
+}
+
+/// The lock on the file now at `path`, made if need be; or nothing when somebody has it.
 pub fn lock(path: &Path, how: FlockArg) -> Result<Option<Flock<File>>, LabError> {
-    let file = File::options()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .mode(0o600)
-        .open(path)
-        .on("open", path)?;
-    match Flock::lock(file, how) {
-        Ok(lock) => Ok(Some(lock)),
-        Err((_, nix::errno::Errno::EAGAIN)) => Ok(None),
-        Err((_, error)) => Err(error).on("lock", path),
+    loop {
+        let file = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .open(path)
+            .on("open", path)?;
+        let lock = match Flock::lock(file, how) {
+            Ok(lock) => lock,
+            Err((_, Errno::EAGAIN)) => return Ok(None),
+            Err((_, Errno::EINTR)) => continue,
+            Err((_, error)) => return Err(error).on("lock", path),
+        };
+        // A lock on a file that was removed meanwhile keeps nobody out.
+        let (ours, there) = (lock.metadata().on("look at", path)?, fs::metadata(path));
+        if there.is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino())) {
+            return Ok(Some(lock));
+        }
     }
 }
 
@@ -114,6 +191,32 @@ impl Claim {
         };
         write().on("write", &path)
     }
+
+    /// Keeps the directory, and why the lab ended, for who asks next.
+    pub fn keep(&self, why: &str) {
+        let _ = fs::remove_file(self.directory.join("state.json"));
+        let _ = fs::write(self.directory.join("died"), why);
+    }
+}
+
+/// Why the last lab of that name died, if it did and no other was started since.
+pub fn last_words(name: &str) -> Option<String> {
+    check(name).ok()?;
+    fs::read_to_string(labs().ok()?.join(name).join("died")).ok()
+}
+
+/// Labs left running in the background that died, and why.
+pub fn dead() -> Result<Vec<(String, String)>, LabError> {
+    let mut dead: Vec<_> = fs::read_dir(labs()?)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| !name.starts_with(RUN_PREFIX))
+        .filter_map(|name| Some((name.clone(), last_words(&name)?)))
+        .collect();
+    dead.sort();
+    Ok(dead)
 }
 
 /// The running lab of that name.
@@ -129,8 +232,9 @@ pub fn find(name: &str) -> Result<Option<Entry>, LabError> {
     Ok(serde_json::from_slice(&text).ok())
 }
 
-/// All running labs.
+/// All running labs; removes what dead ones left.
 pub fn list() -> Result<Vec<Entry>, LabError> {
+    prune();
     let mut entries = Vec::new();
     for entry in fs::read_dir(labs()?).into_iter().flatten().flatten() {
         if let Some(name) = entry.file_name().to_str()

@@ -3,6 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::io::{IsTerminal, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
+use std::path::Path;
 use std::time::Duration;
 
 use agent::client::ClientError;
@@ -10,10 +11,12 @@ use agent::protocol::{ExecRequest, ExitStatus, WindowSize};
 use serde::{Deserialize, Serialize};
 
 use crate::boot::{PROGRAM, Purpose, TOKEN_BYTES};
+use crate::error::Context;
+use crate::registry::{Entry, ProgramId};
 use crate::{IN_LAB_VARIABLE, LabError};
 
 /// Bytes of arguments and environment a request may have; the agent's protocol carries 64 KiB.
-const REQUEST_BYTES_MAX: usize = 48 << 10;
+const REQUEST_BYTES_MAX: usize = 60 << 10;
 
 /// Outer settings that mean nothing inside: below `/run` everything is new there.
 const NOT_CARRIED: &[&str] = &[
@@ -83,7 +86,14 @@ fn request(argv: &[OsString]) -> Result<ExecRequest, LabError> {
         .iter()
         .map(|argument| text(argument))
         .collect::<Result<Vec<_>, _>>()?;
-    let mut room = REQUEST_BYTES_MAX.saturating_sub(argv.iter().map(String::len).sum());
+    let json_bytes = |text: &str| serde_json::to_string(text).map_or(usize::MAX / 4, |json| json.len() + 2);
+    let bytes: usize = argv.iter().map(|argument| json_bytes(argument)).sum();
+    let Some(mut room) = REQUEST_BYTES_MAX.checked_sub(bytes) else {
+        return Err(LabError::TooLong {
+            bytes,
+            limit: REQUEST_BYTES_MAX,
+        });
+    };
     let mut env = vec![(IN_LAB_VARIABLE.to_string(), "1".to_string())];
     let mut variables: Vec<(String, String)> = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
@@ -91,13 +101,21 @@ fn request(argv: &[OsString]) -> Result<ExecRequest, LabError> {
         .collect();
     // When there is too much, the largest stay behind.
     variables.sort_by_key(|(name, value)| name.len() + value.len());
+    let mut left = Vec::new();
     for (name, value) in variables {
-        // JSON may write one byte as six; plain text is the rule.
-        let size = name.len() + value.len() + 16;
+        let size = json_bytes(&name) + json_bytes(&value) + 2;
         if size <= room {
             room -= size;
             env.push((name, value));
+        } else {
+            left.push(name);
         }
+    }
+    if !left.is_empty() {
+        eprintln!(
+            "mirrorball: the environment is too large for a lab, which does not get {}",
+            left.join(", ")
+        );
     }
     let cwd = std::env::current_dir()
         .ok()
@@ -129,9 +147,14 @@ fn window() -> Option<WindowSize> {
     })
 }
 
-/// The running program as a command inside a host.
-pub fn program(argv: &[OsString]) -> Vec<OsString> {
-    std::iter::once(PROGRAM.into())
-        .chain(argv.iter().cloned())
-        .collect()
+/// The running program as a command inside a lab's hosts: the copy they have, or when the program has been built anew
+/// since, its file.
+pub fn program(entry: &Entry, argv: &[OsString]) -> Result<Vec<OsString>, LabError> {
+    let own = Path::new("/proc/self/exe");
+    let program = if ProgramId::own()? == entry.program {
+        PROGRAM.into()
+    } else {
+        std::fs::read_link(own).on("read", own)?.into_os_string()
+    };
+    Ok(std::iter::once(program).chain(argv.iter().cloned()).collect())
 }

@@ -17,8 +17,8 @@ use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction
 use serde::{Deserialize, Serialize};
 
 use crate::host::Lab;
-use crate::registry::{self, Entry};
-use crate::{LabError, SUPERVISOR_ARGUMENT};
+use crate::registry::{self, Claim, Entry, ProgramId};
+use crate::{LabError, SUPERVISOR_ARGUMENT, kernel};
 
 /// What a supervisor is told.
 #[derive(Serialize, Deserialize)]
@@ -29,6 +29,20 @@ struct Order {
     idle_s: Option<u64>,
 }
 
+/// What a supervisor answers.
+#[derive(Serialize, Deserialize)]
+enum Answer {
+    /// The lab is up.
+    Up,
+    /// Another supervisor has the name.
+    Running,
+    /// Why it could not be started.
+    Failed(String),
+}
+
+/// How often an automatic lab looks whether it is used.
+const ASK_EVERY: Duration = Duration::from_secs(2);
+
 static STOP: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn stop(_: libc::c_int) {
@@ -37,6 +51,8 @@ extern "C" fn stop(_: libc::c_int) {
 
 /// Starts a lab in the background, and returns when it is up.
 pub fn start(name: &str, spec: &LabSpec, idle: Option<Duration>) -> Result<Entry, LabError> {
+    // Here and not there, because it may take long and speak.
+    kernel::find(&registry::cache()?)?;
     let failed = |source| LabError::Io {
         what: "could not start the lab's supervisor".into(),
         source,
@@ -61,15 +77,29 @@ pub fn start(name: &str, spec: &LabSpec, idle: Option<Duration>) -> Result<Entry
             .write_all(&serde_json::to_vec(&order).map_err(|error| failed(error.into()))?)
             .map_err(failed)?;
     }
-    let mut answer = String::new();
+    let mut text = String::new();
     if let Some(mut output) = child.stdout.take() {
-        output.read_to_string(&mut answer).map_err(failed)?;
+        output.read_to_string(&mut text).map_err(failed)?;
     }
-    if let Some(reason) = answer.strip_prefix("error: ") {
-        return Err(LabError::Supervisor(reason.trim_end().to_string()));
+    match serde_json::from_str(&text) {
+        Ok(Answer::Up) => {}
+        Ok(Answer::Running) => return Err(LabError::Running(name.into())),
+        Ok(Answer::Failed(reason)) => return Err(LabError::Supervisor(reason)),
+        Err(_) => {
+            return Err(LabError::Supervisor(
+                "the lab's supervisor died while starting it".into(),
+            ));
+        }
     }
-    registry::find(name)?
-        .ok_or_else(|| LabError::Supervisor("the lab's supervisor died while starting it".into()))
+    registry::find(name)?.ok_or_else(|| ended(name))
+}
+
+/// Why the lab `name`, which was running, is not there any more.
+pub fn ended(name: &str) -> LabError {
+    match registry::last_words(name) {
+        Some(why) => LabError::Supervisor(why),
+        None => LabError::NotRunning(name.into()),
+    }
 }
 
 /// The supervisor's own `main`: its exit status.
@@ -82,19 +112,28 @@ pub fn main() -> i32 {
         .and_then(|_| serde_json::from_str(&text).map_err(|error| error.to_string()))
     {
         Ok(order) => order,
-        Err(error) => return answer(&format!("error: {error}"), 2),
+        Err(error) => return answer(&Answer::Failed(error), 2),
     };
     let action = SigAction::new(SigHandler::Handler(stop), SaFlags::empty(), SigSet::empty());
     // SAFETY: the handler only stores to an atomic.
     let _ = unsafe { sigaction(Signal::SIGTERM, &action) };
-    match run(&order) {
+    let claim = match registry::claim(&order.name) {
+        Ok(claim) => claim,
+        Err(LabError::Running(_)) => return answer(&Answer::Running, 1),
+        Err(error) => return answer(&Answer::Failed(error.chain()), 1),
+    };
+    match run(&order, &claim) {
         Ok(()) => 0,
-        Err(error) => answer(&format!("error: {error}"), 1),
+        Err(error) => {
+            claim.keep(&error.chain());
+            answer(&Answer::Failed(error.chain()), 1)
+        }
     }
 }
 
 /// Says it and lets go of the pipe, for which the starter waits.
-fn answer(text: &str, status: i32) -> i32 {
+fn answer(answer: &Answer, status: i32) -> i32 {
+    let text = serde_json::to_string(answer).unwrap_or_default();
     let _ = writeln!(std::io::stdout(), "{text}");
     if let Ok(null) = fs::File::options().write(true).open("/dev/null") {
         let _ = nix::unistd::dup2_stdout(&null);
@@ -102,8 +141,7 @@ fn answer(text: &str, status: i32) -> i32 {
     status
 }
 
-fn run(order: &Order) -> Result<(), LabError> {
-    let claim = registry::claim(&order.name)?;
+fn run(order: &Order, claim: &Claim) -> Result<(), LabError> {
     let mut lab = Lab::start(&order.spec, &claim.directory)?;
     claim.publish(&Entry {
         name: order.name.clone(),
@@ -113,26 +151,28 @@ fn run(order: &Order) -> Result<(), LabError> {
             .iter()
             .map(|host| (host.name.clone(), host.door.clone()))
             .collect(),
+        program: ProgramId::own()?,
     })?;
-    answer("up", 0);
+    answer(&Answer::Up, 0);
+    let sessions = registry::sessions(&order.name)?;
     let mut used = Instant::now();
     let mut asked = Instant::now();
     while !STOP.load(Ordering::Relaxed) {
-        if lab.died().is_some() {
-            break;
+        if let Some(error) = lab.died() {
+            return Err(error);
         }
         if let Some(idle_s) = order.idle_s
-            && asked.elapsed() > Duration::from_secs(2)
+            && asked.elapsed() > ASK_EVERY
         {
             asked = Instant::now();
             // Held while deciding: nobody can start a session between the decision and the end.
-            let sessions =
-                registry::lock(&claim.directory.join("sessions"), FlockArg::LockExclusiveNonblock)?;
-            let vms = lab
-                .hosts
-                .iter()
-                .any(|host| host.door.count_vms().unwrap_or(0) > 0);
-            if sessions.is_none() || vms {
+            let alone = registry::lock(&sessions, FlockArg::LockExclusiveNonblock)?;
+            if alone.is_none()
+                || lab
+                    .hosts
+                    .iter()
+                    .any(|host| host.door.count_vms().unwrap_or(0) > 0)
+            {
                 used = Instant::now();
             } else if used.elapsed() > Duration::from_secs(idle_s) {
                 let _ = fs::remove_file(claim.directory.join("state.json"));

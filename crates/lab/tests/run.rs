@@ -11,26 +11,43 @@ fn lab(arguments: &[&str]) -> Command {
 }
 
 fn text(output: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
 }
 
 #[test]
 fn a_command_keeps_its_directory_streams_and_exit_status() {
     let directory = tempfile::tempdir().unwrap();
     let script = "pwd; echo to-stderr >&2; test -c /dev/kvm && echo inside > result; head -c 3000000 /dev/zero; exit 7";
-    let output = lab(&["run", "--limit", "90", "--", "sh", "-c", script]).current_dir(&directory).output().unwrap();
-    assert_eq!(output.status.code(), Some(7), "{}", String::from_utf8_lossy(&output.stderr));
+    let output = lab(&["run", "--limit", "90", "--", "sh", "-c", script])
+        .current_dir(&directory)
+        .output()
+        .unwrap();
+    assert_eq!(
+        output.status.code(),
+        Some(7),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let head = format!("{}\n", directory.path().display());
     assert!(output.stdout.starts_with(head.as_bytes()));
     assert_eq!(output.stdout.len(), head.len() + 3_000_000);
     assert!(String::from_utf8_lossy(&output.stderr).contains("to-stderr"));
-    assert_eq!(std::fs::read_to_string(directory.path().join("result")).unwrap(), "inside\n");
+    assert_eq!(
+        std::fs::read_to_string(directory.path().join("result")).unwrap(),
+        "inside\n"
+    );
 }
 
 #[test]
 fn a_run_past_its_limit_is_killed_and_keeps_its_console() {
     let start = Instant::now();
-    let output = lab(&["run", "--limit", "12", "--", "sleep", "600"]).output().unwrap();
+    let output = lab(&["run", "--limit", "12", "--", "sleep", "600"])
+        .output()
+        .unwrap();
     assert_eq!(output.status.code(), Some(124), "{}", text(&output));
     assert!(start.elapsed() < Duration::from_secs(30));
     assert!(text(&output).contains(".console"), "{}", text(&output));
@@ -38,7 +55,17 @@ fn a_run_past_its_limit_is_killed_and_keeps_its_console() {
 
 #[test]
 fn a_host_that_panics_is_told_apart() {
-    let output = lab(&["run", "--limit", "90", "--", "sh", "-c", "echo c > /proc/sysrq-trigger"]).output().unwrap();
+    let output = lab(&[
+        "run",
+        "--limit",
+        "90",
+        "--",
+        "sh",
+        "-c",
+        "echo c > /proc/sysrq-trigger",
+    ])
+    .output()
+    .unwrap();
     assert_eq!(output.status.code(), Some(125), "{}", text(&output));
     assert!(text(&output).contains("the lab died"), "{}", text(&output));
 }

@@ -7,6 +7,7 @@ mod mounts;
 mod network;
 mod serve;
 
+use std::ffi::CString;
 use std::fs::{self, File};
 use std::path::Path;
 
@@ -33,15 +34,26 @@ fn start() -> Result<(), Failure> {
     let boot: BootConfig = serde_json::from_slice(&fs::read("/boot.json")?)?;
     fs::remove_file("/boot.json")?;
     mounts::basic()?;
-    for (name, parameters) in &boot.modules {
-        load(name, parameters)?;
-    }
+    // Opened before the root changes.
+    let modules = boot
+        .modules
+        .iter()
+        .map(Loadable::open)
+        .collect::<Result<Vec<_>, _>>()?;
+    let (first, rest) = modules.split_at(boot.modules_to_mount.min(modules.len()));
+    first.iter().try_for_each(Loadable::load)?;
     set_clock(boot.time_s);
     nix::unistd::sethostname(&boot.name)?;
-    mounts::change_root(&boot)?;
-    network::configure(&boot.cards)?;
+    // What the root does not need is loaded by another CPU meanwhile.
+    std::thread::scope(|scope| {
+        let loader = scope.spawn(|| rest.iter().try_for_each(Loadable::load));
+        mounts::change_root(&boot)?;
+        network::configure(&boot.cards)?;
+        loader.join().map_err(|_| "the module loader failed")?
+    })?;
+    mounts::open_kvm();
     // The reaper must stay alone in process 1, or it would take exit statuses from under the agent's feet.
-    // SAFETY: no thread has been started yet, so the child may do anything.
+    // SAFETY: the only thread there was has ended, so the child may do anything.
     match unsafe { fork() }? {
         ForkResult::Child => match serve::run(&boot) {
             Ok(()) => Ok(()),
@@ -62,12 +74,27 @@ fn start() -> Result<(), Failure> {
     }
 }
 
-fn load(name: &str, parameters: &str) -> Result<(), Failure> {
-    let file = File::open(Path::new("/modules").join(format!("{name}.ko")))?;
-    let parameters = std::ffi::CString::new(parameters)?;
-    match finit_module(&file, &parameters, ModuleInitFlags::empty()) {
-        Ok(()) | Err(Errno::EEXIST) => Ok(()),
-        Err(error) => Err(format!("module {name}: {error}").into()),
+/// A module's open file.
+struct Loadable {
+    name: String,
+    file: File,
+    parameters: CString,
+}
+
+impl Loadable {
+    fn open((name, parameters): &(String, String)) -> Result<Self, Failure> {
+        Ok(Self {
+            name: name.clone(),
+            file: File::open(Path::new("/modules").join(format!("{name}.ko")))?,
+            parameters: CString::new(parameters.as_str())?,
+        })
+    }
+
+    fn load(&self) -> Result<(), Failure> {
+        match finit_module(&self.file, &self.parameters, ModuleInitFlags::empty()) {
+            Ok(()) | Err(Errno::EEXIST) => Ok(()),
+            Err(error) => Err(format!("module {}: {error}", self.name).into()),
+        }
     }
 }
 

@@ -59,16 +59,16 @@ pub fn change_root(boot: &BootConfig) -> Result<(), Failure> {
     ] {
         let _ = std::os::unix::fs::symlink(target, format!("{NEW}/dev/{link}"));
     }
-    // Like the file's usual mode on a host with KVM.
-    let _ = fs::set_permissions(
-        format!("{NEW}/dev/kvm"),
-        std::os::unix::fs::PermissionsExt::from_mode(0o666),
-    );
     std::env::set_current_dir(NEW)?;
     mount(Some("."), "/", None::<&str>, MsFlags::MS_MOVE, None::<&str>)?;
     nix::unistd::chroot(".")?;
     std::env::set_current_dir("/")?;
     Ok(())
+}
+
+/// Gives `/dev/kvm` the mode it usually has on a host with KVM.
+pub fn open_kvm() {
+    let _ = fs::set_permissions("/dev/kvm", std::os::unix::fs::PermissionsExt::from_mode(0o666));
 }
 
 fn share(target: &str, cache: &str) -> Result<(), Failure> {
