@@ -16,6 +16,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use crate::interrupt::Interrupts;
 use crate::launch::{DiskLaunch, LaunchSpec, NetBackendLaunch};
 use crate::machine::Machine;
+use crate::memory::GuestRam;
 use crate::pci::PciBus;
 use crate::process::{Files, ReceiveError};
 use crate::sandbox::Threads;
@@ -108,6 +109,13 @@ impl DeviceFiles {
     }
 }
 
+fn failed(id: &str) -> impl Fn(io::Error) -> DevicesError {
+    move |source| DevicesError {
+        id: id.to_owned(),
+        source,
+    }
+}
+
 /// What the devices are made with.
 pub struct Parts<'a> {
     /// The machine they belong to.
@@ -125,23 +133,18 @@ pub struct Parts<'a> {
 }
 
 impl Parts<'_> {
-    fn add(&self, id: &str, device: io::Result<impl VirtioDevice + 'static>) -> Result<(), DevicesError> {
-        let failed = |source| DevicesError {
-            id: id.to_owned(),
-            source,
-        };
-        let device = Box::new(device.map_err(failed)?);
-        let make = |bar| {
-            VirtioPci::new(
-                device,
-                id,
-                self.machine.memory.clone(),
-                self.interrupts,
-                self.log.clone(),
-                bar,
-            )
-        };
-        self.bus.add(make).map_err(failed)?;
+    /// Puts a device that may touch `memory` on the bus.
+    fn add(
+        &self,
+        id: &str,
+        memory: &GuestRam,
+        device: io::Result<impl VirtioDevice + 'static>,
+    ) -> Result<(), DevicesError> {
+        let device = Box::new(device.map_err(failed(id))?);
+        let (memory, log) = (memory.clone(), self.log.clone());
+        self.bus
+            .add(|bar| VirtioPci::new(device, id, memory, self.interrupts, log, bar))
+            .map_err(failed(id))?;
         Ok(())
     }
 
@@ -175,31 +178,48 @@ pub fn build(
     files: DeviceFiles,
     parts: &Parts<'_>,
 ) -> Result<Option<BalloonHandle>, DevicesError> {
+    // What the devices may touch: RAM and, mapped before any device has its memory, persistent memory.
+    let mut memory = parts.machine.memory.clone();
     let mut regions = parts.machine.layout.pmem.iter();
+    let mut disks = Vec::with_capacity(spec.disks.len());
     for (launch, layers) in spec.disks.iter().zip(files.disks) {
-        match launch.pmem.then(|| regions.next()).flatten() {
-            Some(region) => parts.add(&launch.id, parts.pmem(launch, layers, region.start))?,
-            None => parts.add(&launch.id, parts.block(launch, layers))?,
+        disks.push(match launch.pmem.then(|| regions.next()).flatten() {
+            Some(region) => {
+                let device = parts
+                    .pmem(launch, layers, region.start)
+                    .map_err(failed(&launch.id))?;
+                memory = device.region().join(&memory).map_err(failed(&launch.id))?;
+                DiskDevice::Pmem(device)
+            }
+            None => DiskDevice::Block(parts.block(launch, layers).map_err(failed(&launch.id))?),
+        });
+    }
+    for (launch, disk) in spec.disks.iter().zip(disks) {
+        match disk {
+            DiskDevice::Pmem(pmem) => parts.add(&launch.id, &memory, Ok(pmem))?,
+            DiskDevice::Block(block) => parts.add(&launch.id, &memory, Ok(block))?,
         }
     }
     for (launch, backend) in spec.nets.iter().zip(files.nets) {
-        parts.add(
-            &launch.id,
-            Net::new(parts.threads, &launch.id, launch.mac, backend),
-        )?;
+        let net = Net::new(parts.threads, &launch.id, launch.mac, backend);
+        parts.add(&launch.id, &memory, net)?;
     }
     if let (Some(launch), Some(listener)) = (&spec.vsock, files.vsock) {
-        parts.add(
-            "vsock",
-            Vsock::new(parts.threads, launch.cid, listener, parts.ports.clone()),
-        )?;
+        let vsock = Vsock::new(parts.threads, launch.cid, listener, parts.ports.clone());
+        parts.add("vsock", &memory, vsock)?;
     }
-    parts.add("rng", Rng::new(parts.threads))?;
+    parts.add("rng", &memory, Rng::new(parts.threads))?;
     if !spec.balloon {
         return Ok(None);
     }
     let balloon = Balloon::new(parts.threads, spec.memory.bytes);
     let handle = balloon.as_ref().ok().map(Balloon::handle);
-    parts.add("balloon", balloon)?;
+    // RAM alone: a file's pages are not the guest's to give back.
+    parts.add("balloon", &parts.machine.memory, balloon)?;
     Ok(handle)
+}
+
+enum DiskDevice {
+    Pmem(Pmem),
+    Block(Block),
 }

@@ -1,7 +1,5 @@
 //! The host bridge: device 0, there because guests expect one. It does nothing.
 
-use std::ops::Range;
-
 use serde_json::Value;
 
 use super::PciFunction;
@@ -39,7 +37,7 @@ impl PciFunction for HostBridge {
         self.config.write(offset, data);
     }
 
-    fn decoded(&self) -> Option<Range<u64>> {
+    fn decoded(&self) -> Option<u64> {
         None
     }
 

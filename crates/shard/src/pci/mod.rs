@@ -1,7 +1,8 @@
 //! PCI: one root bus with up to 31 functions, configured by ports 0xCF8 and 0xCFC or by ECAM.
 //!
 //! The bus finds a function by where its BAR is now, so a guest that moves a BAR concerns nobody else: the machine claims
-//! the windows once. BARs have addresses from the start (there is no firmware); memory decoding starts disabled.
+//! the windows once. Each function has a lock of its own: one that waits for its device's thread, as a reset does, holds
+//! up no vCPU that uses another. BARs have addresses from the start (there is no firmware); memory decoding starts disabled.
 //!
 //! ```text
 //! let interrupts = Interrupts::new(vm.clone());                 // Arc<VmFd>, after KVM_CREATE_IRQCHIP
@@ -22,7 +23,8 @@ pub mod msix;
 
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 use serde_json::Value;
 
@@ -34,14 +36,14 @@ pub const SLOTS: usize = 32;
 /// Size of each function's BAR.
 pub const BAR_BYTES: u64 = 32 << 10;
 
-/// One function. Every call is made by a vCPU, one at a time.
+/// One function. Calls come one at a time.
 pub trait PciFunction: Send {
     /// Reads configuration registers. Any offset below 4 KiB, any length.
     fn read_config(&mut self, offset: usize, data: &mut [u8]);
     /// Writes configuration registers.
     fn write_config(&mut self, offset: usize, data: &[u8]);
-    /// The addresses that the function answers now.
-    fn decoded(&self) -> Option<Range<u64>>;
+    /// Where the [`BAR_BYTES`] start that the function answers now. Only `write_config` changes it.
+    fn decoded(&self) -> Option<u64>;
     /// Reads the BAR at `offset`.
     fn read_bar(&mut self, offset: u64, data: &mut [u8]);
     /// Writes the BAR at `offset`.
@@ -59,23 +61,58 @@ pub struct Slot(pub u8);
 /// The root bus. Cheap to clone; all clones are the same bus.
 #[derive(Clone)]
 pub struct PciBus {
-    functions: Arc<Mutex<Functions>>,
+    functions: Arc<RwLock<Functions>>,
 }
 
 struct Functions {
-    slots: Vec<Box<dyn PciFunction>>,
+    slots: Vec<Seat>,
     window: Range<u64>,
     next_bar: u64,
+}
+
+/// A function with its lock, and where it answers, readable without the lock.
+struct Seat {
+    function: Mutex<Box<dyn PciFunction>>,
+    decoded: AtomicU64,
+}
+
+/// Answers nowhere.
+const NOWHERE: u64 = u64::MAX;
+
+impl Seat {
+    fn new(function: impl PciFunction + 'static) -> Self {
+        let decoded = AtomicU64::new(function.decoded().unwrap_or(NOWHERE));
+        Self {
+            function: Mutex::new(Box::new(function)),
+            decoded,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Box<dyn PciFunction>> {
+        // A device that panics ends the process (panic = "abort"); tests may go on.
+        self.function.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write_config(&self, offset: usize, data: &[u8]) {
+        let mut function = self.lock();
+        function.write_config(offset, data);
+        self.decoded
+            .store(function.decoded().unwrap_or(NOWHERE), Ordering::Release);
+    }
+
+    /// The offset of `address` in the BAR, if it is there.
+    fn offset(start: u64, address: u64) -> Option<u64> {
+        address.checked_sub(start).filter(|offset| *offset < BAR_BYTES)
+    }
 }
 
 impl PciBus {
     /// A bus with a host bridge that places BARs in `window`.
     pub fn new(window: Range<u64>) -> Self {
         let next_bar = window.start.next_multiple_of(BAR_BYTES);
-        let slots: Vec<Box<dyn PciFunction>> = vec![Box::new(HostBridge::new())];
         Self {
-            functions: Arc::new(Mutex::new(Functions {
-                slots,
+            functions: Arc::new(RwLock::new(Functions {
+                slots: vec![Seat::new(HostBridge::new())],
                 window,
                 next_bar,
             })),
@@ -87,7 +124,7 @@ impl PciBus {
     /// # Errors
     /// When the bus or the window is full, or what `make` says.
     pub fn add<F: PciFunction + 'static>(&self, make: impl FnOnce(u64) -> io::Result<F>) -> io::Result<Slot> {
-        let mut functions = self.lock();
+        let mut functions = self.functions.write().unwrap_or_else(PoisonError::into_inner);
         let number = functions.slots.len();
         let bar_end = functions
             .next_bar
@@ -97,7 +134,7 @@ impl PciBus {
             return Err(io::Error::other("a VM has at most 31 PCI devices"));
         };
         let function = make(functions.next_bar)?;
-        functions.slots.push(Box::new(function));
+        functions.slots.push(Seat::new(function));
         functions.next_bar = bar_end;
         Ok(Slot(number as u8))
     }
@@ -114,7 +151,7 @@ impl PciBus {
 
     /// What answers in the window given to [`PciBus::new`].
     pub fn window(&self) -> Window {
-        let base = self.lock().window.start;
+        let base = self.read().window.start;
         self.window_at(base)
     }
 
@@ -125,58 +162,61 @@ impl PciBus {
 
     /// Each function's counters, in the order of their slots, the host bridge left out.
     pub fn status(&self) -> Value {
+        let functions = self.read();
         Value::Array(
-            self.lock()
-                .slots
+            functions.slots[1..]
                 .iter()
-                .skip(1)
-                .map(|function| function.status())
+                .map(|seat| seat.lock().status())
                 .collect(),
         )
     }
 
     /// Takes the queues back from every device. When this returns no device touches guest memory.
     pub fn stop(&self) {
-        self.lock().slots.iter_mut().for_each(|function| function.stop());
+        self.read().slots.iter().for_each(|seat| seat.lock().stop());
     }
 
     fn read_config(&self, slot: usize, offset: usize, data: &mut [u8]) {
-        match self.lock().slots.get_mut(slot) {
-            Some(function) => function.read_config(offset, data),
+        match self.read().slots.get(slot) {
+            Some(seat) => seat.lock().read_config(offset, data),
             None => data.fill(0xFF),
         }
     }
 
     fn write_config(&self, slot: usize, offset: usize, data: &[u8]) {
-        if let Some(function) = self.lock().slots.get_mut(slot) {
-            function.write_config(offset, data);
+        if let Some(seat) = self.read().slots.get(slot) {
+            seat.write_config(offset, data);
         }
     }
 
     fn read_memory(&self, address: u64, data: &mut [u8]) {
-        match self.lock().at(address) {
-            Some((function, offset)) => function.read_bar(offset, data),
-            None => data.fill(0xFF),
+        if !self.at(address, |function, offset| function.read_bar(offset, data)) {
+            data.fill(0xFF);
         }
     }
 
     fn write_memory(&self, address: u64, data: &[u8]) {
-        if let Some((function, offset)) = self.lock().at(address) {
-            function.write_bar(offset, data);
-        }
+        self.at(address, |function, offset| function.write_bar(offset, data));
     }
 
-    fn lock(&self) -> MutexGuard<'_, Functions> {
-        // A device that panics ends the process (panic = "abort"); tests may go on.
-        self.functions.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Calls `access` with the first function that answers at `address`; false when none does.
+    fn at(&self, address: u64, access: impl FnOnce(&mut dyn PciFunction, u64)) -> bool {
+        let functions = self.read();
+        let found = functions.slots.iter().find_map(|seat| {
+            let start = seat.decoded.load(Ordering::Acquire);
+            Some((seat, Seat::offset(start, address)?))
+        });
+        // Another vCPU may move the BAR meanwhile: the access then goes to where the BAR was, as on a real bus.
+        found
+            .map(|(seat, offset)| access(&mut **seat.lock(), offset))
+            .is_some()
+    }
+
+    /// Shared, but while the machine is being built: no vCPU ever waits here.
+    fn read(&self) -> RwLockReadGuard<'_, Functions> {
+        self.functions.read().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Functions {
-    fn at(&mut self, address: u64) -> Option<(&mut Box<dyn PciFunction>, u64)> {
-        self.slots.iter_mut().find_map(|function| {
-            let range = function.decoded().filter(|range| range.contains(&address))?;
-            Some((function, address - range.start))
-        })
-    }
-}
+#[cfg(test)]
+mod tests;

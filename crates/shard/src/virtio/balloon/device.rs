@@ -15,8 +15,8 @@ use crate::sandbox::{ThreadKind, Threads};
 use crate::virtio::worker::Worker;
 use crate::virtio::{Activation, DeviceError, VirtioDevice, VirtioId};
 
-/// Inflate, deflate, statistics, reporting.
-const QUEUE_SIZES: [u16; 4] = [128, 128, 16, 64];
+/// Inflate, deflate, statistics, reporting as Linux numbers it, reporting as the specification does.
+const QUEUE_SIZES: [u16; 5] = [128, 128, 16, 64, 64];
 const F_DEFLATE_ON_OOM: u64 = 1 << 2;
 /// Offset of `actual` in the configuration.
 const ACTUAL: u64 = 4;

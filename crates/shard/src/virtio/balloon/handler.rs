@@ -1,7 +1,8 @@
 //! Serves the balloon's queues.
 //!
-//! Linux numbers a queue that a feature brings by what comes before it, so reporting is queue 3 with statistics and 2
-//! without.
+//! The specification numbers the queues whether or not they are there: statistics 2, free-page hints 3, reporting 4.
+//! Linux and QEMU count those that are there: reporting is 3 without hints, 2 without statistics either. There are no
+//! hints here, so every queue from 2 on that is not the statistics' reports, and both kinds of driver are served.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::Ordering;
@@ -56,7 +57,6 @@ impl BalloonHandler {
             return Ok(());
         };
         let statistics = active.features & F_STATISTICS != 0;
-        let reporting = OPTIONAL + u16::from(statistics);
         let Some(queue) = active.queues.iter_mut().find(|queue| queue.index == index) else {
             return Ok(());
         };
@@ -85,7 +85,7 @@ impl BalloonHandler {
                 }
                 Ok(())
             }
-            index if index == reporting && active.features & F_REPORTING != 0 => {
+            OPTIONAL.. if active.features & F_REPORTING != 0 => {
                 serve(queue, &active.memory, &active.interrupt, |chain| {
                     for range in chain.writable() {
                         let bytes = release(memory, range.addr().0, u64::from(range.len()))?;

@@ -3,6 +3,12 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use vm_memory::mmap::MmapRegionBuilder;
+use vm_memory::{GuestAddress, GuestRegionMmap};
+
+use crate::memory::GuestRam;
 
 /// The guest's persistent memory comes in these units.
 const ALIGN: u64 = 2 << 20;
@@ -17,6 +23,25 @@ pub struct PmemRegion {
     pub bytes: u64,
     /// Address in this process; mapped until the process ends.
     pub host: u64,
+}
+
+impl PmemRegion {
+    /// `memory` with this region in it, for devices: a driver may have them read and write persistent memory too
+    /// (direct I/O between two disks).
+    pub fn join(&self, memory: &GuestRam) -> io::Result<GuestRam> {
+        let length = usize::try_from(self.bytes).map_err(io::Error::other)?;
+        let builder = MmapRegionBuilder::new(length)
+            .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
+            .with_mmap_flags(libc::MAP_SHARED | libc::MAP_NORESERVE);
+        // SAFETY: `host` is a mapping of that size and is never undone.
+        let mapping = unsafe { builder.with_raw_mmap_pointer(self.host as *mut u8) }
+            .build()
+            .map_err(io::Error::other)?;
+        let region = GuestRegionMmap::new(mapping, GuestAddress(self.guest))
+            .ok_or_else(|| io::Error::other("persistent memory does not fit in the address space"))?;
+        let joined = memory.insert_region(Arc::new(region)).map_err(io::Error::other)?;
+        Ok(Arc::new(joined))
+    }
 }
 
 /// Size of the region for a file of `file_bytes`.

@@ -13,7 +13,6 @@ mod registers;
 mod signals;
 
 use std::io;
-use std::ops::Range;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
@@ -265,8 +264,8 @@ impl PciFunction for VirtioPci {
         }
     }
 
-    fn decoded(&self) -> Option<Range<u64>> {
-        self.config.decoded().map(|start| start..start + BAR_BYTES)
+    fn decoded(&self) -> Option<u64> {
+        self.config.decoded()
     }
 
     fn read_bar(&mut self, offset: u64, data: &mut [u8]) {
@@ -314,3 +313,6 @@ impl PciFunction for VirtioPci {
 }
 
 const _: () = assert!(VECTORS_MAX * ENTRY_BYTES <= REGION_BYTES as usize);
+
+#[cfg(test)]
+mod tests;
