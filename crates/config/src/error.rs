@@ -1,7 +1,11 @@
 //! An error in a VM file: what is wrong, where, and how to mend it.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use miette::{Diagnostic, NamedSource, SourceSpan};
 
+use crate::reader;
 use crate::validate::Fault;
 
 /// One error in a VM file, rendered by `miette` with file, line, caret and mend.
@@ -12,106 +16,84 @@ pub struct ConfigError {
     pub message: String,
     /// The text it is in; absent for a spec made from flags.
     #[source_code]
-    pub source_code: Option<NamedSource<String>>,
+    pub source_code: Option<Arc<NamedSource<String>>>,
     /// Where.
     #[label("{label}")]
     pub span: Option<SourceSpan>,
-    label: String,
+    label: &'static str,
     /// How to mend it.
     #[help]
     pub mend: Option<String>,
 }
 
-/// Every key of a VM file, for suggestions.
-const KEYS: [&str; 34] = [
-    "name",
-    "image",
-    "cpus",
-    "memory",
-    "kernel",
-    "root",
-    "disks",
-    "nets",
-    "nodes",
-    "pages",
-    "prefault",
-    "balloon",
-    "command",
-    "sandbox",
-    "path",
-    "initrd",
-    "cmdline",
-    "persistent",
-    "format",
-    "mode",
-    "read_only",
-    "as",
-    "queues",
-    "kind",
-    "tap",
-    "forward",
-    "mac",
-    "distances",
-    "host_node",
-    "private",
-    "exclusive",
-    "block",
-    "pmem",
-    "require",
-];
-
 impl ConfigError {
     /// From what the TOML reader says.
     pub(crate) fn from_toml(source_name: &str, text: &str, error: &toml::de::Error) -> Self {
-        let message = error.message().trim().replace('\n', ", ");
-        let mend = mend_of(&message);
-        Self::at(source_name, text, error.span(), message, "here", mend)
+        let words = reader::explain(error.message());
+        Self::at(source_name, text, error.span(), words.message, words.mend)
     }
 
     /// From a check of the parsed spec; finds the key in the text again.
     pub(crate) fn from_fault(source_name: &str, text: &str, fault: &Fault) -> Self {
         let span = locate(text, &fault.path);
-        Self::at(
-            source_name,
-            text,
-            span,
-            fault.message.clone(),
-            "this",
-            Some(fault.mend.clone()),
-        )
+        Self::at(source_name, text, span, fault.message.clone(), fault.mend.clone())
     }
 
-    /// From a check of a spec that was made from flags: there is no text to point at.
+    /// From a check of a spec that was made from `run`'s flags: there is no text to point at, so the flag is named.
     pub fn from_flags(fault: &Fault) -> Self {
+        let message = match flag_of(&fault.path) {
+            Some(flag) => format!("{flag}: {}", fault.message),
+            None => fault.message.clone(),
+        };
         Self {
-            message: fault.message.clone(),
+            message,
             source_code: None,
             span: None,
-            label: String::new(),
-            mend: Some(fault.mend.clone()),
+            label: "here",
+            mend: Some(fault.flag_mend.as_ref().unwrap_or(&fault.mend).clone()),
         }
     }
 
-    fn at(
-        source_name: &str,
-        text: &str,
-        span: Option<std::ops::Range<usize>>,
-        message: String,
-        label: &str,
-        mend: Option<String>,
-    ) -> Self {
+    fn at(source_name: &str, text: &str, span: Option<Range<usize>>, message: String, mend: String) -> Self {
+        // What is nowhere in the text is shown at its start: an error without a place would not name its file.
+        let span = fit(text, span.unwrap_or(0..0));
         Self {
             message,
-            source_code: Some(NamedSource::new(source_name, text.to_owned())),
-            span: span.map(|range| fit(text, range).into()),
-            label: label.to_owned(),
-            mend,
+            source_code: Some(Arc::new(NamedSource::new(source_name, text.to_owned()))),
+            span: Some(span.into()),
+            label: "here",
+            mend: Some(mend),
         }
     }
 }
 
-/// Brings a range inside the text and onto character boundaries, which the renderer relies on.
-fn fit(text: &str, range: std::ops::Range<usize>) -> std::ops::Range<usize> {
+/// The flag of `run` that sets what is at `path` in a spec.
+fn flag_of(path: &[String]) -> Option<String> {
+    let flag = match path.first()?.as_str() {
+        "kernel" => match path.get(1).map(String::as_str) {
+            Some("initrd") => "--initrd".to_owned(),
+            Some("cmdline") => "--cmdline".to_owned(),
+            _ => "--kernel".to_owned(),
+        },
+        "disks" => numbered("--disk", path.get(1)),
+        "nets" => numbered("--net", path.get(1)),
+        "command" => "the command after `--`".to_owned(),
+        key => format!("--{}", key.replace('_', "-")),
+    };
+    Some(flag)
+}
+
+/// A flag that may be given several times; the first is told from the others by having no number.
+fn numbered(flag: &str, index: Option<&String>) -> String {
+    match index.and_then(|index| index.parse::<usize>().ok()) {
+        Some(index) if index > 0 => format!("{flag} (number {})", index.saturating_add(1)),
+        _ => flag.to_owned(),
+    }
+}
+
+/// Brings a range inside the text, onto character boundaries (the renderer relies on both) and into its first line, so
+/// that a caret stands under a table's header and not under all of the table.
+fn fit(text: &str, range: Range<usize>) -> Range<usize> {
     let mut start = range.start.min(text.len());
     while !text.is_char_boundary(start) {
         start -= 1;
@@ -120,39 +102,13 @@ fn fit(text: &str, range: std::ops::Range<usize>) -> std::ops::Range<usize> {
     while !text.is_char_boundary(end) {
         end -= 1;
     }
-    start..end.max(start)
-}
-
-/// The mend of a reader's error, where one can be told from its words.
-fn mend_of(message: &str) -> Option<String> {
-    let rest = message
-        .strip_prefix("unknown field `")
-        .or_else(|| message.strip_prefix("unknown variant `"))?;
-    let (unknown, rest) = rest.split_once('`')?;
-    // The reader lists what it would have taken: prefer those names to all names.
-    let expected: Vec<&str> = rest.split('`').skip(1).step_by(2).collect();
-    let known = if expected.is_empty() {
-        KEYS.to_vec()
-    } else {
-        expected
-    };
-    match nearest(unknown, &known) {
-        Some(near) => Some(format!("did you mean `{near}`?")),
-        None => Some(format!("known here: {}", known.join(", "))),
-    }
-}
-
-fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
-    known
-        .iter()
-        .map(|&candidate| (strsim::damerau_levenshtein(word, candidate), candidate))
-        .filter(|&(distance, candidate)| distance <= 1 + candidate.len() / 4)
-        .min_by_key(|&(distance, _)| distance)
-        .map(|(_, candidate)| candidate)
+    let end = end.max(start);
+    let first_line = text[start..end].find(['\n', '\r']).unwrap_or(end - start);
+    start..start + first_line
 }
 
 /// Finds the value at `path` (keys, or indices into arrays) in the text.
-fn locate(text: &str, path: &[String]) -> Option<std::ops::Range<usize>> {
+fn locate(text: &str, path: &[String]) -> Option<Range<usize>> {
     let document = toml::de::DeTable::parse(text).ok()?;
     let mut span = None;
     let mut table = Some(document.get_ref());

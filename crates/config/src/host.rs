@@ -1,17 +1,44 @@
 //! What must hold of a VM's spec on this host: files that can be read, memory that exists, names given once.
 
-use std::fs::File;
+use std::fs::OpenOptions;
+use std::io;
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use crate::error::ConfigError;
 use crate::validate::{Fault, fault};
+use crate::vm::DiskMode;
 use crate::{VmFile, VmSpec};
 
-/// What the checks need to know of the host.
+/// What the checks need to know of the host; a test may answer for it.
 #[derive(Clone, Copy, Debug)]
 pub struct HostFacts {
     /// All of the host's memory.
     pub memory_bytes: u64,
+    /// Opens a file to read, or to write too, and says what it is.
+    pub open: fn(&Path, Access) -> io::Result<FileKind>,
+}
+
+/// What a file is wanted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Reading.
+    Read,
+    /// Reading and writing.
+    Write,
+}
+
+/// What a path names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileKind {
+    /// A regular file.
+    File,
+    /// A block device.
+    BlockDevice,
+    /// A directory.
+    Directory,
+    /// Something that is neither a file nor a disk: a pipe, a socket, a character device.
+    Other,
 }
 
 impl HostFacts {
@@ -25,6 +52,7 @@ impl HostFacts {
             .and_then(|number| number.parse::<u64>().ok());
         Self {
             memory_bytes: kib.map_or(u64::MAX, |kib| kib.saturating_mul(1024)),
+            open,
         }
     }
 }
@@ -34,7 +62,7 @@ pub fn check_host(spec: &VmSpec, file: Option<&VmFile>, facts: &HostFacts) -> Re
     host_fault(spec, facts).map_or(Ok(()), |fault| Err(placed(&fault, file)))
 }
 
-/// Finds the first name that two VMs have: one in `running`, or an earlier one of `files`.
+/// Finds the first VM of `files` that has the name of an earlier one.
 pub fn duplicate_names(files: &[VmFile]) -> Result<(), ConfigError> {
     for (index, file) in files.iter().enumerate() {
         let Some(name) = &file.spec.name else { continue };
@@ -70,56 +98,70 @@ fn host_fault(spec: &VmSpec, facts: &HostFacts) -> Option<Fault> {
         ));
     }
     if let Some(kernel) = &spec.kernel {
-        if let Some(why) = unreadable(&kernel.path) {
-            return Some(fault(
-                &["kernel", "path"],
-                format!("kernel {}: {why}", kernel.path.display()),
-                mend_of(&why),
-            ));
-        }
-        if let Some(initrd) = &kernel.initrd
-            && let Some(why) = unreadable(initrd)
-        {
-            return Some(fault(
-                &["kernel", "initrd"],
-                format!("initrd {}: {why}", initrd.display()),
-                mend_of(&why),
-            ));
+        let found =
+            file_fault(&["kernel", "path"], "kernel", &kernel.path, Access::Read, facts).or_else(|| {
+                let initrd = kernel.initrd.as_ref()?;
+                file_fault(&["kernel", "initrd"], "initrd", initrd, Access::Read, facts)
+            });
+        if found.is_some() {
+            return found;
         }
     }
-    for (index, disk) in spec.disks.iter().enumerate() {
-        if let Some(why) = unreadable(&disk.path) {
-            let index = index.to_string();
-            return Some(fault(
-                &["disks", &index, "path"],
-                format!("disk {}: {why}", disk.path.display()),
-                mend_of(&why),
-            ));
-        }
-    }
-    None
+    spec.disks.iter().enumerate().find_map(|(index, disk)| {
+        // Only then the file itself is written.
+        let access = match disk.mode {
+            DiskMode::Exclusive if disk.persistent => Access::Write,
+            _ => Access::Read,
+        };
+        let at = ["disks", &index.to_string(), "path"];
+        file_fault(&at, "disk", &disk.path, access, facts)
+    })
 }
 
-fn unreadable(path: &Path) -> Option<String> {
-    match std::fs::metadata(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Some("no such file".to_owned()),
-        Err(error) => return Some(error.to_string()),
-        Ok(metadata) if metadata.is_dir() => return Some("is a directory".to_owned()),
-        Ok(_) => {}
-    }
-    match File::open(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
-            Some("no permission to read it".to_owned())
+fn file_fault(at: &[&str], what: &str, path: &Path, access: Access, facts: &HostFacts) -> Option<Fault> {
+    let refused = |why: &str, mend: &str| fault(at, format!("{what} {path:?}: {why}"), mend);
+    match (facts.open)(path, access) {
+        Ok(FileKind::File) => None,
+        Ok(FileKind::BlockDevice) if what == "disk" => None,
+        Ok(FileKind::Directory) => Some(refused("is a directory", "name a file")),
+        Ok(_) => Some(refused("is not a file", "name a file")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Some(
+            refused(
+                "no such file",
+                "check the path; relative paths start at the VM file's folder",
+            )
+            .or_by_flag("check the path"),
+        ),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied && access == Access::Write => {
+            Some(refused(
+                "no permission to write it",
+                "give your user permission to write it, or drop `persistent`",
+            ))
         }
-        Err(error) => Some(error.to_string()),
-        Ok(_) => None,
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Some(refused(
+            "no permission to read it",
+            "give your user permission to read it",
+        )),
+        Err(error) => Some(refused(&error.to_string(), "mend the file, or name another")),
     }
 }
 
-fn mend_of(why: &str) -> &'static str {
-    match why {
-        "no such file" => "check the path; relative paths start at the VM file's folder",
-        "no permission to read it" => "give your user permission to read it",
-        _ => "name a file",
+fn open(path: &Path, access: Access) -> io::Result<FileKind> {
+    let kind = std::fs::metadata(path)?.file_type();
+    if kind.is_dir() {
+        return Ok(FileKind::Directory);
     }
+    // Opening a pipe would wait for its other end.
+    if !kind.is_file() && !kind.is_block_device() {
+        return Ok(FileKind::Other);
+    }
+    OpenOptions::new()
+        .read(true)
+        .write(access == Access::Write)
+        .open(path)?;
+    Ok(if kind.is_file() {
+        FileKind::File
+    } else {
+        FileKind::BlockDevice
+    })
 }

@@ -7,14 +7,15 @@ pub mod cpulist;
 mod error;
 mod host;
 pub mod lab;
+mod reader;
 #[cfg(test)]
 mod tests;
 mod validate;
 pub mod vm;
 
 pub use error::ConfigError;
-pub use host::{HostFacts, check_host, duplicate_names};
-pub use validate::{check, forward, mac};
+pub use host::{Access, FileKind, HostFacts, check_host, duplicate_names};
+pub use validate::{Fault, check, forward, mac};
 pub use vm::{Size, VmSpec};
 
 /// A VM file as read: the spec, and where each part of it stands in the text.

@@ -11,6 +11,16 @@ pub struct Fault {
     pub message: String,
     /// How to mend it.
     pub mend: String,
+    /// How to mend it where the spec was made from flags, when that differs.
+    pub(crate) flag_mend: Option<String>,
+}
+
+impl Fault {
+    /// Says how to mend it with flags.
+    pub(crate) fn or_by_flag(mut self, mend: impl Into<String>) -> Self {
+        self.flag_mend = Some(mend.into());
+        self
+    }
 }
 
 /// Guest memory is given out in these: x86-64's large page.
@@ -22,6 +32,7 @@ pub(crate) fn fault(path: &[&str], message: impl Into<String>, mend: impl Into<S
         path: path.iter().map(|&step| step.to_owned()).collect(),
         message: message.into(),
         mend: mend.into(),
+        flag_mend: None,
     }
 }
 
@@ -31,7 +42,11 @@ pub fn check(spec: &VmSpec) -> Result<(), Fault> {
         check_name(name)?;
     }
     if spec.cpus == 0 || spec.cpus > 254 {
-        return Err(fault(&["cpus"], format!("{} CPUs", spec.cpus), "from 1 to 254"));
+        return Err(fault(
+            &["cpus"],
+            format!("{} CPUs", spec.cpus),
+            "write a number from 1 to 254",
+        ));
     }
     check_memory(spec)?;
     if spec.image.is_none() && spec.kernel.is_none() {
@@ -39,7 +54,8 @@ pub fn check(spec: &VmSpec) -> Result<(), Fault> {
             &[],
             "neither an image nor a kernel to boot",
             "add `image = \"debian-12\"`, or a [kernel] with its path",
-        ));
+        )
+        .or_by_flag("add `--image debian-12`, or `--kernel FILE`"));
     }
     if spec.root.persistent && spec.image.is_none() {
         return Err(fault(
@@ -79,14 +95,15 @@ pub fn check(spec: &VmSpec) -> Result<(), Fault> {
         ));
     }
     for (index, disk) in spec.disks.iter().enumerate() {
+        check_disk(disk, &index.to_string())?;
         if disk.persistent && disk.mode == DiskMode::Private && spec.name.is_none() {
             return Err(fault(
                 &["disks", &index.to_string(), "persistent"],
                 "a private disk that keeps its writes, of a VM without a name",
                 "add `name`: the writes are kept by it",
-            ));
+            )
+            .or_by_flag("add `--name NAME`: the writes are kept by it"));
         }
-        check_disk(disk, &index.to_string())?;
     }
     let nets = spec.nets.as_deref().unwrap_or_default();
     if nets.len() > 4 {
@@ -120,10 +137,10 @@ fn check_memory(spec: &VmSpec) -> Result<(), Fault> {
         return Err(fault(
             &["memory"],
             format!("{} of memory is too little", spec.memory),
-            "64M or more",
+            "give it 64M or more",
         ));
     }
-    if bytes % MEMORY_STEP_BYTES != 0 {
+    if !bytes.is_multiple_of(MEMORY_STEP_BYTES) {
         let down = crate::Size(bytes - bytes % MEMORY_STEP_BYTES);
         return Err(fault(
             &["memory"],
@@ -135,7 +152,7 @@ fn check_memory(spec: &VmSpec) -> Result<(), Fault> {
         return Err(fault(
             &["memory"],
             format!("{} of memory is too much", spec.memory),
-            "4T at most",
+            "give it 4T at most",
         ));
     }
     Ok(())
@@ -156,18 +173,41 @@ fn check_disk(disk: &DiskSpec, index: &str) -> Result<(), Fault> {
             "drop `persistent` or `read_only`",
         ));
     }
+    if disk.device == DiskDevice::Pmem {
+        check_pmem(disk, index)?;
+    }
     if disk.queues.is_some_and(|queues| queues == 0 || queues > 16) {
         return Err(fault(
             &["disks", index, "queues"],
             "not a number of queues",
-            "from 1 to 16",
+            "write a number from 1 to 16",
         ));
     }
-    if disk.device == DiskDevice::Pmem && disk.format == Some(DiskFormatSpec::Qcow2) {
+    Ok(())
+}
+
+/// A pmem disk is its file, mapped into the guest: there are no requests that an overlay could take.
+fn check_pmem(disk: &DiskSpec, index: &str) -> Result<(), Fault> {
+    let at = |key| ["disks", index, key];
+    if disk.format == Some(DiskFormatSpec::Qcow2) {
         return Err(fault(
-            &["disks", index, "as"],
+            &at("format"),
             "a qcow2 disk can't be mapped as pmem",
             "use a raw file, or `as = \"block\"`",
+        ));
+    }
+    if disk.persistent && disk.mode == DiskMode::Private {
+        return Err(fault(
+            &at("persistent"),
+            "pmem keeps writes only when exclusive",
+            "add `mode = \"exclusive\"`, or use `as = \"block\"`",
+        ));
+    }
+    if disk.queues.is_some() {
+        return Err(fault(
+            &at("queues"),
+            "a pmem disk has no request queues",
+            "drop `queues`, or use `as = \"block\"`",
         ));
     }
     Ok(())
@@ -186,7 +226,7 @@ fn check_net(net: &NetSpec, index: &str) -> Result<(), Fault> {
             return Err(fault(
                 &["nets", index, "tap"],
                 "user networking has no TAP device",
-                "drop `tap`, or `kind = \"tap\"`",
+                "drop `tap`, or use `kind = \"tap\"`",
             ));
         }
         (NetKind::Tap, Some(tap)) if !tap_name_is_valid(tap) => {
@@ -202,17 +242,28 @@ fn check_net(net: &NetSpec, index: &str) -> Result<(), Fault> {
         return Err(fault(
             &["nets", index, "forward"],
             "a TAP device forwards no ports",
-            "drop `forward`, or `kind = \"user\"`",
-        ));
+            "drop `forward`, or use `kind = \"user\"`",
+        )
+        .or_by_flag("drop `forward=`, or use `user`"));
     }
+    let mut host_ports = Vec::new();
     for (place, text) in net.forward.iter().enumerate() {
-        if forward(text).is_none() {
+        let at = ["nets", index, "forward", &place.to_string()];
+        let Some((host_port, _)) = forward(text) else {
             return Err(fault(
-                &["nets", index, "forward", &place.to_string()],
+                &at,
                 format!("{text:?} is not a port forward"),
-                "HOST:GUEST, as `8080:80`, ports from 1 to 65535",
+                "write HOST:GUEST, as \"8080:80\", ports from 1 to 65535",
+            ));
+        };
+        if host_ports.contains(&host_port) {
+            return Err(fault(
+                &at,
+                format!("port {host_port} of the host is forwarded twice"),
+                "forward it once",
             ));
         }
+        host_ports.push(host_port);
     }
     if let Some(text) = &net.mac
         && mac(text).is_none()
@@ -220,14 +271,14 @@ fn check_net(net: &NetSpec, index: &str) -> Result<(), Fault> {
         return Err(fault(
             &["nets", index, "mac"],
             format!("{text:?} is not a card's address"),
-            "six bytes, not a group's: `02:00:00:00:00:01`",
+            "write six bytes, not all zero and not a group's, as \"02:00:00:00:00:01\"",
         ));
     }
     if net.queues.is_some_and(|queues| queues == 0 || queues > 8) {
         return Err(fault(
             &["nets", index, "queues"],
             "not a number of queue pairs",
-            "from 1 to 8",
+            "write a number from 1 to 8",
         ));
     }
     if net.kind == NetKind::User && net.queues.is_some_and(|queues| queues > 1) {
@@ -268,7 +319,7 @@ fn check_nodes(spec: &VmSpec) -> Result<(), Fault> {
             return Err(fault(
                 &["nodes", &place, "cpus"],
                 format!("{:?} is not a list of CPUs", node.cpus),
-                "as `0-1,4`",
+                "write it as \"0-1,4\"",
             ));
         };
         for cpu in cpus {
@@ -290,11 +341,11 @@ fn check_nodes(spec: &VmSpec) -> Result<(), Fault> {
                 Some(empty) => *empty = Some(index),
             }
         }
-        if node.memory.0 % MEMORY_STEP_BYTES != 0 || node.memory.0 == 0 {
+        if !node.memory.0.is_multiple_of(MEMORY_STEP_BYTES) || node.memory.0 == 0 {
             return Err(fault(
                 &["nodes", &place, "memory"],
-                format!("{} is not a multiple of 2M", node.memory),
-                "round it",
+                format!("{} is not 2M or a multiple of it", node.memory),
+                "give the node a multiple of 2M",
             ));
         }
         if let Some(distances) = &node.distances {
@@ -302,7 +353,7 @@ fn check_nodes(spec: &VmSpec) -> Result<(), Fault> {
                 return Err(fault(
                     &["nodes", &place, "distances"],
                     format!("{} distances for {} nodes", distances.len(), spec.nodes.len()),
-                    "one for each node, in order",
+                    "write one for each node, in order",
                 ));
             }
             if distances
@@ -312,8 +363,8 @@ fn check_nodes(spec: &VmSpec) -> Result<(), Fault> {
             {
                 return Err(fault(
                     &["nodes", &place, "distances"],
-                    "not distances",
-                    "10 to itself, more than 10 to the others",
+                    format!("{distances:?} are not node {index}'s distances"),
+                    "write 10 for the node itself, more than 10 for the others",
                 ));
             }
         }
@@ -330,14 +381,15 @@ fn check_nodes(spec: &VmSpec) -> Result<(), Fault> {
         .iter()
         .try_fold(0u64, |sum, node| sum.checked_add(node.memory.0));
     if sum != Some(spec.memory.0) {
-        return Err(fault(
-            &["memory"],
-            format!("the nodes' memory does not add up to {}", spec.memory),
-            format!(
-                "the nodes have {}",
-                sum.map_or("too much".to_owned(), |sum| crate::Size(sum).to_string())
+        let message = format!("the nodes' memory does not add up to the VM's {}", spec.memory);
+        let mend = match sum {
+            Some(sum) => format!(
+                "the nodes have {0}: write `memory = \"{0}\"`, or change theirs",
+                crate::Size(sum)
             ),
-        ));
+            None => "give the nodes less".to_owned(),
+        };
+        return Err(fault(&["nodes"], message, mend));
     }
     Ok(())
 }
@@ -345,11 +397,14 @@ fn check_nodes(spec: &VmSpec) -> Result<(), Fault> {
 /// Reads a port forward `HOST:GUEST`.
 pub fn forward(text: &str) -> Option<(u16, u16)> {
     let (host, guest) = text.split_once(':')?;
-    let port = |text: &str| text.parse::<u16>().ok().filter(|&port| port != 0);
+    let port = |text: &str| {
+        let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+        text.parse::<u16>().ok().filter(|&port| digits && port != 0)
+    };
     Some((port(host)?, port(guest)?))
 }
 
-/// Reads a card's address. Group addresses are refused: no card may have one.
+/// Reads a card's address. Group addresses and zero are refused: no card may have one.
 pub fn mac(text: &str) -> Option<[u8; 6]> {
     let mut bytes = [0; 6];
     let mut parts = text.split(':');
@@ -360,5 +415,5 @@ pub fn mac(text: &str) -> Option<[u8; 6]> {
         }
         *byte = u8::from_str_radix(part, 16).ok()?;
     }
-    (parts.next().is_none() && bytes[0] & 1 == 0).then_some(bytes)
+    (parts.next().is_none() && bytes[0] & 1 == 0 && bytes != [0; 6]).then_some(bytes)
 }

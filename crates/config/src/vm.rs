@@ -16,7 +16,7 @@ pub struct VmSpec {
     /// An image of the image store: gives the kernel, the initramfs and the root disk.
     pub image: Option<String>,
     /// vCPUs, 1 to 254.
-    #[serde(default = "default_cpus")]
+    #[serde(default = "default_cpus", deserialize_with = "cpus")]
     pub cpus: u8,
     /// Guest memory, from 64M.
     #[serde(default = "default_memory")]
@@ -50,7 +50,7 @@ pub struct VmSpec {
     pub sandbox: SandboxSpec,
 }
 
-/// A size in bytes, written as a number with a unit: `K`, `M`, `G`, `T` (powers of 1,024).
+/// A size in bytes, written as a number with a unit: `K`, `M`, `G`, `T` (powers of 1,024), in either case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Size(pub u64);
 
@@ -208,6 +208,15 @@ fn default_cpus() -> u8 {
     1
 }
 
+/// Reads the number of vCPUs here, where the number is at hand when it does not even fit its type.
+fn cpus<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<u8, D::Error> {
+    let number = i64::deserialize(deserializer)?;
+    u8::try_from(number)
+        .ok()
+        .filter(|cpus| (1..=254).contains(cpus))
+        .ok_or_else(|| serde::de::Error::custom(format!("{number} CPUs: write a number from 1 to 254")))
+}
+
 fn default_memory() -> Size {
     Size(512 << 20)
 }
@@ -225,14 +234,14 @@ impl Size {
         let number: u64 = number
             .parse()
             .map_err(|_| format!("{text:?} is not a size: write a number and a unit, as \"512M\""))?;
-        let shift = match unit.trim().trim_end_matches("iB").trim_end_matches('B') {
-            "K" | "k" => 10,
-            "M" => 20,
-            "G" => 30,
-            "T" => 40,
-            "" => {
+        let shift = match unit.trim().to_ascii_uppercase().as_str() {
+            "K" | "KB" | "KIB" => 10,
+            "M" | "MB" | "MIB" => 20,
+            "G" | "GB" | "GIB" => 30,
+            "T" | "TB" | "TIB" => 40,
+            "" | "B" => {
                 return Err(format!(
-                    "the size {text:?} has no unit: write \"{text}M\" or \"{text}G\""
+                    "the size {text:?} has no unit: write \"{number}M\" or \"{number}G\""
                 ));
             }
             _ => return Err(format!("{unit:?} is not a unit of size: use K, M, G or T")),
@@ -240,7 +249,7 @@ impl Size {
         number
             .checked_mul(1 << shift)
             .map(Size)
-            .ok_or_else(|| format!("the size {text:?} is too large for any machine"))
+            .ok_or_else(|| format!("the size {text:?} is too large for any machine: write a smaller one"))
     }
 }
 
@@ -279,6 +288,11 @@ impl<'de> Deserialize<'de> for Size {
                 Size::parse(text).map_err(E::custom)
             }
             fn visit_i64<E: serde::de::Error>(self, number: i64) -> Result<Size, E> {
+                if number <= 0 {
+                    return Err(E::custom(format!(
+                        "{number} is not a size: write a number and a unit, as \"512M\""
+                    )));
+                }
                 Err(E::custom(format!(
                     "the size {number} has no unit: write \"{number}M\" or \"{number}G\""
                 )))

@@ -1,0 +1,123 @@
+//! What the TOML reader says, in the words of a person who writes a VM file: one problem and its mend.
+//!
+//! The names a struct or a choice takes come from the reader's own message, so there is no list to keep.
+
+/// A reader's message, taken apart.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Words {
+    /// What is wrong, in one line.
+    pub message: String,
+    /// How to mend it.
+    pub mend: String,
+}
+
+/// Puts the reader's message in people's words.
+pub(crate) fn explain(raw: &str) -> Words {
+    let raw: String = raw
+        .trim()
+        .chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect();
+    unknown(&raw, "unknown field `", "unknown key", "the keys here:")
+        .or_else(|| unknown(&raw, "unknown variant `", "unknown value", "write one of"))
+        .or_else(|| missing(&raw))
+        .or_else(|| mismatch(&raw))
+        .or_else(|| own(&raw))
+        .unwrap_or_else(|| syntax(&raw))
+}
+
+/// `unknown field `x`, expected one of `a`, `b``.
+fn unknown(raw: &str, prefix: &str, what: &str, list: &str) -> Option<Words> {
+    let rest = raw.strip_prefix(prefix)?;
+    // From the right: the unknown name may hold anything, the known ones hold no backtick.
+    let (name, expected) = rest.rsplit_once("`, expected ")?;
+    let known: Vec<&str> = expected.split('`').skip(1).step_by(2).collect();
+    let mend = match nearest(name, &known) {
+        Some(near) => format!("did you mean `{near}`?"),
+        None => format!("{list} `{}`", known.join("`, `")),
+    };
+    Some(Words {
+        message: format!("{what} `{name}`"),
+        mend,
+    })
+}
+
+fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
+    // A key of kilobytes is no typing error, and comparing it takes time.
+    if word.len() > 64 {
+        return None;
+    }
+    let word = word.to_lowercase().replace('-', "_");
+    known
+        .iter()
+        .map(|&candidate| {
+            (
+                strsim::damerau_levenshtein(&word, &candidate.to_lowercase()),
+                candidate,
+            )
+        })
+        .filter(|&(distance, candidate)| distance <= 1 + candidate.len() / 4 && distance < candidate.len())
+        .min_by_key(|&(distance, _)| distance)
+        .map(|(_, candidate)| candidate)
+}
+
+/// `missing field `x``.
+fn missing(raw: &str) -> Option<Words> {
+    let name = raw.strip_prefix("missing field `")?.strip_suffix('`')?;
+    Some(Words {
+        message: format!("`{name}` is missing"),
+        mend: format!("add `{name} = ...` here"),
+    })
+}
+
+/// `invalid type: integer `5`, expected a string`, and the like for values.
+fn mismatch(raw: &str) -> Option<Words> {
+    let rest = raw
+        .strip_prefix("invalid type: ")
+        .or_else(|| raw.strip_prefix("invalid value: "))?;
+    let (found, expected) = rest.rsplit_once(", expected ")?;
+    let (wanted, mend) = match expected {
+        "a string" | "path string" | "string" => ("text", "put it in quotes".to_owned()),
+        "a boolean" => ("true or false", "write true or false, without quotes".to_owned()),
+        "u8" => ("a number", "write a whole number from 0 to 255".to_owned()),
+        "u16" => ("a number", "write a whole number from 0 to 65535".to_owned()),
+        "u32" | "u64" | "i64" => ("a number", "write a whole number, without quotes".to_owned()),
+        "a sequence" => ("a list", "write a list, as [\"a\", \"b\"]".to_owned()),
+        _ if expected.starts_with("a size") => ("a size", "write a size with a unit, as \"512M\"".to_owned()),
+        _ if expected.starts_with("struct ") => ("a table", "write a table of keys and values".to_owned()),
+        _ if expected.starts_with("enum ") || expected.contains("variant") => {
+            ("one of a few words", "write the word in quotes".to_owned())
+        }
+        other => (other, format!("write {other}")),
+    };
+    Some(Words {
+        message: format!("{found}, where {wanted} belongs"),
+        mend,
+    })
+}
+
+/// This crate's own messages to the reader: `PROBLEM: MEND`, the mend starting with `write` or `use`.
+fn own(raw: &str) -> Option<Words> {
+    let (message, mend) = raw.rsplit_once(": ")?;
+    (mend.starts_with("write ") || mend.starts_with("use ")).then(|| Words {
+        message: message.to_owned(),
+        mend: mend.to_owned(),
+    })
+}
+
+/// Text that is not TOML.
+fn syntax(raw: &str) -> Words {
+    let (message, mend) = match raw.split_once(", expected ") {
+        Some((message, expected)) if expected != "nothing" => (message, format!("expected {expected}")),
+        Some((message, _)) => (message, "remove it".to_owned()),
+        None if raw == "duplicate key" => (raw, "give each key once".to_owned()),
+        None => (
+            raw,
+            "write TOML: `key = value` on a line of its own, text in quotes".to_owned(),
+        ),
+    };
+    Words {
+        message: message.to_owned(),
+        mend,
+    }
+}

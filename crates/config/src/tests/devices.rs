@@ -1,0 +1,432 @@
+//! What disks and network cards may not be. Each text is refused with exactly this.
+
+use super::refused;
+
+#[test]
+fn a_disk_without_a_path() {
+    let text = r#"image = "debian-12"
+
+[[disks]]
+path = ""
+"#;
+    let shown = r#"
+  × an empty path
+   ╭─[vm.toml:4:8]
+ 3 │ [[disks]]
+ 4 │ path = ""
+   ·        ─┬
+   ·         ╰── here
+   ╰────
+  help: name the disk's file
+"#;
+    assert_eq!(refused(text), shown);
+}
+
+#[test]
+fn a_kept_private_disk_of_a_nameless_vm() {
+    let text = r#"image = "debian-12"
+
+[[disks]]
+path = "a.img"
+persistent = true
+"#;
+    let shown = r#"
+  × a private disk that keeps its writes, of a VM without a name
+   ╭─[vm.toml:5:14]
+ 4 │ path = "a.img"
+ 5 │ persistent = true
+   ·              ──┬─
+   ·                ╰── here
+   ╰────
+  help: add `name`: the writes are kept by it
+"#;
+    assert_eq!(refused(text), shown);
+}
+
+#[test]
+fn a_read_only_disk_that_keeps_writes() {
+    let text = r#"image = "debian-12"
+
+[[disks]]
+path = "a.img"
+persistent = true
+read_only = true
+"#;
+    let shown = r#"
+  × a read-only disk has no writes to keep
+   ╭─[vm.toml:5:14]
+ 4 │ path = "a.img"
+ 5 │ persistent = true
+   ·              ──┬─
+   ·                ╰── here
+ 6 │ read_only = true
+   ╰────
+  help: drop `persistent` or `read_only`
+"#;
+    assert_eq!(refused(text), shown);
+}
+
+#[test]
+fn a_read_only_exclusive_disk_that_keeps_writes() {
+    let text = r#"image = "debian-12"
+
+[[disks]]
+path = "a.img"
+mode = "exclusive"
+persistent = true
+read_only = true
+"#;
+    let shown = r#"
+  × a read-only disk has no writes to keep
+   ╭─[vm.toml:6:14]
+ 5 │ mode = "exclusive"
+ 6 │ persistent = true
+   ·              ──┬─
+   ·                ╰── here
+ 7 │ read_only = true
+   ╰────
+  help: drop `persistent` or `read_only`
+"#;
+    assert_eq!(refused(text), shown);
+}
+
+#[test]
+fn no_request_queue() {
+    let text = r#"image = "debian-12"
+
+[[disks]]
+path = "a.img"
+queues = 0
+"#;
+    let shown = r#"
+  × not a number of queues
+   ╭─[vm.toml:5:10]
+ 4 │ path = "a.img"
+ 5 │ queues = 0
+   ·          ┬
+   ·          ╰── here
+   ╰────
+  help: write a number from 1 to 16
+"#;
+    assert_eq!(refused(text), shown);
+}
+
+#[test]
+fn pmem_of_a_qcow2_file() {
+    let text = r#"image = "debian-12"
+
+[[disks]]
+path = "a.img"
+format = "qcow2"
+as = "pmem"
+"#;
+    let shown = r#"
+  × a qcow2 disk can't be mapped as pmem
+   ╭─[vm.toml:5:10]
+ 4 │ path = "a.img"
+ 5 │ format = "qcow2"
+   ·          ───┬───
+   ·             ╰── here
+ 6 │ as = "pmem"
+   ╰────
+  help: use a raw file, or `as = "block"`
+"#;
+    assert_eq!(refused(text), shown);
+}
+
+#[test]
+fn pmem_that_keeps_writes_of_a_private_disk() {
+    let text = r#"name = "a"
+image = "debian-12"
+
+[[disks]]
+path = "a.img"
+as = "pmem"
+persistent = true
+"#;
+    let shown = r#"
+  × pmem keeps writes only when exclusive
+   ╭─[vm.toml:7:14]
+ 6 │ as = "pmem"
+ 7 │ persistent = true
+   ·              ──┬─
+   ·                ╰── here
+   ╰────
+  help: add `mode = "exclusive"`, or use `as = "block"`
+"#;
+    assert_eq!(refused(text), shown);
+}
+
+#[test]
+fn pmem_with_request_queues() {
+    let text = r#"image = "debian-12"
+
+[[disks]]
+path = "a.img"
+as = "pmem"
+queues = 2
+"#;
+    let shown = r#"
+  × a pmem disk has no request queues
+   ╭─[vm.toml:6:10]
+ 5 │ as = "pmem"
+ 6 │ queues = 2
+   ·          ┬
+   ·          ╰── here
+   ╰────
+  help: drop `queues`, or use `as = "block"`
+"#;
+    assert_eq!(refused(text), shown);
+}
+
+#[test]
+fn the_second_disk_is_pointed_at() {
+    let text = r#"image = "debian-12"
+
+[[disks]]
+path = "a.img"
+
+[[disks]]
+path = "b.img"
+queues = 17
+"#;
+    let shown = r#"
+  × not a number of queues
+   ╭─[vm.toml:8:10]
+ 7 │ path = "b.img"
+ 8 │ queues = 17
+   ·          ─┬
+   ·           ╰── here
+   ╰────
+  help: write a number from 1 to 16
+"#;
+    assert_eq!(refused(text), shown);
+}
+
+#[test]
+fn a_tap_card_without_a_device() {
+    let text = r#"image = "debian-12"
+
+[[nets]]
+kind = "tap"
+"#;
+    let shown = r#"
+  × which TAP device?
+   ╭─[vm.toml:4:8]
+ 3 │ [[nets]]
+ 4 │ kind = "tap"
+   ·        ──┬──
+   ·          ╰── here
+   ╰────
+  help: add `tap = "NAME"`
+"#;
+    assert_eq!(refused(text), shown);
+}
+
+#[test]
+fn a_device_for_a_user_card() {
+    let text = r#"image = "debian-12"
+
+[[nets]]
+kind = "user"
+tap = "tap0"
+"#;
+    let shown = r#"
+  × user networking has no TAP device
+   ╭─[vm.toml:5:7]
+ 4 │ kind = "user"
+ 5 │ tap = "tap0"
+   ·       ───┬──
+   ·          ╰── here
+   ╰────
+  help: drop `tap`, or use `kind = "tap"`
+"#;
+    assert_eq!(refused(text), shown);
+}
+
+#[test]
+fn a_device_name_that_linux_refuses() {
+    let text = r#"image = "debian-12"
+
+[[nets]]
+kind = "tap"
+tap = "a/b"
+"#;
+    let shown = r#"
+  × "a/b" can't name a TAP device
+   ╭─[vm.toml:5:7]
+ 4 │ kind = "tap"
+ 5 │ tap = "a/b"
+   ·       ──┬──
+   ·         ╰── here
+   ╰────
+  help: 1 to 15 characters, no `/` or space
+"#;
+    assert_eq!(refused(text), shown);
+}
+
+#[test]
+fn a_group_address() {
+    let text = r#"image = "debian-12"
+
+[[nets]]
+kind = "user"
+mac = "03:00:00:00:00:01"
+"#;
+    let shown = r#"
+  × "03:00:00:00:00:01" is not a card's address
+   ╭─[vm.toml:5:7]
+ 4 │ kind = "user"
+ 5 │ mac = "03:00:00:00:00:01"
+   ·       ─────────┬─────────
+   ·                ╰── here
+   ╰────
+  help: write six bytes, not all zero and not a group's, as "02:00:00:00:00:01"
+"#;
+    assert_eq!(refused(text), shown);
+}
+
+#[test]
+fn an_address_of_five_bytes() {
+    let text = r#"image = "debian-12"
+
+[[nets]]
+kind = "user"
+mac = "02:00:00:00:01"
+"#;
+    let shown = r#"
+  × "02:00:00:00:01" is not a card's address
+   ╭─[vm.toml:5:7]
+ 4 │ kind = "user"
+ 5 │ mac = "02:00:00:00:01"
+   ·       ────────┬───────
+   ·               ╰── here
+   ╰────
+  help: write six bytes, not all zero and not a group's, as "02:00:00:00:00:01"
+"#;
+    assert_eq!(refused(text), shown);
+}
+
+#[test]
+fn a_forward_of_one_port() {
+    let text = r#"image = "debian-12"
+
+[[nets]]
+kind = "user"
+forward = ["80"]
+"#;
+    let shown = r#"
+  × "80" is not a port forward
+   ╭─[vm.toml:5:12]
+ 4 │ kind = "user"
+ 5 │ forward = ["80"]
+   ·            ──┬─
+   ·              ╰── here
+   ╰────
+  help: write HOST:GUEST, as "8080:80", ports from 1 to 65535
+"#;
+    assert_eq!(refused(text), shown);
+}
+
+#[test]
+fn a_forward_past_the_last_port() {
+    let text = r#"image = "debian-12"
+
+[[nets]]
+kind = "user"
+forward = ["8080:80", "8081:65536"]
+"#;
+    let shown = r#"
+  × "8081:65536" is not a port forward
+   ╭─[vm.toml:5:23]
+ 4 │ kind = "user"
+ 5 │ forward = ["8080:80", "8081:65536"]
+   ·                       ──────┬─────
+   ·                             ╰── here
+   ╰────
+  help: write HOST:GUEST, as "8080:80", ports from 1 to 65535
+"#;
+    assert_eq!(refused(text), shown);
+}
+
+#[test]
+fn a_port_forwarded_twice() {
+    let text = r#"image = "debian-12"
+
+[[nets]]
+kind = "user"
+forward = ["8080:80", "8080:81"]
+"#;
+    let shown = r#"
+  × port 8080 of the host is forwarded twice
+   ╭─[vm.toml:5:23]
+ 4 │ kind = "user"
+ 5 │ forward = ["8080:80", "8080:81"]
+   ·                       ────┬────
+   ·                           ╰── here
+   ╰────
+  help: forward it once
+"#;
+    assert_eq!(refused(text), shown);
+}
+
+#[test]
+fn a_forward_of_a_tap_card() {
+    let text = r#"image = "debian-12"
+
+[[nets]]
+kind = "tap"
+tap = "tap0"
+forward = ["8080:80"]
+"#;
+    let shown = r#"
+  × a TAP device forwards no ports
+   ╭─[vm.toml:6:11]
+ 5 │ tap = "tap0"
+ 6 │ forward = ["8080:80"]
+   ·           ─────┬─────
+   ·                ╰── here
+   ╰────
+  help: drop `forward`, or use `kind = "user"`
+"#;
+    assert_eq!(refused(text), shown);
+}
+
+#[test]
+fn two_queue_pairs_of_a_user_card() {
+    let text = r#"image = "debian-12"
+
+[[nets]]
+kind = "user"
+queues = 2
+"#;
+    let shown = r#"
+  × user networking has one queue pair
+   ╭─[vm.toml:5:10]
+ 4 │ kind = "user"
+ 5 │ queues = 2
+   ·          ┬
+   ·          ╰── here
+   ╰────
+  help: drop `queues`
+"#;
+    assert_eq!(refused(text), shown);
+}
+
+#[test]
+fn five_network_cards() {
+    let text = r#"nets = [{ kind = "user" }, { kind = "user" }, { kind = "user" }, { kind = "user" }, { kind = "user" }]
+image = "debian-12"
+"#;
+    let shown = r#"
+  × 5 network cards
+   ╭─[vm.toml:1:8]
+ 1 │ nets = [{ kind = "user" }, { kind = "user" }, { kind = "user" }, { kind = "user" }, { kind = "user" }]
+   ·        ───────────────────────────────────────────────┬───────────────────────────────────────────────
+   ·                                                       ╰── here
+ 2 │ image = "debian-12"
+   ╰────
+  help: 4 at most
+"#;
+    assert_eq!(refused(text), shown);
+}

@@ -1,0 +1,75 @@
+//! The examples and the schema for people hold what the reader takes.
+
+use crate::{VmSpec, parse};
+
+const DEBIAN: &str = include_str!("../../../../examples/debian.toml");
+const TINY: &str = include_str!("../../../../examples/tiny.toml");
+const NUMA: &str = include_str!("../../../../examples/numa.toml");
+const SCHEMA: &str = include_str!("../../../../docs/vm-file.md");
+
+/// An example with the lines that it comments out.
+fn whole(text: &str) -> String {
+    let line = |line: &str| match line.strip_prefix('#') {
+        Some(code) if !code.starts_with(' ') => format!("{code}\n"),
+        _ => format!("{line}\n"),
+    };
+    text.lines().map(line).collect()
+}
+
+/// The keys a table takes, from the reader's own answer to one that it does not.
+fn keys(unknown: &str) -> Vec<String> {
+    let mend = parse("any", unknown).unwrap_err().mend.unwrap();
+    let list = mend.strip_prefix("the keys here: ").unwrap();
+    list.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+fn all_keys() -> Vec<String> {
+    [
+        "zzzzzzzzzz = 1",
+        "[kernel]\nzzzzzzzzzz = 1",
+        "[root]\nzzzzzzzzzz = 1",
+        "[[disks]]\nzzzzzzzzzz = 1",
+        "[[nets]]\nzzzzzzzzzz = 1",
+        "[[nodes]]\nzzzzzzzzzz = 1",
+    ]
+    .into_iter()
+    .flat_map(keys)
+    .collect()
+}
+
+fn read(text: &str) -> VmSpec {
+    parse("example", text).unwrap_or_else(|error| panic!("{:?}", miette::Report::new(error)))
+}
+
+#[test]
+fn every_example_is_accepted() {
+    assert_eq!(read(TINY).cpus, 1);
+    assert_eq!(read(NUMA).nodes.len(), 2);
+    assert_eq!(read(DEBIAN).disks.len(), 0);
+}
+
+#[test]
+fn what_the_full_example_comments_out_is_accepted() {
+    let spec = read(&whole(DEBIAN));
+    assert_eq!((spec.disks.len(), spec.nodes.len()), (3, 2));
+    assert!(spec.kernel.is_some() && spec.command.is_some());
+}
+
+#[test]
+fn the_full_example_shows_every_key() {
+    let text = whole(DEBIAN);
+    let absent: Vec<String> = all_keys()
+        .into_iter()
+        .filter(|key| !text.contains(&format!("\n{key} = ")) && !text.contains(&format!("[{key}]")))
+        .collect();
+    assert_eq!(absent, Vec::<String>::new());
+}
+
+#[test]
+fn the_schema_has_a_row_for_every_key() {
+    let absent: Vec<String> = all_keys()
+        .into_iter()
+        .filter(|key| !SCHEMA.contains(&format!("| `{key}` |")))
+        .collect();
+    assert_eq!(absent, Vec::<String>::new());
+}

@@ -1,0 +1,26 @@
+//! What is shown for each kind of error, to the letter.
+
+mod devices;
+mod examples;
+mod flags;
+mod host;
+mod hostile;
+mod machine;
+mod text;
+
+use miette::{GraphicalReportHandler, GraphicalTheme};
+
+use crate::{ConfigError, parse};
+
+/// What a person sees, without colours.
+fn shown(error: &ConfigError) -> String {
+    let handler = GraphicalReportHandler::new_themed(GraphicalTheme::unicode_nocolor()).with_width(110);
+    let mut shown = String::from("\n");
+    handler.render_report(&mut shown, error).unwrap();
+    shown
+}
+
+/// What a person sees for a VM file that is refused.
+fn refused(text: &str) -> String {
+    shown(&parse("vm.toml", text).unwrap_err())
+}
