@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Four unmodified Debian VMs from one disk image, each compiling bzip2 from Debian's source with its own self-test.
+# Four unmodified Debian VMs from one disk image; each compiles bzip2 from Debian's source and checks what it built.
 # Usage: scripts/demo.sh MIRRORBALL
 set -euo pipefail
 mirrorball=$1
@@ -12,8 +12,7 @@ if ! "$mirrorball" image ls --json | grep -q '"demo"'; then
 fi
 "$here/scripts/fetch-source.sh" bzip2 "$cache/bzip2.tar"
 
-echo "demo: four VMs boot from it, and each compiles bzip2 and runs its tests"
-cd "$here/examples"
-MIRRORBALL_DEMO_SOURCE=$cache/bzip2.tar exec "$mirrorball" run --count 4 --name demo --image demo --cpus 1 \
+echo "demo: four VMs boot from it, and each compiles bzip2 and checks the result"
+exec "$mirrorball" run --count 4 --name demo --image demo --cpus 1 \
     --memory 256M --net none --disk "$cache/bzip2.tar" -- \
-    /bin/sh -c 'set -e; mkdir /tmp/b; cd /tmp/b; tar xf /dev/vdb --strip-components=1; make -s CFLAGS="-O1 -D_FILE_OFFSET_BITS=64" test >log 2>&1 || { tail log; exit 1; }; grep -c "If you got this far" log >/dev/null; ./bzip2 --help 2>&1 | head -1'
+    /bin/sh -c 'set -e; mkdir /root/b; cd /root/b; tar xf /dev/vdb --strip-components=1; make -s CFLAGS="-O0 -D_FILE_OFFSET_BITS=64" bzip2 >log 2>&1 || { tail log; exit 1; }; ./bzip2 -1 <sample1.ref | cmp - sample1.bz2; ./bzip2 -d <sample2.bz2 | cmp - sample2.ref; ./bzip2 --help 2>&1 | head -1; echo "compiled $(cat *.c | wc -l) lines of C; output compared"'

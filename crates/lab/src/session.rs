@@ -94,7 +94,9 @@ fn request(argv: &[OsString]) -> Result<ExecRequest, LabError> {
             limit: REQUEST_BYTES_MAX,
         });
     };
-    let mut env = vec![(IN_LAB_VARIABLE.to_string(), "1".to_string())];
+    // Files without names, which temporary overlays are, need a file system of the lab host's own.
+    let scratch = ("MIRRORBALL_SCRATCH".to_string(), "/run".to_string());
+    let mut env = vec![(IN_LAB_VARIABLE.to_string(), "1".to_string()), scratch];
     let mut variables: Vec<(String, String)> = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .filter(|(name, _)| !NOT_CARRIED.contains(&name.as_str()))
