@@ -6,13 +6,13 @@ mirrorball=$1
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/mirrorball
 here=$(cd "$(dirname "$0")/.." && pwd)
 
-if ! "$mirrorball" image ls --json | grep -q '"demo"'; then
-    echo "demo: building the image 'demo': Debian 12 with gcc and make (about a minute, once)"
-    "$mirrorball" image build debian-12 --name demo --packages gcc,libc6-dev,make
+if ! "$mirrorball" image ls --json | grep -q '"debian-12"'; then
+    echo "demo: building the image debian-12: Debian 12 with gcc and make (about a minute, once)"
+    "$mirrorball" image build debian-12 --packages gcc,libc6-dev,make
 fi
 "$here/scripts/fetch-source.sh" bzip2 "$cache/bzip2.tar"
 
 echo "demo: four VMs boot from it, and each compiles bzip2 and checks the result"
-exec "$mirrorball" run --count 4 --name demo --image demo --cpus 1 \
+exec "$mirrorball" run --count 4 --name demo --image debian-12 --cpus 1 \
     --memory 256M --net none --disk "$cache/bzip2.tar" -- \
     /bin/sh -c 'set -e; mkdir /root/b; cd /root/b; tar xf /dev/vdb --strip-components=1; make -s CFLAGS="-O0 -D_FILE_OFFSET_BITS=64" bzip2 >log 2>&1 || { tail log; exit 1; }; ./bzip2 -1 <sample1.ref | cmp - sample1.bz2; ./bzip2 -d <sample2.bz2 | cmp - sample2.ref; ./bzip2 --help 2>&1 | head -1; echo "compiled $(cat *.c | wc -l) lines of C; output compared"'

@@ -15,9 +15,9 @@ use std::os::fd::AsFd;
 use std::time::Instant;
 
 pub use connect::connect_vsock;
-pub use terminal::{RawMode, window_size};
 pub use exec::{exec, output};
 pub use file::{get, put};
+pub use terminal::{RawMode, window_size};
 
 use crate::protocol::{Frame, Kind, Ready, Request};
 use crate::wire::{PATIENCE, Wire};

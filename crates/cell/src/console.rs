@@ -104,6 +104,19 @@ impl Console {
 
     /// The last lines, made safe to print: no control characters but tabs.
     pub fn last_lines(&self, count: usize) -> Vec<String> {
+        let lines = self.lines();
+        lines[lines.len().saturating_sub(count)..].to_vec()
+    }
+
+    /// `count` lines from the last one with `text` on, or the last ones when there is none.
+    pub fn lines_from(&self, text: &str, count: usize) -> Vec<String> {
+        let lines = self.lines();
+        let start = lines.iter().rposition(|line| line.contains(text));
+        let start = start.unwrap_or(lines.len().saturating_sub(count));
+        lines[start..].iter().take(count).cloned().collect()
+    }
+
+    fn lines(&self) -> Vec<String> {
         let bytes: Vec<u8> = self.ring().kept.iter().copied().collect();
         let printable = |line: &str| {
             line.chars()
@@ -111,12 +124,10 @@ impl Console {
                 .collect::<String>()
         };
         let text = String::from_utf8_lossy(&bytes);
-        let lines: Vec<String> = text
-            .lines()
+        text.lines()
             .map(printable)
             .filter(|line| !line.trim().is_empty())
-            .collect();
-        lines[lines.len().saturating_sub(count)..].to_vec()
+            .collect()
     }
 
     fn listener(&self, mut client: UnixStream) {

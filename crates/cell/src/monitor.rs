@@ -22,6 +22,8 @@ use crate::{control, ending, open};
 
 /// Lines of the console that go with an ending.
 const LAST_LINES: usize = 8;
+/// What a Linux kernel says first when it panics.
+const PANIC_TEXT: &str = "Kernel panic";
 
 /// What the command asks of its monitor; the first line on the lease.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -175,10 +177,10 @@ fn one(name: &str, spec: &VmSpec, handle: &Handle, lease: &Lease) -> Result<(), 
         );
     };
     let ending = vm::run(opened, name, entry.folder(), handle, booted).map_err(|error| line(&error))?;
-    let last_lines = if ending::reason(&ending).is_some() {
-        handle.console().last_lines(LAST_LINES)
-    } else {
-        Vec::new()
+    let last_lines = match &ending {
+        Ending::Panic => handle.console().lines_from(PANIC_TEXT, LAST_LINES),
+        other if ending::reason(other).is_some() => handle.console().last_lines(LAST_LINES),
+        _ => Vec::new(),
     };
     // Nothing of the VM is left when its end is told.
     drop(entry);

@@ -105,7 +105,10 @@ fn two_hosts_have_their_nodes_their_network_and_shared_memory() {
     for (server, client) in [("left", "right"), ("right", "left")] {
         let serve = "import socket; s=socket.create_server(('', 7777)); print('up', flush=True); c, _ = s.accept(); \
                      c.sendall(socket.gethostname().encode())";
-        let mut serving = lab(&["exec", server, "--", "/usr/bin/python3", "-c", serve], home.path());
+        let mut serving = lab(
+            &["exec", server, "--", "/usr/bin/python3", "-c", serve],
+            home.path(),
+        );
         let mut serving = serving.stdout(Stdio::piped()).spawn().unwrap();
         let mut up = [0; 3];
         std::io::Read::read_exact(serving.stdout.as_mut().unwrap(), &mut up).unwrap();
@@ -116,7 +119,10 @@ fn two_hosts_have_their_nodes_their_network_and_shared_memory() {
         assert!(serving.wait().unwrap().success());
     }
     on("left", &["/usr/bin/python3", "-c", SHARED, "write"]);
-    assert_eq!(on("right", &["/usr/bin/python3", "-c", SHARED, "read"]).trim(), "hello");
+    assert_eq!(
+        on("right", &["/usr/bin/python3", "-c", SHARED, "read"]).trim(),
+        "hello"
+    );
 
     // A host that dies is remembered.
     let output = lab(

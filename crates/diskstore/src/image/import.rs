@@ -74,13 +74,13 @@ pub fn import(
         return Err(ImageError::Unable("an image needs a kernel or a disk".into()));
     }
     let mut record = Record::new(&request.name, "imported files".into());
-    if let Some(kernel) = &request.kernel {
-        if FileKind::of(kernel)? != FileKind::Kernel {
-            return Err(ImageError::File {
-                path: kernel.clone(),
-                reason: "neither a bzImage nor an ELF kernel".into(),
-            });
-        }
+    if let Some(kernel) = &request.kernel
+        && FileKind::of(kernel)? != FileKind::Kernel
+    {
+        return Err(ImageError::File {
+            path: kernel.clone(),
+            reason: "neither a bzImage nor an ELF kernel".into(),
+        });
     }
     let format = match request
         .disk

@@ -46,10 +46,10 @@ impl Modules {
                 let path = entry.path();
                 if kind.is_dir() {
                     folders.push(path);
-                } else if path.extension().is_some_and(|extension| extension == "ko") {
-                    if let Some(stem) = path.file_stem().and_then(|stem| stem.to_str()) {
-                        files.insert(normal(stem), path);
-                    }
+                } else if path.extension().is_some_and(|extension| extension == "ko")
+                    && let Some(stem) = path.file_stem().and_then(|stem| stem.to_str())
+                {
+                    files.insert(normal(stem), path);
                 }
             }
         }

@@ -52,8 +52,11 @@ fn connection(mut stream: TcpStream, token: &[u8; TOKEN_BYTES]) -> Result<(), Fa
         }
         Some(Purpose::CountVms) => {
             // A directory for each VM; beside them are the registry's own files.
-            let is_vm = |entry: &std::io::Result<fs::DirEntry>| entry.as_ref().is_ok_and(|entry| entry.path().is_dir());
-            let count = fs::read_dir("/run/mirrorball/vms").map_or(0, |entries| entries.filter(is_vm).count());
+            let is_vm = |entry: &std::io::Result<fs::DirEntry>| {
+                entry.as_ref().is_ok_and(|entry| entry.path().is_dir())
+            };
+            let count =
+                fs::read_dir("/run/mirrorball/vms").map_or(0, |entries| entries.filter(is_vm).count());
             stream.write_all(&[u8::try_from(count).unwrap_or(u8::MAX)])?;
         }
         None => return Err("unknown purpose".into()),

@@ -109,10 +109,16 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
 
 fn specs(args: &RunArgs) -> Result<Vec<VmSpec>> {
     if !args.files.is_empty() {
-        return Ok(check::read(&args.files)?
+        let mut specs: Vec<VmSpec> = check::read(&args.files)?
             .into_iter()
             .map(|file| file.spec)
-            .collect());
+            .collect();
+        if !args.command.is_empty() {
+            specs
+                .iter_mut()
+                .for_each(|spec| spec.command = Some(args.command.clone()));
+        }
+        return Ok(specs);
     }
     let spec = flags::spec(args)?;
     config::check_host(&spec, None, &HostFacts::of_this_host())?;

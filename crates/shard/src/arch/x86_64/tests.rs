@@ -1,3 +1,5 @@
+#![allow(clippy::single_range_in_vec_init)] // the ranges are the elements
+
 use std::io::{Seek, Write};
 
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};

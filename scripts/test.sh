@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# All tests: units, then the guest tests on KVM or in a lab host. Usage: scripts/test.sh MIRRORBALL
+set -euo pipefail
+mirrorball=$(realpath "$1")
+here=$(cd "$(dirname "$0")/.." && pwd)
+cd "$here"
+log() { echo "test: $(date +%T) $*"; }
+
+log "unit tests and lab tests (4 minutes)"
+cargo test --release --locked --workspace --exclude guest-tests
+
+have() { "$mirrorball" image ls --json | grep -q "\"$1\""; }
+have tiny || "$mirrorball" image build tiny
+have tiny-generic || "$mirrorball" image build tiny --kernel generic --name tiny-generic
+have debian-12 || "$mirrorball" image build debian-12 --packages gcc,libc6-dev,make
+
+log "guest tests, on this machine's KVM or in a lab host (12 minutes)"
+export MIRRORBALL_BIN=$mirrorball
+export CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER=$here/tests/runner.sh
+cargo test --release --locked -p guest-tests --no-fail-fast
+log "all passed"
