@@ -95,7 +95,7 @@ fn memory_holds(size: &str, mib: u64, fill_mib: u64, limit: Duration) -> String 
 
 #[test]
 fn smallest_memory_boots_and_works() {
-    let said = memory_holds("64M", 64, 4, Duration::from_secs(60));
+    let said = memory_holds("96M", 96, 4, Duration::from_secs(60));
     assert!(part(&said, "below") >= 2, "{said}");
     assert_eq!(part(&said, "above"), 0, "{said}");
 }

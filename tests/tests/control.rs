@@ -79,7 +79,7 @@ fn ps_inspect_and_logs_tell_what_is_there() {
         "ps does not show {}:\n{table}",
         vm.name()
     );
-    assert_eq!(entry["cpus"], 2, "{entry:#}");
+    assert_eq!(entry["spec"]["cpus"], 2, "{entry:#}");
     let whole = vm.inspect();
     assert_eq!(whole["name"], vm.name(), "{whole:#}");
     assert!(

@@ -8,21 +8,19 @@ use std::time::Duration;
 use guest_tests::command::Call;
 use guest_tests::{Scratch, Vm, VmFile, peer, wait};
 
-const TRANSFER_BYTES: u64 = 100_000_000;
+/// Through TAP.
+const TAP_BYTES: u64 = 100_000_000;
+/// Through passt, which in software emulation resets a connection that is busy for half a minute.
+const USER_BYTES: u64 = 20_000_000;
 const LIMIT: Duration = Duration::from_secs(120);
 const GUEST_PORT: u16 = 7000;
 
 /// Guest to host: the guest connects to `host`, where this test listens at `listener`.
-fn upload(vm: &Vm, listener: TcpListener, host: &str) {
+fn upload(vm: &Vm, listener: TcpListener, host: &str, bytes: u64) {
     let port = listener.local_addr().expect("bound").port();
     let receiver = thread::spawn(move || peer::receive(listener.accept()?.0));
     let sent = vm
-        .tool(&[
-            "send",
-            &format!("{host}:{port}"),
-            "21",
-            &TRANSFER_BYTES.to_string(),
-        ])
+        .tool(&["send", &format!("{host}:{port}"), "21", &bytes.to_string()])
         .limit(LIMIT)
         .ok();
     let received = receiver
@@ -30,11 +28,11 @@ fn upload(vm: &Vm, listener: TcpListener, host: &str) {
         .expect("no panic")
         .expect("the transfer to the host");
     assert_eq!(sent.text().trim(), received);
-    assert!(received.ends_with(&format!("-{TRANSFER_BYTES}")), "{received}");
+    assert!(received.ends_with(&format!("-{bytes}")), "{received}");
 }
 
 /// Host to guest: this test connects to `guest`.
-fn download(vm: &Vm, guest: SocketAddr) {
+fn download(vm: &Vm, guest: SocketAddr, bytes: u64) {
     let mut receiver = vm
         .tool(&["receive", &GUEST_PORT.to_string()])
         .limit(LIMIT)
@@ -43,7 +41,7 @@ fn download(vm: &Vm, guest: SocketAddr) {
     let stream = wait::until("a connection to the guest", Duration::from_secs(20), || {
         TcpStream::connect(guest).ok()
     });
-    let sent = peer::send(stream, 22, TRANSFER_BYTES).expect("the transfer to the guest");
+    let sent = peer::send(stream, 22, bytes).expect("the transfer to the guest");
     let received = receiver.wait().expect(0);
     assert_eq!(received.text().lines().last(), Some(sent.as_str()), "{received}");
 }
@@ -55,7 +53,7 @@ fn free_port() -> u16 {
 }
 
 #[test]
-fn user_networking_carries_a_hundred_megabytes_each_way() {
+fn user_networking_carries_bytes_unchanged_each_way() {
     let scratch = Scratch::new("user");
     let forwarded = free_port();
     let vm = VmFile::new("user")
@@ -77,8 +75,8 @@ fn user_networking_carries_a_hundred_megabytes_each_way() {
     let router = leased.trim();
     assert!(!router.is_empty(), "no default route after DHCP");
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
-    upload(&vm, listener, router);
-    download(&vm, SocketAddr::from(([127, 0, 0, 1], forwarded)));
+    upload(&vm, listener, router, USER_BYTES);
+    download(&vm, SocketAddr::from(([127, 0, 0, 1], forwarded)), USER_BYTES);
     vm.stop();
 }
 
@@ -120,7 +118,7 @@ fn a_tap_device_carries_a_hundred_megabytes_each_way() {
     vm.add_tool();
     vm.sh("ip link set eth0 up; ip addr flush dev eth0; ip addr add 10.77.0.2/24 dev eth0");
     let listener = TcpListener::bind(("10.77.0.1", 0)).expect("the TAP's address");
-    upload(&vm, listener, "10.77.0.1");
-    download(&vm, SocketAddr::from(([10, 77, 0, 2], GUEST_PORT)));
+    upload(&vm, listener, "10.77.0.1", TAP_BYTES);
+    download(&vm, SocketAddr::from(([10, 77, 0, 2], GUEST_PORT)), TAP_BYTES);
     vm.stop();
 }

@@ -58,6 +58,8 @@ pub struct Opened {
     pub files: Vec<OwnedFd>,
     /// The monitor's end of the console.
     pub console: UnixStream,
+    /// The kernel's file, for messages.
+    pub kernel: PathBuf,
     /// Something outlives the VM: it must be ended with care.
     pub keeps_writes: bool,
     /// Kept for their locks.
@@ -328,6 +330,7 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
         launch,
         files: files.0,
         console,
+        kernel: kernel_path,
         keeps_writes,
         _disks: disks,
         _image: image,

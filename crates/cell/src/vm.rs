@@ -137,6 +137,14 @@ pub enum RunError {
     /// Its process.
     #[error("the shard cannot be started: {0}")]
     Start(#[from] io::Error),
+    /// The shard says that it can't make this VM.
+    #[error("the VM cannot start with the kernel {kernel}: {detail}")]
+    Refused {
+        /// The kernel's file.
+        kernel: std::path::PathBuf,
+        /// The shard's words.
+        detail: String,
+    },
     /// The sandbox is required.
     #[error("the sandbox is incomplete ({0}); run with --sandbox=auto to go on without it")]
     Sandbox(String),
@@ -225,13 +233,14 @@ fn one_boot(
     let mut launch = opened.launch.clone();
     launch.sandbox_missing = spawned.missing;
     let files: Vec<_> = opened.files.iter().map(AsFd::as_fd).collect();
-    let mut ending = None;
+    let (mut ending, mut ran) = (None, false);
     // A shard that dies at once breaks the socket; its log says why.
     if shard::process::send_spec(&mut ours, &launch, &files).is_ok() {
         let mut reports = Reports::new(ours);
         while let Some(report) = reports.next_report() {
             match report {
                 Report::Running { sandbox_missing } => {
+                    ran = true;
                     booted(Booted {
                         pid: spawned.pid,
                         sandbox_missing: &sandbox_missing,
@@ -259,6 +268,12 @@ fn one_boot(
     handle.state().orders = None;
     let status = wait_for(pid);
     handle.state().pid = None;
+    if let (Some(Ending::ShardFailed { detail }), false) = (&ending, ran) {
+        return Err(RunError::Refused {
+            kernel: opened.kernel.clone(),
+            detail: detail.clone(),
+        });
+    }
     let killed = handle.state().ending;
     Ok(ending.unwrap_or_else(|| {
         if killed {
