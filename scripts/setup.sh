@@ -10,7 +10,7 @@ TEST="iproute2:ip qemu-utils:qemu-img busybox-static:/usr/share/doc/busybox-stat
 FUZZ="g++:g++"
 BENCH="qemu-system-x86:qemu-system-x86_64 iperf3:iperf3 iproute2:ip"
 # Kept in step with rust-version in Cargo.toml.
-RUST_MINOR=88
+RUST_MINOR=95
 
 [ -d "$HOME/.cargo/bin" ] && PATH="$PATH:$HOME/.cargo/bin"
 PATH="$PATH:/usr/sbin:/sbin"

@@ -11,7 +11,8 @@ use super::place::LabChoice;
 /// What `run` takes.
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
-    /// VM files
+    /// VM files; flags that describe a VM belong into them
+    #[arg(conflicts_with_all = ["image", "kernel", "cpus", "memory", "disk", "net", "name", "sandbox", "pages"])]
     pub files: Vec<PathBuf>,
     /// An image of the image store
     #[arg(long)]
@@ -56,7 +57,7 @@ pub struct RunArgs {
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub count: Option<u16>,
     /// Return when the VMs run, and leave them running
-    #[arg(long, short)]
+    #[arg(long, short, conflicts_with = "command")]
     pub detach: bool,
     /// Run this in the guest, then end the VM
     #[arg(last = true)]

@@ -33,7 +33,10 @@ enum News {
     /// The monitor is gone.
     MonitorGone,
     /// A command in a guest is done.
-    Command { name: String, result: Result<Done> },
+    Command {
+        name: String,
+        result: Result<Done, Trouble>,
+    },
     /// The terminal left the console.
     Console(std::io::Result<Left>),
 }
@@ -45,6 +48,13 @@ struct Done {
     last_line: String,
 }
 
+/// Why a command did not come to an end.
+struct Trouble {
+    /// The exit status it amounts to.
+    status: u8,
+    report: Report,
+}
+
 /// One VM as this command follows it.
 #[derive(Default)]
 struct Followed {
@@ -54,8 +64,7 @@ struct Followed {
     running_s: Option<f64>,
     keeps_writes: bool,
     done: Option<Done>,
-    /// Why its command did not come to an end.
-    trouble: Option<Report>,
+    trouble: Option<Trouble>,
     ended: Option<Ending>,
     seconds: f64,
 }
@@ -266,7 +275,7 @@ impl Follower {
     }
 
     /// A command has ended, or could not run: so does its VM.
-    fn command_done(&mut self, name: &str, result: Result<Done>) {
+    fn command_done(&mut self, name: &str, result: Result<Done, Trouble>) {
         let Some(vm) = self.vms.get_mut(name) else { return };
         let grace = match result {
             Ok(done) => {
@@ -304,7 +313,7 @@ impl Follower {
                 eprintln!("  | {line}");
             }
         } else if let Some(trouble) = &vm.trouble {
-            crate::complain(trouble);
+            crate::complain(&trouble.report);
         } else if vm.command.is_some() && vm.done.is_none() {
             eprintln!("mirrorball: {name}: the guest powered off before its command ended");
         }
@@ -341,22 +350,34 @@ impl Follower {
 
 /// The exit status that a VM's end amounts to.
 fn status(vm: &Followed) -> u8 {
-    match (&vm.done, &vm.ended) {
-        (Some(done), _) => done.status,
-        (None, Some(Ending::Quit)) if vm.trouble.is_some() => exit::LIMIT,
-        (None, Some(Ending::PowerOff)) if vm.command.is_some() => exit::FAILED,
-        (None, Some(ending)) => ending::status(ending),
-        (None, None) => 0,
+    match (&vm.done, &vm.trouble, &vm.ended) {
+        (Some(done), _, _) => done.status,
+        (None, Some(trouble), Some(Ending::Quit | Ending::PowerOff)) => trouble.status,
+        (None, None, Some(Ending::PowerOff)) if vm.command.is_some() => exit::FAILED,
+        (None, _, Some(ending)) => ending::status(ending),
+        (None, _, None) => 0,
     }
 }
 
 /// Runs a command in a guest: with this process's terminal when it is the only VM, else with its output in lines that
 /// start with the VM's name.
-fn command(name: &str, folder: &Path, argv: &[String], limit: Duration, alone: bool) -> Result<Done, Report> {
-    let stream = guest::connect(name, folder, limit)?;
+fn command(
+    name: &str,
+    folder: &Path,
+    argv: &[String],
+    limit: Duration,
+    alone: bool,
+) -> Result<Done, Trouble> {
+    let stream = guest::connect(name, folder, limit).map_err(|report| Trouble {
+        status: exit::LIMIT,
+        report,
+    })?;
     let start = Instant::now();
     let request = guest::request(argv, alone && std::io::stdin().is_terminal());
-    let explain = |error| guest::explain(name, error);
+    let explain = |error| Trouble {
+        status: exit::FAILED,
+        report: guest::explain(name, error),
+    };
     if alone {
         let status = agent::client::exec(stream, &request).map_err(explain)?.code();
         return Ok(Done {
