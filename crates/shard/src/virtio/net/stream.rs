@@ -21,6 +21,8 @@ pub struct Stream {
     in_end: usize,
     outgoing: Vec<u8>,
     out_start: usize,
+    /// Bytes of the frame at `out_start` that are not sent yet; 0 between frames.
+    out_frame: usize,
     open: bool,
 }
 
@@ -45,6 +47,7 @@ impl Stream {
             in_end: 0,
             outgoing: Vec::with_capacity(OUT_BYTES_GATHER + LENGTH_BYTES + FRAME_BYTES_MAX),
             out_start: 0,
+            out_frame: 0,
             open: true,
         }
     }
@@ -78,17 +81,29 @@ impl Stream {
         copy(&mut self.outgoing[start..]);
     }
 
-    /// Sends what waits.
+    /// Sends what waits, a frame with each call: passt loses its place when it finds a part of a frame, and the kernel
+    /// takes a small message whole or not at all.
     pub fn flush(&mut self) -> Moved {
         while self.has_outgoing() && self.open {
             let rest = &self.outgoing[self.out_start..];
+            if self.out_frame == 0 {
+                // `push` writes a length before every frame.
+                let length = rest
+                    .first_chunk::<LENGTH_BYTES>()
+                    .map_or(0, |bytes| u32::from_be_bytes(*bytes));
+                self.out_frame = LENGTH_BYTES + length as usize;
+            }
+            let rest = &rest[..self.out_frame.min(rest.len())];
             // SAFETY: `rest` is a live slice and the socket is open.
             let sent = unsafe {
                 let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
                 libc::send(self.socket.as_raw_fd(), rest.as_ptr().cast(), rest.len(), flags)
             };
             match usize::try_from(sent) {
-                Ok(sent) => self.out_start += sent,
+                Ok(sent) => {
+                    self.out_start += sent;
+                    self.out_frame -= sent;
+                }
                 Err(_) => match io::Error::last_os_error().kind() {
                     io::ErrorKind::Interrupted => {}
                     io::ErrorKind::WouldBlock => return Moved::Blocked,
@@ -97,7 +112,7 @@ impl Stream {
             }
         }
         self.outgoing.clear();
-        self.out_start = 0;
+        (self.out_start, self.out_frame) = (0, 0);
         if self.open { Moved::All } else { Moved::Closed }
     }
 
