@@ -1,6 +1,6 @@
 //! Message-signalled interrupts: numbers (GSIs), their routes in KVM, and one event file each.
 //!
-//! A [`Vector`] is one MSI-X vector. Its event file is bound to KVM once, when it is made (before the sandbox closes);
+//! A [`Vector`] is one MSI-X vector. Its event file is bound to KVM once, when it is made (before the vCPUs run);
 //! from then on only the routing table changes, when the guest writes a message and unmasks it. A vector signalled while
 //! masked is pending and is delivered when it is unmasked. Signalling takes one uncontended lock and one `write`.
 //!

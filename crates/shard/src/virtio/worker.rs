@@ -283,10 +283,8 @@ impl<H: Handler> Loop<H> {
         if let Some(running) = self.running.take() {
             for (_, fd) in &running.notify {
                 // SAFETY: `fd` is open: `running` owns it until the end of this block.
-                let _ = self
-                    .sources
-                    .epoll
-                    .delete(unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) });
+                let fd = unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) };
+                let _ = self.sources.epoll.delete(fd);
             }
             self.handler.stop(&self.sources);
         }
