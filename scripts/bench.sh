@@ -5,7 +5,7 @@ set -euo pipefail
 mirrorball=$(realpath "$1") runs=${2:-5}
 here=$(cd "$(dirname "$0")/.." && pwd)
 data=${MIRRORBALL_DATA:-${XDG_DATA_HOME:-$HOME/.local/share}/mirrorball}
-"$mirrorball" image ls --json | grep -q '"tiny"' || "$mirrorball" image build tiny
+"$mirrorball" image build tiny --if-missing
 machine="$(nproc) CPUs, $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $(awk '/MemTotal/ {printf "%.0f GiB", $2 / 1048576}' /proc/meminfo)"
 inside=()
 if ! "$mirrorball" probe >/dev/null 2>&1; then

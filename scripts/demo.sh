@@ -6,10 +6,8 @@ mirrorball=$1
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/mirrorball
 here=$(cd "$(dirname "$0")/.." && pwd)
 
-if ! "$mirrorball" image ls --json | grep -q '"debian-12"'; then
-    echo "demo: building the image debian-12: Debian 12 with gcc and make (about a minute, once)"
-    "$mirrorball" image build debian-12 --packages gcc,libc6-dev,make
-fi
+echo "demo: the image debian-12: Debian 12 with gcc and make (built once, in about a minute)"
+"$mirrorball" image build debian-12 --packages gcc,libc6-dev,make --if-missing
 "$here/scripts/fetch-source.sh" bzip2 "$cache/bzip2.tar"
 
 echo "demo: four VMs boot from it, and each compiles bzip2 and checks the result"

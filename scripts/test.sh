@@ -11,10 +11,9 @@ log "NOT RUN: lab tests/hosts.rs two_hosts_have_their_nodes_their_network_and_sh
 cargo test --release --locked --workspace --exclude guest-tests -- \
     --skip two_hosts_have_their_nodes_their_network_and_shared_memory
 
-have() { "$mirrorball" image ls --json | grep -q "\"$1\""; }
-have tiny || "$mirrorball" image build tiny
-have tiny-generic || "$mirrorball" image build tiny --kernel generic --name tiny-generic
-have debian-12 || "$mirrorball" image build debian-12 --packages gcc,libc6-dev,make
+"$mirrorball" image build tiny --if-missing
+"$mirrorball" image build tiny --kernel generic --name tiny-generic --if-missing
+"$mirrorball" image build debian-12 --packages gcc,libc6-dev,make --if-missing
 
 log "NOT RUN: tests/cycles.rs thirty_cycles_leave_nothing_behind, which has yet to be seen to its end"
 log "guest tests, on this machine's KVM or in a lab host (12 minutes)"

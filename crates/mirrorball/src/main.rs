@@ -112,15 +112,35 @@ enum Command {
     Shard,
 }
 
+impl Command {
+    /// Whether it only prints what there is.
+    fn only_prints(&self) -> bool {
+        matches!(
+            self,
+            Self::Ps { .. } | Self::Logs { .. } | Self::Inspect { .. } | Self::Check { .. } | Self::Probe
+        ) || matches!(self, Self::Image(command) if command.only_prints())
+    }
+}
+
 fn main() -> ExitCode {
     lab::take_over();
-    match obey(Cli::parse().command) {
+    let command = Cli::parse().command;
+    if command.only_prints() {
+        end_quietly_with_the_reader();
+    }
+    match obey(command) {
         Ok(code) => code,
         Err(error) => {
             complain(&error);
             ExitCode::from(exit::FAILED)
         }
     }
+}
+
+/// Lets `mirrorball ps | head` end as any tool does, instead of failing to print.
+fn end_quietly_with_the_reader() {
+    // SAFETY: no other thread runs yet, and the default action needs no handler.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
 
 /// Prints an error: with the text it points into if it has one, else in one line with its mend.

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
+use config::Size;
 use diskstore::image::{
     DebianRequest, FileKind, ImageError, ImageStore, ImportRequest, KernelFlavour, Progress, TinyRequest,
     build_debian, build_tiny, import,
@@ -45,14 +46,17 @@ pub struct BuildArgs {
     #[arg(long, value_delimiter = ',')]
     packages: Vec<String>,
     /// Size of the root disk, which is sparse (debian-12)
-    #[arg(long, default_value = "2G", value_parser = size)]
-    size: u64,
+    #[arg(long, default_value = "2G")]
+    size: Size,
     /// Debian's kernel for virtual machines, or its general one
     #[arg(long, default_value = "cloud")]
     kernel: Kernel,
     /// The image's name, when not that of the recipe
     #[arg(long)]
     name: Option<String>,
+    /// Do nothing when there is an image of this name
+    #[arg(long)]
+    if_missing: bool,
 }
 
 /// What can be built.
@@ -92,6 +96,22 @@ pub struct ImportArgs {
     name: Option<String>,
 }
 
+impl ImageCommand {
+    /// Whether it changes nothing.
+    pub fn only_prints(&self) -> bool {
+        matches!(self, Self::Ls { .. } | Self::Verify { .. })
+    }
+}
+
+impl Recipe {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Debian12 => "debian-12",
+            Self::Tiny => "tiny",
+        }
+    }
+}
+
 /// Does what was asked, printing the result.
 pub fn run(command: ImageCommand) -> Result<(), ImageError> {
     let store = ImageStore::open_default()?;
@@ -114,6 +134,10 @@ fn build(store: &ImageStore, arguments: BuildArgs) -> Result<(), ImageError> {
         Kernel::Cloud => KernelFlavour::Cloud,
         Kernel::Generic => KernelFlavour::Generic,
     };
+    let name = arguments.name.unwrap_or_else(|| arguments.what.name().to_owned());
+    if arguments.if_missing && store.get(&name).is_ok() {
+        return Ok(());
+    }
     let agent = agent_program();
     let bar = ProgressBar::new(1).with_style(style("{elapsed:>4} [{bar:30}] {pos}/{len} {msg}"));
     bar.enable_steady_tick(Duration::from_millis(250));
@@ -124,21 +148,16 @@ fn build(store: &ImageStore, arguments: BuildArgs) -> Result<(), ImageError> {
     };
     let built = match arguments.what {
         Recipe::Debian12 => {
-            let name = arguments.name.unwrap_or_else(|| "debian-12".into());
-            let packages = arguments.packages;
             let request = DebianRequest {
                 name,
-                packages,
-                size_bytes: arguments.size,
+                packages: arguments.packages,
+                size_bytes: arguments.size.0,
                 kernel,
                 agent,
             };
             build_debian(store, &request, &mut progress)
         }
-        Recipe::Tiny => {
-            let name = arguments.name.unwrap_or_else(|| "tiny".into());
-            build_tiny(store, &TinyRequest { name, kernel, agent }, &mut progress)
-        }
+        Recipe::Tiny => build_tiny(store, &TinyRequest { name, kernel, agent }, &mut progress),
     };
     let seconds = bar.elapsed().as_secs_f32();
     bar.finish_and_clear();
@@ -231,19 +250,4 @@ fn spinner(what: &'static str) -> ProgressBar {
 fn style(template: &str) -> ProgressStyle {
     // The templates are literals of this file; a bad one falls back to the usual look.
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
-}
-
-fn size(text: &str) -> Result<u64, String> {
-    let (digits, shift) = match text.char_indices().last() {
-        Some((at, 'K' | 'k')) => (&text[..at], 10),
-        Some((at, 'M' | 'm')) => (&text[..at], 20),
-        Some((at, 'G' | 'g')) => (&text[..at], 30),
-        Some((at, 'T' | 't')) => (&text[..at], 40),
-        _ => (text, 0),
-    };
-    let number = digits
-        .parse::<u64>()
-        .ok()
-        .and_then(|number| number.checked_mul(1 << shift));
-    number.ok_or_else(|| format!("{text:?} is not a size, as 512M or 2G"))
 }
