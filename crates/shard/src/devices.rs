@@ -10,16 +10,17 @@ use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use diskstore::disk::{self, Format};
+use diskstore::disk::{self, Format, Store};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use crate::interrupt::Interrupts;
-use crate::launch::{DiskLaunch, LaunchSpec, NetBackendLaunch};
+use crate::launch::{DiskLaunch, LaunchSpec, NetBackendLaunch, Share};
 use crate::machine::Machine;
 use crate::memory::GuestRam;
 use crate::pci::PciBus;
 use crate::process::{Files, ReceiveError};
 use crate::sandbox::Threads;
+use crate::sharing::{DiskSharing, Mapper, Situations};
 use crate::virtio::VirtioDevice;
 use crate::virtio::balloon::{Balloon, BalloonHandle};
 use crate::virtio::block::Block;
@@ -103,6 +104,21 @@ impl DeviceFiles {
             .collect()
     }
 
+    /// The files of disks that nobody writes, whose pages may be shared; each with how its disk shares.
+    pub fn images(&self, spec: &LaunchSpec) -> io::Result<Vec<(File, Share)>> {
+        let mut images = Vec::new();
+        for (launch, layers) in spec.disks.iter().zip(&self.disks) {
+            if launch.pmem || launch.share == Share::Never {
+                continue;
+            }
+            // Only the top layer is ever written.
+            for (file, _) in layers.iter().skip(usize::from(!launch.read_only)) {
+                images.push((file.try_clone()?, launch.share));
+            }
+        }
+        Ok(images)
+    }
+
     /// The directory that the sandbox shows as `/ports`.
     pub fn ports(&self) -> Option<BorrowedFd<'_>> {
         self.ports.as_ref().map(AsFd::as_fd)
@@ -130,6 +146,8 @@ pub struct Parts<'a> {
     pub log: &'a Log,
     /// The directory of the sockets that the guest may connect to, as the sandbox shows it.
     pub ports: Option<PathBuf>,
+    /// What the disks share by.
+    pub sharing: Option<(Arc<Mapper>, Arc<Situations>)>,
 }
 
 impl Parts<'_> {
@@ -150,11 +168,36 @@ impl Parts<'_> {
 
     fn block(&self, launch: &DiskLaunch, layers: Vec<(File, Format)>) -> io::Result<Block> {
         let store = disk::assemble(layers, launch.read_only)?;
-        let block = Block::new(self.threads, &launch.id, store, launch.read_only, launch.queues)?;
+        let sharing = self.sharing(launch, &*store);
+        let block = Block::new(
+            self.threads,
+            &launch.id,
+            store,
+            launch.read_only,
+            launch.queues,
+            sharing,
+        )?;
         if let Some(note) = block.note() {
             (self.log)(note);
         }
         Ok(block)
+    }
+
+    /// How the disk shares, if its files and the VM's memory let it.
+    fn sharing(&self, launch: &DiskLaunch, store: &dyn Store) -> Option<DiskSharing> {
+        let (mapper, situations) = self.sharing.as_ref()?;
+        let files = store.files();
+        let bases = store.bases();
+        let image = |index: usize| {
+            let file = files.get(index).filter(|_| bases.contains(&index))?;
+            mapper.image_of(file)
+        };
+        (launch.share != Share::Never).then(|| DiskSharing {
+            mapper: mapper.clone(),
+            situations: situations.clone(),
+            share: launch.share,
+            images: (0..files.len()).map(image).collect(),
+        })
     }
 
     /// The base alone, mapped: shared if it may be written, which an exclusive persistent disk's may; else privately.
@@ -212,7 +255,7 @@ pub fn build(
     if !spec.balloon {
         return Ok(None);
     }
-    let balloon = Balloon::new(parts.threads, spec.memory.bytes);
+    let balloon = Balloon::new(parts.threads, spec.memory.bytes, parts.machine.sharing.clone());
     let handle = balloon.as_ref().ok().map(Balloon::handle);
     // RAM alone: a file's pages are not the guest's to give back.
     parts.add("balloon", &parts.machine.memory, balloon)?;

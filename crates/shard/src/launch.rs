@@ -38,6 +38,8 @@ pub struct LaunchSpec {
     pub vsock: Option<VsockLaunch>,
     /// Whether there is a balloon.
     pub balloon: bool,
+    /// Map the kernel and the initramfs from their files, so that VMs share what they do not change.
+    pub share_boot: bool,
     /// Bytes of the serial console, both ways.
     pub console: Fd,
     /// Write-only file for the shard's own log lines.
@@ -103,6 +105,22 @@ pub struct DiskLaunch {
     pub queues: u16,
     /// Offer as virtio-pmem instead of virtio-block (one raw layer only).
     pub pmem: bool,
+    /// How pages read from files that nobody writes are shared with other VMs.
+    pub share: Share,
+}
+
+/// How a disk shares memory ([`crate::sharing`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Share {
+    /// Copy, always.
+    Never,
+    /// Map instead of copying.
+    AtRead,
+    /// Copy, and map later in the background.
+    Deferred,
+    /// Whichever suits the host's memory and the image's users (`policy::sharing`).
+    Adaptive,
 }
 
 /// One file of a disk.

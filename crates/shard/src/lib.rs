@@ -6,6 +6,7 @@ pub mod devices;
 pub mod ending;
 #[cfg(fuzzing)]
 pub mod fuzzing;
+pub mod gate;
 pub mod interrupt;
 pub mod launch;
 pub mod machine;
@@ -16,5 +17,6 @@ pub mod probe;
 pub mod process;
 pub mod sandbox;
 pub mod serial;
+pub mod sharing;
 pub mod vcpu;
 pub mod virtio;

@@ -16,10 +16,11 @@ use crate::arch::x86_64::memory_map::memory_map;
 use crate::arch::x86_64::{cpuid, registers, start};
 use crate::bus::{Bus, BusDevice, Overlap};
 use crate::ending::EndSignal;
-use crate::launch::LaunchSpec;
+use crate::launch::{LaunchSpec, Pages};
 use crate::memory::{self, GuestRam, MemoryError};
 use crate::power::{KEYBOARD_COMMAND_PORT, KeyboardReset, POWER_PORTS, PowerButton, PowerRegisters, Pvpanic};
 use crate::serial::{Console, SERIAL_PORTS};
+use crate::sharing::Mapper;
 use crate::vcpu::{Vcpu, VcpuCounters};
 use crate::virtio::pmem::PmemRegion;
 
@@ -86,6 +87,8 @@ pub struct Machine {
     pub layout: Layout,
     /// Guest memory.
     pub memory: GuestRam,
+    /// What of it stands for images' pages; none when its pages are too large for that.
+    pub sharing: Option<Arc<Mapper>>,
     /// I/O ports. Devices may be added until [`Machine::into_vcpus`].
     pub ports: Bus,
     /// Addresses outside RAM.
@@ -101,19 +104,21 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Makes the VM of `spec` with `pmem_bytes` of persistent memory regions.
+    /// Makes the VM of `spec` with `pmem_bytes` of persistent memory regions. Pages of `images` may be shared.
     pub fn build(
         kvm_fd: &Kvm,
         spec: &LaunchSpec,
         mut files: BootFiles,
         pmem_bytes: &[u64],
+        images: Vec<File>,
     ) -> Result<Self, MachineError> {
         let layout = Layout::new(spec.memory.bytes, pmem_bytes).ok_or(MachineError::Layout)?;
         check_kvm(kvm_fd, spec.vcpus)?;
         let memory = memory::create(&layout, &spec.memory, &spec.nodes)?;
         let vm = Arc::new(create_vm(kvm_fd)?);
         map_memory(&vm, &memory)?;
-        let entry = load(&memory, &layout, spec, &mut files)?;
+        let sharing = Self::sharing(spec, &memory, images, &files)?;
+        let entry = load(&memory, &layout, spec, &mut files, sharing.as_deref())?;
 
         let end = Arc::new(EndSignal::new()?);
         let console = Arc::new(Console::new(end.clone())?);
@@ -141,6 +146,7 @@ impl Machine {
             vm,
             layout,
             memory,
+            sharing,
             ports,
             mmio: Bus::default(),
             console,
@@ -149,6 +155,26 @@ impl Machine {
             cpuid,
             entry,
         })
+    }
+
+    /// The map of what is shared, if `spec` lets anything be: of `images`, then the kernel, then the initramfs.
+    fn sharing(
+        spec: &LaunchSpec,
+        memory: &GuestRam,
+        mut images: Vec<File>,
+        boot: &BootFiles,
+    ) -> io::Result<Option<Arc<Mapper>>> {
+        if matches!(spec.memory.pages, Pages::Huge2M | Pages::Huge1G) {
+            return Ok(None);
+        }
+        if spec.share_boot {
+            images.push(boot.kernel.try_clone()?);
+            images.extend(boot.initrd.as_ref().map(File::try_clone).transpose()?);
+        }
+        if images.is_empty() {
+            return Ok(None);
+        }
+        Ok(Mapper::new(memory, images, spec.memory.pages == Pages::Transparent))
     }
 
     /// Shows a region of persistent memory to the guest. Each of `layout.pmem` once.
@@ -285,12 +311,21 @@ fn load(
     layout: &Layout,
     spec: &LaunchSpec,
     files: &mut BootFiles,
+    sharing: Option<&Mapper>,
 ) -> Result<Entry, MachineError> {
     let kernel = kernel::load(memory, &mut files.kernel)?;
     let initrd = match &mut files.initrd {
         Some(file) => Some(kernel::load_initrd(memory, file, &kernel)?),
         None => None,
     };
+    if let Some(sharing) = sharing.filter(|_| spec.share_boot) {
+        for (at, offset, bytes) in &kernel.parts {
+            sharing.map_boot(&files.kernel, *at, *offset, *bytes)?;
+        }
+        if let (Some(file), Some(initrd)) = (&files.initrd, initrd) {
+            sharing.map_boot(file, initrd.start, 0, initrd.bytes)?;
+        }
+    }
     kernel::write_cmdline(memory, &spec.cmdline, &kernel)?;
     start::write(memory, &kernel, initrd, spec.cmdline.len(), &memory_map(layout))?;
     let ranges = memory::node_ranges(layout, &spec.nodes);

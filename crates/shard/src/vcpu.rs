@@ -5,9 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvm_bindings::kvm_run;
 use kvm_ioctls::{VcpuExit, VcpuFd};
+use vmm_sys_util::signal::SIGRTMIN;
 
 use crate::bus::Bus;
 use crate::ending::EndSignal;
+use crate::gate::Gate;
 use crate::launch::Ending;
 
 /// Exits by kind.
@@ -46,9 +48,11 @@ pub struct Vcpu {
 }
 
 impl Vcpu {
-    /// Runs until the VM ends.
-    pub fn run(mut self) {
+    /// Runs until the VM ends; stands still when `gate` says so.
+    pub fn run(mut self, gate: &Gate) {
+        let participant = gate.join(SIGRTMIN());
         while !self.end.stopping() {
+            participant.check();
             if let Some(ending) = self.step() {
                 self.end.end(ending);
                 return;

@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::thread::JoinHandleExt;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,7 @@ use super::status::status;
 use crate::launch::{Ending, Order, Report};
 use crate::machine::Running;
 use crate::pci::PciBus;
+use crate::sharing::{Mapper, Situations};
 use crate::vcpu::VcpuCounters;
 use crate::virtio::balloon::BalloonHandle;
 
@@ -47,6 +48,10 @@ pub struct Control {
     pub counters: Vec<Arc<VcpuCounters>>,
     pub bus: PciBus,
     pub balloon: Option<BalloonHandle>,
+    /// What the disks share by.
+    pub sharing: Option<(Arc<Mapper>, Arc<Situations>)>,
+    /// Dropping it ends the background of sharing.
+    pub _stop_sharing: mpsc::Sender<()>,
     pub console_thread: JoinHandle<()>,
     pub stop_console: EventFd,
     /// Bytes of orders not complete yet.
@@ -129,7 +134,7 @@ impl Control {
             }
             Order::Status => {
                 let answer =
-                    Report::Status(status(&self.counters, self.running.console.counters(), &self.bus));
+                    Report::Status(status(&self.counters, self.running.console.counters(), &self.bus, self.sharing.as_ref()));
                 // A monitor that is gone shows at the next read.
                 let _ = report(&mut self.socket, &answer);
                 None

@@ -13,8 +13,9 @@ use std::io;
 use std::os::fd::IntoRawFd;
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 
+use diskstore::disk::BaseWatch;
 use kvm_ioctls::Kvm;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -24,11 +25,12 @@ use crate::arch::x86_64::layout::{
 use crate::bus::Overlap;
 use crate::devices::{self, DeviceFiles, DevicesError};
 use crate::interrupt::Interrupts;
-use crate::launch::{Ending, LaunchSpec, Report};
+use crate::launch::{Ending, LaunchSpec, Report, Share};
 use crate::machine::{BootFiles, Machine, MachineError};
 use crate::pci::PciBus;
 use crate::sandbox::{self, SandboxError, ThreadKind};
 use crate::serial;
+use crate::sharing::{Background, Situations};
 use control::Control;
 pub use receive::{Files, ReceiveError, send_spec};
 
@@ -107,9 +109,25 @@ fn start(control: &mut UnixStream) -> Result<Control, ProcessError> {
     let device_files = DeviceFiles::take(&spec, &mut files)?;
     // Whatever the message carried beyond the spec is closed.
     drop(files);
-    let mut machine = Machine::build(&kvm, &spec, boot, &device_files.pmem_bytes(&spec)?)?;
+    let (images, mut shares): (Vec<_>, Vec<_>) = device_files.images(&spec)?.into_iter().unzip();
+    let pmem_bytes = device_files.pmem_bytes(&spec)?;
+    let mut machine = Machine::build(&kvm, &spec, boot, &pmem_bytes, images)?;
     let bus = PciBus::new(machine.layout.mmio64.clone());
     claim_windows(&mut machine, &bus).map_err(MachineError::from)?;
+
+    let sharing = machine.sharing.clone().map(|mapper| {
+        let situations = Arc::new(Situations::open(mapper.images()));
+        (mapper, situations)
+    });
+    let background = match &sharing {
+        Some((mapper, situations)) => {
+            // Kernel and initramfs are mapped from the start; what the guest makes of them is its own.
+            shares.resize(mapper.images().len(), Share::Never);
+            let watch = BaseWatch::new(mapper.images())?;
+            Some(Background::open(mapper.clone(), situations.clone(), machine.end.clone(), watch, shares))
+        }
+        None => None,
+    };
 
     // The one place where the sandbox closes: every file is open, and one thread runs.
     let closed = sandbox::close(spec.sandbox, spec.sandbox_missing.clone(), device_files.ports())?;
@@ -123,6 +141,7 @@ fn start(control: &mut UnixStream) -> Result<Control, ProcessError> {
         interrupts: &interrupts,
         log: &log,
         ports: closed.ports,
+        sharing: sharing.clone(),
     };
     let balloon = devices::build(&spec, device_files, &parts)?;
     let (vcpus, running) = machine.into_vcpus(spec.vcpus)?;
@@ -141,7 +160,13 @@ fn start(control: &mut UnixStream) -> Result<Control, ProcessError> {
     let mut counters = Vec::with_capacity(vcpus.len());
     for (id, vcpu) in vcpus.into_iter().enumerate() {
         counters.push(vcpu.counters.clone());
-        vcpu_threads.push(threads.spawn(ThreadKind::Vcpu, &format!("vcpu{id}"), move || vcpu.run())?);
+        let gate = threads.gate().clone();
+        vcpu_threads.push(threads.spawn(ThreadKind::Vcpu, &format!("vcpu{id}"), move || vcpu.run(&gate))?);
+    }
+    let (stop_sharing, stopped) = mpsc::channel();
+    if let Some(background) = background {
+        let gate = threads.gate().clone();
+        threads.spawn(ThreadKind::Sharing, "sharing", move || background.run(&gate, &stopped))?;
     }
     threads.seal(ThreadKind::Control)?;
     Ok(Control {
@@ -151,6 +176,8 @@ fn start(control: &mut UnixStream) -> Result<Control, ProcessError> {
         counters,
         bus,
         balloon,
+        sharing,
+        _stop_sharing: stop_sharing,
         console_thread,
         stop_console,
         orders: Vec::new(),

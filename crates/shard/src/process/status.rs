@@ -7,10 +7,16 @@ use serde_json::{Value, json};
 
 use crate::pci::PciBus;
 use crate::serial::ConsoleCounters;
+use crate::sharing::{Mapper, Situations};
 use crate::vcpu::VcpuCounters;
 
 /// Everything counted so far.
-pub fn status(vcpus: &[Arc<VcpuCounters>], console: &ConsoleCounters, bus: &PciBus) -> Value {
+pub fn status(
+    vcpus: &[Arc<VcpuCounters>],
+    console: &ConsoleCounters,
+    bus: &PciBus,
+    sharing: Option<&(Arc<Mapper>, Arc<Situations>)>,
+) -> Value {
     let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     let exits: Vec<Value> = vcpus
         .iter()
@@ -27,6 +33,10 @@ pub fn status(vcpus: &[Arc<VcpuCounters>], console: &ConsoleCounters, bus: &PciB
     json!({
         "exits": exits,
         "devices": bus.status(),
+        "sharing": sharing.map(|(mapper, situations)| json!({
+            "pages": mapper.status(),
+            "situation": situations.status(),
+        })),
         "console": {
             "written_bytes": get(&console.written),
             "dropped_bytes": get(&console.dropped),

@@ -157,5 +157,6 @@ fn of_kind(kind: ThreadKind) -> &'static [Syscall] {
         ThreadKind::Rng => crate::virtio::rng::SYSCALLS,
         ThreadKind::Balloon => crate::virtio::balloon::SYSCALLS,
         ThreadKind::Pmem => crate::virtio::pmem::SYSCALLS,
+        ThreadKind::Sharing => crate::sharing::SYSCALLS,
     }
 }

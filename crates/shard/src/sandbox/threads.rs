@@ -1,9 +1,11 @@
 //! Starts the shard's threads, each sealed with the allow-list of its kind before it runs its work.
 
 use std::io;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use super::filter;
+use crate::gate::Gate;
 
 /// Stack of a thread. The deepest user is a vCPU thread in a device's registers; pages not touched cost nothing.
 const STACK_BYTES: usize = 256 << 10;
@@ -29,23 +31,43 @@ pub enum ThreadKind {
     Balloon,
     /// Serves a persistent memory's queue.
     Pmem,
+    /// Shares memory in the background.
+    Sharing,
 }
 
-/// Starts threads. Cloned freely; carries the policy of the sandbox.
-#[derive(Clone, Copy, Debug)]
+/// Starts threads. Cloned freely; carries the policy of the sandbox, and the gate that holds the VM's threads still.
+#[derive(Clone)]
 pub struct Threads {
     sealed: bool,
+    gate: Arc<Gate>,
+}
+
+impl std::fmt::Debug for Threads {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Threads").field("sealed", &self.sealed).finish_non_exhaustive()
+    }
 }
 
 impl Threads {
     /// Threads without system call filters: for tests and for `--sandbox=off`.
     pub fn open() -> Self {
-        Self { sealed: false }
+        Self {
+            sealed: false,
+            gate: Gate::new(),
+        }
     }
 
     /// Threads that seal themselves.
     pub(crate) fn sealed() -> Self {
-        Self { sealed: true }
+        Self {
+            sealed: true,
+            gate: Gate::new(),
+        }
+    }
+
+    /// The gate of this VM.
+    pub fn gate(&self) -> &Arc<Gate> {
+        &self.gate
     }
 
     /// Starts a thread named `name` (15 bytes are kept by the kernel) that seals itself as `kind`, then runs `work`.
@@ -57,7 +79,7 @@ impl Threads {
         name: &str,
         work: impl FnOnce() + Send + 'static,
     ) -> io::Result<JoinHandle<()>> {
-        let threads = *self;
+        let threads = self.clone();
         std::thread::Builder::new()
             .name(name.to_owned())
             .stack_size(STACK_BYTES)

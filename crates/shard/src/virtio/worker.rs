@@ -5,13 +5,14 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::device::{Activation, DeviceError, Interrupt};
+use crate::gate::Gate;
 use crate::sandbox::{ThreadKind, Threads};
 
 /// Something a handler must look at.
@@ -105,8 +106,10 @@ impl Worker {
         sources
             .epoll
             .add(control_fd, EpollEvent::new(EpollFlags::EPOLLIN, CONTROL_TOKEN))?;
+        let gate = threads.gate().clone();
         let thread = threads.spawn(kind, name, move || {
             Loop {
+                gate,
                 handler,
                 sources,
                 inbox,
@@ -168,6 +171,7 @@ struct Running {
 }
 
 struct Loop<H> {
+    gate: Arc<Gate>,
     handler: H,
     sources: Sources,
     inbox: mpsc::Receiver<Command>,
@@ -234,6 +238,8 @@ impl<H: Handler> Loop<H> {
                 return;
             }
         }
+        let gate = self.gate.clone();
+        let _working = gate.work();
         if let Err(error) = self.handler.start(activation, &self.sources) {
             self.fail(&error);
         }
@@ -267,6 +273,8 @@ impl<H: Handler> Loop<H> {
         if self.running.is_none() {
             return;
         }
+        let gate = self.gate.clone();
+        let _working = gate.work();
         if let Err(error) = self.handler.handle(event, &self.sources) {
             self.fail(&error);
         }

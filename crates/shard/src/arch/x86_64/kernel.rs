@@ -37,6 +37,8 @@ pub struct Kernel {
     pub end: u64,
     /// Longest command line with its zero byte.
     pub cmdline_bytes_max: usize,
+    /// What lies in memory as it lies in the file: guest address, offset in the file, bytes.
+    pub parts: Vec<(u64, u64, u64)>,
 }
 
 /// Where the initramfs is.
@@ -132,18 +134,21 @@ fn load_elf(memory: &GuestRam, file: &mut File) -> Result<Kernel, KernelError> {
         PvhBootCapability::PvhEntryPresent(entry) => Entry::Pvh(entry.0),
         _ => Entry::Linux64(loaded.kernel_load.0),
     };
-    let (start, end) = (lowest_segment(file)?, loaded.kernel_end);
+    let parts = segments(file)?;
+    let start = parts.iter().map(|(at, ..)| *at).min().unwrap_or(u64::MAX);
+    let end = loaded.kernel_end;
     Ok(Kernel {
         entry,
         header: None,
         start,
         end,
         cmdline_bytes_max: ELF_CMDLINE_BYTES_MAX,
+        parts,
     })
 }
 
-/// The lowest address of a segment. The loader has checked the header and read the whole table once.
-fn lowest_segment(file: &mut File) -> Result<u64, KernelError> {
+/// The segments that are loaded: address, offset, bytes. The loader has checked the header and read the whole table once.
+fn segments(file: &mut File) -> Result<Vec<(u64, u64, u64)>, KernelError> {
     let read = |source| KernelError::Read {
         what: "kernel",
         source,
@@ -152,15 +157,15 @@ fn lowest_segment(file: &mut File) -> Result<u64, KernelError> {
     file.rewind().map_err(read)?;
     file.read_exact(header.as_mut_slice()).map_err(read)?;
     file.seek(SeekFrom::Start(header.e_phoff)).map_err(read)?;
-    let mut lowest = u64::MAX;
+    let mut segments = Vec::new();
     for _ in 0..header.e_phnum {
         let mut segment = Elf64_Phdr::default();
         file.read_exact(segment.as_mut_slice()).map_err(read)?;
         if segment.p_type == PT_LOAD {
-            lowest = lowest.min(segment.p_paddr);
+            segments.push((segment.p_paddr, segment.p_offset, segment.p_filesz));
         }
     }
-    Ok(lowest)
+    Ok(segments)
 }
 
 fn load_bzimage(memory: &GuestRam, file: &mut File) -> Result<Kernel, KernelError> {
@@ -181,6 +186,8 @@ fn load_bzimage(memory: &GuestRam, file: &mut File) -> Result<Kernel, KernelErro
         start: loaded.kernel_load.0,
         end: loaded.kernel_end.max(unpacked_end),
         cmdline_bytes_max,
+        // The kernel unpacks itself: what it runs is not what the file has.
+        parts: Vec::new(),
     })
 }
 

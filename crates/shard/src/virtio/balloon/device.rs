@@ -29,11 +29,11 @@ pub struct Balloon {
 }
 
 impl Balloon {
-    /// Starts the device's thread for a guest with `ram_bytes` of memory.
-    pub fn new(threads: &Threads, ram_bytes: u64) -> io::Result<Self> {
+    /// Starts the device's thread for a guest with `ram_bytes` of memory, parts of which may be shared.
+    pub fn new(threads: &Threads, ram_bytes: u64, sharing: Option<Arc<Mapper>>) -> io::Result<Self> {
         let state = new_state(ram_bytes)?;
         let metrics = Arc::new(BalloonMetrics::default());
-        let handler = BalloonHandler::new(state.clone(), metrics.clone());
+        let handler = BalloonHandler::new(state.clone(), metrics.clone(), sharing);
         let worker = Worker::spawn(threads, ThreadKind::Balloon, "balloon", handler)?;
         Ok(Self {
             worker,

@@ -15,6 +15,7 @@ use vm_memory::{Bytes, GuestMemoryMmap};
 use super::metrics::BalloonMetrics;
 use super::release::release;
 use super::state::{PAGE_BYTES, State};
+use crate::sharing::Mapper;
 use crate::virtio::serve::{Chain, broken, serve, take};
 use crate::virtio::worker::{Event, Handler, Sources};
 use crate::virtio::{Activation, ActiveQueue, DeviceError};
@@ -37,16 +38,18 @@ const REFRESH: u32 = 0;
 pub struct BalloonHandler {
     state: Arc<State>,
     metrics: Arc<BalloonMetrics>,
+    sharing: Option<Arc<Mapper>>,
     active: Option<Activation>,
     /// The driver's statistics buffer; giving it back asks for new ones.
     held: Option<u16>,
 }
 
 impl BalloonHandler {
-    pub fn new(state: Arc<State>, metrics: Arc<BalloonMetrics>) -> Self {
+    pub fn new(state: Arc<State>, metrics: Arc<BalloonMetrics>, sharing: Option<Arc<Mapper>>) -> Self {
         Self {
             state,
             metrics,
+            sharing,
             active: None,
             held: None,
         }
@@ -63,7 +66,7 @@ impl BalloonHandler {
         let memory: &GuestMemoryMmap<()> = &active.memory;
         match index {
             INFLATE => serve(queue, &active.memory, &active.interrupt, |chain| {
-                let bytes = inflate(memory, chain)?;
+                let bytes = inflate(memory, self.sharing.as_deref(), chain)?;
                 self.metrics.inflated_bytes.fetch_add(bytes, Ordering::Relaxed);
                 Ok(0)
             }),
@@ -88,7 +91,7 @@ impl BalloonHandler {
             OPTIONAL.. if active.features & F_REPORTING != 0 => {
                 serve(queue, &active.memory, &active.interrupt, |chain| {
                     for range in chain.writable() {
-                        let bytes = release(memory, range.addr().0, u64::from(range.len()))?;
+                        let bytes = release(memory, self.sharing.as_deref(), range.addr().0, u64::from(range.len()))?;
                         self.metrics.reported_bytes.fetch_add(bytes, Ordering::Relaxed);
                     }
                     Ok(0)
@@ -151,7 +154,7 @@ impl Handler for BalloonHandler {
 }
 
 /// Returns the pages whose numbers a chain lists, neighbours together; how many bytes that was.
-fn inflate(memory: &GuestMemoryMmap<()>, chain: Chain<'_>) -> Result<u64, DeviceError> {
+fn inflate(memory: &GuestMemoryMmap<()>, sharing: Option<&Mapper>, chain: Chain<'_>) -> Result<u64, DeviceError> {
     let mut numbers = read_chain(memory, chain, NUMBERS_BYTES_MAX)?
         .chunks_exact(4)
         .map(|number| u64::from(u32::from_le_bytes([number[0], number[1], number[2], number[3]])))
@@ -160,7 +163,7 @@ fn inflate(memory: &GuestMemoryMmap<()>, chain: Chain<'_>) -> Result<u64, Device
     numbers.dedup();
     let mut bytes = 0;
     for run in numbers.chunk_by(|before, after| before + 1 == *after) {
-        bytes += release(memory, run[0] * PAGE_BYTES, run.len() as u64 * PAGE_BYTES)?;
+        bytes += release(memory, sharing, run[0] * PAGE_BYTES, run.len() as u64 * PAGE_BYTES)?;
     }
     Ok(bytes)
 }

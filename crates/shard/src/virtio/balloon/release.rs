@@ -6,6 +6,7 @@ use std::os::fd::AsRawFd;
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MemoryRegionAddress};
 
 use super::state::PAGE_BYTES;
+use crate::sharing::Mapper;
 use crate::virtio::DeviceError;
 
 /// Punches the whole pages inside `start..start + bytes` out of the memory's file; returns how many bytes that was.
@@ -13,7 +14,14 @@ use crate::virtio::DeviceError;
 /// # Errors
 /// A range outside the guest's memory is the guest's fault. What the host refuses (a page smaller than its huge page)
 /// is no error: the page just stays.
-pub fn release(memory: &GuestMemoryMmap<()>, start: u64, bytes: u64) -> Result<u64, DeviceError> {
+///
+/// Pages that stand for an image's (`sharing`) become plain memory again, as a hole: the next touch finds zeroes.
+pub fn release(
+    memory: &GuestMemoryMmap<()>,
+    sharing: Option<&Mapper>,
+    start: u64,
+    bytes: u64,
+) -> Result<u64, DeviceError> {
     let outside = || DeviceError::Protocol(format!("{bytes} bytes at {start:#x} are not all memory"));
     let end = start.checked_add(bytes).ok_or_else(outside)?;
     let region = memory.find_region(GuestAddress(start)).ok_or_else(outside)?;
@@ -27,6 +35,14 @@ pub fn release(memory: &GuestMemoryMmap<()>, start: u64, bytes: u64) -> Result<u
         return Ok(0);
     }
     let (offset, length) = (first - base, last - first);
+    if let Some(sharing) = sharing {
+        sharing
+            .forget(first / PAGE_BYTES..last / PAGE_BYTES)
+            .map_err(|source| DeviceError::Host {
+                what: "cannot make shared pages plain memory",
+                source,
+            })?;
+    }
     let done = match region.file_offset() {
         Some(file) => {
             let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;

@@ -14,6 +14,7 @@ use super::handler::{BlockHandler, QUEUE_SIZE};
 use super::metrics::Metrics;
 use super::request::{Disk, RANGE_SECTORS_MAX};
 use crate::sandbox::{ThreadKind, Threads};
+use crate::sharing::DiskSharing;
 use crate::virtio::worker::Worker;
 use crate::virtio::{Activation, DeviceError, VirtioDevice, VirtioId};
 
@@ -39,13 +40,15 @@ pub struct Block {
 impl Block {
     /// Starts the threads of a disk. Call it before the sandbox closes: its rings and event files are made here.
     ///
-    /// `id` is what the guest reads as the serial (its first 20 bytes). `queues` is brought into 1 to 64.
+    /// `id` is what the guest reads as the serial (its first 20 bytes). `queues` is brought into 1 to 64. `sharing` says how
+    /// reads share memory; none copies all.
     pub fn new(
         threads: &Threads,
         id: &str,
         store: Arc<dyn Store>,
         read_only: bool,
         queues: u16,
+        sharing: Option<DiskSharing>,
     ) -> io::Result<Self> {
         let queues = queues.clamp(1, QUEUES_MAX);
         let mut name = [0; VIRTIO_BLK_ID_BYTES as usize];
@@ -67,7 +70,7 @@ impl Block {
                     "disk {id}: no io_uring ({why}); a slow read stalls its queue"
                 ));
             }
-            let handler = BlockHandler::new(io, disk, metrics.clone());
+            let handler = BlockHandler::new(io, disk, metrics.clone(), threads.gate().clone(), sharing.clone());
             let thread = format!("blk-{id:.8}-{index}");
             workers.push(Worker::spawn(threads, ThreadKind::Block, &thread, handler)?);
         }
@@ -100,7 +103,7 @@ pub(crate) fn bare(store: Arc<dyn Store>, read_only: bool) -> impl crate::virtio
         read_only,
         id: *b"fuzz................",
     };
-    BlockHandler::new(IoQueue::new(store, QUEUE_SIZE), disk, Arc::default())
+    BlockHandler::new(IoQueue::new(store, QUEUE_SIZE), disk, Arc::default(), Arc::default(), None)
 }
 
 fn features(read_only: bool) -> u64 {

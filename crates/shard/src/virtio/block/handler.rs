@@ -15,7 +15,9 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::metrics::{Metrics, add};
 use super::request::{Action, Disk, Parser, Request};
+use crate::gate::Gate;
 use crate::memory::GuestRam;
+use crate::sharing::DiskSharing;
 use crate::virtio::worker::{Event, Handler, Sources};
 use crate::virtio::{Activation, DeviceError, Interrupt};
 
@@ -31,6 +33,11 @@ pub(super) struct BlockHandler {
     io: IoQueue,
     disk: Disk,
     metrics: Arc<Metrics>,
+    gate: Arc<Gate>,
+    /// How this disk shares memory with other VMs, if it can.
+    sharing: Option<DiskSharing>,
+    /// I/O under way that the gate knows of.
+    counted: usize,
     parser: Parser,
     active: Option<Active>,
 }
@@ -62,11 +69,20 @@ struct UnderWay {
 }
 
 impl BlockHandler {
-    pub fn new(io: IoQueue, disk: Disk, metrics: Arc<Metrics>) -> Self {
+    pub fn new(
+        io: IoQueue,
+        disk: Disk,
+        metrics: Arc<Metrics>,
+        gate: Arc<Gate>,
+        sharing: Option<DiskSharing>,
+    ) -> Self {
         Self {
             io,
             disk,
             metrics,
+            gate,
+            sharing,
+            counted: 0,
             parser: Parser::default(),
             active: None,
         }
@@ -179,7 +195,7 @@ impl BlockHandler {
             filled,
             flush_after,
         };
-        match self.io.submit(operation, token as u64) {
+        match self.submit(operation, token as u64) {
             Submission::Done(result) => self.done(token, under_way, result),
             Submission::Pending => {
                 add(&self.metrics.in_background, 1);
@@ -190,6 +206,26 @@ impl BlockHandler {
                 Ok(())
             }
         }
+    }
+
+    /// Starts an operation: a read that can be mapped is mapped.
+    fn submit(&mut self, operation: Operation, token: u64) -> Submission {
+        if let (Operation::Read { offset, into }, Some(sharing)) = (&operation, &self.sharing) {
+            let store = &**self.io.store();
+            if let Some(result) = sharing.read(store, *offset, into) {
+                return Submission::Done(result);
+            }
+            sharing.copied(store, *offset, into);
+        }
+        self.io.submit(operation, token)
+    }
+
+    /// Tells the gate of the I/O under way.
+    fn settle(&mut self) {
+        let now = self.io.under_way();
+        (self.counted..now).for_each(|_| self.gate.io_started());
+        (now..self.counted).for_each(|_| self.gate.io_done());
+        self.counted = now;
     }
 
     /// Ends a request of the disk, or makes it durable first.
@@ -300,7 +336,9 @@ impl Handler for BlockHandler {
             answered: false,
         });
         // The driver may have made requests available before the thread listened.
-        self.serve()
+        let served = self.serve();
+        self.settle();
+        served
     }
 
     fn handle(&mut self, event: Event, _sources: &Sources) -> Result<(), DeviceError> {
@@ -315,7 +353,9 @@ impl Handler for BlockHandler {
                 self.reap()?;
             }
         }
-        self.serve()
+        let served = self.serve();
+        self.settle();
+        served
     }
 
     fn stop(&mut self, sources: &Sources) {
@@ -323,6 +363,7 @@ impl Handler for BlockHandler {
             let _ = sources.remove(event);
         }
         self.io.drain();
+        self.settle();
         self.active = None;
     }
 }

@@ -1,0 +1,3 @@
+//! Decisions as plain functions: no I/O, no clock, no threads. The product, the tests and a simulator call the same ones.
+
+pub mod sharing;

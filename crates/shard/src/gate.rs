@@ -1,0 +1,246 @@
+//! Holds the whole VM still for a moment: no vCPU runs, no device's thread works, no I/O into guest memory is under way.
+//!
+//! Whoever moves guest memory behind the guest's back (sharing, snapshots) needs that nothing is written meanwhile:
+//! neither by the guest, nor by a device, nor by the kernel on behalf of KVM. vCPUs are kicked out of the guest and park;
+//! a device's thread finishes the event it works on. The devices come first: a thread that waits for a disk must not keep
+//! vCPUs parked. A pause that can't be had within [`PAUSE_LIMIT`] is given up, so nothing can deadlock on it.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::{Duration, Instant};
+
+/// How long the vCPUs may take to park.
+const PAUSE_LIMIT: Duration = Duration::from_millis(20);
+/// A kick can miss a vCPU that is about to enter the guest: kick again after this long.
+const KICK_INTERVAL: Duration = Duration::from_micros(200);
+
+/// The gate of one VM. Cheap to share.
+#[derive(Default)]
+pub struct Gate {
+    devices: RwLock<()>,
+    /// I/O that the kernel does into guest memory after its device's thread went on to something else.
+    under_way: AtomicUsize,
+    pausing: AtomicBool,
+    vcpus: Mutex<Vcpus>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Vcpus {
+    parked: usize,
+    threads: Vec<libc::pthread_t>,
+    kick: Option<libc::c_int>,
+}
+
+/// The VM stands still while this lives.
+pub struct Pause<'a> {
+    gate: &'a Gate,
+    _devices: RwLockWriteGuard<'a, ()>,
+}
+
+/// A vCPU's thread takes part while this lives. Made and dropped on that thread.
+pub struct Participant<'a> {
+    gate: &'a Gate,
+    thread: libc::pthread_t,
+}
+
+impl Gate {
+    /// An open gate.
+    pub fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    /// For a device's thread: work on guest memory only while the guard lives.
+    pub fn work(&self) -> RwLockReadGuard<'_, ()> {
+        self.devices.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The kernel begins an I/O into guest memory. Called while working.
+    pub fn io_started(&self) {
+        self.under_way.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// An I/O that began is complete.
+    pub fn io_done(&self) {
+        self.under_way.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// For a vCPU's thread, before it first enters the guest. `kick` is the signal that makes it leave.
+    pub fn join(&self, kick: libc::c_int) -> Participant<'_> {
+        // SAFETY: the calling thread's own handle.
+        let thread = unsafe { libc::pthread_self() };
+        let mut vcpus = self.vcpus();
+        vcpus.threads.push(thread);
+        vcpus.kick = Some(kick);
+        Participant { gate: self, thread }
+    }
+
+    /// Holds the VM still; `None` when it can't be had now, because I/O is under way or a vCPU does not leave the kernel.
+    pub fn pause(&self) -> Option<Pause<'_>> {
+        let devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
+        if self.under_way.load(Ordering::Acquire) > 0 {
+            return None;
+        }
+        let deadline = Instant::now() + PAUSE_LIMIT;
+        let mut vcpus = self.vcpus();
+        self.pausing.store(true, Ordering::SeqCst);
+        let pause = Pause {
+            gate: self,
+            _devices: devices,
+        };
+        while vcpus.parked < vcpus.threads.len() {
+            if Instant::now() >= deadline {
+                drop(vcpus);
+                // Dropping it lets everyone go on.
+                return None;
+            }
+            vcpus.kick_all();
+            vcpus = self
+                .changed
+                .wait_timeout(vcpus, KICK_INTERVAL)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+        Some(pause)
+    }
+
+    fn vcpus(&self) -> MutexGuard<'_, Vcpus> {
+        self.vcpus.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Vcpus {
+    fn kick_all(&self) {
+        for thread in &self.threads {
+            if let Some(signal) = self.kick {
+                // SAFETY: a thread takes itself off the list before it ends. A parked one is only woken for nothing.
+                unsafe { libc::pthread_kill(*thread, signal) };
+            }
+        }
+    }
+}
+
+impl Participant<'_> {
+    /// Parks while the VM is held still. Called between two entries into the guest.
+    pub fn check(&self) {
+        if !self.gate.pausing.load(Ordering::SeqCst) {
+            return;
+        }
+        let mut vcpus = self.gate.vcpus();
+        vcpus.parked += 1;
+        self.gate.changed.notify_all();
+        while self.gate.pausing.load(Ordering::SeqCst) {
+            vcpus = self
+                .gate
+                .changed
+                .wait(vcpus)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        vcpus.parked -= 1;
+    }
+}
+
+impl Drop for Participant<'_> {
+    fn drop(&mut self) {
+        let thread = self.thread;
+        self.gate.vcpus().threads.retain(|other| *other != thread);
+        self.gate.changed.notify_all();
+    }
+}
+
+impl Drop for Pause<'_> {
+    fn drop(&mut self) {
+        // Under the lock, so that no vCPU misses the wake-up between its look and its wait.
+        let vcpus = self.gate.vcpus();
+        self.gate.pausing.store(false, Ordering::SeqCst);
+        drop(vcpus);
+        self.gate.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+    use std::thread;
+
+    use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
+
+    use super::*;
+
+    extern "C" fn ignore(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
+
+    /// "vCPUs" and "devices" that count while they may.
+    #[test]
+    fn nothing_moves_during_a_pause_and_everything_after() {
+        register_signal_handler(SIGRTMIN(), ignore).unwrap();
+        let gate = Gate::new();
+        let (counter, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let mut threads = Vec::new();
+        for kind in 0..4 {
+            let (gate, counter, stop) = (gate.clone(), counter.clone(), stop.clone());
+            threads.push(thread::spawn(move || {
+                let vcpu = (kind % 2 == 0).then(|| gate.join(SIGRTMIN()));
+                while !stop.load(Ordering::Relaxed) {
+                    let _working = match &vcpu {
+                        Some(vcpu) => {
+                            vcpu.check();
+                            None
+                        }
+                        None => Some(gate.work()),
+                    };
+                    counter.fetch_add(1, Ordering::SeqCst);
+                    thread::yield_now();
+                }
+            }));
+        }
+        let mut pauses = 0;
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while pauses < 50 && Instant::now() < deadline {
+            if let Some(pause) = gate.pause() {
+                let before = counter.load(Ordering::SeqCst);
+                thread::sleep(Duration::from_micros(300));
+                assert_eq!(counter.load(Ordering::SeqCst), before);
+                drop(pause);
+                pauses += 1;
+            }
+            thread::sleep(Duration::from_micros(200));
+        }
+        let after = counter.load(Ordering::SeqCst);
+        while counter.load(Ordering::SeqCst) == after && Instant::now() < deadline {
+            thread::yield_now();
+        }
+        assert!(counter.load(Ordering::SeqCst) > after, "nobody went on");
+        stop.store(true, Ordering::Relaxed);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!(pauses, 50);
+    }
+
+    #[test]
+    fn no_pause_while_the_kernel_writes() {
+        let gate = Gate::new();
+        gate.io_started();
+        assert!(gate.pause().is_none());
+        gate.io_done();
+        assert!(gate.pause().is_some());
+    }
+
+    #[test]
+    fn a_vcpu_that_does_not_leave_ends_the_attempt_and_goes_on() {
+        register_signal_handler(SIGRTMIN(), ignore).unwrap();
+        let gate = Gate::new();
+        let other = gate.clone();
+        let (joined, wait) = std::sync::mpsc::channel();
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        let thread = thread::spawn(move || {
+            let vcpu = other.join(SIGRTMIN());
+            joined.send(()).unwrap();
+            held.recv().unwrap();
+            vcpu.check();
+        });
+        wait.recv().unwrap();
+        assert!(gate.pause().is_none());
+        release.send(()).unwrap();
+        thread.join().unwrap();
+        assert!(gate.pause().is_some());
+    }
+}

@@ -1,0 +1,344 @@
+//! The background of sharing: replaces unchanged copies by mappings, gives overwritten mappings back, watches the images.
+//!
+//! It works in small steps with pauses between: a step holds the VM still for at most about [`STILL_LIMIT`], and rests
+//! [`REST_FACTOR`] times as long as it worked. Pages that changed are found before the VM is held still; while it is,
+//! what is left is compared once more and mapped.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use diskstore::disk::BaseWatch;
+use policy::sharing::Way;
+
+use super::extents::Run;
+use super::mapper::{Mapped, Mapper, PAGE_BYTES};
+use super::metrics::add;
+use super::situation::Situations;
+use crate::ending::EndSignal;
+use crate::gate::Gate;
+use crate::launch::{Ending, Share};
+
+/// How long the VM may be held still by one step.
+const STILL_LIMIT: Duration = Duration::from_millis(1);
+/// A step is followed by a rest of this many times its length.
+const REST_FACTOR: u32 = 20;
+/// The shortest rest.
+const REST_MIN: Duration = Duration::from_millis(5);
+/// How often it looks around: a copy is left alone for this long at least.
+const ROUND: Duration = Duration::from_secs(1);
+/// Copies taken at once.
+const STEP_PAGES: u64 = 256;
+/// Rounds between two looks for overwritten mappings.
+const ROUNDS_PER_TRIM: u32 = 5;
+/// `/proc/PID/pagemap`: the page is there; it is a file's; it is swapped out.
+const PRESENT: u64 = 1 << 63;
+const SWAPPED: u64 = 1 << 62;
+const OF_FILE: u64 = 1 << 61;
+
+/// The work of the background's thread.
+pub struct Background {
+    mapper: Arc<Mapper>,
+    situations: Arc<Situations>,
+    end: Arc<EndSignal>,
+    watch: BaseWatch,
+    /// This process's page table.
+    pagemap: Option<File>,
+    /// How each image's disk shares.
+    shares: Vec<Share>,
+    scratch: Vec<u8>,
+}
+
+impl Background {
+    /// Opens what it will need; called before the sandbox closes. `shares` has an entry for each image.
+    pub fn open(
+        mapper: Arc<Mapper>,
+        situations: Arc<Situations>,
+        end: Arc<EndSignal>,
+        watch: BaseWatch,
+        shares: Vec<Share>,
+    ) -> Self {
+        Self {
+            mapper,
+            situations,
+            end,
+            watch,
+            pagemap: File::open("/proc/self/pagemap").ok(),
+            shares,
+            scratch: Vec::new(),
+        }
+    }
+
+    /// Works until the other end of `stop` is dropped, holding the VM still by `gate`.
+    pub fn run(mut self, gate: &Gate, stop: &Receiver<()>) {
+        let mut rounds = 0_u32;
+        let mut next_round = Instant::now() + ROUND;
+        let mut rest = ROUND;
+        while stop.recv_timeout(rest) == Err(RecvTimeoutError::Timeout) {
+            let start = Instant::now();
+            if start >= next_round {
+                next_round = start + ROUND;
+                rounds = rounds.wrapping_add(1);
+                if let Some(detail) = self.watch.changed() {
+                    self.end.end(Ending::ShardFailed { detail });
+                    return;
+                }
+                self.situations.refresh();
+                self.age();
+                if rounds.is_multiple_of(ROUNDS_PER_TRIM) {
+                    // What can't be trimmed now can be the next time.
+                    let _ = self.trim(gate);
+                }
+            }
+            let more = self.step(gate);
+            rest = if more {
+                (start.elapsed() * REST_FACTOR).max(REST_MIN)
+            } else {
+                next_round.saturating_duration_since(Instant::now()).max(REST_MIN)
+            };
+        }
+    }
+
+    /// Lets the copies of the last round be worked through, once those before are.
+    fn age(&self) {
+        let mut pages = self.mapper.pages();
+        if pages.copies.is_empty() {
+            pages.copies = std::mem::take(&mut pages.fresh);
+        }
+    }
+
+    /// Whether copies of an image are replaced now.
+    fn acts(&self, run: &Run) -> bool {
+        match self.shares.get(usize::from(run.image)) {
+            Some(Share::AtRead | Share::Deferred) => true,
+            Some(Share::Adaptive) => self.situations.way(run.image) != Way::Remember,
+            Some(Share::Never) | None => false,
+        }
+    }
+
+    /// Replaces some copies; whether there may be more.
+    fn step(&mut self, gate: &Gate) -> bool {
+        let taken = self.mapper.pages().copies.take_front(STEP_PAGES);
+        let (now, later): (Vec<_>, Vec<_>) = taken.into_iter().partition(|(_, run)| self.acts(run));
+        if !later.is_empty() {
+            let mut pages = self.mapper.pages();
+            for (at, run) in later {
+                // Not again before the next round.
+                keep(&mut pages.fresh, at, run);
+            }
+        }
+        if now.is_empty() {
+            return !self.mapper.pages().copies.is_empty();
+        }
+        let equal = self.equal_runs(&now);
+        if equal.is_empty() {
+            return true;
+        }
+        let left = self.replace(gate, &equal);
+        let mut pages = self.mapper.pages();
+        for (at, run, _) in left {
+            keep(&mut pages.copies, at, run);
+        }
+        true
+    }
+
+    /// The parts of `runs` whose pages equal the image's now, each with the place of the image's bytes in `scratch`.
+    fn equal_runs(&mut self, runs: &[(u64, Run)]) -> Vec<(u64, Run, usize)> {
+        let mut equal: Vec<(u64, Run, usize)> = Vec::new();
+        self.scratch.clear();
+        for &(at, run) in runs {
+            let place = self.scratch.len();
+            let there = self.read_cached(&run);
+            add(&self.mapper.metrics.cold, run.pages - there);
+            for page in 0..there {
+                let place = place + (page * PAGE_BYTES) as usize;
+                if !self.equals(at + page, 1, place) {
+                    add(&self.mapper.metrics.changed, 1);
+                    continue;
+                }
+                match equal.last_mut() {
+                    Some((before, last, _))
+                        if last.image == run.image
+                            && *before + last.pages == at + page
+                            && last.first + last.pages == run.first + page =>
+                    {
+                        last.pages += 1;
+                    }
+                    _ => equal.push((
+                        at + page,
+                        Run {
+                            pages: 1,
+                            image: run.image,
+                            first: run.first + page,
+                        },
+                        place,
+                    )),
+                }
+            }
+        }
+        equal
+    }
+
+    /// Appends an image's pages to `scratch`, as far as the page cache has them; how many whole pages that is.
+    fn read_cached(&mut self, run: &Run) -> u64 {
+        let Some(image) = self.mapper.image(run.image) else {
+            return 0;
+        };
+        let start = self.scratch.len();
+        self.scratch.resize(start + (run.pages * PAGE_BYTES) as usize, 0);
+        let room = &mut self.scratch[start..];
+        let vector = libc::iovec {
+            iov_base: room.as_mut_ptr().cast(),
+            iov_len: room.len(),
+        };
+        let offset = (run.first * PAGE_BYTES) as libc::off_t;
+        // SAFETY: the vector names a live, exclusive buffer of that length.
+        let mut read = unsafe { libc::preadv2(image.as_raw_fd(), &vector, 1, offset, libc::RWF_NOWAIT) };
+        if read < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::EOPNOTSUPP) {
+            // A file system that is memory, or can't tell.
+            // SAFETY: as above.
+            read = unsafe { libc::pread(image.as_raw_fd(), vector.iov_base, vector.iov_len, offset) };
+        }
+        let pages = u64::try_from(read).unwrap_or(0) / PAGE_BYTES;
+        self.scratch.truncate(start + (pages * PAGE_BYTES) as usize);
+        pages
+    }
+
+    /// Whether guest pages equal the bytes at `place`. Of use only as a hint while the guest runs.
+    fn equals(&self, at: u64, pages: u64, place: usize) -> bool {
+        let bytes = (pages * PAGE_BYTES) as usize;
+        let (Some(guest), Some(image)) = (
+            self.mapper.address(at, pages),
+            self.scratch.get(place..place + bytes),
+        ) else {
+            return false;
+        };
+        // SAFETY: both ranges are mapped and have that many bytes. The guest may write meanwhile: the bytes are compared
+        // by a function of the C library, without a Rust reference to them.
+        unsafe { libc::memcmp(guest.cast(), image.as_ptr().cast(), bytes) == 0 }
+    }
+
+    /// Maps what is still equal once the VM stands still; returns what there was no time for.
+    fn replace(&self, gate: &Gate, equal: &[(u64, Run, usize)]) -> Vec<(u64, Run, usize)> {
+        let metrics = &self.mapper.metrics;
+        let Some(pause) = gate.pause() else {
+            add(&metrics.pauses_missed, 1);
+            return equal.to_vec();
+        };
+        let start = Instant::now();
+        let mut pages = self.mapper.pages();
+        let mut done = 0;
+        for &(at, run, place) in equal {
+            if start.elapsed() >= STILL_LIMIT {
+                break;
+            }
+            done += 1;
+            if !self.equals(at, run.pages, place) {
+                add(&metrics.changed, run.pages);
+                continue;
+            }
+            match self.mapper.map(&mut pages, at, run, false, &metrics.mapped_later) {
+                Ok(Mapped::Yes | Mapped::AtLimit) => (),
+                // The copy stays a copy.
+                Err(_) => add(&metrics.cold, run.pages),
+            }
+        }
+        drop(pages);
+        drop(pause);
+        metrics.paused(start.elapsed());
+        equal[done..].to_vec()
+    }
+
+    /// Gives mapped pages that were written back to plain memory, where that does not cost another mapping.
+    fn trim(&self, gate: &Gate) -> io::Result<()> {
+        let Some(pagemap) = &self.pagemap else {
+            return Ok(());
+        };
+        let runs: Vec<_> = self.mapper.pages().mapped.iter().collect();
+        let mut trimmed = Vec::new();
+        for (at, run) in runs {
+            trimmed.extend(self.written_edges(pagemap, at, run.pages)?);
+        }
+        for part in trimmed.chunks(16) {
+            let Some(pause) = gate.pause() else {
+                add(&self.mapper.metrics.pauses_missed, 1);
+                return Ok(());
+            };
+            let start = Instant::now();
+            let mut pages = self.mapper.pages();
+            for range in part {
+                // Meanwhile a read may have mapped something else there.
+                let still = self
+                    .written_edges(pagemap, range.start, range.end - range.start)?
+                    .first()
+                    == Some(range);
+                if still && pages.mapped.cover(range.clone()) {
+                    self.mapper.restore(&mut pages, range.clone())?;
+                }
+            }
+            drop(pages);
+            drop(pause);
+            self.mapper.metrics.paused(start.elapsed());
+            std::thread::sleep(REST_MIN);
+        }
+        Ok(())
+    }
+
+    /// The written pages at both ends of a mapping.
+    fn written_edges(&self, pagemap: &File, at: u64, pages: u64) -> io::Result<Vec<Range<u64>>> {
+        let Some(host) = self.mapper.address(at, pages) else {
+            return Ok(Vec::new());
+        };
+        let mut entries = vec![0; pages as usize * 8];
+        pagemap.read_exact_at(&mut entries, host as u64 / PAGE_BYTES * 8)?;
+        let written = entries.chunks_exact(8).map(|entry| {
+            let entry = u64::from_le_bytes([
+                entry[0], entry[1], entry[2], entry[3], entry[4], entry[5], entry[6], entry[7],
+            ]);
+            entry & (PRESENT | SWAPPED) == PRESENT && entry & OF_FILE == 0
+        });
+        Ok(edges(&written.collect::<Vec<_>>())
+            .into_iter()
+            .map(|range| at + range.start as u64..at + range.end as u64)
+            .collect())
+    }
+}
+
+/// Puts a run back among remembered ones unless something newer is known of its pages.
+fn keep(extents: &mut super::extents::Extents, at: u64, run: Run) {
+    if extents.inside(at..at + run.pages).next().is_none() {
+        extents.insert(at, run);
+    }
+}
+
+/// The runs of `true` at the two ends.
+fn edges(written: &[bool]) -> Vec<Range<usize>> {
+    let front = written.iter().take_while(|written| **written).count();
+    if front == written.len() {
+        return if front == 0 { Vec::new() } else { vec![0..front] };
+    }
+    let back = written.iter().rev().take_while(|written| **written).count();
+    [0..front, written.len() - back..written.len()]
+        .into_iter()
+        .filter(|range| !range.is_empty())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_ends_are_trimmed() {
+        let edges = |text: &str| edges(&text.chars().map(|c| c == 'w').collect::<Vec<_>>());
+        assert_eq!(edges("ww.w..w"), [0..2, 6..7]);
+        assert_eq!(edges("www"), [0..3]);
+        assert_eq!(edges("..w.."), []);
+        assert_eq!(edges(""), []);
+    }
+}

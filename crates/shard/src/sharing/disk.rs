@@ -1,0 +1,120 @@
+//! Sharing as a disk's queues see it: shares what it can of a read, and leaves the rest to them.
+
+use std::io;
+use std::sync::Arc;
+
+use diskstore::disk::{Origin, Segments, Store};
+use policy::sharing::Way;
+
+use super::extents::ImageId;
+use super::mapper::{Mapped, Mapper, PAGE_BYTES};
+use super::metrics::add;
+use super::parts::{Part, Source, cut};
+use super::situation::Situations;
+use crate::launch::Share;
+
+/// How one disk shares. Cloned for each queue.
+#[derive(Clone)]
+pub struct DiskSharing {
+    /// The VM's map.
+    pub mapper: Arc<Mapper>,
+    /// For the adaptive rule.
+    pub situations: Arc<Situations>,
+    /// What the VM file says.
+    pub share: Share,
+    /// The image of each of the disk's files, for those that nobody writes.
+    pub images: Vec<Option<ImageId>>,
+}
+
+impl DiskSharing {
+    /// Serves a read by mapping if that is the way now; `None` leaves it to the caller, who copies.
+    pub fn read(&self, store: &dyn Store, offset: u64, into: &Segments) -> Option<io::Result<()>> {
+        let Way::AtRead { run_pages_min } = self.way() else {
+            return None;
+        };
+        let parts = self.cut(store, offset, into);
+        let worth = |part: &Part| matches!(part, Part::Share { run, .. } if run.pages >= run_pages_min);
+        if !parts.iter().any(worth) {
+            return None;
+        }
+        for part in &parts {
+            let served = match part {
+                part if worth(part) => self.map(store, offset, into, part),
+                part => self.copy(store, offset, into, part),
+            };
+            if served.is_err() {
+                return Some(served);
+            }
+        }
+        Some(Ok(()))
+    }
+
+    /// Remembers where the bytes of a read come from that is copied.
+    pub fn copied(&self, store: &dyn Store, offset: u64, into: &Segments) {
+        if self.share != Share::Never {
+            self.remember(&self.cut(store, offset, into));
+        }
+    }
+
+    fn remember(&self, parts: &[Part]) {
+        let mut pages = self.mapper.pages();
+        for part in parts {
+            if let Part::Share { page, run, .. } = *part {
+                pages.fresh.insert(page, run);
+                add(&self.mapper.metrics.remembered, run.pages);
+            }
+        }
+    }
+
+    fn way(&self) -> Way {
+        match self.share {
+            Share::Never => Way::Remember,
+            Share::AtRead => Way::AtRead { run_pages_min: 1 },
+            Share::Deferred => Way::Deferred,
+            // A disk stands on one base in nearly every case; of several, the first decides.
+            Share::Adaptive => self
+                .images
+                .iter()
+                .flatten()
+                .next()
+                .map_or(Way::Remember, |image| self.situations.way(*image)),
+        }
+    }
+
+    fn cut(&self, store: &dyn Store, offset: u64, into: &Segments) -> Vec<Part> {
+        let pieces = into
+            .iovecs()
+            .iter()
+            .map(|piece| (piece.iov_base as u64, piece.iov_len as u64));
+        let source = |at, bytes| match store.origin(at, bytes) {
+            Origin::Base { file, offset, bytes } => match self.images.get(file).copied().flatten() {
+                Some(image) => Source::Image { image, offset, bytes },
+                None => Source::Other { bytes },
+            },
+            Origin::Other { bytes } => Source::Other { bytes },
+        };
+        cut(pieces, offset, source, |host| self.mapper.page_at(host))
+    }
+
+    fn map(&self, store: &dyn Store, offset: u64, into: &Segments, part: &Part) -> io::Result<()> {
+        let Part::Share { page, run, .. } = *part else {
+            return Ok(());
+        };
+        let counter = &self.mapper.metrics.mapped_at_read;
+        let mapped = self.mapper.map(&mut self.mapper.pages(), page, run, true, counter)?;
+        match mapped {
+            Mapped::Yes => Ok(()),
+            Mapped::AtLimit => self.copy(store, offset, into, part),
+        }
+    }
+
+    fn copy(&self, store: &dyn Store, offset: u64, into: &Segments, part: &Part) -> io::Result<()> {
+        let (start, bytes) = match *part {
+            Part::Copy { start, bytes } => (start, bytes),
+            Part::Share { start, run, .. } => (start, run.pages * PAGE_BYTES),
+        };
+        store.read(&into.part(start, bytes), offset + start)?;
+        self.remember(std::slice::from_ref(part));
+        Ok(())
+    }
+}

@@ -1,0 +1,257 @@
+//! Which guest pages stand for which pages of an image: a map from page numbers, kept as runs.
+//!
+//! Pure: no I/O. Runs never overlap, and neighbours that continue each other in the same image are one run, as the
+//! kernel merges such mappings; so the number of runs is the number of mappings they cost.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Index of a registered image file.
+pub type ImageId = u16;
+
+/// Pages of an image, one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// How many, at least 1.
+    pub pages: u64,
+    /// Whose.
+    pub image: ImageId,
+    /// The number of the first in the image's file.
+    pub first: u64,
+}
+
+impl Run {
+    /// The part of this run from its page `skip` on, of `pages` pages.
+    fn part(&self, skip: u64, pages: u64) -> Self {
+        Self {
+            pages,
+            image: self.image,
+            first: self.first + skip,
+        }
+    }
+
+    /// Whether `next` goes on where this run ends.
+    fn goes_on_with(&self, next: &Self) -> bool {
+        self.image == next.image && self.first + self.pages == next.first
+    }
+}
+
+/// The map.
+#[derive(Clone, Debug, Default)]
+pub struct Extents {
+    runs: BTreeMap<u64, Run>,
+}
+
+impl Extents {
+    /// Number of runs.
+    pub fn len(&self) -> usize {
+        self.runs.len()
+    }
+
+    /// Whether nothing is in it.
+    pub fn is_empty(&self) -> bool {
+        self.runs.is_empty()
+    }
+
+    /// Number of pages in all runs.
+    pub fn pages(&self) -> u64 {
+        self.runs.values().map(|run| run.pages).sum()
+    }
+
+    /// Lets the guest pages from `at` on stand for `run`, whatever they stood for before.
+    pub fn insert(&mut self, mut at: u64, mut run: Run) {
+        self.remove(at..at + run.pages);
+        if let Some((&before_at, before)) = self.runs.range(..at).next_back()
+            && before_at + before.pages == at
+            && before.goes_on_with(&run)
+        {
+            run = Run {
+                pages: before.pages + run.pages,
+                ..*before
+            };
+            at = before_at;
+        }
+        let end = at + run.pages;
+        if let Some(after) = self.runs.get(&end)
+            && run.goes_on_with(after)
+        {
+            run.pages += after.pages;
+            self.runs.remove(&end);
+        }
+        self.runs.insert(at, run);
+    }
+
+    /// Lets the pages of `range` stand for nothing.
+    pub fn remove(&mut self, range: Range<u64>) {
+        if range.is_empty() {
+            return;
+        }
+        if let Some((&at, &run)) = self.runs.range(..range.start).next_back() {
+            let end = at + run.pages;
+            if end > range.start {
+                self.runs.insert(at, run.part(0, range.start - at));
+                if end > range.end {
+                    self.runs
+                        .insert(range.end, run.part(range.end - at, end - range.end));
+                }
+            }
+        }
+        while let Some((&at, &run)) = self.runs.range(range.clone()).next() {
+            self.runs.remove(&at);
+            let end = at + run.pages;
+            if end > range.end {
+                self.runs
+                    .insert(range.end, run.part(range.end - at, end - range.end));
+            }
+        }
+    }
+
+    /// The runs inside `range`, cut to it, in order.
+    pub fn inside(&self, range: Range<u64>) -> impl Iterator<Item = (u64, Run)> + '_ {
+        let before = self.runs.range(..range.start).next_back();
+        let within = self.runs.range(range.start..range.end.max(range.start));
+        before.into_iter().chain(within).filter_map(move |(&at, run)| {
+            let start = at.max(range.start);
+            let end = (at + run.pages).min(range.end);
+            (start < end).then(|| (start, run.part(start - at, end - start)))
+        })
+    }
+
+    /// All runs in order.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, Run)> + '_ {
+        self.runs.iter().map(|(&at, &run)| (at, run))
+    }
+
+    /// Whether every page of `range` stands for something.
+    pub fn cover(&self, range: Range<u64>) -> bool {
+        let pages: u64 = self.inside(range.clone()).map(|(_, run)| run.pages).sum();
+        pages == range.end - range.start
+    }
+
+    /// Takes runs off the front, `pages` pages at most in all.
+    pub fn take_front(&mut self, pages: u64) -> Vec<(u64, Run)> {
+        let mut taken = Vec::new();
+        let mut left = pages;
+        while left > 0
+            && let Some((&at, &run)) = self.runs.first_key_value()
+        {
+            self.runs.remove(&at);
+            let part = run.part(0, run.pages.min(left));
+            if part.pages < run.pages {
+                let rest = run.part(part.pages, run.pages - part.pages);
+                self.runs.insert(at + part.pages, rest);
+            }
+            left -= part.pages;
+            taken.push((at, part));
+        }
+        taken
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const PAGES: u64 = 48;
+
+    fn run() -> impl Strategy<Value = (u64, Run)> {
+        (0..PAGES, 1..9u64, 0..2u16, 0..PAGES).prop_map(|(at, pages, image, first)| {
+            (
+                at,
+                Run {
+                    pages: pages.min(PAGES - at),
+                    image,
+                    first,
+                },
+            )
+        })
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Insert(u64, Run),
+        Remove(Range<u64>),
+        Take(u64),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            4 => run().prop_map(|(at, run)| Step::Insert(at, run)),
+            2 => (0..PAGES, 0..9u64).prop_map(|(at, pages)| Step::Remove(at..(at + pages).min(PAGES))),
+            1 => (0..6u64).prop_map(Step::Take),
+        ]
+    }
+
+    fn flat(extents: &Extents) -> Vec<Option<(ImageId, u64)>> {
+        let mut flat = vec![None; PAGES as usize];
+        for (at, run) in extents.iter() {
+            for page in 0..run.pages {
+                let place = &mut flat[(at + page) as usize];
+                assert!(place.is_none(), "runs overlap");
+                *place = Some((run.image, run.first + page));
+            }
+        }
+        flat
+    }
+
+    proptest! {
+        #[test]
+        fn the_map_is_a_plain_array(steps in proptest::collection::vec(step(), 0..60), from in 0..PAGES, pages in 0..PAGES) {
+            let mut extents = Extents::default();
+            let mut model = vec![None; PAGES as usize];
+            for step in steps {
+                match step {
+                    Step::Insert(at, run) => {
+                        extents.insert(at, run);
+                        for page in 0..run.pages {
+                            model[(at + page) as usize] = Some((run.image, run.first + page));
+                        }
+                    }
+                    Step::Remove(range) => {
+                        extents.remove(range.clone());
+                        for page in range {
+                            model[page as usize] = None;
+                        }
+                    }
+                    Step::Take(pages) => {
+                        let taken = extents.take_front(pages);
+                        for (at, run) in &taken {
+                            for page in 0..run.pages {
+                                prop_assert_eq!(model[(at + page) as usize].take(), Some((run.image, run.first + page)));
+                            }
+                        }
+                        let count: u64 = taken.iter().map(|(_, run)| run.pages).sum();
+                        prop_assert!(count == pages || extents.is_empty());
+                    }
+                }
+                prop_assert_eq!(&flat(&extents), &model);
+                prop_assert_eq!(extents.pages(), model.iter().flatten().count() as u64);
+            }
+            // No two neighbours could be one mapping.
+            let runs: Vec<_> = extents.iter().collect();
+            for pair in runs.windows(2) {
+                let joined = pair[0].0 + pair[0].1.pages == pair[1].0 && pair[0].1.goes_on_with(&pair[1].1);
+                prop_assert!(!joined || pair.is_empty() || extents.len() == runs.len());
+            }
+            let range = from..(from + pages).min(PAGES);
+            let inside: Vec<_> = extents.inside(range.clone()).flat_map(|(at, run)| (at..at + run.pages).map(move |page| (page, run.image, run.first + page - at))).collect();
+            let expected: Vec<_> = range.clone().filter_map(|page| model[page as usize].map(|(image, first)| (page, image, first))).collect();
+            prop_assert_eq!(extents.cover(range.clone()), expected.len() as u64 == range.end - range.start);
+            prop_assert_eq!(inside, expected);
+        }
+    }
+
+    #[test]
+    fn neighbours_that_go_on_become_one_run() {
+        let mut extents = Extents::default();
+        let run = |pages, first| Run { pages, image: 0, first };
+        extents.insert(10, run(2, 100));
+        extents.insert(14, run(2, 104));
+        extents.insert(12, run(2, 102));
+        assert_eq!(extents.iter().collect::<Vec<_>>(), [(10, run(6, 100))]);
+        extents.insert(16, run(1, 200));
+        assert_eq!(extents.len(), 2);
+    }
+}

@@ -1,0 +1,338 @@
+//! Lays image pages over guest memory and takes them away again.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nix::sys::stat::fstat;
+use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
+
+use super::extents::{Extents, ImageId, Run};
+use super::metrics::{Metrics, add};
+use crate::memory::GuestRam;
+
+/// Size of the pages that are shared.
+pub const PAGE_BYTES: u64 = 4096;
+/// Mappings that one VM may cost by sharing; the kernel's default limit for a process is 65,530.
+const RUNS_MAX_DEFAULT: usize = 32 << 10;
+
+/// A region of RAM.
+struct Part {
+    /// Address in this process.
+    host: u64,
+    /// Number of its first guest page; its page in the memory file has the same number.
+    first: u64,
+    pages: u64,
+    file: RawFd,
+}
+
+/// What guest pages stand for.
+#[derive(Default)]
+pub(super) struct Pages {
+    /// Pages that are mappings now.
+    pub mapped: Extents,
+    /// Copies made since the background last took stock.
+    pub fresh: Extents,
+    /// Older copies, which the background works through.
+    pub copies: Extents,
+}
+
+/// The map of one VM and the means to change it.
+pub struct Mapper {
+    parts: Vec<Part>,
+    /// Keeps the memory mapped.
+    _memory: GuestRam,
+    images: Vec<File>,
+    huge: bool,
+    runs_max: usize,
+    pages: Mutex<Pages>,
+    /// What was counted.
+    pub metrics: Metrics,
+}
+
+/// What became of an attempt to map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mapped {
+    /// The pages are the image's.
+    Yes,
+    /// The limit of mappings is reached: the pages are as they were.
+    AtLimit,
+}
+
+impl Mapper {
+    /// A mapper for `memory`, over which pages of `images` may be laid. `huge` says that the memory asks for transparent
+    /// huge pages. `None` for memory whose pages are larger than an image's.
+    pub fn new(memory: &GuestRam, images: Vec<File>, huge: bool) -> Option<Arc<Self>> {
+        let mut parts = Vec::new();
+        for region in memory.iter() {
+            let file = region.file_offset()?;
+            // DESIGN: page g is at offset g.
+            if file.start() != region.start_addr().0 || !region.len().is_multiple_of(PAGE_BYTES) {
+                return None;
+            }
+            parts.push(Part {
+                host: region.as_ptr() as u64,
+                first: region.start_addr().0 / PAGE_BYTES,
+                pages: region.len() / PAGE_BYTES,
+                file: file.file().as_raw_fd(),
+            });
+        }
+        let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count")
+            .ok()
+            .and_then(|text| text.trim().parse::<usize>().ok());
+        Some(Arc::new(Self {
+            parts,
+            _memory: memory.clone(),
+            images,
+            huge,
+            runs_max: limit.map_or(RUNS_MAX_DEFAULT, |limit| limit / 2),
+            pages: Mutex::default(),
+            metrics: Metrics::default(),
+        }))
+    }
+
+    /// The image's file.
+    pub(super) fn image(&self, image: ImageId) -> Option<&File> {
+        self.images.get(usize::from(image))
+    }
+
+    pub(super) fn pages(&self) -> MutexGuard<'_, Pages> {
+        self.pages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The guest page at an address of this process, if it is RAM, and how many pages of RAM there are from it on.
+    pub(super) fn page_at(&self, host: u64) -> Option<(u64, u64)> {
+        self.parts.iter().find_map(|part| {
+            let page = host.checked_sub(part.host)? / PAGE_BYTES;
+            (page < part.pages).then(|| (part.first + page, part.pages - page))
+        })
+    }
+
+    /// The address in this process of a guest page, and the part it is in.
+    fn host_of(&self, page: u64) -> Option<(u64, &Part)> {
+        self.parts.iter().find_map(|part| {
+            let index = page.checked_sub(part.first)?;
+            (index < part.pages).then(|| (part.host + index * PAGE_BYTES, part))
+        })
+    }
+
+    /// The address in this process of `pages` guest pages from `page` on.
+    pub(super) fn address(&self, page: u64, pages: u64) -> Option<*mut u8> {
+        let (host, part) = self.host_of(page)?;
+        (page + pages <= part.first + part.pages).then_some(host as *mut u8)
+    }
+
+    /// Lays `run` over the guest's pages from `at` on; `now` brings them in at once, so that the guest need not wait at
+    /// its first touch. Their content before is lost.
+    pub(super) fn map(
+        &self,
+        pages: &mut Pages,
+        at: u64,
+        run: Run,
+        now: bool,
+        counter: &AtomicU64,
+    ) -> io::Result<Mapped> {
+        let wrong = || io::Error::from(io::ErrorKind::InvalidInput);
+        let (host, part) = self.host_of(at).ok_or_else(wrong)?;
+        let image = self.image(run.image).ok_or_else(wrong)?;
+        let range = at..at + run.pages;
+        if range.end > part.first + part.pages {
+            return Err(wrong());
+        }
+        pages.fresh.remove(range.clone());
+        pages.copies.remove(range.clone());
+        // Cutting a run in two costs another.
+        if pages.mapped.len() + 2 > self.runs_max {
+            add(&self.metrics.at_limit, run.pages);
+            return Ok(Mapped::AtLimit);
+        }
+        let bytes = run.pages * PAGE_BYTES;
+        let offset = libc::off_t::try_from(run.first * PAGE_BYTES).map_err(|_| wrong())?;
+        // SAFETY: the range is inside one region of guest memory, to which no Rust reference exists; KVM and the kernel
+        // follow the change by themselves.
+        let laid = unsafe {
+            libc::mmap(
+                host as *mut libc::c_void,
+                bytes as usize,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_NORESERVE,
+                image.as_raw_fd(),
+                offset,
+            )
+        };
+        if laid == libc::MAP_FAILED {
+            let error = io::Error::last_os_error();
+            if error.raw_os_error() == Some(libc::ENOMEM) {
+                add(&self.metrics.at_limit, run.pages);
+                return Ok(Mapped::AtLimit);
+            }
+            return Err(error);
+        }
+        if now {
+            // SAFETY: reads pages of the mapping just made. An old kernel refuses (EINVAL): then they come at the touch.
+            let result = unsafe {
+                libc::madvise(host as *mut libc::c_void, bytes as usize, libc::MADV_POPULATE_READ)
+            };
+            if result != 0 {
+                let error = io::Error::last_os_error();
+                if error.raw_os_error() != Some(libc::EINVAL) {
+                    // The image can't be read: the pages are plain again, and the read fails.
+                    self.plain(part, range.clone())?;
+                    pages.mapped.remove(range);
+                    return Err(error);
+                }
+            }
+        }
+        if !pages.mapped.cover(range.clone()) {
+            punch(part.file, &range);
+        }
+        pages.mapped.insert(at, run);
+        add(counter, run.pages);
+        Ok(Mapped::Yes)
+    }
+
+    /// Lays the whole pages of a file that was loaded at `at` over guest memory, where it lies at the same place in a page.
+    /// What can't be mapped stays the copy it is.
+    pub fn map_boot(&self, file: &File, at: u64, offset: u64, bytes: u64) -> io::Result<()> {
+        if at % PAGE_BYTES != offset % PAGE_BYTES {
+            return Ok(());
+        }
+        let start = at.next_multiple_of(PAGE_BYTES);
+        let end = (at + bytes) / PAGE_BYTES * PAGE_BYTES;
+        let Some(image) = self.image_of(file).filter(|_| start < end) else {
+            return Ok(());
+        };
+        let run = Run {
+            pages: (end - start) / PAGE_BYTES,
+            image,
+            first: (offset + (start - at)) / PAGE_BYTES,
+        };
+        let counter = &self.metrics.mapped_at_boot;
+        match self.map(&mut self.pages(), start / PAGE_BYTES, run, false, counter) {
+            // A file system that can't map files.
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(()),
+            result => result.map(|_| ()),
+        }
+    }
+
+    /// The image that is this file, whichever way it was opened.
+    pub fn image_of(&self, file: impl AsFd) -> Option<ImageId> {
+        let same = fstat(file).ok()?;
+        let index = self
+            .images
+            .iter()
+            .position(|image| fstat(image).is_ok_and(|own| (own.st_dev, own.st_ino) == (same.st_dev, same.st_ino)))?;
+        ImageId::try_from(index).ok()
+    }
+
+    /// The images, in the order of their numbers.
+    pub fn images(&self) -> &[File] {
+        &self.images
+    }
+
+    /// Makes every page of `range` plain memory; those that were mapped read as zeroes.
+    pub fn forget(&self, range: Range<u64>) -> io::Result<()> {
+        let mut pages = self.pages();
+        pages.fresh.remove(range.clone());
+        pages.copies.remove(range.clone());
+        let mapped: Vec<_> = pages.mapped.inside(range).collect();
+        for (at, run) in mapped {
+            let Some((_, part)) = self.host_of(at) else { continue };
+            self.plain(part, at..at + run.pages)?;
+            pages.mapped.remove(at..at + run.pages);
+            add(&self.metrics.restored, run.pages);
+        }
+        Ok(())
+    }
+
+    /// Makes mapped pages plain memory with the content they have. The VM is held still.
+    pub(super) fn restore(&self, pages: &mut Pages, range: Range<u64>) -> io::Result<()> {
+        let count = range.end - range.start;
+        let wrong = || io::Error::from(io::ErrorKind::InvalidInput);
+        let host = self.address(range.start, count).ok_or_else(wrong)?;
+        let (_, part) = self.host_of(range.start).ok_or_else(wrong)?;
+        let mut done = 0;
+        let bytes = (count * PAGE_BYTES) as usize;
+        while done < bytes {
+            // SAFETY: reads `bytes - done` bytes of guest memory, which is mapped; the kernel does the copying.
+            let written = unsafe {
+                libc::pwrite(
+                    part.file,
+                    host.add(done).cast(),
+                    bytes - done,
+                    (range.start * PAGE_BYTES) as libc::off_t + done as libc::off_t,
+                )
+            };
+            match usize::try_from(written) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => done += written,
+                Err(_) => match io::Error::last_os_error() {
+                    error if error.kind() == io::ErrorKind::Interrupted => (),
+                    error => return Err(error),
+                },
+            }
+        }
+        self.plain(part, range.clone())?;
+        pages.mapped.remove(range);
+        add(&self.metrics.restored, count);
+        Ok(())
+    }
+
+    /// Shows the memory file again.
+    fn plain(&self, part: &Part, range: Range<u64>) -> io::Result<()> {
+        let host = part.host + (range.start - part.first) * PAGE_BYTES;
+        let bytes = ((range.end - range.start) * PAGE_BYTES) as usize;
+        // SAFETY: as in `map`. The flags and advices are those of the memory around it, so that the kernel makes one
+        // mapping of both again.
+        unsafe {
+            let laid = libc::mmap(
+                host as *mut libc::c_void,
+                bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE,
+                part.file,
+                (range.start * PAGE_BYTES) as libc::off_t,
+            );
+            if laid == libc::MAP_FAILED {
+                return Err(io::Error::last_os_error());
+            }
+            if self.huge {
+                libc::madvise(laid, bytes, libc::MADV_HUGEPAGE);
+            }
+            libc::madvise(laid, bytes, libc::MADV_DONTDUMP);
+        }
+        Ok(())
+    }
+
+    /// Runs now, for `inspect`.
+    pub fn status(&self) -> serde_json::Value {
+        let mut status = self.metrics.snapshot();
+        let pages = self.pages();
+        status["mapped_pages"] = pages.mapped.pages().into();
+        status["mappings"] = pages.mapped.len().into();
+        status["mappings_max"] = self.runs_max.into();
+        status["candidates"] = (pages.copies.pages() + pages.fresh.pages()).into();
+        status
+    }
+
+    #[cfg(test)]
+    pub(super) fn limit(&mut self, runs_max: usize) {
+        self.runs_max = runs_max;
+    }
+}
+
+/// Gives the memory file's pages back; a page that can't be (part of a huge one) just stays.
+fn punch(file: RawFd, range: &Range<u64>) {
+    // SAFETY: the file is open as long as the memory, which `Mapper` keeps; the call takes no pointers.
+    unsafe {
+        libc::fallocate(
+            file,
+            libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+            (range.start * PAGE_BYTES) as libc::off_t,
+            ((range.end - range.start) * PAGE_BYTES) as libc::off_t,
+        );
+    }
+}

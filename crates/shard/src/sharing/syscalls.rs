@@ -1,0 +1,14 @@
+//! What the background's thread may ask of the kernel, beyond what every thread may.
+
+use crate::sandbox::Syscall;
+
+/// The allow-list.
+pub const SYSCALLS: &[Syscall] = &[
+    libc::SYS_fallocate,
+    libc::SYS_fstat,
+    libc::SYS_newfstatat,
+    libc::SYS_statx,
+    libc::SYS_pread64,
+    libc::SYS_preadv2,
+    libc::SYS_pwrite64,
+];
