@@ -7,7 +7,9 @@ use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use config::vm::{DiskDevice, DiskFormatSpec, DiskMode, NetKind, NetSpec, PagesSpec, SandboxSpec, VmSpec};
+use config::vm::{
+    DiskDevice, DiskFormatSpec, DiskMode, NetKind, NetSpec, PagesSpec, SandboxSpec, ShareSpec, VmSpec,
+};
 use diskstore::disk::{DiskRequest, Format, Mode, OpenDisk};
 use diskstore::image::{Image, ImageStore};
 use nix::unistd::{Whence, lseek};
@@ -158,9 +160,9 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
             vm_name: name.to_owned(),
         });
     let queues_default = u16::from(spec.cpus).min(4);
-    let mut requests: Vec<(DiskRequest, u16, bool)> = root
+    let mut requests: Vec<(DiskRequest, u16, bool, Share)> = root
         .into_iter()
-        .map(|request| (request, queues_default, false))
+        .map(|request| (request, queues_default, false, share(spec, spec.root.share)))
         .collect();
     requests.extend(spec.disks.iter().map(|disk| {
         let request = DiskRequest {
@@ -183,10 +185,11 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
             request,
             disk.queues.unwrap_or(queues_default),
             disk.device == DiskDevice::Pmem,
+            share(spec, disk.share),
         )
     }));
     let mut keeps_writes = false;
-    for (index, (mut request, queues, pmem)) in requests.into_iter().enumerate() {
+    for (index, (mut request, queues, pmem, share)) in requests.into_iter().enumerate() {
         keeps_writes |= request.persistent;
         if request.persistent && request.mode == Mode::Private {
             let overlays = ImageStore::open_default()?.data().join("overlays").join(name);
@@ -211,6 +214,7 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
             read_only: disk.read_only,
             queues,
             pmem,
+            share,
         });
         disks.push(disk);
     }
@@ -317,6 +321,7 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
         nets,
         vsock,
         balloon: spec.balloon,
+        share_boot: spec.share != Some(ShareSpec::Never),
         console: console_fd,
         log,
         sandbox: match spec.sandbox {
@@ -336,6 +341,16 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
         _image: image,
         passt,
     })
+}
+
+/// How a disk shares that says `own`.
+fn share(spec: &VmSpec, own: Option<ShareSpec>) -> Share {
+    match own.or(spec.share).unwrap_or_default() {
+        ShareSpec::Adaptive => Share::Adaptive,
+        ShareSpec::Deferred => Share::Deferred,
+        ShareSpec::AtRead => Share::AtRead,
+        ShareSpec::Never => Share::Never,
+    }
 }
 
 impl Opened {

@@ -1,7 +1,9 @@
 //! What must hold of a VM's spec whatever the host is.
 
 use crate::cpulist;
-use crate::vm::{DiskDevice, DiskFormatSpec, DiskMode, DiskSpec, NetKind, NetSpec, VmSpec};
+use crate::vm::{
+    DiskDevice, DiskFormatSpec, DiskMode, DiskSpec, NetKind, NetSpec, PagesSpec, ShareSpec, VmSpec,
+};
 
 /// Something a spec may not say: where (keys and indices), what, and the mend.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -116,7 +118,48 @@ pub fn check(spec: &VmSpec) -> Result<(), Fault> {
     for (index, net) in nets.iter().enumerate() {
         check_net(net, &index.to_string())?;
     }
+    check_share(spec)?;
     check_nodes(spec)
+}
+
+/// Sharing works on 4 KiB pages of files that nobody writes.
+fn check_share(spec: &VmSpec) -> Result<(), Fault> {
+    let wanted = |share: Option<ShareSpec>| share.is_some_and(|share| share != ShareSpec::Never);
+    let pool = matches!(spec.pages, PagesSpec::Huge2M | PagesSpec::Huge1G);
+    let places = [(vec!["share".to_owned()], spec.share), (vec!["root".into(), "share".into()], spec.root.share)];
+    let disks = spec.disks.iter().enumerate().map(|(index, disk)| {
+        (vec!["disks".into(), index.to_string(), "share".into()], disk.share)
+    });
+    for (path, share) in places.into_iter().chain(disks) {
+        if wanted(share) && pool {
+            let path: Vec<_> = path.iter().map(String::as_str).collect();
+            return Err(fault(
+                &path,
+                "memory made of the pool's huge pages can't share 4 KiB pages",
+                "use `pages = \"thp\"` or `\"4K\"`, `share = \"never\"`, or a disk `as = \"pmem\"`",
+            )
+            .or_by_flag("use `--pages thp` or `4K`, or `--share never`"));
+        }
+    }
+    for (index, disk) in spec.disks.iter().enumerate() {
+        let at = ["disks", &index.to_string(), "share"];
+        if disk.share.is_some() && disk.device == DiskDevice::Pmem {
+            return Err(fault(
+                &at,
+                "a pmem disk is mapped: it always shares",
+                "drop `share`, or use `as = \"block\"`",
+            ));
+        }
+        let in_place = disk.mode == DiskMode::Exclusive && disk.persistent;
+        if wanted(disk.share) && in_place {
+            return Err(fault(
+                &at,
+                "a disk that is written in place has nobody to share with",
+                "drop `share`, or use `mode = \"private\"`",
+            ));
+        }
+    }
+    Ok(())
 }
 
 fn check_name(name: &str) -> Result<(), Fault> {

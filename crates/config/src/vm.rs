@@ -48,6 +48,9 @@ pub struct VmSpec {
     /// How strict the sandbox is: `auto`, `require`, `off`.
     #[serde(default)]
     pub sandbox: SandboxSpec,
+    /// How disks that do not say share memory: `adaptive`, `deferred`, `at-read`, `never`.
+    #[serde(default)]
+    pub share: Option<ShareSpec>,
 }
 
 /// A size in bytes, written as a number with a unit: `K`, `M`, `G`, `T` (powers of 1,024), in either case.
@@ -74,6 +77,23 @@ pub struct RootSpec {
     /// Keep the VM's writes, in an overlay file of the data directory named by the VM.
     #[serde(default)]
     pub persistent: bool,
+    /// How what it reads is shared; as the VM's `share` when absent.
+    pub share: Option<ShareSpec>,
+}
+
+/// How pages that a disk reads from a file nobody writes are shared with other VMs (`docs/sharing.md`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ShareSpec {
+    /// As suits the host's memory and the number of VMs on the image.
+    #[default]
+    Adaptive,
+    /// Copied at once, shared in the background.
+    Deferred,
+    /// Shared when read.
+    AtRead,
+    /// Copied.
+    Never,
 }
 
 /// A disk.
@@ -98,6 +118,8 @@ pub struct DiskSpec {
     pub device: DiskDevice,
     /// Request queues; one for each vCPU, four at most, when absent.
     pub queues: Option<u16>,
+    /// How what it reads is shared; as the VM's `share` when absent.
+    pub share: Option<ShareSpec>,
 }
 
 /// Formats of disk files.

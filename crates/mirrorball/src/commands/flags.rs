@@ -44,6 +44,9 @@ pub struct RunArgs {
     /// auto, require or off
     #[arg(long, default_value = "auto")]
     pub sandbox: String,
+    /// How memory read from images is shared: adaptive, deferred, at-read or never
+    #[arg(long)]
+    pub share: Option<String>,
     /// 4K, thp, 2M or 1G
     #[arg(long, default_value = "4K")]
     pub pages: String,
@@ -90,6 +93,7 @@ fn disk(text: &str) -> DiskSpec {
         read_only: false,
         device: Default::default(),
         queues: None,
+        share: None,
     }
 }
 
@@ -154,6 +158,7 @@ pub fn spec(args: &RunArgs) -> Result<VmSpec> {
         balloon: true,
         command: (!args.command.is_empty()).then(|| args.command.clone()),
         sandbox: word("sandbox", &args.sandbox)?,
+        share: args.share.as_deref().map(|text| word("share", text)).transpose()?,
     };
     config::check(&spec).map_err(|fault| ConfigError::from_flags(&fault))?;
     Ok(spec)

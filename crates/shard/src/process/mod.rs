@@ -15,7 +15,6 @@ use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::sync::{Arc, mpsc};
 
-use diskstore::disk::BaseWatch;
 use kvm_ioctls::Kvm;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -123,8 +122,7 @@ fn start(control: &mut UnixStream) -> Result<Control, ProcessError> {
         Some((mapper, situations)) => {
             // Kernel and initramfs are mapped from the start; what the guest makes of them is its own.
             shares.resize(mapper.images().len(), Share::Never);
-            let watch = BaseWatch::new(mapper.images())?;
-            Some(Background::open(mapper.clone(), situations.clone(), machine.end.clone(), watch, shares))
+            Some(Background::open(mapper.clone(), situations.clone(), shares))
         }
         None => None,
     };

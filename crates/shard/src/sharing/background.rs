@@ -13,16 +13,14 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use diskstore::disk::BaseWatch;
 use policy::sharing::Way;
 
 use super::extents::Run;
 use super::mapper::{Mapped, Mapper, PAGE_BYTES};
 use super::metrics::add;
 use super::situation::Situations;
-use crate::ending::EndSignal;
 use crate::gate::Gate;
-use crate::launch::{Ending, Share};
+use crate::launch::Share;
 
 /// How long the VM may be held still by one step.
 const STILL_LIMIT: Duration = Duration::from_millis(1);
@@ -45,8 +43,6 @@ const OF_FILE: u64 = 1 << 61;
 pub struct Background {
     mapper: Arc<Mapper>,
     situations: Arc<Situations>,
-    end: Arc<EndSignal>,
-    watch: BaseWatch,
     /// This process's page table.
     pagemap: Option<File>,
     /// How each image's disk shares.
@@ -59,15 +55,11 @@ impl Background {
     pub fn open(
         mapper: Arc<Mapper>,
         situations: Arc<Situations>,
-        end: Arc<EndSignal>,
-        watch: BaseWatch,
-        shares: Vec<Share>,
+                shares: Vec<Share>,
     ) -> Self {
         Self {
             mapper,
             situations,
-            end,
-            watch,
             pagemap: File::open("/proc/self/pagemap").ok(),
             shares,
             scratch: Vec::new(),
@@ -84,10 +76,6 @@ impl Background {
             if start >= next_round {
                 next_round = start + ROUND;
                 rounds = rounds.wrapping_add(1);
-                if let Some(detail) = self.watch.changed() {
-                    self.end.end(Ending::ShardFailed { detail });
-                    return;
-                }
                 self.situations.refresh();
                 self.age();
                 if rounds.is_multiple_of(ROUNDS_PER_TRIM) {

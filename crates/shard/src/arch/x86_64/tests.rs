@@ -176,6 +176,7 @@ fn elf_kernel() -> Kernel {
         start: 8 << 20,
         end: 16 << 20,
         cmdline_bytes_max: 2048,
+        parts: Vec::new(),
     }
 }
 

@@ -12,6 +12,7 @@ use super::handler::{BalloonHandler, F_REPORTING, F_STATISTICS};
 use super::metrics::{BalloonMetrics, statistic_name};
 use super::state::{BalloonHandle, PAGE_BYTES, State};
 use crate::sandbox::{ThreadKind, Threads};
+use crate::sharing::Mapper;
 use crate::virtio::worker::Worker;
 use crate::virtio::{Activation, DeviceError, VirtioDevice, VirtioId};
 

@@ -14,6 +14,8 @@ mod syscalls;
 mod tests;
 
 pub use device::Balloon;
+#[cfg(test)]
+pub(crate) use release::release;
 #[cfg(fuzzing)]
 pub(crate) use device::bare;
 pub use state::BalloonHandle;

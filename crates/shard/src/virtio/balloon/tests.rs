@@ -39,7 +39,7 @@ fn rig_with(features: u64) -> Rig {
     }
     let queues: Vec<DriverQueue> = (0..5).map(|index| DriverQueue::new(&memory, index)).collect();
     let told = Arc::new(Told::default());
-    let mut balloon = Balloon::new(&Threads::open(), BYTES).unwrap();
+    let mut balloon = Balloon::new(&Threads::open(), BYTES, None).unwrap();
     balloon
         .activate(Activation {
             memory: memory.clone(),
