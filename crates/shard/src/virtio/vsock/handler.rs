@@ -459,9 +459,9 @@ impl Running {
                 let head = chain.head_index();
                 held.clear();
                 held.append(memory, chain, Direction::ToDriver)?;
-                if held.bytes() < HEADER_BYTES {
+                if held.bytes() <= HEADER_BYTES {
                     return Err(DeviceError::Protocol(
-                        "a receive buffer smaller than a header".to_owned(),
+                        "a receive buffer without room for more than a header".to_owned(),
                     ));
                 }
                 self.held = Some(head);
