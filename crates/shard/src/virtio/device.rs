@@ -42,6 +42,13 @@ pub enum DeviceError {
     },
 }
 
+impl DeviceError {
+    /// For `map_err`: the host failed at `what`.
+    pub fn host(what: &'static str) -> impl Fn(std::io::Error) -> Self {
+        move |source| Self::Host { what, source }
+    }
+}
+
 /// How a device reaches its guest. Implemented by the transport with MSI-X over irqfd; called from any thread.
 pub trait Interrupt: Send + Sync {
     /// Tells the driver that queue `index` has used buffers. The caller has checked `needs_notification`.

@@ -15,7 +15,7 @@ use vm_memory::{Bytes, GuestMemoryMmap};
 use super::metrics::BalloonMetrics;
 use super::release::release;
 use super::state::{PAGE_BYTES, State};
-use crate::virtio::serve::{Chain, broken, serve, take};
+use crate::virtio::serve::{Chain, broken, listen, serve, signal, take};
 use crate::virtio::worker::{Event, Handler, Sources};
 use crate::virtio::{Activation, ActiveQueue, DeviceError};
 
@@ -79,11 +79,7 @@ impl BalloonHandler {
                         break;
                     }
                 }
-                if queue.queue.enable_notification(memory).map_err(broken)? {
-                    // A full counter does as well.
-                    let _ = queue.notify.write(1);
-                }
-                Ok(())
+                listen(queue, memory)
             }
             OPTIONAL.. if active.features & F_REPORTING != 0 => {
                 serve(queue, &active.memory, &active.interrupt, |chain| {
@@ -109,10 +105,7 @@ impl BalloonHandler {
             return Ok(());
         };
         queue.queue.add_used(memory, head, 0).map_err(broken)?;
-        if queue.queue.needs_notification(memory).map_err(broken)? {
-            active.interrupt.signal_queue(queue.index);
-        }
-        Ok(())
+        signal(queue, memory, &*active.interrupt)
     }
 }
 
@@ -127,10 +120,7 @@ impl Handler for BalloonHandler {
         let refresh = unsafe { BorrowedFd::borrow_raw(self.state.refresh.as_raw_fd()) };
         sources
             .add(refresh, REFRESH, EpollFlags::EPOLLIN)
-            .map_err(|source| DeviceError::Host {
-                what: "cannot wait for requests of statistics",
-                source,
-            })
+            .map_err(DeviceError::host("cannot wait for requests of statistics"))
     }
 
     fn handle(&mut self, event: Event, _sources: &Sources) -> Result<(), DeviceError> {
