@@ -4,7 +4,6 @@
 
 use std::sync::Arc;
 
-use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use virtio_queue::{QueueOwnedT, QueueT};
 
 use super::packet::{HEADER_BYTES, Header, PAYLOAD_BYTES_MAX};
@@ -33,10 +32,8 @@ pub struct Queues {
 impl Queues {
     /// The queues of an activation; the driver must have enabled both.
     pub fn new(activation: Activation) -> Result<Self, DeviceError> {
-        let event_idx = activation.features & (1 << VIRTIO_RING_F_EVENT_IDX) != 0;
         let (mut rx, mut tx) = (None, None);
-        for mut active in activation.queues {
-            active.queue.set_event_idx(event_idx);
+        for active in activation.queues {
             match active.index {
                 RX => rx = Some(active),
                 TX => tx = Some(active),
