@@ -126,9 +126,15 @@ pub fn check(spec: &VmSpec) -> Result<(), Fault> {
 fn check_share(spec: &VmSpec) -> Result<(), Fault> {
     let wanted = |share: Option<ShareSpec>| share.is_some_and(|share| share != ShareSpec::Never);
     let pool = matches!(spec.pages, PagesSpec::Huge2M | PagesSpec::Huge1G);
-    let places = [(vec!["share".to_owned()], spec.share), (vec!["root".into(), "share".into()], spec.root.share)];
+    let places = [
+        (vec!["share".to_owned()], spec.share),
+        (vec!["root".into(), "share".into()], spec.root.share),
+    ];
     let disks = spec.disks.iter().enumerate().map(|(index, disk)| {
-        (vec!["disks".into(), index.to_string(), "share".into()], disk.share)
+        (
+            vec!["disks".into(), index.to_string(), "share".into()],
+            disk.share,
+        )
     });
     for (path, share) in places.into_iter().chain(disks) {
         if wanted(share) && pool {

@@ -69,14 +69,7 @@ pub fn cache() -> Result<PathBuf, LabError> {
 
 /// Where images are, whose files never change; made when missing, so that a running lab sees images built later.
 pub fn images() -> Option<PathBuf> {
-    let from = |name: &str| {
-        std::env::var_os(name)
-            .filter(|value| !value.is_empty())
-            .map(PathBuf::from)
-    };
-    let data = from("MIRRORBALL_DATA")
-        .or_else(|| from("XDG_DATA_HOME").map(|data| data.join("mirrorball")))
-        .or_else(|| from("HOME").map(|home| home.join(".local/share/mirrorball")))?;
+    let data = diskstore::image::data_directory()?;
     let images = std::path::absolute(data).ok()?.join("images");
     fs::create_dir_all(&images).ok()?;
     // The mount inside is by its true name: what links lead to may be elsewhere.

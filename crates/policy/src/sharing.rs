@@ -74,8 +74,17 @@ mod tests {
 
     #[test]
     fn a_lone_vm_on_a_large_host_only_remembers() {
-        let situation = Situation { users: 1, available_permille: 800 };
+        let situation = Situation {
+            users: 1,
+            available_permille: 800,
+        };
         assert_eq!(adaptive(situation), Way::Remember);
-        assert_eq!(adaptive(Situation { users: 2, ..situation }), Way::Deferred);
+        assert_eq!(
+            adaptive(Situation {
+                users: 2,
+                ..situation
+            }),
+            Way::Deferred
+        );
     }
 }

@@ -2,6 +2,7 @@
 
 pub mod arch;
 pub mod bus;
+pub mod chain;
 pub mod devices;
 pub mod ending;
 #[cfg(fuzzing)]

@@ -174,7 +174,11 @@ impl Machine {
         if images.is_empty() {
             return Ok(None);
         }
-        Ok(Mapper::new(memory, images, spec.memory.pages == Pages::Transparent))
+        Ok(Mapper::new(
+            memory,
+            images,
+            spec.memory.pages == Pages::Transparent,
+        ))
     }
 
     /// Shows a region of persistent memory to the guest. Each of `layout.pmem` once.

@@ -28,7 +28,7 @@ pub use import::{FileKind, ImportRequest, import};
 #[cfg(fuzzing)]
 pub use payload::extract;
 pub use record::{FileRecord, Record};
-pub use store::ImageStore;
+pub use store::{ImageStore, data_directory};
 pub use tiny::{TinyRequest, build_tiny};
 
 use crate::disk::Format;

@@ -34,17 +34,23 @@ pub(super) struct Building {
     _lock: File,
 }
 
+/// The user's data directory: `$MIRRORBALL_DATA`, `$XDG_DATA_HOME/mirrorball` or `~/.local/share/mirrorball`; none when
+/// no variable says.
+pub fn data_directory() -> Option<PathBuf> {
+    let from = |name: &str| {
+        std::env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
+    from("MIRRORBALL_DATA")
+        .or_else(|| from("XDG_DATA_HOME").map(|data| data.join("mirrorball")))
+        .or_else(|| from("HOME").map(|home| home.join(".local/share/mirrorball")))
+}
+
 impl ImageStore {
-    /// The user's store: in `$MIRRORBALL_DATA`, `$XDG_DATA_HOME/mirrorball` or `~/.local/share/mirrorball`.
+    /// The user's store: in [`data_directory`].
     pub fn open_default() -> Result<Self, ImageError> {
-        let from = |name: &str| {
-            std::env::var_os(name)
-                .filter(|value| !value.is_empty())
-                .map(PathBuf::from)
-        };
-        let data = from("MIRRORBALL_DATA")
-            .or_else(|| from("XDG_DATA_HOME").map(|data| data.join("mirrorball")))
-            .or_else(|| from("HOME").map(|home| home.join(".local/share/mirrorball")))
+        let data = data_directory()
             .ok_or_else(|| ImageError::Unable("no data directory: set MIRRORBALL_DATA or HOME".into()))?;
         Self::open(&data)
     }

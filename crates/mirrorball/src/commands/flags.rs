@@ -158,7 +158,11 @@ pub fn spec(args: &RunArgs) -> Result<VmSpec> {
         balloon: true,
         command: (!args.command.is_empty()).then(|| args.command.clone()),
         sandbox: word("sandbox", &args.sandbox)?,
-        share: args.share.as_deref().map(|text| word("share", text)).transpose()?,
+        share: args
+            .share
+            .as_deref()
+            .map(|text| word("share", text))
+            .transpose()?,
     };
     config::check(&spec).map_err(|fault| ConfigError::from_flags(&fault))?;
     Ok(spec)

@@ -133,8 +133,12 @@ impl Control {
                 None
             }
             Order::Status => {
-                let answer =
-                    Report::Status(status(&self.counters, self.running.console.counters(), &self.bus, self.sharing.as_ref()));
+                let answer = Report::Status(status(
+                    &self.counters,
+                    self.running.console.counters(),
+                    &self.bus,
+                    self.sharing.as_ref(),
+                ));
                 // A monitor that is gone shows at the next read.
                 let _ = report(&mut self.socket, &answer);
                 None

@@ -22,6 +22,7 @@ use crate::arch::x86_64::layout::{
     ECAM_BYTES, ECAM_START, MMIO32_BYTES, MMIO32_START, PCI_CONFIG_PORT, PCI_CONFIG_PORTS,
 };
 use crate::bus::Overlap;
+use crate::chain::chain;
 use crate::devices::{self, DeviceFiles, DevicesError};
 use crate::interrupt::Interrupts;
 use crate::launch::{Ending, LaunchSpec, Report, Share};
@@ -77,21 +78,6 @@ pub fn run(mut control: UnixStream) -> ExitCode {
 fn keep_one_arena() {
     // SAFETY: sets a number of the allocator's before any other thread exists.
     unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
-}
-
-/// An error with its causes, in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let more = error.to_string();
-        if !text.ends_with(&more) {
-            text.push_str(": ");
-            text.push_str(&more);
-        }
-        cause = error.source();
-    }
-    text
 }
 
 fn start(control: &mut UnixStream) -> Result<Control, ProcessError> {
@@ -164,7 +150,9 @@ fn start(control: &mut UnixStream) -> Result<Control, ProcessError> {
     let (stop_sharing, stopped) = mpsc::channel();
     if let Some(background) = background {
         let gate = threads.gate().clone();
-        threads.spawn(ThreadKind::Sharing, "sharing", move || background.run(&gate, &stopped))?;
+        threads.spawn(ThreadKind::Sharing, "sharing", move || {
+            background.run(&gate, &stopped)
+        })?;
     }
     threads.seal(ThreadKind::Control)?;
     Ok(Control {

@@ -44,7 +44,9 @@ pub struct Threads {
 
 impl std::fmt::Debug for Threads {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Threads").field("sealed", &self.sealed).finish_non_exhaustive()
+        f.debug_struct("Threads")
+            .field("sealed", &self.sealed)
+            .finish_non_exhaustive()
     }
 }
 

@@ -9,8 +9,8 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use policy::sharing::Way;
@@ -34,6 +34,10 @@ const ROUND: Duration = Duration::from_secs(1);
 const STEP_PAGES: u64 = 256;
 /// Rounds between two looks for overwritten mappings.
 const ROUNDS_PER_TRIM: u32 = 5;
+/// There is no such look while a VM has fewer mappings than this part of its limit.
+const TRIM_FROM: usize = 128;
+/// Pages given back to plain memory between two looks at the time.
+const TRIM_PAGES: u64 = 16;
 /// `/proc/PID/pagemap`: the page is there; it is a file's; it is swapped out.
 const PRESENT: u64 = 1 << 63;
 const SWAPPED: u64 = 1 << 62;
@@ -52,11 +56,7 @@ pub struct Background {
 
 impl Background {
     /// Opens what it will need; called before the sandbox closes. `shares` has an entry for each image.
-    pub fn open(
-        mapper: Arc<Mapper>,
-        situations: Arc<Situations>,
-                shares: Vec<Share>,
-    ) -> Self {
+    pub fn open(mapper: Arc<Mapper>, situations: Arc<Situations>, shares: Vec<Share>) -> Self {
         Self {
             mapper,
             situations,
@@ -78,7 +78,7 @@ impl Background {
                 rounds = rounds.wrapping_add(1);
                 self.situations.refresh();
                 self.age();
-                if rounds.is_multiple_of(ROUNDS_PER_TRIM) {
+                if rounds.is_multiple_of(ROUNDS_PER_TRIM) && self.mapper.fullness(TRIM_FROM) {
                     // What can't be trimmed now can be the next time.
                     let _ = self.trim(gate);
                 }
@@ -243,7 +243,7 @@ impl Background {
     }
 
     /// Gives mapped pages that were written back to plain memory, where that does not cost another mapping.
-    fn trim(&self, gate: &Gate) -> io::Result<()> {
+    pub(super) fn trim(&self, gate: &Gate) -> io::Result<()> {
         let Some(pagemap) = &self.pagemap else {
             return Ok(());
         };
@@ -252,27 +252,27 @@ impl Background {
         for (at, run) in runs {
             trimmed.extend(self.written_edges(pagemap, at, run.pages)?);
         }
-        for part in trimmed.chunks(16) {
+        let mut pieces = trimmed.into_iter().flat_map(pieces).peekable();
+        while pieces.peek().is_some() {
             let Some(pause) = gate.pause() else {
                 add(&self.mapper.metrics.pauses_missed, 1);
                 return Ok(());
             };
             let start = Instant::now();
             let mut pages = self.mapper.pages();
-            for range in part {
+            while start.elapsed() < STILL_LIMIT
+                && let Some(range) = pieces.next()
+            {
                 // Meanwhile a read may have mapped something else there.
-                let still = self
-                    .written_edges(pagemap, range.start, range.end - range.start)?
-                    .first()
-                    == Some(range);
-                if still && pages.mapped.cover(range.clone()) {
-                    self.mapper.restore(&mut pages, range.clone())?;
+                let written = self.written_edges(pagemap, range.start, range.end - range.start)?;
+                if written.first() == Some(&range) && pages.mapped.cover(range.clone()) {
+                    self.mapper.restore(&mut pages, range)?;
                 }
             }
             drop(pages);
             drop(pause);
             self.mapper.metrics.paused(start.elapsed());
-            std::thread::sleep(REST_MIN);
+            std::thread::sleep((start.elapsed() * REST_FACTOR).max(REST_MIN));
         }
         Ok(())
     }
@@ -295,6 +295,14 @@ impl Background {
             .map(|range| at + range.start as u64..at + range.end as u64)
             .collect())
     }
+}
+
+/// A range in parts of [`TRIM_PAGES`] at most.
+fn pieces(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let end = range.end;
+    range
+        .step_by(TRIM_PAGES as usize)
+        .map(move |at| at..(at + TRIM_PAGES).min(end))
 }
 
 /// Puts a run back among remembered ones unless something newer is known of its pages.

@@ -101,7 +101,9 @@ impl DiskSharing {
             return Ok(());
         };
         let counter = &self.mapper.metrics.mapped_at_read;
-        let mapped = self.mapper.map(&mut self.mapper.pages(), page, run, true, counter)?;
+        let mapped = self
+            .mapper
+            .map(&mut self.mapper.pages(), page, run, true, counter)?;
         match mapped {
             Mapped::Yes => Ok(()),
             Mapped::AtLimit => self.copy(store, offset, into, part),

@@ -246,7 +246,11 @@ mod tests {
     #[test]
     fn neighbours_that_go_on_become_one_run() {
         let mut extents = Extents::default();
-        let run = |pages, first| Run { pages, image: 0, first };
+        let run = |pages, first| Run {
+            pages,
+            image: 0,
+            first,
+        };
         extents.insert(10, run(2, 100));
         extents.insert(14, run(2, 104));
         extents.insert(12, run(2, 102));

@@ -174,7 +174,11 @@ impl Mapper {
         if now {
             // SAFETY: reads pages of the mapping just made. An old kernel refuses (EINVAL): then they come at the touch.
             let result = unsafe {
-                libc::madvise(host as *mut libc::c_void, bytes as usize, libc::MADV_POPULATE_READ)
+                libc::madvise(
+                    host as *mut libc::c_void,
+                    bytes as usize,
+                    libc::MADV_POPULATE_READ,
+                )
             };
             if result != 0 {
                 let error = io::Error::last_os_error();
@@ -221,10 +225,9 @@ impl Mapper {
     /// The image that is this file, whichever way it was opened.
     pub fn image_of(&self, file: impl AsFd) -> Option<ImageId> {
         let same = fstat(file).ok()?;
-        let index = self
-            .images
-            .iter()
-            .position(|image| fstat(image).is_ok_and(|own| (own.st_dev, own.st_ino) == (same.st_dev, same.st_ino)))?;
+        let index = self.images.iter().position(|image| {
+            fstat(image).is_ok_and(|own| (own.st_dev, own.st_ino) == (same.st_dev, same.st_ino))
+        })?;
         ImageId::try_from(index).ok()
     }
 
@@ -240,10 +243,12 @@ impl Mapper {
         pages.copies.remove(range.clone());
         let mapped: Vec<_> = pages.mapped.inside(range).collect();
         for (at, run) in mapped {
-            let Some((_, part)) = self.host_of(at) else { continue };
+            let Some((_, part)) = self.host_of(at) else {
+                continue;
+            };
             self.plain(part, at..at + run.pages)?;
             pages.mapped.remove(at..at + run.pages);
-            add(&self.metrics.restored, run.pages);
+            add(&self.metrics.released, run.pages);
         }
         Ok(())
     }
@@ -305,6 +310,11 @@ impl Mapper {
             libc::madvise(laid, bytes, libc::MADV_DONTDUMP);
         }
         Ok(())
+    }
+
+    /// Whether more than one in `part` of the mappings that the VM may have is taken.
+    pub(super) fn fullness(&self, part: usize) -> bool {
+        self.pages().mapped.len() > self.runs_max / part
     }
 
     /// Runs now, for `inspect`.

@@ -17,8 +17,10 @@ pub struct Metrics {
     pub changed: AtomicU64,
     /// Copies whose image page was no longer in the page cache.
     pub cold: AtomicU64,
-    /// Pages that went back to plain memory.
+    /// Overwritten pages that went back to plain memory.
     pub restored: AtomicU64,
+    /// Pages that the guest gave back to the host.
+    pub released: AtomicU64,
     /// Pages copied because the limit of mappings was reached.
     pub at_limit: AtomicU64,
     /// Times the VM was held still.
@@ -56,6 +58,7 @@ impl Metrics {
             "changed": get(&self.changed),
             "cold": get(&self.cold),
             "restored": get(&self.restored),
+            "released": get(&self.released),
             "at_limit": get(&self.at_limit),
             "pauses": get(&self.pauses),
             "pause_us": get(&self.pause_us),

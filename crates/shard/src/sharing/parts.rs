@@ -65,7 +65,10 @@ impl Parts {
     fn copy(&mut self, start: u64, bytes: u64) {
         match self.0.last_mut() {
             _ if bytes == 0 => (),
-            Some(Part::Copy { start: before, bytes: length }) if *before + *length == start => *length += bytes,
+            Some(Part::Copy {
+                start: before,
+                bytes: length,
+            }) if *before + *length == start => *length += bytes,
             _ => self.0.push(Part::Copy { start, bytes }),
         }
     }

@@ -67,7 +67,11 @@ impl Situations {
 
     /// For `inspect`.
     pub fn status(&self) -> serde_json::Value {
-        let users: Vec<_> = self.users.iter().map(|users| users.load(Ordering::Relaxed)).collect();
+        let users: Vec<_> = self
+            .users
+            .iter()
+            .map(|users| users.load(Ordering::Relaxed))
+            .collect();
         serde_json::json!({
             "available_permille": self.available_permille.load(Ordering::Relaxed),
             "users": users,

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 use virtio_queue::Queue;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -42,6 +43,13 @@ pub enum DeviceError {
     },
 }
 
+impl DeviceError {
+    /// For `map_err`: the host failed at `what`.
+    pub fn host(what: &'static str) -> impl Fn(std::io::Error) -> Self {
+        move |source| Self::Host { what, source }
+    }
+}
+
 /// How a device reaches its guest. Implemented by the transport with MSI-X over irqfd; called from any thread.
 pub trait Interrupt: Send + Sync {
     /// Tells the driver that queue `index` has used buffers. The caller has checked `needs_notification`.
@@ -72,6 +80,18 @@ pub struct Activation {
     pub queues: Vec<ActiveQueue>,
     /// How to reach the guest.
     pub interrupt: Arc<dyn Interrupt>,
+}
+
+/// What every device offers: the queues' implementation has it.
+pub const RING_FEATURES: u64 = 1 << VIRTIO_RING_F_EVENT_IDX | 1 << VIRTIO_RING_F_INDIRECT_DESC;
+
+/// Reads a configuration space from byte `offset` on; past its end are zeroes.
+pub fn read_space(space: &[u8], offset: u64, data: &mut [u8]) {
+    let start = usize::try_from(offset).unwrap_or(usize::MAX).min(space.len());
+    let known = &space[start..];
+    let length = known.len().min(data.len());
+    data[..length].copy_from_slice(&known[..length]);
+    data[length..].fill(0);
 }
 
 /// The front of a device: what the transport asks on a vCPU's thread.

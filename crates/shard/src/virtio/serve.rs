@@ -29,14 +29,10 @@ pub fn serve(
         active.queue.add_used(memory, head, written).map_err(broken)?;
         used = true;
     }
-    if used && active.queue.needs_notification(memory).map_err(broken)? {
-        interrupt.signal_queue(active.index);
+    if used {
+        signal(active, memory, &**interrupt)?;
     }
-    if active.queue.enable_notification(memory).map_err(broken)? {
-        // More has come: look again after what else waits for this thread. A full counter does as well.
-        let _ = active.notify.write(1);
-    }
-    Ok(())
+    listen(active, memory)
 }
 
 /// The next chain, if there is one.
@@ -45,6 +41,32 @@ pub fn take<'a>(
     memory: &'a GuestMemoryMmap<()>,
 ) -> Result<Option<Chain<'a>>, DeviceError> {
     Ok(active.queue.iter(memory).map_err(broken)?.next())
+}
+
+/// Tells the driver of used buffers if it wants to know.
+pub fn signal(
+    active: &mut ActiveQueue,
+    memory: &GuestMemoryMmap<()>,
+    interrupt: &dyn Interrupt,
+) -> Result<(), DeviceError> {
+    if active.queue.needs_notification(memory).map_err(broken)? {
+        interrupt.signal_queue(active.index);
+    }
+    Ok(())
+}
+
+/// Has the driver notify of what it makes available from now on; what it has by now is looked at again.
+pub fn listen(active: &mut ActiveQueue, memory: &GuestMemoryMmap<()>) -> Result<(), DeviceError> {
+    if active.queue.enable_notification(memory).map_err(broken)? {
+        look_again(active);
+    }
+    Ok(())
+}
+
+/// Comes back to a queue after what else waits for its thread.
+pub fn look_again(active: &ActiveQueue) {
+    // A full counter does as well.
+    let _ = active.notify.write(1);
 }
 
 /// What the queue's own checks found.

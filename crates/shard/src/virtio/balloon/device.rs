@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::{Value, json};
-use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::handler::{BalloonHandler, F_REPORTING, F_STATISTICS};
@@ -13,6 +12,7 @@ use super::metrics::{BalloonMetrics, statistic_name};
 use super::state::{BalloonHandle, PAGE_BYTES, State};
 use crate::sandbox::{ThreadKind, Threads};
 use crate::sharing::Mapper;
+use crate::virtio::device::{RING_FEATURES, read_space};
 use crate::virtio::worker::Worker;
 use crate::virtio::{Activation, DeviceError, VirtioDevice, VirtioId};
 
@@ -80,11 +80,7 @@ impl VirtioDevice for Balloon {
     }
 
     fn features(&self) -> u64 {
-        1 << VIRTIO_RING_F_EVENT_IDX
-            | 1 << VIRTIO_RING_F_INDIRECT_DESC
-            | F_STATISTICS
-            | F_DEFLATE_ON_OOM
-            | F_REPORTING
+        RING_FEATURES | F_STATISTICS | F_DEFLATE_ON_OOM | F_REPORTING
     }
 
     fn queue_sizes(&self) -> &[u16] {
@@ -92,15 +88,9 @@ impl VirtioDevice for Balloon {
     }
 
     fn read_config(&self, offset: u64, data: &mut [u8]) {
-        let target = self.state.target_pages.load(Ordering::Acquire).to_le_bytes();
-        let actual = self.state.actual_pages.load(Ordering::Acquire).to_le_bytes();
-        for (position, byte) in (offset..).zip(data) {
-            *byte = match position {
-                0..ACTUAL => target[position as usize],
-                ACTUAL..8 => actual[(position - ACTUAL) as usize],
-                _ => 0,
-            };
-        }
+        let pages = [&self.state.target_pages, &self.state.actual_pages];
+        let config = pages.map(|pages| pages.load(Ordering::Acquire).to_le_bytes());
+        read_space(config.as_flattened(), offset, data);
     }
 
     fn write_config(&mut self, offset: u64, data: &[u8]) {

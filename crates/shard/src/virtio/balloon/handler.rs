@@ -16,7 +16,7 @@ use super::metrics::BalloonMetrics;
 use super::release::release;
 use super::state::{PAGE_BYTES, State};
 use crate::sharing::Mapper;
-use crate::virtio::serve::{Chain, broken, serve, take};
+use crate::virtio::serve::{Chain, broken, listen, serve, signal, take};
 use crate::virtio::worker::{Event, Handler, Sources};
 use crate::virtio::{Activation, ActiveQueue, DeviceError};
 
@@ -82,16 +82,17 @@ impl BalloonHandler {
                         break;
                     }
                 }
-                if queue.queue.enable_notification(memory).map_err(broken)? {
-                    // A full counter does as well.
-                    let _ = queue.notify.write(1);
-                }
-                Ok(())
+                listen(queue, memory)
             }
             OPTIONAL.. if active.features & F_REPORTING != 0 => {
                 serve(queue, &active.memory, &active.interrupt, |chain| {
                     for range in chain.writable() {
-                        let bytes = release(memory, self.sharing.as_deref(), range.addr().0, u64::from(range.len()))?;
+                        let bytes = release(
+                            memory,
+                            self.sharing.as_deref(),
+                            range.addr().0,
+                            u64::from(range.len()),
+                        )?;
                         self.metrics.reported_bytes.fetch_add(bytes, Ordering::Relaxed);
                     }
                     Ok(0)
@@ -112,10 +113,7 @@ impl BalloonHandler {
             return Ok(());
         };
         queue.queue.add_used(memory, head, 0).map_err(broken)?;
-        if queue.queue.needs_notification(memory).map_err(broken)? {
-            active.interrupt.signal_queue(queue.index);
-        }
-        Ok(())
+        signal(queue, memory, &*active.interrupt)
     }
 }
 
@@ -130,10 +128,7 @@ impl Handler for BalloonHandler {
         let refresh = unsafe { BorrowedFd::borrow_raw(self.state.refresh.as_raw_fd()) };
         sources
             .add(refresh, REFRESH, EpollFlags::EPOLLIN)
-            .map_err(|source| DeviceError::Host {
-                what: "cannot wait for requests of statistics",
-                source,
-            })
+            .map_err(DeviceError::host("cannot wait for requests of statistics"))
     }
 
     fn handle(&mut self, event: Event, _sources: &Sources) -> Result<(), DeviceError> {
@@ -154,7 +149,11 @@ impl Handler for BalloonHandler {
 }
 
 /// Returns the pages whose numbers a chain lists, neighbours together; how many bytes that was.
-fn inflate(memory: &GuestMemoryMmap<()>, sharing: Option<&Mapper>, chain: Chain<'_>) -> Result<u64, DeviceError> {
+fn inflate(
+    memory: &GuestMemoryMmap<()>,
+    sharing: Option<&Mapper>,
+    chain: Chain<'_>,
+) -> Result<u64, DeviceError> {
     let mut numbers = read_chain(memory, chain, NUMBERS_BYTES_MAX)?
         .chunks_exact(4)
         .map(|number| u64::from(u32::from_le_bytes([number[0], number[1], number[2], number[3]])))
@@ -163,7 +162,12 @@ fn inflate(memory: &GuestMemoryMmap<()>, sharing: Option<&Mapper>, chain: Chain<
     numbers.dedup();
     let mut bytes = 0;
     for run in numbers.chunk_by(|before, after| before + 1 == *after) {
-        bytes += release(memory, sharing, run[0] * PAGE_BYTES, run.len() as u64 * PAGE_BYTES)?;
+        bytes += release(
+            memory,
+            sharing,
+            run[0] * PAGE_BYTES,
+            run.len() as u64 * PAGE_BYTES,
+        )?;
     }
     Ok(bytes)
 }

@@ -14,9 +14,9 @@ mod syscalls;
 mod tests;
 
 pub use device::Balloon;
-#[cfg(test)]
-pub(crate) use release::release;
 #[cfg(fuzzing)]
 pub(crate) use device::bare;
+#[cfg(test)]
+pub(crate) use release::release;
 pub use state::BalloonHandle;
 pub use syscalls::SYSCALLS;

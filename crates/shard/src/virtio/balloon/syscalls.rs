@@ -3,10 +3,4 @@
 use crate::sandbox::Syscall;
 
 /// The allow-list.
-pub const SYSCALLS: &[Syscall] = &[
-    libc::SYS_fallocate,
-    libc::SYS_madvise,
-    libc::SYS_epoll_wait,
-    libc::SYS_epoll_ctl,
-    libc::SYS_dup,
-];
+pub const SYSCALLS: &[Syscall] = &[libc::SYS_fallocate, libc::SYS_dup];

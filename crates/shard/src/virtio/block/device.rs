@@ -70,7 +70,8 @@ impl Block {
                     "disk {id}: no io_uring ({why}); a slow read stalls its queue"
                 ));
             }
-            let handler = BlockHandler::new(io, disk, metrics.clone(), threads.gate().clone(), sharing.clone());
+            let handler =
+                BlockHandler::new(io, disk, metrics.clone(), threads.gate().clone(), sharing.clone());
             let thread = format!("blk-{id:.8}-{index}");
             workers.push(Worker::spawn(threads, ThreadKind::Block, &thread, handler)?);
         }
@@ -103,7 +104,13 @@ pub(crate) fn bare(store: Arc<dyn Store>, read_only: bool) -> impl crate::virtio
         read_only,
         id: *b"fuzz................",
     };
-    BlockHandler::new(IoQueue::new(store, QUEUE_SIZE), disk, Arc::default(), Arc::default(), None)
+    BlockHandler::new(
+        IoQueue::new(store, QUEUE_SIZE),
+        disk,
+        Arc::default(),
+        Arc::default(),
+        None,
+    )
 }
 
 fn features(read_only: bool) -> u64 {

@@ -13,7 +13,7 @@ use super::metrics::NetMetrics;
 use super::stream::Stream;
 use super::tap::Tap;
 use crate::sandbox::{ThreadKind, Threads};
-use crate::virtio::device::{Activation, DeviceError, VirtioDevice, VirtioId};
+use crate::virtio::device::{Activation, DeviceError, VirtioDevice, VirtioId, read_space};
 use crate::virtio::worker::Worker;
 
 /// Descriptors of a receive or transmit queue.
@@ -141,13 +141,7 @@ impl VirtioDevice for Net {
         config[6..8].copy_from_slice(&self.status.load(Ordering::Acquire).to_le_bytes());
         config[8..10].copy_from_slice(&self.pairs.to_le_bytes());
         config[10..].copy_from_slice(&self.mtu.to_le_bytes());
-        for (position, byte) in (offset..).zip(data) {
-            *byte = usize::try_from(position)
-                .ok()
-                .and_then(|position| config.get(position))
-                .copied()
-                .unwrap_or(0);
-        }
+        read_space(&config, offset, data);
     }
 
     fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {

@@ -117,6 +117,16 @@ fn with_tap(kind: &str, test: impl FnOnce() + Send + 'static) {
     thread.join().unwrap();
 }
 
+/// Waits until the kernel has noticed that the TAP device is open: before, it sends nothing.
+fn wait_until_up() {
+    wait(|| {
+        let shown = Command::new("ip").args(["-br", "link", "show", "tap0"]).output();
+        let shown = String::from_utf8(shown.unwrap().stdout).unwrap();
+        (shown.split_whitespace().nth(1) == Some("UP")).then_some(())
+    })
+    .expect("the TAP device should be up");
+}
+
 fn is_arp_reply(frame: &[u8]) -> bool {
     frame[12 + 12..12 + 14] == [8, 6] && frame[12 + 20..12 + 22] == [0, 2]
 }
@@ -132,6 +142,7 @@ fn the_kernel_answers_a_guest_through_a_tap_device() {
         ];
         let mut bench = bench(Backend::Tap(files), 2, &offloads);
         bench.post(40);
+        wait_until_up();
         bench.send(1, &arp_request());
         assert!(bench.queues[1].take_used().is_some(), "{:?}", bench.told.failure);
         let reply = wait(|| Some(bench.receive()).filter(|frame| is_arp_reply(frame))).unwrap();

@@ -4,12 +4,11 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
-
-use super::handler::PmemHandler;
+use super::handler::PmemRequests;
 use super::mapping::{PmemRegion, map};
 use super::metrics::PmemMetrics;
 use crate::sandbox::{ThreadKind, Threads};
+use crate::virtio::device::{RING_FEATURES, read_space};
 use crate::virtio::worker::Worker;
 use crate::virtio::{Activation, DeviceError, VirtioDevice, VirtioId};
 
@@ -28,7 +27,7 @@ impl Pmem {
     pub fn new(threads: &Threads, file: File, guest: u64, persistent: bool) -> io::Result<Self> {
         let region = map(&file, guest, persistent)?;
         let metrics = Arc::new(PmemMetrics::default());
-        let handler = PmemHandler::new(persistent.then_some(file), metrics.clone());
+        let handler = PmemRequests::handler(persistent.then_some(file), metrics.clone());
         let worker = Worker::spawn(threads, ThreadKind::Pmem, "pmem", handler)?;
         Ok(Self {
             worker,
@@ -46,7 +45,7 @@ impl Pmem {
 /// The handler without its thread, for [`crate::fuzzing`].
 #[cfg(fuzzing)]
 pub(crate) fn bare(file: File) -> impl crate::virtio::worker::Handler {
-    PmemHandler::new(Some(file), Arc::default())
+    PmemRequests::handler(Some(file), Arc::default())
 }
 
 impl VirtioDevice for Pmem {
@@ -55,7 +54,7 @@ impl VirtioDevice for Pmem {
     }
 
     fn features(&self) -> u64 {
-        1 << VIRTIO_RING_F_EVENT_IDX | 1 << VIRTIO_RING_F_INDIRECT_DESC
+        RING_FEATURES
     }
 
     fn queue_sizes(&self) -> &[u16] {
@@ -64,14 +63,7 @@ impl VirtioDevice for Pmem {
 
     fn read_config(&self, offset: u64, data: &mut [u8]) {
         let config = [self.region.guest.to_le_bytes(), self.region.bytes.to_le_bytes()];
-        let config = config.as_flattened();
-        for (position, byte) in (offset..).zip(data) {
-            *byte = usize::try_from(position)
-                .ok()
-                .and_then(|at| config.get(at))
-                .copied()
-                .unwrap_or(0);
-        }
+        read_space(config.as_flattened(), offset, data);
     }
 
     fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {

@@ -7,9 +7,9 @@ use std::sync::atomic::Ordering;
 use vm_memory::{Bytes, GuestMemoryMmap};
 
 use super::metrics::PmemMetrics;
-use crate::virtio::serve::{Chain, broken, serve};
-use crate::virtio::worker::{Event, Handler, Sources};
-use crate::virtio::{Activation, DeviceError};
+use crate::virtio::DeviceError;
+use crate::virtio::one_queue::{OneQueue, Requests};
+use crate::virtio::serve::{Chain, broken};
 
 /// `VIRTIO_PMEM_REQ_TYPE_FLUSH`.
 const FLUSH: u32 = 0;
@@ -17,70 +17,40 @@ const FLUSH: u32 = 0;
 const FAILED: u32 = 1;
 const ANSWER_BYTES: u32 = 4;
 
-pub struct PmemHandler {
+/// Persistent memory's requests.
+pub struct PmemRequests {
     /// The file to sync; none when writes are not kept.
     file: Option<File>,
     metrics: Arc<PmemMetrics>,
-    active: Option<Activation>,
 }
 
-impl PmemHandler {
-    pub fn new(file: Option<File>, metrics: Arc<PmemMetrics>) -> Self {
-        Self {
-            file,
-            metrics,
-            active: None,
-        }
+impl PmemRequests {
+    pub fn handler(file: Option<File>, metrics: Arc<PmemMetrics>) -> OneQueue<Self> {
+        OneQueue::new(Self { file, metrics })
     }
 }
 
-impl Handler for PmemHandler {
-    fn start(&mut self, activation: Activation, _sources: &Sources) -> Result<(), DeviceError> {
-        self.active = Some(activation);
-        Ok(())
-    }
-
-    fn handle(&mut self, event: Event, _sources: &Sources) -> Result<(), DeviceError> {
-        let (Event::Queue(_), Some(active)) = (event, &mut self.active) else {
-            return Ok(());
+impl Requests for PmemRequests {
+    /// A request is a readable word that says what, and a writable one for the answer.
+    fn answer(&mut self, memory: &GuestMemoryMmap<()>, mut request: Chain<'_>) -> Result<u32, DeviceError> {
+        let short = || DeviceError::Protocol("a flush request is too short".to_owned());
+        let what = request
+            .next()
+            .filter(|word| !word.is_write_only() && word.len() >= 4)
+            .ok_or_else(short)?;
+        let reply = request
+            .next()
+            .filter(|word| word.is_write_only() && word.len() >= ANSWER_BYTES)
+            .ok_or_else(short)?;
+        let what: u32 = memory.read_obj(what.addr()).map_err(broken)?;
+        let result = if u32::from_le(what) == FLUSH {
+            flush(self.file.as_ref(), &self.metrics)
+        } else {
+            FAILED
         };
-        let Some(queue) = active.queues.first_mut() else {
-            return Ok(());
-        };
-        serve(queue, &active.memory, &active.interrupt, |chain| {
-            answer(&active.memory, chain, self.file.as_ref(), &self.metrics)
-        })
+        memory.write_obj(result.to_le(), reply.addr()).map_err(broken)?;
+        Ok(ANSWER_BYTES)
     }
-
-    fn stop(&mut self, _sources: &Sources) {
-        self.active = None;
-    }
-}
-
-/// Serves one request: a readable word that says what, a writable one for the answer.
-fn answer(
-    memory: &GuestMemoryMmap<()>,
-    mut chain: Chain<'_>,
-    file: Option<&File>,
-    metrics: &PmemMetrics,
-) -> Result<u32, DeviceError> {
-    let short = || DeviceError::Protocol("a flush request is too short".to_owned());
-    let request = chain
-        .next()
-        .filter(|word| !word.is_write_only() && word.len() >= 4)
-        .ok_or_else(short)?;
-    let reply = chain
-        .next()
-        .filter(|word| word.is_write_only() && word.len() >= ANSWER_BYTES)
-        .ok_or_else(short)?;
-    let kind: u32 = memory.read_obj(request.addr()).map_err(broken)?;
-    let result = if u32::from_le(kind) == FLUSH {
-        flush(file, metrics)
-    } else {
-        FAILED
-    };
-    memory.write_obj(result.to_le(), reply.addr()).map_err(broken)?;
-    Ok(ANSWER_BYTES)
 }
 
 fn flush(file: Option<&File>, metrics: &PmemMetrics) -> u32 {

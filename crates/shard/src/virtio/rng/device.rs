@@ -3,11 +3,10 @@
 use std::io;
 use std::sync::Arc;
 
-use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
-
-use super::handler::RngHandler;
+use super::handler::RngRequests;
 use super::metrics::RngMetrics;
 use crate::sandbox::{ThreadKind, Threads};
+use crate::virtio::device::RING_FEATURES;
 use crate::virtio::worker::Worker;
 use crate::virtio::{Activation, DeviceError, VirtioDevice, VirtioId};
 
@@ -23,7 +22,12 @@ impl Rng {
     /// Starts the device's thread.
     pub fn new(threads: &Threads) -> io::Result<Self> {
         let metrics = Arc::new(RngMetrics::default());
-        let worker = Worker::spawn(threads, ThreadKind::Rng, "rng", RngHandler::new(metrics.clone()))?;
+        let worker = Worker::spawn(
+            threads,
+            ThreadKind::Rng,
+            "rng",
+            RngRequests::handler(metrics.clone()),
+        )?;
         Ok(Self { worker, metrics })
     }
 }
@@ -31,7 +35,7 @@ impl Rng {
 /// The handler without its thread, for [`crate::fuzzing`].
 #[cfg(fuzzing)]
 pub(crate) fn bare() -> impl crate::virtio::worker::Handler {
-    RngHandler::new(Arc::default())
+    RngRequests::handler(Arc::default())
 }
 
 impl VirtioDevice for Rng {
@@ -40,7 +44,7 @@ impl VirtioDevice for Rng {
     }
 
     fn features(&self) -> u64 {
-        1 << VIRTIO_RING_F_EVENT_IDX | 1 << VIRTIO_RING_F_INDIRECT_DESC
+        RING_FEATURES
     }
 
     fn queue_sizes(&self) -> &[u16] {

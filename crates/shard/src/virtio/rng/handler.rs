@@ -6,52 +6,32 @@ use std::sync::atomic::Ordering;
 use vm_memory::{Bytes, GuestMemoryMmap};
 
 use super::metrics::RngMetrics;
-use crate::virtio::serve::{Chain, broken, serve};
-use crate::virtio::worker::{Event, Handler, Sources};
-use crate::virtio::{Activation, DeviceError};
+use crate::virtio::DeviceError;
+use crate::virtio::one_queue::{OneQueue, Requests};
+use crate::virtio::serve::{Chain, broken};
 
 /// The most bytes one request gets; the driver asks again for more (Linux asks for 64 or so).
 const REQUEST_BYTES_MAX: usize = 4096;
 
-pub struct RngHandler {
+/// The entropy source's requests.
+pub struct RngRequests {
     metrics: Arc<RngMetrics>,
-    active: Option<Activation>,
 }
 
-impl RngHandler {
-    pub fn new(metrics: Arc<RngMetrics>) -> Self {
-        Self {
-            metrics,
-            active: None,
-        }
+impl RngRequests {
+    pub fn handler(metrics: Arc<RngMetrics>) -> OneQueue<Self> {
+        OneQueue::new(Self { metrics })
     }
 }
 
-impl Handler for RngHandler {
-    fn start(&mut self, activation: Activation, _sources: &Sources) -> Result<(), DeviceError> {
-        self.active = Some(activation);
-        Ok(())
-    }
-
-    fn handle(&mut self, event: Event, _sources: &Sources) -> Result<(), DeviceError> {
-        let (Event::Queue(_), Some(active)) = (event, &mut self.active) else {
-            return Ok(());
-        };
-        let Some(queue) = active.queues.first_mut() else {
-            return Ok(());
-        };
-        serve(queue, &active.memory, &active.interrupt, |chain| {
-            let written = fill(&active.memory, chain)?;
-            self.metrics.requests.fetch_add(1, Ordering::Relaxed);
-            self.metrics
-                .bytes
-                .fetch_add(u64::from(written), Ordering::Relaxed);
-            Ok(written)
-        })
-    }
-
-    fn stop(&mut self, _sources: &Sources) {
-        self.active = None;
+impl Requests for RngRequests {
+    fn answer(&mut self, memory: &GuestMemoryMmap<()>, request: Chain<'_>) -> Result<u32, DeviceError> {
+        let written = fill(memory, request)?;
+        self.metrics.requests.fetch_add(1, Ordering::Relaxed);
+        self.metrics
+            .bytes
+            .fetch_add(u64::from(written), Ordering::Relaxed);
+        Ok(written)
     }
 }
 
@@ -84,10 +64,7 @@ fn draw(buffer: &mut [u8]) -> Result<(), DeviceError> {
             Err(_) => {
                 let source = std::io::Error::last_os_error();
                 if source.kind() != std::io::ErrorKind::Interrupted {
-                    return Err(DeviceError::Host {
-                        what: "the host gives no random bytes",
-                        source,
-                    });
+                    return Err(DeviceError::host("the host gives no random bytes")(source));
                 }
             }
         }

@@ -8,7 +8,7 @@
 //! 0x2000  device configuration      0x5000  MSI-X pending bits
 //! ```
 
-mod common;
+mod common_config;
 mod registers;
 mod signals;
 

@@ -5,12 +5,10 @@ use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
-
 use super::handler::VsockHandler;
 use super::metrics::VsockMetrics;
 use crate::sandbox::{ThreadKind, Threads};
-use crate::virtio::device::{Activation, DeviceError, VirtioDevice, VirtioId};
+use crate::virtio::device::{Activation, DeviceError, RING_FEATURES, VirtioDevice, VirtioId, read_space};
 use crate::virtio::worker::Worker;
 
 /// Receive, transmit and event queue.
@@ -64,7 +62,7 @@ impl VirtioDevice for Vsock {
     }
 
     fn features(&self) -> u64 {
-        1 << VIRTIO_RING_F_EVENT_IDX | 1 << VIRTIO_RING_F_INDIRECT_DESC
+        RING_FEATURES
     }
 
     fn queue_sizes(&self) -> &[u16] {
@@ -72,14 +70,7 @@ impl VirtioDevice for Vsock {
     }
 
     fn read_config(&self, offset: u64, data: &mut [u8]) {
-        let config = self.cid.to_le_bytes();
-        for (position, byte) in (offset..).zip(data) {
-            *byte = usize::try_from(position)
-                .ok()
-                .and_then(|position| config.get(position))
-                .copied()
-                .unwrap_or(0);
-        }
+        read_space(&self.cid.to_le_bytes(), offset, data);
     }
 
     fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {

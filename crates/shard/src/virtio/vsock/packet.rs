@@ -1,5 +1,8 @@
 //! The header of a packet (5.10.6), 44 bytes, little endian.
 
+/// A connection's ports: the host's and the guest's.
+pub type Ports = (u32, u32);
+
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 44;
 /// The most payload in one packet.
@@ -49,6 +52,18 @@ pub struct Header {
 }
 
 impl Header {
+    /// A header to the guest `cid`, for a connection; what it asks is yet to be filled in.
+    pub fn to_guest(cid: u64, (host_port, guest_port): Ports) -> Self {
+        Self {
+            src_cid: HOST_CID,
+            dst_cid: cid,
+            src_port: host_port,
+            dst_port: guest_port,
+            kind: TYPE_STREAM,
+            ..Self::default()
+        }
+    }
+
     /// Reads a header.
     pub fn read(bytes: &[u8; HEADER_BYTES]) -> Self {
         let mut rest = &bytes[..];

@@ -118,11 +118,17 @@ struct Bench {
     rx: DriverQueue,
     tx: DriverQueue,
     directory: tempfile::TempDir,
+    rx_buffer_bytes: u32,
     posted: u64,
     forwarded: u32,
 }
 
 fn bench() -> Bench {
+    bench_with(8192)
+}
+
+/// With receive buffers of `rx_buffer_bytes`, 8192 at most.
+fn bench_with(rx_buffer_bytes: u32) -> Bench {
     let directory = tempfile::tempdir().unwrap();
     let memory = memory();
     let told = Arc::new(Told::default());
@@ -145,6 +151,7 @@ fn bench() -> Bench {
         rx,
         tx,
         directory,
+        rx_buffer_bytes,
         posted: 0,
         forwarded: 0,
     };
@@ -156,8 +163,8 @@ fn bench() -> Bench {
 
 impl Bench {
     fn post(&mut self) {
-        self.rx
-            .add(&[(RX_BUFFER + self.posted % u64::from(SIZE) * 8192, 8192)], true);
+        let address = RX_BUFFER + self.posted % u64::from(SIZE) * 8192;
+        self.rx.add(&[(address, self.rx_buffer_bytes)], true);
         self.posted += 1;
     }
 
@@ -313,4 +320,14 @@ fn broken_packets_ask_for_a_reset() {
         bench.tx.add(&[(TX_BUFFER, length)], false);
         println!("{}", bench.told.failure());
     }
+}
+
+#[test]
+fn receive_buffers_without_room_for_payload_ask_for_a_reset() {
+    let mut bench = bench_with(HEADER_BYTES as u32);
+    let host = UnixListener::bind(bench.directory.path().join("1024")).unwrap();
+    bench.send((1024, 77), op::REQUEST, 0, &[]);
+    let server = host.accept().map(|(mut server, _)| server.write_all(b"payload"));
+    assert!(server.is_ok());
+    assert!(bench.told.failure().contains("buffer"));
 }

@@ -101,7 +101,15 @@ impl Driver {
             (GuestAddress(HIGH), MEMORY_BYTES),
         ];
         let memory = Arc::new(GuestMemoryMmap::<()>::from_ranges(&ranges).unwrap());
-        let block = Block::new(&Threads::sealed(), "serial-number", store, read_only, queues, None).unwrap();
+        let block = Block::new(
+            &Threads::sealed(),
+            "serial-number",
+            store,
+            read_only,
+            queues,
+            None,
+        )
+        .unwrap();
         let mut driver = Self {
             memory,
             block,

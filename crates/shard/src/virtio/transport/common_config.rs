@@ -1,4 +1,5 @@
-//! The common configuration: the status state machine, features, queue set-up (Virtio 1.2, sections 2.1, 3.1, 4.1.4.3).
+//! The common configuration structure, as Virtio 1.2 names it (section 4.1.4.3), the same for every kind of device: the
+//! status state machine, features, queue set-up (sections 2.1, 3.1).
 //!
 //! What the specification forbids is ignored: features after FEATURES_OK, a queue's registers after it is enabled, an
 //! unknown select. Accesses of any size and place are taken byte by byte from whole registers.
