@@ -10,7 +10,7 @@ use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use diskstore::disk::{self, Format, Store};
+use diskstore::disk::{self, BaseWatch, Format, Store};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use crate::interrupt::Interrupts;
@@ -166,8 +166,14 @@ impl Parts<'_> {
         Ok(())
     }
 
-    fn block(&self, launch: &DiskLaunch, layers: Vec<(File, Format)>) -> io::Result<Block> {
+    fn block(
+        &self,
+        launch: &DiskLaunch,
+        layers: Vec<(File, Format)>,
+        watch: &mut BaseWatch,
+    ) -> io::Result<Block> {
         let store = disk::assemble(layers, launch.read_only)?;
+        watch.watch(&launch.id, &*store)?;
         let sharing = self.sharing(launch, &*store);
         let block = Block::new(
             self.threads,
@@ -201,7 +207,13 @@ impl Parts<'_> {
     }
 
     /// The base alone, mapped: shared if it may be written, which an exclusive persistent disk's may; else privately.
-    fn pmem(&self, launch: &DiskLaunch, mut layers: Vec<(File, Format)>, guest: u64) -> io::Result<Pmem> {
+    fn pmem(
+        &self,
+        launch: &DiskLaunch,
+        mut layers: Vec<(File, Format)>,
+        guest: u64,
+        watch: &mut BaseWatch,
+    ) -> io::Result<Pmem> {
         let refused = |why| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         let alone = layers.len() == 1;
         let Some((file, Format::Raw)) = layers.pop() else {
@@ -209,18 +221,26 @@ impl Parts<'_> {
         };
         let flags = OFlag::from_bits_truncate(fcntl(&file, FcntlArg::F_GETFL)?);
         let writable = flags.contains(OFlag::O_RDWR) && !launch.read_only;
+        if !(alone && writable) {
+            watch.watch_file(&launch.id, file.as_fd())?;
+        }
         let device = Pmem::new(self.threads, file, guest, alone && writable)?;
         self.machine.map_pmem(device.region())?;
         Ok(device)
     }
 }
 
-/// Puts every device of `spec` on the bus; gives the balloon's handle if there is one.
-pub fn build(
-    spec: &LaunchSpec,
-    files: DeviceFiles,
-    parts: &Parts<'_>,
-) -> Result<Option<BalloonHandle>, DevicesError> {
+/// What the first thread keeps of the devices.
+pub struct Built {
+    /// The balloon, if there is one.
+    pub balloon: Option<BalloonHandle>,
+    /// The bases of the disks.
+    pub watch: BaseWatch,
+}
+
+/// Puts every device of `spec` on the bus.
+pub fn build(spec: &LaunchSpec, files: DeviceFiles, parts: &Parts<'_>) -> Result<Built, DevicesError> {
+    let mut watch = BaseWatch::default();
     // What the devices may touch: RAM and, mapped before any device has its memory, persistent memory.
     let mut memory = parts.machine.memory.clone();
     let mut regions = parts.machine.layout.pmem.iter();
@@ -229,12 +249,16 @@ pub fn build(
         disks.push(match launch.pmem.then(|| regions.next()).flatten() {
             Some(region) => {
                 let device = parts
-                    .pmem(launch, layers, region.start)
+                    .pmem(launch, layers, region.start, &mut watch)
                     .map_err(failed(&launch.id))?;
                 memory = device.region().join(&memory).map_err(failed(&launch.id))?;
                 DiskDevice::Pmem(device)
             }
-            None => DiskDevice::Block(parts.block(launch, layers).map_err(failed(&launch.id))?),
+            None => DiskDevice::Block(
+                parts
+                    .block(launch, layers, &mut watch)
+                    .map_err(failed(&launch.id))?,
+            ),
         });
     }
     for (launch, disk) in spec.disks.iter().zip(disks) {
@@ -253,13 +277,16 @@ pub fn build(
     }
     parts.add("rng", &memory, Rng::new(parts.threads))?;
     if !spec.balloon {
-        return Ok(None);
+        return Ok(Built { balloon: None, watch });
     }
     let balloon = Balloon::new(parts.threads, spec.memory.bytes, parts.machine.sharing.clone());
     let handle = balloon.as_ref().ok().map(Balloon::handle);
     // RAM alone: a file's pages are not the guest's to give back.
     parts.add("balloon", &parts.machine.memory, balloon)?;
-    Ok(handle)
+    Ok(Built {
+        balloon: handle,
+        watch,
+    })
 }
 
 enum DiskDevice {

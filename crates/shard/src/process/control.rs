@@ -8,7 +8,8 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use diskstore::disk::BaseWatch;
+use nix::poll::{PollFd, PollFlags, poll};
 use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
@@ -24,6 +25,8 @@ use crate::virtio::balloon::BalloonHandle;
 const ORDER_BYTES_MAX: usize = 4096;
 /// How long vCPUs may take to leave the guest; one that waits in the kernel for memory can take longer, and is left behind.
 const STOP_LIMIT: Duration = Duration::from_secs(2);
+/// How often the first thread looks at the bases of the disks, milliseconds.
+const WATCH_INTERVAL: u16 = 1000;
 const KICK_INTERVAL: Duration = Duration::from_millis(1);
 
 extern "C" fn kicked(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
@@ -48,6 +51,8 @@ pub struct Control {
     pub counters: Vec<Arc<VcpuCounters>>,
     pub bus: PciBus,
     pub balloon: Option<BalloonHandle>,
+    /// The bases of the disks, which nobody may change.
+    pub watch: BaseWatch,
     /// What the disks share by.
     pub sharing: Option<(Arc<Mapper>, Arc<Situations>)>,
     /// Dropping it ends the background of sharing.
@@ -69,8 +74,12 @@ impl Control {
                 PollFd::new(self.running.end.as_fd(), PollFlags::POLLIN),
                 PollFd::new(self.socket.as_fd(), PollFlags::POLLIN),
             ];
-            match poll(&mut files, PollTimeout::NONE) {
-                Ok(_) | Err(nix::Error::EINTR) => (),
+            match poll(&mut files, WATCH_INTERVAL) {
+                Ok(_) | Err(nix::Error::EINTR) => {
+                    if let Some(detail) = self.watch.changed() {
+                        break Ending::ShardFailed { detail };
+                    }
+                }
                 Err(error) => {
                     break Ending::ShardFailed {
                         detail: format!("cannot wait: {error}"),

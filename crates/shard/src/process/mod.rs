@@ -127,7 +127,7 @@ fn start(control: &mut UnixStream) -> Result<Control, ProcessError> {
         ports: closed.ports,
         sharing: sharing.clone(),
     };
-    let balloon = devices::build(&spec, device_files, &parts)?;
+    let built = devices::build(&spec, device_files, &parts)?;
     let (vcpus, running) = machine.into_vcpus(spec.vcpus)?;
     let stop_console = EventFd::new(EFD_NONBLOCK)?;
     let (console, stop) = (running.console.clone(), stop_console.try_clone()?);
@@ -161,7 +161,8 @@ fn start(control: &mut UnixStream) -> Result<Control, ProcessError> {
         vcpu_threads,
         counters,
         bus,
-        balloon,
+        balloon: built.balloon,
+        watch: built.watch,
         sharing,
         _stop_sharing: stop_sharing,
         console_thread,

@@ -143,6 +143,10 @@ fn of_kind(kind: ThreadKind) -> &'static [Syscall] {
             libc::SYS_fsync,
             libc::SYS_fdatasync,
             libc::SYS_shutdown,
+            // Looking at the bases of the disks.
+            libc::SYS_fstat,
+            libc::SYS_newfstatat,
+            libc::SYS_statx,
         ],
         ThreadKind::Vcpu => &[libc::SYS_eventfd2, libc::SYS_sendto],
         ThreadKind::Serial => &[

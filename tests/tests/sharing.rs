@@ -1,0 +1,131 @@
+//! Risk: VMs that share memory see each other's bytes, or share none of what they read.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use guest_tests::command::Call;
+use guest_tests::pattern::{Numbers, digest};
+use guest_tests::{Scratch, Vm, VmFile, wait};
+use serde_json::Value;
+
+const FILE_BYTES: usize = 24 << 20;
+const PAGE_BYTES: u64 = 4096;
+/// How long the background may take to share what was read.
+const SETTLE_LIMIT: Duration = Duration::from_secs(90);
+
+/// An ext4 image with one file of random bytes; the file's SHA-256.
+fn file_system(scratch: &Scratch) -> (PathBuf, String) {
+    let mut bytes = vec![0; FILE_BYTES];
+    Numbers::new(7).fill(&mut bytes);
+    let tree = scratch.join("tree");
+    fs::create_dir(&tree).expect("a directory");
+    fs::write(tree.join("file"), &bytes).expect("a file");
+    let image = scratch.sparse("base.ext4", 64 << 20);
+    Call::new("mke2fs")
+        .args(["-q", "-t", "ext4", "-d"])
+        .args([&tree, &image])
+        .ok();
+    (image, digest(&bytes))
+}
+
+fn start(scratch: &Scratch, name: &str, image: &Path, share: &str) -> Vm {
+    let vm = VmFile::new(name)
+        .memory("256M")
+        .disk(image, &format!("share = \"{share}\""))
+        .start(scratch);
+    vm.sh("mount -t ext4 /dev/vda /mnt");
+    vm
+}
+
+/// The guest's own SHA-256 of the file, which brings it into the guest's page cache.
+fn read(vm: &Vm) -> String {
+    vm.sh("sha256sum /mnt/file")
+        .split_whitespace()
+        .next()
+        .unwrap_or_default()
+        .to_owned()
+}
+
+fn sha256(path: &Path) -> String {
+    let output = Call::new("sha256sum").args([path]).ok().text();
+    output.split_whitespace().next().unwrap_or_default().to_owned()
+}
+
+fn counter(vm: &Vm, name: &str) -> u64 {
+    let seen = vm.inspect();
+    let find = |value: &Value| {
+        value
+            .pointer(&format!("/status/sharing/pages/{name}"))
+            .and_then(Value::as_u64)
+    };
+    find(&seen).unwrap_or_else(|| panic!("no counter {name} in {seen:#}"))
+}
+
+/// Waits until the VM's counters say that `pages` pages are mapped beyond those of the start.
+fn wait_shared(vm: &Vm, pages: u64) {
+    wait::until("the file's pages to be shared", SETTLE_LIMIT, || {
+        let mapped = counter(vm, "mapped_later") + counter(vm, "mapped_at_read");
+        (mapped >= pages).then_some(())
+    });
+}
+
+/// Both VMs read the file, share most of it, and write over it; neither sees the other's writes.
+fn share_and_write(share: &str) {
+    let scratch = Scratch::new(share);
+    let (image, _) = file_system(&scratch);
+    let whole = sha256(&image);
+    let (one, other) = (
+        start(&scratch, "one", &image, share),
+        start(&scratch, "other", &image, share),
+    );
+    let wanted = read(&one);
+    assert_eq!(read(&other), wanted, "two VMs read different bytes");
+    let most = FILE_BYTES as u64 / PAGE_BYTES * 8 / 10;
+    wait_shared(&one, most);
+    wait_shared(&other, most);
+    assert_eq!(read(&one), wanted, "sharing changed what a guest sees");
+    // Through the page cache, in the middle of a page and over whole ones.
+    let write = |word: &str| {
+        format!(
+            "for at in 5 4099 81920 1000000 20000000; do printf {word} | dd of=/mnt/file bs=1 seek=$at conv=notrunc 2>/dev/null; done; \
+             yes {word} | dd of=/mnt/file bs=64k count=4 seek=16 conv=notrunc iflag=fullblock 2>/dev/null; sync"
+        )
+    };
+    one.sh(&write("canary"));
+    assert_eq!(read(&other), wanted, "one VM's writes show in another");
+    let changed = read(&one);
+    assert_ne!(changed, wanted);
+    other.sh(&write("canary"));
+    assert_eq!(read(&other), changed, "the same writes give the same file");
+    // Direct I/O reads the disk, not the guest's page cache.
+    let direct = "echo 3 >/proc/sys/vm/drop_caches; sha256sum /mnt/file";
+    assert!(
+        one.sh(direct).starts_with(&changed),
+        "a write got lost on its way to the disk"
+    );
+    assert_eq!(sha256(&image), whole, "the base was written");
+    one.kill();
+    other.kill();
+}
+
+#[test]
+fn copies_are_shared_later_and_writes_stay_private() {
+    share_and_write("deferred");
+}
+
+#[test]
+fn reads_are_shared_at_once_and_writes_stay_private() {
+    share_and_write("at-read");
+}
+
+#[test]
+fn a_vm_whose_base_is_changed_ends_and_says_so() {
+    let scratch = Scratch::new("changed");
+    let (image, _) = file_system(&scratch);
+    let vm = start(&scratch, "changed", &image, "adaptive");
+    let base = fs::OpenOptions::new().write(true).open(&image).expect("the base");
+    base.write_at(b"x", 40 << 20).expect("a write to the base");
+    vm.wait_ended(Duration::from_secs(20));
+}
