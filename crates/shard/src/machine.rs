@@ -323,8 +323,9 @@ fn load(
         None => None,
     };
     if let Some(sharing) = sharing.filter(|_| spec.share_boot) {
-        for (at, offset, bytes) in &kernel.parts {
-            sharing.map_boot(&files.kernel, *at, *offset, *bytes)?;
+        // Of what the kernel writes, nothing would stay shared.
+        for part in kernel.parts.iter().filter(|part| !part.writable) {
+            sharing.map_boot(&files.kernel, part.at, part.offset, part.bytes)?;
         }
         if let (Some(file), Some(initrd)) = (&files.initrd, initrd) {
             sharing.map_boot(file, initrd.start, 0, initrd.bytes)?;

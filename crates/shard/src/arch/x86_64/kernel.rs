@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 
-use linux_loader::elf::{Elf64_Ehdr, Elf64_Phdr, PT_LOAD};
+use linux_loader::elf::{Elf64_Ehdr, Elf64_Phdr, PF_W, PT_LOAD};
 use linux_loader::loader::bootparam::setup_header;
 use linux_loader::loader::elf::PvhBootCapability;
 use linux_loader::loader::{BzImage, Elf, KernelLoader};
@@ -37,8 +37,21 @@ pub struct Kernel {
     pub end: u64,
     /// Longest command line with its zero byte.
     pub cmdline_bytes_max: usize,
-    /// What lies in memory as it lies in the file: guest address, offset in the file, bytes.
-    pub parts: Vec<(u64, u64, u64)>,
+    /// What lies in memory as it lies in the file.
+    pub parts: Vec<Part>,
+}
+
+/// A segment of the kernel's file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Guest address.
+    pub at: u64,
+    /// Offset in the file.
+    pub offset: u64,
+    /// Bytes in the file.
+    pub bytes: u64,
+    /// Whether the kernel means to write to it.
+    pub writable: bool,
 }
 
 /// Where the initramfs is.
@@ -135,7 +148,7 @@ fn load_elf(memory: &GuestRam, file: &mut File) -> Result<Kernel, KernelError> {
         _ => Entry::Linux64(loaded.kernel_load.0),
     };
     let parts = segments(file)?;
-    let start = parts.iter().map(|(at, ..)| *at).min().unwrap_or(u64::MAX);
+    let start = parts.iter().map(|part| part.at).min().unwrap_or(u64::MAX);
     let end = loaded.kernel_end;
     Ok(Kernel {
         entry,
@@ -147,8 +160,8 @@ fn load_elf(memory: &GuestRam, file: &mut File) -> Result<Kernel, KernelError> {
     })
 }
 
-/// The segments that are loaded: address, offset, bytes. The loader has checked the header and read the whole table once.
-fn segments(file: &mut File) -> Result<Vec<(u64, u64, u64)>, KernelError> {
+/// The segments that are loaded. The loader has checked the header and read the whole table once.
+fn segments(file: &mut File) -> Result<Vec<Part>, KernelError> {
     let read = |source| KernelError::Read {
         what: "kernel",
         source,
@@ -162,7 +175,12 @@ fn segments(file: &mut File) -> Result<Vec<(u64, u64, u64)>, KernelError> {
         let mut segment = Elf64_Phdr::default();
         file.read_exact(segment.as_mut_slice()).map_err(read)?;
         if segment.p_type == PT_LOAD {
-            segments.push((segment.p_paddr, segment.p_offset, segment.p_filesz));
+            segments.push(Part {
+                at: segment.p_paddr,
+                offset: segment.p_offset,
+                bytes: segment.p_filesz,
+                writable: segment.p_flags & PF_W != 0,
+            });
         }
     }
     Ok(segments)
