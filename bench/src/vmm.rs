@@ -26,7 +26,7 @@ const LIMIT: Duration = Duration::from_secs(90);
 /// The kernel's words in every run.
 const CMDLINE: &str = "console=ttyS0 quiet panic=-1 reboot=t tsc=reliable no_timer_check rdinit=/bench";
 /// The first line of a guest's process 1.
-const FIRST: &str = "BENCH first-user-process";
+pub const FIRST: &str = "BENCH first-user-process";
 const TAP: &str = "mirrorbench0";
 
 impl Vmm {
@@ -62,7 +62,7 @@ impl Vmm {
             }
             return command;
         }
-        let mut command = Command::new(&files.qemu);
+        let mut command = files.qemu();
         command.args([
             "-nodefaults",
             "-no-user-config",
@@ -178,6 +178,11 @@ impl Guest {
                 }
             }
         }
+    }
+
+    /// Time since the start.
+    pub fn age(&self) -> Duration {
+        self.started.elapsed()
     }
 
     /// Waits for a clean end.
