@@ -131,8 +131,10 @@ fn idle(options: &Options, files: &GuestFiles, table: &mut Table) -> Outcome<()>
         ("of a start: the first line's way out", "s", |sample| {
             sample.output
         }),
-        ("exits from the guest in a start", "", |sample| sample.exits),
-        ("exits to user space in a start", "", |sample| sample.device_exits),
+        ("exits from the guest in a start", "count", |sample| sample.exits),
+        ("exits to user space in a start", "count", |sample| {
+            sample.device_exits
+        }),
         ("memory beyond the guest's, 1 vCPU, 128 MiB", "MiB", |sample| {
             sample.overhead_mib
         }),
@@ -153,7 +155,8 @@ fn disk(options: &Options, files: &GuestFiles, table: &mut Table) -> Outcome<()>
         ("read_mb_s", "sequential 1 MiB read", "MB/s"),
         ("write_mb_s", "sequential 1 MiB write", "MB/s"),
     ];
-    devices(options, files, table, "disk", &rows)
+    let compared = [Vmm::Mirrorball, Vmm::QemuPc, Vmm::QemuPcThreads];
+    devices(options, files, table, "disk", &compared, &rows)
 }
 
 fn net(options: &Options, files: &GuestFiles, table: &mut Table) -> Outcome<()> {
@@ -161,19 +164,26 @@ fn net(options: &Options, files: &GuestFiles, table: &mut Table) -> Outcome<()> 
         ("send_mbit_s", "TCP guest to host through TAP", "Mbit/s"),
         ("receive_mbit_s", "TCP host to guest through TAP", "Mbit/s"),
     ];
-    devices(options, files, table, "net", &rows)
+    devices(
+        options,
+        files,
+        table,
+        "net",
+        &[Vmm::Mirrorball, Vmm::QemuPc],
+        &rows,
+    )
 }
 
-/// Measures what the guest itself reports of a task, under the programs that have virtio over PCI.
+/// Measures what the guest itself reports of a task, under programs that have virtio over PCI.
 fn devices(
     options: &Options,
     files: &GuestFiles,
     table: &mut Table,
     task: &str,
+    compared: &[Vmm],
     rows: &[(&str, &str, &str)],
 ) -> Outcome<()> {
-    let compared = [Vmm::Mirrorball, Vmm::QemuPc];
-    let answers = measure::alternate(options.shorter(), &compared, |vmm| vmm::task(vmm, task, files))?;
+    let answers = measure::alternate(options.shorter(), compared, |vmm| vmm::task(vmm, task, files))?;
     for (key, name, unit) in rows {
         let column = measure::column(&answers, |json| measure::number(json, key))?;
         table.add(name, unit, Better::Higher, column);

@@ -17,8 +17,10 @@ pub enum Vmm {
     Mirrorball,
     /// QEMU's machine with no firmware tables to speak of, and virtio over MMIO.
     QemuMicrovm,
-    /// QEMU's default PC, with virtio over PCI.
+    /// QEMU's default PC, with virtio over PCI, and io_uring for its disks.
     QemuPc,
+    /// The same with threads for its disks.
+    QemuPcThreads,
 }
 
 /// No guest may take longer.
@@ -36,6 +38,7 @@ impl Vmm {
             Self::Mirrorball => "mirrorball",
             Self::QemuMicrovm => "qemu microvm",
             Self::QemuPc => "qemu pc",
+            Self::QemuPcThreads => "qemu pc, aio=threads",
         }
     }
 
@@ -89,8 +92,13 @@ impl Vmm {
         };
         if task == "disk" {
             command.args(["-object", "iothread,id=io0", "-drive"]);
+            let aio = if self == Self::QemuPcThreads {
+                "threads"
+            } else {
+                "io_uring"
+            };
             command.arg(format!(
-                "file={disk},if=none,id=d0,format=raw,cache=writeback,aio=io_uring"
+                "file={disk},if=none,id=d0,format=raw,cache=writeback,aio={aio}"
             ));
             command.args([
                 "-device",
