@@ -3,6 +3,8 @@
 //! [`create`] checks the request against what the host has and says in words what is missing.
 
 mod placement;
+#[cfg(test)]
+mod tests;
 
 use std::fs::File;
 use std::io;
