@@ -98,10 +98,12 @@ fn run() -> Outcome<()> {
     for (part, measure) in PARTS {
         if options.wants(part) {
             measure(&options, &files, &mut table)?;
+            // What is measured stays, should a later part fail.
+            table.save(&options.out)?;
         }
     }
     table.print();
-    table.save(&options.out)
+    Ok(())
 }
 
 fn boot(options: &Options, files: &GuestFiles, table: &mut Table) -> Outcome<()> {

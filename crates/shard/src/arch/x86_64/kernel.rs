@@ -156,16 +156,16 @@ fn segments(file: &mut File) -> Result<Range<u64>, KernelError> {
     file.rewind().map_err(read)?;
     file.read_exact(header.as_mut_slice()).map_err(read)?;
     file.seek(SeekFrom::Start(header.e_phoff)).map_err(read)?;
-    let mut filled = u64::MAX..0;
+    let (mut start, mut end) = (u64::MAX, 0);
     for _ in 0..header.e_phnum {
         let mut segment = Elf64_Phdr::default();
         file.read_exact(segment.as_mut_slice()).map_err(read)?;
         if segment.p_type == PT_LOAD {
-            filled.start = filled.start.min(segment.p_paddr);
-            filled.end = filled.end.max(segment.p_paddr.saturating_add(segment.p_filesz));
+            start = start.min(segment.p_paddr);
+            end = end.max(segment.p_paddr.saturating_add(segment.p_filesz));
         }
     }
-    Ok(filled)
+    Ok(start..end)
 }
 
 fn load_bzimage(memory: &GuestRam, file: &mut File) -> Result<Kernel, KernelError> {
