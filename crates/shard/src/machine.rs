@@ -317,12 +317,13 @@ fn load(
     files: &mut BootFiles,
     sharing: Option<&Mapper>,
 ) -> Result<Entry, MachineError> {
-    let kernel = kernel::load(memory, &mut files.kernel)?;
+    let share = spec.share_boot && sharing.is_some();
+    let kernel = kernel::load(memory, &mut files.kernel, share)?;
     let initrd = match &mut files.initrd {
-        Some(file) => Some(kernel::load_initrd(memory, file, &kernel)?),
+        Some(file) => Some(kernel::load_initrd(memory, file, &kernel, share)?),
         None => None,
     };
-    if let Some(sharing) = sharing.filter(|_| spec.share_boot) {
+    if let Some(sharing) = sharing.filter(|_| share) {
         // Of what the kernel writes, nothing would stay shared.
         for part in kernel.parts.iter().filter(|part| !part.writable) {
             sharing.map_boot(&files.kernel, part.at, part.offset, part.bytes)?;

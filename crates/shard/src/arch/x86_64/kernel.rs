@@ -13,7 +13,7 @@ use linux_loader::loader::{BzImage, Elf, KernelLoader};
 use vm_memory::{ByteValued, Bytes, GuestAddress, GuestMemoryBackend};
 
 use super::layout::{CMDLINE_BYTES_MAX, CMDLINE_START, KERNEL_START, LOW_RAM_END};
-use crate::memory::GuestRam;
+use crate::memory::{GuestRam, fill_with_huge_pages};
 
 /// How the first vCPU enters the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,8 +115,8 @@ const XLF_KERNEL_64: u16 = 1;
 const ENTRY_64_OFFSET: u64 = 0x200;
 const ELF_CMDLINE_BYTES_MAX: usize = 2048;
 
-/// Loads `file` to where it wants to be.
-pub fn load(memory: &GuestRam, file: &mut File) -> Result<Kernel, KernelError> {
+/// Loads `file` to where it wants to be. What is to be shared (`share`) with other VMs stays in small pages.
+pub fn load(memory: &GuestRam, file: &mut File, share: bool) -> Result<Kernel, KernelError> {
     let read = |source| KernelError::Read {
         what: "kernel",
         source,
@@ -132,7 +132,7 @@ pub fn load(memory: &GuestRam, file: &mut File) -> Result<Kernel, KernelError> {
     }
     file.rewind().map_err(read)?;
     if start[..4] == ELF_MAGIC {
-        load_elf(memory, file)
+        load_elf(memory, file, share)
     } else if start[HEADER_MAGIC_OFFSET..] == HEADER_MAGIC {
         load_bzimage(memory, file)
     } else {
@@ -140,7 +140,13 @@ pub fn load(memory: &GuestRam, file: &mut File) -> Result<Kernel, KernelError> {
     }
 }
 
-fn load_elf(memory: &GuestRam, file: &mut File) -> Result<Kernel, KernelError> {
+fn load_elf(memory: &GuestRam, file: &mut File, share: bool) -> Result<Kernel, KernelError> {
+    // A file that is no ELF file after all is the loader's to refuse.
+    for part in segments(file).unwrap_or_default() {
+        if part.writable || !share {
+            fill_with_huge_pages(memory, part.at..part.at.saturating_add(part.bytes));
+        }
+    }
     let loaded = Elf::load(memory.as_ref(), None, file, Some(GuestAddress(KERNEL_START)))
         .map_err(KernelError::Load)?;
     let entry = match loaded.pvh_boot_cap {
@@ -195,6 +201,7 @@ fn load_bzimage(memory: &GuestRam, file: &mut File) -> Result<Kernel, KernelErro
     }
     // The kernel unpacks itself at its preferred address.
     let unpacked_end = header.pref_address.saturating_add(u64::from(header.init_size));
+    fill_with_huge_pages(memory, header.pref_address..unpacked_end);
     let cmdline_bytes_max = (header.cmdline_size as usize)
         .saturating_add(1)
         .min(CMDLINE_BYTES_MAX);
@@ -210,7 +217,12 @@ fn load_bzimage(memory: &GuestRam, file: &mut File) -> Result<Kernel, KernelErro
 }
 
 /// Loads the initramfs as high as low RAM allows, or below the kernel when there is room only there.
-pub fn load_initrd(memory: &GuestRam, file: &mut File, kernel: &Kernel) -> Result<Initrd, KernelError> {
+pub fn load_initrd(
+    memory: &GuestRam,
+    file: &mut File,
+    kernel: &Kernel,
+    share: bool,
+) -> Result<Initrd, KernelError> {
     let read = |source| KernelError::Read {
         what: "initramfs",
         source,
@@ -231,6 +243,9 @@ pub fn load_initrd(memory: &GuestRam, file: &mut File, kernel: &Kernel) -> Resul
         .ok_or_else(|| KernelError::NoRoom {
             needed_mib: kernel.end.saturating_add(bytes).div_ceil(1 << 20),
         })?;
+    if !share {
+        fill_with_huge_pages(memory, start..start + bytes);
+    }
     memory.read_exact_volatile_from(GuestAddress(start), file, bytes as usize)?;
     Ok(Initrd { start, bytes })
 }

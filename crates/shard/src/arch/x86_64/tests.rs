@@ -161,7 +161,7 @@ fn files_that_are_no_kernel_are_told() {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&content).unwrap();
         file.rewind().unwrap();
-        let error = load(&memory, &mut file).unwrap_err();
+        let error = load(&memory, &mut file, false).unwrap_err();
         assert!(
             matches!(error, KernelError::NotAKernel | KernelError::Load(_)),
             "{error}"
@@ -200,7 +200,7 @@ fn initramfs_larger_than_memory_is_refused() {
     let memory = ram(64 << 20);
     let mut file = tempfile::tempfile().unwrap();
     file.set_len(50 << 20).unwrap();
-    let error = kernel::load_initrd(&memory, &mut file, &elf_kernel()).unwrap_err();
+    let error = kernel::load_initrd(&memory, &mut file, &elf_kernel(), false).unwrap_err();
     assert!(matches!(error, KernelError::NoRoom { needed_mib: 66 }), "{error}");
 }
 
@@ -237,9 +237,9 @@ fn initramfs_goes_below_the_kernel_when_the_top_is_full() {
     };
     let mut file = tempfile::tempfile().unwrap();
     file.set_len(5 << 20).unwrap();
-    let initrd = kernel::load_initrd(&memory, &mut file, &kernel).unwrap();
+    let initrd = kernel::load_initrd(&memory, &mut file, &kernel, false).unwrap();
     assert_eq!((initrd.start, initrd.bytes), (11 << 20, 5 << 20));
     file.set_len(1 << 20).unwrap();
-    let initrd = kernel::load_initrd(&memory, &mut file, &kernel).unwrap();
+    let initrd = kernel::load_initrd(&memory, &mut file, &kernel, true).unwrap();
     assert_eq!(initrd.start, 63 << 20);
 }
