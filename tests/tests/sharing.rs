@@ -24,7 +24,7 @@ fn file_system(scratch: &Scratch) -> (PathBuf, String) {
     fs::write(tree.join("file"), &bytes).expect("a file");
     let image = scratch.sparse("base.ext4", 64 << 20);
     Call::new("mke2fs")
-        .args(["-q", "-t", "ext4", "-d"])
+        .args(["-q", "-t", "ext4", "-b", "4096", "-d"])
         .args([&tree, &image])
         .ok();
     (image, digest(&bytes))
