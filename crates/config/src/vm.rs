@@ -140,7 +140,7 @@ pub struct NetSpec {
     pub kind: NetKind,
     /// The TAP device, for `tap`.
     pub tap: Option<String>,
-    /// Ports of the host forwarded to the guest, for `user`: `8080:80`.
+    /// Ports of the host forwarded to the guest, for `user`: `8080:80`, `udp:5353:53`.
     #[serde(default)]
     pub forward: Vec<String>,
     /// Chosen when absent.

@@ -13,7 +13,8 @@ mod pinned;
 
 const USAGE: &str = "usage: guest-tool memory MIB | hold MIB SECONDS | pinned CPUS \
      | disk-write DEVICE SEED COUNT | disk-digest DEVICE | disk-mark DEVICE COUNT | disk-marks DEVICE \
-     | send ADDRESS SEED BYTES | receive PORT | fetch ADDRESS | serve PORT SEED BYTES";
+     | send ADDRESS SEED BYTES | receive PORT | fetch ADDRESS | serve PORT SEED BYTES \
+     | reflect PORT COUNT";
 
 /// What goes wrong in this tool.
 type Fault = Box<dyn std::error::Error>;
@@ -45,6 +46,7 @@ fn run(words: &[&str]) -> Result<String, Fault> {
         ["send", address, seed, bytes] => peer::send(address, seed.parse()?, bytes.parse()?),
         ["receive", port] => peer::receive(port.parse()?),
         ["fetch", address] => peer::fetch(address),
+        ["reflect", port, count] => peer::reflect(port.parse()?, count.parse()?),
         ["serve", port, seed, bytes] => peer::serve(port.parse()?, seed.parse()?, bytes.parse()?),
         _ => Err(USAGE.into()),
     }
