@@ -182,6 +182,8 @@ fn a_guest_without_the_agent_runs_and_exec_says_what_is_missing() {
     let (kernel, initrd) = (tiny_kernel(), without_agent(&scratch));
     let import = mirrorball(["image", "import", "--name", "alone", "--kernel"]);
     ours(import.args([kernel.as_os_str(), "--initrd".as_ref(), initrd.as_os_str()])).ok();
+    let images = ours(mirrorball(["image", "ls", "--json"])).ok().json();
+    assert_eq!(images[0]["name"], "alone", "{images:#}");
 
     let vm = Vm::named(&format!("t-alone-{}", std::process::id()));
     let run = mirrorball([
