@@ -51,11 +51,17 @@ impl Lab {
         self.scratch.join("cache")
     }
 
+    /// Where no VM runs on this side, so that `ps` and the like look in the lab.
+    fn runtime(&self) -> PathBuf {
+        self.scratch.join("runtime")
+    }
+
     /// A call of `mirrorball` that knows this lab only.
     fn call<I: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = I>) -> Call {
         Call::new(binary())
             .args(arguments)
             .env("XDG_CACHE_HOME", self.cache())
+            .env("MIRRORBALL_RUNTIME", self.runtime())
             .env("MIRRORBALL_LAB_IDLE_S", &self.idle)
             .limit(START_LIMIT)
     }
@@ -63,6 +69,7 @@ impl Lab {
     fn terminal(&self, arguments: &[&str]) -> Terminal {
         let variables = [
             ("XDG_CACHE_HOME", self.cache().into_os_string()),
+            ("MIRRORBALL_RUNTIME", self.runtime().into_os_string()),
             ("MIRRORBALL_LAB_IDLE_S", self.idle.clone().into()),
         ];
         Terminal::mirrorball_with(
@@ -184,8 +191,11 @@ fn the_probe_decides_and_one_line_says_why() {
     if verdict.status == 0 {
         assert_eq!(told, 0, "{ended}");
     } else {
+        // A measured number may be another the second time.
+        let without_digits = |text: &str| text.replace(|c: char| c.is_ascii_digit(), "");
         let line = format!("mirrorball: running in the lab: {}", verdict.text().trim());
-        assert_eq!((told, lines[0].as_str()), (1, line.as_str()), "{ended}");
+        assert_eq!(without_digits(&lines[0]), without_digits(&line), "{ended}");
+        assert_eq!(told, 1, "{ended}");
     }
 
     // Here, whether or not this machine's KVM can do it: it need not get far.
