@@ -6,6 +6,10 @@ set -u
 program=$1
 shift
 mirrorball=${MIRRORBALL_BIN:-$(dirname "$program")/../mirrorball}
+# These start the automatic lab themselves, one after another.
+case $(basename "$program") in
+auto-*) exec "$program" --test-threads=1 "$@" ;;
+esac
 # Programs that start no guest need no lab: unit tests of any crate, of the tests themselves too.
 case $(basename "$program") in
 boot-* | control-* | cycles-* | debian-* | disks-* | endings-* | errors-* | memory-* | network-*) ;;

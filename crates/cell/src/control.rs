@@ -79,6 +79,7 @@ fn one(client: UnixStream, vm: &Handle) -> io::Result<()> {
     client.set_read_timeout(Some(PATIENCE))?;
     let mut line = String::new();
     BufReader::new((&client).take(LINE_BYTES_MAX)).read_line(&mut line)?;
+    let _asking = vm.asking();
     let answer = match serde_json::from_str(&line) {
         Ok(request) => obey(vm, &request),
         Err(error) => Answer::Refused {

@@ -104,12 +104,16 @@ pub fn run(lease: UnixStream) -> io::Result<()> {
             handle.over();
         })?);
     }
+    let answering: Vec<Handle> = handles.values().cloned().collect();
     std::thread::Builder::new()
         .name("lease".into())
         .spawn(move || hold(lines, &handles))?;
     for thread in threads {
         // A thread that panicked has dropped its entry and lost its shard.
         let _ = thread.join();
+    }
+    for handle in answering {
+        handle.all_answered();
     }
     Ok(())
 }
