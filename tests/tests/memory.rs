@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use guest_tests::{Scratch, Vm, VmFile, wait};
+use guest_tests::{Scratch, Vm, VmFile, mirrorball, wait};
 
 const MIB: u64 = 1 << 20;
 
@@ -35,6 +35,77 @@ fn free_page_reporting_gives_a_programs_memory_back() {
     );
     // What was given back can be had again.
     used_by_a_program(&vm);
+    vm.kill();
+}
+
+/// What the balloon of a VM counted, with the guest's statistics of the call before.
+fn balloon(vm: &Vm) -> serde_json::Value {
+    let known = vm.inspect();
+    let devices = known["status"]["devices"].as_array().expect("a list of devices");
+    let balloon = devices.iter().find(|device| device["name"] == "balloon");
+    balloon.unwrap_or_else(|| panic!("no balloon in {known:#}"))["counters"].clone()
+}
+
+fn number(counters: &serde_json::Value, name: &str) -> u64 {
+    let value = counters.pointer(name).and_then(serde_json::Value::as_u64);
+    value.unwrap_or_else(|| panic!("no {name} in {counters:#}"))
+}
+
+#[test]
+fn an_inflated_balloon_takes_memory_from_the_guest_and_gives_it_to_the_host() {
+    let scratch = Scratch::new("balloon");
+    let disk = scratch.sparse("disk", 160 * MIB);
+    let vm = VmFile::new("balloon")
+        .memory("512M")
+        .disk(&disk, "")
+        .start(&scratch);
+    vm.add_tool();
+    // Page cache is in use, so that free-page reporting leaves it alone; a disk's is, while somebody has it open.
+    vm.background("sh -c 'exec 3</dev/vda; sleep 600'");
+    vm.sh("dd if=/dev/vda of=/dev/null bs=1M");
+    let full = vm.resident_bytes();
+    wait::until("statistics", Duration::from_secs(20), || {
+        let said = balloon(&vm);
+        let cached = said.pointer("/guest/disk_cache_bytes")?.as_u64()?;
+        (cached >= 150 * MIB).then_some(())
+    });
+    let said = balloon(&vm);
+    let (total, free) = (
+        number(&said, "/guest/total_bytes"),
+        number(&said, "/guest/free_bytes"),
+    );
+    assert!(
+        (440 * MIB..512 * MIB).contains(&total) && free < total,
+        "{said:#}"
+    );
+    mirrorball(["balloon", vm.name(), "400M"]).ok();
+    wait::until("a balloon of 400 MiB", Duration::from_secs(40), || {
+        (number(&balloon(&vm), "/actual_bytes") == 400 * MIB).then_some(())
+    });
+    let least = full - 120 * MIB;
+    wait::until(
+        &format!("less than {least} of {full} bytes"),
+        Duration::from_secs(20),
+        || (vm.resident_bytes() <= least).then_some(()),
+    );
+    mirrorball(["balloon", vm.name(), "0M"]).ok();
+    wait::until("no balloon", Duration::from_secs(40), || {
+        (number(&balloon(&vm), "/actual_bytes") == 0).then_some(())
+    });
+    used_by_a_program(&vm);
+    vm.kill();
+}
+
+#[test]
+fn a_balloon_that_the_vm_can_not_fill_is_refused() {
+    let scratch = Scratch::new("refused");
+    let vm = VmFile::new("refused").start(&scratch);
+    let too_much = mirrorball(["balloon", vm.name(), "256M"]).run().expect(1);
+    assert!(too_much.errors().contains("128M"), "{too_much}");
+    vm.kill();
+    let vm = VmFile::new("none").key("balloon", "false").start(&scratch);
+    let none = mirrorball(["balloon", vm.name(), "64M"]).run().expect(1);
+    assert!(none.errors().contains("balloon = true"), "{none}");
     vm.kill();
 }
 
