@@ -1,5 +1,7 @@
 //! Risk: memory that a guest no longer uses stays taken on the host.
 
+use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
 use guest_tests::{Scratch, Vm, VmFile, mirrorball, wait};
@@ -107,6 +109,94 @@ fn a_balloon_that_the_vm_can_not_fill_is_refused() {
     let none = mirrorball(["balloon", vm.name(), "64M"]).run().expect(1);
     assert!(none.errors().contains("balloon = true"), "{none}");
     vm.kill();
+}
+
+/// A file below `/sys/kernel/mm` or `/proc/sys` with another word in it until the test is over.
+struct Setting {
+    path: &'static str,
+    before: String,
+}
+
+impl Setting {
+    #[track_caller]
+    fn new(path: &'static str, word: &str) -> Self {
+        let before = fs::read_to_string(path).expect("a setting of the host");
+        // Of several words the host shows all, the present one in brackets.
+        let chosen = before
+            .split(['[', ']'])
+            .nth(1)
+            .unwrap_or(before.trim())
+            .to_owned();
+        fs::write(path, word).expect("root may change it");
+        Self { path, before: chosen }
+    }
+}
+
+impl Drop for Setting {
+    fn drop(&mut self) {
+        // A second error would hide the first.
+        let _ = fs::write(self.path, &self.before);
+    }
+}
+
+const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
+
+fn pool(name: &str) -> u64 {
+    let text = fs::read_to_string(Path::new(POOL).with_file_name(name)).expect("the pool's files");
+    text.trim().parse().expect("a number")
+}
+
+#[test]
+fn pages_of_the_pool_are_reserved_at_the_start_and_come_back_at_the_end() {
+    let scratch = Scratch::new("pool");
+    let _pool = Setting::new(POOL, "80");
+    assert_eq!(
+        pool("free_hugepages"),
+        80,
+        "the host has no room for 80 huge pages"
+    );
+    let vm = VmFile::new("pool").key("pages", "\"2M\"").start(&scratch);
+    assert_eq!(pool("free_hugepages") - pool("resv_hugepages"), 80 - 64);
+    vm.add_tool();
+    vm.tool(&["memory", "60"]).ok();
+    assert!(
+        pool("free_hugepages") < 80 - 30,
+        "the guest's memory is not of the pool"
+    );
+    let second = VmFile::new("second").key("pages", "\"2M\"").write(&scratch);
+    let refused = mirrorball(["run", "-d"]).args([&second]).run().expect(1);
+    let why = refused.errors();
+    assert_eq!(why.lines().count(), 1, "{refused}");
+    assert!(
+        why.contains("64 huge pages") && why.contains("16 are free"),
+        "{refused}"
+    );
+    assert!(why.contains("echo 128 >/sys/"), "{refused}");
+    vm.kill();
+    assert_eq!(pool("free_hugepages"), 80);
+}
+
+#[test]
+fn transparent_pages_are_used_where_the_host_has_them_and_refused_where_not() {
+    const SHMEM: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+    let scratch = Scratch::new("thp");
+    let file = VmFile::new("thp").key("pages", "\"thp\"");
+    {
+        let _advise = Setting::new(SHMEM, "advise");
+        let vm = file.start(&scratch);
+        let smaps = fs::read_to_string(format!("/proc/{}/smaps", vm.shard())).expect("a running shard");
+        let huge: u64 = smaps
+            .lines()
+            .filter_map(|line| line.strip_prefix("ShmemPmdMapped:"))
+            .filter_map(|kib| kib.trim().trim_end_matches(" kB").parse::<u64>().ok())
+            .sum();
+        assert!(huge >= 32 << 10, "{huge} KiB in huge pages");
+        vm.kill();
+    }
+    let _never = Setting::new(SHMEM, "never");
+    let path = file.write(&scratch);
+    let refused = mirrorball(["run", "-d"]).args([&path]).run().expect(1);
+    assert!(refused.errors().contains("echo advise >/sys/"), "{refused}");
 }
 
 #[test]

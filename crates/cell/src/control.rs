@@ -109,7 +109,7 @@ fn obey(vm: &Handle, request: &Request, balloon_max: Option<Size>) -> Answer {
         }
         Request::Balloon { bytes } => match balloon_max {
             None => Err(io::Error::other(
-                "the VM has no balloon; start it with `balloon = true`",
+                "the VM has no balloon; start it with `balloon = true`, and not on huge pages of the host's pool",
             )),
             Some(max) if *bytes > max.0 => Err(io::Error::other(format!(
                 "the VM has {max} in all; ask for that or less"

@@ -221,7 +221,7 @@ fn serve(entry: &Entry, handle: &Handle, spec: &VmSpec) -> io::Result<()> {
         .console()
         .serve(bind(&entry.folder().join("console.sock"))?)?;
     let socket = bind(&entry.folder().join("control.sock"))?;
-    control::serve(socket, handle.clone(), spec.balloon.then_some(spec.memory))
+    control::serve(socket, handle.clone(), spec.has_balloon().then_some(spec.memory))
 }
 
 /// Listens on a socket that only this user may connect to.
