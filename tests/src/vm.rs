@@ -77,6 +77,12 @@ impl VmFile {
         self
     }
 
+    /// Adds a table, as TOML.
+    pub fn table(mut self, text: &str) -> Self {
+        let _ = write!(self.tables, "\n{text}\n");
+        self
+    }
+
     /// The VM's name.
     pub fn name(&self) -> &str {
         &self.name
