@@ -124,7 +124,7 @@ impl User {
             fs::copy(file.path(), image.join(file.file_name())).expect("room for the image");
         }
         // The build directory may be closed to others.
-        fs::copy(binary(), home.join("mirrorball")).expect("room for the command");
+        fs::copy(binary(), home.join("command")).expect("room for the command");
         let user = Self { home };
         user.own(&user.home);
         user
@@ -144,7 +144,7 @@ impl User {
         Call::new("setpriv")
             .args(ids)
             .args(["--clear-groups", "--"])
-            .args([self.home.join("mirrorball")])
+            .args([self.home.join("command")])
             .args(arguments)
             .env("HOME", &self.home)
             .env("TMPDIR", &self.home)
