@@ -205,6 +205,15 @@ impl Vm {
         }
     }
 
+    /// What the device of this name counted.
+    #[track_caller]
+    pub fn counters(&self, device: &str) -> Value {
+        let known = self.inspect();
+        let devices = known["status"]["devices"].as_array();
+        let found = devices.and_then(|all| all.iter().find(|one| one["name"] == device));
+        found.unwrap_or_else(|| panic!("no {device} in {known:#}"))["counters"].clone()
+    }
+
     /// The process of its monitor.
     #[track_caller]
     pub fn monitor(&self) -> u32 {

@@ -1,10 +1,9 @@
 //! Risk: a kernel does not start, CPUs are missing or wrong, memory is missing or aliased.
 
 use std::fs;
-use std::path::PathBuf;
 use std::time::Duration;
 
-use guest_tests::{Scratch, VmFile, mirrorball};
+use guest_tests::{Scratch, VmFile, host, mirrorball};
 
 /// Boots with `cpus` vCPUs and lets every one of them compute while the others do.
 fn all_cpus_work(image: &str, cpus: u8) -> String {
@@ -117,19 +116,9 @@ fn five_gigabytes_hold_their_pattern_on_both_sides_of_the_hole() {
     assert_eq!(part(&said, "whole"), 4096, "{said}");
 }
 
-/// The image store: where images are, one folder each.
-fn store() -> PathBuf {
-    let set = |name: &str| std::env::var_os(name).map(PathBuf::from);
-    set("MIRRORBALL_DATA")
-        .or_else(|| set("XDG_DATA_HOME").map(|place| place.join("mirrorball")))
-        .or_else(|| set("HOME").map(|home| home.join(".local/share/mirrorball")))
-        .expect("HOME is set")
-        .join("images")
-}
-
 #[test]
 fn a_bzimage_boots_by_flags_and_when_imported() {
-    let image = store().join(VmFile::TINY_GENERIC);
+    let image = host::data_directory().join("images").join(VmFile::TINY_GENERIC);
     let (kernel, initrd) = (image.join("vmlinuz"), image.join("initrd"));
     let start = fs::read(&kernel).expect("the generic kernel is kept as a bzImage");
     assert_eq!(

@@ -40,14 +40,6 @@ fn free_page_reporting_gives_a_programs_memory_back() {
     vm.kill();
 }
 
-/// What the balloon of a VM counted, with the guest's statistics of the call before.
-fn balloon(vm: &Vm) -> serde_json::Value {
-    let known = vm.inspect();
-    let devices = known["status"]["devices"].as_array().expect("a list of devices");
-    let balloon = devices.iter().find(|device| device["name"] == "balloon");
-    balloon.unwrap_or_else(|| panic!("no balloon in {known:#}"))["counters"].clone()
-}
-
 fn number(counters: &serde_json::Value, name: &str) -> u64 {
     let value = counters.pointer(name).and_then(serde_json::Value::as_u64);
     value.unwrap_or_else(|| panic!("no {name} in {counters:#}"))
@@ -67,11 +59,11 @@ fn an_inflated_balloon_takes_memory_from_the_guest_and_gives_it_to_the_host() {
     vm.sh("dd if=/dev/vda of=/dev/null bs=1M");
     let full = vm.resident_bytes();
     wait::until("statistics", Duration::from_secs(20), || {
-        let said = balloon(&vm);
+        let said = vm.counters("balloon");
         let cached = said.pointer("/guest/disk_cache_bytes")?.as_u64()?;
         (cached >= 150 * MIB).then_some(())
     });
-    let said = balloon(&vm);
+    let said = vm.counters("balloon");
     let (total, free) = (
         number(&said, "/guest/total_bytes"),
         number(&said, "/guest/free_bytes"),
@@ -82,7 +74,7 @@ fn an_inflated_balloon_takes_memory_from_the_guest_and_gives_it_to_the_host() {
     );
     mirrorball(["balloon", vm.name(), "400M"]).ok();
     wait::until("a balloon of 400 MiB", Duration::from_secs(40), || {
-        (number(&balloon(&vm), "/actual_bytes") == 400 * MIB).then_some(())
+        (number(&vm.counters("balloon"), "/actual_bytes") == 400 * MIB).then_some(())
     });
     let least = full - 120 * MIB;
     wait::until(
@@ -92,7 +84,7 @@ fn an_inflated_balloon_takes_memory_from_the_guest_and_gives_it_to_the_host() {
     );
     mirrorball(["balloon", vm.name(), "0M"]).ok();
     wait::until("no balloon", Duration::from_secs(40), || {
-        (number(&balloon(&vm), "/actual_bytes") == 0).then_some(())
+        (number(&vm.counters("balloon"), "/actual_bytes") == 0).then_some(())
     });
     used_by_a_program(&vm);
     vm.kill();

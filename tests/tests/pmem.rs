@@ -21,15 +21,6 @@ fn expect_digest(vm: &Vm, device: &str, wanted: &[u8], what: &str) {
     assert_eq!(found.trim(), digest(wanted), "{what} ({device})");
 }
 
-/// The counters of the disk with this number.
-fn counters(vm: &Vm, disk: usize) -> serde_json::Value {
-    let known = vm.inspect();
-    let devices = known["status"]["devices"].as_array().expect("a list of devices");
-    let name = format!("disk{disk}");
-    let device = devices.iter().find(|device| device["name"] == name.as_str());
-    device.unwrap_or_else(|| panic!("no {name} in {known:#}"))["counters"].clone()
-}
-
 #[test]
 fn writes_reach_the_file_only_where_they_may() {
     let scratch = Scratch::new("pmem");
@@ -66,11 +57,9 @@ fn writes_reach_the_file_only_where_they_may() {
         vm.sh("echo 3 >/proc/sys/vm/drop_caches");
         let wanted = if disk == 3 { &region } else { &written };
         expect_digest(&vm, &format!("/dev/pmem{disk}"), wanted, "after writing");
-        assert!(
-            counters(&vm, disk)["flushes"].as_u64() >= Some(1),
-            "no flush of disk {disk}"
-        );
-        assert_eq!(counters(&vm, disk)["failures"], 0);
+        let counted = vm.counters(&format!("disk{disk}"));
+        assert!(counted["flushes"].as_u64() >= Some(1), "disk {disk}: {counted}");
+        assert_eq!(counted["failures"], 0);
     }
     vm.kill();
     let file = |path: &Path| fs::read(path).expect("a file of this test");

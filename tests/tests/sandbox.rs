@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use guest_tests::command::{Call, binary};
-use guest_tests::{Scratch, VmFile, mirrorball, wait};
+use guest_tests::{Scratch, VmFile, host, mirrorball, wait};
 
 const NAMESPACES: [&str; 6] = ["user", "mnt", "net", "pid", "ipc", "uts"];
 
@@ -114,12 +114,8 @@ impl User {
         let home = scratch.join("home");
         let image = home.join("images").join(VmFile::TINY);
         fs::create_dir_all(&image).expect("a new directory of this test");
-        let set = |name: &str| std::env::var_os(name).map(PathBuf::from);
-        let store = set("MIRRORBALL_DATA")
-            .or_else(|| set("XDG_DATA_HOME").map(|place| place.join("mirrorball")))
-            .or_else(|| set("HOME").map(|home| home.join(".local/share/mirrorball")))
-            .expect("HOME is set");
-        let files = fs::read_dir(store.join("images").join(VmFile::TINY)).expect("the image is built");
+        let files = fs::read_dir(host::data_directory().join("images").join(VmFile::TINY))
+            .expect("the image is built");
         for file in files.flatten() {
             fs::copy(file.path(), image.join(file.file_name())).expect("room for the image");
         }
