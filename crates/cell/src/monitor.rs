@@ -155,7 +155,7 @@ fn one(name: &str, spec: &VmSpec, handle: &Handle, lease: &Lease) -> Result<(), 
     let mut record = record(name, spec, cid);
     entry.write(&record).map_err(|error| line(&error))?;
     let opened = open::open(spec, name, entry.folder(), cid).map_err(|error| line(&error))?;
-    serve(&entry, handle).map_err(|error| format!("the VM's sockets: {error}"))?;
+    serve(&entry, handle, spec).map_err(|error| format!("the VM's sockets: {error}"))?;
     tell(
         lease,
         &Event::Started {
@@ -220,11 +220,12 @@ fn record(name: &str, spec: &VmSpec, cid: u32) -> Record {
 }
 
 /// Opens the VM's sockets: console and control.
-fn serve(entry: &Entry, handle: &Handle) -> io::Result<()> {
+fn serve(entry: &Entry, handle: &Handle, spec: &VmSpec) -> io::Result<()> {
     handle
         .console()
         .serve(bind(&entry.folder().join("console.sock"))?)?;
-    control::serve(bind(&entry.folder().join("control.sock"))?, handle.clone())
+    let socket = bind(&entry.folder().join("control.sock"))?;
+    control::serve(socket, handle.clone(), spec.has_balloon().then_some(spec.memory))
 }
 
 /// Listens on a socket that only this user may connect to.

@@ -316,7 +316,7 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
         disks: launches,
         nets,
         vsock,
-        balloon: spec.balloon,
+        balloon: spec.has_balloon(),
         console: console_fd,
         log,
         sandbox: match spec.sandbox {
