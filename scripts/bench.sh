@@ -12,6 +12,7 @@ if ! "$mirrorball" probe >/dev/null 2>&1; then
     machine="lab host (QEMU software emulation, Debian 6.1 kernel) on $machine"
     inside=("$mirrorball" lab run --)
 fi
-echo "bench: about 15 minutes on 2 CPUs without usable KVM"
+echo "bench: about 8 minutes on 2 otherwise idle CPUs without usable KVM"
+mkdir -p "$here/bench/results"
 "${inside[@]}" "$(dirname "$mirrorball")/bench" --mirrorball "$mirrorball" --kernel "$data/images/tiny/vmlinux" \
     --initrd "$data/images/tiny/initrd" --runs "$runs" --out "$here/bench/results/foundation.json" --machine "$machine"

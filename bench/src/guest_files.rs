@@ -11,8 +11,14 @@ pub struct GuestFiles {
     folder: PathBuf,
     /// Mirrorball's program.
     pub mirrorball: PathBuf,
-    /// QEMU's program and the loader arguments that start it from memory.
-    pub qemu: PathBuf,
+    /// The copy of the dynamic loader that starts QEMU's program with copies of its libraries.
+    loader: PathBuf,
+    /// The libraries.
+    libraries: PathBuf,
+    /// QEMU's program.
+    qemu: PathBuf,
+    /// Its firmware.
+    firmware: PathBuf,
     /// An ELF kernel.
     pub kernel: PathBuf,
     /// The initramfs.
@@ -22,6 +28,8 @@ pub struct GuestFiles {
 }
 
 const DISK_BYTES: u64 = 64 << 20;
+/// Where Debian keeps QEMU's firmware.
+const FIRMWARE: [&str; 2] = ["/usr/share/qemu", "/usr/share/seabios"];
 
 impl GuestFiles {
     /// Copies everything into `/dev/shm`.
@@ -30,7 +38,10 @@ impl GuestFiles {
         fs::create_dir(&folder)?;
         let files = Self {
             mirrorball: folder.join("mirrorball"),
+            loader: folder.join("lib/loader"),
+            libraries: folder.join("lib"),
             qemu: folder.join("qemu-system-x86_64"),
+            firmware: folder.join("firmware"),
             kernel: folder.join("vmlinux"),
             initrd: folder.join("initrd"),
             disk: folder.join("disk.raw"),
@@ -46,7 +57,50 @@ impl GuestFiles {
         fs::File::create(&files.disk)?.set_len(DISK_BYTES)?;
         let qemu = which("qemu-system-x86_64")?;
         fs::copy(&qemu, &files.qemu)?;
+        files.copy_libraries(&qemu)?;
+        files.copy_firmware()?;
         Ok(files)
+    }
+
+    /// Starts QEMU from the copies.
+    pub fn qemu(&self) -> Command {
+        let mut command = Command::new(&self.loader);
+        command.arg("--library-path").arg(&self.libraries);
+        command.arg(&self.qemu).arg("-L").arg(&self.firmware);
+        command
+    }
+
+    fn copy_libraries(&self, program: &Path) -> Outcome<()> {
+        fs::create_dir(&self.libraries)?;
+        let output = Command::new("ldd").arg(program).output()?;
+        for word in String::from_utf8(output.stdout)?.split_whitespace() {
+            let library = Path::new(word);
+            let Some(name) = library.file_name().filter(|_| library.is_absolute()) else {
+                continue;
+            };
+            if name.to_string_lossy().starts_with("ld-linux") {
+                fs::copy(library, &self.loader)?;
+            } else {
+                fs::copy(library, self.libraries.join(name))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn copy_firmware(&self) -> Outcome<()> {
+        fs::create_dir(&self.firmware)?;
+        for folder in FIRMWARE {
+            for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+                if entry
+                    .path()
+                    .extension()
+                    .is_some_and(|kind| kind == "bin" || kind == "rom")
+                {
+                    fs::copy(entry.path(), self.firmware.join(entry.file_name()))?;
+                }
+            }
+        }
+        Ok(())
     }
 }
 

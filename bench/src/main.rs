@@ -1,20 +1,36 @@
 //! Times Mirrorball against QEMU on this host, in one run, alternating, and prints a table of medians.
 //!
-//! `bench --mirrorball PATH --kernel VMLINUX --initrd INITRD --runs N --out FILE.json --machine TEXT`; needs root (TAP),
-//! KVM, `qemu-system-x86_64`, `ip`. Everything timed is first copied to memory, so that no program is read over a network.
+//! `bench --mirrorball PATH --kernel VMLINUX --initrd INITRD --runs N --out FILE.json --machine TEXT [--only PART,...]`;
+//! needs root (TAP, the kernel's trace), KVM, `qemu-system-x86_64`, `ip`. Everything timed is first copied to memory, so that no program is read over a network.
 
 mod guest_files;
+mod idle;
 mod measure;
 mod memory;
 mod report;
+mod trace;
 mod vmm;
 mod work;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use guest_files::GuestFiles;
 use measure::Measurement;
+use report::{Better, Table};
 use vmm::Vmm;
+
+type Part = fn(&Options, &GuestFiles, &mut Table) -> Outcome<()>;
+
+/// What can be measured, in the order of the table.
+const PARTS: [(&str, Part); 5] = [
+    ("boot", boot),
+    ("idle", idle),
+    ("disk", disk),
+    ("net", net),
+    ("compute", compute),
+];
+const ALL: [Vmm; 3] = [Vmm::Mirrorball, Vmm::QemuMicrovm, Vmm::QemuPc];
 
 /// What to run, from the command line.
 pub struct Options {
@@ -24,6 +40,19 @@ pub struct Options {
     out: PathBuf,
     machine: String,
     runs: usize,
+    /// The parts to run; all of them when empty.
+    only: Vec<String>,
+}
+
+impl Options {
+    fn wants(&self, part: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|name| name == part)
+    }
+
+    /// Runs of what takes longer than a start.
+    fn shorter(&self) -> usize {
+        self.runs.div_ceil(2)
+    }
 }
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
@@ -39,6 +68,16 @@ fn options() -> Outcome<Options> {
         let value = words.next().ok_or_else(|| format!("--{name} wants a value"))?;
         values.insert(name, value);
     }
+    let only = values.remove("only").unwrap_or_default();
+    let only: Vec<String> = only
+        .split(',')
+        .filter(|part| !part.is_empty())
+        .map(Into::into)
+        .collect();
+    let names = PARTS.map(|(name, _)| name);
+    if let Some(part) = only.iter().find(|part| !names.contains(&part.as_str())) {
+        return Err(format!("no part '{part}'; there are {}", names.join(", ")).into());
+    }
     let mut take = |name: &str| values.remove(name).ok_or_else(|| format!("--{name} is missing"));
     Ok(Options {
         mirrorball: take("mirrorball")?.into(),
@@ -47,6 +86,7 @@ fn options() -> Outcome<Options> {
         out: take("out")?.into(),
         machine: take("machine")?,
         runs: take("runs")?.parse()?,
+        only,
     })
 }
 
@@ -55,59 +95,113 @@ fn run() -> Outcome<()> {
     let files = guest_files::GuestFiles::stage(&options)?;
     let mut table = report::Table::new(&options.machine);
     eprintln!("bench: {} runs of each, alternating", options.runs);
+    for (part, measure) in PARTS {
+        if options.wants(part) {
+            measure(&options, &files, &mut table)?;
+            // What is measured stays, should a later part fail.
+            table.save(&options.out)?;
+        }
+    }
+    table.print();
+    Ok(())
+}
 
-    let boot = measure::alternate(
-        options.runs,
-        &[Vmm::Mirrorball, Vmm::QemuMicrovm, Vmm::QemuPc],
-        |vmm| vmm::first_user_process(vmm, &files),
-    )?;
-    table.add("start to first user process", "s", report::Better::Lower, boot);
+fn boot(options: &Options, files: &GuestFiles, table: &mut Table) -> Outcome<()> {
+    // Not counted: the first guest of a host is slower than all others.
+    vmm::first_user_process(Vmm::Mirrorball, files)?;
+    let starts = measure::alternate(options.runs, &ALL, |vmm| vmm::first_user_process(vmm, files))?;
+    let starts = measure::column(&starts, |seconds| Ok(*seconds))?;
+    table.add("start to first user process", "s", Better::Lower, starts);
+    Ok(())
+}
 
-    let overhead = measure::alternate(1, &[Vmm::Mirrorball, Vmm::QemuMicrovm], |vmm| {
-        memory::overhead_mib(vmm, &files)
-    })?;
-    table.add(
-        "memory beyond the guest's, 1 vCPU, 128 MiB",
-        "MiB",
-        report::Better::Lower,
-        overhead,
-    );
+fn idle(options: &Options, files: &GuestFiles, table: &mut Table) -> Outcome<()> {
+    let samples = measure::alternate(options.shorter(), &ALL, |vmm| idle::sample(vmm, files))?;
+    type Figure = fn(&idle::Sample) -> f64;
+    let rows: [(&str, &str, Figure); 7] = [
+        (
+            "of a start: host, to the first guest instruction",
+            "s",
+            |sample| sample.host,
+        ),
+        ("of a start: firmware and early kernel", "s", |sample| {
+            sample.early
+        }),
+        ("of a start: kernel, to the first user process", "s", |sample| {
+            sample.kernel
+        }),
+        ("of a start: the first line's way out", "s", |sample| {
+            sample.output
+        }),
+        ("exits from the guest in a start", "count", |sample| sample.exits),
+        ("exits to user space in a start", "count", |sample| {
+            sample.device_exits
+        }),
+        ("memory beyond the guest's, 1 vCPU, 128 MiB", "MiB", |sample| {
+            sample.overhead_mib
+        }),
+    ];
+    for (name, unit, figure) in rows {
+        let column = measure::column(&samples, |sample| Ok(figure(sample)))?;
+        table.add(name, unit, Better::Lower, column);
+    }
+    Ok(())
+}
 
-    let compared = [Vmm::Mirrorball, Vmm::QemuPc];
-    let disks = measure::answers(options.runs, &compared, "disk", &files)?;
-    for (key, name, unit) in [
-        ("read_mb_s", "sequential 1 MiB read", "MB/s"),
-        ("write_mb_s", "sequential 1 MiB write", "MB/s"),
+fn disk(options: &Options, files: &GuestFiles, table: &mut Table) -> Outcome<()> {
+    let rows = [
+        ("sequential_read_iops", "sequential 4 KiB read", "IOPS"),
+        ("sequential_write_iops", "sequential 4 KiB write", "IOPS"),
         ("random_read_iops", "random 4 KiB read", "IOPS"),
         ("random_write_iops", "random 4 KiB write", "IOPS"),
-    ] {
-        table.add(name, unit, report::Better::Higher, measure::column(&disks, key)?);
-    }
-    let nets = measure::answers(options.runs, &compared, "net", &files)?;
-    for (key, name) in [
-        ("send_mbit_s", "TCP guest to host through TAP"),
-        ("receive_mbit_s", "TCP host to guest"),
-    ] {
-        table.add(
-            name,
-            "Mbit/s",
-            report::Better::Higher,
-            measure::column(&nets, key)?,
-        );
-    }
-    let guest = measure::alternate(options.runs, &[Vmm::Mirrorball], |vmm| {
-        vmm::task(vmm, "compute", &files).and_then(|json| measure::number(&json, "compute_s"))
-    })?;
-    let host: Vec<f64> = (0..options.runs).map(|_| work::compute().as_secs_f64()).collect();
-    table.add(
-        "compute",
-        "s",
-        report::Better::Lower,
-        vec![guest[0].clone(), Measurement::of("host", host)],
-    );
+        ("read_mb_s", "sequential 1 MiB read", "MB/s"),
+        ("write_mb_s", "sequential 1 MiB write", "MB/s"),
+    ];
+    let compared = [Vmm::Mirrorball, Vmm::QemuPc, Vmm::QemuPcThreads];
+    devices(options, files, table, "disk", &compared, &rows)
+}
 
-    table.print();
-    table.save(&options.out)?;
+fn net(options: &Options, files: &GuestFiles, table: &mut Table) -> Outcome<()> {
+    let rows = [
+        ("send_mbit_s", "TCP guest to host through TAP", "Mbit/s"),
+        ("receive_mbit_s", "TCP host to guest through TAP", "Mbit/s"),
+    ];
+    devices(
+        options,
+        files,
+        table,
+        "net",
+        &[Vmm::Mirrorball, Vmm::QemuPc],
+        &rows,
+    )
+}
+
+/// Measures what the guest itself reports of a task, under programs that have virtio over PCI.
+fn devices(
+    options: &Options,
+    files: &GuestFiles,
+    table: &mut Table,
+    task: &str,
+    compared: &[Vmm],
+    rows: &[(&str, &str, &str)],
+) -> Outcome<()> {
+    let answers = measure::alternate(options.shorter(), compared, |vmm| vmm::task(vmm, task, files))?;
+    for (key, name, unit) in rows {
+        let column = measure::column(&answers, |json| measure::number(json, key))?;
+        table.add(name, unit, Better::Higher, column);
+    }
+    Ok(())
+}
+
+fn compute(options: &Options, files: &GuestFiles, table: &mut Table) -> Outcome<()> {
+    let mut host = Vec::new();
+    let guest = measure::alternate(options.shorter(), &[Vmm::Mirrorball], |vmm| {
+        host.push(work::compute().as_secs_f64());
+        vmm::task(vmm, "compute", files)
+    })?;
+    let mut both = measure::column(&guest, |json| measure::number(json, "compute_s"))?;
+    both.push(Measurement::of("host", host));
+    table.add("compute", "s", Better::Lower, both);
     Ok(())
 }
 

@@ -1,8 +1,7 @@
 //! Alternating runs and their medians.
 
 use crate::Outcome;
-use crate::guest_files::GuestFiles;
-use crate::vmm::{self, Vmm};
+use crate::vmm::Vmm;
 
 /// The samples of one program.
 #[derive(Clone, Debug)]
@@ -42,54 +41,36 @@ impl Measurement {
     }
 }
 
-/// Takes `runs` samples of each, A B C A B C …, after one of each that is not counted.
-pub fn alternate(
+/// The samples of every VMM, in the order taken.
+pub type Samples<T> = Vec<(Vmm, Vec<T>)>;
+
+/// Takes `runs` samples of each, A B C A B C ...
+pub fn alternate<T>(
     runs: usize,
     vmms: &[Vmm],
-    mut sample: impl FnMut(Vmm) -> Outcome<f64>,
-) -> Outcome<Vec<Measurement>> {
-    let mut measurements: Vec<_> = vmms
-        .iter()
-        .map(|vmm| Measurement::of(vmm.name(), Vec::new()))
-        .collect();
-    for run in 0..=runs {
-        for (vmm, measurement) in vmms.iter().zip(&mut measurements) {
-            let value = sample(*vmm)?;
-            if run > 0 || runs == 1 {
-                measurement.samples.push(value);
-            }
-        }
-        if runs == 1 {
-            break;
+    mut sample: impl FnMut(Vmm) -> Outcome<T>,
+) -> Outcome<Samples<T>> {
+    let mut samples: Samples<T> = vmms.iter().map(|vmm| (*vmm, Vec::new())).collect();
+    for _ in 0..runs {
+        for (vmm, list) in &mut samples {
+            // In emulation a nested guest dies now and then, whoever runs it: once more, loudly.
+            let value = sample(*vmm).or_else(|error| {
+                eprintln!("bench: {} failed, once more: {error}", vmm.name());
+                sample(*vmm)
+            })?;
+            list.push(value);
         }
     }
-    Ok(measurements)
+    Ok(samples)
 }
 
-/// The JSON answers of every run of a task: one list for each VMM.
-pub type Answers = Vec<(Vmm, Vec<serde_json::Value>)>;
-
-/// Runs a task `runs` times under each, alternating, after one run of each that is not counted.
-pub fn answers(runs: usize, vmms: &[Vmm], task: &str, files: &GuestFiles) -> Outcome<Answers> {
-    let mut answers: Answers = vmms.iter().map(|vmm| (*vmm, Vec::new())).collect();
-    for run in 0..=runs {
-        for (vmm, list) in &mut answers {
-            let answer = vmm::task(*vmm, task, files)?;
-            if run > 0 {
-                list.push(answer);
-            }
-        }
-    }
-    Ok(answers)
-}
-
-/// One figure of every answer.
-pub fn column(answers: &Answers, key: &str) -> Outcome<Vec<Measurement>> {
-    answers
+/// One figure of every sample.
+pub fn column<T>(samples: &Samples<T>, figure: impl Fn(&T) -> Outcome<f64>) -> Outcome<Vec<Measurement>> {
+    samples
         .iter()
         .map(|(vmm, list)| {
-            let samples: Outcome<Vec<f64>> = list.iter().map(|json| number(json, key)).collect();
-            Ok(Measurement::of(vmm.name(), samples?))
+            let figures: Outcome<Vec<f64>> = list.iter().map(&figure).collect();
+            Ok(Measurement::of(vmm.name(), figures?))
         })
         .collect()
 }

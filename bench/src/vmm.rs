@@ -17,8 +17,10 @@ pub enum Vmm {
     Mirrorball,
     /// QEMU's machine with no firmware tables to speak of, and virtio over MMIO.
     QemuMicrovm,
-    /// QEMU's default PC, with virtio over PCI.
+    /// QEMU's default PC, with virtio over PCI, and io_uring for its disks.
     QemuPc,
+    /// The same with threads for its disks.
+    QemuPcThreads,
 }
 
 /// No guest may take longer.
@@ -26,7 +28,7 @@ const LIMIT: Duration = Duration::from_secs(90);
 /// The kernel's words in every run.
 const CMDLINE: &str = "console=ttyS0 quiet panic=-1 reboot=t tsc=reliable no_timer_check rdinit=/bench";
 /// The first line of a guest's process 1.
-const FIRST: &str = "BENCH first-user-process";
+pub const FIRST: &str = "BENCH first-user-process";
 const TAP: &str = "mirrorbench0";
 
 impl Vmm {
@@ -36,6 +38,7 @@ impl Vmm {
             Self::Mirrorball => "mirrorball",
             Self::QemuMicrovm => "qemu microvm",
             Self::QemuPc => "qemu pc",
+            Self::QemuPcThreads => "qemu pc, aio=threads",
         }
     }
 
@@ -62,7 +65,7 @@ impl Vmm {
             }
             return command;
         }
-        let mut command = Command::new(&files.qemu);
+        let mut command = files.qemu();
         command.args([
             "-nodefaults",
             "-no-user-config",
@@ -89,8 +92,13 @@ impl Vmm {
         };
         if task == "disk" {
             command.args(["-object", "iothread,id=io0", "-drive"]);
+            let aio = if self == Self::QemuPcThreads {
+                "threads"
+            } else {
+                "io_uring"
+            };
             command.arg(format!(
-                "file={disk},if=none,id=d0,format=raw,cache=writeback,aio=io_uring"
+                "file={disk},if=none,id=d0,format=raw,cache=writeback,aio={aio}"
             ));
             command.args([
                 "-device",
@@ -178,6 +186,11 @@ impl Guest {
                 }
             }
         }
+    }
+
+    /// Time since the start.
+    pub fn age(&self) -> Duration {
+        self.started.elapsed()
     }
 
     /// Waits for a clean end.

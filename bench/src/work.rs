@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 /// Rounds of the integer loop: about a second in software emulation.
-const COMPUTE_ROUNDS: u64 = 40_000_000;
+const COMPUTE_ROUNDS: u64 = 300_000_000;
 /// Words of the memory walk: 8 MiB, beyond most second-level caches.
 const WALK_WORDS: usize = 1 << 20;
 

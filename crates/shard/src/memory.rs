@@ -2,6 +2,10 @@
 //!
 //! [`create`] checks the request against what the host has and says in words what is missing.
 
+mod placement;
+#[cfg(test)]
+mod tests;
+
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -15,6 +19,8 @@ use vm_memory::{
 
 use crate::arch::x86_64::layout::Layout;
 use crate::launch::{MemoryLaunch, NodeLaunch, Pages};
+
+pub use placement::fill_with_huge_pages;
 
 /// The guest's memory as every device sees it. Cheap to clone; the mapping lives as long as the last clone.
 pub type GuestRam = Arc<GuestMemoryMmap<()>>;
@@ -216,12 +222,19 @@ fn map(file: &Arc<File>, range: &Range<u64>, pages: Pages) -> Result<GuestRegion
         // The host reserves the pool's pages now: one that is not there at the guest's touch would end the VM.
         Pages::Huge2M | Pages::Huge1G => 0,
     };
-    let mapping = MmapRegionBuilder::new((range.end - range.start) as usize)
-        .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
-        .with_mmap_flags(libc::MAP_SHARED | reserve)
-        .with_file_offset(FileOffset::from_arc(file.clone(), range.start))
+    let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | reserve);
+    let align = if pages == Pages::Huge1G { 1 << 30 } else { 2 << 20 };
+    let what = "cannot map the guest's memory";
+    let start = placement::map(file, range, align, prot, flags).map_err(host(what))?;
+    let builder = MmapRegionBuilder::new((range.end - range.start) as usize)
+        .with_mmap_prot(prot)
+        .with_mmap_flags(flags)
+        .with_file_offset(FileOffset::from_arc(file.clone(), range.start));
+    // SAFETY: a mapping of that size, protection and file, just made, ours alone and never undone.
+    let builder = unsafe { builder.with_raw_mmap_pointer(start) };
+    let mapping = builder
         .build()
-        .map_err(|error| host("cannot map the guest's memory")(io::Error::other(error)))?;
+        .map_err(|error| host(what)(io::Error::other(error)))?;
     let region = GuestRegionMmap::new(mapping, GuestAddress(range.start)).ok_or(MemoryError::Regions)?;
     if pages == Pages::Transparent {
         advise(

@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
+use std::ops::Range;
 
 use linux_loader::elf::{Elf64_Ehdr, Elf64_Phdr, PT_LOAD};
 use linux_loader::loader::bootparam::setup_header;
@@ -13,7 +14,7 @@ use linux_loader::loader::{BzImage, Elf, KernelLoader};
 use vm_memory::{ByteValued, Bytes, GuestAddress, GuestMemoryBackend};
 
 use super::layout::{CMDLINE_BYTES_MAX, CMDLINE_START, KERNEL_START, LOW_RAM_END};
-use crate::memory::GuestRam;
+use crate::memory::{GuestRam, fill_with_huge_pages};
 
 /// How the first vCPU enters the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,13 +127,16 @@ pub fn load(memory: &GuestRam, file: &mut File) -> Result<Kernel, KernelError> {
 }
 
 fn load_elf(memory: &GuestRam, file: &mut File) -> Result<Kernel, KernelError> {
+    if let Ok(filled) = segments(file) {
+        fill_with_huge_pages(memory, filled);
+    }
     let loaded = Elf::load(memory.as_ref(), None, file, Some(GuestAddress(KERNEL_START)))
         .map_err(KernelError::Load)?;
     let entry = match loaded.pvh_boot_cap {
         PvhBootCapability::PvhEntryPresent(entry) => Entry::Pvh(entry.0),
         _ => Entry::Linux64(loaded.kernel_load.0),
     };
-    let (start, end) = (lowest_segment(file)?, loaded.kernel_end);
+    let (start, end) = (segments(file)?.start, loaded.kernel_end);
     Ok(Kernel {
         entry,
         header: None,
@@ -142,8 +146,8 @@ fn load_elf(memory: &GuestRam, file: &mut File) -> Result<Kernel, KernelError> {
     })
 }
 
-/// The lowest address of a segment. The loader has checked the header and read the whole table once.
-fn lowest_segment(file: &mut File) -> Result<u64, KernelError> {
+/// From the lowest to the highest address that a segment says it fills from the file.
+fn segments(file: &mut File) -> Result<Range<u64>, KernelError> {
     let read = |source| KernelError::Read {
         what: "kernel",
         source,
@@ -152,15 +156,16 @@ fn lowest_segment(file: &mut File) -> Result<u64, KernelError> {
     file.rewind().map_err(read)?;
     file.read_exact(header.as_mut_slice()).map_err(read)?;
     file.seek(SeekFrom::Start(header.e_phoff)).map_err(read)?;
-    let mut lowest = u64::MAX;
+    let (mut start, mut end) = (u64::MAX, 0);
     for _ in 0..header.e_phnum {
         let mut segment = Elf64_Phdr::default();
         file.read_exact(segment.as_mut_slice()).map_err(read)?;
         if segment.p_type == PT_LOAD {
-            lowest = lowest.min(segment.p_paddr);
+            start = start.min(segment.p_paddr);
+            end = end.max(segment.p_paddr.saturating_add(segment.p_filesz));
         }
     }
-    Ok(lowest)
+    Ok(start..end)
 }
 
 fn load_bzimage(memory: &GuestRam, file: &mut File) -> Result<Kernel, KernelError> {
@@ -172,6 +177,7 @@ fn load_bzimage(memory: &GuestRam, file: &mut File) -> Result<Kernel, KernelErro
     }
     // The kernel unpacks itself at its preferred address.
     let unpacked_end = header.pref_address.saturating_add(u64::from(header.init_size));
+    fill_with_huge_pages(memory, header.pref_address..unpacked_end);
     let cmdline_bytes_max = (header.cmdline_size as usize)
         .saturating_add(1)
         .min(CMDLINE_BYTES_MAX);
@@ -206,6 +212,7 @@ pub fn load_initrd(memory: &GuestRam, file: &mut File, kernel: &Kernel) -> Resul
         .ok_or_else(|| KernelError::NoRoom {
             needed_mib: kernel.end.saturating_add(bytes).div_ceil(1 << 20),
         })?;
+    fill_with_huge_pages(memory, start..start + bytes);
     memory.read_exact_volatile_from(GuestAddress(start), file, bytes as usize)?;
     Ok(Initrd { start, bytes })
 }

@@ -1,0 +1,86 @@
+//! Where the guest's memory lies in the shard, and which of it is in huge pages from the start.
+//!
+//! KVM maps a huge page into the guest with one nested fault instead of 512, but only where the guest's address and the
+//! shard's agree in their last 21 bits, and where the file already has a huge page.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+
+use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+
+const HUGE_BYTES: u64 = 2 << 20;
+const PAGE_BYTES: usize = 4096;
+/// Since Linux 6.1.
+const MADV_COLLAPSE: i32 = 25;
+/// More than any kernel and initramfs need: a file that claims more gets small pages for the rest.
+const BOOT_BYTES_MAX: u64 = 256 << 20;
+
+/// Maps `range` of the file at an address that agrees with it modulo `align`, which is 2 MiB or 1 GiB. Never undone: the
+/// guest's memory lives as long as its process.
+pub(super) fn map(file: &File, range: &Range<u64>, align: u64, prot: i32, flags: i32) -> io::Result<*mut u8> {
+    let bytes = (range.end - range.start) as usize;
+    let room = bytes + align as usize;
+    // SAFETY: a new mapping where the kernel likes; nothing existing is touched.
+    let reserved = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            room,
+            libc::PROT_NONE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            -1,
+            0,
+        )
+    };
+    if reserved == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    let skip = range.start.wrapping_sub(reserved as u64) % align;
+    let start = reserved.cast::<u8>().wrapping_add(skip as usize);
+    let offset = libc::off_t::try_from(range.start).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: `start..start + bytes` lies in the reservation just made, which nobody else knows.
+    let mapped = unsafe {
+        libc::mmap(
+            start.cast(),
+            bytes,
+            prot,
+            flags | libc::MAP_FIXED,
+            file.as_raw_fd(),
+            offset,
+        )
+    };
+    if mapped == libc::MAP_FAILED {
+        let error = io::Error::last_os_error();
+        // SAFETY: the reservation, which nobody else knows.
+        unsafe { libc::munmap(reserved, room) };
+        return Err(error);
+    }
+    Ok(start)
+}
+
+/// Puts the huge pages that `range` of guest memory touches in place, where the host can. For memory that is about to be
+/// filled anyhow: it is allocated by this.
+pub fn fill_with_huge_pages(memory: &GuestMemoryMmap<()>, range: Range<u64>) {
+    let wanted = range.start..range.end.min(range.start.saturating_add(BOOT_BYTES_MAX));
+    for region in memory.iter() {
+        let base = region.start_addr().0;
+        let start = (wanted.start.max(base) / HUGE_BYTES * HUGE_BYTES).max(base);
+        let end = wanted.end.min(base + region.len());
+        let end = end.next_multiple_of(HUGE_BYTES).min(base + region.len());
+        let Ok(address) = memory.get_host_address(GuestAddress(start)) else {
+            continue;
+        };
+        for skipped in (0..end.saturating_sub(start)).step_by(HUGE_BYTES as usize) {
+            let address = address.wrapping_add(skipped as usize);
+            let bytes = HUGE_BYTES.min(end - start - skipped) as usize;
+            // SAFETY: ranges of one live mapping, whose contents these keep. A kernel that can't, or has no huge page
+            // left, leaves small ones: the guest is slower to start, no more. The first page must be there, as
+            // MADV_COLLAPSE takes an empty range for one that is gone.
+            unsafe {
+                libc::madvise(address.cast(), PAGE_BYTES.min(bytes), libc::MADV_POPULATE_WRITE);
+                libc::madvise(address.cast(), bytes, MADV_COLLAPSE);
+            }
+        }
+    }
+}
