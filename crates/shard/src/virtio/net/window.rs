@@ -27,11 +27,12 @@ pub fn keep_open(frame: &mut [u8]) {
         && header[WINDOW..WINDOW + 2] == [0, 0]
     {
         header[WINDOW + 1] = 1;
-        // RFC 1624, equation 3: the complement of (complement of the old sum + complement of 0 + 1).
+        // RFC 1624, equation 3: complement of (complement of the old sum + complement of the old word + the new one).
+        // The middle term is 0xffff, which counts as nothing there.
         let old = u16::from_be_bytes([header[CHECKSUM], header[CHECKSUM + 1]]);
-        let sum = u32::from(!old) + 0xffff + 1;
+        let sum = u32::from(!old) + 1;
+        // The sum is at most 0x1_0000, so that one fold does.
         let folded = (sum & 0xffff) + (sum >> 16);
-        // After one fold at most 0xffff: the sum is at most 0x1ffff.
         header[CHECKSUM..CHECKSUM + 2].copy_from_slice(&(!(folded as u16)).to_be_bytes());
     }
 }
