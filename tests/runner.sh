@@ -6,9 +6,14 @@ set -u
 program=$1
 shift
 mirrorball=${MIRRORBALL_BIN:-$(dirname "$program")/../mirrorball}
+# These start the automatic lab themselves, one after another.
+case $(basename "$program") in
+auto-*) exec "$program" --test-threads=1 "$@" ;;
+esac
 # Programs that start no guest need no lab: unit tests of any crate, of the tests themselves too.
 case $(basename "$program") in
-boot-* | control-* | cycles-* | debian-* | disks-* | endings-* | errors-* | memory-* | network-* | sharing-*) ;;
+boot-* | control-* | cycles-* | debian-* | disks-* | endings-* | errors-* | memory-* | network-* | pci-* | pmem-* | \
+    sandbox-* | sharing-*) ;;
 *) exec "$program" "$@" ;;
 esac
 if "$mirrorball" probe >/dev/null 2>&1; then

@@ -53,7 +53,12 @@ pub fn alternate<T>(
     let mut samples: Samples<T> = vmms.iter().map(|vmm| (*vmm, Vec::new())).collect();
     for _ in 0..runs {
         for (vmm, list) in &mut samples {
-            list.push(sample(*vmm)?);
+            // In emulation a nested guest dies now and then, whoever runs it: once more, loudly.
+            let value = sample(*vmm).or_else(|error| {
+                eprintln!("bench: {} failed, once more: {error}", vmm.name());
+                sample(*vmm)
+            })?;
+            list.push(value);
         }
     }
     Ok(samples)

@@ -84,6 +84,12 @@ impl Call {
         self
     }
 
+    /// Runs it in this directory.
+    pub fn folder(mut self, path: &Path) -> Self {
+        self.command.current_dir(path);
+        self
+    }
+
     /// The command line, for messages.
     pub fn line(&self) -> String {
         let words = std::iter::once(self.command.get_program()).chain(self.command.get_args());

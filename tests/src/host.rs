@@ -2,10 +2,20 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::wait;
+
+/// The directory in which the command under test keeps images and overlays.
+#[track_caller]
+pub fn data_directory() -> PathBuf {
+    let set = |name: &str| std::env::var_os(name).map(PathBuf::from);
+    set("MIRRORBALL_DATA")
+        .or_else(|| set("XDG_DATA_HOME").map(|place| place.join("mirrorball")))
+        .or_else(|| set("HOME").map(|home| home.join(".local/share/mirrorball")))
+        .expect("HOME is set")
+}
 
 /// Running processes of ours: programs named `mirrorball` or `passt`, threads not counted, zombies neither.
 pub fn processes() -> BTreeSet<u32> {

@@ -1,9 +1,12 @@
-//! One end of a transfer over TCP: bytes from a seed one way, their digest back the other way.
+//! One end of a transfer over TCP: a length and bytes from a seed one way, their digest back the other way.
+//!
+//! The length comes first because the sender does not end its half: passt of 2023 cannot carry what comes back to a
+//! guest that did (docs/networking.md).
 //!
 //! Both the tests and `guest-tool` use it, each as either end.
 
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::TcpStream;
 use std::time::Duration;
 
 use crate::pattern::{Digest, Numbers};
@@ -19,6 +22,7 @@ pub fn send(mut stream: TcpStream, seed: u64, bytes: u64) -> io::Result<String> 
     let mut numbers = Numbers::new(seed);
     let mut digest = Digest::default();
     let mut chunk = vec![0; CHUNK_BYTES];
+    stream.write_all(&bytes.to_be_bytes())?;
     let mut left = bytes;
     while left > 0 {
         numbers.fill(&mut chunk);
@@ -27,7 +31,6 @@ pub fn send(mut stream: TcpStream, seed: u64, bytes: u64) -> io::Result<String> 
         stream.write_all(part)?;
         left -= part.len() as u64;
     }
-    stream.shutdown(Shutdown::Write)?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     let sent = digest.finish();
@@ -39,15 +42,22 @@ pub fn send(mut stream: TcpStream, seed: u64, bytes: u64) -> io::Result<String> 
     Ok(sent)
 }
 
-/// Receives until the end, answers with the digest, gives it.
+/// Receives what was announced, answers with the digest, gives it.
 pub fn receive(mut stream: TcpStream) -> io::Result<String> {
     stream.set_read_timeout(Some(SILENCE_LIMIT))?;
     let mut digest = Digest::default();
     let mut chunk = vec![0; CHUNK_BYTES];
-    loop {
-        match stream.read(&mut chunk)? {
+    let mut announced = [0; 8];
+    stream.read_exact(&mut announced)?;
+    let mut left = u64::from_be_bytes(announced);
+    while left > 0 {
+        let wanted = left.min(CHUNK_BYTES as u64) as usize;
+        match stream.read(&mut chunk[..wanted])? {
             0 => break,
-            count => digest.add(&chunk[..count]),
+            count => {
+                digest.add(&chunk[..count]);
+                left -= count as u64;
+            }
         }
     }
     let received = digest.finish();

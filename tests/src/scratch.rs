@@ -12,13 +12,25 @@ pub struct Scratch {
 impl Scratch {
     /// Makes an empty directory named after `test`.
     pub fn new(test: &str) -> Self {
+        let places = [
+            PathBuf::from("/run"),
+            PathBuf::from("/dev/shm"),
+            std::env::temp_dir(),
+        ];
+        Self::in_one_of(&places, test)
+    }
+
+    /// The same where a lab host sees it too, which has a `/run` and a `/dev` of its own.
+    pub fn shared(test: &str) -> Self {
+        Self::in_one_of(&[std::env::temp_dir()], test)
+    }
+
+    fn in_one_of(places: &[PathBuf], test: &str) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("guest-tests-{test}-{}-{count}", std::process::id());
-        let path = ["/run", "/dev/shm"]
-            .into_iter()
-            .map(PathBuf::from)
-            .chain([std::env::temp_dir()])
+        let path = places
+            .iter()
             .map(|place| place.join(&name))
             .find(|path| fs::create_dir(path).is_ok())
             .expect("one of /run, /dev/shm and the temporary directory is writable");

@@ -1,5 +1,6 @@
 //! A program on a terminal of its own, as a person would have it.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -24,14 +25,20 @@ impl Terminal {
     /// Starts `mirrorball` with these arguments.
     #[track_caller]
     pub fn mirrorball(arguments: &[&str]) -> Self {
+        Self::mirrorball_with(arguments, &[])
+    }
+
+    /// The same with these variables in its environment.
+    #[track_caller]
+    pub fn mirrorball_with(arguments: &[&str], variables: &[(&str, &OsStr)]) -> Self {
         let line = format!("mirrorball {}", arguments.join(" "));
         let pty = nix::pty::openpty(None, None).expect("a terminal");
         let theirs: OwnedFd = pty.slave;
         let mut command = Command::new(crate::command::binary());
         command
             .args(arguments)
-            .env("MIRRORBALL_LAB", "never")
-            .env("TERM", "xterm");
+            .env("TERM", "xterm")
+            .envs(variables.iter().copied());
         command.stdin(theirs.try_clone().expect("a descriptor"));
         command.stdout(theirs.try_clone().expect("a descriptor"));
         command.stderr(theirs);

@@ -77,6 +77,12 @@ impl VmFile {
         self
     }
 
+    /// Adds a table, as TOML.
+    pub fn table(mut self, text: &str) -> Self {
+        let _ = write!(self.tables, "\n{text}\n");
+        self
+    }
+
     /// The VM's name.
     pub fn name(&self) -> &str {
         &self.name
@@ -197,6 +203,15 @@ impl Vm {
             Value::Array(mut one) if one.len() == 1 => one.remove(0),
             whole => whole,
         }
+    }
+
+    /// What the device of this name counted.
+    #[track_caller]
+    pub fn counters(&self, device: &str) -> Value {
+        let known = self.inspect();
+        let devices = known["status"]["devices"].as_array();
+        let found = devices.and_then(|all| all.iter().find(|one| one["name"] == device));
+        found.unwrap_or_else(|| panic!("no {device} in {known:#}"))["counters"].clone()
     }
 
     /// The process of its monitor.

@@ -1,8 +1,9 @@
 //! Risk: a kernel does not start, CPUs are missing or wrong, memory is missing or aliased.
 
+use std::fs;
 use std::time::Duration;
 
-use guest_tests::{Scratch, VmFile};
+use guest_tests::{Scratch, VmFile, host, mirrorball};
 
 /// Boots with `cpus` vCPUs and lets every one of them compute while the others do.
 fn all_cpus_work(image: &str, cpus: u8) -> String {
@@ -113,4 +114,78 @@ fn five_gigabytes_hold_their_pattern_on_both_sides_of_the_hole() {
     assert!(part(&said, "below") >= 200, "{said}");
     assert!(part(&said, "above") >= 900, "{said}");
     assert_eq!(part(&said, "whole"), 4096, "{said}");
+}
+
+#[test]
+fn a_bzimage_boots_by_flags_and_when_imported() {
+    let image = host::data_directory().join("images").join(VmFile::TINY_GENERIC);
+    let (kernel, initrd) = (image.join("vmlinuz"), image.join("initrd"));
+    let start = fs::read(&kernel).expect("the generic kernel is kept as a bzImage");
+    assert_eq!(
+        &start[0x202..0x206],
+        b"HdrS",
+        "{} is no bzImage",
+        kernel.display()
+    );
+    let script = "uname -r; cat /proc/cmdline; cat /sys/kernel/boot_params/version";
+    let said = mirrorball([
+        "run", "--memory", "192M", "--net", "none", "--cpus", "2", "--kernel",
+    ])
+    .args([&kernel])
+    .args(["--initrd".as_ref(), initrd.as_os_str()])
+    .args(["--cmdline", "some.word=1", "--", "sh", "-c", script])
+    .ok()
+    .text();
+    assert!(said.contains("amd64") && !said.contains("cloud"), "{said}");
+    assert!(said.contains("some.word=1"), "{said}");
+    let scratch = Scratch::new("import");
+    let in_store = |arguments: &[&str]| mirrorball(arguments).env("MIRRORBALL_DATA", scratch.path());
+    in_store(&["image", "import", "--name", "own"])
+        .args(["--kernel".as_ref(), kernel.as_os_str()])
+        .args(["--initrd".as_ref(), initrd.as_os_str()])
+        .ok();
+    let said = in_store(&["run", "--image", "own", "--memory", "192M", "--net", "none"])
+        .args(["--", "uname", "-r"])
+        .ok()
+        .text();
+    assert!(said.contains("amd64") && !said.contains("cloud"), "{said}");
+}
+
+#[test]
+fn guest_nodes_have_their_cpus_memory_and_distances() {
+    let scratch = Scratch::new("nodes");
+    // The second node's memory lies on both sides of the hole below 4 GiB.
+    let vm = VmFile::new("nodes")
+        .cpus(4)
+        .memory("3584M")
+        .table("[[nodes]]\ncpus = \"0,3\"\nmemory = \"256M\"\ndistances = [10, 21]")
+        .table("[[nodes]]\ncpus = \"1-2\"\nmemory = \"3328M\"\ndistances = [31, 10]")
+        .start(&scratch);
+    let read = |name: &str| {
+        let path = format!("/sys/devices/system/node/{name}");
+        vm.sh(&format!("cat {path}")).trim().to_owned()
+    };
+    assert_eq!(read("online"), "0-1");
+    assert_eq!(read("node0/cpulist"), "0,3");
+    assert_eq!(read("node1/cpulist"), "1-2");
+    assert_eq!(read("node0/distance"), "10 21");
+    assert_eq!(read("node1/distance"), "31 10");
+    for (node, mib) in [(0, 256), (1, 3328)] {
+        let info = read(&format!("node{node}/meminfo"));
+        let total = info.lines().find(|line| line.contains("MemTotal:"));
+        let kib: Option<u64> = total.and_then(|line| line.split_whitespace().nth(3)?.parse().ok());
+        let found = kib.unwrap_or_else(|| panic!("no MemTotal in {info}")) >> 10;
+        // The kernel keeps its text, its tables, and 64 bytes for each page.
+        let least = mib - mib / 10 - 80;
+        assert!(
+            (least..=mib).contains(&found),
+            "node {node} has {found} MiB of {mib}"
+        );
+    }
+    vm.kill();
+}
+
+#[test]
+fn cloud_kernel_with_eight_cpus() {
+    all_cpus_work(VmFile::TINY, 8);
 }

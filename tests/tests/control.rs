@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use guest_tests::command::BOOT_LIMIT;
+use guest_tests::command::{BOOT_LIMIT, Call};
 use guest_tests::pattern::Numbers;
 use guest_tests::terminal::Terminal;
-use guest_tests::{Scratch, VmFile, mirrorball, wait};
+use guest_tests::{Scratch, Vm, VmFile, mirrorball, wait};
 
 const SOON: Duration = Duration::from_secs(15);
 /// Ctrl-].
@@ -143,6 +144,66 @@ fn run_on_a_terminal_is_a_shell_in_the_vm() {
     shell.send(b"poweroff -f\n");
     assert_eq!(shell.wait(SOON), 0);
     assert!(!shell.is_raw(), "the terminal stayed raw");
+}
+
+/// An initramfs of a shell and nothing else.
+fn without_agent(scratch: &Scratch) -> PathBuf {
+    let root = scratch.join("root");
+    fs::create_dir_all(root.join("bin")).expect("our own directory");
+    fs::copy("/bin/busybox", root.join("bin/busybox")).expect("busybox-static is installed");
+    let init = root.join("init");
+    let script = "#!/bin/busybox sh\n/bin/busybox mkdir /dev\n/bin/busybox mount -t devtmpfs dev /dev\n\
+                  echo alone-$((20 + 3)) > /dev/ttyS0\nwhile :; do /bin/busybox sleep 1000; done\n";
+    fs::write(&init, script).expect("our own directory");
+    fs::set_permissions(&init, fs::Permissions::from_mode(0o755)).expect("our own file");
+    let archive = scratch.join("initrd");
+    let pack = "cd \"$1\" && find . | cpio --quiet -o -H newc > \"$2\"";
+    Call::new("sh")
+        .args(["-c", pack, "sh"])
+        .args([&root, &archive])
+        .ok();
+    archive
+}
+
+/// The kernel of the image [`VmFile::TINY`].
+fn tiny_kernel() -> PathBuf {
+    let set = |name: &str| std::env::var_os(name).map(PathBuf::from);
+    let data = set("MIRRORBALL_DATA")
+        .or_else(|| Some(set("XDG_DATA_HOME")?.join("mirrorball")))
+        .or_else(|| Some(set("HOME")?.join(".local/share/mirrorball")));
+    data.expect("a user has a home").join("images/tiny/vmlinux")
+}
+
+#[test]
+fn a_guest_without_the_agent_runs_and_exec_says_what_is_missing() {
+    let scratch = Scratch::new("alone");
+    let data = scratch.join("data");
+    let ours = |call: Call| call.env("MIRRORBALL_DATA", &data);
+    let (kernel, initrd) = (tiny_kernel(), without_agent(&scratch));
+    let import = mirrorball(["image", "import", "--name", "alone", "--kernel"]);
+    ours(import.args([kernel.as_os_str(), "--initrd".as_ref(), initrd.as_os_str()])).ok();
+    let images = ours(mirrorball(["image", "ls", "--json"])).ok().json();
+    assert_eq!(images[0]["name"], "alone", "{images:#}");
+
+    let vm = Vm::named(&format!("t-alone-{}", std::process::id()));
+    let run = mirrorball([
+        "run", "-d", "--image", "alone", "--memory", "128M", "--net", "none",
+    ]);
+    ours(run.args(["--name", vm.name()])).ok();
+    wait::until("the guest's own word", BOOT_LIMIT, || {
+        vm.logs().contains("alone-23").then_some(())
+    });
+    let exec = vm.exec(["true"]).run().expect(1);
+    assert!(
+        exec.errors()
+            .contains("no agent answers in the guest; images built by"),
+        "{exec}"
+    );
+    assert!(exec.errors().contains("mirrorball-agent"), "{exec}");
+    assert!(vm.listed().is_some(), "exec ended the VM");
+    vm.kill();
+    vm.wait_ended(SOON);
+    ours(mirrorball(["image", "rm", "alone"])).ok();
 }
 
 #[test]

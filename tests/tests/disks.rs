@@ -59,12 +59,7 @@ struct KeptOverlays(PathBuf);
 
 impl KeptOverlays {
     fn of(vm: &str) -> Self {
-        let set = |name: &str| std::env::var_os(name).map(PathBuf::from);
-        let data = set("MIRRORBALL_DATA")
-            .or_else(|| set("XDG_DATA_HOME").map(|place| place.join("mirrorball")))
-            .or_else(|| set("HOME").map(|home| home.join(".local/share/mirrorball")))
-            .expect("HOME is set");
-        Self(data.join("overlays").join(vm))
+        Self(host::data_directory().join("overlays").join(vm))
     }
 }
 

@@ -94,6 +94,24 @@ fn a_kill_is_told() {
 }
 
 #[test]
+fn a_guest_deaf_to_the_power_button_is_killed_after_the_limit() {
+    let scratch = Scratch::new("deaf");
+    let before = Traces::now();
+    let vm = VmFile::new("deaf").start(&scratch);
+    // What obeys the button hangs from here on.
+    let deafen = "for process in /proc/[0-9]*; do ls -l $process/fd 2>/dev/null | grep -q /dev/input && \
+                  kill -STOP ${process#/proc/} && echo deaf; done; true";
+    assert_eq!(vm.sh(deafen).trim(), "deaf");
+    let ended = mirrorball(["stop", vm.name(), "--limit", "3"]).run().expect(124);
+    assert!(
+        ended.errors().contains("did not power off within 3 s"),
+        "the reason is not told:\n{ended}"
+    );
+    vm.wait_ended(SOON);
+    before.expect_unchanged("a stop by force");
+}
+
+#[test]
 fn five_reboots_in_place_leak_nothing() {
     let scratch = Scratch::new("reboot");
     let vm = VmFile::new("reboot").start(&scratch);

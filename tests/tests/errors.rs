@@ -230,7 +230,11 @@ fn networks_that_are_not_there() {
     let taken = std::net::TcpListener::bind(("0.0.0.0", 0)).expect("a free port");
     let port = taken.local_addr().expect("bound").port();
     let file = VmFile::new("taken").net(&format!("kind = \"user\"\nforward = [\"{port}:80\"]"));
-    refused(&file, &[&port.to_string()]);
+    refused(&file, &[&port.to_string(), "in use"]);
+    let taken = std::net::UdpSocket::bind(("0.0.0.0", 0)).expect("a free port");
+    let port = taken.local_addr().expect("bound").port();
+    let file = VmFile::new("udptaken").net(&format!("kind = \"user\"\nforward = [\"udp:{port}:80\"]"));
+    refused(&file, &[&format!("{port}/udp"), "in use"]);
 }
 
 #[test]

@@ -1,8 +1,10 @@
 //! Risk: memory that a guest no longer uses stays taken on the host.
 
+use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
-use guest_tests::{Scratch, Vm, VmFile, wait};
+use guest_tests::{Scratch, Vm, VmFile, mirrorball, wait};
 
 const MIB: u64 = 1 << 20;
 
@@ -36,6 +38,157 @@ fn free_page_reporting_gives_a_programs_memory_back() {
     // What was given back can be had again.
     used_by_a_program(&vm);
     vm.kill();
+}
+
+fn number(counters: &serde_json::Value, name: &str) -> u64 {
+    let value = counters.pointer(name).and_then(serde_json::Value::as_u64);
+    value.unwrap_or_else(|| panic!("no {name} in {counters:#}"))
+}
+
+#[test]
+fn an_inflated_balloon_takes_memory_from_the_guest_and_gives_it_to_the_host() {
+    let scratch = Scratch::new("balloon");
+    let disk = scratch.sparse("disk", 160 * MIB);
+    let vm = VmFile::new("balloon")
+        .memory("512M")
+        .disk(&disk, "")
+        .start(&scratch);
+    vm.add_tool();
+    // Page cache is in use, so that free-page reporting leaves it alone; a disk's is, while somebody has it open.
+    vm.background("sh -c 'exec 3</dev/vda; sleep 600'");
+    vm.sh("dd if=/dev/vda of=/dev/null bs=1M");
+    let full = vm.resident_bytes();
+    wait::until("statistics", Duration::from_secs(20), || {
+        let said = vm.counters("balloon");
+        let cached = said.pointer("/guest/disk_cache_bytes")?.as_u64()?;
+        (cached >= 150 * MIB).then_some(())
+    });
+    let said = vm.counters("balloon");
+    let (total, free) = (
+        number(&said, "/guest/total_bytes"),
+        number(&said, "/guest/free_bytes"),
+    );
+    assert!(
+        (440 * MIB..512 * MIB).contains(&total) && free < total,
+        "{said:#}"
+    );
+    mirrorball(["balloon", vm.name(), "400M"]).ok();
+    wait::until("a balloon of 400 MiB", Duration::from_secs(40), || {
+        (number(&vm.counters("balloon"), "/actual_bytes") == 400 * MIB).then_some(())
+    });
+    let least = full - 120 * MIB;
+    wait::until(
+        &format!("less than {least} of {full} bytes"),
+        Duration::from_secs(20),
+        || (vm.resident_bytes() <= least).then_some(()),
+    );
+    mirrorball(["balloon", vm.name(), "0M"]).ok();
+    wait::until("no balloon", Duration::from_secs(40), || {
+        (number(&vm.counters("balloon"), "/actual_bytes") == 0).then_some(())
+    });
+    used_by_a_program(&vm);
+    vm.kill();
+}
+
+#[test]
+fn a_balloon_that_the_vm_can_not_fill_is_refused() {
+    let scratch = Scratch::new("refused");
+    let vm = VmFile::new("refused").start(&scratch);
+    let too_much = mirrorball(["balloon", vm.name(), "256M"]).run().expect(1);
+    assert!(too_much.errors().contains("128M"), "{too_much}");
+    vm.kill();
+    let vm = VmFile::new("none").key("balloon", "false").start(&scratch);
+    let none = mirrorball(["balloon", vm.name(), "64M"]).run().expect(1);
+    assert!(none.errors().contains("balloon = true"), "{none}");
+    vm.kill();
+}
+
+/// A file below `/sys/kernel/mm` or `/proc/sys` with another word in it until the test is over.
+struct Setting {
+    path: &'static str,
+    before: String,
+}
+
+impl Setting {
+    #[track_caller]
+    fn new(path: &'static str, word: &str) -> Self {
+        let before = fs::read_to_string(path).expect("a setting of the host");
+        // Of several words the host shows all, the present one in brackets.
+        let chosen = before
+            .split(['[', ']'])
+            .nth(1)
+            .unwrap_or(before.trim())
+            .to_owned();
+        fs::write(path, word).expect("root may change it");
+        Self { path, before: chosen }
+    }
+}
+
+impl Drop for Setting {
+    fn drop(&mut self) {
+        // A second error would hide the first.
+        let _ = fs::write(self.path, &self.before);
+    }
+}
+
+const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
+
+fn pool(name: &str) -> u64 {
+    let text = fs::read_to_string(Path::new(POOL).with_file_name(name)).expect("the pool's files");
+    text.trim().parse().expect("a number")
+}
+
+#[test]
+fn pages_of_the_pool_are_reserved_at_the_start_and_come_back_at_the_end() {
+    let scratch = Scratch::new("pool");
+    let _pool = Setting::new(POOL, "80");
+    assert_eq!(
+        pool("free_hugepages"),
+        80,
+        "the host has no room for 80 huge pages"
+    );
+    let vm = VmFile::new("pool").key("pages", "\"2M\"").start(&scratch);
+    assert_eq!(pool("free_hugepages") - pool("resv_hugepages"), 80 - 64);
+    vm.add_tool();
+    vm.tool(&["memory", "60"]).ok();
+    assert!(
+        pool("free_hugepages") < 80 - 30,
+        "the guest's memory is not of the pool"
+    );
+    let second = VmFile::new("second").key("pages", "\"2M\"").write(&scratch);
+    let refused = mirrorball(["run", "-d"]).args([&second]).run().expect(1);
+    let why = refused.errors();
+    assert_eq!(why.lines().count(), 1, "{refused}");
+    assert!(
+        why.contains("64 huge pages") && why.contains("16 are free"),
+        "{refused}"
+    );
+    assert!(why.contains("echo 128 >/sys/"), "{refused}");
+    vm.kill();
+    assert_eq!(pool("free_hugepages"), 80);
+}
+
+#[test]
+fn transparent_pages_are_used_where_the_host_has_them_and_refused_where_not() {
+    const SHMEM: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+    let scratch = Scratch::new("thp");
+    let file = VmFile::new("thp").key("pages", "\"thp\"");
+    {
+        let _advise = Setting::new(SHMEM, "advise");
+        let vm = file.start(&scratch);
+        let smaps = fs::read_to_string(format!("/proc/{}/smaps", vm.shard())).expect("a running shard");
+        let huge: u64 = smaps
+            .lines()
+            .filter_map(|line| line.strip_prefix("ShmemPmdMapped:"))
+            .filter_map(|kib| kib.trim().trim_end_matches(" kB").parse::<u64>().ok())
+            .sum();
+        assert!(huge >= 32 << 10, "{huge} KiB in huge pages");
+        vm.kill();
+    }
+    let _never = Setting::new(SHMEM, "never");
+    let path = file.write(&scratch);
+    let refused = mirrorball(["run", "-d"]).args([&path]).run().expect(1);
+    assert!(refused.errors().contains("echo advise >/sys/"), "{refused}");
 }
 
 #[test]

@@ -1,17 +1,14 @@
 //! Risk: bytes are lost, reordered or changed on the way to or from the guest.
 
 use std::fs;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::thread;
 use std::time::Duration;
 
 use guest_tests::command::Call;
 use guest_tests::{Scratch, Vm, VmFile, peer, wait};
 
-/// Through TAP.
-const TAP_BYTES: u64 = 100_000_000;
-/// Through passt, to a forwarded port. From the guest more than a few kilobytes get stuck in the lab (SPECIFICATION.md).
-const USER_DOWN_BYTES: u64 = 1_000_000;
+const BYTES: u64 = 100_000_000;
 const LIMIT: Duration = Duration::from_secs(120);
 const GUEST_PORT: u16 = 7000;
 
@@ -52,33 +49,91 @@ fn free_port() -> u16 {
     probe.local_addr().expect("bound").port()
 }
 
-#[test]
-fn user_networking_carries_bytes_unchanged_to_a_forwarded_port() {
-    let scratch = Scratch::new("user");
-    let forwarded = free_port();
-    let vm = VmFile::new("user")
+/// A VM in user mode that has its address; the rest of the card's table is `more`.
+fn user_vm(name: &str, more: &str, scratch: &Scratch) -> (Vm, String) {
+    let vm = VmFile::new(name)
         .memory("256M")
         .cpus(2)
-        .net(&format!(
-            "kind = \"user\"\nforward = [\"{forwarded}:{GUEST_PORT}\"]"
-        ))
-        .start(&scratch);
+        .net(&format!("kind = \"user\"\n{more}"))
+        .start(scratch);
     vm.add_tool();
-    // The address comes by DHCP, as for any guest; busybox leaves setting it to a script.
+    // Address and MTU come by DHCP, as for any guest; busybox leaves setting them to a script.
     let script = "#!/bin/sh\n[ \"$1\" = bound ] || exit 0\nip addr add $ip/$mask dev $interface\n\
+                  [ -z \"$mtu\" ] || ip link set mtu $mtu dev $interface\n\
                   ip route add default via $router\necho router=$router\n";
     let script = scratch.write("dhcp.sh", script);
     vm.put(&script, "/tmp/dhcp.sh");
     let leased = vm.sh("chmod +x /tmp/dhcp.sh; ip link set eth0 up; \
-         ip -4 addr show dev eth0 | grep -q inet || udhcpc -i eth0 -n -q -t 20 -T 1 -s /tmp/dhcp.sh >&2; \
+         ip -4 addr show dev eth0 | grep -q inet || \
+         udhcpc -i eth0 -n -q -t 20 -T 1 -O mtu -s /tmp/dhcp.sh >&2; \
          ip route show default | sed -n 's/.*via \\([0-9.]*\\).*/\\1/p'");
-    let router = leased.trim();
+    let router = leased.trim().to_owned();
     assert!(!router.is_empty(), "no default route after DHCP");
-    download(
-        &vm,
-        SocketAddr::from(([127, 0, 0, 1], forwarded)),
-        USER_DOWN_BYTES,
-    );
+    (vm, router)
+}
+
+#[test]
+fn user_networking_carries_a_hundred_megabytes_each_way() {
+    let scratch = Scratch::new("user");
+    let forwarded = free_port();
+    let forward = format!("forward = [\"{forwarded}:{GUEST_PORT}\"]");
+    let (vm, router) = user_vm("user", &forward, &scratch);
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+    upload(&vm, listener, &router, BYTES);
+    download(&vm, SocketAddr::from(([127, 0, 0, 1], forwarded)), BYTES);
+    vm.stop();
+}
+
+#[test]
+fn a_slow_receiver_on_the_host_does_not_end_a_transfer_through_user_networking() {
+    let scratch = Scratch::new("slow");
+    let (vm, router) = user_vm("slow", "", &scratch);
+    // Frames of 1,500 bytes, as for a guest that does not ask for the MTU.
+    vm.sh("ip link set mtu 1500 dev eth0");
+    let bytes = 12_000_000;
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+    let port = listener.local_addr().expect("bound").port();
+    let receiver = thread::spawn(move || {
+        let stream = listener.accept()?.0;
+        // Longer than it takes to fill the buffers on the way: the window closes.
+        thread::sleep(Duration::from_secs(8));
+        peer::receive(stream)
+    });
+    let sent = vm
+        .tool(&["send", &format!("{router}:{port}"), "23", &bytes.to_string()])
+        .limit(LIMIT)
+        .ok();
+    let received = receiver.join().expect("no panic").expect("the transfer");
+    assert_eq!(sent.text().trim(), received);
+    vm.stop();
+}
+
+#[test]
+fn a_forwarded_udp_port_carries_datagrams_both_ways() {
+    let scratch = Scratch::new("udp");
+    let host = UdpSocket::bind(("127.0.0.1", 0)).expect("a free port");
+    let probe = UdpSocket::bind(("0.0.0.0", 0)).expect("a free port");
+    let forwarded = probe.local_addr().expect("bound").port();
+    drop(probe);
+    let forward = format!("forward = [\"udp:{forwarded}:{GUEST_PORT}\"]");
+    let (vm, _) = user_vm("udp", &forward, &scratch);
+    let sizes = [1usize, 100, 1_400];
+    let mut reflector = vm
+        .tool(&["reflect", &GUEST_PORT.to_string(), &sizes.len().to_string()])
+        .limit(LIMIT)
+        .spawn();
+    reflector.wait_for("listening", Duration::from_secs(20));
+    host.connect(("127.0.0.1", forwarded)).expect("a UDP address");
+    host.set_read_timeout(Some(Duration::from_secs(20)))
+        .expect("a limit");
+    for bytes in sizes {
+        let sent: Vec<u8> = (0..bytes).map(|place| (place * 7 + bytes) as u8).collect();
+        host.send(&sent).expect("room for a datagram");
+        let mut received = vec![0; 2_000];
+        let count = host.recv(&mut received).expect("an answer from the guest");
+        assert_eq!(received[..count], sent);
+    }
+    reflector.wait().expect(0);
     vm.stop();
 }
 
@@ -86,10 +141,11 @@ fn user_networking_carries_bytes_unchanged_to_a_forwarded_port() {
 struct Tap(String);
 
 impl Tap {
-    fn new(address: &str) -> Self {
+    /// `kind` is more words for `ip tuntap add`.
+    fn new(address: &str, kind: &[&str]) -> Self {
         let name = format!("mbtest{}", std::process::id() % 100_000);
         let ip = |arguments: &[&str]| Call::new("ip").args(arguments).ok();
-        ip(&["tuntap", "add", "dev", &name, "mode", "tap", "vnet_hdr"]);
+        ip(&[&["tuntap", "add", "dev", &name, "mode", "tap", "vnet_hdr"], kind].concat());
         let tap = Self(name);
         ip(&["addr", "add", address, "dev", &tap.0]);
         ip(&["link", "set", &tap.0, "up"]);
@@ -104,14 +160,18 @@ impl Drop for Tap {
     }
 }
 
-#[test]
-fn a_tap_device_carries_a_hundred_megabytes_each_way() {
+fn expect_tun() {
     assert!(
         fs::exists("/dev/net/tun").unwrap_or(false),
         "this host has no /dev/net/tun: modprobe tun"
     );
+}
+
+#[test]
+fn a_tap_device_carries_a_hundred_megabytes_each_way() {
+    expect_tun();
     let scratch = Scratch::new("tap");
-    let tap = Tap::new("10.77.0.1/24");
+    let tap = Tap::new("10.77.0.1/24", &[]);
     let vm = VmFile::new("tap")
         .memory("256M")
         .cpus(2)
@@ -120,7 +180,49 @@ fn a_tap_device_carries_a_hundred_megabytes_each_way() {
     vm.add_tool();
     vm.sh("ip link set eth0 up; ip addr flush dev eth0; ip addr add 10.77.0.2/24 dev eth0");
     let listener = TcpListener::bind(("10.77.0.1", 0)).expect("the TAP's address");
-    upload(&vm, listener, "10.77.0.1", TAP_BYTES);
-    download(&vm, SocketAddr::from(([10, 77, 0, 2], GUEST_PORT)), TAP_BYTES);
+    upload(&vm, listener, "10.77.0.1", BYTES);
+    download(&vm, SocketAddr::from(([10, 77, 0, 2], GUEST_PORT)), BYTES);
+    vm.stop();
+}
+
+#[test]
+fn a_tap_device_with_two_queue_pairs_uses_both() {
+    expect_tun();
+    let scratch = Scratch::new("pairs");
+    let tap = Tap::new("10.78.0.1/24", &["multi_queue"]);
+    let vm = VmFile::new("pairs")
+        .memory("256M")
+        .cpus(2)
+        .net(&format!("kind = \"tap\"\ntap = \"{}\"\nqueues = 2", tap.0))
+        .start(&scratch);
+    vm.add_tool();
+    vm.sh("ip link set eth0 up; ip addr flush dev eth0; ip addr add 10.78.0.2/24 dev eth0");
+    let bytes = 10_000_000;
+    // The guest's driver picks the pair by the CPU that sends.
+    for cpu in [0, 1] {
+        let listener = TcpListener::bind(("10.78.0.1", 0)).expect("the TAP's address");
+        let port = listener.local_addr().expect("bound").port();
+        let receiver = thread::spawn(move || peer::receive(listener.accept()?.0));
+        let sent = vm.sh(&format!(
+            "taskset {} /tmp/guest-tool send 10.78.0.1:{port} 24 {bytes}",
+            1 << cpu
+        ));
+        let received = receiver.join().expect("no panic").expect("the transfer");
+        assert_eq!(sent.trim(), received);
+    }
+    // The host answers each flow on the pair it came from.
+    let interrupts = vm.sh("cat /proc/interrupts");
+    for queue in ["virtio0-input.0", "virtio0-input.1"] {
+        let count: u64 = interrupts
+            .lines()
+            .filter(|line| line.ends_with(queue))
+            .flat_map(|line| {
+                line.split_whitespace()
+                    .skip(1)
+                    .map_while(|word| word.parse::<u64>().ok())
+            })
+            .sum();
+        assert!(count > 10, "{queue}: {count} interrupts\n{interrupts}");
+    }
     vm.stop();
 }

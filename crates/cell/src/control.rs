@@ -5,6 +5,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::Duration;
 
+use config::Size;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -58,8 +59,8 @@ pub enum Answer {
     },
 }
 
-/// Serves requests for `vm` until the process ends.
-pub fn serve(listener: UnixListener, vm: Handle) -> io::Result<()> {
+/// Serves requests for `vm` until the process ends. `balloon_max` is what the VM's balloon can take, if it has one.
+pub fn serve(listener: UnixListener, vm: Handle, balloon_max: Option<Size>) -> io::Result<()> {
     std::thread::Builder::new()
         .name("control".into())
         .spawn(move || {
@@ -68,19 +69,20 @@ pub fn serve(listener: UnixListener, vm: Handle) -> io::Result<()> {
                 // A host without threads to spare loses this client, not the VM.
                 let _ = std::thread::Builder::new().name("request".into()).spawn(move || {
                     // A client that is gone needs no answer.
-                    let _ = one(client, &vm);
+                    let _ = one(client, &vm, balloon_max);
                 });
             }
         })?;
     Ok(())
 }
 
-fn one(client: UnixStream, vm: &Handle) -> io::Result<()> {
+fn one(client: UnixStream, vm: &Handle, balloon_max: Option<Size>) -> io::Result<()> {
     client.set_read_timeout(Some(PATIENCE))?;
     let mut line = String::new();
     BufReader::new((&client).take(LINE_BYTES_MAX)).read_line(&mut line)?;
+    let _asking = vm.asking();
     let answer = match serde_json::from_str(&line) {
-        Ok(request) => obey(vm, &request),
+        Ok(request) => obey(vm, &request, balloon_max),
         Err(error) => Answer::Refused {
             why: format!("not a request: {error}"),
         },
@@ -90,7 +92,7 @@ fn one(client: UnixStream, vm: &Handle) -> io::Result<()> {
     (&client).write_all(text.as_bytes())
 }
 
-fn obey(vm: &Handle, request: &Request) -> Answer {
+fn obey(vm: &Handle, request: &Request, balloon_max: Option<Size>) -> Answer {
     let done = match request {
         Request::Stop { limit_s } => {
             return Answer::Ended {
@@ -106,7 +108,15 @@ fn obey(vm: &Handle, request: &Request) -> Answer {
                 .status()
                 .map_or_else(refused, |status| Answer::Status { status });
         }
-        Request::Balloon { bytes } => vm.order(&shard::launch::Order::Balloon { bytes: *bytes }),
+        Request::Balloon { bytes } => match balloon_max {
+            None => Err(io::Error::other(
+                "the VM has no balloon; start it with `balloon = true`, and not on huge pages of the host's pool",
+            )),
+            Some(max) if *bytes > max.0 => Err(io::Error::other(format!(
+                "the VM has {max} in all; ask for that or less"
+            ))),
+            Some(_) => vm.order(&shard::launch::Order::Balloon { bytes: *bytes }),
+        },
     };
     done.map_or_else(refused, |()| Answer::Done)
 }

@@ -104,12 +104,16 @@ pub fn run(lease: UnixStream) -> io::Result<()> {
             handle.over();
         })?);
     }
+    let answering: Vec<Handle> = handles.values().cloned().collect();
     std::thread::Builder::new()
         .name("lease".into())
         .spawn(move || hold(lines, &handles))?;
     for thread in threads {
         // A thread that panicked has dropped its entry and lost its shard.
         let _ = thread.join();
+    }
+    for handle in answering {
+        handle.all_answered();
     }
     Ok(())
 }
@@ -151,7 +155,7 @@ fn one(name: &str, spec: &VmSpec, handle: &Handle, lease: &Lease) -> Result<(), 
     let mut record = record(name, spec, cid);
     entry.write(&record).map_err(|error| line(&error))?;
     let opened = open::open(spec, name, entry.folder(), cid).map_err(|error| line(&error))?;
-    serve(&entry, handle).map_err(|error| format!("the VM's sockets: {error}"))?;
+    serve(&entry, handle, spec).map_err(|error| format!("the VM's sockets: {error}"))?;
     tell(
         lease,
         &Event::Started {
@@ -216,11 +220,12 @@ fn record(name: &str, spec: &VmSpec, cid: u32) -> Record {
 }
 
 /// Opens the VM's sockets: console and control.
-fn serve(entry: &Entry, handle: &Handle) -> io::Result<()> {
+fn serve(entry: &Entry, handle: &Handle, spec: &VmSpec) -> io::Result<()> {
     handle
         .console()
         .serve(bind(&entry.folder().join("console.sock"))?)?;
-    control::serve(bind(&entry.folder().join("control.sock"))?, handle.clone())
+    let socket = bind(&entry.folder().join("control.sock"))?;
+    control::serve(socket, handle.clone(), spec.has_balloon().then_some(spec.memory))
 }
 
 /// Listens on a socket that only this user may connect to.

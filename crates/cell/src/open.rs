@@ -320,7 +320,7 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
         disks: launches,
         nets,
         vsock,
-        balloon: spec.balloon,
+        balloon: spec.has_balloon(),
         share_boot: spec.share != Some(ShareSpec::Never),
         console: console_fd,
         log,

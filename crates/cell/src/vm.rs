@@ -24,6 +24,8 @@ use crate::spawn::{self, Namespaces};
 const QUIT_LIMIT: Duration = Duration::from_secs(5);
 /// How long a shard may take to say what it counted.
 const STATUS_LIMIT: Duration = Duration::from_secs(5);
+/// How long a client may take to read its answer when the VM has ended.
+const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
 /// What others may do with a running VM. Cheap to clone; all clones are the same.
 #[derive(Clone, Debug, Default)]
@@ -46,6 +48,18 @@ struct State {
     over: bool,
     /// Somebody wants the end: a reboot ends it too.
     ending: bool,
+    /// Clients that wait for an answer.
+    asking: usize,
+}
+
+/// A client that waits for an answer, until dropped.
+pub struct Asking<'a>(&'a Handle);
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        self.0.state().asking -= 1;
+        self.0.0.changed.notify_all();
+    }
 }
 
 impl Handle {
@@ -103,6 +117,17 @@ impl Handle {
         self.state().over = true;
         self.0.changed.notify_all();
         self.0.console.close();
+    }
+
+    /// Notes that a client waits for an answer.
+    pub fn asking(&self) -> Asking<'_> {
+        self.state().asking += 1;
+        Asking(self)
+    }
+
+    /// Waits until nobody waits for an answer: a monitor must not end before it has told how its VM did.
+    pub fn all_answered(&self) {
+        drop(self.wait(ANSWER_LIMIT, |state| state.asking == 0));
     }
 
     fn wait(&self, limit: Duration, mut until: impl FnMut(&State) -> bool) -> MutexGuard<'_, State> {

@@ -15,7 +15,7 @@ pub mod vm;
 
 pub use error::ConfigError;
 pub use host::{Access, FileKind, HostFacts, check_host, duplicate_names};
-pub use validate::{Fault, check, forward, mac};
+pub use validate::{Fault, Transport, check, forward, mac};
 pub use vm::{Size, VmSpec};
 
 /// A VM file as read: the spec, and where each part of it stands in the text.

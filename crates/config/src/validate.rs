@@ -298,21 +298,21 @@ fn check_net(net: &NetSpec, index: &str) -> Result<(), Fault> {
     let mut host_ports = Vec::new();
     for (place, text) in net.forward.iter().enumerate() {
         let at = ["nets", index, "forward", &place.to_string()];
-        let Some((host_port, _)) = forward(text) else {
+        let Some((transport, host_port, _)) = forward(text) else {
             return Err(fault(
                 &at,
                 format!("{text:?} is not a port forward"),
-                "write HOST:GUEST, as \"8080:80\", ports from 1 to 65535",
+                "write HOST:GUEST, as \"8080:80\", or udp:HOST:GUEST, ports from 1 to 65535",
             ));
         };
-        if host_ports.contains(&host_port) {
+        if host_ports.contains(&(transport, host_port)) {
             return Err(fault(
                 &at,
                 format!("port {host_port} of the host is forwarded twice"),
                 "forward it once",
             ));
         }
-        host_ports.push(host_port);
+        host_ports.push((transport, host_port));
     }
     if let Some(text) = &net.mac
         && mac(text).is_none()
@@ -443,14 +443,28 @@ fn check_nodes(spec: &VmSpec) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Reads a port forward `HOST:GUEST`.
-pub fn forward(text: &str) -> Option<(u16, u16)> {
-    let (host, guest) = text.split_once(':')?;
+/// What a port forward carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// TCP, also when nothing is said.
+    Tcp,
+    /// UDP.
+    Udp,
+}
+
+/// Reads a port forward `[tcp:|udp:]HOST:GUEST`: transport, the host's port, the guest's.
+pub fn forward(text: &str) -> Option<(Transport, u16, u16)> {
+    let (transport, ports) = match text.split_once(':')? {
+        ("tcp", ports) => (Transport::Tcp, ports),
+        ("udp", ports) => (Transport::Udp, ports),
+        _ => (Transport::Tcp, text),
+    };
+    let (host, guest) = ports.split_once(':')?;
     let port = |text: &str| {
         let digits = text.bytes().all(|byte| byte.is_ascii_digit());
         text.parse::<u16>().ok().filter(|&port| digits && port != 0)
     };
-    Some((port(host)?, port(guest)?))
+    Some((transport, port(host)?, port(guest)?))
 }
 
 /// Reads a card's address. Group addresses and zero are refused: no card may have one.

@@ -40,7 +40,7 @@ pub struct VmSpec {
     /// Allocate all memory at the start.
     #[serde(default)]
     pub prefault: bool,
-    /// Give the guest a balloon with free-page reporting.
+    /// Give the guest a balloon with free-page reporting; see [`VmSpec::has_balloon`].
     #[serde(default = "yes")]
     pub balloon: bool,
     /// Run this in the guest and end with its exit status.
@@ -51,6 +51,15 @@ pub struct VmSpec {
     /// How disks that do not say share memory: `adaptive`, `deferred`, `at-read`, `never`.
     #[serde(default)]
     pub share: Option<ShareSpec>,
+}
+
+impl VmSpec {
+    /// Whether the VM gets a balloon. Pages of the host's pools are reserved for it to its end: another VM that took one
+    /// given back would leave this one without when it wants it again.
+    pub fn has_balloon(&self) -> bool {
+        let pool = matches!(self.pages, PagesSpec::Huge2M | PagesSpec::Huge1G);
+        self.balloon && !pool
+    }
 }
 
 /// A size in bytes, written as a number with a unit: `K`, `M`, `G`, `T` (powers of 1,024), in either case.
@@ -162,7 +171,7 @@ pub struct NetSpec {
     pub kind: NetKind,
     /// The TAP device, for `tap`.
     pub tap: Option<String>,
-    /// Ports of the host forwarded to the guest, for `user`: `8080:80`.
+    /// Ports of the host forwarded to the guest, for `user`: `8080:80`, `udp:5353:53`.
     #[serde(default)]
     pub forward: Vec<String>,
     /// Chosen when absent.

@@ -16,8 +16,11 @@ use crate::{EXIT_LAB_DIED, IN_LAB_VARIABLE, LabError, session, supervisor};
 /// Its name.
 pub const NAME: &str = "auto";
 
-/// How long it stays without being used.
-const IDLE: Duration = Duration::from_secs(30);
+/// How long it stays without being used, in seconds, unless [`IDLE_VARIABLE`] says otherwise.
+const IDLE_S: u64 = 30;
+
+/// Names another time, in whole seconds.
+const IDLE_VARIABLE: &str = "MIRRORBALL_LAB_IDLE_S";
 
 /// How long to wait for another process that starts or ends the lab.
 const OTHERS_MAX: Duration = Duration::from_secs(90);
@@ -34,7 +37,7 @@ pub fn enter(argv: &[OsString]) -> Result<ExitCode, LabError> {
         let _session = registry::lock(&sessions, FlockArg::LockShared)?;
         let lab = match registry::find(NAME)? {
             Some(entry) => Ok(entry),
-            None => supervisor::start(NAME, &LabSpec::one_host(), Some(IDLE)),
+            None => supervisor::start(NAME, &LabSpec::one_host(), Some(idle()?)),
         };
         match lab {
             Ok(entry) => return run_in(&entry, argv),
@@ -44,6 +47,17 @@ pub fn enter(argv: &[OsString]) -> Result<ExitCode, LabError> {
         }
         std::thread::sleep(Duration::from_millis(100));
     }
+}
+
+fn idle() -> Result<Duration, LabError> {
+    let Some(text) = std::env::var_os(IDLE_VARIABLE) else {
+        return Ok(Duration::from_secs(IDLE_S));
+    };
+    let seconds = text.to_str().and_then(|text| text.parse().ok());
+    seconds.map(Duration::from_secs).ok_or_else(|| LabError::Setting {
+        name: IDLE_VARIABLE,
+        value: text.to_string_lossy().into_owned(),
+    })
 }
 
 /// As [`enter`], but does nothing when the automatic lab does not run: for `ps`, `exec` and the like, whose VM may be

@@ -137,6 +137,10 @@ fn run_command(
 ) -> Result<ExitCode, LabError> {
     let started = Instant::now();
     let mut lab = Lab::start(spec, &claim.directory)?;
+    eprintln!(
+        "mirrorball: the lab is up after {:.1} s",
+        started.elapsed().as_secs_f64()
+    );
     let index = match &host {
         None => 0,
         Some(name) => lab

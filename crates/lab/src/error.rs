@@ -91,6 +91,14 @@ pub enum LabError {
         "{0:?} can't be a lab's name: letters, digits, `-`, `_` and `.`, 63 at most, not starting with `.`"
     )]
     Name(String),
+    /// A variable of the environment that makes no sense.
+    #[error("{name} is {value:?}: it takes a whole number of seconds")]
+    Setting {
+        /// The variable.
+        name: &'static str,
+        /// What it is set to.
+        value: String,
+    },
     /// The agent in the host failed.
     #[error("the lab host's agent failed")]
     Agent(#[from] agent::client::ClientError),

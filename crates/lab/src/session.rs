@@ -18,8 +18,9 @@ use crate::{IN_LAB_VARIABLE, LabError};
 /// Bytes of arguments and environment a request may have; the agent's protocol carries 64 KiB.
 const REQUEST_BYTES_MAX: usize = 60 << 10;
 
-/// Outer settings that mean nothing inside: below `/run` everything is new there.
+/// Outer settings that mean nothing inside: below `/run` everything is new there, and running VMs are looked for there.
 const NOT_CARRIED: &[&str] = &[
+    "MIRRORBALL_RUNTIME",
     "XDG_RUNTIME_DIR",
     "DBUS_SESSION_BUS_ADDRESS",
     "SSH_AUTH_SOCK",

@@ -57,6 +57,7 @@ pub fn start(name: &str, spec: &LabSpec, idle: Option<Duration>) -> Result<Entry
         what: "could not start the lab's supervisor".into(),
         source,
     };
+    let begun = Instant::now();
     let order = Order {
         name: name.to_string(),
         spec: spec.clone(),
@@ -91,7 +92,12 @@ pub fn start(name: &str, spec: &LabSpec, idle: Option<Duration>) -> Result<Entry
             ));
         }
     }
-    registry::find(name)?.ok_or_else(|| ended(name))
+    let entry = registry::find(name)?.ok_or_else(|| ended(name))?;
+    eprintln!(
+        "mirrorball: lab {name} is up after {:.1} s",
+        begun.elapsed().as_secs_f64()
+    );
+    Ok(entry)
 }
 
 /// Why the lab `name`, which was running, is not there any more.
@@ -112,33 +118,42 @@ pub fn main() -> i32 {
         .and_then(|_| serde_json::from_str(&text).map_err(|error| error.to_string()))
     {
         Ok(order) => order,
-        Err(error) => return answer(&Answer::Failed(error), 2),
+        Err(error) => {
+            tell(&Answer::Failed(error));
+            return 2;
+        }
     };
     let action = SigAction::new(SigHandler::Handler(stop), SaFlags::empty(), SigSet::empty());
     // SAFETY: the handler only stores to an atomic.
     let _ = unsafe { sigaction(Signal::SIGTERM, &action) };
     let claim = match registry::claim(&order.name) {
         Ok(claim) => claim,
-        Err(LabError::Running(_)) => return answer(&Answer::Running, 1),
-        Err(error) => return answer(&Answer::Failed(error.chain()), 1),
+        Err(error) => {
+            tell(&match error {
+                LabError::Running(_) => Answer::Running,
+                error => Answer::Failed(error.chain()),
+            });
+            return 1;
+        }
     };
     match run(&order, &claim) {
         Ok(()) => 0,
         Err(error) => {
             claim.keep(&error.chain());
-            answer(&Answer::Failed(error.chain()), 1)
+            tell(&Answer::Failed(error.chain()));
+            1
         }
     }
 }
 
-/// Says it and lets go of the pipe, for which the starter waits.
-fn answer(answer: &Answer, status: i32) -> i32 {
+/// Says it and lets go of the pipe, for which the starter waits. False when the starter has gone.
+fn tell(answer: &Answer) -> bool {
     let text = serde_json::to_string(answer).unwrap_or_default();
-    let _ = writeln!(std::io::stdout(), "{text}");
+    let heard = writeln!(std::io::stdout(), "{text}").is_ok();
     if let Ok(null) = fs::File::options().write(true).open("/dev/null") {
         let _ = nix::unistd::dup2_stdout(&null);
     }
-    status
+    heard
 }
 
 fn run(order: &Order, claim: &Claim) -> Result<(), LabError> {
@@ -153,7 +168,10 @@ fn run(order: &Order, claim: &Claim) -> Result<(), LabError> {
             .collect(),
         program: ProgramId::own()?,
     })?;
-    answer(&Answer::Up, 0);
+    // A lab whose start was interrupted is nobody's: an automatic one ends for want of use, any other now.
+    if !tell(&Answer::Up) && order.idle_s.is_none() {
+        return Ok(());
+    }
     let sessions = registry::sessions(&order.name)?;
     let mut used = Instant::now();
     let mut asked = Instant::now();

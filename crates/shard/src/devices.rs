@@ -25,7 +25,7 @@ use crate::virtio::VirtioDevice;
 use crate::virtio::balloon::{Balloon, BalloonHandle};
 use crate::virtio::block::Block;
 use crate::virtio::net::{self, Net};
-use crate::virtio::pmem::{self, Pmem};
+use crate::virtio::pmem::{self, Pmem, Writes};
 use crate::virtio::rng::Rng;
 use crate::virtio::transport::{Log, VirtioPci};
 use crate::virtio::vsock::Vsock;
@@ -220,11 +220,17 @@ impl Parts<'_> {
             return refused("persistent memory takes a raw file");
         };
         let flags = OFlag::from_bits_truncate(fcntl(&file, FcntlArg::F_GETFL)?);
-        let writable = flags.contains(OFlag::O_RDWR) && !launch.read_only;
-        if !(alone && writable) {
+        let writes = if launch.read_only {
+            Writes::Refused
+        } else if alone && flags.contains(OFlag::O_RDWR) {
+            Writes::Kept
+        } else {
+            Writes::Private
+        };
+        if writes != Writes::Kept {
             watch.watch_file(&launch.id, file.as_fd())?;
         }
-        let device = Pmem::new(self.threads, file, guest, alone && writable)?;
+        let device = Pmem::new(self.threads, file, guest, writes)?;
         self.machine.map_pmem(device.region())?;
         Ok(device)
     }

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_userspace_memory_region};
+use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, KVM_MEM_READONLY, kvm_userspace_memory_region};
 use kvm_ioctls::{Cap, Kvm, VmFd};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
@@ -195,7 +195,7 @@ impl Machine {
             guest_phys_addr: region.guest,
             memory_size: region.bytes,
             userspace_addr: region.host,
-            flags: 0,
+            flags: if region.read_only { KVM_MEM_READONLY } else { 0 },
         };
         // SAFETY: the device's mapping has that size and is never undone (`PmemRegion::host`).
         Ok(unsafe { self.vm.set_user_memory_region(slot) }?)

@@ -42,17 +42,25 @@ pub enum MemoryError {
     },
     /// The host's pool of huge pages is too small.
     #[error(
-        "the VM wants {wanted} huge pages of {size_kib} KiB, but {free} are free; add some by \
-         /sys/kernel/mm/hugepages/hugepages-{size_kib}kB/nr_hugepages or use `pages = \"thp\"`"
+        "the VM wants {wanted} huge pages of {size_kib} KiB, but {free} are free; `echo {enough} \
+         >/sys/kernel/mm/hugepages/hugepages-{size_kib}kB/nr_hugepages` adds them, or use `pages = \"4K\"`"
     )]
     HugePages {
         /// Pages wanted.
         wanted: u64,
-        /// Pages free.
+        /// Pages that nobody uses or has reserved.
         free: u64,
+        /// How many the pool must have in all.
+        enough: u64,
         /// Size of a page, KiB.
         size_kib: u64,
     },
+    /// Memory files get no transparent huge pages.
+    #[error(
+        "this host gives memory files no transparent huge pages; `echo advise >{SHMEM_ENABLED}` lets it, or use \
+         `pages = \"4K\"`"
+    )]
+    NoTransparentPages,
     /// The host refused.
     #[error("{what}")]
     Host {
@@ -66,6 +74,9 @@ pub enum MemoryError {
     #[error("the regions of memory overlap")]
     Regions,
 }
+
+/// The host's word on transparent huge pages in memory files. Most hosts say `never`.
+const SHMEM_ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 
 /// Makes the memory of `layout`, backed as `launch` says, bound to the host nodes that `nodes` name.
 pub fn create(layout: &Layout, launch: &MemoryLaunch, nodes: &[NodeLaunch]) -> Result<GuestRam, MemoryError> {
@@ -126,18 +137,29 @@ fn check_host(launch: &MemoryLaunch) -> Result<(), MemoryError> {
     let size_kib = match launch.pages {
         Pages::Huge2M => 2 << 10,
         Pages::Huge1G => 1 << 20,
-        Pages::Small | Pages::Transparent => return check_meminfo(launch),
+        Pages::Transparent => {
+            let refused = |text: String| text.contains("[never]") || text.contains("[deny]");
+            // A kernel without the file refuses the advice later.
+            if std::fs::read_to_string(SHMEM_ENABLED).is_ok_and(refused) {
+                return Err(MemoryError::NoTransparentPages);
+            }
+            return check_meminfo(launch);
+        }
+        Pages::Small => return check_meminfo(launch),
     };
-    let path = format!("/sys/kernel/mm/hugepages/hugepages-{size_kib}kB/free_hugepages");
-    let free = std::fs::read_to_string(path)
-        .ok()
-        .and_then(|text| text.trim().parse().ok())
-        .unwrap_or(0);
+    // A pool that is not there has no pages.
+    let pool = |name| {
+        let path = format!("/sys/kernel/mm/hugepages/hugepages-{size_kib}kB/{name}");
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        text.trim().parse::<u64>().unwrap_or(0)
+    };
+    let free = pool("free_hugepages").saturating_sub(pool("resv_hugepages"));
     let wanted = launch.bytes.div_ceil(size_kib << 10);
     if wanted > free {
         return Err(MemoryError::HugePages {
             wanted,
             free,
+            enough: pool("nr_hugepages") + wanted - free,
             size_kib,
         });
     }
@@ -195,12 +217,15 @@ fn memory_file(pages: Pages, bytes: u64) -> Result<File, MemoryError> {
 }
 
 fn map(file: &Arc<File>, range: &Range<u64>, pages: Pages) -> Result<GuestRegionMmap<()>, MemoryError> {
-    let (prot, flags) = (
-        libc::PROT_READ | libc::PROT_WRITE,
-        libc::MAP_SHARED | libc::MAP_NORESERVE,
-    );
+    let reserve = match pages {
+        Pages::Small | Pages::Transparent => libc::MAP_NORESERVE,
+        // The host reserves the pool's pages now: one that is not there at the guest's touch would end the VM.
+        Pages::Huge2M | Pages::Huge1G => 0,
+    };
+    let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | reserve);
+    let align = if pages == Pages::Huge1G { 1 << 30 } else { 2 << 20 };
     let what = "cannot map the guest's memory";
-    let start = placement::map(file, range, prot, flags).map_err(host(what))?;
+    let start = placement::map(file, range, align, prot, flags).map_err(host(what))?;
     let builder = MmapRegionBuilder::new((range.end - range.start) as usize)
         .with_mmap_prot(prot)
         .with_mmap_flags(flags)

@@ -26,8 +26,9 @@ pub const GUEST_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
 pub const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
 /// The gateway's card.
 const GATEWAY_MAC: &str = "52:55:0a:00:02:02";
-/// How long passt may take to answer its first frame.
-const START_LIMIT: Duration = Duration::from_secs(5);
+/// How long passt may take to answer its first frame. On a machine with six times as much to do as it has CPUs, 5 s were
+/// not enough. One that ends closes the socket and is told at once.
+const START_LIMIT: Duration = Duration::from_secs(20);
 
 /// What to start.
 #[derive(Clone, Debug, Default)]

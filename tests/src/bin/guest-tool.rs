@@ -2,6 +2,8 @@
 //!
 //! Says what it found on stdout, one line; a wrong pattern or a failed call is a line on stderr and exit status 1.
 
+#[path = "guest-tool/dax.rs"]
+mod dax;
 #[path = "guest-tool/disk.rs"]
 mod disk;
 #[path = "guest-tool/memory.rs"]
@@ -13,7 +15,8 @@ mod pinned;
 
 const USAGE: &str = "usage: guest-tool memory MIB | hold MIB SECONDS | pinned CPUS \
      | disk-write DEVICE SEED COUNT | disk-digest DEVICE | disk-mark DEVICE COUNT | disk-marks DEVICE \
-     | send ADDRESS SEED BYTES | receive PORT | fetch ADDRESS | serve PORT SEED BYTES";
+     | dax-dma FILE DEVICE MIB \
+     | send ADDRESS SEED BYTES | receive PORT | fetch ADDRESS | serve PORT SEED BYTES | reflect PORT COUNT";
 
 /// What goes wrong in this tool.
 type Fault = Box<dyn std::error::Error>;
@@ -42,9 +45,11 @@ fn run(words: &[&str]) -> Result<String, Fault> {
         ["disk-digest", device] => disk::read_digest(device),
         ["disk-mark", device, count] => disk::mark(device, count.parse()?),
         ["disk-marks", device] => disk::marks(device),
+        ["dax-dma", file, device, mib] => dax::through_a_device(file, device, mib.parse()?),
         ["send", address, seed, bytes] => peer::send(address, seed.parse()?, bytes.parse()?),
         ["receive", port] => peer::receive(port.parse()?),
         ["fetch", address] => peer::fetch(address),
+        ["reflect", port, count] => peer::reflect(port.parse()?, count.parse()?),
         ["serve", port, seed, bytes] => peer::serve(port.parse()?, seed.parse()?, bytes.parse()?),
         _ => Err(USAGE.into()),
     }

@@ -323,9 +323,31 @@ forward = ["80"]
    ·            ──┬─
    ·              ╰── here
    ╰────
-  help: write HOST:GUEST, as "8080:80", ports from 1 to 65535
+  help: write HOST:GUEST, as "8080:80", or udp:HOST:GUEST, ports from 1 to 65535
 "#;
     assert_eq!(refused(text), shown);
+}
+
+#[test]
+fn one_port_for_tcp_and_udp() {
+    let text = r#"image = "debian-12"
+
+[[nets]]
+kind = "user"
+forward = ["5353:53", "udp:5353:53", "tcp:8080:80"]
+"#;
+    crate::parse("vm.toml", text).unwrap();
+}
+
+#[test]
+fn a_forward_of_another_protocol() {
+    let text = r#"image = "debian-12"
+
+[[nets]]
+kind = "user"
+forward = ["sctp:80:80"]
+"#;
+    assert!(refused(text).starts_with("\n  × \"sctp:80:80\" is not a port forward\n"));
 }
 
 #[test]
@@ -344,7 +366,7 @@ forward = ["8080:80", "8081:65536"]
    ·                       ──────┬─────
    ·                             ╰── here
    ╰────
-  help: write HOST:GUEST, as "8080:80", ports from 1 to 65535
+  help: write HOST:GUEST, as "8080:80", or udp:HOST:GUEST, ports from 1 to 65535
 "#;
     assert_eq!(refused(text), shown);
 }

@@ -17,11 +17,11 @@ const MADV_COLLAPSE: i32 = 25;
 /// More than any kernel and initramfs need: a file that claims more gets small pages for the rest.
 const BOOT_BYTES_MAX: u64 = 256 << 20;
 
-/// Maps `range` of the file at an address that agrees with it in its last 21 bits. Never undone: the guest's memory lives
-/// as long as its process.
-pub(super) fn map(file: &File, range: &Range<u64>, prot: i32, flags: i32) -> io::Result<*mut u8> {
+/// Maps `range` of the file at an address that agrees with it modulo `align`, which is 2 MiB or 1 GiB. Never undone: the
+/// guest's memory lives as long as its process.
+pub(super) fn map(file: &File, range: &Range<u64>, align: u64, prot: i32, flags: i32) -> io::Result<*mut u8> {
     let bytes = (range.end - range.start) as usize;
-    let room = bytes + HUGE_BYTES as usize;
+    let room = bytes + align as usize;
     // SAFETY: a new mapping where the kernel likes; nothing existing is touched.
     let reserved = unsafe {
         libc::mmap(
@@ -36,7 +36,7 @@ pub(super) fn map(file: &File, range: &Range<u64>, prot: i32, flags: i32) -> io:
     if reserved == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
-    let skip = range.start.wrapping_sub(reserved as u64) % HUGE_BYTES;
+    let skip = range.start.wrapping_sub(reserved as u64) % align;
     let start = reserved.cast::<u8>().wrapping_add(skip as usize);
     let offset = libc::off_t::try_from(range.start).map_err(|_| io::ErrorKind::InvalidInput)?;
     // SAFETY: `start..start + bytes` lies in the reservation just made, which nobody else knows.

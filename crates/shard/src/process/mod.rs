@@ -57,6 +57,7 @@ pub enum ProcessError {
 /// Runs the VM whose spec comes over `control`; returns when it has ended and the monitor was told.
 pub fn run(mut control: UnixStream) -> ExitCode {
     keep_one_arena();
+    allow_huge_pages();
     let ending = match start(&mut control) {
         Ok(running) => running.wait(),
         Err(error) => Ending::ShardFailed {
@@ -78,6 +79,12 @@ pub fn run(mut control: UnixStream) -> ExitCode {
 fn keep_one_arena() {
     // SAFETY: sets a number of the allocator's before any other thread exists.
     unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
+}
+
+/// Allows huge pages for the guest's memory, which the command switches off for itself and what it starts.
+fn allow_huge_pages() {
+    // SAFETY: clears a flag of this process's memory.
+    unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 0, 0, 0, 0) };
 }
 
 fn start(control: &mut UnixStream) -> Result<Control, ProcessError> {

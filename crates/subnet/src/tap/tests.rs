@@ -62,3 +62,44 @@ fn wild_names_are_refused() {
         assert!(matches!(open(name, 1), Err(SubnetError::TapName(_))), "{name:?}");
     }
 }
+
+#[test]
+fn another_users_device_is_refused() {
+    in_own_namespace(&["tuntap add tap0 mode tap user 65534"], || {
+        drop_capabilities();
+        let error = open("tap0", 1).unwrap_err();
+        assert!(matches!(error, SubnetError::TapPermission(_)), "{error}");
+        assert!(error.to_string().contains("ip tuntap add tap0 mode tap user"));
+    });
+}
+
+#[test]
+fn a_device_file_that_may_not_be_opened_is_named() {
+    in_own_namespace(&["tuntap add tap0 mode tap"], || {
+        become_nobody();
+        match open("tap0", 1).unwrap_err() {
+            SubnetError::TunPermission(_) => {}
+            // Where everyone may open /dev/net/tun, the device itself is what is refused; this one has no owner.
+            SubnetError::TapPermission(_) => {}
+            error => panic!("{error}"),
+        }
+    });
+}
+
+/// Takes this thread's effective capabilities; it stays root by number.
+fn drop_capabilities() {
+    // Version 3 of the interface, this thread; effective, permitted and inheritable sets, twice 32 bits.
+    let header = [0x2008_0522_u32, 0];
+    let none = [0_u32; 6];
+    // SAFETY: the pointers are to live arrays of the sizes that version 3 reads.
+    let done = unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), none.as_ptr()) };
+    assert_eq!(done, 0, "{}", io::Error::last_os_error());
+}
+
+/// Makes this thread, and no other, the user 65534: the system call itself, which libc would apply to all threads.
+fn become_nobody() {
+    let nobody = 65_534;
+    // SAFETY: plain numbers.
+    let done = unsafe { libc::syscall(libc::SYS_setresuid, nobody, nobody, nobody) };
+    assert_eq!(done, 0, "{}", io::Error::last_os_error());
+}

@@ -1,6 +1,7 @@
 //! The guest's end of a transfer.
 
-use std::net::{TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::time::Duration;
 
 use guest_tests::peer;
 
@@ -24,6 +25,19 @@ pub fn receive(port: u16) -> Result<String, Fault> {
 /// Waits for one connection and sends to it.
 pub fn serve(port: u16, seed: u64, bytes: u64) -> Result<String, Fault> {
     Ok(peer::send(accept(port)?, seed, bytes)?)
+}
+
+/// Sends `count` datagrams back to where they come from.
+pub fn reflect(port: u16, count: usize) -> Result<String, Fault> {
+    let socket = UdpSocket::bind(("0.0.0.0", port))?;
+    socket.set_read_timeout(Some(Duration::from_secs(60)))?;
+    println!("listening");
+    let mut datagram = vec![0; 65_536];
+    for _ in 0..count {
+        let (bytes, from) = socket.recv_from(&mut datagram)?;
+        socket.send_to(&datagram[..bytes], from)?;
+    }
+    Ok(format!("reflected {count}"))
 }
 
 fn accept(port: u16) -> Result<TcpStream, Fault> {

@@ -15,6 +15,7 @@ use super::metrics::{NetMetrics, add};
 use super::posted::Posted;
 use super::stream::{Moved, Stream};
 use super::tap::Tap;
+use super::window;
 use crate::memory::GuestRam;
 use crate::virtio::device::{Activation, ActiveQueue, DeviceError, Interrupt};
 use crate::virtio::segments::{Direction, Segments};
@@ -170,9 +171,12 @@ impl NetHandler {
                     }
                 },
                 Link::Stream(stream) => {
-                    if wanted <= room {
+                    if let Some(frame) = stream.frame()
+                        && wanted <= room
+                    {
+                        window::keep_open(frame);
                         state.posted.write_at(0, &[0; HEADER_BYTES]);
-                        state.posted.write_at(HEADER_BYTES, stream.frame().unwrap_or(&[]));
+                        state.posted.write_at(HEADER_BYTES, frame);
                     }
                     stream.pop();
                     wanted
@@ -425,7 +429,10 @@ impl Handler for NetHandler {
         match event {
             Event::Source(token) => {
                 let pair = token as usize;
-                if matches!(&self.link, Link::Stream(stream) if stream.has_outgoing()) {
+                // By the interest, not by what is left to send: that may have gone since, and frames still wait in the
+                // queue, for which the guest does not notify again.
+                let waits = self.running.as_ref().and_then(|running| running.pairs.get(pair));
+                if waits.is_some_and(|pair| pair.interest.contains(EpollFlags::EPOLLOUT)) {
                     self.transmit(pair, sources)?;
                 }
                 self.receive(pair, sources)

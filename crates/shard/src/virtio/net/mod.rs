@@ -23,6 +23,7 @@ mod syscalls;
 mod tap;
 #[cfg(test)]
 mod tests;
+mod window;
 
 #[cfg(fuzzing)]
 pub(crate) use device::bare;

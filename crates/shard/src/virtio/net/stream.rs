@@ -117,19 +117,19 @@ impl Stream {
     }
 
     /// The next whole frame, if one has arrived. A length that no frame has means that the framing is lost.
-    pub fn frame(&mut self) -> Option<&[u8]> {
+    pub fn frame(&mut self) -> Option<&mut [u8]> {
         let bytes = &self.incoming[self.in_start..self.in_end];
         let length = u32::from_be_bytes(bytes.get(..LENGTH_BYTES)?.try_into().ok()?) as usize;
         if !(ETHERNET_BYTES..=FRAME_BYTES_MAX).contains(&length) {
             self.open = false;
             return None;
         }
-        self.incoming[self.in_start..self.in_end].get(LENGTH_BYTES..LENGTH_BYTES + length)
+        self.incoming[self.in_start..self.in_end].get_mut(LENGTH_BYTES..LENGTH_BYTES + length)
     }
 
     /// Forgets the frame that [`Stream::frame`] gave.
     pub fn pop(&mut self) {
-        let length = self.frame().map(<[u8]>::len);
+        let length = self.frame().map(|frame| frame.len());
         if let Some(length) = length {
             self.in_start += LENGTH_BYTES + length;
         }

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use super::handler::PmemRequests;
-use super::mapping::{PmemRegion, map};
+use super::mapping::{PmemRegion, Writes, map};
 use super::metrics::PmemMetrics;
 use crate::sandbox::{ThreadKind, Threads};
 use crate::virtio::device::{RING_FEATURES, read_space};
@@ -22,12 +22,12 @@ pub struct Pmem {
 }
 
 impl Pmem {
-    /// Maps `file` for the guest address `guest` and starts the device's thread. A `persistent` one keeps the guest's
-    /// writes; its file must be open for writing.
-    pub fn new(threads: &Threads, file: File, guest: u64, persistent: bool) -> io::Result<Self> {
-        let region = map(&file, guest, persistent)?;
+    /// Maps `file` for the guest address `guest` and starts the device's thread.
+    pub fn new(threads: &Threads, file: File, guest: u64, writes: Writes) -> io::Result<Self> {
+        let region = map(&file, guest, writes)?;
         let metrics = Arc::new(PmemMetrics::default());
-        let handler = PmemRequests::handler(persistent.then_some(file), metrics.clone());
+        let kept = (writes == Writes::Kept).then_some(file);
+        let handler = PmemRequests::handler(kept, metrics.clone());
         let worker = Worker::spawn(threads, ThreadKind::Pmem, "pmem", handler)?;
         Ok(Self {
             worker,

@@ -14,6 +14,17 @@ use crate::memory::GuestRam;
 const ALIGN: u64 = 2 << 20;
 const PAGE_BYTES: u64 = 4096;
 
+/// What becomes of the guest's writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Writes {
+    /// They go to the file, which is open for writing.
+    Kept,
+    /// The VM sees them, the file does not.
+    Private,
+    /// They do nothing.
+    Refused,
+}
+
 /// What KVM needs to know for a memory slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PmemRegion {
@@ -23,6 +34,8 @@ pub struct PmemRegion {
     pub bytes: u64,
     /// Address in this process; mapped until the process ends.
     pub host: u64,
+    /// The vCPUs' writes do nothing.
+    pub read_only: bool,
 }
 
 impl PmemRegion {
@@ -49,10 +62,13 @@ pub fn region_bytes(file_bytes: u64) -> Option<u64> {
     file_bytes.max(1).checked_next_multiple_of(ALIGN)
 }
 
-/// Maps `file` for the guest address `guest`, shared or private. What is past the file's last page is plain zero memory.
+/// Maps `file` for the guest address `guest`. What is past the file's last page is plain zero memory.
+///
+/// Where writes are refused, the vCPUs can't write; a driver that has another device write here changes this VM's private
+/// copy, as a mapping that refused it would end the process.
 ///
 /// The mapping is never undone: KVM refers to it until the VM is gone, which is when the process ends.
-pub fn map(file: &File, guest: u64, shared: bool) -> io::Result<PmemRegion> {
+pub fn map(file: &File, guest: u64, writes: Writes) -> io::Result<PmemRegion> {
     let file_bytes = file.metadata()?.len();
     let bytes = region_bytes(file_bytes).ok_or_else(|| io::Error::other("the file is too large"))?;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
@@ -67,7 +83,7 @@ pub fn map(file: &File, guest: u64, shared: bool) -> io::Result<PmemRegion> {
     let host = (start as u64).next_multiple_of(ALIGN);
     let mapped = file_bytes.next_multiple_of(PAGE_BYTES);
     if mapped > 0 {
-        let sharing = if shared {
+        let sharing = if writes == Writes::Kept {
             libc::MAP_SHARED
         } else {
             libc::MAP_PRIVATE | libc::MAP_NORESERVE
@@ -87,5 +103,10 @@ pub fn map(file: &File, guest: u64, shared: bool) -> io::Result<PmemRegion> {
             return Err(io::Error::last_os_error());
         }
     }
-    Ok(PmemRegion { guest, bytes, host })
+    Ok(PmemRegion {
+        guest,
+        bytes,
+        host,
+        read_only: writes == Writes::Refused,
+    })
 }

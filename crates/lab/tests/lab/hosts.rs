@@ -1,0 +1,195 @@
+//! Two real hosts from a lab file: NUMA nodes and distances, a network between them, memory they share; and what is
+//! left when a lab's owner is killed.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::command::{Ended, directory, lab, program, turn};
+
+const LAB: &str = r#"
+[[hosts]]
+name = "left"
+cpus = 2
+memory = "1G"
+[[hosts.nodes]]
+cpus = 1
+memory = "640M"
+distances = [10, 30]
+[[hosts.nodes]]
+cpus = 1
+memory = "384M"
+distances = [30, 10]
+
+[[hosts]]
+name = "right"
+cpus = 1
+memory = "512M"
+
+[[links]]
+hosts = ["left", "right"]
+
+[[shared]]
+size = "16M"
+hosts = ["left", "right"]
+"#;
+
+const TOOL: &str = env!("CARGO_BIN_EXE_lab-tool");
+
+/// A background lab that is ended however the test ends.
+struct Background {
+    name: String,
+}
+
+impl Background {
+    #[track_caller]
+    fn up(text: &str) -> Self {
+        let place = tempfile::tempdir().unwrap();
+        let file = place.path().join("lab.toml");
+        std::fs::write(&file, text).unwrap();
+        let running = Self {
+            name: format!("test-{}", std::process::id()),
+        };
+        let up = Ended::of(lab(&["up", file.to_str().unwrap(), "--name", &running.name]));
+        let up = up.expect(0);
+        assert!(up.stderr.contains("is up after"), "no time is told: {up}");
+        eprint!("{}", up.stderr);
+        running
+    }
+
+    fn command<'a>(&'a self, host: &'a str, argv: &[&'a str]) -> Vec<&'a str> {
+        [&["exec", "--lab", &self.name, host, "--"], argv].concat()
+    }
+
+    /// Runs a program in a host; gives what it wrote to standard output.
+    #[track_caller]
+    fn on(&self, host: &str, argv: &[&str]) -> String {
+        Ended::of(lab(&self.command(host, argv))).expect(0).text()
+    }
+
+    /// Has `client` send some megabytes to `server`, found by its name, and take them back.
+    #[track_caller]
+    fn talk(&self, server: &str, client: &str) -> String {
+        let mut serving = lab(&self.command(server, &[TOOL, "serve", "7777"]));
+        let mut serving = serving.stdout(Stdio::piped()).spawn().unwrap();
+        let mut up = String::new();
+        BufReader::new(serving.stdout.take().unwrap())
+            .read_line(&mut up)
+            .unwrap();
+        assert_eq!(up, "up\n");
+        let ask = format!("address=$(getent hosts {server}); exec {TOOL} ask ${{address%% *}} 7777");
+        let answer = self.on(client, &["sh", "-c", &ask]);
+        assert!(serving.wait().unwrap().success());
+        answer
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        let _ = lab(&["down", "--name", &self.name]).output();
+        // One that died is kept for a person, who has not asked for it.
+        let _ = std::fs::remove_dir_all(directory(&self.name));
+    }
+}
+
+#[test]
+fn two_hosts_have_their_nodes_their_network_and_shared_memory() {
+    let _turn = turn();
+    let lab_of_two = Background::up(LAB);
+
+    let script = "cd /sys/devices/system/node; cat online node*/distance node*/cpulist; \
+                  sed -n 's/.*MemTotal: *//p' node*/meminfo; hostname";
+    let nodes = lab_of_two.on("left", &["sh", "-c", script]);
+    let words: Vec<&str> = nodes.split_whitespace().collect();
+    assert_eq!(words[..7], ["0-1", "10", "30", "30", "10", "0", "1"], "{nodes}");
+    let kib = |word: &str| word.parse::<u64>().unwrap();
+    // The kernel keeps some for itself.
+    assert!((500 << 10..=640 << 10).contains(&kib(words[7])), "{nodes}");
+    assert!((300 << 10..=384 << 10).contains(&kib(words[9])), "{nodes}");
+    assert_eq!(words.last(), Some(&"left"), "{nodes}");
+    let nodes = lab_of_two.on("right", &["sh", "-c", script]);
+    assert_eq!(nodes.split_whitespace().next(), Some("0"), "{nodes}");
+
+    assert_eq!(
+        lab_of_two.talk("left", "right"),
+        "the same 4194304 bytes from 10.77.0.2\n"
+    );
+    assert_eq!(
+        lab_of_two.talk("right", "left"),
+        "the same 4194304 bytes from 10.77.0.1\n"
+    );
+
+    for (writer, reader, word) in [("left", "right", "hello"), ("right", "left", "olleh")] {
+        lab_of_two.on(writer, &[TOOL, "write", word]);
+        assert_eq!(lab_of_two.on(reader, &[TOOL, "read", "5"]).trim(), word);
+    }
+
+    // A host that dies is remembered.
+    let name = lab_of_two.name.as_str();
+    let crash = lab_of_two.command("right", &["sh", "-c", "echo c > /proc/sysrq-trigger"]);
+    let ended = Ended::of(lab(&crash)).expect(125);
+    assert!(ended.stderr.contains("host right ended by itself"), "{ended}");
+    let list = Ended::of(lab(&["ls"])).expect(0).text();
+    let remembered = format!("{name}  died: the lab died: host right");
+    assert!(list.lines().any(|line| line.starts_with(&remembered)), "{list}");
+    let list: serde_json::Value =
+        serde_json::from_slice(&Ended::of(lab(&["ls", "--json"])).expect(0).stdout).unwrap();
+    let ours = |entry: &&serde_json::Value| entry["name"] == name;
+    let entry = list.as_array().unwrap().iter().find(ours).unwrap();
+    assert!(entry["died"].as_str().unwrap().contains("host right"), "{entry}");
+}
+
+/// QEMU processes whose command line has `word`.
+fn processes(word: &str) -> usize {
+    std::fs::read_dir("/proc")
+        .unwrap()
+        .flatten()
+        .filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok())
+        .filter(|line| line.starts_with(b"qemu") && String::from_utf8_lossy(line).contains(word))
+        .count()
+}
+
+#[track_caller]
+fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < Duration::from_secs(60), "{what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn a_killed_run_leaves_no_host_and_the_next_command_removes_its_directory() {
+    let _turn = turn();
+    let mut run: Child = program(&["run", "--", "sleep", "100"]).spawn().unwrap();
+    let name = format!("run-{}", run.id());
+    let word = format!("{name}/");
+    wait_for("the host starts", || processes(&word) == 1);
+    run.kill().unwrap();
+    run.wait().unwrap();
+    wait_for("the host is gone", || processes(&word) == 0);
+    Ended::of(lab(&["ls"])).expect(0);
+    assert!(!directory(&name).exists());
+}
+
+#[test]
+fn an_interrupted_start_leaves_no_host() {
+    let _turn = turn();
+    let name = format!("test-up-{}", std::process::id());
+    let mut up = program(&["up", "--name", &name]).spawn().unwrap();
+    let word = format!("{name}/");
+    wait_for("the host starts", || processes(&word) == 1);
+    up.kill().unwrap();
+    up.wait().unwrap();
+    wait_for("the host is gone", || processes(&word) == 0);
+    wait_for("its directory is gone", || !directory(&name).exists());
+}
+
+#[test]
+fn a_wrong_lab_file_is_shown_with_its_place() {
+    let place = tempfile::tempdir().unwrap();
+    let file = place.path().join("lab.toml");
+    std::fs::write(&file, "[[hosts]]\nname = \"a\"\ncpuz = 2\n").unwrap();
+    let ended = Ended::of(lab(&["run", file.to_str().unwrap(), "--", "true"])).expect(1);
+    assert!(ended.stderr.contains("did you mean `cpus`?"), "{ended}");
+}

@@ -1,0 +1,37 @@
+//! What a command in a lab sees and what its caller gets back.
+
+use crate::command::{Ended, lab, turn};
+
+#[test]
+fn a_command_keeps_its_directory_streams_and_exit_status() {
+    let _turn = turn();
+    let directory = tempfile::tempdir().unwrap();
+    let script = "pwd; echo to-stderr >&2; test -c /dev/kvm && echo inside > result; head -c 3000000 /dev/zero; exit 7";
+    let mut run = lab(&["run", "--limit", "90", "--", "sh", "-c", script]);
+    run.current_dir(&directory);
+    let ended = Ended::of(run).expect(7);
+    let head = format!("{}\n", directory.path().display());
+    assert!(ended.stdout.starts_with(head.as_bytes()), "{ended}");
+    assert_eq!(ended.stdout.len(), head.len() + 3_000_000);
+    assert!(ended.stderr.contains("to-stderr"), "{ended}");
+    assert!(ended.stderr.contains("the lab is up after"), "{ended}");
+    assert_eq!(
+        std::fs::read_to_string(directory.path().join("result")).unwrap(),
+        "inside\n"
+    );
+}
+
+#[test]
+fn a_run_past_its_limit_is_killed_and_keeps_its_console() {
+    let _turn = turn();
+    let ended = Ended::of(lab(&["run", "--limit", "12", "--", "sleep", "600"])).expect(124);
+    assert!(ended.stderr.contains(".console"), "{ended}");
+}
+
+#[test]
+fn a_host_that_panics_is_told_apart() {
+    let _turn = turn();
+    let script = "echo c > /proc/sysrq-trigger";
+    let ended = Ended::of(lab(&["run", "--limit", "90", "--", "sh", "-c", script])).expect(125);
+    assert!(ended.stderr.contains("the lab died"), "{ended}");
+}

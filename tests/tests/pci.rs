@@ -1,0 +1,113 @@
+//! Risk: a driver leaves its device, or moves it, and the next driver finds it in a wrong state or nowhere.
+//!
+//! All with the sandbox closed: what the shard does for these must be among the calls that it may still make.
+
+use guest_tests::pattern::{Numbers, digest};
+use guest_tests::{Scratch, Vm, VmFile};
+
+const MIB: usize = 1 << 20;
+
+struct Guest {
+    vm: Vm,
+    contents: String,
+    _scratch: Scratch,
+}
+
+impl Guest {
+    fn start(name: &str) -> Self {
+        let scratch = Scratch::new(name);
+        let mut bytes = vec![0; 4 * MIB];
+        Numbers::new(5).fill(&mut bytes);
+        let disk = scratch.write("disk", &bytes);
+        let vm = VmFile::new(name)
+            .cpus(2)
+            .key("sandbox", "\"require\"")
+            .disk(&disk, "")
+            .disk(&disk, "")
+            .net("kind = \"user\"")
+            .start(&scratch);
+        vm.add_tool();
+        Self {
+            vm,
+            contents: digest(&bytes),
+            _scratch: scratch,
+        }
+    }
+
+    /// The disks are read right, and the network card gets frames from outside, whatever happened before.
+    #[track_caller]
+    fn works(&self, when: &str) {
+        for disk in ["/dev/vda", "/dev/vdb"] {
+            let found = self.vm.tool(&["disk-digest", disk]).ok().text();
+            assert_eq!(found.trim(), self.contents, "{disk} {when}");
+        }
+        let lease = "ip link set eth0 up && udhcpc -i eth0 -n -q -t 10 -T 1 -s /bin/true 2>&1";
+        let said = self.vm.sh(lease);
+        assert!(said.contains("obtained"), "the network {when}: {said}");
+    }
+
+    /// The PCI address of the device that the guest knows as `path` in `/sys`.
+    fn address(&self, path: &str) -> String {
+        let place = self.vm.sh(&format!("readlink -f {path}"));
+        let address = place.split('/').find(|part| part.starts_with("0000:00:"));
+        address.unwrap_or_else(|| panic!("{path} is {place}")).to_owned()
+    }
+}
+
+#[test]
+fn drivers_are_unbound_and_bound_and_their_modules_loaded_again() {
+    let guest = Guest::start("rebind");
+    guest.works("at first");
+    let (disk, card) = (
+        guest.address("/sys/block/vda/device"),
+        guest.address("/sys/class/net/eth0/device"),
+    );
+    for round in 0..3 {
+        for device in [&disk, &card] {
+            let driver = "/sys/bus/pci/drivers/virtio-pci";
+            guest.vm.sh(&format!(
+                "echo {device} >{driver}/unbind; ! [ -e {driver}/{device} ]; echo {device} >{driver}/bind"
+            ));
+        }
+        guest.works(&format!("bound again, round {round}"));
+    }
+    guest
+        .vm
+        .sh("rmmod virtio_blk virtio_net && insmod /modules/virtio_blk.ko && insmod /modules/virtio_net.ko");
+    guest.works("with new modules");
+    guest.vm.stop();
+}
+
+/// Where a device's first BAR is.
+#[track_caller]
+fn bar(vm: &Vm, device: &str) -> u64 {
+    let line = vm.sh(&format!("head -1 /sys/bus/pci/devices/{device}/resource"));
+    let start = line
+        .split_whitespace()
+        .next()
+        .and_then(|word| word.strip_prefix("0x"));
+    let start = start.and_then(|word| u64::from_str_radix(word, 16).ok());
+    start.unwrap_or_else(|| panic!("no BAR of {device} in {line:?}"))
+}
+
+#[test]
+fn devices_work_wherever_the_guest_puts_their_registers() {
+    let guest = Guest::start("move");
+    // Not the first device: it is where any alignment would put it again.
+    for path in ["/sys/block/vdb/device", "/sys/class/net/eth0/device"] {
+        let device = guest.address(path);
+        let before = bar(&guest.vm, &device);
+        // Found again, it gets a place of the alignment asked for: 2^25 bytes.
+        guest.vm.sh(&format!(
+            "echo 25@{device} >/sys/bus/pci/resource_alignment; \
+             echo 1 >/sys/bus/pci/devices/{device}/remove; echo 1 >/sys/bus/pci/rescan"
+        ));
+        let after = bar(&guest.vm, &device);
+        assert!(
+            after != before && after.is_multiple_of(1 << 25),
+            "{device} went from {before:#x} to {after:#x}"
+        );
+        guest.works(&format!("with {device} moved"));
+    }
+    guest.vm.stop();
+}
