@@ -46,10 +46,11 @@ pub fn measure(options: &Options) -> Outcome<()> {
                 }
             }
             table.add(&kind.name(), *count, samples);
+            // All of it takes long; what was measured is kept if it is interrupted.
+            table.save(&options.out)?;
         }
     }
     table.print();
-    table.save(&options.out)?;
     match failures.as_slice() {
         [] => Ok(()),
         failures => Err(format!("not measured: {}", failures.join("; ")).into()),

@@ -164,7 +164,7 @@ pub fn account(vms: &[VmReading], files: &[FileReading], host: HostMemory) -> Me
     }
     table.files = files
         .iter()
-        .filter(|file| !written.contains(&file.id))
+        .filter(|file| !written.contains(&file.id) && file.resident != Some(0))
         .map(|file| FileMemory {
             path: file.name.clone(),
             resident_bytes: file.resident,

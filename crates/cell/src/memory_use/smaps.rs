@@ -87,10 +87,12 @@ fn header(line: &str) -> Option<Area> {
         word
     };
     let (start, end) = word().split_once('-')?;
-    (
-        u64::from_str_radix(start, 16).ok()?,
-        u64::from_str_radix(end, 16).ok()?,
-    );
+    if [start, end]
+        .iter()
+        .any(|address| u64::from_str_radix(address, 16).is_err())
+    {
+        return None;
+    }
     let permissions = word().as_bytes();
     let _offset = word();
     let (major, minor) = word().split_once(':')?;

@@ -50,7 +50,7 @@ struct Done {
     seconds: f64,
     last_line: String,
     /// What its VM took of the host's memory then.
-    memory: Option<VmMemory>,
+    memory: Option<Box<VmMemory>>,
 }
 
 /// Why a command did not come to an end.
@@ -344,7 +344,7 @@ impl Follower {
                 Some(_) => "failed",
                 None => "-",
             };
-            let memory = vm.done.as_ref().and_then(|done| done.memory.as_ref());
+            let memory = vm.done.as_ref().and_then(|done| done.memory.as_deref());
             let column = |bytes: fn(&VmMemory) -> u64| {
                 memory.map_or_else(|| "-".to_owned(), |memory| mib(bytes(memory)))
             };
@@ -439,10 +439,10 @@ fn command(
 }
 
 /// What a running VM takes of the host's memory; nothing when this user may not read it.
-fn memory(name: &str) -> Option<VmMemory> {
+fn memory(name: &str) -> Option<Box<VmMemory>> {
     let running = Registry::open().and_then(|registry| registry.list()).ok()?;
     let record = running.iter().find(|record| record.name == name)?;
-    read_one(record, &running)
+    read_one(record, &running).map(Box::new)
 }
 
 /// A guest's text without what a terminal would obey.
