@@ -72,14 +72,15 @@ impl Kind {
     /// The VM file of Mirrorball's kinds.
     pub fn vm_file(&self, files: &Path) -> String {
         let [kernel, initrd, disk] = [KERNEL, INITRD, DISK].map(|name| files.join(name));
-        let more = match self {
-            Self::MirrorballShare(policy) => format!("share = {policy:?}\n"),
-            Self::MirrorballPmem => "as = \"pmem\"\n".to_owned(),
-            _ => String::new(),
+        let (share, device) = match self {
+            // Said of the whole VM, so that it holds for the kernel's pages too.
+            Self::MirrorballShare(policy) => (format!("share = {policy:?}\n"), ""),
+            Self::MirrorballPmem => (String::new(), "as = \"pmem\"\n"),
+            _ => (String::new(), ""),
         };
         format!(
-            "name = \"sharing\"\nmemory = {MEMORY:?}\nnets = []\n\n[kernel]\npath = {kernel:?}\ninitrd = {initrd:?}\n\
-             cmdline = {CMDLINE:?}\n\n[[disks]]\npath = {disk:?}\n{more}"
+            "name = \"sharing\"\nmemory = {MEMORY:?}\nnets = []\n{share}\n[kernel]\npath = {kernel:?}\n\
+             initrd = {initrd:?}\ncmdline = {CMDLINE:?}\n\n[[disks]]\npath = {disk:?}\n{device}"
         )
     }
 
