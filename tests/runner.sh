@@ -12,8 +12,8 @@ auto-*) exec "$program" --test-threads=1 "$@" ;;
 esac
 # Programs that start no guest need no lab: unit tests of any crate, of the tests themselves too.
 case $(basename "$program") in
-boot-* | control-* | cycles-* | debian-* | disks-* | endings-* | errors-* | memory-* | network-* | pci-* | pmem-* | \
-    sandbox-* | sharing-*) ;;
+boot-* | control-* | cycles-* | debian-* | disks-* | endings-* | errors-* | mem-* | memory-* | network-* | pci-* | \
+    pmem-* | sandbox-* | sharing-*) ;;
 *) exec "$program" "$@" ;;
 esac
 if "$mirrorball" probe >/dev/null 2>&1; then

@@ -2,12 +2,13 @@
 //!
 //! [`monitor`] is the process: it holds the command's lease and a thread for each VM. [`open`] opens a VM's files,
 //! [`vm`] runs its shard ([`spawn`], [`link`]) through every reboot, [`registry`] says which VMs run, [`console`] and
-//! [`control`] are what other commands reach of one.
+//! [`control`] are what other commands reach of one. [`memory_use`] says what they take of the host's memory.
 
 pub mod console;
 pub mod control;
 pub mod ending;
 pub mod link;
+pub mod memory_use;
 pub mod monitor;
 pub mod open;
 pub mod registry;

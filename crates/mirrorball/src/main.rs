@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use commands::{check, clients, copy, image, lab as labs, list, run};
+use commands::{check, clients, copy, image, lab as labs, list, mem, run};
 use config::Size;
 use miette::{IntoDiagnostic, Result, miette};
 
@@ -86,6 +86,15 @@ enum Command {
         /// The VM
         vm: String,
     },
+    /// Show what VMs take of the host's memory, and what of it they share
+    Mem {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+        /// Again every 2 s, until Ctrl-C; with --json a line each
+        #[arg(long)]
+        watch: bool,
+    },
     /// Ask a VM to give memory back, or let it have it again
     Balloon {
         /// The VM
@@ -117,7 +126,12 @@ impl Command {
     fn only_prints(&self) -> bool {
         matches!(
             self,
-            Self::Ps { .. } | Self::Logs { .. } | Self::Inspect { .. } | Self::Check { .. } | Self::Probe
+            Self::Ps { .. }
+                | Self::Logs { .. }
+                | Self::Inspect { .. }
+                | Self::Mem { .. }
+                | Self::Check { .. }
+                | Self::Probe
         ) || matches!(self, Self::Image(command) if command.only_prints())
     }
 }
@@ -166,6 +180,7 @@ fn obey(command: Command) -> Result<ExitCode> {
         Command::Kill { vm } => clients::kill(&vm),
         Command::Logs { vm, follow } => clients::logs(&vm, follow),
         Command::Inspect { vm } => list::inspect(&vm),
+        Command::Mem { json, watch } => mem::mem(json, watch),
         Command::Balloon { vm, size } => clients::balloon(&vm, size.0),
         Command::Check { files } => check::check(&files),
         Command::Probe => Ok(probe()),

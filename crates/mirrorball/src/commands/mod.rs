@@ -7,5 +7,6 @@ pub mod flags;
 pub mod image;
 pub mod lab;
 pub mod list;
+pub mod mem;
 pub mod place;
 pub mod run;

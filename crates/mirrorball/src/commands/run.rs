@@ -9,12 +9,15 @@ use std::time::{Duration, Instant};
 
 use cell::control::{Request, ask};
 use cell::ending;
+use cell::memory_use::{VmMemory, read_one};
 use cell::monitor::{Batch, Event};
+use cell::registry::Registry;
 use config::{HostFacts, VmSpec};
 use miette::{IntoDiagnostic, Report, Result, miette};
 use shard::launch::Ending;
 
 use super::flags::{self, RunArgs};
+use super::mem::mib;
 use super::{check, place};
 use crate::attach::{Left, attach};
 use crate::lease::Lease;
@@ -46,6 +49,8 @@ struct Done {
     status: u8,
     seconds: f64,
     last_line: String,
+    /// What its VM took of the host's memory then.
+    memory: Option<Box<VmMemory>>,
 }
 
 /// Why a command did not come to an end.
@@ -323,8 +328,8 @@ impl Follower {
     /// What each VM did.
     fn table(&self) {
         println!(
-            "{:<16} {:>9} {:>11} {:>7}  {:<10} LAST LINE",
-            "VM", "TOTAL", "COMMAND", "STATUS", "END"
+            "{:<16} {:>9} {:>11} {:>7}  {:<10} {:>8} {:>8} {:>8}  LAST LINE",
+            "VM", "TOTAL", "COMMAND", "STATUS", "END", "MEMORY", "HOST", "SHARED"
         );
         for (name, vm) in &self.vms {
             let (seconds, last) = vm
@@ -339,10 +344,42 @@ impl Follower {
                 Some(_) => "failed",
                 None => "-",
             };
+            let memory = vm.done.as_ref().and_then(|done| done.memory.as_deref());
+            let column = |bytes: fn(&VmMemory) -> u64| {
+                memory.map_or_else(|| "-".to_owned(), |memory| mib(bytes(memory)))
+            };
             println!(
-                "{name:<16} {:>7.1} s {seconds:>9.1} s {:>7}  {end:<10} {last}",
+                "{name:<16} {:>7.1} s {seconds:>9.1} s {:>7}  {end:<10} {:>8} {:>8} {:>8}  {last}",
                 vm.seconds,
-                status(vm)
+                status(vm),
+                column(|memory| memory.memory_bytes),
+                column(|memory| memory.host_bytes),
+                column(VmMemory::shared_bytes),
+            );
+        }
+        self.memory_sum();
+    }
+
+    /// What all guests had and cost; each was looked at when its command was done.
+    fn memory_sum(&self) {
+        let all = self
+            .vms
+            .values()
+            .filter_map(|vm| vm.done.as_ref()?.memory.as_ref());
+        let [had, host, shared] = all.fold([0; 3], |[had, host, shared], memory| {
+            [
+                had + memory.memory_bytes,
+                host + memory.host_bytes,
+                shared + memory.shared_bytes(),
+            ]
+        });
+        if had > 0 {
+            println!(
+                "The guests had {} of memory, for which the host spent {}; {} of their pages were shared with the \
+                 page cache of the host, and so with one another.",
+                mib(had),
+                mib(host),
+                mib(shared)
             );
         }
     }
@@ -384,18 +421,28 @@ fn command(
             status,
             seconds: start.elapsed().as_secs_f64(),
             last_line: String::new(),
+            memory: None,
         });
     }
     let (status, out, err) = agent::client::output(stream, &request, &[]).map_err(explain)?;
+    let seconds = start.elapsed().as_secs_f64();
     let (out, err) = (printable(&out), printable(&err));
     out.lines().for_each(|line| println!("{name} | {line}"));
     err.lines().for_each(|line| eprintln!("{name} | {line}"));
     let last_line = out.lines().last().unwrap_or_default().to_owned();
     Ok(Done {
         status: status.code(),
-        seconds: start.elapsed().as_secs_f64(),
+        seconds,
         last_line,
+        memory: memory(name),
     })
+}
+
+/// What a running VM takes of the host's memory; nothing when this user may not read it.
+fn memory(name: &str) -> Option<Box<VmMemory>> {
+    let running = Registry::open().and_then(|registry| registry.list()).ok()?;
+    let record = running.iter().find(|record| record.name == name)?;
+    read_one(record, &running).map(Box::new)
 }
 
 /// A guest's text without what a terminal would obey.

@@ -1,0 +1,158 @@
+//! N guests of one kind, from their start to their end.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::Outcome;
+use crate::kinds::Kind;
+
+/// How long all of them may take to boot and read.
+const LIMIT: Duration = Duration::from_secs(180);
+
+/// Running guests. Ended when dropped.
+pub enum Guests {
+    /// Under one monitor of Mirrorball's.
+    Mirrorball {
+        /// The command.
+        program: PathBuf,
+        /// The VMs' names.
+        names: Vec<String>,
+    },
+    /// Under a QEMU each, with a file for its console.
+    Qemu(Vec<(Child, PathBuf)>),
+}
+
+impl Guests {
+    /// Starts `count` guests at once.
+    pub fn start(
+        kind: &Kind,
+        count: usize,
+        files: &Path,
+        mirrorball: &Path,
+        runtime: &Path,
+    ) -> Outcome<Self> {
+        if kind.ours() {
+            let file = runtime.join("sharing.toml");
+            fs::write(&file, kind.vm_file(files))?;
+            let output = Command::new(mirrorball)
+                .args(["run", "-d", "--lab", "never", "--count", &count.to_string()])
+                .arg(&file)
+                .stdin(Stdio::null())
+                .output()?;
+            if !output.status.success() {
+                let why = String::from_utf8_lossy(&output.stderr);
+                return Err(format!("mirrorball run: {}", why.trim()).into());
+            }
+            let names = String::from_utf8(output.stdout)?;
+            return Ok(Self::Mirrorball {
+                program: mirrorball.to_owned(),
+                names: names.lines().map(str::to_owned).collect(),
+            });
+        }
+        let mut all = Self::Qemu(Vec::new());
+        if let Self::Qemu(guests) = &mut all {
+            for number in 0..count {
+                let console = runtime.join(format!("console-{number}"));
+                fs::write(&console, "")?;
+                guests.push((kind.qemu(files, &console)?.spawn()?, console));
+            }
+        }
+        Ok(all)
+    }
+
+    /// Waits until each has read everything; the times that took, in seconds.
+    pub fn wait(&mut self) -> Outcome<Vec<f64>> {
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            let consoles = self.consoles()?;
+            let answers: Vec<Value> = consoles.iter().filter_map(|text| answer(text)).collect();
+            if let Some(error) = answers.iter().find_map(|answer| answer["error"].as_str()) {
+                return Err(format!("a guest says: {error}").into());
+            }
+            if answers.len() == consoles.len() {
+                let sums: Vec<&Value> = answers.iter().map(|answer| &answer["sum"]).collect();
+                if sums.iter().any(|sum| *sum != sums[0]) {
+                    return Err(format!("guests read different things: {sums:?}").into());
+                }
+                return Ok(answers
+                    .iter()
+                    .filter_map(|answer| answer["read_s"].as_f64())
+                    .collect());
+            }
+            if Instant::now() > deadline {
+                let last = consoles.iter().find(|text| answer(text).is_none());
+                return Err(format!("a guest took too long: {}", last.map_or("", String::as_str)).into());
+            }
+            std::thread::sleep(Duration::from_millis(500));
+        }
+    }
+
+    fn consoles(&mut self) -> Outcome<Vec<String>> {
+        match self {
+            Self::Mirrorball { program, names } => names
+                .iter()
+                .map(|name| {
+                    let output = Command::new(&*program).args(["logs", name]).output()?;
+                    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+                })
+                .collect(),
+            Self::Qemu(guests) => guests
+                .iter_mut()
+                .map(|(child, console)| {
+                    if let Some(status) = child.try_wait()? {
+                        return Err(format!("QEMU ended: {status}").into());
+                    }
+                    Ok(String::from_utf8_lossy(&fs::read(console)?).into_owned())
+                })
+                .collect(),
+        }
+    }
+
+    /// The processes that run them.
+    pub fn processes(&self) -> Outcome<Vec<u32>> {
+        match self {
+            Self::Mirrorball { program, names } => {
+                let output = Command::new(program).args(["ps", "--json"]).output()?;
+                let list: Vec<Value> = serde_json::from_slice(&output.stdout)?;
+                let monitor = list
+                    .iter()
+                    .find(|vm| names.iter().any(|name| vm["name"] == name.as_str()))
+                    .and_then(|vm| vm["monitor_pid"].as_u64())
+                    .ok_or("the VMs have ended")?;
+                Ok(crate::host::family(monitor.try_into()?))
+            }
+            Self::Qemu(guests) => Ok(guests
+                .iter()
+                .flat_map(|(child, _)| crate::host::family(child.id()))
+                .collect()),
+        }
+    }
+}
+
+/// The line of JSON that a guest has written, once it is whole.
+fn answer(console: &str) -> Option<Value> {
+    let (_, rest) = console.split_once("BENCH ")?;
+    serde_json::from_str(rest.lines().next()?.trim()).ok()
+}
+
+impl Drop for Guests {
+    fn drop(&mut self) {
+        match self {
+            Self::Mirrorball { program, names } => {
+                for name in names {
+                    let _ = Command::new(&*program).args(["kill", name]).status();
+                }
+            }
+            Self::Qemu(guests) => {
+                for (child, _) in guests {
+                    let _ = child.kill();
+                    let _ = child.wait();
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! The ways to give a guest its disk that are compared.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::str::FromStr;
+
+use crate::Outcome;
+use crate::stage::{DISK, DISK_BYTES, INITRD, KERNEL};
+
+const MEMORY: &str = "512M";
+const CMDLINE: &str = "console=ttyS0 quiet panic=-1 reboot=t tsc=reliable no_timer_check rdinit=/reader";
+
+/// One way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Mirrorball with a virtio-blk disk, as it is when nothing is said.
+    Mirrorball,
+    /// The same with a policy in the VM file's `share`.
+    MirrorballShare(String),
+    /// Mirrorball with the disk as persistent memory.
+    MirrorballPmem,
+    /// QEMU with virtio-blk, past the host's page cache.
+    QemuBlock,
+    /// The same, with KSM until it has found what there is.
+    QemuKsm,
+    /// QEMU with private persistent memory.
+    QemuPmem,
+}
+
+const POLICIES: [&str; 4] = ["never", "deferred", "at-read", "adaptive"];
+
+impl FromStr for Kind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "mirrorball" => Ok(Self::Mirrorball),
+            "mirrorball-pmem" => Ok(Self::MirrorballPmem),
+            "qemu-blk" => Ok(Self::QemuBlock),
+            "qemu-ksm" => Ok(Self::QemuKsm),
+            "qemu-pmem" => Ok(Self::QemuPmem),
+            policy if POLICIES.contains(&policy) => Ok(Self::MirrorballShare(policy.to_owned())),
+            _ => Err(format!(
+                "no kind '{text}'; there are mirrorball, {}, mirrorball-pmem, qemu-blk, qemu-ksm, qemu-pmem",
+                POLICIES.join(", ")
+            )),
+        }
+    }
+}
+
+impl Kind {
+    /// As in the table.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Mirrorball => "Mirrorball virtio-blk".to_owned(),
+            Self::MirrorballShare(policy) => format!("Mirrorball virtio-blk, share = \"{policy}\""),
+            Self::MirrorballPmem => "Mirrorball pmem, DAX".to_owned(),
+            Self::QemuBlock => "QEMU virtio-blk, cache=none".to_owned(),
+            Self::QemuKsm => "QEMU virtio-blk with KSM".to_owned(),
+            Self::QemuPmem => "QEMU pmem, private, DAX".to_owned(),
+        }
+    }
+
+    /// Whether Mirrorball runs it.
+    pub fn ours(&self) -> bool {
+        matches!(
+            self,
+            Self::Mirrorball | Self::MirrorballShare(_) | Self::MirrorballPmem
+        )
+    }
+
+    /// The VM file of Mirrorball's kinds.
+    pub fn vm_file(&self, files: &Path) -> String {
+        let [kernel, initrd, disk] = [KERNEL, INITRD, DISK].map(|name| files.join(name));
+        let (share, device) = match self {
+            // Said of the whole VM, so that it holds for the kernel's pages too.
+            Self::MirrorballShare(policy) => (format!("share = {policy:?}\n"), ""),
+            Self::MirrorballPmem => (String::new(), "as = \"pmem\"\n"),
+            _ => (String::new(), ""),
+        };
+        format!(
+            "name = \"sharing\"\nmemory = {MEMORY:?}\nnets = []\n{share}\n[kernel]\npath = {kernel:?}\n\
+             initrd = {initrd:?}\ncmdline = {CMDLINE:?}\n\n[[disks]]\npath = {disk:?}\n{device}"
+        )
+    }
+
+    /// QEMU's command; the guest's console goes to `console`.
+    pub fn qemu(&self, files: &Path, console: &Path) -> Outcome<Command> {
+        let mut command = Command::new("qemu-system-x86_64");
+        command
+            .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
+            .args(["-M", "pc,accel=kvm", "-cpu", "host", "-smp", "1", "-serial"])
+            .arg(format!("file:{}", console.display()))
+            .arg("-kernel")
+            .arg(files.join(KERNEL))
+            .arg("-initrd")
+            .arg(files.join(INITRD))
+            .args(["-append", CMDLINE]);
+        let disk = files.join(DISK);
+        let disk = disk.to_str().ok_or("the folder's name is no text")?;
+        if *self == Self::QemuPmem {
+            command
+                .args(["-m", &format!("{MEMORY},slots=1,maxmem=2G"), "-object"])
+                .arg(format!(
+                    "memory-backend-file,id=p0,mem-path={disk},share=off,size={DISK_BYTES}"
+                ))
+                .args(["-device", "virtio-pmem-pci,memdev=p0"]);
+        } else {
+            command
+                .args(["-m", MEMORY, "-drive"])
+                .arg(format!(
+                    "file={disk},if=none,id=d0,format=raw,cache=none,aio=threads,readonly=on"
+                ))
+                .args(["-device", "virtio-blk-pci,drive=d0"]);
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        Ok(command)
+    }
+}

@@ -1,0 +1,77 @@
+//! Process 1 of a guest that reads: mounts the disk, reads its file, prints a line of JSON behind `BENCH`, stays idle.
+
+use std::fs::{self, File};
+use std::io::{Error, Read};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use nix::kmod::{ModuleInitFlags, finit_module};
+use nix::mount::{MsFlags, mount};
+
+const PLACE: &str = "/mnt";
+const LIMIT: Duration = Duration::from_secs(10);
+
+fn main() {
+    for (kind, place) in [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev")] {
+        // What is missing shows when the disk is.
+        let _ = fs::create_dir_all(place);
+        let _ = mount(Some(kind), place, Some(kind), MsFlags::empty(), None::<&str>);
+    }
+    match read() {
+        Ok(json) => println!("BENCH {json}"),
+        Err(error) => println!("BENCH {{\"error\":\"{error}\"}}"),
+    }
+    loop {
+        std::thread::sleep(Duration::from_secs(3600));
+    }
+}
+
+fn read() -> Result<String, Error> {
+    modules()?;
+    let (device, options) = disk()?;
+    fs::create_dir_all(PLACE)?;
+    mount(Some(device), PLACE, Some("ext4"), MsFlags::MS_RDONLY, options).map_err(Error::from)?;
+    let start = Instant::now();
+    let mut file = File::open(Path::new(PLACE).join("data"))?;
+    let mut buffer = vec![0_u8; 1 << 20];
+    let (mut sum, mut bytes) = (0_u64, 0_usize);
+    loop {
+        let count = file.read(&mut buffer)?;
+        if count == 0 {
+            break;
+        }
+        for word in buffer[..count].chunks_exact(8) {
+            sum = sum.rotate_left(1) ^ u64::from_le_bytes(word.try_into().map_err(Error::other)?);
+        }
+        bytes += count;
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    Ok(format!(
+        "{{\"device\":\"{device}\",\"bytes\":{bytes},\"sum\":\"{sum:x}\",\"read_s\":{seconds}}}"
+    ))
+}
+
+/// The disk, and what it is mounted with: persistent memory past the page cache.
+fn disk() -> Result<(&'static str, Option<&'static str>), Error> {
+    let deadline = Instant::now() + LIMIT;
+    while Instant::now() < deadline {
+        if Path::new("/dev/vda").exists() {
+            return Ok(("/dev/vda", None));
+        }
+        if Path::new("/dev/pmem0").exists() {
+            return Ok(("/dev/pmem0", Some("dax")));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Err(Error::other("no disk"))
+}
+
+fn modules() -> Result<(), Error> {
+    let order = fs::read_to_string("/modules/order")?;
+    for name in order.lines().filter(|name| !name.is_empty()) {
+        let file = File::open(format!("/modules/{name}"))?;
+        // One that has no device here, or is there already, is none of the benchmark's business.
+        let _ = finit_module(&file, c"", ModuleInitFlags::empty());
+    }
+    Ok(())
+}

@@ -1,0 +1,109 @@
+//! The table for people and the JSON for the record.
+
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::Outcome;
+use crate::measure::Sample;
+
+#[derive(Serialize)]
+struct Cell {
+    kind: String,
+    vms: usize,
+    /// None when it could not be measured.
+    median: Option<Sample>,
+    samples: Vec<Sample>,
+}
+
+/// All that was measured.
+#[derive(Serialize)]
+pub struct Table {
+    machine: String,
+    counts: Vec<usize>,
+    cells: Vec<Cell>,
+}
+
+impl Table {
+    /// An empty table for a machine described in words.
+    pub fn new(machine: &str, counts: &[usize]) -> Self {
+        Self {
+            machine: machine.to_owned(),
+            counts: counts.to_vec(),
+            cells: Vec::new(),
+        }
+    }
+
+    /// Adds what `vms` guests of a kind took.
+    pub fn add(&mut self, kind: &str, vms: usize, samples: Vec<Sample>) {
+        let median = median(&samples);
+        self.cells.push(Cell {
+            kind: kind.to_owned(),
+            vms,
+            median,
+            samples,
+        });
+    }
+
+    /// Prints three tables: free memory lost, of that not to be had back from the page cache, and PSS with CPU time.
+    pub fn print(&self) {
+        println!("{}", self.machine);
+        self.one("host memory lost (MemFree), MB", |sample| sample.drop_mb);
+        self.one("the same without page cache that nobody maps, MB", |sample| {
+            sample.kept_mb
+        });
+        self.one("PSS of all processes, MB", |sample| sample.pss_mb);
+        self.one("CPU time, KSM's included, s", |sample| {
+            sample.cpu_s + sample.ksm_cpu_s.unwrap_or(0.0)
+        });
+    }
+
+    fn one(&self, what: &str, figure: fn(&Sample) -> f64) {
+        let heads: Vec<String> = self.counts.iter().map(usize::to_string).collect();
+        println!("\n| {what} | {} | each further VM |", heads.join(" | "));
+        println!("| --- |{}", " --- |".repeat(heads.len() + 1));
+        let mut kinds: Vec<&str> = Vec::new();
+        for cell in &self.cells {
+            if !kinds.contains(&cell.kind.as_str()) {
+                kinds.push(&cell.kind);
+            }
+        }
+        for kind in kinds {
+            let row: Vec<(usize, Option<f64>)> = self
+                .cells
+                .iter()
+                .filter(|cell| cell.kind == kind)
+                .map(|cell| (cell.vms, cell.median.as_ref().map(figure)))
+                .collect();
+            let cells: Vec<String> = row
+                .iter()
+                .map(|(_, value)| value.map_or_else(|| "failed".to_owned(), |value| format!("{value:.0}")))
+                .collect();
+            let further = match (row.first(), row.last()) {
+                (Some((first, Some(low))), Some((last, Some(high)))) if last > first => {
+                    format!("{:.0}", (high - low) / (last - first) as f64)
+                }
+                _ => String::new(),
+            };
+            println!("| {kind} | {} | {further} |", cells.join(" | "));
+        }
+    }
+
+    /// Writes the JSON.
+    pub fn save(&self, file: &Path) -> Outcome<()> {
+        if let Some(folder) = file.parent() {
+            std::fs::create_dir_all(folder)?;
+        }
+        std::fs::write(file, serde_json::to_string_pretty(self)? + "\n")?;
+        Ok(())
+    }
+}
+
+/// The sample in the middle by the memory lost; the lower one of an even number.
+fn median(samples: &[Sample]) -> Option<Sample> {
+    let mut sorted: Vec<&Sample> = samples.iter().collect();
+    sorted.sort_by(|a, b| a.drop_mb.total_cmp(&b.drop_mb));
+    sorted
+        .get(samples.len().saturating_sub(1) / 2)
+        .map(|sample| (*sample).clone())
+}

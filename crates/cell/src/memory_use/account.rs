@@ -1,0 +1,290 @@
+//! The sum: from what was read of each VM, and of the files under them, to the table. Values in, values out.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Serialize;
+
+use super::classify::{Classified, Mapped};
+use super::host::HostMemory;
+use super::process::OpenFile;
+use super::smaps::FileId;
+
+/// What was read of one VM.
+#[derive(Clone, Debug, Default)]
+pub struct VmReading {
+    /// Its name.
+    pub name: String,
+    /// The guest's memory as its specification says.
+    pub memory: u64,
+    /// The shard's mappings.
+    pub shard: Classified,
+    /// The shard's page tables.
+    pub page_tables: u64,
+    /// What the shard has open.
+    pub files: Vec<OpenFile>,
+    /// The VM's part of its monitor, and of what that started beside shards.
+    pub monitor_part: u64,
+    /// The part of that which is swapped out.
+    pub monitor_part_swapped: u64,
+}
+
+/// A file whose pages may be in the page cache.
+#[derive(Clone, Debug, Default)]
+pub struct FileReading {
+    /// Which.
+    pub id: FileId,
+    /// Its name.
+    pub name: String,
+    /// Bytes in the page cache; none when the kernel does not tell.
+    pub resident: Option<u64>,
+    /// Bytes mapped by processes that are no shards.
+    pub mapped_elsewhere: u64,
+}
+
+/// What one VM, or all, take of the host's memory, in bytes. `host_bytes` is the sum of `base_bytes`, `clone_bytes`,
+/// `private_bytes`, `copied_bytes`, `disk_bytes` and `monitor_bytes`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct VmMemory {
+    /// The VM.
+    pub name: String,
+    /// What the guest was given.
+    pub memory_bytes: u64,
+    /// What of it the guest says that it can't do without; only with a balloon.
+    pub guest_used_bytes: Option<u64>,
+    /// What the host really spends on it.
+    pub host_bytes: u64,
+    /// Pages of disk images, kernel and initramfs that the guest sees.
+    pub base_resident_bytes: u64,
+    /// The VM's part of them: each page divided by how many use it.
+    pub base_bytes: u64,
+    /// Pages of the VM that it, or its clones, came from.
+    pub clone_resident_bytes: u64,
+    /// The VM's part of them.
+    pub clone_bytes: u64,
+    /// Memory that only this guest has.
+    pub private_bytes: u64,
+    /// Copies of base and clone pages, made when the guest wrote to them.
+    pub copied_bytes: u64,
+    /// Page cache of the files that keep the guest's writes.
+    pub disk_bytes: u64,
+    /// The monitor's own: the shard's heap, code and page tables, and a part of the monitor process and of passt.
+    pub monitor_bytes: u64,
+    /// Not in memory: swapped out.
+    pub swapped_bytes: u64,
+}
+
+impl VmMemory {
+    /// Pages of the guest that others use too, or could.
+    pub fn shared_bytes(&self) -> u64 {
+        self.base_resident_bytes + self.clone_resident_bytes
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.memory_bytes += other.memory_bytes;
+        if let Some(used) = other.guest_used_bytes {
+            self.guest_used_bytes = Some(self.guest_used_bytes.unwrap_or(0) + used);
+        }
+        self.host_bytes += other.host_bytes;
+        self.base_resident_bytes += other.base_resident_bytes;
+        self.base_bytes += other.base_bytes;
+        self.clone_resident_bytes += other.clone_resident_bytes;
+        self.clone_bytes += other.clone_bytes;
+        self.private_bytes += other.private_bytes;
+        self.copied_bytes += other.copied_bytes;
+        self.disk_bytes += other.disk_bytes;
+        self.monitor_bytes += other.monitor_bytes;
+        self.swapped_bytes += other.swapped_bytes;
+    }
+}
+
+/// A file under the VMs: an image's, or the program itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct FileMemory {
+    /// Its name.
+    pub path: String,
+    /// Bytes of it in the page cache; none when the kernel does not tell.
+    pub resident_bytes: Option<u64>,
+    /// Bytes of that which VMs or their monitors map, and which are counted there.
+    pub mapped_bytes: u64,
+    /// The rest: kept by the host as long as it has room.
+    pub unmapped_bytes: u64,
+}
+
+/// The host's sum.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct HostSum {
+    /// The host as the kernel counts it.
+    #[serde(flatten)]
+    pub memory: HostMemory,
+    /// What the VMs take: the sum of their `host_bytes`.
+    pub vms_bytes: u64,
+    /// Page cache of files under the VMs that nobody maps.
+    pub files_unmapped_bytes: u64,
+    /// Used by others: programs, other files, the kernel.
+    pub rest_bytes: u64,
+}
+
+/// The whole table.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct MemoryUse {
+    /// The VMs.
+    pub vms: Vec<VmMemory>,
+    /// Their sum.
+    pub total: VmMemory,
+    /// The files under them, the largest first.
+    pub files: Vec<FileMemory>,
+    /// The host.
+    pub host: HostSum,
+    /// What could not be read, a line each.
+    pub unread: Vec<String>,
+}
+
+/// Adds up. Files of `files` that a shard may write are the VM's own; the others lie under all VMs.
+pub fn account(vms: &[VmReading], files: &[FileReading], host: HostMemory) -> MemoryUse {
+    let unmapped = unmapped_memory(vms);
+    let mut mapped = mapped_files(vms);
+    for file in files {
+        *mapped.entry(file.id).or_default() += file.mapped_elsewhere;
+    }
+    let unmapped_of = |file: &FileReading| {
+        let mapped = mapped.get(&file.id).copied().unwrap_or(0);
+        file.resident.unwrap_or(0).saturating_sub(mapped)
+    };
+    let mut written = BTreeSet::new();
+    let mut table = MemoryUse::default();
+    for (vm, unmapped) in vms.iter().zip(unmapped) {
+        let own = written_by(vm);
+        let disk = files.iter().filter(|file| own.contains(&file.id));
+        table.vms.push(row(vm, &unmapped, disk.map(unmapped_of).sum()));
+        written.extend(own);
+    }
+    table.total.name = "total".to_owned();
+    for vm in &table.vms {
+        table.total.add(vm);
+    }
+    table.files = files
+        .iter()
+        .filter(|file| !written.contains(&file.id) && file.resident != Some(0))
+        .map(|file| FileMemory {
+            path: file.name.clone(),
+            resident_bytes: file.resident,
+            mapped_bytes: mapped.get(&file.id).copied().unwrap_or(0),
+            unmapped_bytes: unmapped_of(file),
+        })
+        .collect();
+    table
+        .files
+        .sort_by_key(|file| std::cmp::Reverse(file.resident_bytes));
+    let files_unmapped = table.files.iter().map(|file| file.unmapped_bytes).sum();
+    let known = table.total.host_bytes + files_unmapped + host.kvm_page_tables_bytes;
+    table.host = HostSum {
+        memory: host,
+        vms_bytes: table.total.host_bytes,
+        files_unmapped_bytes: files_unmapped,
+        rest_bytes: host.used_bytes.saturating_sub(known),
+    };
+    table
+}
+
+fn written_by(vm: &VmReading) -> BTreeSet<FileId> {
+    let files = vm.files.iter().filter(|file| file.writable && !file.guest_memory);
+    files.map(|file| file.id).collect()
+}
+
+fn row(vm: &VmReading, unmapped: &Unmapped, disk_bytes: u64) -> VmMemory {
+    let sum =
+        |kind: &BTreeMap<FileId, Mapped>, what: fn(&Mapped) -> u64| kind.values().map(what).sum::<u64>();
+    let Classified {
+        own, frozen, base, ..
+    } = &vm.shard;
+    let all = [own, frozen, base];
+    let mut row = VmMemory {
+        name: vm.name.clone(),
+        memory_bytes: vm.memory,
+        guest_used_bytes: None,
+        host_bytes: 0,
+        base_resident_bytes: sum(base, |file| file.resident),
+        base_bytes: sum(base, |file| file.proportional),
+        clone_resident_bytes: sum(frozen, |file| file.resident),
+        clone_bytes: sum(frozen, |file| file.proportional),
+        private_bytes: sum(own, |file| file.proportional) + unmapped.resident,
+        copied_bytes: all.iter().map(|kind| sum(kind, |file| file.copied)).sum(),
+        disk_bytes,
+        monitor_bytes: vm.shard.monitor + vm.page_tables + vm.monitor_part,
+        swapped_bytes: unmapped.swapped
+            + all
+                .iter()
+                .map(|kind| sum(kind, |file| file.swapped_copies))
+                .sum::<u64>()
+            + vm.shard.monitor_swapped
+            + vm.monitor_part_swapped,
+    };
+    row.host_bytes = row.base_bytes
+        + row.clone_bytes
+        + row.private_bytes
+        + row.copied_bytes
+        + row.disk_bytes
+        + row.monitor_bytes;
+    row
+}
+
+/// Pages of guest memory that no process maps, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Unmapped {
+    /// In memory: not mapped yet, or not any more.
+    resident: u64,
+    /// Swapped out.
+    swapped: u64,
+}
+
+/// What each VM's memory has allocated and no process maps. Memory that is frozen belongs to all who map it, in equal
+/// parts.
+fn unmapped_memory(vms: &[VmReading]) -> Vec<Unmapped> {
+    let mut allocated = BTreeMap::new();
+    for file in vms
+        .iter()
+        .flat_map(|vm| &vm.files)
+        .filter(|file| file.guest_memory)
+    {
+        allocated.insert(file.id, file.allocated);
+    }
+    let mut unmapped = vec![Unmapped::default(); vms.len()];
+    for (id, allocated) in allocated {
+        let mapped: Vec<&Mapped> = vms
+            .iter()
+            .flat_map(|vm| [vm.shard.own.get(&id), vm.shard.frozen.get(&id)])
+            .flatten()
+            .collect();
+        let here: u64 = mapped.iter().map(|file| file.proportional).sum();
+        // Each VM that maps the file sees the same of it as swapped out.
+        let swapped = mapped.iter().map(|file| file.swapped_of_file).max().unwrap_or(0);
+        let left = allocated.saturating_sub(here + swapped);
+        let holds = |what: fn(&VmReading, FileId) -> bool| -> Vec<usize> {
+            let matching = vms.iter().enumerate().filter(|(_, vm)| what(vm, id));
+            matching.map(|(index, _)| index).collect()
+        };
+        let holders = [
+            holds(|vm, id| vm.shard.own.contains_key(&id)),
+            holds(|vm, id| vm.shard.frozen.contains_key(&id)),
+            holds(|vm, id| vm.files.iter().any(|file| file.id == id)),
+        ];
+        if let Some(holders) = holders.iter().find(|holders| !holders.is_empty()) {
+            for index in holders {
+                unmapped[*index].resident += left / holders.len() as u64;
+                unmapped[*index].swapped += swapped / holders.len() as u64;
+            }
+        }
+    }
+    unmapped
+}
+
+/// Bytes of each file that shards map. Their parts add up to each page once.
+fn mapped_files(vms: &[VmReading]) -> BTreeMap<FileId, u64> {
+    let mut mapped = BTreeMap::new();
+    for vm in vms {
+        for (id, file) in vm.shard.base.iter().chain(&vm.shard.programs) {
+            *mapped.entry(*id).or_default() += file.proportional;
+        }
+    }
+    mapped
+}

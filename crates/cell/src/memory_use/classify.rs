@@ -1,0 +1,102 @@
+//! What each mapping of a shard is: its guest's memory of one kind or another, or the monitor's own.
+//!
+//! Guest memory is one memfd for each VM, mapped shared. Pages of disk images, kernels and initramfs files are mapped
+//! privately over parts of it, or beside it as persistent memory; a clone maps the frozen memfd of another VM privately.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::smaps::{Area, FileId};
+
+/// The name of guest memory among a shard's mappings.
+pub const GUEST_MEMORY: &str = "/memfd:guest-memory";
+
+/// What a process takes of one file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Mapped {
+    /// Bytes of the file's pages that the process maps.
+    pub resident: u64,
+    /// The same, each page divided by the number of processes that map it.
+    pub proportional: u64,
+    /// Bytes that the process has copied to write to them.
+    pub copied: u64,
+    /// Bytes of the file swapped out.
+    pub swapped_of_file: u64,
+    /// Bytes of the copies swapped out.
+    pub swapped_copies: u64,
+}
+
+impl Mapped {
+    fn add(&mut self, area: &Area) {
+        self.resident += area.of_file();
+        self.proportional += area.part_of_file();
+        self.copied += area.anonymous;
+        self.swapped_of_file += area.swapped_of_file();
+        self.swapped_copies += area.swapped_anonymous;
+    }
+}
+
+/// The mappings of one process by what they are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Classified {
+    /// The guest's own memory, which the guest writes to.
+    pub own: BTreeMap<FileId, Mapped>,
+    /// Memory of a VM that was cloned, which nobody writes to any more.
+    pub frozen: BTreeMap<FileId, Mapped>,
+    /// Files whose pages the guest sees: disk images, kernel, initramfs.
+    pub base: BTreeMap<FileId, Mapped>,
+    /// Programs: the process's own, and libraries where it has some.
+    pub programs: BTreeMap<FileId, Mapped>,
+    /// Everything else, and the programs' part: bytes, proportional.
+    pub monitor: u64,
+    /// The part of that which is swapped out.
+    pub monitor_swapped: u64,
+}
+
+/// Sorts the mappings of a shard.
+pub fn classify(areas: &[Area]) -> Classified {
+    // No guest page is mapped for this process to run, so a file with such a mapping is a program.
+    let programs: BTreeSet<FileId> = areas
+        .iter()
+        .filter(|area| area.executable && area.file.inode != 0)
+        .map(|area| area.file)
+        .collect();
+    let mut all = Classified::default();
+    for area in areas {
+        let kind = if programs.contains(&area.file) || !is_a_file(area) {
+            all.monitor += area.proportional;
+            all.monitor_swapped += area.swapped_anonymous;
+            &mut all.programs
+        } else if !area.name.starts_with(GUEST_MEMORY) {
+            &mut all.base
+        } else if area.shared {
+            &mut all.own
+        } else {
+            &mut all.frozen
+        };
+        if is_a_file(area) {
+            kind.entry(area.file).or_default().add(area);
+        }
+    }
+    all
+}
+
+/// Whether a file is mapped, and not memory that the kernel keeps as one.
+fn is_a_file(area: &Area) -> bool {
+    let kept_as_one = ["/dev/zero", "/memfd:", "/anon_hugepage", "/SYSV", "/["]
+        .iter()
+        .any(|start| area.name.starts_with(start));
+    let guest = area.name.starts_with(GUEST_MEMORY);
+    area.file.inode != 0 && area.name.starts_with('/') && (guest || !kept_as_one)
+}
+
+/// The same for a process that holds no guest memory: all of it is the monitor's.
+pub fn helper(areas: &[Area]) -> Classified {
+    let mut all = classify(areas);
+    for kind in [&mut all.own, &mut all.frozen, &mut all.base] {
+        for mapped in std::mem::take(kind).into_values() {
+            all.monitor += mapped.proportional + mapped.copied;
+            all.monitor_swapped += mapped.swapped_copies;
+        }
+    }
+    all
+}

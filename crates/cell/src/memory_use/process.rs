@@ -1,0 +1,128 @@
+//! What the kernel says of one process: its mappings, its page tables, its open files.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use super::classify::GUEST_MEMORY;
+use super::smaps::{self, Area, FileId};
+
+/// A file that a process has open.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OpenFile {
+    /// Which file.
+    pub id: FileId,
+    /// Its name, with ` (deleted)` when it has none any more.
+    pub name: String,
+    /// Opened by this, the file may be written.
+    pub writable: bool,
+    /// The guest's memory, not a file on a disk.
+    pub guest_memory: bool,
+    /// Bytes of memory and swap that a file without a disk takes; of others what they take there.
+    pub allocated: u64,
+    /// Where it can be opened, deleted or not.
+    pub link: PathBuf,
+}
+
+impl OpenFile {
+    /// Opens the file for reading.
+    pub fn open(&self) -> io::Result<File> {
+        File::open(&self.link)
+    }
+}
+
+/// The mappings of a process.
+pub fn areas(pid: u32) -> io::Result<Vec<Area>> {
+    Ok(smaps::parse(&fs::read_to_string(format!("/proc/{pid}/smaps"))?))
+}
+
+/// Bytes of a process's page tables.
+pub fn page_tables(pid: u32) -> io::Result<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let found = text
+        .lines()
+        .filter_map(smaps::field)
+        .find(|(name, _)| *name == "VmPTE");
+    Ok(found.map_or(0, |(_, bytes)| bytes))
+}
+
+/// The regular files that a process has open.
+pub fn open_files(pid: u32) -> io::Result<Vec<OpenFile>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
+        let link = entry?.path();
+        // One may be closed at any moment; what is not there any more counts for nothing.
+        if let Ok(file) = open_file(&link) {
+            files.extend(file);
+        }
+    }
+    Ok(files)
+}
+
+/// The program that a process runs.
+pub fn program(pid: u32) -> io::Result<OpenFile> {
+    let link = PathBuf::from(format!("/proc/{pid}/exe"));
+    let mut program = open_file(&link)?.ok_or(io::ErrorKind::NotFound)?;
+    // The link's own bits say nothing of how a program was opened.
+    program.writable = false;
+    Ok(program)
+}
+
+fn open_file(link: &Path) -> io::Result<Option<OpenFile>> {
+    // Bits of the link itself say how the file was opened.
+    const WRITABLE: u32 = 0o200;
+    let (target, metadata) = (fs::read_link(link)?, fs::metadata(link)?);
+    if !metadata.is_file() {
+        return Ok(None);
+    }
+    let name = target.to_string_lossy().into_owned();
+    Ok(Some(OpenFile {
+        id: id(&metadata),
+        guest_memory: name.starts_with(GUEST_MEMORY),
+        name,
+        writable: fs::symlink_metadata(link)?.mode() & WRITABLE != 0,
+        allocated: metadata.blocks().saturating_mul(512),
+        link: link.to_owned(),
+    }))
+}
+
+/// The number of a file as [`smaps`] prints it.
+fn id(metadata: &fs::Metadata) -> FileId {
+    let device = metadata.dev();
+    FileId {
+        device: (libc::major(device), libc::minor(device)),
+        inode: metadata.ino(),
+    }
+}
+
+/// The processes that `pid` and what it started have started, without `except` and what those started.
+pub fn descendants(pid: u32, except: &[u32]) -> Vec<u32> {
+    let mut found = Vec::new();
+    let mut parents = vec![pid];
+    while let Some(parent) = parents.pop() {
+        for child in children(parent) {
+            if !except.contains(&child) && !found.contains(&child) {
+                found.push(child);
+                parents.push(child);
+            }
+        }
+    }
+    found
+}
+
+fn children(pid: u32) -> Vec<u32> {
+    // A process that has just ended has none.
+    let threads = fs::read_dir(format!("/proc/{pid}/task"))
+        .into_iter()
+        .flatten()
+        .flatten();
+    threads
+        .filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok())
+        .flat_map(|text| {
+            text.split_whitespace()
+                .filter_map(|word| word.parse().ok())
+                .collect::<Vec<_>>()
+        })
+        .collect()
+}

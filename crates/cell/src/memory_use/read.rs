@@ -1,0 +1,156 @@
+//! Reads what [`account`] adds up: of each VM's shard, of its monitor and passt, of the files under them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+
+use super::account::{FileReading, MemoryUse, VmMemory, VmReading, account};
+use super::classify::{Classified, classify, helper};
+use super::host::HostMemory;
+use super::page_cache;
+use super::process::{self, OpenFile};
+use super::smaps::FileId;
+use crate::registry::Record;
+
+/// What the VMs of `records` take. One that ends meanwhile is left out; what this user may not read is named in the
+/// result.
+pub fn read(records: &[Record]) -> io::Result<MemoryUse> {
+    let mut reader = Reader::default();
+    let vms: Vec<VmReading> = records
+        .iter()
+        .filter_map(|record| reader.vm(record, records))
+        .collect();
+    // This process runs the same program as the monitors.
+    reader.programs_of(std::process::id());
+    let files: Vec<FileReading> = reader.files.values().map(|file| reader.file(file)).collect();
+    reader.unread.extend(untold(&files));
+    let mut table = account(&vms, &files, HostMemory::now()?);
+    table.unread = reader.unread.into_iter().collect();
+    Ok(table)
+}
+
+/// What one VM takes; `others` are all that run, for its part of what it shares with them. Nothing when it has ended.
+pub fn read_one(record: &Record, others: &[Record]) -> Option<VmMemory> {
+    let mut reader = Reader::default();
+    let vm = reader.vm(record, others)?;
+    let written = vm.files.iter().filter(|file| file.writable && !file.guest_memory);
+    let files: Vec<FileReading> = written.map(|file| reader.file(file)).collect();
+    account(&[vm], &files, HostMemory::default()).vms.pop()
+}
+
+/// Collects, and remembers what could not be read.
+#[derive(Default)]
+struct Reader {
+    /// Files that VMs or their monitors have open.
+    files: BTreeMap<FileId, OpenFile>,
+    /// Bytes that monitors and their helpers map of files.
+    mapped_elsewhere: BTreeMap<FileId, u64>,
+    /// The part of each VM of a monitor, by the monitor's process.
+    monitors: BTreeMap<u32, (u64, u64)>,
+    unread: BTreeSet<String>,
+}
+
+impl Reader {
+    fn vm(&mut self, record: &Record, all: &[Record]) -> Option<VmReading> {
+        let pid = u32::try_from(record.shard_pid?).ok()?;
+        let name = &record.name;
+        let areas = self.take(&format!("the memory of {name}"), process::areas(pid))?;
+        let page_tables = self.take(&format!("the page tables of {name}"), process::page_tables(pid))?;
+        let files = self
+            .take(&format!("the open files of {name}"), process::open_files(pid))
+            .unwrap_or_default();
+        for file in files.iter().filter(|file| !file.guest_memory) {
+            self.files.insert(file.id, file.clone());
+        }
+        let (monitor_part, monitor_part_swapped) = self.monitor(record.monitor_pid, all);
+        Some(VmReading {
+            name: name.clone(),
+            memory: record.spec.memory.0,
+            shard: classify(&areas),
+            page_tables,
+            files,
+            monitor_part,
+            monitor_part_swapped,
+        })
+    }
+
+    /// The part of one VM in its monitor and in what that started beside shards: its memory, and what of it is swapped.
+    fn monitor(&mut self, pid: u32, all: &[Record]) -> (u64, u64) {
+        if let Some(part) = self.monitors.get(&pid) {
+            return *part;
+        }
+        let vms: Vec<&Record> = all.iter().filter(|record| record.monitor_pid == pid).collect();
+        let shards: Vec<u32> = vms
+            .iter()
+            .filter_map(|record| u32::try_from(record.shard_pid?).ok())
+            .collect();
+        let (mut bytes, mut swapped) = (0, 0);
+        let helpers = process::descendants(pid, &shards);
+        for process in std::iter::once(pid).chain(helpers) {
+            let what = if process == pid { "a monitor" } else { "a passt" };
+            let Some(areas) = self.take(&format!("the memory of {what}"), process::areas(process)) else {
+                continue;
+            };
+            let own = helper(&areas);
+            self.count_programs(&own);
+            bytes += own.monitor + process::page_tables(process).unwrap_or(0);
+            swapped += own.monitor_swapped;
+        }
+        // The kernel and the initramfs are open in the monitor only.
+        let open = process::open_files(pid).and_then(|mut files| {
+            files.push(process::program(pid)?);
+            Ok(files)
+        });
+        for file in self.take("the open files of a monitor", open).unwrap_or_default() {
+            if !file.writable && !file.guest_memory {
+                self.files.entry(file.id).or_insert(file);
+            }
+        }
+        let count = vms.len().max(1) as u64;
+        let part = (bytes / count, swapped / count);
+        self.monitors.insert(pid, part);
+        part
+    }
+
+    fn programs_of(&mut self, pid: u32) {
+        if let Ok(areas) = process::areas(pid) {
+            self.count_programs(&helper(&areas));
+        }
+    }
+
+    fn count_programs(&mut self, process: &Classified) {
+        for (id, mapped) in &process.programs {
+            *self.mapped_elsewhere.entry(*id).or_default() += mapped.proportional;
+        }
+    }
+
+    fn file(&self, file: &OpenFile) -> FileReading {
+        FileReading {
+            id: file.id,
+            name: file.name.clone(),
+            resident: file.open().and_then(|file| page_cache::resident(&file)).ok(),
+            mapped_elsewhere: self.mapped_elsewhere.get(&file.id).copied().unwrap_or(0),
+        }
+    }
+
+    /// What could be read; a refusal is remembered, a process that has ended is none.
+    fn take<T>(&mut self, what: &str, result: io::Result<T>) -> Option<T> {
+        match result {
+            Ok(value) => Some(value),
+            Err(error) => {
+                if error.kind() == io::ErrorKind::PermissionDenied {
+                    self.unread.insert(what.to_owned());
+                }
+                None
+            }
+        }
+    }
+}
+
+fn untold(files: &[FileReading]) -> Option<String> {
+    let names: Vec<&str> = files
+        .iter()
+        .filter(|file| file.resident.is_none())
+        .map(|file| file.name.as_str())
+        .collect();
+    (!names.is_empty()).then(|| format!("the page cache of {}", names.join(", ")))
+}

@@ -1,0 +1,118 @@
+//! `/proc/PID/smaps` as values: one [`Area`] for each mapping, sizes in bytes.
+//!
+//! The kernel's text is taken as it is: fields that this does not know are passed over, and a field that an older kernel
+//! does not print is 0.
+
+/// A file as the kernel numbers it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FileId {
+    /// Major and minor number of its device.
+    pub device: (u32, u32),
+    /// Its inode; 0 where no file is mapped.
+    pub inode: u64,
+}
+
+/// One mapping of a process.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Area {
+    /// Writes reach the file, and whoever else maps it.
+    pub shared: bool,
+    /// The processor may run what is in it.
+    pub executable: bool,
+    /// What is mapped.
+    pub file: FileId,
+    /// Its name: a path, `[heap]` and the like, or nothing.
+    pub name: String,
+    /// Bytes of it in memory, huge pages of a pool included.
+    pub resident: u64,
+    /// The same, each page divided by the number of processes that map it.
+    pub proportional: u64,
+    /// Bytes of it that are this process's own copies, or never were a file's.
+    pub anonymous: u64,
+    /// Bytes of it that are swapped out.
+    pub swapped: u64,
+    /// The part of `swapped` that is anonymous, each page divided by the number of its users.
+    pub swapped_anonymous: u64,
+}
+
+impl Area {
+    /// Bytes in memory that are pages of the file.
+    pub fn of_file(&self) -> u64 {
+        self.resident.saturating_sub(self.anonymous)
+    }
+
+    /// The process's part of [`Self::of_file`]. Nobody shares an anonymous page with a shard: it has no children.
+    pub fn part_of_file(&self) -> u64 {
+        self.proportional.saturating_sub(self.anonymous)
+    }
+
+    /// Bytes of the file that are swapped out: of memory without a file on disk only.
+    pub fn swapped_of_file(&self) -> u64 {
+        self.swapped.saturating_sub(self.swapped_anonymous)
+    }
+}
+
+/// The mappings of `text`. Lines that are neither a mapping nor a field of one are passed over.
+pub fn parse(text: &str) -> Vec<Area> {
+    let mut areas: Vec<Area> = Vec::new();
+    for line in text.lines() {
+        if let Some(area) = header(line) {
+            areas.push(area);
+        } else if let (Some(area), Some((name, bytes))) = (areas.last_mut(), field(line)) {
+            match name {
+                "Rss" => area.resident += bytes,
+                "Pss" => area.proportional += bytes,
+                "Anonymous" => area.anonymous = bytes,
+                "Swap" => area.swapped = bytes,
+                "SwapPss" => area.swapped_anonymous = bytes,
+                // Pages of a pool are in neither Rss nor Pss.
+                "Private_Hugetlb" | "Shared_Hugetlb" => {
+                    area.resident += bytes;
+                    area.proportional += bytes;
+                }
+                _ => {}
+            }
+        }
+    }
+    areas
+}
+
+/// `7f0000000000-7f0008000000 rw-s 00000000 00:01 1033  /memfd:guest-memory (deleted)`
+fn header(line: &str) -> Option<Area> {
+    let mut rest = line;
+    let mut word = || {
+        let trimmed = rest.trim_start();
+        let (word, after) = trimmed.split_once(' ').unwrap_or((trimmed, ""));
+        rest = after;
+        word
+    };
+    let (start, end) = word().split_once('-')?;
+    if [start, end]
+        .iter()
+        .any(|address| u64::from_str_radix(address, 16).is_err())
+    {
+        return None;
+    }
+    let permissions = word().as_bytes();
+    let _offset = word();
+    let (major, minor) = word().split_once(':')?;
+    let device = (
+        u32::from_str_radix(major, 16).ok()?,
+        u32::from_str_radix(minor, 16).ok()?,
+    );
+    let inode = word().parse().ok()?;
+    Some(Area {
+        executable: permissions.get(2) == Some(&b'x'),
+        shared: permissions.get(3) == Some(&b's'),
+        file: FileId { device, inode },
+        name: rest.trim().to_owned(),
+        ..Area::default()
+    })
+}
+
+/// `Rss:     81920 kB`, in bytes; also of `/proc/PID/status` and `/proc/meminfo`.
+pub fn field(line: &str) -> Option<(&str, u64)> {
+    let (name, value) = line.split_once(':')?;
+    let kib: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some((name, kib.checked_mul(1024)?))
+}

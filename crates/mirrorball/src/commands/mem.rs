@@ -1,0 +1,157 @@
+//! `mirrorball mem`: what running VMs take of the host's memory.
+
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use cell::control::{Answer, Request, ask};
+use cell::memory_use::{self, MemoryUse, VmMemory};
+use cell::registry::{Record, Registry};
+use miette::{IntoDiagnostic, Result};
+use serde_json::Value;
+
+use super::place::in_lab;
+
+/// How long a VM may take to say what its guest says.
+const ANSWER_LIMIT: Duration = Duration::from_secs(2);
+/// How long a guest may take to count again.
+const GUEST_LIMIT: Duration = Duration::from_millis(200);
+const WATCH_INTERVAL: Duration = Duration::from_secs(2);
+/// Moves the cursor to the first line, and clears to the end of the screen after the table.
+const HOME: &str = "\x1b[H\x1b[J";
+
+/// Prints the table once, or with `watch` every 2 s until it is interrupted.
+pub fn mem(json: bool, watch: bool) -> Result<ExitCode> {
+    let registry = Registry::open().into_diagnostic()?;
+    if registry.list().into_diagnostic()?.is_empty()
+        && let Some(code) = in_lab()?
+    {
+        return Ok(code);
+    }
+    let redraw = watch && !json && std::io::stdout().is_terminal();
+    loop {
+        let table = measure(&registry)?;
+        let text = match json {
+            true if watch => serde_json::to_string(&table).into_diagnostic()? + "\n",
+            true => serde_json::to_string_pretty(&table).into_diagnostic()? + "\n",
+            false => format!("{}{}", if redraw { HOME } else { "" }, text(&table)),
+        };
+        let mut output = std::io::stdout().lock();
+        output
+            .write_all(text.as_bytes())
+            .and_then(|()| output.flush())
+            .into_diagnostic()?;
+        if !watch {
+            return Ok(ExitCode::SUCCESS);
+        }
+        std::thread::sleep(WATCH_INTERVAL);
+    }
+}
+
+fn measure(registry: &Registry) -> Result<MemoryUse> {
+    let records = registry.list().into_diagnostic()?;
+    // A question makes the guest count again, for the next question.
+    let first: Vec<Option<u64>> = records
+        .iter()
+        .map(|record| guest_used(registry, record))
+        .collect();
+    let asked = Instant::now();
+    let mut table = memory_use::read(&records).into_diagnostic()?;
+    std::thread::sleep(GUEST_LIMIT.saturating_sub(asked.elapsed()));
+    for (record, first) in records.iter().zip(first) {
+        let used = guest_used(registry, record).or(first);
+        if let Some(row) = table.vms.iter_mut().find(|row| row.name == record.name) {
+            row.guest_used_bytes = used;
+        }
+    }
+    let used: Vec<u64> = table.vms.iter().filter_map(|row| row.guest_used_bytes).collect();
+    table.total.guest_used_bytes = (!used.is_empty()).then(|| used.iter().sum());
+    Ok(table)
+}
+
+/// What the guest says that it can't do without: by its balloon's statistics, if it has one and has counted.
+fn guest_used(registry: &Registry, record: &Record) -> Option<u64> {
+    let folder = registry.find(&record.name).ok()?;
+    let Ok(Answer::Status { status }) = ask(&folder, &Request::Status, Some(ANSWER_LIMIT)) else {
+        return None;
+    };
+    let guests = status["devices"]
+        .as_array()?
+        .iter()
+        .map(|device| &device["counters"]["guest"]);
+    let count = |guest: &Value, name: &str| guest[name].as_u64();
+    guests
+        .filter_map(|guest| count(guest, "total_bytes")?.checked_sub(count(guest, "available_bytes")?))
+        .next()
+}
+
+/// The table for people.
+fn text(table: &MemoryUse) -> String {
+    let mut lines = vec![format!(
+        "{:<20} {:>8} {:>8} {:>9} {:>9} {:>8} {:>8} {:>9} {:>8} {:>8} {:>8} {:>8}",
+        "VM",
+        "MEMORY",
+        "USED",
+        "HOST",
+        "SHARED",
+        "=BASE",
+        "+CLONES",
+        "+PRIVATE",
+        "+COPIED",
+        "+DISK",
+        "+MONITOR",
+        "SWAPPED"
+    )];
+    lines.extend(table.vms.iter().map(row));
+    lines.push(row(&table.total));
+    let host = &table.host;
+    lines.push(String::new());
+    for file in &table.files {
+        let cached = file.resident_bytes.map_or_else(|| "unknown".to_owned(), mib);
+        lines.push(format!(
+            "{cached:>9} of {} in the page cache, {} of it mapped",
+            file.path,
+            mib(file.mapped_bytes)
+        ));
+    }
+    lines.push(format!(
+        "host: {} used of {} = VMs {} + their files, not mapped {} + KVM's page tables {} + others {}",
+        mib(host.memory.used_bytes),
+        mib(host.memory.total_bytes),
+        mib(host.vms_bytes),
+        mib(host.files_unmapped_bytes),
+        mib(host.memory.kvm_page_tables_bytes),
+        mib(host.rest_bytes)
+    ));
+    if !table.unread.is_empty() {
+        lines.push(format!(
+            "not readable by this user, and missing above: {}; root can read them",
+            table.unread.join(", ")
+        ));
+    }
+    lines.push(String::new());
+    lines.join("\n")
+}
+
+fn row(vm: &VmMemory) -> String {
+    format!(
+        "{:<20} {:>8} {:>8} {:>9} {:>9} {:>8} {:>8} {:>9} {:>8} {:>8} {:>8} {:>8}",
+        vm.name,
+        mib(vm.memory_bytes),
+        vm.guest_used_bytes.map_or_else(|| "-".to_owned(), mib),
+        mib(vm.host_bytes),
+        mib(vm.shared_bytes()),
+        mib(vm.base_bytes),
+        mib(vm.clone_bytes),
+        mib(vm.private_bytes),
+        mib(vm.copied_bytes),
+        mib(vm.disk_bytes),
+        mib(vm.monitor_bytes),
+        mib(vm.swapped_bytes)
+    )
+}
+
+/// MiB with a digit behind the point.
+pub fn mib(bytes: u64) -> String {
+    format!("{:.1}M", bytes as f64 / f64::from(1 << 20))
+}

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Measures what 1, 2, 4 and 8 guests that read the same disk take of the host's memory, beside QEMU: here where KVM runs
+# guests, in a lab host of 4 GiB elsewhere.
+# Usage: scripts/bench-sharing.sh MIRRORBALL [KINDS [COUNTS [RUNS]]]
+set -euo pipefail
+mirrorball=$(realpath "$1") counts=${3:-1,2,4,8} runs=${4:-1}
+kinds=${2:-adaptive,deferred,at-read,never,mirrorball-pmem,qemu-blk,qemu-ksm,qemu-pmem}
+here=$(cd "$(dirname "$0")/.." && pwd)
+bench=$(dirname "$mirrorball")/bench-sharing
+data=${MIRRORBALL_DATA:-${XDG_DATA_HOME:-$HOME/.local/share}/mirrorball}
+"$mirrorball" image build tiny --if-missing
+work=$(mktemp -d "${XDG_CACHE_HOME:-$HOME/.cache}/bench-sharing.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+"$bench" stage "$work" --kernel "$data/images/tiny/vmlinux" --initrd "$data/images/tiny/initrd"
+machine="$(nproc) CPUs, $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $(awk '/MemTotal/ {printf "%.0f GiB", $2 / 1048576}' /proc/meminfo)"
+inside=()
+if ! "$mirrorball" probe >/dev/null 2>&1; then
+    machine="lab host of 4 GiB (QEMU software emulation, Debian 6.1 kernel) on $machine"
+    printf '[[hosts]]\nname = "host"\nmemory = "4G"\n' >"$work/lab.toml"
+    # The lab caches the files below this data directory as a host caches its disk's.
+    inside=(env MIRRORBALL_DATA="$work" "$mirrorball" lab run "$work/lab.toml" --)
+fi
+echo "bench: memory of guests that share a disk; about a minute for each kind and number on 2 CPUs without usable KVM"
+"${inside[@]}" "$bench" measure "$work" --mirrorball "$mirrorball" --kinds "$kinds" --counts "$counts" --runs "$runs" \
+    --out "$here/bench/results/sharing.json" --machine "$machine"

@@ -1,0 +1,177 @@
+//! Risk: `mirrorball mem` tells of memory that the host does not spend, or leaves out what it does.
+
+use std::fs;
+use std::time::Duration;
+
+use guest_tests::{Scratch, Vm, VmFile, mirrorball, wait};
+use serde_json::Value;
+
+const MIB: i64 = 1 << 20;
+const SOON: Duration = Duration::from_secs(20);
+
+#[track_caller]
+fn mem() -> Value {
+    mirrorball(["mem", "--json"]).limit(SOON).ok().json()
+}
+
+#[track_caller]
+fn bytes(of: &Value, key: &str) -> i64 {
+    of[key]
+        .as_i64()
+        .unwrap_or_else(|| panic!("no number {key} in {of:#}"))
+}
+
+#[track_caller]
+fn row<'a>(table: &'a Value, vm: &Vm) -> &'a Value {
+    let rows = table["vms"].as_array().expect("a list of VMs");
+    rows.iter()
+        .find(|row| row["name"] == vm.name())
+        .unwrap_or_else(|| panic!("no {} in {table:#}", vm.name()))
+}
+
+/// The table when it no longer moves: two in a row whose totals differ by less than 1 MiB.
+#[track_caller]
+fn settled() -> Value {
+    let mut last = mem();
+    wait::until(
+        "memory that stays as it is for 2 s",
+        Duration::from_secs(60),
+        || {
+            std::thread::sleep(Duration::from_secs(2));
+            let now = mem();
+            let moved = ["vms_bytes", "used_bytes"]
+                .iter()
+                .map(|key| (bytes(&now["host"], key) - bytes(&last["host"], key)).abs())
+                .max();
+            last = now.clone();
+            (moved < Some(MIB)).then_some(now)
+        },
+    )
+}
+
+#[test]
+fn the_columns_add_up_to_what_the_host_loses() {
+    let scratch = Scratch::new("columns");
+    let start = |number: u32| VmFile::new(&format!("columns-{number}")).start(&scratch);
+    // The programs' own pages, and what the kernel keeps for a second time, are there before we look.
+    start(0).kill();
+    fs::write("/proc/sys/vm/drop_caches", "3").expect("these tests run as root");
+    let before = settled();
+    assert_eq!(before["vms"], Value::Array(Vec::new()), "another VM is running");
+
+    let vms: Vec<Vm> = (1..=3).map(start).collect();
+    let after = settled();
+    let grown = |key: &str| bytes(&after["host"], key) - bytes(&before["host"], key);
+    let lost = grown("used_bytes");
+    // Tables of KVM, and objects of the kernel, for these VMs: the host was at rest before.
+    let kernel = grown("kvm_page_tables_bytes") + grown("kernel_bytes");
+    let told = grown("vms_bytes") + grown("files_unmapped_bytes") + kernel;
+    let report =
+        format!("lost {lost}, told {told}, of it the kernel's {kernel}\nbefore {before:#}\nafter {after:#}");
+    assert!(lost > 3 * 40 * MIB, "three guests take more than that: {report}");
+    assert!(kernel < 3 * 8 * MIB, "so much is not the VMs': {report}");
+    assert!(
+        (lost - told).abs() * 100 <= 2 * lost,
+        "more than 2% apart: {report}"
+    );
+    println!("{report}");
+
+    let total = &after["total"];
+    for key in [
+        "host_bytes",
+        "private_bytes",
+        "base_bytes",
+        "monitor_bytes",
+        "memory_bytes",
+    ] {
+        let sum: i64 = vms.iter().map(|vm| bytes(row(&after, vm), key)).sum();
+        assert_eq!(sum, bytes(total, key), "the total of {key}: {after:#}");
+    }
+    vms.iter().for_each(|vm| drop(vm.kill()));
+}
+
+#[test]
+fn what_a_guest_fills_is_its_private_memory() {
+    let scratch = Scratch::new("fills");
+    let vm = VmFile::new("fills").memory("256M").start(&scratch);
+    vm.add_tool();
+    let before = row(&settled(), &vm).clone();
+    assert_eq!(bytes(&before, "memory_bytes"), 256 * MIB);
+    let mut program = vm.tool(&["hold", "100", "8"]).spawn();
+    program.wait_for("held", Duration::from_secs(60));
+    let full = row(&mem(), &vm).clone();
+    program.wait().expect(0);
+    let grown = |key: &str| bytes(&full, key) - bytes(&before, key);
+    assert!(grown("private_bytes") >= 75 * MIB, "{before:#} {full:#}");
+    assert!(
+        (grown("host_bytes") - grown("private_bytes")).abs() < 4 * MIB,
+        "{before:#} {full:#}"
+    );
+    // The guest says the same of itself, once its balloon has counted.
+    wait::until("what the guest says of itself", SOON, || {
+        let used = row(&mem(), &vm)["guest_used_bytes"].as_i64()?;
+        (8 * MIB..256 * MIB).contains(&used).then_some(())
+    });
+    vm.kill();
+}
+
+#[test]
+fn pages_of_a_file_mapped_by_two_vms_are_shared_until_they_are_written() {
+    const FILE_BYTES: usize = 32 << 20;
+    let scratch = Scratch::new("base");
+    let base = scratch.write("base.raw", vec![0x5a; FILE_BYTES]);
+    let vms: Vec<Vm> = ["base-a", "base-b"]
+        .iter()
+        .map(|name| VmFile::new(name).disk(&base, "as = \"pmem\"").start(&scratch))
+        .collect();
+    for vm in &vms {
+        vm.sh("for i in $(seq 50); do [ -b /dev/pmem0 ] && break; sleep 0.1; done");
+        vm.sh("dd if=/dev/pmem0 of=/dev/null bs=1M");
+    }
+    let (table, size) = (mem(), FILE_BYTES as i64);
+    for vm in &vms {
+        let row = row(&table, vm);
+        let (resident, part) = (bytes(row, "base_resident_bytes"), bytes(row, "base_bytes"));
+        assert!(resident >= size, "{resident} of {size} mapped: {table:#}");
+        assert!(
+            part <= resident * 6 / 10,
+            "{part} of {resident} is not half: {table:#}"
+        );
+    }
+    vms[0].sh("dd if=/dev/zero of=/dev/pmem0 bs=1M count=16 conv=notrunc && sync");
+    let table = mem();
+    let copied = bytes(row(&table, &vms[0]), "copied_bytes");
+    assert!(
+        copied >= size / 2,
+        "{copied} bytes copied by a write of half of the file: {table:#}"
+    );
+    assert!(
+        bytes(row(&table, &vms[1]), "copied_bytes") < copied / 2,
+        "{table:#}"
+    );
+    vms.iter().for_each(|vm| drop(vm.kill()));
+}
+
+#[test]
+fn the_table_for_people_has_every_vm_and_a_total() {
+    let scratch = Scratch::new("people");
+    let vm = VmFile::new("people").start(&scratch);
+    let text = mirrorball(["mem"]).limit(SOON).ok().text();
+    let starts = |word: &str| text.lines().any(|line| line.starts_with(word));
+    for word in ["VM ", vm.name(), "total ", "host: "] {
+        assert!(starts(word), "no line starts with {word}:\n{text}");
+    }
+    let mut watching = mirrorball(["mem", "--watch", "--json"]).spawn();
+    watching.wait_for(vm.name(), SOON);
+    watching.signal(nix::sys::signal::Signal::SIGINT);
+    let watched = watching.wait().expect(128 + 2);
+    let line = watched
+        .text()
+        .lines()
+        .next()
+        .map(str::to_owned)
+        .unwrap_or_default();
+    let table: Value = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}"));
+    assert_eq!(row(&table, &vm)["name"], vm.name());
+    vm.kill();
+}
