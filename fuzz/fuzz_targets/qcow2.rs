@@ -22,6 +22,10 @@ fn exercise(store: &dyn Store, writable: bool) {
         // SAFETY: `memory` outlives every use of the segments and is not used otherwise.
         unsafe { segments.push(memory.as_mut_ptr(), bytes as usize) };
         let _ = store.read(&segments, offset);
+        if bytes > 0 {
+            let origin = store.origin(offset, bytes);
+            assert!((1..=bytes).contains(&origin.bytes()), "{origin:?}");
+        }
         if writable {
             let _ = store.write(&segments, offset);
             let _ = store.discard(offset, bytes);

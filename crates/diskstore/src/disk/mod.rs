@@ -33,7 +33,7 @@ pub use io_queue::{IoQueue, Operation, Submission};
 pub use lock::{Holder, holders};
 pub use open::{DiskRequest, Layer, Mode, OpenDisk, open};
 pub use segments::Segments;
-pub use store::{Extent, Store, assemble};
+pub use store::{Extent, Origin, Store, assemble};
 
 /// Bytes of a sector, the unit of every offset and length that a guest gives.
 pub const SECTOR_BYTES: u64 = 512;

@@ -15,32 +15,82 @@ use imago::file::File as Storage;
 use imago::io_buffers::{IoVector, IoVectorMut};
 use imago::qcow2::Qcow2;
 use imago::raw::Raw;
-use imago::{DenyImplicitOpenGate, FormatAccess, FormatCreateBuilder, FormatDriverBuilder};
+use imago::{DenyImplicitOpenGate, FormatAccess, FormatCreateBuilder, FormatDriverBuilder, ShallowMapping};
 
+use super::format::length;
 use super::header::Header;
 use super::raw::write_zero_bytes;
-use super::{Format, SECTOR_BYTES, Segments, Store};
+use super::{Format, Origin, SECTOR_BYTES, Segments, Store};
 
 /// A qcow2 disk.
 pub(super) struct Qcow2Store {
     /// Discarding must be alone: it may free a cluster that another access has just looked up.
     access: RwLock<FormatAccess<Storage>>,
-    /// A copy for syncing.
-    file: File,
+    /// Copies of the files, the top first: one for each layer, so that a layer's depth is its file's index.
+    files: Vec<Layer>,
     size: u64,
+    read_only: bool,
+}
+
+struct Layer {
+    file: File,
+    /// Bytes of the file when it was opened.
+    length: u64,
 }
 
 impl Qcow2Store {
     /// Opens `file` over `backing`, top first. Only `file` is written.
     pub fn new(file: File, backing: Vec<(File, Format)>, read_only: bool) -> io::Result<Self> {
-        let copy = file.try_clone()?;
+        let files = std::iter::once(&file)
+            .chain(backing.iter().map(|(file, _)| file))
+            .map(|file| {
+                Ok(Layer {
+                    file: file.try_clone()?,
+                    length: length(file)?,
+                })
+            })
+            .collect::<io::Result<_>>()?;
         let access = open_access(file, backing, !read_only)?;
         let size = access.size() / SECTOR_BYTES * SECTOR_BYTES;
         Ok(Self {
             access: RwLock::new(access),
-            file: copy,
+            files,
             size,
+            read_only,
         })
+    }
+
+    /// Index of the first file that nobody writes.
+    fn first_base(&self) -> usize {
+        usize::from(!self.read_only)
+    }
+
+    /// Where the front of a range lies as it is: a layer's depth, and the offset in its file; or how much of it does
+    /// not lie anywhere so.
+    fn place(&self, offset: u64, bytes: u64) -> io::Result<Place> {
+        let top = self.shared();
+        let (mut layer, mut depth) = (&*top, 0);
+        let (mut offset, mut bytes) = (offset, bytes);
+        loop {
+            let (mapping, length) = layer.get_shallow_mapping(offset, bytes)?;
+            match mapping {
+                ShallowMapping::Raw { offset, .. } => {
+                    return Ok(Place::At {
+                        depth,
+                        offset,
+                        bytes: length,
+                    });
+                }
+                ShallowMapping::Indirect {
+                    layer: below,
+                    offset: there,
+                    ..
+                } => (layer, depth, offset, bytes) = (below, depth + 1, there, length),
+                // Behind the end of a shorter base are zeroes.
+                ShallowMapping::Eof { .. } => return Ok(Place::Nowhere { bytes }),
+                _ => return Ok(Place::Nowhere { bytes: length }),
+            }
+        }
     }
 
     fn shared(&self) -> RwLockReadGuard<'_, FormatAccess<Storage>> {
@@ -50,6 +100,11 @@ impl Qcow2Store {
     fn alone(&self) -> RwLockWriteGuard<'_, FormatAccess<Storage>> {
         self.access.write().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+enum Place {
+    At { depth: usize, offset: u64, bytes: u64 },
+    Nowhere { bytes: u64 },
 }
 
 fn open_access(
@@ -145,6 +200,33 @@ impl Store for Qcow2Store {
     }
 
     fn files(&self) -> Vec<BorrowedFd<'_>> {
-        vec![self.file.as_fd()]
+        self.files.iter().map(|layer| layer.file.as_fd()).collect()
+    }
+
+    fn bases(&self) -> Vec<usize> {
+        (self.first_base()..self.files.len()).collect()
+    }
+
+    fn origin(&self, offset: u64, bytes: u64) -> Origin {
+        let other = |bytes: u64| Origin::Other { bytes };
+        match self.place(offset, bytes) {
+            Ok(Place::At { depth, offset, bytes }) => {
+                let Some(layer) = self.files.get(depth).filter(|_| depth >= self.first_base()) else {
+                    return other(bytes);
+                };
+                // The file of a qcow2 disk may end within its last cluster, or be cut short.
+                match layer.length.saturating_sub(offset).min(bytes) {
+                    0 => other(bytes),
+                    bytes => Origin::Base {
+                        file: depth,
+                        offset,
+                        bytes,
+                    },
+                }
+            }
+            Ok(Place::Nowhere { bytes }) => other(bytes),
+            // A read of it will say what is wrong.
+            Err(_) => other(bytes),
+        }
     }
 }

@@ -5,21 +5,26 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use super::format::length;
-use super::{Extent, SECTOR_BYTES, Segments, Store};
+use super::{Extent, Origin, SECTOR_BYTES, Segments, Store};
 
 /// A raw disk. A last part of less than a sector is left out.
 pub(super) struct RawStore {
     file: File,
     size: u64,
+    read_only: bool,
 }
 
 /// Bytes of zeroes written at once where the file system cannot zero a range by itself.
 const ZERO_BYTES: usize = 64 << 10;
 
 impl RawStore {
-    pub fn new(file: File) -> io::Result<Self> {
+    pub fn new(file: File, read_only: bool) -> io::Result<Self> {
         let size = length(&file)? / SECTOR_BYTES * SECTOR_BYTES;
-        Ok(Self { file, size })
+        Ok(Self {
+            file,
+            size,
+            read_only,
+        })
     }
 }
 
@@ -58,6 +63,22 @@ impl Store for RawStore {
 
     fn extent(&self, _offset: u64, _bytes: u64) -> Option<Extent> {
         Some(Extent { file: 0 })
+    }
+
+    fn bases(&self) -> Vec<usize> {
+        if self.read_only { vec![0] } else { Vec::new() }
+    }
+
+    fn origin(&self, offset: u64, bytes: u64) -> Origin {
+        if self.read_only {
+            Origin::Base {
+                file: 0,
+                offset,
+                bytes,
+            }
+        } else {
+            Origin::Other { bytes }
+        }
     }
 }
 

@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use super::raw::{punch, read_all, write_all, zero};
-use super::{Extent, Segments, Store};
+use super::{Extent, Origin, Segments, Store};
 
 /// Unit of copying up; the page size, so that a bit means the same on every file system.
 const BLOCK_BYTES: u64 = 4096;
@@ -198,6 +198,21 @@ impl Store for ScratchStore {
                 file: extent.file + 1,
             }),
             _ => None,
+        }
+    }
+
+    fn bases(&self) -> Vec<usize> {
+        self.lower.bases().into_iter().map(|file| file + 1).collect()
+    }
+
+    fn origin(&self, offset: u64, bytes: u64) -> Origin {
+        let end = offset + bytes;
+        let (here, to) = self.bitmap.run(offset / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
+        let bytes = (to * BLOCK_BYTES).min(end) - offset;
+        if here {
+            Origin::Other { bytes }
+        } else {
+            self.lower.origin(offset, bytes).behind(1)
         }
     }
 }

@@ -17,6 +17,46 @@ pub struct Extent {
     pub file: usize,
 }
 
+/// Where the front of a range comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// It lies as it is in a file that nobody writes while this disk is open.
+    Base {
+        /// Index among [`Store::files`]; one of [`Store::bases`].
+        file: usize,
+        /// Where in that file. Everything named lies before the file's end, but the last page may not be whole.
+        offset: u64,
+        /// How much.
+        bytes: u64,
+    },
+    /// It comes from elsewhere: an overlay's own data, zeroes, compressed clusters, a file written in place.
+    Other {
+        /// How much.
+        bytes: u64,
+    },
+}
+
+impl Origin {
+    /// How much of the range it speaks of.
+    pub fn bytes(&self) -> u64 {
+        match *self {
+            Self::Base { bytes, .. } | Self::Other { bytes } => bytes,
+        }
+    }
+
+    /// The same, with `files` other files before those it counts.
+    pub(super) fn behind(self, files: usize) -> Self {
+        match self {
+            Self::Base { file, offset, bytes } => Self::Base {
+                file: file + files,
+                offset,
+                bytes,
+            },
+            other => other,
+        }
+    }
+}
+
 /// The bytes of a disk. Every call may block; calls from several threads are served at once.
 ///
 /// The caller keeps ranges inside [`Store::size`]. Of two overlapping writes at once either may win, sector by sector.
@@ -34,12 +74,19 @@ pub trait Store: Send + Sync {
     /// Hands everything that is only in this process to the kernel, and returns the file (an index among
     /// [`Store::files`]) whose data must be synced for completed writes to survive the host; `None` when nothing must.
     fn write_back(&self) -> io::Result<Option<usize>>;
-    /// The files that extents and [`Store::write_back`] name. Always the same.
+    /// The files that extents, origins and [`Store::write_back`] name. Always the same.
     fn files(&self) -> Vec<BorrowedFd<'_>>;
+    /// Which of [`Store::files`] nobody writes while this disk is open.
+    fn bases(&self) -> Vec<usize>;
     /// Where the range lies, if it lies in one file as it is.
     fn extent(&self, _offset: u64, _bytes: u64) -> Option<Extent> {
         None
     }
+    /// Where the front of a range of at least one byte comes from: 1 to `bytes` bytes of it.
+    ///
+    /// Cheap for raw disks and temporary overlays; a table look-up for qcow2, which may read the table. The answer
+    /// holds until the next write, discard or zeroing of the range.
+    fn origin(&self, offset: u64, bytes: u64) -> Origin;
 }
 
 /// Puts a disk together from its open files, the top overlay first.
@@ -55,7 +102,7 @@ pub fn assemble(layers: Vec<(File, Format)>, read_only: bool) -> io::Result<Arc<
             let lower = assemble(layers.collect(), true)?;
             Ok(Arc::new(ScratchStore::new(file, lower)?))
         }
-        Format::Raw if layers.len() == 0 => Ok(Arc::new(RawStore::new(file)?)),
+        Format::Raw if layers.len() == 0 => Ok(Arc::new(RawStore::new(file, read_only)?)),
         Format::Raw => Err(io::Error::new(
             io::ErrorKind::InvalidInput,
             "a raw file has nothing below it",

@@ -5,6 +5,7 @@ mod hostile;
 mod locks;
 mod model;
 mod opening;
+mod origin;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

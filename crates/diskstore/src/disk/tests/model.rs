@@ -8,11 +8,11 @@ use proptest::prelude::*;
 use super::super::{IoQueue, Mode, Operation, Store, Submission};
 use super::*;
 
-const DISK_BYTES: usize = 1 << 20;
-const SECTOR: usize = 512;
+pub const DISK_BYTES: usize = 1 << 20;
+pub const SECTOR: usize = 512;
 
 #[derive(Clone, Debug)]
-enum Step {
+pub enum Step {
     Read {
         sector: usize,
         sectors: usize,
@@ -40,7 +40,7 @@ fn range() -> impl Strategy<Value = (usize, usize)> {
         .prop_map(|(sector, sectors)| (sector, sectors.min(DISK_BYTES / SECTOR - sector)))
 }
 
-fn step() -> impl Strategy<Value = Step> {
+pub fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         4 => range().prop_map(|(sector, sectors)| Step::Read { sector, sectors }),
         6 => (range(), any::<u8>()).prop_map(|((sector, sectors), value)| Step::Write { sector, sectors, value }),
