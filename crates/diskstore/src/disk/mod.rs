@@ -23,6 +23,7 @@ mod ring;
 mod scratch;
 mod segments;
 mod store;
+mod watch;
 
 #[cfg(test)]
 mod tests;
@@ -34,6 +35,7 @@ pub use lock::{Holder, holders};
 pub use open::{DiskRequest, Layer, Mode, OpenDisk, open};
 pub use segments::Segments;
 pub use store::{Extent, Origin, Store, assemble};
+pub use watch::BaseWatch;
 
 /// Bytes of a sector, the unit of every offset and length that a guest gives.
 pub const SECTOR_BYTES: u64 = 512;

@@ -6,6 +6,7 @@ mod locks;
 mod model;
 mod opening;
 mod origin;
+mod watch;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

@@ -1,0 +1,94 @@
+//! Notices that the base of a running VM's disk was changed by somebody.
+//!
+//! Locks keep other VMs from writing a base, but not other programs. A VM whose base changed reads a mix of two disks,
+//! and its kernel trusts what it has in memory; going on would damage its own writes too. [`BaseWatch`] remembers
+//! size and time of the last write of each base file; who runs the VM asks it again and again.
+//!
+//! Not seen: a write whose program sets the time back before the next question (`rsync -t`, `touch -r`), and writes
+//! to a block device, which leave no trace in it. That attributes, names or links changed is not taken for a write.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use super::Store;
+
+/// The base files of running disks, as they were.
+#[derive(Debug, Default)]
+pub struct BaseWatch {
+    bases: Vec<Base>,
+}
+
+#[derive(Debug)]
+struct Base {
+    disk: String,
+    file: OwnedFd,
+    stamp: Stamp,
+}
+
+/// What a write to a file changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stamp {
+    bytes: i64,
+    written_seconds: i64,
+    written_nanoseconds: i64,
+}
+
+impl BaseWatch {
+    /// Watches the bases of a disk, as they are now. `disk` is what [`BaseWatch::changed`] calls it.
+    pub fn watch(&mut self, disk: &str, store: &dyn Store) -> io::Result<()> {
+        let files = store.files();
+        store
+            .bases()
+            .into_iter()
+            .try_for_each(|base| self.watch_file(disk, files[base]))
+    }
+
+    /// Watches one file, as it is now.
+    pub fn watch_file(&mut self, disk: &str, file: BorrowedFd<'_>) -> io::Result<()> {
+        self.bases.push(Base {
+            disk: disk.to_owned(),
+            file: file.try_clone_to_owned()?,
+            stamp: Stamp::of(file)?,
+        });
+        Ok(())
+    }
+
+    /// The first disk whose base is not as it was, what happened to it, and the mend; one `fstat` for each base.
+    pub fn changed(&self) -> Option<String> {
+        self.bases.iter().find_map(Base::changed)
+    }
+}
+
+impl Base {
+    fn changed(&self) -> Option<String> {
+        let disk = &self.disk;
+        let what = match Stamp::of(self.file.as_fd()) {
+            Ok(now) if now == self.stamp => return None,
+            Ok(now) if now.bytes != self.stamp.bytes => {
+                format!("went from {} to {} bytes", self.stamp.bytes, now.bytes)
+            }
+            Ok(_) => "was written".to_owned(),
+            Err(error) => format!("can no longer be looked at ({error})"),
+        };
+        Some(format!(
+            "{disk}: its base file {what} while the VM used it, so what the VM reads is no longer one disk; \
+             put the file back as it was and start the VM anew, and change copies of a base only"
+        ))
+    }
+}
+
+impl Stamp {
+    fn of(file: BorrowedFd<'_>) -> io::Result<Self> {
+        // SAFETY: all zeroes is a value of this plain structure.
+        let mut about: libc::stat = unsafe { std::mem::zeroed() };
+        // SAFETY: writes one structure of ours.
+        if unsafe { libc::fstat(file.as_raw_fd(), &mut about) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self {
+            bytes: about.st_size,
+            written_seconds: about.st_mtime,
+            written_nanoseconds: about.st_mtime_nsec,
+        })
+    }
+}
