@@ -37,6 +37,11 @@ pub struct Committed {
     pub written_bytes: u64,
 }
 
+/// The file that the overlay at `path` stands on.
+pub fn base(path: &Path, said: Option<Format>) -> Result<PathBuf, DiskError> {
+    base_of(path, said).map(|base| base.path)
+}
+
 /// What an overlay stands on; an error if the file at `path` is none.
 fn base_of(path: &Path, said: Option<Format>) -> Result<Base, DiskError> {
     let (file, lock) = open_locked(path, false, Share::Exclusive, "").map_err(stop_first)?;

@@ -16,7 +16,7 @@ mod qcow2_map;
 mod replace;
 
 pub use check::{Report, check};
-pub use commit::{Committed, Target, commit};
+pub use commit::{Committed, Target, base, commit};
 pub use compact::{Compacted, compact};
 pub use diff::{Change, Diff, diff};
 pub use overlays::{Overlay, Overlays};
