@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use commands::{check, clients, copy, image, lab as labs, list, mem, run};
+use commands::{check, clients, copy, disk, image, lab as labs, list, mem, run};
 use config::Size;
 use miette::{IntoDiagnostic, Result, miette};
 
@@ -113,6 +113,9 @@ enum Command {
     /// Build, list and remove images
     #[command(subcommand)]
     Image(image::ImageCommand),
+    /// Commit, compare, compact and check disks that no VM uses
+    #[command(subcommand)]
+    Disk(disk::DiskCommand),
     /// Hosts in software, where KVM can't be had
     Lab(labs::LabArgs),
     #[command(hide = true)]
@@ -133,6 +136,7 @@ impl Command {
                 | Self::Check { .. }
                 | Self::Probe
         ) || matches!(self, Self::Image(command) if command.only_prints())
+            || matches!(self, Self::Disk(command) if command.only_prints())
     }
 }
 
@@ -188,6 +192,7 @@ fn obey(command: Command) -> Result<ExitCode> {
             image::run(command).map_err(|error| miette!("{error}"))?;
             Ok(ExitCode::SUCCESS)
         }
+        Command::Disk(command) => disk::run(command),
         Command::Lab(args) => Ok(labs::run(args)),
         Command::Monitor => {
             let lease = std::os::fd::AsFd::as_fd(&std::io::stdin())

@@ -67,6 +67,14 @@ pub enum DiskError {
         /// What is wrong, and the mend.
         why: String,
     },
+    /// Not to be done with this disk.
+    #[error("disk {path}: {why}")]
+    Refused {
+        /// The file.
+        path: PathBuf,
+        /// Why, and the mend.
+        why: String,
+    },
     /// A file recognised as qcow2 names other files, and nobody said that it is meant to be qcow2.
     #[error(
         "disk {path}: looks like qcow2 and refers to {backing}; if that is meant, say so with format = \"qcow2\""

@@ -28,6 +28,8 @@ const INCOMPATIBLE_EXTENDED_L2: u64 = 1 << 4;
 pub(super) struct Header {
     /// Size of the disk, bytes.
     pub size: u64,
+    /// Bytes of a cluster.
+    pub cluster_bytes: u64,
     /// The file that holds what this one does not.
     pub backing: Option<String>,
 }
@@ -88,6 +90,7 @@ impl Header {
         }
         Ok(Self {
             size,
+            cluster_bytes: 1 << cluster_bits,
             backing: backing_name(file, u64_at(8), u32_at(16))?,
         })
     }

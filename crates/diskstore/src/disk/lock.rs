@@ -48,6 +48,9 @@ const NAME_BYTES_MAX: usize = 107;
 /// How long a lock may be held by nobody who says so. The kernel takes a moment to let go of the files of a ring
 /// after its process has ended, and a holder takes one to announce itself.
 const UNCLAIMED_MAX: Duration = Duration::from_millis(1000);
+/// How long a lock is waited for at all. A process that is being started has copies of its parent's files, lock and
+/// announcement among them, until it executes its own program.
+const CLAIMED_MAX: Duration = Duration::from_millis(250);
 const RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Takes the lock or says who holds it.
@@ -67,7 +70,9 @@ pub(super) fn take(path: &Path, file: &File, share: Share, vm: &str) -> Result<L
         let error = io::Error::last_os_error();
         match error.kind() {
             io::ErrorKind::Interrupted => {}
-            io::ErrorKind::WouldBlock if start.elapsed() < UNCLAIMED_MAX && unclaimed(file) => {
+            io::ErrorKind::WouldBlock
+                if start.elapsed() < CLAIMED_MAX || start.elapsed() < UNCLAIMED_MAX && unclaimed(file) =>
+            {
                 std::thread::sleep(RETRY_INTERVAL);
             }
             io::ErrorKind::WouldBlock => return Err(in_use(path, file, share)),

@@ -4,6 +4,8 @@
 //! the disk, top overlay first, with locks that end with the last copy of those files. A shard, inside its sandbox,
 //! calls [`assemble`] with those files and gets a [`Store`]; each queue of a disk drives its own [`IoQueue`] over it.
 //!
+//! Between the runs of VMs, [`upkeep`] works on disks that nobody uses.
+//!
 //! What holds:
 //! * A file in use as a base is never written. Private use takes a shared lock on it, exclusive use an exclusive one,
 //!   so that the two exclude each other; a crash of the holder releases both.
@@ -23,6 +25,7 @@ mod ring;
 mod scratch;
 mod segments;
 mod store;
+pub mod upkeep;
 mod watch;
 
 #[cfg(test)]

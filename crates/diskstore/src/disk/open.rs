@@ -1,7 +1,7 @@
 //! Opening a disk for one VM: its files, their formats, their locks.
 
 use std::fs::{File, OpenOptions};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use super::format::{decide, length, record_raw};
@@ -11,6 +11,9 @@ use super::{DiskError, Format, SECTOR_BYTES, qcow2, scratch};
 
 /// Files of a backing chain at most.
 const CHAIN_MAX: usize = 16;
+
+/// Times that a file which was replaced while it was being locked is opened again.
+const REPLACED_MAX: u32 = 16;
 
 /// Who may use a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -72,11 +75,7 @@ pub fn open(request: &DiskRequest) -> Result<OpenDisk, DiskError> {
         Mode::Private => Share::Shared,
         Mode::Exclusive => Share::Exclusive,
     };
-    let mut chain = Chain {
-        layers: Vec::new(),
-        locks: Vec::new(),
-        vm: &request.vm_name,
-    };
+    let mut chain = Chain::new(&request.vm_name);
     let mut size = chain.add(&request.path, request.format, share, in_place)?;
     if size < SECTOR_BYTES {
         return Err(DiskError::Empty {
@@ -109,15 +108,24 @@ pub fn open(request: &DiskRequest) -> Result<OpenDisk, DiskError> {
 }
 
 /// Files of a disk being collected, top first.
-struct Chain<'a> {
-    layers: Vec<Layer>,
-    locks: Vec<Lock>,
+pub(super) struct Chain<'a> {
+    pub layers: Vec<Layer>,
+    pub locks: Vec<Lock>,
     vm: &'a str,
 }
 
-impl Chain<'_> {
+impl<'a> Chain<'a> {
+    /// No files yet. Locks will be taken in the name of `vm`.
+    pub fn new(vm: &'a str) -> Self {
+        Self {
+            layers: Vec::new(),
+            locks: Vec::new(),
+            vm,
+        }
+    }
+
     /// Adds a file and what it stands on; returns the size of the disk it shows, in whole sectors.
-    fn add(
+    pub fn add(
         &mut self,
         path: &Path,
         said: Option<Format>,
@@ -132,8 +140,8 @@ impl Chain<'_> {
                 why,
             });
         }
-        let file = open_file(path, writable)?;
-        self.locks.push(lock::take(path, &file, share, self.vm)?);
+        let (file, lock) = open_locked(path, writable, share, self.vm)?;
+        self.locks.push(lock);
         let known = decide(path, &file, said)?;
         let size = match known.format {
             Format::Qcow2 => {
@@ -141,22 +149,13 @@ impl Chain<'_> {
                     path: path.to_owned(),
                     why,
                 })?;
-                let below = match header.backing {
-                    Some(backing) if !known.trusted => {
-                        return Err(DiskError::UntrustedBacking {
-                            path: path.to_owned(),
-                            backing,
-                        });
-                    }
-                    Some(backing) => Some((backing, recorded_format(path, &file)?)),
-                    None => None,
-                };
+                let below = below(path, &file, &header, known.trusted)?;
                 self.layers.push(Layer {
                     file,
                     format: Format::Qcow2,
                 });
                 if let Some((backing, format)) = below {
-                    self.add(&resolve(path, &backing)?, format, Share::Shared, false)?;
+                    self.add(&backing, format, Share::Shared, false)?;
                 }
                 header.size
             }
@@ -189,9 +188,8 @@ impl Chain<'_> {
             make_overlay(overlay, size, &canonical, self.layers[0].format)
                 .map_err(DiskError::io(overlay, "making this overlay"))?;
         }
-        let file = open_file(overlay, true)?;
-        self.locks
-            .push(lock::take(overlay, &file, Share::Exclusive, self.vm)?);
+        let (file, lock) = open_locked(overlay, true, Share::Exclusive, self.vm)?;
+        self.locks.push(lock);
         let header = Header::read(&file, true).map_err(|why| DiskError::Qcow2 {
             path: overlay.to_owned(),
             why,
@@ -236,6 +234,46 @@ fn make_overlay(overlay: &Path, size: u64, base: &Path, format: Format) -> std::
         })
 }
 
+/// What a qcow2 file stands on: the path, and the format it records for it.
+pub(super) fn below(
+    path: &Path,
+    file: &File,
+    header: &Header,
+    trusted: bool,
+) -> Result<Option<(PathBuf, Option<Format>)>, DiskError> {
+    match &header.backing {
+        Some(backing) if !trusted => Err(DiskError::UntrustedBacking {
+            path: path.to_owned(),
+            backing: backing.clone(),
+        }),
+        Some(backing) => Ok(Some((resolve(path, backing)?, recorded_format(path, file)?))),
+        None => Ok(None),
+    }
+}
+
+/// Opens a file and locks it.
+///
+/// Compacting a disk puts another file in its place, and an overlay may be removed: a lock on what had the name before
+/// would guard nothing, so the name is looked up again once the lock is held.
+pub(super) fn open_locked(
+    path: &Path,
+    writable: bool,
+    share: Share,
+    vm: &str,
+) -> Result<(File, Lock), DiskError> {
+    for _ in 0..REPLACED_MAX {
+        let file = open_file(path, writable)?;
+        let lock = lock::take(path, &file, share, vm)?;
+        let identity = |about: std::fs::Metadata| (about.dev(), about.ino());
+        let opened = file.metadata().map(identity).ok();
+        if opened.is_some() && opened == std::fs::metadata(path).map(identity).ok() {
+            return Ok((file, lock));
+        }
+    }
+    let source = std::io::Error::other("it is replaced again and again");
+    Err(DiskError::io(path, "opening it")(source))
+}
+
 fn open_file(path: &Path, writable: bool) -> Result<File, DiskError> {
     let access = if writable { "read and write" } else { "read" };
     let metadata = std::fs::metadata(path).map_err(|source| DiskError::open(path, access, source))?;
@@ -277,7 +315,7 @@ fn recorded_format(path: &Path, file: &File) -> Result<Option<Format>, DiskError
 }
 
 /// The path of a backing file: relative names start at the file that names it.
-fn resolve(path: &Path, backing: &str) -> Result<PathBuf, DiskError> {
+pub(super) fn resolve(path: &Path, backing: &str) -> Result<PathBuf, DiskError> {
     if backing.starts_with("json:") || backing.contains("://") {
         let why = format!("stands on {backing}, which is not a file; rebase it with qemu-img rebase");
         return Err(DiskError::Qcow2 {

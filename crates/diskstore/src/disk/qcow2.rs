@@ -19,8 +19,11 @@ use imago::{DenyImplicitOpenGate, FormatAccess, FormatCreateBuilder, FormatDrive
 
 use super::format::length;
 use super::header::Header;
-use super::raw::write_zero_bytes;
+use super::raw::{hole, write_zero_bytes};
 use super::{Format, Origin, SECTOR_BYTES, Segments, Store};
+
+/// Bytes of a cluster of new files.
+pub(super) const CLUSTER_BYTES: u64 = 64 << 10;
 
 /// A qcow2 disk.
 pub(super) struct Qcow2Store {
@@ -87,8 +90,9 @@ impl Qcow2Store {
                     ..
                 } => (layer, depth, offset, bytes) = (below, depth + 1, there, length),
                 // Behind the end of a shorter base are zeroes.
-                ShallowMapping::Eof { .. } => return Ok(Place::Nowhere { bytes }),
-                _ => return Ok(Place::Nowhere { bytes: length }),
+                ShallowMapping::Eof { .. } => return Ok(Place::Zeroes { bytes }),
+                ShallowMapping::Zero { .. } => return Ok(Place::Zeroes { bytes: length }),
+                _ => return Ok(Place::Encoded { bytes: length }),
             }
         }
     }
@@ -102,9 +106,14 @@ impl Qcow2Store {
     }
 }
 
+/// Where the front of a range of a chain of files comes from.
 enum Place {
+    /// From a layer's file, as it is.
     At { depth: usize, offset: u64, bytes: u64 },
-    Nowhere { bytes: u64 },
+    /// From no file.
+    Zeroes { bytes: u64 },
+    /// From compressed clusters.
+    Encoded { bytes: u64 },
 }
 
 fn open_access(
@@ -148,14 +157,28 @@ pub(super) fn create_overlay(file: File, size: u64, base: &Path, format: Format)
             "the base's path is not UTF-8, which qcow2 needs",
         )
     })?;
-    let format = match format {
-        Format::Qcow2 => "qcow2",
-        _ => "raw",
-    };
-    Qcow2::<Storage>::create_builder(Storage::try_from(file)?)
-        .backing(base.to_owned(), format.to_owned())
+    create(file, size, CLUSTER_BYTES, Some((base, format)))
+}
+
+/// Makes an empty qcow2 disk in `file`, over what is named if anything is.
+pub(super) fn create(
+    file: File,
+    size: u64,
+    cluster_bytes: u64,
+    backing: Option<(&str, Format)>,
+) -> io::Result<()> {
+    let cluster_bytes = usize::try_from(cluster_bytes).map_err(io::Error::other)?;
+    let mut builder = Qcow2::<Storage>::create_builder(Storage::try_from(file)?)
         .size(size)
-        .create()
+        .cluster_size(cluster_bytes);
+    if let Some((name, format)) = backing {
+        let format = match format {
+            Format::Qcow2 => "qcow2",
+            _ => "raw",
+        };
+        builder = builder.backing(name.to_owned(), format.to_owned());
+    }
+    builder.create()
 }
 
 impl Store for Qcow2Store {
@@ -203,6 +226,18 @@ impl Store for Qcow2Store {
         self.files.iter().map(|layer| layer.file.as_fd()).collect()
     }
 
+    fn known_zero(&self, offset: u64, bytes: u64) -> (bool, u64) {
+        match self.place(offset, bytes) {
+            Ok(Place::Zeroes { bytes }) => (true, bytes),
+            Ok(Place::At { depth, offset, bytes }) => match self.files.get(depth) {
+                Some(layer) => hole(&layer.file, offset, bytes),
+                None => (false, bytes),
+            },
+            Ok(Place::Encoded { bytes }) => (false, bytes),
+            Err(_) => (false, bytes),
+        }
+    }
+
     fn bases(&self) -> Vec<usize> {
         (self.first_base()..self.files.len()).collect()
     }
@@ -224,7 +259,7 @@ impl Store for Qcow2Store {
                     },
                 }
             }
-            Ok(Place::Nowhere { bytes }) => other(bytes),
+            Ok(Place::Zeroes { bytes } | Place::Encoded { bytes }) => other(bytes),
             // A read of it will say what is wrong.
             Err(_) => other(bytes),
         }

@@ -65,6 +65,10 @@ impl Store for RawStore {
         Some(Extent { file: 0 })
     }
 
+    fn known_zero(&self, offset: u64, bytes: u64) -> (bool, u64) {
+        hole(&self.file, offset, bytes)
+    }
+
     fn bases(&self) -> Vec<usize> {
         if self.read_only { vec![0] } else { Vec::new() }
     }
@@ -79,6 +83,27 @@ impl Store for RawStore {
         } else {
             Origin::Other { bytes }
         }
+    }
+}
+
+/// Whether the front of a range of a file is a hole, and how much of the range is alike.
+pub(super) fn hole(file: &File, offset: u64, bytes: u64) -> (bool, u64) {
+    let next = |what| {
+        let from = i64::try_from(offset).unwrap_or(i64::MAX);
+        // SAFETY: lseek touches no memory; the offset of the file is not used by anyone.
+        u64::try_from(unsafe { libc::lseek(file.as_raw_fd(), from, what) })
+            .map_err(|_| io::Error::last_os_error())
+    };
+    let end = offset.saturating_add(bytes);
+    match next(libc::SEEK_DATA) {
+        Ok(data) if data > offset => (true, data.min(end) - offset),
+        // Behind the last data.
+        Err(error) if error.raw_os_error() == Some(libc::ENXIO) => (true, bytes),
+        Err(_) => (false, bytes),
+        Ok(_) => match next(libc::SEEK_HOLE) {
+            Ok(hole) if hole > offset => (false, hole.min(end) - offset),
+            _ => (false, bytes),
+        },
     }
 }
 

@@ -82,6 +82,11 @@ pub trait Store: Send + Sync {
     fn extent(&self, _offset: u64, _bytes: u64) -> Option<Extent> {
         None
     }
+    /// Whether the front of a range of at least one byte is known to be zeroes without reading it, and how much of the
+    /// range that says something of.
+    fn known_zero(&self, _offset: u64, bytes: u64) -> (bool, u64) {
+        (false, bytes)
+    }
     /// Where the front of a range of at least one byte comes from: 1 to `bytes` bytes of it.
     ///
     /// Cheap for raw disks and temporary overlays; a table look-up for qcow2, which may read the table. The answer

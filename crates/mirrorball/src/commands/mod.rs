@@ -3,6 +3,7 @@
 pub mod check;
 pub mod clients;
 pub mod copy;
+pub mod disk;
 pub mod flags;
 pub mod image;
 pub mod lab;

@@ -6,6 +6,7 @@ mod locks;
 mod model;
 mod opening;
 mod origin;
+mod upkeep;
 mod watch;
 
 use std::fs::File;

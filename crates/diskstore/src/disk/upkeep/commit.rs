@@ -1,0 +1,211 @@
+//! Bringing an overlay's changes down: into its base, or with it into a new file.
+
+use std::path::{Path, PathBuf};
+
+use super::own::{Held, Own};
+use super::replace::Unfinished;
+use super::{
+    BLOCK_BYTES, Idle, PIECE_BYTES, Progress, is_zero, put_changed, read, refused, runs, sectors, stop_first,
+    write,
+};
+use crate::disk::format::{decide, record_raw};
+use crate::disk::header::Header;
+use crate::disk::lock::Share;
+use crate::disk::open::{Chain, below, open_locked};
+use crate::disk::{DiskError, Format, Layer, Store, assemble, qcow2};
+
+/// Where the changes go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// Into the overlay's base. The overlay is empty afterwards.
+    Base,
+    /// With everything below them into a new file that stands on nothing. The overlay stays as it is.
+    New {
+        /// The file, which must not exist.
+        path: PathBuf,
+        /// Its format.
+        format: Format,
+    },
+}
+
+/// What a commit did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Committed {
+    /// The file that was written.
+    pub into: PathBuf,
+    /// Bytes written to it.
+    pub written_bytes: u64,
+}
+
+/// The file that the overlay at `path` stands on.
+pub fn base(path: &Path, said: Option<Format>) -> Result<PathBuf, DiskError> {
+    base_of(path, said).map(|base| base.path)
+}
+
+/// What an overlay stands on; an error if the file at `path` is none.
+fn base_of(path: &Path, said: Option<Format>) -> Result<Base, DiskError> {
+    let (file, lock) = open_locked(path, false, Share::Exclusive, "").map_err(stop_first)?;
+    let known = decide(path, &file, said)?;
+    let none = || refused(path, "stands on no base; there is nothing to commit");
+    if known.format != Format::Qcow2 {
+        return Err(none());
+    }
+    let header = Header::read(&file, true).map_err(|why| refused(path, why))?;
+    let (base, format) = below(path, &file, &header, known.trusted)?.ok_or_else(none)?;
+    Ok(Base {
+        overlay: Idle {
+            layers: vec![Layer {
+                file,
+                format: Format::Qcow2,
+            }],
+            _locks: vec![lock],
+        },
+        header,
+        path: base,
+        format,
+    })
+}
+
+/// An overlay and what it says of its base.
+struct Base {
+    overlay: Idle,
+    header: Header,
+    path: PathBuf,
+    format: Option<Format>,
+}
+
+/// Brings the changes of the overlay at `overlay` down.
+///
+/// Other overlays over the same base are the caller's matter: they would see the changes as damage.
+pub fn commit(
+    overlay: &Path,
+    said: Option<Format>,
+    target: &Target,
+    progress: Progress<'_>,
+) -> Result<Committed, DiskError> {
+    match target {
+        Target::Base => into_base(overlay, said, progress),
+        Target::New { path, format } => into_new(overlay, said, path, *format, progress),
+    }
+}
+
+fn into_base(path: &Path, said: Option<Format>, progress: Progress<'_>) -> Result<Committed, DiskError> {
+    let overlay = base_of(path, said)?;
+    let mut chain = Chain::new("");
+    let base_bytes = chain
+        .add(&overlay.path, overlay.format, Share::Exclusive, true)
+        .map_err(stop_first)?;
+    let size = sectors(overlay.header.size);
+    if size > base_bytes {
+        let why = format!(
+            "is larger than its base ({size} bytes over {base_bytes}); commit it into a new file: --to FILE"
+        );
+        return Err(refused(path, why));
+    }
+    let failed = DiskError::io(&overlay.path, "writing the changes to it");
+    let base = Idle {
+        layers: chain.layers,
+        _locks: chain.locks,
+    };
+    let base_format = base.layers[0].format;
+    let written_bytes = base
+        .store(0, false)
+        .and_then(|store| {
+            let own = Own::open(&overlay.overlay.layers[0].file)?;
+            let written = bring_down(&own, &*store, size, progress)?;
+            store.write_back()?;
+            base.layers[0].file.sync_all()?;
+            Ok(written)
+        })
+        .map_err(failed)?;
+    let name = overlay.header.backing.as_deref().unwrap_or_default();
+    let emptied = Unfinished::begin(path).and_then(|new| {
+        let bytes = overlay.header.cluster_bytes;
+        qcow2::create(
+            new.file.try_clone()?,
+            overlay.header.size,
+            bytes,
+            Some((name, base_format)),
+        )?;
+        new.replace(&overlay.overlay.layers[0].file)
+    });
+    emptied.map_err(DiskError::io(path, "emptying it after the commit"))?;
+    Ok(Committed {
+        into: overlay.path,
+        written_bytes,
+    })
+}
+
+/// Writes what the overlay holds and the base has otherwise.
+fn bring_down(own: &Own, base: &dyn Store, size: u64, progress: Progress<'_>) -> std::io::Result<u64> {
+    let mut memory = [vec![0; PIECE_BYTES as usize], vec![0; PIECE_BYTES as usize]];
+    let (mut at, mut written) = (0, 0);
+    while at < size {
+        let (held, length) = own.run(at, PIECE_BYTES.min(size - at))?;
+        if held != Held::Nothing {
+            let [new, old] = memory.each_mut().map(|memory| &mut memory[..length as usize]);
+            own.read(new, at)?;
+            read(base, old, at)?;
+            written += put_changed(base, new, old, at, BLOCK_BYTES)?;
+        }
+        at += length;
+        progress(at, size);
+    }
+    Ok(written)
+}
+
+fn into_new(
+    overlay: &Path,
+    said: Option<Format>,
+    path: &Path,
+    format: Format,
+    progress: Progress<'_>,
+) -> Result<Committed, DiskError> {
+    if path.symlink_metadata().is_ok() {
+        return Err(refused(path, "exists already; choose another name, or remove it"));
+    }
+    let disk = Idle::open(overlay, said, false)?;
+    let failed = DiskError::io(path, "making it");
+    let written = disk.store(0, true).and_then(|disk| {
+        let new = Unfinished::begin(path)?;
+        match format {
+            Format::Qcow2 => qcow2::create(new.file.try_clone()?, disk.size(), qcow2::CLUSTER_BYTES, None)?,
+            _ => {
+                new.file.set_len(disk.size())?;
+                record_raw(&new.file);
+            }
+        }
+        let copy = assemble(vec![(new.file.try_clone()?, format)], false)?;
+        let written = copy_all(&*disk, &*copy, progress)?;
+        copy.write_back()?;
+        drop(copy);
+        new.publish_new()?;
+        Ok(written)
+    });
+    Ok(Committed {
+        into: path.to_owned(),
+        written_bytes: written.map_err(failed)?,
+    })
+}
+
+/// Copies what is not zero.
+fn copy_all(from: &dyn Store, to: &dyn Store, progress: Progress<'_>) -> std::io::Result<u64> {
+    let size = from.size();
+    let mut memory = vec![0; PIECE_BYTES as usize];
+    let (mut at, mut written) = (0, 0);
+    while at < size {
+        let (zero, length) = from.known_zero(at, size - at);
+        let length = if zero { length } else { length.min(PIECE_BYTES) };
+        if !zero {
+            let piece = &mut memory[..length as usize];
+            read(from, piece, at)?;
+            for run in runs(piece.len(), BLOCK_BYTES, |block| !is_zero(&piece[block])) {
+                written += run.len() as u64;
+                write(to, &mut piece[run.clone()], at + run.start as u64)?;
+            }
+        }
+        at += length;
+        progress(at, size);
+    }
+    Ok(written)
+}
