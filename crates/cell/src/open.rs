@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -138,7 +138,11 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
         ),
         (None, None) => return Err(OpenError::NoKernel),
     };
-    let kernel = files.add(readable("kernel", &kernel_path)?);
+    let kernel = readable("kernel", &kernel_path)?;
+    // Counts this VM among the kernel's users, for sharing; who writes the file anyway is noticed later.
+    // SAFETY: flock touches no memory.
+    unsafe { libc::flock(kernel.as_raw_fd(), libc::LOCK_SH | libc::LOCK_NB) };
+    let kernel = files.add(kernel);
     let initrd = match initrd_path {
         Some(path) => Some(files.add(readable("initrd", &path)?)),
         None => None,
@@ -321,7 +325,7 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
         nets,
         vsock,
         balloon: spec.has_balloon(),
-        share_boot: spec.share != Some(ShareSpec::Never),
+        share_boot: share(spec, None),
         console: console_fd,
         log,
         sandbox: match spec.sandbox {

@@ -38,8 +38,8 @@ pub struct LaunchSpec {
     pub vsock: Option<VsockLaunch>,
     /// Whether there is a balloon.
     pub balloon: bool,
-    /// Map the kernel and the initramfs from their files, so that VMs share what they do not change.
-    pub share_boot: bool,
+    /// How the kernel's code is shared with VMs that run the same; at the read, the initramfs too.
+    pub share_boot: Share,
     /// Bytes of the serial console, both ways.
     pub console: Fd,
     /// Write-only file for the shard's own log lines.

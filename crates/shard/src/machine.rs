@@ -16,7 +16,7 @@ use crate::arch::x86_64::memory_map::memory_map;
 use crate::arch::x86_64::{cpuid, registers, start};
 use crate::bus::{Bus, BusDevice, Overlap};
 use crate::ending::EndSignal;
-use crate::launch::{LaunchSpec, Pages};
+use crate::launch::{LaunchSpec, Pages, Share};
 use crate::memory::{self, GuestRam, MemoryError};
 use crate::power::{KEYBOARD_COMMAND_PORT, KeyboardReset, POWER_PORTS, PowerButton, PowerRegisters, Pvpanic};
 use crate::serial::{Console, SERIAL_PORTS};
@@ -167,7 +167,7 @@ impl Machine {
         if matches!(spec.memory.pages, Pages::Huge2M | Pages::Huge1G) {
             return Ok(None);
         }
-        if spec.share_boot {
+        if spec.share_boot != Share::Never {
             images.push(boot.kernel.try_clone()?);
             images.extend(boot.initrd.as_ref().map(File::try_clone).transpose()?);
         }
@@ -317,19 +317,20 @@ fn load(
     files: &mut BootFiles,
     sharing: Option<&Mapper>,
 ) -> Result<Entry, MachineError> {
-    let share = spec.share_boot && sharing.is_some();
-    let kernel = kernel::load(memory, &mut files.kernel, share)?;
+    let map = spec.share_boot == Share::AtRead && sharing.is_some();
+    let kernel = kernel::load(memory, &mut files.kernel, map)?;
     let initrd = match &mut files.initrd {
-        Some(file) => Some(kernel::load_initrd(memory, file, &kernel, share)?),
+        Some(file) => Some(kernel::load_initrd(memory, file, &kernel, map)?),
         None => None,
     };
-    if let Some(sharing) = sharing.filter(|_| share) {
+    if let Some(sharing) = sharing {
         // Of what the kernel writes, nothing would stay shared.
         for part in kernel.parts.iter().filter(|part| !part.writable) {
-            sharing.map_boot(&files.kernel, part.at, part.offset, part.bytes)?;
+            sharing.loaded(&files.kernel, part.at, part.offset, part.bytes, map)?;
         }
-        if let (Some(file), Some(initrd)) = (&files.initrd, initrd) {
-            sharing.map_boot(file, initrd.start, 0, initrd.bytes)?;
+        // Once unpacked, the initramfs is free memory: sharing it later would be for nothing.
+        if let (Some(file), Some(initrd), true) = (&files.initrd, initrd, map) {
+            sharing.loaded(file, initrd.start, 0, initrd.bytes, map)?;
         }
     }
     kernel::write_cmdline(memory, &spec.cmdline, &kernel)?;

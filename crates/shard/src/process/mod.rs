@@ -10,7 +10,7 @@ mod status;
 
 use std::fs::File;
 use std::io;
-use std::os::fd::IntoRawFd;
+use std::os::fd::{AsFd, IntoRawFd};
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::sync::{Arc, mpsc};
@@ -25,7 +25,7 @@ use crate::bus::Overlap;
 use crate::chain::chain;
 use crate::devices::{self, DeviceFiles, DevicesError};
 use crate::interrupt::Interrupts;
-use crate::launch::{Ending, LaunchSpec, Report, Share};
+use crate::launch::{Ending, LaunchSpec, Report};
 use crate::machine::{BootFiles, Machine, MachineError};
 use crate::pci::PciBus;
 use crate::sandbox::{self, SandboxError, ThreadKind};
@@ -102,6 +102,7 @@ fn start(control: &mut UnixStream) -> Result<Control, ProcessError> {
     // Whatever the message carried beyond the spec is closed.
     drop(files);
     let (images, mut shares): (Vec<_>, Vec<_>) = device_files.images(&spec)?.into_iter().unzip();
+    let disk_images = images.len();
     let pmem_bytes = device_files.pmem_bytes(&spec)?;
     let mut machine = Machine::build(&kvm, &spec, boot, &pmem_bytes, images)?;
     let bus = PciBus::new(machine.layout.mmio64.clone());
@@ -113,8 +114,8 @@ fn start(control: &mut UnixStream) -> Result<Control, ProcessError> {
     });
     let background = match &sharing {
         Some((mapper, situations)) => {
-            // Kernel and initramfs are mapped from the start; what the guest makes of them is its own.
-            shares.resize(mapper.images().len(), Share::Never);
+            // After the disks' come kernel and initramfs.
+            shares.resize(mapper.images().len(), spec.share_boot);
             Some(Background::open(mapper.clone(), situations.clone(), shares))
         }
         None => None,
@@ -134,7 +135,12 @@ fn start(control: &mut UnixStream) -> Result<Control, ProcessError> {
         ports: closed.ports,
         sharing: sharing.clone(),
     };
-    let built = devices::build(&spec, device_files, &parts)?;
+    let mut built = devices::build(&spec, device_files, &parts)?;
+    if let Some((mapper, _)) = &sharing {
+        for file in mapper.images().iter().skip(disk_images) {
+            built.watch.watch_file("kernel", file.as_fd())?;
+        }
+    }
     let (vcpus, running) = machine.into_vcpus(spec.vcpus)?;
     let stop_console = EventFd::new(EFD_NONBLOCK)?;
     let (console, stop) = (running.console.clone(), stop_console.try_clone()?);

@@ -198,14 +198,14 @@ impl Mapper {
         Ok(Mapped::Yes)
     }
 
-    /// Lays the whole pages of a file that was loaded at `at` over guest memory, where it lies at the same place in a page.
-    /// What can't be mapped stays the copy it is.
-    pub fn map_boot(&self, file: &File, at: u64, offset: u64, bytes: u64) -> io::Result<()> {
+    /// A file was loaded at `at`. Lays its whole pages over the copy now (`map`), or remembers them for the background,
+    /// where file and memory agree about the place in a page. What can't be mapped stays the copy it is.
+    pub fn loaded(&self, file: &File, at: u64, offset: u64, bytes: u64, map: bool) -> io::Result<()> {
         if at % PAGE_BYTES != offset % PAGE_BYTES {
             return Ok(());
         }
         let start = at.next_multiple_of(PAGE_BYTES);
-        let end = (at + bytes) / PAGE_BYTES * PAGE_BYTES;
+        let end = at.saturating_add(bytes) / PAGE_BYTES * PAGE_BYTES;
         let Some(image) = self.image_of(file).filter(|_| start < end) else {
             return Ok(());
         };
@@ -214,6 +214,10 @@ impl Mapper {
             image,
             first: (offset + (start - at)) / PAGE_BYTES,
         };
+        if !map {
+            self.pages().fresh.insert(start / PAGE_BYTES, run);
+            return Ok(());
+        }
         let counter = &self.metrics.mapped_at_boot;
         match self.map(&mut self.pages(), start / PAGE_BYTES, run, false, counter) {
             // A file system that can't map files.

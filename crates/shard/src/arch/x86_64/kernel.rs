@@ -115,8 +115,8 @@ const XLF_KERNEL_64: u16 = 1;
 const ENTRY_64_OFFSET: u64 = 0x200;
 const ELF_CMDLINE_BYTES_MAX: usize = 2048;
 
-/// Loads `file` to where it wants to be. What is to be shared (`share`) with other VMs stays in small pages.
-pub fn load(memory: &GuestRam, file: &mut File, share: bool) -> Result<Kernel, KernelError> {
+/// Loads `file` to where it wants to be. What is to be mapped from the file (`map`) stays in small pages.
+pub fn load(memory: &GuestRam, file: &mut File, map: bool) -> Result<Kernel, KernelError> {
     let read = |source| KernelError::Read {
         what: "kernel",
         source,
@@ -132,7 +132,7 @@ pub fn load(memory: &GuestRam, file: &mut File, share: bool) -> Result<Kernel, K
     }
     file.rewind().map_err(read)?;
     if start[..4] == ELF_MAGIC {
-        load_elf(memory, file, share)
+        load_elf(memory, file, map)
     } else if start[HEADER_MAGIC_OFFSET..] == HEADER_MAGIC {
         load_bzimage(memory, file)
     } else {
@@ -140,10 +140,10 @@ pub fn load(memory: &GuestRam, file: &mut File, share: bool) -> Result<Kernel, K
     }
 }
 
-fn load_elf(memory: &GuestRam, file: &mut File, share: bool) -> Result<Kernel, KernelError> {
+fn load_elf(memory: &GuestRam, file: &mut File, map: bool) -> Result<Kernel, KernelError> {
     // A file that is no ELF file after all is the loader's to refuse.
     for part in segments(file).unwrap_or_default() {
-        if part.writable || !share {
+        if part.writable || !map {
             fill_with_huge_pages(memory, part.at..part.at.saturating_add(part.bytes));
         }
     }
@@ -221,7 +221,7 @@ pub fn load_initrd(
     memory: &GuestRam,
     file: &mut File,
     kernel: &Kernel,
-    share: bool,
+    map: bool,
 ) -> Result<Initrd, KernelError> {
     let read = |source| KernelError::Read {
         what: "initramfs",
@@ -243,7 +243,7 @@ pub fn load_initrd(
         .ok_or_else(|| KernelError::NoRoom {
             needed_mib: kernel.end.saturating_add(bytes).div_ceil(1 << 20),
         })?;
-    if !share {
+    if !map {
         fill_with_huge_pages(memory, start..start + bytes);
     }
     memory.read_exact_volatile_from(GuestAddress(start), file, bytes as usize)?;
