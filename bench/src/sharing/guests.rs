@@ -12,6 +12,9 @@ use crate::kinds::Kind;
 
 /// How long all of them may take to boot and read.
 const LIMIT: Duration = Duration::from_secs(180);
+/// How long sharing in the background may take, and without any progress.
+const BACKGROUND_LIMIT: Duration = Duration::from_secs(120);
+const PROGRESS_LIMIT: Duration = Duration::from_secs(15);
 
 /// Running guests. Ended when dropped.
 pub enum Guests {
@@ -109,6 +112,35 @@ impl Guests {
                     Ok(String::from_utf8_lossy(&fs::read(console)?).into_owned())
                 })
                 .collect(),
+        }
+    }
+
+    /// Waits until no more is shared in the background; what the first VM says of its sharing then. Nothing of VMs that
+    /// don't tell.
+    pub fn share(&self) -> Outcome<Option<Value>> {
+        let Self::Mirrorball { program, names } = self else {
+            return Ok(None);
+        };
+        let deadline = Instant::now() + BACKGROUND_LIMIT;
+        let (mut left, mut since) = (u64::MAX, Instant::now());
+        loop {
+            let mut told = Vec::new();
+            for name in names {
+                let output = Command::new(program).args(["inspect", name]).output()?;
+                let all: Value = serde_json::from_slice(&output.stdout)?;
+                told.push(all["status"]["sharing"].clone());
+            }
+            let candidates: Option<u64> = told.iter().map(|sharing| sharing["candidates"].as_u64()).sum();
+            let Some(candidates) = candidates else {
+                return Ok(None);
+            };
+            if candidates < left {
+                (left, since) = (candidates, Instant::now());
+            }
+            if candidates == 0 || since.elapsed() > PROGRESS_LIMIT || Instant::now() > deadline {
+                return Ok(told.into_iter().next());
+            }
+            std::thread::sleep(Duration::from_secs(1));
         }
     }
 

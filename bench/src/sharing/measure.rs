@@ -26,6 +26,8 @@ pub struct Sample {
     pub ksm_cpu_s: Option<f64>,
     /// The slowest guest's reading.
     pub read_s: f64,
+    /// What the first of Mirrorball's VMs says of its sharing.
+    pub sharing: Option<serde_json::Value>,
 }
 
 /// Measures everything, prints the table, writes the JSON. A kind that fails is told in the table, and at the end.
@@ -68,6 +70,7 @@ fn sample(kind: &Kind, count: usize, options: &Options, runtime: &Path) -> Outco
     let mut guests = Guests::start(kind, count, &files, &options.mirrorball, runtime)?;
     let read_s = guests.wait()?.into_iter().fold(0.0, f64::max);
     let ksm_cpu_s = ksm.as_ref().map(host::Ksm::converge).transpose()?;
+    let sharing = guests.share()?;
     let with = host::settle(Duration::from_secs(5), Duration::from_secs(60))?;
     let processes = guests.processes()?;
     let pss = host::proportional_bytes(&processes)?;
@@ -82,6 +85,7 @@ fn sample(kind: &Kind, count: usize, options: &Options, runtime: &Path) -> Outco
         cpu_s,
         ksm_cpu_s,
         read_s,
+        sharing,
     };
     eprintln!(
         "bench-sharing: {count} x {}: {:.0} MB less free, {:.0} kept, {:.0} PSS, {:.1} s of CPU, read in {:.1} s",
@@ -92,6 +96,9 @@ fn sample(kind: &Kind, count: usize, options: &Options, runtime: &Path) -> Outco
         sample.cpu_s + ksm_cpu_s.unwrap_or(0.0),
         sample.read_s
     );
+    if let Some(sharing) = &sample.sharing {
+        eprintln!("bench-sharing: its sharing: {sharing}");
+    }
     Ok(sample)
 }
 
