@@ -130,7 +130,10 @@ impl Guests {
                 let all: Value = serde_json::from_slice(&output.stdout)?;
                 told.push(all["status"]["sharing"].clone());
             }
-            let candidates: Option<u64> = told.iter().map(|sharing| sharing["candidates"].as_u64()).sum();
+            let candidates: Option<u64> = told
+                .iter()
+                .map(|sharing| sharing["pages"]["candidates"].as_u64())
+                .sum();
             let Some(candidates) = candidates else {
                 return Ok(None);
             };

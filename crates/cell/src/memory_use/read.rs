@@ -19,8 +19,8 @@ pub fn read(records: &[Record]) -> io::Result<MemoryUse> {
         .iter()
         .filter_map(|record| reader.vm(record, records))
         .collect();
-    // This process runs the same program as the monitors.
-    reader.programs_of(std::process::id());
+    // This process runs the same program as the monitors, usually.
+    reader.this_program();
     let files: Vec<FileReading> = reader.files.values().map(|file| reader.file(file)).collect();
     reader.unread.extend(untold(&files));
     let mut table = account(&vms, &files, HostMemory::now()?);
@@ -111,8 +111,10 @@ impl Reader {
         part
     }
 
-    fn programs_of(&mut self, pid: u32) {
-        if let Ok(areas) = process::areas(pid) {
+    fn this_program(&mut self) {
+        let pid = std::process::id();
+        if let (Ok(program), Ok(areas)) = (process::program(pid), process::areas(pid)) {
+            self.files.entry(program.id).or_insert(program);
             self.count_programs(&helper(&areas));
         }
     }
