@@ -141,6 +141,7 @@ impl Command {
 }
 
 fn main() -> ExitCode {
+    keep_one_arena();
     lab::take_over();
     let command = Cli::parse().command;
     if command.only_prints() {
@@ -153,6 +154,13 @@ fn main() -> ExitCode {
             ExitCode::from(exit::FAILED)
         }
     }
+}
+
+/// Keeps the allocator from making an arena for each thread. A shard's sealed thread may not look up the number of CPUs in
+/// /sys, as that does; and every process here allocates too little for arenas to be worth their memory.
+fn keep_one_arena() {
+    // SAFETY: sets a number of the allocator's before any other thread exists.
+    unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
 }
 
 /// Lets `mirrorball ps | head` end as any tool does, instead of failing to print.

@@ -56,7 +56,6 @@ pub enum ProcessError {
 
 /// Runs the VM whose spec comes over `control`; returns when it has ended and the monitor was told.
 pub fn run(mut control: UnixStream) -> ExitCode {
-    keep_one_arena();
     allow_huge_pages();
     let ending = match start(&mut control) {
         Ok(running) => running.wait(),
@@ -72,13 +71,6 @@ pub fn run(mut control: UnixStream) -> ExitCode {
     } else {
         ExitCode::SUCCESS
     }
-}
-
-/// Keeps the allocator from making an arena for each thread: it would look up the number of CPUs in /sys, which a sealed
-/// thread may not open; and a shard allocates too little for arenas to matter.
-fn keep_one_arena() {
-    // SAFETY: sets a number of the allocator's before any other thread exists.
-    unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
 }
 
 /// Allows huge pages for the guest's memory, which the command switches off for itself and what it starts.

@@ -124,10 +124,13 @@ impl Background {
             return !self.mapper.pages().copies.is_empty();
         }
         let equal = self.equal_runs(&now);
-        if equal.is_empty() {
-            return true;
-        }
-        let left = self.replace(gate, &equal);
+        let left = if equal.is_empty() {
+            Vec::new()
+        } else {
+            self.replace(gate, &equal)
+        };
+        // An idle VM keeps no buffer.
+        self.scratch = Vec::new();
         let mut pages = self.mapper.pages();
         for (at, run, _) in left {
             keep(&mut pages.copies, at, run);
@@ -138,7 +141,6 @@ impl Background {
     /// The parts of `runs` whose pages equal the image's now, each with the place of the image's bytes in `scratch`.
     fn equal_runs(&mut self, runs: &[(u64, Run)]) -> Vec<(u64, Run, usize)> {
         let mut equal: Vec<(u64, Run, usize)> = Vec::new();
-        self.scratch.clear();
         for &(at, run) in runs {
             let place = self.scratch.len();
             let there = self.read_cached(&run);
