@@ -8,7 +8,7 @@ shift
 mirrorball=${MIRRORBALL_BIN:-$(dirname "$program")/../mirrorball}
 # Programs that start no guest need no lab: unit tests of any crate, of the tests themselves too.
 case $(basename "$program") in
-boot-* | control-* | cycles-* | debian-* | disks-* | endings-* | errors-* | memory-* | network-*) ;;
+boot-* | control-* | cycles-* | debian-* | disks-* | endings-* | errors-* | memory-* | network-* | overlays-*) ;;
 *) exec "$program" "$@" ;;
 esac
 if "$mirrorball" probe >/dev/null 2>&1; then
