@@ -6,15 +6,9 @@ set -u
 program=$1
 shift
 mirrorball=${MIRRORBALL_BIN:-$(dirname "$program")/../mirrorball}
-# These start the automatic lab themselves, one after another.
 case $(basename "$program") in
-auto-*) exec "$program" --test-threads=1 "$@" ;;
-esac
-# Programs that start no guest need no lab: unit tests of any crate, of the tests themselves too.
-case $(basename "$program") in
-boot-* | control-* | cycles-* | debian-* | disks-* | endings-* | errors-* | mem-* | memory-* | network-* | pci-* | \
-    pmem-* | sandbox-* | sharing-*) ;;
-*) exec "$program" "$@" ;;
+# These start no guest themselves: the automatic lab's tests, which start labs one after another, and unit tests.
+auto-* | guest_tests-* | guest_tool-*) exec "$program" --test-threads=1 "$@" ;;
 esac
 if "$mirrorball" probe >/dev/null 2>&1; then
     exec "$program" --test-threads=1 "$@"
