@@ -45,12 +45,12 @@ const PREFIX: &str = "mb-disk/";
 /// Bytes of an abstract socket's name.
 const NAME_BYTES_MAX: usize = 107;
 
-/// How long a lock may be held by nobody who says so. The kernel takes a moment to let go of the files of a ring
-/// after its process has ended, and a holder takes one to announce itself.
-const UNCLAIMED_MAX: Duration = Duration::from_millis(1000);
+/// How long a lock may be held by nobody who says so, or by this process. The kernel takes a moment to let go of the
+/// files of a ring after its process has ended, and a holder takes one to announce itself. For this process see below.
+const UNCLAIMED_MAX: Duration = Duration::from_millis(2000);
 /// How long a lock is waited for at all. A process that is being started has copies of its parent's files, lock and
 /// announcement among them, until it executes its own program.
-const CLAIMED_MAX: Duration = Duration::from_millis(250);
+const CLAIMED_MAX: Duration = Duration::from_millis(500);
 const RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Takes the lock or says who holds it.
@@ -131,8 +131,10 @@ fn announced(key: &str) -> Vec<Holder> {
 }
 
 fn unclaimed(file: &File) -> bool {
-    file.metadata()
-        .is_ok_and(|metadata| announced(&key(&metadata)).is_empty())
+    file.metadata().is_ok_and(|metadata| {
+        let holders = announced(&key(&metadata));
+        holders.iter().all(|holder| holder.pid == std::process::id())
+    })
 }
 
 fn in_use(path: &Path, file: &File, wanted: Share) -> DiskError {

@@ -141,7 +141,7 @@ fn bring_down(own: &Own, base: &dyn Store, size: u64, progress: Progress<'_>) ->
     let mut memory = [vec![0; PIECE_BYTES as usize], vec![0; PIECE_BYTES as usize]];
     let (mut at, mut written) = (0, 0);
     while at < size {
-        let (held, length) = own.run(at, PIECE_BYTES.min(size - at))?;
+        let (held, length) = own.run(at, size - at, PIECE_BYTES)?;
         if held != Held::Nothing {
             let [new, old] = memory.each_mut().map(|memory| &mut memory[..length as usize]);
             own.read(new, at)?;

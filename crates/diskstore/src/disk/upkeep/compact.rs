@@ -125,7 +125,7 @@ fn copy_needed(
     let mut memory = [vec![0; piece_bytes as usize], vec![0; piece_bytes as usize]];
     let mut at = 0;
     while at < size {
-        let (held, length) = own.run(at, piece_bytes.min(size - at))?;
+        let (held, length) = own.run(at, size - at, piece_bytes)?;
         if held != Held::Nothing {
             let [new, old] = memory.each_mut().map(|memory| &mut memory[..length as usize]);
             own.read(new, at)?;

@@ -57,7 +57,7 @@ pub fn diff(path: &Path, said: Option<Format>, progress: Progress<'_>) -> Result
     let mut memory = [vec![0; PIECE_BYTES as usize], vec![0; PIECE_BYTES as usize]];
     let mut at = 0;
     while at < size {
-        let (held, length) = own.run(at, PIECE_BYTES.min(size - at)).map_err(failed)?;
+        let (held, length) = own.run(at, size - at, PIECE_BYTES).map_err(failed)?;
         if held != Held::Nothing {
             let [new, old] = memory.each_mut().map(|memory| &mut memory[..length as usize]);
             own.read(new, at).map_err(failed)?;

@@ -39,8 +39,9 @@ impl Own {
         })
     }
 
-    /// What is held of the front of a range of at least one byte, and how long that front is.
-    pub fn run(&self, offset: u64, bytes: u64) -> io::Result<(Held, u64)> {
+    /// What is held of the front of a range of at least one byte, and how long that front is: at most `most` bytes if
+    /// something is held.
+    pub fn run(&self, offset: u64, bytes: u64, most: u64) -> io::Result<(Held, u64)> {
         let (mapping, length) = self.access.get_shallow_mapping(offset, bytes)?;
         let held = match mapping {
             ShallowMapping::Zero { explicit: true, .. } => Held::Zeroes,
@@ -48,7 +49,10 @@ impl Own {
             ShallowMapping::Eof { .. } => return Ok((Held::Nothing, bytes)),
             _ => Held::Data,
         };
-        Ok((held, length))
+        match held {
+            Held::Nothing => Ok((held, length)),
+            _ => Ok((held, length.min(most))),
+        }
     }
 
     /// Reads what is held; elsewhere are zeroes.
