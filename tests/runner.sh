@@ -12,7 +12,7 @@ auto-*) exec "$program" --test-threads=1 "$@" ;;
 esac
 # Programs that start no guest need no lab: unit tests of any crate, of the tests themselves too.
 case $(basename "$program") in
-boot-* | control-* | cycles-* | debian-* | disks-* | endings-* | errors-* | mem-* | memory-* | network-* | pci-* | \
+boot-* | control-* | cycles-* | debian-* | disks-* | endings-* | errors-* | mem-* | memory-* | network-* | overlays-* | pci-* | \
     pmem-* | sandbox-* | sharing-*) ;;
 *) exec "$program" "$@" ;;
 esac
