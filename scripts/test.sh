@@ -7,7 +7,7 @@ cd "$here"
 log() { echo "test: $(date +%T) $*"; }
 
 log "unit tests and lab tests (4 minutes)"
-cargo test --release --locked --workspace --exclude guest-tests
+cargo test --release --locked --no-fail-fast --workspace --exclude guest-tests
 
 "$mirrorball" image build tiny --if-missing
 "$mirrorball" image build tiny --kernel generic --name tiny-generic --if-missing

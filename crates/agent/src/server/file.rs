@@ -30,13 +30,15 @@ pub(super) fn receive(wire: &mut Wire, path: &str, name: &str, mode: u32) -> io:
             Kind::End => match frame.json::<End>() {
                 Ok(end) => match incoming.finish(&end) {
                     Ok(()) => return wire.send_frame(Kind::Done, &[], None),
-                    Err(reason) => return refuse(wire, &reason),
+                    refused => refused,
                 },
                 Err(error) => Err(error.to_string()),
             },
             kind => Err(format!("unexpected {kind:?} frame in a file")),
         };
         if let Err(reason) = step {
+            // Who reads the answer finds nothing left over.
+            drop(incoming);
             return refuse(wire, &reason);
         }
     }

@@ -452,3 +452,67 @@ image = "debian-12"
 "#;
     assert_eq!(refused(text), shown);
 }
+
+#[test]
+fn sharing_pages_smaller_than_the_memory_has() {
+    let text = r#"image = "debian-12"
+pages = "2M"
+share = "deferred"
+"#;
+    let shown = r#"
+  × memory made of the pool's huge pages can't share 4 KiB pages
+   ╭─[vm.toml:3:9]
+ 2 │ pages = "2M"
+ 3 │ share = "deferred"
+   ·         ─────┬────
+   ·              ╰── here
+   ╰────
+  help: use `pages = "thp"` or `"4K"`, `share = "never"`, or a disk `as = "pmem"`
+"#;
+    assert_eq!(refused(text), shown);
+}
+
+#[test]
+fn sharing_a_disk_written_in_place() {
+    let text = r#"image = "debian-12"
+
+[[disks]]
+path = "a.img"
+mode = "exclusive"
+persistent = true
+share = "at-read"
+"#;
+    let shown = r#"
+  × a disk that is written in place has nobody to share with
+   ╭─[vm.toml:7:9]
+ 6 │ persistent = true
+ 7 │ share = "at-read"
+   ·         ────┬────
+   ·             ╰── here
+   ╰────
+  help: drop `share`, or use `mode = "private"`
+"#;
+    assert_eq!(refused(text), shown);
+}
+
+#[test]
+fn sharing_a_disk_that_is_mapped_anyway() {
+    let text = r#"image = "debian-12"
+
+[[disks]]
+path = "a.img"
+as = "pmem"
+share = "never"
+"#;
+    let shown = r#"
+  × a pmem disk is mapped: it always shares
+   ╭─[vm.toml:6:9]
+ 5 │ as = "pmem"
+ 6 │ share = "never"
+   ·         ───┬───
+   ·            ╰── here
+   ╰────
+  help: drop `share`, or use `as = "block"`
+"#;
+    assert_eq!(refused(text), shown);
+}

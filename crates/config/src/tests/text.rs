@@ -116,7 +116,7 @@ colour = "red"
    · ───┬──
    ·    ╰── here
    ╰────
-  help: the keys here: `persistent`
+  help: the keys here: `persistent`, `share`
 "#;
     assert_eq!(refused(text), shown);
 }
