@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use config::vm::{
     DiskDevice, DiskFormatSpec, DiskMode, NetKind, NetSpec, PagesSpec, SandboxSpec, ShareSpec, VmSpec,
 };
-use diskstore::disk::{DiskRequest, Format, Mode, OpenDisk};
+use diskstore::disk::{DiskRequest, Format, Mode, OpenDisk, Use, Users};
 use diskstore::image::{Image, ImageStore};
 use nix::unistd::{Whence, lseek};
 use shard::launch::*;
@@ -66,6 +66,7 @@ pub struct Opened {
     pub keeps_writes: bool,
     /// Kept for their locks.
     _disks: Vec<OpenDisk>,
+    _kernel_use: Use,
     /// The image stays in the store as long as the VM runs.
     _image: Option<Image>,
     passt: Vec<UserCard>,
@@ -139,10 +140,10 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
         (None, None) => return Err(OpenError::NoKernel),
     };
     let kernel = readable("kernel", &kernel_path)?;
-    // Counts this VM among the kernel's users, for sharing; who writes the file anyway is noticed later.
-    // SAFETY: flock touches no memory.
-    unsafe { libc::flock(kernel.as_raw_fd(), libc::LOCK_SH | libc::LOCK_NB) };
+    // For the sharing of its pages; who writes the file anyway is noticed then.
+    let kernel_use = Use::announce(&kernel, name);
     let kernel = files.add(kernel);
+    let sockets = File::open(Users::TABLE).ok().map(|table| files.add(table));
     let initrd = match initrd_path {
         Some(path) => Some(files.add(readable("initrd", &path)?)),
         None => None,
@@ -326,6 +327,7 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
         vsock,
         balloon: spec.has_balloon(),
         share_boot: share(spec, None),
+        sockets,
         console: console_fd,
         log,
         sandbox: match spec.sandbox {
@@ -342,6 +344,7 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
         kernel: kernel_path,
         keeps_writes,
         _disks: disks,
+        _kernel_use: kernel_use,
         _image: image,
         passt,
     })

@@ -40,6 +40,8 @@ pub struct LaunchSpec {
     pub balloon: bool,
     /// How the kernel's code is shared with VMs that run the same; at the read, the initramfs too.
     pub share_boot: Share,
+    /// The host's table of unix sockets (`diskstore::disk::Users::TABLE`): who else uses an image.
+    pub sockets: Option<Fd>,
     /// Bytes of the serial console, both ways.
     pub console: Fd,
     /// Write-only file for the shard's own log lines.

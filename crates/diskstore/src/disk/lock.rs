@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -86,6 +86,59 @@ pub fn holders(path: &Path) -> io::Result<Vec<Holder>> {
     Ok(announced(&key(&std::fs::metadata(path)?)))
 }
 
+/// Tells others that a VM uses a file, without keeping them from it, until it is dropped.
+#[derive(Debug)]
+pub struct Use {
+    _announcement: Option<UnixDatagram>,
+}
+
+impl Use {
+    /// Announces the VM `vm` as a user of `file`.
+    pub fn announce(file: &File, vm: &str) -> Self {
+        Self {
+            _announcement: announce(file, vm),
+        }
+    }
+}
+
+/// Counts the users of files from within a sandbox that is closed: the table of announcements, already open.
+#[derive(Debug)]
+pub struct Users {
+    table: File,
+    keys: Vec<String>,
+}
+
+impl Users {
+    /// The table, of the network namespace that the VMs' monitors are in.
+    pub const TABLE: &str = "/proc/net/unix";
+
+    /// Counts the users of `files` in an open [`Users::TABLE`].
+    pub fn new(table: File, files: &[File]) -> io::Result<Self> {
+        let keys = files.iter().map(|file| Ok(key(&file.metadata()?)));
+        Ok(Self {
+            table,
+            keys: keys.collect::<io::Result<_>>()?,
+        })
+    }
+
+    /// How many VMs use each file now, in the order of the files.
+    pub fn count(&self) -> io::Result<Vec<u32>> {
+        let mut table = Vec::new();
+        let mut chunk = [0; 4096];
+        loop {
+            match self.table.read_at(&mut chunk, table.len() as u64) {
+                Ok(0) => break,
+                Ok(count) => table.extend_from_slice(&chunk[..count]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let table = String::from_utf8_lossy(&table);
+        let count = |key: &String| u32::try_from(listed(&table, key).len()).unwrap_or(u32::MAX);
+        Ok(self.keys.iter().map(count).collect())
+    }
+}
+
 fn key(metadata: &std::fs::Metadata) -> String {
     format!("{PREFIX}{:x}:{:x}/", metadata.dev(), metadata.ino())
 }
@@ -107,8 +160,11 @@ fn announce(file: &File, vm: &str) -> Option<UnixDatagram> {
 }
 
 fn announced(key: &str) -> Vec<Holder> {
-    let table = std::fs::read(Path::new("/proc/net/unix")).unwrap_or_default();
-    let table = String::from_utf8_lossy(&table);
+    let table = std::fs::read(Path::new(Users::TABLE)).unwrap_or_default();
+    listed(&String::from_utf8_lossy(&table), key)
+}
+
+fn listed(table: &str, key: &str) -> Vec<Holder> {
     let mut holders: Vec<Holder> = Vec::new();
     for line in table.lines() {
         let Some(rest) = line.split_once('@').and_then(|(_, name)| name.strip_prefix(key)) else {

@@ -34,7 +34,7 @@ mod tests;
 pub use error::DiskError;
 pub use format::Format;
 pub use io_queue::{IoQueue, Operation, Submission};
-pub use lock::{Holder, holders};
+pub use lock::{Holder, Use, Users, holders};
 pub use open::{DiskRequest, Layer, Mode, OpenDisk, open};
 pub use segments::Segments;
 pub use store::{Extent, Origin, Store, assemble};

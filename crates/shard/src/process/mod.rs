@@ -91,6 +91,7 @@ fn start(control: &mut UnixStream) -> Result<Control, ProcessError> {
     control::catch_kicks()?;
     let log = log::to_file(files.take(spec.log)?);
     let device_files = DeviceFiles::take(&spec, &mut files)?;
+    let sockets = spec.sockets.map(|fd| files.take(fd)).transpose()?;
     // Whatever the message carried beyond the spec is closed.
     drop(files);
     let (images, mut shares): (Vec<_>, Vec<_>) = device_files.images(&spec)?.into_iter().unzip();
@@ -101,7 +102,7 @@ fn start(control: &mut UnixStream) -> Result<Control, ProcessError> {
     claim_windows(&mut machine, &bus).map_err(MachineError::from)?;
 
     let sharing = machine.sharing.clone().map(|mapper| {
-        let situations = Arc::new(Situations::open(mapper.images()));
+        let situations = Arc::new(Situations::open(mapper.images(), sockets));
         (mapper, situations)
     });
     let background = match &sharing {

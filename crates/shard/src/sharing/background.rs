@@ -1,7 +1,7 @@
 //! The background of sharing: replaces unchanged copies by mappings, gives overwritten mappings back, watches the images.
 //!
-//! It works in small steps with pauses between: a step holds the VM still for at most about [`STILL_LIMIT`], and rests
-//! [`REST_FACTOR`] times as long as it worked. Pages that changed are found before the VM is held still; while it is,
+//! It works in small steps with rests between: a step holds the VM still for at most about [`STILL_LIMIT`], and is followed
+//! by a rest of [`STILL_REST`] times that, and of [`WORK_REST`] times the whole step. Pages that changed are found before the VM is held still; while it is,
 //! what is left is compared once more and mapped.
 
 use std::fs::File;
@@ -16,16 +16,18 @@ use std::time::{Duration, Instant};
 use policy::sharing::Way;
 
 use super::extents::Run;
-use super::mapper::{Mapped, Mapper, PAGE_BYTES};
+use super::mapper::{Mapped, Mapper, PAGE_BYTES, When};
 use super::metrics::add;
 use super::situation::Situations;
 use crate::gate::Gate;
 use crate::launch::Share;
 
 /// How long the VM may be held still by one step.
-const STILL_LIMIT: Duration = Duration::from_millis(1);
-/// A step is followed by a rest of this many times its length.
-const REST_FACTOR: u32 = 20;
+const STILL_LIMIT: Duration = Duration::from_millis(2);
+/// The VM runs at least this many times as long as it was held still.
+const STILL_REST: u32 = 20;
+/// The background rests this many times as long as it worked.
+const WORK_REST: u32 = 2;
 /// The shortest rest.
 const REST_MIN: Duration = Duration::from_millis(5);
 /// How often it looks around: a copy is left alone for this long at least.
@@ -83,9 +85,11 @@ impl Background {
                     let _ = self.trim(gate);
                 }
             }
-            let more = self.step(gate);
-            rest = if more {
-                (start.elapsed() * REST_FACTOR).max(REST_MIN)
+            let step = self.step(gate);
+            rest = if step.more {
+                (step.still * STILL_REST)
+                    .max(start.elapsed() * WORK_REST)
+                    .max(REST_MIN)
             } else {
                 next_round.saturating_duration_since(Instant::now()).max(REST_MIN)
             };
@@ -109,8 +113,8 @@ impl Background {
         }
     }
 
-    /// Replaces some copies; whether there may be more.
-    fn step(&mut self, gate: &Gate) -> bool {
+    /// Replaces some copies.
+    fn step(&mut self, gate: &Gate) -> Step {
         let taken = self.mapper.pages().copies.take_front(STEP_PAGES);
         let (now, later): (Vec<_>, Vec<_>) = taken.into_iter().partition(|(_, run)| self.acts(run));
         if !later.is_empty() {
@@ -121,11 +125,14 @@ impl Background {
             }
         }
         if now.is_empty() {
-            return !self.mapper.pages().copies.is_empty();
+            return Step {
+                more: !self.mapper.pages().copies.is_empty(),
+                still: Duration::ZERO,
+            };
         }
         let equal = self.equal_runs(&now);
-        let left = if equal.is_empty() {
-            Vec::new()
+        let (left, still) = if equal.is_empty() {
+            (Vec::new(), Duration::ZERO)
         } else {
             self.replace(gate, &equal)
         };
@@ -135,7 +142,7 @@ impl Background {
         for (at, run, _) in left {
             keep(&mut pages.copies, at, run);
         }
-        true
+        Step { more: true, still }
     }
 
     /// The parts of `runs` whose pages equal the image's now, each with the place of the image's bytes in `scratch`.
@@ -213,12 +220,13 @@ impl Background {
         unsafe { libc::memcmp(guest.cast(), image.as_ptr().cast(), bytes) == 0 }
     }
 
-    /// Maps what is still equal once the VM stands still; returns what there was no time for.
-    fn replace(&self, gate: &Gate, equal: &[(u64, Run, usize)]) -> Vec<(u64, Run, usize)> {
+    /// Maps what is still equal once the VM stands still; returns what there was no time for, and how long it stood.
+    fn replace(&self, gate: &Gate, equal: &[(u64, Run, usize)]) -> (Vec<(u64, Run, usize)>, Duration) {
+        let asked = Instant::now();
         let metrics = &self.mapper.metrics;
         let Some(pause) = gate.pause() else {
             add(&metrics.pauses_missed, 1);
-            return equal.to_vec();
+            return (equal.to_vec(), asked.elapsed());
         };
         let start = Instant::now();
         let mut pages = self.mapper.pages();
@@ -232,7 +240,10 @@ impl Background {
                 add(&metrics.changed, run.pages);
                 continue;
             }
-            match self.mapper.map(&mut pages, at, run, false, &metrics.mapped_later) {
+            match self
+                .mapper
+                .map(&mut pages, at, run, When::Later, &metrics.mapped_later)
+            {
                 Ok(Mapped::Yes | Mapped::AtLimit) => (),
                 // The copy stays a copy.
                 Err(_) => add(&metrics.cold, run.pages),
@@ -240,8 +251,13 @@ impl Background {
         }
         drop(pages);
         drop(pause);
-        metrics.paused(start.elapsed());
-        equal[done..].to_vec()
+        let still = asked.elapsed();
+        metrics.paused(still);
+        let pages = self.mapper.pages();
+        for &(at, run, _) in &equal[..done] {
+            self.mapper.give_back(&pages, at, run);
+        }
+        (equal[done..].to_vec(), still)
     }
 
     /// Gives mapped pages that were written back to plain memory, where that does not cost another mapping.
@@ -274,7 +290,7 @@ impl Background {
             drop(pages);
             drop(pause);
             self.mapper.metrics.paused(start.elapsed());
-            std::thread::sleep((start.elapsed() * REST_FACTOR).max(REST_MIN));
+            std::thread::sleep((start.elapsed() * STILL_REST).max(REST_MIN));
         }
         Ok(())
     }
@@ -305,6 +321,14 @@ fn pieces(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     range
         .step_by(TRIM_PAGES as usize)
         .map(move |at| at..(at + TRIM_PAGES).min(end))
+}
+
+/// What a step came to.
+struct Step {
+    /// There may be more copies.
+    more: bool,
+    /// How long the VM stood still for it.
+    still: Duration,
 }
 
 /// Puts a run back among remembered ones unless something newer is known of its pages.

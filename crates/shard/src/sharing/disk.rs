@@ -7,7 +7,7 @@ use diskstore::disk::{Origin, Segments, Store};
 use policy::sharing::Way;
 
 use super::extents::ImageId;
-use super::mapper::{Mapped, Mapper, PAGE_BYTES};
+use super::mapper::{Mapped, Mapper, PAGE_BYTES, When};
 use super::metrics::add;
 use super::parts::{Part, Source, cut};
 use super::situation::Situations;
@@ -103,7 +103,7 @@ impl DiskSharing {
         let counter = &self.mapper.metrics.mapped_at_read;
         let mapped = self
             .mapper
-            .map(&mut self.mapper.pages(), page, run, true, counter)?;
+            .map(&mut self.mapper.pages(), page, run, When::AtRead, counter)?;
         match mapped {
             Mapped::Yes => Ok(()),
             Mapped::AtLimit => self.copy(store, offset, into, part),

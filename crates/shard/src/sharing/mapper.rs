@@ -53,6 +53,17 @@ pub struct Mapper {
     pub metrics: Metrics,
 }
 
+/// When a run is mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum When {
+    /// Before the guest starts.
+    AtBoot,
+    /// Instead of filling the guest's buffer.
+    AtRead,
+    /// In the place of a copy.
+    Later,
+}
+
 /// What became of an attempt to map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mapped {
@@ -125,14 +136,15 @@ impl Mapper {
         (page + pages <= part.first + part.pages).then_some(host as *mut u8)
     }
 
-    /// Lays `run` over the guest's pages from `at` on; `now` brings them in at once, so that the guest need not wait at
-    /// its first touch. Their content before is lost.
+    /// Lays `run` over the guest's pages from `at` on. Their content before is lost. At a read they are brought in at
+    /// once, so that the guest need not wait at its first touch; in the background the memory file's pages stay until
+    /// [`Mapper::give_back`], which need not hold the VM still.
     pub(super) fn map(
         &self,
         pages: &mut Pages,
         at: u64,
         run: Run,
-        now: bool,
+        when: When,
         counter: &AtomicU64,
     ) -> io::Result<Mapped> {
         let wrong = || io::Error::from(io::ErrorKind::InvalidInput);
@@ -171,7 +183,7 @@ impl Mapper {
             }
             return Err(error);
         }
-        if now {
+        if when == When::AtRead {
             // SAFETY: reads pages of the mapping just made. An old kernel refuses (EINVAL): then they come at the touch.
             let result = unsafe {
                 libc::madvise(
@@ -190,12 +202,22 @@ impl Mapper {
                 }
             }
         }
-        if !pages.mapped.cover(range.clone()) {
+        if when != When::Later && !pages.mapped.cover(range.clone()) {
             punch(part.file, &range);
         }
         pages.mapped.insert(at, run);
         add(counter, run.pages);
         Ok(Mapped::Yes)
+    }
+
+    /// Gives the memory file's pages under a mapping made [`When::Later`] back to the host, if it is still there.
+    pub(super) fn give_back(&self, pages: &Pages, at: u64, run: Run) {
+        let mapped = pages.mapped.inside(at..at + run.pages);
+        for (at, run) in mapped {
+            if let Some((_, part)) = self.host_of(at) {
+                punch(part.file, &(at..at + run.pages));
+            }
+        }
     }
 
     /// A file was loaded at `at`. Lays its whole pages over the copy now (`map`), or remembers them for the background,
@@ -219,7 +241,7 @@ impl Mapper {
             return Ok(());
         }
         let counter = &self.metrics.mapped_at_boot;
-        match self.map(&mut self.pages(), start / PAGE_BYTES, run, false, counter) {
+        match self.map(&mut self.pages(), start / PAGE_BYTES, run, When::AtBoot, counter) {
             // A file system that can't map files.
             Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(()),
             result => result.map(|_| ()),

@@ -10,7 +10,7 @@ use diskstore::disk::{Format, Segments, Store, assemble};
 use proptest::prelude::*;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 
-use super::mapper::{Mapped, Mapper, PAGE_BYTES};
+use super::mapper::{Mapped, Mapper, PAGE_BYTES, When};
 use super::{Background, DiskSharing, Run, Situations};
 use crate::arch::x86_64::layout::Layout;
 use crate::gate::Gate;
@@ -60,7 +60,7 @@ fn vm(share: Share) -> Vm {
     let store = assemble(vec![(image, Format::Raw)], true).unwrap();
     let disk = DiskSharing {
         mapper: mapper.clone(),
-        situations: Arc::new(Situations::open(mapper.images())),
+        situations: Arc::new(Situations::open(mapper.images(), None)),
         share,
         images: vec![Some(0)],
     };
@@ -275,12 +275,12 @@ fn a_run_outside_memory_is_refused() {
     let counter = &vm.mapper.metrics.mapped_at_read;
     assert!(
         vm.mapper
-            .map(&mut vm.mapper.pages(), last, run, true, counter)
+            .map(&mut vm.mapper.pages(), last, run, When::AtRead, counter)
             .is_err()
     );
     assert_eq!(
         vm.mapper
-            .map(&mut vm.mapper.pages(), last - 4, run, true, counter)
+            .map(&mut vm.mapper.pages(), last - 4, run, When::AtRead, counter)
             .unwrap(),
         Mapped::Yes
     );

@@ -71,7 +71,7 @@ fn new_state(ram_bytes: u64) -> io::Result<Arc<State>> {
 /// The handler without its thread, for [`crate::fuzzing`].
 #[cfg(fuzzing)]
 pub(crate) fn bare(ram_bytes: u64) -> io::Result<impl crate::virtio::worker::Handler> {
-    Ok(BalloonHandler::new(new_state(ram_bytes)?, Arc::default()))
+    Ok(BalloonHandler::new(new_state(ram_bytes)?, Arc::default(), None))
 }
 
 impl VirtioDevice for Balloon {
