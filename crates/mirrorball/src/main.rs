@@ -5,6 +5,7 @@ mod commands;
 mod exit;
 mod guest;
 mod lease;
+mod progress;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

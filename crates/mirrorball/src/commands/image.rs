@@ -11,6 +11,8 @@ use diskstore::image::{
 };
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::progress;
+
 /// What to do with images.
 #[derive(Debug, Subcommand)]
 pub enum ImageCommand {
@@ -121,7 +123,7 @@ pub fn run(command: ImageCommand) -> Result<(), ImageError> {
         ImageCommand::Rm { names } => names.iter().try_for_each(|name| store.remove(name)),
         ImageCommand::Import(arguments) => run_import(&store, arguments),
         ImageCommand::Verify { name } => {
-            let bar = spinner("reading");
+            let bar = progress::spinner("reading");
             let verified = store.verify(&name);
             bar.finish_and_clear();
             verified.map(|()| println!("{name}: as it was made"))
@@ -239,12 +241,6 @@ fn run_import(store: &ImageStore, arguments: ImportArgs) -> Result<(), ImageErro
 fn agent_program() -> PathBuf {
     let own = std::env::current_exe().unwrap_or_default();
     own.with_file_name("mirrorball-agent")
-}
-
-fn spinner(what: &'static str) -> ProgressBar {
-    let bar = ProgressBar::new_spinner().with_message(what);
-    bar.enable_steady_tick(Duration::from_millis(250));
-    bar
 }
 
 fn style(template: &str) -> ProgressStyle {

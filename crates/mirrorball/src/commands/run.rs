@@ -21,7 +21,7 @@ use super::mem::mib;
 use super::{check, place};
 use crate::attach::{Left, attach};
 use crate::lease::Lease;
-use crate::{exit, guest};
+use crate::{exit, guest, progress};
 
 /// How long a guest whose disks keep its writes may take to power off after its command.
 const POWER_OFF_LIMIT_S: u64 = 60;
@@ -405,7 +405,13 @@ fn command(
     limit: Duration,
     alone: bool,
 ) -> Result<Done, Trouble> {
-    let stream = guest::connect(name, folder, limit).map_err(|report| Trouble {
+    // Of several VMs, their lines tell.
+    let bar = (alone && std::io::stderr().is_terminal()).then(|| progress::spinner("the guest starts"));
+    let connected = guest::connect(name, folder, limit);
+    if let Some(bar) = bar {
+        bar.finish_and_clear();
+    }
+    let stream = connected.map_err(|report| Trouble {
         status: exit::LIMIT,
         report,
     })?;
