@@ -8,12 +8,13 @@ TARGET := x86_64-unknown-linux-gnu
 OUT := $(or $(CARGO_TARGET_DIR),target)/$(TARGET)/release
 MIRRORBALL := $(OUT)/mirrorball
 
-.PHONY: help build demo test lint bench fuzz clean
+.PHONY: help build demo test lint bench bench-sharing fuzz clean
 
 help:
 	@echo "make build   compile (2 min)            make demo   four Debian VMs compile a C program (first time 6 min)"
 	@echo "make test    all tests (under 25 min)   make lint   formatting and clippy"
 	@echo "make bench   timings against QEMU       make fuzz   each fuzz target for a minute"
+	@echo "make bench-sharing   memory of guests that share a disk, beside QEMU (half an hour without usable KVM)"
 
 build:
 	@scripts/setup.sh build
@@ -35,6 +36,10 @@ lint:
 bench: build
 	@scripts/setup.sh run bench
 	scripts/bench.sh $(MIRRORBALL)
+
+bench-sharing: build
+	@scripts/setup.sh run bench
+	scripts/bench-sharing.sh $(MIRRORBALL)
 
 fuzz:
 	@scripts/setup.sh build fuzz
