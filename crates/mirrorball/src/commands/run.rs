@@ -5,6 +5,7 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::mpsc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use cell::control::{Request, ask};
@@ -28,6 +29,9 @@ const POWER_OFF_LIMIT_S: u64 = 60;
 
 /// How long a guest whose agent broke off may take to end by itself, and so to say why.
 const TROUBLE_GRACE: Duration = Duration::from_secs(5);
+
+/// How long a console may take to end once its VM has.
+const CONSOLE_END_LIMIT: Duration = Duration::from_secs(2);
 
 /// What happens to the VMs.
 enum News {
@@ -117,6 +121,7 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
         boot_limit,
         detach: args.detach,
         start: Instant::now(),
+        console: None,
     }
     .follow(&news)
 }
@@ -168,6 +173,8 @@ struct Follower {
     boot_limit: Duration,
     detach: bool,
     start: Instant,
+    /// Joins this terminal to the console of the only VM.
+    console: Option<JoinHandle<()>>,
 }
 
 impl Follower {
@@ -176,6 +183,22 @@ impl Follower {
     }
 
     fn follow(mut self, news: &mpsc::Receiver<News>) -> Result<ExitCode> {
+        let result = self.follow_to_end(news);
+        self.give_terminal_back();
+        result
+    }
+
+    /// Waits until the console's thread has seen its end too and made the terminal what it was.
+    fn give_terminal_back(&mut self) {
+        let deadline = Instant::now() + CONSOLE_END_LIMIT;
+        if let Some(console) = self.console.take() {
+            while !console.is_finished() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+    }
+
+    fn follow_to_end(&mut self, news: &mpsc::Receiver<News>) -> Result<ExitCode> {
         while self.vms.values().any(|vm| vm.ended.is_none()) {
             match news.recv().into_diagnostic()? {
                 News::Monitor(event) => {
@@ -243,7 +266,10 @@ impl Follower {
         vm.folder = folder.clone();
         if vm.command.is_none() && alone && !self.detach {
             let sender = self.sender.clone();
-            std::thread::spawn(move || sender.send(News::Console(attach(&folder))));
+            self.console = Some(std::thread::spawn(move || {
+                // Nobody listens any more once the VM has ended.
+                let _ = sender.send(News::Console(attach(&folder)));
+            }));
         }
     }
 
