@@ -82,6 +82,45 @@ fn a_triple_fault_is_told() {
     before.expect_unchanged("a triple fault");
 }
 
+/// A 64-bit ELF kernel at 1 MiB that is this code.
+fn kernel_of(code: &[u8]) -> Vec<u8> {
+    const HEADERS_BYTES: u64 = 64 + 56;
+    const START: u64 = 1 << 20;
+    let mut file = b"\x7fELF\x02\x01\x01".to_vec();
+    file.resize(16, 0);
+    let half =
+        |file: &mut Vec<u8>, values: &[u16]| values.iter().for_each(|value| file.extend(value.to_le_bytes()));
+    let word =
+        |file: &mut Vec<u8>, values: &[u32]| values.iter().for_each(|value| file.extend(value.to_le_bytes()));
+    let wide =
+        |file: &mut Vec<u8>, values: &[u64]| values.iter().for_each(|value| file.extend(value.to_le_bytes()));
+    // An executable for x86-64; its entry, program headers at 64, no sections; one program header of 56 bytes.
+    half(&mut file, &[2, 62]);
+    word(&mut file, &[1]);
+    wide(&mut file, &[START, 64, 0]);
+    word(&mut file, &[0]);
+    half(&mut file, &[64, 56, 1, 0, 0, 0]);
+    // To be loaded, readable and executable.
+    word(&mut file, &[1, 5]);
+    let bytes = code.len() as u64;
+    wide(&mut file, &[HEADERS_BYTES, START, START, bytes, bytes, 1]);
+    file.extend(code);
+    file
+}
+
+#[test]
+fn an_instruction_that_kvm_can_not_emulate_is_told() {
+    let scratch = Scratch::new("emulation");
+    // mov rdi, 0xc0000000; lock cmpxchg16b [rdi]; hlt: 16 bytes at once where no device is.
+    let code = b"\x48\xbf\0\0\0\xc0\0\0\0\0\xf0\x48\x0f\xc7\x0f\xf4";
+    let kernel = scratch.write("kernel", kernel_of(code));
+    let before = Traces::now();
+    let run = mirrorball(["run", "--net", "none", "--name", "t-emulation", "--kernel"]);
+    let told = run.args([&kernel]).limit(SOON).run().expect(72);
+    assert!(told.errors().contains("KVM"), "the reason is not told:\n{told}");
+    before.expect_unchanged("a failure of KVM");
+}
+
 #[test]
 fn a_kill_is_told() {
     let scratch = Scratch::new("kill");
