@@ -324,6 +324,14 @@ fn load(
         None => None,
     };
     if let Some(sharing) = sharing {
+        if !map {
+            for part in &kernel.parts {
+                sharing.keep_whole(part.at, part.at.saturating_add(part.bytes));
+            }
+            if let Some(initrd) = initrd {
+                sharing.keep_whole(initrd.start, initrd.start.saturating_add(initrd.bytes));
+            }
+        }
         // Of what the kernel writes, nothing would stay shared.
         for part in kernel.parts.iter().filter(|part| !part.writable) {
             sharing.loaded(&files.kernel, part.at, part.offset, part.bytes, map)?;

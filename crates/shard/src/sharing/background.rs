@@ -104,8 +104,12 @@ impl Background {
         }
     }
 
-    /// Whether copies of an image are replaced now.
-    fn acts(&self, run: &Run) -> bool {
+    /// Whether the copies of `run` at `at` are replaced now. A huge page, which makes the guest faster, is split only when
+    /// the host is short of memory.
+    fn acts(&self, at: u64, run: &Run) -> bool {
+        if self.mapper.splits(at, run) && !self.situations.short() {
+            return false;
+        }
         match self.shares.get(usize::from(run.image)) {
             Some(Share::AtRead | Share::Deferred) => true,
             Some(Share::Adaptive) => self.situations.way(run.image) != Way::Remember,
@@ -116,7 +120,7 @@ impl Background {
     /// Replaces some copies.
     fn step(&mut self, gate: &Gate) -> Step {
         let taken = self.mapper.pages().copies.take_front(STEP_PAGES);
-        let (now, later): (Vec<_>, Vec<_>) = taken.into_iter().partition(|(_, run)| self.acts(run));
+        let (now, later): (Vec<_>, Vec<_>) = taken.into_iter().partition(|(at, run)| self.acts(*at, run));
         if !later.is_empty() {
             let mut pages = self.mapper.pages();
             for (at, run) in later {

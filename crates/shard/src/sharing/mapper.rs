@@ -16,6 +16,9 @@ use crate::memory::GuestRam;
 
 /// Size of the pages that are shared.
 pub const PAGE_BYTES: u64 = 4096;
+/// Size of the host's huge pages, and how many pages each is.
+const HUGE_BYTES: u64 = 2 << 20;
+const HUGE_PAGES: u64 = HUGE_BYTES / PAGE_BYTES;
 /// Mappings that one VM may cost by sharing; the kernel's default limit for a process is 65,530.
 const RUNS_MAX_DEFAULT: usize = 32 << 10;
 
@@ -48,6 +51,8 @@ pub struct Mapper {
     images: Vec<File>,
     huge: bool,
     runs_max: usize,
+    /// Guest pages that were put in huge pages of the host.
+    whole: Mutex<Vec<Range<u64>>>,
     pages: Mutex<Pages>,
     /// What was counted.
     pub metrics: Metrics,
@@ -100,6 +105,7 @@ impl Mapper {
             images,
             huge,
             runs_max: limit.map_or(RUNS_MAX_DEFAULT, |limit| limit / 2),
+            whole: Mutex::default(),
             pages: Mutex::default(),
             metrics: Metrics::default(),
         }))
@@ -208,6 +214,23 @@ impl Mapper {
         pages.mapped.insert(at, run);
         add(counter, run.pages);
         Ok(Mapped::Yes)
+    }
+
+    /// Guest memory from `start` to `end`, in bytes, is in huge pages, to which both ends belong.
+    pub fn keep_whole(&self, start: u64, end: u64) {
+        let range = start / HUGE_BYTES * HUGE_PAGES..end.div_ceil(HUGE_BYTES) * HUGE_PAGES;
+        self.whole
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(range);
+    }
+
+    /// Whether mapping the run would split a huge page.
+    pub(super) fn splits(&self, at: u64, run: &Run) -> bool {
+        let whole = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
+        whole
+            .iter()
+            .any(|range| at < range.end && range.start < at + run.pages)
     }
 
     /// Gives the memory file's pages under a mapping made [`When::Later`] back to the host, if it is still there.

@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use diskstore::disk::Users;
-use policy::sharing::{Situation, Way, adaptive};
+use policy::sharing::{SHORT_PERMILLE, Situation, Way, adaptive};
 
 use super::extents::ImageId;
 
@@ -75,6 +75,11 @@ impl Situations {
                 .map_or(0, |users| users.load(Ordering::Relaxed)),
             available_permille: self.available_permille.load(Ordering::Relaxed),
         })
+    }
+
+    /// Whether the host is short of memory.
+    pub fn short(&self) -> bool {
+        self.available_permille.load(Ordering::Relaxed) < SHORT_PERMILLE
     }
 
     /// For `inspect`.
