@@ -97,7 +97,9 @@ fn try_flags(flags: c_int) -> io::Result<()> {
     } else {
         write_maps(pid as i32)
     };
-    drop(go_write);
+    // A byte, not only the end of file: a process cloned by another thread meanwhile holds a copy of this end, and may be
+    // waiting in the same way for one that this child holds.
+    let _ = File::from(go_write).write_all(b"g");
     reap(pid as i32);
     mapped
 }
@@ -216,6 +218,9 @@ pub fn spawn(
         && let Err(error) = write_maps(pid)
     {
         drop(go_write);
+        // It may be waiting for an end that another child holds too.
+        // SAFETY: sends a signal to a child of ours that is not reaped yet.
+        unsafe { libc::kill(pid, libc::SIGKILL) };
         reap(pid);
         return Err(error);
     }
