@@ -239,6 +239,22 @@ fn copies_become_mappings_unless_they_changed() {
 }
 
 #[test]
+fn copies_in_huge_pages_stay_while_memory_is_plenty() {
+    let vm = vm(Share::Deferred);
+    let elsewhere = AT + (8 << 20);
+    vm.mapper.keep_whole(AT, AT + 8 * PAGE_BYTES);
+    vm.read(&[(AT, 8 * PAGE_BYTES)], 0);
+    vm.read(&[(elsewhere, 8 * PAGE_BYTES)], 0);
+    assert!(
+        !vm.disk.situations.short(),
+        "this test needs a host that is not short of memory"
+    );
+    vm.background(Share::Deferred, |vm| vm.counted("mapped_later") >= 8);
+    let mapped: Vec<_> = vm.mapper.pages().mapped.iter().map(|(at, _)| at).collect();
+    assert_eq!(mapped, [elsewhere / PAGE_BYTES]);
+}
+
+#[test]
 fn written_mappings_become_plain_memory_again() {
     let vm = vm(Share::AtRead);
     vm.read(&[(AT, 8 * PAGE_BYTES)], 0);
