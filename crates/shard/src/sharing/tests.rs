@@ -55,7 +55,11 @@ struct Vm {
 }
 
 fn vm(share: Share) -> Vm {
-    let (ram, image) = (ram(), image());
+    vm_on(image(), share)
+}
+
+fn vm_on(image: File, share: Share) -> Vm {
+    let ram = ram();
     let mapper = Mapper::new(&ram, vec![image.try_clone().unwrap()], false).unwrap();
     let store = assemble(vec![(image, Format::Raw)], true).unwrap();
     let disk = DiskSharing {
@@ -132,7 +136,9 @@ const AT: u64 = FIRST * PAGE_BYTES;
 
 #[test]
 fn a_read_is_mapped_and_a_write_stays_with_the_writer() {
-    let (one, other) = (vm(Share::AtRead), vm(Share::AtRead));
+    let image = image();
+    let one = vm_on(image.try_clone().unwrap(), Share::AtRead);
+    let other = vm_on(image, Share::AtRead);
     for vm in [&one, &other] {
         vm.read(&[(AT, 16 * PAGE_BYTES)], 8 * PAGE_BYTES);
         assert_eq!(vm.bytes(AT, 16 * PAGE_BYTES), image_bytes()[8 * 4096..24 * 4096]);
