@@ -35,8 +35,9 @@ fn dhcp(passt: &Passt) -> Option<[u8; 4]> {
     frame.extend(udp_length.to_be_bytes());
     frame.extend([0, 0]);
     frame.extend(bootp);
-    socket.write_all(&(frame.len() as u32).to_be_bytes()).unwrap();
-    socket.write_all(&frame).unwrap();
+    // In one write: passt drops a length that it reads before any byte of its frame.
+    let message = [&(frame.len() as u32).to_be_bytes()[..], &frame].concat();
+    socket.write_all(&message).unwrap();
     loop {
         let mut length = [0; 4];
         socket.read_exact(&mut length).ok()?;
