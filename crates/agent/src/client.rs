@@ -19,7 +19,7 @@ pub use exec::{exec, output};
 pub use file::{get, put};
 pub use terminal::{RawMode, window_size};
 
-use crate::protocol::{Frame, Kind, Ready, Request};
+use crate::protocol::{Frame, Identity, Kind, Ready, Request};
 use crate::wire::{PATIENCE, Wire};
 
 /// Why a request failed.
@@ -61,6 +61,12 @@ pub fn ping(stream: impl Stream) -> Result<String, ClientError> {
         .filter(|c| !c.is_control())
         .take(64)
         .collect())
+}
+
+/// Makes the guest who `identity` says.
+pub fn identify(stream: impl Stream, identity: &Identity) -> Result<(), ClientError> {
+    let mut wire = Wire::new(&stream)?;
+    open(&mut wire, &Request::Identify(identity.clone())).map(|_| ())
 }
 
 /// Sends the request and waits for the agent to agree.

@@ -9,6 +9,7 @@
 //! | exec | stdin, stdin-end, window-size, signal | stdout, stderr, and at last exit |
 //! | put | data, and at last end | done |
 //! | get | | data, and at last end |
+//! | identify | | |
 //!
 //! `Refused` may come instead of anything the server sends, and is its last frame.
 
@@ -40,6 +41,31 @@ pub enum Request {
         /// Absolute path in the guest.
         path: String,
     },
+    /// Makes the guest somebody else than the one it was copied from; answered when it is.
+    Identify(Identity),
+}
+
+/// What makes a clone different.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Identity {
+    /// The host's name.
+    pub hostname: String,
+    /// Hardware addresses: for each network card, what it was and what it becomes.
+    pub cards: Vec<CardAddress>,
+    /// Bytes that only this guest gets, for the kernel's generator of random numbers; from then on it gives others than its
+    /// parent's.
+    pub seed: Vec<u8>,
+    /// What time it is, nanoseconds since 1970.
+    pub unix_ns: u64,
+}
+
+/// A network card's new hardware address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CardAddress {
+    /// What it was.
+    pub from: [u8; 6],
+    /// What it becomes.
+    pub to: [u8; 6],
 }
 
 /// A program to run.

@@ -5,6 +5,7 @@
 
 mod exec;
 mod file;
+mod identity;
 #[cfg(test)]
 mod tests;
 
@@ -30,6 +31,10 @@ pub fn serve(stream: impl Stream) -> io::Result<()> {
         Request::Exec(request) => exec::serve(&mut wire, &request)?,
         Request::Put { path, name, mode } => file::receive(&mut wire, &path, &name, mode)?,
         Request::Get { path } => file::send(&mut wire, &path)?,
+        Request::Identify(identity) => match identity::assume(&identity) {
+            Ok(()) => ready(&wire, None)?,
+            Err(error) => return refuse(&mut wire, &error.to_string()),
+        },
     }
     linger(&mut wire);
     Ok(())

@@ -29,6 +29,8 @@ pub enum Request {
     Kill,
     /// What the shard counted.
     Status,
+    /// Freeze the VM and go on. Answered by a [`crate::frozen::FreezeAnswer`] with files.
+    Freeze,
     /// Set the balloon.
     Balloon {
         /// Bytes that the guest is to give back.
@@ -76,12 +78,16 @@ pub fn serve(listener: UnixListener, vm: Handle, balloon_max: Option<Size>) -> i
     Ok(())
 }
 
-fn one(client: UnixStream, vm: &Handle, balloon_max: Option<Size>) -> io::Result<()> {
+fn one(mut client: UnixStream, vm: &Handle, balloon_max: Option<Size>) -> io::Result<()> {
     client.set_read_timeout(Some(PATIENCE))?;
     let mut line = String::new();
     BufReader::new((&client).take(LINE_BYTES_MAX)).read_line(&mut line)?;
     let _asking = vm.asking();
     let answer = match serde_json::from_str(&line) {
+        Ok(Request::Freeze) => match vm.freeze(&mut client) {
+            Ok(()) => return Ok(()),
+            Err(error) => refused(error),
+        },
         Ok(request) => obey(vm, &request, balloon_max),
         Err(error) => Answer::Refused {
             why: format!("not a request: {error}"),
@@ -103,6 +109,8 @@ fn obey(vm: &Handle, request: &Request, balloon_max: Option<Size>) -> Answer {
             vm.kill();
             return Answer::Ended { killed: true };
         }
+        // Served before.
+        Request::Freeze => Err(io::ErrorKind::InvalidInput.into()),
         Request::Status => {
             return vm
                 .status()

@@ -17,9 +17,10 @@ use serde::{Deserialize, Serialize};
 use shard::chain::chain;
 use shard::launch::Ending;
 
+use crate::frozen::FrozenVm;
 use crate::registry::{Entry, Record, Registry, State};
 use crate::vm::{self, Handle};
-use crate::{control, ending, open};
+use crate::{control, ending, open, snapshot};
 
 /// Lines of the console that go with an ending.
 const LAST_LINES: usize = 8;
@@ -31,6 +32,28 @@ const PANIC_TEXT: &str = "Kernel panic";
 pub struct Batch {
     /// The VMs, each with its name.
     pub vms: Vec<(String, VmSpec)>,
+    /// What they go on from, instead of booting. Their specs are then the source's own, but for what makes them different.
+    #[serde(default)]
+    pub source: Option<Source>,
+}
+
+/// What VMs go on from.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Source {
+    /// The running VM with this directory, as it is when the monitor starts.
+    Running(std::path::PathBuf),
+    /// This snapshot.
+    Snapshot(std::path::PathBuf),
+}
+
+impl Source {
+    fn open(&self) -> io::Result<FrozenVm> {
+        match self {
+            Self::Running(folder) => FrozenVm::of(folder),
+            Self::Snapshot(directory) => snapshot::open(directory).map_err(io::Error::other),
+        }
+    }
 }
 
 /// What the command says later.
@@ -60,6 +83,8 @@ pub enum Event {
         sandbox_missing: Vec<String>,
         /// Its files outlive it, so it must be ended with care.
         keeps_writes: bool,
+        /// How long the VM that it goes on from stood still for it, microseconds.
+        paused_us: Option<u64>,
     },
     /// It did not start.
     Failed {
@@ -90,15 +115,26 @@ pub fn run(lease: UnixStream) -> io::Result<()> {
     lines.read_line(&mut line)?;
     let batch: Batch = serde_json::from_str(&line)?;
     let lease = Arc::new(Mutex::new(lease));
+    let frozen = match batch.source.as_ref().map(Source::open).transpose() {
+        Ok(frozen) => frozen.map(Arc::new),
+        Err(error) => {
+            let why = error.to_string();
+            for (name, _) in batch.vms {
+                let why = why.clone();
+                tell(&lease, &Event::Failed { name, why });
+            }
+            return Ok(());
+        }
+    };
     let mut handles = HashMap::new();
     let mut threads = Vec::new();
     for (name, spec) in batch.vms {
         let handle = Handle::default();
         handles.insert(name.clone(), handle.clone());
-        let lease = lease.clone();
+        let (lease, frozen) = (lease.clone(), frozen.clone());
         // The shard dies with the thread that starts it, so this one stays to the end.
         threads.push(std::thread::Builder::new().name(name.clone()).spawn(move || {
-            if let Err(why) = one(&name, &spec, &handle, &lease) {
+            if let Err(why) = one(&name, &spec, frozen.as_deref(), &handle, &lease) {
                 tell(&lease, &Event::Failed { name, why });
             }
             handle.over();
@@ -146,7 +182,13 @@ fn tell(lease: &Lease, event: &Event) {
 }
 
 /// Runs one VM; an error is one line.
-fn one(name: &str, spec: &VmSpec, handle: &Handle, lease: &Lease) -> Result<(), String> {
+fn one(
+    name: &str,
+    spec: &VmSpec,
+    frozen: Option<&FrozenVm>,
+    handle: &Handle,
+    lease: &Lease,
+) -> Result<(), String> {
     let start = Instant::now();
     let line = |error: &dyn std::error::Error| chain(error);
     let registry = Registry::open().map_err(|error| format!("the directory of running VMs: {error}"))?;
@@ -154,7 +196,12 @@ fn one(name: &str, spec: &VmSpec, handle: &Handle, lease: &Lease) -> Result<(), 
     let cid = registry.next_cid().map_err(|error| line(&error))?;
     let mut record = record(name, spec, cid);
     entry.write(&record).map_err(|error| line(&error))?;
-    let opened = open::open(spec, name, entry.folder(), cid).map_err(|error| line(&error))?;
+    let mut opened = open::open(spec, name, entry.folder(), cid).map_err(|error| line(&error))?;
+    if let Some(frozen) = frozen {
+        frozen
+            .resume(&mut opened.launch, &mut opened.files)
+            .map_err(|error| line(&error))?;
+    }
     serve(&entry, handle, spec).map_err(|error| format!("the VM's sockets: {error}"))?;
     tell(
         lease,
@@ -178,6 +225,7 @@ fn one(name: &str, spec: &VmSpec, handle: &Handle, lease: &Lease) -> Result<(), 
                 name: name.to_owned(),
                 sandbox_missing,
                 keeps_writes,
+                paused_us: frozen.map(|frozen| frozen.paused_us),
             },
         );
     };

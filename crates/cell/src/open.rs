@@ -54,7 +54,9 @@ pub enum OpenError {
 /// An opened VM. What must live as long as the VM is in here; the files are the shard's.
 #[derive(Debug)]
 pub struct Opened {
-    /// For the shard.
+    /// What it was opened from.
+    pub spec: VmSpec,
+    /// For the shard; its `handover` is for each boot to fill in.
     pub launch: LaunchSpec,
     /// The files it refers to.
     pub files: Vec<OwnedFd>,
@@ -102,7 +104,7 @@ fn readable(what: &'static str, path: &Path) -> Result<File, OpenError> {
 
 /// Where the writes of non-persistent disks go: `$MIRRORBALL_SCRATCH`, else `$TMPDIR`, else `/var/tmp`. Files there have
 /// no names, so nothing is left whatever ends.
-fn scratch_directory() -> PathBuf {
+pub fn scratch_directory() -> PathBuf {
     let named = std::env::var_os("MIRRORBALL_SCRATCH").or_else(|| std::env::var_os("TMPDIR"));
     named.map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from)
 }
@@ -223,20 +225,10 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
         });
         disks.push(disk);
     }
-    let one_user_card = [NetSpec {
-        kind: NetKind::User,
-        tap: None,
-        forward: Vec::new(),
-        mac: None,
-        queues: None,
-    }];
     let mut nets = Vec::new();
     let mut passt = Vec::new();
-    for (index, net) in spec.nets.as_deref().unwrap_or(&one_user_card).iter().enumerate() {
-        let mac = match &net.mac {
-            Some(text) => subnet::parse_mac(text)?,
-            None => subnet::mac_address(name, index),
-        };
+    let addresses = hardware_addresses(spec, name)?;
+    for (index, (net, mac)) in cards(spec).into_iter().zip(addresses).enumerate() {
         let backend = match (&net.kind, &net.tap) {
             (NetKind::Tap, Some(tap)) => {
                 let queues = subnet::tap::open(tap, net.queues.unwrap_or(1))?;
@@ -328,6 +320,8 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
         balloon: spec.has_balloon(),
         share_boot: share(spec, None),
         sockets,
+        resume: None,
+        handover: console_fd,
         console: console_fd,
         log,
         sandbox: match spec.sandbox {
@@ -338,6 +332,7 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
         sandbox_missing: Vec::new(),
     };
     Ok(Opened {
+        spec: spec.clone(),
         launch,
         files: files.0,
         console,
@@ -348,6 +343,28 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
         _image: image,
         passt,
     })
+}
+
+/// The VM's network cards: one of user-mode networking when it says nothing.
+fn cards(spec: &VmSpec) -> Vec<NetSpec> {
+    spec.nets.clone().unwrap_or_else(|| {
+        vec![NetSpec {
+            kind: NetKind::User,
+            tap: None,
+            forward: Vec::new(),
+            mac: None,
+            queues: None,
+        }]
+    })
+}
+
+/// The hardware address of each card of the VM called `name`: its own, or one made of the name.
+pub fn hardware_addresses(spec: &VmSpec, name: &str) -> Result<Vec<[u8; 6]>, subnet::SubnetError> {
+    let address = |(index, card): (usize, &NetSpec)| match &card.mac {
+        Some(text) => subnet::parse_mac(text),
+        None => Ok(subnet::mac_address(name, index)),
+    };
+    cards(spec).iter().enumerate().map(address).collect()
 }
 
 /// How a disk shares that says `own`.
@@ -364,6 +381,8 @@ impl Opened {
     /// Makes everything ready for another boot of the same VM: disks keep their writes, networks start anew, since a frame
     /// may have been cut in two.
     pub fn renew(&mut self) -> Result<(), OpenError> {
+        // A clone that reboots boots, as any VM.
+        self.launch.resume = None;
         for fd in [Some(self.launch.kernel), self.launch.initrd]
             .into_iter()
             .flatten()

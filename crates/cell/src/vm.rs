@@ -13,9 +13,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
 use serde_json::Value;
-use shard::launch::{Ending, Order, Report, SandboxPolicy};
+use shard::launch::{Ending, Fd, Order, Report, SandboxPolicy};
 
 use crate::console::Console;
+use crate::frozen::Freezable;
 use crate::link::{Reports, send_order};
 use crate::open::{OpenError, Opened};
 use crate::spawn::{self, Namespaces};
@@ -34,6 +35,8 @@ pub struct Handle(Arc<Shared>);
 #[derive(Debug, Default)]
 struct Shared {
     console: Console,
+    /// Locked while the VM is being frozen.
+    freezable: Mutex<Option<Freezable>>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -74,6 +77,22 @@ impl Handle {
             Some(socket) => send_order(socket, order),
             None => Err(io::Error::other("the VM is not running just now")),
         }
+    }
+
+    /// Freezes the VM for `client`.
+    pub fn freeze(&self, client: &mut UnixStream) -> io::Result<()> {
+        match &mut *self.freezable() {
+            Some(freezable) => freezable.serve(client),
+            None => Err(io::Error::other("the VM is not running just now")),
+        }
+    }
+
+    fn set_freezable(&self, freezable: Option<Freezable>) {
+        *self.freezable() = freezable;
+    }
+
+    fn freezable(&self) -> MutexGuard<'_, Option<Freezable>> {
+        self.0.freezable.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What the shard counted.
@@ -257,10 +276,15 @@ fn one_boot(
     }
     let mut launch = opened.launch.clone();
     launch.sandbox_missing = spawned.missing;
-    let files: Vec<_> = opened.files.iter().map(AsFd::as_fd).collect();
+    let (handover, shards) = UnixStream::pair()?;
+    let mut files: Vec<_> = opened.files.iter().map(AsFd::as_fd).collect();
+    launch.handover = Fd(files.len());
+    files.push(shards.as_fd());
+    let freezable = Freezable::new(opened.spec.clone(), &launch, &opened.files, handover)?;
     let (mut ending, mut ran) = (None, false);
     // A shard that dies at once breaks the socket; its log says why.
-    if shard::process::send_spec(&mut ours, &launch, &files).is_ok() {
+    if shard::process::send(&mut ours, &launch, &files).is_ok() {
+        handle.set_freezable(Some(freezable));
         let mut reports = Reports::new(ours);
         while let Some(report) = reports.next_report() {
             match report {
@@ -290,6 +314,7 @@ fn one_boot(
         // A broken shard gets no say. It may be gone already.
         let _ = kill(pid, Signal::SIGKILL);
     }
+    handle.set_freezable(None);
     handle.state().orders = None;
     let status = wait_for(pid);
     handle.state().pid = None;

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use commands::{check, clients, copy, disk, image, lab as labs, list, mem, run};
+use commands::{check, clients, clone, copy, disk, image, lab as labs, list, mem, run};
 use config::Size;
 use miette::{IntoDiagnostic, Result, miette};
 
@@ -96,6 +96,17 @@ enum Command {
         #[arg(long)]
         watch: bool,
     },
+    /// Make running copies of a running VM, which share its memory and disks until they write
+    Clone(clone::CloneArgs),
+    /// Write a running VM into a directory; it goes on
+    Snapshot {
+        /// The VM
+        vm: String,
+        /// A directory that does not exist yet
+        directory: PathBuf,
+    },
+    /// Start VMs that go on from a snapshot
+    Restore(clone::RestoreArgs),
     /// Ask a VM to give memory back, or let it have it again
     Balloon {
         /// The VM
@@ -194,6 +205,9 @@ fn obey(command: Command) -> Result<ExitCode> {
         Command::Logs { vm, follow } => clients::logs(&vm, follow),
         Command::Inspect { vm } => list::inspect(&vm),
         Command::Mem { json, watch } => mem::mem(json, watch),
+        Command::Clone(args) => clone::clone(&args),
+        Command::Snapshot { vm, directory } => clone::snapshot(&vm, &directory),
+        Command::Restore(args) => clone::restore(&args),
         Command::Balloon { vm, size } => clients::balloon(&vm, size.0),
         Command::Check { files } => check::check(&files),
         Command::Probe => Ok(probe()),

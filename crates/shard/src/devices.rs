@@ -119,6 +119,15 @@ impl DeviceFiles {
         Ok(images)
     }
 
+    /// The temporary overlay of each disk that has one.
+    pub fn overlays(&self) -> io::Result<Vec<Option<File>>> {
+        let overlay = |layers: &Vec<(File, Format)>| match layers.first() {
+            Some((file, Format::Scratch)) => file.try_clone().map(Some),
+            _ => Ok(None),
+        };
+        self.disks.iter().map(overlay).collect()
+    }
+
     /// The directory that the sandbox shows as `/ports`.
     pub fn ports(&self) -> Option<BorrowedFd<'_>> {
         self.ports.as_ref().map(AsFd::as_fd)

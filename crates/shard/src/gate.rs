@@ -14,12 +14,17 @@ const PAUSE_LIMIT: Duration = Duration::from_millis(20);
 /// A kick can miss a vCPU that is about to enter the guest: kick again after this long.
 const KICK_INTERVAL: Duration = Duration::from_micros(200);
 
+/// How often who waits for I/O looks again.
+const DRAIN_INTERVAL: Duration = Duration::from_micros(100);
+
 /// The gate of one VM. Cheap to share.
 #[derive(Default)]
 pub struct Gate {
     devices: RwLock<()>,
     /// I/O that the kernel does into guest memory after its device's thread went on to something else.
     under_way: AtomicUsize,
+    /// No new I/O is to begin.
+    draining: AtomicBool,
     pausing: AtomicBool,
     vcpus: Mutex<Vcpus>,
     changed: Condvar,
@@ -65,6 +70,11 @@ impl Gate {
         self.under_way.fetch_sub(1, Ordering::AcqRel);
     }
 
+    /// Whether a device's thread should leave new I/O for later: somebody waits for what is under way.
+    pub fn draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+
     /// For a vCPU's thread, before it first enters the guest. `kick` is the signal that makes it leave.
     pub fn join(&self, kick: libc::c_int) -> Participant<'_> {
         // SAFETY: the calling thread's own handle.
@@ -104,6 +114,20 @@ impl Gate {
         Some(pause)
     }
 
+    /// Holds the VM still, whatever I/O it does: devices begin no more until it is had. `None` after `limit`.
+    pub fn pause_within(&self, limit: Duration) -> Option<Pause<'_>> {
+        let deadline = Instant::now() + limit;
+        self.draining.store(true, Ordering::Release);
+        let pause = loop {
+            match self.pause() {
+                None if Instant::now() < deadline => std::thread::sleep(DRAIN_INTERVAL),
+                pause => break pause,
+            }
+        };
+        self.draining.store(false, Ordering::Release);
+        pause
+    }
+
     fn vcpus(&self) -> MutexGuard<'_, Vcpus> {
         self.vcpus.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -121,9 +145,14 @@ impl Vcpus {
 }
 
 impl Participant<'_> {
+    /// Whether [`Participant::check`] would park.
+    pub fn wanted(&self) -> bool {
+        self.gate.pausing.load(Ordering::SeqCst)
+    }
+
     /// Parks while the VM is held still. Called between two entries into the guest.
     pub fn check(&self) {
-        if !self.gate.pausing.load(Ordering::SeqCst) {
+        if !self.wanted() {
             return;
         }
         let mut vcpus = self.gate.vcpus();

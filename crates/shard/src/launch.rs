@@ -42,6 +42,10 @@ pub struct LaunchSpec {
     pub share_boot: Share,
     /// The host's table of unix sockets (`diskstore::disk::Users::TABLE`): who else uses an image.
     pub sockets: Option<Fd>,
+    /// The state to go on from, instead of booting.
+    pub resume: Option<ResumeLaunch>,
+    /// A socket to the monitor for [`FreezeRequest`]s and their answers.
+    pub handover: Fd,
     /// Bytes of the serial console, both ways.
     pub console: Fd,
     /// Write-only file for the shard's own log lines.
@@ -50,6 +54,40 @@ pub struct LaunchSpec {
     pub sandbox: SandboxPolicy,
     /// What the monitor could not do of the sandbox when it made the process (namespaces), one line each.
     pub sandbox_missing: Vec<String>,
+}
+
+/// The state of a VM that was frozen.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ResumeLaunch {
+    /// The file of the machine's state ([`crate::snapshot::MachineState`]).
+    pub state: Fd,
+    /// The files of its memory: its own, then the layers.
+    pub memory: Vec<Fd>,
+}
+
+/// Asks a shard to freeze its VM as it is now, and to let it go on.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct FreezeRequest {
+    /// For each disk with a temporary overlay, an empty file for a copy of that.
+    pub overlays: Vec<Option<Fd>>,
+}
+
+/// What came of it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "freeze")]
+pub enum FreezeReply {
+    /// Done; the overlays' files are filled.
+    Frozen {
+        /// What others can go on from.
+        resume: ResumeLaunch,
+        /// How long the VM stood still, microseconds.
+        paused_us: u64,
+    },
+    /// The VM goes on as it was.
+    Refused {
+        /// Why, and what to do.
+        why: String,
+    },
 }
 
 /// Guest memory.

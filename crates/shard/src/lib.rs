@@ -19,5 +19,6 @@ pub mod process;
 pub mod sandbox;
 pub mod serial;
 pub mod sharing;
+pub mod snapshot;
 pub mod vcpu;
 pub mod virtio;

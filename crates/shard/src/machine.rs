@@ -1,18 +1,22 @@
 //! Assembles a VM from its [`LaunchSpec`]: memory, KVM, devices, vCPUs, kernel. Nothing runs yet when [`Machine::build`] is
 //! done, and every file the VM will ever need is open.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd};
 use std::sync::Arc;
 
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, KVM_MEM_READONLY, kvm_userspace_memory_region};
-use kvm_ioctls::{Cap, Kvm, VmFd};
+use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
+use serde_json::Value;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
 use crate::arch::x86_64::acpi::{self, NodeTable};
 use crate::arch::x86_64::kernel::{self, Entry, KernelError};
 use crate::arch::x86_64::layout::{self, Layout};
 use crate::arch::x86_64::memory_map::memory_map;
+use crate::arch::x86_64::state::{self, StateError};
 use crate::arch::x86_64::{cpuid, registers, start};
 use crate::bus::{Bus, BusDevice, Overlap};
 use crate::ending::EndSignal;
@@ -21,6 +25,7 @@ use crate::memory::{self, GuestRam, MemoryError};
 use crate::power::{KEYBOARD_COMMAND_PORT, KeyboardReset, POWER_PORTS, PowerButton, PowerRegisters, Pvpanic};
 use crate::serial::{Console, SERIAL_PORTS};
 use crate::sharing::Mapper;
+use crate::snapshot::MachineState;
 use crate::vcpu::{Vcpu, VcpuCounters};
 use crate::virtio::pmem::PmemRegion;
 
@@ -62,6 +67,9 @@ pub enum MachineError {
         #[source]
         source: kvm_ioctls::Error,
     },
+    /// The state to go on from.
+    #[error(transparent)]
+    State(#[from] StateError),
     /// The host refused.
     #[error("cannot make the VM's devices")]
     Host(#[from] io::Error),
@@ -99,29 +107,66 @@ pub struct Machine {
     pub button: PowerButton,
     /// How the VM ends.
     pub end: Arc<EndSignal>,
-    cpuid: CpuId,
-    entry: Entry,
+    start: Start,
+    register_numbers: Vec<u32>,
+}
+
+/// How the vCPUs start.
+enum Start {
+    /// The first at the kernel's entry.
+    Boot { cpuid: CpuId, entry: Entry },
+    /// All where they stood.
+    Resume(Box<MachineState>),
+}
+
+/// A frozen VM to go on from.
+pub struct Resume {
+    /// Its state.
+    pub state: MachineState,
+    /// The files of its memory: its own, then the layers.
+    pub memory: Vec<File>,
 }
 
 impl Machine {
-    /// Makes the VM of `spec` with `pmem_bytes` of persistent memory regions. Pages of `images` may be shared.
+    /// Makes the VM of `spec` with `pmem_bytes` of persistent memory regions. Pages of `images` may be shared. It boots, or
+    /// goes on from `resume`.
     pub fn build(
         kvm_fd: &Kvm,
         spec: &LaunchSpec,
         mut files: BootFiles,
         pmem_bytes: &[u64],
         images: Vec<File>,
+        resume: Option<Resume>,
     ) -> Result<Self, MachineError> {
         let layout = Layout::new(spec.memory.bytes, pmem_bytes).ok_or(MachineError::Layout)?;
         check_kvm(kvm_fd, spec.vcpus)?;
-        let memory = memory::create(&layout, &spec.memory, &spec.nodes)?;
+        let (saved, mut frozen) = match resume {
+            Some(Resume { state, memory }) => (Some(Box::new(state)), VecDeque::from(memory)),
+            None => (None, VecDeque::new()),
+        };
+        let memory = memory::create(&layout, &spec.memory, &spec.nodes, frozen.pop_front())?;
         let vm = Arc::new(create_vm(kvm_fd)?);
         map_memory(&vm, &memory)?;
         let sharing = Self::sharing(spec, &memory, images, &files)?;
-        let entry = load(&memory, &layout, spec, &mut files, sharing.as_deref())?;
-
         let end = Arc::new(EndSignal::new()?);
         let console = Arc::new(Console::new(end.clone())?);
+        let start = match saved {
+            Some(saved) => {
+                let mapper = sharing
+                    .as_ref()
+                    .ok_or(MachineError::Lacking("small pages for this memory"))?;
+                mapper.adopt(frozen.into(), &saved.memory)?;
+                memory::bind_nodes(&memory, &layout, &spec.nodes)?;
+                console.restore(&saved.console, end.clone())?;
+                Start::Resume(saved)
+            }
+            None => Start::Boot {
+                cpuid: kvm_fd
+                    .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
+                    .map_err(kvm("read the supported CPUID"))?,
+                entry: load(&memory, &layout, spec, &mut files, sharing.as_deref())?,
+            },
+        };
         let button = PowerButton::new()?;
         vm.register_irqfd(console.interrupt(), layout::SERIAL_GSI)
             .map_err(kvm("connect the console"))?;
@@ -139,9 +184,6 @@ impl Machine {
             Arc::new(PowerRegisters(end.clone())),
         )?;
         claim(KEYBOARD_COMMAND_PORT, 1, Arc::new(KeyboardReset(end.clone())))?;
-        let cpuid = kvm_fd
-            .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
-            .map_err(kvm("read the supported CPUID"))?;
         Ok(Self {
             vm,
             layout,
@@ -152,12 +194,13 @@ impl Machine {
             console,
             button,
             end,
-            cpuid,
-            entry,
+            start,
+            register_numbers: state::register_numbers(kvm_fd)?,
         })
     }
 
-    /// The map of what is shared, if `spec` lets anything be: of `images`, then the kernel, then the initramfs.
+    /// The map of what guest memory stands for: of `images`, then the kernel, then the initramfs. None when the memory's
+    /// pages are too large for that.
     fn sharing(
         spec: &LaunchSpec,
         memory: &GuestRam,
@@ -170,9 +213,6 @@ impl Machine {
         if spec.share_boot != Share::Never {
             images.push(boot.kernel.try_clone()?);
             images.extend(boot.initrd.as_ref().map(File::try_clone).transpose()?);
-        }
-        if images.is_empty() {
-            return Ok(None);
         }
         Ok(Mapper::new(
             memory,
@@ -202,23 +242,20 @@ impl Machine {
     }
 
     /// Makes the vCPUs; no device can be added any more.
-    pub fn into_vcpus(self, count: u8) -> Result<(Vec<Vcpu>, Running), MachineError> {
+    pub fn into_vcpus(self, count: u8) -> Result<Ready, MachineError> {
         let (ports, mmio) = (Arc::new(self.ports), Arc::new(self.mmio));
-        let mut vcpus = Vec::with_capacity(usize::from(count));
+        let (mut vcpus, mut seconds) = (Vec::new(), Vec::new());
         for id in 0..count {
             let fd = self.vm.create_vcpu(u64::from(id)).map_err(kvm("make a vCPU"))?;
-            let leaves =
-                cpuid::of_vcpu(&self.cpuid, id, count).map_err(|_| MachineError::Lacking("short CPUID"))?;
-            fd.set_cpuid2(&leaves).map_err(kvm("set CPUID"))?;
-            let msrs = registers::model_specific().map_err(|_| MachineError::Lacking("room for MSRs"))?;
-            fd.set_msrs(&msrs).map_err(kvm("set MSRs"))?;
-            if id == 0 {
-                let mut special = fd.get_sregs().map_err(kvm("read registers"))?;
-                registers::special(self.entry, &mut special);
-                fd.set_sregs(&special).map_err(kvm("set registers"))?;
-                fd.set_regs(&registers::general(self.entry))
-                    .map_err(kvm("set registers"))?;
+            match &self.start {
+                Start::Boot { cpuid, entry } => boot(&fd, cpuid, *entry, id, count)?,
+                Start::Resume(saved) => saved
+                    .vcpus
+                    .get(usize::from(id))
+                    .ok_or(MachineError::Lacking("state for so many vCPUs"))?
+                    .give(&fd)?,
             }
+            seconds.push(second(&self.vm, &fd)?);
             let counters = Arc::new(VcpuCounters::default());
             let (ports, mmio, end) = (ports.clone(), mmio.clone(), self.end.clone());
             vcpus.push(Vcpu {
@@ -229,24 +266,72 @@ impl Machine {
                 counters,
             });
         }
-        let (vm, memory, console, button, end) = (self.vm, self.memory, self.console, self.button, self.end);
-        Ok((
+        let functions = match self.start {
+            Start::Resume(saved) => {
+                saved.chips.give(&self.vm)?;
+                Some(saved.functions)
+            }
+            Start::Boot { .. } => None,
+        };
+        let running = Running {
+            vm: self.vm,
+            layout: self.layout,
+            memory: self.memory,
+            console: self.console,
+            button: self.button,
+            end: self.end,
+            vcpus: seconds,
+            register_numbers: self.register_numbers,
+        };
+        Ok(Ready {
             vcpus,
-            Running {
-                vm,
-                memory,
-                console,
-                button,
-                end,
-            },
-        ))
+            running,
+            functions,
+        })
     }
+}
+
+/// Makes vCPU `id` of `count` what a firmware would have made it.
+fn boot(fd: &VcpuFd, cpuid: &CpuId, entry: Entry, id: u8, count: u8) -> Result<(), MachineError> {
+    let leaves = cpuid::of_vcpu(cpuid, id, count).map_err(|_| MachineError::Lacking("short CPUID"))?;
+    fd.set_cpuid2(&leaves).map_err(kvm("set CPUID"))?;
+    let msrs = registers::model_specific().map_err(|_| MachineError::Lacking("room for MSRs"))?;
+    fd.set_msrs(&msrs).map_err(kvm("set MSRs"))?;
+    if id == 0 {
+        let mut special = fd.get_sregs().map_err(kvm("read registers"))?;
+        registers::special(entry, &mut special);
+        fd.set_sregs(&special).map_err(kvm("set registers"))?;
+        fd.set_regs(&registers::general(entry))
+            .map_err(kvm("set registers"))?;
+    }
+    Ok(())
+}
+
+/// Another descriptor of a vCPU, by which its state is read while its own thread stands still.
+fn second(vm: &VmFd, fd: &VcpuFd) -> Result<VcpuFd, MachineError> {
+    // SAFETY: `fd` is open.
+    let own = unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) };
+    let copy = own.try_clone_to_owned()?.into_raw_fd();
+    // SAFETY: `copy` is a descriptor of a vCPU of this VM, ours alone.
+    unsafe { vm.create_vcpu_from_rawfd(copy) }.map_err(kvm("open a vCPU again"))
+}
+
+/// A machine whose vCPUs can be started.
+pub struct Ready {
+    /// The vCPUs, each for a thread.
+    pub vcpus: Vec<Vcpu>,
+    /// The rest.
+    pub running: Running,
+    /// The state of the functions on the bus, if the VM goes on from one.
+    pub functions: Option<Vec<Value>>,
 }
 
 /// What is left of a [`Machine`] beside its vCPUs.
 pub struct Running {
     /// KVM's side.
     pub vm: Arc<VmFd>,
+    /// Where everything is.
+    pub layout: Layout,
     /// Guest memory.
     pub memory: GuestRam,
     /// COM1.
@@ -255,6 +340,10 @@ pub struct Running {
     pub button: PowerButton,
     /// How the VM ends.
     pub end: Arc<EndSignal>,
+    /// The vCPUs, to read their state while they stand still.
+    pub vcpus: Vec<VcpuFd>,
+    /// The model-specific registers that KVM has.
+    pub register_numbers: Vec<u32>,
 }
 
 fn check_kvm(kvm_fd: &Kvm, vcpus: u8) -> Result<(), MachineError> {

@@ -78,23 +78,27 @@ pub enum MemoryError {
 /// The host's word on transparent huge pages in memory files. Most hosts say `never`.
 const SHMEM_ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 
-/// Makes the memory of `layout`, backed as `launch` says, bound to the host nodes that `nodes` name.
-pub fn create(layout: &Layout, launch: &MemoryLaunch, nodes: &[NodeLaunch]) -> Result<GuestRam, MemoryError> {
+/// Makes the memory of `layout`, backed as `launch` says, bound to the host nodes that `nodes` name. With a `frozen` file
+/// of another VM's memory it holds what that holds, and shares each page until it is written.
+pub fn create(
+    layout: &Layout,
+    launch: &MemoryLaunch,
+    nodes: &[NodeLaunch],
+    frozen: Option<File>,
+) -> Result<GuestRam, MemoryError> {
     check_host(launch)?;
-    let file = Arc::new(memory_file(launch.pages, layout.ram_end())?);
+    let private = frozen.is_some();
+    let file = Arc::new(match frozen {
+        Some(file) => file,
+        None => memory_file(launch.pages, layout.ram_end())?,
+    });
     let mut regions = Vec::with_capacity(layout.ram.len());
     for range in &layout.ram {
-        regions.push(Arc::new(map(&file, range, launch.pages)?));
+        regions.push(Arc::new(map(&file, range, launch.pages, private)?));
     }
     let memory = GuestMemoryMmap::from_arc_regions(regions).map_err(|_| MemoryError::Regions)?;
-    for (node, ranges) in nodes.iter().zip(node_ranges(layout, nodes)) {
-        if let Some(host_node) = node.host_node {
-            for range in ranges {
-                bind(&memory, &range, host_node)?;
-            }
-        }
-    }
-    if launch.prefault {
+    bind_nodes(&memory, layout, nodes)?;
+    if launch.prefault && !private {
         for region in memory.iter() {
             // Present from now on; the guest's first touch costs a nested fault only.
             advise(
@@ -105,6 +109,22 @@ pub fn create(layout: &Layout, launch: &MemoryLaunch, nodes: &[NodeLaunch]) -> R
         }
     }
     Ok(Arc::new(memory))
+}
+
+/// Binds memory to the host nodes that `nodes` name: again wherever its mappings were replaced.
+pub fn bind_nodes(
+    memory: &GuestMemoryMmap<()>,
+    layout: &Layout,
+    nodes: &[NodeLaunch],
+) -> Result<(), MemoryError> {
+    for (node, ranges) in nodes.iter().zip(node_ranges(layout, nodes)) {
+        if let Some(host_node) = node.host_node {
+            for range in ranges {
+                bind(memory, &range, host_node)?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The guest-physical ranges of each node's memory, filled from address 0 in the order of the nodes.
@@ -201,8 +221,9 @@ fn memory_file(pages: Pages, bytes: u64) -> Result<File, MemoryError> {
         Pages::Huge2M => libc::MFD_HUGETLB | libc::MFD_HUGE_2MB,
         Pages::Huge1G => libc::MFD_HUGETLB | libc::MFD_HUGE_1GB,
     };
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
     // SAFETY: the name is a valid C string; the call touches no other memory.
-    let fd = unsafe { libc::memfd_create(c"guest-memory".as_ptr(), libc::MFD_CLOEXEC | huge) };
+    let fd = unsafe { libc::memfd_create(c"guest-memory".as_ptr(), flags | huge) };
     if fd < 0 {
         return Err(host("cannot make the file of the guest's memory")(
             io::Error::last_os_error(),
@@ -216,13 +237,23 @@ fn memory_file(pages: Pages, bytes: u64) -> Result<File, MemoryError> {
     Ok(file)
 }
 
-fn map(file: &Arc<File>, range: &Range<u64>, pages: Pages) -> Result<GuestRegionMmap<()>, MemoryError> {
+fn map(
+    file: &Arc<File>,
+    range: &Range<u64>,
+    pages: Pages,
+    private: bool,
+) -> Result<GuestRegionMmap<()>, MemoryError> {
     let reserve = match pages {
         Pages::Small | Pages::Transparent => libc::MAP_NORESERVE,
         // The host reserves the pool's pages now: one that is not there at the guest's touch would end the VM.
         Pages::Huge2M | Pages::Huge1G => 0,
     };
-    let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | reserve);
+    let kind = if private {
+        libc::MAP_PRIVATE
+    } else {
+        libc::MAP_SHARED
+    };
+    let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, kind | reserve);
     let align = if pages == Pages::Huge1G { 1 << 30 } else { 2 << 20 };
     let what = "cannot map the guest's memory";
     let start = placement::map(file, range, align, prot, flags).map_err(host(what))?;

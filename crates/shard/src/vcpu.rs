@@ -47,21 +47,51 @@ pub struct Vcpu {
     pub counters: Arc<VcpuCounters>,
 }
 
+/// What one entry into the guest came to.
+enum Step {
+    /// An exit, which was served.
+    Served,
+    /// A signal, or the wish for one.
+    Interrupted,
+    /// The VM is over.
+    Ended(Ending),
+}
+
 impl Vcpu {
     /// Runs until the VM ends; stands still when `gate` says so.
     pub fn run(mut self, gate: &Gate) {
         let participant = gate.join(SIGRTMIN());
         while !self.end.stopping() {
-            participant.check();
-            if let Some(ending) = self.step() {
+            if participant.wanted() {
+                if let Step::Ended(ending) = self.finish() {
+                    self.end.end(ending);
+                    return;
+                }
+                participant.check();
+            }
+            if let Step::Ended(ending) = self.step() {
                 self.end.end(ending);
                 return;
             }
         }
     }
 
+    /// Lets KVM complete the access that was served last, and what of the same instruction follows, without running the
+    /// guest: only then are its registers whole.
+    fn finish(&mut self) -> Step {
+        self.fd.set_kvm_immediate_exit(1);
+        let step = loop {
+            match self.step() {
+                Step::Served => (),
+                other => break other,
+            }
+        };
+        self.fd.set_kvm_immediate_exit(0);
+        step
+    }
+
     /// Runs to the next exit and serves it.
-    fn step(&mut self) -> Option<Ending> {
+    fn step(&mut self) -> Step {
         match self.fd.run() {
             Ok(VcpuExit::IoIn(port, data)) => {
                 VcpuCounters::count(&self.counters.port);
@@ -96,31 +126,37 @@ impl Vcpu {
                 let claimed = self.mmio.write(address, data);
                 self.note(claimed);
             }
-            Ok(VcpuExit::Shutdown) => return Some(Ending::TripleFault),
-            Ok(VcpuExit::InternalError) => return Some(self.internal_error()),
+            Ok(VcpuExit::Shutdown) => return Step::Ended(Ending::TripleFault),
+            Ok(VcpuExit::InternalError) => return Step::Ended(self.internal_error()),
             Ok(VcpuExit::FailEntry(reason, cpu)) => {
                 let detail =
                     format!("the processor refused to enter the guest: reason {reason:#x} on CPU {cpu}");
-                return Some(Ending::KvmInternalError { detail });
+                return Step::Ended(Ending::KvmInternalError { detail });
             }
-            Ok(VcpuExit::Intr) => VcpuCounters::count(&self.counters.interrupted),
-            Ok(VcpuExit::SystemEvent(kind, _)) => return Some(system_event(kind)),
+            Ok(VcpuExit::Intr) => {
+                VcpuCounters::count(&self.counters.interrupted);
+                return Step::Interrupted;
+            }
+            Ok(VcpuExit::SystemEvent(kind, _)) => return Step::Ended(system_event(kind)),
             Ok(VcpuExit::Hlt | VcpuExit::IrqWindowOpen | VcpuExit::Hypercall(_) | VcpuExit::IoapicEoi(_)) => {
                 VcpuCounters::count(&self.counters.other);
             }
             Ok(exit) => {
                 let detail = format!("unexpected exit from the guest: {exit:?}");
-                return Some(Ending::KvmInternalError { detail });
+                return Step::Ended(Ending::KvmInternalError { detail });
             }
             Err(error) => match error.errno() {
-                libc::EINTR | libc::EAGAIN => VcpuCounters::count(&self.counters.interrupted),
+                libc::EINTR | libc::EAGAIN => {
+                    VcpuCounters::count(&self.counters.interrupted);
+                    return Step::Interrupted;
+                }
                 _ => {
                     let detail = format!("KVM_RUN failed: {error}{}", self.place());
-                    return Some(Ending::KvmInternalError { detail });
+                    return Step::Ended(Ending::KvmInternalError { detail });
                 }
             },
         }
-        None
+        Step::Served
     }
 
     fn note(&self, claimed: bool) {

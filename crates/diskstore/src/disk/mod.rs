@@ -36,6 +36,7 @@ pub use format::Format;
 pub use io_queue::{IoQueue, Operation, Submission};
 pub use lock::{Holder, Use, Users, holders};
 pub use open::{DiskRequest, Layer, Mode, OpenDisk, open};
+pub use scratch::{copy_scratch, nameless_file};
 pub use segments::Segments;
 pub use store::{Extent, Origin, Store, assemble};
 pub use watch::BaseWatch;

@@ -11,6 +11,9 @@
 //! The file has no name: it is gone with the last process that has it open. The bitmap is in the file so that the
 //! next shard of the same VM (a reboot, a crash) finds it. Blocks sit at their own offsets, so a range in one file is
 //! an [`Extent`] of it, served like a raw disk. qcow2 would do, at a table look-up and an allocation for each cluster.
+//!
+//! A copy of such a file ([`copy_scratch`]) under the temporary overlay of another VM is a base like any other: a clone
+//! sees what its parent had written, and neither sees what the other writes.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -26,9 +29,18 @@ use super::{Extent, Origin, Segments, Store};
 /// Unit of copying up; the page size, so that a bit means the same on every file system.
 const BLOCK_BYTES: u64 = 4096;
 const BITMAP_ALIGN_BYTES: u64 = 64 << 10;
+/// Copied at once where the kernel does not copy.
+const COPY_BYTES: usize = 256 << 10;
 
 /// Makes the nameless file of an overlay for a disk of `size` bytes in `directory`.
 pub(super) fn create(directory: &Path, size: u64) -> io::Result<File> {
+    let file = nameless_file(directory)?;
+    file.set_len(bitmap_offset(size) + bitmap_bytes(size))?;
+    Ok(file)
+}
+
+/// Makes an empty file without a name in `directory`: it is gone with the last process that has it open.
+pub fn nameless_file(directory: &Path) -> io::Result<File> {
     let open = |flags| {
         OpenOptions::new()
             .read(true)
@@ -37,10 +49,12 @@ pub(super) fn create(directory: &Path, size: u64) -> io::Result<File> {
             .mode(0o600)
             .open(directory)
     };
-    let file = match open(libc::O_TMPFILE | libc::O_CLOEXEC) {
+    match open(libc::O_TMPFILE | libc::O_CLOEXEC) {
         // Not every file system has nameless files.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR)) => {
-            let path = directory.join(format!(".scratch-{}-{:p}", std::process::id(), &size));
+            static COUNT: AtomicU64 = AtomicU64::new(0);
+            let number = COUNT.fetch_add(1, Ordering::Relaxed);
+            let path = directory.join(format!(".scratch-{}-{number}", std::process::id()));
             let file = OpenOptions::new()
                 .read(true)
                 .write(true)
@@ -48,12 +62,81 @@ pub(super) fn create(directory: &Path, size: u64) -> io::Result<File> {
                 .mode(0o600)
                 .open(&path)?;
             std::fs::remove_file(&path)?;
-            file
+            Ok(file)
         }
-        result => result?,
+        result => result,
+    }
+}
+
+/// Copies the temporary overlay `from`, whose VM stands still, to the empty file `to`. Space that `from` does not take `to`
+/// does not take either; where the file system can share it between files, nothing is copied.
+pub fn copy_scratch(from: &File, to: &File) -> io::Result<()> {
+    let bytes = from.metadata()?.len();
+    to.set_len(bytes)?;
+    let mut at = 0;
+    while let Some((start, end)) = data_from(from, at, bytes)? {
+        copy_range(from, to, start, end)?;
+        at = end;
+    }
+    Ok(())
+}
+
+/// The first run of data from `at` on in a file of `bytes` bytes.
+fn data_from(file: &File, at: u64, bytes: u64) -> io::Result<Option<(u64, u64)>> {
+    let seek = |at: u64, whence| {
+        // SAFETY: takes no pointers.
+        let found = unsafe { libc::lseek(file.as_raw_fd(), at as libc::off_t, whence) };
+        u64::try_from(found).map_err(|_| io::Error::last_os_error())
     };
-    file.set_len(bitmap_offset(size) + bitmap_bytes(size))?;
-    Ok(file)
+    if at >= bytes {
+        return Ok(None);
+    }
+    match seek(at, libc::SEEK_DATA) {
+        Ok(start) => Ok(Some((start, seek(start, libc::SEEK_HOLE)?.min(bytes)))),
+        // Only a hole is left.
+        Err(error) if error.raw_os_error() == Some(libc::ENXIO) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn copy_range(from: &File, to: &File, start: u64, end: u64) -> io::Result<()> {
+    let (mut source, mut target) = (start as libc::off64_t, start as libc::off64_t);
+    while (source as u64) < end {
+        let left = (end - source as u64) as usize;
+        // SAFETY: the two offsets are live variables of ours.
+        let copied = unsafe {
+            libc::copy_file_range(
+                from.as_raw_fd(),
+                &mut source,
+                to.as_raw_fd(),
+                &mut target,
+                left,
+                0,
+            )
+        };
+        match copied {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            1.. => {}
+            _ => match io::Error::last_os_error() {
+                error if error.kind() == io::ErrorKind::Interrupted => {}
+                // Files of two file systems, or one that can't: through this process.
+                _ => return copy_bytes(from, to, source as u64, end),
+            },
+        }
+    }
+    Ok(())
+}
+
+fn copy_bytes(from: &File, to: &File, start: u64, end: u64) -> io::Result<()> {
+    let mut buffer = vec![0; COPY_BYTES];
+    let mut at = start;
+    while at < end {
+        let bytes = (end - at).min(COPY_BYTES as u64) as usize;
+        from.read_exact_at(&mut buffer[..bytes], at)?;
+        to.write_all_at(&buffer[..bytes], at)?;
+        at += bytes as u64;
+    }
+    Ok(())
 }
 
 fn bitmap_offset(size: u64) -> u64 {
@@ -70,13 +153,16 @@ pub(super) struct ScratchStore {
     bitmap: Bitmap,
     lower: Arc<dyn Store>,
     size: u64,
+    /// Nobody writes the file any more: it is a base.
+    frozen: bool,
     /// Held shared while whole blocks appear, exclusively while blocks are completed from below, so that completing a
     /// block cannot undo a write of another queue to it. Not needed for blocks that are present: they stay so.
     filling: RwLock<()>,
 }
 
 impl ScratchStore {
-    pub fn new(file: File, lower: Arc<dyn Store>) -> io::Result<Self> {
+    /// A disk of the overlay `file` over `lower`; `frozen` if nobody writes it any more.
+    pub fn new(file: File, lower: Arc<dyn Store>, frozen: bool) -> io::Result<Self> {
         let size = lower.size();
         if file.metadata()?.len() != bitmap_offset(size) + bitmap_bytes(size) {
             return Err(io::Error::new(
@@ -84,12 +170,13 @@ impl ScratchStore {
                 "the scratch file is of another disk",
             ));
         }
-        let bitmap = Bitmap::map(&file, bitmap_offset(size), size.div_ceil(BLOCK_BYTES))?;
+        let bitmap = Bitmap::map(&file, bitmap_offset(size), size.div_ceil(BLOCK_BYTES), !frozen)?;
         Ok(Self {
             file,
             bitmap,
             lower,
             size,
+            frozen,
             filling: RwLock::new(()),
         })
     }
@@ -202,14 +289,19 @@ impl Store for ScratchStore {
     }
 
     fn bases(&self) -> Vec<usize> {
-        self.lower.bases().into_iter().map(|file| file + 1).collect()
+        let own = self.frozen.then_some(0);
+        let lower = self.lower.bases().into_iter().map(|file| file + 1);
+        own.into_iter().chain(lower).collect()
     }
 
     fn origin(&self, offset: u64, bytes: u64) -> Origin {
         let end = offset + bytes;
         let (here, to) = self.bitmap.run(offset / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
         let bytes = (to * BLOCK_BYTES).min(end) - offset;
-        if here {
+        if here && self.frozen {
+            let file = 0;
+            Origin::Base { file, offset, bytes }
+        } else if here {
             Origin::Other { bytes }
         } else {
             self.lower.origin(offset, bytes).behind(1)
@@ -230,14 +322,15 @@ unsafe impl Send for Bitmap {}
 unsafe impl Sync for Bitmap {}
 
 impl Bitmap {
-    fn map(file: &File, offset: u64, blocks: u64) -> io::Result<Self> {
+    /// Maps the bitmap; one that is not `writable` is never set a bit in.
+    fn map(file: &File, offset: u64, blocks: u64, writable: bool) -> io::Result<Self> {
         let invalid = |_| io::Error::from(io::ErrorKind::InvalidInput);
         let words = usize::try_from(blocks.div_ceil(64)).map_err(invalid)?;
         let offset = i64::try_from(offset).map_err(invalid)?;
         // SAFETY: a new shared mapping of a file of our own; nothing else is at the place the kernel chooses. Only
         // holders of this nameless file could shrink it, and none does.
         let start = unsafe {
-            let access = libc::PROT_READ | libc::PROT_WRITE;
+            let access = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
             libc::mmap(
                 std::ptr::null_mut(),
                 words * 8,

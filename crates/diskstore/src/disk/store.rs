@@ -105,7 +105,7 @@ pub fn assemble(layers: Vec<(File, Format)>, read_only: bool) -> io::Result<Arc<
     match format {
         Format::Scratch => {
             let lower = assemble(layers.collect(), true)?;
-            Ok(Arc::new(ScratchStore::new(file, lower)?))
+            Ok(Arc::new(ScratchStore::new(file, lower, read_only)?))
         }
         Format::Raw if layers.len() == 0 => Ok(Arc::new(RawStore::new(file, read_only)?)),
         Format::Raw => Err(io::Error::new(

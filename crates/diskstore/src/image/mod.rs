@@ -29,7 +29,7 @@ pub use import::{FileKind, ImportRequest, import};
 pub use payload::extract;
 pub use record::{FileRecord, Record};
 pub use store::{ImageStore, data_directory};
-pub use tiny::{TinyRequest, build_tiny};
+pub use tiny::{TinyRequest, agent_version, build_tiny};
 
 use crate::disk::Format;
 

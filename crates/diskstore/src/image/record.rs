@@ -28,7 +28,7 @@ pub struct Record {
     pub built_from: String,
     /// Seconds since 1970.
     pub created_s: u64,
-    /// Version of the agent in it; `None` for an imported image.
+    /// Version of the agent in it ([`super::agent_version`]); `None` for an imported image.
     pub agent: Option<String>,
 }
 

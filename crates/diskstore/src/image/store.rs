@@ -312,7 +312,7 @@ impl Drop for Building {
     }
 }
 
-fn file_digest(path: &Path, disk: bool) -> Result<String, ImageError> {
+pub(super) fn file_digest(path: &Path, disk: bool) -> Result<String, ImageError> {
     let mut file = File::open(path).map_err(failed("read", path))?;
     let sum = if disk {
         digest::sparse(&file)

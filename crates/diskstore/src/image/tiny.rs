@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::apt::{self, Apt};
 use super::modules::Modules;
-use super::store::Building;
+use super::store::{Building, file_digest};
 use super::{ImageError, ImageStore, KernelFlavour, Progress, Record, failed, initrd, payload};
 
 /// What to build.
@@ -80,6 +80,14 @@ pub(super) fn check_agent(agent: &Path) -> Result<(), ImageError> {
     })
 }
 
+/// What a record says of the agent in its image: another program gives another text.
+pub fn agent_version(agent: &Path) -> Result<String, ImageError> {
+    let digest = file_digest(agent, false)?;
+    let digest = digest.rsplit(':').next().unwrap_or_default();
+    let short = digest.get(..12).unwrap_or(digest);
+    Ok(format!("{}+{short}", env!("CARGO_PKG_VERSION")))
+}
+
 /// Puts the kernel (as an ELF when it can be taken out) and the initramfs into the build and its record.
 pub(super) fn add_kernel(
     build: &Building,
@@ -111,6 +119,6 @@ pub(super) fn add_kernel(
     write("initrd", &initrd::make(agent, &modules, busybox)?)?;
     record.kernel = Some(build.file(name, false)?);
     record.initrd = Some(build.file("initrd", false)?);
-    record.agent = Some(env!("CARGO_PKG_VERSION").into());
+    record.agent = Some(agent_version(agent)?);
     fs::remove_dir_all(&unpacked).map_err(failed("remove", &unpacked))
 }

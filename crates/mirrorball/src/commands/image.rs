@@ -7,7 +7,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use config::Size;
 use diskstore::image::{
     DebianRequest, FileKind, ImageError, ImageStore, ImportRequest, KernelFlavour, Progress, TinyRequest,
-    build_debian, build_tiny, import,
+    agent_version, build_debian, build_tiny, import,
 };
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -56,7 +56,7 @@ pub struct BuildArgs {
     /// The image's name, when not that of the recipe
     #[arg(long)]
     name: Option<String>,
-    /// Do nothing when there is an image of this name
+    /// Do nothing when there is an image of this name with this program's agent
     #[arg(long)]
     if_missing: bool,
 }
@@ -137,10 +137,19 @@ fn build(store: &ImageStore, arguments: BuildArgs) -> Result<(), ImageError> {
         Kernel::Generic => KernelFlavour::Generic,
     };
     let name = arguments.name.unwrap_or_else(|| arguments.what.name().to_owned());
-    if arguments.if_missing && store.get(&name).is_ok() {
-        return Ok(());
-    }
     let agent = agent_program();
+    if arguments.if_missing
+        && let Ok(image) = store.get(&name)
+    {
+        // An imported image has whatever agent it has.
+        let had = image.record.agent.clone();
+        if had.is_none_or(|had| agent_version(&agent).is_ok_and(|now| now == had)) {
+            return Ok(());
+        }
+        drop(image);
+        println!("{name}: built with another agent, so it is built anew");
+        store.remove(&name)?;
+    }
     let bar = ProgressBar::new(1).with_style(style("{elapsed:>4} [{bar:30}] {pos}/{len} {msg}"));
     bar.enable_steady_tick(Duration::from_millis(250));
     let mut progress = |now: Progress| {

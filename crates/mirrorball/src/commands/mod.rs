@@ -2,6 +2,7 @@
 
 pub mod check;
 pub mod clients;
+pub mod clone;
 pub mod copy;
 pub mod disk;
 pub mod flags;

@@ -84,7 +84,11 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     if let Some(code) = place::enter_lab(args.lab)? {
         return Ok(code);
     }
-    let lease = Lease::start(&Batch { vms: vms.clone() }).map_err(|error| {
+    let lease = Lease::start(&Batch {
+        vms: vms.clone(),
+        source: None,
+    })
+    .map_err(|error| {
         miette!(
             help = "see whether the host is out of processes",
             "the monitor does not start: {error}"
@@ -243,6 +247,7 @@ impl Follower {
                 name,
                 sandbox_missing,
                 keeps_writes,
+                ..
             } => {
                 return self.running(&name, &sandbox_missing, keeps_writes);
             }

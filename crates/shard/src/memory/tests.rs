@@ -10,7 +10,7 @@ fn memory(bytes: u64) -> GuestRam {
         pages: Pages::Small,
         prefault: false,
     };
-    create(&Layout::new(bytes, &[]).unwrap(), &launch, &[]).unwrap()
+    create(&Layout::new(bytes, &[]).unwrap(), &launch, &[], None).unwrap()
 }
 
 #[test]

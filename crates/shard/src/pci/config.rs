@@ -139,6 +139,11 @@ impl ConfigSpace {
         }
     }
 
+    /// Takes over what a guest wrote into such a space: of the rest it may not differ.
+    pub fn restore(&mut self, saved: &[u8]) {
+        self.write(0, saved);
+    }
+
     /// A 16-bit register inside the space.
     pub fn u16(&self, offset: usize) -> u16 {
         let mut data = [0; 2];

@@ -1,9 +1,11 @@
 //! The host bridge: device 0, there because guests expect one. It does nothing.
 
+use std::io;
+
 use serde_json::Value;
 
 use super::PciFunction;
-use super::config::{ConfigSpace, Identity};
+use super::config::{CONFIG_BYTES, ConfigSpace, Identity};
 
 /// A virtual PCIe host bridge (the one Cloud Hypervisor shows): guests have no quirks for it.
 const IDENTITY: Identity = Identity {
@@ -49,6 +51,18 @@ impl PciFunction for HostBridge {
 
     fn status(&self) -> Value {
         Value::Null
+    }
+
+    fn save(&self) -> io::Result<Value> {
+        let mut config = vec![0; CONFIG_BYTES];
+        self.config.read(0, &mut config);
+        Ok(serde_json::to_value(config)?)
+    }
+
+    fn restore(&mut self, state: &Value) -> io::Result<()> {
+        let config: Vec<u8> = serde_json::from_value(state.clone())?;
+        self.config.restore(&config);
+        Ok(())
     }
 
     fn stop(&mut self) {}

@@ -50,6 +50,10 @@ pub trait PciFunction: Send {
     fn write_bar(&mut self, offset: u64, data: &[u8]);
     /// Counters for the VM's status.
     fn status(&self) -> Value;
+    /// The function's state while the VM is held still.
+    fn save(&self) -> io::Result<Value>;
+    /// Takes over the state of such a function of another VM, before anything runs.
+    fn restore(&mut self, state: &Value) -> io::Result<()>;
     /// Ends the function's work; the VM is ending.
     fn stop(&mut self);
 }
@@ -98,6 +102,14 @@ impl Seat {
         function.write_config(offset, data);
         self.decoded
             .store(function.decoded().unwrap_or(NOWHERE), Ordering::Release);
+    }
+
+    fn restore(&self, state: &Value) -> io::Result<()> {
+        let mut function = self.lock();
+        function.restore(state)?;
+        self.decoded
+            .store(function.decoded().unwrap_or(NOWHERE), Ordering::Release);
+        Ok(())
     }
 
     /// The offset of `address` in the BAR, if it is there.
@@ -169,6 +181,30 @@ impl PciBus {
                 .map(|seat| seat.lock().status())
                 .collect(),
         )
+    }
+
+    /// The state of every function, in the order of their slots. The VM is held still.
+    pub fn save(&self) -> io::Result<Vec<Value>> {
+        self.read().slots.iter().map(|seat| seat.lock().save()).collect()
+    }
+
+    /// Gives every function the state of its like in another VM.
+    ///
+    /// # Errors
+    /// When there are not the same functions in the same slots.
+    pub fn restore(&self, states: &[Value]) -> io::Result<()> {
+        let functions = self.read();
+        if functions.slots.len() != states.len() {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "the saved VM had other devices than this one",
+            ));
+        }
+        functions
+            .slots
+            .iter()
+            .zip(states)
+            .try_for_each(|(seat, state)| seat.restore(state))
     }
 
     /// Takes the queues back from every device. When this returns no device touches guest memory.

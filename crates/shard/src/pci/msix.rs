@@ -88,6 +88,11 @@ impl Msix {
         (0..self.table.len()).try_for_each(|index| self.apply(index))
     }
 
+    /// The whole table.
+    pub fn table(&self) -> Vec<u8> {
+        self.table.as_flattened().to_vec()
+    }
+
     /// Reads the table at `offset` from its start.
     pub fn read_table(&self, offset: usize, data: &mut [u8]) {
         let bytes = self.table.as_flattened();

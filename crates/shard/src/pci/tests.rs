@@ -1,3 +1,4 @@
+use std::io;
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -43,6 +44,14 @@ impl<F: FnMut() + Send> PciFunction for Probe<F> {
     fn status(&self) -> Value {
         Value::from(self.number)
     }
+    fn save(&self) -> io::Result<Value> {
+        Ok(Value::Null)
+    }
+
+    fn restore(&mut self, _state: &Value) -> io::Result<()> {
+        Ok(())
+    }
+
     fn stop(&mut self) {}
 }
 

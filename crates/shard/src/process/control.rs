@@ -13,6 +13,7 @@ use nix::poll::{PollFd, PollFlags, poll};
 use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
+use super::freeze::Freezer;
 use super::status::status;
 use crate::launch::{Ending, Order, Report};
 use crate::machine::Running;
@@ -49,6 +50,7 @@ pub struct Control {
     pub running: Running,
     pub vcpu_threads: Vec<JoinHandle<()>>,
     pub counters: Vec<Arc<VcpuCounters>>,
+    pub freezer: Freezer,
     pub bus: PciBus,
     pub balloon: Option<BalloonHandle>,
     /// The bases of the disks, which nobody may change.
@@ -73,6 +75,7 @@ impl Control {
             let mut files = [
                 PollFd::new(self.running.end.as_fd(), PollFlags::POLLIN),
                 PollFd::new(self.socket.as_fd(), PollFlags::POLLIN),
+                PollFd::new(self.freezer.as_fd(), PollFlags::POLLIN),
             ];
             match poll(&mut files, WATCH_INTERVAL) {
                 Ok(_) | Err(nix::Error::EINTR) => {
@@ -86,10 +89,13 @@ impl Control {
                     };
                 }
             }
-            if files[1].any().unwrap_or(false)
-                && let Some(ending) = self.receive()
-            {
+            let [_, ordered, asked_to_freeze] = files.map(|file| file.any().unwrap_or(false));
+            if ordered && let Some(ending) = self.receive() {
                 break ending;
+            }
+            if asked_to_freeze {
+                let sharing = self.sharing.as_ref().map(|(mapper, _)| &**mapper);
+                self.freezer.serve(&self.running, &self.bus, sharing);
             }
         };
         let end = self.running.end.clone();

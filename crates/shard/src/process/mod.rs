@@ -4,13 +4,14 @@
 //! thread; start the threads; report; run the vCPUs; wait.
 
 mod control;
+mod freeze;
 mod log;
 mod receive;
 mod status;
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, IntoRawFd};
+use std::os::fd::{AsFd, IntoRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::sync::{Arc, mpsc};
@@ -25,14 +26,16 @@ use crate::bus::Overlap;
 use crate::chain::chain;
 use crate::devices::{self, DeviceFiles, DevicesError};
 use crate::interrupt::Interrupts;
-use crate::launch::{Ending, LaunchSpec, Report};
-use crate::machine::{BootFiles, Machine, MachineError};
+use crate::launch::{Ending, LaunchSpec, Report, ResumeLaunch};
+use crate::machine::{BootFiles, Machine, MachineError, Ready, Resume};
 use crate::pci::PciBus;
 use crate::sandbox::{self, SandboxError, ThreadKind};
 use crate::serial;
 use crate::sharing::{Background, Situations};
+use crate::snapshot::MachineState;
 use control::Control;
-pub use receive::{Files, ReceiveError, send_spec};
+use freeze::Freezer;
+pub use receive::{Files, ReceiveError, receive, send};
 
 /// Why a shard could not start.
 #[derive(Debug, thiserror::Error)]
@@ -80,7 +83,7 @@ fn allow_huge_pages() {
 }
 
 fn start(control: &mut UnixStream) -> Result<Control, ProcessError> {
-    let (spec, mut files) = receive::receive(control)?;
+    let (spec, mut files): (LaunchSpec, _) = receive::receive(control)?;
     let kvm = kvm_of(&spec, &mut files)?;
     let boot = BootFiles {
         kernel: files.take(spec.kernel)?,
@@ -92,12 +95,19 @@ fn start(control: &mut UnixStream) -> Result<Control, ProcessError> {
     let log = log::to_file(files.take(spec.log)?);
     let device_files = DeviceFiles::take(&spec, &mut files)?;
     let sockets = spec.sockets.map(|fd| files.take(fd)).transpose()?;
+    let handover = UnixStream::from(OwnedFd::from(files.take(spec.handover)?));
+    let resume = spec
+        .resume
+        .as_ref()
+        .map(|resume| take_resume(resume, &mut files))
+        .transpose()?;
     // Whatever the message carried beyond the spec is closed.
     drop(files);
     let (images, mut shares): (Vec<_>, Vec<_>) = device_files.images(&spec)?.into_iter().unzip();
     let disk_images = images.len();
     let pmem_bytes = device_files.pmem_bytes(&spec)?;
-    let mut machine = Machine::build(&kvm, &spec, boot, &pmem_bytes, images)?;
+    let overlays = device_files.overlays()?;
+    let mut machine = Machine::build(&kvm, &spec, boot, &pmem_bytes, images, resume)?;
     let bus = PciBus::new(machine.layout.mmio64.clone());
     claim_windows(&mut machine, &bus).map_err(MachineError::from)?;
 
@@ -106,12 +116,12 @@ fn start(control: &mut UnixStream) -> Result<Control, ProcessError> {
         (mapper, situations)
     });
     let background = match &sharing {
-        Some((mapper, situations)) => {
+        Some((mapper, situations)) if !mapper.images().is_empty() => {
             // After the disks' come kernel and initramfs.
             shares.resize(mapper.images().len(), spec.share_boot);
             Some(Background::open(mapper.clone(), situations.clone(), shares))
         }
-        None => None,
+        _ => None,
     };
 
     // The one place where the sandbox closes: every file is open, and one thread runs.
@@ -134,7 +144,14 @@ fn start(control: &mut UnixStream) -> Result<Control, ProcessError> {
             built.watch.watch_file("kernel", file.as_fd())?;
         }
     }
-    let (vcpus, running) = machine.into_vcpus(spec.vcpus)?;
+    let Ready {
+        vcpus,
+        running,
+        functions,
+    } = machine.into_vcpus(spec.vcpus)?;
+    if let Some(functions) = functions {
+        bus.restore(&functions)?;
+    }
     let stop_console = EventFd::new(EFD_NONBLOCK)?;
     let (console, stop) = (running.console.clone(), stop_console.try_clone()?);
     let console_thread = threads.spawn(ThreadKind::Serial, "console", move || {
@@ -166,6 +183,12 @@ fn start(control: &mut UnixStream) -> Result<Control, ProcessError> {
         running,
         vcpu_threads,
         counters,
+        freezer: Freezer {
+            socket: handover,
+            gate: threads.gate().clone(),
+            overlays,
+            nodes: spec.nodes,
+        },
         bus,
         balloon: built.balloon,
         watch: built.watch,
@@ -174,6 +197,20 @@ fn start(control: &mut UnixStream) -> Result<Control, ProcessError> {
         console_thread,
         stop_console,
         orders: Vec::new(),
+    })
+}
+
+/// The frozen VM to go on from.
+fn take_resume(resume: &ResumeLaunch, files: &mut Files) -> Result<Resume, ProcessError> {
+    let state = files.take(resume.state)?;
+    let memory = resume
+        .memory
+        .iter()
+        .map(|fd| files.take(*fd))
+        .collect::<Result<_, _>>()?;
+    Ok(Resume {
+        state: MachineState::read(&state)?,
+        memory,
     })
 }
 

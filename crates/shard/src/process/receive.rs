@@ -1,4 +1,6 @@
-//! The first message: a line of JSON with every file as SCM_RIGHTS.
+//! Messages with files: a line of JSON, with the files that it names by number as SCM_RIGHTS.
+//!
+//! The first to a shard is its spec; later ones ask it to freeze, and bring what it froze.
 
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
@@ -7,27 +9,30 @@ use std::os::unix::net::UnixStream;
 
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 
-use crate::launch::{Fd, LaunchSpec};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::launch::Fd;
 
 /// Files that one message can carry (SCM_MAX_FD of Linux).
 pub const FILES_MAX: usize = 253;
-/// Longest spec, bytes.
-const SPEC_BYTES_MAX: usize = 1 << 20;
+/// Longest message, bytes.
+const MESSAGE_BYTES_MAX: usize = 1 << 20;
 
-/// Why the first message is no good.
+/// Why a message is no good.
 #[derive(Debug, thiserror::Error)]
 pub enum ReceiveError {
     /// The socket broke.
-    #[error("cannot receive the VM's spec from the monitor")]
+    #[error("cannot exchange a message between monitor and shard")]
     Io(#[from] io::Error),
     /// The monitor went away, or its message never ends.
-    #[error("the monitor's first message is incomplete")]
+    #[error("a message between monitor and shard is incomplete")]
     Incomplete,
-    /// Not a spec.
-    #[error("the monitor's first message is no launch spec")]
+    /// Not what was expected.
+    #[error("a message between monitor and shard is not understood")]
     Json(#[from] serde_json::Error),
     /// A file that was not passed, or is used twice.
-    #[error("the launch spec names file {0}, which was not passed or is used already")]
+    #[error("the message names file {0}, which was not passed or is used already")]
     NoFile(usize),
     /// More files than a message carries.
     #[error("the VM needs {0} open files; a shard takes {FILES_MAX}")]
@@ -48,22 +53,23 @@ impl Files {
     }
 }
 
-/// Sends `spec` and `files`, whose indices the spec uses: the monitor's side of [`receive`].
-pub fn send_spec(
+/// Sends `message` and `files`, whose indices the message uses: the other side of [`receive`].
+pub fn send(
     socket: &mut UnixStream,
-    spec: &LaunchSpec,
+    message: &impl Serialize,
     files: &[BorrowedFd<'_>],
 ) -> Result<(), ReceiveError> {
     if files.len() > FILES_MAX {
         return Err(ReceiveError::TooManyFiles(files.len()));
     }
-    let mut line = serde_json::to_vec(spec)?;
+    let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');
     let files: Vec<RawFd> = files.iter().map(AsRawFd::as_raw_fd).collect();
+    let rights = [ControlMessage::ScmRights(&files)];
     let sent = sendmsg::<()>(
         socket.as_raw_fd(),
         &[IoSlice::new(&line)],
-        &[ControlMessage::ScmRights(&files)],
+        if files.is_empty() { &[] } else { &rights },
         MsgFlags::MSG_NOSIGNAL,
         None,
     )
@@ -72,9 +78,9 @@ pub fn send_spec(
     Ok(())
 }
 
-/// Receives the spec and its files. Nothing beyond the line is read.
-pub fn receive(socket: &mut UnixStream) -> Result<(LaunchSpec, Files), ReceiveError> {
-    // The monitor sends orders only after `Report::Running`, so what comes until then is the line.
+/// Receives a message and its files. Whoever sends one sends nothing more before it has an answer, so what comes until
+/// then is the line.
+pub fn receive<M: DeserializeOwned>(socket: &mut UnixStream) -> Result<(M, Files), ReceiveError> {
     let mut line = vec![0; 64 << 10];
     let mut rights = nix::cmsg_space!([RawFd; FILES_MAX]);
     let (mut filled, files) = {
@@ -92,10 +98,10 @@ pub fn receive(socket: &mut UnixStream) -> Result<(LaunchSpec, Files), ReceiveEr
         (message.bytes, files)
     };
     while filled == 0 || line[filled - 1] != b'\n' {
-        if filled >= SPEC_BYTES_MAX {
+        if filled >= MESSAGE_BYTES_MAX {
             return Err(ReceiveError::Incomplete);
         }
-        line.resize((filled + (64 << 10)).min(SPEC_BYTES_MAX), 0);
+        line.resize((filled + (64 << 10)).min(MESSAGE_BYTES_MAX), 0);
         match socket.read(&mut line[filled..])? {
             0 => return Err(ReceiveError::Incomplete),
             bytes => filled += bytes,

@@ -58,6 +58,22 @@ const VCPU_IOCTLS: &[u32] = &[
     0x8138_ae83, // KVM_GET_SREGS
 ];
 
+/// What the first thread asks of KVM when the VM is frozen: the state of vCPUs, interrupt chips and clock.
+const FREEZE_IOCTLS: &[u32] = &[
+    0xc008_ae88, // KVM_GET_MSRS
+    0xc008_ae91, // KVM_GET_CPUID2
+    0x8400_ae8e, // KVM_GET_LAPIC
+    0x9000_aea4, // KVM_GET_XSAVE
+    0x8188_aea6, // KVM_GET_XCRS
+    0x8080_aea1, // KVM_GET_DEBUGREGS
+    0x8004_ae98, // KVM_GET_MP_STATE
+    0x8040_ae9f, // KVM_GET_VCPU_EVENTS
+    0xaea3,      // KVM_GET_TSC_KHZ
+    0xaead,      // KVM_KVMCLOCK_CTRL
+    0xc208_ae62, // KVM_GET_IRQCHIP
+    0x8030_ae7c, // KVM_GET_CLOCK
+];
+
 /// Whether this kernel takes filters.
 pub fn supported() -> io::Result<()> {
     // SAFETY: asks whether an action is known; reads four bytes from a live variable.
@@ -106,8 +122,14 @@ pub(super) fn program(kind: ThreadKind) -> Result<BpfProgram, seccompiler::Backe
     }
     // The control thread resets the devices when the VM ends, which takes their interrupts and addresses back.
     if matches!(kind, ThreadKind::Vcpu | ThreadKind::Control) {
+        let freeze: &[u32] = if kind == ThreadKind::Control {
+            FREEZE_IOCTLS
+        } else {
+            &[]
+        };
         let ioctls: Result<Vec<_>, _> = VCPU_IOCTLS
             .iter()
+            .chain(freeze)
             .map(|&request| SeccompRule::new(vec![condition(1, SeccompCmpOp::Eq, request.into())?]))
             .collect();
         rules.insert(libc::SYS_ioctl, ioctls?);
@@ -147,6 +169,15 @@ fn of_kind(kind: ThreadKind) -> &'static [Syscall] {
             libc::SYS_fstat,
             libc::SYS_newfstatat,
             libc::SYS_statx,
+            // Freezing: memory and temporary overlays become files.
+            libc::SYS_copy_file_range,
+            libc::SYS_ftruncate,
+            libc::SYS_lseek,
+            libc::SYS_mbind,
+            libc::SYS_memfd_create,
+            libc::SYS_pread64,
+            libc::SYS_pwrite64,
+            libc::SYS_socketpair,
         ],
         ThreadKind::Vcpu => &[libc::SYS_eventfd2, libc::SYS_sendto],
         ThreadKind::Serial => &[

@@ -14,7 +14,8 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use vm_superio::serial::SerialEvents;
+use serde::{Deserialize, Serialize};
+use vm_superio::serial::{SerialEvents, SerialState};
 use vm_superio::{Serial, Trigger};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -35,6 +36,18 @@ pub struct ConsoleCounters {
     pub dropped: AtomicU64,
     /// Bytes the guest was given.
     pub received: AtomicU64,
+}
+
+/// The chip's registers and the input that the guest has not read.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct UartState {
+    divisor: [u8; 2],
+    interrupt_enable: u8,
+    interrupt_identification: u8,
+    line: [u8; 2],
+    modem: [u8; 2],
+    scratch: u8,
+    input: Vec<u8>,
 }
 
 /// The device, shared by the vCPUs and the pump.
@@ -84,6 +97,46 @@ impl Console {
             ready,
             counters,
         })
+    }
+
+    /// The chip's registers. The VM is held still.
+    pub fn save(&self) -> UartState {
+        let state = self.uart().state();
+        UartState {
+            divisor: [state.baud_divisor_low, state.baud_divisor_high],
+            interrupt_enable: state.interrupt_enable,
+            interrupt_identification: state.interrupt_identification,
+            line: [state.line_control, state.line_status],
+            modem: [state.modem_control, state.modem_status],
+            scratch: state.scratch,
+            input: state.in_buffer,
+        }
+    }
+
+    /// Makes the chip what another VM's was; nothing runs yet.
+    pub fn restore(&self, saved: &UartState, end: Arc<EndSignal>) -> io::Result<()> {
+        let state = SerialState {
+            baud_divisor_low: saved.divisor[0],
+            baud_divisor_high: saved.divisor[1],
+            interrupt_enable: saved.interrupt_enable,
+            interrupt_identification: saved.interrupt_identification,
+            line_control: saved.line[0],
+            line_status: saved.line[1],
+            modem_control: saved.modem[0],
+            modem_status: saved.modem[1],
+            scratch: saved.scratch,
+            in_buffer: saved.input.clone(),
+        };
+        let output = Output::new(self.ready.try_clone()?, self.counters.clone(), end);
+        let (line, room) = (Line(self.interrupt.try_clone()?), Room(self.room.try_clone()?));
+        let uart = Serial::from_state(&state, line, room, output).map_err(|_| {
+            io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "the saved console holds too much input",
+            )
+        })?;
+        *self.uart() = uart;
+        Ok(())
     }
 
     /// What to register as irqfd.

@@ -8,7 +8,6 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -18,6 +17,7 @@ use policy::sharing::Way;
 use super::extents::Run;
 use super::mapper::{Mapped, Mapper, PAGE_BYTES, When};
 use super::metrics::add;
+use super::pagemap;
 use super::situation::Situations;
 use crate::gate::Gate;
 use crate::launch::Share;
@@ -40,17 +40,11 @@ const ROUNDS_PER_TRIM: u32 = 5;
 const TRIM_FROM: usize = 128;
 /// Pages given back to plain memory between two looks at the time.
 const TRIM_PAGES: u64 = 16;
-/// `/proc/PID/pagemap`: the page is there; it is a file's; it is swapped out.
-const PRESENT: u64 = 1 << 63;
-const SWAPPED: u64 = 1 << 62;
-const OF_FILE: u64 = 1 << 61;
 
 /// The work of the background's thread.
 pub struct Background {
     mapper: Arc<Mapper>,
     situations: Arc<Situations>,
-    /// This process's page table.
-    pagemap: Option<File>,
     /// How each image's disk shares.
     shares: Vec<Share>,
     scratch: Vec<u8>,
@@ -62,7 +56,6 @@ impl Background {
         Self {
             mapper,
             situations,
-            pagemap: File::open("/proc/self/pagemap").ok(),
             shares,
             scratch: Vec::new(),
         }
@@ -266,10 +259,17 @@ impl Background {
 
     /// Gives mapped pages that were written back to plain memory, where that does not cost another mapping.
     pub(super) fn trim(&self, gate: &Gate) -> io::Result<()> {
-        let Some(pagemap) = &self.pagemap else {
+        let Some(pagemap) = &self.mapper.pagemap else {
             return Ok(());
         };
-        let runs: Vec<_> = self.mapper.pages().mapped.iter().collect();
+        let runs: Vec<_> = {
+            let pages = self.mapper.pages();
+            // Frozen memory has no plain memory to give back to.
+            if pages.frozen {
+                return Ok(());
+            }
+            pages.mapped.iter().collect()
+        };
         let mut trimmed = Vec::new();
         for (at, run) in runs {
             trimmed.extend(self.written_edges(pagemap, at, run.pages)?);
@@ -287,7 +287,7 @@ impl Background {
             {
                 // Meanwhile a read may have mapped something else there.
                 let written = self.written_edges(pagemap, range.start, range.end - range.start)?;
-                if written.first() == Some(&range) && pages.mapped.cover(range.clone()) {
+                if !pages.frozen && written.first() == Some(&range) && pages.mapped.cover(range.clone()) {
                     self.mapper.restore(&mut pages, range)?;
                 }
             }
@@ -304,14 +304,7 @@ impl Background {
         let Some(host) = self.mapper.address(at, pages) else {
             return Ok(Vec::new());
         };
-        let mut entries = vec![0; pages as usize * 8];
-        pagemap.read_exact_at(&mut entries, host as u64 / PAGE_BYTES * 8)?;
-        let written = entries.chunks_exact(8).map(|entry| {
-            let entry = u64::from_le_bytes([
-                entry[0], entry[1], entry[2], entry[3], entry[4], entry[5], entry[6], entry[7],
-            ]);
-            entry & (PRESENT | SWAPPED) == PRESENT && entry & OF_FILE == 0
-        });
+        let written = pagemap::read(pagemap, host as u64, pages)?.map(pagemap::Entry::written);
         Ok(edges(&written.collect::<Vec<_>>())
             .into_iter()
             .map(|range| at + range.start as u64..at + range.end as u64)

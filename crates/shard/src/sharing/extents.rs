@@ -9,8 +9,11 @@ use std::ops::Range;
 /// Index of a registered image file.
 pub type ImageId = u16;
 
+/// Not an image: pages of zeroes until written, each of which then has no place in any file. Page g stands for page g.
+pub const NOTHING: ImageId = ImageId::MAX;
+
 /// Pages of an image, one after the other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Run {
     /// How many, at least 1.
     pub pages: u64,
@@ -120,6 +123,22 @@ impl Extents {
     /// All runs in order.
     pub fn iter(&self) -> impl Iterator<Item = (u64, Run)> + '_ {
         self.runs.iter().map(|(&at, &run)| (at, run))
+    }
+
+    /// The parts of `range` in no run, in order.
+    pub fn gaps(&self, range: Range<u64>) -> Vec<Range<u64>> {
+        let mut gaps = Vec::new();
+        let mut at = range.start;
+        for (start, run) in self.inside(range.clone()) {
+            if at < start {
+                gaps.push(at..start);
+            }
+            at = start + run.pages;
+        }
+        if at < range.end {
+            gaps.push(at..range.end);
+        }
+        gaps
     }
 
     /// Whether every page of `range` stands for something.
@@ -238,6 +257,9 @@ mod tests {
             let range = from..(from + pages).min(PAGES);
             let inside: Vec<_> = extents.inside(range.clone()).flat_map(|(at, run)| (at..at + run.pages).map(move |page| (page, run.image, run.first + page - at))).collect();
             let expected: Vec<_> = range.clone().filter_map(|page| model[page as usize].map(|(image, first)| (page, image, first))).collect();
+            let gaps: Vec<u64> = extents.gaps(range.clone()).into_iter().flatten().collect();
+            let holes: Vec<u64> = range.clone().filter(|page| model[*page as usize].is_none()).collect();
+            prop_assert_eq!(gaps, holes);
             prop_assert_eq!(extents.cover(range.clone()), expected.len() as u64 == range.end - range.start);
             prop_assert_eq!(inside, expected);
         }

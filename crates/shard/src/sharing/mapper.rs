@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use nix::sys::stat::fstat;
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
-use super::extents::{Extents, ImageId, Run};
+use super::extents::{Extents, ImageId, NOTHING, Run};
 use super::metrics::{Metrics, add};
 use crate::memory::GuestRam;
 
@@ -23,13 +23,20 @@ const HUGE_PAGES: u64 = HUGE_BYTES / PAGE_BYTES;
 const RUNS_MAX_DEFAULT: usize = 32 << 10;
 
 /// A region of RAM.
-struct Part {
+pub(super) struct Part {
     /// Address in this process.
-    host: u64,
+    pub host: u64,
     /// Number of its first guest page; its page in the memory file has the same number.
-    first: u64,
-    pages: u64,
-    file: RawFd,
+    pub first: u64,
+    pub pages: u64,
+    pub file: RawFd,
+}
+
+impl Part {
+    /// Its guest pages.
+    pub fn range(&self) -> Range<u64> {
+        self.first..self.first + self.pages
+    }
 }
 
 /// What guest pages stand for.
@@ -41,14 +48,20 @@ pub(super) struct Pages {
     pub fresh: Extents,
     /// Older copies, which the background works through.
     pub copies: Extents,
+    /// The memory's file is frozen ([`super::Frozen`]): it and what is below are mapped privately, and never changed.
+    pub frozen: bool,
+    /// What was written between two freezings, oldest first. Their numbers in `mapped` follow those of the images.
+    pub layers: Vec<Arc<File>>,
 }
 
 /// The map of one VM and the means to change it.
 pub struct Mapper {
-    parts: Vec<Part>,
+    pub(super) parts: Vec<Part>,
     /// Keeps the memory mapped.
-    _memory: GuestRam,
+    pub(super) memory: GuestRam,
     images: Vec<File>,
+    /// This process's page table, if it may be read.
+    pub(super) pagemap: Option<File>,
     huge: bool,
     runs_max: usize,
     /// Guest pages that were put in huge pages of the host.
@@ -80,7 +93,7 @@ pub enum Mapped {
 
 impl Mapper {
     /// A mapper for `memory`, over which pages of `images` may be laid. `huge` says that the memory asks for transparent
-    /// huge pages. `None` for memory whose pages are larger than an image's.
+    /// huge pages. `None` for memory whose pages are larger than an image's. Called before the sandbox closes.
     pub fn new(memory: &GuestRam, images: Vec<File>, huge: bool) -> Option<Arc<Self>> {
         let mut parts = Vec::new();
         for region in memory.iter() {
@@ -101,8 +114,9 @@ impl Mapper {
             .and_then(|text| text.trim().parse::<usize>().ok());
         Some(Arc::new(Self {
             parts,
-            _memory: memory.clone(),
+            memory: memory.clone(),
             images,
+            pagemap: File::open("/proc/self/pagemap").ok(),
             huge,
             runs_max: limit.map_or(RUNS_MAX_DEFAULT, |limit| limit / 2),
             whole: Mutex::default(),
@@ -129,7 +143,7 @@ impl Mapper {
     }
 
     /// The address in this process of a guest page, and the part it is in.
-    fn host_of(&self, page: u64) -> Option<(u64, &Part)> {
+    pub(super) fn host_of(&self, page: u64) -> Option<(u64, &Part)> {
         self.parts.iter().find_map(|part| {
             let index = page.checked_sub(part.first)?;
             (index < part.pages).then(|| (part.host + index * PAGE_BYTES, part))
@@ -169,20 +183,7 @@ impl Mapper {
         }
         let bytes = run.pages * PAGE_BYTES;
         let offset = libc::off_t::try_from(run.first * PAGE_BYTES).map_err(|_| wrong())?;
-        // SAFETY: the range is inside one region of guest memory, to which no Rust reference exists; KVM and the kernel
-        // follow the change by themselves.
-        let laid = unsafe {
-            libc::mmap(
-                host as *mut libc::c_void,
-                bytes as usize,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_NORESERVE,
-                image.as_raw_fd(),
-                offset,
-            )
-        };
-        if laid == libc::MAP_FAILED {
-            let error = io::Error::last_os_error();
+        if let Err(error) = lay(host, bytes, image.as_raw_fd(), offset) {
             if error.raw_os_error() == Some(libc::ENOMEM) {
                 add(&self.metrics.at_limit, run.pages);
                 return Ok(Mapped::AtLimit);
@@ -202,13 +203,17 @@ impl Mapper {
                 let error = io::Error::last_os_error();
                 if error.raw_os_error() != Some(libc::EINVAL) {
                     // The image can't be read: the pages are plain again, and the read fails.
-                    self.plain(part, range.clone())?;
-                    pages.mapped.remove(range);
+                    if pages.frozen {
+                        self.nothing(pages, at, run.pages)?;
+                    } else {
+                        self.plain(part, range.clone())?;
+                        pages.mapped.remove(range);
+                    }
                     return Err(error);
                 }
             }
         }
-        if when != When::Later && !pages.mapped.cover(range.clone()) {
+        if when != When::Later && !pages.frozen && !pages.mapped.cover(range.clone()) {
             punch(part.file, &range);
         }
         pages.mapped.insert(at, run);
@@ -235,6 +240,9 @@ impl Mapper {
 
     /// Gives the memory file's pages under a mapping made [`When::Later`] back to the host, if it is still there.
     pub(super) fn give_back(&self, pages: &Pages, at: u64, run: Run) {
+        if pages.frozen {
+            return;
+        }
         let mapped = pages.mapped.inside(at..at + run.pages);
         for (at, run) in mapped {
             if let Some((_, part)) = self.host_of(at) {
@@ -285,11 +293,28 @@ impl Mapper {
         &self.images
     }
 
-    /// Makes every page of `range` plain memory; those that were mapped read as zeroes.
-    pub fn forget(&self, range: Range<u64>) -> io::Result<()> {
+    /// The guest has given the pages of `range`, which lie in one region, up: whatever it finds there later will do. Makes
+    /// every one plain memory, mapped ones of zeroes. True when no more is to be done: of frozen memory, what was written
+    /// since is given back here.
+    pub fn release(&self, range: Range<u64>) -> io::Result<bool> {
         let mut pages = self.pages();
         pages.fresh.remove(range.clone());
         pages.copies.remove(range.clone());
+        if pages.frozen {
+            let wrong = || io::Error::from(io::ErrorKind::InvalidInput);
+            let count = range.end - range.start;
+            let host = self.address(range.start, count).ok_or_else(wrong)?;
+            // SAFETY: private mappings of guest memory, in which nothing of this program holds references; the guest has
+            // given their content up.
+            let result =
+                unsafe { libc::madvise(host.cast(), (count * PAGE_BYTES) as usize, libc::MADV_DONTNEED) };
+            add(&self.metrics.released, count);
+            return if result == 0 {
+                Ok(true)
+            } else {
+                Err(io::Error::last_os_error())
+            };
+        }
         let mapped: Vec<_> = pages.mapped.inside(range).collect();
         for (at, run) in mapped {
             let Some((_, part)) = self.host_of(at) else {
@@ -299,22 +324,59 @@ impl Mapper {
             pages.mapped.remove(at..at + run.pages);
             add(&self.metrics.released, run.pages);
         }
-        Ok(())
+        Ok(false)
     }
 
     /// Makes mapped pages plain memory with the content they have. The VM is held still.
     pub(super) fn restore(&self, pages: &mut Pages, range: Range<u64>) -> io::Result<()> {
+        let (_, part) = self.host_of(range.start).ok_or(io::ErrorKind::InvalidInput)?;
+        self.write_out(part.file, &range)?;
         let count = range.end - range.start;
-        let wrong = || io::Error::from(io::ErrorKind::InvalidInput);
-        let host = self.address(range.start, count).ok_or_else(wrong)?;
-        let (_, part) = self.host_of(range.start).ok_or_else(wrong)?;
-        let mut done = 0;
+        self.plain(part, range.clone())?;
+        pages.mapped.remove(range);
+        add(&self.metrics.restored, count);
+        Ok(())
+    }
+
+    /// Lays nothing over guest pages: zeroes, and no place in any file.
+    pub(super) fn nothing(&self, pages: &mut Pages, at: u64, count: u64) -> io::Result<()> {
+        let host = self.address(at, count).ok_or(io::ErrorKind::InvalidInput)?;
+        // SAFETY: as in `lay`.
+        let laid = unsafe {
+            libc::mmap(
+                host.cast(),
+                (count * PAGE_BYTES) as usize,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if laid == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let run = Run {
+            pages: count,
+            image: NOTHING,
+            first: at,
+        };
+        pages.mapped.insert(at, run);
+        Ok(())
+    }
+
+    /// Writes guest pages into a file, each at the guest's own offset. The VM is held still.
+    pub(super) fn write_out(&self, file: RawFd, range: &Range<u64>) -> io::Result<()> {
+        let count = range.end - range.start;
+        let host = self
+            .address(range.start, count)
+            .ok_or(io::ErrorKind::InvalidInput)?;
         let bytes = (count * PAGE_BYTES) as usize;
+        let mut done = 0;
         while done < bytes {
             // SAFETY: reads `bytes - done` bytes of guest memory, which is mapped; the kernel does the copying.
             let written = unsafe {
                 libc::pwrite(
-                    part.file,
+                    file,
                     host.add(done).cast(),
                     bytes - done,
                     (range.start * PAGE_BYTES) as libc::off_t + done as libc::off_t,
@@ -329,9 +391,6 @@ impl Mapper {
                 },
             }
         }
-        self.plain(part, range.clone())?;
-        pages.mapped.remove(range);
-        add(&self.metrics.restored, count);
         Ok(())
     }
 
@@ -381,6 +440,29 @@ impl Mapper {
     pub(super) fn limit(&mut self, runs_max: usize) {
         self.runs_max = runs_max;
     }
+}
+
+/// Maps `bytes` of a file privately over guest memory at `host`.
+pub(super) fn lay(host: u64, bytes: u64, file: RawFd, offset: libc::off_t) -> io::Result<()> {
+    // SAFETY: the callers name a range inside one region of guest memory, to which no Rust reference exists; KVM and the
+    // kernel follow the change by themselves.
+    let laid = unsafe {
+        libc::mmap(
+            host as *mut libc::c_void,
+            bytes as usize,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_NORESERVE,
+            file,
+            offset,
+        )
+    };
+    if laid == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    // A core dump of the shard must not carry its guest's secrets.
+    // SAFETY: the mapping just made; its content stays.
+    unsafe { libc::madvise(laid, bytes as usize, libc::MADV_DONTDUMP) };
+    Ok(())
 }
 
 /// Gives the memory file's pages back; a page that can't be (part of a huge one) just stays.

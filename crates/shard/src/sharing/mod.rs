@@ -16,8 +16,10 @@
 mod background;
 mod disk;
 mod extents;
+mod frozen;
 mod mapper;
 mod metrics;
+mod pagemap;
 mod parts;
 mod situation;
 mod syscalls;
@@ -26,7 +28,8 @@ mod tests;
 
 pub use background::Background;
 pub use disk::DiskSharing;
-pub use extents::{Extents, ImageId, Run};
+pub use extents::{Extents, ImageId, NOTHING, Run};
+pub use frozen::{Frozen, FrozenMap, ImageName, seal, sealable_file};
 pub use mapper::{Mapper, PAGE_BYTES};
 pub use metrics::Metrics;
 pub use situation::Situations;

@@ -80,6 +80,8 @@ pub struct Activation {
     pub queues: Vec<ActiveQueue>,
     /// How to reach the guest.
     pub interrupt: Arc<dyn Interrupt>,
+    /// The VM goes on from a saved state, in which the driver was set up already.
+    pub resumed: bool,
 }
 
 /// What every device offers: the queues' implementation has it.
@@ -113,6 +115,12 @@ pub trait VirtioDevice: Send {
     fn activate(&mut self, activation: Activation) -> Result<(), DeviceError>;
     /// Takes the queues back; when this returns the device's thread touches guest memory no more.
     fn reset(&mut self);
+    /// What the device must know to go on in another VM, beyond what the transport keeps and guest memory holds.
+    fn save(&self) -> serde_json::Value {
+        serde_json::Value::Null
+    }
+    /// Takes over what [`VirtioDevice::save`] gave, before it is activated. What it can't understand it ignores.
+    fn resume(&mut self, _state: &serde_json::Value) {}
     /// The device's counters for the VM's status, as a JSON object.
     fn status(&self) -> serde_json::Value {
         serde_json::Value::Null

@@ -7,6 +7,7 @@ pub mod layout;
 pub mod memory_map;
 pub mod registers;
 pub mod start;
+pub mod state;
 
 #[cfg(test)]
 mod tests;

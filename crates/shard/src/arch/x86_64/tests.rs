@@ -23,6 +23,7 @@ fn ram(bytes: u64) -> GuestRam {
             prefault: false,
         },
         &[],
+        None,
     )
     .unwrap()
 }

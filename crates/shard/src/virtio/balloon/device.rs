@@ -111,6 +111,18 @@ impl VirtioDevice for Balloon {
         self.state.actual_pages.store(0, Ordering::Release);
     }
 
+    fn save(&self) -> Value {
+        let pages = [&self.state.target_pages, &self.state.actual_pages];
+        json!(pages.map(|pages| pages.load(Ordering::Acquire)))
+    }
+
+    fn resume(&mut self, state: &Value) {
+        if let Ok([target, actual]) = serde_json::from_value::<[u32; 2]>(state.clone()) {
+            self.state.target_pages.store(target, Ordering::Release);
+            self.state.actual_pages.store(actual, Ordering::Release);
+        }
+    }
+
     /// Also asks the guest for new statistics, for the next call.
     fn status(&self) -> Value {
         let _ = self.state.refresh.write(1);

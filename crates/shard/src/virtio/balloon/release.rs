@@ -36,12 +36,15 @@ pub fn release(
     }
     let (offset, length) = (first - base, last - first);
     if let Some(sharing) = sharing {
-        sharing
-            .forget(first / PAGE_BYTES..last / PAGE_BYTES)
+        let done = sharing
+            .release(first / PAGE_BYTES..last / PAGE_BYTES)
             .map_err(|source| DeviceError::Host {
                 what: "cannot make shared pages plain memory",
                 source,
             })?;
+        if done {
+            return Ok(length);
+        }
     }
     let done = match region.file_offset() {
         Some(file) => {

@@ -46,6 +46,7 @@ fn rig_with(features: u64) -> Rig {
             features,
             queues: queues.iter().map(DriverQueue::active).collect(),
             interrupt: told.clone(),
+            resumed: false,
         })
         .unwrap();
     Rig {

@@ -184,6 +184,7 @@ impl VirtioDevice for Block {
                 features: activation.features,
                 queues: vec![queue],
                 interrupt: activation.interrupt.clone(),
+                resumed: activation.resumed,
             })?;
         }
         Ok(())

@@ -91,6 +91,14 @@ impl BlockHandler {
     /// Serves what is there; ends when the queue is empty, with notifications on, or full.
     fn serve(&mut self) -> Result<(), DeviceError> {
         for _ in 0..BATCHES_MAX {
+            if self.gate.draining() {
+                // Somebody waits for the I/O under way: new requests wait for the next turn.
+                self.reap()?;
+                if let Some(active) = &mut self.active {
+                    active.signal(&self.metrics)?;
+                }
+                break;
+            }
             let Some(active) = &mut self.active else {
                 return Ok(());
             };
@@ -309,6 +317,7 @@ impl Handler for BlockHandler {
             features,
             queues,
             interrupt,
+            ..
         } = activation;
         let Some(mut active) = queues.into_iter().next() else {
             return Ok(());

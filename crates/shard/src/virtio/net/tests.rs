@@ -38,6 +38,7 @@ fn bench(backend: Backend, queues: u16, features: &[u32]) -> Bench {
         features: features.iter().fold(0, |bits, bit| bits | 1 << bit),
         queues: queues.iter().map(DriverQueue::active).collect(),
         interrupt: told.clone(),
+        resumed: false,
     })
     .unwrap();
     Bench {

@@ -22,6 +22,7 @@ fn active(writes: Writes) -> (Pmem, DriverQueue, Arc<Told>, GuestRam) {
         features: 0,
         queues: vec![queue.active()],
         interrupt: told.clone(),
+        resumed: false,
     })
     .unwrap();
     (pmem, queue, told, memory)

@@ -17,6 +17,7 @@ fn active() -> (Rng, DriverQueue, Arc<Told>, crate::memory::GuestRam) {
         features: 0,
         queues: vec![queue.active()],
         interrupt: told.clone(),
+        resumed: false,
     })
     .unwrap();
     (rng, queue, told, memory)

@@ -12,11 +12,12 @@ use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 
 use super::VirtioPci;
 use super::registers::*;
+use super::state::go_on;
 use crate::virtio::{Activation, ActiveQueue, DeviceError, Interrupt};
 
 const ACKNOWLEDGE: u8 = VIRTIO_CONFIG_S_ACKNOWLEDGE as u8;
 const DRIVER: u8 = VIRTIO_CONFIG_S_DRIVER as u8;
-const DRIVER_OK: u8 = VIRTIO_CONFIG_S_DRIVER_OK as u8;
+pub(super) const DRIVER_OK: u8 = VIRTIO_CONFIG_S_DRIVER_OK as u8;
 const FEATURES_OK: u8 = VIRTIO_CONFIG_S_FEATURES_OK as u8;
 const NEEDS_RESET: u8 = VIRTIO_CONFIG_S_NEEDS_RESET as u8;
 const FAILED: u8 = VIRTIO_CONFIG_S_FAILED as u8;
@@ -169,9 +170,25 @@ impl VirtioPci {
     }
 
     fn activate(&mut self) {
-        let result = self
-            .activation()
-            .and_then(|activation| self.device.activate(activation));
+        let result = self.activation();
+        self.activate_with(result);
+    }
+
+    /// Activates the device of a VM that goes on: its queues stand where the driver believes them.
+    pub(super) fn activate_where_it_stood(&mut self) {
+        let result = self.activation().and_then(|mut activation| {
+            activation.resumed = true;
+            for active in &mut activation.queues {
+                let [_, _, used_ring] = self.queues[usize::from(active.index)].addresses;
+                go_on(active, used_ring, &self.memory)?;
+            }
+            Ok(activation)
+        });
+        self.activate_with(result);
+    }
+
+    fn activate_with(&mut self, activation: Result<Activation, DeviceError>) {
+        let result = activation.and_then(|activation| self.device.activate(activation));
         match result {
             Ok(()) => self.active = true,
             Err(error) => self.signals.needs_reset(&error),
@@ -196,6 +213,7 @@ impl VirtioPci {
             features: self.accepted,
             queues,
             interrupt: self.signals.clone(),
+            resumed: false,
         })
     }
 

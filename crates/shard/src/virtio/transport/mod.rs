@@ -11,6 +11,7 @@
 mod common_config;
 mod registers;
 mod signals;
+mod state;
 
 use std::io;
 use std::sync::Arc;
@@ -305,6 +306,14 @@ impl PciFunction for VirtioPci {
             "features": format!("{:#x}", self.accepted),
             "counters": self.device.status(),
         })
+    }
+
+    fn save(&self) -> io::Result<Value> {
+        self.state()
+    }
+
+    fn restore(&mut self, state: &Value) -> io::Result<()> {
+        self.resume(state)
     }
 
     fn stop(&mut self) {

@@ -16,6 +16,10 @@ use crate::virtio::serve::{broken, look_again, signal};
 pub const RX: u16 = 0;
 /// The queue of the guest's packets.
 pub const TX: u16 = 1;
+/// The queue of events for the guest.
+const EVENT: u16 = 2;
+/// The event that ends all connections and lets the driver read its id anew (Virtio 1.2, section 5.10.6.7).
+const TRANSPORT_RESET: u32 = 0;
 
 /// The queues while the driver has them enabled.
 pub struct Queues {
@@ -29,15 +33,40 @@ pub struct Queues {
     packet: Segments,
 }
 
+/// Sends the event, if the driver has room for it.
+fn transport_reset(
+    active: &mut ActiveQueue,
+    memory: &GuestRam,
+    interrupt: &dyn Interrupt,
+) -> Result<(), DeviceError> {
+    let Some(chain) = active.queue.iter(&**memory).map_err(broken)?.next() else {
+        return Ok(());
+    };
+    let head = chain.head_index();
+    let mut room = Segments::default();
+    room.append(memory, chain, Direction::ToDriver)?;
+    let event = TRANSPORT_RESET.to_le_bytes();
+    let written = room.write_at(0, &event);
+    active
+        .queue
+        .add_used(&**memory, head, written as u32)
+        .map_err(broken)?;
+    interrupt.signal_queue(active.index);
+    Ok(())
+}
+
 impl Queues {
     /// The queues of an activation; the driver must have enabled both.
     pub fn new(activation: Activation) -> Result<Self, DeviceError> {
         let (mut rx, mut tx) = (None, None);
-        for active in activation.queues {
+        for mut active in activation.queues {
             match active.index {
                 RX => rx = Some(active),
                 TX => tx = Some(active),
-                // The event queue: no event is ever sent, as the guest's id never changes while it runs.
+                // A guest that goes on elsewhere has another id now, and its connections are gone.
+                EVENT if activation.resumed => {
+                    transport_reset(&mut active, &activation.memory, &*activation.interrupt)?;
+                }
                 _ => {}
             }
         }

@@ -142,6 +142,7 @@ fn bench_with(rx_buffer_bytes: u32) -> Bench {
             features: 0,
             queues: vec![rx.active(), tx.active()],
             interrupt: told.clone(),
+            resumed: false,
         })
         .unwrap();
     let mut bench = Bench {

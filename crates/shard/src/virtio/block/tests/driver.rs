@@ -149,6 +149,7 @@ impl Driver {
             features: self.block.features() & !without,
             queues: active,
             interrupt: self.line.clone(),
+            resumed: false,
         };
         self.block.activate(activation).unwrap();
     }

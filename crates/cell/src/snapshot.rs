@@ -1,0 +1,281 @@
+//! A frozen VM in a directory: what `mirrorball snapshot` writes and `mirrorball restore` goes on from.
+//!
+//! ```text
+//! snapshot.json       version of this format, what the VM was started from, length of every other file
+//! state.json          the machine (`shard::snapshot::MachineState`, which has a version of its own)
+//! memory              guest page g at offset g; holes where a page is nothing, or stands for an image's page
+//! disk-D-N.overlay    the N-th temporary overlay of disk D, the newest first (`diskstore::disk::Format::Scratch`)
+//! ```
+//!
+//! Images, kernel and initramfs are not in it: it goes on only where they are the same files, unchanged. The directory
+//! appears whole or not at all.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::path::{Path, PathBuf};
+
+use config::VmSpec;
+use diskstore::disk::copy_scratch;
+use serde::{Deserialize, Serialize};
+use shard::sharing::{FrozenMap, NOTHING, PAGE_BYTES};
+use shard::snapshot::MachineState;
+
+use crate::frozen::FrozenVm;
+
+/// The version of this format.
+const VERSION: u32 = 1;
+const MANIFEST: &str = "snapshot.json";
+const STATE: &str = "state.json";
+const MEMORY: &str = "memory";
+/// Copied at once.
+const CHUNK_BYTES: usize = 1 << 20;
+
+/// Why a directory is no snapshot to go on from.
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotError {
+    /// Something is there already.
+    #[error("{0} exists; name a directory that does not")]
+    Exists(PathBuf),
+    /// Not a snapshot.
+    #[error("{path} is not a snapshot: {why}; name a directory made by `mirrorball snapshot`")]
+    Foreign {
+        /// The directory.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+    /// Another version's.
+    #[error("{path} has version {version}; this program reads version {VERSION}: make it anew")]
+    Version {
+        /// The directory.
+        path: PathBuf,
+        /// Its version.
+        version: u32,
+    },
+    /// Cut off.
+    #[error(
+        "{path} has {bytes} bytes instead of {wanted}: the snapshot was cut off or changed; make it anew"
+    )]
+    Length {
+        /// The file.
+        path: PathBuf,
+        /// What it has.
+        bytes: u64,
+        /// What it had.
+        wanted: u64,
+    },
+    /// The host refused.
+    #[error("{path}: {source}")]
+    Host {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+#[derive(Serialize, Deserialize)]
+struct Manifest {
+    version: u32,
+    /// The name the VM had.
+    name: String,
+    spec: VmSpec,
+    /// For each disk, how many overlays.
+    overlays: Vec<usize>,
+    /// Each file's length.
+    files: Vec<(String, u64)>,
+}
+
+fn at(path: &Path) -> impl Fn(io::Error) -> SnapshotError {
+    let path = path.to_owned();
+    move |source| SnapshotError::Host {
+        path: path.clone(),
+        source,
+    }
+}
+
+fn overlay_name(disk: usize, number: usize) -> String {
+    format!("disk-{disk}-{number}.overlay")
+}
+
+/// Writes a frozen VM, called `name`, into a new directory; how many bytes that took.
+pub fn write(vm: &FrozenVm, name: &str, directory: &Path) -> Result<u64, SnapshotError> {
+    if directory.exists() {
+        return Err(SnapshotError::Exists(directory.to_owned()));
+    }
+    let mut partial = directory.as_os_str().to_owned();
+    partial.push(format!(".partial-{}", std::process::id()));
+    let partial = PathBuf::from(partial);
+    fs::DirBuilder::new()
+        .mode(0o700)
+        .create(&partial)
+        .map_err(at(&partial))?;
+    let written = write_all(vm, name, &partial).and_then(|bytes| {
+        fs::rename(&partial, directory)
+            .map(|()| bytes)
+            .map_err(at(directory))
+    });
+    if written.is_err() {
+        // What can't be removed is named so that nobody takes it for a snapshot.
+        let _ = fs::remove_dir_all(&partial);
+    }
+    written
+}
+
+fn write_all(vm: &FrozenVm, name: &str, directory: &Path) -> Result<u64, SnapshotError> {
+    let mut files = Vec::new();
+    let mut taken = 0;
+    let mut add = |name: &str, fill: &dyn Fn(&mut File) -> io::Result<()>| -> Result<(), SnapshotError> {
+        let path = directory.join(name);
+        let host = at(&path);
+        let mut file = File::create_new(&path).map_err(&host)?;
+        fill(&mut file).map_err(&host)?;
+        file.sync_all().map_err(&host)?;
+        let about = file.metadata().map_err(&host)?;
+        files.push((name.to_owned(), about.len()));
+        taken += std::os::unix::fs::MetadataExt::blocks(&about) * 512;
+        Ok(())
+    };
+    let mut state = MachineState::read(&vm.state).map_err(at(directory))?;
+    add(MEMORY, &|file| write_memory(vm, &state.memory, file))?;
+    let images = state.memory.images.len();
+    state
+        .memory
+        .runs
+        .retain(|(_, run)| usize::from(run.image) < images);
+    add(STATE, &|file| state.write(file))?;
+    for (disk, overlays) in vm.overlays.iter().enumerate() {
+        for (number, overlay) in overlays.iter().enumerate() {
+            add(&overlay_name(disk, number), &|file| copy_scratch(overlay, file))?;
+        }
+    }
+    let manifest = Manifest {
+        version: VERSION,
+        name: name.to_owned(),
+        spec: vm.spec.clone(),
+        overlays: vm.overlays.iter().map(Vec::len).collect(),
+        files: Vec::new(),
+    };
+    let manifest = Manifest { files, ..manifest };
+    let path = directory.join(MANIFEST);
+    let text = serde_json::to_vec_pretty(&manifest).map_err(|error| at(&path)(error.into()))?;
+    let mut file = File::create_new(&path).map_err(at(&path))?;
+    file.write_all(&text)
+        .and_then(|()| file.sync_all())
+        .map_err(at(&path))?;
+    Ok(taken)
+}
+
+/// Writes what is in no image: of the memory's own file what nothing lies over, and the layers.
+fn write_memory(vm: &FrozenVm, map: &FrozenMap, to: &File) -> io::Result<()> {
+    let own = vm.memory.first().ok_or(io::ErrorKind::InvalidInput)?;
+    let bytes = own.metadata()?.len();
+    to.set_len(bytes)?;
+    let mut at = 0;
+    for &(page, run) in &map.runs {
+        let (start, end) = (page * PAGE_BYTES, (page + run.pages) * PAGE_BYTES);
+        copy_data(own, to, at, start)?;
+        let layer = usize::from(run.image).checked_sub(map.images.len());
+        if let (Some(layer), true) = (layer, run.image != NOTHING) {
+            let file = vm.memory.get(1 + layer).ok_or(io::ErrorKind::InvalidInput)?;
+            copy_data(file, to, start, end)?;
+        }
+        at = end;
+    }
+    copy_data(own, to, at, bytes)
+}
+
+/// Copies the data between two offsets, each to its own; holes stay holes.
+fn copy_data(from: &File, to: &File, start: u64, end: u64) -> io::Result<()> {
+    let mut buffer = vec![0; CHUNK_BYTES];
+    let mut at = start;
+    while at < end {
+        // SAFETY: takes no pointers.
+        let data = unsafe { libc::lseek(from.as_raw_fd(), at as libc::off_t, libc::SEEK_DATA) };
+        let Ok(data) = u64::try_from(data) else {
+            return match io::Error::last_os_error() {
+                error if error.raw_os_error() == Some(libc::ENXIO) => Ok(()),
+                error => Err(error),
+            };
+        };
+        // SAFETY: as above.
+        let hole = unsafe { libc::lseek(from.as_raw_fd(), data as libc::off_t, libc::SEEK_HOLE) };
+        let hole = u64::try_from(hole)
+            .map_err(|_| io::Error::last_os_error())?
+            .min(end);
+        at = data;
+        while at < hole {
+            let count = (hole - at).min(CHUNK_BYTES as u64) as usize;
+            from.read_exact_at(&mut buffer[..count], at)?;
+            to.write_all_at(&buffer[..count], at)?;
+            at += count as u64;
+        }
+    }
+    Ok(())
+}
+
+/// What a snapshot is of: the name and the spec of its VM.
+pub fn about(directory: &Path) -> Result<(String, VmSpec), SnapshotError> {
+    manifest(directory).map(|manifest| (manifest.name, manifest.spec))
+}
+
+fn manifest(directory: &Path) -> Result<Manifest, SnapshotError> {
+    #[derive(Deserialize)]
+    struct Version {
+        version: u32,
+    }
+    let foreign = |why: String| SnapshotError::Foreign {
+        path: directory.to_owned(),
+        why,
+    };
+    let text = fs::read(directory.join(MANIFEST)).map_err(|error| foreign(format!("{MANIFEST}: {error}")))?;
+    let Version { version } =
+        serde_json::from_slice(&text).map_err(|error| foreign(format!("{MANIFEST}: {error}")))?;
+    if version != VERSION {
+        return Err(SnapshotError::Version {
+            path: directory.to_owned(),
+            version,
+        });
+    }
+    serde_json::from_slice(&text).map_err(|error| foreign(format!("{MANIFEST}: {error}")))
+}
+
+/// Opens a snapshot.
+pub fn open(directory: &Path) -> Result<FrozenVm, SnapshotError> {
+    let manifest = manifest(directory)?;
+    for (name, wanted) in &manifest.files {
+        let path = directory.join(name);
+        let bytes = fs::metadata(&path).map_err(at(&path))?.len();
+        if bytes != *wanted {
+            return Err(SnapshotError::Length {
+                path,
+                bytes,
+                wanted: *wanted,
+            });
+        }
+    }
+    let open = |name: &str| {
+        let path = directory.join(name);
+        File::open(&path).map_err(at(&path))
+    };
+    let overlays = manifest
+        .overlays
+        .iter()
+        .enumerate()
+        .map(|(disk, count)| {
+            (0..*count)
+                .map(|number| open(&overlay_name(disk, number)))
+                .collect()
+        })
+        .collect::<Result<_, _>>()?;
+    Ok(FrozenVm {
+        spec: manifest.spec,
+        state: open(STATE)?,
+        memory: vec![open(MEMORY)?],
+        overlays,
+        paused_us: 0,
+    })
+}

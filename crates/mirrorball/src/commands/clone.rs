@@ -1,0 +1,320 @@
+//! `clone`, `snapshot`, `restore`: VMs that go on where another stood.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{IsTerminal, Read};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use agent::protocol::{CardAddress, Identity};
+use cell::frozen::{FrozenVm, obstacle};
+use cell::monitor::{Batch, Event, Source};
+use cell::registry::{self, Registry};
+use config::{ConfigError, VmSpec};
+use miette::{IntoDiagnostic, Result, miette};
+
+use super::place::{self, Found, LabChoice, find};
+use crate::lease::Lease;
+use crate::{guest, progress};
+
+/// Where the number goes in a pattern of names.
+const NUMBER: &str = "{}";
+/// Bytes of randomness for each clone.
+const SEED_BYTES: usize = 64;
+/// How long a clone's agent may take to answer.
+const AGENT_LIMIT: Duration = Duration::from_secs(30);
+
+/// What `clone` takes.
+#[derive(Debug, clap::Args)]
+pub struct CloneArgs {
+    /// The VM to copy
+    pub vm: String,
+    /// How many copies
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub count: u16,
+    /// The copies' names; {} stands for a number. VM-{} when absent
+    #[arg(long)]
+    pub name: Option<String>,
+}
+
+/// What `restore` takes.
+#[derive(Debug, clap::Args)]
+pub struct RestoreArgs {
+    /// The snapshot
+    pub directory: PathBuf,
+    /// How many VMs are to go on from it
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub count: u16,
+    /// Their names; {} stands for a number. The name of the snapshot's VM, with a number if it is taken, when absent
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Whether to run in the lab
+    #[arg(long, value_enum, default_value = "auto")]
+    pub lab: LabChoice,
+}
+
+/// A copy that runs.
+struct Running {
+    name: String,
+    folder: PathBuf,
+}
+
+/// Makes the copies and prints their names.
+pub fn clone(args: &CloneArgs) -> Result<ExitCode> {
+    let folder = match find(&args.vm)? {
+        Found::Here(folder) => folder,
+        Found::Lab(code) => return Ok(code),
+    };
+    let parent = registry::read(&folder).into_diagnostic()?;
+    if let Some(why) = obstacle(&parent.spec) {
+        return Err(miette!("{}: {why}", args.vm));
+    }
+    let pattern = args
+        .name
+        .clone()
+        .unwrap_or_else(|| format!("{}-{NUMBER}", args.vm));
+    let start = Instant::now();
+    let (running, paused_us) = go_on(
+        (&args.vm, &parent.spec),
+        Source::Running(folder),
+        names(&pattern, args.count)?,
+    )?;
+    eprintln!(
+        "mirrorball: {} stood still for {:.1} ms; {} after {:.1} s",
+        args.vm,
+        paused_us as f64 / 1e3,
+        match running {
+            1 => "the clone runs".to_owned(),
+            count => format!("the {count} clones run"),
+        },
+        start.elapsed().as_secs_f64()
+    );
+    if parent
+        .spec
+        .nets
+        .iter()
+        .flatten()
+        .any(|net| !net.forward.is_empty())
+    {
+        eprintln!(
+            "mirrorball: the ports of the host lead to {} alone, not to its clones",
+            args.vm
+        );
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Writes a snapshot of a running VM, which goes on.
+pub fn snapshot(name: &str, directory: &Path) -> Result<ExitCode> {
+    let folder = match find(name)? {
+        Found::Here(folder) => folder,
+        Found::Lab(code) => return Ok(code),
+    };
+    if directory.exists() {
+        return Err(miette!(
+            "{} exists; name a directory that does not",
+            directory.display()
+        ));
+    }
+    let frozen = FrozenVm::of(&folder).map_err(|error| miette!("{name}: {error}"))?;
+    let bar = std::io::stderr()
+        .is_terminal()
+        .then(|| progress::spinner("the snapshot is written"));
+    let written = cell::snapshot::write(&frozen, name, directory);
+    if let Some(bar) = bar {
+        bar.finish_and_clear();
+    }
+    let bytes = written.map_err(|error| miette!("{error}"))?;
+    eprintln!(
+        "mirrorball: {name} stood still for {:.1} ms; {} holds {} MiB",
+        frozen.paused_us as f64 / 1e3,
+        directory.display(),
+        bytes >> 20
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Starts VMs that go on from a snapshot, and prints their names.
+pub fn restore(args: &RestoreArgs) -> Result<ExitCode> {
+    let (name, spec) = cell::snapshot::about(&args.directory).map_err(|error| miette!("{error}"))?;
+    if let Some(code) = place::enter_lab(args.lab)? {
+        return Ok(code);
+    }
+    let directory = args.directory.canonicalize().into_diagnostic()?;
+    let pattern = match &args.name {
+        Some(pattern) => pattern.clone(),
+        None if args.count == 1 && names(&name, 1).is_ok() => name.clone(),
+        None => format!("{name}-{NUMBER}"),
+    };
+    let start = Instant::now();
+    let (running, _) = go_on(
+        (&name, &spec),
+        Source::Snapshot(directory),
+        names(&pattern, args.count)?,
+    )?;
+    eprintln!(
+        "mirrorball: {running} {} from the snapshot of {name} after {:.1} s",
+        if running == 1 { "VM goes on" } else { "VMs go on" },
+        start.elapsed().as_secs_f64()
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Lets VMs of these names go on from `source`, where their parent stood, and prints the names. How many, and how long the
+/// parent stood still.
+fn go_on(parent: (&str, &VmSpec), source: Source, names: Vec<String>) -> Result<(usize, u64)> {
+    let vms: Vec<_> = names
+        .into_iter()
+        .map(|name| {
+            let spec = spec_of(parent.1, &name);
+            (name, spec)
+        })
+        .collect();
+    for (_, spec) in &vms {
+        config::check(spec).map_err(|fault| ConfigError::from_flags(&fault))?;
+    }
+    let batch = Batch {
+        vms: vms.clone(),
+        source: Some(source),
+    };
+    let lease = Lease::start(&batch).map_err(|error| {
+        miette!(
+            help = "see whether the host is out of processes",
+            "the monitor does not start: {error}"
+        )
+    })?;
+    let (running, paused_us) = wait(&lease, vms.len())?;
+    identify(parent, &vms, &running);
+    lease.detach().into_diagnostic()?;
+    for clone in &running {
+        println!("{}", clone.name);
+    }
+    Ok((running.len(), paused_us))
+}
+
+/// `count` names by `pattern` that no running VM has.
+fn names(pattern: &str, count: u16) -> Result<Vec<String>> {
+    let taken: BTreeSet<String> = Registry::open()
+        .and_then(|registry| registry.list())
+        .into_diagnostic()?
+        .into_iter()
+        .map(|record| record.name)
+        .collect();
+    if count == 1 && !pattern.contains(NUMBER) {
+        return if taken.contains(pattern) {
+            Err(miette!(
+                "a VM named {pattern} is running already; choose another name with --name"
+            ))
+        } else {
+            Ok(vec![pattern.to_owned()])
+        };
+    }
+    let pattern = if pattern.contains(NUMBER) {
+        pattern.to_owned()
+    } else {
+        format!("{pattern}-{NUMBER}")
+    };
+    Ok((1..)
+        .map(|number: u32| pattern.replace(NUMBER, &number.to_string()))
+        .filter(|name| !taken.contains(name))
+        .take(usize::from(count))
+        .collect())
+}
+
+/// The parent's spec, but for what two VMs can't both have.
+fn spec_of(parent: &VmSpec, name: &str) -> VmSpec {
+    let mut spec = VmSpec {
+        name: Some(name.to_owned()),
+        command: None,
+        ..parent.clone()
+    };
+    for net in spec.nets.iter_mut().flatten() {
+        net.forward.clear();
+        net.mac = None;
+    }
+    spec
+}
+
+/// Waits until all run; how long the parent stood still.
+fn wait(lease: &Lease, count: usize) -> Result<(Vec<Running>, u64)> {
+    let (mut started, mut running, mut still) = (Vec::new(), BTreeSet::new(), 0);
+    for event in lease.events().into_diagnostic()? {
+        match event {
+            Event::Started { name, folder } => started.push(Running { name, folder }),
+            Event::Running {
+                name,
+                sandbox_missing,
+                paused_us,
+                ..
+            } => {
+                for line in &sandbox_missing {
+                    eprintln!("mirrorball: {name}: sandbox without {line}");
+                }
+                still = paused_us.unwrap_or(still);
+                running.insert(name);
+                if running.len() == count {
+                    started.sort_by(|a, b| a.name.cmp(&b.name));
+                    return Ok((started, still));
+                }
+            }
+            Event::Failed { name, why } => {
+                lease.end();
+                return Err(miette!("{name}: {why}"));
+            }
+            Event::Ended { name, .. } => {
+                lease.end();
+                return Err(miette!(
+                    help = "`mirrorball logs` of its parent may say why",
+                    "the clone {name} ended at once"
+                ));
+            }
+        }
+    }
+    Err(miette!("the monitor of the clones died; they died with it"))
+}
+
+/// Makes every clone somebody else than its parent. One without an agent stays who it was, which is said aloud.
+fn identify(parent: (&str, &VmSpec), vms: &[(String, VmSpec)], running: &[Running]) {
+    std::thread::scope(|scope| {
+        for clone in running {
+            let Some((_, spec)) = vms.iter().find(|(name, _)| *name == clone.name) else {
+                continue;
+            };
+            scope.spawn(move || {
+                let done = identity(parent, &clone.name, spec)
+                    .and_then(|identity| {
+                        let agent = guest::connect(&clone.name, &clone.folder, AGENT_LIMIT)?;
+                        agent::client::identify(agent, &identity).map_err(|error| guest::explain(&clone.name, error))
+                    });
+                if let Err(error) = done {
+                    eprintln!(
+                        "mirrorball: {error}: its host name, hardware addresses, random numbers and time are its parent's"
+                    );
+                }
+            });
+        }
+    });
+}
+
+fn identity(parent: (&str, &VmSpec), name: &str, spec: &VmSpec) -> Result<Identity> {
+    let mut seed = vec![0; SEED_BYTES];
+    File::open("/dev/urandom")
+        .and_then(|mut random| random.read_exact(&mut seed))
+        .into_diagnostic()?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let (from, to) = (
+        cell::open::hardware_addresses(parent.1, parent.0).into_diagnostic()?,
+        cell::open::hardware_addresses(spec, name).into_diagnostic()?,
+    );
+    Ok(Identity {
+        hostname: name.to_owned(),
+        cards: from
+            .into_iter()
+            .zip(to)
+            .map(|(from, to)| CardAddress { from, to })
+            .collect(),
+        seed,
+        unix_ns: u64::try_from(now.as_nanos()).unwrap_or(u64::MAX),
+    })
+}

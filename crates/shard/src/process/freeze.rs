@@ -1,0 +1,168 @@
+//! Freezes the VM when the monitor asks: holds it still, turns its memory into files, notes everything else, lets it go on.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use diskstore::disk::copy_scratch;
+
+use super::receive::{self, Files, ReceiveError};
+use crate::arch::x86_64::state::{ChipState, StateError, VcpuState};
+use crate::chain::chain;
+use crate::gate::Gate;
+use crate::launch::{Fd, FreezeReply, FreezeRequest, NodeLaunch, ResumeLaunch};
+use crate::machine::Running;
+use crate::memory::{self, MemoryError};
+use crate::pci::PciBus;
+use crate::sharing::{Mapper, seal, sealable_file};
+use crate::snapshot::{MachineState, VERSION};
+
+/// How long the VM may take to stand still: disks finish what is under way.
+const STILL_LIMIT: Duration = Duration::from_secs(5);
+
+/// Why the VM was not frozen.
+#[derive(Debug, thiserror::Error)]
+enum FreezeError {
+    #[error(
+        "its memory is in huge pages of the host's pool, which VMs can't share; start it with `pages = \"4K\"`"
+    )]
+    HugePages,
+    #[error("it has persistent memory, which is not cloned; use a disk with `as = \"block\"`")]
+    Pmem,
+    #[error("it does not stand still: its disks take more than {} s for what is under way", STILL_LIMIT.as_secs())]
+    NotStill,
+    #[error(transparent)]
+    State(#[from] StateError),
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    #[error("its memory or its disks cannot be frozen")]
+    Host(#[from] io::Error),
+    #[error(transparent)]
+    Message(#[from] ReceiveError),
+}
+
+/// What freezing needs of the VM beside what runs.
+pub struct Freezer {
+    /// Where the monitor asks.
+    pub socket: UnixStream,
+    /// Holds the VM still.
+    pub gate: Arc<Gate>,
+    /// Each disk's temporary overlay.
+    pub overlays: Vec<Option<File>>,
+    /// The VM's NUMA nodes.
+    pub nodes: Vec<NodeLaunch>,
+}
+
+impl AsFd for Freezer {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// A frozen VM.
+struct Done {
+    state: File,
+    memory: Vec<Arc<File>>,
+    paused: Duration,
+}
+
+impl Freezer {
+    /// Serves the request that waits in the socket. A monitor that is gone is noticed elsewhere.
+    pub fn serve(&mut self, running: &Running, bus: &PciBus, sharing: Option<&Mapper>) {
+        let request = receive::receive::<FreezeRequest>(&mut self.socket);
+        let done = request
+            .map_err(FreezeError::from)
+            .and_then(|(request, files)| self.freeze(&request, files, running, bus, sharing));
+        let sent = match &done {
+            Ok(done) => {
+                let mut files = vec![done.state.as_fd()];
+                files.extend(done.memory.iter().map(|file| file.as_fd()));
+                let reply = FreezeReply::Frozen {
+                    resume: ResumeLaunch {
+                        state: Fd(0),
+                        memory: (1..files.len()).map(Fd).collect(),
+                    },
+                    paused_us: u64::try_from(done.paused.as_micros()).unwrap_or(u64::MAX),
+                };
+                receive::send(&mut self.socket, &reply, &files)
+            }
+            Err(error) => {
+                let why = chain(error);
+                receive::send(&mut self.socket, &FreezeReply::Refused { why }, &[])
+            }
+        };
+        if sent.is_err() {
+            // Nothing more can be asked over it: without this it would be readable for ever.
+            self.disconnect();
+        }
+    }
+
+    fn disconnect(&mut self) {
+        if let Ok((socket, other)) = UnixStream::pair() {
+            // Never readable: the other end lives as long as this process.
+            std::mem::forget(other);
+            self.socket = socket;
+        }
+    }
+
+    fn freeze(
+        &self,
+        request: &FreezeRequest,
+        mut files: Files,
+        running: &Running,
+        bus: &PciBus,
+        sharing: Option<&Mapper>,
+    ) -> Result<Done, FreezeError> {
+        let mapper = sharing.ok_or(FreezeError::HugePages)?;
+        if !running.layout.pmem.is_empty() {
+            return Err(FreezeError::Pmem);
+        }
+        let targets = request
+            .overlays
+            .iter()
+            .map(|fd| fd.map(|fd| files.take(fd)).transpose())
+            .collect::<Result<Vec<_>, _>>()?;
+        let mut state_file = sealable_file(c"machine-state")?;
+
+        let pause = self.gate.pause_within(STILL_LIMIT).ok_or(FreezeError::NotStill)?;
+        let start = Instant::now();
+        let frozen = mapper.freeze(&pause)?;
+        for (overlay, target) in self.overlays.iter().zip(&targets) {
+            if let (Some(overlay), Some(target)) = (overlay, target) {
+                copy_scratch(overlay, target)?;
+            }
+        }
+        let state = MachineState {
+            version: VERSION,
+            vcpus: running
+                .vcpus
+                .iter()
+                .map(|vcpu| VcpuState::take(vcpu, &running.register_numbers))
+                .collect::<Result<_, _>>()?,
+            chips: ChipState::take(&running.vm)?,
+            console: running.console.save(),
+            functions: bus.save()?,
+            memory: frozen.map,
+        };
+        // The guest's clocks stood still meanwhile: it is told, so that its watchdogs bear it.
+        for vcpu in &running.vcpus {
+            let _ = vcpu.kvmclock_ctrl();
+        }
+        drop(pause);
+        let paused = start.elapsed();
+
+        memory::bind_nodes(&running.memory, &running.layout, &self.nodes)?;
+        state.write(&mut state_file)?;
+        for file in frozen.files.iter().map(|file| &**file).chain([&state_file]) {
+            seal(file)?;
+        }
+        Ok(Done {
+            state: state_file,
+            memory: frozen.files,
+            paused,
+        })
+    }
+}

@@ -1,0 +1,274 @@
+//! Freezing guest memory: what it holds becomes files that any number of VMs map privately.
+//!
+//! The first time, the memory's own file is frozen: the VM maps it privately from then on, and so does every clone. What
+//! the VM writes afterwards is in no file; the next time, that goes into a file of its own (a *layer*), which is laid over.
+//! So a clone of a clone shares with all its ancestors, and what was frozen once is never copied again. The kernel itself
+//! refuses to change a frozen file (a seal).
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::sync::Arc;
+
+use nix::sys::stat::fstat;
+use serde::{Deserialize, Serialize};
+use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
+
+use super::extents::{ImageId, NOTHING, Run};
+use super::mapper::{Mapper, PAGE_BYTES, Pages, lay};
+use super::pagemap;
+use crate::gate::Pause;
+
+/// Pages looked up in the page table at once.
+const LOOK_PAGES: u64 = 32 << 10;
+/// Written pages this far apart go into a layer together with those between them, as one mapping.
+const JOIN_PAGES: u64 = 4;
+
+/// A file whose pages guest memory stands for, the same however it is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageName {
+    device: u64,
+    inode: u64,
+    bytes: i64,
+    written_s: i64,
+    written_ns: i64,
+}
+
+impl ImageName {
+    /// The name of an open file.
+    pub fn of(file: &File) -> io::Result<Self> {
+        let about = fstat(file)?;
+        Ok(Self {
+            device: about.st_dev,
+            inode: about.st_ino,
+            bytes: about.st_size,
+            written_s: about.st_mtime,
+            written_ns: about.st_mtime_nsec,
+        })
+    }
+}
+
+/// Where each page of frozen memory is.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct FrozenMap {
+    /// The images that runs name by their number.
+    pub images: Vec<ImageName>,
+    /// Runs by their first guest page: of an image, of a layer (numbered on after the images), or of nothing. A page in
+    /// no run is in the first file, at the guest page's own offset.
+    pub runs: Vec<(u64, Run)>,
+}
+
+/// Frozen memory.
+pub struct Frozen {
+    /// The memory's file, then the layers.
+    pub files: Vec<Arc<File>>,
+    /// Where each page is.
+    pub map: FrozenMap,
+}
+
+impl Mapper {
+    /// Freezes the memory as it is now. The VM goes on with private mappings.
+    ///
+    /// # Errors
+    /// The host refused a mapping or has no memory. The VM is as it was, and may go on.
+    pub fn freeze(&self, _still: &Pause<'_>) -> io::Result<Frozen> {
+        let mut pages = self.pages();
+        let written = self.written(&pages)?;
+        if pages.frozen {
+            self.add_layer(&mut pages, written)?;
+        } else {
+            for range in written {
+                self.restore(&mut pages, range)?;
+            }
+            self.map_file_privately(&pages)?;
+            // Copies in the frozen file cost nothing more than the file.
+            pages.fresh = Default::default();
+            pages.copies = Default::default();
+            pages.frozen = true;
+        }
+        let mut files = vec![Arc::new(self.memory_file()?)];
+        files.extend(pages.layers.iter().cloned());
+        Ok(Frozen {
+            files,
+            map: FrozenMap {
+                images: self
+                    .images()
+                    .iter()
+                    .map(ImageName::of)
+                    .collect::<io::Result<_>>()?,
+                runs: pages.mapped.iter().collect(),
+            },
+        })
+    }
+
+    /// Takes over frozen memory whose first file is mapped privately already: lays everything else over it. Called before
+    /// anything runs.
+    ///
+    /// # Errors
+    /// When an image is not among this VM's, or not as it was.
+    pub fn adopt(&self, layers: Vec<File>, map: &FrozenMap) -> io::Result<()> {
+        let mut pages = self.pages();
+        let own: Vec<_> = self
+            .images()
+            .iter()
+            .map(ImageName::of)
+            .collect::<io::Result<_>>()?;
+        let known: Vec<_> = map
+            .images
+            .iter()
+            .map(|name| own.iter().position(|own| own == name))
+            .collect();
+        pages.layers = layers.into_iter().map(Arc::new).collect();
+        pages.frozen = true;
+        for &(at, run) in &map.runs {
+            let range = at..at.checked_add(run.pages).ok_or(io::ErrorKind::InvalidInput)?;
+            if run.image == NOTHING {
+                self.nothing(&mut pages, at, run.pages)?;
+                continue;
+            }
+            let number = usize::from(run.image);
+            let (image, file) = match known.get(number) {
+                Some(place) => {
+                    let place = place.ok_or_else(|| {
+                        io::Error::other("an image that its memory stands for was changed or replaced since")
+                    })?;
+                    (place, self.images()[place].as_raw_fd())
+                }
+                None => {
+                    let layer = number - map.images.len();
+                    let file = pages.layers.get(layer).ok_or(io::ErrorKind::InvalidInput)?;
+                    (own.len() + layer, file.as_raw_fd())
+                }
+            };
+            self.lay_run(&range, run.first, file)?;
+            let image = ImageId::try_from(image).map_err(|_| io::ErrorKind::InvalidInput)?;
+            pages.mapped.insert(at, Run { image, ..run });
+        }
+        Ok(())
+    }
+
+    /// The memory's own file.
+    fn memory_file(&self) -> io::Result<File> {
+        let region = self.memory.iter().next();
+        let file = region
+            .and_then(|region| region.file_offset())
+            .map(|offset| offset.file());
+        file.ok_or(io::ErrorKind::InvalidInput)?.try_clone()
+    }
+
+    /// The pages that are in no file: private ones that were written.
+    fn written(&self, pages: &Pages) -> io::Result<Vec<Range<u64>>> {
+        let pagemap = self.pagemap.as_ref().ok_or_else(|| {
+            io::Error::other("this process may not read its own page table (/proc/self/pagemap)")
+        })?;
+        let ranges: Vec<Range<u64>> = if pages.frozen {
+            self.parts.iter().map(|part| part.range()).collect()
+        } else {
+            pages.mapped.iter().map(|(at, run)| at..at + run.pages).collect()
+        };
+        let mut written: Vec<Range<u64>> = Vec::new();
+        for range in ranges {
+            let mut at = range.start;
+            while at < range.end {
+                let count = (range.end - at).min(LOOK_PAGES);
+                let host = self.address(at, count).ok_or(io::ErrorKind::InvalidInput)?;
+                for (page, entry) in (at..).zip(pagemap::read(pagemap, host as u64, count)?) {
+                    if !entry.own() {
+                        continue;
+                    }
+                    match written.last_mut() {
+                        Some(last) if last.end == page && page != range.start => last.end += 1,
+                        _ => written.push(page..page + 1),
+                    }
+                }
+                at += count;
+            }
+        }
+        Ok(written)
+    }
+
+    /// Puts the written pages into a new layer.
+    fn add_layer(&self, pages: &mut Pages, written: Vec<Range<u64>>) -> io::Result<()> {
+        if written.is_empty() {
+            return Ok(());
+        }
+        let number = self.images().len() + pages.layers.len();
+        let image = ImageId::try_from(number)
+            .ok()
+            .filter(|image| *image != NOTHING)
+            .ok_or_else(|| io::Error::other("the VM was cloned too often; start a new one"))?;
+        let layer = sealable_file(c"guest-memory-layer")?;
+        layer.set_len(self.parts.last().map_or(0, |part| part.range().end) * PAGE_BYTES)?;
+        let joined = self.joined(written);
+        for range in &joined {
+            self.write_out(layer.as_raw_fd(), range)?;
+        }
+        for range in joined {
+            self.lay_run(&range, range.start, layer.as_raw_fd())?;
+            let run = Run {
+                pages: range.end - range.start,
+                image,
+                first: range.start,
+            };
+            pages.mapped.insert(range.start, run);
+        }
+        pages.layers.push(Arc::new(layer));
+        Ok(())
+    }
+
+    /// Ranges that are close together, as one, but never across two regions.
+    fn joined(&self, ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+        let mut joined: Vec<Range<u64>> = Vec::new();
+        for range in ranges {
+            let starts_region = self.parts.iter().any(|part| part.first == range.start);
+            match joined.last_mut() {
+                Some(last) if range.start <= last.end + JOIN_PAGES && !starts_region => last.end = range.end,
+                _ => joined.push(range),
+            }
+        }
+        joined
+    }
+
+    /// Maps what stands for nothing else privately, so that nothing the VM writes reaches the memory's file.
+    fn map_file_privately(&self, pages: &Pages) -> io::Result<()> {
+        for part in &self.parts {
+            for gap in pages.mapped.gaps(part.range()) {
+                self.lay_run(&gap, gap.start, part.file)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn lay_run(&self, range: &Range<u64>, first: u64, file: i32) -> io::Result<()> {
+        let count = range.end - range.start;
+        let wrong = io::ErrorKind::InvalidInput;
+        let host = self.address(range.start, count).ok_or(wrong)?;
+        let offset = first
+            .checked_mul(PAGE_BYTES)
+            .and_then(|offset| libc::off_t::try_from(offset).ok());
+        lay(host as u64, count * PAGE_BYTES, file, offset.ok_or(wrong)?)
+    }
+}
+
+/// A file in memory that [`seal`] can seal.
+pub fn sealable_file(name: &std::ffi::CStr) -> io::Result<File> {
+    // SAFETY: the name is a valid C string; the call touches no other memory.
+    let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: memfd_create has just given us this descriptor.
+    Ok(unsafe { File::from_raw_fd(fd) })
+}
+
+/// Lets nobody change a frozen file any more, whoever has it open. The VM may run: this can wait for the kernel to let go
+/// of pages.
+pub fn seal(file: &File) -> io::Result<()> {
+    let seals = libc::F_SEAL_WRITE | libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+    // SAFETY: takes no pointers.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}

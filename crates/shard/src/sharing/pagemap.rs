@@ -1,0 +1,39 @@
+//! What the kernel says of this process's pages (`/proc/PID/pagemap`).
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use super::mapper::PAGE_BYTES;
+
+const PRESENT: u64 = 1 << 63;
+const SWAPPED: u64 = 1 << 62;
+const OF_FILE: u64 = 1 << 61;
+const ENTRY_BYTES: usize = 8;
+
+/// One page of a private mapping.
+#[derive(Clone, Copy)]
+pub(super) struct Entry(u64);
+
+impl Entry {
+    /// It is in memory and this process's own, not the file's.
+    pub fn written(self) -> bool {
+        self.0 & (PRESENT | SWAPPED) == PRESENT && self.0 & OF_FILE == 0
+    }
+
+    /// It is this process's own, in memory or swapped out.
+    pub fn own(self) -> bool {
+        self.written() || self.0 & SWAPPED != 0
+    }
+}
+
+/// The entries of the `pages` pages from address `host` on.
+pub(super) fn read(pagemap: &File, host: u64, pages: u64) -> io::Result<impl Iterator<Item = Entry>> {
+    let mut bytes = vec![0; pages as usize * ENTRY_BYTES];
+    pagemap.read_exact_at(&mut bytes, host / PAGE_BYTES * ENTRY_BYTES as u64)?;
+    Ok((0..pages as usize).map(move |page| {
+        let mut entry = [0; ENTRY_BYTES];
+        entry.copy_from_slice(&bytes[page * ENTRY_BYTES..][..ENTRY_BYTES]);
+        Entry(u64::from_le_bytes(entry))
+    }))
+}

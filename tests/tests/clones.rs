@@ -1,0 +1,174 @@
+//! Risk: a clone is not what its parent was, sees what its parent or another clone writes, or is its parent's twin where it
+//! must not be.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use guest_tests::command::Call;
+use guest_tests::pattern::Numbers;
+use guest_tests::{Scratch, Vm, VmFile, mirrorball, wait};
+
+const FILE_BYTES: usize = 8 << 20;
+/// How long clones may take to run and answer, in a lab.
+const CLONE_LIMIT: Duration = Duration::from_secs(120);
+
+/// An ext4 image with one file of random bytes; the file's SHA-256 as `sha256sum` says it.
+fn file_system(scratch: &Scratch) -> (PathBuf, String) {
+    let mut bytes = vec![0; FILE_BYTES];
+    Numbers::new(11).fill(&mut bytes);
+    let tree = scratch.join("tree");
+    fs::create_dir(&tree).expect("a directory");
+    fs::write(tree.join("file"), &bytes).expect("a file");
+    let image = scratch.sparse("base.ext4", 32 << 20);
+    Call::new("mke2fs")
+        .args(["-q", "-t", "ext4", "-b", "4096", "-d"])
+        .args([&tree, &image])
+        .ok();
+    let sum = Call::new("sha256sum").args([tree.join("file")]).ok().text();
+    (image, word(&sum).to_owned())
+}
+
+/// Clones a VM; the clones, which end with the test.
+fn clones(parent: &Vm, count: u16) -> Vec<Vm> {
+    let call = mirrorball(["clone", parent.name(), "--count", &count.to_string()]).limit(CLONE_LIMIT);
+    let output = call.ok();
+    let clones: Vec<Vm> = output.text().lines().map(Vm::named).collect();
+    assert_eq!(clones.len(), usize::from(count), "{output}");
+    clones
+}
+
+fn word(text: &str) -> &str {
+    text.split_whitespace().next().unwrap_or_default()
+}
+
+/// Processes, files in memory, page cache and disk writes go on in each; what each writes then is its own.
+#[test]
+fn clones_go_on_where_their_parent_stood_and_apart() {
+    let scratch = Scratch::new("apart");
+    let (image, content) = file_system(&scratch);
+    let parent = VmFile::new("parent").cpus(2).disk(&image, "").start(&scratch);
+    parent.sh("mount -t ext4 /dev/vda /mnt; echo before >/mnt/own; echo memory >/tmp/own; sync");
+    // A process that counts: it must go on in every clone, from where it was.
+    parent.sh("(i=0; while :; do i=$((i+1)); echo $i >/tmp/count.new; mv /tmp/count.new /tmp/count; sleep 0.1; done) >/dev/null 2>&1 </dev/null &");
+    wait::until("the counter to start", Duration::from_secs(20), || {
+        (parent.sh("cat /tmp/count 2>/dev/null || echo 0").trim() != "0").then_some(())
+    });
+    let before: u64 = parent.sh("cat /tmp/count").trim().parse().expect("a number");
+
+    let clones = clones(&parent, 2);
+    let all: Vec<&Vm> = clones.iter().chain([&parent]).collect();
+    for vm in &all {
+        let count: u64 = vm.sh("cat /tmp/count").trim().parse().expect("a number");
+        assert!(count >= before, "{}: the counter went back", vm.name());
+        wait::until("the counter to go on", Duration::from_secs(20), || {
+            (vm.sh("cat /tmp/count").trim().parse::<u64>().expect("a number") > count).then_some(())
+        });
+        assert_eq!(vm.sh("cat /mnt/own /tmp/own"), "before\nmemory\n");
+        assert_eq!(vm.sh("grep -c ^processor /proc/cpuinfo").trim(), "2");
+        // Each writes, over what they share and anew.
+        vm.sh(&format!(
+            "echo {0} >/mnt/own; echo {0} >/tmp/own; dd if=/dev/urandom of=/mnt/fill bs=64k count=32 2>/dev/null; \
+             sha256sum /mnt/fill >/tmp/fill.sum; sync",
+            vm.name()
+        ));
+    }
+    for vm in &all {
+        vm.sh("echo 3 >/proc/sys/vm/drop_caches");
+        assert_eq!(vm.sh("cat /mnt/own /tmp/own"), format!("{0}\n{0}\n", vm.name()));
+        assert_eq!(word(&vm.sh("sha256sum /mnt/file")), content, "{}", vm.name());
+        vm.sh("sha256sum -c /tmp/fill.sum");
+    }
+}
+
+/// Names, addresses and random numbers differ; a clone's clone goes on too, when its ancestors are gone.
+#[test]
+fn a_clone_is_somebody_else_and_can_be_cloned() {
+    let scratch = Scratch::new("else");
+    let parent = VmFile::new("someone").net("kind = \"user\"").start(&scratch);
+    parent.sh("echo grandparent >/tmp/who");
+    let mut family = clones(&parent, 2);
+    let random = |vm: &Vm| vm.sh("head -c 32 /dev/urandom | sha256sum");
+    let address = |vm: &Vm| vm.sh("cat /sys/class/net/e*/address").trim().to_owned();
+    let cid = |vm: &Vm| vm.inspect()["cid"].as_u64().expect("a number");
+    for vm in &family {
+        assert_eq!(vm.sh("hostname").trim(), vm.name());
+        assert_ne!(address(vm), address(&parent));
+        assert_ne!(cid(vm), cid(&parent));
+    }
+    let mut seen: Vec<String> = family.iter().map(random).chain([random(&parent)]).collect();
+    seen.sort();
+    seen.dedup();
+    assert_eq!(seen.len(), 3, "two VMs drew the same random numbers");
+
+    let child = family.remove(0);
+    child.sh("echo child >>/tmp/who");
+    let grandchild = clones(&child, 1).remove(0);
+    parent.kill();
+    child.kill();
+    assert_eq!(grandchild.sh("cat /tmp/who"), "grandparent\nchild\n");
+    assert_eq!(family[0].sh("cat /tmp/who"), "grandparent\n");
+}
+
+#[test]
+fn what_only_one_vm_can_have_is_not_cloned() {
+    let scratch = Scratch::new("alone");
+    let disk = scratch.sparse("own.raw", 16 << 20);
+    let parent = VmFile::new("alone")
+        .disk(&disk, "mode = \"exclusive\"\npersistent = true")
+        .start(&scratch);
+    let refused = mirrorball(["clone", parent.name()]).run();
+    assert_eq!(refused.status, 1);
+    assert!(refused.errors().contains("own.raw"), "{refused}");
+    let unknown = mirrorball(["clone", "nobody"]).run();
+    assert_eq!(unknown.status, 1);
+    assert!(unknown.errors().contains("nobody"), "{unknown}");
+}
+
+/// Written, the VM gone, two go on from it; then what a snapshot may not be.
+#[test]
+fn a_snapshot_outlives_its_vm_and_bad_ones_are_refused() {
+    let scratch = Scratch::new("snapshot");
+    let (image, content) = file_system(&scratch);
+    let vm = VmFile::new("still").cpus(2).disk(&image, "").start(&scratch);
+    vm.sh("mount -t ext4 /dev/vda /mnt; echo kept >/mnt/own; echo memory >/tmp/own; cat /mnt/file >/dev/null");
+    // A second layer of memory: cloned once before.
+    drop(clones(&vm, 1));
+    vm.sh("echo later >>/tmp/own");
+    let directory = scratch.join("snap");
+    mirrorball(["snapshot", vm.name()]).args([&directory]).ok();
+    let again = mirrorball(["snapshot", vm.name()]).args([&directory]).run();
+    assert_eq!(again.status, 1);
+    assert!(again.errors().contains("exists"), "{again}");
+    vm.sh("echo lost >>/tmp/own");
+    vm.kill();
+
+    let call = mirrorball(["restore", "--count", "2"]).args([&directory]).limit(CLONE_LIMIT);
+    let restored: Vec<Vm> = call.ok().text().lines().map(Vm::named).collect();
+    assert_eq!(restored.len(), 2);
+    for one in &restored {
+        assert_eq!(one.sh("cat /tmp/own /mnt/own"), "memory\nlater\nkept\n");
+        one.sh("echo 3 >/proc/sys/vm/drop_caches");
+        assert_eq!(word(&one.sh("sha256sum /mnt/file")), content);
+        one.sh("echo mine >/tmp/own");
+    }
+    drop(restored);
+
+    let refused = |why: &str| {
+        let output = mirrorball(["restore"]).args([&directory]).limit(CLONE_LIMIT).run();
+        assert_eq!(output.status, 1, "{output}");
+        assert!(output.errors().contains(why), "{output}");
+    };
+    let memory = directory.join("memory");
+    let bytes = fs::metadata(&memory).expect("memory").len();
+    let cut = fs::File::options().write(true).open(&memory).expect("memory");
+    cut.set_len(bytes - 4096).expect("a shorter file");
+    refused("was cut off or changed");
+    cut.set_len(bytes).expect("a longer file");
+    let manifest = directory.join("snapshot.json");
+    let text = fs::read_to_string(&manifest).expect("a manifest");
+    fs::write(&manifest, text.replacen("\"version\": 1", "\"version\": 99", 1)).expect("a manifest");
+    refused("has version 99");
+    fs::write(&manifest, "{").expect("a manifest");
+    refused("is not a snapshot");
+}
