@@ -4,7 +4,7 @@
 # Usage: scripts/bench-sharing.sh MIRRORBALL [KINDS [COUNTS [RUNS]]]
 set -euo pipefail
 mirrorball=$(realpath "$1") counts=${3:-1,2,4,8} runs=${4:-1}
-kinds=${2:-adaptive,deferred,at-read,never,mirrorball-pmem,qemu-blk,qemu-ksm,qemu-pmem}
+kinds=${2:-adaptive,deferred,at-read,never,mirrorball-pmem,mirrorball-clones,qemu-blk,qemu-ksm,qemu-pmem}
 here=$(cd "$(dirname "$0")/.." && pwd)
 bench=$(dirname "$mirrorball")/bench-sharing
 data=${MIRRORBALL_DATA:-${XDG_DATA_HOME:-$HOME/.local/share}/mirrorball}

@@ -131,7 +131,9 @@ fn a_snapshot_outlives_its_vm_and_bad_ones_are_refused() {
     let scratch = Scratch::new("snapshot");
     let (image, content) = file_system(&scratch);
     let vm = VmFile::new("still").cpus(2).disk(&image, "").start(&scratch);
-    vm.sh("mount -t ext4 /dev/vda /mnt; echo kept >/mnt/own; echo memory >/tmp/own; cat /mnt/file >/dev/null");
+    vm.sh(
+        "mount -t ext4 /dev/vda /mnt; echo kept >/mnt/own; echo memory >/tmp/own; cat /mnt/file >/dev/null",
+    );
     // A second layer of memory: cloned once before.
     drop(clones(&vm, 1));
     vm.sh("echo later >>/tmp/own");
@@ -143,7 +145,9 @@ fn a_snapshot_outlives_its_vm_and_bad_ones_are_refused() {
     vm.sh("echo lost >>/tmp/own");
     vm.kill();
 
-    let call = mirrorball(["restore", "--count", "2"]).args([&directory]).limit(CLONE_LIMIT);
+    let call = mirrorball(["restore", "--count", "2"])
+        .args([&directory])
+        .limit(CLONE_LIMIT);
     let restored: Vec<Vm> = call.ok().text().lines().map(Vm::named).collect();
     assert_eq!(restored.len(), 2);
     for one in &restored {
@@ -155,7 +159,10 @@ fn a_snapshot_outlives_its_vm_and_bad_ones_are_refused() {
     drop(restored);
 
     let refused = |why: &str| {
-        let output = mirrorball(["restore"]).args([&directory]).limit(CLONE_LIMIT).run();
+        let output = mirrorball(["restore"])
+            .args([&directory])
+            .limit(CLONE_LIMIT)
+            .run();
         assert_eq!(output.status, 1, "{output}");
         assert!(output.errors().contains(why), "{output}");
     };

@@ -147,18 +147,47 @@ impl Guests {
         }
     }
 
+    /// Makes clones of the first VM, for as long as it runs; the seconds until all ran, and the milliseconds it stood still.
+    pub fn clone_first(&mut self, count: usize) -> Outcome<(f64, f64)> {
+        let Self::Mirrorball { program, names } = self else {
+            return Err("only Mirrorball makes clones".into());
+        };
+        let start = Instant::now();
+        let output = Command::new(&*program)
+            .args(["clone", "--as-is", "--count", &count.to_string(), &names[0]])
+            .stdin(Stdio::null())
+            .output()?;
+        let seconds = start.elapsed().as_secs_f64();
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        if !output.status.success() {
+            return Err(format!("mirrorball clone: {}", told.trim()).into());
+        }
+        names.extend(String::from_utf8(output.stdout)?.lines().map(str::to_owned));
+        let pause = told
+            .split_once("stood still for ")
+            .and_then(|(_, rest)| rest.split(' ').next()?.parse().ok())
+            .ok_or("clone does not say how long its parent stood still")?;
+        Ok((seconds, pause))
+    }
+
     /// The processes that run them.
     pub fn processes(&self) -> Outcome<Vec<u32>> {
         match self {
             Self::Mirrorball { program, names } => {
                 let output = Command::new(program).args(["ps", "--json"]).output()?;
                 let list: Vec<Value> = serde_json::from_slice(&output.stdout)?;
-                let monitor = list
+                // Clones have a monitor of their own.
+                let mut monitors: Vec<u32> = list
                     .iter()
-                    .find(|vm| names.iter().any(|name| vm["name"] == name.as_str()))
-                    .and_then(|vm| vm["monitor_pid"].as_u64())
-                    .ok_or("the VMs have ended")?;
-                Ok(crate::host::family(monitor.try_into()?))
+                    .filter(|vm| names.iter().any(|name| vm["name"] == name.as_str()))
+                    .filter_map(|vm| vm["monitor_pid"].as_u64()?.try_into().ok())
+                    .collect();
+                monitors.sort_unstable();
+                monitors.dedup();
+                if monitors.is_empty() {
+                    return Err("the VMs have ended".into());
+                }
+                Ok(monitors.into_iter().flat_map(crate::host::family).collect())
             }
             Self::Qemu(guests) => Ok(guests
                 .iter()

@@ -19,6 +19,8 @@ pub enum Kind {
     MirrorballShare(String),
     /// Mirrorball with the disk as persistent memory.
     MirrorballPmem,
+    /// Mirrorball: one VM that reads, and clones of it.
+    MirrorballClones,
     /// QEMU with virtio-blk, past the host's page cache.
     QemuBlock,
     /// The same, with KSM until it has found what there is.
@@ -36,12 +38,13 @@ impl FromStr for Kind {
         match text {
             "mirrorball" => Ok(Self::Mirrorball),
             "mirrorball-pmem" => Ok(Self::MirrorballPmem),
+            "mirrorball-clones" => Ok(Self::MirrorballClones),
             "qemu-blk" => Ok(Self::QemuBlock),
             "qemu-ksm" => Ok(Self::QemuKsm),
             "qemu-pmem" => Ok(Self::QemuPmem),
             policy if POLICIES.contains(&policy) => Ok(Self::MirrorballShare(policy.to_owned())),
             _ => Err(format!(
-                "no kind '{text}'; there are mirrorball, {}, mirrorball-pmem, qemu-blk, qemu-ksm, qemu-pmem",
+                "no kind '{text}'; there are mirrorball, {}, mirrorball-pmem, mirrorball-clones, qemu-blk, qemu-ksm, qemu-pmem",
                 POLICIES.join(", ")
             )),
         }
@@ -55,6 +58,7 @@ impl Kind {
             Self::Mirrorball => "Mirrorball virtio-blk".to_owned(),
             Self::MirrorballShare(policy) => format!("Mirrorball virtio-blk, share = \"{policy}\""),
             Self::MirrorballPmem => "Mirrorball pmem, DAX".to_owned(),
+            Self::MirrorballClones => "Mirrorball virtio-blk, one VM and its clones".to_owned(),
             Self::QemuBlock => "QEMU virtio-blk, cache=none".to_owned(),
             Self::QemuKsm => "QEMU virtio-blk with KSM".to_owned(),
             Self::QemuPmem => "QEMU pmem, private, DAX".to_owned(),
@@ -65,7 +69,7 @@ impl Kind {
     pub fn ours(&self) -> bool {
         matches!(
             self,
-            Self::Mirrorball | Self::MirrorballShare(_) | Self::MirrorballPmem
+            Self::Mirrorball | Self::MirrorballShare(_) | Self::MirrorballPmem | Self::MirrorballClones
         )
     }
 

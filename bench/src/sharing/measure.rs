@@ -26,6 +26,10 @@ pub struct Sample {
     pub ksm_cpu_s: Option<f64>,
     /// The slowest guest's reading.
     pub read_s: f64,
+    /// From the command to when all clones run, seconds.
+    pub clone_s: Option<f64>,
+    /// How long the parent stood still for it, milliseconds.
+    pub pause_ms: Option<f64>,
     /// What the first of Mirrorball's VMs says of its sharing.
     pub sharing: Option<serde_json::Value>,
 }
@@ -67,10 +71,20 @@ fn sample(kind: &Kind, count: usize, options: &Options, runtime: &Path) -> Outco
         _ => None,
     };
     let files = stage::files(&options.folder);
-    let mut guests = Guests::start(kind, count, &files, &options.mirrorball, runtime)?;
+    let clones = if *kind == Kind::MirrorballClones {
+        count - 1
+    } else {
+        0
+    };
+    let mut guests = Guests::start(kind, count - clones, &files, &options.mirrorball, runtime)?;
     let read_s = guests.wait()?.into_iter().fold(0.0, f64::max);
     let ksm_cpu_s = ksm.as_ref().map(host::Ksm::converge).transpose()?;
     let sharing = guests.share()?;
+    let made = if clones > 0 {
+        Some(guests.clone_first(clones)?)
+    } else {
+        None
+    };
     let with = host::settle(Duration::from_secs(5), Duration::from_secs(60))?;
     let processes = guests.processes()?;
     let pss = host::proportional_bytes(&processes)?;
@@ -85,6 +99,8 @@ fn sample(kind: &Kind, count: usize, options: &Options, runtime: &Path) -> Outco
         cpu_s,
         ksm_cpu_s,
         read_s,
+        clone_s: made.map(|made| made.0),
+        pause_ms: made.map(|made| made.1),
         sharing,
     };
     eprintln!(
@@ -96,6 +112,11 @@ fn sample(kind: &Kind, count: usize, options: &Options, runtime: &Path) -> Outco
         sample.cpu_s + ksm_cpu_s.unwrap_or(0.0),
         sample.read_s
     );
+    if let Some((seconds, pause_ms)) = made {
+        eprintln!(
+            "bench-sharing: {clones} clones ran after {seconds:.2} s; their parent stood still for {pause_ms} ms"
+        );
+    }
     if let Some(sharing) = &sample.sharing {
         eprintln!("bench-sharing: its sharing: {sharing}");
     }

@@ -36,6 +36,9 @@ pub struct CloneArgs {
     /// The copies' names; {} stands for a number. VM-{} when absent
     #[arg(long)]
     pub name: Option<String>,
+    /// Leave the guests who they are: host name, hardware addresses, random numbers and time stay the parent's
+    #[arg(long)]
+    pub as_is: bool,
 }
 
 /// What `restore` takes.
@@ -49,6 +52,9 @@ pub struct RestoreArgs {
     /// Their names; {} stands for a number. The name of the snapshot's VM, with a number if it is taken, when absent
     #[arg(long)]
     pub name: Option<String>,
+    /// Leave the guests who they are: host name, hardware addresses, random numbers and time stay the snapshot's
+    #[arg(long)]
+    pub as_is: bool,
     /// Whether to run in the lab
     #[arg(long, value_enum, default_value = "auto")]
     pub lab: LabChoice,
@@ -79,6 +85,7 @@ pub fn clone(args: &CloneArgs) -> Result<ExitCode> {
         (&args.vm, &parent.spec),
         Source::Running(folder),
         names(&pattern, args.count)?,
+        args.as_is,
     )?;
     eprintln!(
         "mirrorball: {} stood still for {:.1} ms; {} after {:.1} s",
@@ -152,6 +159,7 @@ pub fn restore(args: &RestoreArgs) -> Result<ExitCode> {
         (&name, &spec),
         Source::Snapshot(directory),
         names(&pattern, args.count)?,
+        args.as_is,
     )?;
     eprintln!(
         "mirrorball: {running} {} from the snapshot of {name} after {:.1} s",
@@ -163,7 +171,7 @@ pub fn restore(args: &RestoreArgs) -> Result<ExitCode> {
 
 /// Lets VMs of these names go on from `source`, where their parent stood, and prints the names. How many, and how long the
 /// parent stood still.
-fn go_on(parent: (&str, &VmSpec), source: Source, names: Vec<String>) -> Result<(usize, u64)> {
+fn go_on(parent: (&str, &VmSpec), source: Source, names: Vec<String>, as_is: bool) -> Result<(usize, u64)> {
     let vms: Vec<_> = names
         .into_iter()
         .map(|name| {
@@ -185,7 +193,9 @@ fn go_on(parent: (&str, &VmSpec), source: Source, names: Vec<String>) -> Result<
         )
     })?;
     let (running, paused_us) = wait(&lease, vms.len())?;
-    identify(parent, &vms, &running);
+    if !as_is {
+        identify(parent, &vms, &running);
+    }
     lease.detach().into_diagnostic()?;
     for clone in &running {
         println!("{}", clone.name);
