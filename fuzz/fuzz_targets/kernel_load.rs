@@ -14,7 +14,7 @@ fuzz_target!(|bytes: &[u8]| {
     let ranges = [(GuestAddress(0), MEMORY_BYTES)];
     let memory = Arc::new(GuestMemoryMmap::from_ranges(&ranges).expect("guest memory"));
     if let Ok(loaded) = kernel::load(&memory, &mut file_of(bytes), false) {
-        let _ = kernel::load_initrd(&memory, &mut file_of(&[1; 5000]), &loaded, false);
+        let _ = kernel::load_initrd(&memory, &mut file_of(&[1; 5000]), &loaded);
         let _ = kernel::write_cmdline(&memory, "console=hvc0 root=/dev/vda", &loaded);
     }
 });

@@ -409,16 +409,14 @@ fn load(
     let map = spec.share_boot == Share::AtRead && sharing.is_some();
     let kernel = kernel::load(memory, &mut files.kernel, map)?;
     let initrd = match &mut files.initrd {
-        Some(file) => Some(kernel::load_initrd(memory, file, &kernel, map)?),
+        Some(file) => Some(kernel::load_initrd(memory, file, &kernel)?),
         None => None,
     };
     if let Some(sharing) = sharing {
         if !map {
-            for part in &kernel.parts {
+            // Of the rest, the kernel frees much once it has started, for page cache that is to be shared.
+            for part in kernel.parts.iter().filter(|part| !part.writable) {
                 sharing.keep_whole(part.at, part.at.saturating_add(part.bytes));
-            }
-            if let Some(initrd) = initrd {
-                sharing.keep_whole(initrd.start, initrd.start.saturating_add(initrd.bytes));
             }
         }
         // Of what the kernel writes, nothing would stay shared.

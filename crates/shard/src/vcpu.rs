@@ -9,7 +9,7 @@ use vmm_sys_util::signal::SIGRTMIN;
 
 use crate::bus::Bus;
 use crate::ending::EndSignal;
-use crate::gate::Gate;
+use crate::gate::{ExitFlag, Gate};
 use crate::launch::Ending;
 
 /// Exits by kind.
@@ -60,7 +60,10 @@ enum Step {
 impl Vcpu {
     /// Runs until the VM ends; stands still when `gate` says so.
     pub fn run(mut self, gate: &Gate) {
-        let participant = gate.join(SIGRTMIN());
+        let flag = &raw mut self.fd.get_kvm_run().immediate_exit;
+        // SAFETY: in the page that KVM shares, mapped as long as `self.fd`, which is dropped after the participant. The
+        // kernel reads it; this thread writes it only through the methods below, a byte at once.
+        let participant = gate.join(SIGRTMIN(), unsafe { ExitFlag::new(flag) });
         while !self.end.stopping() {
             if participant.wanted() {
                 if let Step::Ended(ending) = self.finish() {
@@ -77,17 +80,15 @@ impl Vcpu {
     }
 
     /// Lets KVM complete the access that was served last, and what of the same instruction follows, without running the
-    /// guest: only then are its registers whole.
+    /// guest: only then are its registers whole. It does not enter the guest again before the gate's check has let it.
     fn finish(&mut self) -> Step {
         self.fd.set_kvm_immediate_exit(1);
-        let step = loop {
+        loop {
             match self.step() {
                 Step::Served => (),
-                other => break other,
+                other => return other,
             }
-        };
-        self.fd.set_kvm_immediate_exit(0);
-        step
+        }
     }
 
     /// Runs to the next exit and serves it.

@@ -217,12 +217,7 @@ fn load_bzimage(memory: &GuestRam, file: &mut File) -> Result<Kernel, KernelErro
 }
 
 /// Loads the initramfs as high as low RAM allows, or below the kernel when there is room only there.
-pub fn load_initrd(
-    memory: &GuestRam,
-    file: &mut File,
-    kernel: &Kernel,
-    map: bool,
-) -> Result<Initrd, KernelError> {
+pub fn load_initrd(memory: &GuestRam, file: &mut File, kernel: &Kernel) -> Result<Initrd, KernelError> {
     let read = |source| KernelError::Read {
         what: "initramfs",
         source,
@@ -243,9 +238,7 @@ pub fn load_initrd(
         .ok_or_else(|| KernelError::NoRoom {
             needed_mib: kernel.end.saturating_add(bytes).div_ceil(1 << 20),
         })?;
-    if !map {
-        fill_with_huge_pages(memory, start..start + bytes);
-    }
+    // In small pages: once unpacked it is free memory, for page cache that is to be shared.
     memory.read_exact_volatile_from(GuestAddress(start), file, bytes as usize)?;
     Ok(Initrd { start, bytes })
 }

@@ -201,7 +201,7 @@ fn initramfs_larger_than_memory_is_refused() {
     let memory = ram(64 << 20);
     let mut file = tempfile::tempfile().unwrap();
     file.set_len(50 << 20).unwrap();
-    let error = kernel::load_initrd(&memory, &mut file, &elf_kernel(), false).unwrap_err();
+    let error = kernel::load_initrd(&memory, &mut file, &elf_kernel()).unwrap_err();
     assert!(matches!(error, KernelError::NoRoom { needed_mib: 66 }), "{error}");
 }
 
@@ -238,9 +238,9 @@ fn initramfs_goes_below_the_kernel_when_the_top_is_full() {
     };
     let mut file = tempfile::tempfile().unwrap();
     file.set_len(5 << 20).unwrap();
-    let initrd = kernel::load_initrd(&memory, &mut file, &kernel, false).unwrap();
+    let initrd = kernel::load_initrd(&memory, &mut file, &kernel).unwrap();
     assert_eq!((initrd.start, initrd.bytes), (11 << 20, 5 << 20));
     file.set_len(1 << 20).unwrap();
-    let initrd = kernel::load_initrd(&memory, &mut file, &kernel, true).unwrap();
+    let initrd = kernel::load_initrd(&memory, &mut file, &kernel).unwrap();
     assert_eq!(initrd.start, 63 << 20);
 }
