@@ -7,6 +7,8 @@ use std::str::FromStr;
 use crate::Outcome;
 use crate::stage::{DISK, DISK_BYTES, INITRD, KERNEL};
 
+/// What each guest has.
+pub const MEMORY_BYTES: u64 = 512 << 20;
 const MEMORY: &str = "512M";
 const CMDLINE: &str = "console=ttyS0 quiet panic=-1 reboot=t tsc=reliable no_timer_check rdinit=/reader";
 

@@ -8,6 +8,7 @@ mod guests;
 mod host;
 mod kinds;
 mod measure;
+mod plot;
 mod stage;
 mod table;
 

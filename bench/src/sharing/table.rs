@@ -5,7 +5,9 @@ use std::path::Path;
 use serde::Serialize;
 
 use crate::Outcome;
+use crate::kinds::MEMORY_BYTES;
 use crate::measure::Sample;
+use crate::plot::{Series, svg};
 
 #[derive(Serialize)]
 struct Cell {
@@ -62,13 +64,7 @@ impl Table {
         let heads: Vec<String> = self.counts.iter().map(usize::to_string).collect();
         println!("\n| {what} | {} | each further VM |", heads.join(" | "));
         println!("| --- |{}", " --- |".repeat(heads.len() + 1));
-        let mut kinds: Vec<&str> = Vec::new();
-        for cell in &self.cells {
-            if !kinds.contains(&cell.kind.as_str()) {
-                kinds.push(&cell.kind);
-            }
-        }
-        for kind in kinds {
+        for kind in self.kinds() {
             let row: Vec<(usize, Option<f64>)> = self
                 .cells
                 .iter()
@@ -89,12 +85,44 @@ impl Table {
         }
     }
 
-    /// Writes the JSON.
+    /// The kinds in the order they were added.
+    fn kinds(&self) -> Vec<&str> {
+        let mut kinds: Vec<&str> = Vec::new();
+        for cell in &self.cells {
+            if !kinds.contains(&cell.kind.as_str()) {
+                kinds.push(&cell.kind);
+            }
+        }
+        kinds
+    }
+
+    /// Virtual footprint, then each kind's machine footprint.
+    fn picture(&self) -> String {
+        let virtual_mb = |vms: &usize| (*vms, *vms as f64 * MEMORY_BYTES as f64 / 1e6);
+        let mut series = vec![Series {
+            name: "virtual: what the guests have".to_owned(),
+            points: self.counts.iter().map(virtual_mb).collect(),
+        }];
+        for kind in self.kinds() {
+            let cells = self.cells.iter().filter(|cell| cell.kind == kind);
+            let points = cells
+                .filter_map(|cell| Some((cell.vms, cell.median.as_ref()?.drop_mb)))
+                .collect();
+            series.push(Series {
+                name: kind.to_owned(),
+                points,
+            });
+        }
+        svg("Host memory of VMs that read the same 150 MiB", &series)
+    }
+
+    /// Writes the JSON, and the picture beside it.
     pub fn save(&self, file: &Path) -> Outcome<()> {
         if let Some(folder) = file.parent() {
             std::fs::create_dir_all(folder)?;
         }
         std::fs::write(file, serde_json::to_string_pretty(self)? + "\n")?;
+        std::fs::write(file.with_extension("svg"), self.picture())?;
         Ok(())
     }
 }

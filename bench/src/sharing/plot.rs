@@ -1,0 +1,147 @@
+//! The table as a picture: virtual against machine footprint by the number of VMs, as Disco's Figure 6 (SOSP '97).
+
+use std::fmt::Write as _;
+
+/// A line of the picture.
+pub struct Series {
+    /// What it is.
+    pub name: String,
+    /// Number of VMs and MB, in order.
+    pub points: Vec<(usize, f64)>,
+}
+
+const WIDTH: f64 = 760.0;
+const HEIGHT: f64 = 420.0;
+const LEFT: f64 = 60.0;
+const TOP: f64 = 30.0;
+const PLOT_WIDTH: f64 = 380.0;
+const PLOT_HEIGHT: f64 = 330.0;
+const COLOURS: [&str; 9] = [
+    "#888888", "#1b6ca8", "#d1495b", "#2e933c", "#edae49", "#6a4c93", "#00798c", "#a44a3f", "#30323d",
+];
+
+/// The picture of `series`, the first of which is drawn dashed, with a title.
+pub fn svg(title: &str, series: &[Series]) -> String {
+    let points = || series.iter().flat_map(|series| &series.points);
+    let vms_max = points().map(|point| point.0).max().unwrap_or(1).max(2);
+    let mb_max = nice(points().map(|point| point.1).fold(1.0, f64::max));
+    let x = |vms: usize| LEFT + PLOT_WIDTH * vms as f64 / vms_max as f64;
+    let y = |mb: f64| TOP + PLOT_HEIGHT * (1.0 - mb / mb_max);
+    let mut text = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{HEIGHT}\" font-family=\"sans-serif\" \
+         font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
+    );
+    let mut add = |line: String| {
+        let _ = writeln!(text, "{line}");
+    };
+    add(format!(
+        "<text x=\"{LEFT}\" y=\"18\" font-size=\"14\">{}</text>",
+        escaped(title)
+    ));
+    for step in 0..=5 {
+        let mb = mb_max * f64::from(step) / 5.0;
+        let (at, right) = (y(mb), LEFT + PLOT_WIDTH);
+        add(format!(
+            "<line x1=\"{LEFT}\" x2=\"{right}\" y1=\"{at}\" y2=\"{at}\" stroke=\"#dddddd\"/>"
+        ));
+        add(format!(
+            "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{mb:.0}</text>",
+            LEFT - 6.0,
+            at + 4.0
+        ));
+    }
+    let mut counts: Vec<usize> = points().map(|point| point.0).collect();
+    counts.sort_unstable();
+    counts.dedup();
+    let bottom = TOP + PLOT_HEIGHT;
+    for vms in counts {
+        add(format!(
+            "<text x=\"{}\" y=\"{}\" text-anchor=\"middle\">{vms}</text>",
+            x(vms),
+            bottom + 18.0
+        ));
+    }
+    let middle = LEFT + PLOT_WIDTH / 2.0;
+    add(format!(
+        "<text x=\"{middle}\" y=\"{}\" text-anchor=\"middle\">VMs</text>",
+        bottom + 36.0
+    ));
+    add(format!(
+        "<text x=\"14\" y=\"{}\" transform=\"rotate(-90 14 {0})\">MB</text>",
+        TOP + PLOT_HEIGHT / 2.0
+    ));
+    for (number, series) in series.iter().enumerate() {
+        let colour = COLOURS[number % COLOURS.len()];
+        let path: Vec<String> = series
+            .points
+            .iter()
+            .map(|(vms, mb)| format!("{:.1},{:.1}", x(*vms), y(*mb)))
+            .collect();
+        let dash = if number == 0 {
+            " stroke-dasharray=\"6 4\""
+        } else {
+            ""
+        };
+        add(format!(
+            "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"{dash}/>",
+            path.join(" ")
+        ));
+        for point in &path {
+            let (cx, cy) = point.split_once(',').unwrap_or_default();
+            add(format!(
+                "<circle cx=\"{cx}\" cy=\"{cy}\" r=\"3\" fill=\"{colour}\"/>"
+            ));
+        }
+        let (at, legend) = (TOP + 14.0 + 20.0 * number as f64, LEFT + PLOT_WIDTH + 20.0);
+        add(format!(
+            "<line x1=\"{legend}\" x2=\"{}\" y1=\"{}\" y2=\"{1}\" stroke=\"{colour}\" stroke-width=\"2\"{dash}/>",
+            legend + 22.0,
+            at - 4.0
+        ));
+        add(format!(
+            "<text x=\"{}\" y=\"{at}\">{}</text>",
+            legend + 28.0,
+            escaped(&series.name)
+        ));
+    }
+    text + "</svg>\n"
+}
+
+/// A round number not below `value`.
+fn nice(value: f64) -> f64 {
+    let magnitude = 10_f64.powf(value.log10().floor());
+    let steps = [1.0, 2.0, 2.5, 5.0, 10.0];
+    let factor = steps.into_iter().find(|step| step * magnitude >= value);
+    factor.unwrap_or(10.0) * magnitude
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_series_is_drawn_inside_the_picture() {
+        let series = [
+            Series {
+                name: "virtual".into(),
+                points: vec![(1, 537.0), (8, 4295.0)],
+            },
+            Series {
+                name: "a & b".into(),
+                points: vec![(1, 300.0), (8, 420.0)],
+            },
+        ];
+        let text = svg("title", &series);
+        assert_eq!(text.matches("<polyline").count(), 2);
+        assert!(text.contains("a &amp; b"));
+        for point in text.split("cx=\"").skip(1) {
+            let x: f64 = point.split('"').next().unwrap().parse().unwrap();
+            assert!((0.0..=WIDTH).contains(&x));
+        }
+        assert_eq!((nice(4295.0), nice(0.9)), (5000.0, 1.0));
+    }
+}
