@@ -110,6 +110,25 @@ fn a_clone_is_somebody_else_and_can_be_cloned() {
     assert_eq!(family[0].sh("cat /tmp/who"), "grandparent\n");
 }
 
+/// Debian's general kernel has the driver of the generation id; it needs no agent for this.
+#[test]
+fn a_kernel_notices_by_itself_that_it_is_a_clone() {
+    let scratch = Scratch::new("fork");
+    let parent = VmFile::of("fork", VmFile::TINY_GENERIC).start(&scratch);
+    let call = mirrorball(["clone", "--as-is", parent.name()]).limit(CLONE_LIMIT);
+    let clone = Vm::named(call.ok().text().trim());
+    let noticed = "dmesg | grep -c 'virtual machine fork' || true";
+    wait::until("the kernel to notice", Duration::from_secs(20), || {
+        (clone.sh(noticed).trim() == "1").then_some(())
+    });
+    assert_eq!(parent.sh(noticed).trim(), "0");
+    assert_eq!(
+        clone.sh("hostname"),
+        parent.sh("hostname"),
+        "--as-is changes nothing"
+    );
+}
+
 #[test]
 fn what_only_one_vm_can_have_is_not_cloned() {
     let scratch = Scratch::new("alone");

@@ -8,6 +8,7 @@ pub mod ending;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 pub mod gate;
+pub mod generation;
 pub mod interrupt;
 pub mod launch;
 pub mod machine;

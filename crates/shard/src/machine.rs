@@ -20,6 +20,7 @@ use crate::arch::x86_64::state::{self, StateError};
 use crate::arch::x86_64::{cpuid, registers, start};
 use crate::bus::{Bus, BusDevice, Overlap};
 use crate::ending::EndSignal;
+use crate::generation::Generation;
 use crate::launch::{LaunchSpec, Pages, Share};
 use crate::memory::{self, GuestRam, MemoryError};
 use crate::power::{KEYBOARD_COMMAND_PORT, KeyboardReset, POWER_PORTS, PowerButton, PowerRegisters, Pvpanic};
@@ -105,6 +106,8 @@ pub struct Machine {
     pub console: Arc<Console>,
     /// The power button.
     pub button: PowerButton,
+    /// The generation id.
+    generation: Generation,
     /// How the VM ends.
     pub end: Arc<EndSignal>,
     start: Start,
@@ -172,6 +175,9 @@ impl Machine {
             .map_err(kvm("connect the console"))?;
         vm.register_irqfd(button.event(), layout::EVENT_GSI)
             .map_err(kvm("connect the power button"))?;
+        let generation = Generation::new(&memory)?;
+        vm.register_irqfd(generation.event(), layout::GENERATION_GSI)
+            .map_err(kvm("connect the generation id"))?;
         let mut ports = Bus::default();
         let mut claim = |port: u16, count: u64, device: Arc<dyn BusDevice>| {
             ports.claim(u64::from(port)..u64::from(port) + count, device)
@@ -193,6 +199,7 @@ impl Machine {
             mmio: Bus::default(),
             console,
             button,
+            generation,
             end,
             start,
             register_numbers: state::register_numbers(kvm_fd)?,
@@ -269,6 +276,7 @@ impl Machine {
         let functions = match self.start {
             Start::Resume(saved) => {
                 saved.chips.give(&self.vm)?;
+                self.generation.changed()?;
                 Some(saved.functions)
             }
             Start::Boot { .. } => None,
@@ -279,6 +287,7 @@ impl Machine {
             memory: self.memory,
             console: self.console,
             button: self.button,
+            _generation: self.generation,
             end: self.end,
             vcpus: seconds,
             register_numbers: self.register_numbers,
@@ -338,6 +347,8 @@ pub struct Running {
     pub console: Arc<Console>,
     /// The power button.
     pub button: PowerButton,
+    /// Kept: its interrupt goes with it.
+    _generation: Generation,
     /// How the VM ends.
     pub end: Arc<EndSignal>,
     /// The vCPUs, to read their state while they stand still.

@@ -1,7 +1,7 @@
 //! The ACPI tables: hardware-reduced (ACPI 6.5, 4.1), so there is no chipset to emulate, only what the DSDT names.
 //!
-//! Devices: the PCI host bridge with its windows, COM1, the generic event device that carries the power button,
-//! pvpanic. Tables: FADT, MADT, MCFG, and SRAT and SLIT for a VM with nodes.
+//! Devices: the PCI host bridge with its windows, COM1, the generic event device that carries the power button and changes
+//! of the generation id, that id, pvpanic. Tables: FADT, MADT, MCFG, and SRAT and SLIT for a VM with nodes.
 
 use acpi_tables::aml::{
     AddressSpace, AddressSpaceCacheable, Arg, Device, EISAName, Equal, IO, If, Interrupt, Memory32Fixed,
@@ -230,17 +230,26 @@ fn pci_host(layout: &Layout, aml: &mut Vec<u8>) {
 
 fn platform(aml: &mut Vec<u8>) {
     const NOTIFY_BUTTON_PRESSED: u8 = 0x80;
+    const NOTIFY_ID_CHANGED: u8 = 0x80;
     let com1 = IO::new(COM1_PORT, COM1_PORT, 1, 8);
     let com1_interrupt = Interrupt::new(true, true, false, false, SERIAL_GSI);
     let com1_resources = ResourceTemplate::new(vec![&com1, &com1_interrupt]);
     let event = Interrupt::new(true, true, false, false, EVENT_GSI);
-    let event_resources = ResourceTemplate::new(vec![&event]);
+    let generation = Interrupt::new(true, true, false, false, GENERATION_GSI);
+    let event_resources = ResourceTemplate::new(vec![&event, &generation]);
     let panic = IO::new(PVPANIC_PORT, PVPANIC_PORT, 1, 1);
     let panic_resources = ResourceTemplate::new(vec![&panic]);
-    let button = Path::new("PWRB");
-    let notify = Notify::new(&button, &NOTIFY_BUTTON_PRESSED);
-    let (event_number, which) = (EVENT_GSI as u8, Arg(0));
+    let (button, id) = (Path::new("PWRB"), Path::new("VGEN"));
+    let pressed = Notify::new(&button, &NOTIFY_BUTTON_PRESSED);
+    let changed = Notify::new(&id, &NOTIFY_ID_CHANGED);
+    let (event_number, generation_number, which) = (EVENT_GSI as u8, GENERATION_GSI as u8, Arg(0));
     let is_button = Equal::new(&which, &event_number);
+    let is_generation = Equal::new(&which, &generation_number);
+    let press = If::new(&is_button, vec![&pressed]);
+    let change = If::new(&is_generation, vec![&changed]);
+    // Low and high half of the id's address.
+    let (low, high) = (GENERATION_ID as u32, (GENERATION_ID >> 32) as u32);
+    let id_address = Package::new(vec![&low, &high]);
     Scope::new(
         "\\_SB_".into(),
         vec![
@@ -262,7 +271,18 @@ fn platform(aml: &mut Vec<u8>) {
                     &Name::new("_HID".into(), &"ACPI0013"),
                     &Name::new("_UID".into(), &0u8),
                     &Name::new("_CRS".into(), &event_resources),
-                    &Method::new("_EVT".into(), 1, true, vec![&If::new(&is_button, vec![&notify])]),
+                    &Method::new("_EVT".into(), 1, true, vec![&press, &change]),
+                ],
+            ),
+            // Microsoft's "Virtual Machine Generation ID", as QEMU names it.
+            &Device::new(
+                "VGEN".into(),
+                vec![
+                    &Name::new("_HID".into(), &"QEMUVGID"),
+                    &Name::new("_CID".into(), &"VM_Gen_Counter"),
+                    &Name::new("_DDN".into(), &"VM_Gen_Counter"),
+                    &Name::new("_STA".into(), &0xFu8),
+                    &Name::new("ADDR".into(), &id_address),
                 ],
             ),
             &Device::new(

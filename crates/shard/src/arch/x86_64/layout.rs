@@ -52,7 +52,9 @@ pub const LEGACY_HOLE_END: u64 = 0x0010_0000;
 /// ACPI tables, the RSDP first (the BIOS area, where a kernel without another hint looks).
 pub const ACPI_START: u64 = 0x000E_0000;
 /// Room for ACPI tables.
-pub const ACPI_BYTES: u64 = RESET_VECTOR - ACPI_START;
+pub const ACPI_BYTES: u64 = GENERATION_ID - ACPI_START;
+/// The VM's generation id, 16 bytes.
+pub const GENERATION_ID: u64 = RESET_VECTOR - 16;
 /// Where a kernel jumps in real mode to restart the machine when it trusts nothing else.
 pub const RESET_VECTOR: u64 = 0x000F_FFF0;
 
@@ -98,6 +100,8 @@ pub const PCI_IO_PORTS: Range<u16> = 0x1000..0x1100;
 pub const SERIAL_GSI: u32 = 4;
 /// The ACPI generic event device's interrupt, on the IOAPIC.
 pub const EVENT_GSI: u32 = 5;
+/// The interrupt that says that the VM's generation id has changed, on the IOAPIC.
+pub const GENERATION_GSI: u32 = 6;
 /// Pins of the IOAPIC; routes of numbers from here on are MSIs.
 pub const IOAPIC_PINS: u32 = 24;
 /// The first interrupt number of MSI routes.
