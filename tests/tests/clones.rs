@@ -169,6 +169,15 @@ fn a_snapshot_outlives_its_vm_and_bad_ones_are_refused() {
         .limit(CLONE_LIMIT);
     let restored: Vec<Vm> = call.ok().text().lines().map(Vm::named).collect();
     assert_eq!(restored.len(), 2);
+    // What they touch in their first seconds is recorded for the next.
+    let set = directory.join("working-set.json");
+    wait::until("the working set", Duration::from_secs(30), || fs::read(&set).ok());
+    let runs: Vec<(u64, u64)> = serde_json::from_slice(&fs::read(&set).expect("a set")).expect("runs");
+    let touched: u64 = runs.iter().map(|(_, pages)| pages).sum();
+    assert!(
+        (100..32 << 10).contains(&touched),
+        "{touched} pages touched of 128 MiB"
+    );
     for one in &restored {
         assert_eq!(one.sh("cat /tmp/own /mnt/own"), "memory\nlater\nkept\n");
         one.sh("echo 3 >/proc/sys/vm/drop_caches");

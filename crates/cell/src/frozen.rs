@@ -15,7 +15,7 @@ use config::vm::{DiskMode, NetKind};
 use diskstore::disk::nameless_file;
 use serde::{Deserialize, Serialize};
 use shard::launch::{
-    DiskFormat, DiskLaunch, Fd, FreezeReply, FreezeRequest, LaunchSpec, LayerLaunch, ResumeLaunch,
+    DiskFormat, DiskLaunch, Fd, HandoverReply, HandoverRequest, LaunchSpec, LayerLaunch, ResumeLaunch,
 };
 use shard::process::{Files, receive, send};
 
@@ -208,15 +208,32 @@ impl Freezable {
         send(client, &answer, &files).map_err(io::Error::other)
     }
 
+    /// Runs of pages that the VM has touched so far, by their first and their number.
+    pub fn touched(&mut self) -> io::Result<Vec<(u64, u64)>> {
+        match self.ask(&HandoverRequest::Touched, &[])?.0 {
+            HandoverReply::Touched { runs } => Ok(runs),
+            _ => Err(io::Error::other("the shard answers something else")),
+        }
+    }
+
+    fn ask(&mut self, request: &HandoverRequest, files: &[OwnedFd]) -> io::Result<(HandoverReply, Files)> {
+        let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+        send(&mut self.socket, request, &files).map_err(io::Error::other)?;
+        match receive(&mut self.socket).map_err(io::Error::other)? {
+            (HandoverReply::Refused { why }, _) => Err(io::Error::other(why)),
+            answer => Ok(answer),
+        }
+    }
+
     fn freeze(&mut self) -> io::Result<(FrozenFiles, Vec<OwnedFd>)> {
         if let Some(why) = obstacle(&self.spec) {
             return Err(io::Error::other(why));
         }
         let directory = scratch_directory();
         let mut files: Vec<OwnedFd> = Vec::new();
-        let mut request = FreezeRequest { overlays: Vec::new() };
+        let mut copies = Vec::new();
         for overlay in &self.overlays {
-            request.overlays.push(match overlay {
+            copies.push(match overlay {
                 Some(_) => {
                     files.push(nameless_file(&directory)?.into());
                     Some(Fd(files.len() - 1))
@@ -224,15 +241,15 @@ impl Freezable {
                 None => None,
             });
         }
-        let sent: Vec<_> = files.iter().map(AsFd::as_fd).collect();
-        send(&mut self.socket, &request, &sent).map_err(io::Error::other)?;
-        let (reply, mut received) = receive(&mut self.socket).map_err(io::Error::other)?;
-        let (resume, paused_us) = match reply {
-            FreezeReply::Frozen { resume, paused_us } => (resume, paused_us),
-            FreezeReply::Refused { why } => return Err(io::Error::other(why)),
+        let request = HandoverRequest::Freeze {
+            overlays: copies.clone(),
+        };
+        let (reply, mut received) = self.ask(&request, &files)?;
+        let HandoverReply::Frozen { resume, paused_us } = reply else {
+            return Err(io::Error::other("the shard answers something else"));
         };
         let mut overlays = Vec::new();
-        for (copy, frozen) in request.overlays.into_iter().zip(&self.overlays) {
+        for (copy, frozen) in copies.into_iter().zip(&self.overlays) {
             let mut disk: Vec<Fd> = copy.into_iter().collect();
             for file in frozen.iter().flatten() {
                 files.push(file.try_clone()?);

@@ -87,6 +87,14 @@ impl Handle {
         }
     }
 
+    /// Runs of pages that the VM has touched so far, by their first and their number.
+    pub fn touched(&self) -> io::Result<Vec<(u64, u64)>> {
+        match &mut *self.freezable() {
+            Some(freezable) => freezable.touched(),
+            None => Err(io::Error::other("the VM is not running just now")),
+        }
+    }
+
     fn set_freezable(&self, freezable: Option<Freezable>) {
         *self.freezable() = freezable;
     }

@@ -44,7 +44,7 @@ pub struct LaunchSpec {
     pub sockets: Option<Fd>,
     /// The state to go on from, instead of booting.
     pub resume: Option<ResumeLaunch>,
-    /// A socket to the monitor for [`FreezeRequest`]s and their answers.
+    /// A socket to the monitor for [`HandoverRequest`]s and their answers.
     pub handover: Fd,
     /// Bytes of the serial console, both ways.
     pub console: Fd,
@@ -65,18 +65,29 @@ pub struct ResumeLaunch {
     pub memory: Vec<Fd>,
 }
 
-/// Asks a shard to freeze its VM as it is now, and to let it go on.
+/// What a monitor asks of a shard over a socket that carries files.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct FreezeRequest {
-    /// For each disk with a temporary overlay, an empty file for a copy of that.
-    pub overlays: Vec<Option<Fd>>,
+#[serde(rename_all = "kebab-case", tag = "ask")]
+pub enum HandoverRequest {
+    /// Freeze the VM as it is now, and let it go on.
+    Freeze {
+        /// For each disk with a temporary overlay, an empty file for a copy of that.
+        overlays: Vec<Option<Fd>>,
+    },
+    /// Tell which pages of memory the VM has touched so far.
+    Touched,
 }
 
-/// What came of it.
+/// The answer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", tag = "freeze")]
-pub enum FreezeReply {
-    /// Done; the overlays' files are filled.
+#[serde(rename_all = "kebab-case", tag = "answer")]
+pub enum HandoverReply {
+    /// Runs of guest pages, by their first and their number.
+    Touched {
+        /// In order.
+        runs: Vec<(u64, u64)>,
+    },
+    /// Frozen; the overlays' files are filled.
     Frozen {
         /// What others can go on from.
         resume: ResumeLaunch,

@@ -13,7 +13,7 @@ use super::receive::{self, Files, ReceiveError};
 use crate::arch::x86_64::state::{ChipState, StateError, VcpuState};
 use crate::chain::chain;
 use crate::gate::Gate;
-use crate::launch::{Fd, FreezeReply, FreezeRequest, NodeLaunch, ResumeLaunch};
+use crate::launch::{Fd, HandoverReply, HandoverRequest, NodeLaunch, ResumeLaunch};
 use crate::machine::Running;
 use crate::memory::{self, MemoryError};
 use crate::pci::PciBus;
@@ -69,32 +69,42 @@ struct Done {
     paused: Duration,
 }
 
+impl Done {
+    fn into_reply(self) -> (HandoverReply, Vec<Arc<File>>) {
+        let mut files = vec![Arc::new(self.state)];
+        files.extend(self.memory);
+        let reply = HandoverReply::Frozen {
+            resume: ResumeLaunch {
+                state: Fd(0),
+                memory: (1..files.len()).map(Fd).collect(),
+            },
+            paused_us: u64::try_from(self.paused.as_micros()).unwrap_or(u64::MAX),
+        };
+        (reply, files)
+    }
+}
+
 impl Freezer {
     /// Serves the request that waits in the socket. A monitor that is gone is noticed elsewhere.
     pub fn serve(&mut self, running: &Running, bus: &PciBus, sharing: Option<&Mapper>) {
-        let request = receive::receive::<FreezeRequest>(&mut self.socket);
-        let done = request
+        let request = receive::receive::<HandoverRequest>(&mut self.socket);
+        let answer = request
             .map_err(FreezeError::from)
-            .and_then(|(request, files)| self.freeze(&request, files, running, bus, sharing));
-        let sent = match &done {
-            Ok(done) => {
-                let mut files = vec![done.state.as_fd()];
-                files.extend(done.memory.iter().map(|file| file.as_fd()));
-                let reply = FreezeReply::Frozen {
-                    resume: ResumeLaunch {
-                        state: Fd(0),
-                        memory: (1..files.len()).map(Fd).collect(),
-                    },
-                    paused_us: u64::try_from(done.paused.as_micros()).unwrap_or(u64::MAX),
-                };
-                receive::send(&mut self.socket, &reply, &files)
-            }
-            Err(error) => {
-                let why = chain(error);
-                receive::send(&mut self.socket, &FreezeReply::Refused { why }, &[])
-            }
-        };
-        if sent.is_err() {
+            .and_then(|(request, files)| match request {
+                HandoverRequest::Freeze { overlays } => self
+                    .freeze(&overlays, files, running, bus, sharing)
+                    .map(Done::into_reply),
+                HandoverRequest::Touched => {
+                    let runs = sharing.map_or(Ok(Vec::new()), Mapper::touched)?;
+                    Ok((HandoverReply::Touched { runs }, Vec::new()))
+                }
+            });
+        let (reply, files) = answer.unwrap_or_else(|error| {
+            let why = chain(&error);
+            (HandoverReply::Refused { why }, Vec::new())
+        });
+        let files: Vec<_> = files.iter().map(|file| file.as_fd()).collect();
+        if receive::send(&mut self.socket, &reply, &files).is_err() {
             // Nothing more can be asked over it: without this it would be readable for ever.
             self.disconnect();
         }
@@ -110,7 +120,7 @@ impl Freezer {
 
     fn freeze(
         &self,
-        request: &FreezeRequest,
+        overlays: &[Option<Fd>],
         mut files: Files,
         running: &Running,
         bus: &PciBus,
@@ -120,8 +130,7 @@ impl Freezer {
         if !running.layout.pmem.is_empty() {
             return Err(FreezeError::Pmem);
         }
-        let targets = request
-            .overlays
+        let targets = overlays
             .iter()
             .map(|fd| fd.map(|fd| files.take(fd)).transpose())
             .collect::<Result<Vec<_>, _>>()?;

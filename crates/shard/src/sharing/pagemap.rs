@@ -21,6 +21,11 @@ impl Entry {
         self.0 & (PRESENT | SWAPPED) == PRESENT && self.0 & OF_FILE == 0
     }
 
+    /// It is in this process's page table, or swapped out of it.
+    pub fn there(self) -> bool {
+        self.0 & (PRESENT | SWAPPED) != 0
+    }
+
     /// It is this process's own, in memory or swapped out.
     pub fn own(self) -> bool {
         self.written() || self.0 & SWAPPED != 0
