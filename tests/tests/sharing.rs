@@ -129,3 +129,67 @@ fn a_vm_whose_base_is_changed_ends_and_says_so() {
     base.write_at(b"x", 40 << 20).expect("a write to the base");
     vm.wait_ended(Duration::from_secs(20));
 }
+
+/// What VMs share is a file's page cache: those of two groups, and those of none, must have no image file in common.
+#[test]
+fn share_groups_have_no_file_in_common() {
+    let scratch = Scratch::new("groups");
+    let (image, _) = file_system(&scratch);
+    let sha256_of_file = sha256(&scratch.join("tree").join("file"));
+    let start = |name: &str, group: Option<&str>| {
+        let mut file = VmFile::new(name).disk(&image, "");
+        if let Some(group) = group {
+            file = file.key("share_group", &format!("{group:?}"));
+        }
+        let vm = file.start(&scratch);
+        vm.sh("mount -t ext4 /dev/vda /mnt");
+        assert_eq!(read(&vm), sha256_of_file);
+        vm
+    };
+    let vms = [
+        start("red-1", Some("t-red")),
+        start("red-2", Some("t-red")),
+        start("blue", Some("t-blue")),
+        start("none", None),
+    ];
+    let images: Vec<Vec<(u64, u64)>> = vms.iter().map(open_images).collect();
+    assert_eq!(images[0], images[1], "VMs of one group use the same files");
+    for (one, other) in [(0, 2), (0, 3), (2, 3)] {
+        let common: Vec<_> = images[one]
+            .iter()
+            .filter(|file| images[other].contains(file))
+            .collect();
+        assert!(
+            common.is_empty(),
+            "{} and {} share {common:?}",
+            vms[one].name(),
+            vms[other].name()
+        );
+        assert_eq!(images[one].len(), images[other].len());
+    }
+}
+
+/// Device and inode of the files with a name on a disk that the VM's shard has open or mapped for its guest.
+fn open_images(vm: &Vm) -> Vec<(u64, u64)> {
+    use std::os::unix::fs::MetadataExt;
+    let shard = vm.listed().expect("it runs")["shard_pid"]
+        .as_i64()
+        .expect("a process");
+    let mut images = Vec::new();
+    for entry in fs::read_dir(format!("/proc/{shard}/fd"))
+        .expect("its files")
+        .flatten()
+    {
+        let target = fs::read_link(entry.path()).unwrap_or_default();
+        let is_image = ["vmlinux", "initrd", ".ext4"]
+            .iter()
+            .any(|end| target.to_string_lossy().ends_with(end))
+            || target.to_string_lossy().contains("/groups/");
+        if let (true, Ok(about)) = (is_image, fs::metadata(entry.path())) {
+            images.push((about.dev(), about.ino()));
+        }
+    }
+    images.sort_unstable();
+    images.dedup();
+    images
+}

@@ -102,6 +102,20 @@ fn readable(what: &'static str, path: &Path) -> Result<File, OpenError> {
     })
 }
 
+/// The file that the VM is to use for `path`: the copy of its share group, if it has one.
+fn own_file(spec: &VmSpec, what: &'static str, path: &Path) -> Result<PathBuf, OpenError> {
+    let Some(group) = &spec.share_group else {
+        return Ok(path.to_owned());
+    };
+    let store = ImageStore::open_default()?;
+    diskstore::group::own_copy(store.data(), group, path).map_err(|source| OpenError::File {
+        what,
+        path: path.to_owned(),
+        mend: "make room for the share group's own copy, or leave out `share_group`",
+        source,
+    })
+}
+
 /// Where the writes of non-persistent disks go: `$MIRRORBALL_SCRATCH`, else `$TMPDIR`, else `/var/tmp`. Files there have
 /// no names, so nothing is left whatever ends.
 pub fn scratch_directory() -> PathBuf {
@@ -141,13 +155,14 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
         ),
         (None, None) => return Err(OpenError::NoKernel),
     };
-    let kernel = readable("kernel", &kernel_path)?;
+    let grouped = |what, path: &Path| own_file(spec, what, path);
+    let kernel = readable("kernel", &grouped("kernel", &kernel_path)?)?;
     // For the sharing of its pages; who writes the file anyway is noticed then.
     let kernel_use = Use::announce(&kernel, name);
     let kernel = files.add(kernel);
     let sockets = File::open(Users::TABLE).ok().map(|table| files.add(table));
     let initrd = match initrd_path {
-        Some(path) => Some(files.add(readable("initrd", &path)?)),
+        Some(path) => Some(files.add(readable("initrd", &grouped("initrd", &path)?)?)),
         None => None,
     };
     let scratch = scratch_directory();
@@ -198,6 +213,9 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
     let mut keeps_writes = false;
     for (index, (mut request, queues, pmem, share)) in requests.into_iter().enumerate() {
         keeps_writes |= request.persistent;
+        if request.mode == Mode::Private {
+            request.path = grouped("disk", &request.path)?;
+        }
         if request.persistent && request.mode == Mode::Private {
             let overlays = ImageStore::open_default()?.data().join("overlays").join(name);
             std::fs::create_dir_all(&overlays)?;

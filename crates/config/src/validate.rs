@@ -43,6 +43,7 @@ pub fn check(spec: &VmSpec) -> Result<(), Fault> {
     if let Some(name) = &spec.name {
         check_name(name)?;
     }
+    check_share_group(spec)?;
     if spec.cpus == 0 || spec.cpus > 254 {
         return Err(fault(
             &["cpus"],
@@ -168,9 +169,36 @@ fn check_share(spec: &VmSpec) -> Result<(), Fault> {
     Ok(())
 }
 
-fn check_name(name: &str) -> Result<(), Fault> {
+/// A group has copies of the images of its own, so nothing that outlives a VM may stand on them.
+fn check_share_group(spec: &VmSpec) -> Result<(), Fault> {
+    let Some(group) = &spec.share_group else {
+        return Ok(());
+    };
+    if !is_name(group) {
+        return Err(fault(
+            &["share_group"],
+            format!("{group:?} can't name a group"),
+            "letters, digits, `-`, `_` and `.`, 63 at most, not starting with `-` or `.`",
+        ));
+    }
+    let kept = |disk: &DiskSpec| disk.persistent && disk.mode == DiskMode::Private;
+    if spec.root.persistent || spec.disks.iter().any(kept) {
+        return Err(fault(
+            &["share_group"],
+            "a share group, and a private disk that keeps its writes: they would stand on the group's copy of the image",
+            "leave out `persistent`, or give the VM an exclusive disk",
+        ));
+    }
+    Ok(())
+}
+
+fn is_name(name: &str) -> bool {
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    if name.is_empty() || name.len() > 63 || !name.chars().all(allowed) || name.starts_with(['.', '-']) {
+    !name.is_empty() && name.len() <= 63 && name.chars().all(allowed) && !name.starts_with(['.', '-'])
+}
+
+fn check_name(name: &str) -> Result<(), Fault> {
+    if !is_name(name) {
         return Err(fault(
             &["name"],
             format!("{name:?} can't name a VM"),

@@ -51,6 +51,9 @@ pub struct VmSpec {
     /// How disks that do not say share memory: `adaptive`, `deferred`, `at-read`, `never`.
     #[serde(default)]
     pub share: Option<ShareSpec>,
+    /// The group of VMs that share memory with one another; with all that have none when absent.
+    #[serde(default)]
+    pub share_group: Option<String>,
 }
 
 impl VmSpec {

@@ -1,4 +1,5 @@
 //! Images and disks: building, importing and listing images; opening raw and qcow2 disks.
 
 pub mod disk;
+pub mod group;
 pub mod image;

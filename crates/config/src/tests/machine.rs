@@ -456,3 +456,43 @@ memory = "1M"
 "#;
     assert_eq!(refused(text), shown);
 }
+
+#[test]
+fn share_groups_have_names_of_their_own() {
+    let text = r#"image = "debian-12"
+share_group = "-x"
+"#;
+    let shown = r#"
+  × "-x" can't name a group
+   ╭─[vm.toml:2:15]
+ 1 │ image = "debian-12"
+ 2 │ share_group = "-x"
+   ·               ──┬─
+   ·                 ╰── here
+   ╰────
+  help: letters, digits, `-`, `_` and `.`, 63 at most, not starting with `-` or `.`
+"#;
+    assert_eq!(refused(text), shown);
+}
+
+#[test]
+fn share_groups_keep_no_private_writes() {
+    let text = r#"name = "a"
+image = "debian-12"
+share_group = "red"
+root.persistent = true
+"#;
+    let shown = r#"
+  × a share group, and a private disk that keeps its writes: they would stand on the group's copy of the
+  │ image
+   ╭─[vm.toml:3:15]
+ 2 │ image = "debian-12"
+ 3 │ share_group = "red"
+   ·               ──┬──
+   ·                 ╰── here
+ 4 │ root.persistent = true
+   ╰────
+  help: leave out `persistent`, or give the VM an exclusive disk
+"#;
+    assert_eq!(refused(text), shown);
+}

@@ -94,6 +94,13 @@ pub(super) fn record_raw(file: &File) {
     }
 }
 
+/// Lets a copy of a disk have the format that was recorded of the original.
+pub fn inherit_format(original: &File, copy: &File) {
+    if recorded_raw(original) {
+        record_raw(copy);
+    }
+}
+
 fn recorded_raw(file: &File) -> bool {
     let mut value = [0_u8; 8];
     // SAFETY: the name is a C string, and the kernel writes at most the buffer's length.

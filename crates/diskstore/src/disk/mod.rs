@@ -32,7 +32,7 @@ mod watch;
 mod tests;
 
 pub use error::DiskError;
-pub use format::Format;
+pub use format::{Format, inherit_format};
 pub use io_queue::{IoQueue, Operation, Submission};
 pub use lock::{Holder, Use, Users, holders};
 pub use open::{DiskRequest, Layer, Mode, OpenDisk, open};

@@ -68,7 +68,7 @@ pub fn nameless_file(directory: &Path) -> io::Result<File> {
     }
 }
 
-/// Copies the temporary overlay `from`, whose VM stands still, to the empty file `to`. Space that `from` does not take `to`
+/// Copies a file that nobody writes now, as the temporary overlay of a VM that stands still, to the empty file `to`. Space that `from` does not take `to`
 /// does not take either; where the file system can share it between files, nothing is copied.
 pub fn copy_scratch(from: &File, to: &File) -> io::Result<()> {
     let bytes = from.metadata()?.len();

@@ -12,7 +12,7 @@ use super::place::LabChoice;
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
     /// VM files; flags that describe a VM belong into them
-    #[arg(conflicts_with_all = ["image", "kernel", "cpus", "memory", "disk", "net", "name", "sandbox", "pages"])]
+    #[arg(conflicts_with_all = ["image", "kernel", "cpus", "memory", "disk", "net", "name", "sandbox", "pages", "share", "share_group"])]
     pub files: Vec<PathBuf>,
     /// An image of the image store
     #[arg(long)]
@@ -47,6 +47,9 @@ pub struct RunArgs {
     /// How memory read from images is shared: adaptive, deferred, at-read or never
     #[arg(long)]
     pub share: Option<String>,
+    /// The group of VMs that share memory with one another and with nobody else
+    #[arg(long)]
+    pub share_group: Option<String>,
     /// 4K, thp, 2M or 1G
     #[arg(long, default_value = "4K")]
     pub pages: String,
@@ -163,6 +166,7 @@ pub fn spec(args: &RunArgs) -> Result<VmSpec> {
             .as_deref()
             .map(|text| word("share", text))
             .transpose()?,
+        share_group: args.share_group.clone(),
     };
     config::check(&spec).map_err(|fault| ConfigError::from_flags(&fault))?;
     Ok(spec)
