@@ -146,10 +146,11 @@ fn share_groups_have_no_file_in_common() {
         assert_eq!(read(&vm), sha256_of_file);
         vm
     };
+    let (red, blue) = (Group::new("red"), Group::new("blue"));
     let vms = [
-        start("red-1", Some("t-red")),
-        start("red-2", Some("t-red")),
-        start("blue", Some("t-blue")),
+        start("red-1", Some(&red.0)),
+        start("red-2", Some(&red.0)),
+        start("blue", Some(&blue.0)),
         start("none", None),
     ];
     let images: Vec<Vec<(u64, u64)>> = vms.iter().map(open_images).collect();
@@ -166,6 +167,27 @@ fn share_groups_have_no_file_in_common() {
             vms[other].name()
         );
         assert_eq!(images[one].len(), images[other].len());
+    }
+}
+
+/// A group whose copies of images go with the test.
+struct Group(String);
+
+impl Group {
+    fn new(name: &str) -> Self {
+        Self(format!("t-{name}-{}", std::process::id()))
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let directory = |name: &str| std::env::var_os(name).map(PathBuf::from);
+        let data = directory("MIRRORBALL_DATA")
+            .or_else(|| Some(directory("XDG_DATA_HOME")?.join("mirrorball")))
+            .or_else(|| Some(directory("HOME")?.join(".local/share/mirrorball")));
+        if let Some(data) = data {
+            let _ = fs::remove_dir_all(data.join("groups").join(&self.0));
+        }
     }
 }
 
