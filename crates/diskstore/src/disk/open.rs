@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use super::format::{decide, length, record_raw};
 use super::header::Header;
 use super::lock::{self, Lock, Share};
+use super::upkeep::mend;
 use super::{DiskError, Format, SECTOR_BYTES, qcow2, scratch};
 
 /// Files of a backing chain at most.
@@ -149,6 +150,9 @@ impl<'a> Chain<'a> {
                     path: path.to_owned(),
                     why,
                 })?;
+                if writable {
+                    mend(&file).map_err(DiskError::io(path, "counting what a killed process used"))?;
+                }
                 let below = below(path, &file, &header, known.trusted)?;
                 self.layers.push(Layer {
                     file,
@@ -190,6 +194,7 @@ impl<'a> Chain<'a> {
         }
         let (file, lock) = open_locked(overlay, true, Share::Exclusive, self.vm)?;
         self.locks.push(lock);
+        mend(&file).map_err(DiskError::io(overlay, "counting what a killed process used"))?;
         let header = Header::read(&file, true).map_err(|why| DiskError::Qcow2 {
             path: overlay.to_owned(),
             why,

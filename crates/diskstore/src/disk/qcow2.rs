@@ -1,8 +1,9 @@
 //! A qcow2 disk over the files below it, by `imago`.
 //!
 //! `imago` works on open files only, writes a cluster's data before it maps the cluster, and keeps its refcounts ahead
-//! of its mappings (or behind, when freeing), so that what reaches the kernel is consistent at any moment: after the
-//! death of the process at worst clusters are leaked. It does not sync the disk between the two, so a crash of the
+//! of its mappings (or behind, when freeing), but for a new L2 table, which it names before it is counted: after the death
+//! of the process at worst clusters are leaked, and a table is not counted until the file is opened again
+//! (`upkeep::mend`). It does not sync the disk between the two, so a crash of the
 //! *host* may in addition need `qemu-img check -r all` for what was not flushed; flushed data is safe either way.
 
 use std::fs::File;

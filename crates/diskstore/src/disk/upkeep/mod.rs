@@ -10,6 +10,7 @@ mod check;
 mod commit;
 mod compact;
 mod diff;
+mod mend;
 mod overlays;
 mod own;
 mod qcow2_map;
@@ -19,6 +20,7 @@ pub use check::{Report, check};
 pub use commit::{Committed, Target, base, commit};
 pub use compact::{Compacted, compact};
 pub use diff::{Change, Diff, diff};
+pub use mend::mend;
 pub use overlays::{Overlay, Overlays};
 
 use std::io;
