@@ -13,7 +13,7 @@ use crate::kernel::Kernel;
 pub struct Machine<'a> {
     /// Its description.
     pub spec: &'a HostSpec,
-    /// CPUs.
+    /// CPUs, without the spare one.
     pub cpus: u16,
     /// Memory.
     pub memory_bytes: u64,
@@ -31,29 +31,40 @@ pub struct Machine<'a> {
     pub shared: &'a [(RawFd, u64)],
 }
 
+/// How many CPUs a host has that no program runs on, from number 0: see [`arguments`].
+pub const SPARE_CPUS: u16 = 1;
+
 /// The host kernel's command line.
 ///
 /// `tsc=reliable` keeps KVM from rewriting TSC offsets, which cost guests twenty times the timer interrupts; what
-/// follows it only saves time: checks of timers, of ports that aren't there, of ciphers.
+/// follows it only saves time: checks of timers, of ports that aren't there, of ciphers; mitigations of processors' faults,
+/// which nobody needs in here.
 ///
-/// The emulation now and then delivers a host's interrupt right at the exit from a guest, before KVM has its own registers
-/// back; the host then panics, or a guest ends in a triple fault (seen with QEMU 7.2 and 10.0). With four guests on two CPUs
-/// that hit four runs of five; without the host's mitigations of processor faults, which nobody needs in here, and without
-/// preemption inside its kernel, none of the first four.
+/// `highres=off` makes timers wait for the host's next tick. When QEMU's CPU takes an interrupt request just after the
+/// host put an interrupt into a guest, it can deliver the guest's interrupt twice (7.2 and 10.0: `helper_vmrun` leaves
+/// `exception_index` set), which a guest that has not yet changed to its kernel's GS base does not survive. With fine timers
+/// such requests come at any time, with ticks hardly ever then. Guests run faster, too.
 ///
 /// Now and then the CPUs of a host on a busy machine lock up in KVM: a host that is stuck for 40 s dies, with its stacks on
 /// the console, instead of going on until a limit.
 const COMMAND_LINE: &str = "console=ttyS0 panic=-1 quiet tsc=reliable no_timer_check random.trust_cpu=on \
-                            8250.nr_uarts=1 cryptomgr.notests softlockup_panic=1 watchdog_thresh=20 \
-                            mitigations=off preempt=none";
+                            8250.nr_uarts=1 cryptomgr.notests mitigations=off highres=off \
+                            softlockup_panic=1 watchdog_thresh=20";
 
 /// QEMU's arguments.
+///
+/// The first CPU is a spare one: the host's first process keeps off it, and with it every program. In QEMU (7.2 and 10.0), every CPU that loads
+/// floating-point state, as each switch of tasks does, reads, changes and writes back the flags of the *first* CPU without a
+/// lock (`cpu_clear_ignne`: FERR#, a pin of the PC of 1981). Among these flags are SVM's: whether interrupts are
+/// open and whether addresses are a guest's. A change that the first CPU makes meanwhile is lost, so a first CPU that runs
+/// guests now and then comes back from one with a guest's page tables or with its interrupts open, and the host panics or
+/// the guest ends in a triple fault. Without guests, its flags do not change.
 pub fn arguments(machine: &Machine) -> Vec<OsString> {
     let mut list: Vec<OsString> = Vec::new();
     let mut add = |flag: &str, value: String| list.extend([flag.into(), value.into()]);
     add("-accel", "tcg,thread=multi".into());
     add("-cpu", "EPYC-Milan,+svm,+npt,+nrip-save".into());
-    add("-smp", machine.cpus.to_string());
+    add("-smp", (SPARE_CPUS + machine.cpus).to_string());
     add("-m", format!("{}K", machine.memory_bytes >> 10));
     add("-display", "none".into());
     add("-kernel", machine.kernel.image.display().to_string());
@@ -113,12 +124,14 @@ pub fn arguments(machine: &Machine) -> Vec<OsString> {
             "-object",
             format!("memory-backend-ram,id=node{index},size={}", node.memory.0),
         );
-        let cpus = if node.cpus == 0 {
+        // QEMU wants every CPU to be on a node, the spare one too.
+        let count = node.cpus + if index == 0 { SPARE_CPUS } else { 0 };
+        let cpus = if count == 0 {
             String::new()
         } else {
-            format!(",cpus={cpu}-{}", cpu + node.cpus - 1)
+            format!(",cpus={cpu}-{}", cpu + count - 1)
         };
-        cpu += node.cpus;
+        cpu += count;
         add("-numa", format!("node,nodeid={index},memdev=node{index}{cpus}"));
     }
     for (from, node) in machine.spec.nodes.iter().enumerate() {

@@ -13,11 +13,13 @@ use std::path::Path;
 
 use nix::errno::Errno;
 use nix::kmod::{ModuleInitFlags, finit_module};
+use nix::sched::{sched_getaffinity, sched_setaffinity};
 use nix::sys::reboot::{RebootMode, reboot};
 use nix::sys::wait::{WaitStatus, waitpid};
-use nix::unistd::{ForkResult, fork};
+use nix::unistd::{ForkResult, Pid, fork};
 
 use crate::boot::BootConfig;
+use crate::qemu::SPARE_CPUS;
 
 /// Why a host can't come up.
 pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -34,6 +36,7 @@ fn start() -> Result<(), Failure> {
     let boot: BootConfig = serde_json::from_slice(&fs::read("/boot.json")?)?;
     fs::remove_file("/boot.json")?;
     mounts::basic()?;
+    leave_spare_cpus()?;
     // Opened before the root changes.
     let modules = boot
         .modules
@@ -96,6 +99,15 @@ impl Loadable {
             Err(error) => Err(format!("module {}: {error}", self.name).into()),
         }
     }
+}
+
+/// Keeps this process, and with it every process of this host, off the CPUs that guests break.
+fn leave_spare_cpus() -> Result<(), Failure> {
+    let mut allowed = sched_getaffinity(Pid::from_raw(0))?;
+    for cpu in 0..SPARE_CPUS.into() {
+        allowed.unset(cpu)?;
+    }
+    Ok(sched_setaffinity(Pid::from_raw(0), &allowed)?)
 }
 
 /// The emulated clock has whole seconds and may be off: file times must agree with the outer machine's.
