@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
-# Measures what 1, 2, 4 and 8 guests that read the same disk take of the host's memory, beside QEMU: here where KVM runs
-# guests, in a lab host of 4 GiB elsewhere.
-# Usage: scripts/bench-sharing.sh MIRRORBALL [KINDS [COUNTS [RUNS]]]
+# Measures what 1, 2, 4 and 8 guests that read the same disk take of the host's memory, and how fast one reads it, beside
+# QEMU: here where KVM runs guests, in a lab host of 4 GiB elsewhere.
+# Usage: scripts/bench-sharing.sh MIRRORBALL [memory|speed|all [KINDS [COUNTS [RUNS]]]]
 set -euo pipefail
-mirrorball=$(realpath "$1") counts=${3:-1,2,4,8} runs=${4:-1}
-kinds=${2:-adaptive,deferred,at-read,never,mirrorball-pmem,mirrorball-clones,qemu-blk,qemu-ksm,qemu-pmem}
+mirrorball=$(realpath "$1") part=${2:-all} counts=${4:-1,2,4,8} runs=${5:-}
 here=$(cd "$(dirname "$0")/.." && pwd)
 bench=$(dirname "$mirrorball")/bench-sharing
 data=${MIRRORBALL_DATA:-${XDG_DATA_HOME:-$HOME/.local/share}/mirrorball}
@@ -20,6 +19,17 @@ if ! "$mirrorball" probe >/dev/null 2>&1; then
     # The lab caches the files below this data directory as a host caches its disk's.
     inside=(env MIRRORBALL_DATA="$work" "$mirrorball" lab run "$work/lab.toml" --)
 fi
-echo "bench: memory of guests that share a disk; about a minute for each kind and number on 2 CPUs without usable KVM"
-"${inside[@]}" "$bench" measure "$work" --mirrorball "$mirrorball" --kinds "$kinds" --counts "$counts" --runs "$runs" \
-    --out "$here/bench/results/sharing.json" --machine "$machine"
+run() {
+    local task=$1 kinds=$2 runs=$3 out=$here/bench/results/$4.json
+    "${inside[@]}" "$bench" "$task" "$work" --mirrorball "$mirrorball" --kinds "$kinds" --counts "$counts" --runs "$runs" \
+        --out "$out" --machine "$machine"
+}
+if [[ $part != speed ]]; then
+    echo "bench: memory of guests that share a disk; about a minute for each kind and number on 2 CPUs without usable KVM"
+    run measure "${3:-adaptive,deferred,at-read,never,mirrorball-pmem,mirrorball-clones,qemu-blk,qemu-ksm,qemu-pmem}" \
+        "${runs:-1}" sharing
+fi
+if [[ $part != memory ]]; then
+    echo "bench: how fast a guest reads; about ten seconds for each kind and run on 2 CPUs without usable KVM"
+    run speed "${3:-never,deferred,adaptive,at-read,qemu-blk,qemu-cached}" "${runs:-5}" sharing-speed
+fi

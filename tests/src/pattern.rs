@@ -141,9 +141,144 @@ impl Iterator for DiskWrites {
     }
 }
 
+/// A disk's sector.
+pub const SECTOR_BYTES: usize = 512;
+
+/// What a disk's sectors hold, as 8 bytes for each: their content follows from its number.
+///
+/// A sector that somebody wrote starts with its writer's [`canary`], so that it can be told wherever it turns up.
+#[derive(Clone, Debug)]
+pub struct Sectors {
+    contents: Vec<u64>,
+    written: u64,
+}
+
+/// The content of zeroes; that of sector `n` of a base is `n + 1`.
+const ZEROES: u64 = 0;
+/// Contents that were written have this, the writer, and a number of its own.
+const WRITTEN: u64 = 1 << 63;
+const WRITER_SHIFT: u32 = 40;
+
+/// The 16 bytes that a writer's sectors start with.
+pub fn canary(writer: u64) -> [u8; 16] {
+    let mut canary = [0; 16];
+    Numbers::new(mix(WRITTEN | writer)).fill(&mut canary);
+    canary
+}
+
+impl Sectors {
+    /// A base of so many sectors, each with bytes of its own.
+    pub fn base(sectors: u64) -> Self {
+        Self {
+            contents: (1..=sectors).collect(),
+            written: 0,
+        }
+    }
+
+    /// The bytes of a whole base.
+    pub fn base_bytes(sectors: u64) -> Vec<u8> {
+        let mut bytes = vec![0; sectors as usize * SECTOR_BYTES];
+        Self::base(sectors).fill(0, &mut bytes);
+        bytes
+    }
+
+    /// How many there are; never none.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> u64 {
+        self.contents.len() as u64
+    }
+
+    fn range(&mut self, first: u64, count: u64) -> &mut [u64] {
+        &mut self.contents[first as usize..(first + count) as usize]
+    }
+
+    /// They get contents that were never there; `writer` is below 2^23.
+    pub fn renew(&mut self, first: u64, count: u64, writer: u64) {
+        for sector in first..first + count {
+            self.written += 1;
+            self.contents[sector as usize] = WRITTEN | writer << WRITER_SHIFT | self.written;
+        }
+    }
+
+    /// They become zeroes.
+    pub fn zero(&mut self, first: u64, count: u64) {
+        self.range(first, count).fill(ZEROES);
+    }
+
+    /// They become those at `from`, as these are now.
+    pub fn copy(&mut self, from: u64, to: u64, count: u64) {
+        let from = from as usize;
+        self.contents
+            .copy_within(from..from + count as usize, to as usize);
+    }
+
+    /// Their bytes.
+    pub fn fill(&self, first: u64, bytes: &mut [u8]) {
+        let contents = &self.contents[first as usize..];
+        for (content, sector) in contents.iter().zip(bytes.chunks_exact_mut(SECTOR_BYTES)) {
+            Self::sector(*content, sector);
+        }
+    }
+
+    fn sector(content: u64, bytes: &mut [u8]) {
+        if content == ZEROES {
+            return bytes.fill(0);
+        }
+        Numbers::new(mix(content)).fill(bytes);
+        if content & WRITTEN != 0 {
+            let writer = (content & !WRITTEN) >> WRITER_SHIFT;
+            bytes[..16].copy_from_slice(&canary(writer));
+        }
+    }
+
+    /// Compares bytes that were read from there; the error says which sector is wrong, and how.
+    pub fn check(&self, first: u64, bytes: &[u8]) -> Result<(), String> {
+        let mut wanted = [0; SECTOR_BYTES];
+        let contents = &self.contents[first as usize..];
+        for (at, found) in bytes.chunks_exact(SECTOR_BYTES).enumerate() {
+            Self::sector(contents[at], &mut wanted);
+            if found != wanted {
+                let byte = found.iter().zip(&wanted).position(|(a, b)| a != b).unwrap_or(0);
+                return Err(format!(
+                    "sector {}: wrong from byte {byte}: {:02x?} instead of {:02x?} (content {:x})",
+                    first + at as u64,
+                    &found[byte & !15..][..16],
+                    &wanted[byte & !15..][..16],
+                    contents[at]
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Digest, DiskWrites, digest};
+    use super::{Digest, DiskWrites, SECTOR_BYTES, Sectors, canary, digest};
+
+    #[test]
+    fn sectors_know_what_was_written_copied_and_zeroed_and_by_whom() {
+        let mut disk = Sectors::base(64);
+        let mut bytes = Sectors::base_bytes(64);
+        disk.check(0, &bytes).unwrap();
+        disk.renew(8, 4, 7);
+        assert!(disk.check(0, &bytes).is_err(), "an old sector passed");
+        disk.copy(10, 30, 2);
+        disk.zero(11, 1);
+        disk.fill(0, &mut bytes);
+        disk.check(0, &bytes).unwrap();
+        let sector = |number: usize| &bytes[number * SECTOR_BYTES..][..SECTOR_BYTES];
+        assert!(sector(8).starts_with(&canary(7)) && sector(30).starts_with(&canary(7)));
+        assert_ne!(canary(7), canary(8));
+        assert!(sector(11).iter().all(|byte| *byte == 0));
+        assert_eq!(sector(30), sector(10), "the copy is of the sector as it was");
+        bytes[30 * SECTOR_BYTES + 511] ^= 1;
+        assert!(
+            disk.check(0, &bytes)
+                .unwrap_err()
+                .starts_with("sector 30: wrong from byte 511")
+        );
+    }
 
     #[test]
     fn a_digest_does_not_depend_on_the_pieces_but_on_every_byte() {

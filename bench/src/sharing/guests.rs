@@ -16,6 +16,15 @@ const LIMIT: Duration = Duration::from_secs(180);
 const BACKGROUND_LIMIT: Duration = Duration::from_secs(120);
 const PROGRESS_LIMIT: Duration = Duration::from_secs(15);
 
+/// How long a guest read, in seconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Read {
+    /// The first time.
+    pub first_s: f64,
+    /// The second time, if it was to.
+    pub again_s: Option<f64>,
+}
+
 /// Running guests. Ended when dropped.
 pub enum Guests {
     /// Under one monitor of Mirrorball's.
@@ -30,17 +39,18 @@ pub enum Guests {
 }
 
 impl Guests {
-    /// Starts `count` guests at once.
+    /// Starts `count` guests at once; `words` are added to their kernel's command line.
     pub fn start(
         kind: &Kind,
         count: usize,
         files: &Path,
         mirrorball: &Path,
         runtime: &Path,
+        words: &str,
     ) -> Outcome<Self> {
         if kind.ours() {
             let file = runtime.join("sharing.toml");
-            fs::write(&file, kind.vm_file(files))?;
+            fs::write(&file, kind.vm_file(files, words))?;
             let output = Command::new(mirrorball)
                 .args(["run", "-d", "--lab", "never", "--count", &count.to_string()])
                 .arg(&file)
@@ -61,14 +71,14 @@ impl Guests {
             for number in 0..count {
                 let console = runtime.join(format!("console-{number}"));
                 fs::write(&console, "")?;
-                guests.push((kind.qemu(files, &console)?.spawn()?, console));
+                guests.push((kind.qemu(files, &console, words)?.spawn()?, console));
             }
         }
         Ok(all)
     }
 
-    /// Waits until each has read everything; the times that took, in seconds.
-    pub fn wait(&mut self) -> Outcome<Vec<f64>> {
+    /// Waits until each has read everything; the times that took.
+    pub fn wait(&mut self) -> Outcome<Vec<Read>> {
         let deadline = Instant::now() + LIMIT;
         loop {
             let consoles = self.consoles()?;
@@ -81,10 +91,12 @@ impl Guests {
                 if sums.iter().any(|sum| *sum != sums[0]) {
                     return Err(format!("guests read different things: {sums:?}").into());
                 }
-                return Ok(answers
-                    .iter()
-                    .filter_map(|answer| answer["read_s"].as_f64())
-                    .collect());
+                let read = |answer: &Value| {
+                    let first_s = answer["read_s"].as_f64()?;
+                    let again_s = answer["again_s"].as_f64();
+                    Some(Read { first_s, again_s })
+                };
+                return Ok(answers.iter().filter_map(read).collect());
             }
             if Instant::now() > deadline {
                 let last = consoles.iter().find(|text| answer(text).is_none());

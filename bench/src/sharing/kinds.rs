@@ -29,6 +29,8 @@ pub enum Kind {
     QemuKsm,
     /// QEMU with private persistent memory.
     QemuPmem,
+    /// QEMU with virtio-blk, through the host's page cache.
+    QemuCached,
 }
 
 const POLICIES: [&str; 4] = ["never", "deferred", "at-read", "adaptive"];
@@ -44,9 +46,10 @@ impl FromStr for Kind {
             "qemu-blk" => Ok(Self::QemuBlock),
             "qemu-ksm" => Ok(Self::QemuKsm),
             "qemu-pmem" => Ok(Self::QemuPmem),
+            "qemu-cached" => Ok(Self::QemuCached),
             policy if POLICIES.contains(&policy) => Ok(Self::MirrorballShare(policy.to_owned())),
             _ => Err(format!(
-                "no kind '{text}'; there are mirrorball, {}, mirrorball-pmem, mirrorball-clones, qemu-blk, qemu-ksm, qemu-pmem",
+                "no kind '{text}'; there are mirrorball, {}, mirrorball-pmem, mirrorball-clones, qemu-blk, qemu-ksm, qemu-pmem, qemu-cached",
                 POLICIES.join(", ")
             )),
         }
@@ -64,6 +67,7 @@ impl Kind {
             Self::QemuBlock => "QEMU virtio-blk, cache=none".to_owned(),
             Self::QemuKsm => "QEMU virtio-blk with KSM".to_owned(),
             Self::QemuPmem => "QEMU pmem, private, DAX".to_owned(),
+            Self::QemuCached => "QEMU virtio-blk, cache=writeback".to_owned(),
         }
     }
 
@@ -75,8 +79,9 @@ impl Kind {
         )
     }
 
-    /// The VM file of Mirrorball's kinds.
-    pub fn vm_file(&self, files: &Path) -> String {
+    /// The VM file of Mirrorball's kinds; `words` are added to the kernel's command line.
+    pub fn vm_file(&self, files: &Path, words: &str) -> String {
+        let cmdline = format!("{CMDLINE} {words}");
         let [kernel, initrd, disk] = [KERNEL, INITRD, DISK].map(|name| files.join(name));
         let (share, device) = match self {
             // Said of the whole VM, so that it holds for the kernel's pages too.
@@ -86,12 +91,12 @@ impl Kind {
         };
         format!(
             "name = \"sharing\"\nmemory = {MEMORY:?}\nnets = []\n{share}\n[kernel]\npath = {kernel:?}\n\
-             initrd = {initrd:?}\ncmdline = {CMDLINE:?}\n\n[[disks]]\npath = {disk:?}\n{device}"
+             initrd = {initrd:?}\ncmdline = {cmdline:?}\n\n[[disks]]\npath = {disk:?}\n{device}"
         )
     }
 
-    /// QEMU's command; the guest's console goes to `console`.
-    pub fn qemu(&self, files: &Path, console: &Path) -> Outcome<Command> {
+    /// QEMU's command; the guest's console goes to `console`, and `words` are added to the kernel's command line.
+    pub fn qemu(&self, files: &Path, console: &Path, words: &str) -> Outcome<Command> {
         let mut command = Command::new("qemu-system-x86_64");
         command
             .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
@@ -101,7 +106,7 @@ impl Kind {
             .arg(files.join(KERNEL))
             .arg("-initrd")
             .arg(files.join(INITRD))
-            .args(["-append", CMDLINE]);
+            .args(["-append", &format!("{CMDLINE} {words}")]);
         let disk = files.join(DISK);
         let disk = disk.to_str().ok_or("the folder's name is no text")?;
         if *self == Self::QemuPmem {
@@ -112,10 +117,15 @@ impl Kind {
                 ))
                 .args(["-device", "virtio-pmem-pci,memdev=p0"]);
         } else {
+            let cache = if *self == Self::QemuCached {
+                "writeback"
+            } else {
+                "none"
+            };
             command
                 .args(["-m", MEMORY, "-drive"])
                 .arg(format!(
-                    "file={disk},if=none,id=d0,format=raw,cache=none,aio=threads,readonly=on"
+                    "file={disk},if=none,id=d0,format=raw,cache={cache},aio=threads,readonly=on"
                 ))
                 .args(["-device", "virtio-blk-pci,drive=d0"]);
         }

@@ -2,13 +2,15 @@
 //!
 //! `bench-sharing stage FOLDER --kernel VMLINUX --initrd INITRD` makes the guests' files; they are to lie where the host's
 //! page cache works for them. `bench-sharing measure FOLDER --mirrorball PATH --kinds LIST --counts LIST --runs N --out
-//! FILE.json --machine TEXT` needs root, KVM and `qemu-system-x86_64`, and a host with nothing else to do.
+//! FILE.json --machine TEXT` needs root, KVM and `qemu-system-x86_64`, and a host with nothing else to do. `bench-sharing
+//! speed` with the same options (one guest at a time, so COUNTS does not matter) times how fast guests read.
 
 mod guests;
 mod host;
 mod kinds;
 mod measure;
 mod plot;
+mod speed;
 mod stage;
 mod table;
 
@@ -31,7 +33,7 @@ pub struct Options {
 
 fn run() -> Outcome<()> {
     let mut words = std::env::args().skip(1);
-    let usage = "bench-sharing stage|measure FOLDER --OPTION VALUE ...";
+    let usage = "bench-sharing stage|measure|speed FOLDER --OPTION VALUE ...";
     let (task, folder) = words.next().zip(words.next()).ok_or(usage)?;
     let folder = PathBuf::from(folder);
     let mut values = HashMap::new();
@@ -43,21 +45,28 @@ fn run() -> Outcome<()> {
     let mut take = |name: &str| values.remove(name).ok_or_else(|| format!("--{name} is missing"));
     match task.as_str() {
         "stage" => stage::stage(&folder, take("kernel")?.as_ref(), take("initrd")?.as_ref()),
-        "measure" => measure::measure(&Options {
-            folder,
-            mirrorball: take("mirrorball")?.into(),
-            kinds: take("kinds")?
-                .split(',')
-                .map(str::parse)
-                .collect::<Result<_, _>>()?,
-            counts: take("counts")?
-                .split(',')
-                .map(str::parse)
-                .collect::<Result<_, _>>()?,
-            runs: take("runs")?.parse()?,
-            out: take("out")?.into(),
-            machine: take("machine")?,
-        }),
+        "measure" | "speed" => {
+            let options = Options {
+                folder,
+                mirrorball: take("mirrorball")?.into(),
+                kinds: take("kinds")?
+                    .split(',')
+                    .map(str::parse)
+                    .collect::<Result<_, _>>()?,
+                counts: take("counts")?
+                    .split(',')
+                    .map(str::parse)
+                    .collect::<Result<_, _>>()?,
+                runs: take("runs")?.parse()?,
+                out: take("out")?.into(),
+                machine: take("machine")?,
+            };
+            if task == "speed" {
+                speed::speed(&options)
+            } else {
+                measure::measure(&options)
+            }
+        }
         _ => Err(usage.into()),
     }
 }

@@ -76,8 +76,8 @@ fn sample(kind: &Kind, count: usize, options: &Options, runtime: &Path) -> Outco
     } else {
         0
     };
-    let mut guests = Guests::start(kind, count - clones, &files, &options.mirrorball, runtime)?;
-    let read_s = guests.wait()?.into_iter().fold(0.0, f64::max);
+    let mut guests = Guests::start(kind, count - clones, &files, &options.mirrorball, runtime, "")?;
+    let read_s = guests.wait()?.iter().map(|read| read.first_s).fold(0.0, f64::max);
     let ksm_cpu_s = ksm.as_ref().map(host::Ksm::converge).transpose()?;
     let sharing = guests.share()?;
     let made = if clones > 0 {
@@ -124,12 +124,14 @@ fn sample(kind: &Kind, count: usize, options: &Options, runtime: &Path) -> Outco
 }
 
 /// A folder in memory for consoles. Removed when dropped.
-struct Runtime {
-    folder: PathBuf,
+pub struct Runtime {
+    /// The folder.
+    pub folder: PathBuf,
 }
 
 impl Runtime {
-    fn new() -> Outcome<Self> {
+    /// Makes it.
+    pub fn new() -> Outcome<Self> {
         let folder = PathBuf::from(format!("/dev/shm/bench-sharing-{}", std::process::id()));
         fs::create_dir(&folder)?;
         Ok(Self { folder })

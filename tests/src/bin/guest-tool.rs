@@ -6,6 +6,8 @@
 mod dax;
 #[path = "guest-tool/disk.rs"]
 mod disk;
+#[path = "guest-tool/load.rs"]
+mod load;
 #[path = "guest-tool/memory.rs"]
 mod memory;
 #[path = "guest-tool/peer.rs"]
@@ -15,6 +17,7 @@ mod pinned;
 
 const USAGE: &str = "usage: guest-tool memory MIB | hold MIB SECONDS | pinned CPUS \
      | disk-write DEVICE SEED COUNT | disk-digest DEVICE | disk-mark DEVICE COUNT | disk-marks DEVICE \
+     | disk-load DEVICE SEED SECONDS \
      | dax-dma FILE DEVICE MIB \
      | send ADDRESS SEED BYTES | receive PORT | fetch ADDRESS | serve PORT SEED BYTES | reflect PORT COUNT";
 
@@ -45,6 +48,7 @@ fn run(words: &[&str]) -> Result<String, Fault> {
         ["disk-digest", device] => disk::read_digest(device),
         ["disk-mark", device, count] => disk::mark(device, count.parse()?),
         ["disk-marks", device] => disk::marks(device),
+        ["disk-load", device, seed, seconds] => load::load(device, seed.parse()?, seconds.parse()?),
         ["dax-dma", file, device, mib] => dax::through_a_device(file, device, mib.parse()?),
         ["send", address, seed, bytes] => peer::send(address, seed.parse()?, bytes.parse()?),
         ["receive", port] => peer::receive(port.parse()?),
