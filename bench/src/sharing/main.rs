@@ -3,8 +3,12 @@
 //! `bench-sharing stage FOLDER --kernel VMLINUX --initrd INITRD` makes the guests' files; they are to lie where the host's
 //! page cache works for them. `bench-sharing measure FOLDER --mirrorball PATH --kinds LIST --counts LIST --runs N --out
 //! FILE.json --machine TEXT` needs root, KVM and `qemu-system-x86_64`, and a host with nothing else to do. `bench-sharing
-//! speed` with the same options (one guest at a time, so COUNTS does not matter) times how fast guests read.
+//! speed` with the same options (one guest at a time, so COUNTS does not matter) times how fast guests read. `bench-sharing
+//! builds` with them compiles in VMs of the image `debian-12`; its FOLDER holds the image's `root.raw`, and `bzip2.tar`.
+//! `bench-sharing clones` clones such a VM, each of COUNTS at once.
 
+mod builds;
+mod clones;
 mod guests;
 mod host;
 mod kinds;
@@ -33,7 +37,7 @@ pub struct Options {
 
 fn run() -> Outcome<()> {
     let mut words = std::env::args().skip(1);
-    let usage = "bench-sharing stage|measure|speed FOLDER --OPTION VALUE ...";
+    let usage = "bench-sharing stage|measure|speed|builds|clones FOLDER --OPTION VALUE ...";
     let (task, folder) = words.next().zip(words.next()).ok_or(usage)?;
     let folder = PathBuf::from(folder);
     let mut values = HashMap::new();
@@ -45,7 +49,7 @@ fn run() -> Outcome<()> {
     let mut take = |name: &str| values.remove(name).ok_or_else(|| format!("--{name} is missing"));
     match task.as_str() {
         "stage" => stage::stage(&folder, take("kernel")?.as_ref(), take("initrd")?.as_ref()),
-        "measure" | "speed" => {
+        "measure" | "speed" | "builds" | "clones" => {
             let options = Options {
                 folder,
                 mirrorball: take("mirrorball")?.into(),
@@ -61,10 +65,11 @@ fn run() -> Outcome<()> {
                 out: take("out")?.into(),
                 machine: take("machine")?,
             };
-            if task == "speed" {
-                speed::speed(&options)
-            } else {
-                measure::measure(&options)
+            match task.as_str() {
+                "speed" => speed::speed(&options),
+                "builds" => builds::builds(&options),
+                "clones" => clones::clones(&options),
+                _ => measure::measure(&options),
             }
         }
         _ => Err(usage.into()),
