@@ -39,14 +39,18 @@ pub fn find(cache: &Path) -> Result<Kernel, LabError> {
         image: directory.join("vmlinuz"),
         modules: directory.join("modules"),
     };
+    // One that was fetched for another list of modules lacks some.
+    let suffix = format!("+{}", module::wanted_name());
     let mut kept: Vec<PathBuf> = fs::read_dir(cache)
         .into_iter()
         .flatten()
         .flatten()
         .map(|entry| entry.path())
         .filter(|path| {
-            path.file_name()
-                .is_some_and(|name| name.to_string_lossy().starts_with("kernel-"))
+            path.file_name().is_some_and(|name| {
+                let name = name.to_string_lossy();
+                name.starts_with("kernel-") && name.ends_with(&suffix)
+            })
         })
         .collect();
     // The series known to work first, then the newest by name.
@@ -62,7 +66,11 @@ fn fetch(cache: &Path) -> Result<PathBuf, LabError> {
     let package = package()?;
     let work = cache.join(format!(".fetch-{}", std::process::id()));
     fs::create_dir_all(&work).on("make", &work)?;
-    let result = fetch_into(&work, &package, &cache.join(format!("kernel-{package}")));
+    let result = fetch_into(
+        &work,
+        &package,
+        &cache.join(format!("kernel-{package}+{}", module::wanted_name())),
+    );
     let _ = fs::remove_dir_all(&work);
     result
 }

@@ -24,6 +24,9 @@ pub const WANTED: &[(&str, &str)] = &[
     ("vhost_net", ""),
     ("vhost_vsock", ""),
     ("loop", ""),
+    // Which ext4 asks for by name, of nobody in here.
+    ("crc32c_generic", ""),
+    ("ext4", ""),
     ("overlay", ""),
     ("sch_netem", ""),
     ("hwpoison_inject", ""),
@@ -31,6 +34,16 @@ pub const WANTED: &[(&str, &str)] = &[
 
 /// How many of [`WANTED`], from the first, a host needs for its root and its network.
 const WANTED_TO_MOUNT: usize = 4;
+
+/// A name for [`WANTED`], the same whenever the modules are.
+pub fn wanted_name() -> String {
+    // FNV-1a.
+    let names = WANTED.iter().flat_map(|(name, _)| name.bytes().chain([0]));
+    let hash = names.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+    });
+    format!("{:08x}", hash as u32)
+}
 
 /// A module file to load.
 #[derive(Clone, Debug, PartialEq, Eq)]
