@@ -7,8 +7,8 @@ program=$1
 shift
 mirrorball=${MIRRORBALL_BIN:-$(dirname "$program")/../mirrorball}
 case $(basename "$program") in
-# These start no guest themselves: the automatic lab's tests, which start labs one after another, and unit tests.
-auto-* | guest_tests-* | guest_tool-*) exec "$program" --test-threads=1 "$@" ;;
+# The automatic lab's tests start labs themselves, one after another.
+auto-*) exec "$program" --test-threads=1 "$@" ;;
 esac
 if "$mirrorball" probe >/dev/null 2>&1; then
     exec "$program" --test-threads=1 "$@"
