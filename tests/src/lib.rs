@@ -10,10 +10,12 @@ pub mod host;
 pub mod pattern;
 pub mod peer;
 pub mod scratch;
+pub mod setting;
 pub mod terminal;
 pub mod vm;
 pub mod wait;
 
 pub use command::{Output, mirrorball};
 pub use scratch::Scratch;
+pub use setting::Setting;
 pub use vm::{Vm, VmFile};

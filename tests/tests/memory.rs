@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use guest_tests::{Scratch, Vm, VmFile, mirrorball, wait};
+use guest_tests::{Scratch, Setting, Vm, VmFile, mirrorball, wait};
 
 const MIB: u64 = 1 << 20;
 
@@ -101,34 +101,6 @@ fn a_balloon_that_the_vm_can_not_fill_is_refused() {
     let none = mirrorball(["balloon", vm.name(), "64M"]).run().expect(1);
     assert!(none.errors().contains("balloon = true"), "{none}");
     vm.kill();
-}
-
-/// A file below `/sys/kernel/mm` or `/proc/sys` with another word in it until the test is over.
-struct Setting {
-    path: &'static str,
-    before: String,
-}
-
-impl Setting {
-    #[track_caller]
-    fn new(path: &'static str, word: &str) -> Self {
-        let before = fs::read_to_string(path).expect("a setting of the host");
-        // Of several words the host shows all, the present one in brackets.
-        let chosen = before
-            .split(['[', ']'])
-            .nth(1)
-            .unwrap_or(before.trim())
-            .to_owned();
-        fs::write(path, word).expect("root may change it");
-        Self { path, before: chosen }
-    }
-}
-
-impl Drop for Setting {
-    fn drop(&mut self) {
-        // A second error would hide the first.
-        let _ = fs::write(self.path, &self.before);
-    }
 }
 
 const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";

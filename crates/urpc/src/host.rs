@@ -1,0 +1,15 @@
+//! Channels between threads and processes of one host, and hosts that share memory.
+//!
+//! - [`memory`]: a ring in a memory file, or in a part of a device's memory;
+//! - [`channel`]: sending and receiving that may wait: first by polling, then blocked;
+//! - [`block`]: how a blocked side waits and is woken, and what that costs here.
+
+pub mod block;
+pub mod channel;
+pub mod memory;
+#[cfg(test)]
+mod tests;
+
+pub use block::{Block, measure_block_ns};
+pub use channel::{Inbox, Outbox, channel};
+pub use memory::{MemoryError, SharedRing};

@@ -1,0 +1,221 @@
+//! Sending and receiving that may wait.
+
+use std::hint;
+use std::time::{Duration, Instant};
+
+use super::{Block, MemoryError, SharedRing};
+use crate::message::Message;
+use crate::poll::PollTime;
+use crate::ring::{Receiver, RecvError, SendError, Sender};
+
+/// Looks at the ring between two looks at the clock.
+const LOOKS: u32 = 64;
+
+/// The sending end.
+#[derive(Debug)]
+pub struct Outbox {
+    sender: Sender<SharedRing>,
+    block: Block,
+    poll: PollTime,
+}
+
+/// The receiving end.
+#[derive(Debug)]
+pub struct Inbox {
+    receiver: Receiver<SharedRing>,
+    block: Block,
+    poll: PollTime,
+}
+
+/// Both ends of a new channel, for two threads. `block_ns` is what [`super::measure_block_ns`] said.
+///
+/// # Errors
+/// As [`SharedRing::create`].
+pub fn channel(lines: usize, block_ns: u64) -> Result<(Outbox, Inbox), MemoryError> {
+    let (ring, file) = SharedRing::create(lines)?;
+    let other = SharedRing::attach(&file)?;
+    Ok((
+        Outbox::new(ring, Block::Futex, block_ns),
+        Inbox::new(other, Block::Futex, block_ns),
+    ))
+}
+
+impl Outbox {
+    /// The one sender of an empty ring.
+    pub fn new(ring: SharedRing, block: Block, block_ns: u64) -> Self {
+        Self {
+            sender: Sender::new(ring),
+            block,
+            poll: PollTime::new(block_ns),
+        }
+    }
+
+    /// Puts a message into the channel if there is room. Who is blocked at the other end sleeps on until
+    /// [`Outbox::flush`]: one for a batch.
+    ///
+    /// # Errors
+    /// As [`Sender::post`].
+    pub fn post(&mut self, message: &Message) -> Result<(), SendError> {
+        self.sender.post(message)
+    }
+
+    /// Wakes the receiver if it is blocked.
+    pub fn flush(&self) {
+        if self.sender.must_wake() {
+            self.block.wake(self.sender.ring().receiver());
+        }
+    }
+
+    /// Sends a message, and waits for room until `deadline`.
+    ///
+    /// # Errors
+    /// As [`Sender::post`]; [`SendError::Full`] only after the deadline.
+    pub fn send(&mut self, message: &Message, deadline: Option<Instant>) -> Result<(), SendError> {
+        let mut wait = Wait::new(deadline);
+        loop {
+            match self.sender.post(message) {
+                Ok(()) => {
+                    self.flush();
+                    return Ok(());
+                }
+                Err(SendError::Full) => {}
+                Err(error) => return Err(error),
+            }
+            // What fills the ring must be seen before there can be room.
+            self.flush();
+            match wait.next(&mut self.poll) {
+                Next::Look => {}
+                Next::Over => return Err(SendError::Full),
+                Next::Block(round) => {
+                    if self.sender.prepare_to_block()? {
+                        self.block.wait(self.sender.ring().sender(), round, deadline);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Inbox {
+    /// The one receiver of a ring of which nothing was taken yet.
+    pub fn new(ring: SharedRing, block: Block, block_ns: u64) -> Self {
+        Self {
+            receiver: Receiver::new(ring),
+            block,
+            poll: PollTime::new(block_ns),
+        }
+    }
+
+    /// Takes the next message, if there is one.
+    ///
+    /// # Errors
+    /// When the sender is gone and nothing is left.
+    pub fn try_recv(&mut self) -> Result<Option<Message>, RecvError> {
+        let taken = self.receiver.take();
+        self.wake_sender();
+        taken
+    }
+
+    /// Takes the next message, and waits for it until `deadline`; then gives none.
+    ///
+    /// # Errors
+    /// When the sender is gone and nothing is left.
+    pub fn recv(&mut self, deadline: Option<Instant>) -> Result<Option<Message>, RecvError> {
+        let mut wait = Wait::new(deadline);
+        loop {
+            if let Some(message) = self.try_recv()? {
+                wait.over(&mut self.poll);
+                return Ok(Some(message));
+            }
+            match wait.next(&mut self.poll) {
+                Next::Look => {}
+                Next::Over => return Ok(None),
+                Next::Block(round) => {
+                    let must_block = self.receiver.prepare_to_block();
+                    self.wake_sender();
+                    if must_block {
+                        self.block.wait(self.receiver.ring().receiver(), round, deadline);
+                        self.receiver.unblocked();
+                    }
+                }
+            }
+        }
+    }
+
+    fn wake_sender(&mut self) {
+        if self.receiver.must_wake() {
+            self.block.wake(self.receiver.ring().sender());
+        }
+    }
+}
+
+/// The other side must not sleep on.
+impl Drop for Outbox {
+    fn drop(&mut self) {
+        self.sender.ring().close();
+        self.block.wake(self.sender.ring().receiver());
+    }
+}
+
+impl Drop for Inbox {
+    fn drop(&mut self) {
+        self.receiver.ring().close();
+        self.block.wake(self.receiver.ring().sender());
+    }
+}
+
+/// One wait: polling, then blocking.
+struct Wait {
+    deadline: Option<Instant>,
+    /// Set at the first look that was for nothing.
+    start: Option<Instant>,
+    looks: u32,
+    blocked: u32,
+}
+
+enum Next {
+    Look,
+    /// For the n-th time.
+    Block(u32),
+    Over,
+}
+
+impl Wait {
+    fn new(deadline: Option<Instant>) -> Self {
+        Self {
+            deadline,
+            start: None,
+            looks: 0,
+            blocked: 0,
+        }
+    }
+
+    /// What to do after a look that was for nothing.
+    fn next(&mut self, poll: &mut PollTime) -> Next {
+        self.looks += 1;
+        if self.blocked == 0 && !self.looks.is_multiple_of(LOOKS) {
+            hint::spin_loop();
+            return Next::Look;
+        }
+        let now = Instant::now();
+        let start = *self.start.get_or_insert(now);
+        if self.deadline.is_some_and(|deadline| now >= deadline) {
+            self.over(poll);
+            return Next::Over;
+        }
+        if now - start < Duration::from_nanos(poll.poll_ns()) {
+            return Next::Look;
+        }
+        self.blocked += 1;
+        Next::Block(self.blocked - 1)
+    }
+
+    /// The wait is over, one way or the other.
+    fn over(&self, poll: &mut PollTime) {
+        if let Some(start) = self.start {
+            poll.waited(start.elapsed().as_nanos() as u64);
+        } else if self.looks > 0 {
+            poll.waited(0);
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Channels between threads and processes, with waiting.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::message::Message;
+use crate::ring::{RecvError, SendError};
+
+const BLOCK_NS: u64 = 5_000;
+
+fn message(number: u64) -> Message {
+    Message {
+        words: [number; 7],
+        kind: 1,
+    }
+}
+
+fn soon() -> Option<Instant> {
+    Some(Instant::now() + Duration::from_secs(20))
+}
+
+/// In a small ring both sides block again and again; nobody may sleep over what the other did.
+#[test]
+fn both_sides_block_and_nothing_is_lost() {
+    const COUNT: u64 = 50_000;
+    let (mut outbox, mut inbox) = channel(2, 0).expect("a channel");
+    let writer = thread::spawn(move || {
+        for number in 0..COUNT {
+            outbox.send(&message(number), soon()).expect("room in time");
+        }
+    });
+    for number in 0..COUNT {
+        let got = inbox.recv(soon()).expect("open").expect("a message in time");
+        assert_eq!(got, message(number));
+    }
+    writer.join().expect("no panic");
+    assert_eq!(inbox.recv(soon()), Err(RecvError::Closed));
+}
+
+#[test]
+fn a_wait_ends_at_its_deadline() {
+    let (mut outbox, mut inbox) = channel(2, BLOCK_NS).expect("a channel");
+    let start = Instant::now();
+    let after = |ms| Some(Instant::now() + Duration::from_millis(ms));
+    assert_eq!(inbox.recv(after(30)), Ok(None));
+    (0..2).for_each(|number| outbox.send(&message(number), soon()).expect("room"));
+    assert_eq!(outbox.send(&message(2), after(30)), Err(SendError::Full));
+    let waited = start.elapsed();
+    assert!(
+        (Duration::from_millis(60)..Duration::from_secs(10)).contains(&waited),
+        "{waited:?}"
+    );
+}
+
+#[test]
+fn a_blocked_side_hears_that_the_other_is_gone() {
+    let (outbox, mut inbox) = channel(2, 0).expect("a channel");
+    let reader = thread::spawn(move || inbox.recv(soon()));
+    thread::sleep(Duration::from_millis(50));
+    drop(outbox);
+    assert_eq!(reader.join().expect("no panic"), Err(RecvError::Closed));
+
+    let (mut outbox, inbox) = channel(2, 0).expect("a channel");
+    (0..2).for_each(|number| outbox.send(&message(number), soon()).expect("room"));
+    let writer = thread::spawn(move || outbox.send(&message(2), soon()));
+    thread::sleep(Duration::from_millis(50));
+    drop(inbox);
+    assert_eq!(writer.join().expect("no panic"), Err(SendError::Closed));
+}
+
+#[test]
+fn a_blocked_receiver_costs_nothing() {
+    let (_outbox, mut inbox) = channel(2, BLOCK_NS).expect("a channel");
+    let cpu = || {
+        let used = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_THREAD)
+            .expect("always allowed");
+        Duration::from_micros((used.user_time().tv_usec() + used.system_time().tv_usec()) as u64)
+            + Duration::from_secs((used.user_time().tv_sec() + used.system_time().tv_sec()) as u64)
+    };
+    let before = cpu();
+    assert_eq!(
+        inbox.recv(Some(Instant::now() + Duration::from_millis(500))),
+        Ok(None)
+    );
+    let used = cpu() - before;
+    assert!(used < Duration::from_millis(5), "{used:?} of 500 ms");
+}
+
+#[test]
+fn without_wake_ups_messages_come_all_the_same() {
+    let (ring, file) = SharedRing::create(4).expect("a ring");
+    let other = SharedRing::attach(&file).expect("the same ring");
+    let mut outbox = Outbox::new(ring, Block::Nap, BLOCK_NS);
+    let mut inbox = Inbox::new(other, Block::Nap, BLOCK_NS);
+    let reader = thread::spawn(move || (0..20).map(|_| inbox.recv(soon())).collect::<Vec<_>>());
+    for number in 0..20 {
+        thread::sleep(Duration::from_millis(number % 4));
+        outbox.send(&message(number), soon()).expect("room in time");
+    }
+    let got = reader.join().expect("no panic");
+    assert_eq!(
+        got,
+        (0..20)
+            .map(|number| Ok(Some(message(number))))
+            .collect::<Vec<_>>()
+    );
+}
+
+#[test]
+fn memory_that_is_no_ring_is_refused() {
+    for lines in [0, 1, 3, 1 << 17] {
+        assert!(
+            matches!(SharedRing::create(lines), Err(MemoryError::Size(_))),
+            "{lines}"
+        );
+    }
+    let file = tempfile::tempfile().expect("a file");
+    file.set_len(4096).expect("its size");
+    let file = OwnedFd::from(file);
+    assert!(SharedRing::attach(&file).is_err(), "a file that may shrink");
+    let file = std::fs::File::from(file);
+    assert!(matches!(
+        SharedRing::at(&file, 4096, 2),
+        Err(MemoryError::Size(0))
+    ));
+    assert!(SharedRing::at(&file, 0, 32).is_ok());
+}
+
+/// The child is this test program again, running [`the_child_of_the_test_above`] only.
+#[test]
+fn a_channel_reaches_another_process() {
+    let (there, file) = SharedRing::create(8).expect("a ring");
+    let (back, file_back) = SharedRing::create(8).expect("a ring");
+    let mut outbox = Outbox::new(there, Block::Futex, BLOCK_NS);
+    let mut inbox = Inbox::new(back, Block::Futex, BLOCK_NS);
+    let program = std::env::current_exe().expect("this program");
+    let mut call = Command::new(program);
+    call.args(["--ignored", "--exact", "host::tests::the_child_of_the_test_above"]);
+    let (first, second) = (file.as_raw_fd(), file_back.as_raw_fd());
+    // SAFETY: these calls are safe between fork and exec. Both files are open; they are copied to numbers above 4 first, so
+    // that neither is written over before it is copied.
+    unsafe {
+        call.pre_exec(move || {
+            let copies = [first, second].map(|file| libc::fcntl(file, libc::F_DUPFD, 100));
+            if copies.contains(&-1) || libc::dup2(copies[0], 3) < 0 || libc::dup2(copies[1], 4) < 0 {
+                return Err(std::io::Error::last_os_error());
+            }
+            Ok(())
+        })
+    };
+    let mut child = call.spawn().expect("the child");
+    for number in 0..1000 {
+        outbox.send(&message(number), soon()).expect("room in time");
+        let answer = inbox.recv(soon()).expect("open").expect("an answer in time");
+        assert_eq!(answer, message(number + 1));
+    }
+    drop(outbox);
+    assert!(child.wait().expect("the child's end").success());
+}
+
+#[test]
+#[ignore = "the other process of the test above, which runs it"]
+fn the_child_of_the_test_above() {
+    // SAFETY: the parent put them there for this test alone.
+    let (there, back) = unsafe { (OwnedFd::from_raw_fd(3), OwnedFd::from_raw_fd(4)) };
+    let mut inbox = Inbox::new(
+        SharedRing::attach(&there).expect("a ring"),
+        Block::Futex,
+        BLOCK_NS,
+    );
+    let mut outbox = Outbox::new(SharedRing::attach(&back).expect("a ring"), Block::Futex, BLOCK_NS);
+    while let Ok(Some(got)) = inbox.recv(soon()) {
+        outbox
+            .send(&message(got.words[0] + 1), soon())
+            .expect("room in time");
+    }
+}

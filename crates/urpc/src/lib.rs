@@ -1,0 +1,27 @@
+//! Messages between cells (Multikernel, SOSP '09, section 4.6).
+//!
+//! A channel carries messages of one cache line, one way, from one writer to one reader:
+//!
+//! - [`message`]: the 64 bytes;
+//! - [`ring`]: a channel in shared memory, tuned to the cache-coherence protocol;
+//! - [`fragment`]: longer byte strings as several messages;
+//! - [`poll`]: how long a reader polls before it blocks, as a pure decision;
+//! - `host` (feature `host`): rings in memory that processes share, and blocking.
+//!
+//! All but `host` needs no operating system. Nothing here allocates where messages are sent or received.
+//!
+//! The other side of a channel is not trusted with this side's memory: whatever it writes, the worst that comes of it is an
+//! error, or wrong messages.
+
+#![cfg_attr(not(any(feature = "host", test, loom)), no_std)]
+
+pub mod fragment;
+#[cfg(all(feature = "host", not(loom)))]
+pub mod host;
+pub mod message;
+pub mod poll;
+pub mod ring;
+mod sync;
+
+pub use message::Message;
+pub use ring::{Receiver, Ring, SendError, Sender};

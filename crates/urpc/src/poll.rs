@@ -1,0 +1,101 @@
+//! How long to poll before blocking, as a pure decision.
+//!
+//! Polling costs what it lasts, blocking costs a constant: the way into the kernel, a wake-up by the other side, and back.
+//! Who polls for just as long as blocking costs, and then blocks, never pays more than twice what was necessary (Karlin et
+//! al., SOSP '91, on spinning for locks; section 4.6 of the Multikernel paper asks for the same here). Who has seen most of
+//! the recent waits last longer than that polls only a little, and pays little more than the blocking.
+
+/// Recent waits that are remembered.
+const WAITS: u32 = 8;
+/// Of these, how many must have ended within the cost of blocking for polling to be worth its whole time.
+const WORTH: u32 = 2;
+/// The part of the whole time that is polled when it is not worth it: to notice that it is again.
+const GLANCE: u64 = 8;
+
+/// Decides for one reader.
+#[derive(Clone, Copy, Debug)]
+pub struct PollTime {
+    block_ns: u64,
+    /// A bit for each recent wait, the latest lowest: it ended within `block_ns`.
+    short: u32,
+}
+
+impl PollTime {
+    /// For a host on which blocking and being woken costs `block_ns` nanoseconds.
+    pub fn new(block_ns: u64) -> Self {
+        Self {
+            block_ns,
+            short: (1 << WAITS) - 1,
+        }
+    }
+
+    /// How long to poll now, in nanoseconds, before blocking.
+    pub fn poll_ns(&self) -> u64 {
+        if self.short.count_ones() >= WORTH {
+            self.block_ns
+        } else {
+            self.block_ns / GLANCE
+        }
+    }
+
+    /// A wait is over that took `waited_ns`, polling and blocking together.
+    pub fn waited(&mut self, waited_ns: u64) {
+        let short = u32::from(waited_ns <= self.block_ns);
+        self.short = (self.short << 1 | short) & ((1 << WAITS) - 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const BLOCK_NS: u64 = 4000;
+
+    /// What the reader pays for a wait of `wait_ns`, and what it would have paid had it known.
+    fn costs(poll: &mut PollTime, wait_ns: u64) -> (u64, u64) {
+        let polled = poll.poll_ns();
+        poll.waited(wait_ns);
+        let paid = if wait_ns <= polled {
+            wait_ns
+        } else {
+            polled + BLOCK_NS
+        };
+        (paid, wait_ns.min(BLOCK_NS))
+    }
+
+    proptest! {
+        #[test]
+        fn never_more_than_twice_the_best_but_for_the_first_short_waits(waits in prop::collection::vec(0..20_000u64, 1..400)) {
+            let mut poll = PollTime::new(BLOCK_NS);
+            let (mut paid, mut best, mut surprises) = (0, 0, 0);
+            for wait in waits {
+                let glanced = poll.poll_ns() < BLOCK_NS;
+                let (one, other) = costs(&mut poll, wait);
+                if glanced && wait <= BLOCK_NS {
+                    surprises += 1;
+                }
+                paid += one;
+                best += other;
+            }
+            prop_assert!(paid <= 2 * best + surprises * (BLOCK_NS + BLOCK_NS / GLANCE));
+        }
+    }
+
+    #[test]
+    fn long_waits_cost_little_more_than_blocking() {
+        let mut poll = PollTime::new(BLOCK_NS);
+        let paid: u64 = (0..1000).map(|_| costs(&mut poll, 1_000_000).0).sum();
+        assert!(paid < 1000 * BLOCK_NS * 115 / 100, "{paid}");
+    }
+
+    #[test]
+    fn short_waits_after_long_ones_are_polled_again() {
+        let mut poll = PollTime::new(BLOCK_NS);
+        (0..100).for_each(|_| poll.waited(1_000_000));
+        assert_eq!(poll.poll_ns(), BLOCK_NS / GLANCE);
+        (0..2).for_each(|_| poll.waited(500));
+        assert_eq!(poll.poll_ns(), BLOCK_NS);
+    }
+}

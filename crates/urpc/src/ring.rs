@@ -1,0 +1,168 @@
+//! A channel in shared memory: a ring of lines, written by one side and read by the other.
+//!
+//! ```text
+//! Ring   credit    how many messages the receiver has taken          written by the receiver, now and then
+//!        receiver  is it blocked? has it closed?                     written by both, rarely
+//!        sender    the same of the sender                            written by both, rarely
+//!        line 0    7 words of payload, then kind and sequence        written by the sender
+//!        line 1    ...
+//! ```
+//!
+//! 1. The sender writes a line's seven words, then its last, with release ordering. The last word has the number of the
+//!    message, so the receiver, who polls that word, never sees a part of a message (section 4.6).
+//! 2. A message costs two transfers of one line: the sender's first store takes it from the receiver's cache, the
+//!    receiver's next look fetches it back.
+//! 3. A line is written again only when the receiver has taken what was in it. The sender knows from the credit, which it
+//!    looks at only when it has none left, and the receiver writes once for half a ring.
+//! 4. Who finds nothing may block. It first says so in its state, then looks once more; the other side publishes first,
+//!    then looks at that state. A full fence stands between the two on both sides, so one of them sees the other.
+
+mod receiver;
+mod sender;
+#[cfg(test)]
+mod tests;
+
+use crate::message::PAYLOAD_WORDS;
+use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
+
+pub use receiver::{Receiver, RecvError};
+pub use sender::{SendError, Sender};
+
+/// The lines of a ring, at least. Half of them are one credit.
+pub const LINES_MIN: usize = 2;
+/// The lines of a ring, at most: 4 MiB.
+pub const LINES_MAX: usize = 1 << 16;
+
+/// A message in memory.
+#[derive(Debug, Default)]
+#[repr(C, align(64))]
+pub struct Line {
+    words: [AtomicU64; PAYLOAD_WORDS],
+    /// The kind in the upper half, the sequence number in the lower one.
+    control: AtomicU64,
+}
+
+/// How many messages the receiver has taken.
+#[derive(Debug, Default)]
+#[repr(C, align(64))]
+struct Credit(AtomicU64);
+
+/// What one side says of itself, for the other. Read by the other side after each message, written rarely, so the line
+/// stays in both caches.
+#[derive(Debug, Default)]
+#[repr(C, align(64))]
+pub struct Side {
+    /// [`AWAKE`] or [`ASLEEP`]. The futex of a blocked side.
+    asleep: AtomicU32,
+    closed: AtomicU32,
+}
+
+const AWAKE: u32 = 0;
+/// The value of a blocked side's word, for `futex`.
+pub const ASLEEP: u32 = 1;
+
+impl Side {
+    /// Says that this side is about to block. It must look at the ring once more now, and [`Side::stay`] or block.
+    fn prepare(&self) {
+        self.asleep.store(ASLEEP, Ordering::Relaxed);
+        // Rule 4: before the look at what the other side publishes.
+        fence(Ordering::SeqCst);
+    }
+
+    /// Takes that back.
+    fn stay(&self) {
+        self.asleep.store(AWAKE, Ordering::Relaxed);
+    }
+
+    /// Called after something was published for this side: whether it is blocked, and the caller is the one to wake it.
+    fn must_wake(&self) -> bool {
+        // Rule 4: after what was published.
+        fence(Ordering::SeqCst);
+        self.asleep.load(Ordering::Relaxed) == ASLEEP && self.asleep.swap(AWAKE, Ordering::AcqRel) == ASLEEP
+    }
+
+    fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire) != 0
+    }
+
+    fn close(&self) {
+        self.closed.store(1, Ordering::Release);
+    }
+
+    /// The word to wait on while it is [`ASLEEP`].
+    pub fn word(&self) -> &AtomicU32 {
+        &self.asleep
+    }
+}
+
+/// The memory of a channel. All zero is an empty ring.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct Ring<L: ?Sized = [Line]> {
+    credit: Credit,
+    receiver: Side,
+    sender: Side,
+    lines: L,
+}
+
+#[cfg(not(loom))]
+const _: () = {
+    assert!(size_of::<Line>() == 64);
+    assert!(size_of::<Ring<[Line; 2]>>() == (3 + 2) * 64);
+};
+
+impl Ring {
+    /// Bytes of a ring with that many lines.
+    pub const fn bytes(lines: usize) -> usize {
+        3 * 64 + lines * 64
+    }
+
+    /// The state of the receiving side.
+    pub fn receiver(&self) -> &Side {
+        &self.receiver
+    }
+
+    /// The state of the sending side.
+    pub fn sender(&self) -> &Side {
+        &self.sender
+    }
+
+    /// Closes it for both sides, on behalf of one that can't: its process is dead.
+    pub fn close(&self) {
+        self.receiver.close();
+        self.sender.close();
+    }
+
+    fn line(&self, number: u64) -> &Line {
+        // The number of lines is a power of two: new() of both sides sees to that.
+        &self.lines[number as usize & (self.lines.len() - 1)]
+    }
+
+    /// What the control word of message `number` is, without its kind. Never that of the message one ring before; zero,
+    /// the word of a line never written, only for a message that comes after another in its line.
+    fn sequence(number: u64) -> u32 {
+        (number as u32).wrapping_add(1)
+    }
+
+    /// Panics unless the ring has a usable number of lines; that is the doing of who made it, not of the other side.
+    fn check(&self) {
+        let lines = self.lines.len();
+        assert!(
+            lines.is_power_of_two() && (LINES_MIN..=LINES_MAX).contains(&lines),
+            "a ring of {lines} lines"
+        );
+    }
+}
+
+/// Asks the processor to fetch the line into this CPU's cache.
+fn prefetch(line: &Line) {
+    #[cfg(all(target_arch = "x86_64", not(loom)))]
+    // SAFETY: a hint; it reads and writes nothing that the program could see.
+    unsafe {
+        core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(
+            core::ptr::from_ref(line).cast(),
+        );
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(loom))))]
+    let _ = line;
+}

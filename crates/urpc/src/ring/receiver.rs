@@ -1,0 +1,146 @@
+//! The reading side of a ring.
+
+use core::ops::Deref;
+
+use super::{Ring, prefetch};
+use crate::message::Message;
+use crate::sync::Ordering;
+
+/// Why there is no message, nor will be one.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[cfg_attr(feature = "host", derive(thiserror::Error))]
+pub enum RecvError {
+    /// The sender is gone, and all it has sent was taken.
+    #[cfg_attr(feature = "host", error("the sender is gone"))]
+    Closed,
+}
+
+/// Receives. There is one for a ring.
+#[derive(Debug)]
+pub struct Receiver<R: Deref<Target = Ring>> {
+    ring: R,
+    /// Messages taken.
+    taken: u64,
+    /// How many of them the sender knows of.
+    told: u64,
+    /// The sender was told of room since it was last looked whether it waits for some.
+    owes_look: bool,
+    prefetch: bool,
+}
+
+impl<R: Deref<Target = Ring>> Receiver<R> {
+    /// The receiver of an empty ring, or of one into which messages were put already.
+    ///
+    /// # Panics
+    /// If the number of lines is no power of two, or out of bounds.
+    pub fn new(ring: R) -> Self {
+        ring.check();
+        Self {
+            ring,
+            taken: 0,
+            told: 0,
+            owes_look: false,
+            prefetch: false,
+        }
+    }
+
+    /// Fetches the next line while this message is worked on.
+    pub fn with_prefetch(mut self) -> Self {
+        self.prefetch = true;
+        self
+    }
+
+    /// The memory of the channel.
+    pub fn ring(&self) -> &Ring {
+        &self.ring
+    }
+
+    /// Takes the next message, if there is one.
+    ///
+    /// # Errors
+    /// If there will be no more.
+    pub fn take(&mut self) -> Result<Option<Message>, RecvError> {
+        if let Some(message) = self.next() {
+            return Ok(Some(message));
+        }
+        if !self.ring.sender.is_closed() {
+            return Ok(None);
+        }
+        // It may have sent its last message between the look and the end.
+        self.next().map(Some).ok_or(RecvError::Closed)
+    }
+
+    fn next(&mut self) -> Option<Message> {
+        let line = self.ring.line(self.taken);
+        let control = line.control.load(Ordering::Acquire);
+        if control as u32 != Ring::sequence(self.taken) {
+            return None;
+        }
+        let mut message = Message {
+            kind: (control >> 32) as u32,
+            ..Message::default()
+        };
+        for (word, from) in message.words.iter_mut().zip(&line.words) {
+            *word = from.load(Ordering::Relaxed);
+        }
+        self.taken += 1;
+        if self.taken - self.told >= self.ring.lines.len() as u64 / 2 {
+            self.tell();
+        }
+        if self.prefetch {
+            prefetch(self.ring.line(self.taken));
+        }
+        Some(message)
+    }
+
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn start_at(&mut self, number: u64) {
+        self.taken = number;
+        self.tell();
+    }
+
+    /// Lets the sender write over what was taken.
+    fn tell(&mut self) {
+        self.ring.credit.0.store(self.taken, Ordering::Release);
+        self.told = self.taken;
+        self.owes_look = true;
+    }
+
+    /// Whether the sender is blocked for want of room, and the caller is to wake it. To be asked after each message taken,
+    /// and after [`Receiver::prepare_to_block`]; it costs something once in half a ring.
+    #[must_use]
+    pub fn must_wake(&mut self) -> bool {
+        core::mem::take(&mut self.owes_look) && self.ring.sender.must_wake()
+    }
+
+    /// Before blocking: true if there is no message, and the sender now knows that someone waits for one. False if there
+    /// is something to take, or the sender is gone.
+    pub fn prepare_to_block(&mut self) -> bool {
+        if self.told != self.taken {
+            self.tell();
+        }
+        self.ring.receiver.prepare();
+        if self.has_message() || self.ring.sender.is_closed() {
+            self.ring.receiver.stay();
+            return false;
+        }
+        true
+    }
+
+    /// After blocking, for whatever reason it ended.
+    pub fn unblocked(&self) {
+        self.ring.receiver.stay();
+    }
+
+    /// Whether [`Receiver::take`] would give a message.
+    pub fn has_message(&self) -> bool {
+        let control = self.ring.line(self.taken).control.load(Ordering::Acquire);
+        control as u32 == Ring::sequence(self.taken)
+    }
+}
+
+impl<R: Deref<Target = Ring>> Drop for Receiver<R> {
+    fn drop(&mut self) {
+        self.ring.receiver.close();
+    }
+}

@@ -1,0 +1,135 @@
+//! The writing side of a ring.
+
+use core::ops::Deref;
+
+use super::{Ring, prefetch};
+use crate::message::Message;
+use crate::sync::Ordering;
+
+/// Why a message was not sent.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[cfg_attr(feature = "host", derive(thiserror::Error))]
+pub enum SendError {
+    /// The receiver has not yet taken what is in the ring. Try again later.
+    #[cfg_attr(feature = "host", error("the channel is full"))]
+    Full,
+    /// The receiver is gone.
+    #[cfg_attr(feature = "host", error("the receiver is gone"))]
+    Closed,
+    /// The receiver claims to have taken messages that were never sent.
+    #[cfg_attr(feature = "host", error("the receiver breaks the protocol"))]
+    Corrupt,
+}
+
+/// Sends. There is one for a ring.
+#[derive(Debug)]
+pub struct Sender<R: Deref<Target = Ring>> {
+    ring: R,
+    /// Messages sent.
+    sent: u64,
+    /// How many of them the receiver had taken when it was last asked.
+    taken: u64,
+    prefetch: bool,
+}
+
+impl<R: Deref<Target = Ring>> Sender<R> {
+    /// The sender of an empty ring.
+    ///
+    /// # Panics
+    /// If the number of lines is no power of two, or out of bounds.
+    pub fn new(ring: R) -> Self {
+        ring.check();
+        Self {
+            ring,
+            sent: 0,
+            taken: 0,
+            prefetch: false,
+        }
+    }
+
+    /// Fetches the next line while this message is on its way: more messages per second, each a little later.
+    pub fn with_prefetch(mut self) -> Self {
+        self.prefetch = true;
+        self
+    }
+
+    /// The memory of the channel.
+    pub fn ring(&self) -> &Ring {
+        &self.ring
+    }
+
+    /// Puts a message into the ring. A receiver that polls finds it; one that is blocked has to be woken
+    /// ([`Sender::must_wake`], once after any number of messages).
+    ///
+    /// # Errors
+    /// If there is no room, or nobody to read it.
+    pub fn post(&mut self, message: &Message) -> Result<(), SendError> {
+        if self.ring.receiver.is_closed() {
+            return Err(SendError::Closed);
+        }
+        if self.credits() == 0 {
+            self.look()?;
+            if self.credits() == 0 {
+                return Err(SendError::Full);
+            }
+        }
+        let line = self.ring.line(self.sent);
+        for (to, word) in line.words.iter().zip(message.words) {
+            to.store(word, Ordering::Relaxed);
+        }
+        let control = u64::from(message.kind) << 32 | u64::from(Ring::sequence(self.sent));
+        line.control.store(control, Ordering::Release);
+        self.sent += 1;
+        if self.prefetch {
+            prefetch(self.ring.line(self.sent));
+        }
+        Ok(())
+    }
+
+    /// Whether the receiver is blocked, and the caller is to wake it.
+    #[must_use]
+    pub fn must_wake(&self) -> bool {
+        self.ring.receiver.must_wake()
+    }
+
+    /// Before blocking until there is room: true if there is none, and the receiver now knows that someone waits.
+    /// False if there is no need to block.
+    ///
+    /// # Errors
+    /// As [`Sender::post`].
+    pub fn prepare_to_block(&mut self) -> Result<bool, SendError> {
+        self.ring.sender.prepare();
+        let looked = self.look();
+        if looked.is_err() || self.credits() > 0 || self.ring.receiver.is_closed() {
+            self.ring.sender.stay();
+            return looked.map(|()| false);
+        }
+        Ok(true)
+    }
+
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn start_at(&mut self, number: u64) {
+        (self.sent, self.taken) = (number, number);
+    }
+
+    /// How many more messages can be sent without a look at the credit.
+    fn credits(&self) -> u64 {
+        self.ring.lines.len() as u64 - (self.sent - self.taken)
+    }
+
+    /// Looks how many messages the receiver has taken.
+    fn look(&mut self) -> Result<(), SendError> {
+        let taken = self.ring.credit.0.load(Ordering::Acquire);
+        if taken < self.taken || taken > self.sent {
+            return Err(SendError::Corrupt);
+        }
+        self.taken = taken;
+        Ok(())
+    }
+}
+
+impl<R: Deref<Target = Ring>> Drop for Sender<R> {
+    fn drop(&mut self) {
+        self.ring.sender.close();
+    }
+}

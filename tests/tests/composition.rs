@@ -1,0 +1,132 @@
+//! Risk: sharing works by itself, and not together with huge pages, the balloon, a clone or a disk of another mode.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use guest_tests::pattern::{Numbers, digest};
+use guest_tests::{Scratch, Setting, Vm, VmFile, mirrorball, wait};
+
+const MIB: u64 = 1 << 20;
+const DISK_MIB: u64 = 32;
+const PAGE_BYTES: u64 = 4096;
+const LIMIT: Duration = Duration::from_secs(90);
+
+/// A raw disk of random bytes, and their SHA-256.
+fn disk(scratch: &Scratch, name: &str, seed: u64) -> (PathBuf, String) {
+    let mut bytes = vec![0; (DISK_MIB * MIB) as usize];
+    Numbers::new(seed).fill(&mut bytes);
+    let path = scratch.join(name);
+    fs::write(&path, &bytes).expect("a disk");
+    (path, digest(&bytes))
+}
+
+/// The guest's SHA-256 of a whole device, through its page cache, in which it stays while somebody has the device open.
+fn sum(vm: &Vm, device: &str) -> String {
+    let said = vm.sh(&format!("sha256sum {device}"));
+    said.split_whitespace().next().unwrap_or_default().to_owned()
+}
+
+fn shared_pages(vm: &Vm) -> u64 {
+    let seen = vm.inspect();
+    let count = seen.pointer("/status/sharing/pages/mapped_pages");
+    let count = count.and_then(serde_json::Value::as_u64);
+    count.unwrap_or_else(|| panic!("no mapped_pages in {seen:#}"))
+}
+
+fn set_balloon(vm: &Vm, mib: u64) {
+    mirrorball(["balloon", vm.name(), &format!("{mib}M")]).ok();
+    wait::until(&format!("a balloon of {mib} MiB"), LIMIT, || {
+        (vm.counters("balloon")["actual_bytes"].as_u64() == Some(mib * MIB)).then_some(())
+    });
+}
+
+/// Pages read from the shared disk are sent to the exclusive one, the balloon takes and gives back memory, and both disks
+/// hold what they should; with memory in small pages, and in huge ones that sharing has to split.
+fn shared_and_exclusive_disks_under_a_balloon(pages: &str) {
+    let scratch = Scratch::new("beside");
+    let (base, wanted) = disk(&scratch, "base.raw", 3);
+    let (own, _) = disk(&scratch, "own.raw", 4);
+    let vm = VmFile::new("beside")
+        .memory("256M")
+        .cpus(2)
+        .key("pages", &format!("{pages:?}"))
+        .disk(&base, "share = \"at-read\"")
+        .disk(&own, "mode = \"exclusive\"\npersistent = true")
+        .start(&scratch);
+    vm.background("sh -c 'exec 3</dev/vda; sleep 600'");
+    assert_eq!(sum(&vm, "/dev/vda"), wanted);
+    let most = DISK_MIB * MIB / PAGE_BYTES * 8 / 10;
+    let shared = shared_pages(&vm);
+    assert!(shared >= most, "{shared} pages shared of at least {most}");
+
+    vm.sh("dd if=/dev/vda of=/dev/vdb bs=1M; sync");
+    set_balloon(&vm, 180);
+    assert_eq!(sum(&vm, "/dev/vda"), wanted, "while the balloon is large");
+    set_balloon(&vm, 0);
+    vm.sh("yes written | dd of=/dev/vda bs=64k count=16 seek=8 iflag=fullblock; echo 3 >/proc/sys/vm/drop_caches");
+    assert_eq!(
+        sum(&vm, "/dev/vdb"),
+        wanted,
+        "what went from the shared disk to the other"
+    );
+    assert_ne!(
+        sum(&vm, "/dev/vda"),
+        wanted,
+        "the VM's own write to the shared disk"
+    );
+    vm.stop();
+    assert_eq!(digest(&fs::read(&own).expect("the disk")), wanted);
+    assert_eq!(
+        digest(&fs::read(&base).expect("the base")),
+        wanted,
+        "the base was written"
+    );
+}
+
+#[test]
+fn a_shared_disk_an_exclusive_one_and_the_balloon_in_small_pages() {
+    shared_and_exclusive_disks_under_a_balloon("4K");
+}
+
+#[test]
+fn a_shared_disk_an_exclusive_one_and_the_balloon_in_huge_pages() {
+    let _advise = Setting::new("/sys/kernel/mm/transparent_hugepage/shmem_enabled", "advise");
+    shared_and_exclusive_disks_under_a_balloon("thp");
+}
+
+/// A clone has the pages that its parent shared with the image; the balloon takes them from the clone alone.
+#[test]
+fn a_clone_keeps_what_its_parent_shared_and_the_balloon_takes_it_from_one() {
+    let scratch = Scratch::new("family");
+    let (base, wanted) = disk(&scratch, "base.raw", 5);
+    let parent = VmFile::new("family")
+        .memory("256M")
+        .disk(&base, "share = \"at-read\"")
+        .start(&scratch);
+    parent.background("sh -c 'exec 3</dev/vda; sleep 600'");
+    assert_eq!(sum(&parent, "/dev/vda"), wanted);
+    let shared = shared_pages(&parent);
+    let clone = mirrorball(["clone", parent.name()]).limit(LIMIT).ok();
+    let clone = Vm::named(clone.text().trim());
+    let inherited = shared_pages(&clone);
+    assert!(
+        inherited * 10 >= shared * 9,
+        "{inherited} pages shared of the parent's {shared}"
+    );
+    set_balloon(&clone, 200);
+    assert_eq!(sum(&clone, "/dev/vda"), wanted);
+    assert_eq!(sum(&parent, "/dev/vda"), wanted);
+    let left = shared_pages(&parent);
+    assert!(
+        left * 10 >= shared * 9,
+        "the clone's balloon took the parent's pages: {left} of {shared} left"
+    );
+    set_balloon(&clone, 0);
+    clone.sh("yes clone | dd of=/dev/vda bs=1M count=4 iflag=fullblock; sync");
+    assert_eq!(
+        sum(&parent, "/dev/vda"),
+        wanted,
+        "the clone's write shows in its parent"
+    );
+}
