@@ -150,7 +150,7 @@ proptest! {
         let mut requests: VecDeque<Request<u64>> = VecDeque::new();
         let mut replies: VecDeque<Reply<u64>> = VecDeque::new();
         // `None`: the network is good, and what was unanswered so far is sent again.
-        let good = std::iter::repeat_n(None, 20 * calls as usize + 2000);
+        let good = std::iter::repeat_n(None, 200 * calls as usize + 10_000);
         for chance in luck.into_iter().map(Some).chain(good) {
             if begun < calls && let Ok(request) = caller.call(begun) {
                 begun += 1;
