@@ -10,7 +10,7 @@
 //! each machine, in the same order to all; packets of the dead are dropped by whoever has been told.
 
 pub mod call;
-//pub mod object;
+pub mod object;
 
 use std::fmt;
 

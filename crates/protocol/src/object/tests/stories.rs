@@ -1,0 +1,182 @@
+//! Long stories by chance: more cells, messages, moves and deaths than every order could be tried of. A failing one prints
+//! its seed and its last steps.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use super::super::Node;
+use super::world::{World, cell};
+use crate::CellId;
+
+const STORIES: u64 = 3000;
+const STEPS: usize = 400;
+const MESSAGES_MAX: u8 = 40;
+
+/// Numbers by chance (xorshift64*).
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % bound
+    }
+
+    fn one_of<T: Copy>(&mut self, all: impl ExactSizeIterator<Item = T>) -> Option<T> {
+        let count = all.len();
+        let mut all = all;
+        (count > 0).then(|| all.nth(self.below(count)).expect("in bounds"))
+    }
+}
+
+struct Story {
+    world: World,
+    chance: Chance,
+    all: BTreeSet<CellId>,
+    /// In the order of their deaths, which is agreed on.
+    dead: Vec<CellId>,
+    /// How many deaths each cell has heard of.
+    heard: Vec<usize>,
+    deaths_max: usize,
+    trace: VecDeque<String>,
+}
+
+impl Story {
+    fn new(seed: u64) -> Self {
+        let mut chance = Chance(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        let cells = 2 + chance.below(5);
+        Self {
+            world: World::new(cells as u16),
+            deaths_max: chance.below(cells),
+            chance,
+            all: (0..cells as u16).map(cell).collect(),
+            dead: Vec::new(),
+            heard: vec![0; cells],
+            trace: VecDeque::new(),
+        }
+    }
+
+    fn say(&mut self, what: String) {
+        if self.trace.len() == 60 {
+            self.trace.pop_front();
+        }
+        self.trace.push_back(what);
+    }
+
+    fn hear(&mut self, at: CellId) {
+        let heard = &mut self.heard[usize::from(at.number)];
+        if *heard < self.dead.len() {
+            *heard += 1;
+            self.world.learn(at, &self.all, &self.dead[..*heard]);
+            self.say(format!("{at} hears of a death"));
+        }
+    }
+
+    /// A packet arrives; now and then it is lost, or comes again.
+    fn arrive(&mut self) {
+        let count = self.world.network.len();
+        if count == 0 {
+            return;
+        }
+        let index = self.chance.below(count);
+        let picked = self.world.network.iter().nth(index).expect("in bounds").clone();
+        let fate = self.chance.below(10);
+        if fate != 1 {
+            self.world.network.remove(&picked);
+        }
+        let (from, to, packet) = picked;
+        if fate != 0 {
+            self.say(format!("{from} to {to}: {packet:?}"));
+            self.world.act(to, |node| node.take(from, packet));
+        }
+    }
+
+    fn may_send(&self, at: CellId) -> bool {
+        let sent = self.world.sent.get(&at).copied().unwrap_or(0);
+        sent < MESSAGES_MAX && !self.world.told_gone.contains(&at)
+    }
+
+    fn step(&mut self) {
+        let Some(at) = self.chance.one_of(self.world.nodes.keys().copied()) else {
+            return;
+        };
+        match self.chance.below(40) {
+            0..4 if self.may_send(at) => {
+                self.say(format!("{at} sends"));
+                self.world.send(at);
+            }
+            4..6 => {
+                if let Some(owner) = self.world.owner() {
+                    self.say(format!("{owner} offers to {at}"));
+                    self.world.offer(owner, at);
+                }
+            }
+            6 if self.dead.len() < self.deaths_max && self.chance.below(10) == 0 => {
+                self.say(format!("{at} dies"));
+                self.world.crash(at);
+                self.dead.push(at);
+            }
+            7..10 => self.world.act(at, Node::again),
+            10..12 => self.hear(at),
+            _ => self.arrive(),
+        }
+    }
+
+    /// All hear everything, and the network is good.
+    fn end(&mut self) {
+        for at in self.all.clone() {
+            for _ in 0..self.dead.len() {
+                self.hear(at);
+            }
+        }
+        for _ in 0..30 {
+            for at in self.all.clone() {
+                self.world.act(at, Node::again);
+            }
+            while let Some((from, to, packet)) = self.world.network.pop_first() {
+                self.world.act(to, |node| node.take(from, packet));
+            }
+        }
+    }
+
+    fn check(&self, seed: u64) {
+        if let Some(what) = self.world.broken() {
+            panic!(
+                "seed {seed}: {what}\n{}",
+                Vec::from(self.trace.clone()).join("\n")
+            );
+        }
+    }
+}
+
+#[test]
+fn in_the_end_every_message_is_taken_or_its_object_gone() {
+    let (mut kept, mut lost) = (0, 0);
+    for seed in 0..STORIES {
+        let mut story = Story::new(seed);
+        for _ in 0..STEPS {
+            story.step();
+            story.check(seed);
+        }
+        story.end();
+        story.check(seed);
+        let world = &story.world;
+        for (at, count) in world.sent.iter().filter(|(at, _)| world.nodes.contains_key(at)) {
+            let done = world.done.iter().filter(|(from, _)| from == at).count();
+            let is_answered = done == usize::from(*count) || world.told_gone.contains(at);
+            assert!(
+                is_answered,
+                "seed {seed}: {done} of {count} messages of {at} taken, and it was not told why\n{:#?}",
+                world.nodes
+            );
+        }
+        match world.owner() {
+            Some(_) => kept += 1,
+            None => lost += 1,
+        }
+    }
+    assert!(
+        kept > STORIES / 4 && lost > STORIES / 20,
+        "{kept} kept, {lost} lost"
+    );
+}
