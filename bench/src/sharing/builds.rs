@@ -237,13 +237,13 @@ impl Bare {
         }
         let [base, memory] = ["base", "memory"].map(|name| bare.0.join(name).display().to_string());
         let image = folder.join(ROOT).display().to_string();
-        mount(&["-t", "tmpfs", "none", &memory])?;
-        mount(&["-o", "loop,ro,noload", &image, &base])?;
+        host::mount(&["-t", "tmpfs", "none", &memory])?;
+        host::mount(&["-o", "loop,ro,noload", &image, &base])?;
         for name in ["upper", "work"] {
             fs::create_dir(bare.0.join("memory").join(name))?;
         }
         let layers = format!("lowerdir={base},upperdir={memory}/upper,workdir={memory}/work");
-        mount(&[
+        host::mount(&[
             "-t",
             "overlay",
             "none",
@@ -253,7 +253,7 @@ impl Bare {
         ])?;
         fs::copy(folder.join(SOURCE), bare.root().join("bzip2.tar"))?;
         fs::create_dir_all(bare.root().join("dev"))?;
-        mount(&["--bind", "/dev", &bare.root().join("dev").display().to_string()])?;
+        host::mount(&["--bind", "/dev", &bare.root().join("dev").display().to_string()])?;
         Ok(bare)
     }
 
@@ -269,17 +269,4 @@ impl Drop for Bare {
         }
         let _ = fs::remove_dir_all(&self.0);
     }
-}
-
-fn mount(words: &[&str]) -> Outcome<()> {
-    let output = Command::new("mount").args(words).output()?;
-    if output.status.success() {
-        return Ok(());
-    }
-    Err(format!(
-        "mount {}: {}",
-        words.join(" "),
-        String::from_utf8_lossy(&output.stderr).trim()
-    )
-    .into())
 }

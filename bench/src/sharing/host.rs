@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::Outcome;
@@ -150,4 +151,18 @@ fn kernel_thread(name: &str) -> Option<u32> {
 
 fn is_named(process: &Path, name: &str) -> bool {
     fs::read_to_string(process.join("comm")).is_ok_and(|comm| comm.trim() == name)
+}
+
+/// Calls `mount`.
+pub fn mount(words: &[&str]) -> Outcome<()> {
+    let output = Command::new("mount").args(words).output()?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(format!(
+        "mount {}: {}",
+        words.join(" "),
+        String::from_utf8_lossy(&output.stderr).trim()
+    )
+    .into())
 }

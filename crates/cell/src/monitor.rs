@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use config::VmSpec;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 use shard::chain::chain;
 use shard::launch::Ending;
@@ -120,6 +121,7 @@ type Lease = Arc<Mutex<UnixStream>>;
 
 /// Runs the batch that comes over `lease`; returns when every VM has ended.
 pub fn run(lease: UnixStream) -> io::Result<()> {
+    raise_file_limit()?;
     let mut lines = BufReader::new(lease.try_clone()?);
     let mut line = String::new();
     lines.read_line(&mut line)?;
@@ -175,6 +177,13 @@ pub fn run(lease: UnixStream) -> io::Result<()> {
         handle.all_answered();
     }
     Ok(())
+}
+
+/// Every VM takes some dozens of this process' open files. The usual limit, 1024, is for programs that use `select`; each
+/// may raise it as far as the host lets it.
+fn raise_file_limit() -> io::Result<()> {
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    Ok(setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?)
 }
 
 /// Waits for the command's word, and ends the VMs if it dies without one.

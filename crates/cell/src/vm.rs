@@ -187,7 +187,7 @@ pub enum RunError {
     #[error(transparent)]
     Open(#[from] OpenError),
     /// Its process.
-    #[error("the shard cannot be started: {0}")]
+    #[error("the shard cannot be started: {0}{mend}", mend = mend(.0))]
     Start(#[from] io::Error),
     /// The shard says that it can't make this VM.
     #[error("the VM cannot start with the kernel {kernel}: {detail}")]
@@ -200,6 +200,16 @@ pub enum RunError {
     /// The sandbox is required.
     #[error("the sandbox is incomplete ({0}); run with --sandbox=auto to go on without it")]
     Sandbox(String),
+}
+
+/// What a person can do about an error of the start, to go behind it.
+fn mend(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EMFILE) => {
+            "; raise the limit of open files (`ulimit -Hn`), or start fewer VMs with one command"
+        }
+        _ => "",
+    }
 }
 
 /// What a VM's shard told when it started.

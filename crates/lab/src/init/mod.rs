@@ -15,11 +15,15 @@ use nix::errno::Errno;
 use nix::kmod::{ModuleInitFlags, finit_module};
 use nix::sched::{sched_getaffinity, sched_setaffinity};
 use nix::sys::reboot::{RebootMode, reboot};
+use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
 
 use crate::boot::BootConfig;
 use crate::qemu::SPARE_CPUS;
+
+/// How many files a process on the host may have open, if it asks.
+const OPEN_FILES_MAX: u64 = 1 << 20;
 
 /// Why a host can't come up.
 pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -36,6 +40,8 @@ fn start() -> Result<(), Failure> {
     let boot: BootConfig = serde_json::from_slice(&fs::read("/boot.json")?)?;
     fs::remove_file("/boot.json")?;
     mounts::basic()?;
+    // As systemd does, for whoever raises the soft limit.
+    setrlimit(Resource::RLIMIT_NOFILE, 1024, OPEN_FILES_MAX)?;
     leave_spare_cpus()?;
     // Opened before the root changes.
     let modules = boot

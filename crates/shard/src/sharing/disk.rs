@@ -49,11 +49,25 @@ impl DiskSharing {
         Some(Ok(()))
     }
 
-    /// Remembers where the bytes of a read come from that is copied.
-    pub fn copied(&self, store: &dyn Store, offset: u64, into: &Segments) {
-        if self.share != Share::Never {
-            self.remember(&self.cut(store, offset, into));
+    /// Prepares for a read that is about to be copied, and remembers where its bytes come from.
+    ///
+    /// # Errors
+    /// If the host has no memory for it.
+    pub fn before_copy(&self, store: &dyn Store, offset: u64, into: &Segments) -> io::Result<()> {
+        if self.share == Share::Never {
+            return Ok(());
         }
+        let parts = self.cut(store, offset, into);
+        {
+            let mut pages = self.mapper.pages();
+            for part in &parts {
+                if let Part::Share { page, run, .. } = *part {
+                    self.mapper.make_room(&mut pages, page..page + run.pages)?;
+                }
+            }
+        }
+        self.remember(&parts);
+        Ok(())
     }
 
     fn remember(&self, parts: &[Part]) {

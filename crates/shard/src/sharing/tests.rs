@@ -97,8 +97,8 @@ impl Vm {
         match self.disk.read(&*self.store, offset, &into) {
             Some(result) => result.unwrap(),
             None => {
+                self.disk.before_copy(&*self.store, offset, &into).unwrap();
                 self.store.read(&into, offset).unwrap();
-                self.disk.copied(&*self.store, offset, &into);
             }
         }
     }
@@ -246,6 +246,31 @@ fn copies_become_mappings_unless_they_changed() {
     let mut expected = image_bytes()[..32 * 4096].to_vec();
     expected[7 * 4096 + 1] = 99;
     assert_eq!(vm.bytes(AT, 32 * PAGE_BYTES), expected);
+}
+
+#[test]
+fn a_copy_over_mapped_pages_makes_them_plain_at_once() {
+    let vm = vm(Share::Deferred);
+    vm.read(&[(AT, 32 * PAGE_BYTES)], 0);
+    vm.background(Share::Deferred, |vm| {
+        vm.counted("mapped_later") == 32 && vm.plain_pages() == 0
+    });
+    vm.read(&[(AT + 8 * PAGE_BYTES, 8 * PAGE_BYTES)], 32 * PAGE_BYTES);
+    assert_eq!((vm.counted("restored"), vm.plain_pages()), (8, 8));
+    let image = image_bytes();
+    let page = |number: usize| &image[number * 4096..][..4096];
+    for number in 0..32_usize {
+        let from = if (8..16).contains(&number) {
+            number + 24
+        } else {
+            number
+        };
+        assert_eq!(
+            vm.bytes(AT + number as u64 * PAGE_BYTES, PAGE_BYTES),
+            page(from),
+            "page {number}"
+        );
+    }
 }
 
 #[test]

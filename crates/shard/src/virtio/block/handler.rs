@@ -223,7 +223,9 @@ impl BlockHandler {
             if let Some(result) = sharing.read(store, *offset, into) {
                 return Submission::Done(result);
             }
-            sharing.copied(store, *offset, into);
+            if let Err(error) = sharing.before_copy(store, *offset, into) {
+                return Submission::Done(Err(error));
+            }
         }
         self.io.submit(operation, token)
     }
