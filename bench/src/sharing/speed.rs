@@ -104,7 +104,7 @@ impl Disk {
         let whole = memory.join("disk");
         fs::File::create(&whole)?.set_len(2 * stage::DISK_BYTES)?;
         let made = Command::new("mke2fs")
-            .args(["-q", "-F", "-t", "ext4"])
+            .args(["-q", "-F", "-t", "ext4", "-b", "4096"])
             .arg(&whole)
             .status()?;
         if !made.success() {
