@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use commands::{check, clients, clone, copy, disk, image, lab as labs, list, mem, run};
+use commands::{check, clients, clone, copy, disk, image, lab as labs, list, mem, run, topology};
 use config::Size;
 use miette::{IntoDiagnostic, Result, miette};
 
@@ -120,6 +120,11 @@ enum Command {
         #[arg(required = true)]
         files: Vec<PathBuf>,
     },
+    /// Draw this machine: nodes, CPUs, caches, memory, distances, devices
+    Topology(topology::TopologyArgs),
+    /// Ask what is known of this machine
+    #[command(subcommand)]
+    Knowledge(topology::KnowledgeCommand),
     /// Tell whether this machine's KVM can run guests
     Probe,
     /// Build, list and remove images
@@ -146,6 +151,8 @@ impl Command {
                 | Self::Inspect { .. }
                 | Self::Mem { .. }
                 | Self::Check { .. }
+                | Self::Topology(_)
+                | Self::Knowledge(_)
                 | Self::Probe
         ) || matches!(self, Self::Image(command) if command.only_prints())
             || matches!(self, Self::Disk(command) if command.only_prints())
@@ -210,6 +217,8 @@ fn obey(command: Command) -> Result<ExitCode> {
         Command::Restore(args) => clone::restore(&args),
         Command::Balloon { vm, size } => clients::balloon(&vm, size.0),
         Command::Check { files } => check::check(&files),
+        Command::Topology(args) => topology::topology(&args),
+        Command::Knowledge(command) => topology::knowledge(&command),
         Command::Probe => Ok(probe()),
         Command::Image(command) => {
             image::run(command).map_err(|error| miette!("{error}"))?;

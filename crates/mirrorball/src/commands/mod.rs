@@ -12,3 +12,4 @@ pub mod list;
 pub mod mem;
 pub mod place;
 pub mod run;
+pub mod topology;

@@ -1,0 +1,192 @@
+//! Facts: a name and what it says something of, as `distance("host", 0, 1, 21)`.
+
+use std::fmt;
+
+/// A number or a word.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub enum Term {
+    /// A number.
+    Number(i64),
+    /// Any text.
+    Text(String),
+}
+
+impl From<i64> for Term {
+    fn from(number: i64) -> Self {
+        Self::Number(number)
+    }
+}
+
+impl From<&str> for Term {
+    fn from(text: &str) -> Self {
+        Self::Text(text.to_owned())
+    }
+}
+
+impl fmt::Display for Term {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Number(number) => write!(out, "{number}"),
+            // The escapes that the parser below knows are those of Rust that can come of it.
+            Self::Text(text) => write!(out, "\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"")),
+        }
+    }
+}
+
+/// One thing that is so.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct Fact {
+    /// What is said.
+    pub name: String,
+    /// Of what.
+    pub terms: Vec<Term>,
+}
+
+impl Fact {
+    /// A fact of these terms.
+    pub fn new<const N: usize>(name: &str, terms: [Term; N]) -> Self {
+        Self {
+            name: name.to_owned(),
+            terms: terms.into(),
+        }
+    }
+
+    /// The number at this place, counted from 0.
+    pub fn number(&self, place: usize) -> Option<i64> {
+        match self.terms.get(place)? {
+            Term::Number(number) => Some(*number),
+            Term::Text(_) => None,
+        }
+    }
+
+    /// The text at this place, counted from 0.
+    pub fn text(&self, place: usize) -> Option<&str> {
+        match self.terms.get(place)? {
+            Term::Text(text) => Some(text),
+            Term::Number(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for Fact {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}(", self.name)?;
+        for (index, term) in self.terms.iter().enumerate() {
+            let comma = if index == 0 { "" } else { ", " };
+            write!(out, "{comma}{term}")?;
+        }
+        write!(out, ")")
+    }
+}
+
+/// Where a text is no list of facts.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("line {line}: {what}; a line is like `distance(\"host\", 0, 1, 21)`, or a comment after `#`")]
+pub struct FactError {
+    /// The line, counted from 1.
+    pub line: usize,
+    what: &'static str,
+}
+
+/// Reads a list of facts, one on a line, with comments after `#`.
+///
+/// # Errors
+/// With the first line that is none.
+pub fn parse(text: &str) -> Result<Vec<Fact>, FactError> {
+    let lines = text.lines().enumerate();
+    let lines = lines.map(|(index, line)| (index + 1, line.trim()));
+    lines
+        .filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))
+        .map(|(line, text)| fact(text).map_err(|what| FactError { line, what }))
+        .collect()
+}
+
+fn fact(text: &str) -> Result<Fact, &'static str> {
+    let (name, mut rest) = text.split_once('(').ok_or("there is no `(`")?;
+    let is_name = name.starts_with(|first: char| first.is_ascii_lowercase())
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_');
+    if !is_name {
+        return Err("the name is not of lower-case letters, digits and `_`");
+    }
+    let mut terms = Vec::new();
+    loop {
+        let (term, after) = term(rest.trim_start())?;
+        terms.push(term);
+        rest = after.trim_start();
+        match rest.chars().next() {
+            Some(',') => rest = &rest[1..],
+            Some(')') => break,
+            _ => return Err("after a number or text there is neither `,` nor `)`"),
+        }
+    }
+    let end = rest[1..].trim_start();
+    let end = end.strip_prefix(';').unwrap_or(end).trim_start();
+    if !end.is_empty() && !end.starts_with('#') {
+        return Err("something follows the `)`");
+    }
+    Ok(Fact {
+        name: name.to_owned(),
+        terms,
+    })
+}
+
+/// The term at the start, and what follows.
+pub(crate) fn term(text: &str) -> Result<(Term, &str), &'static str> {
+    let Some(quoted) = text.strip_prefix('"') else {
+        let end = text.find(|sign: char| sign != '-' && !sign.is_ascii_digit());
+        let (number, rest) = text.split_at(end.unwrap_or(text.len()));
+        let number = number
+            .parse()
+            .map_err(|_| "there is neither a number nor a text in quotes")?;
+        return Ok((Term::Number(number), rest));
+    };
+    let mut content = String::new();
+    let mut signs = quoted.char_indices();
+    while let Some((at, sign)) = signs.next() {
+        match sign {
+            '"' => return Ok((Term::Text(content), &quoted[at + 1..])),
+            '\\' => content.extend(signs.next().map(|(_, sign)| sign)),
+            sign => content.push(sign),
+        }
+    }
+    Err("a text has no closing quote")
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read_again(terms in prop::collection::vec(prop_oneof![any::<i64>().prop_map(Term::Number), "[ -~]{0,20}".prop_map(Term::Text)], 1..6)) {
+            let fact = Fact { name: "some_fact2".into(), terms };
+            prop_assert_eq!(parse(&format!("# facts\n\n  {fact};  # so it is\n")), Ok(vec![fact]));
+        }
+
+        #[test]
+        fn no_text_breaks_the_parser(text in "\\PC{0,60}") {
+            let _ = parse(&text);
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_its_line() {
+        for (text, what) in [
+            ("node", "there is no `(`"),
+            ("Node(1)", "the name"),
+            ("node(x)", "neither a number nor a text"),
+            ("node(\"x)", "no closing quote"),
+            ("node(1 2)", "neither `,` nor `)`"),
+            ("node(1) node(2)", "follows"),
+            ("node(99999999999999999999)", "neither a number nor a text"),
+        ] {
+            let error = parse(&format!("host(\"a\")\n{text}")).expect_err(text);
+            assert_eq!(error.line, 2);
+            assert!(error.to_string().contains(what), "{text}: {error}");
+        }
+    }
+}

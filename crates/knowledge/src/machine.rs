@@ -1,0 +1,172 @@
+//! The machine that the facts describe.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::Base;
+
+/// All hosts.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
+pub struct Machine {
+    /// By name.
+    pub hosts: Vec<Host>,
+}
+
+/// One machine under one Linux.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
+pub struct Host {
+    /// Its name.
+    pub name: String,
+    /// NUMA nodes by number.
+    pub nodes: Vec<Node>,
+    /// For each node the relative distance to each, in their order here; 10 is the node's own memory, 0 is not known.
+    pub distances: Vec<Vec<i64>>,
+}
+
+/// A NUMA node.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
+pub struct Node {
+    /// Its number.
+    pub number: i64,
+    /// Its memory.
+    pub memory_bytes: i64,
+    /// CPUs by number.
+    pub cpus: Vec<Cpu>,
+    /// The last-level caches of its CPUs.
+    pub caches: Vec<Cache>,
+    /// PCI devices and network cards that are near it.
+    pub devices: Vec<Device>,
+}
+
+/// A CPU, as Linux numbers them.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
+pub struct Cpu {
+    /// Its number.
+    pub number: i64,
+    /// Its socket.
+    pub package: i64,
+    /// Its core there; CPUs of one core are threads of it.
+    pub core: i64,
+}
+
+/// A cache.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
+pub struct Cache {
+    /// Its name among the host's.
+    pub name: String,
+    /// 1, 2, 3.
+    pub level: i64,
+    /// Its size.
+    pub bytes: i64,
+    /// Who shares it.
+    pub cpus: Vec<i64>,
+}
+
+/// A device.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
+pub struct Device {
+    /// Its PCI address, or a network card's name.
+    pub name: String,
+    /// What it is.
+    pub class: String,
+}
+
+impl Machine {
+    /// What `base` says. Facts of hosts, nodes or CPUs that are not named as such are left out.
+    pub fn of(base: &Base) -> Self {
+        let hosts = base.named("host").filter_map(|fact| fact.text(0));
+        Self {
+            hosts: hosts.map(|name| host(base, name)).collect(),
+        }
+    }
+}
+
+fn host(base: &Base, name: &str) -> Host {
+    let of = |kind| base.named(kind).filter(move |fact| fact.text(0) == Some(name));
+    let mut nodes: BTreeMap<i64, Node> = BTreeMap::new();
+    for number in of("node").filter_map(|fact| fact.number(1)) {
+        nodes.entry(number).or_default().number = number;
+    }
+    for fact in of("memory_bytes") {
+        if let (Some(node), Some(bytes)) = (
+            fact.number(1).and_then(|node| nodes.get_mut(&node)),
+            fact.number(2),
+        ) {
+            node.memory_bytes = bytes;
+        }
+    }
+    let mut node_of = BTreeMap::new();
+    for fact in of("cpu") {
+        let (Some(number), Some(node)) = (fact.number(1), fact.number(2)) else {
+            continue;
+        };
+        if let Some(node) = nodes.get_mut(&node) {
+            node_of.insert(number, node.number);
+            node.cpus.push(Cpu {
+                number,
+                ..Cpu::default()
+            });
+        }
+    }
+    for fact in of("core") {
+        let [cpu, package, core] = [1, 2, 3].map(|place| fact.number(place));
+        let node = cpu.and_then(|cpu| nodes.get_mut(node_of.get(&cpu)?));
+        let known = node.and_then(|node| node.cpus.iter_mut().find(|known| Some(known.number) == cpu));
+        if let (Some(known), Some(package), Some(core)) = (known, package, core) {
+            (known.package, known.core) = (package, core);
+        }
+    }
+    last_level_caches(base, name, &node_of, &mut nodes);
+    for (kind, class_at, node_at) in [("device", 2, 3), ("nic", 1, 2)] {
+        for fact in of(kind) {
+            let node = fact.number(node_at).and_then(|node| nodes.get_mut(&node));
+            if let (Some(node), Some(name)) = (node, fact.text(1)) {
+                let class = if kind == "nic" {
+                    Some("network card")
+                } else {
+                    fact.text(class_at)
+                };
+                node.devices.push(Device {
+                    name: name.to_owned(),
+                    class: class.unwrap_or("device").to_owned(),
+                });
+            }
+        }
+    }
+    let order: Vec<i64> = nodes.keys().copied().collect();
+    let mut distances = vec![vec![0; order.len()]; order.len()];
+    for fact in of("distance") {
+        let place = |at| order.binary_search(&fact.number(at)?).ok();
+        if let (Some(from), Some(to), Some(distance)) = (place(1), place(2), fact.number(3)) {
+            distances[from][to] = distance;
+        }
+    }
+    Host {
+        name: name.to_owned(),
+        nodes: nodes.into_values().collect(),
+        distances,
+    }
+}
+
+/// Puts the caches of the highest level into the nodes of their CPUs.
+fn last_level_caches(base: &Base, host: &str, node_of: &BTreeMap<i64, i64>, nodes: &mut BTreeMap<i64, Node>) {
+    let of = |kind| base.named(kind).filter(move |fact| fact.text(0) == Some(host));
+    let last = of("cache").filter_map(|fact| fact.number(2)).max();
+    for fact in of("cache").filter(|fact| fact.number(2) == last) {
+        let (Some(name), Some(level), Some(bytes)) = (fact.text(1), fact.number(2), fact.number(4)) else {
+            continue;
+        };
+        let shared = of("cached").filter(|cached| cached.text(2) == Some(name));
+        let cpus: Vec<i64> = shared.filter_map(|cached| cached.number(1)).collect();
+        let node = cpus.first().and_then(|cpu| nodes.get_mut(node_of.get(cpu)?));
+        if let Some(node) = node {
+            node.caches.push(Cache {
+                name: name.to_owned(),
+                level,
+                bytes,
+                cpus,
+            });
+        }
+    }
+}

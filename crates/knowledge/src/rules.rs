@@ -1,0 +1,76 @@
+//! Rules and questions in Datalog.
+//!
+//! ```text
+//! near(Host, From, To) <- distance(Host, From, To, D), D <= 20.
+//! ```
+//!
+//! reads: `From` and `To` are near on `Host` if their distance is a `D` of at most 20. Names that begin with a capital stand
+//! for anything, the same in a whole rule; `_` for anything at all. A question is a rule, whose heads are the answers, or
+//! one fact with names in it. Comparisons are `=`, `!=`, `<`, `<=`, `>`, `>=`; a name in one must be in a fact before it.
+//!
+//! Rules are applied until nothing new follows. There is no negation and nothing that makes new values, so that ends. (No
+//! library that is kept up takes rules at run time, but for one that brings the cryptography of access tokens along.)
+
+mod evaluate;
+mod parse;
+
+use crate::fact::Term;
+
+pub use evaluate::{RuleError, ask, derive};
+pub use parse::{ParseError, parse};
+
+/// The rules that come with Mirrorball.
+pub const BUILT_IN: &str = include_str!("rules/built_in.rules");
+
+/// What follows from what.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Rule {
+    head: Atom,
+    body: Vec<Literal>,
+    /// How many variables there are, numbered from 0.
+    variables: usize,
+}
+
+/// A fact with variables.
+#[derive(Clone, Debug, Eq, PartialEq)]
+struct Atom {
+    name: String,
+    terms: Vec<Pattern>,
+}
+
+#[derive(Clone, Debug, Eq, PartialEq)]
+enum Pattern {
+    Is(Term),
+    Variable(usize),
+    Anything,
+}
+
+#[derive(Clone, Debug, Eq, PartialEq)]
+enum Literal {
+    Holds(Atom),
+    Compare(Pattern, Comparison, Pattern),
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Comparison {
+    Equal,
+    Different,
+    Less,
+    AtMost,
+    More,
+    AtLeast,
+}
+
+impl Comparison {
+    /// Texts are ordered as texts, and numbers come before them.
+    fn holds(self, left: &Term, right: &Term) -> bool {
+        match self {
+            Self::Equal => left == right,
+            Self::Different => left != right,
+            Self::Less => left < right,
+            Self::AtMost => left <= right,
+            Self::More => left > right,
+            Self::AtLeast => left >= right,
+        }
+    }
+}
