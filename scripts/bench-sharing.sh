@@ -32,7 +32,7 @@ if [[ $part == memory || $part == all ]]; then
 fi
 if [[ $part == speed || $part == all ]]; then
     echo "bench: how fast a guest reads; about ten seconds for each kind and run on 2 CPUs without usable KVM"
-    run speed "${3:-never,deferred,adaptive,at-read,qemu-blk,qemu-cached}" "${runs:-5}" sharing-speed
+    run speed "${3:-never,deferred,adaptive,at-read,mirrorball-huge,qemu-cached}" "${runs:-5}" sharing-speed
 fi
 if [[ $part == clones || $part == builds || $part == all ]]; then
     "$mirrorball" image build debian-12 --packages gcc,libc6-dev,make --if-missing

@@ -48,6 +48,9 @@ impl Guests {
         runtime: &Path,
         words: &str,
     ) -> Outcome<Self> {
+        if *kind == Kind::MirrorballHuge {
+            crate::host::allow_huge_memory_files()?;
+        }
         if kind.ours() {
             let file = runtime.join("sharing.toml");
             fs::write(&file, kind.vm_file(files, words))?;

@@ -166,3 +166,9 @@ pub fn mount(words: &[&str]) -> Outcome<()> {
     )
     .into())
 }
+
+/// Lets programs ask for huge pages in memory files, as most hosts do not by themselves.
+pub fn allow_huge_memory_files() -> Outcome<()> {
+    fs::write("/sys/kernel/mm/transparent_hugepage/shmem_enabled", "advise")?;
+    Ok(())
+}

@@ -19,6 +19,8 @@ pub enum Kind {
     Mirrorball,
     /// The same with a policy in the VM file's `share`.
     MirrorballShare(String),
+    /// Mirrorball with memory in huge pages where the guest touches it, which are QEMU's default.
+    MirrorballHuge,
     /// Mirrorball with the disk as persistent memory.
     MirrorballPmem,
     /// Mirrorball: one VM that reads, and clones of it.
@@ -41,6 +43,7 @@ impl FromStr for Kind {
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "mirrorball" => Ok(Self::Mirrorball),
+            "mirrorball-huge" => Ok(Self::MirrorballHuge),
             "mirrorball-pmem" => Ok(Self::MirrorballPmem),
             "mirrorball-clones" => Ok(Self::MirrorballClones),
             "qemu-blk" => Ok(Self::QemuBlock),
@@ -49,7 +52,7 @@ impl FromStr for Kind {
             "qemu-cached" => Ok(Self::QemuCached),
             policy if POLICIES.contains(&policy) => Ok(Self::MirrorballShare(policy.to_owned())),
             _ => Err(format!(
-                "no kind '{text}'; there are mirrorball, {}, mirrorball-pmem, mirrorball-clones, qemu-blk, qemu-ksm, qemu-pmem, qemu-cached",
+                "no kind '{text}'; there are mirrorball, {}, mirrorball-huge, mirrorball-pmem, mirrorball-clones, qemu-blk, qemu-ksm, qemu-pmem, qemu-cached",
                 POLICIES.join(", ")
             )),
         }
@@ -62,6 +65,7 @@ impl Kind {
         match self {
             Self::Mirrorball => "Mirrorball virtio-blk".to_owned(),
             Self::MirrorballShare(policy) => format!("Mirrorball virtio-blk, share = \"{policy}\""),
+            Self::MirrorballHuge => "Mirrorball virtio-blk, pages = \"thp\"".to_owned(),
             Self::MirrorballPmem => "Mirrorball pmem, DAX".to_owned(),
             Self::MirrorballClones => "Mirrorball virtio-blk, one VM and its clones".to_owned(),
             Self::QemuBlock => "QEMU virtio-blk, cache=none".to_owned(),
@@ -75,7 +79,11 @@ impl Kind {
     pub fn ours(&self) -> bool {
         matches!(
             self,
-            Self::Mirrorball | Self::MirrorballShare(_) | Self::MirrorballPmem | Self::MirrorballClones
+            Self::Mirrorball
+                | Self::MirrorballShare(_)
+                | Self::MirrorballHuge
+                | Self::MirrorballPmem
+                | Self::MirrorballClones
         )
     }
 
@@ -86,6 +94,7 @@ impl Kind {
         let (share, device) = match self {
             // Said of the whole VM, so that it holds for the kernel's pages too.
             Self::MirrorballShare(policy) => (format!("share = {policy:?}\n"), ""),
+            Self::MirrorballHuge => ("pages = \"thp\"\n".to_owned(), ""),
             Self::MirrorballPmem => (String::new(), "as = \"pmem\"\n"),
             _ => (String::new(), ""),
         };
