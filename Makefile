@@ -8,12 +8,13 @@ TARGET := x86_64-unknown-linux-gnu
 OUT := $(or $(CARGO_TARGET_DIR),target)/$(TARGET)/release
 MIRRORBALL := $(OUT)/mirrorball
 
-.PHONY: help build demo test lint bench bench-sharing fuzz clean
+.PHONY: help build demo test lint bench bench-sharing bench-channels fuzz clean
 
 help:
 	@echo "make build   compile (2 min)            make demo   four Debian VMs compile a C program (first time 6 min)"
 	@echo "make test    all tests (under 25 min)   make lint   formatting and clippy"
 	@echo "make bench   timings against QEMU       make fuzz   each fuzz target for a minute"
+	@echo "make bench-channels   message channels beside others (half a minute)"
 	@echo "make bench-sharing   memory of guests that share a disk, beside QEMU (half an hour without usable KVM)"
 
 build:
@@ -40,6 +41,9 @@ bench: build
 bench-sharing: build
 	@scripts/setup.sh run bench
 	scripts/bench-sharing.sh $(MIRRORBALL)
+
+bench-channels: build
+	scripts/bench-channels.sh $(OUT)
 
 fuzz:
 	@scripts/setup.sh build fuzz

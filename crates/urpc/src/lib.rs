@@ -24,4 +24,4 @@ pub mod ring;
 mod sync;
 
 pub use message::Message;
-pub use ring::{Receiver, Ring, SendError, Sender};
+pub use ring::{Receiver, RecvError, Ring, SendError, Sender};
