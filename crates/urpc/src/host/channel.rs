@@ -213,9 +213,9 @@ impl Wait {
     /// The wait is over, one way or the other.
     fn over(&self, poll: &mut PollTime) {
         if let Some(start) = self.start {
-            poll.waited(start.elapsed().as_nanos() as u64);
+            poll.waited(start.elapsed().as_nanos() as u64, self.blocked > 0);
         } else if self.looks > 0 {
-            poll.waited(0);
+            poll.waited(0, false);
         }
     }
 }
