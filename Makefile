@@ -12,7 +12,7 @@ MIRRORBALL := $(OUT)/mirrorball
 
 help:
 	@echo "make build   compile (2 min)            make demo   four Debian VMs compile a C program (first time 6 min)"
-	@echo "make test    all tests (under 25 min)   make lint   formatting and clippy"
+	@echo "make test    all tests (half an hour)   make lint   formatting and clippy"
 	@echo "make bench   timings against QEMU       make fuzz   each fuzz target for a minute"
 	@echo "make bench-channels   message channels beside others (half a minute)"
 	@echo "make bench-sharing   memory of guests that share a disk, beside QEMU (half an hour without usable KVM)"

@@ -15,7 +15,7 @@ RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/loom" cargo
 "$mirrorball" image build tiny --kernel generic --name tiny-generic --if-missing
 "$mirrorball" image build debian-12 --packages gcc,libc6-dev,make --if-missing
 
-log "guest tests, two programs at a time, each on this machine's KVM or in a lab host of its own (15 minutes)"
+log "guest tests, two programs at a time, each on this machine's KVM or in a lab host of its own (20 minutes)"
 export MIRRORBALL_BIN=$mirrorball
 cargo test --release --locked -p guest-tests --lib --bins
 logs=$(mktemp -d)
