@@ -1,7 +1,6 @@
 //! A VM that ends with the test, and tells what it knows when the test fails.
 
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -100,25 +99,9 @@ impl VmFile {
     }
 
     /// Starts the VM detached and waits until its agent answers.
-    ///
-    /// The emulation of a lab now and then leaves a guest stalled before its first word, whoever runs it (QEMU's guests
-    /// too). There, and only there, such a guest is started once more, and that is said aloud.
     #[track_caller]
     pub fn start(&self, scratch: &Scratch) -> Vm {
         let vm = self.start_only(scratch);
-        let in_lab = std::env::var_os("MIRRORBALL_IN_LAB").is_some();
-        if in_lab && !vm.is_up_within(BOOT_LIMIT) && vm.logs().trim().is_empty() {
-            // Not by a macro: this must be seen of a test that passes.
-            let _ = writeln!(
-                std::io::stderr(),
-                "THE LAB STALLED {} before its first word: starting it once more",
-                self.name
-            );
-            vm.kill();
-            let vm = self.start_only(scratch);
-            vm.wait_up();
-            return vm;
-        }
         vm.wait_up();
         vm
     }
@@ -161,16 +144,9 @@ impl Vm {
     /// Waits until the agent runs a program.
     #[track_caller]
     pub fn wait_up(&self) {
-        assert!(
-            self.is_up_within(BOOT_LIMIT),
-            "the agent of {}: not within {BOOT_LIMIT:?}",
-            self.name
-        );
-    }
-
-    fn is_up_within(&self, limit: Duration) -> bool {
-        let answer = || (self.exec(["true"]).limit(Duration::from_secs(30)).run().status == 0).then_some(());
-        wait::within(limit, answer).is_some()
+        wait::until(&format!("the agent of {}", self.name), BOOT_LIMIT, || {
+            (self.exec(["true"]).limit(Duration::from_secs(30)).run().status == 0).then_some(())
+        });
     }
 
     /// A call of `mirrorball exec` with this command; not yet run.

@@ -16,7 +16,7 @@ mod parse;
 
 use crate::fact::Term;
 
-pub use evaluate::{RuleError, ask, derive};
+pub use evaluate::{RuleError, ask};
 pub use parse::{ParseError, parse};
 
 /// The rules that come with Mirrorball.

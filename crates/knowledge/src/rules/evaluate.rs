@@ -22,22 +22,6 @@ pub enum RuleError {
     TooLong,
 }
 
-/// The facts of `base` and all that follow by the rules.
-///
-/// # Errors
-/// If that is too much.
-pub fn derive(base: &Base, rules: &[Rule]) -> Result<Base, RuleError> {
-    let known = Known::of(base, rules)?;
-    let facts = known.facts.into_iter().flat_map(|(name, all)| {
-        let name = name.to_owned();
-        all.into_iter().map(move |terms| Fact {
-            name: name.clone(),
-            terms,
-        })
-    });
-    Ok(facts.collect())
-}
-
 /// The answers to a question, sorted.
 ///
 /// # Errors

@@ -80,6 +80,12 @@ impl<S: Clone> Holdings<S> {
         )
     }
 
+    /// Whether the directory of this round knows that the object runs here.
+    pub fn is_noted(&self, object: ObjectId, members: &Members) -> bool {
+        let held = self.held.get(&object);
+        held.is_some_and(|held| matches!(held.role, Role::Owner { noted } if noted == members.round))
+    }
+
     /// A new object, here.
     pub fn create<M>(&mut self, object: ObjectId, members: &Members, effects: &mut Vec<Effect<M, S>>) {
         self.own(object, 1, Taken::new(), members, effects);

@@ -36,7 +36,13 @@ impl<M: Clone, S: Clone> Node<M, S> {
         self.holdings.runs(object)
     }
 
-    /// A new object runs here. Its name must never have been used.
+    /// Whether the object runs here and the directory knows it.
+    pub fn is_noted(&self, object: ObjectId) -> bool {
+        self.holdings.is_noted(object, &self.members)
+    }
+
+    /// A new object runs here. Its name must never have been used, and is to be told to others only when it
+    /// [is noted](Self::is_noted): who asks before hears that there is no such object.
     pub fn create(&mut self, object: ObjectId) -> Vec<Effect<M, S>> {
         self.effects(|node, effects| node.holdings.create(object, &node.members, effects))
     }

@@ -7,7 +7,7 @@ use diskstore::disk::{Origin, Segments, Store};
 use policy::sharing::Way;
 
 use super::extents::ImageId;
-use super::mapper::{Mapped, Mapper, PAGE_BYTES, When};
+use super::mapper::{Mapped, Mapper, PAGE_BYTES, Pages, When};
 use super::metrics::add;
 use super::parts::{Part, Source, cut};
 use super::situation::Situations;
@@ -58,20 +58,17 @@ impl DiskSharing {
             return Ok(());
         }
         let parts = self.cut(store, offset, into);
-        {
-            let mut pages = self.mapper.pages();
-            for part in &parts {
-                if let Part::Share { page, run, .. } = *part {
-                    self.mapper.make_room(&mut pages, page..page + run.pages)?;
-                }
+        let mut pages = self.mapper.pages();
+        for part in &parts {
+            if let Part::Share { page, run, .. } = *part {
+                self.mapper.make_room(&mut pages, page..page + run.pages)?;
             }
         }
-        self.remember(&parts);
+        self.remember(&mut pages, &parts);
         Ok(())
     }
 
-    fn remember(&self, parts: &[Part]) {
-        let mut pages = self.mapper.pages();
+    fn remember(&self, pages: &mut Pages, parts: &[Part]) {
         for part in parts {
             if let Part::Share { page, run, .. } = *part {
                 pages.fresh.insert(page, run);
@@ -130,7 +127,7 @@ impl DiskSharing {
             Part::Share { start, run, .. } => (start, run.pages * PAGE_BYTES),
         };
         store.read(&into.part(start, bytes), offset + start)?;
-        self.remember(std::slice::from_ref(part));
+        self.remember(&mut self.mapper.pages(), std::slice::from_ref(part));
         Ok(())
     }
 }

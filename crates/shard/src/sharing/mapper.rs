@@ -328,7 +328,7 @@ impl Mapper {
     }
 
     /// A read is about to overwrite guest pages: makes mapped ones among them plain memory first, all at once. Otherwise the
-    /// kernel would copy each at a fault of its own, which takes several times as long as the read. Their content is lost.
+    /// kernel would copy what is about to be lost, at a fault for each, and leave the mapping to be trimmed later.
     pub(super) fn make_room(&self, pages: &mut Pages, range: Range<u64>) -> io::Result<()> {
         if pages.frozen {
             return Ok(());

@@ -75,6 +75,7 @@ impl Outbox {
         loop {
             match self.sender.post(message) {
                 Ok(()) => {
+                    wait.over(&mut self.poll);
                     self.flush();
                     return Ok(());
                 }
@@ -89,6 +90,7 @@ impl Outbox {
                 Next::Block(round) => {
                     if self.sender.prepare_to_block()? {
                         self.block.wait(self.sender.ring().sender(), round, deadline);
+                        self.sender.unblocked();
                     }
                 }
             }

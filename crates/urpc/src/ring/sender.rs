@@ -112,6 +112,11 @@ impl<R: Deref<Target = Ring>> Sender<R> {
         (self.sent, self.taken) = (number, number);
     }
 
+    /// After blocking, for whatever reason it ended.
+    pub fn unblocked(&self) {
+        self.ring.sender.stay();
+    }
+
     /// How many more messages can be sent without a look at the credit.
     fn credits(&self) -> u64 {
         self.ring.lines.len() as u64 - (self.sent - self.taken)

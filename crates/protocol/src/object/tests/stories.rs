@@ -116,6 +116,12 @@ impl Story {
                 self.world.crash(at);
                 self.dead.push(at);
             }
+            6 if self.chance.below(40) == 0 => {
+                if let Some(owner) = self.world.owner() {
+                    self.say(format!("the object ends at {owner}"));
+                    self.world.end(owner);
+                }
+            }
             7..10 => self.world.act(at, Node::again),
             10..12 => self.hear(at),
             _ => self.arrive(),

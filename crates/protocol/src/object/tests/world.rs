@@ -54,6 +54,7 @@ impl World {
         while let Some((from, to, packet)) = world.network.pop_first() {
             world.act(to, |node| node.take(from, packet));
         }
+        assert!(world.nodes[&cell(0)].is_noted(OBJECT));
         world
     }
 
@@ -108,6 +109,12 @@ impl World {
     pub fn offer(&mut self, from: CellId, to: CellId) {
         let state = self.logs.get(&from).cloned().unwrap_or_default();
         self.act(from, |node| node.offer(OBJECT, to, state).unwrap_or_default());
+    }
+
+    /// The object ends where it runs.
+    pub fn end(&mut self, at: CellId) {
+        self.act(at, |node| node.end(OBJECT));
+        self.logs.remove(&at);
     }
 
     pub fn crash(&mut self, at: CellId) {
