@@ -42,7 +42,7 @@ pub struct Claim {
     pub object: ObjectId,
     /// Counts its moves.
     pub version: u64,
-    /// `None`: it has ended.
+    /// `None`, in the directory's answer: nobody has it, nor will.
     pub owner: Option<CellId>,
 }
 

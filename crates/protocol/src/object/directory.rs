@@ -31,7 +31,7 @@ impl Directory {
     /// `None` if neither can be said yet.
     pub fn find(&self, object: ObjectId, above: u64, members: &Members) -> Option<Claim> {
         let known = self.claims.get(&object).copied();
-        let later = known.filter(|claim| claim.version > above || claim.owner.is_none());
+        let later = known.filter(|claim| claim.version > above);
         let is_complete = members.live.is_subset(&self.counted);
         later.or(is_complete.then_some(Claim {
             object,

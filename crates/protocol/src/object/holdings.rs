@@ -21,8 +21,6 @@ enum Role<S> {
     Offered { to: CellId, version: u64, state: S },
     /// A cell offers it. It does not run here.
     Arriving { from: CellId, state: S },
-    /// It ran here last; the directory does not know yet that it has ended.
-    Ended,
 }
 
 /// What is to become of an object whose cell gave it away.
@@ -91,14 +89,11 @@ impl<S: Clone> Holdings<S> {
         self.own(object, 1, Taken::new(), members, effects);
     }
 
-    /// The object ends, here.
-    pub fn end<M>(&mut self, object: ObjectId, members: &Members, effects: &mut Vec<Effect<M, S>>) {
-        if let Some(held) = self.held.get_mut(&object)
-            && matches!(held.role, Role::Owner { .. })
-        {
-            held.version += 1;
-            held.role = Role::Ended;
-            self.claim(object, members, effects);
+    /// The object ends, here. Nobody need be told: who asks hears that it is not here, and from the directory then that
+    /// there is no later version.
+    pub fn end(&mut self, object: ObjectId) {
+        if self.runs(object) {
+            self.held.remove(&object);
         }
     }
 
@@ -152,7 +147,6 @@ impl<S: Clone> Holdings<S> {
             }
             // It will come again, to whoever has the object then.
             Role::Offered { .. } | Role::Arriving { .. } => {}
-            Role::Ended => effects.push(Effect::Send(from, self.not_here(object, version))),
         }
     }
 
@@ -265,12 +259,8 @@ impl<S: Clone> Holdings<S> {
         if held.version != claim.version {
             return;
         }
-        match &mut held.role {
-            Role::Owner { noted } => *noted = round,
-            Role::Ended => {
-                self.held.remove(&claim.object);
-            }
-            Role::Offered { .. } | Role::Arriving { .. } => {}
+        if let Role::Owner { noted } = &mut held.role {
+            *noted = round;
         }
     }
 
@@ -279,7 +269,7 @@ impl<S: Clone> Holdings<S> {
         let held = self.held.iter().map(|(object, held)| Claim {
             object: *object,
             version: held.version,
-            owner: (!matches!(held.role, Role::Ended)).then_some(self.me),
+            owner: Some(self.me),
         });
         held.chain(self.given.iter().map(|(object, given)| given.claim(*object)))
     }
@@ -313,7 +303,7 @@ impl<S: Clone> Holdings<S> {
         for (object, held) in &self.held {
             match &held.role {
                 Role::Owner { noted } if *noted == members.round => {}
-                Role::Owner { .. } | Role::Ended => self.claim(*object, members, effects),
+                Role::Owner { .. } => self.claim(*object, members, effects),
                 Role::Offered { .. } => held.send_offer(*object, effects),
                 Role::Arriving { from, .. } => {
                     effects.push(Effect::Send(*from, Packet::Ready(*object, held.version)));

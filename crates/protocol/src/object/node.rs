@@ -48,8 +48,8 @@ impl<M: Clone, S: Clone> Node<M, S> {
     }
 
     /// The object, which runs here, ends.
-    pub fn end(&mut self, object: ObjectId) -> Vec<Effect<M, S>> {
-        self.effects(|node, effects| node.holdings.end(object, &node.members, effects))
+    pub fn end(&mut self, object: ObjectId) {
+        self.holdings.end(object);
     }
 
     /// The object, which the caller has stopped and whose state this is, shall move.

@@ -7,7 +7,7 @@ use super::super::Node;
 use super::world::{World, cell};
 use crate::CellId;
 
-const STORIES: u64 = 3000;
+const STORIES: u64 = 30_000;
 const STEPS: usize = 400;
 const MESSAGES_MAX: u8 = 40;
 

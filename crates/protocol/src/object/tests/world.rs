@@ -113,7 +113,10 @@ impl World {
 
     /// The object ends where it runs.
     pub fn end(&mut self, at: CellId) {
-        self.act(at, |node| node.end(OBJECT));
+        self.act(at, |node| {
+            node.end(OBJECT);
+            Vec::new()
+        });
         self.logs.remove(&at);
     }
 
