@@ -14,9 +14,14 @@ if "$mirrorball" probe >/dev/null 2>&1; then
     exec "$program" --test-threads=1 "$@"
 fi
 limit=${GUEST_TEST_LIMIT:-600}
+# Clusters want a host with nodes.
+lab=
+case $(basename "$program") in
+cluster-*) lab=$(dirname "$0")/labs/two-nodes.toml ;;
+esac
 in_lab() {
     # Runtime files belong in memory, not on the lab host's shared file system.
-    "$mirrorball" lab run --limit "$limit" -- env TMPDIR=/run XDG_RUNTIME_DIR=/run MIRRORBALL_BIN="$mirrorball" \
+    "$mirrorball" lab run ${lab:+"$lab"} --limit "$limit" -- env TMPDIR=/run XDG_RUNTIME_DIR=/run MIRRORBALL_BIN="$mirrorball" \
         "$program" --test-threads=1 "$@"
 }
 in_lab "$@"

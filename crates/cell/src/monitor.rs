@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use shard::chain::chain;
 use shard::launch::Ending;
 
+use crate::cluster::tenure::{self, Tenure};
 use crate::frozen::FrozenVm;
 use crate::registry::{Entry, Record, Registry, State};
 use crate::vm::{self, Handle};
@@ -223,10 +224,15 @@ fn one(
 ) -> Result<(), String> {
     let start = Instant::now();
     let line = |error: &dyn std::error::Error| chain(error);
+    let tenure = tenure::begin(name, spec).map_err(|error| line(&error))?;
+    if let Some(tenure) = &tenure {
+        tenure.settle().map_err(|error| line(&error))?;
+    }
     let registry = Registry::open().map_err(|error| format!("the directory of running VMs: {error}"))?;
     let entry = registry.claim(name).map_err(|error| line(&error))?;
     let cid = registry.next_cid().map_err(|error| line(&error))?;
     let mut record = record(name, spec, cid);
+    record.cell = tenure.as_ref().map(Tenure::cell);
     entry.write(&record).map_err(|error| line(&error))?;
     let mut opened = open::open(spec, name, entry.folder(), cid).map_err(|error| line(&error))?;
     if let Some(frozen) = frozen {
@@ -269,6 +275,9 @@ fn one(
     };
     // Nothing of the VM is left when its end is told.
     drop(entry);
+    if let Some(tenure) = tenure {
+        tenure.leave();
+    }
     let seconds = start.elapsed().as_secs_f64();
     tell(
         lease,
@@ -294,6 +303,7 @@ fn record(name: &str, spec: &VmSpec, cid: u32) -> Record {
         started_unix_s: started.as_secs(),
         boots: 0,
         cid,
+        cell: None,
         sandbox_missing: Vec::new(),
         spec: spec.clone(),
     }

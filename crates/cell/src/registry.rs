@@ -33,6 +33,9 @@ pub struct Record {
     pub boots: u32,
     /// Its address on the socket device.
     pub cid: u32,
+    /// The cell that it runs in, in a cluster.
+    #[serde(default)]
+    pub cell: Option<u16>,
     /// What of the sandbox could not be applied.
     pub sandbox_missing: Vec<String>,
     /// What it was started from.

@@ -3,9 +3,19 @@
 /// CPUs are numbered below this: a VM has 254 at most.
 const CPUS_MAX: u8 = 254;
 
-/// Reads a list of CPUs; sorted, each once. `None` when it is not one, is empty, or names a CPU above 253.
+/// Reads a list of guest CPUs; sorted, each once. `None` when it is not one, is empty, or names a CPU above 253.
 pub fn parse(text: &str) -> Option<Vec<u8>> {
-    let mut listed = [false; CPUS_MAX as usize];
+    let cpus = parse_below(text, usize::from(CPUS_MAX))?;
+    Some(
+        cpus.into_iter()
+            .filter_map(|cpu| u8::try_from(cpu).ok())
+            .collect(),
+    )
+}
+
+/// Reads a list of CPUs with numbers below `limit`; sorted, each once. `None` when it is not one, or is empty.
+pub fn parse_below(text: &str, limit: usize) -> Option<Vec<usize>> {
+    let mut listed = vec![false; limit];
     for part in text.split(',') {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let (first, last) = (number(first)?, number(last)?);
@@ -14,7 +24,20 @@ pub fn parse(text: &str) -> Option<Vec<u8>> {
         }
         listed.get_mut(first..=last)?.fill(true);
     }
-    Some((0..CPUS_MAX).filter(|&cpu| listed[usize::from(cpu)]).collect())
+    Some((0..limit).filter(|&cpu| listed[cpu]).collect())
+}
+
+/// Writes sorted CPUs as a list.
+pub fn write(cpus: &[usize]) -> String {
+    let mut parts = Vec::new();
+    for run in cpus.chunk_by(|a, b| a + 1 == *b) {
+        parts.push(match run {
+            [one] => one.to_string(),
+            [first, .., last] => format!("{first}-{last}"),
+            [] => continue,
+        });
+    }
+    parts.join(",")
 }
 
 /// Digits only: `parse` alone would take a sign.

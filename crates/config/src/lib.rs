@@ -3,6 +3,7 @@
 //! [`parse`] is pure: text in, a checked [`VmSpec`] or one [`ConfigError`] out. What depends on the host (files that
 //! exist, memory, names in use) is checked by [`check_host`], which returns errors of the same kind, with the same spans.
 
+pub mod cluster;
 pub mod cpulist;
 mod error;
 mod host;

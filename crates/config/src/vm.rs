@@ -54,6 +54,9 @@ pub struct VmSpec {
     /// The group of VMs that share memory with one another; with all that have none when absent.
     #[serde(default)]
     pub share_group: Option<String>,
+    /// The cell of the cluster to run in; where there is most room when absent.
+    #[serde(default)]
+    pub cell: Option<u16>,
 }
 
 impl VmSpec {

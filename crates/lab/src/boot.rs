@@ -59,12 +59,14 @@ pub enum Purpose {
     Sync = b'S',
     /// Answer with the number of running VMs, as one byte that stops at 255.
     CountVms = b'V',
+    /// Answer one byte once every CPU has run a program and taken a timer's interrupt.
+    Beat = b'B',
 }
 
 impl Purpose {
     /// What a byte stands for.
     pub fn from_byte(byte: u8) -> Option<Self> {
-        [Self::Agent, Self::Sync, Self::CountVms]
+        [Self::Agent, Self::Sync, Self::CountVms, Self::Beat]
             .into_iter()
             .find(|purpose| *purpose as u8 == byte)
     }

@@ -29,6 +29,9 @@ enum LabCommand {
         /// Seconds the run may take.
         #[arg(long, value_name = "SECONDS")]
         limit: Option<u64>,
+        /// Seconds after which a host that does not answer hangs; a machine that runs much else needs more.
+        #[arg(long, value_name = "SECONDS", default_value_t = 90)]
+        silence: u64,
         /// The host to run in, when not the first.
         #[arg(long)]
         host: Option<String>,
@@ -75,9 +78,10 @@ pub fn run(args: LabArgs) -> ExitCode {
         LabCommand::Run {
             file,
             limit,
+            silence,
             host,
             command,
-        } => run_lab(file, limit, host, command),
+        } => run_lab(file, limit, Duration::from_secs(silence), host, command),
         LabCommand::Up { file, name } => up(file, &name),
         LabCommand::Exec { lab, host, command } => exec(&lab, &host, &command),
         LabCommand::Down { name } => down(&name),
@@ -113,13 +117,14 @@ fn spec(file: Option<PathBuf>) -> miette::Result<LabSpec> {
 fn run_lab(
     file: Option<PathBuf>,
     limit: Option<u64>,
+    silence: Duration,
     host: Option<String>,
     command: Vec<OsString>,
 ) -> Outcome {
     let spec = spec(file)?;
     let limit = limit.or(spec.limit_s).map(Duration::from_secs);
     let claim = registry::claim(&format!("{}{}", registry::RUN_PREFIX, std::process::id()))?;
-    let result = run_command(&spec, &claim, limit, host, command);
+    let result = run_command(&spec, &claim, limit, silence, host, command);
     if let Err(error) = &result
         && claim.directory.exists()
     {
@@ -132,6 +137,7 @@ fn run_command(
     spec: &LabSpec,
     claim: &Claim,
     limit: Option<Duration>,
+    silence: Duration,
     host: Option<String>,
     command: Vec<OsString>,
 ) -> Result<ExitCode, LabError> {
@@ -159,6 +165,12 @@ fn run_command(
             })?,
     };
     let door = lab.hosts[index].door.clone();
+    let (watched, (hangs, hung)) = (door.clone(), mpsc::channel());
+    std::thread::spawn(move || {
+        if watched.wait_silent(silence) {
+            let _ = hangs.send(());
+        }
+    });
     let (sender, receiver) = mpsc::channel();
     // This thread keeps the lab: its hosts would die with another one.
     std::thread::spawn(move || {
@@ -182,6 +194,9 @@ fn run_command(
         }
         if let Some(error) = lab.died() {
             return Err(error);
+        }
+        if hung.try_recv().is_ok() {
+            return Err(lab.silent(index, silence));
         }
         if let Some(limit) = limit
             && started.elapsed() > limit

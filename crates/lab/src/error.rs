@@ -39,6 +39,18 @@ pub enum LabError {
         /// The console's last lines, each after a line break.
         tail: String,
     },
+    /// A host hangs.
+    #[error("the lab died: host {host} has not answered for {limit:?}; its console is in {}{tail}", console.display())]
+    Silent {
+        /// The host.
+        host: String,
+        /// For how long.
+        limit: Duration,
+        /// Its whole console.
+        console: PathBuf,
+        /// The console's last lines, each after a line break.
+        tail: String,
+    },
     /// A host did not come up in time.
     #[error("host {host} was not up after {limit:?}; its console is in {}{tail}", console.display())]
     NotUp {

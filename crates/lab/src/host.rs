@@ -100,6 +100,18 @@ impl Lab {
         Some(error)
     }
 
+    /// The error of a host that does not answer.
+    pub fn silent(&mut self, index: usize, limit: Duration) -> LabError {
+        self.keep = true;
+        let host = &self.hosts[index];
+        LabError::Silent {
+            limit,
+            host: host.name.clone(),
+            console: host.console.clone(),
+            tail: tail(&host.console),
+        }
+    }
+
     /// The error of a run that took too long.
     pub fn time_limit(&mut self, limit: Duration) -> LabError {
         self.keep = true;

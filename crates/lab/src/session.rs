@@ -1,7 +1,7 @@
 //! Commands in a lab host.
 
 use std::ffi::{OsStr, OsString};
-use std::io::{IsTerminal, Read, Write};
+use std::io::{ErrorKind, IsTerminal, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::path::Path;
 use std::time::Duration;
@@ -17,6 +17,9 @@ use crate::{IN_LAB_VARIABLE, LabError};
 
 /// Bytes of arguments and environment a request may have; the agent's protocol carries 64 KiB.
 const REQUEST_BYTES_MAX: usize = 60 << 10;
+
+/// How often a host is asked whether it still answers.
+const BEAT: Duration = Duration::from_secs(5);
 
 /// Outer settings that mean nothing inside: below `/run` everything is new there, and running VMs are looked for there.
 const NOT_CARRIED: &[&str] = &[
@@ -63,6 +66,20 @@ impl Door {
     /// How many VMs run in the host.
     pub fn count_vms(&self) -> Result<u8, LabError> {
         self.ask(Purpose::CountVms, Duration::from_secs(10))
+    }
+
+    /// Returns when the host, or one of its CPUs, has not answered for `limit`: its kernel hangs. True then; false when its
+    /// connections break, as those of a host that died do.
+    pub fn wait_silent(&self, limit: Duration) -> bool {
+        loop {
+            match self.ask(Purpose::Beat, limit) {
+                Ok(_) => std::thread::sleep(BEAT),
+                Err(LabError::Agent(ClientError::Io(error))) => {
+                    return matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut);
+                }
+                Err(_) => return false,
+            }
+        }
     }
 
     fn ask(&self, purpose: Purpose, patience: Duration) -> Result<u8, LabError> {

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use commands::{check, clients, clone, copy, disk, image, lab as labs, list, mem, run, topology};
+use commands::{check, clients, clone, cluster, copy, disk, image, lab as labs, list, mem, run, topology};
 use config::Size;
 use miette::{IntoDiagnostic, Result, miette};
 
@@ -127,6 +127,9 @@ enum Command {
     Knowledge(topology::KnowledgeCommand),
     /// Tell whether this machine's KVM can run guests
     Probe,
+    /// Several cells under one name space
+    #[command(subcommand)]
+    Cluster(cluster::ClusterCommand),
     /// Build, list and remove images
     #[command(subcommand)]
     Image(image::ImageCommand),
@@ -135,6 +138,10 @@ enum Command {
     Disk(disk::DiskCommand),
     /// Hosts in software, where KVM can't be had
     Lab(labs::LabArgs),
+    #[command(hide = true)]
+    Cell { number: u16 },
+    #[command(hide = true)]
+    CellGuard { number: u16 },
     #[command(hide = true)]
     Monitor,
     #[command(hide = true)]
@@ -220,6 +227,15 @@ fn obey(command: Command) -> Result<ExitCode> {
         Command::Topology(args) => topology::topology(&args),
         Command::Knowledge(command) => topology::knowledge(&command),
         Command::Probe => Ok(probe()),
+        Command::Cluster(command) => cluster::cluster(&command),
+        Command::Cell { number } => {
+            cell::cluster::serve::serve(number).into_diagnostic()?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::CellGuard { number } => {
+            cell::cluster::guard::guard(number).into_diagnostic()?;
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Image(command) => {
             image::run(command).map_err(|error| miette!("{error}"))?;
             Ok(ExitCode::SUCCESS)

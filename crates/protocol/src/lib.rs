@@ -1,6 +1,7 @@
 //! What cells say to one another, as state machines without I/O, clock or threads. An event goes in, packets to send and
 //! things to do come out; the product, the simulator and the model checker drive the same ones.
 //!
+//! - [`agreement`]: a table that all cells have, whose keys are unique;
 //! - [`call`]: remote procedure calls that are executed once;
 //! - [`object`]: messages to an object that moves between cells, delivered once to whoever has it, and the directory that
 //!   finds it.
@@ -9,13 +10,18 @@
 //! never come back, since a cell that starts anew has another [`CellId`]. Who is alive is agreed on elsewhere and told to
 //! each machine, in the same order to all; packets of the dead are dropped by whoever has been told.
 
+pub mod agreement;
 pub mod call;
+#[cfg(test)]
+mod chance;
 pub mod object;
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// One life of a cell. Ordered as cells are numbered.
-#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize, Deserialize)]
 pub struct CellId {
     /// The cell's place in the cluster.
     pub number: u16,

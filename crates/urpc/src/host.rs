@@ -11,5 +11,5 @@ pub mod memory;
 mod tests;
 
 pub use block::{Block, measure_block_ns};
-pub use channel::{Inbox, Outbox, channel};
+pub use channel::{Inbox, Outbox, channel, end};
 pub use memory::{MemoryError, SharedRing};

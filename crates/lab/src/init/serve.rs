@@ -5,6 +5,9 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::Duration;
 
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
+
 use super::Failure;
 use crate::boot::{BootConfig, PORT, Purpose, READY, TOKEN_BYTES};
 
@@ -27,6 +30,24 @@ pub fn run(boot: &BootConfig) -> Result<(), Failure> {
             }
         });
     }
+}
+
+/// Has every CPU that programs run on wake a sleeping thread. One that has lost its timer, as happens in emulation, never
+/// does, and what sleeps there sleeps on: limits on time do not end it.
+fn beat() -> std::io::Result<()> {
+    let cpus = sched_getaffinity(Pid::from_raw(0))?;
+    std::thread::scope(|scope| {
+        for cpu in (0..CpuSet::count()).filter(|cpu| cpus.is_set(*cpu).unwrap_or(false)) {
+            std::thread::Builder::new().spawn_scoped(scope, move || {
+                let mut only = CpuSet::new();
+                only.set(cpu)
+                    .and_then(|()| sched_setaffinity(Pid::from_raw(0), &only))?;
+                std::thread::sleep(Duration::from_millis(1));
+                Ok::<_, nix::Error>(())
+            })?;
+        }
+        Ok(())
+    })
 }
 
 fn connection(mut stream: TcpStream, token: &[u8; TOKEN_BYTES]) -> Result<(), Failure> {
@@ -55,9 +76,14 @@ fn connection(mut stream: TcpStream, token: &[u8; TOKEN_BYTES]) -> Result<(), Fa
             let is_vm = |entry: &std::io::Result<fs::DirEntry>| {
                 entry.as_ref().is_ok_and(|entry| entry.path().is_dir())
             };
-            let count =
-                fs::read_dir("/run/mirrorball/vms").map_or(0, |entries| entries.filter(is_vm).count());
+            let count = |folder| fs::read_dir(folder).map_or(0, |entries| entries.filter(is_vm).count());
+            // A cluster waits for VMs.
+            let count = count("/run/mirrorball/vms") + count("/run/mirrorball/cells");
             stream.write_all(&[u8::try_from(count).unwrap_or(u8::MAX)])?;
+        }
+        Some(Purpose::Beat) => {
+            beat()?;
+            stream.write_all(b"B")?;
         }
         None => return Err("unknown purpose".into()),
     }

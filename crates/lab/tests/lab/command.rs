@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use nix::unistd::Pid;
+
 /// Seconds a call may take; a lab is up after about 7.
 const LIMIT_S: &str = "150";
 
@@ -78,4 +80,19 @@ pub fn directory(name: &str) -> PathBuf {
         .expect("a user has a home")
         .join("mirrorball/lab/labs")
         .join(name)
+}
+
+/// The QEMU processes whose command line has `word`.
+pub fn hosts(word: &str) -> Vec<Pid> {
+    let is_host = |pid: &i32| {
+        std::fs::read(format!("/proc/{pid}/cmdline"))
+            .is_ok_and(|line| line.starts_with(b"qemu") && String::from_utf8_lossy(&line).contains(word))
+    };
+    std::fs::read_dir("/proc")
+        .unwrap()
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter(is_host)
+        .map(Pid::from_raw)
+        .collect()
 }

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::command::{Ended, directory, lab, program, turn};
+use crate::command::{Ended, directory, hosts, lab, program, turn};
 
 const LAB: &str = r#"
 [[hosts]]
@@ -139,16 +139,6 @@ fn two_hosts_have_their_nodes_their_network_and_shared_memory() {
     assert!(entry["died"].as_str().unwrap().contains("host right"), "{entry}");
 }
 
-/// QEMU processes whose command line has `word`.
-fn processes(word: &str) -> usize {
-    std::fs::read_dir("/proc")
-        .unwrap()
-        .flatten()
-        .filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok())
-        .filter(|line| line.starts_with(b"qemu") && String::from_utf8_lossy(line).contains(word))
-        .count()
-}
-
 #[track_caller]
 fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
@@ -164,10 +154,10 @@ fn a_killed_run_leaves_no_host_and_the_next_command_removes_its_directory() {
     let mut run: Child = program(&["run", "--", "sleep", "100"]).spawn().unwrap();
     let name = format!("run-{}", run.id());
     let word = format!("{name}/");
-    wait_for("the host starts", || processes(&word) == 1);
+    wait_for("the host starts", || hosts(&word).len() == 1);
     run.kill().unwrap();
     run.wait().unwrap();
-    wait_for("the host is gone", || processes(&word) == 0);
+    wait_for("the host is gone", || hosts(&word).is_empty());
     Ended::of(lab(&["ls"])).expect(0);
     assert!(!directory(&name).exists());
 }
@@ -178,10 +168,10 @@ fn an_interrupted_start_leaves_no_host() {
     let name = format!("test-up-{}", std::process::id());
     let mut up = program(&["up", "--name", &name]).spawn().unwrap();
     let word = format!("{name}/");
-    wait_for("the host starts", || processes(&word) == 1);
+    wait_for("the host starts", || hosts(&word).len() == 1);
     up.kill().unwrap();
     up.wait().unwrap();
-    wait_for("the host is gone", || processes(&word) == 0);
+    wait_for("the host is gone", || hosts(&word).is_empty());
     wait_for("its directory is gone", || !directory(&name).exists());
 }
 

@@ -1,6 +1,11 @@
 //! What a command in a lab sees and what its caller gets back.
 
-use crate::command::{Ended, lab, turn};
+use std::io::{BufRead, BufReader, Read};
+use std::process::Stdio;
+
+use nix::sys::signal::{Signal, kill};
+
+use crate::command::{Ended, hosts, lab, program, turn};
 
 #[test]
 fn a_command_keeps_its_directory_streams_and_exit_status() {
@@ -34,4 +39,22 @@ fn a_host_that_panics_is_told_apart() {
     let script = "echo c > /proc/sysrq-trigger";
     let ended = Ended::of(lab(&["run", "--limit", "90", "--", "sh", "-c", script])).expect(125);
     assert!(ended.stderr.contains("the lab died"), "{ended}");
+}
+
+#[test]
+fn a_host_that_hangs_is_told_apart_long_before_the_limit() {
+    let _turn = turn();
+    let mut command = program(&["run", "--limit", "140", "--silence", "3", "--", "sleep", "600"]);
+    let mut run = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut stderr = BufReader::new(run.stderr.take().unwrap());
+    let mut text = String::new();
+    while !text.contains("the lab is up") {
+        assert_ne!(stderr.read_line(&mut text).unwrap(), 0, "{text}");
+    }
+    let hosts = hosts(&format!("run-{}/", run.id()));
+    assert_eq!(hosts.len(), 1);
+    kill(hosts[0], Signal::SIGSTOP).unwrap();
+    stderr.read_to_string(&mut text).unwrap();
+    assert_eq!(run.wait().unwrap().code(), Some(125), "{text}");
+    assert!(text.contains("has not answered for 3s"), "{text}");
 }

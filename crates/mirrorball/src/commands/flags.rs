@@ -12,7 +12,7 @@ use super::place::LabChoice;
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
     /// VM files; flags that describe a VM belong into them
-    #[arg(conflicts_with_all = ["image", "kernel", "cpus", "memory", "disk", "net", "name", "sandbox", "pages", "share", "share_group"])]
+    #[arg(conflicts_with_all = ["image", "kernel", "cpus", "memory", "disk", "net", "name", "sandbox", "pages", "share", "share_group", "cell"])]
     pub files: Vec<PathBuf>,
     /// An image of the image store
     #[arg(long)]
@@ -50,6 +50,9 @@ pub struct RunArgs {
     /// The group of VMs that share memory with one another and with nobody else
     #[arg(long)]
     pub share_group: Option<String>,
+    /// The cell of the cluster to run in
+    #[arg(long)]
+    pub cell: Option<u16>,
     /// 4K, thp, 2M or 1G
     #[arg(long, default_value = "4K")]
     pub pages: String,
@@ -167,6 +170,7 @@ pub fn spec(args: &RunArgs) -> Result<VmSpec> {
             .map(|text| word("share", text))
             .transpose()?,
         share_group: args.share_group.clone(),
+        cell: args.cell,
     };
     config::check(&spec).map_err(|fault| ConfigError::from_flags(&fault))?;
     Ok(spec)

@@ -28,8 +28,8 @@ pub fn ps(json: bool) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     println!(
-        "{:<20} {:<9} {:>4} {:>8} {:>8} {:>8}  IMAGE",
-        "NAME", "STATE", "CPUS", "MEMORY", "PID", "UP"
+        "{:<20} {:<9} {:>4} {:>8} {:>4} {:>8} {:>8}  IMAGE",
+        "NAME", "STATE", "CPUS", "MEMORY", "CELL", "PID", "UP"
     );
     for record in records {
         println!("{}", line(&record));
@@ -56,9 +56,12 @@ fn line(record: &Record) -> String {
         format!("{}h{:02}m", up / 3600, up / 60 % 60)
     };
     let memory = format!("{}M", record.spec.memory.0 >> 20);
+    let cell = record
+        .cell
+        .map_or_else(|| "-".to_owned(), |cell| cell.to_string());
     let image = record.spec.image.as_deref().unwrap_or("-");
     format!(
-        "{:<20} {state:<9} {:>4} {memory:>8} {pid:>8} {up:>8}  {image}",
+        "{:<20} {state:<9} {:>4} {memory:>8} {cell:>4} {pid:>8} {up:>8}  {image}",
         record.name, record.spec.cpus
     )
 }

@@ -6,28 +6,11 @@ use std::collections::{BTreeSet, VecDeque};
 use super::super::Node;
 use super::world::{World, cell};
 use crate::CellId;
+use crate::chance::Chance;
 
 const STORIES: u64 = 30_000;
 const STEPS: usize = 400;
 const MESSAGES_MAX: u8 = 40;
-
-/// Numbers by chance (xorshift64*).
-struct Chance(u64);
-
-impl Chance {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % bound
-    }
-
-    fn one_of<T: Copy>(&mut self, all: impl ExactSizeIterator<Item = T>) -> Option<T> {
-        let count = all.len();
-        let mut all = all;
-        (count > 0).then(|| all.nth(self.below(count)).expect("in bounds"))
-    }
-}
 
 struct Story {
     world: World,
@@ -43,7 +26,7 @@ struct Story {
 
 impl Story {
     fn new(seed: u64) -> Self {
-        let mut chance = Chance(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        let mut chance = Chance::new(seed);
         let cells = 2 + chance.below(5);
         Self {
             world: World::new(cells as u16),

@@ -1,0 +1,16 @@
+//! Several cells that run VMs under one name space: a process for each, nothing but messages between them.
+//!
+//! - [`files`]: where a cluster is found, and who is who in it;
+//! - [`state`]: what a cell decides and answers, without I/O;
+//! - [`link`]: channels between two cells;
+//! - [`serve`]: the process of one cell; [`guard`] starts it again when it dies;
+//! - [`client`]: asking a cell;
+//! - [`tenure`]: a VM's place in a cell, held by its monitor, which outlives the cell's process.
+
+pub mod client;
+pub mod files;
+pub mod guard;
+pub mod link;
+pub mod serve;
+pub mod state;
+pub mod tenure;

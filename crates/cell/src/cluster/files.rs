@@ -1,0 +1,172 @@
+//! Where the cells of this host are found: a directory for each below the runtime directory.
+//!
+//! A cell's process holds its lock, so that there is one at a time, and counts its lives in a file. The plan says what the
+//! cells are; it stays as long as the cluster, and with it what a cell that starts anew has to know.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use config::cluster::CellPlan;
+use nix::fcntl::{Flock, FlockArg};
+use protocol::CellId;
+
+use crate::runtime;
+
+/// The directory of a host's cells.
+#[derive(Clone, Debug)]
+pub struct Files(PathBuf);
+
+/// One cell's directory.
+#[derive(Clone, Debug)]
+pub struct CellFiles(PathBuf);
+
+/// The right to be a cell, held until dropped.
+#[derive(Debug)]
+pub struct Claim {
+    /// Which, in which life.
+    pub id: CellId,
+    _lock: Flock<File>,
+}
+
+impl Files {
+    /// This user's.
+    pub fn open() -> io::Result<Self> {
+        Ok(Self::at(&runtime::directory()?))
+    }
+
+    /// Below this runtime directory.
+    pub fn at(runtime: &Path) -> Self {
+        Self(runtime.join("cells"))
+    }
+
+    /// What the cells are; none when there is no cluster.
+    pub fn plan(&self) -> io::Result<Vec<CellPlan>> {
+        match fs::read(self.0.join("plan.json")) {
+            Ok(text) => Ok(serde_json::from_slice(&text)?),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Begins a cluster: writes the plan, and makes a directory for each cell.
+    pub fn create(&self, plan: &[CellPlan]) -> io::Result<()> {
+        for cell in plan {
+            let folder = self.cell(cell.number).0;
+            fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        }
+        let new = self.0.join("plan.json.new");
+        fs::write(&new, serde_json::to_vec_pretty(plan)?)?;
+        fs::rename(new, self.0.join("plan.json"))
+    }
+
+    /// Removes what is left of a cluster none of whose cells runs.
+    pub fn remove(&self) -> io::Result<()> {
+        match fs::remove_dir_all(&self.0) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// A cell's directory.
+    pub fn cell(&self, number: u16) -> CellFiles {
+        CellFiles(self.0.join(number.to_string()))
+    }
+
+    /// The cells whose processes run.
+    pub fn running(&self) -> io::Result<Vec<CellPlan>> {
+        let mut plan = self.plan()?;
+        plan.retain(|cell| self.cell(cell.number).runs());
+        Ok(plan)
+    }
+}
+
+impl CellFiles {
+    /// Where other cells find it.
+    pub fn link_socket(&self) -> PathBuf {
+        self.0.join("link.sock")
+    }
+
+    /// Where commands and VMs' monitors find it.
+    pub fn socket(&self) -> PathBuf {
+        self.0.join("cell.sock")
+    }
+
+    /// What its processes said.
+    pub fn log(&self) -> PathBuf {
+        self.0.join("log")
+    }
+
+    /// Whether its process runs.
+    pub fn runs(&self) -> bool {
+        let Ok(lock) = File::open(self.0.join("lock")) else {
+            return false;
+        };
+        Flock::lock(lock, FlockArg::LockSharedNonblock).is_err()
+    }
+
+    /// Becomes the cell, in a new life.
+    ///
+    /// # Errors
+    /// `ResourceBusy` if another process is the cell.
+    pub fn claim(&self, number: u16) -> io::Result<Claim> {
+        let lock = OpenOptions::new()
+            .create(true)
+            .write(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(self.0.join("lock"))?;
+        let lock = Flock::lock(lock, FlockArg::LockExclusiveNonblock).map_err(|_| {
+            io::Error::new(io::ErrorKind::ResourceBusy, format!("cell {number} runs already"))
+        })?;
+        let count = self.0.join("lives");
+        let lives: u32 = match fs::read_to_string(&count) {
+            Ok(text) => text.trim().parse().unwrap_or(0),
+            Err(_) => 0,
+        };
+        let life = lives + 1;
+        let new = self.0.join("lives.new");
+        fs::write(&new, life.to_string())?;
+        fs::rename(new, count)?;
+        Ok(Claim {
+            id: CellId { number, life },
+            _lock: lock,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan() -> Vec<CellPlan> {
+        let cell = |number| CellPlan {
+            number,
+            cpus: vec![usize::from(number)],
+            nodes: vec![0],
+            memory_bytes: 1 << 30,
+        };
+        vec![cell(0), cell(1)]
+    }
+
+    #[test]
+    fn a_cell_has_one_process_at_a_time_and_counts_its_lives() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = Files::at(directory.path());
+        assert!(files.plan().unwrap().is_empty());
+        files.create(&plan()).unwrap();
+        assert!(files.running().unwrap().is_empty());
+        let first = files.cell(1).claim(1).unwrap();
+        assert_eq!(first.id, CellId { number: 1, life: 1 });
+        assert_eq!(files.running().unwrap(), plan()[1..]);
+        assert_eq!(
+            files.cell(1).claim(1).unwrap_err().kind(),
+            io::ErrorKind::ResourceBusy
+        );
+        drop(first);
+        assert_eq!(files.cell(1).claim(1).unwrap().id.life, 2);
+        files.remove().unwrap();
+        files.remove().unwrap();
+    }
+}

@@ -1,0 +1,250 @@
+//! The process of one cell: everything that happens comes as an event to one thread, which owns the state.
+
+use std::collections::BTreeMap;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Sender};
+use std::time::Duration;
+
+use protocol::CellId;
+use urpc::host::measure_block_ns;
+
+use super::files::Files;
+use super::link::{Calls, Link, Sending};
+use super::state::{Act, Answer, Ask, CellMessage, Client, State};
+use crate::monitor::bind;
+
+/// Bytes of a client's line at most.
+const LINE_BYTES_MAX: u64 = 64 << 10;
+/// How long the monitors of running VMs may take to come to a cell's new process.
+const ORPHANS_LIMIT: Duration = Duration::from_secs(5);
+/// How long a cell that is calling this one may take.
+const CROSSED_LIMIT: Duration = Duration::from_secs(2);
+
+enum Event {
+    Linked(Box<Link>),
+    /// Of those that were calling this cell, these are awaited; none: no more are.
+    Called(Vec<u16>),
+    Waited,
+    Heard(CellId, CellMessage),
+    Dead(CellId),
+    Came(Client, UnixStream),
+    Asked(Client, Ask),
+    Gone(Client),
+    OrphansLate,
+}
+
+/// Is the cell until it is told to end.
+///
+/// # Errors
+/// If the cell runs already, there is no such cell, or its sockets can't be made.
+pub fn serve(number: u16) -> io::Result<()> {
+    let files = Files::open()?;
+    let own = files.cell(number);
+    let plan = files.plan()?.into_iter().find(|cell| cell.number == number);
+    let plan = plan.ok_or_else(|| io::Error::other(format!("the cluster has no cell {number}")))?;
+    let claim = own.claim(number)?;
+    let (events, happened) = mpsc::channel();
+    let calls = Arc::new(Calls::new(claim.id, measure_block_ns()));
+    take_calls(fresh(&own.link_socket())?, &calls, &events)?;
+    take_clients(fresh(&own.socket())?, &events)?;
+    call_others(files, &calls, &events)?;
+    later(ORPHANS_LIMIT, Event::OrphansLate, &events)?;
+    let mut cell = Cell {
+        state: State::new(claim.id, std::process::id(), plan),
+        links: BTreeMap::new(),
+        clients: BTreeMap::new(),
+        awaited: None,
+        events,
+    };
+    eprintln!("cell {}: runs", claim.id);
+    for event in happened {
+        if cell.take(event) {
+            break;
+        }
+    }
+    eprintln!("cell {}: ends as told", claim.id);
+    Ok(())
+}
+
+struct Cell {
+    state: State,
+    links: BTreeMap<CellId, Sending>,
+    clients: BTreeMap<Client, UnixStream>,
+    /// Cells whose calls are awaited. None: not known yet.
+    awaited: Option<Vec<u16>>,
+    events: Sender<Event>,
+}
+
+impl Cell {
+    /// Takes an event. True at the end.
+    fn take(&mut self, event: Event) -> bool {
+        let acts = match event {
+            Event::Linked(link) => self.linked(*link),
+            Event::Called(awaited) => {
+                self.awaited = Some(awaited);
+                Vec::new()
+            }
+            Event::Waited => {
+                self.awaited = Some(Vec::new());
+                Vec::new()
+            }
+            Event::Heard(from, message) => self.state.heard(from, message),
+            Event::Dead(cell) => self.dead(cell),
+            Event::Came(client, stream) => {
+                self.clients.insert(client, stream);
+                Vec::new()
+            }
+            Event::Asked(client, ask) => self.state.asked(client, ask),
+            Event::Gone(client) => {
+                self.clients.remove(&client);
+                self.state.gone(client)
+            }
+            Event::OrphansLate => self.state.give_up_orphans(),
+        };
+        let mut ends = self.act(acts);
+        let has_met = self.awaited.as_ref().is_some_and(|awaited| {
+            awaited
+                .iter()
+                .all(|number| self.links.keys().any(|cell| cell.number == *number))
+        });
+        if has_met {
+            self.awaited = None;
+            let acts = self.state.met();
+            ends |= self.act(acts);
+        }
+        ends
+    }
+
+    fn linked(&mut self, link: Link) -> Vec<Act> {
+        let peer = link.peer;
+        let Ok((sending, receiving)) = link.split() else {
+            return Vec::new();
+        };
+        let (heard, dead) = (self.events.clone(), self.events.clone());
+        let reader = std::thread::Builder::new()
+            .name(format!("from {peer}"))
+            .spawn(move || {
+                // The main thread ends with the process.
+                receiving.run(|message| _ = heard.send(Event::Heard(peer, message)));
+                let _ = dead.send(Event::Dead(peer));
+            });
+        if reader.is_err() {
+            return Vec::new();
+        }
+        eprintln!("linked to cell {peer}");
+        self.links.retain(|known, _| known.number != peer.number);
+        self.links.insert(peer, sending);
+        self.state.linked(peer)
+    }
+
+    fn dead(&mut self, cell: CellId) -> Vec<Act> {
+        if self.links.remove(&cell).is_some() {
+            eprintln!("cell {cell} is dead");
+        }
+        self.state.dead(cell)
+    }
+
+    fn act(&mut self, mut acts: Vec<Act>) -> bool {
+        while !acts.is_empty() {
+            let mut next = Vec::new();
+            for act in acts {
+                match act {
+                    Act::Send(to, message) => {
+                        let link = self.links.get_mut(&to);
+                        if let Some(Err(error)) = link.map(|link| link.send(&message)) {
+                            eprintln!("cell {to}: {error}");
+                            next.extend(self.dead(to));
+                        }
+                    }
+                    Act::Answer(client, answer) => self.answer(client, &answer),
+                    Act::End => return true,
+                }
+            }
+            acts = next;
+        }
+        false
+    }
+
+    fn answer(&mut self, client: Client, answer: &Answer) {
+        let Some(stream) = self.clients.get_mut(&client) else {
+            return;
+        };
+        if let Ok(mut line) = serde_json::to_vec(answer) {
+            line.push(b'\n');
+            // A client that does not read its answer has gone, and is seen to.
+            let _ = stream.write_all(&line);
+        }
+    }
+}
+
+/// A socket in the place of what a dead process left.
+fn fresh(path: &Path) -> io::Result<UnixListener> {
+    let _ = std::fs::remove_file(path);
+    bind(path)
+}
+
+fn take_calls(listener: UnixListener, calls: &Arc<Calls>, events: &Sender<Event>) -> io::Result<()> {
+    let (calls, events) = (calls.clone(), events.clone());
+    std::thread::Builder::new()
+        .name("calls".into())
+        .spawn(move || calls.take(&listener, |link| _ = events.send(Event::Linked(Box::new(link)))))?;
+    Ok(())
+}
+
+fn call_others(files: Files, calls: &Arc<Calls>, events: &Sender<Event>) -> io::Result<()> {
+    let (calls, events) = (calls.clone(), events.clone());
+    std::thread::Builder::new().name("caller".into()).spawn(move || {
+        let linked = |link| _ = events.send(Event::Linked(Box::new(link)));
+        let crossed = calls.call_all(&files, linked).unwrap_or_default();
+        let _ = events.send(Event::Called(crossed.into_iter().collect()));
+        std::thread::sleep(CROSSED_LIMIT);
+        let _ = events.send(Event::Waited);
+    })?;
+    Ok(())
+}
+
+fn later(time: Duration, event: Event, events: &Sender<Event>) -> io::Result<()> {
+    let events = events.clone();
+    std::thread::Builder::new().name("later".into()).spawn(move || {
+        std::thread::sleep(time);
+        let _ = events.send(event);
+    })?;
+    Ok(())
+}
+
+fn take_clients(listener: UnixListener, events: &Sender<Event>) -> io::Result<()> {
+    let events = events.clone();
+    std::thread::Builder::new()
+        .name("clients".into())
+        .spawn(move || {
+            for (client, stream) in (0..).zip(listener.incoming().flatten()) {
+                let events = events.clone();
+                // A host without threads to spare loses this client, not the cell.
+                let _ = std::thread::Builder::new().name("client".into()).spawn(move || {
+                    // Nobody listens any more when the process ends.
+                    let _ = read_client(client, stream, &events);
+                    let _ = events.send(Event::Gone(client));
+                });
+            }
+        })?;
+    Ok(())
+}
+
+/// Passes on what a client asks, until it makes no sense or ends.
+fn read_client(client: Client, stream: UnixStream, events: &Sender<Event>) -> io::Result<()> {
+    stream.set_write_timeout(Some(Duration::from_secs(2)))?;
+    let mut lines = BufReader::new(stream.try_clone()?);
+    let gone = |_| io::Error::from(io::ErrorKind::BrokenPipe);
+    events.send(Event::Came(client, stream)).map_err(gone)?;
+    loop {
+        let mut line = String::new();
+        if Read::take(&mut lines, LINE_BYTES_MAX).read_line(&mut line)? == 0 {
+            return Ok(());
+        }
+        let ask = serde_json::from_str(&line)?;
+        events.send(Event::Asked(client, ask)).map_err(gone)?;
+    }
+}

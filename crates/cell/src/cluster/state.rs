@@ -1,0 +1,432 @@
+//! What a cell decides and answers: which VM runs where, and who may. Without I/O, clock or threads.
+//!
+//! Every cell has a copy of the table of cells and VMs ([`protocol::agreement`]). A VM's name is claimed from all cells before
+//! it starts. Only the cell that is to run it promises its memory, so no two can promise the same.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use config::cluster::CellPlan;
+use policy::placement::{Room, place};
+use protocol::CellId;
+use protocol::agreement::{Effect, Message, Node};
+use serde::{Deserialize, Serialize};
+
+#[cfg(test)]
+mod tests;
+
+/// What an entry of the table is about.
+#[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize, Deserialize)]
+pub enum Key {
+    /// A cell.
+    Cell(u16),
+    /// A VM, by its name.
+    Vm(String),
+}
+
+/// What the table says of it.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub enum Value {
+    /// A cell's process, and what the cell has.
+    Cell(u32, CellPlan),
+    /// What a VM takes of its cell.
+    Vm(VmShare),
+}
+
+/// What a VM takes of its cell.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct VmShare {
+    /// vCPUs.
+    pub vcpus: u32,
+    /// Guest memory.
+    pub memory_bytes: u64,
+}
+
+/// What cells send one another.
+pub type CellMessage = Message<Key, Value>;
+
+/// A connection of a VM's monitor or a command.
+pub type Client = u64;
+
+/// A VM that is to run in the cluster.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Host {
+    /// Its name.
+    pub name: String,
+    /// What it takes.
+    pub share: VmShare,
+    /// Only this cell will do.
+    pub only: Option<u16>,
+    /// It runs in this cell already, whose process has died since.
+    pub runs: bool,
+}
+
+/// What a client asks.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "ask")]
+pub enum Ask {
+    /// A place for a VM. It is the VM's until the connection ends.
+    Host(Host),
+    /// A VM of this cell has ended. Answered when all cells have heard of it, so that the name is free.
+    Leave {
+        /// Its name.
+        name: String,
+    },
+    /// What there is in the cluster.
+    Status,
+    /// The cell's process is to end. VMs run on.
+    End,
+}
+
+/// The answer.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "answer")]
+pub enum Answer {
+    /// The VM runs in this cell, with these CPUs and nodes.
+    Hosted(CellPlan),
+    /// Ask this cell.
+    Elsewhere {
+        /// Which.
+        cell: u16,
+    },
+    /// It can't be.
+    Refused {
+        /// Why, and what to do about it.
+        why: String,
+    },
+    /// Done.
+    Done,
+    /// What there is.
+    Status(Status),
+}
+
+/// The cluster as one cell knows it.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// The cells, by number.
+    pub cells: Vec<CellStatus>,
+    /// Who says so has heard from all cells that it has links to.
+    pub ready: bool,
+}
+
+/// One cell.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct CellStatus {
+    /// What it has.
+    #[serde(flatten)]
+    pub plan: CellPlan,
+    /// Its process.
+    pub pid: u32,
+    /// Counts its processes; none when it does not answer.
+    pub life: Option<u32>,
+    /// What it has given out.
+    pub given_bytes: u64,
+    /// vCPUs of its VMs.
+    pub vcpus: u32,
+    /// The VMs that run there.
+    pub vms: Vec<String>,
+}
+
+/// What a cell is to do.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Act {
+    /// Send to a cell.
+    Send(CellId, CellMessage),
+    /// Answer a client.
+    Answer(Client, Answer),
+    /// End the process.
+    End,
+}
+
+/// A cell.
+#[derive(Debug)]
+pub struct State {
+    me: CellId,
+    plan: CellPlan,
+    node: Node<Key, Value>,
+    /// Whose VM each client's is, by name.
+    tenants: BTreeMap<String, Client>,
+    /// Claims under way, for a client, if it is still there.
+    claims: BTreeMap<u64, (Option<Client>, String, VmShare)>,
+    /// Who waits until all have heard of a change.
+    leaving: BTreeMap<u64, Client>,
+    /// VMs that this cell's last process had, whose monitors have not come yet.
+    orphans: BTreeSet<String>,
+    /// VMs that wait until this cell has met the others. Alone, it would take any name for free.
+    early: Option<Vec<(Client, Host)>>,
+}
+
+impl State {
+    /// A cell without links. `pid` is its process.
+    pub fn new(me: CellId, pid: u32, plan: CellPlan) -> Self {
+        let mut node = Node::new(me);
+        // Without links there is nobody to ask.
+        let (_, effects) = node.claim(Key::Cell(me.number), Value::Cell(pid, plan.clone()));
+        debug_assert!(matches!(effects[..], [Effect::Won(_)]));
+        Self {
+            me,
+            plan,
+            node,
+            tenants: BTreeMap::new(),
+            claims: BTreeMap::new(),
+            leaving: BTreeMap::new(),
+            orphans: BTreeSet::new(),
+            early: Some(Vec::new()),
+        }
+    }
+
+    /// There are links to all cells that ran when this one started, or they don't answer.
+    pub fn met(&mut self) -> Vec<Act> {
+        let early = self.early.take().unwrap_or_default();
+        early
+            .into_iter()
+            .flat_map(|(client, host)| self.host(client, host))
+            .collect()
+    }
+
+    /// There is a link to a cell. An earlier life of it is dead.
+    pub fn linked(&mut self, cell: CellId) -> Vec<Act> {
+        let earlier: Vec<CellId> = self
+            .node
+            .links()
+            .filter(|known| known.number == cell.number)
+            .collect();
+        let mut acts = Vec::new();
+        for dead in earlier {
+            acts.extend(self.dead(dead));
+        }
+        let effects = self.node.link(cell);
+        acts.extend(self.acts(effects));
+        acts
+    }
+
+    /// A cell is dead.
+    pub fn dead(&mut self, cell: CellId) -> Vec<Act> {
+        let effects = self.node.dead(cell);
+        self.acts(effects)
+    }
+
+    /// A message has come.
+    pub fn heard(&mut self, from: CellId, message: CellMessage) -> Vec<Act> {
+        let effects = self.node.take(from, message);
+        self.acts(effects)
+    }
+
+    /// A client asks.
+    pub fn asked(&mut self, client: Client, ask: Ask) -> Vec<Act> {
+        match ask {
+            Ask::Host(host) => self.host(client, host),
+            Ask::Leave { name } => self.leave(client, &name),
+            Ask::Status => vec![Act::Answer(client, Answer::Status(self.status()))],
+            Ask::End => vec![Act::Answer(client, Answer::Done), Act::End],
+        }
+    }
+
+    /// A client's connection has ended, and with it its VM.
+    pub fn gone(&mut self, client: Client) -> Vec<Act> {
+        self.leaving.retain(|_, waits| *waits != client);
+        for (waits, _, _) in self.claims.values_mut() {
+            *waits = waits.filter(|waits| *waits != client);
+        }
+        if let Some(early) = &mut self.early {
+            early.retain(|(waits, _)| *waits != client);
+        }
+        let name = self.tenants.iter().find(|(_, tenant)| **tenant == client);
+        let Some(name) = name.map(|(name, _)| name.clone()) else {
+            return Vec::new();
+        };
+        self.tenants.remove(&name);
+        self.remove(&name).1
+    }
+
+    /// The VMs of the last process whose monitors have not come by now have ended.
+    pub fn give_up_orphans(&mut self) -> Vec<Act> {
+        let mut acts = Vec::new();
+        for name in std::mem::take(&mut self.orphans) {
+            acts.extend(self.remove(&name).1);
+        }
+        acts
+    }
+
+    fn host(&mut self, client: Client, host: Host) -> Vec<Act> {
+        let refused = |why: String| vec![Act::Answer(client, Answer::Refused { why })];
+        let name = host.name.clone();
+        if host.runs && self.owns(&name) && !self.tenants.contains_key(&name) {
+            self.orphans.remove(&name);
+            self.tenants.insert(name, client);
+            return vec![Act::Answer(client, Answer::Hosted(self.plan.clone()))];
+        }
+        if let (Some(early), false) = (&mut self.early, host.runs) {
+            early.push((client, host));
+            return Vec::new();
+        }
+        if !host.runs {
+            match self.choose(&host) {
+                Ok(cell) if cell == self.me.number => {}
+                Ok(cell) => return vec![Act::Answer(client, Answer::Elsewhere { cell })],
+                Err(why) => return refused(why),
+            }
+        }
+        let (claim, effects) = self.node.claim(Key::Vm(name.clone()), Value::Vm(host.share));
+        self.claims.insert(claim, (Some(client), name, host.share));
+        self.acts(effects)
+    }
+
+    /// The cell for a VM, as far as this one knows.
+    fn choose(&self, host: &Host) -> Result<u16, String> {
+        let mut rooms = self.rooms();
+        if let Some(only) = host.only {
+            rooms.retain(|room| room.cell == only);
+            if rooms.is_empty() {
+                let known: Vec<String> = self.rooms().iter().map(|room| room.cell.to_string()).collect();
+                return Err(format!(
+                    "there is no cell {only} that runs; there is {}",
+                    known.join(", ")
+                ));
+            }
+        }
+        place(&rooms, host.share.vcpus, host.share.memory_bytes).ok_or_else(|| {
+            let free = rooms
+                .iter()
+                .map(|room| format!("cell {} has {} MiB", room.cell, room.free_bytes >> 20));
+            format!(
+                "no cell has {} MiB for it: {}; give it less, or end another VM",
+                host.share.memory_bytes >> 20,
+                free.collect::<Vec<_>>().join(", ")
+            )
+        })
+    }
+
+    /// What each cell that lives has to give.
+    fn rooms(&self) -> Vec<Room> {
+        let mut rooms: Vec<Room> = self
+            .cells()
+            .filter(|(cell, _, _)| self.life(*cell).is_some())
+            .map(|(cell, _, plan)| Room {
+                cell,
+                cpus: u32::try_from(plan.cpus.len()).unwrap_or(u32::MAX),
+                vcpus: 0,
+                free_bytes: plan.memory_bytes,
+            })
+            .collect();
+        let promised = self.claims.values().map(|(_, _, share)| (self.me.number, *share));
+        for (cell, share) in self.vms().map(|(_, cell, share)| (cell, share)).chain(promised) {
+            if let Some(room) = rooms.iter_mut().find(|room| room.cell == cell) {
+                room.vcpus = room.vcpus.saturating_add(share.vcpus);
+                room.free_bytes = room.free_bytes.saturating_sub(share.memory_bytes);
+            }
+        }
+        rooms
+    }
+
+    fn cells(&self) -> impl Iterator<Item = (u16, u32, &CellPlan)> {
+        self.node
+            .entries()
+            .iter()
+            .filter_map(|(key, entry)| match (key, &entry.value) {
+                (Key::Cell(number), Value::Cell(pid, plan)) => Some((*number, *pid, plan)),
+                _ => None,
+            })
+    }
+
+    fn vms(&self) -> impl Iterator<Item = (&str, u16, VmShare)> {
+        self.node
+            .entries()
+            .iter()
+            .filter_map(|(key, entry)| match (key, &entry.value) {
+                (Key::Vm(name), Value::Vm(share)) => Some((&name[..], entry.owner, *share)),
+                _ => None,
+            })
+    }
+
+    fn owns(&self, name: &str) -> bool {
+        let entry = self.node.entries().get(&Key::Vm(name.to_owned()));
+        entry.is_some_and(|entry| entry.owner == self.me.number)
+    }
+
+    /// A cell's life, if it lives.
+    fn life(&self, number: u16) -> Option<u32> {
+        let mut known = self.node.links().chain([self.me]);
+        known.find(|cell| cell.number == number).map(|cell| cell.life)
+    }
+
+    fn status(&self) -> Status {
+        let cells = self.cells().map(|(number, pid, plan)| {
+            let here = || self.vms().filter(|(_, cell, _)| *cell == number);
+            CellStatus {
+                plan: plan.clone(),
+                pid,
+                life: self.life(number),
+                given_bytes: here().map(|(_, _, share)| share.memory_bytes).sum(),
+                vcpus: here().map(|(_, _, share)| share.vcpus).sum(),
+                vms: here().map(|(name, _, _)| name.to_owned()).collect(),
+            }
+        });
+        Status {
+            cells: cells.collect(),
+            ready: self.node.is_ready(),
+        }
+    }
+
+    fn leave(&mut self, client: Client, name: &str) -> Vec<Act> {
+        self.tenants.remove(name);
+        let (change, mut acts) = self.remove(name);
+        match change {
+            Some(change) => _ = self.leaving.insert(change, client),
+            None => acts.push(Act::Answer(client, Answer::Done)),
+        }
+        acts
+    }
+
+    /// Removes a VM from the table. The change's number, unless all have heard of it already.
+    fn remove(&mut self, name: &str) -> (Option<u64>, Vec<Act>) {
+        match self.node.change(&Key::Vm(name.to_owned()), None) {
+            Some((change, effects)) => {
+                let heard = effects.contains(&Effect::Heard(change));
+                (if heard { None } else { Some(change) }, self.acts(effects))
+            }
+            None => (None, Vec::new()),
+        }
+    }
+
+    fn all_heard(&mut self, change: u64) -> Option<Act> {
+        let client = self.leaving.remove(&change)?;
+        Some(Act::Answer(client, Answer::Done))
+    }
+
+    /// What the table's effects mean for clients.
+    fn acts(&mut self, effects: Vec<Effect<Key, Value>>) -> Vec<Act> {
+        let mut acts = Vec::new();
+        for effect in effects {
+            match effect {
+                Effect::Send(to, message) => acts.push(Act::Send(to, message)),
+                Effect::Won(claim) => match self.claims.remove(&claim) {
+                    Some((Some(client), name, _)) => {
+                        self.tenants.insert(name, client);
+                        acts.push(Act::Answer(client, Answer::Hosted(self.plan.clone())));
+                    }
+                    // Nobody wants it any more.
+                    Some((None, name, _)) => acts.extend(self.remove(&name).1),
+                    None => {}
+                },
+                Effect::Lost { claim, to } => {
+                    if let Some((Some(client), name, _)) = self.claims.remove(&claim) {
+                        let why = format!(
+                            "a VM named {name} is running already, in cell {to}; choose another name, or end it with \
+                             `mirrorball stop {name}`"
+                        );
+                        acts.push(Act::Answer(client, Answer::Refused { why }));
+                    }
+                }
+                Effect::Heard(change) => acts.extend(self.all_heard(change)),
+                Effect::Inherited(Key::Vm(name)) => {
+                    if !self.tenants.contains_key(&name) {
+                        self.orphans.insert(name);
+                    }
+                }
+                // It was claimed before there were links.
+                Effect::Inherited(Key::Cell(_)) | Effect::Changed(_) => {}
+            }
+        }
+        acts
+    }
+}

@@ -1,0 +1,249 @@
+//! Cells that talk over links in order, and the clients that ask them.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::*;
+
+const GIB: u64 = 1 << 30;
+
+struct World {
+    cells: BTreeMap<CellId, State>,
+    links: VecDeque<(CellId, CellId, CellMessage)>,
+    answers: BTreeMap<(u16, Client), Answer>,
+}
+
+fn id(number: u16, life: u32) -> CellId {
+    CellId { number, life }
+}
+
+fn plan(number: u16) -> CellPlan {
+    CellPlan {
+        number,
+        cpus: vec![usize::from(number) * 2, usize::from(number) * 2 + 1],
+        nodes: vec![u32::from(number)],
+        memory_bytes: GIB,
+    }
+}
+
+fn vm(name: &str, mib: u64) -> Host {
+    Host {
+        name: name.to_owned(),
+        share: VmShare {
+            vcpus: 1,
+            memory_bytes: mib << 20,
+        },
+        only: None,
+        runs: false,
+    }
+}
+
+impl World {
+    fn new(count: u16) -> Self {
+        let mut world = Self {
+            cells: BTreeMap::new(),
+            links: VecDeque::new(),
+            answers: BTreeMap::new(),
+        };
+        (0..count).for_each(|number| world.start(id(number, 1)));
+        world
+    }
+
+    fn start(&mut self, cell: CellId) {
+        let others: Vec<CellId> = self.cells.keys().copied().collect();
+        self.cells.insert(cell, State::new(cell, 1, plan(cell.number)));
+        for other in others {
+            self.act(cell, |state| state.linked(other));
+            self.act(other, |state| state.linked(cell));
+        }
+        self.act(cell, State::met);
+        self.settle();
+    }
+
+    fn act(&mut self, at: CellId, act: impl FnOnce(&mut State) -> Vec<Act>) {
+        for act in act(self.cells.get_mut(&at).expect("lives")) {
+            match act {
+                Act::Send(to, message) => self.links.push_back((at, to, message)),
+                Act::Answer(client, answer) => _ = self.answers.insert((at.number, client), answer),
+                Act::End => {}
+            }
+        }
+    }
+
+    fn settle(&mut self) {
+        while let Some((from, to, message)) = self.links.pop_front() {
+            if self.cells.contains_key(&to) {
+                self.act(to, |state| state.heard(from, message));
+            }
+        }
+    }
+
+    fn die(&mut self, cell: CellId) {
+        self.cells.remove(&cell);
+        let others: Vec<CellId> = self.cells.keys().copied().collect();
+        others
+            .into_iter()
+            .for_each(|at| self.act(at, |state| state.dead(cell)));
+        self.settle();
+    }
+
+    fn ask(&mut self, at: CellId, client: Client, ask: Ask) -> Answer {
+        self.act(at, |state| state.asked(client, ask));
+        self.settle();
+        self.answers.remove(&(at.number, client)).expect("an answer")
+    }
+
+    /// Asks the first cell, and the one that it names.
+    fn host(&mut self, client: Client, host: Host) -> Answer {
+        let first = *self.cells.keys().next().expect("a cell");
+        match self.ask(first, client, Ask::Host(host.clone())) {
+            Answer::Elsewhere { cell } => {
+                let there = *self
+                    .cells
+                    .keys()
+                    .find(|known| known.number == cell)
+                    .expect("lives");
+                self.ask(there, client, Ask::Host(host))
+            }
+            answer => answer,
+        }
+    }
+
+    fn status(&mut self, at: CellId) -> Status {
+        match self.ask(at, 99, Ask::Status) {
+            Answer::Status(status) => status,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[track_caller]
+    fn vms(&mut self, expected: &[&[&str]]) {
+        let cells: Vec<CellId> = self.cells.keys().copied().collect();
+        for at in cells {
+            let status = self.status(at);
+            let vms: Vec<&[String]> = status.cells.iter().map(|cell| &cell.vms[..]).collect();
+            assert_eq!(vms, expected, "as {at} knows it");
+        }
+    }
+}
+
+#[test]
+fn vms_are_spread_and_every_cell_knows_them() {
+    let mut world = World::new(2);
+    for (client, name) in (0..).zip(["a", "b", "c"]) {
+        assert!(matches!(world.host(client, vm(name, 300)), Answer::Hosted(_)));
+    }
+    world.vms(&[&["a", "c"], &["b"]]);
+    assert_eq!(world.status(id(1, 1)).cells[0].given_bytes, 600 << 20);
+}
+
+#[test]
+fn a_name_is_taken_in_the_whole_cluster_until_its_vm_has_ended() {
+    let mut world = World::new(2);
+    let there = Host {
+        only: Some(1),
+        ..vm("a", 64)
+    };
+    assert!(matches!(world.host(1, there), Answer::Hosted(plan) if plan.number == 1));
+    let Answer::Refused { why } = world.host(2, vm("a", 64)) else {
+        panic!("two of one name");
+    };
+    assert!(why.contains("running already, in cell 1"), "{why}");
+    world.act(id(1, 1), |state| state.gone(1));
+    world.settle();
+    assert!(matches!(world.host(3, vm("a", 64)), Answer::Hosted(_)));
+}
+
+#[test]
+fn what_fits_nowhere_is_refused_with_what_there_is() {
+    let mut world = World::new(2);
+    assert!(matches!(world.host(1, vm("a", 700)), Answer::Hosted(_)));
+    let Answer::Refused { why } = world.host(2, vm("b", 1100)) else {
+        panic!("more than there is");
+    };
+    assert!(why.contains("cell 0 has 324 MiB, cell 1 has 1024 MiB"), "{why}");
+    let nowhere = Host {
+        only: Some(7),
+        ..vm("b", 64)
+    };
+    let Answer::Refused { why } = world.host(3, nowhere) else {
+        panic!("there is no such cell");
+    };
+    assert!(why.contains("no cell 7 that runs; there is 0, 1"), "{why}");
+}
+
+#[test]
+fn leaving_is_answered_when_all_have_heard() {
+    let mut world = World::new(3);
+    assert!(matches!(world.host(1, vm("a", 64)), Answer::Hosted(_)));
+    let leave = Ask::Leave { name: "a".to_owned() };
+    world.act(id(0, 1), |state| state.asked(2, leave));
+    assert!(world.answers.is_empty());
+    world.settle();
+    assert_eq!(world.answers[&(0, 2)], Answer::Done);
+    world.vms(&[&[], &[], &[]]);
+}
+
+#[test]
+fn a_dead_cell_gets_no_vm_and_its_next_process_finds_those_it_had() {
+    let mut world = World::new(2);
+    let there = Host {
+        only: Some(1),
+        ..vm("a", 64)
+    };
+    assert!(matches!(world.host(1, there.clone()), Answer::Hosted(_)));
+    assert!(matches!(
+        world.host(
+            2,
+            Host {
+                name: "b".to_owned(),
+                ..there.clone()
+            }
+        ),
+        Answer::Hosted(_)
+    ));
+    world.die(id(1, 1));
+    // Its VMs run on, and their names are taken.
+    world.vms(&[&[], &["a", "b"]]);
+    assert!(matches!(world.host(3, vm("a", 64)), Answer::Refused { .. }));
+    assert!(matches!(world.host(4, vm("c", 64)), Answer::Hosted(plan) if plan.number == 0));
+    world.start(id(1, 2));
+    world.vms(&[&["c"], &["a", "b"]]);
+    let back = Host { runs: true, ..there };
+    assert!(matches!(
+        world.ask(id(1, 2), 5, Ask::Host(back)),
+        Answer::Hosted(_)
+    ));
+    // The other one's monitor does not come: it has ended meanwhile.
+    world.act(id(1, 2), State::give_up_orphans);
+    world.settle();
+    world.vms(&[&["c"], &["a"]]);
+}
+
+#[test]
+fn before_it_has_met_the_others_a_cell_takes_in_only_what_runs() {
+    let mut state = State::new(id(0, 1), 1, plan(0));
+    assert!(state.asked(1, Ask::Host(vm("a", 64))).is_empty());
+    let runs = Host {
+        runs: true,
+        ..vm("b", 64)
+    };
+    let acts = state.asked(2, Ask::Host(runs));
+    assert!(
+        matches!(acts[..], [Act::Answer(2, Answer::Hosted(_))]),
+        "{acts:?}"
+    );
+    let acts = state.met();
+    assert!(
+        matches!(acts[..], [Act::Answer(1, Answer::Hosted(_))]),
+        "{acts:?}"
+    );
+}
+
+#[test]
+fn a_client_that_goes_while_its_name_is_claimed_leaves_nothing() {
+    let mut world = World::new(2);
+    world.act(id(0, 1), |state| state.asked(1, Ask::Host(vm("a", 64))));
+    world.act(id(0, 1), |state| state.gone(1));
+    world.settle();
+    world.vms(&[&[], &[]]);
+}

@@ -1,0 +1,235 @@
+//! A VM's place in a cell, held by the VM's monitor.
+//!
+//! The place is the VM's as long as a connection to the cell lasts. When the cell's process dies, the VM runs on, and its
+//! monitor comes to the cell's next process and says so.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use config::VmSpec;
+use config::cluster::CellPlan;
+
+use super::client::Connection;
+use super::files::Files;
+use super::state::{Answer, Ask, Host, VmShare};
+
+/// Cells that send a VM on to one another, at most: each knows the others' memory a little late.
+const HOPS_MAX: usize = 8;
+/// Between two tries to reach a cell that is starting anew.
+const RETRY: Duration = Duration::from_millis(20);
+const RETRY_MAX: Duration = Duration::from_secs(1);
+
+/// Why a VM has no place.
+#[derive(Debug, thiserror::Error)]
+pub enum TenureError {
+    /// It is to run in a cell, and there is none.
+    #[error(
+        "cell {0} is asked for, and no cluster is up here; start one with `mirrorball cluster up`, or leave `cell` out"
+    )]
+    NoCluster(u16),
+    /// The cells say so.
+    #[error("{0}")]
+    Refused(String),
+    /// A cell does not answer.
+    #[error("the cluster does not answer: {0}; see `mirrorball cluster status`")]
+    Broken(#[from] io::Error),
+    /// The host does not let it run there.
+    #[error(
+        "cannot keep the VM to the {what} of cell {cell}: {source}; a container needs the capability SYS_NICE for it"
+    )]
+    Settle {
+        /// CPUs, or memory.
+        what: &'static str,
+        /// The cell.
+        cell: u16,
+        /// Why not.
+        source: io::Error,
+    },
+}
+
+/// A place.
+#[derive(Debug)]
+pub struct Tenure {
+    plan: CellPlan,
+    files: Files,
+    name: String,
+    held: Arc<Mutex<Held>>,
+}
+
+#[derive(Debug)]
+struct Held {
+    /// The connection, while there is one.
+    stream: Option<UnixStream>,
+    /// The VM has ended.
+    over: bool,
+}
+
+/// Asks for a place; none when no cluster is up.
+pub fn begin(name: &str, spec: &VmSpec) -> Result<Option<Tenure>, TenureError> {
+    let files = Files::open()?;
+    let Some(first) = files.running()?.into_iter().next() else {
+        return spec
+            .cell
+            .map_or(Ok(None), |cell| Err(TenureError::NoCluster(cell)));
+    };
+    let mut host = Host {
+        name: name.to_owned(),
+        share: VmShare {
+            vcpus: u32::from(spec.cpus),
+            memory_bytes: spec.memory.0,
+        },
+        only: spec.cell,
+        runs: false,
+    };
+    let mut cell = first.number;
+    for _ in 0..HOPS_MAX {
+        let mut connection = Connection::open(&files.cell(cell))?;
+        match connection.ask(&Ask::Host(host.clone()))? {
+            Answer::Hosted(plan) => {
+                let held = Arc::new(Mutex::new(Held {
+                    stream: Some(connection.stream()?),
+                    over: false,
+                }));
+                host.runs = true;
+                let keeper = Keeper {
+                    files: files.clone(),
+                    cell,
+                    host,
+                    held: held.clone(),
+                };
+                std::thread::Builder::new()
+                    .name("tenure".into())
+                    .spawn(move || keeper.keep(connection))?;
+                let name = name.to_owned();
+                return Ok(Some(Tenure {
+                    plan,
+                    files,
+                    name,
+                    held,
+                }));
+            }
+            Answer::Elsewhere { cell: other } => cell = other,
+            Answer::Refused { why } => return Err(TenureError::Refused(why)),
+            other => {
+                return Err(io::Error::other(format!("an answer to another question: {other:?}")).into());
+            }
+        }
+    }
+    Err(TenureError::Refused(
+        "the cells do not agree where there is room: try again".into(),
+    ))
+}
+
+fn lock(held: &Mutex<Held>) -> MutexGuard<'_, Held> {
+    held.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Tenure {
+    /// The cell.
+    pub fn cell(&self) -> u16 {
+        self.plan.number
+    }
+
+    /// Keeps the calling thread, and the processes that it starts, to the cell's CPUs and memory.
+    pub fn settle(&self) -> Result<(), TenureError> {
+        let failed = |what| {
+            move |source: io::Error| TenureError::Settle {
+                what,
+                cell: self.plan.number,
+                source,
+            }
+        };
+        let mut set = nix::sched::CpuSet::new();
+        for cpu in &self.plan.cpus {
+            set.set(*cpu).map_err(|error| failed("CPUs")(error.into()))?;
+        }
+        nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &set)
+            .map_err(|error| failed("CPUs")(error.into()))?;
+        keep_to_nodes(&self.plan.nodes).map_err(failed("memory"))
+    }
+
+    /// The VM has ended: returns when all cells have heard of it, or none is there to hear.
+    pub fn leave(self) {
+        let leave = Ask::Leave {
+            name: self.name.clone(),
+        };
+        // A cell that is starting anew misses the VM and frees its name by itself.
+        let _ = Connection::open(&self.files.cell(self.plan.number)).and_then(|mut cell| cell.ask(&leave));
+    }
+}
+
+impl Drop for Tenure {
+    fn drop(&mut self) {
+        let mut held = lock(&self.held);
+        held.over = true;
+        if let Some(stream) = held.stream.take() {
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        }
+    }
+}
+
+/// Keeps the connection up.
+struct Keeper {
+    files: Files,
+    cell: u16,
+    host: Host,
+    held: Arc<Mutex<Held>>,
+}
+
+impl Keeper {
+    fn keep(self, mut connection: Connection) {
+        loop {
+            connection.wait_for_end();
+            let mut pause = RETRY;
+            connection = loop {
+                {
+                    let mut held = lock(&self.held);
+                    held.stream = None;
+                    if held.over {
+                        return;
+                    }
+                }
+                if let Some(back) = self.come_back() {
+                    break back;
+                }
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(RETRY_MAX);
+            };
+        }
+    }
+
+    fn come_back(&self) -> Option<Connection> {
+        let mut connection = Connection::open(&self.files.cell(self.cell)).ok()?;
+        let answer = connection.ask(&Ask::Host(self.host.clone())).ok()?;
+        let stream = connection.stream().ok()?;
+        let mut held = lock(&self.held);
+        if held.over || !matches!(answer, Answer::Hosted(_)) {
+            return None;
+        }
+        held.stream = Some(stream);
+        Some(connection)
+    }
+}
+
+/// Binds what the calling thread and its children allocate to these nodes. On a host with one node there is nothing to bind.
+fn keep_to_nodes(nodes: &[u32]) -> io::Result<()> {
+    if std::fs::metadata("/sys/devices/system/node/node1").is_err() {
+        return Ok(());
+    }
+    const BITS: usize = u64::BITS as usize;
+    let mut mask = vec![0_u64; nodes.iter().max().map_or(0, |last| *last as usize / BITS) + 1];
+    for node in nodes {
+        mask[*node as usize / BITS] |= 1 << (*node as usize % BITS);
+    }
+    // The kernel takes one bit less than it is told.
+    let bits = mask.len() * BITS + 1;
+    // SAFETY: the mask has that many bits and lives through the call, which changes no memory of this process.
+    let result = unsafe { libc::syscall(libc::SYS_set_mempolicy, libc::MPOL_BIND, mask.as_ptr(), bits) };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}

@@ -1,0 +1,383 @@
+//! A cluster file: the cells that a host is divided into.
+//!
+//! Unknown keys are errors. An error shows the file, the place and the mend. [`ClusterSpec::cells`] is what the file means
+//! on a host; without a file, [`ClusterSpec::of_nodes`] makes a cell of each NUMA node.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::cpulist;
+use crate::error::ConfigError;
+use crate::validate::{Fault, fault};
+use crate::vm::Size;
+
+/// Cells of a cluster.
+pub const CELLS_MAX: usize = 64;
+/// Linux numbers CPUs below this.
+const CPUS_MAX: usize = 8192;
+/// The smallest VM fits.
+const MEMORY_MIN_BYTES: u64 = 64 << 20;
+
+/// A cluster.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClusterSpec {
+    /// Its cells, numbered from 0.
+    pub cells: Vec<CellSpec>,
+}
+
+/// A cell: by NUMA nodes, by CPUs, or by CPUs of some nodes.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CellSpec {
+    /// Its CPUs, as `0-3,8`; those of its nodes when absent.
+    pub cpus: Option<String>,
+    /// The NUMA nodes whose memory it gives out; those of its CPUs when absent.
+    pub nodes: Option<Vec<u32>>,
+    /// How much memory it gives out; when absent an equal share of each node with the other cells of the node.
+    pub memory: Option<Size>,
+}
+
+/// What a host has to give.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct HostNodes(pub BTreeMap<u32, HostNode>);
+
+/// A NUMA node of a host.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct HostNode {
+    /// The CPUs of it that this user may use, sorted.
+    pub cpus: Vec<usize>,
+    /// Its memory.
+    pub memory_bytes: u64,
+}
+
+/// A cell on a host.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct CellPlan {
+    /// Its number in the cluster.
+    pub number: u16,
+    /// Its CPUs, sorted.
+    pub cpus: Vec<usize>,
+    /// The NUMA nodes of its memory, sorted.
+    pub nodes: Vec<u32>,
+    /// How much of it the cell gives out.
+    pub memory_bytes: u64,
+}
+
+impl ClusterSpec {
+    /// A cell of each node that has CPUs.
+    pub fn of_nodes(host: &HostNodes) -> Self {
+        let with_cpus = host.0.iter().filter(|(_, node)| !node.cpus.is_empty());
+        let cell = |(number, _): (&u32, &HostNode)| CellSpec {
+            cpus: None,
+            nodes: Some(vec![*number]),
+            memory: None,
+        };
+        Self {
+            cells: with_cpus.map(cell).take(CELLS_MAX).collect(),
+        }
+    }
+
+    /// Reads and checks a cluster file's text; `source_name` is shown in errors. Never panics, whatever `text` is.
+    pub fn parse(source_name: &str, text: &str) -> Result<Self, ConfigError> {
+        let spec: Self =
+            toml::from_str(text).map_err(|error| ConfigError::from_toml(source_name, text, &error))?;
+        spec.check()
+            .map_err(|fault| ConfigError::from_fault(source_name, text, &fault))?;
+        Ok(spec)
+    }
+
+    /// What it means on this host. `text` is the file it was read from, for errors.
+    pub fn cells(
+        &self,
+        host: &HostNodes,
+        source_name: &str,
+        text: &str,
+    ) -> Result<Vec<CellPlan>, ConfigError> {
+        self.plan(host)
+            .map_err(|fault| ConfigError::from_fault(source_name, text, &fault))
+    }
+
+    fn check(&self) -> Result<(), Fault> {
+        if self.cells.is_empty() || self.cells.len() > CELLS_MAX {
+            return Err(fault(
+                &["cells"],
+                format!("{} cells", self.cells.len()),
+                format!("a cluster has from 1 to {CELLS_MAX}, each a [[cells]] table"),
+            ));
+        }
+        let mut taken: BTreeMap<usize, usize> = BTreeMap::new();
+        for (index, cell) in self.cells.iter().enumerate() {
+            let at = index.to_string();
+            if cell.cpus.is_none() && cell.nodes.as_ref().is_none_or(Vec::is_empty) {
+                return Err(fault(
+                    &["cells", &at],
+                    "a cell of nothing",
+                    "name its CPUs (cpus = \"0-3\") or its NUMA nodes (nodes = [0])",
+                ));
+            }
+            for cpu in cell.listed(&at)?.into_iter().flatten() {
+                if let Some(other) = taken.insert(cpu, index) {
+                    return Err(fault(
+                        &["cells", &at, "cpus"],
+                        format!("CPU {cpu} is in cell {other} already"),
+                        "give each CPU to one cell",
+                    ));
+                }
+            }
+            if cell.memory.is_some_and(|memory| memory.0 < MEMORY_MIN_BYTES) {
+                return Err(fault(
+                    &["cells", &at, "memory"],
+                    "too little memory for a VM",
+                    "64M at least",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn plan(&self, host: &HostNodes) -> Result<Vec<CellPlan>, Fault> {
+        let mut plans: Vec<CellPlan> = Vec::new();
+        let mut taken: BTreeMap<usize, u16> = BTreeMap::new();
+        for (index, cell) in self.cells.iter().enumerate() {
+            let at = index.to_string();
+            let number = u16::try_from(index).unwrap_or(u16::MAX);
+            let plan = cell.plan(number, &at, host)?;
+            for cpu in &plan.cpus {
+                if let Some(other) = taken.insert(*cpu, number) {
+                    return Err(fault(
+                        &["cells", &at],
+                        format!("CPU {cpu} is in cell {other} already"),
+                        "give each CPU to one cell",
+                    ));
+                }
+            }
+            plans.push(plan);
+        }
+        self.share_memory(&mut plans, host)?;
+        Ok(plans)
+    }
+
+    /// Gives each cell its memory: what its file says, or an equal share of what its nodes have left.
+    fn share_memory(&self, plans: &mut [CellPlan], host: &HostNodes) -> Result<(), Fault> {
+        for plan in &mut *plans {
+            plan.memory_bytes = self.cells[usize::from(plan.number)]
+                .memory
+                .map_or(0, |memory| memory.0);
+        }
+        let users = |plans: &[CellPlan], node: &u32| {
+            let uses = |plan: &&CellPlan| plan.nodes.contains(node);
+            plans.iter().filter(uses).count().max(1) as u64
+        };
+        for index in 0..plans.len() {
+            let nodes = plans[index].nodes.iter();
+            let share =
+                nodes.map(|node| host.0.get(node).map_or(0, |known| known.memory_bytes) / users(plans, node));
+            let share: u64 = share.sum();
+            if plans[index].memory_bytes == 0 {
+                plans[index].memory_bytes = share;
+            }
+        }
+        // Together they must not give out more than there is.
+        for (index, plan) in plans.iter().enumerate() {
+            let group: Vec<u32> = plan.nodes.clone();
+            let among = plans
+                .iter()
+                .filter(|other| other.nodes.iter().any(|node| group.contains(node)));
+            let (mut nodes, mut wanted) = (group.clone(), 0_u64);
+            for other in among {
+                nodes.extend(&other.nodes);
+                wanted = wanted.saturating_add(other.memory_bytes);
+            }
+            nodes.sort_unstable();
+            nodes.dedup();
+            let there: u64 = nodes
+                .iter()
+                .filter_map(|node| host.0.get(node))
+                .map(|node| node.memory_bytes)
+                .sum();
+            if wanted > there {
+                return Err(fault(
+                    &["cells", &index.to_string(), "memory"],
+                    format!(
+                        "the cells on its NUMA nodes want {} together, which have {}",
+                        Size(wanted >> 20 << 20),
+                        Size(there >> 20 << 20)
+                    ),
+                    "give them less, or leave `memory` out",
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl CellSpec {
+    /// The CPUs that the file lists.
+    fn listed(&self, at: &str) -> Result<Option<Vec<usize>>, Fault> {
+        let Some(text) = &self.cpus else { return Ok(None) };
+        let cpus = cpulist::parse_below(text, CPUS_MAX).ok_or_else(|| {
+            fault(
+                &["cells", at, "cpus"],
+                format!("{text:?} is no list of CPUs"),
+                "write it as \"0-3,8\"",
+            )
+        })?;
+        Ok(Some(cpus))
+    }
+
+    fn plan(&self, number: u16, at: &str, host: &HostNodes) -> Result<CellPlan, Fault> {
+        let nodes = self.nodes.clone().unwrap_or_default();
+        if let Some(unknown) = nodes.iter().find(|node| !host.0.contains_key(node)) {
+            let known: Vec<String> = host.0.keys().map(u32::to_string).collect();
+            return Err(fault(
+                &["cells", at, "nodes"],
+                format!("this host has no NUMA node {unknown}"),
+                format!("it has {}", known.join(", ")),
+            ));
+        }
+        let node_of = |cpu: &usize| {
+            let mut having = host.0.iter().filter(|(_, node)| node.cpus.contains(cpu));
+            having.next().map(|(number, _)| *number)
+        };
+        let cpus = match self.listed(at)? {
+            Some(cpus) => cpus,
+            None => {
+                let of_nodes = nodes.iter().filter_map(|node| host.0.get(node));
+                of_nodes.flat_map(|node| node.cpus.iter().copied()).collect()
+            }
+        };
+        if let Some(unknown) = cpus.iter().find(|cpu| node_of(cpu).is_none()) {
+            let all = host.0.values().flat_map(|node| node.cpus.iter().copied());
+            let mut all: Vec<usize> = all.collect();
+            all.sort_unstable();
+            return Err(fault(
+                &["cells", at, "cpus"],
+                format!("this host has no CPU {unknown} that you may use"),
+                format!("it has {}", cpulist::write(&all)),
+            ));
+        }
+        if cpus.is_empty() {
+            return Err(fault(
+                &["cells", at, "nodes"],
+                "its NUMA nodes have no CPU that you may use",
+                "name a node that has CPUs, or CPUs beside the nodes",
+            ));
+        }
+        let mut nodes = if self.nodes.is_some() {
+            nodes
+        } else {
+            cpus.iter().filter_map(node_of).collect()
+        };
+        nodes.sort_unstable();
+        nodes.dedup();
+        let mut cpus = cpus;
+        cpus.sort_unstable();
+        cpus.dedup();
+        Ok(CellPlan {
+            number,
+            cpus,
+            nodes,
+            memory_bytes: 0,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host() -> HostNodes {
+        let node = |cpus: &[usize]| HostNode {
+            cpus: cpus.to_vec(),
+            memory_bytes: 1 << 30,
+        };
+        HostNodes([(0, node(&[1, 2])), (1, node(&[3])), (2, node(&[]))].into())
+    }
+
+    /// The message, and the text its caret is under.
+    fn refused(text: &str) -> (String, String) {
+        let planned = ClusterSpec::parse("cluster.toml", text)
+            .and_then(|spec| spec.cells(&host(), "cluster.toml", text));
+        let error = planned.unwrap_err();
+        let span = error.span.unwrap();
+        (
+            error.message,
+            text[span.offset()..span.offset() + span.len()].to_owned(),
+        )
+    }
+
+    fn planned(text: &str) -> Vec<CellPlan> {
+        let spec = ClusterSpec::parse("cluster.toml", text).unwrap();
+        spec.cells(&host(), "cluster.toml", text).unwrap()
+    }
+
+    #[test]
+    fn without_a_file_each_node_with_cpus_is_a_cell() {
+        let cells = ClusterSpec::of_nodes(&host()).cells(&host(), "", "").unwrap();
+        assert_eq!(cells.len(), 2);
+        assert_eq!((&cells[0].cpus[..], &cells[0].nodes[..]), (&[1, 2][..], &[0][..]));
+        assert_eq!((&cells[1].cpus[..], cells[1].memory_bytes), (&[3][..], 1 << 30));
+    }
+
+    #[test]
+    fn cells_on_one_node_share_its_memory() {
+        let cells = planned("[[cells]]\ncpus = \"1\"\n[[cells]]\ncpus = \"2\"\n");
+        assert!(
+            cells
+                .iter()
+                .all(|cell| cell.memory_bytes == 512 << 20 && cell.nodes == [0])
+        );
+    }
+
+    #[test]
+    fn memory_of_a_node_without_cpus_can_be_a_cells() {
+        let cells = planned("[[cells]]\ncpus = \"3\"\nnodes = [1, 2]\n");
+        assert_eq!(cells[0].memory_bytes, 2 << 30);
+    }
+
+    #[test]
+    fn wrong_cells_are_shown_with_their_place() {
+        for (text, message, place) in [
+            ("cells = []", "0 cells", "[]"),
+            ("[[cells]]\n", "a cell of nothing", "[[cells]]"),
+            ("[[cells]]\ncpus = \"x\"\n", "no list", "\"x\""),
+            ("[[cells]]\ncpus = \"0\"\n", "no CPU 0", "\"0\""),
+            ("[[cells]]\ncpu = \"1\"\n", "unknown key `cpu`", "cpu"),
+            ("[[cells]]\nnodes = [7]\n", "no NUMA node 7", "[7]"),
+            ("[[cells]]\nnodes = [2]\n", "have no CPU", "[2]"),
+            (
+                "[[cells]]\ncpus = \"1\"\n[[cells]]\ncpus = \"1-2\"\n",
+                "in cell 0",
+                "\"1-2\"",
+            ),
+            (
+                "[[cells]]\nnodes = [0]\n[[cells]]\ncpus = \"2\"\n",
+                "in cell 0",
+                "[[cells]]",
+            ),
+            (
+                "[[cells]]\ncpus = \"1\"\nmemory = \"1M\"\n",
+                "too little",
+                "\"1M\"",
+            ),
+            (
+                "[[cells]]\ncpus = \"1\"\nmemory = \"2G\"\n",
+                "want 2G together, which have 1G",
+                "\"2G\"",
+            ),
+        ] {
+            let (said, at) = refused(text);
+            assert!(said.contains(message), "{text:?}: {said}");
+            assert_eq!(at, place, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn cpus_are_written_as_they_are_read() {
+        for list in ["0", "0-3,8", "1,3,5-6"] {
+            assert_eq!(cpulist::write(&cpulist::parse_below(list, 10).unwrap()), list);
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! `mirrorball cluster`: cells on this host, their state, their end.
+
+use std::fs::OpenOptions;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use cell::cluster::client::{self, Connection};
+use cell::cluster::files::Files;
+use cell::cluster::state::{Ask, CellStatus, Status};
+use clap::Subcommand;
+use config::cluster::{CellPlan, ClusterSpec, HostNode, HostNodes};
+use config::cpulist;
+use miette::{IntoDiagnostic, Result, miette};
+
+use super::place::{LabChoice, enter_lab, in_lab};
+
+/// How long all cells may take until each knows all others.
+const UP_LIMIT: Duration = Duration::from_secs(20);
+/// How long they may take to end.
+const DOWN_LIMIT: Duration = Duration::from_secs(10);
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum ClusterCommand {
+    /// Start the cells: as a file says, or one for each NUMA node of this host
+    Up {
+        /// The cluster file
+        file: Option<PathBuf>,
+        /// Whether to run in the lab
+        #[arg(long, value_enum, default_value = "auto")]
+        lab: LabChoice,
+    },
+    /// Show the cells, what they have and what runs there
+    Status {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// End the cells
+    Down {
+        /// Let VMs run on, alone; they join the cluster again when it is up again
+        #[arg(long)]
+        leave: bool,
+    },
+}
+
+/// Obeys.
+pub fn cluster(command: &ClusterCommand) -> Result<ExitCode> {
+    match command {
+        ClusterCommand::Up { file, lab } => up(file.as_ref(), *lab),
+        ClusterCommand::Status { json } => status(*json),
+        ClusterCommand::Down { leave } => down(*leave),
+    }
+}
+
+fn up(file: Option<&PathBuf>, lab: LabChoice) -> Result<ExitCode> {
+    if let Some(code) = enter_lab(lab)? {
+        return Ok(code);
+    }
+    let plan = plan(file)?;
+    let files = Files::open().into_diagnostic()?;
+    let running = files.running().into_diagnostic()?;
+    if !running.is_empty() {
+        return Err(miette!(
+            help = "end it with `mirrorball cluster down`",
+            "a cluster of {} is up already",
+            cells(running.len())
+        ));
+    }
+    files.create(&plan).into_diagnostic()?;
+    for cell in &plan {
+        start(&files, cell.number)
+            .map_err(|error| miette!("cell {} does not start: {error}", cell.number))?;
+    }
+    let status = wait_until_met(&files, &plan)?;
+    print(&status);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What the file means here, or what there is without one.
+fn plan(file: Option<&PathBuf>) -> Result<Vec<CellPlan>> {
+    let host = host_nodes()?;
+    let Some(file) = file else {
+        let spec = ClusterSpec::of_nodes(&host);
+        return Ok(spec.cells(&host, "this host", "")?);
+    };
+    let text = std::fs::read_to_string(file).map_err(|error| {
+        miette!(
+            help = "check the path",
+            "cluster file {}: {error}",
+            file.display()
+        )
+    })?;
+    let name = file.display().to_string();
+    Ok(ClusterSpec::parse(&name, &text)?.cells(&host, &name, &text)?)
+}
+
+/// The nodes of this host, with the CPUs that this process may use.
+fn host_nodes() -> Result<HostNodes> {
+    let facts: knowledge::Base = cell::topology::discover().into_iter().collect();
+    let allowed = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0)).into_diagnostic()?;
+    let mut nodes = HostNodes::default();
+    for node in knowledge::Machine::of(&facts)
+        .hosts
+        .into_iter()
+        .flat_map(|host| host.nodes)
+    {
+        let cpus = node
+            .cpus
+            .iter()
+            .filter_map(|cpu| usize::try_from(cpu.number).ok());
+        let cpus = cpus.filter(|cpu| allowed.is_set(*cpu).unwrap_or(false)).collect();
+        let known = HostNode {
+            cpus,
+            memory_bytes: u64::try_from(node.memory_bytes).unwrap_or(0),
+        };
+        nodes
+            .0
+            .insert(u32::try_from(node.number).into_diagnostic()?, known);
+    }
+    Ok(nodes)
+}
+
+/// Starts a cell's guard, in a session of its own: the terminal's signals are not for it.
+fn start(files: &Files, number: u16) -> std::io::Result<()> {
+    let log = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(files.cell(number).log())?;
+    let mut command = Command::new("/proc/self/exe");
+    command
+        .arg0("mirrorball")
+        .args(["cell-guard", &number.to_string()])
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log);
+    // SAFETY: setsid is async-signal-safe and touches no memory.
+    unsafe {
+        command.pre_exec(|| {
+            nix::unistd::setsid()?;
+            Ok(())
+        })
+    };
+    // Not waited for: it outlives this command.
+    command.spawn()?;
+    Ok(())
+}
+
+/// Waits until every cell knows all others.
+fn wait_until_met(files: &Files, plan: &[CellPlan]) -> Result<Status> {
+    let deadline = Instant::now() + UP_LIMIT;
+    let met = |cell: &CellPlan| -> Option<Status> {
+        let mut connection = Connection::open(&files.cell(cell.number)).ok()?;
+        let cell::cluster::state::Answer::Status(status) = connection.ask(&Ask::Status).ok()? else {
+            return None;
+        };
+        let all_live =
+            status.cells.len() == plan.len() && status.cells.iter().all(|cell| cell.life.is_some());
+        (all_live && status.ready).then_some(status)
+    };
+    loop {
+        let mut last = None;
+        let missing = plan.iter().find(|cell| {
+            last = met(cell);
+            last.is_none()
+        });
+        match (missing, last) {
+            (None, Some(status)) => return Ok(status),
+            (Some(cell), _) if Instant::now() > deadline => {
+                let log = files.cell(cell.number).log();
+                let said = std::fs::read_to_string(&log).unwrap_or_default();
+                let said = said.lines().last().unwrap_or("nothing").to_owned();
+                return Err(miette!(
+                    help = "end the others with `mirrorball cluster down`",
+                    "cell {} has not met the others after {} s; it said: {said}",
+                    cell.number,
+                    UP_LIMIT.as_secs()
+                ));
+            }
+            _ => std::thread::sleep(LOOK),
+        }
+    }
+}
+
+fn status(json: bool) -> Result<ExitCode> {
+    let files = Files::open().into_diagnostic()?;
+    let known = client::status(&files).map_err(|error| miette!("the cells do not answer: {error}"))?;
+    let Some(status) = known else {
+        if let Some(code) = in_lab()? {
+            return Ok(code);
+        }
+        return Err(no_cluster());
+    };
+    if json {
+        println!(
+            "{}",
+            serde_json::to_string_pretty(&status.cells).into_diagnostic()?
+        );
+    } else {
+        print(&status);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn no_cluster() -> miette::Report {
+    miette!(
+        help = "start one with `mirrorball cluster up`",
+        "no cluster is up here"
+    )
+}
+
+fn print(status: &Status) {
+    println!(
+        "{:<5} {:<6} {:>8} {:<12} {:<8} {:>8} {:>8} {:>6}  VMS",
+        "CELL", "STATE", "PID", "CPUS", "NODES", "MEMORY", "GIVEN", "VCPUS"
+    );
+    for cell in &status.cells {
+        println!("{}", line(cell));
+    }
+}
+
+fn line(cell: &CellStatus) -> String {
+    let state = if cell.life.is_some() { "runs" } else { "dead" };
+    let nodes: Vec<usize> = cell.plan.nodes.iter().map(|node| *node as usize).collect();
+    let mib = |bytes: u64| format!("{}M", bytes >> 20);
+    format!(
+        "{:<5} {state:<6} {:>8} {:<12} {:<8} {:>8} {:>8} {:>6}  {}",
+        cell.plan.number,
+        cell.pid,
+        cpulist::write(&cell.plan.cpus),
+        cpulist::write(&nodes),
+        mib(cell.plan.memory_bytes),
+        mib(cell.given_bytes),
+        cell.vcpus,
+        cell.vms.join(" ")
+    )
+}
+
+fn down(leave: bool) -> Result<ExitCode> {
+    let files = Files::open().into_diagnostic()?;
+    if files.plan().into_diagnostic()?.is_empty() {
+        if let Some(code) = in_lab()? {
+            return Ok(code);
+        }
+        return Err(no_cluster());
+    }
+    let status = client::status(&files).unwrap_or_default().unwrap_or_default();
+    let vms: Vec<String> = status.cells.into_iter().flat_map(|cell| cell.vms).collect();
+    if !leave && !vms.is_empty() {
+        return Err(miette!(
+            help = "end them with `mirrorball stop VM`, or add --leave to let them run on alone",
+            "VMs run in the cluster: {}",
+            vms.join(", ")
+        ));
+    }
+    let deadline = Instant::now() + DOWN_LIMIT;
+    loop {
+        let running = files.running().into_diagnostic()?;
+        if running.is_empty() {
+            break;
+        }
+        for cell in &running {
+            // One that is starting anew is told in the next round.
+            let _ = Connection::open(&files.cell(cell.number)).and_then(|mut cell| cell.ask(&Ask::End));
+        }
+        if Instant::now() > deadline {
+            return Err(miette!(
+                help = "kill the processes that `mirrorball cluster status` lists",
+                "{} did not end within {} s",
+                cells(running.len()),
+                DOWN_LIMIT.as_secs()
+            ));
+        }
+        std::thread::sleep(LOOK);
+    }
+    files.remove().into_diagnostic()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn cells(count: usize) -> String {
+    if count == 1 {
+        "one cell".to_owned()
+    } else {
+        format!("{count} cells")
+    }
+}

@@ -1,0 +1,479 @@
+//! What all cells know: a table of entries under unique keys, each with the cell that owns it, a copy in every cell
+//! (Multikernel, SOSP '09, sections 3.3 and 4.7).
+//!
+//! 1. A new key is claimed in two phases, since order matters: the claimer asks every cell, each votes, and only with all
+//!    votes is the entry there. Of several claims on one key at most one wins, and one does if the key is
+//!    free and nobody dies. A cell that has voted for a claim makes a lower-numbered claimer wait until that
+//!    claim is settled, and refuses a higher-numbered one; so nobody waits in a circle (wound-wait).
+//! 2. Only the owner changes or removes an entry, and all that it says of its entries goes over the same links: one phase,
+//!    without votes. Each cell gives a receipt, and a removed key is free once all have: a cell that still had to hear of an
+//!    earlier change would take it for one of the next owner's entry.
+//! 3. Whoever finds a new link first says what it owns, what it claims, and which entries of the other's it knows. So a cell
+//!    that starts anew finds again what its last life owned. Before it has heard so from every link, a cell neither claims
+//!    nor votes.
+//! 4. The entries of a dead cell stay, so that its names stay taken while what they name still runs, until a new life of
+//!    the cell says otherwise or all are told that it is gone for good.
+//!
+//! Unlike the rest of this crate, this machine needs links that deliver in order and once until one side is dead, as
+//! [`crate`] says of channels and connections. It says so because order is what it is made of: an owner's changes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::CellId;
+
+#[cfg(test)]
+mod tests;
+
+/// A cell's place in the cluster: its lives share what it owns.
+pub type CellNumber = u16;
+
+/// An entry.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub struct Entry<V> {
+    /// Whose it is.
+    pub owner: CellNumber,
+    /// What it says.
+    pub value: V,
+}
+
+/// Who asks for a key, and which of its claims it is. Of two, the lower one comes first.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct ClaimId {
+    /// The claimer.
+    pub cell: CellId,
+    /// Counts its claims.
+    pub number: u64,
+}
+
+/// What cells send one another.
+#[derive(Clone, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
+pub enum Message<K, V> {
+    /// First on every link, both ways.
+    Hello {
+        /// The sender's entries.
+        mine: Vec<(K, V)>,
+        /// The receiver's, as far as the sender knows.
+        yours: Vec<(K, V)>,
+    },
+    /// The first phase: may I have this key?
+    Ask {
+        /// Counts the sender's claims.
+        claim: u64,
+        /// The key.
+        key: K,
+    },
+    /// The answer to [`Message::Ask`].
+    Vote {
+        /// As asked.
+        claim: u64,
+        /// No: the key is this cell's, or this one's claim comes first.
+        against: Option<CellNumber>,
+    },
+    /// The second phase: the entry is there, or not.
+    Settle {
+        /// As asked.
+        claim: u64,
+        /// The key.
+        key: K,
+        /// The entry, if every cell agreed.
+        value: Option<V>,
+    },
+    /// The sender's entry has this value from now on, or is no more.
+    Change {
+        /// Counts the sender's changes.
+        change: u64,
+        /// The key.
+        key: K,
+        /// Its value.
+        value: Option<V>,
+    },
+    /// The sender has heard of the change.
+    Receipt {
+        /// As in the change.
+        change: u64,
+    },
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Effect<K, V> {
+    /// Send a message.
+    Send(CellId, Message<K, V>),
+    /// A claim of this cell has won: the entry is its own.
+    Won(u64),
+    /// A claim of this cell has lost.
+    Lost {
+        /// Which.
+        claim: u64,
+        /// Whose the key is, or who claims it too.
+        to: CellNumber,
+    },
+    /// All cells that live have heard of a change.
+    Heard(u64),
+    /// This cell's last life owned this. It is this one's now.
+    Inherited(K),
+    /// An entry of another cell is new, different or gone.
+    Changed(K),
+}
+
+type Effects<K, V> = Vec<Effect<K, V>>;
+
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+struct Claim<K, V> {
+    key: K,
+    value: V,
+    /// Whose vote is missing. Empty and not begun: this cell has not heard from every link.
+    waits_for: BTreeSet<CellId>,
+    begun: bool,
+    /// To whom it is lost, when it is. It is settled once all votes are there, so that none comes later.
+    lost_to: Option<CellNumber>,
+}
+
+/// One cell's copy, and its part in agreeing.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub struct Node<K, V> {
+    me: CellId,
+    entries: BTreeMap<K, Entry<V>>,
+    /// The other cells that live, and whether they have said hello.
+    links: BTreeMap<CellId, bool>,
+    claims: BTreeMap<u64, Claim<K, V>>,
+    claim_next: u64,
+    /// Claims of others that this cell has voted for.
+    promised: BTreeMap<K, ClaimId>,
+    /// Claims of others that wait for this cell's vote.
+    deferred: BTreeMap<ClaimId, K>,
+    /// Changes that not all have heard of.
+    unheard: BTreeMap<u64, BTreeSet<CellId>>,
+    /// Keys of this cell that are free once all have heard of this change.
+    leaving: BTreeMap<K, u64>,
+    change_next: u64,
+}
+
+impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
+    /// A cell without links and entries.
+    pub fn new(me: CellId) -> Self {
+        Self {
+            me,
+            entries: BTreeMap::new(),
+            links: BTreeMap::new(),
+            claims: BTreeMap::new(),
+            claim_next: 0,
+            promised: BTreeMap::new(),
+            deferred: BTreeMap::new(),
+            unheard: BTreeMap::new(),
+            leaving: BTreeMap::new(),
+            change_next: 0,
+        }
+    }
+
+    /// All entries, as far as this cell knows.
+    pub fn entries(&self) -> &BTreeMap<K, Entry<V>> {
+        &self.entries
+    }
+
+    /// The other cells to which there are links.
+    pub fn links(&self) -> impl Iterator<Item = CellId> + '_ {
+        self.links.keys().copied()
+    }
+
+    /// Whether this cell has heard from every link: before, it settles nothing.
+    pub fn is_ready(&self) -> bool {
+        self.links.values().all(|said_hello| *said_hello)
+    }
+
+    /// There is a link to a cell now.
+    pub fn link(&mut self, cell: CellId) -> Effects<K, V> {
+        self.links.insert(cell, false);
+        let of = |owner| {
+            let entries = self.entries.iter();
+            let his = entries.filter(move |(_, entry)| entry.owner == owner);
+            his.map(|(key, entry)| (key.clone(), entry.value.clone()))
+                .collect()
+        };
+        let (mine, yours) = (of(self.me.number), of(cell.number));
+        let mut effects = vec![Effect::Send(cell, Message::Hello { mine, yours })];
+        // It votes on what is under way, too.
+        for (number, claim) in &mut self.claims {
+            if claim.begun {
+                claim.waits_for.insert(cell);
+                let (claim, key) = (*number, claim.key.clone());
+                effects.push(Effect::Send(cell, Message::Ask { claim, key }));
+            }
+        }
+        effects
+    }
+
+    /// A cell is dead.
+    pub fn dead(&mut self, cell: CellId) -> Effects<K, V> {
+        let mut effects = Vec::new();
+        if self.links.remove(&cell).is_none() {
+            return effects;
+        }
+        self.promised.retain(|_, claim| claim.cell != cell);
+        self.deferred.retain(|claim, _| claim.cell != cell);
+        for claim in self.claims.values_mut() {
+            claim.waits_for.remove(&cell);
+        }
+        for waits_for in self.unheard.values_mut() {
+            waits_for.remove(&cell);
+        }
+        self.go_on(&mut effects);
+        effects
+    }
+
+    /// A dead cell will not come back, nor does anything run there: its names are free.
+    pub fn forget(&mut self, number: CellNumber) -> Effects<K, V> {
+        let mut effects = Vec::new();
+        let is_gone = |entry: &Entry<V>| entry.owner == number;
+        let keys = self.entries.iter().filter(|(_, entry)| is_gone(entry));
+        for key in keys.map(|(key, _)| key.clone()).collect::<Vec<_>>() {
+            self.entries.remove(&key);
+            effects.push(Effect::Changed(key));
+        }
+        effects
+    }
+
+    /// Claims a key. The outcome comes as [`Effect::Won`] or [`Effect::Lost`] with the number.
+    pub fn claim(&mut self, key: K, value: V) -> (u64, Effects<K, V>) {
+        let number = self.claim_next;
+        self.claim_next += 1;
+        let mut effects = Vec::new();
+        if let Some(to) = self.refusal(&key) {
+            effects.push(Effect::Lost { claim: number, to });
+            return (number, effects);
+        }
+        let claim = Claim {
+            key,
+            value,
+            waits_for: BTreeSet::new(),
+            begun: false,
+            lost_to: None,
+        };
+        self.claims.insert(number, claim);
+        self.go_on(&mut effects);
+        (number, effects)
+    }
+
+    /// Changes an entry of this cell, or removes it. Gives the change's number, for [`Effect::Heard`]; `None` if the entry
+    /// is not this cell's.
+    pub fn change(&mut self, key: &K, value: Option<V>) -> Option<(u64, Effects<K, V>)> {
+        self.entries
+            .get(key)
+            .filter(|entry| entry.owner == self.me.number)?;
+        self.put(self.me.number, key, value.clone());
+        Some(self.tell(key, value))
+    }
+
+    fn tell(&mut self, key: &K, value: Option<V>) -> (u64, Effects<K, V>) {
+        let change = self.change_next;
+        self.change_next += 1;
+        self.unheard.insert(change, self.links.keys().copied().collect());
+        if value.is_none() {
+            self.leaving.insert(key.clone(), change);
+        }
+        let message = Message::Change {
+            change,
+            key: key.clone(),
+            value,
+        };
+        let mut effects: Effects<K, V> = self
+            .links
+            .keys()
+            .map(|cell| Effect::Send(*cell, message.clone()))
+            .collect();
+        self.go_on(&mut effects);
+        (change, effects)
+    }
+
+    /// A message has come. One from a cell without a link is nothing.
+    pub fn take(&mut self, from: CellId, message: Message<K, V>) -> Effects<K, V> {
+        let mut effects = Vec::new();
+        if !self.links.contains_key(&from) {
+            return effects;
+        }
+        match message {
+            Message::Hello { mine, yours } => {
+                self.links.insert(from, true);
+                self.hello(from, mine, yours, &mut effects);
+            }
+            Message::Ask { claim, key } => {
+                let number = claim;
+                self.deferred.insert(ClaimId { cell: from, number }, key);
+            }
+            Message::Vote { claim, against } => {
+                if let Some(claim) = self.claims.get_mut(&claim)
+                    && claim.waits_for.remove(&from)
+                {
+                    claim.lost_to = claim.lost_to.or(against);
+                }
+            }
+            Message::Settle { claim, key, value } => {
+                let claim = ClaimId {
+                    cell: from,
+                    number: claim,
+                };
+                self.deferred.remove(&claim);
+                if self.promised.get(&key) == Some(&claim) {
+                    self.promised.remove(&key);
+                }
+                if value.is_some() {
+                    self.put(from.number, &key, value);
+                    effects.push(Effect::Changed(key));
+                }
+            }
+            Message::Change { change, key, value } => {
+                effects.push(Effect::Send(from, Message::Receipt { change }));
+                self.put(from.number, &key, value);
+                effects.push(Effect::Changed(key));
+            }
+            Message::Receipt { change } => {
+                if let Some(waits_for) = self.unheard.get_mut(&change) {
+                    waits_for.remove(&from);
+                }
+            }
+        }
+        self.go_on(&mut effects);
+        effects
+    }
+
+    /// What the other side of a new link said.
+    fn hello(&mut self, from: CellId, mine: Vec<(K, V)>, yours: Vec<(K, V)>, effects: &mut Effects<K, V>) {
+        for (key, value) in mine {
+            self.put(from.number, &key, Some(value));
+            effects.push(Effect::Changed(key));
+        }
+        for (key, value) in yours {
+            // What this life knows of its own entries is newer than what anybody has heard of the last one's.
+            if self
+                .entries
+                .get(&key)
+                .is_some_and(|known| known.owner == self.me.number)
+            {
+                continue;
+            }
+            self.put(self.me.number, &key, Some(value.clone()));
+            effects.push(Effect::Inherited(key.clone()));
+            // Not all may have heard of it.
+            effects.extend(self.tell(&key, Some(value)).1);
+        }
+    }
+
+    fn put(&mut self, owner: CellNumber, key: &K, value: Option<V>) {
+        match value {
+            Some(value) => {
+                self.entries.insert(key.clone(), Entry { owner, value });
+            }
+            // Another's entry is not its to remove.
+            None if self.entries.get(key).is_some_and(|entry| entry.owner == owner) => {
+                self.entries.remove(key);
+            }
+            None => {}
+        }
+    }
+
+    /// Why a claim of this cell would lose now.
+    fn refusal(&self, key: &K) -> Option<CellNumber> {
+        if let Some(entry) = self.entries.get(key) {
+            return Some(entry.owner);
+        }
+        if self.claims.values().any(|claim| claim.key == *key) {
+            return Some(self.me.number);
+        }
+        // Its claimer may lose yet, but then so may this one.
+        self.promised.get(key).map(|claim| claim.cell.number)
+    }
+
+    /// Does what can be done now: begins claims, votes, settles claims, tells what all have heard.
+    fn go_on(&mut self, effects: &mut Effects<K, V>) {
+        let heard = self.unheard.iter().filter(|(_, waits_for)| waits_for.is_empty());
+        for change in heard.map(|(change, _)| *change).collect::<Vec<_>>() {
+            self.unheard.remove(&change);
+            self.leaving.retain(|_, leaves_with| *leaves_with != change);
+            effects.push(Effect::Heard(change));
+        }
+        if self.is_ready() {
+            self.begin(effects);
+            self.vote(effects);
+        }
+        self.settle(effects);
+    }
+
+    fn begin(&mut self, effects: &mut Effects<K, V>) {
+        let cells: BTreeSet<CellId> = self.links.keys().copied().collect();
+        for (number, claim) in &mut self.claims {
+            if claim.begun || self.leaving.contains_key(&claim.key) {
+                continue;
+            }
+            claim.begun = true;
+            // While it waited to begin, the key may have been found to be somebody's.
+            claim.lost_to = self.entries.get(&claim.key).map(|entry| entry.owner);
+            if claim.lost_to.is_some() {
+                continue;
+            }
+            claim.waits_for.clone_from(&cells);
+            for cell in &cells {
+                let (claim, key) = (*number, claim.key.clone());
+                effects.push(Effect::Send(*cell, Message::Ask { claim, key }));
+            }
+        }
+    }
+
+    fn vote(&mut self, effects: &mut Effects<K, V>) {
+        // In the order of claims, so that of two that wait here the first one gets the vote.
+        for (asked, key) in self.deferred.clone() {
+            if self.leaving.contains_key(&key) {
+                continue;
+            }
+            let against = if let Some(entry) = self.entries.get(&key) {
+                Some(entry.owner)
+            } else if let Some(promised) = self.promised.get(&key) {
+                if asked < *promised {
+                    continue;
+                }
+                Some(promised.cell.number)
+            } else {
+                // A lower-numbered claimer votes against this cell's own claim.
+                let own = self.claims.values().any(|claim| claim.key == key);
+                (own && self.me < asked.cell).then_some(self.me.number)
+            };
+            self.deferred.remove(&asked);
+            if against.is_none() {
+                self.promised.insert(key, asked);
+            }
+            let claim = asked.number;
+            effects.push(Effect::Send(asked.cell, Message::Vote { claim, against }));
+        }
+    }
+
+    fn settle(&mut self, effects: &mut Effects<K, V>) {
+        let is_decided = |claim: &Claim<K, V>| claim.begun && claim.waits_for.is_empty();
+        let decided = self.claims.iter().filter(|(_, claim)| is_decided(claim));
+        for number in decided.map(|(number, _)| *number).collect::<Vec<_>>() {
+            let Some(Claim {
+                key, value, lost_to, ..
+            }) = self.claims.remove(&number)
+            else {
+                continue;
+            };
+            let value = if lost_to.is_none() { Some(value) } else { None };
+            for cell in self.links.keys() {
+                let (key, value) = (key.clone(), value.clone());
+                let message = Message::Settle {
+                    claim: number,
+                    key,
+                    value,
+                };
+                effects.push(Effect::Send(*cell, message));
+            }
+            match lost_to {
+                Some(to) => effects.push(Effect::Lost { claim: number, to }),
+                None => {
+                    self.put(self.me.number, &key, value);
+                    effects.push(Effect::Won(number));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! Every order in which claims, messages, deaths and new lives can follow one another.
+
+use stateright::{Checker, Model, Property};
+
+use super::world::{Name, World};
+use crate::CellId;
+
+/// A small world. What is allowed bounds the number of orders.
+#[derive(Clone, Debug)]
+struct Small {
+    cells: u16,
+    /// The links are there, but no cell has said hello.
+    fresh: bool,
+    /// Who claims which key.
+    claims: Vec<(u16, Name)>,
+    /// Who may die, once.
+    mortal: Option<u16>,
+    /// And start anew.
+    returns: bool,
+    /// How often owners change entries; the last change removes one.
+    changes: u8,
+}
+
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+struct State {
+    world: World,
+    claimed: Vec<bool>,
+    changed: u8,
+    returned: bool,
+}
+
+#[derive(Clone, Debug, Eq, PartialEq)]
+enum Step {
+    Claim(usize),
+    Change(CellId, Name),
+    Deliver(CellId, CellId),
+    Die(CellId),
+    Learn(CellId, CellId),
+    Return(u16),
+}
+
+impl Model for Small {
+    type State = State;
+    type Action = Step;
+
+    fn init_states(&self) -> Vec<State> {
+        vec![State {
+            world: World::new(self.cells, !self.fresh),
+            claimed: vec![false; self.claims.len()],
+            changed: 0,
+            returned: false,
+        }]
+    }
+
+    fn actions(&self, state: &State, steps: &mut Vec<Step>) {
+        let world = &state.world;
+        let unclaimed = (0..self.claims.len()).filter(|claim| !state.claimed[*claim]);
+        steps.extend(unclaimed.map(Step::Claim));
+        if state.changed < self.changes {
+            for at in world.nodes.keys() {
+                steps.extend(world.owned(*at).map(|key| Step::Change(*at, key)));
+            }
+        }
+        steps.extend(world.under_way().map(|(from, to)| Step::Deliver(from, to)));
+        steps.extend(world.unknown.iter().map(|(at, dead)| Step::Learn(*at, *dead)));
+        if let Some(number) = self.mortal {
+            let first = CellId { number, life: 1 };
+            if world.nodes.contains_key(&first) {
+                steps.push(Step::Die(first));
+            } else if self.returns && !state.returned && world.can_start(number) {
+                steps.push(Step::Return(number));
+            }
+        }
+    }
+
+    fn next_state(&self, state: &State, step: Step) -> Option<State> {
+        let mut next = state.clone();
+        let world = &mut next.world;
+        match step {
+            Step::Claim(claim) => {
+                next.claimed[claim] = true;
+                let (number, key) = self.claims[claim];
+                let at = world.nodes.keys().find(|cell| cell.number == number).copied();
+                if let Some(at) = at {
+                    world.claim(at, key, 0);
+                }
+            }
+            Step::Change(at, key) => {
+                next.changed += 1;
+                let value = (next.changed < self.changes).then_some(next.changed);
+                world.change(at, key, value);
+            }
+            Step::Deliver(from, to) => world.deliver(from, to),
+            Step::Die(cell) => world.crash(cell),
+            Step::Learn(at, dead) => world.learn(at, dead),
+            Step::Return(number) => {
+                next.returned = true;
+                world.start(CellId { number, life: 2 });
+            }
+        }
+        Some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always("sound", |_, state: &State| state.world.broken().is_none()),
+            Property::always("one wins a free key", |model: &Small, state: &State| {
+                let world = &state.world;
+                let quiet = world.under_way().next().is_none() && world.unknown.is_empty();
+                let all_claimed = state.claimed.iter().all(|claimed| *claimed);
+                let simple = world.deaths == 0 && model.changes == 0;
+                !(quiet && all_claimed && simple) || {
+                    let mut keys: Vec<Name> = model.claims.iter().map(|(_, key)| *key).collect();
+                    keys.sort_unstable();
+                    keys.dedup();
+                    world.won as usize == keys.len()
+                }
+            }),
+            Property::sometimes("one wins, one loses", |_, state: &State| {
+                state.world.won > 0 && state.world.lost > 0
+            }),
+        ]
+    }
+}
+
+/// Checks all orders; at least that many states, so that a mistake here is not taken for a proof.
+#[track_caller]
+fn check(small: Small, states_least: usize) {
+    let checker = small.checker().threads(2).spawn_bfs().join();
+    let states = checker.unique_state_count();
+    println!("{states} states");
+    checker.assert_properties();
+    assert!(states >= states_least, "{states} states");
+}
+
+#[test]
+fn three_cells_claim_one_key() {
+    let small = Small {
+        cells: 3,
+        fresh: false,
+        claims: vec![(0, 7), (1, 7), (2, 7)],
+        mortal: None,
+        returns: false,
+        changes: 0,
+    };
+    check(small, 1000);
+}
+
+#[test]
+fn two_claim_while_the_cells_still_meet() {
+    let small = Small {
+        cells: 3,
+        fresh: true,
+        claims: vec![(0, 7), (2, 7)],
+        mortal: None,
+        returns: false,
+        changes: 0,
+    };
+    check(small, 500);
+}
+
+/// A key is won, changed, given up, and claimed by another.
+#[test]
+fn a_key_is_given_up_while_another_wants_it() {
+    let small = Small {
+        cells: 3,
+        fresh: false,
+        claims: vec![(0, 7), (1, 7)],
+        mortal: None,
+        returns: false,
+        changes: 2,
+    };
+    check(small, 1000);
+}
+
+/// One claimer, the other, or the third dies at any time, and starts anew.
+#[test]
+fn a_cell_dies_and_starts_anew_while_two_claim() {
+    for mortal in 0..3 {
+        let small = Small {
+            cells: 3,
+            fresh: false,
+            claims: vec![(0, 7), (1, 7)],
+            mortal: Some(mortal),
+            returns: true,
+            changes: 0,
+        };
+        check(small, 1000);
+    }
+}

@@ -1,0 +1,134 @@
+//! Long stories by chance: more cells, keys, changes, deaths and new lives than every order could be tried of. A failing
+//! one prints its seed and its last steps.
+
+use std::collections::VecDeque;
+
+use super::super::Message;
+use super::world::World;
+use crate::CellId;
+use crate::chance::Chance;
+
+const STORIES: u64 = 30_000;
+const STEPS: usize = 400;
+const TRACE: usize = 60;
+
+struct Story {
+    world: World,
+    chance: Chance,
+    lives: Vec<u32>,
+    trace: VecDeque<String>,
+}
+
+impl Story {
+    fn new(seed: u64) -> Self {
+        let mut chance = Chance::new(seed);
+        let cells = 2 + chance.below(5);
+        Self {
+            world: World::new(cells as u16, chance.below(2) == 0),
+            chance,
+            lives: vec![1; cells],
+            trace: VecDeque::new(),
+        }
+    }
+
+    fn say(&mut self, what: String) {
+        if self.trace.len() == TRACE {
+            self.trace.pop_front();
+        }
+        self.trace.push_back(what);
+    }
+
+    fn deliver(&mut self) {
+        let links: Vec<_> = self.world.under_way().collect();
+        if let Some((from, to)) = self.chance.one_of(links.iter().copied()) {
+            let message: &Message<_, _> = &self.world.links[&(from, to)][0];
+            let what = format!("{from} to {to}: {message:?}");
+            self.say(what);
+            self.world.deliver(from, to);
+        }
+    }
+
+    fn learn(&mut self) {
+        let unknown: Vec<_> = self.world.unknown.iter().copied().collect();
+        if let Some((at, dead)) = self.chance.one_of(unknown.into_iter()) {
+            self.say(format!("{at} learns that {dead} is dead"));
+            self.world.learn(at, dead);
+        }
+    }
+
+    fn step(&mut self) {
+        let at = self.chance.one_of(self.world.nodes.keys().copied());
+        let Some(at) = at else { return self.start() };
+        let key = self.chance.below(3) as u8;
+        match self.chance.below(24) {
+            0..3 => {
+                self.say(format!("{at} claims {key}"));
+                self.world.claim(at, key, 0);
+            }
+            3..5 => {
+                let own: Vec<_> = self.world.owned(at).collect();
+                if let Some(key) = self.chance.one_of(own.into_iter()) {
+                    let value = (self.chance.below(2) == 0).then_some(self.chance.below(9) as u8);
+                    self.say(format!("{at} changes {key} to {value:?}"));
+                    self.world.change(at, key, value);
+                }
+            }
+            5 if self.chance.below(8) == 0 => {
+                self.say(format!("{at} dies"));
+                self.world.crash(at);
+            }
+            5 => self.start(),
+            6..8 => self.learn(),
+            _ => self.deliver(),
+        }
+    }
+
+    fn start(&mut self) {
+        let number = self.chance.below(self.lives.len());
+        if self.world.can_start(number as u16) {
+            self.lives[number] += 1;
+            let cell = CellId {
+                number: number as u16,
+                life: self.lives[number],
+            };
+            self.say(format!("{cell} starts"));
+            self.world.start(cell);
+        }
+    }
+
+    /// Everything that is under way comes.
+    fn end(&mut self) {
+        while self.world.under_way().next().is_some() || !self.world.unknown.is_empty() {
+            self.learn();
+            self.deliver();
+        }
+    }
+
+    #[track_caller]
+    fn check(&self, seed: u64) {
+        if let Some(broken) = self.world.broken() {
+            for line in &self.trace {
+                println!("{line}");
+            }
+            panic!("seed {seed}: {broken}");
+        }
+    }
+}
+
+#[test]
+fn stories_end_well() {
+    let (mut won, mut lost) = (0, 0);
+    for seed in 0..STORIES {
+        let mut story = Story::new(seed);
+        for _ in 0..STEPS {
+            story.step();
+            story.check(seed);
+        }
+        story.end();
+        story.check(seed);
+        won += story.world.won;
+        lost += story.world.lost;
+    }
+    // Stories in which nothing happens prove nothing.
+    assert!(won > 100_000 && lost > 100_000, "{won} won, {lost} lost");
+}

@@ -1,0 +1,181 @@
+//! Cells, and the messages on the links between them.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use super::super::{Effect, Message, Node};
+use crate::CellId;
+
+pub type Name = u8;
+pub type Value = u8;
+
+/// Links deliver in order; what a dead cell sent last may come or not.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub struct World {
+    pub nodes: BTreeMap<CellId, Node<Name, Value>>,
+    pub links: BTreeMap<(CellId, CellId), VecDeque<Message<Name, Value>>>,
+    /// Who does not know of whose death yet: at, dead.
+    pub unknown: BTreeSet<(CellId, CellId)>,
+    /// Claims under way: the claimer, its number, the key.
+    pub asked: BTreeMap<(CellId, u64), Name>,
+    pub won: u32,
+    pub lost: u32,
+    pub deaths: u32,
+}
+
+impl World {
+    /// That many cells, all linked, which have said hello if `settled`.
+    pub fn new(cells: u16, settled: bool) -> Self {
+        let mut world = Self {
+            nodes: BTreeMap::new(),
+            links: BTreeMap::new(),
+            unknown: BTreeSet::new(),
+            asked: BTreeMap::new(),
+            won: 0,
+            lost: 0,
+            deaths: 0,
+        };
+        for number in 0..cells {
+            world.start(CellId { number, life: 1 });
+        }
+        if settled {
+            world.settle();
+        }
+        world
+    }
+
+    /// A cell starts, and finds links to all that live.
+    pub fn start(&mut self, cell: CellId) {
+        let others: Vec<CellId> = self.nodes.keys().copied().collect();
+        self.nodes.insert(cell, Node::new(cell));
+        for other in others {
+            self.links.insert((cell, other), VecDeque::new());
+            self.links.insert((other, cell), VecDeque::new());
+            self.act(cell, |node| node.link(other));
+            self.act(other, |node| node.link(cell));
+        }
+    }
+
+    /// Whether the cell can start anew: all others know that it died.
+    pub fn can_start(&self, number: u16) -> bool {
+        let is_it = |cell: &CellId| cell.number == number;
+        !self.nodes.keys().any(is_it) && !self.unknown.iter().any(|(_, dead)| is_it(dead))
+    }
+
+    pub fn act(&mut self, at: CellId, act: impl FnOnce(&mut Node<Name, Value>) -> Vec<Effect<Name, Value>>) {
+        let Some(node) = self.nodes.get_mut(&at) else {
+            return;
+        };
+        for effect in act(node) {
+            match effect {
+                Effect::Send(to, message) => {
+                    // The link to a dead cell leads nowhere.
+                    if let Some(link) = self.links.get_mut(&(at, to)) {
+                        link.push_back(message);
+                    }
+                }
+                Effect::Won(claim) => {
+                    self.asked
+                        .remove(&(at, claim))
+                        .expect("asked once, answered once");
+                    self.won += 1;
+                }
+                Effect::Lost { claim, .. } => {
+                    self.asked
+                        .remove(&(at, claim))
+                        .expect("asked once, answered once");
+                    self.lost += 1;
+                }
+                Effect::Heard(_) | Effect::Inherited(_) | Effect::Changed(_) => {}
+            }
+        }
+    }
+
+    pub fn claim(&mut self, at: CellId, key: Name, value: Value) {
+        let mut node = self.nodes.remove(&at).expect("lives");
+        let (number, effects) = node.claim(key, value);
+        self.nodes.insert(at, node);
+        self.asked.insert((at, number), key);
+        self.act(at, |_| effects);
+    }
+
+    pub fn change(&mut self, at: CellId, key: Name, value: Option<Value>) {
+        self.act(at, |node| {
+            let (_, effects) = node.change(&key, value).expect("its own");
+            effects
+        });
+    }
+
+    pub fn under_way(&self) -> impl Iterator<Item = (CellId, CellId)> + '_ {
+        let full = self.links.iter().filter(|(_, messages)| !messages.is_empty());
+        full.map(|(link, _)| *link)
+    }
+
+    pub fn deliver(&mut self, from: CellId, to: CellId) {
+        let message = self.links.get_mut(&(from, to)).and_then(VecDeque::pop_front);
+        if let Some(message) = message {
+            self.act(to, |node| node.take(from, message));
+        }
+    }
+
+    /// Delivers everything.
+    fn settle(&mut self) {
+        loop {
+            let next = self.under_way().next();
+            let Some((from, to)) = next else { return };
+            self.deliver(from, to);
+        }
+    }
+
+    pub fn crash(&mut self, cell: CellId) {
+        self.nodes.remove(&cell);
+        self.deaths += 1;
+        self.asked.retain(|(at, _), _| *at != cell);
+        self.links.retain(|(_, to), _| *to != cell);
+        self.unknown.retain(|(at, _)| *at != cell);
+        let others = self.nodes.keys().map(|at| (*at, cell));
+        self.unknown.extend(others);
+    }
+
+    /// A cell hears of a death. What the dead one sent and has not come by now never comes.
+    pub fn learn(&mut self, at: CellId, dead: CellId) {
+        self.unknown.remove(&(at, dead));
+        self.links.remove(&(dead, at));
+        self.act(at, |node| node.dead(dead));
+    }
+
+    pub fn owned(&self, at: CellId) -> impl Iterator<Item = Name> + '_ {
+        let entries = self.nodes[&at].entries().iter();
+        let own = entries.filter(move |(_, entry)| entry.owner == at.number);
+        own.map(|(key, _)| *key)
+    }
+
+    /// What must hold at all times; the name of what does not.
+    pub fn broken(&self) -> Option<&'static str> {
+        let mut owned = BTreeSet::new();
+        for at in self.nodes.keys() {
+            for key in self.owned(*at) {
+                if !owned.insert(key) {
+                    return Some("two cells own one key");
+                }
+            }
+        }
+        if self.under_way().next().is_some() || !self.unknown.is_empty() {
+            return None;
+        }
+        if !self.asked.is_empty() {
+            return Some("all is quiet and a claim has no outcome");
+        }
+        let mut copies = self.nodes.values().map(|node| {
+            let live = |number| self.nodes.keys().any(|cell| cell.number == number);
+            let entries = node.entries().iter().filter(|(_, entry)| live(entry.owner));
+            entries
+                .map(|(key, entry)| (*key, entry.clone()))
+                .collect::<Vec<_>>()
+        });
+        let first = copies.next();
+        if copies.any(|copy| Some(&copy) != first.as_ref()) {
+            return Some("all is quiet and two copies differ");
+        }
+        None
+    }
+}

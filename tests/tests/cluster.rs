@@ -1,0 +1,274 @@
+//! Risk: cells disagree about what runs where; a cell that dies takes VMs along, or leaves what it held behind.
+
+use std::time::{Duration, Instant};
+
+use guest_tests::host::{self, Traces};
+use guest_tests::{Scratch, Vm, VmFile, mirrorball, wait};
+use serde_json::Value;
+
+/// How long others may take to notice that a cell is dead.
+const NOTICED_LIMIT: Duration = Duration::from_millis(200);
+/// How long a cell's next process and the monitors of its VMs may take to find each other.
+const BACK_LIMIT: Duration = Duration::from_secs(5);
+
+/// Two cells: the nodes of the host where it has two with CPUs (in the lab, `labs/two-nodes.toml`), else two of its CPUs.
+/// Ended when dropped.
+struct Cluster;
+
+impl Cluster {
+    #[track_caller]
+    fn up(scratch: &Scratch) -> Self {
+        // Ended even if it comes up half.
+        let cluster = Self;
+        match cluster_file(scratch) {
+            None => mirrorball(["cluster", "up", "--lab", "never"]).ok(),
+            Some(file) => mirrorball(["cluster", "up", "--lab", "never"]).args([file]).ok(),
+        };
+        cluster
+    }
+
+    #[track_caller]
+    fn cells(&self) -> Vec<Value> {
+        let status = mirrorball(["cluster", "status", "--json"]).ok().json();
+        status.as_array().expect("an array").clone()
+    }
+
+    #[track_caller]
+    fn cell(&self, number: usize) -> Value {
+        self.cells()[number].clone()
+    }
+
+    #[track_caller]
+    fn vms(&self, number: usize) -> Vec<String> {
+        let cell = self.cell(number);
+        let vms = cell["vms"].as_array().expect("an array");
+        vms.iter()
+            .map(|name| name.as_str().expect("a name").to_owned())
+            .collect()
+    }
+
+    #[track_caller]
+    fn pid(&self, number: usize) -> u32 {
+        self.cell(number)["pid"].as_u64().expect("a process number") as u32
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", mirrorball(["cluster", "status"]).run().text());
+        }
+        let _ = mirrorball(["cluster", "down", "--leave"]).run();
+    }
+}
+
+/// The parent of a process.
+fn parent(pid: u32) -> u32 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("runs");
+    let rest = stat.rsplit_once(") ").expect("a name in parentheses").1;
+    rest.split(' ')
+        .nth(1)
+        .expect("a parent")
+        .parse()
+        .expect("a number")
+}
+
+fn cluster_file(scratch: &Scratch) -> Option<std::path::PathBuf> {
+    let nodes = mirrorball(["topology", "--json"]).ok().json();
+    let nodes = nodes["hosts"][0]["nodes"].as_array().expect("an array").clone();
+    let with_cpus = nodes
+        .iter()
+        .filter(|node| node["cpus"].as_array().is_some_and(|cpus| !cpus.is_empty()));
+    if with_cpus.count() == 2 {
+        return None;
+    }
+    let cpus = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0)).expect("of this process");
+    let mut cpus = (0..nix::sched::CpuSet::count()).filter(|cpu| cpus.is_set(*cpu).unwrap_or(false));
+    let mut cell = || format!("[[cells]]\ncpus = \"{}\"\n", cpus.next().expect("two CPUs"));
+    Some(scratch.write("cluster.toml", format!("{}{}", cell(), cell())))
+}
+
+/// The CPUs that a thread of the process may use, for each of its threads.
+fn allowed(pid: u32) -> Vec<String> {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task"))
+        .expect("runs")
+        .flatten();
+    let status = threads.map(|thread| std::fs::read_to_string(thread.path().join("status")).expect("runs"));
+    status
+        .map(|text| {
+            let line = text
+                .lines()
+                .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+            line.expect("Linux says so").trim().to_owned()
+        })
+        .collect()
+}
+
+#[test]
+fn vms_are_spread_over_cells_under_one_name_space() {
+    let scratch = Scratch::new("spread");
+    let before = Traces::now();
+    let cluster = Cluster::up(&scratch);
+    let file = VmFile::new("spread-a");
+    let vms: Vec<Vm> = vec![file.start(&scratch), VmFile::new("spread-b").start(&scratch)];
+    for (number, vm) in vms.iter().enumerate() {
+        let cell = cluster.cell(number);
+        assert_eq!(cluster.vms(number), [vm.name()]);
+        assert_eq!(cell["given_bytes"], 128 << 20);
+        assert_eq!(vm.listed().expect("listed")["cell"], number);
+        let cpus: Vec<String> = cell["cpus"]
+            .as_array()
+            .expect("an array")
+            .iter()
+            .map(Value::to_string)
+            .collect();
+        for allowed in allowed(vm.shard()) {
+            assert_eq!(allowed, cpus.join(","), "cell {number}");
+        }
+        let node = cell["nodes"][0].as_u64().expect("a node");
+        only_on(vm, node);
+    }
+    // The other cell knows the name.
+    let again = file.key("cell", "1").write(&scratch);
+    let again = mirrorball(["run", "-d"]).args([&again]).run().expect(1);
+    assert!(
+        again.errors().contains("is running already, in cell 0"),
+        "{again}"
+    );
+    let large = VmFile::new("spread-c").memory("1000G");
+    let too_large = mirrorball(["check"])
+        .args([large.write(&scratch)])
+        .run()
+        .expect(1);
+    assert!(
+        too_large.errors().contains("more than the host has"),
+        "{too_large}"
+    );
+    let nowhere = VmFile::new("spread-d").key("cell", "7").write(&scratch);
+    let nowhere = mirrorball(["run", "-d"]).args([&nowhere]).run().expect(1);
+    assert!(
+        nowhere
+            .errors()
+            .contains("there is no cell 7 that runs; there is 0, 1"),
+        "{nowhere}"
+    );
+    let down = mirrorball(["cluster", "down"]).run().expect(1);
+    assert!(down.errors().contains("VMs run in the cluster"), "{down}");
+    vms[0].sh("echo still here");
+    vms[0].kill();
+    // Its name and its memory are free as soon as its end is told.
+    assert_eq!(cluster.cell(0)["given_bytes"], 0);
+    host::kill9(vms[1].shard());
+    vms[1].wait_ended(Duration::from_secs(10));
+    wait::until("its cell has it back", BACK_LIMIT, || {
+        cluster.vms(1).is_empty().then_some(())
+    });
+    mirrorball(["cluster", "down"]).ok();
+    let gone = mirrorball(["cluster", "status"]).run().expect(1);
+    assert!(gone.errors().contains("no cluster is up here"), "{gone}");
+    drop(vms);
+    before.expect_unchanged("a cluster");
+}
+
+/// All of the guest's memory is on this node; a host with one node has no other.
+#[track_caller]
+fn only_on(vm: &Vm, node: u64) {
+    let path = format!("/proc/{}/numa_maps", vm.shard());
+    // A kernel without NUMA has no such file.
+    let Ok(maps) = std::fs::read_to_string(&path) else {
+        return;
+    };
+    let guest: Vec<&str> = maps
+        .lines()
+        .filter(|line| line.contains("guest-memory"))
+        .collect();
+    assert!(!guest.is_empty(), "no guest memory in {path}:\n{maps}");
+    for line in guest {
+        let nodes = line
+            .split(' ')
+            .filter_map(|word| word.strip_prefix('N')?.split_once('='));
+        for (on, pages) in nodes {
+            assert_eq!(on.parse(), Ok(node), "{pages} pages elsewhere: {line}");
+        }
+    }
+}
+
+#[test]
+fn a_cell_that_dies_costs_no_vm() {
+    let scratch = Scratch::new("dies");
+    let cluster = Cluster::up(&scratch);
+    let vm = VmFile::new("dies").key("cell", "1").start(&scratch);
+    let boot = vm.boot_id();
+    let first = cluster.pid(1);
+
+    // Killed: it starts anew, and the VM is its again.
+    host::kill9(first);
+    wait::until("the cell starts anew and has its VM", BACK_LIMIT, || {
+        let cell = cluster.cell(1);
+        (cell["life"] == 2 && cell["pid"] != first && cell["vms"][0] == vm.name()).then_some(())
+    });
+    // Longer than VMs whose monitors don't come are waited for.
+    std::thread::sleep(Duration::from_secs(6));
+    assert_eq!(cluster.vms(1), [vm.name()]);
+    assert_eq!(vm.boot_id(), boot);
+
+    // Killed with what starts it: the others notice, and go on.
+    let second = cluster.pid(1);
+    host::kill9(parent(second));
+    let killed = Instant::now();
+    host::kill9(second);
+    let noticed = wait::within(Duration::from_secs(5), || {
+        cluster.cell(1)["life"].is_null().then(|| killed.elapsed())
+    });
+    let noticed = noticed.expect("a dead cell is shown as dead");
+    println!("a dead cell was noticed within {noticed:?}");
+    assert!(
+        noticed < NOTICED_LIMIT,
+        "a dead cell was noticed after {noticed:?}"
+    );
+    let into_dead = VmFile::new("dies-b").key("cell", "1").write(&scratch);
+    let into_dead = mirrorball(["run", "-d"]).args([&into_dead]).run().expect(1);
+    assert!(into_dead.errors().contains("no cell 1 that runs"), "{into_dead}");
+    let same_name = VmFile::new("dies").write(&scratch);
+    let same_name = mirrorball(["run", "-d"]).args([&same_name]).run().expect(1);
+    assert!(
+        same_name.errors().contains("running already, in cell 1"),
+        "{same_name}"
+    );
+    let other = VmFile::new("dies-c").start(&scratch);
+    assert_eq!(other.listed().expect("listed")["cell"], 0);
+    assert_eq!(vm.boot_id(), boot);
+
+    // Ended and begun again under running VMs: they join.
+    mirrorball(["cluster", "down", "--leave"]).ok();
+    assert_eq!(vm.boot_id(), boot);
+    let cluster = Cluster::up(&scratch);
+    wait::until("the VMs join", BACK_LIMIT, || {
+        (cluster.vms(0) == [other.name()] && cluster.vms(1) == [vm.name()]).then_some(())
+    });
+    assert_eq!(vm.boot_id(), boot);
+    vm.stop();
+    other.kill();
+    wait::until("the cells are empty", BACK_LIMIT, || {
+        (cluster.vms(0).is_empty() && cluster.vms(1).is_empty()).then_some(())
+    });
+}
+
+#[test]
+fn a_cell_is_asked_for_in_vain_without_a_cluster() {
+    let scratch = Scratch::new("none");
+    let file = VmFile::new("none").key("cell", "0").write(&scratch);
+    let refused = mirrorball(["run", "-d"]).args([&file]).run().expect(1);
+    assert!(
+        refused
+            .errors()
+            .contains("no cluster is up here; start one with `mirrorball cluster up`"),
+        "{refused}"
+    );
+    let wrong = scratch.write("wrong.toml", "[[cells]]\ncpus = \"0-\"\n");
+    let wrong = mirrorball(["cluster", "up", "--lab", "never"])
+        .args([&wrong])
+        .run()
+        .expect(1);
+    assert!(wrong.errors().contains("wrong.toml:2"), "{wrong}");
+}
