@@ -61,12 +61,14 @@ pub enum Purpose {
     CountVms = b'V',
     /// Answer one byte once every CPU has run a program and taken a timer's interrupt.
     Beat = b'B',
+    /// Say on the console what CPUs and stuck tasks are at, then answer one byte.
+    Tell = b'T',
 }
 
 impl Purpose {
     /// What a byte stands for.
     pub fn from_byte(byte: u8) -> Option<Self> {
-        [Self::Agent, Self::Sync, Self::CountVms, Self::Beat]
+        [Self::Agent, Self::Sync, Self::CountVms, Self::Beat, Self::Tell]
             .into_iter()
             .find(|purpose| *purpose as u8 == byte)
     }

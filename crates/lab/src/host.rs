@@ -23,6 +23,8 @@ use crate::{hub, initramfs, qmp, registry};
 
 /// How long a host may take to come up; measured 5 s on 2 idle cores.
 const UP_MAX: Duration = Duration::from_secs(60);
+/// Lines of the console that go with the error of a host that hangs.
+const HANG_LINES: usize = 60;
 
 /// A running lab. Its hosts are killed when it is dropped, or when its thread or process dies.
 pub struct Lab {
@@ -104,11 +106,12 @@ impl Lab {
     pub fn silent(&mut self, index: usize, limit: Duration) -> LabError {
         self.keep = true;
         let host = &self.hosts[index];
+        host.tell();
         LabError::Silent {
             limit,
             host: host.name.clone(),
             console: host.console.clone(),
-            tail: tail(&host.console),
+            tail: last_lines(&host.console, HANG_LINES),
         }
     }
 
@@ -116,11 +119,12 @@ impl Lab {
     pub fn time_limit(&mut self, limit: Duration) -> LabError {
         self.keep = true;
         let host = &self.hosts[0];
+        host.tell();
         LabError::TimeLimit {
             limit,
             host: host.name.clone(),
             console: host.console.clone(),
-            tail: tail(&host.console),
+            tail: last_lines(&host.console, HANG_LINES),
         }
     }
 }
@@ -278,6 +282,14 @@ impl Host {
         }
     }
 
+    /// Has the host say on its console what its CPUs and its stuck tasks are at, if it still can.
+    fn tell(&self) {
+        if self.door.tell().is_ok() {
+            // The console is a slow one.
+            std::thread::sleep(Duration::from_millis(500));
+        }
+    }
+
     fn died(&mut self) -> Option<LabError> {
         let status = self.child.try_wait().ok()??;
         Some(LabError::Died {
@@ -369,10 +381,14 @@ fn contains(text: &[u8], word: &[u8]) -> bool {
 
 /// The last lines of a console, each after a line break.
 fn tail(console: &Path) -> String {
+    last_lines(console, 12)
+}
+
+fn last_lines(console: &Path, count: usize) -> String {
     let text = fs::read(console).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
-    lines[lines.len().saturating_sub(12)..]
+    lines[lines.len().saturating_sub(count)..]
         .iter()
         .map(|line| format!("\n    {}", line.trim_end().escape_debug()))
         .collect()

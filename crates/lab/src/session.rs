@@ -68,6 +68,11 @@ impl Door {
         self.ask(Purpose::CountVms, Duration::from_secs(10))
     }
 
+    /// Has the host say on its console what its CPUs and its stuck tasks are at.
+    pub fn tell(&self) -> Result<(), LabError> {
+        self.ask(Purpose::Tell, Duration::from_secs(5)).map(drop)
+    }
+
     /// Returns when the host, or one of its CPUs, has not answered for `limit`: its kernel hangs. True then; false when its
     /// connections break, as those of a host that died do.
     pub fn wait_silent(&self, limit: Duration) -> bool {
