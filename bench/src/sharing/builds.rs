@@ -1,6 +1,7 @@
 //! Disco's experiment (SOSP '97, section 5.3, Figure 6): eight builds of a C program at once, in 1, 2, 4 and 8 VMs and on
 //! the bare host; how much memory the VMs use as they see it (V), how much of the host's that takes (M), and how long.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -35,6 +36,8 @@ struct Run {
     total: Value,
     /// Pages of the images in the host's page cache that no VM maps; in neither V nor M.
     files_unmapped_bytes: u64,
+    /// CPU time of the threads that share memory.
+    sharing_cpu_s: f64,
     /// On the bare host: by how much free memory fell.
     bare_bytes: Option<u64>,
 }
@@ -75,7 +78,9 @@ pub fn builds(options: &Options) -> Outcome<()> {
         }
     }
     println!("{}\n", options.machine);
-    println!("| {BUILDS} builds | VMs | s | V, MB | M, MB | M/V |\n| --- | --- | --- | --- | --- | --- |");
+    println!(
+        "| {BUILDS} builds | VMs | s | V, MB | M, MB | M/V | CPU for sharing, s |\n| --- | --- | --- | --- | --- | --- | --- |"
+    );
     for run in &runs {
         let mb = |bytes: u64| format!("{:.0}", bytes as f64 / 1e6);
         let [v, m, part] = match run.bare_bytes {
@@ -90,8 +95,8 @@ pub fn builds(options: &Options) -> Outcome<()> {
             ],
         };
         println!(
-            "| {} | {} | {:.1} | {v} | {m} | {part} |",
-            run.what, run.vms, run.seconds
+            "| {} | {} | {:.1} | {v} | {m} | {part} | {:.1} |",
+            run.what, run.vms, run.seconds, run.sharing_cpu_s
         );
     }
     Ok(())
@@ -144,7 +149,9 @@ fn in_vms(options: &Options, policy: &str, count: usize) -> Outcome<Run> {
         ..Run::default()
     };
     let mut child = command.spawn()?;
+    let mut sharing_ns = BTreeMap::new();
     finish(&mut child, start, || {
+        sharing_ns.extend(host::sharing_ns());
         let output = Command::new(&options.mirrorball)
             .args(["mem", "--json"])
             .output()?;
@@ -155,6 +162,7 @@ fn in_vms(options: &Options, policy: &str, count: usize) -> Outcome<Run> {
         Ok(())
     })?;
     run.seconds = start.elapsed().as_secs_f64();
+    run.sharing_cpu_s = sharing_ns.into_values().sum::<u64>() as f64 / 1e9;
     Ok(run)
 }
 
