@@ -8,12 +8,13 @@ TARGET := x86_64-unknown-linux-gnu
 OUT := $(or $(CARGO_TARGET_DIR),target)/$(TARGET)/release
 MIRRORBALL := $(OUT)/mirrorball
 
-.PHONY: help build demo test lint bench bench-sharing bench-channels fuzz clean
+.PHONY: help build demo test lint sim bench bench-sharing bench-channels fuzz clean
 
 help:
 	@echo "make build   compile (2 min)            make demo   four Debian VMs compile a C program (first time 6 min)"
 	@echo "make test    all tests (half an hour)   make lint   formatting and clippy"
 	@echo "make bench   timings against QEMU       make fuzz   each fuzz target for a minute"
+	@echo "make sim     clusters in virtual time, for a minute"
 	@echo "make bench-channels   message channels beside others (half a minute)"
 	@echo "make bench-sharing   memory of guests that share a disk, beside QEMU (half an hour without usable KVM)"
 
@@ -33,6 +34,9 @@ lint:
 	@scripts/setup.sh build
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
+
+sim: build
+	$(OUT)/mirrorball-sim crates/knowledge/machines/*.facts
 
 bench: build
 	@scripts/setup.sh run bench

@@ -255,6 +255,30 @@ fn a_cell_that_dies_costs_no_vm() {
 }
 
 #[test]
+fn a_cell_that_hangs_holds_up_no_other() {
+    let scratch = Scratch::new("hangs");
+    let cluster = Cluster::up(&scratch);
+    let vm = VmFile::new("hangs").key("cell", "1").start(&scratch);
+    let hung = nix::unistd::Pid::from_raw(cluster.pid(1) as i32);
+    nix::sys::signal::kill(hung, nix::sys::signal::Signal::SIGSTOP).expect("ours");
+    // Its vote is missed: it is dead to the other, and its VM's name is still taken.
+    let other = VmFile::new("hangs-b").key("cell", "0").start_only(&scratch);
+    assert_eq!(other.listed().expect("listed")["cell"], 0);
+    assert!(cluster.cell(1)["life"].is_null());
+    let taken = VmFile::new("hangs").key("cell", "0").write(&scratch);
+    let taken = mirrorball(["run", "-d"]).args([&taken]).run().expect(1);
+    assert!(taken.errors().contains("running already, in cell 1"), "{taken}");
+    vm.sh("echo still here");
+    // Awake again, it sees that it was given up, and starts anew.
+    nix::sys::signal::kill(hung, nix::sys::signal::Signal::SIGCONT).expect("ours");
+    wait::until("the cell starts anew and has its VM", BACK_LIMIT, || {
+        let cell = cluster.cell(1);
+        (cell["life"] == 2 && cell["vms"][0] == vm.name()).then_some(())
+    });
+    vm.sh("echo still here");
+}
+
+#[test]
 fn a_cell_is_asked_for_in_vain_without_a_cluster() {
     let scratch = Scratch::new("none");
     let file = VmFile::new("none").key("cell", "0").write(&scratch);

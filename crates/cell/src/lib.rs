@@ -1,6 +1,6 @@
 //! The monitor of one cell: starts shards, keeps the registry of VMs, serves their consoles and controls.
 //!
-//! [`monitor`] is the process: it holds the command's lease and a thread for each VM. [`open`] opens a VM's files,
+//! [`monitor`] is the process: it holds the command's [`lease`] and a thread for each VM. [`open`] opens a VM's files,
 //! [`vm`] runs its shard ([`spawn`], [`link`]) through every reboot, [`frozen`] is one that others go on from, [`snapshot`] such a one in a directory, [`registry`] says which VMs run, [`console`] and
 //! [`control`] are what other commands reach of one. [`memory_use`] says what they take of the host's memory, [`topology`]
 //! what the host is made of. [`cluster`] is several cells under one name space.
@@ -10,6 +10,7 @@ pub mod console;
 pub mod control;
 pub mod ending;
 pub mod frozen;
+pub mod lease;
 pub mod link;
 pub mod memory_use;
 pub mod monitor;

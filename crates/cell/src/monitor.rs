@@ -86,6 +86,8 @@ pub enum Event {
         name: String,
         /// Its directory.
         folder: std::path::PathBuf,
+        /// The cell that it runs in, in a cluster.
+        cell: Option<u16>,
     },
     /// Its vCPUs are about to run; again after each reboot.
     Running {
@@ -246,6 +248,7 @@ fn one(
         &Event::Started {
             name: name.to_owned(),
             folder: entry.folder().to_owned(),
+            cell: record.cell,
         },
     );
     let keeps_writes = opened.keeps_writes;

@@ -79,6 +79,44 @@ impl ClusterSpec {
         }
     }
 
+    /// That many cells: the nodes that have CPUs if there are as many, else as many parts of all CPUs, neighbours together.
+    ///
+    /// # Errors
+    /// If there are fewer CPUs, or no cells are wanted.
+    pub fn of_count(host: &HostNodes, count: u16) -> Result<Self, ConfigError> {
+        let by_node = Self::of_nodes(host);
+        let count = usize::from(count);
+        if by_node.cells.len() == count {
+            return Ok(by_node);
+        }
+        let cpus: Vec<usize> = host
+            .0
+            .values()
+            .flat_map(|node| node.cpus.iter().copied())
+            .collect();
+        let most = cpus.len().min(CELLS_MAX);
+        if !(1..=most).contains(&count) {
+            return Err(ConfigError::from_flags(&fault(
+                &["cells"],
+                format!("{count} cells"),
+                format!("this host has CPUs for 1 to {most}"),
+            )));
+        }
+        let part = |index: usize| &cpus[index * cpus.len() / count..(index + 1) * cpus.len() / count];
+        let cells = (0..count).map(|index| {
+            let mut cpus = part(index).to_vec();
+            cpus.sort_unstable();
+            CellSpec {
+                cpus: Some(cpulist::write(&cpus)),
+                nodes: None,
+                memory: None,
+            }
+        });
+        Ok(Self {
+            cells: cells.collect(),
+        })
+    }
+
     /// Reads and checks a cluster file's text; `source_name` is shown in errors. Never panics, whatever `text` is.
     pub fn parse(source_name: &str, text: &str) -> Result<Self, ConfigError> {
         let spec: Self =
@@ -319,6 +357,27 @@ mod tests {
         assert_eq!(cells.len(), 2);
         assert_eq!((&cells[0].cpus[..], &cells[0].nodes[..]), (&[1, 2][..], &[0][..]));
         assert_eq!((&cells[1].cpus[..], cells[1].memory_bytes), (&[3][..], 1 << 30));
+    }
+
+    #[test]
+    fn a_number_of_cells_divides_nodes_or_cpus() {
+        let cells = |count| {
+            ClusterSpec::of_count(&host(), count)
+                .unwrap()
+                .cells(&host(), "", "")
+                .unwrap()
+        };
+        assert_eq!(cells(2)[0].nodes, [0]);
+        let cpus: Vec<Vec<usize>> = cells(3).into_iter().map(|cell| cell.cpus).collect();
+        assert_eq!(cpus, [[1], [2], [3]]);
+        assert_eq!(
+            (&cells(1)[0].cpus[..], &cells(1)[0].nodes[..]),
+            (&[1, 2, 3][..], &[0, 1][..])
+        );
+        for count in [0, 4] {
+            let error = ClusterSpec::of_count(&host(), count).unwrap_err();
+            assert_eq!(error.message, format!("--cells: {count} cells"));
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 /// One VM.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct VmSpec {
     /// Unique among running VMs. Letters, digits, `-`, `_`, `.`; 63 at most. Chosen when absent.
@@ -70,15 +71,19 @@ impl VmSpec {
 
 /// A size in bytes, written as a number with a unit: `K`, `M`, `G`, `T` (powers of 1,024), in either case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(value_type = String, example = "512M"))]
 pub struct Size(pub u64);
 
 /// A kernel given by its files.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct KernelSpec {
     /// bzImage or ELF.
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
     pub path: PathBuf,
     /// Initramfs.
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub initrd: Option<PathBuf>,
     /// Appended to the command line that Mirrorball makes.
     #[serde(default)]
@@ -87,6 +92,7 @@ pub struct KernelSpec {
 
 /// How a VM uses its image's root disk. Always private: the image is never written.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct RootSpec {
     /// Keep the VM's writes, in an overlay file of the data directory named by the VM.
@@ -98,6 +104,7 @@ pub struct RootSpec {
 
 /// How pages that a disk reads from a file nobody writes are shared with other VMs (`docs/sharing.md`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum ShareSpec {
     /// As suits the host's memory and the number of VMs on the image.
@@ -113,9 +120,11 @@ pub enum ShareSpec {
 
 /// A disk.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct DiskSpec {
     /// The file.
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
     pub path: PathBuf,
     /// Told from the file's first bytes when absent.
     pub format: Option<DiskFormatSpec>,
@@ -139,6 +148,7 @@ pub struct DiskSpec {
 
 /// Formats of disk files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum DiskFormatSpec {
     /// Raw.
@@ -149,6 +159,7 @@ pub enum DiskFormatSpec {
 
 /// Who may use a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum DiskMode {
     /// Any number of VMs, each seeing its own writes over a base that is never written.
@@ -160,6 +171,7 @@ pub enum DiskMode {
 
 /// Which device a disk is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum DiskDevice {
     /// virtio-block.
@@ -171,6 +183,7 @@ pub enum DiskDevice {
 
 /// A network card.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct NetSpec {
     /// `user`, or `tap`.
@@ -188,6 +201,7 @@ pub struct NetSpec {
 
 /// What a network card is connected to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum NetKind {
     /// Unprivileged networking through passt.
@@ -198,6 +212,7 @@ pub enum NetKind {
 
 /// A guest NUMA node.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct NodeSpec {
     /// vCPUs, as `0-1,4`.
@@ -212,6 +227,7 @@ pub struct NodeSpec {
 
 /// What backs guest memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub enum PagesSpec {
     /// 4 KiB pages.
     #[default]
@@ -230,6 +246,7 @@ pub enum PagesSpec {
 
 /// How strict the sandbox is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum SandboxSpec {
     /// What the host allows; the rest is reported.

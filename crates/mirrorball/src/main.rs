@@ -4,7 +4,6 @@ mod attach;
 mod commands;
 mod exit;
 mod guest;
-mod lease;
 mod progress;
 
 use std::path::PathBuf;

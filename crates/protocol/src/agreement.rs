@@ -14,6 +14,10 @@
 //! 4. The entries of a dead cell stay, so that its names stay taken while what they name still runs, until a new life of
 //!    the cell says otherwise or all are told that it is gone for good.
 //!
+//! When several cells die at once, a key can have two owners for a while: one that has just started, and knew of nobody to
+//! ask, and one that starts next. Each cell's entries are kept apart from all others', so that either may remove its own.
+//! What a key stands for must bear that: on one host, two VMs can't have one directory.
+//!
 //! Unlike the rest of this crate, this machine needs links that deliver in order and once until one side is dead, as
 //! [`crate`] says of channels and connections. It says so because order is what it is made of: an owner's changes.
 
@@ -28,15 +32,6 @@ mod tests;
 
 /// A cell's place in the cluster: its lives share what it owns.
 pub type CellNumber = u16;
-
-/// An entry.
-#[derive(Clone, Debug, Eq, Hash, PartialEq)]
-pub struct Entry<V> {
-    /// Whose it is.
-    pub owner: CellNumber,
-    /// What it says.
-    pub value: V,
-}
 
 /// Who asks for a key, and which of its claims it is. Of two, the lower one comes first.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -135,7 +130,8 @@ struct Claim<K, V> {
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct Node<K, V> {
     me: CellId,
-    entries: BTreeMap<K, Entry<V>>,
+    /// What each owner says, by itself: nobody else changes it.
+    entries: BTreeMap<(K, CellNumber), V>,
     /// The other cells that live, and whether they have said hello.
     links: BTreeMap<CellId, bool>,
     claims: BTreeMap<u64, Claim<K, V>>,
@@ -168,9 +164,29 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
         }
     }
 
-    /// All entries, as far as this cell knows.
-    pub fn entries(&self) -> &BTreeMap<K, Entry<V>> {
-        &self.entries
+    /// Adds what is known from elsewhere before there are links.
+    pub fn find(&mut self, key: K, owner: CellNumber, value: V) {
+        self.entries.insert((key, owner), value);
+    }
+
+    /// All entries, as far as this cell knows: key, owner, value.
+    pub fn entries(&self) -> impl Iterator<Item = (&K, CellNumber, &V)> {
+        self.entries
+            .iter()
+            .map(|((key, owner), value)| (key, *owner, value))
+    }
+
+    /// Whose a key is.
+    pub fn owner(&self, key: &K) -> Option<CellNumber> {
+        let mut of_key = self
+            .entries
+            .range((key.clone(), 0)..=(key.clone(), CellNumber::MAX));
+        of_key.next().map(|((_, owner), _)| *owner)
+    }
+
+    /// Whether an entry is this cell's.
+    pub fn owns(&self, key: &K) -> bool {
+        self.entries.contains_key(&(key.clone(), self.me.number))
     }
 
     /// The other cells to which there are links.
@@ -183,14 +199,29 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
         self.links.values().all(|said_hello| *said_hello)
     }
 
+    /// Whether there is a link to a cell that has not said hello.
+    pub fn awaits_hello(&self, cell: CellId) -> bool {
+        self.links.get(&cell) == Some(&false)
+    }
+
+    /// Whose word something waits for: a hello, a vote or a receipt.
+    pub fn awaited(&self) -> BTreeSet<CellId> {
+        let silent = self.links.iter().filter(|(_, said_hello)| !**said_hello);
+        let silent = silent.map(|(cell, _)| *cell);
+        let votes = self
+            .claims
+            .values()
+            .flat_map(|claim| claim.waits_for.iter().copied());
+        let receipts = self.unheard.values().flatten().copied();
+        silent.chain(votes).chain(receipts).collect()
+    }
+
     /// There is a link to a cell now.
     pub fn link(&mut self, cell: CellId) -> Effects<K, V> {
         self.links.insert(cell, false);
         let of = |owner| {
-            let entries = self.entries.iter();
-            let his = entries.filter(move |(_, entry)| entry.owner == owner);
-            his.map(|(key, entry)| (key.clone(), entry.value.clone()))
-                .collect()
+            let his = self.entries().filter(move |(_, known, _)| *known == owner);
+            his.map(|(key, _, value)| (key.clone(), value.clone())).collect()
         };
         let (mine, yours) = (of(self.me.number), of(cell.number));
         let mut effects = vec![Effect::Send(cell, Message::Hello { mine, yours })];
@@ -226,10 +257,9 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
     /// A dead cell will not come back, nor does anything run there: its names are free.
     pub fn forget(&mut self, number: CellNumber) -> Effects<K, V> {
         let mut effects = Vec::new();
-        let is_gone = |entry: &Entry<V>| entry.owner == number;
-        let keys = self.entries.iter().filter(|(_, entry)| is_gone(entry));
-        for key in keys.map(|(key, _)| key.clone()).collect::<Vec<_>>() {
-            self.entries.remove(&key);
+        let gone = self.entries().filter(|(_, owner, _)| *owner == number);
+        for key in gone.map(|(key, _, _)| key.clone()).collect::<Vec<_>>() {
+            self.entries.remove(&(key.clone(), number));
             effects.push(Effect::Changed(key));
         }
         effects
@@ -259,9 +289,9 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
     /// Changes an entry of this cell, or removes it. Gives the change's number, for [`Effect::Heard`]; `None` if the entry
     /// is not this cell's.
     pub fn change(&mut self, key: &K, value: Option<V>) -> Option<(u64, Effects<K, V>)> {
-        self.entries
-            .get(key)
-            .filter(|entry| entry.owner == self.me.number)?;
+        if !self.owns(key) {
+            return None;
+        }
         self.put(self.me.number, key, value.clone());
         Some(self.tell(key, value))
     }
@@ -346,11 +376,7 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
         }
         for (key, value) in yours {
             // What this life knows of its own entries is newer than what anybody has heard of the last one's.
-            if self
-                .entries
-                .get(&key)
-                .is_some_and(|known| known.owner == self.me.number)
-            {
+            if self.owns(&key) {
                 continue;
             }
             self.put(self.me.number, &key, Some(value.clone()));
@@ -362,21 +388,15 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
 
     fn put(&mut self, owner: CellNumber, key: &K, value: Option<V>) {
         match value {
-            Some(value) => {
-                self.entries.insert(key.clone(), Entry { owner, value });
-            }
-            // Another's entry is not its to remove.
-            None if self.entries.get(key).is_some_and(|entry| entry.owner == owner) => {
-                self.entries.remove(key);
-            }
-            None => {}
+            Some(value) => _ = self.entries.insert((key.clone(), owner), value),
+            None => _ = self.entries.remove(&(key.clone(), owner)),
         }
     }
 
     /// Why a claim of this cell would lose now.
     fn refusal(&self, key: &K) -> Option<CellNumber> {
-        if let Some(entry) = self.entries.get(key) {
-            return Some(entry.owner);
+        if let Some(owner) = self.owner(key) {
+            return Some(owner);
         }
         if self.claims.values().any(|claim| claim.key == *key) {
             return Some(self.me.number);
@@ -401,23 +421,24 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
     }
 
     fn begin(&mut self, effects: &mut Effects<K, V>) {
-        let cells: BTreeSet<CellId> = self.links.keys().copied().collect();
-        for (number, claim) in &mut self.claims {
+        let mut claims = std::mem::take(&mut self.claims);
+        for (number, claim) in &mut claims {
             if claim.begun || self.leaving.contains_key(&claim.key) {
                 continue;
             }
             claim.begun = true;
             // While it waited to begin, the key may have been found to be somebody's.
-            claim.lost_to = self.entries.get(&claim.key).map(|entry| entry.owner);
+            claim.lost_to = self.owner(&claim.key);
             if claim.lost_to.is_some() {
                 continue;
             }
-            claim.waits_for.clone_from(&cells);
-            for cell in &cells {
+            claim.waits_for = self.links.keys().copied().collect();
+            for cell in self.links.keys() {
                 let (claim, key) = (*number, claim.key.clone());
                 effects.push(Effect::Send(*cell, Message::Ask { claim, key }));
             }
         }
+        self.claims = claims;
     }
 
     fn vote(&mut self, effects: &mut Effects<K, V>) {
@@ -426,8 +447,8 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
             if self.leaving.contains_key(&key) {
                 continue;
             }
-            let against = if let Some(entry) = self.entries.get(&key) {
-                Some(entry.owner)
+            let against = if let Some(owner) = self.owner(&key) {
+                Some(owner)
             } else if let Some(promised) = self.promised.get(&key) {
                 if asked < *promised {
                     continue;

@@ -106,6 +106,12 @@ impl CellFiles {
         Flock::lock(lock, FlockArg::LockSharedNonblock).is_err()
     }
 
+    /// Its last life so far.
+    pub fn life(&self) -> u32 {
+        let text = fs::read_to_string(self.0.join("lives")).unwrap_or_default();
+        text.trim().parse().unwrap_or(0)
+    }
+
     /// Becomes the cell, in a new life.
     ///
     /// # Errors
@@ -120,15 +126,10 @@ impl CellFiles {
         let lock = Flock::lock(lock, FlockArg::LockExclusiveNonblock).map_err(|_| {
             io::Error::new(io::ErrorKind::ResourceBusy, format!("cell {number} runs already"))
         })?;
-        let count = self.0.join("lives");
-        let lives: u32 = match fs::read_to_string(&count) {
-            Ok(text) => text.trim().parse().unwrap_or(0),
-            Err(_) => 0,
-        };
-        let life = lives + 1;
+        let life = self.life() + 1;
         let new = self.0.join("lives.new");
         fs::write(&new, life.to_string())?;
-        fs::rename(new, count)?;
+        fs::rename(new, self.0.join("lives"))?;
         Ok(Claim {
             id: CellId { number, life },
             _lock: lock,

@@ -14,6 +14,7 @@ use protocol::CellId;
 use serde::{Deserialize, Serialize};
 use shard::launch::Fd;
 use shard::process::{receive, send};
+use urpc::SendError;
 use urpc::fragment::{Assembly, Parts};
 use urpc::host::{Block, Inbox, Outbox, SharedRing, end};
 
@@ -204,7 +205,7 @@ impl Sending {
     /// Sends a message.
     ///
     /// # Errors
-    /// If the other cell is dead, or has taken nothing for two seconds.
+    /// `BrokenPipe` if the other cell has ended the link, `TimedOut` if it has taken nothing for two seconds.
     pub fn send(&mut self, message: &CellMessage) -> io::Result<()> {
         let bytes = postcard::to_stdvec(message).map_err(io::Error::other)?;
         if bytes.len() > MESSAGE_BYTES_MAX {
@@ -213,7 +214,10 @@ impl Sending {
         let deadline = Some(Instant::now() + PATIENCE);
         for part in Parts::of(PORT, &bytes) {
             if self.outbox.post(&part).is_err() {
-                self.outbox.send(&part, deadline).map_err(io::Error::other)?;
+                self.outbox.send(&part, deadline).map_err(|error| match error {
+                    SendError::Full => io::Error::new(io::ErrorKind::TimedOut, error),
+                    gone => io::Error::new(io::ErrorKind::BrokenPipe, gone),
+                })?;
             }
         }
         self.outbox.flush();

@@ -13,13 +13,21 @@ use urpc::host::measure_block_ns;
 
 use super::files::Files;
 use super::link::{Calls, Link, Sending};
-use super::state::{Act, Answer, Ask, CellMessage, Client, State};
+use super::state::{Act, Answer, Ask, Awaited, CellMessage, Client, State, VmShare};
 use crate::monitor::bind;
+use crate::registry::Registry;
 
 /// Bytes of a client's line at most.
 const LINE_BYTES_MAX: u64 = 64 << 10;
 /// How long the monitors of running VMs may take to come to a cell's new process.
 const ORPHANS_LIMIT: Duration = Duration::from_secs(5);
+/// How long another cell may take to say what a client waits for. One that takes longer hangs, and is dead to this one.
+const WORD_LIMIT: Duration = Duration::from_secs(2);
+/// How long a cell may take to say hello. Less than the other limit: who waits for a hello does not vote, and must not be
+/// taken for one that hangs itself.
+const HELLO_LIMIT: Duration = Duration::from_secs(1);
+/// Between the end of a link and a look whether the other cell lives.
+const LOOK_AFTER: Duration = Duration::from_millis(100);
 /// How long a cell that is calling this one may take.
 const CROSSED_LIMIT: Duration = Duration::from_secs(2);
 
@@ -33,6 +41,12 @@ enum Event {
     Came(Client, UnixStream),
     Asked(Client, Ask),
     Gone(Client),
+    /// Does this client still wait for these?
+    Overdue(Client, Awaited),
+    /// Has this cell said hello?
+    HelloDue(CellId),
+    /// This cell ended its link some time ago.
+    Parted(CellId),
     OrphansLate,
 }
 
@@ -50,10 +64,11 @@ pub fn serve(number: u16) -> io::Result<()> {
     let calls = Arc::new(Calls::new(claim.id, measure_block_ns()));
     take_calls(fresh(&own.link_socket())?, &calls, &events)?;
     take_clients(fresh(&own.socket())?, &events)?;
-    call_others(files, &calls, &events)?;
+    call_others(files.clone(), &calls, &events)?;
     later(ORPHANS_LIMIT, Event::OrphansLate, &events)?;
     let mut cell = Cell {
-        state: State::new(claim.id, std::process::id(), plan),
+        files,
+        state: State::new(claim.id, std::process::id(), plan, running()?),
         links: BTreeMap::new(),
         clients: BTreeMap::new(),
         awaited: None,
@@ -61,15 +76,40 @@ pub fn serve(number: u16) -> io::Result<()> {
     };
     eprintln!("cell {}: runs", claim.id);
     for event in happened {
-        if cell.take(event) {
-            break;
+        match cell.take(event) {
+            Next::GoOn => {}
+            Next::End => break,
+            Next::StartAnew(why) => return Err(io::Error::other(why)),
         }
     }
     eprintln!("cell {}: ends as told", claim.id);
     Ok(())
 }
 
+/// The VMs of this host that run in cells.
+fn running() -> io::Result<Vec<(String, u16, VmShare)>> {
+    let records = Registry::open()?.list()?;
+    let placed = records.into_iter().filter_map(|record| {
+        let share = VmShare {
+            vcpus: u32::from(record.spec.cpus),
+            memory_bytes: record.spec.memory.0,
+        };
+        Some((record.name, record.cell?, share))
+    });
+    Ok(placed.collect())
+}
+
+/// What comes after an event.
+#[derive(Debug, PartialEq)]
+enum Next {
+    GoOn,
+    End,
+    /// Another cell takes this one for dead, so it has to be one.
+    StartAnew(String),
+}
+
 struct Cell {
+    files: Files,
     state: State,
     links: BTreeMap<CellId, Sending>,
     clients: BTreeMap<Client, UnixStream>,
@@ -79,8 +119,7 @@ struct Cell {
 }
 
 impl Cell {
-    /// Takes an event. True at the end.
-    fn take(&mut self, event: Event) -> bool {
+    fn take(&mut self, event: Event) -> Next {
         let acts = match event {
             Event::Linked(link) => self.linked(*link),
             Event::Called(awaited) => {
@@ -92,12 +131,36 @@ impl Cell {
                 Vec::new()
             }
             Event::Heard(from, message) => self.state.heard(from, message),
-            Event::Dead(cell) => self.dead(cell),
+            Event::Dead(cell) => {
+                if self.links.contains_key(&cell) {
+                    self.parted(cell);
+                }
+                self.dead(cell)
+            }
             Event::Came(client, stream) => {
                 self.clients.insert(client, stream);
                 Vec::new()
             }
-            Event::Asked(client, ask) => self.state.asked(client, ask),
+            Event::Asked(client, ask) => {
+                let acts = self.state.asked(client, ask);
+                self.watch(client);
+                acts
+            }
+            Event::Overdue(client, then) => {
+                let silent = self.state.silent_since(client, &then);
+                let acts = silent.into_iter().flat_map(|cell| self.dead(cell)).collect();
+                self.watch(client);
+                acts
+            }
+            Event::HelloDue(cell) if self.state.is_unheard(cell) => self.dead(cell),
+            Event::HelloDue(_) => Vec::new(),
+            Event::Parted(cell) => {
+                let other = self.files.cell(cell.number);
+                if other.runs() && other.life() == cell.life && !self.links.contains_key(&cell) {
+                    return Next::StartAnew(format!("cell {cell} takes this one for dead"));
+                }
+                Vec::new()
+            }
             Event::Gone(client) => {
                 self.clients.remove(&client);
                 self.state.gone(client)
@@ -115,7 +178,21 @@ impl Cell {
             let acts = self.state.met();
             ends |= self.act(acts);
         }
-        ends
+        if ends { Next::End } else { Next::GoOn }
+    }
+
+    /// A cell has ended its link: looks in a moment whether it died, or takes this one for dead.
+    fn parted(&self, cell: CellId) {
+        let _ = later(LOOK_AFTER, Event::Parted(cell), &self.events);
+    }
+
+    /// Looks after a while whether a client's question is still not answered.
+    fn watch(&self, client: Client) {
+        let awaited = self.state.awaited(client);
+        if !awaited.is_empty() {
+            // Without a thread to spare nobody is hurried.
+            let _ = later(WORD_LIMIT, Event::Overdue(client, awaited), &self.events);
+        }
     }
 
     fn linked(&mut self, link: Link) -> Vec<Act> {
@@ -137,6 +214,9 @@ impl Cell {
         eprintln!("linked to cell {peer}");
         self.links.retain(|known, _| known.number != peer.number);
         self.links.insert(peer, sending);
+        let _ = later(HELLO_LIMIT, Event::HelloDue(peer), &self.events);
+        // It may know of VMs here that nobody has.
+        let _ = later(ORPHANS_LIMIT, Event::OrphansLate, &self.events);
         self.state.linked(peer)
     }
 
@@ -156,6 +236,9 @@ impl Cell {
                         let link = self.links.get_mut(&to);
                         if let Some(Err(error)) = link.map(|link| link.send(&message)) {
                             eprintln!("cell {to}: {error}");
+                            if error.kind() == io::ErrorKind::BrokenPipe {
+                                self.parted(to);
+                            }
                             next.extend(self.dead(to));
                         }
                     }

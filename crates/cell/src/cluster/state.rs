@@ -56,6 +56,8 @@ pub struct Host {
     pub share: VmShare,
     /// Only this cell will do.
     pub only: Option<u16>,
+    /// Another cell has said that there is room here.
+    pub sent: bool,
     /// It runs in this cell already, whose process has died since.
     pub runs: bool,
 }
@@ -126,6 +128,9 @@ pub struct CellStatus {
     pub vms: Vec<String>,
 }
 
+/// Cells whose word is waited for, and how many messages each has sent so far.
+pub type Awaited = BTreeMap<CellId, u64>;
+
 /// What a cell is to do.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Act {
@@ -153,12 +158,28 @@ pub struct State {
     orphans: BTreeSet<String>,
     /// VMs that wait until this cell has met the others. Alone, it would take any name for free.
     early: Option<Vec<(Client, Host)>>,
+    has_met: bool,
+    /// Messages that have come from each cell.
+    words: BTreeMap<CellId, u64>,
 }
 
 impl State {
-    /// A cell without links. `pid` is its process.
-    pub fn new(me: CellId, pid: u32, plan: CellPlan) -> Self {
+    /// A cell without links. `pid` is its process; `running` are the VMs that the host has, each with its cell: a cell
+    /// that is the first to start again has nobody to ask.
+    pub fn new(
+        me: CellId,
+        pid: u32,
+        plan: CellPlan,
+        running: impl IntoIterator<Item = (String, u16, VmShare)>,
+    ) -> Self {
         let mut node = Node::new(me);
+        let mut orphans = BTreeSet::new();
+        for (name, cell, share) in running {
+            node.find(Key::Vm(name.clone()), cell, Value::Vm(share));
+            if cell == me.number {
+                orphans.insert(name);
+            }
+        }
         // Without links there is nobody to ask.
         let (_, effects) = node.claim(Key::Cell(me.number), Value::Cell(pid, plan.clone()));
         debug_assert!(matches!(effects[..], [Effect::Won(_)]));
@@ -169,13 +190,24 @@ impl State {
             tenants: BTreeMap::new(),
             claims: BTreeMap::new(),
             leaving: BTreeMap::new(),
-            orphans: BTreeSet::new(),
+            orphans,
+            has_met: false,
             early: Some(Vec::new()),
+            words: BTreeMap::new(),
         }
     }
 
     /// There are links to all cells that ran when this one started, or they don't answer.
     pub fn met(&mut self) -> Vec<Act> {
+        self.has_met = true;
+        self.release()
+    }
+
+    /// Lets in those that came early, once all that was there to hear has been heard: what this cell's VMs have of its memory.
+    fn release(&mut self) -> Vec<Act> {
+        if !self.has_met || !self.node.is_ready() {
+            return Vec::new();
+        }
         let early = self.early.take().unwrap_or_default();
         early
             .into_iter()
@@ -201,14 +233,20 @@ impl State {
 
     /// A cell is dead.
     pub fn dead(&mut self, cell: CellId) -> Vec<Act> {
+        self.words.remove(&cell);
         let effects = self.node.dead(cell);
-        self.acts(effects)
+        let mut acts = self.acts(effects);
+        acts.extend(self.release());
+        acts
     }
 
     /// A message has come.
     pub fn heard(&mut self, from: CellId, message: CellMessage) -> Vec<Act> {
+        *self.words.entry(from).or_default() += 1;
         let effects = self.node.take(from, message);
-        self.acts(effects)
+        let mut acts = self.acts(effects);
+        acts.extend(self.release());
+        acts
     }
 
     /// A client asks.
@@ -245,6 +283,29 @@ impl State {
             acts.extend(self.remove(&name).1);
         }
         acts
+    }
+
+    /// Whether a cell has not said hello yet.
+    pub fn is_unheard(&self, cell: CellId) -> bool {
+        self.node.awaits_hello(cell)
+    }
+
+    /// Whose word a client's question waits for; empty if it is answered.
+    pub fn awaited(&self, client: Client) -> Awaited {
+        let claiming = self.claims.values().any(|(waits, _, _)| *waits == Some(client));
+        if !claiming && !self.leaving.values().any(|waits| *waits == client) {
+            return Awaited::new();
+        }
+        let words = |cell: CellId| (cell, self.words.get(&cell).copied().unwrap_or(0));
+        self.node.awaited().into_iter().map(words).collect()
+    }
+
+    /// Those of `then`, which [`State::awaited`] told a while ago, that the question still waits for and that have said
+    /// nothing at all since.
+    pub fn silent_since(&self, client: Client, then: &Awaited) -> Vec<CellId> {
+        let now = self.awaited(client);
+        let silent = then.iter().filter(|(cell, words)| now.get(cell) == Some(words));
+        silent.map(|(cell, _)| *cell).collect()
     }
 
     fn host(&mut self, client: Client, host: Host) -> Vec<Act> {
@@ -284,6 +345,11 @@ impl State {
                 ));
             }
         }
+        // Two that know different things would send it to and fro.
+        let here = rooms.iter().find(|room| room.cell == self.me.number);
+        if host.sent && here.is_some_and(|room| room.free_bytes >= host.share.memory_bytes) {
+            return Ok(self.me.number);
+        }
         place(&rooms, host.share.vcpus, host.share.memory_bytes).ok_or_else(|| {
             let free = rooms
                 .iter()
@@ -319,28 +385,23 @@ impl State {
     }
 
     fn cells(&self) -> impl Iterator<Item = (u16, u32, &CellPlan)> {
-        self.node
-            .entries()
-            .iter()
-            .filter_map(|(key, entry)| match (key, &entry.value) {
-                (Key::Cell(number), Value::Cell(pid, plan)) => Some((*number, *pid, plan)),
-                _ => None,
-            })
+        let entries = self.node.entries();
+        entries.filter_map(|(key, _, value)| match (key, value) {
+            (Key::Cell(number), Value::Cell(pid, plan)) => Some((*number, *pid, plan)),
+            _ => None,
+        })
     }
 
     fn vms(&self) -> impl Iterator<Item = (&str, u16, VmShare)> {
-        self.node
-            .entries()
-            .iter()
-            .filter_map(|(key, entry)| match (key, &entry.value) {
-                (Key::Vm(name), Value::Vm(share)) => Some((&name[..], entry.owner, *share)),
-                _ => None,
-            })
+        let entries = self.node.entries();
+        entries.filter_map(|(key, owner, value)| match (key, value) {
+            (Key::Vm(name), Value::Vm(share)) => Some((&name[..], owner, *share)),
+            _ => None,
+        })
     }
 
     fn owns(&self, name: &str) -> bool {
-        let entry = self.node.entries().get(&Key::Vm(name.to_owned()));
-        entry.is_some_and(|entry| entry.owner == self.me.number)
+        self.node.owns(&Key::Vm(name.to_owned()))
     }
 
     /// A cell's life, if it lives.

@@ -69,21 +69,36 @@ struct Held {
 /// Asks for a place; none when no cluster is up.
 pub fn begin(name: &str, spec: &VmSpec) -> Result<Option<Tenure>, TenureError> {
     let files = Files::open()?;
-    let Some(first) = files.running()?.into_iter().next() else {
+    let running = files.running()?;
+    if running.is_empty() {
         return spec
             .cell
             .map_or(Ok(None), |cell| Err(TenureError::NoCluster(cell)));
-    };
-    let mut host = Host {
+    }
+    let host = Host {
         name: name.to_owned(),
         share: VmShare {
             vcpus: u32::from(spec.cpus),
             memory_bytes: spec.memory.0,
         },
         only: spec.cell,
+        sent: false,
         runs: false,
     };
-    let mut cell = first.number;
+    let mut broken = io::Error::from(io::ErrorKind::NotFound);
+    for first in running {
+        match ask(&files, first.number, &host) {
+            // One that hangs does not keep the others from it.
+            Err(TenureError::Broken(error)) => broken = error,
+            other => return other.map(Some),
+        }
+    }
+    Err(TenureError::Broken(broken))
+}
+
+/// Asks a cell, and those that it names.
+fn ask(files: &Files, first: u16, host: &Host) -> Result<Tenure, TenureError> {
+    let (mut cell, mut host) = (first, host.clone());
     for _ in 0..HOPS_MAX {
         let mut connection = Connection::open(&files.cell(cell))?;
         match connection.ask(&Ask::Host(host.clone()))? {
@@ -92,25 +107,26 @@ pub fn begin(name: &str, spec: &VmSpec) -> Result<Option<Tenure>, TenureError> {
                     stream: Some(connection.stream()?),
                     over: false,
                 }));
-                host.runs = true;
                 let keeper = Keeper {
                     files: files.clone(),
                     cell,
-                    host,
+                    host: Host {
+                        runs: true,
+                        ..host.clone()
+                    },
                     held: held.clone(),
                 };
                 std::thread::Builder::new()
                     .name("tenure".into())
                     .spawn(move || keeper.keep(connection))?;
-                let name = name.to_owned();
-                return Ok(Some(Tenure {
+                return Ok(Tenure {
                     plan,
-                    files,
-                    name,
+                    files: files.clone(),
+                    name: host.name,
                     held,
-                }));
+                });
             }
-            Answer::Elsewhere { cell: other } => cell = other,
+            Answer::Elsewhere { cell: other } => (cell, host.sent) = (other, true),
             Answer::Refused { why } => return Err(TenureError::Refused(why)),
             other => {
                 return Err(io::Error::other(format!("an answer to another question: {other:?}")).into());

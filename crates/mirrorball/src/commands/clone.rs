@@ -9,13 +9,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use agent::protocol::{CardAddress, Identity};
 use cell::frozen::{FrozenVm, obstacle};
+use cell::lease::{Lease, OWN_PROGRAM};
 use cell::monitor::{Batch, Event, Source};
 use cell::registry::{self, Registry};
 use config::{ConfigError, VmSpec};
 use miette::{IntoDiagnostic, Result, miette};
 
 use super::place::{self, Found, LabChoice, find};
-use crate::lease::Lease;
 use crate::{guest, progress};
 
 /// Where the number goes in a pattern of names.
@@ -186,7 +186,7 @@ fn go_on(parent: (&str, &VmSpec), source: Source, names: Vec<String>, as_is: boo
         vms: vms.clone(),
         source: Some(source),
     };
-    let lease = Lease::start(&batch).map_err(|error| {
+    let lease = Lease::start(Path::new(OWN_PROGRAM), &batch).map_err(|error| {
         miette!(
             help = "see whether the host is out of processes",
             "the monitor does not start: {error}"
@@ -251,7 +251,7 @@ fn wait(lease: &Lease, count: usize) -> Result<(Vec<Running>, u64)> {
     let (mut started, mut running, mut still) = (Vec::new(), BTreeSet::new(), 0);
     for event in lease.events().into_diagnostic()? {
         match event {
-            Event::Started { name, folder } => started.push(Running { name, folder }),
+            Event::Started { name, folder, .. } => started.push(Running { name, folder }),
             Event::Running {
                 name,
                 sandbox_missing,

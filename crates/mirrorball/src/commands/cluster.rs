@@ -30,6 +30,9 @@ pub enum ClusterCommand {
     Up {
         /// The cluster file
         file: Option<PathBuf>,
+        /// This many, instead of a file
+        #[arg(long, conflicts_with = "file")]
+        cells: Option<u16>,
         /// Whether to run in the lab
         #[arg(long, value_enum, default_value = "auto")]
         lab: LabChoice,
@@ -51,17 +54,17 @@ pub enum ClusterCommand {
 /// Obeys.
 pub fn cluster(command: &ClusterCommand) -> Result<ExitCode> {
     match command {
-        ClusterCommand::Up { file, lab } => up(file.as_ref(), *lab),
+        ClusterCommand::Up { file, cells, lab } => up(file.as_ref(), *cells, *lab),
         ClusterCommand::Status { json } => status(*json),
         ClusterCommand::Down { leave } => down(*leave),
     }
 }
 
-fn up(file: Option<&PathBuf>, lab: LabChoice) -> Result<ExitCode> {
+fn up(file: Option<&PathBuf>, count: Option<u16>, lab: LabChoice) -> Result<ExitCode> {
     if let Some(code) = enter_lab(lab)? {
         return Ok(code);
     }
-    let plan = plan(file)?;
+    let plan = plan(file, count)?;
     let files = Files::open().into_diagnostic()?;
     let running = files.running().into_diagnostic()?;
     if !running.is_empty() {
@@ -82,10 +85,13 @@ fn up(file: Option<&PathBuf>, lab: LabChoice) -> Result<ExitCode> {
 }
 
 /// What the file means here, or what there is without one.
-fn plan(file: Option<&PathBuf>) -> Result<Vec<CellPlan>> {
+fn plan(file: Option<&PathBuf>, count: Option<u16>) -> Result<Vec<CellPlan>> {
     let host = host_nodes()?;
     let Some(file) = file else {
-        let spec = ClusterSpec::of_nodes(&host);
+        let spec = match count {
+            Some(count) => ClusterSpec::of_count(&host, count)?,
+            None => ClusterSpec::of_nodes(&host),
+        };
         return Ok(spec.cells(&host, "this host", "")?);
     };
     let text = std::fs::read_to_string(file).map_err(|error| {

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use cell::control::{Request, ask};
 use cell::ending;
+use cell::lease::{Lease, OWN_PROGRAM};
 use cell::memory_use::{VmMemory, read_one};
 use cell::monitor::{Batch, Event};
 use cell::registry::Registry;
@@ -21,7 +22,6 @@ use super::flags::{self, RunArgs};
 use super::mem::mib;
 use super::{check, place};
 use crate::attach::{Left, attach};
-use crate::lease::Lease;
 use crate::{exit, guest, progress};
 
 /// How long a guest whose disks keep its writes may take to power off after its command.
@@ -68,6 +68,7 @@ struct Trouble {
 #[derive(Default)]
 struct Followed {
     folder: PathBuf,
+    cell: Option<u16>,
     command: Option<Vec<String>>,
     asked: bool,
     running_s: Option<f64>,
@@ -84,10 +85,13 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     if let Some(code) = place::enter_lab(args.lab)? {
         return Ok(code);
     }
-    let lease = Lease::start(&Batch {
-        vms: vms.clone(),
-        source: None,
-    })
+    let lease = Lease::start(
+        Path::new(OWN_PROGRAM),
+        &Batch {
+            vms: vms.clone(),
+            source: None,
+        },
+    )
     .map_err(|error| {
         miette!(
             help = "see whether the host is out of processes",
@@ -242,7 +246,7 @@ impl Follower {
     /// Takes an event; an exit status when this command is done with it.
     fn event(&mut self, event: Event) -> Result<Option<ExitCode>> {
         match event {
-            Event::Started { name, folder } => self.started(&name, folder),
+            Event::Started { name, folder, cell } => self.started(&name, folder, cell),
             Event::Running {
                 name,
                 sandbox_missing,
@@ -265,10 +269,11 @@ impl Follower {
         Ok(None)
     }
 
-    fn started(&mut self, name: &str, folder: PathBuf) {
+    fn started(&mut self, name: &str, folder: PathBuf, cell: Option<u16>) {
         let alone = self.alone();
         let Some(vm) = self.vms.get_mut(name) else { return };
         vm.folder = folder.clone();
+        vm.cell = cell;
         if vm.command.is_none() && alone && !self.detach {
             let sender = self.sender.clone();
             self.console = Some(std::thread::spawn(move || {
@@ -359,8 +364,8 @@ impl Follower {
     /// What each VM did.
     fn table(&self) {
         println!(
-            "{:<16} {:>9} {:>11} {:>7}  {:<10} {:>8} {:>8} {:>8}  LAST LINE",
-            "VM", "TOTAL", "COMMAND", "STATUS", "END", "MEMORY", "HOST", "SHARED"
+            "{:<16} {:>4} {:>9} {:>11} {:>7}  {:<10} {:>8} {:>8} {:>8}  LAST LINE",
+            "VM", "CELL", "TOTAL", "COMMAND", "STATUS", "END", "MEMORY", "HOST", "SHARED"
         );
         for (name, vm) in &self.vms {
             let (seconds, last) = vm
@@ -375,12 +380,13 @@ impl Follower {
                 Some(_) => "failed",
                 None => "-",
             };
+            let cell = vm.cell.map_or_else(|| "-".to_owned(), |cell| cell.to_string());
             let memory = vm.done.as_ref().and_then(|done| done.memory.as_deref());
             let column = |bytes: fn(&VmMemory) -> u64| {
                 memory.map_or_else(|| "-".to_owned(), |memory| mib(bytes(memory)))
             };
             println!(
-                "{name:<16} {:>7.1} s {seconds:>9.1} s {:>7}  {end:<10} {:>8} {:>8} {:>8}  {last}",
+                "{name:<16} {cell:>4} {:>7.1} s {seconds:>9.1} s {:>7}  {end:<10} {:>8} {:>8} {:>8}  {last}",
                 vm.seconds,
                 status(vm),
                 column(|memory| memory.memory_bytes),

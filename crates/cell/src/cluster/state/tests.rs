@@ -33,6 +33,7 @@ fn vm(name: &str, mib: u64) -> Host {
             memory_bytes: mib << 20,
         },
         only: None,
+        sent: false,
         runs: false,
     }
 }
@@ -50,7 +51,8 @@ impl World {
 
     fn start(&mut self, cell: CellId) {
         let others: Vec<CellId> = self.cells.keys().copied().collect();
-        self.cells.insert(cell, State::new(cell, 1, plan(cell.number)));
+        self.cells
+            .insert(cell, State::new(cell, 1, plan(cell.number), []));
         for other in others {
             self.act(cell, |state| state.linked(other));
             self.act(other, |state| state.linked(cell));
@@ -221,7 +223,7 @@ fn a_dead_cell_gets_no_vm_and_its_next_process_finds_those_it_had() {
 
 #[test]
 fn before_it_has_met_the_others_a_cell_takes_in_only_what_runs() {
-    let mut state = State::new(id(0, 1), 1, plan(0));
+    let mut state = State::new(id(0, 1), 1, plan(0), []);
     assert!(state.asked(1, Ask::Host(vm("a", 64))).is_empty());
     let runs = Host {
         runs: true,
@@ -246,4 +248,35 @@ fn a_client_that_goes_while_its_name_is_claimed_leaves_nothing() {
     world.act(id(0, 1), |state| state.gone(1));
     world.settle();
     world.vms(&[&[], &[]]);
+}
+
+#[test]
+fn the_first_to_start_again_knows_what_the_host_has() {
+    let share = VmShare {
+        vcpus: 1,
+        memory_bytes: 700 << 20,
+    };
+    let running = [("a".to_owned(), 0, share), ("b".to_owned(), 1, share)];
+    let mut state = State::new(id(0, 2), 1, plan(0), running);
+    state.met();
+    for (name, mib, why) in [
+        ("a", 64, "in cell 0"),
+        ("b", 64, "in cell 1"),
+        ("c", 400, "has 324 MiB"),
+    ] {
+        let acts = state.asked(1, Ask::Host(vm(name, mib)));
+        let [Act::Answer(1, Answer::Refused { why: said })] = &acts[..] else {
+            panic!("{name}: {acts:?}");
+        };
+        assert!(said.contains(why), "{said}");
+    }
+    let back = Host {
+        runs: true,
+        ..vm("a", 700)
+    };
+    let acts = state.asked(2, Ask::Host(back));
+    assert!(
+        matches!(acts[..], [Act::Answer(2, Answer::Hosted(_))]),
+        "{acts:?}"
+    );
 }

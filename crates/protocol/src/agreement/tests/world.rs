@@ -144,9 +144,9 @@ impl World {
     }
 
     pub fn owned(&self, at: CellId) -> impl Iterator<Item = Name> + '_ {
-        let entries = self.nodes[&at].entries().iter();
-        let own = entries.filter(move |(_, entry)| entry.owner == at.number);
-        own.map(|(key, _)| *key)
+        let entries = self.nodes[&at].entries();
+        let own = entries.filter(move |(_, owner, _)| *owner == at.number);
+        own.map(|(key, _, _)| *key)
     }
 
     /// What must hold at all times; the name of what does not.
@@ -167,9 +167,9 @@ impl World {
         }
         let mut copies = self.nodes.values().map(|node| {
             let live = |number| self.nodes.keys().any(|cell| cell.number == number);
-            let entries = node.entries().iter().filter(|(_, entry)| live(entry.owner));
+            let entries = node.entries().filter(|(_, owner, _)| live(*owner));
             entries
-                .map(|(key, entry)| (*key, entry.clone()))
+                .map(|(key, owner, value)| (*key, owner, *value))
                 .collect::<Vec<_>>()
         });
         let first = copies.next();

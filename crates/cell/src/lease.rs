@@ -1,24 +1,30 @@
-//! The lease on a monitor: starts it, hears its events, and ends its VMs by being dropped.
+//! The lease on a monitor: starts it, hears its events, and ends its VMs by being dropped. The other end of [`crate::monitor`].
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
-use cell::monitor::{Batch, Event, LeaseOrder};
+use crate::monitor::{Batch, Event, LeaseOrder};
 
-/// A monitor that works for this command.
+/// The running program, for `mirrorball` itself.
+pub const OWN_PROGRAM: &str = "/proc/self/exe";
+
+/// A monitor that works for this process.
+#[derive(Debug)]
 pub struct Lease {
     socket: UnixStream,
 }
 
 impl Lease {
-    /// Starts the monitor of `batch`, in a session of its own: the terminal's signals are not for it.
-    pub fn start(batch: &Batch) -> std::io::Result<Self> {
+    /// Starts the monitor of `batch` by `program`, which is `mirrorball`, in a session of its own: the terminal's signals are
+    /// not for it.
+    pub fn start(program: &Path, batch: &Batch) -> std::io::Result<Self> {
         keep_stacks_small();
         let (socket, theirs) = UnixStream::pair()?;
-        let mut command = Command::new("/proc/self/exe");
+        let mut command = Command::new(program);
         command
             .arg0("mirrorball")
             .arg("monitor")

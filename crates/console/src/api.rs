@@ -1,0 +1,299 @@
+//! The resources.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::{Body, to_bytes};
+use axum::extract::{Path, Request, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post, put};
+use axum::{Json, Router};
+use cell::cluster::client;
+use cell::cluster::files::Files;
+use cell::control::{self, Answer, ask};
+use cell::lease::Lease;
+use cell::monitor::{Batch, Event};
+use cell::registry::{self, Record, Registry, RegistryError};
+use config::{ConfigError, HostFacts, VmSpec};
+use serde::de::DeserializeOwned;
+use utoipa::OpenApi;
+
+use crate::problem::Problem;
+use crate::views::{Balloon, Cell, Stop, Stopped, Vm, VmDetails};
+use crate::{events, metrics};
+
+/// Bytes of a request's body at most.
+const BODY_BYTES_MAX: usize = 1 << 20;
+/// How long a VM may take to say what it counted, or to obey an order that takes no time.
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+/// How long a guest may take to power off, at most.
+const STOP_LIMIT_MAX_S: u64 = 3600;
+
+/// What the handlers need.
+#[derive(Clone, Debug)]
+pub struct Context {
+    /// The program that starts VMs: `mirrorball`.
+    pub program: Arc<PathBuf>,
+}
+
+type Result<T> = std::result::Result<T, Problem>;
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Mirrorball",
+        description = "VMs and cells of one host. Errors are problem documents (RFC 9457)."
+    ),
+    paths(
+        list_vms,
+        start_vm,
+        show_vm,
+        stop_vm,
+        kill_vm,
+        set_balloon,
+        list_cells,
+        events::events,
+        metrics::metrics
+    ),
+    components(schemas(Problem, events::Change))
+)]
+struct Document;
+
+/// The document, generated from this code.
+pub fn document() -> utoipa::openapi::OpenApi {
+    Document::openapi()
+}
+
+/// Everything that is served.
+pub fn router(context: Context) -> Router {
+    Router::new()
+        .route("/v1/vms", get(list_vms).post(start_vm))
+        .route("/v1/vms/{name}", get(show_vm))
+        .route("/v1/vms/{name}/stop", post(stop_vm))
+        .route("/v1/vms/{name}/kill", post(kill_vm))
+        .route("/v1/vms/{name}/balloon", put(set_balloon))
+        .route("/v1/cells", get(list_cells))
+        .route("/v1/events", get(events::events))
+        .route("/metrics", get(metrics::metrics))
+        .route("/openapi.json", get(async || Json(document())))
+        .fallback(async || {
+            Problem::new(
+                StatusCode::NOT_FOUND,
+                "no such resource; /openapi.json lists them",
+            )
+        })
+        .method_not_allowed_fallback(async || {
+            Problem::new(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "not for this resource; /openapi.json says which methods it has",
+            )
+        })
+        .with_state(context)
+}
+
+/// Runs what blocks where it may.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(Problem::internal)?
+}
+
+/// Reads a body of JSON. An empty one stands for `{}`.
+async fn body<T: DeserializeOwned>(request: Request<Body>) -> Result<T> {
+    let kind = request.headers().get(header::CONTENT_TYPE);
+    if kind.is_some_and(|kind| {
+        !kind
+            .to_str()
+            .is_ok_and(|kind| kind.starts_with("application/json"))
+    }) {
+        return Err(Problem::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "send the body as application/json",
+        ));
+    }
+    let bytes = to_bytes(request.into_body(), BODY_BYTES_MAX).await;
+    let bytes = bytes.map_err(|_| {
+        let detail = format!("the body is incomplete or longer than {BODY_BYTES_MAX} bytes");
+        Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail)
+    })?;
+    let bytes = if bytes.is_empty() { &b"{}"[..] } else { &bytes[..] };
+    serde_json::from_slice(bytes).map_err(|error| Problem::bad_request(format!("the body: {error}")))
+}
+
+/// The VMs that run now.
+pub(crate) fn records() -> Result<Vec<Record>> {
+    let records = Registry::open().and_then(|registry| registry.list());
+    records.map_err(Problem::internal)
+}
+
+/// The directory of a running VM.
+fn folder(name: &str) -> Result<PathBuf> {
+    let registry = Registry::open().map_err(Problem::internal)?;
+    registry.find(name).map_err(|error| match error {
+        RegistryError::Unknown { .. } => Problem::new(StatusCode::NOT_FOUND, error.to_string()),
+        other => Problem::internal(other),
+    })
+}
+
+/// What one VM answers.
+async fn order(name: String, request: control::Request, limit: Option<Duration>) -> Result<Answer> {
+    blocking(move || {
+        let folder = folder(&name)?;
+        match ask(&folder, &request, limit).map_err(Problem::internal)? {
+            Answer::Refused { why } => Err(Problem::new(StatusCode::CONFLICT, format!("{name}: {why}"))),
+            answer => Ok(answer),
+        }
+    })
+    .await
+}
+
+/// Lists the VMs that run.
+#[utoipa::path(get, path = "/v1/vms", responses((status = 200, body = Vec<Vm>)))]
+async fn list_vms() -> Result<Json<Vec<Vm>>> {
+    blocking(|| Ok(Json(records()?.iter().map(Vm::from).collect()))).await
+}
+
+/// Starts a VM. The body is a VM file's keys as JSON, with a name and with absolute paths. Answers when its vCPUs run.
+#[utoipa::path(post, path = "/v1/vms", request_body = VmSpec, responses(
+    (status = 201, body = Vm, description = "It runs."),
+    (status = 400, body = Problem, description = "The spec is wrong."),
+    (status = 409, body = Problem, description = "A VM of that name runs."),
+    (status = 422, body = Problem, description = "It can't start on this host.")))]
+async fn start_vm(State(context): State<Context>, request: Request<Body>) -> Result<Response> {
+    let spec: VmSpec = body(request).await?;
+    blocking(move || {
+        let name = check(&spec)?;
+        let batch = Batch {
+            vms: vec![(name.clone(), spec)],
+            source: None,
+        };
+        let lease = Lease::start(&context.program, &batch).map_err(Problem::internal)?;
+        for event in lease.events().map_err(Problem::internal)? {
+            match event {
+                Event::Running { .. } => {
+                    lease.detach().map_err(Problem::internal)?;
+                    let record = registry::read(&folder(&name)?).map_err(Problem::internal)?;
+                    return Ok((StatusCode::CREATED, Json(Vm::from(&record))).into_response());
+                }
+                Event::Failed { why, .. } => {
+                    let status = if why.contains("is running already") {
+                        StatusCode::CONFLICT
+                    } else {
+                        StatusCode::UNPROCESSABLE_ENTITY
+                    };
+                    return Err(Problem::new(status, why));
+                }
+                Event::Started { .. } | Event::Ended { .. } => {}
+            }
+        }
+        Err(Problem::new(
+            StatusCode::UNPROCESSABLE_ENTITY,
+            format!("{name} ended before it ran"),
+        ))
+    })
+    .await
+}
+
+/// What must hold of a spec before anything is started; the VM's name.
+fn check(spec: &VmSpec) -> Result<String> {
+    let name = spec.name.clone();
+    let name = name.ok_or_else(|| Problem::bad_request("a VM needs a `name` here"))?;
+    if spec.command.is_some() {
+        return Err(Problem::bad_request(
+            "`command` is for `mirrorball run`; leave it out",
+        ));
+    }
+    let kernel = spec
+        .kernel
+        .iter()
+        .flat_map(|kernel| [Some(&kernel.path), kernel.initrd.as_ref()]);
+    let paths = kernel.flatten().chain(spec.disks.iter().map(|disk| &disk.path));
+    if let Some(relative) = paths.into_iter().find(|path| !path.is_absolute()) {
+        return Err(Problem::bad_request(format!(
+            "{}: write an absolute path",
+            relative.display()
+        )));
+    }
+    config::check(spec)
+        .map_err(|fault| Problem::bad_request(format!("{}; {}", fault.message, fault.mend)))?;
+    config::check_host(spec, None, &HostFacts::of_this_host()).map_err(|error: ConfigError| {
+        let mend = error.mend.as_deref().unwrap_or_default();
+        Problem::bad_request(format!("{error}; {mend}"))
+    })?;
+    Ok(name)
+}
+
+/// Shows all that is known of a VM.
+#[utoipa::path(get, path = "/v1/vms/{name}", params(("name" = String, Path)), responses(
+    (status = 200, body = VmDetails), (status = 404, body = Problem)))]
+async fn show_vm(Path(name): Path<String>) -> Result<Json<VmDetails>> {
+    blocking(move || {
+        let folder = folder(&name)?;
+        let record = registry::read(&folder).map_err(Problem::internal)?;
+        let status = match ask(&folder, &control::Request::Status, Some(ANSWER_LIMIT)) {
+            Ok(Answer::Status { status }) => Some(status),
+            _ => None,
+        };
+        Ok(Json(VmDetails {
+            vm: Vm::from(&record),
+            spec: record.spec,
+            sandbox_missing: record.sandbox_missing,
+            status,
+        }))
+    })
+    .await
+}
+
+/// Presses the power button, and kills the VM when it does not end in time. Answers when it has ended.
+#[utoipa::path(post, path = "/v1/vms/{name}/stop", params(("name" = String, Path)), request_body = Stop, responses(
+    (status = 200, body = Stopped), (status = 404, body = Problem)))]
+async fn stop_vm(Path(name): Path<String>, request: Request<Body>) -> Result<Json<Stopped>> {
+    let stop: Stop = body(request).await?;
+    if stop.limit_s > STOP_LIMIT_MAX_S {
+        return Err(Problem::bad_request(format!(
+            "limit_s is {}: {STOP_LIMIT_MAX_S} at most",
+            stop.limit_s
+        )));
+    }
+    let request = control::Request::Stop {
+        limit_s: stop.limit_s,
+    };
+    let killed = matches!(order(name, request, None).await?, Answer::Ended { killed: true });
+    Ok(Json(Stopped { killed }))
+}
+
+/// Ends a VM at once.
+#[utoipa::path(post, path = "/v1/vms/{name}/kill", params(("name" = String, Path)), responses(
+    (status = 200, body = Stopped), (status = 404, body = Problem)))]
+async fn kill_vm(Path(name): Path<String>) -> Result<Json<Stopped>> {
+    order(name, control::Request::Kill, None).await?;
+    Ok(Json(Stopped { killed: true }))
+}
+
+/// Sets what a VM's balloon takes.
+#[utoipa::path(put, path = "/v1/vms/{name}/balloon", params(("name" = String, Path)), request_body = Balloon, responses(
+    (status = 204), (status = 404, body = Problem), (status = 409, body = Problem)))]
+async fn set_balloon(Path(name): Path<String>, request: Request<Body>) -> Result<StatusCode> {
+    let Balloon { bytes } = body(request).await?;
+    order(name, control::Request::Balloon { bytes }, Some(ANSWER_LIMIT)).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Lists the cells of the cluster; none without one.
+#[utoipa::path(get, path = "/v1/cells", responses((status = 200, body = Vec<Cell>)))]
+async fn list_cells() -> Result<Json<Vec<Cell>>> {
+    blocking(|| Ok(Json(cells()?))).await
+}
+
+/// The cells of the cluster on this host.
+pub(crate) fn cells() -> Result<Vec<Cell>> {
+    let files = Files::open().map_err(Problem::internal)?;
+    let status = client::status(&files).map_err(Problem::internal)?;
+    Ok(status.map_or_else(Vec::new, |status| {
+        status.cells.into_iter().map(Cell::from).collect()
+    }))
+}

@@ -1,0 +1,167 @@
+//! Figures for Prometheus. `docs/api.md` lists the names.
+
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use cell::memory_use;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+use crate::api::{blocking, cells, records};
+use crate::problem::Problem;
+use crate::views::{Cell, Vm};
+
+type Labels = Vec<(&'static str, String)>;
+
+/// Everything that is counted of VMs and cells, as text.
+#[utoipa::path(get, path = "/metrics", responses((status = 200, content_type = "text/plain", body = String)))]
+pub(crate) async fn metrics() -> Result<Response, Problem> {
+    let text = blocking(|| {
+        let records = records()?;
+        let vms: Vec<Vm> = records.iter().map(Vm::from).collect();
+        // Without the right to read it, what VMs take of the host is left out.
+        let memory = memory_use::read(&records).map_or_else(|_| Vec::new(), |known| known.vms);
+        let taken: Vec<(String, u64, u64)> = memory
+            .iter()
+            .map(|vm| (vm.name.clone(), vm.host_bytes, vm.shared_bytes()))
+            .collect();
+        text(&vms, &taken, &cells()?).map_err(Problem::internal)
+    })
+    .await?;
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
+}
+
+/// The text. `taken`: of each VM, what the host spends on it and what of its memory is shared.
+fn text(vms: &[Vm], taken: &[(String, u64, u64)], cells: &[Cell]) -> Result<String, std::fmt::Error> {
+    let mut registry = Registry::with_prefix("mirrorball");
+    let mut gauge = |name: &str, help: &str, values: Vec<(Labels, u64)>| {
+        let family = Family::<Labels, Gauge>::default();
+        for (labels, value) in values {
+            family
+                .get_or_create(&labels)
+                .set(i64::try_from(value).unwrap_or(i64::MAX));
+        }
+        registry.register(name, help, family);
+    };
+    let of_vms = |value: fn(&Vm) -> u64| vms.iter().map(|vm| (label("vm", &vm.name), value(vm))).collect();
+    gauge("vm_cpus", "vCPUs of a VM", of_vms(|vm| u64::from(vm.cpus)));
+    gauge(
+        "vm_memory_bytes",
+        "Memory of a guest",
+        of_vms(|vm| vm.memory_bytes),
+    );
+    gauge(
+        "vm_boots",
+        "How often a guest started",
+        of_vms(|vm| u64::from(vm.boots)),
+    );
+    gauge(
+        "vm_start_time_seconds",
+        "When a VM was started, since 1970",
+        of_vms(|vm| vm.started_unix_s),
+    );
+    let of_taken = |value: fn(&(String, u64, u64)) -> u64| {
+        taken.iter().map(|vm| (label("vm", &vm.0), value(vm))).collect()
+    };
+    gauge(
+        "vm_host_bytes",
+        "Memory that the host spends on a VM",
+        of_taken(|vm| vm.1),
+    );
+    gauge(
+        "vm_shared_bytes",
+        "Memory of a guest that others use too, or could",
+        of_taken(|vm| vm.2),
+    );
+    let of_cells = |value: fn(&Cell) -> u64| {
+        cells
+            .iter()
+            .map(|cell| (label("cell", &cell.number.to_string()), value(cell)))
+            .collect()
+    };
+    gauge(
+        "cell_up",
+        "1 if a cell's process runs",
+        of_cells(|cell| u64::from(cell.runs)),
+    );
+    gauge(
+        "cell_lives",
+        "Processes that a cell has had",
+        of_cells(|cell| u64::from(cell.life.unwrap_or(0))),
+    );
+    gauge(
+        "cell_cpus",
+        "CPUs of a cell",
+        of_cells(|cell| cell.cpus.len() as u64),
+    );
+    gauge(
+        "cell_vcpus",
+        "vCPUs of a cell's VMs",
+        of_cells(|cell| u64::from(cell.vcpus)),
+    );
+    gauge(
+        "cell_memory_bytes",
+        "Memory that a cell gives out",
+        of_cells(|cell| cell.memory_bytes),
+    );
+    gauge(
+        "cell_given_bytes",
+        "Memory that a cell has given out",
+        of_cells(|cell| cell.given_bytes),
+    );
+    let mut text = String::new();
+    encode(&mut text, &registry)?;
+    Ok(text)
+}
+
+fn label(name: &'static str, value: &str) -> Labels {
+    vec![(name, value.to_owned())]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_is_documented() {
+        let vm = Vm {
+            name: "a".to_owned(),
+            state: crate::views::VmState::Running,
+            cell: Some(0),
+            cpus: 2,
+            memory_bytes: 3,
+            image: None,
+            pid: None,
+            boots: 1,
+            started_unix_s: 4,
+        };
+        let cell = Cell {
+            number: 0,
+            runs: true,
+            life: Some(1),
+            pid: 1,
+            cpus: vec![0],
+            nodes: vec![0],
+            memory_bytes: 5,
+            given_bytes: 3,
+            vcpus: 2,
+            vms: vec!["a".to_owned()],
+        };
+        let text = text(&[vm], &[("a".to_owned(), 6, 7)], &[cell]).unwrap();
+        assert!(text.contains("mirrorball_vm_host_bytes{vm=\"a\"} 6"), "{text}");
+        let document = include_str!("../../../docs/api.md");
+        let names = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
+        let names: Vec<&str> = names.collect();
+        assert_eq!(names.len(), 12, "{text}");
+        for name in names {
+            assert!(
+                document.contains(&format!("`{name}`")),
+                "{name} is not in docs/api.md"
+            );
+        }
+    }
+}

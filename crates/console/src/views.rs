@@ -1,0 +1,145 @@
+//! What VMs and cells look like from outside.
+
+use cell::cluster::state::CellStatus;
+use cell::registry::{Record, State};
+use config::VmSpec;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// A running VM.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, ToSchema)]
+pub struct Vm {
+    /// Its name.
+    pub name: String,
+    /// What it does.
+    pub state: VmState,
+    /// The cell that it runs in, in a cluster.
+    pub cell: Option<u16>,
+    /// vCPUs.
+    pub cpus: u8,
+    /// Guest memory.
+    pub memory_bytes: u64,
+    /// Its image.
+    pub image: Option<String>,
+    /// The shard's process.
+    pub pid: Option<i32>,
+    /// How often the guest started, reboots included.
+    pub boots: u32,
+    /// Seconds since 1970.
+    pub started_unix_s: u64,
+}
+
+/// What a VM does.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum VmState {
+    /// It is being started.
+    Starting,
+    /// Its vCPUs run.
+    Running,
+}
+
+impl From<&Record> for Vm {
+    fn from(record: &Record) -> Self {
+        Self {
+            name: record.name.clone(),
+            state: match record.state {
+                State::Starting => VmState::Starting,
+                State::Running => VmState::Running,
+            },
+            cell: record.cell,
+            cpus: record.spec.cpus,
+            memory_bytes: record.spec.memory.0,
+            image: record.spec.image.clone(),
+            pid: record.shard_pid,
+            boots: record.boots,
+            started_unix_s: record.started_unix_s,
+        }
+    }
+}
+
+/// A VM with all that is known of it.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct VmDetails {
+    /// In short.
+    #[serde(flatten)]
+    pub vm: Vm,
+    /// What it was started from.
+    pub spec: VmSpec,
+    /// What of the sandbox could not be applied.
+    pub sandbox_missing: Vec<String>,
+    /// What its devices and its memory counted; none if it does not answer.
+    #[schema(value_type = Object)]
+    pub status: Option<serde_json::Value>,
+}
+
+/// A cell of the cluster on this host.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, ToSchema)]
+pub struct Cell {
+    /// Its number.
+    pub number: u16,
+    /// Whether its process runs.
+    pub runs: bool,
+    /// How many processes it has had; none if none runs.
+    pub life: Option<u32>,
+    /// Its process.
+    pub pid: u32,
+    /// Its CPUs.
+    pub cpus: Vec<usize>,
+    /// The NUMA nodes of its memory.
+    pub nodes: Vec<u32>,
+    /// The memory that it gives out.
+    pub memory_bytes: u64,
+    /// What of it VMs have.
+    pub given_bytes: u64,
+    /// vCPUs of its VMs.
+    pub vcpus: u32,
+    /// Its VMs, by name.
+    pub vms: Vec<String>,
+}
+
+impl From<CellStatus> for Cell {
+    fn from(status: CellStatus) -> Self {
+        Self {
+            number: status.plan.number,
+            runs: status.life.is_some(),
+            life: status.life,
+            pid: status.pid,
+            cpus: status.plan.cpus,
+            nodes: status.plan.nodes,
+            memory_bytes: status.plan.memory_bytes,
+            given_bytes: status.given_bytes,
+            vcpus: status.vcpus,
+            vms: status.vms,
+        }
+    }
+}
+
+/// How a VM is to be ended.
+#[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Stop {
+    /// Seconds the guest may take before it is killed, 3600 at most.
+    pub limit_s: u64,
+}
+
+impl Default for Stop {
+    fn default() -> Self {
+        Self { limit_s: 30 }
+    }
+}
+
+/// How a VM ended.
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+pub struct Stopped {
+    /// It did not power off in time.
+    pub killed: bool,
+}
+
+/// What a VM's balloon is to take.
+#[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Balloon {
+    /// Bytes that the guest gives back.
+    pub bytes: u64,
+}

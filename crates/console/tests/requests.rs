@@ -1,0 +1,292 @@
+//! The program under requests that make sense and requests that don't, on a host without VMs.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long an answer may take.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// A running `mirrorball-api`, killed when dropped.
+struct Api {
+    child: Child,
+    place: tempfile::TempDir,
+}
+
+impl Api {
+    fn start() -> Self {
+        let place = tempfile::tempdir().unwrap();
+        // VMs are not started here; any program will do.
+        let child = Command::new(env!("CARGO_BIN_EXE_mirrorball-api"))
+            .args(["--program", "/bin/false", "--socket"])
+            .arg(place.path().join("api.sock"))
+            .env("MIRRORBALL_RUNTIME", place.path())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let api = Self { child, place };
+        let start = Instant::now();
+        while UnixStream::connect(api.socket()).is_err() {
+            assert!(start.elapsed() < LIMIT, "the API does not start");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        api
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.place.path().join("api.sock")
+    }
+
+    /// Sends bytes, `is_all` or not, and reads all that comes until the other side has nothing more to say, or for a moment.
+    fn send(&self, bytes: &[u8], wait: Duration, is_all: bool) -> Vec<u8> {
+        let mut stream = UnixStream::connect(self.socket()).unwrap();
+        stream.set_read_timeout(Some(wait)).unwrap();
+        stream.set_write_timeout(Some(LIMIT)).unwrap();
+        // It may have answered and gone before it has read all.
+        let _ = stream.write_all(bytes);
+        if is_all {
+            let _ = stream.shutdown(std::net::Shutdown::Write);
+        }
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        answer
+    }
+
+    /// The status, the head and the body of the answer.
+    fn ask(&self, method: &str, path: &str, more: &str, body: &str) -> (u16, String, String) {
+        let length = body.len();
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {length}\r\n{more}\r\n{body}"
+        );
+        let answer = String::from_utf8(self.send(request.as_bytes(), LIMIT, false)).unwrap();
+        let (head, body) = answer
+            .split_once("\r\n\r\n")
+            .unwrap_or_else(|| panic!("{request:?}: {answer:?}"));
+        let status = head
+            .split(' ')
+            .nth(1)
+            .and_then(|status| status.parse().ok())
+            .expect("a status");
+        (status, head.to_owned(), body.to_owned())
+    }
+
+    fn open_files(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.child.id()))
+            .unwrap()
+            .count()
+    }
+}
+
+impl Drop for Api {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn bad_requests_are_problems_that_say_what_to_mend() {
+    let api = Api::start();
+    let json = "content-type: application/json\r\n";
+    let too_long = format!("\"{}\"", "x".repeat(2 << 20));
+    for (method, path, more, body, status, detail) in [
+        ("GET", "/nothing", "", "", 404, "/openapi.json lists them"),
+        ("DELETE", "/v1/vms", "", "", 405, "which methods it has"),
+        ("GET", "/v1/vms/none", "", "", 404, "no VM named none is running"),
+        ("GET", "/v1/vms/..%2f..%2fetc", "", "", 404, "no VM named"),
+        ("POST", "/v1/vms/none/stop", json, "{}", 404, "no VM named none"),
+        (
+            "POST",
+            "/v1/vms/none/stop",
+            json,
+            "{\"limit_s\": 100000}",
+            400,
+            "3600 at most",
+        ),
+        (
+            "POST",
+            "/v1/vms/none/stop",
+            json,
+            "{\"limit\": 1}",
+            400,
+            "unknown field `limit`",
+        ),
+        (
+            "PUT",
+            "/v1/vms/none/balloon",
+            json,
+            "{}",
+            400,
+            "missing field `bytes`",
+        ),
+        ("POST", "/v1/vms", json, "{", 400, "the body: EOF"),
+        ("POST", "/v1/vms", json, "{}", 400, "needs a `name`"),
+        (
+            "POST",
+            "/v1/vms",
+            "content-type: text/plain\r\n",
+            "{}",
+            415,
+            "application/json",
+        ),
+        ("POST", "/v1/vms", json, &too_long, 413, "longer than"),
+        (
+            "POST",
+            "/v1/vms",
+            json,
+            "{\"name\": \"a\", \"cpus\": 0}",
+            400,
+            "0 CPUs: write a number from 1 to 254",
+        ),
+        (
+            "POST",
+            "/v1/vms",
+            json,
+            "{\"name\": \"a\", \"memory\": 5}",
+            400,
+            "expected a size with a unit",
+        ),
+        (
+            "POST",
+            "/v1/vms",
+            json,
+            "{\"name\": \"a\", \"cpu\": 1}",
+            400,
+            "unknown field `cpu`",
+        ),
+        (
+            "POST",
+            "/v1/vms",
+            json,
+            "{\"name\": \"a\"}",
+            400,
+            "neither an image nor a kernel",
+        ),
+        (
+            "POST",
+            "/v1/vms",
+            json,
+            "{\"name\": \"a\", \"kernel\": {\"path\": \"vmlinuz\"}}",
+            400,
+            "absolute path",
+        ),
+        (
+            "POST",
+            "/v1/vms",
+            json,
+            "{\"name\": \"a\", \"kernel\": {\"path\": \"/none\"}}",
+            400,
+            "no such file",
+        ),
+    ] {
+        let (said, head, problem) = api.ask(method, path, more, body);
+        let what = format!("{method} {path} {}: {problem}", &body[..body.len().min(60)]);
+        assert_eq!(said, status, "{what}");
+        assert!(head.contains("application/problem+json"), "{what}\n{head}");
+        let problem: serde_json::Value = serde_json::from_str(&problem).expect("JSON");
+        assert_eq!(problem["status"], status, "{what}");
+        assert!(
+            problem["detail"].as_str().expect("a text").contains(detail),
+            "{what}"
+        );
+    }
+}
+
+#[test]
+fn an_empty_host_is_shown_and_described() {
+    let api = Api::start();
+    assert_eq!(api.ask("GET", "/v1/vms", "", "").2, "[]");
+    assert_eq!(api.ask("GET", "/v1/cells", "", "").2, "[]");
+    let (status, _, text) = api.ask("GET", "/metrics", "", "");
+    assert_eq!(status, 200);
+    assert!(text.ends_with("# EOF\n"), "{text}");
+    let document: serde_json::Value =
+        serde_json::from_str(&api.ask("GET", "/openapi.json", "", "").2).unwrap();
+    for path in [
+        "/v1/vms",
+        "/v1/vms/{name}",
+        "/v1/vms/{name}/stop",
+        "/v1/cells",
+        "/v1/events",
+        "/metrics",
+    ] {
+        assert!(document["paths"][path].is_object(), "{path} is not described");
+    }
+    assert!(document["components"]["schemas"]["VmSpec"]["properties"]["memory"].is_object());
+}
+
+#[test]
+fn a_second_one_at_the_same_socket_is_refused() {
+    let api = Api::start();
+    let second = Command::new(env!("CARGO_BIN_EXE_mirrorball-api"))
+        .args(["--program", "/bin/false", "--socket"])
+        .arg(api.socket())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&second.stderr);
+    assert_eq!(second.status.code(), Some(1), "{text}");
+    assert!(
+        text.contains("is served already; name another with --socket"),
+        "{text}"
+    );
+    assert_eq!(api.ask("GET", "/v1/vms", "", "").0, 200);
+}
+
+/// Xorshift64*.
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % bound
+    }
+}
+
+/// Requests that are nearly right, with bytes changed, left out, doubled and added.
+#[test]
+fn ten_thousand_broken_requests_leave_it_well() {
+    let api = Api::start();
+    let seeds = [
+        "GET /v1/vms HTTP/1.1\r\nhost: x\r\n\r\n",
+        "POST /v1/vms HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 30\r\n\r\n{\"name\": \"a\", \"memory\": \"64M\"}",
+        "POST /v1/vms/a/stop HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+        "PUT /v1/vms/%00/balloon HTTP/1.1\r\nhost: x\r\ncontent-length: 11\r\n\r\n{\"bytes\":1}",
+        "GET /metrics HTTP/1.0\r\n\r\n",
+        "GET /openapi.json HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\nconnection: close\r\n\r\n",
+    ];
+    let before = api.open_files();
+    let mut chance = Chance(0x9e37_79b9_7f4a_7c15);
+    let mut answered = 0;
+    for _ in 0..10_000 {
+        let mut bytes = seeds[chance.below(seeds.len())].as_bytes().to_vec();
+        for _ in 0..=chance.below(4) {
+            let at = chance.below(bytes.len());
+            match chance.below(5) {
+                0 => bytes[at] = chance.below(256) as u8,
+                1 => _ = bytes.remove(at),
+                2 => bytes.insert(at, chance.below(256) as u8),
+                3 => bytes.truncate(at + 1),
+                _ => {
+                    let copy = bytes[at..].to_vec();
+                    bytes.extend(copy);
+                }
+            }
+            if bytes.is_empty() {
+                bytes.push(b'G');
+            }
+        }
+        let answer = api.send(&bytes, Duration::from_millis(500), true);
+        let answer = String::from_utf8_lossy(&answer);
+        if !answer.is_empty() {
+            answered += 1;
+            assert!(!answer.contains(" 500 "), "{bytes:?}: {answer}");
+        }
+    }
+    assert!(answered > 5_000, "{answered} answers");
+    assert_eq!(api.ask("GET", "/v1/vms", "", "").2, "[]");
+    assert!(api.open_files() <= before + 8, "files are left open");
+}

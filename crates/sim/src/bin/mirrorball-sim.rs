@@ -1,0 +1,91 @@
+//! `mirrorball-sim`: tells stories of clusters, and what VMs waited for their places.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use knowledge::{Base, Machine, fact};
+use sim::machine::Cells;
+use sim::story::{Plot, tell};
+
+#[derive(Debug, Parser)]
+#[command(
+    name = "mirrorball-sim",
+    version,
+    about = "Simulates clusters of cells, from seeds"
+)]
+struct Cli {
+    /// Machines, as `mirrorball topology --facts` writes them
+    #[arg(required = true)]
+    machines: Vec<PathBuf>,
+    /// Cells; one for each node when absent
+    #[arg(long)]
+    cells: Option<u16>,
+    /// Only this story
+    #[arg(long)]
+    seed: Option<u64>,
+    /// As many stories of each machine as can be told in this time
+    #[arg(long, default_value_t = 20)]
+    seconds: u64,
+}
+
+fn main() -> ExitCode {
+    match obey(&Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("mirrorball-sim: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn obey(cli: &Cli) -> Result<(), String> {
+    println!(
+        "| machine | cells | stories | deaths | messages | place, us: median | 99% |\n| --- | --- | --- | --- | --- | --- | --- |"
+    );
+    for file in &cli.machines {
+        let name = file
+            .file_stem()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        let text = std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
+        let facts = fact::parse(&text).map_err(|error| format!("{}: {error}", file.display()))?;
+        let base: Base = facts.into_iter().collect();
+        let cells = Cells::of(&Machine::of(&base), cli.cells).map_err(|error| format!("{name}: {error}"))?;
+        machine(cli, &name, &cells)?;
+    }
+    Ok(())
+}
+
+fn machine(cli: &Cli, name: &str, cells: &Cells) -> Result<(), String> {
+    let failed = |seed| move |trace| format!("{trace}\n{name}: seed {seed}: run it again with --seed {seed}");
+    // What places cost when nothing goes wrong.
+    let calm = tell(cells, &Plot::CALM, 1).map_err(failed(1))?;
+    let mut waits = calm.waits_ns;
+    waits.sort_unstable();
+    let us = |permille: usize| {
+        waits
+            .get(waits.len() * permille / 1000)
+            .map_or(0.0, |ns| *ns as f64 / 1e3)
+    };
+    let end = Instant::now() + Duration::from_secs(cli.seconds);
+    let (mut stories, mut deaths, mut messages) = (0_u64, 0, 0);
+    for seed in cli.seed.unwrap_or(0).. {
+        let counts = tell(cells, &Plot::ROUGH, seed).map_err(failed(seed))?;
+        stories += 1;
+        deaths += counts.deaths;
+        messages += counts.messages;
+        if cli.seed.is_some() || Instant::now() > end {
+            break;
+        }
+    }
+    println!(
+        "| {name} | {} | {stories} | {deaths} | {messages} | {:.1} | {:.1} |",
+        cells.plans.len(),
+        us(500),
+        us(990)
+    );
+    Ok(())
+}

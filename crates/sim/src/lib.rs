@@ -1,0 +1,21 @@
+//! A cluster in virtual time. The cells are the real ones ([`cell::cluster::state`], [`protocol::agreement`],
+//! `policy::placement`); the links, the processes' lives and the VMs' monitors around them are simulated, single-threaded,
+//! from a seed, so that a run that fails can be run again.
+//!
+//! - [`machine`]: the cells of a machine and what messages between them cost;
+//! - [`queue`]: events in the order of their times;
+//! - [`world`]: cells, links, monitors; what happens, and what must hold;
+//! - [`story`]: what befalls them, by chance.
+
+pub mod chance;
+pub mod machine;
+pub mod queue;
+pub mod story;
+pub mod world;
+
+/// Virtual time, nanoseconds.
+pub type Time = u64;
+/// A second of it.
+pub const SECOND: Time = 1_000_000_000;
+/// A millisecond of it.
+pub const MILLISECOND: Time = 1_000_000;
