@@ -252,6 +252,19 @@ fn a_cell_that_dies_costs_no_vm() {
     wait::until("the cells are empty", BACK_LIMIT, || {
         (cluster.vms(0).is_empty() && cluster.vms(1).is_empty()).then_some(())
     });
+
+    // With all of them dead, nothing runs as if there were no cluster.
+    let cells = [cluster.pid(0), cluster.pid(1)];
+    for cell in cells {
+        host::kill9(parent(cell));
+        host::kill9(cell);
+    }
+    let dead = VmFile::new("dies-d").write(&scratch);
+    let dead = mirrorball(["run", "-d"]).args([&dead]).run().expect(1);
+    assert!(
+        dead.errors().contains("none of the cluster's cells runs"),
+        "{dead}"
+    );
 }
 
 #[test]

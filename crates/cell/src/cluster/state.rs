@@ -3,7 +3,7 @@
 //! Every cell has a copy of the table of cells and VMs ([`protocol::agreement`]). A VM's name is claimed from all cells before
 //! it starts. Only the cell that is to run it promises its memory, so no two can promise the same.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use config::cluster::CellPlan;
 use policy::placement::{Room, place};
@@ -40,6 +40,9 @@ pub struct VmShare {
     /// Guest memory.
     pub memory_bytes: u64,
 }
+
+/// VMs just sent on that are remembered. One that was refused there is forgotten by this alone.
+const SENT_ON_MAX: usize = 16;
 
 /// What cells send one another.
 pub type CellMessage = Message<Key, Value>;
@@ -159,6 +162,8 @@ pub struct State {
     /// VMs that wait until this cell has met the others. Alone, it would take any name for free.
     early: Option<Vec<(Client, Host)>>,
     has_met: bool,
+    /// VMs that were sent to other cells, and are not in the table yet: the last few.
+    sent_on: VecDeque<(String, u16, VmShare)>,
     /// Messages that have come from each cell.
     words: BTreeMap<CellId, u64>,
 }
@@ -192,6 +197,7 @@ impl State {
             leaving: BTreeMap::new(),
             orphans,
             has_met: false,
+            sent_on: VecDeque::new(),
             early: Some(Vec::new()),
             words: BTreeMap::new(),
         }
@@ -323,7 +329,13 @@ impl State {
         if !host.runs {
             match self.choose(&host) {
                 Ok(cell) if cell == self.me.number => {}
-                Ok(cell) => return vec![Act::Answer(client, Answer::Elsewhere { cell })],
+                Ok(cell) => {
+                    if self.sent_on.len() == SENT_ON_MAX {
+                        self.sent_on.pop_front();
+                    }
+                    self.sent_on.push_back((name, cell, host.share));
+                    return vec![Act::Answer(client, Answer::Elsewhere { cell })];
+                }
                 Err(why) => return refused(why),
             }
         }
@@ -379,6 +391,14 @@ impl State {
             if let Some(room) = rooms.iter_mut().find(|room| room.cell == cell) {
                 room.vcpus = room.vcpus.saturating_add(share.vcpus);
                 room.free_bytes = room.free_bytes.saturating_sub(share.memory_bytes);
+            }
+        }
+        // Several that come at once must not all go to the cell that was the emptiest before. It counts its memory itself.
+        for (name, cell, share) in &self.sent_on {
+            let is_known = self.node.owner(&Key::Vm(name.clone())).is_some();
+            let room = rooms.iter_mut().find(|room| room.cell == *cell);
+            if let (false, Some(room)) = (is_known, room) {
+                room.vcpus = room.vcpus.saturating_add(share.vcpus);
             }
         }
         rooms

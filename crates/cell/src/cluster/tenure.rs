@@ -6,7 +6,7 @@
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use config::VmSpec;
 use config::cluster::CellPlan;
@@ -20,6 +20,8 @@ const HOPS_MAX: usize = 8;
 /// Between two tries to reach a cell that is starting anew.
 const RETRY: Duration = Duration::from_millis(20);
 const RETRY_MAX: Duration = Duration::from_secs(1);
+/// How long the first of a cluster's cells may take to start again.
+const RESTART_LIMIT: Duration = Duration::from_secs(3);
 
 /// Why a VM has no place.
 #[derive(Debug, thiserror::Error)]
@@ -29,6 +31,11 @@ pub enum TenureError {
         "cell {0} is asked for, and no cluster is up here; start one with `mirrorball cluster up`, or leave `cell` out"
     )]
     NoCluster(u16),
+    /// There is a cluster, and none of its cells runs.
+    #[error(
+        "none of the cluster's cells runs; start them again with `mirrorball cluster up`, or end it with `mirrorball cluster down`"
+    )]
+    Dead,
     /// The cells say so.
     #[error("{0}")]
     Refused(String),
@@ -69,12 +76,12 @@ struct Held {
 /// Asks for a place; none when no cluster is up.
 pub fn begin(name: &str, spec: &VmSpec) -> Result<Option<Tenure>, TenureError> {
     let files = Files::open()?;
-    let running = files.running()?;
-    if running.is_empty() {
+    if files.plan()?.is_empty() {
         return spec
             .cell
             .map_or(Ok(None), |cell| Err(TenureError::NoCluster(cell)));
     }
+    let running = wait_for_cells(&files)?;
     let host = Host {
         name: name.to_owned(),
         share: VmShare {
@@ -94,6 +101,21 @@ pub fn begin(name: &str, spec: &VmSpec) -> Result<Option<Tenure>, TenureError> {
         }
     }
     Err(TenureError::Broken(broken))
+}
+
+/// The cells that run; those that have just died start again soon.
+fn wait_for_cells(files: &Files) -> Result<Vec<CellPlan>, TenureError> {
+    let deadline = Instant::now() + RESTART_LIMIT;
+    loop {
+        let running = files.running()?;
+        if !running.is_empty() {
+            return Ok(running);
+        }
+        if Instant::now() > deadline {
+            return Err(TenureError::Dead);
+        }
+        std::thread::sleep(RETRY);
+    }
 }
 
 /// Asks a cell, and those that it names.

@@ -139,6 +139,18 @@ fn vms_are_spread_and_every_cell_knows_them() {
 }
 
 #[test]
+fn vms_that_come_at_once_are_spread_too() {
+    let mut world = World::new(2);
+    for client in 0..4 {
+        let host = vm(&format!("vm{client}"), 64);
+        world.act(id(0, 1), |state| state.asked(client, Ask::Host(host)));
+    }
+    let elsewhere = Answer::Elsewhere { cell: 1 };
+    let sent = world.answers.values().filter(|answer| **answer == elsewhere);
+    assert_eq!(sent.count(), 2);
+}
+
+#[test]
 fn a_name_is_taken_in_the_whole_cluster_until_its_vm_has_ended() {
     let mut world = World::new(2);
     let there = Host {
