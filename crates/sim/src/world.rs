@@ -14,11 +14,11 @@ use crate::queue::Queue;
 use crate::{MILLISECOND, SECOND, Time};
 
 /// As in the product (`cell::cluster::serve`, `tenure`, `guard`).
-const WORD_LIMIT: Time = 2 * SECOND;
-const HELLO_LIMIT: Time = SECOND;
+const WORD_LIMIT: Time = 4 * SECOND;
+const HELLO_LIMIT: Time = 2 * SECOND;
 const ORPHANS_LIMIT: Time = 5 * SECOND;
 const HOPS_MAX: usize = 8;
-const LOOK_AFTER: Time = 100 * MILLISECOND;
+const LOOK_AFTER: Time = 200 * MILLISECOND;
 const RETRY: Time = 20 * MILLISECOND;
 /// What any event costs a cell beside what it sends.
 const EVENT_NS: Time = 2_000;

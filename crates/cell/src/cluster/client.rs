@@ -8,7 +8,7 @@ use super::files::{CellFiles, Files};
 use super::state::{Answer, Ask, Status};
 
 /// How long a cell may take to answer; longer than it waits for another one.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes of an answer at most.
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
 

@@ -22,10 +22,10 @@ const LINE_BYTES_MAX: u64 = 64 << 10;
 /// How long the monitors of running VMs may take to come to a cell's new process.
 const ORPHANS_LIMIT: Duration = Duration::from_secs(5);
 /// How long another cell may take to say what a client waits for. One that takes longer hangs, and is dead to this one.
-const WORD_LIMIT: Duration = Duration::from_secs(2);
+const WORD_LIMIT: Duration = Duration::from_secs(4);
 /// How long a cell may take to say hello. Less than the other limit: who waits for a hello does not vote, and must not be
 /// taken for one that hangs itself.
-const HELLO_LIMIT: Duration = Duration::from_secs(1);
+const HELLO_LIMIT: Duration = Duration::from_secs(2);
 /// Between the end of a link and a look whether the other cell lives.
 const LOOK_AFTER: Duration = Duration::from_millis(100);
 /// How long a cell that is calling this one may take.
@@ -45,8 +45,9 @@ enum Event {
     Overdue(Client, Awaited),
     /// Has this cell said hello?
     HelloDue(CellId),
-    /// This cell ended its link some time ago.
-    Parted(CellId),
+    /// This cell ended its link some time ago. Whether it was seen to live since: its next life takes a moment to be
+    /// told from it.
+    Parted(CellId, bool),
     OrphansLate,
 }
 
@@ -60,6 +61,7 @@ pub fn serve(number: u16) -> io::Result<()> {
     let plan = files.plan()?.into_iter().find(|cell| cell.number == number);
     let plan = plan.ok_or_else(|| io::Error::other(format!("the cluster has no cell {number}")))?;
     let claim = own.claim(number)?;
+    let state = State::new(claim.id, std::process::id(), plan, running()?);
     let (events, happened) = mpsc::channel();
     let calls = Arc::new(Calls::new(claim.id, measure_block_ns()));
     take_calls(fresh(&own.link_socket())?, &calls, &events)?;
@@ -68,7 +70,7 @@ pub fn serve(number: u16) -> io::Result<()> {
     later(ORPHANS_LIMIT, Event::OrphansLate, &events)?;
     let mut cell = Cell {
         files,
-        state: State::new(claim.id, std::process::id(), plan, running()?),
+        state,
         links: BTreeMap::new(),
         clients: BTreeMap::new(),
         awaited: None,
@@ -154,10 +156,14 @@ impl Cell {
             }
             Event::HelloDue(cell) if self.state.is_unheard(cell) => self.dead(cell),
             Event::HelloDue(_) => Vec::new(),
-            Event::Parted(cell) => {
+            Event::Parted(cell, was_seen) => {
                 let other = self.files.cell(cell.number);
-                if other.runs() && other.life() == cell.life && !self.links.contains_key(&cell) {
+                let lives = other.runs() && other.life() == cell.life && !self.links.contains_key(&cell);
+                if lives && was_seen {
                     return Next::StartAnew(format!("cell {cell} takes this one for dead"));
+                }
+                if lives {
+                    let _ = later(LOOK_AFTER, Event::Parted(cell, true), &self.events);
                 }
                 Vec::new()
             }
@@ -183,7 +189,7 @@ impl Cell {
 
     /// A cell has ended its link: looks in a moment whether it died, or takes this one for dead.
     fn parted(&self, cell: CellId) {
-        let _ = later(LOOK_AFTER, Event::Parted(cell), &self.events);
+        let _ = later(LOOK_AFTER, Event::Parted(cell, false), &self.events);
     }
 
     /// Looks after a while whether a client's question is still not answered.
