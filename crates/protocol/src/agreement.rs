@@ -2,17 +2,16 @@
 //! (Multikernel, SOSP '09, sections 3.3 and 4.7).
 //!
 //! 1. A new key is claimed in two phases, since order matters: the claimer asks every cell, each votes, and only with all
-//!    votes is the entry there. Of several claims on one key at most one wins, and one does if the key is
-//!    free and nobody dies. A cell that has voted for a claim makes a lower-numbered claimer wait until that
-//!    claim is settled, and refuses a higher-numbered one; so nobody waits in a circle (wound-wait).
+//!    votes is the entry there. Of several claims on one key at most one wins, and one does if the key is free and nobody
+//!    dies. A cell that has voted for a claim makes a lower-numbered claimer wait until that claim is settled, and refuses a
+//!    higher-numbered one; so nobody waits in a circle (wound-wait).
 //! 2. Only the owner changes or removes an entry, and all that it says of its entries goes over the same links: one phase,
-//!    without votes. Each cell gives a receipt, and a removed key is free once all have: a cell that still had to hear of an
-//!    earlier change would take it for one of the next owner's entry.
-//! 3. Whoever finds a new link first says what it owns, what it claims, and which entries of the other's it knows. So a cell
+//!    without votes. Each cell gives a receipt, for whoever must know when all have heard.
+//! 3. Whoever finds a new link first says what it owns, and which entries of the other's it knows. So a cell
 //!    that starts anew finds again what its last life owned. Before it has heard so from every link, a cell neither claims
 //!    nor votes.
 //! 4. The entries of a dead cell stay, so that its names stay taken while what they name still runs, until a new life of
-//!    the cell says otherwise or all are told that it is gone for good.
+//!    the cell says otherwise.
 //!
 //! When several cells die at once, a key can have two owners for a while: one that has just started, and knew of nobody to
 //! ask, and one that starts next. Each cell's entries are kept apart from all others', so that either may remove its own.
@@ -109,8 +108,6 @@ pub enum Effect<K, V> {
     Heard(u64),
     /// This cell's last life owned this. It is this one's now.
     Inherited(K),
-    /// An entry of another cell is new, different or gone.
-    Changed(K),
 }
 
 type Effects<K, V> = Vec<Effect<K, V>>;
@@ -142,8 +139,6 @@ pub struct Node<K, V> {
     deferred: BTreeMap<ClaimId, K>,
     /// Changes that not all have heard of.
     unheard: BTreeMap<u64, BTreeSet<CellId>>,
-    /// Keys of this cell that are free once all have heard of this change.
-    leaving: BTreeMap<K, u64>,
     change_next: u64,
 }
 
@@ -159,7 +154,6 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
             promised: BTreeMap::new(),
             deferred: BTreeMap::new(),
             unheard: BTreeMap::new(),
-            leaving: BTreeMap::new(),
             change_next: 0,
         }
     }
@@ -254,17 +248,6 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
         effects
     }
 
-    /// A dead cell will not come back, nor does anything run there: its names are free.
-    pub fn forget(&mut self, number: CellNumber) -> Effects<K, V> {
-        let mut effects = Vec::new();
-        let gone = self.entries().filter(|(_, owner, _)| *owner == number);
-        for key in gone.map(|(key, _, _)| key.clone()).collect::<Vec<_>>() {
-            self.entries.remove(&(key.clone(), number));
-            effects.push(Effect::Changed(key));
-        }
-        effects
-    }
-
     /// Claims a key. The outcome comes as [`Effect::Won`] or [`Effect::Lost`] with the number.
     pub fn claim(&mut self, key: K, value: V) -> (u64, Effects<K, V>) {
         let number = self.claim_next;
@@ -300,9 +283,6 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
         let change = self.change_next;
         self.change_next += 1;
         self.unheard.insert(change, self.links.keys().copied().collect());
-        if value.is_none() {
-            self.leaving.insert(key.clone(), change);
-        }
         let message = Message::Change {
             change,
             key: key.clone(),
@@ -350,13 +330,11 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
                 }
                 if value.is_some() {
                     self.put(from.number, &key, value);
-                    effects.push(Effect::Changed(key));
                 }
             }
             Message::Change { change, key, value } => {
                 effects.push(Effect::Send(from, Message::Receipt { change }));
                 self.put(from.number, &key, value);
-                effects.push(Effect::Changed(key));
             }
             Message::Receipt { change } => {
                 if let Some(waits_for) = self.unheard.get_mut(&change) {
@@ -372,7 +350,6 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
     fn hello(&mut self, from: CellId, mine: Vec<(K, V)>, yours: Vec<(K, V)>, effects: &mut Effects<K, V>) {
         for (key, value) in mine {
             self.put(from.number, &key, Some(value));
-            effects.push(Effect::Changed(key));
         }
         for (key, value) in yours {
             // What this life knows of its own entries is newer than what anybody has heard of the last one's.
@@ -410,7 +387,6 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
         let heard = self.unheard.iter().filter(|(_, waits_for)| waits_for.is_empty());
         for change in heard.map(|(change, _)| *change).collect::<Vec<_>>() {
             self.unheard.remove(&change);
-            self.leaving.retain(|_, leaves_with| *leaves_with != change);
             effects.push(Effect::Heard(change));
         }
         if self.is_ready() {
@@ -423,7 +399,7 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
     fn begin(&mut self, effects: &mut Effects<K, V>) {
         let mut claims = std::mem::take(&mut self.claims);
         for (number, claim) in &mut claims {
-            if claim.begun || self.leaving.contains_key(&claim.key) {
+            if claim.begun {
                 continue;
             }
             claim.begun = true;
@@ -444,9 +420,6 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
     fn vote(&mut self, effects: &mut Effects<K, V>) {
         // In the order of claims, so that of two that wait here the first one gets the vote.
         for (asked, key) in self.deferred.clone() {
-            if self.leaving.contains_key(&key) {
-                continue;
-            }
             let against = if let Some(owner) = self.owner(&key) {
                 Some(owner)
             } else if let Some(promised) = self.promised.get(&key) {

@@ -505,7 +505,7 @@ impl State {
                     }
                 }
                 // It was claimed before there were links.
-                Effect::Inherited(Key::Cell(_)) | Effect::Changed(_) => {}
+                Effect::Inherited(Key::Cell(_)) => {}
             }
         }
         acts

@@ -85,7 +85,7 @@ impl World {
                         .expect("asked once, answered once");
                     self.lost += 1;
                 }
-                Effect::Heard(_) | Effect::Inherited(_) | Effect::Changed(_) => {}
+                Effect::Heard(_) | Effect::Inherited(_) => {}
             }
         }
     }
