@@ -2,6 +2,7 @@
 //!
 //! - [`files`]: where a cluster is found, and who is who in it;
 //! - [`state`]: what a cell decides and answers, without I/O;
+//! - [`limits`]: how long they wait for one another;
 //! - [`link`]: channels between two cells;
 //! - [`serve`]: the process of one cell; [`guard`] starts it again when it dies;
 //! - [`client`]: asking a cell;
@@ -10,6 +11,7 @@
 pub mod client;
 pub mod files;
 pub mod guard;
+pub mod limits;
 pub mod link;
 pub mod serve;
 pub mod state;

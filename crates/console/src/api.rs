@@ -180,7 +180,7 @@ async fn start_vm(State(context): State<Context>, request: Request<Body>) -> Res
                     return Ok((StatusCode::CREATED, Json(Vm::from(&record))).into_response());
                 }
                 Event::Failed { why, .. } => {
-                    let status = if why.contains("is running already") {
+                    let status = if folder(&name).is_ok() {
                         StatusCode::CONFLICT
                     } else {
                         StatusCode::UNPROCESSABLE_ENTITY

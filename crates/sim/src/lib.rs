@@ -19,3 +19,8 @@ pub type Time = u64;
 pub const SECOND: Time = 1_000_000_000;
 /// A millisecond of it.
 pub const MILLISECOND: Time = 1_000_000;
+
+/// A time of the product.
+pub const fn nanos(time: std::time::Duration) -> Time {
+    time.as_nanos() as Time
+}

@@ -5,21 +5,15 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use cell::cluster::limits::{HELLO_LIMIT, HOPS_MAX, LOOK_AFTER, ORPHANS_LIMIT, RETRY, WORD_LIMIT};
 use cell::cluster::state::{Act, Answer, Ask, Awaited, CellMessage, Client, Host, State};
 use protocol::CellId;
 
 use crate::chance::Chance;
 use crate::machine::{Cells, SEND_NS, WAKE_NS};
 use crate::queue::Queue;
-use crate::{MILLISECOND, SECOND, Time};
+use crate::{MILLISECOND, SECOND, Time, nanos};
 
-/// As in the product (`cell::cluster::serve`, `tenure`, `guard`).
-const WORD_LIMIT: Time = 4 * SECOND;
-const HELLO_LIMIT: Time = 2 * SECOND;
-const ORPHANS_LIMIT: Time = 5 * SECOND;
-const HOPS_MAX: usize = 8;
-const LOOK_AFTER: Time = 200 * MILLISECOND;
-const RETRY: Time = 20 * MILLISECOND;
 /// What any event costs a cell beside what it sends.
 const EVENT_NS: Time = 2_000;
 /// The end of a process, until another sees its sockets end, at most.
@@ -207,7 +201,7 @@ impl World {
             })
             .collect();
         for client in lost {
-            self.queue.put(self.now + RETRY, Event::Come(client));
+            self.queue.put(self.now + nanos(RETRY), Event::Come(client));
         }
         self.queue.put(self.now + pause, Event::Restart(number));
     }
@@ -345,7 +339,7 @@ impl World {
             self.arrivals.insert((peer, id), linked);
         }
         self.to(id, linked, Input::Met);
-        self.to(id, self.now + ORPHANS_LIMIT, Input::Orphans);
+        self.to(id, self.now + nanos(ORPHANS_LIMIT), Input::Orphans);
     }
 
     fn come(&mut self, client: Client) {
@@ -363,7 +357,7 @@ impl World {
                 self.say(|| format!("{name} asks {cell}"));
                 self.to(cell, self.now + WAKE_NS, Input::Asked(client, Ask::Host(host)));
             }
-            None if monitor.runs => self.queue.put(self.now + RETRY, Event::Come(client)),
+            None if monitor.runs => self.queue.put(self.now + nanos(RETRY), Event::Come(client)),
             // The command fails.
             None => _ = self.monitors.remove(&client),
         }
@@ -435,8 +429,8 @@ impl World {
         let acts = match input {
             Input::Linked(peer) => {
                 let acts = process.state.linked(peer);
-                self.to(cell, self.now + HELLO_LIMIT, Input::HelloDue(peer));
-                self.to(cell, self.now + ORPHANS_LIMIT, Input::Orphans);
+                self.to(cell, self.now + nanos(HELLO_LIMIT), Input::HelloDue(peer));
+                self.to(cell, self.now + nanos(ORPHANS_LIMIT), Input::Orphans);
                 acts
             }
             Input::HelloDue(peer) => {
@@ -457,7 +451,7 @@ impl World {
             Input::Ended(peer) => {
                 process.links.remove(&peer);
                 let acts = process.state.dead(peer);
-                self.to(cell, self.now + LOOK_AFTER, Input::Parted(peer));
+                self.to(cell, self.now + 2 * nanos(LOOK_AFTER), Input::Parted(peer));
                 acts
             }
             Input::Parted(peer) => {
@@ -489,7 +483,11 @@ impl World {
             .get(&cell.number)
             .map(|process| process.state.awaited(client));
         if let Some(awaited) = awaited.filter(|awaited| !awaited.is_empty()) {
-            self.to(cell, self.now + WORD_LIMIT, Input::Overdue(client, awaited));
+            self.to(
+                cell,
+                self.now + nanos(WORD_LIMIT),
+                Input::Overdue(client, awaited),
+            );
         }
     }
 
@@ -588,7 +586,7 @@ impl World {
                 if monitor.runs {
                     // It comes again.
                     monitor.connected = None;
-                    self.queue.put(self.now + RETRY, Event::Come(client));
+                    self.queue.put(self.now + nanos(RETRY), Event::Come(client));
                 } else {
                     self.monitors.remove(&client);
                     self.counts.refused += 1;

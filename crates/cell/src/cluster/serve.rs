@@ -12,6 +12,7 @@ use protocol::CellId;
 use urpc::host::measure_block_ns;
 
 use super::files::Files;
+use super::limits::{HELLO_LIMIT, LOOK_AFTER, ORPHANS_LIMIT, WORD_LIMIT};
 use super::link::{Calls, Link, Sending};
 use super::state::{Act, Answer, Ask, Awaited, CellMessage, Client, State, VmShare};
 use crate::monitor::bind;
@@ -19,15 +20,6 @@ use crate::registry::Registry;
 
 /// Bytes of a client's line at most.
 const LINE_BYTES_MAX: u64 = 64 << 10;
-/// How long the monitors of running VMs may take to come to a cell's new process.
-const ORPHANS_LIMIT: Duration = Duration::from_secs(5);
-/// How long another cell may take to say what a client waits for. One that takes longer hangs, and is dead to this one.
-const WORD_LIMIT: Duration = Duration::from_secs(4);
-/// How long a cell may take to say hello. Less than the other limit: who waits for a hello does not vote, and must not be
-/// taken for one that hangs itself.
-const HELLO_LIMIT: Duration = Duration::from_secs(2);
-/// Between the end of a link and a look whether the other cell lives.
-const LOOK_AFTER: Duration = Duration::from_millis(100);
 /// How long a cell that is calling this one may take.
 const CROSSED_LIMIT: Duration = Duration::from_secs(2);
 

@@ -13,12 +13,10 @@ use config::cluster::CellPlan;
 
 use super::client::Connection;
 use super::files::Files;
+use super::limits::{HOPS_MAX, RETRY};
 use super::state::{Answer, Ask, Host, VmShare};
 
-/// Cells that send a VM on to one another, at most: each knows the others' memory a little late.
-const HOPS_MAX: usize = 8;
-/// Between two tries to reach a cell that is starting anew.
-const RETRY: Duration = Duration::from_millis(20);
+/// Between two tries to reach a cell that is starting anew, at most.
 const RETRY_MAX: Duration = Duration::from_secs(1);
 /// How long the first of a cluster's cells may take to start again.
 const RESTART_LIMIT: Duration = Duration::from_secs(3);
