@@ -26,7 +26,10 @@ one() {
     name=$(basename "$1")
     "$here/tests/runner.sh" "$1" >"$logs/$name" 2>&1 || status=$?
     cat "$logs/$name"
-    [[ $status == 0 ]] || { echo "test: FAILED: ${name%-*} (status $status)" | tee -a "$logs/failed"; }
+    [[ $status == 0 ]] && return
+    echo "test: FAILED: ${name%-*} (status $status)" | tee -a "$logs/failed"
+    # Again at the very end, where whoever sees only that looks.
+    tail -n 60 "$logs/$name" >>"$logs/failed"
 }
 export -f one
 export here logs

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs a test program where guests run: here when this machine's KVM can, else in a lab host.
-# A lab that died (exit status 125) is started once more, and that is told.
+# A lab that died (exit status 125) is started again, twice at most, and that is told.
 # Usage: runner.sh PROGRAM [ARGUMENTS]
 set -u
 program=$1
@@ -24,11 +24,10 @@ in_lab() {
     "$mirrorball" lab run ${lab:+"$lab"} --limit "$limit" -- env TMPDIR=/run XDG_RUNTIME_DIR=/run MIRRORBALL_BIN="$mirrorball" \
         "$program" --test-threads=1 "$@"
 }
-in_lab "$@"
-status=$?
-if [ "$status" -eq 125 ]; then
-    echo "runner.sh: THE LAB DIED under $(basename "$program"): starting it once more" >&2
+for attempt in 1 2 3; do
     in_lab "$@"
     status=$?
-fi
+    [ "$status" -eq 125 ] || break
+    echo "runner.sh: THE LAB DIED under $(basename "$program") (attempt $attempt of 3)" >&2
+done
 exit "$status"

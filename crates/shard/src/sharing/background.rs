@@ -1,9 +1,11 @@
 //! The background of sharing: replaces unchanged copies by mappings, gives overwritten mappings back, watches the images.
 //!
-//! It works in small steps with rests between: a step holds the VM still for at most about [`STILL_LIMIT`], and is followed
-//! by a rest of [`STILL_REST`] times that, and of [`WORK_REST`] times the whole step. Pages that changed are found before the VM is held still; while it is,
-//! what is left is compared once more and mapped.
+//! It works in small steps with rests between. One step chooses copies that equal the image while the VM runs; the steps
+//! after it hold the VM still, for at most about [`STILL_LIMIT`] each, compare what is chosen once more, and map it. A step
+//! is followed by a rest of [`STILL_REST`] times as long as the VM was held still, and of [`WORK_REST`] times the whole
+//! step.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -14,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use policy::sharing::Way;
 
-use super::extents::Run;
-use super::mapper::{Mapped, Mapper, PAGE_BYTES, When};
+use super::extents::{ImageId, Run};
+use super::mapper::{Mapped, Mapper, PAGE_BYTES, Pages, When};
 use super::metrics::add;
 use super::pagemap;
 use super::situation::Situations;
@@ -47,7 +49,17 @@ pub struct Background {
     situations: Arc<Situations>,
     /// How each image's disk shares.
     shares: Vec<Share>,
-    scratch: Vec<u8>,
+    chosen: VecDeque<Chosen>,
+    /// The bytes of the images that the chosen copies equal.
+    bytes: Vec<u8>,
+}
+
+/// A run of copies that were found unchanged. They still are copies of it only where [`super::mapper::Pages`] says so.
+struct Chosen {
+    at: u64,
+    run: Run,
+    /// Where the image's bytes are.
+    place: usize,
 }
 
 impl Background {
@@ -57,7 +69,8 @@ impl Background {
             mapper,
             situations,
             shares,
-            scratch: Vec::new(),
+            chosen: VecDeque::new(),
+            bytes: Vec::new(),
         }
     }
 
@@ -90,102 +103,119 @@ impl Background {
     }
 
     /// Lets the copies of the last round be worked through, once those before are.
-    fn age(&self) {
+    pub(super) fn age(&self) {
         let mut pages = self.mapper.pages();
         if pages.copies.is_empty() {
             pages.copies = std::mem::take(&mut pages.fresh);
         }
     }
 
-    /// Whether the copies of `run` at `at` are replaced now. A huge page, which makes the guest faster, is split only when
-    /// the host is short of memory.
-    fn acts(&self, at: u64, run: &Run) -> bool {
-        if self.mapper.splits(at, run) && !self.situations.short() {
-            return false;
-        }
-        match self.shares.get(usize::from(run.image)) {
+    /// Whether copies of any image are replaced now.
+    fn acts_at_all(&self) -> bool {
+        (0..self.shares.len()).any(|image| ImageId::try_from(image).is_ok_and(|image| self.shares_now(image)))
+    }
+
+    /// Whether copies of this image are replaced now.
+    fn shares_now(&self, image: ImageId) -> bool {
+        match self.shares.get(usize::from(image)) {
             Some(Share::AtRead | Share::Deferred) => true,
-            Some(Share::Adaptive) => self.situations.way(run.image) != Way::Remember,
+            Some(Share::Adaptive) => self.situations.way(image) != Way::Remember,
             Some(Share::Never) | None => false,
         }
     }
 
-    /// Replaces some copies.
-    fn step(&mut self, gate: &Gate) -> Step {
-        let taken = self.mapper.pages().copies.take_front(STEP_PAGES);
-        let (now, later): (Vec<_>, Vec<_>) = taken.into_iter().partition(|(at, run)| self.acts(*at, run));
-        if !later.is_empty() {
-            let mut pages = self.mapper.pages();
-            for (at, run) in later {
-                // Not again before the next round.
-                keep(&mut pages.fresh, at, run);
-            }
-        }
-        if now.is_empty() {
-            return Step {
-                more: !self.mapper.pages().copies.is_empty(),
-                still: Duration::ZERO,
-            };
-        }
-        let equal = self.equal_runs(&now);
-        let (left, still) = if equal.is_empty() {
-            (Vec::new(), Duration::ZERO)
-        } else {
-            self.replace(gate, &equal)
-        };
-        // An idle VM keeps no buffer.
-        self.scratch = Vec::new();
-        let mut pages = self.mapper.pages();
-        for (at, run, _) in left {
-            keep(&mut pages.copies, at, run);
-        }
-        Step { more: true, still }
+    /// Whether the copies of `run` at `at` are replaced now. A huge page, which makes the guest faster, is split only when
+    /// the host is short of memory.
+    fn acts(&self, at: u64, run: &Run) -> bool {
+        self.shares_now(run.image) && (!self.mapper.splits(at, run) || self.situations.short())
     }
 
-    /// The parts of `runs` whose pages equal the image's now, each with the place of the image's bytes in `scratch`.
-    fn equal_runs(&mut self, runs: &[(u64, Run)]) -> Vec<(u64, Run, usize)> {
-        let mut equal: Vec<(u64, Run, usize)> = Vec::new();
-        for &(at, run) in runs {
-            let place = self.scratch.len();
+    /// Replaces some copies, or chooses those to be replaced.
+    pub(super) fn step(&mut self, gate: &Gate) -> Step {
+        let still = if self.chosen.is_empty() {
+            if self.acts_at_all() {
+                self.choose();
+            }
+            Duration::ZERO
+        } else {
+            self.replace(gate)
+        };
+        if self.chosen.is_empty() {
+            // An idle VM keeps no buffer.
+            self.bytes = Vec::new();
+        }
+        let more = !self.chosen.is_empty() || self.acts_at_all() && !self.mapper.pages().copies.is_empty();
+        Step { more, still }
+    }
+
+    /// Chooses among the next copies those that equal the image's pages now.
+    fn choose(&mut self) {
+        for (at, run) in self.take() {
+            let place = self.bytes.len();
             let there = self.read_cached(&run);
             add(&self.mapper.metrics.cold, run.pages - there);
+            let mut unequal = Vec::new();
             for page in 0..there {
                 let place = place + (page * PAGE_BYTES) as usize;
-                if !self.equals(at + page, 1, place) {
+                if self.equals(at + page, 1, place) {
+                    self.push(at + page, run.image, run.first + page, place);
+                } else {
                     add(&self.mapper.metrics.changed, 1);
-                    continue;
-                }
-                match equal.last_mut() {
-                    Some((before, last, _))
-                        if last.image == run.image
-                            && *before + last.pages == at + page
-                            && last.first + last.pages == run.first + page =>
-                    {
-                        last.pages += 1;
-                    }
-                    _ => equal.push((
-                        at + page,
-                        Run {
-                            pages: 1,
-                            image: run.image,
-                            first: run.first + page,
-                        },
-                        place,
-                    )),
+                    unequal.push(at + page);
                 }
             }
+            let mut pages = self.mapper.pages();
+            for page in unequal.into_iter().chain(at + there..at + run.pages) {
+                pages.chosen.remove(page..page + 1);
+            }
         }
-        equal
     }
 
-    /// Appends an image's pages to `scratch`, as far as the page cache has them; how many whole pages that is.
+    /// Takes copies to choose from.
+    fn take(&self) -> Vec<(u64, Run)> {
+        let mut pages = self.mapper.pages();
+        let taken = pages.copies.take_front(STEP_PAGES);
+        let (now, later): (Vec<_>, Vec<_>) = taken.into_iter().partition(|(at, run)| self.acts(*at, run));
+        for (at, run) in later {
+            // Not again before the next round.
+            pages.fresh.insert(at, run);
+        }
+        for &(at, run) in &now {
+            pages.chosen.insert(at, run);
+        }
+        now
+    }
+
+    /// Adds a page to what is chosen, to the last run if it goes on there.
+    fn push(&mut self, at: u64, image: ImageId, first: u64, place: usize) {
+        match self.chosen.back_mut() {
+            Some(last)
+                if last.run.image == image
+                    && last.at + last.run.pages == at
+                    && last.run.first + last.run.pages == first =>
+            {
+                last.run.pages += 1;
+            }
+            _ => self.chosen.push_back(Chosen {
+                at,
+                run: Run {
+                    pages: 1,
+                    image,
+                    first,
+                },
+                place,
+            }),
+        }
+    }
+
+    /// Appends an image's pages to `bytes`, as far as the page cache has them; how many whole pages that is.
     fn read_cached(&mut self, run: &Run) -> u64 {
         let Some(image) = self.mapper.image(run.image) else {
             return 0;
         };
-        let start = self.scratch.len();
-        self.scratch.resize(start + (run.pages * PAGE_BYTES) as usize, 0);
-        let room = &mut self.scratch[start..];
+        let start = self.bytes.len();
+        self.bytes.resize(start + (run.pages * PAGE_BYTES) as usize, 0);
+        let room = &mut self.bytes[start..];
         let vector = libc::iovec {
             iov_base: room.as_mut_ptr().cast(),
             iov_len: room.len(),
@@ -199,62 +229,83 @@ impl Background {
             read = unsafe { libc::pread(image.as_raw_fd(), vector.iov_base, vector.iov_len, offset) };
         }
         let pages = u64::try_from(read).unwrap_or(0) / PAGE_BYTES;
-        self.scratch.truncate(start + (pages * PAGE_BYTES) as usize);
+        self.bytes.truncate(start + (pages * PAGE_BYTES) as usize);
         pages
     }
 
     /// Whether guest pages equal the bytes at `place`. Of use only as a hint while the guest runs.
     fn equals(&self, at: u64, pages: u64, place: usize) -> bool {
-        let bytes = (pages * PAGE_BYTES) as usize;
+        let length = (pages * PAGE_BYTES) as usize;
         let (Some(guest), Some(image)) = (
             self.mapper.address(at, pages),
-            self.scratch.get(place..place + bytes),
+            self.bytes.get(place..place + length),
         ) else {
             return false;
         };
         // SAFETY: both ranges are mapped and have that many bytes. The guest may write meanwhile: the bytes are compared
         // by a function of the C library, without a Rust reference to them.
-        unsafe { libc::memcmp(guest.cast(), image.as_ptr().cast(), bytes) == 0 }
+        unsafe { libc::memcmp(guest.cast(), image.as_ptr().cast(), length) == 0 }
     }
 
-    /// Maps what is still equal once the VM stands still; returns what there was no time for, and how long it stood.
-    fn replace(&self, gate: &Gate, equal: &[(u64, Run, usize)]) -> (Vec<(u64, Run, usize)>, Duration) {
+    /// Maps what is chosen and still equal once the VM stands still, as far as there is time; returns how long it stood.
+    fn replace(&mut self, gate: &Gate) -> Duration {
         let asked = Instant::now();
-        let metrics = &self.mapper.metrics;
         let Some(pause) = gate.pause() else {
-            add(&metrics.pauses_missed, 1);
-            return (equal.to_vec(), asked.elapsed());
+            add(&self.mapper.metrics.pauses_missed, 1);
+            return asked.elapsed();
         };
         let start = Instant::now();
         let mut pages = self.mapper.pages();
-        let mut done = 0;
-        for &(at, run, place) in equal {
-            if start.elapsed() >= STILL_LIMIT {
-                break;
-            }
-            done += 1;
-            if !self.equals(at, run.pages, place) {
-                add(&metrics.changed, run.pages);
-                continue;
-            }
-            match self
-                .mapper
-                .map(&mut pages, at, run, When::Later, &metrics.mapped_later)
-            {
-                Ok(Mapped::Yes | Mapped::AtLimit) => (),
-                // The copy stays a copy.
-                Err(_) => add(&metrics.cold, run.pages),
+        let mut mapped = Vec::new();
+        while start.elapsed() < STILL_LIMIT
+            && let Some(chosen) = self.chosen.pop_front()
+        {
+            let there: Vec<_> = pages
+                .chosen
+                .inside(chosen.at..chosen.at + chosen.run.pages)
+                .collect();
+            for (at, run) in there {
+                let place = chosen.place + ((at - chosen.at) * PAGE_BYTES) as usize;
+                if self.map_equal(&mut pages, at, run, place) {
+                    mapped.push((at, run));
+                }
             }
         }
         drop(pages);
         drop(pause);
         let still = asked.elapsed();
-        metrics.paused(still);
+        self.mapper.metrics.paused(still);
         let pages = self.mapper.pages();
-        for &(at, run, _) in &equal[..done] {
+        for (at, run) in mapped {
             self.mapper.give_back(&pages, at, run);
         }
-        (equal[done..].to_vec(), still)
+        still
+    }
+
+    /// Maps `run` over its copy at `at` if it is one. The VM is held still.
+    fn map_equal(&self, pages: &mut Pages, at: u64, run: Run, place: usize) -> bool {
+        let metrics = &self.mapper.metrics;
+        if !self.equals(at, run.pages, place) {
+            pages.chosen.remove(at..at + run.pages);
+            if run.pages == 1 {
+                add(&metrics.changed, 1);
+            } else {
+                // Some of its pages are equal still.
+                pages.copies.insert(at, run);
+            }
+            return false;
+        }
+        match self
+            .mapper
+            .map(pages, at, run, When::Later, &metrics.mapped_later)
+        {
+            Ok(mapped) => mapped == Mapped::Yes,
+            // The copy stays a copy.
+            Err(_) => {
+                add(&metrics.cold, run.pages);
+                false
+            }
+        }
     }
 
     /// Gives mapped pages that were written back to plain memory, where that does not cost another mapping.
@@ -321,18 +372,11 @@ fn pieces(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
 }
 
 /// What a step came to.
-struct Step {
+pub(super) struct Step {
     /// There may be more copies.
-    more: bool,
+    pub more: bool,
     /// How long the VM stood still for it.
     still: Duration,
-}
-
-/// Puts a run back among remembered ones unless something newer is known of its pages.
-fn keep(extents: &mut super::extents::Extents, at: u64, run: Run) {
-    if extents.inside(at..at + run.pages).next().is_none() {
-        extents.insert(at, run);
-    }
 }
 
 /// The runs of `true` at the two ends.

@@ -71,7 +71,7 @@ impl DiskSharing {
     fn remember(&self, pages: &mut Pages, parts: &[Part]) {
         for part in parts {
             if let Part::Share { page, run, .. } = *part {
-                pages.fresh.insert(page, run);
+                pages.remember(page, run);
                 add(&self.mapper.metrics.remembered, run.pages);
             }
         }

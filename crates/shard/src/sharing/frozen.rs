@@ -85,8 +85,7 @@ impl Mapper {
             }
             self.map_file_privately(&pages)?;
             // Copies in the frozen file cost nothing more than the file.
-            pages.fresh = Default::default();
-            pages.copies = Default::default();
+            pages.forget(0..u64::MAX);
             pages.frozen = true;
         }
         let mut files = vec![Arc::new(self.memory_file()?)];

@@ -48,10 +48,32 @@ pub(super) struct Pages {
     pub fresh: Extents,
     /// Older copies, which the background works through.
     pub copies: Extents,
+    /// Copies that were found unchanged and are to be replaced next.
+    pub chosen: Extents,
     /// The memory's file is frozen ([`super::Frozen`]): it and what is below are mapped privately, and never changed.
     pub frozen: bool,
     /// What was written between two freezings, oldest first. Their numbers in `mapped` follow those of the images.
     pub layers: Vec<Arc<File>>,
+}
+
+impl Pages {
+    /// These pages are no copies any more.
+    pub fn forget(&mut self, range: Range<u64>) {
+        for copies in [&mut self.fresh, &mut self.copies, &mut self.chosen] {
+            copies.remove(range.clone());
+        }
+    }
+
+    /// These pages are copies of `run` now.
+    pub fn remember(&mut self, at: u64, run: Run) {
+        self.forget(at..at + run.pages);
+        self.fresh.insert(at, run);
+    }
+
+    /// All copies that are remembered.
+    fn candidates(&self) -> u64 {
+        self.fresh.pages() + self.copies.pages() + self.chosen.pages()
+    }
 }
 
 /// The map of one VM and the means to change it.
@@ -174,8 +196,7 @@ impl Mapper {
         if range.end > part.first + part.pages {
             return Err(wrong());
         }
-        pages.fresh.remove(range.clone());
-        pages.copies.remove(range.clone());
+        pages.forget(range.clone());
         // Cutting a run in two costs another.
         if pages.mapped.len() + 2 > self.runs_max {
             add(&self.metrics.at_limit, run.pages);
@@ -268,7 +289,7 @@ impl Mapper {
             first: (offset + (start - at)) / PAGE_BYTES,
         };
         if !map {
-            self.pages().fresh.insert(start / PAGE_BYTES, run);
+            self.pages().remember(start / PAGE_BYTES, run);
             return Ok(());
         }
         let counter = &self.metrics.mapped_at_boot;
@@ -298,8 +319,7 @@ impl Mapper {
     /// since is given back here.
     pub fn release(&self, range: Range<u64>) -> io::Result<bool> {
         let mut pages = self.pages();
-        pages.fresh.remove(range.clone());
-        pages.copies.remove(range.clone());
+        pages.forget(range.clone());
         if pages.frozen {
             let wrong = || io::Error::from(io::ErrorKind::InvalidInput);
             let count = range.end - range.start;
@@ -459,7 +479,7 @@ impl Mapper {
         status["mapped_pages"] = pages.mapped.pages().into();
         status["mappings"] = pages.mapped.len().into();
         status["mappings_max"] = self.runs_max.into();
-        status["candidates"] = (pages.copies.pages() + pages.fresh.pages()).into();
+        status["candidates"] = pages.candidates().into();
         status
     }
 

@@ -249,6 +249,37 @@ fn copies_become_mappings_unless_they_changed() {
 }
 
 #[test]
+fn chosen_copies_that_are_overwritten_or_given_up_are_left_alone() {
+    let vm = vm(Share::Deferred);
+    vm.read(&[(AT, 32 * PAGE_BYTES)], 0);
+    let (mapper, situations) = (vm.mapper.clone(), vm.disk.situations.clone());
+    let mut background = Background::open(mapper, situations, vec![Share::Deferred]);
+    let gate = Gate::new();
+    background.age();
+    assert!(background.step(&gate).more);
+    assert_eq!((vm.counted("mapped_later"), vm.counted("candidates")), (0, 32));
+    // The guest writes one, reads another anew, and gives a third up.
+    vm.ram
+        .write_slice(&[99], GuestAddress(AT + 3 * PAGE_BYTES))
+        .unwrap();
+    vm.read(&[(AT + 9 * PAGE_BYTES, PAGE_BYTES)], 40 * PAGE_BYTES);
+    let given_up = FIRST + 20;
+    vm.mapper.release(given_up..given_up + 1).unwrap();
+    for _ in 0..9 {
+        background.step(&gate);
+    }
+    assert_eq!((vm.counted("mapped_later"), vm.counted("changed")), (29, 1));
+    assert_eq!(vm.counted("candidates"), 1, "the page read anew");
+    let mut expected = image_bytes()[..32 * 4096].to_vec();
+    expected[3 * 4096] = 99;
+    expected.splice(
+        9 * 4096..10 * 4096,
+        image_bytes()[40 * 4096..41 * 4096].iter().copied(),
+    );
+    assert_eq!(vm.bytes(AT, 32 * PAGE_BYTES), expected);
+}
+
+#[test]
 fn a_copy_over_mapped_pages_makes_them_plain_at_once() {
     let vm = vm(Share::Deferred);
     vm.read(&[(AT, 32 * PAGE_BYTES)], 0);
