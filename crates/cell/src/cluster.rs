@@ -1,5 +1,6 @@
 //! Several cells that run VMs under one name space: a process for each, nothing but messages between them.
 //!
+//! - [`interface`]: what a cell can be asked;
 //! - [`files`]: where a cluster is found, and who is who in it;
 //! - [`state`]: what a cell decides and answers, without I/O;
 //! - [`limits`]: how long they wait for one another;
@@ -11,6 +12,7 @@
 pub mod client;
 pub mod files;
 pub mod guard;
+pub mod interface;
 pub mod limits;
 pub mod link;
 pub mod serve;

@@ -1,6 +1,6 @@
 //! What VMs and cells look like from outside.
 
-use cell::cluster::state::CellStatus;
+use cell::cluster::interface::CellStatus;
 use cell::registry::{Record, State};
 use config::VmSpec;
 use serde::{Deserialize, Serialize};

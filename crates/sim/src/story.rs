@@ -1,6 +1,6 @@
 //! What befalls a cluster, by chance: VMs come and go, cells die and hang.
 
-use cell::cluster::state::{Host, VmShare};
+use cell::cluster::interface::{Host, VmShare};
 
 use crate::chance::Chance;
 use crate::machine::Cells;

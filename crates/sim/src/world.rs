@@ -5,8 +5,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use cell::cluster::interface::{Answer, Ask, Host};
 use cell::cluster::limits::{HELLO_LIMIT, HOPS_MAX, LOOK_AFTER, ORPHANS_LIMIT, RETRY, WORD_LIMIT};
-use cell::cluster::state::{Act, Answer, Ask, Awaited, CellMessage, Client, Host, State};
+use cell::cluster::state::{Act, Awaited, CellMessage, Client, State};
 use protocol::CellId;
 
 use crate::chance::Chance;

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use super::files::{CellFiles, Files};
-use super::state::{Answer, Ask, Status};
+use super::interface::{Answer, Ask, Status};
 
 /// How long a cell may take to answer; longer than it waits for another one.
 const PATIENCE: Duration = Duration::from_secs(10);

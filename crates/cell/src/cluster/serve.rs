@@ -12,9 +12,10 @@ use protocol::CellId;
 use urpc::host::measure_block_ns;
 
 use super::files::Files;
+use super::interface::{Answer, Ask, VmShare};
 use super::limits::{HELLO_LIMIT, LOOK_AFTER, ORPHANS_LIMIT, WORD_LIMIT};
 use super::link::{Calls, Link, Sending};
-use super::state::{Act, Answer, Ask, Awaited, CellMessage, Client, State, VmShare};
+use super::state::{Act, Awaited, CellMessage, Client, State};
 use crate::monitor::bind;
 use crate::registry::Registry;
 

@@ -13,8 +13,8 @@ use config::cluster::CellPlan;
 
 use super::client::Connection;
 use super::files::Files;
+use super::interface::{Answer, Ask, Host, VmShare};
 use super::limits::{HOPS_MAX, RETRY};
-use super::state::{Answer, Ask, Host, VmShare};
 
 /// Between two tries to reach a cell that is starting anew, at most.
 const RETRY_MAX: Duration = Duration::from_secs(1);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use cell::cluster::client::{self, Connection};
 use cell::cluster::files::Files;
-use cell::cluster::state::{Ask, CellStatus, Status};
+use cell::cluster::interface::{Answer, Ask, CellStatus, Status};
 use clap::Subcommand;
 use config::cluster::{CellPlan, ClusterSpec, HostNode, HostNodes};
 use config::cpulist;
@@ -161,7 +161,7 @@ fn wait_until_met(files: &Files, plan: &[CellPlan]) -> Result<Status> {
     let deadline = Instant::now() + UP_LIMIT;
     let met = |cell: &CellPlan| -> Option<Status> {
         let mut connection = Connection::open(&files.cell(cell.number)).ok()?;
-        let cell::cluster::state::Answer::Status(status) = connection.ask(&Ask::Status).ok()? else {
+        let Answer::Status(status) = connection.ask(&Ask::Status).ok()? else {
             return None;
         };
         let all_live =

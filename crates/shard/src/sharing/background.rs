@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use policy::sharing::Way;
+use policy::sharing::trims;
 
 use super::extents::{ImageId, Run};
 use super::mapper::{Mapped, Mapper, PAGE_BYTES, Pages, When};
@@ -36,10 +36,6 @@ const REST_MIN: Duration = Duration::from_millis(5);
 const ROUND: Duration = Duration::from_secs(1);
 /// Copies taken at once.
 const STEP_PAGES: u64 = 256;
-/// Rounds between two looks for overwritten mappings.
-const ROUNDS_PER_TRIM: u32 = 5;
-/// There is no such look while a VM has fewer mappings than this part of its limit.
-const TRIM_FROM: usize = 128;
 /// Pages given back to plain memory between two looks at the time.
 const TRIM_PAGES: u64 = 16;
 
@@ -76,19 +72,19 @@ impl Background {
 
     /// Works until the other end of `stop` is dropped, holding the VM still by `gate`.
     pub fn run(mut self, gate: &Gate, stop: &Receiver<()>) {
-        let mut rounds = 0_u32;
+        let mut trimmed = 0;
         let mut next_round = Instant::now() + ROUND;
         let mut rest = ROUND;
         while stop.recv_timeout(rest) == Err(RecvTimeoutError::Timeout) {
             let start = Instant::now();
             if start >= next_round {
                 next_round = start + ROUND;
-                rounds = rounds.wrapping_add(1);
                 self.situations.refresh();
                 self.age();
-                if rounds.is_multiple_of(ROUNDS_PER_TRIM) && self.mapper.fullness(TRIM_FROM) {
+                if trims(self.mapper.mappings(), trimmed, self.mapper.mappings_max()) {
                     // What can't be trimmed now can be the next time.
                     let _ = self.trim(gate);
+                    trimmed = self.mapper.mappings();
                 }
             }
             let step = self.step(gate);
@@ -102,32 +98,43 @@ impl Background {
         }
     }
 
-    /// Lets the copies of the last round be worked through, once those before are.
+    /// Lets the copies of the last round be worked through, once those before are; those in short runs, too, when memory is
+    /// short.
     pub(super) fn age(&self) {
         let mut pages = self.mapper.pages();
         if pages.copies.is_empty() {
             pages.copies = std::mem::take(&mut pages.fresh);
+            if self.situations.short() {
+                for (at, run) in std::mem::take(&mut pages.short).iter() {
+                    pages.copies.insert(at, run);
+                }
+            }
         }
     }
 
     /// Whether copies of any image are replaced now.
     fn acts_at_all(&self) -> bool {
-        (0..self.shares.len()).any(|image| ImageId::try_from(image).is_ok_and(|image| self.shares_now(image)))
+        let images = (0..self.shares.len()).filter_map(|image| ImageId::try_from(image).ok());
+        images
+            .filter_map(|image| self.run_pages_min(image))
+            .next()
+            .is_some()
     }
 
-    /// Whether copies of this image are replaced now.
-    fn shares_now(&self, image: ImageId) -> bool {
-        match self.shares.get(usize::from(image)) {
-            Some(Share::AtRead | Share::Deferred) => true,
-            Some(Share::Adaptive) => self.situations.way(image) != Way::Remember,
-            Some(Share::Never) | None => false,
+    /// The shortest run of copies of this image that is replaced now; none if none is.
+    fn run_pages_min(&self, image: ImageId) -> Option<u64> {
+        let share = self.shares.get(usize::from(image))?;
+        self.situations.way(*share, image).run_pages_min_later()
+    }
+
+    /// Whether copies of `run` at `at` are replaced now. A huge page, which makes the guest faster, is split only when the
+    /// host is short of memory.
+    fn turn(&self, at: u64, run: &Run) -> Turn {
+        match self.run_pages_min(run.image) {
+            Some(least) if run.pages < least => Turn::WhenShort,
+            Some(_) if !self.mapper.splits(at, run) || self.situations.short() => Turn::Now,
+            _ => Turn::NotYet,
         }
-    }
-
-    /// Whether the copies of `run` at `at` are replaced now. A huge page, which makes the guest faster, is split only when
-    /// the host is short of memory.
-    fn acts(&self, at: u64, run: &Run) -> bool {
-        self.shares_now(run.image) && (!self.mapper.splits(at, run) || self.situations.short())
     }
 
     /// Replaces some copies, or chooses those to be replaced.
@@ -174,14 +181,17 @@ impl Background {
     /// Takes copies to choose from.
     fn take(&self) -> Vec<(u64, Run)> {
         let mut pages = self.mapper.pages();
-        let taken = pages.copies.take_front(STEP_PAGES);
-        let (now, later): (Vec<_>, Vec<_>) = taken.into_iter().partition(|(at, run)| self.acts(*at, run));
-        for (at, run) in later {
-            // Not again before the next round.
-            pages.fresh.insert(at, run);
-        }
-        for &(at, run) in &now {
-            pages.chosen.insert(at, run);
+        let mut now = Vec::new();
+        for (at, run) in pages.copies.take_front(STEP_PAGES) {
+            match self.turn(at, &run) {
+                Turn::Now => {
+                    pages.chosen.insert(at, run);
+                    now.push((at, run));
+                }
+                // Not again before the next round.
+                Turn::NotYet => pages.fresh.insert(at, run),
+                Turn::WhenShort => pages.short.insert(at, run),
+            }
         }
         now
     }
@@ -369,6 +379,14 @@ fn pieces(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     range
         .step_by(TRIM_PAGES as usize)
         .map(move |at| at..(at + TRIM_PAGES).min(end))
+}
+
+/// When a run of copies is replaced.
+enum Turn {
+    Now,
+    NotYet,
+    /// When memory is short.
+    WhenShort,
 }
 
 /// What a step came to.

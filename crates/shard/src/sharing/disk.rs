@@ -78,18 +78,9 @@ impl DiskSharing {
     }
 
     fn way(&self) -> Way {
-        match self.share {
-            Share::Never => Way::Remember,
-            Share::AtRead => Way::AtRead { run_pages_min: 1 },
-            Share::Deferred => Way::Deferred,
-            // A disk stands on one base in nearly every case; of several, the first decides.
-            Share::Adaptive => self
-                .images
-                .iter()
-                .flatten()
-                .next()
-                .map_or(Way::Remember, |image| self.situations.way(*image)),
-        }
+        // A disk stands on one base in nearly every case; of several, the first decides.
+        let first = self.images.iter().flatten().next();
+        first.map_or(Way::Remember, |image| self.situations.way(self.share, *image))
     }
 
     fn cut(&self, store: &dyn Store, offset: u64, into: &Segments) -> Vec<Part> {

@@ -50,6 +50,8 @@ pub(super) struct Pages {
     pub copies: Extents,
     /// Copies that were found unchanged and are to be replaced next.
     pub chosen: Extents,
+    /// Copies in runs that are too short to be worth it while there is plenty of memory.
+    pub short: Extents,
     /// The memory's file is frozen ([`super::Frozen`]): it and what is below are mapped privately, and never changed.
     pub frozen: bool,
     /// What was written between two freezings, oldest first. Their numbers in `mapped` follow those of the images.
@@ -59,7 +61,12 @@ pub(super) struct Pages {
 impl Pages {
     /// These pages are no copies any more.
     pub fn forget(&mut self, range: Range<u64>) {
-        for copies in [&mut self.fresh, &mut self.copies, &mut self.chosen] {
+        for copies in [
+            &mut self.fresh,
+            &mut self.copies,
+            &mut self.chosen,
+            &mut self.short,
+        ] {
             copies.remove(range.clone());
         }
     }
@@ -72,7 +79,7 @@ impl Pages {
 
     /// All copies that are remembered.
     fn candidates(&self) -> u64 {
-        self.fresh.pages() + self.copies.pages() + self.chosen.pages()
+        self.fresh.pages() + self.copies.pages() + self.chosen.pages() + self.short.pages()
     }
 }
 
@@ -467,9 +474,14 @@ impl Mapper {
         Ok(())
     }
 
-    /// Whether more than one in `part` of the mappings that the VM may have is taken.
-    pub(super) fn fullness(&self, part: usize) -> bool {
-        self.pages().mapped.len() > self.runs_max / part
+    /// Mappings that sharing costs now.
+    pub(super) fn mappings(&self) -> usize {
+        self.pages().mapped.len()
+    }
+
+    /// Mappings that sharing may cost.
+    pub(super) fn mappings_max(&self) -> usize {
+        self.runs_max
     }
 
     /// Runs now, for `inspect`.

@@ -8,6 +8,7 @@ use diskstore::disk::Users;
 use policy::sharing::{SHORT_PERMILLE, Situation, Way, adaptive};
 
 use super::extents::ImageId;
+use crate::launch::Share;
 
 const PERMILLE: u64 = 1000;
 /// Bytes of /proc/meminfo that are looked at: what is wanted is at its start.
@@ -66,20 +67,31 @@ impl Situations {
         }
     }
 
-    /// What the adaptive rule says of an image now.
-    pub fn way(&self, image: ImageId) -> Way {
-        adaptive(Situation {
-            users: self
-                .users
-                .get(usize::from(image))
-                .map_or(0, |users| users.load(Ordering::Relaxed)),
-            available_permille: self.available_permille.load(Ordering::Relaxed),
-        })
+    /// What is done with reads of an image by a disk that shares so.
+    pub fn way(&self, share: Share, image: ImageId) -> Way {
+        match share {
+            Share::Never => Way::Remember,
+            Share::AtRead => Way::AtRead { run_pages_min: 1 },
+            Share::Deferred => Way::Deferred { run_pages_min: 1 },
+            Share::Adaptive => adaptive(Situation {
+                users: self
+                    .users
+                    .get(usize::from(image))
+                    .map_or(0, |users| users.load(Ordering::Relaxed)),
+                available_permille: self.available_permille.load(Ordering::Relaxed),
+            }),
+        }
     }
 
     /// Whether the host is short of memory.
     pub fn short(&self) -> bool {
         self.available_permille.load(Ordering::Relaxed) < SHORT_PERMILLE
+    }
+
+    #[cfg(test)]
+    pub(super) fn make_short(&self) {
+        self.available_permille
+            .store(SHORT_PERMILLE - 1, Ordering::Relaxed);
     }
 
     /// For `inspect`.

@@ -280,6 +280,30 @@ fn chosen_copies_that_are_overwritten_or_given_up_are_left_alone() {
 }
 
 #[test]
+fn a_lone_page_waits_until_memory_is_short() {
+    let vm = vm(Share::Adaptive);
+    let lone = AT + 64 * PAGE_BYTES;
+    vm.read(&[(AT, 8 * PAGE_BYTES)], 0);
+    vm.read(&[(lone, PAGE_BYTES)], 0);
+    let (mapper, situations) = (vm.mapper.clone(), vm.disk.situations.clone());
+    assert!(
+        !situations.short(),
+        "this test needs a host that is not short of memory"
+    );
+    let mut background = Background::open(mapper, situations.clone(), vec![Share::Adaptive]);
+    let gate = Gate::new();
+    let mut round = || {
+        background.age();
+        while background.step(&gate).more {}
+    };
+    round();
+    assert_eq!((vm.counted("mapped_later"), vm.counted("candidates")), (8, 1));
+    situations.make_short();
+    round();
+    assert_eq!((vm.counted("mapped_later"), vm.counted("candidates")), (9, 0));
+}
+
+#[test]
 fn a_copy_over_mapped_pages_makes_them_plain_at_once() {
     let vm = vm(Share::Deferred);
     vm.read(&[(AT, 32 * PAGE_BYTES)], 0);
