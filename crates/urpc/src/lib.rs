@@ -6,9 +6,10 @@
 //! - [`ring`]: a channel in shared memory, tuned to the cache-coherence protocol;
 //! - [`fragment`]: longer byte strings as several messages;
 //! - [`poll`]: how long a reader polls before it blocks, as a pure decision;
-//! - `host` (feature `host`): rings in memory that processes share, and blocking.
+//! - `host` (feature `host`): rings in memory that processes share, and blocking;
+//! - `tls` (feature `tls`): byte streams between hosts.
 //!
-//! All but `host` needs no operating system. Nothing here allocates where messages are sent or received.
+//! All but these two needs no operating system. Nothing here allocates where messages are sent or received.
 //!
 //! The other side of a channel is not trusted with this side's memory: whatever it writes, the worst that comes of it is an
 //! error, or wrong messages.
@@ -22,6 +23,8 @@ pub mod message;
 pub mod poll;
 pub mod ring;
 mod sync;
+#[cfg(all(feature = "tls", not(loom)))]
+pub mod tls;
 
 pub use message::Message;
 pub use ring::{Receiver, RecvError, Ring, SendError, Sender};

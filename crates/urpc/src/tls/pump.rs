@@ -1,0 +1,140 @@
+//! Moves bytes between a TLS connection and a socket of this host.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rustls::Connection;
+
+/// Bytes moved at once.
+const CHUNK_BYTES: usize = 64 << 10;
+
+/// Starts the thread. It ends with either side, after it has passed on what had come.
+pub fn start(tls: Connection, tcp: TcpStream, local: UnixStream) -> io::Result<()> {
+    tcp.set_nonblocking(true)?;
+    local.set_nonblocking(true)?;
+    std::thread::Builder::new().name("tls".into()).spawn(move || {
+        let mut pump = Pump {
+            tls,
+            tcp,
+            local,
+            inward: Vec::new(),
+            passed: 0,
+            far_ended: false,
+            near_ended: false,
+        };
+        // However it ends, both sides see it.
+        let _ = pump.run();
+        let _ = pump.tcp.shutdown(Shutdown::Both);
+        let _ = pump.local.shutdown(Shutdown::Both);
+    })?;
+    Ok(())
+}
+
+struct Pump {
+    tls: Connection,
+    tcp: TcpStream,
+    local: UnixStream,
+    /// What has come for this side, and how much of it has been passed on.
+    inward: Vec<u8>,
+    passed: usize,
+    far_ended: bool,
+    near_ended: bool,
+}
+
+impl Pump {
+    fn run(&mut self) -> io::Result<()> {
+        let mut chunk = vec![0; CHUNK_BYTES];
+        loop {
+            while self.tls.wants_write() && moved(self.tls.write_tls(&mut self.tcp))?.is_some() {}
+            self.pass_inward(&mut chunk)?;
+            if self.far_ended && self.inward.is_empty() || self.near_ended && !self.tls.wants_write() {
+                return Ok(());
+            }
+            let (network, socket) = self.wait()?;
+            if network
+                && !self.far_ended
+                && let Some(count) = moved(self.tls.read_tls(&mut self.tcp))?
+            {
+                self.far_ended |= count == 0;
+                self.tls.process_new_packets().map_err(io::Error::other)?;
+            }
+            if socket && let Some(count) = moved(self.local.read(&mut chunk))? {
+                if count == 0 {
+                    self.near_ended = true;
+                    self.tls.send_close_notify();
+                }
+                self.tls.writer().write_all(&chunk[..count])?;
+            }
+        }
+    }
+
+    /// Passes on what has been decrypted, as far as the socket takes it.
+    fn pass_inward(&mut self, chunk: &mut [u8]) -> io::Result<()> {
+        loop {
+            if self.inward.is_empty() {
+                match self.tls.reader().read(chunk) {
+                    Ok(0) => self.far_ended = true,
+                    Ok(count) => self.inward.extend_from_slice(&chunk[..count]),
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                    // Cut off without a word.
+                    Err(error) if error.kind() == ErrorKind::UnexpectedEof => self.far_ended = true,
+                    Err(error) => return Err(error),
+                }
+                if self.inward.is_empty() {
+                    return Ok(());
+                }
+            }
+            match moved(self.local.write(&self.inward[self.passed..]))? {
+                Some(count) => self.passed += count,
+                None => return Ok(()),
+            }
+            if self.passed == self.inward.len() {
+                self.inward.clear();
+                self.passed = 0;
+            }
+        }
+    }
+
+    /// Waits until something can be done; whether the network and the socket have something to read.
+    fn wait(&self) -> io::Result<(bool, bool)> {
+        let mut network = PollFlags::empty();
+        // What one side can't take yet is not read from the other.
+        network.set(PollFlags::POLLIN, self.inward.is_empty() && !self.far_ended);
+        network.set(PollFlags::POLLOUT, self.tls.wants_write());
+        let mut socket = PollFlags::empty();
+        socket.set(PollFlags::POLLIN, !self.tls.wants_write() && !self.near_ended);
+        socket.set(PollFlags::POLLOUT, !self.inward.is_empty());
+        // One from which nothing is wanted is left out: its end would wake this for nothing.
+        let mut polled: Vec<PollFd> = [(self.tcp.as_fd(), network), (self.local.as_fd(), socket)]
+            .into_iter()
+            .filter(|(_, wanted)| !wanted.is_empty())
+            .map(|(fd, wanted)| PollFd::new(fd, wanted))
+            .collect();
+        match poll(&mut polled, PollTimeout::NONE) {
+            Err(nix::errno::Errno::EINTR) => return Ok((false, false)),
+            result => result?,
+        };
+        // That something broke is seen by reading or writing.
+        let can_read = PollFlags::POLLIN | PollFlags::POLLHUP | PollFlags::POLLERR;
+        let mut ready = polled
+            .iter()
+            .map(|polled| polled.revents().is_none_or(|events| events.intersects(can_read)));
+        let mut readable = |wanted: PollFlags| {
+            !wanted.is_empty() && ready.next() == Some(true) && wanted.contains(PollFlags::POLLIN)
+        };
+        let network = readable(network);
+        Ok((network, readable(socket)))
+    }
+}
+
+/// How many bytes moved; none when it has to wait.
+fn moved(result: io::Result<usize>) -> io::Result<Option<usize>> {
+    match result {
+        Ok(count) => Ok(Some(count)),
+        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
