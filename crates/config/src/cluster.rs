@@ -1,9 +1,12 @@
-//! A cluster file: the cells that a host is divided into.
+//! A cluster file: the cells that a host is divided into, or several hosts.
 //!
 //! Unknown keys are errors. An error shows the file, the place and the mend. [`ClusterSpec::cells`] is what the file means
-//! on a host; without a file, [`ClusterSpec::of_nodes`] makes a cell of each NUMA node.
+//! on a host, [`ClusterSpec::site`] what it says of the others; without a file, [`ClusterSpec::of_nodes`] makes a cell of
+//! each NUMA node.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -16,6 +19,12 @@ use crate::vm::Size;
 pub const CELLS_MAX: usize = 64;
 /// Linux numbers CPUs below this.
 const CPUS_MAX: usize = 8192;
+/// Bytes of a host's name, as of a label of the domain name system.
+const HOST_NAME_MAX: usize = 63;
+/// How long a cell may be silent.
+const SILENCE_MS: std::ops::RangeInclusive<u64> = 50..=60_000;
+/// Where etcd is asked.
+const ETCD_PORT: u16 = 2379;
 /// The smallest VM fits.
 const MEMORY_MIN_BYTES: u64 = 64 << 20;
 
@@ -25,15 +34,113 @@ const MEMORY_MIN_BYTES: u64 = 64 << 20;
 pub struct ClusterSpec {
     /// Its cells, numbered from 0.
     pub cells: Vec<CellSpec>,
+    /// Its hosts; none when it is this one alone.
+    #[serde(default)]
+    pub hosts: Vec<HostSpec>,
+    /// How several hosts agree which cells live.
+    pub membership: Option<MembershipSpec>,
+}
+
+/// A host of several.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostSpec {
+    /// Its name: its host name, or what `--host` says.
+    pub name: String,
+    /// Where its cells are reached: the address, and the port of cell 0; cell N has the Nth after it.
+    pub address: SocketAddr,
+}
+
+/// How several hosts agree which cells live.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MembershipSpec {
+    /// The clients' URLs of an etcd; when absent, the first host runs one for trials.
+    #[serde(default)]
+    pub etcd: Vec<String>,
+    /// The folder of the hosts' keys, from the file's own folder on.
+    #[serde(default = "default_keys")]
+    pub keys: PathBuf,
+    /// After how many milliseconds without a word a cell of another host is taken for dead.
+    #[serde(default = "default_silence")]
+    pub silence_ms: u64,
+}
+
+impl Default for MembershipSpec {
+    fn default() -> Self {
+        Self {
+            etcd: Vec::new(),
+            keys: default_keys(),
+            silence_ms: default_silence(),
+        }
+    }
+}
+
+fn default_keys() -> PathBuf {
+    PathBuf::from("keys")
+}
+
+fn default_silence() -> u64 {
+    200
+}
+
+/// What a host of a cluster of several knows of all of them.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct Site {
+    /// This host.
+    pub here: String,
+    /// All hosts.
+    pub hosts: Vec<HostPlan>,
+    /// The clients' URLs of their etcd.
+    pub etcd: Vec<String>,
+    /// Whether this host runs that etcd.
+    pub runs_etcd: bool,
+    /// The folder of keys.
+    pub keys: PathBuf,
+    /// After how many milliseconds without a word a cell of another host is taken for dead.
+    pub silence_ms: u64,
+}
+
+/// A host and its cells.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct HostPlan {
+    /// Its name.
+    pub name: String,
+    /// Where cell 0 would be reached.
+    pub address: SocketAddr,
+    /// Its cells.
+    pub cells: Vec<u16>,
+}
+
+impl Site {
+    /// The host of a cell.
+    pub fn host_of(&self, cell: u16) -> Option<&HostPlan> {
+        self.hosts.iter().find(|host| host.cells.contains(&cell))
+    }
+
+    /// Whether a cell is on another host.
+    pub fn is_elsewhere(&self, cell: u16) -> bool {
+        self.host_of(cell).is_some_and(|host| host.name != self.here)
+    }
+}
+
+impl HostPlan {
+    /// Where a cell of this host is reached.
+    pub fn address_of(&self, cell: u16) -> SocketAddr {
+        // Checked when the file was read.
+        SocketAddr::new(self.address.ip(), self.address.port().saturating_add(cell))
+    }
 }
 
 /// A cell: by NUMA nodes, by CPUs, or by CPUs of some nodes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CellSpec {
+    /// The host that it is on, when there are several.
+    pub host: Option<String>,
     /// Its CPUs, as `0-3,8`; those of its nodes when absent.
     pub cpus: Option<String>,
-    /// The NUMA nodes whose memory it gives out; those of its CPUs when absent.
+    /// The NUMA nodes whose memory it gives out; those of its CPUs when absent, and without those all of its host's.
     pub nodes: Option<Vec<u32>>,
     /// How much memory it gives out; when absent an equal share of each node with the other cells of the node.
     pub memory: Option<Size>,
@@ -57,6 +164,8 @@ pub struct HostNode {
 pub struct CellPlan {
     /// Its number in the cluster.
     pub number: u16,
+    /// Its host, when there are several.
+    pub host: Option<String>,
     /// Its CPUs, sorted.
     pub cpus: Vec<usize>,
     /// The NUMA nodes of its memory, sorted.
@@ -70,13 +179,12 @@ impl ClusterSpec {
     pub fn of_nodes(host: &HostNodes) -> Self {
         let with_cpus = host.0.iter().filter(|(_, node)| !node.cpus.is_empty());
         let cell = |(number, _): (&u32, &HostNode)| CellSpec {
+            host: None,
             cpus: None,
             nodes: Some(vec![*number]),
             memory: None,
         };
-        Self {
-            cells: with_cpus.map(cell).take(CELLS_MAX).collect(),
-        }
+        Self::on_one_host(with_cpus.map(cell).take(CELLS_MAX).collect())
     }
 
     /// That many cells: the nodes that have CPUs if there are as many, else as many parts of all CPUs, neighbours together.
@@ -107,14 +215,21 @@ impl ClusterSpec {
             let mut cpus = part(index).to_vec();
             cpus.sort_unstable();
             CellSpec {
+                host: None,
                 cpus: Some(cpulist::write(&cpus)),
                 nodes: None,
                 memory: None,
             }
         });
-        Ok(Self {
-            cells: cells.collect(),
-        })
+        Ok(Self::on_one_host(cells.collect()))
+    }
+
+    fn on_one_host(cells: Vec<CellSpec>) -> Self {
+        Self {
+            cells,
+            hosts: Vec::new(),
+            membership: None,
+        }
     }
 
     /// Reads and checks a cluster file's text; `source_name` is shown in errors. Never panics, whatever `text` is.
@@ -126,15 +241,56 @@ impl ClusterSpec {
         Ok(spec)
     }
 
-    /// What it means on this host. `text` is the file it was read from, for errors.
+    /// What it means on this host, which is called `here` if there are several. `text` is the file it was read from, for
+    /// errors.
     pub fn cells(
         &self,
         host: &HostNodes,
+        here: Option<&str>,
         source_name: &str,
         text: &str,
     ) -> Result<Vec<CellPlan>, ConfigError> {
-        self.plan(host)
+        self.plan(host, here)
             .map_err(|fault| ConfigError::from_fault(source_name, text, &fault))
+    }
+
+    /// What the host called `here` has to know of the others; none if it is alone. `folder` is the file's.
+    pub fn site(&self, here: &str, folder: &Path) -> Result<Option<Site>, ConfigError> {
+        let Some(first) = self.hosts.first() else {
+            return Ok(None);
+        };
+        if !self.hosts.iter().any(|host| host.name == here) {
+            let known: Vec<&str> = self.hosts.iter().map(|host| &host.name[..]).collect();
+            return Err(ConfigError::from_flags(&fault(
+                &["host"],
+                format!("the cluster has no host {here:?}"),
+                format!("it has {}; name the one that this is", known.join(", ")),
+            )));
+        }
+        let membership = self.membership.clone().unwrap_or_default();
+        let own_etcd = format!("http://{}", SocketAddr::new(first.address.ip(), ETCD_PORT));
+        let runs_etcd = membership.etcd.is_empty();
+        let hosts = self.hosts.iter().map(|host| HostPlan {
+            name: host.name.clone(),
+            address: host.address,
+            cells: (0..)
+                .zip(&self.cells)
+                .filter(|(_, cell)| cell.host.as_ref() == Some(&host.name))
+                .map(|(number, _)| number)
+                .collect(),
+        });
+        Ok(Some(Site {
+            here: here.to_owned(),
+            hosts: hosts.collect(),
+            etcd: if runs_etcd {
+                vec![own_etcd]
+            } else {
+                membership.etcd
+            },
+            runs_etcd: runs_etcd && here == first.name,
+            keys: folder.join(membership.keys),
+            silence_ms: membership.silence_ms,
+        }))
     }
 
     fn check(&self) -> Result<(), Fault> {
@@ -145,10 +301,11 @@ impl ClusterSpec {
                 format!("a cluster has from 1 to {CELLS_MAX}, each a [[cells]] table"),
             ));
         }
-        let mut taken: BTreeMap<usize, usize> = BTreeMap::new();
+        self.check_hosts()?;
+        let mut taken: BTreeMap<(Option<&str>, usize), usize> = BTreeMap::new();
         for (index, cell) in self.cells.iter().enumerate() {
             let at = index.to_string();
-            if cell.cpus.is_none() && cell.nodes.as_ref().is_none_or(Vec::is_empty) {
+            if self.hosts.is_empty() && cell.cpus.is_none() && cell.nodes.as_ref().is_none_or(Vec::is_empty) {
                 return Err(fault(
                     &["cells", &at],
                     "a cell of nothing",
@@ -156,7 +313,7 @@ impl ClusterSpec {
                 ));
             }
             for cpu in cell.listed(&at)?.into_iter().flatten() {
-                if let Some(other) = taken.insert(cpu, index) {
+                if let Some(other) = taken.insert((cell.host.as_deref(), cpu), index) {
                     return Err(fault(
                         &["cells", &at, "cpus"],
                         format!("CPU {cpu} is in cell {other} already"),
@@ -175,10 +332,116 @@ impl ClusterSpec {
         Ok(())
     }
 
-    fn plan(&self, host: &HostNodes) -> Result<Vec<CellPlan>, Fault> {
+    /// Each cell on a host there is, each host with a cell, and all within their bounds.
+    fn check_hosts(&self) -> Result<(), Fault> {
+        if self.hosts.is_empty() && self.membership.is_some() {
+            return Err(fault(
+                &["membership"],
+                "membership of one host",
+                "name the hosts, each a [[hosts]] table, or leave it out",
+            ));
+        }
+        for (index, host) in self.hosts.iter().enumerate() {
+            let at = index.to_string();
+            let is_named = host.name.len() <= HOST_NAME_MAX
+                && host.name.starts_with(|first: char| first.is_ascii_alphanumeric())
+                && host.name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
+            if !is_named {
+                return Err(fault(
+                    &["hosts", &at, "name"],
+                    format!("{:?} is no name of a host", host.name),
+                    format!("letters, digits and `-`, {HOST_NAME_MAX} at most"),
+                ));
+            }
+            let others = &self.hosts[..index];
+            if let Some(first) = others.iter().position(|other| other.name == host.name) {
+                return Err(fault(
+                    &["hosts", &at, "name"],
+                    format!("host {first} has this name already"),
+                    "give each host its own name",
+                ));
+            }
+            if let Some(first) = others
+                .iter()
+                .position(|other| other.address.ip() == host.address.ip())
+            {
+                return Err(fault(
+                    &["hosts", &at, "address"],
+                    format!("host {first} has this address already"),
+                    "give each host its own address",
+                ));
+            }
+            if host.address.port() == 0
+                || usize::from(host.address.port()) + CELLS_MAX > usize::from(u16::MAX)
+            {
+                return Err(fault(
+                    &["hosts", &at, "address"],
+                    "no ports for its cells",
+                    "choose a port from 1 to 65400: cell N has the Nth after it",
+                ));
+            }
+            if !self
+                .cells
+                .iter()
+                .any(|cell| cell.host.as_ref() == Some(&host.name))
+            {
+                return Err(fault(
+                    &["hosts", &at],
+                    format!("host {} has no cell", host.name),
+                    "add a [[cells]] table that names it",
+                ));
+            }
+        }
+        for (index, cell) in self.cells.iter().enumerate() {
+            let at = index.to_string();
+            let known: Vec<&str> = self.hosts.iter().map(|host| &host.name[..]).collect();
+            match &cell.host {
+                None if self.hosts.is_empty() => {}
+                None => {
+                    return Err(fault(
+                        &["cells", &at],
+                        "a cell of no host",
+                        format!("name its host, one of {}", known.join(", ")),
+                    ));
+                }
+                Some(host) if known.contains(&&host[..]) => {}
+                Some(host) => {
+                    return Err(fault(
+                        &["cells", &at, "host"],
+                        format!("there is no host {host:?}"),
+                        "each host is a [[hosts]] table with a name and an address",
+                    ));
+                }
+            }
+        }
+        let membership = self.membership.iter();
+        for url in membership.clone().flat_map(|membership| &membership.etcd) {
+            if !url.starts_with("http://") {
+                return Err(fault(
+                    &["membership", "etcd"],
+                    format!("{url:?} is no URL of an etcd that can be asked"),
+                    "write http://ADDRESS:PORT",
+                ));
+            }
+        }
+        if membership
+            .clone()
+            .any(|membership| !SILENCE_MS.contains(&membership.silence_ms))
+        {
+            return Err(fault(
+                &["membership", "silence_ms"],
+                "too short or too long",
+                format!("{} to {}", SILENCE_MS.start(), SILENCE_MS.end()),
+            ));
+        }
+        Ok(())
+    }
+
+    fn plan(&self, host: &HostNodes, here: Option<&str>) -> Result<Vec<CellPlan>, Fault> {
         let mut plans: Vec<CellPlan> = Vec::new();
         let mut taken: BTreeMap<usize, u16> = BTreeMap::new();
-        for (index, cell) in self.cells.iter().enumerate() {
+        let own = self.cells.iter().enumerate();
+        for (index, cell) in own.filter(|(_, cell)| cell.host.as_deref() == here) {
             let at = index.to_string();
             let number = u16::try_from(index).unwrap_or(u16::MAX);
             let plan = cell.plan(number, &at, host)?;
@@ -218,7 +481,7 @@ impl ClusterSpec {
             }
         }
         // Together they must not give out more than there is.
-        for (index, plan) in plans.iter().enumerate() {
+        for plan in plans.iter() {
             let group: Vec<u32> = plan.nodes.clone();
             let among = plans
                 .iter()
@@ -237,7 +500,7 @@ impl ClusterSpec {
                 .sum();
             if wanted > there {
                 return Err(fault(
-                    &["cells", &index.to_string(), "memory"],
+                    &["cells", &plan.number.to_string(), "memory"],
                     format!(
                         "the cells on its NUMA nodes want {} together, which have {}",
                         Size(wanted >> 20 << 20),
@@ -266,7 +529,11 @@ impl CellSpec {
     }
 
     fn plan(&self, number: u16, at: &str, host: &HostNodes) -> Result<CellPlan, Fault> {
-        let nodes = self.nodes.clone().unwrap_or_default();
+        let all = || host.0.keys().copied().collect();
+        let nodes = match (&self.nodes, &self.cpus) {
+            (None, None) => all(),
+            (nodes, _) => nodes.clone().unwrap_or_default(),
+        };
         if let Some(unknown) = nodes.iter().find(|node| !host.0.contains_key(node)) {
             let known: Vec<String> = host.0.keys().map(u32::to_string).collect();
             return Err(fault(
@@ -303,7 +570,7 @@ impl CellSpec {
                 "name a node that has CPUs, or CPUs beside the nodes",
             ));
         }
-        let mut nodes = if self.nodes.is_some() {
+        let mut nodes = if self.nodes.is_some() || self.cpus.is_none() {
             nodes
         } else {
             cpus.iter().filter_map(node_of).collect()
@@ -315,6 +582,7 @@ impl CellSpec {
         cpus.dedup();
         Ok(CellPlan {
             number,
+            host: self.host.clone(),
             cpus,
             nodes,
             memory_bytes: 0,
@@ -337,7 +605,7 @@ mod tests {
     /// The message, and the text its caret is under.
     fn refused(text: &str) -> (String, String) {
         let planned = ClusterSpec::parse("cluster.toml", text)
-            .and_then(|spec| spec.cells(&host(), "cluster.toml", text));
+            .and_then(|spec| spec.cells(&host(), None, "cluster.toml", text));
         let error = planned.unwrap_err();
         let span = error.span.unwrap();
         (
@@ -348,12 +616,14 @@ mod tests {
 
     fn planned(text: &str) -> Vec<CellPlan> {
         let spec = ClusterSpec::parse("cluster.toml", text).unwrap();
-        spec.cells(&host(), "cluster.toml", text).unwrap()
+        spec.cells(&host(), None, "cluster.toml", text).unwrap()
     }
 
     #[test]
     fn without_a_file_each_node_with_cpus_is_a_cell() {
-        let cells = ClusterSpec::of_nodes(&host()).cells(&host(), "", "").unwrap();
+        let cells = ClusterSpec::of_nodes(&host())
+            .cells(&host(), None, "", "")
+            .unwrap();
         assert_eq!(cells.len(), 2);
         assert_eq!((&cells[0].cpus[..], &cells[0].nodes[..]), (&[1, 2][..], &[0][..]));
         assert_eq!((&cells[1].cpus[..], cells[1].memory_bytes), (&[3][..], 1 << 30));
@@ -364,7 +634,7 @@ mod tests {
         let cells = |count| {
             ClusterSpec::of_count(&host(), count)
                 .unwrap()
-                .cells(&host(), "", "")
+                .cells(&host(), None, "", "")
                 .unwrap()
         };
         assert_eq!(cells(2)[0].nodes, [0]);
@@ -430,6 +700,96 @@ mod tests {
             let (said, at) = refused(text);
             assert!(said.contains(message), "{text:?}: {said}");
             assert_eq!(at, place, "{text:?}");
+        }
+    }
+
+    const TWO_HOSTS: &str = "[[hosts]]\nname = \"a\"\naddress = \"10.0.0.1:7400\"\n\
+        [[hosts]]\nname = \"b\"\naddress = \"10.0.0.2:7400\"\n";
+
+    #[test]
+    fn each_host_plans_its_own_cells_and_knows_the_others() {
+        let text = format!(
+            "{TWO_HOSTS}[[cells]]\nhost = \"a\"\n[[cells]]\nhost = \"b\"\ncpus = \"1\"\n[[cells]]\nhost = \"b\"\ncpus = \"2\"\n"
+        );
+        let spec = ClusterSpec::parse("cluster.toml", &text).unwrap();
+        let cells = |here| spec.cells(&host(), Some(here), "cluster.toml", &text).unwrap();
+        assert_eq!((cells("a").len(), cells("b").len()), (1, 2));
+        assert_eq!(
+            (&cells("a")[0].nodes[..], cells("b")[1].number),
+            (&[0, 1, 2][..], 2)
+        );
+        let site = spec.site("b", Path::new("/etc/cluster")).unwrap().unwrap();
+        assert_eq!(site.etcd, ["http://10.0.0.1:2379"]);
+        assert_eq!(
+            (site.keys.to_str().unwrap(), site.silence_ms),
+            ("/etc/cluster/keys", 200)
+        );
+        assert!(!site.runs_etcd && site.is_elsewhere(0) && !site.is_elsewhere(2) && !site.is_elsewhere(3));
+        let other = site.host_of(2).unwrap();
+        assert_eq!(other.address_of(2).to_string(), "10.0.0.2:7402");
+        assert!(spec.site("a", Path::new("")).unwrap().unwrap().runs_etcd);
+        let error = spec.site("c", Path::new("")).unwrap_err();
+        assert_eq!(error.message, "--host: the cluster has no host \"c\"");
+        let one = ClusterSpec::parse("cluster.toml", "[[cells]]\ncpus = \"1\"\n").unwrap();
+        assert_eq!(one.site("a", Path::new("")).unwrap(), None);
+    }
+
+    #[test]
+    fn wrong_hosts_are_shown_with_their_place() {
+        let cell = "[[cells]]\nhost = \"a\"\n[[cells]]\nhost = \"b\"\n";
+        for (text, message) in [
+            (
+                format!("{TWO_HOSTS}[[cells]]\nhost = \"a\"\n"),
+                "host b has no cell",
+            ),
+            (
+                format!("{TWO_HOSTS}{cell}[[cells]]\nhost = \"c\"\n"),
+                "no host \"c\"",
+            ),
+            (
+                format!("{TWO_HOSTS}{cell}[[cells]]\ncpus = \"1\"\n"),
+                "a cell of no host",
+            ),
+            (
+                format!("{TWO_HOSTS}{cell}").replace("\"b\"", "\"a\""),
+                "has this name already",
+            ),
+            (
+                format!("{TWO_HOSTS}{cell}").replace("\"b\"", "\"b.c\""),
+                "no name of a host",
+            ),
+            (
+                format!("{TWO_HOSTS}{cell}").replace("0.2:", "0.1:"),
+                "has this address already",
+            ),
+            (
+                format!("{TWO_HOSTS}{cell}").replace(":7400", ":65500"),
+                "no ports",
+            ),
+            (
+                format!("{TWO_HOSTS}{cell}").replace(":7400", ""),
+                "socket address",
+            ),
+            (
+                format!("{TWO_HOSTS}{cell}[membership]\netcd = [\"https://10.0.0.1:2379\"]\n"),
+                "no URL of an etcd",
+            ),
+            (
+                format!("{TWO_HOSTS}{cell}[membership]\nsilence_ms = 1\n"),
+                "too short",
+            ),
+            (
+                "[membership]\n[[cells]]\ncpus = \"1\"\n".to_owned(),
+                "membership of one host",
+            ),
+            (
+                "[[cells]]\ncpus = \"1\"\nhost = \"a\"\n".to_owned(),
+                "no host \"a\"",
+            ),
+        ] {
+            let error = ClusterSpec::parse("cluster.toml", &text).unwrap_err();
+            assert!(error.message.contains(message), "{text}: {}", error.message);
+            assert!(error.span.is_some(), "{text}: {}", error.message);
         }
     }
 

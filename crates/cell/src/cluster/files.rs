@@ -144,6 +144,7 @@ mod tests {
     fn plan() -> Vec<CellPlan> {
         let cell = |number| CellPlan {
             number,
+            host: None,
             cpus: vec![usize::from(number)],
             nodes: vec![0],
             memory_bytes: 1 << 30,

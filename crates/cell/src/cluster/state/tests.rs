@@ -19,6 +19,7 @@ fn id(number: u16, life: u32) -> CellId {
 fn plan(number: u16) -> CellPlan {
     CellPlan {
         number,
+        host: None,
         cpus: vec![usize::from(number) * 2, usize::from(number) * 2 + 1],
         nodes: vec![u32::from(number)],
         memory_bytes: GIB,
