@@ -13,30 +13,57 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use crate::client::Stream;
-use crate::protocol::{Kind, Ready, Request};
+use crate::protocol::{ExecRequest, Kind, Ready, Request};
 use crate::wire::{PATIENCE, Received, Wire};
 
 /// Serves the one request of `stream`, and returns when it is done or the client is gone.
 pub fn serve(stream: impl Stream) -> io::Result<()> {
     let mut wire = Wire::new(&stream)?;
+    match first(&mut wire)? {
+        Some(request) => obey(&mut wire, request),
+        None => Ok(()),
+    }
+}
+
+/// As [`serve`], but only runs programs, and only those that `check` lets through; it may change the request.
+pub fn serve_programs(
+    stream: impl Stream,
+    check: impl FnOnce(&mut ExecRequest) -> Result<(), String>,
+) -> io::Result<()> {
+    let mut wire = Wire::new(&stream)?;
+    match first(&mut wire)? {
+        Some(Request::Exec(mut request)) => match check(&mut request) {
+            Ok(()) => obey(&mut wire, Request::Exec(request)),
+            Err(why) => refuse(&mut wire, &why),
+        },
+        Some(_) => refuse(&mut wire, "only programs are run here"),
+        None => Ok(()),
+    }
+}
+
+/// The request; none if it makes no sense, or nobody asks.
+fn first(wire: &mut Wire) -> io::Result<Option<Request>> {
     let Some(first) = wire.wait_frame(Some(Instant::now() + PATIENCE))? else {
-        return Ok(());
+        return Ok(None);
     };
-    let request = match (first.kind, first.json::<Request>()) {
-        (Kind::Request, Ok(request)) => request,
-        _ => return refuse(&mut wire, "this agent does not know that request"),
-    };
+    match (first.kind, first.json::<Request>()) {
+        (Kind::Request, Ok(request)) => Ok(Some(request)),
+        _ => refuse(wire, "this agent does not know that request").map(|()| None),
+    }
+}
+
+fn obey(wire: &mut Wire, request: Request) -> io::Result<()> {
     match request {
-        Request::Ping => ready(&wire, None)?,
-        Request::Exec(request) => exec::serve(&mut wire, &request)?,
-        Request::Put { path, name, mode } => file::receive(&mut wire, &path, &name, mode)?,
-        Request::Get { path } => file::send(&mut wire, &path)?,
+        Request::Ping => ready(wire, None)?,
+        Request::Exec(request) => exec::serve(wire, &request)?,
+        Request::Put { path, name, mode } => file::receive(wire, &path, &name, mode)?,
+        Request::Get { path } => file::send(wire, &path)?,
         Request::Identify(identity) => match identity::assume(&identity) {
-            Ok(()) => ready(&wire, None)?,
-            Err(error) => return refuse(&mut wire, &error.to_string()),
+            Ok(()) => ready(wire, None)?,
+            Err(error) => return refuse(wire, &error.to_string()),
         },
     }
-    linger(&mut wire);
+    linger(wire);
     Ok(())
 }
 

@@ -4,7 +4,8 @@
 //! - [`files`]: where a cluster is found, and who is who in it;
 //! - [`state`]: what a cell decides and answers, without I/O;
 //! - [`limits`]: how long they wait for one another;
-//! - [`link`]: channels between two cells;
+//! - [`link`]: channels between two cells; [`hosts`]: connections to other hosts;
+//! - [`membership`]: which cells of several hosts live, agreed on by an etcd;
 //! - [`serve`]: the process of one cell; [`guard`] starts it again when it dies;
 //! - [`client`]: asking a cell;
 //! - [`tenure`]: a VM's place in a cell, held by its monitor, which outlives the cell's process.
@@ -12,9 +13,11 @@
 pub mod client;
 pub mod files;
 pub mod guard;
+pub mod hosts;
 pub mod interface;
 pub mod limits;
 pub mod link;
+pub mod membership;
 pub mod serve;
 pub mod state;
 pub mod tenure;

@@ -48,7 +48,7 @@ impl Cells {
             Some(count) => ClusterSpec::of_count(&nodes, count)?,
             None => ClusterSpec::of_nodes(&nodes),
         };
-        let plans = spec.cells(&nodes, "the machine", "")?;
+        let plans = spec.cells(&nodes, None, "the machine", "")?;
         let place = |plan: &CellPlan| {
             let node = plan.nodes.first().copied().map_or(0, i64::from);
             numbers.iter().position(|number| *number == node)

@@ -8,7 +8,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use config::cluster::CellPlan;
+use config::cluster::{CellPlan, Site};
 use nix::fcntl::{Flock, FlockArg};
 use protocol::CellId;
 
@@ -50,11 +50,33 @@ impl Files {
         }
     }
 
+    /// What is known of other hosts; none when this one is alone.
+    pub fn site(&self) -> io::Result<Option<Site>> {
+        match fs::read(self.0.join("site.json")) {
+            Ok(text) => Ok(Some(serde_json::from_slice(&text)?)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Where the etcd that this host runs keeps what it knows, and what it says.
+    pub fn etcd(&self) -> PathBuf {
+        self.0.join("etcd")
+    }
+
     /// Begins a cluster: writes the plan, and makes a directory for each cell.
-    pub fn create(&self, plan: &[CellPlan]) -> io::Result<()> {
+    pub fn create(&self, plan: &[CellPlan], site: Option<&Site>) -> io::Result<()> {
         for cell in plan {
             let folder = self.cell(cell.number).0;
             fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        }
+        // The plan comes last: with it there is a cluster.
+        match site {
+            Some(site) => fs::write(self.0.join("site.json"), serde_json::to_vec_pretty(site)?)?,
+            None => match fs::remove_file(self.0.join("site.json")) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            },
         }
         let new = self.0.join("plan.json.new");
         fs::write(&new, serde_json::to_vec_pretty(plan)?)?;
@@ -127,13 +149,18 @@ impl CellFiles {
             io::Error::new(io::ErrorKind::ResourceBusy, format!("cell {number} runs already"))
         })?;
         let life = self.life() + 1;
-        let new = self.0.join("lives.new");
-        fs::write(&new, life.to_string())?;
-        fs::rename(new, self.0.join("lives"))?;
+        self.set_life(life)?;
         Ok(Claim {
             id: CellId { number, life },
             _lock: lock,
         })
+    }
+
+    /// Says which life it is in: several hosts count lives together.
+    pub fn set_life(&self, life: u32) -> io::Result<()> {
+        let new = self.0.join("lives.new");
+        fs::write(&new, life.to_string())?;
+        fs::rename(new, self.0.join("lives"))
     }
 }
 
@@ -157,7 +184,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let files = Files::at(directory.path());
         assert!(files.plan().unwrap().is_empty());
-        files.create(&plan()).unwrap();
+        files.create(&plan(), None).unwrap();
         assert!(files.running().unwrap().is_empty());
         let first = files.cell(1).claim(1).unwrap();
         assert_eq!(first.id, CellId { number: 1, life: 1 });

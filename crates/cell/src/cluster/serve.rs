@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
@@ -12,9 +13,12 @@ use protocol::CellId;
 use urpc::host::measure_block_ns;
 
 use super::files::Files;
+use super::hosts::Hosts;
 use super::interface::{Answer, Ask, VmShare};
 use super::limits::{HELLO_LIMIT, LOOK_AFTER, ORPHANS_LIMIT, WORD_LIMIT};
-use super::link::{Calls, Link, Sending};
+use super::link::ring::Calls;
+use super::link::{Calling, Link, Sending};
+use super::membership::{Membership, News};
 use super::state::{Act, Awaited, CellMessage, Client, State};
 use crate::monitor::bind;
 use crate::registry::Registry;
@@ -42,6 +46,8 @@ enum Event {
     /// told from it.
     Parted(CellId, bool),
     OrphansLate,
+    /// Of the cells of all hosts.
+    Changed(News),
 }
 
 /// Is the cell until it is told to end.
@@ -54,12 +60,27 @@ pub fn serve(number: u16) -> io::Result<()> {
     let plan = files.plan()?.into_iter().find(|cell| cell.number == number);
     let plan = plan.ok_or_else(|| io::Error::other(format!("the cluster has no cell {number}")))?;
     let claim = own.claim(number)?;
-    let state = State::new(claim.id, std::process::id(), plan, running()?);
     let (events, happened) = mpsc::channel();
-    let calls = Arc::new(Calls::new(claim.id, measure_block_ns()));
+    let hosts = files
+        .site()?
+        .map(Hosts::open)
+        .transpose()
+        .map_err(io::Error::other)?;
+    // Others call as soon as they know of it.
+    let listener = hosts.as_ref().map(|hosts| hosts.listen(number)).transpose()?;
+    let membership = hosts.as_ref().map(|hosts| Membership::join(&hosts.site, number));
+    let me = membership.as_ref().map_or(claim.id, |membership| membership.me);
+    own.set_life(me.life)?;
+    let state = State::new(me, std::process::id(), plan, running()?);
+    let calling = Arc::new(Calling::new(me));
+    let calls = Calls::new(me, measure_block_ns(), calling.clone());
     take_calls(fresh(&own.link_socket())?, &calls, &events)?;
     take_clients(fresh(&own.socket())?, &events)?;
-    call_others(files.clone(), &calls, &events)?;
+    let mut elsewhere = None;
+    if let (Some(hosts), Some(listener), Some(membership)) = (hosts, listener, membership) {
+        elsewhere = Some(Elsewhere::start(hosts, listener, membership, &calling, &events)?);
+    }
+    call_others(files.clone(), calls, elsewhere.clone(), calling, &events)?;
     later(ORPHANS_LIMIT, Event::OrphansLate, &events)?;
     let mut cell = Cell {
         files,
@@ -67,9 +88,10 @@ pub fn serve(number: u16) -> io::Result<()> {
         links: BTreeMap::new(),
         clients: BTreeMap::new(),
         awaited: None,
+        elsewhere,
         events,
     };
-    eprintln!("cell {}: runs", claim.id);
+    eprintln!("cell {me}: runs");
     for event in happened {
         match cell.take(event) {
             Next::GoOn => {}
@@ -77,7 +99,7 @@ pub fn serve(number: u16) -> io::Result<()> {
             Next::StartAnew(why) => return Err(io::Error::other(why)),
         }
     }
-    eprintln!("cell {}: ends as told", claim.id);
+    eprintln!("cell {me}: ends as told");
     Ok(())
 }
 
@@ -110,7 +132,69 @@ struct Cell {
     clients: BTreeMap<Client, UnixStream>,
     /// Cells whose calls are awaited. None: not known yet.
     awaited: Option<Vec<u16>>,
+    /// The cells of other hosts.
+    elsewhere: Option<Elsewhere>,
     events: Sender<Event>,
+}
+
+/// The cells of other hosts, and who says which of them live.
+#[derive(Clone)]
+struct Elsewhere {
+    hosts: Hosts,
+    /// Of them, those that lived when this one joined.
+    members: Arc<Vec<CellId>>,
+    suspects: Sender<CellId>,
+}
+
+impl Elsewhere {
+    fn start(
+        hosts: Hosts,
+        listener: TcpListener,
+        membership: Membership,
+        calling: &Arc<Calling>,
+        events: &Sender<Event>,
+    ) -> io::Result<Self> {
+        let of_others = |(number, life): (&u16, &u32)| {
+            hosts.site.is_elsewhere(*number).then_some(CellId {
+                number: *number,
+                life: *life,
+            })
+        };
+        let members = Arc::new(membership.members.iter().filter_map(of_others).collect());
+        let (suspects, suspected) = mpsc::channel();
+        let changed = events.clone();
+        std::thread::Builder::new()
+            .name("membership".into())
+            .spawn(move || membership.run(&suspected, |news| _ = changed.send(Event::Changed(news))))?;
+        let (taking, calling, linked) = (hosts.clone(), calling.clone(), events.clone());
+        std::thread::Builder::new().name("hosts".into()).spawn(move || {
+            taking.take(&listener, &calling, move |link| {
+                _ = linked.send(Event::Linked(Box::new(link)));
+            });
+        })?;
+        Ok(Self {
+            hosts,
+            members,
+            suspects,
+        })
+    }
+
+    /// Calls every cell that lived when this one joined. Those that are calling this one just now.
+    fn call_all(&self, me: CellId, calling: &Calling, linked: &impl Fn(Link)) -> Vec<u16> {
+        let mut crossed = Vec::new();
+        for cell in self.members.iter() {
+            match self.hosts.call(me, cell.number, calling) {
+                Ok(Some(link)) => linked(link),
+                Ok(None) => crossed.push(cell.number),
+                // One of the two is cut off.
+                Err(error) => {
+                    eprintln!("cell {cell}: {error}");
+                    let _ = self.suspects.send(*cell);
+                }
+            }
+        }
+        crossed
+    }
 }
 
 impl Cell {
@@ -130,7 +214,7 @@ impl Cell {
                 if self.links.contains_key(&cell) {
                     self.parted(cell);
                 }
-                self.dead(cell)
+                self.give_up(cell)
             }
             Event::Came(client, stream) => {
                 self.clients.insert(client, stream);
@@ -143,11 +227,11 @@ impl Cell {
             }
             Event::Overdue(client, then) => {
                 let silent = self.state.silent_since(client, &then);
-                let acts = silent.into_iter().flat_map(|cell| self.dead(cell)).collect();
+                let acts = silent.into_iter().flat_map(|cell| self.give_up(cell)).collect();
                 self.watch(client);
                 acts
             }
-            Event::HelloDue(cell) if self.state.is_unheard(cell) => self.dead(cell),
+            Event::HelloDue(cell) if self.state.is_unheard(cell) => self.give_up(cell),
             Event::HelloDue(_) => Vec::new(),
             Event::Parted(cell, was_seen) => {
                 let other = self.files.cell(cell.number);
@@ -165,6 +249,12 @@ impl Cell {
                 self.state.gone(client)
             }
             Event::OrphansLate => self.state.give_up_orphans(),
+            Event::Changed(News::Outcast) => {
+                return Next::StartAnew("the other hosts take this cell for dead".to_owned());
+            }
+            // Those of this host see each other's ends themselves.
+            Event::Changed(News::Over(cell)) if self.is_elsewhere(cell) => self.dead(cell),
+            Event::Changed(News::Over(_)) => Vec::new(),
         };
         let mut ends = self.act(acts);
         let has_met = self.awaited.as_ref().is_some_and(|awaited| {
@@ -180,8 +270,30 @@ impl Cell {
         if ends { Next::End } else { Next::GoOn }
     }
 
+    fn is_elsewhere(&self, cell: CellId) -> bool {
+        let elsewhere = self.elsewhere.as_ref();
+        elsewhere.is_some_and(|elsewhere| elsewhere.hosts.site.is_elsewhere(cell.number))
+    }
+
+    /// There is no more to be had from a cell. One of another host is dead only when all agree.
+    fn give_up(&mut self, cell: CellId) -> Vec<Act> {
+        match &self.elsewhere {
+            Some(elsewhere) if elsewhere.hosts.site.is_elsewhere(cell.number) => {
+                if self.links.remove(&cell).is_some() {
+                    eprintln!("no link to cell {cell}");
+                }
+                let _ = elsewhere.suspects.send(cell);
+                Vec::new()
+            }
+            _ => self.dead(cell),
+        }
+    }
+
     /// A cell has ended its link: looks in a moment whether it died, or takes this one for dead.
     fn parted(&self, cell: CellId) {
+        if self.is_elsewhere(cell) {
+            return;
+        }
         let _ = later(LOOK_AFTER, Event::Parted(cell, false), &self.events);
     }
 
@@ -196,9 +308,9 @@ impl Cell {
 
     fn linked(&mut self, link: Link) -> Vec<Act> {
         let peer = link.peer;
-        let Ok((sending, receiving)) = link.split() else {
-            return Vec::new();
-        };
+        let Link {
+            sending, receiving, ..
+        } = link;
         let (heard, dead) = (self.events.clone(), self.events.clone());
         let reader = std::thread::Builder::new()
             .name(format!("from {peer}"))
@@ -238,7 +350,7 @@ impl Cell {
                             if error.kind() == io::ErrorKind::BrokenPipe {
                                 self.parted(to);
                             }
-                            next.extend(self.dead(to));
+                            next.extend(self.give_up(to));
                         }
                     }
                     Act::Answer(client, answer) => self.answer(client, &answer),
@@ -268,7 +380,7 @@ fn fresh(path: &Path) -> io::Result<UnixListener> {
     bind(path)
 }
 
-fn take_calls(listener: UnixListener, calls: &Arc<Calls>, events: &Sender<Event>) -> io::Result<()> {
+fn take_calls(listener: UnixListener, calls: &Calls, events: &Sender<Event>) -> io::Result<()> {
     let (calls, events) = (calls.clone(), events.clone());
     std::thread::Builder::new()
         .name("calls".into())
@@ -276,11 +388,20 @@ fn take_calls(listener: UnixListener, calls: &Arc<Calls>, events: &Sender<Event>
     Ok(())
 }
 
-fn call_others(files: Files, calls: &Arc<Calls>, events: &Sender<Event>) -> io::Result<()> {
-    let (calls, events) = (calls.clone(), events.clone());
+fn call_others(
+    files: Files,
+    calls: Calls,
+    elsewhere: Option<Elsewhere>,
+    calling: Arc<Calling>,
+    events: &Sender<Event>,
+) -> io::Result<()> {
+    let events = events.clone();
     std::thread::Builder::new().name("caller".into()).spawn(move || {
         let linked = |link| _ = events.send(Event::Linked(Box::new(link)));
-        let crossed = calls.call_all(&files, linked).unwrap_or_default();
+        let mut crossed = calls.call_all(&files, &linked).unwrap_or_default();
+        if let Some(elsewhere) = elsewhere {
+            crossed.extend(elsewhere.call_all(calls.me, &calling, &linked));
+        }
         let _ = events.send(Event::Called(crossed.into_iter().collect()));
         std::thread::sleep(CROSSED_LIMIT);
         let _ = events.send(Event::Waited);

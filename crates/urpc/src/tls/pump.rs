@@ -4,12 +4,15 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustls::Connection;
 
 /// Bytes moved at once.
 const CHUNK_BYTES: usize = 64 << 10;
+/// How long the other side may take to end as well.
+const PARTING_MAX: Duration = Duration::from_secs(2);
 
 /// Starts the thread. It ends with either side, after it has passed on what had come.
 pub fn start(tls: Connection, tcp: TcpStream, local: UnixStream) -> io::Result<()> {
@@ -27,8 +30,8 @@ pub fn start(tls: Connection, tcp: TcpStream, local: UnixStream) -> io::Result<(
         };
         // However it ends, both sides see it.
         let _ = pump.run();
-        let _ = pump.tcp.shutdown(Shutdown::Both);
         let _ = pump.local.shutdown(Shutdown::Both);
+        pump.part();
     })?;
     Ok(())
 }
@@ -69,6 +72,16 @@ impl Pump {
                 self.tls.writer().write_all(&chunk[..count])?;
             }
         }
+    }
+
+    /// Ends the connection once the other side has, or a while later: closed with input unread, it would lose what was sent.
+    fn part(&mut self) {
+        let deadline = Instant::now() + PARTING_MAX;
+        let _ = self.tcp.shutdown(Shutdown::Write);
+        let _ = self.tcp.set_nonblocking(false);
+        let _ = self.tcp.set_read_timeout(Some(PARTING_MAX));
+        let mut chunk = [0; 4096];
+        while Instant::now() < deadline && self.tcp.read(&mut chunk).is_ok_and(|count| count > 0) {}
     }
 
     /// Passes on what has been decrypted, as far as the socket takes it.

@@ -1,0 +1,165 @@
+//! Between the hosts of a cluster: links of cells, and commands that one host's user has another host run.
+//!
+//! Every connection is a TLS stream whose ends have proven which hosts they are. The caller says first what it wants. A host
+//! runs for another only this program: who has the key of a host may do on all of them what its cells' user may.
+
+use std::io;
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use agent::protocol::ExecRequest;
+use config::cluster::{HostPlan, Site};
+use protocol::CellId;
+use serde::{Deserialize, Serialize};
+use urpc::tls::{Identity, Peer, TlsError};
+
+use super::link::{Answer, Calling, Link, PATIENCE, stream};
+
+/// What a connection is for.
+#[derive(Debug, Serialize, Deserialize)]
+enum Wish {
+    /// Channels with this cell.
+    Link(CellId),
+    /// A command of this program.
+    Command,
+}
+
+/// This host among the others.
+#[derive(Clone, Debug)]
+pub struct Hosts {
+    /// What is known of them.
+    pub site: Arc<Site>,
+    identity: Identity,
+}
+
+impl Hosts {
+    /// With the keys of this host.
+    ///
+    /// # Errors
+    /// [`TlsError::Keys`].
+    pub fn open(site: Site) -> Result<Self, TlsError> {
+        Ok(Self {
+            identity: Identity::load(&site.keys, &site.here)?,
+            site: Arc::new(site),
+        })
+    }
+
+    /// Where this host's cell is called.
+    ///
+    /// # Errors
+    /// If the port is taken or the address is not this host's.
+    pub fn listen(&self, cell: u16) -> io::Result<TcpListener> {
+        let host = self.site.host_of(cell);
+        let address = host.ok_or(io::ErrorKind::NotFound)?.address_of(cell);
+        TcpListener::bind(address)
+            .map_err(|error| io::Error::new(error.kind(), format!("{address}: {error}")))
+    }
+
+    /// Calls a cell of another host; none if that is calling this one just now.
+    pub fn call(&self, me: CellId, cell: u16, calling: &Calling) -> io::Result<Option<Link>> {
+        calling.during(cell, || {
+            let mut stream = self.reach(cell, &Wish::Link(me))?;
+            stream.set_read_timeout(Some(PATIENCE))?;
+            let mut bytes = Vec::new();
+            stream::read(&mut stream, &mut bytes)?;
+            match postcard::from_bytes(&bytes).map_err(io::Error::other)? {
+                Answer::Crossed => Ok(None),
+                Answer::Welcome(peer) if peer.number == cell => self.link(peer, stream).map(Some),
+                Answer::Welcome(_) => Err(io::ErrorKind::InvalidData.into()),
+            }
+        })
+    }
+
+    /// A connection over which a cell's host runs a command of this program, as the agent's protocol says.
+    ///
+    /// # Errors
+    /// If the host can't be reached.
+    pub fn command(&self, cell: u16) -> io::Result<UnixStream> {
+        self.reach(cell, &Wish::Command)
+    }
+
+    fn reach(&self, cell: u16, wish: &Wish) -> io::Result<UnixStream> {
+        let host = self.site.host_of(cell).ok_or(io::ErrorKind::NotFound)?;
+        let reached = self.identity.connect(host.address_of(cell), &host.name, PATIENCE);
+        let mut stream = reached.map_err(|error| {
+            io::Error::new(
+                io::ErrorKind::NotConnected,
+                format!("host {}: {error}", host.name),
+            )
+        })?;
+        let wish = postcard::to_stdvec(wish).map_err(io::Error::other)?;
+        stream::write(&mut stream, &wish)?;
+        Ok(stream)
+    }
+
+    /// Takes connections until the process ends.
+    pub fn take(
+        &self,
+        listener: &TcpListener,
+        calling: &Arc<Calling>,
+        linked: impl Fn(Link) + Clone + Send + 'static,
+    ) {
+        for tcp in listener.incoming().flatten() {
+            let (hosts, calling, linked) = (self.clone(), calling.clone(), linked.clone());
+            // One that takes its time keeps nobody else waiting; one that makes no sense is dropped.
+            let _ = std::thread::Builder::new().name("caller".into()).spawn(move || {
+                if let Ok(Some(link)) = hosts.take_one(tcp, &calling) {
+                    linked(link);
+                }
+            });
+        }
+    }
+
+    fn take_one(&self, tcp: TcpStream, calling: &Calling) -> io::Result<Option<Link>> {
+        let (mut stream, peer) = self.identity.accept(tcp, PATIENCE).map_err(io::Error::other)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut bytes = Vec::new();
+        stream::read(&mut stream, &mut bytes)?;
+        match postcard::from_bytes(&bytes).map_err(io::Error::other)? {
+            Wish::Link(cell) if self.is_of(&peer, cell.number) => {
+                let answer = calling.answer(cell);
+                stream::write(
+                    &mut stream,
+                    &postcard::to_stdvec(&answer).map_err(io::Error::other)?,
+                )?;
+                match answer {
+                    Answer::Welcome(_) => self.link(cell, stream).map(Some),
+                    Answer::Crossed => Ok(None),
+                }
+            }
+            Wish::Link(_) => Err(io::ErrorKind::PermissionDenied.into()),
+            Wish::Command => {
+                stream.set_read_timeout(None)?;
+                agent::server::serve_programs(stream, own_program)?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Whether a cell is on the host that the other side has proven to be.
+    fn is_of(&self, peer: &Peer, cell: u16) -> bool {
+        self.site
+            .host_of(cell)
+            .is_some_and(|host: &HostPlan| peer.is(&host.name))
+    }
+
+    fn link(&self, peer: CellId, stream: UnixStream) -> io::Result<Link> {
+        stream::link(peer, stream, Duration::from_millis(self.site.silence_ms))
+    }
+}
+
+/// The name under which another host asks for this program.
+pub const PROGRAM: &str = "mirrorball";
+
+/// Lets only this program be run, and from where there is such a directory as the caller's.
+fn own_program(request: &mut ExecRequest) -> Result<(), String> {
+    if request.argv.first().map(String::as_str) != Some(PROGRAM) {
+        return Err(format!("only {PROGRAM} is run for other hosts"));
+    }
+    request.argv[0] = "/proc/self/exe".to_owned();
+    request.cwd = request.cwd.take().filter(|folder| Path::new(folder).is_dir());
+    Ok(())
+}

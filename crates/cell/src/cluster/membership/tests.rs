@@ -1,0 +1,150 @@
+//! Against a real etcd on the loopback.
+
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, Sender};
+
+use super::*;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+struct Server {
+    child: Child,
+    _data: tempfile::TempDir,
+    site: Site,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn server() -> Server {
+    let data = tempfile::tempdir().unwrap();
+    let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (clients, peers) = (format!("http://{}", free()), format!("http://{}", free()));
+    let child = Command::new("etcd")
+        .arg("--data-dir")
+        .arg(data.path())
+        .args([
+            "--listen-client-urls",
+            &clients,
+            "--advertise-client-urls",
+            &clients,
+        ])
+        .args([
+            "--listen-peer-urls",
+            &peers,
+            "--initial-advertise-peer-urls",
+            &peers,
+        ])
+        .args(["--initial-cluster", &format!("default={peers}")])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("etcd is installed (Debian: etcd-server)");
+    let site = Site {
+        here: "here".into(),
+        hosts: Vec::new(),
+        etcd: vec![clients],
+        runs_etcd: false,
+        keys: "keys".into(),
+        silence_ms: 200,
+    };
+    Server {
+        child,
+        _data: data,
+        site,
+    }
+}
+
+fn run(membership: Membership) -> (Sender<CellId>, Receiver<News>) {
+    let (suspect, suspects) = mpsc::channel();
+    let (tell, news) = mpsc::channel();
+    std::thread::spawn(move || membership.run(&suspects, |changed| _ = tell.send(changed)));
+    (suspect, news)
+}
+
+#[test]
+fn one_that_is_suspected_is_over_for_all_and_knows_it() {
+    let server = server();
+    let first = Membership::join(&server.site, 0);
+    let second = Membership::join(&server.site, 1);
+    let third = Membership::join(&server.site, 2);
+    assert_eq!(first.me, CellId { number: 0, life: 1 });
+    assert_eq!(third.members, [(0, 1), (1, 1), (2, 1)].into());
+    let victim = second.me;
+    // As if it had joined last.
+    let first = Membership {
+        members: third.members.clone(),
+        ..first
+    };
+    let (suspect, first_news) = run(first);
+    let (_keep_second, second_news) = run(second);
+    let (_keep_third, third_news) = run(third);
+    suspect.send(CellId { number: 1, life: 7 }).unwrap();
+    assert!(
+        first_news.recv_timeout(LOOK * 5).is_err(),
+        "another life is not meant"
+    );
+    suspect.send(victim).unwrap();
+    assert_eq!(first_news.recv_timeout(LIMIT), Ok(News::Over(victim)));
+    assert_eq!(third_news.recv_timeout(LIMIT), Ok(News::Over(victim)));
+    assert_eq!(second_news.recv_timeout(LIMIT), Ok(News::Outcast));
+    let again = Membership::join(&server.site, 1);
+    assert_eq!((again.me.life, again.members.len()), (2, 3));
+}
+
+#[test]
+fn one_that_says_no_more_is_over_after_its_lease_and_a_new_life_ends_the_old_one() {
+    let server = server();
+    let first = Membership::join(&server.site, 0);
+    let silent = Membership::join(&server.site, 1);
+    let replaced = Membership::join(&server.site, 2);
+    let (over, old) = (silent.me, replaced.me);
+    let first = Membership {
+        members: replaced.members.clone(),
+        ..first
+    };
+    let (_suspect, news) = run(first);
+    let (_keep, old_news) = run(replaced);
+    Membership::join(&server.site, 2);
+    assert_eq!(news.recv_timeout(LIMIT), Ok(News::Over(old)));
+    assert_eq!(old_news.recv_timeout(LIMIT), Ok(News::Outcast));
+    assert_eq!(news.recv_timeout(LIMIT), Ok(News::Over(over)));
+}
+
+#[test]
+fn without_etcd_nobody_dies_and_who_joins_waits() {
+    let server = server();
+    let first = Membership::join(&server.site, 0);
+    let second = Membership::join(&server.site, 1);
+    let victim = second.me;
+    let first = Membership {
+        members: second.members.clone(),
+        ..first
+    };
+    let (suspect, news) = run(first);
+    let stop = |signal: &str| {
+        let pid = server.child.id().to_string();
+        assert!(
+            Command::new("kill")
+                .args([signal, &pid])
+                .status()
+                .unwrap()
+                .success()
+        );
+    };
+    stop("-STOP");
+    suspect.send(victim).unwrap();
+    let (tell, joined) = mpsc::channel();
+    let site = server.site.clone();
+    std::thread::spawn(move || tell.send(Membership::join(&site, 2).me));
+    assert!(news.recv_timeout(Duration::from_secs(2)).is_err());
+    assert!(joined.try_recv().is_err());
+    stop("-CONT");
+    assert_eq!(news.recv_timeout(LIMIT), Ok(News::Over(victim)));
+    assert_eq!(joined.recv_timeout(LIMIT), Ok(CellId { number: 2, life: 1 }));
+}
