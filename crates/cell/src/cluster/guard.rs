@@ -1,18 +1,37 @@
-//! Starts a cell's process, and starts it again when it dies. It does nothing else, so it has nothing to die of.
+//! Starts a cell's process, and starts it again when it dies. It does nothing else, so it has nothing to die of; but the
+//! guard of the cell on whose host the cluster's own etcd runs starts that, too.
 
+use std::fs::OpenOptions;
 use std::io;
-use std::process::{Command, Stdio};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+
+use config::cluster::Site;
+
+use super::files::Files;
 
 /// A process that lived shorter than this died of its start, maybe.
 const SHORT: Duration = Duration::from_secs(10);
 /// Short lives in a row, after which it is given up.
 const SHORT_LIVES_MAX: u32 = 10;
+/// Before etcd is started again.
+const ETCD_PAUSE: Duration = Duration::from_secs(1);
 /// Before another try, times the short lives so far.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Returns when the cell was told to end, or can't be.
 pub fn guard(number: u16) -> io::Result<()> {
+    let files = Files::open()?;
+    let is_first = |site: &Site| {
+        site.host_of(number)
+            .is_some_and(|host| host.cells.first() == Some(&number))
+    };
+    if let Some(site) = files.site()?.filter(|site| site.runs_etcd && is_first(site)) {
+        std::thread::Builder::new()
+            .name("etcd".into())
+            .spawn(move || keep_etcd(&files, &site))?;
+    }
     let mut short_lives = 0;
     loop {
         let start = Instant::now();
@@ -38,4 +57,55 @@ pub fn guard(number: u16) -> io::Result<()> {
         }
         std::thread::sleep(PAUSE * short_lives);
     }
+}
+
+/// Runs the etcd of a cluster that was given none, for as long as the guard lives.
+fn keep_etcd(files: &Files, site: &Site) {
+    loop {
+        match start_etcd(files, site).and_then(|mut etcd| etcd.wait()) {
+            Ok(status) => eprintln!("etcd ended: {status}"),
+            Err(error) => eprintln!("etcd does not start: {error}; Debian has it in `etcd-server`"),
+        }
+        std::thread::sleep(ETCD_PAUSE);
+    }
+}
+
+fn start_etcd(files: &Files, site: &Site) -> io::Result<Child> {
+    let clients = site.etcd.first().map_or("", String::as_str);
+    // Nobody else is to join it.
+    let peers = "http://127.0.0.1:2380";
+    let folder = files.etcd();
+    std::fs::create_dir_all(&folder)?;
+    let log = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(folder.join("log"))?;
+    let mut command = Command::new("etcd");
+    command
+        .arg("--data-dir")
+        .arg(folder.join("data"))
+        .args([
+            "--listen-client-urls",
+            clients,
+            "--advertise-client-urls",
+            clients,
+        ])
+        .args([
+            "--listen-peer-urls",
+            peers,
+            "--initial-advertise-peer-urls",
+            peers,
+        ])
+        .args(["--initial-cluster", &format!("default={peers}")])
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log);
+    // SAFETY: prctl is async-signal-safe. The thread that spawns it lives as long as the guard.
+    unsafe {
+        command.pre_exec(|| {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            Ok(())
+        });
+    }
+    command.spawn()
 }

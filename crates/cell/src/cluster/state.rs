@@ -274,7 +274,15 @@ impl State {
         if host.sent && here.is_some_and(|room| room.free_bytes >= host.share.memory_bytes) {
             return Ok(self.me.number);
         }
-        place(&rooms, host.share.vcpus, host.share.memory_bytes).ok_or_else(|| {
+        // What a VM is made of is on the host where it was asked for.
+        let own: Vec<Room> = rooms
+            .iter()
+            .filter(|room| self.host_of(room.cell) == self.plan.host.as_deref())
+            .copied()
+            .collect();
+        let (vcpus, bytes) = (host.share.vcpus, host.share.memory_bytes);
+        let placed = place(&own, vcpus, bytes).or_else(|| place(&rooms, vcpus, bytes));
+        placed.ok_or_else(|| {
             let free = rooms
                 .iter()
                 .map(|room| format!("cell {} has {} MiB", room.cell, room.free_bytes >> 20));
@@ -330,6 +338,14 @@ impl State {
             (Key::Vm(name), Value::Vm(share)) => Some((&name[..], owner, *share)),
             _ => None,
         })
+    }
+
+    /// The host of a cell, when there are several.
+    fn host_of(&self, number: u16) -> Option<&str> {
+        let mut cells = self.cells();
+        cells
+            .find(|(cell, _, _)| *cell == number)
+            .and_then(|(_, _, plan)| plan.host.as_deref())
     }
 
     fn owns(&self, name: &str) -> bool {

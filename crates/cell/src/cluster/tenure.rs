@@ -34,6 +34,14 @@ pub enum TenureError {
         "none of the cluster's cells runs; start them again with `mirrorball cluster up`, or end it with `mirrorball cluster down`"
     )]
     Dead,
+    /// There is room, but what the VM is made of is here.
+    #[error("only cell {cell}, on host {host}, has room for it; run it there with `--cell {cell}`")]
+    OtherHost {
+        /// The cell.
+        cell: u16,
+        /// Its host.
+        host: String,
+    },
     /// The cells say so.
     #[error("{0}")]
     Refused(String),
@@ -146,7 +154,17 @@ fn ask(files: &Files, first: u16, host: &Host) -> Result<Tenure, TenureError> {
                     held,
                 });
             }
-            Answer::Elsewhere { cell: other } => (cell, host.sent) = (other, true),
+            Answer::Elsewhere { cell: other } => {
+                let site = files.site()?;
+                if let Some(site) = site.filter(|site| site.is_elsewhere(other)) {
+                    let host = site.host_of(other).map(|host| host.name.clone());
+                    return Err(TenureError::OtherHost {
+                        cell: other,
+                        host: host.unwrap_or_default(),
+                    });
+                }
+                (cell, host.sent) = (other, true);
+            }
             Answer::Refused { why } => return Err(TenureError::Refused(why)),
             other => {
                 return Err(io::Error::other(format!("an answer to another question: {other:?}")).into());

@@ -20,7 +20,7 @@ macro_rules! here {
     ($name:expr) => {
         match find($name)? {
             Found::Here(folder) => folder,
-            Found::Lab(code) => return Ok(code),
+            Found::Elsewhere(code) => return Ok(code),
         }
     };
 }

@@ -70,7 +70,7 @@ struct Running {
 pub fn clone(args: &CloneArgs) -> Result<ExitCode> {
     let folder = match find(&args.vm)? {
         Found::Here(folder) => folder,
-        Found::Lab(code) => return Ok(code),
+        Found::Elsewhere(code) => return Ok(code),
     };
     let parent = registry::read(&folder).into_diagnostic()?;
     if let Some(why) = obstacle(&parent.spec) {
@@ -116,7 +116,7 @@ pub fn clone(args: &CloneArgs) -> Result<ExitCode> {
 pub fn snapshot(name: &str, directory: &Path) -> Result<ExitCode> {
     let folder = match find(name)? {
         Found::Here(folder) => folder,
-        Found::Lab(code) => return Ok(code),
+        Found::Elsewhere(code) => return Ok(code),
     };
     if directory.exists() {
         return Err(miette!(

@@ -2,15 +2,16 @@
 
 use std::fs::OpenOptions;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use cell::cluster::client::{self, Connection};
 use cell::cluster::files::Files;
+use cell::cluster::hosts::Hosts;
 use cell::cluster::interface::{Answer, Ask, CellStatus, Status};
 use clap::Subcommand;
-use config::cluster::{CellPlan, ClusterSpec, HostNode, HostNodes};
+use config::cluster::{CellPlan, ClusterSpec, HostNode, HostNodes, Site};
 use config::cpulist;
 use miette::{IntoDiagnostic, Result, miette};
 
@@ -33,9 +34,17 @@ pub enum ClusterCommand {
         /// This many, instead of a file
         #[arg(long, conflicts_with = "file")]
         cells: Option<u16>,
+        /// Which of the file's hosts this is, when not the one that has its host name
+        #[arg(long, requires = "file")]
+        host: Option<String>,
         /// Whether to run in the lab
         #[arg(long, value_enum, default_value = "auto")]
         lab: LabChoice,
+    },
+    /// Make the keys of a cluster of several hosts; each host needs its own and authority.pem
+    Keys {
+        /// The cluster file, which says where they go
+        file: PathBuf,
     },
     /// Show the cells, what they have and what runs there
     Status {
@@ -54,17 +63,27 @@ pub enum ClusterCommand {
 /// Obeys.
 pub fn cluster(command: &ClusterCommand) -> Result<ExitCode> {
     match command {
-        ClusterCommand::Up { file, cells, lab } => up(file.as_ref(), *cells, *lab),
+        ClusterCommand::Up {
+            file,
+            cells,
+            host,
+            lab,
+        } => up(file.as_ref(), *cells, host.as_deref(), *lab),
+        ClusterCommand::Keys { file } => keys(file),
         ClusterCommand::Status { json } => status(*json),
         ClusterCommand::Down { leave } => down(*leave),
     }
 }
 
-fn up(file: Option<&PathBuf>, count: Option<u16>, lab: LabChoice) -> Result<ExitCode> {
+fn up(file: Option<&PathBuf>, count: Option<u16>, name: Option<&str>, lab: LabChoice) -> Result<ExitCode> {
     if let Some(code) = enter_lab(lab)? {
         return Ok(code);
     }
-    let plan = plan(file, count)?;
+    let (plan, site) = plan(file, count, name)?;
+    if let Some(site) = &site {
+        // A cell without keys would only start again and again.
+        Hosts::open(site.clone()).map_err(|error| miette!("{error}"))?;
+    }
     let files = Files::open().into_diagnostic()?;
     let running = files.running().into_diagnostic()?;
     if !running.is_empty() {
@@ -74,7 +93,7 @@ fn up(file: Option<&PathBuf>, count: Option<u16>, lab: LabChoice) -> Result<Exit
             cells(running.len())
         ));
     }
-    files.create(&plan).into_diagnostic()?;
+    files.create(&plan, site.as_ref()).into_diagnostic()?;
     for cell in &plan {
         start(&files, cell.number)
             .map_err(|error| miette!("cell {} does not start: {error}", cell.number))?;
@@ -84,16 +103,30 @@ fn up(file: Option<&PathBuf>, count: Option<u16>, lab: LabChoice) -> Result<Exit
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the file means here, or what there is without one.
-fn plan(file: Option<&PathBuf>, count: Option<u16>) -> Result<Vec<CellPlan>> {
+/// What the file means here, or what there is without one; and what it says of other hosts.
+fn plan(
+    file: Option<&PathBuf>,
+    count: Option<u16>,
+    here: Option<&str>,
+) -> Result<(Vec<CellPlan>, Option<Site>)> {
     let host = host_nodes()?;
     let Some(file) = file else {
         let spec = match count {
             Some(count) => ClusterSpec::of_count(&host, count)?,
             None => ClusterSpec::of_nodes(&host),
         };
-        return Ok(spec.cells(&host, "this host", "")?);
+        return Ok((spec.cells(&host, None, "this host", "")?, None));
     };
+    let (spec, name, text) = read(file)?;
+    let own = nix::unistd::gethostname().into_diagnostic()?;
+    let own = own.to_string_lossy();
+    let site = spec.site(here.unwrap_or(&own), &folder(file)?)?;
+    let here = site.as_ref().map(|site| &site.here[..]);
+    Ok((spec.cells(&host, here, &name, &text)?, site))
+}
+
+/// A cluster file, its name, and its text.
+fn read(file: &Path) -> Result<(ClusterSpec, String, String)> {
     let text = std::fs::read_to_string(file).map_err(|error| {
         miette!(
             help = "check the path",
@@ -102,7 +135,29 @@ fn plan(file: Option<&PathBuf>, count: Option<u16>) -> Result<Vec<CellPlan>> {
         )
     })?;
     let name = file.display().to_string();
-    Ok(ClusterSpec::parse(&name, &text)?.cells(&host, &name, &text)?)
+    Ok((ClusterSpec::parse(&name, &text)?, name, text))
+}
+
+/// The folder that a file is in.
+fn folder(file: &Path) -> Result<PathBuf> {
+    let file = std::path::absolute(file).into_diagnostic()?;
+    Ok(file.parent().map(Path::to_owned).unwrap_or_default())
+}
+
+fn keys(file: &Path) -> Result<ExitCode> {
+    let (spec, name, _) = read(file)?;
+    let first = spec.hosts.first().map(|host| host.name.clone());
+    let site = first.map(|first| spec.site(&first, &folder(file)?).into_diagnostic());
+    let Some(site) = site.transpose()?.flatten() else {
+        return Err(miette!(
+            help = "only a cluster of several, each a [[hosts]] table, needs keys",
+            "{name} names no hosts"
+        ));
+    };
+    urpc::tls::make(&site.keys, site.hosts.iter().map(|host| &host.name[..]))
+        .map_err(|error| miette!("{error}"))?;
+    println!("{}", site.keys.display());
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The nodes of this host, with the CPUs that this process may use.
@@ -164,8 +219,11 @@ fn wait_until_met(files: &Files, plan: &[CellPlan]) -> Result<Status> {
         let Answer::Status(status) = connection.ask(&Ask::Status).ok()? else {
             return None;
         };
-        let all_live =
-            status.cells.len() == plan.len() && status.cells.iter().all(|cell| cell.life.is_some());
+        // Other hosts may come later.
+        let all_live = plan.iter().all(|planned| {
+            let mut known = status.cells.iter();
+            known.any(|cell| cell.plan.number == planned.number && cell.life.is_some())
+        });
         (all_live && status.ready).then_some(status)
     };
     loop {
@@ -221,8 +279,8 @@ fn no_cluster() -> miette::Report {
 
 fn print(status: &Status) {
     println!(
-        "{:<5} {:<6} {:>8} {:<12} {:<8} {:>8} {:>8} {:>6}  VMS",
-        "CELL", "STATE", "PID", "CPUS", "NODES", "MEMORY", "GIVEN", "VCPUS"
+        "{:<5} {:<10} {:<6} {:>8} {:<12} {:<8} {:>8} {:>8} {:>6}  VMS",
+        "CELL", "HOST", "STATE", "PID", "CPUS", "NODES", "MEMORY", "GIVEN", "VCPUS"
     );
     for cell in &status.cells {
         println!("{}", line(cell));
@@ -234,8 +292,9 @@ fn line(cell: &CellStatus) -> String {
     let nodes: Vec<usize> = cell.plan.nodes.iter().map(|node| *node as usize).collect();
     let mib = |bytes: u64| format!("{}M", bytes >> 20);
     format!(
-        "{:<5} {state:<6} {:>8} {:<12} {:<8} {:>8} {:>8} {:>6}  {}",
+        "{:<5} {:<10} {state:<6} {:>8} {:<12} {:<8} {:>8} {:>8} {:>6}  {}",
         cell.plan.number,
+        cell.plan.host.as_deref().unwrap_or("-"),
         cell.pid,
         cpulist::write(&cell.plan.cpus),
         cpulist::write(&nodes),
@@ -255,7 +314,10 @@ fn down(leave: bool) -> Result<ExitCode> {
         return Err(no_cluster());
     }
     let status = client::status(&files).unwrap_or_default().unwrap_or_default();
-    let vms: Vec<String> = status.cells.into_iter().flat_map(|cell| cell.vms).collect();
+    let plan = files.plan().into_diagnostic()?;
+    let is_own = |cell: &CellStatus| plan.iter().any(|own| own.number == cell.plan.number);
+    let own = status.cells.into_iter().filter(is_own);
+    let vms: Vec<String> = own.flat_map(|cell| cell.vms).collect();
     if !leave && !vms.is_empty() {
         return Err(miette!(
             help = "end them with `mirrorball stop VM`, or add --leave to let them run on alone",

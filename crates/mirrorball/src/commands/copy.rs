@@ -31,7 +31,7 @@ fn split(text: &str) -> Option<(&str, &str)> {
 fn put(vm: &str, source: &Path, path: &str) -> Result<ExitCode> {
     let folder = match find(vm)? {
         Found::Here(folder) => folder,
-        Found::Lab(code) => return Ok(code),
+        Found::Elsewhere(code) => return Ok(code),
     };
     let failed = |error| {
         miette!(
@@ -66,7 +66,7 @@ fn put(vm: &str, source: &Path, path: &str) -> Result<ExitCode> {
 fn get(vm: &str, path: &str, target: &Path) -> Result<ExitCode> {
     let folder = match find(vm)? {
         Found::Here(folder) => folder,
-        Found::Lab(code) => return Ok(code),
+        Found::Elsewhere(code) => return Ok(code),
     };
     let target = if target.is_dir() {
         target.join(Path::new(path).file_name().unwrap_or_default())

@@ -8,16 +8,20 @@ use cell::registry::{self, Record, Registry, State};
 use miette::{IntoDiagnostic, Result};
 use serde_json::json;
 
-use super::place::{Found, find, in_lab};
+use super::place::{Found, find, in_lab, on_other_hosts};
 
 /// How long a VM may take to say what it counted.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
 /// Lists running VMs.
 pub fn ps(json: bool) -> Result<ExitCode> {
-    let records = Registry::open()
+    let mut records = Registry::open()
         .and_then(|registry| registry.list())
         .into_diagnostic()?;
+    for output in on_other_hosts(&["ps", "--json"])? {
+        let more: Vec<Record> = serde_json::from_slice(&output).into_diagnostic()?;
+        records.extend(more);
+    }
     if records.is_empty()
         && let Some(code) = in_lab()?
     {
@@ -70,7 +74,7 @@ fn line(record: &Record) -> String {
 pub fn inspect(name: &str) -> Result<ExitCode> {
     let folder = match find(name)? {
         Found::Here(folder) => folder,
-        Found::Lab(code) => return Ok(code),
+        Found::Elsewhere(code) => return Ok(code),
     };
     let record = registry::read(&folder).into_diagnostic()?;
     let status = match ask(&folder, &Request::Status, Some(ANSWER_LIMIT)) {

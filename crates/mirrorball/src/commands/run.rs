@@ -1,6 +1,6 @@
 //! `mirrorball run`: starts VMs under a monitor of their own, and follows them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -81,7 +81,13 @@ struct Followed {
 
 /// Starts the VMs; the exit status is that of the first that did not end well.
 pub fn run(args: &RunArgs) -> Result<ExitCode> {
+    if let Some(code) = args.cell.map(place::at_cell).transpose()?.flatten() {
+        return Ok(code);
+    }
     let vms = name(specs(args)?, args.count);
+    if let Some(code) = at_another_host(&vms)? {
+        return Ok(code);
+    }
     if let Some(code) = place::enter_lab(args.lab)? {
         return Ok(code);
     }
@@ -132,6 +138,17 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
         console: None,
     }
     .follow(&news)
+}
+
+/// Runs this same command where its VMs' files say, if that is another host.
+fn at_another_host(vms: &[(String, VmSpec)]) -> Result<Option<ExitCode>> {
+    let cells: BTreeSet<u16> = vms.iter().filter_map(|(_, spec)| spec.cell).collect();
+    match cells.first() {
+        Some(cell) if cells.len() == 1 && vms.iter().all(|(_, spec)| spec.cell.is_some()) => {
+            place::at_cell(*cell)
+        }
+        _ => Ok(None),
+    }
 }
 
 fn specs(args: &RunArgs) -> Result<Vec<VmSpec>> {
