@@ -7,8 +7,8 @@ program=$1
 shift
 mirrorball=${MIRRORBALL_BIN:-$(dirname "$program")/../mirrorball}
 case $(basename "$program") in
-# The automatic lab's tests start labs themselves, one after another.
-auto-*) exec "$program" --test-threads=1 "$@" ;;
+# These start labs themselves, one after another.
+auto-* | hosts-*) exec "$program" --test-threads=1 "$@" ;;
 esac
 if "$mirrorball" probe >/dev/null 2>&1; then
     exec "$program" --test-threads=1 "$@"
