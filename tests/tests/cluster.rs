@@ -173,6 +173,69 @@ fn vms_are_spread_over_cells_under_one_name_space() {
     before.expect_unchanged("a cluster");
 }
 
+/// CPU seconds that a shard has used so far.
+fn cpu_seconds(vm: &Vm) -> f64 {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", vm.shard())).expect("runs");
+    let fields: Vec<&str> = stat
+        .rsplit_once(") ")
+        .expect("a name in parentheses")
+        .1
+        .split(' ')
+        .collect();
+    let ticks = |index: usize| fields[index].parse::<f64>().expect("a number");
+    // Of user and system mode, in hundredths.
+    (ticks(11) + ticks(12)) / 100.0
+}
+
+/// VMs that share one CPU get it by their weights, however many vCPUs they have, and one that is limited no more than that.
+#[test]
+fn weights_and_limits_divide_a_cells_cpus() {
+    let scratch = Scratch::new("weights");
+    let before = Traces::now();
+    // One of its CPUs is what they share, on a host with many, too.
+    let cpus = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0)).expect("of this process");
+    let cpu = (0..nix::sched::CpuSet::count()).find(|cpu| cpus.is_set(*cpu).unwrap_or(false));
+    let cell = format!("[[cells]]\ncpus = \"{}\"\n", cpu.expect("one at least"));
+    let file = scratch.write("one.toml", cell);
+    let cluster = Cluster;
+    mirrorball(["cluster", "up", "--lab", "never"]).args([file]).ok();
+    let heavy = VmFile::new("heavy").key("cpu_weight", "300").start(&scratch);
+    let light = VmFile::new("light")
+        .cpus(2)
+        .key("cpu_weight", "100")
+        .start(&scratch);
+    let spin = "while :; do :; done";
+    heavy.background(spin);
+    light.background(spin);
+    light.background(spin);
+    // Both have begun.
+    std::thread::sleep(Duration::from_secs(3));
+    let used = |time: u64| {
+        let start = [cpu_seconds(&heavy), cpu_seconds(&light)];
+        std::thread::sleep(Duration::from_secs(time));
+        [cpu_seconds(&heavy) - start[0], cpu_seconds(&light) - start[1]]
+    };
+    let [heavily, lightly] = used(12);
+    let ratio = heavily / lightly;
+    assert!((2.0..4.5).contains(&ratio), "{heavily} s to {lightly} s");
+    heavy.kill();
+    light.kill();
+    let limited = VmFile::new("limited").key("cpu_limit", "0.3").start(&scratch);
+    limited.background(spin);
+    let (start, since) = (cpu_seconds(&limited), Instant::now());
+    std::thread::sleep(Duration::from_secs(8));
+    let part = (cpu_seconds(&limited) - start) / since.elapsed().as_secs_f64();
+    assert!((0.15..0.4).contains(&part), "{part} of a CPU");
+    limited.kill();
+    drop(cluster);
+    let left = std::fs::read_dir("/sys/fs/cgroup/mirrorball")
+        .expect("it stays")
+        .flatten();
+    let left: Vec<_> = left.filter(|entry| entry.path().is_dir()).collect();
+    assert!(left.is_empty(), "{left:?}");
+    before.expect_unchanged("weights");
+}
+
 /// All of the guest's memory is on this node; a host with one node has no other.
 #[track_caller]
 fn only_on(vm: &Vm, node: u64) {

@@ -8,6 +8,7 @@
 pub mod cluster;
 pub mod console;
 pub mod control;
+pub mod cpu_group;
 pub mod ending;
 pub mod frozen;
 pub mod lease;

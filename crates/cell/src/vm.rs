@@ -16,6 +16,7 @@ use serde_json::Value;
 use shard::launch::{Ending, Fd, Order, Report, SandboxPolicy};
 
 use crate::console::Console;
+use crate::cpu_group::{CpuGroup, CpuGroupError};
 use crate::frozen::Freezable;
 use crate::link::{Reports, send_order};
 use crate::open::{OpenError, Opened};
@@ -197,6 +198,9 @@ pub enum RunError {
         /// The shard's words.
         detail: String,
     },
+    /// What it asks for of the CPUs.
+    #[error(transparent)]
+    CpuGroup(#[from] CpuGroupError),
     /// The sandbox is required.
     #[error("the sandbox is incomplete ({0}); run with --sandbox=auto to go on without it")]
     Sandbox(String),
@@ -237,10 +241,19 @@ pub fn run(
     if policy == SandboxPolicy::Require && !namespaces.missing.is_empty() {
         return Err(RunError::Sandbox(namespaces.missing.join("; ")));
     }
+    let group = CpuGroup::of(name, &opened.spec)?;
     handle.console().set_input(Some(opened.console.try_clone()?));
     let pump = pump(opened.console.try_clone()?, handle.console().clone())?;
     let ending = loop {
-        let ending = one_boot(&opened, name, folder, handle, &namespaces, &mut booted)?;
+        let ending = one_boot(
+            &opened,
+            name,
+            folder,
+            handle,
+            &namespaces,
+            group.as_ref(),
+            &mut booted,
+        )?;
         if ending != Ending::Reboot {
             break ending;
         }
@@ -272,6 +285,7 @@ fn one_boot(
     folder: &Path,
     handle: &Handle,
     namespaces: &Namespaces,
+    group: Option<&CpuGroup>,
     booted: &mut impl FnMut(Booted<'_>),
 ) -> Result<Ending, RunError> {
     let (mut ours, theirs) = UnixStream::pair()?;
@@ -287,6 +301,13 @@ fn one_boot(
         namespaces,
     )?;
     drop(theirs);
+    // It waits for what it is to run.
+    if let Some(Err(error)) = group.map(|group| group.add(spawned.pid)) {
+        let pid = Pid::from_raw(spawned.pid);
+        let _ = kill(pid, Signal::SIGKILL);
+        wait_for(pid);
+        return Err(error.into());
+    }
     {
         let mut state = handle.state();
         state.pid = Some(spawned.pid);

@@ -38,6 +38,10 @@ pub(crate) fn fault(path: &[&str], message: impl Into<String>, mend: impl Into<S
     }
 }
 
+/// CPUs that a VM may be limited to; below, the kernel takes no limit.
+const CPU_LIMIT_MIN: f64 = 0.01;
+const CPU_LIMIT_MAX: f64 = 1024.0;
+
 /// Checks everything that can be told without looking at the host.
 pub fn check(spec: &VmSpec) -> Result<(), Fault> {
     if let Some(name) = &spec.name {
@@ -49,6 +53,26 @@ pub fn check(spec: &VmSpec) -> Result<(), Fault> {
             &["cpus"],
             format!("{} CPUs", spec.cpus),
             "write a number from 1 to 254",
+        ));
+    }
+    if spec
+        .cpu_weight
+        .is_some_and(|weight| !(1..=10_000).contains(&weight))
+    {
+        return Err(fault(
+            &["cpu_weight"],
+            "no weight",
+            "write a number from 1 to 10000; 100 is ordinary",
+        ));
+    }
+    if spec
+        .cpu_limit
+        .is_some_and(|cpus| !(CPU_LIMIT_MIN..=CPU_LIMIT_MAX).contains(&cpus))
+    {
+        return Err(fault(
+            &["cpu_limit"],
+            "no number of CPUs",
+            "write a number from 0.01 to 1024, as 1.5",
         ));
     }
     check_memory(spec)?;

@@ -19,6 +19,13 @@ pub struct VmSpec {
     /// vCPUs, 1 to 254.
     #[serde(default = "default_cpus", deserialize_with = "cpus")]
     pub cpus: u8,
+    /// Its part of CPUs that it shares with other VMs, 1 to 10000: one of 200 gets twice as much as one of 100. Those
+    /// without a weight share by their vCPUs.
+    #[serde(default)]
+    pub cpu_weight: Option<u16>,
+    /// As many of the host's CPUs it uses at most, however many vCPUs it has; 0.01 at least.
+    #[serde(default)]
+    pub cpu_limit: Option<f64>,
     /// Guest memory, from 64M.
     #[serde(default = "default_memory")]
     pub memory: Size,

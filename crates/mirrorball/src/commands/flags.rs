@@ -12,7 +12,7 @@ use super::place::LabChoice;
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
     /// VM files; flags that describe a VM belong into them
-    #[arg(conflicts_with_all = ["image", "kernel", "cpus", "memory", "disk", "net", "name", "sandbox", "pages", "share", "share_group", "cell"])]
+    #[arg(conflicts_with_all = ["image", "kernel", "cpus", "memory", "disk", "net", "name", "sandbox", "pages", "share", "share_group", "cell", "cpu_weight", "cpu_limit"])]
     pub files: Vec<PathBuf>,
     /// An image of the image store
     #[arg(long)]
@@ -50,6 +50,12 @@ pub struct RunArgs {
     /// The group of VMs that share memory with one another and with nobody else
     #[arg(long)]
     pub share_group: Option<String>,
+    /// Its part of CPUs that VMs share, 1 to 10000; 100 is ordinary
+    #[arg(long, value_name = "WEIGHT")]
+    pub cpu_weight: Option<u16>,
+    /// As many of the host's CPUs it uses at most, as 1.5
+    #[arg(long, value_name = "CPUS")]
+    pub cpu_limit: Option<f64>,
     /// The cell of the cluster to run in
     #[arg(long)]
     pub cell: Option<u16>,
@@ -149,6 +155,8 @@ pub fn spec(args: &RunArgs) -> Result<VmSpec> {
         name: args.name.clone(),
         image: args.image.clone(),
         cpus: args.cpus,
+        cpu_weight: args.cpu_weight,
+        cpu_limit: args.cpu_limit,
         memory: args.memory,
         kernel: args.kernel.clone().map(|path| KernelSpec {
             path,

@@ -1,0 +1,114 @@
+//! What part of the host's CPU time a VM may have: a control group (cgroup v2) for the processes of its shard.
+//!
+//! Linux divides a CPU fairly between threads, so that a VM with more vCPUs gets more of it. In a group of its own a VM gets by
+//! its weight, however many they are, and never more than its limit.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use config::VmSpec;
+
+/// Where control groups are.
+const ROOT: &str = "/sys/fs/cgroup";
+/// Below it, the groups of all VMs.
+const OURS: &str = "mirrorball";
+/// Over which a limit holds, microseconds.
+const PERIOD_US: f64 = 100_000.0;
+/// How often, and how long apart, the end of a group is tried: its last process has just ended.
+const END_TRIES: u32 = 50;
+const END_PAUSE: Duration = Duration::from_millis(10);
+
+/// Why a VM can't have one.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "cannot weigh or limit the VM's CPU time: {}: {source}; that needs root and cgroup v2: leave cpu_weight and cpu_limit out \
+     elsewhere",
+    path.display()
+)]
+pub struct CpuGroupError {
+    path: PathBuf,
+    source: io::Error,
+}
+
+/// A VM's group; ends with it.
+#[derive(Debug)]
+pub struct CpuGroup(PathBuf);
+
+impl CpuGroup {
+    /// The group of the VM called `name`; none if it asks for nothing.
+    ///
+    /// # Errors
+    /// If the host does not let this user make groups.
+    pub fn of(name: &str, spec: &VmSpec) -> Result<Option<Self>, CpuGroupError> {
+        if spec.cpu_weight.is_none() && spec.cpu_limit.is_none() {
+            return Ok(None);
+        }
+        let ours = Path::new(ROOT).join(OURS);
+        write(&Path::new(ROOT).join("cgroup.subtree_control"), "+cpu")?;
+        make(&ours)?;
+        write(&ours.join("cgroup.subtree_control"), "+cpu")?;
+        remove_abandoned(&ours);
+        // By the monitor's number, too: other users of this machine's root may have VMs of this name.
+        let group = Self(ours.join(format!("{name}.{}", std::process::id())));
+        make(&group.0)?;
+        if let Some(weight) = spec.cpu_weight {
+            write(&group.0.join("cpu.weight"), &weight.to_string())?;
+        }
+        if let Some(cpus) = spec.cpu_limit {
+            let maximum = format!("{:.0} {PERIOD_US:.0}", cpus * PERIOD_US);
+            write(&group.0.join("cpu.max"), &maximum)?;
+        }
+        Ok(Some(group))
+    }
+
+    /// Puts a process, and all that it starts, into the group.
+    pub fn add(&self, pid: i32) -> Result<(), CpuGroupError> {
+        write(&self.0.join("cgroup.procs"), &pid.to_string())
+    }
+}
+
+impl Drop for CpuGroup {
+    fn drop(&mut self) {
+        for _ in 0..END_TRIES {
+            match fs::remove_dir(&self.0) {
+                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => std::thread::sleep(END_PAUSE),
+                _ => return,
+            }
+        }
+    }
+}
+
+/// Removes the groups of VMs whose monitors were killed.
+fn remove_abandoned(ours: &Path) {
+    for entry in fs::read_dir(ours).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let pid = name.to_str().and_then(|name| name.rsplit_once('.'));
+        if let Some((_, pid)) = pid
+            && pid.parse::<u32>().is_ok()
+            && !Path::new("/proc").join(pid).exists()
+        {
+            // One that still has processes stays.
+            let _ = fs::remove_dir(entry.path());
+        }
+    }
+}
+
+fn make(path: &Path) -> Result<(), CpuGroupError> {
+    match fs::create_dir(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(failed(path, error)),
+        _ => Ok(()),
+    }
+}
+
+fn write(path: &Path, text: &str) -> Result<(), CpuGroupError> {
+    fs::write(path, text).map_err(|error| failed(path, error))
+}
+
+fn failed(path: &Path, source: io::Error) -> CpuGroupError {
+    CpuGroupError {
+        path: path.to_owned(),
+        source,
+    }
+}
