@@ -5,12 +5,14 @@
 //! - [`machine`]: the cells of a machine and what messages between them cost;
 //! - [`queue`]: events in the order of their times;
 //! - [`world`]: cells, links, monitors; what happens, and what must hold;
-//! - [`story`]: what befalls them, by chance.
+//! - [`story`]: what befalls them, by chance;
+//! - [`trace`]: how it came to an error.
 
 pub mod chance;
 pub mod machine;
 pub mod queue;
 pub mod story;
+pub mod trace;
 pub mod world;
 
 /// Virtual time, nanoseconds.

@@ -3,6 +3,8 @@
 //! A link delivers in order. A cell handles one event at a time, and each costs it time; one that hangs handles them later.
 //! The end of a cell's process reaches each of the others a little later, and what it sent last may be lost.
 
+mod rules;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use cell::cluster::interface::{Answer, Ask, Host};
@@ -13,7 +15,8 @@ use protocol::CellId;
 use crate::chance::Chance;
 use crate::machine::{Cells, SEND_NS, WAKE_NS};
 use crate::queue::Queue;
-use crate::{MILLISECOND, SECOND, Time, nanos};
+use crate::trace::Trace;
+use crate::{MILLISECOND, Time, nanos};
 
 /// What any event costs a cell beside what it sends.
 const EVENT_NS: Time = 2_000;
@@ -21,8 +24,6 @@ const EVENT_NS: Time = 2_000;
 const NOTICE_NS: Time = 5 * MILLISECOND;
 /// A process, from its start until its links are there.
 const START_NS: Time = 10 * MILLISECOND;
-/// Steps that a failing run shows.
-const TRACE: usize = 80;
 
 /// What happens.
 #[derive(Clone, Debug)]
@@ -107,8 +108,7 @@ pub struct World {
     arrivals: BTreeMap<(CellId, CellId), Time>,
     /// What was counted.
     pub counts: Counts,
-    /// The last steps, if they are wanted.
-    trace: Option<VecDeque<String>>,
+    trace: Trace,
 }
 
 impl World {
@@ -126,7 +126,7 @@ impl World {
             clients: 0,
             arrivals: BTreeMap::new(),
             counts: Counts::default(),
-            trace: None,
+            trace: Trace::default(),
         };
         for number in 0..count {
             world.start(u16::try_from(number).expect("as many as planned"));
@@ -136,7 +136,7 @@ impl World {
 
     /// Remembers the last steps, for an error; that takes most of the time.
     pub fn trace(&mut self) {
-        self.trace = Some(VecDeque::new());
+        self.trace.begin();
     }
 
     /// The time.
@@ -238,72 +238,8 @@ impl World {
         Ok(())
     }
 
-    /// Lets everything come to rest, and looks whether all agree.
-    ///
-    /// # Errors
-    /// As [`World::run`].
-    pub fn rest(&mut self) -> Result<(), String> {
-        self.run(self.now + 60 * SECOND)?;
-        let mut running = BTreeSet::new();
-        for monitor in self.monitors.values() {
-            if monitor.connected.is_none() || !monitor.runs {
-                return self.broken(format!("{} waits for a place at rest", monitor.host.name));
-            }
-            running.insert((monitor.host.name.clone(), monitor.cell));
-        }
-        for number in self.numbers() {
-            let Some(process) = self.processes.get_mut(&number) else {
-                return self.broken(format!("cell {number} is dead at rest"));
-            };
-            let acts = process.state.asked(Client::MAX, Ask::Status);
-            let [Act::Answer(_, Answer::Status(status))] = &acts[..] else {
-                return self.broken(format!("cell {number} tells nothing"));
-            };
-            let known = status.cells.iter().flat_map(|cell| {
-                let number = cell.plan.number;
-                cell.vms.iter().map(move |name| (name.clone(), number))
-            });
-            let known: BTreeSet<(String, u16)> = known.collect();
-            if known != running {
-                return self.broken(format!("cell {number} knows {known:?}, and {running:?} runs"));
-            }
-        }
-        Ok(())
-    }
-
-    /// What must hold at all times: no two VMs of one name run, and no cell has promised more than it has.
-    fn check(&self) -> Result<(), String> {
-        let mut names = BTreeSet::new();
-        let mut given = vec![0; self.lives.len()];
-        for monitor in self.monitors.values().filter(|monitor| monitor.runs) {
-            if !names.insert(&monitor.host.name) {
-                return self.broken(format!("two VMs named {} run", monitor.host.name));
-            }
-            given[usize::from(monitor.cell)] += monitor.host.share.memory_bytes;
-        }
-        for (plan, given) in self.cells.plans.iter().zip(given) {
-            if given > plan.memory_bytes {
-                return self.broken(format!(
-                    "cell {} has given out {given} of {}",
-                    plan.number, plan.memory_bytes
-                ));
-            }
-        }
-        Ok(())
-    }
-
-    fn broken<T>(&self, what: String) -> Result<T, String> {
-        let steps = self.trace.iter().flatten();
-        Err(steps.map(|step| format!("{step}\n")).collect::<String>() + &what)
-    }
-
     fn say(&mut self, what: impl FnOnce() -> String) {
-        if let Some(trace) = &mut self.trace {
-            if trace.len() == TRACE {
-                trace.pop_front();
-            }
-            trace.push_back(format!("{:>12.6} s: {}", self.now as f64 / SECOND as f64, what()));
-        }
+        self.trace.say(self.now, what);
     }
 
     fn to(&mut self, cell: CellId, at: Time, input: Input) {
