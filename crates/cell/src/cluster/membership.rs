@@ -23,8 +23,8 @@ use etcd::{Etcd, Lease, Put};
 const PREFIX: &str = "/mirrorball/cells/";
 /// The last life of each cell.
 const LIVES: &str = "/mirrorball/lives/";
-/// How long an entry outlasts its cell's last word to etcd.
-const LEASE_SECONDS: u64 = 5;
+/// How long an entry outlasts its cell's last word to etcd, at least; three times as long as a cell may be silent.
+const LEASE_SECONDS_MIN: u64 = 5;
 /// Between two words.
 const KEEP: Duration = Duration::from_secs(1);
 /// Between two looks at who lives.
@@ -57,9 +57,10 @@ impl Membership {
     /// Enters a cell; waits for as long as etcd does not answer.
     pub fn join(site: &Site, number: u16) -> Self {
         let etcd = Etcd::new(&site.etcd);
+        let lease_seconds = LEASE_SECONDS_MIN.max(3 * site.silence_ms / 1000);
         let mut told = false;
         loop {
-            match Self::try_join(&etcd, number) {
+            match Self::try_join(&etcd, number, lease_seconds) {
                 Ok(Some((lease, me, members))) => {
                     return Self {
                         etcd,
@@ -81,7 +82,11 @@ impl Membership {
         }
     }
 
-    fn try_join(etcd: &Etcd, number: u16) -> io::Result<Option<(Lease, CellId, Members)>> {
+    fn try_join(
+        etcd: &Etcd,
+        number: u16,
+        lease_seconds: u64,
+    ) -> io::Result<Option<(Lease, CellId, Members)>> {
         let counter = format!("{LIVES}{number}");
         let last = etcd.get(&counter)?;
         let life = last
@@ -89,8 +94,9 @@ impl Membership {
             .map_or(Ok(0), str::parse::<u32>)
             .map_err(io::Error::other)?
             + 1;
-        let lease = etcd.lease(LEASE_SECONDS)?;
-        let (key, value) = (format!("{PREFIX}{number}"), life.to_string());
+        let lease = etcd.lease(lease_seconds)?;
+        let me = CellId { number, life };
+        let (key, value) = entry(me);
         let puts = [
             Put {
                 key: &counter,
@@ -107,7 +113,7 @@ impl Membership {
             return Ok(None);
         }
         let members = members(etcd)?;
-        Ok(Some((lease, CellId { number, life }, members)))
+        Ok(Some((lease, me, members)))
     }
 
     /// Keeps the entry, removes those of `suspects`, and tells `news`, until the other end of `suspects` is dropped.
@@ -129,9 +135,11 @@ impl Membership {
             if kept.elapsed() >= KEEP && etcd.keep(&lease).is_ok() {
                 kept = Instant::now();
             }
+            let (own_key, own_life) = entry(me);
             pending.retain(|cell| {
-                let key = format!("{PREFIX}{}", cell.number);
-                etcd.remove_if(&key, &cell.life.to_string()).is_err()
+                let (key, life) = entry(*cell);
+                // Who is dead itself accuses nobody: it was cut off, and they weren't.
+                etcd.remove_if((&key, &life), (&own_key, &own_life)).is_err()
             });
             if let Ok(now) = members(&etcd) {
                 for changed in changes(me, &known, &now) {
@@ -141,6 +149,11 @@ impl Membership {
             }
         }
     }
+}
+
+/// A cell's key and value.
+fn entry(cell: CellId) -> (String, String) {
+    (format!("{PREFIX}{}", cell.number), cell.life.to_string())
 }
 
 fn members(etcd: &Etcd) -> io::Result<Members> {

@@ -19,6 +19,8 @@ use super::place::{LabChoice, enter_lab, in_lab};
 
 /// How long all cells may take until each knows all others.
 const UP_LIMIT: Duration = Duration::from_secs(20);
+/// The same with several hosts: etcd may only be starting.
+const UP_LIMIT_HOSTS: Duration = Duration::from_secs(60);
 /// How long they may take to end.
 const DOWN_LIMIT: Duration = Duration::from_secs(10);
 /// Between two looks.
@@ -98,7 +100,8 @@ fn up(file: Option<&PathBuf>, count: Option<u16>, name: Option<&str>, lab: LabCh
         start(&files, cell.number)
             .map_err(|error| miette!("cell {} does not start: {error}", cell.number))?;
     }
-    let status = wait_until_met(&files, &plan)?;
+    let limit = if site.is_some() { UP_LIMIT_HOSTS } else { UP_LIMIT };
+    let status = wait_until_met(&files, &plan, limit)?;
     print(&status);
     Ok(ExitCode::SUCCESS)
 }
@@ -212,8 +215,8 @@ fn start(files: &Files, number: u16) -> std::io::Result<()> {
 }
 
 /// Waits until every cell knows all others.
-fn wait_until_met(files: &Files, plan: &[CellPlan]) -> Result<Status> {
-    let deadline = Instant::now() + UP_LIMIT;
+fn wait_until_met(files: &Files, plan: &[CellPlan], limit: Duration) -> Result<Status> {
+    let deadline = Instant::now() + limit;
     let met = |cell: &CellPlan| -> Option<Status> {
         let mut connection = Connection::open(&files.cell(cell.number)).ok()?;
         let Answer::Status(status) = connection.ask(&Ask::Status).ok()? else {
@@ -242,7 +245,7 @@ fn wait_until_met(files: &Files, plan: &[CellPlan]) -> Result<Status> {
                     help = "end the others with `mirrorball cluster down`",
                     "cell {} has not met the others after {} s; it said: {said}",
                     cell.number,
-                    UP_LIMIT.as_secs()
+                    limit.as_secs()
                 ));
             }
             _ => std::thread::sleep(LOOK),

@@ -91,24 +91,23 @@ impl Etcd {
             }
             json!({ "requestPut": written })
         });
-        self.commit(key, value, &puts.collect())
-    }
-
-    /// Removes `key` if it still has this value; whether it had.
-    pub fn remove_if(&self, key: &str, value: &str) -> io::Result<bool> {
-        let remove = json!([{ "requestDeleteRange": { "key": STANDARD.encode(key) } }]);
-        self.commit(key, Some(value), &remove)
-    }
-
-    fn commit(&self, key: &str, value: Option<&str>, success: &Value) -> io::Result<bool> {
-        let key = STANDARD.encode(key);
         let compare = match value {
-            Some(value) => {
-                json!({ "key": key, "target": "VALUE", "result": "EQUAL", "value": STANDARD.encode(value) })
+            Some(value) => has(key, value),
+            None => {
+                json!({ "key": STANDARD.encode(key), "target": "VERSION", "result": "EQUAL", "version": "0" })
             }
-            None => json!({ "key": key, "target": "VERSION", "result": "EQUAL", "version": "0" }),
         };
-        let answer = self.ask("kv/txn", &json!({ "compare": [compare], "success": success }))?;
+        self.commit(&json!([compare]), &puts.collect())
+    }
+
+    /// Removes `key` if it and `other` still have these values; whether they had.
+    pub fn remove_if(&self, (key, value): (&str, &str), other: (&str, &str)) -> io::Result<bool> {
+        let remove = json!([{ "requestDeleteRange": { "key": STANDARD.encode(key) } }]);
+        self.commit(&json!([has(key, value), has(other.0, other.1)]), &remove)
+    }
+
+    fn commit(&self, compare: &Value, success: &Value) -> io::Result<bool> {
+        let answer = self.ask("kv/txn", &json!({ "compare": compare, "success": success }))?;
         Ok(answer["succeeded"] == true)
     }
 
@@ -124,6 +123,13 @@ impl Etcd {
         }
         Err(last)
     }
+}
+
+/// That a key has a value.
+fn has(key: &str, value: &str) -> Value {
+    json!({
+        "key": STANDARD.encode(key), "target": "VALUE", "result": "EQUAL", "value": STANDARD.encode(value)
+    })
 }
 
 /// 64-bit numbers are strings in its JSON.

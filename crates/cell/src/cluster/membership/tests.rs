@@ -82,7 +82,7 @@ fn one_that_is_suspected_is_over_for_all_and_knows_it() {
         ..first
     };
     let (suspect, first_news) = run(first);
-    let (_keep_second, second_news) = run(second);
+    let (accuse, second_news) = run(second);
     let (_keep_third, third_news) = run(third);
     suspect.send(CellId { number: 1, life: 7 }).unwrap();
     assert!(
@@ -93,6 +93,9 @@ fn one_that_is_suspected_is_over_for_all_and_knows_it() {
     assert_eq!(first_news.recv_timeout(LIMIT), Ok(News::Over(victim)));
     assert_eq!(third_news.recv_timeout(LIMIT), Ok(News::Over(victim)));
     assert_eq!(second_news.recv_timeout(LIMIT), Ok(News::Outcast));
+    // The dead accuse nobody.
+    accuse.send(CellId { number: 0, life: 1 }).unwrap();
+    assert!(third_news.recv_timeout(LOOK * 5).is_err());
     let again = Membership::join(&server.site, 1);
     assert_eq!((again.me.life, again.members.len()), (2, 3));
 }
