@@ -167,9 +167,8 @@ fn run_command(
     let door = lab.hosts[index].door.clone();
     let (watched, (hangs, hung)) = (door.clone(), mpsc::channel());
     std::thread::spawn(move || {
-        if watched.wait_silent(silence) {
-            let _ = hangs.send(());
-        }
+        watched.wait_silent(silence);
+        let _ = hangs.send(());
     });
     let (sender, receiver) = mpsc::channel();
     // This thread keeps the lab: its hosts would die with another one.
