@@ -95,6 +95,17 @@ pub enum DiskError {
         /// The base asked for.
         base: PathBuf,
     },
+    /// What the overlay holds are changes of another disk than the base is now.
+    #[error(
+        "overlay {path}: its base {base} was written since, so that the two are no longer one disk; put the base back as it \
+         was, or, if its content is, remove the overlay's mark: setfattr -x user.mirrorball.base {path}"
+    )]
+    BaseChanged {
+        /// The overlay.
+        path: PathBuf,
+        /// Its base.
+        base: PathBuf,
+    },
     /// A persistent private disk needs a place for its overlay.
     #[error("disk {path}: a persistent private disk needs a path for its overlay; give one")]
     NoOverlayPath {

@@ -11,6 +11,7 @@
 //!   so that the two exclude each other; a crash of the holder releases both.
 //! * A write that was followed by a completed flush survives the death of the process, whatever the format. Temporary
 //!   overlays promise it only until the last of their files is closed, which is when they vanish.
+//! * An overlay whose base was written since is not used: see [`DiskError::BaseChanged`].
 //! * Nothing a guest writes into a disk changes how its file is read the next time (see [`Format`]).
 
 mod error;
@@ -24,6 +25,7 @@ mod raw;
 mod ring;
 mod scratch;
 mod segments;
+mod stamp;
 mod store;
 pub mod upkeep;
 mod watch;

@@ -1,12 +1,14 @@
 //! Opening a disk for one VM: its files, their formats, their locks.
 
 use std::fs::{File, OpenOptions};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use super::format::{decide, length, record_raw};
 use super::header::Header;
 use super::lock::{self, Lock, Share};
+use super::stamp::Stamp;
 use super::upkeep::mend;
 use super::{DiskError, Format, SECTOR_BYTES, qcow2, scratch};
 
@@ -189,7 +191,7 @@ impl<'a> Chain<'a> {
             .canonicalize()
             .map_err(|source| DiskError::open(base, "read", source))?;
         if !overlay.exists() {
-            make_overlay(overlay, size, &canonical, self.layers[0].format)
+            make_overlay(overlay, size, &canonical, &self.layers[0])
                 .map_err(DiskError::io(overlay, "making this overlay"))?;
         }
         let (file, lock) = open_locked(overlay, true, Share::Exclusive, self.vm)?;
@@ -207,6 +209,13 @@ impl<'a> Chain<'a> {
                 base: canonical,
             });
         }
+        let stamp = Stamp::of(self.layers[0].file.as_fd()).map_err(DiskError::io(base, "looking at it"))?;
+        if Stamp::recorded(&file).is_some_and(|recorded| recorded != stamp) {
+            return Err(DiskError::BaseChanged {
+                path: overlay.to_owned(),
+                base: canonical,
+            });
+        }
         self.layers.insert(
             0,
             Layer {
@@ -220,7 +229,7 @@ impl<'a> Chain<'a> {
 
 /// Makes an overlay that appears whole or not at all: complete under another name first. That name is reused by the
 /// next attempt if this one is killed.
-fn make_overlay(overlay: &Path, size: u64, base: &Path, format: Format) -> std::io::Result<()> {
+fn make_overlay(overlay: &Path, size: u64, base: &Path, layer: &Layer) -> std::io::Result<()> {
     let mut name = overlay.file_name().unwrap_or_default().to_owned();
     name.push(".new");
     let unfinished = overlay.with_file_name(name);
@@ -231,7 +240,8 @@ fn make_overlay(overlay: &Path, size: u64, base: &Path, format: Format) -> std::
         .truncate(true)
         .mode(0o600)
         .open(&unfinished)?;
-    qcow2::create_overlay(file.try_clone()?, size, base, format)
+    Stamp::of(layer.file.as_fd())?.record(&file);
+    qcow2::create_overlay(file.try_clone()?, size, base, layer.format)
         .and_then(|()| file.sync_all())
         .and_then(|()| std::fs::rename(&unfinished, overlay))
         .inspect_err(|_| {

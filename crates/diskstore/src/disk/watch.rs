@@ -8,9 +8,10 @@
 //! to a block device, which leave no trace in it. That attributes, names or links changed is not taken for a write.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::Store;
+use super::stamp::Stamp;
 
 /// The base files of running disks, as they were.
 #[derive(Debug, Default)]
@@ -23,14 +24,6 @@ struct Base {
     disk: String,
     file: OwnedFd,
     stamp: Stamp,
-}
-
-/// What a write to a file changes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stamp {
-    bytes: i64,
-    written_seconds: i64,
-    written_nanoseconds: i64,
 }
 
 impl BaseWatch {
@@ -74,21 +67,5 @@ impl Base {
             "{disk}: its base file {what} while the VM used it, so what the VM reads is no longer one disk; \
              put the file back as it was and start the VM anew, and change copies of a base only"
         ))
-    }
-}
-
-impl Stamp {
-    fn of(file: BorrowedFd<'_>) -> io::Result<Self> {
-        // SAFETY: all zeroes is a value of this plain structure.
-        let mut about: libc::stat = unsafe { std::mem::zeroed() };
-        // SAFETY: writes one structure of ours.
-        if unsafe { libc::fstat(file.as_raw_fd(), &mut about) } < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(Self {
-            bytes: about.st_size,
-            written_seconds: about.st_mtime,
-            written_nanoseconds: about.st_mtime_nsec,
-        })
     }
 }

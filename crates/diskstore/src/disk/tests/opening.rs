@@ -1,7 +1,9 @@
 //! Opening: which format, which files, and what the error says.
 
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 
+use super::super::stamp::Stamp;
+use super::super::upkeep::{Target, commit, compact};
 use super::super::{DiskError, open};
 use super::*;
 
@@ -176,6 +178,33 @@ fn overlay_of_another_base_is_refused() {
     );
     let names: Vec<_> = std::fs::read_dir(directory.path()).unwrap().collect();
     assert_eq!(names.len(), 3, "files left over: {names:?}");
+}
+
+#[test]
+fn overlay_of_a_base_that_was_written_since_is_refused_until_its_mark_is_removed() {
+    let directory = tempfile::tempdir().unwrap();
+    let base = patterned(directory.path(), "base", 1 << 16);
+    let overlay = directory.path().join("own");
+    let mut wanted = request(&base, "vm");
+    (wanted.persistent, wanted.overlay_path) = (true, Some(overlay.clone()));
+    drop(open(&wanted).unwrap());
+    // Neither use nor upkeep changes the mark.
+    compact(&overlay, Some(Format::Qcow2), &mut |_, _| ()).unwrap();
+    drop(open(&wanted).unwrap());
+    commit(&overlay, Some(Format::Qcow2), &Target::Base, &mut |_, _| ()).unwrap();
+    drop(open(&wanted).unwrap());
+    let time = std::fs::metadata(&base).unwrap().modified().unwrap();
+    let file = File::options().write(true).open(&base).unwrap();
+    file.write_all_at(b"other", 512).unwrap();
+    file.set_modified(time + std::time::Duration::from_nanos(1_000_000))
+        .unwrap();
+    let refused = message(open(&wanted));
+    assert!(
+        refused.contains("was written since") && refused.contains("setfattr -x user.mirrorball.base"),
+        "{refused}"
+    );
+    Stamp::forget(&File::open(&overlay).unwrap());
+    open(&wanted).unwrap();
 }
 
 #[test]

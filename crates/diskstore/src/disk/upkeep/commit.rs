@@ -1,5 +1,6 @@
 //! Bringing an overlay's changes down: into its base, or with it into a new file.
 
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use super::own::{Held, Own};
@@ -12,6 +13,7 @@ use crate::disk::format::{decide, record_raw};
 use crate::disk::header::Header;
 use crate::disk::lock::Share;
 use crate::disk::open::{Chain, below, open_locked};
+use crate::disk::stamp::Stamp;
 use crate::disk::{DiskError, Format, Layer, Store, assemble, qcow2};
 
 /// Where the changes go.
@@ -103,6 +105,8 @@ fn into_base(path: &Path, said: Option<Format>, progress: Progress<'_>) -> Resul
         return Err(refused(path, why));
     }
     let failed = DiskError::io(&overlay.path, "writing the changes to it");
+    // From here on until it is empty the overlay holds what its base is being made, and fits it at every moment.
+    Stamp::forget(&overlay.overlay.layers[0].file);
     let base = Idle {
         layers: chain.layers,
         _locks: chain.locks,
@@ -127,6 +131,7 @@ fn into_base(path: &Path, said: Option<Format>, progress: Progress<'_>) -> Resul
             bytes,
             Some((name, base_format)),
         )?;
+        Stamp::of(base.layers[0].file.as_fd())?.record(&new.file);
         new.replace(&overlay.overlay.layers[0].file)
     });
     emptied.map_err(DiskError::io(path, "emptying it after the commit"))?;

@@ -6,6 +6,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use crate::disk::stamp::Stamp;
+
 /// A file under another name until it is complete. Dropped before, it is removed; what a kill leaves of it is
 /// overwritten by the next attempt.
 pub(super) struct Unfinished {
@@ -44,6 +46,10 @@ impl Unfinished {
         let about = old.metadata()?;
         // Only root can give files away; who may write the old file owns the new one otherwise.
         let _ = std::os::unix::fs::fchown(&self.file, Some(about.uid()), Some(about.gid()));
+        // An overlay stands on the base it stood on.
+        if let Some(stamp) = Stamp::recorded(old) {
+            stamp.record(&self.file);
+        }
         self.file
             .set_permissions(PermissionsExt::from_mode(about.mode() & 0o7777))?;
         self.publish()
