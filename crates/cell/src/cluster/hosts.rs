@@ -18,6 +18,9 @@ use urpc::tls::{Identity, Peer, TlsError};
 
 use super::link::{Answer, Calling, Link, PATIENCE, stream};
 
+/// Callers and commands that are served at once.
+const CONNECTIONS_MAX: usize = 256;
+
 /// What a connection is for.
 #[derive(Debug, Serialize, Deserialize)]
 enum Wish {
@@ -102,13 +105,20 @@ impl Hosts {
         calling: &Arc<Calling>,
         linked: impl Fn(Link) + Clone + Send + 'static,
     ) {
+        let serving = Arc::new(());
         for tcp in listener.incoming().flatten() {
+            // Each connection has a copy.
+            if Arc::strong_count(&serving) > CONNECTIONS_MAX {
+                continue;
+            }
+            let served = serving.clone();
             let (hosts, calling, linked) = (self.clone(), calling.clone(), linked.clone());
             // One that takes its time keeps nobody else waiting; one that makes no sense is dropped.
             let _ = std::thread::Builder::new().name("caller".into()).spawn(move || {
                 if let Ok(Some(link)) = hosts.take_one(tcp, &calling) {
                     linked(link);
                 }
+                drop(served);
             });
         }
     }
