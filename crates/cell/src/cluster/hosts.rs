@@ -18,6 +18,9 @@ use urpc::tls::{Identity, Peer, TlsError};
 
 use super::link::{Answer, Calling, Link, PATIENCE, stream};
 
+#[cfg(test)]
+mod tests;
+
 /// Callers and commands that are served at once.
 const CONNECTIONS_MAX: usize = 256;
 

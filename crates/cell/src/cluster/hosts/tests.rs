@@ -1,0 +1,107 @@
+//! Two hosts on the loopback.
+
+use std::net::SocketAddr;
+use std::sync::mpsc;
+
+use agent::client::{ClientError, output};
+
+use super::*;
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Alpha with cell 0 and beta with cell 1. Dropped, their keys go.
+struct Two {
+    alpha: Hosts,
+    beta: Hosts,
+    _keys: tempfile::TempDir,
+}
+
+fn two() -> Two {
+    let keys = tempfile::tempdir().unwrap();
+    urpc::tls::make(keys.path(), ["alpha", "beta"]).unwrap();
+    let free = |ip: &str| -> SocketAddr {
+        let listener = TcpListener::bind((ip, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        // The port of cell 1 is the next: beta's own.
+        SocketAddr::new(address.ip(), address.port() - 1)
+    };
+    let host = |name: &str, ip: &str, cell| HostPlan {
+        name: name.to_owned(),
+        address: free(ip),
+        cells: vec![cell],
+    };
+    let hosts = vec![host("alpha", "127.0.0.1", 0), host("beta", "127.0.0.2", 1)];
+    let site = |here: &str| {
+        Hosts::open(Site {
+            here: here.to_owned(),
+            hosts: hosts.clone(),
+            etcd: Vec::new(),
+            runs_etcd: false,
+            keys: keys.path().to_owned(),
+            silence_ms: 20_000,
+        })
+        .unwrap()
+    };
+    Two {
+        alpha: site("alpha"),
+        beta: site("beta"),
+        _keys: keys,
+    }
+}
+
+fn id(number: u16) -> CellId {
+    CellId { number, life: 1 }
+}
+
+/// Beta takes connections; its links come here.
+fn serve(beta: &Hosts) -> mpsc::Receiver<Link> {
+    let listener = beta.listen(1).unwrap();
+    let (send, receive) = mpsc::channel();
+    let beta = beta.clone();
+    std::thread::spawn(move || {
+        let calling = Arc::new(Calling::new(id(1)));
+        beta.take(&listener, &calling, move |link| _ = send.send(link));
+    });
+    receive
+}
+
+#[test]
+fn cells_of_two_hosts_are_linked_and_nobody_can_be_a_cell_of_another_host() {
+    let Two { alpha, beta, _keys } = two();
+    let links = serve(&beta);
+    let calling = Calling::new(id(0));
+    let near = alpha
+        .call(id(0), 1, &calling)
+        .unwrap()
+        .expect("nobody calls back");
+    let far = links.recv_timeout(LIMIT).unwrap();
+    assert_eq!((near.peer, far.peer), (id(1), id(0)));
+    // Alpha's key does not make it cell 1, nor a cell that there is not.
+    for wrong in [1, 7] {
+        assert!(alpha.call(id(wrong), 1, &Calling::new(id(wrong))).is_err());
+    }
+    assert!(links.try_recv().is_err());
+    let error = beta.call(id(1), 0, &Calling::new(id(1))).unwrap_err();
+    assert!(error.to_string().starts_with("host alpha: "), "{error}");
+}
+
+#[test]
+fn only_this_program_is_run_for_other_hosts() {
+    let Two { alpha, beta, _keys } = two();
+    let _links = serve(&beta);
+    let request = |program: &str| ExecRequest {
+        argv: vec![program.to_owned(), "--list".to_owned()],
+        env: Vec::new(),
+        cwd: Some("/no such directory".to_owned()),
+        tty: None,
+    };
+    let refused = output(alpha.command(1).unwrap(), &request("sh"), &[]);
+    assert!(
+        matches!(&refused, Err(ClientError::Refused(why)) if why == "only mirrorball is run for other hosts"),
+        "{refused:?}"
+    );
+    // This program is the test, which lists itself.
+    let (status, text, _) = output(alpha.command(1).unwrap(), &request(PROGRAM), &[]).unwrap();
+    assert_eq!(status.code(), 0);
+    assert!(String::from_utf8_lossy(&text).contains("only_this_program_is_run"));
+}
