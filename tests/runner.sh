@@ -14,10 +14,10 @@ if "$mirrorball" probe >/dev/null 2>&1; then
     exec "$program" --test-threads=1 "$@"
 fi
 limit=${GUEST_TEST_LIMIT:-600}
-# Clusters want a host with nodes.
+# Clusters, and memory bound to a node, want a host with nodes.
 lab=
 case $(basename "$program") in
-cluster-*) lab=$(dirname "$0")/labs/two-nodes.toml ;;
+cluster-* | composition-*) lab=$(dirname "$0")/labs/two-nodes.toml ;;
 esac
 in_lab() {
     # Runtime files belong in memory, not on the lab host's shared file system.

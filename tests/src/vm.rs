@@ -300,6 +300,37 @@ impl Vm {
         logs.text() + &logs.errors()
     }
 
+    /// All of the guest's plain memory is on this node of the host, and bound to it; a host with one node has no other.
+    #[track_caller]
+    pub fn expect_memory_on(&self, node: u64) {
+        let path = format!("/proc/{}/numa_maps", self.shard());
+        // A kernel without NUMA has no such file.
+        let Ok(maps) = std::fs::read_to_string(&path) else {
+            return;
+        };
+        let guest: Vec<&str> = maps
+            .lines()
+            .filter(|line| line.contains("guest-memory"))
+            .collect();
+        assert!(!guest.is_empty(), "no guest memory in {path}:\n{maps}");
+        // A kernel with one node has nothing to bind to.
+        let binds = std::fs::metadata("/sys/devices/system/node/node1").is_ok();
+        for line in guest {
+            // First touch alone would put the pages there, too, as long as there is room.
+            let policy = line.split(' ').nth(1);
+            assert!(
+                !binds || policy == Some(&format!("bind:{node}")),
+                "not bound: {line}"
+            );
+            let nodes = line
+                .split(' ')
+                .filter_map(|word| word.strip_prefix('N')?.split_once('='));
+            for (on, pages) in nodes {
+                assert_eq!(on.parse(), Ok(node), "{pages} pages elsewhere: {line}");
+            }
+        }
+    }
+
     /// The host's memory that the guest takes, in bytes.
     #[track_caller]
     pub fn resident_bytes(&self) -> u64 {

@@ -129,7 +129,7 @@ fn vms_are_spread_over_cells_under_one_name_space() {
             assert_eq!(allowed, cpus.join(","), "cell {number}");
         }
         let node = cell["nodes"][0].as_u64().expect("a node");
-        only_on(vm, node);
+        vm.expect_memory_on(node);
     }
     // The other cell knows the name.
     let again = file.key("cell", "1").write(&scratch);
@@ -234,37 +234,6 @@ fn weights_and_limits_divide_a_cells_cpus() {
     let left: Vec<_> = left.filter(|entry| entry.path().is_dir()).collect();
     assert!(left.is_empty(), "{left:?}");
     before.expect_unchanged("weights");
-}
-
-/// All of the guest's memory is on this node; a host with one node has no other.
-#[track_caller]
-fn only_on(vm: &Vm, node: u64) {
-    let path = format!("/proc/{}/numa_maps", vm.shard());
-    // A kernel without NUMA has no such file.
-    let Ok(maps) = std::fs::read_to_string(&path) else {
-        return;
-    };
-    let guest: Vec<&str> = maps
-        .lines()
-        .filter(|line| line.contains("guest-memory"))
-        .collect();
-    assert!(!guest.is_empty(), "no guest memory in {path}:\n{maps}");
-    // A kernel with one node has nothing to bind to.
-    let binds = std::fs::metadata("/sys/devices/system/node/node1").is_ok();
-    for line in guest {
-        // First touch alone would put the pages there, too, as long as there is room.
-        let policy = line.split(' ').nth(1);
-        assert!(
-            !binds || policy == Some(&format!("bind:{node}")),
-            "not bound: {line}"
-        );
-        let nodes = line
-            .split(' ')
-            .filter_map(|word| word.strip_prefix('N')?.split_once('='));
-        for (on, pages) in nodes {
-            assert_eq!(on.parse(), Ok(node), "{pages} pages elsewhere: {line}");
-        }
-    }
 }
 
 #[test]

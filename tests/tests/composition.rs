@@ -100,6 +100,34 @@ fn a_shared_disk_an_exclusive_one_and_the_balloon_in_huge_pages() {
     shared_and_exclusive_disks_under_a_balloon("thp");
 }
 
+/// Pages are shared beside memory that is bound to a node of the host, and what becomes plain again is bound, too.
+#[test]
+fn shared_pages_beside_memory_that_is_bound_to_a_host_node() {
+    let scratch = Scratch::new("bound");
+    let (base, wanted) = disk(&scratch, "base.raw", 6);
+    // The runner's lab host has two nodes.
+    let last = (0..64).rfind(|node| Path::new(&format!("/sys/devices/system/node/node{node}")).exists());
+    let node = last.unwrap_or(0);
+    let vm = VmFile::new("bound")
+        .memory("256M")
+        .disk(&base, "share = \"at-read\"")
+        .table(&format!(
+            "[[nodes]]\ncpus = \"0\"\nmemory = \"256M\"\nhost_node = {node}\n"
+        ))
+        .start(&scratch);
+    vm.background("sh -c 'exec 3</dev/vda; sleep 600'");
+    assert_eq!(sum(&vm, "/dev/vda"), wanted);
+    let most = DISK_MIB * MIB / PAGE_BYTES * 8 / 10;
+    let shared = shared_pages(&vm);
+    assert!(shared >= most, "{shared} pages shared of at least {most}");
+    vm.expect_memory_on(node);
+    // Freed, they are plain memory again, which a program fills.
+    vm.sh("echo 3 >/proc/sys/vm/drop_caches; pkill sleep; dd if=/dev/urandom of=/tmp/full bs=1M count=64");
+    vm.expect_memory_on(node);
+    assert_eq!(sum(&vm, "/dev/vda"), wanted, "read again");
+    vm.kill();
+}
+
 /// A clone has the pages that its parent shared with the image; the balloon takes them from the clone alone.
 #[test]
 fn a_clone_keeps_what_its_parent_shared_and_the_balloon_takes_it_from_one() {
