@@ -162,6 +162,10 @@ impl State {
     pub fn heard(&mut self, from: CellId, message: CellMessage) -> Vec<Act> {
         *self.words.entry(from).or_default() += 1;
         let effects = self.node.take(from, message);
+        // One that has got there is in the table from now on, until it ends.
+        let node = &self.node;
+        self.sent_on
+            .retain(|(name, _, _)| node.owner(&Key::Vm(name.clone())).is_none());
         let mut acts = self.acts(effects);
         acts.extend(self.release());
         acts
@@ -314,10 +318,8 @@ impl State {
             }
         }
         // Several that come at once must not all go to the cell that was the emptiest before. It counts its memory itself.
-        for (name, cell, share) in &self.sent_on {
-            let is_known = self.node.owner(&Key::Vm(name.clone())).is_some();
-            let room = rooms.iter_mut().find(|room| room.cell == *cell);
-            if let (false, Some(room)) = (is_known, room) {
+        for (_, cell, share) in &self.sent_on {
+            if let Some(room) = rooms.iter_mut().find(|room| room.cell == *cell) {
                 room.vcpus = room.vcpus.saturating_add(share.vcpus);
             }
         }

@@ -152,6 +152,31 @@ fn vms_that_come_at_once_are_spread_too() {
 }
 
 #[test]
+fn vms_that_have_ended_count_no_more() {
+    let mut world = World::new(2);
+    for round in 0..3 {
+        for client in 0..2 {
+            let host = vm(&format!("vm{round}-{client}"), 64);
+            assert!(matches!(world.host(client, host), Answer::Hosted(_)));
+        }
+        for cell in [id(0, 1), id(1, 1)] {
+            for client in 0..2 {
+                world.act(cell, |state| state.gone(client));
+            }
+        }
+        world.settle();
+        world.vms(&[&[], &[]]);
+    }
+    for client in 0..4 {
+        let host = vm(&format!("vm{client}"), 64);
+        world.act(id(0, 1), |state| state.asked(client, Ask::Host(host)));
+    }
+    let elsewhere = Answer::Elsewhere { cell: 1 };
+    let sent = world.answers.values().filter(|answer| **answer == elsewhere);
+    assert_eq!(sent.count(), 2);
+}
+
+#[test]
 fn a_name_is_taken_in_the_whole_cluster_until_its_vm_has_ended() {
     let mut world = World::new(2);
     let there = Host {
