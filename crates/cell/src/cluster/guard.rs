@@ -72,8 +72,9 @@ fn keep_etcd(files: &Files, site: &Site) {
 
 fn start_etcd(files: &Files, site: &Site) -> io::Result<Child> {
     let clients = site.etcd.first().map_or("", String::as_str);
-    // Nobody else is to join it.
-    let peers = "http://127.0.0.1:2380";
+    // Nobody else is to join it. Its usual port may be another etcd's: this host's service.
+    let port = site.hosts.first().map_or(0, |host| host.address.port());
+    let peers = &format!("http://127.0.0.1:{}", port.saturating_sub(1));
     let folder = files.etcd();
     std::fs::create_dir_all(&folder)?;
     let log = OpenOptions::new()
