@@ -149,17 +149,15 @@ fn folder(file: &Path) -> Result<PathBuf> {
 
 fn keys(file: &Path) -> Result<ExitCode> {
     let (spec, name, _) = read(file)?;
-    let first = spec.hosts.first().map(|host| host.name.clone());
-    let site = first.map(|first| spec.site(&first, &folder(file)?).into_diagnostic());
-    let Some(site) = site.transpose()?.flatten() else {
+    let Some(keys) = spec.keys(&folder(file)?) else {
         return Err(miette!(
             help = "only a cluster of several, each a [[hosts]] table, needs keys",
             "{name} names no hosts"
         ));
     };
-    urpc::tls::make(&site.keys, site.hosts.iter().map(|host| &host.name[..]))
+    urpc::tls::make(&keys, spec.hosts.iter().map(|host| &host.name[..]))
         .map_err(|error| miette!("{error}"))?;
-    println!("{}", site.keys.display());
+    println!("{}", keys.display());
     Ok(ExitCode::SUCCESS)
 }
 

@@ -118,6 +118,19 @@ impl World {
         }
     }
 
+    /// Asks the first of two cells for places for four VMs at once; how many it sends to the other.
+    fn sent_of_four(&mut self) -> usize {
+        for client in 0..4 {
+            let host = vm(&format!("vm{client}"), 64);
+            self.act(id(0, 1), |state| state.asked(client, Ask::Host(host)));
+        }
+        let elsewhere = Answer::Elsewhere { cell: 1 };
+        self.answers
+            .values()
+            .filter(|answer| **answer == elsewhere)
+            .count()
+    }
+
     #[track_caller]
     fn vms(&mut self, expected: &[&[&str]]) {
         let cells: Vec<CellId> = self.cells.keys().copied().collect();
@@ -141,14 +154,7 @@ fn vms_are_spread_and_every_cell_knows_them() {
 
 #[test]
 fn vms_that_come_at_once_are_spread_too() {
-    let mut world = World::new(2);
-    for client in 0..4 {
-        let host = vm(&format!("vm{client}"), 64);
-        world.act(id(0, 1), |state| state.asked(client, Ask::Host(host)));
-    }
-    let elsewhere = Answer::Elsewhere { cell: 1 };
-    let sent = world.answers.values().filter(|answer| **answer == elsewhere);
-    assert_eq!(sent.count(), 2);
+    assert_eq!(World::new(2).sent_of_four(), 2);
 }
 
 #[test]
@@ -167,13 +173,7 @@ fn vms_that_have_ended_count_no_more() {
         world.settle();
         world.vms(&[&[], &[]]);
     }
-    for client in 0..4 {
-        let host = vm(&format!("vm{client}"), 64);
-        world.act(id(0, 1), |state| state.asked(client, Ask::Host(host)));
-    }
-    let elsewhere = Answer::Elsewhere { cell: 1 };
-    let sent = world.answers.values().filter(|answer| **answer == elsewhere);
-    assert_eq!(sent.count(), 2);
+    assert_eq!(world.sent_of_four(), 2);
 }
 
 #[test]

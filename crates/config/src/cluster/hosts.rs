@@ -1,0 +1,260 @@
+//! The part of a cluster file that is about several hosts.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::{CELLS_MAX, ClusterSpec};
+use crate::error::ConfigError;
+use crate::validate::{Fault, fault};
+
+/// Bytes of a host's name, as of a label of the domain name system.
+const HOST_NAME_MAX: usize = 63;
+/// How long a cell may be silent.
+const SILENCE_MS: std::ops::RangeInclusive<u64> = 50..=60_000;
+/// Where etcd is asked.
+const ETCD_PORT: u16 = 2379;
+
+/// A host of several.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostSpec {
+    /// Its name: its host name, or what `--host` says.
+    pub name: String,
+    /// Where its cells are reached: the address, and the port of cell 0; cell N has the Nth after it.
+    pub address: SocketAddr,
+}
+
+/// How several hosts agree which cells live.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MembershipSpec {
+    /// The clients' URLs of an etcd; when absent, the first host runs one for trials.
+    #[serde(default)]
+    pub etcd: Vec<String>,
+    /// The folder of the hosts' keys, from the file's own folder on.
+    #[serde(default = "default_keys")]
+    pub keys: PathBuf,
+    /// After how many milliseconds without a word a cell of another host is taken for dead.
+    #[serde(default = "default_silence")]
+    pub silence_ms: u64,
+}
+
+impl Default for MembershipSpec {
+    fn default() -> Self {
+        Self {
+            etcd: Vec::new(),
+            keys: default_keys(),
+            silence_ms: default_silence(),
+        }
+    }
+}
+
+fn default_keys() -> PathBuf {
+    PathBuf::from("keys")
+}
+
+fn default_silence() -> u64 {
+    200
+}
+
+/// What a host of a cluster of several knows of all of them.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct Site {
+    /// This host.
+    pub here: String,
+    /// All hosts.
+    pub hosts: Vec<HostPlan>,
+    /// The clients' URLs of their etcd.
+    pub etcd: Vec<String>,
+    /// Whether this host runs that etcd.
+    pub runs_etcd: bool,
+    /// The folder of keys.
+    pub keys: PathBuf,
+    /// After how many milliseconds without a word a cell of another host is taken for dead.
+    pub silence_ms: u64,
+}
+
+/// A host and its cells.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct HostPlan {
+    /// Its name.
+    pub name: String,
+    /// Where cell 0 would be reached.
+    pub address: SocketAddr,
+    /// Its cells.
+    pub cells: Vec<u16>,
+}
+
+impl Site {
+    /// The host of a cell.
+    pub fn host_of(&self, cell: u16) -> Option<&HostPlan> {
+        self.hosts.iter().find(|host| host.cells.contains(&cell))
+    }
+
+    /// Whether a cell is on another host.
+    pub fn is_elsewhere(&self, cell: u16) -> bool {
+        self.host_of(cell).is_some_and(|host| host.name != self.here)
+    }
+}
+
+impl HostPlan {
+    /// Where a cell of this host is reached.
+    pub fn address_of(&self, cell: u16) -> SocketAddr {
+        // Checked when the file was read.
+        SocketAddr::new(self.address.ip(), self.address.port().saturating_add(cell))
+    }
+}
+
+impl ClusterSpec {
+    /// The folder of the hosts' keys; none if there is one host. `folder` is the file's.
+    pub fn keys(&self, folder: &Path) -> Option<PathBuf> {
+        let keys = self.membership.clone().unwrap_or_default().keys;
+        (!self.hosts.is_empty()).then(|| folder.join(keys))
+    }
+
+    /// What the host called `here` has to know of the others; none if it is alone. `folder` is the file's.
+    pub fn site(&self, here: &str, folder: &Path) -> Result<Option<Site>, ConfigError> {
+        let Some(first) = self.hosts.first() else {
+            return Ok(None);
+        };
+        if !self.hosts.iter().any(|host| host.name == here) {
+            let known: Vec<&str> = self.hosts.iter().map(|host| &host.name[..]).collect();
+            return Err(ConfigError::from_flags(&fault(
+                &["host"],
+                format!("the cluster has no host {here:?}"),
+                format!("it has {}; name the one that this is", known.join(", ")),
+            )));
+        }
+        let membership = self.membership.clone().unwrap_or_default();
+        let own_etcd = format!("http://{}", SocketAddr::new(first.address.ip(), ETCD_PORT));
+        let runs_etcd = membership.etcd.is_empty();
+        let hosts = self.hosts.iter().map(|host| HostPlan {
+            name: host.name.clone(),
+            address: host.address,
+            cells: (0..)
+                .zip(&self.cells)
+                .filter(|(_, cell)| cell.host.as_ref() == Some(&host.name))
+                .map(|(number, _)| number)
+                .collect(),
+        });
+        Ok(Some(Site {
+            here: here.to_owned(),
+            hosts: hosts.collect(),
+            etcd: if runs_etcd {
+                vec![own_etcd]
+            } else {
+                membership.etcd
+            },
+            runs_etcd: runs_etcd && here == first.name,
+            keys: folder.join(membership.keys),
+            silence_ms: membership.silence_ms,
+        }))
+    }
+
+    /// Each cell on a host there is, each host with a cell, and all within their bounds.
+    pub(super) fn check_hosts(&self) -> Result<(), Fault> {
+        if self.hosts.is_empty() && self.membership.is_some() {
+            return Err(fault(
+                &["membership"],
+                "membership of one host",
+                "name the hosts, each a [[hosts]] table, or leave it out",
+            ));
+        }
+        for (index, host) in self.hosts.iter().enumerate() {
+            let at = index.to_string();
+            let is_named = host.name.len() <= HOST_NAME_MAX
+                && host.name.starts_with(|first: char| first.is_ascii_alphanumeric())
+                && host.name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
+            if !is_named {
+                return Err(fault(
+                    &["hosts", &at, "name"],
+                    format!("{:?} is no name of a host", host.name),
+                    format!("letters, digits and `-`, {HOST_NAME_MAX} at most"),
+                ));
+            }
+            let others = &self.hosts[..index];
+            if let Some(first) = others.iter().position(|other| other.name == host.name) {
+                return Err(fault(
+                    &["hosts", &at, "name"],
+                    format!("host {first} has this name already"),
+                    "give each host its own name",
+                ));
+            }
+            if let Some(first) = others
+                .iter()
+                .position(|other| other.address.ip() == host.address.ip())
+            {
+                return Err(fault(
+                    &["hosts", &at, "address"],
+                    format!("host {first} has this address already"),
+                    "give each host its own address",
+                ));
+            }
+            if host.address.port() == 0
+                || usize::from(host.address.port()) + CELLS_MAX > usize::from(u16::MAX)
+            {
+                return Err(fault(
+                    &["hosts", &at, "address"],
+                    "no ports for its cells",
+                    "choose a port from 1 to 65400: cell N has the Nth after it",
+                ));
+            }
+            if !self
+                .cells
+                .iter()
+                .any(|cell| cell.host.as_ref() == Some(&host.name))
+            {
+                return Err(fault(
+                    &["hosts", &at],
+                    format!("host {} has no cell", host.name),
+                    "add a [[cells]] table that names it",
+                ));
+            }
+        }
+        for (index, cell) in self.cells.iter().enumerate() {
+            let at = index.to_string();
+            let known: Vec<&str> = self.hosts.iter().map(|host| &host.name[..]).collect();
+            match &cell.host {
+                None if self.hosts.is_empty() => {}
+                None => {
+                    return Err(fault(
+                        &["cells", &at],
+                        "a cell of no host",
+                        format!("name its host, one of {}", known.join(", ")),
+                    ));
+                }
+                Some(host) if known.contains(&&host[..]) => {}
+                Some(host) => {
+                    return Err(fault(
+                        &["cells", &at, "host"],
+                        format!("there is no host {host:?}"),
+                        "each host is a [[hosts]] table with a name and an address",
+                    ));
+                }
+            }
+        }
+        let membership = self.membership.iter();
+        for url in membership.clone().flat_map(|membership| &membership.etcd) {
+            if !url.starts_with("http://") {
+                return Err(fault(
+                    &["membership", "etcd"],
+                    format!("{url:?} is no URL of an etcd that can be asked"),
+                    "write http://ADDRESS:PORT",
+                ));
+            }
+        }
+        if membership
+            .clone()
+            .any(|membership| !SILENCE_MS.contains(&membership.silence_ms))
+        {
+            return Err(fault(
+                &["membership", "silence_ms"],
+                "too short or too long",
+                format!("{} to {}", SILENCE_MS.start(), SILENCE_MS.end()),
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,211 @@
+//! What cluster files mean, and what wrong ones get.
+
+use std::path::Path;
+
+use super::*;
+
+fn host() -> HostNodes {
+    let node = |cpus: &[usize]| HostNode {
+        cpus: cpus.to_vec(),
+        memory_bytes: 1 << 30,
+    };
+    HostNodes([(0, node(&[1, 2])), (1, node(&[3])), (2, node(&[]))].into())
+}
+
+/// The message, and the text its caret is under.
+fn refused(text: &str) -> (String, String) {
+    let planned = ClusterSpec::parse("cluster.toml", text)
+        .and_then(|spec| spec.cells(&host(), None, "cluster.toml", text));
+    let error = planned.unwrap_err();
+    let span = error.span.unwrap();
+    (
+        error.message,
+        text[span.offset()..span.offset() + span.len()].to_owned(),
+    )
+}
+
+fn planned(text: &str) -> Vec<CellPlan> {
+    let spec = ClusterSpec::parse("cluster.toml", text).unwrap();
+    spec.cells(&host(), None, "cluster.toml", text).unwrap()
+}
+
+#[test]
+fn without_a_file_each_node_with_cpus_is_a_cell() {
+    let cells = ClusterSpec::of_nodes(&host())
+        .cells(&host(), None, "", "")
+        .unwrap();
+    assert_eq!(cells.len(), 2);
+    assert_eq!((&cells[0].cpus[..], &cells[0].nodes[..]), (&[1, 2][..], &[0][..]));
+    assert_eq!((&cells[1].cpus[..], cells[1].memory_bytes), (&[3][..], 1 << 30));
+}
+
+#[test]
+fn a_number_of_cells_divides_nodes_or_cpus() {
+    let cells = |count| {
+        ClusterSpec::of_count(&host(), count)
+            .unwrap()
+            .cells(&host(), None, "", "")
+            .unwrap()
+    };
+    assert_eq!(cells(2)[0].nodes, [0]);
+    let cpus: Vec<Vec<usize>> = cells(3).into_iter().map(|cell| cell.cpus).collect();
+    assert_eq!(cpus, [[1], [2], [3]]);
+    assert_eq!(
+        (&cells(1)[0].cpus[..], &cells(1)[0].nodes[..]),
+        (&[1, 2, 3][..], &[0, 1][..])
+    );
+    for count in [0, 4] {
+        let error = ClusterSpec::of_count(&host(), count).unwrap_err();
+        assert_eq!(error.message, format!("--cells: {count} cells"));
+    }
+}
+
+#[test]
+fn cells_on_one_node_share_its_memory() {
+    let cells = planned("[[cells]]\ncpus = \"1\"\n[[cells]]\ncpus = \"2\"\n");
+    assert!(
+        cells
+            .iter()
+            .all(|cell| cell.memory_bytes == 512 << 20 && cell.nodes == [0])
+    );
+}
+
+#[test]
+fn memory_of_a_node_without_cpus_can_be_a_cells() {
+    let cells = planned("[[cells]]\ncpus = \"3\"\nnodes = [1, 2]\n");
+    assert_eq!(cells[0].memory_bytes, 2 << 30);
+}
+
+#[test]
+fn wrong_cells_are_shown_with_their_place() {
+    for (text, message, place) in [
+        ("cells = []", "0 cells", "[]"),
+        ("[[cells]]\n", "a cell of nothing", "[[cells]]"),
+        ("[[cells]]\ncpus = \"x\"\n", "no list", "\"x\""),
+        ("[[cells]]\ncpus = \"0\"\n", "no CPU 0", "\"0\""),
+        ("[[cells]]\ncpu = \"1\"\n", "unknown key `cpu`", "cpu"),
+        ("[[cells]]\nnodes = [7]\n", "no NUMA node 7", "[7]"),
+        ("[[cells]]\nnodes = [2]\n", "have no CPU", "[2]"),
+        (
+            "[[cells]]\ncpus = \"1\"\n[[cells]]\ncpus = \"1-2\"\n",
+            "in cell 0",
+            "\"1-2\"",
+        ),
+        (
+            "[[cells]]\nnodes = [0]\n[[cells]]\ncpus = \"2\"\n",
+            "in cell 0",
+            "[[cells]]",
+        ),
+        (
+            "[[cells]]\ncpus = \"1\"\nmemory = \"1M\"\n",
+            "too little",
+            "\"1M\"",
+        ),
+        (
+            "[[cells]]\ncpus = \"1\"\nmemory = \"2G\"\n",
+            "want 2G together, which have 1G",
+            "\"2G\"",
+        ),
+    ] {
+        let (said, at) = refused(text);
+        assert!(said.contains(message), "{text:?}: {said}");
+        assert_eq!(at, place, "{text:?}");
+    }
+}
+
+const TWO_HOSTS: &str = "[[hosts]]\nname = \"a\"\naddress = \"10.0.0.1:7400\"\n\
+    [[hosts]]\nname = \"b\"\naddress = \"10.0.0.2:7400\"\n";
+
+#[test]
+fn each_host_plans_its_own_cells_and_knows_the_others() {
+    let text = format!(
+        "{TWO_HOSTS}[[cells]]\nhost = \"a\"\n[[cells]]\nhost = \"b\"\ncpus = \"1\"\n[[cells]]\nhost = \"b\"\ncpus = \"2\"\n"
+    );
+    let spec = ClusterSpec::parse("cluster.toml", &text).unwrap();
+    let cells = |here| spec.cells(&host(), Some(here), "cluster.toml", &text).unwrap();
+    assert_eq!((cells("a").len(), cells("b").len()), (1, 2));
+    assert_eq!(
+        (&cells("a")[0].nodes[..], cells("b")[1].number),
+        (&[0, 1, 2][..], 2)
+    );
+    let site = spec.site("b", Path::new("/etc/cluster")).unwrap().unwrap();
+    assert_eq!(site.etcd, ["http://10.0.0.1:2379"]);
+    assert_eq!(
+        (site.keys.to_str().unwrap(), site.silence_ms),
+        ("/etc/cluster/keys", 200)
+    );
+    assert!(!site.runs_etcd && site.is_elsewhere(0) && !site.is_elsewhere(2) && !site.is_elsewhere(3));
+    let other = site.host_of(2).unwrap();
+    assert_eq!(other.address_of(2).to_string(), "10.0.0.2:7402");
+    assert!(spec.site("a", Path::new("")).unwrap().unwrap().runs_etcd);
+    let error = spec.site("c", Path::new("")).unwrap_err();
+    assert_eq!(error.message, "--host: the cluster has no host \"c\"");
+    let one = ClusterSpec::parse("cluster.toml", "[[cells]]\ncpus = \"1\"\n").unwrap();
+    assert_eq!(one.site("a", Path::new("")).unwrap(), None);
+}
+
+#[test]
+fn wrong_hosts_are_shown_with_their_place() {
+    let cell = "[[cells]]\nhost = \"a\"\n[[cells]]\nhost = \"b\"\n";
+    for (text, message) in [
+        (
+            format!("{TWO_HOSTS}[[cells]]\nhost = \"a\"\n"),
+            "host b has no cell",
+        ),
+        (
+            format!("{TWO_HOSTS}{cell}[[cells]]\nhost = \"c\"\n"),
+            "no host \"c\"",
+        ),
+        (
+            format!("{TWO_HOSTS}{cell}[[cells]]\ncpus = \"1\"\n"),
+            "a cell of no host",
+        ),
+        (
+            format!("{TWO_HOSTS}{cell}").replace("\"b\"", "\"a\""),
+            "has this name already",
+        ),
+        (
+            format!("{TWO_HOSTS}{cell}").replace("\"b\"", "\"b.c\""),
+            "no name of a host",
+        ),
+        (
+            format!("{TWO_HOSTS}{cell}").replace("0.2:", "0.1:"),
+            "has this address already",
+        ),
+        (
+            format!("{TWO_HOSTS}{cell}").replace(":7400", ":65500"),
+            "no ports",
+        ),
+        (
+            format!("{TWO_HOSTS}{cell}").replace(":7400", ""),
+            "socket address",
+        ),
+        (
+            format!("{TWO_HOSTS}{cell}[membership]\netcd = [\"https://10.0.0.1:2379\"]\n"),
+            "no URL of an etcd",
+        ),
+        (
+            format!("{TWO_HOSTS}{cell}[membership]\nsilence_ms = 1\n"),
+            "too short",
+        ),
+        (
+            "[membership]\n[[cells]]\ncpus = \"1\"\n".to_owned(),
+            "membership of one host",
+        ),
+        (
+            "[[cells]]\ncpus = \"1\"\nhost = \"a\"\n".to_owned(),
+            "no host \"a\"",
+        ),
+    ] {
+        let error = ClusterSpec::parse("cluster.toml", &text).unwrap_err();
+        assert!(error.message.contains(message), "{text}: {}", error.message);
+        assert!(error.span.is_some(), "{text}: {}", error.message);
+    }
+}
+
+#[test]
+fn cpus_are_written_as_they_are_read() {
+    for list in ["0", "0-3,8", "1,3,5-6"] {
+        assert_eq!(cpulist::write(&cpulist::parse_below(list, 10).unwrap()), list);
+    }
+}
