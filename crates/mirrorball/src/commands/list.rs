@@ -8,7 +8,8 @@ use cell::registry::{self, Record, Registry, State};
 use miette::{IntoDiagnostic, Result};
 use serde_json::json;
 
-use super::place::{Found, find, in_lab, on_other_hosts};
+use super::hosts::on_other_hosts;
+use super::place::{Found, find, in_lab};
 
 /// How long a VM may take to say what it counted.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);

@@ -7,6 +7,7 @@ pub mod cluster;
 pub mod copy;
 pub mod disk;
 pub mod flags;
+pub mod hosts;
 pub mod image;
 pub mod lab;
 pub mod list;

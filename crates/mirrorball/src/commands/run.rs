@@ -20,7 +20,7 @@ use shard::launch::Ending;
 
 use super::flags::{self, RunArgs};
 use super::mem::mib;
-use super::{check, place};
+use super::{check, hosts, place};
 use crate::attach::{Left, attach};
 use crate::{exit, guest, progress};
 
@@ -81,11 +81,13 @@ struct Followed {
 
 /// Starts the VMs; the exit status is that of the first that did not end well.
 pub fn run(args: &RunArgs) -> Result<ExitCode> {
-    if let Some(code) = args.cell.map(place::at_cell).transpose()?.flatten() {
+    if let Some(code) = args.cell.map(hosts::at_cell).transpose()?.flatten() {
         return Ok(code);
     }
     let vms = name(specs(args)?, args.count);
-    if let Some(code) = at_another_host(&vms)? {
+    if args.cell.is_none()
+        && let Some(code) = at_another_host(&vms)?
+    {
         return Ok(code);
     }
     if let Some(code) = place::enter_lab(args.lab)? {
@@ -145,7 +147,7 @@ fn at_another_host(vms: &[(String, VmSpec)]) -> Result<Option<ExitCode>> {
     let cells: BTreeSet<u16> = vms.iter().filter_map(|(_, spec)| spec.cell).collect();
     match cells.first() {
         Some(cell) if cells.len() == 1 && vms.iter().all(|(_, spec)| spec.cell.is_some()) => {
-            place::at_cell(*cell)
+            hosts::at_cell(*cell)
         }
         _ => Ok(None),
     }

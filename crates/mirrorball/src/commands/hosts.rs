@@ -1,0 +1,93 @@
+//! Commands that run on another host of the cluster, with this one's terminal and streams.
+
+use std::process::ExitCode;
+
+use agent::protocol::ExecRequest;
+use cell::cluster::client;
+use cell::cluster::files::Files;
+use cell::cluster::hosts::{Hosts, PROGRAM};
+use miette::{IntoDiagnostic, Result, miette};
+
+use super::place::argv_os;
+use crate::guest;
+
+/// Set for a command that another host has this one run.
+const FORWARDED_VARIABLE: &str = "MIRRORBALL_FORWARDED";
+
+/// Runs this same command on the other host of the cluster where a VM runs, if there is one.
+pub fn vm_elsewhere(vm: &str) -> Result<Option<ExitCode>> {
+    let Some(hosts) = hosts()? else { return Ok(None) };
+    let status = client::status(&Files::open().into_diagnostic()?).into_diagnostic()?;
+    let cells = status.into_iter().flat_map(|status| status.cells);
+    let mut having = cells.filter(|cell| cell.vms.iter().any(|name| name == vm));
+    match having.find(|cell| hosts.site.is_elsewhere(cell.plan.number)) {
+        Some(cell) => forward(&hosts, cell.plan.number).map(Some),
+        None => Ok(None),
+    }
+}
+
+/// Runs this same command where a cell is, if that is on another host.
+pub fn at_cell(cell: u16) -> Result<Option<ExitCode>> {
+    match hosts()?.filter(|hosts| hosts.site.is_elsewhere(cell)) {
+        Some(hosts) => forward(&hosts, cell).map(Some),
+        None => Ok(None),
+    }
+}
+
+/// The cluster's hosts; none if this one is alone, or if the command has come from another.
+fn hosts() -> Result<Option<Hosts>> {
+    if std::env::var_os(FORWARDED_VARIABLE).is_some() {
+        return Ok(None);
+    }
+    let site = Files::open().and_then(|files| files.site()).into_diagnostic()?;
+    site.map(Hosts::open)
+        .transpose()
+        .map_err(|error| miette!("{error}"))
+}
+
+fn forward(hosts: &Hosts, cell: u16) -> Result<ExitCode> {
+    let mut argv = vec![PROGRAM.to_owned()];
+    for argument in argv_os() {
+        let argument = argument.into_string();
+        argv.push(argument.map_err(|argument| miette!("{} is not UTF-8", argument.display()))?);
+    }
+    let stream = hosts.command(cell).into_diagnostic()?;
+    let status = agent::client::exec(stream, &request(&argv, true)).into_diagnostic()?;
+    Ok(ExitCode::from(status.code()))
+}
+
+/// What this command, with these arguments, prints on each other host that answers. Of one that does not is told.
+pub fn on_other_hosts(arguments: &[&str]) -> Result<Vec<Vec<u8>>> {
+    let Some(hosts) = hosts()? else {
+        return Ok(Vec::new());
+    };
+    let argv: Vec<String> = [PROGRAM]
+        .iter()
+        .chain(arguments)
+        .map(ToString::to_string)
+        .collect();
+    let mut outputs = Vec::new();
+    for host in hosts
+        .site
+        .hosts
+        .iter()
+        .filter(|host| host.name != hosts.site.here)
+    {
+        let answered = host.cells.iter().find_map(|cell| hosts.command(*cell).ok());
+        let output = answered.map(|stream| agent::client::output(stream, &request(&argv, false), &[]));
+        match output {
+            Some(Ok((_, output, _))) => outputs.push(output),
+            _ => eprintln!("mirrorball: host {} does not answer", host.name),
+        }
+    }
+    Ok(outputs)
+}
+
+/// Runs this program, which must not go on to yet another host; with this terminal if there is one.
+fn request(argv: &[String], terminal: bool) -> ExecRequest {
+    let mut request = guest::request(argv, terminal);
+    request.env.push((FORWARDED_VARIABLE.to_owned(), "1".to_owned()));
+    let folder = std::env::current_dir().ok();
+    request.cwd = folder.and_then(|folder| folder.into_os_string().into_string().ok());
+    request
+}
