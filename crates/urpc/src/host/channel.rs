@@ -40,11 +40,16 @@ pub fn channel(lines: usize, block_ns: u64) -> Result<(Outbox, Inbox), MemoryErr
     ))
 }
 
-/// Ends a channel for both sides in place of a process that died without doing so.
-pub fn end(ring: &SharedRing) {
+/// Ends a channel for this side in place of a process that died without doing so.
+pub fn end(ring: &SharedRing, block: &Block) {
     ring.close();
-    Block::Futex.wake(ring.receiver());
-    Block::Futex.wake(ring.sender());
+    match block {
+        Block::Futex => {
+            block.wake(ring.receiver());
+            block.wake(ring.sender());
+        }
+        Block::Bell(bell) => bell.ring(),
+    }
 }
 
 impl Outbox {
@@ -94,9 +99,9 @@ impl Outbox {
             match wait.next(&mut self.poll) {
                 Next::Look => {}
                 Next::Over => return Err(SendError::Full),
-                Next::Block(round) => {
+                Next::Block => {
                     if self.sender.prepare_to_block()? {
-                        self.block.wait(self.sender.ring().sender(), round, deadline);
+                        self.block.wait(self.sender.ring().sender(), deadline);
                         self.sender.unblocked();
                     }
                 }
@@ -139,11 +144,11 @@ impl Inbox {
             match wait.next(&mut self.poll) {
                 Next::Look => {}
                 Next::Over => return Ok(None),
-                Next::Block(round) => {
+                Next::Block => {
                     let must_block = self.receiver.prepare_to_block();
                     self.wake_sender();
                     if must_block {
-                        self.block.wait(self.receiver.ring().receiver(), round, deadline);
+                        self.block.wait(self.receiver.ring().receiver(), deadline);
                         self.receiver.unblocked();
                     }
                 }
@@ -179,13 +184,12 @@ struct Wait {
     /// Set at the first look that was for nothing.
     start: Option<Instant>,
     looks: u32,
-    blocked: u32,
+    blocked: bool,
 }
 
 enum Next {
     Look,
-    /// For the n-th time.
-    Block(u32),
+    Block,
     Over,
 }
 
@@ -195,14 +199,14 @@ impl Wait {
             deadline,
             start: None,
             looks: 0,
-            blocked: 0,
+            blocked: false,
         }
     }
 
     /// What to do after a look that was for nothing.
     fn next(&mut self, poll: &mut PollTime) -> Next {
         self.looks += 1;
-        if self.blocked == 0 && !self.looks.is_multiple_of(LOOKS) {
+        if !self.blocked && !self.looks.is_multiple_of(LOOKS) {
             hint::spin_loop();
             return Next::Look;
         }
@@ -215,14 +219,14 @@ impl Wait {
         if now - start < Duration::from_nanos(poll.poll_ns()) {
             return Next::Look;
         }
-        self.blocked += 1;
-        Next::Block(self.blocked - 1)
+        self.blocked = true;
+        Next::Block
     }
 
     /// The wait is over, one way or the other.
     fn over(&self, poll: &mut PollTime) {
         if let Some(start) = self.start {
-            poll.waited(start.elapsed().as_nanos() as u64, self.blocked > 0);
+            poll.waited(start.elapsed().as_nanos() as u64, self.blocked);
         } else if self.looks > 0 {
             poll.waited(0, false);
         }

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Deref;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
 use std::ptr::{self, NonNull};
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
@@ -76,8 +77,9 @@ impl SharedRing {
     /// [`LINES_MAX`].
     pub fn at(device: &File, offset: u64, lines: usize) -> Result<Self, MemoryError> {
         let bytes = Ring::bytes(lines) as u64;
-        let size = device.metadata().map(|known| known.len());
-        let size = size.map_err(|error| MemoryError::Refused("look at", error))?;
+        let known = device.metadata().map_err(|error| MemoryError::Refused("look at", error))?;
+        // A character device has no size to show, and refuses to be mapped beyond its end.
+        let size = if known.file_type().is_char_device() { u64::MAX } else { known.len() };
         if offset.checked_add(bytes).is_none_or(|end| end > size) {
             return Err(MemoryError::Size(size.saturating_sub(offset)));
         }

@@ -3,6 +3,7 @@
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -90,24 +91,51 @@ fn a_blocked_receiver_costs_nothing() {
     assert!(used < Duration::from_millis(5), "{used:?} of 500 ms");
 }
 
-#[test]
-fn without_wake_ups_messages_come_all_the_same() {
-    let (ring, file) = SharedRing::create(4).expect("a ring");
-    let other = SharedRing::attach(&file).expect("the same ring");
-    let mut outbox = Outbox::new(ring, Block::Nap, BLOCK_NS);
-    let mut inbox = Inbox::new(other, Block::Nap, BLOCK_NS);
-    let reader = thread::spawn(move || (0..20).map(|_| inbox.recv(soon())).collect::<Vec<_>>());
-    for number in 0..20 {
-        thread::sleep(Duration::from_millis(number % 4));
-        outbox.send(&message(number), soon()).expect("room in time");
+/// Both sides' bells, each rung through a thread, as over a network: later, and not by who calls.
+fn bells() -> [Block; 2] {
+    let (ends, calls): (Vec<_>, Vec<_>) = (0..2).map(|_| mpsc::channel::<()>()).unzip();
+    let bells: Vec<Arc<Bell>> = ends
+        .into_iter()
+        .map(|end| Arc::new(Bell::new(move || _ = end.send(()))))
+        .collect();
+    for (called, bell) in calls.into_iter().zip(bells.iter().rev().cloned()) {
+        thread::spawn(move || called.iter().for_each(|()| bell.ring()));
     }
-    let got = reader.join().expect("no panic");
-    assert_eq!(
-        got,
-        (0..20)
-            .map(|number| Ok(Some(message(number))))
-            .collect::<Vec<_>>()
-    );
+    [0, 1].map(|side| Block::Bell(bells[side].clone()))
+}
+
+/// As between hosts: in a small ring both sides block again and again.
+#[test]
+fn by_bells_nobody_sleeps_over_a_message_or_over_room() {
+    const COUNT: u64 = 20_000;
+    let (ring, file) = SharedRing::create(2).expect("a ring");
+    let other = SharedRing::attach(&file).expect("the same ring");
+    let [sends, receives] = bells();
+    let mut outbox = Outbox::new(ring, sends, 0);
+    let mut inbox = Inbox::new(other, receives, 0);
+    let writer = thread::spawn(move || {
+        for number in 0..COUNT {
+            outbox.send(&message(number), soon()).expect("room in time");
+        }
+    });
+    for number in 0..COUNT {
+        let got = inbox.recv(soon()).expect("open").expect("a message in time");
+        assert_eq!(got, message(number));
+    }
+    writer.join().expect("no panic");
+    assert_eq!(inbox.recv(soon()), Err(RecvError::Closed));
+}
+
+#[test]
+fn who_waits_for_a_bell_hears_of_the_end() {
+    let (ring, file) = SharedRing::create(2).expect("a ring");
+    let seen = SharedRing::attach(&file).expect("the same ring");
+    let [_, block] = bells();
+    let mut inbox = Inbox::new(ring, block.clone(), 0);
+    let reader = thread::spawn(move || inbox.recv(soon()));
+    thread::sleep(Duration::from_millis(50));
+    end(&seen, &block);
+    assert_eq!(reader.join().expect("no panic"), Err(RecvError::Closed));
 }
 
 #[test]
