@@ -16,6 +16,7 @@ use protocol::CellId;
 use serde::{Deserialize, Serialize};
 use urpc::tls::{Identity, Peer, TlsError};
 
+use super::link::shared::{Place, SharedMemory};
 use super::link::{Answer, Calling, Link, PATIENCE, stream};
 
 #[cfg(test)]
@@ -27,10 +28,18 @@ const CONNECTIONS_MAX: usize = 256;
 /// What a connection is for.
 #[derive(Debug, Serialize, Deserialize)]
 enum Wish {
-    /// Channels with this cell.
-    Link(CellId),
+    /// Channels with this cell; through shared memory, if this number is there.
+    Link(CellId, Option<u64>),
     /// A command of this program.
     Command,
+}
+
+/// The answer to one who wants channels.
+#[derive(Debug, Serialize, Deserialize)]
+struct Reply {
+    answer: Answer,
+    /// The number is there.
+    is_shared: bool,
 }
 
 /// This host among the others.
@@ -38,6 +47,7 @@ enum Wish {
 pub struct Hosts {
     /// What is known of them.
     pub site: Arc<Site>,
+    memory: Option<SharedMemory>,
     identity: Identity,
 }
 
@@ -50,7 +60,17 @@ impl Hosts {
         Ok(Self {
             identity: Identity::load(&site.keys, &site.here)?,
             site: Arc::new(site),
+            memory: None,
         })
+    }
+
+    /// With links through the memory that this host shares with others, if it does.
+    ///
+    /// # Errors
+    /// As [`SharedMemory::open`].
+    pub fn with_shared_memory(self) -> io::Result<Self> {
+        let memory = SharedMemory::open(&self.site)?;
+        Ok(Self { memory, ..self })
     }
 
     /// Where this host's cell is called.
@@ -67,13 +87,21 @@ impl Hosts {
     /// Calls a cell of another host; none if that is calling this one just now.
     pub fn call(&self, me: CellId, cell: u16, calling: &Calling) -> io::Result<Option<Link>> {
         calling.during(cell, || {
-            let mut stream = self.reach(cell, &Wish::Link(me))?;
+            let offer = self
+                .memory
+                .as_ref()
+                .and_then(|memory| memory.offer(me.number, cell));
+            let (place, number) = offer.unzip();
+            let mut stream = self.reach(cell, &Wish::Link(me, number))?;
             stream.set_read_timeout(Some(PATIENCE))?;
             let mut bytes = Vec::new();
             stream::read(&mut stream, &mut bytes)?;
-            match postcard::from_bytes(&bytes).map_err(io::Error::other)? {
+            let reply: Reply = postcard::from_bytes(&bytes).map_err(io::Error::other)?;
+            match reply.answer {
                 Answer::Crossed => Ok(None),
-                Answer::Welcome(peer) if peer.number == cell => self.link(peer, stream).map(Some),
+                Answer::Welcome(peer) if peer.number == cell => self
+                    .link(peer, stream, place.filter(|_| reply.is_shared))
+                    .map(Some),
                 Answer::Welcome(_) => Err(io::ErrorKind::InvalidData.into()),
             }
         })
@@ -132,18 +160,18 @@ impl Hosts {
         let mut bytes = Vec::new();
         stream::read(&mut stream, &mut bytes)?;
         match postcard::from_bytes(&bytes).map_err(io::Error::other)? {
-            Wish::Link(cell) if self.is_of(&peer, cell.number) => {
+            Wish::Link(cell, number) if self.is_of(&peer, cell.number) => {
                 let answer = calling.answer(cell);
-                stream::write(
-                    &mut stream,
-                    &postcard::to_stdvec(&answer).map_err(io::Error::other)?,
-                )?;
-                match answer {
-                    Answer::Welcome(_) => self.link(cell, stream).map(Some),
-                    Answer::Crossed => Ok(None),
-                }
+                let Answer::Welcome(me) = answer else {
+                    reply(&mut stream, answer, false)?;
+                    return Ok(None);
+                };
+                let memory = self.memory.as_ref().zip(number);
+                let place = memory.and_then(|(memory, number)| memory.accept(me.number, cell.number, number));
+                reply(&mut stream, answer, place.is_some())?;
+                self.link(cell, stream, place).map(Some)
             }
-            Wish::Link(_) => Err(io::ErrorKind::PermissionDenied.into()),
+            Wish::Link(..) => Err(io::ErrorKind::PermissionDenied.into()),
             Wish::Command => {
                 stream.set_read_timeout(None)?;
                 agent::server::serve_programs(stream, own_program)?;
@@ -159,9 +187,18 @@ impl Hosts {
             .is_some_and(|host: &HostPlan| peer.is(&host.name))
     }
 
-    fn link(&self, peer: CellId, stream: UnixStream) -> io::Result<Link> {
-        stream::link(peer, stream, Duration::from_millis(self.site.silence_ms))
+    fn link(&self, peer: CellId, stream: UnixStream, place: Option<Place>) -> io::Result<Link> {
+        let silence = Duration::from_millis(self.site.silence_ms);
+        match place {
+            Some(place) => place.link(peer, stream, silence),
+            None => stream::link(peer, stream, silence),
+        }
     }
+}
+
+fn reply(stream: &mut UnixStream, answer: Answer, is_shared: bool) -> io::Result<()> {
+    let reply = postcard::to_stdvec(&Reply { answer, is_shared });
+    stream::write(stream, &reply.map_err(io::Error::other)?)
 }
 
 /// The name under which another host asks for this program.

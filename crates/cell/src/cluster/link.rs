@@ -1,13 +1,17 @@
-//! Channels between two cells, one each way: rings in memory that both map ([`ring`]), or a stream between hosts
-//! ([`stream`]). Whoever sends or receives can't tell which.
+//! Channels between two cells, one each way. Whoever sends or receives can't tell by which of three ways: rings ([`ring`]) in
+//! memory of a host ([`local`]) or in memory that hosts share ([`shared`]), or a stream between hosts ([`stream`]).
 //!
 //! A cell that starts dials all that run. Two that start at once dial each other; the lower-numbered one's call goes through.
 
-pub mod ring;
+pub mod local;
+mod ring;
+pub mod shared;
 pub mod stream;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeSet;
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -46,11 +50,34 @@ pub trait ReceiveBytes: Debug + Send {
     fn run(self: Box<Self>, heard: &mut dyn FnMut(&[u8]) -> io::Result<()>);
 }
 
+/// By which way messages go. In docs and rules: `ring`, `shared`, `tls`.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Way {
+    /// Memory of this host.
+    Ring,
+    /// Memory that hosts share.
+    Shared,
+    /// A TLS stream.
+    Stream,
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Self::Ring => "ring",
+            Self::Shared => "shared",
+            Self::Stream => "tls",
+        })
+    }
+}
+
 /// Both channels to another cell.
 #[derive(Debug)]
 pub struct Link {
     /// Who is at the other end.
     pub peer: CellId,
+    /// How it is reached.
+    pub way: Way,
     /// To it.
     pub sending: Sending,
     /// From it.
@@ -66,9 +93,15 @@ pub struct Sending(Box<dyn SendBytes>);
 pub struct Receiving(Box<dyn ReceiveBytes>);
 
 impl Link {
-    fn new(peer: CellId, sending: impl SendBytes + 'static, receiving: impl ReceiveBytes + 'static) -> Self {
+    fn new(
+        peer: CellId,
+        way: Way,
+        sending: impl SendBytes + 'static,
+        receiving: impl ReceiveBytes + 'static,
+    ) -> Self {
         Self {
             peer,
+            way,
             sending: Sending(Box::new(sending)),
             receiving: Receiving(Box::new(receiving)),
         }

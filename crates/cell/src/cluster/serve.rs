@@ -16,7 +16,7 @@ use super::files::Files;
 use super::hosts::Hosts;
 use super::interface::{Answer, Ask, VmShare};
 use super::limits::{HELLO_LIMIT, LOOK_AFTER, ORPHANS_LIMIT, WORD_LIMIT};
-use super::link::ring::Calls;
+use super::link::local::Calls;
 use super::link::{Calling, Link, Sending};
 use super::membership::{Membership, News};
 use super::state::{Act, Awaited, CellMessage, Client, State};
@@ -63,9 +63,8 @@ pub fn serve(number: u16) -> io::Result<()> {
     let (events, happened) = mpsc::channel();
     let hosts = files
         .site()?
-        .map(Hosts::open)
-        .transpose()
-        .map_err(io::Error::other)?;
+        .map(|site| Hosts::open(site).map_err(io::Error::other)?.with_shared_memory())
+        .transpose()?;
     // Others call as soon as they know of it.
     let listener = hosts.as_ref().map(|hosts| hosts.listen(number)).transpose()?;
     let membership = hosts.as_ref().map(|hosts| Membership::join(&hosts.site, number));
@@ -309,7 +308,10 @@ impl Cell {
     fn linked(&mut self, link: Link) -> Vec<Act> {
         let peer = link.peer;
         let Link {
-            sending, receiving, ..
+            way,
+            sending,
+            receiving,
+            ..
         } = link;
         let (heard, dead) = (self.events.clone(), self.events.clone());
         let reader = std::thread::Builder::new()
@@ -322,7 +324,7 @@ impl Cell {
         if reader.is_err() {
             return Vec::new();
         }
-        eprintln!("linked to cell {peer}");
+        eprintln!("linked to cell {peer} by {way}");
         self.links.retain(|known, _| known.number != peer.number);
         self.links.insert(peer, sending);
         let _ = later(HELLO_LIMIT, Event::HelloDue(peer), &self.events);

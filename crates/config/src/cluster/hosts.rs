@@ -24,6 +24,9 @@ pub struct HostSpec {
     pub name: String,
     /// Where its cells are reached: the address, and the port of cell 0; cell N has the Nth after it.
     pub address: SocketAddr,
+    /// Memory that it shares with the other hosts that have such a line: a file on this host, of a device that all of them
+    /// see (CXL, ivshmem).
+    pub shared_memory: Option<PathBuf>,
 }
 
 /// How several hosts agree which cells live.
@@ -83,6 +86,9 @@ pub struct HostPlan {
     pub name: String,
     /// Where cell 0 would be reached.
     pub address: SocketAddr,
+    /// Where it sees the memory that it shares with others, if it does.
+    #[serde(default)]
+    pub shared_memory: Option<PathBuf>,
     /// Its cells.
     pub cells: Vec<u16>,
 }
@@ -96,6 +102,26 @@ impl Site {
     /// Whether a cell is on another host.
     pub fn is_elsewhere(&self, cell: u16) -> bool {
         self.host_of(cell).is_some_and(|host| host.name != self.here)
+    }
+
+    /// Pairs of cells of different hosts that share memory, the lower number first: the same on all hosts.
+    pub fn sharing_pairs(&self) -> Vec<[u16; 2]> {
+        let sharing: Vec<&HostPlan> = self
+            .hosts
+            .iter()
+            .filter(|host| host.shared_memory.is_some())
+            .collect();
+        let mut pairs = Vec::new();
+        for (index, host) in sharing.iter().enumerate() {
+            let later = || sharing[index + 1..].iter().flat_map(|host| &host.cells);
+            let of_cell = |cell: &u16| {
+                later()
+                    .map(|other| [*cell.min(other), *cell.max(other)])
+                    .collect::<Vec<_>>()
+            };
+            pairs.extend(host.cells.iter().flat_map(of_cell));
+        }
+        pairs
     }
 }
 
@@ -133,6 +159,7 @@ impl ClusterSpec {
         let hosts = self.hosts.iter().map(|host| HostPlan {
             name: host.name.clone(),
             address: host.address,
+            shared_memory: host.shared_memory.clone(),
             cells: (0..)
                 .zip(&self.cells)
                 .filter(|(_, cell)| cell.host.as_ref() == Some(&host.name))
@@ -200,6 +227,22 @@ impl ClusterSpec {
                     "no ports for its cells",
                     "choose a port from 1 to 65400: cell N has the Nth after it",
                 ));
+            }
+            if let Some(path) = &host.shared_memory {
+                let others = self.hosts.iter().filter(|other| other.name != host.name);
+                let (what, mend) = if !path.is_absolute() {
+                    ("not a whole path", "write it from / on, as \"/dev/dax0.0\"")
+                } else if others.clone().all(|other| other.shared_memory.is_none()) {
+                    (
+                        "no other host shares it",
+                        "give another host the same memory, or leave this out",
+                    )
+                } else {
+                    ("", "")
+                };
+                if !what.is_empty() {
+                    return Err(fault(&["hosts", &at, "shared_memory"], what, mend));
+                }
             }
             if !self
                 .cells

@@ -145,6 +145,26 @@ fn each_host_plans_its_own_cells_and_knows_the_others() {
 }
 
 #[test]
+fn cells_of_different_hosts_that_share_memory_are_paired_alike_everywhere() {
+    let host = |name: &str, number: u8, shares: bool| {
+        let shares = if shares {
+            "shared_memory = \"/dev/dax0.0\"\n"
+        } else {
+            ""
+        };
+        format!("[[hosts]]\nname = \"{name}\"\naddress = \"10.0.0.{number}:7400\"\n{shares}")
+    };
+    let hosts = [host("a", 1, true), host("b", 2, false), host("c", 3, true)].concat();
+    let cells = [("c", 1), ("a", 1), ("b", 1), ("a", 2)]
+        .map(|(host, cpu)| format!("[[cells]]\nhost = \"{host}\"\ncpus = \"{cpu}\"\n"));
+    let spec = ClusterSpec::parse("cluster.toml", &format!("{hosts}{}", cells.concat())).unwrap();
+    for here in ["a", "b", "c"] {
+        let site = spec.site(here, Path::new("")).unwrap().unwrap();
+        assert_eq!(site.sharing_pairs(), [[0, 1], [0, 3]]);
+    }
+}
+
+#[test]
 fn wrong_hosts_are_shown_with_their_place() {
     let cell = "[[cells]]\nhost = \"a\"\n[[cells]]\nhost = \"b\"\n";
     for (text, message) in [
@@ -179,6 +199,17 @@ fn wrong_hosts_are_shown_with_their_place() {
         (
             format!("{TWO_HOSTS}{cell}").replace(":7400", ""),
             "socket address",
+        ),
+        (
+            format!("{TWO_HOSTS}{cell}").replace(
+                "[[hosts]]\nname = \"a\"",
+                "[[hosts]]\nname = \"a\"\nshared_memory = \"/dev/dax0.0\"",
+            ),
+            "no other host shares it",
+        ),
+        (
+            format!("{TWO_HOSTS}{cell}").replace("[[hosts]]\n", "[[hosts]]\nshared_memory = \"dax0.0\"\n"),
+            "not a whole path",
         ),
         (
             format!("{TWO_HOSTS}{cell}[membership]\netcd = [\"https://10.0.0.1:2379\"]\n"),

@@ -83,8 +83,14 @@ fn up(file: Option<&PathBuf>, count: Option<u16>, name: Option<&str>, lab: LabCh
     }
     let (plan, site) = plan(file, count, name)?;
     if let Some(site) = &site {
-        // A cell without keys would only start again and again.
-        Hosts::open(site.clone()).map_err(|error| miette!("{error}"))?;
+        // A cell without keys or memory would only start again and again.
+        let hosts = Hosts::open(site.clone()).map_err(|error| miette!("{error}"))?;
+        hosts.with_shared_memory().map_err(|error| {
+            miette!(
+                help = "`shared_memory` is a file that this user may write, of memory that the hosts share, and large enough",
+                "{error}"
+            )
+        })?;
     }
     let files = Files::open().into_diagnostic()?;
     let running = files.running().into_diagnostic()?;

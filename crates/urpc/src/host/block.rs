@@ -72,7 +72,9 @@ impl Bell {
 
 impl fmt::Debug for Bell {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("Bell").field("rung", &self.rung).finish_non_exhaustive()
+        out.debug_struct("Bell")
+            .field("rung", &self.rung)
+            .finish_non_exhaustive()
     }
 }
 

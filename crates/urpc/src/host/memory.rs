@@ -77,9 +77,15 @@ impl SharedRing {
     /// [`LINES_MAX`].
     pub fn at(device: &File, offset: u64, lines: usize) -> Result<Self, MemoryError> {
         let bytes = Ring::bytes(lines) as u64;
-        let known = device.metadata().map_err(|error| MemoryError::Refused("look at", error))?;
+        let known = device
+            .metadata()
+            .map_err(|error| MemoryError::Refused("look at", error))?;
         // A character device has no size to show, and refuses to be mapped beyond its end.
-        let size = if known.file_type().is_char_device() { u64::MAX } else { known.len() };
+        let size = if known.file_type().is_char_device() {
+            u64::MAX
+        } else {
+            known.len()
+        };
         if offset.checked_add(bytes).is_none_or(|end| end > size) {
             return Err(MemoryError::Size(size.saturating_sub(offset)));
         }

@@ -26,6 +26,7 @@ fn two() -> Two {
         SocketAddr::new(address.ip(), address.port() - 1)
     };
     let host = |name: &str, ip: &str, cell| HostPlan {
+        shared_memory: None,
         name: name.to_owned(),
         address: free(ip),
         cells: vec![cell],

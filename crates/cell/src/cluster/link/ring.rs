@@ -1,37 +1,38 @@
-//! Channels within a host: a ring each way in memory that both map, and a socket whose end tells that the other process
-//! died.
+//! Channels through rings: one each way in memory that both processes map, whoever shares it, and a socket whose end is the
+//! end of both.
 
-use std::collections::BTreeSet;
-use std::io::{self, Read};
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::any::Any;
+use std::io;
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Instant;
 
 use protocol::CellId;
-use serde::{Deserialize, Serialize};
-use shard::launch::Fd;
-use shard::process::{receive, send};
 use urpc::SendError;
 use urpc::fragment::{Assembly, Parts};
-use urpc::host::{Block, Inbox, Outbox, SharedRing, end};
+use urpc::host::{Block, Inbox, Outbox, SharedRing};
 
-use super::{Answer, Calling, Link, MESSAGE_BYTES_MAX, PATIENCE, ReceiveBytes, SendBytes};
-use crate::cluster::files::Files;
+use super::{Link, MESSAGE_BYTES_MAX, PATIENCE, ReceiveBytes, SendBytes, Way};
 
 /// Messages that a channel holds.
-const LINES: usize = 1024;
+pub const LINES: usize = 1024;
 /// All messages are of one kind.
 const PORT: u16 = 0;
 
-/// A call from one cell to another.
-#[derive(Serialize, Deserialize)]
-struct Hail {
-    cell: CellId,
-    /// The ring to the caller.
-    to: Fd,
-    /// The ring from it.
-    from: Fd,
+/// The rings of a link.
+#[derive(Debug)]
+pub struct Rings {
+    /// To the other cell.
+    pub outgoing: SharedRing,
+    /// From it.
+    pub incoming: SharedRing,
+    /// How this side waits.
+    pub block: Block,
+    /// As for [`Inbox::new`].
+    pub block_ns: u64,
+    /// Lives as long as either half of the link.
+    pub keep: Arc<dyn Any + Send + Sync>,
 }
 
 #[derive(Debug)]
@@ -39,121 +40,39 @@ struct ToRing {
     outbox: Outbox,
     /// Ends the other half, too.
     socket: UnixStream,
+    _keep: Arc<dyn Any + Send + Sync>,
 }
 
-#[derive(Debug)]
 struct FromRing {
     peer: CellId,
     inbox: Inbox,
-    /// To be ended when the other process is gone.
-    ring: SharedRing,
-    socket: UnixStream,
+    /// Returns when the other process is gone and both rings are closed.
+    watch: Box<dyn FnOnce() + Send>,
+    keep: Arc<dyn Any + Send + Sync>,
 }
 
-/// Calls between the cells of a host.
-#[derive(Clone, Debug)]
-pub struct Calls {
-    /// Whose.
-    pub me: CellId,
-    block_ns: u64,
-    calling: Arc<Calling>,
-}
-
-impl Calls {
-    /// None under way. `block_ns` as for [`Inbox::new`].
-    pub fn new(me: CellId, block_ns: u64, calling: Arc<Calling>) -> Self {
-        Self {
-            me,
-            block_ns,
-            calling,
-        }
-    }
-
-    /// Calls every other cell of the host that runs. Those that are calling this one just now.
-    pub fn call_all(&self, files: &Files, linked: &impl Fn(Link)) -> io::Result<BTreeSet<u16>> {
-        let mut crossed = BTreeSet::new();
-        for cell in files.plan()? {
-            if cell.number == self.me.number {
-                continue;
-            }
-            let socket = files.cell(cell.number).link_socket();
-            match self.calling.during(cell.number, || self.call(&socket)) {
-                Ok(Some(link)) => linked(link),
-                Ok(None) => _ = crossed.insert(cell.number),
-                // It does not run, and calls when it starts.
-                Err(_) => {}
-            }
-        }
-        Ok(crossed)
-    }
-
-    fn call(&self, socket: &std::path::Path) -> io::Result<Option<Link>> {
-        let mut socket = UnixStream::connect(socket)?;
-        socket.set_read_timeout(Some(PATIENCE))?;
-        let (outgoing, theirs) = SharedRing::create(LINES).map_err(io::Error::other)?;
-        let (incoming, ours) = SharedRing::create(LINES).map_err(io::Error::other)?;
-        let hail = Hail {
-            cell: self.me,
-            from: Fd(0),
-            to: Fd(1),
-        };
-        send(&mut socket, &hail, &[theirs.as_fd(), ours.as_fd()]).map_err(io::Error::other)?;
-        let (answer, _) = receive(&mut socket).map_err(io::Error::other)?;
-        match answer {
-            Answer::Crossed => Ok(None),
-            Answer::Welcome(peer) => self.link(peer, outgoing, incoming, &ours, socket).map(Some),
-        }
-    }
-
-    /// Takes calls until the process ends.
-    pub fn take(&self, listener: &UnixListener, linked: impl Fn(Link)) {
-        for socket in listener.incoming().flatten() {
-            // A caller that makes no sense has no link.
-            if let Ok(Some(link)) = self.take_one(socket) {
-                linked(link);
-            }
-        }
-    }
-
-    fn take_one(&self, mut socket: UnixStream) -> io::Result<Option<Link>> {
-        socket.set_read_timeout(Some(PATIENCE))?;
-        let (hail, mut files) = receive::<Hail>(&mut socket).map_err(io::Error::other)?;
-        let answer = self.calling.answer(hail.cell);
-        if matches!(answer, Answer::Crossed) {
-            send(&mut socket, &answer, &[]).map_err(io::Error::other)?;
-            return Ok(None);
-        }
-        let ring = |file: OwnedFd| {
-            SharedRing::attach(&file)
-                .map(|ring| (ring, file))
-                .map_err(io::Error::other)
-        };
-        let (incoming, ours) = ring(files.take(hail.from).map_err(io::Error::other)?.into())?;
-        let (outgoing, _) = ring(files.take(hail.to).map_err(io::Error::other)?.into())?;
-        send(&mut socket, &answer, &[]).map_err(io::Error::other)?;
-        self.link(hail.cell, outgoing, incoming, &ours, socket).map(Some)
-    }
-
-    fn link(
-        &self,
+impl Rings {
+    /// The link to `peer` through them. `watch` looks, on a thread of its own, at what `socket` says, and closes the incoming
+    /// ring when that has ended.
+    pub fn link(
+        self,
         peer: CellId,
-        outgoing: SharedRing,
-        incoming: SharedRing,
-        ours: &OwnedFd,
+        way: Way,
         socket: UnixStream,
-    ) -> io::Result<Link> {
-        socket.set_read_timeout(None)?;
+        watch: impl FnOnce() + Send + 'static,
+    ) -> Link {
         let sending = ToRing {
-            outbox: Outbox::new(outgoing, Block::Futex, self.block_ns),
-            socket: socket.try_clone()?,
+            outbox: Outbox::new(self.outgoing, self.block.clone(), self.block_ns),
+            socket,
+            _keep: self.keep.clone(),
         };
         let receiving = FromRing {
             peer,
-            inbox: Inbox::new(incoming, Block::Futex, self.block_ns),
-            ring: SharedRing::attach(ours).map_err(io::Error::other)?,
-            socket,
+            inbox: Inbox::new(self.incoming, self.block, self.block_ns),
+            watch: Box::new(watch),
+            keep: self.keep,
         };
-        Ok(Link::new(peer, sending, receiving))
+        Link::new(peer, way, sending, receiving)
     }
 }
 
@@ -176,26 +95,22 @@ impl SendBytes for ToRing {
 impl Drop for ToRing {
     fn drop(&mut self) {
         // The other half, here and there, reads its end.
-        let _ = self.socket.shutdown(std::net::Shutdown::Both);
+        let _ = self.socket.shutdown(Shutdown::Both);
     }
 }
 
 impl ReceiveBytes for FromRing {
     fn run(self: Box<Self>, heard: &mut dyn FnMut(&[u8]) -> io::Result<()>) {
         let Self {
-            mut inbox,
-            ring,
-            socket,
             peer,
+            // Until the inbox is gone, which comes after it.
+            keep: _keep,
+            mut inbox,
+            watch,
         } = *self;
-        // A process that is killed ends no channel; the kernel ends its sockets.
         let watch = std::thread::Builder::new()
             .name(format!("watch {peer}"))
-            .spawn(move || {
-                let mut byte = [0];
-                let _ = (&socket).read(&mut byte);
-                end(&ring);
-            });
+            .spawn(watch);
         if watch.is_err() {
             return;
         }
@@ -207,5 +122,13 @@ impl ReceiveBytes for FromRing {
                 _ => return,
             }
         }
+    }
+}
+
+impl std::fmt::Debug for FromRing {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("FromRing")
+            .field("inbox", &self.inbox)
+            .finish_non_exhaustive()
     }
 }

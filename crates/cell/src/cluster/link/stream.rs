@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use protocol::CellId;
 
-use super::{Link, MESSAGE_BYTES_MAX, PATIENCE, ReceiveBytes, SendBytes};
+use super::{Link, MESSAGE_BYTES_MAX, PATIENCE, ReceiveBytes, SendBytes, Way};
 
 /// Empty messages within the time after which silence is death.
 const BEATS: u32 = 4;
@@ -24,11 +24,27 @@ struct FromStream(UnixStream);
 
 /// The link to `peer` over a stream; `silence` is how long it may say nothing.
 pub fn link(peer: CellId, stream: UnixStream, silence: Duration) -> io::Result<Link> {
+    let (sending, stream) = beating(peer, stream, silence)?;
+    Ok(Link::new(
+        peer,
+        Way::Stream,
+        ToStream(sending),
+        FromStream(stream),
+    ))
+}
+
+/// The two halves of a stream on which this side beats, as long as the first one lives, and the other may not be silent for
+/// longer than `silence`.
+pub fn beating(
+    peer: CellId,
+    stream: UnixStream,
+    silence: Duration,
+) -> io::Result<(Arc<Mutex<UnixStream>>, UnixStream)> {
     stream.set_write_timeout(Some(PATIENCE))?;
     stream.set_read_timeout(Some(silence))?;
     let sending = Arc::new(Mutex::new(stream.try_clone()?));
     beat(peer, Arc::downgrade(&sending), silence / BEATS)?;
-    Ok(Link::new(peer, ToStream(sending), FromStream(stream)))
+    Ok((sending, stream))
 }
 
 /// Sends an empty message every `interval`, until the other half is dropped.
@@ -47,7 +63,8 @@ fn beat(peer: CellId, sending: Weak<Mutex<UnixStream>>, interval: Duration) -> i
     Ok(())
 }
 
-fn write_to(stream: &Mutex<UnixStream>, bytes: &[u8]) -> io::Result<()> {
+/// Writes a message from whichever thread.
+pub fn write_to(stream: &Mutex<UnixStream>, bytes: &[u8]) -> io::Result<()> {
     write(&mut stream.lock().unwrap_or_else(PoisonError::into_inner), bytes)
 }
 

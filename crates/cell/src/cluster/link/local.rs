@@ -1,0 +1,141 @@
+//! Links within a host: a ring each way in memory that one side makes and gives to the other, and a socket whose end tells
+//! that the other process died.
+
+use std::collections::BTreeSet;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+
+use protocol::CellId;
+use serde::{Deserialize, Serialize};
+use shard::launch::Fd;
+use shard::process::{receive, send};
+use urpc::host::{Block, SharedRing, end};
+
+use super::ring::{LINES, Rings};
+use super::{Answer, Calling, Link, PATIENCE, Way};
+use crate::cluster::files::Files;
+
+/// A call from one cell to another.
+#[derive(Serialize, Deserialize)]
+struct Hail {
+    cell: CellId,
+    /// The ring to the caller.
+    to: Fd,
+    /// The ring from it.
+    from: Fd,
+}
+
+/// Calls between the cells of a host.
+#[derive(Clone, Debug)]
+pub struct Calls {
+    /// Whose.
+    pub me: CellId,
+    block_ns: u64,
+    calling: Arc<Calling>,
+}
+
+impl Calls {
+    /// None under way. `block_ns` as for [`urpc::host::Inbox::new`].
+    pub fn new(me: CellId, block_ns: u64, calling: Arc<Calling>) -> Self {
+        Self {
+            me,
+            block_ns,
+            calling,
+        }
+    }
+
+    /// Calls every other cell of the host that runs. Those that are calling this one just now.
+    pub fn call_all(&self, files: &Files, linked: &impl Fn(Link)) -> io::Result<BTreeSet<u16>> {
+        let mut crossed = BTreeSet::new();
+        for cell in files.plan()? {
+            if cell.number == self.me.number {
+                continue;
+            }
+            let socket = files.cell(cell.number).link_socket();
+            match self.calling.during(cell.number, || self.call(&socket)) {
+                Ok(Some(link)) => linked(link),
+                Ok(None) => _ = crossed.insert(cell.number),
+                // It does not run, and calls when it starts.
+                Err(_) => {}
+            }
+        }
+        Ok(crossed)
+    }
+
+    pub(super) fn call(&self, socket: &std::path::Path) -> io::Result<Option<Link>> {
+        let mut socket = UnixStream::connect(socket)?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        let (outgoing, theirs) = SharedRing::create(LINES).map_err(io::Error::other)?;
+        let (incoming, ours) = SharedRing::create(LINES).map_err(io::Error::other)?;
+        let hail = Hail {
+            cell: self.me,
+            from: Fd(0),
+            to: Fd(1),
+        };
+        send(&mut socket, &hail, &[theirs.as_fd(), ours.as_fd()]).map_err(io::Error::other)?;
+        let (answer, _) = receive(&mut socket).map_err(io::Error::other)?;
+        match answer {
+            Answer::Crossed => Ok(None),
+            Answer::Welcome(peer) => self.link(peer, outgoing, incoming, &ours, socket).map(Some),
+        }
+    }
+
+    /// Takes calls until the process ends.
+    pub fn take(&self, listener: &UnixListener, linked: impl Fn(Link)) {
+        for socket in listener.incoming().flatten() {
+            // A caller that makes no sense has no link.
+            if let Ok(Some(link)) = self.take_one(socket) {
+                linked(link);
+            }
+        }
+    }
+
+    fn take_one(&self, mut socket: UnixStream) -> io::Result<Option<Link>> {
+        socket.set_read_timeout(Some(PATIENCE))?;
+        let (hail, mut files) = receive::<Hail>(&mut socket).map_err(io::Error::other)?;
+        let answer = self.calling.answer(hail.cell);
+        if matches!(answer, Answer::Crossed) {
+            send(&mut socket, &answer, &[]).map_err(io::Error::other)?;
+            return Ok(None);
+        }
+        let ring = |file: OwnedFd| {
+            SharedRing::attach(&file)
+                .map(|ring| (ring, file))
+                .map_err(io::Error::other)
+        };
+        let (incoming, ours) = ring(files.take(hail.from).map_err(io::Error::other)?.into())?;
+        let (outgoing, _) = ring(files.take(hail.to).map_err(io::Error::other)?.into())?;
+        send(&mut socket, &answer, &[]).map_err(io::Error::other)?;
+        self.link(hail.cell, outgoing, incoming, &ours, socket).map(Some)
+    }
+
+    fn link(
+        &self,
+        peer: CellId,
+        outgoing: SharedRing,
+        incoming: SharedRing,
+        ours: &OwnedFd,
+        socket: UnixStream,
+    ) -> io::Result<Link> {
+        socket.set_read_timeout(None)?;
+        let (ring, watched) = (
+            SharedRing::attach(ours).map_err(io::Error::other)?,
+            socket.try_clone()?,
+        );
+        let watch = move || {
+            // A process that is killed ends no channel; the kernel ends its sockets.
+            let _ = (&watched).read(&mut [0]);
+            end(&ring, &Block::Futex);
+        };
+        let rings = Rings {
+            outgoing,
+            incoming,
+            block: Block::Futex,
+            block_ns: self.block_ns,
+            keep: Arc::new(()),
+        };
+        Ok(rings.link(peer, Way::Ring, socket, watch))
+    }
+}

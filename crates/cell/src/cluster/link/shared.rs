@@ -1,0 +1,205 @@
+//! Links between hosts that share memory: a ring each way in it, beside the stream of [`super::stream`].
+//!
+//! Every pair of cells has a place of its own in that memory. Who calls clears it, leaves a random number there, and says the
+//! number over the stream: who finds it sees the same memory. From then on messages go through the rings. The stream carries
+//! beats, by which the death of a host is told, and calls to a side that is blocked, as hosts share no futex. A place that an
+//! earlier link of this process still uses is left alone: the new link does without.
+
+use std::collections::BTreeSet;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use config::cluster::Site;
+use protocol::CellId;
+use urpc::host::{Bell, Block, SharedRing, end};
+use urpc::{Message, Receiver, Ring, Sender};
+
+use super::ring::{LINES, Rings};
+use super::{Link, Way, stream};
+
+/// Where a ring may begin.
+const PAGE_BYTES: usize = 4096;
+/// The ring for the number: one page.
+const PROOF_LINES: usize = 2;
+const RING_BYTES: u64 = Ring::bytes(LINES).next_multiple_of(PAGE_BYTES) as u64;
+const PLACE_BYTES: u64 = PAGE_BYTES as u64 + 2 * RING_BYTES;
+/// About what it takes until the other side is awake: a message through TLS and two threads.
+const CALL_NS: u64 = 50_000;
+/// What calls a side that is blocked.
+const CALL: &[u8] = b"call";
+
+/// The memory that this host shares with others.
+#[derive(Clone, Debug)]
+pub struct SharedMemory {
+    file: Arc<File>,
+    /// Whose place each is.
+    pairs: Arc<Vec<[u16; 2]>>,
+    used: Arc<Mutex<BTreeSet<usize>>>,
+}
+
+/// The place of a pair, used by nobody else in this process.
+#[derive(Debug)]
+pub struct Place {
+    proof: SharedRing,
+    outgoing: SharedRing,
+    incoming: SharedRing,
+    /// The incoming one once more, to be closed when the other side is gone.
+    watched: SharedRing,
+    user: User,
+}
+
+/// As long as it lives the place is in use.
+#[derive(Debug)]
+struct User {
+    used: Arc<Mutex<BTreeSet<usize>>>,
+    place: usize,
+}
+
+impl SharedMemory {
+    /// That of the host that `site` is for; none if it shares none.
+    ///
+    /// # Errors
+    /// If it can't be opened or is too small.
+    pub fn open(site: &Site) -> io::Result<Option<Self>> {
+        let here = site.hosts.iter().find(|host| host.name == site.here);
+        let path = here.and_then(|host| host.shared_memory.as_deref());
+        path.map(|path| Self::of(path, site.sharing_pairs())).transpose()
+    }
+
+    pub(super) fn of(path: &Path, pairs: Vec<[u16; 2]>) -> io::Result<Self> {
+        let shown = |why: &dyn std::fmt::Display| {
+            io::Error::other(format!("shared memory {}: {why}", path.display()))
+        };
+        let file = OpenOptions::new().read(true).write(true).open(path);
+        let memory = Self {
+            file: Arc::new(file.map_err(|error| shown(&error))?),
+            pairs: Arc::new(pairs),
+            used: Arc::default(),
+        };
+        // The last one shows whether there is room for all.
+        if let Some(last) = memory.pairs.len().checked_sub(1)
+            && let Err(error) = memory.ring(last, Part::FromHigher)
+        {
+            let needed = memory.pairs.len() as u64 * PLACE_BYTES;
+            return Err(shown(&format_args!(
+                "{error}; these cells need {needed} bytes of it"
+            )));
+        }
+        Ok(memory)
+    }
+
+    /// The place of two cells, cleared, and a number that only who sees it knows. None if they have none, or an earlier link
+    /// uses it still.
+    pub fn offer(&self, me: u16, peer: u16) -> Option<(Place, u64)> {
+        let mut place = self.place(me, peer)?;
+        place.proof.clear();
+        place.outgoing.clear();
+        place.incoming.clear();
+        let number = fastrand::u64(..);
+        Sender::new(&*place.proof).post(&proof(number)).ok()?;
+        Some((place, number))
+    }
+
+    /// The place of two cells, if that number is there.
+    pub fn accept(&self, me: u16, peer: u16, number: u64) -> Option<Place> {
+        let place = self.place(me, peer)?;
+        let found = Receiver::new(&*place.proof).take();
+        (found == Ok(Some(proof(number)))).then_some(place)
+    }
+
+    fn place(&self, me: u16, peer: u16) -> Option<Place> {
+        let pair = [me.min(peer), me.max(peer)];
+        let number = self.pairs.iter().position(|known| *known == pair)?;
+        let [outgoing, incoming] = if me < peer {
+            [Part::FromLower, Part::FromHigher]
+        } else {
+            [Part::FromHigher, Part::FromLower]
+        };
+        let user = self.user(number)?;
+        let ring = |part| self.ring(number, part).ok();
+        Some(Place {
+            proof: ring(Part::Proof)?,
+            outgoing: ring(outgoing)?,
+            incoming: ring(incoming)?,
+            watched: ring(incoming)?,
+            user,
+        })
+    }
+
+    fn user(&self, place: usize) -> Option<User> {
+        let is_free = lock(&self.used).insert(place);
+        is_free.then(|| User {
+            used: self.used.clone(),
+            place,
+        })
+    }
+
+    fn ring(&self, place: usize, part: Part) -> io::Result<SharedRing> {
+        let (offset, lines) = match part {
+            Part::Proof => (0, PROOF_LINES),
+            Part::FromLower => (PAGE_BYTES as u64, LINES),
+            Part::FromHigher => (PAGE_BYTES as u64 + RING_BYTES, LINES),
+        };
+        SharedRing::at(&self.file, place as u64 * PLACE_BYTES + offset, lines).map_err(io::Error::other)
+    }
+}
+
+/// What a place consists of.
+#[derive(Clone, Copy)]
+enum Part {
+    /// The number.
+    Proof,
+    /// The ring from the lower-numbered cell.
+    FromLower,
+    /// That from the other.
+    FromHigher,
+}
+
+fn proof(number: u64) -> Message {
+    Message {
+        words: [number; 7],
+        kind: 0,
+    }
+}
+
+impl Place {
+    /// The link to `peer`, beside `stream`; `silence` is how long the stream may say nothing.
+    pub fn link(self, peer: CellId, stream: UnixStream, silence: Duration) -> io::Result<Link> {
+        let socket = stream.try_clone()?;
+        let (writing, mut reading) = stream::beating(peer, stream, silence)?;
+        let bell = Arc::new(Bell::new(move || _ = stream::write_to(&writing, CALL)));
+        let block = Block::Bell(bell.clone());
+        let watched = (self.watched, block.clone());
+        let watch = move || {
+            let mut bytes = Vec::new();
+            while stream::read(&mut reading, &mut bytes).is_ok() {
+                if bytes == CALL {
+                    bell.ring();
+                }
+            }
+            end(&watched.0, &watched.1);
+        };
+        let rings = Rings {
+            outgoing: self.outgoing,
+            incoming: self.incoming,
+            block,
+            block_ns: CALL_NS,
+            keep: Arc::new(self.user),
+        };
+        Ok(rings.link(peer, Way::Shared, socket, watch))
+    }
+}
+
+impl Drop for User {
+    fn drop(&mut self) {
+        lock(&self.used).remove(&self.place);
+    }
+}
+
+fn lock(used: &Mutex<BTreeSet<usize>>) -> MutexGuard<'_, BTreeSet<usize>> {
+    used.lock().unwrap_or_else(PoisonError::into_inner)
+}

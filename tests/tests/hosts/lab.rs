@@ -1,0 +1,114 @@
+//! Lab hosts with the cells of one cluster.
+
+use std::time::Duration;
+
+use guest_tests::command::{Call, Output, binary};
+use guest_tests::{Scratch, mirrorball, wait};
+use serde_json::Value;
+
+/// A few lab hosts side by side, on a busy machine.
+const START_LIMIT: Duration = Duration::from_secs(240);
+/// What one command in a lab host may take.
+pub const COMMAND_LIMIT: Duration = Duration::from_secs(120);
+/// How long a cell may be silent: emulated hosts stand still for seconds now and then.
+pub const SILENCE: Duration = Duration::from_secs(12);
+
+/// A lab, and who is in it.
+pub struct Lab {
+    name: String,
+    pub scratch: Scratch,
+    hosts: &'static [&'static str],
+}
+
+impl Lab {
+    /// With a lab file of this text.
+    pub fn start(test: &str, hosts: &'static [&'static str], text: &str) -> Self {
+        let lab = Self {
+            name: format!("test-{test}-{}", std::process::id()),
+            scratch: Scratch::shared(test),
+            hosts,
+        };
+        let file = lab.scratch.write("lab.toml", text);
+        mirrorball(["lab", "up", "--name", &lab.name])
+            .args([file])
+            .limit(START_LIMIT)
+            .ok();
+        lab
+    }
+
+    /// `mirrorball` with these arguments on one of its hosts.
+    pub fn on(&self, host: &str, arguments: &[&str]) -> Call {
+        self.exec(host, &[&[binary().to_str().expect("UTF-8")], arguments].concat())
+    }
+
+    /// A command on one of its hosts.
+    pub fn exec(&self, host: &str, command: &[&str]) -> Call {
+        mirrorball(["lab", "exec", "--lab", &self.name, host, "--"])
+            .args(command)
+            .limit(COMMAND_LIMIT)
+    }
+
+    /// A shell's command on one of its hosts, which has to succeed; what it prints.
+    pub fn shell(&self, host: &str, command: &str) -> String {
+        self.exec(host, &["sh", "-c", command])
+            .ok()
+            .text()
+            .trim()
+            .to_owned()
+    }
+
+    /// Whether each cell lives, as a host's cell knows it.
+    pub fn lives(&self, host: &str) -> Vec<bool> {
+        let status = self.on(host, &["cluster", "status", "--json"]).run();
+        if status.status != 0 {
+            return Vec::new();
+        }
+        let cells = status.json();
+        let cells = cells.as_array().expect("an array");
+        cells.iter().map(|cell| !cell["life"].is_null()).collect()
+    }
+
+    /// Until a host's cell knows it so.
+    pub fn wait_for_lives(&self, host: &str, lives: &[bool]) {
+        let limit = SILENCE + Duration::from_secs(60);
+        wait::until(&format!("{host} sees {lives:?}"), limit, || {
+            (self.lives(host) == lives).then_some(())
+        });
+    }
+
+    /// A VM on a cell, started from `from`.
+    pub fn start_vm(&self, from: &str, name: &str, cell: u16) -> Output {
+        let vm = [
+            "run", "--image", "tiny", "--memory", "96M", "--net", "none", "--lab", "never",
+        ];
+        let cell = cell.to_string();
+        self.on(
+            from,
+            &[&vm[..], &["--name", name, "--cell", &cell, "-d"]].concat(),
+        )
+        .run()
+    }
+
+    /// VMs and their cells, as a host's `ps` knows them.
+    pub fn names(&self, host: &str) -> Vec<(String, Value)> {
+        let listed = self.on(host, &["ps", "--json"]).ok().json();
+        let listed = listed.as_array().expect("an array");
+        let name = |vm: &Value| vm["name"].as_str().expect("a name").to_owned();
+        let mut names: Vec<_> = listed.iter().map(|vm| (name(vm), vm["cell"].clone())).collect();
+        names.sort_by(|a, b| a.0.cmp(&b.0));
+        names
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for host in self.hosts {
+                let logs = "tail -n 20 /run/mirrorball/cells/*/log";
+                let said = self.exec(host, &["sh", "-c", logs]).run();
+                eprintln!("--- {host}:\n{}", said.text());
+            }
+        }
+        let _ = mirrorball(["lab", "down", "--name", &self.name]).run();
+    }
+}
