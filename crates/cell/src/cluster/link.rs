@@ -132,11 +132,20 @@ impl Receiving {
     }
 }
 
-/// Whom this cell is calling, for calls that cross.
+/// Whom this cell calls and who has called it, so that two cells have one link, whichever of their calls comes first.
+///
+/// A cell calls when it starts, and never again in the same life.
 #[derive(Debug)]
 pub struct Calling {
     me: CellId,
-    numbers: Mutex<BTreeSet<u16>>,
+    met: Mutex<Met>,
+}
+
+#[derive(Debug, Default)]
+struct Met {
+    under_way: BTreeSet<u16>,
+    /// One call has gone through.
+    linked: BTreeSet<CellId>,
 }
 
 impl Calling {
@@ -144,28 +153,46 @@ impl Calling {
     pub fn new(me: CellId) -> Self {
         Self {
             me,
-            numbers: Mutex::default(),
+            met: Mutex::default(),
         }
     }
 
-    /// Calls a cell by `call`.
-    pub fn during<T>(&self, number: u16, call: impl FnOnce() -> T) -> T {
-        self.numbers().insert(number);
-        let result = call();
-        self.numbers().remove(&number);
-        result
+    /// Calls a cell by `call`, unless it has called this one already; then gives none, as for a call that crosses another.
+    ///
+    /// # Errors
+    /// Those of `call`.
+    pub fn during(
+        &self,
+        number: u16,
+        call: impl FnOnce() -> io::Result<Option<Link>>,
+    ) -> io::Result<Option<Link>> {
+        let mut met = self.met();
+        if met.linked.iter().any(|linked| linked.number == number) {
+            return Ok(None);
+        }
+        met.under_way.insert(number);
+        drop(met);
+        let link = call();
+        let mut met = self.met();
+        met.under_way.remove(&number);
+        if let Ok(Some(link)) = &link {
+            met.linked.insert(link.peer);
+        }
+        link
     }
 
-    /// What to answer to a cell that calls.
+    /// What to answer to a cell that calls. The welcome is its link.
     pub fn answer(&self, caller: CellId) -> Answer {
-        if self.me.number < caller.number && self.numbers().contains(&caller.number) {
+        let mut met = self.met();
+        let mine_goes_through = self.me.number < caller.number && met.under_way.contains(&caller.number);
+        if mine_goes_through || !met.linked.insert(caller) {
             Answer::Crossed
         } else {
             Answer::Welcome(self.me)
         }
     }
 
-    fn numbers(&self) -> MutexGuard<'_, BTreeSet<u16>> {
-        self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
+    fn met(&self) -> MutexGuard<'_, Met> {
+        self.met.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -199,3 +199,39 @@ fn memory_that_is_not_the_same_or_too_small_is_noticed() {
         "{error}"
     );
 }
+
+#[test]
+fn two_cells_have_one_link_whichever_calls_first() {
+    let callings = || [LOWER, HIGHER].map(Calling::new);
+    let calls = |calling: &Calling, peer: CellId, meanwhile: &dyn Fn()| {
+        let called = calling.during(peer.number, || {
+            meanwhile();
+            let [near, far] = links(Way::Stream);
+            Ok(Some(if peer == HIGHER { near } else { far }))
+        });
+        called.unwrap().is_some()
+    };
+    let is_welcome = |calling: &Calling, caller| matches!(calling.answer(caller), Answer::Welcome(_));
+
+    // One after the other.
+    for (first, second) in [(LOWER, HIGHER), (HIGHER, LOWER)] {
+        let mut both = callings();
+        if first == HIGHER {
+            both.reverse();
+        }
+        assert!(calls(&both[0], second, &|| assert!(is_welcome(&both[1], first))));
+        assert!(!calls(&both[1], first, &|| panic!(
+            "{second} calls though {first} did"
+        )));
+        assert!(!is_welcome(&both[0], second), "a call that was sent before");
+        let next = CellId {
+            life: second.life + 1,
+            ..second
+        };
+        assert!(is_welcome(&both[0], next));
+    }
+    // Both at once: the lower-numbered one's goes through.
+    let [lower, higher] = callings();
+    assert!(calls(&lower, HIGHER, &|| assert!(!is_welcome(&lower, HIGHER))));
+    calls(&higher, LOWER, &|| assert!(is_welcome(&higher, LOWER)));
+}
