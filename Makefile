@@ -8,7 +8,7 @@ TARGET := x86_64-unknown-linux-gnu
 OUT := $(or $(CARGO_TARGET_DIR),target)/$(TARGET)/release
 MIRRORBALL := $(OUT)/mirrorball
 
-.PHONY: help build demo test lint sim bench bench-sharing bench-channels fuzz clean
+.PHONY: help build demo test lint sim bench bench-sharing bench-channels bench-hosts fuzz clean
 
 help:
 	@echo "make build   compile (2 min)            make demo   four Debian VMs compile a C program (first time 6 min)"
@@ -16,6 +16,7 @@ help:
 	@echo "make bench   timings against QEMU       make fuzz   each fuzz target for a minute"
 	@echo "make sim     clusters in virtual time, for a minute"
 	@echo "make bench-channels   message channels beside others (half a minute)"
+	@echo "make bench-hosts      the death of a host, and places by each way between cells (a minute)"
 	@echo "make bench-sharing   memory of guests that share a disk, beside QEMU (half an hour without usable KVM)"
 
 build:
@@ -48,6 +49,10 @@ bench-sharing: build
 
 bench-channels: build
 	scripts/bench-channels.sh $(OUT)
+
+bench-hosts: build
+	@scripts/setup.sh test
+	scripts/bench-hosts.sh $(MIRRORBALL)
 
 fuzz:
 	@scripts/setup.sh build fuzz

@@ -36,6 +36,7 @@ pub fn guard(number: u16) -> io::Result<()> {
     loop {
         let start = Instant::now();
         let mut cell = Command::new("/proc/self/exe")
+            .arg0("mirrorball")
             .args(["cell", &number.to_string()])
             .stdin(Stdio::null())
             .spawn()?;

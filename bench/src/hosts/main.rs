@@ -1,0 +1,176 @@
+//! How soon a host's death is agreed on, and what a VM waits for its place by each way between cells.
+//! `bench-hosts --mirrorball PATH --out FILE.json --machine TEXT [--runs N]`.
+//!
+//! Hosts are sets of processes on the loopback of this machine, each with a runtime directory of its own; etcd is real. Nothing
+//! runs in a lab, whose hosts stand still now and then for longer than what is measured.
+
+mod cluster;
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use cell::cluster::interface::{Answer, Ask, Host, VmShare};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde::Serialize;
+
+use cluster::{Cluster, Way};
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+
+/// What any wait may take.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Places asked for in a run.
+const PLACES: usize = 200;
+/// After how long without a word a host is dead, where its death is measured.
+const SILENCE_MS: u64 = 200;
+/// The same where no host dies: this machine may stand still.
+const LONG_SILENCE_MS: u64 = 10_000;
+/// A host that this machine lets wait for longer than its silence may last is taken for dead. Then a sample is taken again.
+const TRIES: usize = 5;
+
+/// Samples of one thing, milliseconds for deaths and microseconds for places.
+#[derive(Serialize)]
+struct Row {
+    what: String,
+    unit: &'static str,
+    samples: Vec<f64>,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    machine: &'a str,
+    silence_ms: u64,
+    rows: &'a [Row],
+}
+
+fn run() -> Outcome<()> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let mut values: HashMap<&str, &str> = HashMap::new();
+    for pair in words.chunks(2) {
+        let [name, value] = pair else {
+            return Err("bench-hosts --mirrorball PATH --out FILE.json --machine TEXT [--runs N]".into());
+        };
+        values.insert(name.trim_start_matches('-'), value);
+    }
+    let value = |name: &str| values.get(name).copied().ok_or(format!("--{name} is missing"));
+    let runs: usize = values.get("runs").unwrap_or(&"5").parse()?;
+    let (program, out, machine) = (Path::new(value("mirrorball")?), value("out")?, value("machine")?);
+    let mut rows = Vec::new();
+    for way in Way::ALL {
+        let mut samples = Vec::new();
+        for _ in 0..runs {
+            samples.push(sample(|| {
+                place_us(&Cluster::up(program, way, 2, LONG_SILENCE_MS)?)
+            })?);
+        }
+        rows.push(Row {
+            what: format!("a VM's place, two cells, {way}"),
+            unit: "us",
+            samples,
+        });
+    }
+    for (what, signal) in [
+        ("a host falls silent", Signal::SIGSTOP),
+        ("a host's processes are killed", Signal::SIGKILL),
+    ] {
+        let mut samples = Vec::new();
+        for _ in 0..runs {
+            samples.push(sample(|| {
+                agreed_ms(&Cluster::up(program, Way::Tls, 3, SILENCE_MS)?, signal)
+            })?);
+        }
+        rows.push(Row {
+            what: format!("{what}, until the two others agree"),
+            unit: "ms",
+            samples,
+        });
+    }
+    let report = Report {
+        machine,
+        silence_ms: SILENCE_MS,
+        rows: &rows,
+    };
+    std::fs::write(out, serde_json::to_string_pretty(&report)? + "\n")?;
+    println!("{machine}; silence_ms = {}\n", SILENCE_MS);
+    println!("| | median | least | most |\n| --- | --- | --- | --- |");
+    for row in &rows {
+        let mut sorted = row.samples.clone();
+        sorted.sort_by(f64::total_cmp);
+        let [least, median, most] = [0, sorted.len() / 2, sorted.len() - 1].map(|at| sorted[at]);
+        println!(
+            "| {} | {median:.0} {unit} | {least:.0} | {most:.0} |",
+            row.what,
+            unit = row.unit
+        );
+    }
+    Ok(())
+}
+
+fn sample(take: impl Fn() -> Outcome<f64>) -> Outcome<f64> {
+    for _ in 1..TRIES {
+        match take() {
+            Ok(sample) => return Ok(sample),
+            Err(error) => eprintln!("bench-hosts: once more: {error}"),
+        }
+    }
+    take()
+}
+
+/// What a VM waits for its place in the first cell: the median, microseconds.
+fn place_us(cluster: &Cluster) -> Outcome<f64> {
+    let mut waits = Vec::new();
+    for number in 0..PLACES {
+        // The last one's end has been told everywhere.
+        std::thread::sleep(Duration::from_millis(1));
+        let mut connection = cluster.connect(0)?;
+        let host = Host {
+            name: format!("vm{number}"),
+            share: VmShare {
+                vcpus: 1,
+                memory_bytes: 64 << 20,
+            },
+            only: Some(0),
+            sent: false,
+            runs: false,
+        };
+        let start = Instant::now();
+        match connection.ask(&Ask::Host(host))? {
+            Answer::Hosted(_) => waits.push(start.elapsed().as_secs_f64() * 1e6),
+            other => return Err(format!("no place: {other:?}").into()),
+        }
+    }
+    waits.sort_by(f64::total_cmp);
+    Ok(waits[waits.len() / 2])
+}
+
+/// The last host ends; when both others know it, milliseconds.
+fn agreed_ms(cluster: &Cluster, signal: Signal) -> Outcome<f64> {
+    let processes = cluster.processes(2)?;
+    let mut others = [cluster.connect(0)?, cluster.connect(1)?];
+    let start = Instant::now();
+    for process in processes {
+        kill(Pid::from_raw(process.try_into()?), signal)?;
+    }
+    for connection in &mut others {
+        while cluster::lives(connection, 2)? {
+            if start.elapsed() > LIMIT {
+                return Err(format!("nobody notices the end of a host\n{}", cluster.logs()).into());
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    Ok(start.elapsed().as_secs_f64() * 1e3)
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench-hosts: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
