@@ -9,7 +9,7 @@ use bench::tables::{Column, Row, Table};
 use crate::shootdown;
 
 pub const CALLS: Table = Table {
-    title: "a call of 30 bytes between processes, marshalled",
+    title: "a call between processes, one marshalled message each way",
     columns: &[
         Column::Ns("time, ns"),
         Column::Millions("64 at a time, million per second"),

@@ -21,7 +21,10 @@ pub fn bars(title: &str, groups: &[(&str, Vec<(&str, f64)>)]) -> String {
         .log10()
         .ceil()
         .max(least + 1.0);
-    let x = |length: f64| LEFT + PLOT_WIDTH * (length.log10() - least) / (most - least);
+    let x = |length: f64| {
+        let exact = LEFT + PLOT_WIDTH * (length.log10() - least) / (most - least);
+        (exact * 10.0).round() / 10.0
+    };
     let rows: usize = groups.iter().map(|(_, bars)| bars.len() + 1).sum();
     let (top, bottom) = (44.0, 44.0 + STEP * rows as f64);
     let mut picture = Picture::new(LEFT + PLOT_WIDTH + RIGHT, bottom + 10.0, title);

@@ -26,7 +26,8 @@ pub struct Link {
     outbox: Outbox,
     inbox: Inbox,
     assembly: Assembly<[u8; BYTES_MAX]>,
-    /// One limit for all waits, since a look at the clock costs as much as a message.
+    /// One limit for all waits, since a look at the clock costs as much as a message. None in the other process, which waits
+    /// as cells do, without a timer, and which the measuring one ends.
     end: Option<Instant>,
 }
 
@@ -48,7 +49,7 @@ impl Link {
             outbox,
             inbox,
             assembly: Assembly::new([0; BYTES_MAX]),
-            end: soon(),
+            end: None,
         }
     }
 
@@ -104,10 +105,11 @@ pub fn with_other(
         &[there_word, back_word, block_ns.to_string()],
         Stdio::null(),
     )?;
-    let link = Link::new(
+    let mut link = Link::new(
         Inbox::new(back, Block::Futex, block_ns),
         Outbox::new(there, Block::Futex, block_ns),
     );
+    link.end = soon();
     let measured = one(|| here(link))?;
     other.finish()?;
     Ok(measured)
