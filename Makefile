@@ -15,7 +15,7 @@ help:
 	@echo "make test    all tests (half an hour)   make lint   formatting and clippy"
 	@echo "make bench   timings against QEMU       make fuzz   each fuzz target for a minute"
 	@echo "make sim     clusters in virtual time, for a minute"
-	@echo "make bench-channels   message channels beside others (half a minute)"
+	@echo "make bench-channels   message channels and what cells make of them, beside others (a minute)"
 	@echo "make bench-hosts      the death of a host, and places by each way between cells (a minute)"
 	@echo "make bench-sharing   memory of guests that share a disk, beside QEMU (half an hour without usable KVM)"
 
@@ -34,7 +34,7 @@ test: build
 lint:
 	@scripts/setup.sh build
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo clippy --workspace --all-targets --features bench/channels --locked -- -D warnings
 
 sim: build
 	$(OUT)/mirrorball-sim crates/knowledge/machines/*.facts
@@ -47,7 +47,9 @@ bench-sharing: build
 	@scripts/setup.sh run bench
 	scripts/bench-sharing.sh $(MIRRORBALL)
 
-bench-channels: build
+bench-channels:
+	@scripts/setup.sh build
+	cargo build --release --locked -p bench --features channels --bin bench-channels
 	scripts/bench-channels.sh $(OUT)
 
 bench-hosts: build

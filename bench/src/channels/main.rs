@@ -1,37 +1,52 @@
-//! How fast channels are, beside what people use instead: one message there and one back between two CPUs, and messages one
-//! way as fast as they go. `bench-channels --out FILE.json --machine TEXT [--runs N]`.
+//! How fast channels are, and what cells make of them, beside what people use instead. `bench-channels --out FILE.json
+//! --machine TEXT [--runs N]`.
 //!
-//! All run in turn, `runs` times; medians are printed. The measure of all is two CPUs that hand one cache line to and fro.
+//! All that is compared runs in turn, `runs` times, in threads or processes that are kept to the first two CPUs; medians
+//! are printed. FILE.svg is drawn beside the record. A further table is one more entry of [`TABLES`].
 
-mod peers;
+mod cells;
+mod idle;
+mod messages;
+mod patience;
 mod pinned;
+mod process;
+mod shootdown;
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use serde::Serialize;
+use bench::Outcome;
+use bench::tables::{Report, Table};
 
-type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+const TABLES: &[Table] = &[messages::TABLE, cells::CALLS, cells::AGREEMENT, idle::TABLE];
 
-#[derive(Serialize)]
-struct Row {
-    what: &'static str,
-    /// A message there and one back, nanoseconds, each run.
-    round_trip_ns: Vec<f64>,
-    /// Messages one way per second, each run. None where that makes no sense.
-    per_second: Vec<f64>,
-}
-
-#[derive(Serialize)]
-struct Report<'a> {
-    machine: &'a str,
-    rows: &'a [Row],
+/// What the other process of a measurement does.
+fn act(role: &str, words: &[String]) -> Outcome<()> {
+    process::begin()?;
+    match role {
+        "ring-echo" => messages::ring::echo_role(words),
+        "ring-flood" => messages::ring::flood_role(words),
+        "waiting-echo" => messages::waiting::echo_role(words),
+        "iceoryx-echo" => messages::iceoryx::echo_role(words),
+        "iceoryx-flood" => messages::iceoryx::flood_role(words),
+        "iceoryx-events" => messages::iceoryx::events_role(words),
+        "socket-echo" => messages::socket::echo_role(),
+        "socket-flood" => messages::socket::flood_role(),
+        "callee" => cells::call::callee_role(words),
+        "callee-once" => cells::call::callee_once_role(words),
+        "cell" => cells::agreement::role(words),
+        "idler" => idle::role(words),
+        _ => Err(format!("no role is called {role}").into()),
+    }
 }
 
 fn run() -> Outcome<()> {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    if words.first().is_some_and(|word| word == "echo") {
-        return peers::echo();
+    if let [word, role, rest @ ..] = &words[..]
+        && word == process::ROLE
+    {
+        return act(role, rest).map_err(|error| format!("{role}: {error}").into());
     }
     let mut values: HashMap<&str, &str> = HashMap::new();
     for pair in words.chunks(2) {
@@ -41,52 +56,17 @@ fn run() -> Outcome<()> {
         values.insert(name.trim_start_matches('-'), value);
     }
     let runs: usize = values.get("runs").unwrap_or(&"7").parse()?;
-    let out = values.get("out").ok_or("--out is missing")?;
+    let out = PathBuf::from(values.get("out").ok_or("--out is missing")?);
     let machine = values.get("machine").ok_or("--machine is missing")?;
-    let mut rows: Vec<Row> = peers::ALL
-        .iter()
-        .map(|peer| Row {
-            what: peer.what,
-            round_trip_ns: Vec::new(),
-            per_second: Vec::new(),
-        })
-        .collect();
-    for _ in 0..runs {
-        for (peer, row) in peers::ALL.iter().zip(&mut rows) {
-            row.round_trip_ns.push((peer.round_trip)()?);
-            if let Some(one_way) = peer.one_way {
-                row.per_second.push(one_way()?);
-            }
-        }
+    let mut report = Report::new(machine, TABLES);
+    for run in 1..=runs {
+        eprintln!("bench-channels: run {run} of {runs}");
+        report.run()?;
     }
-    std::fs::write(
-        out,
-        serde_json::to_string_pretty(&Report { machine, rows: &rows })? + "\n",
-    )?;
-    print(machine, &rows);
+    std::fs::write(&out, serde_json::to_string_pretty(&report)? + "\n")?;
+    std::fs::write(out.with_extension("svg"), report.svg())?;
+    print!("{}", report.markdown());
     Ok(())
-}
-
-fn print(machine: &str, rows: &[Row]) {
-    let bare = rows.first().map_or(f64::NAN, |row| median(&row.round_trip_ns));
-    println!(
-        "{machine}\n\n| | round trip, ns | of bare | messages per second, million |\n| --- | --- | --- | --- |"
-    );
-    for row in rows {
-        let trip = median(&row.round_trip_ns);
-        let flow = if row.per_second.is_empty() {
-            String::new()
-        } else {
-            format!("{:.1}", median(&row.per_second) / 1e6)
-        };
-        println!("| {} | {trip:.0} | {:.2} | {flow} |", row.what, trip / bare);
-    }
-}
-
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 fn main() -> ExitCode {

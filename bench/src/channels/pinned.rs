@@ -1,11 +1,10 @@
-//! Two threads on two CPUs.
+//! Threads on two CPUs.
 
 use std::thread;
 
+use bench::Outcome;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
-
-use crate::Outcome;
 
 /// The first two CPUs that this process may use.
 pub fn two_cpus() -> Outcome<[usize; 2]> {
@@ -24,26 +23,38 @@ pub fn pin(cpu: usize) -> Outcome<()> {
     Ok(sched_setaffinity(Pid::from_raw(0), &one)?)
 }
 
+/// What a thread may fail with.
+type Sent<T> = Result<T, String>;
+
+/// Runs `work` in a thread on a CPU: not in the caller's, whose CPUs must stay what they are.
+fn on<'scope, T: Send + 'scope>(
+    scope: &'scope thread::Scope<'scope, '_>,
+    cpu: usize,
+    work: impl FnOnce() -> Outcome<T> + Send + 'scope,
+) -> thread::ScopedJoinHandle<'scope, Sent<T>> {
+    scope.spawn(move || pin(cpu).and_then(|()| work()).map_err(|error| error.to_string()))
+}
+
+fn joined<T>(thread: thread::ScopedJoinHandle<'_, Sent<T>>) -> Outcome<T> {
+    Ok(thread.join().map_err(|_| "a thread panicked")??)
+}
+
+/// Runs `here` on the first CPU.
+pub fn one<T: Send>(here: impl FnOnce() -> Outcome<T> + Send) -> Outcome<T> {
+    let [first, _] = two_cpus()?;
+    thread::scope(|scope| joined(on(scope, first, here)))
+}
+
 /// Runs `there` on the second CPU while `here` runs on the first; what `here` gives.
-pub fn both<T>(there: impl FnOnce() + Send, here: impl FnOnce() -> T + Send) -> Outcome<T>
-where
-    T: Send,
-{
+pub fn both<T: Send>(
+    there: impl FnOnce() -> Outcome<()> + Send,
+    here: impl FnOnce() -> Outcome<T> + Send,
+) -> Outcome<T> {
     let [first, second] = two_cpus()?;
     thread::scope(|scope| {
-        // Not the main thread, whose CPUs must stay what they are.
-        let there = scope.spawn(move || {
-            let pinned = pin(second).is_ok();
-            there();
-            pinned
-        });
-        let here = scope.spawn(move || (pin(first).is_ok(), here()));
-        let (pinned_here, given) = here.join().map_err(|_| "a thread panicked")?;
-        let pinned_there = there.join().map_err(|_| "a thread panicked")?;
-        if pinned_here && pinned_there {
-            Ok(given)
-        } else {
-            Err("threads can't be kept on CPUs".into())
-        }
+        let there = on(scope, second, there);
+        let given = joined(on(scope, first, here));
+        joined(there)?;
+        given
     })
 }

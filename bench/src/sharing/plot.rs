@@ -1,6 +1,6 @@
 //! The table as a picture: virtual against machine footprint by the number of VMs, as Disco's Figure 6 (SOSP '97).
 
-use std::fmt::Write as _;
+use bench::svg::{Anchor, COLOURS, Picture, nice};
 
 /// A line of the picture.
 pub struct Series {
@@ -16,9 +16,6 @@ const LEFT: f64 = 60.0;
 const TOP: f64 = 30.0;
 const PLOT_WIDTH: f64 = 380.0;
 const PLOT_HEIGHT: f64 = 330.0;
-const COLOURS: [&str; 9] = [
-    "#888888", "#1b6ca8", "#d1495b", "#2e933c", "#edae49", "#6a4c93", "#00798c", "#a44a3f", "#30323d",
-];
 
 /// The picture of `series`, the first of which is drawn dashed, with a title.
 pub fn svg(title: &str, series: &[Series]) -> String {
@@ -27,46 +24,21 @@ pub fn svg(title: &str, series: &[Series]) -> String {
     let mb_max = nice(points().map(|point| point.1).fold(1.0, f64::max));
     let x = |vms: usize| LEFT + PLOT_WIDTH * vms as f64 / vms_max as f64;
     let y = |mb: f64| TOP + PLOT_HEIGHT * (1.0 - mb / mb_max);
-    let mut text = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{HEIGHT}\" font-family=\"sans-serif\" \
-         font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
-    );
-    let mut add = |line: String| {
-        let _ = writeln!(text, "{line}");
-    };
-    add(format!(
-        "<text x=\"{LEFT}\" y=\"18\" font-size=\"14\">{}</text>",
-        escaped(title)
-    ));
+    let mut picture = Picture::new(WIDTH, HEIGHT, title);
     for step in 0..=5 {
         let mb = mb_max * f64::from(step) / 5.0;
-        let (at, right) = (y(mb), LEFT + PLOT_WIDTH);
-        add(format!(
-            "<line x1=\"{LEFT}\" x2=\"{right}\" y1=\"{at}\" y2=\"{at}\" stroke=\"#dddddd\"/>"
-        ));
-        add(format!(
-            "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{mb:.0}</text>",
-            LEFT - 6.0,
-            at + 4.0
-        ));
+        picture.line((LEFT, y(mb)), (LEFT + PLOT_WIDTH, y(mb)), "\"#dddddd\"");
+        picture.text((LEFT - 6.0, y(mb) + 4.0), Anchor::End, &format!("{mb:.0}"));
     }
     let mut counts: Vec<usize> = points().map(|point| point.0).collect();
     counts.sort_unstable();
     counts.dedup();
     let bottom = TOP + PLOT_HEIGHT;
     for vms in counts {
-        add(format!(
-            "<text x=\"{}\" y=\"{}\" text-anchor=\"middle\">{vms}</text>",
-            x(vms),
-            bottom + 18.0
-        ));
+        picture.text((x(vms), bottom + 18.0), Anchor::Middle, &vms.to_string());
     }
-    let middle = LEFT + PLOT_WIDTH / 2.0;
-    add(format!(
-        "<text x=\"{middle}\" y=\"{}\" text-anchor=\"middle\">VMs</text>",
-        bottom + 36.0
-    ));
-    add(format!(
+    picture.text((LEFT + PLOT_WIDTH / 2.0, bottom + 36.0), Anchor::Middle, "VMs");
+    picture.add(&format!(
         "<text x=\"14\" y=\"{}\" transform=\"rotate(-90 14 {0})\">MB</text>",
         TOP + PLOT_HEIGHT / 2.0
     ));
@@ -82,41 +54,22 @@ pub fn svg(title: &str, series: &[Series]) -> String {
         } else {
             ""
         };
-        add(format!(
-            "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"{dash}/>",
+        let stroke = format!("\"{colour}\" stroke-width=\"2\"{dash}");
+        picture.add(&format!(
+            "<polyline points=\"{}\" fill=\"none\" stroke={stroke}/>",
             path.join(" ")
         ));
         for point in &path {
             let (cx, cy) = point.split_once(',').unwrap_or_default();
-            add(format!(
+            picture.add(&format!(
                 "<circle cx=\"{cx}\" cy=\"{cy}\" r=\"3\" fill=\"{colour}\"/>"
             ));
         }
         let (at, legend) = (TOP + 14.0 + 20.0 * number as f64, LEFT + PLOT_WIDTH + 20.0);
-        add(format!(
-            "<line x1=\"{legend}\" x2=\"{}\" y1=\"{}\" y2=\"{1}\" stroke=\"{colour}\" stroke-width=\"2\"{dash}/>",
-            legend + 22.0,
-            at - 4.0
-        ));
-        add(format!(
-            "<text x=\"{}\" y=\"{at}\">{}</text>",
-            legend + 28.0,
-            escaped(&series.name)
-        ));
+        picture.line((legend, at - 4.0), (legend + 22.0, at - 4.0), &stroke);
+        picture.text((legend + 28.0, at), Anchor::Start, &series.name);
     }
-    text + "</svg>\n"
-}
-
-/// A round number not below `value`.
-fn nice(value: f64) -> f64 {
-    let magnitude = 10_f64.powf(value.log10().floor());
-    let steps = [1.0, 2.0, 2.5, 5.0, 10.0];
-    let factor = steps.into_iter().find(|step| step * magnitude >= value);
-    factor.unwrap_or(10.0) * magnitude
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;")
+    picture.finish()
 }
 
 #[cfg(test)]
@@ -142,6 +95,5 @@ mod tests {
             let x: f64 = point.split('"').next().unwrap().parse().unwrap();
             assert!((0.0..=WIDTH).contains(&x));
         }
-        assert_eq!((nice(4295.0), nice(0.9)), (5000.0, 1.0));
     }
 }

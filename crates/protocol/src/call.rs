@@ -9,6 +9,8 @@
 
 use std::collections::VecDeque;
 
+use serde::{Deserialize, Serialize};
+
 #[cfg(test)]
 mod tests;
 
@@ -16,7 +18,7 @@ mod tests;
 pub const WINDOW: usize = 64;
 
 /// From the caller.
-#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+#[derive(Clone, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub struct Request<B> {
     /// Counts from 0.
     pub number: u64,
@@ -27,7 +29,7 @@ pub struct Request<B> {
 }
 
 /// From the callee.
-#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+#[derive(Clone, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub struct Reply<A> {
     /// The request's.
     pub number: u64,

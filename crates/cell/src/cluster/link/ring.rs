@@ -78,13 +78,17 @@ impl Rings {
 
 impl SendBytes for ToRing {
     fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let deadline = Some(Instant::now() + PATIENCE);
+        // Set when it is needed: most messages find room, and the clock costs as much as a message.
+        let mut deadline = None;
         for part in Parts::of(PORT, bytes) {
             if self.outbox.post(&part).is_err() {
-                self.outbox.send(&part, deadline).map_err(|error| match error {
-                    SendError::Full => io::Error::new(io::ErrorKind::TimedOut, error),
-                    gone => io::Error::new(io::ErrorKind::BrokenPipe, gone),
-                })?;
+                let deadline = *deadline.get_or_insert_with(|| Instant::now() + PATIENCE);
+                self.outbox
+                    .send(&part, Some(deadline))
+                    .map_err(|error| match error {
+                        SendError::Full => io::Error::new(io::ErrorKind::TimedOut, error),
+                        gone => io::Error::new(io::ErrorKind::BrokenPipe, gone),
+                    })?;
             }
         }
         self.outbox.flush();

@@ -1,0 +1,33 @@
+//! No wait of the bench is without a limit.
+
+use std::hint::spin_loop;
+use std::time::{Duration, Instant};
+
+use bench::Outcome;
+
+/// For one wait, or for all those of one figure: far longer than any takes that will end.
+pub const LIMIT: Duration = Duration::from_secs(10);
+/// Looks between two looks at the clock.
+const LOOKS: u32 = 1 << 16;
+
+/// When a wait that begins now is given up.
+pub fn soon() -> Option<Instant> {
+    Some(Instant::now() + LIMIT)
+}
+
+/// Looks again and again until there is something. Inlined, so that what is compared pays as little for it as it can.
+#[inline(always)]
+pub fn poll<T>(mut look: impl FnMut() -> Option<T>) -> Outcome<T> {
+    let mut end = None;
+    loop {
+        for _ in 0..LOOKS {
+            if let Some(found) = look() {
+                return Ok(found);
+            }
+            spin_loop();
+        }
+        if Instant::now() > *end.get_or_insert_with(|| Instant::now() + LIMIT) {
+            return Err("the other side says nothing".into());
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! What several benches use.
+
+pub mod svg;
+pub mod tables;
+
+/// Whatever fails ends the bench.
+pub type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
