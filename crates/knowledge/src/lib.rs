@@ -15,6 +15,7 @@ pub mod fact;
 pub mod machine;
 pub mod route;
 pub mod rules;
+mod shape;
 
 pub use base::Base;
 pub use fact::{Fact, Term};
