@@ -5,7 +5,7 @@ use std::fmt;
 use crate::shape;
 
 /// A number or a word.
-#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+#[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub enum Term {
     /// A number.
     Number(i64),
