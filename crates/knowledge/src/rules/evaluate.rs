@@ -320,4 +320,80 @@ mod tests {
             ["q(\"0000:81:00.0\")"]
         );
     }
+
+    #[test]
+    fn the_built_in_rules_know_how_cells_talk_and_where_a_vm_fits() {
+        let cells = "host(\"a\")\nnode(\"a\", 0)\nnode(\"a\", 1)\ncell(0, \"a\")\ncell(1, \"a\")\ncell(2, \"a\")\ncell(3, \"b\")\n\
+            cell_node(0, 0)\ncell_node(1, 0)\ncell_node(2, 1)\ncell_node(3, 0)\n\
+            distance(\"a\", 0, 1, 15)\ndistance(\"a\", 1, 0, 30)\n\
+            host_latency_ns(\"a\", \"b\", \"tls\", 40000)\nhost_latency_ns(\"a\", \"b\", \"memory\", 2000)\n\
+            cell_runs(0)\ncell_runs(1)\ncell_runs(2)\nwants(2, 1000)\n\
+            cell_free_bytes(0, 999)\ncell_free_bytes(1, 1000)\ncell_free_bytes(2, 5000)\ncell_free_bytes(3, 5000)\n\
+            cell_load_percent(0, 10)\ncell_load_percent(1, 150)\ncell_load_percent(2, 50)\ncell_load_percent(3, 0)";
+        let mut cells = base(cells);
+        cells.learn(crate::ways::Ways::of(&cells).facts());
+        let ask = |question: &str| answers(&cells, BUILT_IN, question);
+        assert_eq!(ask("q(B) <- near_cell(0, B)"), ["q(1)", "q(2)"]);
+        assert_eq!(ask("q(B) <- near_cell(2, B)"), [""; 0]);
+        assert_eq!(ask("q(B) <- nearest_cell(0, B)"), ["q(1)"]);
+        assert_eq!(ask("q(B) <- nearest_cell(3, B)"), ["q(0)", "q(1)", "q(2)"]);
+        assert_eq!(ask("q(T) <- transport(0, 2, T)"), ["q(\"ring\")"]);
+        assert_eq!(ask("q(T) <- transport(0, 3, T)"), ["q(\"memory\")"]);
+        assert_eq!(ask("q(C) <- has_room(C, _)"), ["q(1)", "q(2)"]);
+        assert_eq!(ask("place(C)"), ["place(2)"]);
+    }
+
+    /// With a thousand CPUs and what was measured between them, too.
+    #[test]
+    fn large_machines_are_asked_in_time() {
+        let mut machine = base(include_str!("../../machines/sixty-four-nodes.facts"));
+        let name: &str = "sixty-four-nodes";
+        for from in 0..64 {
+            machine.learn([
+                Fact::new("cell", [from.into(), name.into()]),
+                Fact::new("cell_node", [from.into(), from.into()]),
+            ]);
+            machine.learn((0..64).map(|to| {
+                Fact::new(
+                    "latency_ns",
+                    [
+                        name.into(),
+                        (from * 16).into(),
+                        (to * 16).into(),
+                        "ring".into(),
+                        (100 + from + to).into(),
+                    ],
+                )
+            }));
+        }
+        for cpu in 0..1024_i64 {
+            machine.learn([Fact::new(
+                "core",
+                [name.into(), cpu.into(), (cpu / 16).into(), (cpu / 2).into()],
+            )]);
+            for (level, shared) in [(1, 2), (2, 2), (3, 16)] {
+                let cache = format!("L{level}-{}", cpu / shared);
+                let terms = [
+                    name.into(),
+                    cache.as_str().into(),
+                    level.into(),
+                    "Unified".into(),
+                    1.into(),
+                ];
+                machine.learn([
+                    Fact::new("cache", terms),
+                    Fact::new("cached", [name.into(), cpu.into(), cache.as_str().into()]),
+                ]);
+            }
+        }
+        machine.learn(crate::ways::Ways::of(&machine).facts());
+        for (question, count) in [
+            ("nearest_cell(0, B)", 1),
+            ("transport(0, 1, T)", 1),
+            ("share_cache(H, 0, B, L)", 1 + 1 + 15),
+            ("threads(H, 0, B)", 1),
+        ] {
+            assert_eq!(answers(&machine, BUILT_IN, question).len(), count, "{question}");
+        }
+    }
 }
