@@ -11,7 +11,7 @@ use knowledge::{Base, Fact, Machine};
 
 use crate::cluster::files::Files;
 use crate::cluster::interface::Status;
-use crate::measure::{self, Kept};
+use crate::measure::{self, Kept, Measured};
 use crate::{runtime, topology};
 
 /// What a user asserts of this machine for good: a file in the data directory.
@@ -46,7 +46,7 @@ pub fn host() -> Result<Base, FileError> {
     let mut base: Base = topology::discover().into_iter().collect();
     if let Ok(runtime) = runtime::directory() {
         let measured = Kept::at(&runtime).read(&topology::host_name(), &measure::allowed());
-        base.learn(measured.unwrap_or_default());
+        base.learn(measured.into_iter().flat_map(|measured| measured.facts));
     }
     let asserted = diskstore::image::data_directory().map(|data| data.join(ASSERTED));
     if let Some(asserted) = asserted.filter(|file| file.exists()) {
@@ -82,7 +82,7 @@ pub fn measure(at_once: bool) -> io::Result<()> {
     if let Some(site) = Files::at(&runtime).site()? {
         facts.extend(measure::reach(&site, &name));
     }
-    kept.write(&name, &allowed, &facts)
+    kept.write(&name, &Measured { cpus: allowed, facts })
 }
 
 /// Whether this host was measured since it started.

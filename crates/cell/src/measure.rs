@@ -24,7 +24,7 @@ use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::Pid;
 
 pub use hosts::reach;
-pub use kept::{Kept, Turn};
+pub use kept::{Kept, Measured, Turn};
 use pair::{Missed, Pair};
 
 /// For all pairs.

@@ -10,7 +10,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use config::cpulist;
-use knowledge::{Fact, fact};
+use knowledge::{Base, Fact, fact};
 use nix::fcntl::{Flock, FlockArg};
 
 /// Linux numbers CPUs below this.
@@ -21,6 +21,15 @@ const CPUS_MAX: usize = 8192;
 pub struct Kept {
     file: PathBuf,
     lock: PathBuf,
+}
+
+/// What was measured.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Measured {
+    /// Between these CPUs, or some that stand for them.
+    pub cpus: BTreeSet<i64>,
+    /// That.
+    pub facts: Vec<Fact>,
 }
 
 /// The right to measure, held until dropped: two at a time would measure each other.
@@ -57,7 +66,7 @@ impl Kept {
     }
 
     /// What was measured of `host` since it started, if that covers all of the `allowed` CPUs.
-    pub fn read(&self, host: &str, allowed: &BTreeSet<i64>) -> Option<Vec<Fact>> {
+    pub fn read(&self, host: &str, allowed: &BTreeSet<i64>) -> Option<Measured> {
         let text = fs::read_to_string(&self.file).ok()?;
         let (first, facts) = text.split_once('\n')?;
         let cpus = first.strip_prefix(&title(&boot()?, host))?;
@@ -65,17 +74,23 @@ impl Kept {
             .into_iter()
             .filter_map(|cpu| i64::try_from(cpu).ok())
             .collect();
-        allowed.is_subset(&cpus).then(|| fact::parse(facts).ok())?
+        let facts = fact::parse(facts).ok()?;
+        allowed.is_subset(&cpus).then_some(Measured { cpus, facts })
     }
 
-    /// Keeps what was measured between the `allowed` CPUs of `host`, in the place of what was kept before.
-    pub fn write(&self, host: &str, allowed: &BTreeSet<i64>, facts: &[Fact]) -> io::Result<()> {
+    /// Keeps what was measured of `host`. Of CPUs that are among those of what is kept, it corrects that; else it takes its
+    /// place.
+    pub fn write(&self, host: &str, measured: &Measured) -> io::Result<()> {
         let boot = boot().ok_or(io::ErrorKind::NotFound)?;
-        let cpus: Vec<usize> = allowed
-            .iter()
-            .filter_map(|cpu| usize::try_from(*cpu).ok())
-            .collect();
-        let lines: String = facts.iter().map(|fact| format!("{fact}\n")).collect();
+        let mut all: Base = measured.facts.iter().cloned().collect();
+        let mut cpus = &measured.cpus;
+        let before = self.read(host, cpus);
+        if let Some(before) = &before {
+            all = before.facts.iter().chain(&measured.facts).cloned().collect();
+            cpus = &before.cpus;
+        }
+        let cpus: Vec<usize> = cpus.iter().filter_map(|cpu| usize::try_from(*cpu).ok()).collect();
+        let lines: String = all.facts().map(|fact| format!("{fact}\n")).collect();
         let text = format!("{}{}\n{lines}", title(&boot, host), cpulist::write(&cpus));
         let new = self.file.with_extension("new");
         fs::write(&new, text)?;

@@ -105,19 +105,31 @@ fn what_is_kept_counts_for_this_boot_this_host_and_these_cpus() {
     let kept = Kept::at(directory.path());
     let cpus = BTreeSet::from([0, 1, 2, 8]);
     assert_eq!(kept.read(NAME, &cpus), None);
-    let facts = vec![Fact::new(
-        "latency_ns",
-        [NAME.into(), 0.into(), 1.into(), RING.into(), 140.into()],
-    )];
-    kept.write(NAME, &cpus, &facts).expect("written");
-    assert_eq!(kept.read(NAME, &cpus).as_ref(), Some(&facts));
+    let latency = |from: i64, ns: i64| {
+        Fact::new(
+            "latency_ns",
+            [NAME.into(), from.into(), 1.into(), RING.into(), ns.into()],
+        )
+    };
+    let of = |cpus: &[i64], facts: &[Fact]| Measured {
+        cpus: cpus.iter().copied().collect(),
+        facts: facts.to_vec(),
+    };
+    let all = of(&[0, 1, 2, 8], &[latency(0, 140), latency(2, 150)]);
+    kept.write(NAME, &all).expect("written");
+    assert_eq!(kept.read(NAME, &cpus).as_ref(), Some(&all));
     assert_eq!(
         kept.read(NAME, &BTreeSet::from([1])).as_ref(),
-        Some(&facts),
+        Some(&all),
         "fewer CPUs"
     );
     assert_eq!(kept.read(NAME, &BTreeSet::from([1, 3])), None, "another CPU");
     assert_eq!(kept.read("there", &cpus), None, "another host");
+    // Somebody who may use a part of them measures again: that part is corrected.
+    kept.write(NAME, &of(&[1, 2], &[latency(2, 170)]))
+        .expect("written");
+    let corrected = of(&[0, 1, 2, 8], &[latency(0, 140), latency(2, 170)]);
+    assert_eq!(kept.read(NAME, &cpus), Some(corrected));
     let file = directory.path().join("measured.facts");
     let text = std::fs::read_to_string(&file).expect("kept");
     assert!(text.contains(", CPUs 0-2,8\n"), "{text}");
