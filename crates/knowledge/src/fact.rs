@@ -197,7 +197,7 @@ mod tests {
             ("node(99999999999999999999)", "neither a number nor a text"),
             (
                 "latency_ns(\"a\", 0, 1, 9)",
-                "write `latency_ns(Host, From, To, Transport, Value)`",
+                "has 4 terms instead of 5; write `latency_ns(Host, From, To, Transport, Value)`",
             ),
             (
                 "latency_ns(\"a\", 0, 1, \"ring\", -1)",

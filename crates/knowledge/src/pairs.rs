@@ -86,6 +86,20 @@ mod tests {
     }
 
     #[test]
+    fn nodes_come_before_the_caches_within_them() {
+        let cpus = (0..4).map(|cpu| {
+            let node = cpu / 2;
+            format!("cpu(\"a\", {cpu}, {node})\ncache(\"a\", \"L3-{cpu}\", 3, \"Unified\", 1)\ncached(\"a\", {cpu}, \"L3-{cpu}\")\n")
+        });
+        let host = host(&format!(
+            "host(\"a\")\nnode(\"a\", 0)\nnode(\"a\", 1)\n{}",
+            cpus.collect::<String>()
+        ));
+        let measured = pairs(&host, &(0..4).collect());
+        assert_eq!(measured, [(0, 2), (0, 1), (0, 3), (1, 2), (1, 3), (2, 3)]);
+    }
+
+    #[test]
     fn on_many_cpus_some_stand_for_all() {
         let host = host(include_str!("../machines/sixty-four-nodes.facts"));
         let measured = pairs(&host, &(0..1024).collect());

@@ -59,7 +59,7 @@ fn what_is_measured_between_some_cpus_holds_for_those_like_them() {
         "latency_ns(\"two-sockets\", 0, 4, \"ring\", 300)\n\
          latency_ns(\"two-sockets\", 4, 0, \"ring\", 310)\n\
          latency_ns(\"two-sockets\", 0, 1, \"ring\", 90)\n\
-         latency_ns(\"two-sockets\", 4, 0, \"pigeon\", 1)\n\
+         latency_ns(\"two-sockets\", 4, 0, \"pigeon\", 9999)\n\
          send_ns(\"two-sockets\", 0, 4, \"ring\", 35)\n\
          cell(7, \"two-sockets\")\n\
          cell_cpu(7, 99)\n\
