@@ -102,7 +102,7 @@ fn facts_of(host: &str, one: i64, other: i64, measured: &Pair) -> Vec<Fact> {
         [
             fact("latency_ns", RING, measured.latency_ns),
             fact("send_ns", RING, way.send_ns),
-            fact("bandwidth_mb_s", RING, way.ring_mb_s()),
+            fact("bandwidth_mb_s", RING, way.ring_mb_s),
             fact("bandwidth_mb_s", COPY, way.copy_mb_s),
         ]
     });

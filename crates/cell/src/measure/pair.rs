@@ -59,15 +59,10 @@ pub(super) struct Pair {
 pub(super) struct Way {
     /// What a message costs its sender before the next.
     pub(super) send_ns: f64,
+    /// The payload of messages, sent as fast as they go, until they are taken.
+    pub(super) ring_mb_s: f64,
     /// Bytes that are copied by who gets them.
     pub(super) copy_mb_s: f64,
-}
-
-impl Way {
-    /// What the payloads of messages come to.
-    pub(super) fn ring_mb_s(&self) -> f64 {
-        PAYLOAD_BYTES as f64 * 1000.0 / self.send_ns
-    }
 }
 
 /// Why nothing was measured.
@@ -161,7 +156,7 @@ impl End {
     /// The first CPU's part, until `end`.
     fn lead(mut self, end: Instant) -> Option<Pair> {
         self.touch();
-        let mut rounds: [Vec<f64>; 5] = Default::default();
+        let mut rounds: [Vec<f64>; 7] = Default::default();
         for round in 0..=ROUNDS_MAX {
             if round > ROUNDS_MIN && Instant::now() > end {
                 break;
@@ -174,20 +169,21 @@ impl End {
                     .for_each(|(all, one)| all.push(one));
             }
         }
-        let [latency_ns, send_there, send_back, copy_there, copy_back] = rounds.map(median);
-        let way = |send_ns, copy_ns: f64| Way {
+        let [latency_ns, there @ .., back_send, back_taken, back_copy] = rounds.map(median);
+        let way = |[send_ns, taken_ns, copy_ns]: [f64; 3]| Way {
             send_ns,
+            ring_mb_s: PAYLOAD_BYTES as f64 * 1000.0 / taken_ns,
             copy_mb_s: BULK_BYTES as f64 * 1000.0 / copy_ns,
         };
         Some(Pair {
             latency_ns,
-            there: way(send_there, copy_there),
-            back: way(send_back, copy_back),
+            there: way(there),
+            back: way([back_send, back_taken, back_copy]),
         })
     }
 
-    /// Latency, cost of sending there and back, time of copying there and back, all in nanoseconds.
-    fn round(&mut self) -> Option<[f64; 5]> {
+    /// In nanoseconds: the latency; there, what sending one costs, until one of many is taken, copying; the same back.
+    fn round(&mut self) -> Option<[f64; 7]> {
         let start = Instant::now();
         for _ in 0..TRIPS {
             self.send(ECHO, 0)?;
@@ -195,12 +191,16 @@ impl End {
         }
         let latency_ns = nanos(start) / f64::from(TRIPS) / 2.0;
         self.send(TAKE, 0)?;
+        let start = Instant::now();
         let send_there = self.flow()? / f64::from(FLOW);
         self.receive()?;
+        let taken_there = nanos(start) / f64::from(FLOW);
+        let start = Instant::now();
         self.send(GIVE, 0)?;
         for _ in 0..FLOW {
             self.receive()?;
         }
+        let taken_back = nanos(start) / f64::from(FLOW);
         let send_back = self.time()? / f64::from(FLOW);
         self.hand_over(COPY)?;
         let copy_there = self.time()?;
@@ -208,7 +208,15 @@ impl End {
         self.send(FILL, 0)?;
         self.receive()?;
         let copy_back = self.copy()?;
-        Some([latency_ns, send_there, send_back, copy_there, copy_back])
+        Some([
+            latency_ns,
+            send_there,
+            taken_there,
+            copy_there,
+            send_back,
+            taken_back,
+            copy_back,
+        ])
     }
 
     /// The second CPU's part, until the first has ended.
