@@ -98,3 +98,108 @@ fn what_is_no_fact_and_no_question_is_named_with_its_place() {
     let endless = "q(A) <- cpu(_, A, _), cpu(_, B, _), B > A";
     mirrorball(["knowledge", "query", endless]).ok();
 }
+
+/// CPUs that a process of these tests may use, as the kernel writes them.
+fn usable() -> Vec<i64> {
+    let text = fs::read_to_string("/proc/self/status").expect("/proc is mounted");
+    let list = text
+        .lines()
+        .find_map(|line| line.strip_prefix("Cpus_allowed_list:"))
+        .expect("every process has it");
+    let parts = list.trim().split(',').flat_map(|part| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let [first, last] = [first, last].map(|cpu| cpu.parse::<i64>().expect("a number"));
+        first..=last
+    });
+    parts.collect()
+}
+
+#[test]
+fn what_is_measured_is_kept_and_what_is_asserted_counts_more() {
+    let scratch = Scratch::new("measured");
+    let own = |call: guest_tests::command::Call| {
+        call.env("MIRRORBALL_RUNTIME", scratch.path())
+            .env("MIRRORBALL_DATA", scratch.path())
+    };
+    let ask = |question: &str| {
+        own(mirrorball(["knowledge", "query", question, "--json"]))
+            .ok()
+            .json()
+    };
+    let latencies = "q(A, B, N) <- latency_ns(_, A, B, \"ring\", N)";
+    assert_eq!(ask(latencies), serde_json::json!([]));
+    own(mirrorball(["topology", "--measure"])).ok();
+    let measured = ask(latencies);
+    let measured = measured.as_array().expect("answers");
+    let cpus = usable();
+    // On many CPUs some stand for all.
+    if cpus.len() <= 8 {
+        assert_eq!(measured.len(), cpus.len() * (cpus.len() - 1));
+    }
+    assert!(
+        measured.iter().all(|answer| answer[2].as_i64() > Some(0)),
+        "{measured:?}"
+    );
+    let Some(first) = measured.first() else {
+        return;
+    };
+    let host = own(mirrorball(["knowledge", "query", "host(H)", "--json"]))
+        .ok()
+        .json()[0][0]
+        .clone();
+    let asserted = format!(
+        "latency_ns({host}, {}, {}, \"ring\", 123456789)\n",
+        first[0], first[1]
+    );
+    scratch.write("asserted.facts", asserted);
+    let asked = ask(latencies);
+    assert_eq!(asked.as_array().map(Vec::len), Some(measured.len()));
+    assert_eq!(asked[0], serde_json::json!([first[0], first[1], 123_456_789]));
+    scratch.write("asserted.facts", format!("# mine\nlatency_ns({host}, 0, 1, 5)\n"));
+    let wrong = own(mirrorball(["topology"])).run().expect(1);
+    let said = "asserted.facts: line 2: latency_ns has 4 terms instead of 5; write `latency_ns(Host, From, To, Transport, Value)`";
+    assert!(wrong.errors().contains(said), "{wrong}");
+}
+
+#[test]
+fn the_route_from_a_cell_reaches_every_other_one() {
+    let machine = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../crates/knowledge/machines/eight-nodes.facts"
+    );
+    let call = mirrorball([
+        "knowledge",
+        "route",
+        "3",
+        "--cells",
+        "32",
+        "--json",
+        "--from",
+        machine,
+    ]);
+    let route = call.ok().json();
+    let mut cells: Vec<u64> = route
+        .as_array()
+        .expect("arrivals")
+        .iter()
+        .filter_map(|arrival| arrival["cell"].as_u64())
+        .collect();
+    cells.sort_unstable();
+    assert_eq!(cells, (0..32).collect::<Vec<_>>());
+    let last = |way: &str| {
+        route
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|arrival| arrival[way].as_u64())
+            .max()
+    };
+    assert!(last("tree_ns") < last("one_by_one_ns"), "{route}");
+    let wrong = mirrorball(["knowledge", "route", "32", "--cells", "32", "--from", machine])
+        .run()
+        .expect(1);
+    assert!(
+        wrong.errors().contains("there is no cell 32; the cells are 0-31"),
+        "{wrong}"
+    );
+}

@@ -3,7 +3,7 @@
 //! [`monitor`] is the process: it holds the command's [`lease`] and a thread for each VM. [`open`] opens a VM's files,
 //! [`vm`] runs its shard ([`spawn`], [`link`]) through every reboot, [`frozen`] is one that others go on from, [`snapshot`] such a one in a directory, [`registry`] says which VMs run, [`console`] and
 //! [`control`] are what other commands reach of one. [`memory_use`] says what they take of the host's memory, [`topology`]
-//! what the host is made of. [`cluster`] is several cells under one name space.
+//! what the host is made of, [`measure`] what messages cost on it; [`known`] is all of that. [`cluster`] is several cells under one name space.
 
 pub mod cluster;
 pub mod console;
@@ -11,8 +11,10 @@ pub mod control;
 pub mod cpu_group;
 pub mod ending;
 pub mod frozen;
+pub mod known;
 pub mod lease;
 pub mod link;
+pub mod measure;
 pub mod memory_use;
 pub mod monitor;
 pub mod open;

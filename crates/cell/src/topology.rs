@@ -12,11 +12,16 @@ use knowledge::Fact;
 #[cfg(test)]
 mod tests;
 
-/// Everything known of this host, under its name.
+/// Everything found of this host, under its name.
 pub fn discover() -> Vec<Fact> {
+    below(Path::new("/sys"), &host_name())
+}
+
+/// What facts call this host.
+pub fn host_name() -> String {
     let name = nix::unistd::gethostname().ok();
     let name = name.and_then(|name| name.into_string().ok());
-    below(Path::new("/sys"), &name.unwrap_or_else(|| "localhost".to_owned()))
+    name.unwrap_or_else(|| "localhost".to_owned())
 }
 
 /// The same of the sysfs at `sys`.

@@ -2,17 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use crate::fact::Fact;
-
-/// Facts whose last term is a value of which there is only one: a new value replaces the old one.
-const VALUES: &[&str] = &[
-    "bandwidth_mb_s",
-    "cpus",
-    "distance",
-    "latency_ns",
-    "memory_bytes",
-    "speed_mbit_s",
-];
+use crate::fact::{Fact, Term};
+use crate::shape;
 
 /// All facts.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
@@ -24,11 +15,11 @@ impl Base {
     /// Adds facts. One that gives a value replaces what is known of it, so what is asserted comes last.
     pub fn learn(&mut self, facts: impl IntoIterator<Item = Fact>) {
         for fact in facts {
-            if VALUES.contains(&fact.name.as_str()) {
-                let key = |of: &Fact| of.terms.split_last().map(|(_, key)| key.to_vec());
-                let same = key(&fact);
-                self.facts
-                    .retain(|known| known.name != fact.name || key(known) != same);
+            if shape::has_value(&fact.name)
+                && let Some((_, key)) = fact.terms.split_last()
+                && let Some(old) = self.value_of(&fact.name, key).cloned()
+            {
+                self.facts.remove(&old);
             }
             self.facts.insert(fact);
         }
@@ -41,7 +32,23 @@ impl Base {
 
     /// The facts of this name, sorted.
     pub fn named<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Fact> {
-        self.facts.iter().filter(move |fact| fact.name == name)
+        self.beginning(name, &[])
+    }
+
+    /// The fact of this name that gives the value of these terms.
+    pub(crate) fn value_of<'a>(&'a self, name: &'a str, key: &'a [Term]) -> Option<&'a Fact> {
+        let mut of_key = self.beginning(name, key);
+        of_key.find(|fact| fact.terms.len() == key.len() + 1)
+    }
+
+    /// The facts of this name whose first terms are these: neighbours in the order of facts.
+    fn beginning<'a>(&'a self, name: &'a str, terms: &'a [Term]) -> impl Iterator<Item = &'a Fact> {
+        let first = Fact {
+            name: name.to_owned(),
+            terms: terms.to_vec(),
+        };
+        let from = self.facts.range(first..);
+        from.take_while(move |fact| fact.name == name && fact.terms.starts_with(terms))
     }
 }
 
@@ -55,6 +62,10 @@ impl FromIterator<Fact> for Base {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
     use super::*;
     use crate::fact::parse;
 
@@ -73,5 +84,34 @@ mod tests {
                 "node(\"a\", 2)",
             ]
         );
+    }
+
+    #[test]
+    fn an_asserted_value_replaces_a_measured_one_of_the_same_transport_only() {
+        let measured = "latency_ns(\"a\", 0, 1, \"ring\", 140)\nlatency_ns(\"a\", 0, 1, \"slow\", 900)";
+        let mut base: Base = parse(measured).expect("facts").into_iter().collect();
+        base.learn(parse("latency_ns(\"a\", 0, 1, \"ring\", 200)").expect("facts"));
+        let all: Vec<Option<i64>> = base.named("latency_ns").map(|fact| fact.number(4)).collect();
+        assert_eq!(all, [Some(200), Some(900)]);
+    }
+
+    proptest! {
+        /// What is found by its beginning is what a look at each fact finds.
+        #[test]
+        fn the_last_value_counts(values in prop::collection::vec((0..3_i64, 0..3_i64, 0..100_i64), 0..40)) {
+            let fact = |(from, to, value): &(i64, i64, i64)| {
+                Fact::new("distance", ["a".into(), (*from).into(), (*to).into(), (*value).into()])
+            };
+            let others = ["distanc", "distance_"].map(|name| Fact::new(name, ["a".into(), 0.into(), 0.into(), 0.into()]));
+            let mut base: Base = others.into_iter().collect();
+            base.learn(values.iter().map(fact));
+            let last: BTreeMap<_, _> = values.iter().map(|(from, to, value)| ((*from, *to), *value)).collect();
+            let known: BTreeMap<_, _> = base
+                .named("distance")
+                .map(|fact| ((fact.number(1).unwrap(), fact.number(2).unwrap()), fact.number(3).unwrap()))
+                .collect();
+            prop_assert_eq!(base.facts().count(), known.len() + 2);
+            prop_assert_eq!(known, last);
+        }
     }
 }

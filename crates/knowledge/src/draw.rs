@@ -42,22 +42,43 @@ pub fn text(machine: &Machine) -> String {
             }
         }
         if nodes > 1 {
-            out.push_str(&distances(host));
+            out.push_str("  distances (10: a node's own memory)\n");
+            out.push_str(&table(host, &host.distances));
+        }
+        if has_latencies(host) {
+            out.push_str("  a message, ns, measured (-: not known)\n");
+            out.push_str(&table(host, &host.latencies_ns));
         }
     }
     out
 }
 
-fn distances(host: &Host) -> String {
-    let mut out = "  distances (10: a node's own memory)\n        ".to_owned();
+fn has_latencies(host: &Host) -> bool {
+    host.latencies_ns.iter().flatten().any(|ns| *ns > 0)
+}
+
+/// From each node to each.
+fn table(host: &Host, values: &[Vec<i64>]) -> String {
+    let widest = values
+        .iter()
+        .flatten()
+        .max()
+        .map_or(0, |value| value.to_string().len());
+    let width = widest.max(3) + 1;
+    let mut out = " ".repeat(8);
     for node in &host.nodes {
-        let _ = write!(out, "{:>4}", node.number);
+        let _ = write!(out, "{:>width$}", node.number);
     }
     out.push('\n');
-    for (node, row) in host.nodes.iter().zip(&host.distances) {
+    for (node, row) in host.nodes.iter().zip(values) {
         let _ = write!(out, "    {:>4}", node.number);
-        for distance in row {
-            let _ = write!(out, "{distance:>4}");
+        for value in row {
+            let shown = if *value == 0 {
+                "-".to_owned()
+            } else {
+                value.to_string()
+            };
+            let _ = write!(out, "{shown:>width$}");
         }
         out.push('\n');
     }
@@ -78,19 +99,18 @@ pub fn dot(machine: &Machine) -> String {
             );
             let _ = writeln!(out, "    h{index}n{} [label=\"{label}\"];", node.number);
         }
-        for (from, row) in host.distances.iter().enumerate() {
-            for (to, distance) in row
-                .iter()
-                .enumerate()
-                .skip(from + 1)
-                .filter(|(_, distance)| **distance > 0)
-            {
-                let ends = [from, to].map(|at| host.nodes[at].number);
-                let _ = writeln!(
-                    out,
-                    "    h{index}n{} -- h{index}n{} [label={distance}];",
-                    ends[0], ends[1]
-                );
+        for (from, one) in host.nodes.iter().enumerate() {
+            for (to, other) in host.nodes.iter().enumerate().skip(from) {
+                // A node's own distance is known anyway.
+                let distance = (from != to)
+                    .then(|| host.distances[from][to])
+                    .filter(|distance| *distance > 0);
+                let distance = distance.map(|distance| distance.to_string());
+                let label: Vec<String> = distance.into_iter().chain(latency(host, from, to)).collect();
+                if !label.is_empty() {
+                    let (one, other, label) = (one.number, other.number, label.join(", "));
+                    let _ = writeln!(out, "    h{index}n{one} -- h{index}n{other} [label=\"{label}\"];");
+                }
             }
         }
         out.push_str("  }\n");
@@ -99,11 +119,24 @@ pub fn dot(machine: &Machine) -> String {
     out
 }
 
-/// A picture: each host a box of nodes, beside it the distances as shades.
+/// What was measured of messages between two nodes, as `140 ns`; there and back where that differs.
+fn latency(host: &Host, from: usize, to: usize) -> Option<String> {
+    let [there, back] = [(from, to), (to, from)].map(|(from, to)| host.latencies_ns[from][to]);
+    match (there, back) {
+        (0, 0) => None,
+        (0, one) | (one, 0) => Some(format!("{one} ns")),
+        (one, other) if one == other => Some(format!("{one} ns")),
+        (one, other) => Some(format!("{one}/{other} ns")),
+    }
+}
+
+/// A picture: each host a box of nodes, beside it the distances as shades, and what messages were measured to take.
 pub fn svg(machine: &Machine) -> String {
     const BOX: usize = 150;
     const ROW: usize = 74;
     const CELL: usize = 18;
+    /// With a number in it.
+    const CELL_WIDE: usize = 34;
     let mut body = String::new();
     let (mut top, mut width) = (10, 300);
     for host in &machine.hosts {
@@ -145,28 +178,39 @@ pub fn svg(machine: &Machine) -> String {
                 );
             }
         }
-        let left = 30 + across * BOX;
-        let far = host
-            .distances
+        let mut left = 30 + across * BOX;
+        let nearest = host
+            .latencies_ns
             .iter()
             .flatten()
             .copied()
-            .max()
-            .unwrap_or(10)
-            .max(11);
-        for (from, row) in host.distances.iter().enumerate() {
-            for (to, distance) in row.iter().enumerate() {
-                // From white, the node's own, to dark.
-                let shade = 255 - (distance - 10).clamp(0, far - 10) * 170 / (far - 10);
-                let (x, y) = (left + to * CELL, top + 24 + from * CELL);
-                let _ = writeln!(
-                    body,
-                    "<rect x=\"{x}\" y=\"{y}\" width=\"{CELL}\" height=\"{CELL}\" style=\"fill:rgb({shade},{shade},255)\"><title>{} to {}: {distance}</title></rect>",
-                    host.nodes[from].number, host.nodes[to].number
-                );
+            .filter(|ns| *ns > 0)
+            .min();
+        for (values, low, cell, unit) in [
+            (&host.distances, Some(10), CELL, ""),
+            (&host.latencies_ns, nearest, CELL_WIDE, " ns"),
+        ] {
+            let Some(low) = low else { continue };
+            let high = values.iter().flatten().copied().max().unwrap_or(low).max(low + 1);
+            for (from, row) in values.iter().enumerate() {
+                for (to, value) in row.iter().enumerate().filter(|(_, value)| **value > 0) {
+                    // From white, the nearest, to dark.
+                    let shade = 255 - (value - low).clamp(0, high - low) * 170 / (high - low);
+                    let (x, y) = (left + to * cell, top + 24 + from * CELL);
+                    let ends = [from, to].map(|at| host.nodes[at].number);
+                    let _ = writeln!(
+                        body,
+                        "<rect x=\"{x}\" y=\"{y}\" width=\"{cell}\" height=\"{CELL}\" style=\"fill:rgb({shade},{shade},255)\"><title>{} to {}: {value}{unit}</title></rect>",
+                        ends[0], ends[1]
+                    );
+                    if cell == CELL_WIDE {
+                        let _ = writeln!(body, "<text x=\"{}\" y=\"{}\">{value}</text>", x + 2, y + 13);
+                    }
+                }
             }
+            left += count * cell + 10;
         }
-        width = width.max(left + count * CELL + 10);
+        width = width.max(left);
         top += 34 + (down * ROW).max(count * CELL);
     }
     format!(
@@ -247,15 +291,46 @@ mod tests {
         );
         assert!(text.contains("0000:81:00.0: storage"), "{text}");
         assert!(
-            text.ends_with("       0   10  21\n       1   21  10\n") || text.contains("  10  21\n"),
+            text.ends_with("\n           0   1\n       0  10  21\n       1  21  10\n"),
             "{text}"
         );
-        assert!(dot(&machine).contains("h0n0 -- h0n1 [label=21];"));
+        assert!(dot(&machine).contains("h0n0 -- h0n1 [label=\"21\"];"));
         let picture = svg(&machine);
         assert!(
             picture.contains("node 1") && picture.contains("0 to 1: 21"),
             "{picture}"
         );
+    }
+
+    #[test]
+    fn what_is_measured_is_drawn_between_nodes() {
+        let measured = "latency_ns(\"two-sockets\", 0, 1, \"ring\", 90)\n\
+            latency_ns(\"two-sockets\", 0, 4, \"ring\", 1200)\n\
+            latency_ns(\"two-sockets\", 0, 5, \"ring\", 1300)\n\
+            latency_ns(\"two-sockets\", 5, 0, \"ring\", 1250)\n\
+            latency_ns(\"two-sockets\", 0, 4, \"other\", 1)\n\
+            latency_ns(\"elsewhere\", 0, 4, \"ring\", 1)\n";
+        let machine = machine(&(include_str!("../machines/two-sockets.facts").to_owned() + measured));
+        assert_eq!(machine.hosts[0].latencies_ns, [[90, 1300], [1250, 0]]);
+        let text = text(&machine);
+        assert!(
+            text.ends_with("\n            0    1\n       0   90 1300\n       1 1250    -\n"),
+            "{text}"
+        );
+        let dot = dot(&machine);
+        assert!(dot.contains("h0n0 -- h0n0 [label=\"90 ns\"];"), "{dot}");
+        assert!(
+            dot.contains("h0n0 -- h0n1 [label=\"21, 1300/1250 ns\"];"),
+            "{dot}"
+        );
+        let picture = svg(&machine);
+        for shown in [
+            "<title>1 to 0: 1250 ns</title>",
+            ">1300</text>",
+            "<title>0 to 1: 21</title>",
+        ] {
+            assert!(picture.contains(shown), "{shown}: {picture}");
+        }
     }
 
     #[test]

@@ -2,8 +2,10 @@
 
 use std::fmt;
 
+use crate::shape;
+
 /// A number or a word.
-#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+#[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub enum Term {
     /// A number.
     Number(i64),
@@ -81,24 +83,34 @@ impl fmt::Display for Fact {
 
 /// Where a text is no list of facts.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
-#[error("line {line}: {what}; a line is like `distance(\"host\", 0, 1, 21)`, or a comment after `#`")]
+#[error("line {line}: {what}")]
 pub struct FactError {
     /// The line, counted from 1.
     pub line: usize,
-    what: &'static str,
+    /// And how it is mended.
+    what: String,
 }
+
+/// How a line that is no fact at all is mended.
+const MEND: &str = "a line is like `distance(\"host\", 0, 1, 21)`, or a comment after `#`";
 
 /// Reads a list of facts, one on a line, with comments after `#`.
 ///
 /// # Errors
-/// With the first line that is none.
+/// With the first line that is none, or one that has not the terms that facts of its name have.
 pub fn parse(text: &str) -> Result<Vec<Fact>, FactError> {
     let lines = text.lines().enumerate();
     let lines = lines.map(|(index, line)| (index + 1, line.trim()));
     lines
         .filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))
-        .map(|(line, text)| fact(text).map_err(|what| FactError { line, what }))
+        .map(|(line, text)| checked(text).map_err(|what| FactError { line, what }))
         .collect()
+}
+
+fn checked(text: &str) -> Result<Fact, String> {
+    let fact = fact(text).map_err(|what| format!("{what}; {MEND}"))?;
+    shape::check(&fact)?;
+    Ok(fact)
 }
 
 fn fact(text: &str) -> Result<Fact, &'static str> {
@@ -183,6 +195,19 @@ mod tests {
             ("node(1 2)", "neither `,` nor `)`"),
             ("node(1) node(2)", "follows"),
             ("node(99999999999999999999)", "neither a number nor a text"),
+            (
+                "latency_ns(\"a\", 0, 1, 9)",
+                "has 4 terms instead of 5; write `latency_ns(Host, From, To, Transport, Value)`",
+            ),
+            (
+                "latency_ns(\"a\", 0, 1, \"ring\", -1)",
+                "Value must be a number from 0 on; write",
+            ),
+            (
+                "latency_ns(\"a\", 0, 1, 7, 7)",
+                "Transport must be a text in quotes; write",
+            ),
+            ("distance(\"a\", \"0\", 1, 21)", "From must be a number; write"),
         ] {
             let error = parse(&format!("host(\"a\")\n{text}")).expect_err(text);
             assert_eq!(error.line, 2);

@@ -5,7 +5,9 @@
 //! - [`base`]: those that are known, from what was discovered, measured and asserted;
 //! - [`rules`]: questions and rules in Datalog;
 //! - [`machine`]: the machine that the facts describe; [`draw`] draws it;
-//! - [`route`]: multicast trees from measured latencies.
+//! - [`pairs`]: which CPUs to measure between;
+//! - [`ways`]: what messages between cells cost, by the best that is known;
+//! - [`route`]: multicast trees by those costs.
 //!
 //! The page `docs/knowledge.md` lists the facts that there are.
 
@@ -13,8 +15,11 @@ pub mod base;
 pub mod draw;
 pub mod fact;
 pub mod machine;
+pub mod pairs;
 pub mod route;
 pub mod rules;
+mod shape;
+pub mod ways;
 
 pub use base::Base;
 pub use fact::{Fact, Term};

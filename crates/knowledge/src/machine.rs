@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::Base;
+use crate::ways::{RING, median};
 
 /// All hosts.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
@@ -22,6 +23,9 @@ pub struct Host {
     pub nodes: Vec<Node>,
     /// For each node the relative distance to each, in their order here; 10 is the node's own memory, 0 is not known.
     pub distances: Vec<Vec<i64>>,
+    /// For each node, in the same order, what was measured of a message from its CPUs to those of each: the median,
+    /// nanoseconds; 0 is not known.
+    pub latencies_ns: Vec<Vec<i64>>,
 }
 
 /// A NUMA node.
@@ -144,9 +148,27 @@ fn host(base: &Base, name: &str) -> Host {
     }
     Host {
         name: name.to_owned(),
+        latencies_ns: latencies(base, name, &node_of, &order),
         nodes: nodes.into_values().collect(),
         distances,
     }
+}
+
+/// Between the nodes of this order.
+fn latencies(base: &Base, host: &str, node_of: &BTreeMap<i64, i64>, order: &[i64]) -> Vec<Vec<i64>> {
+    let mut measured = vec![vec![Vec::new(); order.len()]; order.len()];
+    for fact in base.named("latency_ns") {
+        let place = |at| order.binary_search(node_of.get(&fact.number(at)?)?).ok();
+        let of_rings = fact.text(0) == Some(host) && fact.text(3) == Some(RING);
+        if let (true, Some(from), Some(to), Some(ns)) = (of_rings, place(1), place(2), fact.number(4)) {
+            measured[from][to].push(ns);
+        }
+    }
+    let medians = |row: Vec<Vec<i64>>| {
+        let medians = row.into_iter().map(|mut all| median(&mut all).unwrap_or(0));
+        medians.collect()
+    };
+    measured.into_iter().map(medians).collect()
 }
 
 /// Puts the caches of the highest level into the nodes of their CPUs.

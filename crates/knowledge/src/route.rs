@@ -6,6 +6,9 @@
 
 use std::collections::BTreeMap;
 
+use crate::Base;
+use crate::ways::Ways;
+
 /// What is known of the ways between `count` cells.
 #[derive(Clone, Debug)]
 pub struct Costs {
@@ -15,6 +18,25 @@ pub struct Costs {
     pub send_ns: u64,
     /// The node, of whichever host, that each cell is in.
     pub node: Vec<u32>,
+}
+
+impl Costs {
+    /// Of these cells, as `base` knows them: `cells[i]` is the cell `i` of costs and trees. What is not measured is derived
+    /// as [`Ways`] says.
+    pub fn of(base: &Base, cells: &[u16]) -> Self {
+        let ways = Ways::of(base);
+        let row = |from: &u16| cells.iter().map(|to| ways.fastest_ns(*from, *to)).collect();
+        let mut nodes = BTreeMap::new();
+        let node = |cell: &u16| {
+            let next = nodes.len() as u32;
+            *nodes.entry(ways.node(*cell)).or_insert(next)
+        };
+        Self {
+            latency_ns: cells.iter().map(row).collect(),
+            send_ns: ways.send_ns(),
+            node: cells.iter().map(node).collect(),
+        }
+    }
 }
 
 /// Who sends to whom, in which order.

@@ -6,13 +6,16 @@
 //!
 //! reads: `From` and `To` are near on `Host` if their distance is a `D` of at most 20. Names that begin with a capital stand
 //! for anything, the same in a whole rule; `_` for anything at all. A question is a rule, whose heads are the answers, or
-//! one fact with names in it. Comparisons are `=`, `!=`, `<`, `<=`, `>`, `>=`; a name in one must be in a fact before it.
+//! one fact with names in it. Comparisons are `=`, `!=`, `<`, `<=`, `>`, `>=`; `not` before a fact says that there is none
+//! like it. A name in either must be in a fact before it.
 //!
-//! Rules are applied until nothing new follows. There is no negation and nothing that makes new values, so that ends. (No
-//! library that is kept up takes rules at run time, but for one that brings the cryptography of access tokens along.)
+//! Rules are applied until nothing new follows, those on which a `not` depends first. Nothing makes new values, so that ends.
+//! (No library that is kept up takes rules at run time, but for one that brings the cryptography of access tokens along.)
 
 mod evaluate;
 mod parse;
+mod strata;
+mod table;
 
 use crate::fact::Term;
 
@@ -29,6 +32,16 @@ pub struct Rule {
     body: Vec<Literal>,
     /// How many variables there are, numbered from 0.
     variables: usize,
+}
+
+impl Rule {
+    /// The names of the facts that it asks for.
+    fn names(&self) -> impl Iterator<Item = &str> {
+        self.body.iter().filter_map(|literal| match literal {
+            Literal::Holds(atom) | Literal::Absent(atom) => Some(&atom.name[..]),
+            Literal::Compare(..) => None,
+        })
+    }
 }
 
 /// A fact with variables.
@@ -48,6 +61,7 @@ enum Pattern {
 #[derive(Clone, Debug, Eq, PartialEq)]
 enum Literal {
     Holds(Atom),
+    Absent(Atom),
     Compare(Pattern, Comparison, Pattern),
 }
 

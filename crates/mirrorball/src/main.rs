@@ -10,7 +10,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use commands::{check, clients, clone, cluster, copy, disk, image, lab as labs, list, mem, run, topology};
+use commands::{
+    check, clients, clone, cluster, copy, disk, image, knowledge, lab as labs, list, mem, run, topology,
+};
 use config::Size;
 use miette::{IntoDiagnostic, Result, miette};
 
@@ -123,7 +125,7 @@ enum Command {
     Topology(topology::TopologyArgs),
     /// Ask what is known of this machine
     #[command(subcommand)]
-    Knowledge(topology::KnowledgeCommand),
+    Knowledge(knowledge::KnowledgeCommand),
     /// Tell whether this machine's KVM can run guests
     Probe,
     /// Several cells under one name space
@@ -141,6 +143,8 @@ enum Command {
     Cell { number: u16 },
     #[command(hide = true)]
     CellGuard { number: u16 },
+    #[command(hide = true)]
+    Measure,
     #[command(hide = true)]
     Monitor,
     #[command(hide = true)]
@@ -224,7 +228,7 @@ fn obey(command: Command) -> Result<ExitCode> {
         Command::Balloon { vm, size } => clients::balloon(&vm, size.0),
         Command::Check { files } => check::check(&files),
         Command::Topology(args) => topology::topology(&args),
-        Command::Knowledge(command) => topology::knowledge(&command),
+        Command::Knowledge(command) => knowledge::knowledge(&command),
         Command::Probe => Ok(probe()),
         Command::Cluster(command) => cluster::cluster(&command),
         Command::Cell { number } => {
@@ -233,6 +237,10 @@ fn obey(command: Command) -> Result<ExitCode> {
         }
         Command::CellGuard { number } => {
             cell::cluster::guard::guard(number).into_diagnostic()?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Measure => {
+            cell::known::measure(true).into_diagnostic()?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Image(command) => {

@@ -1,17 +1,13 @@
 //! The cells of a machine, and what messages between them cost.
 
+use cell::known;
 use config::ConfigError;
-use config::cluster::{CellPlan, ClusterSpec, HostNode, HostNodes};
-use knowledge::Machine;
+use config::cluster::CellPlan;
+use knowledge::route::Costs;
+use knowledge::{Base, Fact, Machine};
 
 use crate::Time;
 
-/// A message between two CPUs that share a cache, as `make bench-channels` measured it: half a round trip.
-const NEAR_NS: Time = 140;
-/// ACPI's distance of a node to itself.
-const NEAR_DISTANCE: i64 = 10;
-/// What a message costs its sender before the next: 36 million a second, measured.
-pub const SEND_NS: Time = 28;
 /// Waking a receiver that has blocked, measured: half of a round trip between two that block at once.
 pub const WAKE_NS: Time = 12_000;
 
@@ -20,56 +16,37 @@ pub const WAKE_NS: Time = 12_000;
 pub struct Cells {
     /// What each has.
     pub plans: Vec<CellPlan>,
-    /// From each to each.
-    latency_ns: Vec<Vec<Time>>,
+    /// What messages between them cost.
+    costs: Costs,
 }
 
 impl Cells {
-    /// `count` cells of a machine's first host; one for each node when none.
+    /// `count` cells of the first host of a machine that is known; one for each node when none.
     ///
     /// # Errors
     /// If the machine has no CPUs for them.
-    pub fn of(machine: &Machine, count: Option<u16>) -> Result<Self, ConfigError> {
-        let host = machine.hosts.first().cloned().unwrap_or_default();
-        let numbers: Vec<i64> = host.nodes.iter().map(|node| node.number).collect();
-        let nodes = host.nodes.iter().filter_map(|node| {
-            let cpus = node
-                .cpus
-                .iter()
-                .filter_map(|cpu| usize::try_from(cpu.number).ok());
-            let known = HostNode {
-                cpus: cpus.collect(),
-                memory_bytes: u64::try_from(node.memory_bytes).ok()?,
-            };
-            Some((u32::try_from(node.number).ok()?, known))
-        });
-        let nodes = HostNodes(nodes.collect());
-        let spec = match count {
-            Some(count) => ClusterSpec::of_count(&nodes, count)?,
-            None => ClusterSpec::of_nodes(&nodes),
-        };
-        let plans = spec.cells(&nodes, None, "the machine", "")?;
-        let place = |plan: &CellPlan| {
-            let node = plan.nodes.first().copied().map_or(0, i64::from);
-            numbers.iter().position(|number| *number == node)
-        };
-        let latency = |from: &CellPlan, to: &CellPlan| {
-            let known = place(from).zip(place(to));
-            let distance = known.and_then(|(from, to)| host.distances.get(from)?.get(to).copied());
-            let distance = distance.filter(|distance| *distance > 0).unwrap_or(NEAR_DISTANCE);
-            NEAR_NS * distance.unsigned_abs() / NEAR_DISTANCE.unsigned_abs()
-        };
-        let latency_ns = plans
-            .iter()
-            .map(|from| plans.iter().map(|to| latency(from, to)).collect());
+    pub fn of(base: &Base, count: Option<u16>) -> Result<Self, ConfigError> {
+        let machine = Machine::of(base);
+        let plans = known::division(&machine, count)?;
+        // A recorded machine may have had other cells.
+        let is_of_machine = |fact: &&Fact| !fact.name.starts_with("cell");
+        let mut base: Base = base.facts().filter(is_of_machine).cloned().collect();
+        let host = machine.hosts.first().map_or("", |host| &host.name);
+        base.learn(known::cells(&plans, host, None));
+        let numbers: Vec<u16> = plans.iter().map(|plan| plan.number).collect();
         Ok(Self {
-            latency_ns: latency_ns.collect(),
+            costs: Costs::of(&base, &numbers),
             plans,
         })
     }
 
     /// From the send of a message to its receipt by one who polls.
     pub fn latency_ns(&self, from: u16, to: u16) -> Time {
-        self.latency_ns[usize::from(from)][usize::from(to)]
+        self.costs.latency_ns[usize::from(from)][usize::from(to)]
+    }
+
+    /// What a message costs its sender before the next.
+    pub fn send_ns(&self) -> Time {
+        self.costs.send_ns
     }
 }

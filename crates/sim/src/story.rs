@@ -104,13 +104,12 @@ fn play(mut world: World, plot: &Plot, seed: u64) -> Result<Counts, String> {
 
 #[cfg(test)]
 mod tests {
-    use knowledge::{Base, Machine, fact};
+    use knowledge::{Base, fact};
 
     use super::*;
 
-    fn machine(facts: &str) -> Machine {
-        let base: Base = fact::parse(facts).unwrap().into_iter().collect();
-        Machine::of(&base)
+    fn machine(facts: &str) -> Base {
+        fact::parse(facts).unwrap().into_iter().collect()
     }
 
     const TWO: &str = include_str!("../../knowledge/machines/two-sockets.facts");

@@ -13,7 +13,7 @@ use cell::cluster::state::{Act, Awaited, CellMessage, Client, State};
 use protocol::CellId;
 
 use crate::chance::Chance;
-use crate::machine::{Cells, SEND_NS, WAKE_NS};
+use crate::machine::{Cells, WAKE_NS};
 use crate::queue::Queue;
 use crate::trace::Trace;
 use crate::{MILLISECOND, Time, nanos};
@@ -464,7 +464,7 @@ impl World {
                     self.say(|| format!("{at} to {to}: {message:?}"));
                     let way = self.cells.latency_ns(at.number, to.number) + WAKE_NS;
                     let last = self.arrivals.get(&(at, to)).copied().unwrap_or(0);
-                    let arrives = (self.now + sent * SEND_NS + way).max(last);
+                    let arrives = (self.now + sent * self.cells.send_ns() + way).max(last);
                     self.arrivals.insert((at, to), arrives);
                     self.to(to, arrives, Input::Heard(at, message));
                 }
@@ -473,7 +473,9 @@ impl World {
             }
         }
         if let Some(process) = self.processes.get_mut(&at.number) {
-            process.busy_until = process.busy_until.max(self.now + EVENT_NS + sent * SEND_NS);
+            process.busy_until = process
+                .busy_until
+                .max(self.now + EVENT_NS + sent * self.cells.send_ns());
         }
     }
 

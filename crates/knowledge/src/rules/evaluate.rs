@@ -1,7 +1,9 @@
 //! What follows from facts.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeSet, HashMap};
 
+use super::strata::strata;
+use super::table::Table;
 use super::{Atom, Literal, Pattern, Rule};
 use crate::Base;
 use crate::fact::{Fact, Term};
@@ -12,7 +14,7 @@ const FACTS_MAX: usize = 200_000;
 const TRIES_MAX: u64 = 20_000_000;
 
 /// Why there is no answer.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum RuleError {
     /// Too much follows.
     #[error("more than {FACTS_MAX} facts follow; ask for less at a time")]
@@ -20,14 +22,17 @@ pub enum RuleError {
     /// It takes too long.
     #[error("it takes too long; put the fact with the fewest answers first")]
     TooLong,
+    /// What a rule needs the absence of may follow from it.
+    #[error("`{0}` depends on its own absence; take the `not` out of one of its rules")]
+    Circle(String),
 }
 
 /// The answers to a question, sorted.
 ///
 /// # Errors
-/// If there are too many.
+/// If there are too many, or rules contradict themselves.
 pub fn ask(base: &Base, rules: &[Rule], question: &Rule) -> Result<Vec<Fact>, RuleError> {
-    let mut known = Known::of(base, rules)?;
+    let mut known = Known::of(base, rules, question)?;
     let answers = known.apply(question)?;
     let fact = |terms| Fact {
         name: question.head.name.clone(),
@@ -38,14 +43,14 @@ pub fn ask(base: &Base, rules: &[Rule], question: &Rule) -> Result<Vec<Fact>, Ru
 
 /// What is known, by name.
 struct Known<'a> {
-    facts: BTreeMap<&'a str, BTreeSet<Vec<Term>>>,
+    facts: HashMap<&'a str, Table>,
     count: usize,
     tries: u64,
 }
 
 /// What a rule's variables stand for, and what is found so far.
 struct Search<'a> {
-    facts: &'a BTreeMap<&'a str, BTreeSet<Vec<Term>>>,
+    facts: &'a HashMap<&'a str, Table>,
     head: &'a Atom,
     bound: Vec<Option<Term>>,
     found: BTreeSet<Vec<Term>>,
@@ -53,31 +58,34 @@ struct Search<'a> {
 }
 
 impl<'a> Known<'a> {
-    /// All of `base` and what follows.
-    fn of(base: &'a Base, rules: &'a [Rule]) -> Result<Self, RuleError> {
+    /// All of `base` and what follows that the question depends on.
+    fn of(base: &'a Base, rules: &'a [Rule], question: &Rule) -> Result<Self, RuleError> {
         let mut known = Self {
-            facts: BTreeMap::new(),
+            facts: HashMap::new(),
             count: 0,
             tries: 0,
         };
         for fact in base.facts() {
             known.add(&fact.name, fact.terms.clone())?;
         }
-        loop {
-            let before = known.count;
-            for rule in rules {
-                for terms in known.apply(rule)? {
-                    known.add(&rule.head.name, terms)?;
+        for stratum in strata(rules, question)? {
+            loop {
+                let before = known.count;
+                for rule in &stratum {
+                    for terms in known.apply(rule)? {
+                        known.add(&rule.head.name, terms)?;
+                    }
+                }
+                if known.count == before {
+                    break;
                 }
             }
-            if known.count == before {
-                return Ok(known);
-            }
         }
+        Ok(known)
     }
 
     fn add(&mut self, name: &'a str, terms: Vec<Term>) -> Result<(), RuleError> {
-        if self.facts.entry(name).or_default().insert(terms) {
+        if self.facts.entry(name).or_default().add(terms) {
             self.count += 1;
         }
         if self.count > FACTS_MAX {
@@ -122,17 +130,45 @@ impl Search<'_> {
                 }
             }
             Literal::Holds(atom) => {
-                let facts = self.facts;
-                for terms in facts.get(atom.name.as_str()).into_iter().flatten() {
-                    self.tries += 1;
-                    if self.tries > TRIES_MAX {
-                        return Err(RuleError::TooLong);
-                    }
-                    if let Some(newly) = self.bind(atom, terms) {
-                        let result = self.join(rest);
-                        newly.into_iter().for_each(|variable| self.bound[variable] = None);
-                        result?;
-                    }
+                self.each(atom, |search| search.join(rest).map(|()| true))?;
+            }
+            Literal::Absent(atom) => {
+                let mut is_there = false;
+                self.each(atom, |_| {
+                    is_there = true;
+                    Ok(false)
+                })?;
+                if !is_there {
+                    self.join(rest)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Calls `then` for every fact like `atom`, its variables bound, for as long as it says so.
+    fn each(
+        &mut self,
+        atom: &Atom,
+        mut then: impl FnMut(&mut Self) -> Result<bool, RuleError>,
+    ) -> Result<(), RuleError> {
+        let Some(table) = self.facts.get(&atom.name[..]) else {
+            return Ok(());
+        };
+        let values: Vec<(usize, Term)> = (0..)
+            .zip(&atom.terms)
+            .filter_map(|(place, pattern)| Some((place, self.value(pattern)?)))
+            .collect();
+        for terms in table.candidates(values.iter().map(|(place, term)| (*place, term))) {
+            self.tries += 1;
+            if self.tries > TRIES_MAX {
+                return Err(RuleError::TooLong);
+            }
+            if let Some(newly) = self.bind(atom, terms) {
+                let result = then(self);
+                newly.into_iter().for_each(|variable| self.bound[variable] = None);
+                if !result? {
+                    return Ok(());
                 }
             }
         }
@@ -177,6 +213,8 @@ impl Search<'_> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::super::{BUILT_IN, parse};
     use super::*;
     use crate::fact;
@@ -218,6 +256,39 @@ mod tests {
         assert_eq!(answers(&base, "", "nothing(X)"), [""; 0]);
     }
 
+    proptest! {
+        /// Whatever is asked for by some of its terms is found, and what is not there is missed.
+        #[test]
+        fn a_fact_is_there_or_absent(pairs in prop::collection::btree_set((0..6_i64, 0..6_i64), 0..20)) {
+            let facts: String = pairs.iter().map(|(a, b)| format!("pair({a}, {b})\n")).collect();
+            let all: String = (0..6).map(|n| format!("n({n})\n")).collect();
+            let base = base(&(facts + &all));
+            let there: Vec<String> = pairs.iter().map(|(a, b)| format!("q({a}, {b})")).collect();
+            prop_assert_eq!(answers(&base, "", "q(A, B) <- n(B), n(A), pair(A, B)"), there);
+            let absent = (0..6).flat_map(|a| (0..6).map(move |b| (a, b))).filter(|pair| !pairs.contains(pair));
+            let absent: Vec<String> = absent.map(|(a, b)| format!("q({a}, {b})")).collect();
+            prop_assert_eq!(answers(&base, "", "q(A, B) <- n(A), n(B), not pair(A, B)"), absent);
+            let first: BTreeSet<i64> = pairs.iter().map(|(a, _)| *a).collect();
+            let lonely = (0..6).filter(|n| !first.contains(n)).map(|n| format!("q({n})"));
+            prop_assert_eq!(answers(&base, "", "q(A) <- n(A), not pair(A, _)"), lonely.collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn what_is_absent_is_known_in_whole_first() {
+        let rules =
+            "least(X) <- n(X), not more(X). more(X) <- n(X), n(Y), Y < X. odd(X) <- next(Y, X), not odd(Y).";
+        let base = base("n(7)\nn(3)\nn(5)\nnext(1, 2)");
+        assert_eq!(answers(&base, rules, "least(X)"), ["least(3)"]);
+        // Not asked for: of no harm.
+        let rules = parse(rules).expect("rules");
+        let question = parse("odd(X)").expect("a question").remove(0);
+        assert_eq!(
+            ask(&base, &rules, &question),
+            Err(RuleError::Circle("odd".to_owned()))
+        );
+    }
+
     #[test]
     fn a_question_without_end_is_given_up() {
         let many: String = (0..2000).map(|n| format!("n({n})\n")).collect();
@@ -248,5 +319,81 @@ mod tests {
             answers(&machine, BUILT_IN, "q(D) <- near_device(_, 1, D)"),
             ["q(\"0000:81:00.0\")"]
         );
+    }
+
+    #[test]
+    fn the_built_in_rules_know_how_cells_talk_and_where_a_vm_fits() {
+        let cells = "host(\"a\")\nnode(\"a\", 0)\nnode(\"a\", 1)\ncell(0, \"a\")\ncell(1, \"a\")\ncell(2, \"a\")\ncell(3, \"b\")\n\
+            cell_node(0, 0)\ncell_node(1, 0)\ncell_node(2, 1)\ncell_node(3, 0)\n\
+            distance(\"a\", 0, 1, 15)\ndistance(\"a\", 1, 0, 30)\n\
+            host_latency_ns(\"a\", \"b\", \"tls\", 40000)\nhost_latency_ns(\"a\", \"b\", \"memory\", 2000)\n\
+            cell_runs(0)\ncell_runs(1)\ncell_runs(2)\nwants(2, 1000)\n\
+            cell_free_bytes(0, 999)\ncell_free_bytes(1, 1000)\ncell_free_bytes(2, 5000)\ncell_free_bytes(3, 5000)\n\
+            cell_load_percent(0, 10)\ncell_load_percent(1, 150)\ncell_load_percent(2, 50)\ncell_load_percent(3, 0)";
+        let mut cells = base(cells);
+        cells.learn(crate::ways::Ways::of(&cells).facts());
+        let ask = |question: &str| answers(&cells, BUILT_IN, question);
+        assert_eq!(ask("q(B) <- near_cell(0, B)"), ["q(1)", "q(2)"]);
+        assert_eq!(ask("q(B) <- near_cell(2, B)"), [""; 0]);
+        assert_eq!(ask("q(B) <- nearest_cell(0, B)"), ["q(1)"]);
+        assert_eq!(ask("q(B) <- nearest_cell(3, B)"), ["q(0)", "q(1)", "q(2)"]);
+        assert_eq!(ask("q(T) <- transport(0, 2, T)"), ["q(\"ring\")"]);
+        assert_eq!(ask("q(T) <- transport(0, 3, T)"), ["q(\"memory\")"]);
+        assert_eq!(ask("q(C) <- has_room(C, _)"), ["q(1)", "q(2)"]);
+        assert_eq!(ask("place(C)"), ["place(2)"]);
+    }
+
+    /// With a thousand CPUs and what was measured between them, too.
+    #[test]
+    fn large_machines_are_asked_in_time() {
+        let mut machine = base(include_str!("../../machines/sixty-four-nodes.facts"));
+        let name: &str = "sixty-four-nodes";
+        for from in 0..64 {
+            machine.learn([
+                Fact::new("cell", [from.into(), name.into()]),
+                Fact::new("cell_node", [from.into(), from.into()]),
+            ]);
+            machine.learn((0..64).map(|to| {
+                Fact::new(
+                    "latency_ns",
+                    [
+                        name.into(),
+                        (from * 16).into(),
+                        (to * 16).into(),
+                        "ring".into(),
+                        (100 + from + to).into(),
+                    ],
+                )
+            }));
+        }
+        for cpu in 0..1024_i64 {
+            machine.learn([Fact::new(
+                "core",
+                [name.into(), cpu.into(), (cpu / 16).into(), (cpu / 2).into()],
+            )]);
+            for (level, shared) in [(1, 2), (2, 2), (3, 16)] {
+                let cache = format!("L{level}-{}", cpu / shared);
+                let terms = [
+                    name.into(),
+                    cache.as_str().into(),
+                    level.into(),
+                    "Unified".into(),
+                    1.into(),
+                ];
+                machine.learn([
+                    Fact::new("cache", terms),
+                    Fact::new("cached", [name.into(), cpu.into(), cache.as_str().into()]),
+                ]);
+            }
+        }
+        machine.learn(crate::ways::Ways::of(&machine).facts());
+        for (question, count) in [
+            ("nearest_cell(0, B)", 1),
+            ("transport(0, 1, T)", 1),
+            ("share_cache(H, 0, B, L)", 1 + 1 + 15),
+            ("threads(H, 0, B)", 1),
+        ] {
+            assert_eq!(answers(&machine, BUILT_IN, question).len(), count, "{question}");
+        }
     }
 }

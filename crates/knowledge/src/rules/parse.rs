@@ -104,6 +104,7 @@ impl<'a> Reader<'a> {
                         variables(&atom.terms).for_each(|variable| known[variable] = true);
                         None
                     }
+                    Literal::Absent(atom) => variables(&atom.terms).find(|variable| !known[*variable]),
                     Literal::Compare(left, _, right) => {
                         variables([left, right]).find(|variable| !known[*variable])
                     }
@@ -155,6 +156,11 @@ impl<'a> Reader<'a> {
 
     fn literal(&mut self, names: &mut Names<'a>) -> Result<Literal, ParseError> {
         if self.rest().starts_with(|first: char| first.is_ascii_lowercase()) {
+            let before = self.at;
+            if self.word() == "not" && !self.rest().starts_with('(') {
+                return Ok(Literal::Absent(self.atom(names)?));
+            }
+            self.at = before;
             return Ok(Literal::Holds(self.atom(names)?));
         }
         let left = self.pattern(names)?;
@@ -243,7 +249,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_breaks_the_parser(text in "[a-cX-Z_0-9(),.<>=!\"# \n-]{0,60}") {
+        fn no_text_breaks_the_parser(text in "([a-cX-Z_0-9(),.<>=!\"# \n-]|not ){0,60}") {
             let _ = parse(&text);
         }
     }
@@ -259,6 +265,8 @@ mod tests {
             ("q[X]", 2, "must be `(`"),
             ("q(_) <- n(X)", 1, "`_` says nothing"),
             ("q(X) <- n(X), X ~ 3", 17, "one of ="),
+            ("q(X) <- not n(X), n(X)", 9, "`X` is in no fact before"),
+            ("q(X) <- n(X), not 3", 19, "the name of a fact"),
         ] {
             let error = parse(text).expect_err(text);
             assert_eq!((error.line, error.column), (1, column), "{text}: {error}");

@@ -10,8 +10,9 @@ use cell::cluster::client::{self, Connection};
 use cell::cluster::files::Files;
 use cell::cluster::hosts::Hosts;
 use cell::cluster::interface::{Answer, Ask, CellStatus, Status};
+use cell::known;
 use clap::Subcommand;
-use config::cluster::{CellPlan, ClusterSpec, HostNode, HostNodes, Site};
+use config::cluster::{CellPlan, ClusterSpec, HostNodes, Site};
 use config::cpulist;
 use miette::{IntoDiagnostic, Result, miette};
 
@@ -109,6 +110,9 @@ fn up(file: Option<&PathBuf>, count: Option<u16>, name: Option<&str>, lab: LabCh
     let limit = if site.is_some() { UP_LIMIT_HOSTS } else { UP_LIMIT };
     let status = wait_until_met(&files, &plan, limit)?;
     print(&status);
+    if !known::is_measured() {
+        measure_meanwhile();
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -171,29 +175,11 @@ fn keys(file: &Path) -> Result<ExitCode> {
 fn host_nodes() -> Result<HostNodes> {
     let facts: knowledge::Base = cell::topology::discover().into_iter().collect();
     let allowed = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0)).into_diagnostic()?;
-    let mut nodes = HostNodes::default();
-    for node in knowledge::Machine::of(&facts)
-        .hosts
-        .into_iter()
-        .flat_map(|host| host.nodes)
-    {
-        let cpus = node
-            .cpus
-            .iter()
-            .filter_map(|cpu| usize::try_from(cpu.number).ok());
-        let cpus = cpus.filter(|cpu| allowed.is_set(*cpu).unwrap_or(false)).collect();
-        let known = HostNode {
-            cpus,
-            memory_bytes: u64::try_from(node.memory_bytes).unwrap_or(0),
-        };
-        nodes
-            .0
-            .insert(u32::try_from(node.number).into_diagnostic()?, known);
-    }
-    Ok(nodes)
+    let is_allowed = |cpu| allowed.is_set(cpu).unwrap_or(false);
+    Ok(known::nodes(&knowledge::Machine::of(&facts), is_allowed))
 }
 
-/// Starts a cell's guard, in a session of its own: the terminal's signals are not for it.
+/// Starts a cell's guard.
 fn start(files: &Files, number: u16) -> std::io::Result<()> {
     let log = OpenOptions::new()
         .create(true)
@@ -201,11 +187,22 @@ fn start(files: &Files, number: u16) -> std::io::Result<()> {
         .open(files.cell(number).log())?;
     let mut command = Command::new("/proc/self/exe");
     command
-        .arg0("mirrorball")
         .args(["cell-guard", &number.to_string()])
-        .stdin(Stdio::null())
         .stdout(log.try_clone()?)
         .stderr(log);
+    outlive(command)
+}
+
+/// Has what messages cost on this machine measured beside all that goes on. Nothing waits for it: without it costs are derived.
+fn measure_meanwhile() {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg("measure").stdout(Stdio::null()).stderr(Stdio::null());
+    let _ = outlive(command);
+}
+
+/// Starts a process of this program that outlives this one, in a session of its own: the terminal's signals are not for it.
+fn outlive(mut command: Command) -> std::io::Result<()> {
+    command.arg0("mirrorball").stdin(Stdio::null());
     // SAFETY: setsid is async-signal-safe and touches no memory.
     unsafe {
         command.pre_exec(|| {
@@ -213,7 +210,7 @@ fn start(files: &Files, number: u16) -> std::io::Result<()> {
             Ok(())
         })
     };
-    // Not waited for: it outlives this command.
+    // Not waited for.
     command.spawn()?;
     Ok(())
 }

@@ -9,6 +9,7 @@ pub mod disk;
 pub mod flags;
 pub mod hosts;
 pub mod image;
+pub mod knowledge;
 pub mod lab;
 pub mod list;
 pub mod mem;

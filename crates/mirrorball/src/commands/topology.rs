@@ -1,11 +1,11 @@
-//! `mirrorball topology` and `mirrorball knowledge`: what is known of the machine.
+//! `mirrorball topology`: what is known of the machine, measured and drawn.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Args, Subcommand};
-use knowledge::{Base, Fact, Machine, draw, fact, rules};
+use cell::known;
+use clap::Args;
+use knowledge::{Base, Fact, Machine, draw};
 use miette::{IntoDiagnostic, Result, miette};
 
 /// Where the facts come from.
@@ -24,6 +24,9 @@ pub struct FactsArgs {
 pub struct TopologyArgs {
     #[command(flatten)]
     facts: FactsArgs,
+    /// Measure messages between CPUs first, 2 s at most, and keep what comes of it until this machine starts again
+    #[arg(long, conflicts_with = "from")]
+    measure: bool,
     /// As JSON
     #[arg(long, group = "form")]
     json: bool,
@@ -38,29 +41,12 @@ pub struct TopologyArgs {
     as_facts: bool,
 }
 
-/// What is asked.
-#[derive(Debug, Subcommand)]
-pub enum KnowledgeCommand {
-    /// Ask a question in Datalog, as 'near(Host, 0, Node)' or 'big(N) <- memory_bytes(_, N, B), B > 1000000000'
-    Query {
-        /// The question
-        question: String,
-        /// As JSON: an array for each answer
-        #[arg(long)]
-        json: bool,
-        /// A file of rules, beside the built-in ones
-        #[arg(long, value_name = "FILE")]
-        rules: Option<PathBuf>,
-        #[command(flatten)]
-        facts: FactsArgs,
-    },
-    /// Print the built-in rules
-    Rules,
-}
-
 /// Draws the machine.
 pub fn topology(args: &TopologyArgs) -> Result<ExitCode> {
-    let base = base(&args.facts)?;
+    if args.measure {
+        known::measure(false).map_err(|error| miette!("could not measure this machine: {error}"))?;
+    }
+    let (base, _) = args.facts.base()?;
     if args.as_facts {
         base.facts().for_each(|fact| println!("{fact}"));
         return Ok(ExitCode::SUCCESS);
@@ -78,65 +64,20 @@ pub fn topology(args: &TopologyArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Answers a question.
-pub fn knowledge(command: &KnowledgeCommand) -> Result<ExitCode> {
-    let (question, json, more, facts) = match command {
-        KnowledgeCommand::Query {
-            question,
-            json,
-            rules,
-            facts,
-        } => (question, *json, rules, facts),
-        KnowledgeCommand::Rules => {
-            print!("{}", rules::BUILT_IN);
-            return Ok(ExitCode::SUCCESS);
+impl FactsArgs {
+    /// What is known of the machine, and which one it is if it is not this one.
+    pub fn base(&self) -> Result<(Base, Option<&Path>)> {
+        let mut base: Base = match &self.from {
+            Some(file) => read(file)?.into_iter().collect(),
+            None => known::host().map_err(|error| miette!("{error}"))?,
+        };
+        if let Some(file) = &self.assert {
+            base.learn(read(file)?);
         }
-    };
-    let asked = rules::parse(question).map_err(|error| miette!("the question: {error}"))?;
-    let [asked] = &asked[..] else {
-        return Err(miette!(
-            "{} questions; ask one at a time, and put rules into a file (--rules)",
-            asked.len()
-        ));
-    };
-    let mut known = rules::parse(rules::BUILT_IN).map_err(|error| miette!("the built-in rules: {error}"))?;
-    if let Some(file) = more {
-        let text = read(file)?;
-        known.extend(rules::parse(&text).map_err(|error| miette!("{}: {error}", file.display()))?);
+        Ok((base, self.from.as_deref()))
     }
-    let answers = rules::ask(&base(facts)?, &known, asked).map_err(|error| miette!("{error}"))?;
-    if json {
-        let answers: Vec<Vec<serde_json::Value>> = answers.iter().map(values).collect();
-        println!("{}", serde_json::to_string(&answers).into_diagnostic()?);
-    } else {
-        answers.iter().for_each(|fact| println!("{fact}"));
-    }
-    Ok(ExitCode::SUCCESS)
 }
 
-fn values(fact: &Fact) -> Vec<serde_json::Value> {
-    let value = |term: &knowledge::Term| match term {
-        knowledge::Term::Number(number) => (*number).into(),
-        knowledge::Term::Text(text) => text.as_str().into(),
-    };
-    fact.terms.iter().map(value).collect()
-}
-
-fn base(args: &FactsArgs) -> Result<Base> {
-    let mut base: Base = match &args.from {
-        Some(file) => facts(file)?.into_iter().collect(),
-        None => cell::topology::discover().into_iter().collect(),
-    };
-    if let Some(file) = &args.assert {
-        base.learn(facts(file)?);
-    }
-    Ok(base)
-}
-
-fn facts(file: &Path) -> Result<Vec<Fact>> {
-    fact::parse(&read(file)?).map_err(|error| miette!("{}: {error}", file.display()))
-}
-
-fn read(file: &Path) -> Result<String> {
-    fs::read_to_string(file).map_err(|error| miette!("could not read {}: {error}", file.display()))
+fn read(file: &Path) -> Result<Vec<Fact>> {
+    known::read(file).map_err(|error| miette!("{error}"))
 }

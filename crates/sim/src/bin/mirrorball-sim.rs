@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use knowledge::{Base, Machine, fact};
+use knowledge::{Base, fact};
 use sim::machine::Cells;
 use sim::story::{Plot, tell};
 
@@ -53,7 +53,7 @@ fn obey(cli: &Cli) -> Result<(), String> {
         let text = std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
         let facts = fact::parse(&text).map_err(|error| format!("{}: {error}", file.display()))?;
         let base: Base = facts.into_iter().collect();
-        let cells = Cells::of(&Machine::of(&base), cli.cells).map_err(|error| format!("{name}: {error}"))?;
+        let cells = Cells::of(&base, cli.cells).map_err(|error| format!("{name}: {error}"))?;
         machine(cli, &name, &cells)?;
     }
     Ok(())

@@ -1,0 +1,264 @@
+//! All that is known here, from three sources (Multikernel, SOSP '09, section 4.9): what was found ([`crate::topology`]), what was
+//! measured ([`crate::measure`]), and what somebody asserts, who is right. And what the cells of the cluster are.
+
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use config::ConfigError;
+use config::cluster::{CellPlan, ClusterSpec, HostNode, HostNodes, Site};
+use knowledge::fact::{self, FactError};
+use knowledge::{Base, Fact, Machine};
+
+use crate::cluster::files::Files;
+use crate::cluster::interface::Status;
+use crate::measure::{self, Kept, Measured};
+use crate::{runtime, topology};
+
+/// What a user asserts of this machine for good: a file in the data directory.
+const ASSERTED: &str = "asserted.facts";
+
+/// Why a file gives no facts.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// It can't be read.
+    #[error("could not read {}: {source}", path.display())]
+    Unreadable {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A line of it is no fact.
+    #[error("{}: {source}", path.display())]
+    Wrong {
+        /// Which.
+        path: PathBuf,
+        /// Where, and how it is mended.
+        source: FactError,
+    },
+}
+
+/// This host: found, measured since it started, asserted.
+///
+/// # Errors
+/// If the file of asserted facts is wrong.
+pub fn host() -> Result<Base, FileError> {
+    let mut base: Base = topology::discover().into_iter().collect();
+    if let Ok(runtime) = runtime::directory() {
+        let measured = Kept::at(&runtime).read(&topology::host_name(), &measure::allowed());
+        base.learn(measured.into_iter().flat_map(|measured| measured.facts));
+    }
+    let asserted = diskstore::image::data_directory().map(|data| data.join(ASSERTED));
+    if let Some(asserted) = asserted.filter(|file| file.exists()) {
+        base.learn(read(&asserted)?);
+    }
+    Ok(base)
+}
+
+/// The facts in a file.
+///
+/// # Errors
+/// With the file and the place that is wrong.
+pub fn read(file: &Path) -> Result<Vec<Fact>, FileError> {
+    let path = || file.to_owned();
+    let text = fs::read_to_string(file).map_err(|source| FileError::Unreadable { path: path(), source })?;
+    fact::parse(&text).map_err(|source| FileError::Wrong { path: path(), source })
+}
+
+/// Measures this host and its ways to the others of its cluster, and keeps that for all who ask later. With `at_once` it does
+/// nothing if somebody else is measuring.
+///
+/// # Errors
+/// If it can't be kept.
+pub fn measure(at_once: bool) -> io::Result<()> {
+    let runtime = runtime::directory()?;
+    let kept = Kept::at(&runtime);
+    let Some(_turn) = kept.turn(at_once)? else {
+        return Ok(());
+    };
+    let (name, allowed) = (topology::host_name(), measure::allowed());
+    let found: Base = topology::discover().into_iter().collect();
+    let mut facts = measure::measure(&found, &allowed, measure::LIMIT);
+    if let Some(site) = Files::at(&runtime).site()? {
+        facts.extend(measure::reach(&site, &name));
+    }
+    kept.write(&name, &Measured { cpus: allowed, facts })
+}
+
+/// Whether this host was measured since it started.
+pub fn is_measured() -> bool {
+    let kept = runtime::directory().map(|runtime| Kept::at(&runtime));
+    kept.is_ok_and(|kept| kept.read(&topology::host_name(), &measure::allowed()).is_some())
+}
+
+/// What the CPUs and memory of a machine's first host are, of the CPUs that are `allowed`.
+pub fn nodes(machine: &Machine, allowed: impl Fn(usize) -> bool) -> HostNodes {
+    let nodes = machine.hosts.first().into_iter().flat_map(|host| &host.nodes);
+    let known = nodes.filter_map(|node| {
+        let cpus = node
+            .cpus
+            .iter()
+            .filter_map(|cpu| usize::try_from(cpu.number).ok());
+        let has = HostNode {
+            cpus: cpus.filter(|cpu| allowed(*cpu)).collect(),
+            memory_bytes: u64::try_from(node.memory_bytes).unwrap_or(0),
+        };
+        Some((u32::try_from(node.number).ok()?, has))
+    });
+    HostNodes(known.collect())
+}
+
+/// The cells that a machine's first host would be divided into: as many as `count`, else one for each node.
+///
+/// # Errors
+/// If it has no CPUs for them.
+pub fn division(machine: &Machine, count: Option<u16>) -> Result<Vec<CellPlan>, ConfigError> {
+    let nodes = nodes(machine, |_| true);
+    let spec = match count {
+        Some(count) => ClusterSpec::of_count(&nodes, count)?,
+        None => ClusterSpec::of_nodes(&nodes),
+    };
+    spec.cells(&nodes, None, "the machine", "")
+}
+
+/// What cells are. Those of this host are on the one that facts call `here`.
+pub fn cells(plan: &[CellPlan], here: &str, site: Option<&Site>) -> Vec<Fact> {
+    let facts = plan.iter().flat_map(|cell| {
+        let number = i64::from(cell.number);
+        // A cluster file may call this host otherwise.
+        let other = cell
+            .host
+            .as_deref()
+            .filter(|host| site.is_some_and(|site| site.here != *host));
+        let host = Fact::new("cell", [number.into(), other.unwrap_or(here).into()]);
+        let cpus = cell.cpus.iter().filter_map(|cpu| i64::try_from(*cpu).ok());
+        let cpus = cpus.map(move |cpu| Fact::new("cell_cpu", [number.into(), cpu.into()]));
+        let nodes = cell.nodes.iter();
+        let nodes = nodes.map(move |node| Fact::new("cell_node", [number.into(), i64::from(*node).into()]));
+        [host].into_iter().chain(cpus).chain(nodes)
+    });
+    facts.collect()
+}
+
+/// The cells of the cluster that is up here, if any: this host's with what they have, and which other hosts have.
+pub fn cluster(files: &Files) -> io::Result<Vec<Fact>> {
+    let site = files.site()?;
+    let mut facts = cells(&files.plan()?, &topology::host_name(), site.as_ref());
+    let hosts = site
+        .iter()
+        .flat_map(|site| site.hosts.iter().filter(|host| host.name != site.here));
+    facts.extend(hosts.flat_map(|host| {
+        let cells = host.cells.iter().map(|cell| i64::from(*cell));
+        cells.map(|cell| Fact::new("cell", [cell.into(), host.name.as_str().into()]))
+    }));
+    Ok(facts)
+}
+
+/// What the cells that run have left to give, and how loaded they would be with so many `vcpus` more.
+pub fn room(status: &Status, vcpus: u32) -> Vec<Fact> {
+    let running = status.cells.iter().filter(|cell| cell.life.is_some());
+    let facts = running.flat_map(|cell| {
+        let number = i64::from(cell.plan.number);
+        let free = cell.plan.memory_bytes.saturating_sub(cell.given_bytes);
+        let cpus = u32::try_from(cell.plan.cpus.len()).unwrap_or(u32::MAX).max(1);
+        let load = (u64::from(cell.vcpus) + u64::from(vcpus)) * 100 / u64::from(cpus);
+        let value = |value: u64| i64::try_from(value).unwrap_or(i64::MAX).into();
+        [
+            Fact::new("cell_runs", [number.into()]),
+            Fact::new("cell_free_bytes", [number.into(), value(free)]),
+            Fact::new("cell_load_percent", [number.into(), value(load)]),
+        ]
+    });
+    facts.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use knowledge::route::Costs;
+
+    use super::*;
+
+    fn plan(number: u16, host: Option<&str>, cpus: &[usize]) -> CellPlan {
+        CellPlan {
+            number,
+            host: host.map(str::to_owned),
+            cpus: cpus.to_vec(),
+            nodes: vec![0],
+            memory_bytes: 1 << 30,
+        }
+    }
+
+    #[test]
+    fn cells_of_this_host_are_on_the_host_that_facts_speak_of() {
+        let site = Site {
+            here: "alpha".into(),
+            hosts: Vec::new(),
+            etcd: Vec::new(),
+            runs_etcd: false,
+            keys: "keys".into(),
+            silence_ms: 200,
+        };
+        let plans = [plan(0, Some("alpha"), &[4, 5]), plan(1, Some("beta"), &[])];
+        let facts: Vec<String> = cells(&plans, "box", Some(&site))
+            .iter()
+            .map(Fact::to_string)
+            .collect();
+        let expected = [
+            "cell(0, \"box\")",
+            "cell_cpu(0, 4)",
+            "cell_cpu(0, 5)",
+            "cell_node(0, 0)",
+            "cell(1, \"beta\")",
+            "cell_node(1, 0)",
+        ];
+        assert_eq!(facts, expected);
+        assert_eq!(cells(&plans[..1], "box", None)[0].to_string(), "cell(0, \"box\")");
+    }
+
+    #[test]
+    fn a_cell_that_does_not_run_has_no_room() {
+        let status = |number, life| crate::cluster::interface::CellStatus {
+            plan: plan(number, None, &[0, 1]),
+            pid: 1,
+            life,
+            given_bytes: 1 << 29,
+            vcpus: 3,
+            vms: Vec::new(),
+        };
+        let status = Status {
+            cells: vec![status(0, Some(1)), status(1, None)],
+            ready: true,
+        };
+        let facts: Vec<String> = room(&status, 2).iter().map(Fact::to_string).collect();
+        let expected = [
+            "cell_runs(0)",
+            "cell_free_bytes(0, 536870912)",
+            "cell_load_percent(0, 250)",
+        ];
+        assert_eq!(facts, expected);
+    }
+
+    #[test]
+    fn a_wrong_file_is_named_with_the_line_and_its_mend() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("wrong.facts");
+        fs::write(&file, "# mine\nlatency_ns(\"box\", 0, 1, 300)\n").expect("written");
+        let error = read(&file).expect_err("wrong").to_string();
+        let said = "wrong.facts: line 2: latency_ns has 4 terms instead of 5; write `latency_ns(Host, From, To, Transport, Value)`";
+        assert!(error.ends_with(said), "{error}");
+        let error = read(Path::new("/nowhere")).expect_err("missing").to_string();
+        assert!(error.starts_with("could not read /nowhere: "), "{error}");
+    }
+
+    /// What multicast takes its costs from: a division of the machine into cells, and the facts of it.
+    #[test]
+    fn the_cells_of_this_machine_have_costs() {
+        let mut base: Base = topology::discover().into_iter().collect();
+        let plans = division(&Machine::of(&base), None).expect("a machine with CPUs");
+        base.learn(cells(&plans, &topology::host_name(), None));
+        let numbers: Vec<u16> = plans.iter().map(|plan| plan.number).collect();
+        let costs = Costs::of(&base, &numbers);
+        assert_eq!(costs.node.len(), plans.len());
+        assert!(costs.latency_ns.iter().flatten().all(|ns| *ns > 0));
+    }
+}

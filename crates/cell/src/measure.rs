@@ -1,0 +1,110 @@
+//! Measures what messages cost between the CPUs of this host (Multikernel, SOSP '09, section 4.9: "URPC communication latency
+//! and bandwidth between all core pairs"), and how far other hosts are.
+//!
+//! - [`pair`](self::pair): two CPUs;
+//! - [`hosts`]: other hosts;
+//! - [`kept`]: what was measured, kept until the host starts again.
+//!
+//! Only CPUs that this process may use are measured, and what can't be measured is left out. `knowledge::pairs` says which
+//! pairs come first; the time for all is bounded, and shared equally.
+
+mod hosts;
+mod kept;
+mod pair;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use knowledge::pairs::pairs;
+use knowledge::ways::RING;
+use knowledge::{Base, Fact, Machine};
+use nix::sched::{CpuSet, sched_getaffinity};
+use nix::unistd::Pid;
+
+pub use hosts::reach;
+pub use kept::{Kept, Measured, Turn};
+use pair::{Missed, Pair};
+
+/// For all pairs.
+pub const LIMIT: Duration = Duration::from_secs(2);
+/// For one pair at most: more makes the medians no better.
+const PAIR_LIMIT: Duration = Duration::from_millis(4);
+/// How long a pair may take of which one CPU is busy with somebody else's work, until others have their turn.
+const PAIR_PATIENCE: Duration = Duration::from_millis(250);
+/// Bulk memory, copied by who gets it.
+const COPY: &str = "copy";
+
+/// The CPUs that this process may use.
+pub fn allowed() -> BTreeSet<i64> {
+    let Ok(mine) = sched_getaffinity(Pid::from_raw(0)) else {
+        return BTreeSet::new();
+    };
+    let all = (0..CpuSet::count()).filter(|cpu| mine.is_set(*cpu).unwrap_or(false));
+    all.filter_map(|cpu| i64::try_from(cpu).ok()).collect()
+}
+
+/// Measures between the allowed CPUs of the first host that `found` tells of, which is this one, within `limit`.
+pub fn measure(found: &Base, allowed: &BTreeSet<i64>, limit: Duration) -> Vec<Fact> {
+    let Some(host) = Machine::of(found).hosts.into_iter().next() else {
+        return Vec::new();
+    };
+    let end = Instant::now() + limit;
+    let mut pairs = pairs(&host, allowed);
+    let mut facts = Vec::new();
+    while !pairs.is_empty() {
+        let mut busy = Vec::new();
+        for (done, (one, other)) in pairs.iter().enumerate() {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return facts;
+            }
+            let [Ok(first), Ok(second)] = [one, other].map(|cpu| usize::try_from(*cpu)) else {
+                continue;
+            };
+            // What one saves the others have.
+            let rest = u32::try_from(pairs.len() - done).unwrap_or(u32::MAX);
+            match pair::measure(
+                first,
+                second,
+                PAIR_LIMIT.min(left / rest),
+                left.min(PAIR_PATIENCE),
+            ) {
+                Ok(measured) => facts.extend(facts_of(&host.name, *one, *other, &measured)),
+                Err(Missed::Busy) => busy.push((*one, *other)),
+                Err(Missed::Unusable) => {}
+            }
+        }
+        // Once more, while there is time.
+        pairs = busy;
+    }
+    facts
+}
+
+fn facts_of(host: &str, one: i64, other: i64, measured: &Pair) -> Vec<Fact> {
+    let ways = [(one, other, &measured.there), (other, one, &measured.back)];
+    let facts = ways.into_iter().flat_map(|(from, to, way)| {
+        let fact = |kind, transport: &str, value: f64| {
+            // A zero would say that nothing is known.
+            let value = (value.round() as i64).max(1);
+            Fact::new(
+                kind,
+                [
+                    host.into(),
+                    from.into(),
+                    to.into(),
+                    transport.into(),
+                    value.into(),
+                ],
+            )
+        };
+        [
+            fact("latency_ns", RING, measured.latency_ns),
+            fact("send_ns", RING, way.send_ns),
+            fact("bandwidth_mb_s", RING, way.ring_mb_s),
+            fact("bandwidth_mb_s", COPY, way.copy_mb_s),
+        ]
+    });
+    facts.collect()
+}

@@ -1,0 +1,109 @@
+//! What was measured, kept in the runtime directory as a list of facts: true until this host starts again.
+//!
+//! The first line says when and of what, `# measured: boot BOOT, host "NAME", CPUs 0-3,8`: of another boot or host, or of CPUs
+//! that are not all that this process may use, it counts for nothing.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use config::cpulist;
+use knowledge::{Base, Fact, fact};
+use nix::fcntl::{Flock, FlockArg};
+
+/// Linux numbers CPUs below this.
+const CPUS_MAX: usize = 8192;
+
+/// The measurements of a runtime directory.
+#[derive(Clone, Debug)]
+pub struct Kept {
+    file: PathBuf,
+    lock: PathBuf,
+}
+
+/// What was measured.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Measured {
+    /// Between these CPUs, or some that stand for them.
+    pub cpus: BTreeSet<i64>,
+    /// That.
+    pub facts: Vec<Fact>,
+}
+
+/// The right to measure, held until dropped: two at a time would measure each other.
+#[derive(Debug)]
+pub struct Turn(#[expect(dead_code, reason = "held")] Flock<File>);
+
+impl Kept {
+    /// Of this runtime directory.
+    pub fn at(runtime: &Path) -> Self {
+        Self {
+            file: runtime.join("measured.facts"),
+            lock: runtime.join("measuring.lock"),
+        }
+    }
+
+    /// Waits until nobody else measures; with `at_once`, gives none if somebody does.
+    pub fn turn(&self, at_once: bool) -> io::Result<Option<Turn>> {
+        let lock = OpenOptions::new()
+            .create(true)
+            .write(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&self.lock)?;
+        let how = if at_once {
+            FlockArg::LockExclusiveNonblock
+        } else {
+            FlockArg::LockExclusive
+        };
+        match Flock::lock(lock, how) {
+            Ok(lock) => Ok(Some(Turn(lock))),
+            Err((_, nix::Error::EWOULDBLOCK)) => Ok(None),
+            Err((_, error)) => Err(error.into()),
+        }
+    }
+
+    /// What was measured of `host` since it started, if that covers all of the `allowed` CPUs.
+    pub fn read(&self, host: &str, allowed: &BTreeSet<i64>) -> Option<Measured> {
+        let text = fs::read_to_string(&self.file).ok()?;
+        let (first, facts) = text.split_once('\n')?;
+        let cpus = first.strip_prefix(&title(&boot()?, host))?;
+        let cpus: BTreeSet<i64> = cpulist::parse_below(cpus, CPUS_MAX)?
+            .into_iter()
+            .filter_map(|cpu| i64::try_from(cpu).ok())
+            .collect();
+        let facts = fact::parse(facts).ok()?;
+        allowed.is_subset(&cpus).then_some(Measured { cpus, facts })
+    }
+
+    /// Keeps what was measured of `host`. Of CPUs that are among those of what is kept, it corrects that; else it takes its
+    /// place.
+    pub fn write(&self, host: &str, measured: &Measured) -> io::Result<()> {
+        let boot = boot().ok_or(io::ErrorKind::NotFound)?;
+        let mut all: Base = measured.facts.iter().cloned().collect();
+        let mut cpus = &measured.cpus;
+        let before = self.read(host, cpus);
+        if let Some(before) = &before {
+            all = before.facts.iter().chain(&measured.facts).cloned().collect();
+            cpus = &before.cpus;
+        }
+        let cpus: Vec<usize> = cpus.iter().filter_map(|cpu| usize::try_from(*cpu).ok()).collect();
+        let lines: String = all.facts().map(|fact| format!("{fact}\n")).collect();
+        let text = format!("{}{}\n{lines}", title(&boot, host), cpulist::write(&cpus));
+        let new = self.file.with_extension("new");
+        fs::write(&new, text)?;
+        fs::rename(new, &self.file)
+    }
+}
+
+fn title(boot: &str, host: &str) -> String {
+    format!("# measured: boot {boot}, host {host:?}, CPUs ")
+}
+
+/// Another one each time that this host starts.
+fn boot() -> Option<String> {
+    let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    Some(id.trim().to_owned())
+}

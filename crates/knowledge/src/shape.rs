@@ -1,0 +1,164 @@
+//! The facts that Mirrorball itself speaks of: their names and what their terms mean. `docs/knowledge.md` says more.
+//!
+//! A fact of one of these names and another shape would be overlooked in silence, so it is refused where it is read. Facts of
+//! other names are their user's own.
+
+use crate::fact::{Fact, Term};
+
+/// What a term may be.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Kind {
+    /// Text.
+    Text,
+    /// A number.
+    Number,
+    /// A number from 0 on of which there is one for the terms before it: a new one replaces it.
+    Value,
+}
+
+use Kind::{Number, Text, Value};
+
+type Terms = &'static [(&'static str, Kind)];
+
+const PAIR_OF_CPUS: Terms = &[
+    ("Host", Text),
+    ("From", Number),
+    ("To", Number),
+    ("Transport", Text),
+    ("Value", Value),
+];
+
+const SHAPES: &[(&str, Terms)] = &[
+    // Discovered.
+    ("host", &[("Host", Text)]),
+    ("node", &[("Host", Text), ("Node", Number)]),
+    ("cpus", &[("Host", Text), ("Node", Number), ("Count", Value)]),
+    (
+        "memory_bytes",
+        &[("Host", Text), ("Node", Number), ("Bytes", Value)],
+    ),
+    ("cpu", &[("Host", Text), ("Cpu", Number), ("Node", Number)]),
+    (
+        "core",
+        &[
+            ("Host", Text),
+            ("Cpu", Number),
+            ("Package", Number),
+            ("Core", Number),
+        ],
+    ),
+    (
+        "cache",
+        &[
+            ("Host", Text),
+            ("Cache", Text),
+            ("Level", Number),
+            ("Kind", Text),
+            ("Bytes", Number),
+        ],
+    ),
+    ("cached", &[("Host", Text), ("Cpu", Number), ("Cache", Text)]),
+    (
+        "distance",
+        &[
+            ("Host", Text),
+            ("From", Number),
+            ("To", Number),
+            ("Distance", Value),
+        ],
+    ),
+    (
+        "device",
+        &[
+            ("Host", Text),
+            ("Address", Text),
+            ("Class", Text),
+            ("Node", Number),
+        ],
+    ),
+    ("nic", &[("Host", Text), ("Name", Text), ("Node", Number)]),
+    (
+        "speed_mbit_s",
+        &[("Host", Text), ("Name", Text), ("Speed", Value)],
+    ),
+    // Measured.
+    ("latency_ns", PAIR_OF_CPUS),
+    ("send_ns", PAIR_OF_CPUS),
+    ("bandwidth_mb_s", PAIR_OF_CPUS),
+    (
+        "host_latency_ns",
+        &[("From", Text), ("To", Text), ("Transport", Text), ("Ns", Value)],
+    ),
+    // Of the cluster.
+    ("cell", &[("Cell", Number), ("Host", Text)]),
+    ("cell_cpu", &[("Cell", Number), ("Cpu", Number)]),
+    ("cell_node", &[("Cell", Number), ("Node", Number)]),
+    ("cell_runs", &[("Cell", Number)]),
+    ("cell_free_bytes", &[("Cell", Number), ("Bytes", Value)]),
+    ("cell_load_percent", &[("Cell", Number), ("Percent", Value)]),
+    // Concluded, or asserted.
+    (
+        "message_ns",
+        &[
+            ("From", Number),
+            ("To", Number),
+            ("Transport", Text),
+            ("Ns", Value),
+        ],
+    ),
+    // Asked.
+    ("wants", &[("Cpus", Number), ("Bytes", Number)]),
+];
+
+fn shape(name: &str) -> Option<Terms> {
+    let known = SHAPES.iter().find(|(known, _)| *known == name);
+    known.map(|(_, terms)| *terms)
+}
+
+/// Whether facts of this name end with a value, of which there is one.
+pub(crate) fn has_value(name: &str) -> bool {
+    shape(name).is_some_and(|terms| terms.iter().any(|(_, kind)| *kind == Value))
+}
+
+/// Says what is wrong with a fact and how it is written.
+///
+/// # Errors
+/// If Mirrorball knows its name, and it has another shape.
+pub(crate) fn check(fact: &Fact) -> Result<(), String> {
+    let Some(terms) = shape(&fact.name) else {
+        return Ok(());
+    };
+    let names: Vec<&str> = terms.iter().map(|(name, _)| *name).collect();
+    let written = format!("write `{}({})`", fact.name, names.join(", "));
+    if fact.terms.len() != terms.len() {
+        let (has, wants) = (fact.terms.len(), terms.len());
+        return Err(format!(
+            "{} has {has} terms instead of {wants}; {written}",
+            fact.name
+        ));
+    }
+    for (term, (name, kind)) in fact.terms.iter().zip(terms) {
+        let wrong = match (kind, term) {
+            (Text, Term::Text(_)) | (Number, Term::Number(_)) | (Value, Term::Number(0..)) => continue,
+            (Text, Term::Number(_)) => "a text in quotes",
+            (Number, Term::Text(_)) => "a number",
+            (Value, _) => "a number from 0 on",
+        };
+        return Err(format!("{name} must be {wrong}; {written}"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_last_term_is_a_value() {
+        for (name, terms) in SHAPES {
+            let before = terms.iter().rev().skip(1);
+            assert!(before.clone().all(|(_, kind)| *kind != Value), "{name}");
+        }
+        assert!(has_value("latency_ns") && !has_value("node") && !has_value("somebody_elses"));
+    }
+}

@@ -1,0 +1,306 @@
+//! What messages between cells cost, by the best that is known: what was asserted of these two cells, what was measured
+//! between CPUs of theirs, else between CPUs of their caches, else of their nodes; else what ACPI says of their distance.
+//!
+//! Where a part of the pairs was measured, the others are so taken to be like it (section 4.9: what is measured, and what
+//! can't be, in one base).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::fact::Fact;
+use crate::machine::Host;
+use crate::{Base, Machine};
+
+/// The transport between cells of one host: rings in memory.
+pub const RING: &str = "ring";
+/// The transport between hosts that there always is.
+pub const TLS: &str = "tls";
+
+/// A message between two CPUs that share a cache, as `make bench-channels` measured it: half a round trip. Where nothing was
+/// measured.
+const NEAR_NS: u64 = 140;
+/// ACPI's distance of a node to itself.
+const NEAR_DISTANCE: i64 = 10;
+/// Between hosts, where nothing was measured: assumed, of two in one room.
+const ELSEWHERE_NS: u64 = 50_000;
+/// What a message costs its sender before the next: 36 million a second, by the same measurement.
+pub const SEND_NS: u64 = 28;
+
+/// Where a CPU is, from narrow to wide.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+enum Place {
+    Cell(u16),
+    Cache(String, String),
+    Node(String, i64),
+}
+
+/// A cell, as the facts have it.
+#[derive(Clone, Debug, Default)]
+struct Cell {
+    host: String,
+    cpus: BTreeSet<i64>,
+    nodes: BTreeSet<i64>,
+    /// Of its first CPU; the cell's own first.
+    places: Vec<Place>,
+    /// The node that it counts to.
+    node: Option<i64>,
+}
+
+/// What is known of the ways between all cells.
+#[derive(Clone, Debug)]
+pub struct Ways {
+    cells: BTreeMap<u16, Cell>,
+    hosts: BTreeMap<String, Host>,
+    /// What was measured between CPUs of two places, sorted.
+    measured_ns: BTreeMap<(Place, Place), Vec<u64>>,
+    /// Between CPUs of one node, of each host.
+    near_ns: BTreeMap<String, u64>,
+    /// Between hosts, by transport.
+    hosts_ns: BTreeMap<(String, String), BTreeMap<String, u64>>,
+    asserted_ns: BTreeMap<(u16, u16), BTreeMap<String, u64>>,
+    send_ns: u64,
+}
+
+impl Ways {
+    /// By what `base` says.
+    pub fn of(base: &Base) -> Self {
+        let machine = Machine::of(base);
+        let mut cells = cells(base);
+        let places = places(&machine, &cells);
+        let node_of = |host: &str, cpu| {
+            let places: &Vec<Place> = places.get(&(host.to_owned(), cpu))?;
+            places.iter().find_map(|place| match place {
+                Place::Node(_, node) => Some(*node),
+                _ => None,
+            })
+        };
+        for (number, cell) in &mut cells {
+            let first = cell.cpus.first().copied();
+            cell.node = cell.nodes.first().copied();
+            cell.node = cell.node.or_else(|| node_of(&cell.host, first?));
+            let own = first.and_then(|cpu| places.get(&(cell.host.clone(), cpu)).cloned());
+            cell.places = own.unwrap_or_else(|| vec![Place::Cell(*number)]);
+            let has_node = cell.places.iter().any(|place| matches!(place, Place::Node(..)));
+            if let Some(node) = cell.node.filter(|_| !has_node) {
+                cell.places.push(Place::Node(cell.host.clone(), node));
+            }
+        }
+        let (mut measured_ns, mut near_ns) = (BTreeMap::new(), BTreeMap::new());
+        for (host, from, to, ns) in between_cpus(base, "latency_ns") {
+            let [from, to] = [from, to].map(|cpu| places.get(&(host.to_owned(), cpu)));
+            for (from, to) in from.into_iter().flatten().zip(to.into_iter().flatten()) {
+                if matches!(from, Place::Node(..)) && from == to {
+                    near_ns.entry(host.to_owned()).or_insert_with(Vec::new).push(ns);
+                }
+                let pair = (from.clone(), to.clone());
+                measured_ns.entry(pair).or_insert_with(Vec::new).push(ns);
+            }
+        }
+        measured_ns.values_mut().for_each(|all| all.sort_unstable());
+        let near_ns = near_ns.into_iter();
+        let mut sends: Vec<u64> = between_cpus(base, "send_ns").map(|(.., ns)| ns).collect();
+        Self {
+            hosts: machine
+                .hosts
+                .into_iter()
+                .map(|host| (host.name.clone(), host))
+                .collect(),
+            near_ns: near_ns
+                .filter_map(|(host, mut all)| Some((host, median(&mut all)?)))
+                .collect(),
+            hosts_ns: hosts_ns(base),
+            asserted_ns: asserted_ns(base),
+            send_ns: median(&mut sends).unwrap_or(SEND_NS),
+            cells,
+            measured_ns,
+        }
+    }
+
+    /// The cells that are known, by number.
+    pub fn cells(&self) -> impl Iterator<Item = u16> {
+        self.cells.keys().copied()
+    }
+
+    /// What each message costs its sender before the next, nanoseconds: the median of what was measured.
+    pub fn send_ns(&self) -> u64 {
+        self.send_ns
+    }
+
+    /// The host and the node that a cell counts to: its first one. A cell that is not known is on no host.
+    pub fn node(&self, cell: u16) -> (&str, Option<i64>) {
+        let cell = self.cells.get(&cell);
+        cell.map_or(("", None), |cell| (&cell.host, cell.node))
+    }
+
+    /// From the send of a message to its receipt by who polls, nanoseconds, for each transport that there is between the two.
+    pub fn between(&self, from: u16, to: u16) -> BTreeMap<String, u64> {
+        let mut known = match (self.cells.get(&from), self.cells.get(&to)) {
+            (Some(one), Some(other)) if one.host == other.host => {
+                BTreeMap::from([(RING.to_owned(), self.within_host_ns(one, other))])
+            }
+            (Some(one), Some(other)) => self.between_hosts(&one.host, &other.host),
+            _ => BTreeMap::from([(TLS.to_owned(), ELSEWHERE_NS)]),
+        };
+        known.extend(self.asserted_ns.get(&(from, to)).cloned().unwrap_or_default());
+        known
+    }
+
+    /// The same by the fastest of them.
+    pub fn fastest_ns(&self, from: u16, to: u16) -> u64 {
+        let between = self.between(from, to);
+        between.into_values().min().unwrap_or(ELSEWHERE_NS)
+    }
+
+    fn within_host_ns(&self, from: &Cell, to: &Cell) -> u64 {
+        let alike = from
+            .places
+            .iter()
+            .flat_map(|from| to.places.iter().map(move |to| (from, to)));
+        // Of the same width only: a cell and a cell, a cache and a cache, a node and a node.
+        let mut alike =
+            alike.filter(|(from, to)| std::mem::discriminant(*from) == std::mem::discriminant(*to));
+        let measured = alike.find_map(|(from, to)| {
+            let all = self.measured_ns.get(&(from.clone(), to.clone()))?;
+            all.get(all.len() / 2)
+        });
+        measured.copied().unwrap_or_else(|| self.by_distance_ns(from, to))
+    }
+
+    /// In proportion to the distance.
+    fn by_distance_ns(&self, from: &Cell, to: &Cell) -> u64 {
+        let host = self.hosts.get(&from.host);
+        let distance = host.zip(from.node.zip(to.node)).and_then(|(host, (from, to))| {
+            let place = |number| host.nodes.iter().position(|node| node.number == number);
+            host.distances.get(place(from)?)?.get(place(to)?).copied()
+        });
+        let distance = distance.filter(|distance| *distance > 0).unwrap_or(NEAR_DISTANCE);
+        let near_ns = self.near_ns.get(&from.host).copied().unwrap_or(NEAR_NS);
+        near_ns * distance.unsigned_abs() / NEAR_DISTANCE.unsigned_abs()
+    }
+
+    fn between_hosts(&self, from: &str, to: &str) -> BTreeMap<String, u64> {
+        let known = |from: &str, to: &str| self.hosts_ns.get(&(from.to_owned(), to.to_owned())).cloned();
+        // Measured from the other side only, it is much the same.
+        let mut all = known(to, from).unwrap_or_default();
+        all.extend(known(from, to).unwrap_or_default());
+        all.entry(TLS.to_owned()).or_insert(ELSEWHERE_NS);
+        all
+    }
+
+    /// `message_ns(From, To, Transport, Ns)` of all cells, for rules to conclude from.
+    pub fn facts(&self) -> Vec<Fact> {
+        let pairs = self
+            .cells()
+            .flat_map(|from| self.cells().map(move |to| (from, to)));
+        let pairs = pairs.filter(|(from, to)| from != to);
+        let facts = pairs.flat_map(|(from, to)| {
+            self.between(from, to).into_iter().map(move |(transport, ns)| {
+                let [from, to] = [from, to].map(|cell| i64::from(cell).into());
+                let ns = i64::try_from(ns).unwrap_or(i64::MAX);
+                Fact::new("message_ns", [from, to, transport.as_str().into(), ns.into()])
+            })
+        });
+        facts.collect()
+    }
+}
+
+fn number(fact: &Fact, place: usize) -> Option<u16> {
+    u16::try_from(fact.number(place)?).ok()
+}
+
+fn cells(base: &Base) -> BTreeMap<u16, Cell> {
+    let of = |fact: &Fact| Some((number(fact, 0)?, fact.text(1)?.to_owned()));
+    let of_host = |(number, host)| {
+        let cell = Cell {
+            host,
+            ..Cell::default()
+        };
+        (number, cell)
+    };
+    let mut cells: BTreeMap<u16, Cell> = base.named("cell").filter_map(of).map(of_host).collect();
+    for (kind, of_cell) in [
+        (
+            "cell_cpu",
+            (|cell| &mut cell.cpus) as fn(&mut Cell) -> &mut BTreeSet<i64>,
+        ),
+        ("cell_node", |cell| &mut cell.nodes),
+    ] {
+        for fact in base.named(kind) {
+            let cell = number(fact, 0).and_then(|number| cells.get_mut(&number));
+            if let (Some(cell), Some(of_it)) = (cell, fact.number(1)) {
+                of_cell(cell).insert(of_it);
+            }
+        }
+    }
+    cells
+}
+
+/// Where each CPU of each host is.
+fn places(machine: &Machine, cells: &BTreeMap<u16, Cell>) -> BTreeMap<(String, i64), Vec<Place>> {
+    let mut places: BTreeMap<(String, i64), Vec<Place>> = BTreeMap::new();
+    for (number, cell) in cells {
+        for cpu in &cell.cpus {
+            let of_cpu = places.entry((cell.host.clone(), *cpu)).or_default();
+            of_cpu.push(Place::Cell(*number));
+        }
+    }
+    for host in &machine.hosts {
+        for node in &host.nodes {
+            let caches = node.caches.iter().flat_map(|cache| {
+                let place = Place::Cache(host.name.clone(), cache.name.clone());
+                cache.cpus.iter().map(move |cpu| (*cpu, place.clone()))
+            });
+            let of_node = |cpu: i64| (cpu, Place::Node(host.name.clone(), node.number));
+            for (cpu, place) in caches.chain(node.cpus.iter().map(|cpu| of_node(cpu.number))) {
+                places.entry((host.name.clone(), cpu)).or_default().push(place);
+            }
+        }
+    }
+    places
+}
+
+/// What was measured of rings: host, from which CPU, to which, nanoseconds.
+fn between_cpus<'a>(base: &'a Base, kind: &'a str) -> impl Iterator<Item = (&'a str, i64, i64, u64)> {
+    let of_rings = base.named(kind).filter(|fact| fact.text(3) == Some(RING));
+    of_rings.filter_map(|fact| {
+        let ns = u64::try_from(fact.number(4)?).ok()?;
+        Some((fact.text(0)?, fact.number(1)?, fact.number(2)?, ns))
+    })
+}
+
+fn hosts_ns(base: &Base) -> BTreeMap<(String, String), BTreeMap<String, u64>> {
+    let mut all: BTreeMap<_, BTreeMap<_, _>> = BTreeMap::new();
+    for fact in base.named("host_latency_ns") {
+        let ns = fact.number(3).and_then(|ns| u64::try_from(ns).ok());
+        if let (Some(from), Some(to), Some(transport), Some(ns)) =
+            (fact.text(0), fact.text(1), fact.text(2), ns)
+        {
+            let pair = (from.to_owned(), to.to_owned());
+            all.entry(pair).or_default().insert(transport.to_owned(), ns);
+        }
+    }
+    all
+}
+
+fn asserted_ns(base: &Base) -> BTreeMap<(u16, u16), BTreeMap<String, u64>> {
+    let mut all: BTreeMap<_, BTreeMap<_, _>> = BTreeMap::new();
+    for fact in base.named("message_ns") {
+        let ns = fact.number(3).and_then(|ns| u64::try_from(ns).ok());
+        if let (Some(from), Some(to), Some(transport), Some(ns)) =
+            (number(fact, 0), number(fact, 1), fact.text(2), ns)
+        {
+            all.entry((from, to))
+                .or_default()
+                .insert(transport.to_owned(), ns);
+        }
+    }
+    all
+}
+
+/// The middle one; none of none.
+pub(crate) fn median<T: Copy + Ord>(all: &mut [T]) -> Option<T> {
+    all.sort_unstable();
+    all.get(all.len() / 2).copied()
+}
+
+#[cfg(test)]
+mod tests;

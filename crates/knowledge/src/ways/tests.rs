@@ -1,0 +1,147 @@
+//! Recorded machines, with and without measurements.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::fact::parse;
+use crate::route::{Costs, Tree};
+
+const TWO: &str = include_str!("../../machines/two-sockets.facts");
+const EIGHT: &str = include_str!("../../machines/eight-nodes.facts");
+const SIXTY_FOUR: &str = include_str!("../../machines/sixty-four-nodes.facts");
+
+/// A machine with a cell on each node.
+fn with_cells(machine: &str) -> Base {
+    let mut base: Base = parse(machine).expect("facts").into_iter().collect();
+    let host = Machine::of(&base).hosts.remove(0);
+    for (number, node) in (0..).zip(&host.nodes) {
+        let name = host.name.as_str();
+        base.learn([
+            Fact::new("cell", [number.into(), name.into()]),
+            Fact::new("cell_node", [number.into(), node.number.into()]),
+        ]);
+        let cpus = node
+            .cpus
+            .iter()
+            .map(|cpu| Fact::new("cell_cpu", [number.into(), cpu.number.into()]));
+        base.learn(cpus);
+    }
+    base
+}
+
+fn learn(base: &mut Base, facts: &str) {
+    base.learn(parse(facts).expect("facts"));
+}
+
+#[test]
+fn without_measurements_costs_follow_the_distances() {
+    for (machine, count) in [(TWO, 2), (EIGHT, 8), (SIXTY_FOUR, 64)] {
+        let base = with_cells(machine);
+        let cells: Vec<u16> = Ways::of(&base).cells().collect();
+        assert_eq!(cells, (0..count).collect::<Vec<u16>>());
+        let costs = Costs::of(&base, &cells);
+        assert_eq!(costs.send_ns, SEND_NS);
+        assert_eq!(costs.node, (0..u32::from(count)).collect::<Vec<u32>>());
+        for fact in base.named("distance") {
+            let [from, to] = [1, 2].map(|place| fact.number(place).unwrap() as usize);
+            let distance = fact.number(3).unwrap() as u64;
+            assert_eq!(costs.latency_ns[from][to], NEAR_NS * distance / 10);
+        }
+    }
+}
+
+#[test]
+fn what_is_measured_between_some_cpus_holds_for_those_like_them() {
+    let mut base = with_cells(TWO);
+    // CPUs 0 to 3 are in cell 0, 4 to 7 in cell 1; a cell of another part of node 1, which nobody measured.
+    learn(
+        &mut base,
+        "latency_ns(\"two-sockets\", 0, 4, \"ring\", 300)\n\
+         latency_ns(\"two-sockets\", 4, 0, \"ring\", 310)\n\
+         latency_ns(\"two-sockets\", 0, 1, \"ring\", 90)\n\
+         latency_ns(\"two-sockets\", 4, 0, \"pigeon\", 9999)\n\
+         send_ns(\"two-sockets\", 0, 4, \"ring\", 35)\n\
+         cell(7, \"two-sockets\")\n\
+         cell_cpu(7, 99)\n\
+         cell_node(7, 1)",
+    );
+    let costs = Costs::of(&base, &[1, 0, 7]);
+    assert_eq!(costs.latency_ns[1][0], 300);
+    assert_eq!(costs.latency_ns[0][1], 310);
+    assert_eq!(costs.latency_ns[1][2], 300, "as from node to node");
+    assert_eq!(
+        costs.latency_ns[2][0], 90,
+        "within node 1 nothing was measured: as within node 0"
+    );
+    assert_eq!(costs.send_ns, 35);
+    assert_eq!(costs.node, [0, 1, 0]);
+}
+
+#[test]
+fn what_is_asserted_of_cells_counts_most() {
+    let mut base = with_cells(TWO);
+    learn(&mut base, "latency_ns(\"two-sockets\", 0, 4, \"ring\", 300)");
+    learn(&mut base, "message_ns(0, 1, \"ring\", 77)");
+    assert_eq!(Ways::of(&base).fastest_ns(0, 1), 77);
+    assert_eq!(Ways::of(&base).fastest_ns(1, 0), 140 * 21 / 10);
+    // As facts, it is there once.
+    base.learn(Ways::of(&base).facts());
+    let facts: Vec<String> = base.named("message_ns").map(Fact::to_string).collect();
+    assert_eq!(
+        facts,
+        [
+            "message_ns(0, 1, \"ring\", 77)",
+            "message_ns(1, 0, \"ring\", 294)"
+        ]
+    );
+    assert_eq!(Ways::of(&base).facts().len(), 2);
+}
+
+#[test]
+fn between_hosts_the_fastest_transport_counts() {
+    let mut base = with_cells(TWO);
+    learn(&mut base, "cell(2, \"beta\")\ncell(3, \"gamma\")");
+    let ways = Ways::of(&base);
+    assert_eq!(
+        ways.between(0, 2),
+        BTreeMap::from([(TLS.to_owned(), ELSEWHERE_NS)])
+    );
+    learn(
+        &mut base,
+        "host_latency_ns(\"two-sockets\", \"beta\", \"tls\", 41000)\nhost_latency_ns(\"beta\", \"two-sockets\", \"bridge\", 2000)",
+    );
+    let ways = Ways::of(&base);
+    assert_eq!(ways.fastest_ns(0, 2), 2000);
+    assert_eq!(ways.between(2, 1)[TLS], 41_000);
+    assert_eq!(ways.fastest_ns(0, 3), ELSEWHERE_NS);
+    let costs = Costs::of(&base, &[0, 1, 2, 3]);
+    assert_eq!(costs.node, [0, 1, 2, 3], "each host has nodes of its own");
+}
+
+#[test]
+fn on_the_recorded_machines_trees_are_never_later_than_one_by_one() {
+    for machine in [TWO, EIGHT, SIXTY_FOUR] {
+        let base = with_cells(machine);
+        let cells: Vec<u16> = Ways::of(&base).cells().collect();
+        let costs = Costs::of(&base, &cells);
+        for source in 0..cells.len() {
+            let best = Tree::best(&costs, source).last_ns(&costs, source);
+            assert!(best <= Tree::unicast(&costs, source).last_ns(&costs, source));
+        }
+    }
+}
+
+proptest! {
+    /// Whatever is measured, there is a cost of each pair, and none is lower than the lowest that was measured or derived.
+    #[test]
+    fn every_pair_has_a_cost(measured in prop::collection::vec((0..20_i64, 0..20_i64, 50..5000_i64), 0..40)) {
+        let mut base = with_cells(TWO);
+        base.learn(measured.iter().map(|(from, to, ns)| {
+            Fact::new("latency_ns", ["two-sockets".into(), (*from).into(), (*to).into(), RING.into(), (*ns).into()])
+        }));
+        let costs = Costs::of(&base, &[0, 1]);
+        for latency in costs.latency_ns.iter().flatten() {
+            prop_assert!((50..=5000 * 21 / 10).contains(latency), "{latency}");
+        }
+    }
+}
