@@ -1,27 +1,19 @@
 //! The cells of a machine, and what messages between them cost.
 
+use cell::cluster::routes::Ways;
 use config::ConfigError;
 use config::cluster::{CellPlan, ClusterSpec, HostNode, HostNodes};
 use knowledge::Machine;
 
 use crate::Time;
 
-/// A message between two CPUs that share a cache, as `make bench-channels` measured it: half a round trip.
-const NEAR_NS: Time = 140;
-/// ACPI's distance of a node to itself.
-const NEAR_DISTANCE: i64 = 10;
-/// What a message costs its sender before the next: 36 million a second, measured.
-pub const SEND_NS: Time = 28;
-/// Waking a receiver that has blocked, measured: half of a round trip between two that block at once.
-pub const WAKE_NS: Time = 12_000;
-
 /// Cells of one host.
 #[derive(Clone, Debug)]
 pub struct Cells {
     /// What each has.
     pub plans: Vec<CellPlan>,
-    /// From each to each.
-    latency_ns: Vec<Vec<Time>>,
+    /// What messages between them cost.
+    pub ways: Ways,
 }
 
 impl Cells {
@@ -31,7 +23,6 @@ impl Cells {
     /// If the machine has no CPUs for them.
     pub fn of(machine: &Machine, count: Option<u16>) -> Result<Self, ConfigError> {
         let host = machine.hosts.first().cloned().unwrap_or_default();
-        let numbers: Vec<i64> = host.nodes.iter().map(|node| node.number).collect();
         let nodes = host.nodes.iter().filter_map(|node| {
             let cpus = node
                 .cpus
@@ -49,27 +40,13 @@ impl Cells {
             None => ClusterSpec::of_nodes(&nodes),
         };
         let plans = spec.cells(&nodes, None, "the machine", "")?;
-        let place = |plan: &CellPlan| {
-            let node = plan.nodes.first().copied().map_or(0, i64::from);
-            numbers.iter().position(|number| *number == node)
-        };
-        let latency = |from: &CellPlan, to: &CellPlan| {
-            let known = place(from).zip(place(to));
-            let distance = known.and_then(|(from, to)| host.distances.get(from)?.get(to).copied());
-            let distance = distance.filter(|distance| *distance > 0).unwrap_or(NEAR_DISTANCE);
-            NEAR_NS * distance.unsigned_abs() / NEAR_DISTANCE.unsigned_abs()
-        };
-        let latency_ns = plans
-            .iter()
-            .map(|from| plans.iter().map(|to| latency(from, to)).collect());
-        Ok(Self {
-            latency_ns: latency_ns.collect(),
-            plans,
-        })
+        let ways = Ways::of(&host);
+        Ok(Self { plans, ways })
     }
 
     /// From the send of a message to its receipt by one who polls.
     pub fn latency_ns(&self, from: u16, to: u16) -> Time {
-        self.latency_ns[usize::from(from)][usize::from(to)]
+        let plan = |number| &self.plans[usize::from(number)];
+        self.ways.latency_ns(None, plan(from), plan(to))
     }
 }
