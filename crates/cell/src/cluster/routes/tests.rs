@@ -36,16 +36,17 @@ fn a_few_cells_of_one_host_are_told_one_by_one() {
     assert!(tree(Ways::default(), &plans).iter().all(|(_, below)| *below == 0));
 }
 
-/// Forty cells of another host: one of them tells the others.
 #[test]
-fn a_host_with_many_cells_has_one_relay() {
+fn each_of_several_hosts_with_many_cells_has_one_relay() {
     let mut plans = vec![cell(0, "a", 0), cell(1, "a", 0)];
-    plans.extend((2..42).map(|number| cell(number, "b", 0)));
+    for (first, host) in [(2, "b"), (22, "c"), (42, "d")] {
+        plans.extend((first..first + 20).map(|number| cell(number, host, 0)));
+    }
     let tree = tree(Ways::default(), &plans);
-    assert_eq!(tree.iter().filter(|(_, below)| *below > 0).count(), 1);
-    assert_eq!(tree[0].1, 39);
+    assert_eq!(tree.iter().filter(|(_, below)| *below > 0).count(), 3);
+    assert_eq!(tree[0].1, 19);
     assert!(tree.contains(&(1, 0)));
-    assert_eq!(tree.len(), 41);
+    assert_eq!(tree.len(), 61);
 }
 
 /// Four boards of sixteen nodes each.

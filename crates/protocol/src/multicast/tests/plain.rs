@@ -112,4 +112,14 @@ fn what_was_sent_before_a_link_was_made_anew_is_not_taken_for_what_comes_over_it
     world.deliver(id(0), id(1));
     world.deliver_all();
     assert!(!world.missing() && world.broken.is_none(), "{:?}", world.broken);
+    assert!(world.cells[&id(2)].peers[&id(0)].early.is_empty());
+}
+
+#[test]
+fn a_relay_that_is_told_that_a_link_is_gone_says_so_at_once() {
+    let mut world = World::new(3, true);
+    world.cut(id(1), id(2), true);
+    world.tell(id(0), |_| vec![hop(1, 1), hop(2, 0)]);
+    world.deliver_all();
+    assert!(!world.missing() && world.broken.is_none());
 }
