@@ -3,6 +3,7 @@
 //! - [`interface`]: what a cell can be asked;
 //! - [`files`]: where a cluster is found, and who is who in it;
 //! - [`state`]: what a cell decides and answers, without I/O;
+//! - [`routes`]: by which cells a message to all goes;
 //! - [`limits`]: how long they wait for one another;
 //! - [`link`]: channels between two cells; [`hosts`]: connections to other hosts;
 //! - [`membership`]: which cells of several hosts live, agreed on by an etcd;
@@ -18,6 +19,7 @@ pub mod interface;
 pub mod limits;
 pub mod link;
 pub mod membership;
+pub mod routes;
 pub mod serve;
 pub mod state;
 pub mod tenure;

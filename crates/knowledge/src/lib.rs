@@ -24,3 +24,4 @@ pub mod ways;
 pub use base::Base;
 pub use fact::{Fact, Term};
 pub use machine::Machine;
+pub use ways::Ways;

@@ -1,13 +1,19 @@
 //! Multicast trees (section 5.1): how a message reaches all cells soonest.
 //!
 //! The source sends to one cell of each node, the farthest first, since theirs is the longest way; each of them sends to
-//! the others of its node, which is near. What that gains over sending to all one by one follows from the latencies and
-//! from what a sender pays for each message before it can send the next.
+//! the others of its node, which is near. Instead of nodes it may be any cells that are near one another: sockets, boards,
+//! hosts. What that gains over sending to all one by one follows from the latencies, from what a sender pays for each message
+//! before it can send the next, and from what it takes a relay to begin.
+//!
+//! [`Revocation`] is what all this comes to for a change of which all must have heard.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::Base;
 use crate::ways::Ways;
+
+/// Groupings that are tried: latencies that were measured are all different.
+const REACHES_MAX: usize = 16;
 
 /// What is known of the ways between `count` cells.
 #[derive(Clone, Debug)]
@@ -16,6 +22,8 @@ pub struct Costs {
     pub latency_ns: Vec<Vec<u64>>,
     /// What each message costs its sender before the next.
     pub send_ns: u64,
+    /// From the receipt of a message until the receiver can send: it may have to be woken.
+    pub relay_ns: u64,
     /// The node, of whichever host, that each cell is in.
     pub node: Vec<u32>,
 }
@@ -24,7 +32,11 @@ impl Costs {
     /// Of these cells, as `base` knows them: `cells[i]` is the cell `i` of costs and trees. What is not measured is derived
     /// as [`Ways`] says.
     pub fn of(base: &Base, cells: &[u16]) -> Self {
-        let ways = Ways::of(base);
+        Self::by(&Ways::of(base), cells)
+    }
+
+    /// The same by what is known of the ways.
+    pub fn by(ways: &Ways, cells: &[u16]) -> Self {
         let row = |from: &u16| cells.iter().map(|to| ways.fastest_ns(*from, *to)).collect();
         let mut nodes = BTreeMap::new();
         let node = |cell: &u16| {
@@ -34,6 +46,7 @@ impl Costs {
         Self {
             latency_ns: cells.iter().map(row).collect(),
             send_ns: ways.send_ns(),
+            relay_ns: 0,
             node: cells.iter().map(node).collect(),
         }
     }
@@ -58,14 +71,19 @@ impl Tree {
 
     /// The source sends to one cell of each node, and to those of its own.
     pub fn multicast(costs: &Costs, source: usize) -> Self {
+        Self::by_group(costs, source, &costs.node)
+    }
+
+    /// The source sends to one cell of each group, and to those of its own.
+    fn by_group<G: Copy + Ord>(costs: &Costs, source: usize, group: &[G]) -> Self {
         let count = costs.node.len();
-        let mut nodes: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+        let mut groups: BTreeMap<G, Vec<usize>> = BTreeMap::new();
         for cell in (0..count).filter(|cell| *cell != source) {
-            nodes.entry(costs.node[cell]).or_default().push(cell);
+            groups.entry(group[cell]).or_default().push(cell);
         }
         let mut children = vec![Vec::new(); count];
-        for (node, mut cells) in nodes {
-            if node == costs.node[source] {
+        for (own, mut cells) in groups {
+            if own == group[source] {
                 children[source].extend(cells);
                 continue;
             }
@@ -77,26 +95,34 @@ impl Tree {
             children[first] = cells;
         }
         let mut order = std::mem::take(&mut children[source]);
-        // A whole node waits for its first cell.
+        // A whole group waits for its first cell.
         order.sort_by_key(|cell| {
-            let last = children[*cell]
-                .last()
-                .map_or(0, |last| costs.latency_ns[*cell][*last]);
-            let after = children[*cell].len() as u64 * costs.send_ns + last;
+            let below = &children[*cell];
+            let after = below.last().map_or(0, |last| {
+                let sends = below.len() as u64 * costs.send_ns;
+                costs.relay_ns + sends + costs.latency_ns[*cell][*last]
+            });
             std::cmp::Reverse(costs.latency_ns[source][*cell] + after)
         });
         children[source] = order;
         Self { children }
     }
 
-    /// Whichever of both reaches the last cell sooner.
+    /// Whichever reaches the last cell soonest: one by one, by nodes, or by groups of cells that are near one another.
     pub fn best(costs: &Costs, source: usize) -> Self {
-        let [unicast, multicast] = [Self::unicast(costs, source), Self::multicast(costs, source)];
-        if unicast.last_ns(costs, source) <= multicast.last_ns(costs, source) {
-            unicast
-        } else {
-            multicast
+        let by_nearness = reaches(costs)
+            .into_iter()
+            .map(|reach_ns| Self::by_group(costs, source, &near(costs, reach_ns)));
+        let trees = [Self::multicast(costs, source)].into_iter().chain(by_nearness);
+        let mut best = Self::unicast(costs, source);
+        let mut best_ns = best.last_ns(costs, source);
+        for tree in trees {
+            let last_ns = tree.last_ns(costs, source);
+            if last_ns < best_ns {
+                (best, best_ns) = (tree, last_ns);
+            }
         }
+        best
     }
 
     /// When each cell has the message, nanoseconds after the source began.
@@ -104,9 +130,10 @@ impl Tree {
         let mut arrivals = vec![0; self.children.len()];
         let mut next = vec![source];
         while let Some(cell) = next.pop() {
-            let sends = (1..).map(|sent| sent * costs.send_ns);
+            let begins = arrivals[cell] + if cell == source { 0 } else { costs.relay_ns };
+            let sends = (1..).map(|sent| begins + sent * costs.send_ns);
             for (child, sent_ns) in self.children[cell].iter().zip(sends) {
-                arrivals[*child] = arrivals[cell] + sent_ns + costs.latency_ns[cell][*child];
+                arrivals[*child] = sent_ns + costs.latency_ns[cell][*child];
                 next.push(*child);
             }
         }
@@ -117,6 +144,107 @@ impl Tree {
     pub fn last_ns(&self, costs: &Costs, source: usize) -> u64 {
         self.arrivals_ns(costs, source).into_iter().max().unwrap_or(0)
     }
+}
+
+/// How long a change takes of which all must have heard (Figure 6): from the first send until the source has taken every
+/// receipt, nanoseconds.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Revocation {
+    /// All poll one line that the source writes, and fetch it from its cache one after another.
+    pub broadcast_ns: u64,
+    /// The source sends to each one by one.
+    pub unicast_ns: u64,
+    /// Along the best tree; each cell sends its receipt to the source.
+    pub multicast_ns: u64,
+    /// Along the best tree; a relay gathers the receipts of those below it, as in the paper.
+    pub gathered_ns: u64,
+}
+
+impl Revocation {
+    /// From `source`, to whom each receipt costs `take_ns`.
+    pub fn of(costs: &Costs, source: usize, take_ns: u64) -> Self {
+        let receipts = |sends: usize, arrivals: &[u64]| {
+            let others = (0..arrivals.len()).filter(|cell| *cell != source);
+            let come = others
+                .map(|cell| arrivals[cell] + costs.relay_ns + costs.send_ns + costs.latency_ns[cell][source]);
+            one_after_another(sends as u64 * costs.send_ns, come.collect(), take_ns)
+        };
+        let by = |tree: &Tree| receipts(tree.children[source].len(), &tree.arrivals_ns(costs, source));
+        let best = Tree::best(costs, source);
+        Self {
+            broadcast_ns: receipts(1, &broadcast_ns(costs, source)),
+            unicast_ns: by(&Tree::unicast(costs, source)),
+            multicast_ns: by(&best),
+            gathered_ns: best.gathered_ns(costs, source, take_ns),
+        }
+    }
+}
+
+impl Tree {
+    /// When the source has the receipts of all, if each relay gathers those of the cells below it.
+    fn gathered_ns(&self, costs: &Costs, source: usize, take_ns: u64) -> u64 {
+        let arrivals = self.arrivals_ns(costs, source);
+        // Trees have two levels.
+        let receipt = |cell: usize| arrivals[cell] + costs.relay_ns + costs.send_ns;
+        let come = self.children[source].iter().map(|first| {
+            let below = self.children[*first].iter();
+            let below = below.map(|cell| receipt(*cell) + costs.latency_ns[*cell][*first]);
+            let below: Vec<u64> = below.collect();
+            let ready = if below.is_empty() {
+                receipt(*first)
+            } else {
+                let sent = arrivals[*first] + costs.relay_ns + below.len() as u64 * costs.send_ns;
+                one_after_another(sent, below, take_ns) + costs.send_ns
+            };
+            ready + costs.latency_ns[*first][source]
+        });
+        let sent = self.children[source].len() as u64 * costs.send_ns;
+        one_after_another(sent, come.collect(), take_ns)
+    }
+}
+
+/// When each cell has fetched a line that the source wrote: a message is two transfers of a line, and its cache serves one
+/// at a time.
+fn broadcast_ns(costs: &Costs, source: usize) -> Vec<u64> {
+    let mut fetched = vec![0; costs.node.len()];
+    let mut now = costs.send_ns;
+    for cell in (0..fetched.len()).filter(|cell| *cell != source) {
+        now += costs.latency_ns[source][cell] / 2;
+        fetched[cell] = now + costs.latency_ns[source][cell] / 2;
+    }
+    fetched
+}
+
+/// When a receiver that is busy at first has taken what comes at these times, each of which costs it `take_ns`.
+fn one_after_another(busy_ns: u64, mut come: Vec<u64>, take_ns: u64) -> u64 {
+    come.sort_unstable();
+    come.into_iter().fold(busy_ns, |free, at| free.max(at) + take_ns)
+}
+
+/// Latencies within which cells may be taken for near: all that there are, or some.
+fn reaches(costs: &Costs) -> Vec<u64> {
+    let all: BTreeSet<u64> = costs.latency_ns.iter().flatten().copied().collect();
+    let step = all.len().div_ceil(REACHES_MAX).max(1);
+    all.into_iter().step_by(step).collect()
+}
+
+/// The lowest cell of each cell's group: cells of a group are near one another, directly or by others.
+fn near(costs: &Costs, reach_ns: u64) -> Vec<usize> {
+    let count = costs.node.len();
+    let mut group: Vec<usize> = (0..count).collect();
+    for from in 0..count {
+        for to in 0..from {
+            let (joins, into) = (group[from].max(group[to]), group[from].min(group[to]));
+            if joins != into && costs.latency_ns[from][to] <= reach_ns {
+                for of in &mut group {
+                    if *of == joins {
+                        *of = into;
+                    }
+                }
+            }
+        }
+    }
+    group
 }
 
 fn farthest_first(costs: &Costs, from: usize, cells: &mut [usize]) {
@@ -140,6 +268,7 @@ mod tests {
         Costs {
             latency_ns: node.iter().map(row).collect(),
             send_ns,
+            relay_ns: 0,
             node,
         }
     }
@@ -181,5 +310,52 @@ mod tests {
         );
         // One aggregation point for each other node, and the three neighbours.
         assert_eq!(Tree::multicast(&costs, 0).children[0].len(), 7 + 3);
+    }
+
+    /// Four boards of four nodes with a cell each; a message between boards takes six times as long.
+    #[test]
+    fn cells_of_one_board_have_a_relay_where_that_is_sooner() {
+        let latency = |from: usize, to: usize| if from / 4 == to / 4 { 100 } else { 600 };
+        let mut costs = Costs {
+            latency_ns: (0..16)
+                .map(|from| (0..16).map(|to| latency(from, to)).collect())
+                .collect(),
+            send_ns: 1000,
+            relay_ns: 500,
+            node: (0..16).collect(),
+        };
+        let tree = Tree::best(&costs, 0);
+        assert_eq!(tree.children[0].len(), 3 + 3);
+        assert!(tree.last_ns(&costs, 0) < Tree::unicast(&costs, 0).last_ns(&costs, 0));
+        // It would have to be woken.
+        costs.relay_ns = 12_000;
+        assert_eq!(Tree::best(&costs, 0), Tree::unicast(&costs, 0));
+    }
+
+    /// As in Figure 6: broadcast grows fastest, a tree slowest.
+    #[test]
+    fn a_revocation_on_eight_nodes_of_four_is_soonest_by_a_tree() {
+        let costs = costs(8, 4, 250, 300, 120);
+        let Revocation {
+            broadcast_ns,
+            unicast_ns,
+            multicast_ns,
+            gathered_ns,
+        } = Revocation::of(&costs, 0, 120);
+        assert!(
+            gathered_ns < multicast_ns && multicast_ns < unicast_ns && unicast_ns < broadcast_ns,
+            "{broadcast_ns}, {unicast_ns}, {multicast_ns}, {gathered_ns}"
+        );
+    }
+
+    #[test]
+    fn a_revocation_between_two_is_there_and_back() {
+        let costs = costs(2, 1, 100, 280, 20);
+        let two = Revocation::of(&costs, 0, 30);
+        assert_eq!(two.unicast_ns, 20 + 300 + 20 + 300 + 30);
+        assert_eq!(
+            (two.multicast_ns, two.gathered_ns),
+            (two.unicast_ns, two.unicast_ns)
+        );
     }
 }

@@ -18,7 +18,7 @@
 //! What a key stands for must bear that: on one host, two VMs can't have one directory.
 //!
 //! Unlike the rest of this crate, this machine needs links that deliver in order and once until one side is dead, as
-//! [`crate`] says of channels and connections. It says so because order is what it is made of: an owner's changes.
+//! channels and connections do, and [`crate::multicast`] above them. Order is what it is made of: an owner's changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -95,6 +95,8 @@ pub enum Message<K, V> {
 pub enum Effect<K, V> {
     /// Send a message.
     Send(CellId, Message<K, V>),
+    /// Send a message to all to which there are links.
+    Tell(Message<K, V>),
     /// A claim of this cell has won: the entry is its own.
     Won(u64),
     /// A claim of this cell has lost.
@@ -288,11 +290,7 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
             key: key.clone(),
             value,
         };
-        let mut effects: Effects<K, V> = self
-            .links
-            .keys()
-            .map(|cell| Effect::Send(*cell, message.clone()))
-            .collect();
+        let mut effects = vec![Effect::Tell(message)];
         self.go_on(&mut effects);
         (change, effects)
     }
@@ -409,10 +407,8 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
                 continue;
             }
             claim.waits_for = self.links.keys().copied().collect();
-            for cell in self.links.keys() {
-                let (claim, key) = (*number, claim.key.clone());
-                effects.push(Effect::Send(*cell, Message::Ask { claim, key }));
-            }
+            let (claim, key) = (*number, claim.key.clone());
+            effects.push(Effect::Tell(Message::Ask { claim, key }));
         }
         self.claims = claims;
     }
@@ -452,15 +448,11 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
                 continue;
             };
             let value = if lost_to.is_none() { Some(value) } else { None };
-            for cell in self.links.keys() {
-                let (key, value) = (key.clone(), value.clone());
-                let message = Message::Settle {
-                    claim: number,
-                    key,
-                    value,
-                };
-                effects.push(Effect::Send(*cell, message));
-            }
+            effects.push(Effect::Tell(Message::Settle {
+                claim: number,
+                key: key.clone(),
+                value: value.clone(),
+            }));
             match lost_to {
                 Some(to) => effects.push(Effect::Lost { claim: number, to }),
                 None => {

@@ -144,6 +144,12 @@ mod tests {
         all_end_well(SIXTY_FOUR, &Plot::ROUGH, 0..3);
     }
 
+    /// A cell that starts tells of a VM that has ended, while its name is claimed anew.
+    #[test]
+    fn a_name_that_was_won_is_not_given_up_with_the_last_vm_of_that_name() {
+        all_end_well(TWO, &Plot::ROUGH, 779..780);
+    }
+
     #[test]
     fn on_calm_days_every_vm_has_its_place() {
         let counts = all_end_well(SIXTY_FOUR, &Plot::CALM, 0..1);

@@ -8,18 +8,19 @@ mod rules;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use cell::cluster::interface::{Answer, Ask, Host};
-use cell::cluster::limits::{HELLO_LIMIT, HOPS_MAX, LOOK_AFTER, ORPHANS_LIMIT, RETRY, WORD_LIMIT};
+use cell::cluster::limits::{HELLO_LIMIT, HOPS_MAX, LOOK_AFTER, ORPHANS_LIMIT, RETRY, TICK, WORD_LIMIT};
+use cell::cluster::routes::{HANDLE_NS, WAKE_NS};
 use cell::cluster::state::{Act, Awaited, CellMessage, Client, State};
 use protocol::CellId;
 
 use crate::chance::Chance;
-use crate::machine::{Cells, WAKE_NS};
+use crate::machine::Cells;
 use crate::queue::Queue;
 use crate::trace::Trace;
 use crate::{MILLISECOND, Time, nanos};
 
 /// What any event costs a cell beside what it sends.
-const EVENT_NS: Time = 2_000;
+const EVENT_NS: Time = HANDLE_NS;
 /// The end of a process, until another sees its sockets end, at most.
 const NOTICE_NS: Time = 5 * MILLISECOND;
 /// A process, from its start until its links are there.
@@ -50,6 +51,7 @@ enum Input {
     HelloDue(CellId),
     Parted(CellId),
     Orphans,
+    Tick,
 }
 
 /// A VM's monitor, as the cells see it.
@@ -76,6 +78,8 @@ struct Process {
     inbox: VecDeque<Input>,
     /// Lives with which it has links.
     links: BTreeSet<CellId>,
+    /// There is a tick to come.
+    ticking: bool,
 }
 
 /// What was counted.
@@ -257,11 +261,13 @@ impl World {
         let running = self.monitors.values().filter(|monitor| monitor.runs);
         let running = running.map(|monitor| (monitor.host.name.clone(), monitor.cell, monitor.host.share));
         let process = Process {
-            state: State::new(id, u32::from(number), plan, running.collect::<Vec<_>>()),
+            state: State::new(id, u32::from(number), plan, running.collect::<Vec<_>>())
+                .with_ways(self.cells.ways.clone()),
             id,
             busy_until: self.now,
             inbox: VecDeque::new(),
             links: peers.iter().copied().collect(),
+            ticking: false,
         };
         self.processes.insert(number, process);
         let linked = self.now + START_NS;
@@ -410,6 +416,10 @@ impl World {
                 return;
             }
             Input::Orphans => process.state.give_up_orphans(),
+            Input::Tick => {
+                process.ticking = false;
+                process.state.tick()
+            }
         };
         self.act(cell, acts);
     }
@@ -449,6 +459,11 @@ impl World {
         process.is_some_and(|process| !process.links.contains(&other))
     }
 
+    fn is_linked(&self, cell: CellId, to: CellId) -> bool {
+        let process = self.processes.get(&cell.number);
+        process.is_some_and(|process| process.links.contains(&to))
+    }
+
     fn runs(&self, name: &str) -> bool {
         let mut running = self.monitors.values().filter(|monitor| monitor.runs);
         running.any(|monitor| monitor.host.name == name)
@@ -456,15 +471,21 @@ impl World {
 
     fn act(&mut self, at: CellId, acts: Vec<Act>) {
         let mut sent: Time = 0;
-        for act in acts {
+        let mut acts = VecDeque::from(acts);
+        while let Some(act) = acts.pop_front() {
             match act {
+                Act::Send(to, message) if !self.is_linked(at, to) => {
+                    if let Some(process) = self.processes.get_mut(&at.number) {
+                        acts.extend(process.state.unsent(to, message));
+                    }
+                }
                 Act::Send(to, message) => {
                     sent += 1;
                     self.counts.messages += 1;
                     self.say(|| format!("{at} to {to}: {message:?}"));
                     let way = self.cells.latency_ns(at.number, to.number) + WAKE_NS;
                     let last = self.arrivals.get(&(at, to)).copied().unwrap_or(0);
-                    let arrives = (self.now + sent * self.cells.send_ns() + way).max(last);
+                    let arrives = (self.now + sent * self.cells.ways.send_ns() + way).max(last);
                     self.arrivals.insert((at, to), arrives);
                     self.to(to, arrives, Input::Heard(at, message));
                 }
@@ -475,7 +496,11 @@ impl World {
         if let Some(process) = self.processes.get_mut(&at.number) {
             process.busy_until = process
                 .busy_until
-                .max(self.now + EVENT_NS + sent * self.cells.send_ns());
+                .max(self.now + EVENT_NS + sent * self.cells.ways.send_ns());
+            if !process.ticking && process.state.needs_tick() {
+                process.ticking = true;
+                self.to(at, self.now + nanos(TICK), Input::Tick);
+            }
         }
     }
 

@@ -15,11 +15,13 @@ use urpc::host::measure_block_ns;
 use super::files::Files;
 use super::hosts::Hosts;
 use super::interface::{Answer, Ask, VmShare};
-use super::limits::{HELLO_LIMIT, LOOK_AFTER, ORPHANS_LIMIT, WORD_LIMIT};
+use super::limits::{HELLO_LIMIT, LOOK_AFTER, ORPHANS_LIMIT, TICK, WORD_LIMIT};
 use super::link::local::Calls;
 use super::link::{Calling, Link, Sending};
 use super::membership::{Membership, News};
+use super::routes::Ways;
 use super::state::{Act, Awaited, CellMessage, Client, State};
+use crate::known;
 use crate::monitor::bind;
 use crate::registry::Registry;
 
@@ -46,6 +48,7 @@ enum Event {
     /// told from it.
     Parted(CellId, bool),
     OrphansLate,
+    Tick,
     /// Of the cells of all hosts.
     Changed(News),
 }
@@ -70,7 +73,7 @@ pub fn serve(number: u16) -> io::Result<()> {
     let membership = hosts.as_ref().map(|hosts| Membership::join(&hosts.site, number));
     let me = membership.as_ref().map_or(claim.id, |membership| membership.me);
     own.set_life(me.life)?;
-    let state = State::new(me, std::process::id(), plan, running()?);
+    let state = State::new(me, std::process::id(), plan, running()?).with_ways(ways(&files)?);
     let calling = Arc::new(Calling::new(me));
     let calls = Calls::new(me, measure_block_ns(), calling.clone());
     take_calls(fresh(&own.link_socket())?, &calls, &events)?;
@@ -88,6 +91,7 @@ pub fn serve(number: u16) -> io::Result<()> {
         clients: BTreeMap::new(),
         awaited: None,
         elsewhere,
+        ticking: false,
         events,
     };
     eprintln!("cell {me}: runs");
@@ -100,6 +104,16 @@ pub fn serve(number: u16) -> io::Result<()> {
     }
     eprintln!("cell {me}: ends as told");
     Ok(())
+}
+
+/// What is known of the ways to other cells. What is asserted wrongly is said, and left out.
+fn ways(files: &Files) -> io::Result<Ways> {
+    let mut base = known::host().unwrap_or_else(|error| {
+        eprintln!("{error}");
+        crate::topology::discover().into_iter().collect()
+    });
+    base.learn(known::cluster(files)?);
+    Ok(Ways::of(&base))
 }
 
 /// The VMs of this host that run in cells.
@@ -133,6 +147,8 @@ struct Cell {
     awaited: Option<Vec<u16>>,
     /// The cells of other hosts.
     elsewhere: Option<Elsewhere>,
+    /// There is a tick to come.
+    ticking: bool,
     events: Sender<Event>,
 }
 
@@ -248,6 +264,10 @@ impl Cell {
                 self.state.gone(client)
             }
             Event::OrphansLate => self.state.give_up_orphans(),
+            Event::Tick => {
+                self.ticking = false;
+                self.state.tick()
+            }
             Event::Changed(News::Outcast) => {
                 return Next::StartAnew("the other hosts take this cell for dead".to_owned());
             }
@@ -265,6 +285,9 @@ impl Cell {
             self.awaited = None;
             let acts = self.state.met();
             ends |= self.act(acts);
+        }
+        if !self.ticking && self.state.needs_tick() {
+            self.ticking = later(TICK, Event::Tick, &self.events).is_ok();
         }
         if ends { Next::End } else { Next::GoOn }
     }
@@ -347,12 +370,16 @@ impl Cell {
                 match act {
                     Act::Send(to, message) => {
                         let link = self.links.get_mut(&to);
-                        if let Some(Err(error)) = link.map(|link| link.send(&message)) {
+                        let sent = link.map(|link| link.send(&message));
+                        if let Some(Err(error)) = &sent {
                             eprintln!("cell {to}: {error}");
                             if error.kind() == io::ErrorKind::BrokenPipe {
                                 self.parted(to);
                             }
                             next.extend(self.give_up(to));
+                        }
+                        if !matches!(sent, Some(Ok(()))) {
+                            next.extend(self.state.unsent(to, message));
                         }
                     }
                     Act::Answer(client, answer) => self.answer(client, &answer),

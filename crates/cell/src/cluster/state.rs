@@ -9,9 +9,11 @@ use config::cluster::CellPlan;
 use policy::placement::{Room, place};
 use protocol::CellId;
 use protocol::agreement::{Effect, Message, Node};
+use protocol::multicast::{self, Multicast, Packet};
 use serde::{Deserialize, Serialize};
 
 use super::interface::{Answer, Ask, CellStatus, Host, Status, VmShare};
+use super::routes::{Route, Ways};
 
 #[cfg(test)]
 mod tests;
@@ -38,7 +40,7 @@ pub enum Value {
 const SENT_ON_MAX: usize = 16;
 
 /// What cells send one another.
-pub type CellMessage = Message<Key, Value>;
+pub type CellMessage = Packet<Message<Key, Value>>;
 
 /// A connection of a VM's monitor or a command.
 pub type Client = u64;
@@ -63,6 +65,8 @@ pub struct State {
     me: CellId,
     plan: CellPlan,
     node: Node<Key, Value>,
+    multicast: Multicast<Message<Key, Value>>,
+    route: Route,
     /// Whose VM each client's is, by name.
     tenants: BTreeMap<String, Client>,
     /// Claims under way, for a client, if it is still there.
@@ -104,6 +108,8 @@ impl State {
             me,
             plan,
             node,
+            multicast: Multicast::new(me),
+            route: Route::default(),
             tenants: BTreeMap::new(),
             claims: BTreeMap::new(),
             leaving: BTreeMap::new(),
@@ -112,6 +118,15 @@ impl State {
             sent_on: VecDeque::new(),
             early: Some(Vec::new()),
             words: BTreeMap::new(),
+        }
+    }
+
+    /// What is known of the ways to other cells.
+    #[must_use]
+    pub fn with_ways(self, ways: Ways) -> Self {
+        Self {
+            route: Route::new(ways),
+            ..self
         }
     }
 
@@ -144,6 +159,7 @@ impl State {
         for dead in earlier {
             acts.extend(self.dead(dead));
         }
+        self.multicast.link(cell);
         let effects = self.node.link(cell);
         acts.extend(self.acts(effects));
         acts
@@ -152,15 +168,43 @@ impl State {
     /// A cell is dead.
     pub fn dead(&mut self, cell: CellId) -> Vec<Act> {
         self.words.remove(&cell);
+        let mut acts = posted(self.multicast.dead(cell)).collect::<Vec<_>>();
         let effects = self.node.dead(cell);
-        let mut acts = self.acts(effects);
+        acts.extend(self.acts(effects));
         acts.extend(self.release());
         acts
     }
 
-    /// A message has come.
+    /// Something has come over the link from a cell.
     pub fn heard(&mut self, from: CellId, message: CellMessage) -> Vec<Act> {
         *self.words.entry(from).or_default() += 1;
+        let mut acts = Vec::new();
+        for effect in self.multicast.take(from, message) {
+            match effect {
+                multicast::Effect::Send(to, packet) => acts.push(Act::Send(to, packet)),
+                multicast::Effect::Deliver(source, message) => acts.extend(self.told(source, message)),
+            }
+        }
+        acts
+    }
+
+    /// A message to a cell could not be sent: there is no link to it.
+    pub fn unsent(&mut self, to: CellId, message: CellMessage) -> Vec<Act> {
+        posted(self.multicast.unsent(to, message)).collect()
+    }
+
+    /// Whether there must be a tick, [`super::limits::TICK`] from now.
+    pub fn needs_tick(&self) -> bool {
+        self.multicast.needs_tick()
+    }
+
+    /// That time has passed.
+    pub fn tick(&mut self) -> Vec<Act> {
+        posted(self.multicast.tick()).collect()
+    }
+
+    /// A cell has said something, by whichever way.
+    fn told(&mut self, from: CellId, message: Message<Key, Value>) -> Vec<Act> {
         let effects = self.node.take(from, message);
         // One that has got there is in the table from now on, until it ends.
         let node = &self.node;
@@ -404,14 +448,26 @@ impl State {
         Some(Act::Answer(client, Answer::Done))
     }
 
+    /// Sends to all cells, along the tree that is best for those that can be in one.
+    fn tell(&mut self, message: &Message<Key, Value>) -> impl Iterator<Item = Act> + use<> {
+        let fit: Vec<CellId> = self.multicast.fit().collect();
+        if fit != self.route.cells() {
+            self.route.lead(self.me.number, fit);
+        }
+        posted(self.multicast.tell(message, self.route.hops()))
+    }
+
     /// What the table's effects mean for clients.
     fn acts(&mut self, effects: Vec<Effect<Key, Value>>) -> Vec<Act> {
         let mut acts = Vec::new();
         for effect in effects {
             match effect {
-                Effect::Send(to, message) => acts.push(Act::Send(to, message)),
+                Effect::Send(to, message) => acts.extend(posted(self.multicast.send(to, message))),
+                Effect::Tell(message) => acts.extend(self.tell(&message)),
                 Effect::Won(claim) => match self.claims.remove(&claim) {
                     Some((Some(client), name, _)) => {
+                        // Meanwhile somebody may have told of the last VM of that name, which is no more.
+                        self.orphans.remove(&name);
                         self.tenants.insert(name, client);
                         acts.push(Act::Answer(client, Answer::Hosted(self.plan.clone())));
                     }
@@ -440,4 +496,13 @@ impl State {
         }
         acts
     }
+}
+
+/// What goes over links of what [`protocol::multicast`] wants done.
+fn posted(effects: Vec<multicast::Effect<Message<Key, Value>>>) -> impl Iterator<Item = Act> {
+    effects.into_iter().filter_map(|effect| match effect {
+        multicast::Effect::Send(to, packet) => Some(Act::Send(to, packet)),
+        // Only what has come is delivered.
+        multicast::Effect::Deliver(..) => None,
+    })
 }

@@ -159,6 +159,7 @@ fn hosts_that_answer_are_measured() {
         .and_then(|gone| gone.local_addr())
         .expect("a port");
     let plan = |name: &str, address, cells: &[u16]| HostPlan {
+        shared_memory: None,
         name: name.into(),
         address,
         cells: cells.to_vec(),

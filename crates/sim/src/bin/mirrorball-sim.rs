@@ -4,7 +4,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use cell::cluster::routes::HANDLE_NS;
 use clap::Parser;
+use knowledge::route::Revocation;
 use knowledge::{Base, fact};
 use sim::machine::Cells;
 use sim::story::{Plot, tell};
@@ -25,6 +27,9 @@ struct Cli {
     /// Only this story
     #[arg(long)]
     seed: Option<u64>,
+    /// Instead of stories, what a change takes of which all cells must have heard, for 2 to as many cells as there are
+    #[arg(long)]
+    revocation: bool,
     /// As many stories of each machine as can be told in this time
     #[arg(long, default_value_t = 20)]
     seconds: u64,
@@ -41,9 +46,15 @@ fn main() -> ExitCode {
 }
 
 fn obey(cli: &Cli) -> Result<(), String> {
-    println!(
-        "| machine | cells | stories | deaths | messages | place, us: median | 99% |\n| --- | --- | --- | --- | --- | --- | --- |"
-    );
+    if cli.revocation {
+        println!("| machine | cells | broadcast, us | one by one | tree | tree that gathers receipts |");
+        println!("| --- | --- | --- | --- | --- | --- |");
+    } else {
+        println!(
+            "| machine | cells | stories | deaths | messages | place, us: median | 99% | one by one | 99% |"
+        );
+        println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- |");
+    }
     for file in &cli.machines {
         let name = file
             .file_stem()
@@ -54,7 +65,11 @@ fn obey(cli: &Cli) -> Result<(), String> {
         let facts = fact::parse(&text).map_err(|error| format!("{}: {error}", file.display()))?;
         let base: Base = facts.into_iter().collect();
         let cells = Cells::of(&base, cli.cells).map_err(|error| format!("{name}: {error}"))?;
-        machine(cli, &name, &cells)?;
+        if cli.revocation {
+            revocation(&name, &cells);
+        } else {
+            machine(cli, &name, &cells)?;
+        }
     }
     Ok(())
 }
@@ -62,14 +77,22 @@ fn obey(cli: &Cli) -> Result<(), String> {
 fn machine(cli: &Cli, name: &str, cells: &Cells) -> Result<(), String> {
     let failed = |seed| move |trace| format!("{trace}\n{name}: seed {seed}: run it again with --seed {seed}");
     // What places cost when nothing goes wrong.
-    let calm = tell(cells, &Plot::CALM, 1).map_err(failed(1))?;
-    let mut waits = calm.waits_ns;
-    waits.sort_unstable();
-    let us = |permille: usize| {
-        waits
-            .get(waits.len() * permille / 1000)
-            .map_or(0.0, |ns| *ns as f64 / 1e3)
+    let waits_us = |cells: &Cells| {
+        let calm = tell(cells, &Plot::CALM, 1).map_err(failed(1))?;
+        let mut waits = calm.waits_ns;
+        waits.sort_unstable();
+        let us = |permille: usize| {
+            waits
+                .get(waits.len() * permille / 1000)
+                .map_or(0.0, |ns| *ns as f64 / 1e3)
+        };
+        Ok::<_, String>([us(500), us(990)])
     };
+    let [median, most] = waits_us(cells)?;
+    let [median_one, most_one] = waits_us(&Cells {
+        ways: cells.ways.clone().one_by_one(),
+        plans: cells.plans.clone(),
+    })?;
     let end = Instant::now() + Duration::from_secs(cli.seconds);
     let (mut stories, mut deaths, mut messages) = (0_u64, 0, 0);
     for seed in cli.seed.unwrap_or(0).. {
@@ -82,10 +105,26 @@ fn machine(cli: &Cli, name: &str, cells: &Cells) -> Result<(), String> {
         }
     }
     println!(
-        "| {name} | {} | {stories} | {deaths} | {messages} | {:.1} | {:.1} |",
+        "| {name} | {} | {stories} | {deaths} | {messages} | {median:.1} | {most:.1} | {median_one:.1} | {most_one:.1} |",
         cells.plans.len(),
-        us(500),
-        us(990)
     );
     Ok(())
+}
+
+/// For the first two cells, four, and so on.
+fn revocation(name: &str, cells: &Cells) {
+    let all: Vec<u16> = cells.plans.iter().map(|plan| plan.number).collect();
+    let doubled = std::iter::successors(Some(2), |count| Some(count * 2));
+    for count in doubled.take_while(|count| *count <= all.len()) {
+        let costs = cells.ways.costs(&all[..count]);
+        let Revocation {
+            broadcast_ns,
+            unicast_ns,
+            multicast_ns,
+            gathered_ns,
+        } = Revocation::of(&costs, 0, HANDLE_NS);
+        let [broadcast, unicast, multicast, gathered] =
+            [broadcast_ns, unicast_ns, multicast_ns, gathered_ns].map(|ns| ns as f64 / 1e3);
+        println!("| {name} | {count} | {broadcast:.1} | {unicast:.1} | {multicast:.1} | {gathered:.1} |");
+    }
 }

@@ -65,12 +65,21 @@ impl World {
         let Some(node) = self.nodes.get_mut(&at) else {
             return;
         };
-        for effect in act(node) {
+        let effects = act(node);
+        let linked: Vec<CellId> = node.links().collect();
+        for effect in effects {
             match effect {
                 Effect::Send(to, message) => {
                     // The link to a dead cell leads nowhere.
                     if let Some(link) = self.links.get_mut(&(at, to)) {
                         link.push_back(message);
+                    }
+                }
+                Effect::Tell(message) => {
+                    for to in &linked {
+                        if let Some(link) = self.links.get_mut(&(at, *to)) {
+                            link.push_back(message.clone());
+                        }
                     }
                 }
                 Effect::Won(claim) => {

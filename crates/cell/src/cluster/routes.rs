@@ -1,0 +1,124 @@
+//! By which cells a message to all goes: a tree by what messages between them cost, as far as that is known.
+//!
+//! [`Ways::costs`] is the one place that says what they cost.
+
+use std::sync::Arc;
+
+use knowledge::Base;
+use knowledge::route::{Costs, Tree};
+use protocol::CellId;
+use protocol::multicast::Hop;
+
+#[cfg(test)]
+mod tests;
+
+/// What a message costs its sender before the next if the receiver has blocked, which it has unless it just heard something:
+/// beside posting it, the system call that wakes; measured.
+pub const CALL_NS: u64 = 1_000;
+/// Waking a receiver that has blocked, measured: half of a round trip between two that block at once.
+pub const WAKE_NS: u64 = 12_000;
+/// What any message costs its receiver beside what it sends then; assumed.
+pub const HANDLE_NS: u64 = 2_000;
+
+/// What is known of the ways between cells.
+#[derive(Clone, Debug)]
+pub struct Ways {
+    known: Arc<knowledge::Ways>,
+    relay_ns: u64,
+}
+
+impl Default for Ways {
+    fn default() -> Self {
+        Self::of(&Base::default())
+    }
+}
+
+impl Ways {
+    /// What facts say of this host, its cells and those of others.
+    pub fn of(base: &Base) -> Self {
+        Self {
+            known: Arc::new(knowledge::Ways::of(base)),
+            relay_ns: WAKE_NS + HANDLE_NS,
+        }
+    }
+
+    /// The same, as if no cell could pass a message on in time.
+    #[must_use]
+    pub fn one_by_one(self) -> Self {
+        Self {
+            relay_ns: u64::MAX / 4,
+            ..self
+        }
+    }
+
+    /// From the send of a message to its receipt by one who polls.
+    pub fn latency_ns(&self, from: u16, to: u16) -> u64 {
+        self.known.fastest_ns(from, to)
+    }
+
+    /// What a message costs its sender before the next.
+    pub fn send_ns(&self) -> u64 {
+        CALL_NS + self.known.send_ns()
+    }
+
+    /// What messages between these cells cost.
+    pub fn costs(&self, cells: &[u16]) -> Costs {
+        Costs {
+            send_ns: self.send_ns(),
+            relay_ns: self.relay_ns,
+            ..Costs::by(&self.known, cells)
+        }
+    }
+}
+
+/// The tree of one cell.
+#[derive(Clone, Debug, Default)]
+pub struct Route {
+    ways: Ways,
+    cells: Vec<CellId>,
+    hops: Vec<Hop>,
+}
+
+impl Route {
+    /// By what is known of the ways.
+    pub fn new(ways: Ways) -> Self {
+        Self {
+            ways,
+            ..Self::default()
+        }
+    }
+
+    /// The cells that it was made for.
+    pub fn cells(&self) -> &[CellId] {
+        &self.cells
+    }
+
+    /// Each cell before those below it.
+    pub fn hops(&self) -> &[Hop] {
+        &self.hops
+    }
+
+    /// Makes it for other cells; `own` is the one that sends.
+    pub fn lead(&mut self, own: u16, cells: Vec<CellId>) {
+        let numbers: Vec<u16> = [own]
+            .into_iter()
+            .chain(cells.iter().map(|cell| cell.number))
+            .collect();
+        let tree = Tree::best(&self.ways.costs(&numbers), 0);
+        self.hops = below(&tree, 0, &|place| cells[place - 1]);
+        self.cells = cells;
+    }
+}
+
+fn below(tree: &Tree, place: usize, cell: &impl Fn(usize) -> CellId) -> Vec<Hop> {
+    let mut hops = Vec::new();
+    for child in &tree.children[place] {
+        let rest = below(tree, *child, cell);
+        hops.push(Hop {
+            cell: cell(*child),
+            below: u16::try_from(rest.len()).unwrap_or(u16::MAX),
+        });
+        hops.extend(rest);
+    }
+    hops
+}

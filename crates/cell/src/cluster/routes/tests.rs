@@ -1,0 +1,71 @@
+//! Which trees follow from what is known.
+
+use knowledge::Fact;
+
+use super::*;
+
+/// Cells of a host, each on a node of its own.
+fn cells(host: &str, numbers: std::ops::Range<i64>) -> Vec<Fact> {
+    numbers
+        .flat_map(|cell| {
+            [
+                Fact::new("cell", [cell.into(), host.into()]),
+                Fact::new("node", [host.into(), cell.into()]),
+                Fact::new("cell_node", [cell.into(), cell.into()]),
+            ]
+        })
+        .collect()
+}
+
+fn known(facts: impl IntoIterator<Item = Fact>) -> Ways {
+    Ways::of(&facts.into_iter().collect())
+}
+
+/// The tree of cell 0 of so many: whom it sends to, and how many are below each.
+fn tree(ways: Ways, count: u16) -> Vec<(u16, u16)> {
+    let mut route = Route::new(ways);
+    route.lead(0, (1..count).map(|number| CellId { number, life: 1 }).collect());
+    route
+        .hops()
+        .iter()
+        .map(|hop| (hop.cell.number, hop.below))
+        .collect()
+}
+
+#[test]
+fn a_few_cells_of_one_host_are_told_one_by_one() {
+    assert!(
+        tree(known(cells("a", 0..4)), 4)
+            .iter()
+            .all(|(_, below)| *below == 0)
+    );
+    // So are those of which nothing is known.
+    assert_eq!(tree(Ways::default(), 4).len(), 3);
+}
+
+#[test]
+fn each_of_several_hosts_with_many_cells_has_one_relay() {
+    let hosts = [("a", 0..2), ("b", 2..22), ("c", 22..42), ("d", 42..62)];
+    let ways = known(hosts.into_iter().flat_map(|(host, numbers)| cells(host, numbers)));
+    let tree = tree(ways, 62);
+    assert_eq!(tree.iter().filter(|(_, below)| *below > 0).count(), 3);
+    assert_eq!(tree[0].1, 19);
+    assert!(tree.contains(&(1, 0)));
+    assert_eq!(tree.len(), 61);
+}
+
+/// Four boards of sixteen nodes each.
+#[test]
+fn boards_have_relays_by_the_distances_of_their_nodes() {
+    let distance = |from: i64, to: i64| if from / 16 == to / 16 { 16 } else { 60 };
+    let distances = (0..64).flat_map(|from| {
+        (0..64).map(move |to| {
+            let terms = ["a".into(), from.into(), to.into(), distance(from, to).into()];
+            Fact::new("distance", terms)
+        })
+    });
+    let ways = known(cells("a", 0..64).into_iter().chain(distances));
+    let relays = |ways| tree(ways, 64).iter().filter(|(_, below)| *below > 0).count();
+    assert_eq!(relays(ways.clone()), 3);
+    assert_eq!(relays(ways.one_by_one()), 0);
+}

@@ -1,0 +1,125 @@
+//! One thing at a time.
+
+use super::super::{Effect, Hop, LATE_TICKS, Packet};
+use super::world::World;
+use crate::CellId;
+
+fn id(number: u16) -> CellId {
+    CellId { number, life: 1 }
+}
+
+fn hop(number: u16, below: u16) -> Hop {
+    Hop {
+        cell: id(number),
+        below,
+    }
+}
+
+/// What cell 0 of five sends, to whom, when it tells all along a tree.
+fn told(tree: &[Hop]) -> Vec<(u16, bool)> {
+    let mut world = World::new(5, true);
+    let effects = world.cells.get_mut(&id(0)).unwrap().tell(&9, tree);
+    let sent = effects.into_iter().map(|effect| match effect {
+        Effect::Send(to, packet) => (to.number, matches!(packet, Packet::Relayed { .. })),
+        Effect::Deliver(..) => panic!("to itself"),
+    });
+    sent.collect()
+}
+
+#[test]
+fn the_source_sends_to_the_first_cells_in_the_trees_order_and_then_to_the_others() {
+    assert_eq!(
+        told(&[hop(3, 1), hop(1, 0), hop(2, 0)]),
+        [(3, true), (2, false), (4, false)]
+    );
+    let one_by_one = [(4, false), (3, false), (2, false), (1, false)];
+    assert_eq!(told(&[4, 3, 2, 1].map(|cell| hop(cell, 0))), one_by_one);
+}
+
+#[test]
+fn a_tree_that_is_wrong_is_none() {
+    let direct = [(1, false), (2, false), (3, false), (4, false)];
+    assert_eq!(told(&[hop(3, 1), hop(3, 0)]), direct);
+    assert_eq!(told(&[hop(1, 1), hop(7, 0)]), direct);
+    // It claims more below it than there is.
+    assert_eq!(told(&[hop(1, 9), hop(2, 0)]), [(1, true), (3, false), (4, false)]);
+}
+
+#[test]
+fn one_by_one_nobody_keeps_anything() {
+    let mut world = World::new(3, true);
+    world.tell(id(0), |cells| {
+        cells.into_iter().map(|cell| Hop { cell, below: 0 }).collect()
+    });
+    world.deliver_all();
+    assert!(!world.missing());
+    assert!(world.cells.values().all(|cell| !cell.needs_tick()));
+}
+
+#[test]
+fn a_cell_below_a_relay_that_hangs_gets_the_message_after_some_ticks_and_is_asked_directly_from_then_on() {
+    let mut world = World::new(3, true);
+    let tree = vec![hop(1, 1), hop(2, 0)];
+    world.tell(id(0), |_| tree.clone());
+    for _ in 0..LATE_TICKS {
+        assert_eq!(world.sent[&(id(0), id(2))].1, 1, "only the hello");
+        world.tick(id(0));
+        world.deliver(id(0), id(2));
+    }
+    assert_eq!(world.sent[&(id(0), id(2))].1, 2);
+    assert_eq!(world.cells[&id(0)].fit().count(), 0);
+    world.tell(id(0), |_| tree.clone());
+    world.deliver(id(0), id(2));
+    assert_eq!(world.sent[&(id(0), id(2))].1, 3);
+    // The relay is awake again.
+    world.deliver_all();
+    world.send(id(1), id(0));
+    world.deliver_all();
+    assert_eq!(world.cells[&id(0)].fit().collect::<Vec<_>>(), [id(1)]);
+    assert!(!world.missing() && world.broken.is_none());
+}
+
+#[test]
+fn what_is_not_confirmed_by_the_way_is_confirmed_by_one_packet_for_all() {
+    let mut world = World::new(3, true);
+    for _ in 0..5 {
+        world.tell(id(0), |_| vec![hop(1, 1), hop(2, 0)]);
+    }
+    world.deliver_all();
+    world.tick(id(2));
+    let packets: Vec<_> = world.links.values().flatten().collect();
+    assert!(matches!(packets[..], [Packet::Heard { .. }]), "{packets:?}");
+    world.deliver_all();
+    assert!(world.cells.values().all(|cell| !cell.needs_tick()));
+}
+
+/// Two cells that call each other at the same time may have a link, and then another one.
+#[test]
+fn what_was_sent_before_a_link_was_made_anew_is_not_taken_for_what_comes_over_it() {
+    let mut world = World::new(3, true);
+    world.tell(id(0), |_| vec![hop(1, 1), hop(2, 0)]);
+    world.tell(id(0), |_| vec![hop(1, 1), hop(2, 0)]);
+    for (at, to) in [(0, 2), (2, 0)].map(|(at, to)| (id(at), id(to))) {
+        world.links.insert((at, to), std::collections::VecDeque::new());
+        world.act(at, |cell| cell.dead(to));
+        world.links.insert((at, to), std::collections::VecDeque::new());
+        world.link(at, to);
+    }
+    // The relay passes on what was sent over the first link.
+    world.deliver(id(0), id(1));
+    world.deliver(id(1), id(2));
+    world.deliver(id(0), id(2));
+    world.deliver(id(0), id(1));
+    world.deliver_all();
+    assert!(!world.missing() && world.broken.is_none(), "{:?}", world.broken);
+    assert!(world.cells[&id(2)].peers[&id(0)].early.is_empty());
+}
+
+#[test]
+fn a_relay_that_is_told_that_a_link_is_gone_says_so_at_once() {
+    let mut world = World::new(3, true);
+    world.cut(id(1), id(2), true);
+    world.tell(id(0), |_| vec![hop(1, 1), hop(2, 0)]);
+    world.deliver_all();
+    assert!(!world.missing() && world.broken.is_none());
+}

@@ -1,0 +1,209 @@
+//! Cells, the packets on the links between them, and what each has sent and got.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use super::super::{Effect, Hop, Multicast, Packet};
+use crate::CellId;
+
+pub type Body = u16;
+
+/// Links deliver in order; what a dead cell sent last may come or not.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub struct World {
+    pub cells: BTreeMap<CellId, Multicast<Body>>,
+    pub links: BTreeMap<(CellId, CellId), VecDeque<Packet<Body>>>,
+    /// Links that a cell does not know of yet: at, to whom.
+    pub unlinked: BTreeSet<(CellId, CellId)>,
+    /// Who does not know of whose death yet: at, dead.
+    pub unknown: BTreeSet<(CellId, CellId)>,
+    /// Links that are gone although both cells live; whoever sends over one is told so, or not.
+    pub cut: BTreeMap<(CellId, CellId), bool>,
+    /// What was sent, from, to, and how many of it have come.
+    pub sent: BTreeMap<(CellId, CellId), (Vec<Body>, usize)>,
+    pub broken: Option<&'static str>,
+    bodies: Body,
+}
+
+impl World {
+    /// That many cells, all linked, which have sent one another a message if `settled`.
+    pub fn new(count: u16, settled: bool) -> Self {
+        let mut world = Self {
+            cells: BTreeMap::new(),
+            links: BTreeMap::new(),
+            unlinked: BTreeSet::new(),
+            unknown: BTreeSet::new(),
+            cut: BTreeMap::new(),
+            sent: BTreeMap::new(),
+            broken: None,
+            bodies: 0,
+        };
+        for number in 0..count {
+            world.start(CellId { number, life: 1 });
+        }
+        if settled {
+            for (at, to) in world.unlinked.clone() {
+                world.link(at, to);
+            }
+            world.deliver_all();
+        }
+        world
+    }
+
+    /// A cell starts; there are links to all that live.
+    pub fn start(&mut self, cell: CellId) {
+        for other in self.cells.keys() {
+            for link in [(cell, *other), (*other, cell)] {
+                self.links.insert(link, VecDeque::new());
+                self.unlinked.insert(link);
+            }
+        }
+        self.cells.insert(cell, Multicast::new(cell));
+    }
+
+    /// A cell hears of a link, and says hello.
+    pub fn link(&mut self, at: CellId, to: CellId) {
+        self.unlinked.remove(&(at, to));
+        self.cells.get_mut(&at).expect("lives").link(to);
+        self.sent.insert((at, to), (Vec::new(), 0));
+        self.send(at, to);
+    }
+
+    /// How often a cell has started.
+    pub fn lives(&self, number: u16) -> u32 {
+        let lives = self.sent.keys().flat_map(|(from, to)| [from, to]);
+        lives
+            .filter(|cell| cell.number == number)
+            .map(|cell| cell.life)
+            .max()
+            .unwrap_or(1)
+    }
+
+    fn body(&mut self) -> Body {
+        self.bodies += 1;
+        self.bodies
+    }
+
+    /// Whom a cell can send to.
+    pub fn peers(&self, at: CellId) -> Vec<CellId> {
+        self.cells[&at].peers.keys().copied().collect()
+    }
+
+    pub fn send(&mut self, at: CellId, to: CellId) {
+        let body = self.body();
+        let sent = self.sent.get_mut(&(at, to)).expect("linked");
+        sent.0.push(body);
+        self.act(at, |cell| cell.send(to, body));
+    }
+
+    /// A message to all, along the tree that `tree` makes of the cells that are fit for one.
+    pub fn tell(&mut self, at: CellId, tree: impl FnOnce(Vec<CellId>) -> Vec<Hop>) {
+        let body = self.body();
+        for to in self.peers(at) {
+            self.sent.get_mut(&(at, to)).expect("linked").0.push(body);
+        }
+        let tree = tree(self.cells[&at].fit().collect());
+        self.act(at, |cell| cell.tell(&body, &tree));
+    }
+
+    pub fn tick(&mut self, at: CellId) {
+        self.act(at, Multicast::tick);
+    }
+
+    pub fn act(&mut self, at: CellId, act: impl FnOnce(&mut Multicast<Body>) -> Vec<Effect<Body>>) {
+        let cell = self.cells.get_mut(&at).expect("lives");
+        let mut effects = VecDeque::from(act(cell));
+        while let Some(effect) = effects.pop_front() {
+            match effect {
+                Effect::Send(to, packet) => {
+                    if let Some(told) = self.cut.get(&(at, to)) {
+                        if *told {
+                            let cell = self.cells.get_mut(&at).expect("lives");
+                            effects.extend(cell.unsent(to, packet));
+                        }
+                    } else if let Some(link) = self.links.get_mut(&(at, to)) {
+                        // The link to a dead cell leads nowhere.
+                        link.push_back(packet);
+                    }
+                }
+                Effect::Deliver(from, body) => self.got(at, from, body),
+            }
+        }
+        for peer in self.cells[&at].peers.values() {
+            if peer.early.len() as u64 >= super::super::WINDOW
+                || peer.kept.len() as u64 > super::super::WINDOW
+            {
+                self.broken = Some("a cell keeps too much");
+            }
+        }
+    }
+
+    fn got(&mut self, at: CellId, from: CellId, body: Body) {
+        match self.sent.get_mut(&(from, at)) {
+            Some((sent, got)) if sent.get(*got) == Some(&body) => *got += 1,
+            _ => self.broken = Some("a message came twice, out of order, or over no link"),
+        }
+    }
+
+    /// Links with packets that can come now.
+    pub fn under_way(&self) -> impl Iterator<Item = (CellId, CellId)> + '_ {
+        let full = self.links.iter().filter(|(_, packets)| !packets.is_empty());
+        full.map(|(link, _)| *link)
+            .filter(|(from, to)| !self.unlinked.contains(&(*to, *from)))
+    }
+
+    pub fn deliver(&mut self, from: CellId, to: CellId) {
+        if let Some(packet) = self.links.get_mut(&(from, to)).and_then(VecDeque::pop_front) {
+            self.act(to, |cell| cell.take(from, packet));
+        }
+    }
+
+    pub fn deliver_all(&mut self) {
+        loop {
+            let next = self.under_way().next();
+            let Some((from, to)) = next else { return };
+            self.deliver(from, to);
+        }
+    }
+
+    pub fn crash(&mut self, cell: CellId) {
+        self.cells.remove(&cell);
+        self.links.retain(|(_, to), _| *to != cell);
+        self.unknown.retain(|(at, _)| *at != cell);
+        self.cut.retain(|(from, to), _| *from != cell && *to != cell);
+        // One that has not heard of the link never does.
+        self.unlinked.retain(|(at, to)| *at != cell && *to != cell);
+        for at in self.cells.keys() {
+            if self.cells[at].peers.contains_key(&cell) {
+                self.unknown.insert((*at, cell));
+            } else {
+                self.links.remove(&(cell, *at));
+            }
+        }
+    }
+
+    /// A cell hears of a death. What the dead one sent over their link and has not come by now never comes.
+    pub fn learn(&mut self, at: CellId, dead: CellId) {
+        self.unknown.remove(&(at, dead));
+        self.links.remove(&(dead, at));
+        self.act(at, |cell| cell.dead(dead));
+    }
+
+    /// A link ends although both cells live: what is under way is lost.
+    pub fn cut(&mut self, a: CellId, b: CellId, told: bool) {
+        for link in [(a, b), (b, a)] {
+            self.links.remove(&link);
+            self.cut.insert(link, told);
+        }
+    }
+
+    /// All has come that can: what must hold then.
+    pub fn missing(&self) -> bool {
+        let quiet = self.under_way().next().is_none() && self.unlinked.is_empty() && self.unknown.is_empty();
+        let lives = |cell: &CellId| self.cells.contains_key(cell);
+        quiet
+            && self.sent.iter().any(|((from, to), (sent, got))| {
+                let linked = lives(from) && lives(to) && !self.cut.contains_key(&(*from, *to));
+                linked && sent.len() != *got
+            })
+    }
+}
