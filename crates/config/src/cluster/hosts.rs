@@ -97,6 +97,12 @@ impl Site {
     pub fn is_elsewhere(&self, cell: u16) -> bool {
         self.host_of(cell).is_some_and(|host| host.name != self.here)
     }
+
+    /// The cells of other hosts.
+    pub fn elsewhere(&self) -> impl Iterator<Item = u16> + '_ {
+        let others = self.hosts.iter().filter(|host| host.name != self.here);
+        others.flat_map(|host| host.cells.iter().copied())
+    }
 }
 
 impl HostPlan {

@@ -4,7 +4,7 @@
 //! One question is under way at a time. `None` for an answer: etcd did not answer in time, and what was asked may have
 //! happened or not.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use protocol::CellId;
@@ -136,7 +136,7 @@ pub struct Member<L> {
     me: CellId,
     lease: L,
     /// Who lived by the last list.
-    known: BTreeSet<CellId>,
+    known: Members,
     /// Whose entries are to be removed.
     suspects: Vec<CellId>,
     since_kept: Duration,
@@ -150,7 +150,7 @@ impl<L: Clone> Member<L> {
         Self {
             me,
             lease,
-            known: lives(members).collect(),
+            known: members.clone(),
             suspects: Vec::new(),
             since_kept: Duration::ZERO,
             questions: VecDeque::new(),
@@ -190,28 +190,30 @@ impl<L: Clone> Member<L> {
             (Some(Question::Remove { cell, .. }), Some(_)) => {
                 self.suspects.retain(|suspect| *suspect != cell);
             }
-            (Some(Question::Members), Some(Answer::Members(members))) => return self.look(&members),
+            (Some(Question::Members), Some(Answer::Members(members))) => return self.look(members),
             _ => {}
         }
         Vec::new()
     }
 
-    fn look(&mut self, members: &Members) -> Vec<News> {
-        let now: BTreeSet<CellId> = lives(members).collect();
-        let over = self.known.difference(&now);
-        let others = over.filter(|cell| cell.number != self.me.number);
-        let mut news: Vec<News> = others.map(|cell| News::Over(*cell)).collect();
-        if !now.contains(&self.me) {
+    fn look(&mut self, now: Members) -> Vec<News> {
+        let over = self
+            .known
+            .iter()
+            .filter(|(number, life)| now.get(number) != Some(life));
+        let others = over.filter(|(number, _)| **number != self.me.number);
+        let mut news: Vec<News> = others
+            .map(|(number, life)| {
+                News::Over(CellId {
+                    number: *number,
+                    life: *life,
+                })
+            })
+            .collect();
+        if now.get(&self.me.number) != Some(&self.me.life) {
             news.push(News::Outcast);
         }
         self.known = now;
         news
     }
-}
-
-fn lives(members: &Members) -> impl Iterator<Item = CellId> + '_ {
-    members.iter().map(|(number, life)| CellId {
-        number: *number,
-        life: *life,
-    })
 }
