@@ -66,6 +66,12 @@ impl<L> Contacts<L> {
         self.links.keys().copied()
     }
 
+    /// Whether there is a link to a later life of that cell: one that was made before it comes too late.
+    pub fn is_outlived(&self, peer: CellId) -> bool {
+        let mut peers = self.peers();
+        peers.any(|known| known.number == peer.number && known.life > peer.life)
+    }
+
     /// There is a link, in the place of any to another life of that cell.
     pub fn linked(&mut self, peer: CellId, link: L) {
         self.links.retain(|known, _| known.number != peer.number);
@@ -156,6 +162,18 @@ mod tests {
         assert_eq!(contacts.parted(id(1, 1), true, true), Parted::StartsAnew);
         contacts.linked(id(1, 1), ());
         assert_eq!(contacts.parted(id(1, 1), true, true), Parted::Settled);
+    }
+
+    #[test]
+    fn a_link_to_an_earlier_life_comes_too_late() {
+        let mut contacts = Contacts::new([2]);
+        contacts.linked(id(2, 3), ());
+        assert!(contacts.is_outlived(id(2, 2)));
+        assert!(
+            !contacts.is_outlived(id(2, 3))
+                && !contacts.is_outlived(id(2, 4))
+                && !contacts.is_outlived(id(1, 1))
+        );
     }
 
     #[test]

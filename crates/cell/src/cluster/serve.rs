@@ -300,6 +300,9 @@ impl Cell {
 
     fn linked(&mut self, link: Link) -> Vec<Act> {
         let peer = link.peer;
+        if self.contacts.is_outlived(peer) {
+            return Vec::new();
+        }
         let Link {
             sending, receiving, ..
         } = link;

@@ -4,7 +4,7 @@
 //! One question is under way at a time. `None` for an answer: etcd did not answer in time, and what was asked may have
 //! happened or not.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
 use protocol::CellId;
@@ -139,6 +139,8 @@ pub struct Member<L> {
     known: Members,
     /// Whose entries are to be removed.
     suspects: Vec<CellId>,
+    /// Suspects that have been in no list: they came after the last one, and may be gone before the next.
+    unlisted: BTreeSet<CellId>,
     since_kept: Duration,
     /// Of this round, the first one being asked.
     questions: VecDeque<Question<L>>,
@@ -152,6 +154,7 @@ impl<L: Clone> Member<L> {
             lease,
             known: members.clone(),
             suspects: Vec::new(),
+            unlisted: BTreeSet::new(),
             since_kept: Duration::ZERO,
             questions: VecDeque::new(),
         }
@@ -160,6 +163,9 @@ impl<L: Clone> Member<L> {
     /// There is no more to be had from a cell of another host.
     pub fn suspect(&mut self, cell: CellId) {
         self.suspects.push(cell);
+        if self.known.get(&cell.number) != Some(&cell.life) {
+            self.unlisted.insert(cell);
+        }
     }
 
     /// A round begins; so much time has passed since the last one began.
@@ -210,6 +216,10 @@ impl<L: Clone> Member<L> {
                 })
             })
             .collect();
+        let live_on = |cell: &CellId| now.get(&cell.number).is_some_and(|life| *life <= cell.life);
+        let (unlisted, gone) = std::mem::take(&mut self.unlisted).into_iter().partition(live_on);
+        self.unlisted = unlisted;
+        news.extend(BTreeSet::into_iter(gone).map(News::Over));
         if now.get(&self.me.number) != Some(&self.me.life) {
             news.push(News::Outcast);
         }
