@@ -26,6 +26,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::CellId;
 
+#[cfg(any(test, feature = "stories"))]
+pub mod stories;
 #[cfg(test)]
 mod tests;
 

@@ -9,6 +9,8 @@
 
 use std::collections::VecDeque;
 
+#[cfg(any(test, feature = "stories"))]
+pub mod stories;
 #[cfg(test)]
 mod tests;
 

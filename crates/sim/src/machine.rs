@@ -15,13 +15,14 @@ pub const SEND_NS: Time = 28;
 /// Waking a receiver that has blocked, measured: half of a round trip between two that block at once.
 pub const WAKE_NS: Time = 12_000;
 
-/// Cells of one host.
+/// Cells of one host, or of several.
 #[derive(Clone, Debug)]
 pub struct Cells {
     /// What each has.
     pub plans: Vec<CellPlan>,
     /// From each to each.
     latency_ns: Vec<Vec<Time>>,
+    hosts: u16,
 }
 
 impl Cells {
@@ -65,7 +66,39 @@ impl Cells {
         Ok(Self {
             latency_ns: latency_ns.collect(),
             plans,
+            hosts: 1,
         })
+    }
+
+    /// The same cells on that many hosts, neighbours together; on as many as there are cells at most.
+    #[must_use]
+    pub fn on_hosts(mut self, hosts: u16) -> Self {
+        let cells = u16::try_from(self.plans.len()).unwrap_or(u16::MAX);
+        self.hosts = hosts.clamp(1, cells.max(1));
+        if self.hosts > 1 {
+            for number in 0..cells {
+                let host = self.host_of(number);
+                self.plans[usize::from(number)].host = Some(format!("host{host}"));
+            }
+        }
+        self
+    }
+
+    /// How many hosts.
+    pub fn hosts(&self) -> u16 {
+        self.hosts
+    }
+
+    /// A cell's host.
+    pub fn host_of(&self, number: u16) -> u16 {
+        let cells = self.plans.len().max(1);
+        // Below the number of hosts.
+        (usize::from(number) * usize::from(self.hosts) / cells) as u16
+    }
+
+    /// Whether two cells are on one host.
+    pub fn are_near(&self, one: u16, other: u16) -> bool {
+        self.host_of(one) == self.host_of(other)
     }
 
     /// From the send of a message to its receipt by one who polls.

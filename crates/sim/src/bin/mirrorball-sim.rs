@@ -17,11 +17,17 @@ use sim::story::{Plot, tell};
 )]
 struct Cli {
     /// Machines, as `mirrorball topology --facts` writes them
-    #[arg(required = true)]
+    #[arg(required_unless_present = "protocols")]
     machines: Vec<PathBuf>,
     /// Cells; one for each node when absent
     #[arg(long)]
     cells: Option<u16>,
+    /// Instead, that many stories of each protocol by itself, from --seed on
+    #[arg(long)]
+    protocols: Option<u64>,
+    /// Hosts that share the cells
+    #[arg(long, default_value_t = 1)]
+    hosts: u16,
     /// Only this story
     #[arg(long)]
     seed: Option<u64>,
@@ -41,6 +47,9 @@ fn main() -> ExitCode {
 }
 
 fn obey(cli: &Cli) -> Result<(), String> {
+    if let Some(count) = cli.protocols {
+        return protocols(cli.seed.unwrap_or(0), count);
+    }
     println!(
         "| machine | cells | stories | deaths | messages | place, us: median | 99% |\n| --- | --- | --- | --- | --- | --- | --- |"
     );
@@ -54,7 +63,31 @@ fn obey(cli: &Cli) -> Result<(), String> {
         let facts = fact::parse(&text).map_err(|error| format!("{}: {error}", file.display()))?;
         let base: Base = facts.into_iter().collect();
         let cells = Cells::of(&Machine::of(&base), cli.cells).map_err(|error| format!("{name}: {error}"))?;
-        machine(cli, &name, &cells)?;
+        machine(cli, &name, &cells.on_hosts(cli.hosts))?;
+    }
+    Ok(())
+}
+
+/// Stories of calls, of objects that move, and of the table that all cells have.
+fn protocols(first: u64, count: u64) -> Result<(), String> {
+    type Tell = fn(u64) -> Result<(), String>;
+    let all: [(&str, Tell); 3] = [
+        ("call", |seed| protocol::call::stories::tell(seed).map(drop)),
+        ("object", |seed| protocol::object::stories::tell(seed).map(drop)),
+        ("agreement", |seed| {
+            protocol::agreement::stories::tell(seed).map(drop)
+        }),
+    ];
+    for (name, tell) in all {
+        let begin = Instant::now();
+        for seed in first..first.saturating_add(count) {
+            tell(seed)
+                .map_err(|what| format!("{what}\n{name}: run it again with --protocols 1 --seed {seed}"))?;
+        }
+        println!(
+            "{name}: {count} stories in {:.0} s",
+            begin.elapsed().as_secs_f64()
+        );
     }
     Ok(())
 }

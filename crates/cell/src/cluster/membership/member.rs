@@ -203,6 +203,10 @@ impl<L: Clone> Member<L> {
     }
 
     fn look(&mut self, now: Members) -> Vec<News> {
+        // A dead cell must not take others for dead and go on without their votes: it hears of nothing else.
+        if now.get(&self.me.number) != Some(&self.me.life) {
+            return vec![News::Outcast];
+        }
         let over = self
             .known
             .iter()
@@ -220,9 +224,6 @@ impl<L: Clone> Member<L> {
         let (unlisted, gone) = std::mem::take(&mut self.unlisted).into_iter().partition(live_on);
         self.unlisted = unlisted;
         news.extend(BTreeSet::into_iter(gone).map(News::Over));
-        if now.get(&self.me.number) != Some(&self.me.life) {
-            news.push(News::Outcast);
-        }
         self.known = now;
         news
     }
