@@ -36,7 +36,8 @@ lint:
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 
 sim: build
-	$(OUT)/mirrorball-sim crates/knowledge/machines/*.facts
+	$(OUT)/mirrorball-sim --seconds 10 crates/knowledge/machines/*.facts
+	$(OUT)/mirrorball-sim --seconds 10 --hosts 2 crates/knowledge/machines/*.facts
 
 bench: build
 	@scripts/setup.sh run bench

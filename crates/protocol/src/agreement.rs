@@ -376,12 +376,13 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
         for (key, value) in mine {
             self.put(from.number, &key, Some(value));
         }
-        for (key, value) in yours {
-            // What this life knows of its own entries is newer than what anybody has heard of the last one's.
-            if self.owns(&key) {
-                continue;
-            }
-            self.put(self.me.number, &key, Some(value.clone()));
+        // What this life knows of its own entries is newer than what anybody has heard of the last one's.
+        let inherited: Vec<(K, V)> = yours.into_iter().filter(|(key, _)| !self.owns(key)).collect();
+        // All of them before it says anything: to tell of one, it goes on, and votes.
+        for (key, value) in &inherited {
+            self.put(self.me.number, key, Some(value.clone()));
+        }
+        for (key, value) in inherited {
             effects.push(Effect::Inherited(key.clone()));
             // Not all may have heard of it.
             effects.extend(self.tell(&key, Some(value)).1);

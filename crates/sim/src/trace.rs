@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use crate::{SECOND, Time};
 
 /// Steps that are remembered.
-const STEPS: usize = 20000;
+const STEPS: usize = 80;
 
 /// The steps, if they are wanted.
 #[derive(Debug, Default)]
