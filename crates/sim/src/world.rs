@@ -10,6 +10,8 @@ mod members;
 mod monitors;
 mod network;
 mod rules;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
