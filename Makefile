@@ -8,13 +8,14 @@ TARGET := x86_64-unknown-linux-gnu
 OUT := $(or $(CARGO_TARGET_DIR),target)/$(TARGET)/release
 MIRRORBALL := $(OUT)/mirrorball
 
-.PHONY: help build demo test lint sim bench bench-sharing bench-channels bench-hosts fuzz clean
+.PHONY: help build demo test lint sim sim-million bench bench-sharing bench-channels bench-hosts fuzz clean
 
 help:
 	@echo "make build   compile (2 min)            make demo   four Debian VMs compile a C program (first time 6 min)"
 	@echo "make test    all tests (half an hour)   make lint   formatting and clippy"
 	@echo "make bench   timings against QEMU       make fuzz   each fuzz target for a minute"
 	@echo "make sim     clusters in virtual time, for a minute"
+	@echo "make sim-million   10^6 stories of the protocols by themselves (10 to 15 min)"
 	@echo "make bench-channels   message channels and what cells make of them, beside others (a minute)"
 	@echo "make bench-hosts      the death of a host, and places by each way between cells (a minute)"
 	@echo "make bench-sharing   memory of guests that share a disk, beside QEMU (half an hour without usable KVM)"
@@ -37,7 +38,11 @@ lint:
 	cargo clippy --workspace --all-targets --features bench/channels --locked -- -D warnings
 
 sim: build
-	$(OUT)/mirrorball-sim crates/knowledge/machines/*.facts
+	$(OUT)/mirrorball-sim --seconds 10 crates/knowledge/machines/*.facts
+	$(OUT)/mirrorball-sim --seconds 10 --hosts 2 crates/knowledge/machines/*.facts
+
+sim-million: build
+	$(OUT)/mirrorball-sim --protocols 340000
 
 bench: build
 	@scripts/setup.sh run bench

@@ -5,6 +5,7 @@
 //! - [`state`]: what a cell decides and answers, without I/O;
 //! - [`routes`]: by which cells a message to all goes;
 //! - [`limits`]: how long they wait for one another;
+//! - [`contacts`]: what a cell makes of one that is silent or gone;
 //! - [`link`]: channels between two cells; [`hosts`]: connections to other hosts;
 //! - [`membership`]: which cells of several hosts live, agreed on by an etcd;
 //! - [`serve`]: the process of one cell; [`guard`] starts it again when it dies;
@@ -12,6 +13,7 @@
 //! - [`tenure`]: a VM's place in a cell, held by its monitor, which outlives the cell's process.
 
 pub mod client;
+pub mod contacts;
 pub mod files;
 pub mod guard;
 pub mod hosts;

@@ -8,10 +8,10 @@
 //! 2. Only the owner changes or removes an entry, and all that it says of its entries goes over the same links: one phase,
 //!    without votes. Each cell gives a receipt, for whoever must know when all have heard.
 //! 3. Whoever finds a new link first says what it owns, and which entries of the other's it knows. So a cell
-//!    that starts anew finds again what its last life owned. Before it has heard so from every link, a cell neither claims
-//!    nor votes.
+//!    that starts anew finds again what its last life owned. Before it has links to all that are there, and has
+//!    heard so from each, a cell neither claims nor votes.
 //! 4. The entries of a dead cell stay, so that its names stay taken while what they name still runs, until a new life of
-//!    the cell says otherwise.
+//!    the cell says otherwise; so do the votes for its claims, which it may have won before it was cut off.
 //!
 //! When several cells die at once, a key can have two owners for a while: one that has just started, and knew of nobody to
 //! ask, and one that starts next. Each cell's entries are kept apart from all others', so that either may remove its own.
@@ -26,6 +26,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::CellId;
 
+#[cfg(any(test, feature = "stories"))]
+pub mod stories;
 #[cfg(test)]
 mod tests;
 
@@ -133,9 +135,11 @@ pub struct Node<K, V> {
     entries: BTreeMap<(K, CellNumber), V>,
     /// The other cells that live, and whether they have said hello.
     links: BTreeMap<CellId, bool>,
+    /// More links are on their way.
+    is_meeting: bool,
     claims: BTreeMap<u64, Claim<K, V>>,
     claim_next: u64,
-    /// Claims of others that this cell has voted for.
+    /// Claims of others that this cell has voted for, and has not heard the outcome of.
     promised: BTreeMap<K, ClaimId>,
     /// Claims of others that wait for this cell's vote.
     deferred: BTreeMap<ClaimId, K>,
@@ -151,6 +155,7 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
             me,
             entries: BTreeMap::new(),
             links: BTreeMap::new(),
+            is_meeting: false,
             claims: BTreeMap::new(),
             claim_next: 0,
             promised: BTreeMap::new(),
@@ -190,9 +195,22 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
         self.links.keys().copied()
     }
 
+    /// More links are on their way: until [`Node::has_met`] this cell neither claims nor votes, whatever it has heard.
+    pub fn begin_meeting(&mut self) {
+        self.is_meeting = true;
+    }
+
+    /// There is a link to all that are there.
+    pub fn has_met(&mut self) -> Effects<K, V> {
+        let mut effects = Vec::new();
+        self.is_meeting = false;
+        self.go_on(&mut effects);
+        effects
+    }
+
     /// Whether this cell has heard from every link: before, it settles nothing.
     pub fn is_ready(&self) -> bool {
-        self.links.values().all(|said_hello| *said_hello)
+        !self.is_meeting && self.links.values().all(|said_hello| *said_hello)
     }
 
     /// Whether there is a link to a cell that has not said hello.
@@ -238,10 +256,14 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
         if self.links.remove(&cell).is_none() {
             return effects;
         }
-        self.promised.retain(|_, claim| claim.cell != cell);
+        // It keeps the votes that it has: it may have won by them, and be cut off.
         self.deferred.retain(|claim, _| claim.cell != cell);
         for claim in self.claims.values_mut() {
             claim.waits_for.remove(&cell);
+            let promised = self.promised.get(&claim.key);
+            if promised.is_some_and(|promised| promised.cell == cell) {
+                claim.lost_to = claim.lost_to.or(Some(cell.number));
+            }
         }
         for waits_for in self.unheard.values_mut() {
             waits_for.remove(&cell);
@@ -304,6 +326,9 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
         match message {
             Message::Hello { mine, yours } => {
                 self.links.insert(from, true);
+                // What its earlier lives won and still is, it says now.
+                self.promised
+                    .retain(|_, claim| claim.cell.number != from.number || claim.cell == from);
                 self.hello(from, mine, yours, &mut effects);
             }
             Message::Ask { claim, key } => {
@@ -349,12 +374,13 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
         for (key, value) in mine {
             self.put(from.number, &key, Some(value));
         }
-        for (key, value) in yours {
-            // What this life knows of its own entries is newer than what anybody has heard of the last one's.
-            if self.owns(&key) {
-                continue;
-            }
-            self.put(self.me.number, &key, Some(value.clone()));
+        // What this life knows of its own entries is newer than what anybody has heard of the last one's.
+        let inherited: Vec<(K, V)> = yours.into_iter().filter(|(key, _)| !self.owns(key)).collect();
+        // All of them before it says anything: to tell of one, it goes on, and votes.
+        for (key, value) in &inherited {
+            self.put(self.me.number, key, Some(value.clone()));
+        }
+        for (key, value) in inherited {
             effects.push(Effect::Inherited(key.clone()));
             // Not all may have heard of it.
             effects.extend(self.tell(&key, Some(value)).1);
@@ -419,7 +445,8 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
             let against = if let Some(owner) = self.owner(&key) {
                 Some(owner)
             } else if let Some(promised) = self.promised.get(&key) {
-                if asked < *promised {
+                // A dead cell settles nothing more.
+                if asked < *promised && self.links.contains_key(&promised.cell) {
                     continue;
                 }
                 Some(promised.cell.number)
@@ -447,6 +474,8 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
             else {
                 continue;
             };
+            // While it waited, the key may have been found to be somebody's, who died before it voted.
+            let lost_to = lost_to.or_else(|| self.owner(&key).filter(|owner| *owner != self.me.number));
             let value = if lost_to.is_none() { Some(value) } else { None };
             effects.push(Effect::Tell(Message::Settle {
                 claim: number,

@@ -11,6 +11,8 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
+#[cfg(any(test, feature = "stories"))]
+pub mod stories;
 #[cfg(test)]
 mod tests;
 

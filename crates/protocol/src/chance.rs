@@ -1,4 +1,4 @@
-//! Numbers by chance, from a seed, for stories in tests.
+//! Numbers by chance, from a seed, for stories.
 
 /// Splitmix-seeded xorshift64*.
 pub struct Chance(u64);

@@ -13,7 +13,7 @@
 
 pub mod agreement;
 pub mod call;
-#[cfg(test)]
+#[cfg(any(test, feature = "stories"))]
 mod chance;
 pub mod multicast;
 pub mod object;

@@ -20,6 +20,8 @@ mod directory;
 mod holdings;
 mod node;
 mod outbox;
+#[cfg(any(test, feature = "stories"))]
+pub mod stories;
 #[cfg(test)]
 mod tests;
 

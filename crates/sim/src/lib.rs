@@ -9,6 +9,7 @@
 //! - [`trace`]: how it came to an error.
 
 pub mod chance;
+pub mod etcd;
 pub mod machine;
 pub mod queue;
 pub mod story;

@@ -8,13 +8,16 @@ use knowledge::{Base, Fact, Machine};
 
 use crate::Time;
 
-/// Cells of one host.
+/// Cells of one host, or of several.
 #[derive(Clone, Debug)]
 pub struct Cells {
     /// What each has.
     pub plans: Vec<CellPlan>,
-    /// What messages between them cost.
+    /// What messages between them cost, were they on one host.
     pub ways: Ways,
+    /// What they know of that.
+    pub known: Ways,
+    hosts: u16,
 }
 
 impl Cells {
@@ -30,10 +33,49 @@ impl Cells {
         let mut base: Base = base.facts().filter(is_of_machine).cloned().collect();
         let host = machine.hosts.first().map_or("", |host| &host.name);
         base.learn(known::cells(&plans, host, None));
+        let ways = Ways::of(&base);
         Ok(Self {
-            ways: Ways::of(&base),
+            known: ways.clone(),
+            ways,
             plans,
+            hosts: 1,
         })
+    }
+
+    /// The same cells on that many hosts, neighbours together; on as many as there are cells at most.
+    #[must_use]
+    pub fn on_hosts(mut self, hosts: u16) -> Self {
+        let cells = u16::try_from(self.plans.len()).unwrap_or(u16::MAX);
+        self.hosts = hosts.clamp(1, cells.max(1));
+        if self.hosts > 1 {
+            for number in 0..cells {
+                let host = self.host_of(number);
+                self.plans[usize::from(number)].host = Some(format!("host{host}"));
+            }
+            let cell = |plan: &CellPlan| {
+                let host = plan.host.as_deref().unwrap_or_default();
+                Fact::new("cell", [i64::from(plan.number).into(), host.into()])
+            };
+            self.known = Ways::of(&self.plans.iter().map(cell).collect());
+        }
+        self
+    }
+
+    /// How many hosts.
+    pub fn hosts(&self) -> u16 {
+        self.hosts
+    }
+
+    /// A cell's host.
+    pub fn host_of(&self, number: u16) -> u16 {
+        let cells = self.plans.len().max(1);
+        // Below the number of hosts.
+        (usize::from(number) * usize::from(self.hosts) / cells) as u16
+    }
+
+    /// Whether two cells are on one host.
+    pub fn are_near(&self, one: u16, other: u16) -> bool {
+        self.host_of(one) == self.host_of(other)
     }
 
     /// From the send of a message to its receipt by one who polls.

@@ -1,10 +1,11 @@
-//! What befalls a cluster, by chance: VMs come and go, cells die and hang.
+//! What befalls a cluster, by chance: VMs come and go; cells die, hang and are slow; hosts die or are cut off, from each
+//! other or from etcd.
 
 use cell::cluster::interface::{Host, VmShare};
 
 use crate::chance::Chance;
 use crate::machine::Cells;
-use crate::world::{Counts, World};
+use crate::world::{Counts, Fault, World};
 use crate::{MILLISECOND, SECOND, Time};
 
 /// How much of what.
@@ -16,6 +17,8 @@ pub struct Plot {
     pub death_once_in: u64,
     /// One in so many is a cell's hanging for up to 5 s; none if 0.
     pub hang_once_in: u64,
+    /// One in so many is something that goes wrong with hosts, the network or a cell's speed; none if 0.
+    pub fault_once_in: u64,
     /// Names that VMs are given; few make many claims on one name.
     pub names: u64,
     /// Between two things, at most.
@@ -28,6 +31,7 @@ impl Plot {
         steps: 300,
         death_once_in: 20,
         hang_once_in: 60,
+        fault_once_in: 30,
         names: 40,
         pause_max: 20 * MILLISECOND,
     };
@@ -36,6 +40,7 @@ impl Plot {
         steps: 2000,
         death_once_in: 0,
         hang_once_in: 0,
+        fault_once_in: 0,
         names: u64::MAX,
         pause_max: MILLISECOND,
     };
@@ -74,6 +79,15 @@ fn play(mut world: World, plot: &Plot, seed: u64) -> Result<Counts, String> {
             world.kill(number, pause);
         } else if befalls(&mut chance, plot.hang_once_in) {
             world.hang(number, chance.below(5 * SECOND));
+        } else if befalls(&mut chance, plot.fault_once_in) {
+            let (fault, time) = fault(&world, &mut chance, number);
+            // A cut is often one of both ways.
+            if let Fault::Cut(from, to) = fault
+                && !chance.once_in(3)
+            {
+                world.befall(Fault::Cut(to, from), time);
+            }
+            world.befall(fault, time);
         } else if chance.once_in(3) {
             if let Some(client) = chance.one_of(&world.running()) {
                 world.end(client);
@@ -89,7 +103,7 @@ fn play(mut world: World, plot: &Plot, seed: u64) -> Result<Counts, String> {
                 sent: false,
                 runs: false,
             };
-            world.ask(number, host);
+            world.ask_for_place(number, host);
         }
         let pause = if chance.once_in(4) {
             0
@@ -100,6 +114,26 @@ fn play(mut world: World, plot: &Plot, seed: u64) -> Result<Counts, String> {
     }
     world.rest()?;
     Ok(world.counts)
+}
+
+/// Something that goes wrong, and for how long.
+fn fault(world: &World, chance: &mut Chance, number: u16) -> (Fault, Time) {
+    let hosts: Vec<u16> = world.hosts().collect();
+    let host = chance.one_of(&hosts).unwrap_or(0);
+    let others: Vec<u16> = world.hosts().filter(|other| *other != host).collect();
+    let other = chance.one_of(&others).unwrap_or(host);
+    let long = chance.once_in(2);
+    let time = 10 * MILLISECOND + chance.below(if long { 10 * SECOND } else { 400 * MILLISECOND });
+    let kind = if others.is_empty() { 5 } else { chance.below(8) };
+    let fault = match kind {
+        0..3 => Fault::Cut(host, other),
+        3 => Fault::CutOff(host),
+        4 => Fault::NoEtcd,
+        5 => Fault::Slow(number, 10 + chance.below(990)),
+        6 => Fault::Delay(host, other, chance.below(150 * MILLISECOND)),
+        _ => Fault::Down(host),
+    };
+    (fault, time)
 }
 
 #[cfg(test)]
@@ -118,10 +152,14 @@ mod tests {
 
     #[track_caller]
     fn all_end_well(facts: &str, plot: &Plot, seeds: std::ops::Range<u64>) -> Counts {
-        let cells = Cells::of(&machine(facts), None).unwrap();
+        all(&Cells::of(&machine(facts), None).unwrap(), plot, seeds)
+    }
+
+    #[track_caller]
+    fn all(cells: &Cells, plot: &Plot, seeds: std::ops::Range<u64>) -> Counts {
         let mut all = Counts::default();
         for seed in seeds {
-            match tell(&cells, plot, seed) {
+            match tell(cells, plot, seed) {
                 Ok(counts) => {
                     all.hosted += counts.hosted;
                     all.refused += counts.refused;
@@ -148,6 +186,36 @@ mod tests {
     #[test]
     fn a_name_that_was_won_is_not_given_up_with_the_last_vm_of_that_name() {
         all_end_well(TWO, &Plot::ROUGH, 779..780);
+    }
+
+    #[test]
+    fn rough_stories_of_hosts_end_well() {
+        for (facts, hosts, seeds) in [
+            (TWO, 2, 300),
+            (EIGHT, 3, 100),
+            (EIGHT, 8, 100),
+            (SIXTY_FOUR, 8, 1),
+        ] {
+            let cells = Cells::of(&machine(facts), None).unwrap().on_hosts(hosts);
+            all(&cells, &Plot::ROUGH, 0..seeds);
+        }
+    }
+
+    /// What these once found is told in `docs/cells.md`.
+    #[test]
+    fn stories_that_ended_badly_once_end_well() {
+        for (facts, hosts, seed) in [
+            (TWO, 1, 290),
+            (TWO, 2, 275),
+            (TWO, 2, 597),
+            (TWO, 2, 5332),
+            (EIGHT, 4, 155),
+            (EIGHT, 4, 259),
+            (EIGHT, 4, 1332),
+        ] {
+            let cells = Cells::of(&machine(facts), None).unwrap().on_hosts(hosts);
+            all(&cells, &Plot::ROUGH, seed..seed + 1);
+        }
     }
 
     #[test]

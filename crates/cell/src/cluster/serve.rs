@@ -12,6 +12,7 @@ use std::time::Duration;
 use protocol::CellId;
 use urpc::host::measure_block_ns;
 
+use super::contacts::{Contacts, Parted, Verdict};
 use super::files::Files;
 use super::hosts::Hosts;
 use super::interface::{Answer, Ask, VmShare};
@@ -78,6 +79,10 @@ pub fn serve(number: u16) -> io::Result<()> {
     let calls = Calls::new(me, measure_block_ns(), calling.clone());
     take_calls(fresh(&own.link_socket())?, &calls, &events)?;
     take_clients(fresh(&own.socket())?, &events)?;
+    let others: Vec<u16> = hosts
+        .as_ref()
+        .map(|hosts| hosts.site.elsewhere().collect())
+        .unwrap_or_default();
     let mut elsewhere = None;
     if let (Some(hosts), Some(listener), Some(membership)) = (hosts, listener, membership) {
         elsewhere = Some(Elsewhere::start(hosts, listener, membership, &calling, &events)?);
@@ -87,9 +92,8 @@ pub fn serve(number: u16) -> io::Result<()> {
     let mut cell = Cell {
         files,
         state,
-        links: BTreeMap::new(),
+        contacts: Contacts::new(others),
         clients: BTreeMap::new(),
-        awaited: None,
         elsewhere,
         ticking: false,
         events,
@@ -141,10 +145,8 @@ enum Next {
 struct Cell {
     files: Files,
     state: State,
-    links: BTreeMap<CellId, Sending>,
+    contacts: Contacts<Sending>,
     clients: BTreeMap<Client, UnixStream>,
-    /// Cells whose calls are awaited. None: not known yet.
-    awaited: Option<Vec<u16>>,
     /// The cells of other hosts.
     elsewhere: Option<Elsewhere>,
     /// There is a tick to come.
@@ -217,18 +219,16 @@ impl Cell {
         let acts = match event {
             Event::Linked(link) => self.linked(*link),
             Event::Called(awaited) => {
-                self.awaited = Some(awaited);
+                self.contacts.wait_for(awaited);
                 Vec::new()
             }
             Event::Waited => {
-                self.awaited = Some(Vec::new());
+                self.contacts.wait_for([]);
                 Vec::new()
             }
             Event::Heard(from, message) => self.state.heard(from, message),
             Event::Dead(cell) => {
-                if self.links.contains_key(&cell) {
-                    self.parted(cell);
-                }
+                self.parted(cell);
                 self.give_up(cell)
             }
             Event::Came(client, stream) => {
@@ -248,14 +248,15 @@ impl Cell {
             }
             Event::HelloDue(cell) if self.state.is_unheard(cell) => self.give_up(cell),
             Event::HelloDue(_) => Vec::new(),
-            Event::Parted(cell, was_seen) => {
+            Event::Parted(cell, ran) => {
                 let other = self.files.cell(cell.number);
-                let lives = other.runs() && other.life() == cell.life && !self.links.contains_key(&cell);
-                if lives && was_seen {
-                    return Next::StartAnew(format!("cell {cell} takes this one for dead"));
-                }
-                if lives {
-                    let _ = later(LOOK_AFTER, Event::Parted(cell, true), &self.events);
+                let runs = other.runs() && other.life() == cell.life;
+                match self.contacts.parted(cell, runs, ran) {
+                    Parted::Settled => {}
+                    Parted::LooksAlive => _ = later(LOOK_AFTER, Event::Parted(cell, true), &self.events),
+                    Parted::StartsAnew => {
+                        return Next::StartAnew(format!("cell {cell} takes this one for dead"));
+                    }
                 }
                 Vec::new()
             }
@@ -271,18 +272,13 @@ impl Cell {
             Event::Changed(News::Outcast) => {
                 return Next::StartAnew("the other hosts take this cell for dead".to_owned());
             }
-            // Those of this host see each other's ends themselves.
-            Event::Changed(News::Over(cell)) if self.is_elsewhere(cell) => self.dead(cell),
-            Event::Changed(News::Over(_)) => Vec::new(),
+            Event::Changed(news) => self
+                .contacts
+                .over(news)
+                .map_or_else(Vec::new, |cell| self.dead(cell)),
         };
         let mut ends = self.act(acts);
-        let has_met = self.awaited.as_ref().is_some_and(|awaited| {
-            awaited
-                .iter()
-                .all(|number| self.links.keys().any(|cell| cell.number == *number))
-        });
-        if has_met {
-            self.awaited = None;
+        if self.contacts.has_met() {
             let acts = self.state.met();
             ends |= self.act(acts);
         }
@@ -292,31 +288,27 @@ impl Cell {
         if ends { Next::End } else { Next::GoOn }
     }
 
-    fn is_elsewhere(&self, cell: CellId) -> bool {
-        let elsewhere = self.elsewhere.as_ref();
-        elsewhere.is_some_and(|elsewhere| elsewhere.hosts.site.is_elsewhere(cell.number))
-    }
-
     /// There is no more to be had from a cell. One of another host is dead only when all agree.
     fn give_up(&mut self, cell: CellId) -> Vec<Act> {
-        match &self.elsewhere {
-            Some(elsewhere) if elsewhere.hosts.site.is_elsewhere(cell.number) => {
-                if self.links.remove(&cell).is_some() {
-                    eprintln!("no link to cell {cell}");
+        if self.contacts.has(cell) {
+            eprintln!("no link to cell {cell}");
+        }
+        match self.contacts.give_up(cell) {
+            Verdict::Dead => self.dead(cell),
+            Verdict::Suspect => {
+                if let Some(elsewhere) = &self.elsewhere {
+                    let _ = elsewhere.suspects.send(cell);
                 }
-                let _ = elsewhere.suspects.send(cell);
                 Vec::new()
             }
-            _ => self.dead(cell),
         }
     }
 
     /// A cell has ended its link: looks in a moment whether it died, or takes this one for dead.
     fn parted(&self, cell: CellId) {
-        if self.is_elsewhere(cell) {
-            return;
+        if self.contacts.looks_after(cell) {
+            let _ = later(LOOK_AFTER, Event::Parted(cell, false), &self.events);
         }
-        let _ = later(LOOK_AFTER, Event::Parted(cell, false), &self.events);
     }
 
     /// Looks after a while whether a client's question is still not answered.
@@ -330,6 +322,9 @@ impl Cell {
 
     fn linked(&mut self, link: Link) -> Vec<Act> {
         let peer = link.peer;
+        if self.contacts.is_outlived(peer) {
+            return Vec::new();
+        }
         let Link {
             way,
             sending,
@@ -348,8 +343,7 @@ impl Cell {
             return Vec::new();
         }
         eprintln!("linked to cell {peer} by {way}");
-        self.links.retain(|known, _| known.number != peer.number);
-        self.links.insert(peer, sending);
+        self.contacts.linked(peer, sending);
         let _ = later(HELLO_LIMIT, Event::HelloDue(peer), &self.events);
         // It may know of VMs here that nobody has.
         let _ = later(ORPHANS_LIMIT, Event::OrphansLate, &self.events);
@@ -357,9 +351,7 @@ impl Cell {
     }
 
     fn dead(&mut self, cell: CellId) -> Vec<Act> {
-        if self.links.remove(&cell).is_some() {
-            eprintln!("cell {cell} is dead");
-        }
+        eprintln!("cell {cell} is dead");
         self.state.dead(cell)
     }
 
@@ -369,7 +361,7 @@ impl Cell {
             for act in acts {
                 match act {
                     Act::Send(to, message) => {
-                        let link = self.links.get_mut(&to);
+                        let link = self.contacts.link(to);
                         let sent = link.map(|link| link.send(&message));
                         if let Some(Err(error)) = &sent {
                             eprintln!("cell {to}: {error}");

@@ -104,6 +104,7 @@ impl State {
         // Without links there is nobody to ask.
         let (_, effects) = node.claim(Key::Cell(me.number), Value::Cell(pid, plan.clone()));
         debug_assert!(matches!(effects[..], [Effect::Won(_)]));
+        node.begin_meeting();
         Self {
             me,
             plan,
@@ -133,7 +134,10 @@ impl State {
     /// There are links to all cells that ran when this one started, or they don't answer.
     pub fn met(&mut self) -> Vec<Act> {
         self.has_met = true;
-        self.release()
+        let effects = self.node.has_met();
+        let mut acts = self.acts(effects);
+        acts.extend(self.release());
+        acts
     }
 
     /// Lets in those that came early, once all that was there to hear has been heard: what this cell's VMs have of its memory.
@@ -155,13 +159,13 @@ impl State {
             .links()
             .filter(|known| known.number == cell.number)
             .collect();
-        let mut acts = Vec::new();
+        // First the new one, whose word counts, before what waited for the old one goes on.
+        self.multicast.link(cell);
+        let effects = self.node.link(cell);
+        let mut acts = self.acts(effects);
         for dead in earlier {
             acts.extend(self.dead(dead));
         }
-        self.multicast.link(cell);
-        let effects = self.node.link(cell);
-        acts.extend(self.acts(effects));
         acts
     }
 
@@ -466,7 +470,7 @@ impl State {
                 Effect::Tell(message) => acts.extend(self.tell(&message)),
                 Effect::Won(claim) => match self.claims.remove(&claim) {
                     Some((Some(client), name, _)) => {
-                        // Meanwhile somebody may have told of the last VM of that name, which is no more.
+                        // The last process may have had one of that name, as another cell has just said.
                         self.orphans.remove(&name);
                         self.tenants.insert(name, client);
                         acts.push(Act::Answer(client, Answer::Hosted(self.plan.clone())));

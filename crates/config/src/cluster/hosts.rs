@@ -123,6 +123,12 @@ impl Site {
         }
         pairs
     }
+
+    /// The cells of other hosts.
+    pub fn elsewhere(&self) -> impl Iterator<Item = u16> + '_ {
+        let others = self.hosts.iter().filter(|host| host.name != self.here);
+        others.flat_map(|host| host.cells.iter().copied())
+    }
 }
 
 impl HostPlan {

@@ -203,3 +203,19 @@ fn a_window_of_calls_is_under_way_at_most() {
     assert_eq!(caller.call(()).expect("room").number, WINDOW as u64);
     assert_eq!(caller.dead().count(), WINDOW - 1);
 }
+
+#[test]
+fn stories_of_calls_end_well() {
+    let (mut answered, mut failed, mut cuts) = (0, 0, 0);
+    for seed in 0..30_000 {
+        let outcome = super::stories::tell(seed).unwrap_or_else(|what| panic!("{what}"));
+        answered += outcome.answered;
+        failed += outcome.failed;
+        cuts += outcome.cuts;
+    }
+    // Stories in which nothing happens prove nothing.
+    assert!(
+        answered > 100_000 && failed > 10_000 && cuts > 10_000,
+        "{answered} answered, {failed} failed, {cuts} cuts"
+    );
+}

@@ -19,11 +19,17 @@ use sim::story::{Plot, tell};
 )]
 struct Cli {
     /// Machines, as `mirrorball topology --facts` writes them
-    #[arg(required = true)]
+    #[arg(required_unless_present = "protocols")]
     machines: Vec<PathBuf>,
     /// Cells; one for each node when absent
     #[arg(long)]
     cells: Option<u16>,
+    /// Instead, that many stories of each protocol by itself, from --seed on
+    #[arg(long)]
+    protocols: Option<u64>,
+    /// Hosts that share the cells
+    #[arg(long, default_value_t = 1)]
+    hosts: u16,
     /// Only this story
     #[arg(long)]
     seed: Option<u64>,
@@ -46,6 +52,9 @@ fn main() -> ExitCode {
 }
 
 fn obey(cli: &Cli) -> Result<(), String> {
+    if let Some(count) = cli.protocols {
+        return protocols(cli.seed.unwrap_or(0), count);
+    }
     if cli.revocation {
         println!("| machine | cells | broadcast, us | one by one | tree | tree that gathers receipts |");
         println!("| --- | --- | --- | --- | --- | --- |");
@@ -68,8 +77,32 @@ fn obey(cli: &Cli) -> Result<(), String> {
         if cli.revocation {
             revocation(&name, &cells);
         } else {
-            machine(cli, &name, &cells)?;
+            machine(cli, &name, &cells.on_hosts(cli.hosts))?;
         }
+    }
+    Ok(())
+}
+
+/// Stories of calls, of objects that move, and of the table that all cells have.
+fn protocols(first: u64, count: u64) -> Result<(), String> {
+    type Tell = fn(u64) -> Result<(), String>;
+    let all: [(&str, Tell); 3] = [
+        ("call", |seed| protocol::call::stories::tell(seed).map(drop)),
+        ("object", |seed| protocol::object::stories::tell(seed).map(drop)),
+        ("agreement", |seed| {
+            protocol::agreement::stories::tell(seed).map(drop)
+        }),
+    ];
+    for (name, tell) in all {
+        let begin = Instant::now();
+        for seed in first..first.saturating_add(count) {
+            tell(seed)
+                .map_err(|what| format!("{what}\n{name}: run it again with --protocols 1 --seed {seed}"))?;
+        }
+        println!(
+            "{name}: {count} stories in {:.0} s",
+            begin.elapsed().as_secs_f64()
+        );
     }
     Ok(())
 }
@@ -89,10 +122,9 @@ fn machine(cli: &Cli, name: &str, cells: &Cells) -> Result<(), String> {
         Ok::<_, String>([us(500), us(990)])
     };
     let [median, most] = waits_us(cells)?;
-    let [median_one, most_one] = waits_us(&Cells {
-        ways: cells.ways.clone().one_by_one(),
-        plans: cells.plans.clone(),
-    })?;
+    let mut one_by_one = cells.clone();
+    one_by_one.known = one_by_one.known.one_by_one();
+    let [median_one, most_one] = waits_us(&one_by_one)?;
     let end = Instant::now() + Duration::from_secs(cli.seconds);
     let (mut stories, mut deaths, mut messages) = (0_u64, 0, 0);
     for seed in cli.seed.unwrap_or(0).. {

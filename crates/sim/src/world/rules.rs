@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use cell::cluster::interface::{Answer, Ask};
+use cell::cluster::membership::Members;
 use cell::cluster::state::{Act, Client};
 
 use super::World;
@@ -18,17 +19,30 @@ impl World {
         let mut running = BTreeSet::new();
         for monitor in self.monitors.values() {
             if monitor.connected.is_none() || !monitor.runs {
-                return self.broken(format!("{} waits for a place at rest", monitor.host.name));
+                return self.fail(format!("{} waits for a place at rest", monitor.host.name));
             }
             running.insert((monitor.host.name.clone(), monitor.cell));
         }
+        if self.cells.hosts() > 1 {
+            self.etcd.expire(self.now);
+            let living = self.living().into_iter().map(|cell| (cell.number, cell.life));
+            let (living, members) = (living.collect::<Members>(), self.etcd.members());
+            if living != members {
+                return self.fail(format!("{living:?} run, and {members:?} are members"));
+            }
+        }
         for number in self.numbers() {
+            let links = self.living().len() - 1;
             let Some(process) = self.processes.get_mut(&number) else {
-                return self.broken(format!("cell {number} is dead at rest"));
+                return self.fail(format!("cell {number} is dead at rest"));
             };
+            if process.contacts.peers().count() != links {
+                let peers: Vec<String> = process.contacts.peers().map(|peer| peer.to_string()).collect();
+                return self.fail(format!("cell {number} has links to {} only", peers.join(", ")));
+            }
             let acts = process.state.asked(Client::MAX, Ask::Status);
             let [Act::Answer(_, Answer::Status(status))] = &acts[..] else {
-                return self.broken(format!("cell {number} tells nothing"));
+                return self.fail(format!("cell {number} tells nothing"));
             };
             let known = status.cells.iter().flat_map(|cell| {
                 let number = cell.plan.number;
@@ -36,25 +50,21 @@ impl World {
             });
             let known: BTreeSet<(String, u16)> = known.collect();
             if known != running {
-                return self.broken(format!("cell {number} knows {known:?}, and {running:?} runs"));
+                return self.fail(format!("cell {number} knows {known:?}, and {running:?} runs"));
             }
         }
         Ok(())
     }
 
-    /// What must hold at all times: no two VMs of one name run, and no cell has promised more than it has.
+    /// What must hold at all times: no cell has promised more than it has.
     pub(super) fn check(&self) -> Result<(), String> {
-        let mut names = BTreeSet::new();
         let mut given = vec![0; self.lives.len()];
         for monitor in self.monitors.values().filter(|monitor| monitor.runs) {
-            if !names.insert(&monitor.host.name) {
-                return self.broken(format!("two VMs named {} run", monitor.host.name));
-            }
             given[usize::from(monitor.cell)] += monitor.host.share.memory_bytes;
         }
         for (plan, given) in self.cells.plans.iter().zip(given) {
             if given > plan.memory_bytes {
-                return self.broken(format!(
+                return self.fail(format!(
                     "cell {} has given out {given} of {}",
                     plan.number, plan.memory_bytes
                 ));
@@ -63,7 +73,7 @@ impl World {
         Ok(())
     }
 
-    fn broken<T>(&self, what: String) -> Result<T, String> {
+    pub(super) fn fail<T>(&self, what: String) -> Result<T, String> {
         Err(self.trace.before(&what))
     }
 }

@@ -10,6 +10,7 @@ fn cells(host: &str, numbers: std::ops::Range<i64>) -> Vec<Fact> {
         .flat_map(|cell| {
             [
                 Fact::new("cell", [cell.into(), host.into()]),
+                Fact::new("host", [host.into()]),
                 Fact::new("node", [host.into(), cell.into()]),
                 Fact::new("cell_node", [cell.into(), cell.into()]),
             ]

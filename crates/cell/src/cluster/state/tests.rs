@@ -261,7 +261,8 @@ fn a_dead_cell_gets_no_vm_and_its_next_process_finds_those_it_had() {
 
 #[test]
 fn before_it_has_met_the_others_a_cell_takes_in_only_what_runs() {
-    let mut state = State::new(id(0, 1), 1, plan(0), []);
+    let running = [("b".to_owned(), 0, vm("b", 64).share)];
+    let mut state = State::new(id(0, 1), 1, plan(0), running);
     assert!(state.asked(1, Ask::Host(vm("a", 64))).is_empty());
     let runs = Host {
         runs: true,

@@ -2,7 +2,7 @@
 
 use stateright::{Checker, Model, Property};
 
-use super::world::{Name, World};
+use super::super::stories::world::{Name, World};
 use crate::CellId;
 
 /// A small world. What is allowed bounds the number of orders.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use stateright::{Checker, Model, Property};
 
-use super::world::{Sent, World, cell};
+use super::super::stories::world::{Sent, World, cell};
 use crate::CellId;
 
 /// A small world. What is allowed bounds the number of orders.

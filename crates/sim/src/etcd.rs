@@ -1,0 +1,98 @@
+//! An etcd, as far as membership asks it.
+
+use std::collections::BTreeMap;
+
+use cell::cluster::membership::Members;
+use cell::cluster::membership::member::{Answer, Question};
+use protocol::CellId;
+
+use crate::Time;
+
+/// A lease's number.
+pub type Lease = u64;
+
+/// What it keeps.
+#[derive(Debug)]
+pub struct Etcd {
+    lease_ns: Time,
+    lives: BTreeMap<u16, u32>,
+    entries: BTreeMap<u16, (u32, Lease)>,
+    /// When each lease ends.
+    leases: BTreeMap<Lease, Time>,
+    lease_next: Lease,
+}
+
+impl Etcd {
+    /// An empty one, whose leases last so long after each word.
+    pub fn new(lease_ns: Time) -> Self {
+        Self {
+            lease_ns,
+            lives: BTreeMap::new(),
+            entries: BTreeMap::new(),
+            leases: BTreeMap::new(),
+            lease_next: 0,
+        }
+    }
+
+    /// Does what is asked.
+    pub fn ask(&mut self, now: Time, question: Question<Lease>) -> Answer<Lease> {
+        self.expire(now);
+        match question {
+            Question::LastLife(number) => Answer::LastLife(self.lives.get(&number).copied()),
+            Question::Lease => {
+                self.lease_next += 1;
+                self.leases.insert(self.lease_next, now + self.lease_ns);
+                Answer::Lease(self.lease_next)
+            }
+            Question::Enter { me, last, lease } => {
+                // One that has ended in the meantime makes it fail.
+                let enters = self.lives.get(&me.number).copied() == last && self.leases.contains_key(&lease);
+                if enters {
+                    self.lives.insert(me.number, me.life);
+                    self.entries.insert(me.number, (me.life, lease));
+                }
+                Answer::Entered(enters)
+            }
+            Question::Members => Answer::Members(self.members()),
+            Question::Keep(lease) => {
+                if let Some(end) = self.leases.get_mut(&lease) {
+                    *end = now + self.lease_ns;
+                }
+                Answer::Done
+            }
+            Question::Remove { cell, accuser } => {
+                if self.has(cell) && self.has(accuser) {
+                    self.entries.remove(&cell.number);
+                }
+                Answer::Done
+            }
+        }
+    }
+
+    /// It has been away, and gives every lease its full time again.
+    pub fn restart(&mut self, now: Time) {
+        self.leases
+            .values_mut()
+            .for_each(|end| *end = now + self.lease_ns);
+    }
+
+    /// Whether this life has an entry.
+    pub fn has(&self, cell: CellId) -> bool {
+        self.entries
+            .get(&cell.number)
+            .is_some_and(|(life, _)| *life == cell.life)
+    }
+
+    /// All entries.
+    pub fn members(&self) -> Members {
+        let entries = self.entries.iter();
+        entries.map(|(number, (life, _))| (*number, *life)).collect()
+    }
+
+    /// Ends what is to end by now.
+    pub fn expire(&mut self, now: Time) {
+        self.leases.retain(|_, end| *end > now);
+        let leases = &self.leases;
+        self.entries.retain(|_, (_, lease)| leases.contains_key(lease));
+    }
+}

@@ -1,0 +1,382 @@
+//! Cells' processes: they start, handle what comes, hang and die.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use cell::cluster::contacts::{Contacts, Parted, Verdict};
+use cell::cluster::limits::{HELLO_LIMIT, LOOK_AFTER, ORPHANS_LIMIT, RETRY, TICK, WORD_LIMIT};
+use cell::cluster::membership::News;
+use cell::cluster::state::{Act, Client, State};
+use protocol::CellId;
+
+use super::members::Watch;
+use super::{EVENT_NS, Event, Input, SILENCE_MS, START_NS, World};
+use crate::{MILLISECOND, SECOND, Time, nanos};
+
+/// A process that lived shorter than this died of its start, maybe, as its guard sees it.
+const SHORT: Time = 10 * SECOND;
+/// Short lives in a row, after which its guard gives it up.
+const SHORT_LIVES_MAX: u32 = 10;
+
+#[derive(Debug)]
+pub(super) struct Process {
+    pub(super) state: State,
+    pub(super) id: CellId,
+    started: Time,
+    /// Handles nothing before.
+    busy_until: Time,
+    /// All its threads stand still until then.
+    stopped_until: Time,
+    /// How many times as long as usual everything takes it.
+    pub(super) slowness: u64,
+    /// What has come and is not handled yet. Not empty: there is a turn to come.
+    inbox: VecDeque<Input>,
+    /// What it makes of the others.
+    pub(super) contacts: Contacts<()>,
+    /// Lives to which its end of a link is open.
+    pub(super) wires: BTreeSet<CellId>,
+    /// Who lives on other hosts; none if there are none.
+    pub(super) watch: Option<Watch>,
+    /// There is a tick to come.
+    ticking: bool,
+}
+
+impl World {
+    /// A cell's guard starts its process.
+    pub(super) fn start(&mut self, number: u16) {
+        let runs = self.processes.contains_key(&number) || self.joiners.contains_key(&number);
+        if runs || self.down.contains(&self.host_of(number)) {
+            return;
+        }
+        if self.cells.hosts() > 1 {
+            self.join(number);
+            return;
+        }
+        let life = &mut self.lives[usize::from(number)];
+        *life += 1;
+        let id = CellId { number, life: *life };
+        self.begin(id, None);
+        self.to(id, self.now + START_NS, Input::Called);
+    }
+
+    /// A process has its life, and finds links to all cells of its host that run.
+    pub(super) fn begin(&mut self, id: CellId, watch: Option<Watch>) {
+        self.say(|| format!("{id} starts"));
+        self.lives[usize::from(id.number)] = id.life;
+        let plan = self.cells.plans[usize::from(id.number)].clone();
+        let peers: Vec<CellId> = self.living();
+        let peers = peers
+            .into_iter()
+            .filter(|peer| self.are_near(peer.number, id.number));
+        let peers: Vec<CellId> = peers.collect();
+        let running = self.monitors.values().filter(|monitor| monitor.runs);
+        let running = running.filter(|monitor| self.are_near(monitor.cell, id.number));
+        let running = running.map(|monitor| (monitor.host.name.clone(), monitor.cell, monitor.host.share));
+        let elsewhere = self.numbers().filter(|number| !self.are_near(*number, id.number));
+        let process = Process {
+            state: State::new(id, u32::from(id.number), plan, running.collect::<Vec<_>>())
+                .with_ways(self.cells.known.clone()),
+            id,
+            started: self.now,
+            busy_until: self.now,
+            stopped_until: self.now,
+            slowness: 1,
+            inbox: VecDeque::new(),
+            contacts: Contacts::new(elsewhere),
+            wires: BTreeSet::new(),
+            watch,
+            ticking: false,
+        };
+        self.processes.insert(id.number, process);
+        for peer in peers {
+            self.link(id, peer, self.now + START_NS);
+        }
+        self.to(id, self.now + nanos(ORPHANS_LIMIT), Input::Orphans);
+    }
+
+    /// A cell's process dies; its guard starts it again after `pause`.
+    pub fn kill(&mut self, number: u16, pause: Time) {
+        self.joiners.remove(&number);
+        if let Some(dead) = self.processes.remove(&number) {
+            self.counts.deaths += 1;
+            self.say(|| format!("{} dies", dead.id));
+            for peer in dead.wires {
+                self.hang_up(dead.id, peer);
+            }
+            self.lose(dead.id);
+        }
+        self.queue.put(self.now + pause, Event::Restart(number));
+    }
+
+    /// The monitors of a cell's VMs have lost it.
+    fn lose(&mut self, dead: CellId) {
+        let held = self.monitors.iter_mut();
+        let held = held.filter(|(_, monitor)| monitor.connected == Some(dead));
+        let lost = held.map(|(client, monitor)| {
+            monitor.connected = None;
+            *client
+        });
+        for client in lost.collect::<Vec<_>>() {
+            self.queue.put(self.now + nanos(RETRY), Event::Come(client));
+        }
+    }
+
+    /// A cell finds that it has to die.
+    fn start_anew(&mut self, cell: CellId, why: &str) {
+        self.say(|| format!("{cell} starts anew: {why}"));
+        self.counts.outcasts += 1;
+        let started = self
+            .processes
+            .get(&cell.number)
+            .map_or(0, |process| process.started);
+        let short_lives = &mut self.short_lives[usize::from(cell.number)];
+        *short_lives = if self.now - started < SHORT {
+            *short_lives + 1
+        } else {
+            0
+        };
+        if *short_lives >= SHORT_LIVES_MAX {
+            self.broken = Some(format!("the guard of cell {} gives it up", cell.number));
+        }
+        let pause = u64::from(*short_lives) * 20 * MILLISECOND;
+        self.kill(cell.number, pause);
+    }
+
+    /// A cell's process stands still for a time.
+    pub fn hang(&mut self, number: u16, time: Time) {
+        let until = self.now + time;
+        let Some(process) = self.processes.get_mut(&number) else {
+            return;
+        };
+        process.busy_until = process.busy_until.max(until);
+        process.stopped_until = process.stopped_until.max(until);
+        let (id, peers) = (process.id, process.wires.clone());
+        self.say(|| format!("{id} hangs for {} ms", time / MILLISECOND));
+        if time <= SILENCE_MS * MILLISECOND {
+            return;
+        }
+        for peer in peers
+            .iter()
+            .filter(|peer| !self.are_near(peer.number, number))
+            .copied()
+            .collect::<Vec<_>>()
+        {
+            let at = self.silent_at();
+            self.to(peer, at, Input::Ended(id));
+            // When it is awake its own patience may be over before it reads what has come.
+            if self.chance.once_in(2) {
+                self.to(id, until, Input::Ended(peer));
+            }
+        }
+    }
+
+    /// Until when a life of a cell stands still, if it does.
+    pub(super) fn stopped_until(&self, cell: CellId) -> Option<Time> {
+        let process = self.processes.get(&cell.number)?;
+        (process.id == cell && process.stopped_until > self.now).then_some(process.stopped_until)
+    }
+
+    /// Something has come to a life of a cell.
+    pub(super) fn arrive(&mut self, cell: CellId, input: Input) {
+        let alive = self.processes.get_mut(&cell.number);
+        let Some(process) = alive.filter(|process| process.id == cell) else {
+            return;
+        };
+        match &input {
+            // Nothing comes from a link that is closed at this end.
+            Input::Heard(from, _) if !process.wires.contains(from) => return,
+            Input::Ended(from) => _ = process.wires.remove(from),
+            _ => {}
+        }
+        process.inbox.push_back(input);
+        if process.inbox.len() == 1 {
+            let at = process.busy_until.max(self.now);
+            self.queue.put(at, Event::Turn(cell));
+        }
+    }
+
+    /// Handles one event, if the cell lives and does not hang.
+    pub(super) fn turn(&mut self, cell: CellId) {
+        let alive = |process: &&mut Process| process.id == cell;
+        let Some(process) = self.processes.get_mut(&cell.number).filter(alive) else {
+            return;
+        };
+        if process.busy_until > self.now {
+            let at = process.busy_until;
+            self.queue.put(at, Event::Turn(cell));
+            return;
+        }
+        let Some(input) = process.inbox.front().cloned() else {
+            return;
+        };
+        process.busy_until = self.now + EVENT_NS * process.slowness;
+        self.handle(cell, input);
+        self.meet(cell);
+        // Unless it has died of it.
+        if let Some(process) = self.processes.get_mut(&cell.number).filter(alive) {
+            process.inbox.pop_front();
+            let at = process.busy_until;
+            if !process.inbox.is_empty() {
+                self.queue.put(at, Event::Turn(cell));
+            }
+        }
+    }
+
+    fn handle(&mut self, cell: CellId, input: Input) {
+        let Some(process) = self.processes.get_mut(&cell.number) else {
+            return;
+        };
+        let acts = match input {
+            Input::Linked(peer) if process.contacts.is_outlived(peer) => return self.close(cell, peer),
+            Input::Linked(peer) => {
+                process.contacts.linked(peer, ());
+                let acts = process.state.linked(peer);
+                self.to(cell, self.now + nanos(HELLO_LIMIT), Input::HelloDue(peer));
+                self.to(cell, self.now + nanos(ORPHANS_LIMIT), Input::Orphans);
+                acts
+            }
+            Input::HelloDue(peer) => {
+                if process.state.is_unheard(peer) {
+                    self.give_up(cell, peer);
+                }
+                return;
+            }
+            Input::Called => {
+                process.contacts.wait_for([]);
+                return;
+            }
+            Input::Heard(from, message) => {
+                let acts = process.state.heard(from, message.clone());
+                self.witness(cell, from, &message);
+                acts
+            }
+            Input::Ended(peer) => {
+                if process.contacts.looks_after(peer) {
+                    self.to(cell, self.now + nanos(LOOK_AFTER), Input::Parted(peer, false));
+                }
+                self.give_up(cell, peer);
+                return;
+            }
+            Input::Parted(peer, ran) => {
+                let runs = self
+                    .processes
+                    .get(&peer.number)
+                    .is_some_and(|other| other.id == peer);
+                let parted = self.processes[&cell.number].contacts.parted(peer, runs, ran);
+                match parted {
+                    Parted::Settled => {}
+                    Parted::LooksAlive => {
+                        self.to(cell, self.now + nanos(LOOK_AFTER), Input::Parted(peer, true));
+                    }
+                    Parted::StartsAnew => self.start_anew(cell, &format!("{peer} takes it for dead")),
+                }
+                return;
+            }
+            Input::Changed(News::Outcast) => return self.start_anew(cell, "all take it for dead"),
+            Input::Changed(news) => match process.contacts.over(news) {
+                Some(dead) => return self.dead(cell, dead),
+                None => return,
+            },
+            Input::Asked(client, ask) => {
+                let acts = process.state.asked(client, ask);
+                self.watch(cell, client);
+                acts
+            }
+            Input::Gone(client) => process.state.gone(client),
+            Input::Overdue(client, then) => {
+                let silent = process.state.silent_since(client, &then);
+                silent.into_iter().for_each(|silent| self.give_up(cell, silent));
+                self.watch(cell, client);
+                return;
+            }
+            Input::Orphans => process.state.give_up_orphans(),
+            Input::Tick => {
+                process.ticking = false;
+                process.state.tick()
+            }
+        };
+        self.act(cell, acts);
+    }
+
+    /// Lets in those that came early, if there are links to all by now.
+    fn meet(&mut self, cell: CellId) {
+        let alive = |process: &&mut Process| process.id == cell;
+        if let Some(process) = self.processes.get_mut(&cell.number).filter(alive)
+            && process.contacts.has_met()
+        {
+            let acts = process.state.met();
+            self.act(cell, acts);
+        }
+    }
+
+    fn watch(&mut self, cell: CellId, client: Client) {
+        let awaited = self.processes[&cell.number].state.awaited(client);
+        if !awaited.is_empty() {
+            let at = self.now + nanos(WORD_LIMIT);
+            self.to(cell, at, Input::Overdue(client, awaited));
+        }
+    }
+
+    /// There is no more to be had from a cell.
+    fn give_up(&mut self, at: CellId, silent: CellId) {
+        let Some(process) = self.processes.get_mut(&at.number) else {
+            return;
+        };
+        match process.contacts.give_up(silent) {
+            Verdict::Dead => self.dead(at, silent),
+            Verdict::Suspect => {
+                self.close(at, silent);
+                self.accuse(at, silent);
+            }
+        }
+    }
+
+    fn dead(&mut self, at: CellId, dead: CellId) {
+        self.say(|| format!("to {at} {dead} is dead"));
+        self.close(at, dead);
+        if let Some(process) = self.processes.get_mut(&at.number) {
+            let acts = process.state.dead(dead);
+            self.act(at, acts);
+        }
+    }
+
+    /// A cell closes its end of a link.
+    fn close(&mut self, at: CellId, peer: CellId) {
+        let process = self.processes.get_mut(&at.number);
+        let was_open = process.is_some_and(|process| process.wires.remove(&peer));
+        if was_open || self.wires.contains_key(&(at, peer)) {
+            self.hang_up(at, peer);
+        }
+    }
+
+    fn act(&mut self, at: CellId, acts: Vec<Act>) {
+        let mut sent: Time = 0;
+        let slowness = self
+            .processes
+            .get(&at.number)
+            .map_or(1, |process| process.slowness);
+        let mut acts = VecDeque::from(acts);
+        while let Some(act) = acts.pop_front() {
+            let process = self.processes.get_mut(&at.number);
+            match act {
+                Act::Send(to, message) => match process {
+                    Some(process) if process.contacts.has(to) => {
+                        sent += slowness;
+                        self.send(at, to, sent, message);
+                    }
+                    Some(process) => acts.extend(process.state.unsent(to, message)),
+                    None => {}
+                },
+                Act::Answer(client, answer) => self.answer(at, client, answer),
+                Act::End => {}
+            }
+        }
+        if let Some(process) = self.processes.get_mut(&at.number) {
+            let done = self.now + EVENT_NS * slowness + sent * self.cells.ways.send_ns();
+            process.busy_until = process.busy_until.max(done);
+            if !process.ticking && process.state.needs_tick() {
+                process.ticking = true;
+                self.to(at, self.now + nanos(TICK), Input::Tick);
+            }
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! How cells of several hosts ask etcd who lives, and call them.
+
+use std::time::Duration;
+
+use cell::cluster::link::PATIENCE;
+use cell::cluster::membership::member::{Answer, Joining, Member, Progress, Question};
+use cell::cluster::membership::{LOOK, Members, News};
+use protocol::CellId;
+
+use super::network::HOP_NS;
+use super::{Event, Input, START_NS, World};
+use crate::etcd::Lease;
+use crate::{MILLISECOND, SECOND, Time, nanos};
+
+/// How long an answer of etcd may take.
+const ETCD_PATIENCE: Time = SECOND;
+/// Between two looks whether a cell that is called takes the call.
+const CALL_AGAIN: Time = 20 * MILLISECOND;
+/// One in so many answers of etcd is lost.
+const LOST_ONCE_IN: u64 = 2000;
+
+/// Who asks etcd.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Asker {
+    /// A cell's process, by the count of its starts, that has not entered yet.
+    Joiner(u16, u64),
+    /// One that has.
+    Member(CellId),
+}
+
+/// A process that has not entered yet.
+#[derive(Debug)]
+pub(super) struct Joiner {
+    start: u64,
+    joining: Joining<Lease>,
+}
+
+/// A cell's watch over who lives.
+#[derive(Debug)]
+pub(super) struct Watch {
+    member: Member<Lease>,
+    begun: Time,
+    /// When the next round begins; none while one is under way.
+    due: Option<Time>,
+}
+
+impl Watch {
+    pub(super) fn new(me: CellId, lease: Lease, members: &Members, now: Time) -> Self {
+        Self {
+            member: Member::new(me, lease, members),
+            begun: now,
+            due: Some(now + nanos(LOOK)),
+        }
+    }
+}
+
+impl World {
+    /// A process is to enter.
+    pub(super) fn join(&mut self, number: u16) {
+        let start = self.chance.below(u64::MAX);
+        let joining = Joining::new(number);
+        let question = joining.question();
+        self.joiners.insert(number, Joiner { start, joining });
+        self.ask(Asker::Joiner(number, start), question, 0);
+    }
+
+    fn ask(&mut self, asker: Asker, question: Question<Lease>, pause: Time) {
+        let at = self.now + pause + HOP_NS + self.chance.below(MILLISECOND);
+        self.queue.put(at, Event::Question(asker, question));
+    }
+
+    pub(super) fn question(&mut self, asker: Asker, question: Question<Lease>) {
+        let number = match asker {
+            Asker::Joiner(number, _) => number,
+            Asker::Member(cell) => cell.number,
+        };
+        let host = self.host_of(number);
+        let lost = self.chance.once_in(LOST_ONCE_IN);
+        if !self.network.has_etcd(host) {
+            let at = self.now + ETCD_PATIENCE;
+            self.queue.put(at, Event::Answer(asker, None));
+            return;
+        }
+        if !matches!(question, Question::Members | Question::Keep(_)) {
+            self.say(|| format!("cell {number} asks etcd: {question:?}"));
+        }
+        let answer = self.etcd.ask(self.now, question);
+        let (at, answer) = if lost {
+            (self.now + ETCD_PATIENCE, None)
+        } else {
+            (self.now + HOP_NS, Some(answer))
+        };
+        self.queue.put(at, Event::Answer(asker, answer));
+    }
+
+    pub(super) fn answered(&mut self, asker: Asker, answer: Option<Answer<Lease>>) {
+        match asker {
+            Asker::Joiner(number, start) => self.go_on_joining(number, start, answer),
+            Asker::Member(cell) => {
+                if let Some(at) = self.stopped_until(cell) {
+                    self.queue.put(at, Event::Answer(asker, answer));
+                    return;
+                }
+                let now = self.now;
+                let Some(watch) = self.watch_of(cell) else { return };
+                let news = watch.member.answered(answer);
+                match watch.member.question() {
+                    Some(question) => self.ask(asker, question, 0),
+                    None => {
+                        let at = now + nanos(LOOK);
+                        watch.due = Some(at);
+                        self.queue.put(at, Event::Round(cell));
+                    }
+                }
+                for news in news {
+                    self.check_news(cell, news);
+                    self.to(cell, self.now, Input::Changed(news));
+                }
+            }
+        }
+    }
+
+    fn go_on_joining(&mut self, number: u16, start: u64, answer: Option<Answer<Lease>>) {
+        let joiner = self.joiners.get_mut(&number);
+        let Some(joiner) = joiner.filter(|joiner| joiner.start == start) else {
+            return;
+        };
+        let pause = match joiner.joining.answered(answer) {
+            Progress::GoesOn => 0,
+            Progress::Waits => nanos(LOOK),
+            Progress::In(me, lease, members) => {
+                self.joiners.remove(&number);
+                self.begin(me, Some(Watch::new(me, lease, &members, self.now)));
+                self.queue.put(self.now + nanos(LOOK), Event::Round(me));
+                let others = members
+                    .into_iter()
+                    .filter(|(other, _)| !self.are_near(number, *other));
+                let others = others.map(|(number, life)| CellId { number, life }).collect();
+                let at = self.now + START_NS;
+                self.queue.put(at, Event::Call(me, others, at));
+                return;
+            }
+        };
+        let question = joiner.joining.question();
+        self.ask(Asker::Joiner(number, start), question, pause);
+    }
+
+    fn watch_of(&mut self, cell: CellId) -> Option<&mut Watch> {
+        let process = self.processes.get_mut(&cell.number);
+        process.filter(|process| process.id == cell)?.watch.as_mut()
+    }
+
+    pub(super) fn begin_round(&mut self, cell: CellId) {
+        if let Some(at) = self.stopped_until(cell) {
+            self.queue.put(at, Event::Round(cell));
+            return;
+        }
+        let now = self.now;
+        let Some(watch) = self.watch_of(cell) else { return };
+        // When a suspect has come before the round was due, it has begun earlier.
+        if watch.due.is_none_or(|due| due > now) {
+            return;
+        }
+        watch.due = None;
+        watch.member.begin_round(Duration::from_nanos(now - watch.begun));
+        watch.begun = now;
+        if let Some(question) = watch.member.question() {
+            self.ask(Asker::Member(cell), question, 0);
+        }
+    }
+
+    /// A cell wants another's entry removed.
+    pub(super) fn accuse(&mut self, at: CellId, suspect: CellId) {
+        self.say(|| format!("{at} suspects {suspect}"));
+        let now = self.now;
+        if let Some(watch) = self.watch_of(at) {
+            watch.member.suspect(suspect);
+            if let Some(due) = &mut watch.due {
+                *due = now;
+                self.queue.put(now, Event::Round(at));
+            }
+        }
+    }
+
+    /// A cell calls the last one of these, until it takes the call.
+    pub(super) fn call(&mut self, cell: CellId, mut members: Vec<CellId>, since: Time) {
+        if let Some(at) = self.stopped_until(cell) {
+            self.queue.put(at, Event::Call(cell, members, since));
+            return;
+        }
+        if self.watch_of(cell).is_none() {
+            return;
+        }
+        let Some(callee) = members.last().copied() else {
+            self.to(cell, self.now, Input::Called);
+            return;
+        };
+        let (here, there) = (self.host_of(cell.number), self.host_of(callee.number));
+        let is_cut = self.network.is_cut(here, there) || self.network.is_cut(there, here);
+        let is_down = self.down.contains(&there);
+        let other = self.processes.get(&callee.number).map(|process| process.id);
+        let takes = other.filter(|other| self.stopped_until(*other).is_none());
+        let is_linked = takes.is_some_and(|other| self.wires.contains_key(&(cell, other)));
+        let way = self.network.way_ns(here, there) + self.network.way_ns(there, here);
+        let next = match takes {
+            _ if is_linked => Some(0),
+            Some(other) if !is_cut => {
+                self.link(cell, other, self.now + way);
+                Some(way)
+            }
+            // Nobody listens.
+            None if !is_cut && !is_down && other.is_none() && !self.joiners.contains_key(&callee.number) => {
+                self.accuse(cell, callee);
+                Some(way)
+            }
+            _ if self.now - since > nanos(PATIENCE) => {
+                self.accuse(cell, callee);
+                Some(0)
+            }
+            _ => None,
+        };
+        match next {
+            Some(after) => {
+                members.pop();
+                let at = self.now + after;
+                self.queue.put(at, Event::Call(cell, members, at));
+            }
+            None => {
+                let at = self.now + CALL_AGAIN;
+                self.queue.put(at, Event::Call(cell, members, since));
+            }
+        }
+    }
+
+    /// What etcd's word makes of a cell is what etcd says.
+    fn check_news(&mut self, at: CellId, news: News) {
+        let cell = match news {
+            News::Over(cell) => cell,
+            News::Outcast => at,
+        };
+        if self.etcd.has(cell) {
+            self.broken = Some(format!("{at} hears that {cell} is over, which has its entry"));
+        }
+    }
+}

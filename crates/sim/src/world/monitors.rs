@@ -1,0 +1,207 @@
+//! The monitors of VMs, as the cells see them.
+
+use std::collections::BTreeSet;
+
+use cell::cluster::interface::{Answer, Ask, Host};
+use cell::cluster::limits::{HOPS_MAX, RETRY};
+use cell::cluster::routes::WAKE_NS;
+use cell::cluster::state::{CellMessage, Client, Key};
+use protocol::CellId;
+use protocol::agreement::Message;
+use protocol::multicast::Packet;
+
+use super::{Event, Input, World};
+use crate::{Time, nanos};
+
+/// A VM's monitor, on the host of its cell.
+#[derive(Clone, Debug)]
+pub(super) struct Monitor {
+    pub(super) host: Host,
+    /// Whom it asks, or who hosts it.
+    pub(super) cell: u16,
+    /// The life that it is connected to.
+    pub(super) connected: Option<CellId>,
+    pub(super) runs: bool,
+    /// The lives that know its name: those that voted for it, and whoever heard of it from them.
+    pub(super) witnesses: BTreeSet<CellId>,
+    /// How often it was sent on.
+    hops: usize,
+    asked_at: Time,
+}
+
+impl World {
+    /// A VM's monitor asks this cell for a place.
+    pub fn ask_for_place(&mut self, cell: u16, host: Host) {
+        let client = self.clients;
+        self.clients += 1;
+        let monitor = Monitor {
+            host,
+            cell,
+            connected: None,
+            runs: false,
+            witnesses: BTreeSet::new(),
+            hops: 0,
+            asked_at: self.now,
+        };
+        self.monitors.insert(client, monitor);
+        self.come(client);
+    }
+
+    /// A VM ends.
+    pub fn end(&mut self, client: Client) {
+        if let Some(monitor) = self.monitors.remove(&client) {
+            self.say(|| format!("{} ends in cell {}", monitor.host.name, monitor.cell));
+            if let Some(cell) = monitor.connected {
+                self.to(cell, self.now + WAKE_NS, Input::Gone(client));
+            }
+        }
+    }
+
+    pub(super) fn come_again(&mut self, client: Client) {
+        let monitor = self.monitors.get(&client);
+        if monitor.is_some_and(|monitor| monitor.connected.is_none()) {
+            self.come(client);
+        }
+    }
+
+    fn come(&mut self, client: Client) {
+        let Some(monitor) = self.monitors.get_mut(&client) else {
+            return;
+        };
+        match self.processes.get(&monitor.cell) {
+            Some(process) => {
+                monitor.connected = Some(process.id);
+                let host = Host {
+                    runs: monitor.runs,
+                    ..monitor.host.clone()
+                };
+                let (cell, name) = (process.id, host.name.clone());
+                self.say(|| format!("{name} asks {cell}"));
+                self.to(cell, self.now + WAKE_NS, Input::Asked(client, Ask::Host(host)));
+            }
+            None if monitor.runs => self.queue.put(self.now + nanos(RETRY), Event::Come(client)),
+            // The command fails.
+            None => _ = self.monitors.remove(&client),
+        }
+    }
+
+    /// Another VM of this name that runs, and its cell.
+    fn other_of(&self, client: Client, name: &str) -> Option<(Client, u16)> {
+        let mut running = self.monitors.iter().filter(|(_, monitor)| monitor.runs);
+        let other = running.find(|(other, monitor)| **other != client && monitor.host.name == name);
+        other.map(|(other, monitor)| (*other, monitor.cell))
+    }
+
+    pub(super) fn answer(&mut self, at: CellId, client: Client, answer: Answer) {
+        let connected = |monitor: &&mut Monitor| monitor.connected == Some(at);
+        let Some(monitor) = self.monitors.get_mut(&client).filter(connected) else {
+            return;
+        };
+        let name = monitor.host.name.clone();
+        match answer {
+            Answer::Hosted(_) if monitor.runs => {
+                self.say(|| format!("{name} runs on in {at}"));
+                self.add_witnesses(at, client);
+            }
+            Answer::Hosted(_) => self.hosted(at, client, &name),
+            Answer::Elsewhere { cell }
+                if monitor.hops == HOPS_MAX || !self.cells.are_near(monitor.cell, cell) =>
+            {
+                // What the VM is made of is on this host.
+                self.monitors.remove(&client);
+                self.counts.refused += 1;
+                self.to(at, self.now + WAKE_NS, Input::Gone(client));
+            }
+            Answer::Elsewhere { cell } => {
+                monitor.hops += 1;
+                monitor.cell = cell;
+                monitor.host.sent = true;
+                monitor.connected = None;
+                self.say(|| format!("{at} sends {name} to cell {cell}"));
+                self.to(at, self.now + WAKE_NS, Input::Gone(client));
+                self.come(client);
+            }
+            Answer::Refused { why } => {
+                if monitor.runs {
+                    // It comes again.
+                    monitor.connected = None;
+                    self.queue.put(self.now + nanos(RETRY), Event::Come(client));
+                } else {
+                    self.monitors.remove(&client);
+                    self.counts.refused += 1;
+                }
+                self.say(|| format!("{at} refuses {name}: {why}"));
+            }
+            Answer::Done | Answer::Status(_) => {}
+        }
+    }
+
+    /// A new VM has its place, and runs.
+    fn hosted(&mut self, at: CellId, client: Client, name: &str) {
+        if let Some((other, cell)) = self.other_of(client, name) {
+            if self.are_near(cell, at.number) {
+                // The cell that knew of it is dead, but on one host no two can have the directory of that name.
+                self.say(|| format!("{name} is hosted by {at} and runs already"));
+                self.monitors.remove(&client);
+                self.counts.refused += 1;
+                self.to(at, self.now + WAKE_NS, Input::Gone(client));
+                return;
+            }
+            if let Some(witness) = self.witness_of(other, at) {
+                self.broken = Some(format!(
+                    "{at} hosts {name}, which runs in cell {cell}, as {witness} knows"
+                ));
+                return;
+            }
+            self.counts.forgotten += 1;
+            self.say(|| format!("{name} runs in cell {cell}, and nobody knows"));
+        }
+        self.add_witnesses(at, client);
+        let Some(monitor) = self.monitors.get_mut(&client) else {
+            return;
+        };
+        monitor.runs = true;
+        self.counts.hosted += 1;
+        self.counts.waits_ns.push(self.now - monitor.asked_at);
+        self.say(|| format!("{name} runs in {at}"));
+    }
+
+    /// All that a cell has links to have voted for what it hosts.
+    fn add_witnesses(&mut self, at: CellId, client: Client) {
+        let process = self.processes.get(&at.number);
+        let peers: Vec<CellId> = process
+            .map(|process| process.contacts.peers().collect())
+            .unwrap_or_default();
+        if let Some(monitor) = self.monitors.get_mut(&client) {
+            monitor.witnesses.extend(peers.into_iter().chain([at]));
+        }
+    }
+
+    /// Who lives by all accounts, knows of a VM, and has a link to this cell, or is it.
+    fn witness_of(&self, client: Client, at: CellId) -> Option<CellId> {
+        let process = self.processes.get(&at.number)?;
+        let mut asked = process.contacts.peers().chain([at]);
+        let monitor = self.monitors.get(&client)?;
+        asked.find(|cell| monitor.witnesses.contains(cell))
+    }
+
+    /// What a cell is told of VMs when it meets another makes it one that knows of them.
+    pub(super) fn witness(&mut self, at: CellId, from: CellId, message: &CellMessage) {
+        let Packet::Direct {
+            body: Message::Hello { mine, yours },
+            ..
+        } = message
+        else {
+            return;
+        };
+        let told = mine.iter().map(|(key, _)| (key, from.number));
+        let told = told.chain(yours.iter().map(|(key, _)| (key, at.number)));
+        for (key, owner) in told {
+            let Key::Vm(name) = key else { continue };
+            let known = self.monitors.values_mut();
+            let known =
+                known.filter(|monitor| monitor.runs && monitor.cell == owner && monitor.host.name == *name);
+            known.for_each(|monitor| _ = monitor.witnesses.insert(at));
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Hosts and what is between them: what goes wrong there, and is mended.
+
+use std::collections::BTreeMap;
+
+use protocol::CellId;
+
+use super::{Event, Fault, Input, SILENCE_MS, World};
+use crate::{MILLISECOND, Time};
+
+/// From host to host, and from a host to etcd. A data centre's; not measured.
+pub(super) const HOP_NS: Time = 100_000;
+
+/// What is wrong.
+#[derive(Debug, Default)]
+pub(super) struct Network {
+    /// How many cuts there are from one host to another.
+    cuts: BTreeMap<(u16, u16), u64>,
+    /// How many there have been.
+    cuts_ever: BTreeMap<(u16, u16), u64>,
+    cut_off: BTreeMap<u16, u64>,
+    no_etcd: u64,
+    delays: BTreeMap<(u16, u16), Time>,
+}
+
+impl Network {
+    /// Whether nothing gets from one host to another.
+    pub(super) fn is_cut(&self, from: u16, to: u16) -> bool {
+        self.cuts.contains_key(&(from, to))
+    }
+
+    /// How often the way from one host to another has been cut.
+    pub(super) fn cuts_ever(&self, from: u16, to: u16) -> u64 {
+        self.cuts_ever.get(&(from, to)).copied().unwrap_or(0)
+    }
+
+    /// Whether etcd answers a host.
+    pub(super) fn has_etcd(&self, host: u16) -> bool {
+        self.no_etcd == 0 && !self.cut_off.contains_key(&host)
+    }
+
+    /// How long a message takes from one host to another.
+    pub(super) fn way_ns(&self, from: u16, to: u16) -> Time {
+        HOP_NS + self.delays.get(&(from, to)).copied().unwrap_or(0)
+    }
+}
+
+fn one_less<K: Ord>(counts: &mut BTreeMap<K, u64>, key: K) {
+    if let Some(count) = counts.get_mut(&key) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(&key);
+        }
+    }
+}
+
+impl World {
+    /// Something goes wrong, for a time.
+    pub fn befall(&mut self, fault: Fault, time: Time) {
+        self.say(|| format!("for {} ms: {fault:?}", time / MILLISECOND));
+        self.counts.faults += 1;
+        match fault {
+            Fault::Cut(from, to) => {
+                *self.network.cuts.entry((from, to)).or_default() += 1;
+                *self.network.cuts_ever.entry((from, to)).or_default() += 1;
+                self.silence(from, to);
+            }
+            Fault::CutOff(host) => *self.network.cut_off.entry(host).or_default() += 1,
+            Fault::NoEtcd => self.network.no_etcd += 1,
+            Fault::Slow(number, times) => {
+                if let Some(process) = self.processes.get_mut(&number) {
+                    process.slowness = times;
+                }
+            }
+            Fault::Delay(one, other, by) => {
+                self.network.delays.insert((one, other), by);
+                self.network.delays.insert((other, one), by);
+            }
+            Fault::Down(host) => {
+                if !self.down.insert(host) {
+                    return;
+                }
+                self.go_down(host);
+            }
+        }
+        self.queue.put(self.now + time, Event::Heal(fault));
+    }
+
+    pub(super) fn heal(&mut self, fault: Fault) {
+        self.say(|| format!("over: {fault:?}"));
+        match fault {
+            Fault::Cut(from, to) => {
+                one_less(&mut self.network.cuts, (from, to));
+                if !self.network.is_cut(from, to) {
+                    self.release(from, to);
+                }
+            }
+            Fault::CutOff(host) => one_less(&mut self.network.cut_off, host),
+            Fault::NoEtcd => {
+                self.network.no_etcd -= 1;
+                if self.network.no_etcd == 0 {
+                    self.etcd.restart(self.now);
+                }
+            }
+            Fault::Slow(number, _) => {
+                if let Some(process) = self.processes.get_mut(&number) {
+                    process.slowness = 1;
+                }
+            }
+            Fault::Delay(one, other, _) => {
+                self.network.delays.remove(&(one, other));
+                self.network.delays.remove(&(other, one));
+            }
+            Fault::Down(host) => {
+                self.down.remove(&host);
+                for number in self.cells_of(host) {
+                    self.start(number);
+                }
+            }
+        }
+    }
+
+    fn cells_of(&self, host: u16) -> Vec<u16> {
+        self.numbers()
+            .filter(|number| self.host_of(*number) == host)
+            .collect()
+    }
+
+    /// The other ends of a host's links hear nothing, and nobody tells them why.
+    fn go_down(&mut self, host: u16) {
+        let vms = self.monitors.iter();
+        let vms = vms.filter(|(_, monitor)| self.host_of(monitor.cell) == host);
+        for client in vms.map(|(client, _)| *client).collect::<Vec<_>>() {
+            self.monitors.remove(&client);
+        }
+        for number in self.cells_of(host) {
+            self.joiners.remove(&number);
+            let Some(dead) = self.processes.remove(&number) else {
+                continue;
+            };
+            self.counts.deaths += 1;
+            for peer in dead.wires {
+                self.wires.remove(&(dead.id, peer));
+                let at = self.silent_at();
+                self.to(peer, at, Input::Ended(dead.id));
+            }
+        }
+    }
+
+    /// When one that says nothing from now on has said nothing for too long: it said its last word a while ago.
+    pub(super) fn silent_at(&mut self) -> Time {
+        let silence = SILENCE_MS * MILLISECOND;
+        self.now + silence - self.chance.below(silence / 4)
+    }
+
+    fn silence(&mut self, from: u16, to: u16) {
+        let cut = self.network.cuts_ever(from, to);
+        let receivers = self
+            .processes
+            .values()
+            .filter(|process| self.host_of(process.id.number) == to);
+        let wires: Vec<(CellId, CellId)> = receivers
+            .flat_map(|process| process.wires.iter().map(|peer| (*peer, process.id)))
+            .filter(|(peer, _)| self.host_of(peer.number) == from)
+            .collect();
+        for (peer, at) in wires {
+            let when = self.silent_at();
+            self.queue.put(when, Event::Silent(peer, at, cut));
+        }
+    }
+
+    pub(super) fn fall_silent(&mut self, from: CellId, to: CellId, cut: u64) {
+        let (here, there) = (self.host_of(from.number), self.host_of(to.number));
+        if self.network.is_cut(here, there) && self.network.cuts_ever(here, there) == cut {
+            self.to(to, self.now, Input::Ended(from));
+        }
+    }
+}

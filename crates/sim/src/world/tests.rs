@@ -1,0 +1,66 @@
+//! Two hosts with a cell each that lose sight of each other, or of etcd.
+
+use knowledge::{Base, fact};
+
+use super::*;
+
+const SEEDS: u64 = 200;
+
+/// Both cells live in their first lives.
+fn two(seed: u64) -> World {
+    let facts = include_str!("../../../knowledge/machines/two-sockets.facts");
+    let base: Base = fact::parse(facts).unwrap().into_iter().collect();
+    let cells = Cells::of(&base, None).unwrap().on_hosts(2);
+    let mut world = World::new(cells, Chance::new(seed));
+    world.run(SECOND).unwrap();
+    assert_eq!(first_lives(&world), 2);
+    world
+}
+
+fn first_lives(world: &World) -> usize {
+    world.living().iter().filter(|cell| cell.life == 1).count()
+}
+
+fn cut(world: &mut World, both_ways: bool, time: Time) {
+    world.befall(Fault::Cut(0, 1), time);
+    if both_ways {
+        world.befall(Fault::Cut(1, 0), time);
+    }
+}
+
+#[test]
+fn of_two_that_lose_sight_of_each_other_exactly_one_dies() {
+    for seed in 0..SEEDS {
+        let mut world = two(seed);
+        cut(&mut world, seed % 2 == 0, SECOND);
+        // An answer of etcd may be lost, and is waited for.
+        world.run(7 * SECOND / 2).unwrap();
+        assert_eq!(first_lives(&world), 1, "seed {seed}");
+        world.rest().unwrap();
+    }
+}
+
+#[test]
+fn a_short_silence_kills_nobody() {
+    for seed in 0..SEEDS {
+        let mut world = two(seed);
+        cut(&mut world, seed % 2 == 0, 100 * MILLISECOND);
+        world.rest().unwrap();
+        assert_eq!(first_lives(&world), 2, "seed {seed}");
+    }
+}
+
+#[test]
+fn without_etcd_nobody_dies() {
+    for seed in 0..SEEDS {
+        let mut world = two(seed);
+        world.befall(Fault::NoEtcd, 19 * SECOND);
+        cut(&mut world, seed % 2 == 0, SECOND);
+        world.run(19 * SECOND).unwrap();
+        assert_eq!(first_lives(&world), 2, "seed {seed}");
+        // Once it is there again, one of the two does.
+        world.run(25 * SECOND).unwrap();
+        assert_eq!(first_lives(&world), 1, "seed {seed}");
+        world.rest().unwrap();
+    }
+}
