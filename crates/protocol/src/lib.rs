@@ -2,6 +2,7 @@
 //! things to do come out; the product, the simulator and the model checker drive the same ones.
 //!
 //! - [`agreement`]: a table that all cells have, whose keys are unique;
+//! - [`grant`]: memory that cells give one another;
 //! - [`call`]: remote procedure calls that are executed once;
 //! - [`object`]: messages to an object that moves between cells, delivered once to whoever has it, and the directory that
 //!   finds it.
@@ -14,6 +15,7 @@ pub mod agreement;
 pub mod call;
 #[cfg(test)]
 mod chance;
+pub mod grant;
 pub mod object;
 
 use std::fmt;
