@@ -1,6 +1,6 @@
-//! What befalls a cluster, by chance: VMs come and go, cells die and hang.
+//! What befalls a cluster, by chance: VMs come and go, cells lend one another memory, die and hang.
 
-use cell::cluster::interface::{Host, VmShare};
+use cell::cluster::interface::{Ask, Host, VmShare};
 
 use crate::chance::Chance;
 use crate::machine::Cells;
@@ -16,6 +16,8 @@ pub struct Plot {
     pub death_once_in: u64,
     /// One in so many is a cell's hanging for up to 5 s; none if 0.
     pub hang_once_in: u64,
+    /// One in so many is a loan, or its return; none if 0.
+    pub loan_once_in: u64,
     /// Names that VMs are given; few make many claims on one name.
     pub names: u64,
     /// Between two things, at most.
@@ -28,6 +30,7 @@ impl Plot {
         steps: 300,
         death_once_in: 20,
         hang_once_in: 60,
+        loan_once_in: 5,
         names: 40,
         pause_max: 20 * MILLISECOND,
     };
@@ -36,6 +39,7 @@ impl Plot {
         steps: 2000,
         death_once_in: 0,
         hang_once_in: 0,
+        loan_once_in: 0,
         names: u64::MAX,
         pause_max: MILLISECOND,
     };
@@ -74,6 +78,15 @@ fn play(mut world: World, plot: &Plot, seed: u64) -> Result<Counts, String> {
             world.kill(number, pause);
         } else if befalls(&mut chance, plot.hang_once_in) {
             world.hang(number, chance.below(5 * SECOND));
+        } else if befalls(&mut chance, plot.loan_once_in) {
+            let other = chance.one_of(&numbers).unwrap_or(number);
+            let bytes = (1 + chance.below(64)) << 28;
+            let ask = if chance.once_in(2) {
+                Ask::Lend { to: other, bytes }
+            } else {
+                Ask::Reclaim { from: other, bytes }
+            };
+            world.command(number, ask);
         } else if chance.once_in(3) {
             if let Some(client) = chance.one_of(&world.running()) {
                 world.end(client);
@@ -88,6 +101,7 @@ fn play(mut world: World, plot: &Plot, seed: u64) -> Result<Counts, String> {
                 only: chance.once_in(4).then_some(number),
                 sent: false,
                 runs: false,
+                borrowed: Vec::new(),
             };
             world.ask(number, host);
         }
@@ -126,6 +140,8 @@ mod tests {
                 Ok(counts) => {
                     all.hosted += counts.hosted;
                     all.refused += counts.refused;
+                    all.borrowing += counts.borrowing;
+                    all.loans += counts.loans;
                     all.deaths += counts.deaths;
                 }
                 Err(trace) => panic!("{trace}\nseed {seed}"),
@@ -141,6 +157,7 @@ mod tests {
             counts.hosted > 1000 && counts.refused > 1000 && counts.deaths > 1000,
             "{counts:?}"
         );
+        assert!(counts.loans > 1000 && counts.borrowing > 100, "{counts:?}");
         all_end_well(EIGHT, &Plot::ROUGH, 0..100);
         all_end_well(SIXTY_FOUR, &Plot::ROUGH, 0..3);
     }

@@ -7,10 +7,11 @@ mod rules;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use cell::cluster::interface::{Answer, Ask, Host};
+use cell::cluster::interface::{Answer, Ask, Host, Running};
 use cell::cluster::limits::{HELLO_LIMIT, HOPS_MAX, LOOK_AFTER, ORPHANS_LIMIT, RETRY, WORD_LIMIT};
 use cell::cluster::state::{Act, Awaited, CellMessage, Client, State};
 use protocol::CellId;
+use protocol::grant::Amounts;
 
 use crate::chance::Chance;
 use crate::machine::{Cells, SEND_NS, WAKE_NS};
@@ -87,6 +88,10 @@ pub struct Counts {
     pub hosted: u64,
     /// VMs that were refused one.
     pub refused: u64,
+    /// VMs that got a place with memory of other cells.
+    pub borrowing: u64,
+    /// Loans, and returns of them, that were done.
+    pub loans: u64,
     /// Ends of cells' processes.
     pub deaths: u64,
     /// From a monitor's question to the place, for each that got one, nanoseconds.
@@ -102,6 +107,8 @@ pub struct World {
     queue: Queue<Event>,
     processes: BTreeMap<u16, Process>,
     lives: Vec<u32>,
+    /// What each cell has in writing.
+    lent: BTreeMap<u16, Amounts>,
     monitors: BTreeMap<Client, Monitor>,
     clients: Client,
     /// When the last message of each link comes.
@@ -122,6 +129,7 @@ impl World {
             queue: Queue::default(),
             processes: BTreeMap::new(),
             lives: vec![0; count],
+            lent: BTreeMap::new(),
             monitors: BTreeMap::new(),
             clients: 0,
             arrivals: BTreeMap::new(),
@@ -169,6 +177,17 @@ impl World {
         };
         self.monitors.insert(client, monitor);
         self.come(client);
+    }
+
+    /// A command asks a cell.
+    pub fn command(&mut self, cell: u16, ask: Ask) {
+        let client = self.clients;
+        self.clients += 1;
+        if let Some(process) = self.processes.get(&cell) {
+            let cell = process.id;
+            self.say(|| format!("{cell} is asked: {ask:?}"));
+            self.to(cell, self.now + WAKE_NS, Input::Asked(client, ask));
+        }
     }
 
     /// A VM ends.
@@ -255,9 +274,15 @@ impl World {
         let plan = self.cells.plans[usize::from(number)].clone();
         let peers: Vec<CellId> = self.processes.values().map(|process| process.id).collect();
         let running = self.monitors.values().filter(|monitor| monitor.runs);
-        let running = running.map(|monitor| (monitor.host.name.clone(), monitor.cell, monitor.host.share));
+        let running = running.map(|monitor| Running {
+            name: monitor.host.name.clone(),
+            cell: monitor.cell,
+            share: monitor.host.share,
+            borrowed: monitor.host.borrowed.clone(),
+        });
+        let lent = self.lent.get(&number).cloned();
         let process = Process {
-            state: State::new(id, u32::from(number), plan, running.collect::<Vec<_>>()),
+            state: State::new(id, u32::from(number), plan, lent, running.collect::<Vec<_>>()),
             id,
             busy_until: self.now,
             inbox: VecDeque::new(),
@@ -468,6 +493,7 @@ impl World {
                     self.arrivals.insert((at, to), arrives);
                     self.to(to, arrives, Input::Heard(at, message));
                 }
+                Act::Keep(lent) => _ = self.lent.insert(at.number, lent),
                 Act::Answer(client, answer) => self.answer(at, client, answer),
                 Act::End => {}
             }
@@ -483,6 +509,8 @@ impl World {
             .get(&client)
             .map(|monitor| monitor.host.name.clone())
         else {
+            self.counts.loans += u64::from(answer == Answer::Done);
+            self.say(|| format!("{at} answers: {answer:?}"));
             return;
         };
         let name_runs = self.runs(&name);
@@ -499,8 +527,10 @@ impl World {
                 self.counts.refused += 1;
                 self.to(at, self.now + WAKE_NS, Input::Gone(client));
             }
-            Answer::Hosted(_) => {
+            Answer::Hosted(place) => {
+                self.counts.borrowing += u64::from(!place.borrowed.is_empty());
                 monitor.runs = true;
+                monitor.host.borrowed = place.borrowed;
                 self.counts.hosted += 1;
                 self.counts.waits_ns.push(self.now - monitor.asked_at);
                 self.say(|| format!("{name} runs in {at}"));

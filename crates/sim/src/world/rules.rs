@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use cell::cluster::interface::{Answer, Ask};
 use cell::cluster::state::{Act, Client};
+use protocol::grant::Amounts;
 
 use super::World;
 use crate::SECOND;
@@ -30,6 +31,17 @@ impl World {
             let [Act::Answer(_, Answer::Status(status))] = &acts[..] else {
                 return self.broken(format!("cell {number} tells nothing"));
             };
+            for cell in &status.cells {
+                let written = self.lent.get(&cell.plan.number).cloned().unwrap_or_default();
+                let lent: Amounts = cell.lent.iter().map(|part| (part.cell, part.bytes)).collect();
+                if lent != written {
+                    let what = format!(
+                        "cell {number} knows that {} has lent {lent:?}, not {written:?}",
+                        cell.pid
+                    );
+                    return self.broken(what);
+                }
+            }
             let known = status.cells.iter().flat_map(|cell| {
                 let number = cell.plan.number;
                 cell.vms.iter().map(move |name| (name.clone(), number))
@@ -42,7 +54,7 @@ impl World {
         Ok(())
     }
 
-    /// What must hold at all times: no two VMs of one name run, and no cell has promised more than it has.
+    /// What must hold at all times: no two VMs of one name run, and no cell's memory has been promised twice, by itself or by who has borrowed it.
     pub(super) fn check(&self) -> Result<(), String> {
         let mut names = BTreeSet::new();
         let mut given = vec![0; self.lives.len()];
@@ -51,11 +63,15 @@ impl World {
                 return self.broken(format!("two VMs named {} run", monitor.host.name));
             }
             given[usize::from(monitor.cell)] += monitor.host.share.memory_bytes;
+            for part in &monitor.host.borrowed {
+                given[usize::from(monitor.cell)] -= part.bytes;
+                given[usize::from(part.cell)] += part.bytes;
+            }
         }
         for (plan, given) in self.cells.plans.iter().zip(given) {
             if given > plan.memory_bytes {
                 return self.broken(format!(
-                    "cell {} has given out {given} of {}",
+                    "of cell {}'s memory {given} of {} are given out",
                     plan.number, plan.memory_bytes
                 ));
             }
