@@ -372,7 +372,7 @@ fn memory_that_is_lent_is_used_and_given_back_when_it_is_not() {
     // Both die, and nothing of it is lost.
     let boot = vm.boot_id();
     let pids = [cluster.pid(0), cluster.pid(1)];
-    pids.map(host::kill9);
+    pids.into_iter().for_each(host::kill9);
     wait::until("both start anew and have the VM", BACK_LIMIT, || {
         let cells = mirrorball(["cluster", "status", "--json"]).run();
         if cells.status != 0 {
