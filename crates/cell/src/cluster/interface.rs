@@ -145,3 +145,42 @@ pub struct CellStatus {
     /// The VMs that run there.
     pub vms: Vec<String>,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A map by numbers, say, would not: JSON's keys are strings.
+    #[test]
+    fn what_is_borrowed_goes_through_json() {
+        let plan = CellPlan {
+            number: 1,
+            host: None,
+            cpus: vec![2],
+            nodes: vec![0, 1],
+            memory_bytes: 1 << 30,
+        };
+        let borrowed = vec![Part {
+            cell: 0,
+            bytes: 1 << 20,
+        }];
+        let cell = CellStatus {
+            plan: plan.clone(),
+            pid: 1,
+            life: Some(1),
+            given_bytes: 0,
+            lent: Vec::new(),
+            borrowed: borrowed.clone(),
+            vcpus: 0,
+            vms: Vec::new(),
+        };
+        let status = Status {
+            cells: vec![cell],
+            ready: true,
+        };
+        for answer in [Answer::Hosted(Place { plan, borrowed }), Answer::Status(status)] {
+            let line = serde_json::to_string(&answer).unwrap();
+            assert_eq!(serde_json::from_str::<Answer>(&line).unwrap(), answer);
+        }
+    }
+}
