@@ -218,3 +218,31 @@ fn a_name_that_is_taken_costs_no_memory() {
     assert!(matches!(world.host(9, in_cell(0, "b", 1024)), Answer::Hosted(_)));
     assert!(matches!(world.host(9, in_cell(1, "c", 512)), Answer::Hosted(_)));
 }
+
+/// The host's registry may not know of a VM that was about to start.
+#[test]
+fn what_the_others_say_runs_in_a_cell_takes_its_memory() {
+    let mut world = World::new(2);
+    world.host_borrowing();
+    world.die(id(1, 1));
+    world.start(id(1, 2));
+    world.refused(id(0, 1), reclaim(1, 512), "of which a uses 176 MiB");
+    assert_eq!(world.ask(id(0, 1), 3, reclaim(1, 336)), Answer::Done);
+    world.refused(id(0, 1), Ask::Host(in_cell(1, "b", 1)), "cell 1 has 0 MiB");
+}
+
+#[test]
+fn a_loan_is_used_when_it_has_come_and_not_when_it_is_heard_of() {
+    let mut world = World::new(2);
+    world.act(id(0, 1), |state| state.asked(1, lend(1, 512)));
+    let (from, to, message) = world.links.pop_front().expect("told");
+    assert!(matches!(message, CellMessage::Table(_)), "{message:?}");
+    world.act(to, |state| state.heard(from, message));
+    world.act(id(1, 1), |state| state.asked(2, Ask::Host(in_cell(1, "a", 1200))));
+    let Some(Answer::Refused { why }) = world.answers.remove(&(1, 2)) else {
+        panic!("it has no loan yet");
+    };
+    assert!(why.contains("cell 1 has 1024 MiB"), "{why}");
+    world.settle();
+    assert!(matches!(world.host(3, in_cell(1, "a", 1200)), Answer::Hosted(_)));
+}
