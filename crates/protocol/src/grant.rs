@@ -195,7 +195,7 @@ impl Ledger {
         self.uses.values().filter_map(|parts| parts.get(&home)).sum()
     }
 
-    /// What is free of another home's, if that lives. A dead one's next life may be told less.
+    /// What is free of another home's, if that lives: nothing new is to depend on a dead one.
     fn free_of(&self, home: CellNumber) -> u64 {
         let held = self.held.get(&home).filter(|_| self.met(home).is_some());
         held.map_or(0, |held| held.saturating_sub(self.used_of(home)))
