@@ -490,6 +490,8 @@ impl State {
                 Effect::Won(claim) => match self.claims.remove(&claim) {
                     Some((Some(client), name, _)) => {
                         acts.push(Act::Answer(client, Answer::Hosted(self.place(&name))));
+                        // Another cell may have said meanwhile that an earlier one runs here.
+                        self.orphans.remove(&name);
                         self.tenants.insert(name, client);
                     }
                     // Nobody wants it any more.
@@ -501,15 +503,17 @@ impl State {
                         continue;
                     };
                     // It may have been found to be this cell's own.
-                    if !self.owns(&name) {
-                        self.ledger.vacate(&Use::Vm(name.clone()));
-                    }
+                    self.ledger.vacate(&Use::Vm(name.clone()));
+                    self.inherit(&name);
                     let why = taken(&name, to);
                     acts.extend(client.map(|client| Act::Answer(client, Answer::Refused { why })));
                 }
                 Effect::Heard(change) => acts.extend(self.all_heard(change)),
                 Effect::Inherited(Key::Vm(name)) => {
-                    self.inherit(&name);
+                    // One that is about to start keeps what it has: what others say may be of an earlier VM.
+                    if self.ledger.parts(&Use::Vm(name.clone())).is_none() {
+                        self.inherit(&name);
+                    }
                     if !self.tenants.contains_key(&name) {
                         self.orphans.insert(name);
                     }
