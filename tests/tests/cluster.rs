@@ -306,6 +306,98 @@ fn a_cell_that_dies_costs_no_vm() {
     );
 }
 
+/// What cell 0 has lent cell 1, as both sides show it, MiB.
+#[track_caller]
+fn lent_mib(cluster: &Cluster) -> u64 {
+    let cells = cluster.cells();
+    let sum = |parts: &Value| -> u64 {
+        let parts = parts.as_array().expect("an array").iter();
+        parts.map(|part| part["bytes"].as_u64().expect("bytes")).sum()
+    };
+    let (lent, borrowed) = (sum(&cells[0]["lent"]), sum(&cells[1]["borrowed"]));
+    assert_eq!(lent, borrowed);
+    lent >> 20
+}
+
+#[test]
+fn memory_that_is_lent_is_used_and_given_back_when_it_is_not() {
+    let scratch = Scratch::new("loans");
+    // Two cells as ever, that give out 200 MiB each.
+    let file = cluster_file(&scratch).map_or_else(
+        || "[[cells]]\nnodes = [0]\n[[cells]]\nnodes = [1]\n".to_owned(),
+        |file| std::fs::read_to_string(file).expect("just written"),
+    );
+    let file = file.replace("[[cells]]\n", "[[cells]]\nmemory = \"200M\"\n");
+    let cluster = Cluster;
+    mirrorball(["cluster", "up", "--lab", "never"])
+        .args([scratch.write("loans.toml", file)])
+        .ok();
+    let large = VmFile::new("loans").memory("256M").key("cell", "1");
+    let refused = mirrorball(["run", "-d"])
+        .args([large.write(&scratch)])
+        .run()
+        .expect(1);
+    assert!(refused.errors().contains("cell 1 has 200 MiB"), "{refused}");
+
+    let lend = |size, to| mirrorball(["cluster", "lend", size, "--from", "0", "--to", to]);
+    let too_much = lend("300M", "1").run().expect(1);
+    assert!(
+        too_much.errors().contains("cell 0 has only 200 MiB"),
+        "{too_much}"
+    );
+    let nobody = lend("100M", "7").run().expect(1);
+    assert!(nobody.errors().contains("there is no cell 7"), "{nobody}");
+    let itself = lend("100M", "0").run().expect(1);
+    assert!(itself.errors().contains("its own memory"), "{itself}");
+    lend("120M", "1").ok();
+    assert_eq!(lent_mib(&cluster), 120);
+
+    let vm = large.start(&scratch);
+    let record = vm.inspect();
+    assert_eq!(record["borrowed"][0]["cell"], 0, "{record}");
+    assert_eq!(record["borrowed"][0]["bytes"], 56 << 20, "{record}");
+    let reclaim = |size| mirrorball(["cluster", "reclaim", size, "--from", "1", "--to", "0"]);
+    let in_use = reclaim("120M").run().expect(1);
+    let expected = format!("of which {} uses 56 MiB", vm.name());
+    assert!(in_use.errors().contains(&expected), "{in_use}");
+    reclaim("64M").ok();
+    assert_eq!(lent_mib(&cluster), 56);
+    let into_lent = VmFile::new("loans-b").memory("160M").key("cell", "0");
+    let into_lent = mirrorball(["run", "-d"])
+        .args([into_lent.write(&scratch)])
+        .run()
+        .expect(1);
+    assert!(into_lent.errors().contains("cell 0 has 144 MiB"), "{into_lent}");
+
+    // Both die, and nothing of it is lost.
+    let boot = vm.boot_id();
+    let pids = [cluster.pid(0), cluster.pid(1)];
+    pids.into_iter().for_each(host::kill9);
+    wait::until("both start anew and have the VM", BACK_LIMIT, || {
+        let cells = mirrorball(["cluster", "status", "--json"]).run();
+        if cells.status != 0 {
+            return None;
+        }
+        let cells = cells.json();
+        (is_new(&cells[0]) && is_new(&cells[1]) && cells[1]["vms"][0] == vm.name()).then_some(())
+    });
+    assert_eq!(lent_mib(&cluster), 56);
+    assert_eq!(vm.boot_id(), boot);
+    let in_use = reclaim("56M").run().expect(1);
+    assert!(in_use.errors().contains(&expected), "{in_use}");
+    vm.kill();
+    wait::until("its cell has its memory back", BACK_LIMIT, || {
+        cluster.vms(1).is_empty().then_some(())
+    });
+    reclaim("56M").ok();
+    assert_eq!(lent_mib(&cluster), 0);
+    VmFile::new("loans-c")
+        .memory("200M")
+        .key("cell", "0")
+        .start(&scratch)
+        .kill();
+}
+
 #[test]
 fn a_cell_that_hangs_holds_up_no_other() {
     let scratch = Scratch::new("hangs");

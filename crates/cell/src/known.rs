@@ -10,7 +10,7 @@ use knowledge::fact::{self, FactError};
 use knowledge::{Base, Fact, Machine};
 
 use crate::cluster::files::Files;
-use crate::cluster::interface::Status;
+use crate::cluster::interface::{Part, Status};
 use crate::measure::{self, Kept, Measured};
 use crate::{runtime, topology};
 
@@ -159,7 +159,9 @@ pub fn room(status: &Status, vcpus: u32) -> Vec<Fact> {
     let running = status.cells.iter().filter(|cell| cell.life.is_some());
     let facts = running.flat_map(|cell| {
         let number = i64::from(cell.plan.number);
-        let free = cell.plan.memory_bytes.saturating_sub(cell.given_bytes);
+        let sum = |parts: &[Part]| parts.iter().map(|part| part.bytes).sum::<u64>();
+        let has = (cell.plan.memory_bytes + sum(&cell.borrowed)).saturating_sub(sum(&cell.lent));
+        let free = has.saturating_sub(cell.given_bytes);
         let cpus = u32::try_from(cell.plan.cpus.len()).unwrap_or(u32::MAX).max(1);
         let load = (u64::from(cell.vcpus) + u64::from(vcpus)) * 100 / u64::from(cpus);
         let value = |value: u64| i64::try_from(value).unwrap_or(i64::MAX).into();
@@ -222,6 +224,8 @@ mod tests {
             pid: 1,
             life,
             given_bytes: 1 << 29,
+            lent: Vec::new(),
+            borrowed: Vec::new(),
             vcpus: 3,
             vms: Vec::new(),
         };

@@ -235,6 +235,9 @@ fn one(
     let cid = registry.next_cid().map_err(|error| line(&error))?;
     let mut record = record(name, spec, cid);
     record.cell = tenure.as_ref().map(Tenure::cell);
+    record.borrowed = tenure
+        .as_ref()
+        .map_or_else(Vec::new, |tenure| tenure.borrowed().to_vec());
     entry.write(&record).map_err(|error| line(&error))?;
     let mut opened = open::open(spec, name, entry.folder(), cid).map_err(|error| line(&error))?;
     if let Some(frozen) = frozen {
@@ -307,6 +310,7 @@ fn record(name: &str, spec: &VmSpec, cid: u32) -> Record {
         boots: 0,
         cid,
         cell: None,
+        borrowed: Vec::new(),
         sandbox_missing: Vec::new(),
         spec: spec.clone(),
     }

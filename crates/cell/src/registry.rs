@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 
+use crate::cluster::interface::Part;
 use crate::runtime;
 
 /// The guests' addresses on the socket device start here; 0 to 2 are reserved.
@@ -36,6 +37,9 @@ pub struct Record {
     /// The cell that it runs in, in a cluster.
     #[serde(default)]
     pub cell: Option<u16>,
+    /// Of its memory, what is other cells'.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub borrowed: Vec<Part>,
     /// What of the sandbox could not be applied.
     pub sandbox_missing: Vec<String>,
     /// What it was started from.

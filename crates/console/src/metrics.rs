@@ -108,8 +108,18 @@ fn text(vms: &[Vm], taken: &[(String, u64, u64)], cells: &[Cell]) -> Result<Stri
     );
     gauge(
         "cell_given_bytes",
-        "Memory that a cell has given out",
+        "Memory that a cell's VMs have",
         of_cells(|cell| cell.given_bytes),
+    );
+    gauge(
+        "cell_lent_bytes",
+        "Memory that a cell has lent to others",
+        of_cells(|cell| cell.lent_bytes),
+    );
+    gauge(
+        "cell_borrowed_bytes",
+        "Memory that others have lent a cell",
+        of_cells(|cell| cell.borrowed_bytes),
     );
     let mut text = String::new();
     encode(&mut text, &registry)?;
@@ -146,6 +156,8 @@ mod tests {
             nodes: vec![0],
             memory_bytes: 5,
             given_bytes: 3,
+            lent_bytes: 1,
+            borrowed_bytes: 0,
             vcpus: 2,
             vms: vec!["a".to_owned()],
         };
@@ -156,7 +168,7 @@ mod tests {
             .lines()
             .filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
         let names: Vec<&str> = names.collect();
-        assert_eq!(names.len(), 12, "{text}");
+        assert_eq!(names.len(), 14, "{text}");
         for name in names {
             assert!(
                 document.contains(&format!("`{name}`")),

@@ -1,6 +1,6 @@
 //! What VMs and cells look like from outside.
 
-use cell::cluster::interface::CellStatus;
+use cell::cluster::interface::{CellStatus, Part};
 use cell::registry::{Record, State};
 use config::VmSpec;
 use serde::{Deserialize, Serialize};
@@ -90,8 +90,12 @@ pub struct Cell {
     pub nodes: Vec<u32>,
     /// The memory that it gives out.
     pub memory_bytes: u64,
-    /// What of it VMs have.
+    /// What its VMs have.
     pub given_bytes: u64,
+    /// What of its memory it has lent to other cells.
+    pub lent_bytes: u64,
+    /// What other cells have lent it.
+    pub borrowed_bytes: u64,
     /// vCPUs of its VMs.
     pub vcpus: u32,
     /// Its VMs, by name.
@@ -100,6 +104,7 @@ pub struct Cell {
 
 impl From<CellStatus> for Cell {
     fn from(status: CellStatus) -> Self {
+        let sum = |parts: &[Part]| parts.iter().map(|part| part.bytes).sum();
         Self {
             number: status.plan.number,
             runs: status.life.is_some(),
@@ -109,6 +114,8 @@ impl From<CellStatus> for Cell {
             nodes: status.plan.nodes,
             memory_bytes: status.plan.memory_bytes,
             given_bytes: status.given_bytes,
+            lent_bytes: sum(&status.lent),
+            borrowed_bytes: sum(&status.borrowed),
             vcpus: status.vcpus,
             vms: status.vms,
         }

@@ -2,6 +2,7 @@
 //! things to do come out; the product, the simulator and the model checker drive the same ones.
 //!
 //! - [`agreement`]: a table that all cells have, whose keys are unique;
+//! - [`grant`]: memory that cells give one another;
 //! - [`multicast`]: messages to all along trees, and to one, in order;
 //! - [`call`]: remote procedure calls that are executed once;
 //! - [`object`]: messages to an object that moves between cells, delivered once to whoever has it, and the directory that
@@ -15,6 +16,7 @@ pub mod agreement;
 pub mod call;
 #[cfg(any(test, feature = "stories"))]
 mod chance;
+pub mod grant;
 pub mod multicast;
 pub mod object;
 

@@ -1,7 +1,7 @@
-//! What befalls a cluster, by chance: VMs come and go; cells die, hang and are slow; hosts die or are cut off, from each
+//! What befalls a cluster, by chance: VMs come and go; cells lend one another memory, die, hang and are slow; hosts die or are cut off, from each
 //! other or from etcd.
 
-use cell::cluster::interface::{Host, VmShare};
+use cell::cluster::interface::{Ask, Host, VmShare};
 
 use crate::chance::Chance;
 use crate::machine::Cells;
@@ -19,6 +19,8 @@ pub struct Plot {
     pub hang_once_in: u64,
     /// One in so many is something that goes wrong with hosts, the network or a cell's speed; none if 0.
     pub fault_once_in: u64,
+    /// One in so many is a loan, or its return; none if 0.
+    pub loan_once_in: u64,
     /// Names that VMs are given; few make many claims on one name.
     pub names: u64,
     /// Between two things, at most.
@@ -32,6 +34,7 @@ impl Plot {
         death_once_in: 20,
         hang_once_in: 60,
         fault_once_in: 30,
+        loan_once_in: 5,
         names: 40,
         pause_max: 20 * MILLISECOND,
     };
@@ -41,6 +44,7 @@ impl Plot {
         death_once_in: 0,
         hang_once_in: 0,
         fault_once_in: 0,
+        loan_once_in: 0,
         names: u64::MAX,
         pause_max: MILLISECOND,
     };
@@ -88,6 +92,15 @@ fn play(mut world: World, plot: &Plot, seed: u64) -> Result<Counts, String> {
                 world.befall(Fault::Cut(to, from), time);
             }
             world.befall(fault, time);
+        } else if befalls(&mut chance, plot.loan_once_in) {
+            let other = chance.one_of(&numbers).unwrap_or(number);
+            let bytes = (1 + chance.below(32)) << 31;
+            let ask = if chance.once_in(2) {
+                Ask::Lend { to: other, bytes }
+            } else {
+                Ask::Reclaim { from: other, bytes }
+            };
+            world.command(number, ask);
         } else if chance.once_in(3) {
             if let Some(client) = chance.one_of(&world.running()) {
                 world.end(client);
@@ -102,6 +115,7 @@ fn play(mut world: World, plot: &Plot, seed: u64) -> Result<Counts, String> {
                 only: chance.once_in(4).then_some(number),
                 sent: false,
                 runs: false,
+                borrowed: Vec::new(),
             };
             world.ask_for_place(number, host);
         }
@@ -163,6 +177,8 @@ mod tests {
                 Ok(counts) => {
                     all.hosted += counts.hosted;
                     all.refused += counts.refused;
+                    all.borrowing += counts.borrowing;
+                    all.loans += counts.loans;
                     all.deaths += counts.deaths;
                 }
                 Err(trace) => panic!("{trace}\nseed {seed}"),
@@ -178,6 +194,7 @@ mod tests {
             counts.hosted > 1000 && counts.refused > 1000 && counts.deaths > 1000,
             "{counts:?}"
         );
+        assert!(counts.loans > 100 && counts.borrowing > 100, "{counts:?}");
         all_end_well(EIGHT, &Plot::ROUGH, 0..100);
         all_end_well(SIXTY_FOUR, &Plot::ROUGH, 0..3);
     }

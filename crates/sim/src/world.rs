@@ -22,6 +22,7 @@ use cell::cluster::membership::member::{Answer, Question};
 use cell::cluster::routes::HANDLE_NS;
 use cell::cluster::state::{Awaited, CellMessage, Client};
 use protocol::CellId;
+use protocol::grant::Amounts;
 
 use crate::chance::Chance;
 use crate::etcd::{Etcd, Lease};
@@ -112,6 +113,10 @@ pub struct Counts {
     pub hosted: u64,
     /// VMs that were refused one.
     pub refused: u64,
+    /// VMs that got a place with memory of other cells.
+    pub borrowing: u64,
+    /// Loans, and returns of them, that were done.
+    pub loans: u64,
     /// Ends of cells' processes.
     pub deaths: u64,
     /// Of them, those that started anew because others took them for dead.
@@ -137,6 +142,8 @@ pub struct World {
     lives: Vec<u32>,
     /// How often in a row each has started anew soon after its start.
     short_lives: Vec<u32>,
+    /// What each cell has in writing.
+    lent: BTreeMap<u16, Amounts>,
     monitors: BTreeMap<Client, Monitor>,
     clients: Client,
     wires: BTreeMap<(CellId, CellId), Wire>,
@@ -164,6 +171,7 @@ impl World {
             joiners: BTreeMap::new(),
             lives: vec![0; count],
             short_lives: vec![0; count],
+            lent: BTreeMap::new(),
             monitors: BTreeMap::new(),
             clients: 0,
             wires: BTreeMap::new(),

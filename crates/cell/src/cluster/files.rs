@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use config::cluster::{CellPlan, Site};
 use nix::fcntl::{Flock, FlockArg};
 use protocol::CellId;
+use protocol::grant::Amounts;
 
 use crate::runtime;
 
@@ -69,6 +70,12 @@ impl Files {
         for cell in plan {
             let folder = self.cell(cell.number).0;
             fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        }
+        // What cells have lent stays as long as they are the same.
+        if self.plan()? != plan {
+            for cell in plan {
+                self.cell(cell.number).forget_lent()?;
+            }
         }
         // The plan comes last: with it there is a cluster.
         match site {
@@ -158,9 +165,35 @@ impl CellFiles {
 
     /// Says which life it is in: several hosts count lives together.
     pub fn set_life(&self, life: u32) -> io::Result<()> {
-        let new = self.0.join("lives.new");
-        fs::write(&new, life.to_string())?;
-        fs::rename(new, self.0.join("lives"))
+        self.replace("lives", life.to_string().as_bytes())
+    }
+
+    /// What it has lent, to whom; none if it never has.
+    pub fn lent(&self) -> io::Result<Option<Amounts>> {
+        match fs::read(self.0.join("lent.json")) {
+            Ok(text) => Ok(Some(serde_json::from_slice(&text)?)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Puts it in writing. It outlives the process, not the host.
+    pub fn keep_lent(&self, lent: &Amounts) -> io::Result<()> {
+        self.replace("lent.json", &serde_json::to_vec(lent)?)
+    }
+
+    fn forget_lent(&self) -> io::Result<()> {
+        match fs::remove_file(self.0.join("lent.json")) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Replaces a file, whole.
+    fn replace(&self, name: &str, text: &[u8]) -> io::Result<()> {
+        let new = self.0.join(format!("{name}.new"));
+        fs::write(&new, text)?;
+        fs::rename(new, self.0.join(name))
     }
 }
 
@@ -197,5 +230,21 @@ mod tests {
         assert_eq!(files.cell(1).claim(1).unwrap().id.life, 2);
         files.remove().unwrap();
         files.remove().unwrap();
+    }
+
+    #[test]
+    fn what_is_lent_outlives_the_process_but_not_the_plan() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = Files::at(directory.path());
+        files.create(&plan(), None).unwrap();
+        assert_eq!(files.cell(1).lent().unwrap(), None);
+        let lent = Amounts::from([(0, 1 << 30)]);
+        files.cell(1).keep_lent(&lent).unwrap();
+        files.create(&plan(), None).unwrap();
+        assert_eq!(files.cell(1).lent().unwrap(), Some(lent));
+        let mut other = plan();
+        other[0].memory_bytes = 1;
+        files.create(&other, None).unwrap();
+        assert_eq!(files.cell(1).lent().unwrap(), None);
     }
 }

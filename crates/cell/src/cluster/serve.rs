@@ -13,9 +13,9 @@ use protocol::CellId;
 use urpc::host::measure_block_ns;
 
 use super::contacts::{Contacts, Parted, Verdict};
-use super::files::Files;
+use super::files::{CellFiles, Files};
 use super::hosts::Hosts;
-use super::interface::{Answer, Ask, VmShare};
+use super::interface::{Answer, Ask, Running, VmShare};
 use super::limits::{HELLO_LIMIT, LOOK_AFTER, ORPHANS_LIMIT, TICK, WORD_LIMIT};
 use super::link::local::Calls;
 use super::link::{Calling, Link, Sending};
@@ -74,7 +74,7 @@ pub fn serve(number: u16) -> io::Result<()> {
     let membership = hosts.as_ref().map(|hosts| Membership::join(&hosts.site, number));
     let me = membership.as_ref().map_or(claim.id, |membership| membership.me);
     own.set_life(me.life)?;
-    let state = State::new(me, std::process::id(), plan, running()?).with_ways(ways(&files)?);
+    let state = State::new(me, std::process::id(), plan, own.lent()?, running()?).with_ways(ways(&files)?);
     let calling = Arc::new(Calling::new(me));
     let calls = Calls::new(me, measure_block_ns(), calling.clone());
     take_calls(fresh(&own.link_socket())?, &calls, &events)?;
@@ -90,6 +90,7 @@ pub fn serve(number: u16) -> io::Result<()> {
     call_others(files.clone(), calls, elsewhere.clone(), calling, &events)?;
     later(ORPHANS_LIMIT, Event::OrphansLate, &events)?;
     let mut cell = Cell {
+        own,
         files,
         state,
         contacts: Contacts::new(others),
@@ -121,14 +122,19 @@ fn ways(files: &Files) -> io::Result<Ways> {
 }
 
 /// The VMs of this host that run in cells.
-fn running() -> io::Result<Vec<(String, u16, VmShare)>> {
+fn running() -> io::Result<Vec<Running>> {
     let records = Registry::open()?.list()?;
     let placed = records.into_iter().filter_map(|record| {
         let share = VmShare {
             vcpus: u32::from(record.spec.cpus),
             memory_bytes: record.spec.memory.0,
         };
-        Some((record.name, record.cell?, share))
+        Some(Running {
+            name: record.name,
+            cell: record.cell?,
+            share,
+            borrowed: record.borrowed,
+        })
     });
     Ok(placed.collect())
 }
@@ -143,6 +149,7 @@ enum Next {
 }
 
 struct Cell {
+    own: CellFiles,
     files: Files,
     state: State,
     contacts: Contacts<Sending>,
@@ -372,6 +379,13 @@ impl Cell {
                         }
                         if !matches!(sent, Some(Ok(()))) {
                             next.extend(self.state.unsent(to, message));
+                        }
+                    }
+                    Act::Keep(lent) => {
+                        if let Err(error) = self.own.keep_lent(&lent) {
+                            // What follows must not be done; nothing of it is known if this process ends here.
+                            eprintln!("what is lent cannot be put in writing: {error}");
+                            std::process::exit(1);
                         }
                     }
                     Act::Answer(client, answer) => self.answer(client, &answer),

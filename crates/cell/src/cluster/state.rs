@@ -1,7 +1,8 @@
 //! What a cell decides and answers: which VM runs where, and who may. Without I/O, clock or threads.
 //!
 //! Every cell has a copy of the table of cells and VMs ([`protocol::agreement`]). A VM's name is claimed from all cells before
-//! it starts. Only the cell that is to run it promises its memory, so no two can promise the same.
+//! it starts. Only the cell that is to run it promises its memory, so no two can promise the same: its own, and what others
+//! have granted it ([`loans`]).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -9,12 +10,15 @@ use config::cluster::CellPlan;
 use policy::placement::{Room, place};
 use protocol::CellId;
 use protocol::agreement::{Effect, Message, Node};
+use protocol::grant::{self, Amounts, Ledger, Use};
 use protocol::multicast::{self, Multicast, Packet};
 use serde::{Deserialize, Serialize};
 
-use super::interface::{Answer, Ask, CellStatus, Host, Status, VmShare};
+use super::interface::{Answer, Ask, CellStatus, Host, Part, Running, Status, VmShare};
 use super::routes::{Route, Ways};
+use loans::Loans;
 
+mod loans;
 #[cfg(test)]
 mod tests;
 
@@ -30,17 +34,26 @@ pub enum Key {
 /// What the table says of it.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub enum Value {
-    /// A cell's process, and what the cell has.
-    Cell(u32, CellPlan),
-    /// What a VM takes of its cell.
-    Vm(VmShare),
+    /// A cell's process, what the cell has, and what of its memory it has lent.
+    Cell(u32, CellPlan, Amounts),
+    /// What a VM takes, and what of its memory is not its cell's.
+    Vm(VmShare, Vec<Part>),
 }
 
 /// VMs just sent on that are remembered. One that was refused there is forgotten by this alone.
 const SENT_ON_MAX: usize = 16;
 
 /// What cells send one another.
-pub type CellMessage = Packet<Message<Key, Value>>;
+pub type CellMessage = Packet<Said>;
+
+/// What one cell tells another, by whichever way.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub enum Said {
+    /// Of the table that all have.
+    Table(Message<Key, Value>),
+    /// Of memory that one has from another.
+    Grant(grant::Message),
+}
 
 /// A connection of a VM's monitor or a command.
 pub type Client = u64;
@@ -51,6 +64,8 @@ pub type Awaited = BTreeMap<CellId, u64>;
 /// What a cell is to do.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Act {
+    /// Put in writing what is lent, all of it, before what follows is done.
+    Keep(Amounts),
     /// Send to a cell.
     Send(CellId, CellMessage),
     /// Answer a client.
@@ -59,14 +74,34 @@ pub enum Act {
     End,
 }
 
+/// A cell, as the table has it.
+struct KnownCell<'a> {
+    number: u16,
+    pid: u32,
+    plan: &'a CellPlan,
+    lent: &'a Amounts,
+}
+
+/// A VM, as the table has it.
+struct KnownVm<'a> {
+    name: &'a str,
+    cell: u16,
+    share: VmShare,
+    borrowed: &'a [Part],
+}
+
 /// A cell.
 #[derive(Debug)]
 pub struct State {
     me: CellId,
     plan: CellPlan,
     node: Node<Key, Value>,
-    multicast: Multicast<Message<Key, Value>>,
+    multicast: Multicast<Said>,
     route: Route,
+    pid: u32,
+    /// The memory that is this cell's, and what it is used for.
+    ledger: Ledger,
+    loans: Loans,
     /// Whose VM each client's is, by name.
     tenants: BTreeMap<String, Client>,
     /// Claims under way, for a client, if it is still there.
@@ -85,24 +120,31 @@ pub struct State {
 }
 
 impl State {
-    /// A cell without links. `pid` is its process; `running` are the VMs that the host has, each with its cell: a cell
-    /// that is the first to start again has nobody to ask.
+    /// A cell without links. `pid` is its process; `lent` is what its last process had in writing, if it lent anything;
+    /// `running` are the VMs that the host has: a cell that is the first to start again has nobody to ask.
     pub fn new(
         me: CellId,
         pid: u32,
         plan: CellPlan,
-        running: impl IntoIterator<Item = (String, u16, VmShare)>,
+        lent: Option<Amounts>,
+        running: impl IntoIterator<Item = Running>,
     ) -> Self {
+        let running: Vec<Running> = running.into_iter().collect();
         let mut node = Node::new(me);
+        let lent = lent.unwrap_or_else(|| loans::used(&running, me.number));
+        let mut ledger = Ledger::new(me, plan.memory_bytes, lent);
         let mut orphans = BTreeSet::new();
-        for (name, cell, share) in running {
-            node.find(Key::Vm(name.clone()), cell, Value::Vm(share));
-            if cell == me.number {
-                orphans.insert(name);
+        for vm in running {
+            if vm.cell == me.number {
+                let parts = loans::parts(me.number, vm.share, &vm.borrowed);
+                ledger.find(Use::Vm(vm.name.clone()), parts);
+                orphans.insert(vm.name.clone());
             }
+            node.find(Key::Vm(vm.name), vm.cell, Value::Vm(vm.share, vm.borrowed));
         }
         // Without links there is nobody to ask.
-        let (_, effects) = node.claim(Key::Cell(me.number), Value::Cell(pid, plan.clone()));
+        let value = Value::Cell(pid, plan.clone(), ledger.given().clone());
+        let (_, effects) = node.claim(Key::Cell(me.number), value);
         debug_assert!(matches!(effects[..], [Effect::Won(_)]));
         node.begin_meeting();
         Self {
@@ -111,6 +153,9 @@ impl State {
             node,
             multicast: Multicast::new(me),
             route: Route::default(),
+            pid,
+            ledger,
+            loans: Loans::default(),
             tenants: BTreeMap::new(),
             claims: BTreeMap::new(),
             leaving: BTreeMap::new(),
@@ -142,7 +187,7 @@ impl State {
 
     /// Lets in those that came early, once all that was there to hear has been heard: what this cell's VMs have of its memory.
     fn release(&mut self) -> Vec<Act> {
-        if !self.has_met || !self.node.is_ready() {
+        if !self.has_met || !self.node.is_ready() || !self.ledger.is_ready() {
             return Vec::new();
         }
         let early = self.early.take().unwrap_or_default();
@@ -166,6 +211,8 @@ impl State {
         for dead in earlier {
             acts.extend(self.dead(dead));
         }
+        let effects = self.ledger.link(cell);
+        acts.extend(self.lending_acts(effects));
         acts
     }
 
@@ -175,6 +222,9 @@ impl State {
         let mut acts = posted(self.multicast.dead(cell)).collect::<Vec<_>>();
         let effects = self.node.dead(cell);
         acts.extend(self.acts(effects));
+        let effects = self.ledger.dead(cell);
+        acts.extend(self.lending_acts(effects));
+        acts.extend(self.lender_waits_in_vain(cell));
         acts.extend(self.release());
         acts
     }
@@ -208,13 +258,21 @@ impl State {
     }
 
     /// A cell has said something, by whichever way.
-    fn told(&mut self, from: CellId, message: Message<Key, Value>) -> Vec<Act> {
-        let effects = self.node.take(from, message);
+    fn told(&mut self, from: CellId, said: Said) -> Vec<Act> {
+        let mut acts = match said {
+            Said::Table(message) => {
+                let effects = self.node.take(from, message);
+                self.acts(effects)
+            }
+            Said::Grant(message) => {
+                let effects = self.ledger.take(from, message);
+                self.lending_acts(effects)
+            }
+        };
         // One that has got there is in the table from now on, until it ends.
         let node = &self.node;
         self.sent_on
             .retain(|(name, _, _)| node.owner(&Key::Vm(name.clone())).is_none());
-        let mut acts = self.acts(effects);
         acts.extend(self.release());
         acts
     }
@@ -224,6 +282,8 @@ impl State {
         match ask {
             Ask::Host(host) => self.host(client, host),
             Ask::Leave { name } => self.leave(client, &name),
+            Ask::Lend { to, bytes } => self.lend(client, to, bytes),
+            Ask::Reclaim { from, bytes } => self.reclaim(client, from, bytes),
             Ask::Status => vec![Act::Answer(client, Answer::Status(self.status()))],
             Ask::End => vec![Act::Answer(client, Answer::Done), Act::End],
         }
@@ -262,11 +322,11 @@ impl State {
 
     /// Whose word a client's question waits for; empty if it is answered.
     pub fn awaited(&self, client: Client) -> Awaited {
+        let words = |cell: CellId| (cell, self.words.get(&cell).copied().unwrap_or(0));
         let claiming = self.claims.values().any(|(waits, _, _)| *waits == Some(client));
         if !claiming && !self.leaving.values().any(|waits| *waits == client) {
-            return Awaited::new();
+            return self.lender_waits_for(client).map(words).collect();
         }
-        let words = |cell: CellId| (cell, self.words.get(&cell).copied().unwrap_or(0));
         self.node.awaited().into_iter().map(words).collect()
     }
 
@@ -283,8 +343,9 @@ impl State {
         let name = host.name.clone();
         if host.runs && self.owns(&name) && !self.tenants.contains_key(&name) {
             self.orphans.remove(&name);
+            let place = self.place(&name);
             self.tenants.insert(name, client);
-            return vec![Act::Answer(client, Answer::Hosted(self.plan.clone()))];
+            return vec![Act::Answer(client, Answer::Hosted(place))];
         }
         if let (Some(early), false) = (&mut self.early, host.runs) {
             early.push((client, host));
@@ -303,7 +364,19 @@ impl State {
                 Err(why) => return refused(why),
             }
         }
-        let (claim, effects) = self.node.claim(Key::Vm(name.clone()), Value::Vm(host.share));
+        // One of that name that runs here, or is about to, keeps what it has.
+        let what = Use::Vm(name.clone());
+        if self.ledger.parts(&what).is_some() {
+            return refused(taken(&name, self.me.number));
+        }
+        if host.runs {
+            let parts = loans::parts(self.me.number, host.share, &host.borrowed);
+            self.ledger.find(what, parts);
+        } else if self.ledger.occupy(what, host.share.memory_bytes).is_none() {
+            return refused(too_large(&host, &self.rooms()));
+        }
+        let value = Value::Vm(host.share, self.place(&name).borrowed);
+        let (claim, effects) = self.node.claim(Key::Vm(name.clone()), value);
         self.claims.insert(claim, (Some(client), name, host.share));
         self.acts(effects)
     }
@@ -334,36 +407,31 @@ impl State {
             .collect();
         let (vcpus, bytes) = (host.share.vcpus, host.share.memory_bytes);
         let placed = place(&own, vcpus, bytes).or_else(|| place(&rooms, vcpus, bytes));
-        placed.ok_or_else(|| {
-            let free = rooms
-                .iter()
-                .map(|room| format!("cell {} has {} MiB", room.cell, room.free_bytes >> 20));
-            format!(
-                "no cell has {} MiB for it: {}; give it less, or end another VM",
-                host.share.memory_bytes >> 20,
-                free.collect::<Vec<_>>().join(", ")
-            )
-        })
+        placed.ok_or_else(|| too_large(host, &rooms))
     }
 
     /// What each cell that lives has to give.
     fn rooms(&self) -> Vec<Room> {
         let mut rooms: Vec<Room> = self
             .cells()
-            .filter(|(cell, _, _)| self.life(*cell).is_some())
-            .map(|(cell, _, plan)| Room {
-                cell,
-                cpus: u32::try_from(plan.cpus.len()).unwrap_or(u32::MAX),
+            .filter(|cell| self.life(cell.number).is_some())
+            .map(|cell| Room {
+                cell: cell.number,
+                cpus: u32::try_from(cell.plan.cpus.len()).unwrap_or(u32::MAX),
                 vcpus: 0,
-                free_bytes: plan.memory_bytes,
+                free_bytes: self.memory_of(&cell),
             })
             .collect();
         let promised = self.claims.values().map(|(_, _, share)| (self.me.number, *share));
-        for (cell, share) in self.vms().map(|(_, cell, share)| (cell, share)).chain(promised) {
+        for (cell, share) in self.vms().map(|vm| (vm.cell, vm.share)).chain(promised) {
             if let Some(room) = rooms.iter_mut().find(|room| room.cell == cell) {
                 room.vcpus = room.vcpus.saturating_add(share.vcpus);
                 room.free_bytes = room.free_bytes.saturating_sub(share.memory_bytes);
             }
+        }
+        // What it has itself, it knows exactly.
+        if let Some(own) = rooms.iter_mut().find(|room| room.cell == self.me.number) {
+            own.free_bytes = self.ledger.free();
         }
         // Several that come at once must not all go to the cell that was the emptiest before. It counts its memory itself.
         for (_, cell, share) in &self.sent_on {
@@ -374,18 +442,28 @@ impl State {
         rooms
     }
 
-    fn cells(&self) -> impl Iterator<Item = (u16, u32, &CellPlan)> {
+    fn cells(&self) -> impl Iterator<Item = KnownCell<'_>> {
         let entries = self.node.entries();
         entries.filter_map(|(key, _, value)| match (key, value) {
-            (Key::Cell(number), Value::Cell(pid, plan)) => Some((*number, *pid, plan)),
+            (Key::Cell(number), Value::Cell(pid, plan, lent)) => Some(KnownCell {
+                number: *number,
+                pid: *pid,
+                plan,
+                lent,
+            }),
             _ => None,
         })
     }
 
-    fn vms(&self) -> impl Iterator<Item = (&str, u16, VmShare)> {
+    fn vms(&self) -> impl Iterator<Item = KnownVm<'_>> {
         let entries = self.node.entries();
-        entries.filter_map(|(key, owner, value)| match (key, value) {
-            (Key::Vm(name), Value::Vm(share)) => Some((&name[..], owner, *share)),
+        entries.filter_map(|(key, cell, value)| match (key, value) {
+            (Key::Vm(name), Value::Vm(share, borrowed)) => Some(KnownVm {
+                name,
+                cell,
+                share: *share,
+                borrowed,
+            }),
             _ => None,
         })
     }
@@ -393,9 +471,8 @@ impl State {
     /// The host of a cell, when there are several.
     fn host_of(&self, number: u16) -> Option<&str> {
         let mut cells = self.cells();
-        cells
-            .find(|(cell, _, _)| *cell == number)
-            .and_then(|(_, _, plan)| plan.host.as_deref())
+        let cell = cells.find(|cell| cell.number == number)?;
+        cell.plan.host.as_deref()
     }
 
     fn owns(&self, name: &str) -> bool {
@@ -409,15 +486,17 @@ impl State {
     }
 
     fn status(&self) -> Status {
-        let cells = self.cells().map(|(number, pid, plan)| {
-            let here = || self.vms().filter(|(_, cell, _)| *cell == number);
+        let cells = self.cells().map(|cell| {
+            let here = || self.vms().filter(|vm| vm.cell == cell.number);
             CellStatus {
-                plan: plan.clone(),
-                pid,
-                life: self.life(number),
-                given_bytes: here().map(|(_, _, share)| share.memory_bytes).sum(),
-                vcpus: here().map(|(_, _, share)| share.vcpus).sum(),
-                vms: here().map(|(name, _, _)| name.to_owned()).collect(),
+                plan: cell.plan.clone(),
+                pid: cell.pid,
+                life: self.life(cell.number),
+                given_bytes: here().map(|vm| vm.share.memory_bytes).sum(),
+                lent: loans::list(cell.lent),
+                borrowed: self.borrowed_by(cell.number),
+                vcpus: here().map(|vm| vm.share.vcpus).sum(),
+                vms: here().map(|vm| vm.name.to_owned()).collect(),
             }
         });
         Status {
@@ -440,6 +519,7 @@ impl State {
     fn remove(&mut self, name: &str) -> (Option<u64>, Vec<Act>) {
         match self.node.change(&Key::Vm(name.to_owned()), None) {
             Some((change, effects)) => {
+                self.ledger.vacate(&Use::Vm(name.to_owned()));
                 let heard = effects.contains(&Effect::Heard(change));
                 (if heard { None } else { Some(change) }, self.acts(effects))
             }
@@ -452,13 +532,17 @@ impl State {
         Some(Act::Answer(client, Answer::Done))
     }
 
+    fn say(&mut self, to: CellId, said: Said) -> impl Iterator<Item = Act> + use<> {
+        posted(self.multicast.send(to, said))
+    }
+
     /// Sends to all cells, along the tree that is best for those that can be in one.
-    fn tell(&mut self, message: &Message<Key, Value>) -> impl Iterator<Item = Act> + use<> {
+    fn tell(&mut self, said: &Said) -> impl Iterator<Item = Act> + use<> {
         let fit: Vec<CellId> = self.multicast.fit().collect();
         if fit != self.route.cells() {
             self.route.lead(self.me.number, fit);
         }
-        posted(self.multicast.tell(message, self.route.hops()))
+        posted(self.multicast.tell(said, self.route.hops()))
     }
 
     /// What the table's effects mean for clients.
@@ -466,30 +550,35 @@ impl State {
         let mut acts = Vec::new();
         for effect in effects {
             match effect {
-                Effect::Send(to, message) => acts.extend(posted(self.multicast.send(to, message))),
-                Effect::Tell(message) => acts.extend(self.tell(&message)),
+                Effect::Send(to, message) => acts.extend(self.say(to, Said::Table(message))),
+                Effect::Tell(message) => acts.extend(self.tell(&Said::Table(message))),
                 Effect::Won(claim) => match self.claims.remove(&claim) {
                     Some((Some(client), name, _)) => {
+                        acts.push(Act::Answer(client, Answer::Hosted(self.place(&name))));
                         // The last process may have had one of that name, as another cell has just said.
                         self.orphans.remove(&name);
                         self.tenants.insert(name, client);
-                        acts.push(Act::Answer(client, Answer::Hosted(self.plan.clone())));
                     }
                     // Nobody wants it any more.
                     Some((None, name, _)) => acts.extend(self.remove(&name).1),
                     None => {}
                 },
                 Effect::Lost { claim, to } => {
-                    if let Some((Some(client), name, _)) = self.claims.remove(&claim) {
-                        let why = format!(
-                            "a VM named {name} is running already, in cell {to}; choose another name, or end it with \
-                             `mirrorball stop {name}`"
-                        );
-                        acts.push(Act::Answer(client, Answer::Refused { why }));
-                    }
+                    let Some((client, name, _)) = self.claims.remove(&claim) else {
+                        continue;
+                    };
+                    // It may have been found to be this cell's own.
+                    self.ledger.vacate(&Use::Vm(name.clone()));
+                    self.inherit(&name);
+                    let why = taken(&name, to);
+                    acts.extend(client.map(|client| Act::Answer(client, Answer::Refused { why })));
                 }
                 Effect::Heard(change) => acts.extend(self.all_heard(change)),
                 Effect::Inherited(Key::Vm(name)) => {
+                    // One that is about to start keeps what it has: what others say may be of an earlier VM.
+                    if self.ledger.parts(&Use::Vm(name.clone())).is_none() {
+                        self.inherit(&name);
+                    }
                     if !self.tenants.contains_key(&name) {
                         self.orphans.insert(name);
                     }
@@ -503,10 +592,27 @@ impl State {
 }
 
 /// What goes over links of what [`protocol::multicast`] wants done.
-fn posted(effects: Vec<multicast::Effect<Message<Key, Value>>>) -> impl Iterator<Item = Act> {
+fn posted(effects: Vec<multicast::Effect<Said>>) -> impl Iterator<Item = Act> {
     effects.into_iter().filter_map(|effect| match effect {
         multicast::Effect::Send(to, packet) => Some(Act::Send(to, packet)),
         // Only what has come is delivered.
         multicast::Effect::Deliver(..) => None,
     })
+}
+
+fn taken(name: &str, cell: u16) -> String {
+    format!(
+        "a VM named {name} is running already, in cell {cell}; choose another name, or end it with `mirrorball stop {name}`"
+    )
+}
+
+fn too_large(host: &Host, rooms: &[Room]) -> String {
+    let free = rooms
+        .iter()
+        .map(|room| format!("cell {} has {} MiB", room.cell, room.free_bytes >> 20));
+    format!(
+        "no cell has {} MiB for it: {}; give it less, or end another VM",
+        host.share.memory_bytes >> 20,
+        free.collect::<Vec<_>>().join(", ")
+    )
 }

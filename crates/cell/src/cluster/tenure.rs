@@ -13,7 +13,7 @@ use config::cluster::CellPlan;
 
 use super::client::Connection;
 use super::files::Files;
-use super::interface::{Answer, Ask, Host, VmShare};
+use super::interface::{Answer, Ask, Host, Part, Place, VmShare};
 use super::limits::{HOPS_MAX, RETRY};
 
 /// Between two tries to reach a cell that is starting anew, at most.
@@ -65,7 +65,7 @@ pub enum TenureError {
 /// A place.
 #[derive(Debug)]
 pub struct Tenure {
-    plan: CellPlan,
+    place: Place,
     files: Files,
     name: String,
     held: Arc<Mutex<Held>>,
@@ -97,6 +97,7 @@ pub fn begin(name: &str, spec: &VmSpec) -> Result<Option<Tenure>, TenureError> {
         only: spec.cell,
         sent: false,
         runs: false,
+        borrowed: Vec::new(),
     };
     let mut broken = io::Error::from(io::ErrorKind::NotFound);
     for first in running {
@@ -130,7 +131,7 @@ fn ask(files: &Files, first: u16, host: &Host) -> Result<Tenure, TenureError> {
     for _ in 0..HOPS_MAX {
         let mut connection = Connection::open(&files.cell(cell))?;
         match connection.ask(&Ask::Host(host.clone()))? {
-            Answer::Hosted(plan) => {
+            Answer::Hosted(place) => {
                 let held = Arc::new(Mutex::new(Held {
                     stream: Some(connection.stream()?),
                     over: false,
@@ -140,6 +141,7 @@ fn ask(files: &Files, first: u16, host: &Host) -> Result<Tenure, TenureError> {
                     cell,
                     host: Host {
                         runs: true,
+                        borrowed: place.borrowed.clone(),
                         ..host.clone()
                     },
                     held: held.clone(),
@@ -148,7 +150,7 @@ fn ask(files: &Files, first: u16, host: &Host) -> Result<Tenure, TenureError> {
                     .name("tenure".into())
                     .spawn(move || keeper.keep(connection))?;
                 return Ok(Tenure {
-                    plan,
+                    place,
                     files: files.clone(),
                     name: host.name,
                     held,
@@ -183,7 +185,12 @@ fn lock(held: &Mutex<Held>) -> MutexGuard<'_, Held> {
 impl Tenure {
     /// The cell.
     pub fn cell(&self) -> u16 {
-        self.plan.number
+        self.place.plan.number
+    }
+
+    /// Of the VM's memory, what is other cells'.
+    pub fn borrowed(&self) -> &[Part] {
+        &self.place.borrowed
     }
 
     /// Keeps the calling thread, and the processes that it starts, to the cell's CPUs and memory.
@@ -191,17 +198,17 @@ impl Tenure {
         let failed = |what| {
             move |source: io::Error| TenureError::Settle {
                 what,
-                cell: self.plan.number,
+                cell: self.place.plan.number,
                 source,
             }
         };
         let mut set = nix::sched::CpuSet::new();
-        for cpu in &self.plan.cpus {
+        for cpu in &self.place.plan.cpus {
             set.set(*cpu).map_err(|error| failed("CPUs")(error.into()))?;
         }
         nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &set)
             .map_err(|error| failed("CPUs")(error.into()))?;
-        keep_to_nodes(&self.plan.nodes).map_err(failed("memory"))
+        keep_to_nodes(&self.place.plan.nodes).map_err(failed("memory"))
     }
 
     /// The VM has ended: returns when all cells have heard of it, or none is there to hear.
@@ -210,7 +217,8 @@ impl Tenure {
             name: self.name.clone(),
         };
         // A cell that is starting anew misses the VM and frees its name by itself.
-        let _ = Connection::open(&self.files.cell(self.plan.number)).and_then(|mut cell| cell.ask(&leave));
+        let _ =
+            Connection::open(&self.files.cell(self.place.plan.number)).and_then(|mut cell| cell.ask(&leave));
     }
 }
 

@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use cell::cluster::client::{self, Connection};
 use cell::cluster::files::Files;
 use cell::cluster::hosts::Hosts;
-use cell::cluster::interface::{Answer, Ask, CellStatus, Status};
+use cell::cluster::interface::{Answer, Ask, CellStatus, Part, Status};
 use cell::known;
-use clap::Subcommand;
+use clap::{Args, Subcommand};
+use config::Size;
 use config::cluster::{CellPlan, ClusterSpec, HostNodes, Site};
 use config::cpulist;
 use miette::{IntoDiagnostic, Result, miette};
@@ -55,12 +56,29 @@ pub enum ClusterCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Lend memory of one cell to another one of the same host
+    Lend(Loan),
+    /// Have back what was lent, as far as no VM uses it
+    Reclaim(Loan),
     /// End the cells
     Down {
         /// Let VMs run on, alone; they join the cluster again when it is up again
         #[arg(long)]
         leave: bool,
     },
+}
+
+/// Memory that goes from one cell to another.
+#[derive(Debug, Args)]
+pub struct Loan {
+    /// How much, as 512M
+    size: Size,
+    /// The cell that has it
+    #[arg(long, value_name = "CELL")]
+    from: u16,
+    /// The cell that is to have it
+    #[arg(long, value_name = "CELL")]
+    to: u16,
 }
 
 /// Obeys.
@@ -74,6 +92,14 @@ pub fn cluster(command: &ClusterCommand) -> Result<ExitCode> {
         } => up(file.as_ref(), *cells, host.as_deref(), *lab),
         ClusterCommand::Keys { file } => keys(file),
         ClusterCommand::Status { json } => status(*json),
+        ClusterCommand::Lend(loan) => {
+            let (to, bytes) = (loan.to, loan.size.0);
+            ask_lender(loan.from, &Ask::Lend { to, bytes })
+        }
+        ClusterCommand::Reclaim(loan) => {
+            let (from, bytes) = (loan.from, loan.size.0);
+            ask_lender(loan.to, &Ask::Reclaim { from, bytes })
+        }
         ClusterCommand::Down { leave } => down(*leave),
     }
 }
@@ -274,6 +300,38 @@ fn status(json: bool) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Asks the cell whose memory it is.
+fn ask_lender(lender: u16, ask: &Ask) -> Result<ExitCode> {
+    let files = Files::open().into_diagnostic()?;
+    let plan = files.plan().into_diagnostic()?;
+    if plan.is_empty() {
+        if let Some(code) = in_lab()? {
+            return Ok(code);
+        }
+        return Err(no_cluster());
+    }
+    if plan.iter().all(|cell| cell.number != lender) {
+        let known: Vec<String> = plan.iter().map(|cell| cell.number.to_string()).collect();
+        return Err(miette!(
+            help = "memory is lent within a host; give the command on the host of the cell",
+            "there is no cell {lender} on this host; there is {}",
+            known.join(", ")
+        ));
+    }
+    let cell = files.cell(lender);
+    let answer = Connection::open(&cell).and_then(|mut cell| cell.ask(ask));
+    match answer.map_err(|error| {
+        miette!(
+            help = "try again when `mirrorball cluster status` shows that it runs",
+            "cell {lender} does not answer: {error}"
+        )
+    })? {
+        Answer::Done => Ok(ExitCode::SUCCESS),
+        Answer::Refused { why } => Err(miette!("{why}")),
+        other => Err(miette!("an answer to another question: {other:?}")),
+    }
+}
+
 fn no_cluster() -> miette::Report {
     miette!(
         help = "start one with `mirrorball cluster up`",
@@ -283,11 +341,16 @@ fn no_cluster() -> miette::Report {
 
 fn print(status: &Status) {
     println!(
-        "{:<5} {:<10} {:<6} {:>8} {:<12} {:<8} {:>8} {:>8} {:>6}  VMS",
-        "CELL", "HOST", "STATE", "PID", "CPUS", "NODES", "MEMORY", "GIVEN", "VCPUS"
+        "{:<5} {:<10} {:<6} {:>8} {:<12} {:<8} {:>8} {:>8} {:>8} {:>6}  VMS",
+        "CELL", "HOST", "STATE", "PID", "CPUS", "NODES", "MEMORY", "GIVEN", "LOANS", "VCPUS"
     );
     for cell in &status.cells {
         println!("{}", line(cell));
+    }
+    for cell in &status.cells {
+        for Part { cell: to, bytes } in &cell.lent {
+            println!("cell {} has lent cell {to} {}M", cell.plan.number, bytes >> 20);
+        }
     }
 }
 
@@ -295,8 +358,14 @@ fn line(cell: &CellStatus) -> String {
     let state = if cell.life.is_some() { "runs" } else { "dead" };
     let nodes: Vec<usize> = cell.plan.nodes.iter().map(|node| *node as usize).collect();
     let mib = |bytes: u64| format!("{}M", bytes >> 20);
+    let sum = |parts: &[Part]| parts.iter().map(|part| part.bytes).sum::<u64>();
+    let loans = match (sum(&cell.borrowed), sum(&cell.lent)) {
+        (borrowed, lent) if borrowed > lent => format!("+{}", mib(borrowed - lent)),
+        (borrowed, lent) if lent > borrowed => format!("-{}", mib(lent - borrowed)),
+        _ => "-".to_owned(),
+    };
     format!(
-        "{:<5} {:<10} {state:<6} {:>8} {:<12} {:<8} {:>8} {:>8} {:>6}  {}",
+        "{:<5} {:<10} {state:<6} {:>8} {:<12} {:<8} {:>8} {:>8} {loans:>8} {:>6}  {}",
         cell.plan.number,
         cell.plan.host.as_deref().unwrap_or("-"),
         cell.pid,

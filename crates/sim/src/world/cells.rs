@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use cell::cluster::contacts::{Contacts, Parted, Verdict};
+use cell::cluster::interface::Running;
 use cell::cluster::limits::{HELLO_LIMIT, LOOK_AFTER, ORPHANS_LIMIT, RETRY, TICK, WORD_LIMIT};
 use cell::cluster::membership::News;
 use cell::cluster::state::{Act, Client, State};
@@ -70,10 +71,16 @@ impl World {
         let peers: Vec<CellId> = peers.collect();
         let running = self.monitors.values().filter(|monitor| monitor.runs);
         let running = running.filter(|monitor| self.are_near(monitor.cell, id.number));
-        let running = running.map(|monitor| (monitor.host.name.clone(), monitor.cell, monitor.host.share));
+        let running = running.map(|monitor| Running {
+            name: monitor.host.name.clone(),
+            cell: monitor.cell,
+            share: monitor.host.share,
+            borrowed: monitor.host.borrowed.clone(),
+        });
+        let lent = self.lent.get(&id.number).cloned();
         let elsewhere = self.numbers().filter(|number| !self.are_near(*number, id.number));
         let process = Process {
-            state: State::new(id, u32::from(id.number), plan, running.collect::<Vec<_>>())
+            state: State::new(id, u32::from(id.number), plan, lent, running.collect::<Vec<_>>())
                 .with_ways(self.cells.known.clone()),
             id,
             started: self.now,
@@ -366,6 +373,7 @@ impl World {
                     Some(process) => acts.extend(process.state.unsent(to, message)),
                     None => {}
                 },
+                Act::Keep(lent) => _ = self.lent.insert(at.number, lent),
                 Act::Answer(client, answer) => self.answer(at, client, answer),
                 Act::End => {}
             }

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use cell::cluster::interface::{Answer, Ask, Host};
+use cell::cluster::interface::{Answer, Ask, Host, Part};
 use cell::cluster::limits::{HOPS_MAX, RETRY};
 use cell::cluster::routes::WAKE_NS;
-use cell::cluster::state::{CellMessage, Client, Key};
+use cell::cluster::state::{CellMessage, Client, Key, Said};
 use protocol::CellId;
 use protocol::agreement::Message;
 use protocol::multicast::Packet;
@@ -45,6 +45,17 @@ impl World {
         };
         self.monitors.insert(client, monitor);
         self.come(client);
+    }
+
+    /// A command asks a cell.
+    pub fn command(&mut self, cell: u16, ask: Ask) {
+        let client = self.clients;
+        self.clients += 1;
+        if let Some(process) = self.processes.get(&cell) {
+            let cell = process.id;
+            self.say(|| format!("{cell} is asked: {ask:?}"));
+            self.to(cell, self.now + WAKE_NS, Input::Asked(client, ask));
+        }
     }
 
     /// A VM ends.
@@ -93,6 +104,12 @@ impl World {
     }
 
     pub(super) fn answer(&mut self, at: CellId, client: Client, answer: Answer) {
+        if !self.monitors.contains_key(&client) {
+            // A command's.
+            self.counts.loans += u64::from(answer == Answer::Done);
+            self.say(|| format!("{at} answers: {answer:?}"));
+            return;
+        }
         let connected = |monitor: &&mut Monitor| monitor.connected == Some(at);
         let Some(monitor) = self.monitors.get_mut(&client).filter(connected) else {
             return;
@@ -103,7 +120,7 @@ impl World {
                 self.say(|| format!("{name} runs on in {at}"));
                 self.add_witnesses(at, client);
             }
-            Answer::Hosted(_) => self.hosted(at, client, &name),
+            Answer::Hosted(place) => self.hosted(at, client, &name, place.borrowed),
             Answer::Elsewhere { cell }
                 if monitor.hops == HOPS_MAX || !self.cells.are_near(monitor.cell, cell) =>
             {
@@ -137,7 +154,7 @@ impl World {
     }
 
     /// A new VM has its place, and runs.
-    fn hosted(&mut self, at: CellId, client: Client, name: &str) {
+    fn hosted(&mut self, at: CellId, client: Client, name: &str, borrowed: Vec<Part>) {
         if let Some((other, cell)) = self.other_of(client, name) {
             if self.are_near(cell, at.number) {
                 // The cell that knew of it is dead, but on one host no two can have the directory of that name.
@@ -161,6 +178,8 @@ impl World {
             return;
         };
         monitor.runs = true;
+        self.counts.borrowing += u64::from(!borrowed.is_empty());
+        monitor.host.borrowed = borrowed;
         self.counts.hosted += 1;
         self.counts.waits_ns.push(self.now - monitor.asked_at);
         self.say(|| format!("{name} runs in {at}"));
@@ -188,7 +207,7 @@ impl World {
     /// What a cell is told of VMs when it meets another makes it one that knows of them.
     pub(super) fn witness(&mut self, at: CellId, from: CellId, message: &CellMessage) {
         let Packet::Direct {
-            body: Message::Hello { mine, yours },
+            body: Said::Table(Message::Hello { mine, yours }),
             ..
         } = message
         else {

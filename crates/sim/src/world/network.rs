@@ -134,6 +134,8 @@ impl World {
         }
         for number in self.cells_of(host) {
             self.joiners.remove(&number);
+            // It was in the runtime directory, which is memory.
+            self.lent.remove(&number);
             let Some(dead) = self.processes.remove(&number) else {
                 continue;
             };

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use cell::cluster::interface::{Answer, Ask};
 use cell::cluster::membership::Members;
 use cell::cluster::state::{Act, Client};
+use protocol::grant::Amounts;
 
 use super::World;
 use crate::SECOND;
@@ -44,6 +45,17 @@ impl World {
             let [Act::Answer(_, Answer::Status(status))] = &acts[..] else {
                 return self.fail(format!("cell {number} tells nothing"));
             };
+            for cell in &status.cells {
+                let written = self.lent.get(&cell.plan.number).cloned().unwrap_or_default();
+                let lent: Amounts = cell.lent.iter().map(|part| (part.cell, part.bytes)).collect();
+                if lent != written {
+                    let what = format!(
+                        "cell {number} knows that {} has lent {lent:?}, not {written:?}",
+                        cell.pid
+                    );
+                    return self.fail(what);
+                }
+            }
             let known = status.cells.iter().flat_map(|cell| {
                 let number = cell.plan.number;
                 cell.vms.iter().map(move |name| (name.clone(), number))
@@ -56,16 +68,20 @@ impl World {
         Ok(())
     }
 
-    /// What must hold at all times: no cell has promised more than it has.
+    /// What must hold at all times: no cell's memory has been promised twice, by itself or by who has borrowed it.
     pub(super) fn check(&self) -> Result<(), String> {
         let mut given = vec![0; self.lives.len()];
         for monitor in self.monitors.values().filter(|monitor| monitor.runs) {
             given[usize::from(monitor.cell)] += monitor.host.share.memory_bytes;
+            for part in &monitor.host.borrowed {
+                given[usize::from(monitor.cell)] -= part.bytes;
+                given[usize::from(part.cell)] += part.bytes;
+            }
         }
         for (plan, given) in self.cells.plans.iter().zip(given) {
             if given > plan.memory_bytes {
                 return self.fail(format!(
-                    "cell {} has given out {given} of {}",
+                    "of cell {}'s memory {given} of {} are given out",
                     plan.number, plan.memory_bytes
                 ));
             }

@@ -4,12 +4,18 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::*;
 
+mod loans;
+
 const GIB: u64 = 1 << 30;
 
 struct World {
     cells: BTreeMap<CellId, State>,
     links: VecDeque<(CellId, CellId, CellMessage)>,
     answers: BTreeMap<(u16, Client), Answer>,
+    /// What each has in writing.
+    lent: BTreeMap<u16, Amounts>,
+    /// What the host says that runs.
+    running: Vec<Running>,
 }
 
 fn id(number: u16, life: u32) -> CellId {
@@ -36,6 +42,7 @@ fn vm(name: &str, mib: u64) -> Host {
         only: None,
         sent: false,
         runs: false,
+        borrowed: Vec::new(),
     }
 }
 
@@ -45,6 +52,8 @@ impl World {
             cells: BTreeMap::new(),
             links: VecDeque::new(),
             answers: BTreeMap::new(),
+            lent: BTreeMap::new(),
+            running: Vec::new(),
         };
         (0..count).for_each(|number| world.start(id(number, 1)));
         world
@@ -52,8 +61,16 @@ impl World {
 
     fn start(&mut self, cell: CellId) {
         let others: Vec<CellId> = self.cells.keys().copied().collect();
-        self.cells
-            .insert(cell, State::new(cell, 1, plan(cell.number), []));
+        self.cells.insert(
+            cell,
+            State::new(
+                cell,
+                1,
+                plan(cell.number),
+                self.lent.remove(&cell.number),
+                self.running.clone(),
+            ),
+        );
         for other in others {
             self.act(cell, |state| state.linked(other));
             self.act(other, |state| state.linked(cell));
@@ -65,6 +82,7 @@ impl World {
     fn act(&mut self, at: CellId, act: impl FnOnce(&mut State) -> Vec<Act>) {
         for act in act(self.cells.get_mut(&at).expect("lives")) {
             match act {
+                Act::Keep(lent) => _ = self.lent.insert(at.number, lent),
                 Act::Send(to, message) => self.links.push_back((at, to, message)),
                 Act::Answer(client, answer) => _ = self.answers.insert((at.number, client), answer),
                 Act::End => {}
@@ -183,7 +201,7 @@ fn a_name_is_taken_in_the_whole_cluster_until_its_vm_has_ended() {
         only: Some(1),
         ..vm("a", 64)
     };
-    assert!(matches!(world.host(1, there), Answer::Hosted(plan) if plan.number == 1));
+    assert!(matches!(world.host(1, there), Answer::Hosted(place) if place.plan.number == 1));
     let Answer::Refused { why } = world.host(2, vm("a", 64)) else {
         panic!("two of one name");
     };
@@ -245,7 +263,7 @@ fn a_dead_cell_gets_no_vm_and_its_next_process_finds_those_it_had() {
     // Its VMs run on, and their names are taken.
     world.vms(&[&[], &["a", "b"]]);
     assert!(matches!(world.host(3, vm("a", 64)), Answer::Refused { .. }));
-    assert!(matches!(world.host(4, vm("c", 64)), Answer::Hosted(plan) if plan.number == 0));
+    assert!(matches!(world.host(4, vm("c", 64)), Answer::Hosted(place) if place.plan.number == 0));
     world.start(id(1, 2));
     world.vms(&[&["c"], &["a", "b"]]);
     let back = Host { runs: true, ..there };
@@ -261,8 +279,13 @@ fn a_dead_cell_gets_no_vm_and_its_next_process_finds_those_it_had() {
 
 #[test]
 fn before_it_has_met_the_others_a_cell_takes_in_only_what_runs() {
-    let running = [("b".to_owned(), 0, vm("b", 64).share)];
-    let mut state = State::new(id(0, 1), 1, plan(0), running);
+    let running = [Running {
+        name: "b".to_owned(),
+        cell: 0,
+        share: vm("b", 64).share,
+        borrowed: Vec::new(),
+    }];
+    let mut state = State::new(id(0, 1), 1, plan(0), None, running);
     assert!(state.asked(1, Ask::Host(vm("a", 64))).is_empty());
     let runs = Host {
         runs: true,
@@ -295,8 +318,13 @@ fn the_first_to_start_again_knows_what_the_host_has() {
         vcpus: 1,
         memory_bytes: 700 << 20,
     };
-    let running = [("a".to_owned(), 0, share), ("b".to_owned(), 1, share)];
-    let mut state = State::new(id(0, 2), 1, plan(0), running);
+    let running = [("a", 0), ("b", 1)].map(|(name, cell)| Running {
+        name: name.to_owned(),
+        cell,
+        share,
+        borrowed: Vec::new(),
+    });
+    let mut state = State::new(id(0, 2), 1, plan(0), None, running);
     state.met();
     for (name, mib, why) in [
         ("a", 64, "in cell 0"),

@@ -1,0 +1,253 @@
+//! Memory that cells of one host lend one another: what is asked for, what comes of it, and what VMs have of it.
+//!
+//! The count of two cells is theirs alone ([`protocol::grant`]). In the table, where all cells see it, each says what it has
+//! lent.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use protocol::CellId;
+use protocol::grant::{Amounts, Effect, Refusal, Use};
+
+use super::{Act, Client, Key, KnownCell, Said, State, Value};
+use crate::cluster::interface::{Answer, Part, Place, Running, VmShare};
+
+/// Who waits for a cell to have memory or to give it back, in the order of its answers: the client, and the bytes.
+#[derive(Debug, Default)]
+pub(super) struct Loans(BTreeMap<u16, VecDeque<(Client, u64)>>);
+
+/// A VM's memory by home.
+pub(super) fn parts(cell: u16, share: VmShare, borrowed: &[Part]) -> Amounts {
+    let others: u64 = borrowed.iter().map(|part| part.bytes).sum();
+    let own = (cell, share.memory_bytes.saturating_sub(others));
+    let others = borrowed.iter().map(|part| (part.cell, part.bytes));
+    [own].into_iter().chain(others).collect()
+}
+
+/// What the VMs of other cells have of this one.
+pub(super) fn used(running: &[Running], home: u16) -> Amounts {
+    let mut used = Amounts::new();
+    for vm in running {
+        for part in vm.borrowed.iter().filter(|part| part.cell == home) {
+            *used.entry(vm.cell).or_default() += part.bytes;
+        }
+    }
+    used
+}
+
+pub(super) fn list(amounts: &Amounts) -> Vec<Part> {
+    let parts = amounts.iter().map(|(cell, bytes)| (*cell, *bytes));
+    parts.map(|(cell, bytes)| Part { cell, bytes }).collect()
+}
+
+impl State {
+    pub(super) fn lend(&mut self, client: Client, to: u16, bytes: u64) -> Vec<Act> {
+        let given = self.check_loan(to, bytes).and_then(|()| {
+            self.ledger
+                .give(to, bytes)
+                .map_err(|refusal| self.why(refusal, to))
+        });
+        self.began(client, to, bytes, given)
+    }
+
+    pub(super) fn reclaim(&mut self, client: Client, from: u16, bytes: u64) -> Vec<Act> {
+        let recalled = self.check_loan(from, bytes).and_then(|()| {
+            let recalled = self.ledger.recall(from, bytes);
+            recalled.map_err(|refusal| match refusal {
+                Refusal::Short(lent) => format!(
+                    "cell {from} has only {} MiB of cell {}'s memory; reclaim no more than that",
+                    lent >> 20,
+                    self.me.number
+                ),
+                Refusal::NotMet => self.why(refusal, from),
+            })
+        });
+        self.began(client, from, bytes, recalled)
+    }
+
+    fn began(
+        &mut self,
+        client: Client,
+        other: u16,
+        bytes: u64,
+        effects: Result<Vec<Effect>, String>,
+    ) -> Vec<Act> {
+        match effects {
+            Ok(effects) => {
+                self.loans.0.entry(other).or_default().push_back((client, bytes));
+                self.lending_acts(effects)
+            }
+            Err(why) => vec![Act::Answer(client, Answer::Refused { why })],
+        }
+    }
+
+    /// What is wrong with a loan between this cell and another one, before its amount is looked at.
+    fn check_loan(&self, other: u16, bytes: u64) -> Result<(), String> {
+        let me = self.me.number;
+        if self.early.is_some() {
+            return Err(format!("cell {me} is only starting; try again in a moment"));
+        }
+        if bytes == 0 {
+            return Err("nothing is to be lent; name an amount, as 512M".to_owned());
+        }
+        if other == me {
+            return Err(format!("cell {me} has its own memory already; name two cells"));
+        }
+        let Some(known) = self.cells().find(|cell| cell.number == other) else {
+            let known: Vec<String> = self.cells().map(|cell| cell.number.to_string()).collect();
+            return Err(format!("there is no cell {other}; there is {}", known.join(", ")));
+        };
+        if known.plan.host != self.plan.host {
+            return Err(format!(
+                "cells {me} and {other} are on different hosts; memory is lent within a host only"
+            ));
+        }
+        Ok(())
+    }
+
+    fn why(&self, refusal: Refusal, other: u16) -> String {
+        match refusal {
+            Refusal::NotMet => {
+                format!(
+                    "cell {other} does not run; try again when `mirrorball cluster status` shows that it does"
+                )
+            }
+            Refusal::Short(free) => format!(
+                "cell {} has only {} MiB that no VM uses; lend less, or end a VM there",
+                self.me.number,
+                free >> 20
+            ),
+        }
+    }
+
+    /// What the ledger's effects mean.
+    pub(super) fn lending_acts(&mut self, effects: Vec<Effect>) -> Vec<Act> {
+        let mut acts = Vec::new();
+        for effect in effects {
+            match effect {
+                Effect::Keep(lent) => {
+                    acts.push(Act::Keep(lent.clone()));
+                    let value = Value::Cell(self.pid, self.plan.clone(), lent);
+                    let told = self.node.change(&Key::Cell(self.me.number), Some(value));
+                    let (_, effects) = told.unwrap_or_default();
+                    acts.extend(self.acts(effects));
+                }
+                Effect::Send(to, message) => acts.extend(self.say(to, Said::Grant(message))),
+                Effect::Taken(by) | Effect::Back(by) => {
+                    acts.extend(self.answer_lender(by, |_, _| Answer::Done));
+                }
+                Effect::Kept(by) => acts.extend(self.answer_lender(by, |state, bytes| {
+                    let why = state.why_kept(by, bytes);
+                    Answer::Refused { why }
+                })),
+                // Cells share no regions yet.
+                Effect::Mapped(..) | Effect::Unmapped(..) | Effect::Revoked(_) => {}
+            }
+        }
+        acts
+    }
+
+    fn answer_lender(&mut self, by: u16, answer: impl FnOnce(&Self, u64) -> Answer) -> Option<Act> {
+        let (client, bytes) = self.loans.0.get_mut(&by)?.pop_front()?;
+        Some(Act::Answer(client, answer(self, bytes)))
+    }
+
+    fn why_kept(&self, by: u16, bytes: u64) -> String {
+        let me = self.me.number;
+        let mut names = Vec::new();
+        let mut used = 0;
+        for vm in self.vms().filter(|vm| vm.cell == by) {
+            for part in vm.borrowed.iter().filter(|part| part.cell == me) {
+                names.push(vm.name);
+                used += part.bytes;
+            }
+        }
+        let names = match names[..] {
+            [] => "a VM that is starting".to_owned(),
+            _ => names.join(", "),
+        };
+        let lent = self.ledger.given().get(&by).copied().unwrap_or(0);
+        format!(
+            "cell {by} cannot give {} MiB back: of cell {me}'s memory it has {} MiB, of which {names} uses {} MiB; end that, or \
+             reclaim less",
+            bytes >> 20,
+            lent >> 20,
+            used >> 20
+        )
+    }
+
+    /// A cell has died. What it was asked is open: what it had it has, and its next life may have it all.
+    pub(super) fn lender_waits_in_vain(&mut self, dead: CellId) -> Vec<Act> {
+        let waiting = self.loans.0.remove(&dead.number).unwrap_or_default();
+        let refused = |(client, _)| {
+            let why = format!(
+                "cell {} died before it answered; `mirrorball cluster status` shows what it has when it runs again",
+                dead.number
+            );
+            Act::Answer(client, Answer::Refused { why })
+        };
+        waiting.into_iter().map(refused).collect()
+    }
+
+    /// For whose word a client waits that lends or reclaims.
+    pub(super) fn lender_waits_for(&self, client: Client) -> impl Iterator<Item = CellId> {
+        let waiting = self.loans.0.iter().filter(move |(_, waiting)| {
+            let mut waiting = waiting.iter();
+            waiting.any(|(waits, _)| *waits == client)
+        });
+        waiting.filter_map(|(number, _)| {
+            let life = self.life(*number)?;
+            Some(CellId {
+                number: *number,
+                life,
+            })
+        })
+    }
+
+    /// A VM's place in this cell: with the nodes of those whose memory it has.
+    pub(super) fn place(&self, name: &str) -> Place {
+        let mut borrowed = self
+            .ledger
+            .parts(&Use::Vm(name.to_owned()))
+            .cloned()
+            .unwrap_or_default();
+        borrowed.remove(&self.me.number);
+        let mut plan = self.plan.clone();
+        let lenders = self.cells().filter(|cell| borrowed.contains_key(&cell.number));
+        plan.nodes
+            .extend(lenders.flat_map(|lender| lender.plan.nodes.iter().copied()));
+        plan.nodes.sort_unstable();
+        plan.nodes.dedup();
+        Place {
+            plan,
+            borrowed: list(&borrowed),
+        }
+    }
+
+    /// The last process gave a VM its place here.
+    pub(super) fn inherit(&mut self, name: &str) {
+        let own = self.vms().find(|vm| vm.cell == self.me.number && vm.name == name);
+        if let Some(parts) = own.map(|vm| parts(vm.cell, vm.share, vm.borrowed)) {
+            self.ledger.find(Use::Vm(name.to_owned()), parts);
+        }
+    }
+
+    /// The memory that a cell has to give to VMs: its own and what living ones have lent it.
+    pub(super) fn memory_of(&self, cell: &KnownCell<'_>) -> u64 {
+        let lent: u64 = cell.lent.values().sum();
+        let lenders = self.cells().filter(|lender| self.life(lender.number).is_some());
+        let borrowed: u64 = lenders.filter_map(|lender| lender.lent.get(&cell.number)).sum();
+        (cell.plan.memory_bytes + borrowed).saturating_sub(lent)
+    }
+
+    /// What a cell has borrowed, from whom.
+    pub(super) fn borrowed_by(&self, borrower: u16) -> Vec<Part> {
+        let of = |lender: KnownCell<'_>| {
+            let bytes = *lender.lent.get(&borrower)?;
+            Some(Part {
+                cell: lender.number,
+                bytes,
+            })
+        };
+        self.cells().filter_map(of).collect()
+    }
+}

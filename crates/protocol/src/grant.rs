@@ -1,0 +1,353 @@
+//! Memory that cells give one another, as typed grants (Multikernel, SOSP '09, section 4.7; Cellular Disco, SOSP '99, section
+//! 5.1).
+//!
+//! Guest memory has no addresses that could be handed out: it is what a file in memory takes of the host. So a grant is an
+//! amount: so many bytes of one *home*, the cell whose nodes they are on, with one *holder*, in one use. Grants of one home,
+//! holder and use are one; part of a grant can go into another use or to another holder, which is what splitting it is.
+//!
+//! 1. What a holder has is *free*, or in one use: a VM's memory, or a region that cells share ([`region`]). Free memory goes into a
+//!    use, and back from it, by the holder's word alone.
+//! 2. A grant changes its holder in two phases, since order matters. Giving: the home *reserves* the memory, keeps in writing
+//!    that it is given, and only then says so; the holder has it when it hears that, and tells. Giving back: the home asks, and
+//!    the holder gives what is free, or keeps all; the home has it when it hears that.
+//! 3. The home's count is never less than the holder's. It is in writing before a word of it is said, so a home that starts
+//!    anew counts what it has given even if the holder is dead or hangs. A holder that starts anew has what its home says; one
+//!    that lives knows better than a home that starts anew.
+//! 4. VMs outlive both processes. A new life is told of those that run and what they have ([`Ledger::find`]); it is theirs
+//!    whatever anybody says.
+//!
+//! The two cells concerned and nobody else keep the count, so that no third one's old word can bring back a grant that is
+//! over. Links deliver in order and once until one side is dead, as for [`crate::agreement`]; two lives are linked once.
+
+mod region;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::CellId;
+use crate::agreement::CellNumber;
+use region::Region;
+
+/// Bytes by cell: of which home, or with which holder.
+pub type Amounts = BTreeMap<CellNumber, u64>;
+
+/// What memory is used for. What is in no use is free.
+#[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize, Deserialize)]
+pub enum Use {
+    /// The memory of a VM, by its name.
+    Vm(String),
+    /// A region that any number of cells map, numbered by who has the memory.
+    Shared(u64),
+    /// A channel's ring, which one other cell maps.
+    Channel(u64),
+}
+
+/// What cells send one another.
+#[derive(Clone, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
+pub enum Message {
+    /// First on every link, both ways.
+    Hello {
+        /// What the sender has given the receiver.
+        given: u64,
+        /// What the sender has of the receiver's; none if its life knows of no life of the receiver yet.
+        held: Option<u64>,
+    },
+    /// This is the receiver's now.
+    Give {
+        /// So much.
+        bytes: u64,
+    },
+    /// The answer: the sender has it.
+    Taken {
+        /// As given.
+        bytes: u64,
+    },
+    /// The sender would like this back.
+    Recall {
+        /// So much.
+        bytes: u64,
+    },
+    /// The answer: it is the receiver's again.
+    Back {
+        /// As asked.
+        bytes: u64,
+    },
+    /// The other answer: less than that is free, and all of it stays.
+    Kept {
+        /// As asked.
+        bytes: u64,
+    },
+    /// The receiver may map this region of the sender's.
+    Map(Use),
+    /// It may no longer.
+    Unmap(Use),
+    /// The receipt: it does not.
+    Unmapped(Use),
+}
+
+/// What is to be done, in this order.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Effect {
+    /// Put in writing what is given, all of it, before anything that follows is done.
+    Keep(Amounts),
+    /// Send a message.
+    Send(CellId, Message),
+    /// The holder has what it was given.
+    Taken(CellNumber),
+    /// The holder has given back what it was asked for.
+    Back(CellNumber),
+    /// The holder keeps it: it is not free.
+    Kept(CellNumber),
+    /// A region may be mapped: it is another cell's.
+    Mapped(CellNumber, Use),
+    /// A region may no longer be mapped.
+    Unmapped(CellNumber, Use),
+    /// No cell maps this region any more: its memory is free.
+    Revoked(Use),
+}
+
+/// Why it can't be.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Refusal {
+    /// The other cell is dead, or has not said hello yet.
+    NotMet,
+    /// There is only so much, bytes.
+    Short(u64),
+}
+
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+struct Link {
+    cell: CellId,
+    said_hello: bool,
+}
+
+/// One cell's memory: what it has of which home, and to what use it puts it.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub struct Ledger {
+    me: CellId,
+    /// What is here, whoever holds it.
+    bytes: u64,
+    /// Of it, what others hold. Kept in writing.
+    given: Amounts,
+    /// What this cell holds of others, for each that this life has heard of it from.
+    held: Amounts,
+    /// By home, this cell among them.
+    uses: BTreeMap<Use, Amounts>,
+    links: BTreeMap<CellNumber, Link>,
+    /// Regions of this cell's, beside their memory in `uses`.
+    regions: BTreeMap<Use, Region>,
+    /// Regions of others that this cell may map.
+    mapped: BTreeSet<(CellNumber, Use)>,
+}
+
+impl Ledger {
+    /// A cell without links that has `bytes`; `given` is what is in writing.
+    pub fn new(me: CellId, bytes: u64, mut given: Amounts) -> Self {
+        given.remove(&me.number);
+        Self {
+            me,
+            bytes,
+            given,
+            held: Amounts::new(),
+            uses: BTreeMap::new(),
+            links: BTreeMap::new(),
+            regions: BTreeMap::new(),
+            mapped: BTreeSet::new(),
+        }
+    }
+
+    /// This use is found to be: what a VM has that outlived this cell's last process.
+    pub fn find(&mut self, what: Use, parts: Amounts) {
+        self.uses.insert(what, parts);
+    }
+
+    /// What this cell has given, by holder.
+    pub fn given(&self) -> &Amounts {
+        &self.given
+    }
+
+    /// What this cell has of others, by home.
+    pub fn held(&self) -> &Amounts {
+        &self.held
+    }
+
+    /// What a use takes, by home.
+    pub fn parts(&self, what: &Use) -> Option<&Amounts> {
+        self.uses.get(what)
+    }
+
+    /// What of this cell's own memory is free.
+    pub fn own_free(&self) -> u64 {
+        let given: u64 = self.given.values().sum();
+        self.bytes.saturating_sub(given + self.used_of(self.me.number))
+    }
+
+    /// What is free, of all homes that live.
+    pub fn free(&self) -> u64 {
+        let lenders = self.held.keys().map(|home| self.free_of(*home));
+        self.own_free() + lenders.sum::<u64>()
+    }
+
+    fn used_of(&self, home: CellNumber) -> u64 {
+        self.uses.values().filter_map(|parts| parts.get(&home)).sum()
+    }
+
+    /// What is free of another home's, if that lives: nothing new is to depend on a dead one.
+    fn free_of(&self, home: CellNumber) -> u64 {
+        let held = self.held.get(&home).filter(|_| self.met(home).is_some());
+        held.map_or(0, |held| held.saturating_sub(self.used_of(home)))
+    }
+
+    fn met(&self, number: CellNumber) -> Option<CellId> {
+        let link = self.links.get(&number).filter(|link| link.said_hello);
+        link.map(|link| link.cell)
+    }
+
+    /// Whether all linked cells have said what this one has given them and has of theirs.
+    pub fn is_ready(&self) -> bool {
+        self.links.values().all(|link| link.said_hello)
+    }
+
+    /// Puts free memory to a use: this cell's own first, then of few others. `None` if there is not so much, or such a use
+    /// already.
+    pub fn occupy(&mut self, what: Use, bytes: u64) -> Option<&Amounts> {
+        if self.uses.contains_key(&what) || self.free() < bytes {
+            return None;
+        }
+        let own = (self.me.number, self.own_free());
+        let mut lenders: Vec<_> = self
+            .held
+            .keys()
+            .map(|home| (*home, self.free_of(*home)))
+            .collect();
+        lenders.sort_by_key(|(_, free)| u64::MAX - free);
+        let mut missing = bytes;
+        let mut parts = Amounts::new();
+        for (home, free) in [own].into_iter().chain(lenders) {
+            let part = free.min(missing);
+            missing -= part;
+            if part > 0 {
+                parts.insert(home, part);
+            }
+        }
+        Some(self.uses.entry(what).or_insert(parts))
+    }
+
+    /// What a VM had is free. A region is revoked instead.
+    pub fn vacate(&mut self, what: &Use) {
+        if !self.regions.contains_key(what) {
+            self.uses.remove(what);
+        }
+    }
+
+    /// Gives another cell so much of this one's own memory. [`Effect::Taken`] comes when it has it.
+    ///
+    /// # Errors
+    /// If the other is not there, or so much is not free.
+    pub fn give(&mut self, to: CellNumber, bytes: u64) -> Result<Vec<Effect>, Refusal> {
+        let cell = self.met(to).ok_or(Refusal::NotMet)?;
+        let free = self.own_free();
+        if free < bytes {
+            return Err(Refusal::Short(free));
+        }
+        *self.given.entry(to).or_default() += bytes;
+        let send = Effect::Send(cell, Message::Give { bytes });
+        Ok(vec![Effect::Keep(self.given.clone()), send])
+    }
+
+    /// Asks a holder for so much of what it was given. [`Effect::Back`] or [`Effect::Kept`] says what came of it.
+    ///
+    /// # Errors
+    /// If the other is not there, or has not so much of this cell's.
+    pub fn recall(&mut self, from: CellNumber, bytes: u64) -> Result<Vec<Effect>, Refusal> {
+        let cell = self.met(from).ok_or(Refusal::NotMet)?;
+        let given = self.given.get(&from).copied().unwrap_or(0);
+        if given < bytes {
+            return Err(Refusal::Short(given));
+        }
+        Ok(vec![Effect::Send(cell, Message::Recall { bytes })])
+    }
+
+    /// There is a link to a cell now. An earlier life of it is dead.
+    pub fn link(&mut self, cell: CellId) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        if let Some(earlier) = self.links.get(&cell.number) {
+            effects = self.dead(earlier.cell);
+        }
+        let said_hello = false;
+        self.links.insert(cell.number, Link { cell, said_hello });
+        let given = self.given.get(&cell.number).copied().unwrap_or(0);
+        let held = self.held.get(&cell.number).copied();
+        effects.push(Effect::Send(cell, Message::Hello { given, held }));
+        effects
+    }
+
+    /// A cell is dead. What it has, its VMs have.
+    pub fn dead(&mut self, cell: CellId) -> Vec<Effect> {
+        let Some(link) = self.links.get(&cell.number) else {
+            return Vec::new();
+        };
+        if link.cell != cell {
+            return Vec::new();
+        }
+        self.links.remove(&cell.number);
+        self.unmap_all(cell.number)
+    }
+
+    /// A message has come. One from a cell without a link is nothing.
+    pub fn take(&mut self, from: CellId, message: Message) -> Vec<Effect> {
+        let home = from.number;
+        match self.links.get_mut(&home) {
+            Some(link) if link.cell == from => link.said_hello |= matches!(message, Message::Hello { .. }),
+            _ => return Vec::new(),
+        }
+        match message {
+            Message::Hello { given, held } => {
+                // A life that has held it knows what it still has; a new one holds what it is told.
+                if given > 0 || self.held.contains_key(&home) {
+                    self.held.entry(home).or_insert(given);
+                }
+                held.map_or_else(Vec::new, |held| self.is_held(home, held))
+            }
+            Message::Give { bytes } => {
+                *self.held.entry(home).or_default() += bytes;
+                vec![Effect::Send(from, Message::Taken { bytes })]
+            }
+            Message::Taken { .. } => vec![Effect::Taken(home)],
+            Message::Recall { bytes } => {
+                if self.free_of(home) < bytes {
+                    return vec![Effect::Send(from, Message::Kept { bytes })];
+                }
+                if let Some(held) = self.held.get_mut(&home) {
+                    *held -= bytes;
+                }
+                vec![Effect::Send(from, Message::Back { bytes })]
+            }
+            Message::Back { bytes } => {
+                let given = self.given.get(&home).copied().unwrap_or(0);
+                let mut effects = self.is_held(home, given.saturating_sub(bytes));
+                effects.push(Effect::Back(home));
+                effects
+            }
+            Message::Kept { .. } => vec![Effect::Kept(home)],
+            Message::Map(what) => self.map(home, what),
+            Message::Unmap(what) => self.unmap(from, what),
+            Message::Unmapped(what) => self.is_unmapped(home, &what).into_iter().collect(),
+        }
+    }
+
+    /// A holder has so much.
+    fn is_held(&mut self, by: CellNumber, bytes: u64) -> Vec<Effect> {
+        let was = match bytes {
+            0 => self.given.remove(&by).unwrap_or(0),
+            _ => self.given.insert(by, bytes).unwrap_or(0),
+        };
+        if was == bytes {
+            return Vec::new();
+        }
+        vec![Effect::Keep(self.given.clone())]
+    }
+}

@@ -1,0 +1,218 @@
+//! Every order in which gifts, recalls, VMs, messages, deaths and new lives can follow one another.
+
+use stateright::{Checker, Model, Property};
+
+use super::super::Use;
+use super::world::World;
+use crate::CellId;
+
+/// Something that is tried once, at any time.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Deed {
+    Give(u16, u16, u64),
+    Recall(u16, u16, u64),
+    /// A VM of this number, in this cell, of so many bytes.
+    Run(u16, u8, u64),
+    /// It ends, if it runs.
+    End(u8),
+    /// A region of two bytes for both other cells.
+    Share(u16),
+    Revoke(u16),
+}
+
+/// A small world of cells with two bytes each.
+#[derive(Clone, Debug)]
+struct Small {
+    cells: usize,
+    deeds: Vec<Deed>,
+    /// Who may die once, and start anew.
+    mortal: Vec<u16>,
+}
+
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+struct State {
+    world: World,
+    done: Vec<bool>,
+}
+
+#[derive(Clone, Debug, Eq, PartialEq)]
+enum Step {
+    Do(usize),
+    Deliver(CellId, CellId),
+    Die(CellId),
+    Learn(CellId, CellId),
+    Return(u16),
+}
+
+impl Model for Small {
+    type State = State;
+    type Action = Step;
+
+    fn init_states(&self) -> Vec<State> {
+        vec![State {
+            world: World::new(&vec![2; self.cells]),
+            done: vec![false; self.deeds.len()],
+        }]
+    }
+
+    fn actions(&self, state: &State, steps: &mut Vec<Step>) {
+        let world = &state.world;
+        steps.extend(
+            (0..self.deeds.len())
+                .filter(|deed| !state.done[*deed])
+                .map(Step::Do),
+        );
+        steps.extend(world.under_way().map(|(from, to)| Step::Deliver(from, to)));
+        steps.extend(world.unknown.iter().map(|(at, dead)| Step::Learn(*at, *dead)));
+        for number in &self.mortal {
+            match world.living(*number) {
+                Some(cell) if cell.life == 1 => steps.push(Step::Die(cell)),
+                None if world.can_start(*number) => steps.push(Step::Return(*number)),
+                _ => {}
+            }
+        }
+    }
+
+    fn next_state(&self, state: &State, step: Step) -> Option<State> {
+        let mut next = state.clone();
+        let world = &mut next.world;
+        match step {
+            Step::Do(deed) => {
+                next.done[deed] = true;
+                world.attempt(self.deeds[deed]);
+            }
+            Step::Deliver(from, to) => world.deliver(from, to),
+            Step::Die(cell) => world.crash(cell),
+            Step::Learn(at, dead) => world.learn(at, dead),
+            Step::Return(number) => world.start(CellId { number, life: 2 }, &[]),
+        }
+        Some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![Property::always("sound", |_, state: &State| {
+            let broken = state.world.broken();
+            if let Some(broken) = &broken {
+                println!("{broken}");
+            }
+            broken.is_none()
+        })]
+    }
+}
+
+impl World {
+    /// Does it, where the cell lives and can.
+    fn attempt(&mut self, deed: Deed) {
+        match deed {
+            Deed::End(number) => _ = self.end(number),
+            Deed::Give(at, ..)
+            | Deed::Recall(at, ..)
+            | Deed::Run(at, ..)
+            | Deed::Share(at)
+            | Deed::Revoke(at) => {
+                if let Some(at) = self.living(at) {
+                    self.attempt_at(at, deed);
+                }
+            }
+        }
+    }
+
+    fn attempt_at(&mut self, at: CellId, deed: Deed) {
+        let effects = match deed {
+            Deed::Give(_, to, bytes) => self.give(at, to, bytes),
+            Deed::Recall(_, from, bytes) => self.recall(at, from, bytes),
+            Deed::Run(_, number, bytes) => return self.run(at, number, bytes),
+            Deed::End(_) => return,
+            Deed::Share(_) => {
+                let others: Vec<u16> = (0..3).filter(|number| *number != at.number).collect();
+                return self.act(at, |ledger| {
+                    ledger.share(Use::Shared(1), 2, &others).unwrap_or_default()
+                });
+            }
+            Deed::Revoke(_) => return self.act(at, |ledger| ledger.revoke(&Use::Shared(1))),
+        };
+        self.carry_out(at, effects);
+    }
+}
+
+/// Checks all orders; at least that many states, so that a mistake here is not taken for a proof.
+#[track_caller]
+fn check(small: Small, states_least: usize) {
+    let checker = small.checker().threads(2).spawn_bfs().join();
+    let states = checker.unique_state_count();
+    println!("{states} states");
+    checker.assert_properties();
+    assert!(states >= states_least, "{states} states");
+}
+
+/// The home uses what it has while it gives it away, and the holder what it is asked for.
+#[test]
+fn memory_is_given_used_and_called_back() {
+    let deeds = vec![
+        Deed::Give(0, 1, 1),
+        Deed::Give(0, 1, 1),
+        Deed::Run(0, 1, 2),
+        Deed::Run(1, 2, 3),
+        Deed::End(2),
+        Deed::Recall(0, 1, 1),
+        Deed::Recall(0, 1, 1),
+        Deed::Run(0, 3, 1),
+    ];
+    check(
+        Small {
+            cells: 2,
+            deeds,
+            mortal: vec![],
+        },
+        1000,
+    );
+}
+
+/// The home, the holder, or both die at any time, and start anew.
+#[test]
+fn home_and_holder_die_while_memory_is_given_and_called_back() {
+    for mortal in [vec![0], vec![1], vec![0, 1]] {
+        let deeds = vec![
+            Deed::Give(0, 1, 1),
+            Deed::Give(0, 1, 1),
+            Deed::Run(0, 1, 1),
+            Deed::Run(1, 2, 3),
+            Deed::End(2),
+            Deed::Recall(0, 1, 1),
+        ];
+        let cells = 2;
+        check(Small { cells, deeds, mortal }, 1000);
+    }
+}
+
+/// One home, two that want all that it has, and any of the three dies.
+#[test]
+fn two_are_given_what_one_has() {
+    for mortal in 0..3 {
+        let deeds = vec![
+            Deed::Give(0, 1, 2),
+            Deed::Give(0, 2, 2),
+            Deed::Run(1, 1, 4),
+            Deed::Recall(0, 1, 2),
+        ];
+        let mortal = vec![mortal];
+        let cells = 3;
+        check(Small { cells, deeds, mortal }, 1000);
+    }
+}
+
+/// A region is revoked, and its memory used for something else, while any of the three dies.
+#[test]
+fn a_region_is_taken_from_all_that_map_it() {
+    for mortal in 0..3 {
+        let deeds = vec![
+            Deed::Share(0),
+            Deed::Revoke(0),
+            Deed::Run(0, 1, 2),
+            Deed::Give(0, 1, 1),
+        ];
+        let mortal = vec![mortal];
+        let cells = 3;
+        check(Small { cells, deeds, mortal }, 1000);
+    }
+}

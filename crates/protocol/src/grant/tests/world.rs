@@ -1,0 +1,294 @@
+//! Cells with memory, the VMs that really run in them, and the messages on the links between them.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use super::super::{Amounts, Effect, Ledger, Message, Refusal, Use};
+use crate::CellId;
+use crate::agreement::CellNumber;
+
+/// A VM's number.
+pub type Vm = u8;
+
+pub fn vm(number: Vm) -> Use {
+    Use::Vm(number.to_string())
+}
+
+/// Links deliver in order; what a dead cell sent last may come or not. VMs and what is in writing outlive cells.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub struct World {
+    pub cells: BTreeMap<CellId, Ledger>,
+    /// What each cell has, bytes.
+    bytes: BTreeMap<CellNumber, u64>,
+    /// What each has in writing.
+    kept: BTreeMap<CellNumber, Amounts>,
+    /// The VMs that run: where, and whose memory they have.
+    pub vms: BTreeMap<Vm, (CellNumber, Amounts)>,
+    /// VMs that have ended, which a new life of their cell takes for running: where and who.
+    pub stale: BTreeSet<(CellNumber, Vm)>,
+    /// Regions that cells really map: by whom, whose, which, and whose memory it is.
+    mapped: BTreeMap<(CellId, CellId, Use), Amounts>,
+    pub links: BTreeMap<(CellId, CellId), VecDeque<Message>>,
+    /// Who does not know of whose death yet: at, dead.
+    pub unknown: BTreeSet<(CellId, CellId)>,
+    /// Gifts and recalls without an outcome: who asked, of whom.
+    asked: Vec<(CellId, CellNumber)>,
+    /// How often what came of what was tried.
+    pub count: Count,
+}
+
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+pub struct Count {
+    pub taken: u32,
+    pub back: u32,
+    pub kept: u32,
+    pub borrowing: u32,
+    pub revoked: u32,
+}
+
+impl World {
+    /// Cells that have met, each with so much.
+    pub fn new(bytes: &[u64]) -> Self {
+        let mut world = Self {
+            cells: BTreeMap::new(),
+            bytes: (0..).zip(bytes.iter().copied()).collect(),
+            kept: BTreeMap::new(),
+            vms: BTreeMap::new(),
+            stale: BTreeSet::new(),
+            mapped: BTreeMap::new(),
+            links: BTreeMap::new(),
+            unknown: BTreeSet::new(),
+            asked: Vec::new(),
+            count: Count::default(),
+        };
+        for number in world.bytes.clone().into_keys() {
+            world.start(CellId { number, life: 1 }, &[]);
+        }
+        while let Some((from, to)) = { world.under_way().next() } {
+            world.deliver(from, to);
+        }
+        world
+    }
+
+    /// A cell starts, reads what is in writing, finds the VMs that run there, and of those that have ended these; then
+    /// links to all that live.
+    pub fn start(&mut self, cell: CellId, ended: &[(Vm, Amounts)]) {
+        let others: Vec<CellId> = self.cells.keys().copied().collect();
+        let kept = self.kept.get(&cell.number).cloned().unwrap_or_default();
+        let mut ledger = Ledger::new(cell, self.bytes[&cell.number], kept);
+        for (number, (_, parts)) in self.vms.iter().filter(|(_, (at, _))| *at == cell.number) {
+            ledger.find(vm(*number), parts.clone());
+        }
+        self.stale.retain(|(at, _)| *at != cell.number);
+        for (number, parts) in ended {
+            ledger.find(vm(*number), parts.clone());
+            self.stale.insert((cell.number, *number));
+        }
+        self.cells.insert(cell, ledger);
+        for other in others {
+            self.links.insert((cell, other), VecDeque::new());
+            self.links.insert((other, cell), VecDeque::new());
+            self.act(cell, |ledger| ledger.link(other));
+            self.act(other, |ledger| ledger.link(cell));
+        }
+    }
+
+    /// Whether the cell can start anew: all others know that it died.
+    pub fn can_start(&self, number: CellNumber) -> bool {
+        self.living(number).is_none() && !self.unknown.iter().any(|(_, dead)| dead.number == number)
+    }
+
+    pub fn living(&self, number: CellNumber) -> Option<CellId> {
+        self.cells.keys().find(|cell| cell.number == number).copied()
+    }
+
+    pub fn act(&mut self, at: CellId, act: impl FnOnce(&mut Ledger) -> Vec<Effect>) {
+        let Some(ledger) = self.cells.get_mut(&at) else {
+            return;
+        };
+        let effects = act(ledger);
+        self.carry_out(at, effects);
+    }
+
+    pub fn carry_out(&mut self, at: CellId, effects: impl IntoIterator<Item = Effect>) {
+        for effect in effects {
+            match effect {
+                Effect::Keep(given) => _ = self.kept.insert(at.number, given),
+                Effect::Send(to, message) => {
+                    // The link to a dead cell leads nowhere.
+                    if let Some(link) = self.links.get_mut(&(at, to)) {
+                        link.push_back(message);
+                    }
+                }
+                Effect::Taken(by) => {
+                    self.answered(at, by);
+                    self.count.taken += 1;
+                }
+                Effect::Back(by) => {
+                    self.answered(at, by);
+                    self.count.back += 1;
+                }
+                Effect::Kept(by) => {
+                    self.answered(at, by);
+                    self.count.kept += 1;
+                }
+                Effect::Mapped(owner, what) => {
+                    // One that died on the way has nothing to map.
+                    let Some(owner) = self.living(owner) else { continue };
+                    let parts = self.cells[&owner].parts(&what).cloned().unwrap_or_default();
+                    self.mapped.insert((at, owner, what), parts);
+                }
+                Effect::Unmapped(owner, what) => {
+                    self.mapped
+                        .retain(|(by, of, which), _| (*by, of.number, which) != (at, owner, &what));
+                }
+                Effect::Revoked(_) => self.count.revoked += 1,
+            }
+        }
+    }
+
+    fn answered(&mut self, at: CellId, by: CellNumber) {
+        let asked = self.asked.iter().position(|asked| *asked == (at, by));
+        self.asked.remove(asked.expect("asked once, answered once"));
+    }
+
+    fn ask(&mut self, at: CellId, of: CellNumber, effects: Result<Vec<Effect>, Refusal>) -> Vec<Effect> {
+        if effects.is_ok() {
+            self.asked.push((at, of));
+        }
+        effects.unwrap_or_default()
+    }
+
+    /// A cell gives another one memory, if it can; what is to be done for it.
+    pub fn give(&mut self, at: CellId, to: CellNumber, bytes: u64) -> Vec<Effect> {
+        let effects = self.cells.get_mut(&at).expect("lives").give(to, bytes);
+        self.ask(at, to, effects)
+    }
+
+    pub fn recall(&mut self, at: CellId, from: CellNumber, bytes: u64) -> Vec<Effect> {
+        let effects = self.cells.get_mut(&at).expect("lives").recall(from, bytes);
+        self.ask(at, from, effects)
+    }
+
+    /// A VM starts, if there is memory for it.
+    pub fn run(&mut self, at: CellId, number: Vm, bytes: u64) {
+        if self.vms.contains_key(&number) {
+            return;
+        }
+        let ledger = self.cells.get_mut(&at).expect("lives");
+        if let Some(parts) = ledger.occupy(vm(number), bytes).cloned() {
+            self.count.borrowing += u32::from(parts.keys().any(|home| *home != at.number));
+            self.vms.insert(number, (at.number, parts));
+        }
+    }
+
+    /// A VM ends. Its cell hears of it if it lives.
+    pub fn end(&mut self, number: Vm) -> Option<Amounts> {
+        let (at, parts) = self.vms.remove(&number)?;
+        if let Some(ledger) = self.living(at).and_then(|cell| self.cells.get_mut(&cell)) {
+            ledger.vacate(&vm(number));
+            return None;
+        }
+        Some(parts)
+    }
+
+    /// A cell finds that a VM has ended that it took for running.
+    pub fn give_up(&mut self, at: CellNumber, number: Vm) {
+        self.stale.remove(&(at, number));
+        if let Some(ledger) = self.living(at).and_then(|cell| self.cells.get_mut(&cell)) {
+            ledger.vacate(&vm(number));
+        }
+    }
+
+    pub fn under_way(&self) -> impl Iterator<Item = (CellId, CellId)> + '_ {
+        let full = self.links.iter().filter(|(_, messages)| !messages.is_empty());
+        full.map(|(link, _)| *link)
+    }
+
+    pub fn deliver(&mut self, from: CellId, to: CellId) {
+        let message = self.links.get_mut(&(from, to)).and_then(VecDeque::pop_front);
+        if let Some(message) = message {
+            self.act(to, |ledger| ledger.take(from, message));
+        }
+    }
+
+    pub fn crash(&mut self, cell: CellId) {
+        self.cells.remove(&cell);
+        self.asked.retain(|(at, _)| *at != cell);
+        self.mapped.retain(|(by, _, _), _| *by != cell);
+        self.links.retain(|(_, to), _| *to != cell);
+        self.unknown.retain(|(at, _)| *at != cell);
+        let others = self.cells.keys().map(|at| (*at, cell));
+        self.unknown.extend(others);
+    }
+
+    /// A cell hears of a death. What the dead one sent and has not come by now never comes.
+    pub fn learn(&mut self, at: CellId, dead: CellId) {
+        self.unknown.remove(&(at, dead));
+        self.links.remove(&(dead, at));
+        self.asked.retain(|asked| *asked != (at, dead.number));
+        self.act(at, |ledger| ledger.dead(dead));
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.under_way().next().is_none() && self.unknown.is_empty()
+    }
+
+    /// What must hold at all times; what does not.
+    pub fn broken(&self) -> Option<String> {
+        for (home, bytes) in &self.bytes {
+            // What is really used, whoever counts it.
+            let of_vms = self.vms.values().filter_map(|(_, parts)| parts.get(home));
+            let mut regions = BTreeMap::new();
+            for ((_, owner, what), parts) in &self.mapped {
+                regions.insert((owner, what), parts.get(home).copied().unwrap_or(0));
+            }
+            let used = of_vms.sum::<u64>() + regions.values().sum::<u64>();
+            if used > *bytes {
+                return Some(format!("{used} bytes of cell {home}'s {bytes} are used"));
+            }
+            // What it may be used for yet: what others hold, and what it has itself.
+            let kept = self.kept.get(home).cloned().unwrap_or_default();
+            let own = self.living(*home).map(|cell| &self.cells[&cell]);
+            let given = kept.values().sum::<u64>() + own.map_or(0, Ledger::own_free);
+            let own_vms = self.vms.values().filter(|(at, _)| at == home);
+            let own_vms: u64 = own_vms.filter_map(|(_, parts)| parts.get(home)).sum();
+            if given + own_vms > *bytes {
+                return Some(format!(
+                    "{given} of cell {home}'s {bytes} are given or free, {own_vms} used"
+                ));
+            }
+            for (cell, ledger) in &self.cells {
+                let held = ledger.held().get(home).copied().unwrap_or(0);
+                let counted = kept.get(&cell.number).copied().unwrap_or(0);
+                if held > counted {
+                    return Some(format!(
+                        "{cell} holds {held} of cell {home}, which counts {counted}"
+                    ));
+                }
+                if self.is_quiet() && own.is_some() && held < counted {
+                    return Some(format!(
+                        "all is quiet, {cell} holds {held} of {home}, {counted} given"
+                    ));
+                }
+            }
+        }
+        for (by, owner, what) in self.mapped.keys() {
+            let lives = self.cells.get(owner);
+            let is_known = |owner: &Ledger| owner.mapped_by(what).any(|known| known == by.number);
+            if !lives.map_or_else(|| self.unknown.contains(&(*by, *owner)), is_known) {
+                return Some(format!("{by} maps {what:?} of {owner}, which does not know"));
+            }
+        }
+        if self.is_quiet() && !self.asked.is_empty() {
+            return Some("all is quiet and a question has no answer".to_owned());
+        }
+        None
+    }
+
+    /// When all VMs have ended and all is called back: each cell has its memory again.
+    pub fn lost(&self) -> Option<String> {
+        let mut all = self.cells.iter();
+        let lost = all.find(|(cell, ledger)| ledger.own_free() != self.bytes[&cell.number])?;
+        Some(format!("{} has lost memory: {:?}", lost.0, lost.1))
+    }
+}
