@@ -135,6 +135,7 @@ fn place_us(cluster: &Cluster) -> Outcome<f64> {
             only: Some(0),
             sent: false,
             runs: false,
+            borrowed: Vec::new(),
         };
         let start = Instant::now();
         match connection.ask(&Ask::Host(host))? {

@@ -53,10 +53,11 @@ fn tell(seed: u64, counts: &mut Counts) {
         if busy < 2 && !calm {
             if busy == 0 && cells.len() > 1 {
                 world.crash(at);
-            } else if let Some(to) = chance.one_of(world.peers(at).into_iter()) {
-                if world.cells.contains_key(&to) && !world.cut.contains_key(&(at, to)) {
-                    world.cut(at, to, told);
-                }
+            } else if let Some(to) = chance.one_of(world.peers(at).into_iter())
+                && world.cells.contains_key(&to)
+                && !world.cut.contains_key(&(at, to))
+            {
+                world.cut(at, to, told);
             }
         } else if busy == 2 && !calm {
             let number = u16::try_from(chance.below(count)).unwrap();
@@ -65,7 +66,7 @@ fn tell(seed: u64, counts: &mut Counts) {
                 let life = world.lives(number) + 1;
                 world.start(CellId { number, life });
             }
-        } else if busy % 5 == 0 {
+        } else if busy.is_multiple_of(5) {
             world.tick(at);
         } else if busy % 5 < 3 {
             world.tell(at, |mut cells| {
