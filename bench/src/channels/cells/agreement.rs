@@ -50,7 +50,8 @@ impl Cell {
         let mut done = 0;
         for effect in effects {
             match effect {
-                Effect::Send(_, message) => self.link.send(&message)?,
+                // There is one other cell.
+                Effect::Send(_, message) | Effect::Tell(message) => self.link.send(&message)?,
                 Effect::Won(_) | Effect::Heard(_) => done += 1,
                 Effect::Lost { .. } | Effect::Inherited(_) => return Err("a claim is lost to nobody".into()),
             }
