@@ -7,20 +7,21 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use config::cluster::CellPlan;
-use policy::placement::{Room, place};
 use protocol::CellId;
 use protocol::agreement::{Effect, Message, Node};
 use protocol::grant::{self, Amounts, Ledger, Use};
 use protocol::multicast::{self, Multicast, Packet};
 use serde::{Deserialize, Serialize};
 
-use super::interface::{Answer, Ask, CellStatus, Host, Part, Running, Status, VmShare};
+use super::interface::{Answer, Ask, Host, Part, Running, VmShare};
 use super::routes::{Route, Ways};
 use loans::Loans;
 
 mod loans;
+mod places;
 #[cfg(test)]
 mod tests;
+mod view;
 
 /// What an entry of the table is about.
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize, Deserialize)]
@@ -72,22 +73,6 @@ pub enum Act {
     Answer(Client, Answer),
     /// End the process.
     End,
-}
-
-/// A cell, as the table has it.
-struct KnownCell<'a> {
-    number: u16,
-    pid: u32,
-    plan: &'a CellPlan,
-    lent: &'a Amounts,
-}
-
-/// A VM, as the table has it.
-struct KnownVm<'a> {
-    name: &'a str,
-    cell: u16,
-    share: VmShare,
-    borrowed: &'a [Part],
 }
 
 /// A cell.
@@ -338,173 +323,6 @@ impl State {
         silent.map(|(cell, _)| *cell).collect()
     }
 
-    fn host(&mut self, client: Client, host: Host) -> Vec<Act> {
-        let refused = |why: String| vec![Act::Answer(client, Answer::Refused { why })];
-        let name = host.name.clone();
-        if host.runs && self.owns(&name) && !self.tenants.contains_key(&name) {
-            self.orphans.remove(&name);
-            let place = self.place(&name);
-            self.tenants.insert(name, client);
-            return vec![Act::Answer(client, Answer::Hosted(place))];
-        }
-        if let (Some(early), false) = (&mut self.early, host.runs) {
-            early.push((client, host));
-            return Vec::new();
-        }
-        if !host.runs {
-            match self.choose(&host) {
-                Ok(cell) if cell == self.me.number => {}
-                Ok(cell) => {
-                    if self.sent_on.len() == SENT_ON_MAX {
-                        self.sent_on.pop_front();
-                    }
-                    self.sent_on.push_back((name, cell, host.share));
-                    return vec![Act::Answer(client, Answer::Elsewhere { cell })];
-                }
-                Err(why) => return refused(why),
-            }
-        }
-        // One of that name that runs here, or is about to, keeps what it has.
-        let what = Use::Vm(name.clone());
-        if self.ledger.parts(&what).is_some() {
-            return refused(taken(&name, self.me.number));
-        }
-        if host.runs {
-            let parts = loans::parts(self.me.number, host.share, &host.borrowed);
-            self.ledger.find(what, parts);
-        } else if self.ledger.occupy(what, host.share.memory_bytes).is_none() {
-            return refused(too_large(&host, &self.rooms()));
-        }
-        let value = Value::Vm(host.share, self.place(&name).borrowed);
-        let (claim, effects) = self.node.claim(Key::Vm(name.clone()), value);
-        self.claims.insert(claim, (Some(client), name, host.share));
-        self.acts(effects)
-    }
-
-    /// The cell for a VM, as far as this one knows.
-    fn choose(&self, host: &Host) -> Result<u16, String> {
-        let mut rooms = self.rooms();
-        if let Some(only) = host.only {
-            rooms.retain(|room| room.cell == only);
-            if rooms.is_empty() {
-                let known: Vec<String> = self.rooms().iter().map(|room| room.cell.to_string()).collect();
-                return Err(format!(
-                    "there is no cell {only} that runs; there is {}",
-                    known.join(", ")
-                ));
-            }
-        }
-        // Two that know different things would send it to and fro.
-        let here = rooms.iter().find(|room| room.cell == self.me.number);
-        if host.sent && here.is_some_and(|room| room.free_bytes >= host.share.memory_bytes) {
-            return Ok(self.me.number);
-        }
-        // What a VM is made of is on the host where it was asked for.
-        let own: Vec<Room> = rooms
-            .iter()
-            .filter(|room| self.host_of(room.cell) == self.plan.host.as_deref())
-            .copied()
-            .collect();
-        let (vcpus, bytes) = (host.share.vcpus, host.share.memory_bytes);
-        let placed = place(&own, vcpus, bytes).or_else(|| place(&rooms, vcpus, bytes));
-        placed.ok_or_else(|| too_large(host, &rooms))
-    }
-
-    /// What each cell that lives has to give.
-    fn rooms(&self) -> Vec<Room> {
-        let mut rooms: Vec<Room> = self
-            .cells()
-            .filter(|cell| self.life(cell.number).is_some())
-            .map(|cell| Room {
-                cell: cell.number,
-                cpus: u32::try_from(cell.plan.cpus.len()).unwrap_or(u32::MAX),
-                vcpus: 0,
-                free_bytes: self.memory_of(&cell),
-            })
-            .collect();
-        let promised = self.claims.values().map(|(_, _, share)| (self.me.number, *share));
-        for (cell, share) in self.vms().map(|vm| (vm.cell, vm.share)).chain(promised) {
-            if let Some(room) = rooms.iter_mut().find(|room| room.cell == cell) {
-                room.vcpus = room.vcpus.saturating_add(share.vcpus);
-                room.free_bytes = room.free_bytes.saturating_sub(share.memory_bytes);
-            }
-        }
-        // What it has itself, it knows exactly.
-        if let Some(own) = rooms.iter_mut().find(|room| room.cell == self.me.number) {
-            own.free_bytes = self.ledger.free();
-        }
-        // Several that come at once must not all go to the cell that was the emptiest before. It counts its memory itself.
-        for (_, cell, share) in &self.sent_on {
-            if let Some(room) = rooms.iter_mut().find(|room| room.cell == *cell) {
-                room.vcpus = room.vcpus.saturating_add(share.vcpus);
-            }
-        }
-        rooms
-    }
-
-    fn cells(&self) -> impl Iterator<Item = KnownCell<'_>> {
-        let entries = self.node.entries();
-        entries.filter_map(|(key, _, value)| match (key, value) {
-            (Key::Cell(number), Value::Cell(pid, plan, lent)) => Some(KnownCell {
-                number: *number,
-                pid: *pid,
-                plan,
-                lent,
-            }),
-            _ => None,
-        })
-    }
-
-    fn vms(&self) -> impl Iterator<Item = KnownVm<'_>> {
-        let entries = self.node.entries();
-        entries.filter_map(|(key, cell, value)| match (key, value) {
-            (Key::Vm(name), Value::Vm(share, borrowed)) => Some(KnownVm {
-                name,
-                cell,
-                share: *share,
-                borrowed,
-            }),
-            _ => None,
-        })
-    }
-
-    /// The host of a cell, when there are several.
-    fn host_of(&self, number: u16) -> Option<&str> {
-        let mut cells = self.cells();
-        let cell = cells.find(|cell| cell.number == number)?;
-        cell.plan.host.as_deref()
-    }
-
-    fn owns(&self, name: &str) -> bool {
-        self.node.owns(&Key::Vm(name.to_owned()))
-    }
-
-    /// A cell's life, if it lives.
-    fn life(&self, number: u16) -> Option<u32> {
-        let mut known = self.node.links().chain([self.me]);
-        known.find(|cell| cell.number == number).map(|cell| cell.life)
-    }
-
-    fn status(&self) -> Status {
-        let cells = self.cells().map(|cell| {
-            let here = || self.vms().filter(|vm| vm.cell == cell.number);
-            CellStatus {
-                plan: cell.plan.clone(),
-                pid: cell.pid,
-                life: self.life(cell.number),
-                given_bytes: here().map(|vm| vm.share.memory_bytes).sum(),
-                lent: loans::list(cell.lent),
-                borrowed: self.borrowed_by(cell.number),
-                vcpus: here().map(|vm| vm.share.vcpus).sum(),
-                vms: here().map(|vm| vm.name.to_owned()).collect(),
-            }
-        });
-        Status {
-            cells: cells.collect(),
-            ready: self.node.is_ready(),
-        }
-    }
-
     fn leave(&mut self, client: Client, name: &str) -> Vec<Act> {
         self.tenants.remove(name);
         let (change, mut acts) = self.remove(name);
@@ -570,7 +388,7 @@ impl State {
                     // It may have been found to be this cell's own.
                     self.ledger.vacate(&Use::Vm(name.clone()));
                     self.inherit(&name);
-                    let why = taken(&name, to);
+                    let why = places::taken(&name, to);
                     acts.extend(client.map(|client| Act::Answer(client, Answer::Refused { why })));
                 }
                 Effect::Heard(change) => acts.extend(self.all_heard(change)),
@@ -598,21 +416,4 @@ fn posted(effects: Vec<multicast::Effect<Said>>) -> impl Iterator<Item = Act> {
         // Only what has come is delivered.
         multicast::Effect::Deliver(..) => None,
     })
-}
-
-fn taken(name: &str, cell: u16) -> String {
-    format!(
-        "a VM named {name} is running already, in cell {cell}; choose another name, or end it with `mirrorball stop {name}`"
-    )
-}
-
-fn too_large(host: &Host, rooms: &[Room]) -> String {
-    let free = rooms
-        .iter()
-        .map(|room| format!("cell {} has {} MiB", room.cell, room.free_bytes >> 20));
-    format!(
-        "no cell has {} MiB for it: {}; give it less, or end another VM",
-        host.share.memory_bytes >> 20,
-        free.collect::<Vec<_>>().join(", ")
-    )
 }

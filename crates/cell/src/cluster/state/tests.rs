@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use super::super::interface::Status;
 use super::*;
 
 mod loans;
