@@ -1,0 +1,133 @@
+//! Where a VM goes.
+
+use policy::placement::{Room, place};
+use protocol::grant::Use;
+
+use super::super::interface::{Answer, Host};
+use super::{Act, Client, Key, SENT_ON_MAX, State, Value, loans};
+
+impl State {
+    /// A client asks for a place for its VM.
+    pub(super) fn host(&mut self, client: Client, host: Host) -> Vec<Act> {
+        let refused = |why: String| vec![Act::Answer(client, Answer::Refused { why })];
+        let name = host.name.clone();
+        if host.runs && self.owns(&name) && !self.tenants.contains_key(&name) {
+            self.orphans.remove(&name);
+            let place = self.place(&name);
+            self.tenants.insert(name, client);
+            return vec![Act::Answer(client, Answer::Hosted(place))];
+        }
+        if let (Some(early), false) = (&mut self.early, host.runs) {
+            early.push((client, host));
+            return Vec::new();
+        }
+        if !host.runs {
+            match self.choose(&host) {
+                Ok(cell) if cell == self.me.number => {}
+                Ok(cell) => {
+                    if self.sent_on.len() == SENT_ON_MAX {
+                        self.sent_on.pop_front();
+                    }
+                    self.sent_on.push_back((name, cell, host.share));
+                    return vec![Act::Answer(client, Answer::Elsewhere { cell })];
+                }
+                Err(why) => return refused(why),
+            }
+        }
+        // One of that name that runs here, or is about to, keeps what it has.
+        let what = Use::Vm(name.clone());
+        if self.ledger.parts(&what).is_some() {
+            return refused(taken(&name, self.me.number));
+        }
+        if host.runs {
+            let parts = loans::parts(self.me.number, host.share, &host.borrowed);
+            self.ledger.find(what, parts);
+        } else if self.ledger.occupy(what, host.share.memory_bytes).is_none() {
+            return refused(too_large(&host, &self.rooms()));
+        }
+        let value = Value::Vm(host.share, self.place(&name).borrowed);
+        let (claim, effects) = self.node.claim(Key::Vm(name.clone()), value);
+        self.claims.insert(claim, (Some(client), name, host.share));
+        self.acts(effects)
+    }
+
+    /// The cell for a VM, as far as this one knows.
+    fn choose(&self, host: &Host) -> Result<u16, String> {
+        let mut rooms = self.rooms();
+        if let Some(only) = host.only {
+            rooms.retain(|room| room.cell == only);
+            if rooms.is_empty() {
+                let known: Vec<String> = self.rooms().iter().map(|room| room.cell.to_string()).collect();
+                return Err(format!(
+                    "there is no cell {only} that runs; there is {}",
+                    known.join(", ")
+                ));
+            }
+        }
+        // Two that know different things would send it to and fro.
+        let here = rooms.iter().find(|room| room.cell == self.me.number);
+        if host.sent && here.is_some_and(|room| room.free_bytes >= host.share.memory_bytes) {
+            return Ok(self.me.number);
+        }
+        // What a VM is made of is on the host where it was asked for.
+        let own: Vec<Room> = rooms
+            .iter()
+            .filter(|room| self.host_of(room.cell) == self.plan.host.as_deref())
+            .copied()
+            .collect();
+        let (vcpus, bytes) = (host.share.vcpus, host.share.memory_bytes);
+        let placed = place(&own, vcpus, bytes).or_else(|| place(&rooms, vcpus, bytes));
+        placed.ok_or_else(|| too_large(host, &rooms))
+    }
+
+    /// What each cell that lives has to give.
+    fn rooms(&self) -> Vec<Room> {
+        let mut rooms: Vec<Room> = self
+            .cells()
+            .filter(|cell| self.life(cell.number).is_some())
+            .map(|cell| Room {
+                cell: cell.number,
+                cpus: u32::try_from(cell.plan.cpus.len()).unwrap_or(u32::MAX),
+                vcpus: 0,
+                free_bytes: self.memory_of(&cell),
+            })
+            .collect();
+        let promised = self.claims.values().map(|(_, _, share)| (self.me.number, *share));
+        for (cell, share) in self.vms().map(|vm| (vm.cell, vm.share)).chain(promised) {
+            if let Some(room) = rooms.iter_mut().find(|room| room.cell == cell) {
+                room.vcpus = room.vcpus.saturating_add(share.vcpus);
+                room.free_bytes = room.free_bytes.saturating_sub(share.memory_bytes);
+            }
+        }
+        // What it has itself, it knows exactly.
+        if let Some(own) = rooms.iter_mut().find(|room| room.cell == self.me.number) {
+            own.free_bytes = self.ledger.free();
+        }
+        // Several that come at once must not all go to the cell that was the emptiest before. It counts its memory itself.
+        for (_, cell, share) in &self.sent_on {
+            if let Some(room) = rooms.iter_mut().find(|room| room.cell == *cell) {
+                room.vcpus = room.vcpus.saturating_add(share.vcpus);
+            }
+        }
+        rooms
+    }
+}
+
+/// Why a VM can't have its name.
+pub(super) fn taken(name: &str, cell: u16) -> String {
+    format!(
+        "a VM named {name} is running already, in cell {cell}; choose another name, or end it with `mirrorball stop {name}`"
+    )
+}
+
+/// Why a VM has no place.
+fn too_large(host: &Host, rooms: &[Room]) -> String {
+    let free = rooms
+        .iter()
+        .map(|room| format!("cell {} has {} MiB", room.cell, room.free_bytes >> 20));
+    format!(
+        "no cell has {} MiB for it: {}; give it less, or end another VM",
+        host.share.memory_bytes >> 20,
+        free.collect::<Vec<_>>().join(", ")
+    )
+}

@@ -1,0 +1,88 @@
+//! What the table says, as cells and VMs.
+
+use config::cluster::CellPlan;
+use protocol::grant::Amounts;
+
+use super::super::interface::{CellStatus, Part, Status, VmShare};
+use super::{Key, State, Value, loans};
+
+/// A cell, as the table has it.
+pub(super) struct KnownCell<'a> {
+    pub(super) number: u16,
+    pub(super) pid: u32,
+    pub(super) plan: &'a CellPlan,
+    pub(super) lent: &'a Amounts,
+}
+
+/// A VM, as the table has it.
+pub(super) struct KnownVm<'a> {
+    pub(super) name: &'a str,
+    pub(super) cell: u16,
+    pub(super) share: VmShare,
+    pub(super) borrowed: &'a [Part],
+}
+
+impl State {
+    pub(super) fn cells(&self) -> impl Iterator<Item = KnownCell<'_>> {
+        let entries = self.node.entries();
+        entries.filter_map(|(key, _, value)| match (key, value) {
+            (Key::Cell(number), Value::Cell(pid, plan, lent)) => Some(KnownCell {
+                number: *number,
+                pid: *pid,
+                plan,
+                lent,
+            }),
+            _ => None,
+        })
+    }
+
+    pub(super) fn vms(&self) -> impl Iterator<Item = KnownVm<'_>> {
+        let entries = self.node.entries();
+        entries.filter_map(|(key, cell, value)| match (key, value) {
+            (Key::Vm(name), Value::Vm(share, borrowed)) => Some(KnownVm {
+                name,
+                cell,
+                share: *share,
+                borrowed,
+            }),
+            _ => None,
+        })
+    }
+
+    /// The host of a cell, when there are several.
+    pub(super) fn host_of(&self, number: u16) -> Option<&str> {
+        let mut cells = self.cells();
+        let cell = cells.find(|cell| cell.number == number)?;
+        cell.plan.host.as_deref()
+    }
+
+    pub(super) fn owns(&self, name: &str) -> bool {
+        self.node.owns(&Key::Vm(name.to_owned()))
+    }
+
+    /// A cell's life, if it lives.
+    pub(super) fn life(&self, number: u16) -> Option<u32> {
+        let mut known = self.node.links().chain([self.me]);
+        known.find(|cell| cell.number == number).map(|cell| cell.life)
+    }
+
+    pub(super) fn status(&self) -> Status {
+        let cells = self.cells().map(|cell| {
+            let here = || self.vms().filter(|vm| vm.cell == cell.number);
+            CellStatus {
+                plan: cell.plan.clone(),
+                pid: cell.pid,
+                life: self.life(cell.number),
+                given_bytes: here().map(|vm| vm.share.memory_bytes).sum(),
+                lent: loans::list(cell.lent),
+                borrowed: self.borrowed_by(cell.number),
+                vcpus: here().map(|vm| vm.share.vcpus).sum(),
+                vms: here().map(|vm| vm.name.to_owned()).collect(),
+            }
+        });
+        Status {
+            cells: cells.collect(),
+            ready: self.node.is_ready(),
+        }
+    }
+}
