@@ -9,7 +9,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::Base;
 use crate::ways::Ways;
 
 /// Groupings that are tried: latencies that were measured are all different.
@@ -29,14 +28,8 @@ pub struct Costs {
 }
 
 impl Costs {
-    /// Of these cells, as `base` knows them: `cells[i]` is the cell `i` of costs and trees. What is not measured is derived
-    /// as [`Ways`] says.
-    pub fn of(base: &Base, cells: &[u16]) -> Self {
-        Self::by(&Ways::of(base), cells)
-    }
-
-    /// The same by what is known of the ways.
-    pub fn by(ways: &Ways, cells: &[u16]) -> Self {
+    /// Of these cells, by what is known of the ways: `cells[i]` is the cell `i` of costs and trees. Relays send at once.
+    pub fn of(ways: &Ways, cells: &[u16]) -> Self {
         let row = |from: &u16| cells.iter().map(|to| ways.fastest_ns(*from, *to)).collect();
         let mut nodes = BTreeMap::new();
         let node = |cell: &u16| {

@@ -66,7 +66,7 @@ impl Ways {
         Costs {
             send_ns: self.send_ns(),
             relay_ns: self.relay_ns,
-            ..Costs::by(&self.known, cells)
+            ..Costs::of(&self.known, cells)
         }
     }
 }

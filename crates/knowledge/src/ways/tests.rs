@@ -39,7 +39,7 @@ fn without_measurements_costs_follow_the_distances() {
         let base = with_cells(machine);
         let cells: Vec<u16> = Ways::of(&base).cells().collect();
         assert_eq!(cells, (0..count).collect::<Vec<u16>>());
-        let costs = Costs::of(&base, &cells);
+        let costs = Costs::of(&Ways::of(&base), &cells);
         assert_eq!(costs.send_ns, SEND_NS);
         assert_eq!(costs.node, (0..u32::from(count)).collect::<Vec<u32>>());
         for fact in base.named("distance") {
@@ -65,7 +65,7 @@ fn what_is_measured_between_some_cpus_holds_for_those_like_them() {
          cell_cpu(7, 99)\n\
          cell_node(7, 1)",
     );
-    let costs = Costs::of(&base, &[1, 0, 7]);
+    let costs = Costs::of(&Ways::of(&base), &[1, 0, 7]);
     assert_eq!(costs.latency_ns[1][0], 300);
     assert_eq!(costs.latency_ns[0][1], 310);
     assert_eq!(costs.latency_ns[1][2], 300, "as from node to node");
@@ -114,7 +114,7 @@ fn between_hosts_the_fastest_transport_counts() {
     assert_eq!(ways.fastest_ns(0, 2), 2000);
     assert_eq!(ways.between(2, 1)[TLS], 41_000);
     assert_eq!(ways.fastest_ns(0, 3), ELSEWHERE_NS);
-    let costs = Costs::of(&base, &[0, 1, 2, 3]);
+    let costs = Costs::of(&Ways::of(&base), &[0, 1, 2, 3]);
     assert_eq!(costs.node, [0, 1, 2, 3], "each host has nodes of its own");
 }
 
@@ -123,7 +123,7 @@ fn on_the_recorded_machines_trees_are_never_later_than_one_by_one() {
     for machine in [TWO, EIGHT, SIXTY_FOUR] {
         let base = with_cells(machine);
         let cells: Vec<u16> = Ways::of(&base).cells().collect();
-        let costs = Costs::of(&base, &cells);
+        let costs = Costs::of(&Ways::of(&base), &cells);
         for source in 0..cells.len() {
             let best = Tree::best(&costs, source).last_ns(&costs, source);
             assert!(best <= Tree::unicast(&costs, source).last_ns(&costs, source));
@@ -139,7 +139,7 @@ proptest! {
         base.learn(measured.iter().map(|(from, to, ns)| {
             Fact::new("latency_ns", ["two-sockets".into(), (*from).into(), (*to).into(), RING.into(), (*ns).into()])
         }));
-        let costs = Costs::of(&base, &[0, 1]);
+        let costs = Costs::of(&Ways::of(&base), &[0, 1]);
         for latency in costs.latency_ns.iter().flatten() {
             prop_assert!((50..=5000 * 21 / 10).contains(latency), "{latency}");
         }

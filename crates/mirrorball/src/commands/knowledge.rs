@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use cell::cluster::client;
 use cell::cluster::files::Files;
+use cell::cluster::routes;
 use cell::known;
 use clap::{Args, Subcommand};
 use config::Size;
@@ -211,7 +212,7 @@ fn route(args: &RouteArgs) -> Result<ExitCode> {
             config::cpulist::write(&all)
         ));
     };
-    let arrivals = arrivals(&Costs::of(&base, &cells), &cells, source);
+    let arrivals = arrivals(&routes::Ways::of(&base).costs(&cells), &cells, source);
     if args.json {
         println!("{}", serde_json::to_string_pretty(&arrivals).into_diagnostic()?);
         return Ok(ExitCode::SUCCESS);

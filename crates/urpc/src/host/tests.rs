@@ -24,22 +24,26 @@ fn soon() -> Option<Instant> {
     Some(Instant::now() + Duration::from_secs(20))
 }
 
-/// In a small ring both sides block again and again; nobody may sleep over what the other did.
-#[test]
-fn both_sides_block_and_nothing_is_lost() {
-    const COUNT: u64 = 50_000;
-    let (mut outbox, mut inbox) = channel(2, 0).expect("a channel");
+#[track_caller]
+fn all_come(count: u64, mut outbox: Outbox, mut inbox: Inbox) {
     let writer = thread::spawn(move || {
-        for number in 0..COUNT {
+        for number in 0..count {
             outbox.send(&message(number), soon()).expect("room in time");
         }
     });
-    for number in 0..COUNT {
+    for number in 0..count {
         let got = inbox.recv(soon()).expect("open").expect("a message in time");
         assert_eq!(got, message(number));
     }
     writer.join().expect("no panic");
     assert_eq!(inbox.recv(soon()), Err(RecvError::Closed));
+}
+
+/// In a small ring both sides block again and again; nobody may sleep over what the other did.
+#[test]
+fn both_sides_block_and_nothing_is_lost() {
+    let (outbox, inbox) = channel(2, 0).expect("a channel");
+    all_come(50_000, outbox, inbox);
 }
 
 #[test]
@@ -107,23 +111,12 @@ fn bells() -> [Block; 2] {
 /// As between hosts: in a small ring both sides block again and again.
 #[test]
 fn by_bells_nobody_sleeps_over_a_message_or_over_room() {
-    const COUNT: u64 = 20_000;
     let (ring, file) = SharedRing::create(2).expect("a ring");
     let other = SharedRing::attach(&file).expect("the same ring");
     let [sends, receives] = bells();
-    let mut outbox = Outbox::new(ring, sends, 0);
-    let mut inbox = Inbox::new(other, receives, 0);
-    let writer = thread::spawn(move || {
-        for number in 0..COUNT {
-            outbox.send(&message(number), soon()).expect("room in time");
-        }
-    });
-    for number in 0..COUNT {
-        let got = inbox.recv(soon()).expect("open").expect("a message in time");
-        assert_eq!(got, message(number));
-    }
-    writer.join().expect("no panic");
-    assert_eq!(inbox.recv(soon()), Err(RecvError::Closed));
+    let outbox = Outbox::new(ring, sends, 0);
+    let inbox = Inbox::new(other, receives, 0);
+    all_come(20_000, outbox, inbox);
 }
 
 #[test]
