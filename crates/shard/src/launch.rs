@@ -11,6 +11,68 @@ use serde::{Deserialize, Serialize};
 #[serde(transparent)]
 pub struct Fd(pub usize);
 
+/// The first message to a shard.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Launch {
+    /// A whole VM, or the home of one that spans cells.
+    Vm(Box<LaunchSpec>),
+    /// Another shard of a VM that spans cells.
+    Part(Box<PartLaunch>),
+}
+
+/// A shard without devices of a VM that spans cells.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PartLaunch {
+    /// `/dev/kvm`.
+    pub kvm: Fd,
+    /// The whole VM's memory.
+    pub memory: MemoryLaunch,
+    /// The VM's shards.
+    pub span: SpanLaunch,
+    /// Write-only file for the shard's own log lines.
+    pub log: Fd,
+    /// As in [`LaunchSpec`].
+    pub sandbox: SandboxPolicy,
+    /// As in [`LaunchSpec`].
+    pub sandbox_missing: Vec<String>,
+}
+
+/// A VM that spans cells, as one of its shards is told of it. Shard 0 is its home.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SpanLaunch {
+    /// This shard.
+    pub shard: u8,
+    /// The shard of each vCPU at the start.
+    pub vcpus: Vec<u8>,
+    /// The memory of each shard's cell, which all shards map.
+    pub memory: Vec<ShardMemory>,
+    /// The channels between this shard and each; none to itself.
+    pub channels: Vec<Option<ShardChannels>>,
+    /// The guest's time-stamp counter, less the host's.
+    pub tsc_offset: u64,
+}
+
+/// Of a VM's memory, what is in the cell of one shard.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ShardMemory {
+    /// How much: after that of the shards before, in guest-physical addresses.
+    pub bytes: u64,
+    /// A file with page g at offset g, of the size of the whole.
+    pub file: Fd,
+    /// The host's nodes that it is bound to; anywhere when empty.
+    pub host_nodes: Vec<u32>,
+}
+
+/// A ring each way between two shards.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct ShardChannels {
+    /// To the other.
+    pub outgoing: Fd,
+    /// From it.
+    pub incoming: Fd,
+}
+
 /// One VM, with every file already open.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LaunchSpec {
@@ -42,6 +104,8 @@ pub struct LaunchSpec {
     pub share_boot: Share,
     /// The host's table of unix sockets (`diskstore::disk::Users::TABLE`): who else uses an image.
     pub sockets: Option<Fd>,
+    /// The VM's shards, when it spans cells. Its memory is then in [`SpanLaunch::memory`].
+    pub span: Option<SpanLaunch>,
     /// The state to go on from, instead of booting.
     pub resume: Option<ResumeLaunch>,
     /// A socket to the monitor for [`HandoverRequest`]s and their answers.
@@ -254,6 +318,13 @@ pub enum Order {
     },
     /// Report [`Report::Status`].
     Status,
+    /// Move a vCPU of a VM that spans cells; to its home. Answered by [`Report::Moved`].
+    Move {
+        /// Which.
+        vcpu: u8,
+        /// To which shard.
+        shard: u8,
+    },
     /// Stop running vCPUs, flush disks, end.
     Quit,
 }
@@ -269,8 +340,26 @@ pub enum Report {
     },
     /// Counters and sizes, as answers to [`Order::Status`].
     Status(serde_json::Value),
+    /// What became of an [`Order::Move`].
+    Moved(MoveReport),
     /// The VM ended; the last report.
     Ended(Ending),
+}
+
+/// What became of a move.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "how")]
+pub enum MoveReport {
+    /// The vCPU runs where it was to run.
+    Done {
+        /// How long it stood still, nanoseconds.
+        still_ns: u64,
+    },
+    /// It runs where it ran.
+    Refused {
+        /// Why.
+        why: String,
+    },
 }
 
 /// How a VM ended.

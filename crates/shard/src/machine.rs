@@ -10,6 +10,7 @@ use std::sync::Arc;
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, KVM_MEM_READONLY, kvm_userspace_memory_region};
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 use serde_json::Value;
+use vmm_sys_util::eventfd::EventFd;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
 use crate::arch::x86_64::acpi::{self, NodeTable};
@@ -21,14 +22,21 @@ use crate::arch::x86_64::{cpuid, registers, start};
 use crate::bus::{Bus, BusDevice, Overlap};
 use crate::ending::EndSignal;
 use crate::generation::Generation;
-use crate::launch::{LaunchSpec, Pages, Share};
+use crate::interrupt::Wiring;
+use crate::launch::{LaunchSpec, Pages, Share, SpanLaunch};
 use crate::memory::{self, GuestRam, MemoryError};
 use crate::power::{KEYBOARD_COMMAND_PORT, KeyboardReset, POWER_PORTS, PowerButton, PowerRegisters, Pvpanic};
 use crate::serial::{Console, SERIAL_PORTS};
 use crate::sharing::Mapper;
 use crate::snapshot::MachineState;
+use crate::span;
+use crate::span::desk::IoApicDevice;
+use crate::span::machine::{SpanParts, travelling};
 use crate::vcpu::{Vcpu, VcpuCounters};
 use crate::virtio::pmem::PmemRegion;
+
+/// Registers of an IOAPIC in memory, bytes.
+const IOAPIC_BYTES: u64 = 0x1000;
 
 /// Why the VM can't be made.
 #[derive(Debug, thiserror::Error)]
@@ -98,6 +106,8 @@ pub struct Machine {
     pub memory: GuestRam,
     /// What of it stands for images' pages; none when its pages are too large for that.
     pub sharing: Option<Arc<Mapper>>,
+    /// How the devices' interrupts reach the vCPUs.
+    pub wiring: Arc<dyn Wiring>,
     /// I/O ports. Devices may be added until [`Machine::into_vcpus`].
     pub ports: Bus,
     /// Addresses outside RAM.
@@ -112,6 +122,27 @@ pub struct Machine {
     pub end: Arc<EndSignal>,
     start: Start,
     register_numbers: Vec<u32>,
+    span: Option<Home>,
+}
+
+/// What the home of a VM that spans cells has beside other machines.
+pub struct Home {
+    /// The way to the other shards.
+    pub parts: SpanParts,
+    /// The IOAPIC.
+    pub ioapic: Arc<IoApicDevice>,
+    /// The events of its pins.
+    pub pins: Vec<(EventFd, u8)>,
+}
+
+/// The shards of a VM, as its home needs them to be built.
+pub struct SpanBuild<'a> {
+    /// What the monitor says.
+    pub launch: &'a SpanLaunch,
+    /// The files of the cells' memory.
+    pub memory: Vec<File>,
+    /// The way to the other shards.
+    pub parts: SpanParts,
 }
 
 /// How the vCPUs start.
@@ -140,6 +171,7 @@ impl Machine {
         pmem_bytes: &[u64],
         images: Vec<File>,
         resume: Option<Resume>,
+        span: Option<SpanBuild<'_>>,
     ) -> Result<Self, MachineError> {
         let layout = Layout::new(spec.memory.bytes, pmem_bytes).ok_or(MachineError::Layout)?;
         check_kvm(kvm_fd, spec.vcpus)?;
@@ -147,10 +179,32 @@ impl Machine {
             Some(Resume { state, memory }) => (Some(Box::new(state)), VecDeque::from(memory)),
             None => (None, VecDeque::new()),
         };
-        let memory = memory::create(&layout, &spec.memory, &spec.nodes, frozen.pop_front())?;
-        let vm = Arc::new(create_vm(kvm_fd)?);
+        let (memory, parts) = match span {
+            Some(span) => {
+                let memory = memory::create_spanning(&layout, &spec.memory, span.launch, span.memory)?;
+                (memory, Some(span.parts))
+            }
+            None => {
+                let memory = memory::create(&layout, &spec.memory, &spec.nodes, frozen.pop_front())?;
+                (memory, None)
+            }
+        };
+        let vm = Arc::new(if parts.is_some() {
+            create_shard_vm(kvm_fd)?
+        } else {
+            create_vm(kvm_fd)?
+        });
         map_memory(&vm, &memory)?;
-        let sharing = Self::sharing(spec, &memory, images, &files)?;
+        // What one shard lays over memory, another does not see.
+        let sharing = match &parts {
+            Some(_) => None,
+            None => Self::sharing(spec, &memory, images, &files)?,
+        };
+        let mut cmdline = spec.cmdline.clone();
+        if parts.is_some() {
+            // Without KVM's clock the guest would measure its TSC, slowly and badly.
+            cmdline = format!("tsc_early_khz={} {cmdline}", tsc_khz(kvm_fd)?);
+        }
         let end = Arc::new(EndSignal::new()?);
         let console = Arc::new(Console::new(end.clone())?);
         let start = match saved {
@@ -167,17 +221,31 @@ impl Machine {
                 cpuid: kvm_fd
                     .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
                     .map_err(kvm("read the supported CPUID"))?,
-                entry: load(&memory, &layout, spec, &mut files, sharing.as_deref())?,
+                entry: load(&memory, &layout, spec, &cmdline, &mut files, sharing.as_deref())?,
             },
         };
         let button = PowerButton::new()?;
-        vm.register_irqfd(console.interrupt(), layout::SERIAL_GSI)
-            .map_err(kvm("connect the console"))?;
-        vm.register_irqfd(button.event(), layout::EVENT_GSI)
-            .map_err(kvm("connect the power button"))?;
+        let mut mmio = Bus::default();
+        let (wiring, home): (Arc<dyn Wiring>, _) = match parts {
+            Some(parts) => {
+                let (wiring, ioapic) = span::machine::home_wiring(&vm, &parts.router);
+                mmio.claim(
+                    layout::IOAPIC_START..layout::IOAPIC_START + IOAPIC_BYTES,
+                    ioapic.clone(),
+                )?;
+                (wiring.clone(), Some((parts, wiring, ioapic)))
+            }
+            None => (vm.clone(), None),
+        };
+        wiring.bind_interrupt(console.interrupt(), layout::SERIAL_GSI)?;
+        wiring.bind_interrupt(button.event(), layout::EVENT_GSI)?;
         let generation = Generation::new(&memory)?;
-        vm.register_irqfd(generation.event(), layout::GENERATION_GSI)
-            .map_err(kvm("connect the generation id"))?;
+        wiring.bind_interrupt(generation.event(), layout::GENERATION_GSI)?;
+        let span = home.map(|(parts, wiring, ioapic)| Home {
+            parts,
+            ioapic,
+            pins: wiring.take_pins(),
+        });
         let mut ports = Bus::default();
         let mut claim = |port: u16, count: u64, device: Arc<dyn BusDevice>| {
             ports.claim(u64::from(port)..u64::from(port) + count, device)
@@ -195,14 +263,16 @@ impl Machine {
             layout,
             memory,
             sharing,
+            wiring,
             ports,
-            mmio: Bus::default(),
+            mmio,
             console,
             button,
             generation,
             end,
             start,
             register_numbers: state::register_numbers(kvm_fd)?,
+            span,
         })
     }
 
@@ -255,15 +325,31 @@ impl Machine {
         for id in 0..count {
             let fd = self.vm.create_vcpu(u64::from(id)).map_err(kvm("make a vCPU"))?;
             match &self.start {
-                Start::Boot { cpuid, entry } => boot(&fd, cpuid, *entry, id, count)?,
+                Start::Boot { cpuid, entry } => {
+                    prepare_vcpu(&fd, cpuid, id, count, self.span.is_some())?;
+                    if id == 0 {
+                        boot(&fd, *entry)?;
+                    }
+                }
                 Start::Resume(saved) => saved
                     .vcpus
                     .get(usize::from(id))
                     .ok_or(MachineError::Lacking("state for so many vCPUs"))?
                     .give(&fd)?,
             }
-            seconds.push(second(&self.vm, &fd)?);
             let counters = Arc::new(VcpuCounters::default());
+            let local = match &self.span {
+                Some(home) => Some(home.parts.vcpu(
+                    &travelling(&self.register_numbers),
+                    &fd,
+                    id,
+                    counters.clone(),
+                )?),
+                None => {
+                    seconds.push(second(&self.vm, &fd)?);
+                    None
+                }
+            };
             let (ports, mmio, end) = (ports.clone(), mmio.clone(), self.end.clone());
             vcpus.push(Vcpu {
                 fd,
@@ -271,6 +357,7 @@ impl Machine {
                 mmio,
                 end,
                 counters,
+                local,
             });
         }
         let functions = match self.start {
@@ -296,24 +383,36 @@ impl Machine {
             vcpus,
             running,
             functions,
+            home: self.span.map(|home| (home, ports, mmio)),
         })
     }
 }
 
 /// Makes vCPU `id` of `count` what a firmware would have made it.
-fn boot(fd: &VcpuFd, cpuid: &CpuId, entry: Entry, id: u8, count: u8) -> Result<(), MachineError> {
-    let leaves = cpuid::of_vcpu(cpuid, id, count).map_err(|_| MachineError::Lacking("short CPUID"))?;
+pub(crate) fn prepare_vcpu(
+    fd: &VcpuFd,
+    cpuid: &CpuId,
+    id: u8,
+    count: u8,
+    spans: bool,
+) -> Result<(), MachineError> {
+    let mut leaves = cpuid::of_vcpu(cpuid, id, count).map_err(|_| MachineError::Lacking("short CPUID"))?;
+    if spans {
+        span::machine::adjust_cpuid(&mut leaves);
+    }
     fd.set_cpuid2(&leaves).map_err(kvm("set CPUID"))?;
     let msrs = registers::model_specific().map_err(|_| MachineError::Lacking("room for MSRs"))?;
     fd.set_msrs(&msrs).map_err(kvm("set MSRs"))?;
-    if id == 0 {
-        let mut special = fd.get_sregs().map_err(kvm("read registers"))?;
-        registers::special(entry, &mut special);
-        fd.set_sregs(&special).map_err(kvm("set registers"))?;
-        fd.set_regs(&registers::general(entry))
-            .map_err(kvm("set registers"))?;
-    }
     Ok(())
+}
+
+/// Puts the first vCPU at the kernel's entry.
+fn boot(fd: &VcpuFd, entry: Entry) -> Result<(), MachineError> {
+    let mut special = fd.get_sregs().map_err(kvm("read registers"))?;
+    registers::special(entry, &mut special);
+    fd.set_sregs(&special).map_err(kvm("set registers"))?;
+    fd.set_regs(&registers::general(entry))
+        .map_err(kvm("set registers"))
 }
 
 /// Another descriptor of a vCPU, by which its state is read while its own thread stands still.
@@ -333,6 +432,8 @@ pub struct Ready {
     pub running: Running,
     /// The state of the functions on the bus, if the VM goes on from one.
     pub functions: Option<Vec<Value>>,
+    /// What makes it the home of a VM that spans cells, with its ports and its other addresses.
+    pub home: Option<(Home, Arc<Bus>, Arc<Bus>)>,
 }
 
 /// What is left of a [`Machine`] beside its vCPUs.
@@ -357,7 +458,7 @@ pub struct Running {
     pub register_numbers: Vec<u32>,
 }
 
-fn check_kvm(kvm_fd: &Kvm, vcpus: u8) -> Result<(), MachineError> {
+pub(crate) fn check_kvm(kvm_fd: &Kvm, vcpus: u8) -> Result<(), MachineError> {
     for (cap, name) in [
         (Cap::Irqchip, "interrupt controller"),
         (Cap::Irqfd, "irqfd"),
@@ -378,6 +479,29 @@ fn check_kvm(kvm_fd: &Kvm, vcpus: u8) -> Result<(), MachineError> {
 }
 
 fn create_vm(kvm_fd: &Kvm) -> Result<VmFd, MachineError> {
+    let vm = bare_vm(kvm_fd)?;
+    vm.create_irq_chip()
+        .map_err(kvm("make the interrupt controllers"))?;
+    Ok(vm)
+}
+
+/// A VM whose interrupt controllers are ours.
+pub(crate) fn create_shard_vm(kvm_fd: &Kvm) -> Result<VmFd, MachineError> {
+    span::machine::check(kvm_fd)?;
+    let vm = bare_vm(kvm_fd)?;
+    span::machine::prepare(&vm)?;
+    Ok(vm)
+}
+
+/// Ticks of the TSC in a millisecond, of vCPUs here.
+fn tsc_khz(kvm_fd: &Kvm) -> Result<u32, MachineError> {
+    bare_vm(kvm_fd)?
+        .create_vcpu(0)
+        .and_then(|fd| fd.get_tsc_khz())
+        .map_err(kvm("read the frequency of the TSC"))
+}
+
+fn bare_vm(kvm_fd: &Kvm) -> Result<VmFd, MachineError> {
     let vm = loop {
         match kvm_fd.create_vm() {
             Ok(vm) => break vm,
@@ -390,12 +514,10 @@ fn create_vm(kvm_fd: &Kvm) -> Result<VmFd, MachineError> {
         .map_err(kvm("place the identity map"))?;
     vm.set_tss_address(layout::TSS_START as usize)
         .map_err(kvm("place the task-state pages"))?;
-    vm.create_irq_chip()
-        .map_err(kvm("make the interrupt controllers"))?;
     Ok(vm)
 }
 
-fn map_memory(vm: &VmFd, memory: &GuestRam) -> Result<(), MachineError> {
+pub(crate) fn map_memory(vm: &VmFd, memory: &GuestRam) -> Result<(), MachineError> {
     for (slot, region) in memory.iter().enumerate() {
         let slot = kvm_userspace_memory_region {
             slot: slot as u32,
@@ -414,6 +536,7 @@ fn load(
     memory: &GuestRam,
     layout: &Layout,
     spec: &LaunchSpec,
+    cmdline: &str,
     files: &mut BootFiles,
     sharing: Option<&Mapper>,
 ) -> Result<Entry, MachineError> {
@@ -439,9 +562,9 @@ fn load(
             sharing.loaded(file, initrd.start, 0, initrd.bytes, map)?;
         }
     }
-    kernel::write_cmdline(memory, &spec.cmdline, &kernel)?;
-    start::write(memory, &kernel, initrd, spec.cmdline.len(), &memory_map(layout))?;
-    let ranges = memory::node_ranges(layout, &spec.nodes);
+    kernel::write_cmdline(memory, cmdline, &kernel)?;
+    start::write(memory, &kernel, initrd, cmdline.len(), &memory_map(layout))?;
+    let ranges = memory::part_ranges(layout, spec.nodes.iter().map(|node| node.memory_bytes));
     let nodes: Vec<_> = spec
         .nodes
         .iter()

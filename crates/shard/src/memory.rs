@@ -3,6 +3,7 @@
 //! [`create`] checks the request against what the host has and says in words what is missing.
 
 mod placement;
+mod spanning;
 #[cfg(test)]
 mod tests;
 
@@ -21,6 +22,7 @@ use crate::arch::x86_64::layout::Layout;
 use crate::launch::{MemoryLaunch, NodeLaunch, Pages};
 
 pub use placement::fill_with_huge_pages;
+pub use spanning::{create_spanning, file_of_shard};
 
 /// The guest's memory as every device sees it. Cheap to clone; the mapping lives as long as the last clone.
 pub type GuestRam = Arc<GuestMemoryMmap<()>>;
@@ -117,23 +119,24 @@ pub fn bind_nodes(
     layout: &Layout,
     nodes: &[NodeLaunch],
 ) -> Result<(), MemoryError> {
-    for (node, ranges) in nodes.iter().zip(node_ranges(layout, nodes)) {
+    let bytes = nodes.iter().map(|node| node.memory_bytes);
+    for (node, ranges) in nodes.iter().zip(part_ranges(layout, bytes)) {
         if let Some(host_node) = node.host_node {
             for range in ranges {
-                bind(memory, &range, host_node)?;
+                bind(memory, &range, &[host_node])?;
             }
         }
     }
     Ok(())
 }
 
-/// The guest-physical ranges of each node's memory, filled from address 0 in the order of the nodes.
-pub fn node_ranges(layout: &Layout, nodes: &[NodeLaunch]) -> Vec<Vec<Range<u64>>> {
+/// The guest-physical ranges of memory in parts of that many bytes, filled from address 0 in their order.
+pub fn part_ranges(layout: &Layout, parts: impl Iterator<Item = u64>) -> Vec<Vec<Range<u64>>> {
     let mut free = layout.ram.iter().cloned();
     let mut current = free.next();
-    let mut all = Vec::with_capacity(nodes.len());
-    for node in nodes {
-        let mut left = node.memory_bytes;
+    let mut all = Vec::new();
+    for part in parts {
+        let mut left = part;
         let mut ranges = Vec::new();
         while left > 0
             && let Some(region) = &mut current
@@ -293,19 +296,21 @@ fn advise(region: &GuestRegionMmap<()>, advice: i32, what: &'static str) -> Resu
     }
 }
 
-fn bind(memory: &GuestMemoryMmap<()>, range: &Range<u64>, host_node: u32) -> Result<(), MemoryError> {
+fn bind(memory: &GuestMemoryMmap<()>, range: &Range<u64>, host_nodes: &[u32]) -> Result<(), MemoryError> {
     const MPOL_BIND: libc::c_int = 2;
     const NODES_MAX: usize = 1024;
     let what = "cannot bind memory to the host node that `host_node` names";
     let mut mask = [0u64; NODES_MAX / 64];
-    let word = mask
-        .get_mut(host_node as usize / 64)
-        .ok_or_else(|| host(what)(io::Error::from(io::ErrorKind::InvalidInput)))?;
-    *word |= 1 << (host_node % 64);
+    for host_node in host_nodes {
+        let word = mask
+            .get_mut(*host_node as usize / 64)
+            .ok_or_else(|| host(what)(io::Error::from(io::ErrorKind::InvalidInput)))?;
+        *word |= 1 << (host_node % 64);
+    }
     let start = memory
         .get_host_address(GuestAddress(range.start))
         .map_err(|_| MemoryError::Regions)?;
-    // SAFETY: `node_ranges` gives ranges inside one mapped region; the mask outlives the call.
+    // SAFETY: `part_ranges` gives ranges inside one mapped region; the mask outlives the call.
     let result = unsafe {
         libc::syscall(
             libc::SYS_mbind,

@@ -10,7 +10,10 @@ use vmm_sys_util::signal::SIGRTMIN;
 use crate::bus::Bus;
 use crate::ending::EndSignal;
 use crate::gate::{ExitFlag, Gate};
+use crate::chain::chain;
+use crate::kick::Kickable;
 use crate::launch::Ending;
+use crate::span::local::{Local, Next};
 
 /// Exits by kind.
 #[derive(Debug, Default)]
@@ -25,10 +28,24 @@ pub struct VcpuCounters {
     pub interrupted: AtomicU64,
     /// Anything else.
     pub other: AtomicU64,
+    /// Of a spanning VM: HLT.
+    pub halt: AtomicU64,
+    /// Of a spanning VM: the guest can take an interrupt now.
+    pub window: AtomicU64,
+    /// Of a spanning VM: ends of interrupts.
+    pub end_of_interrupt: AtomicU64,
+    /// Of a spanning VM: interrupts to other vCPUs.
+    pub ipi: AtomicU64,
+    /// Of a spanning VM: settings of the deadline timer.
+    pub timer: AtomicU64,
+    /// Of a spanning VM: other accesses to model-specific registers.
+    pub msr: AtomicU64,
+    /// Of a spanning VM: interrupts injected. No exits.
+    pub injected: AtomicU64,
 }
 
 impl VcpuCounters {
-    fn count(counter: &AtomicU64) {
+    pub(crate) fn count(counter: &AtomicU64) {
         counter.fetch_add(1, Ordering::Relaxed);
     }
 }
@@ -45,6 +62,8 @@ pub struct Vcpu {
     pub end: Arc<EndSignal>,
     /// What it counts.
     pub counters: Arc<VcpuCounters>,
+    /// Its interrupt controller, when that is ours.
+    pub local: Option<Local>,
 }
 
 /// What one entry into the guest came to.
@@ -64,18 +83,58 @@ impl Vcpu {
         // SAFETY: in the page that KVM shares, mapped as long as `self.fd`, which is dropped after the participant. The
         // kernel reads it; this thread writes it only through the methods below, a byte at once.
         let participant = gate.join(SIGRTMIN(), unsafe { ExitFlag::new(flag) });
+        // SAFETY: as above.
+        let kickable = unsafe { Kickable::new(flag) };
+        if let Err(error) = self.local.as_mut().map_or(Ok(()), Local::open) {
+            let detail = format!("a vCPU's thread cannot start: {error}");
+            self.end.end(Ending::ShardFailed { detail });
+        }
         while !self.end.stopping() {
             if participant.wanted() {
                 if let Step::Ended(ending) = self.finish() {
                     self.end.end(ending);
-                    return;
+                    break;
                 }
                 participant.check();
             }
+            match self.prepare(&kickable) {
+                Step::Served => {}
+                Step::Interrupted => continue,
+                Step::Ended(ending) => {
+                    self.end.end(ending);
+                    break;
+                }
+            }
             if let Step::Ended(ending) = self.step() {
                 self.end.end(ending);
-                return;
+                break;
             }
+        }
+        if let Some(local) = &self.local {
+            local.close();
+        }
+    }
+
+    /// What a vCPU with a controller of ours needs before it enters the guest; interrupted when it is not to enter now.
+    fn prepare(&mut self, kickable: &Kickable) -> Step {
+        let Some(local) = &mut self.local else {
+            return Step::Served;
+        };
+        match local.before(&mut self.fd, kickable) {
+            Ok(Next::Enter) => Step::Served,
+            Ok(Next::Again) => Step::Interrupted,
+            Ok(Next::Leave(to)) => match self.finish() {
+                Step::Ended(ending) => Step::Ended(ending),
+                _ => {
+                    if let Some(local) = &mut self.local {
+                        local.depart(&self.fd, to);
+                    }
+                    Step::Interrupted
+                }
+            },
+            Err(error) => Step::Ended(Ending::KvmInternalError {
+                detail: chain(&error),
+            }),
         }
     }
 
@@ -93,6 +152,14 @@ impl Vcpu {
 
     /// Runs to the next exit and serves it.
     fn step(&mut self) -> Step {
+        let step = self.serve_exit();
+        if let Some(local) = &mut self.local {
+            local.after(&mut self.fd);
+        }
+        step
+    }
+
+    fn serve_exit(&mut self) -> Step {
         match self.fd.run() {
             Ok(VcpuExit::IoIn(port, data)) => {
                 VcpuCounters::count(&self.counters.port);
@@ -139,7 +206,22 @@ impl Vcpu {
                 return Step::Interrupted;
             }
             Ok(VcpuExit::SystemEvent(kind, _)) => return Step::Ended(system_event(kind)),
-            Ok(VcpuExit::Hlt | VcpuExit::IrqWindowOpen | VcpuExit::Hypercall(_) | VcpuExit::IoapicEoi(_)) => {
+            Ok(VcpuExit::X86Rdmsr(exit)) => match self.local.as_mut().and_then(|local| local.read(exit.index)) {
+                Some(value) => (*exit.data, *exit.error) = (value, 0),
+                None => *exit.error = 1,
+            },
+            Ok(VcpuExit::X86Wrmsr(exit)) => {
+                let taken = self.local.as_mut().is_some_and(|local| local.write(exit.index, exit.data));
+                *exit.error = u8::from(!taken);
+            }
+            Ok(VcpuExit::Hlt) => {
+                VcpuCounters::count(&self.counters.halt);
+                if let Some(local) = &mut self.local {
+                    local.halt(&mut self.fd);
+                }
+            }
+            Ok(VcpuExit::IrqWindowOpen) => VcpuCounters::count(&self.counters.window),
+            Ok(VcpuExit::SetTpr | VcpuExit::Hypercall(_) | VcpuExit::IoapicEoi(_)) => {
                 VcpuCounters::count(&self.counters.other);
             }
             Ok(exit) => {

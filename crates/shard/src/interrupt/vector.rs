@@ -75,8 +75,7 @@ impl Vector {
     }
 
     fn deliver(&self) {
-        // The one possible error is a full counter: then KVM has yet to take the interrupt, which will do.
-        let _ = self.event.write(1);
+        self.interrupts.wiring().raise(&self.event, self.gsi);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

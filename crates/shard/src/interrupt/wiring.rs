@@ -34,6 +34,8 @@ pub trait Wiring: Send + Sync {
     fn bind_interrupt(&self, fd: &EventFd, gsi: u32) -> io::Result<()>;
     /// Undoes [`Wiring::bind_interrupt`].
     fn unbind_interrupt(&self, fd: &EventFd, gsi: u32) -> io::Result<()>;
+    /// Raises interrupt `gsi`, to which `fd` is bound.
+    fn raise(&self, fd: &EventFd, gsi: u32);
     /// Replaces the whole routing table.
     fn set_routes(&self, routes: &[Route]) -> io::Result<()>;
     /// Writes `fd` whenever the guest writes to memory address `address`, with any length.
@@ -49,6 +51,11 @@ impl Wiring for VmFd {
 
     fn unbind_interrupt(&self, fd: &EventFd, gsi: u32) -> io::Result<()> {
         Ok(self.unregister_irqfd(fd, gsi)?)
+    }
+
+    fn raise(&self, fd: &EventFd, _gsi: u32) {
+        // The one possible error is a full counter: then KVM has yet to take the interrupt, which will do.
+        let _ = fd.write(1);
     }
 
     fn set_routes(&self, routes: &[Route]) -> io::Result<()> {

@@ -84,3 +84,24 @@ pub fn fill_with_huge_pages(memory: &GuestMemoryMmap<()>, range: Range<u64>) {
         }
     }
 }
+
+/// Maps `range` of another file over the part of a mapping that begins at `at` and has the same offsets.
+pub(super) fn lay_over(at: *mut u8, file: &File, range: &Range<u64>) -> io::Result<()> {
+    let offset = libc::off_t::try_from(range.start).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: the caller's mapping of guest memory has this range, and nothing refers into it yet.
+    let mapped = unsafe {
+        libc::mmap(
+            at.cast(),
+            (range.end - range.start) as usize,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED,
+            file.as_raw_fd(),
+            offset,
+        )
+    };
+    if mapped == libc::MAP_FAILED {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}

@@ -6,8 +6,11 @@
 mod control;
 mod freeze;
 mod log;
+mod orders;
+mod part;
 mod receive;
 mod status;
+mod vcpus;
 
 use std::fs::File;
 use std::io;
@@ -22,19 +25,25 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use crate::arch::x86_64::layout::{
     ECAM_BYTES, ECAM_START, MMIO32_BYTES, MMIO32_START, PCI_CONFIG_PORT, PCI_CONFIG_PORTS,
 };
-use crate::bus::Overlap;
+use crate::bus::{Bus, Overlap};
 use crate::chain::chain;
 use crate::devices::{self, DeviceFiles, DevicesError};
 use crate::interrupt::Interrupts;
-use crate::launch::{Ending, LaunchSpec, Report, ResumeLaunch};
-use crate::machine::{BootFiles, Machine, MachineError, Ready, Resume};
+use crate::kick;
+use crate::launch::{Ending, Fd, Launch, LaunchSpec, Report, ResumeLaunch, SpanLaunch};
+use crate::machine::{BootFiles, Home, Machine, MachineError, Ready, Resume, Running, SpanBuild};
 use crate::pci::PciBus;
-use crate::sandbox::{self, SandboxError, ThreadKind};
+use crate::sandbox::{self, SandboxError, ThreadKind, Threads};
 use crate::serial;
 use crate::sharing::{Background, Situations};
 use crate::snapshot::MachineState;
+use crate::span::machine::{Channels, SpanParts};
+use crate::span::router::Router;
+use crate::span::wiring::watch_pins;
 use control::Control;
 use freeze::Freezer;
+use orders::Orders;
+use vcpus::VcpuThreads;
 pub use receive::{Files, ReceiveError, receive, send};
 
 /// Why a shard could not start.
@@ -60,15 +69,21 @@ pub enum ProcessError {
 /// Runs the VM whose spec comes over `control`; returns when it has ended and the monitor was told.
 pub fn run(mut control: UnixStream) -> ExitCode {
     allow_huge_pages();
-    let ending = match start(&mut control) {
-        Ok(running) => running.wait(),
+    let ended = receive::receive(&mut control)
+        .map_err(ProcessError::from)
+        .and_then(|(launch, files)| match launch {
+            Launch::Vm(spec) => start(&mut control, *spec, files).map(Control::wait),
+            Launch::Part(part) => part::start(&mut control, *part, files).map(part::Part::wait),
+        });
+    let ending = match ended {
+        Ok(ending) => ending,
         Err(error) => Ending::ShardFailed {
             detail: chain(&error),
         },
     };
     let failed = matches!(ending, Ending::ShardFailed { .. });
     // The monitor may be gone; there is nobody else to tell.
-    let _ = control::report(&mut control, &Report::Ended(ending));
+    let _ = orders::report(&mut control, &Report::Ended(ending));
     if failed {
         ExitCode::FAILURE
     } else {
@@ -82,16 +97,15 @@ fn allow_huge_pages() {
     unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 0, 0, 0, 0) };
 }
 
-fn start(control: &mut UnixStream) -> Result<Control, ProcessError> {
-    let (spec, mut files): (LaunchSpec, _) = receive::receive(control)?;
-    let kvm = kvm_of(&spec, &mut files)?;
+fn start(control: &mut UnixStream, spec: LaunchSpec, mut files: Files) -> Result<Control, ProcessError> {
+    let kvm = kvm_of(spec.kvm, &mut files)?;
     let boot = BootFiles {
         kernel: files.take(spec.kernel)?,
         initrd: spec.initrd.map(|fd| files.take(fd)).transpose()?,
     };
     let console_socket = files.take(spec.console)?;
     set_nonblocking(&console_socket)?;
-    control::catch_kicks()?;
+    kick::catch()?;
     let log = log::to_file(files.take(spec.log)?);
     let device_files = DeviceFiles::take(&spec, &mut files)?;
     let sockets = spec.sockets.map(|fd| files.take(fd)).transpose()?;
@@ -101,13 +115,18 @@ fn start(control: &mut UnixStream) -> Result<Control, ProcessError> {
         .as_ref()
         .map(|resume| take_resume(resume, &mut files))
         .transpose()?;
+    let span = spec
+        .span
+        .as_ref()
+        .map(|span| take_span(span, &mut files))
+        .transpose()?;
     // Whatever the message carried beyond the spec is closed.
     drop(files);
     let (images, mut shares): (Vec<_>, Vec<_>) = device_files.images(&spec)?.into_iter().unzip();
     let disk_images = images.len();
     let pmem_bytes = device_files.pmem_bytes(&spec)?;
     let overlays = device_files.overlays()?;
-    let mut machine = Machine::build(&kvm, &spec, boot, &pmem_bytes, images, resume)?;
+    let mut machine = Machine::build(&kvm, &spec, boot, &pmem_bytes, images, resume, span)?;
     let bus = PciBus::new(machine.layout.mmio64.clone());
     claim_windows(&mut machine, &bus).map_err(MachineError::from)?;
 
@@ -128,7 +147,7 @@ fn start(control: &mut UnixStream) -> Result<Control, ProcessError> {
     let closed = sandbox::close(spec.sandbox, spec.sandbox_missing.clone(), device_files.ports())?;
 
     let threads = closed.threads;
-    let interrupts = Interrupts::new(machine.vm.clone());
+    let interrupts = Interrupts::new(machine.wiring.clone());
     let parts = devices::Parts {
         machine: &machine,
         threads: &threads,
@@ -148,6 +167,7 @@ fn start(control: &mut UnixStream) -> Result<Control, ProcessError> {
         vcpus,
         running,
         functions,
+        home,
     } = machine.into_vcpus(spec.vcpus)?;
     if let Some(functions) = functions {
         bus.restore(&functions)?;
@@ -157,19 +177,14 @@ fn start(control: &mut UnixStream) -> Result<Control, ProcessError> {
     let console_thread = threads.spawn(ThreadKind::Serial, "console", move || {
         serial::pump(&console, console_socket, &stop)
     })?;
-    control::report(
+    orders::report(
         control,
         &Report::Running {
             sandbox_missing: closed.missing,
         },
     )?;
-    let mut vcpu_threads = Vec::with_capacity(vcpus.len());
-    let mut counters = Vec::with_capacity(vcpus.len());
-    for (id, vcpu) in vcpus.into_iter().enumerate() {
-        counters.push(vcpu.counters.clone());
-        let gate = threads.gate().clone();
-        vcpu_threads.push(threads.spawn(ThreadKind::Vcpu, &format!("vcpu{id}"), move || vcpu.run(&gate))?);
-    }
+    let router = home.map(|home| start_home(home, &threads, &running)).transpose()?;
+    let vcpus = VcpuThreads::start(&threads, vcpus)?;
     let (stop_sharing, stopped) = mpsc::channel();
     if let Some(background) = background {
         let gate = threads.gate().clone();
@@ -179,10 +194,9 @@ fn start(control: &mut UnixStream) -> Result<Control, ProcessError> {
     }
     threads.seal(ThreadKind::Control)?;
     Ok(Control {
-        socket: control.try_clone()?,
+        orders: Orders::new(control.try_clone()?),
         running,
-        vcpu_threads,
-        counters,
+        vcpus,
         freezer: Freezer {
             socket: handover,
             gate: threads.gate().clone(),
@@ -196,8 +210,35 @@ fn start(control: &mut UnixStream) -> Result<Control, ProcessError> {
         _stop_sharing: stop_sharing,
         console_thread,
         stop_console,
-        orders: Vec::new(),
+        router,
     })
+}
+
+/// What the home needs of the other shards.
+fn take_span<'a>(launch: &'a SpanLaunch, files: &mut Files) -> Result<SpanBuild<'a>, ReceiveError> {
+    let channels = Channels::take(launch, files)?;
+    let memory = launch
+        .memory
+        .iter()
+        .map(|part| files.take(part.file))
+        .collect::<Result<_, _>>()?;
+    Ok(SpanBuild {
+        launch,
+        memory,
+        parts: SpanParts::new(launch, channels),
+    })
+}
+
+/// Starts what a home has beside its vCPUs and devices.
+fn start_home(
+    (home, ports, memory): (Home, Arc<Bus>, Arc<Bus>),
+    threads: &Threads,
+    running: &Running,
+) -> io::Result<Arc<Router>> {
+    let Home { parts, ioapic, pins } = home;
+    let router = parts.start(threads, &running.end, Some((ports, memory, ioapic.clone())))?;
+    threads.spawn(ThreadKind::Pins, "pins", move || watch_pins(&pins, &ioapic))?;
+    Ok(router)
 }
 
 /// The frozen VM to go on from.
@@ -230,9 +271,9 @@ fn claim_windows(machine: &mut Machine, bus: &PciBus) -> Result<(), Overlap> {
         .claim(machine.layout.mmio64.clone(), Arc::new(bus.window()))
 }
 
-fn kvm_of(spec: &LaunchSpec, files: &mut Files) -> Result<Kvm, ProcessError> {
+fn kvm_of(kvm: Fd, files: &mut Files) -> Result<Kvm, ProcessError> {
     use std::os::fd::FromRawFd;
-    let file = files.take(spec.kvm)?;
+    let file = files.take(kvm)?;
     // SAFETY: the descriptor is open and ours alone. That it is KVM shows at the first call.
     Ok(unsafe { Kvm::from_raw_fd(file.into_raw_fd()) })
 }

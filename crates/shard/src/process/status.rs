@@ -8,7 +8,38 @@ use serde_json::{Value, json};
 use crate::pci::PciBus;
 use crate::serial::ConsoleCounters;
 use crate::sharing::{Mapper, Situations};
+use crate::span::router::Router;
 use crate::vcpu::VcpuCounters;
+
+/// Exits of vCPUs by kind. Those of VMs that span cells have more kinds: what KVM does for others.
+pub fn exits(vcpus: &[Arc<VcpuCounters>], spans: bool) -> Vec<Value> {
+    let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    vcpus
+        .iter()
+        .map(|vcpu| {
+            let mut exits = json!({
+                "port": get(&vcpu.port),
+                "mmio": get(&vcpu.mmio),
+                "unclaimed": get(&vcpu.unclaimed),
+                "interrupted": get(&vcpu.interrupted),
+                "other": get(&vcpu.other),
+            });
+            if let (true, Value::Object(exits)) = (spans, &mut exits) {
+                for (kind, counter) in [
+                    ("halt", &vcpu.halt),
+                    ("window", &vcpu.window),
+                    ("end_of_interrupt", &vcpu.end_of_interrupt),
+                    ("ipi", &vcpu.ipi),
+                    ("timer", &vcpu.timer),
+                    ("msr", &vcpu.msr),
+                ] {
+                    exits.insert(kind.to_owned(), get(counter).into());
+                }
+            }
+            exits
+        })
+        .collect()
+}
 
 /// Everything counted so far.
 pub fn status(
@@ -16,22 +47,12 @@ pub fn status(
     console: &ConsoleCounters,
     bus: &PciBus,
     sharing: Option<&(Arc<Mapper>, Arc<Situations>)>,
+    router: Option<&Router>,
 ) -> Value {
     let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-    let exits: Vec<Value> = vcpus
-        .iter()
-        .map(|vcpu| {
-            json!({
-                "port": get(&vcpu.port),
-                "mmio": get(&vcpu.mmio),
-                "unclaimed": get(&vcpu.unclaimed),
-                "interrupted": get(&vcpu.interrupted),
-                "other": get(&vcpu.other),
-            })
-        })
-        .collect();
     json!({
-        "exits": exits,
+        "exits": exits(vcpus, router.is_some()),
+        "vcpu_shards": router.map(Router::shards),
         "devices": bus.status(),
         "sharing": sharing.map(|(mapper, situations)| json!({
             "pages": mapper.status(),

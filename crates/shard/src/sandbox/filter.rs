@@ -58,6 +58,24 @@ const VCPU_IOCTLS: &[u32] = &[
     0x8138_ae83, // KVM_GET_SREGS
 ];
 
+/// What the thread of a vCPU that may move between shards asks of KVM besides: interrupts, and all the registers.
+const SPAN_IOCTLS: &[u32] = &[
+    0x4004_ae86, // KVM_INTERRUPT
+    0xae9a,      // KVM_NMI
+    0x4090_ae82, // KVM_SET_REGS
+    0x4138_ae84, // KVM_SET_SREGS
+    0xc008_ae88, // KVM_GET_MSRS
+    0x4008_ae89, // KVM_SET_MSRS
+    0x9000_aea4, // KVM_GET_XSAVE
+    0x5000_aea5, // KVM_SET_XSAVE
+    0x8188_aea6, // KVM_GET_XCRS
+    0x4188_aea7, // KVM_SET_XCRS
+    0x8080_aea1, // KVM_GET_DEBUGREGS
+    0x4080_aea2, // KVM_SET_DEBUGREGS
+    0x8040_ae9f, // KVM_GET_VCPU_EVENTS
+    0x4040_aea0, // KVM_SET_VCPU_EVENTS
+];
+
 /// What the first thread asks of KVM when the VM is frozen: the state of vCPUs, interrupt chips and clock.
 const FREEZE_IOCTLS: &[u32] = &[
     0xc008_ae88, // KVM_GET_MSRS
@@ -121,15 +139,15 @@ pub(super) fn program(kind: ThreadKind) -> Result<BpfProgram, seccompiler::Backe
         );
     }
     // The control thread resets the devices when the VM ends, which takes their interrupts and addresses back.
-    if matches!(kind, ThreadKind::Vcpu | ThreadKind::Control) {
-        let freeze: &[u32] = if kind == ThreadKind::Control {
-            FREEZE_IOCTLS
-        } else {
-            &[]
+    if matches!(kind, ThreadKind::Vcpu | ThreadKind::SpanVcpu | ThreadKind::Control) {
+        let more: &[u32] = match kind {
+            ThreadKind::Control => FREEZE_IOCTLS,
+            ThreadKind::SpanVcpu => SPAN_IOCTLS,
+            _ => &[],
         };
         let ioctls: Result<Vec<_>, _> = VCPU_IOCTLS
             .iter()
-            .chain(freeze)
+            .chain(more)
             .map(|&request| SeccompRule::new(vec![condition(1, SeccompCmpOp::Eq, request.into())?]))
             .collect();
         rules.insert(libc::SYS_ioctl, ioctls?);
@@ -180,6 +198,15 @@ fn of_kind(kind: ThreadKind) -> &'static [Syscall] {
             libc::SYS_socketpair,
         ],
         ThreadKind::Vcpu => &[libc::SYS_eventfd2, libc::SYS_sendto],
+        ThreadKind::SpanVcpu => &[
+            libc::SYS_eventfd2,
+            libc::SYS_sendto,
+            // Its alarm.
+            libc::SYS_timer_create,
+            libc::SYS_timer_settime,
+            libc::SYS_timer_delete,
+        ],
+        ThreadKind::Link | ThreadKind::Pins => &[],
         ThreadKind::Serial => &[
             libc::SYS_recvfrom,
             libc::SYS_sendto,

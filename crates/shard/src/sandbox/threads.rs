@@ -17,6 +17,12 @@ pub enum ThreadKind {
     Control,
     /// Runs one vCPU.
     Vcpu,
+    /// Runs one vCPU of a VM that spans cells.
+    SpanVcpu,
+    /// Takes what another shard of the VM sends.
+    Link,
+    /// Watches the events of the IOAPIC's pins.
+    Pins,
     /// Moves the serial console's bytes.
     Serial,
     /// Serves a disk's queues.

@@ -45,16 +45,68 @@ fn kvm(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> StateError {
 #[derive(Serialize, Deserialize)]
 pub struct VcpuState {
     cpuid: Vec<kvm_cpuid_entry2>,
+    #[serde(flatten)]
+    processor: Processor,
+    local_apic: kvm_lapic_state,
+    running: kvm_mp_state,
+    tsc_khz: u32,
+}
+
+/// The registers of a vCPU, and the events that are pending in it.
+#[derive(Serialize, Deserialize)]
+pub struct Processor {
     registers: kvm_regs,
     special: kvm_sregs,
     floating: kvm_xsave,
     extended: kvm_xcrs,
     debug: kvm_debugregs,
-    local_apic: kvm_lapic_state,
     model_specific: Vec<kvm_msr_entry>,
-    running: kvm_mp_state,
     events: kvm_vcpu_events,
-    tsc_khz: u32,
+}
+
+impl Processor {
+    /// What they are now. The vCPU stands still, with no access of its own half done.
+    pub fn take(fd: &VcpuFd, register_numbers: &[u32]) -> Result<Self, StateError> {
+        Ok(Self {
+            registers: fd.get_regs().map_err(kvm("read registers"))?,
+            special: fd.get_sregs().map_err(kvm("read special registers"))?,
+            floating: fd.get_xsave().map_err(kvm("read floating-point registers"))?,
+            extended: fd.get_xcrs().map_err(kvm("read extended control registers"))?,
+            debug: fd.get_debug_regs().map_err(kvm("read debug registers"))?,
+            model_specific: model_specific(fd, register_numbers)?,
+            events: fd.get_vcpu_events().map_err(kvm("read pending events"))?,
+        })
+    }
+
+    /// Makes another vCPU's what these were; that has the same CPUID. `controller` sets its local interrupt controller,
+    /// which needs some registers and is needed by others.
+    pub fn give(
+        &self,
+        fd: &VcpuFd,
+        controller: impl FnOnce() -> Result<(), StateError>,
+    ) -> Result<(), StateError> {
+        fd.set_regs(&self.registers).map_err(kvm("set registers"))?;
+        fd.set_sregs(&self.special)
+            .map_err(kvm("set special registers"))?;
+        // SAFETY: the structure is the whole area of a vCPU without dynamically enabled features, which no VM here has.
+        unsafe { fd.set_xsave(&self.floating) }.map_err(kvm("set floating-point registers"))?;
+        fd.set_xcrs(&self.extended)
+            .map_err(kvm("set extended control registers"))?;
+        fd.set_debug_regs(&self.debug)
+            .map_err(kvm("set debug registers"))?;
+        controller()?;
+        for chunk in self.model_specific.chunks(MSRS_AT_ONCE) {
+            let entries = Msrs::from_entries(chunk).map_err(|_| StateError::TooMany)?;
+            let set = fd
+                .set_msrs(&entries)
+                .map_err(kvm("set model-specific registers"))?;
+            if let Some(refused) = chunk.get(set) {
+                return Err(StateError::Register(refused.index));
+            }
+        }
+        fd.set_vcpu_events(&self.events)
+            .map_err(kvm("set pending events"))
+    }
 }
 
 /// The registers that [`VcpuState::take`] asks for, as this host's KVM lists them.
@@ -84,16 +136,10 @@ impl VcpuState {
             cpuid,
             // First: reading it lets KVM process what is pending for the local interrupt controller.
             running: fd.get_mp_state().map_err(kvm("read whether the vCPU runs"))?,
-            registers: fd.get_regs().map_err(kvm("read registers"))?,
-            special: fd.get_sregs().map_err(kvm("read special registers"))?,
-            floating: fd.get_xsave().map_err(kvm("read floating-point registers"))?,
-            extended: fd.get_xcrs().map_err(kvm("read extended control registers"))?,
-            debug: fd.get_debug_regs().map_err(kvm("read debug registers"))?,
+            processor: Processor::take(fd, register_numbers)?,
             local_apic: fd
                 .get_lapic()
                 .map_err(kvm("read the local interrupt controller"))?,
-            model_specific: model_specific(fd, register_numbers)?,
-            events: fd.get_vcpu_events().map_err(kvm("read pending events"))?,
             tsc_khz: fd.get_tsc_khz().map_err(kvm("read the frequency of the TSC"))?,
         })
     }
@@ -108,32 +154,20 @@ impl VcpuState {
         }
         fd.set_mp_state(self.running)
             .map_err(kvm("set whether the vCPU runs"))?;
-        fd.set_regs(&self.registers).map_err(kvm("set registers"))?;
-        fd.set_sregs(&self.special)
-            .map_err(kvm("set special registers"))?;
-        // SAFETY: the structure is the whole area of a vCPU without dynamically enabled features, which no VM here has.
-        unsafe { fd.set_xsave(&self.floating) }.map_err(kvm("set floating-point registers"))?;
-        fd.set_xcrs(&self.extended)
-            .map_err(kvm("set extended control registers"))?;
-        fd.set_debug_regs(&self.debug)
-            .map_err(kvm("set debug registers"))?;
-        fd.set_lapic(&self.local_apic)
-            .map_err(kvm("set the local interrupt controller"))?;
-        for chunk in self.model_specific.chunks(MSRS_AT_ONCE) {
-            let entries = Msrs::from_entries(chunk).map_err(|_| StateError::TooMany)?;
-            let set = fd
-                .set_msrs(&entries)
-                .map_err(kvm("set model-specific registers"))?;
-            if let Some(refused) = chunk.get(set) {
-                return Err(StateError::Register(refused.index));
-            }
-        }
-        fd.set_vcpu_events(&self.events)
-            .map_err(kvm("set pending events"))?;
+        self.processor.give(fd, || {
+            fd.set_lapic(&self.local_apic)
+                .map_err(kvm("set the local interrupt controller"))
+        })?;
         // A guest without KVM's clock has no such flag.
         let _ = fd.kvmclock_ctrl();
         Ok(())
     }
+}
+
+/// Those of `numbers` that this vCPU has.
+pub fn present(fd: &VcpuFd, numbers: &[u32]) -> Result<Vec<u32>, StateError> {
+    let entries = model_specific(fd, numbers)?;
+    Ok(entries.iter().map(|entry| entry.index).collect())
 }
 
 /// The registers that this vCPU has of those that KVM lists, the deadline timer's last.

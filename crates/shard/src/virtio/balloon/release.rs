@@ -1,7 +1,6 @@
 //! Gives a range of guest memory back to the host.
 
 use std::io;
-use std::os::fd::AsRawFd;
 
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MemoryRegionAddress};
 
@@ -46,22 +45,17 @@ pub fn release(
             return Ok(length);
         }
     }
-    let done = match region.file_offset() {
-        Some(file) => {
-            let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-            let at = (file.start() + offset) as libc::off_t;
-            // SAFETY: the call takes no pointers; the range is inside this region's part of the file.
-            unsafe { libc::fallocate(file.file().as_raw_fd(), mode, at, length as libc::off_t) == 0 }
-        }
-        None => {
-            let address = region
-                .get_host_address(MemoryRegionAddress(offset))
-                .map_err(|_| outside())?;
-            // SAFETY: the range is inside one live anonymous mapping of guest memory, which nothing in this program
-            // holds references into; its pages become zero pages.
-            unsafe { libc::madvise(address.cast(), length as usize, libc::MADV_DONTNEED) == 0 }
-        }
+    let address = region
+        .get_host_address(MemoryRegionAddress(offset))
+        .map_err(|_| outside())?;
+    // Of a file: a hole there, whichever file lies here. Of a mapping alone: zero pages.
+    let advice = if region.file_offset().is_some() {
+        libc::MADV_REMOVE
+    } else {
+        libc::MADV_DONTNEED
     };
+    // SAFETY: the range is inside one region of guest memory, which nothing in this program holds references into.
+    let done = unsafe { libc::madvise(address.cast(), length as usize, advice) == 0 };
     if done {
         return Ok(length);
     }

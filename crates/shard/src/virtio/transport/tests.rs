@@ -37,6 +37,9 @@ impl Wiring for Mock {
     fn unbind_interrupt(&self, _fd: &EventFd, _gsi: u32) -> io::Result<()> {
         Ok(())
     }
+    fn raise(&self, fd: &EventFd, _gsi: u32) {
+        fd.write(1).unwrap();
+    }
     fn set_routes(&self, routes: &[Route]) -> io::Result<()> {
         *self.routes.lock().unwrap() = routes.to_vec();
         Ok(())

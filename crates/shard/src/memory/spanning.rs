@@ -1,0 +1,75 @@
+//! The memory of a VM that spans cells: a file for each cell's part, all mapped by every shard, each at its place in one
+//! mapping for each region. Hardware keeps what the shards see the same.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+
+use super::{
+    GuestRam, MemoryError, advise, bind, check_host, host, map, memory_file, part_ranges, placement,
+};
+use crate::arch::x86_64::layout::Layout;
+use crate::launch::{MemoryLaunch, Pages, SpanLaunch};
+
+/// Makes the file for one shard's part of the memory of a VM of `ram_bytes`.
+///
+/// # Errors
+/// When the host has no such memory.
+pub fn file_of_shard(pages: Pages, ram_bytes: u64) -> Result<File, MemoryError> {
+    let layout = Layout::new(ram_bytes, &[]).ok_or(MemoryError::Regions)?;
+    memory_file(pages, layout.ram_end())
+}
+
+/// Maps the memory of `layout` for the shard that `span` is told to; `files` are those of all parts, in their order.
+pub fn create_spanning(
+    layout: &Layout,
+    launch: &MemoryLaunch,
+    span: &SpanLaunch,
+    files: Vec<File>,
+) -> Result<GuestRam, MemoryError> {
+    check_host(launch)?;
+    let own = files
+        .get(usize::from(span.shard))
+        .and_then(|file| file.try_clone().ok())
+        .ok_or(MemoryError::Regions)?;
+    let own = Arc::new(own);
+    let mut regions = Vec::with_capacity(layout.ram.len());
+    for range in &layout.ram {
+        regions.push(Arc::new(map(&own, range, launch.pages, false)?));
+    }
+    let memory = GuestMemoryMmap::from_arc_regions(regions).map_err(|_| MemoryError::Regions)?;
+    let parts = part_ranges(layout, span.memory.iter().map(|part| part.bytes));
+    for ((part, ranges), (shard, file)) in span.memory.iter().zip(parts).zip((0_u8..).zip(&files)) {
+        for range in ranges {
+            if shard != span.shard {
+                let at = memory
+                    .get_host_address(GuestAddress(range.start))
+                    .map_err(|_| MemoryError::Regions)?;
+                placement::lay_over(at, file, &range).map_err(host("cannot map another cell's memory"))?;
+            }
+            if !part.host_nodes.is_empty() {
+                bind(&memory, &range, &part.host_nodes)?;
+            }
+        }
+    }
+    for region in memory.iter() {
+        // What was laid over a part is advised as the rest.
+        if launch.pages == Pages::Transparent {
+            advise(region, libc::MADV_HUGEPAGE, "the host has no transparent huge pages")?;
+        }
+        advise(
+            region,
+            libc::MADV_DONTDUMP,
+            "cannot keep the guest's memory out of core dumps",
+        )?;
+        if launch.prefault && span.shard == 0 {
+            advise(
+                region,
+                libc::MADV_POPULATE_WRITE,
+                "cannot allocate the guest's memory",
+            )?;
+        }
+    }
+    Ok(Arc::new(memory))
+}

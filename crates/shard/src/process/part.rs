@@ -1,0 +1,160 @@
+//! A shard without devices of a VM that spans cells, from its first message to its last report.
+
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use kvm_bindings::KVM_MAX_CPUID_ENTRIES;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use serde_json::json;
+
+use super::orders::{self, Orders};
+use super::receive::Files;
+use super::status::exits;
+use super::vcpus::VcpuThreads;
+use super::{ProcessError, kvm_of, log};
+use crate::arch::x86_64::layout::Layout;
+use crate::arch::x86_64::state;
+use crate::ending::EndSignal;
+use crate::kick;
+use crate::launch::{Ending, Order, PartLaunch, Report};
+use crate::machine::{self, MachineError};
+use crate::memory;
+use crate::sandbox::{self, ThreadKind};
+use crate::span::machine::{Channels, SpanParts, forwarded, travelling};
+use crate::span::packet::Space;
+use crate::span::router::Router;
+use crate::vcpu::{Vcpu, VcpuCounters};
+
+/// The running shard as its first thread has it.
+pub struct Part {
+    orders: Orders,
+    end: Arc<EndSignal>,
+    router: Arc<Router>,
+    vcpus: VcpuThreads,
+    /// Kept: the guest's memory lives as long as its vCPUs.
+    _memory: memory::GuestRam,
+}
+
+/// Makes the shard, closes its sandbox, starts its threads. Its vCPUs wait for others to start them.
+pub fn start(control: &mut UnixStream, launch: PartLaunch, mut files: Files) -> Result<Part, ProcessError> {
+    let PartLaunch {
+        kvm,
+        memory: memory_launch,
+        span,
+        log,
+        sandbox,
+        sandbox_missing,
+    } = launch;
+    let kvm = kvm_of(kvm, &mut files)?;
+    kick::catch()?;
+    let _log = log::to_file(files.take(log)?);
+    let channels = Channels::take(&span, &mut files)?;
+    let memory_files = span
+        .memory
+        .iter()
+        .map(|part| files.take(part.file))
+        .collect::<Result<_, _>>()?;
+    drop(files);
+
+    let failed = |what| move |source| MachineError::Kvm { what, source };
+    let count = u8::try_from(span.vcpus.len()).map_err(|_| MachineError::Lacking("so many vCPUs"))?;
+    machine::check_kvm(&kvm, count)?;
+    let layout = Layout::new(memory_launch.bytes, &[]).ok_or(MachineError::Layout)?;
+    let memory =
+        memory::create_spanning(&layout, &memory_launch, &span, memory_files).map_err(MachineError::from)?;
+    let vm = machine::create_shard_vm(&kvm)?;
+    machine::map_memory(&vm, &memory)?;
+    let cpuid = kvm
+        .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
+        .map_err(failed("read the supported CPUID"))?;
+    let numbers = travelling(&state::register_numbers(&kvm).map_err(MachineError::from)?);
+    let end = Arc::new(EndSignal::new()?);
+    let layout = Arc::new(layout);
+    let parts = SpanParts::new(&span, channels);
+    let mut vcpus = Vec::with_capacity(usize::from(count));
+    for id in 0..count {
+        let fd = vm
+            .create_vcpu(u64::from(id))
+            .map_err(failed("make a vCPU"))?;
+        machine::prepare_vcpu(&fd, &cpuid, id, count, true)?;
+        let counters = Arc::new(VcpuCounters::default());
+        let local = parts.vcpu(&numbers, &fd, id, counters.clone())?;
+        let bus = |space| forwarded(space, id, &parts.router, &layout).map_err(MachineError::from);
+        vcpus.push(Vcpu {
+            fd,
+            ports: bus(Space::Ports)?,
+            mmio: bus(Space::Memory)?,
+            end: end.clone(),
+            counters,
+            local: Some(local),
+        });
+    }
+
+    // The one place where the sandbox closes: every file is open, and one thread runs.
+    let closed = sandbox::close(sandbox, sandbox_missing, None)?;
+    let router = parts.start(&closed.threads, &end, None)?;
+    let vcpus = VcpuThreads::start(&closed.threads, vcpus)?;
+    orders::report(
+        control,
+        &Report::Running {
+            sandbox_missing: closed.missing,
+        },
+    )?;
+    closed.threads.seal(ThreadKind::Control)?;
+    Ok(Part {
+        orders: Orders::new(control.try_clone()?),
+        end,
+        router,
+        vcpus,
+        _memory: memory,
+    })
+}
+
+impl Part {
+    /// Serves orders until the VM ends.
+    pub fn wait(mut self) -> Ending {
+        let ending = loop {
+            if let Some(ending) = self.end.cause() {
+                break ending;
+            }
+            let mut files = [
+                PollFd::new(self.end.as_fd(), PollFlags::POLLIN),
+                PollFd::new(self.orders.as_fd(), PollFlags::POLLIN),
+            ];
+            match poll(&mut files, PollTimeout::NONE) {
+                Ok(_) | Err(nix::Error::EINTR) => {}
+                Err(error) => {
+                    break Ending::ShardFailed {
+                        detail: format!("cannot wait: {error}"),
+                    };
+                }
+            }
+            let ordered = files[1].any().unwrap_or(false);
+            let counters = &self.vcpus.counters;
+            if ordered
+                && let Some(ending) = self
+                    .orders
+                    .receive(|orders, order| obey(orders, &order, counters))
+            {
+                break ending;
+            }
+        };
+        self.end.end(ending);
+        self.router.end();
+        self.vcpus.stop();
+        self.end.cause().unwrap_or(Ending::Quit)
+    }
+}
+
+fn obey(orders: &mut Orders, order: &Order, counters: &[Arc<VcpuCounters>]) -> Option<Ending> {
+    match order {
+        Order::Quit => Some(Ending::Quit),
+        Order::Status => {
+            orders.answer(&Report::Status(json!({ "exits": exits(counters, true) })));
+            None
+        }
+        // These are for the home.
+        Order::PowerButton | Order::Balloon { .. } | Order::Move { .. } => None,
+    }
+}

@@ -1,0 +1,56 @@
+//! The threads of a shard's vCPUs.
+
+use std::io;
+use std::os::unix::thread::JoinHandleExt;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::kick;
+use crate::sandbox::{ThreadKind, Threads};
+use crate::vcpu::{Vcpu, VcpuCounters};
+
+/// How long vCPUs may take to leave the guest; one that waits in the kernel for memory can take longer, and is left behind.
+const STOP_LIMIT: Duration = Duration::from_secs(2);
+const KICK_INTERVAL: Duration = Duration::from_millis(1);
+
+/// All of them.
+pub struct VcpuThreads {
+    threads: Vec<JoinHandle<()>>,
+    /// What each counts.
+    pub counters: Vec<Arc<VcpuCounters>>,
+}
+
+impl VcpuThreads {
+    /// Starts one for each.
+    pub fn start(threads: &Threads, vcpus: Vec<Vcpu>) -> io::Result<Self> {
+        let mut started = Self {
+            threads: Vec::with_capacity(vcpus.len()),
+            counters: Vec::with_capacity(vcpus.len()),
+        };
+        for (id, vcpu) in vcpus.into_iter().enumerate() {
+            started.counters.push(vcpu.counters.clone());
+            let gate = threads.gate().clone();
+            let kind = match vcpu.local {
+                Some(_) => ThreadKind::SpanVcpu,
+                None => ThreadKind::Vcpu,
+            };
+            let thread = threads.spawn(kind, &format!("vcpu{id}"), move || vcpu.run(&gate))?;
+            started.threads.push(thread);
+        }
+        Ok(started)
+    }
+
+    /// Waits until all have left the guest for good, once the VM's end has been told.
+    pub fn stop(&self) {
+        let deadline = Instant::now() + STOP_LIMIT;
+        // A vCPU between its look at the end signal and KVM_RUN would miss one kick: kick until it has left.
+        while self.threads.iter().any(|thread| !thread.is_finished()) && Instant::now() < deadline {
+            for thread in self.threads.iter().filter(|thread| !thread.is_finished()) {
+                // SAFETY: the thread is not joined yet, so its handle is valid.
+                let _ = unsafe { libc::pthread_kill(thread.as_pthread_t(), kick::signal()) };
+            }
+            std::thread::sleep(KICK_INTERVAL);
+        }
+    }
+}

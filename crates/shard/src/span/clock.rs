@@ -1,0 +1,53 @@
+//! The guest's time-stamp counter, as this process can compute it: the host's, with one offset for all vCPUs of the VM.
+
+use std::time::Duration;
+
+/// How the guest's counter comes from the host's.
+#[derive(Clone, Copy, Debug)]
+pub struct GuestTsc {
+    /// Added to the host's counter; `KVM_VCPU_TSC_OFFSET` of every vCPU.
+    pub offset: u64,
+    /// Ticks in a millisecond.
+    pub khz: u32,
+}
+
+impl GuestTsc {
+    /// What the guest reads now.
+    pub fn now(self) -> u64 {
+        // SAFETY: reads a counter that every x86-64 processor has.
+        let host = unsafe { std::arch::x86_64::_rdtsc() };
+        host.wrapping_add(self.offset)
+    }
+
+    /// The time from `now` to `due`; none when it is over.
+    pub fn left(self, now: u64, due: u64) -> Option<Duration> {
+        let ticks = due.checked_sub(now).filter(|ticks| *ticks > 0)?;
+        let nanoseconds = u128::from(ticks) * 1_000_000 / u128::from(self.khz.max(1));
+        Some(Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX)))
+    }
+}
+
+/// The host's monotonic clock, nanoseconds: the same in all processes of a host.
+pub fn monotonic_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the place lives through the call, which can't fail for this clock.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_become_time() {
+        let tsc = GuestTsc {
+            offset: 0,
+            khz: 2_000_000,
+        };
+        assert_eq!(tsc.left(100, 100), None);
+        assert_eq!(tsc.left(200, 100), None);
+        assert_eq!(tsc.left(100, 2_100), Some(Duration::from_micros(1)));
+        assert!(tsc.left(0, u64::MAX) > Some(Duration::from_secs(1 << 32)));
+    }
+}

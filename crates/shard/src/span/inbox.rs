@@ -1,0 +1,158 @@
+//! The place where a vCPU's thread finds its mail, and is woken or kicked for it.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::mail::Mail;
+use crate::kick;
+
+/// One vCPU's, in one shard.
+#[derive(Debug, Default)]
+pub struct Inbox {
+    state: Mutex<State>,
+    come: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    mail: Mail,
+    thread: Option<libc::pthread_t>,
+    /// The thread is in the guest, or about to be: a kick makes it look here.
+    inside: bool,
+    /// The VM ends: nobody waits any more.
+    is_over: bool,
+}
+
+impl State {
+    fn kick(&self) {
+        if let (Some(thread), true) = (self.thread, self.inside) {
+            // SAFETY: a thread takes itself out of the inbox before it ends.
+            unsafe { libc::pthread_kill(thread, kick::signal()) };
+        }
+    }
+}
+
+impl Inbox {
+    /// The calling thread is the one that takes the mail from now on.
+    pub fn open(&self) {
+        // SAFETY: the calling thread's own handle.
+        self.lock().thread = Some(unsafe { libc::pthread_self() });
+    }
+
+    /// It is not any more.
+    pub fn close(&self) {
+        self.lock().thread = None;
+    }
+
+    /// Puts something in, and sees that it is looked at soon.
+    pub fn put(&self, into: impl FnOnce(&mut Mail)) {
+        let mut state = self.lock();
+        into(&mut state.mail);
+        state.kick();
+        drop(state);
+        self.come.notify_all();
+    }
+
+    /// Wakes who waits, for good.
+    pub fn end(&self) {
+        let mut state = self.lock();
+        state.is_over = true;
+        state.kick();
+        drop(state);
+        self.come.notify_all();
+    }
+
+    /// Takes all, without waiting.
+    pub fn take(&self) -> Mail {
+        std::mem::take(&mut self.lock().mail)
+    }
+
+    /// Says that the thread is about to enter the guest; false, and it is not, when there is mail. The flag that a kick sets
+    /// has been cleared before.
+    pub fn enter(&self) -> bool {
+        let mut state = self.lock();
+        state.inside = state.mail.is_empty() && !state.is_over;
+        state.inside
+    }
+
+    /// The thread has left the guest.
+    pub fn left(&self) {
+        self.lock().inside = false;
+    }
+
+    /// Waits until there is something to take, the VM ends, or for `limit`.
+    pub fn wait(&self, limit: Option<Duration>) {
+        let state = self.lock();
+        let is_idle = |state: &mut State| state.mail.is_empty() && !state.is_over;
+        match limit {
+            Some(limit) => drop(
+                self.come
+                    .wait_timeout_while(state, limit, is_idle)
+                    .unwrap_or_else(PoisonError::into_inner),
+            ),
+            None => drop(
+                self.come
+                    .wait_while(state, is_idle)
+                    .unwrap_or_else(PoisonError::into_inner),
+            ),
+        }
+    }
+
+    /// Waits for what `take` takes out of the mail; none when the VM ends first.
+    pub fn wait_for<T>(&self, mut take: impl FnMut(&mut Mail) -> Option<T>) -> Option<T> {
+        let mut state = self.lock();
+        loop {
+            if let Some(taken) = take(&mut state.mail) {
+                return Some(taken);
+            }
+            if state.is_over {
+                return None;
+            }
+            state = self.come.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Each change is whole, whoever panicked.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn mail_keeps_a_thread_out_and_wakes_it() {
+        let inbox = Arc::new(Inbox::default());
+        assert!(inbox.enter());
+        inbox.left();
+        inbox.put(|mail| mail.signals.nmi = true);
+        assert!(!inbox.enter());
+        assert!(inbox.take().signals.nmi);
+        assert!(inbox.enter());
+        inbox.left();
+        let other = inbox.clone();
+        let waiter = thread::spawn(move || other.wait_for(|mail| mail.leave.take()));
+        inbox.put(|mail| mail.signals.nmi = true);
+        inbox.put(|mail| mail.leave = Some(3));
+        assert_eq!(waiter.join().expect("it waits and goes"), Some(3));
+        assert!(inbox.take().signals.nmi, "what it did not wait for stays");
+    }
+
+    #[test]
+    fn the_end_wakes_everyone() {
+        let inbox = Arc::new(Inbox::default());
+        let other = inbox.clone();
+        let waiter = thread::spawn(move || {
+            other.wait(None);
+            other.wait_for(|mail| mail.leave.take())
+        });
+        inbox.end();
+        assert_eq!(waiter.join().expect("it goes"), None);
+        assert!(!inbox.enter());
+    }
+}

@@ -1,0 +1,430 @@
+//! What a vCPU's thread does between two entries into the guest when the interrupt controllers are ours: takes its mail,
+//! injects interrupts, sleeps while the vCPU is halted or elsewhere.
+//!
+//! KVM is told of interrupts by `KVM_INTERRUPT` when the guest can take one, and asked to say when it can otherwise
+//! (`request_interrupt_window`). The controller's registers are model-specific ones (x2APIC mode): accesses come as exits.
+
+use std::sync::Arc;
+
+use apic::{LocalApic, Written};
+use kvm_bindings::{KVMIO, kvm_debugregs, kvm_interrupt, kvm_regs, kvm_sregs, kvm_vcpu_events};
+use kvm_ioctls::VcpuFd;
+use vmm_sys_util::ioctl::ioctl_with_ref;
+use vmm_sys_util::ioctl_iow_nr;
+
+use super::clock::{GuestTsc, monotonic_ns};
+use super::inbox::Inbox;
+use super::mail::Signals;
+use super::owners::Owner;
+use super::packet::Packet;
+use super::router::{Outcome, Router};
+use super::startup::Startup;
+use super::timer::Alarm;
+use super::travel::{Mode, Traveller};
+use crate::arch::x86_64::state::{Processor, StateError};
+use crate::kick::Kickable;
+use crate::vcpu::VcpuCounters;
+
+ioctl_iow_nr!(KVM_INTERRUPT, KVMIO, 0x86, kvm_interrupt);
+
+const MSR_TSC: u32 = 0x10;
+const MSR_TSC_ADJUST: u32 = 0x3B;
+const MSR_TSC_DEADLINE: u32 = 0x6E0;
+/// The timer's own clock is this much slower than the TSC: about what a bus clock was.
+const TSC_PER_TICK: u32 = 16;
+const X2APIC_EOI: u32 = 0x80B;
+const X2APIC_ICR: u32 = 0x830;
+
+/// What the thread is to do next.
+#[derive(Debug)]
+pub enum Next {
+    /// Enter the guest.
+    Enter,
+    /// Look again.
+    Again,
+    /// Complete what the vCPU has half done, then let it go ([`Local::depart`]) to this shard.
+    Leave(u8),
+}
+
+/// The registers of a vCPU after reset, as KVM made them.
+#[derive(Clone)]
+pub struct Reset {
+    /// General ones.
+    pub registers: kvm_regs,
+    /// Special ones, with the interrupt controller in x2APIC mode.
+    pub special: kvm_sregs,
+}
+
+/// One vCPU's, in one shard: whether it runs there or not.
+pub struct Local {
+    vcpu: u8,
+    router: Arc<Router>,
+    tsc: GuestTsc,
+    reset: Reset,
+    register_numbers: Arc<Vec<u32>>,
+    counters: Arc<VcpuCounters>,
+    apic: LocalApic,
+    mode: Mode,
+    is_here: bool,
+    version: u64,
+    signals: Signals,
+    alarm: Option<Alarm>,
+}
+
+impl Local {
+    /// The vCPU, as the VM starts.
+    pub fn new(
+        vcpu: u8,
+        router: Arc<Router>,
+        tsc: GuestTsc,
+        reset: Reset,
+        register_numbers: Arc<Vec<u32>>,
+        counters: Arc<VcpuCounters>,
+    ) -> Self {
+        let is_here = router.owner(vcpu).is_some_and(|owner| owner.shard == router.me());
+        Self {
+            vcpu,
+            tsc,
+            reset,
+            register_numbers,
+            counters,
+            apic: LocalApic::new(u32::from(vcpu), TSC_PER_TICK),
+            mode: if vcpu == 0 { Mode::Running } else { Mode::Waiting },
+            is_here,
+            version: 0,
+            signals: Signals::default(),
+            alarm: None,
+            router,
+        }
+    }
+
+    /// The calling thread is the vCPU's.
+    pub fn open(&mut self) -> std::io::Result<()> {
+        self.alarm = Some(Alarm::new()?);
+        self.inbox().open();
+        Ok(())
+    }
+
+    /// It ends.
+    pub fn close(&self) {
+        self.inbox().close();
+    }
+
+    /// Takes the mail, and prepares the vCPU to be entered, or waits. Called between two entries, with `kickable` the calling
+    /// thread's.
+    pub fn before(&mut self, fd: &mut VcpuFd, kickable: &Kickable) -> Result<Next, StateError> {
+        kickable.clear();
+        let mut mail = self.inbox().take();
+        if let Some(traveller) = mail.arrival.take() {
+            self.arrive(fd, *traveller)?;
+        }
+        if !self.is_here {
+            self.send_on(mail);
+            return Ok(Next::Again);
+        }
+        self.receive(mail.signals);
+        if let Some(to) = mail.leave {
+            return Ok(Next::Leave(to));
+        }
+        self.start_up(fd)?;
+        self.apic.expire(self.tsc.now());
+        if self.is_asleep() {
+            self.sleep();
+            return Ok(Next::Again);
+        }
+        self.mode = Mode::Running;
+        self.inject(fd)?;
+        self.set_alarm();
+        Ok(if self.inbox().enter() {
+            Next::Enter
+        } else {
+            Next::Again
+        })
+    }
+
+    /// The vCPU has left the guest.
+    pub fn after(&mut self, fd: &mut VcpuFd) {
+        self.inbox().left();
+        let run = fd.get_kvm_run();
+        if u64::from(self.apic.task_priority() >> 4) != run.cr8 {
+            self.apic.set_task_priority((run.cr8 as u8) << 4);
+        }
+    }
+
+    /// The guest has executed HLT.
+    pub fn halt(&mut self, fd: &mut VcpuFd) {
+        let interruptible = fd.get_kvm_run().if_flag != 0;
+        self.mode = Mode::Halted { interruptible };
+    }
+
+    /// The guest reads a register that is not KVM's; none for one that does not exist, or must not be read.
+    pub fn read(&mut self, index: u32) -> Option<u64> {
+        VcpuCounters::count(&self.counters.msr);
+        self.apic.read(index, self.tsc.now()).ok()
+    }
+
+    /// The guest writes one; false if that is to fault.
+    pub fn write(&mut self, index: u32, value: u64) -> bool {
+        VcpuCounters::count(match index {
+            X2APIC_EOI => &self.counters.end_of_interrupt,
+            X2APIC_ICR => &self.counters.ipi,
+            MSR_TSC_DEADLINE => &self.counters.timer,
+            _ => &self.counters.msr,
+        });
+        match index {
+            // All vCPUs have one counter, wherever they are: none may set its own.
+            MSR_TSC | MSR_TSC_ADJUST => return true,
+            _ => {}
+        }
+        match self.apic.write(index, value, self.tsc.now()) {
+            Ok(Written::Nothing) => {}
+            Ok(Written::Send(ipi)) => {
+                self.router
+                    .interrupt(&ipi.interrupt, ipi.shorthand, Some(self.vcpu));
+            }
+            Ok(Written::EndOfInterrupt { vector }) => self.router.end_of_interrupt(vector),
+            Ok(Written::Enabled(is_enabled)) => self.router.enabled(self.vcpu, is_enabled),
+            Err(_) => return false,
+        }
+        true
+    }
+
+    /// Sends the vCPU to another shard. It stands still, with no access of its own half done.
+    pub fn depart(&mut self, fd: &VcpuFd, to: u8) {
+        let still_since_ns = monotonic_ns();
+        if to == self.router.me() {
+            self.stay(false);
+            return;
+        }
+        match Processor::take(fd, &self.register_numbers) {
+            Ok(processor) => self.travel(processor, to, false, still_since_ns),
+            Err(error) => {
+                eprintln!("vCPU {} stays: {error}", self.vcpu);
+                self.stay(true);
+            }
+        }
+    }
+
+    fn travel(&mut self, processor: Processor, to: u8, refused: bool, still_since_ns: u64) {
+        self.version += 1;
+        let traveller = Traveller {
+            processor,
+            apic: self.apic.clone(),
+            mode: self.mode,
+            signals: std::mem::take(&mut self.signals),
+            version: self.version,
+            from: self.router.me(),
+            refused,
+            still_since_ns,
+        };
+        let vcpu = self.vcpu;
+        self.router.send(
+            to,
+            &Packet::Arrive {
+                vcpu,
+                traveller: Box::new(traveller),
+            },
+        );
+        self.is_here = false;
+        // From here on, what comes for it is sent on, behind it in the same channel.
+        let version = self.version;
+        self.router.departed(vcpu, Owner { shard: to, version });
+    }
+
+    fn stay(&self, refused: bool) {
+        let outcome = Outcome {
+            version: self.version,
+            still_ns: 0,
+            refused,
+        };
+        self.router.arrived(self.vcpu, outcome);
+    }
+
+    /// The vCPU comes. One that this host's KVM does not take goes back; one that comes back must be taken.
+    fn arrive(&mut self, fd: &mut VcpuFd, traveller: Traveller) -> Result<(), StateError> {
+        let Traveller {
+            processor,
+            apic,
+            mode,
+            signals,
+            version,
+            from,
+            refused,
+            still_since_ns,
+        } = traveller;
+        let given = processor.give(fd, || Ok(()));
+        self.version = version;
+        self.apic = apic;
+        self.mode = mode;
+        self.signals = Signals::default();
+        self.receive(signals);
+        match given {
+            Err(error) if refused => return Err(error),
+            Err(error) => {
+                eprintln!("vCPU {} is refused: {error}", self.vcpu);
+                self.travel(processor, from, true, still_since_ns);
+                return Ok(());
+            }
+            Ok(()) => {}
+        }
+        // What the shared page says is of the last time that it ran here.
+        let run = fd.get_kvm_run();
+        run.ready_for_interrupt_injection = 0;
+        run.cr8 = u64::from(self.apic.task_priority() >> 4);
+        self.is_here = true;
+        self.router.arrived(
+            self.vcpu,
+            Outcome {
+                version,
+                still_ns: monotonic_ns().saturating_sub(still_since_ns),
+                refused,
+            },
+        );
+        Ok(())
+    }
+
+    /// The vCPU is elsewhere: what came for it is sent there.
+    fn send_on(&self, mail: super::mail::Mail) {
+        if mail.is_empty() {
+            self.inbox().wait(None);
+            return;
+        }
+        let Some(owner) = self.router.owner(self.vcpu) else {
+            return;
+        };
+        for packet in mail.into_packets(self.vcpu) {
+            self.router.send(owner.shard, &packet);
+        }
+    }
+
+    fn receive(&mut self, signals: Signals) {
+        let apic = &mut self.apic;
+        signals.interrupts(|vector, level| apic.accept(vector, level));
+        self.signals.nmi |= signals.nmi;
+        self.signals.startups.join(signals.startups);
+    }
+
+    fn start_up(&mut self, fd: &VcpuFd) -> Result<(), StateError> {
+        while let Some(startup) = self.signals.startups.take() {
+            match (startup, self.mode) {
+                (Startup::Init, _) => self.reset(fd)?,
+                (Startup::Start { page }, Mode::Waiting) => self.start(fd, page)?,
+                // Only who waits for it starts (SDM vol. 3, 9.4.2).
+                (Startup::Start { .. }, _) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// INIT (SDM vol. 3, 10.1): the registers as after power-up, but for what INIT leaves alone, which KVM keeps elsewhere.
+    fn reset(&mut self, fd: &VcpuFd) -> Result<(), StateError> {
+        fd.set_vcpu_events(&kvm_vcpu_events::default())
+            .map_err(refused("reset pending events"))?;
+        fd.set_debug_regs(&kvm_debugregs {
+            dr6: 0xFFFF_0FF0,
+            dr7: 0x400,
+            ..Default::default()
+        })
+        .map_err(refused("reset debug registers"))?;
+        fd.set_sregs(&self.reset.special)
+            .map_err(refused("reset special registers"))?;
+        fd.set_regs(&self.reset.registers)
+            .map_err(refused("reset registers"))?;
+        let was_enabled = self.apic.is_enabled();
+        self.apic.init();
+        self.signals.nmi = false;
+        if was_enabled {
+            self.router.enabled(self.vcpu, false);
+        }
+        // The first goes on at the reset vector, the others wait.
+        self.mode = if self.vcpu == 0 { Mode::Running } else { Mode::Waiting };
+        Ok(())
+    }
+
+    fn start(&mut self, fd: &VcpuFd, page: u8) -> Result<(), StateError> {
+        let mut special = self.reset.special;
+        special.cs.selector = u16::from(page) << 8;
+        special.cs.base = u64::from(page) << 12;
+        fd.set_sregs(&special)
+            .map_err(refused("set the starting place"))?;
+        let registers = kvm_regs {
+            rip: 0,
+            ..self.reset.registers
+        };
+        fd.set_regs(&registers)
+            .map_err(refused("set the starting place"))?;
+        self.mode = Mode::Running;
+        Ok(())
+    }
+
+    fn is_asleep(&self) -> bool {
+        match self.mode {
+            Mode::Running => false,
+            Mode::Waiting => true,
+            Mode::Halted { interruptible } => {
+                !self.signals.nmi && !(interruptible && self.apic.next().is_some())
+            }
+        }
+    }
+
+    /// Until there is mail, or the controller's timer expires.
+    fn sleep(&mut self) {
+        let limit = match (self.mode, self.apic.timer_due()) {
+            (Mode::Halted { .. }, Some(due)) => match self.tsc.left(self.tsc.now(), due) {
+                Some(left) => Some(left),
+                None => return,
+            },
+            _ => None,
+        };
+        self.inbox().wait(limit);
+    }
+
+    fn inject(&mut self, fd: &mut VcpuFd) -> Result<(), StateError> {
+        if std::mem::take(&mut self.signals.nmi) {
+            fd.nmi().map_err(refused("inject an NMI"))?;
+        }
+        let ready = {
+            let run = fd.get_kvm_run();
+            run.cr8 = u64::from(self.apic.task_priority() >> 4);
+            run.ready_for_interrupt_injection != 0 && run.if_flag != 0
+        };
+        if ready && let Some(vector) = self.apic.take() {
+            let interrupt = kvm_interrupt {
+                irq: u32::from(vector),
+            };
+            // SAFETY: `fd` is a vCPU's; the structure lives through the call.
+            let done = unsafe { ioctl_with_ref(fd, KVM_INTERRUPT(), &interrupt) };
+            if done != 0 {
+                return Err(StateError::Kvm {
+                    what: "inject an interrupt",
+                    source: kvm_ioctls::Error::last(),
+                });
+            }
+            VcpuCounters::count(&self.counters.injected);
+            fd.get_kvm_run().ready_for_interrupt_injection = 0;
+        }
+        fd.get_kvm_run().request_interrupt_window = u8::from(self.apic.next().is_some());
+        Ok(())
+    }
+
+    fn set_alarm(&mut self) {
+        let Some(alarm) = &mut self.alarm else { return };
+        match self.apic.timer_due() {
+            Some(due) => {
+                let left = self.tsc.left(self.tsc.now(), due).unwrap_or_default();
+                alarm.set(due, left);
+            }
+            None => alarm.forget(),
+        }
+    }
+
+    fn inbox(&self) -> &Inbox {
+        self.router
+            .inbox(self.vcpu)
+            .expect("a vCPU has an inbox in every shard of its VM")
+    }
+}
+
+fn refused(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> StateError {
+    move |source| StateError::Kvm { what, source }
+}

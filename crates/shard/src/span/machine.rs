@@ -1,0 +1,277 @@
+//! KVM's side of a shard of a VM that spans cells, and everything that connects it to the others.
+
+use std::sync::{Arc, mpsc};
+
+use kvm_bindings::{
+    CpuId, KVM_CAP_X86_USER_SPACE_MSR, KVM_MSR_EXIT_REASON_FILTER, KVM_MSR_EXIT_REASON_INVAL,
+    KVM_MSR_EXIT_REASON_UNKNOWN, KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, KVMIO, kvm_device_attr, kvm_enable_cap,
+};
+use kvm_ioctls::{Cap, Kvm, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VcpuFd, VmFd};
+use vmm_sys_util::ioctl::ioctl_with_ref;
+use vmm_sys_util::ioctl_iow_nr;
+
+use super::clock::GuestTsc;
+use super::desk::{Desk, IoApicDevice, JOBS_MAX, Job};
+use super::forward::Forward;
+use super::link::{Receiving, Sending};
+use super::local::{Local, Reset};
+use super::packet::Space;
+use super::router::{HOME, Router};
+use super::wiring::SpanWiring;
+use crate::arch::x86_64::layout::Layout;
+use crate::arch::x86_64::state;
+use crate::bus::{Bus, Overlap};
+use crate::ending::EndSignal;
+use crate::launch::{Ending, SpanLaunch};
+use crate::machine::MachineError;
+use crate::process::{Files, ReceiveError};
+use crate::sandbox::{ThreadKind, Threads};
+use crate::vcpu::VcpuCounters;
+
+ioctl_iow_nr!(KVM_SET_DEVICE_ATTR, KVMIO, 0xe1, kvm_device_attr);
+ioctl_iow_nr!(KVM_HAS_DEVICE_ATTR, KVMIO, 0xe3, kvm_device_attr);
+
+/// Model-specific registers that KVM has, and must leave to us: the base of the interrupt controller, the TSC, which is one
+/// for the VM, and the deadline timer.
+const MSR_APIC_BASE: u32 = 0x1B;
+const MSR_TSC: u32 = 0x10;
+const MSR_TSC_ADJUST: u32 = 0x3B;
+const MSR_TSC_DEADLINE: u32 = 0x6E0;
+/// KVM's paravirtual clock, asynchronous page faults and the like, of which guests that span cells are not told.
+const KVM_MSRS: std::ops::Range<u32> = 0x4B56_4D00..0x4B56_4E00;
+/// Registers that do not travel: one TSC for all, the rest is [`apic::LocalApic`]'s.
+const STAY: [u32; 4] = [MSR_TSC, MSR_TSC_ADJUST, MSR_TSC_DEADLINE, MSR_APIC_BASE];
+/// Enabled, in x2APIC mode.
+const APIC_BASE: u64 = 0xFEE0_0C00;
+/// This is the processor that starts.
+const APIC_BASE_BOOTSTRAP: u64 = 1 << 8;
+
+/// The channels to the other shards, by their numbers.
+pub struct Channels(Vec<Option<(Sending, Receiving)>>);
+
+impl Channels {
+    /// Takes them from the monitor's message.
+    pub fn take(span: &SpanLaunch, files: &mut Files) -> Result<Self, ReceiveError> {
+        let invalid = |error| ReceiveError::Io(std::io::Error::other(error));
+        let mut channels = Vec::with_capacity(span.channels.len());
+        for channel in &span.channels {
+            channels.push(match channel {
+                Some(channel) => {
+                    let sending = Sending::open(files.take(channel.outgoing)?).map_err(invalid)?;
+                    let receiving = Receiving::open(files.take(channel.incoming)?).map_err(invalid)?;
+                    Some((sending, receiving))
+                }
+                None => None,
+            });
+        }
+        Ok(Self(channels))
+    }
+}
+
+/// What is to become a shard's threads.
+pub struct SpanParts {
+    /// Brings interrupts to vCPUs.
+    pub router: Arc<Router>,
+    receiving: Vec<(u8, Receiving)>,
+    jobs: Option<mpsc::Receiver<Job>>,
+    tsc_offset: u64,
+}
+
+impl SpanParts {
+    /// Those of a shard.
+    pub fn new(span: &SpanLaunch, channels: Channels) -> Self {
+        let (mut sending, mut receiving) = (Vec::new(), Vec::new());
+        for (shard, channel) in (0..=u8::MAX).zip(channels.0) {
+            sending.push(channel.map(|(to, from)| {
+                receiving.push((shard, from));
+                to
+            }));
+        }
+        let (desk, jobs) = mpsc::sync_channel(JOBS_MAX);
+        let is_home = span.shard == HOME;
+        let router = Router::new(span.shard, &span.vcpus, sending, is_home.then_some(desk));
+        Self {
+            router: Arc::new(router),
+            receiving,
+            jobs: is_home.then_some(jobs),
+            tsc_offset: span.tsc_offset,
+        }
+    }
+
+    /// Prepares a new vCPU: of the CPUID that it has, for interrupt controllers of ours.
+    pub fn vcpu(
+        &self,
+        kvm_numbers: &[u32],
+        fd: &VcpuFd,
+        vcpu: u8,
+        counters: Arc<VcpuCounters>,
+    ) -> Result<Local, MachineError> {
+        let kvm = |what| move |source| MachineError::Kvm { what, source };
+        let reset = set_reset(fd, vcpu)?;
+        let khz = fd.get_tsc_khz().map_err(kvm("read the frequency of the TSC"))?;
+        let tsc = GuestTsc {
+            offset: self.tsc_offset,
+            khz,
+        };
+        set_tsc_offset(fd, self.tsc_offset)?;
+        let numbers = state::present(fd, kvm_numbers).map_err(MachineError::State)?;
+        let router = self.router.clone();
+        Ok(Local::new(vcpu, router, tsc, reset, Arc::new(numbers), counters))
+    }
+
+    /// Starts the threads that receive, and the home's desk.
+    pub fn start(
+        self,
+        threads: &Threads,
+        end: &Arc<EndSignal>,
+        home: Option<(Arc<Bus>, Arc<Bus>, Arc<IoApicDevice>)>,
+    ) -> std::io::Result<Arc<Router>> {
+        if let (Some(jobs), Some((ports, memory, ioapic))) = (self.jobs, home) {
+            let router = self.router.clone();
+            let desk = Desk {
+                jobs,
+                router,
+                ports,
+                memory,
+                ioapic,
+            };
+            threads.spawn(ThreadKind::Vcpu, "desk", move || desk.run())?;
+        }
+        for (shard, receiving) in self.receiving {
+            let (router, end) = (self.router.clone(), end.clone());
+            threads.spawn(ThreadKind::Link, &format!("from shard{shard}"), move || {
+                let heard = receiving.run(|packet| router.heard(shard, packet));
+                if let Err(error) = heard {
+                    let detail = format!("shard {shard} says what is not understood: {error}");
+                    end.end(Ending::ShardFailed { detail });
+                }
+            })?;
+        }
+        Ok(self.router)
+    }
+}
+
+/// The numbers of the registers that travel, of those that KVM lists.
+pub fn travelling(numbers: &[u32]) -> Vec<u32> {
+    let travels = |number: &&u32| !STAY.contains(number) && !KVM_MSRS.contains(number);
+    numbers.iter().filter(travels).copied().collect()
+}
+
+/// Whether this KVM can have a shard.
+pub fn check(kvm_fd: &Kvm) -> Result<(), MachineError> {
+    for (cap, name) in [
+        (Cap::X86UserSpaceMsr, "model-specific registers in user space"),
+        (Cap::X86MsrFilter, "filter of model-specific registers"),
+        (Cap::ImmediateExit, "immediate exit"),
+    ] {
+        if !kvm_fd.check_extension(cap) {
+            return Err(MachineError::Lacking(name));
+        }
+    }
+    Ok(())
+}
+
+/// Makes accesses to the registers that are ours exits of the VM.
+pub fn prepare(vm: &VmFd) -> Result<(), MachineError> {
+    let kvm = |what| move |source| MachineError::Kvm { what, source };
+    let reasons = KVM_MSR_EXIT_REASON_FILTER | KVM_MSR_EXIT_REASON_INVAL | KVM_MSR_EXIT_REASON_UNKNOWN;
+    vm.enable_cap(&kvm_enable_cap {
+        cap: KVM_CAP_X86_USER_SPACE_MSR,
+        args: [u64::from(reasons), 0, 0, 0],
+        ..Default::default()
+    })
+    .map_err(kvm("have accesses to model-specific registers told"))?;
+    // A bit that is zero denies, and what is denied comes to us.
+    const DENIED: [u8; 1] = [0];
+    let range = |flags, base| MsrFilterRange {
+        flags,
+        base,
+        msr_count: 1,
+        bitmap: &DENIED,
+    };
+    let both = MsrFilterRangeFlags::READ | MsrFilterRangeFlags::WRITE;
+    let ranges = [
+        range(both, MSR_APIC_BASE),
+        range(both, MSR_TSC_DEADLINE),
+        range(MsrFilterRangeFlags::WRITE, MSR_TSC),
+        range(MsrFilterRangeFlags::WRITE, MSR_TSC_ADJUST),
+    ];
+    vm.set_msr_filter(MsrFilterDefaultAction::ALLOW, &ranges)
+        .map_err(kvm("filter model-specific registers"))
+}
+
+/// The bus of a vCPU in a shard without devices.
+pub fn forwarded(
+    space: Space,
+    vcpu: u8,
+    router: &Arc<Router>,
+    layout: &Arc<Layout>,
+) -> Result<Arc<Bus>, Overlap> {
+    let mut bus = Bus::default();
+    let (router, layout) = (router.clone(), layout.clone());
+    bus.claim(
+        0..u64::MAX,
+        Arc::new(Forward {
+            space,
+            vcpu,
+            router,
+            layout,
+        }),
+    )?;
+    Ok(Arc::new(bus))
+}
+
+/// The home's interrupt controllers, on its bus.
+pub fn home_wiring(vm: &Arc<VmFd>, router: &Arc<Router>) -> (Arc<SpanWiring>, Arc<IoApicDevice>) {
+    (
+        Arc::new(SpanWiring::new(vm.clone(), router.clone())),
+        Arc::new(IoApicDevice::new(router.clone())),
+    )
+}
+
+/// Puts the controller of a new vCPU into x2APIC mode, as far as KVM needs to know. Returns what its registers are then.
+fn set_reset(fd: &VcpuFd, vcpu: u8) -> Result<Reset, MachineError> {
+    let kvm = |what| move |source| MachineError::Kvm { what, source };
+    let mut special = fd.get_sregs().map_err(kvm("read registers"))?;
+    special.apic_base = APIC_BASE | if vcpu == 0 { APIC_BASE_BOOTSTRAP } else { 0 };
+    fd.set_sregs(&special).map_err(kvm("set registers"))?;
+    let registers = fd.get_regs().map_err(kvm("read registers"))?;
+    Ok(Reset { registers, special })
+}
+
+fn set_tsc_offset(fd: &VcpuFd, offset: u64) -> Result<(), MachineError> {
+    let attribute = kvm_device_attr {
+        group: KVM_VCPU_TSC_CTRL,
+        attr: u64::from(KVM_VCPU_TSC_OFFSET),
+        addr: &raw const offset as u64,
+        flags: 0,
+    };
+    // SAFETY: `fd` is a vCPU's; the structure, and the offset that it points to, live through the calls.
+    let has = unsafe { ioctl_with_ref(fd, KVM_HAS_DEVICE_ATTR(), &attribute) };
+    if has != 0 {
+        return Err(MachineError::Lacking("offset of the TSC (Linux 5.16 has it)"));
+    }
+    // SAFETY: as above.
+    let set = unsafe { ioctl_with_ref(fd, KVM_SET_DEVICE_ATTR(), &attribute) };
+    if set != 0 {
+        return Err(MachineError::Kvm {
+            what: "set the offset of the TSC",
+            source: kvm_ioctls::Error::last(),
+        });
+    }
+    Ok(())
+}
+
+/// CPUID for a guest without KVM's clock, and with a TSC that it may rely on.
+pub fn adjust_cpuid(leaves: &mut CpuId) {
+    const KVM_FEATURES: u32 = 0x4000_0001;
+    const POWER: u32 = 0x8000_0007;
+    const INVARIANT_TSC: u32 = 1 << 8;
+    for leaf in leaves.as_mut_slice() {
+        match leaf.function {
+            KVM_FEATURES => (leaf.eax, leaf.edx) = (0, 0),
+            POWER => leaf.edx |= INVARIANT_TSC,
+            _ => {}
+        }
+    }
+}

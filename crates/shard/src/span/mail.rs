@@ -1,0 +1,137 @@
+//! What waits for one vCPU: interrupts, orders, answers. A set rather than a queue: what a guest can send without end is
+//! merged, as the interrupt controller would merge it, so its size is bounded.
+
+use serde::{Deserialize, Serialize};
+
+use super::packet::Packet;
+use super::startup::Startups;
+use super::travel::Traveller;
+
+/// Interrupt vectors: a bit each.
+pub type Vectors = [u64; 4];
+
+/// Calls `each` with every vector of the set.
+fn each_of(vectors: &Vectors, mut each: impl FnMut(u8)) {
+    for (index, mut word) in (0_u8..).zip(*vectors) {
+        while word != 0 {
+            each(index * 64 + word.trailing_zeros() as u8);
+            word &= word - 1;
+        }
+    }
+}
+
+/// A device's answer to an access.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Answer {
+    /// What was read.
+    pub value: u64,
+}
+
+/// What a vCPU takes with it when it moves.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+pub struct Signals {
+    /// Edge-triggered interrupts.
+    pub edges: Vectors,
+    /// Level-triggered interrupts.
+    pub levels: Vectors,
+    /// A non-maskable interrupt.
+    pub nmi: bool,
+    /// INIT and start-up interrupts.
+    pub startups: Startups,
+}
+
+impl Signals {
+    /// An interrupt has come.
+    pub fn interrupt(&mut self, vector: u8, level: bool) {
+        let vectors = if level { &mut self.levels } else { &mut self.edges };
+        vectors[usize::from(vector / 64)] |= 1 << (vector % 64);
+    }
+
+    /// Calls `each` with every interrupt, and whether it is level-triggered.
+    pub fn interrupts(&self, mut each: impl FnMut(u8, bool)) {
+        each_of(&self.levels, |vector| each(vector, true));
+        each_of(&self.edges, |vector| each(vector, false));
+    }
+
+    /// Nothing has come.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+            || (self.edges == [0; 4] && self.levels == [0; 4] && !self.nmi && self.startups.is_empty())
+    }
+}
+
+/// All that waits.
+#[derive(Debug, Default)]
+pub struct Mail {
+    /// For the vCPU, wherever it is.
+    pub signals: Signals,
+    /// It is to move to this shard.
+    pub leave: Option<u8>,
+    /// It has come to this shard.
+    pub arrival: Option<Box<Traveller>>,
+    /// What a device has answered.
+    pub answer: Option<Answer>,
+}
+
+impl Mail {
+    /// Nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.signals.is_empty() && self.leave.is_none() && self.arrival.is_none() && self.answer.is_none()
+    }
+
+    /// As packets, to send on to where vCPU `vcpu` is now. An answer stays: it is for the thread that asked.
+    pub fn into_packets(mut self, vcpu: u8) -> Vec<Packet> {
+        let mut packets = Vec::new();
+        self.signals.interrupts(|vector, level| {
+            packets.push(Packet::Interrupt { vcpu, vector, level });
+        });
+        if self.signals.nmi {
+            packets.push(Packet::Nmi { vcpu });
+        }
+        packets.extend(
+            self.signals
+                .startups
+                .drain()
+                .map(|(number, startup)| Packet::Numbered {
+                    vcpu,
+                    number,
+                    startup,
+                }),
+        );
+        packets.extend(self.leave.map(|to| Packet::Leave { vcpu, to }));
+        packets
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn what_is_sent_on_is_what_came(came in prop::collection::vec((any::<u8>(), any::<bool>()), 0..50), nmi: bool) {
+            let mut mail = Mail::default();
+            for (vector, level) in &came {
+                mail.signals.interrupt(*vector, *level);
+            }
+            mail.signals.nmi = nmi;
+            prop_assert_eq!(mail.is_empty(), came.is_empty() && !nmi);
+            let mut expected = came;
+            expected.sort_unstable();
+            expected.dedup();
+            let packets = mail.into_packets(3);
+            let mut sent: Vec<_> = packets
+                .iter()
+                .filter_map(|packet| match packet {
+                    Packet::Interrupt { vcpu: 3, vector, level } => Some((*vector, *level)),
+                    _ => None,
+                })
+                .collect();
+            sent.sort_unstable();
+            prop_assert_eq!(sent, expected);
+            prop_assert_eq!(packets.iter().filter(|packet| matches!(packet, Packet::Nmi { vcpu: 3 })).count(), usize::from(nmi));
+        }
+    }
+}

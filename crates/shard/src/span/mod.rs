@@ -1,0 +1,34 @@
+//! A VM that spans several cells: a shard in each, this being one.
+//!
+//! ```text
+//! vCPU thread --ICR, HLT--> local (its x2APIC) --> router --> inbox of another vCPU here --kick--> its thread
+//!                                                    |
+//!                                                    +--> link (a ring) ==> receiver in another shard --> inbox there
+//! vCPU thread --device--> forward --> link ==> receiver at home --> desk --> bus --> device
+//! device at home --MSI--> wiring --> router
+//! ```
+//!
+//! - [`launch`]: what a shard is told of the VM that it is a part of;
+//! - [`local`]: the vCPU's interrupt controller and its sleep; [`timer`] its alarm, [`clock`] its TSC;
+//! - [`router`], [`inbox`], [`mail`], [`owners`], [`startup`]: from whoever signals to the vCPU's thread, wherever that is;
+//! - [`link`], [`packet`], [`travel`]: what goes between shards, vCPUs that move among it;
+//! - [`forward`], [`desk`], [`wiring`]: devices, which are all in one shard, the home.
+//!
+//! The Multikernel (SOSP '09, section 3) is the model: shards share the guest's memory, as the guest expects, and nothing
+//! else. A vCPU's controller belongs to the shard that runs it, and all others send messages.
+
+pub mod clock;
+pub mod desk;
+pub mod forward;
+pub mod inbox;
+pub mod link;
+pub mod local;
+pub mod machine;
+pub mod mail;
+pub mod owners;
+pub mod packet;
+pub mod router;
+pub mod startup;
+pub mod timer;
+pub mod travel;
+pub mod wiring;

@@ -1,0 +1,86 @@
+//! Which shard runs each vCPU, as one shard knows it.
+//!
+//! Each move of a vCPU gives it a version higher by one, which its new owner tells all others. A shard that has not heard yet
+//! sends to the owner before, which sends on. So no message is lost, however stale a table is.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A vCPU's place and how often it has moved.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Owner {
+    /// The shard's index.
+    pub shard: u8,
+    /// Moves so far.
+    pub version: u64,
+}
+
+const SHARD_BITS: u32 = 8;
+
+impl Owner {
+    fn word(self) -> u64 {
+        self.version << SHARD_BITS | u64::from(self.shard)
+    }
+
+    fn of(word: u64) -> Self {
+        Self {
+            shard: word as u8,
+            version: word >> SHARD_BITS,
+        }
+    }
+}
+
+/// All of them. Read without a lock.
+#[derive(Debug)]
+pub struct Owners(Vec<AtomicU64>);
+
+impl Owners {
+    /// As the VM starts: the shard of each vCPU.
+    pub fn new(shards: &[u8]) -> Self {
+        let word = |shard: &u8| {
+            AtomicU64::new(
+                Owner {
+                    shard: *shard,
+                    version: 0,
+                }
+                .word(),
+            )
+        };
+        Self(shards.iter().map(word).collect())
+    }
+
+    /// vCPUs.
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Where the vCPU is, as far as is known here.
+    pub fn of(&self, vcpu: u8) -> Option<Owner> {
+        let word = self.0.get(usize::from(vcpu))?;
+        Some(Owner::of(word.load(Ordering::Acquire)))
+    }
+
+    /// It is there from that version on, unless something later is known.
+    pub fn learn(&self, vcpu: u8, owner: Owner) {
+        if let Some(word) = self.0.get(usize::from(vcpu)) {
+            // The version is in the upper bits, so the later of two is the larger.
+            word.fetch_max(owner.word(), Ordering::AcqRel);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn old_news_is_no_news() {
+        let owners = Owners::new(&[0, 1]);
+        let at = |shard, version| Owner { shard, version };
+        owners.learn(1, at(0, 2));
+        owners.learn(1, at(3, 1));
+        owners.learn(9, at(3, 1));
+        assert_eq!(owners.of(1), Some(at(0, 2)));
+        assert_eq!(owners.of(0), Some(at(0, 0)));
+        assert_eq!(owners.of(2), None);
+    }
+}

@@ -1,0 +1,119 @@
+//! What shards of one VM say to one another.
+
+use serde::{Deserialize, Serialize};
+
+use super::startup::Startup;
+use super::travel::Traveller;
+
+/// An address space in which devices are.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub enum Space {
+    /// I/O ports.
+    Ports,
+    /// Memory.
+    Memory,
+}
+
+/// One access of a vCPU to a device, 8 bytes at most.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct Access {
+    /// Where.
+    pub space: Space,
+    /// The port or the address.
+    pub address: u64,
+    /// Bytes: 1 to 8.
+    pub size: u8,
+    /// What is written; none for a read.
+    pub value: Option<u64>,
+}
+
+/// A message.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Packet {
+    /// An interrupt for a vCPU.
+    Interrupt {
+        /// Whose.
+        vcpu: u8,
+        /// Its vector.
+        vector: u8,
+        /// Level-triggered.
+        level: bool,
+    },
+    /// A non-maskable interrupt for a vCPU.
+    Nmi {
+        /// Whose.
+        vcpu: u8,
+    },
+    /// INIT or start-up for a vCPU, for the home to number.
+    Startup {
+        /// Whose.
+        vcpu: u8,
+        /// Which.
+        startup: Startup,
+    },
+    /// The same, numbered.
+    Numbered {
+        /// Whose.
+        vcpu: u8,
+        /// Its number.
+        number: u64,
+        /// Which.
+        startup: Startup,
+    },
+    /// A vCPU has enabled or disabled its interrupt controller.
+    Enabled {
+        /// Which vCPU.
+        vcpu: u8,
+        /// Enabled.
+        is_enabled: bool,
+    },
+    /// A level-triggered interrupt has been served: for the home's IOAPIC.
+    EndOfInterrupt {
+        /// Its vector.
+        vector: u8,
+    },
+    /// A vCPU accesses a device; it waits for [`Packet::Answer`]. For the home.
+    Access {
+        /// Which vCPU.
+        vcpu: u8,
+        /// What.
+        access: Access,
+    },
+    /// A vCPU rings a doorbell, and waits for nothing. For the home.
+    Doorbell {
+        /// What it writes.
+        access: Access,
+    },
+    /// The answer to an access.
+    Answer {
+        /// Whose.
+        vcpu: u8,
+        /// What was read.
+        value: u64,
+    },
+    /// A vCPU is to move.
+    Leave {
+        /// Which.
+        vcpu: u8,
+        /// To this shard.
+        to: u8,
+    },
+    /// A vCPU comes.
+    Arrive {
+        /// Which.
+        vcpu: u8,
+        /// All of it.
+        traveller: Box<Traveller>,
+    },
+    /// A vCPU has come to the sender.
+    Owner {
+        /// Which.
+        vcpu: u8,
+        /// Moves so far.
+        version: u64,
+        /// How long it stood still, nanoseconds.
+        still_ns: u64,
+        /// It is back because the shard that it went to could not take it.
+        refused: bool,
+    },
+}

@@ -1,0 +1,322 @@
+//! Brings interrupts and packets to the vCPU they are for, in this shard or another.
+//!
+//! Who sends waits for room in a channel if need be. The threads that receive never send: they put mail into inboxes, and
+//! give the home's desk ([`super::desk`]) what must be answered. So two shards that flood one another can't wait for each
+//! other in a circle.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::{Duration, Instant};
+
+use apic::{Delivery, Interrupt, Shorthand, Targets};
+
+use super::desk::Job;
+use super::inbox::Inbox;
+use super::link::Sending;
+use super::mail::{Answer, Mail};
+use super::owners::{Owner, Owners};
+use super::packet::{Access, Packet};
+use super::startup::Startup;
+
+/// The shard that has the devices.
+pub const HOME: u8 = 0;
+
+/// How a move came out.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Outcome {
+    /// Moves of that vCPU so far.
+    pub version: u64,
+    /// How long it stood still, nanoseconds.
+    pub still_ns: u64,
+    /// It is where it was.
+    pub refused: bool,
+}
+
+/// One shard's.
+pub struct Router {
+    me: u8,
+    inboxes: Vec<Inbox>,
+    owners: Owners,
+    /// vCPUs whose interrupt controller is enabled: lowest-priority interrupts go to one of them.
+    enabled: Mutex<Targets>,
+    /// To the other shards.
+    links: Vec<Option<Sending>>,
+    /// The home's: how many INIT and start-up interrupts each vCPU was sent.
+    startups: Mutex<Vec<u64>>,
+    /// The home's: what is to be done for other shards.
+    desk: Option<mpsc::SyncSender<Job>>,
+    /// The last move of each vCPU that was heard of.
+    moves: Mutex<Vec<Option<Outcome>>>,
+    moved: Condvar,
+}
+
+impl Router {
+    /// For shard `me`, with vCPUs where `shards` says. `links` lead to the other shards; `desk` is the home's.
+    pub fn new(me: u8, shards: &[u8], links: Vec<Option<Sending>>, desk: Option<mpsc::SyncSender<Job>>) -> Self {
+        Self {
+            me,
+            inboxes: shards.iter().map(|_| Inbox::default()).collect(),
+            owners: Owners::new(shards),
+            enabled: Mutex::new(Targets::default()),
+            links,
+            startups: Mutex::new(vec![0; shards.len()]),
+            desk,
+            moves: Mutex::new(vec![None; shards.len()]),
+            moved: Condvar::new(),
+        }
+    }
+
+    /// This shard.
+    pub fn me(&self) -> u8 {
+        self.me
+    }
+
+    /// The vCPU's inbox here; none for a number that no vCPU has.
+    pub fn inbox(&self, vcpu: u8) -> Option<&Inbox> {
+        self.inboxes.get(usize::from(vcpu))
+    }
+
+    /// Where the vCPU is, as far as is known here.
+    pub fn owner(&self, vcpu: u8) -> Option<Owner> {
+        self.owners.of(vcpu)
+    }
+
+    /// Where all are.
+    pub fn shards(&self) -> Vec<u8> {
+        let count = u8::try_from(self.owners.count()).unwrap_or(u8::MAX);
+        (0..count)
+            .filter_map(|vcpu| Some(self.owners.of(vcpu)?.shard))
+            .collect()
+    }
+
+    /// The VM ends: nobody waits any more.
+    pub fn end(&self) {
+        self.inboxes.iter().for_each(Inbox::end);
+        self.moved.notify_all();
+    }
+
+    /// Sends a packet to another shard. One that does not exist gets nothing.
+    pub fn send(&self, shard: u8, packet: &Packet) {
+        if let Some(Some(link)) = self.links.get(usize::from(shard)) {
+            link.send(packet);
+        }
+    }
+
+    /// Delivers an interrupt to every vCPU that it is for; `from` sent it, if a vCPU did. Those to nobody are lost, as on a
+    /// real machine.
+    pub fn interrupt(&self, interrupt: &Interrupt, shorthand: Shorthand, from: Option<u8>) {
+        let count = self.inboxes.len() as u32;
+        let enabled = *lock(&self.enabled);
+        let targets = apic::targets(interrupt, shorthand, from.map(u32::from), count, &enabled);
+        for vcpu in targets.iter().filter_map(|vcpu| u8::try_from(vcpu).ok()) {
+            match interrupt.delivery {
+                Delivery::Fixed | Delivery::LowestPriority => {
+                    let (vector, level) = (interrupt.vector, interrupt.level);
+                    self.bring(
+                        vcpu,
+                        |mail| mail.signals.interrupt(vector, level),
+                        &Packet::Interrupt { vcpu, vector, level },
+                    );
+                }
+                Delivery::Nmi => self.bring(vcpu, |mail| mail.signals.nmi = true, &Packet::Nmi { vcpu }),
+                Delivery::Init => self.startup(vcpu, Startup::Init),
+                Delivery::Startup => self.startup(
+                    vcpu,
+                    Startup::Start {
+                        page: interrupt.vector,
+                    },
+                ),
+                // No vCPU here has a system-management mode or an 8259.
+                Delivery::Smi | Delivery::External => {}
+            }
+        }
+    }
+
+    /// A vCPU of this shard has enabled or disabled its interrupt controller.
+    pub fn enabled(&self, vcpu: u8, is_enabled: bool) {
+        self.note_enabled(vcpu, is_enabled);
+        self.tell_all(&Packet::Enabled { vcpu, is_enabled });
+    }
+
+    /// A vCPU accesses a device from a shard that has none; none when the VM ends first.
+    pub fn access(&self, vcpu: u8, access: Access) -> Option<Answer> {
+        self.send(HOME, &Packet::Access { vcpu, access });
+        self.inbox(vcpu)?.wait_for(|mail| mail.answer.take())
+    }
+
+    /// A level-triggered interrupt has been served.
+    pub fn end_of_interrupt(&self, vector: u8) {
+        if self.me == HOME {
+            self.give_desk(Job::EndOfInterrupt { vector });
+        } else {
+            self.send(HOME, &Packet::EndOfInterrupt { vector });
+        }
+    }
+
+    /// A vCPU has left for another shard.
+    pub fn departed(&self, vcpu: u8, owner: Owner) {
+        self.owners.learn(vcpu, owner);
+    }
+
+    /// A vCPU has come here, or back, or could not leave.
+    pub fn arrived(&self, vcpu: u8, outcome: Outcome) {
+        self.owners.learn(
+            vcpu,
+            Owner {
+                shard: self.me,
+                version: outcome.version,
+            },
+        );
+        self.note_move(vcpu, outcome);
+        self.tell_all(&Packet::Owner {
+            vcpu,
+            version: outcome.version,
+            still_ns: outcome.still_ns,
+            refused: outcome.refused,
+        });
+    }
+
+    /// Moves a vCPU to a shard, and waits for the outcome until `deadline`, or until `is_over`. The home's.
+    pub fn move_vcpu(
+        &self,
+        vcpu: u8,
+        to: u8,
+        deadline: Instant,
+        mut is_over: impl FnMut() -> bool,
+    ) -> Option<Outcome> {
+        const LOOK: Duration = Duration::from_millis(20);
+        let place = usize::from(vcpu);
+        *lock(&self.moves).get_mut(place)? = None;
+        self.bring(vcpu, |mail| mail.leave = Some(to), &Packet::Leave { vcpu, to });
+        let mut moves = lock(&self.moves);
+        loop {
+            if let Some(outcome) = moves[place] {
+                return Some(outcome);
+            }
+            if is_over() || Instant::now() >= deadline {
+                return None;
+            }
+            moves = self
+                .moved
+                .wait_timeout(moves, LOOK)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+
+    /// A packet has come from `from`. Never sends.
+    pub fn heard(&self, from: u8, packet: Packet) {
+        let put = |vcpu: u8, into: &mut dyn FnMut(&mut Mail)| {
+            if let Some(inbox) = self.inbox(vcpu) {
+                inbox.put(into);
+            }
+        };
+        match packet {
+            Packet::Interrupt { vcpu, vector, level } => {
+                put(vcpu, &mut |mail| mail.signals.interrupt(vector, level));
+            }
+            Packet::Nmi { vcpu } => put(vcpu, &mut |mail| mail.signals.nmi = true),
+            Packet::Startup { vcpu, startup } => self.number(vcpu, startup),
+            Packet::Numbered {
+                vcpu,
+                number,
+                startup,
+            } => put(vcpu, &mut |mail| mail.signals.startups.put(number, startup)),
+            Packet::Enabled { vcpu, is_enabled } => self.note_enabled(vcpu, is_enabled),
+            Packet::EndOfInterrupt { vector } => self.give_desk(Job::EndOfInterrupt { vector }),
+            Packet::Access { vcpu, access } => self.give_desk(Job::Access { from, vcpu, access }),
+            Packet::Doorbell { access } => self.give_desk(Job::Doorbell { access }),
+            Packet::Answer { vcpu, value } => put(vcpu, &mut |mail| mail.answer = Some(Answer { value })),
+            Packet::Leave { vcpu, to } => put(vcpu, &mut |mail| mail.leave = Some(to)),
+            Packet::Arrive { vcpu, traveller } => {
+                let mut traveller = Some(traveller);
+                put(vcpu, &mut |mail| mail.arrival = traveller.take());
+            }
+            Packet::Owner {
+                vcpu,
+                version,
+                still_ns,
+                refused,
+            } => {
+                self.owners.learn(vcpu, Owner { shard: from, version });
+                self.note_move(
+                    vcpu,
+                    Outcome {
+                        version,
+                        still_ns,
+                        refused,
+                    },
+                );
+            }
+        }
+    }
+
+    /// Puts mail into the vCPU's inbox, or sends a packet to where it is.
+    fn bring(&self, vcpu: u8, into: impl FnOnce(&mut Mail), packet: &Packet) {
+        match self.owners.of(vcpu) {
+            Some(owner) if owner.shard == self.me => {
+                if let Some(inbox) = self.inbox(vcpu) {
+                    inbox.put(into);
+                }
+            }
+            Some(owner) => self.send(owner.shard, packet),
+            None => {}
+        }
+    }
+
+    fn startup(&self, vcpu: u8, startup: Startup) {
+        if self.me == HOME {
+            self.number(vcpu, startup);
+        } else {
+            self.send(HOME, &Packet::Startup { vcpu, startup });
+        }
+    }
+
+    /// Numbers one, for the vCPU's thread here to take or to send on.
+    fn number(&self, vcpu: u8, startup: Startup) {
+        let number = {
+            let mut startups = lock(&self.startups);
+            let Some(count) = startups.get_mut(usize::from(vcpu)) else {
+                return;
+            };
+            *count += 1;
+            *count
+        };
+        if let Some(inbox) = self.inbox(vcpu) {
+            inbox.put(|mail| mail.signals.startups.put(number, startup));
+        }
+    }
+
+    fn note_enabled(&self, vcpu: u8, is_enabled: bool) {
+        let mut enabled = lock(&self.enabled);
+        if is_enabled {
+            enabled.insert(u32::from(vcpu));
+        } else {
+            enabled.remove(u32::from(vcpu));
+        }
+    }
+
+    fn note_move(&self, vcpu: u8, outcome: Outcome) {
+        if let Some(place) = lock(&self.moves).get_mut(usize::from(vcpu)) {
+            *place = Some(outcome);
+        }
+        self.moved.notify_all();
+    }
+
+    fn give_desk(&self, job: Job) {
+        if let Some(desk) = &self.desk {
+            // It ends with the VM.
+            let _ = desk.send(job);
+        }
+    }
+
+    fn tell_all(&self, packet: &Packet) {
+        for link in self.links.iter().flatten() {
+            link.send(packet);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Each change is whole, whoever panicked.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

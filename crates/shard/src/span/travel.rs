@@ -1,0 +1,55 @@
+//! A vCPU on its way from one shard to another: everything that it is.
+
+use std::fmt;
+
+use apic::LocalApic;
+use serde::{Deserialize, Serialize};
+
+use super::mail::Signals;
+use crate::arch::x86_64::state::Processor;
+
+/// What a vCPU does when it is not running.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub enum Mode {
+    /// It waits for a start-up interrupt (SDM vol. 3, 10.4).
+    Waiting,
+    /// It runs.
+    Running,
+    /// It waits for an interrupt, which wakes it only if interrupts were enabled.
+    Halted {
+        /// They were.
+        interruptible: bool,
+    },
+}
+
+/// The vCPU.
+#[derive(Serialize, Deserialize)]
+pub struct Traveller {
+    /// Its registers.
+    pub processor: Processor,
+    /// Its interrupt controller.
+    pub apic: LocalApic,
+    /// What it does.
+    pub mode: Mode,
+    /// What had come for it and was not looked at.
+    pub signals: Signals,
+    /// Its moves so far, this one included.
+    pub version: u64,
+    /// The shard that it comes from.
+    pub from: u8,
+    /// It comes back: the other shard could not take it.
+    pub refused: bool,
+    /// Since when it stands still, by the host's monotonic clock, nanoseconds.
+    pub still_since_ns: u64,
+}
+
+impl fmt::Debug for Traveller {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Traveller")
+            .field("mode", &self.mode)
+            .field("version", &self.version)
+            .field("from", &self.from)
+            .field("refused", &self.refused)
+            .finish_non_exhaustive()
+    }
+}
