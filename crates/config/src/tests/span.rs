@@ -14,6 +14,7 @@ fn read(rest: &str) -> VmSpec {
 fn absent_named_and_chosen() {
     assert_eq!(read("").span, None);
     assert_eq!(read("span = \"auto\"").span, Some(SpanSpec::Auto));
+    assert_eq!(SpanSpec::Auto.cells(), None);
     let named = SpanSpec::Cells(vec![2, 0]);
     assert_eq!(read("span = { cells = [2, 0] }").span, Some(named.clone()));
     assert_eq!(read("[span]\ncells = [2, 0]").span, Some(named));
