@@ -9,6 +9,7 @@ mod error;
 mod host;
 pub mod lab;
 mod reader;
+mod span;
 #[cfg(test)]
 mod tests;
 mod validate;
@@ -16,6 +17,7 @@ pub mod vm;
 
 pub use error::ConfigError;
 pub use host::{Access, FileKind, HostFacts, check_host, duplicate_names};
+pub use span::SpanSpec;
 pub use validate::{Fault, Transport, check, forward, mac};
 pub use vm::{Size, VmSpec};
 

@@ -1,9 +1,9 @@
 //! What must hold of a VM's spec whatever the host is.
 
-use crate::cpulist;
 use crate::vm::{
     DiskDevice, DiskFormatSpec, DiskMode, DiskSpec, NetKind, NetSpec, PagesSpec, ShareSpec, VmSpec,
 };
+use crate::{cpulist, span};
 
 /// Something a spec may not say: where (keys and indices), what, and the mend.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -144,33 +144,39 @@ pub fn check(spec: &VmSpec) -> Result<(), Fault> {
         check_net(net, &index.to_string())?;
     }
     check_share(spec)?;
+    span::check(spec)?;
     check_nodes(spec)
 }
 
-/// Sharing works on 4 KiB pages of files that nobody writes.
-fn check_share(spec: &VmSpec) -> Result<(), Fault> {
-    let wanted = |share: Option<ShareSpec>| share.is_some_and(|share| share != ShareSpec::Never);
-    let pool = matches!(spec.pages, PagesSpec::Huge2M | PagesSpec::Huge1G);
+fn wanted(share: ShareSpec) -> bool {
+    share != ShareSpec::Never
+}
+
+/// The first place where a spec asks to share memory.
+pub(crate) fn asked_to_share(spec: &VmSpec) -> Option<Vec<String>> {
     let places = [
         (vec!["share".to_owned()], spec.share),
         (vec!["root".into(), "share".into()], spec.root.share),
     ];
     let disks = spec.disks.iter().enumerate().map(|(index, disk)| {
-        (
-            vec!["disks".into(), index.to_string(), "share".into()],
-            disk.share,
-        )
+        let at = vec!["disks".into(), index.to_string(), "share".into()];
+        (at, disk.share)
     });
-    for (path, share) in places.into_iter().chain(disks) {
-        if wanted(share) && pool {
-            let path: Vec<_> = path.iter().map(String::as_str).collect();
-            return Err(fault(
-                &path,
-                "memory made of the pool's huge pages can't share 4 KiB pages",
-                "use `pages = \"thp\"` or `\"4K\"`, `share = \"never\"`, or a disk `as = \"pmem\"`",
-            )
-            .or_by_flag("use `--pages thp` or `4K`, or `--share never`"));
-        }
+    let mut all = places.into_iter().chain(disks);
+    all.find_map(|(path, share)| share.is_some_and(wanted).then_some(path))
+}
+
+/// Sharing works on 4 KiB pages of files that nobody writes.
+fn check_share(spec: &VmSpec) -> Result<(), Fault> {
+    let pool = matches!(spec.pages, PagesSpec::Huge2M | PagesSpec::Huge1G);
+    if let Some(path) = asked_to_share(spec).filter(|_| pool) {
+        let path: Vec<_> = path.iter().map(String::as_str).collect();
+        return Err(fault(
+            &path,
+            "memory made of the pool's huge pages can't share 4 KiB pages",
+            "use `pages = \"thp\"` or `\"4K\"`, `share = \"never\"`, or a disk `as = \"pmem\"`",
+        )
+        .or_by_flag("use `--pages thp` or `4K`, or `--share never`"));
     }
     for (index, disk) in spec.disks.iter().enumerate() {
         let at = ["disks", &index.to_string(), "share"];
@@ -182,7 +188,7 @@ fn check_share(spec: &VmSpec) -> Result<(), Fault> {
             ));
         }
         let in_place = disk.mode == DiskMode::Exclusive && disk.persistent;
-        if wanted(disk.share) && in_place {
+        if disk.share.is_some_and(wanted) && in_place {
             return Err(fault(
                 &at,
                 "a disk that is written in place has nobody to share with",

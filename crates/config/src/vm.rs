@@ -7,6 +7,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::span::SpanSpec;
+
 /// One VM.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
@@ -65,6 +67,9 @@ pub struct VmSpec {
     /// The cell of the cluster to run in; where there is most room when absent.
     #[serde(default)]
     pub cell: Option<u16>,
+    /// The cells of the cluster that it spans, a shard in each; one cell and shard when absent.
+    #[serde(default)]
+    pub span: Option<SpanSpec>,
 }
 
 impl VmSpec {
@@ -73,6 +78,12 @@ impl VmSpec {
     pub fn has_balloon(&self) -> bool {
         let pool = matches!(self.pages, PagesSpec::Huge2M | PagesSpec::Huge1G);
         self.balloon && !pool
+    }
+
+    /// The cell where it is asked to be, or the home of the span that is asked for.
+    pub fn home_cell(&self) -> Option<u16> {
+        let home = || self.span.as_ref()?.cells()?.first().copied();
+        self.cell.or_else(home)
     }
 }
 

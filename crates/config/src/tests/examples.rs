@@ -5,6 +5,7 @@ use crate::{VmSpec, parse};
 const DEBIAN: &str = include_str!("../../../../examples/debian.toml");
 const TINY: &str = include_str!("../../../../examples/tiny.toml");
 const NUMA: &str = include_str!("../../../../examples/numa.toml");
+const SPAN: &str = include_str!("../../../../examples/span.toml");
 const SCHEMA: &str = include_str!("../../../../docs/vm-file.md");
 
 /// An example with the lines that it comments out.
@@ -31,6 +32,7 @@ fn all_keys() -> Vec<String> {
         "[[disks]]\nzzzzzzzzzz = 1",
         "[[nets]]\nzzzzzzzzzz = 1",
         "[[nodes]]\nzzzzzzzzzz = 1",
+        "[span]\nzzzzzzzzzz = 1",
     ]
     .into_iter()
     .flat_map(keys)
@@ -46,6 +48,7 @@ fn every_example_is_accepted() {
     assert_eq!(read(TINY).cpus, 1);
     assert_eq!(read(NUMA).nodes.len(), 2);
     assert_eq!(read(DEBIAN).disks.len(), 0);
+    assert_eq!(read(SPAN).span, Some(crate::SpanSpec::Cells(vec![0, 1])));
 }
 
 #[test]
@@ -58,8 +61,12 @@ fn what_the_full_example_comments_out_is_accepted() {
 #[test]
 fn the_full_example_shows_every_key() {
     let text = whole(DEBIAN);
+    // What a VM with the rest can't have is in a comment.
+    let elsewhere = "span = { cells = [0, 1] }";
+    assert!(text.contains(elsewhere) && SPAN.contains(elsewhere));
     let absent: Vec<String> = all_keys()
         .into_iter()
+        .filter(|key| !elsewhere.contains(&format!("{key} = ")))
         .filter(|key| !text.contains(&format!("\n{key} = ")) && !text.contains(&format!("[{key}]")))
         .collect();
     assert_eq!(absent, Vec::<String>::new());

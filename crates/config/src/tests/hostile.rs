@@ -6,10 +6,11 @@ use proptest::sample::{Index, select};
 use super::shown;
 use crate::{cpulist, parse};
 
-const EXAMPLES: [&str; 3] = [
+const EXAMPLES: [&str; 4] = [
     include_str!("../../../../examples/debian.toml"),
     include_str!("../../../../examples/tiny.toml"),
     include_str!("../../../../examples/numa.toml"),
+    include_str!("../../../../examples/span.toml"),
 ];
 
 /// Values that are wrong in most places.

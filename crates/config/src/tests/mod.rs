@@ -6,6 +6,7 @@ mod flags;
 mod host;
 mod hostile;
 mod machine;
+mod span;
 mod text;
 
 use miette::{GraphicalReportHandler, GraphicalTheme};

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use config::vm::{DiskMode, DiskSpec, KernelSpec, NetKind, NetSpec};
-use config::{ConfigError, Size, VmSpec};
+use config::{ConfigError, Size, SpanSpec, VmSpec};
 use miette::{Result, miette};
 
 use super::place::LabChoice;
@@ -12,7 +12,7 @@ use super::place::LabChoice;
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
     /// VM files; flags that describe a VM belong into them
-    #[arg(conflicts_with_all = ["image", "kernel", "cpus", "memory", "disk", "net", "name", "sandbox", "pages", "share", "share_group", "cell", "cpu_weight", "cpu_limit"])]
+    #[arg(conflicts_with_all = ["image", "kernel", "cpus", "memory", "disk", "net", "name", "sandbox", "pages", "share", "share_group", "cell", "span", "cpu_weight", "cpu_limit"])]
     pub files: Vec<PathBuf>,
     /// An image of the image store
     #[arg(long)]
@@ -59,6 +59,9 @@ pub struct RunArgs {
     /// The cell of the cluster to run in
     #[arg(long)]
     pub cell: Option<u16>,
+    /// The cells of the cluster to span, as 0,1, the VM's home first; or auto
+    #[arg(long, value_name = "CELLS")]
+    pub span: Option<SpanSpec>,
     /// 4K, thp, 2M or 1G
     #[arg(long, default_value = "4K")]
     pub pages: String,
@@ -179,6 +182,7 @@ pub fn spec(args: &RunArgs) -> Result<VmSpec> {
             .transpose()?,
         share_group: args.share_group.clone(),
         cell: args.cell,
+        span: args.span.clone(),
     };
     config::check(&spec).map_err(|fault| ConfigError::from_flags(&fault))?;
     Ok(spec)

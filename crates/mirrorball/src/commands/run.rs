@@ -14,7 +14,7 @@ use cell::lease::{Lease, OWN_PROGRAM};
 use cell::memory_use::{VmMemory, read_one};
 use cell::monitor::{Batch, Event};
 use cell::registry::Registry;
-use config::{HostFacts, VmSpec};
+use config::{HostFacts, SpanSpec, VmSpec};
 use miette::{IntoDiagnostic, Report, Result, miette};
 use shard::launch::Ending;
 
@@ -81,11 +81,13 @@ struct Followed {
 
 /// Starts the VMs; the exit status is that of the first that did not end well.
 pub fn run(args: &RunArgs) -> Result<ExitCode> {
-    if let Some(code) = args.cell.map(hosts::at_cell).transpose()?.flatten() {
+    let spanned = args.span.as_ref().and_then(SpanSpec::cells);
+    let home = args.cell.or_else(|| spanned?.first().copied());
+    if let Some(code) = home.map(hosts::at_cell).transpose()?.flatten() {
         return Ok(code);
     }
     let vms = name(specs(args)?, args.count);
-    if args.cell.is_none()
+    if home.is_none()
         && let Some(code) = at_another_host(&vms)?
     {
         return Ok(code);
@@ -144,9 +146,9 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
 
 /// Runs this same command where its VMs' files say, if that is another host.
 fn at_another_host(vms: &[(String, VmSpec)]) -> Result<Option<ExitCode>> {
-    let cells: BTreeSet<u16> = vms.iter().filter_map(|(_, spec)| spec.cell).collect();
+    let cells: BTreeSet<u16> = vms.iter().filter_map(|(_, spec)| spec.home_cell()).collect();
     match cells.first() {
-        Some(cell) if cells.len() == 1 && vms.iter().all(|(_, spec)| spec.cell.is_some()) => {
+        Some(cell) if cells.len() == 1 && vms.iter().all(|(_, spec)| spec.home_cell().is_some()) => {
             hosts::at_cell(*cell)
         }
         _ => Ok(None),

@@ -1,0 +1,193 @@
+//! Over which cells of its host a VM spans, one shard in each.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::de::value::MapAccessDeserializer;
+use serde::{Deserialize, Serialize};
+
+use crate::cluster::CELLS_MAX;
+use crate::validate::{Fault, asked_to_share, fault};
+use crate::vm::{PagesSpec, Size, VmSpec};
+
+/// What each shard has at least, so that the guest's kernel takes its memory for a node of its own.
+const SHARD_MIN_BYTES: u64 = 64 << 20;
+
+/// Cells to span: `"auto"`, or a table with their numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SpanSpec {
+    /// As few cells as have the room; written `"auto"`.
+    Auto,
+    /// These, the first of them the VM's home; written `{ cells = [0, 1] }`.
+    Cells(Vec<u16>),
+}
+
+/// The table.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[serde(rename = "span")]
+struct Cells {
+    cells: Vec<u16>,
+}
+
+impl SpanSpec {
+    /// The cells that are named; none when Mirrorball is to choose.
+    pub fn cells(&self) -> Option<&[u16]> {
+        match self {
+            Self::Auto => None,
+            Self::Cells(cells) => Some(cells),
+        }
+    }
+}
+
+impl Serialize for SpanSpec {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Auto => serializer.serialize_str("auto"),
+            Self::Cells(cells) => Cells { cells: cells.clone() }.serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for SpanSpec {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl<'de> serde::de::Visitor<'de> for Visitor {
+            type Value = SpanSpec;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("\"auto\" or { cells = [0, 1] }")
+            }
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<SpanSpec, E> {
+                match text {
+                    "auto" => Ok(SpanSpec::Auto),
+                    _ => Err(E::custom(format!(
+                        "{text:?} is no span: write \"auto\" or {{ cells = [0, 1] }}"
+                    ))),
+                }
+            }
+            fn visit_map<A: serde::de::MapAccess<'de>>(self, map: A) -> Result<SpanSpec, A::Error> {
+                let table = Cells::deserialize(MapAccessDeserializer::new(map))?;
+                Ok(SpanSpec::Cells(table.cells))
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+/// As a flag has it: `auto`, or `0,1`.
+impl FromStr for SpanSpec {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "auto" {
+            return Ok(Self::Auto);
+        }
+        let cells: Result<Vec<u16>, _> = text.split(',').map(str::parse).collect();
+        cells
+            .map(Self::Cells)
+            .map_err(|_| format!("{text:?} are not cells: write `auto`, or their numbers, as 0,1"))
+    }
+}
+
+#[cfg(feature = "schema")]
+impl utoipa::PartialSchema for SpanSpec {
+    fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::schema::Schema> {
+        use utoipa::openapi::schema::{ArrayBuilder, ObjectBuilder, OneOfBuilder, Type};
+        let auto = ObjectBuilder::new()
+            .schema_type(Type::String)
+            .enum_values(Some(["auto"]));
+        let numbers = ArrayBuilder::new().items(u16::schema());
+        let cells = ObjectBuilder::new().property("cells", numbers).required("cells");
+        OneOfBuilder::new()
+            .description(Some(
+                "Cells to span: `\"auto\"`, as few as have the room, or a table with their numbers, the VM's home first.",
+            ))
+            .item(auto)
+            .item(cells)
+            .into()
+    }
+}
+
+#[cfg(feature = "schema")]
+impl utoipa::ToSchema for SpanSpec {}
+
+/// Checks what can be told of a span without asking the cluster.
+pub(crate) fn check(spec: &VmSpec) -> Result<(), Fault> {
+    let Some(span) = &spec.span else {
+        return Ok(());
+    };
+    if let SpanSpec::Cells(cells) = span {
+        check_cells(spec, cells)?;
+    }
+    if spec.cell.is_some() {
+        let what = "a cell, and a span: the VM runs in the span's cells";
+        return Err(fault(&["cell"], what, "leave out `cell`, or `span`")
+            .or_by_flag("leave out `--cell`, or `--span`"));
+    }
+    if !spec.nodes.is_empty() {
+        return Err(fault(
+            &["nodes"],
+            "nodes, and a span: the guest has a node for each cell",
+            "leave out `nodes`, or `span`",
+        ));
+    }
+    if spec.pages == PagesSpec::Huge1G {
+        return Err(fault(
+            &["pages"],
+            "a spanning VM's memory is divided in steps of 2M, less than a page of 1G",
+            "use `pages = \"2M\"`, `\"thp\"` or `\"4K\"`",
+        )
+        .or_by_flag("use `--pages 2M`, `thp` or `4K`"));
+    }
+    // A page would have to be exchanged in all shards at once; nothing does that.
+    if let Some(path) = asked_to_share(spec) {
+        let path: Vec<_> = path.iter().map(String::as_str).collect();
+        return Err(fault(
+            &path,
+            "a spanning VM shares no memory with other VMs",
+            "leave out `share`, or use `share = \"never\"`",
+        )
+        .or_by_flag("leave out `--share`, or use `--share never`"));
+    }
+    Ok(())
+}
+
+fn check_cells(spec: &VmSpec, cells: &[u16]) -> Result<(), Fault> {
+    let refused = |message: String, mend: &str| fault(&["span", "cells"], message, mend);
+    if cells.is_empty() {
+        return Err(refused(
+            "no cells to span".into(),
+            "name one or more, as `cells = [0, 1]`, or write `span = \"auto\"`",
+        ));
+    }
+    if cells.len() > CELLS_MAX {
+        return Err(refused(format!("{} cells", cells.len()), "name 64 at most"));
+    }
+    for (index, cell) in cells.iter().enumerate() {
+        if cells[..index].contains(cell) {
+            let at = ["span", "cells", &index.to_string()];
+            return Err(fault(&at, format!("cell {cell} is named twice"), "name it once"));
+        }
+    }
+    if usize::from(spec.cpus) < cells.len() {
+        let message = format!("{} cells need a vCPU each, and it has {}", cells.len(), spec.cpus);
+        let mend = format!("write `cpus = {}` or more, or name fewer cells", cells.len());
+        let by_flag = format!("add `--cpus {}` or more, or name fewer cells", cells.len());
+        return Err(refused(message, &mend).or_by_flag(by_flag));
+    }
+    let least = SHARD_MIN_BYTES * cells.len() as u64;
+    if spec.memory.0 < least {
+        let message = format!(
+            "{} cells for {} of memory: each has {} at least",
+            cells.len(),
+            spec.memory,
+            Size(SHARD_MIN_BYTES)
+        );
+        let mend = format!(
+            "write `memory = \"{}\"` or more, or name fewer cells",
+            Size(least)
+        );
+        let by_flag = format!("add `--memory {}` or more, or name fewer cells", Size(least));
+        return Err(refused(message, &mend).or_by_flag(by_flag));
+    }
+    Ok(())
+}

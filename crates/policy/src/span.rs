@@ -1,0 +1,181 @@
+//! Over which cells a VM spans, and what of it each has.
+
+use std::ops::Range;
+
+use crate::placement::Room;
+
+/// Memory is divided in these, bytes: x86-64's large page, so that no page of one has its halves in two cells.
+const STEP_BYTES: u64 = 2 << 20;
+/// What each cell has at least, bytes, where the VM has that much for each: a guest's kernel merges smaller nodes into others.
+const PART_MIN_BYTES: u64 = 64 << 20;
+
+/// Of so many rooms all sets are looked at: a thousand.
+const FEW: usize = 10;
+
+/// What of a VM is in one cell.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Part {
+    /// The cell.
+    pub cell: u16,
+    /// Its vCPUs.
+    pub vcpus: Range<u8>,
+    /// Its memory.
+    pub memory_bytes: u64,
+}
+
+/// Divides a VM among cells, in their order: vCPUs as the cells have CPUs, each one at least; memory as they got vCPUs, in
+/// steps of 2 MiB, each 64 MiB at least if the VM has that much for each. Cells beyond the number of vCPUs get no part. What
+/// `memory_bytes` has beyond a multiple of 2 MiB is the last one's.
+pub fn divide(vcpus: u8, memory_bytes: u64, cells: &[Room]) -> Vec<Part> {
+    let cells = &cells[..cells.len().min(usize::from(vcpus))];
+    let cpus: Vec<u64> = cells.iter().map(|room| u64::from(room.cpus.max(1))).collect();
+    let shares = apportion(u64::from(vcpus), &cpus, 1);
+    let steps = memory_bytes / STEP_BYTES;
+    let least = steps / (cells.len().max(1) as u64);
+    let memory = apportion(steps, &shares, least.min(PART_MIN_BYTES / STEP_BYTES));
+    let mut first = 0;
+    let mut parts = Vec::with_capacity(cells.len());
+    for ((room, share), steps) in cells.iter().zip(&shares).zip(&memory) {
+        // No share is more than all of the vCPUs.
+        let end = first + *share as u8;
+        parts.push(Part {
+            cell: room.cell,
+            vcpus: first..end,
+            memory_bytes: steps * STEP_BYTES,
+        });
+        first = end;
+    }
+    if let Some(last) = parts.last_mut() {
+        last.memory_bytes += memory_bytes % STEP_BYTES;
+    }
+    parts
+}
+
+/// Divides `total` in proportion to `weights`, none of them zero, by largest remainders (Hamilton's method); each gets `least` at
+/// least, which `total` must have for all.
+fn apportion(total: u64, weights: &[u64], least: u64) -> Vec<u64> {
+    // Those whose part would be below the least get that, and the others divide the rest, until all have the least.
+    let mut raised = vec![false; weights.len()];
+    loop {
+        let (mut rest, mut weight_sum) = (u128::from(total), 0);
+        for (weight, raised) in weights.iter().zip(&raised) {
+            match raised {
+                true => rest -= u128::from(least),
+                false => weight_sum += u128::from(*weight),
+            }
+        }
+        let part = |weight: u64| rest * u128::from(weight) / weight_sum;
+        let low = (0..weights.len()).find(|&at| !raised[at] && part(weights[at]) < u128::from(least));
+        if let Some(low) = low {
+            raised[low] = true;
+            continue;
+        }
+        let mut parts: Vec<u64> = weights
+            .iter()
+            .zip(&raised)
+            .map(|(weight, raised)| match raised {
+                true => least,
+                false => part(*weight) as u64,
+            })
+            .collect();
+        let mut left = total - parts.iter().sum::<u64>();
+        let mut order: Vec<usize> = (0..weights.len()).filter(|&at| !raised[at]).collect();
+        order.sort_by_key(|&at| std::cmp::Reverse(rest * u128::from(weights[at]) % weight_sum));
+        for at in order {
+            if left == 0 {
+                break;
+            }
+            parts[at] += 1;
+            left -= 1;
+        }
+        return parts;
+    }
+}
+
+/// The cells for a VM that is divided as [`divide`] does it: the fewest that have the memory of their parts and, where any number of
+/// cells can, as many CPUs as the VM has vCPUs; of as many, those with the fewest vCPUs on each CPU afterwards, then the lowest
+/// numbers. In order of number; never more than vCPUs, or than the VM has 64 MiB for each. `None` if none have the memory.
+///
+/// Of more than 10 unlike cells it may be that fewer would do; not all sets of so many are looked at.
+pub fn choose(rooms: &[Room], vcpus: u8, memory_bytes: u64) -> Option<Vec<u16>> {
+    let usable: Vec<Room> = rooms.iter().filter(|room| room.cpus > 0).copied().collect();
+    let by_memory = usize::try_from(memory_bytes / PART_MIN_BYTES).unwrap_or(usize::MAX);
+    let most = usable.len().min(by_memory.max(1));
+    let cpus = |set: &[Room]| set.iter().map(|room| u64::from(room.cpus)).sum::<u64>();
+    let best = |enough: &dyn Fn(&[Room]) -> bool| {
+        (1..=most).find_map(|count| {
+            candidates(&usable, count)
+                .into_iter()
+                .filter(|set| enough(set) && fits(set, vcpus, memory_bytes))
+                .min_by_key(|set| {
+                    let vcpus = u64::from(vcpus) + set.iter().map(|room| u64::from(room.vcpus)).sum::<u64>();
+                    (vcpus * 1000 / cpus(set), numbers(set))
+                })
+        })
+    };
+    best(&|set| cpus(set) >= u64::from(vcpus))
+        .or_else(|| best(&|_| true))
+        .map(|set| numbers(&set))
+}
+
+fn numbers(set: &[Room]) -> Vec<u16> {
+    set.iter().map(|room| room.cell).collect()
+}
+
+/// Whether each cell gets a part, and has the memory of it.
+fn fits(set: &[Room], vcpus: u8, memory_bytes: u64) -> bool {
+    let parts = divide(vcpus, memory_bytes, set);
+    parts.len() == set.len()
+        && set
+            .iter()
+            .zip(&parts)
+            .all(|(room, part)| part.memory_bytes <= room.free_bytes)
+}
+
+/// All sets of `count` rooms, if the rooms are few; else those that are likely to do.
+fn candidates(rooms: &[Room], count: usize) -> Vec<Vec<Room>> {
+    if rooms.len() > FEW {
+        return likely(rooms, count);
+    }
+    let of_bits = |bits: u32| {
+        let chosen = rooms.iter().enumerate().filter(|(at, _)| bits >> at & 1 == 1);
+        chosen.map(|(_, room)| *room).collect()
+    };
+    let sets = (1..1_u32 << rooms.len()).filter(|bits| bits.count_ones() as usize == count);
+    sets.map(of_bits).collect()
+}
+
+/// Sets of `count` rooms, each in order of number, among which is one with the memory if any has it (but for the rounding of
+/// vCPUs and memory): a cell's part is no more than it has free if it has as much for each of its CPUs as the VM needs for each
+/// CPU of the set. So, for each amount of memory for a CPU that a room has, of the rooms with that much or more those with the
+/// most CPUs; and those with the least load. The same by memory alone, since few vCPUs are divided evenly, whatever CPUs the cells
+/// have.
+fn likely(rooms: &[Room], count: usize) -> Vec<Vec<Room>> {
+    let each_cpu = |room: &Room| room.free_bytes / u64::from(room.cpus);
+    let all = |room: &Room| room.free_bytes;
+    let load = |room: &Room| u64::from(room.vcpus) * 1000 / u64::from(room.cpus);
+    let few_cpus = |room: &Room| u64::MAX - u64::from(room.cpus);
+    let mut sets = Vec::new();
+    for free in [&each_cpu as &dyn Fn(&Room) -> u64, &all] {
+        for least in rooms {
+            let mut roomy: Vec<Room> = rooms
+                .iter()
+                .filter(|room| free(room) >= free(least))
+                .copied()
+                .collect();
+            if roomy.len() < count {
+                continue;
+            }
+            for key in [&few_cpus as &dyn Fn(&Room) -> u64, &load] {
+                roomy.sort_by_key(|room| (key(room), load(room), room.cell));
+                let mut set = roomy[..count].to_vec();
+                set.sort_by_key(|room| room.cell);
+                sets.push(set);
+            }
+        }
+    }
+    sets
+}
+
+#[cfg(test)]
+mod tests;

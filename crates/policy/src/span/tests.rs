@@ -1,0 +1,227 @@
+//! Divisions add up and are fair; choices fit, and are as small as any.
+
+use proptest::prelude::*;
+
+use super::*;
+
+const MIB: u64 = 1 << 20;
+
+fn room(cell: u16, cpus: u32, vcpus: u32, free_mib: u64) -> Room {
+    Room {
+        cell,
+        cpus,
+        vcpus,
+        free_bytes: free_mib * MIB,
+    }
+}
+
+fn part(cell: u16, vcpus: Range<u8>, mib: u64) -> Part {
+    Part {
+        cell,
+        vcpus,
+        memory_bytes: mib * MIB,
+    }
+}
+
+#[test]
+fn halves() {
+    let cells = [room(1, 4, 0, 4096), room(0, 4, 9, 0)];
+    let parts = divide(4, 1024 * MIB, &cells);
+    assert_eq!(parts, [part(1, 0..2, 512), part(0, 2..4, 512)]);
+}
+
+#[test]
+fn as_cells_have_cpus() {
+    let parts = divide(8, 1024 * MIB, &[room(0, 6, 0, 0), room(1, 2, 0, 0)]);
+    assert_eq!(parts, [part(0, 0..6, 768), part(1, 6..8, 256)]);
+}
+
+#[test]
+fn the_smallest_cell_gets_a_vcpu_and_64_mib() {
+    let parts = divide(4, 256 * MIB, &[room(0, 100, 0, 0), room(1, 1, 0, 0)]);
+    assert_eq!(parts, [part(0, 0..3, 192), part(1, 3..4, 64)]);
+    let parts = divide(16, 256 * MIB, &[room(0, 100, 0, 0), room(1, 1, 0, 0)]);
+    assert_eq!(parts, [part(0, 0..15, 192), part(1, 15..16, 64)]);
+}
+
+#[test]
+fn thirds_that_do_not_come_out_even() {
+    let cells = [room(0, 2, 0, 0), room(1, 2, 0, 0), room(2, 2, 0, 0)];
+    let parts = divide(4, 512 * MIB, &cells);
+    assert_eq!(
+        parts,
+        [part(0, 0..2, 256), part(1, 2..3, 128), part(2, 3..4, 128)]
+    );
+}
+
+#[test]
+fn the_largest_remainder_gets_what_is_left() {
+    let parts = divide(7, 1024 * MIB, &[room(0, 5, 0, 0), room(1, 3, 0, 0)]);
+    assert_eq!(parts, [part(0, 0..4, 586), part(1, 4..7, 438)]);
+}
+
+#[test]
+fn one_cell_has_all_and_none_has_nothing() {
+    let parts = divide(254, 4096 * MIB, &[room(9, 1, 0, 0)]);
+    assert_eq!(parts, [part(9, 0..254, 4096)]);
+    assert_eq!(divide(4, 512 * MIB, &[]), []);
+}
+
+#[test]
+fn no_more_cells_than_vcpus() {
+    let cells = [room(0, 2, 0, 0), room(1, 2, 0, 0)];
+    assert_eq!(divide(1, 512 * MIB, &cells), [part(0, 0..1, 512)]);
+}
+
+#[test]
+fn one_cell_is_chosen_when_it_has_all() {
+    let rooms = [room(0, 4, 3, 2048), room(1, 4, 0, 2048)];
+    assert_eq!(choose(&rooms, 4, 1024 * MIB), Some(vec![1]));
+}
+
+#[test]
+fn two_are_chosen_for_memory() {
+    let rooms = [room(0, 4, 0, 600), room(1, 4, 9, 700), room(2, 4, 4, 600)];
+    assert_eq!(choose(&rooms, 4, 1024 * MIB), Some(vec![0, 2]));
+}
+
+#[test]
+fn two_are_chosen_for_cpus() {
+    let rooms = [room(0, 4, 0, 4096), room(1, 4, 0, 4096)];
+    assert_eq!(choose(&rooms, 6, 1024 * MIB), Some(vec![0, 1]));
+}
+
+#[test]
+fn where_no_cells_have_the_cpus_the_fewest_have_the_memory() {
+    let rooms = [room(0, 4, 0, 4096), room(1, 4, 0, 4096)];
+    assert_eq!(choose(&rooms, 9, 1024 * MIB), Some(vec![0]));
+}
+
+#[test]
+fn a_cell_without_memory_for_its_part_is_left_out() {
+    let rooms = [room(0, 4, 0, 100), room(1, 4, 8, 600), room(2, 4, 8, 600)];
+    assert_eq!(choose(&rooms, 8, 1024 * MIB), Some(vec![1, 2]));
+    assert_eq!(choose(&rooms, 8, 1300 * MIB), None);
+}
+
+#[test]
+fn one_vcpu_is_in_one_cell_and_128_mib_in_two_at_most() {
+    let rooms = [room(0, 1, 0, 600), room(1, 1, 0, 600), room(2, 1, 0, 600)];
+    assert_eq!(choose(&rooms, 1, 1024 * MIB), None);
+    assert_eq!(choose(&rooms, 3, 128 * MIB), Some(vec![0]));
+}
+
+#[test]
+fn of_many_cells_a_small_idle_one_is_seen_too() {
+    let mut rooms: Vec<Room> = (0..11).map(|cell| room(cell, 8, 16, 8192)).collect();
+    rooms.push(room(11, 2, 0, 1024));
+    assert_eq!(choose(&rooms, 2, 512 * MIB), Some(vec![11]));
+}
+
+fn rooms(cells: impl Into<proptest::collection::SizeRange>) -> impl Strategy<Value = Vec<Room>> {
+    let any_room = (0..9_u32, 0..20_u32, 0..3000_u64);
+    prop::collection::vec(any_room, cells).prop_map(|rooms| {
+        let numbered = (0..).zip(rooms);
+        numbered
+            .map(|(cell, (cpus, vcpus, free))| room(cell, cpus, vcpus, free))
+            .collect()
+    })
+}
+
+/// The size of the smallest set that would do.
+fn smallest(rooms: &[Room], vcpus: u8, memory_bytes: u64) -> Option<usize> {
+    let cpus = |set: &[Room]| set.iter().map(|room| room.cpus).sum::<u32>();
+    let all = (1..=rooms.len()).flat_map(|count| candidates(rooms, count));
+    let all = all.filter(|set| {
+        let least = PART_MIN_BYTES * set.len() as u64;
+        set.iter().all(|room| room.cpus > 0)
+            && (set.len() == 1 || least <= memory_bytes)
+            && set.len() <= usize::from(vcpus)
+            && fits(set, vcpus, memory_bytes)
+    });
+    let all: Vec<Vec<Room>> = all.collect();
+    let enough = all.iter().filter(|set| cpus(set) >= u32::from(vcpus));
+    enough.map(Vec::len).min().or(all.iter().map(Vec::len).min())
+}
+
+proptest! {
+    #[test]
+    fn parts_add_up_in_order(vcpus in 1..=254_u8, steps in 32..2_000_000_u64, rooms in rooms(1..65)) {
+        let memory_bytes = steps * STEP_BYTES;
+        let parts = divide(vcpus, memory_bytes, &rooms);
+        prop_assert_eq!(parts.len(), rooms.len().min(usize::from(vcpus)));
+        let mut next = 0;
+        for (part, room) in parts.iter().zip(&rooms) {
+            prop_assert_eq!(part.cell, room.cell);
+            prop_assert_eq!(part.vcpus.start, next);
+            prop_assert!(part.vcpus.end > next);
+            prop_assert!(part.memory_bytes.is_multiple_of(STEP_BYTES));
+            if memory_bytes >= PART_MIN_BYTES * parts.len() as u64 {
+                prop_assert!(part.memory_bytes >= PART_MIN_BYTES);
+            }
+            next = part.vcpus.end;
+        }
+        prop_assert_eq!(next, vcpus);
+        prop_assert_eq!(parts.iter().map(|part| part.memory_bytes).sum::<u64>(), memory_bytes);
+    }
+
+    /// Who has more than the least is within one of its quota of what the others like it divide.
+    #[test]
+    fn parts_are_in_proportion(total in 0..100_000_u64, weights in prop::collection::vec(1..1000_u64, 1..65), least in 0..100_u64) {
+        let least = least.min(total / weights.len() as u64);
+        let parts = apportion(total, &weights, least);
+        prop_assert_eq!(parts.iter().sum::<u64>(), total);
+        prop_assert!(parts.iter().all(|part| *part >= least));
+        for (at, part) in parts.iter().enumerate() {
+            for (other, other_part) in parts.iter().enumerate() {
+                // More than the least, and more for its weight than another by more than what rounding makes: unfair.
+                let (more, less) = ((part.saturating_sub(1)) * weights[other], (other_part + 1) * weights[at]);
+                prop_assert!(*part <= least || more <= less, "{parts:?} {weights:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_chosen_fits(vcpus in 1..=254_u8, mib in 64..8000_u64, rooms in rooms(0..30)) {
+        let memory_bytes = mib / 2 * 2 * MIB;
+        if let Some(chosen) = choose(&rooms, vcpus, memory_bytes) {
+            prop_assert!(!chosen.is_empty() && chosen.is_sorted() && chosen.len() <= usize::from(vcpus));
+            let set: Vec<Room> = chosen.iter().map(|cell| rooms[usize::from(*cell)]).collect();
+            for (room, part) in set.iter().zip(divide(vcpus, memory_bytes, &set)) {
+                prop_assert_eq!(room.cell, part.cell);
+                prop_assert!(part.memory_bytes <= room.free_bytes && room.cpus > 0);
+            }
+        }
+    }
+
+    /// No set is smaller of all that would do.
+    #[test]
+    fn what_is_chosen_is_smallest(vcpus in 1..40_u8, steps in 32..4000_u64, rooms in rooms(0..7)) {
+        let memory_bytes = steps * STEP_BYTES;
+        let chosen = choose(&rooms, vcpus, memory_bytes);
+        prop_assert_eq!(chosen.map(|set| set.len()), smallest(&rooms, vcpus, memory_bytes));
+    }
+
+    /// Where vCPUs and memory come out even, one of the likely sets has the memory if any has it.
+    #[test]
+    fn a_likely_set_has_the_memory(sixties in 1..5_u8, steps in 1..60_u64, like in 1..80_u32, rooms in rooms(1..7)) {
+        let rooms: Vec<Room> = rooms.iter().map(|room| Room { cpus: like, ..*room }).collect();
+        let (vcpus, memory_bytes) = (60 * sixties, 60 * steps * STEP_BYTES);
+        for count in 1..=rooms.len() {
+            let does = |sets: Vec<Vec<Room>>| sets.iter().any(|set| fits(set, vcpus, memory_bytes));
+            prop_assert_eq!(does(likely(&rooms, count)), does(candidates(&rooms, count)));
+        }
+    }
+
+    /// Of equal sets the least loaded, then the lowest.
+    #[test]
+    fn of_like_cells_the_least_loaded_are_chosen(loads in prop::collection::vec(0..30_u32, 1..20), count in 1..9_usize) {
+        let count = count.min(loads.len());
+        let rooms: Vec<Room> = (0..).zip(&loads).map(|(cell, load)| room(cell, 1, *load, 1024)).collect();
+        let mut order: Vec<u16> = (0..loads.len() as u16).collect();
+        order.sort_by_key(|cell| loads[usize::from(*cell)]);
+        order.truncate(count);
+        order.sort();
+        prop_assert_eq!(choose(&rooms, count as u8, 512 * MIB), Some(order));
+    }
+}
