@@ -31,6 +31,13 @@ pub enum Request {
     Status,
     /// Freeze the VM and go on. Answered by a [`crate::frozen::FreezeAnswer`] with files.
     Freeze,
+    /// Move a vCPU of a VM that spans cells.
+    Move {
+        /// Which.
+        vcpu: u8,
+        /// To which cell.
+        cell: u16,
+    },
     /// Set the balloon.
     Balloon {
         /// Bytes that the guest is to give back.
@@ -53,6 +60,11 @@ pub enum Answer {
     Status {
         /// As the shard gave it.
         status: Value,
+    },
+    /// The vCPU runs where it is to run.
+    Moved {
+        /// How long it stood still, nanoseconds.
+        still_ns: u64,
     },
     /// It can't be done.
     Refused {
@@ -115,6 +127,11 @@ fn obey(vm: &Handle, request: &Request, balloon_max: Option<Size>) -> Answer {
             return vm
                 .status()
                 .map_or_else(refused, |status| Answer::Status { status });
+        }
+        Request::Move { vcpu, cell } => {
+            return vm
+                .move_vcpu(*vcpu, *cell)
+                .map_or_else(refused, |still_ns| Answer::Moved { still_ns });
         }
         Request::Balloon { bytes } => match balloon_max {
             None => Err(io::Error::other(

@@ -20,6 +20,7 @@ use shard::launch::Ending;
 
 use crate::cluster::tenure::{self, Tenure};
 use crate::frozen::FrozenVm;
+use crate::spanning::Span;
 use crate::registry::{Entry, Record, Registry, State};
 use crate::vm::{self, Handle};
 use crate::{control, ending, open, snapshot};
@@ -226,20 +227,26 @@ fn one(
 ) -> Result<(), String> {
     let start = Instant::now();
     let line = |error: &dyn std::error::Error| chain(error);
-    let tenure = tenure::begin(name, spec).map_err(|error| line(&error))?;
-    if let Some(tenure) = &tenure {
+    let span = Span::begin(name, spec).map_err(|error| line(&error))?;
+    let own = match &span {
+        Some(_) => None,
+        None => tenure::begin(name, spec).map_err(|error| line(&error))?,
+    };
+    let tenure = own.as_ref().or_else(|| Some(&span.as_ref()?.0.first()?.tenure));
+    if let Some(tenure) = tenure {
         tenure.settle().map_err(|error| line(&error))?;
     }
     let registry = Registry::open().map_err(|error| format!("the directory of running VMs: {error}"))?;
     let entry = registry.claim(name).map_err(|error| line(&error))?;
     let cid = registry.next_cid().map_err(|error| line(&error))?;
     let mut record = record(name, spec, cid);
-    record.cell = tenure.as_ref().map(Tenure::cell);
-    record.borrowed = tenure
-        .as_ref()
-        .map_or_else(Vec::new, |tenure| tenure.borrowed().to_vec());
+    record.cell = tenure.map(Tenure::cell);
+    record.borrowed = tenure.map_or_else(Vec::new, |tenure| tenure.borrowed().to_vec());
     entry.write(&record).map_err(|error| line(&error))?;
     let mut opened = open::open(spec, name, entry.folder(), cid).map_err(|error| line(&error))?;
+    if let Some(span) = &span {
+        opened.launch.nodes = span.nodes();
+    }
     if let Some(frozen) = frozen {
         frozen
             .resume(&mut opened.launch, &mut opened.files)
@@ -273,7 +280,7 @@ fn one(
             },
         );
     };
-    let ending = vm::run(opened, name, entry.folder(), handle, booted).map_err(|error| line(&error))?;
+    let ending = vm::run(opened, name, entry.folder(), handle, span.as_ref(), booted).map_err(|error| line(&error))?;
     let last_lines = match &ending {
         Ending::Panic => handle.console().lines_from(PANIC_TEXT, LAST_LINES),
         other if ending::reason(other).is_some() => handle.console().last_lines(LAST_LINES),
@@ -281,7 +288,8 @@ fn one(
     };
     // Nothing of the VM is left when its end is told.
     drop(entry);
-    if let Some(tenure) = tenure {
+    let parts = span.into_iter().flat_map(|span| span.0);
+    for tenure in own.into_iter().chain(parts.map(|place| place.tenure)) {
         tenure.leave();
     }
     let seconds = start.elapsed().as_secs_f64();

@@ -338,6 +338,7 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
         balloon: spec.has_balloon(),
         share_boot: share(spec, None),
         sockets,
+        span: None,
         resume: None,
         handover: console_fd,
         console: console_fd,

@@ -12,20 +12,26 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
-use serde_json::Value;
-use shard::launch::{Ending, Fd, Order, Report, SandboxPolicy};
+use serde_json::{Value, json};
+use shard::launch::{Ending, Fd, Launch, MoveReport, Order, Report, SandboxPolicy};
+
+use crate::cluster::tenure::TenureError;
 
 use crate::console::Console;
 use crate::cpu_group::{CpuGroup, CpuGroupError};
 use crate::frozen::Freezable;
 use crate::link::{Reports, send_order};
 use crate::open::{OpenError, Opened};
+use crate::parts::{Part, Parts};
+use crate::spanning::{Boot, Span};
 use crate::spawn::{self, Namespaces};
 
 /// How long a shard may take to end when it is told to; disks finish what is under way.
 const QUIT_LIMIT: Duration = Duration::from_secs(5);
 /// How long a shard may take to say what it counted.
 const STATUS_LIMIT: Duration = Duration::from_secs(5);
+/// How long a vCPU may take to move; the shard gives up before.
+const MOVE_LIMIT: Duration = Duration::from_secs(8);
 /// How long a client may take to read its answer when the VM has ended.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
@@ -54,6 +60,12 @@ struct State {
     ending: bool,
     /// Clients that wait for an answer.
     asking: usize,
+    /// The cells of a VM that spans them, in the order of its shards.
+    cells: Vec<u16>,
+    /// Its shards beside the home, while they run.
+    parts: Option<Parts>,
+    /// What became of the last move.
+    moved: Option<MoveReport>,
 }
 
 /// A client that waits for an answer, until dropped.
@@ -82,6 +94,11 @@ impl Handle {
 
     /// Freezes the VM for `client`.
     pub fn freeze(&self, client: &mut UnixStream) -> io::Result<()> {
+        if !self.state().cells.is_empty() {
+            return Err(io::Error::other(
+                "a VM that spans cells cannot be cloned or kept as a snapshot; start it without `span`",
+            ));
+        }
         match &mut *self.freezable() {
             Some(freezable) => freezable.serve(client),
             None => Err(io::Error::other("the VM is not running just now")),
@@ -104,15 +121,56 @@ impl Handle {
         self.0.freezable.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the shard counted.
+    /// What the shards counted.
     pub fn status(&self) -> io::Result<Value> {
-        self.state().status = None;
+        {
+            let mut state = self.state();
+            state.status = None;
+            state.parts.iter().for_each(Parts::ask_status);
+        }
         self.order(&Order::Status)?;
-        let state = self.wait(STATUS_LIMIT, |state| state.status.is_some() || state.over);
-        state
+        let all = |state: &State| {
+            let parts = state.parts.as_ref();
+            state.status.is_some() && parts.is_none_or(|parts| parts.statuses().is_some())
+        };
+        let state = self.wait(STATUS_LIMIT, |state| all(state) || state.over);
+        let mut status = state
             .status
             .clone()
-            .ok_or_else(|| io::Error::other("the VM does not answer"))
+            .ok_or_else(|| io::Error::other("the VM does not answer"))?;
+        if let Some(parts) = &state.parts {
+            let statuses = parts
+                .statuses()
+                .ok_or_else(|| io::Error::other("a shard of the VM does not answer"))?;
+            add_span(&mut status, &state.cells, statuses);
+        }
+        Ok(status)
+    }
+
+    /// Moves a vCPU of a VM that spans cells; returns how long it stood still, nanoseconds.
+    pub fn move_vcpu(&self, vcpu: u8, cell: u16) -> io::Result<u64> {
+        let shard = {
+            let mut state = self.state();
+            if state.cells.is_empty() {
+                return Err(io::Error::other(
+                    "the VM does not span cells; start it with `span = { cells = [0, 1] }` or `--span 0,1`",
+                ));
+            }
+            state.moved = None;
+            let shard = (0_u8..).zip(&state.cells).find(|(_, known)| **known == cell);
+            let (shard, _) = shard.ok_or_else(|| {
+                let cells: Vec<_> = state.cells.iter().map(u16::to_string).collect();
+                io::Error::other(format!("the VM spans the cells {}, not {cell}", cells.join(", ")))
+            })?;
+            shard
+        };
+        self.order(&Order::Move { vcpu, shard })?;
+        let state = self.wait(MOVE_LIMIT, |state| state.moved.is_some() || state.over);
+        match &state.moved {
+            Some(MoveReport::Done { still_ns }) => Ok(*still_ns),
+            Some(MoveReport::Refused { why }) => Err(io::Error::other(why.clone())),
+            None => Err(io::Error::other("the VM does not answer")),
+        }
     }
 
     /// Presses the power button and waits; kills the VM after `limit`. True when it had to.
@@ -198,6 +256,9 @@ pub enum RunError {
         /// The shard's words.
         detail: String,
     },
+    /// One of its cells.
+    #[error(transparent)]
+    Tenure(#[from] TenureError),
     /// What it asks for of the CPUs.
     #[error(transparent)]
     CpuGroup(#[from] CpuGroupError),
@@ -224,12 +285,33 @@ pub struct Booted<'a> {
     pub sandbox_missing: &'a [String],
 }
 
-/// Runs an opened VM until it ends. `booted` is called each time its vCPUs are about to run.
+/// Adds to the home's status where each vCPU is, and what the other shards counted.
+fn add_span(status: &mut Value, cells: &[u16], parts: Vec<Value>) {
+    let Some(status) = status.as_object_mut() else {
+        return;
+    };
+    let cell = |shard: &Value| {
+        let shard = shard.as_u64().and_then(|shard| usize::try_from(shard).ok());
+        shard.and_then(|shard| cells.get(shard))
+    };
+    let shards = status.remove("vcpu_shards").unwrap_or_default();
+    let vcpus: Vec<_> = shards.as_array().into_iter().flatten().map(cell).collect();
+    let home = json!({ "exits": status.get("exits") });
+    let counted = cells.iter().zip(std::iter::once(home).chain(parts));
+    let shards: Vec<Value> = counted
+        .map(|(cell, counted)| json!({ "cell": cell, "exits": counted.get("exits") }))
+        .collect();
+    let span = json!({ "cells": cells, "vcpus": vcpus, "shards": shards });
+    status.insert("span".to_owned(), span);
+}
+
+/// Runs an opened VM until it ends, in the cells of `span` if it spans several. `booted` is called each time its vCPUs are about to run.
 pub fn run(
     mut opened: Opened,
     name: &str,
     folder: &Path,
     handle: &Handle,
+    span: Option<&Span>,
     mut booted: impl FnMut(Booted<'_>),
 ) -> Result<Ending, RunError> {
     let policy = opened.launch.sandbox;
@@ -242,6 +324,7 @@ pub fn run(
         return Err(RunError::Sandbox(namespaces.missing.join("; ")));
     }
     let group = CpuGroup::of(name, &opened.spec)?;
+    handle.state().cells = span.map_or_else(Vec::new, Span::cells);
     handle.console().set_input(Some(opened.console.try_clone()?));
     let pump = pump(opened.console.try_clone()?, handle.console().clone())?;
     let ending = loop {
@@ -252,6 +335,7 @@ pub fn run(
             handle,
             &namespaces,
             group.as_ref(),
+            span,
             &mut booted,
         )?;
         if ending != Ending::Reboot {
@@ -286,12 +370,32 @@ fn one_boot(
     handle: &Handle,
     namespaces: &Namespaces,
     group: Option<&CpuGroup>,
+    span: Option<&Span>,
     booted: &mut impl FnMut(Booted<'_>),
 ) -> Result<Ending, RunError> {
-    let (mut ours, theirs) = UnixStream::pair()?;
     let log = folder.join("shard.log");
     let log_file = std::fs::OpenOptions::new().create(true).append(true).open(&log)?;
     let program = spawn::this_program()?;
+    let boot = span
+        .map(|span| Boot::new(span, &opened.launch.memory))
+        .transpose()?;
+    let mut parts = Vec::new();
+    if let (Some(span), Some(boot)) = (span, &boot) {
+        for (shard, place) in span.0.iter().enumerate().skip(1) {
+            span.settle(shard)?;
+            let part = start_part(
+                opened,
+                name,
+                folder,
+                namespaces,
+                group,
+                (boot, shard, place.tenure.cell()),
+            );
+            parts.push(part.inspect_err(|_| end_all(&parts))?);
+        }
+        span.settle(0)?;
+    }
+    let (mut ours, theirs) = UnixStream::pair()?;
     let spawned = spawn::spawn(
         program.as_fd(),
         name,
@@ -319,11 +423,23 @@ fn one_boot(
     let mut files: Vec<_> = opened.files.iter().map(AsFd::as_fd).collect();
     launch.handover = Fd(files.len());
     files.push(shards.as_fd());
+    launch.span = boot.as_ref().map(|boot| boot.launch(0, &mut files));
     let freezable = Freezable::new(opened.spec.clone(), &launch, &opened.files, handover)?;
+    if boot.is_some() {
+        let (told, home) = (handle.clone(), handle.clone());
+        // The home may be gone itself.
+        let parts = Parts::watch(
+            parts,
+            move || told.0.changed.notify_all(),
+            move || drop(home.order(&Order::Quit)),
+        )?;
+        handle.state().parts = Some(parts);
+    }
+    let launch = Launch::Vm(Box::new(launch));
     let (mut ending, mut ran) = (None, false);
     // A shard that dies at once breaks the socket; its log says why.
     if shard::process::send(&mut ours, &launch, &files).is_ok() {
-        handle.set_freezable(Some(freezable));
+        handle.set_freezable(span.is_none().then_some(freezable));
         let mut reports = Reports::new(ours);
         while let Some(report) = reports.next_report() {
             match report {
@@ -339,6 +455,10 @@ fn one_boot(
                 }
                 Report::Status(status) => {
                     handle.state().status = Some(status);
+                    handle.0.changed.notify_all();
+                }
+                Report::Moved(how) => {
+                    handle.state().moved = Some(how);
                     handle.0.changed.notify_all();
                 }
                 Report::Ended(how) => {
@@ -357,6 +477,10 @@ fn one_boot(
     handle.state().orders = None;
     let status = wait_for(pid);
     handle.state().pid = None;
+    let parts = handle.state().parts.take();
+    if let Some(cause) = parts.and_then(Parts::end) {
+        return Ok(cause);
+    }
     if let (Some(Ending::ShardFailed { detail }), false) = (&ending, ran) {
         return Err(RunError::Refused {
             kernel: opened.kernel.clone(),
@@ -375,8 +499,66 @@ fn one_boot(
     }))
 }
 
+/// Starts a shard that is not the home, and waits until it is ready.
+fn start_part(
+    opened: &Opened,
+    name: &str,
+    folder: &Path,
+    namespaces: &Namespaces,
+    group: Option<&CpuGroup>,
+    (boot, shard, cell): (&Boot, usize, u16),
+) -> Result<Part, RunError> {
+    let (mut ours, theirs) = UnixStream::pair()?;
+    let log = folder.join(format!("shard{shard}.log"));
+    let log_file = std::fs::OpenOptions::new().create(true).append(true).open(&log)?;
+    let program = spawn::this_program()?;
+    let spawned = spawn::spawn(
+        program.as_fd(),
+        name,
+        "shard",
+        theirs.as_fd(),
+        log_file.as_fd(),
+        namespaces,
+    )?;
+    drop(theirs);
+    let part = Part {
+        cell,
+        pid: spawned.pid,
+        socket: ours.try_clone()?,
+        log,
+    };
+    let started = || -> Result<(), RunError> {
+        if let Some(group) = group {
+            group.add(part.pid)?;
+        }
+        let kvm = opened.files[opened.launch.kvm.0].as_fd();
+        let (launch, files) = boot.part(shard, &opened.launch, kvm, log_file.as_fd(), spawned.missing);
+        // One that dies at once breaks the socket; its log says why.
+        let _ = shard::process::send(&mut ours, &Launch::Part(Box::new(launch)), &files);
+        let missing = part
+            .wait_until_ready()
+            .map_err(|detail| RunError::Refused {
+                kernel: opened.kernel.clone(),
+                detail,
+            })?;
+        drop(missing);
+        Ok(())
+    };
+    started().inspect_err(|_| end_all(std::slice::from_ref(&part)))?;
+    Ok(part)
+}
+
+/// Ends shards of a VM that does not start.
+fn end_all(parts: &[Part]) {
+    for part in parts {
+        let pid = Pid::from_raw(part.pid);
+        let _ = kill(pid, Signal::SIGKILL);
+        wait_for(pid);
+    }
+}
+
 /// Waits for our child; a shard that has reported its end and does not go is killed.
-fn wait_for(pid: Pid) -> Option<WaitStatus> {
+pub(crate) fn wait_for(pid: Pid) -> Option<WaitStatus> {
     let deadline = Instant::now() + QUIT_LIMIT;
     loop {
         match waitpid(pid, Some(nix::sys::wait::WaitPidFlag::WNOHANG)) {
@@ -392,7 +574,7 @@ fn wait_for(pid: Pid) -> Option<WaitStatus> {
 }
 
 /// What is known of a shard that left no ending.
-fn why(status: Option<WaitStatus>, log: &Path) -> String {
+pub(crate) fn why(status: Option<WaitStatus>, log: &Path) -> String {
     let how = match status {
         Some(WaitStatus::Signaled(_, Signal::SIGSYS, _)) => {
             "made a system call that its sandbox forbids".to_owned()

@@ -115,6 +115,17 @@ enum Command {
         /// How much it is to give back, as 256M; 0M for none
         size: Size,
     },
+    /// Move a vCPU of a VM that spans cells to another of them
+    Move {
+        /// The VM
+        vm: String,
+        /// Its number
+        #[arg(long)]
+        vcpu: u8,
+        /// Where it is to run
+        #[arg(long)]
+        cell: u16,
+    },
     /// Check VM files without starting anything
     Check {
         /// VM files
@@ -226,6 +237,7 @@ fn obey(command: Command) -> Result<ExitCode> {
         Command::Snapshot { vm, directory } => clone::snapshot(&vm, &directory),
         Command::Restore(args) => clone::restore(&args),
         Command::Balloon { vm, size } => clients::balloon(&vm, size.0),
+        Command::Move { vm, vcpu, cell } => clients::move_vcpu(&vm, vcpu, cell),
         Command::Check { files } => check::check(&files),
         Command::Topology(args) => topology::topology(&args),
         Command::Knowledge(command) => knowledge::knowledge(&command),

@@ -188,6 +188,11 @@ impl Tenure {
         self.place.plan.number
     }
 
+    /// The host's nodes that its memory is on.
+    pub fn nodes(&self) -> &[u32] {
+        &self.place.plan.nodes
+    }
+
     /// Of the VM's memory, what is other cells'.
     pub fn borrowed(&self) -> &[Part] {
         &self.place.borrowed

@@ -1,4 +1,4 @@
-//! `console`, `logs`, `exec`, `stop`, `kill`, `balloon`: commands for one running VM.
+//! `console`, `logs`, `exec`, `stop`, `kill`, `balloon`, `move`: commands for one running VM.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -88,6 +88,17 @@ pub fn balloon(name: &str, bytes: u64) -> Result<ExitCode> {
         name,
         ask(&folder, &Request::Balloon { bytes }, Some(ORDER_LIMIT)).into_diagnostic()?,
     )
+}
+
+/// Moves a vCPU of a VM to another of the cells that the VM spans.
+pub fn move_vcpu(name: &str, vcpu: u8, cell: u16) -> Result<ExitCode> {
+    let folder = here!(name);
+    let answer = ask(&folder, &Request::Move { vcpu, cell }, Some(ORDER_LIMIT)).into_diagnostic()?;
+    if let Answer::Moved { still_ns } = answer {
+        let still_us = still_ns.div_ceil(1000);
+        println!("vCPU {vcpu} of {name} runs in cell {cell}; it stood still for {still_us} us");
+    }
+    done(name, answer)
 }
 
 fn done(name: &str, answer: Answer) -> Result<ExitCode> {

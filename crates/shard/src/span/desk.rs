@@ -55,7 +55,8 @@ impl IoApicDevice {
         let sent = {
             let mut chip = self.chip();
             let sent = chip.set_line(pin, true);
-            chip.set_line(pin, false);
+            // A line that falls sends nothing.
+            let _ = chip.set_line(pin, false);
             sent
         };
         self.send(sent);

@@ -7,13 +7,12 @@
 use std::sync::Arc;
 
 use apic::{LocalApic, Written};
-use kvm_bindings::{KVMIO, kvm_debugregs, kvm_interrupt, kvm_regs, kvm_sregs, kvm_vcpu_events};
+use kvm_bindings::{kvm_debugregs, kvm_regs, kvm_sregs, kvm_vcpu_events};
 use kvm_ioctls::VcpuFd;
-use vmm_sys_util::ioctl::ioctl_with_ref;
-use vmm_sys_util::ioctl_iow_nr;
 
 use super::clock::{GuestTsc, monotonic_ns};
 use super::inbox::Inbox;
+use super::ioctls;
 use super::mail::Signals;
 use super::owners::Owner;
 use super::packet::Packet;
@@ -24,8 +23,6 @@ use super::travel::{Mode, Traveller};
 use crate::arch::x86_64::state::{Processor, StateError};
 use crate::kick::Kickable;
 use crate::vcpu::VcpuCounters;
-
-ioctl_iow_nr!(KVM_INTERRUPT, KVMIO, 0x86, kvm_interrupt);
 
 const MSR_TSC: u32 = 0x10;
 const MSR_TSC_ADJUST: u32 = 0x3B;
@@ -389,17 +386,7 @@ impl Local {
             run.ready_for_interrupt_injection != 0 && run.if_flag != 0
         };
         if ready && let Some(vector) = self.apic.take() {
-            let interrupt = kvm_interrupt {
-                irq: u32::from(vector),
-            };
-            // SAFETY: `fd` is a vCPU's; the structure lives through the call.
-            let done = unsafe { ioctl_with_ref(fd, KVM_INTERRUPT(), &interrupt) };
-            if done != 0 {
-                return Err(StateError::Kvm {
-                    what: "inject an interrupt",
-                    source: kvm_ioctls::Error::last(),
-                });
-            }
+            ioctls::interrupt(fd, vector).map_err(refused("inject an interrupt"))?;
             VcpuCounters::count(&self.counters.injected);
             fd.get_kvm_run().ready_for_interrupt_injection = 0;
         }

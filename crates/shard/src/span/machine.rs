@@ -4,15 +4,14 @@ use std::sync::{Arc, mpsc};
 
 use kvm_bindings::{
     CpuId, KVM_CAP_X86_USER_SPACE_MSR, KVM_MSR_EXIT_REASON_FILTER, KVM_MSR_EXIT_REASON_INVAL,
-    KVM_MSR_EXIT_REASON_UNKNOWN, KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, KVMIO, kvm_device_attr, kvm_enable_cap,
+    KVM_MSR_EXIT_REASON_UNKNOWN, kvm_enable_cap,
 };
 use kvm_ioctls::{Cap, Kvm, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VcpuFd, VmFd};
-use vmm_sys_util::ioctl::ioctl_with_ref;
-use vmm_sys_util::ioctl_iow_nr;
 
 use super::clock::GuestTsc;
 use super::desk::{Desk, IoApicDevice, JOBS_MAX, Job};
 use super::forward::Forward;
+use super::ioctls;
 use super::link::{Receiving, Sending};
 use super::local::{Local, Reset};
 use super::packet::Space;
@@ -27,9 +26,6 @@ use crate::machine::MachineError;
 use crate::process::{Files, ReceiveError};
 use crate::sandbox::{ThreadKind, Threads};
 use crate::vcpu::VcpuCounters;
-
-ioctl_iow_nr!(KVM_SET_DEVICE_ATTR, KVMIO, 0xe1, kvm_device_attr);
-ioctl_iow_nr!(KVM_HAS_DEVICE_ATTR, KVMIO, 0xe3, kvm_device_attr);
 
 /// Model-specific registers that KVM has, and must leave to us: the base of the interrupt controller, the TSC, which is one
 /// for the VM, and the deadline timer.
@@ -113,7 +109,9 @@ impl SpanParts {
             offset: self.tsc_offset,
             khz,
         };
-        set_tsc_offset(fd, self.tsc_offset)?;
+        if !ioctls::set_tsc_offset(fd, self.tsc_offset).map_err(kvm("set the offset of the TSC"))? {
+            return Err(MachineError::Lacking("offset of the TSC (Linux 5.16 has it)"));
+        }
         let numbers = state::present(fd, kvm_numbers).map_err(MachineError::State)?;
         let router = self.router.clone();
         Ok(Local::new(vcpu, router, tsc, reset, Arc::new(numbers), counters))
@@ -237,29 +235,6 @@ fn set_reset(fd: &VcpuFd, vcpu: u8) -> Result<Reset, MachineError> {
     fd.set_sregs(&special).map_err(kvm("set registers"))?;
     let registers = fd.get_regs().map_err(kvm("read registers"))?;
     Ok(Reset { registers, special })
-}
-
-fn set_tsc_offset(fd: &VcpuFd, offset: u64) -> Result<(), MachineError> {
-    let attribute = kvm_device_attr {
-        group: KVM_VCPU_TSC_CTRL,
-        attr: u64::from(KVM_VCPU_TSC_OFFSET),
-        addr: &raw const offset as u64,
-        flags: 0,
-    };
-    // SAFETY: `fd` is a vCPU's; the structure, and the offset that it points to, live through the calls.
-    let has = unsafe { ioctl_with_ref(fd, KVM_HAS_DEVICE_ATTR(), &attribute) };
-    if has != 0 {
-        return Err(MachineError::Lacking("offset of the TSC (Linux 5.16 has it)"));
-    }
-    // SAFETY: as above.
-    let set = unsafe { ioctl_with_ref(fd, KVM_SET_DEVICE_ATTR(), &attribute) };
-    if set != 0 {
-        return Err(MachineError::Kvm {
-            what: "set the offset of the TSC",
-            source: kvm_ioctls::Error::last(),
-        });
-    }
-    Ok(())
 }
 
 /// CPUID for a guest without KVM's clock, and with a TSC that it may rely on.

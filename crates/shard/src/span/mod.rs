@@ -8,7 +8,7 @@
 //! device at home --MSI--> wiring --> router
 //! ```
 //!
-//! - [`launch`]: what a shard is told of the VM that it is a part of;
+//! - [`crate::launch::SpanLaunch`]: what a shard is told of the VM that it is a part of; [`machine`]: how it is made;
 //! - [`local`]: the vCPU's interrupt controller and its sleep; [`timer`] its alarm, [`clock`] its TSC;
 //! - [`router`], [`inbox`], [`mail`], [`owners`], [`startup`]: from whoever signals to the vCPU's thread, wherever that is;
 //! - [`link`], [`packet`], [`travel`]: what goes between shards, vCPUs that move among it;
@@ -21,6 +21,7 @@ pub mod clock;
 pub mod desk;
 pub mod forward;
 pub mod inbox;
+mod ioctls;
 pub mod link;
 pub mod local;
 pub mod machine;

@@ -1,0 +1,182 @@
+//! The shards of a VM that spans cells, as its monitor makes them: one boot's memory and channels, and a process in each cell.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use shard::launch::{Fd, MemoryLaunch, NodeLaunch, PartLaunch, ShardChannels, ShardMemory, SpanLaunch};
+
+use crate::cluster::tenure::{Tenure, TenureError};
+
+/// One shard's place: a cell, and what of the VM starts there.
+#[derive(Debug)]
+pub struct ShardPlace {
+    /// The place in the cell.
+    pub tenure: Tenure,
+    /// What of the VM.
+    pub part: policy::span::Part,
+}
+
+/// The places of all shards, the home's first.
+#[derive(Debug)]
+pub struct Span(pub Vec<ShardPlace>);
+
+impl Span {
+    /// TEMPORARY
+    pub fn begin(name: &str, spec: &config::VmSpec) -> Result<Option<Self>, TenureError> {
+        let Some(cells) = spec.span.as_ref().and_then(|span| span.cells()) else {
+            return Ok(None);
+        };
+        let rooms: Vec<_> = cells
+            .iter()
+            .map(|cell| policy::placement::Room {
+                cell: *cell,
+                cpus: 1,
+                vcpus: 0,
+                free_bytes: 1 << 40,
+            })
+            .collect();
+        let mut places = Vec::new();
+        for (shard, part) in policy::span::divide(spec.cpus, spec.memory.0, &rooms)
+            .into_iter()
+            .enumerate()
+        {
+            let mut one = spec.clone();
+            one.span = None;
+            one.cell = Some(part.cell);
+            one.cpus = part.vcpus.len() as u8;
+            one.memory = config::Size(part.memory_bytes);
+            let name = if shard == 0 {
+                name.to_owned()
+            } else {
+                format!("{name}/{shard}")
+            };
+            if let Some(tenure) = crate::cluster::tenure::begin(&name, &one)? {
+                places.push(ShardPlace { tenure, part });
+            }
+        }
+        Ok(Some(Self(places)))
+    }
+
+    /// The cells, in the order of the shards.
+    pub fn cells(&self) -> Vec<u16> {
+        self.0.iter().map(|place| place.tenure.cell()).collect()
+    }
+
+    /// The guest's NUMA nodes: one for each cell.
+    pub fn nodes(&self) -> Vec<NodeLaunch> {
+        let count = self.0.len();
+        self.0
+            .iter()
+            .enumerate()
+            .map(|(node, place)| NodeLaunch {
+                vcpus: place.part.vcpus.clone().collect(),
+                memory_bytes: place.part.memory_bytes,
+                distances: (0..count).map(|to| if to == node { 10 } else { 20 }).collect(),
+                host_node: None,
+            })
+            .collect()
+    }
+
+    /// Keeps the calling thread, and the processes that it starts, to the cell of that shard.
+    pub fn settle(&self, shard: usize) -> Result<(), TenureError> {
+        self.0.get(shard).map_or(Ok(()), |place| place.tenure.settle())
+    }
+}
+
+/// What the shards of one boot share.
+#[derive(Debug)]
+pub struct Boot {
+    vcpus: Vec<u8>,
+    memory: Vec<(u64, Vec<u32>, OwnedFd)>,
+    /// From each shard to each.
+    channels: Vec<Vec<Option<OwnedFd>>>,
+    tsc_offset: u64,
+}
+
+impl Boot {
+    /// New memory and channels.
+    pub fn new(span: &Span, memory: &MemoryLaunch) -> io::Result<Self> {
+        let shards = span.0.len();
+        let mut vcpus = Vec::new();
+        let mut files = Vec::with_capacity(shards);
+        for (shard, place) in (0_u8..).zip(&span.0) {
+            vcpus.extend(place.part.vcpus.clone().map(|_| shard));
+            let file =
+                shard::memory::file_of_shard(memory.pages, memory.bytes).map_err(io::Error::other)?;
+            files.push((place.part.memory_bytes, place.tenure.nodes().to_vec(), file.into()));
+        }
+        let mut channels = Vec::with_capacity(shards);
+        for from in 0..shards {
+            let ring = |to| {
+                (from != to)
+                    .then(|| shard::span::link::memory().map_err(io::Error::other))
+                    .transpose()
+            };
+            channels.push((0..shards).map(ring).collect::<io::Result<_>>()?);
+        }
+        // The guest's counter starts at zero, about now.
+        // SAFETY: reads a counter that every x86-64 processor has.
+        let host_tsc = unsafe { std::arch::x86_64::_rdtsc() };
+        Ok(Self {
+            vcpus,
+            memory: files,
+            channels,
+            tsc_offset: host_tsc.wrapping_neg(),
+        })
+    }
+
+    /// What shard `shard` is told; the files that it is sent are added to `files`.
+    pub fn launch<'a>(&'a self, shard: usize, files: &mut Vec<BorrowedFd<'a>>) -> SpanLaunch {
+        let mut add = |file: &'a OwnedFd| {
+            files.push(file.as_fd());
+            Fd(files.len() - 1)
+        };
+        let memory = self
+            .memory
+            .iter()
+            .map(|(bytes, nodes, file)| ShardMemory {
+                bytes: *bytes,
+                file: add(file),
+                host_nodes: nodes.clone(),
+            })
+            .collect();
+        let mut channels = Vec::with_capacity(self.channels.len());
+        for other in 0..self.channels.len() {
+            let pair = self.channels[shard][other]
+                .as_ref()
+                .zip(self.channels[other][shard].as_ref());
+            channels.push(pair.map(|(outgoing, incoming)| ShardChannels {
+                outgoing: add(outgoing),
+                incoming: add(incoming),
+            }));
+        }
+        SpanLaunch {
+            shard: shard as u8,
+            vcpus: self.vcpus.clone(),
+            memory,
+            channels,
+            tsc_offset: self.tsc_offset,
+        }
+    }
+
+    /// What a shard that is not the home is started with, and its files: `kvm`, `log`, and those of [`Boot::launch`].
+    pub fn part<'a>(
+        &'a self,
+        shard: usize,
+        home: &shard::launch::LaunchSpec,
+        kvm: BorrowedFd<'a>,
+        log: BorrowedFd<'a>,
+        sandbox_missing: Vec<String>,
+    ) -> (PartLaunch, Vec<BorrowedFd<'a>>) {
+        let mut files = vec![kvm, log];
+        let part = PartLaunch {
+            kvm: Fd(0),
+            log: Fd(1),
+            memory: home.memory.clone(),
+            span: self.launch(shard, &mut files),
+            sandbox: home.sandbox,
+            sandbox_missing,
+        };
+        (part, files)
+    }
+}
