@@ -20,8 +20,8 @@ use shard::launch::Ending;
 
 use crate::cluster::tenure::{self, Tenure};
 use crate::frozen::FrozenVm;
-use crate::spanning::Span;
 use crate::registry::{Entry, Record, Registry, State};
+use crate::spanning::Span;
 use crate::vm::{self, Handle};
 use crate::{control, ending, open, snapshot};
 
@@ -280,7 +280,8 @@ fn one(
             },
         );
     };
-    let ending = vm::run(opened, name, entry.folder(), handle, span.as_ref(), booted).map_err(|error| line(&error))?;
+    let ending =
+        vm::run(opened, name, entry.folder(), handle, span.as_ref(), booted).map_err(|error| line(&error))?;
     let last_lines = match &ending {
         Ending::Panic => handle.console().lines_from(PANIC_TEXT, LAST_LINES),
         other if ending::reason(other).is_some() => handle.console().last_lines(LAST_LINES),

@@ -78,7 +78,11 @@ impl Part {
             _ => {
                 let pid = Pid::from_raw(self.pid);
                 let _ = kill(pid, Signal::SIGKILL);
-                Err(format!("its shard in cell {}: {}", self.cell, why(wait_for(pid), &self.log)))
+                Err(format!(
+                    "its shard in cell {}: {}",
+                    self.cell,
+                    why(wait_for(pid), &self.log)
+                ))
             }
         }
     }

@@ -101,9 +101,12 @@ impl Boot {
         let mut files = Vec::with_capacity(shards);
         for (shard, place) in (0_u8..).zip(&span.0) {
             vcpus.extend(place.part.vcpus.clone().map(|_| shard));
-            let file =
-                shard::memory::file_of_shard(memory.pages, memory.bytes).map_err(io::Error::other)?;
-            files.push((place.part.memory_bytes, place.tenure.nodes().to_vec(), file.into()));
+            let file = shard::memory::file_of_shard(memory.pages, memory.bytes).map_err(io::Error::other)?;
+            files.push((
+                place.part.memory_bytes,
+                place.tenure.nodes().to_vec(),
+                file.into(),
+            ));
         }
         let mut channels = Vec::with_capacity(shards);
         for from in 0..shards {

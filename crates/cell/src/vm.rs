@@ -535,12 +535,10 @@ fn start_part(
         let (launch, files) = boot.part(shard, &opened.launch, kvm, log_file.as_fd(), spawned.missing);
         // One that dies at once breaks the socket; its log says why.
         let _ = shard::process::send(&mut ours, &Launch::Part(Box::new(launch)), &files);
-        let missing = part
-            .wait_until_ready()
-            .map_err(|detail| RunError::Refused {
-                kernel: opened.kernel.clone(),
-                detail,
-            })?;
+        let missing = part.wait_until_ready().map_err(|detail| RunError::Refused {
+            kernel: opened.kernel.clone(),
+            detail,
+        })?;
         drop(missing);
         Ok(())
     };

@@ -18,6 +18,7 @@ pub mod pci;
 pub mod power;
 pub mod probe;
 pub mod process;
+pub mod rtc;
 pub mod sandbox;
 pub mod serial;
 pub mod sharing;

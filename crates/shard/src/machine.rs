@@ -10,8 +10,8 @@ use std::sync::Arc;
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, KVM_MEM_READONLY, kvm_userspace_memory_region};
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 use serde_json::Value;
-use vmm_sys_util::eventfd::EventFd;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
+use vmm_sys_util::eventfd::EventFd;
 
 use crate::arch::x86_64::acpi::{self, NodeTable};
 use crate::arch::x86_64::kernel::{self, Entry, KernelError};
@@ -23,9 +23,10 @@ use crate::bus::{Bus, BusDevice, Overlap};
 use crate::ending::EndSignal;
 use crate::generation::Generation;
 use crate::interrupt::Wiring;
-use crate::launch::{LaunchSpec, Pages, Share, SpanLaunch};
+use crate::launch::{LaunchSpec, NodeLaunch, Pages, Share, SpanLaunch};
 use crate::memory::{self, GuestRam, MemoryError};
 use crate::power::{KEYBOARD_COMMAND_PORT, KeyboardReset, POWER_PORTS, PowerButton, PowerRegisters, Pvpanic};
+use crate::rtc::{NoTimer, RTC_PORTS, Rtc, TIMER_PORTS};
 use crate::serial::{Console, SERIAL_PORTS};
 use crate::sharing::Mapper;
 use crate::snapshot::MachineState;
@@ -123,6 +124,7 @@ pub struct Machine {
     start: Start,
     register_numbers: Vec<u32>,
     span: Option<Home>,
+    cache_sharers: u8,
 }
 
 /// What the home of a VM that spans cells has beside other machines.
@@ -258,6 +260,11 @@ impl Machine {
             Arc::new(PowerRegisters(end.clone())),
         )?;
         claim(KEYBOARD_COMMAND_PORT, 1, Arc::new(KeyboardReset(end.clone())))?;
+        if span.is_some() {
+            // What a kernel looks for that has no clock of KVM's.
+            claim(layout::RTC_PORT, RTC_PORTS, Arc::new(Rtc::default()))?;
+            claim(layout::TIMER_PORT, TIMER_PORTS, Arc::new(NoTimer))?;
+        }
         Ok(Self {
             vm,
             layout,
@@ -273,6 +280,7 @@ impl Machine {
             start,
             register_numbers: state::register_numbers(kvm_fd)?,
             span,
+            cache_sharers: cpuid::cache_sharers(&node_of_each(&spec.nodes, spec.vcpus)),
         })
     }
 
@@ -326,7 +334,7 @@ impl Machine {
             let fd = self.vm.create_vcpu(u64::from(id)).map_err(kvm("make a vCPU"))?;
             match &self.start {
                 Start::Boot { cpuid, entry } => {
-                    prepare_vcpu(&fd, cpuid, id, count, self.span.is_some())?;
+                    prepare_vcpu(&fd, cpuid, (id, count), self.cache_sharers, self.span.is_some())?;
                     if id == 0 {
                         boot(&fd, *entry)?;
                     }
@@ -339,12 +347,12 @@ impl Machine {
             }
             let counters = Arc::new(VcpuCounters::default());
             let local = match &self.span {
-                Some(home) => Some(home.parts.vcpu(
-                    &travelling(&self.register_numbers),
-                    &fd,
-                    id,
-                    counters.clone(),
-                )?),
+                Some(home) => {
+                    Some(
+                        home.parts
+                            .vcpu(&travelling(&self.register_numbers), &fd, id, counters.clone())?,
+                    )
+                }
                 None => {
                     seconds.push(second(&self.vm, &fd)?);
                     None
@@ -388,15 +396,22 @@ impl Machine {
     }
 }
 
+/// The node of each vCPU.
+fn node_of_each(nodes: &[NodeLaunch], vcpus: u8) -> Vec<u8> {
+    let node = |vcpu: u8| nodes.iter().position(|node| node.vcpus.contains(&vcpu));
+    (0..vcpus).map(|vcpu| node(vcpu).unwrap_or(0) as u8).collect()
+}
+
 /// Makes vCPU `id` of `count` what a firmware would have made it.
 pub(crate) fn prepare_vcpu(
     fd: &VcpuFd,
     cpuid: &CpuId,
-    id: u8,
-    count: u8,
+    (id, count): (u8, u8),
+    cache_sharers: u8,
     spans: bool,
 ) -> Result<(), MachineError> {
-    let mut leaves = cpuid::of_vcpu(cpuid, id, count).map_err(|_| MachineError::Lacking("short CPUID"))?;
+    let mut leaves =
+        cpuid::of_vcpu(cpuid, id, count, cache_sharers).map_err(|_| MachineError::Lacking("short CPUID"))?;
     if spans {
         span::machine::adjust_cpuid(&mut leaves);
     }

@@ -8,9 +8,9 @@ use kvm_ioctls::{VcpuExit, VcpuFd};
 use vmm_sys_util::signal::SIGRTMIN;
 
 use crate::bus::Bus;
+use crate::chain::chain;
 use crate::ending::EndSignal;
 use crate::gate::{ExitFlag, Gate};
-use crate::chain::chain;
 use crate::kick::Kickable;
 use crate::launch::Ending;
 use crate::span::local::{Local, Next};
@@ -206,12 +206,17 @@ impl Vcpu {
                 return Step::Interrupted;
             }
             Ok(VcpuExit::SystemEvent(kind, _)) => return Step::Ended(system_event(kind)),
-            Ok(VcpuExit::X86Rdmsr(exit)) => match self.local.as_mut().and_then(|local| local.read(exit.index)) {
-                Some(value) => (*exit.data, *exit.error) = (value, 0),
-                None => *exit.error = 1,
-            },
+            Ok(VcpuExit::X86Rdmsr(exit)) => {
+                match self.local.as_mut().and_then(|local| local.read(exit.index)) {
+                    Some(value) => (*exit.data, *exit.error) = (value, 0),
+                    None => *exit.error = 1,
+                }
+            }
             Ok(VcpuExit::X86Wrmsr(exit)) => {
-                let taken = self.local.as_mut().is_some_and(|local| local.write(exit.index, exit.data));
+                let taken = self
+                    .local
+                    .as_mut()
+                    .is_some_and(|local| local.write(exit.index, exit.data));
                 *exit.error = u8::from(!taken);
             }
             Ok(VcpuExit::Hlt) => {

@@ -56,7 +56,11 @@ pub fn create_spanning(
     for region in memory.iter() {
         // What was laid over a part is advised as the rest.
         if launch.pages == Pages::Transparent {
-            advise(region, libc::MADV_HUGEPAGE, "the host has no transparent huge pages")?;
+            advise(
+                region,
+                libc::MADV_HUGEPAGE,
+                "the host has no transparent huge pages",
+            )?;
         }
         advise(
             region,

@@ -160,7 +160,9 @@ impl Parts<'_> {
                 still_ns: outcome.still_ns,
             },
             None if end.stopping() => refused("the VM is ending"),
-            None => refused("it does not leave the guest: a device or the host keeps it; it moves when it does"),
+            None => {
+                refused("it does not leave the guest: a device or the host keeps it; it moves when it does")
+            }
         }
     }
 }

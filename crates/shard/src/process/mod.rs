@@ -43,8 +43,8 @@ use crate::span::wiring::watch_pins;
 use control::Control;
 use freeze::Freezer;
 use orders::Orders;
-use vcpus::VcpuThreads;
 pub use receive::{Files, ReceiveError, receive, send};
+use vcpus::VcpuThreads;
 
 /// Why a shard could not start.
 #[derive(Debug, thiserror::Error)]
@@ -183,7 +183,9 @@ fn start(control: &mut UnixStream, spec: LaunchSpec, mut files: Files) -> Result
             sandbox_missing: closed.missing,
         },
     )?;
-    let router = home.map(|home| start_home(home, &threads, &running)).transpose()?;
+    let router = home
+        .map(|home| start_home(home, &threads, &running))
+        .transpose()?;
     let vcpus = VcpuThreads::start(&threads, vcpus)?;
     let (stop_sharing, stopped) = mpsc::channel();
     if let Some(background) = background {

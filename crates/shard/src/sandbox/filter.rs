@@ -139,7 +139,10 @@ pub(super) fn program(kind: ThreadKind) -> Result<BpfProgram, seccompiler::Backe
         );
     }
     // The control thread resets the devices when the VM ends, which takes their interrupts and addresses back.
-    if matches!(kind, ThreadKind::Vcpu | ThreadKind::SpanVcpu | ThreadKind::Control) {
+    if matches!(
+        kind,
+        ThreadKind::Vcpu | ThreadKind::SpanVcpu | ThreadKind::Control
+    ) {
         let more: &[u32] = match kind {
             ThreadKind::Control => FREEZE_IOCTLS,
             ThreadKind::SpanVcpu => SPAN_IOCTLS,

@@ -23,13 +23,18 @@ impl GuestTsc {
     pub fn left(self, now: u64, due: u64) -> Option<Duration> {
         let ticks = due.checked_sub(now).filter(|ticks| *ticks > 0)?;
         let nanoseconds = u128::from(ticks) * 1_000_000 / u128::from(self.khz.max(1));
-        Some(Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX)))
+        Some(Duration::from_nanos(
+            u64::try_from(nanoseconds).unwrap_or(u64::MAX),
+        ))
     }
 }
 
 /// The host's monotonic clock, nanoseconds: the same in all processes of a host.
 pub fn monotonic_ns() -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
     // SAFETY: the place lives through the call, which can't fail for this clock.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64

@@ -334,7 +334,11 @@ impl Local {
             self.router.enabled(self.vcpu, false);
         }
         // The first goes on at the reset vector, the others wait.
-        self.mode = if self.vcpu == 0 { Mode::Running } else { Mode::Waiting };
+        self.mode = if self.vcpu == 0 {
+            Mode::Running
+        } else {
+            Mode::Waiting
+        };
         Ok(())
     }
 

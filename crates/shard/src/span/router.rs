@@ -51,7 +51,12 @@ pub struct Router {
 
 impl Router {
     /// For shard `me`, with vCPUs where `shards` says. `links` lead to the other shards; `desk` is the home's.
-    pub fn new(me: u8, shards: &[u8], links: Vec<Option<Sending>>, desk: Option<mpsc::SyncSender<Job>>) -> Self {
+    pub fn new(
+        me: u8,
+        shards: &[u8],
+        links: Vec<Option<Sending>>,
+        desk: Option<mpsc::SyncSender<Job>>,
+    ) -> Self {
         Self {
             me,
             inboxes: shards.iter().map(|_| Inbox::default()).collect(),

@@ -53,7 +53,10 @@ impl Alarm {
         // Zero would turn it off.
         let left = left.max(Duration::from_nanos(1));
         let value = libc::itimerspec {
-            it_interval: libc::timespec { tv_sec: 0, tv_nsec: 0 },
+            it_interval: libc::timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            },
             it_value: libc::timespec {
                 tv_sec: left.as_secs().try_into().unwrap_or(libc::time_t::MAX),
                 tv_nsec: left.subsec_nanos().into(),

@@ -16,15 +16,40 @@ const LEAF80000001_ECX_SVM: u32 = 1 << 2;
 const LEVEL_SMT: u32 = 1;
 const LEVEL_CORE: u32 = 2;
 
-/// The leaves of vCPU `id` of `vcpus`.
-pub fn of_vcpu(supported: &CpuId, id: u8, vcpus: u8) -> Result<CpuId, vmm_sys_util::fam::Error> {
+/// How many vCPUs share a third-level cache, when vCPU v is in node `nodes[v]`: those of a node, if CPUID can say so, which
+/// knows groups of a power of two only; else each has its own. A cache over two nodes would be taken for an error.
+pub fn cache_sharers(nodes: &[u8]) -> u8 {
+    let group = nodes.chunk_by(|a, b| a == b).map(<[u8]>::len).max().unwrap_or(1);
+    let fits = group.is_power_of_two() || group == nodes.len();
+    let together = nodes
+        .chunks(group)
+        .all(|chunk| chunk.iter().all(|node| *node == chunk[0]));
+    let distinct = {
+        let mut first: Vec<u8> = nodes.chunks(group).map(|chunk| chunk[0]).collect();
+        first.sort_unstable();
+        first.windows(2).all(|pair| pair[0] != pair[1])
+    };
+    if fits && together && distinct {
+        group as u8
+    } else {
+        1
+    }
+}
+
+/// The leaves of vCPU `id` of `vcpus`, `cache_sharers` of which share each third-level cache.
+pub fn of_vcpu(
+    supported: &CpuId,
+    id: u8,
+    vcpus: u8,
+    cache_sharers: u8,
+) -> Result<CpuId, vmm_sys_util::fam::Error> {
     let mut leaves = Vec::with_capacity(supported.as_slice().len() + 4);
     let mut has_extended_topology = false;
     for leaf in supported.as_slice() {
         match leaf.function {
             0xB => has_extended_topology = true,
             0x1F => (),
-            _ => leaves.push(with_topology(*leaf, id, vcpus)),
+            _ => leaves.push(with_topology(*leaf, id, vcpus, cache_sharers)),
         }
     }
     let leaf_max = leaves
@@ -45,8 +70,9 @@ fn id_bits(vcpus: u8) -> u32 {
     u32::from(vcpus).next_power_of_two().trailing_zeros()
 }
 
-fn with_topology(mut leaf: kvm_cpuid_entry2, id: u8, vcpus: u8) -> kvm_cpuid_entry2 {
+fn with_topology(mut leaf: kvm_cpuid_entry2, id: u8, vcpus: u8, cache_sharers: u8) -> kvm_cpuid_entry2 {
     let (id32, others) = (u32::from(id), u32::from(vcpus) - 1);
+    let sharers = |eax| sharers(eax, u32::from(cache_sharers) - 1);
     match leaf.function {
         0x1 => {
             leaf.ebx = (leaf.ebx & 0x0000_FFFF) | (id32 << 24) | (u32::from(vcpus) << 16);
@@ -56,7 +82,7 @@ fn with_topology(mut leaf: kvm_cpuid_entry2, id: u8, vcpus: u8) -> kvm_cpuid_ent
         }
         // Intel's caches: bits 14 to 25 sharers less one, bits 26 to 31 cores less one.
         0x4 if leaf.eax & 0x1F != 0 => {
-            leaf.eax = (leaf.eax & 0x3FFF) | (sharers(leaf.eax, others) << 14) | (others.min(63) << 26);
+            leaf.eax = (leaf.eax & 0x3FFF) | (sharers(leaf.eax) << 14) | (others.min(63) << 26);
         }
         0x6 => leaf.eax |= LEAF6_EAX_ARAT,
         0x8000_0001 => {
@@ -68,7 +94,7 @@ fn with_topology(mut leaf: kvm_cpuid_entry2, id: u8, vcpus: u8) -> kvm_cpuid_ent
         0x8000_0008 => leaf.ecx = (leaf.ecx & !0xF0FF) | others | (id_bits(vcpus) << 12),
         // AMD's caches: as leaf 4, without the cores.
         0x8000_001D if leaf.eax & 0x1F != 0 => {
-            leaf.eax = (leaf.eax & !(0xFFF << 14)) | (sharers(leaf.eax, others) << 14);
+            leaf.eax = (leaf.eax & !(0xFFF << 14)) | (sharers(leaf.eax) << 14);
         }
         0x8000_001E => (leaf.eax, leaf.ebx, leaf.ecx) = (id32, id32 & 0xFF, 0),
         _ => (),
@@ -76,7 +102,7 @@ fn with_topology(mut leaf: kvm_cpuid_entry2, id: u8, vcpus: u8) -> kvm_cpuid_ent
     leaf
 }
 
-/// Of a cache described by `eax`: the third level is shared by all vCPUs, the others by none.
+/// Of a cache described by `eax`: the third level is shared with so many others, the rest with none.
 fn sharers(eax: u32, others: u32) -> u32 {
     if (eax >> 5) & 7 == 3 { others } else { 0 }
 }
@@ -97,4 +123,25 @@ fn extended_topology(function: u32, id: u8, vcpus: u8) -> [kvm_cpuid_entry2; 3] 
         level(1, id_bits(vcpus), u32::from(vcpus), LEVEL_CORE),
         level(2, 0, 0, 0),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn caches_are_shared_within_a_node() {
+        for (nodes, sharers) in [
+            (vec![0], 1),
+            (vec![0; 6], 6),
+            (vec![0, 0, 1, 1], 2),
+            (vec![0, 0, 0, 1, 1, 1], 1),
+            (vec![0, 0, 1], 2),
+            (vec![0, 1, 1], 1),
+            (vec![0, 1, 0, 1], 1),
+            (vec![0, 0, 1, 1, 0, 0], 1),
+        ] {
+            assert_eq!(cache_sharers(&nodes), sharers, "{nodes:?}");
+        }
+    }
 }

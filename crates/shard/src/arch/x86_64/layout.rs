@@ -79,6 +79,10 @@ pub const KERNEL_START: u64 = LEGACY_HOLE_END;
 
 /// First serial port, 8 ports.
 pub const COM1_PORT: u16 = 0x3F8;
+/// The 8254 timer's ports, 4: no timer is there.
+pub const TIMER_PORT: u16 = 0x40;
+/// The real-time clock of VMs that span cells: index, data.
+pub const RTC_PORT: u16 = 0x70;
 /// PCI configuration mechanism 1: address at this port, data at the four from 0xCFC.
 pub const PCI_CONFIG_PORT: u16 = 0xCF8;
 /// Ports of configuration mechanism 1.

@@ -127,7 +127,7 @@ fn cpuid_numbers_every_vcpu() {
     let supported = CpuId::from_entries(&leaves).unwrap();
     for (vcpus, bits) in [(1u8, 0), (2, 1), (3, 2), (4, 2), (5, 3), (254, 8)] {
         for id in [0, vcpus - 1] {
-            let leaves = cpuid::of_vcpu(&supported, id, vcpus).unwrap();
+            let leaves = cpuid::of_vcpu(&supported, id, vcpus, vcpus).unwrap();
             let get = |function, index| {
                 *leaves
                     .as_slice()
