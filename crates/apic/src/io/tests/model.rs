@@ -62,7 +62,7 @@ fn event() -> impl Strategy<Value = Event> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #![proptest_config(ProptestConfig::with_cases(1000))]
 
     #[test]
     fn it_sends_what_plain_pins_send(events in prop::collection::vec(event(), 0..100)) {
