@@ -29,7 +29,7 @@ fn registers_that_can_be_written_and_no_others() {
     }
 }
 
-/// SDM 11.12.1.2 and the figures of the registers: each bit alone is taken or faults, and a fault changes nothing.
+/// SDM 11.12.1.3 and the figures of the registers: each bit alone is taken or faults, and a fault changes nothing.
 #[test]
 fn reserved_bits_fault() {
     let taken: [(u32, u64); 15] = [
