@@ -266,7 +266,9 @@ impl LocalApic {
     /// Can this state have come about by the functions above? For one that another process has sent. The id is not checked.
     pub fn is_sane(&self) -> bool {
         let sets = [self.requested, self.in_service, self.level];
-        let vectors = sets.iter().flat_map(Set::iter).all(|vector| vector >= VECTOR_MIN);
+        let vectors = sets
+            .iter()
+            .all(|set| set.bits_32(0) & ((1 << VECTOR_MIN) - 1) == 0);
         let nested = (0..16).all(|class| {
             let of_class = self.in_service.bits_32(class / 2) >> (class % 2 * 16) & 0xFFFF;
             of_class.count_ones() <= 1

@@ -35,8 +35,13 @@ impl Set {
 
     /// In rising order.
     pub fn iter(&self) -> impl Iterator<Item = u8> + use<> {
-        let set = *self;
-        (0..=u8::MAX).filter(move |&number| set.contains(number))
+        (0..).zip(self.0).flat_map(|(word, mut bits): (u8, u64)| {
+            std::iter::from_fn(move || {
+                let lowest = (bits != 0).then(|| word << 6 | bits.trailing_zeros() as u8);
+                bits &= bits.wrapping_sub(1);
+                lowest
+            })
+        })
     }
 }
 

@@ -81,9 +81,9 @@ pub fn targets(
     if interrupt.delivery != Delivery::LowestPriority {
         return matched;
     }
-    let willing: Vec<u32> = matched.iter().filter(|&vcpu| enabled.contains(vcpu)).collect();
-    let chosen = usize::from(interrupt.vector).checked_rem(willing.len());
-    chosen.map(|place| willing[place]).into_iter().collect()
+    let willing = || matched.iter().filter(|&vcpu| enabled.contains(vcpu));
+    let place = usize::from(interrupt.vector).checked_rem(willing().count());
+    place.and_then(|place| willing().nth(place)).into_iter().collect()
 }
 
 /// SDM 11.6.2.1 for physical destinations; 11.12.10 for logical ones, with the ids that 11.12.10.2 derives.

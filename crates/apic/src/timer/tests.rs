@@ -1,1 +1,186 @@
+mod model;
 
+use super::*;
+
+const ONE_SHOT: u32 = 0x0_0040;
+const PERIODIC: u32 = 0x2_0040;
+const DEADLINE: u32 = 0x4_0040;
+const DIVIDE_BY_1: u32 = 0b1011;
+
+/// Divides by 1, a tick is 10 of the TSC.
+fn timer(lvt: u32) -> Timer {
+    let mut timer = Timer::new(10);
+    timer.set_divide(DIVIDE_BY_1, 0);
+    assert!(Timer::is_lvt(lvt));
+    timer.set_lvt(lvt);
+    timer
+}
+
+/// SDM 11.5.4, figure of the divide configuration register
+#[test]
+fn the_divisor_is_a_power_of_two_up_to_128() {
+    let divisors = [2, 4, 8, 16, 32, 64, 128, 1];
+    for (bits, divisor) in (0_u32..).zip(divisors) {
+        let mut timer = timer(ONE_SHOT);
+        timer.set_divide(bits & 3 | (bits & 4) << 1, 0);
+        timer.set_initial_count(5, 100);
+        assert_eq!(timer.due(), Some(100 + 5 * 10 * divisor));
+    }
+    assert!(!Timer::is_divide(0b100));
+    assert!(!Timer::is_divide(0b10000));
+}
+
+/// SDM 11.5.4: counts down from the initial count to 0, once.
+#[test]
+fn a_one_shot_timer_expires_once() {
+    let mut timer = timer(ONE_SHOT);
+    timer.set_initial_count(5, 100);
+    assert_eq!(timer.current_count(100), 5);
+    assert_eq!(timer.current_count(109), 5);
+    assert_eq!(timer.current_count(110), 4);
+    assert_eq!(timer.current_count(149), 1);
+    assert_eq!(timer.current_count(150), 0);
+    assert_eq!(timer.expire(149), None);
+    assert_eq!(timer.expire(150), Some(0x40));
+    assert_eq!(
+        (timer.due(), timer.expire(u64::MAX), timer.current_count(151)),
+        (None, None, 0)
+    );
+    assert_eq!(timer.initial_count(), 5);
+}
+
+/// SDM 11.5.4: reloaded when it reaches 0; a new initial count starts anew, 0 stops.
+#[test]
+fn a_periodic_timer_goes_on() {
+    let mut timer = timer(PERIODIC);
+    timer.set_initial_count(5, 100);
+    assert_eq!(timer.expire(150), Some(0x40));
+    assert_eq!(
+        (timer.due(), timer.current_count(150), timer.current_count(160)),
+        (Some(200), 5, 4)
+    );
+    timer.set_initial_count(7, 160);
+    assert_eq!(timer.due(), Some(230));
+    timer.set_initial_count(0, 170);
+    assert_eq!((timer.due(), timer.current_count(170)), (None, 0));
+}
+
+/// However late: one interrupt, and the next on the beat.
+#[test]
+fn a_periodic_timer_never_catches_up() {
+    let mut timer = timer(PERIODIC);
+    timer.set_initial_count(5, 100);
+    assert_eq!(timer.current_count(1_000_015), 4, "late, but on the beat");
+    assert_eq!(timer.expire(1_000_015), Some(0x40));
+    assert_eq!(timer.expire(1_000_015), None);
+    assert_eq!(timer.due(), Some(1_000_050));
+    assert_eq!(timer.expire(1_000_050), Some(0x40));
+    assert_eq!(timer.due(), Some(1_000_100));
+}
+
+/// SDM 11.5.4.1: "a transition between TSC-deadline mode and other modes also disarms the timer"; one between the other two
+/// does not.
+#[test]
+fn going_into_deadline_mode_or_out_of_it_disarms() {
+    let mut timer = timer(ONE_SHOT);
+    timer.set_initial_count(5, 100);
+    timer.set_lvt(PERIODIC);
+    assert_eq!(timer.due(), Some(150));
+    timer.set_lvt(DEADLINE);
+    assert_eq!(
+        (timer.due(), timer.initial_count(), timer.deadline(0)),
+        (None, 0, 0)
+    );
+    timer.set_deadline(500);
+    timer.set_lvt(DEADLINE | 1);
+    assert_eq!(timer.due(), Some(500), "the same mode");
+    timer.set_lvt(PERIODIC);
+    assert_eq!((timer.due(), timer.current_count(0)), (None, 0));
+}
+
+/// SDM 11.5.4.1: the registers of the other mode read 0, and writing them changes nothing.
+#[test]
+fn each_mode_has_its_own_registers() {
+    let mut timer = timer(DEADLINE);
+    timer.set_deadline(500);
+    timer.set_initial_count(5, 100);
+    timer.set_divide(0, 100);
+    assert_eq!(
+        (timer.due(), timer.initial_count(), timer.current_count(100)),
+        (Some(500), 0, 0)
+    );
+    timer.set_lvt(ONE_SHOT);
+    timer.set_initial_count(5, 100);
+    timer.set_deadline(7);
+    assert_eq!((timer.due(), timer.deadline(0)), (Some(200), 0));
+}
+
+/// SDM 11.5.4.1: 0 disarms, one in the past is due at once, and the register is 0 from then on.
+#[test]
+fn a_deadline_is_met_once() {
+    let mut timer = timer(DEADLINE);
+    timer.set_deadline(500);
+    assert_eq!((timer.deadline(499), timer.deadline(500)), (500, 0));
+    timer.set_deadline(0);
+    assert_eq!(timer.due(), None);
+    timer.set_deadline(3);
+    assert_eq!(
+        (timer.due(), timer.expire(1000), timer.expire(1000)),
+        (Some(3), Some(0x40), None)
+    );
+    timer.set_deadline(u64::MAX);
+    assert_eq!((timer.expire(u64::MAX - 1), timer.deadline(5)), (None, u64::MAX));
+}
+
+/// SDM 11.5.4: changing the divisor keeps the count.
+#[test]
+fn a_new_divisor_keeps_the_count() {
+    let mut timer = timer(ONE_SHOT);
+    timer.set_initial_count(5, 100);
+    timer.set_divide(0, 125);
+    assert_eq!((timer.current_count(125), timer.due()), (3, Some(125 + 3 * 20)));
+}
+
+/// Times beyond the TSC's range never come.
+#[test]
+fn a_count_beyond_the_tsc_never_expires() {
+    let mut timer = Timer::new(u32::MAX);
+    timer.set_divide(0b1010, 0);
+    timer.set_lvt(PERIODIC);
+    timer.set_initial_count(u32::MAX, 0);
+    assert_eq!((timer.due(), timer.expire(u64::MAX)), (None, None));
+    let mut timer = self::timer(PERIODIC);
+    timer.set_initial_count(1, u64::MAX - 15);
+    assert_eq!(
+        (timer.expire(u64::MAX), timer.expire(u64::MAX)),
+        (Some(0x40), None)
+    );
+}
+
+#[test]
+fn a_tick_of_no_time_is_one_of_one() {
+    assert_eq!(Timer::new(0), Timer::new(1));
+}
+
+#[test]
+fn impossible_states_are_not_sane() {
+    let spoils: [fn(&mut Timer); 7] = [
+        |timer| timer.tsc_per_tick = 0,
+        |timer| timer.lvt |= 0x6_0000,
+        |timer| timer.lvt |= LVT_STATUS,
+        |timer| timer.lvt |= 0x100,
+        |timer| timer.divide = 0b100,
+        |timer| timer.initial_count = 1,
+        |timer| timer.due = Some(0),
+    ];
+    let sane = timer(DEADLINE);
+    assert!(sane.is_sane());
+    for (number, spoil) in spoils.iter().enumerate() {
+        let mut timer = sane.clone();
+        spoil(&mut timer);
+        assert!(!timer.is_sane(), "{number}");
+    }
+    let mut timer = timer(PERIODIC);
+    timer.due = Some(5);
+    assert!(!timer.is_sane());
+}
