@@ -232,7 +232,7 @@ fn one(
         Some(_) => None,
         None => tenure::begin(name, spec).map_err(|error| line(&error))?,
     };
-    let tenure = own.as_ref().or_else(|| Some(&span.as_ref()?.0.first()?.tenure));
+    let tenure = own.as_ref().or_else(|| span.as_ref()?.home());
     if let Some(tenure) = tenure {
         tenure.settle().map_err(|error| line(&error))?;
     }
@@ -242,6 +242,7 @@ fn one(
     let mut record = record(name, spec, cid);
     record.cell = tenure.map(Tenure::cell);
     record.borrowed = tenure.map_or_else(Vec::new, |tenure| tenure.borrowed().to_vec());
+    record.span = span.as_ref().map_or_else(Vec::new, Span::parts);
     entry.write(&record).map_err(|error| line(&error))?;
     let mut opened = open::open(spec, name, entry.folder(), cid).map_err(|error| line(&error))?;
     if let Some(span) = &span {
@@ -289,10 +290,8 @@ fn one(
     };
     // Nothing of the VM is left when its end is told.
     drop(entry);
-    let parts = span.into_iter().flat_map(|span| span.0);
-    for tenure in own.into_iter().chain(parts.map(|place| place.tenure)) {
-        tenure.leave();
-    }
+    own.into_iter().for_each(Tenure::leave);
+    span.into_iter().for_each(Span::leave);
     let seconds = start.elapsed().as_secs_f64();
     tell(
         lease,
@@ -320,6 +319,7 @@ fn record(name: &str, spec: &VmSpec, cid: u32) -> Record {
         cid,
         cell: None,
         borrowed: Vec::new(),
+        span: Vec::new(),
         sandbox_missing: Vec::new(),
         spec: spec.clone(),
     }

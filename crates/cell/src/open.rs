@@ -311,6 +311,8 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
                     .map(|to| if to == index { 10 } else { 20 })
                     .collect()
             }),
+            latencies_ps: Vec::new(),
+            bandwidths_mb_s: Vec::new(),
             host_node: node.host_node,
         })
         .collect();

@@ -40,6 +40,9 @@ pub struct Record {
     /// Of its memory, what is other cells'.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub borrowed: Vec<Part>,
+    /// What of it is in which cell, its home first, when it spans cells.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub span: Vec<policy::span::Part>,
     /// What of the sandbox could not be applied.
     pub sandbox_missing: Vec<String>,
     /// What it was started from.

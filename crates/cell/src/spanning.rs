@@ -3,63 +3,47 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use config::VmSpec;
+use policy::span::Part;
 use shard::launch::{Fd, MemoryLaunch, NodeLaunch, PartLaunch, ShardChannels, ShardMemory, SpanLaunch};
 
-use crate::cluster::tenure::{Tenure, TenureError};
+use crate::cluster::tenure::{Tenure, TenureError, begin_span, leave_span};
 
-/// One shard's place: a cell, and what of the VM starts there.
+/// The places of all shards, the home's first: a cell each, and what of the VM starts there.
 #[derive(Debug)]
-pub struct ShardPlace {
-    /// The place in the cell.
-    pub tenure: Tenure,
-    /// What of the VM.
-    pub part: policy::span::Part,
-}
-
-/// The places of all shards, the home's first.
-#[derive(Debug)]
-pub struct Span(pub Vec<ShardPlace>);
+pub struct Span(Vec<(Tenure, Part)>);
 
 impl Span {
-    /// TEMPORARY
-    pub fn begin(name: &str, spec: &config::VmSpec) -> Result<Option<Self>, TenureError> {
-        let Some(cells) = spec.span.as_ref().and_then(|span| span.cells()) else {
-            return Ok(None);
-        };
-        let rooms: Vec<_> = cells
-            .iter()
-            .map(|cell| policy::placement::Room {
-                cell: *cell,
-                cpus: 1,
-                vcpus: 0,
-                free_bytes: 1 << 40,
-            })
-            .collect();
-        let mut places = Vec::new();
-        for (shard, part) in policy::span::divide(spec.cpus, spec.memory.0, &rooms)
-            .into_iter()
-            .enumerate()
-        {
-            let mut one = spec.clone();
-            one.span = None;
-            one.cell = Some(part.cell);
-            one.cpus = part.vcpus.len() as u8;
-            one.memory = config::Size(part.memory_bytes);
-            let name = if shard == 0 {
-                name.to_owned()
-            } else {
-                format!("{name}/{shard}")
-            };
-            if let Some(tenure) = crate::cluster::tenure::begin(&name, &one)? {
-                places.push(ShardPlace { tenure, part });
-            }
-        }
-        Ok(Some(Self(places)))
+    /// Asks for the places of a VM; none for one that does not span cells.
+    pub fn begin(name: &str, spec: &VmSpec) -> Result<Option<Self>, TenureError> {
+        let places = begin_span(name, spec)?;
+        Ok((!places.is_empty()).then_some(Self(places)))
+    }
+
+    /// The place of its home.
+    pub fn home(&self) -> Option<&Tenure> {
+        self.0.first().map(|(tenure, _)| tenure)
+    }
+
+    /// What of the VM starts where.
+    pub fn parts(&self) -> Vec<Part> {
+        self.0.iter().map(|(_, part)| part.clone()).collect()
+    }
+
+    /// The VM has ended.
+    pub fn leave(self) {
+        leave_span(self.0);
     }
 
     /// The cells, in the order of the shards.
     pub fn cells(&self) -> Vec<u16> {
-        self.0.iter().map(|place| place.tenure.cell()).collect()
+        self.0.iter().map(|(tenure, _)| tenure.cell()).collect()
+    }
+
+    /// A cell of it that is lost for good.
+    pub fn lost(&self) -> Option<u16> {
+        let lost = self.0.iter().find(|(tenure, _)| tenure.lost());
+        lost.map(|(tenure, _)| tenure.cell())
     }
 
     /// The guest's NUMA nodes: one for each cell.
@@ -68,18 +52,20 @@ impl Span {
         self.0
             .iter()
             .enumerate()
-            .map(|(node, place)| NodeLaunch {
-                vcpus: place.part.vcpus.clone().collect(),
-                memory_bytes: place.part.memory_bytes,
+            .map(|(node, (_, part))| NodeLaunch {
+                vcpus: part.vcpus.clone().collect(),
+                memory_bytes: part.memory_bytes,
                 distances: (0..count).map(|to| if to == node { 10 } else { 20 }).collect(),
                 host_node: None,
+                latencies_ps: Vec::new(),
+                bandwidths_mb_s: Vec::new(),
             })
             .collect()
     }
 
     /// Keeps the calling thread, and the processes that it starts, to the cell of that shard.
     pub fn settle(&self, shard: usize) -> Result<(), TenureError> {
-        self.0.get(shard).map_or(Ok(()), |place| place.tenure.settle())
+        self.0.get(shard).map_or(Ok(()), |(tenure, _)| tenure.settle())
     }
 }
 
@@ -99,14 +85,10 @@ impl Boot {
         let shards = span.0.len();
         let mut vcpus = Vec::new();
         let mut files = Vec::with_capacity(shards);
-        for (shard, place) in (0_u8..).zip(&span.0) {
-            vcpus.extend(place.part.vcpus.clone().map(|_| shard));
+        for (shard, (tenure, part)) in (0_u8..).zip(&span.0) {
+            vcpus.extend(part.vcpus.clone().map(|_| shard));
             let file = shard::memory::file_of_shard(memory.pages, memory.bytes).map_err(io::Error::other)?;
-            files.push((
-                place.part.memory_bytes,
-                place.tenure.nodes().to_vec(),
-                file.into(),
-            ));
+            files.push((part.memory_bytes, tenure.nodes().to_vec(), file.into()));
         }
         let mut channels = Vec::with_capacity(shards);
         for from in 0..shards {

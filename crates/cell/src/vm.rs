@@ -6,6 +6,7 @@ use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -66,6 +67,8 @@ struct State {
     parts: Option<Parts>,
     /// What became of the last move.
     moved: Option<MoveReport>,
+    /// A cell that it spans, and that is lost.
+    lost: Option<u16>,
 }
 
 /// A client that waits for an answer, until dropped.
@@ -327,30 +330,62 @@ pub fn run(
     handle.state().cells = span.map_or_else(Vec::new, Span::cells);
     handle.console().set_input(Some(opened.console.try_clone()?));
     let pump = pump(opened.console.try_clone()?, handle.console().clone())?;
-    let ending = loop {
-        let ending = one_boot(
-            &opened,
+    let over = AtomicBool::new(false);
+    let ending = std::thread::scope(|scope| {
+        if let Some(span) = span {
+            scope.spawn(|| watch_cells(span, handle, &over));
+        }
+        let group = group.as_ref();
+        let ending = every_boot(
+            &mut opened,
             name,
             folder,
             handle,
-            &namespaces,
-            group.as_ref(),
-            span,
+            (&namespaces, group, span),
             &mut booted,
-        )?;
-        if ending != Ending::Reboot {
-            break ending;
-        }
-        if handle.state().ending {
-            break Ending::PowerOff;
-        }
-        opened.renew()?;
-    };
+        );
+        over.store(true, Ordering::Relaxed);
+        ending
+    })?;
     handle.console().set_input(None);
     // With our copies of the guest's end closed, the console ends after its last byte.
     drop(opened);
     let _ = pump.join();
     Ok(ending)
+}
+
+/// Boots the VM, again and again while it reboots.
+fn every_boot(
+    opened: &mut Opened,
+    name: &str,
+    folder: &Path,
+    handle: &Handle,
+    (namespaces, group, span): (&Namespaces, Option<&CpuGroup>, Option<&Span>),
+    booted: &mut impl FnMut(Booted<'_>),
+) -> Result<Ending, RunError> {
+    loop {
+        let ending = one_boot(opened, name, folder, handle, (namespaces, group, span), booted)?;
+        if ending != Ending::Reboot {
+            return Ok(ending);
+        }
+        if handle.state().ending {
+            return Ok(Ending::PowerOff);
+        }
+        opened.renew()?;
+    }
+}
+
+/// Ends the VM when a cell is lost that it spans, until it is over.
+fn watch_cells(span: &Span, handle: &Handle, over: &AtomicBool) {
+    const LOOK: Duration = Duration::from_millis(200);
+    while !over.load(Ordering::Relaxed) {
+        if let Some(cell) = span.lost() {
+            handle.state().lost = Some(cell);
+            // It may be between two boots: the next one's end is looked at too.
+            let _ = handle.order(&Order::Quit);
+        }
+        std::thread::sleep(LOOK);
+    }
 }
 
 /// Moves the console's output.
@@ -368,9 +403,7 @@ fn one_boot(
     name: &str,
     folder: &Path,
     handle: &Handle,
-    namespaces: &Namespaces,
-    group: Option<&CpuGroup>,
-    span: Option<&Span>,
+    (namespaces, group, span): (&Namespaces, Option<&CpuGroup>, Option<&Span>),
     booted: &mut impl FnMut(Booted<'_>),
 ) -> Result<Ending, RunError> {
     let log = folder.join("shard.log");
@@ -381,16 +414,9 @@ fn one_boot(
         .transpose()?;
     let mut parts = Vec::new();
     if let (Some(span), Some(boot)) = (span, &boot) {
-        for (shard, place) in span.0.iter().enumerate().skip(1) {
+        for (shard, cell) in span.cells().into_iter().enumerate().skip(1) {
             span.settle(shard)?;
-            let part = start_part(
-                opened,
-                name,
-                folder,
-                namespaces,
-                group,
-                (boot, shard, place.tenure.cell()),
-            );
+            let part = start_part(opened, name, folder, namespaces, group, (boot, shard, cell));
             parts.push(part.inspect_err(|_| end_all(&parts))?);
         }
         span.settle(0)?;
@@ -478,7 +504,13 @@ fn one_boot(
     let status = wait_for(pid);
     handle.state().pid = None;
     let parts = handle.state().parts.take();
-    if let Some(cause) = parts.and_then(Parts::end) {
+    let cause = parts.and_then(Parts::end);
+    if let Some(cell) = handle.state().lost {
+        return Ok(Ending::ShardFailed {
+            detail: format!("cell {cell}, which it spans, is lost; see `mirrorball cluster status`"),
+        });
+    }
+    if let Some(cause) = cause {
         return Ok(cause);
     }
     if let (Some(Ending::ShardFailed { detail }), false) = (&ending, ran) {

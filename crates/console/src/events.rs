@@ -113,6 +113,7 @@ mod tests {
             name: name.to_owned(),
             state: VmState::Running,
             cell: None,
+            span: Vec::new(),
             cpus: 1,
             memory_bytes: 1,
             image: None,

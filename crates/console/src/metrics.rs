@@ -140,6 +140,7 @@ mod tests {
             name: "a".to_owned(),
             state: crate::views::VmState::Running,
             cell: Some(0),
+            span: Vec::new(),
             cpus: 2,
             memory_bytes: 3,
             image: None,

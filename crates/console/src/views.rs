@@ -15,6 +15,8 @@ pub struct Vm {
     pub state: VmState,
     /// The cell that it runs in, in a cluster.
     pub cell: Option<u16>,
+    /// All cells that it runs in, that one first, when it spans several.
+    pub span: Vec<u16>,
     /// vCPUs.
     pub cpus: u8,
     /// Guest memory.
@@ -48,6 +50,7 @@ impl From<&Record> for Vm {
                 State::Running => VmState::Running,
             },
             cell: record.cell,
+            span: record.span.iter().map(|part| part.cell).collect(),
             cpus: record.spec.cpus,
             memory_bytes: record.spec.memory.0,
             image: record.spec.image.clone(),

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use crate::placement::Room;
 
 /// Memory is divided in these, bytes: x86-64's large page, so that no page of one has its halves in two cells.
@@ -13,7 +15,7 @@ const PART_MIN_BYTES: u64 = 64 << 20;
 const FEW: usize = 10;
 
 /// What of a VM is in one cell.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Part {
     /// The cell.
     pub cell: u16,

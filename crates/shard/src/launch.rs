@@ -203,6 +203,12 @@ pub struct NodeLaunch {
     pub memory_bytes: u64,
     /// Distance to every node in order (10 is local), for the SLIT.
     pub distances: Vec<u8>,
+    /// What its vCPUs wait for memory of every node in order, picoseconds, for the HMAT; empty when not measured.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub latencies_ps: Vec<u64>,
+    /// What its vCPUs read of every node's memory, millions of bytes a second; empty when not measured.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub bandwidths_mb_s: Vec<u64>,
     /// Host node to bind this memory to.
     pub host_node: Option<u32>,
 }

@@ -588,6 +588,8 @@ fn load(
             vcpus: node.vcpus.clone(),
             ranges,
             distances: node.distances.clone(),
+            latencies_ps: node.latencies_ps.clone(),
+            bandwidths_mb_s: node.bandwidths_mb_s.clone(),
         })
         .collect();
     let tables = acpi::tables(layout, spec.vcpus, &nodes)?;

@@ -113,6 +113,7 @@ fn play(mut world: World, plot: &Plot, seed: u64) -> Result<Counts, String> {
                     memory_bytes: (1 + chance.below(16)) << 28,
                 },
                 only: chance.once_in(4).then_some(number),
+                own: false,
                 sent: false,
                 runs: false,
                 borrowed: Vec::new(),

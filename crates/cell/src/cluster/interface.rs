@@ -12,6 +12,17 @@ pub struct VmShare {
     pub memory_bytes: u64,
 }
 
+/// Between a spanning VM's name and a part's number. No VM's own name has it.
+pub const PART_MARK: char = '/';
+
+/// The name under which a spanning VM's part holds its place: the VM's for its home, `NAME/1` for the next.
+pub fn part_name(vm: &str, part: usize) -> String {
+    match part {
+        0 => vm.to_owned(),
+        _ => format!("{vm}{PART_MARK}{part}"),
+    }
+}
+
 /// Memory that is another cell's.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Part {
@@ -53,6 +64,9 @@ pub struct Host {
     pub share: VmShare,
     /// Only this cell will do.
     pub only: Option<u16>,
+    /// No memory that the cell has borrowed will do; only asked for together with `only`.
+    #[serde(default)]
+    pub own: bool,
     /// Another cell has said that there is room here.
     pub sent: bool,
     /// It runs in this cell already, whose process has died since.

@@ -15,7 +15,7 @@ use urpc::host::measure_block_ns;
 use super::contacts::{Contacts, Parted, Verdict};
 use super::files::{CellFiles, Files};
 use super::hosts::Hosts;
-use super::interface::{Answer, Ask, Running, VmShare};
+use super::interface::{Answer, Ask, Running, VmShare, part_name};
 use super::limits::{HELLO_LIMIT, LOOK_AFTER, ORPHANS_LIMIT, TICK, WORD_LIMIT};
 use super::link::local::Calls;
 use super::link::{Calling, Link, Sending};
@@ -24,7 +24,7 @@ use super::routes::Ways;
 use super::state::{Act, Awaited, CellMessage, Client, State};
 use crate::known;
 use crate::monitor::bind;
-use crate::registry::Registry;
+use crate::registry::{Record, Registry};
 
 /// Bytes of a client's line at most.
 const LINE_BYTES_MAX: u64 = 64 << 10;
@@ -124,19 +124,31 @@ fn ways(files: &Files) -> io::Result<Ways> {
 /// The VMs of this host that run in cells.
 fn running() -> io::Result<Vec<Running>> {
     let records = Registry::open()?.list()?;
-    let placed = records.into_iter().filter_map(|record| {
-        let share = VmShare {
-            vcpus: u32::from(record.spec.cpus),
-            memory_bytes: record.spec.memory.0,
-        };
-        Some(Running {
-            name: record.name,
-            cell: record.cell?,
-            share,
-            borrowed: record.borrowed,
+    Ok(records.iter().flat_map(places).collect())
+}
+
+/// The places that a VM has: one, or one for each of its parts.
+fn places(record: &Record) -> Vec<Running> {
+    let place = |name: String, cell, vcpus, memory_bytes, borrowed| Running {
+        name,
+        cell,
+        share: VmShare { vcpus, memory_bytes },
+        borrowed,
+    };
+    if record.span.is_empty() {
+        let (vcpus, bytes) = (u32::from(record.spec.cpus), record.spec.memory.0);
+        let one = |cell| place(record.name.clone(), cell, vcpus, bytes, record.borrowed.clone());
+        return record.cell.map(one).into_iter().collect();
+    }
+    let numbered = record.span.iter().enumerate();
+    numbered
+        .map(|(number, part)| {
+            let name = part_name(&record.name, number);
+            let vcpus = part.vcpus.len() as u32;
+            // Parts borrow nothing.
+            place(name, part.cell, vcpus, part.memory_bytes, Vec::new())
         })
-    });
-    Ok(placed.collect())
+        .collect()
 }
 
 /// What comes after an event.
@@ -486,3 +498,6 @@ fn read_client(client: Client, stream: UnixStream, events: &Sender<Event>) -> io
         events.send(Event::Asked(client, ask)).map_err(gone)?;
     }
 }
+
+#[cfg(test)]
+mod tests;

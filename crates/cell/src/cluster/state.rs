@@ -20,7 +20,7 @@ use loans::Loans;
 mod loans;
 mod places;
 #[cfg(test)]
-mod tests;
+pub(in crate::cluster) mod tests;
 mod view;
 
 /// What an entry of the table is about.

@@ -16,10 +16,18 @@ use super::files::Files;
 use super::interface::{Answer, Ask, Host, Part, Place, VmShare};
 use super::limits::{HOPS_MAX, RETRY};
 
+mod span;
+
+pub use span::{begin_span, leave_span};
+
 /// Between two tries to reach a cell that is starting anew, at most.
 const RETRY_MAX: Duration = Duration::from_secs(1);
 /// How long the first of a cluster's cells may take to start again.
 const RESTART_LIMIT: Duration = Duration::from_secs(3);
+
+/// How long a cell may take to take a VM back before it counts as lost: longer than [`super::limits::ORPHANS_LIMIT`], and than
+/// its guard takes to start it again.
+const LOST_LIMIT: Duration = Duration::from_secs(10);
 
 /// Why a VM has no place.
 #[derive(Debug, thiserror::Error)]
@@ -29,6 +37,11 @@ pub enum TenureError {
         "cell {0} is asked for, and no cluster is up here; start one with `mirrorball cluster up`, or leave `cell` out"
     )]
     NoCluster(u16),
+    /// It is to span cells, and there are none.
+    #[error(
+        "a span is asked for, and no cluster is up here; start one with `mirrorball cluster up`, or leave `span` out"
+    )]
+    NothingToSpan,
     /// There is a cluster, and none of its cells runs.
     #[error(
         "none of the cluster's cells runs; start them again with `mirrorball cluster up`, or end it with `mirrorball cluster down`"
@@ -75,6 +88,8 @@ pub struct Tenure {
 struct Held {
     /// The connection, while there is one.
     stream: Option<UnixStream>,
+    /// Since when the cell has it no more, while it has not and there is a cluster.
+    away: Option<Instant>,
     /// The VM has ended.
     over: bool,
 }
@@ -95,6 +110,7 @@ pub fn begin(name: &str, spec: &VmSpec) -> Result<Option<Tenure>, TenureError> {
             memory_bytes: spec.memory.0,
         },
         only: spec.cell,
+        own: false,
         sent: false,
         runs: false,
         borrowed: Vec::new(),
@@ -134,6 +150,7 @@ fn ask(files: &Files, first: u16, host: &Host) -> Result<Tenure, TenureError> {
             Answer::Hosted(place) => {
                 let held = Arc::new(Mutex::new(Held {
                     stream: Some(connection.stream()?),
+                    away: None,
                     over: false,
                 }));
                 let keeper = Keeper {
@@ -188,14 +205,26 @@ impl Tenure {
         self.place.plan.number
     }
 
-    /// The host's nodes that its memory is on.
+    /// Of the VM's memory, what is other cells'.
+    pub fn borrowed(&self) -> &[Part] {
+        &self.place.borrowed
+    }
+
+    /// The host's nodes that its memory there comes from.
     pub fn nodes(&self) -> &[u32] {
         &self.place.plan.nodes
     }
 
-    /// Of the VM's memory, what is other cells'.
-    pub fn borrowed(&self) -> &[Part] {
-        &self.place.borrowed
+    /// Whether the cell died, and has not taken the VM back since for 10 s. False when the whole cluster is down: then VMs run on
+    /// alone. An ordinary VM runs on anyway; one that spans cells has lost a part of itself.
+    pub fn lost(&self) -> bool {
+        self.is_away_for(LOST_LIMIT)
+    }
+
+    fn is_away_for(&self, limit: Duration) -> bool {
+        lock(&self.held)
+            .away
+            .is_some_and(|since| since.elapsed() >= limit)
     }
 
     /// Keeps the calling thread, and the processes that it starts, to the cell's CPUs and memory.
@@ -251,12 +280,16 @@ impl Keeper {
             connection.wait_for_end();
             let mut pause = RETRY;
             connection = loop {
+                // A cluster that cannot be read is up.
+                let is_up = !self.files.plan().is_ok_and(|plan| plan.is_empty());
                 {
                     let mut held = lock(&self.held);
                     held.stream = None;
                     if held.over {
                         return;
                     }
+                    let since = held.away.unwrap_or_else(Instant::now);
+                    held.away = is_up.then_some(since);
                 }
                 if let Some(back) = self.come_back() {
                     break back;
@@ -276,6 +309,7 @@ impl Keeper {
             return None;
         }
         held.stream = Some(stream);
+        held.away = None;
         Some(connection)
     }
 }

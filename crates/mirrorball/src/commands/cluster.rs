@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use cell::cluster::client::{self, Connection};
 use cell::cluster::files::Files;
 use cell::cluster::hosts::Hosts;
-use cell::cluster::interface::{Answer, Ask, CellStatus, Part, Status};
+use cell::cluster::interface::{Answer, Ask, CellStatus, PART_MARK, Part, Status};
 use cell::known;
 use clap::{Args, Subcommand};
 use config::Size;
@@ -390,7 +390,9 @@ fn down(leave: bool) -> Result<ExitCode> {
     let plan = files.plan().into_diagnostic()?;
     let is_own = |cell: &CellStatus| plan.iter().any(|own| own.number == cell.plan.number);
     let own = status.cells.into_iter().filter(is_own);
-    let vms: Vec<String> = own.flat_map(|cell| cell.vms).collect();
+    // A spanning VM ends as a whole.
+    let is_whole = |name: &String| !name.contains(PART_MARK);
+    let vms: Vec<String> = own.flat_map(|cell| cell.vms).filter(is_whole).collect();
     if !leave && !vms.is_empty() {
         return Err(miette!(
             help = "end them with `mirrorball stop VM`, or add --leave to let them run on alone",

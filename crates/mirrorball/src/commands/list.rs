@@ -61,9 +61,15 @@ fn line(record: &Record) -> String {
         format!("{}h{:02}m", up / 3600, up / 60 % 60)
     };
     let memory = format!("{}M", record.spec.memory.0 >> 20);
-    let cell = record
-        .cell
-        .map_or_else(|| "-".to_owned(), |cell| cell.to_string());
+    let cell = match &record.span[..] {
+        [] => record
+            .cell
+            .map_or_else(|| "-".to_owned(), |cell| cell.to_string()),
+        parts => {
+            let cells: Vec<String> = parts.iter().map(|part| part.cell.to_string()).collect();
+            cells.join(",")
+        }
+    };
     let image = record.spec.image.as_deref().unwrap_or("-");
     format!(
         "{:<20} {state:<9} {:>4} {memory:>8} {cell:>4} {pid:>8} {up:>8}  {image}",

@@ -3,7 +3,7 @@
 use policy::placement::{Room, place};
 use protocol::grant::Use;
 
-use super::super::interface::{Answer, Host};
+use super::super::interface::{Answer, Host, PART_MARK};
 use super::{Act, Client, Key, SENT_ON_MAX, State, Value, loans};
 
 impl State {
@@ -22,6 +22,10 @@ impl State {
             return Vec::new();
         }
         if !host.runs {
+            let own_free = self.ledger.own_free();
+            if host.own && host.only == Some(self.me.number) && own_free < host.share.memory_bytes {
+                return refused(too_large_for_its_own(&host, self.me.number, own_free));
+            }
             match self.choose(&host) {
                 Ok(cell) if cell == self.me.number => {}
                 Ok(cell) => {
@@ -115,8 +119,20 @@ impl State {
 
 /// Why a VM can't have its name.
 pub(super) fn taken(name: &str, cell: u16) -> String {
+    if let Some((vm, _)) = name.split_once(PART_MARK) {
+        return format!("a part of an earlier VM named {vm} is still in cell {cell}; try again in a moment");
+    }
     format!(
         "a VM named {name} is running already, in cell {cell}; choose another name, or end it with `mirrorball stop {name}`"
+    )
+}
+
+/// Why a part of a VM has no place in the one cell that will do.
+fn too_large_for_its_own(host: &Host, cell: u16, free_bytes: u64) -> String {
+    format!(
+        "cell {cell} has {} MiB of its own memory, and {} MiB are needed there; give the VM less, end another one, or span other cells",
+        free_bytes >> 20,
+        host.share.memory_bytes >> 20
     )
 }
 

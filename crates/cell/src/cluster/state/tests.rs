@@ -9,21 +9,21 @@ mod loans;
 
 const GIB: u64 = 1 << 30;
 
-struct World {
-    cells: BTreeMap<CellId, State>,
+pub(in crate::cluster) struct World {
+    pub(in crate::cluster) cells: BTreeMap<CellId, State>,
     links: VecDeque<(CellId, CellId, CellMessage)>,
     answers: BTreeMap<(u16, Client), Answer>,
     /// What each has in writing.
     lent: BTreeMap<u16, Amounts>,
     /// What the host says that runs.
-    running: Vec<Running>,
+    pub(in crate::cluster) running: Vec<Running>,
 }
 
-fn id(number: u16, life: u32) -> CellId {
+pub(in crate::cluster) fn id(number: u16, life: u32) -> CellId {
     CellId { number, life }
 }
 
-fn plan(number: u16) -> CellPlan {
+pub(in crate::cluster) fn plan(number: u16) -> CellPlan {
     CellPlan {
         number,
         host: None,
@@ -33,7 +33,7 @@ fn plan(number: u16) -> CellPlan {
     }
 }
 
-fn vm(name: &str, mib: u64) -> Host {
+pub(in crate::cluster) fn vm(name: &str, mib: u64) -> Host {
     Host {
         name: name.to_owned(),
         share: VmShare {
@@ -41,6 +41,7 @@ fn vm(name: &str, mib: u64) -> Host {
             memory_bytes: mib << 20,
         },
         only: None,
+        own: false,
         sent: false,
         runs: false,
         borrowed: Vec::new(),
@@ -48,7 +49,7 @@ fn vm(name: &str, mib: u64) -> Host {
 }
 
 impl World {
-    fn new(count: u16) -> Self {
+    pub(in crate::cluster) fn new(count: u16) -> Self {
         let mut world = Self {
             cells: BTreeMap::new(),
             links: VecDeque::new(),
@@ -60,7 +61,7 @@ impl World {
         world
     }
 
-    fn start(&mut self, cell: CellId) {
+    pub(in crate::cluster) fn start(&mut self, cell: CellId) {
         let others: Vec<CellId> = self.cells.keys().copied().collect();
         self.cells.insert(
             cell,
@@ -80,7 +81,7 @@ impl World {
         self.settle();
     }
 
-    fn act(&mut self, at: CellId, act: impl FnOnce(&mut State) -> Vec<Act>) {
+    pub(in crate::cluster) fn act(&mut self, at: CellId, act: impl FnOnce(&mut State) -> Vec<Act>) {
         for act in act(self.cells.get_mut(&at).expect("lives")) {
             match act {
                 Act::Keep(lent) => _ = self.lent.insert(at.number, lent),
@@ -91,7 +92,7 @@ impl World {
         }
     }
 
-    fn settle(&mut self) {
+    pub(in crate::cluster) fn settle(&mut self) {
         while let Some((from, to, message)) = self.links.pop_front() {
             if self.cells.contains_key(&to) {
                 self.act(to, |state| state.heard(from, message));
@@ -99,7 +100,7 @@ impl World {
         }
     }
 
-    fn die(&mut self, cell: CellId) {
+    pub(in crate::cluster) fn die(&mut self, cell: CellId) {
         self.cells.remove(&cell);
         let others: Vec<CellId> = self.cells.keys().copied().collect();
         others
@@ -108,7 +109,7 @@ impl World {
         self.settle();
     }
 
-    fn ask(&mut self, at: CellId, client: Client, ask: Ask) -> Answer {
+    pub(in crate::cluster) fn ask(&mut self, at: CellId, client: Client, ask: Ask) -> Answer {
         self.act(at, |state| state.asked(client, ask));
         self.settle();
         self.answers.remove(&(at.number, client)).expect("an answer")
@@ -151,7 +152,7 @@ impl World {
     }
 
     #[track_caller]
-    fn vms(&mut self, expected: &[&[&str]]) {
+    pub(in crate::cluster) fn vms(&mut self, expected: &[&[&str]]) {
         let cells: Vec<CellId> = self.cells.keys().copied().collect();
         for at in cells {
             let status = self.status(at);

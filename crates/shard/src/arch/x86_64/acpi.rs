@@ -1,7 +1,8 @@
 //! The ACPI tables: hardware-reduced (ACPI 6.5, 4.1), so there is no chipset to emulate, only what the DSDT names.
 //!
 //! Devices: the PCI host bridge with its windows, COM1, the generic event device that carries the power button and changes
-//! of the generation id, that id, pvpanic. Tables: FADT, MADT, MCFG, and SRAT and SLIT for a VM with nodes.
+//! of the generation id, that id, pvpanic. Tables: FADT, MADT, MCFG, SRAT and SLIT for a VM with nodes, and HMAT
+//! where their memory was measured.
 
 use acpi_tables::aml::{
     AddressSpace, AddressSpaceCacheable, Arg, Device, EISAName, Equal, IO, If, Interrupt, Memory32Fixed,
@@ -20,6 +21,8 @@ use std::ops::Range;
 use super::layout::*;
 use crate::power::SLEEP_TYPE_OFF;
 
+mod hmat;
+
 const OEM_ID: [u8; 6] = *b"MIRROR";
 const OEM_TABLE_ID: [u8; 8] = *b"MIRRBALL";
 const OEM_REVISION: u32 = 1;
@@ -27,8 +30,8 @@ const OEM_REVISION: u32 = 1;
 const BOOT_ARCH: u16 = (1 << 2) | (1 << 5);
 const TABLE_ALIGN: usize = 16;
 
-/// A guest NUMA node as SRAT and SLIT tell it.
-#[derive(Clone, Debug)]
+/// A guest NUMA node as SRAT, SLIT and HMAT tell it.
+#[derive(Clone, Debug, Default)]
 pub struct NodeTable {
     /// APIC ids.
     pub vcpus: Vec<u8>,
@@ -36,6 +39,10 @@ pub struct NodeTable {
     pub ranges: Vec<Range<u64>>,
     /// Distances to every node.
     pub distances: Vec<u8>,
+    /// What its CPUs wait for memory of every node, picoseconds; empty when not measured.
+    pub latencies_ps: Vec<u64>,
+    /// What its CPUs read of every node's, millions of bytes a second; empty when not measured.
+    pub bandwidths_mb_s: Vec<u64>,
 }
 
 /// The tables do not fit in their place.
@@ -55,6 +62,7 @@ pub fn tables(layout: &Layout, vcpus: u8, nodes: &[NodeTable]) -> Result<Vec<u8>
     if !nodes.is_empty() {
         entries.push(image.add(&srat(nodes)));
         entries.push(image.add(&slit(nodes)));
+        entries.extend(hmat::hmat(nodes).map(|hmat| image.add(&hmat)));
     }
     let mut xsdt = XSDT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
     for entry in entries {

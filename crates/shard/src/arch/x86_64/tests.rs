@@ -85,6 +85,7 @@ fn every_table_has_its_checksum() {
         vcpus,
         ranges,
         distances,
+        ..NodeTable::default()
     };
     let nodes = [
         node(vec![0, 1], vec![0..LOW_RAM_END], vec![10, 30]),
@@ -98,6 +99,126 @@ fn every_table_has_its_checksum() {
     // For a disassembler, when a developer wants to look.
     if let Ok(path) = std::env::var("MIRRORBALL_DSDT") {
         std::fs::write(path, &all[5].1).unwrap();
+    }
+}
+
+/// Nodes of a vCPU each, without memory, and the image with their tables.
+fn measured(latencies_ps: &[&[u64]], bandwidths_mb_s: &[&[u64]]) -> Vec<(String, Vec<u8>)> {
+    let layout = Layout::new(64 << 20, &[]).unwrap();
+    let figures = latencies_ps.iter().zip(bandwidths_mb_s).enumerate();
+    let nodes: Vec<NodeTable> = figures
+        .map(|(node, (latencies, bandwidths))| NodeTable {
+            vcpus: vec![node as u8],
+            latencies_ps: latencies.to_vec(),
+            bandwidths_mb_s: bandwidths.to_vec(),
+            ..NodeTable::default()
+        })
+        .collect();
+    checked_tables(&tables(&layout, nodes.len() as u8, &nodes).unwrap())
+}
+
+/// A structure of the HMAT: its type, and what follows its length.
+fn hmat_structures(table: &[u8]) -> Vec<(u16, &[u8])> {
+    let mut rest = &table[40..];
+    let mut all = Vec::new();
+    while !rest.is_empty() {
+        let bytes = u32::from_le_bytes(rest[4..8].try_into().unwrap()) as usize;
+        all.push((u16::from_le_bytes(rest[..2].try_into().unwrap()), &rest[8..bytes]));
+        rest = &rest[bytes..];
+    }
+    all
+}
+
+/// Data type, base unit, and the value of each entry.
+fn locality(body: &[u8]) -> (u8, u64, Vec<u64>) {
+    let word = |at: usize| u64::from(u16::from_le_bytes(body[at..at + 2].try_into().unwrap()));
+    let dword = |at: usize| u32::from_le_bytes(body[at..at + 4].try_into().unwrap()) as usize;
+    let (initiators, targets) = (dword(4), dword(8));
+    let base = u64::from_le_bytes(body[16..24].try_into().unwrap());
+    for (at, count) in [(24, initiators), (24 + 4 * initiators, targets)] {
+        let nodes: Vec<usize> = (0..count).map(|node| dword(at + 4 * node)).collect();
+        assert_eq!(nodes, (0..count).collect::<Vec<_>>());
+    }
+    let first = 24 + 4 * (initiators + targets);
+    assert_eq!(body.len(), first + 2 * initiators * targets);
+    let values = (0..initiators * targets).map(|entry| word(first + 2 * entry) * base);
+    (body[1], base, values.collect())
+}
+
+#[test]
+fn measured_memory_is_told() {
+    let latencies: [&[u64]; 2] = [&[90_000, 140_000], &[141_000, 91_000]];
+    let bandwidths: [&[u64]; 2] = [&[16_000, 9_000], &[8_900, 17_000]];
+    let all = measured(&latencies, &bandwidths);
+    let names: Vec<_> = all.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["FACP", "APIC", "MCFG", "SRAT", "SLIT", "HMAT", "DSDT"]);
+    assert_eq!(all[5].1[8], 2, "revision");
+    let structures = hmat_structures(&all[5].1);
+    let types: Vec<u16> = structures.iter().map(|(kind, _)| *kind).collect();
+    assert_eq!(types, [0, 0, 1, 1]);
+    for (node, (_, body)) in structures[..2].iter().enumerate() {
+        // Its own CPUs are valid as who reaches it first.
+        assert_eq!(body.len(), 32);
+        assert_eq!((body[0], body[4], body[8]), (1, node as u8, node as u8));
+    }
+    let (latency, bandwidth) = (locality(structures[2].1), locality(structures[3].1));
+    assert_eq!(latency, (0, 10, latencies.concat()));
+    assert_eq!(bandwidth, (4, 1, bandwidths.concat()));
+}
+
+#[test]
+fn what_is_not_measured_of_all_is_told_of_none() {
+    let whole: [&[u64]; 2] = [&[1, 2], &[2, 1]];
+    let has_hmat = |latencies: &[&[u64]], bandwidths: &[&[u64]]| {
+        measured(latencies, bandwidths)
+            .iter()
+            .any(|(name, _)| name == "HMAT")
+    };
+    assert!(has_hmat(&whole, &whole));
+    for part in [
+        [&[][..], &[]],
+        [&[1, 2], &[]],
+        [&[1, 2], &[2]],
+        [&[1, 2], &[0, 1]],
+    ] {
+        assert!(!has_hmat(&part, &whole) && !has_hmat(&whole, &part), "{part:?}");
+    }
+}
+
+#[test]
+fn a_node_without_cpus_is_reached_first_by_nobody() {
+    let layout = Layout::new(64 << 20, &[]).unwrap();
+    let node = |vcpus| NodeTable {
+        vcpus,
+        latencies_ps: vec![5, 5],
+        bandwidths_mb_s: vec![5, 5],
+        ..NodeTable::default()
+    };
+    let image = tables(&layout, 1, &[node(vec![0]), node(Vec::new())]).unwrap();
+    let all = checked_tables(&image);
+    let (_, body) = hmat_structures(&all[5].1)[1];
+    assert_eq!((body[0], body[8]), (0, 1));
+}
+
+#[test]
+fn the_tables_of_most_nodes_fit() {
+    let row: &[u64] = &[100_000; 64];
+    let all = measured(&[row; 64], &[row; 64]);
+    assert_eq!(hmat_structures(&all[5].1).len(), 64 + 2);
+}
+
+proptest! {
+    /// An entry is neither "unreachable" nor nothing, and off by less than a part in 6,500 of the largest.
+    #[test]
+    fn figures_are_rounded_a_little(figures in prop::collection::vec(1_u64..1 << 40, 4)) {
+        let rows = [&figures[..2], &figures[2..]];
+        let all = measured(&rows, &rows);
+        let most = *figures.iter().max().unwrap();
+        let (_, base, values) = locality(hmat_structures(&all[5].1)[2].1);
+        for (value, figure) in values.iter().zip(&figures) {
+            prop_assert!((1..=0xFFFE).contains(&(value / base)));
+            prop_assert!(value.abs_diff(*figure) <= (most / 6_500).max(base - 1));
+        }
     }
 }
 

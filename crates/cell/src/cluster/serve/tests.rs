@@ -1,0 +1,56 @@
+//! What the host's registry says of places.
+
+use super::*;
+use crate::registry::State as VmState;
+
+fn record(span: Vec<policy::span::Part>) -> Record {
+    Record {
+        name: "a".to_owned(),
+        state: VmState::Running,
+        monitor_pid: 1,
+        shard_pid: None,
+        started_unix_s: 0,
+        boots: 1,
+        cid: 3,
+        cell: Some(1),
+        borrowed: Vec::new(),
+        span,
+        sandbox_missing: Vec::new(),
+        spec: config::parse("vm.toml", "image = \"debian-12\"\ncpus = 4\nmemory = \"1G\"\n").unwrap(),
+    }
+}
+
+fn seen(record: &Record) -> Vec<(String, u16, u32, u64)> {
+    let places = places(record).into_iter();
+    places
+        .map(|place| {
+            (
+                place.name,
+                place.cell,
+                place.share.vcpus,
+                place.share.memory_bytes >> 20,
+            )
+        })
+        .collect()
+}
+
+#[test]
+fn a_vm_has_one_place_or_none() {
+    let mut record = record(Vec::new());
+    assert_eq!(seen(&record), [("a".to_owned(), 1, 4, 1024)]);
+    record.cell = None;
+    assert_eq!(seen(&record), []);
+}
+
+#[test]
+fn a_spanning_vm_has_one_for_each_part_as_its_record_says() {
+    let part = |cell, vcpus, mib: u64| policy::span::Part {
+        cell,
+        vcpus,
+        memory_bytes: mib << 20,
+    };
+    let written = serde_json::to_string(&record(vec![part(1, 0..3, 768), part(0, 3..4, 256)])).unwrap();
+    let read: Record = serde_json::from_str(&written).unwrap();
+    let (home, other) = (("a".to_owned(), 1, 3, 768), ("a/1".to_owned(), 0, 1, 256));
+    assert_eq!(seen(&read), [home, other]);
+}
