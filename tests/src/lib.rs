@@ -5,6 +5,7 @@
 //! ([`wait`]), and looks at the host for what was left behind ([`host`]). Inside a guest the program `guest-tool`
 //! writes and checks patterns; [`pattern`] is what both sides agree on.
 
+pub mod cluster;
 pub mod command;
 pub mod host;
 pub mod pattern;
@@ -15,6 +16,7 @@ pub mod terminal;
 pub mod vm;
 pub mod wait;
 
+pub use cluster::Cluster;
 pub use command::{Output, mirrorball};
 pub use scratch::Scratch;
 pub use setting::Setting;
