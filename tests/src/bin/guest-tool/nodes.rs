@@ -36,6 +36,7 @@ pub fn check(mib: usize) -> Result<String, Fault> {
             )
             .into());
         }
+        expect(&mut region, seed, home, home)?;
         for other in nodes.iter().filter(|other| other.number != home.number) {
             pin(other.cpu)?;
             expect(&mut region, seed, home, other)?;
