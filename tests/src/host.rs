@@ -17,6 +17,11 @@ pub fn data_directory() -> PathBuf {
         .expect("HOME is set")
 }
 
+/// Whether this host is a lab's, whose CPUs are emulated.
+pub fn in_lab() -> bool {
+    std::env::var_os("MIRRORBALL_IN_LAB").is_some()
+}
+
 /// Running processes of ours: programs named `mirrorball` or `passt`, threads not counted, zombies neither.
 pub fn processes() -> BTreeSet<u32> {
     let numbers = fs::read_dir("/proc").expect("/proc is mounted").flatten();
