@@ -10,14 +10,18 @@ case $(basename "$program") in
 # These start labs themselves, one after another.
 auto-* | hosts-*) exec "$program" --test-threads=1 "$@" ;;
 esac
-if "$mirrorball" probe >/dev/null 2>&1; then
+# Four cells want four CPUs.
+needed=1
+case $(basename "$program") in wide-*) needed=4 ;; esac
+if "$mirrorball" probe >/dev/null 2>&1 && [ "$(nproc)" -ge "$needed" ]; then
     exec "$program" --test-threads=1 "$@"
 fi
 limit=${GUEST_TEST_LIMIT:-600}
 # Clusters, and memory bound to a node, want a host with nodes.
 lab=
 case $(basename "$program") in
-cluster-* | composition-*) lab=$(dirname "$0")/labs/two-nodes.toml ;;
+cluster-* | composition-* | span-* | shards-* | moves-*) lab=$(dirname "$0")/labs/two-nodes.toml ;;
+wide-*) lab=$(dirname "$0")/labs/four-nodes.toml ;;
 esac
 in_lab() {
     # Runtime files belong in memory, not on the lab host's shared file system.

@@ -192,6 +192,11 @@ impl Running {
         }
     }
 
+    /// Whether it has ended.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("our own child").is_some()
+    }
+
     /// Waits for its end.
     pub fn wait(mut self) -> Output {
         let left = self.limit.saturating_sub(self.start.elapsed());

@@ -17,6 +17,11 @@ pub fn data_directory() -> PathBuf {
         .expect("HOME is set")
 }
 
+/// Whether this host is a lab's, whose CPUs are emulated.
+pub fn in_lab() -> bool {
+    std::env::var_os("MIRRORBALL_IN_LAB").is_some()
+}
+
 /// Running processes of ours: programs named `mirrorball` or `passt`, threads not counted, zombies neither.
 pub fn processes() -> BTreeSet<u32> {
     let numbers = fs::read_dir("/proc").expect("/proc is mounted").flatten();
@@ -42,6 +47,25 @@ pub fn is_running(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
     !matches!(state, None | Some('Z' | 'X'))
+}
+
+/// The parent of a process.
+#[track_caller]
+pub fn parent(pid: u32) -> u32 {
+    parent_of(pid).unwrap_or_else(|| panic!("process {pid} does not run"))
+}
+
+fn parent_of(pid: u32) -> Option<u32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, rest) = stat.rsplit_once(") ")?;
+    rest.split(' ').nth(1)?.parse().ok()
+}
+
+/// Processes of ours that this one has started.
+pub fn children(pid: u32) -> Vec<u32> {
+    let ours = processes().into_iter();
+    // One that has just ended has no parent any more.
+    ours.filter(|child| parent_of(*child) == Some(pid)).collect()
 }
 
 /// Kills a process as nothing can catch it.

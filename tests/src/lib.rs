@@ -3,18 +3,24 @@
 //! The tests are in `tests/*.rs`, one file for each kind of risk; here is what they stand on. A test calls the
 //! command as a person would ([`command`]), starts VMs that end with the test ([`vm`]), gives every wait a limit
 //! ([`wait`]), and looks at the host for what was left behind ([`host`]). Inside a guest the program `guest-tool`
-//! writes and checks patterns; [`pattern`] is what both sides agree on.
+//! writes and checks patterns; [`pattern`] is what both sides agree on. `guest/` is a kernel of its own, which does nothing but
+//! interrupts ([`storm`]).
 
+pub mod cluster;
 pub mod command;
 pub mod host;
+pub mod net;
 pub mod pattern;
 pub mod peer;
 pub mod scratch;
 pub mod setting;
+pub mod span;
+pub mod storm;
 pub mod terminal;
 pub mod vm;
 pub mod wait;
 
+pub use cluster::Cluster;
 pub use command::{Output, mirrorball};
 pub use scratch::Scratch;
 pub use setting::Setting;

@@ -3,92 +3,15 @@
 use std::time::{Duration, Instant};
 
 use guest_tests::host::{self, Traces};
-use guest_tests::{Scratch, Vm, VmFile, mirrorball, wait};
+use guest_tests::{Cluster, Scratch, Vm, VmFile, mirrorball, wait};
 use serde_json::Value;
 
 /// How long a cell's next process and the monitors of its VMs may take to find each other.
 const BACK_LIMIT: Duration = Duration::from_secs(20);
 
-/// Two cells: the nodes of the host where it has two with CPUs (in the lab, `labs/two-nodes.toml`), else two of its CPUs.
-/// Ended when dropped.
-struct Cluster;
-
-impl Cluster {
-    #[track_caller]
-    fn up(scratch: &Scratch) -> Self {
-        // Ended even if it comes up half.
-        let cluster = Self;
-        match cluster_file(scratch) {
-            None => mirrorball(["cluster", "up", "--lab", "never"]).ok(),
-            Some(file) => mirrorball(["cluster", "up", "--lab", "never"]).args([file]).ok(),
-        };
-        cluster
-    }
-
-    #[track_caller]
-    fn cells(&self) -> Vec<Value> {
-        let status = mirrorball(["cluster", "status", "--json"]).ok().json();
-        status.as_array().expect("an array").clone()
-    }
-
-    #[track_caller]
-    fn cell(&self, number: usize) -> Value {
-        self.cells()[number].clone()
-    }
-
-    #[track_caller]
-    fn vms(&self, number: usize) -> Vec<String> {
-        let cell = self.cell(number);
-        let vms = cell["vms"].as_array().expect("an array");
-        vms.iter()
-            .map(|name| name.as_str().expect("a name").to_owned())
-            .collect()
-    }
-
-    #[track_caller]
-    fn pid(&self, number: usize) -> u32 {
-        self.cell(number)["pid"].as_u64().expect("a process number") as u32
-    }
-}
-
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("{}", mirrorball(["cluster", "status"]).run().text());
-        }
-        let _ = mirrorball(["cluster", "down", "--leave"]).run();
-    }
-}
-
 /// Whether the cell runs in another life than its first. On a machine that is slow enough it may take more than one.
 fn is_new(cell: &Value) -> bool {
     cell["life"].as_u64().is_some_and(|life| life > 1)
-}
-
-/// The parent of a process.
-fn parent(pid: u32) -> u32 {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("runs");
-    let rest = stat.rsplit_once(") ").expect("a name in parentheses").1;
-    rest.split(' ')
-        .nth(1)
-        .expect("a parent")
-        .parse()
-        .expect("a number")
-}
-
-fn cluster_file(scratch: &Scratch) -> Option<std::path::PathBuf> {
-    let nodes = mirrorball(["topology", "--json"]).ok().json();
-    let nodes = nodes["hosts"][0]["nodes"].as_array().expect("an array").clone();
-    let with_cpus = nodes
-        .iter()
-        .filter(|node| node["cpus"].as_array().is_some_and(|cpus| !cpus.is_empty()));
-    if with_cpus.count() == 2 {
-        return None;
-    }
-    let cpus = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0)).expect("of this process");
-    let mut cpus = (0..nix::sched::CpuSet::count()).filter(|cpu| cpus.is_set(*cpu).unwrap_or(false));
-    let mut cell = || format!("[[cells]]\ncpus = \"{}\"\n", cpus.next().expect("two CPUs"));
-    Some(scratch.write("cluster.toml", format!("{}{}", cell(), cell())))
 }
 
 /// The CPUs that a thread of the process may use, for each of its threads.
@@ -197,8 +120,7 @@ fn weights_and_limits_divide_a_cells_cpus() {
     let cpu = (0..nix::sched::CpuSet::count()).find(|cpu| cpus.is_set(*cpu).unwrap_or(false));
     let cell = format!("[[cells]]\ncpus = \"{}\"\n", cpu.expect("one at least"));
     let file = scratch.write("one.toml", cell);
-    let cluster = Cluster;
-    mirrorball(["cluster", "up", "--lab", "never"]).args([file]).ok();
+    let cluster = Cluster::of(&file);
     let heavy = VmFile::new("heavy").key("cpu_weight", "300").start(&scratch);
     let light = VmFile::new("light")
         .cpus(2)
@@ -257,7 +179,7 @@ fn a_cell_that_dies_costs_no_vm() {
 
     // Killed with what starts it: the others notice, and go on.
     let second = cluster.pid(1);
-    host::kill9(parent(second));
+    host::kill9(host::parent(second));
     let killed = Instant::now();
     host::kill9(second);
     let noticed = wait::within(Duration::from_secs(5), || {
@@ -295,7 +217,7 @@ fn a_cell_that_dies_costs_no_vm() {
     // With all of them dead, nothing runs as if there were no cluster.
     let cells = [cluster.pid(0), cluster.pid(1)];
     for cell in cells {
-        host::kill9(parent(cell));
+        host::kill9(host::parent(cell));
         host::kill9(cell);
     }
     let dead = VmFile::new("dies-d").write(&scratch);
@@ -323,15 +245,12 @@ fn lent_mib(cluster: &Cluster) -> u64 {
 fn memory_that_is_lent_is_used_and_given_back_when_it_is_not() {
     let scratch = Scratch::new("loans");
     // Two cells as ever, that give out 200 MiB each.
-    let file = cluster_file(&scratch).map_or_else(
+    let file = Cluster::file(&scratch).map_or_else(
         || "[[cells]]\nnodes = [0]\n[[cells]]\nnodes = [1]\n".to_owned(),
         |file| std::fs::read_to_string(file).expect("just written"),
     );
     let file = file.replace("[[cells]]\n", "[[cells]]\nmemory = \"200M\"\n");
-    let cluster = Cluster;
-    mirrorball(["cluster", "up", "--lab", "never"])
-        .args([scratch.write("loans.toml", file)])
-        .ok();
+    let cluster = Cluster::of(&scratch.write("loans.toml", file));
     let large = VmFile::new("loans").memory("256M").key("cell", "1");
     let refused = mirrorball(["run", "-d"])
         .args([large.write(&scratch)])

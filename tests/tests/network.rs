@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use guest_tests::command::Call;
-use guest_tests::{Scratch, Vm, VmFile, peer, wait};
+use guest_tests::{Scratch, Vm, VmFile, net, peer, wait};
 
 const BYTES: u64 = 100_000_000;
 const LIMIT: Duration = Duration::from_secs(120);
@@ -43,12 +43,6 @@ fn download(vm: &Vm, guest: SocketAddr, bytes: u64) {
     assert_eq!(received.text().lines().last(), Some(sent.as_str()), "{received}");
 }
 
-/// A port that was free just now.
-fn free_port() -> u16 {
-    let probe = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
-    probe.local_addr().expect("bound").port()
-}
-
 /// A VM in user mode that has its address; the rest of the card's table is `more`.
 fn user_vm(name: &str, more: &str, scratch: &Scratch) -> (Vm, String) {
     let vm = VmFile::new(name)
@@ -57,25 +51,14 @@ fn user_vm(name: &str, more: &str, scratch: &Scratch) -> (Vm, String) {
         .net(&format!("kind = \"user\"\n{more}"))
         .start(scratch);
     vm.add_tool();
-    // Address and MTU come by DHCP, as for any guest; busybox leaves setting them to a script.
-    let script = "#!/bin/sh\n[ \"$1\" = bound ] || exit 0\nip addr add $ip/$mask dev $interface\n\
-                  [ -z \"$mtu\" ] || ip link set mtu $mtu dev $interface\n\
-                  ip route add default via $router\necho router=$router\n";
-    let script = scratch.write("dhcp.sh", script);
-    vm.put(&script, "/tmp/dhcp.sh");
-    let leased = vm.sh("chmod +x /tmp/dhcp.sh; ip link set eth0 up; \
-         ip -4 addr show dev eth0 | grep -q inet || \
-         udhcpc -i eth0 -n -q -t 20 -T 1 -O mtu -s /tmp/dhcp.sh >&2; \
-         ip route show default | sed -n 's/.*via \\([0-9.]*\\).*/\\1/p'");
-    let router = leased.trim().to_owned();
-    assert!(!router.is_empty(), "no default route after DHCP");
+    let router = net::lease(&vm, scratch);
     (vm, router)
 }
 
 #[test]
 fn user_networking_carries_a_hundred_megabytes_each_way() {
     let scratch = Scratch::new("user");
-    let forwarded = free_port();
+    let forwarded = net::free_port();
     let forward = format!("forward = [\"{forwarded}:{GUEST_PORT}\"]");
     let (vm, router) = user_vm("user", &forward, &scratch);
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");

@@ -2,20 +2,29 @@
 //!
 //! Says what it found on stdout, one line; a wrong pattern or a failed call is a line on stderr and exit status 1.
 
+#[path = "guest-tool/churn.rs"]
+mod churn;
+#[path = "guest-tool/clock.rs"]
+mod clock;
 #[path = "guest-tool/dax.rs"]
 mod dax;
 #[path = "guest-tool/disk.rs"]
 mod disk;
+#[path = "guest-tool/ipi.rs"]
+mod ipi;
 #[path = "guest-tool/load.rs"]
 mod load;
 #[path = "guest-tool/memory.rs"]
 mod memory;
+#[path = "guest-tool/nodes.rs"]
+mod nodes;
 #[path = "guest-tool/peer.rs"]
 mod peer;
 #[path = "guest-tool/pinned.rs"]
 mod pinned;
 
-const USAGE: &str = "usage: guest-tool memory MIB | hold MIB SECONDS | pinned CPUS \
+const USAGE: &str = "usage: guest-tool memory MIB | hold MIB SECONDS | pinned CPUS | nodes MIB \
+     | clock CPUS COUNT | ipi CPUS SECONDS | churn CPUS SECONDS \
      | disk-write DEVICE SEED COUNT | disk-digest DEVICE | disk-mark DEVICE COUNT | disk-marks DEVICE \
      | disk-load DEVICE SEED SECONDS \
      | dax-dma FILE DEVICE MIB \
@@ -44,6 +53,11 @@ fn run(words: &[&str]) -> Result<String, Fault> {
         ["memory", mib] => memory::check(mib.parse()?),
         ["hold", mib, seconds] => memory::hold(mib.parse()?, seconds.parse()?),
         ["pinned", cpus] => pinned::work_on_each(cpus.parse()?),
+        ["nodes", mib] => nodes::check(mib.parse()?),
+        ["clock", cpus, count] => clock::hand_over(cpus.parse()?, count.parse()?),
+        ["ipi", cpus, seconds] => ipi::storm(cpus.parse()?, seconds.parse()?),
+        ["churn", cpus, seconds] => churn::churn(cpus.parse()?, seconds.parse()?),
+        ["quit", status] => std::process::exit(status.parse()?),
         ["disk-write", device, seed, count] => disk::write(device, seed.parse()?, count.parse()?),
         ["disk-digest", device] => disk::read_digest(device),
         ["disk-mark", device, count] => disk::mark(device, count.parse()?),

@@ -18,13 +18,14 @@ const WHOLE_PAGES: usize = 2048;
 const SPARE_BYTES: u64 = 8 << 20;
 
 /// Anonymous memory of the process.
-struct Region {
+pub struct Region {
     start: *mut u64,
     bytes: usize,
 }
 
 impl Region {
-    fn new(bytes: usize) -> Result<Self, Fault> {
+    /// So much of it, a whole number of pages, that nothing has been written to.
+    pub fn new(bytes: usize) -> Result<Self, Fault> {
         // SAFETY: a new anonymous mapping touches nothing that exists.
         let start = unsafe {
             libc::mmap(
@@ -47,11 +48,18 @@ impl Region {
         })
     }
 
-    fn pages(&self) -> usize {
+    /// Where it is.
+    pub fn address(&self) -> usize {
+        self.start as usize
+    }
+
+    /// How many pages it has.
+    pub fn pages(&self) -> usize {
         self.bytes / PAGE_BYTES
     }
 
-    fn page(&mut self, number: usize) -> &mut [u64] {
+    /// The words of a page.
+    pub fn page(&mut self, number: usize) -> &mut [u64] {
         assert!(number < self.pages());
         let words = PAGE_BYTES / 8;
         // SAFETY: inside the mapping, by the assertion, and borrowed mutably with it.

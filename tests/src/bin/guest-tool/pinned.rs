@@ -1,5 +1,6 @@
 //! Work pinned to each CPU at the same time, with one result that must be the same everywhere.
 
+use std::sync::atomic::AtomicU32;
 use std::thread;
 
 use guest_tests::pattern::mix;
@@ -9,6 +10,8 @@ use nix::unistd::Pid;
 use crate::Fault;
 
 const ROUNDS: u64 = 200_000;
+const WAIT: i32 = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+const WAKE: i32 = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
 
 /// One thread on each of the CPUs 0 to `cpus` - 1. Says the CPUs in order.
 pub fn work_on_each(cpus: usize) -> Result<String, Fault> {
@@ -27,9 +30,7 @@ pub fn work_on_each(cpus: usize) -> Result<String, Fault> {
 }
 
 fn work_on(cpu: usize) -> Result<u64, String> {
-    let mut set = CpuSet::new();
-    set.set(cpu).map_err(|error| format!("CPU {cpu}: {error}"))?;
-    sched_setaffinity(Pid::from_raw(0), &set).map_err(|error| format!("pinning to CPU {cpu}: {error}"))?;
+    pin(cpu)?;
     let result = compute();
     match sched_getcpu() {
         Ok(at) if at == cpu => Ok(result),
@@ -39,4 +40,29 @@ fn work_on(cpu: usize) -> Result<u64, String> {
 
 fn compute() -> u64 {
     (0..ROUNDS).fold(1, |sum, round| mix(sum ^ round))
+}
+
+/// Keeps this thread to one CPU.
+pub fn pin(cpu: usize) -> Result<(), String> {
+    let mut set = CpuSet::new();
+    set.set(cpu).map_err(|error| format!("CPU {cpu}: {error}"))?;
+    sched_setaffinity(Pid::from_raw(0), &set).map_err(|error| format!("pinning to CPU {cpu}: {error}"))
+}
+
+/// Sleeps while `word` has this value, until it is woken, or a signal was handled.
+pub fn sleep_while(word: &AtomicU32, value: u32) {
+    let none = std::ptr::null::<libc::timespec>();
+    // SAFETY: the kernel reads the word, which outlives the call.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), WAIT, value, none) };
+}
+
+/// Wakes who sleeps on `word`. Signal handlers may.
+pub fn wake(word: &AtomicU32) {
+    // SAFETY: names an address; nothing there is read or written.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), WAKE, i32::MAX) };
+}
+
+/// Ends this process by a signal after that time: somebody waits in vain.
+pub fn alarm_after(seconds: u64) {
+    nix::unistd::alarm::set(seconds as u32);
 }

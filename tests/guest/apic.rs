@@ -1,0 +1,101 @@
+//! A CPU's interrupt controller in x2APIC mode (Intel SDM 3A, 11.12).
+
+use crate::cpu;
+
+const BASE: u32 = 0x1B;
+const BASE_X2APIC_ENABLED: u64 = 0xC00;
+const TASK_PRIORITY: u32 = 0x808;
+const END_OF_INTERRUPT: u32 = 0x80B;
+const SPURIOUS: u32 = 0x80F;
+const IN_SERVICE: u32 = 0x810;
+const COMMAND: u32 = 0x830;
+const TIMER: u32 = 0x832;
+const SELF: u32 = 0x83F;
+const TSC_DEADLINE: u32 = 0x6E0;
+
+const SOFTWARE_ENABLED: u64 = 1 << 8;
+const TIMER_TSC_DEADLINE: u64 = 2 << 17;
+
+/// The vector of interrupts that were taken back just before they were delivered.
+pub const SPURIOUS_VECTOR: u8 = 0xFF;
+/// The timer's vector, above all others.
+pub const TIMER_VECTOR: u8 = 0xF1;
+/// CR8 as it is but for one check: no vector here is so low.
+pub const IDLE_PRIORITY: u64 = 1;
+
+/// How an interrupt is delivered: bits 8 to 10 of the interrupt command register.
+#[derive(Clone, Copy)]
+pub enum Delivery {
+    Fixed = 0,
+    LowestPriority = 1 << 8,
+    Nmi = 4 << 8,
+    Init = 5 << 8,
+    Startup = 6 << 8,
+}
+
+/// To whom: destination field, destination mode (bit 11) and shorthand (bits 18 and 19).
+#[derive(Clone, Copy)]
+pub enum To {
+    One(usize),
+    /// CPUs of the first cluster, a bit for each.
+    Cluster(u32),
+    Broadcast,
+    Own,
+    All,
+    Others,
+    /// A cluster in which nobody is.
+    Nobody,
+}
+
+/// Turns it on, its timer by the time stamp.
+pub fn enable() {
+    cpu::write(BASE, cpu::read(BASE) | BASE_X2APIC_ENABLED);
+    cpu::write(SPURIOUS, SOFTWARE_ENABLED | u64::from(SPURIOUS_VECTOR));
+    cpu::write(TASK_PRIORITY, IDLE_PRIORITY << 4);
+    cpu::write(TIMER, TIMER_TSC_DEADLINE | u64::from(TIMER_VECTOR));
+    cpu::fence();
+}
+
+/// Sends an interrupt.
+pub fn send(delivery: Delivery, to: To, vector: u8) {
+    const LOGICAL: u64 = 1 << 11;
+    const ASSERT: u64 = 1 << 14;
+    let (destination, mode) = match to {
+        To::One(cpu) => (cpu as u64, 0),
+        To::Cluster(cpus) => (u64::from(cpus), LOGICAL),
+        To::Broadcast => (0xFFFF_FFFF, 0),
+        To::Own => (0, 1 << 18),
+        To::All => (0, 2 << 18),
+        To::Others => (0, 3 << 18),
+        To::Nobody => (0x0BAD_0001, LOGICAL),
+    };
+    cpu::fence();
+    let command = destination << 32 | mode | ASSERT | delivery as u64 | u64::from(vector);
+    cpu::write(COMMAND, command);
+}
+
+/// Sends this CPU an interrupt, by the register that does only that.
+pub fn send_self(vector: u8) {
+    cpu::fence();
+    cpu::write(SELF, u64::from(vector));
+}
+
+/// Whether the controller has delivered this vector and not heard of its end. If not, it is not from the controller.
+pub fn is_in_service(vector: u8) -> bool {
+    cpu::read(IN_SERVICE + u32::from(vector >> 5)) >> (vector & 31) & 1 == 1
+}
+
+/// The end of what is in service with the highest priority.
+pub fn end_of_interrupt() {
+    cpu::write(END_OF_INTERRUPT, 0);
+}
+
+/// Lets the timer interrupt at this time stamp; 0 disarms it.
+pub fn set_timer(deadline: u64) {
+    cpu::write(TSC_DEADLINE, deadline);
+}
+
+/// When the timer is to interrupt; 0 when it is not armed.
+pub fn timer() -> u64 {
+    cpu::read(TSC_DEADLINE)
+}

@@ -1,0 +1,104 @@
+//! The cells of this host.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::{Scratch, mirrorball};
+
+/// Cells that are up. Ended when dropped; VMs that still run are left alone.
+pub struct Cluster;
+
+impl Cluster {
+    /// Two cells: the nodes of the host where it has two with CPUs (in the lab, `labs/two-nodes.toml`), else two of its CPUs.
+    #[track_caller]
+    pub fn up(scratch: &Scratch) -> Self {
+        match Self::file(scratch) {
+            None => Self::up_by(&[]),
+            Some(file) => Self::of(&file),
+        }
+    }
+
+    /// So many cells: nodes if the host has so many, else equal parts of its CPUs.
+    #[track_caller]
+    pub fn up_with(cells: usize) -> Self {
+        Self::up_by(&["--cells", &cells.to_string()])
+    }
+
+    /// The cells of a file.
+    #[track_caller]
+    pub fn of(file: &Path) -> Self {
+        Self::up_by(&[file.to_str().expect("UTF-8")])
+    }
+
+    #[track_caller]
+    fn up_by(arguments: &[&str]) -> Self {
+        // Ended even if it comes up half.
+        let cluster = Self;
+        mirrorball(["cluster", "up", "--lab", "never"])
+            .args(arguments)
+            .ok();
+        cluster
+    }
+
+    /// The file of two cells; none where the host's nodes are two cells by themselves.
+    #[track_caller]
+    pub fn file(scratch: &Scratch) -> Option<PathBuf> {
+        let nodes = mirrorball(["topology", "--json"]).ok().json();
+        let nodes = nodes["hosts"][0]["nodes"].as_array().expect("an array").clone();
+        let with_cpus = nodes
+            .iter()
+            .filter(|node| node["cpus"].as_array().is_some_and(|cpus| !cpus.is_empty()));
+        if with_cpus.count() == 2 {
+            return None;
+        }
+        let cpus = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0)).expect("of this process");
+        let mut cpus = (0..nix::sched::CpuSet::count()).filter(|cpu| cpus.is_set(*cpu).unwrap_or(false));
+        let mut cell = || format!("[[cells]]\ncpus = \"{}\"\n", cpus.next().expect("two CPUs"));
+        Some(scratch.write("cluster.toml", format!("{}{}", cell(), cell())))
+    }
+
+    /// What `cluster status` says of each cell.
+    #[track_caller]
+    pub fn cells(&self) -> Vec<Value> {
+        let status = mirrorball(["cluster", "status", "--json"]).ok().json();
+        status.as_array().expect("an array").clone()
+    }
+
+    /// What it says of one.
+    #[track_caller]
+    pub fn cell(&self, number: usize) -> Value {
+        self.cells()[number].clone()
+    }
+
+    /// The VMs of a cell.
+    #[track_caller]
+    pub fn vms(&self, number: usize) -> Vec<String> {
+        let cell = self.cell(number);
+        let vms = cell["vms"].as_array().expect("an array");
+        vms.iter()
+            .map(|name| name.as_str().expect("a name").to_owned())
+            .collect()
+    }
+
+    /// The memory of a cell that VMs have, in bytes.
+    #[track_caller]
+    pub fn given_bytes(&self, number: usize) -> u64 {
+        self.cell(number)["given_bytes"].as_u64().expect("bytes")
+    }
+
+    /// The process of a cell.
+    #[track_caller]
+    pub fn pid(&self, number: usize) -> u32 {
+        self.cell(number)["pid"].as_u64().expect("a process number") as u32
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", mirrorball(["cluster", "status"]).run().text());
+        }
+        let _ = mirrorball(["cluster", "down", "--leave"]).run();
+    }
+}

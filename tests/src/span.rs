@@ -1,0 +1,102 @@
+//! A VM that spans cells: its shards, where its vCPUs run, and their moves.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::command::{Call, mirrorball};
+use crate::pattern::Numbers;
+use crate::{Vm, VmFile, host};
+
+/// A move that takes longer has failed.
+const MOVE_LIMIT: Duration = Duration::from_secs(30);
+
+impl VmFile {
+    /// Lets it span these cells, its home first.
+    pub fn span(self, cells: &[u16]) -> Self {
+        self.key("span", &format!("{{ cells = {cells:?} }}"))
+    }
+}
+
+impl Vm {
+    /// The cell of each vCPU.
+    #[track_caller]
+    pub fn places(&self) -> Vec<u64> {
+        let known = self.inspect();
+        let places = known["status"]["span"]["vcpus"].as_array();
+        let places = places.unwrap_or_else(|| panic!("no places of vCPUs in {known:#}"));
+        places.iter().map(|cell| cell.as_u64().expect("a cell")).collect()
+    }
+
+    /// The processes of its shards, the home's first.
+    #[track_caller]
+    pub fn shards(&self) -> Vec<u32> {
+        let home = self.shard();
+        let mut shards = host::children(self.monitor());
+        shards.retain(|pid| *pid != home && !host::describe(*pid).contains("passt"));
+        shards.insert(0, home);
+        shards
+    }
+
+    /// A call of `mirrorball move`; not yet run.
+    pub fn move_vcpu(&self, vcpu: usize, cell: u64) -> Call {
+        mirrorball(["move", self.name()])
+            .args(["--vcpu", &vcpu.to_string(), "--cell", &cell.to_string()])
+            .limit(MOVE_LIMIT)
+    }
+}
+
+/// What vCPUs' moves took.
+#[derive(Debug)]
+pub struct Moves {
+    pauses_us: Vec<u64>,
+}
+
+impl Moves {
+    /// Moves vCPUs by chance, each to another cell of the first `cells`, so many times; at the end each is where it was last moved.
+    #[track_caller]
+    pub fn by_chance(vm: &Vm, cells: u64, count: usize, seed: u64) -> Self {
+        let mut numbers = Numbers::new(seed);
+        let mut places = vm.places();
+        let mut pauses_us = Vec::with_capacity(count);
+        while pauses_us.len() < count {
+            let vcpu = numbers.below(places.len() as u64) as usize;
+            let cell = (places[vcpu] + 1 + numbers.below(cells - 1)) % cells;
+            let said = vm.move_vcpu(vcpu, cell).ok();
+            pauses_us.push(pause_us(&said.text(), vm, vcpu, cell));
+            places[vcpu] = cell;
+        }
+        assert_eq!(vm.places(), places, "after {count} moves");
+        Self { pauses_us }
+    }
+
+    /// How many there were.
+    pub fn count(&self) -> usize {
+        self.pauses_us.len()
+    }
+}
+
+/// The pause of a move, microseconds, from what the command says.
+#[track_caller]
+fn pause_us(said: &str, vm: &Vm, vcpu: usize, cell: u64) -> u64 {
+    let start = format!(
+        "vCPU {vcpu} of {} runs in cell {cell}; it stood still for ",
+        vm.name()
+    );
+    let pause = said.trim().strip_prefix(&start);
+    let pause = pause.and_then(|rest| rest.strip_suffix(" us")?.parse().ok());
+    pause.unwrap_or_else(|| panic!("{said:?} instead of {start:?} and microseconds"))
+}
+
+impl fmt::Display for Moves {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut sorted = self.pauses_us.clone();
+        sorted.sort_unstable();
+        let at = |percent: usize| sorted.get(sorted.len().saturating_sub(1) * percent / 100);
+        let [median, most, longest] = [50, 99, 100].map(|percent| at(percent).copied().unwrap_or(0));
+        write!(
+            f,
+            "{} moves; they stood still for {median} us (median), {most} us (99%), {longest} us (longest)",
+            sorted.len()
+        )
+    }
+}

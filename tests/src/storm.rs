@@ -1,0 +1,184 @@
+//! The kernel of `guest/`, which counts interrupts, in a VM on a terminal.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::command::BOOT_LIMIT;
+use crate::terminal::Terminal;
+use crate::{Scratch, Vm, host};
+
+/// What `build.rs` has made of it.
+static KERNEL: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/storm"));
+
+/// A VM that runs it. Killed when dropped.
+pub struct Storm {
+    terminal: Terminal,
+    /// The VM.
+    pub vm: Vm,
+}
+
+/// How much it does.
+#[derive(Clone, Copy, Debug)]
+pub struct Extent {
+    /// vCPUs.
+    pub cpus: usize,
+    /// Epochs; 0 for as many as there is time for until [`Storm::stop`].
+    pub epochs: u32,
+    /// Things that each CPU sends in an epoch.
+    pub sweeps: u32,
+}
+
+impl Storm {
+    /// Starts it with these flags of `run`, and waits until all CPUs have started.
+    #[track_caller]
+    pub fn start(scratch: &Scratch, name: &str, extent: Extent, flags: &[&str]) -> Self {
+        let kernel = scratch.write("storm", KERNEL);
+        let name = format!("t-{name}-{}", std::process::id());
+        let (cpus, words) = (extent.cpus.to_string(), extent.words());
+        let kernel = kernel.to_str().expect("UTF-8");
+        let run = ["run", "--lab", "never", "--name", &name, "--net", "none"];
+        let machine = [
+            "--memory",
+            "256M",
+            "--cpus",
+            &cpus,
+            "--kernel",
+            kernel,
+            "--cmdline",
+            &words,
+        ];
+        let vm = Vm::named(&name);
+        let mut terminal = Terminal::mirrorball(&[&run[..], &machine, flags].concat());
+        terminal.expect("storm begins", BOOT_LIMIT);
+        for cpu in 1..extent.cpus {
+            assert!(
+                terminal.seen().contains(&format!("CPU number={cpu}\r")),
+                "CPU {cpu} did not say that it has started:\n{}",
+                terminal.seen()
+            );
+        }
+        Self { terminal, vm }
+    }
+
+    /// Tells it that the epoch at hand is the last one.
+    #[track_caller]
+    pub fn stop(&mut self) {
+        self.terminal.send(b"q");
+    }
+
+    /// Its counts, when it has ended.
+    #[track_caller]
+    pub fn counts(mut self, limit: Duration) -> Counts {
+        let status = self.terminal.wait(limit);
+        let seen = self.terminal.seen();
+        assert_eq!(status, 0, "exit status; the terminal:\n{seen}");
+        let line = seen
+            .lines()
+            .find_map(|line| line.trim().strip_prefix("storm ends"));
+        let line = line.unwrap_or_else(|| panic!("no counts at the end:\n{seen}"));
+        Counts::parse(line)
+    }
+}
+
+impl Extent {
+    fn words(self) -> String {
+        let Self { cpus, epochs, sweeps } = self;
+        format!("storm.cpus={cpus} storm.epochs={epochs} storm.sweeps={sweeps}")
+    }
+}
+
+/// What it counted.
+#[derive(Debug)]
+pub struct Counts {
+    line: String,
+    numbers: BTreeMap<String, u64>,
+}
+
+impl Counts {
+    fn parse(line: &str) -> Self {
+        let numbers = line.split_whitespace().filter_map(|word| word.split_once('='));
+        let numbers = numbers.filter_map(|(name, value)| Some((name.to_owned(), value.parse().ok()?)));
+        Self {
+            line: line.trim().to_owned(),
+            numbers: numbers.collect(),
+        }
+    }
+
+    /// One of the counts.
+    #[track_caller]
+    pub fn of(&self, name: &str) -> u64 {
+        let value = self.numbers.get(name);
+        *value.unwrap_or_else(|| panic!("no {name} in {:?}", self.line))
+    }
+
+    /// The kernel's line.
+    pub fn line(&self) -> &str {
+        &self.line
+    }
+
+    /// Every interrupt came once, in order and in time, and every CPU kept its registers.
+    ///
+    /// Interrupts that no controller has delivered are counted apart: the emulation of lab hosts delivers one twice now and
+    /// then (docs/lab.md, "Limits"). On KVM there are none.
+    #[track_caller]
+    pub fn expect_exact(&self) {
+        let Self { line, .. } = self;
+        assert!(line.ends_with("all well"), "{line}");
+        assert!(self.of("sent") > 1000, "a small storm: {line}");
+        for [came, sent] in [
+            ["received", "sent"],
+            ["nmis", "nmis_sent"],
+            ["timers", "timers_set"],
+        ] {
+            assert!(self.of(sent) > 0, "nothing sent: {line}");
+            assert_eq!(self.of(came), self.of(sent), "{line}");
+        }
+        for fault in [
+            "lost",
+            "doubled",
+            "disorder",
+            "backwards",
+            "timers_wrong",
+            "changed",
+        ] {
+            assert_eq!(self.of(fault), 0, "{fault}: {line}");
+        }
+        assert!(self.of("held") > 0, "no register was looked at: {line}");
+        let phantoms = self.of("phantoms");
+        assert!(phantoms == 0 || host::in_lab(), "{line}");
+        if phantoms > 0 {
+            eprintln!("THE LAB HOST delivered {phantoms} interrupts twice");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINE: &str = " cpus=2 epochs=2 sweeps=400 sent=9859 received=9859 lost=0 doubled=0 disorder=0 backwards=0 \
+        nested=1710 phantoms=0 spurious=0 nmis_sent=19 nmis=19 timers_set=21 timers=21 early=0 timers_wrong=0 held=15 \
+        changed=0 restarts=2 all well";
+
+    #[test]
+    fn counts_are_taken_from_the_line_as_the_kernel_writes_it() {
+        let counts = Counts::parse(LINE);
+        assert_eq!((counts.of("sent"), counts.of("restarts")), (9859, 2));
+        counts.expect_exact();
+    }
+
+    #[test]
+    fn one_that_is_missing_is_noticed() {
+        for (right, wrong) in [
+            ("received=9859", "received=9858"),
+            ("nmis=19", "nmis=20"),
+            ("backwards=0", "backwards=1"),
+            ("held=15", "held=0"),
+            ("all well", "NOT WELL"),
+        ] {
+            let line = LINE.replace(right, wrong);
+            let noticed = std::panic::catch_unwind(|| Counts::parse(&line).expect_exact());
+            assert!(noticed.is_err(), "{wrong}");
+        }
+    }
+}
