@@ -201,7 +201,7 @@ impl<'a> Report<'a> {
             )?;
             for row in rows {
                 let shown = row.medians().map(|figure| shown(figure, row.unit));
-                let [_, own, two] = row.of_the_first.map(|ratio| shown_ratio(ratio));
+                let [_, own, two] = row.of_the_first.map(shown_ratio);
                 writeln!(
                     text,
                     "| {} | {} | {} | {own} | {} | {two} |",
