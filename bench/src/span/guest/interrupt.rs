@@ -10,7 +10,7 @@ use bench::Outcome;
 use bench::cpu::pin;
 use nix::errno::Errno;
 
-use crate::each_ns;
+use crate::each_after_ns;
 
 /// From linux/membarrier.h.
 const PRIVATE_EXPEDITED: libc::c_int = 1 << 3;
@@ -25,25 +25,27 @@ fn membarrier(command: libc::c_int) -> Outcome<()> {
     Ok(())
 }
 
-/// An interrupt of `there` by `here` and its answer, while a thread runs on `there`; nanoseconds.
+/// An interrupt of `there` by `here` and its answer, nanoseconds. A thread that does not run is not interrupted, so each time
+/// begins when the one on `there` has just been seen to run.
 pub fn round_trip(here: usize, there: usize) -> Outcome<f64> {
     membarrier(REGISTER_PRIVATE_EXPEDITED)?;
-    let (ready, over) = (AtomicBool::new(false), AtomicBool::new(false));
+    let (rounds, over) = (AtomicUsize::new(0), AtomicBool::new(false));
     thread::scope(|scope| {
         let runner = scope.spawn(|| {
             let pinned = pin(there).map_err(|error| error.to_string());
-            ready.store(true, Ordering::Release);
-            while pinned.is_ok() && !over.load(Ordering::Relaxed) {
+            while !over.load(Ordering::Relaxed) {
+                rounds.fetch_add(1, Ordering::Relaxed);
                 std::hint::spin_loop();
             }
             pinned
         });
-        let measured = pin(here).and_then(|()| {
-            while !ready.load(Ordering::Acquire) {
-                thread::yield_now();
+        let runs = || {
+            let seen = rounds.load(Ordering::Relaxed);
+            while rounds.load(Ordering::Relaxed) == seen {
+                std::hint::spin_loop();
             }
-            each_ns(|| membarrier(PRIVATE_EXPEDITED))
-        });
+        };
+        let measured = pin(here).and_then(|()| each_after_ns(runs, || membarrier(PRIVATE_EXPEDITED)));
         over.store(true, Ordering::Relaxed);
         runner.join().map_err(|_| "a thread panicked")??;
         measured

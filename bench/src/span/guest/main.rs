@@ -25,10 +25,16 @@ const TIMES: usize = 20_000;
 const STORM_LIMIT: Duration = Duration::from_secs(300);
 
 /// The median of what `does` takes, nanoseconds.
-fn each_ns(mut does: impl FnMut() -> Outcome<()>) -> Outcome<f64> {
+fn each_ns(does: impl FnMut() -> Outcome<()>) -> Outcome<f64> {
+    each_after_ns(|| (), does)
+}
+
+/// The same, with something before each time that does not count.
+fn each_after_ns(mut before: impl FnMut(), mut does: impl FnMut() -> Outcome<()>) -> Outcome<f64> {
     let begin = Instant::now();
     let mut samples = Vec::with_capacity(TIMES);
     while samples.len() < TIMES && begin.elapsed() < TIME {
+        before();
         let start = Instant::now();
         does()?;
         samples.push(start.elapsed().as_nanos() as f64);
