@@ -135,8 +135,9 @@ mod tests {
 
     #[test]
     fn latencies_are_those_of_rings_between_cpus() {
-        let facts = "cpu(\"vm\", 0, 0)\nlatency_ns(\"vm\", 0, 1, \"ring\", 248)\nlatency_ns(\"vm\", 1, 0, \"ring\", 250)\n\
-                     host_latency_ns(\"vm\", \"b\", \"tls\", 9000)\nsend_ns(\"vm\", 0, 1, \"ring\", 5)\n";
+        let facts = "cpu(\"vm\", 0, 0)\nlatency_ns(\"vm\", 0, 1, \"ring\", 248)\n\
+                     latency_ns(\"vm\", 1, 0, \"ring\", 250)\nlatency_ns(\"vm\", 1, 0, \"shared\", 251)\n\
+                     host_latency_ns(\"vm\", \"b\", \"ring\", 9000)\nsend_ns(\"vm\", 0, 1, \"ring\", 5)\n";
         assert_eq!(latencies_ns(facts), [248.0, 250.0]);
     }
 }

@@ -95,7 +95,9 @@ impl<'a> Vm<'a> {
                 Ok((_, line)) => tail.push(line),
                 Err(_) => {
                     let last = tail.split_off(tail.len().saturating_sub(8)).join("\n  ");
-                    return Err(format!("no user process after {BOOT_LIMIT:?}:\n  {last}").into());
+                    return Err(
+                        format!("the guest starts no user process; its console ends with\n  {last}").into(),
+                    );
                 }
             }
         }
@@ -110,7 +112,11 @@ impl<'a> Vm<'a> {
         }
         let answered_s = self.started.elapsed().as_secs_f64();
         // Its status says whether all services are well, which does not matter here.
-        self.exec(&["/bin/sh", "-c", "systemctl is-system-running --wait || true"])?;
+        self.exec(&[
+            "/bin/sh",
+            "-c",
+            "timeout 60 systemctl is-system-running --wait || true",
+        ])?;
         Ok(answered_s)
     }
 
