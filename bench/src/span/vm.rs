@@ -21,7 +21,7 @@ const FIRST: &str = "as init process";
 /// How long a boot may take.
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
 /// How long any command may take.
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_secs(300);
 /// How long a storm of interrupts may last.
 const STORM_LIMIT: Duration = Duration::from_secs(300);
 /// How long the whole VM may live.
