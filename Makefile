@@ -8,16 +8,18 @@ TARGET := x86_64-unknown-linux-gnu
 OUT := $(or $(CARGO_TARGET_DIR),target)/$(TARGET)/release
 MIRRORBALL := $(OUT)/mirrorball
 
-.PHONY: help build demo test lint sim sim-million bench bench-sharing bench-channels bench-hosts fuzz clean
+.PHONY: help build demo demo-span test lint sim sim-million bench bench-sharing bench-channels bench-hosts bench-span fuzz clean
 
 help:
 	@echo "make build   compile (2 min)            make demo   four Debian VMs compile a C program (first time 6 min)"
+	@echo "make demo-span   one Debian VM over two cells; a vCPU moves while it compiles (first time 6 min)"
 	@echo "make test    all tests (40 min)         make lint   formatting and clippy"
 	@echo "make bench   timings against QEMU       make fuzz   each fuzz target for a minute"
 	@echo "make sim     clusters in virtual time, for a minute"
 	@echo "make sim-million   10^6 stories of the protocols by themselves (10 to 15 min)"
 	@echo "make bench-channels   message channels and what cells make of them, beside others (a minute)"
 	@echo "make bench-hosts      the death of a host, and places by each way between cells (a minute)"
+	@echo "make bench-span       a VM in one shard and in two (half an hour without usable KVM)"
 	@echo "make bench-sharing   memory of guests that share a disk, beside QEMU (half an hour without usable KVM)"
 
 build:
@@ -27,6 +29,10 @@ build:
 demo: build
 	@scripts/setup.sh run
 	scripts/demo.sh $(MIRRORBALL)
+
+demo-span: build
+	@scripts/setup.sh run
+	scripts/demo-span.sh $(MIRRORBALL)
 
 test: build
 	@scripts/setup.sh run test
@@ -60,6 +66,10 @@ bench-channels:
 bench-hosts: build
 	@scripts/setup.sh test
 	scripts/bench-hosts.sh $(MIRRORBALL)
+
+bench-span: build
+	@scripts/setup.sh run bench
+	scripts/bench-span.sh $(MIRRORBALL)
 
 fuzz:
 	@scripts/setup.sh build fuzz

@@ -1,5 +1,6 @@
 //! What several benches use.
 
+pub mod cpu;
 pub mod svg;
 pub mod tables;
 

@@ -5,7 +5,7 @@ mod report;
 
 use std::time::Instant;
 
-pub use report::Report;
+pub use report::{Report, median};
 
 use crate::Outcome;
 

@@ -3,7 +3,8 @@
 use std::thread;
 
 use bench::Outcome;
-use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use bench::cpu::pin;
+use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::Pid;
 
 /// The first two CPUs that this process may use.
@@ -14,13 +15,6 @@ pub fn two_cpus() -> Outcome<[usize; 2]> {
         (Some(first), Some(second)) => Ok([first, second]),
         _ => Err("two CPUs are needed".into()),
     }
-}
-
-/// Keeps the calling thread on a CPU.
-pub fn pin(cpu: usize) -> Outcome<()> {
-    let mut one = CpuSet::new();
-    one.set(cpu)?;
-    Ok(sched_setaffinity(Pid::from_raw(0), &one)?)
 }
 
 /// What a thread may fail with.

@@ -6,12 +6,13 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use bench::Outcome;
+use bench::cpu::pin;
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
 use urpc::host::SharedRing;
 
 use crate::patience::LIMIT;
-use crate::pinned::{pin, two_cpus};
+use crate::pinned::two_cpus;
 
 /// The word before a role.
 pub const ROLE: &str = "as";

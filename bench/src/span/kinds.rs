@@ -1,0 +1,43 @@
+//! What is compared: one VM of four vCPUs, with the same CPUs and memory of the host each time.
+
+/// How the VM lies on the host.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Kind {
+    /// A plain VM: one shard, with the kernel's interrupt chip.
+    Plain,
+    /// One shard, with our interrupt controllers.
+    Own,
+    /// Two shards, with ours.
+    Two,
+}
+
+impl Kind {
+    /// In the order in which they run.
+    pub const ALL: [Self; 3] = [Self::Plain, Self::Own, Self::Two];
+
+    /// As in the tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "one shard, the kernel's chip",
+            Self::Own => "one shard, ours",
+            Self::Two => "two shards, ours",
+        }
+    }
+
+    /// Into how many cells the host is divided: so that each VM has all of the host, whether it is of one shard or of two.
+    pub fn cells(self) -> u16 {
+        match self {
+            Self::Plain | Self::Own => 1,
+            Self::Two => 2,
+        }
+    }
+
+    /// What `mirrorball run` is told.
+    pub fn flags(self) -> [&'static str; 2] {
+        match self {
+            Self::Plain => ["--cell", "0"],
+            Self::Own => ["--span", "0"],
+            Self::Two => ["--span", "0,1"],
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! All figures of one VM of one kind.
+
+use std::time::Instant;
+
+use bench::Outcome;
+use serde_json::Value;
+
+use crate::environment::{Cluster, Environment};
+use crate::exits::Exits;
+use crate::kinds::Kind;
+use crate::vm::Vm;
+
+/// In a file system in memory: disks are not what is compared (vNUMA, USENIX ATC '09, section 5.3, does it so too).
+const UNPACK: &str = "mkdir /dev/shm/b && cd /dev/shm/b && tar xf /dev/vdb --strip-components=1";
+const CLEAN: &str = "cd /dev/shm/b && make -s clean >/dev/null 2>&1";
+const COMPILE: &str = "cd /dev/shm/b && make -s -j4 CFLAGS='-O0 -D_FILE_OFFSET_BITS=64' bzip2 >log 2>&1 || { tail log >&2; exit 1; }";
+/// Compilations that count. The one before them reads the compiler from the disk.
+const COMPILES: usize = 3;
+/// The vCPU that is moved, at first in the second cell, and how often to the first one and back.
+const MOVED: u8 = 3;
+const MOVES: usize = 10;
+
+/// One VM's figures.
+#[derive(Debug, Default)]
+pub struct Sample {
+    /// To the first user process, seconds.
+    pub first_process_s: f64,
+    /// Until the agent answers, seconds.
+    pub answer_s: f64,
+    /// What the guest's program said.
+    pub guest: Value,
+    /// Of each compilation, seconds by the host's clock.
+    pub compile_s: Vec<f64>,
+    /// From the start until all services run.
+    pub start_exits: Exits,
+    /// Of each compilation.
+    pub compile_exits: Vec<Exits>,
+    /// Of each move of a vCPU while the guest had nothing to do, microseconds.
+    pub idle_moves_us: Vec<f64>,
+    /// The same while all vCPUs interrupted one another.
+    pub storm_moves_us: Vec<f64>,
+}
+
+/// Takes them.
+pub fn take(environment: &Environment, kind: Kind) -> Outcome<Sample> {
+    let _cluster = Cluster::up(environment, kind.cells())?;
+    let vm = Vm::start(environment, kind)?;
+    let mut sample = Sample {
+        first_process_s: vm.first_user_process_s()?,
+        answer_s: vm.answers_s()?,
+        start_exits: vm.exits()?,
+        guest: vm.figures()?,
+        ..Sample::default()
+    };
+    let shell = |script: &str| vm.exec(&["/bin/sh", "-c", script]);
+    shell(UNPACK)?;
+    shell(COMPILE)?;
+    for _ in 0..COMPILES {
+        shell(CLEAN)?;
+        let before = vm.exits()?;
+        let start = Instant::now();
+        shell(COMPILE)?;
+        sample.compile_s.push(start.elapsed().as_secs_f64());
+        sample.compile_exits.push(vm.exits()?.since(&before));
+    }
+    if kind == Kind::Two {
+        sample.idle_moves_us = moves(&vm)?;
+        sample.storm_moves_us = vm.in_storm(|| moves(&vm))?;
+    }
+    Ok(sample)
+}
+
+/// Starts a VM and ends it.
+pub fn boot(environment: &Environment, kind: Kind) -> Outcome<()> {
+    let _cluster = Cluster::up(environment, kind.cells())?;
+    let vm = Vm::start(environment, kind)?;
+    vm.first_user_process_s()?;
+    vm.answers_s()?;
+    Ok(())
+}
+
+/// To and fro, microseconds each.
+fn moves(vm: &Vm) -> Outcome<Vec<f64>> {
+    (0..2 * MOVES)
+        .map(|number| vm.move_us(MOVED, (number % 2) as u16))
+        .collect()
+}
