@@ -41,6 +41,7 @@ test: build
 lint:
 	@scripts/setup.sh build
 	cargo fmt --all --check
+	rustfmt --edition 2024 --check tests/guest/main.rs
 	cargo clippy --workspace --all-targets --features bench/channels --locked -- -D warnings
 
 sim: build

@@ -25,6 +25,11 @@ pub fn tsc() -> u64 {
     u64::from(high) << 32 | u64::from(low)
 }
 
+/// Ticks since then; none if the counter has gone back.
+pub fn since(start: u64) -> u64 {
+    tsc().saturating_sub(start)
+}
+
 /// Writes a byte to a port.
 pub fn out(port: u16, value: u8) {
     // SAFETY: the ports here are the serial line's and the power register's.

@@ -26,7 +26,7 @@ pub struct Seen {
     pub phantoms: AtomicU32,
     /// Those that came in the midst of one of the same priority or a higher one.
     pub disorder: AtomicU32,
-    /// Those that came, by the time stamp, before they were sent.
+    /// Those that came, by the time stamp, before they were sent; and steps back of this CPU's own.
     pub backwards: AtomicU32,
     /// Those that came in the midst of another.
     pub nested: AtomicU32,

@@ -157,10 +157,9 @@ fn report(epochs: u32) {
     cpu::close();
     let get = |counter: &AtomicU32| counter.load(Ordering::Acquire);
     let (mut sent, mut lost, mut doubled) = (0, 0, 0);
-    for cpu in 0..cpus() {
-        for vector in 0..256 {
-            let expected = get(&storm::EXPECTED[cpu][vector]);
-            let received = get(&SEEN[cpu].received[vector]);
+    for (seen, expected) in SEEN.iter().zip(&storm::EXPECTED).take(cpus()) {
+        for (received, expected) in seen.received.iter().zip(expected) {
+            let (received, expected) = (get(received), get(expected));
             sent += u64::from(expected);
             lost += u64::from(expected.saturating_sub(received));
             doubled += u64::from(received.saturating_sub(expected));

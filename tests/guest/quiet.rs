@@ -64,7 +64,7 @@ pub fn restart(target: usize) {
         if beats() == before {
             break;
         }
-        if cpu::tsc() - start > 1000 * MOMENT {
+        if cpu::since(start) > 1000 * MOMENT {
             wrong("INIT did not stop it", target);
         }
     }
@@ -106,7 +106,7 @@ pub fn restart_all() {
 
 fn rest() {
     let start = cpu::tsc();
-    while cpu::tsc() - start < MOMENT {
+    while cpu::since(start) < MOMENT {
         cpu::pause();
     }
 }

@@ -192,7 +192,7 @@ impl Storm {
         while came() == 0 {
             cpu::halt();
             cpu::close();
-            if cpu::tsc() - start > LOST_AFTER {
+            if cpu::since(start) > LOST_AFTER {
                 lost(
                     "timer",
                     apic::TIMER_VECTOR,
@@ -236,12 +236,16 @@ impl Storm {
         }
     }
 
-    /// Registers keep what they have while interrupts, and moves, go on.
+    /// Registers keep what they have while interrupts, and moves, go on, and the time stamp does not go back.
     fn hold(&mut self) {
         let seed = u64::from(self.numbers.below(1 << 30));
+        let start = cpu::tsc();
         count(&HELD);
         if !cpu::registers_hold(TURNS, seed) || !idle_registers_hold(self.me) {
             count(&CHANGED);
+        }
+        if cpu::tsc() < start {
+            count(&SEEN[self.me].backwards);
         }
     }
 
@@ -287,7 +291,7 @@ pub fn wait_for(limit: u64, mut ready: impl FnMut() -> bool, late: impl FnOnce()
         for _ in 0..50 {
             cpu::pause();
         }
-        if cpu::tsc() - start > limit {
+        if cpu::since(start) > limit {
             return late();
         }
     }

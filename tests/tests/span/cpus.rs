@@ -1,0 +1,92 @@
+//! The guest's CPUs: at work, offline, interrupted by NMIs, and their clock.
+
+use guest_tests::Vm;
+
+use crate::{CPUS, LIMIT};
+
+/// Each is online, can be chosen, and computes while the others do.
+#[track_caller]
+pub fn all_work(vm: &Vm) {
+    assert_eq!(
+        vm.sh("cat /sys/devices/system/cpu/online").trim(),
+        format!("0-{}", CPUS - 1)
+    );
+    for cpu in 0..CPUS {
+        let said = vm.sh(&format!("taskset -c {cpu} sh -c 'cat /proc/self/stat; nproc'"));
+        let mut lines = said.lines();
+        let stat = lines.next().and_then(|line| line.rsplit_once(") "));
+        let on = stat.and_then(|(_, rest)| rest.split(' ').nth(36));
+        assert_eq!(on, Some(cpu.to_string().as_str()), "taskset to CPU {cpu}: {said}");
+        assert_eq!(lines.next(), Some("1"), "taskset to CPU {cpu}: {said}");
+    }
+    vm.add_tool();
+    let worked = vm.tool(&["pinned", &CPUS.to_string()]).limit(LIMIT).ok().text();
+    assert_eq!(worked.trim(), "0 1 2 3");
+}
+
+/// All but the first go and come back, so many times; `/proc/cpuinfo` is right each time.
+#[track_caller]
+pub fn go_and_come(vm: &Vm, times: usize) {
+    let last = CPUS - 1;
+    let script = format!(
+        "set -e
+         for round in $(seq {times}); do
+             for state in 0 1; do
+                 for cpu in $(seq {last}); do echo $state > /sys/devices/system/cpu/cpu$cpu/online; done
+                 found=$(grep -c ^processor /proc/cpuinfo)
+                 [ $found = $((1 + {last} * state)) ] || {{ echo round $round: $found CPUs after $state; exit 1; }}
+             done
+         done
+         echo rounds $round"
+    );
+    let said = vm.exec(["sh", "-c", &script]).limit(LIMIT).ok();
+    assert_eq!(said.text().trim(), format!("rounds {times}"), "{said}");
+    println!(
+        "{times} times offline and online took {:.1} s",
+        said.took.as_secs_f32()
+    );
+}
+
+/// One CPU asks all for what they do, the others by an NMI: each has one more, and its lines are in the log.
+#[track_caller]
+pub fn get_nmis_from(vm: &Vm, sender: usize) {
+    let before = nmis(vm);
+    vm.sh(&format!(
+        "dmesg -c > /dev/null; taskset -c {sender} sh -c 'echo l > /proc/sysrq-trigger'"
+    ));
+    let log = vm.sh("dmesg");
+    for (cpu, (before, after)) in before.iter().zip(nmis(vm)).enumerate() {
+        assert!(
+            log.contains(&format!("NMI backtrace for cpu {cpu}")),
+            "CPU {cpu} did not answer CPU {sender}:\n{log}"
+        );
+        let expected = u64::from(cpu != sender);
+        assert_eq!(after - before, expected, "NMIs of CPU {cpu} from CPU {sender}");
+    }
+}
+
+/// The NMIs of each CPU so far.
+#[track_caller]
+fn nmis(vm: &Vm) -> Vec<u64> {
+    let table = vm.sh("cat /proc/interrupts");
+    let row = table
+        .lines()
+        .find_map(|line| line.trim_start().strip_prefix("NMI:"));
+    let row = row.unwrap_or_else(|| panic!("no NMI in:\n{table}"));
+    let counts: Vec<u64> = row
+        .split_whitespace()
+        .map_while(|word| word.parse().ok())
+        .collect();
+    assert_eq!(counts.len(), CPUS, "{row}");
+    counts
+}
+
+/// Their time stamp counters are still the kernel's clock, and it has nothing to complain of.
+#[track_caller]
+pub fn keep_their_clock(vm: &Vm) {
+    let source = vm.sh("cat /sys/devices/system/clocksource/clocksource0/current_clocksource");
+    assert_eq!(source.trim(), "tsc");
+    let complaints =
+        "dmesg | grep -E 'unstable|stall|lockup|LOCKUP|No irq handler|BUG:|WARNING: CPU' || true";
+    assert_eq!(vm.sh(complaints), "");
+}

@@ -1,0 +1,135 @@
+//! Risk: what works over two cells does not over four; a whole Debian over several cells computes something else than in one.
+
+use std::time::Duration;
+
+use guest_tests::command::Output;
+use guest_tests::span::Moves;
+use guest_tests::storm::{Extent, Storm};
+use guest_tests::{Cluster, Scratch, Vm, VmFile, wait};
+
+const LIMIT: Duration = Duration::from_secs(120);
+const CELLS: [u16; 4] = [0, 1, 2, 3];
+
+#[test]
+fn four_cells_are_one_machine() {
+    let scratch = Scratch::new("four");
+    let cluster = Cluster::up_with(4);
+    let vm = VmFile::new("four")
+        .cpus(4)
+        .memory("512M")
+        .span(&CELLS)
+        .start(&scratch);
+    assert_eq!(vm.places(), [0, 1, 2, 3]);
+    assert_eq!(vm.shards().len(), 4);
+    assert_eq!(vm.sh("nproc").trim(), "4");
+    for node in 0..4 {
+        let read = |name: &str| vm.sh(&format!("cat /sys/devices/system/node/node{node}/{name}"));
+        assert_eq!(read("cpulist").trim(), node.to_string());
+        let distances = read("distance");
+        let own = distances.split_whitespace().nth(node);
+        assert_eq!(own, Some("10"), "node {node}: {distances}");
+    }
+    vm.add_tool();
+    let tool = |words: &[&str]| {
+        let said = vm.tool(words).limit(LIMIT).ok().text();
+        println!("{}", said.trim());
+        said
+    };
+    assert_eq!(tool(&["pinned", "4"]).trim(), "0 1 2 3");
+    assert!(tool(&["nodes", "50"]).contains("node3=50MiB"));
+    assert!(tool(&["clock", "4", "5000"]).contains("pairs=12"));
+    tool(&["ipi", "4", "6"]);
+    println!("{}", Moves::by_chance(&vm, 4, 40, 71));
+    tool(&["churn", "4", "6"]);
+    let source = vm.sh("cat /sys/devices/system/clocksource/clocksource0/current_clocksource");
+    assert_eq!(source.trim(), "tsc");
+    vm.stop();
+    vm.wait_ended(Duration::from_secs(10));
+    for cell in 0..4 {
+        assert_eq!(cluster.given_bytes(cell), 0, "cell {cell}");
+    }
+}
+
+#[test]
+fn every_interrupt_comes_once_over_four_shards_while_vcpus_move() {
+    let scratch = Scratch::new("storm-four");
+    let _cluster = Cluster::up_with(4);
+    let endless = Extent {
+        cpus: 4,
+        epochs: 0,
+        sweeps: 40,
+    };
+    let mut storm = Storm::start(&scratch, "storm-four", endless, &["--span", "0,1,2,3"]);
+    let moves = Moves::by_chance(&storm.vm, 4, 100, 72);
+    storm.stop();
+    let counts = storm.counts(LIMIT);
+    println!("{moves}\n{}", counts.line());
+    counts.expect_exact();
+}
+
+/// A dozen C files that differ, their Makefile, and a program of all of them.
+const PROJECT: &str = r##"
+mkdir -p /root/project && cd /root/project
+for unit in 1 2 3 4 5 6 7 8 9 10 11 12; do
+    {
+        echo "static unsigned table[64] = {"
+        for word in 1 2 3 4 5 6 7 8; do echo "    $((unit * word * 40503 % 65536)),"; done
+        echo "};"
+        echo "unsigned unit$unit(unsigned seed) {"
+        echo "    for (int round = 0; round < 64; round++)"
+        echo "        seed = (seed ^ table[(seed >> $unit) & 63]) * 2654435761u + $unit;"
+        echo "    return seed;"
+        echo "}"
+    } > unit$unit.c
+done
+{
+    echo "#include <stdio.h>"
+    for unit in 1 2 3 4 5 6 7 8 9 10 11 12; do echo "unsigned unit$unit(unsigned);"; done
+    echo "int main(void) { unsigned value = 1;"
+    for unit in 1 2 3 4 5 6 7 8 9 10 11 12; do echo "value = unit$unit(value);"; done
+    echo 'printf("%u", value); return 0; }'
+} > main.c
+{
+    echo 'program: $(patsubst %.c,%.o,$(wildcard *.c))'
+    echo '	gcc -o $@ $(sort $^)'
+    echo '%.o: %.c'
+    echo '	gcc -O2 -Wall -c -o $@ $<'
+} > Makefile
+"##;
+
+/// Builds it with as many jobs as there are CPUs; what came of it, by checksum, and what the program says.
+#[track_caller]
+fn build(vm: &Vm, meanwhile: impl FnOnce()) -> String {
+    vm.sh(PROJECT);
+    let script = "cd /root/project && make -j4 >/dev/null && sha256sum *.o program && ./program";
+    let building = vm.exec(["sh", "-c", script]).limit(LIMIT).spawn();
+    meanwhile();
+    let built: Output = building.wait().expect(0);
+    println!("{}: built in {:.1} s", vm.name(), built.took.as_secs_f32());
+    built.text()
+}
+
+#[test]
+fn debian_over_four_cells_builds_what_a_plain_vm_builds() {
+    let scratch = Scratch::new("builds");
+    let _cluster = Cluster::up_with(4);
+    let file = |name| VmFile::of(name, "debian-12").cpus(4).memory("768M");
+    let plain = file("plain").key("cell", "0").start(&scratch);
+    let expected = build(&plain, || ());
+    plain.stop();
+    assert_eq!(expected.lines().count(), 15, "{expected}");
+    let spanning = file("spanning").span(&CELLS).start(&scratch);
+    let found = build(&spanning, || {
+        println!("{}", Moves::by_chance(&spanning, 4, 20, 73))
+    });
+    assert_eq!(found, expected);
+    wait::until("systemd's word that all is up", LIMIT, || {
+        let state = spanning.exec(["systemctl", "is-system-running"]).run().text();
+        ["running", "degraded"].contains(&state.trim()).then_some(())
+    });
+    let stopped = spanning.stop();
+    assert!(
+        stopped.took < LIMIT,
+        "the power button was not obeyed:\n{stopped}"
+    );
+}
