@@ -132,6 +132,7 @@ fn place_us(cluster: &Cluster) -> Outcome<f64> {
                 vcpus: 1,
                 memory_bytes: 64 << 20,
             },
+            own: false,
             only: Some(0),
             sent: false,
             runs: false,
