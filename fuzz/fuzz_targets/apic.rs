@@ -53,16 +53,20 @@ impl Machine {
                 self.expire(number);
             }
             7 => {
-                let sent = self.io.set_line(u.arbitrary::<u8>()? % 32, u.arbitrary()?);
+                let sent = self.io.set_line(u.arbitrary::<u8>()? % 25, u.arbitrary()?);
                 self.deliver_all(sent);
             }
-            8..=9 => {
-                let offset = [0x00, 0x10, 0x40, u64::from(u.arbitrary::<u16>()?)]
-                    [usize::from(u.arbitrary::<u8>()?) % 4];
-                let sent = self.io.write(offset, value(u)? as u32);
-                assert!(sent.iter().all(|interrupt| interrupt.level));
-                self.deliver_all(sent);
-                self.io.read(offset);
+            8 => {
+                // An entry as a driver programs it: trigger mode, mask and destination by chance.
+                let pin = u.arbitrary::<u8>()? % 24;
+                let low = u32::from(u.arbitrary::<u8>()?) | (u.arbitrary::<u32>()? & 0x1_8800);
+                self.program(0x11 + 2 * pin, u.arbitrary()?);
+                self.program(0x10 + 2 * pin, low);
+            }
+            9 => {
+                let offsets = [0x00, 0x10, 0x40, u64::from(u.arbitrary::<u16>()?)];
+                let offset = offsets[usize::from(u.arbitrary::<u8>()?) % offsets.len()];
+                self.write(offset, value(u)? as u32);
             }
             10 => {
                 let address = 0xFEE0_0000 ^ u64::from(u.arbitrary::<u32>()? & 0x001F_FFFF);
@@ -71,6 +75,19 @@ impl Machine {
             _ => self.travel(number),
         }
         Ok(())
+    }
+
+    /// Writes a register of the IOAPIC that is behind its index.
+    fn program(&mut self, register: u8, value: u32) {
+        self.write(0x00, register.into());
+        self.write(0x10, value);
+    }
+
+    fn write(&mut self, offset: u64, value: u32) {
+        let sent = self.io.write(offset, value);
+        assert!(sent.iter().all(|interrupt| interrupt.level));
+        self.deliver_all(sent);
+        self.io.read(offset);
     }
 
     /// A read and a write; a fault changes nothing.

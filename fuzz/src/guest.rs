@@ -96,6 +96,7 @@ impl Guest {
             features,
             queues,
             interrupt: Arc::new(Deaf),
+            resumed: false,
         }
     }
 

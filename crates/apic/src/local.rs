@@ -86,7 +86,8 @@ impl LocalApic {
         }
     }
 
-    /// INIT: all is reset but the id and the mode (SDM 11.12.5.1): one that is disabled altogether stays so.
+    /// INIT: all is reset but the id and the mode (SDM 11.12.5.1): one that is disabled altogether stays so. It is disabled by
+    /// software then.
     pub fn init(&mut self) {
         *self = Self {
             is_present: self.is_present,

@@ -150,6 +150,8 @@ fn a_count_beyond_the_tsc_never_expires() {
     timer.set_initial_count(u32::MAX, 0);
     assert_eq!((timer.due(), timer.expire(u64::MAX)), (None, None));
     let mut timer = self::timer(PERIODIC);
+    timer.set_initial_count(2, u64::MAX - 15);
+    assert_eq!((timer.due(), timer.expire(u64::MAX)), (None, None));
     timer.set_initial_count(1, u64::MAX - 15);
     assert_eq!(
         (timer.expire(u64::MAX), timer.expire(u64::MAX)),

@@ -174,7 +174,7 @@ fn a_timer_with_an_illegal_vector_is_an_error() {
 fn impossible_states_are_not_sane() {
     let sane = enabled(1);
     assert!(sane.is_sane());
-    let spoils: [fn(&mut LocalApic); 14] = [
+    let spoils: [fn(&mut LocalApic); 16] = [
         |apic| apic.requested.insert(15),
         |apic| apic.in_service.insert(0),
         |apic| apic.level.insert(2),
@@ -198,6 +198,12 @@ fn impossible_states_are_not_sane() {
         |apic| apic.errors = 1,
         |apic| apic.new_errors = 0x80,
         |apic| apic.is_present = false,
+        // The reserved mode
+        |apic| apic.timer.set_lvt(0x7_0040),
+        |apic| {
+            *apic = LocalApic::new(1, 10);
+            apic.timer.set_lvt(0x40);
+        },
     ];
     for (number, spoil) in spoils.iter().enumerate() {
         let mut apic = sane.clone();
