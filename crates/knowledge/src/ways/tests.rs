@@ -88,7 +88,8 @@ fn what_is_known_of_memory_is_measured_or_nothing() {
          latency_ns(\"two-sockets\", 3, 2, \"ring\", 92)\n\
          bandwidth_mb_s(\"two-sockets\", 0, 4, \"copy\", 9000)\n\
          bandwidth_mb_s(\"two-sockets\", 0, 4, \"ring\", 77)\n\
-         cell(8, \"beta\")",
+         cell(8, \"beta\")\n\
+         cell_node(8, 0)",
     );
     let ways = Ways::of(&base);
     assert_eq!(
