@@ -154,6 +154,16 @@ pub fn cluster(files: &Files) -> io::Result<Vec<Fact>> {
     Ok(facts)
 }
 
+/// This host and the cluster's cells. What is asserted wrongly is said, and left out.
+pub fn all(files: &Files) -> io::Result<Base> {
+    let mut base = host().unwrap_or_else(|error| {
+        eprintln!("{error}");
+        topology::discover().into_iter().collect()
+    });
+    base.learn(cluster(files)?);
+    Ok(base)
+}
+
 /// What the cells that run have left to give, and how loaded they would be with so many `vcpus` more.
 pub fn room(status: &Status, vcpus: u32) -> Vec<Fact> {
     let running = status.cells.iter().filter(|cell| cell.life.is_some());

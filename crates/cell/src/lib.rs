@@ -17,6 +17,7 @@ pub mod link;
 pub mod measure;
 pub mod memory_use;
 pub mod monitor;
+pub mod nodes;
 pub mod open;
 mod parts;
 pub mod registry;

@@ -18,7 +18,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use knowledge::pairs::pairs;
-use knowledge::ways::RING;
+use knowledge::ways::{COPY, RING};
 use knowledge::{Base, Fact, Machine};
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::Pid;
@@ -33,8 +33,6 @@ pub const LIMIT: Duration = Duration::from_secs(2);
 const PAIR_LIMIT: Duration = Duration::from_millis(4);
 /// How long a pair may take of which one CPU is busy with somebody else's work, until others have their turn.
 const PAIR_PATIENCE: Duration = Duration::from_millis(250);
-/// Bulk memory, copied by who gets it.
-const COPY: &str = "copy";
 
 /// The CPUs that this process may use.
 pub fn allowed() -> BTreeSet<i64> {

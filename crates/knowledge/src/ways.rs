@@ -1,4 +1,4 @@
-//! What messages between cells cost, by the best that is known: what was asserted of these two cells, what was measured
+//! What messages between cells cost, and memory that one has written and another reads, by the best that is known: what was asserted of these two cells, what was measured
 //! between CPUs of theirs, else between CPUs of their caches, else of their nodes; else what ACPI says of their distance.
 //!
 //! Where a part of the pairs was measured, the others are so taken to be like it (section 4.9: what is measured, and what
@@ -12,6 +12,8 @@ use crate::{Base, Machine};
 
 /// The transport between cells of one host: rings in memory.
 pub const RING: &str = "ring";
+/// Bulk memory, copied by who gets it.
+pub const COPY: &str = "copy";
 /// The transport between hosts that there always is.
 pub const TLS: &str = "tls";
 
@@ -33,6 +35,9 @@ enum Place {
     Node(String, i64),
 }
 
+/// What was measured between CPUs of two places, sorted.
+type ByPlaces = BTreeMap<(Place, Place), Vec<u64>>;
+
 /// A cell, as the facts have it.
 #[derive(Clone, Debug, Default)]
 struct Cell {
@@ -50,8 +55,8 @@ struct Cell {
 pub struct Ways {
     cells: BTreeMap<u16, Cell>,
     hosts: BTreeMap<String, Host>,
-    /// What was measured between CPUs of two places, sorted.
-    measured_ns: BTreeMap<(Place, Place), Vec<u64>>,
+    measured_ns: ByPlaces,
+    copied_mb_s: ByPlaces,
     /// Between CPUs of one node, of each host.
     near_ns: BTreeMap<String, u64>,
     /// Between hosts, by transport.
@@ -84,20 +89,17 @@ impl Ways {
                 cell.places.push(Place::Node(cell.host.clone(), node));
             }
         }
-        let (mut measured_ns, mut near_ns) = (BTreeMap::new(), BTreeMap::new());
-        for (host, from, to, ns) in between_cpus(base, "latency_ns") {
-            let [from, to] = [from, to].map(|cpu| places.get(&(host.to_owned(), cpu)));
-            for (from, to) in from.into_iter().flatten().zip(to.into_iter().flatten()) {
-                if matches!(from, Place::Node(..)) && from == to {
-                    near_ns.entry(host.to_owned()).or_insert_with(Vec::new).push(ns);
-                }
-                let pair = (from.clone(), to.clone());
-                measured_ns.entry(pair).or_insert_with(Vec::new).push(ns);
+        let measured_ns = by_places(between_cpus(base, "latency_ns", RING), &places);
+        let mut near_ns: BTreeMap<String, Vec<u64>> = BTreeMap::new();
+        for ((from, to), all) in &measured_ns {
+            if let Place::Node(host, _) = from
+                && from == to
+            {
+                near_ns.entry(host.clone()).or_default().extend(all);
             }
         }
-        measured_ns.values_mut().for_each(|all| all.sort_unstable());
         let near_ns = near_ns.into_iter();
-        let mut sends: Vec<u64> = between_cpus(base, "send_ns").map(|(.., ns)| ns).collect();
+        let mut sends: Vec<u64> = between_cpus(base, "send_ns", RING).map(|(.., ns)| ns).collect();
         Self {
             hosts: machine
                 .hosts
@@ -110,6 +112,7 @@ impl Ways {
             hosts_ns: hosts_ns(base),
             asserted_ns: asserted_ns(base),
             send_ns: median(&mut sends).unwrap_or(SEND_NS),
+            copied_mb_s: by_places(between_cpus(base, "bandwidth_mb_s", COPY), &places),
             cells,
             measured_ns,
         }
@@ -150,29 +153,36 @@ impl Ways {
         between.into_values().min().unwrap_or(ELSEWHERE_NS)
     }
 
+    /// The same between two cells of one host, or within one cell, if it was measured between CPUs of theirs or like them.
+    pub fn measured_ns(&self, from: u16, to: u16) -> Option<u64> {
+        nearest(&self.measured_ns, self.cells.get(&from)?, self.cells.get(&to)?)
+    }
+
+    /// Millions of bytes a second that `to` reads of what `from` has just written, if it was measured as above.
+    pub fn copied_mb_s(&self, from: u16, to: u16) -> Option<u64> {
+        nearest(&self.copied_mb_s, self.cells.get(&from)?, self.cells.get(&to)?)
+    }
+
+    /// ACPI's distance of the nodes that two cells of one host count to, if it is known.
+    pub fn distance(&self, from: u16, to: u16) -> Option<i64> {
+        self.distance_of(self.cells.get(&from)?, self.cells.get(&to)?)
+    }
+
     fn within_host_ns(&self, from: &Cell, to: &Cell) -> u64 {
-        let alike = from
-            .places
-            .iter()
-            .flat_map(|from| to.places.iter().map(move |to| (from, to)));
-        // Of the same width only: a cell and a cell, a cache and a cache, a node and a node.
-        let mut alike =
-            alike.filter(|(from, to)| std::mem::discriminant(*from) == std::mem::discriminant(*to));
-        let measured = alike.find_map(|(from, to)| {
-            let all = self.measured_ns.get(&(from.clone(), to.clone()))?;
-            all.get(all.len() / 2)
-        });
-        measured.copied().unwrap_or_else(|| self.by_distance_ns(from, to))
+        let measured = nearest(&self.measured_ns, from, to);
+        measured.unwrap_or_else(|| self.by_distance_ns(from, to))
+    }
+
+    fn distance_of(&self, from: &Cell, to: &Cell) -> Option<i64> {
+        let host = self.hosts.get(&from.host).filter(|_| from.host == to.host)?;
+        let place = |number| host.nodes.iter().position(|node| node.number == number);
+        let distance = *host.distances.get(place(from.node?)?)?.get(place(to.node?)?)?;
+        Some(distance).filter(|distance| *distance > 0)
     }
 
     /// In proportion to the distance.
     fn by_distance_ns(&self, from: &Cell, to: &Cell) -> u64 {
-        let host = self.hosts.get(&from.host);
-        let distance = host.zip(from.node.zip(to.node)).and_then(|(host, (from, to))| {
-            let place = |number| host.nodes.iter().position(|node| node.number == number);
-            host.distances.get(place(from)?)?.get(place(to)?).copied()
-        });
-        let distance = distance.filter(|distance| *distance > 0).unwrap_or(NEAR_DISTANCE);
+        let distance = self.distance_of(from, to).unwrap_or(NEAR_DISTANCE);
         let near_ns = self.near_ns.get(&from.host).copied().unwrap_or(NEAR_NS);
         near_ns * distance.unsigned_abs() / NEAR_DISTANCE.unsigned_abs()
     }
@@ -258,12 +268,48 @@ fn places(machine: &Machine, cells: &BTreeMap<u16, Cell>) -> BTreeMap<(String, i
     places
 }
 
-/// What was measured of rings: host, from which CPU, to which, nanoseconds.
-fn between_cpus<'a>(base: &'a Base, kind: &'a str) -> impl Iterator<Item = (&'a str, i64, i64, u64)> {
-    let of_rings = base.named(kind).filter(|fact| fact.text(3) == Some(RING));
-    of_rings.filter_map(|fact| {
-        let ns = u64::try_from(fact.number(4)?).ok()?;
-        Some((fact.text(0)?, fact.number(1)?, fact.number(2)?, ns))
+/// What was measured of a transport: host, from which CPU, to which, and the value.
+fn between_cpus<'a>(
+    base: &'a Base,
+    kind: &'a str,
+    transport: &'a str,
+) -> impl Iterator<Item = (&'a str, i64, i64, u64)> {
+    let of_it = base
+        .named(kind)
+        .filter(move |fact| fact.text(3) == Some(transport));
+    of_it.filter_map(|fact| {
+        let value = u64::try_from(fact.number(4)?).ok()?;
+        Some((fact.text(0)?, fact.number(1)?, fact.number(2)?, value))
+    })
+}
+
+fn by_places<'a>(
+    measured: impl Iterator<Item = (&'a str, i64, i64, u64)>,
+    places: &BTreeMap<(String, i64), Vec<Place>>,
+) -> ByPlaces {
+    let mut all = ByPlaces::new();
+    for (host, from, to, value) in measured {
+        let [from, to] = [from, to].map(|cpu| places.get(&(host.to_owned(), cpu)));
+        for (from, to) in from.into_iter().flatten().zip(to.into_iter().flatten()) {
+            let pair = (from.clone(), to.clone());
+            all.entry(pair).or_default().push(value);
+        }
+    }
+    all.values_mut().for_each(|all| all.sort_unstable());
+    all
+}
+
+/// The median of what was measured between the narrowest places of two cells.
+fn nearest(measured: &ByPlaces, from: &Cell, to: &Cell) -> Option<u64> {
+    let alike = from
+        .places
+        .iter()
+        .flat_map(|from| to.places.iter().map(move |to| (from, to)));
+    // Of the same width only: a cell and a cell, a cache and a cache, a node and a node.
+    let mut alike = alike.filter(|(from, to)| std::mem::discriminant(*from) == std::mem::discriminant(*to));
+    alike.find_map(|(from, to)| {
+        let all = measured.get(&(from.clone(), to.clone()))?;
+        all.get(all.len() / 2).copied()
     })
 }
 

@@ -74,7 +74,8 @@ pub fn serve(number: u16) -> io::Result<()> {
     let membership = hosts.as_ref().map(|hosts| Membership::join(&hosts.site, number));
     let me = membership.as_ref().map_or(claim.id, |membership| membership.me);
     own.set_life(me.life)?;
-    let state = State::new(me, std::process::id(), plan, own.lent()?, running()?).with_ways(ways(&files)?);
+    let state = State::new(me, std::process::id(), plan, own.lent()?, running()?)
+        .with_ways(Ways::of(&known::all(&files)?));
     let calling = Arc::new(Calling::new(me));
     let calls = Calls::new(me, measure_block_ns(), calling.clone());
     take_calls(fresh(&own.link_socket())?, &calls, &events)?;
@@ -109,16 +110,6 @@ pub fn serve(number: u16) -> io::Result<()> {
     }
     eprintln!("cell {me}: ends as told");
     Ok(())
-}
-
-/// What is known of the ways to other cells. What is asserted wrongly is said, and left out.
-fn ways(files: &Files) -> io::Result<Ways> {
-    let mut base = known::host().unwrap_or_else(|error| {
-        eprintln!("{error}");
-        crate::topology::discover().into_iter().collect()
-    });
-    base.learn(known::cluster(files)?);
-    Ok(Ways::of(&base))
 }
 
 /// The VMs of this host that run in cells.

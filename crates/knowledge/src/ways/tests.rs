@@ -78,6 +78,44 @@ fn what_is_measured_between_some_cpus_holds_for_those_like_them() {
 }
 
 #[test]
+fn what_is_known_of_memory_is_measured_or_nothing() {
+    let mut base = with_cells(TWO);
+    learn(
+        &mut base,
+        "latency_ns(\"two-sockets\", 0, 4, \"ring\", 300)\n\
+         latency_ns(\"two-sockets\", 0, 1, \"ring\", 90)\n\
+         latency_ns(\"two-sockets\", 2, 3, \"ring\", 91)\n\
+         latency_ns(\"two-sockets\", 3, 2, \"ring\", 92)\n\
+         bandwidth_mb_s(\"two-sockets\", 0, 4, \"copy\", 9000)\n\
+         bandwidth_mb_s(\"two-sockets\", 0, 4, \"ring\", 77)\n\
+         cell(8, \"beta\")\n\
+         cell_node(8, 0)",
+    );
+    let ways = Ways::of(&base);
+    assert_eq!(
+        [ways.measured_ns(0, 1), ways.measured_ns(0, 0)],
+        [Some(300), Some(91)]
+    );
+    assert_eq!([ways.measured_ns(1, 0), ways.measured_ns(1, 1)], [None, None]);
+    assert_eq!(
+        [ways.copied_mb_s(0, 1), ways.copied_mb_s(1, 0)],
+        [Some(9000), None]
+    );
+    assert_eq!([ways.distance(0, 1), ways.distance(1, 1)], [Some(21), Some(10)]);
+    let others = [(0, 8), (8, 8), (0, 9)];
+    assert!(
+        others
+            .iter()
+            .all(|(from, to)| ways.distance(*from, *to).is_none())
+    );
+    assert!(
+        others
+            .iter()
+            .all(|(from, to)| ways.measured_ns(*from, *to).is_none())
+    );
+}
+
+#[test]
 fn what_is_asserted_of_cells_counts_most() {
     let mut base = with_cells(TWO);
     learn(&mut base, "latency_ns(\"two-sockets\", 0, 4, \"ring\", 300)");

@@ -3,13 +3,25 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use config::{HostFacts, VmFile};
+use cell::cluster::tenure;
+use config::{HostFacts, Size, VmFile, cpulist};
 use miette::{Result, miette};
 
 /// Checks VM files.
 pub fn check(paths: &[PathBuf]) -> Result<ExitCode> {
     for file in read(paths)? {
         println!("{}: good", file.source_name);
+        match tenure::foresee(&file.spec) {
+            Ok(parts) => {
+                for part in parts.iter().flatten() {
+                    let vcpus: Vec<usize> = part.vcpus.clone().map(usize::from).collect();
+                    let (vcpus, memory) = (cpulist::write(&vcpus), Size(part.memory_bytes));
+                    println!("  in cell {}: vCPUs {vcpus}, {memory} of memory", part.cell);
+                }
+            }
+            // Of the cluster as it is now; the file is good all the same.
+            Err(error) => println!("  now it could not start: {error}"),
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -39,20 +39,45 @@ fn begin_in(files: &Files, name: &str, spec: &VmSpec) -> Result<Vec<(Tenure, Par
     if plan.is_empty() {
         return Err(TenureError::NothingToSpan);
     }
-    let cells = match span {
-        SpanSpec::Cells(cells) => {
-            let rooms = named(files, &plan, cells)?;
-            return hold(files, name, &divide(spec.cpus, spec.memory.0, &rooms));
-        }
-        SpanSpec::Auto => || chosen(files, &plan, spec),
+    let mut choices = match span {
+        SpanSpec::Cells(_) => 1,
+        SpanSpec::Auto => CHOICES_MAX,
     };
-    for _ in 1..CHOICES_MAX {
-        match hold(files, name, &cells()?) {
-            Err(TenureError::Refused(_)) => {}
+    loop {
+        choices -= 1;
+        match hold(files, name, &divided(files, &plan, spec, span)?) {
+            Err(TenureError::Refused(_)) if choices > 0 => {}
             other => return other,
         }
     }
-    hold(files, name, &cells()?)
+}
+
+/// What a VM would be divided into now; none if it does not span cells, or no cluster is up.
+///
+/// # Errors
+/// If there are no such cells, or no cells with the room.
+pub fn foresee(spec: &VmSpec) -> Result<Option<Vec<Part>>, TenureError> {
+    let Some(span) = &spec.span else {
+        return Ok(None);
+    };
+    let files = Files::open()?;
+    let plan = files.plan()?;
+    if plan.is_empty() {
+        return Ok(None);
+    }
+    divided(&files, &plan, spec, span).map(Some)
+}
+
+fn divided(
+    files: &Files,
+    plan: &[CellPlan],
+    spec: &VmSpec,
+    span: &SpanSpec,
+) -> Result<Vec<Part>, TenureError> {
+    match span {
+        SpanSpec::Cells(cells) => Ok(divide(spec.cpus, spec.memory.0, &named(files, plan, cells)?)),
+        SpanSpec::Auto => chosen(files, plan, spec),
+    }
 }
 
 /// The cells that are named, if they are all this host's.

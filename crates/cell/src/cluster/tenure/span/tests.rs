@@ -285,6 +285,9 @@ fn cells_that_are_not_there() {
     let why = "cell 1 does not run; start it again with `mirrorball cluster up`, or span other cells";
     cluster.refused(2, 256, cells(&[0, 1]), why);
     cluster.world().vms(&[&[], &[]]);
+    // Nor is it chosen, where there are too few CPUs without it.
+    let held = cluster.begin("x", 4, 1024, SpanSpec::Auto).unwrap();
+    assert_eq!(parts(&held), [part(0, 0..4, 1024)]);
 }
 
 #[test]
@@ -351,4 +354,37 @@ fn nothing_is_lost_when_the_whole_cluster_goes_down() {
     cluster.files.remove().unwrap();
     cluster.wait(|| held.iter().all(|(tenure, _)| !tenure.is_away_for(Duration::ZERO)));
     drop(cluster.directory);
+}
+
+/// Four at once, of which at most two have the room: none has a part only, and nothing stays taken.
+#[test]
+fn of_many_at_once_each_has_all_or_nothing() {
+    let cluster = Cluster::up(3);
+    for round in 0..20 {
+        let held: Vec<_> = std::thread::scope(|scope| {
+            let begin = |number: u16| {
+                let cluster = &cluster;
+                let order = [number % 3, (number + 1) % 3, (number + 2) % 3];
+                scope.spawn(move || cluster.begin(&format!("vm{number}"), 3, 1200, cells(&order)))
+            };
+            let begun: Vec<_> = (0..4).map(begin).collect();
+            begun.into_iter().map(|vm| vm.join().unwrap()).collect()
+        });
+        let whole: Vec<_> = held.into_iter().filter_map(Result::ok).collect();
+        assert!(
+            whole.len() <= 2 && whole.iter().all(|vm| vm.len() == 3),
+            "round {round}"
+        );
+        let given = |cluster: &Cluster| -> Vec<u64> {
+            let status = client::status(&cluster.files).unwrap().unwrap();
+            status.cells.iter().map(|cell| cell.given_bytes).collect()
+        };
+        assert_eq!(
+            given(&cluster),
+            [400 * MIB * whole.len() as u64; 3],
+            "round {round}"
+        );
+        whole.into_iter().for_each(leave_span);
+        assert_eq!(given(&cluster), [0; 3], "round {round}");
+    }
 }

@@ -1,0 +1,166 @@
+//! The NUMA nodes that the guest of a spanning VM sees: one for each part, as far from the others as their cells are.
+//!
+//! Distances are the host's (SLIT). What CPUs need for memory is what was measured between the cells' CPUs
+//! ([`crate::measure`]): for the latency a message, which is a line that one CPU has written and another one reads; for the
+//! bandwidth memory that one has written and the other copies.
+
+use knowledge::Base;
+use knowledge::ways::Ways;
+use policy::span::Part;
+use shard::launch::NodeLaunch;
+
+/// A node to itself (ACPI 6.5, 5.2.17).
+const LOCAL: u8 = 10;
+/// Linux takes no SLIT in which another node is as near as a node itself (`slit_valid` in its `drivers/acpi/numa/srat.c`), and
+/// without one all are equally far. So two cells that share a node of the host are a little apart.
+const NEAR: u8 = 11;
+/// Cells of different nodes whose distance is not known: what Linux assumes.
+const REMOTE: u8 = 20;
+/// The next one stands for a node that can't be reached.
+const FAR: u8 = 254;
+
+/// The nodes of a VM that is divided into `parts`, in their order, by what `base` knows ([`crate::known::all`]). Latencies and
+/// bandwidths are all there, or none.
+pub fn span_nodes(parts: &[Part], base: &Base) -> Vec<NodeLaunch> {
+    let ways = Ways::of(base);
+    let table = |known: &dyn Fn(u16, u16) -> Option<u64>| -> Option<Vec<Vec<u64>>> {
+        let row = |from: &Part| parts.iter().map(|to| known(from.cell, to.cell)).collect();
+        parts.iter().map(row).collect()
+    };
+    // Who reads is the one that a message goes to, or a copy.
+    let latencies = table(&|reader, memory| Some(ways.measured_ns(memory, reader)?.saturating_mul(1000)));
+    let bandwidths = table(&|reader, memory| ways.copied_mb_s(memory, reader));
+    let figures = latencies.zip(bandwidths);
+    let numbered = parts.iter().enumerate();
+    numbered
+        .map(|(number, part)| {
+            let row = |table: &Vec<Vec<u64>>| table[number].clone();
+            let distances = parts.iter().enumerate();
+            NodeLaunch {
+                vcpus: part.vcpus.clone().collect(),
+                memory_bytes: part.memory_bytes,
+                distances: distances
+                    .map(|(other, to)| match number == other {
+                        true => LOCAL,
+                        false => distance(&ways, part.cell, to.cell),
+                    })
+                    .collect(),
+                latencies_ps: figures.as_ref().map(|(ps, _)| row(ps)).unwrap_or_default(),
+                bandwidths_mb_s: figures.as_ref().map(|(_, mb_s)| row(mb_s)).unwrap_or_default(),
+                // The memory has been bound when the shards get it.
+                host_node: None,
+            }
+        })
+        .collect()
+}
+
+/// Between two cells.
+fn distance(ways: &Ways, from: u16, to: u16) -> u8 {
+    let known = ways.distance(from, to);
+    let known = known.map(|distance| u8::try_from(distance).unwrap_or(FAR).clamp(NEAR, FAR));
+    let same = || ways.node(from) == ways.node(to);
+    known.unwrap_or_else(|| if same() { NEAR } else { REMOTE })
+}
+
+#[cfg(test)]
+mod tests {
+    use config::cluster::CellPlan;
+    use knowledge::fact;
+
+    use super::*;
+    use crate::known;
+
+    const TWO: &str = include_str!("../../knowledge/machines/two-sockets.facts");
+    const HOST: &str = "two-sockets";
+
+    /// Two sockets with CPUs 0 to 3 and 4 to 7; cells of the first, of the second, and another one of the second.
+    fn known(facts: &str) -> Base {
+        let mut base: Base = fact::parse(TWO).unwrap().into_iter().collect();
+        let plan = |number, cpus: &[usize], node| CellPlan {
+            number,
+            host: None,
+            cpus: cpus.to_vec(),
+            nodes: vec![node],
+            memory_bytes: 1 << 30,
+        };
+        let plans = [
+            plan(0, &[0, 1, 2, 3], 0),
+            plan(1, &[4, 5], 1),
+            plan(2, &[6, 7], 1),
+        ];
+        base.learn(known::cells(&plans, HOST, None));
+        base.learn(fact::parse(facts).unwrap());
+        base
+    }
+
+    fn parts(cells: &[u16]) -> Vec<Part> {
+        let numbered = (0..).zip(cells);
+        numbered
+            .map(|(number, cell)| Part {
+                cell: *cell,
+                vcpus: 2 * number..2 * number + 2,
+                memory_bytes: (u64::from(number) + 1) << 28,
+            })
+            .collect()
+    }
+
+    fn distances(cells: &[u16], base: &Base) -> Vec<Vec<u8>> {
+        let nodes = span_nodes(&parts(cells), base);
+        nodes.into_iter().map(|node| node.distances).collect()
+    }
+
+    #[test]
+    fn each_part_is_a_node() {
+        let nodes = span_nodes(&parts(&[1, 0]), &known(""));
+        assert_eq!([&nodes[0].vcpus, &nodes[1].vcpus], [&[0, 1], &[2, 3]]);
+        assert_eq!([nodes[0].memory_bytes, nodes[1].memory_bytes], [1 << 28, 2 << 28]);
+        assert!(
+            nodes
+                .iter()
+                .all(|node| node.latencies_ps.is_empty() && node.bandwidths_mb_s.is_empty())
+        );
+        assert!(nodes.iter().all(|node| node.host_node.is_none()));
+    }
+
+    #[test]
+    fn distances_are_the_hosts_but_two_cells_of_one_node_are_apart() {
+        let host = known("");
+        assert_eq!(distances(&[0, 1], &host), [[10, 21], [21, 10]]);
+        assert_eq!(distances(&[1, 2], &host), [[10, 11], [11, 10]]);
+        let far = known("distance(\"two-sockets\", 0, 1, 300)");
+        assert_eq!(distances(&[0, 1], &far), [[10, 254], [21, 10]]);
+        // A firmware that says nothing, or nonsense.
+        let unknown = known("distance(\"two-sockets\", 0, 1, 0)\ndistance(\"two-sockets\", 1, 0, 3)");
+        assert_eq!(distances(&[0, 1], &unknown), [[10, 20], [11, 10]]);
+        assert_eq!(
+            distances(&[2, 1], &known("distance(\"two-sockets\", 1, 1, 0)")),
+            [[10, 11], [11, 10]]
+        );
+        assert_eq!(distances(&[2], &host), [[10]]);
+    }
+
+    #[test]
+    fn what_was_measured_is_told_from_the_side_of_who_reads() {
+        let measured = |from, to, ns, mb_s| {
+            format!(
+                "latency_ns(\"{HOST}\", {from}, {to}, \"ring\", {ns})\nbandwidth_mb_s(\"{HOST}\", {from}, {to}, \"copy\", {mb_s})\n"
+            )
+        };
+        let near = measured(0, 1, 90, 16_000) + &measured(4, 5, 95, 15_000);
+        let there = measured(0, 4, 300, 9000);
+        let all = known(&(near.clone() + &there + &measured(4, 0, 310, 8000)));
+        let nodes = span_nodes(&parts(&[0, 1]), &all);
+        // CPUs of cell 1 read what CPU 0 of cell 0 has written.
+        assert_eq!(nodes[1].latencies_ps, [300_000, 95_000]);
+        assert_eq!(nodes[1].bandwidths_mb_s, [9000, 15_000]);
+        assert_eq!(nodes[0].latencies_ps, [90_000, 310_000]);
+        assert_eq!(nodes[0].bandwidths_mb_s, [16_000, 8000]);
+        // The way back was not measured.
+        let nodes = span_nodes(&parts(&[0, 1]), &known(&(near + &there)));
+        assert!(
+            nodes
+                .iter()
+                .all(|node| node.latencies_ps.is_empty() && node.bandwidths_mb_s.is_empty())
+        );
+    }
+}
