@@ -18,12 +18,14 @@ use serde::{Deserialize, Serialize};
 use shard::chain::chain;
 use shard::launch::Ending;
 
+use crate::cluster::files::Files;
 use crate::cluster::tenure::{self, Tenure};
 use crate::frozen::FrozenVm;
+use crate::nodes::span_nodes;
 use crate::registry::{Entry, Record, Registry, State};
 use crate::spanning::Span;
 use crate::vm::{self, Handle};
-use crate::{control, ending, open, snapshot};
+use crate::{control, ending, known, open, snapshot};
 
 /// Lines of the console that go with an ending.
 const LAST_LINES: usize = 8;
@@ -246,7 +248,9 @@ fn one(
     entry.write(&record).map_err(|error| line(&error))?;
     let mut opened = open::open(spec, name, entry.folder(), cid).map_err(|error| line(&error))?;
     if let Some(span) = &span {
-        opened.launch.nodes = span.nodes();
+        let files = Files::open().map_err(|error| line(&error))?;
+        let known = known::all(&files).map_err(|error| line(&error))?;
+        opened.launch.nodes = span_nodes(&span.parts(), &known);
     }
     if let Some(frozen) = frozen {
         frozen

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use config::VmSpec;
 use policy::span::Part;
-use shard::launch::{Fd, MemoryLaunch, NodeLaunch, PartLaunch, ShardChannels, ShardMemory, SpanLaunch};
+use shard::launch::{Fd, MemoryLaunch, PartLaunch, ShardChannels, ShardMemory, SpanLaunch};
 
 use crate::cluster::tenure::{Tenure, TenureError, begin_span, leave_span};
 
@@ -44,23 +44,6 @@ impl Span {
     pub fn lost(&self) -> Option<u16> {
         let lost = self.0.iter().find(|(tenure, _)| tenure.lost());
         lost.map(|(tenure, _)| tenure.cell())
-    }
-
-    /// The guest's NUMA nodes: one for each cell.
-    pub fn nodes(&self) -> Vec<NodeLaunch> {
-        let count = self.0.len();
-        self.0
-            .iter()
-            .enumerate()
-            .map(|(node, (_, part))| NodeLaunch {
-                vcpus: part.vcpus.clone().collect(),
-                memory_bytes: part.memory_bytes,
-                distances: (0..count).map(|to| if to == node { 10 } else { 20 }).collect(),
-                host_node: None,
-                latencies_ps: Vec::new(),
-                bandwidths_mb_s: Vec::new(),
-            })
-            .collect()
     }
 
     /// Keeps the calling thread, and the processes that it starts, to the cell of that shard.

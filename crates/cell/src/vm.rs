@@ -45,6 +45,8 @@ struct Shared {
     console: Console,
     /// Locked while the VM is being frozen.
     freezable: Mutex<Option<Freezable>>,
+    /// Locked while a vCPU moves.
+    moving: Mutex<()>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -152,6 +154,8 @@ impl Handle {
 
     /// Moves a vCPU of a VM that spans cells; returns how long it stood still, nanoseconds.
     pub fn move_vcpu(&self, vcpu: u8, cell: u16) -> io::Result<u64> {
+        // One after another: an answer does not say of which move it is.
+        let _moving = self.0.moving.lock().unwrap_or_else(PoisonError::into_inner);
         let shard = {
             let mut state = self.state();
             if state.cells.is_empty() {

@@ -1,7 +1,7 @@
 //! The place where a vCPU's thread finds its mail, and is woken or kicked for it.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::mail::Mail;
 use crate::kick;
@@ -62,9 +62,15 @@ impl Inbox {
         self.come.notify_all();
     }
 
-    /// Takes all, without waiting.
+    /// Takes all that is to be looked at, without waiting.
     pub fn take(&self) -> Mail {
-        std::mem::take(&mut self.lock().mail)
+        let mail = &mut self.lock().mail;
+        Mail {
+            signals: std::mem::take(&mut mail.signals),
+            leave: mail.leave.take(),
+            arrival: mail.arrival.take(),
+            ..Mail::default()
+        }
     }
 
     /// Says that the thread is about to enter the guest; false, and it is not, when there is mail. The flag that a kick sets
@@ -98,8 +104,13 @@ impl Inbox {
         }
     }
 
-    /// Waits for what `take` takes out of the mail; none when the VM ends first.
-    pub fn wait_for<T>(&self, mut take: impl FnMut(&mut Mail) -> Option<T>) -> Option<T> {
+    /// Waits for what `take` takes out of the mail; none when the VM ends first, or `limit` is over.
+    pub fn wait_for<T>(
+        &self,
+        limit: Option<Duration>,
+        mut take: impl FnMut(&mut Mail) -> Option<T>,
+    ) -> Option<T> {
+        let deadline = limit.map(|limit| Instant::now() + limit);
         let mut state = self.lock();
         loop {
             if let Some(taken) = take(&mut state.mail) {
@@ -108,7 +119,17 @@ impl Inbox {
             if state.is_over {
                 return None;
             }
-            state = self.come.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = match deadline {
+                None => self.come.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(deadline) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return None;
+                    }
+                    let waited = self.come.wait_timeout(state, left);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
         }
     }
 
@@ -136,7 +157,7 @@ mod tests {
         assert!(inbox.enter());
         inbox.left();
         let other = inbox.clone();
-        let waiter = thread::spawn(move || other.wait_for(|mail| mail.leave.take()));
+        let waiter = thread::spawn(move || other.wait_for(None, |mail| mail.leave.take()));
         inbox.put(|mail| mail.signals.nmi = true);
         inbox.put(|mail| mail.leave = Some(3));
         assert_eq!(waiter.join().expect("it waits and goes"), Some(3));
@@ -149,7 +170,7 @@ mod tests {
         let other = inbox.clone();
         let waiter = thread::spawn(move || {
             other.wait(None);
-            other.wait_for(|mail| mail.leave.take())
+            other.wait_for(None, |mail| mail.leave.take())
         });
         inbox.end();
         assert_eq!(waiter.join().expect("it goes"), None);

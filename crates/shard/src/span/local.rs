@@ -249,6 +249,11 @@ impl Local {
             refused,
             still_since_ns,
         } = traveller;
+        let is_sane = apic.is_sane() && apic.id() == u32::from(self.vcpu);
+        if !is_sane {
+            // It has passed through nobody's hands but those of shards of this VM.
+            return Err(StateError::Insane);
+        }
         let given = processor.give(fd, || Ok(()));
         self.version = version;
         self.apic = apic;
@@ -304,7 +309,12 @@ impl Local {
     fn start_up(&mut self, fd: &VcpuFd) -> Result<(), StateError> {
         while let Some(startup) = self.signals.startups.take() {
             match (startup, self.mode) {
-                (Startup::Init, _) => self.reset(fd)?,
+                (Startup::Init { from }, _) => {
+                    self.reset(fd)?;
+                    if let Some(from) = from {
+                        self.router.obeyed(self.vcpu, self.version, from);
+                    }
+                }
                 (Startup::Start { page }, Mode::Waiting) => self.start(fd, page)?,
                 // Only who waits for it starts (SDM vol. 3, 9.4.2).
                 (Startup::Start { .. }, _) => {}

@@ -71,12 +71,14 @@ pub struct Mail {
     pub arrival: Option<Box<Traveller>>,
     /// What a device has answered.
     pub answer: Option<Answer>,
+    /// INITs of this vCPU that were obeyed.
+    pub obeyed: u32,
 }
 
 impl Mail {
-    /// Nothing waits.
+    /// Nothing waits that is to be looked at now: who asked a device, or sent an INIT, waits for the answer alone.
     pub fn is_empty(&self) -> bool {
-        self.signals.is_empty() && self.leave.is_none() && self.arrival.is_none() && self.answer.is_none()
+        self.signals.is_empty() && self.leave.is_none() && self.arrival.is_none()
     }
 
     /// As packets, to send on to where vCPU `vcpu` is now. An answer stays: it is for the thread that asked.

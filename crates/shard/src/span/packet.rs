@@ -91,6 +91,15 @@ pub enum Packet {
         /// What was read.
         value: u64,
     },
+    /// A vCPU has obeyed the INIT of another.
+    Obeyed {
+        /// Who waits.
+        vcpu: u8,
+        /// Who obeyed.
+        by: u8,
+        /// Its moves so far: it is in the sender's shard.
+        version: u64,
+    },
     /// A vCPU is to move.
     Leave {
         /// Which.

@@ -20,6 +20,9 @@ use super::startup::Startup;
 /// The shard that has the devices.
 pub const HOME: u8 = 0;
 
+/// How long a vCPU waits for others to obey its INIT.
+const INIT_LIMIT: Duration = Duration::from_secs(1);
+
 /// How a move came out.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Outcome {
@@ -107,8 +110,9 @@ impl Router {
     }
 
     /// Delivers an interrupt to every vCPU that it is for; `from` sent it, if a vCPU did. Those to nobody are lost, as on a
-    /// real machine.
+    /// real machine. An INIT is obeyed when this returns: what the same vCPU sends next must not overtake it.
     pub fn interrupt(&self, interrupt: &Interrupt, shorthand: Shorthand, from: Option<u8>) {
+        let mut inits = 0;
         let count = self.inboxes.len() as u32;
         let enabled = *lock(&self.enabled);
         let targets = apic::targets(interrupt, shorthand, from.map(u32::from), count, &enabled);
@@ -123,7 +127,12 @@ impl Router {
                     );
                 }
                 Delivery::Nmi => self.bring(vcpu, |mail| mail.signals.nmi = true, &Packet::Nmi { vcpu }),
-                Delivery::Init => self.startup(vcpu, Startup::Init),
+                Delivery::Init => {
+                    // One that resets itself can't wait for that.
+                    let from = from.filter(|from| *from != vcpu);
+                    inits += u32::from(from.is_some());
+                    self.startup(vcpu, Startup::Init { from });
+                }
                 Delivery::Startup => self.startup(
                     vcpu,
                     Startup::Start {
@@ -134,6 +143,26 @@ impl Router {
                 Delivery::Smi | Delivery::External => {}
             }
         }
+        if let (Some(inbox), 1..) = (from.and_then(|from| self.inbox(from)), inits) {
+            // Two that reset one another would wait for ever, a guest's own fault.
+            let _ = inbox.wait_for(Some(INIT_LIMIT), |mail| {
+                let all = mail.obeyed >= inits;
+                all.then(|| mail.obeyed = 0)
+            });
+        }
+    }
+
+    /// A vCPU of this shard has obeyed the INIT of another.
+    pub fn obeyed(&self, by: u8, version: u64, waiter: u8) {
+        self.bring(
+            waiter,
+            |mail| mail.obeyed += 1,
+            &Packet::Obeyed {
+                vcpu: waiter,
+                by,
+                version,
+            },
+        );
     }
 
     /// A vCPU of this shard has enabled or disabled its interrupt controller.
@@ -145,7 +174,7 @@ impl Router {
     /// A vCPU accesses a device from a shard that has none; none when the VM ends first.
     pub fn access(&self, vcpu: u8, access: Access) -> Option<Answer> {
         self.send(HOME, &Packet::Access { vcpu, access });
-        self.inbox(vcpu)?.wait_for(|mail| mail.answer.take())
+        self.inbox(vcpu)?.wait_for(None, |mail| mail.answer.take())
     }
 
     /// A level-triggered interrupt has been served.
@@ -231,6 +260,10 @@ impl Router {
             Packet::Access { vcpu, access } => self.give_desk(Job::Access { from, vcpu, access }),
             Packet::Doorbell { access } => self.give_desk(Job::Doorbell { access }),
             Packet::Answer { vcpu, value } => put(vcpu, &mut |mail| mail.answer = Some(Answer { value })),
+            Packet::Obeyed { vcpu, by, version } => {
+                self.owners.learn(by, Owner { shard: from, version });
+                put(vcpu, &mut |mail| mail.obeyed += 1);
+            }
             Packet::Leave { vcpu, to } => put(vcpu, &mut |mail| mail.leave = Some(to)),
             Packet::Arrive { vcpu, traveller } => {
                 let mut traveller = Some(traveller);

@@ -12,7 +12,10 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub enum Startup {
     /// Reset, and wait.
-    Init,
+    Init {
+        /// The vCPU that sent it, which waits until it is done.
+        from: Option<u8>,
+    },
     /// Start in real mode at this page.
     Start {
         /// The page's number.
@@ -37,7 +40,7 @@ impl Startups {
         if number <= self.done {
             return;
         }
-        if startup == Startup::Init {
+        if matches!(startup, Startup::Init { .. }) {
             self.held.retain(|held, _| *held > number);
             self.done = number - 1;
         } else if self.held.len() >= HELD_MAX {
@@ -83,11 +86,10 @@ mod tests {
 
     use super::*;
 
+    const INIT: Startup = Startup::Init { from: None };
+
     fn startup() -> impl Strategy<Value = Startup> {
-        prop_oneof![
-            Just(Startup::Init),
-            (0..4_u8).prop_map(|page| Startup::Start { page }),
-        ]
+        prop_oneof![Just(INIT), (0..4_u8).prop_map(|page| Startup::Start { page }),]
     }
 
     proptest! {
@@ -109,7 +111,7 @@ mod tests {
                 }
             }
             prop_assert!(startups.is_empty());
-            let from = sent.iter().rposition(|startup| *startup == Startup::Init).unwrap_or(0);
+            let from = sent.iter().rposition(|startup| *startup == INIT).unwrap_or(0);
             prop_assert!(taken.ends_with(&sent[from..]));
             prop_assert!(taken.len() <= sent.len());
         }
@@ -123,9 +125,9 @@ mod tests {
         }
         assert!(startups.held.len() <= HELD_MAX);
         assert_eq!(startups.take(), None);
-        startups.put(1000, Startup::Init);
+        startups.put(1000, INIT);
         startups.put(1001, Startup::Start { page: 7 });
-        assert_eq!(startups.take(), Some(Startup::Init));
+        assert_eq!(startups.take(), Some(INIT));
         assert_eq!(startups.take(), Some(Startup::Start { page: 7 }));
         assert_eq!(startups.take(), None);
     }

@@ -32,6 +32,9 @@ pub enum StateError {
     /// This host can't hold what the other had.
     #[error("this host's KVM does not take the model-specific register {0:#x} of the saved vCPU")]
     Register(u32),
+    /// A state that no interrupt controller can be in.
+    #[error("a vCPU came with an interrupt controller in an impossible state")]
+    Insane,
     /// More than KVM's tables hold.
     #[error("the saved vCPU has more CPUID leaves or registers than KVM takes")]
     TooMany,
