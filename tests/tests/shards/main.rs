@@ -1,5 +1,6 @@
 //! Risk: a device serves only the shard that it is in; an end or an error leaves something of a VM in one of its cells.
 
+mod cells;
 mod devices;
 mod errors;
 
