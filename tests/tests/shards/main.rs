@@ -3,6 +3,7 @@
 mod cells;
 mod devices;
 mod errors;
+mod hostile;
 
 use std::time::Duration;
 
