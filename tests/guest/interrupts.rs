@@ -7,13 +7,14 @@ use core::arch::{asm, global_asm};
 use core::ptr::{addr_of, addr_of_mut};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::{CPUS_MAX, apic, count, cpu, serial};
+use crate::{CPUS_MAX, apic, count, cpu, hostile, serial};
 
 /// The lowest vector of storms.
 pub const FIRST_VECTOR: u8 = 0x30;
 /// The highest.
 pub const LAST_VECTOR: u8 = 0xEF;
 const NMI: u64 = 2;
+const GENERAL_PROTECTION: u64 = 13;
 const FIRST_INTERRUPT: u64 = 32;
 /// Remembered of the order in which a CPU took interrupts.
 const RECENT: usize = 8;
@@ -128,6 +129,10 @@ global_asm!(
     ".set vector, 0",
     ".rept 256",
     ".balign 16",
+    // The CPU has pushed an error code, or gets one here.
+    ".if vector != 8 && (vector < 10 || vector > 14) && vector != 17 && vector != 21 && vector != 29 && vector != 30",
+    "push 0",
+    ".endif",
     ".byte 0x68", // push with 32 bits, so that all are alike
     ".long vector",
     "jmp interrupt_common",
@@ -151,7 +156,7 @@ global_asm!(
     "push r15",
     "mov rbp, rsp",
     "mov rdi, [rbp + 15 * 8]",
-    "lea rsi, [rbp + 16 * 8]",
+    "lea rsi, [rbp + 17 * 8]",
     "sub rsp, 512",
     "and rsp, -16",
     "fxsave64 [rsp]",
@@ -174,7 +179,7 @@ global_asm!(
     "pop rdx",
     "pop rcx",
     "pop rax",
-    "add rsp, 8",
+    "add rsp, 16",
     "iretq",
 );
 
@@ -229,19 +234,24 @@ pub fn load(me: usize) {
     SEEN[me].class.store(0, Ordering::Relaxed);
 }
 
-/// Called by every entry, with interrupts kept out. `frame` is what the CPU has pushed.
+/// Called by every entry, with interrupts kept out. `frame` is what the CPU has pushed, from the instruction pointer on.
 #[unsafe(no_mangle)]
-extern "C" fn interrupt(vector: u64, frame: *const u64) {
+extern "C" fn interrupt(vector: u64, frame: *mut u64) {
     if vector == NMI {
         count(&SEEN[me()].nmis);
         return;
     }
+    if vector == GENERAL_PROTECTION && hostile::is_on() {
+        // SAFETY: the frame is the interrupted code's, which takes an access that is refused for done.
+        unsafe { hostile::skip(frame) };
+        return;
+    }
     if vector < FIRST_INTERRUPT {
-        // SAFETY: an error code or the instruction pointer, and what follows it.
-        let (first, second) = unsafe { (*frame, *frame.add(1)) };
+        // SAFETY: the instruction pointer, and the error code below it.
+        let (code, at) = unsafe { (*frame.sub(1), *frame) };
         serial::give_up(|line| {
             let line = line.text(" an exception").number("vector", vector);
-            line.address("first", first).address("second", second)
+            line.address("code", code).address("at", at)
         });
     }
     let (me, vector) = (me(), vector as u8);

@@ -5,7 +5,8 @@
 //! sent with what came, writes one line of counts that ends with `all well` or `NOT WELL`, and turns the machine off.
 //!
 //! Of the kernel's command line it reads `storm.cpus=` (as many as the machine has), `storm.sweeps=` for each CPU and epoch,
-//! and `storm.epochs=`; with 0 it goes on until `q` is typed on the console.
+//! and `storm.epochs=`; with 0 it goes on until `q` is typed on the console. With `storm.hostile=1` it counts nothing, and all CPUs do
+//! what no kernel does (`hostile`).
 
 #![no_std]
 #![no_main]
@@ -13,6 +14,7 @@
 mod apic;
 mod boot;
 mod cpu;
+mod hostile;
 mod interrupts;
 mod quiet;
 mod runtime;
@@ -79,6 +81,10 @@ extern "C" fn first_cpu(boot_params: usize) -> ! {
         quiet::start_up(cpu, 0);
     }
     drop(Line::new().text("storm begins").number("cpus", cpus() as u64));
+    if option(b"storm.hostile=", 0) == 1 {
+        hostile::turn_on();
+        hostile::harass(0);
+    }
     let mut epoch = 0;
     while epochs == 0 || epoch < epochs {
         epoch += 1;
@@ -110,6 +116,9 @@ extern "C" fn other_cpu(me: usize) -> ! {
     loop {
         let begun = || {
             count(&HEARTBEATS[me]);
+            if hostile::is_on() {
+                hostile::harass(me);
+            }
             EPOCH.load(Ordering::Acquire) != epoch
         };
         storm::wait_for(storm::LATE_AFTER, begun, || late("the first CPU is away", me));

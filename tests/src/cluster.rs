@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::{Scratch, mirrorball};
+use crate::{Scratch, host, mirrorball};
 
 /// Cells that are up. Ended when dropped; VMs that still run are left alone.
 pub struct Cluster;
@@ -71,6 +71,11 @@ impl Cluster {
         self.cells()[number].clone()
     }
 
+    /// Whether the cell runs in another life than its first. On a machine that is slow enough it may take more than one.
+    pub fn is_new(cell: &Value) -> bool {
+        cell["life"].as_u64().is_some_and(|life| life > 1)
+    }
+
     /// The VMs of a cell.
     #[track_caller]
     pub fn vms(&self, number: usize) -> Vec<String> {
@@ -85,6 +90,14 @@ impl Cluster {
     #[track_caller]
     pub fn given_bytes(&self, number: usize) -> u64 {
         self.cell(number)["given_bytes"].as_u64().expect("bytes")
+    }
+
+    /// Kills a cell's process and what would start it again.
+    #[track_caller]
+    pub fn kill_for_good(&self, number: usize) {
+        let pid = self.pid(number);
+        host::kill9(host::parent(pid));
+        host::kill9(pid);
     }
 
     /// The process of a cell.

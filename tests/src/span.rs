@@ -37,6 +37,16 @@ impl Vm {
         shards
     }
 
+    /// The guest's clock is still the time stamp counter, and its kernel has nothing to complain of.
+    #[track_caller]
+    pub fn expect_sound_clock(&self) {
+        let source = self.sh("cat /sys/devices/system/clocksource/clocksource0/current_clocksource");
+        assert_eq!(source.trim(), "tsc");
+        let complaints =
+            "dmesg | grep -E 'unstable|stall|lockup|LOCKUP|No irq handler|BUG:|WARNING: CPU' || true";
+        assert_eq!(self.sh(complaints), "");
+    }
+
     /// A call of `mirrorball move`; not yet run.
     pub fn move_vcpu(&self, vcpu: usize, cell: u64) -> Call {
         mirrorball(["move", self.name()])
@@ -62,26 +72,18 @@ impl Moves {
             let vcpu = numbers.below(places.len() as u64) as usize;
             let cell = (places[vcpu] + 1 + numbers.below(cells - 1)) % cells;
             let said = vm.move_vcpu(vcpu, cell).ok();
-            pauses_us.push(pause_us(&said.text(), vm, vcpu, cell));
+            pauses_us.push(pause_us(&said.text(), vm.name(), vcpu, cell));
             places[vcpu] = cell;
         }
         assert_eq!(vm.places(), places, "after {count} moves");
         Self { pauses_us }
     }
-
-    /// How many there were.
-    pub fn count(&self) -> usize {
-        self.pauses_us.len()
-    }
 }
 
 /// The pause of a move, microseconds, from what the command says.
 #[track_caller]
-fn pause_us(said: &str, vm: &Vm, vcpu: usize, cell: u64) -> u64 {
-    let start = format!(
-        "vCPU {vcpu} of {} runs in cell {cell}; it stood still for ",
-        vm.name()
-    );
+fn pause_us(said: &str, vm: &str, vcpu: usize, cell: u64) -> u64 {
+    let start = format!("vCPU {vcpu} of {} runs in cell {cell}; it stood still for ", vm);
     let pause = said.trim().strip_prefix(&start);
     let pause = pause.and_then(|rest| rest.strip_suffix(" us")?.parse().ok());
     pause.unwrap_or_else(|| panic!("{said:?} instead of {start:?} and microseconds"))
@@ -98,5 +100,31 @@ impl fmt::Display for Moves {
             "{} moves; they stood still for {median} us (median), {most} us (99%), {longest} us (longest)",
             sorted.len()
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pause_is_taken_from_the_line_of_its_own_move_only() {
+        let line = "vCPU 3 of web runs in cell 1; it stood still for 812 us\n";
+        assert_eq!(pause_us(line, "web", 3, 1), 812);
+        for (vm, vcpu, cell) in [("we", 3, 1), ("web", 2, 1), ("web", 3, 0)] {
+            assert!(std::panic::catch_unwind(|| pause_us(line, vm, vcpu, cell)).is_err());
+        }
+    }
+
+    #[test]
+    fn moves_are_told_by_their_median_and_their_longest() {
+        let moves = Moves {
+            pauses_us: (1..=100).rev().collect(),
+        };
+        assert_eq!(
+            moves.to_string(),
+            "100 moves; they stood still for 50 us (median), 99 us (99%), 100 us (longest)"
+        );
+        assert!(Moves { pauses_us: vec![] }.to_string().starts_with("0 moves"));
     }
 }

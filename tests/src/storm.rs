@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::command::BOOT_LIMIT;
+use crate::command::{BOOT_LIMIT, mirrorball};
 use crate::terminal::Terminal;
 use crate::{Scratch, Vm, host};
 
@@ -32,25 +32,37 @@ impl Storm {
     /// Starts it with these flags of `run`, and waits until all CPUs have started.
     #[track_caller]
     pub fn start(scratch: &Scratch, name: &str, extent: Extent, flags: &[&str]) -> Self {
+        Self::run(scratch, name, extent.cpus, &extent.words(), flags)
+    }
+
+    /// Starts it to do what no kernel does, which counts nothing. It ends somehow, or is killed.
+    #[track_caller]
+    pub fn hostile(scratch: &Scratch, name: &str, cpus: usize, flags: &[&str]) -> Self {
+        let words = format!("storm.cpus={cpus} storm.hostile=1");
+        Self::run(scratch, name, cpus, &words, flags)
+    }
+
+    #[track_caller]
+    fn run(scratch: &Scratch, name: &str, cpus: usize, words: &str, flags: &[&str]) -> Self {
         let kernel = scratch.write("storm", KERNEL);
         let name = format!("t-{name}-{}", std::process::id());
-        let (cpus, words) = (extent.cpus.to_string(), extent.words());
+        let count = cpus.to_string();
         let kernel = kernel.to_str().expect("UTF-8");
         let run = ["run", "--lab", "never", "--name", &name, "--net", "none"];
         let machine = [
             "--memory",
             "256M",
             "--cpus",
-            &cpus,
+            &count,
             "--kernel",
             kernel,
             "--cmdline",
-            &words,
+            words,
         ];
         let vm = Vm::named(&name);
         let mut terminal = Terminal::mirrorball(&[&run[..], &machine, flags].concat());
         terminal.expect("storm begins", BOOT_LIMIT);
-        for cpu in 1..extent.cpus {
+        for cpu in 1..cpus {
             assert!(
                 terminal.seen().contains(&format!("CPU number={cpu}\r")),
                 "CPU {cpu} did not say that it has started:\n{}",
@@ -64,6 +76,13 @@ impl Storm {
     #[track_caller]
     pub fn stop(&mut self) {
         self.terminal.send(b"q");
+    }
+
+    /// Kills it if it has not ended; the exit status of its `run`, and what that showed.
+    #[track_caller]
+    pub fn end(mut self, limit: Duration) -> (i32, String) {
+        let _ = mirrorball(["kill", self.vm.name()]).run();
+        (self.terminal.wait(limit), self.terminal.seen())
     }
 
     /// Its counts, when it has ended.

@@ -9,11 +9,6 @@ use serde_json::Value;
 /// How long a cell's next process and the monitors of its VMs may take to find each other.
 const BACK_LIMIT: Duration = Duration::from_secs(20);
 
-/// Whether the cell runs in another life than its first. On a machine that is slow enough it may take more than one.
-fn is_new(cell: &Value) -> bool {
-    cell["life"].as_u64().is_some_and(|life| life > 1)
-}
-
 /// The CPUs that a thread of the process may use, for each of its threads.
 fn allowed(pid: u32) -> Vec<String> {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task"))
@@ -170,7 +165,7 @@ fn a_cell_that_dies_costs_no_vm() {
     host::kill9(first);
     wait::until("the cell starts anew and has its VM", BACK_LIMIT, || {
         let cell = cluster.cell(1);
-        (is_new(&cell) && cell["pid"] != first && cell["vms"][0] == vm.name()).then_some(())
+        (Cluster::is_new(&cell) && cell["pid"] != first && cell["vms"][0] == vm.name()).then_some(())
     });
     // Longer than VMs whose monitors don't come are waited for.
     std::thread::sleep(Duration::from_secs(6));
@@ -298,7 +293,8 @@ fn memory_that_is_lent_is_used_and_given_back_when_it_is_not() {
             return None;
         }
         let cells = cells.json();
-        (is_new(&cells[0]) && is_new(&cells[1]) && cells[1]["vms"][0] == vm.name()).then_some(())
+        (Cluster::is_new(&cells[0]) && Cluster::is_new(&cells[1]) && cells[1]["vms"][0] == vm.name())
+            .then_some(())
     });
     assert_eq!(lent_mib(&cluster), 56);
     assert_eq!(vm.boot_id(), boot);
@@ -336,7 +332,7 @@ fn a_cell_that_hangs_holds_up_no_other() {
     nix::sys::signal::kill(hung, nix::sys::signal::Signal::SIGCONT).expect("ours");
     wait::until("the cell starts anew and has its VM", BACK_LIMIT, || {
         let cell = cluster.cell(1);
-        (is_new(&cell) && cell["vms"][0] == vm.name()).then_some(())
+        (Cluster::is_new(&cell) && cell["vms"][0] == vm.name()).then_some(())
     });
     vm.sh("echo still here");
 }

@@ -41,8 +41,7 @@ fn four_cells_are_one_machine() {
     tool(&["ipi", "4", "6"]);
     println!("{}", Moves::by_chance(&vm, 4, 40, 71));
     tool(&["churn", "4", "6"]);
-    let source = vm.sh("cat /sys/devices/system/clocksource/clocksource0/current_clocksource");
-    assert_eq!(source.trim(), "tsc");
+    vm.expect_sound_clock();
     vm.stop();
     vm.wait_ended(Duration::from_secs(10));
     for cell in 0..4 {

@@ -1,7 +1,9 @@
 //! Risk: a device serves only the shard that it is in; an end or an error leaves something of a VM in one of its cells.
 
+mod cells;
 mod devices;
 mod errors;
+mod hostile;
 
 use std::time::Duration;
 

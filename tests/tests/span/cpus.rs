@@ -80,13 +80,3 @@ fn nmis(vm: &Vm) -> Vec<u64> {
     assert_eq!(counts.len(), CPUS, "{row}");
     counts
 }
-
-/// Their time stamp counters are still the kernel's clock, and it has nothing to complain of.
-#[track_caller]
-pub fn keep_their_clock(vm: &Vm) {
-    let source = vm.sh("cat /sys/devices/system/clocksource/clocksource0/current_clocksource");
-    assert_eq!(source.trim(), "tsc");
-    let complaints =
-        "dmesg | grep -E 'unstable|stall|lockup|LOCKUP|No irq handler|BUG:|WARNING: CPU' || true";
-    assert_eq!(vm.sh(complaints), "");
-}

@@ -75,7 +75,7 @@ fn every_cpu_works_and_sees_the_same_time() {
     let said = tool(&vm, &["ipi", "4", "12"]);
     assert!(!said.contains("function_calls=0"), "{said}");
     tool(&vm, &["churn", "4", "12"]);
-    cpus::keep_their_clock(&vm);
+    vm.expect_sound_clock();
     vm.stop();
 }
 
@@ -89,6 +89,6 @@ fn cpus_go_offline_and_come_back_and_get_nmis() {
     for sender in 0..CPUS {
         cpus::get_nmis_from(&vm, sender);
     }
-    cpus::keep_their_clock(&vm);
+    vm.expect_sound_clock();
     vm.stop();
 }

@@ -11,10 +11,12 @@ use std::thread;
 use guest_tests::pattern::Numbers;
 
 use crate::Fault;
-use crate::pinned::{pin, sleep_while, wake};
+use crate::pinned::{alarm_after, pin, sleep_while, wake};
 
 /// Turns of a look at the baton before its thread sleeps: others may have this CPU, in a lab host for instance.
 const LOOKS: u32 = 2000;
+/// A baton that is lost is waited for no longer.
+const LIMIT_S: u64 = 120;
 
 /// What is handed on. The last hand-over tells all to stop.
 struct Baton {
@@ -35,6 +37,7 @@ struct Seen {
 
 /// `count` hand-overs between CPUs 0 to `cpus` - 1.
 pub fn hand_over(cpus: usize, count: u64) -> Result<String, Fault> {
+    alarm_after(LIMIT_S);
     if cpus < 2 {
         return Err("one CPU has nobody to hand over to".into());
     }
