@@ -158,12 +158,16 @@ impl Traces {
         for place in runtime_places() {
             list(Path::new(&place), 0, &mut files);
         }
-        // The registry's own files stay; a VM's do not.
-        files.retain(|name| {
-            !["/mirrorball", "/vms", "/vms/.cid", "/vms/.lock"]
-                .iter()
-                .any(|own| name.ends_with(own))
-        });
+        // The registry's own files stay, and what was measured of the host; a VM's do not.
+        const KEPT: [&str; 6] = [
+            "/mirrorball",
+            "/vms",
+            "/vms/.cid",
+            "/vms/.lock",
+            "/measured.facts",
+            "/measuring.lock",
+        ];
+        files.retain(|name| !KEPT.iter().any(|own| name.ends_with(own)));
         let sockets = fs::read_to_string("/proc/net/unix").unwrap_or_default();
         let sockets = sockets.lines().filter_map(|line| line.split_whitespace().nth(7));
         let interfaces = fs::read_dir("/sys/class/net").into_iter().flatten().flatten();

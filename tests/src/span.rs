@@ -42,8 +42,9 @@ impl Vm {
     pub fn expect_sound_clock(&self) {
         let source = self.sh("cat /sys/devices/system/clocksource/clocksource0/current_clocksource");
         assert_eq!(source.trim(), "tsc");
-        let complaints =
-            "dmesg | grep -E 'unstable|stall|lockup|LOCKUP|No irq handler|BUG:|WARNING: CPU' || true";
+        // Of any guest of an emulated processor the kernel says that its XSAVE area has an odd size.
+        let complaints = "dmesg | grep -E 'unstable|stall|lockup|LOCKUP|No irq handler|BUG:|WARNING: CPU' \
+                          | grep -v fpu__init_system_xstate || true";
         assert_eq!(self.sh(complaints), "");
     }
 

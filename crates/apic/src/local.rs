@@ -241,6 +241,12 @@ impl LocalApic {
         Some(vector).filter(|&vector| self.level.contains(vector))
     }
 
+    /// Whether the end of what is in service can be told late: something is, it is no level, and nothing waits for its end.
+    pub fn may_end_unseen(&self) -> bool {
+        let highest = self.in_service.highest();
+        highest.is_some_and(|vector| !self.level.contains(vector)) && self.requested.is_empty()
+    }
+
     /// The TSC at which the timer's interrupt comes, whatever its mode; `None` if it is not armed or masked.
     pub fn timer_due(&self) -> Option<u64> {
         self.timer.due()

@@ -347,12 +347,13 @@ impl Machine {
             }
             let counters = Arc::new(VcpuCounters::default());
             let local = match &self.span {
-                Some(home) => {
-                    Some(
-                        home.parts
-                            .vcpu(&travelling(&self.register_numbers), &fd, id, counters.clone())?,
-                    )
-                }
+                Some(home) => Some(home.parts.vcpu(
+                    &travelling(&self.register_numbers),
+                    &fd,
+                    id,
+                    &self.memory,
+                    counters.clone(),
+                )?),
                 None => {
                     seconds.push(second(&self.vm, &fd)?);
                     None
@@ -413,7 +414,8 @@ pub(crate) fn prepare_vcpu(
     let mut leaves =
         cpuid::of_vcpu(cpuid, id, count, cache_sharers).map_err(|_| MachineError::Lacking("short CPUID"))?;
     if spans {
-        span::machine::adjust_cpuid(&mut leaves);
+        let khz = fd.get_tsc_khz().map_err(kvm("read the frequency of the TSC"))?;
+        span::machine::adjust_cpuid(&mut leaves, khz);
     }
     fd.set_cpuid2(&leaves).map_err(kvm("set CPUID"))?;
     let msrs = registers::model_specific().map_err(|_| MachineError::Lacking("room for MSRs"))?;

@@ -77,7 +77,7 @@ pub fn start(control: &mut UnixStream, launch: PartLaunch, mut files: Files) -> 
         let fd = vm.create_vcpu(u64::from(id)).map_err(failed("make a vCPU"))?;
         machine::prepare_vcpu(&fd, &cpuid, (id, count), leaves::cache_sharers(&span.vcpus), true)?;
         let counters = Arc::new(VcpuCounters::default());
-        let local = parts.vcpu(&numbers, &fd, id, counters.clone())?;
+        let local = parts.vcpu(&numbers, &fd, id, &memory, counters.clone())?;
         let bus = |space| forwarded(space, id, &parts.router, &layout).map_err(MachineError::from);
         vcpus.push(Vcpu {
             fd,

@@ -11,6 +11,7 @@ use kvm_bindings::{kvm_debugregs, kvm_regs, kvm_sregs, kvm_vcpu_events};
 use kvm_ioctls::VcpuFd;
 
 use super::clock::{GuestTsc, monotonic_ns};
+use super::eoi::{MSR_SHARED_EOI, SharedEoi};
 use super::inbox::Inbox;
 use super::ioctls;
 use super::mail::Signals;
@@ -22,13 +23,14 @@ use super::timer::Alarm;
 use super::travel::{Mode, Traveller};
 use crate::arch::x86_64::state::{Processor, StateError};
 use crate::kick::Kickable;
+use crate::memory::GuestRam;
 use crate::vcpu::VcpuCounters;
 
 const MSR_TSC: u32 = 0x10;
 const MSR_TSC_ADJUST: u32 = 0x3B;
 const MSR_TSC_DEADLINE: u32 = 0x6E0;
 /// The timer's own clock is this much slower than the TSC: about what a bus clock was.
-const TSC_PER_TICK: u32 = 16;
+pub const TSC_PER_TICK: u32 = 16;
 const X2APIC_EOI: u32 = 0x80B;
 const X2APIC_ICR: u32 = 0x830;
 
@@ -65,6 +67,7 @@ pub struct Local {
     is_here: bool,
     version: u64,
     signals: Signals,
+    eoi: SharedEoi,
     alarm: Option<Alarm>,
 }
 
@@ -76,6 +79,7 @@ impl Local {
         tsc: GuestTsc,
         reset: Reset,
         register_numbers: Arc<Vec<u32>>,
+        memory: GuestRam,
         counters: Arc<VcpuCounters>,
     ) -> Self {
         let is_here = router.owner(vcpu).is_some_and(|owner| owner.shard == router.me());
@@ -90,6 +94,7 @@ impl Local {
             is_here,
             version: 0,
             signals: Signals::default(),
+            eoi: SharedEoi::new(memory),
             alarm: None,
             router,
         }
@@ -132,16 +137,17 @@ impl Local {
         self.mode = Mode::Running;
         self.inject(fd)?;
         self.set_alarm();
-        Ok(if self.inbox().enter() {
-            Next::Enter
-        } else {
-            Next::Again
-        })
+        if !self.inbox().enter() {
+            return Ok(Next::Again);
+        }
+        self.eoi.offer(&self.apic);
+        Ok(Next::Enter)
     }
 
     /// The vCPU has left the guest.
     pub fn after(&mut self, fd: &mut VcpuFd) {
         self.inbox().left();
+        self.eoi.collect(&mut self.apic);
         let run = fd.get_kvm_run();
         if u64::from(self.apic.task_priority() >> 4) != run.cr8 {
             self.apic.set_task_priority((run.cr8 as u8) << 4);
@@ -157,6 +163,10 @@ impl Local {
     /// The guest reads a register that is not KVM's; none for one that does not exist, or must not be read.
     pub fn read(&mut self, index: u32) -> Option<u64> {
         VcpuCounters::count(&self.counters.msr);
+        if index == MSR_SHARED_EOI {
+            return Some(self.eoi.register());
+        }
+        self.eoi.collect(&mut self.apic);
         self.apic.read(index, self.tsc.now()).ok()
     }
 
@@ -171,8 +181,10 @@ impl Local {
         match index {
             // All vCPUs have one counter, wherever they are: none may set its own.
             MSR_TSC | MSR_TSC_ADJUST => return true,
+            MSR_SHARED_EOI => return self.eoi.set_register(value),
             _ => {}
         }
+        self.eoi.collect(&mut self.apic);
         match self.apic.write(index, value, self.tsc.now()) {
             Ok(Written::Nothing) => {}
             Ok(Written::Send(ipi)) => {
@@ -209,6 +221,7 @@ impl Local {
             apic: self.apic.clone(),
             mode: self.mode,
             signals: std::mem::take(&mut self.signals),
+            shared_eoi: self.eoi.register(),
             version: self.version,
             from: self.router.me(),
             refused,
@@ -244,6 +257,7 @@ impl Local {
             apic,
             mode,
             signals,
+            shared_eoi,
             version,
             from,
             refused,
@@ -256,6 +270,8 @@ impl Local {
         }
         let given = processor.give(fd, || Ok(()));
         self.version = version;
+        // A value that was taken once is taken again.
+        self.eoi.set_register(shared_eoi);
         self.apic = apic;
         self.mode = mode;
         self.signals = Signals::default();
@@ -339,6 +355,7 @@ impl Local {
             .map_err(refused("reset registers"))?;
         let was_enabled = self.apic.is_enabled();
         self.apic.init();
+        self.eoi.set_register(0);
         self.signals.nmi = false;
         if was_enabled {
             self.router.enabled(self.vcpu, false);
@@ -373,7 +390,7 @@ impl Local {
             Mode::Running => false,
             Mode::Waiting => true,
             Mode::Halted { interruptible } => {
-                !self.signals.nmi && !(interruptible && self.apic.next().is_some())
+                !(self.signals.nmi || interruptible && self.apic.next().is_some())
             }
         }
     }

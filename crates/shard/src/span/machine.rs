@@ -10,10 +10,11 @@ use kvm_ioctls::{Cap, Kvm, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRang
 
 use super::clock::GuestTsc;
 use super::desk::{Desk, IoApicDevice, JOBS_MAX, Job};
+use super::eoi::{FEATURE_SHARED_EOI, MSR_SHARED_EOI};
 use super::forward::Forward;
 use super::ioctls;
 use super::link::{Receiving, Sending};
-use super::local::{Local, Reset};
+use super::local::{Local, Reset, TSC_PER_TICK};
 use super::packet::Space;
 use super::router::{HOME, Router};
 use super::wiring::SpanWiring;
@@ -23,6 +24,7 @@ use crate::bus::{Bus, Overlap};
 use crate::ending::EndSignal;
 use crate::launch::{Ending, SpanLaunch};
 use crate::machine::MachineError;
+use crate::memory::GuestRam;
 use crate::process::{Files, ReceiveError};
 use crate::sandbox::{ThreadKind, Threads};
 use crate::vcpu::VcpuCounters;
@@ -100,6 +102,7 @@ impl SpanParts {
         kvm_numbers: &[u32],
         fd: &VcpuFd,
         vcpu: u8,
+        memory: &GuestRam,
         counters: Arc<VcpuCounters>,
     ) -> Result<Local, MachineError> {
         let kvm = |what| move |source| MachineError::Kvm { what, source };
@@ -114,7 +117,15 @@ impl SpanParts {
         }
         let numbers = state::present(fd, kvm_numbers).map_err(MachineError::State)?;
         let router = self.router.clone();
-        Ok(Local::new(vcpu, router, tsc, reset, Arc::new(numbers), counters))
+        Ok(Local::new(
+            vcpu,
+            router,
+            tsc,
+            reset,
+            Arc::new(numbers),
+            memory.clone(),
+            counters,
+        ))
     }
 
     /// Starts the threads that receive, and the home's desk.
@@ -191,6 +202,7 @@ pub fn prepare(vm: &VmFd) -> Result<(), MachineError> {
     let ranges = [
         range(both, MSR_APIC_BASE),
         range(both, MSR_TSC_DEADLINE),
+        range(both, MSR_SHARED_EOI),
         range(MsrFilterRangeFlags::WRITE, MSR_TSC),
         range(MsrFilterRangeFlags::WRITE, MSR_TSC_ADJUST),
     ];
@@ -237,16 +249,76 @@ fn set_reset(fd: &VcpuFd, vcpu: u8) -> Result<Reset, MachineError> {
     Ok(Reset { registers, special })
 }
 
-/// CPUID for a guest without KVM's clock, and with a TSC that it may rely on.
-pub fn adjust_cpuid(leaves: &mut CpuId) {
+/// CPUID for a guest without KVM's clock, and with a TSC of `tsc_khz` that it may rely on.
+///
+/// On Intel hosts KVM takes writes of the deadline timer before it asks whose they are, and loses them where it has no
+/// controller (`handle_fastpath_set_tscdeadline`, Linux 5.8 and later). So the guest gets the plain timer there, and its
+/// frequency, that it need not measure it.
+pub fn adjust_cpuid(leaves: &mut CpuId, tsc_khz: u32) {
+    const FEATURES: u32 = 1;
+    const TSC_DEADLINE: u32 = 1 << 24;
+    const CRYSTAL: u32 = 0x15;
     const KVM_FEATURES: u32 = 0x4000_0001;
     const POWER: u32 = 0x8000_0007;
     const INVARIANT_TSC: u32 = 1 << 8;
+    let leaf_0 = leaves.as_slice().iter().find(|leaf| leaf.function == 0);
+    let is_intel = leaf_0.is_some_and(|leaf| leaf.ebx == u32::from_le_bytes(*b"Genu"));
     for leaf in leaves.as_mut_slice() {
         match leaf.function {
-            KVM_FEATURES => (leaf.eax, leaf.edx) = (0, 0),
+            FEATURES if is_intel => leaf.ecx &= !TSC_DEADLINE,
+            CRYSTAL if is_intel => {
+                let hz = u64::from(tsc_khz) * 1000 / u64::from(TSC_PER_TICK);
+                (leaf.eax, leaf.ebx, leaf.ecx) = (1, TSC_PER_TICK, u32::try_from(hz).unwrap_or(0));
+            }
+            KVM_FEATURES => (leaf.eax, leaf.edx) = (FEATURE_SHARED_EOI, 0),
             POWER => leaf.edx |= INVARIANT_TSC,
             _ => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvm_bindings::kvm_cpuid_entry2;
+
+    use super::*;
+
+    fn adjusted(vendor: [u8; 4]) -> impl Fn(u32) -> kvm_cpuid_entry2 {
+        let leaf = |function| kvm_cpuid_entry2 {
+            function,
+            ebx: u32::from_le_bytes(vendor),
+            eax: u32::MAX,
+            ecx: u32::MAX,
+            ..Default::default()
+        };
+        let mut leaves =
+            CpuId::from_entries(&[0, 1, 0x15, 0x4000_0001, 0x8000_0007].map(leaf)).expect("few leaves");
+        adjust_cpuid(&mut leaves, 3_200_000);
+        move |function| {
+            let found = leaves.as_slice().iter().find(|leaf| leaf.function == function);
+            *found.expect("it was there")
+        }
+    }
+
+    #[test]
+    fn guests_get_the_timer_that_the_host_can_leave_to_us() {
+        let (amd, intel) = (adjusted(*b"Auth"), adjusted(*b"Genu"));
+        assert_ne!(amd(1).ecx & 1 << 24, 0);
+        assert_eq!(intel(1).ecx & 1 << 24, 0);
+        let crystal = intel(0x15);
+        assert_eq!((crystal.ebx / crystal.eax, crystal.ecx), (16, 200_000_000));
+        for leaf in [amd, intel] {
+            assert_eq!(
+                (leaf(0x4000_0001).eax, leaf(0x4000_0001).edx),
+                (FEATURE_SHARED_EOI, 0)
+            );
+            assert_ne!(leaf(0x8000_0007).edx & 1 << 8, 0);
+        }
+    }
+
+    #[test]
+    fn what_is_one_for_the_vm_does_not_travel() {
+        let numbers = [0x10, 0x3B, 0x174, 0x6E0, 0x4B56_4D00, 0x4B56_4D04, 0xC000_0080];
+        assert_eq!(travelling(&numbers), [0x174, 0xC000_0080]);
     }
 }

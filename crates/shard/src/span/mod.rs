@@ -9,7 +9,8 @@
 //! ```
 //!
 //! - [`crate::launch::SpanLaunch`]: what a shard is told of the VM that it is a part of; [`machine`]: how it is made;
-//! - [`local`]: the vCPU's interrupt controller and its sleep; [`timer`] its alarm, [`clock`] its TSC;
+//! - [`local`]: the vCPU's interrupt controller and its sleep; [`timer`] its alarm, [`clock`] its TSC, [`eoi`]
+//!   ends of interrupts without exits;
 //! - [`router`], [`inbox`], [`mail`], [`owners`], [`startup`]: from whoever signals to the vCPU's thread, wherever that is;
 //! - [`link`], [`packet`], [`travel`]: what goes between shards, vCPUs that move among it;
 //! - [`forward`], [`desk`], [`wiring`]: devices, which are all in one shard, the home.
@@ -19,6 +20,7 @@
 
 pub mod clock;
 pub mod desk;
+pub mod eoi;
 pub mod forward;
 pub mod inbox;
 mod ioctls;

@@ -33,6 +33,8 @@ pub struct Traveller {
     pub mode: Mode,
     /// What had come for it and was not looked at.
     pub signals: Signals,
+    /// Where it shares the ends of interrupts ([`super::eoi`]).
+    pub shared_eoi: u64,
     /// Its moves so far, this one included.
     pub version: u64,
     /// The shard that it comes from.

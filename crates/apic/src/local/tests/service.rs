@@ -90,6 +90,25 @@ fn the_end_of_a_level_is_told() {
 
 /// SDM 11.4.7.2: disabled by software, it takes no new vectors; those it has stay, and are served.
 #[test]
+fn an_end_may_be_told_late_when_nobody_waits_for_it() {
+    let mut apic = enabled(0);
+    assert!(!apic.may_end_unseen());
+    apic.accept(0x40, false);
+    assert!(!apic.may_end_unseen());
+    apic.take();
+    assert!(apic.may_end_unseen());
+    // Even one that is not served before the end.
+    apic.accept(0x30, false);
+    assert!(!apic.may_end_unseen());
+    apic.end_of_interrupt();
+    apic.take();
+    assert!(apic.may_end_unseen());
+    apic.accept(0x50, true);
+    apic.take();
+    assert!(!apic.may_end_unseen(), "the IOAPIC waits");
+}
+
+#[test]
 fn disabling_keeps_what_was_accepted() {
     let mut apic = enabled(1);
     apic.accept(0x41, false);
