@@ -14,11 +14,12 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::arch::x86_64::acpi::{self, NodeTable};
+use crate::arch::x86_64::cpuid::{self, Groups};
 use crate::arch::x86_64::kernel::{self, Entry, KernelError};
 use crate::arch::x86_64::layout::{self, Layout};
 use crate::arch::x86_64::memory_map::memory_map;
 use crate::arch::x86_64::state::{self, StateError};
-use crate::arch::x86_64::{cpuid, registers, start};
+use crate::arch::x86_64::{registers, start};
 use crate::bus::{Bus, BusDevice, Overlap};
 use crate::ending::EndSignal;
 use crate::generation::Generation;
@@ -124,7 +125,7 @@ pub struct Machine {
     start: Start,
     register_numbers: Vec<u32>,
     span: Option<Home>,
-    cache_sharers: u8,
+    groups: Groups,
 }
 
 /// What the home of a VM that spans cells has beside other machines.
@@ -280,7 +281,7 @@ impl Machine {
             start,
             register_numbers: state::register_numbers(kvm_fd)?,
             span,
-            cache_sharers: cpuid::cache_sharers(&node_of_each(&spec.nodes, spec.vcpus)),
+            groups: Groups::of(&node_of_each(&spec.nodes, spec.vcpus)),
         })
     }
 
@@ -334,7 +335,7 @@ impl Machine {
             let fd = self.vm.create_vcpu(u64::from(id)).map_err(kvm("make a vCPU"))?;
             match &self.start {
                 Start::Boot { cpuid, entry } => {
-                    prepare_vcpu(&fd, cpuid, (id, count), self.cache_sharers, self.span.is_some())?;
+                    prepare_vcpu(&fd, cpuid, id, self.groups, self.span.is_some())?;
                     if id == 0 {
                         boot(&fd, *entry)?;
                     }
@@ -403,16 +404,15 @@ fn node_of_each(nodes: &[NodeLaunch], vcpus: u8) -> Vec<u8> {
     (0..vcpus).map(|vcpu| node(vcpu).unwrap_or(0) as u8).collect()
 }
 
-/// Makes vCPU `id` of `count` what a firmware would have made it.
+/// Makes vCPU `id` what a firmware would have made it.
 pub(crate) fn prepare_vcpu(
     fd: &VcpuFd,
     cpuid: &CpuId,
-    (id, count): (u8, u8),
-    cache_sharers: u8,
+    id: u8,
+    groups: Groups,
     spans: bool,
 ) -> Result<(), MachineError> {
-    let mut leaves =
-        cpuid::of_vcpu(cpuid, id, count, cache_sharers).map_err(|_| MachineError::Lacking("short CPUID"))?;
+    let mut leaves = cpuid::of_vcpu(cpuid, id, groups).map_err(|_| MachineError::Lacking("short CPUID"))?;
     if spans {
         let khz = fd.get_tsc_khz().map_err(kvm("read the frequency of the TSC"))?;
         span::machine::adjust_cpuid(&mut leaves, khz);

@@ -42,7 +42,7 @@ fn disks_and_network_serve_the_cpus_of_every_cell() {
     let vm = two_cells("devices")
         .memory("512M")
         .disk(&source, "read_only = true")
-        .disk(&copy, "mode = \"exclusive\"")
+        .disk(&copy, "mode = \"exclusive\"\npersistent = true")
         .net("kind = \"user\"")
         .start(&scratch);
     vm.add_tool();

@@ -13,8 +13,9 @@ use super::receive::Files;
 use super::status::exits;
 use super::vcpus::VcpuThreads;
 use super::{ProcessError, kvm_of, log};
+use crate::arch::x86_64::cpuid::Groups;
 use crate::arch::x86_64::layout::Layout;
-use crate::arch::x86_64::{cpuid as leaves, state};
+use crate::arch::x86_64::state;
 use crate::ending::EndSignal;
 use crate::kick;
 use crate::launch::{Ending, Order, PartLaunch, Report};
@@ -75,7 +76,7 @@ pub fn start(control: &mut UnixStream, launch: PartLaunch, mut files: Files) -> 
     let mut vcpus = Vec::with_capacity(usize::from(count));
     for id in 0..count {
         let fd = vm.create_vcpu(u64::from(id)).map_err(failed("make a vCPU"))?;
-        machine::prepare_vcpu(&fd, &cpuid, (id, count), leaves::cache_sharers(&span.vcpus), true)?;
+        machine::prepare_vcpu(&fd, &cpuid, id, Groups::of(&span.vcpus), true)?;
         let counters = Arc::new(VcpuCounters::default());
         let local = parts.vcpu(&numbers, &fd, id, &memory, counters.clone())?;
         let bus = |space| forwarded(space, id, &parts.router, &layout).map_err(MachineError::from);

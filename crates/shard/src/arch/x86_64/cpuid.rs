@@ -1,4 +1,4 @@
-//! What CPUID tells a vCPU: what KVM supports, with this VM's topology: one package, one thread a core.
+//! What CPUID tells a vCPU: what KVM supports, with this VM's topology: a package for each node, one thread a core.
 //!
 //! The APIC id of a vCPU is its number. KVM's own leaves (0x4000_0000) stay: clock, steal time, remote flush.
 //! Nested virtualization is hidden: no guest here needs it, and it is a large part of KVM to attack.
@@ -16,40 +16,49 @@ const LEAF80000001_ECX_SVM: u32 = 1 << 2;
 const LEVEL_SMT: u32 = 1;
 const LEVEL_CORE: u32 = 2;
 
-/// How many vCPUs share a third-level cache, when vCPU v is in node `nodes[v]`: those of a node, if CPUID can say so, which
-/// knows groups of a power of two only; else each has its own. A cache over two nodes would be taken for an error.
-pub fn cache_sharers(nodes: &[u8]) -> u8 {
-    let group = nodes.chunk_by(|a, b| a == b).map(<[u8]>::len).max().unwrap_or(1);
-    let fits = group.is_power_of_two() || group == nodes.len();
-    let together = nodes
-        .chunks(group)
-        .all(|chunk| chunk.iter().all(|node| *node == chunk[0]));
-    let distinct = {
-        let mut first: Vec<u8> = nodes.chunks(group).map(|chunk| chunk[0]).collect();
+/// What CPUID says of which vCPUs belong together.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Groups {
+    /// vCPUs of a package.
+    pub package: u8,
+    /// vCPUs that share a third-level cache.
+    pub cache: u8,
+}
+
+impl Groups {
+    /// When vCPU v is in node `nodes[v]`: each node is a package with a cache, if CPUID can say so, which numbers groups of a
+    /// power of two only; else all are one package, and each has a cache of its own, since one over two nodes would be taken
+    /// for an error.
+    pub fn of(nodes: &[u8]) -> Self {
+        let size = nodes.chunk_by(|a, b| a == b).map(<[u8]>::len).max().unwrap_or(1);
+        let mut first: Vec<u8> = nodes.chunks(size).map(|chunk| chunk[0]).collect();
+        let together = nodes
+            .chunks(size)
+            .all(|chunk| chunk.iter().all(|node| *node == chunk[0]));
         first.sort_unstable();
-        first.windows(2).all(|pair| pair[0] != pair[1])
-    };
-    if fits && together && distinct {
-        group as u8
-    } else {
-        1
+        let distinct = first.windows(2).all(|pair| pair[0] != pair[1]);
+        if size == nodes.len() || (size.is_power_of_two() && together && distinct) {
+            return Self {
+                package: size as u8,
+                cache: size as u8,
+            };
+        }
+        Self {
+            package: nodes.len() as u8,
+            cache: 1,
+        }
     }
 }
 
-/// The leaves of vCPU `id` of `vcpus`, `cache_sharers` of which share each third-level cache.
-pub fn of_vcpu(
-    supported: &CpuId,
-    id: u8,
-    vcpus: u8,
-    cache_sharers: u8,
-) -> Result<CpuId, vmm_sys_util::fam::Error> {
+/// The leaves of vCPU `id`.
+pub fn of_vcpu(supported: &CpuId, id: u8, groups: Groups) -> Result<CpuId, vmm_sys_util::fam::Error> {
     let mut leaves = Vec::with_capacity(supported.as_slice().len() + 4);
     let mut has_extended_topology = false;
     for leaf in supported.as_slice() {
         match leaf.function {
             0xB => has_extended_topology = true,
             0x1F => (),
-            _ => leaves.push(with_topology(*leaf, id, vcpus, cache_sharers)),
+            _ => leaves.push(with_topology(*leaf, id, groups)),
         }
     }
     let leaf_max = leaves
@@ -57,10 +66,10 @@ pub fn of_vcpu(
         .find(|leaf| leaf.function == 0)
         .map_or(0, |leaf| leaf.eax);
     if has_extended_topology || leaf_max >= 0xB {
-        leaves.extend(extended_topology(0xB, id, vcpus));
+        leaves.extend(extended_topology(0xB, id, groups.package));
     }
     if leaf_max >= 0x1F {
-        leaves.extend(extended_topology(0x1F, id, vcpus));
+        leaves.extend(extended_topology(0x1F, id, groups.package));
     }
     CpuId::from_entries(&leaves)
 }
@@ -70,12 +79,13 @@ fn id_bits(vcpus: u8) -> u32 {
     u32::from(vcpus).next_power_of_two().trailing_zeros()
 }
 
-fn with_topology(mut leaf: kvm_cpuid_entry2, id: u8, vcpus: u8, cache_sharers: u8) -> kvm_cpuid_entry2 {
-    let (id32, others) = (u32::from(id), u32::from(vcpus) - 1);
-    let sharers = |eax| sharers(eax, u32::from(cache_sharers) - 1);
+fn with_topology(mut leaf: kvm_cpuid_entry2, id: u8, groups: Groups) -> kvm_cpuid_entry2 {
+    let (id32, package) = (u32::from(id), groups.package);
+    let others = u32::from(package) - 1;
+    let sharers = |eax| sharers(eax, u32::from(groups.cache) - 1);
     match leaf.function {
         0x1 => {
-            leaf.ebx = (leaf.ebx & 0x0000_FFFF) | (id32 << 24) | (u32::from(vcpus) << 16);
+            leaf.ebx = (leaf.ebx & 0x0000_FFFF) | (id32 << 24) | (u32::from(package) << 16);
             leaf.ecx &= !LEAF1_ECX_VMX;
             leaf.ecx |= LEAF1_ECX_X2APIC | LEAF1_ECX_TSC_DEADLINE | LEAF1_ECX_HYPERVISOR;
             leaf.edx = (leaf.edx & !LEAF1_EDX_HTT) | if others > 0 { LEAF1_EDX_HTT } else { 0 };
@@ -91,12 +101,12 @@ fn with_topology(mut leaf: kvm_cpuid_entry2, id: u8, vcpus: u8, cache_sharers: u
                 leaf.ecx |= LEAF80000001_ECX_CMP_LEGACY;
             }
         }
-        0x8000_0008 => leaf.ecx = (leaf.ecx & !0xF0FF) | others | (id_bits(vcpus) << 12),
+        0x8000_0008 => leaf.ecx = (leaf.ecx & !0xF0FF) | others | (id_bits(package) << 12),
         // AMD's caches: as leaf 4, without the cores.
         0x8000_001D if leaf.eax & 0x1F != 0 => {
             leaf.eax = (leaf.eax & !(0xFFF << 14)) | (sharers(leaf.eax) << 14);
         }
-        0x8000_001E => (leaf.eax, leaf.ebx, leaf.ecx) = (id32, id32 & 0xFF, 0),
+        0x8000_001E => (leaf.eax, leaf.ebx, leaf.ecx) = (id32, id32 & 0xFF, id32 / (others + 1)),
         _ => (),
     }
     leaf
@@ -130,18 +140,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn caches_are_shared_within_a_node() {
-        for (nodes, sharers) in [
-            (vec![0], 1),
-            (vec![0; 6], 6),
-            (vec![0, 0, 1, 1], 2),
-            (vec![0, 0, 0, 1, 1, 1], 1),
-            (vec![0, 0, 1], 2),
-            (vec![0, 1, 1], 1),
-            (vec![0, 1, 0, 1], 1),
-            (vec![0, 0, 1, 1, 0, 0], 1),
+    fn nodes_are_packages_where_cpuid_can_say_so() {
+        for (nodes, package, cache) in [
+            (vec![0], 1, 1),
+            (vec![0; 6], 6, 6),
+            (vec![0, 1], 1, 1),
+            (vec![0, 0, 1, 1], 2, 2),
+            (vec![0, 0, 0, 1, 1, 1], 6, 1),
+            (vec![0, 0, 1], 2, 2),
+            (vec![0, 1, 1], 3, 1),
+            (vec![0, 1, 0, 1], 4, 1),
+            (vec![0, 0, 1, 1, 0, 0], 6, 1),
         ] {
-            assert_eq!(cache_sharers(&nodes), sharers, "{nodes:?}");
+            assert_eq!(Groups::of(&nodes), Groups { package, cache }, "{nodes:?}");
         }
     }
 }

@@ -6,10 +6,11 @@ use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 use proptest::prelude::*;
 
 use super::acpi::{NodeTable, tables};
+use super::cpuid::{self, Groups};
 use super::kernel::{Entry, Kernel, KernelError, load, write_cmdline};
 use super::layout::*;
 use super::memory_map::{MemoryKind, memory_map};
-use super::{cpuid, kernel, start};
+use super::{kernel, start};
 use crate::launch::{MemoryLaunch, Pages};
 use crate::memory::{self, GuestRam};
 
@@ -249,7 +250,15 @@ fn cpuid_numbers_every_vcpu() {
     let supported = CpuId::from_entries(&leaves).unwrap();
     for (vcpus, bits) in [(1u8, 0), (2, 1), (3, 2), (4, 2), (5, 3), (254, 8)] {
         for id in [0, vcpus - 1] {
-            let leaves = cpuid::of_vcpu(&supported, id, vcpus, vcpus).unwrap();
+            let leaves = cpuid::of_vcpu(
+                &supported,
+                id,
+                Groups {
+                    package: vcpus,
+                    cache: vcpus,
+                },
+            )
+            .unwrap();
             let get = |function, index| {
                 *leaves
                     .as_slice()
