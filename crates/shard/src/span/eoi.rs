@@ -39,13 +39,12 @@ impl SharedEoi {
         self.register
     }
 
-    /// The guest writes the register; false if that is to fault. The vCPU is out of the guest, and [`SharedEoi::collect`]
-    /// has been called.
-    pub fn set_register(&mut self, value: u64) -> bool {
+    /// The guest writes the register; false if that is to fault. What it has ended at the old place is ended first.
+    pub fn set_register(&mut self, value: u64, apic: &mut LocalApic) -> bool {
+        self.collect(apic);
         let sane = value & RESERVED == 0;
         if sane {
             self.register = value;
-            self.offered = false;
         }
         sane
     }
@@ -107,7 +106,7 @@ mod tests {
     #[test]
     fn what_the_guest_ended_is_ended_and_what_it_did_not_is_not() {
         let (mut eoi, mut apic, memory) = parts();
-        assert!(eoi.set_register(PLACE | ENABLED));
+        assert!(eoi.set_register(PLACE | ENABLED, &mut apic));
         eoi.offer(&apic);
         assert_eq!(word(&memory), 0, "nothing is in service");
         apic.accept(0x40, false);
@@ -132,13 +131,22 @@ mod tests {
         eoi.collect(&mut apic);
         apic.accept(0x40, false);
         assert_eq!(apic.next(), Some(0x40), "ended, once");
+        // Linux turns it off in the handler of an interrupt that it has just ended so.
+        apic.take();
+        eoi.offer(&apic);
+        memory
+            .write_obj(0_u8, GuestAddress(PLACE))
+            .expect("the guest ends it");
+        assert!(eoi.set_register(0, &mut apic));
+        apic.accept(0x40, false);
+        assert_eq!(apic.next(), Some(0x40));
     }
 
     #[test]
     fn no_place_is_no_offer() {
         let (mut eoi, mut apic, _memory) = parts();
-        assert!(!eoi.set_register(PLACE | ENABLED | RESERVED));
-        assert!(eoi.set_register((1 << 50) | ENABLED));
+        assert!(!eoi.set_register(PLACE | ENABLED | RESERVED, &mut apic));
+        assert!(eoi.set_register((1 << 50) | ENABLED, &mut apic));
         apic.accept(0x40, false);
         apic.take();
         eoi.offer(&apic);

@@ -181,7 +181,7 @@ impl Local {
         match index {
             // All vCPUs have one counter, wherever they are: none may set its own.
             MSR_TSC | MSR_TSC_ADJUST => return true,
-            MSR_SHARED_EOI => return self.eoi.set_register(value),
+            MSR_SHARED_EOI => return self.eoi.set_register(value, &mut self.apic),
             _ => {}
         }
         self.eoi.collect(&mut self.apic);
@@ -270,9 +270,9 @@ impl Local {
         }
         let given = processor.give(fd, || Ok(()));
         self.version = version;
-        // A value that was taken once is taken again.
-        self.eoi.set_register(shared_eoi);
         self.apic = apic;
+        // A value that was taken once is taken again.
+        self.eoi.set_register(shared_eoi, &mut self.apic);
         self.mode = mode;
         self.signals = Signals::default();
         self.receive(signals);
@@ -355,7 +355,7 @@ impl Local {
             .map_err(refused("reset registers"))?;
         let was_enabled = self.apic.is_enabled();
         self.apic.init();
-        self.eoi.set_register(0);
+        self.eoi.set_register(0, &mut self.apic);
         self.signals.nmi = false;
         if was_enabled {
             self.router.enabled(self.vcpu, false);
