@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cluster::CELLS_MAX;
 use crate::validate::{Fault, asked_to_share, fault};
-use crate::vm::{PagesSpec, Size, VmSpec};
+use crate::vm::{DiskDevice, PagesSpec, Size, VmSpec};
 
 /// What each shard has at least, so that the guest's kernel takes its memory for a node of its own.
 const SHARD_MIN_BYTES: u64 = 64 << 20;
@@ -130,13 +130,21 @@ pub(crate) fn check(spec: &VmSpec) -> Result<(), Fault> {
             "leave out `nodes`, or `span`",
         ));
     }
-    if spec.pages == PagesSpec::Huge1G {
+    if matches!(spec.pages, PagesSpec::Huge2M | PagesSpec::Huge1G) {
         return Err(fault(
             &["pages"],
-            "a spanning VM's memory is divided in steps of 2M, less than a page of 1G",
-            "use `pages = \"2M\"`, `\"thp\"` or `\"4K\"`",
+            "a spanning VM's memory can't be in the host's pool of huge pages",
+            "use `pages = \"thp\"` or `\"4K\"`",
         )
-        .or_by_flag("use `--pages 2M`, `thp` or `4K`"));
+        .or_by_flag("use `--pages thp` or `4K`"));
+    }
+    // Its region would have to be mapped in every shard.
+    if let Some(number) = spec.disks.iter().position(|disk| disk.device == DiskDevice::Pmem) {
+        return Err(fault(
+            &["disks", &number.to_string(), "as"],
+            "a spanning VM has no persistent memory",
+            "leave out `as`, or `span`",
+        ));
     }
     // A page would have to be exchanged in all shards at once; nothing does that.
     if let Some(path) = asked_to_share(spec) {

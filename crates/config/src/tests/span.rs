@@ -23,8 +23,8 @@ fn absent_named_and_chosen() {
 #[test]
 fn what_a_spanning_vm_may_have_beside_its_cells() {
     let spec = read(concat!(
-        "span.cells = [7]\nmemory = \"64M\"\ncpu_limit = 1.5\ncpu_weight = 200\npages = \"2M\"\nshare = \"never\"\n",
-        "root.share = \"never\"\n[[disks]]\npath = \"a.img\"\nas = \"pmem\"\n",
+        "span.cells = [7]\nmemory = \"64M\"\ncpu_limit = 1.5\ncpu_weight = 200\npages = \"thp\"\nshare = \"never\"\n",
+        "root.share = \"never\"\n[[disks]]\npath = \"a.img\"\nqueues = 2\n",
     ));
     assert_eq!(spec.span, Some(SpanSpec::Cells(vec![7])));
 }
@@ -174,20 +174,28 @@ memory = "512M"
 }
 
 #[test]
-fn pages_larger_than_the_steps_of_a_division() {
+fn persistent_memory() {
+    let text = "name = \"vm\"\nspan = \"auto\"\ncpus = 2\n[[disks]]\npath = \"a.img\"\nas = \"pmem\"\n";
+    let said = refused(text);
+    assert!(said.contains("a spanning VM has no persistent memory"), "{said}");
+    assert!(said.contains("6 │ as = \"pmem\""), "{said}");
+}
+
+#[test]
+fn pages_of_the_hosts_pool() {
     let text = r#"image = "debian-12"
 span = "auto"
 pages = "1G"
 "#;
     let shown = r#"
-  × a spanning VM's memory is divided in steps of 2M, less than a page of 1G
+  × a spanning VM's memory can't be in the host's pool of huge pages
    ╭─[vm.toml:3:9]
  2 │ span = "auto"
  3 │ pages = "1G"
    ·         ──┬─
    ·           ╰── here
    ╰────
-  help: use `pages = "2M"`, `"thp"` or `"4K"`
+  help: use `pages = "thp"` or `"4K"`
 "#;
     assert_eq!(refused(text), shown);
 }
