@@ -175,7 +175,8 @@ memory = "512M"
 
 #[test]
 fn persistent_memory() {
-    let text = "image = \"debian-12\"\nspan = \"auto\"\ncpus = 2\n[[disks]]\npath = \"a.img\"\nas = \"pmem\"\n";
+    let text =
+        "image = \"debian-12\"\nspan = \"auto\"\ncpus = 2\n[[disks]]\npath = \"a.img\"\nas = \"pmem\"\n";
     let said = refused(text);
     assert!(said.contains("a spanning VM has no persistent memory"), "{said}");
     assert!(said.contains("6 │ as = \"pmem\""), "{said}");
