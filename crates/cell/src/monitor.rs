@@ -270,6 +270,7 @@ fn one(
     let booted = |booted: vm::Booted<'_>| {
         record.state = State::Running;
         record.shard_pid = Some(booted.pid);
+        record.part_pids = booted.parts.to_vec();
         record.boots += 1;
         record.sandbox_missing = booted.sandbox_missing.to_vec();
         // The record is for people; a VM runs without one.
@@ -318,6 +319,7 @@ fn record(name: &str, spec: &VmSpec, cid: u32) -> Record {
         state: State::Starting,
         monitor_pid: std::process::id(),
         shard_pid: None,
+        part_pids: Vec::new(),
         started_unix_s: started.as_secs(),
         boots: 0,
         cid,

@@ -28,6 +28,9 @@ pub struct Record {
     pub monitor_pid: u32,
     /// The shard's process, while there is one.
     pub shard_pid: Option<i32>,
+    /// The processes of its other shards, when it spans cells.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub part_pids: Vec<i32>,
     /// Seconds since 1970.
     pub started_unix_s: u64,
     /// How often the guest started, reboots included.

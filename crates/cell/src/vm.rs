@@ -288,6 +288,8 @@ fn mend(error: &io::Error) -> &'static str {
 pub struct Booted<'a> {
     /// The shard's process.
     pub pid: i32,
+    /// Those of its other shards.
+    pub parts: &'a [i32],
     /// What of the sandbox could not be applied.
     pub sandbox_missing: &'a [String],
 }
@@ -425,6 +427,7 @@ fn one_boot(
         }
         span.settle(0)?;
     }
+    let part_pids: Vec<i32> = parts.iter().map(|part| part.pid).collect();
     let (mut ours, theirs) = UnixStream::pair()?;
     let spawned = spawn::spawn(
         program.as_fd(),
@@ -477,6 +480,7 @@ fn one_boot(
                     ran = true;
                     booted(Booted {
                         pid: spawned.pid,
+                        parts: &part_pids,
                         sandbox_missing: &sandbox_missing,
                     });
                     if handle.state().ending {

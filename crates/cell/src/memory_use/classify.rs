@@ -35,7 +35,7 @@ impl Mapped {
     }
 }
 
-/// The mappings of one process by what they are.
+/// The mappings of one process by what they are, or of all shards of a VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Classified {
     /// The guest's own memory, which the guest writes to.
@@ -50,6 +50,30 @@ pub struct Classified {
     pub monitor: u64,
     /// The part of that which is swapped out.
     pub monitor_swapped: u64,
+}
+
+impl Classified {
+    /// Adds another shard of the same VM, which maps the same memory. Each page that both map is half in each proportional
+    /// figure, so their sum counts it once; that is what is resident then.
+    pub fn join(&mut self, other: &Self) {
+        for (mine, theirs) in [
+            (&mut self.own, &other.own),
+            (&mut self.frozen, &other.frozen),
+            (&mut self.base, &other.base),
+            (&mut self.programs, &other.programs),
+        ] {
+            for (file, mapped) in theirs {
+                let sum = mine.entry(*file).or_default();
+                sum.proportional += mapped.proportional;
+                sum.copied += mapped.copied;
+                sum.swapped_of_file = sum.swapped_of_file.max(mapped.swapped_of_file);
+                sum.swapped_copies += mapped.swapped_copies;
+                sum.resident = sum.proportional;
+            }
+        }
+        self.monitor += other.monitor;
+        self.monitor_swapped += other.monitor_swapped;
+    }
 }
 
 /// Sorts the mappings of a shard.

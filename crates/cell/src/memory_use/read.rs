@@ -54,7 +54,13 @@ impl Reader {
         let pid = u32::try_from(record.shard_pid?).ok()?;
         let name = &record.name;
         let areas = self.take(&format!("the memory of {name}"), process::areas(pid))?;
-        let page_tables = self.take(&format!("the page tables of {name}"), process::page_tables(pid))?;
+        let mut page_tables = self.take(&format!("the page tables of {name}"), process::page_tables(pid))?;
+        let mut shard = classify(&areas);
+        for part in parts(record) {
+            let areas = self.take(&format!("the memory of a shard of {name}"), process::areas(part));
+            shard.join(&classify(&areas.unwrap_or_default()));
+            page_tables += process::page_tables(part).unwrap_or(0);
+        }
         let files = self
             .take(&format!("the open files of {name}"), process::open_files(pid))
             .unwrap_or_default();
@@ -65,7 +71,7 @@ impl Reader {
         Some(VmReading {
             name: name.clone(),
             memory: record.spec.memory.0,
-            shard: classify(&areas),
+            shard,
             page_tables,
             files,
             monitor_part,
@@ -81,7 +87,7 @@ impl Reader {
         let vms: Vec<&Record> = all.iter().filter(|record| record.monitor_pid == pid).collect();
         let shards: Vec<u32> = vms
             .iter()
-            .filter_map(|record| u32::try_from(record.shard_pid?).ok())
+            .flat_map(|record| parts(record).chain(record.shard_pid.and_then(|pid| u32::try_from(pid).ok())))
             .collect();
         let (mut bytes, mut swapped) = (0, 0);
         let helpers = process::descendants(pid, &shards);
@@ -146,6 +152,11 @@ impl Reader {
             }
         }
     }
+}
+
+/// The processes of a VM's shards beside its home.
+fn parts(record: &Record) -> impl Iterator<Item = u32> {
+    record.part_pids.iter().filter_map(|pid| u32::try_from(*pid).ok())
 }
 
 fn untold(files: &[FileReading]) -> Option<String> {

@@ -92,6 +92,25 @@ fn each_mapping_of_a_shard_is_told_from_the_others() {
 }
 
 #[test]
+fn memory_that_two_shards_map_counts_once() {
+    let memory = |[rss, pss]: [u64; 2]| {
+        let header = "7f0000000000-7f0004000000 rw-s 00000000 00:01 1033    /memfd:guest-memory (deleted)";
+        let heap = "01a00000-01b00000 rw-p 00000000 00:00 0    [heap]";
+        [
+            area(header, [rss, pss, 0, 0, 0]),
+            area(heap, [300, 300, 300, 0, 0]),
+        ]
+        .concat()
+    };
+    // 30,000 by both, 10,000 by the first alone, 5,000 by the second.
+    let mut all = classify(&parse(&memory([40_000, 25_000])));
+    all.join(&classify(&parse(&memory([35_000, 20_000]))));
+    let own = all.own[&OWN];
+    assert_eq!((own.resident, own.proportional), (45_000 * KIB, 45_000 * KIB));
+    assert_eq!(all.monitor, 600 * KIB);
+}
+
+#[test]
 fn nothing_of_a_helper_is_guest_memory() {
     let all = helper(&parse(&shard()));
     assert_eq!((all.own.len(), all.frozen.len(), all.base.len()), (0, 0, 0));

@@ -9,6 +9,7 @@ fn record(span: Vec<policy::span::Part>) -> Record {
         state: VmState::Running,
         monitor_pid: 1,
         shard_pid: None,
+        part_pids: Vec::new(),
         started_unix_s: 0,
         boots: 1,
         cid: 3,
