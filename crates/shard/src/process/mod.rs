@@ -37,7 +37,7 @@ use crate::sandbox::{self, SandboxError, ThreadKind, Threads};
 use crate::serial;
 use crate::sharing::{Background, Situations};
 use crate::snapshot::MachineState;
-use crate::span::machine::{Channels, SpanParts};
+use crate::span::machine::{Channels, SpanParts, wake_promptly};
 use crate::span::router::Router;
 use crate::span::wiring::watch_pins;
 use control::Control;
@@ -218,6 +218,7 @@ fn start(control: &mut UnixStream, spec: LaunchSpec, mut files: Files) -> Result
 
 /// What the home needs of the other shards.
 fn take_span<'a>(launch: &'a SpanLaunch, files: &mut Files) -> Result<SpanBuild<'a>, ReceiveError> {
+    wake_promptly();
     let channels = Channels::take(launch, files)?;
     let memory = launch
         .memory

@@ -22,7 +22,7 @@ use crate::launch::{Ending, Order, PartLaunch, Report};
 use crate::machine::{self, MachineError};
 use crate::memory;
 use crate::sandbox::{self, ThreadKind};
-use crate::span::machine::{Channels, SpanParts, forwarded, travelling};
+use crate::span::machine::{Channels, SpanParts, forwarded, travelling, wake_promptly};
 use crate::span::packet::Space;
 use crate::span::router::Router;
 use crate::vcpu::{Vcpu, VcpuCounters};
@@ -49,6 +49,7 @@ pub fn start(control: &mut UnixStream, launch: PartLaunch, mut files: Files) -> 
     } = launch;
     let kvm = kvm_of(kvm, &mut files)?;
     kick::catch()?;
+    wake_promptly();
     let _log = log::to_file(files.take(log)?);
     let channels = Channels::take(&span, &mut files)?;
     let memory_files = span

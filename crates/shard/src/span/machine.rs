@@ -166,6 +166,13 @@ pub fn travelling(numbers: &[u32]) -> Vec<u32> {
     numbers.iter().filter(travels).copied().collect()
 }
 
+/// Has the threads that are started from now on woken when they said, not up to 50 us later: vCPUs sleep by the clock.
+pub fn wake_promptly() {
+    const SLACK_NS: libc::c_ulong = 1;
+    // SAFETY: sets a figure of the calling thread's, which those that it starts inherit.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, SLACK_NS, 0, 0, 0) };
+}
+
 /// Whether this KVM can have a shard.
 pub fn check(kvm_fd: &Kvm) -> Result<(), MachineError> {
     for (cap, name) in [

@@ -1,0 +1,223 @@
+//! Two shards in one process, with real channels between them. In place of vCPUs' threads the tests look into the inboxes.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::thread;
+
+use apic::Destination;
+
+use super::super::desk::{Desk, IoApicDevice, JOBS_MAX};
+use super::super::forward::Forward;
+use super::super::link::{self, Receiving};
+use super::super::packet::Space;
+use super::*;
+use crate::arch::x86_64::layout::{Layout, MMIO32_START};
+use crate::bus::{Bus, BusDevice};
+
+const SOON: Duration = Duration::from_secs(20);
+
+/// Home and part, with vCPUs 0 and 1 in the home, 2 and 3 in the part.
+struct Shards {
+    home: Arc<Router>,
+    part: Arc<Router>,
+    jobs: mpsc::Receiver<Job>,
+}
+
+fn shards() -> Shards {
+    let ring = || {
+        let file = File::from(link::memory().expect("memory for a channel"));
+        let sending = Sending::open(file.try_clone().expect("a copy")).expect("a channel");
+        (sending, Receiving::open(file).expect("a channel"))
+    };
+    let ((to_part, from_home), (to_home, from_part)) = (ring(), ring());
+    let (desk, jobs) = mpsc::sync_channel(JOBS_MAX);
+    let places = [0, 0, 1, 1];
+    let home = Arc::new(Router::new(0, &places, vec![None, Some(to_part)], Some(desk)));
+    let part = Arc::new(Router::new(1, &places, vec![Some(to_home), None], None));
+    for (router, from, receiving) in [(&home, 1, from_part), (&part, 0, from_home)] {
+        let router = Arc::downgrade(router);
+        thread::spawn(move || {
+            receiving.run(|packet| {
+                if let Some(router) = router.upgrade() {
+                    router.heard(from, packet);
+                }
+            })
+        });
+    }
+    Shards { home, part, jobs }
+}
+
+fn fixed(vcpu: u32, vector: u8) -> Interrupt {
+    Interrupt {
+        destination: Destination::Physical(vcpu),
+        delivery: Delivery::Fixed,
+        vector,
+        level: false,
+    }
+}
+
+fn init(vcpu: u32) -> Interrupt {
+    Interrupt {
+        delivery: Delivery::Init,
+        vector: 0,
+        ..fixed(vcpu, 0)
+    }
+}
+
+/// What comes into an inbox soon.
+#[track_caller]
+fn mail(router: &Router, vcpu: u8) -> Mail {
+    let inbox = router.inbox(vcpu).expect("a vCPU");
+    inbox.wait(Some(SOON));
+    let mail = inbox.take();
+    assert!(!mail.is_empty(), "nothing comes for vCPU {vcpu}");
+    mail
+}
+
+fn vectors(mail: &Mail) -> Vec<u8> {
+    let mut vectors = Vec::new();
+    mail.signals.interrupts(|vector, _| vectors.push(vector));
+    vectors
+}
+
+#[test]
+fn an_interrupt_goes_to_the_shard_of_its_vcpu_and_to_no_other() {
+    let Shards { home, part, .. } = shards();
+    home.interrupt(&fixed(1, 0x31), Shorthand::None, Some(0));
+    home.interrupt(&fixed(2, 0x32), Shorthand::None, Some(0));
+    part.interrupt(&fixed(0, 0x30), Shorthand::None, Some(2));
+    assert_eq!(vectors(&mail(&home, 1)), [0x31]);
+    assert_eq!(vectors(&mail(&part, 2)), [0x32]);
+    assert_eq!(vectors(&mail(&home, 0)), [0x30]);
+    part.interrupt(&fixed(0, 0x40), Shorthand::Others, Some(3));
+    for (router, vcpu) in [(&home, 0), (&home, 1), (&part, 2)] {
+        assert_eq!(vectors(&mail(router, vcpu)), [0x40]);
+    }
+    for (router, vcpu) in [(&home, 2), (&home, 3), (&part, 0), (&part, 1), (&part, 3)] {
+        assert!(router.inbox(vcpu).expect("a vCPU").take().is_empty());
+    }
+    // Nobody has this id.
+    home.interrupt(&fixed(9, 0x50), Shorthand::None, Some(0));
+}
+
+#[test]
+fn what_goes_to_the_shard_before_is_sent_on() {
+    let Shards { home, part, .. } = shards();
+    // vCPU 2 has moved to the home, which has not heard.
+    let owner = Owner {
+        shard: HOME,
+        version: 1,
+    };
+    part.departed(2, owner);
+    home.interrupt(&fixed(2, 0x41), Shorthand::None, Some(0));
+    let stray = mail(&part, 2);
+    for packet in stray.into_packets(2) {
+        part.send(part.owner(2).expect("a vCPU").shard, &packet);
+    }
+    assert_eq!(vectors(&mail(&home, 2)), [0x41]);
+    home.arrived(
+        2,
+        Outcome {
+            version: 1,
+            still_ns: 7,
+            refused: false,
+        },
+    );
+    assert_eq!(home.owner(2), Some(owner));
+    home.interrupt(&fixed(2, 0x42), Shorthand::None, Some(0));
+    assert_eq!(vectors(&mail(&home, 2)), [0x42]);
+}
+
+#[test]
+fn who_sends_an_init_goes_on_when_it_is_obeyed() {
+    let Shards { home, part, .. } = shards();
+    let sender = part.clone();
+    let waiting = thread::spawn(move || sender.interrupt(&init(3), Shorthand::None, Some(2)));
+    // It is the home that numbers it, for its thread of that vCPU to send on.
+    let packets = mail(&home, 3).into_packets(3);
+    let [Packet::Numbered { number: 1, .. }] = packets[..] else {
+        panic!("{packets:?}");
+    };
+    home.send(1, &packets[0]);
+    let mut startups = mail(&part, 3).signals.startups;
+    assert_eq!(startups.take(), Some(Startup::Init { from: Some(2) }));
+    assert!(!waiting.is_finished());
+    part.obeyed(3, 0, 2);
+    waiting.join().expect("it goes on");
+}
+
+#[test]
+fn the_home_hears_how_a_move_came_out() {
+    let Shards { home, part, .. } = shards();
+    let mover = home.clone();
+    let moving = thread::spawn(move || mover.move_vcpu(3, HOME, Instant::now() + SOON, || false));
+    assert_eq!(mail(&part, 3).leave, Some(HOME));
+    let refused = Outcome {
+        version: 2,
+        still_ns: 5,
+        refused: true,
+    };
+    part.arrived(3, refused);
+    assert_eq!(moving.join().expect("it ends"), Some(refused));
+    assert_eq!(home.owner(3).map(|owner| owner.shard), Some(1));
+    assert_eq!(
+        home.move_vcpu(3, HOME, Instant::now(), || false),
+        None,
+        "too late"
+    );
+}
+
+/// A device that knows what was written last.
+#[derive(Default)]
+struct Register(Mutex<Vec<u8>>);
+
+impl BusDevice for Register {
+    fn read(&self, _offset: u64, data: &mut [u8]) {
+        data.copy_from_slice(&lock(&self.0)[..data.len()]);
+    }
+    fn write(&self, _offset: u64, data: &[u8]) {
+        *lock(&self.0) = data.to_vec();
+    }
+}
+
+#[test]
+fn devices_of_the_home_answer_the_vcpus_of_the_part() {
+    const PORT: u64 = 0x3F8;
+    let Shards { home, part, jobs } = shards();
+    let mut ports = Bus::default();
+    ports
+        .claim(PORT..PORT + 8, Arc::new(Register::default()))
+        .expect("free ports");
+    let mut memory = Bus::default();
+    let doorbell = Arc::new(Register::default());
+    memory
+        .claim(MMIO32_START..MMIO32_START + 0x4000, doorbell.clone())
+        .expect("free addresses");
+    let desk = Desk {
+        jobs,
+        ioapic: Arc::new(IoApicDevice::new(home.clone())),
+        router: home.clone(),
+        ports: Arc::new(ports),
+        memory: Arc::new(memory),
+    };
+    thread::spawn(move || desk.run());
+    let layout = Arc::new(Layout::new(512 << 20, &[]).expect("a layout"));
+    let forward = |space| Forward {
+        space,
+        vcpu: 2,
+        router: part.clone(),
+        layout: layout.clone(),
+    };
+    let (ports, memory) = (forward(Space::Ports), forward(Space::Memory));
+    ports.write(PORT, &[0x12, 0x34]);
+    let mut data = [0; 2];
+    ports.read(PORT, &mut data);
+    assert_eq!(data, [0x12, 0x34]);
+    // Where there is nothing.
+    ports.read(0x80, &mut data);
+    assert_eq!(data, [0xFF; 2]);
+    // A notification, which is not waited for; what follows finds it done.
+    memory.write(MMIO32_START + 0x3000, &[1, 0]);
+    ports.read(PORT, &mut data);
+    assert_eq!(*lock(&doorbell.0), [1, 0]);
+}
