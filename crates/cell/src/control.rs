@@ -9,7 +9,7 @@ use config::Size;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::vm::Handle;
+use crate::handle::Handle;
 
 /// Bytes of a line at most.
 const LINE_BYTES_MAX: u64 = 1 << 20;

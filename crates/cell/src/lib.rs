@@ -1,7 +1,7 @@
 //! The monitor of one cell: starts shards, keeps the registry of VMs, serves their consoles and controls.
 //!
 //! [`monitor`] is the process: it holds the command's [`lease`] and a thread for each VM. [`open`] opens a VM's files,
-//! [`vm`] runs its shard ([`spawn`], [`link`]) through every reboot, [`frozen`] is one that others go on from, [`snapshot`] such a one in a directory, [`registry`] says which VMs run, [`console`] and
+//! [`vm`] runs its shard ([`spawn`], [`link`]), or its shards ([`spanning`]), through every reboot, [`handle`] is what others have of it, [`frozen`] is one that others go on from, [`snapshot`] such a one in a directory, [`registry`] says which VMs run, [`console`] and
 //! [`control`] are what other commands reach of one. [`memory_use`] says what they take of the host's memory, [`topology`]
 //! what the host is made of, [`measure`] what messages cost on it; [`known`] is all of that. [`cluster`] is several cells under one name space.
 
@@ -11,6 +11,7 @@ pub mod control;
 pub mod cpu_group;
 pub mod ending;
 pub mod frozen;
+pub mod handle;
 pub mod known;
 pub mod lease;
 pub mod link;

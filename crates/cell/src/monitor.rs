@@ -21,10 +21,11 @@ use shard::launch::Ending;
 use crate::cluster::files::Files;
 use crate::cluster::tenure::{self, Tenure};
 use crate::frozen::FrozenVm;
+use crate::handle::Handle;
 use crate::nodes::span_nodes;
 use crate::registry::{Entry, Record, Registry, State};
 use crate::spanning::Span;
-use crate::vm::{self, Handle};
+use crate::vm;
 use crate::{control, ending, known, open, snapshot};
 
 /// Lines of the console that go with an ending.

@@ -64,14 +64,15 @@ struct State {
 
 impl Part {
     /// Waits until the shard says that it is ready; if not, says why.
-    pub fn wait_until_ready(&self) -> Result<Vec<String>, String> {
+    pub fn wait_until_ready(&self) -> Result<(), String> {
         let failed = |error: io::Error| format!("its shard in cell {}: {error}", self.cell);
         let socket = self.socket.try_clone().map_err(failed)?;
         socket.set_read_timeout(Some(START_LIMIT)).map_err(failed)?;
         let report = Reports::new(socket).next_report();
         self.socket.set_read_timeout(None).map_err(failed)?;
         match report {
-            Some(Report::Running { sandbox_missing }) => Ok(sandbox_missing),
+            // What its sandbox lacks, the home's lacks too.
+            Some(Report::Running { .. }) => Ok(()),
             Some(Report::Ended(Ending::ShardFailed { detail })) => {
                 Err(format!("its shard in cell {}: {detail}", self.cell))
             }

@@ -7,244 +7,23 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
-use serde_json::{Value, json};
-use shard::launch::{Ending, Fd, Launch, MoveReport, Order, Report, SandboxPolicy};
+use shard::launch::{Ending, Fd, Launch, Order, Report, SandboxPolicy};
 
 use crate::cluster::tenure::TenureError;
-
 use crate::console::Console;
 use crate::cpu_group::{CpuGroup, CpuGroupError};
 use crate::frozen::Freezable;
-use crate::link::{Reports, send_order};
+use crate::handle::{Handle, QUIT_LIMIT};
+use crate::link::Reports;
 use crate::open::{OpenError, Opened};
 use crate::parts::{Part, Parts};
 use crate::spanning::{Boot, Span};
 use crate::spawn::{self, Namespaces};
-
-/// How long a shard may take to end when it is told to; disks finish what is under way.
-const QUIT_LIMIT: Duration = Duration::from_secs(5);
-/// How long a shard may take to say what it counted.
-const STATUS_LIMIT: Duration = Duration::from_secs(5);
-/// How long a vCPU may take to move; the shard gives up before.
-const MOVE_LIMIT: Duration = Duration::from_secs(8);
-/// How long a client may take to read its answer when the VM has ended.
-const ANSWER_LIMIT: Duration = Duration::from_secs(2);
-
-/// What others may do with a running VM. Cheap to clone; all clones are the same.
-#[derive(Clone, Debug, Default)]
-pub struct Handle(Arc<Shared>);
-
-#[derive(Debug, Default)]
-struct Shared {
-    console: Console,
-    /// Locked while the VM is being frozen.
-    freezable: Mutex<Option<Freezable>>,
-    /// Locked while a vCPU moves.
-    moving: Mutex<()>,
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    /// Where orders go, while a shard runs.
-    orders: Option<UnixStream>,
-    pid: Option<i32>,
-    status: Option<Value>,
-    /// No shard starts any more.
-    over: bool,
-    /// Somebody wants the end: a reboot ends it too.
-    ending: bool,
-    /// Clients that wait for an answer.
-    asking: usize,
-    /// The cells of a VM that spans them, in the order of its shards.
-    cells: Vec<u16>,
-    /// Its shards beside the home, while they run.
-    parts: Option<Parts>,
-    /// What became of the last move.
-    moved: Option<MoveReport>,
-    /// A cell that it spans, and that is lost.
-    lost: Option<u16>,
-}
-
-/// A client that waits for an answer, until dropped.
-pub struct Asking<'a>(&'a Handle);
-
-impl Drop for Asking<'_> {
-    fn drop(&mut self) {
-        self.0.state().asking -= 1;
-        self.0.0.changed.notify_all();
-    }
-}
-
-impl Handle {
-    /// The console.
-    pub fn console(&self) -> &Console {
-        &self.0.console
-    }
-
-    /// Gives an order to the shard.
-    pub fn order(&self, order: &Order) -> io::Result<()> {
-        match &self.state().orders {
-            Some(socket) => send_order(socket, order),
-            None => Err(io::Error::other("the VM is not running just now")),
-        }
-    }
-
-    /// Freezes the VM for `client`.
-    pub fn freeze(&self, client: &mut UnixStream) -> io::Result<()> {
-        if !self.state().cells.is_empty() {
-            return Err(io::Error::other(
-                "a VM that spans cells cannot be cloned or kept as a snapshot; start it without `span`",
-            ));
-        }
-        match &mut *self.freezable() {
-            Some(freezable) => freezable.serve(client),
-            None => Err(io::Error::other("the VM is not running just now")),
-        }
-    }
-
-    /// Runs of pages that the VM has touched so far, by their first and their number.
-    pub fn touched(&self) -> io::Result<Vec<(u64, u64)>> {
-        match &mut *self.freezable() {
-            Some(freezable) => freezable.touched(),
-            None => Err(io::Error::other("the VM is not running just now")),
-        }
-    }
-
-    fn set_freezable(&self, freezable: Option<Freezable>) {
-        *self.freezable() = freezable;
-    }
-
-    fn freezable(&self) -> MutexGuard<'_, Option<Freezable>> {
-        self.0.freezable.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// What the shards counted.
-    pub fn status(&self) -> io::Result<Value> {
-        {
-            let mut state = self.state();
-            state.status = None;
-            state.parts.iter().for_each(Parts::ask_status);
-        }
-        self.order(&Order::Status)?;
-        let all = |state: &State| {
-            let parts = state.parts.as_ref();
-            state.status.is_some() && parts.is_none_or(|parts| parts.statuses().is_some())
-        };
-        let state = self.wait(STATUS_LIMIT, |state| all(state) || state.over);
-        let mut status = state
-            .status
-            .clone()
-            .ok_or_else(|| io::Error::other("the VM does not answer"))?;
-        if let Some(parts) = &state.parts {
-            let statuses = parts
-                .statuses()
-                .ok_or_else(|| io::Error::other("a shard of the VM does not answer"))?;
-            add_span(&mut status, &state.cells, statuses);
-        }
-        Ok(status)
-    }
-
-    /// Moves a vCPU of a VM that spans cells; returns how long it stood still, nanoseconds.
-    pub fn move_vcpu(&self, vcpu: u8, cell: u16) -> io::Result<u64> {
-        // One after another: an answer does not say of which move it is.
-        let _moving = self.0.moving.lock().unwrap_or_else(PoisonError::into_inner);
-        let shard = {
-            let mut state = self.state();
-            if state.cells.is_empty() {
-                return Err(io::Error::other(
-                    "the VM does not span cells; start it with `span = { cells = [0, 1] }` or `--span 0,1`",
-                ));
-            }
-            state.moved = None;
-            let shard = (0_u8..).zip(&state.cells).find(|(_, known)| **known == cell);
-            let (shard, _) = shard.ok_or_else(|| {
-                let cells: Vec<_> = state.cells.iter().map(u16::to_string).collect();
-                io::Error::other(format!("the VM spans the cells {}, not {cell}", cells.join(", ")))
-            })?;
-            shard
-        };
-        self.order(&Order::Move { vcpu, shard })?;
-        let state = self.wait(MOVE_LIMIT, |state| state.moved.is_some() || state.over);
-        match &state.moved {
-            Some(MoveReport::Done { still_ns }) => Ok(*still_ns),
-            Some(MoveReport::Refused { why }) => Err(io::Error::other(why.clone())),
-            None => Err(io::Error::other("the VM does not answer")),
-        }
-    }
-
-    /// Presses the power button and waits; kills the VM after `limit`. True when it had to.
-    pub fn stop(&self, limit: Duration) -> bool {
-        self.state().ending = true;
-        // A VM between two boots sees `ending` instead.
-        let _ = self.order(&Order::PowerButton);
-        if self.wait(limit, |state| state.over).over {
-            return false;
-        }
-        self.kill();
-        true
-    }
-
-    /// Ends the VM now: by order, and if it does not obey, by force. Returns when it has ended.
-    pub fn kill(&self) {
-        self.state().ending = true;
-        let _ = self.order(&Order::Quit);
-        let state = self.wait(QUIT_LIMIT, |state| state.over);
-        if let Some(pid) = state.pid {
-            // It is our child and not waited for while it is in the state: the number is its own.
-            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
-        }
-        drop(state);
-        drop(self.wait(QUIT_LIMIT, |state| state.over));
-    }
-
-    /// The VM has ended: nobody waits for it any more.
-    pub fn over(&self) {
-        self.state().over = true;
-        self.0.changed.notify_all();
-        self.0.console.close();
-    }
-
-    /// Notes that a client waits for an answer.
-    pub fn asking(&self) -> Asking<'_> {
-        self.state().asking += 1;
-        Asking(self)
-    }
-
-    /// Waits until nobody waits for an answer: a monitor must not end before it has told how its VM did.
-    pub fn all_answered(&self) {
-        drop(self.wait(ANSWER_LIMIT, |state| state.asking == 0));
-    }
-
-    fn wait(&self, limit: Duration, mut until: impl FnMut(&State) -> bool) -> MutexGuard<'_, State> {
-        let deadline = Instant::now() + limit;
-        let mut state = self.state();
-        while !until(&state) {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                break;
-            }
-            state = self
-                .0
-                .changed
-                .wait_timeout(state, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
-        }
-        state
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// Why a VM did not run.
 #[derive(Debug, thiserror::Error)]
@@ -292,26 +71,6 @@ pub struct Booted<'a> {
     pub parts: &'a [i32],
     /// What of the sandbox could not be applied.
     pub sandbox_missing: &'a [String],
-}
-
-/// Adds to the home's status where each vCPU is, and what the other shards counted.
-fn add_span(status: &mut Value, cells: &[u16], parts: Vec<Value>) {
-    let Some(status) = status.as_object_mut() else {
-        return;
-    };
-    let cell = |shard: &Value| {
-        let shard = shard.as_u64().and_then(|shard| usize::try_from(shard).ok());
-        shard.and_then(|shard| cells.get(shard))
-    };
-    let shards = status.remove("vcpu_shards").unwrap_or_default();
-    let vcpus: Vec<_> = shards.as_array().into_iter().flatten().map(cell).collect();
-    let home = json!({ "exits": status.get("exits") });
-    let counted = cells.iter().zip(std::iter::once(home).chain(parts));
-    let shards: Vec<Value> = counted
-        .map(|(cell, counted)| json!({ "cell": cell, "exits": counted.get("exits") }))
-        .collect();
-    let span = json!({ "cells": cells, "vcpus": vcpus, "shards": shards });
-    status.insert("span".to_owned(), span);
 }
 
 /// Runs an opened VM until it ends, in the cells of `span` if it spans several. `booted` is called each time its vCPUs are about to run.
@@ -463,7 +222,7 @@ fn one_boot(
         // The home may be gone itself.
         let parts = Parts::watch(
             parts,
-            move || told.0.changed.notify_all(),
+            move || told.changed(),
             move || drop(home.order(&Order::Quit)),
         )?;
         handle.state().parts = Some(parts);
@@ -489,11 +248,11 @@ fn one_boot(
                 }
                 Report::Status(status) => {
                     handle.state().status = Some(status);
-                    handle.0.changed.notify_all();
+                    handle.changed();
                 }
                 Report::Moved(how) => {
                     handle.state().moved = Some(how);
-                    handle.0.changed.notify_all();
+                    handle.changed();
                 }
                 Report::Ended(how) => {
                     ending = Some(how);
@@ -575,12 +334,10 @@ fn start_part(
         let (launch, files) = boot.part(shard, &opened.launch, kvm, log_file.as_fd(), spawned.missing);
         // One that dies at once breaks the socket; its log says why.
         let _ = shard::process::send(&mut ours, &Launch::Part(Box::new(launch)), &files);
-        let missing = part.wait_until_ready().map_err(|detail| RunError::Refused {
+        part.wait_until_ready().map_err(|detail| RunError::Refused {
             kernel: opened.kernel.clone(),
             detail,
-        })?;
-        drop(missing);
-        Ok(())
+        })
     };
     started().inspect_err(|_| end_all(std::slice::from_ref(&part)))?;
     Ok(part)

@@ -1,30 +1,31 @@
 //! Assembles a VM from its [`LaunchSpec`]: memory, KVM, devices, vCPUs, kernel. Nothing runs yet when [`Machine::build`] is
 //! done, and every file the VM will ever need is open.
 
+mod kvm_vm;
+mod load;
+mod vcpus;
+
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd};
 use std::sync::Arc;
 
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, KVM_MEM_READONLY, kvm_userspace_memory_region};
-use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
+use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use serde_json::Value;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
+use vm_memory::GuestMemoryBackend;
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::arch::x86_64::acpi::{self, NodeTable};
-use crate::arch::x86_64::cpuid::{self, Groups};
-use crate::arch::x86_64::kernel::{self, Entry, KernelError};
+use crate::arch::x86_64::acpi;
+use crate::arch::x86_64::cpuid::Groups;
+use crate::arch::x86_64::kernel::{Entry, KernelError};
 use crate::arch::x86_64::layout::{self, Layout};
-use crate::arch::x86_64::memory_map::memory_map;
 use crate::arch::x86_64::state::{self, StateError};
-use crate::arch::x86_64::{registers, start};
 use crate::bus::{Bus, BusDevice, Overlap};
 use crate::ending::EndSignal;
 use crate::generation::Generation;
 use crate::interrupt::Wiring;
-use crate::launch::{LaunchSpec, NodeLaunch, Pages, Share, SpanLaunch};
+use crate::launch::{LaunchSpec, Pages, Share, SpanLaunch};
 use crate::memory::{self, GuestRam, MemoryError};
 use crate::power::{KEYBOARD_COMMAND_PORT, KeyboardReset, POWER_PORTS, PowerButton, PowerRegisters, Pvpanic};
 use crate::rtc::{NoTimer, RTC_PORTS, Rtc, TIMER_PORTS};
@@ -36,6 +37,11 @@ use crate::span::desk::IoApicDevice;
 use crate::span::machine::{SpanParts, travelling};
 use crate::vcpu::{Vcpu, VcpuCounters};
 use crate::virtio::pmem::PmemRegion;
+pub use kvm_vm::{check_kvm, create_shard_vm, map_memory};
+use kvm_vm::{create_vm, host_relies_on_tsc, tsc_khz};
+use load::load;
+pub use vcpus::prepare_vcpu;
+use vcpus::{boot, node_of_each, second};
 
 /// Registers of an IOAPIC in memory, bytes.
 const IOAPIC_BYTES: u64 = 0x1000;
@@ -400,49 +406,6 @@ impl Machine {
     }
 }
 
-/// The node of each vCPU.
-fn node_of_each(nodes: &[NodeLaunch], vcpus: u8) -> Vec<u8> {
-    let node = |vcpu: u8| nodes.iter().position(|node| node.vcpus.contains(&vcpu));
-    (0..vcpus).map(|vcpu| node(vcpu).unwrap_or(0) as u8).collect()
-}
-
-/// Makes vCPU `id` what a firmware would have made it.
-pub(crate) fn prepare_vcpu(
-    fd: &VcpuFd,
-    cpuid: &CpuId,
-    id: u8,
-    groups: Groups,
-    spans: bool,
-) -> Result<(), MachineError> {
-    let mut leaves = cpuid::of_vcpu(cpuid, id, groups).map_err(|_| MachineError::Lacking("short CPUID"))?;
-    if spans {
-        let khz = fd.get_tsc_khz().map_err(kvm("read the frequency of the TSC"))?;
-        span::machine::adjust_cpuid(&mut leaves, khz);
-    }
-    fd.set_cpuid2(&leaves).map_err(kvm("set CPUID"))?;
-    let msrs = registers::model_specific().map_err(|_| MachineError::Lacking("room for MSRs"))?;
-    fd.set_msrs(&msrs).map_err(kvm("set MSRs"))?;
-    Ok(())
-}
-
-/// Puts the first vCPU at the kernel's entry.
-fn boot(fd: &VcpuFd, entry: Entry) -> Result<(), MachineError> {
-    let mut special = fd.get_sregs().map_err(kvm("read registers"))?;
-    registers::special(entry, &mut special);
-    fd.set_sregs(&special).map_err(kvm("set registers"))?;
-    fd.set_regs(&registers::general(entry))
-        .map_err(kvm("set registers"))
-}
-
-/// Another descriptor of a vCPU, by which its state is read while its own thread stands still.
-fn second(vm: &VmFd, fd: &VcpuFd) -> Result<VcpuFd, MachineError> {
-    // SAFETY: `fd` is open.
-    let own = unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) };
-    let copy = own.try_clone_to_owned()?.into_raw_fd();
-    // SAFETY: `copy` is a descriptor of a vCPU of this VM, ours alone.
-    unsafe { vm.create_vcpu_from_rawfd(copy) }.map_err(kvm("open a vCPU again"))
-}
-
 /// A machine whose vCPUs can be started.
 pub struct Ready {
     /// The vCPUs, each for a thread.
@@ -475,136 +438,4 @@ pub struct Running {
     pub vcpus: Vec<VcpuFd>,
     /// The model-specific registers that KVM has.
     pub register_numbers: Vec<u32>,
-}
-
-pub(crate) fn check_kvm(kvm_fd: &Kvm, vcpus: u8) -> Result<(), MachineError> {
-    for (cap, name) in [
-        (Cap::Irqchip, "interrupt controller"),
-        (Cap::Irqfd, "irqfd"),
-        (Cap::Ioeventfd, "ioeventfd"),
-        (Cap::UserMemory, "user memory"),
-        (Cap::ExtCpuid, "CPUID"),
-        (Cap::TscDeadlineTimer, "TSC deadline timer"),
-    ] {
-        if !kvm_fd.check_extension(cap) {
-            return Err(MachineError::Lacking(name));
-        }
-    }
-    let max = kvm_fd.get_max_vcpus();
-    if usize::from(vcpus) > max {
-        return Err(MachineError::TooManyCpus { wanted: vcpus, max });
-    }
-    Ok(())
-}
-
-fn create_vm(kvm_fd: &Kvm) -> Result<VmFd, MachineError> {
-    let vm = bare_vm(kvm_fd)?;
-    vm.create_irq_chip()
-        .map_err(kvm("make the interrupt controllers"))?;
-    Ok(vm)
-}
-
-/// A VM whose interrupt controllers are ours.
-pub(crate) fn create_shard_vm(kvm_fd: &Kvm) -> Result<VmFd, MachineError> {
-    span::machine::check(kvm_fd)?;
-    let vm = bare_vm(kvm_fd)?;
-    span::machine::prepare(&vm)?;
-    Ok(vm)
-}
-
-/// Whether the host's kernel takes its time from the TSC.
-fn host_relies_on_tsc() -> bool {
-    std::fs::read_to_string("/sys/devices/system/clocksource/clocksource0/current_clocksource")
-        .is_ok_and(|source| source.trim() == "tsc")
-}
-
-/// Ticks of the TSC in a millisecond, of vCPUs here.
-fn tsc_khz(kvm_fd: &Kvm) -> Result<u32, MachineError> {
-    bare_vm(kvm_fd)?
-        .create_vcpu(0)
-        .and_then(|fd| fd.get_tsc_khz())
-        .map_err(kvm("read the frequency of the TSC"))
-}
-
-fn bare_vm(kvm_fd: &Kvm) -> Result<VmFd, MachineError> {
-    let vm = loop {
-        match kvm_fd.create_vm() {
-            Ok(vm) => break vm,
-            // KVM says this when a signal comes while it takes the memory of other processes into account.
-            Err(error) if error.errno() == libc::EINTR => (),
-            Err(error) => return Err(kvm("make a VM")(error)),
-        }
-    };
-    vm.set_identity_map_address(layout::IDENTITY_MAP_START)
-        .map_err(kvm("place the identity map"))?;
-    vm.set_tss_address(layout::TSS_START as usize)
-        .map_err(kvm("place the task-state pages"))?;
-    Ok(vm)
-}
-
-pub(crate) fn map_memory(vm: &VmFd, memory: &GuestRam) -> Result<(), MachineError> {
-    for (slot, region) in memory.iter().enumerate() {
-        let slot = kvm_userspace_memory_region {
-            slot: slot as u32,
-            guest_phys_addr: region.start_addr().0,
-            memory_size: region.len(),
-            userspace_addr: region.as_ptr() as u64,
-            flags: 0,
-        };
-        // SAFETY: the region is a live mapping of that size; `Machine` and `Running` keep it as long as the VM.
-        unsafe { vm.set_user_memory_region(slot) }.map_err(kvm("map guest memory"))?;
-    }
-    Ok(())
-}
-
-fn load(
-    memory: &GuestRam,
-    layout: &Layout,
-    spec: &LaunchSpec,
-    cmdline: &str,
-    files: &mut BootFiles,
-    sharing: Option<&Mapper>,
-) -> Result<Entry, MachineError> {
-    let map = spec.share_boot == Share::AtRead && sharing.is_some();
-    let kernel = kernel::load(memory, &mut files.kernel, map)?;
-    let initrd = match &mut files.initrd {
-        Some(file) => Some(kernel::load_initrd(memory, file, &kernel)?),
-        None => None,
-    };
-    if let Some(sharing) = sharing {
-        if !map {
-            // Of the rest, the kernel frees much once it has started, for page cache that is to be shared.
-            for part in kernel.parts.iter().filter(|part| !part.writable) {
-                sharing.keep_whole(part.at, part.at.saturating_add(part.bytes));
-            }
-        }
-        // Of what the kernel writes, nothing would stay shared.
-        for part in kernel.parts.iter().filter(|part| !part.writable) {
-            sharing.loaded(&files.kernel, part.at, part.offset, part.bytes, map)?;
-        }
-        // Once unpacked, the initramfs is free memory: sharing it later would be for nothing.
-        if let (Some(file), Some(initrd), true) = (&files.initrd, initrd, map) {
-            sharing.loaded(file, initrd.start, 0, initrd.bytes, map)?;
-        }
-    }
-    kernel::write_cmdline(memory, cmdline, &kernel)?;
-    start::write(memory, &kernel, initrd, cmdline.len(), &memory_map(layout))?;
-    let ranges = memory::part_ranges(layout, spec.nodes.iter().map(|node| node.memory_bytes));
-    let nodes: Vec<_> = spec
-        .nodes
-        .iter()
-        .zip(ranges)
-        .map(|(node, ranges)| NodeTable {
-            vcpus: node.vcpus.clone(),
-            ranges,
-            distances: node.distances.clone(),
-            latencies_ps: node.latencies_ps.clone(),
-            bandwidths_mb_s: node.bandwidths_mb_s.clone(),
-        })
-        .collect();
-    let tables = acpi::tables(layout, spec.vcpus, &nodes)?;
-    memory
-        .write_slice(&tables, GuestAddress(layout::ACPI_START))
-        .map_err(KernelError::Memory)?;
-    Ok(kernel.entry)
 }

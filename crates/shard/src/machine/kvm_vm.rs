@@ -1,0 +1,93 @@
+//! KVM's side of a VM, before it has vCPUs.
+
+use kvm_bindings::kvm_userspace_memory_region;
+use kvm_ioctls::{Cap, Kvm, VmFd};
+use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
+
+use super::{MachineError, kvm};
+use crate::arch::x86_64::layout;
+use crate::memory::GuestRam;
+use crate::span;
+
+/// Whether this KVM has what every VM here needs, and takes so many vCPUs.
+pub fn check_kvm(kvm_fd: &Kvm, vcpus: u8) -> Result<(), MachineError> {
+    for (cap, name) in [
+        (Cap::Irqchip, "interrupt controller"),
+        (Cap::Irqfd, "irqfd"),
+        (Cap::Ioeventfd, "ioeventfd"),
+        (Cap::UserMemory, "user memory"),
+        (Cap::ExtCpuid, "CPUID"),
+        (Cap::TscDeadlineTimer, "TSC deadline timer"),
+    ] {
+        if !kvm_fd.check_extension(cap) {
+            return Err(MachineError::Lacking(name));
+        }
+    }
+    let max = kvm_fd.get_max_vcpus();
+    if usize::from(vcpus) > max {
+        return Err(MachineError::TooManyCpus { wanted: vcpus, max });
+    }
+    Ok(())
+}
+
+/// A VM with KVM's interrupt controllers.
+pub(super) fn create_vm(kvm_fd: &Kvm) -> Result<VmFd, MachineError> {
+    let vm = bare_vm(kvm_fd)?;
+    vm.create_irq_chip()
+        .map_err(kvm("make the interrupt controllers"))?;
+    Ok(vm)
+}
+
+/// A VM whose interrupt controllers are ours.
+pub fn create_shard_vm(kvm_fd: &Kvm) -> Result<VmFd, MachineError> {
+    span::machine::check(kvm_fd)?;
+    let vm = bare_vm(kvm_fd)?;
+    span::machine::prepare(&vm)?;
+    Ok(vm)
+}
+
+/// Whether the host's kernel takes its time from the TSC.
+pub(super) fn host_relies_on_tsc() -> bool {
+    std::fs::read_to_string("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+        .is_ok_and(|source| source.trim() == "tsc")
+}
+
+/// Ticks of the TSC in a millisecond, of vCPUs here.
+pub(super) fn tsc_khz(kvm_fd: &Kvm) -> Result<u32, MachineError> {
+    bare_vm(kvm_fd)?
+        .create_vcpu(0)
+        .and_then(|fd| fd.get_tsc_khz())
+        .map_err(kvm("read the frequency of the TSC"))
+}
+
+fn bare_vm(kvm_fd: &Kvm) -> Result<VmFd, MachineError> {
+    let vm = loop {
+        match kvm_fd.create_vm() {
+            Ok(vm) => break vm,
+            // KVM says this when a signal comes while it takes the memory of other processes into account.
+            Err(error) if error.errno() == libc::EINTR => (),
+            Err(error) => return Err(kvm("make a VM")(error)),
+        }
+    };
+    vm.set_identity_map_address(layout::IDENTITY_MAP_START)
+        .map_err(kvm("place the identity map"))?;
+    vm.set_tss_address(layout::TSS_START as usize)
+        .map_err(kvm("place the task-state pages"))?;
+    Ok(vm)
+}
+
+/// Shows the guest its memory.
+pub fn map_memory(vm: &VmFd, memory: &GuestRam) -> Result<(), MachineError> {
+    for (slot, region) in memory.iter().enumerate() {
+        let slot = kvm_userspace_memory_region {
+            slot: slot as u32,
+            guest_phys_addr: region.start_addr().0,
+            memory_size: region.len(),
+            userspace_addr: region.as_ptr() as u64,
+            flags: 0,
+        };
+        // SAFETY: the region is a live mapping of that size; `Machine` and `Running` keep it as long as the VM.
+        unsafe { vm.set_user_memory_region(slot) }.map_err(kvm("map guest memory"))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,66 @@
+//! What is in memory when the first vCPU starts: kernel, initramfs, command line, boot data, tables.
+
+use vm_memory::{Bytes, GuestAddress};
+
+use super::{BootFiles, MachineError};
+use crate::arch::x86_64::acpi::{self, NodeTable};
+use crate::arch::x86_64::kernel::{self, Entry, KernelError};
+use crate::arch::x86_64::layout::{self, Layout};
+use crate::arch::x86_64::memory_map::memory_map;
+use crate::arch::x86_64::start;
+use crate::launch::{LaunchSpec, Share};
+use crate::memory::{self, GuestRam};
+use crate::sharing::Mapper;
+
+/// Fills it. Returns where the kernel begins.
+pub(super) fn load(
+    memory: &GuestRam,
+    layout: &Layout,
+    spec: &LaunchSpec,
+    cmdline: &str,
+    files: &mut BootFiles,
+    sharing: Option<&Mapper>,
+) -> Result<Entry, MachineError> {
+    let map = spec.share_boot == Share::AtRead && sharing.is_some();
+    let kernel = kernel::load(memory, &mut files.kernel, map)?;
+    let initrd = match &mut files.initrd {
+        Some(file) => Some(kernel::load_initrd(memory, file, &kernel)?),
+        None => None,
+    };
+    if let Some(sharing) = sharing {
+        if !map {
+            // Of the rest, the kernel frees much once it has started, for page cache that is to be shared.
+            for part in kernel.parts.iter().filter(|part| !part.writable) {
+                sharing.keep_whole(part.at, part.at.saturating_add(part.bytes));
+            }
+        }
+        // Of what the kernel writes, nothing would stay shared.
+        for part in kernel.parts.iter().filter(|part| !part.writable) {
+            sharing.loaded(&files.kernel, part.at, part.offset, part.bytes, map)?;
+        }
+        // Once unpacked, the initramfs is free memory: sharing it later would be for nothing.
+        if let (Some(file), Some(initrd), true) = (&files.initrd, initrd, map) {
+            sharing.loaded(file, initrd.start, 0, initrd.bytes, map)?;
+        }
+    }
+    kernel::write_cmdline(memory, cmdline, &kernel)?;
+    start::write(memory, &kernel, initrd, cmdline.len(), &memory_map(layout))?;
+    let ranges = memory::part_ranges(layout, spec.nodes.iter().map(|node| node.memory_bytes));
+    let nodes: Vec<_> = spec
+        .nodes
+        .iter()
+        .zip(ranges)
+        .map(|(node, ranges)| NodeTable {
+            vcpus: node.vcpus.clone(),
+            ranges,
+            distances: node.distances.clone(),
+            latencies_ps: node.latencies_ps.clone(),
+            bandwidths_mb_s: node.bandwidths_mb_s.clone(),
+        })
+        .collect();
+    let tables = acpi::tables(layout, spec.vcpus, &nodes)?;
+    memory
+        .write_slice(&tables, GuestAddress(layout::ACPI_START))
+        .map_err(KernelError::Memory)?;
+    Ok(kernel.entry)
+}

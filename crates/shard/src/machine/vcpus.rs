@@ -1,0 +1,56 @@
+//! vCPUs as KVM makes them, turned into what a firmware would have made them.
+
+use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd};
+
+use kvm_bindings::CpuId;
+use kvm_ioctls::{VcpuFd, VmFd};
+
+use super::{MachineError, kvm};
+use crate::arch::x86_64::cpuid::{self, Groups};
+use crate::arch::x86_64::kernel::Entry;
+use crate::arch::x86_64::registers;
+use crate::launch::NodeLaunch;
+use crate::span;
+
+/// The node of each vCPU.
+pub(super) fn node_of_each(nodes: &[NodeLaunch], vcpus: u8) -> Vec<u8> {
+    let node = |vcpu: u8| nodes.iter().position(|node| node.vcpus.contains(&vcpu));
+    (0..vcpus).map(|vcpu| node(vcpu).unwrap_or(0) as u8).collect()
+}
+
+/// Makes vCPU `id` what a firmware would have made it.
+pub fn prepare_vcpu(
+    fd: &VcpuFd,
+    cpuid: &CpuId,
+    id: u8,
+    groups: Groups,
+    spans: bool,
+) -> Result<(), MachineError> {
+    let mut leaves = cpuid::of_vcpu(cpuid, id, groups).map_err(|_| MachineError::Lacking("short CPUID"))?;
+    if spans {
+        let khz = fd.get_tsc_khz().map_err(kvm("read the frequency of the TSC"))?;
+        span::machine::adjust_cpuid(&mut leaves, khz);
+    }
+    fd.set_cpuid2(&leaves).map_err(kvm("set CPUID"))?;
+    let msrs = registers::model_specific().map_err(|_| MachineError::Lacking("room for MSRs"))?;
+    fd.set_msrs(&msrs).map_err(kvm("set MSRs"))?;
+    Ok(())
+}
+
+/// Puts the first vCPU at the kernel's entry.
+pub(super) fn boot(fd: &VcpuFd, entry: Entry) -> Result<(), MachineError> {
+    let mut special = fd.get_sregs().map_err(kvm("read registers"))?;
+    registers::special(entry, &mut special);
+    fd.set_sregs(&special).map_err(kvm("set registers"))?;
+    fd.set_regs(&registers::general(entry))
+        .map_err(kvm("set registers"))
+}
+
+/// Another descriptor of a vCPU, by which its state is read while its own thread stands still.
+pub(super) fn second(vm: &VmFd, fd: &VcpuFd) -> Result<VcpuFd, MachineError> {
+    // SAFETY: `fd` is open.
+    let own = unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) };
+    let copy = own.try_clone_to_owned()?.into_raw_fd();
+    // SAFETY: `copy` is a descriptor of a vCPU of this VM, ours alone.
+    unsafe { vm.create_vcpu_from_rawfd(copy) }.map_err(kvm("open a vCPU again"))
+}
