@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 /// One of them.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub enum Startup {
     /// Reset, and wait.
     Init {
@@ -27,7 +27,7 @@ pub enum Startup {
 const HELD_MAX: usize = 64;
 
 /// Those that came and were not taken.
-#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub struct Startups {
     /// Everything up to this number is done or meaningless. Numbers start at 1.
     done: u64,

@@ -9,6 +9,7 @@ use apic::Destination;
 use super::super::desk::{Desk, IoApicDevice, JOBS_MAX};
 use super::super::forward::Forward;
 use super::super::link::{self, Receiving};
+use super::super::mail::Mail;
 use super::super::packet::Space;
 use super::*;
 use crate::arch::x86_64::layout::{Layout, MMIO32_START};
