@@ -203,3 +203,6 @@ impl Seat {
         self.pending.startups.join(signals.startups);
     }
 }
+
+#[cfg(test)]
+mod tests;
