@@ -16,7 +16,7 @@ use super::mail::Answer;
 use super::owners::{Owner, Owners};
 use super::packet::{Access, Packet};
 use super::seat::Outcome;
-use super::startup::Startup;
+use super::startup::{Startup, Waiter};
 
 /// The shard that has the devices.
 pub const HOME: u8 = 0;
@@ -103,6 +103,10 @@ impl Router {
     /// real machine. An INIT is obeyed when this returns: what the same vCPU sends next must not overtake it.
     pub fn interrupt(&self, interrupt: &Interrupt, shorthand: Shorthand, from: Option<u8>) {
         let mut inits = 0;
+        if let (Some(inbox), Delivery::Init) = (from.and_then(|from| self.inbox(from)), interrupt.delivery) {
+            // Of INITs that were obeyed too late.
+            inbox.put(|mail| mail.obeyed = 0);
+        }
         let count = self.inboxes.len() as u32;
         let enabled = *lock(&self.enabled);
         let targets = apic::targets(interrupt, shorthand, from.map(u32::from), count, &enabled);
@@ -115,7 +119,10 @@ impl Router {
                 Delivery::Nmi => self.bring(vcpu, Packet::Nmi { vcpu }),
                 Delivery::Init => {
                     // One that resets itself can't wait for that.
-                    let from = from.filter(|from| *from != vcpu);
+                    let shard = self.me;
+                    let from = from
+                        .filter(|from| *from != vcpu)
+                        .map(|vcpu| Waiter { vcpu, shard });
                     inits += u32::from(from.is_some());
                     self.startup(vcpu, Startup::Init { from });
                 }
@@ -138,10 +145,16 @@ impl Router {
         }
     }
 
-    /// A vCPU of this shard has obeyed the INIT of another.
-    pub fn obeyed(&self, by: u8, version: u64, waiter: u8) {
-        let vcpu = waiter;
-        self.bring(waiter, Packet::Obeyed { vcpu, by, version });
+    /// A vCPU of this shard has obeyed the INIT of another, which is told where it waits: what is known here of its place may
+    /// be old, and nobody would send this on.
+    pub fn obeyed(&self, by: u8, version: u64, waiter: Waiter) {
+        let Waiter { vcpu, shard } = waiter;
+        let packet = Packet::Obeyed { vcpu, by, version };
+        if shard == self.me {
+            self.put(vcpu, packet);
+        } else {
+            self.send(shard, &packet);
+        }
     }
 
     /// A vCPU of this shard has enabled or disabled its interrupt controller.

@@ -4,7 +4,7 @@ use stateright::{Checker, Model, Property};
 
 use self::Event::{Init, Interrupt, Move, Nmi, Start};
 use super::world::World;
-use crate::span::startup::Startup;
+use crate::span::startup::{Startup, Waiter};
 
 /// More than any order of these worlds takes: 24 is the most.
 const MESSAGES_MAX: usize = 32;
@@ -84,7 +84,10 @@ impl Model for Small {
                 match self.events[event] {
                     Interrupt(from, vector) => world.interrupt(from, vector),
                     Nmi(from) => world.nmi(from),
-                    Init(from) => world.startup(from, Startup::Init { from: Some(from) }),
+                    Init(shard) => {
+                        let from = Some(Waiter { vcpu: 1, shard });
+                        world.startup(shard, Startup::Init { from });
+                    }
                     Start(from, page) => world.startup(from, Startup::Start { page }),
                     Move(to) => world.order(to),
                 }
