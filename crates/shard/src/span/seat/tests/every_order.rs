@@ -208,14 +208,8 @@ fn a_vcpu_goes_round_three_shards_while_it_is_started() {
 #[test]
 fn a_shard_refuses_a_vcpu() {
     for (at, refuses) in [(0, 1), (1, 0)] {
-        for patient in [true, false] {
-            let events = [
-                Move(refuses),
-                Move(refuses),
-                Interrupt(refuses, 0x40),
-                Nmi(at),
-                Start(refuses, 1),
-            ];
+        for (patient, other) in [(true, Start(refuses, 1)), (false, Nmi(at))] {
+            let events = [Move(refuses), Move(refuses), Interrupt(refuses, 0x40), other];
             let refuses = Some(refuses);
             let small = Small::new(2, at, &events);
             check(
