@@ -55,6 +55,8 @@ pub struct World {
     /// Moves that were ordered, those that the vCPU began, and what the home heard of them.
     pub orders: usize,
     begun: usize,
+    /// Orders in whose place a later one came before they were looked at.
+    merged: usize,
     pub outcomes: Vec<Outcome>,
     /// Messages sent so far. It grows for ever if one circles.
     pub messages: usize,
@@ -85,6 +87,7 @@ impl World {
             startups: Vec::new(),
             orders: 0,
             begun: 0,
+            merged: 0,
             outcomes: Vec::new(),
             messages: 0,
             is_lost: false,
@@ -176,7 +179,7 @@ impl World {
                     },
                 );
             }
-            packet => self.part(to).inbox.put(packet),
+            packet => self.put(to, packet),
         }
     }
 
@@ -274,7 +277,7 @@ impl World {
                 self.outcomes.len() != self.begun,
                 "the home did not hear of a move",
             ),
-            ((self.orders > 0) != (self.begun > 0), "an order is lost"),
+            (self.orders != self.begun + self.merged, "an order is lost"),
             (
                 last.is_some_and(|last| last != owner.version),
                 "the home did not hear of the last move",
@@ -325,10 +328,17 @@ impl World {
     fn bring(&mut self, from: u8, packet: Packet<Body>) {
         let to = self.part(from).owner.shard;
         if to == from {
-            self.part(from).inbox.put(packet);
+            self.put(from, packet);
         } else {
             self.send(from, to, packet);
         }
+    }
+
+    fn put(&mut self, me: u8, packet: Packet<Body>) {
+        let inbox = &mut self.part(me).inbox;
+        let is_merged = matches!(packet, Packet::Leave { .. }) && inbox.leave.is_some();
+        inbox.put(packet);
+        self.merged += usize::from(is_merged);
     }
 
     /// A shard has no channel to itself: what it sends there is gone.
