@@ -64,13 +64,7 @@ impl Inbox {
 
     /// Takes all that is to be looked at, without waiting.
     pub fn take(&self) -> Mail {
-        let mail = &mut self.lock().mail;
-        Mail {
-            signals: std::mem::take(&mut mail.signals),
-            leave: mail.leave.take(),
-            arrival: mail.arrival.take(),
-            ..Mail::default()
-        }
+        self.lock().mail.take()
     }
 
     /// Says that the thread is about to enter the guest; false, and it is not, when there is mail. The flag that a kick sets

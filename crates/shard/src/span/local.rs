@@ -14,13 +14,11 @@ use super::clock::{GuestTsc, monotonic_ns};
 use super::eoi::{MSR_SHARED_EOI, SharedEoi};
 use super::inbox::Inbox;
 use super::ioctls;
-use super::mail::Signals;
-use super::owners::Owner;
-use super::packet::Packet;
-use super::router::{Outcome, Router};
+use super::router::Router;
+use super::seat::{Arrival, Deed, Look, Seat};
 use super::startup::Startup;
 use super::timer::Alarm;
-use super::travel::{Mode, Traveller};
+use super::travel::{Body, Mode, Traveller};
 use crate::arch::x86_64::state::{Processor, StateError};
 use crate::kick::Kickable;
 use crate::memory::GuestRam;
@@ -64,9 +62,7 @@ pub struct Local {
     counters: Arc<VcpuCounters>,
     apic: LocalApic,
     mode: Mode,
-    is_here: bool,
-    version: u64,
-    signals: Signals,
+    seat: Seat,
     eoi: SharedEoi,
     alarm: Option<Alarm>,
 }
@@ -91,9 +87,7 @@ impl Local {
             counters,
             apic: LocalApic::new(u32::from(vcpu), TSC_PER_TICK),
             mode: if vcpu == 0 { Mode::Running } else { Mode::Waiting },
-            is_here,
-            version: 0,
-            signals: Signals::default(),
+            seat: Seat::new(vcpu, router.me(), is_here),
             eoi: SharedEoi::new(memory),
             alarm: None,
             router,
@@ -120,13 +114,22 @@ impl Local {
         if let Some(traveller) = mail.arrival.take() {
             self.arrive(fd, *traveller)?;
         }
-        if !self.is_here {
-            self.send_on(mail);
+        let Some(owner) = self.router.owner(self.vcpu) else {
             return Ok(Next::Again);
-        }
-        self.receive(mail.signals);
-        if let Some(to) = mail.leave {
-            return Ok(Next::Leave(to));
+        };
+        let apic = &mut self.apic;
+        let accept = |vector, level| apic.accept(vector, level);
+        match self.seat.look(mail, owner, accept) {
+            Look::Idle => {
+                self.inbox().wait(None);
+                return Ok(Next::Again);
+            }
+            Look::SendOn(deeds) => {
+                self.carry_out(deeds);
+                return Ok(Next::Again);
+            }
+            Look::Leave(to) => return Ok(Next::Leave(to)),
+            Look::Here => {}
         }
         self.start_up(fd)?;
         self.apic.expire(self.tsc.now());
@@ -202,133 +205,81 @@ impl Local {
     pub fn depart(&mut self, fd: &VcpuFd, to: u8) {
         let still_since_ns = monotonic_ns();
         if to == self.router.me() {
-            self.stay(false);
+            self.carry_out([self.seat.stay(false)]);
             return;
         }
         match Processor::take(fd, &self.register_numbers) {
             Ok(processor) => self.travel(processor, to, false, still_since_ns),
             Err(error) => {
                 eprintln!("vCPU {} stays: {error}", self.vcpu);
-                self.stay(true);
+                self.carry_out([self.seat.stay(true)]);
             }
         }
     }
 
     fn travel(&mut self, processor: Processor, to: u8, refused: bool, still_since_ns: u64) {
-        self.version += 1;
-        let traveller = Traveller {
+        let body = Body {
             processor,
             apic: self.apic.clone(),
             mode: self.mode,
-            signals: std::mem::take(&mut self.signals),
             shared_eoi: self.eoi.register(),
-            version: self.version,
-            from: self.router.me(),
-            refused,
-            still_since_ns,
         };
-        let vcpu = self.vcpu;
-        self.router.send(
-            to,
-            &Packet::Arrive {
-                vcpu,
-                traveller: Box::new(traveller),
-            },
-        );
-        self.is_here = false;
-        // From here on, what comes for it is sent on, behind it in the same channel.
-        let version = self.version;
-        self.router.departed(vcpu, Owner { shard: to, version });
-    }
-
-    fn stay(&self, refused: bool) {
-        let outcome = Outcome {
-            version: self.version,
-            still_ns: 0,
-            refused,
-        };
-        self.router.arrived(self.vcpu, outcome);
+        let deeds = self.seat.depart(to, body, refused, still_since_ns);
+        self.carry_out(deeds);
     }
 
     /// The vCPU comes. One that this host's KVM does not take goes back; one that comes back must be taken.
     fn arrive(&mut self, fd: &mut VcpuFd, traveller: Traveller) -> Result<(), StateError> {
-        let Traveller {
-            processor,
-            apic,
-            mode,
-            signals,
-            shared_eoi,
-            version,
-            from,
-            refused,
-            still_since_ns,
-        } = traveller;
-        let is_sane = apic.is_sane() && apic.id() == u32::from(self.vcpu);
+        let Traveller { body, journey } = traveller;
+        let is_sane = body.apic.is_sane() && body.apic.id() == u32::from(self.vcpu);
         if !is_sane {
             // It has passed through nobody's hands but those of shards of this VM.
             return Err(StateError::Insane);
         }
-        let given = processor.give(fd, || Ok(()));
-        self.version = version;
-        self.apic = apic;
+        let given = body.processor.give(fd, || Ok(()));
+        self.apic = body.apic;
         // A value that was taken once is taken again.
-        self.eoi.set_register(shared_eoi, &mut self.apic);
-        self.mode = mode;
-        self.signals = Signals::default();
-        self.receive(signals);
-        match given {
-            Err(error) if refused => return Err(error),
-            Err(error) => {
-                eprintln!("vCPU {} is refused: {error}", self.vcpu);
-                self.travel(processor, from, true, still_since_ns);
-                return Ok(());
-            }
-            Ok(()) => {}
-        }
-        // What the shared page says is of the last time that it ran here.
-        let run = fd.get_kvm_run();
-        run.ready_for_interrupt_injection = 0;
-        run.cr8 = u64::from(self.apic.task_priority() >> 4);
-        self.is_here = true;
-        self.router.arrived(
-            self.vcpu,
-            Outcome {
-                version,
-                still_ns: monotonic_ns().saturating_sub(still_since_ns),
-                refused,
-            },
-        );
-        Ok(())
-    }
-
-    /// The vCPU is elsewhere: what came for it is sent there.
-    fn send_on(&self, mail: super::mail::Mail) {
-        if mail.is_empty() {
-            self.inbox().wait(None);
-            return;
-        }
-        let Some(owner) = self.router.owner(self.vcpu) else {
-            return;
-        };
-        for packet in mail.into_packets(self.vcpu) {
-            self.router.send(owner.shard, &packet);
-        }
-    }
-
-    fn receive(&mut self, signals: Signals) {
+        self.eoi.set_register(body.shared_eoi, &mut self.apic);
+        self.mode = body.mode;
         let apic = &mut self.apic;
-        signals.interrupts(|vector, level| apic.accept(vector, level));
-        self.signals.nmi |= signals.nmi;
-        self.signals.startups.join(signals.startups);
+        let accept = |vector, level| apic.accept(vector, level);
+        match self.seat.arrive(journey, given.is_ok(), monotonic_ns(), accept) {
+            Arrival::Here(deed) => {
+                // What the shared page says is of the last time that it ran here.
+                let run = fd.get_kvm_run();
+                run.ready_for_interrupt_injection = 0;
+                run.cr8 = u64::from(self.apic.task_priority() >> 4);
+                self.carry_out([deed]);
+                Ok(())
+            }
+            Arrival::Back { to, still_since_ns } => {
+                if let Err(error) = given {
+                    eprintln!("vCPU {} is refused: {error}", self.vcpu);
+                }
+                self.travel(body.processor, to, true, still_since_ns);
+                Ok(())
+            }
+            Arrival::Lost => given,
+        }
+    }
+
+    fn carry_out(&self, deeds: impl IntoIterator<Item = Deed>) {
+        for deed in deeds {
+            match deed {
+                Deed::Send { to, packet } => self.router.send(to, &packet),
+                Deed::Departed(owner) => self.router.departed(self.vcpu, owner),
+                Deed::Arrived(outcome) => self.router.arrived(self.vcpu, outcome),
+            }
+        }
     }
 
     fn start_up(&mut self, fd: &VcpuFd) -> Result<(), StateError> {
-        while let Some(startup) = self.signals.startups.take() {
+        while let Some(startup) = self.seat.take_startup() {
             match (startup, self.mode) {
                 (Startup::Init { from }, _) => {
                     self.reset(fd)?;
                     if let Some(from) = from {
-                        self.router.obeyed(self.vcpu, self.version, from);
+                        self.router.obeyed(self.vcpu, self.seat.version(), from);
                     }
                 }
                 (Startup::Start { page }, Mode::Waiting) => self.start(fd, page)?,
@@ -356,7 +307,7 @@ impl Local {
         let was_enabled = self.apic.is_enabled();
         self.apic.init();
         self.eoi.set_register(0, &mut self.apic);
-        self.signals.nmi = false;
+        self.seat.take_nmi();
         if was_enabled {
             self.router.enabled(self.vcpu, false);
         }
@@ -390,7 +341,7 @@ impl Local {
             Mode::Running => false,
             Mode::Waiting => true,
             Mode::Halted { interruptible } => {
-                !(self.signals.nmi || interruptible && self.apic.next().is_some())
+                !(self.seat.has_nmi() || interruptible && self.apic.next().is_some())
             }
         }
     }
@@ -408,7 +359,7 @@ impl Local {
     }
 
     fn inject(&mut self, fd: &mut VcpuFd) -> Result<(), StateError> {
-        if std::mem::take(&mut self.signals.nmi) {
+        if self.seat.take_nmi() {
             fd.nmi().map_err(refused("inject an NMI"))?;
         }
         let ready = {

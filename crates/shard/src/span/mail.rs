@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::packet::Packet;
 use super::startup::Startups;
-use super::travel::Traveller;
+use super::travel::{Body, Traveller};
 
 /// Interrupt vectors: a bit each.
 pub type Vectors = [u64; 4];
@@ -21,14 +21,14 @@ fn each_of(vectors: &Vectors, mut each: impl FnMut(u8)) {
 }
 
 /// A device's answer to an access.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Answer {
     /// What was read.
     pub value: u64,
 }
 
 /// What a vCPU takes with it when it moves.
-#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub struct Signals {
     /// Edge-triggered interrupts.
     pub edges: Vectors,
@@ -60,29 +60,70 @@ impl Signals {
     }
 }
 
-/// All that waits.
-#[derive(Debug, Default)]
-pub struct Mail {
+/// All that waits. `B` is what travels of a vCPU.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub struct Mail<B = Body> {
     /// For the vCPU, wherever it is.
     pub signals: Signals,
     /// It is to move to this shard.
     pub leave: Option<u8>,
     /// It has come to this shard.
-    pub arrival: Option<Box<Traveller>>,
+    pub arrival: Option<Box<Traveller<B>>>,
     /// What a device has answered.
     pub answer: Option<Answer>,
     /// INITs of this vCPU that were obeyed.
     pub obeyed: u32,
 }
 
-impl Mail {
+impl<B> Default for Mail<B> {
+    fn default() -> Self {
+        Self {
+            signals: Signals::default(),
+            leave: None,
+            arrival: None,
+            answer: None,
+            obeyed: 0,
+        }
+    }
+}
+
+impl<B> Mail<B> {
+    /// Puts in what a packet brings to a vCPU. What is for the shard is not for here.
+    pub fn put(&mut self, packet: Packet<B>) {
+        match packet {
+            Packet::Interrupt { vector, level, .. } => self.signals.interrupt(vector, level),
+            Packet::Nmi { .. } => self.signals.nmi = true,
+            Packet::Numbered { number, startup, .. } => self.signals.startups.put(number, startup),
+            Packet::Answer { value, .. } => self.answer = Some(Answer { value }),
+            Packet::Obeyed { .. } => self.obeyed += 1,
+            Packet::Leave { to, .. } => self.leave = Some(to),
+            Packet::Arrive { traveller, .. } => self.arrival = Some(traveller),
+            Packet::Startup { .. }
+            | Packet::Enabled { .. }
+            | Packet::EndOfInterrupt { .. }
+            | Packet::Access { .. }
+            | Packet::Doorbell { .. }
+            | Packet::Owner { .. } => {}
+        }
+    }
+
+    /// Takes all that is to be looked at now.
+    pub fn take(&mut self) -> Self {
+        Self {
+            signals: std::mem::take(&mut self.signals),
+            leave: self.leave.take(),
+            arrival: self.arrival.take(),
+            ..Self::default()
+        }
+    }
+
     /// Nothing waits that is to be looked at now: who asked a device, or sent an INIT, waits for the answer alone.
     pub fn is_empty(&self) -> bool {
         self.signals.is_empty() && self.leave.is_none() && self.arrival.is_none()
     }
 
     /// As packets, to send on to where vCPU `vcpu` is now. An answer stays: it is for the thread that asked.
-    pub fn into_packets(mut self, vcpu: u8) -> Vec<Packet> {
+    pub fn into_packets(mut self, vcpu: u8) -> Vec<Packet<B>> {
         let mut packets = Vec::new();
         self.signals.interrupts(|vector, level| {
             packets.push(Packet::Interrupt { vcpu, vector, level });
@@ -114,7 +155,7 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_sent_on_is_what_came(came in prop::collection::vec((any::<u8>(), any::<bool>()), 0..50), nmi: bool) {
-            let mut mail = Mail::default();
+            let mut mail = Mail::<()>::default();
             for (vector, level) in &came {
                 mail.signals.interrupt(*vector, *level);
             }

@@ -11,6 +11,7 @@
 //! - [`crate::launch::SpanLaunch`]: what a shard is told of the VM that it is a part of; [`machine`]: how it is made;
 //! - [`local`]: the vCPU's interrupt controller and its sleep; [`timer`] its alarm, [`clock`] its TSC, [`eoi`]
 //!   ends of interrupts without exits;
+//! - [`seat`]: whether a vCPU is here, and what follows for its mail;
 //! - [`router`], [`inbox`], [`mail`], [`owners`], [`startup`]: from whoever signals to the vCPU's thread, wherever that is;
 //! - [`link`], [`packet`], [`travel`]: what goes between shards, vCPUs that move among it;
 //! - [`forward`], [`desk`], [`wiring`]: devices, which are all in one shard, the home.
@@ -31,6 +32,7 @@ pub mod mail;
 pub mod owners;
 pub mod packet;
 pub mod router;
+pub mod seat;
 pub mod startup;
 pub mod timer;
 pub mod travel;

@@ -3,10 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::startup::Startup;
-use super::travel::Traveller;
+use super::travel::{Body, Traveller};
 
 /// An address space in which devices are.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub enum Space {
     /// I/O ports.
     Ports,
@@ -15,7 +15,7 @@ pub enum Space {
 }
 
 /// One access of a vCPU to a device, 8 bytes at most.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub struct Access {
     /// Where.
     pub space: Space,
@@ -27,9 +27,9 @@ pub struct Access {
     pub value: Option<u64>,
 }
 
-/// A message.
-#[derive(Debug, Serialize, Deserialize)]
-pub enum Packet {
+/// A message. `B` is what travels of a vCPU.
+#[derive(Clone, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
+pub enum Packet<B = Body> {
     /// An interrupt for a vCPU.
     Interrupt {
         /// Whose.
@@ -112,7 +112,7 @@ pub enum Packet {
         /// Which.
         vcpu: u8,
         /// All of it.
-        traveller: Box<Traveller>,
+        traveller: Box<Traveller<B>>,
     },
     /// A vCPU has come to the sender.
     Owner {

@@ -12,27 +12,17 @@ use apic::{Delivery, Interrupt, Shorthand, Targets};
 use super::desk::Job;
 use super::inbox::Inbox;
 use super::link::Sending;
-use super::mail::{Answer, Mail};
+use super::mail::Answer;
 use super::owners::{Owner, Owners};
 use super::packet::{Access, Packet};
-use super::startup::Startup;
+use super::seat::Outcome;
+use super::startup::{Startup, Waiter};
 
 /// The shard that has the devices.
 pub const HOME: u8 = 0;
 
 /// How long a vCPU waits for others to obey its INIT.
 const INIT_LIMIT: Duration = Duration::from_secs(1);
-
-/// How a move came out.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Outcome {
-    /// Moves of that vCPU so far.
-    pub version: u64,
-    /// How long it stood still, nanoseconds.
-    pub still_ns: u64,
-    /// It is where it was.
-    pub refused: bool,
-}
 
 /// One shard's.
 pub struct Router {
@@ -113,6 +103,10 @@ impl Router {
     /// real machine. An INIT is obeyed when this returns: what the same vCPU sends next must not overtake it.
     pub fn interrupt(&self, interrupt: &Interrupt, shorthand: Shorthand, from: Option<u8>) {
         let mut inits = 0;
+        if let (Some(inbox), Delivery::Init) = (from.and_then(|from| self.inbox(from)), interrupt.delivery) {
+            // Of INITs that were obeyed too late.
+            inbox.put(|mail| mail.obeyed = 0);
+        }
         let count = self.inboxes.len() as u32;
         let enabled = *lock(&self.enabled);
         let targets = apic::targets(interrupt, shorthand, from.map(u32::from), count, &enabled);
@@ -120,16 +114,15 @@ impl Router {
             match interrupt.delivery {
                 Delivery::Fixed | Delivery::LowestPriority => {
                     let (vector, level) = (interrupt.vector, interrupt.level);
-                    self.bring(
-                        vcpu,
-                        |mail| mail.signals.interrupt(vector, level),
-                        &Packet::Interrupt { vcpu, vector, level },
-                    );
+                    self.bring(vcpu, Packet::Interrupt { vcpu, vector, level });
                 }
-                Delivery::Nmi => self.bring(vcpu, |mail| mail.signals.nmi = true, &Packet::Nmi { vcpu }),
+                Delivery::Nmi => self.bring(vcpu, Packet::Nmi { vcpu }),
                 Delivery::Init => {
                     // One that resets itself can't wait for that.
-                    let from = from.filter(|from| *from != vcpu);
+                    let shard = self.me;
+                    let from = from
+                        .filter(|from| *from != vcpu)
+                        .map(|vcpu| Waiter { vcpu, shard });
                     inits += u32::from(from.is_some());
                     self.startup(vcpu, Startup::Init { from });
                 }
@@ -152,17 +145,16 @@ impl Router {
         }
     }
 
-    /// A vCPU of this shard has obeyed the INIT of another.
-    pub fn obeyed(&self, by: u8, version: u64, waiter: u8) {
-        self.bring(
-            waiter,
-            |mail| mail.obeyed += 1,
-            &Packet::Obeyed {
-                vcpu: waiter,
-                by,
-                version,
-            },
-        );
+    /// A vCPU of this shard has obeyed the INIT of another, which is told where it waits: what is known here of its place may
+    /// be old, and nobody would send this on.
+    pub fn obeyed(&self, by: u8, version: u64, waiter: Waiter) {
+        let Waiter { vcpu, shard } = waiter;
+        let packet = Packet::Obeyed { vcpu, by, version };
+        if shard == self.me {
+            self.put(vcpu, packet);
+        } else {
+            self.send(shard, &packet);
+        }
     }
 
     /// A vCPU of this shard has enabled or disabled its interrupt controller.
@@ -220,7 +212,7 @@ impl Router {
         const LOOK: Duration = Duration::from_millis(20);
         let place = usize::from(vcpu);
         *lock(&self.moves).get_mut(place)? = None;
-        self.bring(vcpu, |mail| mail.leave = Some(to), &Packet::Leave { vcpu, to });
+        self.bring(vcpu, Packet::Leave { vcpu, to });
         let mut moves = lock(&self.moves);
         loop {
             if let Some(outcome) = moves[place] {
@@ -239,36 +231,22 @@ impl Router {
 
     /// A packet has come from `from`. Never sends.
     pub fn heard(&self, from: u8, packet: Packet) {
-        let put = |vcpu: u8, into: &mut dyn FnMut(&mut Mail)| {
-            if let Some(inbox) = self.inbox(vcpu) {
-                inbox.put(into);
-            }
-        };
         match packet {
-            Packet::Interrupt { vcpu, vector, level } => {
-                put(vcpu, &mut |mail| mail.signals.interrupt(vector, level));
+            Packet::Interrupt { vcpu, .. }
+            | Packet::Nmi { vcpu }
+            | Packet::Numbered { vcpu, .. }
+            | Packet::Answer { vcpu, .. }
+            | Packet::Leave { vcpu, .. }
+            | Packet::Arrive { vcpu, .. } => self.put(vcpu, packet),
+            Packet::Obeyed { vcpu, by, version } => {
+                self.owners.learn(by, Owner { shard: from, version });
+                self.put(vcpu, packet);
             }
-            Packet::Nmi { vcpu } => put(vcpu, &mut |mail| mail.signals.nmi = true),
             Packet::Startup { vcpu, startup } => self.number(vcpu, startup),
-            Packet::Numbered {
-                vcpu,
-                number,
-                startup,
-            } => put(vcpu, &mut |mail| mail.signals.startups.put(number, startup)),
             Packet::Enabled { vcpu, is_enabled } => self.note_enabled(vcpu, is_enabled),
             Packet::EndOfInterrupt { vector } => self.give_desk(Job::EndOfInterrupt { vector }),
             Packet::Access { vcpu, access } => self.give_desk(Job::Access { from, vcpu, access }),
             Packet::Doorbell { access } => self.give_desk(Job::Doorbell { access }),
-            Packet::Answer { vcpu, value } => put(vcpu, &mut |mail| mail.answer = Some(Answer { value })),
-            Packet::Obeyed { vcpu, by, version } => {
-                self.owners.learn(by, Owner { shard: from, version });
-                put(vcpu, &mut |mail| mail.obeyed += 1);
-            }
-            Packet::Leave { vcpu, to } => put(vcpu, &mut |mail| mail.leave = Some(to)),
-            Packet::Arrive { vcpu, traveller } => {
-                let mut traveller = Some(traveller);
-                put(vcpu, &mut |mail| mail.arrival = traveller.take());
-            }
             Packet::Owner {
                 vcpu,
                 version,
@@ -288,16 +266,18 @@ impl Router {
         }
     }
 
-    /// Puts mail into the vCPU's inbox, or sends a packet to where it is.
-    fn bring(&self, vcpu: u8, into: impl FnOnce(&mut Mail), packet: &Packet) {
+    /// Puts what a packet brings into the vCPU's inbox, or sends it to where the vCPU is.
+    fn bring(&self, vcpu: u8, packet: Packet) {
         match self.owners.of(vcpu) {
-            Some(owner) if owner.shard == self.me => {
-                if let Some(inbox) = self.inbox(vcpu) {
-                    inbox.put(into);
-                }
-            }
-            Some(owner) => self.send(owner.shard, packet),
+            Some(owner) if owner.shard == self.me => self.put(vcpu, packet),
+            Some(owner) => self.send(owner.shard, &packet),
             None => {}
+        }
+    }
+
+    fn put(&self, vcpu: u8, packet: Packet) {
+        if let Some(inbox) = self.inbox(vcpu) {
+            inbox.put(|mail| mail.put(packet));
         }
     }
 
@@ -319,9 +299,14 @@ impl Router {
             *count += 1;
             *count
         };
-        if let Some(inbox) = self.inbox(vcpu) {
-            inbox.put(|mail| mail.signals.startups.put(number, startup));
-        }
+        self.put(
+            vcpu,
+            Packet::Numbered {
+                vcpu,
+                number,
+                startup,
+            },
+        );
     }
 
     fn note_enabled(&self, vcpu: u8, is_enabled: bool) {

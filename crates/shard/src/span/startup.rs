@@ -8,13 +8,22 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+/// The vCPU that sent an INIT, and waits until it is done.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
+pub struct Waiter {
+    /// Which.
+    pub vcpu: u8,
+    /// The shard where it waits, and so doesn't leave.
+    pub shard: u8,
+}
+
 /// One of them.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub enum Startup {
     /// Reset, and wait.
     Init {
-        /// The vCPU that sent it, which waits until it is done.
-        from: Option<u8>,
+        /// Who is told when it is done.
+        from: Option<Waiter>,
     },
     /// Start in real mode at this page.
     Start {
@@ -27,7 +36,7 @@ pub enum Startup {
 const HELD_MAX: usize = 64;
 
 /// Those that came and were not taken.
-#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub struct Startups {
     /// Everything up to this number is done or meaningless. Numbers start at 1.
     done: u64,

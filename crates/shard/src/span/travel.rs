@@ -22,19 +22,24 @@ pub enum Mode {
     },
 }
 
-/// The vCPU.
+/// The vCPU itself.
 #[derive(Serialize, Deserialize)]
-pub struct Traveller {
+pub struct Body {
     /// Its registers.
     pub processor: Processor,
     /// Its interrupt controller.
     pub apic: LocalApic,
     /// What it does.
     pub mode: Mode,
-    /// What had come for it and was not looked at.
-    pub signals: Signals,
     /// Where it shares the ends of interrupts ([`super::eoi`]).
     pub shared_eoi: u64,
+}
+
+/// What its move is, for [`super::seat`].
+#[derive(Clone, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
+pub struct Journey {
+    /// What had come for it and was not looked at.
+    pub signals: Signals,
     /// Its moves so far, this one included.
     pub version: u64,
     /// The shard that it comes from.
@@ -45,13 +50,19 @@ pub struct Traveller {
     pub still_since_ns: u64,
 }
 
-impl fmt::Debug for Traveller {
+/// The vCPU and its move.
+#[derive(Clone, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
+pub struct Traveller<B = Body> {
+    /// What travels.
+    pub body: B,
+    /// How.
+    pub journey: Journey,
+}
+
+impl fmt::Debug for Body {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("Traveller")
+        out.debug_struct("Body")
             .field("mode", &self.mode)
-            .field("version", &self.version)
-            .field("from", &self.from)
-            .field("refused", &self.refused)
             .finish_non_exhaustive()
     }
 }

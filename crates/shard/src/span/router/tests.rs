@@ -9,6 +9,7 @@ use apic::Destination;
 use super::super::desk::{Desk, IoApicDevice, JOBS_MAX};
 use super::super::forward::Forward;
 use super::super::link::{self, Receiving};
+use super::super::mail::Mail;
 use super::super::packet::Space;
 use super::*;
 use crate::arch::x86_64::layout::{Layout, MMIO32_START};
@@ -140,10 +141,25 @@ fn who_sends_an_init_goes_on_when_it_is_obeyed() {
     };
     home.send(1, &packets[0]);
     let mut startups = mail(&part, 3).signals.startups;
-    assert_eq!(startups.take(), Some(Startup::Init { from: Some(2) }));
+    let waiter = Waiter { vcpu: 2, shard: 1 };
+    assert_eq!(startups.take(), Some(Startup::Init { from: Some(waiter) }));
     assert!(!waiting.is_finished());
-    part.obeyed(3, 0, 2);
+    part.obeyed(3, 0, waiter);
     waiting.join().expect("it goes on");
+}
+
+/// With three shards an INIT, which goes by way of the home, can overtake the news of where its sender is.
+#[test]
+fn who_has_moved_and_sends_an_init_is_told_where_it_waits() {
+    let Shards { home, part, .. } = shards();
+    // vCPU 0 was in the part, and is in the home again: the part has not heard.
+    part.departed(0, Owner { shard: 1, version: 1 });
+    let waiter = Waiter { vcpu: 0, shard: HOME };
+    part.obeyed(3, 0, waiter);
+    let told = |mail: &mut Mail| (mail.obeyed > 0).then_some(());
+    let at = |router: &Router, limit| router.inbox(0).expect("a vCPU").wait_for(Some(limit), told);
+    assert_eq!(at(&part, Duration::ZERO), None);
+    assert_eq!(at(&home, SOON), Some(()));
 }
 
 #[test]

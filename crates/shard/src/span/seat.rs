@@ -1,0 +1,208 @@
+//! One vCPU's place in one shard: whether the vCPU is here, and what that means for what comes for it. Decisions only, which
+//! [`super::local`] carries out.
+//!
+//! A vCPU is in one shard or on its way between two. The shard that it leaves sends it first, and afterwards what still comes
+//! for it, in the same channel: so nothing that is sent on is there before it. Each move, also the way back of one that was
+//! refused, has a version higher by one. After Cellular Disco (SOSP '99, section 2.2), where messages find the owner of a VCPU.
+
+use super::mail::{Mail, Signals};
+use super::owners::Owner;
+use super::packet::Packet;
+use super::startup::Startup;
+use super::travel::{Body, Journey, Traveller};
+
+/// How a move came out.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Outcome {
+    /// Moves of that vCPU so far.
+    pub version: u64,
+    /// How long it stood still, nanoseconds.
+    pub still_ns: u64,
+    /// It is where it was.
+    pub refused: bool,
+}
+
+/// What the vCPU's thread is to do.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub enum Deed<B = Body> {
+    /// Send it to this shard.
+    Send {
+        /// To whom.
+        to: u8,
+        /// What.
+        packet: Packet<B>,
+    },
+    /// From here on others of this shard send to that one.
+    Departed(Owner),
+    /// All are told.
+    Arrived(Outcome),
+}
+
+/// What comes of the mail.
+#[derive(Debug)]
+pub enum Look<B = Body> {
+    /// The vCPU is elsewhere, and nothing came for it.
+    Idle,
+    /// It is elsewhere: what came goes there, in this order.
+    SendOn(Vec<Deed<B>>),
+    /// It is to be made ready to leave for this shard: [`Seat::depart`], or [`Seat::stay`].
+    Leave(u8),
+    /// It is here.
+    Here,
+}
+
+/// What comes of an arrival.
+#[derive(Debug)]
+pub enum Arrival<B = Body> {
+    /// The vCPU is here.
+    Here(Deed<B>),
+    /// It goes back: [`Seat::depart`].
+    Back {
+        /// To this shard.
+        to: u8,
+        /// As in [`Journey`].
+        still_since_ns: u64,
+    },
+    /// Neither shard takes it.
+    Lost,
+}
+
+/// One vCPU's, in one shard.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub struct Seat {
+    vcpu: u8,
+    me: u8,
+    is_here: bool,
+    /// Moves so far; of one that is elsewhere, when it was here last.
+    version: u64,
+    /// What its interrupt controller does not hold: NMI, INIT, start-up.
+    pending: Signals,
+}
+
+impl Seat {
+    /// The seat of `vcpu` in shard `me`, as the VM starts.
+    pub fn new(vcpu: u8, me: u8, is_here: bool) -> Self {
+        Self {
+            vcpu,
+            me,
+            is_here,
+            version: 0,
+            pending: Signals::default(),
+        }
+    }
+
+    /// The vCPU's moves so far. It is here.
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Divides mail whose arrival has been taken out. `owner` is where the vCPU is as far as is known here; `accept` is its
+    /// controller's, for a vector and whether it is level-triggered.
+    pub fn look<B>(&mut self, mail: Mail<B>, owner: Owner, accept: impl FnMut(u8, bool)) -> Look<B> {
+        if !self.is_here {
+            if mail.is_empty() {
+                return Look::Idle;
+            }
+            let to = owner.shard;
+            let send = |packet| Deed::Send { to, packet };
+            return Look::SendOn(mail.into_packets(self.vcpu).into_iter().map(send).collect());
+        }
+        self.receive(mail.signals, accept);
+        match mail.leave {
+            Some(to) => Look::Leave(to),
+            None => Look::Here,
+        }
+    }
+
+    /// The vCPU has come, at `now_ns`. `is_taken`: this host's KVM takes its registers. One that is not taken goes back; one
+    /// that comes back must be taken. Whichever it is, its body is the one that came.
+    pub fn arrive<B>(
+        &mut self,
+        journey: Journey,
+        is_taken: bool,
+        now_ns: u64,
+        accept: impl FnMut(u8, bool),
+    ) -> Arrival<B> {
+        let Journey {
+            signals,
+            version,
+            from,
+            refused,
+            still_since_ns,
+        } = journey;
+        self.version = version;
+        self.pending = Signals::default();
+        self.receive(signals, accept);
+        if is_taken {
+            self.is_here = true;
+            return Arrival::Here(Deed::Arrived(Outcome {
+                version,
+                still_ns: now_ns.saturating_sub(still_since_ns),
+                refused,
+            }));
+        }
+        if refused {
+            return Arrival::Lost;
+        }
+        Arrival::Back {
+            to: from,
+            still_since_ns,
+        }
+    }
+
+    /// The vCPU goes to another shard: what is to be done for it, in this order. `refused`: it goes back.
+    pub fn depart<B>(&mut self, to: u8, body: B, refused: bool, still_since_ns: u64) -> [Deed<B>; 2] {
+        self.version += 1;
+        self.is_here = false;
+        let journey = Journey {
+            signals: std::mem::take(&mut self.pending),
+            version: self.version,
+            from: self.me,
+            refused,
+            still_since_ns,
+        };
+        let packet = Packet::Arrive {
+            vcpu: self.vcpu,
+            traveller: Box::new(Traveller { body, journey }),
+        };
+        let version = self.version;
+        // What comes for it is sent on behind it.
+        [
+            Deed::Send { to, packet },
+            Deed::Departed(Owner { shard: to, version }),
+        ]
+    }
+
+    /// The vCPU, which was to leave, stays. `refused`: because it can't leave.
+    pub fn stay<B>(&self, refused: bool) -> Deed<B> {
+        Deed::Arrived(Outcome {
+            version: self.version,
+            still_ns: 0,
+            refused,
+        })
+    }
+
+    /// The next INIT or start-up interrupt.
+    pub fn take_startup(&mut self) -> Option<Startup> {
+        self.pending.startups.take()
+    }
+
+    /// Whether an NMI is pending.
+    pub fn has_nmi(&self) -> bool {
+        self.pending.nmi
+    }
+
+    /// It is not any more; whether it was.
+    pub fn take_nmi(&mut self) -> bool {
+        std::mem::take(&mut self.pending.nmi)
+    }
+
+    fn receive(&mut self, signals: Signals, accept: impl FnMut(u8, bool)) {
+        signals.interrupts(accept);
+        self.pending.nmi |= signals.nmi;
+        self.pending.startups.join(signals.startups);
+    }
+}
+
+#[cfg(test)]
+mod tests;

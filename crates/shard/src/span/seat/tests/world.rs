@@ -1,0 +1,401 @@
+//! Shards of one VM without threads and KVM: what [`super::super::Seat`], [`Mail`] and [`Owners`] decide is carried out step by
+//! step, as `Router` and `Local` would.
+
+use std::collections::VecDeque;
+
+use super::super::{Arrival, Deed, Look, Outcome, Seat};
+use crate::span::mail::Mail;
+use crate::span::owners::{Owner, Owners};
+use crate::span::packet::Packet;
+use crate::span::router::HOME;
+use crate::span::startup::Startup;
+
+const VCPU: u8 = 0;
+
+/// In place of registers and interrupt controller: what the vCPU has received.
+#[derive(Clone, Debug, Default, Eq, Hash, PartialEq)]
+pub struct Body {
+    /// Sorted: the order of interrupts does not count.
+    vectors: Vec<u8>,
+    nmis: u8,
+    startups: Vec<Startup>,
+}
+
+impl Body {
+    fn accept(&mut self, vector: u8) {
+        self.vectors.push(vector);
+        self.vectors.sort_unstable();
+    }
+}
+
+/// One shard, as far as the vCPU concerns it.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+struct Part {
+    owner: Owner,
+    inbox: Mail<Body>,
+    seat: Seat,
+    body: Body,
+    /// What its thread is at: these first,
+    deeds: VecDeque<Deed<Body>>,
+    /// then the mail that has been taken, or the departure.
+    taken: Option<Mail<Body>>,
+    leaving: Option<u8>,
+}
+
+/// All of it.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub struct World {
+    parts: Vec<Part>,
+    /// From, to.
+    channels: Vec<Vec<VecDeque<Packet<Body>>>>,
+    vectors: Vec<u8>,
+    nmis: u8,
+    /// In the order in which the home numbered them.
+    startups: Vec<Startup>,
+    /// Moves that were ordered, those that the vCPU began, and what the home heard of them.
+    pub orders: usize,
+    begun: usize,
+    /// Orders in whose place a later one came before they were looked at.
+    merged: usize,
+    pub outcomes: Vec<Outcome>,
+    /// Messages sent so far. It grows for ever if one circles.
+    pub messages: usize,
+    is_lost: bool,
+}
+
+impl World {
+    /// As the VM starts, with the vCPU in shard `at`.
+    pub fn new(shards: u8, at: u8) -> Self {
+        let part = |me| Part {
+            owner: Owner {
+                shard: at,
+                version: 0,
+            },
+            inbox: Mail::default(),
+            seat: Seat::new(VCPU, me, me == at),
+            body: Body::default(),
+            deeds: VecDeque::new(),
+            taken: None,
+            leaving: None,
+        };
+        let count = usize::from(shards);
+        Self {
+            parts: (0..shards).map(part).collect(),
+            channels: vec![vec![VecDeque::new(); count]; count],
+            vectors: Vec::new(),
+            nmis: 0,
+            startups: Vec::new(),
+            orders: 0,
+            begun: 0,
+            merged: 0,
+            outcomes: Vec::new(),
+            messages: 0,
+            is_lost: false,
+        }
+    }
+
+    /// Shard `from` sends an interrupt. Each vector once.
+    pub fn interrupt(&mut self, from: u8, vector: u8) {
+        self.vectors.push(vector);
+        self.vectors.sort_unstable();
+        let level = false;
+        self.bring(
+            from,
+            Packet::Interrupt {
+                vcpu: VCPU,
+                vector,
+                level,
+            },
+        );
+    }
+
+    /// Shard `from` sends an NMI.
+    pub fn nmi(&mut self, from: u8) {
+        self.nmis += 1;
+        self.bring(from, Packet::Nmi { vcpu: VCPU });
+    }
+
+    /// Shard `from` sends an INIT or a start-up. Each once.
+    pub fn startup(&mut self, from: u8, startup: Startup) {
+        if from == HOME {
+            self.number(startup);
+        } else {
+            self.send(from, HOME, Packet::Startup { vcpu: VCPU, startup });
+        }
+    }
+
+    /// The home orders a move.
+    pub fn order(&mut self, to: u8) {
+        self.orders += 1;
+        self.bring(HOME, Packet::Leave { vcpu: VCPU, to });
+    }
+
+    /// Channels with something in them: from, to.
+    pub fn under_way(&self) -> impl Iterator<Item = (u8, u8)> {
+        let all = (0_u8..).zip(&self.channels);
+        all.flat_map(|(from, channels)| {
+            (0_u8..)
+                .zip(channels)
+                .map(move |(to, channel)| (from, to, channel))
+        })
+        .filter(|(_, _, channel)| !channel.is_empty())
+        .map(|(from, to, _)| (from, to))
+    }
+
+    /// Shards whose thread of the vCPU has something to do.
+    pub fn busy(&self) -> impl Iterator<Item = u8> {
+        let is_busy = |part: &Part| {
+            !part.deeds.is_empty() || part.taken.is_some() || part.leaving.is_some() || !part.inbox.is_empty()
+        };
+        (0_u8..)
+            .zip(&self.parts)
+            .filter(move |(_, part)| is_busy(part))
+            .map(|(shard, _)| shard)
+    }
+
+    /// Nothing happens by itself any more.
+    pub fn is_at_rest(&self) -> bool {
+        self.under_way().next().is_none() && self.busy().next().is_none()
+    }
+
+    /// A shard's receiver takes the next packet out of a channel (`Router::heard`).
+    pub fn deliver(&mut self, from: u8, to: u8) {
+        let packet = self.channels[usize::from(from)][usize::from(to)].pop_front();
+        match packet.expect("seen before") {
+            Packet::Startup { startup, .. } => self.number(startup),
+            Packet::Owner {
+                version,
+                still_ns,
+                refused,
+                ..
+            } => {
+                self.learn(to, Owner { shard: from, version });
+                self.note(
+                    to,
+                    Outcome {
+                        version,
+                        still_ns,
+                        refused,
+                    },
+                );
+            }
+            packet => self.put(to, packet),
+        }
+    }
+
+    /// One step of a shard's thread of the vCPU (`Local::before`, `depart`). `takes`: its KVM takes a vCPU that comes.
+    pub fn step(&mut self, me: u8, takes: bool) {
+        let part = self.part(me);
+        if let Some(deed) = part.deeds.pop_front() {
+            return self.carry_out(me, deed);
+        }
+        if let Some(to) = part.leaving.take() {
+            if to == me {
+                part.deeds.push_back(part.seat.stay(false));
+                // It looks again before it enters the guest.
+                part.taken = Some(Mail::default());
+            } else {
+                let body = std::mem::take(&mut part.body);
+                part.deeds.extend(part.seat.depart(to, body, false, 0));
+            }
+            self.begun += 1;
+            return;
+        }
+        let mut mail = part.taken.take().unwrap_or_else(|| part.inbox.take());
+        let Some(traveller) = mail.arrival.take() else {
+            return part.look(mail);
+        };
+        part.taken = Some(mail);
+        part.body = traveller.body;
+        let refused = traveller.journey.refused;
+        let is_taken = takes || refused;
+        let body = &mut part.body;
+        let accept = |vector, _| body.accept(vector);
+        match part.seat.arrive(traveller.journey, is_taken, 0, accept) {
+            Arrival::Here(deed) => part.deeds.push_back(deed),
+            Arrival::Back { to, still_since_ns } => {
+                let body = std::mem::take(&mut part.body);
+                part.deeds
+                    .extend(part.seat.depart(to, body, true, still_since_ns));
+            }
+            Arrival::Lost => self.is_lost = true,
+        }
+    }
+
+    /// What must not be, if it is.
+    pub fn broken(&self) -> Option<&'static str> {
+        if self.is_lost {
+            return Some("neither shard takes it");
+        }
+        let places: Vec<&Body> = self.bodies().collect();
+        let [body] = places[..] else {
+            return Some("it is nowhere, or in two places");
+        };
+        let is_doubled = body.vectors.windows(2).any(|two| two[0] == two[1]) || body.nmis > self.nmis;
+        if is_doubled {
+            return Some("something came twice");
+        }
+        let mut sent = self.startups.iter();
+        if !body
+            .startups
+            .iter()
+            .all(|taken| sent.any(|startup| startup == taken))
+        {
+            return Some("start-ups came out of order");
+        }
+        if self.outcomes.len() > self.begun {
+            return Some("a move came out twice");
+        }
+        if self.is_at_rest() {
+            return self.broken_at_rest(body);
+        }
+        None
+    }
+
+    fn broken_at_rest(&self, body: &Body) -> Option<&'static str> {
+        let Some(part) = self.parts.iter().find(|part| part.seat.is_here) else {
+            return Some("it is on its way for ever");
+        };
+        let owner = Owner {
+            shard: part.seat.me,
+            version: part.seat.version(),
+        };
+        let from = self.startups.iter().rposition(is_init).unwrap_or(0);
+        let last = self.outcomes.iter().map(|outcome| outcome.version).max();
+        let faults = [
+            (body.vectors != self.vectors, "an interrupt is lost"),
+            (body.nmis != self.nmis, "an NMI is lost"),
+            (
+                !body.startups.ends_with(&self.startups[from..]),
+                "a start-up is lost",
+            ),
+            (
+                self.parts.iter().any(|part| part.owner != owner),
+                "somebody doesn't know where it is",
+            ),
+            (
+                self.outcomes.len() != self.begun,
+                "the home did not hear of a move",
+            ),
+            (self.orders != self.begun + self.merged, "an order is lost"),
+            (
+                last.is_some_and(|last| last != owner.version),
+                "the home did not hear of the last move",
+            ),
+        ];
+        faults.iter().find(|(is, _)| *is).map(|(_, what)| *what)
+    }
+
+    /// Wherever it is: here in a shard, in a channel, or between the two.
+    fn bodies(&self) -> impl Iterator<Item = &Body> {
+        let here = self.parts.iter().filter(|part| part.seat.is_here);
+        let come = self.parts.iter().filter_map(|part| part.inbox.arrival.as_ref());
+        let deeds = self.parts.iter().flat_map(|part| &part.deeds);
+        let leaving = deeds.filter_map(|deed| match deed {
+            Deed::Send { packet, .. } => Some(packet),
+            _ => None,
+        });
+        let sent = self.channels.iter().flatten().flatten();
+        let gone = leaving.chain(sent).filter_map(|packet| match packet {
+            Packet::Arrive { traveller, .. } => Some(traveller),
+            _ => None,
+        });
+        here.map(|part| &part.body)
+            .chain(come.chain(gone).map(|traveller| &traveller.body))
+    }
+
+    fn carry_out(&mut self, me: u8, deed: Deed<Body>) {
+        match deed {
+            Deed::Send { to, packet } => self.send(me, to, packet),
+            Deed::Departed(owner) => self.learn(me, owner),
+            Deed::Arrived(outcome) => {
+                let version = outcome.version;
+                self.learn(me, Owner { shard: me, version });
+                self.note(me, outcome);
+                for to in (0..self.parts.len() as u8).filter(|to| *to != me) {
+                    let news = Packet::Owner {
+                        vcpu: VCPU,
+                        version,
+                        still_ns: outcome.still_ns,
+                        refused: outcome.refused,
+                    };
+                    self.send(me, to, news);
+                }
+            }
+        }
+    }
+
+    fn bring(&mut self, from: u8, packet: Packet<Body>) {
+        let to = self.part(from).owner.shard;
+        if to == from {
+            self.put(from, packet);
+        } else {
+            self.send(from, to, packet);
+        }
+    }
+
+    fn put(&mut self, me: u8, packet: Packet<Body>) {
+        let inbox = &mut self.part(me).inbox;
+        let is_merged = matches!(packet, Packet::Leave { .. }) && inbox.leave.is_some();
+        inbox.put(packet);
+        self.merged += usize::from(is_merged);
+    }
+
+    /// A shard has no channel to itself: what it sends there is gone.
+    fn send(&mut self, from: u8, to: u8, packet: Packet<Body>) {
+        self.messages += 1;
+        if to != from {
+            self.channels[usize::from(from)][usize::from(to)].push_back(packet);
+        }
+    }
+
+    fn number(&mut self, startup: Startup) {
+        self.startups.push(startup);
+        let number = self.startups.len() as u64;
+        let vcpu = VCPU;
+        self.part(HOME).inbox.put(Packet::Numbered {
+            vcpu,
+            number,
+            startup,
+        });
+    }
+
+    fn learn(&mut self, me: u8, news: Owner) {
+        let part = self.part(me);
+        let owners = Owners::new(&[0]);
+        owners.learn(0, part.owner);
+        owners.learn(0, news);
+        part.owner = owners.of(0).expect("there is one");
+    }
+
+    fn note(&mut self, me: u8, outcome: Outcome) {
+        if me == HOME {
+            self.outcomes.push(outcome);
+        }
+    }
+
+    fn part(&mut self, shard: u8) -> &mut Part {
+        &mut self.parts[usize::from(shard)]
+    }
+}
+
+impl Part {
+    fn look(&mut self, mail: Mail<Body>) {
+        let body = &mut self.body;
+        match self.seat.look(mail, self.owner, |vector, _| body.accept(vector)) {
+            Look::Idle => {}
+            Look::SendOn(deeds) => self.deeds.extend(deeds),
+            Look::Leave(to) => self.leaving = Some(to),
+            Look::Here => {
+                while let Some(startup) = self.seat.take_startup() {
+                    self.body.startups.push(startup);
+                }
+                self.body.nmis += u8::from(self.seat.take_nmi());
+            }
+        }
+    }
+}
+
+fn is_init(startup: &Startup) -> bool {
+    matches!(startup, Startup::Init { .. })
+}
