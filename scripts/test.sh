@@ -37,7 +37,7 @@ cargo test --release --locked -p guest-tests --test '*' --no-run 2>&1 |
     sed -n 's/^ *Executable tests\/.* (\(.*\))$/\1/p' >"$logs/programs"
 [[ -s $logs/programs ]] || { echo "test: cargo names no test program"; exit 1; }
 # The longest first, so that none is left alone at the end.
-order=(boot isolation span moves underway shards wide network control sharing auto)
+order=(boot isolation span moves underway shards deaths wide network control sharing auto)
 for name in "${order[@]}"; do grep "/$name-" "$logs/programs"; done >"$logs/ordered"
 grep -vxFf "$logs/ordered" "$logs/programs" >>"$logs/ordered"
 xargs -a "$logs/ordered" -P 2 -I{} bash -euc 'one "$1"' one {}

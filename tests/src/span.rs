@@ -3,9 +3,12 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::command::{Call, mirrorball};
+use crate::cluster::Cluster;
+use crate::command::{BOOT_LIMIT, Call, mirrorball};
 use crate::pattern::Numbers;
-use crate::{Vm, VmFile, host};
+use crate::scratch::Scratch;
+use crate::terminal::Terminal;
+use crate::{Vm, VmFile, host, wait};
 
 /// A move that takes longer has failed.
 const MOVE_LIMIT: Duration = Duration::from_secs(30);
@@ -54,6 +57,32 @@ impl Vm {
             .args(["--vcpu", &vcpu.to_string(), "--cell", &cell.to_string()])
             .limit(MOVE_LIMIT)
     }
+}
+
+/// How long cells may take to hear of an end.
+const SOON: Duration = Duration::from_secs(20);
+
+/// A VM of 4 vCPUs over the cells 0 and 1.
+pub fn two_cells(name: &str) -> VmFile {
+    VmFile::new(name).cpus(4).memory("256M").span(&[0, 1])
+}
+
+/// Nothing of any VM is left in the two cells.
+#[track_caller]
+pub fn cells_are_empty(cluster: &Cluster) {
+    wait::until("the cells have everything back", SOON, || {
+        let empty = |cell| cluster.given_bytes(cell) == 0 && cluster.vms(cell).is_empty();
+        (empty(0) && empty(1)).then_some(())
+    });
+}
+
+/// `mirrorball run` in the foreground, with the guest's prompt on it.
+#[track_caller]
+pub fn foreground(file: &VmFile, scratch: &Scratch) -> (Terminal, Vm) {
+    let path = file.write(scratch);
+    let mut terminal = Terminal::mirrorball(&["run", "--lab", "never", path.to_str().expect("UTF-8")]);
+    terminal.expect("# ", BOOT_LIMIT);
+    (terminal, Vm::named(file.name()))
 }
 
 /// What vCPUs' moves took.

@@ -6,9 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use guest_tests::pattern::{Numbers, digest};
+use guest_tests::span::two_cells;
 use guest_tests::{Cluster, Scratch, Vm, net, peer};
-
-use crate::two_cells;
 
 const CPUS: usize = 4;
 const LIMIT: Duration = Duration::from_secs(120);

@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use guest_tests::host::Traces;
+use guest_tests::span::{cells_are_empty, two_cells};
 use guest_tests::{Cluster, Output, Scratch, VmFile, mirrorball};
-
-use crate::{cells_are_empty, two_cells};
 
 const AT_ONCE: Duration = Duration::from_secs(20);
 

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use guest_tests::host::Traces;
 use guest_tests::pattern::Numbers;
+use guest_tests::span::{cells_are_empty, two_cells};
 use guest_tests::storm::Storm;
 use guest_tests::{Cluster, Scratch, wait};
 
-use crate::{SOON, cells_are_empty, two_cells};
+use crate::SOON;
 
 const LIMIT: Duration = Duration::from_secs(120);
 /// How it may end: powered off, in a triple fault, by an instruction that KVM can't emulate, killed. Its shards do not fail.

@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use guest_tests::host::{self, Traces};
+use guest_tests::span::{cells_are_empty, foreground, two_cells};
 use guest_tests::{Cluster, Scratch, Vm, wait};
-
-use crate::{cells_are_empty, foreground, two_cells};
 
 /// How long a cell's next process and the VM's monitor may take to find each other.
 const BACK_LIMIT: Duration = Duration::from_secs(20);
