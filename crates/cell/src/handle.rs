@@ -64,6 +64,13 @@ pub(crate) struct State {
 /// A client that waits for an answer, until dropped.
 pub struct Asking<'a>(&'a Handle);
 
+impl State {
+    /// Whether the shard that has just started is to end at once.
+    pub(crate) fn is_to_end(&self) -> bool {
+        self.ending || self.parts.as_ref().is_some_and(Parts::have_ended)
+    }
+}
+
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
         self.0.state().asking -= 1;

@@ -23,6 +23,7 @@ pub mod open;
 mod parts;
 pub mod registry;
 pub mod runtime;
+mod shard_process;
 pub mod snapshot;
 pub mod spanning;
 pub mod spawn;

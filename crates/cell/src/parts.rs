@@ -3,19 +3,16 @@
 //! Each has a thread that reads what it reports. When one ends before it was told to, the VM ends, and why is kept.
 
 use std::io;
-use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::net::Shutdown;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use serde_json::Value;
 use shard::launch::{Ending, Order, Report};
 
 use crate::link::{Reports, send_order};
-use crate::vm::{wait_for, why};
+use crate::shard_process::ShardProcess;
 
 /// How long a shard may take until it is ready.
 const START_LIMIT: Duration = Duration::from_secs(30);
@@ -26,11 +23,7 @@ pub struct Part {
     /// Its cell.
     pub cell: u16,
     /// Its process.
-    pub pid: i32,
-    /// The control socket.
-    pub socket: UnixStream,
-    /// Its log.
-    pub log: PathBuf,
+    pub process: ShardProcess,
 }
 
 /// All of them.
@@ -42,8 +35,7 @@ pub struct Parts {
 
 #[derive(Debug)]
 struct Running {
-    pid: i32,
-    orders: UnixStream,
+    part: Arc<Part>,
     watcher: Option<JoinHandle<()>>,
 }
 
@@ -66,25 +58,21 @@ impl Part {
     /// Waits until the shard says that it is ready; if not, says why.
     pub fn wait_until_ready(&self) -> Result<(), String> {
         let failed = |error: io::Error| format!("its shard in cell {}: {error}", self.cell);
-        let socket = self.socket.try_clone().map_err(failed)?;
+        let socket = self.process.socket.try_clone().map_err(failed)?;
         socket.set_read_timeout(Some(START_LIMIT)).map_err(failed)?;
         let report = Reports::new(socket).next_report();
-        self.socket.set_read_timeout(None).map_err(failed)?;
+        self.process.socket.set_read_timeout(None).map_err(failed)?;
         match report {
             // What its sandbox lacks, the home's lacks too.
             Some(Report::Running { .. }) => Ok(()),
             Some(Report::Ended(Ending::ShardFailed { detail })) => {
                 Err(format!("its shard in cell {}: {detail}", self.cell))
             }
-            _ => {
-                let pid = Pid::from_raw(self.pid);
-                let _ = kill(pid, Signal::SIGKILL);
-                Err(format!(
-                    "its shard in cell {}: {}",
-                    self.cell,
-                    why(wait_for(pid), &self.log)
-                ))
-            }
+            _ => Err(format!(
+                "its shard in cell {}: {}",
+                self.cell,
+                self.process.kill()
+            )),
         }
     }
 }
@@ -98,28 +86,37 @@ impl Parts {
     ) -> io::Result<Self> {
         let shared = Arc::new(Shared::default());
         shared.lock().statuses = vec![None; parts.len()];
-        let mut running = Vec::with_capacity(parts.len());
-        for (index, part) in parts.into_iter().enumerate() {
-            let (orders, pid) = (part.socket.try_clone()?, part.pid);
-            let (shared, told, ended) = (shared.clone(), told.clone(), ended.clone());
+        let mut all = Self {
+            running: parts.into_iter().map(Running::from).collect(),
+            shared,
+        };
+        for (index, one) in all.running.iter_mut().enumerate() {
+            let (shared, part) = (all.shared.clone(), one.part.clone());
+            let (told, ended) = (told.clone(), ended.clone());
             let watcher = std::thread::Builder::new()
                 .name("part".into())
                 .spawn(move || shared.watch(index, &part, &told, &ended))?;
-            running.push(Running {
-                pid,
-                orders,
-                watcher: Some(watcher),
-            });
+            one.watcher = Some(watcher);
         }
-        Ok(Self { running, shared })
+        Ok(all)
+    }
+
+    /// Their processes.
+    pub fn pids(&self) -> Vec<i32> {
+        self.running.iter().map(|one| one.part.process.pid).collect()
+    }
+
+    /// Whether one has ended before it was told to.
+    pub fn have_ended(&self) -> bool {
+        self.shared.lock().cause.is_some()
     }
 
     /// Asks all what they have counted.
     pub fn ask_status(&self) {
         self.shared.lock().statuses.fill(None);
-        for part in &self.running {
+        for one in &self.running {
             // One that is gone ends the VM.
-            let _ = send_order(&part.orders, &Order::Status);
+            let _ = send_order(&one.part.process.socket, &Order::Status);
         }
     }
 
@@ -136,17 +133,26 @@ impl Parts {
 
     fn stop(&mut self) {
         self.shared.lock().ending = true;
-        for part in &self.running {
-            let _ = send_order(&part.orders, &Order::Quit);
+        for one in &self.running {
+            let _ = send_order(&one.part.process.socket, &Order::Quit);
         }
-        for part in &mut self.running {
-            // A child that does not go is killed.
-            let _ = wait_for(Pid::from_raw(part.pid));
+        for one in &mut self.running {
+            let process = &one.part.process;
+            process.wait();
             // Whatever holds its end of the socket: the watcher is to read its end.
-            let _ = part.orders.shutdown(std::net::Shutdown::Both);
-            if let Some(watcher) = part.watcher.take() {
+            let _ = process.socket.shutdown(Shutdown::Both);
+            if let Some(watcher) = one.watcher.take() {
                 let _ = watcher.join();
             }
+        }
+    }
+}
+
+impl From<Part> for Running {
+    fn from(part: Part) -> Self {
+        Self {
+            part: Arc::new(part),
+            watcher: None,
         }
     }
 }
@@ -159,7 +165,7 @@ impl Drop for Parts {
 
 impl Shared {
     fn watch(&self, index: usize, part: &Part, told: &impl Fn(), ended: &impl Fn()) {
-        let mut reports = match part.socket.try_clone() {
+        let mut reports = match part.process.socket.try_clone() {
             Ok(socket) => Reports::new(socket),
             Err(_) => return,
         };

@@ -7,23 +7,21 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::{WaitStatus, waitpid};
-use nix::unistd::Pid;
 use shard::launch::{Ending, Fd, Launch, Order, Report, SandboxPolicy};
 
 use crate::cluster::tenure::TenureError;
 use crate::console::Console;
 use crate::cpu_group::{CpuGroup, CpuGroupError};
 use crate::frozen::Freezable;
-use crate::handle::{Handle, QUIT_LIMIT};
+use crate::handle::Handle;
 use crate::link::Reports;
 use crate::open::{OpenError, Opened};
 use crate::parts::{Part, Parts};
+use crate::shard_process::ShardProcess;
 use crate::spanning::{Boot, Span};
-use crate::spawn::{self, Namespaces};
+use crate::spawn::Namespaces;
 
 /// Why a VM did not run.
 #[derive(Debug, thiserror::Error)]
@@ -171,78 +169,60 @@ fn one_boot(
     (namespaces, group, span): (&Namespaces, Option<&CpuGroup>, Option<&Span>),
     booted: &mut impl FnMut(Booted<'_>),
 ) -> Result<Ending, RunError> {
-    let log = folder.join("shard.log");
-    let log_file = std::fs::OpenOptions::new().create(true).append(true).open(&log)?;
-    let program = spawn::this_program()?;
+    let start = |log: &str| {
+        let process = ShardProcess::start(name, folder.join(log), namespaces)?;
+        if let Some(group) = group {
+            group.add(process.pid)?;
+        }
+        Ok::<_, RunError>(process)
+    };
     let boot = span
         .map(|span| Boot::new(span, &opened.launch.memory))
         .transpose()?;
-    let mut parts = Vec::new();
+    let mut parts = None;
     if let (Some(span), Some(boot)) = (span, &boot) {
-        for (shard, cell) in span.cells().into_iter().enumerate().skip(1) {
-            span.settle(shard)?;
-            let part = start_part(opened, name, folder, namespaces, group, (boot, shard, cell));
-            parts.push(part.inspect_err(|_| end_all(&parts))?);
-        }
+        let (told, home) = (handle.clone(), handle.clone());
+        // The home may not be there yet, or no longer.
+        let started = start_parts(opened, start, span, boot)?;
+        let ended = move || drop(home.order(&Order::Quit));
+        parts = Some(Parts::watch(started, move || told.changed(), ended)?);
         span.settle(0)?;
     }
-    let part_pids: Vec<i32> = parts.iter().map(|part| part.pid).collect();
-    let (mut ours, theirs) = UnixStream::pair()?;
-    let spawned = spawn::spawn(
-        program.as_fd(),
-        name,
-        "shard",
-        theirs.as_fd(),
-        log_file.as_fd(),
-        namespaces,
-    )?;
-    drop(theirs);
-    // It waits for what it is to run.
-    if let Some(Err(error)) = group.map(|group| group.add(spawned.pid)) {
-        let pid = Pid::from_raw(spawned.pid);
-        let _ = kill(pid, Signal::SIGKILL);
-        wait_for(pid);
-        return Err(error.into());
-    }
-    {
-        let mut state = handle.state();
-        state.pid = Some(spawned.pid);
-        state.orders = Some(ours.try_clone()?);
-    }
-    let mut launch = opened.launch.clone();
-    launch.sandbox_missing = spawned.missing;
-    let (handover, shards) = UnixStream::pair()?;
+    let part_pids = parts.as_ref().map_or_else(Vec::new, Parts::pids);
     let mut files: Vec<_> = opened.files.iter().map(AsFd::as_fd).collect();
+    let mut launch = opened.launch.clone();
+    let (handover, shards) = UnixStream::pair()?;
     launch.handover = Fd(files.len());
     files.push(shards.as_fd());
     launch.span = boot.as_ref().map(|boot| boot.launch(0, &mut files));
-    let freezable = Freezable::new(opened.spec.clone(), &launch, &opened.files, handover)?;
-    if boot.is_some() {
-        let (told, home) = (handle.clone(), handle.clone());
-        // The home may be gone itself.
-        let parts = Parts::watch(
-            parts,
-            move || told.changed(),
-            move || drop(home.order(&Order::Quit)),
-        )?;
-        handle.state().parts = Some(parts);
+    let freezable = boot
+        .is_none()
+        .then(|| Freezable::new(opened.spec.clone(), &launch, &opened.files, handover))
+        .transpose()?;
+    let home = start("shard.log")?;
+    launch.sandbox_missing.clone_from(&home.missing);
+    let mut socket = home.socket.try_clone()?;
+    let orders = home.socket.try_clone()?;
+    {
+        let mut state = handle.state();
+        (state.pid, state.orders, state.parts) = (Some(home.pid), Some(orders), parts);
     }
-    let launch = Launch::Vm(Box::new(launch));
     let (mut ending, mut ran) = (None, false);
-    // A shard that dies at once breaks the socket; its log says why.
-    if shard::process::send(&mut ours, &launch, &files).is_ok() {
-        handle.set_freezable(span.is_none().then_some(freezable));
-        let mut reports = Reports::new(ours);
+    // One that dies at once breaks the socket; its log says why.
+    if shard::process::send(&mut socket, &Launch::Vm(Box::new(launch)), &files).is_ok() {
+        handle.set_freezable(freezable);
+        let mut reports = Reports::new(socket);
         while let Some(report) = reports.next_report() {
             match report {
                 Report::Running { sandbox_missing } => {
                     ran = true;
                     booted(Booted {
-                        pid: spawned.pid,
+                        pid: home.pid,
                         parts: &part_pids,
                         sandbox_missing: &sandbox_missing,
                     });
-                    if handle.state().ending {
+                    // Who wanted that before could not tell it.
+                    if handle.state().is_to_end() {
                         let _ = handle.order(&Order::Quit);
                     }
                 }
@@ -261,14 +241,14 @@ fn one_boot(
             }
         }
     }
-    let pid = Pid::from_raw(spawned.pid);
-    if ending.is_none() {
-        // A broken shard gets no say. It may be gone already.
-        let _ = kill(pid, Signal::SIGKILL);
-    }
     handle.set_freezable(None);
     handle.state().orders = None;
-    let status = wait_for(pid);
+    // A broken shard gets no say.
+    let gone = if ending.is_none() {
+        home.kill()
+    } else {
+        home.wait()
+    };
     handle.state().pid = None;
     let parts = handle.state().parts.take();
     let cause = parts.and_then(Parts::end);
@@ -286,101 +266,40 @@ fn one_boot(
             detail: detail.clone(),
         });
     }
-    let killed = handle.state().ending;
-    Ok(ending.unwrap_or_else(|| {
-        if killed {
-            Ending::Quit
-        } else {
-            Ending::ShardFailed {
-                detail: why(status, &log),
-            }
-        }
+    let was_told = handle.state().ending;
+    Ok(ending.unwrap_or(if was_told {
+        Ending::Quit
+    } else {
+        Ending::ShardFailed { detail: gone }
     }))
 }
 
-/// Starts a shard that is not the home, and waits until it is ready.
-fn start_part(
+/// Starts the shards beside the home, each in its cell, and waits until they are ready.
+fn start_parts(
     opened: &Opened,
-    name: &str,
-    folder: &Path,
-    namespaces: &Namespaces,
-    group: Option<&CpuGroup>,
-    (boot, shard, cell): (&Boot, usize, u16),
-) -> Result<Part, RunError> {
-    let (mut ours, theirs) = UnixStream::pair()?;
-    let log = folder.join(format!("shard{shard}.log"));
-    let log_file = std::fs::OpenOptions::new().create(true).append(true).open(&log)?;
-    let program = spawn::this_program()?;
-    let spawned = spawn::spawn(
-        program.as_fd(),
-        name,
-        "shard",
-        theirs.as_fd(),
-        log_file.as_fd(),
-        namespaces,
-    )?;
-    drop(theirs);
-    let part = Part {
-        cell,
-        pid: spawned.pid,
-        socket: ours.try_clone()?,
-        log,
-    };
-    let started = || -> Result<(), RunError> {
-        if let Some(group) = group {
-            group.add(part.pid)?;
-        }
+    start: impl Fn(&str) -> Result<ShardProcess, RunError>,
+    span: &Span,
+    boot: &Boot,
+) -> Result<Vec<Part>, RunError> {
+    let mut parts = Vec::new();
+    for (shard, cell) in span.cells().into_iter().enumerate().skip(1) {
+        span.settle(shard)?;
+        let process = start(&format!("shard{shard}.log"))?;
         let kvm = opened.files[opened.launch.kvm.0].as_fd();
-        let (launch, files) = boot.part(shard, &opened.launch, kvm, log_file.as_fd(), spawned.missing);
+        let missing = process.missing.clone();
+        let (launch, files) = boot.part(shard, &opened.launch, kvm, process.log_file.as_fd(), missing);
         // One that dies at once breaks the socket; its log says why.
-        let _ = shard::process::send(&mut ours, &Launch::Part(Box::new(launch)), &files);
+        let _ = shard::process::send(
+            &mut process.socket.try_clone()?,
+            &Launch::Part(Box::new(launch)),
+            &files,
+        );
+        let part = Part { cell, process };
         part.wait_until_ready().map_err(|detail| RunError::Refused {
             kernel: opened.kernel.clone(),
             detail,
-        })
-    };
-    started().inspect_err(|_| end_all(std::slice::from_ref(&part)))?;
-    Ok(part)
-}
-
-/// Ends shards of a VM that does not start.
-fn end_all(parts: &[Part]) {
-    for part in parts {
-        let pid = Pid::from_raw(part.pid);
-        let _ = kill(pid, Signal::SIGKILL);
-        wait_for(pid);
+        })?;
+        parts.push(part);
     }
-}
-
-/// Waits for our child; a shard that has reported its end and does not go is killed.
-pub(crate) fn wait_for(pid: Pid) -> Option<WaitStatus> {
-    let deadline = Instant::now() + QUIT_LIMIT;
-    loop {
-        match waitpid(pid, Some(nix::sys::wait::WaitPidFlag::WNOHANG)) {
-            Ok(WaitStatus::StillAlive) if Instant::now() > deadline => {
-                let _ = kill(pid, Signal::SIGKILL);
-                return waitpid(pid, None).ok();
-            }
-            Ok(WaitStatus::StillAlive) => std::thread::sleep(Duration::from_millis(1)),
-            Err(nix::Error::EINTR) => {}
-            other => return other.ok(),
-        }
-    }
-}
-
-/// What is known of a shard that left no ending.
-pub(crate) fn why(status: Option<WaitStatus>, log: &Path) -> String {
-    let how = match status {
-        Some(WaitStatus::Signaled(_, Signal::SIGSYS, _)) => {
-            "made a system call that its sandbox forbids".to_owned()
-        }
-        Some(WaitStatus::Signaled(_, signal, _)) => format!("was ended by {signal}"),
-        Some(WaitStatus::Exited(_, code)) => format!("left with status {code}"),
-        _ => "is gone".to_owned(),
-    };
-    let text = std::fs::read_to_string(log).unwrap_or_default();
-    match text.lines().last() {
-        Some(last) => format!("its process {how}; it said: {last}"),
-        None => format!("its process {how}"),
-    }
+    Ok(parts)
 }

@@ -5,7 +5,7 @@
 //! a device's thread finishes the event it works on. The devices come first: a thread that waits for a disk must not keep
 //! vCPUs parked. A pause that can't be had within [`PAUSE_LIMIT`] is given up, so nothing can deadlock on it.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
@@ -33,36 +33,8 @@ pub struct Gate {
 #[derive(Default)]
 struct Vcpus {
     parked: usize,
-    threads: Vec<Member>,
+    threads: Vec<libc::pthread_t>,
     kick: Option<libc::c_int>,
-}
-
-/// A vCPU's thread.
-struct Member {
-    thread: libc::pthread_t,
-    exit: ExitFlag,
-}
-
-/// `kvm_run.immediate_exit` of a vCPU: while it is set, the vCPU does not enter the guest, so that a kick which comes just
-/// before it would is not lost.
-#[derive(Clone, Copy)]
-pub struct ExitFlag(*const AtomicU8);
-
-// SAFETY: the flag is only accessed as an atomic; `ExitFlag::new` promises that it lives long enough.
-unsafe impl Send for ExitFlag {}
-
-impl ExitFlag {
-    /// # Safety
-    /// The flag must live, and be accessed as an atomic or by the kernel only, until the [`Participant`] it is given to is
-    /// dropped.
-    pub unsafe fn new(flag: *mut u8) -> Self {
-        Self(flag.cast::<AtomicU8>())
-    }
-
-    fn set(self, value: u8) {
-        // SAFETY: as `new` says; an AtomicU8 has the size and alignment of a byte.
-        unsafe { &*self.0 }.store(value, Ordering::SeqCst);
-    }
 }
 
 /// The VM stands still while this lives.
@@ -75,7 +47,6 @@ pub struct Pause<'a> {
 pub struct Participant<'a> {
     gate: &'a Gate,
     thread: libc::pthread_t,
-    exit: ExitFlag,
 }
 
 impl Gate {
@@ -104,19 +75,15 @@ impl Gate {
         self.draining.load(Ordering::Acquire)
     }
 
-    /// For a vCPU's thread, before it first enters the guest. `kick` is the signal that makes it leave, `exit` the flag that
-    /// keeps it out.
-    pub fn join(&self, kick: libc::c_int, exit: ExitFlag) -> Participant<'_> {
+    /// For a vCPU's thread, before it first enters the guest. `kick` is the signal that makes it leave, and keeps it out when
+    /// it is about to enter.
+    pub fn join(&self, kick: libc::c_int) -> Participant<'_> {
         // SAFETY: the calling thread's own handle.
         let thread = unsafe { libc::pthread_self() };
         let mut vcpus = self.vcpus();
-        vcpus.threads.push(Member { thread, exit });
+        vcpus.threads.push(thread);
         vcpus.kick = Some(kick);
-        Participant {
-            gate: self,
-            thread,
-            exit,
-        }
+        Participant { gate: self, thread }
     }
 
     /// Holds the VM still; `None` when it can't be had now, because I/O is under way or a vCPU does not leave the kernel.
@@ -169,12 +136,10 @@ impl Gate {
 
 impl Vcpus {
     fn kick_all(&self) {
-        for member in &self.threads {
-            member.exit.set(1);
-            if let Some(signal) = self.kick {
-                // SAFETY: a thread takes itself off the list before it ends. A parked one is only woken for nothing.
-                unsafe { libc::pthread_kill(member.thread, signal) };
-            }
+        let Some(signal) = self.kick else { return };
+        for &thread in &self.threads {
+            // SAFETY: a thread takes itself off the list before it ends. A parked one is only woken for nothing.
+            unsafe { libc::pthread_kill(thread, signal) };
         }
     }
 }
@@ -187,28 +152,27 @@ impl Participant<'_> {
 
     /// Parks while the VM is held still. Called between two entries into the guest.
     pub fn check(&self) {
-        let mut vcpus = self.gate.vcpus();
-        if self.wanted() {
-            vcpus.parked += 1;
-            self.gate.changed.notify_all();
-            while self.wanted() {
-                vcpus = self
-                    .gate
-                    .changed
-                    .wait(vcpus)
-                    .unwrap_or_else(PoisonError::into_inner);
-            }
-            vcpus.parked -= 1;
+        if !self.wanted() {
+            return;
         }
-        // Set by the pause just over, or by the thread itself. Under the lock: the next pause sets it anew.
-        self.exit.set(0);
+        let mut vcpus = self.gate.vcpus();
+        vcpus.parked += 1;
+        self.gate.changed.notify_all();
+        while self.wanted() {
+            vcpus = self
+                .gate
+                .changed
+                .wait(vcpus)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        vcpus.parked -= 1;
     }
 }
 
 impl Drop for Participant<'_> {
     fn drop(&mut self) {
         let thread = self.thread;
-        self.gate.vcpus().threads.retain(|member| member.thread != thread);
+        self.gate.vcpus().threads.retain(|&member| member != thread);
         self.gate.changed.notify_all();
     }
 }
@@ -218,8 +182,6 @@ impl Drop for Pause<'_> {
         // Under the lock, so that no vCPU misses the wake-up between its look and its wait.
         let vcpus = self.gate.vcpus();
         self.gate.pausing.store(false, Ordering::SeqCst);
-        // Those that did not park in time go on as well.
-        vcpus.threads.iter().for_each(|member| member.exit.set(0));
         drop(vcpus);
         self.gate.changed.notify_all();
     }
@@ -236,11 +198,6 @@ mod tests {
 
     extern "C" fn ignore(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
 
-    fn flag() -> ExitFlag {
-        // SAFETY: never freed.
-        unsafe { ExitFlag::new(Box::leak(Box::new(0))) }
-    }
-
     /// "vCPUs" and "devices" that count while they may.
     #[test]
     fn nothing_moves_during_a_pause_and_everything_after() {
@@ -251,7 +208,7 @@ mod tests {
         for kind in 0..4 {
             let (gate, counter, stop) = (gate.clone(), counter.clone(), stop.clone());
             threads.push(thread::spawn(move || {
-                let vcpu = (kind % 2 == 0).then(|| gate.join(SIGRTMIN(), flag()));
+                let vcpu = (kind % 2 == 0).then(|| gate.join(SIGRTMIN()));
                 while !stop.load(Ordering::Relaxed) {
                     let _working = match &vcpu {
                         Some(vcpu) => {
@@ -304,7 +261,7 @@ mod tests {
         let (joined, wait) = std::sync::mpsc::channel();
         let (release, held) = std::sync::mpsc::channel::<()>();
         let thread = thread::spawn(move || {
-            let vcpu = other.join(SIGRTMIN(), flag());
+            let vcpu = other.join(SIGRTMIN());
             joined.send(()).unwrap();
             held.recv().unwrap();
             vcpu.check();

@@ -5,13 +5,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvm_bindings::kvm_run;
 use kvm_ioctls::{VcpuExit, VcpuFd};
-use vmm_sys_util::signal::SIGRTMIN;
 
 use crate::bus::Bus;
 use crate::chain::chain;
 use crate::ending::EndSignal;
-use crate::gate::{ExitFlag, Gate};
-use crate::kick::Kickable;
+use crate::gate::Gate;
+use crate::kick::{self, Kickable};
 use crate::launch::Ending;
 use crate::span::local::{Local, Next};
 
@@ -80,24 +79,29 @@ impl Vcpu {
     /// Runs until the VM ends; stands still when `gate` says so.
     pub fn run(mut self, gate: &Gate) {
         let flag = &raw mut self.fd.get_kvm_run().immediate_exit;
-        // SAFETY: in the page that KVM shares, mapped as long as `self.fd`, which is dropped after the participant. The
-        // kernel reads it; this thread writes it only through the methods below, a byte at once.
-        let participant = gate.join(SIGRTMIN(), unsafe { ExitFlag::new(flag) });
-        // SAFETY: as above.
+        // SAFETY: in the page that KVM shares, mapped as long as `self.fd`, which is dropped after this. The kernel reads it;
+        // this thread writes it only through this, its handler, and `finish`, a byte at once.
         let kickable = unsafe { Kickable::new(flag) };
+        let participant = gate.join(kick::signal());
         if let Err(error) = self.local.as_mut().map_or(Ok(()), Local::open) {
             let detail = format!("a vCPU's thread cannot start: {error}");
             self.end.end(Ending::ShardFailed { detail });
         }
-        while !self.end.stopping() {
+        loop {
+            // Before everything that a kick may be about: one that comes after it keeps the vCPU out of the guest.
+            kickable.clear();
+            if self.end.stopping() {
+                break;
+            }
             if participant.wanted() {
                 if let Step::Ended(ending) = self.finish() {
                     self.end.end(ending);
                     break;
                 }
                 participant.check();
+                continue;
             }
-            match self.prepare(&kickable) {
+            match self.prepare() {
                 Step::Served => {}
                 Step::Interrupted => continue,
                 Step::Ended(ending) => {
@@ -116,11 +120,11 @@ impl Vcpu {
     }
 
     /// What a vCPU with a controller of ours needs before it enters the guest; interrupted when it is not to enter now.
-    fn prepare(&mut self, kickable: &Kickable) -> Step {
+    fn prepare(&mut self) -> Step {
         let Some(local) = &mut self.local else {
             return Step::Served;
         };
-        match local.before(&mut self.fd, kickable) {
+        match local.before(&mut self.fd) {
             Ok(Next::Enter) => Step::Served,
             Ok(Next::Again) => Step::Interrupted,
             Ok(Next::Leave(to)) => match self.finish() {
@@ -139,7 +143,7 @@ impl Vcpu {
     }
 
     /// Lets KVM complete the access that was served last, and what of the same instruction follows, without running the
-    /// guest: only then are its registers whole. It does not enter the guest again before the gate's check has let it.
+    /// guest: only then are its registers whole. It does not enter the guest again before [`Kickable::clear`].
     fn finish(&mut self) -> Step {
         self.fd.set_kvm_immediate_exit(1);
         loop {

@@ -20,7 +20,6 @@ use super::startup::Startup;
 use super::timer::Alarm;
 use super::travel::{Body, Mode, Traveller};
 use crate::arch::x86_64::state::{Processor, StateError};
-use crate::kick::Kickable;
 use crate::memory::GuestRam;
 use crate::vcpu::VcpuCounters;
 
@@ -106,10 +105,9 @@ impl Local {
         self.inbox().close();
     }
 
-    /// Takes the mail, and prepares the vCPU to be entered, or waits. Called between two entries, with `kickable` the calling
-    /// thread's.
-    pub fn before(&mut self, fd: &mut VcpuFd, kickable: &Kickable) -> Result<Next, StateError> {
-        kickable.clear();
+    /// Takes the mail, and prepares the vCPU to be entered, or waits. Called between two entries, after the kicks so far have
+    /// been forgotten.
+    pub fn before(&mut self, fd: &mut VcpuFd) -> Result<Next, StateError> {
         let mut mail = self.inbox().take();
         if let Some(traveller) = mail.arrival.take() {
             self.arrive(fd, *traveller)?;
