@@ -195,7 +195,7 @@ impl Local {
                     .interrupt(&ipi.interrupt, ipi.shorthand, Some(self.vcpu));
             }
             Ok(Written::EndOfInterrupt { vector }) => self.router.end_of_interrupt(vector),
-            Ok(Written::Enabled(is_enabled)) => self.router.enabled(self.vcpu, is_enabled),
+            Ok(Written::Enabled(is_enabled)) => self.enabled(is_enabled),
             Err(_) => return false,
         }
         true
@@ -309,7 +309,7 @@ impl Local {
         self.eoi.set_register(0, &mut self.apic);
         self.seat.take_nmi();
         if was_enabled {
-            self.router.enabled(self.vcpu, false);
+            self.enabled(false);
         }
         // The first goes on at the reset vector, the others wait.
         self.mode = if self.vcpu == 0 {
@@ -318,6 +318,10 @@ impl Local {
             Mode::Waiting
         };
         Ok(())
+    }
+
+    fn enabled(&self, is_enabled: bool) {
+        self.router.enabled(self.vcpu, self.seat.version(), is_enabled);
     }
 
     fn start(&mut self, fd: &VcpuFd, page: u8) -> Result<(), StateError> {

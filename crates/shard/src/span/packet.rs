@@ -64,6 +64,8 @@ pub enum Packet<B = Body> {
     Enabled {
         /// Which vCPU.
         vcpu: u8,
+        /// Its moves so far: it is in the sender's shard.
+        version: u64,
         /// Enabled.
         is_enabled: bool,
     },

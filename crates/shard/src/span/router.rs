@@ -7,9 +7,10 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-use apic::{Delivery, Interrupt, Shorthand, Targets};
+use apic::{Delivery, Interrupt, Shorthand};
 
 use super::desk::Job;
+use super::enabled::Enabled;
 use super::inbox::Inbox;
 use super::link::Sending;
 use super::mail::Answer;
@@ -29,8 +30,7 @@ pub struct Router {
     me: u8,
     inboxes: Vec<Inbox>,
     owners: Owners,
-    /// vCPUs whose interrupt controller is enabled: lowest-priority interrupts go to one of them.
-    enabled: Mutex<Targets>,
+    enabled: Mutex<Enabled>,
     /// To the other shards.
     links: Vec<Option<Sending>>,
     /// The home's: how many INIT and start-up interrupts each vCPU was sent.
@@ -54,7 +54,7 @@ impl Router {
             me,
             inboxes: shards.iter().map(|_| Inbox::default()).collect(),
             owners: Owners::new(shards),
-            enabled: Mutex::new(Targets::default()),
+            enabled: Mutex::new(Enabled::new(shards.len())),
             links,
             startups: Mutex::new(vec![0; shards.len()]),
             desk,
@@ -108,7 +108,7 @@ impl Router {
             inbox.put(|mail| mail.obeyed = 0);
         }
         let count = self.inboxes.len() as u32;
-        let enabled = *lock(&self.enabled);
+        let enabled = lock(&self.enabled).now();
         let targets = apic::targets(interrupt, shorthand, from.map(u32::from), count, &enabled);
         for vcpu in targets.iter().filter_map(|vcpu| u8::try_from(vcpu).ok()) {
             match interrupt.delivery {
@@ -157,10 +157,14 @@ impl Router {
         }
     }
 
-    /// A vCPU of this shard has enabled or disabled its interrupt controller.
-    pub fn enabled(&self, vcpu: u8, is_enabled: bool) {
-        self.note_enabled(vcpu, is_enabled);
-        self.tell_all(&Packet::Enabled { vcpu, is_enabled });
+    /// A vCPU of this shard, which has moved `version` times, has enabled or disabled its interrupt controller.
+    pub fn enabled(&self, vcpu: u8, version: u64, is_enabled: bool) {
+        lock(&self.enabled).learn(vcpu, version, is_enabled);
+        self.tell_all(&Packet::Enabled {
+            vcpu,
+            version,
+            is_enabled,
+        });
     }
 
     /// A vCPU accesses a device from a shard that has none; none when the VM ends first.
@@ -243,7 +247,11 @@ impl Router {
                 self.put(vcpu, packet);
             }
             Packet::Startup { vcpu, startup } => self.number(vcpu, startup),
-            Packet::Enabled { vcpu, is_enabled } => self.note_enabled(vcpu, is_enabled),
+            Packet::Enabled {
+                vcpu,
+                version,
+                is_enabled,
+            } => lock(&self.enabled).learn(vcpu, version, is_enabled),
             Packet::EndOfInterrupt { vector } => self.give_desk(Job::EndOfInterrupt { vector }),
             Packet::Access { vcpu, access } => self.give_desk(Job::Access { from, vcpu, access }),
             Packet::Doorbell { access } => self.give_desk(Job::Doorbell { access }),
@@ -307,15 +315,6 @@ impl Router {
                 startup,
             },
         );
-    }
-
-    fn note_enabled(&self, vcpu: u8, is_enabled: bool) {
-        let mut enabled = lock(&self.enabled);
-        if is_enabled {
-            enabled.insert(u32::from(vcpu));
-        } else {
-            enabled.remove(u32::from(vcpu));
-        }
     }
 
     fn note_move(&self, vcpu: u8, outcome: Outcome) {

@@ -1,5 +1,6 @@
 //! Two shards in one process, with real channels between them. In place of vCPUs' threads the tests look into the inboxes.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::sync::Arc;
 use std::thread;
@@ -181,6 +182,42 @@ fn the_home_hears_how_a_move_came_out() {
         None,
         "too late"
     );
+}
+
+/// With three shards what the one before says can come after what the next one says.
+#[test]
+fn a_lowest_priority_interrupt_goes_to_nobody_who_has_been_disabled_since_it_moved() {
+    let Shards { home, part, .. } = shards();
+    let flush = || {
+        part.interrupt(&fixed(1, 0x99), Shorthand::None, Some(3));
+        assert_eq!(vectors(&mail(&home, 1)), [0x99]);
+    };
+    let chosen = |vector| {
+        let interrupt = Interrupt {
+            destination: Destination::Logical(0b101),
+            delivery: Delivery::LowestPriority,
+            ..fixed(0, vector)
+        };
+        home.interrupt(&interrupt, Shorthand::None, None);
+        let is_for = |vcpu: &u8| !home.inbox(*vcpu).expect("a vCPU").take().is_empty();
+        [0, 2].into_iter().find(is_for)
+    };
+    // vCPU 2 has moved to the home, and is disabled there.
+    let owner = Owner {
+        shard: HOME,
+        version: 1,
+    };
+    home.departed(2, owner);
+    home.enabled(0, 0, true);
+    home.enabled(2, 1, false);
+    part.enabled(2, 0, true);
+    flush();
+    assert!((0x20..0x60).all(|vector| chosen(vector) == Some(0)));
+    // What it says after it has moved on counts.
+    part.enabled(2, 2, true);
+    flush();
+    let both: BTreeSet<_> = (0x20..0x60).map(chosen).collect();
+    assert_eq!(both, [Some(0), Some(2)].into());
 }
 
 /// A device that knows what was written last.
