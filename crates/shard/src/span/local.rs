@@ -18,7 +18,7 @@ use super::router::Router;
 use super::seat::{Arrival, Deed, Look, Seat};
 use super::startup::Startup;
 use super::timer::Alarm;
-use super::travel::{Body, Mode, Traveller};
+use super::travel::{Body, Mode, MoveOrder, Traveller};
 use crate::arch::x86_64::state::{Processor, StateError};
 use crate::kick::Kickable;
 use crate::memory::GuestRam;
@@ -39,8 +39,8 @@ pub enum Next {
     Enter,
     /// Look again.
     Again,
-    /// Complete what the vCPU has half done, then let it go ([`Local::depart`]) to this shard.
-    Leave(u8),
+    /// Complete what the vCPU has half done, then let it go ([`Local::depart`]).
+    Leave(MoveOrder),
 }
 
 /// The registers of a vCPU after reset, as KVM made them.
@@ -128,7 +128,7 @@ impl Local {
                 self.carry_out(deeds);
                 return Ok(Next::Again);
             }
-            Look::Leave(to) => return Ok(Next::Leave(to)),
+            Look::Leave(order) => return Ok(Next::Leave(order)),
             Look::Here => {}
         }
         self.start_up(fd)?;
@@ -202,29 +202,29 @@ impl Local {
     }
 
     /// Sends the vCPU to another shard. It stands still, with no access of its own half done.
-    pub fn depart(&mut self, fd: &VcpuFd, to: u8) {
+    pub fn depart(&mut self, fd: &VcpuFd, order: MoveOrder) {
         let still_since_ns = monotonic_ns();
-        if to == self.router.me() {
-            self.carry_out([self.seat.stay(false)]);
+        if order.to == self.router.me() {
+            self.carry_out([self.seat.stay(order, false)]);
             return;
         }
         match Processor::take(fd, &self.register_numbers) {
-            Ok(processor) => self.travel(processor, to, false, still_since_ns),
+            Ok(processor) => self.travel(processor, order, false, still_since_ns),
             Err(error) => {
                 eprintln!("vCPU {} stays: {error}", self.vcpu);
-                self.carry_out([self.seat.stay(true)]);
+                self.carry_out([self.seat.stay(order, true)]);
             }
         }
     }
 
-    fn travel(&mut self, processor: Processor, to: u8, refused: bool, still_since_ns: u64) {
+    fn travel(&mut self, processor: Processor, order: MoveOrder, refused: bool, still_since_ns: u64) {
         let body = Body {
             processor,
             apic: self.apic.clone(),
             mode: self.mode,
             shared_eoi: self.eoi.register(),
         };
-        let deeds = self.seat.depart(to, body, refused, still_since_ns);
+        let deeds = self.seat.depart(order, body, refused, still_since_ns);
         self.carry_out(deeds);
     }
 
@@ -252,11 +252,14 @@ impl Local {
                 self.carry_out([deed]);
                 Ok(())
             }
-            Arrival::Back { to, still_since_ns } => {
+            Arrival::Back {
+                order,
+                still_since_ns,
+            } => {
                 if let Err(error) = given {
                     eprintln!("vCPU {} is refused: {error}", self.vcpu);
                 }
-                self.travel(body.processor, to, true, still_since_ns);
+                self.travel(body.processor, order, true, still_since_ns);
                 Ok(())
             }
             Arrival::Lost => given,

@@ -4,6 +4,7 @@
 //! give the home's desk ([`super::desk`]) what must be answered. So two shards that flood one another can't wait for each
 //! other in a circle.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
@@ -16,8 +17,8 @@ use super::link::Sending;
 use super::mail::Answer;
 use super::owners::{Owner, Owners};
 use super::packet::{Access, Packet};
-use super::seat::Outcome;
 use super::startup::{Startup, Waiter};
+use super::travel::{MoveOrder, Outcome};
 
 /// The shard that has the devices.
 pub const HOME: u8 = 0;
@@ -37,6 +38,8 @@ pub struct Router {
     startups: Mutex<Vec<u64>>,
     /// The home's: what is to be done for other shards.
     desk: Option<mpsc::SyncSender<Job>>,
+    /// The home's: how many moves it has ordered.
+    orders: AtomicU64,
     /// The last move of each vCPU that was heard of.
     moves: Mutex<Vec<Option<Outcome>>>,
     moved: Condvar,
@@ -58,6 +61,7 @@ impl Router {
             links,
             startups: Mutex::new(vec![0; shards.len()]),
             desk,
+            orders: AtomicU64::new(0),
             moves: Mutex::new(vec![None; shards.len()]),
             moved: Condvar::new(),
         }
@@ -197,12 +201,7 @@ impl Router {
             },
         );
         self.note_move(vcpu, outcome);
-        self.tell_all(&Packet::Owner {
-            vcpu,
-            version: outcome.version,
-            still_ns: outcome.still_ns,
-            refused: outcome.refused,
-        });
+        self.tell_all(&Packet::Owner { vcpu, outcome });
     }
 
     /// Moves a vCPU to a shard, and waits for the outcome until `deadline`, or until `is_over`. The home's.
@@ -214,12 +213,14 @@ impl Router {
         mut is_over: impl FnMut() -> bool,
     ) -> Option<Outcome> {
         const LOOK: Duration = Duration::from_millis(20);
-        let place = usize::from(vcpu);
-        *lock(&self.moves).get_mut(place)? = None;
-        self.bring(vcpu, Packet::Leave { vcpu, to });
+        let number = 1 + self.orders.fetch_add(1, Ordering::Relaxed);
+        let order = MoveOrder { to, number };
+        self.bring(vcpu, Packet::Leave { vcpu, order });
         let mut moves = lock(&self.moves);
         loop {
-            if let Some(outcome) = moves[place] {
+            // An order before may have been given up, and come out now.
+            let heard = *moves.get(usize::from(vcpu))?;
+            if let Some(outcome) = heard.filter(|outcome| outcome.order == number) {
                 return Some(outcome);
             }
             if is_over() || Instant::now() >= deadline {
@@ -255,21 +256,10 @@ impl Router {
             Packet::EndOfInterrupt { vector } => self.give_desk(Job::EndOfInterrupt { vector }),
             Packet::Access { vcpu, access } => self.give_desk(Job::Access { from, vcpu, access }),
             Packet::Doorbell { access } => self.give_desk(Job::Doorbell { access }),
-            Packet::Owner {
-                vcpu,
-                version,
-                still_ns,
-                refused,
-            } => {
+            Packet::Owner { vcpu, outcome } => {
+                let version = outcome.version;
                 self.owners.learn(vcpu, Owner { shard: from, version });
-                self.note_move(
-                    vcpu,
-                    Outcome {
-                        version,
-                        still_ns,
-                        refused,
-                    },
-                );
+                self.note_move(vcpu, outcome);
             }
         }
     }
@@ -318,8 +308,10 @@ impl Router {
     }
 
     fn note_move(&self, vcpu: u8, outcome: Outcome) {
-        if let Some(place) = lock(&self.moves).get_mut(usize::from(vcpu)) {
-            *place = Some(outcome);
+        if let Some(last) = lock(&self.moves).get_mut(usize::from(vcpu))
+            && last.is_none_or(|last| last.order < outcome.order)
+        {
+            *last = Some(outcome);
         }
         self.moved.notify_all();
     }
