@@ -19,14 +19,11 @@ use super::seat::{Arrival, Deed, Look, Seat};
 use super::startup::Startup;
 use super::timer::Alarm;
 use super::travel::{Body, Mode, MoveOrder, Traveller};
-use crate::arch::x86_64::state::{Processor, StateError};
+use crate::arch::x86_64::state::{MSR_TSC, MSR_TSC_ADJUST, MSR_TSC_DEADLINE, Processor, StateError};
 use crate::kick::Kickable;
 use crate::memory::GuestRam;
 use crate::vcpu::VcpuCounters;
 
-const MSR_TSC: u32 = 0x10;
-const MSR_TSC_ADJUST: u32 = 0x3B;
-const MSR_TSC_DEADLINE: u32 = 0x6E0;
 /// The timer's own clock is this much slower than the TSC: about what a bus clock was.
 pub const TSC_PER_TICK: u32 = 16;
 const X2APIC_EOI: u32 = 0x80B;
@@ -376,7 +373,6 @@ impl Local {
         };
         if ready && let Some(vector) = self.apic.take() {
             ioctls::interrupt(fd, vector).map_err(refused("inject an interrupt"))?;
-            VcpuCounters::count(&self.counters.injected);
             fd.get_kvm_run().ready_for_interrupt_injection = 0;
         }
         fd.get_kvm_run().request_interrupt_window = u8::from(self.apic.next().is_some());
