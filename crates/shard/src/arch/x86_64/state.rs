@@ -12,12 +12,8 @@ use kvm_bindings::{
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use serde::{Deserialize, Serialize};
 
-/// The time-stamp counter (SDM vol. 4, 2.1).
-pub const MSR_TSC: u32 = 0x10;
-/// What a processor has added to it.
-pub const MSR_TSC_ADJUST: u32 = 0x3B;
-/// When the timer of the local interrupt controller expires, by that counter.
-pub const MSR_TSC_DEADLINE: u32 = 0x6E0;
+use super::msr::{MSR_TSC, MSR_TSC_DEADLINE};
+
 /// Registers asked for at once; KVM stops at the first it refuses.
 const MSRS_AT_ONCE: usize = 64;
 
