@@ -13,7 +13,7 @@ MIRRORBALL := $(OUT)/mirrorball
 help:
 	@echo "make build   compile (2 min)            make demo   four Debian VMs compile a C program (first time 6 min)"
 	@echo "make demo-span   one Debian VM over two cells; a vCPU moves while it compiles (first time 6 min)"
-	@echo "make test    all tests (40 min)         make lint   formatting and clippy"
+	@echo "make test    all tests (an hour on 2 cores without usable KVM)   make lint   formatting and clippy"
 	@echo "make bench   timings against QEMU       make fuzz   each fuzz target for a minute"
 	@echo "make sim     clusters in virtual time, for a minute"
 	@echo "make sim-million   10^6 stories of the protocols by themselves (10 to 15 min)"

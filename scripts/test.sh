@@ -6,7 +6,7 @@ here=$(cd "$(dirname "$0")/.." && pwd)
 cd "$here"
 log() { echo "test: $(date +%T) $*"; }
 
-log "unit tests and lab tests (5 minutes)"
+log "unit tests and lab tests (a quarter of an hour on 2 CPUs, most of it compiling)"
 cargo test --release --locked --no-fail-fast --workspace --exclude guest-tests
 # Lock-free code, in every order that the memory model allows; compiled apart, as its atomics are others.
 RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/loom" cargo test --release --locked -p urpc --lib
@@ -15,7 +15,7 @@ RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/loom" cargo
 "$mirrorball" image build tiny --kernel generic --name tiny-generic --if-missing
 "$mirrorball" image build debian-12 --packages gcc,libc6-dev,make --if-missing
 
-log "guest tests, two programs at a time, each on this machine's KVM or in a lab host of its own (20 minutes)"
+log "guest tests, two programs at a time, each on this machine's KVM or in a lab host of its own (three quarters of an hour on 2 CPUs without usable KVM)"
 export MIRRORBALL_BIN=$mirrorball
 cargo test --release --locked -p guest-tests --lib --bins
 logs=$(mktemp -d)

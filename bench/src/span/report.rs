@@ -21,75 +21,58 @@ const PAPER_MOVE_US: f64 = 1520.0;
 struct Figure {
     what: &'static str,
     unit: &'static str,
-    of: fn(&Sample) -> Option<Vec<f64>>,
+    of: Source,
 }
 
-/// Of the guest's own, microseconds.
-fn guest_us(sample: &Sample, name: &str) -> Option<Vec<f64>> {
-    Some(vec![sample.guest[name].as_f64()? / 1e3])
+enum Source {
+    Sample(fn(&Sample) -> Vec<f64>),
+    /// What the guest has measured, under this name, nanoseconds.
+    Guest(&'static str),
+}
+
+impl Figure {
+    const fn seconds(what: &'static str, of: fn(&Sample) -> Vec<f64>) -> Self {
+        Self {
+            what,
+            unit: "s",
+            of: Source::Sample(of),
+        }
+    }
+
+    const fn guest(what: &'static str, name: &'static str) -> Self {
+        Self {
+            what,
+            unit: "us",
+            of: Source::Guest(name),
+        }
+    }
+
+    fn of(&self, sample: &Sample) -> Option<Vec<f64>> {
+        Some(match self.of {
+            Source::Sample(of) => of(sample),
+            Source::Guest(name) => vec![sample.guest[name].as_f64()? / 1e3],
+        })
+    }
 }
 
 const FIGURES: &[Figure] = &[
-    Figure {
-        what: "start to first user process",
-        unit: "s",
-        of: |sample| Some(vec![sample.first_process_s]),
-    },
-    Figure {
-        what: "start until the agent answers",
-        unit: "s",
-        of: |sample| Some(vec![sample.answer_s]),
-    },
-    Figure {
-        what: COMPILE,
-        unit: "s",
-        of: |sample| Some(sample.compile_s.clone()),
-    },
-    Figure {
-        what: "interrupt of a CPU and its answer, CPUs 0 and 3",
-        unit: "us",
-        of: |sample| guest_us(sample, "interrupt_far_ns"),
-    },
-    Figure {
-        what: "the same, CPUs 0 and 1",
-        unit: "us",
-        of: |sample| guest_us(sample, "interrupt_near_ns"),
-    },
-    Figure {
-        what: "two threads wake each other, CPUs 0 and 3",
-        unit: "us",
-        of: |sample| guest_us(sample, "wake_far_ns"),
-    },
-    Figure {
-        what: "the same, CPUs 0 and 1",
-        unit: "us",
-        of: |sample| guest_us(sample, "wake_near_ns"),
-    },
-    Figure {
-        what: "switch between two processes on a CPU",
-        unit: "us",
-        of: |sample| guest_us(sample, "switch_ns"),
-    },
-    Figure {
-        what: "page fault, memory new to the guest",
-        unit: "us",
-        of: |sample| guest_us(sample, "fault_fresh_ns"),
-    },
-    Figure {
-        what: "page fault, memory that it had before",
-        unit: "us",
-        of: |sample| guest_us(sample, "fault_again_ns"),
-    },
-    Figure {
-        what: "by how much a sleep of 1 ms is too long",
-        unit: "us",
-        of: |sample| guest_us(sample, "late_ns"),
-    },
-    Figure {
-        what: "timer set and stopped",
-        unit: "us",
-        of: |sample| guest_us(sample, "arm_ns"),
-    },
+    Figure::seconds("start to first user process", |sample| {
+        vec![sample.first_process_s]
+    }),
+    Figure::seconds("start until the agent answers", |sample| vec![sample.answer_s]),
+    Figure::seconds(COMPILE, |sample| sample.compile_s.clone()),
+    Figure::guest(
+        "interrupt of a CPU and its answer, CPUs 0 and 3",
+        "interrupt_far_ns",
+    ),
+    Figure::guest("the same, CPUs 0 and 1", "interrupt_near_ns"),
+    Figure::guest("two threads wake each other, CPUs 0 and 3", "wake_far_ns"),
+    Figure::guest("the same, CPUs 0 and 1", "wake_near_ns"),
+    Figure::guest("switch between two processes on a CPU", "switch_ns"),
+    Figure::guest("page fault, memory new to the guest", "fault_fresh_ns"),
+    Figure::guest("page fault, memory that it had before", "fault_again_ns"),
+    Figure::guest("by how much a sleep of 1 ms is too long", "late_ns"),
+    Figure::guest("timer set and stopped", "arm_ns"),
 ];
 
 /// A figure of all kinds, in their order.
@@ -155,7 +138,7 @@ impl<'a> Report<'a> {
                 for sample in list {
                     let missing =
                         || format!("{}: the guest says nothing of it: {}", figure.what, sample.guest);
-                    all.extend((figure.of)(sample).ok_or_else(missing)?);
+                    all.extend(figure.of(sample).ok_or_else(missing)?);
                 }
             }
             figures.push(Row::new(figure.what, figure.unit, all));

@@ -39,8 +39,6 @@ pub struct VcpuCounters {
     pub timer: AtomicU64,
     /// Of a spanning VM: other accesses to model-specific registers.
     pub msr: AtomicU64,
-    /// Of a spanning VM: interrupts injected. No exits.
-    pub injected: AtomicU64,
 }
 
 impl VcpuCounters {

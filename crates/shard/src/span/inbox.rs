@@ -138,6 +138,7 @@ mod tests {
     use std::sync::Arc;
     use std::thread;
 
+    use super::super::mail::Answer;
     use super::*;
 
     #[test]
@@ -151,10 +152,13 @@ mod tests {
         assert!(inbox.enter());
         inbox.left();
         let other = inbox.clone();
-        let waiter = thread::spawn(move || other.wait_for(None, |mail| mail.leave.take()));
+        let waiter = thread::spawn(move || other.wait_for(None, |mail| mail.answer.take()));
         inbox.put(|mail| mail.signals.nmi = true);
-        inbox.put(|mail| mail.leave = Some(3));
-        assert_eq!(waiter.join().expect("it waits and goes"), Some(3));
+        inbox.put(|mail| mail.answer = Some(Answer { value: 3 }));
+        assert_eq!(
+            waiter.join().expect("it waits and goes"),
+            Some(Answer { value: 3 })
+        );
         assert!(inbox.take().signals.nmi, "what it did not wait for stays");
     }
 
@@ -164,7 +168,7 @@ mod tests {
         let other = inbox.clone();
         let waiter = thread::spawn(move || {
             other.wait(None);
-            other.wait_for(None, |mail| mail.leave.take())
+            other.wait_for(None, |mail| mail.answer.take())
         });
         inbox.end();
         assert_eq!(waiter.join().expect("it goes"), None);

@@ -18,14 +18,12 @@ use super::router::Router;
 use super::seat::{Arrival, Deed, Look, Seat};
 use super::startup::Startup;
 use super::timer::Alarm;
-use super::travel::{Body, Mode, Traveller};
+use super::travel::{Body, Mode, MoveOrder, Traveller};
+use crate::arch::x86_64::msr::{MSR_TSC, MSR_TSC_ADJUST, MSR_TSC_DEADLINE};
 use crate::arch::x86_64::state::{Processor, StateError};
 use crate::memory::GuestRam;
 use crate::vcpu::VcpuCounters;
 
-const MSR_TSC: u32 = 0x10;
-const MSR_TSC_ADJUST: u32 = 0x3B;
-const MSR_TSC_DEADLINE: u32 = 0x6E0;
 /// The timer's own clock is this much slower than the TSC: about what a bus clock was.
 pub const TSC_PER_TICK: u32 = 16;
 const X2APIC_EOI: u32 = 0x80B;
@@ -38,8 +36,8 @@ pub enum Next {
     Enter,
     /// Look again.
     Again,
-    /// Complete what the vCPU has half done, then let it go ([`Local::depart`]) to this shard.
-    Leave(u8),
+    /// Complete what the vCPU has half done, then let it go ([`Local::depart`]).
+    Leave(MoveOrder),
 }
 
 /// The registers of a vCPU after reset, as KVM made them.
@@ -126,7 +124,7 @@ impl Local {
                 self.carry_out(deeds);
                 return Ok(Next::Again);
             }
-            Look::Leave(to) => return Ok(Next::Leave(to)),
+            Look::Leave(order) => return Ok(Next::Leave(order)),
             Look::Here => {}
         }
         self.start_up(fd)?;
@@ -193,36 +191,36 @@ impl Local {
                     .interrupt(&ipi.interrupt, ipi.shorthand, Some(self.vcpu));
             }
             Ok(Written::EndOfInterrupt { vector }) => self.router.end_of_interrupt(vector),
-            Ok(Written::Enabled(is_enabled)) => self.router.enabled(self.vcpu, is_enabled),
+            Ok(Written::Enabled(is_enabled)) => self.enabled(is_enabled),
             Err(_) => return false,
         }
         true
     }
 
     /// Sends the vCPU to another shard. It stands still, with no access of its own half done.
-    pub fn depart(&mut self, fd: &VcpuFd, to: u8) {
+    pub fn depart(&mut self, fd: &VcpuFd, order: MoveOrder) {
         let still_since_ns = monotonic_ns();
-        if to == self.router.me() {
-            self.carry_out([self.seat.stay(false)]);
+        if order.to == self.router.me() {
+            self.carry_out([self.seat.stay(order, false)]);
             return;
         }
         match Processor::take(fd, &self.register_numbers) {
-            Ok(processor) => self.travel(processor, to, false, still_since_ns),
+            Ok(processor) => self.travel(processor, order, false, still_since_ns),
             Err(error) => {
                 eprintln!("vCPU {} stays: {error}", self.vcpu);
-                self.carry_out([self.seat.stay(true)]);
+                self.carry_out([self.seat.stay(order, true)]);
             }
         }
     }
 
-    fn travel(&mut self, processor: Processor, to: u8, refused: bool, still_since_ns: u64) {
+    fn travel(&mut self, processor: Processor, order: MoveOrder, refused: bool, still_since_ns: u64) {
         let body = Body {
             processor,
             apic: self.apic.clone(),
             mode: self.mode,
             shared_eoi: self.eoi.register(),
         };
-        let deeds = self.seat.depart(to, body, refused, still_since_ns);
+        let deeds = self.seat.depart(order, body, refused, still_since_ns);
         self.carry_out(deeds);
     }
 
@@ -250,11 +248,14 @@ impl Local {
                 self.carry_out([deed]);
                 Ok(())
             }
-            Arrival::Back { to, still_since_ns } => {
+            Arrival::Back {
+                order,
+                still_since_ns,
+            } => {
                 if let Err(error) = given {
                     eprintln!("vCPU {} is refused: {error}", self.vcpu);
                 }
-                self.travel(body.processor, to, true, still_since_ns);
+                self.travel(body.processor, order, true, still_since_ns);
                 Ok(())
             }
             Arrival::Lost => given,
@@ -307,7 +308,7 @@ impl Local {
         self.eoi.set_register(0, &mut self.apic);
         self.seat.take_nmi();
         if was_enabled {
-            self.router.enabled(self.vcpu, false);
+            self.enabled(false);
         }
         // The first goes on at the reset vector, the others wait.
         self.mode = if self.vcpu == 0 {
@@ -316,6 +317,10 @@ impl Local {
             Mode::Waiting
         };
         Ok(())
+    }
+
+    fn enabled(&self, is_enabled: bool) {
+        self.router.enabled(self.vcpu, self.seat.version(), is_enabled);
     }
 
     fn start(&mut self, fd: &VcpuFd, page: u8) -> Result<(), StateError> {
@@ -367,7 +372,6 @@ impl Local {
         };
         if ready && let Some(vector) = self.apic.take() {
             ioctls::interrupt(fd, vector).map_err(refused("inject an interrupt"))?;
-            VcpuCounters::count(&self.counters.injected);
             fd.get_kvm_run().ready_for_interrupt_injection = 0;
         }
         fd.get_kvm_run().request_interrupt_window = u8::from(self.apic.next().is_some());

@@ -19,6 +19,7 @@ use super::packet::Space;
 use super::router::{HOME, Router};
 use super::wiring::SpanWiring;
 use crate::arch::x86_64::layout::Layout;
+use crate::arch::x86_64::msr::{MSR_TSC, MSR_TSC_ADJUST, MSR_TSC_DEADLINE};
 use crate::arch::x86_64::state;
 use crate::bus::{Bus, Overlap};
 use crate::ending::EndSignal;
@@ -29,12 +30,9 @@ use crate::process::{Files, ReceiveError};
 use crate::sandbox::{ThreadKind, Threads};
 use crate::vcpu::VcpuCounters;
 
-/// Model-specific registers that KVM has, and must leave to us: the base of the interrupt controller, the TSC, which is one
-/// for the VM, and the deadline timer.
+/// A model-specific register that KVM has, and must leave to us: the base of the interrupt controller. So are the TSC, which
+/// is one for the VM, and the deadline timer.
 const MSR_APIC_BASE: u32 = 0x1B;
-const MSR_TSC: u32 = 0x10;
-const MSR_TSC_ADJUST: u32 = 0x3B;
-const MSR_TSC_DEADLINE: u32 = 0x6E0;
 /// KVM's paravirtual clock, asynchronous page faults and the like, of which guests that span cells are not told.
 const KVM_MSRS: std::ops::Range<u32> = 0x4B56_4D00..0x4B56_4E00;
 /// Registers that do not travel: one TSC for all, the rest is [`apic::LocalApic`]'s.
@@ -144,6 +142,8 @@ impl SpanParts {
                 memory,
                 ioapic,
             };
+            // It writes devices' registers as vCPUs' threads do, and needs what these need: a driver that starts a device has
+            // KVM bind its doorbells.
             threads.spawn(ThreadKind::Vcpu, "desk", move || desk.run())?;
         }
         for (shard, receiving) in self.receiving {

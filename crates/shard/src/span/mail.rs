@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::packet::Packet;
 use super::startup::Startups;
-use super::travel::{Body, Traveller};
+use super::travel::{Body, MoveOrder, Traveller};
 
 /// Interrupt vectors: a bit each.
 pub type Vectors = [u64; 4];
@@ -55,8 +55,7 @@ impl Signals {
 
     /// Nothing has come.
     pub fn is_empty(&self) -> bool {
-        *self == Self::default()
-            || (self.edges == [0; 4] && self.levels == [0; 4] && !self.nmi && self.startups.is_empty())
+        self.edges == [0; 4] && self.levels == [0; 4] && !self.nmi && self.startups.is_empty()
     }
 }
 
@@ -65,8 +64,8 @@ impl Signals {
 pub struct Mail<B = Body> {
     /// For the vCPU, wherever it is.
     pub signals: Signals,
-    /// It is to move to this shard.
-    pub leave: Option<u8>,
+    /// It is to move.
+    pub leave: Option<MoveOrder>,
     /// It has come to this shard.
     pub arrival: Option<Box<Traveller<B>>>,
     /// What a device has answered.
@@ -96,7 +95,7 @@ impl<B> Mail<B> {
             Packet::Numbered { number, startup, .. } => self.signals.startups.put(number, startup),
             Packet::Answer { value, .. } => self.answer = Some(Answer { value }),
             Packet::Obeyed { .. } => self.obeyed += 1,
-            Packet::Leave { to, .. } => self.leave = Some(to),
+            Packet::Leave { order, .. } => self.leave = Some(order),
             Packet::Arrive { traveller, .. } => self.arrival = Some(traveller),
             Packet::Startup { .. }
             | Packet::Enabled { .. }
@@ -141,7 +140,7 @@ impl<B> Mail<B> {
                     startup,
                 }),
         );
-        packets.extend(self.leave.map(|to| Packet::Leave { vcpu, to }));
+        packets.extend(self.leave.map(|order| Packet::Leave { vcpu, order }));
         packets
     }
 }

@@ -12,7 +12,8 @@
 //! - [`local`]: the vCPU's interrupt controller and its sleep; [`timer`] its alarm, [`clock`] its TSC, [`eoi`]
 //!   ends of interrupts without exits;
 //! - [`seat`]: whether a vCPU is here, and what follows for its mail;
-//! - [`router`], [`inbox`], [`mail`], [`owners`], [`startup`]: from whoever signals to the vCPU's thread, wherever that is;
+//! - [`router`], [`inbox`], [`mail`], [`owners`], [`enabled`], [`startup`]: from whoever signals to the vCPU's thread, wherever
+//!   that is;
 //! - [`link`], [`packet`], [`travel`]: what goes between shards, vCPUs that move among it;
 //! - [`forward`], [`desk`], [`wiring`]: devices, which are all in one shard, the home.
 //!
@@ -21,6 +22,7 @@
 
 pub mod clock;
 pub mod desk;
+pub mod enabled;
 pub mod eoi;
 pub mod forward;
 pub mod inbox;

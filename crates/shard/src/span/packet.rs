@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::startup::Startup;
-use super::travel::{Body, Traveller};
+use super::travel::{Body, MoveOrder, Outcome, Traveller};
 
 /// An address space in which devices are.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
@@ -64,6 +64,8 @@ pub enum Packet<B = Body> {
     Enabled {
         /// Which vCPU.
         vcpu: u8,
+        /// Its moves so far: it is in the sender's shard.
+        version: u64,
         /// Enabled.
         is_enabled: bool,
     },
@@ -104,8 +106,8 @@ pub enum Packet<B = Body> {
     Leave {
         /// Which.
         vcpu: u8,
-        /// To this shard.
-        to: u8,
+        /// Where to.
+        order: MoveOrder,
     },
     /// A vCPU comes.
     Arrive {
@@ -118,11 +120,7 @@ pub enum Packet<B = Body> {
     Owner {
         /// Which.
         vcpu: u8,
-        /// Moves so far.
-        version: u64,
-        /// How long it stood still, nanoseconds.
-        still_ns: u64,
-        /// It is back because the shard that it went to could not take it.
-        refused: bool,
+        /// How.
+        outcome: Outcome,
     },
 }

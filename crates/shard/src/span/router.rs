@@ -4,19 +4,21 @@
 //! give the home's desk ([`super::desk`]) what must be answered. So two shards that flood one another can't wait for each
 //! other in a circle.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-use apic::{Delivery, Interrupt, Shorthand, Targets};
+use apic::{Delivery, Interrupt, Shorthand};
 
 use super::desk::Job;
+use super::enabled::Enabled;
 use super::inbox::Inbox;
 use super::link::Sending;
 use super::mail::Answer;
 use super::owners::{Owner, Owners};
 use super::packet::{Access, Packet};
-use super::seat::Outcome;
 use super::startup::{Startup, Waiter};
+use super::travel::{MoveOrder, Outcome};
 
 /// The shard that has the devices.
 pub const HOME: u8 = 0;
@@ -29,14 +31,15 @@ pub struct Router {
     me: u8,
     inboxes: Vec<Inbox>,
     owners: Owners,
-    /// vCPUs whose interrupt controller is enabled: lowest-priority interrupts go to one of them.
-    enabled: Mutex<Targets>,
+    enabled: Mutex<Enabled>,
     /// To the other shards.
     links: Vec<Option<Sending>>,
     /// The home's: how many INIT and start-up interrupts each vCPU was sent.
     startups: Mutex<Vec<u64>>,
     /// The home's: what is to be done for other shards.
     desk: Option<mpsc::SyncSender<Job>>,
+    /// The home's: how many moves it has ordered.
+    orders: AtomicU64,
     /// The last move of each vCPU that was heard of.
     moves: Mutex<Vec<Option<Outcome>>>,
     moved: Condvar,
@@ -54,10 +57,11 @@ impl Router {
             me,
             inboxes: shards.iter().map(|_| Inbox::default()).collect(),
             owners: Owners::new(shards),
-            enabled: Mutex::new(Targets::default()),
+            enabled: Mutex::new(Enabled::new(shards.len())),
             links,
             startups: Mutex::new(vec![0; shards.len()]),
             desk,
+            orders: AtomicU64::new(0),
             moves: Mutex::new(vec![None; shards.len()]),
             moved: Condvar::new(),
         }
@@ -108,7 +112,7 @@ impl Router {
             inbox.put(|mail| mail.obeyed = 0);
         }
         let count = self.inboxes.len() as u32;
-        let enabled = *lock(&self.enabled);
+        let enabled = lock(&self.enabled).now();
         let targets = apic::targets(interrupt, shorthand, from.map(u32::from), count, &enabled);
         for vcpu in targets.iter().filter_map(|vcpu| u8::try_from(vcpu).ok()) {
             match interrupt.delivery {
@@ -157,10 +161,14 @@ impl Router {
         }
     }
 
-    /// A vCPU of this shard has enabled or disabled its interrupt controller.
-    pub fn enabled(&self, vcpu: u8, is_enabled: bool) {
-        self.note_enabled(vcpu, is_enabled);
-        self.tell_all(&Packet::Enabled { vcpu, is_enabled });
+    /// A vCPU of this shard, which has moved `version` times, has enabled or disabled its interrupt controller.
+    pub fn enabled(&self, vcpu: u8, version: u64, is_enabled: bool) {
+        lock(&self.enabled).learn(vcpu, version, is_enabled);
+        self.tell_all(&Packet::Enabled {
+            vcpu,
+            version,
+            is_enabled,
+        });
     }
 
     /// A vCPU accesses a device from a shard that has none; none when the VM ends first.
@@ -193,12 +201,7 @@ impl Router {
             },
         );
         self.note_move(vcpu, outcome);
-        self.tell_all(&Packet::Owner {
-            vcpu,
-            version: outcome.version,
-            still_ns: outcome.still_ns,
-            refused: outcome.refused,
-        });
+        self.tell_all(&Packet::Owner { vcpu, outcome });
     }
 
     /// Moves a vCPU to a shard, and waits for the outcome until `deadline`, or until `is_over`. The home's.
@@ -210,12 +213,14 @@ impl Router {
         mut is_over: impl FnMut() -> bool,
     ) -> Option<Outcome> {
         const LOOK: Duration = Duration::from_millis(20);
-        let place = usize::from(vcpu);
-        *lock(&self.moves).get_mut(place)? = None;
-        self.bring(vcpu, Packet::Leave { vcpu, to });
+        let number = 1 + self.orders.fetch_add(1, Ordering::Relaxed);
+        let order = MoveOrder { to, number };
+        self.bring(vcpu, Packet::Leave { vcpu, order });
         let mut moves = lock(&self.moves);
         loop {
-            if let Some(outcome) = moves[place] {
+            // An order before may have been given up, and come out now.
+            let heard = *moves.get(usize::from(vcpu))?;
+            if let Some(outcome) = heard.filter(|outcome| outcome.order == number) {
                 return Some(outcome);
             }
             if is_over() || Instant::now() >= deadline {
@@ -243,25 +248,18 @@ impl Router {
                 self.put(vcpu, packet);
             }
             Packet::Startup { vcpu, startup } => self.number(vcpu, startup),
-            Packet::Enabled { vcpu, is_enabled } => self.note_enabled(vcpu, is_enabled),
+            Packet::Enabled {
+                vcpu,
+                version,
+                is_enabled,
+            } => lock(&self.enabled).learn(vcpu, version, is_enabled),
             Packet::EndOfInterrupt { vector } => self.give_desk(Job::EndOfInterrupt { vector }),
             Packet::Access { vcpu, access } => self.give_desk(Job::Access { from, vcpu, access }),
             Packet::Doorbell { access } => self.give_desk(Job::Doorbell { access }),
-            Packet::Owner {
-                vcpu,
-                version,
-                still_ns,
-                refused,
-            } => {
+            Packet::Owner { vcpu, outcome } => {
+                let version = outcome.version;
                 self.owners.learn(vcpu, Owner { shard: from, version });
-                self.note_move(
-                    vcpu,
-                    Outcome {
-                        version,
-                        still_ns,
-                        refused,
-                    },
-                );
+                self.note_move(vcpu, outcome);
             }
         }
     }
@@ -309,18 +307,11 @@ impl Router {
         );
     }
 
-    fn note_enabled(&self, vcpu: u8, is_enabled: bool) {
-        let mut enabled = lock(&self.enabled);
-        if is_enabled {
-            enabled.insert(u32::from(vcpu));
-        } else {
-            enabled.remove(u32::from(vcpu));
-        }
-    }
-
     fn note_move(&self, vcpu: u8, outcome: Outcome) {
-        if let Some(place) = lock(&self.moves).get_mut(usize::from(vcpu)) {
-            *place = Some(outcome);
+        if let Some(last) = lock(&self.moves).get_mut(usize::from(vcpu))
+            && last.is_none_or(|last| last.order < outcome.order)
+        {
+            *last = Some(outcome);
         }
         self.moved.notify_all();
     }

@@ -9,18 +9,7 @@ use super::mail::{Mail, Signals};
 use super::owners::Owner;
 use super::packet::Packet;
 use super::startup::Startup;
-use super::travel::{Body, Journey, Traveller};
-
-/// How a move came out.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub struct Outcome {
-    /// Moves of that vCPU so far.
-    pub version: u64,
-    /// How long it stood still, nanoseconds.
-    pub still_ns: u64,
-    /// It is where it was.
-    pub refused: bool,
-}
+use super::travel::{Body, Journey, MoveOrder, Outcome, Traveller};
 
 /// What the vCPU's thread is to do.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
@@ -45,8 +34,8 @@ pub enum Look<B = Body> {
     Idle,
     /// It is elsewhere: what came goes there, in this order.
     SendOn(Vec<Deed<B>>),
-    /// It is to be made ready to leave for this shard: [`Seat::depart`], or [`Seat::stay`].
-    Leave(u8),
+    /// It is to be made ready to leave: [`Seat::depart`], or [`Seat::stay`].
+    Leave(MoveOrder),
     /// It is here.
     Here,
 }
@@ -58,8 +47,8 @@ pub enum Arrival<B = Body> {
     Here(Deed<B>),
     /// It goes back: [`Seat::depart`].
     Back {
-        /// To this shard.
-        to: u8,
+        /// To the shard that it came from.
+        order: MoveOrder,
         /// As in [`Journey`].
         still_since_ns: u64,
     },
@@ -109,7 +98,7 @@ impl Seat {
         }
         self.receive(mail.signals, accept);
         match mail.leave {
-            Some(to) => Look::Leave(to),
+            Some(order) => Look::Leave(order),
             None => Look::Here,
         }
     }
@@ -125,6 +114,7 @@ impl Seat {
     ) -> Arrival<B> {
         let Journey {
             signals,
+            order,
             version,
             from,
             refused,
@@ -136,6 +126,7 @@ impl Seat {
         if is_taken {
             self.is_here = true;
             return Arrival::Here(Deed::Arrived(Outcome {
+                order,
                 version,
                 still_ns: now_ns.saturating_sub(still_since_ns),
                 refused,
@@ -145,17 +136,28 @@ impl Seat {
             return Arrival::Lost;
         }
         Arrival::Back {
-            to: from,
+            order: MoveOrder {
+                to: from,
+                number: order,
+            },
             still_since_ns,
         }
     }
 
-    /// The vCPU goes to another shard: what is to be done for it, in this order. `refused`: it goes back.
-    pub fn depart<B>(&mut self, to: u8, body: B, refused: bool, still_since_ns: u64) -> [Deed<B>; 2] {
+    /// The vCPU goes to another shard: what is to be done for it, one after the other. `refused`: it goes back.
+    pub fn depart<B>(
+        &mut self,
+        order: MoveOrder,
+        body: B,
+        refused: bool,
+        still_since_ns: u64,
+    ) -> [Deed<B>; 2] {
+        let to = order.to;
         self.version += 1;
         self.is_here = false;
         let journey = Journey {
             signals: std::mem::take(&mut self.pending),
+            order: order.number,
             version: self.version,
             from: self.me,
             refused,
@@ -174,8 +176,9 @@ impl Seat {
     }
 
     /// The vCPU, which was to leave, stays. `refused`: because it can't leave.
-    pub fn stay<B>(&self, refused: bool) -> Deed<B> {
+    pub fn stay<B>(&self, order: MoveOrder, refused: bool) -> Deed<B> {
         Deed::Arrived(Outcome {
+            order: order.number,
             version: self.version,
             still_ns: 0,
             refused,

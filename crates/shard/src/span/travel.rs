@@ -35,11 +35,35 @@ pub struct Body {
     pub shared_eoi: u64,
 }
 
+/// A vCPU is to move.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
+pub struct MoveOrder {
+    /// To this shard.
+    pub to: u8,
+    /// The home numbers its orders, and knows the outcome of each by that.
+    pub number: u64,
+}
+
+/// How a move came out.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// The number of its order.
+    pub order: u64,
+    /// Moves of that vCPU so far.
+    pub version: u64,
+    /// How long it stood still, nanoseconds.
+    pub still_ns: u64,
+    /// It is where it was.
+    pub refused: bool,
+}
+
 /// What its move is, for [`super::seat`].
 #[derive(Clone, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub struct Journey {
     /// What had come for it and was not looked at.
     pub signals: Signals,
+    /// The number of its order.
+    pub order: u64,
     /// Its moves so far, this one included.
     pub version: u64,
     /// The shard that it comes from.

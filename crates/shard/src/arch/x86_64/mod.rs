@@ -5,6 +5,7 @@ pub mod cpuid;
 pub mod kernel;
 pub mod layout;
 pub mod memory_map;
+pub mod msr;
 pub mod registers;
 pub mod start;
 pub mod state;

@@ -12,8 +12,8 @@ use kvm_bindings::{
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use serde::{Deserialize, Serialize};
 
-const MSR_TSC: u32 = 0x10;
-const MSR_TSC_DEADLINE: u32 = 0x6E0;
+use super::msr::{MSR_TSC, MSR_TSC_DEADLINE};
+
 /// Registers asked for at once; KVM stops at the first it refuses.
 const MSRS_AT_ONCE: usize = 64;
 

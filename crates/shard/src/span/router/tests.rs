@@ -1,7 +1,9 @@
 //! Two shards in one process, with real channels between them. In place of vCPUs' threads the tests look into the inboxes.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::thread;
 
 use apic::Destination;
@@ -75,6 +77,13 @@ fn mail(router: &Router, vcpu: u8) -> Mail {
     mail
 }
 
+/// The home has heard what the part has said.
+#[track_caller]
+fn flush(part: &Router, home: &Router) {
+    part.interrupt(&fixed(1, 0x99), Shorthand::None, Some(3));
+    assert_eq!(vectors(&mail(home, 1)), [0x99]);
+}
+
 fn vectors(mail: &Mail) -> Vec<u8> {
     let mut vectors = Vec::new();
     mail.signals.interrupts(|vector, _| vectors.push(vector));
@@ -119,6 +128,7 @@ fn what_goes_to_the_shard_before_is_sent_on() {
     home.arrived(
         2,
         Outcome {
+            order: 1,
             version: 1,
             still_ns: 7,
             refused: false,
@@ -167,8 +177,8 @@ fn the_home_hears_how_a_move_came_out() {
     let Shards { home, part, .. } = shards();
     let mover = home.clone();
     let moving = thread::spawn(move || mover.move_vcpu(3, HOME, Instant::now() + SOON, || false));
-    assert_eq!(mail(&part, 3).leave, Some(HOME));
     let refused = Outcome {
+        order: order_to(HOME, &mail(&part, 3)),
         version: 2,
         still_ns: 5,
         refused: true,
@@ -176,11 +186,78 @@ fn the_home_hears_how_a_move_came_out() {
     part.arrived(3, refused);
     assert_eq!(moving.join().expect("it ends"), Some(refused));
     assert_eq!(home.owner(3).map(|owner| owner.shard), Some(1));
-    assert_eq!(
-        home.move_vcpu(3, HOME, Instant::now(), || false),
-        None,
-        "too late"
-    );
+}
+
+#[test]
+fn the_outcome_of_a_move_that_was_given_up_is_not_that_of_the_next() {
+    let Shards { home, part, .. } = shards();
+    let given_up = home.move_vcpu(3, HOME, Instant::now(), || false);
+    assert_eq!(given_up, None);
+    let outcome = |order, version| Outcome {
+        order,
+        version,
+        still_ns: 5,
+        refused: false,
+    };
+    let late = outcome(order_to(HOME, &mail(&part, 3)), 1);
+    // It comes while the next is waited for.
+    let (mover, is_over) = (home.clone(), Arc::new(AtomicBool::new(false)));
+    let over = is_over.clone();
+    let moving = thread::spawn(move || {
+        let is_over = || over.load(Ordering::SeqCst);
+        mover.move_vcpu(3, HOME, Instant::now() + SOON, is_over)
+    });
+    let next = outcome(order_to(HOME, &mail(&part, 3)), 2);
+    part.arrived(3, late);
+    flush(&part, &home);
+    is_over.store(true, Ordering::SeqCst);
+    assert_eq!(moving.join().expect("it ends"), None);
+    // From another shard it may even come after the next one's.
+    let next = outcome(next.order + 1, 3);
+    part.arrived(3, next);
+    part.arrived(3, late);
+    flush(&part, &home);
+    assert_eq!(home.move_vcpu(3, HOME, Instant::now(), || false), Some(next));
+}
+
+/// The number of the order to move there.
+#[track_caller]
+fn order_to(shard: u8, mail: &Mail) -> u64 {
+    let order = mail.leave.expect("an order");
+    assert_eq!(order.to, shard);
+    order.number
+}
+
+/// With three shards what the one before says can come after what the next one says.
+#[test]
+fn a_lowest_priority_interrupt_goes_to_nobody_who_has_been_disabled_since_it_moved() {
+    let Shards { home, part, .. } = shards();
+    let chosen = |vector| {
+        let interrupt = Interrupt {
+            destination: Destination::Logical(0b101),
+            delivery: Delivery::LowestPriority,
+            ..fixed(0, vector)
+        };
+        home.interrupt(&interrupt, Shorthand::None, None);
+        let is_for = |vcpu: &u8| !home.inbox(*vcpu).expect("a vCPU").take().is_empty();
+        [0, 2].into_iter().find(is_for)
+    };
+    // vCPU 2 has moved to the home, and is disabled there.
+    let owner = Owner {
+        shard: HOME,
+        version: 1,
+    };
+    home.departed(2, owner);
+    home.enabled(0, 0, true);
+    home.enabled(2, 1, false);
+    part.enabled(2, 0, true);
+    flush(&part, &home);
+    assert!((0x20..0x60).all(|vector| chosen(vector) == Some(0)));
+    // What it says after it has moved on counts.
+    part.enabled(2, 2, true);
+    flush(&part, &home);
+    let both: BTreeSet<_> = (0x20..0x60).map(chosen).collect();
+    assert_eq!(both, [Some(0), Some(2)].into());
 }
 
 /// A device that knows what was written last.

@@ -3,30 +3,16 @@
 
 use std::collections::VecDeque;
 
-use super::super::{Arrival, Deed, Look, Outcome, Seat};
+use super::super::{Arrival, Deed, Look, Seat};
+use super::tally::{Body, Tally};
 use crate::span::mail::Mail;
 use crate::span::owners::{Owner, Owners};
 use crate::span::packet::Packet;
 use crate::span::router::HOME;
 use crate::span::startup::Startup;
+use crate::span::travel::{MoveOrder, Outcome};
 
 const VCPU: u8 = 0;
-
-/// In place of registers and interrupt controller: what the vCPU has received.
-#[derive(Clone, Debug, Default, Eq, Hash, PartialEq)]
-pub struct Body {
-    /// Sorted: the order of interrupts does not count.
-    vectors: Vec<u8>,
-    nmis: u8,
-    startups: Vec<Startup>,
-}
-
-impl Body {
-    fn accept(&mut self, vector: u8) {
-        self.vectors.push(vector);
-        self.vectors.sort_unstable();
-    }
-}
 
 /// One shard, as far as the vCPU concerns it.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
@@ -39,7 +25,7 @@ struct Part {
     deeds: VecDeque<Deed<Body>>,
     /// then the mail that has been taken, or the departure.
     taken: Option<Mail<Body>>,
-    leaving: Option<u8>,
+    leaving: Option<MoveOrder>,
 }
 
 /// All of it.
@@ -48,16 +34,7 @@ pub struct World {
     parts: Vec<Part>,
     /// From, to.
     channels: Vec<Vec<VecDeque<Packet<Body>>>>,
-    vectors: Vec<u8>,
-    nmis: u8,
-    /// In the order in which the home numbered them.
-    startups: Vec<Startup>,
-    /// Moves that were ordered, those that the vCPU began, and what the home heard of them.
-    pub orders: usize,
-    begun: usize,
-    /// Orders in whose place a later one came before they were looked at.
-    merged: usize,
-    pub outcomes: Vec<Outcome>,
+    pub tally: Tally,
     /// Messages sent so far. It grows for ever if one circles.
     pub messages: usize,
     is_lost: bool,
@@ -82,13 +59,7 @@ impl World {
         Self {
             parts: (0..shards).map(part).collect(),
             channels: vec![vec![VecDeque::new(); count]; count],
-            vectors: Vec::new(),
-            nmis: 0,
-            startups: Vec::new(),
-            orders: 0,
-            begun: 0,
-            merged: 0,
-            outcomes: Vec::new(),
+            tally: Tally::default(),
             messages: 0,
             is_lost: false,
         }
@@ -96,8 +67,7 @@ impl World {
 
     /// Shard `from` sends an interrupt. Each vector once.
     pub fn interrupt(&mut self, from: u8, vector: u8) {
-        self.vectors.push(vector);
-        self.vectors.sort_unstable();
+        self.tally.sent.accept(vector);
         let level = false;
         self.bring(
             from,
@@ -111,7 +81,7 @@ impl World {
 
     /// Shard `from` sends an NMI.
     pub fn nmi(&mut self, from: u8) {
-        self.nmis += 1;
+        self.tally.sent.nmis += 1;
         self.bring(from, Packet::Nmi { vcpu: VCPU });
     }
 
@@ -126,8 +96,10 @@ impl World {
 
     /// The home orders a move.
     pub fn order(&mut self, to: u8) {
-        self.orders += 1;
-        self.bring(HOME, Packet::Leave { vcpu: VCPU, to });
+        self.tally.orders += 1;
+        let number = self.tally.orders;
+        let order = MoveOrder { to, number };
+        self.bring(HOME, Packet::Leave { vcpu: VCPU, order });
     }
 
     /// Channels with something in them: from, to.
@@ -163,21 +135,10 @@ impl World {
         let packet = self.channels[usize::from(from)][usize::from(to)].pop_front();
         match packet.expect("seen before") {
             Packet::Startup { startup, .. } => self.number(startup),
-            Packet::Owner {
-                version,
-                still_ns,
-                refused,
-                ..
-            } => {
+            Packet::Owner { outcome, .. } => {
+                let version = outcome.version;
                 self.learn(to, Owner { shard: from, version });
-                self.note(
-                    to,
-                    Outcome {
-                        version,
-                        still_ns,
-                        refused,
-                    },
-                );
+                self.note(to, outcome);
             }
             packet => self.put(to, packet),
         }
@@ -189,16 +150,16 @@ impl World {
         if let Some(deed) = part.deeds.pop_front() {
             return self.carry_out(me, deed);
         }
-        if let Some(to) = part.leaving.take() {
-            if to == me {
-                part.deeds.push_back(part.seat.stay(false));
+        if let Some(order) = part.leaving.take() {
+            if order.to == me {
+                part.deeds.push_back(part.seat.stay(order, false));
                 // It looks again before it enters the guest.
                 part.taken = Some(Mail::default());
             } else {
                 let body = std::mem::take(&mut part.body);
-                part.deeds.extend(part.seat.depart(to, body, false, 0));
+                part.deeds.extend(part.seat.depart(order, body, false, 0));
             }
-            self.begun += 1;
+            self.tally.begun += 1;
             return;
         }
         let mut mail = part.taken.take().unwrap_or_else(|| part.inbox.take());
@@ -213,10 +174,13 @@ impl World {
         let accept = |vector, _| body.accept(vector);
         match part.seat.arrive(traveller.journey, is_taken, 0, accept) {
             Arrival::Here(deed) => part.deeds.push_back(deed),
-            Arrival::Back { to, still_since_ns } => {
+            Arrival::Back {
+                order,
+                still_since_ns,
+            } => {
                 let body = std::mem::take(&mut part.body);
                 part.deeds
-                    .extend(part.seat.depart(to, body, true, still_since_ns));
+                    .extend(part.seat.depart(order, body, true, still_since_ns));
             }
             Arrival::Lost => self.is_lost = true,
         }
@@ -231,25 +195,11 @@ impl World {
         let [body] = places[..] else {
             return Some("it is nowhere, or in two places");
         };
-        let is_doubled = body.vectors.windows(2).any(|two| two[0] == two[1]) || body.nmis > self.nmis;
-        if is_doubled {
-            return Some("something came twice");
-        }
-        let mut sent = self.startups.iter();
-        if !body
-            .startups
-            .iter()
-            .all(|taken| sent.any(|startup| startup == taken))
-        {
-            return Some("start-ups came out of order");
-        }
-        if self.outcomes.len() > self.begun {
-            return Some("a move came out twice");
-        }
-        if self.is_at_rest() {
+        let fault = self.tally.fault(body);
+        if fault.is_none() && self.is_at_rest() {
             return self.broken_at_rest(body);
         }
-        None
+        fault
     }
 
     fn broken_at_rest(&self, body: &Body) -> Option<&'static str> {
@@ -260,30 +210,10 @@ impl World {
             shard: part.seat.me,
             version: part.seat.version(),
         };
-        let from = self.startups.iter().rposition(is_init).unwrap_or(0);
-        let last = self.outcomes.iter().map(|outcome| outcome.version).max();
-        let faults = [
-            (body.vectors != self.vectors, "an interrupt is lost"),
-            (body.nmis != self.nmis, "an NMI is lost"),
-            (
-                !body.startups.ends_with(&self.startups[from..]),
-                "a start-up is lost",
-            ),
-            (
-                self.parts.iter().any(|part| part.owner != owner),
-                "somebody doesn't know where it is",
-            ),
-            (
-                self.outcomes.len() != self.begun,
-                "the home did not hear of a move",
-            ),
-            (self.orders != self.begun + self.merged, "an order is lost"),
-            (
-                last.is_some_and(|last| last != owner.version),
-                "the home did not hear of the last move",
-            ),
-        ];
-        faults.iter().find(|(is, _)| *is).map(|(_, what)| *what)
+        if self.parts.iter().any(|part| part.owner != owner) {
+            return Some("somebody doesn't know where it is");
+        }
+        self.tally.fault_at_rest(body, owner.version)
     }
 
     /// Wherever it is: here in a shard, in a channel, or between the two.
@@ -313,12 +243,7 @@ impl World {
                 self.learn(me, Owner { shard: me, version });
                 self.note(me, outcome);
                 for to in (0..self.parts.len() as u8).filter(|to| *to != me) {
-                    let news = Packet::Owner {
-                        vcpu: VCPU,
-                        version,
-                        still_ns: outcome.still_ns,
-                        refused: outcome.refused,
-                    };
+                    let news = Packet::Owner { vcpu: VCPU, outcome };
                     self.send(me, to, news);
                 }
             }
@@ -338,7 +263,7 @@ impl World {
         let inbox = &mut self.part(me).inbox;
         let is_merged = matches!(packet, Packet::Leave { .. }) && inbox.leave.is_some();
         inbox.put(packet);
-        self.merged += usize::from(is_merged);
+        self.tally.merged += u64::from(is_merged);
     }
 
     /// A shard has no channel to itself: what it sends there is gone.
@@ -350,8 +275,9 @@ impl World {
     }
 
     fn number(&mut self, startup: Startup) {
-        self.startups.push(startup);
-        let number = self.startups.len() as u64;
+        let startups = &mut self.tally.sent.startups;
+        startups.push(startup);
+        let number = startups.len() as u64;
         let vcpu = VCPU;
         self.part(HOME).inbox.put(Packet::Numbered {
             vcpu,
@@ -370,7 +296,7 @@ impl World {
 
     fn note(&mut self, me: u8, outcome: Outcome) {
         if me == HOME {
-            self.outcomes.push(outcome);
+            self.tally.outcomes.push(outcome);
         }
     }
 
@@ -385,7 +311,7 @@ impl Part {
         match self.seat.look(mail, self.owner, |vector, _| body.accept(vector)) {
             Look::Idle => {}
             Look::SendOn(deeds) => self.deeds.extend(deeds),
-            Look::Leave(to) => self.leaving = Some(to),
+            Look::Leave(order) => self.leaving = Some(order),
             Look::Here => {
                 while let Some(startup) = self.seat.take_startup() {
                     self.body.startups.push(startup);
@@ -394,8 +320,4 @@ impl Part {
             }
         }
     }
-}
-
-fn is_init(startup: &Startup) -> bool {
-    matches!(startup, Startup::Init { .. })
 }
