@@ -145,7 +145,7 @@ impl Vm {
     #[track_caller]
     pub fn wait_up(&self) {
         wait::until(&format!("the agent of {}", self.name), BOOT_LIMIT, || {
-            (self.exec(["true"]).limit(Duration::from_secs(30)).run().status == 0).then_some(())
+            (self.exec(["true"]).limit(Duration::from_secs(10)).run().status == 0).then_some(())
         });
     }
 
@@ -265,7 +265,7 @@ impl Vm {
             || {
                 let id = self
                     .exec(["cat", "/proc/sys/kernel/random/boot_id"])
-                    .limit(Duration::from_secs(30))
+                    .limit(Duration::from_secs(10))
                     .run();
                 (id.status == 0 && id.text() != before).then_some(())
             },
