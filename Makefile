@@ -8,12 +8,13 @@ TARGET := x86_64-unknown-linux-gnu
 OUT := $(or $(CARGO_TARGET_DIR),target)/$(TARGET)/release
 MIRRORBALL := $(OUT)/mirrorball
 
-.PHONY: help build demo demo-span test lint sim sim-million bench bench-sharing bench-channels bench-hosts bench-span fuzz clean
+.PHONY: help build demo demo-span test test-rest lint sim sim-million bench bench-sharing bench-channels bench-hosts bench-span fuzz clean
 
 help:
 	@echo "make build   compile (2 min)            make demo   four Debian VMs compile a C program (first time 6 min)"
 	@echo "make demo-span   one Debian VM over two cells; a vCPU moves while it compiles (first time 6 min)"
-	@echo "make test    all tests (an hour on 2 cores without usable KVM)   make lint   formatting and clippy"
+	@echo "make test    all tests; without usable KVM most (25 min on 2 cores)   make lint   formatting and clippy"
+	@echo "make test-rest   without usable KVM the other tests (half an hour on 2 cores)"
 	@echo "make bench   timings against QEMU       make fuzz   each fuzz target for a minute"
 	@echo "make sim     clusters in virtual time, for a minute"
 	@echo "make sim-million   10^6 stories of the protocols by themselves (10 to 15 min)"
@@ -37,6 +38,10 @@ demo-span: build
 test: build
 	@scripts/setup.sh run test
 	scripts/test.sh $(MIRRORBALL)
+
+test-rest: build
+	@scripts/setup.sh run test
+	scripts/test.sh $(MIRRORBALL) rest
 
 lint:
 	@scripts/setup.sh build
