@@ -386,12 +386,8 @@ impl Local {
 
     fn set_alarm(&mut self) {
         let Some(alarm) = &mut self.alarm else { return };
-        match self.apic.timer_due() {
-            Some(due) => {
-                let left = self.tsc.left(self.tsc.now(), due).unwrap_or_default();
-                alarm.set(due, left);
-            }
-            None => alarm.forget(),
+        if let Some(due) = self.apic.timer_due() {
+            alarm.set(self.tsc.left(self.tsc.now(), due).unwrap_or_default());
         }
     }
 
