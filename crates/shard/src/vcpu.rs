@@ -162,7 +162,11 @@ impl Vcpu {
     }
 
     fn serve_exit(&mut self) -> Step {
-        match self.fd.run() {
+        let exit = self.fd.run();
+        if let Some(local) = &self.local {
+            local.left();
+        }
+        match exit {
             Ok(VcpuExit::IoIn(port, data)) => {
                 VcpuCounters::count(&self.counters.port);
                 let (data, bytes) = (data.as_mut_ptr(), data.len());

@@ -4,6 +4,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::mail::Mail;
+use super::whereabouts::{Call, Whereabouts};
 use crate::kick;
 
 /// One vCPU's, in one shard.
@@ -17,19 +18,9 @@ pub struct Inbox {
 struct State {
     mail: Mail,
     thread: Option<libc::pthread_t>,
-    /// The thread is in the guest, or about to be: a kick makes it look here.
-    inside: bool,
+    whereabouts: Whereabouts,
     /// The VM ends: nobody waits any more.
     is_over: bool,
-}
-
-impl State {
-    fn kick(&self) {
-        if let (Some(thread), true) = (self.thread, self.inside) {
-            // SAFETY: a thread takes itself out of the inbox before it ends.
-            unsafe { libc::pthread_kill(thread, kick::signal()) };
-        }
-    }
 }
 
 impl Inbox {
@@ -48,18 +39,14 @@ impl Inbox {
     pub fn put(&self, into: impl FnOnce(&mut Mail)) {
         let mut state = self.lock();
         into(&mut state.mail);
-        state.kick();
-        drop(state);
-        self.come.notify_all();
+        self.call(state);
     }
 
     /// Wakes who waits, for good.
     pub fn end(&self) {
         let mut state = self.lock();
         state.is_over = true;
-        state.kick();
-        drop(state);
-        self.come.notify_all();
+        self.call(state);
     }
 
     /// Takes all that is to be looked at, without waiting.
@@ -71,31 +58,21 @@ impl Inbox {
     /// has been cleared before.
     pub fn enter(&self) -> bool {
         let mut state = self.lock();
-        state.inside = state.mail.is_empty() && !state.is_over;
-        state.inside
+        let is_idle = state.mail.is_empty() && !state.is_over;
+        if is_idle {
+            state.whereabouts.enter();
+        }
+        is_idle
     }
 
     /// The thread has left the guest.
     pub fn left(&self) {
-        self.lock().inside = false;
+        self.lock().whereabouts.wake();
     }
 
     /// Waits until there is something to take, the VM ends, or for `limit`.
     pub fn wait(&self, limit: Option<Duration>) {
-        let state = self.lock();
-        let is_idle = |state: &mut State| state.mail.is_empty() && !state.is_over;
-        match limit {
-            Some(limit) => drop(
-                self.come
-                    .wait_timeout_while(state, limit, is_idle)
-                    .unwrap_or_else(PoisonError::into_inner),
-            ),
-            None => drop(
-                self.come
-                    .wait_while(state, is_idle)
-                    .unwrap_or_else(PoisonError::into_inner),
-            ),
-        }
+        self.wait_for(limit, |mail| (!mail.is_empty()).then_some(()));
     }
 
     /// Waits for what `take` takes out of the mail; none when the VM ends first, or `limit` is over.
@@ -113,17 +90,32 @@ impl Inbox {
             if state.is_over {
                 return None;
             }
-            state = match deadline {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return None;
+            }
+            state.whereabouts.sleep();
+            state = match left {
                 None => self.come.wait(state).unwrap_or_else(PoisonError::into_inner),
-                Some(deadline) => {
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        return None;
-                    }
+                Some(left) => {
                     let waited = self.come.wait_timeout(state, left);
                     waited.unwrap_or_else(PoisonError::into_inner).0
                 }
             };
+            state.whereabouts.wake();
+        }
+    }
+
+    /// Calls the thread, if it must be, to what has been put in.
+    fn call(&self, mut state: MutexGuard<'_, State>) {
+        match (state.whereabouts.call(), state.thread) {
+            // SAFETY: a thread takes itself out of the inbox, under the lock that is held here, before it ends.
+            (Call::Kick, Some(thread)) => drop(unsafe { libc::pthread_kill(thread, kick::signal()) }),
+            (Call::Kick, None) | (Call::Not, _) => {}
+            (Call::Wake, _) => {
+                drop(state);
+                self.come.notify_all();
+            }
         }
     }
 

@@ -143,9 +143,13 @@ impl Local {
         Ok(Next::Enter)
     }
 
-    /// The vCPU has left the guest.
-    pub fn after(&mut self, fd: &mut VcpuFd) {
+    /// The vCPU has left the guest: nobody need kick it before it is to enter again.
+    pub fn left(&self) {
         self.inbox().left();
+    }
+
+    /// What made it leave has been served.
+    pub fn after(&mut self, fd: &mut VcpuFd) {
         self.eoi.collect(&mut self.apic);
         let run = fd.get_kvm_run();
         if u64::from(self.apic.task_priority() >> 4) != run.cr8 {
@@ -380,12 +384,8 @@ impl Local {
 
     fn set_alarm(&mut self) {
         let Some(alarm) = &mut self.alarm else { return };
-        match self.apic.timer_due() {
-            Some(due) => {
-                let left = self.tsc.left(self.tsc.now(), due).unwrap_or_default();
-                alarm.set(due, left);
-            }
-            None => alarm.forget(),
+        if let Some(due) = self.apic.timer_due() {
+            alarm.set(self.tsc.left(self.tsc.now(), due).unwrap_or_default());
         }
     }
 

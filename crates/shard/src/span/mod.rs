@@ -12,8 +12,8 @@
 //! - [`local`]: the vCPU's interrupt controller and its sleep; [`timer`] its alarm, [`clock`] its TSC, [`eoi`]
 //!   ends of interrupts without exits;
 //! - [`seat`]: whether a vCPU is here, and what follows for its mail;
-//! - [`router`], [`inbox`], [`mail`], [`owners`], [`enabled`], [`startup`]: from whoever signals to the vCPU's thread, wherever
-//!   that is;
+//! - [`router`], [`inbox`], [`mail`], [`whereabouts`], [`owners`], [`enabled`], [`startup`]: from whoever signals to the vCPU's
+//!   thread, wherever that is;
 //! - [`link`], [`packet`], [`travel`]: what goes between shards, vCPUs that move among it;
 //! - [`forward`], [`desk`], [`wiring`]: devices, which are all in one shard, the home.
 //!
@@ -38,4 +38,5 @@ pub mod seat;
 pub mod startup;
 pub mod timer;
 pub mod travel;
+mod whereabouts;
 pub mod wiring;

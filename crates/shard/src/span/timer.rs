@@ -1,4 +1,7 @@
 //! A vCPU's alarm: kicks its thread out of the guest when its interrupt controller's timer expires.
+//!
+//! Guests set most timers later again before they expire: a time-out is cancelled, an idle CPU stops its tick and then halts.
+//! So an alarm that goes off too early is left as it is, and costs one exit if the vCPU still runs then.
 
 use std::io;
 use std::time::Duration;
@@ -6,12 +9,16 @@ use std::time::Duration;
 use super::clock::monotonic_ns;
 use crate::kick;
 
+/// How late an alarm may go off: the guest's time and the clock do not run alike, so what is left of the same time comes out
+/// otherwise at each look. About what it costs to set it.
+const LATE_NS: u64 = 1_000;
+
 /// A timer of the kernel's (timer_create(2)) that signals the thread that made it.
 #[derive(Debug)]
 pub struct Alarm {
     id: libc::c_int,
-    /// What it is set for, in the caller's time, and when it goes off by the clock.
-    set_for: Option<(u64, u64)>,
+    /// When it goes off, or went off, by the clock.
+    goes_off_ns: u64,
 }
 
 impl Alarm {
@@ -34,20 +41,18 @@ impl Alarm {
             )
         };
         if made == 0 {
-            Ok(Self { id, set_for: None })
+            Ok(Self { id, goes_off_ns: 0 })
         } else {
             Err(io::Error::last_os_error())
         }
     }
 
-    /// Sets it for `due`, a time `left` from now. Does nothing when it is set for that already and has not gone off: the
-    /// caller's time and the clock do not run alike, so it may go off too early.
-    pub fn set(&mut self, due: u64, left: Duration) {
+    /// It is to go off a time `left` from now. It may do so earlier, so who still waits then sets it again.
+    pub fn set(&mut self, left: Duration) {
         let now = monotonic_ns();
-        if self
-            .set_for
-            .is_some_and(|(known, goes_off)| known == due && now < goes_off)
-        {
+        let left_ns = u64::try_from(left.as_nanos()).unwrap_or(u64::MAX);
+        let due_ns = now.saturating_add(left_ns);
+        if serves(self.goes_off_ns, now, due_ns) {
             return;
         }
         // Zero would turn it off.
@@ -72,19 +77,34 @@ impl Alarm {
                 std::ptr::null_mut::<libc::itimerspec>(),
             )
         };
-        let left_ns = u64::try_from(left.as_nanos()).unwrap_or(u64::MAX);
-        self.set_for = Some((due, now.saturating_add(left_ns)));
+        self.goes_off_ns = due_ns;
     }
+}
 
-    /// The time that it was set for is over, or nobody wants it any more: a late signal does no harm.
-    pub fn forget(&mut self) {
-        self.set_for = None;
-    }
+/// Whether an alarm that goes off then is as good as one for `due_ns`.
+fn serves(goes_off_ns: u64, now_ns: u64, due_ns: u64) -> bool {
+    now_ns < goes_off_ns && goes_off_ns <= due_ns.saturating_add(LATE_NS)
 }
 
 impl Drop for Alarm {
     fn drop(&mut self) {
         // SAFETY: the timer is ours.
         unsafe { libc::syscall(libc::SYS_timer_delete, self.id) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_alarm_serves_that_has_not_gone_off_and_is_not_late() {
+        // None was set, or it went off.
+        assert!(!serves(0, 5_000, 9_000));
+        assert!(!serves(5_000, 5_000, 9_000));
+        for goes_off in [5_001, 8_000, 9_000, 9_000 + LATE_NS] {
+            assert!(serves(goes_off, 5_000, 9_000), "{goes_off}");
+        }
+        assert!(!serves(9_001 + LATE_NS, 5_000, 9_000));
     }
 }

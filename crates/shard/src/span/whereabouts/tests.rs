@@ -1,0 +1,181 @@
+//! A vCPU's thread and those who put mail into its inbox, in every order.
+
+use stateright::{Checker, Model, Property};
+
+use super::{Call, Whereabouts};
+
+/// What the thread does next, as `Vcpu::run`, `Local::before` and `Inbox` have it.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+enum Thread {
+    /// Clears the flag that a kick sets.
+    Clear,
+    Take,
+    /// Enters the guest or sleeps, if there is no mail.
+    Decide,
+    Sleeping,
+    /// Looks at the flag, in the kernel.
+    Entering,
+    InGuest,
+    /// Is out again, with an exit to serve.
+    Left,
+}
+
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+struct State {
+    thread: Thread,
+    whereabouts: Whereabouts,
+    has_mail: bool,
+    /// Mail that is still to be put in.
+    letters: u8,
+    flag: bool,
+    /// Calls under way: decided, not carried out.
+    kicks: u8,
+    wakes: u8,
+    /// Since the thread last took its mail.
+    calls: u8,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Step {
+    Put,
+    Kick,
+    Wake,
+    /// The thread goes on.
+    Go,
+    /// It sleeps instead; or the guest exits, or the sleep ends, by itself.
+    GoOtherwise,
+}
+
+struct Letters(u8);
+
+impl Model for Letters {
+    type State = State;
+    type Action = Step;
+
+    fn init_states(&self) -> Vec<State> {
+        vec![State {
+            thread: Thread::Clear,
+            whereabouts: Whereabouts::default(),
+            has_mail: false,
+            letters: self.0,
+            flag: false,
+            kicks: 0,
+            wakes: 0,
+            calls: 0,
+        }]
+    }
+
+    fn actions(&self, state: &State, steps: &mut Vec<Step>) {
+        let waits = match state.thread {
+            Thread::Sleeping => true,
+            Thread::InGuest => !state.flag,
+            _ => false,
+        };
+        steps.extend((state.letters > 0).then_some(Step::Put));
+        steps.extend((state.kicks > 0).then_some(Step::Kick));
+        steps.extend((state.wakes > 0).then_some(Step::Wake));
+        steps.extend((!waits).then_some(Step::Go));
+        let has_choice = waits || state.thread == Thread::Decide;
+        steps.extend(has_choice.then_some(Step::GoOtherwise));
+    }
+
+    fn next_state(&self, state: &State, step: Step) -> Option<State> {
+        let mut next = state.clone();
+        match step {
+            Step::Put => {
+                next.letters -= 1;
+                next.has_mail = true;
+                match next.whereabouts.call() {
+                    Call::Not => {}
+                    Call::Kick => (next.kicks, next.calls) = (state.kicks + 1, state.calls + 1),
+                    Call::Wake => (next.wakes, next.calls) = (state.wakes + 1, state.calls + 1),
+                }
+            }
+            Step::Kick => {
+                next.kicks -= 1;
+                next.flag = true;
+            }
+            Step::Wake => {
+                next.wakes -= 1;
+                if state.thread == Thread::Sleeping {
+                    next.whereabouts.wake();
+                    next.thread = Thread::Clear;
+                }
+            }
+            Step::Go | Step::GoOtherwise => next.go(step == Step::Go),
+        }
+        Some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always("nobody waits beside mail uncalled", |_, state: &State| {
+                let is_called = match state.thread {
+                    Thread::Sleeping => state.wakes > 0,
+                    Thread::InGuest => state.kicks > 0 || state.flag,
+                    _ => true,
+                };
+                !state.has_mail || is_called
+            }),
+            Property::always("called once", |_, state: &State| state.calls <= 1),
+            Property::sometimes("kicked", |_, state: &State| {
+                state.thread == Thread::InGuest && state.flag
+            }),
+            Property::sometimes("woken", |_, state: &State| {
+                state.thread == Thread::Sleeping && state.wakes > 0
+            }),
+        ]
+    }
+}
+
+impl State {
+    fn go(&mut self, enters: bool) {
+        self.thread = match self.thread {
+            Thread::Clear => {
+                self.flag = false;
+                Thread::Take
+            }
+            Thread::Take => {
+                (self.has_mail, self.calls) = (false, 0);
+                Thread::Decide
+            }
+            Thread::Decide if self.has_mail => Thread::Clear,
+            Thread::Decide if enters => {
+                self.whereabouts.enter();
+                Thread::Entering
+            }
+            Thread::Decide => {
+                self.whereabouts.sleep();
+                Thread::Sleeping
+            }
+            Thread::Entering if self.flag => Thread::Left,
+            Thread::Entering => Thread::InGuest,
+            Thread::InGuest => Thread::Left,
+            Thread::Left | Thread::Sleeping => {
+                self.whereabouts.wake();
+                Thread::Clear
+            }
+        };
+    }
+}
+
+#[test]
+fn mail_is_seen_whenever_it_comes_and_calls_for_it_once() {
+    let checker = Letters(4).checker().spawn_bfs().join();
+    checker.assert_properties();
+    let states = checker.unique_state_count();
+    assert!(states > 200, "{states} states");
+}
+
+#[test]
+fn who_is_awake_is_not_called_and_who_is_called_not_twice() {
+    let mut whereabouts = Whereabouts::default();
+    assert_eq!(whereabouts.call(), Call::Not);
+    whereabouts.enter();
+    assert_eq!([(); 2].map(|()| whereabouts.call()), [Call::Kick, Call::Not]);
+    whereabouts.sleep();
+    assert_eq!([(); 2].map(|()| whereabouts.call()), [Call::Wake, Call::Not]);
+    whereabouts.enter();
+    whereabouts.wake();
+    assert_eq!(whereabouts.call(), Call::Not);
+}
