@@ -56,9 +56,6 @@ impl Figure {
 }
 
 const FIGURES: &[Figure] = &[
-    Figure::seconds("start to first user process", |sample| {
-        vec![sample.first_process_s]
-    }),
     Figure::seconds("start until the agent answers", |sample| vec![sample.answer_s]),
     Figure::seconds(COMPILE, |sample| sample.compile_s.clone()),
     Figure::guest(

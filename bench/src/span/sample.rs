@@ -23,8 +23,6 @@ const MOVES: usize = 10;
 /// One VM's figures.
 #[derive(Debug, Default)]
 pub struct Sample {
-    /// To the first user process, seconds.
-    pub first_process_s: f64,
     /// Until the agent answers, seconds.
     pub answer_s: f64,
     /// What the guest's program said.
@@ -46,7 +44,6 @@ pub fn take(environment: &Environment, kind: Kind) -> Outcome<Sample> {
     let _cluster = Cluster::up(environment, kind.cells())?;
     let vm = Vm::start(environment, kind)?;
     let mut sample = Sample {
-        first_process_s: vm.first_user_process_s()?,
         answer_s: vm.answers_s()?,
         start_exits: vm.exits()?,
         guest: vm.figures()?,
@@ -74,7 +71,6 @@ pub fn take(environment: &Environment, kind: Kind) -> Outcome<Sample> {
 pub fn boot(environment: &Environment, kind: Kind) -> Outcome<()> {
     let _cluster = Cluster::up(environment, kind.cells())?;
     let vm = Vm::start(environment, kind)?;
-    vm.first_user_process_s()?;
     vm.answers_s()?;
     Ok(())
 }

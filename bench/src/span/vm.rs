@@ -2,8 +2,6 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
-use std::sync::mpsc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use bench::Outcome;
@@ -16,8 +14,6 @@ use crate::kinds::Kind;
 const NAME: &str = "bench-span";
 /// Where the guest has its program.
 const GUEST: &str = "/root/bench-span-guest";
-/// What the kernel says just before it starts the first user process.
-const FIRST: &str = "as init process";
 /// How long a boot may take.
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
 /// How long any command may take.
@@ -33,8 +29,6 @@ pub struct Vm<'a> {
     /// `mirrorball run`, which holds the VM.
     run: Child,
     started: Instant,
-    /// What the console says, and when.
-    lines: mpsc::Receiver<(Instant, String)>,
 }
 
 impl<'a> Vm<'a> {
@@ -66,41 +60,12 @@ impl<'a> Vm<'a> {
         let words = [&words[..], &kind.flags()].concat();
         let mut command = environment.command(&words, LIFE);
         let started = Instant::now();
-        let mut run = command.stdout(Stdio::piped()).spawn()?;
-        let console = run.stdout.take().ok_or("no output")?;
-        let (sender, lines) = mpsc::channel();
-        thread::spawn(move || {
-            for line in BufReader::new(console).split(b'\n').map_while(Result::ok) {
-                let line = String::from_utf8_lossy(&line).into_owned();
-                if sender.send((Instant::now(), line)).is_err() {
-                    break;
-                }
-            }
-        });
+        let run = command.stdout(Stdio::null()).spawn()?;
         Ok(Self {
             environment,
             run,
             started,
-            lines,
         })
-    }
-
-    /// From the start of the command to the first user process, seconds.
-    pub fn first_user_process_s(&self) -> Outcome<f64> {
-        let mut tail = Vec::new();
-        loop {
-            let left = BOOT_LIMIT.saturating_sub(self.started.elapsed());
-            match self.lines.recv_timeout(left) {
-                Ok((at, line)) if line.contains(FIRST) => return Ok((at - self.started).as_secs_f64()),
-                Ok((_, line)) => tail.push(line),
-                Err(_) => {
-                    let last = tail.split_off(tail.len().saturating_sub(8)).join("\n  ");
-                    return Err(
-                        format!("the guest starts no user process; its console ends with\n  {last}").into(),
-                    );
-                }
-            }
-        }
     }
 
     /// From the start of the command until the agent answers, seconds; then waits until the guest's services have started.
