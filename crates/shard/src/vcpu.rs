@@ -125,11 +125,11 @@ impl Vcpu {
         match local.before(&mut self.fd) {
             Ok(Next::Enter) => Step::Served,
             Ok(Next::Again) => Step::Interrupted,
-            Ok(Next::Leave(to)) => match self.finish() {
+            Ok(Next::Leave(order)) => match self.finish() {
                 Step::Ended(ending) => Step::Ended(ending),
                 _ => {
                     if let Some(local) = &mut self.local {
-                        local.depart(&self.fd, to);
+                        local.depart(&self.fd, order);
                     }
                     Step::Interrupted
                 }
