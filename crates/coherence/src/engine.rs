@@ -2,6 +2,8 @@
 
 mod holder;
 mod owner;
+#[cfg(test)]
+mod tests;
 
 use crate::manager::Managed;
 use crate::state::{Stage, State};
