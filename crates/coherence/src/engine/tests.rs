@@ -2,4 +2,5 @@
 //! messages that make no sense.
 
 mod every_order;
+mod stories;
 mod world;

@@ -46,6 +46,23 @@ pub struct Processor {
     pub seen: Vec<u32>,
 }
 
+/// A request that a manager has put in order.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+struct Waiting {
+    node: NodeId,
+    /// The page's ownership is the answer.
+    owns: bool,
+    /// How often others were given the page for writing since.
+    passed: usize,
+}
+
+impl Waiting {
+    fn new(node: NodeId, owns: bool) -> Self {
+        let passed = 0;
+        Self { node, owns, passed }
+    }
+}
+
 /// Everything but the engines.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct Outside {
@@ -55,8 +72,8 @@ pub struct Outside {
     stored: Vec<Vec<bool>>,
     pub processors: Vec<Vec<Processor>>,
     latest: Vec<u32>,
-    /// For each page who has been put in order and not been answered, and whether it is to own the page.
-    queues: Vec<Vec<(NodeId, bool)>>,
+    /// For each page the requests that have been put in order and not been answered.
+    queues: Vec<Vec<Waiting>>,
     pub outbox: Vec<Packet>,
     pub broken: Option<&'static str>,
 }
@@ -95,18 +112,36 @@ impl Outside {
     /// An owner answers a request: all that were ordered before it have been, but that reads of one owner are in no order.
     fn answered(&mut self, page: Page, requester: NodeId, owns: bool) {
         let queue = &mut self.queues[at(page.0)];
-        let place = queue.iter().position(|(node, _)| *node == requester);
+        let place = queue.iter().position(|waiting| waiting.node == requester);
         let Some(place) = place else {
             return self.breaks("an answer to nobody who asked");
         };
-        let (_, is_to_own) = queue[place];
-        let is_passed = queue[..place].iter().any(|(_, takes)| owns || *takes);
-        queue.remove(place);
+        let is_passed = queue[..place].iter().any(|earlier| owns || earlier.owns);
+        let is_to_own = queue.remove(place).owns;
         if is_passed {
             self.breaks("an answer before an earlier request's");
         }
         if is_to_own != owns {
             self.breaks("an answer of the wrong kind");
+        }
+    }
+}
+
+impl Outside {
+    /// A node is given the page for writing. Of those that wait for the ownership each is passed by each other node once at most: by
+    /// what that asked for before, or by the owner's own write after it gave a copy to who asked before.
+    fn passed(&mut self, page: Page, by: NodeId) {
+        let others = self.rights.len() - 1;
+        let mut is_too_often = false;
+        for waiting in self.queues[at(page.0)]
+            .iter_mut()
+            .filter(|waiting| waiting.node != by)
+        {
+            waiting.passed += 1;
+            is_too_often |= waiting.owns && waiting.passed > others;
+        }
+        if is_too_often {
+            self.breaks("passed too often");
         }
     }
 }
@@ -163,6 +198,9 @@ impl Effects for Hands<'_> {
             self.outside.breaks("granted what was there");
         }
         *self.right(page) = right;
+        if right == Right::Write {
+            self.outside.passed(page, self.me);
+        }
         for processor in &mut self.outside.processors[at(self.me.0)] {
             if processor.waits == Some(page.0) {
                 processor.waits = None;
@@ -273,7 +311,7 @@ impl World {
         }
         let is_manager = self.engines[at(node)].layout.manager(page).0 == node;
         if was_guest && is_manager {
-            self.outside.queues[at(page.0)].push((NodeId(node), true));
+            self.outside.queues[at(page.0)].push(Waiting::new(NodeId(node), true));
         }
     }
 
@@ -289,7 +327,7 @@ impl World {
             let is_policy_on = self.engines[at(packet.to)].layout.migratory;
             if let Some((order, _)) = managed.order(NodeId(packet.to), from, access, is_policy_on) {
                 let is_to_own = order.access == Access::Write;
-                self.outside.queues[at(page.0)].push((from, is_to_own));
+                self.outside.queues[at(page.0)].push(Waiting::new(from, is_to_own));
             }
         }
         self.turn(packet.to, page, packet.contents, |engine, hands| {
