@@ -2,5 +2,8 @@
 //! messages that make no sense.
 
 mod every_order;
+mod hostile;
+mod over_links;
+mod steps;
 mod stories;
 mod world;

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use protocol::chance::Chance;
 
 use super::world::{Op, Packet, World};
-use crate::{Access, Layout, NodeId, Page};
+use crate::{Access, Counters, Layout, NodeId, Page};
 
 const STORIES: u64 = 3000;
 const STEPS_MAX: u32 = 200_000;
@@ -187,7 +187,8 @@ impl Story {
     }
 }
 
-fn tell(seed: u64) -> Result<u32, String> {
+/// How many steps it took, and what was rare in it.
+fn tell(seed: u64) -> Result<[u64; 3], String> {
     let mut story = Story::new(seed);
     let mut steps = 0;
     while let Some(step) = story.step() {
@@ -207,18 +208,34 @@ fn tell(seed: u64) -> Result<u32, String> {
     let mut pages = (0..story.pages).map(Page);
     match pages.find_map(|page| story.world.wrong_at_rest(page)) {
         Some(wrong) => Err(wrong.into()),
-        None => Ok(steps),
+        None => {
+            let count = |of: fn(&Counters) -> u64| {
+                story
+                    .world
+                    .engines
+                    .iter()
+                    .map(|engine| of(engine.counters()))
+                    .sum()
+            };
+            let deferred = count(|counters| counters.deferred);
+            Ok([steps.into(), count(|counters| counters.migratory_reads), deferred])
+        }
     }
 }
 
 #[test]
 fn four_to_sixteen_nodes_with_hundreds_of_pages() {
-    let mut steps = 0;
+    let mut total = [0; 3];
     for seed in 0..STORIES {
         match tell(seed) {
-            Ok(count) => steps += count,
+            Ok(counts) => total = std::array::from_fn(|at| total[at] + counts[at]),
             Err(wrong) => panic!("seed {seed}: {wrong}"),
         }
     }
-    println!("{steps} steps");
+    let [steps, migratory_reads, deferred] = total;
+    println!("{steps} steps, {migratory_reads} reads given for writing, {deferred} deferred");
+    assert!(
+        migratory_reads > 5_000 && deferred > 100_000,
+        "stories are too quiet"
+    );
 }
