@@ -1,6 +1,6 @@
 //! Every order in which a few processors' steps, messages and ends of holds can follow one another.
 
-use stateright::{Checker, Model, Property};
+use stateright::{Checker, HasDiscoveries, Model, Property};
 
 use super::world::{Op, Packet, World};
 use crate::{Access, Home, Layout, NodeId, Page};
@@ -208,7 +208,12 @@ impl Model for Small {
 /// Checks all orders; at least that many states, so that a mistake here is not taken for a proof.
 #[track_caller]
 fn check(small: Small, states_least: usize) {
-    let checker = small.checker().threads(2).spawn_bfs().join();
+    let checker = small
+        .checker()
+        .threads(2)
+        .finish_when(HasDiscoveries::AnyFailures)
+        .spawn_bfs()
+        .join();
     let states = checker.unique_state_count();
     println!("{states} states");
     checker.assert_properties();

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use stateright::{Checker, Model, Property};
+use stateright::{Checker, HasDiscoveries, Model, Property};
 
 use super::world::{Op, Packet, World};
 use crate::link::{Header, Link};
@@ -182,7 +182,12 @@ fn check(programs: [&[Access]; 2], states_least: usize) {
         page: PAGE,
     };
     let programs = programs.map(|program| program.iter().map(op).collect());
-    let checker = Small { programs }.checker().threads(2).spawn_bfs().join();
+    let checker = Small { programs }
+        .checker()
+        .threads(2)
+        .finish_when(HasDiscoveries::AnyFailures)
+        .spawn_bfs()
+        .join();
     let states = checker.unique_state_count();
     println!("{states} states");
     checker.assert_properties();

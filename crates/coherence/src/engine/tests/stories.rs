@@ -30,13 +30,20 @@ enum Habit {
     Produce,
 }
 
+/// It is done once the processor has the rights for all of it at one time.
+#[derive(Clone, Copy, Debug)]
+struct Instruction {
+    op: Op,
+    also: Option<Op>,
+}
+
 struct Story {
     chance: Chance,
     world: World,
     pages: u32,
     habit: Habit,
-    /// Each processor's next step, and how many it has yet to do.
-    programs: Vec<Vec<(Op, u32)>>,
+    /// Each processor's next instruction, and how many it has yet to do.
+    programs: Vec<Vec<(Instruction, u32)>>,
     agenda: BinaryHeap<Reverse<(u64, u64, Event)>>,
     /// By their number.
     under_way: BTreeMap<u64, Packet>,
@@ -79,7 +86,7 @@ impl Story {
             let mut programs = Vec::new();
             for processor in 0..*count {
                 let steps = number(10 + story.chance.below(20));
-                programs.push((story.op(node, None), steps));
+                programs.push((story.instruction(node, None), steps));
                 story.plan(50, Event::Go(node, processor));
             }
             story.programs.push(programs);
@@ -91,6 +98,21 @@ impl Story {
         let delay = u64::try_from(self.chance.below(within)).expect("small");
         self.count += 1;
         self.agenda.push(Reverse((self.now + delay, self.count, event)));
+    }
+
+    /// What a processor does after that: one of eight instructions needs two pages.
+    fn instruction(&mut self, node: u16, last: Option<Op>) -> Instruction {
+        let op = self.op(node, last);
+        let is_long = self.chance.below(8) == 0;
+        let also = is_long.then(|| self.op(node, None));
+        Instruction { op, also }
+    }
+
+    /// The part of it that the processor has no right for yet.
+    fn lacks(&self, node: u16, instruction: Instruction) -> Option<Op> {
+        let rights = &self.world.outside.rights[usize::from(node)];
+        let mut parts = [Some(instruction.op), instruction.also].into_iter().flatten();
+        parts.find(|op| !rights[usize::try_from(op.page.0).expect("few")].allows(op.access))
     }
 
     /// What a processor does after that.
@@ -125,20 +147,24 @@ impl Story {
         self.now = now;
         let page = match event {
             Event::Go(node, processor) => {
-                let (op, left) = self.programs[usize::from(node)][processor];
+                let (instruction, left) = self.programs[usize::from(node)][processor];
                 self.value += 1;
-                self.world.go(node, processor, op, self.value);
-                let state = &mut self.world.outside.processors[usize::from(node)][processor];
-                state.seen.clear();
-                if state.done > 0 {
-                    state.done = 0;
-                    let next = self.op(node, Some(op));
+                let lacks = self.lacks(node, instruction);
+                self.world
+                    .go(node, processor, lacks.unwrap_or(instruction.op), self.value);
+                if lacks.is_none() {
+                    if let Some(also) = instruction.also {
+                        self.world.go(node, processor, also, self.value);
+                    }
+                    let state = &mut self.world.outside.processors[usize::from(node)][processor];
+                    state.seen.clear();
+                    let next = self.instruction(node, Some(instruction.op));
                     self.programs[usize::from(node)][processor] = (next, left - 1);
                     if left > 1 {
                         self.plan(50, Event::Go(node, processor));
                     }
                 }
-                op.page
+                lacks.unwrap_or(instruction.op).page
             }
             Event::Deliver(number) => {
                 let packet = self.under_way.remove(&number).expect("planned once");
@@ -175,7 +201,7 @@ impl Story {
             }
             let is_held = self.world.engines[place].is_held(page);
             if is_held && self.holds.insert((node, page.0)) {
-                self.plan(self.delay, Event::Used(node, page.0));
+                self.plan(4 * self.delay, Event::Used(node, page.0));
             }
         }
     }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use stateright::{Checker, Model, Property};
+use stateright::{Checker, HasDiscoveries, Model, Property};
 
 use crate::link::{Header, Link};
 
@@ -129,7 +129,12 @@ impl Model for Small {
 }
 
 fn check(items: [u8; 2], states_least: usize) {
-    let checker = Small { items }.checker().threads(2).spawn_bfs().join();
+    let checker = Small { items }
+        .checker()
+        .threads(2)
+        .finish_when(HasDiscoveries::AnyFailures)
+        .spawn_bfs()
+        .join();
     let states = checker.unique_state_count();
     println!("{states} states");
     checker.assert_properties();
