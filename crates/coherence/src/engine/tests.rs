@@ -4,6 +4,7 @@
 mod every_order;
 mod hostile;
 mod over_links;
+mod promises;
 mod steps;
 mod stories;
 mod world;

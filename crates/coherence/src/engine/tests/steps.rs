@@ -128,6 +128,25 @@ fn each_kind_of_fault_costs_the_least_of_messages_and_pages() {
     }
 }
 
+/// Of a page that nodes read and then write, one after the other: a read and an upgrade at first, then the read alone.
+#[test]
+fn a_page_that_migrates_costs_one_request_and_no_other() {
+    let mut world = world();
+    for engine in &mut world.engines {
+        engine.layout.migratory = true;
+    }
+    let mut costs = Vec::new();
+    for node in [1, 2, 3, 1, 2] {
+        let before = total(&world, |counters| counters.messages_sent);
+        run(&mut world, (node, Read));
+        run(&mut world, (node, Write));
+        costs.push(total(&world, |counters| counters.messages_sent) - before);
+    }
+    // The first of all asks the manager, which owns the page; its own copy makes the second's upgrade two longer.
+    assert_eq!(costs, [4, 6, 3, 3, 3]);
+    assert_eq!(total(&world, |counters| counters.migratory_reads), 3);
+}
+
 #[test]
 fn what_happens_is_counted() {
     let mut world = world();

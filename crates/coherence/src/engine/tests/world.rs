@@ -3,10 +3,8 @@
 //! Contents are numbers: each write writes its own. Whatever a processor or an effect shows to be wrong ends in `broken`.
 
 use crate::engine::{Effects, Engine, Faulted};
-use crate::state::{Stage, Taker};
-use crate::{
-    Access, Body, Contents, Counters, Layout, MESSAGE_BYTES, Message, NodeId, Nodes, Page, Refusal, Right,
-};
+use crate::state::Stage;
+use crate::{Access, Body, Contents, Counters, Layout, MESSAGE_BYTES, Message, NodeId, Page, Refusal, Right};
 
 /// What lies in the place of a page that a node does not have.
 const POISON: u32 = u32::MAX;
@@ -48,7 +46,7 @@ pub struct Processor {
 
 /// A request that a manager has put in order.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
-struct Waiting {
+pub struct Waiting {
     node: NodeId,
     /// The page's ownership is the answer.
     owns: bool,
@@ -68,12 +66,12 @@ impl Waiting {
 pub struct Outside {
     /// What each node's processors can do: what engines say they can is not believed.
     pub rights: Vec<Vec<Right>>,
-    memory: Vec<Vec<u32>>,
+    pub memory: Vec<Vec<u32>>,
     stored: Vec<Vec<bool>>,
     pub processors: Vec<Vec<Processor>>,
-    latest: Vec<u32>,
+    pub latest: Vec<u32>,
     /// For each page the requests that have been put in order and not been answered.
-    queues: Vec<Vec<Waiting>>,
+    pub queues: Vec<Vec<Waiting>>,
     pub outbox: Vec<Packet>,
     pub broken: Option<&'static str>,
 }
@@ -86,7 +84,7 @@ struct Hands<'a> {
 }
 
 /// Place of a node or page in lists.
-fn at(number: impl Into<u32>) -> usize {
+pub fn at(number: impl Into<u32>) -> usize {
     usize::try_from(number.into()).expect("32 bits fit")
 }
 
@@ -351,72 +349,5 @@ impl World {
         for engine in &mut self.engines {
             engine.counters = Counters::default();
         }
-    }
-
-    /// What must not be of a page, if it is; `under_way` are the messages about it.
-    pub fn wrong(&self, page: Page, under_way: impl Iterator<Item = Packet>) -> Option<&'static str> {
-        if self.outside.broken.is_some() {
-            return self.outside.broken;
-        }
-        let rights = self.outside.rights.iter().map(|rights| rights[at(page.0)]);
-        let nodes = || (0_u16..).map(NodeId);
-        let mut has = Nodes::NONE;
-        let mut writers = 0;
-        for (node, right) in nodes().zip(rights) {
-            if right >= Right::Read {
-                has = has.with(node);
-                if self.outside.memory[at(node.0)][at(page.0)] != self.outside.latest[at(page.0)] {
-                    return Some("a copy of something old");
-                }
-            }
-            writers += usize::from(right == Right::Write);
-        }
-        if writers > 1 || writers == 1 && has.count() > 1 {
-            return Some("a writer is not alone");
-        }
-        let mut owners = 0;
-        let mut known = Nodes::NONE;
-        for (node, engine) in nodes().zip(&self.engines) {
-            let state = &engine.states[at(page.0)];
-            if state.is_owner() {
-                owners += 1;
-                known = state.copyset.with(node);
-            }
-        }
-        for packet in under_way {
-            match packet.message().body {
-                Body::Ownership { copyset, .. } => {
-                    owners += 1;
-                    known = copyset.with(NodeId(packet.to));
-                }
-                Body::Copy { .. } => has = has.with(NodeId(packet.to)),
-                _ => {}
-            }
-        }
-        if owners != 1 {
-            return Some("not one owner");
-        }
-        if !has.is_within(known) {
-            return Some("a copy that the owner does not know of");
-        }
-        None
-    }
-
-    /// What must not be of a page when nothing moves any more, if it is.
-    pub fn wrong_at_rest(&self, page: Page) -> Option<&'static str> {
-        if !self.outside.queues[at(page.0)].is_empty() {
-            return Some("a request without an answer");
-        }
-        for engine in &self.engines {
-            let state = &engine.states[at(page.0)];
-            let nobody = state.readers.is_empty() && state.taker == Taker::NOBODY;
-            if !nobody || state.invalidator.get().is_some() {
-                return Some("somebody waits");
-            }
-            if matches!(state.stage, Stage::Asked(_) | Stage::Collecting) {
-                return Some("a node waits");
-            }
-        }
-        None
     }
 }
