@@ -328,9 +328,15 @@ impl World {
                 self.outside.queues[at(page.0)].push(Waiting::new(from, is_to_own));
             }
         }
-        self.turn(packet.to, page, packet.contents, |engine, hands| {
+        let right = |world: &Self| world.outside.rights[at(packet.to)][at(page.0)];
+        let (had, was_held) = (right(self), self.engines[at(packet.to)].is_held(page));
+        let result = self.turn(packet.to, page, packet.contents, |engine, hands| {
             engine.receive(from, message, hands)
-        })
+        });
+        if was_held && right(self) < had {
+            self.outside.breaks("taken away before it was used");
+        }
+        result
     }
 
     /// Whoever faulted has used the page, or has had its time.
