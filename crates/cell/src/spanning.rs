@@ -113,7 +113,7 @@ impl Boot {
             let pair = self.channels[shard][other]
                 .as_ref()
                 .zip(self.channels[other][shard].as_ref());
-            channels.push(pair.map(|(outgoing, incoming)| ShardChannels {
+            channels.push(pair.map(|(outgoing, incoming)| ShardChannels::Rings {
                 outgoing: add(outgoing),
                 incoming: add(incoming),
             }));

@@ -64,13 +64,24 @@ pub struct ShardMemory {
     pub host_nodes: Vec<u32>,
 }
 
-/// A ring each way between two shards.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct ShardChannels {
-    /// To the other.
-    pub outgoing: Fd,
-    /// From it.
-    pub incoming: Fd,
+/// What is between two shards.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ShardChannels {
+    /// Of one host: a ring each way.
+    Rings {
+        /// To the other.
+        outgoing: Fd,
+        /// From it.
+        incoming: Fd,
+    },
+    /// Of two hosts: a connection.
+    Stream {
+        /// A connected stream socket.
+        socket: Fd,
+        /// Where the other is, for people.
+        peer: String,
+    },
 }
 
 /// One VM, with every file already open.

@@ -1,6 +1,7 @@
 //! KVM's side of a shard of a VM that spans cells, and everything that connects it to the others.
 
 use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use kvm_bindings::{
     CpuId, KVM_CAP_X86_USER_SPACE_MSR, KVM_MSR_EXIT_REASON_FILTER, KVM_MSR_EXIT_REASON_INVAL,
@@ -13,6 +14,7 @@ use super::desk::{Desk, IoApicDevice, JOBS_MAX, Job};
 use super::eoi::{FEATURE_SHARED_EOI, MSR_SHARED_EOI};
 use super::forward::Forward;
 use super::ioctls;
+use super::link::stream::{self, Writer};
 use super::link::{Receiving, Sending};
 use super::local::{Local, Reset, TSC_PER_TICK};
 use super::packet::Space;
@@ -22,7 +24,7 @@ use crate::arch::x86_64::layout::Layout;
 use crate::arch::x86_64::state;
 use crate::bus::{Bus, Overlap};
 use crate::ending::EndSignal;
-use crate::launch::{Ending, SpanLaunch};
+use crate::launch::{Ending, ShardChannels, SpanLaunch};
 use crate::machine::MachineError;
 use crate::memory::GuestRam;
 use crate::process::{Files, ReceiveError};
@@ -44,8 +46,18 @@ const APIC_BASE: u64 = 0xFEE0_0C00;
 /// This is the processor that starts.
 const APIC_BASE_BOOTSTRAP: u64 = 1 << 8;
 
+/// How long a shard whose connection to another is lost waits for its monitor's word, which may know why, before it ends.
+const PARTING: Duration = Duration::from_secs(1);
+
 /// The channels to the other shards, by their numbers.
-pub struct Channels(Vec<Option<(Sending, Receiving)>>);
+pub struct Channels(Vec<Option<Channel>>);
+
+struct Channel {
+    sending: Sending,
+    receiving: Receiving,
+    /// Who is at the other end of a connection between hosts, and what writes to it.
+    remote: Option<(String, Writer)>,
+}
 
 impl Channels {
     /// Takes them from the monitor's message.
@@ -54,10 +66,18 @@ impl Channels {
         let mut channels = Vec::with_capacity(span.channels.len());
         for channel in &span.channels {
             channels.push(match channel {
-                Some(channel) => {
-                    let sending = Sending::open(files.take(channel.outgoing)?).map_err(invalid)?;
-                    let receiving = Receiving::open(files.take(channel.incoming)?).map_err(invalid)?;
-                    Some((sending, receiving))
+                Some(ShardChannels::Rings { outgoing, incoming }) => Some(Channel {
+                    sending: Sending::ring(files.take(*outgoing)?).map_err(invalid)?,
+                    receiving: Receiving::ring(files.take(*incoming)?).map_err(invalid)?,
+                    remote: None,
+                }),
+                Some(ShardChannels::Stream { socket, peer }) => {
+                    let (sending, writer, receiving) = stream::open(files.take(*socket)?)?;
+                    Some(Channel {
+                        sending: Sending::Stream(sending),
+                        receiving: Receiving::Stream(receiving),
+                        remote: Some((peer.clone(), writer)),
+                    })
                 }
                 None => None,
             });
@@ -70,7 +90,7 @@ impl Channels {
 pub struct SpanParts {
     /// Brings interrupts to vCPUs.
     pub router: Arc<Router>,
-    receiving: Vec<(u8, Receiving)>,
+    receiving: Vec<(u8, Receiving, Option<(String, Writer)>)>,
     jobs: Option<mpsc::Receiver<Job>>,
     tsc_offset: u64,
 }
@@ -80,9 +100,9 @@ impl SpanParts {
     pub fn new(span: &SpanLaunch, channels: Channels) -> Self {
         let (mut sending, mut receiving) = (Vec::new(), Vec::new());
         for (shard, channel) in (0..=u8::MAX).zip(channels.0) {
-            sending.push(channel.map(|(to, from)| {
-                receiving.push((shard, from));
-                to
+            sending.push(channel.map(|channel| {
+                receiving.push((shard, channel.receiving, channel.remote));
+                channel.sending
             }));
         }
         let (desk, jobs) = mpsc::sync_channel(JOBS_MAX);
@@ -146,14 +166,25 @@ impl SpanParts {
             };
             threads.spawn(ThreadKind::Vcpu, "desk", move || desk.run())?;
         }
-        for (shard, receiving) in self.receiving {
+        for (shard, receiving, remote) in self.receiving {
             let (router, end) = (self.router.clone(), end.clone());
+            let peer = remote.map(|(peer, writer)| {
+                let writing = threads.spawn(ThreadKind::Link, &format!("to shard{shard}"), || writer.run());
+                writing.map(|_| peer)
+            });
+            let peer = peer.transpose()?;
             threads.spawn(ThreadKind::Link, &format!("from shard{shard}"), move || {
                 let heard = receiving.run(|packet| router.heard(shard, packet));
-                if let Err(error) = heard {
-                    let detail = format!("shard {shard} says what is not understood: {error}");
-                    end.end(Ending::ShardFailed { detail });
-                }
+                let detail = match (heard, peer) {
+                    (Err(error), _) => format!("shard {shard} says what is not understood: {error}"),
+                    (Ok(()), Some(peer)) => {
+                        std::thread::sleep(PARTING);
+                        format!("the connection to its shard in {peer} is lost")
+                    }
+                    // The monitor sees that it is gone.
+                    (Ok(()), None) => return,
+                };
+                end.end(Ending::ShardFailed { detail });
             })?;
         }
         Ok(self.router)

@@ -346,3 +346,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests;
+/// The same tests, with the channels that lead to other hosts.
+#[cfg(test)]
+#[path = "router/tests.rs"]
+#[expect(clippy::duplicate_mod, reason = "each kind of channel must do the same")]
+mod tests_over_streams;
