@@ -54,9 +54,19 @@ pub struct Channels(Vec<Option<Channel>>);
 
 struct Channel {
     sending: Sending,
+    incoming: Incoming,
+}
+
+struct Incoming {
     receiving: Receiving,
-    /// Who is at the other end of a connection between hosts, and what writes to it.
-    remote: Option<(String, Writer)>,
+    remote: Option<Remote>,
+}
+
+/// Of a connection to another host.
+struct Remote {
+    /// Where the other shard is, for people.
+    peer: String,
+    writer: Writer,
 }
 
 impl Channels {
@@ -68,15 +78,20 @@ impl Channels {
             channels.push(match channel {
                 Some(ShardChannels::Rings { outgoing, incoming }) => Some(Channel {
                     sending: Sending::ring(files.take(*outgoing)?).map_err(invalid)?,
-                    receiving: Receiving::ring(files.take(*incoming)?).map_err(invalid)?,
-                    remote: None,
+                    incoming: Incoming {
+                        receiving: Receiving::ring(files.take(*incoming)?).map_err(invalid)?,
+                        remote: None,
+                    },
                 }),
                 Some(ShardChannels::Stream { socket, peer }) => {
                     let (sending, writer, receiving) = stream::open(files.take(*socket)?)?;
+                    let peer = peer.clone();
                     Some(Channel {
                         sending: Sending::Stream(sending),
-                        receiving: Receiving::Stream(receiving),
-                        remote: Some((peer.clone(), writer)),
+                        incoming: Incoming {
+                            receiving: Receiving::Stream(receiving),
+                            remote: Some(Remote { peer, writer }),
+                        },
                     })
                 }
                 None => None,
@@ -90,7 +105,7 @@ impl Channels {
 pub struct SpanParts {
     /// Brings interrupts to vCPUs.
     pub router: Arc<Router>,
-    receiving: Vec<(u8, Receiving, Option<(String, Writer)>)>,
+    receiving: Vec<(u8, Incoming)>,
     jobs: Option<mpsc::Receiver<Job>>,
     tsc_offset: u64,
 }
@@ -101,7 +116,7 @@ impl SpanParts {
         let (mut sending, mut receiving) = (Vec::new(), Vec::new());
         for (shard, channel) in (0..=u8::MAX).zip(channels.0) {
             sending.push(channel.map(|channel| {
-                receiving.push((shard, channel.receiving, channel.remote));
+                receiving.push((shard, channel.incoming));
                 channel.sending
             }));
         }
@@ -166,9 +181,9 @@ impl SpanParts {
             };
             threads.spawn(ThreadKind::Vcpu, "desk", move || desk.run())?;
         }
-        for (shard, receiving, remote) in self.receiving {
+        for (shard, Incoming { receiving, remote }) in self.receiving {
             let (router, end) = (self.router.clone(), end.clone());
-            let peer = remote.map(|(peer, writer)| {
+            let peer = remote.map(|Remote { peer, writer }| {
                 let writing = threads.spawn(ThreadKind::Link, &format!("to shard{shard}"), || writer.run());
                 writing.map(|_| peer)
             });

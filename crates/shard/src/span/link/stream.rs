@@ -317,6 +317,21 @@ mod tests {
     }
 
     #[test]
+    fn nothing_overtakes_what_the_writer_has_taken() {
+        let (near, far) = pair();
+        let (sending, _writer, _) = open(near).expect("a channel");
+        sending.0.lock().is_writing = true;
+        sending.send(&interrupt(1));
+        assert_eq!(sending.0.lock().bytes.len(), 8);
+        far.set_nonblocking(true).expect("a socket");
+        let read = (&far).read(&mut [0]);
+        assert_eq!(read.expect_err("it waits").kind(), ErrorKind::WouldBlock);
+        sending.0.lock().is_writing = false;
+        sending.send(&interrupt(2));
+        assert_eq!(sending.0.lock().bytes.len(), 16, "nor what is queued");
+    }
+
+    #[test]
     fn what_is_no_packet_is_an_error() {
         for bytes in [&[0xFF; 8][..], &[1, 0, 0, 0, 0xFF]] {
             let (near, mut far) = pair();
