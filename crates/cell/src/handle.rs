@@ -57,8 +57,8 @@ pub(crate) struct State {
     pub(crate) parts: Option<Parts>,
     /// What became of the last move.
     pub(crate) moved: Option<MoveReport>,
-    /// A cell that it spans, and that is lost.
-    pub(crate) lost: Option<u16>,
+    /// Why a cell that it spans is lost, if one is.
+    pub(crate) lost: Option<String>,
 }
 
 /// A client that waits for an answer, until dropped.

@@ -13,7 +13,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{Shutdown, shutdown};
 
 use super::super::packet::Packet;
 use super::{PACKET_BYTES_MAX, encoded};
@@ -25,7 +24,8 @@ const CHUNK_BYTES: usize = 64 << 10;
 /// A packet's length goes before it.
 const LENGTH_BYTES: usize = size_of::<u32>();
 
-/// The sending half. Dropped, it ends the channel once what is queued has been written.
+/// The sending half. Dropped, what is queued is still written. The channel ends when the other half is dropped, too: whichever
+/// thread is the last, closing is what all of them may.
 #[derive(Debug)]
 pub struct ToStream(Arc<Shared>);
 
@@ -90,9 +90,6 @@ impl Drop for ToStream {
     fn drop(&mut self) {
         let mut queue = self.0.lock();
         queue.is_closing = true;
-        if queue.bytes.is_empty() && !queue.is_writing {
-            self.0.end();
-        }
         self.0.filled.notify_all();
     }
 }
@@ -127,12 +124,6 @@ impl Shared {
         self.emptied.notify_all();
     }
 
-    fn end(&self) {
-        use std::os::fd::AsRawFd;
-        // One that is broken has ended.
-        let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Write);
-    }
-
     fn lock(&self) -> MutexGuard<'_, Queue> {
         // Each change is whole, whoever panicked.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
@@ -150,7 +141,6 @@ impl Writer {
                 queue = shared.filled.wait(queue).unwrap_or_else(PoisonError::into_inner);
             }
             if queue.is_lost || queue.bytes.is_empty() {
-                shared.end();
                 return;
             }
             let count = queue.bytes.len().min(CHUNK_BYTES);

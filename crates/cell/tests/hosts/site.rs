@@ -1,0 +1,61 @@
+//! The two hosts, as their files say.
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+
+use cell::cluster::files::Files;
+use config::cluster::{CellPlan, HostPlan, Site, SpanWay};
+
+/// What beta's cell has.
+pub const BETA_BYTES: u64 = 512 << 20;
+
+/// Where beta's processes keep their files.
+pub fn beta(folder: &Path) -> PathBuf {
+    folder.join("beta")
+}
+
+/// Writes the files of both hosts below a folder.
+pub fn write(folder: &Path, spans: SpanWay, silence_ms: u64) -> std::io::Result<()> {
+    let keys = folder.join("keys");
+    urpc::tls::make(&keys, ["alpha", "beta"]).map_err(std::io::Error::other)?;
+    let host = |name: &str, address, cell| HostPlan {
+        name: name.to_owned(),
+        address,
+        shared_memory: None,
+        cells: vec![cell],
+    };
+    let hosts = vec![
+        host("alpha", "127.0.0.1:7".parse().map_err(std::io::Error::other)?, 0),
+        host("beta", free("127.0.0.2")?, 1),
+    ];
+    for (number, here) in (0_u16..).zip(["alpha", "beta"]) {
+        let site = Site {
+            here: here.to_owned(),
+            hosts: hosts.clone(),
+            etcd: Vec::new(),
+            runs_etcd: false,
+            keys: keys.clone(),
+            silence_ms,
+            spans,
+        };
+        Files::at(&folder.join(here)).create(&[plan(number)], Some(&site))?;
+    }
+    Ok(())
+}
+
+/// Where cell 1 of a host has a port that is free.
+fn free(ip: &str) -> std::io::Result<SocketAddr> {
+    let address = TcpListener::bind((ip, 0))?.local_addr()?;
+    Ok(SocketAddr::new(address.ip(), address.port() - 1))
+}
+
+/// A cell: all of them have the first CPU and node, which every machine has.
+pub fn plan(number: u16) -> CellPlan {
+    CellPlan {
+        number,
+        host: Some(["alpha", "beta"][usize::from(number)].to_owned()),
+        cpus: vec![0],
+        nodes: vec![0],
+        memory_bytes: BETA_BYTES,
+    }
+}
