@@ -7,11 +7,16 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use config::VmSpec;
 use policy::span::Part;
-use shard::launch::{Fd, LaunchSpec, MemoryLaunch, PartLaunch, ShardChannels, ShardMemory, SpanLaunch};
+use shard::launch::{
+    Fd, LaunchSpec, Leaf, MemoryLaunch, PartLaunch, Ratio, ShardChannels, ShardMemory, SpanLaunch, TscLaunch,
+};
+use shard::span::host::HostProcessor;
 
 use crate::cluster::files::Files;
 use crate::cluster::hosts::Hosts;
 use crate::cluster::tenure::{PartPlace, Tenure, TenureError, begin_span, leave_span};
+use crate::remote::clock::{counter, relate};
+use crate::remote::common::Common;
 use crate::remote::connections::connect;
 use crate::remote::part::Remote;
 use crate::remote::talk::{Ends, Other, PartStart, Role};
@@ -20,8 +25,8 @@ use crate::remote::talk::{Ends, Other, PartStart, Role};
 #[derive(Debug)]
 pub struct Span {
     places: Vec<(PartPlace, Part)>,
-    /// The cluster's, where some of the places are on others of them.
-    hosts: Option<Hosts>,
+    /// Where some of the places are on other hosts.
+    over: Option<Over>,
     /// So far.
     boots: AtomicU32,
 }
@@ -33,15 +38,17 @@ impl Span {
         if places.is_empty() {
             return Ok(None);
         }
-        let hosts = match Self::leaves(&places) {
-            true => Files::open()?.site()?.map(Hosts::open).transpose(),
-            false => Ok(None),
-        };
-        Ok(Some(Self {
-            places,
-            hosts: hosts.map_err(io::Error::other)?,
-            boots: AtomicU32::new(0),
-        }))
+        match Self::leaves(&places).then(|| Over::open(&places)).transpose() {
+            Ok(over) => Ok(Some(Self {
+                places,
+                over,
+                boots: AtomicU32::new(0),
+            })),
+            Err(error) => {
+                leave_span(places);
+                Err(error)
+            }
+        }
     }
 
     /// Some of its places are on other hosts.
@@ -94,6 +101,31 @@ impl Span {
     }
 }
 
+/// What a VM over several hosts has besides.
+#[derive(Debug)]
+struct Over {
+    /// The cluster's.
+    hosts: Hosts,
+    /// What those of the VM have in common.
+    common: Common,
+}
+
+impl Over {
+    fn open(places: &[(PartPlace, Part)]) -> Result<Self, TenureError> {
+        let site = Files::open()?.site()?;
+        let hosts = site.map(Hosts::open).transpose().map_err(io::Error::other)?;
+        let home = HostProcessor::read().map_err(io::Error::other)?;
+        let shards = places.iter().map(|(place, _)| match place {
+            PartPlace::Here(_) => None,
+            PartPlace::There(remote) => Some((remote.reach().to_string(), remote.processor())),
+        });
+        Ok(Self {
+            hosts: hosts.ok_or(io::Error::from(io::ErrorKind::NotFound))?,
+            common: Common::of(&home, shards).map_err(TenureError::Refused)?,
+        })
+    }
+}
+
 /// What the shards of one boot share.
 #[derive(Debug)]
 pub struct Boot {
@@ -102,7 +134,12 @@ pub struct Boot {
     memory: Vec<(u64, Vec<u32>, OwnedFd)>,
     /// From each shard to each: a ring where both are here, a connection where the first one is.
     channels: Vec<Vec<Option<Channel>>>,
-    tsc_offset: u64,
+    /// Of each shard.
+    clocks: Vec<TscLaunch>,
+    /// By how much the clock of each shard may be wrong, nanoseconds; zero here.
+    clock_errors_ns: Vec<u64>,
+    /// What the guest is told of the processor, if not all that there is.
+    cpuid: Vec<Leaf>,
 }
 
 #[derive(Debug)]
@@ -133,15 +170,25 @@ impl Boot {
             channels.push((0..shards).map(channel).collect::<io::Result<_>>()?);
         }
         // The guest's counter starts at zero, about now.
-        // SAFETY: reads a counter that every x86-64 processor has.
-        let host_tsc = unsafe { std::arch::x86_64::_rdtsc() };
+        let offset = counter().wrapping_neg();
+        let (clocks, clock_errors_ns) = clocks(span, number, offset)?;
         Ok(Self {
             number,
             vcpus,
             memory: files,
             channels,
-            tsc_offset: host_tsc.wrapping_neg(),
+            clocks,
+            clock_errors_ns,
+            cpuid: span
+                .over
+                .as_ref()
+                .map_or_else(Vec::new, |over| over.common.leaves.clone()),
         })
+    }
+
+    /// By how much the clock of a shard's host may be wrong, nanoseconds; zero on this host.
+    pub fn clock_error_ns(&self, shard: usize) -> u64 {
+        self.clock_errors_ns.get(shard).copied().unwrap_or(0)
     }
 
     /// What shard `shard` is told; the files that it is sent are added to `files`.
@@ -181,7 +228,8 @@ impl Boot {
             vcpus: self.vcpus.clone(),
             memory,
             channels,
-            tsc_offset: self.tsc_offset,
+            tsc: self.clocks[shard],
+            cpuid: self.cpuid.clone(),
         }
     }
 
@@ -208,7 +256,8 @@ impl Boot {
             memory: home.memory.clone(),
             shares: self.memory.iter().map(|(bytes, _, _)| *bytes).collect(),
             sandbox: home.sandbox,
-            tsc_offset: self.tsc_offset,
+            tsc: self.clocks[shard],
+            cpuid: self.cpuid.clone(),
             others: others.collect(),
         }
     }
@@ -240,20 +289,50 @@ fn channel(span: &Span, boot: u32, from: usize, to: usize) -> io::Result<Option<
     if from == to || span.remote(from).is_some() {
         return Ok(None);
     }
-    let Some((remote, hosts)) = span.remote(to).zip(span.hosts.as_ref()) else {
+    let Some((remote, over)) = span.remote(to).zip(span.over.as_ref()) else {
         let ring = shard::span::link::memory().map_err(io::Error::other)?;
         return Ok(Some(Channel::Ring(ring)));
     };
     let (from, to) = (from as u8, to as u8);
     let ends = Ends { boot, from, to };
-    let socket = connect(hosts, remote.reach(), Role::Link(ends))?;
+    let socket = connect(&over.hosts, remote.reach(), Role::Link(ends))?;
     Ok(Some(Channel::Stream(socket, remote.reach().to_string())))
+}
+
+/// How each shard's counter becomes the guest's, which is this host's and `offset`, and by how many nanoseconds that may be
+/// wrong.
+fn clocks(span: &Span, boot: u32, offset: u64) -> io::Result<(Vec<TscLaunch>, Vec<u64>)> {
+    let here = TscLaunch {
+        offset,
+        ratio: Ratio::ONE,
+        khz: None,
+    };
+    let Some(Over { hosts, common }) = &span.over else {
+        return Ok((vec![here; span.places.len()], vec![0; span.places.len()]));
+    };
+    let khz = Some(common.khz);
+    let (mut clocks, mut errors_ns) = (Vec::new(), Vec::new());
+    for ((place, _), ratio) in span.places.iter().zip(&common.ratios) {
+        let PartPlace::There(remote) = place else {
+            clocks.push(TscLaunch { khz, ..here });
+            errors_ns.push(0);
+            continue;
+        };
+        let relation = relate(connect(hosts, remote.reach(), Role::Clock(boot))?)?;
+        clocks.push(TscLaunch {
+            offset: relation.offset(offset, *ratio),
+            ratio: *ratio,
+            khz,
+        });
+        errors_ns.push(relation.error.saturating_mul(1_000_000) / u64::from(common.khz.max(1)));
+    }
+    Ok((clocks, errors_ns))
 }
 
 /// A cell of this host, for people on others.
 fn here(span: &Span, cell: u16) -> String {
-    match &span.hosts {
-        Some(hosts) => format!("cell {cell} on host {}", hosts.site.here),
+    match &span.over {
+        Some(over) => format!("cell {cell} on host {}", over.hosts.site.here),
         None => format!("cell {cell}"),
     }
 }

@@ -6,6 +6,9 @@
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::arch::x86_64::features::Leaf;
+pub use crate::span::relation::Ratio;
+
 /// An open file passed with the [`LaunchSpec`]: the index among the files of the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -49,8 +52,22 @@ pub struct SpanLaunch {
     pub memory: Vec<ShardMemory>,
     /// The channels between this shard and each; none to itself.
     pub channels: Vec<Option<ShardChannels>>,
-    /// The guest's time-stamp counter, less the host's.
-    pub tsc_offset: u64,
+    /// The guest's time-stamp counter.
+    pub tsc: TscLaunch,
+    /// What the guest is told of the processor: what all hosts have in common. All that this host has when empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cpuid: Vec<Leaf>,
+}
+
+/// How the guest's time-stamp counter comes from a host's.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct TscLaunch {
+    /// What is added to the host's, scaled.
+    pub offset: u64,
+    /// What the host's is multiplied by.
+    pub ratio: Ratio,
+    /// Ticks in a millisecond; the host's when absent.
+    pub khz: Option<u32>,
 }
 
 /// Of a VM's memory, what is in the cell of one shard.

@@ -17,6 +17,7 @@ use config::cluster::SpanWay;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::clock;
 use super::talk::{Hello, PartRequest, Reach, Role};
 use crate::cluster::hosts::Hosts;
 use crate::cluster::link::{PATIENCE, stream};
@@ -36,18 +37,20 @@ impl Role {
     fn is_before(self, boot: u32) -> bool {
         match self {
             Self::Control => false,
+            Self::Clock(of) => of < boot,
             Self::Link(ends) | Self::Coherence(ends) | Self::Pages(ends) => ends.boot < boot,
         }
     }
 }
 
-/// Calls a part's monitor. The socket waits for as long as it must.
+/// Calls a part's monitor. The socket waits for as long as it must, but one for the clock.
 pub fn connect(hosts: &Hosts, to: &Reach, role: Role) -> io::Result<OwnedFd> {
     let failed = |error: io::Error| io::Error::new(error.kind(), format!("{to}: {error}"));
     let hello = Hello {
         token: to.token,
         role,
     };
+    let patience = matches!(role, Role::Clock(_)).then_some(PATIENCE);
     if role.is_data() && hosts.site.spans == SpanWay::Plain {
         let mut tcp = TcpStream::connect_timeout(&to.address, PATIENCE).map_err(failed)?;
         let mut greet = || {
@@ -56,7 +59,7 @@ pub fn connect(hosts: &Hosts, to: &Reach, role: Role) -> io::Result<OwnedFd> {
             tcp.write_all(&[PLAIN])?;
             send(&mut tcp, &hello)?;
             welcome(&mut tcp)?;
-            limit(&tcp, None)
+            limit(&tcp, patience)
         };
         greet().map_err(failed)?;
         return Ok(tcp.into());
@@ -66,7 +69,7 @@ pub fn connect(hosts: &Hosts, to: &Reach, role: Role) -> io::Result<OwnedFd> {
         socket.set_read_timeout(Some(PATIENCE))?;
         send(&mut socket, &hello)?;
         welcome(&mut socket)?;
-        socket.set_read_timeout(None)
+        socket.set_read_timeout(patience)
     };
     greet().map_err(failed)?;
     Ok(socket.into())
@@ -185,6 +188,9 @@ impl Shared {
             let is_allowed = hello.role.is_data() && self.hosts.site.spans == SpanWay::Plain;
             self.admit(&hello, is_allowed)?;
             answer(&mut tcp)?;
+            if let Role::Clock(_) = hello.role {
+                return clock::answer(tcp);
+            }
             limit(&tcp, None)?;
             self.keep(hello.role, tcp.into());
             return Ok(());
@@ -201,6 +207,9 @@ impl Shared {
         };
         self.admit(&hello, is_allowed)?;
         answer(&mut socket)?;
+        if let Role::Clock(_) = hello.role {
+            return clock::answer(socket);
+        }
         socket.set_read_timeout(None)?;
         self.keep(hello.role, socket.into());
         Ok(())
@@ -209,7 +218,7 @@ impl Shared {
     /// Each is let in once.
     fn admit(&self, hello: &Hello, is_allowed: bool) -> io::Result<()> {
         let has_use = match hello.role {
-            Role::Control => true,
+            Role::Control | Role::Clock(_) => true,
             Role::Link(ends) => ends.to == self.request.part && ends.from < ends.to,
             // Nothing here takes them yet.
             Role::Coherence(_) | Role::Pages(_) => false,

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use protocol::CellId;
 use shard::chain::chain;
 use shard::launch::{Fd, Launch, Order, PartLaunch, SandboxPolicy, ShardChannels, ShardMemory, SpanLaunch};
+use shard::span::host::HostProcessor;
 
 use super::connections::{Connections, connect, control, receive};
 use super::talk::{Ends, FromPart, PartAnswer, PartRequest, PartStart, Role, ToPart};
@@ -44,6 +45,7 @@ pub fn run(mut asked: UnixStream) -> io::Result<()> {
         Ok(held) => (
             PartAnswer::Holds {
                 port: held.connections.port(),
+                processor: held.processor.clone(),
             },
             Some(held),
         ),
@@ -64,6 +66,7 @@ struct Held {
     namespaces: Namespaces,
     group: Option<CpuGroup>,
     kvm: File,
+    processor: HostProcessor,
     entry: Entry,
     tenure: Tenure,
 }
@@ -90,6 +93,7 @@ impl Held {
         let kvm = kvm.map_err(|error| {
             format!("KVM /dev/kvm: {error}; load the kvm module, or join the group `kvm`")
         })?;
+        let processor = HostProcessor::read().map_err(|error| line(&error))?;
         let (cell, part) = (request.cell, usize::from(request.part));
         let (vcpus, bytes) = (request.spec.cpus, request.spec.memory.0);
         let tenure = begin_part(&request.vm, part, cell, vcpus, bytes).map_err(|error| line(&error))?;
@@ -107,6 +111,7 @@ impl Held {
             connections,
             group,
             kvm,
+            processor,
             entry,
             tenure,
         })
@@ -266,7 +271,8 @@ impl Held {
             vcpus: start.vcpus.clone(),
             memory,
             channels,
-            tsc_offset: start.tsc_offset,
+            tsc: start.tsc,
+            cpuid: start.cpuid.clone(),
         };
         let count = files.len();
         let launch = PartLaunch {

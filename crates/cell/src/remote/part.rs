@@ -13,6 +13,7 @@ use config::VmSpec;
 use policy::span::Part;
 use protocol::CellId;
 use shard::launch::Order;
+use shard::span::host::HostProcessor;
 
 use super::connections::{connect, control, receive};
 use super::launch;
@@ -33,6 +34,7 @@ pub struct Remote {
     sending: Arc<Mutex<UnixStream>>,
     heard: Mutex<Receiver<FromPart>>,
     lost: Arc<Mutex<Option<String>>>,
+    processor: HostProcessor,
 }
 
 impl Remote {
@@ -60,8 +62,8 @@ impl Remote {
             token: Token::new()?,
         };
         let refused = |why: String| TenureError::Refused(format!("host {}: {why}", host.name));
-        let port = match ask(hosts, &request) {
-            Ok(PartAnswer::Holds { port }) => port,
+        let (port, processor) = match ask(hosts, &request) {
+            Ok(PartAnswer::Holds { port, processor }) => (port, processor),
             Ok(PartAnswer::Refused { why }) => return Err(refused(why)),
             Err(why) => return Err(refused(why)),
         };
@@ -74,12 +76,18 @@ impl Remote {
         let socket = control(connect(hosts, &reach, Role::Control)?);
         Ok(Self::over(
             reach,
+            processor,
             socket,
             Duration::from_millis(hosts.site.silence_ms),
         )?)
     }
 
-    fn over(reach: Reach, socket: UnixStream, silence: Duration) -> io::Result<Self> {
+    fn over(
+        reach: Reach,
+        processor: HostProcessor,
+        socket: UnixStream,
+        silence: Duration,
+    ) -> io::Result<Self> {
         let peer = CellId {
             number: reach.cell,
             life: 0,
@@ -115,7 +123,13 @@ impl Remote {
             sending,
             heard: Mutex::new(heard),
             lost,
+            processor,
         })
+    }
+
+    /// What its host has.
+    pub fn processor(&self) -> &HostProcessor {
+        &self.processor
     }
 
     /// Where it is, and how others call it.

@@ -7,7 +7,8 @@ use std::net::SocketAddr;
 
 use config::VmSpec;
 use serde::{Deserialize, Serialize};
-use shard::launch::{MemoryLaunch, Order, Report, SandboxPolicy};
+use shard::launch::{Leaf, MemoryLaunch, Order, Report, SandboxPolicy, TscLaunch};
+use shard::span::host::HostProcessor;
 
 /// Bytes of what tells the connections of one VM's part from all others.
 const TOKEN_BYTES: usize = 16;
@@ -56,6 +57,8 @@ pub enum PartAnswer {
     Holds {
         /// Where its monitor is reached.
         port: u16,
+        /// What its host has.
+        processor: HostProcessor,
     },
     /// It can't be.
     Refused {
@@ -90,6 +93,8 @@ pub enum Role {
     Control,
     /// The channel of two shards, for one boot of the VM.
     Link(Ends),
+    /// Answers with what the host's time-stamp counter reads, before this boot of the VM.
+    Clock(u32),
     /// For coherent memory: requests and what they cause, without pages. Not taken yet.
     Coherence(Ends),
     /// For coherent memory: pages. Not taken yet.
@@ -153,8 +158,10 @@ pub struct PartStart {
     pub shares: Vec<u64>,
     /// As in [`shard::launch::LaunchSpec`].
     pub sandbox: SandboxPolicy,
-    /// The guest's time-stamp counter, less this host's.
-    pub tsc_offset: u64,
+    /// The guest's time-stamp counter.
+    pub tsc: TscLaunch,
+    /// What the guest is told of the processor.
+    pub cpuid: Vec<Leaf>,
     /// The other shards.
     pub others: Vec<Other>,
 }

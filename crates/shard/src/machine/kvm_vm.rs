@@ -53,7 +53,7 @@ pub(super) fn host_relies_on_tsc() -> bool {
 }
 
 /// Ticks of the TSC in a millisecond, of vCPUs here.
-pub(super) fn tsc_khz(kvm_fd: &Kvm) -> Result<u32, MachineError> {
+pub fn tsc_khz(kvm_fd: &Kvm) -> Result<u32, MachineError> {
     bare_vm(kvm_fd)?
         .create_vcpu(0)
         .and_then(|fd| fd.get_tsc_khz())

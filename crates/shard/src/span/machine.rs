@@ -24,7 +24,7 @@ use crate::arch::x86_64::layout::Layout;
 use crate::arch::x86_64::state;
 use crate::bus::{Bus, Overlap};
 use crate::ending::EndSignal;
-use crate::launch::{Ending, ShardChannels, SpanLaunch};
+use crate::launch::{Ending, ShardChannels, SpanLaunch, TscLaunch};
 use crate::machine::MachineError;
 use crate::memory::GuestRam;
 use crate::process::{Files, ReceiveError};
@@ -107,7 +107,7 @@ pub struct SpanParts {
     pub router: Arc<Router>,
     receiving: Vec<(u8, Incoming)>,
     jobs: Option<mpsc::Receiver<Job>>,
-    tsc_offset: u64,
+    tsc: TscLaunch,
 }
 
 impl SpanParts {
@@ -127,8 +127,16 @@ impl SpanParts {
             router: Arc::new(router),
             receiving,
             jobs: is_home.then_some(jobs),
-            tsc_offset: span.tsc_offset,
+            tsc: span.tsc,
         }
+    }
+
+    /// Sets the frequency of a new vCPU's TSC, of which CPUID tells.
+    pub fn pace(&self, fd: &VcpuFd) -> Result<(), MachineError> {
+        let kvm = |what| move |source| MachineError::Kvm { what, source };
+        let khz = self.tsc.khz;
+        khz.map_or(Ok(()), |khz| fd.set_tsc_khz(khz))
+            .map_err(kvm("set the frequency of the TSC"))
     }
 
     /// Prepares a new vCPU: of the CPUID that it has, for interrupt controllers of ours.
@@ -144,10 +152,11 @@ impl SpanParts {
         let reset = set_reset(fd, vcpu)?;
         let khz = fd.get_tsc_khz().map_err(kvm("read the frequency of the TSC"))?;
         let tsc = GuestTsc {
-            offset: self.tsc_offset,
+            offset: self.tsc.offset,
+            ratio: self.tsc.ratio,
             khz,
         };
-        if !ioctls::set_tsc_offset(fd, self.tsc_offset).map_err(kvm("set the offset of the TSC"))? {
+        if !ioctls::set_tsc_offset(fd, self.tsc.offset).map_err(kvm("set the offset of the TSC"))? {
             return Err(MachineError::Lacking("offset of the TSC (Linux 5.16 has it)"));
         }
         let numbers = state::present(fd, kvm_numbers).map_err(MachineError::State)?;

@@ -14,6 +14,7 @@
 //! - [`seat`]: whether a vCPU is here, and what follows for its mail;
 //! - [`router`], [`inbox`], [`mail`], [`owners`], [`startup`]: from whoever signals to the vCPU's thread, wherever that is;
 //! - [`link`], [`packet`], [`travel`]: what goes between shards, vCPUs that move among it;
+//! - [`host`], [`relation`]: what hosts must have in common, and how their clocks go together;
 //! - [`forward`], [`desk`], [`wiring`]: devices, which are all in one shard, the home.
 //!
 //! The Multikernel (SOSP '09, section 3) is the model: shards share the guest's memory, as the guest expects, and nothing
@@ -23,6 +24,7 @@ pub mod clock;
 pub mod desk;
 pub mod eoi;
 pub mod forward;
+pub mod host;
 pub mod inbox;
 mod ioctls;
 pub mod link;
@@ -31,6 +33,7 @@ pub mod machine;
 pub mod mail;
 pub mod owners;
 pub mod packet;
+pub mod relation;
 pub mod router;
 pub mod seat;
 pub mod startup;
