@@ -306,15 +306,20 @@ fn clocks(span: &Span, boot: u32, offset: u64) -> io::Result<(Vec<TscLaunch>, Ve
         offset,
         ratio: Ratio::ONE,
         khz: None,
+        is_relied_on: true,
     };
     let Some(Over { hosts, common }) = &span.over else {
         return Ok((vec![here; span.places.len()], vec![0; span.places.len()]));
     };
-    let khz = Some(common.khz);
+    let here = TscLaunch {
+        khz: Some(common.khz),
+        is_relied_on: common.is_relied_on,
+        ..here
+    };
     let (mut clocks, mut errors_ns) = (Vec::new(), Vec::new());
     for ((place, _), ratio) in span.places.iter().zip(&common.ratios) {
         let PartPlace::There(remote) = place else {
-            clocks.push(TscLaunch { khz, ..here });
+            clocks.push(here);
             errors_ns.push(0);
             continue;
         };
@@ -322,7 +327,7 @@ fn clocks(span: &Span, boot: u32, offset: u64) -> io::Result<(Vec<TscLaunch>, Ve
         clocks.push(TscLaunch {
             offset: relation.offset(offset, *ratio),
             ratio: *ratio,
-            khz,
+            ..here
         });
         errors_ns.push(relation.error.saturating_mul(1_000_000) / u64::from(common.khz.max(1)));
     }

@@ -68,6 +68,8 @@ pub struct TscLaunch {
     pub ratio: Ratio,
     /// Ticks in a millisecond; the host's when absent.
     pub khz: Option<u32>,
+    /// The kernels of all other hosts of the VM take their time from theirs.
+    pub is_relied_on: bool,
 }
 
 /// Of a VM's memory, what is in the cell of one shard.

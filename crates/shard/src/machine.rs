@@ -38,9 +38,9 @@ use crate::span::host::cpuid;
 use crate::span::machine::{SpanParts, travelling};
 use crate::vcpu::{Vcpu, VcpuCounters};
 use crate::virtio::pmem::PmemRegion;
-pub(crate) use kvm_vm::tsc_khz;
+use kvm_vm::create_vm;
 pub use kvm_vm::{check_kvm, create_shard_vm, map_memory};
-use kvm_vm::{create_vm, host_relies_on_tsc};
+pub(crate) use kvm_vm::{host_relies_on_tsc, tsc_khz};
 use load::load;
 pub use vcpus::prepare_vcpu;
 use vcpus::{boot, node_of_each, second};
@@ -190,6 +190,7 @@ impl Machine {
             Some(Resume { state, memory }) => (Some(Box::new(state)), VecDeque::from(memory)),
             None => (None, VecDeque::new()),
         };
+        let others_rely = span.as_ref().is_none_or(|span| span.launch.tsc.is_relied_on);
         let leaves = span.as_ref().map_or(&[][..], |span| &span.launch.cpuid);
         let (memory, parts) = match span {
             Some(span) => {
@@ -216,7 +217,11 @@ impl Machine {
         if parts.is_some() {
             // Without KVM's clock the guest would measure its TSC, slowly and badly, and watch it by counting ticks, of
             // which it may miss some. What the host relies on, the guest can.
-            let reliable = if host_relies_on_tsc() { "tsc=reliable " } else { "" };
+            let reliable = if host_relies_on_tsc() && others_rely {
+                "tsc=reliable "
+            } else {
+                ""
+            };
             cmdline = format!("{reliable}tsc_early_khz={} {cmdline}", tsc_khz(kvm_fd)?);
         }
         let end = Arc::new(EndSignal::new()?);

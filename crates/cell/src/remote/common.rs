@@ -13,6 +13,8 @@ pub struct Common {
     pub leaves: Vec<Leaf>,
     /// Ticks of its counter in a millisecond.
     pub khz: u32,
+    /// Whether the kernels of all hosts but the home's take their time from theirs.
+    pub is_relied_on: bool,
     /// What each shard's host multiplies its own counter by.
     pub ratios: Vec<Ratio>,
 }
@@ -29,6 +31,7 @@ impl Common {
         let mut all = Self {
             leaves: home.leaves.clone(),
             khz: home.counter.khz,
+            is_relied_on: true,
             ratios: Vec::new(),
         };
         for shard in shards {
@@ -36,6 +39,7 @@ impl Common {
                 all.ratios.push(Ratio::ONE);
                 continue;
             };
+            all.is_relied_on &= host.relies_on_counter;
             let mend = "name cells of hosts with processors alike";
             let ratio = Ratio::of(host.counter, all.khz);
             all.ratios
@@ -62,6 +66,7 @@ mod tests {
         HostProcessor {
             leaves: vec![leaf(0, [1, 2, 3, 4]), leaf(1, [5, 6, features, features])],
             counter: Counter { khz, digits },
+            relies_on_counter: digits.is_none(),
         }
     }
 
@@ -80,6 +85,9 @@ mod tests {
         let common = Common::of(&home, shards).unwrap();
         assert_eq!(common.leaves[1].registers, [5, 6, 0b010, 0b010]);
         assert_eq!(common.khz, 3_000_000);
+        assert!(!common.is_relied_on, "the slow one does not");
+        let both_do = Common::of(&home, [None, Some((String::new(), &poor))]).unwrap();
+        assert!(both_do.is_relied_on);
         let scaled: Vec<u64> = common.ratios.iter().map(|ratio| ratio.scaled(10)).collect();
         assert_eq!(scaled, [10, 20, 10]);
     }

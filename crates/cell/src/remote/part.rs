@@ -3,7 +3,7 @@
 use std::io::{self, BufReader};
 use std::net::{Shutdown, SocketAddr};
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -157,10 +157,7 @@ impl Remote {
         let heard = lock(&self.heard);
         match limit {
             None => heard.recv().ok(),
-            Some(limit) => match heard.recv_timeout(limit) {
-                Ok(said) => Some(said),
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
-            },
+            Some(limit) => heard.recv_timeout(limit).ok(),
         }
     }
 

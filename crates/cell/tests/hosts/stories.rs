@@ -1,5 +1,6 @@
 //! What is told of the two hosts. Each story is a process of its own, whose runtime directory is alpha's.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -77,6 +78,10 @@ const STORIES: [Story; 9] = [
 
 /// Tells all stories, or those whose names have `part` in them.
 pub fn tell_all(part: Option<&str>) -> ExitCode {
+    if let Err(error) = File::options().read(true).write(true).open("/dev/kvm") {
+        println!("test result: left out, all of them: /dev/kvm: {error}");
+        return ExitCode::SUCCESS;
+    }
     let own = std::env::current_exe().expect("this program");
     let mut failed = 0;
     let chosen = STORIES

@@ -47,7 +47,7 @@ pub fn create_shard_vm(kvm_fd: &Kvm) -> Result<VmFd, MachineError> {
 }
 
 /// Whether the host's kernel takes its time from the TSC.
-pub(super) fn host_relies_on_tsc() -> bool {
+pub fn host_relies_on_tsc() -> bool {
     std::fs::read_to_string("/sys/devices/system/clocksource/clocksource0/current_clocksource")
         .is_ok_and(|source| source.trim() == "tsc")
 }

@@ -122,7 +122,7 @@ impl Ratio {
 
     /// What becomes of a counter.
     pub fn scaled(self, ticks: u64) -> u64 {
-        (u128::from(ticks) * u128::from(self.multiplier) >> self.digits) as u64
+        ((u128::from(ticks) * u128::from(self.multiplier)) >> self.digits) as u64
     }
 }
 
