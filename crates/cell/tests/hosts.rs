@@ -1,9 +1,11 @@
 //! A VM over two hosts, alpha and beta: processes on the loopback with runtime directories of their own. Beta's cell, the
 //! command that starts a part, the part's monitor and the shards are this same program, started again. Everything between
-//! the hosts is real, and so is KVM; only the cells' links to one another are not there, so each knows itself alone.
+//! the hosts is real, and so is KVM; only the cells' links to one another are not there, so each knows itself alone. In one
+//! story these are real, too, with an etcd.
 
 mod hosts {
     pub mod beta;
+    pub mod etcd;
     pub mod site;
     pub mod stories;
 }
@@ -28,6 +30,7 @@ fn main() -> ExitCode {
             socket.and_then(|socket| monitor::run(socket.into()))
         }
         Some("beta") => hosts::beta::serve(1),
+        Some("cell") => cell::cluster::serve::serve(if arguments[2] == "0" { 0 } else { 1 }),
         Some("story") => return hosts::stories::tell(&arguments[2]),
         other => return hosts::stories::tell_all(other),
     };

@@ -15,7 +15,7 @@ pub fn beta(folder: &Path) -> PathBuf {
 }
 
 /// Writes the files of both hosts below a folder.
-pub fn write(folder: &Path, spans: SpanWay, silence_ms: u64) -> std::io::Result<()> {
+pub fn write(folder: &Path, spans: SpanWay, silence_ms: u64, etcd: &[String]) -> std::io::Result<()> {
     let keys = folder.join("keys");
     urpc::tls::make(&keys, ["alpha", "beta"]).map_err(std::io::Error::other)?;
     let host = |name: &str, address, cell| HostPlan {
@@ -25,14 +25,14 @@ pub fn write(folder: &Path, spans: SpanWay, silence_ms: u64) -> std::io::Result<
         cells: vec![cell],
     };
     let hosts = vec![
-        host("alpha", "127.0.0.1:7".parse().map_err(std::io::Error::other)?, 0),
-        host("beta", free("127.0.0.2")?, 1),
+        host("alpha", free("127.0.0.1", 0)?, 0),
+        host("beta", free("127.0.0.2", 1)?, 1),
     ];
     for (number, here) in (0_u16..).zip(["alpha", "beta"]) {
         let site = Site {
             here: here.to_owned(),
             hosts: hosts.clone(),
-            etcd: Vec::new(),
+            etcd: etcd.to_vec(),
             runs_etcd: false,
             keys: keys.clone(),
             silence_ms,
@@ -43,10 +43,10 @@ pub fn write(folder: &Path, spans: SpanWay, silence_ms: u64) -> std::io::Result<
     Ok(())
 }
 
-/// Where cell 1 of a host has a port that is free.
-fn free(ip: &str) -> std::io::Result<SocketAddr> {
+/// An address at which this cell of a host has a port that is free.
+fn free(ip: &str, cell: u16) -> std::io::Result<SocketAddr> {
     let address = TcpListener::bind((ip, 0))?.local_addr()?;
-    Ok(SocketAddr::new(address.ip(), address.port() - 1))
+    Ok(SocketAddr::new(address.ip(), address.port() - cell))
 }
 
 /// A cell: all of them have the first CPU and node, which every machine has.

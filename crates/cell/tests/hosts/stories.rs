@@ -1,13 +1,14 @@
 //! What is told of the two hosts. Each story is a process of its own, whose runtime directory is alpha's.
 
+use std::cell::RefCell;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use cell::cluster::client;
-use cell::cluster::files::Files;
+use cell::cluster::files::{Claim, Files};
 use cell::cluster::hosts::Hosts;
 use cell::handle::Handle;
 use cell::open::{Opened, open};
@@ -23,6 +24,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use shard::launch::{Ending, Order, Report};
 
+use super::etcd::Etcd;
 use super::{beta, site};
 
 /// How long anything may take that is awaited.
@@ -30,9 +32,14 @@ const SOON: Duration = Duration::from_secs(20);
 /// As the cluster's file says; more where the machine is busy with other tests.
 const SILENCE_MS: u64 = 1500;
 
+/// Longer where cells watch one another, too, and whoever takes another for dead is right for good.
+const REAL_SILENCE_MS: u64 = 20_000;
+/// The story with real cells.
+const REAL: &str = "real_cells_hold_the_places_and_their_next_processes_find_them";
+
 type Story = (&'static str, SpanWay, fn(&Two));
 
-const STORIES: [Story; 9] = [
+const STORIES: [Story; 10] = [
     (
         "all_but_the_memory_is_there_and_then_it_is_refused",
         SpanWay::Tls,
@@ -74,6 +81,7 @@ const STORIES: [Story; 9] = [
         SpanWay::Tls,
         strangers,
     ),
+    (REAL, SpanWay::Tls, real_cells),
 ];
 
 /// Tells all stories, or those whose names have `part` in them.
@@ -89,7 +97,14 @@ pub fn tell_all(part: Option<&str>) -> ExitCode {
         .filter(|(name, _, _)| part.is_none_or(|part| part.starts_with('-') || name.contains(part)));
     for (name, spans, _) in chosen {
         let folder = tempfile::tempdir().expect("a directory");
-        site::write(folder.path(), *spans, SILENCE_MS).expect("files of two hosts");
+        let etcd = (*name == REAL).then(|| Etcd::start(folder.path()));
+        let urls: Vec<String> = etcd.iter().map(|etcd| etcd.url.clone()).collect();
+        let silence_ms = if etcd.is_some() {
+            REAL_SILENCE_MS
+        } else {
+            SILENCE_MS
+        };
+        site::write(folder.path(), *spans, silence_ms, &urls).expect("files of two hosts");
         let status = Command::new(&own)
             .args(["story", name])
             .env(VARIABLE, folder.path().join("alpha"))
@@ -107,52 +122,87 @@ pub fn tell(name: &str) -> ExitCode {
     let Some((_, _, story)) = STORIES.iter().find(|story| story.0 == name) else {
         return ExitCode::FAILURE;
     };
-    story(&Two::up());
+    story(&Two::up(name == REAL));
     ExitCode::SUCCESS
 }
 
 /// Both hosts.
 struct Two {
-    beta: Child,
     folder: PathBuf,
     spec: VmSpec,
-    _claim: cell::cluster::files::Claim,
+    /// What runs, by what it is.
+    running: RefCell<Vec<(&'static str, Child)>>,
+    _claim: Option<Claim>,
 }
 
 impl Drop for Two {
     fn drop(&mut self) {
-        let _ = self.beta.kill();
-        let _ = self.beta.wait();
+        for (_, child) in self.running.get_mut() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
     }
 }
 
 impl Two {
-    fn up() -> Self {
+    fn up(has_real_cells: bool) -> Self {
         let alpha = PathBuf::from(std::env::var_os(VARIABLE).expect("alpha's directory"));
         let folder = alpha.parent().expect("of both").to_owned();
-        let mut beta = Command::new("/proc/self/exe")
-            .arg("beta")
-            .env(VARIABLE, site::beta(&folder))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("beta");
-        let mut line = String::new();
-        let output = beta.stdout.take().expect("its output");
-        BufReader::new(output).read_line(&mut line).expect("a line");
-        assert_eq!(line, "ready\n");
-        let claim = beta::answer(&Files::at(&alpha), 0).expect("alpha's cell");
         std::fs::write(folder.join("kernel"), "none").expect("a file");
         let text = format!(
             "cpus = 2\nmemory = \"256M\"\nnets = []\nballoon = false\nspan = {{ cells = [0, 1] }}\n[kernel]\npath = {:?}\n",
             folder.join("kernel")
         );
-        Self {
-            beta,
+        let mut two = Self {
             spec: config::parse("vm.toml", &text).expect("a VM"),
             folder,
-            _claim: claim,
+            running: RefCell::default(),
+            _claim: None,
+        };
+        if has_real_cells {
+            two.start("0", &["cell", "0"], &alpha, Stdio::null());
+            two.start("1", &["cell", "1"], &site::beta(&two.folder), Stdio::null());
+            wait(|| two.both_live());
+            return two;
         }
+        two.start("beta", &["beta"], &site::beta(&two.folder), Stdio::piped());
+        let output = two.running.get_mut()[0].1.stdout.take().expect("its output");
+        let mut line = String::new();
+        BufReader::new(output).read_line(&mut line).expect("a line");
+        assert_eq!(line, "ready\n");
+        two._claim = Some(beta::answer(&Files::at(&alpha), 0).expect("alpha's cell"));
+        two
+    }
+
+    fn start(&self, what: &'static str, arguments: &[&str], runtime: &Path, output: Stdio) {
+        let child = Command::new("/proc/self/exe")
+            .args(arguments)
+            .env(VARIABLE, runtime)
+            .stdin(Stdio::piped())
+            .stdout(output)
+            .stderr(Stdio::null())
+            .spawn();
+        self.running.borrow_mut().push((what, child.expect("a process")));
+    }
+
+    /// Ends a process that was started.
+    fn kill(&self, what: &str) {
+        let mut running = self.running.borrow_mut();
+        let at = running.iter().position(|(of, _)| *of == what);
+        let (_, mut child) = running.remove(at.expect("it runs"));
+        child.kill().expect("a process");
+        child.wait().expect("its end");
+    }
+
+    /// Whether real cells know of one another.
+    fn both_live(&self) -> bool {
+        let files = [Files::open().expect("alpha's"), self.beta_files()];
+        files.iter().all(|files| {
+            let status = client::status(files).ok().flatten();
+            status.is_some_and(|status| {
+                status.ready && status.cells.iter().filter(|cell| cell.life.is_some()).count() == 2
+            })
+        })
     }
 
     fn span(&self) -> Span {
@@ -300,6 +350,40 @@ fn again_and_again(two: &Two) {
     span.leave();
     // At once: its name is free when this returns.
     assert!(two.at_beta().is_empty());
+    two.wait_until_free();
+}
+
+fn real_cells(two: &Two) {
+    let (span, opened) = (two.span(), two.opened());
+    let _boot = started(two, &span, &opened);
+    let vms = |files: &Files| -> Vec<String> {
+        let status = client::status(files).expect("an answer").expect("a cluster");
+        status.cells.into_iter().flat_map(|cell| cell.vms).collect()
+    };
+    let all = ["big", "big/1"];
+    assert_eq!(vms(&two.beta_files()), all);
+    // Both cells have the name: nobody gets it again, on either host.
+    let twice = Span::begin("big", &two.spec)
+        .expect_err("it is taken")
+        .to_string();
+    assert!(twice.starts_with("a VM named big is running already"), "{twice}");
+    two.kill("1");
+    two.start("1", &["cell", "1"], &site::beta(&two.folder), Stdio::null());
+    wait(|| two.both_live());
+    // Longer than orphans may take to be found by their monitors.
+    std::thread::sleep(Duration::from_secs(6));
+    assert_eq!(vms(&two.beta_files()), all);
+    assert_eq!(span.lost(), None);
+    let remote = remote(&span);
+    remote.order(&Order::Quit).expect("an order");
+    let ended = remote.next(Some(SOON));
+    assert!(
+        matches!(ended, Some(FromPart::Report(Report::Ended(Ending::Quit)))),
+        "{ended:?}"
+    );
+    gone(remote);
+    span.leave();
+    assert!(vms(&two.beta_files()).is_empty());
     two.wait_until_free();
 }
 
