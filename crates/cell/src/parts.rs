@@ -62,8 +62,9 @@ struct State {
 }
 
 impl Part {
-    /// Waits until the shard says that it is ready; if not, says why.
-    pub fn wait_until_ready(&self) -> Result<(), String> {
+    /// Waits until the shard says that it is ready; if not, says why. What its sandbox lacks, if its host is another than the
+    /// home's: else the home's lacks it, too.
+    pub fn wait_until_ready(&self) -> Result<Vec<String>, String> {
         let not_ready = match self {
             Self::Here { process, .. } => {
                 let failed = |error: io::Error| format!("its shard in {}: {error}", self.place());
@@ -72,14 +73,17 @@ impl Part {
                 let report = Reports::new(socket).next_report();
                 process.socket.set_read_timeout(None).map_err(failed)?;
                 match report {
-                    // What its sandbox lacks, the home's lacks too.
-                    Some(Report::Running { .. }) => return Ok(()),
+                    Some(Report::Running { .. }) => return Ok(Vec::new()),
                     Some(Report::Ended(Ending::ShardFailed { detail })) => detail,
                     _ => process.kill(),
                 }
             }
             Self::There(remote) => match remote.next(Some(START_LIMIT)) {
-                Some(FromPart::Report(Report::Running { .. })) => return Ok(()),
+                Some(FromPart::Report(Report::Running { sandbox_missing })) => {
+                    let place = self.place();
+                    let missing = sandbox_missing.iter().map(|line| format!("{place}: {line}"));
+                    return Ok(missing.collect());
+                }
                 Some(FromPart::Report(Report::Ended(Ending::ShardFailed { detail }))) => detail,
                 Some(FromPart::Gone(why)) => why,
                 _ => remote

@@ -186,9 +186,9 @@ impl Boot {
         })
     }
 
-    /// By how much the clock of a shard's host may be wrong, nanoseconds; zero on this host.
-    pub fn clock_error_ns(&self, shard: usize) -> u64 {
-        self.clock_errors_ns.get(shard).copied().unwrap_or(0)
+    /// By how much the clock of each shard's host may be wrong, nanoseconds; zero on this host.
+    pub fn clock_errors_ns(&self) -> &[u64] {
+        &self.clock_errors_ns
     }
 
     /// What shard `shard` is told; the files that it is sent are added to `files`.

@@ -184,11 +184,13 @@ fn one_boot(
     let boot = span
         .map(|span| Boot::new(span, &opened.launch.memory))
         .transpose()?;
-    let mut parts = None;
+    let (mut parts, mut missing_elsewhere) = (None, Vec::new());
     if let (Some(span), Some(boot)) = (span, &boot) {
+        handle.state().clock_errors_ns = boot.clock_errors_ns().to_vec();
         let (told, home) = (handle.clone(), handle.clone());
         // The home may not be there yet, or no longer.
-        let started = start_parts(opened, start, span, boot)?;
+        let (started, missing) = start_parts(opened, start, span, boot)?;
+        missing_elsewhere = missing;
         let ended = move || drop(home.order(&Order::Quit));
         parts = Some(Parts::watch(started, move || told.changed(), ended)?);
         if span.is_over_hosts() {
@@ -222,8 +224,9 @@ fn one_boot(
         let mut reports = Reports::new(socket);
         while let Some(report) = reports.next_report() {
             match report {
-                Report::Running { sandbox_missing } => {
+                Report::Running { mut sandbox_missing } => {
                     ran = true;
+                    sandbox_missing.append(&mut missing_elsewhere);
                     booted(Booted {
                         pid: home.pid,
                         parts: &part_pids,
@@ -280,14 +283,15 @@ fn one_boot(
     }))
 }
 
-/// Starts the shards beside the home, each in its cell, and waits until they are ready.
+/// Starts the shards beside the home, each in its cell, and waits until they are ready. And what the sandboxes of those on other
+/// hosts lack.
 fn start_parts(
     opened: &Opened,
     start: impl Fn(&str) -> Result<ShardProcess, RunError>,
     span: &Span,
     boot: &Boot,
-) -> Result<Vec<Part>, RunError> {
-    let mut parts = Vec::new();
+) -> Result<(Vec<Part>, Vec<String>), RunError> {
+    let (mut parts, mut missing_elsewhere) = (Vec::new(), Vec::new());
     for (shard, cell) in span.cells().into_iter().enumerate().skip(1) {
         let refused = |detail| RunError::Refused {
             kernel: opened.kernel.clone(),
@@ -298,7 +302,7 @@ fn start_parts(
             let started = remote.start(boot.remote(span, shard, &opened.launch));
             started.map_err(|error| refused(format!("{place}: {error}")))?;
             let part = Part::There(remote.clone());
-            part.wait_until_ready().map_err(refused)?;
+            missing_elsewhere.extend(part.wait_until_ready().map_err(refused)?);
             parts.push(part);
             continue;
         }
@@ -317,5 +321,5 @@ fn start_parts(
         part.wait_until_ready().map_err(refused)?;
         parts.push(part);
     }
-    Ok(parts)
+    Ok((parts, missing_elsewhere))
 }

@@ -273,8 +273,9 @@ fn wait(is_so: impl Fn() -> bool) {
 /// Its shard on beta, running. The boot keeps its link.
 fn started(two: &Two, span: &Span, opened: &Opened) -> Boot {
     let boot = Boot::new(span, &opened.launch.memory).expect("memory and links");
-    let error_ns = boot.clock_error_ns(1);
-    assert_eq!(boot.clock_error_ns(0), 0);
+    let [0, error_ns] = boot.clock_errors_ns()[..] else {
+        panic!("{:?}", boot.clock_errors_ns());
+    };
     assert!((1..50_000_000).contains(&error_ns), "{error_ns}");
     println!("  clocks within {} us", error_ns / 1000);
     let remote = remote(span);
