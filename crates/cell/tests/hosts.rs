@@ -29,7 +29,7 @@ fn main() -> ExitCode {
             let socket = std::io::stdin().as_fd().try_clone_to_owned();
             socket.and_then(|socket| monitor::run(socket.into()))
         }
-        Some("beta") => hosts::beta::serve(1),
+        Some("beta") => hosts::beta::serve(&[1, 2]),
         Some("cell") => cell::cluster::serve::serve(if arguments[2] == "0" { 0 } else { 1 }),
         Some("story") => return hosts::stories::tell(&arguments[2]),
         other => return hosts::stories::tell_all(other),

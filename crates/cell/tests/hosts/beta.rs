@@ -1,5 +1,5 @@
-//! A host with one cell: it takes connections of other hosts, and its cell answers monitors. Alpha's is a thread, beta's a
-//! process, which ends with its standard input.
+//! A host: it takes connections of other hosts, and its cells answer monitors. Alpha's is a thread, beta's a process, which ends
+//! with its standard input.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixListener;
@@ -13,15 +13,21 @@ use cell::cluster::state::{Act, State};
 
 use super::site::plan;
 
-/// Is the host of a cell, in the runtime directory of the environment.
-pub fn serve(number: u16) -> io::Result<()> {
+/// Is the host of these cells, in the runtime directory of the environment.
+pub fn serve(cells: &[u16]) -> io::Result<()> {
     let files = Files::open()?;
-    let _claim = answer(&files, number)?;
     let site = files.site()?.ok_or(io::ErrorKind::NotFound)?;
     let hosts = Hosts::open(site).map_err(io::Error::other)?;
-    let listener = hosts.listen(number)?;
-    let me = protocol::CellId { number, life: 1 };
-    std::thread::spawn(move || hosts.take(&listener, &Arc::new(Calling::new(me)), drop));
+    let mut claims = Vec::new();
+    for number in cells {
+        claims.push(answer(&files, *number)?);
+        let (hosts, listener) = (hosts.clone(), hosts.listen(*number)?);
+        let me = protocol::CellId {
+            number: *number,
+            life: 1,
+        };
+        std::thread::spawn(move || hosts.take(&listener, &Arc::new(Calling::new(me)), drop));
+    }
     println!("ready");
     io::stdout().flush()?;
     io::stdin().read_to_end(&mut Vec::new()).map(drop)
@@ -47,7 +53,7 @@ pub fn answer(files: &Files, number: u16) -> io::Result<Claim> {
                     let acts = state.lock().expect("no panic").asked(client, ask);
                     for act in acts {
                         if let Act::Answer(_, answer) = act {
-                            let mut line = serde_json::to_vec(&knowing_of_both(answer)).expect("JSON");
+                            let mut line = serde_json::to_vec(&knowing_of_all(answer)).expect("JSON");
                             line.push(b'\n');
                             // Who asked may have gone.
                             let _ = lines.get_mut().write_all(&line);
@@ -61,12 +67,12 @@ pub fn answer(files: &Files, number: u16) -> io::Result<Claim> {
     Ok(claim)
 }
 
-/// As if the cells had links: each knows that the other lives.
-fn knowing_of_both(answer: Answer) -> Answer {
+/// As if the cells had links: each knows that the others live.
+fn knowing_of_all(answer: Answer) -> Answer {
     let Answer::Status(mut status) = answer else {
         return answer;
     };
-    for number in 0..2 {
+    for number in 0..3 {
         if status.cells.iter().all(|cell| cell.plan.number != number) {
             status.cells.push(CellStatus {
                 plan: plan(number),

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use cell::cluster::files::Files;
 use config::cluster::{CellPlan, HostPlan, Site, SpanWay};
 
-/// What beta's cell has.
-pub const BETA_BYTES: u64 = 512 << 20;
+/// What each cell has.
+pub const CELL_BYTES: u64 = 512 << 20;
 
 /// Where beta's processes keep their files.
 pub fn beta(folder: &Path) -> PathBuf {
@@ -18,19 +18,21 @@ pub fn beta(folder: &Path) -> PathBuf {
 pub fn write(folder: &Path, spans: SpanWay, silence_ms: u64, etcd: &[String]) -> std::io::Result<()> {
     let keys = folder.join("keys");
     urpc::tls::make(&keys, ["alpha", "beta"]).map_err(std::io::Error::other)?;
-    let host = |name: &str, address, cell| HostPlan {
+    let host = |name: &str, address, cells: &[u16]| HostPlan {
         name: name.to_owned(),
         address,
         shared_memory: None,
-        cells: vec![cell],
+        cells: cells.to_vec(),
     };
     let hosts = vec![
-        host("alpha", free("127.0.0.1", 0)?, 0),
-        host("beta", free("127.0.0.2", 1)?, 1),
+        host("alpha", free("127.0.0.1", 0)?, &[0]),
+        host("beta", free("127.0.0.2", 1)?, &[1, 2]),
     ];
-    for (number, here) in (0_u16..).zip(["alpha", "beta"]) {
+    for own in &hosts {
+        let here = own.name.clone();
+        let plans: Vec<CellPlan> = own.cells.iter().map(|number| plan(*number)).collect();
         let site = Site {
-            here: here.to_owned(),
+            here: here.clone(),
             hosts: hosts.clone(),
             etcd: etcd.to_vec(),
             runs_etcd: false,
@@ -38,7 +40,7 @@ pub fn write(folder: &Path, spans: SpanWay, silence_ms: u64, etcd: &[String]) ->
             silence_ms,
             spans,
         };
-        Files::at(&folder.join(here)).create(&[plan(number)], Some(&site))?;
+        Files::at(&folder.join(here)).create(&plans, Some(&site))?;
     }
     Ok(())
 }
@@ -53,9 +55,9 @@ fn free(ip: &str, cell: u16) -> std::io::Result<SocketAddr> {
 pub fn plan(number: u16) -> CellPlan {
     CellPlan {
         number,
-        host: Some(["alpha", "beta"][usize::from(number)].to_owned()),
+        host: Some(if number == 0 { "alpha" } else { "beta" }.to_owned()),
         cpus: vec![0],
         nodes: vec![0],
-        memory_bytes: BETA_BYTES,
+        memory_bytes: CELL_BYTES,
     }
 }

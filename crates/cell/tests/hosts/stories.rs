@@ -39,7 +39,7 @@ const REAL: &str = "real_cells_hold_the_places_and_their_next_processes_find_the
 
 type Story = (&'static str, SpanWay, fn(&Two));
 
-const STORIES: [Story; 10] = [
+const STORIES: [Story; 11] = [
     (
         "all_but_the_memory_is_there_and_then_it_is_refused",
         SpanWay::Tls,
@@ -82,6 +82,7 @@ const STORIES: [Story; 10] = [
         strangers,
     ),
     (REAL, SpanWay::Tls, real_cells),
+    ("two_parts_are_linked_to_one_another_too", SpanWay::Tls, two_parts),
 ];
 
 /// Tells all stories, or those whose names have `part` in them.
@@ -354,6 +355,39 @@ fn again_and_again(two: &Two) {
     two.wait_until_free();
 }
 
+fn two_parts(two: &Two) {
+    let mut spec = two.spec.clone();
+    spec.cpus = 3;
+    spec.span = Some(config::SpanSpec::Cells(vec![0, 1, 2]));
+    let span = Span::begin("big", &spec).expect("places").expect("a span");
+    let opened = two.opened();
+    let boot = Boot::new(&span, &opened.launch.memory).expect("memory and links");
+    let parts = [1, 2].map(|shard| span.remote(shard).expect("on beta"));
+    for (shard, part) in (1..).zip(parts) {
+        part.start(boot.remote(&span, shard, &opened.launch))
+            .expect("an order");
+        let said = part.next(Some(SOON));
+        assert!(
+            matches!(said, Some(FromPart::Report(Report::Running { .. }))),
+            "{said:?}"
+        );
+    }
+    // The first ends, and the second misses it, though the home has a link to each.
+    parts[0].order(&Order::Quit).expect("an order");
+    match parts[1].next(Some(SOON)) {
+        Some(FromPart::Report(Report::Ended(Ending::ShardFailed { detail }))) => {
+            assert_eq!(
+                detail,
+                "the connection to its shard in cell 1 on host beta is lost"
+            );
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(gone(parts[1]).starts_with("its process left with status 1"));
+    span.leave();
+    two.wait_until_free();
+}
+
 fn real_cells(two: &Two) {
     let (span, opened) = (two.span(), two.opened());
     let _boot = started(two, &span, &opened);
@@ -488,11 +522,11 @@ fn strangers(two: &Two) {
     drop(first);
     span.leave();
     let mut large = two.spec.clone();
-    large.memory = config::Size(2 * site::BETA_BYTES + (2 << 20));
+    large.memory = config::Size(2 * site::CELL_BYTES + (2 << 20));
     let why = Span::begin("big", &large).expect_err("no room").to_string();
     assert!(why.contains("of its own memory"), "{why}");
     // Half of it is alpha's: nothing is kept there, either.
-    large.memory = config::Size(2 * site::BETA_BYTES);
+    large.memory = config::Size(2 * site::CELL_BYTES);
     Span::begin("big", &large)
         .expect("places")
         .expect("a span")
