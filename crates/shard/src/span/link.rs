@@ -72,6 +72,14 @@ impl Sending {
             outbox.flush();
         });
     }
+
+    /// The VM ends: nobody waits for room in a stream any more, whose other end may be cut off and not known to be. (A ring's
+    /// room comes at once, or its other end is seen to be gone.)
+    pub fn end(&self) {
+        if let Self::Stream(stream) = self {
+            stream.end();
+        }
+    }
 }
 
 /// Gives the bytes of a packet to `send`, behind so many free ones; `room` is for those of most packets.

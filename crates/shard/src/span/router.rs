@@ -89,6 +89,7 @@ impl Router {
     /// The VM ends: nobody waits any more.
     pub fn end(&self) {
         self.inboxes.iter().for_each(Inbox::end);
+        self.links.iter().flatten().for_each(Sending::end);
         self.moved.notify_all();
     }
 

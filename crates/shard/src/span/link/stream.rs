@@ -84,6 +84,11 @@ impl ToStream {
             self.0.send(frame);
         });
     }
+
+    /// Drops what is queued, and lets those go who wait for room.
+    pub fn end(&self) {
+        self.0.lose(&mut self.0.lock());
+    }
 }
 
 impl Drop for ToStream {
@@ -319,6 +324,19 @@ mod tests {
         sending.0.lock().is_writing = false;
         sending.send(&interrupt(2));
         assert_eq!(sending.0.lock().bytes.len(), 16, "nor what is queued");
+    }
+
+    #[test]
+    fn who_waits_for_room_goes_on_when_the_vm_ends() {
+        let (near, _far) = pair();
+        let (sending, writer, _) = open(near).expect("a channel");
+        thread::spawn(|| writer.run());
+        let sending = Arc::new(sending);
+        let counts = flood(sending.clone());
+        let stuck = last(&counts);
+        sending.end();
+        let next = counts.recv_timeout(SOON).expect("it goes on");
+        assert!(next > stuck);
     }
 
     #[test]
