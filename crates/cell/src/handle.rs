@@ -53,12 +53,14 @@ pub(crate) struct State {
     asking: usize,
     /// The cells of a VM that spans them, in the order of its shards.
     pub(crate) cells: Vec<u16>,
+    /// By how much the clock of each shard's host may be wrong, nanoseconds.
+    pub(crate) clock_errors_ns: Vec<u64>,
     /// Its shards beside the home, while they run.
     pub(crate) parts: Option<Parts>,
     /// What became of the last move.
     pub(crate) moved: Option<MoveReport>,
-    /// A cell that it spans, and that is lost.
-    pub(crate) lost: Option<u16>,
+    /// Why a cell that it spans is lost, if one is.
+    pub(crate) lost: Option<String>,
 }
 
 /// A client that waits for an answer, until dropped.
@@ -142,7 +144,7 @@ impl Handle {
             let statuses = parts
                 .statuses()
                 .ok_or_else(|| io::Error::other("a shard of the VM does not answer"))?;
-            add_span(&mut status, &state.cells, statuses);
+            add_span(&mut status, &state.cells, &state.clock_errors_ns, statuses);
         }
         Ok(status)
     }
@@ -247,7 +249,7 @@ impl Handle {
 }
 
 /// Adds to the home's status where each vCPU is, and what the other shards counted.
-fn add_span(status: &mut Value, cells: &[u16], parts: Vec<Value>) {
+fn add_span(status: &mut Value, cells: &[u16], clock_errors_ns: &[u64], parts: Vec<Value>) {
     let Some(status) = status.as_object_mut() else {
         return;
     };
@@ -259,9 +261,34 @@ fn add_span(status: &mut Value, cells: &[u16], parts: Vec<Value>) {
     let vcpus: Vec<_> = shards.as_array().into_iter().flatten().map(cell).collect();
     let home = json!({ "exits": status.get("exits") });
     let counted = cells.iter().zip(std::iter::once(home).chain(parts));
-    let shards: Vec<Value> = counted
+    let mut shards: Vec<Value> = counted
         .map(|(cell, counted)| json!({ "cell": cell, "exits": counted.get("exits") }))
         .collect();
+    // On one host there is one clock.
+    for (shard, error_ns) in shards.iter_mut().zip(clock_errors_ns) {
+        if *error_ns > 0 {
+            shard["clock_error_ns"] = (*error_ns).into();
+        }
+    }
     let span = json!({ "cells": cells, "vcpus": vcpus, "shards": shards });
     status.insert("span".to_owned(), span);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_says_where_vcpus_are_and_what_clocks_are_worth() {
+        let mut status = json!({ "exits": [1], "vcpu_shards": [0, 1, 1] });
+        add_span(&mut status, &[3, 5], &[0, 15_000], vec![json!({ "exits": [2] })]);
+        let shards = json!([
+            { "cell": 3, "exits": [1] },
+            { "cell": 5, "exits": [2], "clock_error_ns": 15_000 },
+        ]);
+        assert_eq!(
+            status["span"],
+            json!({ "cells": [3, 5], "vcpus": [3, 5, 5], "shards": shards })
+        );
+    }
 }

@@ -209,6 +209,7 @@ mod tests {
             runs_etcd: false,
             keys: "keys".into(),
             silence_ms: 200,
+            spans: Default::default(),
         };
         let plans = [plan(0, Some("alpha"), &[4, 5]), plan(1, Some("beta"), &[])];
         let facts: Vec<String> = cells(&plans, "box", Some(&site))

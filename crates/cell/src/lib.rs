@@ -3,7 +3,7 @@
 //! [`monitor`] is the process: it holds the command's [`lease`] and a thread for each VM. [`open`] opens a VM's files,
 //! [`vm`] runs its shard ([`spawn`], [`link`]), or its shards ([`spanning`]), through every reboot, [`handle`] is what others have of it, [`frozen`] is one that others go on from, [`snapshot`] such a one in a directory, [`registry`] says which VMs run, [`console`] and
 //! [`control`] are what other commands reach of one. [`memory_use`] says what they take of the host's memory, [`topology`]
-//! what the host is made of, [`measure`] what messages cost on it; [`known`] is all of that. [`cluster`] is several cells under one name space.
+//! what the host is made of, [`measure`] what messages cost on it; [`known`] is all of that. [`cluster`] is several cells under one name space, [`remote`] what of a VM is on other hosts.
 
 pub mod cluster;
 pub mod console;
@@ -22,6 +22,7 @@ pub mod nodes;
 pub mod open;
 mod parts;
 pub mod registry;
+pub mod remote;
 pub mod runtime;
 mod shard_process;
 pub mod snapshot;

@@ -12,6 +12,8 @@ use serde_json::Value;
 use shard::launch::{Ending, Order, Report};
 
 use crate::link::{Reports, send_order};
+use crate::remote::part::Remote;
+use crate::remote::talk::FromPart;
 use crate::shard_process::ShardProcess;
 
 /// How long a shard may take until it is ready.
@@ -19,11 +21,16 @@ const START_LIMIT: Duration = Duration::from_secs(30);
 
 /// One of them, started.
 #[derive(Debug)]
-pub struct Part {
-    /// Its cell.
-    pub cell: u16,
-    /// Its process.
-    pub process: ShardProcess,
+pub enum Part {
+    /// On this host.
+    Here {
+        /// Its cell.
+        cell: u16,
+        /// Its process.
+        process: ShardProcess,
+    },
+    /// On another.
+    There(Arc<Remote>),
 }
 
 /// All of them.
@@ -55,24 +62,98 @@ struct State {
 }
 
 impl Part {
-    /// Waits until the shard says that it is ready; if not, says why.
-    pub fn wait_until_ready(&self) -> Result<(), String> {
-        let failed = |error: io::Error| format!("its shard in cell {}: {error}", self.cell);
-        let socket = self.process.socket.try_clone().map_err(failed)?;
-        socket.set_read_timeout(Some(START_LIMIT)).map_err(failed)?;
-        let report = Reports::new(socket).next_report();
-        self.process.socket.set_read_timeout(None).map_err(failed)?;
-        match report {
-            // What its sandbox lacks, the home's lacks too.
-            Some(Report::Running { .. }) => Ok(()),
-            Some(Report::Ended(Ending::ShardFailed { detail })) => {
-                Err(format!("its shard in cell {}: {detail}", self.cell))
+    /// Waits until the shard says that it is ready; if not, says why. What its sandbox lacks, if its host is another than the
+    /// home's: else the home's lacks it, too.
+    pub fn wait_until_ready(&self) -> Result<Vec<String>, String> {
+        let not_ready = match self {
+            Self::Here { process, .. } => {
+                let failed = |error: io::Error| format!("its shard in {}: {error}", self.place());
+                let socket = process.socket.try_clone().map_err(failed)?;
+                socket.set_read_timeout(Some(START_LIMIT)).map_err(failed)?;
+                let report = Reports::new(socket).next_report();
+                process.socket.set_read_timeout(None).map_err(failed)?;
+                match report {
+                    Some(Report::Running { .. }) => return Ok(Vec::new()),
+                    Some(Report::Ended(Ending::ShardFailed { detail })) => detail,
+                    _ => process.kill(),
+                }
             }
-            _ => Err(format!(
-                "its shard in cell {}: {}",
-                self.cell,
-                self.process.kill()
-            )),
+            Self::There(remote) => match remote.next(Some(START_LIMIT)) {
+                Some(FromPart::Report(Report::Running { sandbox_missing })) => {
+                    let place = self.place();
+                    let missing = sandbox_missing.iter().map(|line| format!("{place}: {line}"));
+                    return Ok(missing.collect());
+                }
+                Some(FromPart::Report(Report::Ended(Ending::ShardFailed { detail }))) => detail,
+                Some(FromPart::Gone(why)) => why,
+                _ => remote
+                    .lost()
+                    .unwrap_or_else(|| "it does not get ready".to_owned()),
+            },
+        };
+        Err(format!("its shard in {}: {not_ready}", self.place()))
+    }
+
+    /// Where it is, for people.
+    fn place(&self) -> String {
+        match self {
+            Self::Here { cell, .. } => format!("cell {cell}"),
+            Self::There(remote) => remote.reach().to_string(),
+        }
+    }
+
+    fn order(&self, order: &Order) -> io::Result<()> {
+        match self {
+            Self::Here { process, .. } => send_order(&process.socket, order),
+            Self::There(remote) => remote.order(order),
+        }
+    }
+
+    /// Gives what the shard reports to `heard` until it ends. Its last word, or what is known of its end.
+    fn reports(&self, mut heard: impl FnMut(Report)) -> Result<Ending, String> {
+        let gone = "its process is gone; the VM ends with any of its shards";
+        match self {
+            Self::Here { process, .. } => {
+                let socket = process.socket.try_clone().map_err(|error| error.to_string())?;
+                let mut reports = Reports::new(socket);
+                loop {
+                    match reports.next_report() {
+                        Some(Report::Ended(ending)) => return Ok(ending),
+                        Some(report) => heard(report),
+                        None => return Err(gone.to_owned()),
+                    }
+                }
+            }
+            Self::There(remote) => {
+                let mut last = None;
+                loop {
+                    match remote.next(None) {
+                        Some(FromPart::Report(Report::Ended(ending))) => last = Some(ending),
+                        Some(FromPart::Report(report)) => heard(report),
+                        // Only now it has ended.
+                        Some(FromPart::Gone(why)) => return last.ok_or(why),
+                        Some(FromPart::Lost(why)) => return Err(why),
+                        None => return Err(remote.lost().unwrap_or_else(|| gone.to_owned())),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Its process, if that is on this host.
+    fn pid(&self) -> Option<i32> {
+        match self {
+            Self::Here { process, .. } => Some(process.pid),
+            Self::There(_) => None,
+        }
+    }
+
+    /// Waits until its process has ended, so that whoever reads its reports comes to their end.
+    fn end(&self) {
+        if let Self::Here { process, .. } = self {
+            process.wait();
+            // Whatever holds its end of the socket: the watcher is to read its end.
+            let _ = process.socket.shutdown(Shutdown::Both);
         }
     }
 }
@@ -101,9 +182,9 @@ impl Parts {
         Ok(all)
     }
 
-    /// Their processes.
+    /// The processes of those on this host.
     pub fn pids(&self) -> Vec<i32> {
-        self.running.iter().map(|one| one.part.process.pid).collect()
+        self.running.iter().filter_map(|one| one.part.pid()).collect()
     }
 
     /// Whether one has ended before it was told to.
@@ -116,7 +197,7 @@ impl Parts {
         self.shared.lock().statuses.fill(None);
         for one in &self.running {
             // One that is gone ends the VM.
-            let _ = send_order(&one.part.process.socket, &Order::Status);
+            let _ = one.part.order(&Order::Status);
         }
     }
 
@@ -134,13 +215,10 @@ impl Parts {
     fn stop(&mut self) {
         self.shared.lock().ending = true;
         for one in &self.running {
-            let _ = send_order(&one.part.process.socket, &Order::Quit);
+            let _ = one.part.order(&Order::Quit);
         }
         for one in &mut self.running {
-            let process = &one.part.process;
-            process.wait();
-            // Whatever holds its end of the socket: the watcher is to read its end.
-            let _ = process.socket.shutdown(Shutdown::Both);
+            one.part.end();
             if let Some(watcher) = one.watcher.take() {
                 let _ = watcher.join();
             }
@@ -165,34 +243,21 @@ impl Drop for Parts {
 
 impl Shared {
     fn watch(&self, index: usize, part: &Part, told: &impl Fn(), ended: &impl Fn()) {
-        let mut reports = match part.process.socket.try_clone() {
-            Ok(socket) => Reports::new(socket),
-            Err(_) => return,
-        };
-        let ending = loop {
-            match reports.next_report() {
-                Some(Report::Status(status)) => {
-                    self.lock().statuses[index] = Some(status);
-                    told();
-                }
-                Some(Report::Ended(ending)) => break Some(ending),
-                Some(_) => {}
-                None => break None,
+        let ending = part.reports(|report| {
+            if let Report::Status(status) = report {
+                self.lock().statuses[index] = Some(status);
+                told();
             }
-        };
+        });
         let mut state = self.lock();
         if state.ending {
             return;
         }
-        let cell = part.cell;
         state.cause.get_or_insert(match ending {
-            Some(Ending::ShardFailed { detail }) => Ending::ShardFailed {
-                detail: format!("in cell {cell}: {detail}"),
+            Ok(Ending::ShardFailed { detail }) | Err(detail) => Ending::ShardFailed {
+                detail: format!("in {}: {detail}", part.place()),
             },
-            Some(ending) => ending,
-            None => Ending::ShardFailed {
-                detail: format!("in cell {cell}: its process is gone; the VM ends with any of its shards"),
-            },
+            Ok(ending) => ending,
         });
         drop(state);
         ended();

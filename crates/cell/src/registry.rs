@@ -100,6 +100,11 @@ impl Registry {
         Self::at(&runtime::directory()?)
     }
 
+    /// This user's for the parts that VMs of other hosts have here.
+    pub fn of_parts() -> io::Result<Self> {
+        Self::at(&runtime::directory()?.join("parts"))
+    }
+
     /// The registry in a runtime directory.
     pub fn at(directory: &Path) -> io::Result<Self> {
         let vms = directory.join("vms");

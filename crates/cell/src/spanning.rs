@@ -2,95 +2,193 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use config::VmSpec;
 use policy::span::Part;
-use shard::launch::{Fd, MemoryLaunch, PartLaunch, ShardChannels, ShardMemory, SpanLaunch};
+use shard::launch::{
+    Fd, LaunchSpec, Leaf, MemoryLaunch, PartLaunch, Ratio, ShardChannels, ShardMemory, SpanLaunch, TscLaunch,
+};
+use shard::span::host::HostProcessor;
 
-use crate::cluster::tenure::{Tenure, TenureError, begin_span, leave_span};
+use crate::cluster::files::Files;
+use crate::cluster::hosts::Hosts;
+use crate::cluster::tenure::{PartPlace, Tenure, TenureError, begin_span, leave_span};
+use crate::remote::clock::{counter, relate};
+use crate::remote::common::Common;
+use crate::remote::connections::connect;
+use crate::remote::part::Remote;
+use crate::remote::talk::{Ends, Other, PartStart, Role};
 
 /// The places of all shards, the home's first: a cell each, and what of the VM starts there.
 #[derive(Debug)]
-pub struct Span(Vec<(Tenure, Part)>);
+pub struct Span {
+    places: Vec<(PartPlace, Part)>,
+    /// Where some of the places are on other hosts.
+    over: Option<Over>,
+    /// So far.
+    boots: AtomicU32,
+}
 
 impl Span {
     /// Asks for the places of a VM; none for one that does not span cells.
     pub fn begin(name: &str, spec: &VmSpec) -> Result<Option<Self>, TenureError> {
         let places = begin_span(name, spec)?;
-        Ok((!places.is_empty()).then_some(Self(places)))
+        if places.is_empty() {
+            return Ok(None);
+        }
+        match Self::leaves(&places).then(|| Over::open(&places)).transpose() {
+            Ok(over) => Ok(Some(Self {
+                places,
+                over,
+                boots: AtomicU32::new(0),
+            })),
+            Err(error) => {
+                leave_span(places);
+                Err(error)
+            }
+        }
+    }
+
+    /// Some of its places are on other hosts.
+    fn leaves(places: &[(PartPlace, Part)]) -> bool {
+        places.iter().any(|(place, _)| place.here().is_none())
+    }
+
+    /// Whether it has parts on several hosts.
+    pub fn is_over_hosts(&self) -> bool {
+        Self::leaves(&self.places)
     }
 
     /// The place of its home.
     pub fn home(&self) -> Option<&Tenure> {
-        self.0.first().map(|(tenure, _)| tenure)
+        self.places.first()?.0.here()
     }
 
     /// What of the VM starts where.
     pub fn parts(&self) -> Vec<Part> {
-        self.0.iter().map(|(_, part)| part.clone()).collect()
+        self.places.iter().map(|(_, part)| part.clone()).collect()
     }
 
     /// The VM has ended.
     pub fn leave(self) {
-        leave_span(self.0);
+        leave_span(self.places);
     }
 
     /// The cells, in the order of the shards.
     pub fn cells(&self) -> Vec<u16> {
-        self.0.iter().map(|(tenure, _)| tenure.cell()).collect()
+        self.places.iter().map(|(place, _)| place.cell()).collect()
     }
 
-    /// A cell of it that is lost for good.
-    pub fn lost(&self) -> Option<u16> {
-        let lost = self.0.iter().find(|(tenure, _)| tenure.lost());
-        lost.map(|(tenure, _)| tenure.cell())
+    /// Why one of its places is lost for good, if one is.
+    pub fn lost(&self) -> Option<String> {
+        self.places.iter().find_map(|(place, _)| place.lost())
     }
 
-    /// Keeps the calling thread, and the processes that it starts, to the cell of that shard.
+    /// Keeps the calling thread, and the processes that it starts, to the cell of that shard, if it is on this host.
     pub fn settle(&self, shard: usize) -> Result<(), TenureError> {
-        self.0.get(shard).map_or(Ok(()), |(tenure, _)| tenure.settle())
+        let place = self.places.get(shard).and_then(|(place, _)| place.here());
+        place.map_or(Ok(()), Tenure::settle)
+    }
+
+    /// The place of a shard on another host.
+    pub fn remote(&self, shard: usize) -> Option<&Arc<Remote>> {
+        match self.places.get(shard) {
+            Some((PartPlace::There(remote), _)) => Some(remote),
+            _ => None,
+        }
+    }
+}
+
+/// What a VM over several hosts has besides.
+#[derive(Debug)]
+struct Over {
+    /// The cluster's.
+    hosts: Hosts,
+    /// What those of the VM have in common.
+    common: Common,
+}
+
+impl Over {
+    fn open(places: &[(PartPlace, Part)]) -> Result<Self, TenureError> {
+        let site = Files::open()?.site()?;
+        let hosts = site.map(Hosts::open).transpose().map_err(io::Error::other)?;
+        let home = HostProcessor::read().map_err(io::Error::other)?;
+        let shards = places.iter().map(|(place, _)| match place {
+            PartPlace::Here(_) => None,
+            PartPlace::There(remote) => Some((remote.reach().to_string(), remote.processor())),
+        });
+        Ok(Self {
+            hosts: hosts.ok_or(io::Error::from(io::ErrorKind::NotFound))?,
+            common: Common::of(&home, shards).map_err(TenureError::Refused)?,
+        })
     }
 }
 
 /// What the shards of one boot share.
 #[derive(Debug)]
 pub struct Boot {
+    number: u32,
     vcpus: Vec<u8>,
     memory: Vec<(u64, Vec<u32>, OwnedFd)>,
-    /// From each shard to each.
-    channels: Vec<Vec<Option<OwnedFd>>>,
-    tsc_offset: u64,
+    /// From each shard to each: a ring where both are here, a connection where the first one is.
+    channels: Vec<Vec<Option<Channel>>>,
+    /// Of each shard.
+    clocks: Vec<TscLaunch>,
+    /// By how much the clock of each shard may be wrong, nanoseconds; zero here.
+    clock_errors_ns: Vec<u64>,
+    /// What the guest is told of the processor, if not all that there is.
+    cpuid: Vec<Leaf>,
+}
+
+#[derive(Debug)]
+enum Channel {
+    Ring(OwnedFd),
+    Stream(OwnedFd, String),
 }
 
 impl Boot {
     /// New memory and channels.
     pub fn new(span: &Span, memory: &MemoryLaunch) -> io::Result<Self> {
-        let shards = span.0.len();
+        let number = span.boots.fetch_add(1, Ordering::Relaxed);
+        let shards = span.places.len();
         let mut vcpus = Vec::new();
         let mut files = Vec::with_capacity(shards);
-        for (shard, (tenure, part)) in (0_u8..).zip(&span.0) {
+        for (shard, (place, part)) in (0_u8..).zip(&span.places) {
             vcpus.extend(part.vcpus.clone().map(|_| shard));
             let file = shard::memory::file_of_shard(memory.pages, memory.bytes).map_err(io::Error::other)?;
-            files.push((part.memory_bytes, tenure.nodes().to_vec(), file.into()));
+            // What is another host's may lie anywhere here.
+            let nodes = place
+                .here()
+                .map_or_else(Vec::new, |tenure| tenure.nodes().to_vec());
+            files.push((part.memory_bytes, nodes, file.into()));
         }
         let mut channels = Vec::with_capacity(shards);
         for from in 0..shards {
-            let ring = |to| {
-                (from != to)
-                    .then(|| shard::span::link::memory().map_err(io::Error::other))
-                    .transpose()
-            };
-            channels.push((0..shards).map(ring).collect::<io::Result<_>>()?);
+            let channel = |to| channel(span, number, from, to);
+            channels.push((0..shards).map(channel).collect::<io::Result<_>>()?);
         }
         // The guest's counter starts at zero, about now.
-        // SAFETY: reads a counter that every x86-64 processor has.
-        let host_tsc = unsafe { std::arch::x86_64::_rdtsc() };
+        let offset = counter().wrapping_neg();
+        let (clocks, clock_errors_ns) = clocks(span, number, offset)?;
         Ok(Self {
+            number,
             vcpus,
             memory: files,
             channels,
-            tsc_offset: host_tsc.wrapping_neg(),
+            clocks,
+            clock_errors_ns,
+            cpuid: span
+                .over
+                .as_ref()
+                .map_or_else(Vec::new, |over| over.common.leaves.clone()),
         })
+    }
+
+    /// By how much the clock of each shard's host may be wrong, nanoseconds; zero on this host.
+    pub fn clock_errors_ns(&self) -> &[u64] {
+        &self.clock_errors_ns
     }
 
     /// What shard `shard` is told; the files that it is sent are added to `files`.
@@ -110,20 +208,57 @@ impl Boot {
             .collect();
         let mut channels = Vec::with_capacity(self.channels.len());
         for other in 0..self.channels.len() {
-            let pair = self.channels[shard][other]
-                .as_ref()
-                .zip(self.channels[other][shard].as_ref());
-            channels.push(pair.map(|(outgoing, incoming)| ShardChannels {
-                outgoing: add(outgoing),
-                incoming: add(incoming),
-            }));
+            let back = self.channels[other][shard].as_ref();
+            channels.push(match (&self.channels[shard][other], back) {
+                (Some(Channel::Ring(outgoing)), Some(Channel::Ring(incoming))) => {
+                    Some(ShardChannels::Rings {
+                        outgoing: add(outgoing),
+                        incoming: add(incoming),
+                    })
+                }
+                (Some(Channel::Stream(socket, peer)), _) => Some(ShardChannels::Stream {
+                    socket: add(socket),
+                    peer: peer.clone(),
+                }),
+                _ => None,
+            });
         }
         SpanLaunch {
             shard: shard as u8,
             vcpus: self.vcpus.clone(),
             memory,
             channels,
-            tsc_offset: self.tsc_offset,
+            tsc: self.clocks[shard],
+            cpuid: self.cpuid.clone(),
+        }
+    }
+
+    /// What the monitor of a shard on another host is told.
+    pub fn remote(&self, span: &Span, shard: usize, home: &LaunchSpec) -> PartStart {
+        let numbered = (0..)
+            .zip(&span.places)
+            .filter(|(other, _)| usize::from(*other) != shard);
+        let others = numbered.map(|(number, (place, _))| Other {
+            shard: number,
+            place: match place {
+                PartPlace::Here(tenure) => here(span, tenure.cell()),
+                PartPlace::There(remote) => remote.reach().to_string(),
+            },
+            // The lower number calls.
+            reach: match place {
+                PartPlace::There(remote) if shard < usize::from(number) => Some(remote.reach().clone()),
+                _ => None,
+            },
+        });
+        PartStart {
+            boot: self.number,
+            vcpus: self.vcpus.clone(),
+            memory: home.memory.clone(),
+            shares: self.memory.iter().map(|(bytes, _, _)| *bytes).collect(),
+            sandbox: home.sandbox,
+            tsc: self.clocks[shard],
+            cpuid: self.cpuid.clone(),
+            others: others.collect(),
         }
     }
 
@@ -131,7 +266,7 @@ impl Boot {
     pub fn part<'a>(
         &'a self,
         shard: usize,
-        home: &shard::launch::LaunchSpec,
+        home: &LaunchSpec,
         kvm: BorrowedFd<'a>,
         log: BorrowedFd<'a>,
         sandbox_missing: Vec<String>,
@@ -146,5 +281,63 @@ impl Boot {
             sandbox_missing,
         };
         (part, files)
+    }
+}
+
+/// The channel from one shard to another, or to both where that is on another host; none where another monitor makes it.
+fn channel(span: &Span, boot: u32, from: usize, to: usize) -> io::Result<Option<Channel>> {
+    if from == to || span.remote(from).is_some() {
+        return Ok(None);
+    }
+    let Some((remote, over)) = span.remote(to).zip(span.over.as_ref()) else {
+        let ring = shard::span::link::memory().map_err(io::Error::other)?;
+        return Ok(Some(Channel::Ring(ring)));
+    };
+    let (from, to) = (from as u8, to as u8);
+    let ends = Ends { boot, from, to };
+    let socket = connect(&over.hosts, remote.reach(), Role::Link(ends))?;
+    Ok(Some(Channel::Stream(socket, remote.reach().to_string())))
+}
+
+/// How each shard's counter becomes the guest's, which is this host's and `offset`, and by how many nanoseconds that may be
+/// wrong.
+fn clocks(span: &Span, boot: u32, offset: u64) -> io::Result<(Vec<TscLaunch>, Vec<u64>)> {
+    let here = TscLaunch {
+        offset,
+        ratio: Ratio::ONE,
+        khz: None,
+        is_relied_on: true,
+    };
+    let Some(Over { hosts, common }) = &span.over else {
+        return Ok((vec![here; span.places.len()], vec![0; span.places.len()]));
+    };
+    let here = TscLaunch {
+        khz: Some(common.khz),
+        is_relied_on: common.is_relied_on,
+        ..here
+    };
+    let (mut clocks, mut errors_ns) = (Vec::new(), Vec::new());
+    for ((place, _), ratio) in span.places.iter().zip(&common.ratios) {
+        let PartPlace::There(remote) = place else {
+            clocks.push(here);
+            errors_ns.push(0);
+            continue;
+        };
+        let relation = relate(connect(hosts, remote.reach(), Role::Clock(boot))?)?;
+        clocks.push(TscLaunch {
+            offset: relation.offset(offset, *ratio),
+            ratio: *ratio,
+            ..here
+        });
+        errors_ns.push(relation.error.saturating_mul(1_000_000) / u64::from(common.khz.max(1)));
+    }
+    Ok((clocks, errors_ns))
+}
+
+/// A cell of this host, for people on others.
+fn here(span: &Span, cell: u16) -> String {
+    match &span.over {
+        Some(over) => format!("cell {cell} on host {}", over.hosts.site.here),
+        None => format!("cell {cell}"),
     }
 }

@@ -40,6 +40,11 @@ pub enum RunError {
         /// The shard's words.
         detail: String,
     },
+    /// Its cells are of several hosts, and all is there but the memory.
+    #[error(
+        "the memory of a VM over several hosts is not kept coherent yet; name cells of one host in `span`"
+    )]
+    NotCoherent,
     /// One of its cells.
     #[error(transparent)]
     Tenure(#[from] TenureError),
@@ -142,8 +147,8 @@ fn every_boot(
 fn watch_cells(span: &Span, handle: &Handle, over: &AtomicBool) {
     const LOOK: Duration = Duration::from_millis(200);
     while !over.load(Ordering::Relaxed) {
-        if let Some(cell) = span.lost() {
-            handle.state().lost = Some(cell);
+        if let Some(why) = span.lost() {
+            handle.state().lost = Some(why);
             // It may be between two boots: the next one's end is looked at too.
             let _ = handle.order(&Order::Quit);
         }
@@ -179,13 +184,18 @@ fn one_boot(
     let boot = span
         .map(|span| Boot::new(span, &opened.launch.memory))
         .transpose()?;
-    let mut parts = None;
+    let (mut parts, mut missing_elsewhere) = (None, Vec::new());
     if let (Some(span), Some(boot)) = (span, &boot) {
+        handle.state().clock_errors_ns = boot.clock_errors_ns().to_vec();
         let (told, home) = (handle.clone(), handle.clone());
         // The home may not be there yet, or no longer.
-        let started = start_parts(opened, start, span, boot)?;
+        let (started, missing) = start_parts(opened, start, span, boot)?;
+        missing_elsewhere = missing;
         let ended = move || drop(home.order(&Order::Quit));
         parts = Some(Parts::watch(started, move || told.changed(), ended)?);
+        if span.is_over_hosts() {
+            return Err(RunError::NotCoherent);
+        }
         span.settle(0)?;
     }
     let part_pids = parts.as_ref().map_or_else(Vec::new, Parts::pids);
@@ -214,8 +224,9 @@ fn one_boot(
         let mut reports = Reports::new(socket);
         while let Some(report) = reports.next_report() {
             match report {
-                Report::Running { sandbox_missing } => {
+                Report::Running { mut sandbox_missing } => {
                     ran = true;
+                    sandbox_missing.append(&mut missing_elsewhere);
                     booted(Booted {
                         pid: home.pid,
                         parts: &part_pids,
@@ -252,10 +263,8 @@ fn one_boot(
     handle.state().pid = None;
     let parts = handle.state().parts.take();
     let cause = parts.and_then(Parts::end);
-    if let Some(cell) = handle.state().lost {
-        return Ok(Ending::ShardFailed {
-            detail: format!("cell {cell}, which it spans, is lost; see `mirrorball cluster status`"),
-        });
+    if let Some(detail) = handle.state().lost.clone() {
+        return Ok(Ending::ShardFailed { detail });
     }
     if let Some(cause) = cause {
         return Ok(cause);
@@ -274,15 +283,29 @@ fn one_boot(
     }))
 }
 
-/// Starts the shards beside the home, each in its cell, and waits until they are ready.
+/// Starts the shards beside the home, each in its cell, and waits until they are ready. And what the sandboxes of those on other
+/// hosts lack.
 fn start_parts(
     opened: &Opened,
     start: impl Fn(&str) -> Result<ShardProcess, RunError>,
     span: &Span,
     boot: &Boot,
-) -> Result<Vec<Part>, RunError> {
-    let mut parts = Vec::new();
+) -> Result<(Vec<Part>, Vec<String>), RunError> {
+    let (mut parts, mut missing_elsewhere) = (Vec::new(), Vec::new());
     for (shard, cell) in span.cells().into_iter().enumerate().skip(1) {
+        let refused = |detail| RunError::Refused {
+            kernel: opened.kernel.clone(),
+            detail,
+        };
+        if let Some(remote) = span.remote(shard) {
+            let place = remote.reach().to_string();
+            let started = remote.start(boot.remote(span, shard, &opened.launch));
+            started.map_err(|error| refused(format!("{place}: {error}")))?;
+            let part = Part::There(remote.clone());
+            missing_elsewhere.extend(part.wait_until_ready().map_err(refused)?);
+            parts.push(part);
+            continue;
+        }
         span.settle(shard)?;
         let process = start(&format!("shard{shard}.log"))?;
         let kvm = opened.files[opened.launch.kvm.0].as_fd();
@@ -294,12 +317,9 @@ fn start_parts(
             &Launch::Part(Box::new(launch)),
             &files,
         );
-        let part = Part { cell, process };
-        part.wait_until_ready().map_err(|detail| RunError::Refused {
-            kernel: opened.kernel.clone(),
-            detail,
-        })?;
+        let part = Part::Here { cell, process };
+        part.wait_until_ready().map_err(refused)?;
         parts.push(part);
     }
-    Ok(parts)
+    Ok((parts, missing_elsewhere))
 }

@@ -159,6 +159,10 @@ enum Command {
     #[command(hide = true)]
     Monitor,
     #[command(hide = true)]
+    Part,
+    #[command(hide = true)]
+    PartMonitor,
+    #[command(hide = true)]
     Shard,
 }
 
@@ -262,10 +266,15 @@ fn obey(command: Command) -> Result<ExitCode> {
         Command::Disk(command) => disk::run(command),
         Command::Lab(args) => Ok(labs::run(args)),
         Command::Monitor => {
-            let lease = std::os::fd::AsFd::as_fd(&std::io::stdin())
-                .try_clone_to_owned()
-                .into_diagnostic()?;
-            cell::monitor::run(lease.into()).into_diagnostic()?;
+            cell::monitor::run(input_socket()?).into_diagnostic()?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Part => {
+            cell::remote::launch::launch(std::io::stdin(), std::io::stdout()).into_diagnostic()?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::PartMonitor => {
+            cell::remote::monitor::run(input_socket()?).into_diagnostic()?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Shard => {
@@ -275,6 +284,13 @@ fn obey(command: Command) -> Result<ExitCode> {
             Ok(shard::process::run(control))
         }
     }
+}
+
+/// The socket that who started this process has put in the place of standard input.
+fn input_socket() -> Result<std::os::unix::net::UnixStream> {
+    let input = std::io::stdin();
+    let socket = std::os::fd::AsFd::as_fd(&input).try_clone_to_owned();
+    Ok(socket.into_diagnostic()?.into())
 }
 
 fn probe() -> ExitCode {

@@ -6,6 +6,9 @@
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::arch::x86_64::features::Leaf;
+pub use crate::span::relation::Ratio;
+
 /// An open file passed with the [`LaunchSpec`]: the index among the files of the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -49,8 +52,24 @@ pub struct SpanLaunch {
     pub memory: Vec<ShardMemory>,
     /// The channels between this shard and each; none to itself.
     pub channels: Vec<Option<ShardChannels>>,
-    /// The guest's time-stamp counter, less the host's.
-    pub tsc_offset: u64,
+    /// The guest's time-stamp counter.
+    pub tsc: TscLaunch,
+    /// What the guest is told of the processor: what all hosts have in common. All that this host has when empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cpuid: Vec<Leaf>,
+}
+
+/// How the guest's time-stamp counter comes from a host's.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct TscLaunch {
+    /// What is added to the host's, scaled.
+    pub offset: u64,
+    /// What the host's is multiplied by.
+    pub ratio: Ratio,
+    /// Ticks in a millisecond; the host's when absent.
+    pub khz: Option<u32>,
+    /// The kernels of all other hosts of the VM take their time from theirs.
+    pub is_relied_on: bool,
 }
 
 /// Of a VM's memory, what is in the cell of one shard.
@@ -64,13 +83,24 @@ pub struct ShardMemory {
     pub host_nodes: Vec<u32>,
 }
 
-/// A ring each way between two shards.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct ShardChannels {
-    /// To the other.
-    pub outgoing: Fd,
-    /// From it.
-    pub incoming: Fd,
+/// What is between two shards.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ShardChannels {
+    /// Of one host: a ring each way.
+    Rings {
+        /// To the other.
+        outgoing: Fd,
+        /// From it.
+        incoming: Fd,
+    },
+    /// Of two hosts: a connection.
+    Stream {
+        /// A connected stream socket.
+        socket: Fd,
+        /// Where the other is, for people.
+        peer: String,
+    },
 }
 
 /// One VM, with every file already open.

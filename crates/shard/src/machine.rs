@@ -10,7 +10,7 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, KVM_MEM_READONLY, kvm_userspace_memory_region};
+use kvm_bindings::{CpuId, KVM_MEM_READONLY, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use serde_json::Value;
 use vm_memory::GuestMemoryBackend;
@@ -34,11 +34,13 @@ use crate::sharing::Mapper;
 use crate::snapshot::MachineState;
 use crate::span;
 use crate::span::desk::IoApicDevice;
+use crate::span::host::cpuid;
 use crate::span::machine::{SpanParts, travelling};
 use crate::vcpu::{Vcpu, VcpuCounters};
 use crate::virtio::pmem::PmemRegion;
+use kvm_vm::create_vm;
 pub use kvm_vm::{check_kvm, create_shard_vm, map_memory};
-use kvm_vm::{create_vm, host_relies_on_tsc, tsc_khz};
+pub(crate) use kvm_vm::{host_relies_on_tsc, tsc_khz};
 use load::load;
 pub use vcpus::prepare_vcpu;
 use vcpus::{boot, node_of_each, second};
@@ -188,6 +190,8 @@ impl Machine {
             Some(Resume { state, memory }) => (Some(Box::new(state)), VecDeque::from(memory)),
             None => (None, VecDeque::new()),
         };
+        let others_rely = span.as_ref().is_none_or(|span| span.launch.tsc.is_relied_on);
+        let leaves = span.as_ref().map_or(&[][..], |span| &span.launch.cpuid);
         let (memory, parts) = match span {
             Some(span) => {
                 let memory = memory::create_spanning(&layout, &spec.memory, span.launch, span.memory)?;
@@ -213,7 +217,11 @@ impl Machine {
         if parts.is_some() {
             // Without KVM's clock the guest would measure its TSC, slowly and badly, and watch it by counting ticks, of
             // which it may miss some. What the host relies on, the guest can.
-            let reliable = if host_relies_on_tsc() { "tsc=reliable " } else { "" };
+            let reliable = if host_relies_on_tsc() && others_rely {
+                "tsc=reliable "
+            } else {
+                ""
+            };
             cmdline = format!("{reliable}tsc_early_khz={} {cmdline}", tsc_khz(kvm_fd)?);
         }
         let end = Arc::new(EndSignal::new()?);
@@ -229,9 +237,7 @@ impl Machine {
                 Start::Resume(saved)
             }
             None => Start::Boot {
-                cpuid: kvm_fd
-                    .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
-                    .map_err(kvm("read the supported CPUID"))?,
+                cpuid: cpuid(kvm_fd, leaves)?,
                 entry: load(&memory, &layout, spec, &cmdline, &mut files, sharing.as_deref())?,
             },
         };
@@ -343,6 +349,9 @@ impl Machine {
             let fd = self.vm.create_vcpu(u64::from(id)).map_err(kvm("make a vCPU"))?;
             match &self.start {
                 Start::Boot { cpuid, entry } => {
+                    if let Some(home) = &self.span {
+                        home.parts.pace(&fd)?;
+                    }
                     prepare_vcpu(&fd, cpuid, id, self.groups, self.span.is_some())?;
                     if id == 0 {
                         boot(&fd, *entry)?;

@@ -4,7 +4,7 @@
 //! runs for another only this program: who has the key of a host may do on all of them what its cells' user may.
 
 use std::io;
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -115,15 +115,23 @@ impl Hosts {
         self.reach(cell, &Wish::Command)
     }
 
+    /// A connection to `address`, which proves that it is this host.
+    ///
+    /// # Errors
+    /// If it can't be reached, or is another.
+    pub(crate) fn connect(&self, address: SocketAddr, host: &str) -> io::Result<UnixStream> {
+        let reached = self.identity.connect(address, host, PATIENCE);
+        reached.map_err(|error| io::Error::new(io::ErrorKind::NotConnected, format!("host {host}: {error}")))
+    }
+
+    /// The connection of a caller, and who it has proven to be.
+    pub(crate) fn accept(&self, tcp: TcpStream) -> io::Result<(UnixStream, Peer)> {
+        self.identity.accept(tcp, PATIENCE).map_err(io::Error::other)
+    }
+
     fn reach(&self, cell: u16, wish: &Wish) -> io::Result<UnixStream> {
         let host = self.site.host_of(cell).ok_or(io::ErrorKind::NotFound)?;
-        let reached = self.identity.connect(host.address_of(cell), &host.name, PATIENCE);
-        let mut stream = reached.map_err(|error| {
-            io::Error::new(
-                io::ErrorKind::NotConnected,
-                format!("host {}: {error}", host.name),
-            )
-        })?;
+        let mut stream = self.connect(host.address_of(cell), &host.name)?;
         let wish = postcard::to_stdvec(wish).map_err(io::Error::other)?;
         stream::write(&mut stream, &wish)?;
         Ok(stream)
@@ -155,7 +163,7 @@ impl Hosts {
     }
 
     fn take_one(&self, tcp: TcpStream, calling: &Calling) -> io::Result<Option<Link>> {
-        let (mut stream, peer) = self.identity.accept(tcp, PATIENCE).map_err(io::Error::other)?;
+        let (mut stream, peer) = self.accept(tcp)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         let mut bytes = Vec::new();
         stream::read(&mut stream, &mut bytes)?;

@@ -112,9 +112,10 @@ pub fn serve(number: u16) -> io::Result<()> {
     Ok(())
 }
 
-/// The VMs of this host that run in cells.
+/// The VMs of this host that run in cells, and the parts of other hosts' VMs.
 fn running() -> io::Result<Vec<Running>> {
-    let records = Registry::open()?.list()?;
+    let mut records = Registry::open()?.list()?;
+    records.extend(Registry::of_parts()?.list()?);
     Ok(records.iter().flat_map(places).collect())
 }
 

@@ -18,7 +18,7 @@ use super::limits::{HOPS_MAX, RETRY};
 
 mod span;
 
-pub use span::{begin_span, foresee, leave_span};
+pub use span::{PartPlace, begin_part, begin_span, foresee, leave_span};
 
 /// Between two tries to reach a cell that is starting anew, at most.
 const RETRY_MAX: Duration = Duration::from_secs(1);

@@ -176,6 +176,7 @@ fn hosts_that_answer_are_measured() {
         runs_etcd: false,
         keys: "keys".into(),
         silence_ms: 200,
+        spans: Default::default(),
     };
     let facts = reach(&site, NAME);
     let names: Vec<_> = facts

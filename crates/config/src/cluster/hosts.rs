@@ -42,6 +42,20 @@ pub struct MembershipSpec {
     /// After how many milliseconds without a word a cell of another host is taken for dead.
     #[serde(default = "default_silence")]
     pub silence_ms: u64,
+    /// How the shards of a VM that spans hosts are connected.
+    #[serde(default)]
+    pub spans: SpanWay,
+}
+
+/// How bytes go between the shards of a VM that are on different hosts. What their monitors say is always encrypted.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SpanWay {
+    /// TLS, as the links of cells.
+    #[default]
+    Tls,
+    /// TCP as it is: for a network that nobody else can reach.
+    Plain,
 }
 
 impl Default for MembershipSpec {
@@ -50,6 +64,7 @@ impl Default for MembershipSpec {
             etcd: Vec::new(),
             keys: default_keys(),
             silence_ms: default_silence(),
+            spans: SpanWay::default(),
         }
     }
 }
@@ -77,6 +92,9 @@ pub struct Site {
     pub keys: PathBuf,
     /// After how many milliseconds without a word a cell of another host is taken for dead.
     pub silence_ms: u64,
+    /// How the shards of a VM that spans hosts are connected.
+    #[serde(default)]
+    pub spans: SpanWay,
 }
 
 /// A host and its cells.
@@ -183,6 +201,7 @@ impl ClusterSpec {
             runs_etcd: runs_etcd && here == first.name,
             keys: folder.join(membership.keys),
             silence_ms: membership.silence_ms,
+            spans: membership.spans,
         }))
     }
 

@@ -134,6 +134,11 @@ fn each_host_plans_its_own_cells_and_knows_the_others() {
         (site.keys.to_str().unwrap(), site.silence_ms),
         ("/etc/cluster/keys", 200)
     );
+    assert_eq!(site.spans, SpanWay::Tls);
+    let plain = format!("{text}[membership]\nspans = \"plain\"\n");
+    let plain = ClusterSpec::parse("cluster.toml", &plain).unwrap();
+    let plain = plain.site("b", Path::new("")).unwrap().unwrap();
+    assert_eq!(plain.spans, SpanWay::Plain);
     assert!(!site.runs_etcd && site.is_elsewhere(0) && !site.is_elsewhere(2) && !site.is_elsewhere(3));
     let other = site.host_of(2).unwrap();
     assert_eq!(other.address_of(2).to_string(), "10.0.0.2:7402");
@@ -218,6 +223,10 @@ fn wrong_hosts_are_shown_with_their_place() {
         (
             format!("{TWO_HOSTS}{cell}[membership]\nsilence_ms = 1\n"),
             "too short",
+        ),
+        (
+            format!("{TWO_HOSTS}{cell}[membership]\nspans = \"none\"\n"),
+            "unknown value `none`",
         ),
         (
             "[membership]\n[[cells]]\ncpus = \"1\"\n".to_owned(),

@@ -47,13 +47,13 @@ pub fn create_shard_vm(kvm_fd: &Kvm) -> Result<VmFd, MachineError> {
 }
 
 /// Whether the host's kernel takes its time from the TSC.
-pub(super) fn host_relies_on_tsc() -> bool {
+pub fn host_relies_on_tsc() -> bool {
     std::fs::read_to_string("/sys/devices/system/clocksource/clocksource0/current_clocksource")
         .is_ok_and(|source| source.trim() == "tsc")
 }
 
 /// Ticks of the TSC in a millisecond, of vCPUs here.
-pub(super) fn tsc_khz(kvm_fd: &Kvm) -> Result<u32, MachineError> {
+pub fn tsc_khz(kvm_fd: &Kvm) -> Result<u32, MachineError> {
     bare_vm(kvm_fd)?
         .create_vcpu(0)
         .and_then(|fd| fd.get_tsc_khz())

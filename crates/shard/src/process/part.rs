@@ -4,7 +4,6 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use kvm_bindings::KVM_MAX_CPUID_ENTRIES;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::json;
 
@@ -22,6 +21,7 @@ use crate::launch::{Ending, Order, PartLaunch, Report};
 use crate::machine::{self, MachineError};
 use crate::memory;
 use crate::sandbox::{self, ThreadKind};
+use crate::span::host::cpuid;
 use crate::span::machine::{Channels, SpanParts, forwarded, travelling, wake_promptly};
 use crate::span::packet::Space;
 use crate::span::router::Router;
@@ -67,9 +67,7 @@ pub fn start(control: &mut UnixStream, launch: PartLaunch, mut files: Files) -> 
         memory::create_spanning(&layout, &memory_launch, &span, memory_files).map_err(MachineError::from)?;
     let vm = machine::create_shard_vm(&kvm)?;
     machine::map_memory(&vm, &memory)?;
-    let cpuid = kvm
-        .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
-        .map_err(failed("read the supported CPUID"))?;
+    let cpuid = cpuid(&kvm, &span.cpuid)?;
     let numbers = travelling(&state::register_numbers(&kvm).map_err(MachineError::from)?);
     let end = Arc::new(EndSignal::new()?);
     let layout = Arc::new(layout);
@@ -77,6 +75,7 @@ pub fn start(control: &mut UnixStream, launch: PartLaunch, mut files: Files) -> 
     let mut vcpus = Vec::with_capacity(usize::from(count));
     for id in 0..count {
         let fd = vm.create_vcpu(u64::from(id)).map_err(failed("make a vCPU"))?;
+        parts.pace(&fd)?;
         machine::prepare_vcpu(&fd, &cpuid, id, Groups::of(&span.vcpus), true)?;
         let counters = Arc::new(VcpuCounters::default());
         let local = parts.vcpu(&numbers, &fd, id, &memory, counters.clone())?;

@@ -2,11 +2,15 @@
 
 use std::time::Duration;
 
+use super::relation::Ratio;
+
 /// How the guest's counter comes from the host's.
 #[derive(Clone, Copy, Debug)]
 pub struct GuestTsc {
-    /// Added to the host's counter; `KVM_VCPU_TSC_OFFSET` of every vCPU.
+    /// Added to the host's counter, scaled; `KVM_VCPU_TSC_OFFSET` of every vCPU.
     pub offset: u64,
+    /// What the host's counter is multiplied by.
+    pub ratio: Ratio,
     /// Ticks in a millisecond.
     pub khz: u32,
 }
@@ -16,7 +20,14 @@ impl GuestTsc {
     pub fn now(self) -> u64 {
         // SAFETY: reads a counter that every x86-64 processor has.
         let host = unsafe { std::arch::x86_64::_rdtsc() };
-        host.wrapping_add(self.offset)
+        self.ratio.scaled(host).wrapping_add(self.offset)
+    }
+
+    /// Nanoseconds of the guest's time: the same in all shards, whichever host they are on.
+    pub fn nanoseconds(self) -> u64 {
+        let nanoseconds = u128::from(self.now()) * 1_000_000 / u128::from(self.khz.max(1));
+        // Not in five hundred years.
+        nanoseconds as u64
     }
 
     /// The time from `now` to `due`; none when it is over.
@@ -48,6 +59,7 @@ mod tests {
     fn ticks_become_time() {
         let tsc = GuestTsc {
             offset: 0,
+            ratio: Ratio::ONE,
             khz: 2_000_000,
         };
         assert_eq!(tsc.left(100, 100), None);

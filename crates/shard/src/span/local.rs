@@ -10,7 +10,7 @@ use apic::{LocalApic, Written};
 use kvm_bindings::{kvm_debugregs, kvm_regs, kvm_sregs, kvm_vcpu_events};
 use kvm_ioctls::VcpuFd;
 
-use super::clock::{GuestTsc, monotonic_ns};
+use super::clock::GuestTsc;
 use super::eoi::{MSR_SHARED_EOI, SharedEoi};
 use super::inbox::Inbox;
 use super::ioctls;
@@ -203,7 +203,7 @@ impl Local {
 
     /// Sends the vCPU to another shard. It stands still, with no access of its own half done.
     pub fn depart(&mut self, fd: &VcpuFd, order: MoveOrder) {
-        let still_since_ns = monotonic_ns();
+        let still_since_ns = self.tsc.nanoseconds();
         if order.to == self.router.me() {
             self.carry_out([self.seat.stay(order, false)]);
             return;
@@ -243,7 +243,10 @@ impl Local {
         self.mode = body.mode;
         let apic = &mut self.apic;
         let accept = |vector, level| apic.accept(vector, level);
-        match self.seat.arrive(journey, given.is_ok(), monotonic_ns(), accept) {
+        match self
+            .seat
+            .arrive(journey, given.is_ok(), self.tsc.nanoseconds(), accept)
+        {
             Arrival::Here(deed) => {
                 // What the shared page says is of the last time that it ran here.
                 let run = fd.get_kvm_run();

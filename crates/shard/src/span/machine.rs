@@ -1,6 +1,7 @@
 //! KVM's side of a shard of a VM that spans cells, and everything that connects it to the others.
 
 use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use kvm_bindings::{
     CpuId, KVM_CAP_X86_USER_SPACE_MSR, KVM_MSR_EXIT_REASON_FILTER, KVM_MSR_EXIT_REASON_INVAL,
@@ -13,6 +14,7 @@ use super::desk::{Desk, IoApicDevice, JOBS_MAX, Job};
 use super::eoi::{FEATURE_SHARED_EOI, MSR_SHARED_EOI};
 use super::forward::Forward;
 use super::ioctls;
+use super::link::stream::{self, Writer};
 use super::link::{Receiving, Sending};
 use super::local::{Local, Reset, TSC_PER_TICK};
 use super::packet::Space;
@@ -23,7 +25,7 @@ use crate::arch::x86_64::msr::{MSR_TSC, MSR_TSC_ADJUST, MSR_TSC_DEADLINE};
 use crate::arch::x86_64::state;
 use crate::bus::{Bus, Overlap};
 use crate::ending::EndSignal;
-use crate::launch::{Ending, SpanLaunch};
+use crate::launch::{Ending, ShardChannels, SpanLaunch, TscLaunch};
 use crate::machine::MachineError;
 use crate::memory::GuestRam;
 use crate::process::{Files, ReceiveError};
@@ -42,8 +44,28 @@ const APIC_BASE: u64 = 0xFEE0_0C00;
 /// This is the processor that starts.
 const APIC_BASE_BOOTSTRAP: u64 = 1 << 8;
 
+/// How long a shard whose connection to another is lost waits for its monitor's word, which may know why, before it ends.
+const PARTING: Duration = Duration::from_secs(1);
+
 /// The channels to the other shards, by their numbers.
-pub struct Channels(Vec<Option<(Sending, Receiving)>>);
+pub struct Channels(Vec<Option<Channel>>);
+
+struct Channel {
+    sending: Sending,
+    incoming: Incoming,
+}
+
+struct Incoming {
+    receiving: Receiving,
+    remote: Option<Remote>,
+}
+
+/// Of a connection to another host.
+struct Remote {
+    /// Where the other shard is, for people.
+    peer: String,
+    writer: Writer,
+}
 
 impl Channels {
     /// Takes them from the monitor's message.
@@ -52,10 +74,23 @@ impl Channels {
         let mut channels = Vec::with_capacity(span.channels.len());
         for channel in &span.channels {
             channels.push(match channel {
-                Some(channel) => {
-                    let sending = Sending::open(files.take(channel.outgoing)?).map_err(invalid)?;
-                    let receiving = Receiving::open(files.take(channel.incoming)?).map_err(invalid)?;
-                    Some((sending, receiving))
+                Some(ShardChannels::Rings { outgoing, incoming }) => Some(Channel {
+                    sending: Sending::ring(files.take(*outgoing)?).map_err(invalid)?,
+                    incoming: Incoming {
+                        receiving: Receiving::ring(files.take(*incoming)?).map_err(invalid)?,
+                        remote: None,
+                    },
+                }),
+                Some(ShardChannels::Stream { socket, peer }) => {
+                    let (sending, writer, receiving) = stream::open(files.take(*socket)?)?;
+                    let peer = peer.clone();
+                    Some(Channel {
+                        sending: Sending::Stream(sending),
+                        incoming: Incoming {
+                            receiving: Receiving::Stream(receiving),
+                            remote: Some(Remote { peer, writer }),
+                        },
+                    })
                 }
                 None => None,
             });
@@ -68,9 +103,9 @@ impl Channels {
 pub struct SpanParts {
     /// Brings interrupts to vCPUs.
     pub router: Arc<Router>,
-    receiving: Vec<(u8, Receiving)>,
+    receiving: Vec<(u8, Incoming)>,
     jobs: Option<mpsc::Receiver<Job>>,
-    tsc_offset: u64,
+    tsc: TscLaunch,
 }
 
 impl SpanParts {
@@ -78,9 +113,9 @@ impl SpanParts {
     pub fn new(span: &SpanLaunch, channels: Channels) -> Self {
         let (mut sending, mut receiving) = (Vec::new(), Vec::new());
         for (shard, channel) in (0..=u8::MAX).zip(channels.0) {
-            sending.push(channel.map(|(to, from)| {
-                receiving.push((shard, from));
-                to
+            sending.push(channel.map(|channel| {
+                receiving.push((shard, channel.incoming));
+                channel.sending
             }));
         }
         let (desk, jobs) = mpsc::sync_channel(JOBS_MAX);
@@ -90,8 +125,16 @@ impl SpanParts {
             router: Arc::new(router),
             receiving,
             jobs: is_home.then_some(jobs),
-            tsc_offset: span.tsc_offset,
+            tsc: span.tsc,
         }
+    }
+
+    /// Sets the frequency of a new vCPU's TSC, of which CPUID tells.
+    pub fn pace(&self, fd: &VcpuFd) -> Result<(), MachineError> {
+        let kvm = |what| move |source| MachineError::Kvm { what, source };
+        let khz = self.tsc.khz;
+        khz.map_or(Ok(()), |khz| fd.set_tsc_khz(khz))
+            .map_err(kvm("set the frequency of the TSC"))
     }
 
     /// Prepares a new vCPU: of the CPUID that it has, for interrupt controllers of ours.
@@ -107,10 +150,11 @@ impl SpanParts {
         let reset = set_reset(fd, vcpu)?;
         let khz = fd.get_tsc_khz().map_err(kvm("read the frequency of the TSC"))?;
         let tsc = GuestTsc {
-            offset: self.tsc_offset,
+            offset: self.tsc.offset,
+            ratio: self.tsc.ratio,
             khz,
         };
-        if !ioctls::set_tsc_offset(fd, self.tsc_offset).map_err(kvm("set the offset of the TSC"))? {
+        if !ioctls::set_tsc_offset(fd, self.tsc.offset).map_err(kvm("set the offset of the TSC"))? {
             return Err(MachineError::Lacking("offset of the TSC (Linux 5.16 has it)"));
         }
         let numbers = state::present(fd, kvm_numbers).map_err(MachineError::State)?;
@@ -146,14 +190,25 @@ impl SpanParts {
             // KVM bind its doorbells.
             threads.spawn(ThreadKind::Vcpu, "desk", move || desk.run())?;
         }
-        for (shard, receiving) in self.receiving {
+        for (shard, Incoming { receiving, remote }) in self.receiving {
             let (router, end) = (self.router.clone(), end.clone());
+            let peer = remote.map(|Remote { peer, writer }| {
+                let writing = threads.spawn(ThreadKind::Link, &format!("to shard{shard}"), || writer.run());
+                writing.map(|_| peer)
+            });
+            let peer = peer.transpose()?;
             threads.spawn(ThreadKind::Link, &format!("from shard{shard}"), move || {
                 let heard = receiving.run(|packet| router.heard(shard, packet));
-                if let Err(error) = heard {
-                    let detail = format!("shard {shard} says what is not understood: {error}");
-                    end.end(Ending::ShardFailed { detail });
-                }
+                let detail = match (heard, peer) {
+                    (Err(error), _) => format!("shard {shard} says what is not understood: {error}"),
+                    (Ok(()), Some(peer)) => {
+                        std::thread::sleep(PARTING);
+                        format!("the connection to its shard in {peer} is lost")
+                    }
+                    // The monitor sees that it is gone.
+                    (Ok(()), None) => return,
+                };
+                end.end(Ending::ShardFailed { detail });
             })?;
         }
         Ok(self.router)

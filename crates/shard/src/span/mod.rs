@@ -15,6 +15,7 @@
 //! - [`router`], [`inbox`], [`mail`], [`whereabouts`], [`owners`], [`enabled`], [`startup`]: from whoever signals to the vCPU's
 //!   thread, wherever that is;
 //! - [`link`], [`packet`], [`travel`]: what goes between shards, vCPUs that move among it;
+//! - [`host`], [`relation`]: what hosts must have in common, and how their clocks go together;
 //! - [`forward`], [`desk`], [`wiring`]: devices, which are all in one shard, the home.
 //!
 //! The Multikernel (SOSP '09, section 3) is the model: shards share the guest's memory, as the guest expects, and nothing
@@ -25,6 +26,7 @@ pub mod desk;
 pub mod enabled;
 pub mod eoi;
 pub mod forward;
+pub mod host;
 pub mod inbox;
 mod ioctls;
 pub mod link;
@@ -33,6 +35,7 @@ pub mod machine;
 pub mod mail;
 pub mod owners;
 pub mod packet;
+pub mod relation;
 pub mod router;
 pub mod seat;
 pub mod startup;

@@ -93,6 +93,7 @@ impl Router {
     /// The VM ends: nobody waits any more.
     pub fn end(&self) {
         self.inboxes.iter().for_each(Inbox::end);
+        self.links.iter().flatten().for_each(Sending::end);
         self.moved.notify_all();
     }
 
@@ -337,3 +338,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests;
+/// The same tests, with the channels that lead to other hosts.
+#[cfg(test)]
+#[path = "router/tests.rs"]
+#[expect(clippy::duplicate_mod, reason = "each kind of channel must do the same")]
+mod tests_over_streams;

@@ -70,7 +70,7 @@ pub struct Journey {
     pub from: u8,
     /// It comes back: the other shard could not take it.
     pub refused: bool,
-    /// Since when it stands still, by the host's monotonic clock, nanoseconds.
+    /// Since when it stands still, by the guest's clock, nanoseconds.
     pub still_since_ns: u64,
 }
 

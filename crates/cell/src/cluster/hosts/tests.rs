@@ -40,6 +40,7 @@ fn two() -> Two {
             runs_etcd: false,
             keys: keys.path().to_owned(),
             silence_ms: 20_000,
+            spans: Default::default(),
         })
         .unwrap()
     };

@@ -65,11 +65,11 @@ fn beat(peer: CellId, sending: Weak<Mutex<UnixStream>>, interval: Duration) -> i
 
 /// Writes a message from whichever thread.
 pub fn write_to(stream: &Mutex<UnixStream>, bytes: &[u8]) -> io::Result<()> {
-    write(&mut stream.lock().unwrap_or_else(PoisonError::into_inner), bytes)
+    write(&mut *stream.lock().unwrap_or_else(PoisonError::into_inner), bytes)
 }
 
 /// Writes a message.
-pub fn write(stream: &mut UnixStream, bytes: &[u8]) -> io::Result<()> {
+pub fn write(stream: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
     let length = u32::try_from(bytes.len()).map_err(io::Error::other)?;
     let mut message = length.to_le_bytes().to_vec();
     message.extend_from_slice(bytes);

@@ -52,6 +52,7 @@ fn server() -> Server {
         runs_etcd: false,
         keys: "keys".into(),
         silence_ms: 200,
+        spans: Default::default(),
     };
     Server {
         child,

@@ -1,7 +1,8 @@
 //! The places of a VM that spans cells: one in each, all or none. The home's is held under the VM's name, the others' under
-//! names that no VM can have ([`part_name`]).
+//! names that no VM can have ([`part_name`]); those on other hosts by monitors there ([`crate::remote`]).
 
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
+use std::sync::Arc;
 use std::time::Instant;
 
 use config::cluster::CellPlan;
@@ -12,26 +13,87 @@ use policy::span::{Part, choose, divide};
 use super::{RESTART_LIMIT, Tenure, TenureError, ask, wait_for_cells};
 use crate::cluster::client;
 use crate::cluster::files::Files;
+use crate::cluster::hosts::Hosts;
 use crate::cluster::interface::{Host, Status, VmShare, part_name};
 use crate::cluster::limits::RETRY;
+use crate::remote::part::Remote;
 
 /// Choices of cells, each by what is free then: others start VMs too.
 const CHOICES_MAX: usize = 4;
+
+/// Where a part of a VM has its place.
+#[derive(Debug)]
+pub enum PartPlace {
+    /// On this host.
+    Here(Tenure),
+    /// On another.
+    There(Arc<Remote>),
+}
+
+impl PartPlace {
+    /// The cell.
+    pub fn cell(&self) -> u16 {
+        match self {
+            Self::Here(tenure) => tenure.cell(),
+            Self::There(remote) => remote.reach().cell,
+        }
+    }
+
+    /// The place on this host, if it is.
+    pub fn here(&self) -> Option<&Tenure> {
+        match self {
+            Self::Here(tenure) => Some(tenure),
+            Self::There(_) => None,
+        }
+    }
+
+    /// Why it is lost for good, if it is.
+    pub fn lost(&self) -> Option<String> {
+        match self {
+            Self::Here(tenure) => tenure.lost().then(|| {
+                let cell = tenure.cell();
+                format!("cell {cell}, which it spans, is lost; see `mirrorball cluster status`")
+            }),
+            Self::There(remote) => remote.lost(),
+        }
+    }
+
+    fn leave(self) {
+        match self {
+            Self::Here(tenure) => tenure.leave(),
+            Self::There(remote) => remote.leave(),
+        }
+    }
+}
 
 /// Asks for the places of a VM that spans cells, its home's first; none for one that does not.
 ///
 /// # Errors
 /// If a part has no place. What the others were given is given back then.
-pub fn begin_span(name: &str, spec: &VmSpec) -> Result<Vec<(Tenure, Part)>, TenureError> {
+pub fn begin_span(name: &str, spec: &VmSpec) -> Result<Vec<(PartPlace, Part)>, TenureError> {
     begin_in(&Files::open()?, name, spec)
 }
 
 /// The VM has ended: returns when all cells have heard of it, or none is there to hear. Its name is the last to be free.
-pub fn leave_span(span: Vec<(Tenure, Part)>) {
-    span.into_iter().rev().for_each(|(tenure, _)| tenure.leave());
+pub fn leave_span(span: Vec<(PartPlace, Part)>) {
+    span.into_iter().rev().for_each(|(place, _)| place.leave());
 }
 
-fn begin_in(files: &Files, name: &str, spec: &VmSpec) -> Result<Vec<(Tenure, Part)>, TenureError> {
+/// Asks for the place of one part in a cell of this host.
+///
+/// # Errors
+/// If there is none.
+pub fn begin_part(
+    vm: &str,
+    part: usize,
+    cell: u16,
+    vcpus: u8,
+    memory_bytes: u64,
+) -> Result<Tenure, TenureError> {
+    begin_part_in(&Files::open()?, vm, part, cell, vcpus, memory_bytes)
+}
+
+fn begin_in(files: &Files, name: &str, spec: &VmSpec) -> Result<Vec<(PartPlace, Part)>, TenureError> {
     let Some(span) = &spec.span else {
         return Ok(Vec::new());
     };
@@ -45,7 +107,7 @@ fn begin_in(files: &Files, name: &str, spec: &VmSpec) -> Result<Vec<(Tenure, Par
     };
     loop {
         choices -= 1;
-        match hold(files, name, &divided(files, &plan, spec, span)?) {
+        match hold(files, name, spec, &divided(files, &plan, spec, span)?) {
             Err(TenureError::Refused(_)) if choices > 0 => {}
             other => return other,
         }
@@ -80,25 +142,51 @@ fn divided(
     }
 }
 
-/// The cells that are named, if they are all this host's.
+/// The cells that are named, the first of them this host's, where the VM's devices are.
 fn named(files: &Files, plan: &[CellPlan], cells: &[u16]) -> Result<Vec<Room>, TenureError> {
     let site = files.site()?;
-    let room = |cell: &u16| {
-        if let Some(own) = plan.iter().find(|own| own.number == *cell) {
-            return Ok(room(own, 0, 0));
+    let own = |cell: u16| plan.iter().find(|own| own.number == cell);
+    let host_of = |cell: u16| site.as_ref().and_then(|site| site.host_of(cell));
+    let mut rooms = Vec::with_capacity(cells.len());
+    // Only asked for where it is needed: a cell that hangs keeps nobody waiting else.
+    let mut status = None;
+    for cell in cells {
+        if let Some(own) = own(*cell) {
+            rooms.push(room(own, 0, 0));
+            continue;
         }
-        let known: Vec<String> = plan.iter().map(|own| own.number.to_string()).collect();
-        let known = known.join(", ");
-        let host = site.as_ref().and_then(|site| site.host_of(*cell));
-        Err(TenureError::Refused(match host {
-            Some(host) => format!(
-                "cell {cell} is on host {}, and a VM spans cells of one host; name cells of this one: {known}",
+        let known = || {
+            let known: Vec<String> = plan.iter().map(|own| own.number.to_string()).collect();
+            known.join(", ")
+        };
+        let Some(host) = host_of(*cell) else {
+            let why = format!("there is no cell {cell} to span; there is {}", known());
+            return Err(TenureError::Refused(why));
+        };
+        if rooms.is_empty() {
+            return Err(TenureError::Refused(format!(
+                "its home, cell {cell}, is on host {}; start it there, or name a cell of this host first: {}",
+                host.name,
+                known()
+            )));
+        }
+        if status.is_none() {
+            wait_for_cells(files)?;
+            status = client::status(files)?;
+        }
+        let cells = status.iter().flat_map(|status| &status.cells);
+        let found = cells
+            .filter(|other| other.life.is_some())
+            .find(|other| other.plan.number == *cell);
+        let found = found.ok_or_else(|| {
+            TenureError::Refused(format!(
+                "cell {cell} on host {} does not run; start it again with `mirrorball cluster up` there, or span other cells",
                 host.name
-            ),
-            None => format!("there is no cell {cell} to span; there is {known}"),
-        }))
-    };
-    cells.iter().map(room).collect()
+            ))
+        })?;
+        rooms.push(room(&found.plan, 0, 0));
+    }
+    Ok(rooms)
 }
 
 /// What a VM would be divided into, in cells that have the room.
@@ -148,24 +236,36 @@ fn too_large(rooms: &[Room], spec: &VmSpec) -> String {
 }
 
 /// Takes all places, or none.
-fn hold(files: &Files, name: &str, parts: &[Part]) -> Result<Vec<(Tenure, Part)>, TenureError> {
+fn hold(
+    files: &Files,
+    name: &str,
+    spec: &VmSpec,
+    parts: &[Part],
+) -> Result<Vec<(PartPlace, Part)>, TenureError> {
+    let site = files.site()?;
+    let elsewhere = |cell| site.as_ref().is_some_and(|site| site.is_elsewhere(cell));
+    let mut hosts = None;
     let mut held = Vec::with_capacity(parts.len());
     for (number, part) in parts.iter().enumerate() {
-        let host = Host {
-            name: part_name(name, number),
-            share: VmShare {
-                vcpus: part.vcpus.len() as u32,
-                memory_bytes: part.memory_bytes,
-            },
-            only: Some(part.cell),
-            // The guest takes it for near.
-            own: true,
-            sent: false,
-            runs: false,
-            borrowed: Vec::new(),
+        let mut take = || {
+            let (cell, vcpus) = (part.cell, part.vcpus.len() as u8);
+            if !elsewhere(cell) {
+                return begin_part_in(files, name, number, cell, vcpus, part.memory_bytes)
+                    .map(PartPlace::Here);
+            }
+            if hosts.is_none() {
+                hosts = site
+                    .clone()
+                    .map(Hosts::open)
+                    .transpose()
+                    .map_err(io::Error::other)?;
+            }
+            let hosts = hosts.as_ref().ok_or(io::Error::from(ErrorKind::NotFound))?;
+            let remote = Remote::begin(hosts, name, spec, number as u8, part)?;
+            Ok(PartPlace::There(Arc::new(remote)))
         };
-        match ask_once_it_runs(files, part.cell, &host) {
-            Ok(tenure) => held.push((tenure, part.clone())),
+        match take() {
+            Ok(place) => held.push((place, part.clone())),
             Err(error) => {
                 leave_span(held);
                 return Err(error);
@@ -173,6 +273,30 @@ fn hold(files: &Files, name: &str, parts: &[Part]) -> Result<Vec<(Tenure, Part)>
         }
     }
     Ok(held)
+}
+
+fn begin_part_in(
+    files: &Files,
+    vm: &str,
+    part: usize,
+    cell: u16,
+    vcpus: u8,
+    memory_bytes: u64,
+) -> Result<Tenure, TenureError> {
+    let host = Host {
+        name: part_name(vm, part),
+        share: VmShare {
+            vcpus: u32::from(vcpus),
+            memory_bytes,
+        },
+        only: Some(cell),
+        // The guest takes it for near.
+        own: true,
+        sent: false,
+        runs: false,
+        borrowed: Vec::new(),
+    };
+    ask_once_it_runs(files, cell, &host)
 }
 
 /// Asks one cell, which may be starting anew just now.

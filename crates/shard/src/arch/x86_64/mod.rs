@@ -2,6 +2,7 @@
 
 pub mod acpi;
 pub mod cpuid;
+pub mod features;
 pub mod kernel;
 pub mod layout;
 pub mod memory_map;

@@ -1,7 +1,9 @@
-//! Two shards in one process, with real channels between them. In place of vCPUs' threads the tests look into the inboxes.
+//! Two shards in one process, with real channels between them: rings, or where this is `tests_over_streams` sockets. In place of vCPUs' threads the tests look into the inboxes.
 
 use std::collections::BTreeSet;
 use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::thread;
@@ -26,13 +28,28 @@ struct Shards {
     jobs: mpsc::Receiver<Job>,
 }
 
-fn shards() -> Shards {
+/// From the home to the part, and back.
+fn channels() -> ((Sending, Receiving), (Sending, Receiving)) {
+    if module_path!().ends_with("over_streams") {
+        let (near, far) = UnixStream::pair().expect("a pair of sockets");
+        let [(to_part, from_part), (to_home, from_home)] = [near, far].map(|end| {
+            let end = link::stream::open(File::from(OwnedFd::from(end)));
+            let (sending, writer, receiving) = end.expect("a channel");
+            thread::spawn(|| writer.run());
+            (Sending::Stream(sending), Receiving::Stream(receiving))
+        });
+        return ((to_part, from_home), (to_home, from_part));
+    }
     let ring = || {
         let file = File::from(link::memory().expect("memory for a channel"));
-        let sending = Sending::open(file.try_clone().expect("a copy")).expect("a channel");
-        (sending, Receiving::open(file).expect("a channel"))
+        let sending = Sending::ring(file.try_clone().expect("a copy")).expect("a channel");
+        (sending, Receiving::ring(file).expect("a channel"))
     };
-    let ((to_part, from_home), (to_home, from_part)) = (ring(), ring());
+    (ring(), ring())
+}
+
+fn shards() -> Shards {
+    let ((to_part, from_home), (to_home, from_part)) = channels();
     let (desk, jobs) = mpsc::sync_channel(JOBS_MAX);
     let places = [0, 0, 1, 1];
     let home = Arc::new(Router::new(0, &places, vec![None, Some(to_part)], Some(desk)));

@@ -110,7 +110,7 @@ impl Cluster {
         cpus: u8,
         mib: u64,
         span: SpanSpec,
-    ) -> Result<Vec<(Tenure, Part)>, TenureError> {
+    ) -> Result<Vec<(PartPlace, Part)>, TenureError> {
         begin_in(&self.files, name, &spec(cpus, mib, span))
     }
 
@@ -144,7 +144,11 @@ fn cells(cells: &[u16]) -> SpanSpec {
     SpanSpec::Cells(cells.to_vec())
 }
 
-fn parts(held: &[(Tenure, Part)]) -> Vec<Part> {
+fn here((place, _): &(PartPlace, Part)) -> &Tenure {
+    place.here().expect("on this host")
+}
+
+fn parts(held: &[(PartPlace, Part)]) -> Vec<Part> {
     held.iter().map(|(_, part)| part.clone()).collect()
 }
 
@@ -162,7 +166,7 @@ fn it_has_a_place_in_each_cell_until_it_ends() {
     let held = cluster.begin("a", 4, 1024, cells(&[2, 0])).unwrap();
     assert_eq!(parts(&held), [part(2, 0..2, 512), part(0, 2..4, 512)]);
     assert_eq!([held[0].0.cell(), held[1].0.cell()], [2, 0]);
-    assert_eq!([held[0].0.nodes(), held[1].0.nodes()], [[2], [0]]);
+    assert_eq!([here(&held[0]).nodes(), here(&held[1]).nodes()], [[2], [0]]);
     cluster.world().vms(&[&["a/1"], &[], &["a"]]);
     leave_span(held);
     cluster.world().vms(&[&[], &[], &[]]);
@@ -271,10 +275,13 @@ fn cells_that_are_not_there() {
         runs_etcd: false,
         keys: Default::default(),
         silence_ms: 200,
+        spans: Default::default(),
     };
     let mut cluster = Cluster::up_with(2, Some(&site));
-    let why = "cell 2 is on host beta, and a VM spans cells of one host; name cells of this one: 0, 1";
+    let why = "cell 2 on host beta does not run; start it again with `mirrorball cluster up` there, or span other cells";
     cluster.refused(2, 256, cells(&[0, 2]), why);
+    let why = "its home, cell 2, is on host beta; start it there, or name a cell of this host first: 0, 1";
+    cluster.refused(2, 256, cells(&[2, 0]), why);
     cluster.refused(
         2,
         256,
@@ -319,14 +326,14 @@ fn a_cell_that_comes_back_has_its_part_again() {
     let mut cluster = Cluster::up(2);
     let held = cluster.begin("a", 4, 1024, cells(&[0, 1])).unwrap();
     let now = Duration::ZERO;
-    assert!(held.iter().all(|(tenure, _)| !tenure.is_away_for(now)));
+    assert!(held.iter().all(|place| !here(place).is_away_for(now)));
     cluster.kill(1);
-    cluster.wait(|| held[1].0.is_away_for(Duration::from_millis(50)));
-    assert!(!held[1].0.lost() && !held[0].0.is_away_for(now));
+    cluster.wait(|| here(&held[1]).is_away_for(Duration::from_millis(50)));
+    assert!(held[1].0.lost().is_none() && !here(&held[0]).is_away_for(now));
     // As the host's registry says.
     cluster.world().running = vec![running("a", 0), running("a/1", 1)];
     cluster.start(1);
-    cluster.wait(|| !held[1].0.is_away_for(now));
+    cluster.wait(|| !here(&held[1]).is_away_for(now));
     let cell = cluster.runs[&1].0.id;
     cluster.world().act(cell, |state| state.give_up_orphans());
     cluster.world().vms(&[&["a"], &["a/1"]]);
@@ -350,9 +357,9 @@ fn nothing_is_lost_when_the_whole_cluster_goes_down() {
     let held = cluster.begin("a", 4, 1024, cells(&[0, 1])).unwrap();
     cluster.kill(0);
     cluster.kill(1);
-    cluster.wait(|| held.iter().all(|(tenure, _)| tenure.is_away_for(Duration::ZERO)));
+    cluster.wait(|| held.iter().all(|place| here(place).is_away_for(Duration::ZERO)));
     cluster.files.remove().unwrap();
-    cluster.wait(|| held.iter().all(|(tenure, _)| !tenure.is_away_for(Duration::ZERO)));
+    cluster.wait(|| held.iter().all(|place| !here(place).is_away_for(Duration::ZERO)));
     drop(cluster.directory);
 }
 

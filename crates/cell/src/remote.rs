@@ -1,0 +1,26 @@
+//! Parts of a VM on other hosts of its cluster.
+//!
+//! ```text
+//! VM's monitor (home) ── command of this program ──► cell ──► `part` ──► part's monitor ── place ──► its cell
+//!        │                                                              │      │
+//!        ├──── control: orders, reports, beats ─────────────────────────┘      └── shard, in the cell's CPUs
+//!        │                                                                           │
+//!        └── connected sockets for the home's shards      links ═══════════════ one for each pair of shards
+//! ```
+//!
+//! - [`talk`]: what is said over these connections; [`connections`]: how they are made and taken;
+//! - [`clock`]: rounds that tell what the other host's time-stamp counter reads;
+//! - [`common`]: what their processors have in common;
+//! - [`part`]: the home's side; [`monitor`]: the part's, a process of its own, so that a cell's death ends no VM;
+//! - [`launch`]: the command by which a part's monitor is started.
+//!
+//! Whoever of the two monitors dies, falls silent or ends the control connection ends the VM on both hosts: each side then
+//! ends its own shards and gives back its own places, and asks nobody.
+
+pub mod clock;
+pub mod common;
+pub mod connections;
+pub mod launch;
+pub mod monitor;
+pub mod part;
+pub mod talk;

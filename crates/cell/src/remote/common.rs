@@ -1,0 +1,115 @@
+//! What the hosts of a VM have in common, so that its guest finds one machine: CPUID, and the time-stamp counter's frequency,
+//! which is the home's. Pure.
+
+use shard::arch::x86_64::features::common;
+use shard::launch::Leaf;
+use shard::span::host::HostProcessor;
+use shard::span::relation::Ratio;
+
+/// It.
+#[derive(Debug)]
+pub struct Common {
+    /// What the guest is told of the processor.
+    pub leaves: Vec<Leaf>,
+    /// Ticks of its counter in a millisecond.
+    pub khz: u32,
+    /// Whether the kernels of all hosts but the home's take their time from theirs.
+    pub is_relied_on: bool,
+    /// What each shard's host multiplies its own counter by.
+    pub ratios: Vec<Ratio>,
+}
+
+impl Common {
+    /// Of the home's host and those of all shards, in their order: where each is, and what it has. None stands for the home's.
+    ///
+    /// # Errors
+    /// One line, if the guest could not tell what it would find on which.
+    pub fn of<'a>(
+        home: &HostProcessor,
+        shards: impl IntoIterator<Item = Option<(String, &'a HostProcessor)>>,
+    ) -> Result<Self, String> {
+        let mut all = Self {
+            leaves: home.leaves.clone(),
+            khz: home.counter.khz,
+            is_relied_on: true,
+            ratios: Vec::new(),
+        };
+        for shard in shards {
+            let Some((place, host)) = shard else {
+                all.ratios.push(Ratio::ONE);
+                continue;
+            };
+            all.is_relied_on &= host.relies_on_counter;
+            let mend = "name cells of hosts with processors alike";
+            let ratio = Ratio::of(host.counter, all.khz);
+            all.ratios
+                .push(ratio.map_err(|error| format!("{place}: {error}; {mend}"))?);
+            let leaves = common(&all.leaves, &host.leaves);
+            all.leaves = leaves.map_err(|error| format!("{place} and the home's host: {error}; {mend}"))?;
+        }
+        Ok(all)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shard::span::relation::Counter;
+
+    use super::*;
+
+    fn host(khz: u32, digits: Option<u32>, features: u32) -> HostProcessor {
+        let leaf = |function, registers| Leaf {
+            function,
+            registers,
+            ..Leaf::default()
+        };
+        HostProcessor {
+            leaves: vec![leaf(0, [1, 2, 3, 4]), leaf(1, [5, 6, features, features])],
+            counter: Counter { khz, digits },
+            relies_on_counter: digits.is_none(),
+        }
+    }
+
+    #[test]
+    fn the_guest_finds_what_all_have_at_the_homes_frequency() {
+        let (home, slow, poor) = (
+            host(3_000_000, None, 0b111),
+            host(1_500_000, Some(32), 0b110),
+            host(3_000_000, None, 0b011),
+        );
+        let shards = [
+            None,
+            Some(("cell 1 on host b".to_owned(), &slow)),
+            Some(("cell 2 on host c".to_owned(), &poor)),
+        ];
+        let common = Common::of(&home, shards).unwrap();
+        assert_eq!(common.leaves[1].registers, [5, 6, 0b010, 0b010]);
+        assert_eq!(common.khz, 3_000_000);
+        assert!(!common.is_relied_on, "the slow one does not");
+        let both_do = Common::of(&home, [None, Some((String::new(), &poor))]).unwrap();
+        assert!(both_do.is_relied_on);
+        let scaled: Vec<u64> = common.ratios.iter().map(|ratio| ratio.scaled(10)).collect();
+        assert_eq!(scaled, [10, 20, 10]);
+    }
+
+    #[test]
+    fn the_host_that_does_not_fit_is_named() {
+        let home = host(3_000_000, None, 1);
+        let refused = |other: HostProcessor| {
+            let place = "cell 1 on host b".to_owned();
+            Common::of(&home, [None, Some((place, &other))]).unwrap_err()
+        };
+        assert_eq!(
+            refused(host(2_000_000, None, 1)),
+            "cell 1 on host b: its time-stamp counter runs at 2000000 kHz, the home's at 3000000 kHz, and its processor cannot scale \
+             it; name cells of hosts with processors alike"
+        );
+        let mut foreign = host(3_000_000, None, 1);
+        foreign.leaves[0].registers[1] = u32::from_le_bytes(*b"Genu");
+        let why = refused(foreign);
+        assert!(
+            why.starts_with("cell 1 on host b and the home's host: their processors differ in their maker"),
+            "{why}"
+        );
+    }
+}

@@ -1,0 +1,289 @@
+//! The connections of one VM's part on another host: made by [`connect`], taken by [`Connections`].
+//!
+//! Each is a TLS stream whose ends have proven which hosts they are, as the links of cells. A thread of the monitor that has
+//! it encrypts, so what a shard is given is a plain socket without keys. Where the cluster's file says `spans = "plain"`, the
+//! connections of shards are TCP as it is: only the first message, with the part's token, says who calls.
+
+use std::collections::{HashMap, HashSet};
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use config::cluster::SpanWay;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::clock;
+use super::talk::{Hello, PartRequest, Reach, Role};
+use crate::cluster::hosts::Hosts;
+use crate::cluster::link::{PATIENCE, stream};
+
+/// Callers that are listened to at once, and connections that nobody has taken yet: a VM has 64 parts at most.
+const WAITING_MAX: usize = 256;
+/// The first byte of a connection without TLS, whose first one is 22.
+const PLAIN: u8 = b'p';
+
+impl Role {
+    /// It carries what shards say.
+    fn is_data(self) -> bool {
+        self != Self::Control
+    }
+
+    /// Of an earlier boot.
+    fn is_before(self, boot: u32) -> bool {
+        match self {
+            Self::Control => false,
+            Self::Clock(of) => of < boot,
+            Self::Link(ends) | Self::Coherence(ends) | Self::Pages(ends) => ends.boot < boot,
+        }
+    }
+}
+
+/// Calls a part's monitor. The socket waits for as long as it must, but one for the clock.
+pub fn connect(hosts: &Hosts, to: &Reach, role: Role) -> io::Result<OwnedFd> {
+    let failed = |error: io::Error| io::Error::new(error.kind(), format!("{to}: {error}"));
+    let hello = Hello {
+        token: to.token,
+        role,
+    };
+    let patience = matches!(role, Role::Clock(_)).then_some(PATIENCE);
+    if role.is_data() && hosts.site.spans == SpanWay::Plain {
+        let mut tcp = TcpStream::connect_timeout(&to.address, PATIENCE).map_err(failed)?;
+        let mut greet = || {
+            tcp.set_nodelay(true)?;
+            limit(&tcp, Some(PATIENCE))?;
+            tcp.write_all(&[PLAIN])?;
+            send(&mut tcp, &hello)?;
+            welcome(&mut tcp)?;
+            limit(&tcp, patience)
+        };
+        greet().map_err(failed)?;
+        return Ok(tcp.into());
+    }
+    let mut socket = hosts.connect(to.address, &to.host)?;
+    let mut greet = || {
+        socket.set_read_timeout(Some(PATIENCE))?;
+        send(&mut socket, &hello)?;
+        welcome(&mut socket)?;
+        socket.set_read_timeout(patience)
+    };
+    greet().map_err(failed)?;
+    Ok(socket.into())
+}
+
+/// Those that call a part's monitor.
+#[derive(Debug)]
+pub struct Connections {
+    port: u16,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    hosts: Hosts,
+    request: PartRequest,
+    arrived: Mutex<Arrived>,
+    changed: Condvar,
+    served: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct Arrived {
+    /// Not taken yet.
+    waiting: HashMap<Role, OwnedFd>,
+    /// Of this boot.
+    admitted: HashSet<Role>,
+    boot: u32,
+}
+
+impl Connections {
+    /// Listens at this host's address until the process ends.
+    pub fn listen(hosts: Hosts, request: &PartRequest) -> io::Result<Self> {
+        let host = hosts.site.host_of(request.cell).ok_or(ErrorKind::NotFound)?;
+        let listener = TcpListener::bind(SocketAddr::new(host.address.ip(), 0))?;
+        let shared = Arc::new(Shared {
+            hosts,
+            request: request.clone(),
+            arrived: Mutex::default(),
+            changed: Condvar::new(),
+            served: AtomicUsize::new(0),
+        });
+        let port = listener.local_addr()?.port();
+        let taking = shared.clone();
+        std::thread::Builder::new()
+            .name("connections".into())
+            .spawn(move || Shared::take_all(&taking, &listener))?;
+        Ok(Self { port, shared })
+    }
+
+    /// Where.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// A boot begins: connections of earlier ones come too late.
+    pub fn begin(&self, boot: u32) {
+        let mut arrived = self.shared.lock();
+        arrived.boot = boot;
+        arrived.waiting.retain(|role, _| !role.is_before(boot));
+        arrived.admitted.retain(|role| !role.is_before(boot));
+    }
+
+    /// Waits for a connection, and takes it.
+    ///
+    /// # Errors
+    /// `TimedOut`.
+    pub fn take(&self, role: Role, limit: Duration) -> io::Result<OwnedFd> {
+        let deadline = Instant::now() + limit;
+        let mut arrived = self.shared.lock();
+        loop {
+            if let Some(socket) = arrived.waiting.remove(&role) {
+                return Ok(socket);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(ErrorKind::TimedOut.into());
+            }
+            let waited = self.shared.changed.wait_timeout(arrived, left);
+            arrived = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl Shared {
+    fn take_all(shared: &Arc<Self>, listener: &TcpListener) {
+        for tcp in listener.incoming().flatten() {
+            if shared.served.fetch_add(1, Ordering::Relaxed) >= WAITING_MAX {
+                shared.served.fetch_sub(1, Ordering::Relaxed);
+                continue;
+            }
+            let own = shared.clone();
+            let caller = move || {
+                // One that makes no sense, or has no business here, is dropped.
+                let _ = own.take_one(tcp);
+                own.served.fetch_sub(1, Ordering::Relaxed);
+            };
+            if std::thread::Builder::new()
+                .name("caller".into())
+                .spawn(caller)
+                .is_err()
+            {
+                shared.served.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn take_one(&self, mut tcp: TcpStream) -> io::Result<()> {
+        limit(&tcp, Some(PATIENCE))?;
+        let mut first = [0];
+        tcp.peek(&mut first)?;
+        if first == [PLAIN] {
+            tcp.set_nodelay(true)?;
+            tcp.read_exact(&mut first)?;
+            let hello: Hello = receive(&mut tcp)?;
+            let is_allowed = hello.role.is_data() && self.hosts.site.spans == SpanWay::Plain;
+            self.admit(&hello, is_allowed)?;
+            answer(&mut tcp)?;
+            if let Role::Clock(_) = hello.role {
+                return clock::answer(tcp);
+            }
+            limit(&tcp, None)?;
+            self.keep(hello.role, tcp.into());
+            return Ok(());
+        }
+        let (mut socket, peer) = self.hosts.accept(tcp)?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        let hello: Hello = receive(&mut socket)?;
+        let is_allowed = match hello.role {
+            Role::Control => peer.is(&self.request.home),
+            _ => {
+                let known = self.hosts.site.hosts.iter().any(|host| peer.is(&host.name));
+                known && self.hosts.site.spans == SpanWay::Tls
+            }
+        };
+        self.admit(&hello, is_allowed)?;
+        answer(&mut socket)?;
+        if let Role::Clock(_) = hello.role {
+            return clock::answer(socket);
+        }
+        socket.set_read_timeout(None)?;
+        self.keep(hello.role, socket.into());
+        Ok(())
+    }
+
+    /// Each is let in once.
+    fn admit(&self, hello: &Hello, is_allowed: bool) -> io::Result<()> {
+        let has_use = match hello.role {
+            Role::Control | Role::Clock(_) => true,
+            Role::Link(ends) => ends.to == self.request.part && ends.from < ends.to,
+            // Nothing here takes them yet.
+            Role::Coherence(_) | Role::Pages(_) => false,
+        };
+        let mut arrived = self.lock();
+        let is_welcome = is_allowed
+            && has_use
+            && hello.token == self.request.token
+            && !hello.role.is_before(arrived.boot)
+            && arrived.admitted.len() < WAITING_MAX
+            && arrived.admitted.insert(hello.role);
+        match is_welcome {
+            true => Ok(()),
+            false => Err(ErrorKind::PermissionDenied.into()),
+        }
+    }
+
+    fn keep(&self, role: Role, socket: OwnedFd) {
+        let mut arrived = self.lock();
+        if !role.is_before(arrived.boot) {
+            arrived.waiting.insert(role, socket);
+            self.changed.notify_all();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Arrived> {
+        self.arrived.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Sends a message as it is sent on the control connection, too.
+pub fn send(stream: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
+    stream::write(stream, &serde_json::to_vec(message)?)
+}
+
+/// Receives one; empty ones are beats.
+pub fn receive<M: DeserializeOwned>(stream: &mut impl Read) -> io::Result<M> {
+    let mut bytes = Vec::new();
+    while bytes.is_empty() {
+        stream::read(stream, &mut bytes)?;
+    }
+    Ok(serde_json::from_slice(&bytes)?)
+}
+
+/// It may come.
+fn answer(stream: &mut impl Write) -> io::Result<()> {
+    send(stream, &true)
+}
+
+/// Who may not come is not told why.
+fn welcome(stream: &mut impl Read) -> io::Result<()> {
+    match receive(stream) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(ErrorKind::PermissionDenied.into()),
+        Err(error) if error.kind() == ErrorKind::UnexpectedEof => Err(ErrorKind::ConnectionRefused.into()),
+        Err(error) => Err(error),
+    }
+}
+
+fn limit(tcp: &TcpStream, limit: Option<Duration>) -> io::Result<()> {
+    tcp.set_read_timeout(limit)?;
+    tcp.set_write_timeout(limit)
+}
+
+/// A socket that was encrypted, as the control connection always is.
+pub fn control(socket: OwnedFd) -> UnixStream {
+    UnixStream::from(socket)
+}

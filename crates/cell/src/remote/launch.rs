@@ -1,0 +1,52 @@
+//! The command that starts a part's monitor, for the home's monitor on another host: the request comes on its standard
+//! input, the answer goes to its standard output. The monitor outlives it, in a session of its own.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::Shutdown;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use crate::lease::OWN_PROGRAM;
+
+/// The command, as the home asks for it.
+pub const COMMAND: &str = "part";
+/// The monitor, as the command starts it.
+pub const MONITOR: &str = "part-monitor";
+/// Bytes of a request at most: a VM's file, more or less.
+const REQUEST_BYTES_MAX: u64 = 1 << 20;
+/// How long the monitor may take to have its place, or not; longer than a cell may take to answer.
+const ANSWER_LIMIT: Duration = Duration::from_secs(20);
+
+/// Starts the monitor of the part that `input` asks for, and gives its answer to `output`.
+///
+/// # Errors
+/// If it can't be started, or ends without an answer.
+pub fn launch(input: impl Read, mut output: impl Write) -> io::Result<()> {
+    let mut request = Vec::new();
+    input.take(REQUEST_BYTES_MAX).read_to_end(&mut request)?;
+    let (mut socket, theirs) = UnixStream::pair()?;
+    let mut command = Command::new(OWN_PROGRAM);
+    command.arg0("mirrorball").arg(MONITOR);
+    command.stdin(Stdio::from(OwnedFd::from(theirs)));
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    // SAFETY: setsid is async-signal-safe and touches no memory.
+    unsafe {
+        command.pre_exec(|| {
+            nix::unistd::setsid()?;
+            Ok(())
+        })
+    };
+    // Not waited for: it outlives this command.
+    command.spawn()?;
+    drop(command);
+    socket.write_all(&request)?;
+    socket.shutdown(Shutdown::Write)?;
+    socket.set_read_timeout(Some(ANSWER_LIMIT))?;
+    let mut answer = String::new();
+    BufReader::new(socket).read_line(&mut answer)?;
+    output.write_all(answer.as_bytes())?;
+    output.flush()
+}

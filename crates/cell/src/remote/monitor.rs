@@ -1,0 +1,340 @@
+//! The monitor of a VM's part on a host that is not its home's: holds the part's place, starts its shard at each boot, and
+//! passes orders and reports between the shard and the home's monitor. It ends with the control connection.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufReader, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use protocol::CellId;
+use shard::chain::chain;
+use shard::launch::{Fd, Launch, Order, PartLaunch, SandboxPolicy, ShardChannels, ShardMemory, SpanLaunch};
+use shard::span::host::HostProcessor;
+
+use super::connections::{Connections, connect, control, receive};
+use super::talk::{Ends, FromPart, PartAnswer, PartRequest, PartStart, Role, ToPart};
+use crate::cluster::files::Files;
+use crate::cluster::hosts::Hosts;
+use crate::cluster::interface::part_name;
+use crate::cluster::link::stream::{beating, write_to};
+use crate::cluster::tenure::{Tenure, begin_part};
+use crate::cpu_group::CpuGroup;
+use crate::handle::QUIT_LIMIT;
+use crate::link::{Reports, send_order};
+use crate::registry::{Entry, Record, Registry, State};
+use crate::shard_process::ShardProcess;
+use crate::spawn::Namespaces;
+
+/// How long the home may take to come for a place that it has been given.
+const HOME_LIMIT: Duration = Duration::from_secs(10);
+/// How long the other shards' monitors may take to call.
+const LINKS_LIMIT: Duration = Duration::from_secs(10);
+/// How often the place is looked at.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Is the monitor of the part that is asked for over `asked`, until that has ended.
+///
+/// # Errors
+/// If what is asked makes no sense.
+pub fn run(mut asked: UnixStream) -> io::Result<()> {
+    let request: PartRequest = serde_json::from_reader(&asked)?;
+    let (answer, held) = match Held::take(request) {
+        Ok(held) => (
+            PartAnswer::Holds {
+                port: held.connections.port(),
+                processor: held.processor.clone(),
+            },
+            Some(held),
+        ),
+        Err(why) => (PartAnswer::Refused { why }, None),
+    };
+    let mut line = serde_json::to_vec(&answer)?;
+    line.push(b'\n');
+    asked.write_all(&line)?;
+    drop(asked);
+    held.map_or(Ok(()), Held::serve)
+}
+
+/// A part with its place.
+struct Held {
+    request: PartRequest,
+    hosts: Hosts,
+    connections: Connections,
+    namespaces: Namespaces,
+    group: Option<CpuGroup>,
+    kvm: File,
+    processor: HostProcessor,
+    entry: Entry,
+    tenure: Tenure,
+}
+
+/// What happens.
+enum Event {
+    Told(ToPart),
+    /// The home is gone.
+    Alone,
+    /// The shard's process has ended.
+    Gone,
+}
+
+impl Held {
+    /// Takes everything that the part needs of this host; an error is one line.
+    fn take(request: PartRequest) -> Result<Self, String> {
+        let line = |error: &dyn std::error::Error| chain(error);
+        let files = Files::open().map_err(|error| line(&error))?;
+        let site = files.site().map_err(|error| line(&error))?;
+        let site =
+            site.ok_or("no cluster of several hosts is up here; start it with `mirrorball cluster up`")?;
+        let hosts = Hosts::open(site).map_err(|error| line(&error))?;
+        let kvm = OpenOptions::new().read(true).write(true).open("/dev/kvm");
+        let kvm = kvm.map_err(|error| {
+            format!("KVM /dev/kvm: {error}; load the kvm module, or join the group `kvm`")
+        })?;
+        let processor = HostProcessor::read().map_err(|error| line(&error))?;
+        let (cell, part) = (request.cell, usize::from(request.part));
+        let (vcpus, bytes) = (request.spec.cpus, request.spec.memory.0);
+        let tenure = begin_part(&request.vm, part, cell, vcpus, bytes).map_err(|error| line(&error))?;
+        tenure.settle().map_err(|error| line(&error))?;
+        let registry = Registry::of_parts().map_err(|error| line(&error))?;
+        let entry = registry.claim(&format!("{}.{part}", request.vm));
+        let entry = entry.map_err(|error| line(&error))?;
+        entry.write(&record(&request)).map_err(|error| line(&error))?;
+        let group = CpuGroup::of(&request.vm, &request.spec).map_err(|error| line(&error))?;
+        let connections = Connections::listen(hosts.clone(), &request).map_err(|error| line(&error))?;
+        Ok(Self {
+            namespaces: Namespaces::probe(),
+            request,
+            hosts,
+            connections,
+            group,
+            kvm,
+            processor,
+            entry,
+            tenure,
+        })
+    }
+
+    /// Does what the home says until it has no more to say. Then nothing of the part is left.
+    ///
+    /// The shard dies with the thread that starts it: this one.
+    fn serve(self) -> io::Result<()> {
+        let (events, happened) = mpsc::channel();
+        let home = self.listen(&events);
+        let served = match &home {
+            Ok(home) => self.obey(home, &happened, &events, &mut None),
+            Err(error) => Err(error.kind().into()),
+        };
+        drop(self.entry);
+        self.tenure.leave();
+        // The home takes the end of the connection for the end of it all.
+        drop(home);
+        served
+    }
+
+    /// Waits for the home, and has what it says come as events.
+    fn listen(&self, events: &Sender<Event>) -> io::Result<Arc<Mutex<UnixStream>>> {
+        let socket = control(self.connections.take(Role::Control, HOME_LIMIT)?);
+        let silence = Duration::from_millis(self.hosts.site.silence_ms);
+        let peer = CellId {
+            number: self.request.cell,
+            life: 0,
+        };
+        let (sending, incoming) = beating(peer, socket, silence)?;
+        let events = events.clone();
+        std::thread::Builder::new().name("home".into()).spawn(move || {
+            let mut incoming = BufReader::new(incoming);
+            while let Ok(told) = receive(&mut incoming) {
+                if events.send(Event::Told(told)).is_err() {
+                    return;
+                }
+            }
+            let _ = events.send(Event::Alone);
+        })?;
+        Ok(sending)
+    }
+
+    fn obey(
+        &self,
+        home: &Arc<Mutex<UnixStream>>,
+        happened: &mpsc::Receiver<Event>,
+        events: &Sender<Event>,
+        shard: &mut Option<Arc<ShardProcess>>,
+    ) -> io::Result<()> {
+        // By when one that was told to end must have.
+        let mut deadline: Option<Instant> = None;
+        loop {
+            let event = match happened.recv_timeout(LOOK) {
+                Ok(event) => event,
+                Err(RecvTimeoutError::Disconnected) => return Ok(()),
+                Err(RecvTimeoutError::Timeout) => {
+                    if self.tenure.lost() {
+                        let why = format!(
+                            "cell {}, which it spans, is lost; see `mirrorball cluster status`",
+                            self.request.cell
+                        );
+                        tell(home, &FromPart::Lost(why))?;
+                    }
+                    if deadline.is_some_and(|deadline| Instant::now() > deadline) {
+                        shard.iter().for_each(|shard| _ = shard.kill());
+                    }
+                    continue;
+                }
+            };
+            match event {
+                Event::Told(ToPart::Start(start)) if shard.is_none() => match self.start(&start) {
+                    Ok(process) => {
+                        let process = Arc::new(process);
+                        watch(process.clone(), home.clone(), events.clone())?;
+                        *shard = Some(process);
+                    }
+                    Err(why) => tell(home, &FromPart::Gone(why))?,
+                },
+                Event::Told(ToPart::Start(_)) => return Err(io::ErrorKind::InvalidData.into()),
+                Event::Told(ToPart::Order(order)) => {
+                    if order == Order::Quit {
+                        deadline = Some(Instant::now() + QUIT_LIMIT);
+                    }
+                    // One that is gone is told of by its watcher.
+                    let told = shard.as_ref().map(|shard| send_order(&shard.socket, &order));
+                    drop(told);
+                }
+                Event::Gone => (*shard, deadline) = (None, None),
+                Event::Told(ToPart::Leave) | Event::Alone => {
+                    shard.iter().for_each(|shard| _ = shard.kill());
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// Starts the shard of one boot; an error is one line.
+    fn start(&self, start: &PartStart) -> Result<ShardProcess, String> {
+        self.connections.begin(start.boot);
+        let (me, failed) = (self.request.part, |error: io::Error| error.to_string());
+        let namespaces = match start.sandbox {
+            SandboxPolicy::Off => &Namespaces::none(),
+            _ => &self.namespaces,
+        };
+        let log = self.entry.folder().join("shard.log");
+        let process = ShardProcess::start(&self.request.vm, log, namespaces).map_err(failed)?;
+        if let Some(group) = &self.group {
+            group.add(process.pid).map_err(|error| chain(&error))?;
+        }
+        let mut files: Vec<OwnedFd> = Vec::new();
+        let mut add = |file: OwnedFd| {
+            files.push(file);
+            Fd(files.len() - 1)
+        };
+        // This is where a coherent replica goes: until then each host has memory of its own.
+        let mut memory = Vec::new();
+        for bytes in &start.shares {
+            let file = shard::memory::file_of_shard(start.memory.pages, start.memory.bytes);
+            memory.push(ShardMemory {
+                bytes: *bytes,
+                file: add(file.map_err(|error| chain(&error))?.into()),
+                host_nodes: self.tenure.nodes().to_vec(),
+            });
+        }
+        let mut channels = vec![None; start.shares.len()];
+        for other in &start.others {
+            let (boot, shard) = (start.boot, other.shard);
+            let socket = match &other.reach {
+                Some(reach) => {
+                    let ends = Ends {
+                        boot,
+                        from: me,
+                        to: shard,
+                    };
+                    connect(&self.hosts, reach, Role::Link(ends)).map_err(failed)?
+                }
+                None => {
+                    let ends = Ends {
+                        boot,
+                        from: shard,
+                        to: me,
+                    };
+                    let taken = self.connections.take(Role::Link(ends), LINKS_LIMIT);
+                    taken.map_err(|error| format!("no link to {}: {error}", other.place))?
+                }
+            };
+            let place = channels.get_mut(usize::from(shard)).ok_or("a shard too many")?;
+            *place = Some(ShardChannels::Stream {
+                socket: add(socket),
+                peer: other.place.clone(),
+            });
+        }
+        let span = SpanLaunch {
+            shard: me,
+            vcpus: start.vcpus.clone(),
+            memory,
+            channels,
+            tsc: start.tsc,
+            cpuid: start.cpuid.clone(),
+        };
+        let count = files.len();
+        let launch = PartLaunch {
+            kvm: Fd(count),
+            memory: start.memory.clone(),
+            span,
+            log: Fd(count + 1),
+            sandbox: start.sandbox,
+            sandbox_missing: process.missing.clone(),
+        };
+        let mut passed: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+        passed.extend([self.kvm.as_fd(), process.log_file.as_fd()]);
+        let mut socket = process.socket.try_clone().map_err(failed)?;
+        // One that dies at once breaks the socket; its log says why.
+        let _ = shard::process::send(&mut socket, &Launch::Part(Box::new(launch)), &passed);
+        Ok(process)
+    }
+}
+
+/// Tells the home what a shard reports, and at last how it ended.
+fn watch(process: Arc<ShardProcess>, home: Arc<Mutex<UnixStream>>, events: Sender<Event>) -> io::Result<()> {
+    let mut reports = Reports::new(process.socket.try_clone()?);
+    std::thread::Builder::new().name("shard".into()).spawn(move || {
+        let mut has_ended = false;
+        while let Some(report) = reports.next_report() {
+            has_ended |= matches!(report, shard::launch::Report::Ended(_));
+            if tell(&home, &FromPart::Report(report)).is_err() || has_ended {
+                break;
+            }
+        }
+        // A broken shard gets no say.
+        let gone = if has_ended { process.wait() } else { process.kill() };
+        drop(process);
+        // First this side, so that the next boot finds it done.
+        let _ = events.send(Event::Gone);
+        let _ = tell(&home, &FromPart::Gone(gone));
+    })?;
+    Ok(())
+}
+
+fn tell(home: &Mutex<UnixStream>, said: &FromPart) -> io::Result<()> {
+    write_to(home, &serde_json::to_vec(said)?)
+}
+
+/// For a cell that starts anew, and for people.
+fn record(request: &PartRequest) -> Record {
+    let started = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or(Duration::ZERO);
+    Record {
+        name: part_name(&request.vm, usize::from(request.part)),
+        state: State::Running,
+        monitor_pid: std::process::id(),
+        shard_pid: None,
+        part_pids: Vec::new(),
+        started_unix_s: started.as_secs(),
+        boots: 0,
+        cid: 0,
+        cell: Some(request.cell),
+        borrowed: Vec::new(),
+        span: Vec::new(),
+        sandbox_missing: Vec::new(),
+        spec: request.spec.clone(),
+    }
+}

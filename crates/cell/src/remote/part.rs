@@ -1,0 +1,203 @@
+//! A part on another host, as the home's monitor has it: its place, and its shard while one runs.
+
+use std::io::{self, BufReader};
+use std::net::{Shutdown, SocketAddr};
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use agent::client::output;
+use agent::protocol::ExecRequest;
+use config::VmSpec;
+use policy::span::Part;
+use protocol::CellId;
+use shard::launch::Order;
+use shard::span::host::HostProcessor;
+
+use super::connections::{connect, control, receive};
+use super::launch;
+use super::talk::{FromPart, PartAnswer, PartRequest, PartStart, Reach, Role, ToPart, Token};
+use crate::cluster::hosts::{Hosts, PROGRAM};
+use crate::cluster::link::stream::{beating, write_to};
+use crate::cluster::tenure::TenureError;
+
+/// Reports that are not looked at yet: each shard answers one order at a time.
+const HEARD_MAX: usize = 64;
+/// How long the other host may take to give the place back.
+const LEAVE_LIMIT: Duration = Duration::from_secs(10);
+
+/// It. Dropped, it ends the part, whatever that does.
+#[derive(Debug)]
+pub struct Remote {
+    reach: Reach,
+    sending: Arc<Mutex<UnixStream>>,
+    heard: Mutex<Receiver<FromPart>>,
+    lost: Arc<Mutex<Option<String>>>,
+    processor: HostProcessor,
+}
+
+impl Remote {
+    /// Takes a part's place on the host of its cell.
+    ///
+    /// # Errors
+    /// If that host can't be reached, or refuses.
+    pub fn begin(
+        hosts: &Hosts,
+        vm: &str,
+        spec: &VmSpec,
+        number: u8,
+        part: &Part,
+    ) -> Result<Self, TenureError> {
+        let host = hosts.site.host_of(part.cell).ok_or(io::ErrorKind::NotFound);
+        let host = host.map_err(io::Error::from)?;
+        let mut own = spec.clone();
+        (own.cpus, own.memory) = (part.vcpus.len() as u8, config::Size(part.memory_bytes));
+        let request = PartRequest {
+            vm: vm.to_owned(),
+            part: number,
+            cell: part.cell,
+            spec: own,
+            home: hosts.site.here.clone(),
+            token: Token::new()?,
+        };
+        let refused = |why: String| TenureError::Refused(format!("host {}: {why}", host.name));
+        let (port, processor) = match ask(hosts, &request) {
+            Ok(PartAnswer::Holds { port, processor }) => (port, processor),
+            Ok(PartAnswer::Refused { why }) => return Err(refused(why)),
+            Err(why) => return Err(refused(why)),
+        };
+        let reach = Reach {
+            host: host.name.clone(),
+            cell: part.cell,
+            address: SocketAddr::new(host.address.ip(), port),
+            token: request.token,
+        };
+        let socket = control(connect(hosts, &reach, Role::Control)?);
+        Ok(Self::over(
+            reach,
+            processor,
+            socket,
+            Duration::from_millis(hosts.site.silence_ms),
+        )?)
+    }
+
+    fn over(
+        reach: Reach,
+        processor: HostProcessor,
+        socket: UnixStream,
+        silence: Duration,
+    ) -> io::Result<Self> {
+        let peer = CellId {
+            number: reach.cell,
+            life: 0,
+        };
+        let (sending, incoming) = beating(peer, socket, silence)?;
+        let (said, heard) = mpsc::sync_channel(HEARD_MAX);
+        let lost = Arc::new(Mutex::new(None));
+        let (losing, place) = (lost.clone(), reach.to_string());
+        std::thread::Builder::new().name("remote".into()).spawn(move || {
+            let mut incoming = BufReader::new(incoming);
+            let why = loop {
+                match receive(&mut incoming) {
+                    Ok(FromPart::Lost(why)) => break why,
+                    Ok(other) => {
+                        // Nobody hears any more: it is over.
+                        if said.send(other).is_err() {
+                            return;
+                        }
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        break format!(
+                            "{place}, which it spans, has said nothing for {} ms",
+                            silence.as_millis()
+                        );
+                    }
+                    Err(_) => break format!("{place}, which it spans, is gone: its monitor has ended"),
+                }
+            };
+            lock(&losing).get_or_insert(why);
+        })?;
+        Ok(Self {
+            reach,
+            sending,
+            heard: Mutex::new(heard),
+            lost,
+            processor,
+        })
+    }
+
+    /// What its host has.
+    pub fn processor(&self) -> &HostProcessor {
+        &self.processor
+    }
+
+    /// Where it is, and how others call it.
+    pub fn reach(&self) -> &Reach {
+        &self.reach
+    }
+
+    /// Why it is lost for good, if it is.
+    pub fn lost(&self) -> Option<String> {
+        lock(&self.lost).clone()
+    }
+
+    /// Starts its shard.
+    pub fn start(&self, start: PartStart) -> io::Result<()> {
+        self.tell(&ToPart::Start(Box::new(start)))
+    }
+
+    /// Gives an order to its shard.
+    pub fn order(&self, order: &Order) -> io::Result<()> {
+        self.tell(&ToPart::Order(order.clone()))
+    }
+
+    /// What comes of its shard next, within the time; none when nothing will. The last is [`FromPart::Gone`].
+    pub fn next(&self, limit: Option<Duration>) -> Option<FromPart> {
+        let heard = lock(&self.heard);
+        match limit {
+            None => heard.recv().ok(),
+            Some(limit) => heard.recv_timeout(limit).ok(),
+        }
+    }
+
+    /// The VM has ended: returns when the place is free, or the other host is gone.
+    pub fn leave(&self) {
+        if self.tell(&ToPart::Leave).is_ok() {
+            while self.lost().is_none() && self.next(Some(LEAVE_LIMIT)).is_some() {}
+        }
+    }
+
+    fn tell(&self, told: &ToPart) -> io::Result<()> {
+        write_to(&self.sending, &serde_json::to_vec(told)?)
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        let _ = lock(&self.sending).shutdown(Shutdown::Both);
+    }
+}
+
+/// Has the part's monitor started; an error is one line.
+fn ask(hosts: &Hosts, request: &PartRequest) -> Result<PartAnswer, String> {
+    let stream = hosts.command(request.cell).map_err(|error| error.to_string())?;
+    let command = ExecRequest {
+        argv: vec![PROGRAM.to_owned(), launch::COMMAND.to_owned()],
+        env: Vec::new(),
+        cwd: None,
+        tty: None,
+    };
+    let input = serde_json::to_vec(request).map_err(|error| error.to_string())?;
+    let (_, answer, said) = output(stream, &command, &input).map_err(|error| error.to_string())?;
+    serde_json::from_slice(&answer).map_err(|_| {
+        let said = String::from_utf8_lossy(&said);
+        let last = said.lines().last().unwrap_or("it says nothing");
+        format!("no monitor for its part: {last}")
+    })
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Each change is whole, whoever panicked.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,178 @@
+//! What is said between the monitors of a VM's home and of its parts on other hosts.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::net::SocketAddr;
+
+use config::VmSpec;
+use serde::{Deserialize, Serialize};
+use shard::launch::{Leaf, MemoryLaunch, Order, Report, SandboxPolicy, TscLaunch};
+use shard::span::host::HostProcessor;
+
+/// Bytes of what tells the connections of one VM's part from all others.
+const TOKEN_BYTES: usize = 16;
+
+/// A secret of a part's monitor and those that it is to be connected with.
+#[derive(Clone, Copy, Eq, PartialEq, Serialize, Deserialize)]
+pub struct Token([u8; TOKEN_BYTES]);
+
+impl Token {
+    /// One that nobody can guess.
+    pub fn new() -> io::Result<Self> {
+        let mut bytes = [0; TOKEN_BYTES];
+        File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+        Ok(Self(bytes))
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("Token")
+    }
+}
+
+/// What the home asks of another host. The first line to the part's monitor.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PartRequest {
+    /// The VM's name.
+    pub vm: String,
+    /// Which of its parts: the number of the shard.
+    pub part: u8,
+    /// In which cell.
+    pub cell: u16,
+    /// What the VM was started from, with the vCPUs and the memory of this part only.
+    pub spec: VmSpec,
+    /// The home's host.
+    pub home: String,
+    /// What all its connections have to know.
+    pub token: Token,
+}
+
+/// The answer.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "answer")]
+pub enum PartAnswer {
+    /// The place is taken, until the home has not come for some seconds, or the control connection ends.
+    Holds {
+        /// Where its monitor is reached.
+        port: u16,
+        /// What its host has.
+        processor: HostProcessor,
+    },
+    /// It can't be.
+    Refused {
+        /// Why, and what to do about it.
+        why: String,
+    },
+}
+
+/// Where a part's monitor is reached.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Reach {
+    /// The host, as its key says.
+    pub host: String,
+    /// The part's cell.
+    pub cell: u16,
+    /// Its address.
+    pub address: SocketAddr,
+    /// What it wants to hear.
+    pub token: Token,
+}
+
+impl fmt::Display for Reach {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "cell {} on host {}", self.cell, self.host)
+    }
+}
+
+/// What a connection to a part's monitor is for.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
+pub enum Role {
+    /// Orders and reports, for as long as the VM lives.
+    Control,
+    /// The channel of two shards, for one boot of the VM.
+    Link(Ends),
+    /// Answers with what the host's time-stamp counter reads, before this boot of the VM.
+    Clock(u32),
+    /// For coherent memory: requests and what they cause, without pages. Not taken yet.
+    Coherence(Ends),
+    /// For coherent memory: pages. Not taken yet.
+    Pages(Ends),
+}
+
+/// A pair of shards in one boot of a VM.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
+pub struct Ends {
+    /// Counts the VM's boots.
+    pub boot: u32,
+    /// The shard whose monitor calls: the lower number.
+    pub from: u8,
+    /// The shard whose monitor is called.
+    pub to: u8,
+}
+
+/// The first message on each connection.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Hello {
+    /// Of the part that is called.
+    pub token: Token,
+    /// What for.
+    pub role: Role,
+}
+
+/// From the home to a part's monitor.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ToPart {
+    /// Start the shard.
+    Start(Box<PartStart>),
+    /// For the shard.
+    Order(Order),
+    /// The VM has ended: give the place back.
+    Leave,
+}
+
+/// From a part's monitor to the home.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FromPart {
+    /// Of the shard.
+    Report(Report),
+    /// The shard's process has ended, or did not start: what is known of that.
+    Gone(String),
+    /// The place is lost: why.
+    Lost(String),
+}
+
+/// One boot of a VM, as the monitor of a part on another host is told of it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PartStart {
+    /// Counts the VM's boots.
+    pub boot: u32,
+    /// The shard of each vCPU at the start.
+    pub vcpus: Vec<u8>,
+    /// The whole VM's memory.
+    pub memory: MemoryLaunch,
+    /// What of it is each shard's, bytes.
+    pub shares: Vec<u64>,
+    /// As in [`shard::launch::LaunchSpec`].
+    pub sandbox: SandboxPolicy,
+    /// The guest's time-stamp counter.
+    pub tsc: TscLaunch,
+    /// What the guest is told of the processor.
+    pub cpuid: Vec<Leaf>,
+    /// The other shards.
+    pub others: Vec<Other>,
+}
+
+/// Another shard, as seen from one.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Other {
+    /// Its number.
+    pub shard: u8,
+    /// Where it is, for people.
+    pub place: String,
+    /// Where to call it; none if it calls.
+    pub reach: Option<Reach>,
+}

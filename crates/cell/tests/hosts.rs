@@ -1,0 +1,44 @@
+//! A VM over two hosts, alpha and beta: processes on the loopback with runtime directories of their own. Beta's cell, the
+//! command that starts a part, the part's monitor and the shards are this same program, started again. Everything between
+//! the hosts is real, and so is KVM; only the cells' links to one another are not there, so each knows itself alone. In one
+//! story these are real, too, with an etcd.
+
+mod hosts {
+    pub mod beta;
+    pub mod etcd;
+    pub mod site;
+    pub mod stories;
+}
+
+use std::os::fd::{AsFd, FromRawFd};
+use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
+
+use cell::remote::{launch, monitor};
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().collect();
+    let done = match arguments.get(1).map(String::as_str) {
+        Some("shard") => {
+            // SAFETY: who started this has put the control socket there, and nothing else here knows it.
+            let control = unsafe { UnixStream::from_raw_fd(cell::spawn::CONTROL_FD) };
+            return shard::process::run(control);
+        }
+        Some(launch::COMMAND) => launch::launch(std::io::stdin(), std::io::stdout()),
+        Some(launch::MONITOR) => {
+            let socket = std::io::stdin().as_fd().try_clone_to_owned();
+            socket.and_then(|socket| monitor::run(socket.into()))
+        }
+        Some("beta") => hosts::beta::serve(&[1, 2]),
+        Some("cell") => cell::cluster::serve::serve(if arguments[2] == "0" { 0 } else { 1 }),
+        Some("story") => return hosts::stories::tell(&arguments[2]),
+        other => return hosts::stories::tell_all(other),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! A host: it takes connections of other hosts, and its cells answer monitors. Alpha's is a thread, beta's a process, which ends
+//! with its standard input.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixListener;
+use std::sync::{Arc, Mutex};
+
+use cell::cluster::files::{Claim, Files};
+use cell::cluster::hosts::Hosts;
+use cell::cluster::interface::{Answer, Ask, CellStatus};
+use cell::cluster::link::Calling;
+use cell::cluster::state::{Act, State};
+
+use super::site::plan;
+
+/// Is the host of these cells, in the runtime directory of the environment.
+pub fn serve(cells: &[u16]) -> io::Result<()> {
+    let files = Files::open()?;
+    let site = files.site()?.ok_or(io::ErrorKind::NotFound)?;
+    let hosts = Hosts::open(site).map_err(io::Error::other)?;
+    let mut claims = Vec::new();
+    for number in cells {
+        claims.push(answer(&files, *number)?);
+        let (hosts, listener) = (hosts.clone(), hosts.listen(*number)?);
+        let me = protocol::CellId {
+            number: *number,
+            life: 1,
+        };
+        std::thread::spawn(move || hosts.take(&listener, &Arc::new(Calling::new(me)), drop));
+    }
+    println!("ready");
+    io::stdout().flush()?;
+    io::stdin().read_to_end(&mut Vec::new()).map(drop)
+}
+
+/// Answers the monitors of a cell's VMs for as long as the process lives.
+pub fn answer(files: &Files, number: u16) -> io::Result<Claim> {
+    let own = files.cell(number);
+    let claim = own.claim(number)?;
+    let mut state = State::new(claim.id, std::process::id(), plan(number), None, []);
+    state.met();
+    let state = Arc::new(Mutex::new(state));
+    let listener = UnixListener::bind(own.socket())?;
+    std::thread::spawn(move || {
+        for (client, stream) in (0..).zip(listener.incoming().flatten()) {
+            let state = state.clone();
+            std::thread::spawn(move || {
+                let mut lines = BufReader::new(stream);
+                let mut line = String::new();
+                while lines.read_line(&mut line).is_ok_and(|count| count > 0) {
+                    let ask: Ask = serde_json::from_str(&line).expect("a question");
+                    line.clear();
+                    let acts = state.lock().expect("no panic").asked(client, ask);
+                    for act in acts {
+                        if let Act::Answer(_, answer) = act {
+                            let mut line = serde_json::to_vec(&knowing_of_all(answer)).expect("JSON");
+                            line.push(b'\n');
+                            // Who asked may have gone.
+                            let _ = lines.get_mut().write_all(&line);
+                        }
+                    }
+                }
+                state.lock().expect("no panic").gone(client);
+            });
+        }
+    });
+    Ok(claim)
+}
+
+/// As if the cells had links: each knows that the others live.
+fn knowing_of_all(answer: Answer) -> Answer {
+    let Answer::Status(mut status) = answer else {
+        return answer;
+    };
+    for number in 0..3 {
+        if status.cells.iter().all(|cell| cell.plan.number != number) {
+            status.cells.push(CellStatus {
+                plan: plan(number),
+                pid: 0,
+                life: Some(1),
+                given_bytes: 0,
+                lent: Vec::new(),
+                borrowed: Vec::new(),
+                vcpus: 0,
+                vms: Vec::new(),
+            });
+        }
+    }
+    Answer::Status(status)
+}

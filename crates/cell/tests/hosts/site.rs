@@ -1,0 +1,63 @@
+//! The two hosts, as their files say.
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+
+use cell::cluster::files::Files;
+use config::cluster::{CellPlan, HostPlan, Site, SpanWay};
+
+/// What each cell has.
+pub const CELL_BYTES: u64 = 512 << 20;
+
+/// Where beta's processes keep their files.
+pub fn beta(folder: &Path) -> PathBuf {
+    folder.join("beta")
+}
+
+/// Writes the files of both hosts below a folder.
+pub fn write(folder: &Path, spans: SpanWay, silence_ms: u64, etcd: &[String]) -> std::io::Result<()> {
+    let keys = folder.join("keys");
+    urpc::tls::make(&keys, ["alpha", "beta"]).map_err(std::io::Error::other)?;
+    let host = |name: &str, address, cells: &[u16]| HostPlan {
+        name: name.to_owned(),
+        address,
+        shared_memory: None,
+        cells: cells.to_vec(),
+    };
+    let hosts = vec![
+        host("alpha", free("127.0.0.1", 0)?, &[0]),
+        host("beta", free("127.0.0.2", 1)?, &[1, 2]),
+    ];
+    for own in &hosts {
+        let here = own.name.clone();
+        let plans: Vec<CellPlan> = own.cells.iter().map(|number| plan(*number)).collect();
+        let site = Site {
+            here: here.clone(),
+            hosts: hosts.clone(),
+            etcd: etcd.to_vec(),
+            runs_etcd: false,
+            keys: keys.clone(),
+            silence_ms,
+            spans,
+        };
+        Files::at(&folder.join(here)).create(&plans, Some(&site))?;
+    }
+    Ok(())
+}
+
+/// An address at which this cell of a host has a port that is free.
+fn free(ip: &str, cell: u16) -> std::io::Result<SocketAddr> {
+    let address = TcpListener::bind((ip, 0))?.local_addr()?;
+    Ok(SocketAddr::new(address.ip(), address.port() - cell))
+}
+
+/// A cell: all of them have the first CPU and node, which every machine has.
+pub fn plan(number: u16) -> CellPlan {
+    CellPlan {
+        number,
+        host: Some(if number == 0 { "alpha" } else { "beta" }.to_owned()),
+        cpus: vec![0],
+        nodes: vec![0],
+        memory_bytes: CELL_BYTES,
+    }
+}

@@ -1,0 +1,539 @@
+//! What is told of the two hosts. Each story is a process of its own, whose runtime directory is alpha's.
+
+use std::cell::RefCell;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use cell::cluster::client;
+use cell::cluster::files::{Claim, Files};
+use cell::cluster::hosts::Hosts;
+use cell::handle::Handle;
+use cell::open::{Opened, open};
+use cell::remote::connections::connect;
+use cell::remote::part::Remote;
+use cell::remote::talk::{Ends, FromPart, Role, Token};
+use cell::runtime::VARIABLE;
+use cell::spanning::{Boot, Span};
+use cell::vm;
+use config::VmSpec;
+use config::cluster::SpanWay;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use shard::launch::{Ending, Order, Report};
+
+use super::etcd::Etcd;
+use super::{beta, site};
+
+/// How long anything may take that is awaited.
+const SOON: Duration = Duration::from_secs(30);
+/// As the cluster's file says; more where the machine is busy with other tests.
+const SILENCE_MS: u64 = 4000;
+
+/// Longer where cells watch one another, too, and whoever takes another for dead is right for good.
+const REAL_SILENCE_MS: u64 = 20_000;
+/// The story with real cells.
+const REAL: &str = "real_cells_hold_the_places_and_their_next_processes_find_them";
+
+type Story = (&'static str, SpanWay, fn(&Two));
+
+const STORIES: [Story; 11] = [
+    (
+        "all_but_the_memory_is_there_and_then_it_is_refused",
+        SpanWay::Tls,
+        refused_at_last,
+    ),
+    (
+        "a_part_runs_again_and_again_and_leaves_nothing",
+        SpanWay::Tls,
+        again_and_again,
+    ),
+    (
+        "its_connections_are_plain_where_the_file_says_so",
+        SpanWay::Plain,
+        again_and_again,
+    ),
+    ("a_shard_that_is_killed_is_told_of", SpanWay::Tls, killed_shard),
+    (
+        "a_monitor_that_is_killed_is_told_of_and_leaves_nothing",
+        SpanWay::Tls,
+        killed_monitor,
+    ),
+    (
+        "a_host_that_falls_silent_is_lost_to_both_sides",
+        SpanWay::Tls,
+        silent_host,
+    ),
+    (
+        "a_home_that_dies_leaves_nothing_on_other_hosts",
+        SpanWay::Tls,
+        dead_home,
+    ),
+    (
+        "a_lost_link_ends_the_shard_with_the_reason",
+        SpanWay::Tls,
+        lost_link,
+    ),
+    (
+        "who_has_no_business_there_is_not_let_in_and_no_room_is_no_place",
+        SpanWay::Tls,
+        strangers,
+    ),
+    (REAL, SpanWay::Tls, real_cells),
+    ("two_parts_are_linked_to_one_another_too", SpanWay::Tls, two_parts),
+];
+
+/// Tells all stories, or those whose names have `part` in them.
+pub fn tell_all(part: Option<&str>) -> ExitCode {
+    if let Err(error) = File::options().read(true).write(true).open("/dev/kvm") {
+        println!("test result: left out, all of them: /dev/kvm: {error}");
+        return ExitCode::SUCCESS;
+    }
+    let own = std::env::current_exe().expect("this program");
+    let mut failed = 0;
+    let chosen = STORIES
+        .iter()
+        .filter(|(name, _, _)| part.is_none_or(|part| part.starts_with('-') || name.contains(part)));
+    for (name, spans, _) in chosen {
+        let folder = tempfile::tempdir().expect("a directory");
+        let etcd = (*name == REAL).then(|| Etcd::start(folder.path()));
+        let urls: Vec<String> = etcd.iter().map(|etcd| etcd.url.clone()).collect();
+        let silence_ms = if etcd.is_some() {
+            REAL_SILENCE_MS
+        } else {
+            SILENCE_MS
+        };
+        site::write(folder.path(), *spans, silence_ms, &urls).expect("files of two hosts");
+        let status = Command::new(&own)
+            .args(["story", name])
+            .env(VARIABLE, folder.path().join("alpha"))
+            .status();
+        let is_good = status.is_ok_and(|status| status.success());
+        println!("test {name} ... {}", if is_good { "ok" } else { "FAILED" });
+        failed += usize::from(!is_good);
+    }
+    println!("test result: {failed} failed");
+    ExitCode::from(u8::from(failed > 0))
+}
+
+/// Tells one of them, in a process that has alpha's runtime directory.
+pub fn tell(name: &str) -> ExitCode {
+    let Some((_, _, story)) = STORIES.iter().find(|story| story.0 == name) else {
+        return ExitCode::FAILURE;
+    };
+    story(&Two::up(name == REAL));
+    ExitCode::SUCCESS
+}
+
+/// Both hosts.
+struct Two {
+    folder: PathBuf,
+    spec: VmSpec,
+    /// What runs, by what it is.
+    running: RefCell<Vec<(&'static str, Child)>>,
+    _claim: Option<Claim>,
+}
+
+impl Drop for Two {
+    fn drop(&mut self) {
+        for (_, child) in self.running.get_mut() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+impl Two {
+    fn up(has_real_cells: bool) -> Self {
+        let alpha = PathBuf::from(std::env::var_os(VARIABLE).expect("alpha's directory"));
+        let folder = alpha.parent().expect("of both").to_owned();
+        std::fs::write(folder.join("kernel"), "none").expect("a file");
+        let text = format!(
+            "cpus = 2\nmemory = \"256M\"\nnets = []\nballoon = false\nspan = {{ cells = [0, 1] }}\n[kernel]\npath = {:?}\n",
+            folder.join("kernel")
+        );
+        let mut two = Self {
+            spec: config::parse("vm.toml", &text).expect("a VM"),
+            folder,
+            running: RefCell::default(),
+            _claim: None,
+        };
+        if has_real_cells {
+            two.start("0", &["cell", "0"], &alpha, Stdio::null());
+            two.start("1", &["cell", "1"], &site::beta(&two.folder), Stdio::null());
+            wait(|| two.both_live());
+            return two;
+        }
+        two.start("beta", &["beta"], &site::beta(&two.folder), Stdio::piped());
+        let output = two.running.get_mut()[0].1.stdout.take().expect("its output");
+        let mut line = String::new();
+        BufReader::new(output).read_line(&mut line).expect("a line");
+        assert_eq!(line, "ready\n");
+        two._claim = Some(beta::answer(&Files::at(&alpha), 0).expect("alpha's cell"));
+        two
+    }
+
+    fn start(&self, what: &'static str, arguments: &[&str], runtime: &Path, output: Stdio) {
+        let child = Command::new("/proc/self/exe")
+            .args(arguments)
+            .env(VARIABLE, runtime)
+            .stdin(Stdio::piped())
+            .stdout(output)
+            .stderr(Stdio::null())
+            .spawn();
+        self.running.borrow_mut().push((what, child.expect("a process")));
+    }
+
+    /// Ends a process that was started.
+    fn kill(&self, what: &str) {
+        let mut running = self.running.borrow_mut();
+        let at = running.iter().position(|(of, _)| *of == what);
+        let (_, mut child) = running.remove(at.expect("it runs"));
+        child.kill().expect("a process");
+        child.wait().expect("its end");
+    }
+
+    /// Whether real cells know of one another.
+    fn both_live(&self) -> bool {
+        let files = [Files::open().expect("alpha's"), self.beta_files()];
+        files.iter().all(|files| {
+            let status = client::status(files).ok().flatten();
+            status.is_some_and(|status| {
+                status.ready && status.cells.iter().filter(|cell| cell.life.is_some()).count() == 2
+            })
+        })
+    }
+
+    fn span(&self) -> Span {
+        let span = Span::begin("big", &self.spec).expect("places");
+        span.expect("it spans cells")
+    }
+
+    fn opened(&self) -> Opened {
+        let folder = self.folder.join("big");
+        std::fs::create_dir_all(&folder).expect("a directory");
+        open(&self.spec, "big", &folder, 7).expect("its files, and KVM")
+    }
+
+    fn beta_files(&self) -> Files {
+        Files::at(&site::beta(&self.folder))
+    }
+
+    /// The VMs that beta's cell has.
+    fn at_beta(&self) -> Vec<String> {
+        let status = client::status(&self.beta_files()).expect("an answer");
+        let cells = status.expect("a cluster").cells.into_iter();
+        cells.flat_map(|cell| cell.vms).collect()
+    }
+
+    /// Processes with such an argument, in beta's runtime directory.
+    fn processes(&self, argument: &str) -> Vec<i32> {
+        let mark = format!("{VARIABLE}={}", site::beta(&self.folder).display());
+        let all = std::fs::read_dir("/proc").expect("processes").flatten();
+        all.filter_map(|process| {
+            let pid: i32 = process.file_name().to_str()?.parse().ok()?;
+            let words = |file| std::fs::read_to_string(process.path().join(file)).ok();
+            let arguments = words("cmdline")?;
+            if arguments.split('\0').nth(1) != Some(argument) {
+                return None;
+            }
+            // A shard has no environment; its parent is the part's monitor.
+            let stat = words("stat")?;
+            let parent = stat.rsplit(')').next()?.split_whitespace().nth(1)?;
+            let parents = std::fs::read_to_string(format!("/proc/{parent}/environ"));
+            let environment = words("environ")? + &parents.unwrap_or_default();
+            environment.split('\0').any(|word| word == mark).then_some(pid)
+        })
+        .collect()
+    }
+
+    /// Waits until beta has nothing of the VM.
+    #[track_caller]
+    fn wait_until_free(&self) {
+        wait(|| self.at_beta().is_empty());
+        wait(|| self.processes("part-monitor").is_empty() && self.processes("shard").is_empty());
+        wait(|| {
+            let parts = site::beta(&self.folder).join("parts/vms");
+            let mut left = std::fs::read_dir(parts).expect("a directory").flatten();
+            left.all(|entry| !entry.path().is_dir())
+        });
+    }
+}
+
+#[track_caller]
+fn wait(is_so: impl Fn() -> bool) {
+    let deadline = Instant::now() + SOON;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "it does not come to be");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Its shard on beta, running. The boot keeps its link.
+fn started(two: &Two, span: &Span, opened: &Opened) -> Boot {
+    let boot = Boot::new(span, &opened.launch.memory).expect("memory and links");
+    let [0, error_ns] = boot.clock_errors_ns()[..] else {
+        panic!("{:?}", boot.clock_errors_ns());
+    };
+    assert!((1..50_000_000).contains(&error_ns), "{error_ns}");
+    println!("  clocks within {} us", error_ns / 1000);
+    let remote = remote(span);
+    remote
+        .start(boot.remote(span, 1, &opened.launch))
+        .expect("an order");
+    match remote.next(Some(SOON)) {
+        Some(FromPart::Report(Report::Running { .. })) => {}
+        other => panic!("it does not run: {other:?}"),
+    }
+    assert_eq!(two.processes("shard").len(), 1);
+    boot
+}
+
+fn remote(span: &Span) -> &Remote {
+    span.remote(1).expect("a part on beta")
+}
+
+#[track_caller]
+fn gone(remote: &Remote) -> String {
+    match remote.next(Some(SOON)) {
+        Some(FromPart::Gone(why)) => why,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn refused_at_last(two: &Two) {
+    let span = two.span();
+    assert_eq!(two.at_beta(), ["big/1"]);
+    let handle = Handle::default();
+    let ran = vm::run(
+        two.opened(),
+        "big",
+        &two.folder.join("big"),
+        &handle,
+        Some(&span),
+        |_| {
+            panic!("it runs");
+        },
+    );
+    let why = ran.expect_err("no memory").to_string();
+    assert!(
+        why.starts_with("the memory of a VM over several hosts is not kept coherent yet"),
+        "{why}"
+    );
+    span.leave();
+    assert!(two.at_beta().is_empty());
+    two.wait_until_free();
+}
+
+fn again_and_again(two: &Two) {
+    let (span, opened) = (two.span(), two.opened());
+    for _ in 0..3 {
+        let _boot = started(two, &span, &opened);
+        let remote = remote(&span);
+        remote.order(&Order::Status).expect("an order");
+        match remote.next(Some(SOON)) {
+            Some(FromPart::Report(Report::Status(status))) => {
+                assert!(status["exits"].is_array(), "{status}")
+            }
+            other => panic!("{other:?}"),
+        }
+        remote.order(&Order::Quit).expect("an order");
+        let ended = remote.next(Some(SOON));
+        assert!(
+            matches!(ended, Some(FromPart::Report(Report::Ended(Ending::Quit)))),
+            "{ended:?}"
+        );
+        assert_eq!(gone(remote), "its process left with status 0");
+    }
+    assert_eq!(two.at_beta(), ["big/1"]);
+    assert_eq!(span.lost(), None);
+    span.leave();
+    // At once: its name is free when this returns.
+    assert!(two.at_beta().is_empty());
+    two.wait_until_free();
+}
+
+fn two_parts(two: &Two) {
+    let mut spec = two.spec.clone();
+    spec.cpus = 3;
+    spec.span = Some(config::SpanSpec::Cells(vec![0, 1, 2]));
+    let span = Span::begin("big", &spec).expect("places").expect("a span");
+    let opened = two.opened();
+    let boot = Boot::new(&span, &opened.launch.memory).expect("memory and links");
+    let parts = [1, 2].map(|shard| span.remote(shard).expect("on beta"));
+    for (shard, part) in (1..).zip(parts) {
+        part.start(boot.remote(&span, shard, &opened.launch))
+            .expect("an order");
+        let said = part.next(Some(SOON));
+        assert!(
+            matches!(said, Some(FromPart::Report(Report::Running { .. }))),
+            "{said:?}"
+        );
+    }
+    // The first ends, and the second misses it, though the home has a link to each.
+    parts[0].order(&Order::Quit).expect("an order");
+    match parts[1].next(Some(SOON)) {
+        Some(FromPart::Report(Report::Ended(Ending::ShardFailed { detail }))) => {
+            assert_eq!(
+                detail,
+                "the connection to its shard in cell 1 on host beta is lost"
+            );
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(gone(parts[1]).starts_with("its process left with status 1"));
+    span.leave();
+    two.wait_until_free();
+}
+
+fn real_cells(two: &Two) {
+    let (span, opened) = (two.span(), two.opened());
+    let _boot = started(two, &span, &opened);
+    let vms = |files: &Files| -> Vec<String> {
+        let status = client::status(files).expect("an answer").expect("a cluster");
+        status.cells.into_iter().flat_map(|cell| cell.vms).collect()
+    };
+    let all = ["big", "big/1"];
+    assert_eq!(vms(&two.beta_files()), all);
+    // Both cells have the name: nobody gets it again, on either host.
+    let twice = Span::begin("big", &two.spec)
+        .expect_err("it is taken")
+        .to_string();
+    assert!(twice.starts_with("a VM named big is running already"), "{twice}");
+    two.kill("1");
+    two.start("1", &["cell", "1"], &site::beta(&two.folder), Stdio::null());
+    wait(|| two.both_live());
+    // Longer than orphans may take to be found by their monitors.
+    std::thread::sleep(Duration::from_secs(6));
+    assert_eq!(vms(&two.beta_files()), all);
+    assert_eq!(span.lost(), None);
+    let remote = remote(&span);
+    remote.order(&Order::Quit).expect("an order");
+    let ended = remote.next(Some(SOON));
+    assert!(
+        matches!(ended, Some(FromPart::Report(Report::Ended(Ending::Quit)))),
+        "{ended:?}"
+    );
+    gone(remote);
+    span.leave();
+    assert!(vms(&two.beta_files()).is_empty());
+    two.wait_until_free();
+}
+
+fn killed_shard(two: &Two) {
+    let (span, opened) = (two.span(), two.opened());
+    let _boot = started(two, &span, &opened);
+    two.processes("shard").into_iter().for_each(end);
+    let why = gone(remote(&span));
+    assert!(why.starts_with("its process was ended by SIGKILL"), "{why}");
+    drop(span);
+    two.wait_until_free();
+}
+
+fn killed_monitor(two: &Two) {
+    let (span, opened) = (two.span(), two.opened());
+    let _boot = started(two, &span, &opened);
+    two.processes("part-monitor").into_iter().for_each(end);
+    wait(|| span.lost().is_some());
+    let why = "cell 1 on host beta, which it spans, is gone: its monitor has ended";
+    assert_eq!(span.lost().as_deref(), Some(why));
+    assert!(remote(&span).next(Some(SOON)).is_none());
+    wait(|| two.at_beta().is_empty());
+    wait(|| two.processes("shard").is_empty());
+    // A name that was not given back is free all the same.
+    drop(span);
+    two.span().leave();
+    two.wait_until_free();
+}
+
+fn silent_host(two: &Two) {
+    let (span, opened) = (two.span(), two.opened());
+    let _boot = started(two, &span, &opened);
+    let monitors = two.processes("part-monitor");
+    let signal = |signal| {
+        monitors
+            .iter()
+            .for_each(|pid| kill(Pid::from_raw(*pid), signal).expect("a signal"))
+    };
+    signal(Signal::SIGSTOP);
+    let since = Instant::now();
+    wait(|| span.lost().is_some());
+    assert!(since.elapsed() < Duration::from_millis(3 * SILENCE_MS));
+    let why = span.lost().expect("lost");
+    assert!(
+        why.contains("cell 1 on host beta") && why.contains("has said nothing"),
+        "{why}"
+    );
+    // The other side has heard nothing, either.
+    signal(Signal::SIGCONT);
+    drop(span);
+    two.wait_until_free();
+}
+
+fn dead_home(two: &Two) {
+    let (span, opened) = (two.span(), two.opened());
+    let boot = started(two, &span, &opened);
+    drop(span);
+    two.wait_until_free();
+    drop(boot);
+}
+
+fn lost_link(two: &Two) {
+    let (span, opened) = (two.span(), two.opened());
+    drop(started(two, &span, &opened));
+    match remote(&span).next(Some(SOON)) {
+        Some(FromPart::Report(Report::Ended(Ending::ShardFailed { detail }))) => {
+            assert_eq!(
+                detail,
+                "the connection to its shard in cell 0 on host alpha is lost"
+            );
+        }
+        other => panic!("{other:?}"),
+    }
+    let why = gone(remote(&span));
+    assert!(why.starts_with("its process left with status 1"), "{why}");
+    span.leave();
+    two.wait_until_free();
+}
+
+fn strangers(two: &Two) {
+    let span = two.span();
+    let files = Files::open().expect("files");
+    let hosts = Hosts::open(files.site().expect("files").expect("hosts")).expect("keys");
+    let known = remote(&span).reach();
+    let mut unknown = known.clone();
+    unknown.token = Token::new().expect("random bytes");
+    let ends = |from, to| Ends { boot: 0, from, to };
+    let link = Role::Link(ends(0, 1));
+    for (reach, role) in [
+        (&unknown, link),
+        (known, Role::Control),
+        (known, Role::Link(ends(0, 2))),
+        (known, Role::Link(ends(1, 1))),
+        (known, Role::Coherence(ends(0, 1))),
+        (known, Role::Pages(ends(0, 1))),
+    ] {
+        assert!(connect(&hosts, reach, role).is_err(), "{role:?}");
+    }
+    let first = connect(&hosts, known, link).expect("a link");
+    assert!(connect(&hosts, known, link).is_err(), "there is one already");
+    drop(first);
+    span.leave();
+    let mut large = two.spec.clone();
+    large.memory = config::Size(2 * site::CELL_BYTES + (2 << 20));
+    let why = Span::begin("big", &large).expect_err("no room").to_string();
+    assert!(why.contains("of its own memory"), "{why}");
+    // Half of it is alpha's: nothing is kept there, either.
+    large.memory = config::Size(2 * site::CELL_BYTES);
+    Span::begin("big", &large)
+        .expect("places")
+        .expect("a span")
+        .leave();
+    two.wait_until_free();
+}
+
+fn end(pid: i32) {
+    kill(Pid::from_raw(pid), Signal::SIGKILL).expect("a process");
+}

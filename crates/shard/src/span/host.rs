@@ -1,0 +1,100 @@
+//! What a host has that the shards of a VM on several hosts must agree on, as its monitor reads it from KVM.
+
+use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
+use kvm_ioctls::{Cap, Kvm};
+use serde::{Deserialize, Serialize};
+
+use super::relation::Counter;
+use crate::arch::x86_64::features::Leaf;
+use crate::machine::{self, MachineError};
+
+/// Binary digits of the ratio by which processors scale the counter: AMD's (APM, volume 2, 15.30.5), and others' (Intel SDM,
+/// volume 3, 26.3).
+const DIGITS_AMD: u32 = 32;
+const DIGITS_INTEL: u32 = 48;
+
+/// It.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct HostProcessor {
+    /// What KVM supports of CPUID.
+    pub leaves: Vec<Leaf>,
+    /// The time-stamp counter.
+    pub counter: Counter,
+    /// Whether the host's kernel takes its time from it.
+    pub relies_on_counter: bool,
+}
+
+impl HostProcessor {
+    /// This host's.
+    ///
+    /// # Errors
+    /// If KVM can't have a shard here, or does not say.
+    pub fn read() -> Result<Self, MachineError> {
+        let kvm = Kvm::new().map_err(|source| MachineError::Kvm {
+            what: "open /dev/kvm",
+            source,
+        })?;
+        super::machine::check(&kvm)?;
+        let supported = cpuid(&kvm, &[])?;
+        let leaves: Vec<Leaf> = supported.as_slice().iter().map(Leaf::from).collect();
+        let is_amd = leaves
+            .iter()
+            .any(|leaf| leaf.function == 0 && leaf.registers[1] != u32::from_le_bytes(*b"Genu"));
+        let digits = if is_amd { DIGITS_AMD } else { DIGITS_INTEL };
+        Ok(Self {
+            leaves,
+            counter: Counter {
+                khz: machine::tsc_khz(&kvm)?,
+                digits: kvm.check_extension(Cap::TscControl).then_some(digits),
+            },
+            relies_on_counter: machine::host_relies_on_tsc(),
+        })
+    }
+}
+
+/// What KVM is told of CPUID: these leaves, or without any all that it supports.
+///
+/// # Errors
+/// If it does not say, or they are too many.
+pub fn cpuid(kvm: &Kvm, leaves: &[Leaf]) -> Result<CpuId, MachineError> {
+    if leaves.is_empty() {
+        let supported = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES);
+        return supported.map_err(|source| MachineError::Kvm {
+            what: "read the supported CPUID",
+            source,
+        });
+    }
+    let entries: Vec<kvm_cpuid_entry2> = leaves.iter().map(kvm_cpuid_entry2::from).collect();
+    CpuId::from_entries(&entries).map_err(|_| MachineError::Lacking("short CPUID"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arch::x86_64::features::common;
+
+    /// Where there is KVM, as on every machine that this is for.
+    #[test]
+    fn a_host_is_like_itself_and_kvm_takes_what_it_has_in_common() {
+        let kvm = match Kvm::new() {
+            Ok(kvm) => kvm,
+            Err(error) => return eprintln!("left out: /dev/kvm: {error}"),
+        };
+        let host = HostProcessor::read().expect("a host");
+        assert!(host.counter.khz > 100_000, "{:?}", host.counter);
+        let text = serde_json::to_string(&host).expect("JSON");
+        let again: HostProcessor = serde_json::from_str(&text).expect("the same");
+        let both = common(&host.leaves, &again.leaves).expect("alike");
+        let of = |leaves: &[Leaf], function| -> Vec<Leaf> {
+            let leaves = leaves.iter().filter(|leaf| leaf.function == function);
+            leaves.copied().collect()
+        };
+        for function in [0, 1, 6, 7, 0x8000_0001, 0x8000_0008] {
+            assert_eq!(of(&both, function), of(&host.leaves, function), "{function:#x}");
+        }
+        let vm = kvm.create_vm().expect("a VM");
+        let vcpu = vm.create_vcpu(0).expect("a vCPU");
+        vcpu.set_cpuid2(&cpuid(&kvm, &both).expect("leaves"))
+            .expect("KVM takes it");
+    }
+}

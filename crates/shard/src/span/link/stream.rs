@@ -1,0 +1,368 @@
+//! The channel between two shards of different hosts: packets on one stream socket, each behind its length.
+//!
+//! Who sends writes what the socket takes at once. The rest is queued, and written in order by a thread of the channel's own,
+//! so a vCPU waits for no network: only for room, when [`QUEUE_BYTES_MAX`] are queued. The socket is whatever the monitor has
+//! connected: TCP, or a socket to the monitor, which encrypts. Only `read`, `write` and `poll` are used, which every kind of
+//! thread may call.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, BufReader, ErrorKind, Read, Write};
+use std::os::fd::AsFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::super::packet::Packet;
+use super::{PACKET_BYTES_MAX, encoded};
+
+/// Bytes that wait to be written; then who sends more waits. Some vCPUs that travel, or some ten thousand interrupts.
+const QUEUE_BYTES_MAX: usize = 256 << 10;
+/// Bytes written or read at once, at most.
+const CHUNK_BYTES: usize = 64 << 10;
+/// A packet's length goes before it.
+const LENGTH_BYTES: usize = size_of::<u32>();
+
+/// The sending half. Dropped, what is queued is still written. The channel ends when the other half is dropped, too: whichever
+/// thread is the last, closing is what all of them may.
+#[derive(Debug)]
+pub struct ToStream(Arc<Shared>);
+
+/// What writes the queue out.
+#[derive(Debug)]
+pub struct Writer(Arc<Shared>);
+
+/// The receiving half.
+#[derive(Debug)]
+pub struct FromStream(BufReader<Patient>);
+
+#[derive(Debug)]
+struct Shared {
+    socket: File,
+    queue: Mutex<Queue>,
+    /// There is something to write, or it is over.
+    filled: Condvar,
+    /// There is room, or it is over.
+    emptied: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    bytes: VecDeque<u8>,
+    /// The writer has taken some that come before these.
+    is_writing: bool,
+    /// Nothing more will be sent.
+    is_closing: bool,
+    /// The other side takes nothing any more.
+    is_lost: bool,
+}
+
+/// Both halves of the channel on a connected stream socket.
+pub fn open(socket: File) -> io::Result<(ToStream, Writer, FromStream)> {
+    // Of the open socket, so for both directions.
+    let flags = OFlag::from_bits_truncate(fcntl(&socket, FcntlArg::F_GETFL)?);
+    fcntl(&socket, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
+    let incoming = BufReader::with_capacity(CHUNK_BYTES, Patient(socket.try_clone()?));
+    let shared = Arc::new(Shared {
+        socket,
+        queue: Mutex::default(),
+        filled: Condvar::new(),
+        emptied: Condvar::new(),
+    });
+    Ok((ToStream(shared.clone()), Writer(shared), FromStream(incoming)))
+}
+
+impl ToStream {
+    /// Sends a packet. Once the other side is lost, packets are dropped.
+    pub fn send(&self, packet: &Packet) {
+        let mut room = [0; 256];
+        encoded::<LENGTH_BYTES>(packet, &mut room, |frame| {
+            let (length, bytes) = frame.split_at_mut(LENGTH_BYTES);
+            // No packet is as long as 4 GiB.
+            length.copy_from_slice(&(bytes.len() as u32).to_le_bytes());
+            self.0.send(frame);
+        });
+    }
+
+    /// Drops what is queued, and lets those go who wait for room.
+    pub fn end(&self) {
+        self.0.lose(&mut self.0.lock());
+    }
+}
+
+impl Drop for ToStream {
+    fn drop(&mut self) {
+        let mut queue = self.0.lock();
+        queue.is_closing = true;
+        self.0.filled.notify_all();
+    }
+}
+
+impl Shared {
+    fn send(&self, frame: &[u8]) {
+        let mut queue = self.lock();
+        while queue.bytes.len() >= QUEUE_BYTES_MAX && !queue.is_lost {
+            queue = self.emptied.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+        let mut sent = 0;
+        // Nothing may overtake what was queued before.
+        while queue.bytes.is_empty() && !queue.is_writing && !queue.is_lost && sent < frame.len() {
+            match (&self.socket).write(&frame[sent..]) {
+                Ok(count) => sent += count,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => self.lose(&mut queue),
+            }
+        }
+        if sent < frame.len() && !queue.is_lost {
+            queue.bytes.extend(&frame[sent..]);
+            self.filled.notify_one();
+        }
+    }
+
+    /// The receiver finds that out by itself, and says it.
+    fn lose(&self, queue: &mut Queue) {
+        queue.is_lost = true;
+        queue.bytes.clear();
+        self.filled.notify_all();
+        self.emptied.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        // Each change is whole, whoever panicked.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Writer {
+    /// Writes what is queued, until the channel ends or the other side is lost.
+    pub fn run(self) {
+        let mut chunk = Vec::with_capacity(CHUNK_BYTES);
+        let shared = &self.0;
+        loop {
+            let mut queue = shared.lock();
+            while queue.bytes.is_empty() && !queue.is_closing && !queue.is_lost {
+                queue = shared.filled.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            }
+            if queue.is_lost || queue.bytes.is_empty() {
+                return;
+            }
+            let count = queue.bytes.len().min(CHUNK_BYTES);
+            chunk.clear();
+            chunk.extend(queue.bytes.drain(..count));
+            queue.is_writing = true;
+            shared.emptied.notify_all();
+            drop(queue);
+            let written = write_all(&shared.socket, &chunk);
+            let mut queue = shared.lock();
+            queue.is_writing = false;
+            if written.is_err() {
+                shared.lose(&mut queue);
+            }
+        }
+    }
+}
+
+impl FromStream {
+    /// Gives every packet to `heard`. Returns when the stream has ended or is broken.
+    ///
+    /// # Errors
+    /// When something comes that is no packet.
+    pub fn run(mut self, mut heard: impl FnMut(Packet)) -> io::Result<()> {
+        let mut packet = vec![0; PACKET_BYTES_MAX];
+        let mut length = [0; LENGTH_BYTES];
+        while self.0.read_exact(&mut length).is_ok() {
+            let length = u32::from_le_bytes(length) as usize;
+            let bytes = packet.get_mut(..length);
+            let bytes = bytes.ok_or_else(|| io::Error::other(format!("a packet of {length} bytes")))?;
+            if self.0.read_exact(bytes).is_err() {
+                break;
+            }
+            heard(postcard::from_bytes(bytes).map_err(io::Error::other)?);
+        }
+        Ok(())
+    }
+}
+
+/// Reads a socket that does not wait, waiting.
+#[derive(Debug)]
+struct Patient(File);
+
+impl Read for Patient {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.0.read(buffer) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => wait(&self.0, PollFlags::POLLIN)?,
+                other => return other,
+            }
+        }
+    }
+}
+
+fn write_all(mut socket: &File, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match socket.write(bytes) {
+            Ok(count) => bytes = &bytes[count..],
+            Err(error) if error.kind() == ErrorKind::WouldBlock => wait(socket, PollFlags::POLLOUT)?,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn wait(socket: &File, events: PollFlags) -> io::Result<()> {
+    match poll(&mut [PollFd::new(socket.as_fd(), events)], PollTimeout::NONE) {
+        Ok(_) | Err(nix::Error::EINTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+    use std::os::unix::net::UnixStream;
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(20);
+
+    fn interrupt(vector: u8) -> Packet {
+        Packet::Interrupt {
+            vcpu: 1,
+            vector,
+            level: false,
+        }
+    }
+
+    fn pair() -> (File, UnixStream) {
+        let (near, far) = UnixStream::pair().expect("a pair of sockets");
+        (File::from(OwnedFd::from(near)), far)
+    }
+
+    /// Sends until the queue is full, from another thread; how many packets, once somebody has to wait.
+    fn flood(sending: Arc<ToStream>) -> mpsc::Receiver<usize> {
+        let (sent, count) = mpsc::channel();
+        thread::spawn(move || {
+            for number in 1.. {
+                sending.send(&interrupt(number as u8));
+                if sent.send(number).is_err() {
+                    return;
+                }
+            }
+        });
+        count
+    }
+
+    /// The last that comes before nothing comes for a while.
+    fn last(counts: &mpsc::Receiver<usize>) -> usize {
+        let mut last = counts.recv_timeout(SOON).expect("it sends");
+        while let Ok(count) = counts.recv_timeout(Duration::from_millis(300)) {
+            last = count;
+        }
+        last
+    }
+
+    #[test]
+    fn nobody_waits_for_a_reader_that_is_slow_until_the_queue_is_full_and_nothing_is_lost() {
+        let (near, far) = pair();
+        let (sending, writer, _) = open(near).expect("a channel");
+        thread::spawn(|| writer.run());
+        let counts = flood(Arc::new(sending));
+        // Each takes eight bytes; what the socket itself holds comes on top.
+        let queued = last(&counts);
+        assert!(queued >= QUEUE_BYTES_MAX / 8, "{queued}");
+        let (_, writer, receiving) = open(File::from(OwnedFd::from(far))).expect("a channel");
+        drop(writer);
+        let mut next = 1;
+        let limit = queued * 3;
+        let mut receiving = receiving.0;
+        let mut frame = [0; LENGTH_BYTES];
+        while next < limit {
+            receiving.read_exact(&mut frame).expect("more comes");
+            let mut bytes = vec![0; u32::from_le_bytes(frame) as usize];
+            receiving.read_exact(&mut bytes).expect("all of it comes");
+            match postcard::from_bytes::<Packet>(&bytes).expect("a packet") {
+                Packet::Interrupt { vector, .. } => assert_eq!(vector, next as u8, "packet {next}"),
+                other => panic!("{other:?}"),
+            }
+            next += 1;
+        }
+    }
+
+    #[test]
+    fn who_waits_for_room_goes_on_when_the_other_side_is_lost() {
+        let (near, far) = pair();
+        let (sending, writer, receiving) = open(near).expect("a channel");
+        let writing = thread::spawn(|| writer.run());
+        let counts = flood(Arc::new(sending));
+        let stuck = last(&counts);
+        drop(far);
+        let deadline = Instant::now() + SOON;
+        while counts.recv_timeout(SOON).expect("it goes on") < 2 * stuck {
+            assert!(Instant::now() < deadline);
+        }
+        drop(counts);
+        writing.join().expect("the writer ends");
+        receiving.run(|packet| panic!("{packet:?}")).expect("it ends");
+    }
+
+    #[test]
+    fn nothing_overtakes_what_the_writer_has_taken() {
+        let (near, far) = pair();
+        let (sending, _writer, _) = open(near).expect("a channel");
+        sending.0.lock().is_writing = true;
+        sending.send(&interrupt(1));
+        assert_eq!(sending.0.lock().bytes.len(), 8);
+        far.set_nonblocking(true).expect("a socket");
+        let read = (&far).read(&mut [0]);
+        assert_eq!(read.expect_err("it waits").kind(), ErrorKind::WouldBlock);
+        sending.0.lock().is_writing = false;
+        sending.send(&interrupt(2));
+        assert_eq!(sending.0.lock().bytes.len(), 16, "nor what is queued");
+    }
+
+    #[test]
+    fn who_waits_for_room_goes_on_when_the_vm_ends() {
+        let (near, _far) = pair();
+        let (sending, writer, _) = open(near).expect("a channel");
+        thread::spawn(|| writer.run());
+        let sending = Arc::new(sending);
+        let counts = flood(sending.clone());
+        let stuck = last(&counts);
+        sending.end();
+        let next = counts.recv_timeout(SOON).expect("it goes on");
+        assert!(next > stuck);
+    }
+
+    #[test]
+    fn what_is_no_packet_is_an_error() {
+        for bytes in [&[0xFF; 8][..], &[1, 0, 0, 0, 0xFF]] {
+            let (near, mut far) = pair();
+            let (_sending, _writer, receiving) = open(near).expect("a channel");
+            far.write_all(bytes).expect("room");
+            drop(far);
+            assert!(receiving.run(|packet| panic!("{packet:?}")).is_err());
+        }
+    }
+
+    /// What was queued when the sending half was dropped still comes, then the end.
+    #[test]
+    fn the_end_comes_after_all_that_was_sent() {
+        let (near, far) = pair();
+        let (sending, writer, _) = open(near).expect("a channel");
+        let (_, _, receiving) = open(File::from(OwnedFd::from(far))).expect("a channel");
+        let count = QUEUE_BYTES_MAX / 8;
+        (0..count).for_each(|number| sending.send(&interrupt(number as u8)));
+        drop(sending);
+        let writing = thread::spawn(|| writer.run());
+        let mut heard = 0;
+        receiving.run(|_| heard += 1).expect("nothing but packets");
+        assert_eq!(heard, count);
+        writing.join().expect("the writer ends");
+    }
+}
