@@ -19,6 +19,7 @@ mod counters;
 mod engine;
 mod layout;
 mod manager;
+pub mod merged;
 mod message;
 mod migratory;
 mod node;
