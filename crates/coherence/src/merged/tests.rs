@@ -1,1 +1,8 @@
-//! x
+//! Merged pages: entries, walks, twins; and a small guest over nodes in every order.
+
+mod entries;
+mod every_order;
+mod guest;
+mod machine;
+mod twins;
+mod walks;

@@ -1,0 +1,730 @@
+//! Nodes, each with a copy of memory and a real [`Merger`]; links that keep no order; a plain stand-in for the engine.
+
+use super::guest::{At, Cached, Cpu, Op, Va, WORDS};
+use crate::merged::{Accessed, Batch, Change, Entry, Hooks, Level, Merger, Saying, Stamp, Ticket, Words};
+use crate::{Layout, NodeId, Page, Right};
+
+/// What the driver or the treatment leaves undone, to see that the checker finds it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Broken {
+    Nothing,
+    /// Pages go without what changed before them.
+    Transfers,
+    /// So do acknowledgements of invalidations, which carry no page.
+    Acknowledgements,
+    /// So do interrupts.
+    Interrupts,
+    /// Changes are collected before the right is taken away, not after.
+    Early,
+    /// Tables are collected from the leaves up.
+    Upwards,
+    /// Changes are applied from the roots down.
+    Downwards,
+    /// Messages don't wait for the batches that they come after.
+    Unordered,
+    /// Messages don't wait until unlinked pages have left.
+    Hasty,
+    /// Nobody looks at CR3s.
+    Blind,
+    /// A joined page is opened before its twin is taken everywhere.
+    Open,
+}
+
+/// The same throughout a world.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub nodes: usize,
+    pub pages: u32,
+    pub top: u8,
+    /// Merged at the start, with their levels.
+    pub merged: Vec<(u32, u8)>,
+    pub memory: Vec<(At, u64)>,
+    /// Pages that all nodes may read at first; the others are node 0's.
+    pub shared: Vec<u32>,
+    pub cpus: Vec<(usize, Option<u32>)>,
+    pub programs: Vec<Vec<Op>>,
+    pub handler: Vec<Op>,
+    /// What hardware may translate at any time.
+    pub guesses: Vec<Va>,
+    /// Proposed at any time, once.
+    pub proposals: Vec<u32>,
+    pub accessed: Accessed,
+    pub broken: Broken,
+}
+
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub enum Payload {
+    Batch(Vec<Change>),
+    Saying(Saying, [u64; WORDS]),
+    /// A page, or word that a copy of it is given up.
+    Right(u32, Option<[u64; WORDS]>),
+    Interrupt(usize),
+}
+
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub struct Packet {
+    pub from: usize,
+    pub to: usize,
+    pub stamp: Stamp,
+    pub payload: Payload,
+}
+
+/// One who wants a page: at most one for each page.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub struct Request {
+    pub page: u32,
+    pub by: usize,
+    pub right: Right,
+    pub is_taken: bool,
+    /// Who has yet to begin to answer.
+    pub unasked: Vec<usize>,
+    /// Whose answer is to come.
+    pub awaited: Vec<usize>,
+}
+
+/// A message that a node is about to send.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub struct Task {
+    pub to: usize,
+    pub what: What,
+    pub collected: usize,
+    pub ticket: Option<Ticket>,
+}
+
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub enum What {
+    Page(u32, Right, bool),
+    Interrupt(usize, usize),
+}
+
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub struct Node {
+    pub merger: Merger<WORDS>,
+    pub rest: Rest,
+    pub task: Option<Task>,
+    /// A batch that is being applied: whose, and what is left of it.
+    pub applying: Option<(usize, Vec<Change>)>,
+}
+
+/// A node but for its merger, and what its merger wants done.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub struct Rest {
+    me: usize,
+    nodes: usize,
+    pub copy: Vec<[u64; WORDS]>,
+    pub rights: Vec<Right>,
+    pub open: Vec<bool>,
+    arrived: [u64; WORDS],
+    pub sent: Vec<Packet>,
+    takes: Vec<u32>,
+    given_back: Vec<u32>,
+    is_upwards: bool,
+    is_early: bool,
+}
+
+impl Words for Rest {
+    fn is_ram(&self, page: Page) -> bool {
+        (page.0 as usize) < self.copy.len()
+    }
+    fn is_here(&self, page: Page) -> bool {
+        self.is_ram(page)
+    }
+    fn load(&self, page: Page, word: usize) -> u64 {
+        self.copy[page.0 as usize][word]
+    }
+    fn compare_exchange(&mut self, page: Page, word: usize, current: u64, new: u64) -> Result<(), u64> {
+        let place = &mut self.copy[page.0 as usize][word];
+        if *place != current {
+            return Err(*place);
+        }
+        *place = new;
+        Ok(())
+    }
+}
+
+impl Hooks for Rest {
+    fn send(&mut self, to: NodeId, saying: Saying) {
+        let bytes = if saying.say.carries_page() {
+            self.copy[saying.page.0 as usize]
+        } else {
+            [0; WORDS]
+        };
+        if self.is_early && saying.say.carries_page() {
+            self.open[saying.page.0 as usize] = true;
+        }
+        self.post(usize::from(to.0), saying.stamp, Payload::Saying(saying, bytes));
+    }
+    fn broadcast(&mut self, batch: Batch<'_>) {
+        let mut changes = batch.changes.to_vec();
+        if self.is_upwards {
+            changes.reverse();
+        }
+        let me = self.me;
+        for to in (0..self.nodes).filter(|to| *to != me) {
+            self.post(to, batch.stamp, Payload::Batch(changes.clone()));
+        }
+    }
+    fn take(&mut self, page: Page) {
+        self.takes.push(page.0);
+    }
+    fn give_back(&mut self, page: Page) {
+        self.rights[page.0 as usize] = Right::Write;
+        self.open[page.0 as usize] = false;
+        self.given_back.push(page.0);
+    }
+    fn store(&mut self, page: Page) {
+        self.copy[page.0 as usize] = self.arrived;
+    }
+    fn open(&mut self, page: Page) {
+        self.open[page.0 as usize] = true;
+    }
+    fn close(&mut self, page: Page) {
+        self.open[page.0 as usize] = false;
+    }
+}
+
+impl Rest {
+    pub fn post(&mut self, to: usize, stamp: Stamp, payload: Payload) {
+        let from = self.me;
+        self.sent.push(Packet {
+            from,
+            to,
+            stamp,
+            payload,
+        });
+    }
+
+    pub fn allows(&self, page: u32, right: Right) -> bool {
+        self.open[page as usize] || self.rights[page as usize] >= right
+    }
+}
+
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub struct World {
+    pub nodes: Vec<Node>,
+    pub cpus: Vec<Cpu>,
+    pub packets: Vec<Packet>,
+    pub requests: Vec<Request>,
+    /// Held by its manager, for merging.
+    pub held: Vec<u32>,
+    pub proposed: usize,
+    freed: Vec<u64>,
+    news: Vec<u64>,
+    inside: usize,
+    wins: usize,
+    pub wrong: Option<&'static str>,
+}
+
+fn id(node: usize) -> NodeId {
+    NodeId(u16::try_from(node).expect("few"))
+}
+
+impl World {
+    pub fn new(plan: &Plan) -> Self {
+        let mut copy = vec![[0; WORDS]; plan.pages as usize];
+        for ((page, word), value) in &plan.memory {
+            copy[*page as usize][*word] = *value;
+        }
+        let node = |me: usize| {
+            let layout = Layout::even(id(me), u16::try_from(plan.nodes).expect("few"), plan.pages);
+            let right = |page: u32| match plan.shared.contains(&page) {
+                true => Right::Read,
+                false if me == 0 => Right::Write,
+                false => Right::None,
+            };
+            Node {
+                merger: Merger::new(layout, Level(plan.top), 4, plan.cpus.len(), plan.accessed),
+                rest: Rest {
+                    me,
+                    nodes: plan.nodes,
+                    copy: copy.clone(),
+                    rights: (0..plan.pages).map(right).collect(),
+                    open: vec![false; plan.pages as usize],
+                    arrived: [0; WORDS],
+                    sent: Vec::new(),
+                    takes: Vec::new(),
+                    given_back: Vec::new(),
+                    is_upwards: plan.broken == Broken::Downwards,
+                    is_early: plan.broken == Broken::Open,
+                },
+                task: None,
+                applying: None,
+            }
+        };
+        let mut world = Self {
+            nodes: (0..plan.nodes).map(node).collect(),
+            cpus: plan
+                .cpus
+                .iter()
+                .map(|(node, cr3)| Cpu::new(*node, *cr3))
+                .collect(),
+            packets: Vec::new(),
+            requests: Vec::new(),
+            held: Vec::new(),
+            proposed: 0,
+            freed: Vec::new(),
+            news: Vec::new(),
+            inside: 0,
+            wins: 0,
+            wrong: None,
+        };
+        // What is merged at the start joins as anything does.
+        for node in 0..plan.nodes {
+            world.look_at_cr3s(node);
+        }
+        for (page, _) in &plan.merged {
+            world.propose(*page);
+            world.rest_awhile(plan, *page);
+        }
+        world
+    }
+
+    /// Delivers everything until a page is merged, as the nodes do when nobody disturbs them.
+    fn rest_awhile(&mut self, plan: &Plan, page: u32) {
+        while !self.nodes.iter().all(|node| node.rest.open[page as usize]) || !self.packets.is_empty() {
+            let request = self
+                .requests
+                .iter()
+                .find_map(|one| Some((one.page, *one.unasked.first()?)));
+            if let Some((page, node)) = request {
+                self.answer(plan, page, node);
+            } else if let Some(node) = (0..plan.nodes).find(|node| self.nodes[*node].task.is_some()) {
+                self.go_on(plan, node);
+            } else if let Some(node) = (0..plan.nodes).find(|node| self.nodes[*node].applying.is_some()) {
+                self.apply(node);
+            } else {
+                let ready = |at: &usize| self.is_ready(plan, &self.packets[*at]);
+                let at = (0..self.packets.len()).find(ready).expect("the page joins");
+                self.deliver(at);
+            }
+        }
+    }
+
+    fn merge(&mut self, node: usize, act: impl FnOnce(&mut Merger<WORDS>, &mut Rest)) {
+        let Node { merger, rest, .. } = &mut self.nodes[node];
+        act(merger, rest);
+        for page in std::mem::take(&mut self.nodes[node].rest.takes) {
+            self.request(node, page, Right::Write, true);
+        }
+        for page in std::mem::take(&mut self.nodes[node].rest.given_back) {
+            self.held.retain(|held| *held != page);
+        }
+        let sent = std::mem::take(&mut self.nodes[node].rest.sent);
+        self.packets.extend(sent);
+        self.packets.sort_by_cached_key(|packet| format!("{packet:?}"));
+    }
+
+    pub fn propose(&mut self, page: u32) {
+        let proposer = self
+            .nodes
+            .iter()
+            .position(|node| node.merger.suspect(Page(page)).is_some());
+        if let Some(node) = proposer {
+            let proposal = self.nodes[node].merger.suspect(Page(page)).expect("just found");
+            self.merge(node, |merger, rest| merger.propose(proposal, rest));
+        }
+    }
+
+    /// Somebody wants a page. Whoever is asked answers at any time later.
+    pub fn request(&mut self, by: usize, page: u32, right: Right, is_taken: bool) {
+        let holds = |node: &usize| *node != by && self.nodes[*node].rest.rights[page as usize] > Right::None;
+        let mut unasked: Vec<usize> = (0..self.nodes.len()).filter(holds).collect();
+        if right == Right::Read {
+            unasked.truncate(1);
+        }
+        self.requests.push(Request {
+            page,
+            by,
+            right,
+            is_taken,
+            awaited: unasked.clone(),
+            unasked,
+        });
+        self.complete(page);
+    }
+
+    pub fn answer(&mut self, plan: &Plan, page: u32, node: usize) {
+        let request = self
+            .requests
+            .iter_mut()
+            .find(|one| one.page == page)
+            .expect("one was asked");
+        let is_first = request.awaited[0] == node;
+        let (by, right) = (request.by, request.right);
+        request.unasked.retain(|other| *other != node);
+        let has = self.nodes[by].rest.rights[page as usize] > Right::None;
+        let task = Task {
+            to: by,
+            what: What::Page(page, right, is_first && !has),
+            collected: 0,
+            ticket: None,
+        };
+        if plan.broken != Broken::Early {
+            self.restrict(node, page, right);
+        }
+        self.nodes[node].task = Some(task);
+    }
+
+    fn restrict(&mut self, node: usize, page: u32, right: Right) {
+        let to = if right == Right::Write {
+            Right::None
+        } else {
+            Right::Read
+        };
+        let had = &mut self.nodes[node].rest.rights[page as usize];
+        *had = to.min(*had);
+    }
+
+    /// A node's message: its changes are collected page by page, then it is sent.
+    pub fn go_on(&mut self, plan: &Plan, node: usize) {
+        let mut task = self.nodes[node].task.take().expect("there is one");
+        let leaves_out = match &task.what {
+            What::Page(_, _, true) => plan.broken == Broken::Transfers,
+            What::Page(_, _, false) => plan.broken == Broken::Acknowledgements,
+            What::Interrupt(..) => plan.broken == Broken::Interrupts,
+        };
+        let count = self.nodes[node].merger.twins.len();
+        if let Some(ticket) = task.ticket {
+            assert!(self.nodes[node].merger.may_send(ticket) || plan.broken == Broken::Hasty);
+            if let (What::Page(page, right, _), Broken::Early) = (&task.what, plan.broken) {
+                self.restrict(node, *page, *right);
+            }
+            let Node { merger, rest, .. } = &mut self.nodes[node];
+            let payload = match task.what {
+                What::Page(page, _, brings) => {
+                    Payload::Right(page, brings.then_some(rest.copy[page as usize]))
+                }
+                What::Interrupt(cpu, sender) => {
+                    self.cpus[sender].is_out = false;
+                    Payload::Interrupt(cpu)
+                }
+            };
+            let stamp = merger.stamp();
+            self.merge(node, |_, rest| rest.post(task.to, stamp, payload));
+            return;
+        }
+        if task.collected == 0 && plan.broken != Broken::Blind {
+            self.look_at_cr3s(node);
+        }
+        if !leaves_out && task.collected < count {
+            let at = if plan.broken == Broken::Upwards {
+                count - 1 - task.collected
+            } else {
+                task.collected
+            };
+            let Node { merger, rest, .. } = &mut self.nodes[node];
+            let Merger { twins, changes, .. } = merger;
+            twins.collect(at, rest, changes);
+            task.collected += 1;
+        }
+        if leaves_out || task.collected >= count {
+            let mut ticket = None;
+            self.merge(node, |merger, rest| ticket = Some(merger.send_changes(rest)));
+            task.ticket = ticket;
+        }
+        self.nodes[node].task = Some(task);
+    }
+
+    fn look_at_cr3s(&mut self, node: usize) {
+        for cpu in 0..self.cpus.len() {
+            let cr3 = self.cpus[cpu].cr3.filter(|_| self.cpus[cpu].node == node);
+            let cr3 = cr3.map(|page| u64::from(page) << 12);
+            self.merge(node, |merger, rest| merger.loaded(cpu, cr3, rest));
+        }
+    }
+
+    pub fn may_go_on(&self, plan: &Plan, node: usize) -> bool {
+        let node = &self.nodes[node];
+        node.task.as_ref().is_some_and(|task| {
+            let is_over = task.ticket.is_none_or(|ticket| node.merger.may_send(ticket));
+            is_over || plan.broken == Broken::Hasty
+        })
+    }
+
+    pub fn is_ready(&self, plan: &Plan, packet: &Packet) -> bool {
+        let node = &self.nodes[packet.to];
+        // A node's messages are handled one at a time, and not in the midst of a collection.
+        let collects = node
+            .task
+            .as_ref()
+            .is_some_and(|task| task.collected > 0 && task.ticket.is_none());
+        if node.applying.is_some() || collects {
+            return false;
+        }
+        match &packet.payload {
+            Payload::Batch(_) => node.merger.awaits(id(packet.from), &packet.stamp),
+            // The merger itself insists.
+            Payload::Saying(..) => node.merger.is_ready(&packet.stamp),
+            _ => plan.broken == Broken::Unordered || node.merger.is_ready(&packet.stamp),
+        }
+    }
+
+    pub fn deliver(&mut self, at: usize) {
+        let packet = self.packets.remove(at);
+        let (from, to) = (packet.from, packet.to);
+        match packet.payload {
+            Payload::Batch(changes) => self.nodes[to].applying = Some((from, changes)),
+            Payload::Saying(saying, bytes) => {
+                self.nodes[to].rest.arrived = bytes;
+                self.merge(to, |merger, rest| merger.receive(id(from), saying, rest));
+                self.nodes[to].rest.arrived = [0; WORDS];
+            }
+            Payload::Right(page, bytes) => {
+                if let Some(bytes) = bytes {
+                    self.nodes[to].rest.copy[page as usize] = bytes;
+                }
+                let request = self
+                    .requests
+                    .iter_mut()
+                    .find(|one| one.page == page)
+                    .expect("one was asked");
+                request.awaited.retain(|other| *other != from);
+                self.complete(page);
+            }
+            Payload::Interrupt(cpu) => self.cpus[cpu].is_interrupted = true,
+        }
+    }
+
+    /// One word of the batch, or its end.
+    pub fn apply(&mut self, node: usize) {
+        let (from, mut changes) = self.nodes[node].applying.take().expect("there is one");
+        let Node { merger, rest, .. } = &mut self.nodes[node];
+        let first = changes.remove(0);
+        merger.twins.apply(&first, rest);
+        if changes.is_empty() {
+            self.merge(node, |merger, rest| merger.applied(id(from), rest));
+        } else {
+            self.nodes[node].applying = Some((from, changes));
+        }
+    }
+
+    /// Grants what is asked for if everybody has answered.
+    fn complete(&mut self, page: u32) {
+        let is_done = |one: &Request| one.page == page && one.awaited.is_empty();
+        let Some(at) = self.requests.iter().position(is_done) else {
+            return;
+        };
+        let request = self.requests.remove(at);
+        let right = &mut self.nodes[request.by].rest.rights[page as usize];
+        if request.is_taken {
+            *right = Right::None;
+            self.held.push(page);
+            self.merge(request.by, |merger, rest| merger.taken(Page(page), rest));
+        } else {
+            *right = request.right;
+        }
+    }
+
+    /// What a CPU needs to go on with this instruction, if its node has not got it.
+    pub fn lacks(&self, cpu: usize, op: Op) -> Option<(u32, Right)> {
+        let rest = &self.nodes[self.cpus[cpu].node].rest;
+        let lacks = |(page, _): At, right| (!rest.allows(page, right)).then_some((page, right));
+        match op {
+            Op::Acquire(at) | Op::Set(at, _) | Op::Add(at) | Op::Take(at) => lacks(at, Right::Write),
+            Op::Await(at, _) | Op::IfIs(at, _, _) => lacks(at, Right::Read),
+            Op::Touch { va, writes, .. } => self.walk(cpu, va, writes).err().flatten(),
+            _ => None,
+        }
+    }
+
+    /// Where hardware gets by these indices, from the furthest that it has cached.
+    fn follow(&self, cpu: usize, path: &[usize]) -> Result<u32, Option<(u32, Right)>> {
+        let cpu = &self.cpus[cpu];
+        let rest = &self.nodes[cpu.node].rest;
+        let cached = |part: &&(Va, u32)| path.starts_with(part.0);
+        let furthest = cpu.walks.iter().filter(cached).max_by_key(|part| part.0.len());
+        let (begun, mut table) = match furthest {
+            Some((part, table)) => (part.len(), *table),
+            None => (0, cpu.cr3.ok_or(None)?),
+        };
+        for index in &path[begun..] {
+            if !rest.allows(table, Right::Write) {
+                return Err(Some((table, Right::Write)));
+            }
+            let entry = Entry(rest.copy[table as usize][*index]);
+            if !entry.is_present() || entry.frame() >= rest.copy.len() as u64 {
+                return Err(None);
+            }
+            table = u32::try_from(entry.frame()).expect("in memory");
+        }
+        Ok(table)
+    }
+
+    /// A translation through TLB, caches and tables, or what it lacks, or (`None`) a fault.
+    fn walk(&self, cpu: usize, va: Va, writes: bool) -> Result<Cached, Option<(u32, Right)>> {
+        let cached = self.cpus[cpu]
+            .tlb
+            .iter()
+            .find(|(other, _)| *other == va)
+            .map(|(_, cached)| *cached);
+        if let Some(cached) = cached.filter(|cached| !writes || (cached.writes && cached.is_dirty)) {
+            return Ok(cached);
+        }
+        let table = self.follow(cpu, &va[..va.len() - 1])?;
+        let rest = &self.nodes[self.cpus[cpu].node].rest;
+        if !rest.allows(table, Right::Write) {
+            return Err(Some((table, Right::Write)));
+        }
+        let entry = Entry(rest.copy[table as usize][va[va.len() - 1]]);
+        let may_write = entry.0 & Entry::WRITABLE != 0;
+        if !entry.is_present() || (writes && !may_write) {
+            return Err(None);
+        }
+        Ok(Cached {
+            frame: entry.frame(),
+            writes: may_write,
+            is_dirty: entry.0 & Entry::DIRTY != 0 || writes,
+        })
+    }
+
+    /// Hardware translates and marks the entries. False if it can't, or there is nothing new.
+    pub fn fill(&mut self, cpu: usize, va: Va, writes: bool) -> bool {
+        let Ok(cached) = self.walk(cpu, va, writes) else {
+            return false;
+        };
+        if self.cpus[cpu].tlb.contains(&(va, cached)) {
+            return false;
+        }
+        let table = self.follow(cpu, &va[..va.len() - 1]).expect("it was walked");
+        let node = self.cpus[cpu].node;
+        let word = &mut self.nodes[node].rest.copy[table as usize][va[va.len() - 1]];
+        *word |= Entry::ACCESSED | if writes { Entry::DIRTY } else { 0 };
+        let tlb = &mut self.cpus[cpu].tlb;
+        tlb.retain(|(other, _)| *other != va);
+        tlb.push((va, cached));
+        true
+    }
+
+    /// Hardware caches the way to the last table. Upper entries have their accessed bit in these worlds.
+    pub fn cache_walk(&mut self, cpu: usize, va: Va, depth: usize) -> bool {
+        let part = &va[..=depth];
+        if self.cpus[cpu].walks.iter().any(|(other, _)| *other == part) {
+            return false;
+        }
+        let Ok(next) = self.follow(cpu, part) else {
+            return false;
+        };
+        self.cpus[cpu].walks.push((part, next));
+        true
+    }
+
+    /// Does an instruction that lacks nothing. False if it has to wait.
+    pub fn execute(&mut self, plan: &Plan, cpu: usize, op: Op) -> bool {
+        let node = self.cpus[cpu].node;
+        let rest = &mut self.nodes[node].rest;
+        let mut skip = 0;
+        match op {
+            Op::Acquire((page, word)) => {
+                if rest.copy[page as usize][word] != 0 {
+                    return false;
+                }
+                rest.copy[page as usize][word] = 1;
+            }
+            Op::Set((page, word), value) => rest.copy[page as usize][word] = value,
+            Op::Add((page, word)) => rest.copy[page as usize][word] += 1,
+            Op::Take((page, word)) => {
+                self.cpus[cpu].register = std::mem::take(&mut rest.copy[page as usize][word]);
+            }
+            Op::Await((page, word), value) => {
+                if rest.copy[page as usize][word] != value {
+                    return false;
+                }
+            }
+            Op::IfIs((page, word), value, leave) => {
+                if rest.copy[page as usize][word] != value {
+                    skip = leave;
+                }
+            }
+            Op::IfClean(leave) => {
+                if self.cpus[cpu].register & Entry::DIRTY != 0 {
+                    skip = leave;
+                }
+            }
+            Op::Interrupt(target) => {
+                let to = self.cpus[target].node;
+                if self.nodes[node].task.is_some() {
+                    return false;
+                }
+                self.cpus[cpu].is_out = true;
+                self.nodes[node].task = Some(Task {
+                    to,
+                    what: What::Interrupt(target, cpu),
+                    collected: 0,
+                    ticket: None,
+                });
+            }
+            Op::Load(page) => {
+                self.cpus[cpu].cr3 = Some(page);
+                self.cpus[cpu].flush();
+            }
+            Op::Flush => self.cpus[cpu].flush(),
+            Op::Touch { va, writes, fault } => match self.walk(cpu, va, writes) {
+                Ok(cached) => {
+                    self.fill(cpu, va, writes);
+                    if self.freed.contains(&cached.frame) {
+                        self.wrong = Some("a CPU uses a frame that is free");
+                    }
+                    if writes && !self.news.contains(&cached.frame) {
+                        self.news.push(cached.frame);
+                    }
+                }
+                Err(_) if fault == usize::MAX => self.wrong = Some("a fault persists"),
+                Err(_) => skip = fault,
+            },
+            Op::Free(frame) => self.freed.push(frame),
+            Op::Cleaned(frame) => self.news.retain(|other| *other != frame),
+            Op::Discard(frame) => {
+                if self.news.contains(&frame) {
+                    self.wrong = Some("a dirty bit is lost");
+                }
+            }
+            Op::Enter => {
+                self.inside += 1;
+                if self.inside > 1 {
+                    self.wrong = Some("two CPUs have one lock");
+                }
+            }
+            Op::Exit => self.inside -= 1,
+            Op::Win => {
+                self.wins += 1;
+                if self.wins > 1 {
+                    self.wrong = Some("an update is lost");
+                }
+            }
+        }
+        let cpu = &mut self.cpus[cpu];
+        match &mut cpu.handler {
+            Some(at) => {
+                *at += 1 + skip;
+                if *at == plan.handler.len() {
+                    cpu.handler = None;
+                }
+            }
+            None => cpu.at += 1 + skip,
+        }
+        true
+    }
+
+    /// The instruction that a CPU is at.
+    pub fn next_op(&self, plan: &Plan, cpu: usize) -> Option<Op> {
+        let one = &self.cpus[cpu];
+        match one.handler {
+            _ if one.is_out => None,
+            Some(at) => plan.handler.get(at).copied(),
+            None => plan.programs[cpu].get(one.at).copied(),
+        }
+    }
+
+    /// All programs have ended and nothing is under way.
+    pub fn is_over(&self, plan: &Plan) -> bool {
+        let ended = |cpu: usize| {
+            let one = &self.cpus[cpu];
+            one.at >= plan.programs[cpu].len() && one.handler.is_none() && !one.is_interrupted
+        };
+        let rests = |node: &Node| node.task.is_none() && node.applying.is_none();
+        (0..self.cpus.len()).all(ended)
+            && self.nodes.iter().all(rests)
+            && self.packets.is_empty()
+            && self.requests.is_empty()
+    }
+}
