@@ -1,5 +1,7 @@
 //! Nodes, each with a copy of memory and a real [`Merger`]; links that keep no order; a plain stand-in for the engine.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+
 use super::guest::{At, Cached, Cpu, Op, Va, WORDS};
 use crate::merged::{Accessed, Batch, Change, Entry, Hooks, Level, Merger, Saying, Stamp, Ticket, Words};
 use crate::{Layout, NodeId, Page, Right};
@@ -205,6 +207,8 @@ pub struct World {
     pub cpus: Vec<Cpu>,
     pub packets: Vec<Packet>,
     pub requests: Vec<Request>,
+    /// Wanted by their managers, for merging.
+    pub takes: Vec<(usize, u32)>,
     /// Held by its manager, for merging.
     pub held: Vec<u32>,
     pub proposed: usize,
@@ -260,6 +264,7 @@ impl World {
                 .collect(),
             packets: Vec::new(),
             requests: Vec::new(),
+            takes: Vec::new(),
             held: Vec::new(),
             proposed: 0,
             freed: Vec::new(),
@@ -304,14 +309,30 @@ impl World {
         let Node { merger, rest, .. } = &mut self.nodes[node];
         act(merger, rest);
         for page in std::mem::take(&mut self.nodes[node].rest.takes) {
-            self.request(node, page, Right::Write, true);
+            self.takes.push((node, page));
         }
+        self.take();
         for page in std::mem::take(&mut self.nodes[node].rest.given_back) {
             self.held.retain(|held| *held != page);
         }
         let sent = std::mem::take(&mut self.nodes[node].rest.sent);
         self.packets.extend(sent);
-        self.packets.sort_by_cached_key(|packet| format!("{packet:?}"));
+        // They are a set: links keep no order.
+        self.packets.sort_by_cached_key(|packet| {
+            let mut hasher = DefaultHasher::new();
+            packet.hash(&mut hasher);
+            hasher.finish()
+        });
+    }
+
+    /// Begins to take the pages that managers want, one request for a page at a time.
+    fn take(&mut self) {
+        let is_free = |(_, page): &(usize, u32)| self.requests.iter().all(|one| one.page != *page);
+        if let Some(at) = self.takes.iter().position(is_free) {
+            let (node, page) = self.takes.remove(at);
+            self.request(node, page, Right::Write, true);
+            self.take();
+        }
     }
 
     pub fn propose(&mut self, page: u32) {
@@ -512,6 +533,7 @@ impl World {
             self.merge(request.by, |merger, rest| merger.taken(Page(page), rest));
         } else {
             *right = request.right;
+            self.take();
         }
     }
 
@@ -726,5 +748,6 @@ impl World {
             && self.nodes.iter().all(rests)
             && self.packets.is_empty()
             && self.requests.is_empty()
+            && self.takes.is_empty()
     }
 }
