@@ -88,12 +88,12 @@ impl<E: Effects> Turn<'_, E> {
         Some(())
     }
 
-    /// Gives up the copy, if somebody waits for that and nothing speaks against it.
+    /// Gives up the copy, if somebody waits for that and it has come. It is not held.
     pub(super) fn give_up_if_asked(&mut self) {
         let Some(by) = self.state.invalidator.get() else {
             return;
         };
-        if self.state.is_held || self.state.right == Right::None {
+        if self.state.right == Right::None {
             return;
         }
         self.state.invalidator = Maybe::NOBODY;

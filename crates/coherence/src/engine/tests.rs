@@ -2,4 +2,9 @@
 //! messages that make no sense.
 
 mod every_order;
+mod hostile;
+mod over_links;
+mod promises;
+mod steps;
+mod stories;
 mod world;

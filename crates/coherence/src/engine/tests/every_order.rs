@@ -1,12 +1,15 @@
 //! Every order in which a few processors' steps, messages and ends of holds can follow one another.
 
-use stateright::{Checker, Model, Property};
+use stateright::{Checker, HasDiscoveries, Model, Property};
 
 use super::world::{Op, Packet, World};
 use crate::{Access, Home, Layout, NodeId, Page};
 
 /// More than any order of these worlds takes.
 const MESSAGES_MAX: usize = 60;
+
+/// Whether that may not be: what each processor of each node has read.
+type Forbidden = fn(&[Vec<Vec<u32>>]) -> bool;
 
 /// A small world: what each processor of each node does, in its order.
 #[derive(Clone, Debug)]
@@ -17,8 +20,8 @@ struct Small {
     /// A page stays until who faulted has used it. Otherwise it may go at any time once it has come.
     patient: bool,
     migratory: bool,
-    /// What processors may not have seen when all is done, by node and processor.
-    forbidden: Option<fn(&[Vec<Vec<u32>>]) -> bool>,
+    /// Of what processors have seen when all is done.
+    forbidden: Option<Forbidden>,
 }
 
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
@@ -205,7 +208,12 @@ impl Model for Small {
 /// Checks all orders; at least that many states, so that a mistake here is not taken for a proof.
 #[track_caller]
 fn check(small: Small, states_least: usize) {
-    let checker = small.checker().threads(2).spawn_bfs().join();
+    let checker = small
+        .checker()
+        .threads(2)
+        .finish_when(HasDiscoveries::AnyFailures)
+        .spawn_bfs()
+        .join();
     let states = checker.unique_state_count();
     println!("{states} states");
     checker.assert_properties();
@@ -252,20 +260,80 @@ impl Small {
 
 #[test]
 fn two_nodes_of_two_processors_use_one_page() {
-    check(Small::new(&["WR RW", "RW WR"], &[0]), 1000);
+    check(Small::new(&["WR RW", "RW WR"], &[0]), 10_000);
 }
 
 #[test]
 fn two_nodes_of_two_processors_use_one_page_that_goes_at_any_time() {
-    check(Small::new(&["WR RW", "RW WR"], &[0]).impatient(), 1000);
+    check(Small::new(&["WR R", "RW W"], &[0]).impatient(), 100_000);
 }
 
 #[test]
 fn three_nodes_use_one_page() {
-    check(Small::new(&["RW", "RW", "RW"], &[0]), 1000);
+    check(Small::new(&["RWR", "RWR", "RWR"], &[0]), 10_000);
 }
 
 #[test]
 fn three_nodes_use_one_page_that_goes_at_any_time() {
-    check(Small::new(&["RW", "RW", "RW"], &[0]).impatient(), 1000);
+    check(Small::new(&["RW", "RW", "W"], &[0]).impatient(), 100_000);
+}
+
+#[test]
+fn three_nodes_of_two_processors_use_a_page_of_a_third() {
+    check(Small::new(&["R", "W RW", "RW R"], &[0]), 10_000);
+}
+
+/// After two that read and wrote, a third is given the page for writing when it reads; others still wait for copies.
+#[test]
+fn three_nodes_use_a_page_that_migrates() {
+    let migratory = true;
+    let small = Small::new(&["RW R", "RWR", "RWR"], &[0]);
+    check(Small { migratory, ..small }, 10_000);
+    let small = Small::new(&["R", "RW", "RWR"], &[0]).impatient();
+    check(Small { migratory, ..small }, 10_000);
+}
+
+#[test]
+fn two_nodes_use_two_pages() {
+    for managers in [[0, 0], [0, 1]] {
+        check(Small::new(&["WrW Rw", "wRw rW"], &managers), 10_000);
+    }
+}
+
+/// Checks all orders of what may not be seen, whoever manages the two pages.
+fn litmus(nodes: &[&str], forbidden: Forbidden) {
+    for managers in [[0, 0], [0, 1], [1, 0], [1, 1]] {
+        let forbidden = Some(forbidden);
+        let small = Small::new(nodes, &managers);
+        check(Small { forbidden, ..small }, 100);
+    }
+}
+
+/// MP: who sees the second write sees the first. Another processor of the node wants the first page meanwhile, so that a copy of
+/// it may be on its way when it is written.
+#[test]
+fn message_passing() {
+    litmus(&["Ww r", "rR Rr"], |seen| {
+        seen[1][0][0] != 0 && seen[1][0][1] == 0
+    });
+}
+
+/// SB: of two that write and then read what the other writes, one sees a write.
+#[test]
+fn store_buffering() {
+    litmus(&["Wr R", "wR r"], |seen| seen[0][0][1] == 0 && seen[1][0][1] == 0);
+}
+
+/// IRIW: two that read two writes of others see them in the same order.
+#[test]
+fn independent_reads_of_independent_writes() {
+    litmus(&["W Rr", "w rR"], |seen| are_reversed(&seen[0][1], &seen[1][1]));
+    litmus(&["W", "w Rr", "rR"], |seen| {
+        are_reversed(&seen[1][1], &seen[2][0])
+    });
+}
+
+/// One sees the first page written and not the second, the other the second and not the first.
+fn are_reversed(first: &[u32], second: &[u32]) -> bool {
+    first[0] != 0 && first[1] == 0 && second[0] != 0 && second[1] == 0
 }

@@ -3,10 +3,8 @@
 //! Contents are numbers: each write writes its own. Whatever a processor or an effect shows to be wrong ends in `broken`.
 
 use crate::engine::{Effects, Engine, Faulted};
-use crate::state::{Stage, Taker};
-use crate::{
-    Access, Body, Contents, Counters, Layout, MESSAGE_BYTES, Message, NodeId, Nodes, Page, Refusal, Right,
-};
+use crate::state::Stage;
+use crate::{Access, Body, Contents, Counters, Layout, MESSAGE_BYTES, Message, NodeId, Page, Refusal, Right};
 
 /// What lies in the place of a page that a node does not have.
 const POISON: u32 = u32::MAX;
@@ -46,17 +44,34 @@ pub struct Processor {
     pub seen: Vec<u32>,
 }
 
+/// A request that a manager has put in order.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub struct Waiting {
+    node: NodeId,
+    /// The page's ownership is the answer.
+    owns: bool,
+    /// How often others were given the page for writing since.
+    passed: usize,
+}
+
+impl Waiting {
+    fn new(node: NodeId, owns: bool) -> Self {
+        let passed = 0;
+        Self { node, owns, passed }
+    }
+}
+
 /// Everything but the engines.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct Outside {
     /// What each node's processors can do: what engines say they can is not believed.
     pub rights: Vec<Vec<Right>>,
-    memory: Vec<Vec<u32>>,
+    pub memory: Vec<Vec<u32>>,
     stored: Vec<Vec<bool>>,
     pub processors: Vec<Vec<Processor>>,
-    latest: Vec<u32>,
-    /// For each page who has been put in order and not been answered, and whether it is to own the page.
-    queues: Vec<Vec<(NodeId, bool)>>,
+    pub latest: Vec<u32>,
+    /// For each page the requests that have been put in order and not been answered.
+    pub queues: Vec<Vec<Waiting>>,
     pub outbox: Vec<Packet>,
     pub broken: Option<&'static str>,
 }
@@ -69,7 +84,7 @@ struct Hands<'a> {
 }
 
 /// Place of a node or page in lists.
-fn at(number: impl Into<u32>) -> usize {
+pub fn at(number: impl Into<u32>) -> usize {
     usize::try_from(number.into()).expect("32 bits fit")
 }
 
@@ -95,18 +110,36 @@ impl Outside {
     /// An owner answers a request: all that were ordered before it have been, but that reads of one owner are in no order.
     fn answered(&mut self, page: Page, requester: NodeId, owns: bool) {
         let queue = &mut self.queues[at(page.0)];
-        let place = queue.iter().position(|(node, _)| *node == requester);
+        let place = queue.iter().position(|waiting| waiting.node == requester);
         let Some(place) = place else {
             return self.breaks("an answer to nobody who asked");
         };
-        let (_, is_to_own) = queue[place];
-        let is_passed = queue[..place].iter().any(|(_, takes)| owns || *takes);
-        queue.remove(place);
+        let is_passed = queue[..place].iter().any(|earlier| owns || earlier.owns);
+        let is_to_own = queue.remove(place).owns;
         if is_passed {
             self.breaks("an answer before an earlier request's");
         }
         if is_to_own != owns {
             self.breaks("an answer of the wrong kind");
+        }
+    }
+}
+
+impl Outside {
+    /// A node is given the page for writing. Of those that wait for the ownership each is passed by each other node once at most: by
+    /// what that asked for before, or by the owner's own write after it gave a copy to who asked before.
+    fn passed(&mut self, page: Page, by: NodeId) {
+        let others = self.rights.len() - 1;
+        let mut is_too_often = false;
+        for waiting in self.queues[at(page.0)]
+            .iter_mut()
+            .filter(|waiting| waiting.node != by)
+        {
+            waiting.passed += 1;
+            is_too_often |= waiting.owns && waiting.passed > others;
+        }
+        if is_too_often {
+            self.breaks("passed too often");
         }
     }
 }
@@ -163,6 +196,9 @@ impl Effects for Hands<'_> {
             self.outside.breaks("granted what was there");
         }
         *self.right(page) = right;
+        if right == Right::Write {
+            self.outside.passed(page, self.me);
+        }
         for processor in &mut self.outside.processors[at(self.me.0)] {
             if processor.waits == Some(page.0) {
                 processor.waits = None;
@@ -273,7 +309,7 @@ impl World {
         }
         let is_manager = self.engines[at(node)].layout.manager(page).0 == node;
         if was_guest && is_manager {
-            self.outside.queues[at(page.0)].push((NodeId(node), true));
+            self.outside.queues[at(page.0)].push(Waiting::new(NodeId(node), true));
         }
     }
 
@@ -289,12 +325,18 @@ impl World {
             let is_policy_on = self.engines[at(packet.to)].layout.migratory;
             if let Some((order, _)) = managed.order(NodeId(packet.to), from, access, is_policy_on) {
                 let is_to_own = order.access == Access::Write;
-                self.outside.queues[at(page.0)].push((from, is_to_own));
+                self.outside.queues[at(page.0)].push(Waiting::new(from, is_to_own));
             }
         }
-        self.turn(packet.to, page, packet.contents, |engine, hands| {
+        let right = |world: &Self| world.outside.rights[at(packet.to)][at(page.0)];
+        let (had, was_held) = (right(self), self.engines[at(packet.to)].is_held(page));
+        let result = self.turn(packet.to, page, packet.contents, |engine, hands| {
             engine.receive(from, message, hands)
-        })
+        });
+        if was_held && right(self) < had {
+            self.outside.breaks("taken away before it was used");
+        }
+        result
     }
 
     /// Whoever faulted has used the page, or has had its time.
@@ -313,72 +355,5 @@ impl World {
         for engine in &mut self.engines {
             engine.counters = Counters::default();
         }
-    }
-
-    /// What must not be of a page, if it is; `under_way` are the messages about it.
-    pub fn wrong(&self, page: Page, under_way: impl Iterator<Item = Packet>) -> Option<&'static str> {
-        if self.outside.broken.is_some() {
-            return self.outside.broken;
-        }
-        let rights = self.outside.rights.iter().map(|rights| rights[at(page.0)]);
-        let nodes = || (0_u16..).map(NodeId);
-        let mut has = Nodes::NONE;
-        let mut writers = 0;
-        for (node, right) in nodes().zip(rights) {
-            if right >= Right::Read {
-                has = has.with(node);
-                if self.outside.memory[at(node.0)][at(page.0)] != self.outside.latest[at(page.0)] {
-                    return Some("a copy of something old");
-                }
-            }
-            writers += usize::from(right == Right::Write);
-        }
-        if writers > 1 || writers == 1 && has.count() > 1 {
-            return Some("a writer is not alone");
-        }
-        let mut owners = 0;
-        let mut known = Nodes::NONE;
-        for (node, engine) in nodes().zip(&self.engines) {
-            let state = &engine.states[at(page.0)];
-            if state.is_owner() {
-                owners += 1;
-                known = state.copyset.with(node);
-            }
-        }
-        for packet in under_way {
-            match packet.message().body {
-                Body::Ownership { copyset, .. } => {
-                    owners += 1;
-                    known = copyset.with(NodeId(packet.to));
-                }
-                Body::Copy { .. } => has = has.with(NodeId(packet.to)),
-                _ => {}
-            }
-        }
-        if owners != 1 {
-            return Some("not one owner");
-        }
-        if !has.is_within(known) {
-            return Some("a copy that the owner does not know of");
-        }
-        None
-    }
-
-    /// What must not be of a page when nothing moves any more, if it is.
-    pub fn wrong_at_rest(&self, page: Page) -> Option<&'static str> {
-        if !self.outside.queues[at(page.0)].is_empty() {
-            return Some("a request without an answer");
-        }
-        for engine in &self.engines {
-            let state = &engine.states[at(page.0)];
-            let nobody = state.readers.is_empty() && state.taker == Taker::NOBODY;
-            if !nobody || state.invalidator.get().is_some() {
-                return Some("somebody waits");
-            }
-            if matches!(state.stage, Stage::Asked(_) | Stage::Collecting) {
-                return Some("a node waits");
-            }
-        }
-        None
     }
 }
