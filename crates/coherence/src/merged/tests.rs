@@ -4,5 +4,7 @@ mod entries;
 mod every_order;
 mod guest;
 mod machine;
+mod plans;
+mod stories;
 mod twins;
 mod walks;

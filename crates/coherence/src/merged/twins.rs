@@ -41,6 +41,10 @@ pub struct Merges {
     pub conflicts: u64,
     /// Words of which accessed or dirty was set beforehand.
     pub preset: u64,
+    /// Pages that joined.
+    pub joined: u64,
+    /// Pages that left.
+    pub left: u64,
 }
 
 /// Whether the monitor sets the accessed bit beforehand too.
@@ -170,6 +174,7 @@ impl<const WORDS: usize> Twins<WORDS> {
         for word in 0..WORDS {
             words[word] = self.settle(page, level, word, memory);
         }
+        self.merges.joined += 1;
         let twin = Twin {
             page,
             level,
@@ -191,6 +196,7 @@ impl<const WORDS: usize> Twins<WORDS> {
     pub(super) fn remove(&mut self, page: Page) {
         let Some(at) = self.position(page) else { return };
         self.unlink(at);
+        self.merges.left += 1;
         let mut twin = self.twins.remove(at);
         twin.words.fill(0);
         self.room.push(twin.words);
