@@ -25,6 +25,7 @@ mod tables;
 #[cfg(test)]
 mod tests;
 mod twins;
+mod wire;
 
 pub use entry::{Entry, Level};
 pub use exchange::{Hooks, Merger, Proposal, Say, Saying, Ticket};
@@ -32,3 +33,4 @@ pub use memory::Words;
 pub use stamp::{MAX_SHARERS, Stamp};
 pub use tables::{Found, Tables, Unclear};
 pub use twins::{Accessed, Batch, Change, Merges};
+pub use wire::{CHANGE_BYTES, SAYING_BYTES};

@@ -344,7 +344,7 @@ impl<const WORDS: usize> Merger<WORDS> {
     }
 
     fn offered(&mut self, from: NodeId, page: Page, level: Level, round: u64, hooks: &mut impl Hooks) {
-        if !self.agrees(page, level) {
+        if !hooks.is_ram(page) || !self.agrees(page, level) {
             return self.tell(from, page, round, Say::Refuse, hooks);
         }
         hooks.store(page);

@@ -15,6 +15,10 @@ impl Stamp {
         self.0[usize::from(node.0)]
     }
 
+    pub(super) fn set(&mut self, node: usize, count: u64) {
+        self.0[node] = count;
+    }
+
     pub(super) fn add_one(&mut self, node: NodeId) -> u64 {
         let place = &mut self.0[usize::from(node.0)];
         *place += 1;

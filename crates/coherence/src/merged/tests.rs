@@ -8,3 +8,4 @@ mod plans;
 mod stories;
 mod twins;
 mod walks;
+mod wire;

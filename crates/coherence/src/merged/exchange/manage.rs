@@ -142,7 +142,7 @@ impl<const WORDS: usize> Merger<WORDS> {
 
     fn proposed(&mut self, page: Page, level: Level, hooks: &mut impl Hooks) {
         let is_known = self.managed.iter().any(|one| one.page == page);
-        if is_known || self.managed.len() == self.limit || !self.agrees(page, level) {
+        if is_known || !hooks.is_ram(page) || self.managed.len() == self.limit || !self.agrees(page, level) {
             return;
         }
         self.round += 1;
