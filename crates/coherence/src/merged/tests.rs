@@ -2,6 +2,7 @@
 
 mod entries;
 mod every_order;
+mod exchange;
 mod guest;
 mod machine;
 mod plans;
