@@ -153,6 +153,20 @@ fn a_root_that_is_left_holds_up_messages_until_its_manager_has_answered() {
 }
 
 #[test]
+fn a_root_that_leaves_for_another_reason_is_not_kept() {
+    let mut node = Node::with_tree();
+    node.desk.memory[ROOT as usize][0] = 0;
+    let ticket = node.merger.collect(&mut node.desk);
+    node.merger.loaded(0, None, &mut node.desk);
+    node.hear(2, ROOT, 1, Say::Kept);
+    node.hear(2, MIDDLE, 1, Say::Left);
+    node.hear(1, LEAF, 1, Say::Left);
+    assert!(!node.merger.may_send(ticket));
+    node.hear(2, ROOT, 1, Say::Left);
+    assert!(node.merger.may_send(ticket));
+}
+
+#[test]
 fn what_only_a_root_led_to_holds_up_the_same_messages() {
     let mut node = Node::with_tree();
     node.merger.loaded(0, None, &mut node.desk);
@@ -262,8 +276,13 @@ fn a_root_that_all_left_before_it_began_does_not_begin() {
             turn: 1,
         },
     );
-    node.hear(0, ROOT, 1, loaded(false, 2));
     node.done();
+    node.hear(0, ROOT, 1, loaded(false, 2));
+    assert_eq!(
+        node.done(),
+        [Sent(0, ROOT, Say::Kept)],
+        "it need not wait for the votes"
+    );
     node.hear(
         1,
         ROOT,
