@@ -6,6 +6,7 @@
 //! a fault and its answer are two switches (3 us) instead of two interrupts between CPUs (20 to 40 us).
 
 use std::os::fd::{AsFd, AsRawFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use coherence::{Access, Body, Engine, Faulted, Message, NodeId, Page};
@@ -38,7 +39,7 @@ pub struct Lane {
     ending: Arc<Ending>,
     shared: Arc<Mutex<Meter>>,
     /// How long a thread runs that has used its page for sure.
-    enough_ns: u64,
+    enough_ns: Arc<AtomicU64>,
     /// Whether to poll while nobody here waits.
     polls: bool,
     /// While a thread waits here, and while none does.
@@ -54,7 +55,7 @@ impl Lane {
         hands: Hands,
         ending: Arc<Ending>,
         shared: Arc<Mutex<Meter>>,
-        enough_ns: u64,
+        enough_ns: Arc<AtomicU64>,
         polls: bool,
     ) -> Self {
         let mut descriptors = vec![
@@ -97,11 +98,11 @@ impl Lane {
 
     fn serve(&mut self) -> Result<(), End> {
         let mut idle_since = None;
-        let mut looks = 0;
+        let mut looks: u32 = 0;
         loop {
-            looks += 1;
+            looks = looks.wrapping_add(1);
             let mut busy = false;
-            if idle_since.is_none() || looks % LOOKS == 0 {
+            if idle_since.is_none() || looks.is_multiple_of(LOOKS) {
                 busy |= self.take_faults()?;
             }
             busy |= self.take_messages()?;
@@ -250,9 +251,10 @@ impl Lane {
     fn judge(&mut self, index: usize, now: u64) -> Verdict {
         let hold = self.hands.holds[index];
         let thread = self.hands.thread_of(&hold);
-        let verdict = hold.judge(now, thread, self.enough_ns);
+        let enough_ns = self.enough_ns.load(Ordering::Relaxed);
+        let verdict = hold.judge(now, thread, enough_ns);
         if verdict == Verdict::Go {
-            let ran = matches!(thread, Thread::Ran(ran) if ran.saturating_sub(hold.ran_ns) >= self.enough_ns);
+            let ran = matches!(thread, Thread::Ran(ran) if ran.saturating_sub(hold.ran_ns) >= enough_ns);
             self.hands.meter.overdue += u64::from(hold.wanted && !ran);
             self.hands.holds.swap_remove(index);
             let page = Page(self.hands.region.striped(hold.page));

@@ -12,6 +12,7 @@
 //! What holds: a thread's access to a page completes only while the protocol grants its node that right; a node that can't go on
 //! ends, and all others with it, each with the reason. Other nodes are trusted with the memory, and with nothing else.
 
+pub mod bare;
 mod clock;
 mod ending;
 mod hands;
@@ -22,8 +23,11 @@ mod meeting;
 mod meter;
 mod node;
 mod region;
+mod session;
+mod shared;
 mod stream;
 mod userfault;
+pub mod work;
 
 pub use ending::End;
 pub use link::Link;
@@ -31,6 +35,7 @@ pub use meeting::{LANES_MAX, Met, Shape, follow, lead};
 pub use meter::{Meter, Stalls};
 pub use node::{Node, NodeError, Settings};
 pub use region::{Method, PAGES_MAX, Region, RegionError};
+pub use session::{Session, SessionError, serve};
 pub use stream::{Peer, Security, StreamError, listen};
 
 /// Bytes of a page.

@@ -1,5 +1,6 @@
 //! One node's part in a shared memory: its view of the region, and the lanes that serve it.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
@@ -8,6 +9,7 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 
 use crate::PAGE_BYTES;
+use crate::bare;
 use crate::clock::ran_ns;
 use crate::ending::{End, Ending, Hook};
 use crate::hands::Hands;
@@ -16,7 +18,6 @@ use crate::link::Link;
 use crate::meeting::Shape;
 use crate::meter::Meter;
 use crate::region::{Method, Region, RegionError};
-use crate::userfault::{FAULTS_MAX, Fault};
 
 /// Above every ordinary thread, so that a page is served before who spins for it; below the kernel's own.
 const PRIORITY: libc::c_int = 10;
@@ -61,7 +62,7 @@ pub struct Node {
     ending: Arc<Ending>,
     meters: Vec<Arc<Mutex<Meter>>>,
     lanes: Vec<JoinHandle<()>>,
-    enough_ns: u64,
+    enough_ns: Arc<AtomicU64>,
     notes: Vec<String>,
 }
 
@@ -93,7 +94,7 @@ impl Node {
             ending,
             meters: Vec::new(),
             lanes: Vec::new(),
-            enough_ns,
+            enough_ns: Arc::new(AtomicU64::new(enough_ns)),
             notes: Vec::new(),
         };
         if !node.region.kernel_waits() {
@@ -117,7 +118,7 @@ impl Node {
                 hands,
                 node.ending.clone(),
                 meter.clone(),
-                enough_ns,
+                node.enough_ns.clone(),
                 settings.polls,
             );
             node.meters.push(meter);
@@ -165,7 +166,12 @@ impl Node {
 
     /// How long a thread runs that has used its page for sure, nanoseconds.
     pub fn enough_ns(&self) -> u64 {
-        self.enough_ns
+        self.enough_ns.load(Ordering::Relaxed)
+    }
+
+    /// Changes that.
+    pub fn set_enough_ns(&self, ns: u64) {
+        self.enough_ns.store(ns, Ordering::Relaxed);
     }
 
     /// What this host does not permit, for people.
@@ -216,7 +222,7 @@ fn layout(me: u16, shape: Shape, region: &Region) -> Layout {
 }
 
 /// Sets up the lane's thread. What this host does not permit of it.
-fn prepare(cpu: Option<usize>, realtime: bool) -> Option<String> {
+pub(crate) fn prepare(cpu: Option<usize>, realtime: bool) -> Option<String> {
     // SAFETY: a number for this thread alone: its timers come as exactly as they can.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
     if let Some(cpu) = cpu {
@@ -243,34 +249,16 @@ fn prepare(cpu: Option<usize>, realtime: bool) -> Option<String> {
     None
 }
 
-/// How long a thread has run that has gone on after a fault, by faults of its own in a memory of its own: more than all that
-/// a fault costs it.
+/// How long a thread has run that has gone on after a fault, by faults of its own in a memory of its own: twice what all of a
+/// fault costs it.
 fn enough_ns(method: Method) -> Result<u64, NodeError> {
     let region = Region::create(SAMPLES, 1, Some(method))?;
-    let cost_ns = std::thread::scope(|scope| {
-        let view = region.view() as usize;
-        let toucher = scope.spawn(move || {
-            let thread = nix::unistd::gettid().as_raw();
-            let before = ran_ns(thread).unwrap_or(0);
-            for page in 0..SAMPLES as usize {
-                // SAFETY: within the region, which the outer thread keeps and serves.
-                unsafe { (view as *mut u8).add(page * PAGE_BYTES).write_volatile(1) };
-            }
-            (ran_ns(thread).unwrap_or(0) - before) / u64::from(SAMPLES)
-        });
-        while !toucher.is_finished() {
-            let mut faults = [Fault::NONE; FAULTS_MAX];
-            let count = region.userfault(0).read(&mut faults).unwrap_or(0);
-            for page in faults[..count]
-                .iter()
-                .filter_map(|fault| region.page_at(fault.address))
-            {
-                region.clear(page);
-                let _ = region.open(page, coherence::Right::Write);
-            }
-            std::thread::yield_now();
-        }
-        toucher.join().unwrap_or(0)
+    (0..region.pages()).for_each(|page| region.clear(page));
+    let cost_ns = bare::answering(&region, true, || {
+        let thread = nix::unistd::gettid().as_raw();
+        let before = ran_ns(thread).unwrap_or(0);
+        (0..region.pages()).for_each(|page| bare::touch(&region, page));
+        (ran_ns(thread).unwrap_or(0) - before) / u64::from(region.pages())
     });
     Ok((2 * cost_ns).clamp(*ENOUGH_NS.start(), *ENOUGH_NS.end()))
 }

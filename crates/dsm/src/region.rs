@@ -85,6 +85,16 @@ impl Region {
     /// # Errors
     /// [`RegionError`].
     pub fn create(pages: u32, lanes: u16, method: Option<Method>) -> Result<Self, RegionError> {
+        Self::telling(pages, lanes, method, Told::Reader)
+    }
+
+    /// As [`Region::create`], with faults told to those.
+    pub(crate) fn telling(
+        pages: u32,
+        lanes: u16,
+        method: Option<Method>,
+        told: Told,
+    ) -> Result<Self, RegionError> {
         if pages == 0 || pages > PAGES_MAX {
             return Err(RegionError::Size(pages));
         }
@@ -122,7 +132,7 @@ impl Region {
             region.shadow = Some(map(&shadow, bytes)?);
         }
         for _ in 0..region.lanes {
-            region.userfaults.push(Userfault::open(Told::Reader)?);
+            region.userfaults.push(Userfault::open(told)?);
         }
         for row in (0..pages).step_by(region.row_pages as usize) {
             let end = row + region.row_pages;

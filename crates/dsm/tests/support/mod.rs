@@ -38,13 +38,14 @@ pub fn start(shape: Shape) -> Nodes {
                 .collect()
         })
         .collect();
-    for lane in 0..usize::from(shape.lanes) {
-        for low in 0..count {
-            for high in low + 1..count {
+    for low in 0..count {
+        for high in low + 1..count {
+            let (lower, higher) = links.split_at_mut(high);
+            for (lane, far_lane) in lower[low].iter_mut().zip(&mut higher[0]) {
                 let (control, far_control) = UnixStream::pair().unwrap();
                 let (bulk, far_bulk) = UnixStream::pair().unwrap();
-                links[low][lane][high] = Some(Link::new(control.into(), bulk.into()).unwrap());
-                links[high][lane][low] = Some(Link::new(far_control.into(), far_bulk.into()).unwrap());
+                lane[high] = Some(Link::new(control.into(), bulk.into()).unwrap());
+                far_lane[low] = Some(Link::new(far_control.into(), far_bulk.into()).unwrap());
             }
         }
     }
