@@ -9,7 +9,7 @@
 //! time, as the paper proposes for x86. And no page stays longer than [`BOUND_NS`], whoever does not get a CPU.
 
 /// No page stays longer than this for a thread that does not run, nanoseconds.
-pub const BOUND_NS: u64 = 2_000_000;
+pub const BOUND_NS: u64 = 10_000_000;
 /// The range from which the time is drawn that a page stays while its thread waits for another one, nanoseconds.
 const ELSEWHERE_NS: std::ops::Range<u64> = 10_000..100_000;
 /// When to look again at a thread that has not run enough, nanoseconds.

@@ -16,7 +16,7 @@ use crate::clock::now_ns;
 use crate::ending::{End, Ending};
 use crate::hands::Hands;
 use crate::hold::{Thread, Verdict};
-use crate::link::{FRAME_BYTES, Frame};
+use crate::link::{FRAME_BYTES, Frame, Link};
 use crate::meter::Meter;
 use crate::userfault::{FAULTS_MAX, Fault};
 
@@ -107,7 +107,7 @@ impl Lane {
             }
             busy |= self.take_messages()?;
             let look_again_ns = self.let_go()?;
-            if busy && (!self.hands.woke || self.hands.anybody_waits()) {
+            if busy && !self.should_sleep() {
                 if let Some(since) = idle_since.take() {
                     self.patience().waited(now_ns() - since, false);
                 }
@@ -169,19 +169,27 @@ impl Lane {
         Ok(count > 0)
     }
 
-    /// Takes what messages there are. Whether there were any.
+    /// Takes what messages there are, until they wake a thread for which this CPU may be needed. Whether there were any.
     fn take_messages(&mut self) -> Result<bool, End> {
         let mut busy = false;
         for node in 0..self.hands.links.len() {
             while let Some(frame) = self.next_message(node)? {
                 busy = true;
                 self.message(node, &frame)?;
+                if self.should_sleep() {
+                    return Ok(true);
+                }
             }
         }
         Ok(busy)
     }
 
-    /// The next message of a node: one with a page first, as somebody waits for that.
+    /// Whether a thread was woken and none waits any more: what else there is keeps this awake anyway.
+    fn should_sleep(&self) -> bool {
+        self.hands.woke && !self.hands.anybody_waits()
+    }
+
+    /// The next message of a node.
     fn next_message(&mut self, node: usize) -> Result<Option<Frame>, End> {
         let guess = self.hands.guess();
         let Some(link) = &mut self.hands.links[node] else {
@@ -189,11 +197,17 @@ impl Lane {
         };
         let region = &self.hands.region;
         // SAFETY: both places are pages that no thread can use, or the lane's own scratch.
-        let came = unsafe { link.next_page(guess, |frame| Hands::place(region, frame)) }.transpose();
-        match came.or_else(|| link.next_control().transpose()).transpose() {
-            Ok(frame) => Ok(frame),
-            Err(error) => Err(self.hands.lost(node, &error)),
-        }
+        let came = unsafe { link.next_bulk(guess, |frame| Hands::place(region, frame)) }.transpose();
+        let frame = match came {
+            Some(Ok(frame)) => return Ok(Some(frame)),
+            None => link.next_control(),
+            // Who ends has said why before.
+            Some(Err(error)) => match link.next_control() {
+                Ok(Some(frame)) => Ok(Some(frame)),
+                _ => Err(error),
+            },
+        };
+        frame.map_err(|error| self.hands.lost(node, &error))
     }
 
     fn message(&mut self, node: usize, frame: &Frame) -> Result<(), End> {
@@ -272,6 +286,9 @@ impl Lane {
 
     /// Sleeps until something comes, or for that time.
     fn sleep(&mut self, limit_ns: Option<u64>) {
+        if self.hands.links.iter().flatten().any(Link::has_more) {
+            return;
+        }
         self.hands.meter.sleeps += 1;
         let limit = limit_ns.map(|ns| libc::timespec {
             tv_sec: 0,
@@ -310,7 +327,7 @@ impl Lane {
         frame[KIND_AT] = KIND_END;
         for link in self.hands.links.iter().flatten() {
             // Who is gone needs no word.
-            let _ = link.send(&frame);
+            let _ = link.send(&frame, false);
         }
     }
 }

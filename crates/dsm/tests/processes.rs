@@ -5,8 +5,8 @@
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::Mutex;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use dsm::work::kernels::{self, Kernel};
@@ -112,8 +112,15 @@ fn unexpected(end: &End) {
     std::process::exit(4);
 }
 
+/// One memory at a time: a fault among ten busy processes on two CPUs takes many milliseconds.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Does something with a memory of so many processes.
 fn with_memory(shape: Shape, work: impl FnOnce(&Session) + Send + 'static) {
+    let _alone = alone();
     within(LIMIT, move || {
         let (others, peers) = Others::start(shape.nodes - 1, "");
         let session = lead(shape, &peers, &Security::Plain, unexpected);
@@ -266,6 +273,7 @@ fn programs_give_on_two_nodes_what_they_give_on_one() {
 
 #[test]
 fn with_keys_everything_goes_by_tls_and_strangers_are_refused() {
+    let _alone = alone();
     within(LIMIT, || {
         let folder = tempfile::tempdir().unwrap();
         let keys = folder.path().join("keys");
@@ -303,6 +311,7 @@ fn with_keys_everything_goes_by_tls_and_strangers_are_refused() {
 #[test]
 fn a_node_that_dies_is_named_by_all_others() {
     static LOST: Mutex<Option<String>> = Mutex::new(None);
+    let _alone = alone();
     within(LIMIT, || {
         let (mut others, peers) = Others::start(2, "");
         let dead = format!("node 1 ({}) is gone", peers[0].address);
