@@ -15,7 +15,7 @@ use urpc::poll::PollTime;
 use crate::clock::now_ns;
 use crate::ending::{End, Ending};
 use crate::hands::Hands;
-use crate::hold::{Thread, Verdict};
+use crate::hold::{BOUND_NS, Hold, Thread, Verdict};
 use crate::link::{FRAME_BYTES, Frame, Link};
 use crate::meter::Meter;
 use crate::userfault::{FAULTS_MAX, Fault};
@@ -248,8 +248,9 @@ impl Lane {
         let mut next: Option<u64> = None;
         let mut index = 0;
         while index < self.hands.holds.len() {
-            let wanted = self.hands.holds[index].wanted;
-            match (wanted || every).then(|| self.judge(index, now)) {
+            let Hold { wanted, since_ns, .. } = self.hands.holds[index];
+            let overdue = now.saturating_sub(since_ns) >= BOUND_NS;
+            match (wanted || every || overdue).then(|| self.judge(index, now)) {
                 // Another one is at this place now.
                 Some(Verdict::Go) => continue,
                 Some(Verdict::Stay(ns)) if wanted => next = Some(next.map_or(ns, |next| next.min(ns))),
@@ -258,7 +259,9 @@ impl Lane {
             index += 1;
         }
         self.check()?;
-        Ok(next)
+        // Those that nobody wants need not be looked at often, but once: the engine is to know that they are used.
+        let later = (!self.hands.holds.is_empty()).then_some(BOUND_NS);
+        Ok(next.or(later))
     }
 
     /// Lets a page go if it may.
@@ -271,6 +274,10 @@ impl Lane {
             let ran = matches!(thread, Thread::Ran(ran) if ran.saturating_sub(hold.ran_ns) >= enough_ns);
             self.hands.meter.overdue += u64::from(hold.wanted && !ran);
             self.hands.holds.swap_remove(index);
+            if hold.wanted {
+                // What could not be answered yet, as a thread here waits to write, is wanted after that.
+                self.hands.want(hold.page);
+            }
             let page = Page(self.hands.region.striped(hold.page));
             self.engine.used(page, &mut self.hands);
         }
