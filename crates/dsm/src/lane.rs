@@ -267,12 +267,16 @@ impl Lane {
     /// Lets a page go if it may.
     fn judge(&mut self, index: usize, now: u64) -> Verdict {
         let hold = self.hands.holds[index];
-        let thread = self.hands.thread_of(&hold);
+        // One that came long ago goes whatever its thread does, which takes time to ask.
+        let thread = match now.saturating_sub(hold.since_ns) {
+            BOUND_NS.. => Thread::Unknown,
+            _ => self.hands.thread_of(&hold),
+        };
         let enough_ns = self.enough_ns.load(Ordering::Relaxed);
         let verdict = hold.judge(now, thread, enough_ns);
         if verdict == Verdict::Go {
             let ran = matches!(thread, Thread::Ran(ran) if ran.saturating_sub(hold.ran_ns) >= enough_ns);
-            self.hands.meter.overdue += u64::from(hold.wanted && !ran);
+            self.hands.meter.overdue += u64::from(hold.wanted && !ran && thread != Thread::Unknown);
             self.hands.holds.swap_remove(index);
             if hold.wanted {
                 // What could not be answered yet, as a thread here waits to write, is wanted after that.

@@ -374,7 +374,7 @@ mod tests {
                 far.write_all(&sent[..piece]).unwrap();
                 sent.drain(..piece);
                 let right_at = right.as_mut_ptr();
-                let place = |frame: &Frame| Ok((frame[0] % 2 == 0).then_some(right_at));
+                let place = |frame: &Frame| Ok(frame[0].is_multiple_of(2).then_some(right_at));
                 // SAFETY: pages of this test's.
                 while let Some(frame) = unsafe { link.next_bulk(guess.as_mut_ptr(), place) }.unwrap() {
                     assert_eq!(frame, [frame[0]; FRAME_BYTES]);

@@ -91,8 +91,11 @@ struct Fight {
     transfers_per_second: f64,
 }
 
-/// What is done to all pages in a round, by which node; what kind of fault it is, with the least messages and pages.
-const STEPS: [(u16, bool, Option<(&str, f64, f64)>); 7] = [
+/// A kind of fault, with the least messages and pages that it takes.
+type Kind = (&'static str, f64, f64);
+
+/// What is done to all pages in a round: by which node, whether they are written, and what kind of fault that is.
+const STEPS: [(u16, bool, Option<Kind>); 7] = [
     (1, true, None),
     (0, false, Some(("read fetch", 2.0, 1.0))),
     (1, true, Some(("invalidation", 2.0, 0.0))),
