@@ -238,7 +238,11 @@ impl Effects for Hands {
             link.send_page(&frame, self.region.bytes(page))
         } else {
             self.meter.bytes += FRAME_BYTES as u64;
-            link.send(&frame, matches!(message.body, Body::Ask { .. }))
+            let with_answers = matches!(
+                message.body,
+                Body::Ask { .. } | Body::Copy { .. } | Body::Ownership { .. }
+            );
+            link.send(&frame, with_answers)
         };
         if let Err(error) = result {
             let end = self.lost(node, &error);

@@ -12,7 +12,7 @@
 pub const BOUND_NS: u64 = 10_000_000;
 /// The range from which the time is drawn that a page stays while its thread waits for another one, nanoseconds.
 const ELSEWHERE_NS: std::ops::Range<u64> = 10_000..100_000;
-/// When to look again at a thread that has not run enough, nanoseconds.
+/// When to look again at a thread that has not run enough, at the earliest, nanoseconds.
 const LOOK_NS: u64 = 5_000;
 
 /// A page that has come.
@@ -79,11 +79,14 @@ impl Hold {
             Some(rest) => Verdict::Stay(rest),
         };
         match thread {
-            Thread::Ran(ran_ns) if ran_ns.saturating_sub(self.ran_ns) >= enough_ns => Verdict::Go,
-            Thread::Ran(_) => match until(BOUND_NS) {
-                Verdict::Stay(rest) => Verdict::Stay(rest.min(LOOK_NS)),
-                Verdict::Go => Verdict::Go,
-            },
+            Thread::Ran(ran_ns) => {
+                let missing_ns = enough_ns.saturating_sub(ran_ns.saturating_sub(self.ran_ns));
+                match until(BOUND_NS) {
+                    // Whoever looks may take the CPU from the thread: not before it can have run enough.
+                    Verdict::Stay(rest) if missing_ns > 0 => Verdict::Stay(rest.min(missing_ns.max(LOOK_NS))),
+                    _ => Verdict::Go,
+                }
+            }
             Thread::Elsewhere => until(self.elsewhere_ns),
             Thread::Unknown => until(enough_ns),
         }
@@ -118,6 +121,13 @@ mod tests {
         assert_eq!(hold.judge(later, ran, ENOUGH_NS), Verdict::Stay(LOOK_NS));
         let ran = Thread::Ran(hold.ran_ns + ENOUGH_NS);
         assert_eq!(hold.judge(later, ran, ENOUGH_NS), Verdict::Go);
+    }
+
+    #[test]
+    fn a_thread_that_must_run_long_is_not_disturbed_often() {
+        let hold = hold();
+        let ran = Thread::Ran(hold.ran_ns + 20_000);
+        assert_eq!(hold.judge(hold.since_ns, ran, 100_000), Verdict::Stay(80_000));
     }
 
     #[test]

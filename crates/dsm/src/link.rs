@@ -1,4 +1,4 @@
-//! The two streams between two nodes that belong to one lane: *bulk* for requests and for pages, which answer them, and *control*
+//! The two streams between two nodes that belong to one lane: *bulk* for requests and their answers, most with a page, and *control*
 //! for the rest, so that an invalidation never waits behind a page. A page is sent straight from the region, after its message
 //! of 16 bytes, and received straight into it.
 //!
@@ -93,12 +93,12 @@ impl Link {
         self.unread.len() >= FRAME_BYTES || !self.early.is_empty()
     }
 
-    /// Sends a message: a request, or another one.
+    /// Sends a message: a request or an answer, or another one.
     ///
     /// # Errors
     /// If the other side is gone, or takes nothing for long.
-    pub fn send(&self, frame: &Frame, asks: bool) -> io::Result<()> {
-        let stream = if asks { &self.bulk } else { &self.control };
+    pub fn send(&self, frame: &Frame, with_answers: bool) -> io::Result<()> {
+        let stream = if with_answers { &self.bulk } else { &self.control };
         send(stream, &mut [part(frame.as_ptr(), FRAME_BYTES), NO_PART])
     }
 
