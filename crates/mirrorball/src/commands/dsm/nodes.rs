@@ -1,5 +1,6 @@
 //! The other nodes: processes of this host, or those that people have started on others.
 
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -64,6 +65,10 @@ impl NodesArgs {
                 if host.cpus.is_empty() { &usable } else { &host.cpus },
                 self.nodes,
             );
+            // A lane that polls at real-time priority keeps another node's from its CPU: everything would go on, a thousand times slower.
+            let crowded = shares.len() > shares.iter().flatten().collect::<BTreeSet<_>>().len();
+            host.no_realtime |= crowded;
+            host.no_poll |= crowded;
             let mut peers = Vec::new();
             for share in &shares[1..] {
                 let (child, peer) = start_one(&host, share)?;
