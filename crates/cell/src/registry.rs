@@ -102,7 +102,20 @@ impl Registry {
 
     /// This user's for the parts that VMs of other hosts have here.
     pub fn of_parts() -> io::Result<Self> {
-        Self::at(&runtime::directory()?.join("parts"))
+        Self::at(&Self::parts_directory()?)
+    }
+
+    /// What is in that one. It is not made if there was never any.
+    pub fn listed_parts() -> io::Result<Vec<Record>> {
+        let directory = Self::parts_directory()?;
+        if !directory.exists() {
+            return Ok(Vec::new());
+        }
+        Self::at(&directory)?.list()
+    }
+
+    fn parts_directory() -> io::Result<PathBuf> {
+        Ok(runtime::directory()?.join("parts"))
     }
 
     /// The registry in a runtime directory.

@@ -115,7 +115,7 @@ pub fn serve(number: u16) -> io::Result<()> {
 /// The VMs of this host that run in cells, and the parts of other hosts' VMs.
 fn running() -> io::Result<Vec<Running>> {
     let mut records = Registry::open()?.list()?;
-    records.extend(Registry::of_parts()?.list()?);
+    records.extend(Registry::listed_parts()?);
     Ok(records.iter().flat_map(places).collect())
 }
 
