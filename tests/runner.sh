@@ -16,7 +16,7 @@ case $(basename "$program") in wide-*) needed=4 ;; esac
 if "$mirrorball" probe >/dev/null 2>&1 && [ "$(nproc)" -ge "$needed" ]; then
     exec "$program" --test-threads=1 "$@"
 fi
-limit=${GUEST_TEST_LIMIT:-600}
+limit=${GUEST_TEST_LIMIT:-900}
 # Clusters, and memory bound to a node, want a host with nodes.
 lab=
 case $(basename "$program") in

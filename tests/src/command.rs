@@ -227,7 +227,7 @@ impl Running {
 /// Everything up to the end of file; what a process left behind keeps open is not waited for.
 fn drain(from: &Collector) -> Vec<u8> {
     let mut all = Vec::new();
-    while let Ok(chunk) = from.recv_timeout(Duration::from_secs(1)) {
+    while let Ok(chunk) = from.recv_timeout(Duration::from_secs(5)) {
         all.extend(chunk);
     }
     all

@@ -22,7 +22,7 @@ const STORM: Extent = Extent {
     sweeps: 60,
 };
 /// With those of `underway` a thousand.
-const MOVES: usize = 500;
+const MOVES: usize = 1000;
 
 /// A storm that ends by itself.
 fn whole_storm(name: &str, flags: &[&str]) {

@@ -43,10 +43,10 @@ fn cells_are_nodes_and_their_memory_holds_across_them() {
     }
     machine::has_a_node_for_each_cell(&vm, &scratch);
     vm.add_tool();
-    // Each node's, some 200 MB in all, by every CPU's node.
-    let said = tool(&vm, &["nodes", "100"]);
+    // 200 MiB of each, by every CPU's node.
+    let said = tool(&vm, &["nodes", "200"]);
     assert!(
-        said.contains("node0=100MiB") && said.contains("node1=100MiB"),
+        said.contains("node0=200MiB") && said.contains("node1=200MiB"),
         "{said}"
     );
     vm.reboot();
