@@ -15,7 +15,7 @@
 pub mod agreement;
 pub mod call;
 #[cfg(any(test, feature = "stories"))]
-mod chance;
+pub mod chance;
 pub mod grant;
 pub mod multicast;
 pub mod object;

@@ -1,0 +1,307 @@
+//! One node and one stripe of pages.
+
+mod holder;
+mod owner;
+#[cfg(test)]
+mod tests;
+
+use crate::manager::Managed;
+use crate::state::{Stage, State};
+use crate::{
+    Access, Body, Contents, Counters, Layout, LayoutError, Message, NodeId, Nodes, Page, Refusal, Right,
+};
+
+/// What the driver does for an engine, in the order of the calls, each before it returns.
+pub trait Effects {
+    /// Send a message, once and without loss; if it carries the page, with the bytes that this has now. They are not read by the
+    /// engine's caller any later: the page may change, or be gone, right after.
+    fn send(&mut self, to: NodeId, message: Message);
+
+    /// Take rights away. On return no processor of this node can use more than `to` any more, nor has anything it wrote to the
+    /// page still to reach its bytes.
+    fn restrict(&mut self, page: Page, to: Right);
+
+    /// Keep the bytes that came with the message that is being received, as the page's. No right comes with them; `grant` follows,
+    /// with [`Contents::Kept`], when others have given up their copies.
+    fn store(&mut self, page: Page);
+
+    /// Map the page and wake all who wait for it, also those who asked for more: they fault again. The page is *held* from
+    /// now on, until [`Engine::used`].
+    fn grant(&mut self, page: Page, right: Right, contents: Contents);
+}
+
+/// What came of a fault at once.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Faulted {
+    /// The right is there, and was before: wake who faulted.
+    Allowed,
+    /// It has been granted.
+    Granted,
+    /// It will be, later.
+    Waits,
+}
+
+/// One node's part of the protocol for one stripe of pages. It allocates nothing once it is made.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub struct Engine {
+    layout: Layout,
+    states: Vec<State>,
+    /// Runs of pages that this node manages: first place, place after the last, and where in `managed` they begin.
+    runs: Vec<(usize, usize, usize)>,
+    managed: Vec<Managed>,
+    counters: Counters,
+}
+
+/// One page's part in an event.
+struct Turn<'a, E: Effects> {
+    me: NodeId,
+    manager: NodeId,
+    nodes: Nodes,
+    page: Page,
+    state: &'a mut State,
+    counters: &'a mut Counters,
+    effects: &'a mut E,
+}
+
+impl<E: Effects> Turn<'_, E> {
+    fn send(&mut self, to: NodeId, body: Body) {
+        let page = self.page;
+        let message = Message { page, body };
+        self.counters.messages_sent += 1;
+        self.counters.pages_sent += u64::from(message.carries_page());
+        self.effects.send(to, message);
+    }
+
+    /// Leaves processors no more than that.
+    fn restrict(&mut self, to: Right) {
+        if self.state.right > to {
+            self.state.right = to;
+            self.effects.restrict(self.page, to);
+        }
+    }
+
+    fn grant(&mut self, right: Right, contents: Contents) {
+        self.state.right = right;
+        self.state.is_held = true;
+        self.effects.grant(self.page, right, contents);
+    }
+
+    fn out_of_turn(&self, from: NodeId, body: Body) -> Refusal {
+        let page = self.page;
+        Refusal::OutOfTurn { from, page, body }
+    }
+}
+
+impl Engine {
+    /// As it is when no page has been used yet.
+    ///
+    /// # Errors
+    /// If there can't be such a layout.
+    pub fn new(layout: Layout) -> Result<Self, LayoutError> {
+        layout.check()?;
+        let (mut states, mut runs, mut managed) = (Vec::new(), Vec::new(), Vec::new());
+        states.reserve_exact(layout.count());
+        for place in 0..layout.count() {
+            let is_manager = layout.manager(layout.page(place)) == layout.me;
+            states.push(State::new(is_manager));
+            if !is_manager {
+                continue;
+            }
+            match runs.last_mut() {
+                Some((_, end, _)) if *end == place => *end += 1,
+                _ => runs.push((place, place + 1, managed.len())),
+            }
+            managed.push(Managed::new(layout.me));
+        }
+        Ok(Self {
+            layout,
+            states,
+            runs,
+            managed,
+            counters: Counters::default(),
+        })
+    }
+
+    /// A processor of this node could not do that. Said twice, by several processors, it is one request.
+    ///
+    /// A grant of less than was asked for answers it too: whoever needs more faults again.
+    ///
+    /// # Panics
+    /// If the page is not of this stripe.
+    pub fn fault(&mut self, page: Page, access: Access, effects: &mut impl Effects) -> Faulted {
+        let place = self.own_place(page);
+        let mut turn = self.turn(page, place, effects);
+        let (had, was_owner) = (turn.state.right, turn.state.is_owner());
+        if had.allows(access) {
+            return Faulted::Allowed;
+        }
+        if matches!(turn.state.stage, Stage::Asked(_) | Stage::Collecting) {
+            return Faulted::Waits;
+        }
+        match access {
+            Access::Read => turn.counters.read_faults += 1,
+            Access::Write => turn.counters.write_faults += 1,
+        }
+        turn.counters.upgrades += u64::from(had == Right::Read);
+        if was_owner {
+            turn.use_own(access);
+            let is_granted = turn.state.right.allows(access);
+            let me = self.layout.me;
+            if access == Access::Write
+                && let Some(managed) = self.managed(place)
+            {
+                managed.wrote(me);
+            }
+            return if is_granted {
+                Faulted::Granted
+            } else {
+                Faulted::Waits
+            };
+        }
+        turn.state.stage = Stage::Asked(access);
+        let (me, manager) = (turn.me, turn.manager);
+        if manager == me {
+            self.order(me, page, place, access, effects)
+                .expect("a node that has not asked is not on the way to own the page");
+        } else {
+            turn.send(manager, Body::Ask { access });
+        }
+        Faulted::Waits
+    }
+
+    /// A message has come.
+    ///
+    /// # Errors
+    /// If it makes no sense: its sender is broken or hostile. The engine is as before it.
+    pub fn receive(
+        &mut self,
+        from: NodeId,
+        message: Message,
+        effects: &mut impl Effects,
+    ) -> Result<(), Refusal> {
+        let Message { page, body } = message;
+        if from == self.layout.me || from.0 >= self.layout.nodes {
+            return Err(Refusal::Stranger(from));
+        }
+        let elsewhere = Refusal::Elsewhere { from, page };
+        let place = self.layout.place(page).ok_or(elsewhere)?;
+        if let Body::Ask { access } = body {
+            let is_ordered = self.order(from, page, place, access, effects);
+            return is_ordered.ok_or(Refusal::OutOfTurn { from, page, body });
+        }
+        let mut turn = self.turn(page, place, effects);
+        let refusal = turn.out_of_turn(from, body);
+        let is_taken = match body {
+            Body::Ask { .. } => unreachable!("handled above"),
+            Body::Forward {
+                requester,
+                access,
+                reads,
+            } if from == turn.manager => turn.take(requester, access, reads),
+            Body::Forward { .. } => None,
+            Body::Copy { bytes } => turn.copy(bytes),
+            Body::Ownership {
+                access,
+                bytes,
+                copyset,
+            } => turn.ownership(access, bytes, copyset),
+            Body::Invalidate => turn.invalidate(from),
+            Body::Acknowledge => turn.acknowledge(from),
+        };
+        is_taken.ok_or(refusal)
+    }
+
+    /// Whoever faulted has used the page, or its time for that is over: what waits for it goes on. Nothing if the page is not held.
+    ///
+    /// # Panics
+    /// If the page is not of this stripe.
+    pub fn used(&mut self, page: Page, effects: &mut impl Effects) {
+        let place = self.own_place(page);
+        let mut turn = self.turn(page, place, effects);
+        turn.state.is_held = false;
+        turn.give_up_if_asked();
+        turn.serve();
+    }
+
+    /// What this node's processors may do with a page.
+    ///
+    /// # Panics
+    /// If the page is not of this stripe.
+    pub fn right(&self, page: Page) -> Right {
+        self.states[self.own_place(page)].right
+    }
+
+    /// Whether a page was granted and not used since.
+    ///
+    /// # Panics
+    /// If the page is not of this stripe.
+    pub fn is_held(&self, page: Page) -> bool {
+        self.states[self.own_place(page)].is_held
+    }
+
+    /// What has happened so far.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// What this engine was made for.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    fn own_place(&self, page: Page) -> usize {
+        let place = self.layout.place(page);
+        place.unwrap_or_else(|| panic!("page {page} is not of stripe {}", self.layout.stripe))
+    }
+
+    fn turn<'a, E: Effects>(&'a mut self, page: Page, place: usize, effects: &'a mut E) -> Turn<'a, E> {
+        Turn {
+            me: self.layout.me,
+            manager: self.layout.manager(page),
+            nodes: Nodes::first(self.layout.nodes),
+            page,
+            state: &mut self.states[place],
+            counters: &mut self.counters,
+            effects,
+        }
+    }
+
+    fn managed(&mut self, place: usize) -> Option<&mut Managed> {
+        let mut runs = self.runs.iter();
+        let (start, _, offset) = runs.find(|(start, end, _)| (*start..*end).contains(&place))?;
+        Some(&mut self.managed[place - start + offset])
+    }
+
+    /// As the page's manager, sends a request to where it will be answered. Nothing if it makes no sense.
+    fn order(
+        &mut self,
+        requester: NodeId,
+        page: Page,
+        place: usize,
+        access: Access,
+        effects: &mut impl Effects,
+    ) -> Option<()> {
+        let (me, is_policy_on) = (self.layout.me, self.layout.migratory);
+        let managed = *self.managed(place)?;
+        let (order, after) = managed.order(me, requester, access, is_policy_on)?;
+        let (owner, reads) = (order.owner, order.reads);
+        let mut turn = self.turn(page, place, effects);
+        if owner == me {
+            turn.take(requester, order.access, reads)?;
+        } else {
+            let access = order.access;
+            turn.send(
+                owner,
+                Body::Forward {
+                    requester,
+                    access,
+                    reads,
+                },
+            );
+        }
+        let is_given_for_writing = order.access != access;
+        self.counters.migratory_reads += u64::from(is_given_for_writing);
+        *self.managed(place)? = after;
+        Some(())
+    }
+}

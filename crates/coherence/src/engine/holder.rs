@@ -1,0 +1,104 @@
+//! A node that wants a page, or has a copy of one.
+
+use super::{Effects, Turn};
+use crate::state::{Maybe, Stage, Taker};
+use crate::{Access, Body, Bytes, Contents, NodeId, Nodes, Right};
+
+impl<E: Effects> Turn<'_, E> {
+    /// A copy has come.
+    pub(super) fn copy(&mut self, bytes: Bytes) -> Option<()> {
+        let state = &self.state;
+        // Somebody waits for this node only if it is to be the owner.
+        let is_to_own = !state.readers.is_empty() || state.taker != Taker::NOBODY || self.me == self.manager;
+        if state.stage != Stage::Asked(Access::Read) || is_to_own {
+            return None;
+        }
+        let contents = self.contents(bytes)?;
+        self.state.stage = Stage::Guest;
+        self.grant(Right::Read, contents);
+        Some(())
+    }
+
+    /// Where bytes that come are, if that can be.
+    fn contents(&mut self, bytes: Bytes) -> Option<Contents> {
+        let is_kept = bytes == Bytes::Kept;
+        if is_kept != (self.state.right == Right::Read) {
+            return None;
+        }
+        let counters = &mut self.counters;
+        match bytes {
+            Bytes::Beside => counters.fetched_with_bytes += 1,
+            Bytes::Kept | Bytes::Fresh => counters.fetched_without_bytes += 1,
+        }
+        Some(match bytes {
+            Bytes::Kept => Contents::Kept,
+            Bytes::Beside => Contents::Arrived,
+            Bytes::Fresh => Contents::Fresh,
+        })
+    }
+
+    /// The ownership has come.
+    pub(super) fn ownership(&mut self, access: Access, bytes: Bytes, copyset: Nodes) -> Option<()> {
+        let Stage::Asked(asked) = self.state.stage else {
+            return None;
+        };
+        let is_for_reading = access == Access::Read;
+        let is_answer = !is_for_reading || asked == Access::Read && self.me == self.manager;
+        let is_waited_for = self.state.invalidator != Maybe::NOBODY;
+        let is_set = copyset.is_within(self.nodes.without(self.me));
+        if !is_answer || is_waited_for || !is_set {
+            return None;
+        }
+        let contents = self.contents(bytes)?;
+        self.state.stage = Stage::Owner;
+        self.state.copyset = copyset;
+        self.state.is_fresh = bytes == Bytes::Fresh;
+        if is_for_reading {
+            self.grant(Right::Read, contents);
+            return Some(());
+        }
+        if contents == Contents::Arrived && !copyset.is_empty() {
+            self.effects.store(self.page);
+        }
+        self.collect(contents);
+        Some(())
+    }
+
+    /// Its copy is to be given up.
+    pub(super) fn invalidate(&mut self, by: NodeId) -> Option<()> {
+        let state = &mut self.state;
+        let has_copy = !state.is_owner() && state.right == Right::Read;
+        // It was sent one, which this has overtaken.
+        let is_sent_one = state.right == Right::None && state.stage == Stage::Asked(Access::Read);
+        if state.invalidator != Maybe::NOBODY || !has_copy && !is_sent_one {
+            return None;
+        }
+        // A manager never has a copy that it does not own.
+        if self.me == self.manager {
+            return None;
+        }
+        state.invalidator = Maybe::some(by);
+        // Acknowledged before the copy has come and been used, another processor of this node could see what the writer does
+        // next, and after that, here, what was before.
+        if is_sent_one || state.is_held {
+            self.counters.deferred += 1;
+            return Some(());
+        }
+        self.give_up_if_asked();
+        Some(())
+    }
+
+    /// Gives up the copy, if somebody waits for that and it has come. It is not held.
+    pub(super) fn give_up_if_asked(&mut self) {
+        let Some(by) = self.state.invalidator.get() else {
+            return;
+        };
+        if self.state.right == Right::None {
+            return;
+        }
+        self.state.invalidator = Maybe::NOBODY;
+        self.restrict(Right::None);
+        self.counters.invalidated += 1;
+        self.send(by, Body::Acknowledge);
+    }
+}

@@ -1,0 +1,140 @@
+//! A node that owns a page, or will.
+
+use super::{Effects, Turn};
+use crate::manager::takes_ownership;
+use crate::state::{Stage, Taker};
+use crate::{Access, Body, Bytes, Contents, NodeId, Nodes, Right};
+
+impl<E: Effects> Turn<'_, E> {
+    /// A processor of the owner needs more than it has.
+    pub(super) fn use_own(&mut self, access: Access) {
+        let contents = match self.state.right {
+            Right::None => Contents::Fresh,
+            Right::Read | Right::Write => Contents::Kept,
+        };
+        self.counters.local += u64::from(access == Access::Read || self.state.copyset.is_empty());
+        match access {
+            Access::Read => self.grant(Right::Read, contents),
+            Access::Write => self.collect(contents),
+        }
+    }
+
+    /// Takes all copies away, then writes.
+    pub(super) fn collect(&mut self, contents: Contents) {
+        if self.state.copyset.is_empty() {
+            self.state.stage = Stage::Owner;
+            self.state.is_fresh = false;
+            self.grant(Right::Write, contents);
+            return;
+        }
+        self.state.stage = Stage::Collecting;
+        // What the grant will say, when it comes.
+        self.state.is_fresh = contents == Contents::Fresh;
+        for node in self.state.copyset.iter() {
+            self.counters.invalidations_sent += 1;
+            self.send(node, Body::Invalidate);
+        }
+    }
+
+    /// A copy has been given up.
+    pub(super) fn acknowledge(&mut self, from: NodeId) -> Option<()> {
+        if self.state.stage != Stage::Collecting || !self.state.copyset.has(from) {
+            return None;
+        }
+        self.state.copyset = self.state.copyset.without(from);
+        if self.state.copyset.is_empty() {
+            let is_fresh = self.state.is_fresh;
+            self.collect(if is_fresh { Contents::Fresh } else { Contents::Kept });
+        }
+        Some(())
+    }
+
+    /// A request is to be answered here: now, or when this node has the page and has used it.
+    pub(super) fn take(&mut self, requester: NodeId, access: Access, reads: u8) -> Option<()> {
+        let state = &mut self.state;
+        let is_to_own = state.stage != Stage::Guest;
+        let is_other = requester != self.me && self.nodes.has(requester);
+        if !is_to_own || !is_other {
+            return None;
+        }
+        if takes_ownership(self.manager, requester, access) {
+            if state.taker != Taker::NOBODY {
+                return None;
+            }
+            state.taker = Taker::some(requester, access);
+            state.taker_reads = reads;
+        } else {
+            // Its acknowledgement may be behind its request, so while collecting it may seem to have a copy.
+            let has_copy = state.stage == Stage::Owner && state.copyset.has(requester);
+            if state.readers.has(requester) || has_copy {
+                return None;
+            }
+            state.readers = state.readers.with(requester);
+            state.reads = state.reads.wrapping_add(1);
+        }
+        if state.stage != Stage::Owner || state.is_held {
+            self.counters.deferred += 1;
+        }
+        self.serve();
+        Some(())
+    }
+
+    /// Answers who waits, if nothing speaks against it.
+    pub(super) fn serve(&mut self) {
+        if self.state.stage != Stage::Owner || self.state.is_held {
+            return;
+        }
+        if !self.state.readers.is_empty() {
+            self.restrict(Right::Read);
+        }
+        let bytes = if self.state.is_fresh {
+            Bytes::Fresh
+        } else {
+            Bytes::Beside
+        };
+        for reader in self.state.readers.iter() {
+            self.state.copyset = self.state.copyset.with(reader);
+            self.send(reader, Body::Copy { bytes });
+        }
+        self.state.readers = Nodes::NONE;
+        // Messages may overtake one another: a read that was forwarded before the taker may still be on its way.
+        if let Some((taker, access)) = self.state.taker.get()
+            && self.state.reads == self.state.taker_reads
+        {
+            self.give(taker, access);
+        }
+    }
+
+    fn give(&mut self, taker: NodeId, access: Access) {
+        let state = &self.state;
+        let bytes = match (state.copyset.has(taker), state.is_fresh) {
+            (true, _) => Bytes::Kept,
+            (false, true) => Bytes::Fresh,
+            (false, false) => Bytes::Beside,
+        };
+        let mut copyset = state.copyset.without(taker);
+        match access {
+            Access::Write => self.restrict(Right::None),
+            Access::Read => {
+                self.restrict(Right::Read);
+                if self.state.right == Right::Read {
+                    copyset = copyset.with(self.me);
+                }
+            }
+        }
+        self.state.stage = Stage::Guest;
+        self.state.copyset = Nodes::NONE;
+        self.state.is_fresh = false;
+        self.state.taker = Taker::NOBODY;
+        self.state.taker_reads = 0;
+        self.state.reads = 0;
+        self.send(
+            taker,
+            Body::Ownership {
+                access,
+                bytes,
+                copyset,
+            },
+        );
+    }
+}

@@ -1,0 +1,339 @@
+//! Every order in which a few processors' steps, messages and ends of holds can follow one another.
+
+use stateright::{Checker, HasDiscoveries, Model, Property};
+
+use super::world::{Op, Packet, World};
+use crate::{Access, Home, Layout, NodeId, Page};
+
+/// More than any order of these worlds takes.
+const MESSAGES_MAX: usize = 60;
+
+/// Whether that may not be: what each processor of each node has read.
+type Forbidden = fn(&[Vec<Vec<u32>>]) -> bool;
+
+/// A small world: what each processor of each node does, in its order.
+#[derive(Clone, Debug)]
+struct Small {
+    programs: Vec<Vec<Vec<Op>>>,
+    /// Who manages which page.
+    managers: Vec<u16>,
+    /// A page stays until who faulted has used it. Otherwise it may go at any time once it has come.
+    patient: bool,
+    migratory: bool,
+    /// Of what processors have seen when all is done.
+    forbidden: Option<Forbidden>,
+}
+
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+struct State {
+    world: World,
+    /// Sorted: they have no order.
+    under_way: Vec<Packet>,
+    /// Sent so far, in patient worlds. It grows for ever if something circles.
+    messages: usize,
+    is_refused: bool,
+}
+
+#[derive(Clone, Debug, Eq, PartialEq)]
+enum Step {
+    Go(u16, usize),
+    Deliver(Packet),
+    Used(u16, u32),
+}
+
+impl Small {
+    fn layout(&self) -> Layout {
+        let homes = (0_u32..).zip(&self.managers);
+        let home = |(first, manager): (u32, &u16)| Home {
+            first: Page(first),
+            manager: NodeId(*manager),
+        };
+        Layout {
+            me: NodeId(0),
+            nodes: u16::try_from(self.programs.len()).expect("few"),
+            pages: u32::try_from(self.managers.len()).expect("few"),
+            homes: homes.map(home).collect(),
+            stripe: 0,
+            stripes: 1,
+            migratory: self.migratory,
+        }
+    }
+
+    /// What it writes if it writes: a number of its own.
+    fn value(node: u16, processor: usize, done: usize) -> u32 {
+        let place = usize::from(node) * 100 + processor * 10 + done + 1;
+        u32::try_from(place).expect("small")
+    }
+
+    fn pages(&self) -> impl Iterator<Item = Page> {
+        (0_u32..).take(self.managers.len()).map(Page)
+    }
+
+    fn wrong(&self, state: &State) -> Option<&'static str> {
+        if state.is_refused {
+            return Some("an honest message is refused");
+        }
+        let under_way = |page| {
+            let packets = state.under_way.iter().copied();
+            packets.filter(move |packet| packet.message().page == page)
+        };
+        let wrong = self
+            .pages()
+            .find_map(|page| state.world.wrong(page, under_way(page)));
+        let mut steps = Vec::new();
+        self.actions(state, &mut steps);
+        if wrong.is_some() || !steps.is_empty() {
+            return wrong;
+        }
+        if !self.is_done(state) {
+            return Some("a processor waits for ever");
+        }
+        self.pages().find_map(|page| state.world.wrong_at_rest(page))
+    }
+
+    fn is_done(&self, state: &State) -> bool {
+        let programs = self.programs.iter().flatten();
+        let processors = state.world.outside.processors.iter().flatten();
+        programs
+            .zip(processors)
+            .all(|(program, processor)| processor.done == program.len())
+    }
+
+    fn is_forbidden(&self, state: &State) -> bool {
+        let Some(forbidden) = self.forbidden.filter(|_| self.is_done(state)) else {
+            return false;
+        };
+        let nodes = state.world.outside.processors.iter();
+        let seen: Vec<Vec<Vec<u32>>> = nodes
+            .map(|processors| {
+                processors
+                    .iter()
+                    .map(|processor| processor.seen.clone())
+                    .collect()
+            })
+            .collect();
+        forbidden(&seen)
+    }
+}
+
+impl Model for Small {
+    type State = State;
+    type Action = Step;
+
+    fn init_states(&self) -> Vec<State> {
+        let processors: Vec<usize> = self.programs.iter().map(Vec::len).collect();
+        vec![State {
+            world: World::new(&self.layout(), &processors),
+            under_way: Vec::new(),
+            messages: 0,
+            is_refused: false,
+        }]
+    }
+
+    fn actions(&self, state: &State, steps: &mut Vec<Step>) {
+        let world = &state.world;
+        for (node, programs) in (0_u16..).zip(&self.programs) {
+            let processors = &world.outside.processors[usize::from(node)];
+            for (place, (program, processor)) in programs.iter().zip(processors).enumerate() {
+                if processor.waits.is_none() && processor.done < program.len() {
+                    steps.push(Step::Go(node, place));
+                }
+            }
+            for page in self.pages() {
+                let is_held = world.engines[usize::from(node)].is_held(page);
+                if is_held && !(self.patient && world.is_awaited(node, page)) {
+                    steps.push(Step::Used(node, page.0));
+                }
+            }
+        }
+        // Equal ones are the same step.
+        let mut packets = state.under_way.clone();
+        packets.dedup();
+        steps.extend(packets.into_iter().map(Step::Deliver));
+    }
+
+    fn next_state(&self, state: &State, step: Step) -> Option<State> {
+        let mut next = state.clone();
+        let world = &mut next.world;
+        match step {
+            Step::Go(node, processor) => {
+                let done = world.outside.processors[usize::from(node)][processor].done;
+                let op = self.programs[usize::from(node)][processor][done];
+                world.go(node, processor, op, Self::value(node, processor, done));
+                if self.forbidden.is_none() {
+                    world.outside.processors[usize::from(node)][processor]
+                        .seen
+                        .clear();
+                }
+            }
+            Step::Deliver(packet) => {
+                let place = next.under_way.iter().position(|other| *other == packet)?;
+                next.under_way.remove(place);
+                next.is_refused = world.deliver(packet).is_err();
+            }
+            Step::Used(node, page) => world.used(node, Page(page)),
+        }
+        world.forget_counters();
+        let sent = std::mem::take(&mut world.outside.outbox);
+        if self.patient {
+            next.messages += sent.len();
+        }
+        next.under_way.extend(sent);
+        next.under_way.sort_unstable();
+        Some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always("sound", |model: &Small, state: &State| {
+                let wrong = model.wrong(state);
+                if let Some(wrong) = wrong {
+                    println!("{wrong}");
+                }
+                wrong.is_none()
+            }),
+            Property::always("comes to rest", |_, state: &State| state.messages <= MESSAGES_MAX),
+            Property::always("nothing forbidden is seen", |model: &Small, state: &State| {
+                !model.is_forbidden(state)
+            }),
+            Property::sometimes("all done", |model: &Small, state: &State| model.is_done(state)),
+        ]
+    }
+
+    fn within_boundary(&self, state: &State) -> bool {
+        state.messages <= MESSAGES_MAX + 1
+    }
+}
+
+/// Checks all orders; at least that many states, so that a mistake here is not taken for a proof.
+#[track_caller]
+fn check(small: Small, states_least: usize) {
+    let checker = small
+        .checker()
+        .threads(2)
+        .finish_when(HasDiscoveries::AnyFailures)
+        .spawn_bfs()
+        .join();
+    let states = checker.unique_state_count();
+    println!("{states} states");
+    checker.assert_properties();
+    assert!(states >= states_least, "{states} states");
+}
+
+/// `"RW"`: reads page 0, then writes it. `"rw"`: as much with page 1.
+fn program(text: &str) -> Vec<Op> {
+    let op = |letter| match letter {
+        'R' => (Access::Read, 0),
+        'W' => (Access::Write, 0),
+        'r' => (Access::Read, 1),
+        'w' => (Access::Write, 1),
+        _ => panic!("{letter}"),
+    };
+    let ops = text.chars().map(op);
+    ops.map(|(access, page)| Op {
+        access,
+        page: Page(page),
+    })
+    .collect()
+}
+
+impl Small {
+    /// Programs of one node's processors are separated by spaces.
+    fn new(nodes: &[&str], managers: &[u16]) -> Self {
+        let node = |text: &&str| text.split(' ').map(program).collect();
+        Self {
+            programs: nodes.iter().map(node).collect(),
+            managers: managers.to_vec(),
+            patient: true,
+            migratory: false,
+            forbidden: None,
+        }
+    }
+
+    fn impatient(self) -> Self {
+        Self {
+            patient: false,
+            ..self
+        }
+    }
+}
+
+#[test]
+fn two_nodes_of_two_processors_use_one_page() {
+    check(Small::new(&["WR RW", "RW WR"], &[0]), 10_000);
+}
+
+#[test]
+fn two_nodes_of_two_processors_use_one_page_that_goes_at_any_time() {
+    check(Small::new(&["WR R", "RW W"], &[0]).impatient(), 100_000);
+}
+
+#[test]
+fn three_nodes_use_one_page() {
+    check(Small::new(&["RWR", "RWR", "RWR"], &[0]), 10_000);
+}
+
+#[test]
+fn three_nodes_use_one_page_that_goes_at_any_time() {
+    check(Small::new(&["RW", "RW", "W"], &[0]).impatient(), 100_000);
+}
+
+#[test]
+fn three_nodes_of_two_processors_use_a_page_of_a_third() {
+    check(Small::new(&["R", "W RW", "RW R"], &[0]), 10_000);
+}
+
+/// After two that read and wrote, a third is given the page for writing when it reads; others still wait for copies.
+#[test]
+fn three_nodes_use_a_page_that_migrates() {
+    let migratory = true;
+    let small = Small::new(&["RW R", "RWR", "RWR"], &[0]);
+    check(Small { migratory, ..small }, 10_000);
+    let small = Small::new(&["R", "RW", "RWR"], &[0]).impatient();
+    check(Small { migratory, ..small }, 10_000);
+}
+
+#[test]
+fn two_nodes_use_two_pages() {
+    for managers in [[0, 0], [0, 1]] {
+        check(Small::new(&["WrW Rw", "wRw rW"], &managers), 10_000);
+    }
+}
+
+/// Checks all orders of what may not be seen, whoever manages the two pages.
+fn litmus(nodes: &[&str], forbidden: Forbidden) {
+    for managers in [[0, 0], [0, 1], [1, 0], [1, 1]] {
+        let forbidden = Some(forbidden);
+        let small = Small::new(nodes, &managers);
+        check(Small { forbidden, ..small }, 100);
+    }
+}
+
+/// MP: who sees the second write sees the first. Another processor of the node wants the first page meanwhile, so that a copy of
+/// it may be on its way when it is written.
+#[test]
+fn message_passing() {
+    litmus(&["Ww r", "rR Rr"], |seen| {
+        seen[1][0][0] != 0 && seen[1][0][1] == 0
+    });
+}
+
+/// SB: of two that write and then read what the other writes, one sees a write.
+#[test]
+fn store_buffering() {
+    litmus(&["Wr R", "wR r"], |seen| seen[0][0][1] == 0 && seen[1][0][1] == 0);
+}
+
+/// IRIW: two that read two writes of others see them in the same order.
+#[test]
+fn independent_reads_of_independent_writes() {
+    litmus(&["W Rr", "w rR"], |seen| are_reversed(&seen[0][1], &seen[1][1]));
+    litmus(&["W", "w Rr", "rR"], |seen| {
+        are_reversed(&seen[1][1], &seen[2][0])
+    });
+}
+
+/// One sees the first page written and not the second, the other the second and not the first.
+fn are_reversed(first: &[u32], second: &[u32]) -> bool {
+    first[0] != 0 && first[1] == 0 && second[0] != 0 && second[1] == 0
+}

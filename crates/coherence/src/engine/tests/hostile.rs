@@ -1,0 +1,219 @@
+//! Messages that make no sense, and layouts.
+
+use proptest::prelude::*;
+
+use crate::engine::{Effects, Engine};
+use crate::{
+    Access, Body, Bytes, Contents, Home, Layout, LayoutError, MESSAGE_BYTES, Message, NodeId, Nodes, Page,
+    Refusal, Right,
+};
+
+/// Does nothing.
+struct Nowhere;
+
+impl Effects for Nowhere {
+    fn send(&mut self, to: NodeId, message: Message) {
+        assert!(to.0 < NODES, "{message:?} to {to}");
+        assert_eq!(Message::decode(&message.encode()), Ok(message));
+    }
+
+    fn restrict(&mut self, _: Page, _: Right) {}
+
+    fn store(&mut self, _: Page) {}
+
+    fn grant(&mut self, _: Page, _: Right, _: Contents) {}
+}
+
+const NODES: u16 = 3;
+const PAGES: u32 = 6;
+
+fn engine(me: u16) -> Engine {
+    let layout = Layout {
+        migratory: true,
+        ..Layout::even(NodeId(me), NODES, PAGES)
+    };
+    Engine::new(layout).expect("a layout")
+}
+
+fn access() -> impl Strategy<Value = Access> {
+    prop_oneof![Just(Access::Read), Just(Access::Write)]
+}
+
+fn bytes() -> impl Strategy<Value = Bytes> {
+    prop_oneof![Just(Bytes::Kept), Just(Bytes::Beside), Just(Bytes::Fresh)]
+}
+
+fn body() -> impl Strategy<Value = Body> {
+    prop_oneof![
+        access().prop_map(|access| Body::Ask { access }),
+        (0..=NODES, access(), 0_u8..3).prop_map(|(node, access, reads)| Body::Forward {
+            requester: NodeId(node),
+            access,
+            reads
+        }),
+        bytes().prop_map(|bytes| Body::Copy { bytes }),
+        (access(), bytes(), 0_u64..16).prop_map(|(access, bytes, copyset)| Body::Ownership {
+            access,
+            bytes,
+            copyset: Nodes(copyset)
+        }),
+        Just(Body::Invalidate),
+        Just(Body::Acknowledge),
+    ]
+}
+
+#[derive(Clone, Debug)]
+enum Event {
+    Fault(Page, Access),
+    Used(Page),
+    Receive(NodeId, Message),
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let page = || (0..PAGES).prop_map(Page);
+    let message = ((0..=PAGES).prop_map(Page), body()).prop_map(|(page, body)| Message { page, body });
+    prop_oneof![
+        1 => (page(), access()).prop_map(|(page, access)| Event::Fault(page, access)),
+        1 => page().prop_map(Event::Used),
+        4 => ((0..=NODES).prop_map(NodeId), message).prop_map(|(from, message)| Event::Receive(from, message)),
+    ]
+}
+
+proptest! {
+    /// Nothing panics, nothing goes to nodes that there are not, and what is refused leaves no trace.
+    #[test]
+    fn any_messages(me in 0..NODES, events in proptest::collection::vec(event(), 0..300)) {
+        let mut engine = engine(me);
+        for event in events {
+            match event {
+                Event::Fault(page, access) => {
+                    engine.fault(page, access, &mut Nowhere);
+                }
+                Event::Used(page) => engine.used(page, &mut Nowhere),
+                Event::Receive(from, message) => {
+                    let before = engine.clone();
+                    if engine.receive(from, message, &mut Nowhere).is_err() {
+                        prop_assert_eq!(&engine, &before);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Bytes are a message in one way at most.
+    #[test]
+    fn any_bytes(mut bytes: [u8; MESSAGE_BYTES], kind in 0_u8..8, is_short: bool) {
+        bytes[4] = kind;
+        if is_short {
+            bytes[5..].fill(0);
+        }
+        if let Ok(message) = Message::decode(&bytes) {
+            prop_assert_eq!(message.encode(), bytes);
+        }
+    }
+}
+
+#[test]
+fn strangers_pages_elsewhere_and_messages_out_of_turn_are_refused() {
+    let mut engine = engine(0);
+    let invalidate = Message {
+        page: Page(0),
+        body: Body::Invalidate,
+    };
+    let mut receive = |from, message: Message| engine.receive(NodeId(from), message, &mut Nowhere);
+    assert_eq!(receive(0, invalidate), Err(Refusal::Stranger(NodeId(0))));
+    assert_eq!(receive(NODES, invalidate), Err(Refusal::Stranger(NodeId(NODES))));
+    let page = Page(PAGES);
+    let from = NodeId(1);
+    let past = Message { page, ..invalidate };
+    assert_eq!(receive(1, past), Err(Refusal::Elsewhere { from, page }));
+    let page = Page(0);
+    let body = Body::Invalidate;
+    let refusal = Refusal::OutOfTurn { from, page, body };
+    assert_eq!(receive(1, invalidate), Err(refusal));
+    // One that has a copy asks for another.
+    let ask = Message {
+        page,
+        body: Body::Ask { access: Access::Read },
+    };
+    assert_eq!(receive(1, ask), Ok(()));
+    assert!(receive(1, ask).is_err());
+    // This node asks nobody for its own page.
+    let copy = Body::Copy { bytes: Bytes::Beside };
+    assert!(receive(1, Message { page, body: copy }).is_err());
+}
+
+#[test]
+fn layouts_that_can_not_be_are_told() {
+    let good = Layout::even(NodeId(1), 3, 10);
+    assert_eq!(good.check(), Ok(()));
+    let firsts: Vec<u32> = good.homes.iter().map(|home| home.first.0).collect();
+    assert_eq!(firsts, [0, 3, 6]);
+    let with = |change: fn(&mut Layout)| {
+        let mut layout = good.clone();
+        change(&mut layout);
+        Engine::new(layout).err()
+    };
+    assert_eq!(with(|layout| layout.nodes = 65), Some(LayoutError::Nodes(65)));
+    assert_eq!(with(|layout| layout.nodes = 0), Some(LayoutError::Nodes(0)));
+    assert_eq!(
+        with(|layout| layout.me = NodeId(3)),
+        Some(LayoutError::NoSuchNode(NodeId(3)))
+    );
+    assert_eq!(
+        with(|layout| layout.homes[0].manager = NodeId(9)),
+        Some(LayoutError::NoSuchNode(NodeId(9)))
+    );
+    assert_eq!(with(|layout| layout.homes.clear()), Some(LayoutError::NoHome));
+    assert_eq!(
+        with(|layout| layout.homes[0].first = Page(1)),
+        Some(LayoutError::Order(Page(1)))
+    );
+    assert_eq!(
+        with(|layout| layout.homes[2].first = Page(3)),
+        Some(LayoutError::Order(Page(3)))
+    );
+    assert_eq!(
+        with(|layout| layout.stripes = 0),
+        Some(LayoutError::Stripe {
+            stripe: 0,
+            stripes: 0
+        })
+    );
+}
+
+#[test]
+fn stripes_share_out_all_pages_and_each_manages_its_own() {
+    let stripes = 4;
+    let homes = [(0, 1), (7, 0), (12, 2), (13, 0)];
+    let home = |(first, manager)| Home {
+        first: Page(first),
+        manager: NodeId(manager),
+    };
+    let homes: Vec<Home> = homes.into_iter().map(home).collect();
+    for page in (0..21).map(Page) {
+        for stripe in 0..stripes {
+            let layout = Layout {
+                homes: homes.clone(),
+                stripe,
+                stripes,
+                ..Layout::even(NodeId(0), 3, 21)
+            };
+            let mut engine = Engine::new(layout).expect("a layout");
+            let is_here = page.0 % stripes == stripe;
+            assert_eq!(engine.layout.place(page).is_some(), is_here);
+            if let Some(place) = engine.layout.place(page) {
+                assert_eq!(engine.layout.page(place), page);
+                let is_manager = engine.layout.manager(page) == NodeId(0);
+                assert_eq!(engine.managed(place).is_some(), is_manager);
+                let ask = Message {
+                    page,
+                    body: Body::Ask {
+                        access: Access::Write,
+                    },
+                };
+                assert_eq!(engine.receive(NodeId(1), ask, &mut Nowhere).is_ok(), is_manager);
+            }
+        }
+    }
+}

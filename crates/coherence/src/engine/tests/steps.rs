@@ -1,0 +1,174 @@
+//! What each kind of fault costs, in messages and pages, and that this is the least.
+
+use super::world::{Op, World};
+use crate::Access::{self, Read, Write};
+use crate::{Counters, Home, Layout, NodeId, Page};
+
+const PAGE: Page = Page(0);
+
+/// Four nodes, and one page, which node 0 manages.
+fn world() -> World {
+    let manager = NodeId(0);
+    let layout = Layout {
+        homes: vec![Home { first: PAGE, manager }],
+        ..Layout::even(manager, 4, 1)
+    };
+    World::new(&layout, &[1; 4])
+}
+
+/// A node does that; messages come at once, and what is granted is used.
+fn run(world: &mut World, (node, access): (u16, Access)) {
+    let is_done = |world: &World| world.outside.processors[usize::from(node)][0].done > 0;
+    while !is_done(world) {
+        world.go(node, 0, Op { access, page: PAGE }, 1);
+        while let Some(packet) = world.outside.outbox.pop() {
+            world.deliver(packet).expect("honest");
+        }
+    }
+    world.outside.processors[usize::from(node)][0].done = 0;
+    for node in 0..4 {
+        world.used(node, PAGE);
+    }
+    assert_eq!(world.wrong(PAGE, std::iter::empty()), None);
+}
+
+fn total(world: &World, of: fn(&Counters) -> u64) -> u64 {
+    world.engines.iter().map(|engine| of(engine.counters())).sum()
+}
+
+/// What was done before, what is done, messages, pages.
+type Row = (&'static str, &'static [(u16, Access)], (u16, Access), u64, u64);
+
+/// A request goes to the manager and on to the owner, who answers: two messages if one of them is the manager, else three. An
+/// owner asks nobody. A copy that is taken away costs two. The page goes to who has no valid copy.
+const COSTS: [Row; 17] = [
+    ("its manager, a page that nobody wrote", &[], (0, Write), 0, 0),
+    ("read, nobody wrote it", &[], (1, Read), 2, 0),
+    ("write, nobody wrote it", &[], (1, Write), 2, 0),
+    ("read of the manager's", &[(0, Write)], (1, Read), 2, 1),
+    ("read of a third node's", &[(1, Write)], (2, Read), 3, 1),
+    ("read by the manager", &[(1, Write)], (0, Read), 2, 1),
+    (
+        "read of a third node's by another",
+        &[(1, Write), (2, Read)],
+        (3, Read),
+        3,
+        1,
+    ),
+    (
+        "read after the manager's read",
+        &[(1, Write), (0, Read)],
+        (2, Read),
+        2,
+        1,
+    ),
+    ("write of the manager's", &[(0, Write)], (1, Write), 2, 1),
+    ("write of a third node's", &[(1, Write)], (2, Write), 3, 1),
+    ("write by the manager", &[(1, Write)], (0, Write), 2, 1),
+    (
+        "upgrade, the manager's",
+        &[(0, Write), (1, Read)],
+        (1, Write),
+        2,
+        0,
+    ),
+    (
+        "upgrade, a third node's",
+        &[(1, Write), (2, Read)],
+        (2, Write),
+        3,
+        0,
+    ),
+    (
+        "upgrade, one other copy",
+        &[(0, Write), (1, Read), (2, Read)],
+        (1, Write),
+        4,
+        0,
+    ),
+    (
+        "upgrade by the owner, two copies",
+        &[(0, Write), (1, Read), (2, Read)],
+        (0, Write),
+        4,
+        0,
+    ),
+    (
+        "upgrade by the manager after its read",
+        &[(1, Write), (0, Read)],
+        (0, Write),
+        2,
+        0,
+    ),
+    (
+        "write, two copies",
+        &[(0, Write), (1, Read), (2, Read)],
+        (3, Write),
+        6,
+        1,
+    ),
+];
+
+#[test]
+fn each_kind_of_fault_costs_the_least_of_messages_and_pages() {
+    for (name, before, fault, messages, pages) in COSTS {
+        let mut world = world();
+        for step in before {
+            run(&mut world, *step);
+        }
+        let sent = |world: &World| {
+            let messages = total(world, |counters| counters.messages_sent);
+            (messages, total(world, |counters| counters.pages_sent))
+        };
+        let (messages_before, pages_before) = sent(&world);
+        run(&mut world, fault);
+        let (messages_after, pages_after) = sent(&world);
+        let cost = (messages_after - messages_before, pages_after - pages_before);
+        assert_eq!(cost, (messages, pages), "{name}");
+    }
+}
+
+/// Of a page that nodes read and then write, one after the other: a read and an upgrade at first, then the read alone.
+#[test]
+fn a_page_that_migrates_costs_one_request_and_no_other() {
+    let mut world = world();
+    for engine in &mut world.engines {
+        engine.layout.migratory = true;
+    }
+    let mut costs = Vec::new();
+    for node in [1, 2, 3, 1, 2] {
+        let before = total(&world, |counters| counters.messages_sent);
+        run(&mut world, (node, Read));
+        run(&mut world, (node, Write));
+        costs.push(total(&world, |counters| counters.messages_sent) - before);
+    }
+    // The first of all asks the manager, which owns the page; its own copy makes the second's upgrade two longer.
+    assert_eq!(costs, [4, 6, 3, 3, 3]);
+    assert_eq!(total(&world, |counters| counters.migratory_reads), 3);
+}
+
+#[test]
+fn what_happens_is_counted() {
+    let mut world = world();
+    for step in [
+        (0, Write),
+        (1, Read),
+        (2, Read),
+        (2, Write),
+        (1, Write),
+        (1, Write),
+    ] {
+        run(&mut world, step);
+    }
+    let count = |of| total(&world, of);
+    assert_eq!(count(|counters| counters.read_faults), 2);
+    assert_eq!(count(|counters| counters.write_faults), 3);
+    assert_eq!(count(|counters| counters.upgrades), 1);
+    assert_eq!(count(|counters| counters.local), 1);
+    assert_eq!(count(|counters| counters.fetched_with_bytes), 3);
+    assert_eq!(count(|counters| counters.fetched_without_bytes), 1);
+    assert_eq!(count(|counters| counters.invalidations_sent), 1);
+    assert_eq!(count(|counters| counters.invalidated), 1);
+    assert_eq!(count(|counters| counters.migratory_reads), 0);
+    assert_eq!(count(|counters| counters.pages_sent), 3);
+}

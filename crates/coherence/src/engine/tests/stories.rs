@@ -1,0 +1,267 @@
+//! Long stories by seed: four to sixteen nodes with up to three processors each, hundreds of pages of which a few are hot, and
+//! messages and holds that take as long as chance has it.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+
+use protocol::chance::Chance;
+
+use super::world::{Op, Packet, World};
+use crate::{Access, Counters, Layout, NodeId, Page};
+
+const STORIES: u64 = 3000;
+const STEPS_MAX: u32 = 200_000;
+
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+enum Event {
+    Go(u16, usize),
+    Deliver(u64),
+    Used(u16, u32),
+}
+
+/// What processors do with pages.
+#[derive(Clone, Copy, Debug)]
+enum Habit {
+    /// Anything.
+    Any,
+    /// They read a page and write it then.
+    Migrate,
+    /// Each page has one that writes it.
+    Produce,
+}
+
+/// It is done once the processor has the rights for all of it at one time.
+#[derive(Clone, Copy, Debug)]
+struct Instruction {
+    op: Op,
+    also: Option<Op>,
+}
+
+struct Story {
+    chance: Chance,
+    world: World,
+    pages: u32,
+    habit: Habit,
+    /// Each processor's next instruction, and how many it has yet to do.
+    programs: Vec<Vec<(Instruction, u32)>>,
+    agenda: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    /// By their number.
+    under_way: BTreeMap<u64, Packet>,
+    /// Held pages: the ends of their holds are planned.
+    holds: BTreeSet<(u16, u32)>,
+    now: u64,
+    count: u64,
+    value: u32,
+    /// The longest that a message or a hold takes.
+    delay: usize,
+}
+
+impl Story {
+    fn new(seed: u64) -> Self {
+        let mut chance = Chance::new(seed);
+        let number = |below: usize| u32::try_from(below).expect("small");
+        let nodes = u16::try_from(4 + chance.below(13)).expect("small");
+        let pages = number(1 + chance.below(400));
+        let habit = [Habit::Any, Habit::Migrate, Habit::Produce][chance.below(3)];
+        let layout = Layout {
+            migratory: chance.below(2) == 0,
+            ..Layout::even(NodeId(0), nodes, pages)
+        };
+        let processors: Vec<usize> = (0..nodes).map(|_| 1 + chance.below(3)).collect();
+        let mut story = Self {
+            world: World::new(&layout, &processors),
+            pages,
+            habit,
+            programs: Vec::new(),
+            agenda: BinaryHeap::new(),
+            under_way: BTreeMap::new(),
+            holds: BTreeSet::new(),
+            now: 0,
+            count: 0,
+            value: 0,
+            delay: [1, 10, 100][chance.below(3)],
+            chance,
+        };
+        for (node, count) in (0..nodes).zip(&processors) {
+            let mut programs = Vec::new();
+            for processor in 0..*count {
+                let steps = number(10 + story.chance.below(20));
+                programs.push((story.instruction(node, None), steps));
+                story.plan(50, Event::Go(node, processor));
+            }
+            story.programs.push(programs);
+        }
+        story
+    }
+
+    fn plan(&mut self, within: usize, event: Event) {
+        let delay = u64::try_from(self.chance.below(within)).expect("small");
+        self.count += 1;
+        self.agenda.push(Reverse((self.now + delay, self.count, event)));
+    }
+
+    /// What a processor does after that: one of eight instructions needs two pages.
+    fn instruction(&mut self, node: u16, last: Option<Op>) -> Instruction {
+        let op = self.op(node, last);
+        let is_long = self.chance.below(8) == 0;
+        let also = is_long.then(|| self.op(node, None));
+        Instruction { op, also }
+    }
+
+    /// The part of it that the processor has no right for yet.
+    fn lacks(&self, node: u16, instruction: Instruction) -> Option<Op> {
+        let rights = &self.world.outside.rights[usize::from(node)];
+        let mut parts = [Some(instruction.op), instruction.also].into_iter().flatten();
+        parts.find(|op| !rights[usize::try_from(op.page.0).expect("few")].allows(op.access))
+    }
+
+    /// What a processor does after that.
+    fn op(&mut self, node: u16, last: Option<Op>) -> Op {
+        // Half of all is about few pages.
+        let of = [self.pages, self.pages.min(3)][self.chance.below(2)];
+        let below = self.chance.below(usize::try_from(of).expect("few"));
+        let page = Page(u32::try_from(below).expect("few"));
+        let reads = Op {
+            access: Access::Read,
+            page,
+        };
+        let writes = Op {
+            access: Access::Write,
+            page,
+        };
+        match (self.habit, last) {
+            (Habit::Any, _) => [reads, writes][self.chance.below(2)],
+            (Habit::Migrate, Some(last)) if last.access == Access::Read => Op {
+                access: Access::Write,
+                ..last
+            },
+            (Habit::Migrate, _) => reads,
+            (Habit::Produce, _) if page.0 % 4 == u32::from(node) % 4 => writes,
+            (Habit::Produce, _) => reads,
+        }
+    }
+
+    /// The next event. `None` when there is none.
+    fn step(&mut self) -> Option<Result<Page, String>> {
+        let Reverse((now, _, event)) = self.agenda.pop()?;
+        self.now = now;
+        let page = match event {
+            Event::Go(node, processor) => {
+                let (instruction, left) = self.programs[usize::from(node)][processor];
+                self.value += 1;
+                let lacks = self.lacks(node, instruction);
+                self.world
+                    .go(node, processor, lacks.unwrap_or(instruction.op), self.value);
+                if lacks.is_none() {
+                    if let Some(also) = instruction.also {
+                        self.world.go(node, processor, also, self.value);
+                    }
+                    let state = &mut self.world.outside.processors[usize::from(node)][processor];
+                    state.seen.clear();
+                    let next = self.instruction(node, Some(instruction.op));
+                    self.programs[usize::from(node)][processor] = (next, left - 1);
+                    if left > 1 {
+                        self.plan(50, Event::Go(node, processor));
+                    }
+                }
+                lacks.unwrap_or(instruction.op).page
+            }
+            Event::Deliver(number) => {
+                let packet = self.under_way.remove(&number).expect("planned once");
+                if let Err(refusal) = self.world.deliver(packet) {
+                    return Some(Err(format!("{refusal}")));
+                }
+                packet.message().page
+            }
+            Event::Used(node, page) => {
+                self.holds.remove(&(node, page));
+                self.world.used(node, Page(page));
+                Page(page)
+            }
+        };
+        self.follow(page);
+        Some(Ok(page))
+    }
+
+    /// What engines sent is on its way, who was woken goes on, and what was granted will have been used.
+    fn follow(&mut self, page: Page) {
+        for packet in std::mem::take(&mut self.world.outside.outbox) {
+            let number = self.count;
+            self.under_way.insert(number, packet);
+            self.plan(self.delay, Event::Deliver(number));
+        }
+        let nodes = u16::try_from(self.programs.len()).expect("few");
+        for node in 0..nodes {
+            let place = usize::from(node);
+            for processor in 0..self.programs[place].len() {
+                let state = &mut self.world.outside.processors[place][processor];
+                if state.woken.take().is_some() {
+                    self.plan(3, Event::Go(node, processor));
+                }
+            }
+            let is_held = self.world.engines[place].is_held(page);
+            if is_held && self.holds.insert((node, page.0)) {
+                self.plan(4 * self.delay, Event::Used(node, page.0));
+            }
+        }
+    }
+
+    fn wrong(&self, page: Page) -> Option<&'static str> {
+        let packets = self.under_way.values().copied();
+        let about = packets.filter(|packet| packet.message().page == page);
+        self.world.wrong(page, about)
+    }
+}
+
+/// How many steps it took, and what was rare in it.
+fn tell(seed: u64) -> Result<[u64; 3], String> {
+    let mut story = Story::new(seed);
+    let mut steps = 0;
+    while let Some(step) = story.step() {
+        let page = step?;
+        steps += 1;
+        if steps > STEPS_MAX {
+            return Err("it does not come to rest".into());
+        }
+        if let Some(wrong) = story.wrong(page) {
+            return Err(format!("step {steps}, page {page}: {wrong}"));
+        }
+    }
+    let programs = story.programs.iter().flatten();
+    if programs.into_iter().any(|(_, left)| *left > 0) {
+        return Err("a processor waits for ever".into());
+    }
+    let mut pages = (0..story.pages).map(Page);
+    match pages.find_map(|page| story.world.wrong_at_rest(page)) {
+        Some(wrong) => Err(wrong.into()),
+        None => {
+            let count = |of: fn(&Counters) -> u64| {
+                story
+                    .world
+                    .engines
+                    .iter()
+                    .map(|engine| of(engine.counters()))
+                    .sum()
+            };
+            let deferred = count(|counters| counters.deferred);
+            Ok([steps.into(), count(|counters| counters.migratory_reads), deferred])
+        }
+    }
+}
+
+#[test]
+fn four_to_sixteen_nodes_with_hundreds_of_pages() {
+    let mut total = [0; 3];
+    for seed in 0..STORIES {
+        match tell(seed) {
+            Ok(counts) => total = std::array::from_fn(|at| total[at] + counts[at]),
+            Err(wrong) => panic!("seed {seed}: {wrong}"),
+        }
+    }
+    let [steps, migratory_reads, deferred] = total;
+    println!("{steps} steps, {migratory_reads} reads given for writing, {deferred} deferred");
+    assert!(
+        migratory_reads > 5_000 && deferred > 100_000,
+        "stories are too quiet"
+    );
+}

@@ -1,0 +1,359 @@
+//! Nodes with engines, memory and processors, without a network: what engines send lies in `outbox`.
+//!
+//! Contents are numbers: each write writes its own. Whatever a processor or an effect shows to be wrong ends in `broken`.
+
+use crate::engine::{Effects, Engine, Faulted};
+use crate::state::Stage;
+use crate::{Access, Body, Contents, Counters, Layout, MESSAGE_BYTES, Message, NodeId, Page, Refusal, Right};
+
+/// What lies in the place of a page that a node does not have.
+const POISON: u32 = u32::MAX;
+
+/// A message on its way, as it is written, with the page's contents if it carries them.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct Packet {
+    pub from: u16,
+    pub to: u16,
+    pub written: [u8; MESSAGE_BYTES],
+    pub contents: Option<u32>,
+}
+
+impl Packet {
+    pub fn message(&self) -> Message {
+        Message::decode(&self.written).expect("an engine wrote it")
+    }
+}
+
+/// What a processor does in one step.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Op {
+    pub access: Access,
+    pub page: Page,
+}
+
+/// A processor's state, but for what it is to do.
+#[derive(Clone, Debug, Default, Eq, Hash, PartialEq)]
+pub struct Processor {
+    /// How many steps it has done.
+    pub done: usize,
+    /// It stands still until this page is granted.
+    pub waits: Option<u32>,
+    /// This page was granted while it waited, and it has not moved since.
+    pub woken: Option<u32>,
+    /// What it has read.
+    pub seen: Vec<u32>,
+}
+
+/// A request that a manager has put in order.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub struct Waiting {
+    node: NodeId,
+    /// The page's ownership is the answer.
+    owns: bool,
+    /// How often others were given the page for writing since.
+    passed: usize,
+}
+
+impl Waiting {
+    fn new(node: NodeId, owns: bool) -> Self {
+        let passed = 0;
+        Self { node, owns, passed }
+    }
+}
+
+/// Everything but the engines.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub struct Outside {
+    /// What each node's processors can do: what engines say they can is not believed.
+    pub rights: Vec<Vec<Right>>,
+    pub memory: Vec<Vec<u32>>,
+    stored: Vec<Vec<bool>>,
+    pub processors: Vec<Vec<Processor>>,
+    pub latest: Vec<u32>,
+    /// For each page the requests that have been put in order and not been answered.
+    pub queues: Vec<Vec<Waiting>>,
+    pub outbox: Vec<Packet>,
+    pub broken: Option<&'static str>,
+}
+
+/// One node's hands in it.
+struct Hands<'a> {
+    me: NodeId,
+    arriving: Option<u32>,
+    outside: &'a mut Outside,
+}
+
+/// Place of a node or page in lists.
+pub fn at(number: impl Into<u32>) -> usize {
+    usize::try_from(number.into()).expect("32 bits fit")
+}
+
+impl Hands<'_> {
+    fn right(&mut self, page: Page) -> &mut Right {
+        &mut self.outside.rights[at(self.me.0)][at(page.0)]
+    }
+
+    fn memory(&mut self, page: Page) -> &mut u32 {
+        &mut self.outside.memory[at(self.me.0)][at(page.0)]
+    }
+
+    fn stored(&mut self, page: Page) -> &mut bool {
+        &mut self.outside.stored[at(self.me.0)][at(page.0)]
+    }
+}
+
+impl Outside {
+    fn breaks(&mut self, what: &'static str) {
+        self.broken = self.broken.or(Some(what));
+    }
+
+    /// An owner answers a request: all that were ordered before it have been, but that reads of one owner are in no order.
+    fn answered(&mut self, page: Page, requester: NodeId, owns: bool) {
+        let queue = &mut self.queues[at(page.0)];
+        let place = queue.iter().position(|waiting| waiting.node == requester);
+        let Some(place) = place else {
+            return self.breaks("an answer to nobody who asked");
+        };
+        let is_passed = queue[..place].iter().any(|earlier| owns || earlier.owns);
+        let is_to_own = queue.remove(place).owns;
+        if is_passed {
+            self.breaks("an answer before an earlier request's");
+        }
+        if is_to_own != owns {
+            self.breaks("an answer of the wrong kind");
+        }
+    }
+}
+
+impl Outside {
+    /// A node is given the page for writing. Of those that wait for the ownership each is passed by each other node once at most: by
+    /// what that asked for before, or by the owner's own write after it gave a copy to who asked before.
+    fn passed(&mut self, page: Page, by: NodeId) {
+        let others = self.rights.len() - 1;
+        let mut is_too_often = false;
+        for waiting in self.queues[at(page.0)]
+            .iter_mut()
+            .filter(|waiting| waiting.node != by)
+        {
+            waiting.passed += 1;
+            is_too_often |= waiting.owns && waiting.passed > others;
+        }
+        if is_too_often {
+            self.breaks("passed too often");
+        }
+    }
+}
+
+impl Effects for Hands<'_> {
+    fn send(&mut self, to: NodeId, message: Message) {
+        let page = message.page;
+        let right = *self.right(page);
+        let most = match message.body {
+            Body::Copy { .. } => Right::Read,
+            Body::Ownership {
+                access: Access::Read, ..
+            } => Right::Read,
+            Body::Ownership { .. } | Body::Acknowledge => Right::None,
+            Body::Ask { .. } | Body::Forward { .. } | Body::Invalidate => Right::Write,
+        };
+        if right > most {
+            self.outside.breaks("said to be given up, and is not");
+        }
+        match message.body {
+            Body::Copy { .. } => self.outside.answered(page, to, false),
+            Body::Ownership { .. } => self.outside.answered(page, to, true),
+            _ => {}
+        }
+        let contents = message.carries_page().then(|| *self.memory(page));
+        self.outside.outbox.push(Packet {
+            from: self.me.0,
+            to: to.0,
+            written: message.encode(),
+            contents,
+        });
+    }
+
+    fn restrict(&mut self, page: Page, to: Right) {
+        if *self.right(page) <= to {
+            self.outside.breaks("nothing to take");
+        }
+        *self.right(page) = to;
+    }
+
+    fn store(&mut self, page: Page) {
+        *self.stored(page) = true;
+        *self.memory(page) = self.arriving.expect("a page came with the message");
+    }
+
+    fn grant(&mut self, page: Page, right: Right, contents: Contents) {
+        match contents {
+            Contents::Kept => {}
+            Contents::Arrived => *self.memory(page) = self.arriving.expect("a page came with the message"),
+            Contents::Fresh => *self.memory(page) = 0,
+        }
+        *self.stored(page) = false;
+        if *self.right(page) >= right {
+            self.outside.breaks("granted what was there");
+        }
+        *self.right(page) = right;
+        if right == Right::Write {
+            self.outside.passed(page, self.me);
+        }
+        for processor in &mut self.outside.processors[at(self.me.0)] {
+            if processor.waits == Some(page.0) {
+                processor.waits = None;
+                processor.woken = Some(page.0);
+            }
+        }
+    }
+}
+
+/// All nodes.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub struct World {
+    pub engines: Vec<Engine>,
+    pub outside: Outside,
+}
+
+impl World {
+    /// As it starts, with so many processors in each node. The layout's `me` does not matter.
+    pub fn new(layout: &Layout, processors: &[usize]) -> Self {
+        let engine = |me| {
+            let layout = Layout {
+                me: NodeId(me),
+                ..layout.clone()
+            };
+            Engine::new(layout).expect("a layout")
+        };
+        let (nodes, pages) = (at(layout.nodes), at(layout.pages));
+        let processors = processors.iter().map(|count| vec![Processor::default(); *count]);
+        Self {
+            engines: (0..layout.nodes).map(engine).collect(),
+            outside: Outside {
+                rights: vec![vec![Right::None; pages]; nodes],
+                memory: vec![vec![POISON; pages]; nodes],
+                stored: vec![vec![false; pages]; nodes],
+                processors: processors.collect(),
+                latest: vec![0; pages],
+                queues: vec![Vec::new(); pages],
+                outbox: Vec::new(),
+                broken: None,
+            },
+        }
+    }
+
+    /// What a node's engine does with something, and what follows for its memory.
+    fn turn<T>(
+        &mut self,
+        node: u16,
+        page: Page,
+        arriving: Option<u32>,
+        event: impl FnOnce(&mut Engine, &mut Hands) -> T,
+    ) -> T {
+        let outside = &mut self.outside;
+        let me = NodeId(node);
+        let mut hands = Hands {
+            me,
+            arriving,
+            outside,
+        };
+        let result = event(&mut self.engines[at(node)], &mut hands);
+        // What a node may not read is not there.
+        if *hands.right(page) == Right::None && !*hands.stored(page) {
+            *hands.memory(page) = POISON;
+        }
+        if self.engines[at(node)].right(page) != self.outside.rights[at(node)][at(page.0)] {
+            self.outside.breaks("rights are not what the engine says");
+        }
+        result
+    }
+
+    /// A processor does its next step, or faults.
+    pub fn go(&mut self, node: u16, processor: usize, op: Op, value: u32) {
+        let Op { access, page } = op;
+        let right = self.outside.rights[at(node)][at(page.0)];
+        let outside = &mut self.outside;
+        outside.processors[at(node)][processor].woken = None;
+        if right.allows(access) {
+            let memory = &mut outside.memory[at(node)][at(page.0)];
+            let read = *memory;
+            let latest = &mut outside.latest[at(page.0)];
+            let is_old = read != *latest;
+            // A write reads too, as an atomic instruction does.
+            if access == Access::Write {
+                *memory = value;
+                *latest = value;
+            }
+            if is_old {
+                outside.breaks("a processor sees something old");
+            }
+            let processor = &mut outside.processors[at(node)][processor];
+            processor.done += 1;
+            processor.seen.push(read);
+            return;
+        }
+        outside.processors[at(node)][processor].waits = Some(page.0);
+        let engine = &self.engines[at(node)];
+        let place = engine.layout.place(page).expect("there");
+        let was_guest = engine.states[place].stage == Stage::Guest;
+        let faulted = self.turn(node, page, None, |engine, hands| {
+            engine.fault(page, access, hands)
+        });
+        let processor = &self.outside.processors[at(node)][processor];
+        let is_answered = processor.waits.is_none();
+        match faulted {
+            Faulted::Allowed => self.outside.breaks("allowed, and it faults"),
+            Faulted::Granted if is_answered => {}
+            Faulted::Waits if !is_answered => {}
+            Faulted::Granted | Faulted::Waits => self.outside.breaks("another answer than the grant"),
+        }
+        let is_manager = self.engines[at(node)].layout.manager(page).0 == node;
+        if was_guest && is_manager {
+            self.outside.queues[at(page.0)].push(Waiting::new(NodeId(node), true));
+        }
+    }
+
+    /// A message arrives. The caller has taken it out of wherever it was.
+    pub fn deliver(&mut self, packet: Packet) -> Result<(), Refusal> {
+        let message = packet.message();
+        let page = message.page;
+        let from = NodeId(packet.from);
+        if let Body::Ask { access } = message.body {
+            let managed = *self.engines[at(packet.to)]
+                .managed(at(page.0))
+                .expect("its manager");
+            let is_policy_on = self.engines[at(packet.to)].layout.migratory;
+            if let Some((order, _)) = managed.order(NodeId(packet.to), from, access, is_policy_on) {
+                let is_to_own = order.access == Access::Write;
+                self.outside.queues[at(page.0)].push(Waiting::new(from, is_to_own));
+            }
+        }
+        let right = |world: &Self| world.outside.rights[at(packet.to)][at(page.0)];
+        let (had, was_held) = (right(self), self.engines[at(packet.to)].is_held(page));
+        let result = self.turn(packet.to, page, packet.contents, |engine, hands| {
+            engine.receive(from, message, hands)
+        });
+        if was_held && right(self) < had {
+            self.outside.breaks("taken away before it was used");
+        }
+        result
+    }
+
+    /// Whoever faulted has used the page, or has had its time.
+    pub fn used(&mut self, node: u16, page: Page) {
+        self.turn(node, page, None, |engine, hands| engine.used(page, hands));
+    }
+
+    /// Whether a processor that waited for the page has not moved since it came.
+    pub fn is_awaited(&self, node: u16, page: Page) -> bool {
+        let mut processors = self.outside.processors[at(node)].iter();
+        processors.any(|processor| processor.woken == Some(page.0))
+    }
+
+    /// Forgets what engines have counted, which is not part of what they are.
+    pub fn forget_counters(&mut self) {
+        for engine in &mut self.engines {
+            engine.counters = Counters::default();
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! A page's manager: puts requests into an order by sending each to the last node that was told to become the owner. So they
+//! wait where the page will come by, and the manager waits for nobody.
+
+use crate::migratory::Migratory;
+use crate::state::Maybe;
+use crate::{Access, NodeId};
+
+/// What a manager knows of one page: 4 bytes.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub(crate) struct Managed {
+    /// Who owns it, or will when all before have had it.
+    owner: Maybe,
+    /// Reads forwarded to that node since; modulo 256.
+    reads: u8,
+    migratory: Migratory,
+}
+
+/// Where a request goes.
+pub(crate) struct Order {
+    pub(crate) owner: NodeId,
+    pub(crate) access: Access,
+    pub(crate) reads: u8,
+}
+
+impl Managed {
+    /// At the start its manager has it.
+    pub(crate) fn new(me: NodeId) -> Self {
+        Self {
+            owner: Maybe::some(me),
+            reads: 0,
+            migratory: Migratory::NEW,
+        }
+    }
+
+    /// The next request, and what comes after it. Nothing if that node owns it, and so should not ask.
+    pub(crate) fn order(
+        mut self,
+        me: NodeId,
+        requester: NodeId,
+        access: Access,
+        is_policy_on: bool,
+    ) -> Option<(Order, Self)> {
+        let owner = self.owner.get().filter(|owner| *owner != requester)?;
+        let access = if is_policy_on {
+            self.migratory.asked(requester, access)
+        } else {
+            access
+        };
+        let reads = self.reads;
+        if takes_ownership(me, requester, access) {
+            self.owner = Maybe::some(requester);
+            self.reads = 0;
+        } else {
+            self.reads = reads.wrapping_add(1);
+        }
+        Some((Order { owner, access, reads }, self))
+    }
+
+    /// The manager, which owns it, writes without asking anybody.
+    pub(crate) fn wrote(&mut self, me: NodeId) {
+        self.migratory.asked(me, Access::Write);
+    }
+}
+
+/// Writers do; and so does a manager that joins the copyset, which saves forwarding while it has the page (vNUMA, section 3.1).
+pub(crate) fn takes_ownership(manager: NodeId, requester: NodeId, access: Access) -> bool {
+    access == Access::Write || requester == manager
+}

@@ -1,0 +1,177 @@
+//! What engines say to one another, and how it is written down.
+//!
+//! ```text
+//! 0   page        u32, little endian, as all
+//! 4   kind        u8
+//! 5   node        u8   who asks (Forward)
+//! 6   details     u8   bit 0: for writing; bits 1-2: the bytes (0 kept, 1 beside, 2 fresh)
+//! 7   reads       u8   (Forward)
+//! 8   copyset     u64  (Ownership)
+//! ```
+//!
+//! What a kind has no use for is 0.
+
+use thiserror::Error;
+
+use crate::{Access, NodeId, Nodes, Page};
+
+/// The length of every message, bytes.
+pub const MESSAGE_BYTES: usize = 16;
+
+/// One message, to be delivered once. The order of two messages between the same nodes does not matter.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Message {
+    /// What it is about.
+    pub page: Page,
+    /// What it says.
+    pub body: Body,
+}
+
+/// Where the receiver has the bytes of a page that it is given.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum Bytes {
+    /// It holds a valid copy.
+    Kept,
+    /// They come beside the message.
+    Beside,
+    /// There are none: nobody has written the page.
+    Fresh,
+}
+
+/// What a message says.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum Body {
+    /// To the page's manager: the sender asks for it.
+    Ask {
+        /// What for.
+        access: Access,
+    },
+    /// From the manager to who owns the page, or will: answer that node.
+    Forward {
+        /// Who asks.
+        requester: NodeId,
+        /// What for. For writing also if a migratory page was asked for reading.
+        access: Access,
+        /// How many reads the manager forwarded to this owner before, modulo 256. They come first, whatever their messages' order.
+        reads: u8,
+    },
+    /// From the owner to a reader: a copy.
+    Copy {
+        /// Never kept: a reader that has a copy does not ask.
+        bytes: Bytes,
+    },
+    /// From the owner to the next one.
+    Ownership {
+        /// For reading, copies stay valid; for writing, the new owner takes them away first.
+        access: Access,
+        /// Of the page.
+        bytes: Bytes,
+        /// Who else has a copy.
+        copyset: Nodes,
+    },
+    /// From the owner to one with a copy: give it up.
+    Invalidate,
+    /// The answer: it is given up.
+    Acknowledge,
+}
+
+impl Message {
+    /// Whether the page's bytes go beside it.
+    pub fn carries_page(&self) -> bool {
+        match self.body {
+            Body::Copy { bytes } | Body::Ownership { bytes, .. } => bytes == Bytes::Beside,
+            Body::Ask { .. } | Body::Forward { .. } | Body::Invalidate | Body::Acknowledge => false,
+        }
+    }
+
+    /// As bytes.
+    pub fn encode(&self) -> [u8; MESSAGE_BYTES] {
+        let mut out = [0; MESSAGE_BYTES];
+        out[0..4].copy_from_slice(&self.page.0.to_le_bytes());
+        let writes = |access| u8::from(access == Access::Write);
+        let place = |bytes| match bytes {
+            Bytes::Kept => 0,
+            Bytes::Beside => 1 << 1,
+            Bytes::Fresh => 2 << 1,
+        };
+        match self.body {
+            Body::Ask { access } => {
+                out[4] = 1;
+                out[6] = writes(access);
+            }
+            Body::Forward {
+                requester,
+                access,
+                reads,
+            } => {
+                out[4] = 2;
+                out[5] = u8::try_from(requester.0).expect("less than 64");
+                out[6] = writes(access);
+                out[7] = reads;
+            }
+            Body::Copy { bytes } => {
+                out[4] = 3;
+                out[6] = place(bytes);
+            }
+            Body::Ownership {
+                access,
+                bytes,
+                copyset,
+            } => {
+                out[4] = 4;
+                out[6] = writes(access) | place(bytes);
+                out[8..16].copy_from_slice(&copyset.0.to_le_bytes());
+            }
+            Body::Invalidate => out[4] = 5,
+            Body::Acknowledge => out[4] = 6,
+        }
+        out
+    }
+
+    /// From bytes.
+    ///
+    /// # Errors
+    /// If no message is written like this.
+    pub fn decode(bytes: &[u8; MESSAGE_BYTES]) -> Result<Self, Malformed> {
+        let [a, b, c, d, kind, node, details, reads, copyset @ ..] = *bytes;
+        let access = match details & 1 {
+            0 => Access::Read,
+            _ => Access::Write,
+        };
+        let place = match details >> 1 {
+            0 => Bytes::Kept,
+            1 => Bytes::Beside,
+            2 => Bytes::Fresh,
+            _ => return Err(Malformed),
+        };
+        let body = match kind {
+            1 => Body::Ask { access },
+            2 => Body::Forward {
+                requester: NodeId(u16::from(node)),
+                access,
+                reads,
+            },
+            3 => Body::Copy { bytes: place },
+            4 => Body::Ownership {
+                access,
+                bytes: place,
+                copyset: Nodes(u64::from_le_bytes(copyset)),
+            },
+            5 => Body::Invalidate,
+            6 => Body::Acknowledge,
+            _ => return Err(Malformed),
+        };
+        let page = Page(u32::from_le_bytes([a, b, c, d]));
+        let message = Self { page, body };
+        // One way to write each: also what has no meaning is checked.
+        if u16::from(node) >= crate::MAX_NODES || message.encode() != *bytes {
+            return Err(Malformed);
+        }
+        Ok(message)
+    }
+}
+
+/// These bytes are no message.
+#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
+#[error("a peer sent bytes that are no message of this protocol; end the VM")]
+pub struct Malformed;

@@ -1,0 +1,110 @@
+//! What a node knows of one page, whoever manages it: 24 bytes.
+
+use crate::{Access, NodeId, Nodes, Right};
+
+/// A node or none, in a byte.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub(crate) struct Maybe(u8);
+
+impl Maybe {
+    pub(crate) const NOBODY: Self = Self(u8::MAX);
+
+    pub(crate) fn some(node: NodeId) -> Self {
+        Self(u8::try_from(node.0).expect("less than 64"))
+    }
+
+    pub(crate) fn get(self) -> Option<NodeId> {
+        (self != Self::NOBODY).then(|| NodeId(u16::from(self.0)))
+    }
+}
+
+/// Who takes the ownership next, and for what; or nobody. In a byte.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub(crate) struct Taker(u8);
+
+impl Taker {
+    const WRITES: u8 = 1 << 6;
+
+    pub(crate) const NOBODY: Self = Self(u8::MAX);
+
+    pub(crate) fn some(node: NodeId, access: Access) -> Self {
+        let node = u8::try_from(node.0).expect("less than 64");
+        match access {
+            Access::Read => Self(node),
+            Access::Write => Self(node | Self::WRITES),
+        }
+    }
+
+    pub(crate) fn get(self) -> Option<(NodeId, Access)> {
+        let access = match self.0 & Self::WRITES {
+            0 => Access::Read,
+            _ => Access::Write,
+        };
+        let node = NodeId(u16::from(self.0 & !Self::WRITES));
+        (self != Self::NOBODY).then_some((node, access))
+    }
+}
+
+/// What this node is to the page.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub(crate) enum Stage {
+    /// Somebody else owns it. This node may have a copy.
+    Guest,
+    /// As before, and this node has asked for it and has no answer yet. It may be the next owner, and hold requests already.
+    Asked(Access),
+    /// This node owns it.
+    Owner,
+    /// As before, and it waits until those in `copyset` have given up their copies, to write.
+    Collecting,
+}
+
+/// A page as one node sees it.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub(crate) struct State {
+    /// If this node owns it: who else has a copy. While collecting: who has not given it up yet.
+    pub(crate) copyset: Nodes,
+    /// Who waits for a copy of this node's.
+    pub(crate) readers: Nodes,
+    /// What this node's processors have.
+    pub(crate) right: Right,
+    /// What this node is to it.
+    pub(crate) stage: Stage,
+    /// Granted and not used yet: what would take it away waits.
+    pub(crate) is_held: bool,
+    /// If this node owns it: nobody has written it.
+    pub(crate) is_fresh: bool,
+    /// Who waits for the ownership. Whoever asks later is sent there, so there is one at most.
+    pub(crate) taker: Taker,
+    /// How many reads come before the taker, counted as `reads`.
+    pub(crate) taker_reads: u8,
+    /// Reads that were forwarded to this node as the owner that it is, or will be; modulo 256. Fewer than 64 are under way.
+    pub(crate) reads: u8,
+    /// Who waits for this node to give up its copy, which is held or has not come yet.
+    pub(crate) invalidator: Maybe,
+}
+
+// A region of 1 GiB has 262,144 of them.
+const _: () = assert!(size_of::<State>() == 24);
+
+impl State {
+    /// As it is at the start.
+    pub(crate) fn new(is_manager: bool) -> Self {
+        Self {
+            copyset: Nodes::NONE,
+            readers: Nodes::NONE,
+            right: Right::None,
+            stage: if is_manager { Stage::Owner } else { Stage::Guest },
+            is_held: false,
+            is_fresh: is_manager,
+            taker: Taker::NOBODY,
+            taker_reads: 0,
+            reads: 0,
+            invalidator: Maybe::NOBODY,
+        }
+    }
+
+    /// Whether this node owns it.
+    pub(crate) fn is_owner(&self) -> bool {
+        matches!(self.stage, Stage::Owner | Stage::Collecting)
+    }
+}
