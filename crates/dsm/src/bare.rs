@@ -1,0 +1,293 @@
+//! What a remote page is made of, each by itself: a fault that is answered at once, and a request for 4 KiB over a stream.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+
+use coherence::Right;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use urpc::poll::PollTime;
+
+use crate::PAGE_BYTES;
+use crate::clock::now_ns;
+use crate::link::{FRAME_BYTES, PAGE_FRAME_BYTES};
+use crate::node::prepare;
+use crate::region::{Region, RegionError};
+use crate::userfault::{FAULTS_MAX, Fault, Told};
+
+/// What sleeping costs, for who polls first (as [`crate::lane`] has it).
+const SLEEP_NS: u64 = 25_000;
+/// How long the answering thread sleeps at most before it looks whether it is still needed, milliseconds.
+const LOOK_MS: u8 = 50;
+/// Nothing on a stream takes longer.
+const SILENCE_MS: u16 = 20_000;
+
+/// Who answers a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answers {
+    /// A thread on the same CPU, which sleeps until then.
+    SameCpu,
+    /// A thread on another CPU, which sleeps until then.
+    OtherCpu(usize),
+    /// A thread on another CPU, which polls.
+    OtherCpuPolling(usize),
+    /// The faulting thread itself, in a signal handler.
+    Itself,
+}
+
+/// Writes a word of a page.
+pub fn touch(region: &Region, page: u32) {
+    assert!(page < region.pages());
+    // SAFETY: within the view.
+    unsafe { region.view().add(page as usize * PAGE_BYTES).write_volatile(1) };
+}
+
+/// Does `work` on a thread of its own, whose faults are answered here at once. Between faults this polls, or sleeps.
+pub fn answering<T: Send>(region: &Region, polls: bool, work: impl FnOnce() -> T + Send) -> T {
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let worker = scope.spawn(|| {
+            let result = work();
+            done.store(true, Ordering::Release);
+            result
+        });
+        while !done.load(Ordering::Acquire) && !worker.is_finished() {
+            let mut faults = [Fault::NONE; FAULTS_MAX];
+            let count = region.userfault(0).read(&mut faults).unwrap_or(0);
+            for page in faults[..count]
+                .iter()
+                .filter_map(|fault| region.page_at(fault.address))
+            {
+                let _ = region.open(page, Right::Write);
+            }
+            if count == 0 && !polls {
+                let mut wait = [PollFd::new(region.userfault(0).as_fd(), PollFlags::POLLIN)];
+                let _ = poll(&mut wait, LOOK_MS);
+            } else if count == 0 {
+                std::thread::yield_now();
+            }
+        }
+        worker
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// How long each of `count` faults takes its thread, nanoseconds.
+///
+/// # Errors
+/// If there is no userfaultfd.
+pub fn faults_ns(count: u32, answers: Answers, realtime: bool) -> Result<Vec<u64>, RegionError> {
+    let told = if answers == Answers::Itself {
+        Told::Thread
+    } else {
+        Told::Reader
+    };
+    let region = Region::telling(count, 1, None, told)?;
+    // Their contents are there; what is measured is the fault.
+    (0..region.pages()).for_each(|page| region.clear(page));
+    let touch_all = || -> Vec<u64> {
+        let timed = |page| {
+            let before = now_ns();
+            touch(&region, page);
+            now_ns() - before
+        };
+        (0..region.pages()).map(timed).collect()
+    };
+    Ok(std::thread::scope(|scope| {
+        let region = &region;
+        let measured = scope.spawn(move || match answers {
+            Answers::SameCpu => {
+                prepare(None, realtime);
+                answering(region, false, || {
+                    ordinary();
+                    touch_all()
+                })
+            }
+            Answers::OtherCpu(cpu) | Answers::OtherCpuPolling(cpu) => {
+                let polls = matches!(answers, Answers::OtherCpuPolling(_));
+                let here = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0)).ok();
+                prepare(Some(cpu), false);
+                answering(region, polls, || {
+                    if let Some(here) = here {
+                        let _ = nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &here);
+                    }
+                    touch_all()
+                })
+            }
+            Answers::Itself => by_signal(region, touch_all),
+        });
+        measured
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }))
+}
+
+/// Gives up real-time priority, which threads inherit.
+fn ordinary() {
+    let parameters = libc::sched_param { sched_priority: 0 };
+    // SAFETY: this thread's own priority.
+    unsafe { libc::sched_setscheduler(0, libc::SCHED_OTHER, &parameters) };
+}
+
+/// The region whose faults the signal handler answers.
+static SIGNALLED: AtomicPtr<Region> = AtomicPtr::new(std::ptr::null_mut());
+
+extern "C" fn answer_signal(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
+    // SAFETY: set while `by_signal` runs, which keeps the region; only system calls are made here.
+    let region = unsafe { SIGNALLED.load(Ordering::Acquire).as_ref() };
+    // SAFETY: the kernel's, for SIGBUS.
+    let address = unsafe { (*info).si_addr() } as usize;
+    let answered = region
+        .and_then(|region| {
+            region
+                .page_at(address)
+                .map(|page| region.open(page, Right::Write))
+        })
+        .is_some_and(|result| result.is_ok());
+    if !answered {
+        // SAFETY: nobody can go on.
+        unsafe { libc::abort() };
+    }
+}
+
+/// Does `work` while faults in the region are answered on the thread that makes them.
+fn by_signal<T>(region: &Region, work: impl FnOnce() -> T) -> T {
+    SIGNALLED.store(std::ptr::from_ref(region).cast_mut(), Ordering::Release);
+    // SAFETY: an action of zeroes is a default one; the handler makes system calls only, and the old one comes back.
+    let old = unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = answer_signal as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER;
+        let mut old: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(libc::SIGBUS, &action, &mut old);
+        old
+    };
+    let result = work();
+    // SAFETY: as it was.
+    unsafe { libc::sigaction(libc::SIGBUS, &old, std::ptr::null_mut()) };
+    SIGNALLED.store(std::ptr::null_mut(), Ordering::Release);
+    result
+}
+
+/// How the two ends of a stream wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub enum Waits {
+    /// They poll before they sleep, as lanes do.
+    Polling,
+    /// They sleep.
+    Sleeping,
+}
+
+/// Answers `count` requests with a page each.
+///
+/// # Errors
+/// If the other side is gone.
+pub fn answer_requests(stream: &OwnedFd, count: u32, waits: Waits) -> io::Result<()> {
+    let mut poll_time = PollTime::new(SLEEP_NS);
+    let (mut request, page) = ([0; FRAME_BYTES], [7; PAGE_FRAME_BYTES]);
+    for _ in 0..count {
+        receive(stream, &mut request, waits, &mut poll_time)?;
+        send(stream, &page)?;
+    }
+    Ok(())
+}
+
+/// How long each of `count` requests for a page takes, nanoseconds.
+///
+/// # Errors
+/// If the other side is gone.
+pub fn requests_ns(stream: &OwnedFd, count: u32, waits: Waits) -> io::Result<Vec<u64>> {
+    let mut poll_time = PollTime::new(SLEEP_NS);
+    let (request, mut page) = ([1; FRAME_BYTES], [0; PAGE_FRAME_BYTES]);
+    (0..count)
+        .map(|_| {
+            let before = now_ns();
+            send(stream, &request)?;
+            receive(stream, &mut page, waits, &mut poll_time)?;
+            Ok(now_ns() - before)
+        })
+        .collect()
+}
+
+fn send(stream: &OwnedFd, bytes: &[u8]) -> io::Result<()> {
+    // SAFETY: the bytes are as many as said. A page fits any socket's buffer, so it is taken whole.
+    let count = unsafe {
+        libc::send(
+            stream.as_raw_fd(),
+            bytes.as_ptr().cast(),
+            bytes.len(),
+            libc::MSG_NOSIGNAL,
+        )
+    };
+    match count {
+        count if count == bytes.len().cast_signed() => Ok(()),
+        0.. => Err(io::ErrorKind::WriteZero.into()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn receive(stream: &OwnedFd, bytes: &mut [u8], waits: Waits, poll_time: &mut PollTime) -> io::Result<()> {
+    let mut came = 0;
+    let since = now_ns();
+    let mut blocked = false;
+    while came < bytes.len() {
+        let rest = &mut bytes[came..];
+        // SAFETY: the bytes are as many as said.
+        let count = unsafe {
+            libc::recv(
+                stream.as_raw_fd(),
+                rest.as_mut_ptr().cast(),
+                rest.len(),
+                libc::MSG_DONTWAIT,
+            )
+        };
+        match count {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            1.. => came += count as usize,
+            _ => {
+                let error = io::Error::last_os_error();
+                if error.kind() != io::ErrorKind::WouldBlock {
+                    return Err(error);
+                }
+                if waits == Waits::Sleeping || now_ns() - since > poll_time.poll_ns() {
+                    let mut wait = [PollFd::new(stream.as_fd(), PollFlags::POLLIN)];
+                    if poll(&mut wait, PollTimeout::from(SILENCE_MS)) == Ok(0) {
+                        return Err(io::ErrorKind::TimedOut.into());
+                    }
+                    blocked = true;
+                }
+            }
+        }
+    }
+    poll_time.waited(now_ns() - since, blocked);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn faults_are_answered_by_a_thread_and_by_the_thread_itself() {
+        for answers in [Answers::SameCpu, Answers::Itself] {
+            let times = faults_ns(64, answers, false).unwrap();
+            assert!(
+                times.len() >= 64 && times.iter().all(|time| *time > 100),
+                "{answers:?} {times:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn every_request_has_its_page() {
+        for waits in [Waits::Polling, Waits::Sleeping] {
+            let (near, far) = UnixStream::pair().unwrap();
+            let answering = std::thread::spawn(move || answer_requests(&far.into(), 50, waits));
+            assert_eq!(requests_ns(&near.into(), 50, waits).unwrap().len(), 50);
+            answering.join().unwrap().unwrap();
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Time that has passed, and time that a thread has run.
+
+use nix::time::{ClockId, clock_gettime};
+
+/// Nanoseconds since some moment.
+pub fn now_ns() -> u64 {
+    nanoseconds(ClockId::CLOCK_MONOTONIC).expect("every Linux has this clock")
+}
+
+/// How long a thread of this process has run, nanoseconds; none once it is gone.
+pub fn ran_ns(thread: libc::pid_t) -> Option<u64> {
+    // As the kernel numbers the clocks of threads: `CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED`.
+    const OF_A_THREAD: i32 = 4 | 2;
+    nanoseconds(ClockId::from_raw(!thread << 3 | OF_A_THREAD))
+}
+
+fn nanoseconds(clock: ClockId) -> Option<u64> {
+    let time = clock_gettime(clock).ok()?;
+    Some(time.tv_sec().cast_unsigned() * 1_000_000_000 + time.tv_nsec().cast_unsigned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_threads_time_stands_still_while_it_waits() {
+        let (number, number_came) = mpsc::channel();
+        let (go_on, may_go_on) = mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            number.send(nix::unistd::gettid().as_raw()).unwrap();
+            may_go_on.recv().unwrap();
+            let before = now_ns();
+            while now_ns() - before < 20_000_000 {}
+            number.send(0).unwrap();
+            may_go_on.recv().unwrap();
+        });
+        let number = number_came.recv().unwrap();
+        std::thread::sleep(Duration::from_millis(5));
+        let ran = ran_ns(number).unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(ran_ns(number).unwrap(), ran);
+        go_on.send(()).unwrap();
+        number_came.recv().unwrap();
+        assert!(ran_ns(number).unwrap() - ran > 1_000_000);
+        go_on.send(()).unwrap();
+        thread.join().unwrap();
+        assert_eq!(ran_ns(number), None);
+    }
+}

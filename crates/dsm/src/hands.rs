@@ -1,0 +1,276 @@
+//! What a lane does for its engine: messages, rights in the view, and who waits for what.
+
+use std::io;
+use std::sync::Arc;
+
+use coherence::{Access, Body, Contents, Effects, Message, NodeId, Page, Right};
+
+use crate::PAGE_BYTES;
+use crate::clock::{now_ns, ran_ns};
+use crate::ending::End;
+use crate::hold::{Hold, Thread};
+use crate::link::{FRAME_BYTES, Frame, Link, PAGE_FRAME_BYTES};
+use crate::meter::Meter;
+use crate::region::Region;
+use crate::userfault::Fault;
+
+/// Threads that wait and pages that are held without the lists having to grow.
+const LIST: usize = 256;
+
+/// A thread that waits for a page.
+#[derive(Clone, Copy, Debug)]
+struct Waiter {
+    page: u32,
+    access: Access,
+    had: Right,
+    thread: libc::pid_t,
+    since_ns: u64,
+    ran_ns: u64,
+    /// Another node wants the page already.
+    wanted: bool,
+}
+
+/// All of a lane but its engine.
+#[derive(Debug)]
+pub struct Hands {
+    pub me: u16,
+    pub region: Arc<Region>,
+    /// To each node; none to this one.
+    pub links: Vec<Option<Link>>,
+    pub meter: Meter,
+    /// What went wrong in an effect, which can't say so.
+    pub failed: Option<End>,
+    /// A thread of this node was woken, which may need this CPU.
+    pub woke: bool,
+    pub holds: Vec<Hold>,
+    waiters: Vec<Waiter>,
+    /// A page that was asked for and of which nothing is here: what comes next is probably its bytes.
+    landing: Option<u32>,
+    /// Where bytes go of which nothing can be guessed.
+    scratch: Box<[u8; PAGE_BYTES]>,
+    names: Arc<Vec<String>>,
+    random: fastrand::Rng,
+}
+
+impl Hands {
+    pub fn new(me: u16, region: Arc<Region>, links: Vec<Option<Link>>, names: Arc<Vec<String>>) -> Self {
+        Self {
+            me,
+            region,
+            links,
+            meter: Meter::default(),
+            failed: None,
+            woke: false,
+            holds: Vec::with_capacity(LIST),
+            waiters: Vec::with_capacity(LIST),
+            landing: None,
+            scratch: Box::new([0; PAGE_BYTES]),
+            names,
+            random: fastrand::Rng::new(),
+        }
+    }
+
+    /// Whether a thread of this node waits for a page of this lane.
+    pub fn anybody_waits(&self) -> bool {
+        !self.waiters.is_empty()
+    }
+
+    /// A thread waits from now on.
+    pub fn waits(&mut self, page: u32, access: Access, fault: &Fault) {
+        self.waiters.push(Waiter {
+            page,
+            access,
+            had: self.region.mapped(page),
+            thread: fault.thread,
+            since_ns: now_ns(),
+            ran_ns: 0,
+            wanted: false,
+        });
+    }
+
+    /// Notes how long the thread that waits since last has run. Apart from [`Hands::waits`], as there is time for it once the
+    /// request is on its way.
+    pub fn note_ran(&mut self) {
+        if let Some(waiter) = self.waiters.last_mut().filter(|waiter| waiter.ran_ns == 0) {
+            waiter.ran_ns = ran_ns(waiter.thread).unwrap_or(0);
+        }
+    }
+
+    /// The thread that waits since last may do what it wanted already: another one's answer was enough.
+    pub fn again(&mut self, page: u32) {
+        self.waiters.pop();
+        let result = self.region.again(page);
+        self.kernel(page, "map", result);
+    }
+
+    /// Another node wants a page: which hold that is, if the page has come.
+    pub fn want(&mut self, page: u32) -> Option<usize> {
+        for waiter in self.waiters.iter_mut().filter(|waiter| waiter.page == page) {
+            waiter.wanted = true;
+        }
+        let index = self.holds.iter().position(|hold| hold.page == page)?;
+        self.holds[index].wanted = true;
+        Some(index)
+    }
+
+    /// What the thread does for which a page came.
+    pub fn thread_of(&self, hold: &Hold) -> Thread {
+        let Some(thread) = hold.thread else {
+            return Thread::Unknown;
+        };
+        if self.waiters.iter().any(|waiter| waiter.thread == thread) {
+            return Thread::Elsewhere;
+        }
+        ran_ns(thread).map_or(Thread::Unknown, Thread::Ran)
+    }
+
+    /// Where bytes are received before it is known whose they are.
+    pub fn guess(&mut self) -> *mut u8 {
+        match self.landing {
+            Some(page) => self.region.bytes(page).cast(),
+            None => self.scratch.as_mut_ptr(),
+        }
+    }
+
+    /// A message has come: what was guessed is known now.
+    pub fn came(&mut self, page: u32, with_bytes: bool) {
+        if self.landing == Some(page) {
+            self.landing = None;
+            self.meter.landed += u64::from(with_bytes);
+        }
+    }
+
+    /// Where the bytes beside a message go.
+    pub fn place(region: &Region, frame: &Frame) -> io::Result<*mut u8> {
+        let message = Message::decode(frame).map_err(io::Error::other)?;
+        if message.page.0 >= region.pages() {
+            return Err(io::Error::other("it sent a page past the region's end"));
+        }
+        let page = region.unstriped(message.page.0);
+        if !message.carries_page() || region.mapped(page) != Right::None {
+            return Err(io::Error::other("it sent a page that nobody asked for"));
+        }
+        Ok(region.bytes(page).cast())
+    }
+
+    /// That a node's stream failed.
+    pub fn lost(&self, node: usize, error: &io::Error) -> End {
+        let why = match error.kind() {
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
+                "it closed its streams".to_owned()
+            }
+            io::ErrorKind::TimedOut => "it says nothing".to_owned(),
+            _ => error.to_string(),
+        };
+        End::Lost {
+            node: self.name(node),
+            why,
+        }
+    }
+
+    /// A node as people know it.
+    pub fn name(&self, node: usize) -> String {
+        self.names
+            .get(node)
+            .cloned()
+            .unwrap_or_else(|| format!("node {node}"))
+    }
+
+    fn kernel(&mut self, page: u32, what: &str, result: io::Result<()>) {
+        if let Err(error) = result {
+            let end = End::Kernel(format!("can't {what} page {page}: {error}"));
+            self.failed.get_or_insert(end);
+        }
+    }
+
+    /// Those who waited for a page go on, and it is held for the first of them.
+    fn wake(&mut self, page: u32) {
+        let now = now_ns();
+        let (mut first, mut wanted) = (None, false);
+        let (meter, waiters) = (&mut self.meter, &mut self.waiters);
+        waiters.retain(|waiter| {
+            if waiter.page != page {
+                return true;
+            }
+            let stalls = meter.stalls(waiter.had, waiter.access);
+            stalls.count += 1;
+            stalls.ns += now.saturating_sub(waiter.since_ns);
+            first.get_or_insert(*waiter);
+            wanted |= waiter.wanted;
+            false
+        });
+        self.woke |= first.is_some();
+        let thread = first.map(|waiter| waiter.thread);
+        // One that was answered at once has had no time to be asked.
+        let ran = first.map_or(0, |waiter| match waiter.ran_ns {
+            0 => ran_ns(waiter.thread).unwrap_or(0),
+            ran => ran,
+        });
+        let mut hold = Hold::new(page, thread, ran, now, &mut self.random);
+        hold.wanted = wanted;
+        match self.holds.iter_mut().find(|hold| hold.page == page) {
+            Some(earlier) => {
+                hold.wanted |= earlier.wanted;
+                *earlier = hold;
+            }
+            None => self.holds.push(hold),
+        }
+    }
+}
+
+impl Effects for Hands {
+    fn send(&mut self, to: NodeId, message: Message) {
+        let node = usize::from(to.0);
+        let page = self.region.unstriped(message.page.0);
+        let Some(link) = self.links.get(node).and_then(Option::as_ref) else {
+            let end = End::Nonsense(format!(
+                "the protocol has a message for node {node}, which does not exist"
+            ));
+            self.failed.get_or_insert(end);
+            return;
+        };
+        let frame = message.encode();
+        let result = if message.carries_page() {
+            self.meter.bytes += PAGE_FRAME_BYTES as u64;
+            link.send_page(&frame, self.region.bytes(page))
+        } else {
+            self.meter.bytes += FRAME_BYTES as u64;
+            link.send(&frame)
+        };
+        if let Err(error) = result {
+            let end = self.lost(node, &error);
+            self.failed.get_or_insert(end);
+        }
+        let asks = match message.body {
+            Body::Ask { .. } => true,
+            Body::Forward { requester, .. } => requester.0 == self.me,
+            _ => false,
+        };
+        if asks && self.region.mapped(page) == Right::None {
+            self.landing = Some(page);
+        }
+    }
+
+    fn restrict(&mut self, page: Page, to: Right) {
+        let page = self.region.unstriped(page.0);
+        let result = self.region.restrict(page, to);
+        self.kernel(page, "restrict", result);
+    }
+
+    fn store(&mut self, _page: Page) {
+        // Its bytes were received to where they belong.
+    }
+
+    fn grant(&mut self, page: Page, right: Right, contents: Contents) {
+        let page = self.region.unstriped(page.0);
+        if contents == Contents::Fresh {
+            self.region.clear(page);
+        }
+        if self.landing == Some(page) {
+            self.landing = None;
+        }
+        let result = self.region.open(page, right);
+        self.kernel(page, "map", result);
+        self.wake(page);
+    }
+}

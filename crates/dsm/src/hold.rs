@@ -1,0 +1,152 @@
+//! How long a page that has come stays, as plain decisions (vNUMA, USENIX '09, section 4.1).
+//!
+//! A page that went before the thread that waited for it could use it would come and go without end. vNUMA counts retired
+//! instructions; here the thread's own CPU time says whether it has run since: it stands still while the thread waits for
+//! the page, and once it has grown by more than a whole fault costs the thread, the instruction has been done.
+//!
+//! A thread may also wait for another page by then: because it has gone on, or because one instruction needs both. As the
+//! two can't be told apart, and two such threads of different nodes could wait for each other, the page goes after a random
+//! time, as the paper proposes for x86. And no page stays longer than [`BOUND_NS`], whoever does not get a CPU.
+
+/// No page stays longer than this for a thread that does not run, nanoseconds.
+pub const BOUND_NS: u64 = 2_000_000;
+/// The range from which the time is drawn that a page stays while its thread waits for another one, nanoseconds.
+const ELSEWHERE_NS: std::ops::Range<u64> = 10_000..100_000;
+/// When to look again at a thread that has not run enough, nanoseconds.
+const LOOK_NS: u64 = 5_000;
+
+/// A page that has come.
+#[derive(Clone, Copy, Debug)]
+pub struct Hold {
+    /// Which.
+    pub page: u32,
+    /// The thread that waited for it, if it is known.
+    pub thread: Option<libc::pid_t>,
+    /// That thread's CPU time when it waited, nanoseconds.
+    pub ran_ns: u64,
+    /// When it was woken.
+    pub since_ns: u64,
+    /// Somebody else waits for the page.
+    pub wanted: bool,
+    /// How long the page stays while its thread waits for another one.
+    pub elsewhere_ns: u64,
+}
+
+/// What the thread does now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Thread {
+    /// It has run for so long in all, nanoseconds.
+    Ran(u64),
+    /// It waits for another page.
+    Elsewhere,
+    /// It is gone, or was never known.
+    Unknown,
+}
+
+/// Whether the page may go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It has been used, or has stayed long enough.
+    Go,
+    /// Not yet; look again in so many nanoseconds.
+    Stay(u64),
+}
+
+impl Hold {
+    /// A page that came at `since_ns` for a thread that had run for `ran_ns`.
+    pub fn new(
+        page: u32,
+        thread: Option<libc::pid_t>,
+        ran_ns: u64,
+        since_ns: u64,
+        random: &mut fastrand::Rng,
+    ) -> Self {
+        Self {
+            page,
+            thread,
+            ran_ns,
+            since_ns,
+            wanted: false,
+            elsewhere_ns: random.u64(ELSEWHERE_NS),
+        }
+    }
+
+    /// Whether the page may go at `now_ns`, when a thread that has run for `enough_ns` has used it.
+    pub fn judge(&self, now_ns: u64, thread: Thread, enough_ns: u64) -> Verdict {
+        let stayed_ns = now_ns.saturating_sub(self.since_ns);
+        let until = |end_ns: u64| match end_ns.checked_sub(stayed_ns) {
+            None | Some(0) => Verdict::Go,
+            Some(rest) => Verdict::Stay(rest),
+        };
+        match thread {
+            Thread::Ran(ran_ns) if ran_ns.saturating_sub(self.ran_ns) >= enough_ns => Verdict::Go,
+            Thread::Ran(_) => match until(BOUND_NS) {
+                Verdict::Stay(rest) => Verdict::Stay(rest.min(LOOK_NS)),
+                Verdict::Go => Verdict::Go,
+            },
+            Thread::Elsewhere => until(self.elsewhere_ns),
+            Thread::Unknown => until(enough_ns),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ENOUGH_NS: u64 = 3_000;
+
+    fn hold() -> Hold {
+        Hold::new(
+            7,
+            Some(1),
+            1_000_000,
+            50_000_000,
+            &mut fastrand::Rng::with_seed(1),
+        )
+    }
+
+    #[test]
+    fn a_page_stays_until_its_thread_has_run() {
+        let hold = hold();
+        let later = hold.since_ns + 100_000;
+        assert_eq!(
+            hold.judge(later, Thread::Ran(hold.ran_ns), ENOUGH_NS),
+            Verdict::Stay(LOOK_NS)
+        );
+        let ran = Thread::Ran(hold.ran_ns + ENOUGH_NS - 1);
+        assert_eq!(hold.judge(later, ran, ENOUGH_NS), Verdict::Stay(LOOK_NS));
+        let ran = Thread::Ran(hold.ran_ns + ENOUGH_NS);
+        assert_eq!(hold.judge(later, ran, ENOUGH_NS), Verdict::Go);
+    }
+
+    #[test]
+    fn no_page_stays_for_ever() {
+        let hold = hold();
+        let end = hold.since_ns + BOUND_NS;
+        assert_eq!(
+            hold.judge(end - 1, Thread::Ran(hold.ran_ns), ENOUGH_NS),
+            Verdict::Stay(1)
+        );
+        assert_eq!(hold.judge(end, Thread::Ran(hold.ran_ns), ENOUGH_NS), Verdict::Go);
+        assert_eq!(
+            hold.judge(hold.since_ns + ENOUGH_NS, Thread::Unknown, ENOUGH_NS),
+            Verdict::Go
+        );
+    }
+
+    #[test]
+    fn two_threads_that_wait_for_each_others_pages_wait_for_different_times() {
+        let mut random = fastrand::Rng::with_seed(2);
+        let times: Vec<u64> = (0..64)
+            .map(|_| Hold::new(1, None, 0, 0, &mut random))
+            .map(|hold| match hold.judge(0, Thread::Elsewhere, ENOUGH_NS) {
+                Verdict::Stay(rest) => rest,
+                Verdict::Go => panic!("it went at once"),
+            })
+            .collect();
+        assert!(times.iter().all(|time| ELSEWHERE_NS.contains(time)), "{times:?}");
+        let (low, high) = (times.iter().min().unwrap(), times.iter().max().unwrap());
+        assert!(high - low > 50_000, "{times:?}");
+    }
+}

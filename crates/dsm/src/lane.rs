@@ -1,0 +1,316 @@
+//! A thread that serves a part of a node's pages, alone: it has their userfaultfd, their engine and its own streams to every
+//! other node, so that it shares nothing with the others.
+//!
+//! It answers whatever has come, and when there is nothing it polls for a while and then sleeps. It does not poll right after
+//! it has woken a thread, which may need the CPU that it is on: a lane is best on the CPU of the threads that it serves, where
+//! a fault and its answer are two switches (3 us) instead of two interrupts between CPUs (20 to 40 us).
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use coherence::{Access, Body, Engine, Faulted, Message, NodeId, Page};
+use urpc::poll::PollTime;
+
+use crate::clock::now_ns;
+use crate::ending::{End, Ending};
+use crate::hands::Hands;
+use crate::hold::{Thread, Verdict};
+use crate::link::{FRAME_BYTES, Frame};
+use crate::meter::Meter;
+use crate::userfault::{FAULTS_MAX, Fault};
+
+/// Of a frame that is none of the protocol's: its sender ends, because of the node whose number is in the page's place.
+const KIND_END: u8 = 0xff;
+const KIND_AT: usize = 4;
+/// What sleeping and being woken costs, nanoseconds: 20 us from one CPU to another here, more when it has gone idle.
+const SLEEP_NS: u64 = 25_000;
+/// Pages held before those that nobody wants are looked through.
+const HOLDS: usize = 64;
+/// Looks at the streams while a reply is awaited, for each look at the userfaultfd.
+const LOOKS: u32 = 8;
+
+/// What a lane needs.
+#[derive(Debug)]
+pub struct Lane {
+    number: u16,
+    engine: Engine,
+    hands: Hands,
+    ending: Arc<Ending>,
+    shared: Arc<Mutex<Meter>>,
+    /// How long a thread runs that has used its page for sure.
+    enough_ns: Arc<AtomicU64>,
+    /// Whether to poll while nobody here waits.
+    polls: bool,
+    /// While a thread waits here, and while none does.
+    asked: PollTime,
+    idle: PollTime,
+    polled: Vec<libc::pollfd>,
+}
+
+impl Lane {
+    pub fn new(
+        number: u16,
+        engine: Engine,
+        hands: Hands,
+        ending: Arc<Ending>,
+        shared: Arc<Mutex<Meter>>,
+        enough_ns: Arc<AtomicU64>,
+        polls: bool,
+    ) -> Self {
+        let mut descriptors = vec![
+            ending.event().as_raw_fd(),
+            hands.region.userfault(number).as_fd().as_raw_fd(),
+        ];
+        for link in hands.links.iter().flatten() {
+            descriptors.extend(link.streams().iter().map(AsRawFd::as_raw_fd));
+        }
+        let polled = descriptors
+            .into_iter()
+            .map(|fd| libc::pollfd {
+                fd,
+                events: libc::POLLIN,
+                revents: 0,
+            })
+            .collect();
+        Self {
+            number,
+            engine,
+            hands,
+            ending,
+            shared,
+            enough_ns,
+            polls,
+            asked: PollTime::new(SLEEP_NS),
+            idle: PollTime::new(SLEEP_NS),
+            polled,
+        }
+    }
+
+    /// Serves until the end, of which it tells the other nodes if it is the first to know.
+    pub fn run(mut self) {
+        if let Err(end) = self.serve() {
+            self.say_end(&end);
+            self.ending.end(end);
+        }
+        self.publish();
+    }
+
+    fn serve(&mut self) -> Result<(), End> {
+        let mut idle_since = None;
+        let mut looks: u32 = 0;
+        loop {
+            looks = looks.wrapping_add(1);
+            let mut busy = false;
+            if idle_since.is_none() || looks.is_multiple_of(LOOKS) {
+                busy |= self.take_faults()?;
+            }
+            busy |= self.take_messages()?;
+            let look_again_ns = self.let_go()?;
+            if busy && (!self.hands.woke || self.hands.anybody_waits()) {
+                if let Some(since) = idle_since.take() {
+                    self.patience().waited(now_ns() - since, false);
+                }
+                continue;
+            }
+            let now = now_ns();
+            let since = *idle_since.get_or_insert(now);
+            let waits = self.hands.anybody_waits();
+            let may_poll = waits || (self.polls && !self.hands.woke);
+            if may_poll && now - since < self.patience().poll_ns() {
+                std::hint::spin_loop();
+                continue;
+            }
+            if self.ending.reason().is_some() {
+                return Ok(());
+            }
+            self.publish();
+            self.sleep(look_again_ns);
+            self.patience().waited(now_ns() - since, true);
+            self.hands.woke = false;
+            idle_since = None;
+        }
+    }
+
+    fn patience(&mut self) -> &mut PollTime {
+        if self.hands.anybody_waits() {
+            &mut self.asked
+        } else {
+            &mut self.idle
+        }
+    }
+
+    /// Takes what faults there are. Whether there were any.
+    fn take_faults(&mut self) -> Result<bool, End> {
+        let mut faults = [Fault::NONE; FAULTS_MAX];
+        let count = self
+            .hands
+            .region
+            .userfault(self.number)
+            .read(&mut faults)
+            .map_err(|error| End::Kernel(format!("userfaultfd can't be read: {error}")))?;
+        for fault in &faults[..count] {
+            let Some(page) = self.hands.region.page_at(fault.address) else {
+                return Err(End::Kernel(format!(
+                    "a fault at {:#x}, outside the region",
+                    fault.address
+                )));
+            };
+            let access = if fault.write { Access::Write } else { Access::Read };
+            self.hands.waits(page, access, fault);
+            let striped = Page(self.hands.region.striped(page));
+            match self.engine.fault(striped, access, &mut self.hands) {
+                Faulted::Allowed => self.hands.again(page),
+                Faulted::Granted => {}
+                Faulted::Waits => self.hands.note_ran(),
+            }
+            self.check()?;
+        }
+        Ok(count > 0)
+    }
+
+    /// Takes what messages there are. Whether there were any.
+    fn take_messages(&mut self) -> Result<bool, End> {
+        let mut busy = false;
+        for node in 0..self.hands.links.len() {
+            while let Some(frame) = self.next_message(node)? {
+                busy = true;
+                self.message(node, &frame)?;
+            }
+        }
+        Ok(busy)
+    }
+
+    /// The next message of a node: one with a page first, as somebody waits for that.
+    fn next_message(&mut self, node: usize) -> Result<Option<Frame>, End> {
+        let guess = self.hands.guess();
+        let Some(link) = &mut self.hands.links[node] else {
+            return Ok(None);
+        };
+        let region = &self.hands.region;
+        // SAFETY: both places are pages that no thread can use, or the lane's own scratch.
+        let came = unsafe { link.next_page(guess, |frame| Hands::place(region, frame)) }.transpose();
+        match came.or_else(|| link.next_control().transpose()).transpose() {
+            Ok(frame) => Ok(frame),
+            Err(error) => Err(self.hands.lost(node, &error)),
+        }
+    }
+
+    fn message(&mut self, node: usize, frame: &Frame) -> Result<(), End> {
+        if frame[KIND_AT] == KIND_END {
+            let lost = u32::from_le_bytes([frame[0], frame[1], frame[2], frame[3]]);
+            return Err(End::Told {
+                by: self.hands.name(node),
+                lost: self.hands.name(lost as usize),
+            });
+        }
+        let message = Message::decode(frame)
+            .map_err(|error| End::Nonsense(format!("{}: {error}", self.hands.name(node))))?;
+        if message.page.0 < self.hands.region.pages() {
+            let page = self.hands.region.unstriped(message.page.0);
+            self.hands.came(page, message.carries_page());
+            // Also one that has not come yet: it will be wanted as soon as it is here.
+            if matches!(
+                message.body,
+                Body::Ask { .. } | Body::Forward { .. } | Body::Invalidate
+            ) && let Some(index) = self.hands.want(page)
+            {
+                self.judge(index, now_ns());
+            }
+        }
+        self.engine
+            .receive(NodeId(node as u16), message, &mut self.hands)
+            .map_err(|refusal| End::Nonsense(format!("{}: {refusal}", self.hands.name(node))))?;
+        self.check()
+    }
+
+    /// Lets pages go that were wanted, and have been used by now; when to look again, nanoseconds from now.
+    fn let_go(&mut self) -> Result<Option<u64>, End> {
+        if self.hands.holds.is_empty() {
+            return Ok(None);
+        }
+        let now = now_ns();
+        let every = self.hands.holds.len() > HOLDS;
+        let mut next: Option<u64> = None;
+        let mut index = 0;
+        while index < self.hands.holds.len() {
+            let wanted = self.hands.holds[index].wanted;
+            match (wanted || every).then(|| self.judge(index, now)) {
+                // Another one is at this place now.
+                Some(Verdict::Go) => continue,
+                Some(Verdict::Stay(ns)) if wanted => next = Some(next.map_or(ns, |next| next.min(ns))),
+                _ => {}
+            }
+            index += 1;
+        }
+        self.check()?;
+        Ok(next)
+    }
+
+    /// Lets a page go if it may.
+    fn judge(&mut self, index: usize, now: u64) -> Verdict {
+        let hold = self.hands.holds[index];
+        let thread = self.hands.thread_of(&hold);
+        let enough_ns = self.enough_ns.load(Ordering::Relaxed);
+        let verdict = hold.judge(now, thread, enough_ns);
+        if verdict == Verdict::Go {
+            let ran = matches!(thread, Thread::Ran(ran) if ran.saturating_sub(hold.ran_ns) >= enough_ns);
+            self.hands.meter.overdue += u64::from(hold.wanted && !ran);
+            self.hands.holds.swap_remove(index);
+            let page = Page(self.hands.region.striped(hold.page));
+            self.engine.used(page, &mut self.hands);
+        }
+        verdict
+    }
+
+    fn check(&mut self) -> Result<(), End> {
+        match self.hands.failed.take() {
+            Some(end) => Err(end),
+            None => Ok(()),
+        }
+    }
+
+    /// Sleeps until something comes, or for that time.
+    fn sleep(&mut self, limit_ns: Option<u64>) {
+        self.hands.meter.sleeps += 1;
+        let limit = limit_ns.map(|ns| libc::timespec {
+            tv_sec: 0,
+            tv_nsec: ns.min(999_999_999).cast_signed(),
+        });
+        let limit = limit.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        // SAFETY: the list is ours and as long as said, the time outlives the call, and no signal mask is given. Whatever comes
+        // of it, what there is is looked for again.
+        unsafe {
+            libc::ppoll(
+                self.polled.as_mut_ptr(),
+                self.polled.len() as _,
+                limit,
+                std::ptr::null(),
+            )
+        };
+    }
+
+    fn publish(&mut self) {
+        self.hands.meter.take(self.engine.counters());
+        *self.shared.lock().unwrap_or_else(PoisonError::into_inner) = self.hands.meter;
+    }
+
+    /// Tells the others why, unless all know.
+    fn say_end(&self, end: &End) {
+        let lost = match end {
+            End::Lost { node, .. } => {
+                (0..self.hands.links.len()).find(|&number| self.hands.name(number) == *node)
+            }
+            End::Nonsense(_) | End::Kernel(_) => Some(usize::from(self.hands.me)),
+            End::Closed | End::Told { .. } => None,
+        };
+        let Some(lost) = lost else { return };
+        let mut frame = [0; FRAME_BYTES];
+        frame[..4].copy_from_slice(&(lost as u32).to_le_bytes());
+        frame[KIND_AT] = KIND_END;
+        for link in self.hands.links.iter().flatten() {
+            // Who is gone needs no word.
+            let _ = link.send(&frame);
+        }
+    }
+}

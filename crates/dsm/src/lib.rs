@@ -1,0 +1,42 @@
+//! One shared memory for ordinary processes on several hosts (later also the memory of a VM that spans hosts).
+//!
+//! The protocol is the crate `coherence`; this one drives it:
+//!
+//! - [`region`]: the memory, with what each page allows;
+//! - [`userfault`]: how the kernel tells of threads that wait, and is told to let them go on;
+//! - [`lane`]: the threads that serve faults and messages, each a part of the pages;
+//! - [`link`], [`stream`], [`meeting`]: streams between nodes, and how nodes meet;
+//! - [`hold`]: how long a page that has come stays;
+//! - [`node`]: all of it together.
+//!
+//! What holds: a thread's access to a page completes only while the protocol grants its node that right; a node that can't go on
+//! ends, and all others with it, each with the reason. Other nodes are trusted with the memory, and with nothing else.
+
+pub mod bare;
+mod clock;
+mod ending;
+mod hands;
+mod hold;
+mod lane;
+mod link;
+mod meeting;
+mod meter;
+mod node;
+mod region;
+mod session;
+mod shared;
+mod stream;
+mod userfault;
+pub mod work;
+
+pub use ending::End;
+pub use link::Link;
+pub use meeting::{LANES_MAX, Met, Shape, follow, lead};
+pub use meter::{Meter, Stalls};
+pub use node::{Node, NodeError, Settings};
+pub use region::{Method, PAGES_MAX, Region, RegionError};
+pub use session::{Session, SessionError, serve};
+pub use stream::{Peer, Security, StreamError, listen};
+
+/// Bytes of a page.
+pub const PAGE_BYTES: usize = 4096;

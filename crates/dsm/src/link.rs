@@ -1,0 +1,315 @@
+//! The two streams between two nodes that belong to one lane: *control*, on which each message is 16 bytes, and *bulk*, on
+//! which each message is followed by its page. A page is sent straight from the region and received straight into it.
+//!
+//! Neither blocks: there is at most one page under way for each thread that waits, and buffers are made for more. Only if the
+//! other side does not take anything for long does sending wait, and then fail.
+
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{setsockopt, sockopt};
+
+use crate::PAGE_BYTES;
+
+/// A message's bytes.
+pub const FRAME_BYTES: usize = coherence::MESSAGE_BYTES;
+/// What a page takes on the bulk stream.
+pub const PAGE_FRAME_BYTES: usize = FRAME_BYTES + PAGE_BYTES;
+/// Asked of the kernel for each stream: pages for as many threads as a large host has.
+const BUFFER_BYTES: usize = 4 << 20;
+/// Control messages read at once.
+const INBOX_BYTES: usize = 64 * FRAME_BYTES;
+/// How long the other side may take nothing, milliseconds.
+const PATIENCE_MS: u16 = 10_000;
+
+/// A message as it travels.
+pub type Frame = [u8; FRAME_BYTES];
+
+/// One lane's way to one other node.
+#[derive(Debug)]
+pub struct Link {
+    control: OwnedFd,
+    bulk: OwnedFd,
+    inbox: [u8; INBOX_BYTES],
+    /// What of `inbox` has come and not been taken.
+    unread: std::ops::Range<usize>,
+    arriving: Arriving,
+}
+
+/// A page that has come in part.
+#[derive(Debug)]
+struct Arriving {
+    frame: Frame,
+    /// Bytes so far, the frame's included.
+    bytes: usize,
+    /// Where the page's bytes go, once the frame is known.
+    to: *mut u8,
+}
+
+// SAFETY: the pointer is into the region that the lane has, and used only by who has the link.
+unsafe impl Send for Link {}
+
+impl Link {
+    /// From two connected sockets.
+    ///
+    /// # Errors
+    /// If they are none.
+    pub fn new(control: OwnedFd, bulk: OwnedFd) -> io::Result<Self> {
+        for stream in [&control, &bulk] {
+            // More than an unprivileged process may have is cut by the kernel, which is enough for tens of pages.
+            let _ = setsockopt(stream, sockopt::SndBuf, &BUFFER_BYTES);
+            let _ = setsockopt(stream, sockopt::RcvBuf, &BUFFER_BYTES);
+            let _ = setsockopt(stream, sockopt::SndBufForce, &BUFFER_BYTES);
+            let _ = setsockopt(stream, sockopt::RcvBufForce, &BUFFER_BYTES);
+        }
+        Ok(Self {
+            control,
+            bulk,
+            inbox: [0; INBOX_BYTES],
+            unread: 0..0,
+            arriving: Arriving {
+                frame: [0; FRAME_BYTES],
+                bytes: 0,
+                to: std::ptr::null_mut(),
+            },
+        })
+    }
+
+    /// What to wait on.
+    pub fn streams(&self) -> [BorrowedFd<'_>; 2] {
+        [self.control.as_fd(), self.bulk.as_fd()]
+    }
+
+    /// Sends a message.
+    ///
+    /// # Errors
+    /// If the other side is gone, or takes nothing for long.
+    pub fn send(&self, frame: &Frame) -> io::Result<()> {
+        send(&self.control, &mut [part(frame.as_ptr(), FRAME_BYTES), NO_PART])
+    }
+
+    /// Sends a message with its page, whose bytes are read before this returns.
+    ///
+    /// # Errors
+    /// As [`Link::send`].
+    pub fn send_page(&self, frame: &Frame, page: *const [u8; PAGE_BYTES]) -> io::Result<()> {
+        send(
+            &self.bulk,
+            &mut [part(frame.as_ptr(), FRAME_BYTES), part(page.cast(), PAGE_BYTES)],
+        )
+    }
+
+    /// The next control message, if one has come whole.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` if the other side is gone.
+    pub fn next_control(&mut self) -> io::Result<Option<Frame>> {
+        if self.unread.len() < FRAME_BYTES {
+            self.inbox.copy_within(self.unread.clone(), 0);
+            self.unread = 0..self.unread.len();
+            let room = &mut self.inbox[self.unread.end..];
+            let mut parts = [part(room.as_ptr(), room.len()), NO_PART];
+            match receive(&self.control, &mut parts)? {
+                Some(count) => self.unread.end += count,
+                None => return Ok(None),
+            }
+            if self.unread.len() < FRAME_BYTES {
+                return Ok(None);
+            }
+        }
+        let mut frame = [0; FRAME_BYTES];
+        frame.copy_from_slice(&self.inbox[self.unread.start..][..FRAME_BYTES]);
+        self.unread.start += FRAME_BYTES;
+        Ok(Some(frame))
+    }
+
+    /// The next message with a page, if it has come whole: its bytes are then where `place` says for that message. They are
+    /// first received to `guess`, which may be overwritten and must have a page's room: if it is the right place, nothing is
+    /// copied.
+    ///
+    /// # Safety
+    /// `guess`, and what `place` gives, are a page's room that nobody else uses until the page has come whole.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` if the other side is gone, or as `place` says.
+    pub unsafe fn next_page(
+        &mut self,
+        guess: *mut u8,
+        place: impl FnOnce(&Frame) -> io::Result<*mut u8>,
+    ) -> io::Result<Option<Frame>> {
+        let arriving = &mut self.arriving;
+        let had = arriving.bytes;
+        let mut parts = if had < FRAME_BYTES {
+            let rest = &mut arriving.frame[had..];
+            [part(rest.as_ptr(), rest.len()), part(guess, PAGE_BYTES)]
+        } else {
+            let done = had - FRAME_BYTES;
+            [part(arriving.to.wrapping_add(done), PAGE_BYTES - done), NO_PART]
+        };
+        let Some(count) = receive(&self.bulk, &mut parts)? else {
+            return Ok(None);
+        };
+        arriving.bytes += count;
+        if had < FRAME_BYTES && arriving.bytes >= FRAME_BYTES {
+            arriving.to = place(&arriving.frame)?;
+            if arriving.to != guess {
+                // SAFETY: as the caller promises; `guess` now holds so many bytes of the page.
+                unsafe { arriving.to.copy_from(guess, arriving.bytes - FRAME_BYTES) };
+            }
+        }
+        if arriving.bytes < PAGE_FRAME_BYTES {
+            return Ok(None);
+        }
+        arriving.bytes = 0;
+        Ok(Some(arriving.frame))
+    }
+}
+
+const NO_PART: libc::iovec = libc::iovec {
+    iov_base: std::ptr::null_mut(),
+    iov_len: 0,
+};
+
+fn part(at: *const u8, bytes: usize) -> libc::iovec {
+    libc::iovec {
+        iov_base: at.cast_mut().cast(),
+        iov_len: bytes,
+    }
+}
+
+fn message(parts: &mut [libc::iovec]) -> libc::msghdr {
+    // SAFETY: a message header of zeroes is one without anything.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = parts.as_mut_ptr();
+    message.msg_iovlen = parts.len();
+    message
+}
+
+/// Sends all of the parts.
+fn send(stream: &OwnedFd, parts: &mut [libc::iovec; 2]) -> io::Result<()> {
+    while parts.iter().any(|part| part.iov_len > 0) {
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // SAFETY: the parts are memory of the caller's, which outlives the call.
+        let count = unsafe { libc::sendmsg(stream.as_raw_fd(), &message(parts), flags) };
+        if count >= 0 {
+            let mut count = count as usize;
+            for part in &mut *parts {
+                let sent = count.min(part.iov_len);
+                part.iov_base = part.iov_base.wrapping_byte_add(sent);
+                part.iov_len -= sent;
+                count -= sent;
+            }
+            continue;
+        }
+        let error = io::Error::last_os_error();
+        match error.kind() {
+            ErrorKind::Interrupted => {}
+            ErrorKind::WouldBlock => {
+                let mut wait = [PollFd::new(stream.as_fd(), PollFlags::POLLOUT)];
+                if poll(&mut wait, PollTimeout::from(PATIENCE_MS)) == Ok(0) {
+                    return Err(ErrorKind::TimedOut.into());
+                }
+            }
+            _ => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// How many bytes came; none when there are none yet.
+fn receive(stream: &OwnedFd, parts: &mut [libc::iovec; 2]) -> io::Result<Option<usize>> {
+    // SAFETY: the parts are memory of the caller's that may be written, and outlives the call.
+    let count = unsafe { libc::recvmsg(stream.as_raw_fd(), &mut message(parts), libc::MSG_DONTWAIT) };
+    match count {
+        0 => Err(ErrorKind::UnexpectedEof.into()),
+        1.. => Ok(Some(count as usize)),
+        _ => {
+            let error = io::Error::last_os_error();
+            match error.kind() {
+                ErrorKind::WouldBlock | ErrorKind::Interrupted => Ok(None),
+                _ => Err(error),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    fn pair() -> (Link, Link) {
+        let (control, far_control) = UnixStream::pair().unwrap();
+        let (bulk, far_bulk) = UnixStream::pair().unwrap();
+        (
+            Link::new(control.into(), bulk.into()).unwrap(),
+            Link::new(far_control.into(), far_bulk.into()).unwrap(),
+        )
+    }
+
+    #[test]
+    fn messages_come_in_order_and_whole() {
+        let (near, mut far) = pair();
+        assert_eq!(far.next_control().unwrap(), None);
+        for number in 0..200_u8 {
+            near.send(&[number; FRAME_BYTES]).unwrap();
+        }
+        for number in 0..200_u8 {
+            assert_eq!(far.next_control().unwrap(), Some([number; FRAME_BYTES]));
+        }
+        assert_eq!(far.next_control().unwrap(), None);
+    }
+
+    #[test]
+    fn a_page_in_pieces_lands_where_its_message_says_whatever_was_guessed() {
+        for guess_is_right in [true, false] {
+            let (control, _far_control) = UnixStream::pair().unwrap();
+            let (bulk, mut far) = UnixStream::pair().unwrap();
+            let mut link = Link::new(control.into(), bulk.into()).unwrap();
+            let mut pages = [[0_u8; PAGE_BYTES]; 2];
+            let sent: Vec<u8> = (0..PAGE_FRAME_BYTES).map(|at| (at % 251) as u8).collect();
+            let [right, wrong] = pages.each_mut().map(|page| page.as_mut_ptr());
+            let guess = if guess_is_right { right } else { wrong };
+            let mut frame = None;
+            for piece in [&sent[..5], &sent[5..300], &sent[300..4000], &sent[4000..]] {
+                assert_eq!(frame, None);
+                far.write_all(piece).unwrap();
+                // SAFETY: pages of this test's, which outlive the link.
+                frame = unsafe { link.next_page(guess, |_| Ok(right)) }.unwrap();
+            }
+            assert_eq!(frame.unwrap(), sent[..FRAME_BYTES]);
+            assert_eq!(pages[0], sent[FRAME_BYTES..]);
+        }
+    }
+
+    #[test]
+    fn two_pages_do_not_run_into_each_other() {
+        let (near, mut far) = pair();
+        near.send_page(&[1; FRAME_BYTES], &[11; PAGE_BYTES]).unwrap();
+        near.send_page(&[2; FRAME_BYTES], &[22; PAGE_BYTES]).unwrap();
+        let mut page = [0_u8; PAGE_BYTES];
+        let at = page.as_mut_ptr();
+        for number in [1, 2] {
+            // SAFETY: a page of this test's.
+            let frame = unsafe { far.next_page(at, |_| Ok(at)) }.unwrap();
+            assert_eq!(frame, Some([number; FRAME_BYTES]));
+            assert_eq!(page, [number * 11; PAGE_BYTES]);
+        }
+    }
+
+    #[test]
+    fn the_end_of_the_other_side_is_told() {
+        let (near, mut far) = pair();
+        drop(near);
+        assert_eq!(far.next_control().unwrap_err().kind(), ErrorKind::UnexpectedEof);
+        let mut page = [0_u8; PAGE_BYTES];
+        let at = page.as_mut_ptr();
+        // SAFETY: a page of this test's.
+        let error = unsafe { far.next_page(at, |_| Ok(at)) }.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::UnexpectedEof);
+        assert!(far.send(&[0; FRAME_BYTES]).is_err());
+    }
+}

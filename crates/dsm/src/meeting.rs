@@ -1,0 +1,255 @@
+//! How nodes meet: node 0 calls the others, says what the memory is to be, and each pair of nodes makes its streams.
+//!
+//! Node 0 connects to each other node and sends [`Welcome`]; that stream stays for orders. Then of each two nodes the lower
+//! one connects to the higher one, twice for each lane, and says in [`Hello`] which stream it is. When a node has all its
+//! streams it answers [`Ready`].
+
+use std::net::TcpListener;
+use std::os::fd::OwnedFd;
+
+use serde::{Deserialize, Serialize};
+
+use crate::link::Link;
+use crate::region::{Method, PAGES_MAX};
+use crate::stream::{self, MEETING_LIMIT, Peer, Security, StreamError};
+
+/// Changes with whatever nodes say to one another.
+const VERSION: u32 = 1;
+/// The most lanes.
+pub const LANES_MAX: u16 = 32;
+
+/// What the memory is to be. The same on all nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shape {
+    /// How many nodes there are.
+    pub nodes: u16,
+    /// Pages of 4 KiB, rounded up by the region.
+    pub pages: u32,
+    /// Threads that serve faults on each node, each with a part of the pages.
+    pub lanes: u16,
+    /// Whether pages that are read and then written by one node after the other are given for writing at once.
+    pub migratory: bool,
+    /// How pages get into the view, if not the best way.
+    pub method: Option<Method>,
+}
+
+/// What node 0 says first.
+#[derive(Debug, Serialize, Deserialize)]
+struct Welcome {
+    version: u32,
+    /// So that streams of two memories are not mixed up.
+    session: u64,
+    me: u16,
+    shape: Shape,
+    /// Of all nodes but node 0, in order.
+    peers: Vec<Peer>,
+}
+
+/// What a node says first on another stream.
+#[derive(Debug, Serialize, Deserialize)]
+struct Hello {
+    session: u64,
+    from: u16,
+    lane: u16,
+    bulk: bool,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Ready;
+
+#[derive(Debug, Serialize, Deserialize)]
+enum First {
+    Welcome(Welcome),
+    Hello(Hello),
+}
+
+/// What a node has once all have met.
+#[derive(Debug)]
+pub struct Met {
+    /// Its number.
+    pub me: u16,
+    /// Of the memory.
+    pub shape: Shape,
+    /// For each lane, for each node: the way there; none to itself.
+    pub links: Vec<Vec<Option<Link>>>,
+    /// To each other node, for node 0; from node 0, for the others.
+    pub orders: Vec<OwnedFd>,
+    /// Where each node is, for people.
+    pub names: Vec<String>,
+}
+
+/// Streams that have come, two for each lane and node.
+type Streams = Vec<Vec<[Option<OwnedFd>; 2]>>;
+
+/// Meets the others as node 0.
+///
+/// # Errors
+/// If one can't be reached, or is not what it should be.
+pub fn lead(shape: Shape, peers: &[Peer], security: &Security) -> Result<Met, StreamError> {
+    let session = fastrand::u64(..);
+    let mut orders = Vec::new();
+    for (index, peer) in peers.iter().enumerate() {
+        let stream = stream::connect(peer, security)?;
+        let welcome = Welcome {
+            version: VERSION,
+            session,
+            me: index as u16 + 1,
+            shape,
+            peers: peers.to_vec(),
+        };
+        let gone = |error| broken(&peer.address, "does not listen", &error);
+        stream::send(&stream, &First::Welcome(welcome)).map_err(gone)?;
+        orders.push(stream);
+    }
+    let mut streams = no_streams(shape);
+    connect_to_higher(0, session, shape, peers, security, &mut streams)?;
+    for (stream, peer) in orders.iter().zip(peers) {
+        let Ready = stream::receive(stream, Some(MEETING_LIMIT))
+            .map_err(|error| broken(&peer.address, "did not find the other nodes", &error))?;
+    }
+    met(0, shape, peers, streams, orders)
+}
+
+/// Meets the others as another node, once node 0 calls.
+///
+/// # Errors
+/// If the others can't be reached, or are not what they should be.
+pub fn follow(listener: &TcpListener, security: &Security) -> Result<Met, StreamError> {
+    // Streams of a session may come before its welcome does.
+    let mut hellos = Vec::new();
+    let (welcome, order) = loop {
+        let stream = stream::accept(listener, security, None)?;
+        match stream::receive(&stream, Some(MEETING_LIMIT)) {
+            Ok(First::Welcome(welcome)) => break (welcome, stream),
+            Ok(First::Hello(hello)) => hellos.push((hello, stream)),
+            // Not of ours; the next one may be.
+            Err(_) => {}
+        }
+    };
+    let Welcome {
+        version,
+        session,
+        me,
+        shape,
+        peers,
+    } = welcome;
+    check(version, me, shape, &peers)?;
+    let mut streams = no_streams(shape);
+    connect_to_higher(me, session, shape, &peers, security, &mut streams)?;
+    let expected = usize::from(me) * usize::from(shape.lanes) * 2;
+    let mut taken = 0;
+    while taken < expected {
+        let (hello, stream) = match hellos.pop() {
+            Some(one) => one,
+            None => {
+                let stream = stream::accept(listener, security, Some(MEETING_LIMIT))?;
+                match stream::receive(&stream, Some(MEETING_LIMIT)) {
+                    Ok(First::Hello(hello)) => (hello, stream),
+                    _ => continue,
+                }
+            }
+        };
+        let lane = streams.get_mut(usize::from(hello.lane));
+        let place = lane.and_then(|lane| lane.get_mut(usize::from(hello.from)));
+        match place.map(|place| &mut place[usize::from(hello.bulk)]) {
+            Some(place @ None) if hello.session == session && hello.from < me => {
+                *place = Some(stream);
+                taken += 1;
+            }
+            _ => {}
+        }
+    }
+    stream::send(&order, &Ready).map_err(|error| broken("node 0", "is gone", &error))?;
+    met(me, shape, &peers, streams, vec![order])
+}
+
+/// Whether a welcome makes sense.
+fn check(version: u32, me: u16, shape: Shape, peers: &[Peer]) -> Result<(), StreamError> {
+    let wrong = |why: String| Err(StreamError::Broken("node 0".into(), why));
+    if version != VERSION {
+        return wrong(format!(
+            "speaks version {version} and this one {VERSION}; run the same program everywhere"
+        ));
+    }
+    let nodes = usize::from(shape.nodes);
+    if nodes != peers.len() + 1
+        || me == 0
+        || usize::from(me) >= nodes
+        || shape.lanes == 0
+        || shape.lanes > LANES_MAX
+        || shape.pages > PAGES_MAX
+    {
+        return wrong(format!("sent nonsense: node {me} of {shape:?}"));
+    }
+    Ok(())
+}
+
+fn no_streams(shape: Shape) -> Streams {
+    let lane = || (0..shape.nodes).map(|_| [None, None]).collect();
+    (0..shape.lanes).map(|_| lane()).collect()
+}
+
+fn connect_to_higher(
+    me: u16,
+    session: u64,
+    shape: Shape,
+    peers: &[Peer],
+    security: &Security,
+    streams: &mut Streams,
+) -> Result<(), StreamError> {
+    for node in me + 1..shape.nodes {
+        let peer = &peers[usize::from(node) - 1];
+        for (lane, streams) in streams.iter_mut().enumerate() {
+            for bulk in [false, true] {
+                let stream = stream::connect(peer, security)?;
+                let hello = Hello {
+                    session,
+                    from: me,
+                    lane: lane as u16,
+                    bulk,
+                };
+                stream::send(&stream, &First::Hello(hello))
+                    .map_err(|error| broken(&peer.address, "does not listen", &error))?;
+                streams[usize::from(node)][usize::from(bulk)] = Some(stream);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn met(
+    me: u16,
+    shape: Shape,
+    peers: &[Peer],
+    streams: Streams,
+    orders: Vec<OwnedFd>,
+) -> Result<Met, StreamError> {
+    let mut names = vec!["node 0".to_owned()];
+    for (index, peer) in peers.iter().enumerate() {
+        names.push(format!("node {} ({})", index + 1, peer.address));
+    }
+    let mut links = Vec::new();
+    for lane in streams {
+        let mut row = Vec::new();
+        for (node, pair) in lane.into_iter().enumerate() {
+            row.push(match pair {
+                [Some(control), Some(bulk)] => {
+                    Some(Link::new(control, bulk).map_err(|error| broken(&names[node], "is gone", &error))?)
+                }
+                _ => None,
+            });
+        }
+        links.push(row);
+    }
+    Ok(Met {
+        me,
+        shape,
+        links,
+        orders,
+        names,
+    })
+}
+
+fn broken(who: &str, what: &str, error: &std::io::Error) -> StreamError {
+    StreamError::Broken(who.to_owned(), format!("{what} ({error})"))
+}

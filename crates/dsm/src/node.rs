@@ -1,0 +1,264 @@
+//! One node's part in a shared memory: its view of the region, and the lanes that serve it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use coherence::{Engine, Home, Layout, LayoutError, NodeId, Page};
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
+
+use crate::PAGE_BYTES;
+use crate::bare;
+use crate::clock::ran_ns;
+use crate::ending::{End, Ending, Hook};
+use crate::hands::Hands;
+use crate::lane::Lane;
+use crate::link::Link;
+use crate::meeting::Shape;
+use crate::meter::Meter;
+use crate::region::{Method, Region, RegionError};
+
+/// Above every ordinary thread, so that a page is served before who spins for it; below the kernel's own.
+const PRIORITY: libc::c_int = 10;
+/// Faults by which their cost to a thread is found.
+const SAMPLES: u32 = 32;
+/// The least and the most time that a thread is to run before its page goes, nanoseconds.
+const ENOUGH_NS: std::ops::RangeInclusive<u64> = 2_000..=500_000;
+
+/// How a node serves.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    /// CPUs of the lanes, in turn; where the kernel likes if there are none.
+    pub cpus: Vec<usize>,
+    /// Ask for real-time priority.
+    pub realtime: bool,
+    /// How long a thread runs that has used its page for sure, nanoseconds; found by trying if it is not said.
+    pub enough_ns: Option<u64>,
+    /// Poll a while also when nobody here waits.
+    pub polls: bool,
+}
+
+/// Why there is no node.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    /// No memory.
+    #[error(transparent)]
+    Region(#[from] RegionError),
+    /// Not a layout.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// No threads, or no descriptors.
+    #[error("can't start the threads that serve faults: {0}")]
+    Threads(std::io::Error),
+}
+
+/// A node. Its part ends when it is dropped; a thread that waits for a page then waits for ever.
+#[derive(Debug)]
+pub struct Node {
+    me: u16,
+    layout: Layout,
+    region: Arc<Region>,
+    ending: Arc<Ending>,
+    meters: Vec<Arc<Mutex<Meter>>>,
+    lanes: Vec<JoinHandle<()>>,
+    enough_ns: Arc<AtomicU64>,
+    notes: Vec<String>,
+}
+
+impl Node {
+    /// Starts the part of node `me`, with a way to each other node for each lane. `hook` is told of the end, whatever it is.
+    ///
+    /// # Errors
+    /// [`NodeError`].
+    pub fn start(
+        me: u16,
+        shape: Shape,
+        links: Vec<Vec<Option<Link>>>,
+        names: Vec<String>,
+        settings: &Settings,
+        hook: Hook,
+    ) -> Result<Self, NodeError> {
+        let region = Arc::new(Region::create(shape.pages, shape.lanes, shape.method)?);
+        let enough_ns = match settings.enough_ns {
+            Some(ns) => ns,
+            None => enough_ns(region.method())?,
+        };
+        let layout = layout(me, shape, &region);
+        layout.check()?;
+        let ending = Ending::new(hook).map_err(|error| NodeError::Threads(error.into()))?;
+        let mut node = Self {
+            me,
+            layout,
+            region,
+            ending,
+            meters: Vec::new(),
+            lanes: Vec::new(),
+            enough_ns: Arc::new(AtomicU64::new(enough_ns)),
+            notes: Vec::new(),
+        };
+        if !node.region.kernel_waits() {
+            let note =
+                "system calls can't use pages that are elsewhere: only root's userfaultfd waits for these";
+            node.notes.push(note.into());
+        }
+        let names = Arc::new(names);
+        let mut refused = None;
+        for (number, links) in links.into_iter().enumerate() {
+            let layout = Layout {
+                stripe: number as u32,
+                stripes: u32::from(shape.lanes),
+                ..node.layout.clone()
+            };
+            let hands = Hands::new(me, node.region.clone(), links, names.clone());
+            let meter = Arc::new(Mutex::new(Meter::default()));
+            let lane = Lane::new(
+                number as u16,
+                Engine::new(layout)?,
+                hands,
+                node.ending.clone(),
+                meter.clone(),
+                node.enough_ns.clone(),
+                settings.polls,
+            );
+            node.meters.push(meter);
+            let cpu = (!settings.cpus.is_empty()).then(|| settings.cpus[number % settings.cpus.len()]);
+            let realtime = settings.realtime;
+            let (prepared, was_prepared) = std::sync::mpsc::channel();
+            let thread = std::thread::Builder::new()
+                .name(format!("lane {number}"))
+                .spawn(move || {
+                    let _ = prepared.send(prepare(cpu, realtime));
+                    lane.run();
+                })
+                .map_err(NodeError::Threads)?;
+            node.lanes.push(thread);
+            refused = refused.or(was_prepared.recv().ok().flatten());
+        }
+        node.notes.extend(refused);
+        Ok(node)
+    }
+
+    /// The memory, as long as the node lives. Other nodes write it too: it is to be used as memory of several threads is.
+    pub fn view(&self) -> *mut u8 {
+        self.region.view()
+    }
+
+    /// Bytes of it.
+    pub fn bytes(&self) -> usize {
+        self.region.pages() as usize * PAGE_BYTES
+    }
+
+    /// This node's number.
+    pub fn me(&self) -> u16 {
+        self.me
+    }
+
+    /// Which node manages a page.
+    pub fn home(&self, page: u32) -> u16 {
+        self.layout.manager(Page(self.region.striped(page))).0
+    }
+
+    /// How pages get into the view.
+    pub fn method(&self) -> Method {
+        self.region.method()
+    }
+
+    /// How long a thread runs that has used its page for sure, nanoseconds.
+    pub fn enough_ns(&self) -> u64 {
+        self.enough_ns.load(Ordering::Relaxed)
+    }
+
+    /// Changes that.
+    pub fn set_enough_ns(&self, ns: u64) {
+        self.enough_ns.store(ns, Ordering::Relaxed);
+    }
+
+    /// What this host does not permit, for people.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// Why it has ended, if it has.
+    pub fn end(&self) -> Option<&End> {
+        self.ending.reason()
+    }
+
+    /// What all lanes have counted, as of when each slept last.
+    pub fn meter(&self) -> Meter {
+        let mut sum = Meter::default();
+        for meter in &self.meters {
+            sum += *meter.lock().unwrap_or_else(PoisonError::into_inner);
+        }
+        sum
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.ending.end(End::Closed);
+        for lane in self.lanes.drain(..) {
+            // One that panicked has said so.
+            let _ = lane.join();
+        }
+    }
+}
+
+/// Homes in equal parts, of whole rows of pages where there are enough.
+fn layout(me: u16, shape: Shape, region: &Region) -> Layout {
+    let mut layout = Layout::even(NodeId(me), shape.nodes, region.pages());
+    let unit = region.row_of_lanes();
+    let units = region.pages() / unit;
+    if units >= u32::from(shape.nodes) {
+        layout.homes = (0..shape.nodes)
+            .map(|node| Home {
+                first: Page(units * u32::from(node) / u32::from(shape.nodes) * unit),
+                manager: NodeId(node),
+            })
+            .collect();
+    }
+    layout.migratory = shape.migratory;
+    layout
+}
+
+/// Sets up the lane's thread. What this host does not permit of it.
+pub(crate) fn prepare(cpu: Option<usize>, realtime: bool) -> Option<String> {
+    // SAFETY: a number for this thread alone: its timers come as exactly as they can.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
+    if let Some(cpu) = cpu {
+        let mut set = CpuSet::new();
+        let pinned = set
+            .set(cpu)
+            .and_then(|()| sched_setaffinity(Pid::from_raw(0), &set));
+        if let Err(error) = pinned {
+            return Some(format!("the lanes can't be kept on CPU {cpu}: {error}"));
+        }
+    }
+    if realtime {
+        let parameters = libc::sched_param {
+            sched_priority: PRIORITY,
+        };
+        // SAFETY: this thread's own priority.
+        if unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &parameters) } != 0 {
+            let error = std::io::Error::last_os_error();
+            return Some(format!(
+                "real-time priority is refused ({error}): a busy host serves faults late; run as root or raise RLIMIT_RTPRIO"
+            ));
+        }
+    }
+    None
+}
+
+/// How long a thread has run that has gone on after a fault, by faults of its own in a memory of its own: twice what all of a
+/// fault costs it.
+fn enough_ns(method: Method) -> Result<u64, NodeError> {
+    let region = Region::create(SAMPLES, 1, Some(method))?;
+    (0..region.pages()).for_each(|page| region.clear(page));
+    let cost_ns = bare::answering(&region, true, || {
+        let thread = nix::unistd::gettid().as_raw();
+        let before = ran_ns(thread).unwrap_or(0);
+        (0..region.pages()).for_each(|page| bare::touch(&region, page));
+        (ran_ns(thread).unwrap_or(0) - before) / u64::from(region.pages())
+    });
+    Ok((2 * cost_ns).clamp(*ENOUGH_NS.start(), *ENOUGH_NS.end()))
+}

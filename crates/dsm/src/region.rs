@@ -1,0 +1,424 @@
+//! The memory of a region: one file, mapped twice.
+//!
+//! The *view* is what the node's threads use. A page of it can be used only as far as the coherence protocol says; any other
+//! access waits, and a userfaultfd tells of it. Through the *alias* contents are read and written in place, whatever the
+//! view allows. The alias is locked in memory: a page that were swapped out would come back without anybody being told.
+//!
+//! A page is mapped read-only or not at all in one step: there is no moment in which it can be written that was only to be
+//! read. Newer kernels (6.4) map pages of the page cache so ([`Method::Continue`]: 0.3 us; taking one away 1.1 us). On
+//! older ones the view maps whatever the page cache has, so that it must hold exactly what may be read: pages are copied in
+//! from a second file, the *shadow*, and copied back there and punched out ([`Method::Copy`]: 1.1 us and 2.4 us).
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use coherence::Right;
+use nix::sys::memfd::{MFdFlags, memfd_create};
+
+use crate::PAGE_BYTES;
+use crate::userfault::{Told, Userfault, UserfaultError};
+
+/// The most pages, 16 GiB.
+pub const PAGES_MAX: u32 = 1 << 22;
+/// Pages in a row that are the same lane's, at most: one kernel mapping is needed for each such row.
+const ROW_PAGES_MAX: u32 = 512;
+
+/// How pages get into the view.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub enum Method {
+    /// Written through the alias, and mapped from the page cache.
+    Continue,
+    /// Copied by the kernel from the shadow into a page cache that has none.
+    Copy,
+}
+
+/// Why there is no region.
+#[derive(Debug, thiserror::Error)]
+pub enum RegionError {
+    /// Not a number of pages that a region can have.
+    #[error("a region has from 1 to {PAGES_MAX} pages, not {0}")]
+    Size(u32),
+    /// The kernel refused.
+    #[error("can't {0} the region's memory: {1}")]
+    Refused(&'static str, #[source] io::Error),
+    /// It could be swapped out.
+    #[error(
+        "the region's memory can't be locked ({0}) and this host swaps; raise RLIMIT_MEMLOCK or turn swap off"
+    )]
+    Swap(io::Error),
+    /// No faults can be had.
+    #[error(transparent)]
+    Userfault(#[from] UserfaultError),
+}
+
+/// A mapped region. Unmapped when dropped.
+#[derive(Debug)]
+pub struct Region {
+    file: File,
+    view: NonNull<u8>,
+    alias: NonNull<u8>,
+    /// Of pages that are not mapped, with [`Method::Copy`].
+    shadow: Option<NonNull<u8>>,
+    pages: u32,
+    lanes: u16,
+    /// Pages in a row that are the same lane's.
+    row_pages: u32,
+    method: Method,
+    /// For each lane.
+    userfaults: Vec<Userfault>,
+    /// How each page is mapped in the view, a [`Right`]. Written by the page's lane only.
+    mapped: Vec<AtomicU8>,
+}
+
+// SAFETY: the mappings belong to no thread; what is in them is reached by pointers only, never by references.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// A new region, of which no page can be used yet, and whose faults come by `lanes` descriptors.
+    ///
+    /// # Errors
+    /// [`RegionError`].
+    pub fn create(pages: u32, lanes: u16, method: Option<Method>) -> Result<Self, RegionError> {
+        Self::telling(pages, lanes, method, Told::Reader)
+    }
+
+    /// As [`Region::create`], with faults told to those.
+    pub(crate) fn telling(
+        pages: u32,
+        lanes: u16,
+        method: Option<Method>,
+        told: Told,
+    ) -> Result<Self, RegionError> {
+        if pages == 0 || pages > PAGES_MAX {
+            return Err(RegionError::Size(pages));
+        }
+        let lanes = lanes.max(1);
+        let pages = pages.next_multiple_of(row_pages(pages, lanes) * u32::from(lanes));
+        let refused = |what| move |error: nix::Error| RegionError::Refused(what, error.into());
+        let file: File = memfd_create(c"dsm", MFdFlags::MFD_CLOEXEC)
+            .map_err(refused("create"))?
+            .into();
+        let bytes = pages as usize * PAGE_BYTES;
+        nix::unistd::ftruncate(&file, bytes as i64).map_err(refused("size"))?;
+        let view = map(&file, bytes)?;
+        let alias = map(&file, bytes).inspect_err(|_| unmap(view, bytes))?;
+        let mut region = Self {
+            file,
+            view,
+            alias,
+            shadow: None,
+            pages,
+            lanes,
+            row_pages: row_pages(pages, lanes),
+            method: Method::Copy,
+            userfaults: Vec::new(),
+            mapped: (0..pages).map(|_| AtomicU8::new(Right::None as u8)).collect(),
+        };
+        region.keep_small_and_here(bytes)?;
+        region.method = match method {
+            Some(method) => method,
+            None => region.best_method()?,
+        };
+        if region.method == Method::Copy {
+            let shadow =
+                File::from(memfd_create(c"dsm shadow", MFdFlags::MFD_CLOEXEC).map_err(refused("create"))?);
+            nix::unistd::ftruncate(&shadow, bytes as i64).map_err(refused("size"))?;
+            region.shadow = Some(map(&shadow, bytes)?);
+        }
+        for _ in 0..region.lanes {
+            region.userfaults.push(Userfault::open(told)?);
+        }
+        for row in (0..pages).step_by(region.row_pages as usize) {
+            let end = row + region.row_pages;
+            let userfault = &region.userfaults[usize::from(region.lane_of(row))];
+            userfault.register(region.addresses(row..end), region.method == Method::Continue)?;
+        }
+        Ok(region)
+    }
+
+    /// Whether pages can be mapped read-only out of the page cache, found by trying.
+    fn best_method(&self) -> Result<Method, RegionError> {
+        let page = map(&self.file, PAGE_BYTES)?;
+        let tried = (|| {
+            let userfault = Userfault::open(Told::Reader)?;
+            let at = page.as_ptr() as usize;
+            userfault.register(at..at + PAGE_BYTES, true)?;
+            // The page must be in the page cache; zero is what it holds.
+            // SAFETY: the first page of the alias; nobody else knows of the region yet.
+            unsafe { self.alias.as_ptr().write_volatile(0) };
+            Ok(match userfault.map_cached(at, false) {
+                Ok(()) => Method::Continue,
+                Err(_) => Method::Copy,
+            })
+        })();
+        unmap(page, PAGE_BYTES);
+        if let Ok(Method::Copy) = tried {
+            self.punch(0)
+                .map_err(|error| RegionError::Refused("punch a hole into", error))?;
+        }
+        tried
+    }
+
+    /// No huge pages, which would be split at the first restriction; and nothing swapped out.
+    fn keep_small_and_here(&self, bytes: usize) -> Result<(), RegionError> {
+        for mapping in [self.view, self.alias] {
+            // SAFETY: our own mapping; only the size of its pages changes. Kernels without huge pages refuse, which is as good.
+            unsafe { libc::madvise(mapping.as_ptr().cast(), bytes, libc::MADV_NOHUGEPAGE) };
+        }
+        // SAFETY: our own mapping; pages are locked as they come.
+        let locked = unsafe { libc::mlock2(self.alias.as_ptr().cast(), bytes, libc::MLOCK_ONFAULT as _) };
+        if locked == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        let swaps = std::fs::read_to_string("/proc/swaps").unwrap_or_default();
+        if swaps.lines().count() > 1 {
+            return Err(RegionError::Swap(error));
+        }
+        Ok(())
+    }
+
+    /// Where the node's threads use it.
+    pub fn view(&self) -> *mut u8 {
+        self.view.as_ptr()
+    }
+
+    /// How many pages it has.
+    pub fn pages(&self) -> u32 {
+        self.pages
+    }
+
+    /// How pages get into the view here.
+    pub fn method(&self) -> Method {
+        self.method
+    }
+
+    /// Whether accesses by the kernel (`read(2)` into the region, a virtual machine's) wait as threads do.
+    pub fn kernel_waits(&self) -> bool {
+        self.userfaults.iter().all(|userfault| userfault.kernel_waits)
+    }
+
+    /// Whose a page is: rows of pages go to the lanes in turn.
+    pub fn lane_of(&self, page: u32) -> u16 {
+        ((page / self.row_pages) % u32::from(self.lanes)) as u16
+    }
+
+    /// Pages after which the lanes begin again.
+    pub fn row_of_lanes(&self) -> u32 {
+        self.row_pages * u32::from(self.lanes)
+    }
+
+    /// A page's number to the coherence engines, of which each has every so many'th.
+    pub fn striped(&self, page: u32) -> u32 {
+        let (row, lanes) = (page / self.row_pages, u32::from(self.lanes));
+        (row / lanes * self.row_pages + page % self.row_pages) * lanes + row % lanes
+    }
+
+    /// The page that has this number to the coherence engines.
+    pub fn unstriped(&self, number: u32) -> u32 {
+        let (within, lanes) = (number / u32::from(self.lanes), u32::from(self.lanes));
+        let row = within / self.row_pages * lanes + number % lanes;
+        row * self.row_pages + within % self.row_pages
+    }
+
+    /// The page of an address in the view.
+    pub fn page_at(&self, address: usize) -> Option<u32> {
+        let page = address.checked_sub(self.view.as_ptr() as usize)? / PAGE_BYTES;
+        u32::try_from(page).ok().filter(|page| *page < self.pages)
+    }
+
+    /// A lane's descriptor.
+    pub fn userfault(&self, lane: u16) -> &Userfault {
+        &self.userfaults[usize::from(lane)]
+    }
+
+    /// How the view has a page.
+    pub fn mapped(&self, page: u32) -> Right {
+        match self.mapped[page as usize].load(Ordering::Relaxed) {
+            0 => Right::None,
+            1 => Right::Read,
+            _ => Right::Write,
+        }
+    }
+
+    /// The page's bytes, whatever the view allows. Good until its right changes from or to none.
+    pub fn bytes(&self, page: u32) -> *mut [u8; PAGE_BYTES] {
+        assert!(page < self.pages, "page {page} of {}", self.pages);
+        let base = match self.shadow {
+            Some(shadow) if self.mapped(page) == Right::None => shadow,
+            _ => self.alias,
+        };
+        // SAFETY: within the mapping.
+        unsafe { base.as_ptr().add(page as usize * PAGE_BYTES).cast() }
+    }
+
+    /// Makes a page that nobody has written all zeroes.
+    pub fn clear(&self, page: u32) {
+        if self.mapped(page) != Right::None {
+            // Never written: it is.
+            return;
+        }
+        // SAFETY: not in the view, so nobody reads it; the lane is its only writer.
+        unsafe { self.bytes(page).cast::<u8>().write_bytes(0, PAGE_BYTES) };
+    }
+
+    /// Lets the view have a page with that right, and wakes who waits for it.
+    ///
+    /// # Errors
+    /// As the kernel says.
+    pub fn open(&self, page: u32, right: Right) -> io::Result<()> {
+        let userfault = self.userfault(self.lane_of(page));
+        let at = self.view_of(page);
+        let writable = right == Right::Write;
+        match (self.mapped(page), self.method) {
+            (Right::None, Method::Continue) => unless_there(userfault.map_cached(at, writable))?,
+            (Right::None, Method::Copy) => {
+                // SAFETY: a page of the shadow; the lane is its only writer.
+                userfault.map_copy(at, unsafe { &*self.bytes(page) }, writable)?;
+            }
+            (Right::Read, _) if writable => userfault.set_writable(at, true)?,
+            // Several threads waited, and the first one's answer was enough.
+            _ => userfault.wake(at)?,
+        }
+        self.note(page, right.max(self.mapped(page)));
+        Ok(())
+    }
+
+    /// Makes the view as it should be for a page, if it is not, and wakes who waits for it.
+    ///
+    /// # Errors
+    /// As the kernel says.
+    pub fn again(&self, page: u32) -> io::Result<()> {
+        let (userfault, at) = (self.userfault(self.lane_of(page)), self.view_of(page));
+        let writable = self.mapped(page) == Right::Write;
+        if self.mapped(page) != Right::None && self.method == Method::Continue {
+            unless_there(userfault.map_cached(at, writable))?;
+        }
+        if writable {
+            userfault.set_writable(at, true)?;
+        }
+        userfault.wake(at)
+    }
+
+    /// Takes rights away. Once this returns no thread of the node has more than `right`.
+    ///
+    /// # Errors
+    /// As the kernel says.
+    pub fn restrict(&self, page: u32, right: Right) -> io::Result<()> {
+        match (self.mapped(page), right) {
+            (Right::Write, Right::Read) => {
+                let userfault = self.userfault(self.lane_of(page));
+                userfault.set_writable(self.view_of(page), false)?;
+            }
+            (Right::Write | Right::Read, Right::None) => match self.method {
+                Method::Continue => {
+                    let at = self.view_of(page) as *mut libc::c_void;
+                    // SAFETY: our own mapping of a file: the page stays in the page cache, and who touches it waits.
+                    if unsafe { libc::madvise(at, PAGE_BYTES, libc::MADV_DONTNEED) } != 0 {
+                        return Err(io::Error::last_os_error());
+                    }
+                }
+                Method::Copy => self.put_aside(page)?,
+            },
+            _ => return Ok(()),
+        }
+        self.note(page, right);
+        Ok(())
+    }
+
+    /// Takes a page out of the view into the shadow.
+    fn put_aside(&self, page: u32) -> io::Result<()> {
+        if self.mapped(page) == Right::Write {
+            self.userfault(self.lane_of(page))
+                .set_writable(self.view_of(page), false)?;
+        }
+        let from = self.bytes(page);
+        if let Some(shadow) = self.shadow {
+            // SAFETY: both within their mappings, which are different; nobody can write the page any more, and the lane is the
+            // shadow's only user.
+            unsafe {
+                shadow
+                    .as_ptr()
+                    .add(page as usize * PAGE_BYTES)
+                    .cast::<[u8; PAGE_BYTES]>()
+                    .copy_from(from, 1)
+            };
+        }
+        self.punch(page)
+    }
+
+    /// Takes a page out of the page cache, and so out of both mappings.
+    fn punch(&self, page: u32) -> io::Result<()> {
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        let offset = i64::from(page) * PAGE_BYTES as i64;
+        // SAFETY: a file of our own; the mappings stay.
+        if unsafe { libc::fallocate(self.file.as_raw_fd(), mode, offset, PAGE_BYTES as i64) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
+
+    fn note(&self, page: u32, right: Right) {
+        self.mapped[page as usize].store(right as u8, Ordering::Relaxed);
+    }
+
+    fn view_of(&self, page: u32) -> usize {
+        self.view.as_ptr() as usize + page as usize * PAGE_BYTES
+    }
+
+    fn addresses(&self, pages: Range<u32>) -> Range<usize> {
+        self.view_of(pages.start)..self.view_of(pages.end)
+    }
+}
+
+/// Small enough that each lane has several rows, unless the region is tiny.
+fn row_pages(pages: u32, lanes: u16) -> u32 {
+    (pages / (u32::from(lanes) * 8)).clamp(1, ROW_PAGES_MAX)
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        let bytes = self.pages as usize * PAGE_BYTES;
+        unmap(self.view, bytes);
+        unmap(self.alias, bytes);
+        if let Some(shadow) = self.shadow {
+            unmap(shadow, bytes);
+        }
+    }
+}
+
+fn unless_there(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        result => result,
+    }
+}
+
+fn map(file: &File, bytes: usize) -> Result<NonNull<u8>, RegionError> {
+    // SAFETY: a new mapping at a place of the kernel's choice.
+    let at = unsafe {
+        libc::mmap(
+            ptr::null_mut(),
+            bytes,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED,
+            file.as_raw_fd(),
+            0,
+        )
+    };
+    if at == libc::MAP_FAILED {
+        return Err(RegionError::Refused("map", io::Error::last_os_error()));
+    }
+    Ok(NonNull::new(at.cast()).expect("mmap gives null only for a fixed address"))
+}
+
+fn unmap(at: NonNull<u8>, bytes: usize) {
+    // SAFETY: a mapping of the region's own, which is being dropped; its users hold the region.
+    unsafe { libc::munmap(at.as_ptr().cast(), bytes) };
+}

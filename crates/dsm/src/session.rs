@@ -1,0 +1,248 @@
+//! A node and the others' answers: node 0 asks all to do something, and each says what came of it.
+
+use std::io;
+use std::net::TcpListener;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::bare::{self, Waits};
+use crate::ending::End;
+use crate::meeting::{Met, Shape, follow, lead};
+use crate::meter::Meter;
+use crate::node::{Node, NodeError, Settings, prepare};
+use crate::stream::{self, Peer, Security, StreamError};
+use crate::work::{self, Answer, Job};
+
+/// No job takes longer.
+const JOB_LIMIT: Duration = Duration::from_secs(600);
+/// How long others may take to say that they are done.
+const PARTING_LIMIT: Duration = Duration::from_secs(5);
+
+#[derive(Debug, Serialize, Deserialize)]
+enum Order {
+    Do(Job),
+    Part,
+}
+
+/// Why there is no session, or no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    /// The others.
+    #[error(transparent)]
+    Stream(#[from] StreamError),
+    /// This node.
+    #[error(transparent)]
+    Node(#[from] NodeError),
+    /// No answer.
+    #[error("{0} gives no answer ({1})")]
+    Silent(String, #[source] io::Error),
+    /// A bad answer.
+    #[error("{0}: {1}")]
+    Failed(String, String),
+}
+
+/// Node 0 of a memory.
+#[derive(Debug)]
+pub struct Session {
+    node: Node,
+    others: Vec<OwnedFd>,
+    names: Vec<String>,
+    parting: Arc<AtomicBool>,
+}
+
+impl Session {
+    /// Meets the others. `lost` is told once if one of them is lost; threads that wait for its pages wait for ever, so it is
+    /// to end the process.
+    ///
+    /// # Errors
+    /// [`SessionError`].
+    pub fn lead(
+        shape: Shape,
+        peers: &[Peer],
+        security: &Security,
+        settings: &Settings,
+        lost: fn(&End),
+    ) -> Result<Self, SessionError> {
+        let met = lead(shape, peers, security)?;
+        let (node, others, names, parting) = start(met, settings, lost)?;
+        Ok(Self {
+            node,
+            others,
+            names,
+            parting,
+        })
+    }
+
+    /// This node.
+    pub fn node(&self) -> &Node {
+        &self.node
+    }
+
+    /// Has each of the first nodes do its job, this one included, all at the same time.
+    ///
+    /// # Errors
+    /// If one does not answer, or could not do it.
+    pub fn all(&self, jobs: &[Job]) -> Result<Vec<Answer>, SessionError> {
+        for (index, job) in jobs.iter().enumerate().skip(1) {
+            self.ask(index, Order::Do(job.clone()))?;
+        }
+        let mut answers = Vec::new();
+        if let Some(job) = jobs.first() {
+            answers.push(self.checked(0, work::run(&self.node, job))?);
+        }
+        for index in 1..jobs.len() {
+            answers.push(self.answer(index)?);
+        }
+        Ok(answers)
+    }
+
+    /// Has one node do a job.
+    ///
+    /// # Errors
+    /// As [`Session::all`].
+    pub fn one(&self, index: u16, job: Job) -> Result<Answer, SessionError> {
+        let index = usize::from(index);
+        if index == 0 {
+            return self.checked(0, work::run(&self.node, &job));
+        }
+        self.ask(index, Order::Do(job))?;
+        self.answer(index)
+    }
+
+    /// What all nodes have counted.
+    ///
+    /// # Errors
+    /// As [`Session::all`].
+    pub fn meter(&self) -> Result<Meter, SessionError> {
+        let mut sum = Meter::default();
+        for answer in self.all(&vec![Job::Meter; self.others.len() + 1])? {
+            if let Answer::Meter(meter) = answer {
+                sum += meter;
+            }
+        }
+        Ok(sum)
+    }
+
+    /// How long each of `count` requests for a page takes on the stream to node 1, which does nothing else meanwhile.
+    ///
+    /// # Errors
+    /// As [`Session::all`].
+    pub fn requests_ns(&self, count: u32, waits: Waits, realtime: bool) -> Result<Vec<u64>, SessionError> {
+        let job = Job::Answer {
+            count,
+            waits,
+            realtime,
+        };
+        self.ask(1, Order::Do(job))?;
+        let stream = &self.others[0];
+        let times = as_a_lane(realtime, || bare::requests_ns(stream, count, waits));
+        let times = times.map_err(|error| SessionError::Silent(self.names[1].clone(), error))?;
+        self.answer(1)?;
+        Ok(times)
+    }
+
+    /// Ends the memory for all.
+    pub fn part(self) {
+        self.parting.store(true, Ordering::SeqCst);
+        for index in 1..=self.others.len() {
+            // Who is gone by now has parted.
+            let _ = self.ask(index, Order::Part);
+        }
+        for stream in &self.others {
+            let _: io::Result<Answer> = stream::receive(stream, Some(PARTING_LIMIT));
+        }
+    }
+
+    fn ask(&self, index: usize, order: Order) -> Result<(), SessionError> {
+        stream::send(&self.others[index - 1], &order)
+            .map_err(|error| SessionError::Silent(self.names[index].clone(), error))
+    }
+
+    fn answer(&self, index: usize) -> Result<Answer, SessionError> {
+        let answer = stream::receive(&self.others[index - 1], Some(JOB_LIMIT))
+            .map_err(|error| SessionError::Silent(self.names[index].clone(), error))?;
+        self.checked(index, answer)
+    }
+
+    fn checked(&self, index: usize, answer: Answer) -> Result<Answer, SessionError> {
+        match answer {
+            Answer::Failed(why) => Err(SessionError::Failed(self.names[index].clone(), why)),
+            answer => Ok(answer),
+        }
+    }
+}
+
+/// Is another node of one memory, from when node 0 calls until it parts. `lost` as for [`Session::lead`]; `met` is told of what
+/// this host does not permit.
+///
+/// # Errors
+/// [`SessionError`].
+pub fn serve(
+    listener: &TcpListener,
+    security: &Security,
+    settings: &Settings,
+    lost: fn(&End),
+    met: fn(&Node),
+) -> Result<(), SessionError> {
+    let (node, orders, _, parting) = start(follow(listener, security)?, settings, lost)?;
+    met(&node);
+    let gone = |error| SessionError::Silent("node 0".into(), error);
+    loop {
+        let answer = match stream::receive(&orders[0], None).map_err(gone)? {
+            Order::Part => break,
+            Order::Do(Job::Answer {
+                count,
+                waits,
+                realtime,
+            }) => match as_a_lane(realtime, || bare::answer_requests(&orders[0], count, waits)) {
+                Ok(()) => Answer::Done,
+                Err(error) => return Err(gone(error)),
+            },
+            Order::Do(job) => work::run(&node, &job),
+        };
+        stream::send(&orders[0], &answer).map_err(gone)?;
+    }
+    parting.store(true, Ordering::SeqCst);
+    let _ = stream::send(&orders[0], &Answer::Done);
+    // The lanes serve until node 0 has heard from all.
+    let _: io::Result<Order> = stream::receive(&orders[0], Some(PARTING_LIMIT));
+    Ok(())
+}
+
+type Started = (Node, Vec<OwnedFd>, Vec<String>, Arc<AtomicBool>);
+
+fn start(met: Met, settings: &Settings, lost: fn(&End)) -> Result<Started, SessionError> {
+    let parting = Arc::new(AtomicBool::new(false));
+    let is_parting = parting.clone();
+    let hook = Box::new(move |end: &End| {
+        if *end != End::Closed && !is_parting.load(Ordering::SeqCst) {
+            lost(end);
+        }
+    });
+    let Met {
+        me,
+        shape,
+        links,
+        orders,
+        names,
+    } = met;
+    let node = Node::start(me, shape, links, names.clone(), settings, hook)?;
+    Ok((node, orders, names, parting))
+}
+
+/// On a thread of the priority that lanes have.
+fn as_a_lane<T: Send>(realtime: bool, work: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            prepare(None, realtime);
+            work()
+        });
+        thread
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}

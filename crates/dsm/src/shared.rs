@@ -1,0 +1,97 @@
+//! What threads of all nodes meet by, in the memory itself.
+
+use std::ops::Range;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+
+use crate::PAGE_BYTES;
+use crate::node::Node;
+
+/// Words of 8 bytes in a page.
+pub const PAGE_WORDS: usize = PAGE_BYTES / 8;
+/// Looks at what another node is to write before the CPU goes to somebody else.
+const LOOKS: u32 = 200;
+
+/// The memory as words.
+#[derive(Clone, Copy, Debug)]
+pub struct Words<'a>(&'a [AtomicU64]);
+
+impl<'a> Words<'a> {
+    /// Of a node's view.
+    pub fn of(node: &'a Node) -> Self {
+        // SAFETY: the view is that long and lives as long as the node; any bytes are words; and that others write it at the same
+        // time is what atomics are for.
+        Self(unsafe { std::slice::from_raw_parts(node.view().cast(), node.bytes() / 8) })
+    }
+
+    /// Of these pages.
+    pub fn pages(self, pages: Range<u32>) -> &'a [AtomicU64] {
+        &self.0[pages.start as usize * PAGE_WORDS..pages.end as usize * PAGE_WORDS]
+    }
+}
+
+/// Floating-point numbers in a word.
+pub fn get(word: &AtomicU64) -> f64 {
+    f64::from_bits(word.load(Relaxed))
+}
+
+/// As [`get`].
+pub fn set(word: &AtomicU64, value: f64) {
+    word.store(value.to_bits(), Relaxed);
+}
+
+/// Lets `count` threads wait for one another, again and again. All of it is one page.
+#[derive(Debug)]
+pub struct Barrier<'a> {
+    come: &'a AtomicU64,
+    round: &'a AtomicU64,
+    count: u64,
+}
+
+impl<'a> Barrier<'a> {
+    /// In a page of zeroes. The number of those who come, and far from it the round, which they look at.
+    pub fn new(words: Words<'a>, page: u32, count: u64) -> Self {
+        let words = words.pages(page..page + 1);
+        Self {
+            come: &words[0],
+            round: &words[64],
+            count,
+        }
+    }
+
+    /// Waits until all have come.
+    pub fn wait(&self) {
+        let round = self.round.load(SeqCst);
+        if self.come.fetch_add(1, SeqCst) + 1 == self.count {
+            self.come.store(0, SeqCst);
+            self.round.store(round + 1, SeqCst);
+            return;
+        }
+        let mut looks = 0;
+        while self.round.load(SeqCst) == round {
+            patience(&mut looks);
+        }
+    }
+}
+
+/// Runs `work` with the lock that this word is.
+pub fn locked<T>(lock: &AtomicU64, work: impl FnOnce() -> T) -> T {
+    let mut looks = 0;
+    while lock.compare_exchange(0, 1, Acquire, Relaxed).is_err() {
+        while lock.load(Relaxed) != 0 {
+            patience(&mut looks);
+        }
+    }
+    let result = work();
+    lock.store(0, Release);
+    result
+}
+
+fn patience(looks: &mut u32) {
+    *looks += 1;
+    if looks.is_multiple_of(LOOKS) {
+        std::thread::yield_now();
+    } else {
+        std::hint::spin_loop();
+    }
+}

@@ -1,0 +1,243 @@
+//! Streams between nodes, plain or with TLS, and typed messages on them.
+//!
+//! Each message is its length and then its bytes. That is for meeting and for orders; pages go by [`crate::link`].
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{setsockopt, sockopt};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use urpc::tls::{Identity, TlsError};
+
+/// How long the other side may take to answer while nodes meet.
+pub const MEETING_LIMIT: Duration = Duration::from_secs(20);
+/// Between two attempts to reach a node that has not started yet.
+const AGAIN: Duration = Duration::from_millis(50);
+/// How long what was sent may stay without acknowledgement: the other host is gone then.
+const SILENCE_MS: u32 = 5_000;
+/// The longest message.
+const MESSAGE_BYTES_MAX: usize = 16 << 20;
+
+/// How streams are protected.
+#[derive(Clone, Debug)]
+pub enum Security {
+    /// Not at all: for one host, or a link that nobody else is on.
+    Plain,
+    /// With the keys of a cluster.
+    Tls(Box<Identity>),
+}
+
+/// Another node as a person writes it: `HOST:PORT`, and with TLS `NAME@HOST:PORT`.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Peer {
+    /// The name on its key; needed with TLS only.
+    pub name: Option<String>,
+    /// Where it listens.
+    pub address: String,
+}
+
+/// Why there is no stream.
+#[derive(Debug, thiserror::Error)]
+pub enum StreamError {
+    /// Not an address.
+    #[error("{0:?} is no address of a node; write HOST:PORT, and with TLS NAME@HOST:PORT")]
+    Address(String),
+    /// Can't listen.
+    #[error("can't listen at {0}: {1}")]
+    Listen(String, #[source] io::Error),
+    /// Nobody there.
+    #[error("can't reach the node at {0} ({1}); is `mirrorball dsm serve` running there?")]
+    Reach(String, #[source] io::Error),
+    /// No keys, or others' keys.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// The other side stopped, or speaks something else.
+    #[error("the node at {0} {1}")]
+    Broken(String, String),
+}
+
+impl std::str::FromStr for Peer {
+    type Err = StreamError;
+
+    fn from_str(text: &str) -> Result<Self, StreamError> {
+        let (name, address) = match text.split_once('@') {
+            Some((name, address)) => (Some(name.to_owned()), address),
+            None => (None, text),
+        };
+        let is_address = address
+            .rsplit_once(':')
+            .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
+        if !is_address || name.as_deref() == Some("") {
+            return Err(StreamError::Address(text.to_owned()));
+        }
+        Ok(Self {
+            name,
+            address: address.to_owned(),
+        })
+    }
+}
+
+/// Listens at an address.
+///
+/// # Errors
+/// [`StreamError::Listen`].
+pub fn listen(address: &str) -> Result<TcpListener, StreamError> {
+    TcpListener::bind(address).map_err(|error| StreamError::Listen(address.to_owned(), error))
+}
+
+/// A stream to a node, which may only be starting.
+///
+/// # Errors
+/// If it can't be reached in [`MEETING_LIMIT`], or is somebody else.
+pub fn connect(peer: &Peer, security: &Security) -> Result<OwnedFd, StreamError> {
+    let reach = |error| StreamError::Reach(peer.address.clone(), error);
+    let end = Instant::now() + MEETING_LIMIT;
+    let addresses: Vec<SocketAddr> = peer.address.to_socket_addrs().map_err(reach)?.collect();
+    let tcp = loop {
+        let error = match TcpStream::connect(&addresses[..]) {
+            Ok(tcp) => break tcp,
+            Err(error) => error,
+        };
+        if Instant::now() > end || error.kind() != io::ErrorKind::ConnectionRefused {
+            return Err(reach(error));
+        }
+        std::thread::sleep(AGAIN);
+    };
+    match security {
+        Security::Plain => {
+            prepare(&tcp).map_err(reach)?;
+            Ok(tcp.into())
+        }
+        Security::Tls(identity) => {
+            let name = peer
+                .name
+                .as_deref()
+                .ok_or_else(|| StreamError::Address(peer.address.clone()))?;
+            let address = tcp.peer_addr().map_err(reach)?;
+            drop(tcp);
+            Ok(identity.connect(address, name, MEETING_LIMIT)?.into())
+        }
+    }
+}
+
+/// The stream of a caller who comes within `limit`, if there is one.
+///
+/// # Errors
+/// If it has no key of this cluster, or the network fails.
+pub fn accept(
+    listener: &TcpListener,
+    security: &Security,
+    limit: Option<Duration>,
+) -> Result<OwnedFd, StreamError> {
+    let at = || {
+        listener
+            .local_addr()
+            .map_or_else(|_| "?".into(), |address| address.to_string())
+    };
+    if let Some(limit) = limit {
+        let mut wait = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
+        let limit = PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX);
+        if poll(&mut wait, limit) == Ok(0) {
+            return Err(StreamError::Listen(at(), io::ErrorKind::TimedOut.into()));
+        }
+    }
+    let (tcp, _) = listener
+        .accept()
+        .map_err(|error| StreamError::Listen(at(), error))?;
+    match security {
+        Security::Plain => {
+            prepare(&tcp).map_err(|error| StreamError::Listen(at(), error))?;
+            Ok(tcp.into())
+        }
+        Security::Tls(identity) => Ok(identity.accept(tcp, MEETING_LIMIT)?.0.into()),
+    }
+}
+
+/// Small messages at once, and the end of a silent host in seconds.
+fn prepare(tcp: &TcpStream) -> io::Result<()> {
+    tcp.set_nodelay(true)?;
+    setsockopt(tcp, sockopt::KeepAlive, &true)?;
+    setsockopt(tcp, sockopt::TcpKeepIdle, &1)?;
+    setsockopt(tcp, sockopt::TcpKeepInterval, &1)?;
+    setsockopt(tcp, sockopt::TcpKeepCount, &5)?;
+    setsockopt(tcp, sockopt::TcpUserTimeout, &SILENCE_MS)?;
+    Ok(())
+}
+
+/// Sends a message.
+///
+/// # Errors
+/// If the other side is gone.
+pub fn send(stream: &OwnedFd, message: &impl Serialize) -> io::Result<()> {
+    let bytes = postcard::to_stdvec(message).map_err(io::Error::other)?;
+    let mut framed = u32::try_from(bytes.len())
+        .map_err(io::Error::other)?
+        .to_le_bytes()
+        .to_vec();
+    framed.extend_from_slice(&bytes);
+    socket(stream)?.write_all(&framed)
+}
+
+/// The next message, within `limit` if there is one.
+///
+/// # Errors
+/// If the other side is gone, silent, or sends something else.
+pub fn receive<T: DeserializeOwned>(stream: &OwnedFd, limit: Option<Duration>) -> io::Result<T> {
+    let mut socket = socket(stream)?;
+    socket.set_read_timeout(limit)?;
+    let mut length = [0; 4];
+    socket.read_exact(&mut length)?;
+    let length = u32::from_le_bytes(length) as usize;
+    if length > MESSAGE_BYTES_MAX {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut bytes = vec![0; length];
+    socket.read_exact(&mut bytes)?;
+    postcard::from_bytes(&bytes).map_err(io::Error::other)
+}
+
+/// As something that reads and writes: of a stream socket that is what a unix stream does, whatever its family.
+fn socket(stream: &OwnedFd) -> io::Result<UnixStream> {
+    Ok(UnixStream::from(stream.try_clone()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_and_nonsense_is_refused() {
+        let peer: Peer = "10.0.0.1:7000".parse().unwrap();
+        assert_eq!((peer.name, peer.address.as_str()), (None, "10.0.0.1:7000"));
+        let peer: Peer = "east@[::1]:7000".parse().unwrap();
+        assert_eq!(
+            (peer.name.as_deref(), peer.address.as_str()),
+            (Some("east"), "[::1]:7000")
+        );
+        for text in ["", "host", "host:", ":7000", "host:70000", "@host:1", "host:port"] {
+            assert!(text.parse::<Peer>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn messages_are_typed_and_an_end_is_an_error() {
+        let (near, far) = UnixStream::pair().unwrap();
+        let (near, far) = (OwnedFd::from(near), OwnedFd::from(far));
+        send(&near, &(7_u16, "seven".to_owned())).unwrap();
+        let message: (u16, String) = receive(&far, Some(MEETING_LIMIT)).unwrap();
+        assert_eq!(message, (7, "seven".to_owned()));
+        drop(near);
+        assert!(receive::<u16>(&far, Some(MEETING_LIMIT)).is_err());
+    }
+
+    #[test]
+    fn who_says_nothing_is_not_waited_for() {
+        let (_near, far) = UnixStream::pair().unwrap();
+        assert!(receive::<u16>(&far.into(), Some(Duration::from_millis(20))).is_err());
+    }
+}

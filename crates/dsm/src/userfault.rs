@@ -1,0 +1,356 @@
+//! A userfaultfd: the kernel tells it where a thread waits for a page, and is told how to go on.
+//!
+//! The numbers and layouts are those of `linux/userfaultfd.h`. What is needed beyond Linux 5.19, with which write
+//! protection of shared memory came, is found by trying.
+
+use std::fs::OpenOptions;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+
+use crate::PAGE_BYTES;
+
+const API: u64 = 0xaa;
+const USERFAULTFD_IOC_NEW: libc::c_ulong = 0xaa00;
+/// Accesses by the kernel on behalf of a thread (`read(2)` into the region, KVM) fail instead of waiting.
+const USER_MODE_ONLY: libc::c_int = 1;
+
+const FEATURE_PAGEFAULT_FLAG_WP: u64 = 1 << 0;
+const FEATURE_MISSING_SHMEM: u64 = 1 << 5;
+const FEATURE_SIGBUS: u64 = 1 << 7;
+const FEATURE_THREAD_ID: u64 = 1 << 8;
+const FEATURE_MINOR_SHMEM: u64 = 1 << 10;
+const FEATURE_WP_HUGETLBFS_SHMEM: u64 = 1 << 12;
+
+const REGISTER_MISSING: u64 = 1 << 0;
+const REGISTER_WP: u64 = 1 << 1;
+const REGISTER_MINOR: u64 = 1 << 2;
+
+const EVENT_PAGEFAULT: u8 = 0x12;
+const FLAG_WRITE: u64 = 1 << 0;
+const FLAG_WP: u64 = 1 << 1;
+
+const COPY_WP: u64 = 1 << 1;
+const WRITEPROTECT_ON: u64 = 1 << 0;
+/// Since Linux 6.4.
+const CONTINUE_WP: u64 = 1 << 1;
+
+/// Faults read at once.
+pub const FAULTS_MAX: usize = 16;
+
+const fn ioctl_number(direction: libc::c_ulong, number: libc::c_ulong, bytes: usize) -> libc::c_ulong {
+    direction << 30 | (bytes as libc::c_ulong) << 16 | 0xaa << 8 | number
+}
+const READ: libc::c_ulong = 2;
+const READ_WRITE: libc::c_ulong = 3;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct ApiArg {
+    api: u64,
+    features: u64,
+    ioctls: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RangeArg {
+    start: u64,
+    len: u64,
+}
+
+#[repr(C)]
+struct RegisterArg {
+    range: RangeArg,
+    mode: u64,
+    ioctls: u64,
+}
+
+#[repr(C)]
+struct CopyArg {
+    to: u64,
+    from: u64,
+    len: u64,
+    mode: u64,
+    copied: i64,
+}
+
+#[repr(C)]
+struct WriteProtectArg {
+    range: RangeArg,
+    mode: u64,
+}
+
+#[repr(C)]
+struct ContinueArg {
+    range: RangeArg,
+    mode: u64,
+    mapped: i64,
+}
+
+const UFFDIO_API: libc::c_ulong = ioctl_number(READ_WRITE, 0x3f, size_of::<ApiArg>());
+const UFFDIO_REGISTER: libc::c_ulong = ioctl_number(READ_WRITE, 0x00, size_of::<RegisterArg>());
+const UFFDIO_WAKE: libc::c_ulong = ioctl_number(READ, 0x02, size_of::<RangeArg>());
+const UFFDIO_COPY: libc::c_ulong = ioctl_number(READ_WRITE, 0x03, size_of::<CopyArg>());
+const UFFDIO_WRITEPROTECT: libc::c_ulong = ioctl_number(READ_WRITE, 0x06, size_of::<WriteProtectArg>());
+const UFFDIO_CONTINUE: libc::c_ulong = ioctl_number(READ_WRITE, 0x07, size_of::<ContinueArg>());
+
+/// `struct uffd_msg` for a page fault.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Event {
+    event: u8,
+    reserved: [u8; 7],
+    flags: u64,
+    address: u64,
+    thread: u32,
+    padding: u32,
+}
+const _: () = assert!(size_of::<Event>() == 32);
+
+/// A thread that waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// What it touches.
+    pub address: usize,
+    /// Whether it writes.
+    pub write: bool,
+    /// Its number in this process.
+    pub thread: libc::pid_t,
+}
+
+/// Who is told of a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// Who reads the descriptor.
+    Reader,
+    /// The faulting thread itself, by SIGBUS.
+    Thread,
+}
+
+/// Why there is no userfaultfd that serves here.
+#[derive(Debug, thiserror::Error)]
+pub enum UserfaultError {
+    /// Neither the system call nor the device may be used.
+    #[error(
+        "userfaultfd is refused ({0}); run as root, give access to /dev/userfaultfd, or set sysctl vm.unprivileged_userfaultfd=1"
+    )]
+    Refused(io::Error),
+    /// The kernel is too old.
+    #[error("this kernel's userfaultfd can't write-protect shared memory ({0}); Linux 5.19 or newer can")]
+    TooOld(io::Error),
+    /// The region is not what the kernel takes.
+    #[error("userfaultfd does not take the region: {0}")]
+    Register(io::Error),
+}
+
+/// An open userfaultfd, not blocking.
+#[derive(Debug)]
+pub struct Userfault {
+    fd: OwnedFd,
+    /// Whether accesses by the kernel wait too.
+    pub kernel_waits: bool,
+}
+
+impl Userfault {
+    /// Opens one: with accesses by the kernel where that is permitted.
+    ///
+    /// # Errors
+    /// [`UserfaultError::Refused`], [`UserfaultError::TooOld`].
+    pub fn open(told: Told) -> Result<Self, UserfaultError> {
+        let (fd, kernel_waits) = open()?;
+        let mut features = FEATURE_PAGEFAULT_FLAG_WP
+            | FEATURE_MISSING_SHMEM
+            | FEATURE_MINOR_SHMEM
+            | FEATURE_WP_HUGETLBFS_SHMEM;
+        features |= match told {
+            Told::Reader => FEATURE_THREAD_ID,
+            Told::Thread => FEATURE_SIGBUS,
+        };
+        let mut api = ApiArg {
+            api: API,
+            features,
+            ioctls: 0,
+        };
+        ioctl(&fd, UFFDIO_API, &mut api).map_err(UserfaultError::TooOld)?;
+        Ok(Self { fd, kernel_waits })
+    }
+
+    /// Asks to be told of all that these addresses, a shared mapping, lack: pages that are not there, not mapped (`minor`),
+    /// or not to be written.
+    ///
+    /// # Errors
+    /// [`UserfaultError::Register`].
+    pub fn register(&self, addresses: Range<usize>, minor: bool) -> Result<(), UserfaultError> {
+        let mut register = RegisterArg {
+            range: range(addresses.start, addresses.len()),
+            mode: REGISTER_MISSING | REGISTER_WP | if minor { REGISTER_MINOR } else { 0 },
+            ioctls: 0,
+        };
+        ioctl(&self.fd, UFFDIO_REGISTER, &mut register).map_err(UserfaultError::Register)
+    }
+
+    /// Maps a page that is in the page cache, and wakes who waits for it.
+    ///
+    /// # Errors
+    /// `EEXIST` if it is mapped; `EINVAL` if the kernel can't map a page that may not be written.
+    pub fn map_cached(&self, page: usize, writable: bool) -> io::Result<()> {
+        let mut arg = ContinueArg {
+            range: range(page, PAGE_BYTES),
+            mode: if writable { 0 } else { CONTINUE_WP },
+            mapped: 0,
+        };
+        ioctl(&self.fd, UFFDIO_CONTINUE, &mut arg)
+    }
+
+    /// Puts a page with these bytes where none is in the page cache, maps it, and wakes who waits for it.
+    ///
+    /// # Errors
+    /// `EEXIST` if there is one.
+    pub fn map_copy(&self, page: usize, bytes: &[u8; PAGE_BYTES], writable: bool) -> io::Result<()> {
+        let mut arg = CopyArg {
+            to: page as u64,
+            from: bytes.as_ptr() as u64,
+            len: PAGE_BYTES as u64,
+            mode: if writable { 0 } else { COPY_WP },
+            copied: 0,
+        };
+        ioctl(&self.fd, UFFDIO_COPY, &mut arg)
+    }
+
+    /// Lets a mapped page be written, and wakes who waits for that; or no longer, once this returns.
+    ///
+    /// # Errors
+    /// As the kernel says.
+    pub fn set_writable(&self, page: usize, writable: bool) -> io::Result<()> {
+        let mut arg = WriteProtectArg {
+            range: range(page, PAGE_BYTES),
+            mode: if writable { 0 } else { WRITEPROTECT_ON },
+        };
+        ioctl(&self.fd, UFFDIO_WRITEPROTECT, &mut arg)
+    }
+
+    /// Lets who waits for a page try again.
+    ///
+    /// # Errors
+    /// As the kernel says.
+    pub fn wake(&self, page: usize) -> io::Result<()> {
+        ioctl(&self.fd, UFFDIO_WAKE, &mut range(page, PAGE_BYTES))
+    }
+
+    /// Reads who waits, as many as `faults` can hold; how many, none when nobody does.
+    ///
+    /// # Errors
+    /// As the kernel says.
+    pub fn read(&self, faults: &mut [Fault; FAULTS_MAX]) -> io::Result<usize> {
+        const NONE: Event = Event {
+            event: 0,
+            reserved: [0; 7],
+            flags: 0,
+            address: 0,
+            thread: 0,
+            padding: 0,
+        };
+        let mut events = [NONE; FAULTS_MAX];
+        // SAFETY: `events` has that many bytes, and any bytes are events.
+        let count = unsafe {
+            libc::read(
+                self.fd.as_raw_fd(),
+                events.as_mut_ptr().cast(),
+                size_of_val(&events),
+            )
+        };
+        if count < 0 {
+            let error = io::Error::last_os_error();
+            return match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(0),
+                _ => Err(error),
+            };
+        }
+        let mut told = 0;
+        for event in &events[..count as usize / size_of::<Event>()] {
+            if event.event == EVENT_PAGEFAULT {
+                faults[told] = Fault {
+                    address: event.address as usize,
+                    write: event.flags & (FLAG_WRITE | FLAG_WP) != 0,
+                    thread: event.thread.cast_signed(),
+                };
+                told += 1;
+            }
+        }
+        Ok(told)
+    }
+}
+
+impl Fault {
+    /// Nobody's.
+    pub const NONE: Self = Self {
+        address: 0,
+        write: false,
+        thread: 0,
+    };
+}
+
+impl AsFd for Userfault {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// By the system call, by the device, or without accesses by the kernel, which any process may have.
+fn open() -> Result<(OwnedFd, bool), UserfaultError> {
+    let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
+    let refused = match call(flags) {
+        Ok(fd) => return Ok((fd, true)),
+        Err(error) => error,
+    };
+    if let Ok(device) = OpenOptions::new().read(true).write(true).open("/dev/userfaultfd") {
+        let device = OwnedFd::from(device).into_raw_fd();
+        // SAFETY: the device's only request; it takes flags and gives a descriptor.
+        let fd = unsafe { libc::ioctl(device, USERFAULTFD_IOC_NEW, flags) };
+        // SAFETY: nobody else knows this descriptor.
+        drop(unsafe { OwnedFd::from_raw_fd(device) });
+        if fd >= 0 {
+            // SAFETY: a new descriptor that nobody else knows.
+            return Ok((unsafe { OwnedFd::from_raw_fd(fd) }, true));
+        }
+    }
+    call(flags | USER_MODE_ONLY)
+        .map(|fd| (fd, false))
+        .map_err(|_| UserfaultError::Refused(refused))
+}
+
+fn call(flags: libc::c_int) -> io::Result<OwnedFd> {
+    // SAFETY: takes flags and gives a descriptor.
+    let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a new descriptor that nobody else knows.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+fn range(start: usize, bytes: usize) -> RangeArg {
+    RangeArg {
+        start: start as u64,
+        len: bytes as u64,
+    }
+}
+
+/// Again while the kernel says so: `EAGAIN` when the address space is just being changed.
+fn ioctl<T>(fd: &OwnedFd, request: libc::c_ulong, arg: &mut T) -> io::Result<()> {
+    loop {
+        // SAFETY: the request's number says how large its argument is, and `T` is that argument.
+        let result = unsafe { libc::ioctl(fd.as_raw_fd(), request, std::ptr::from_mut(arg)) };
+        if result == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        if !matches!(
+            error.kind(),
+            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+        ) {
+            return Err(error);
+        }
+    }
+}

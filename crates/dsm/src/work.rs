@@ -1,0 +1,92 @@
+//! What a node does when node 0 asks: the parts of benches and tests that must run on every node.
+
+pub mod kernels;
+pub mod litmus;
+mod touch;
+
+use serde::{Deserialize, Serialize};
+
+use crate::meter::Meter;
+use crate::node::Node;
+
+pub use touch::Touch;
+
+/// A part of a bench or test. All nodes that take part are asked at the same time.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Job {
+    /// Use pages, one after the other.
+    Touch(Touch),
+    /// Add to one word for so many milliseconds.
+    Add {
+        /// Its page.
+        page: u32,
+        /// How long.
+        millis: u64,
+    },
+    /// How long a thread is to run before its page goes, nanoseconds.
+    Hold(u64),
+    /// Tell what was counted.
+    Meter,
+    /// Run threads of a litmus test.
+    Litmus(litmus::Run),
+    /// Compute.
+    Kernel(kernels::Run),
+    /// Answer requests for pages on the stream of orders.
+    Answer {
+        /// How many.
+        count: u32,
+        /// How.
+        waits: crate::bare::Waits,
+        /// At real-time priority, as lanes are.
+        realtime: bool,
+    },
+}
+
+/// What came of it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Answer {
+    /// It is done.
+    Done,
+    /// How long each access took, and all of them together, nanoseconds.
+    Touched {
+        /// Each.
+        each_ns: Vec<u64>,
+        /// All.
+        all_ns: u64,
+    },
+    /// How many times.
+    Count(u64),
+    /// What was counted.
+    Meter(Meter),
+    /// Outcomes of a litmus test.
+    Litmus(litmus::Tally),
+    /// How long it took, nanoseconds, and a sum of the result.
+    Kernel {
+        /// The time.
+        ns: u64,
+        /// The sum.
+        sum: u64,
+    },
+    /// It could not be done.
+    Failed(String),
+}
+
+/// Does a job; those on the stream of orders are the session's.
+pub fn run(node: &Node, job: &Job) -> Answer {
+    match job {
+        Job::Touch(touch) => touch.run(node),
+        Job::Add { page, millis } => Answer::Count(touch::add(node, *page, *millis)),
+        Job::Hold(ns) => {
+            node.set_enough_ns(*ns);
+            Answer::Done
+        }
+        Job::Meter => {
+            // Lanes tell when they sleep.
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            Answer::Meter(node.meter())
+        }
+        Job::Litmus(run) => litmus::run(node, run),
+        Job::Kernel(run) => kernels::run(node, run),
+        Job::Answer { .. } => Answer::Failed("only a session can answer requests".into()),
+    }
+}

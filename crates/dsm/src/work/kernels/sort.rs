@@ -1,0 +1,46 @@
+//! Integer sort as NAS IS does it: each thread counts its keys by itself and adds its counts to one table for all.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::{Share, Sum};
+use crate::shared::{PAGE_WORDS, locked};
+
+const KEYS: usize = 1 << 14;
+/// Of the table, and the lock's.
+pub const PAGES: u32 = (KEYS / PAGE_WORDS) as u32 + 1;
+const TURNS: usize = 10;
+
+pub fn run<'a>(share: &Share<'a>) -> Sum<'a> {
+    let words = share.words.pages(share.first..share.first + PAGES);
+    let (lock, table) = (&words[0], &words[PAGE_WORDS..]);
+    let keys: Vec<usize> = share.part(share.size * 1000).map(key).collect();
+    let mut counts = vec![0_u64; KEYS];
+    for _ in 0..TURNS {
+        counts.fill(0);
+        keys.iter().for_each(|&key| counts[key] += 1);
+        locked(lock, || {
+            for (count, word) in counts.iter().zip(table) {
+                word.store(word.load(Relaxed) + count, Relaxed);
+            }
+        });
+        share.barrier.wait();
+        // Everybody ranks its own keys by the whole table.
+        let mut before = 0;
+        for (rank, word) in counts.iter_mut().zip(table) {
+            *rank = before;
+            before += word.load(Relaxed);
+        }
+        share.barrier.wait();
+    }
+    Box::new(move || {
+        table
+            .iter()
+            .fold(0, |sum: u64, word| (sum ^ word.load(Relaxed)).rotate_left(1))
+    })
+}
+
+/// The key of that number.
+fn key(number: usize) -> usize {
+    let mixed = (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) as usize % KEYS
+}

@@ -1,0 +1,353 @@
+//! The tests: who does what, and what that forbids.
+
+use std::arch::asm;
+
+use serde::{Deserialize, Serialize};
+
+/// What a thread has read, of what it wrote or read last first.
+pub type Seen = [u64; 2];
+
+/// Where one test is done.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// The first variable.
+    pub x: *mut u64,
+    /// The second.
+    pub y: *mut u64,
+    /// One that crosses two pages, shared by all places of a batch.
+    pub across: *mut u64,
+    /// What is not larger is old.
+    pub base: u64,
+}
+
+/// A test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Test {
+    /// Store buffering: each writes one and reads the other.
+    Sb,
+    /// With a fence between.
+    SbFenced,
+    /// With a locked exchange for the write.
+    SbLocked,
+    /// Message passing: written in this order, read in the other.
+    Mp,
+    /// With locked accesses to the flag.
+    MpLocked,
+    /// Load buffering: each reads one and writes the other.
+    Lb,
+    /// S: a write after a read, against two writes.
+    S,
+    /// R: a read after a write, against two writes.
+    R,
+    /// With a fence before the read.
+    RFenced,
+    /// Two writes against two.
+    TwoPlusTwoW,
+    /// Independent reads of independent writes.
+    Iriw,
+    /// Two reads of one variable, which is written twice.
+    CoRr,
+    /// Two locked additions to one variable.
+    Add,
+    /// A write of 8 bytes, read by 4 and 4.
+    Halves,
+    /// Two writes of 4 bytes, read by 8.
+    HalvesBack,
+    /// A write that crosses two pages, and a flag.
+    Crossing,
+}
+
+/// What a test shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Some order of all accesses gives it.
+    Ordinary,
+    /// Allowed, but no order of all accesses gives it.
+    Relaxed,
+    /// Not allowed.
+    Forbidden,
+}
+
+impl Test {
+    /// All of them.
+    pub const ALL: [Self; 16] = [
+        Self::Sb,
+        Self::SbFenced,
+        Self::SbLocked,
+        Self::Mp,
+        Self::MpLocked,
+        Self::Lb,
+        Self::S,
+        Self::R,
+        Self::RFenced,
+        Self::TwoPlusTwoW,
+        Self::Iriw,
+        Self::CoRr,
+        Self::Add,
+        Self::Halves,
+        Self::HalvesBack,
+        Self::Crossing,
+    ];
+
+    /// As in the literature.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sb => "SB",
+            Self::SbFenced => "SB+mfences",
+            Self::SbLocked => "SB+xchgs",
+            Self::Mp => "MP",
+            Self::MpLocked => "MP+locked",
+            Self::Lb => "LB",
+            Self::S => "S",
+            Self::R => "R",
+            Self::RFenced => "R+mfence",
+            Self::TwoPlusTwoW => "2+2W",
+            Self::Iriw => "IRIW",
+            Self::CoRr => "CoRR",
+            Self::Add => "lock add",
+            Self::Halves => "MP 8 by 4",
+            Self::HalvesBack => "MP 4 by 8",
+            Self::Crossing => "MP page-crossing",
+        }
+    }
+
+    /// How many threads it takes.
+    pub fn threads(self) -> u32 {
+        match self {
+            Self::Iriw => 4,
+            _ => 2,
+        }
+    }
+
+    /// A thread's accesses; what it read.
+    pub(super) fn step(self, thread: u32, place: &Place) -> Seen {
+        let Place { x, y, across, base } = *place;
+        let (one, two) = (base + 1, base + 2);
+        let half = |value: u64| value | value << 32;
+        let [low, high] = [x.cast::<u32>(), x.cast::<u32>().wrapping_add(1)];
+        // SAFETY: the variables are words of the shared memory, only ever used by these accesses: other threads write them at
+        // the same time, and any value may be read.
+        unsafe {
+            match (self, thread) {
+                (Self::Sb, _) => {
+                    let (mine, others) = if thread == 0 { (x, y) } else { (y, x) };
+                    store(mine, one);
+                    [load(others), 0]
+                }
+                (Self::SbFenced, _) => {
+                    let (mine, others) = if thread == 0 { (x, y) } else { (y, x) };
+                    store(mine, one);
+                    fence();
+                    [load(others), 0]
+                }
+                (Self::SbLocked, _) => {
+                    let (mine, others) = if thread == 0 { (x, y) } else { (y, x) };
+                    exchange(mine, one);
+                    [load(others), 0]
+                }
+                (Self::Mp, 0) => {
+                    store(x, one);
+                    store(y, one);
+                    [0, 0]
+                }
+                (Self::Mp, _) => {
+                    let flag = load(y);
+                    [flag, load(x)]
+                }
+                (Self::MpLocked, 0) => {
+                    store(x, one);
+                    exchange(y, one);
+                    [0, 0]
+                }
+                (Self::MpLocked, _) => {
+                    let flag = add(y, 0);
+                    [flag, load(x)]
+                }
+                (Self::Lb, _) => {
+                    let (mine, others) = if thread == 0 { (y, x) } else { (x, y) };
+                    let read = load(others);
+                    store(mine, one);
+                    [read, 0]
+                }
+                (Self::S, 0) => {
+                    store(x, two);
+                    store(y, one);
+                    [0, 0]
+                }
+                (Self::S, _) => {
+                    let read = load(y);
+                    store(x, one);
+                    [read, 0]
+                }
+                (Self::R | Self::RFenced, 0) => {
+                    store(x, one);
+                    store(y, one);
+                    [0, 0]
+                }
+                (Self::R | Self::RFenced, _) => {
+                    store(y, two);
+                    if self == Self::RFenced {
+                        fence();
+                    }
+                    [load(x), 0]
+                }
+                (Self::TwoPlusTwoW, _) => {
+                    let (first, second) = if thread == 0 { (x, y) } else { (y, x) };
+                    store(first, one);
+                    store(second, two);
+                    [0, 0]
+                }
+                (Self::Iriw, 0) => {
+                    store(x, one);
+                    [0, 0]
+                }
+                (Self::Iriw, 1) => {
+                    store(y, one);
+                    [0, 0]
+                }
+                (Self::Iriw, _) => {
+                    let (first, second) = if thread == 2 { (x, y) } else { (y, x) };
+                    let read = load(first);
+                    [read, load(second)]
+                }
+                (Self::CoRr, 0) => {
+                    store(x, one);
+                    store(x, two);
+                    [0, 0]
+                }
+                (Self::CoRr, _) => {
+                    let read = load(x);
+                    [read, load(x)]
+                }
+                (Self::Add, _) => [add(x, 1), 0],
+                (Self::Halves, 0) => {
+                    store(x, half(one));
+                    [0, 0]
+                }
+                (Self::Halves, _) => {
+                    let read = load_half(high);
+                    [read, load_half(low)]
+                }
+                (Self::HalvesBack, 0) => {
+                    store_half(low, one);
+                    store_half(high, one);
+                    [0, 0]
+                }
+                (Self::HalvesBack, _) => [load(x), 0],
+                (Self::Crossing, 0) => {
+                    store(across, half(one));
+                    store(y, one);
+                    [0, 0]
+                }
+                (Self::Crossing, _) => {
+                    let flag = load(y);
+                    [flag, load(across)]
+                }
+            }
+        }
+    }
+
+    /// What the threads' reads, and the variables' values in the end, show.
+    pub(super) fn judge(self, seen: &[Seen], last: Seen, base: u64) -> Outcome {
+        let new = |value: u64| value.saturating_sub(base);
+        let [x_last, y_last] = last.map(new);
+        let read = |thread: usize, which: usize| new(seen[thread][which]);
+        let forbidden_if = |forbidden: bool| {
+            if forbidden {
+                Outcome::Forbidden
+            } else {
+                Outcome::Ordinary
+            }
+        };
+        let relaxed_if = |relaxed: bool| {
+            if relaxed {
+                Outcome::Relaxed
+            } else {
+                Outcome::Ordinary
+            }
+        };
+        let [low, high] = [|value: u64| value & 0xffff_ffff, |value: u64| value >> 32];
+        match self {
+            Self::Sb => relaxed_if(read(0, 0) == 0 && read(1, 0) == 0),
+            Self::SbFenced | Self::SbLocked => forbidden_if(read(0, 0) == 0 && read(1, 0) == 0),
+            Self::Mp | Self::MpLocked => forbidden_if(read(1, 0) == 1 && read(1, 1) == 0),
+            Self::Lb => forbidden_if(read(0, 0) == 1 && read(1, 0) == 1),
+            Self::S => forbidden_if(read(1, 0) == 1 && x_last == 2),
+            Self::R => relaxed_if(y_last == 2 && read(1, 0) == 0),
+            Self::RFenced => forbidden_if(y_last == 2 && read(1, 0) == 0),
+            Self::TwoPlusTwoW => forbidden_if(x_last == 1 && y_last == 1),
+            Self::Iriw => {
+                let only_first = |thread| read(thread, 0) == 1 && read(thread, 1) == 0;
+                forbidden_if(only_first(2) && only_first(3))
+            }
+            Self::CoRr => forbidden_if(read(1, 0) > read(1, 1)),
+            Self::Add => forbidden_if(seen[0][0] == seen[1][0]),
+            Self::Halves => forbidden_if(new(seen[1][0]) == 1 && new(seen[1][1]) == 0),
+            Self::HalvesBack => {
+                let value = seen[1][0];
+                forbidden_if(new(high(value)) == 1 && new(low(value)) == 0)
+            }
+            Self::Crossing => {
+                let (flag, value) = (read(1, 0), seen[1][1]);
+                let is_old = new(low(value)) == 0 || new(high(value)) == 0;
+                match (flag == 1 && is_old, low(value) == high(value)) {
+                    (true, _) => Outcome::Forbidden,
+                    (false, same) => relaxed_if(!same),
+                }
+            }
+        }
+    }
+}
+
+impl Place {
+    /// The variables' values in the end.
+    pub(super) fn last(&self) -> Seen {
+        // SAFETY: as in `step`.
+        unsafe { [load(self.x), load(self.y)] }
+    }
+}
+
+// The accesses are written as instructions: neither the compiler nor a library may join, split or move them.
+
+unsafe fn load(from: *const u64) -> u64 {
+    let value;
+    // SAFETY: the caller's address is mapped.
+    unsafe { asm!("mov {}, [{}]", out(reg) value, in(reg) from, options(nostack, preserves_flags)) };
+    value
+}
+
+unsafe fn store(to: *mut u64, value: u64) {
+    // SAFETY: the caller's address is mapped, and may be written.
+    unsafe { asm!("mov [{}], {}", in(reg) to, in(reg) value, options(nostack, preserves_flags)) };
+}
+
+unsafe fn load_half(from: *const u32) -> u64 {
+    let value: u64;
+    // SAFETY: the caller's address is mapped.
+    unsafe { asm!("mov {:e}, [{}]", out(reg) value, in(reg) from, options(nostack, preserves_flags)) };
+    value
+}
+
+unsafe fn store_half(to: *mut u32, value: u64) {
+    // SAFETY: the caller's address is mapped, and may be written.
+    unsafe { asm!("mov [{}], {:e}", in(reg) to, in(reg) value, options(nostack, preserves_flags)) };
+}
+
+unsafe fn exchange(to: *mut u64, value: u64) -> u64 {
+    let mut value = value;
+    // SAFETY: the caller's address is mapped, and may be written.
+    unsafe { asm!("xchg [{}], {}", in(reg) to, inout(reg) value, options(nostack, preserves_flags)) };
+    value
+}
+
+unsafe fn add(to: *mut u64, value: u64) -> u64 {
+    let mut value = value;
+    // SAFETY: the caller's address is mapped, and may be written.
+    unsafe { asm!("lock xadd [{}], {}", in(reg) to, inout(reg) value, options(nostack)) };
+    value
+}
+
+fn fence() {
+    // SAFETY: orders accesses, and nothing else.
+    unsafe { asm!("mfence", options(nostack, preserves_flags)) };
+}

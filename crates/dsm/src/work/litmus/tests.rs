@@ -1,0 +1,83 @@
+use super::program::{Outcome, Place, Seen, Test};
+
+const BASE: u64 = 400;
+const OLD: u64 = 7;
+
+fn judge(test: Test, seen: [Seen; 4], last: Seen) -> Outcome {
+    let written = |value: u64| match value {
+        0 => OLD,
+        new => BASE + new,
+    };
+    test.judge(&seen.map(|seen| seen.map(written)), last.map(written), BASE)
+}
+
+#[test]
+fn forbidden_outcomes_are_found() {
+    use Test::*;
+    let none = [0, 0];
+    for (test, seen, last) in [
+        (SbFenced, [none, none, none, none], [1, 1]),
+        (SbLocked, [none, none, none, none], [1, 1]),
+        (Mp, [none, [1, 0], none, none], [1, 1]),
+        (MpLocked, [none, [1, 0], none, none], [1, 1]),
+        (Lb, [[1, 0], [1, 0], none, none], [1, 1]),
+        (S, [none, [1, 0], none, none], [2, 1]),
+        (RFenced, [none, [0, 0], none, none], [1, 2]),
+        (TwoPlusTwoW, [none, none, none, none], [1, 1]),
+        (Iriw, [none, none, [1, 0], [1, 0]], [1, 1]),
+        (CoRr, [none, [2, 1], none, none], [2, 0]),
+        (CoRr, [none, [1, 0], none, none], [2, 0]),
+        (Add, [[3, 0], [3, 0], none, none], [0, 0]),
+        (Halves, [none, [1, 0], none, none], [0, 0]),
+    ] {
+        assert_eq!(judge(test, seen, last), Outcome::Forbidden, "{test:?}");
+    }
+    let halves = |low: u64, high: u64| low | high << 32;
+    let back = [[0, 0], [halves(OLD, BASE + 1), 0]];
+    assert_eq!(Test::HalvesBack.judge(&back, [0, 0], BASE), Outcome::Forbidden);
+    for value in [halves(OLD, BASE + 1), halves(BASE + 1, OLD), halves(OLD, OLD)] {
+        let crossing = [[0, 0], [BASE + 1, value]];
+        assert_eq!(Test::Crossing.judge(&crossing, [0, 0], BASE), Outcome::Forbidden);
+    }
+}
+
+#[test]
+fn what_only_a_store_buffer_shows_is_counted_apart() {
+    let none = [0, 0];
+    assert_eq!(judge(Test::Sb, [none; 4], [1, 1]), Outcome::Relaxed);
+    assert_eq!(judge(Test::R, [none; 4], [1, 2]), Outcome::Relaxed);
+    let torn = [[0, 0], [OLD, OLD | (BASE + 1) << 32]];
+    assert_eq!(Test::Crossing.judge(&torn, [0, 0], BASE), Outcome::Relaxed);
+}
+
+#[test]
+fn threads_one_after_the_other_show_nothing_strange() {
+    // On one thread every test gives an outcome of some order, whichever thread's part comes first.
+    for test in Test::ALL {
+        for backwards in [false, true] {
+            let mut words = [[OLD; 4]; 2];
+            words[0][0] = if test == Test::Add { 0 } else { OLD | OLD << 32 };
+            let [x, y] = words.each_mut().map(|word| word.as_mut_ptr());
+            let place = Place {
+                x,
+                y,
+                across: y.wrapping_add(1).wrapping_byte_add(4),
+                base: BASE,
+            };
+            let mut seen = [[0, 0]; 4];
+            let mut order: Vec<u32> = (0..test.threads()).collect();
+            if backwards {
+                order.reverse();
+            }
+            for thread in order {
+                seen[thread as usize] = test.step(thread, &place);
+            }
+            let outcome = test.judge(&seen, place.last(), BASE);
+            let torn = test == Test::Crossing && backwards;
+            assert!(
+                outcome == Outcome::Ordinary || torn,
+                "{test:?} {outcome:?} {seen:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Nodes of one process, each with a view of its own, over sockets.
+
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use dsm::{End, Link, Method, Node, PAGE_BYTES, Settings, Shape};
+
+/// Longer than anything here may take.
+pub const LIMIT: Duration = Duration::from_secs(60);
+
+/// A memory.
+pub struct Nodes {
+    pub nodes: Vec<Node>,
+    /// Why each ended, as it did.
+    #[allow(dead_code, reason = "not every test program looks")]
+    pub ends: std::sync::Mutex<mpsc::Receiver<(u16, End)>>,
+}
+
+/// What all tests begin with.
+pub fn shape(nodes: u16, pages: u32) -> Shape {
+    Shape {
+        nodes,
+        pages,
+        lanes: 1,
+        migratory: false,
+        method: None,
+    }
+}
+
+/// With userfaultfd refused this fails, as it should.
+pub fn start(shape: Shape) -> Nodes {
+    let count = usize::from(shape.nodes);
+    let mut links: Vec<Vec<Vec<Option<Link>>>> = (0..count)
+        .map(|_| {
+            (0..shape.lanes)
+                .map(|_| (0..count).map(|_| None).collect())
+                .collect()
+        })
+        .collect();
+    for low in 0..count {
+        for high in low + 1..count {
+            let (lower, higher) = links.split_at_mut(high);
+            for (lane, far_lane) in lower[low].iter_mut().zip(&mut higher[0]) {
+                let (control, far_control) = UnixStream::pair().unwrap();
+                let (bulk, far_bulk) = UnixStream::pair().unwrap();
+                lane[high] = Some(Link::new(control.into(), bulk.into()).unwrap());
+                far_lane[low] = Some(Link::new(far_control.into(), far_bulk.into()).unwrap());
+            }
+        }
+    }
+    let (told, ends) = mpsc::channel();
+    let nodes = links
+        .into_iter()
+        .enumerate()
+        .map(|(me, links)| {
+            let told = told.clone();
+            let hook = Box::new(move |end: &End| drop(told.send((me as u16, end.clone()))));
+            let names = (0..count).map(|node| format!("node {node}")).collect();
+            Node::start(me as u16, shape, links, names, &Settings::default(), hook).unwrap()
+        })
+        .collect();
+    Nodes {
+        nodes,
+        ends: ends.into(),
+    }
+}
+
+/// A word of a node's view.
+pub fn word(node: &Node, page: u32, index: usize) -> &std::sync::atomic::AtomicU64 {
+    assert!(page as usize * PAGE_BYTES < node.bytes() && index < PAGE_BYTES / 8);
+    // SAFETY: within the view, aligned, and used as atomics only.
+    unsafe { &*node.view().add(page as usize * PAGE_BYTES + index * 8).cast() }
+}
+
+/// Both ways pages get into the view.
+#[allow(dead_code, reason = "not every test program looks")]
+pub const METHODS: [Option<Method>; 2] = [None, Some(Method::Copy)];
+
+/// Runs `work` and fails if it takes too long, instead of waiting for ever for a page.
+pub fn within(limit: Duration, work: impl FnOnce() + Send + 'static) {
+    let (done, was_done) = mpsc::channel();
+    let worker = std::thread::spawn(move || {
+        work();
+        let _ = done.send(());
+    });
+    match was_done.recv_timeout(limit) {
+        Ok(()) => worker.join().unwrap(),
+        Err(mpsc::RecvTimeoutError::Disconnected) => {
+            let panic = worker.join().unwrap_err();
+            std::panic::resume_unwind(panic);
+        }
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("not done within {limit:?}"),
+    }
+}
