@@ -8,6 +8,7 @@ use policy::span::Part;
 use shard::launch::{Fd, MemoryLaunch, PartLaunch, ShardChannels, ShardMemory, SpanLaunch};
 
 use crate::cluster::tenure::{Tenure, TenureError, begin_span, leave_span};
+use crate::coherence::Coherence;
 
 /// The places of all shards, the home's first: a cell each, and what of the VM starts there.
 #[derive(Debug)]
@@ -35,6 +36,11 @@ impl Span {
         leave_span(self.0);
     }
 
+    /// The CPUs of the cell that has most.
+    pub fn cpus(&self) -> usize {
+        self.0.iter().map(|(tenure, _)| tenure.cpus()).max().unwrap_or(1)
+    }
+
     /// The cells, in the order of the shards.
     pub fn cells(&self) -> Vec<u16> {
         self.0.iter().map(|(tenure, _)| tenure.cell()).collect()
@@ -56,7 +62,8 @@ impl Span {
 #[derive(Debug)]
 pub struct Boot {
     vcpus: Vec<u8>,
-    memory: Vec<(u64, Vec<u32>, OwnedFd)>,
+    memory: Vec<(u64, Vec<u32>, Option<OwnedFd>)>,
+    coherence: Option<Coherence>,
     /// From each shard to each.
     channels: Vec<Vec<Option<OwnedFd>>>,
     tsc_offset: u64,
@@ -64,14 +71,21 @@ pub struct Boot {
 
 impl Boot {
     /// New memory and channels.
-    pub fn new(span: &Span, memory: &MemoryLaunch) -> io::Result<Self> {
+    pub fn new(span: &Span, memory: &MemoryLaunch, is_coherent: bool) -> io::Result<Self> {
         let shards = span.0.len();
         let mut vcpus = Vec::new();
         let mut files = Vec::with_capacity(shards);
         for (shard, (tenure, part)) in (0_u8..).zip(&span.0) {
             vcpus.extend(part.vcpus.clone().map(|_| shard));
-            let file = shard::memory::file_of_shard(memory.pages, memory.bytes).map_err(io::Error::other)?;
-            files.push((part.memory_bytes, tenure.nodes().to_vec(), file.into()));
+            let file = (!is_coherent)
+                .then(|| shard::memory::file_of_shard(memory.pages, memory.bytes))
+                .transpose()
+                .map_err(io::Error::other)?;
+            files.push((
+                part.memory_bytes,
+                tenure.nodes().to_vec(),
+                file.map(OwnedFd::from),
+            ));
         }
         let mut channels = Vec::with_capacity(shards);
         for from in 0..shards {
@@ -88,6 +102,7 @@ impl Boot {
         Ok(Self {
             vcpus,
             memory: files,
+            coherence: is_coherent.then(|| Coherence::new(span)).transpose()?,
             channels,
             tsc_offset: host_tsc.wrapping_neg(),
         })
@@ -104,7 +119,7 @@ impl Boot {
             .iter()
             .map(|(bytes, nodes, file)| ShardMemory {
                 bytes: *bytes,
-                file: add(file),
+                file: file.as_ref().map(&mut add),
                 host_nodes: nodes.clone(),
             })
             .collect();
@@ -118,10 +133,12 @@ impl Boot {
                 incoming: add(incoming),
             }));
         }
+        let coherence = self.coherence.as_ref();
         SpanLaunch {
             shard: shard as u8,
             vcpus: self.vcpus.clone(),
             memory,
+            coherence: coherence.map(|coherence| coherence.launch(shard, &mut add)),
             channels,
             tsc_offset: self.tsc_offset,
         }

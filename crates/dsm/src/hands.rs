@@ -8,6 +8,7 @@ use coherence::{Access, Body, Contents, Effects, Message, NodeId, Page, Right};
 use crate::PAGE_BYTES;
 use crate::clock::{now_ns, ran_ns};
 use crate::ending::End;
+use crate::heat::Heat;
 use crate::hold::{Hold, Thread};
 use crate::link::{FRAME_BYTES, Frame, Link, PAGE_FRAME_BYTES};
 use crate::meter::Meter;
@@ -35,6 +36,7 @@ struct Waiter {
 pub struct Hands {
     pub me: u16,
     pub region: Arc<Region>,
+    heat: Arc<Heat>,
     /// To each node; none to this one.
     pub links: Vec<Option<Link>>,
     pub meter: Meter,
@@ -53,10 +55,17 @@ pub struct Hands {
 }
 
 impl Hands {
-    pub fn new(me: u16, region: Arc<Region>, links: Vec<Option<Link>>, names: Arc<Vec<String>>) -> Self {
+    pub fn new(
+        me: u16,
+        region: Arc<Region>,
+        heat: Arc<Heat>,
+        links: Vec<Option<Link>>,
+        names: Arc<Vec<String>>,
+    ) -> Self {
         Self {
             me,
             region,
+            heat,
             links,
             meter: Meter::default(),
             failed: None,
@@ -271,6 +280,9 @@ impl Effects for Hands {
         }
         let result = self.region.open(page, right);
         self.kernel(page, "map", result);
+        if contents != Contents::Fresh {
+            self.heat.came(page);
+        }
         self.wake(page);
     }
 }

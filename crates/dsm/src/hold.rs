@@ -8,10 +8,14 @@
 //! two can't be told apart, and two such threads of different nodes could wait for each other, the page goes after a random
 //! time, as the paper proposes for x86. And no page stays longer than [`BOUND_NS`], whoever does not get a CPU.
 
-/// No page stays longer than this for a thread that does not run, nanoseconds.
+/// No page stays longer than this for a thread that does not run, nanoseconds; or than several times what is enough for one
+/// that does, where faults are slow.
 pub const BOUND_NS: u64 = 2_000_000;
-/// The range from which the time is drawn that a page stays while its thread waits for another one, nanoseconds.
+const BOUND_TIMES: u64 = 20;
+/// The range from which the time is drawn that a page stays while its thread waits for another one, nanoseconds where
+/// [`FAST_NS`] is enough for a thread that runs, and longer in proportion where that is not.
 const ELSEWHERE_NS: std::ops::Range<u64> = 10_000..100_000;
+const FAST_NS: u64 = 10_000;
 /// When to look again at a thread that has not run enough, nanoseconds.
 const LOOK_NS: u64 = 5_000;
 
@@ -80,11 +84,11 @@ impl Hold {
         };
         match thread {
             Thread::Ran(ran_ns) if ran_ns.saturating_sub(self.ran_ns) >= enough_ns => Verdict::Go,
-            Thread::Ran(_) => match until(BOUND_NS) {
+            Thread::Ran(_) => match until(BOUND_NS.max(BOUND_TIMES * enough_ns)) {
                 Verdict::Stay(rest) => Verdict::Stay(rest.min(LOOK_NS)),
                 Verdict::Go => Verdict::Go,
             },
-            Thread::Elsewhere => until(self.elsewhere_ns),
+            Thread::Elsewhere => until(self.elsewhere_ns.max(self.elsewhere_ns * enough_ns / FAST_NS)),
             Thread::Unknown => until(enough_ns),
         }
     }

@@ -6,7 +6,7 @@
 //! - [`userfault`]: how the kernel tells of threads that wait, and is told to let them go on;
 //! - [`lane`]: the threads that serve faults and messages, each a part of the pages;
 //! - [`link`], [`stream`], [`meeting`]: streams between nodes, and how nodes meet;
-//! - [`hold`]: how long a page that has come stays;
+//! - [`hold`]: how long a page that has come stays; [`heat`]: which come most often;
 //! - [`node`]: all of it together.
 //!
 //! What holds: a thread's access to a page completes only while the protocol grants its node that right; a node that can't go on
@@ -16,6 +16,7 @@ pub mod bare;
 mod clock;
 mod ending;
 mod hands;
+mod heat;
 mod hold;
 mod lane;
 mod link;
@@ -33,10 +34,11 @@ pub use ending::End;
 pub use link::Link;
 pub use meeting::{LANES_MAX, Met, Shape, follow, lead};
 pub use meter::{Meter, Stalls};
-pub use node::{Node, NodeError, Settings};
+pub use node::{Node, NodeError, Prepared, Settings, Site, Spawn, Step};
 pub use region::{Method, PAGES_MAX, Region, RegionError};
 pub use session::{Session, SessionError, serve};
 pub use stream::{Peer, Security, StreamError, listen};
+pub use userfault::{DEVICE as USERFAULT_DEVICE, SERVING as USERFAULT_SERVING};
 
 /// Bytes of a page.
 pub const PAGE_BYTES: usize = 4096;

@@ -26,9 +26,11 @@ use crate::ending::EndSignal;
 use crate::generation::Generation;
 use crate::interrupt::Wiring;
 use crate::launch::{LaunchSpec, Pages, Share, SpanLaunch};
-use crate::memory::{self, GuestRam, MemoryError};
+use crate::memory::replica::{Coherence, Replica, ReplicaError};
+use crate::memory::{self, GuestRam, MemoryError, SpanMemory};
 use crate::power::{KEYBOARD_COMMAND_PORT, KeyboardReset, POWER_PORTS, PowerButton, PowerRegisters, Pvpanic};
 use crate::rtc::{NoTimer, RTC_PORTS, Rtc, TIMER_PORTS};
+use crate::sandbox::Threads;
 use crate::serial::{Console, SERIAL_PORTS};
 use crate::sharing::Mapper;
 use crate::snapshot::MachineState;
@@ -52,6 +54,9 @@ pub enum MachineError {
     /// Memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    /// Memory of the shard's own.
+    #[error(transparent)]
+    Replica(#[from] ReplicaError),
     /// Kernel, initramfs or command line.
     #[error(transparent)]
     Kernel(#[from] KernelError),
@@ -131,6 +136,7 @@ pub struct Machine {
     start: Start,
     register_numbers: Vec<u32>,
     span: Option<Home>,
+    replica: Option<Box<Replica>>,
     groups: Groups,
 }
 
@@ -148,8 +154,8 @@ pub struct Home {
 pub struct SpanBuild<'a> {
     /// What the monitor says.
     pub launch: &'a SpanLaunch,
-    /// The files of the cells' memory.
-    pub memory: Vec<File>,
+    /// What the memory is made of.
+    pub memory: SpanMemory,
     /// The way to the other shards.
     pub parts: SpanParts,
 }
@@ -157,9 +163,17 @@ pub struct SpanBuild<'a> {
 /// How the vCPUs start.
 enum Start {
     /// The first at the kernel's entry.
-    Boot { cpuid: CpuId, entry: Entry },
+    Boot { cpuid: CpuId, load: Load },
     /// All where they stood.
     Resume(Box<MachineState>),
+}
+
+/// The kernel's way into memory.
+enum Load {
+    /// It is there, and is entered here.
+    Done(Entry),
+    /// Once the memory is served.
+    Later { files: BootFiles, cmdline: String },
 }
 
 /// A frozen VM to go on from.
@@ -188,14 +202,18 @@ impl Machine {
             Some(Resume { state, memory }) => (Some(Box::new(state)), VecDeque::from(memory)),
             None => (None, VecDeque::new()),
         };
-        let (memory, parts) = match span {
+        let (memory, parts, replica) = match span {
             Some(span) => {
-                let memory = memory::create_spanning(&layout, &spec.memory, span.launch, span.memory)?;
-                (memory, Some(span.parts))
+                let memory = memory::create_spanning(&layout, &spec.memory, span.launch, &span.memory)?;
+                let replica = match span.memory {
+                    SpanMemory::Replica(replica) => Some(replica),
+                    SpanMemory::Files(_) => None,
+                };
+                (memory, Some(span.parts), replica)
             }
             None => {
                 let memory = memory::create(&layout, &spec.memory, &spec.nodes, frozen.pop_front())?;
-                (memory, None)
+                (memory, None, None)
             }
         };
         let vm = Arc::new(if parts.is_some() {
@@ -232,7 +250,13 @@ impl Machine {
                 cpuid: kvm_fd
                     .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
                     .map_err(kvm("read the supported CPUID"))?,
-                entry: load(&memory, &layout, spec, &cmdline, &mut files, sharing.as_deref())?,
+                load: match replica {
+                    Some(_) => Load::Later { files, cmdline },
+                    None => {
+                        let loaded = load(&memory, &layout, spec, &cmdline, &mut files, sharing.as_deref());
+                        Load::Done(loaded?)
+                    }
+                },
             },
         };
         let button = PowerButton::new()?;
@@ -250,7 +274,10 @@ impl Machine {
         };
         wiring.bind_interrupt(console.interrupt(), layout::SERIAL_GSI)?;
         wiring.bind_interrupt(button.event(), layout::EVENT_GSI)?;
-        let generation = Generation::new(&memory)?;
+        let generation = Generation::new()?;
+        if replica.is_none() {
+            generation.write(&memory)?;
+        }
         wiring.bind_interrupt(generation.event(), layout::GENERATION_GSI)?;
         let span = home.map(|(parts, wiring, ioapic)| Home {
             parts,
@@ -289,8 +316,29 @@ impl Machine {
             start,
             register_numbers: state::register_numbers(kvm_fd)?,
             span,
+            replica,
             groups: Groups::of(&node_of_each(&spec.nodes, spec.vcpus)),
         })
+    }
+
+    /// Has a memory of the shard's own served from now on, and fills it, which could not be done before. Nothing to do for
+    /// other memory.
+    pub fn serve_memory(
+        &mut self,
+        spec: &LaunchSpec,
+        threads: &Threads,
+    ) -> Result<Option<&'static Coherence>, MachineError> {
+        let Some(replica) = self.replica.take() else {
+            return Ok(None);
+        };
+        let coherence = replica.start(threads, &self.end)?;
+        self.generation.write(&self.memory)?;
+        if let Start::Boot { load: state, .. } = &mut self.start
+            && let Load::Later { files, cmdline } = state
+        {
+            *state = Load::Done(load(&self.memory, &self.layout, spec, cmdline, files, None)?);
+        }
+        Ok(Some(coherence))
     }
 
     /// The map of what guest memory stands for: of `images`, then the kernel, then the initramfs. None when the memory's
@@ -342,9 +390,12 @@ impl Machine {
         for id in 0..count {
             let fd = self.vm.create_vcpu(u64::from(id)).map_err(kvm("make a vCPU"))?;
             match &self.start {
-                Start::Boot { cpuid, entry } => {
+                Start::Boot { cpuid, load } => {
                     prepare_vcpu(&fd, cpuid, id, self.groups, self.span.is_some())?;
                     if id == 0 {
+                        let Load::Done(entry) = load else {
+                            return Err(MachineError::Lacking("kernel in memory"));
+                        };
                         boot(&fd, *entry)?;
                     }
                 }

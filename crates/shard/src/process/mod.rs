@@ -32,6 +32,7 @@ use crate::interrupt::Interrupts;
 use crate::kick;
 use crate::launch::{Ending, Fd, Launch, LaunchSpec, Report, ResumeLaunch, SpanLaunch};
 use crate::machine::{BootFiles, Home, Machine, MachineError, Ready, Resume, Running, SpanBuild};
+use crate::memory::SpanMemory;
 use crate::pci::PciBus;
 use crate::sandbox::{self, SandboxError, ThreadKind, Threads};
 use crate::serial;
@@ -118,7 +119,7 @@ fn start(control: &mut UnixStream, spec: LaunchSpec, mut files: Files) -> Result
     let span = spec
         .span
         .as_ref()
-        .map(|span| take_span(span, &mut files))
+        .map(|span| take_span(span, spec.memory.bytes, &mut files))
         .transpose()?;
     // Whatever the message carried beyond the spec is closed.
     drop(files);
@@ -147,6 +148,7 @@ fn start(control: &mut UnixStream, spec: LaunchSpec, mut files: Files) -> Result
     let closed = sandbox::close(spec.sandbox, spec.sandbox_missing.clone(), device_files.ports())?;
 
     let threads = closed.threads;
+    let coherence = machine.serve_memory(&spec, &threads)?;
     let interrupts = Interrupts::new(machine.wiring.clone());
     let parts = devices::Parts {
         machine: &machine,
@@ -213,18 +215,19 @@ fn start(control: &mut UnixStream, spec: LaunchSpec, mut files: Files) -> Result
         console_thread,
         stop_console,
         router,
+        coherence,
     })
 }
 
 /// What the home needs of the other shards.
-fn take_span<'a>(launch: &'a SpanLaunch, files: &mut Files) -> Result<SpanBuild<'a>, ReceiveError> {
+fn take_span<'a>(
+    launch: &'a SpanLaunch,
+    memory_bytes: u64,
+    files: &mut Files,
+) -> Result<SpanBuild<'a>, ProcessError> {
     wake_promptly();
     let channels = Channels::take(launch, files)?;
-    let memory = launch
-        .memory
-        .iter()
-        .map(|part| files.take(part.file))
-        .collect::<Result<_, _>>()?;
+    let memory = SpanMemory::take(launch, memory_bytes, files).map_err(MachineError::from)?;
     Ok(SpanBuild {
         launch,
         memory,

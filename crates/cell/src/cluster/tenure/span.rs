@@ -40,12 +40,13 @@ fn begin_in(files: &Files, name: &str, spec: &VmSpec) -> Result<Vec<(Tenure, Par
         return Err(TenureError::NothingToSpan);
     }
     let mut choices = match span {
-        SpanSpec::Cells(_) => 1,
+        SpanSpec::Cells(_) | SpanSpec::Coherent(_) => 1,
         SpanSpec::Auto => CHOICES_MAX,
     };
     loop {
         choices -= 1;
-        match hold(files, name, &divided(files, &plan, spec, span)?) {
+        let copy_bytes = spec.is_coherent().then_some(spec.memory.0);
+        match hold(files, name, &divided(files, &plan, spec, span)?, copy_bytes) {
             Err(TenureError::Refused(_)) if choices > 0 => {}
             other => return other,
         }
@@ -75,7 +76,9 @@ fn divided(
     span: &SpanSpec,
 ) -> Result<Vec<Part>, TenureError> {
     match span {
-        SpanSpec::Cells(cells) => Ok(divide(spec.cpus, spec.memory.0, &named(files, plan, cells)?)),
+        SpanSpec::Cells(cells) | SpanSpec::Coherent(cells) => {
+            Ok(divide(spec.cpus, spec.memory.0, &named(files, plan, cells)?))
+        }
         SpanSpec::Auto => chosen(files, plan, spec),
     }
 }
@@ -147,15 +150,20 @@ fn too_large(rooms: &[Room], spec: &VmSpec) -> String {
     )
 }
 
-/// Takes all places, or none.
-fn hold(files: &Files, name: &str, parts: &[Part]) -> Result<Vec<(Tenure, Part)>, TenureError> {
+/// Takes all places, or none. Each is to have `copy_bytes` of memory, if not its part's.
+fn hold(
+    files: &Files,
+    name: &str,
+    parts: &[Part],
+    copy_bytes: Option<u64>,
+) -> Result<Vec<(Tenure, Part)>, TenureError> {
     let mut held = Vec::with_capacity(parts.len());
     for (number, part) in parts.iter().enumerate() {
         let host = Host {
             name: part_name(name, number),
             share: VmShare {
                 vcpus: part.vcpus.len() as u32,
-                memory_bytes: part.memory_bytes,
+                memory_bytes: copy_bytes.unwrap_or(part.memory_bytes),
             },
             only: Some(part.cell),
             // The guest takes it for near.
