@@ -237,3 +237,6 @@ pub enum ReplicaError {
     )]
     KernelFails,
 }
+
+#[cfg(test)]
+mod tests;
