@@ -24,9 +24,6 @@ use crate::sandbox::{ThreadKind, Threads};
 
 /// Pages told of as the hottest.
 const HOTTEST: usize = 20;
-/// What a fault costs a vCPU beyond what it costs an ordinary thread: it leaves the guest, enters it again, and may have lost
-/// what the processor knew of page tables. In times of a thread's.
-const VCPU_TIMES: u64 = 4;
 
 /// The memory, before it is served.
 #[derive(Debug)]
@@ -90,7 +87,7 @@ impl Replica {
             migratory: true,
             method: None::<Method>,
         };
-        let mut settings = Settings {
+        let settings = Settings {
             realtime: true,
             ..Settings::default()
         };
@@ -103,7 +100,6 @@ impl Replica {
         if !prepared.kernel_waits() {
             return Err(ReplicaError::KernelFails);
         }
-        settings.enough_ns = Some(prepared.enough_ns() * VCPU_TIMES);
         Ok(Some(Self {
             prepared,
             links,
