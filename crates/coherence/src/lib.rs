@@ -21,6 +21,7 @@ mod engine;
 mod layout;
 pub mod link;
 mod manager;
+pub mod merged;
 mod message;
 mod migratory;
 mod node;

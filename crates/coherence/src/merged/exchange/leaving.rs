@@ -1,0 +1,100 @@
+//! What has to leave before this node says anything more, and what it owes managers until then.
+
+use super::Ticket;
+use crate::Page;
+
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+struct Leave {
+    page: Page,
+    round: u64,
+    since: u64,
+    /// It leaves in any case; else only if no other node has it loaded.
+    is_doomed: bool,
+}
+
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub(super) struct Leaving {
+    leaves: Vec<Leave>,
+    owed: Vec<(Page, u64, Ticket)>,
+    asked: u64,
+}
+
+impl Leaving {
+    pub(super) fn new(limit: usize) -> Self {
+        Self {
+            leaves: Vec::with_capacity(limit),
+            owed: Vec::with_capacity(limit),
+            asked: 0,
+        }
+    }
+
+    /// All that has been found until now.
+    pub(super) fn ticket(&self) -> Ticket {
+        Ticket(self.asked)
+    }
+
+    pub(super) fn is_over(&self, ticket: Ticket) -> bool {
+        self.leaves.iter().all(|leave| leave.since > ticket.0)
+    }
+
+    /// When this page was found, if it has not left yet.
+    pub(super) fn since(&self, page: Page) -> Option<u64> {
+        self.leaves
+            .iter()
+            .find(|leave| leave.page == page)
+            .map(|leave| leave.since)
+    }
+
+    fn add(&mut self, page: Page, round: u64, is_doomed: bool, since: Option<u64>) {
+        self.asked += 1;
+        let since = since.unwrap_or(self.asked);
+        if let Some(leave) = self.leaves.iter_mut().find(|leave| leave.page == page) {
+            leave.is_doomed |= is_doomed;
+            leave.since = leave.since.min(since);
+            return;
+        }
+        self.leaves.push(Leave {
+            page,
+            round,
+            since,
+            is_doomed,
+        });
+    }
+
+    /// It leaves whoever has it.
+    pub(super) fn doom(&mut self, page: Page, round: u64, since: Option<u64>) {
+        self.add(page, round, true, since);
+    }
+
+    /// It leaves if this node was the last to have it loaded.
+    pub(super) fn unloaded(&mut self, page: Page, round: u64) {
+        self.add(page, round, false, None);
+    }
+
+    /// Another node has it loaded.
+    pub(super) fn kept(&mut self, page: Page, round: u64) {
+        self.leaves
+            .retain(|leave| leave.is_doomed || (leave.page, leave.round) != (page, round));
+    }
+
+    /// Nobody has it as merged any more.
+    pub(super) fn left(&mut self, page: Page, round: u64) {
+        self.leaves
+            .retain(|leave| (leave.page, leave.round) != (page, round));
+    }
+
+    /// Its manager is to hear when all that has been found until now is over.
+    pub(super) fn owe(&mut self, page: Page, round: u64) {
+        self.owed.push((page, round, self.ticket()));
+    }
+
+    /// The next that is over.
+    pub(super) fn owed(&mut self) -> Option<(Page, u64)> {
+        let at = self
+            .owed
+            .iter()
+            .position(|(_, _, ticket)| self.is_over(*ticket))?;
+        let (page, round, _) = self.owed.swap_remove(at);
+        Some((page, round))
+    }
+}

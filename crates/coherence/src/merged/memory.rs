@@ -1,0 +1,21 @@
+//! The guest's memory as the driver lends it.
+
+use crate::Page;
+
+/// Words of 8 bytes, each read and written as one. Guest CPUs use them at the same time.
+pub trait Words {
+    /// The guest has RAM there.
+    fn is_ram(&self, page: Page) -> bool;
+
+    /// It is RAM, and reading it here does not have to wait for another node.
+    fn is_here(&self, page: Page) -> bool;
+
+    /// A word of a page that is here. With at least acquire order.
+    fn load(&self, page: Page, word: usize) -> u64;
+
+    /// Replaces a word of a page that is here, in one locked instruction, if it is `current`.
+    ///
+    /// # Errors
+    /// What the word is instead.
+    fn compare_exchange(&mut self, page: Page, word: usize, current: u64, new: u64) -> Result<(), u64>;
+}

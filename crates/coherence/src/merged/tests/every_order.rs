@@ -1,0 +1,280 @@
+//! Small guests over nodes, in every order of instructions, walks, collections and messages.
+
+use stateright::{Checker, Model, Property};
+
+use super::guest::{Va, table};
+use super::machine::{Broken, Plan, World};
+use super::plans::*;
+use crate::Right;
+use crate::merged::Accessed;
+
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Step {
+    /// A CPU's next instruction.
+    Go(usize),
+    /// A CPU waits for a page.
+    Want(usize, u32, bool),
+    Interrupted(usize),
+    /// Hardware translates by itself.
+    Guess(usize, Va),
+    Cache(usize, Va, usize),
+    /// A node answers who wants a page.
+    Answer(u32, usize),
+    Work(usize),
+    Apply(usize),
+    Deliver(usize),
+    Propose(u32),
+}
+
+impl Model for Plan {
+    type State = World;
+    type Action = Step;
+
+    fn init_states(&self) -> Vec<World> {
+        vec![World::new(self)]
+    }
+
+    fn actions(&self, world: &World, steps: &mut Vec<Step>) {
+        if world.wrong.is_some() {
+            return;
+        }
+        for cpu in 0..world.cpus.len() {
+            let one = &world.cpus[cpu];
+            if one.is_interrupted && one.handler.is_none() && !one.is_out {
+                steps.push(Step::Interrupted(cpu));
+            }
+            if let Some(op) = world.next_op(self, cpu) {
+                match world.lacks(cpu, op) {
+                    None => steps.push(Step::Go(cpu)),
+                    Some((page, right)) => steps.push(Step::Want(cpu, page, right == Right::Write)),
+                }
+            }
+            if !one.is_out && one.cr3.is_some() {
+                for va in &self.guesses {
+                    steps.push(Step::Guess(cpu, va));
+                    for depth in 0..va.len() - 1 {
+                        steps.push(Step::Cache(cpu, va, depth));
+                    }
+                }
+            }
+        }
+        for request in &world.requests {
+            let free =
+                |node: &&usize| world.nodes[**node].task.is_none() && world.nodes[**node].applying.is_none();
+            steps.extend(
+                request
+                    .unasked
+                    .iter()
+                    .filter(free)
+                    .map(|node| Step::Answer(request.page, *node)),
+            );
+        }
+        for (at, node) in world.nodes.iter().enumerate() {
+            if world.may_go_on(self, at) && node.applying.is_none() {
+                steps.push(Step::Work(at));
+            }
+            if node.applying.is_some() {
+                steps.push(Step::Apply(at));
+            }
+        }
+        for at in 0..world.packets.len() {
+            if world.is_ready(self, &world.packets[at]) {
+                steps.push(Step::Deliver(at));
+            }
+        }
+        if let Some(page) = self.proposals.get(world.proposed) {
+            steps.push(Step::Propose(*page));
+        }
+    }
+
+    fn next_state(&self, world: &World, step: Step) -> Option<World> {
+        let mut next = world.clone();
+        let is_new = match step {
+            Step::Go(cpu) => {
+                let op = world.next_op(self, cpu)?;
+                next.execute(self, cpu, op)
+            }
+            Step::Want(cpu, page, writes) => {
+                let is_asked =
+                    world.requests.iter().any(|one| one.page == page) || world.held.contains(&page);
+                if !is_asked {
+                    let right = if writes { Right::Write } else { Right::Read };
+                    next.request(world.cpus[cpu].node, page, right, false);
+                }
+                !is_asked
+            }
+            Step::Interrupted(cpu) => {
+                next.cpus[cpu].is_interrupted = false;
+                next.cpus[cpu].handler = Some(0);
+                true
+            }
+            Step::Guess(cpu, va) => next.fill(cpu, va, false),
+            Step::Cache(cpu, va, depth) => next.cache_walk(cpu, va, depth),
+            Step::Answer(page, node) => {
+                next.answer(self, page, node);
+                true
+            }
+            Step::Work(node) => {
+                next.go_on(self, node);
+                true
+            }
+            Step::Apply(node) => {
+                next.apply(node);
+                true
+            }
+            Step::Deliver(at) => {
+                next.deliver(at);
+                true
+            }
+            Step::Propose(page) => {
+                next.proposed += 1;
+                next.propose(page);
+                true
+            }
+        };
+        is_new.then_some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always("right", |_, world: &World| world.wrong.is_none()),
+            Property::always("no conflict", |_, world: &World| {
+                world.nodes.iter().all(|node| node.merger.merges().conflicts == 0)
+            }),
+            Property::always("goes on", |plan: &Plan, world: &World| {
+                world.wrong.is_some() || world.is_over(plan) || {
+                    let mut steps = Vec::new();
+                    plan.actions(world, &mut steps);
+                    steps
+                        .into_iter()
+                        .any(|step| plan.next_state(world, step).is_some())
+                }
+            }),
+            Property::sometimes("ends", |plan: &Plan, world: &World| world.is_over(plan)),
+        ]
+    }
+}
+
+/// What is wrong in some order, if anything; checked to the end otherwise.
+fn find(plan: &Plan) -> Option<&'static str> {
+    let checker = plan.clone().checker().spawn_bfs().join();
+    let wrong = ["right", "no conflict", "goes on"]
+        .into_iter()
+        .find(|name| checker.discovery(name).is_some());
+    println!("{} states, {wrong:?}", checker.unique_state_count());
+    if wrong.is_none() {
+        assert!(checker.discovery("ends").is_some(), "no order ends");
+    }
+    wrong
+}
+
+fn holds(plan: Plan) {
+    let checker = plan.clone().checker().spawn_bfs().join();
+    for name in ["right", "no conflict", "goes on"] {
+        if let Some(path) = checker.discovery(name) {
+            let last = path.last_state().clone();
+            panic!("{name}: {:?}\n{:#?}\n{last:#?}", last.wrong, path.into_actions());
+        }
+    }
+    println!("{} states", checker.unique_state_count());
+    assert!(checker.discovery("ends").is_some(), "no order ends");
+}
+
+fn breaks(mut plan: Plan, broken: Broken) {
+    plan.broken = broken;
+    assert!(find(&plan).is_some(), "{broken:?} goes unnoticed");
+}
+
+#[test]
+fn after_a_shootdown_nobody_uses_the_old_translation() {
+    holds(shootdown());
+    breaks(shootdown(), Broken::Interrupts);
+}
+
+#[test]
+fn who_is_not_interrupted_has_heard_by_an_acknowledgement() {
+    holds(switching());
+    breaks(switching(), Broken::Acknowledgements);
+}
+
+#[test]
+fn no_write_is_dropped_as_clean() {
+    holds(cleaning());
+    holds(Plan {
+        accessed: Accessed::Sent,
+        ..cleaning()
+    });
+}
+
+#[test]
+fn a_freed_table_is_one_page_before_it_is_data() {
+    holds(reuse(0));
+    holds(reuse(table(OTHER)));
+}
+
+#[test]
+fn a_table_freed_without_an_interrupt_has_left_before_the_next_page_goes() {
+    holds(quiet_reuse());
+    // With two nodes the manager is one of them, and closes the table by itself in time.
+    let with_third = Plan {
+        nodes: 3,
+        ..quiet_reuse()
+    };
+    holds(with_third.clone());
+    breaks(with_third, Broken::Hasty);
+}
+
+#[test]
+fn what_only_a_freed_table_led_to_leaves_with_it() {
+    holds(tree());
+}
+
+#[test]
+fn no_walk_finds_a_table_in_its_former_life() {
+    holds(another_life());
+    breaks(another_life(), Broken::Upwards);
+    breaks(another_life(), Broken::Downwards);
+}
+
+#[test]
+fn no_update_under_a_lock_is_lost() {
+    holds(filling());
+    breaks(filling(), Broken::Transfers);
+    breaks(filling(), Broken::Early);
+}
+
+#[test]
+fn no_update_is_lost_while_a_table_joins() {
+    let mut plan = filling();
+    plan.merged = vec![(ROOT, 2)];
+    plan.proposals = vec![LEAF];
+    holds(plan.clone());
+    breaks(plan, Broken::Open);
+}
+
+#[test]
+fn a_table_that_is_freed_while_it_joins_is_one_page_before_it_is_data() {
+    let mut plan = reuse(table(OTHER));
+    plan.merged = vec![(ROOT, 2)];
+    plan.proposals = vec![LEAF];
+    plan.guesses = vec![];
+    holds(plan);
+}
+
+#[test]
+fn a_fault_ends_with_the_transfer_of_the_lock() {
+    holds(widening());
+    breaks(widening(), Broken::Transfers);
+}
+
+#[test]
+fn a_root_that_no_cpu_has_is_one_page_before_it_is_data() {
+    holds(root_freed());
+    breaks(root_freed(), Broken::Blind);
+}
+
+#[test]
+fn what_one_node_heard_of_another_it_does_not_tell_too_early() {
+    holds(hearsay());
+    breaks(hearsay(), Broken::Unordered);
+}

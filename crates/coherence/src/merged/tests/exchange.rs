@@ -1,0 +1,312 @@
+//! One node's part of the exchange, step by step: what comes before what.
+
+use super::guest::{WORDS, table};
+use crate::merged::{Accessed, Batch, Hooks, Level, Merger, Say, Saying, Stamp, Words};
+use crate::{Layout, NodeId, Page};
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Done {
+    Sent(u16, u32, Say),
+    News,
+    Take(u32),
+    GiveBack(u32),
+    Open(u32),
+    Close(u32),
+}
+use Done::*;
+
+/// Three nodes; pages 0 and 1 are managed by node 0, 2 and 3 by node 1, 4 and 5 by node 2.
+struct Desk {
+    memory: [[u64; WORDS]; 6],
+    done: Vec<Done>,
+}
+
+const ROOT: u32 = 4;
+const MIDDLE: u32 = 5;
+const LEAF: u32 = 2;
+const CR3: Option<u64> = Some(0x4000);
+
+impl Words for Desk {
+    fn is_ram(&self, page: Page) -> bool {
+        page.0 < 6
+    }
+    fn is_here(&self, page: Page) -> bool {
+        self.is_ram(page)
+    }
+    fn load(&self, page: Page, word: usize) -> u64 {
+        self.memory[page.0 as usize][word]
+    }
+    fn compare_exchange(&mut self, page: Page, word: usize, _: u64, new: u64) -> Result<(), u64> {
+        self.memory[page.0 as usize][word] = new;
+        Ok(())
+    }
+}
+
+impl Hooks for Desk {
+    fn send(&mut self, to: NodeId, saying: Saying) {
+        self.done.push(Sent(to.0, saying.page.0, saying.say));
+    }
+    fn broadcast(&mut self, _: Batch<'_>) {
+        self.done.push(News);
+    }
+    fn take(&mut self, page: Page) {
+        self.done.push(Take(page.0));
+    }
+    fn give_back(&mut self, page: Page) {
+        self.done.push(GiveBack(page.0));
+    }
+    fn store(&mut self, _: Page) {}
+    fn open(&mut self, page: Page) {
+        self.done.push(Open(page.0));
+    }
+    fn close(&mut self, page: Page) {
+        self.done.push(Close(page.0));
+    }
+}
+
+struct Node {
+    merger: Merger<WORDS>,
+    desk: Desk,
+}
+
+impl Node {
+    fn new(me: u16) -> Self {
+        let mut memory = [[0; WORDS]; 6];
+        memory[ROOT as usize][0] = table(MIDDLE);
+        memory[MIDDLE as usize][0] = table(LEAF);
+        let layout = Layout::even(NodeId(me), 3, 6);
+        let mut node = Self {
+            merger: Merger::new(layout, Level(3), 4, 1, Accessed::Preset),
+            desk: Desk {
+                memory,
+                done: Vec::new(),
+            },
+        };
+        node.merger.loaded(0, CR3, &mut node.desk);
+        node
+    }
+
+    /// Node 0, with root, middle and leaf merged.
+    fn with_tree() -> Self {
+        let mut node = Self::new(0);
+        for (page, level, manager) in [(ROOT, 3, 2), (MIDDLE, 2, 2), (LEAF, 1, 1)] {
+            node.hear(manager, page, 1, Say::Offer(Level(level)));
+            node.hear(manager, page, 1, Say::Begin);
+            assert!(node.merger.is_merged(Page(page)));
+        }
+        node.desk.done.clear();
+        node
+    }
+
+    /// Node 2, manager of a merged root.
+    fn managing(loaded: [bool; 2]) -> Self {
+        let mut node = Self::new(2);
+        let proposal = node.merger.suspect(Page(ROOT)).expect("a vCPU has it");
+        node.merger.propose(proposal, &mut node.desk);
+        assert_eq!(node.done(), [Take(ROOT)]);
+        node.merger.taken(Page(ROOT), &mut node.desk);
+        let offer = Say::Offer(Level(3));
+        assert_eq!(node.done(), [Sent(0, ROOT, offer), Sent(1, ROOT, offer)]);
+        for (from, is_loaded) in (0..).zip(loaded) {
+            assert_eq!(node.done(), [], "all have to accept");
+            node.hear(from, ROOT, 1, Say::Accept { is_loaded, turn: 1 });
+        }
+        assert_eq!(
+            node.done(),
+            [Sent(0, ROOT, Say::Begin), Sent(1, ROOT, Say::Begin), Open(ROOT)]
+        );
+        node
+    }
+
+    fn hear(&mut self, from: u16, page: u32, round: u64, say: Say) {
+        let (stamp, page) = (Stamp::default(), Page(page));
+        let saying = Saying {
+            stamp,
+            page,
+            round,
+            say,
+        };
+        self.merger.receive(NodeId(from), saying, &mut self.desk);
+    }
+
+    fn done(&mut self) -> Vec<Done> {
+        std::mem::take(&mut self.desk.done)
+    }
+}
+
+fn loaded(is_loaded: bool, turn: u64) -> Say {
+    Say::Loaded { is_loaded, turn }
+}
+
+#[test]
+fn a_root_that_is_left_holds_up_messages_until_its_manager_has_answered() {
+    let mut node = Node::with_tree();
+    node.merger.loaded(0, None, &mut node.desk);
+    let ticket = node.merger.collect(&mut node.desk);
+    assert!(!node.merger.may_send(ticket));
+    assert!(matches!(
+        node.done()[..],
+        [Sent(2, ROOT, Say::Loaded { is_loaded: false, .. })]
+    ));
+    node.hear(2, ROOT, 1, Say::Kept);
+    assert!(node.merger.may_send(ticket));
+}
+
+#[test]
+fn what_only_a_root_led_to_holds_up_the_same_messages() {
+    let mut node = Node::with_tree();
+    node.merger.loaded(0, None, &mut node.desk);
+    let ticket = node.merger.collect(&mut node.desk);
+    node.done();
+    node.hear(2, ROOT, 1, Say::Drop);
+    let leave = |to, page| Sent(to, page, Say::Leave);
+    assert_eq!(
+        node.done(),
+        [
+            Close(ROOT),
+            leave(2, MIDDLE),
+            leave(1, LEAF),
+            Sent(2, ROOT, Say::Dropped)
+        ]
+    );
+    node.hear(2, ROOT, 1, Say::Left);
+    assert!(!node.merger.may_send(ticket));
+    node.hear(1, LEAF, 1, Say::Left);
+    assert!(!node.merger.may_send(ticket));
+    assert_eq!(node.done(), [], "not settled");
+    node.hear(2, MIDDLE, 1, Say::Left);
+    assert!(node.merger.may_send(ticket));
+    assert_eq!(node.done(), [Sent(2, ROOT, Say::Settled)]);
+}
+
+#[test]
+fn a_page_is_closed_before_its_last_changes_are_collected() {
+    let mut node = Node::with_tree();
+    node.desk.memory[LEAF as usize][1] = 0x1000;
+    node.hear(1, LEAF, 1, Say::Drop);
+    assert_eq!(
+        node.done(),
+        [
+            Close(LEAF),
+            News,
+            Sent(1, LEAF, Say::Dropped),
+            Sent(1, LEAF, Say::Settled)
+        ]
+    );
+}
+
+#[test]
+fn an_old_rounds_word_opens_nothing() {
+    let mut node = Node::new(0);
+    node.hear(2, ROOT, 2, Say::Offer(Level(3)));
+    node.hear(2, ROOT, 1, Say::Begin);
+    node.hear(2, ROOT, 1, Say::Drop);
+    assert!(!node.merger.is_merged(Page(ROOT)));
+    node.hear(2, ROOT, 2, Say::Begin);
+    assert!(node.merger.is_merged(Page(ROOT)));
+}
+
+#[test]
+fn a_page_without_a_merged_parent_is_refused() {
+    let mut node = Node::new(0);
+    node.hear(2, MIDDLE, 1, Say::Offer(Level(2)));
+    assert_eq!(node.done(), [Sent(2, MIDDLE, Say::Refuse)]);
+}
+
+#[test]
+fn the_manager_closes_its_own_copy_and_gives_it_back_when_all_have_settled() {
+    let mut node = Node::managing([true, false]);
+    node.hear(0, ROOT, 1, Say::Leave);
+    assert_eq!(
+        node.done(),
+        [Sent(0, ROOT, Say::Drop), Sent(1, ROOT, Say::Drop), Close(ROOT)]
+    );
+    node.hear(0, ROOT, 1, Say::Dropped);
+    node.hear(0, ROOT, 1, Say::Settled);
+    assert_eq!(node.done(), []);
+    node.hear(1, ROOT, 1, Say::Dropped);
+    assert_eq!(node.done(), [Sent(0, ROOT, Say::Left), Sent(1, ROOT, Say::Left)]);
+    node.hear(1, ROOT, 1, Say::Settled);
+    assert_eq!(node.done(), [GiveBack(ROOT)]);
+    // Who asked meanwhile hears that it is over.
+    node.hear(1, ROOT, 1, Say::Leave);
+    assert_eq!(node.done(), [Sent(1, ROOT, Say::Left)]);
+}
+
+#[test]
+fn a_root_leaves_with_the_last_cpu_that_has_it() {
+    let mut node = Node::managing([true, false]);
+    node.hear(0, ROOT, 1, loaded(false, 5));
+    assert_eq!(node.done(), [Sent(0, ROOT, Say::Kept)], "the manager has it");
+    node.hear(0, ROOT, 1, loaded(true, 4));
+    node.merger.loaded(0, None, &mut node.desk);
+    assert_eq!(
+        node.done()[..2],
+        [Sent(0, ROOT, Say::Drop), Sent(1, ROOT, Say::Drop)]
+    );
+}
+
+#[test]
+fn a_root_that_all_left_before_it_began_does_not_begin() {
+    let mut node = Node::new(2);
+    let proposal = node.merger.suspect(Page(ROOT)).expect("a vCPU has it");
+    node.merger.propose(proposal, &mut node.desk);
+    node.merger.taken(Page(ROOT), &mut node.desk);
+    node.merger.loaded(0, None, &mut node.desk);
+    node.hear(
+        0,
+        ROOT,
+        1,
+        Say::Accept {
+            is_loaded: true,
+            turn: 1,
+        },
+    );
+    node.hear(0, ROOT, 1, loaded(false, 2));
+    node.done();
+    node.hear(
+        1,
+        ROOT,
+        1,
+        Say::Accept {
+            is_loaded: false,
+            turn: 1,
+        },
+    );
+    let withdrawn = [
+        Sent(0, ROOT, Say::Withdraw),
+        Sent(1, ROOT, Say::Withdraw),
+        GiveBack(ROOT),
+    ];
+    assert_eq!(node.done(), withdrawn);
+    assert!(!node.merger.is_merged(Page(ROOT)));
+}
+
+#[test]
+fn what_the_manager_did_before_goes_before_the_offer() {
+    let mut node = Node::managing([true, true]);
+    node.merger.propose(
+        node.merger.suspect(Page(MIDDLE)).expect("below the root"),
+        &mut node.desk,
+    );
+    node.desk.memory[ROOT as usize][1] = table(LEAF);
+    node.merger.taken(Page(MIDDLE), &mut node.desk);
+    let offer = Say::Offer(Level(2));
+    let expected = [Take(MIDDLE), News, Sent(0, MIDDLE, offer), Sent(1, MIDDLE, offer)];
+    assert_eq!(node.done(), expected);
+}
+
+#[test]
+fn batches_are_applied_in_their_sources_order_and_after_what_they_come_after() {
+    let stamp = |counts: [u64; 3]| Stamp::decode(&counts.map(u64::to_le_bytes).concat()).expect("three");
+    let here = stamp([4, 2, 0]);
+    let awaits = |from, batch| here.awaits(NodeId(from), &stamp(batch));
+    assert!(awaits(1, [4, 3, 0]) && awaits(1, [1, 3, 0]));
+    assert!(!awaits(1, [4, 4, 0]), "one before it is to come");
+    assert!(!awaits(1, [4, 2, 0]), "it has been");
+    assert!(
+        !awaits(1, [5, 3, 0]),
+        "what its source had from node 0 is to come"
+    );
+    assert!(here.covers(&stamp([4, 0, 0])) && !here.covers(&stamp([4, 0, 1])));
+}

@@ -1,0 +1,455 @@
+//! Nodes, each with a copy of memory and a real [`Merger`]; links that keep no order; a plain stand-in for the engine.
+
+mod cpu;
+mod node;
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use super::guest::{At, Cpu, Op, Va, WORDS};
+use crate::merged::{Accessed, Change, Level, Merger, Saying, Stamp, Ticket};
+use crate::{Layout, NodeId, Page, Right};
+use node::{Node, Rest};
+
+/// What the driver or the treatment leaves undone, to see that the checker finds it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Broken {
+    Nothing,
+    /// Pages go without what changed before them.
+    Transfers,
+    /// So do acknowledgements of invalidations, which carry no page.
+    Acknowledgements,
+    /// So do interrupts.
+    Interrupts,
+    /// Changes are collected before the right is taken away, not after.
+    Early,
+    /// Tables are collected from the leaves up.
+    Upwards,
+    /// Changes are applied from the roots down.
+    Downwards,
+    /// Messages don't wait for the batches that they come after.
+    Unordered,
+    /// Messages don't wait until unlinked pages have left.
+    Hasty,
+    /// Nobody looks at CR3s.
+    Blind,
+    /// A joined page is opened before its twin is taken everywhere.
+    Open,
+}
+
+/// The same throughout a world.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub nodes: usize,
+    pub pages: u32,
+    pub top: u8,
+    /// Merged at the start, with their levels.
+    pub merged: Vec<(u32, u8)>,
+    pub memory: Vec<(At, u64)>,
+    /// Pages that all nodes may read at first; the others are node 0's.
+    pub shared: Vec<u32>,
+    pub cpus: Vec<(usize, Option<u32>)>,
+    pub programs: Vec<Vec<Op>>,
+    pub handler: Vec<Op>,
+    /// What hardware may translate at any time.
+    pub guesses: Vec<Va>,
+    /// Proposed at any time, once.
+    pub proposals: Vec<u32>,
+    pub accessed: Accessed,
+    pub broken: Broken,
+}
+
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub enum Payload {
+    Batch(Vec<Change>),
+    Saying(Saying, [u64; WORDS]),
+    /// A page, or word that a copy of it is given up.
+    Right(u32, Option<[u64; WORDS]>),
+    Interrupt(usize),
+}
+
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub struct Packet {
+    pub from: usize,
+    pub to: usize,
+    pub stamp: Stamp,
+    pub payload: Payload,
+}
+
+/// One who wants a page: at most one for each page.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub struct Request {
+    pub page: u32,
+    pub by: usize,
+    pub right: Right,
+    pub is_taken: bool,
+    /// Who has yet to begin to answer.
+    pub unasked: Vec<usize>,
+    /// Whose answer is to come.
+    pub awaited: Vec<usize>,
+}
+
+/// A message that a node is about to send.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub struct Task {
+    pub to: usize,
+    pub what: What,
+    pub collected: usize,
+    pub ticket: Option<Ticket>,
+}
+
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub enum What {
+    Page(u32, Right, bool),
+    Interrupt(usize, usize),
+}
+
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub struct World {
+    pub nodes: Vec<Node>,
+    pub cpus: Vec<Cpu>,
+    pub packets: Vec<Packet>,
+    pub requests: Vec<Request>,
+    /// Wanted by their managers, for merging.
+    pub takes: Vec<(usize, u32)>,
+    /// Held by its manager, for merging.
+    pub held: Vec<u32>,
+    pub proposed: usize,
+    freed: Vec<u64>,
+    news: Vec<u64>,
+    inside: usize,
+    wins: usize,
+    pub wrong: Option<&'static str>,
+}
+
+fn id(node: usize) -> NodeId {
+    NodeId(u16::try_from(node).expect("few"))
+}
+
+impl World {
+    pub fn new(plan: &Plan) -> Self {
+        let mut copy = vec![[0; WORDS]; plan.pages as usize];
+        for ((page, word), value) in &plan.memory {
+            copy[*page as usize][*word] = *value;
+        }
+        let node = |me: usize| {
+            let layout = Layout::even(id(me), u16::try_from(plan.nodes).expect("few"), plan.pages);
+            let right = |page: u32| match plan.shared.contains(&page) {
+                true => Right::Read,
+                false if me == 0 => Right::Write,
+                false => Right::None,
+            };
+            Node {
+                merger: Merger::new(layout, Level(plan.top), 4, plan.cpus.len(), plan.accessed),
+                rest: Rest {
+                    me,
+                    nodes: plan.nodes,
+                    copy: copy.clone(),
+                    rights: (0..plan.pages).map(right).collect(),
+                    open: vec![false; plan.pages as usize],
+                    arrived: [0; WORDS],
+                    sent: Vec::new(),
+                    takes: Vec::new(),
+                    given_back: Vec::new(),
+                    is_upwards: plan.broken == Broken::Downwards,
+                    is_early: plan.broken == Broken::Open,
+                },
+                task: None,
+                applying: None,
+            }
+        };
+        let mut world = Self {
+            nodes: (0..plan.nodes).map(node).collect(),
+            cpus: plan
+                .cpus
+                .iter()
+                .map(|(node, cr3)| Cpu::new(*node, *cr3))
+                .collect(),
+            packets: Vec::new(),
+            requests: Vec::new(),
+            takes: Vec::new(),
+            held: Vec::new(),
+            proposed: 0,
+            freed: Vec::new(),
+            news: Vec::new(),
+            inside: 0,
+            wins: 0,
+            wrong: None,
+        };
+        // What is merged at the start joins as anything does.
+        for node in 0..plan.nodes {
+            world.look_at_cr3s(node);
+        }
+        for (page, _) in &plan.merged {
+            world.propose(*page);
+            world.rest_awhile(plan, *page);
+        }
+        world
+    }
+
+    /// Delivers everything until a page is merged, as the nodes do when nobody disturbs them.
+    fn rest_awhile(&mut self, plan: &Plan, page: u32) {
+        while !self.nodes.iter().all(|node| node.rest.open[page as usize]) || !self.packets.is_empty() {
+            let request = self
+                .requests
+                .iter()
+                .find_map(|one| Some((one.page, *one.unasked.first()?)));
+            if let Some((page, node)) = request {
+                self.answer(plan, page, node);
+            } else if let Some(node) = (0..plan.nodes).find(|node| self.nodes[*node].task.is_some()) {
+                self.go_on(plan, node);
+            } else if let Some(node) = (0..plan.nodes).find(|node| self.nodes[*node].applying.is_some()) {
+                self.apply(node);
+            } else {
+                let ready = |at: &usize| self.is_ready(plan, &self.packets[*at]);
+                let at = (0..self.packets.len()).find(ready).expect("the page joins");
+                self.deliver(at);
+            }
+        }
+    }
+
+    fn merge(&mut self, node: usize, act: impl FnOnce(&mut Merger<WORDS>, &mut Rest)) {
+        let Node { merger, rest, .. } = &mut self.nodes[node];
+        act(merger, rest);
+        for page in std::mem::take(&mut self.nodes[node].rest.takes) {
+            self.takes.push((node, page));
+        }
+        self.take();
+        for page in std::mem::take(&mut self.nodes[node].rest.given_back) {
+            self.held.retain(|held| *held != page);
+        }
+        let sent = std::mem::take(&mut self.nodes[node].rest.sent);
+        self.packets.extend(sent);
+        // They are a set: links keep no order.
+        self.packets.sort_by_cached_key(|packet| {
+            let mut hasher = DefaultHasher::new();
+            packet.hash(&mut hasher);
+            hasher.finish()
+        });
+    }
+
+    /// Begins to take the pages that managers want, one request for a page at a time.
+    fn take(&mut self) {
+        let is_free = |(_, page): &(usize, u32)| self.requests.iter().all(|one| one.page != *page);
+        if let Some(at) = self.takes.iter().position(is_free) {
+            let (node, page) = self.takes.remove(at);
+            self.request(node, page, Right::Write, true);
+            self.take();
+        }
+    }
+
+    pub fn propose(&mut self, page: u32) {
+        let proposer = self
+            .nodes
+            .iter()
+            .position(|node| node.merger.suspect(Page(page)).is_some());
+        if let Some(node) = proposer {
+            let proposal = self.nodes[node].merger.suspect(Page(page)).expect("just found");
+            self.merge(node, |merger, rest| merger.propose(proposal, rest));
+        }
+    }
+
+    /// Somebody wants a page. Whoever is asked answers at any time later.
+    pub fn request(&mut self, by: usize, page: u32, right: Right, is_taken: bool) {
+        let holds = |node: &usize| *node != by && self.nodes[*node].rest.rights[page as usize] > Right::None;
+        let mut unasked: Vec<usize> = (0..self.nodes.len()).filter(holds).collect();
+        if right == Right::Read {
+            unasked.truncate(1);
+        }
+        self.requests.push(Request {
+            page,
+            by,
+            right,
+            is_taken,
+            awaited: unasked.clone(),
+            unasked,
+        });
+        self.complete(page);
+    }
+
+    pub fn answer(&mut self, plan: &Plan, page: u32, node: usize) {
+        let request = self
+            .requests
+            .iter_mut()
+            .find(|one| one.page == page)
+            .expect("one was asked");
+        let is_first = request.awaited[0] == node;
+        let (by, right) = (request.by, request.right);
+        request.unasked.retain(|other| *other != node);
+        let has = self.nodes[by].rest.rights[page as usize] > Right::None;
+        let task = Task {
+            to: by,
+            what: What::Page(page, right, is_first && !has),
+            collected: 0,
+            ticket: None,
+        };
+        if plan.broken != Broken::Early {
+            self.restrict(node, page, right);
+        }
+        self.nodes[node].task = Some(task);
+    }
+
+    fn restrict(&mut self, node: usize, page: u32, right: Right) {
+        let to = if right == Right::Write {
+            Right::None
+        } else {
+            Right::Read
+        };
+        let had = &mut self.nodes[node].rest.rights[page as usize];
+        *had = to.min(*had);
+    }
+
+    /// A node's message: its changes are collected page by page, then it is sent.
+    pub fn go_on(&mut self, plan: &Plan, node: usize) {
+        let mut task = self.nodes[node].task.take().expect("there is one");
+        let leaves_out = match &task.what {
+            What::Page(_, _, true) => plan.broken == Broken::Transfers,
+            What::Page(_, _, false) => plan.broken == Broken::Acknowledgements,
+            What::Interrupt(..) => plan.broken == Broken::Interrupts,
+        };
+        let count = self.nodes[node].merger.twins.len();
+        if let Some(ticket) = task.ticket {
+            assert!(self.nodes[node].merger.may_send(ticket) || plan.broken == Broken::Hasty);
+            if let (What::Page(page, right, _), Broken::Early) = (&task.what, plan.broken) {
+                self.restrict(node, *page, *right);
+            }
+            let Node { merger, rest, .. } = &mut self.nodes[node];
+            let payload = match task.what {
+                What::Page(page, _, brings) => {
+                    Payload::Right(page, brings.then_some(rest.copy[page as usize]))
+                }
+                What::Interrupt(cpu, sender) => {
+                    self.cpus[sender].is_out = false;
+                    Payload::Interrupt(cpu)
+                }
+            };
+            let stamp = merger.stamp();
+            self.merge(node, |_, rest| rest.post(task.to, stamp, payload));
+            return;
+        }
+        if task.collected == 0 && plan.broken != Broken::Blind {
+            self.look_at_cr3s(node);
+        }
+        if !leaves_out && task.collected < count {
+            let at = if plan.broken == Broken::Upwards {
+                count - 1 - task.collected
+            } else {
+                task.collected
+            };
+            let Node { merger, rest, .. } = &mut self.nodes[node];
+            let Merger { twins, changes, .. } = merger;
+            twins.collect(at, rest, changes);
+            task.collected += 1;
+        }
+        if leaves_out || task.collected >= count {
+            let mut ticket = None;
+            self.merge(node, |merger, rest| ticket = Some(merger.send_changes(rest)));
+            task.ticket = ticket;
+        }
+        self.nodes[node].task = Some(task);
+    }
+
+    fn look_at_cr3s(&mut self, node: usize) {
+        for cpu in 0..self.cpus.len() {
+            let cr3 = self.cpus[cpu].cr3.filter(|_| self.cpus[cpu].node == node);
+            let cr3 = cr3.map(|page| u64::from(page) << 12);
+            self.merge(node, |merger, rest| merger.loaded(cpu, cr3, rest));
+        }
+    }
+
+    pub fn may_go_on(&self, plan: &Plan, node: usize) -> bool {
+        let node = &self.nodes[node];
+        node.task.as_ref().is_some_and(|task| {
+            let is_over = task.ticket.is_none_or(|ticket| node.merger.may_send(ticket));
+            is_over || plan.broken == Broken::Hasty
+        })
+    }
+
+    pub fn is_ready(&self, plan: &Plan, packet: &Packet) -> bool {
+        let node = &self.nodes[packet.to];
+        // A node's messages are handled one at a time, and not in the midst of a collection.
+        let collects = node
+            .task
+            .as_ref()
+            .is_some_and(|task| task.collected > 0 && task.ticket.is_none());
+        if node.applying.is_some() || collects {
+            return false;
+        }
+        match &packet.payload {
+            Payload::Batch(_) => node.merger.awaits(id(packet.from), &packet.stamp),
+            // The merger itself insists.
+            Payload::Saying(..) => node.merger.is_ready(&packet.stamp),
+            _ => plan.broken == Broken::Unordered || node.merger.is_ready(&packet.stamp),
+        }
+    }
+
+    pub fn deliver(&mut self, at: usize) {
+        let packet = self.packets.remove(at);
+        let (from, to) = (packet.from, packet.to);
+        match packet.payload {
+            Payload::Batch(changes) => self.nodes[to].applying = Some((from, changes)),
+            Payload::Saying(saying, bytes) => {
+                self.nodes[to].rest.arrived = bytes;
+                self.merge(to, |merger, rest| merger.receive(id(from), saying, rest));
+                self.nodes[to].rest.arrived = [0; WORDS];
+            }
+            Payload::Right(page, bytes) => {
+                if let Some(bytes) = bytes {
+                    self.nodes[to].rest.copy[page as usize] = bytes;
+                }
+                let request = self
+                    .requests
+                    .iter_mut()
+                    .find(|one| one.page == page)
+                    .expect("one was asked");
+                request.awaited.retain(|other| *other != from);
+                self.complete(page);
+            }
+            Payload::Interrupt(cpu) => self.cpus[cpu].is_interrupted = true,
+        }
+    }
+
+    /// One word of the batch, or its end.
+    pub fn apply(&mut self, node: usize) {
+        let (from, mut changes) = self.nodes[node].applying.take().expect("there is one");
+        let Node { merger, rest, .. } = &mut self.nodes[node];
+        let first = changes.remove(0);
+        merger.twins.apply(&first, rest);
+        if changes.is_empty() {
+            self.merge(node, |merger, rest| merger.applied(id(from), rest));
+        } else {
+            self.nodes[node].applying = Some((from, changes));
+        }
+    }
+
+    /// Grants what is asked for if everybody has answered.
+    fn complete(&mut self, page: u32) {
+        let is_done = |one: &Request| one.page == page && one.awaited.is_empty();
+        let Some(at) = self.requests.iter().position(is_done) else {
+            return;
+        };
+        let request = self.requests.remove(at);
+        let right = &mut self.nodes[request.by].rest.rights[page as usize];
+        if request.is_taken {
+            *right = Right::None;
+            self.held.push(page);
+            self.merge(request.by, |merger, rest| merger.taken(Page(page), rest));
+        } else {
+            *right = request.right;
+            self.take();
+        }
+    }
+
+    /// All programs have ended and nothing is under way.
+    pub fn is_over(&self, plan: &Plan) -> bool {
+        let ended = |cpu: usize| {
+            let one = &self.cpus[cpu];
+            one.at >= plan.programs[cpu].len() && one.handler.is_none() && !one.is_interrupted
+        };
+        let rests = |node: &Node| node.task.is_none() && node.applying.is_none();
+        (0..self.cpus.len()).all(ended)
+            && self.nodes.iter().all(rests)
+            && self.packets.is_empty()
+            && self.requests.is_empty()
+            && self.takes.is_empty()
+    }
+}

@@ -1,0 +1,208 @@
+//! Instructions, and what hardware does by itself.
+
+use super::super::guest::{At, Cached, Op, Va};
+use super::{Plan, Task, What, World};
+use crate::Right;
+use crate::merged::Entry;
+
+impl World {
+    /// What a CPU needs to go on with this instruction, if its node has not got it.
+    pub fn lacks(&self, cpu: usize, op: Op) -> Option<(u32, Right)> {
+        let rest = &self.nodes[self.cpus[cpu].node].rest;
+        let lacks = |(page, _): At, right| (!rest.allows(page, right)).then_some((page, right));
+        match op {
+            Op::Acquire(at) | Op::Set(at, _) | Op::Add(at) | Op::Take(at) => lacks(at, Right::Write),
+            Op::Await(at, _) | Op::IfIs(at, _, _) => lacks(at, Right::Read),
+            Op::Touch { va, writes, .. } => self.walk(cpu, va, writes).err().flatten(),
+            _ => None,
+        }
+    }
+
+    /// Where hardware gets by these indices, from the furthest that it has cached.
+    fn follow(&self, cpu: usize, path: &[usize]) -> Result<u32, Option<(u32, Right)>> {
+        let cpu = &self.cpus[cpu];
+        let rest = &self.nodes[cpu.node].rest;
+        let cached = |part: &&(Va, u32)| path.starts_with(part.0);
+        let furthest = cpu.walks.iter().filter(cached).max_by_key(|part| part.0.len());
+        let (begun, mut table) = match furthest {
+            Some((part, table)) => (part.len(), *table),
+            None => (0, cpu.cr3.ok_or(None)?),
+        };
+        for index in &path[begun..] {
+            if !rest.allows(table, Right::Write) {
+                return Err(Some((table, Right::Write)));
+            }
+            let entry = Entry(rest.copy[table as usize][*index]);
+            if !entry.is_present() || entry.frame() >= rest.copy.len() as u64 {
+                return Err(None);
+            }
+            table = u32::try_from(entry.frame()).expect("in memory");
+        }
+        Ok(table)
+    }
+
+    /// A translation through TLB, caches and tables, or what it lacks, or (`None`) a fault.
+    fn walk(&self, cpu: usize, va: Va, writes: bool) -> Result<Cached, Option<(u32, Right)>> {
+        let cached = self.cpus[cpu]
+            .tlb
+            .iter()
+            .find(|(other, _)| *other == va)
+            .map(|(_, cached)| *cached);
+        if let Some(cached) = cached.filter(|cached| !writes || (cached.writes && cached.is_dirty)) {
+            return Ok(cached);
+        }
+        let table = self.follow(cpu, &va[..va.len() - 1])?;
+        let rest = &self.nodes[self.cpus[cpu].node].rest;
+        if !rest.allows(table, Right::Write) {
+            return Err(Some((table, Right::Write)));
+        }
+        let entry = Entry(rest.copy[table as usize][va[va.len() - 1]]);
+        let may_write = entry.0 & Entry::WRITABLE != 0;
+        if !entry.is_present() || (writes && !may_write) {
+            return Err(None);
+        }
+        Ok(Cached {
+            frame: entry.frame(),
+            writes: may_write,
+            is_dirty: entry.0 & Entry::DIRTY != 0 || writes,
+        })
+    }
+
+    /// Hardware translates and marks the entries. False if it can't, or there is nothing new.
+    pub fn fill(&mut self, cpu: usize, va: Va, writes: bool) -> bool {
+        let Ok(cached) = self.walk(cpu, va, writes) else {
+            return false;
+        };
+        if self.cpus[cpu].tlb.contains(&(va, cached)) {
+            return false;
+        }
+        let table = self.follow(cpu, &va[..va.len() - 1]).expect("it was walked");
+        let node = self.cpus[cpu].node;
+        let word = &mut self.nodes[node].rest.copy[table as usize][va[va.len() - 1]];
+        *word |= Entry::ACCESSED | if writes { Entry::DIRTY } else { 0 };
+        let tlb = &mut self.cpus[cpu].tlb;
+        tlb.retain(|(other, _)| *other != va);
+        tlb.push((va, cached));
+        true
+    }
+
+    /// Hardware caches the way to the last table. Upper entries have their accessed bit in these worlds.
+    pub fn cache_walk(&mut self, cpu: usize, va: Va, depth: usize) -> bool {
+        let part = &va[..=depth];
+        if self.cpus[cpu].walks.iter().any(|(other, _)| *other == part) {
+            return false;
+        }
+        let Ok(next) = self.follow(cpu, part) else {
+            return false;
+        };
+        self.cpus[cpu].walks.push((part, next));
+        true
+    }
+
+    /// Does an instruction that lacks nothing. False if it has to wait.
+    pub fn execute(&mut self, plan: &Plan, cpu: usize, op: Op) -> bool {
+        let node = self.cpus[cpu].node;
+        let rest = &mut self.nodes[node].rest;
+        let mut skip = 0;
+        match op {
+            Op::Acquire((page, word)) => {
+                if rest.copy[page as usize][word] != 0 {
+                    return false;
+                }
+                rest.copy[page as usize][word] = 1;
+            }
+            Op::Set((page, word), value) => rest.copy[page as usize][word] = value,
+            Op::Add((page, word)) => rest.copy[page as usize][word] += 1,
+            Op::Take((page, word)) => {
+                self.cpus[cpu].register = std::mem::take(&mut rest.copy[page as usize][word]);
+            }
+            Op::Await((page, word), value) => {
+                if rest.copy[page as usize][word] != value {
+                    return false;
+                }
+            }
+            Op::IfIs((page, word), value, leave) => {
+                if rest.copy[page as usize][word] != value {
+                    skip = leave;
+                }
+            }
+            Op::IfClean(leave) => {
+                if self.cpus[cpu].register & Entry::DIRTY != 0 {
+                    skip = leave;
+                }
+            }
+            Op::Interrupt(target) => {
+                let to = self.cpus[target].node;
+                if self.nodes[node].task.is_some() {
+                    return false;
+                }
+                self.cpus[cpu].is_out = true;
+                self.nodes[node].task = Some(Task {
+                    to,
+                    what: What::Interrupt(target, cpu),
+                    collected: 0,
+                    ticket: None,
+                });
+            }
+            Op::Load(page) => {
+                self.cpus[cpu].cr3 = Some(page);
+                self.cpus[cpu].flush();
+            }
+            Op::Flush => self.cpus[cpu].flush(),
+            Op::Touch { va, writes, fault } => match self.walk(cpu, va, writes) {
+                Ok(cached) => {
+                    self.fill(cpu, va, writes);
+                    if self.freed.contains(&cached.frame) {
+                        self.wrong = Some("a CPU uses a frame that is free");
+                    }
+                    if writes && !self.news.contains(&cached.frame) {
+                        self.news.push(cached.frame);
+                    }
+                }
+                Err(_) if fault == usize::MAX => self.wrong = Some("a fault persists"),
+                Err(_) => skip = fault,
+            },
+            Op::Free(frame) => self.freed.push(frame),
+            Op::Cleaned(frame) => self.news.retain(|other| *other != frame),
+            Op::Discard(frame) => {
+                if self.news.contains(&frame) {
+                    self.wrong = Some("a dirty bit is lost");
+                }
+            }
+            Op::Enter => {
+                self.inside += 1;
+                if self.inside > 1 {
+                    self.wrong = Some("two CPUs have one lock");
+                }
+            }
+            Op::Exit => self.inside -= 1,
+            Op::Win => {
+                self.wins += 1;
+                if self.wins > 1 {
+                    self.wrong = Some("an update is lost");
+                }
+            }
+        }
+        let cpu = &mut self.cpus[cpu];
+        match &mut cpu.handler {
+            Some(at) => {
+                *at += 1 + skip;
+                if *at == plan.handler.len() {
+                    cpu.handler = None;
+                }
+            }
+            None => cpu.at += 1 + skip,
+        }
+        true
+    }
+
+    /// The instruction that a CPU is at.
+    pub fn next_op(&self, plan: &Plan, cpu: usize) -> Option<Op> {
+        let one = &self.cpus[cpu];
+        match one.handler {
+            _ if one.is_out => None,
+            Some(at) => plan.handler.get(at).copied(),
+            None => plan.programs[cpu].get(one.at).copied(),
+        }
+    }
+}

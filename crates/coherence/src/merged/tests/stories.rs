@@ -1,0 +1,145 @@
+//! The same guests on more nodes, their pages managed by any of them, merged from the start or later, in orders by chance.
+
+use protocol::chance::Chance;
+use stateright::Model;
+
+use super::guest::Op;
+use super::machine::{Plan, World};
+use super::plans::*;
+use crate::merged::{Accessed, Entry};
+
+const STORIES: u64 = 4000;
+/// More than any of them takes.
+const STEPS_MAX: usize = 20_000;
+
+impl Plan {
+    /// With other numbers for its pages.
+    fn renumbered(mut self, numbers: &[u32]) -> Self {
+        let page = |old: u32| numbers[old as usize];
+        let value = |old: u64| {
+            let entry = Entry(old);
+            let is_table = entry.is_present() && entry.frame() < numbers.len() as u64;
+            if is_table {
+                old & 0xfff | u64::from(numbers[entry.frame() as usize]) << 12
+            } else {
+                old
+            }
+        };
+        for (at, word) in &mut self.memory {
+            *at = (page(at.0), at.1);
+            *word = value(*word);
+        }
+        self.merged.iter_mut().for_each(|(at, _)| *at = page(*at));
+        self.proposals.iter_mut().for_each(|at| *at = page(*at));
+        self.shared.iter_mut().for_each(|at| *at = page(*at));
+        for cpu in &mut self.cpus {
+            cpu.1 = cpu.1.map(page);
+        }
+        for op in self.programs.iter_mut().chain([&mut self.handler]).flatten() {
+            match op {
+                Op::Set(at, word) => {
+                    *at = (page(at.0), at.1);
+                    *word = value(*word);
+                }
+                Op::Acquire(at) | Op::Add(at) | Op::Take(at) | Op::Await(at, _) | Op::IfIs(at, _, _) => {
+                    *at = (page(at.0), at.1);
+                }
+                Op::Load(root) => *root = page(*root),
+                _ => {}
+            }
+        }
+        self
+    }
+}
+
+/// A guest in a world by chance.
+fn by_chance(chance: &mut Chance) -> Plan {
+    let mut plan = match chance.below(11) {
+        0 => shootdown(),
+        1 => switching(),
+        2 => cleaning(),
+        3 => reuse(0),
+        4 => reuse(super::guest::table(OTHER)),
+        5 => quiet_reuse(),
+        6 => tree(),
+        7 => another_life(),
+        8 => filling(),
+        9 => root_freed(),
+        _ => widening(),
+    };
+    plan.nodes = 2 + chance.below(3);
+    for cpu in &mut plan.cpus {
+        cpu.0 = chance.below(plan.nodes);
+    }
+    // Some join later, or again after they have left.
+    let pages: Vec<u32> = plan.merged.iter().map(|(page, _)| *page).collect();
+    plan.merged.truncate(chance.below(pages.len() + 1));
+    for _ in 0..2 * pages.len() {
+        plan.proposals.push(pages[chance.below(pages.len())]);
+    }
+    if chance.below(2) == 0 {
+        plan.accessed = Accessed::Sent;
+    }
+    let mut numbers: Vec<u32> = (0..plan.pages).collect();
+    for at in (1..numbers.len()).rev() {
+        numbers.swap(at, chance.below(at + 1));
+    }
+    // Page 0 stands for no table.
+    let zero = numbers
+        .iter()
+        .position(|number| *number == 0)
+        .expect("one of them");
+    numbers.swap(0, zero);
+    plan.renumbered(&numbers)
+}
+
+fn tell(seed: u64) -> (u64, u64) {
+    let mut chance = Chance::new(seed);
+    let plan = by_chance(&mut chance);
+    let mut world = World::new(&plan);
+    for _ in 0..STEPS_MAX {
+        let mut steps = Vec::new();
+        plan.actions(&world, &mut steps);
+        let next = loop {
+            if steps.is_empty() {
+                break None;
+            }
+            let step = steps.swap_remove(chance.below(steps.len()));
+            if let Some(next) = plan.next_state(&world, step) {
+                break Some(next);
+            }
+        };
+        let Some(next) = next else { break };
+        world = next;
+        assert_eq!(world.wrong, None, "seed {seed}: {plan:#?}");
+    }
+    assert!(
+        world.is_over(&plan),
+        "seed {seed} does not end: {plan:#?}\n{world:#?}"
+    );
+    let merges = world.nodes.iter().map(|node| node.merger.merges());
+    assert_eq!(
+        merges.clone().map(|merges| merges.conflicts).sum::<u64>(),
+        0,
+        "seed {seed}"
+    );
+    (
+        merges.clone().map(|merges| merges.sent).sum(),
+        merges.map(|merges| merges.left).sum(),
+    )
+}
+
+#[test]
+fn stories_end_well() {
+    let (mut sent, mut left) = (0, 0);
+    for seed in 0..STORIES {
+        let told = tell(seed);
+        sent += told.0;
+        left += told.1;
+    }
+    println!("{sent} words sent, {left} pages left");
+    assert!(
+        sent > STORIES / 4 && left > STORIES / 4,
+        "stories in which nothing happens"
+    );
+}

@@ -1,0 +1,287 @@
+//! Twins of one node, with memory that changes at the worst moment.
+
+use std::cell::Cell;
+
+use proptest::prelude::*;
+
+use super::guest::{maps, table};
+use crate::Page;
+use crate::merged::twins::Twins;
+use crate::merged::{Accessed, Change, Entry, Level, Words};
+
+const TOP: Level = Level(4);
+
+/// Four pages of four words. `stroke`: after so many more reads the guest writes this.
+#[derive(Default)]
+struct Small {
+    words: Cell<[[u64; 4]; 4]>,
+    stroke: Cell<Option<(u32, usize, usize, u64)>>,
+}
+
+impl Small {
+    fn set(&self, page: usize, word: usize, value: u64) {
+        let mut words = self.words.get();
+        words[page][word] = value;
+        self.words.set(words);
+    }
+    fn get(&self, page: usize, word: usize) -> u64 {
+        self.words.get()[page][word]
+    }
+}
+
+impl Words for Small {
+    fn is_ram(&self, page: Page) -> bool {
+        page.0 < 4
+    }
+    fn is_here(&self, page: Page) -> bool {
+        self.is_ram(page)
+    }
+    fn load(&self, page: Page, word: usize) -> u64 {
+        let found = self.get(page.0 as usize, word);
+        match self.stroke.take() {
+            Some((0, page, word, value)) => self.set(page, word, value),
+            Some((reads, page, word, value)) => self.stroke.set(Some((reads - 1, page, word, value))),
+            None => {}
+        }
+        found
+    }
+    fn compare_exchange(&mut self, page: Page, word: usize, current: u64, new: u64) -> Result<(), u64> {
+        let found = self.get(page.0 as usize, word);
+        if found != current {
+            return Err(found);
+        }
+        self.set(page.0 as usize, word, new);
+        Ok(())
+    }
+}
+
+fn collect(twins: &mut Twins<4>, memory: &mut Small) -> Vec<Change> {
+    let mut changes = Vec::new();
+    for at in 0..twins.len() {
+        twins.collect(at, memory, &mut changes);
+    }
+    changes
+}
+
+fn leaf_table(memory: &mut Small) -> Twins<4> {
+    let mut twins = Twins::new(4, TOP, Accessed::Preset);
+    twins.insert(Page(1), Level(1), 1, memory);
+    twins
+}
+
+#[test]
+fn an_entry_emptied_while_it_is_marked_stays_empty() {
+    let mut memory = Small::default();
+    let mut twins = leaf_table(&mut memory);
+    memory.set(1, 0, maps(7));
+    // Between the monitor's second look, from which the mark is made, and the mark the guest swaps the page out.
+    let swapped = 0x1234_0000;
+    memory.stroke.set(Some((1, 1, 0, swapped)));
+    let mut changes = Vec::new();
+    twins.collect(0, &mut memory, &mut changes);
+    assert_eq!(memory.get(1, 0), swapped);
+    assert_eq!(
+        changes,
+        [Change {
+            page: Page(1),
+            word: 0,
+            old: 0,
+            new: swapped
+        }]
+    );
+}
+
+#[test]
+fn an_entry_made_read_only_while_it_is_marked_does_not_become_dirty() {
+    let mut memory = Small::default();
+    let mut twins = leaf_table(&mut memory);
+    let read_only = maps(7) & !Entry::WRITABLE;
+    let mut changes = Vec::new();
+    memory.set(1, 0, maps(7));
+    memory.stroke.set(Some((1, 1, 0, read_only)));
+    twins.collect(0, &mut memory, &mut changes);
+    assert_eq!(memory.get(1, 0), read_only | Entry::ACCESSED);
+}
+
+#[test]
+fn marks_are_set_in_the_own_copy_before_others_hear_of_the_entry() {
+    let mut memory = Small::default();
+    let mut twins = leaf_table(&mut memory);
+    memory.set(1, 2, maps(7));
+    let changes = collect(&mut twins, &mut memory);
+    let marked = maps(7) | Entry::ACCESSED | Entry::DIRTY;
+    assert_eq!(memory.get(1, 2), marked);
+    assert_eq!(
+        changes,
+        [Change {
+            page: Page(1),
+            word: 2,
+            old: 0,
+            new: marked
+        }]
+    );
+    // A guest that clears them makes no news, and no clean page.
+    memory.set(1, 2, maps(7));
+    assert_eq!(collect(&mut twins, &mut memory), []);
+    assert_eq!(memory.get(1, 2), marked);
+}
+
+#[test]
+fn where_the_accessed_bit_is_sent_pages_age() {
+    let mut memory = Small::default();
+    let mut twins = Twins::<4>::new(4, TOP, Accessed::Sent);
+    twins.insert(Page(1), Level(1), 1, &mut memory);
+    memory.set(1, 2, maps(7));
+    let dirty = maps(7) | Entry::DIRTY;
+    assert_eq!(
+        collect(&mut twins, &mut memory),
+        [Change {
+            page: Page(1),
+            word: 2,
+            old: 0,
+            new: dirty
+        }]
+    );
+    memory.set(1, 2, dirty | Entry::ACCESSED);
+    let used = Change {
+        page: Page(1),
+        word: 2,
+        old: dirty,
+        new: dirty | Entry::ACCESSED,
+    };
+    assert_eq!(collect(&mut twins, &mut memory), [used]);
+    memory.set(1, 2, dirty);
+    assert_eq!(collect(&mut twins, &mut memory).len(), 1, "idle");
+}
+
+#[test]
+fn what_was_changed_here_too_stays_news_for_the_others() {
+    let mut memory = Small::default();
+    let mut twins = leaf_table(&mut memory);
+    memory.set(1, 0, 0x1000);
+    twins.apply(
+        &Change {
+            page: Page(1),
+            word: 1,
+            old: 0,
+            new: 0x2000,
+        },
+        &mut memory,
+    );
+    assert_eq!((memory.get(1, 0), memory.get(1, 1)), (0x1000, 0x2000));
+    assert_eq!(
+        collect(&mut twins, &mut memory),
+        [Change {
+            page: Page(1),
+            word: 0,
+            old: 0,
+            new: 0x1000
+        }]
+    );
+    assert_eq!(twins.merges.conflicts, 0);
+    // One word, changed by both.
+    memory.set(1, 3, 0x4000);
+    twins.apply(
+        &Change {
+            page: Page(1),
+            word: 3,
+            old: 0,
+            new: 0x3000,
+        },
+        &mut memory,
+    );
+    assert_eq!((memory.get(1, 3), twins.merges.conflicts), (0x3000, 1));
+}
+
+#[test]
+fn a_table_is_loose_when_the_last_link_to_it_goes() {
+    let mut memory = Small::default();
+    memory.set(0, 0, table(1));
+    memory.set(0, 1, table(1));
+    let mut twins = Twins::<4>::new(4, TOP, Accessed::Preset);
+    twins.insert(Page(1), Level(3), 2, &mut memory);
+    assert_eq!(twins.links(Page(1), Level(3)), 0);
+    twins.insert(Page(0), TOP, 1, &mut memory);
+    assert_eq!(twins.next_loose(), None, "the root was counted when it came");
+    memory.set(0, 0, table(2));
+    collect(&mut twins, &mut memory);
+    assert_eq!(twins.next_loose(), None);
+    twins.apply(
+        &Change {
+            page: Page(0),
+            word: 1,
+            old: table(1),
+            new: table(2),
+        },
+        &mut memory,
+    );
+    assert_eq!(twins.next_loose(), Some((Page(1), 2)));
+    assert_eq!(twins.next_loose(), None, "told once");
+}
+
+#[test]
+fn a_tree_is_loose_from_its_top_down_at_once() {
+    let mut memory = Small::default();
+    memory.set(0, 0, table(1));
+    memory.set(1, 0, table(2));
+    memory.set(2, 0, table(3));
+    let mut twins = Twins::<4>::new(4, TOP, Accessed::Preset);
+    for (page, level) in [(3, 1), (2, 2), (1, 3), (0, 4)] {
+        twins.insert(Page(page), Level(level), 1, &mut memory);
+    }
+    assert_eq!(twins.next_loose(), None);
+    memory.set(0, 0, table(2));
+    assert_eq!(collect(&mut twins, &mut memory).len(), 1);
+    let loose: Vec<u32> = std::iter::from_fn(|| twins.next_loose())
+        .map(|(page, _)| page.0)
+        .collect();
+    assert_eq!(loose, [1, 2, 3]);
+}
+
+#[test]
+fn what_no_table_has_makes_one_doubt() {
+    let stray = [table(99), table(1) | Entry::LARGE, u64::MAX];
+    for entry in stray {
+        let mut memory = Small::default();
+        let mut twins = Twins::<4>::new(4, TOP, Accessed::Preset);
+        twins.insert(Page(0), TOP, 1, &mut memory);
+        memory.set(0, 0, entry);
+        collect(&mut twins, &mut memory);
+        assert_eq!(twins.next_loose(), Some((Page(0), 1)), "{entry:#x}");
+    }
+    // A root that loses an entry is on its way out.
+    let mut memory = Small::default();
+    memory.set(0, 0, table(1));
+    let mut twins = Twins::<4>::new(4, TOP, Accessed::Preset);
+    twins.insert(Page(0), TOP, 1, &mut memory);
+    memory.set(0, 0, 0);
+    collect(&mut twins, &mut memory);
+    assert_eq!(twins.next_loose(), Some((Page(0), 1)));
+}
+
+proptest! {
+    /// Two nodes that write different words, and exchange what changed at any time, have the same in the end.
+    #[test]
+    fn nodes_that_keep_to_their_words_agree(
+        writes in prop::collection::vec((0_usize..2, 0_usize..2, 0_u64..5, any::<bool>()), 0..40)
+    ) {
+        let mut memory = [Small::default(), Small::default()];
+        let mut twins = memory.each_mut().map(leaf_table);
+        let exchange = |twins: &mut [Twins<4>; 2], memory: &mut [Small; 2]| {
+            for from in 0..2 {
+                let changes = collect(&mut twins[from], &mut memory[from]);
+                changes.iter().for_each(|change| twins[1 - from].apply(change, &mut memory[1 - from]));
+            }
+        };
+        for (node, word, frame, is_exchanged) in writes {
+            memory[node].set(1, node * 2 + word, if frame == 0 { 0 } else { maps(frame) });
+            if is_exchanged {
+                exchange(&mut twins, &mut memory);
+            }
+        }
+        exchange(&mut twins, &mut memory);
+        prop_assert_eq!(memory[0].words.get(), memory[1].words.get());
+        prop_assert_eq!(twins[0].merges.conflicts + twins[1].merges.conflicts, 0);
+        prop_assert!(twins.iter_mut().zip(&mut memory).all(|(twins, memory)| collect(twins, memory).is_empty()));
+    }
+}

@@ -1,0 +1,82 @@
+//! Bytes of messages: what is written is read again, and rubbish is refused.
+
+use proptest::prelude::*;
+
+use crate::merged::{Change, Level, MAX_SHARERS, Say, Saying, Stamp};
+use crate::{NodeId, Page};
+
+fn say() -> impl Strategy<Value = Say> {
+    prop_oneof![
+        (1_u8..=5).prop_map(|level| Say::Propose(Level(level))),
+        (1_u8..=5).prop_map(|level| Say::Offer(Level(level))),
+        (any::<bool>(), any::<u64>()).prop_map(|(is_loaded, turn)| Say::Accept { is_loaded, turn }),
+        (any::<bool>(), any::<u64>()).prop_map(|(is_loaded, turn)| Say::Loaded { is_loaded, turn }),
+        prop::sample::select(vec![
+            Say::Refuse,
+            Say::Begin,
+            Say::Withdraw,
+            Say::Leave,
+            Say::Kept,
+            Say::Drop,
+            Say::Dropped,
+            Say::Settled,
+            Say::Left,
+        ]),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn what_is_written_is_read_again(
+        page: u32, word in 0_u16..512, old: u64, new: u64, round: u64, say in say(),
+        counts in prop::collection::vec(any::<u64>(), 1..=usize::from(MAX_SHARERS)),
+    ) {
+        let change = Change { page: Page(page), word, old, new };
+        prop_assert_eq!(Change::decode(&change.encode()), Ok(change));
+        let bytes: Vec<u8> = counts.iter().flat_map(|count| count.to_le_bytes()).collect();
+        let stamp = Stamp::decode(&bytes).unwrap();
+        prop_assert!((0_u16..).zip(&counts).all(|(node, count)| stamp.of(NodeId(node)) == *count));
+        let mut again = vec![0; bytes.len()];
+        stamp.encode(u16::try_from(counts.len()).unwrap(), &mut again);
+        prop_assert_eq!(again, bytes);
+        let saying = Saying { stamp, page: Page(page), round, say };
+        prop_assert_eq!(Saying::decode(&saying.encode(), stamp), Ok(saying));
+    }
+
+    #[test]
+    fn what_is_read_is_written_so(bytes in any::<[u8; 22]>(), kind in 0_u8..16, detail in 0_u8..7) {
+        let mut bytes = bytes;
+        bytes[12] = kind;
+        bytes[13] = detail;
+        if let Ok(saying) = Saying::decode(&bytes, Stamp::default()) {
+            prop_assert_eq!(saying.encode(), bytes);
+        }
+        if let Ok(change) = Change::decode(&bytes) {
+            prop_assert!(change.word < 512);
+            prop_assert_eq!(change.encode(), bytes);
+        }
+    }
+}
+
+#[test]
+fn rubbish_is_refused() {
+    let begin = Saying {
+        stamp: Stamp::default(),
+        page: Page(1),
+        round: 2,
+        say: Say::Begin,
+    };
+    let mut bytes = begin.encode();
+    bytes[13] = 1;
+    assert!(
+        Saying::decode(&bytes, Stamp::default()).is_err(),
+        "a detail where none is"
+    );
+    bytes[12] = 99;
+    assert!(Saying::decode(&bytes, Stamp::default()).is_err(), "no such kind");
+    assert!(Stamp::decode(&[0; 12]).is_err(), "half a number");
+    assert!(Stamp::decode(&[0; 8 * 17]).is_err(), "too many nodes");
+    let mut bytes = [0; 22];
+    bytes[5] = 2;
+    assert!(Change::decode(&bytes).is_err(), "word 512");
+}

@@ -1,0 +1,299 @@
+//! The merged pages of one node, each with its *twin*: the words as all nodes know them. What differs is news.
+//!
+//! Pages are kept roots first. Words are collected in that order and sent in the reverse one, so that whoever applies them one by
+//! one never has a parent that is newer than its child: a walk would find what the child was before, in another life perhaps.
+
+use super::{Entry, Level, Stamp, Words};
+use crate::{NodeId, Page};
+
+/// One word that a node changed.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Change {
+    /// In which page.
+    pub page: Page,
+    /// Which word.
+    pub word: u16,
+    /// As all nodes knew it.
+    pub old: u64,
+    /// What it is now.
+    pub new: u64,
+}
+
+/// What one collection found, for all other nodes. To be applied in order, as a whole.
+#[derive(Clone, Copy, Debug)]
+pub struct Batch<'a> {
+    /// Whose changes.
+    pub from: NodeId,
+    /// What it comes after; the source's own place is the batch's number.
+    pub stamp: Stamp,
+    /// Children first.
+    pub changes: &'a [Change],
+}
+
+/// What has happened, for metrics.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+pub struct Merges {
+    /// Words sent.
+    pub sent: u64,
+    /// Words applied.
+    pub applied: u64,
+    /// Words that two nodes had changed: a guest whose locks are right has none.
+    pub conflicts: u64,
+    /// Words of which accessed or dirty was set beforehand.
+    pub preset: u64,
+    /// Pages that joined.
+    pub joined: u64,
+    /// Pages that left.
+    pub left: u64,
+}
+
+/// Whether the monitor sets the accessed bit beforehand too.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum Accessed {
+    /// Yes. Right for every guest, also one that takes a clear bit for proof that no TLB has the entry. Pages never look idle.
+    Preset,
+    /// No: it is sent like any change, so that pages age. For guests that flush whatever the bit says, as Linux does.
+    Sent,
+}
+
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+struct Twin<const WORDS: usize> {
+    page: Page,
+    level: Level,
+    round: u64,
+    /// Words of merged tables one level up that lead here.
+    links: u32,
+    is_open: bool,
+    /// It looks less like a table than it did.
+    is_doubtful: bool,
+    /// It has been asked to leave, and its links don't count.
+    is_loose: bool,
+    words: Box<[u64; WORDS]>,
+}
+
+/// See the module.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub(super) struct Twins<const WORDS: usize> {
+    top: Level,
+    accessed: Accessed,
+    twins: Vec<Twin<WORDS>>,
+    room: Vec<Box<[u64; WORDS]>>,
+    pub(super) merges: Merges,
+}
+
+impl<const WORDS: usize> Twins<WORDS> {
+    pub(super) fn new(limit: usize, top: Level, accessed: Accessed) -> Self {
+        Self {
+            top,
+            accessed,
+            twins: Vec::with_capacity(limit),
+            room: vec![Box::new([0; WORDS]); limit],
+            merges: Merges::default(),
+        }
+    }
+
+    fn position(&self, page: Page) -> Option<usize> {
+        self.twins.iter().position(|twin| twin.page == page)
+    }
+
+    pub(super) fn has_room(&self) -> bool {
+        !self.room.is_empty()
+    }
+
+    /// In which round the page was merged, if it is.
+    pub(super) fn round(&self, page: Page) -> Option<u64> {
+        self.position(page).map(|at| self.twins[at].round)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.twins.len()
+    }
+
+    pub(super) fn is_open(&self, page: Page) -> bool {
+        self.position(page).is_some_and(|at| self.twins[at].is_open)
+    }
+
+    pub(super) fn set_open(&mut self, page: Page) {
+        if let Some(at) = self.position(page) {
+            self.twins[at].is_open = true;
+        }
+    }
+
+    /// How many words of merged tables of the level above lead to this page.
+    pub(super) fn links(&self, page: Page, level: Level) -> u32 {
+        let above = Level(level.0 + 1);
+        let leads = |word: &&u64| Entry(**word).table(above) == Some(page);
+        let words = self
+            .twins
+            .iter()
+            .filter(|twin| twin.level == above)
+            .flat_map(|twin| twin.words.iter());
+        u32::try_from(words.filter(leads).count()).expect("a few pages")
+    }
+
+    /// The level that a page would have under the merged tables that lead to it, if they agree.
+    pub(super) fn level_below(&self, page: Page) -> Option<Level> {
+        let mut levels = (1..self.top.0)
+            .map(Level)
+            .filter(|level| self.links(page, *level) > 0);
+        let level = levels.next()?;
+        levels.next().is_none().then_some(level)
+    }
+
+    fn preset(&self, entry: Entry, level: Level) -> Entry {
+        let wanted = entry.preset(level);
+        match self.accessed {
+            Accessed::Preset => wanted,
+            Accessed::Sent => Entry(wanted.0 & !Entry::ACCESSED | entry.0 & Entry::ACCESSED),
+        }
+    }
+
+    /// Presets a word in memory and returns it, in whatever way the guest changes it meanwhile.
+    fn settle(&mut self, page: Page, level: Level, word: usize, memory: &mut impl Words) -> u64 {
+        let mut found = memory.load(page, word);
+        loop {
+            let wanted = self.preset(Entry(found), level).0;
+            if wanted == found {
+                return found;
+            }
+            // Not a plain OR: the entry may just have been emptied, or made read-only, where the bits mean something else.
+            match memory.compare_exchange(page, word, found, wanted) {
+                Ok(()) => {
+                    self.merges.preset += 1;
+                    return wanted;
+                }
+                Err(instead) => found = instead,
+            }
+        }
+    }
+
+    /// Takes a page's twin from memory. No CPU of any node may write the page until this is over, here and there. The caller has
+    /// looked for room.
+    pub(super) fn insert(&mut self, page: Page, level: Level, round: u64, memory: &mut impl Words) {
+        let mut words = self.room.pop().expect("looked for");
+        for word in 0..WORDS {
+            words[word] = self.settle(page, level, word, memory);
+        }
+        self.merges.joined += 1;
+        let twin = Twin {
+            page,
+            level,
+            round,
+            links: self.links(page, level),
+            is_open: false,
+            is_doubtful: false,
+            is_loose: false,
+            words,
+        };
+        let at = self.twins.partition_point(|other| other.level >= level);
+        self.twins.insert(at, twin);
+        for word in 0..WORDS {
+            self.link(at, Entry(self.twins[at].words[word]), level, 1);
+        }
+    }
+
+    /// Forgets a page.
+    pub(super) fn remove(&mut self, page: Page) {
+        let Some(at) = self.position(page) else { return };
+        self.unlink(at);
+        self.merges.left += 1;
+        let mut twin = self.twins.remove(at);
+        twin.words.fill(0);
+        self.room.push(twin.words);
+    }
+
+    /// Counts a link that an entry of the table at this place makes, or that is gone.
+    fn link(&mut self, at: usize, entry: Entry, level: Level, by: i32) {
+        if self.twins[at].is_loose {
+            return;
+        }
+        let Some(next) = entry.table(level) else { return };
+        if let Some(at) = self.position(next) {
+            let twin = &mut self.twins[at];
+            if twin.level.0 + 1 == level.0 {
+                twin.links = twin.links.checked_add_signed(by).expect("every link was counted");
+            }
+        }
+    }
+
+    /// Appends what changed in the page at this place, roots being first.
+    pub(super) fn collect(&mut self, at: usize, memory: &mut impl Words, out: &mut Vec<Change>) {
+        let (page, level) = (self.twins[at].page, self.twins[at].level);
+        for word in 0..WORDS {
+            let old = self.twins[at].words[word];
+            if memory.load(page, word) == old {
+                continue;
+            }
+            let new = self.settle(page, level, word, memory);
+            if new == old {
+                continue;
+            }
+            let lost = level == self.top && Entry(old).is_present() && !Entry(new).is_present();
+            let strays = level.0 > 1 && Self::strays(Entry(new), level, memory);
+            self.twins[at].is_doubtful |= lost || strays;
+            self.twins[at].words[word] = new;
+            self.link(at, Entry(old), level, -1);
+            self.link(at, Entry(new), level, 1);
+            self.merges.sent += 1;
+            let word = u16::try_from(word).expect("a page has 512");
+            out.push(Change { page, word, old, new });
+        }
+    }
+
+    /// No table has such an entry.
+    fn strays(entry: Entry, level: Level, memory: &impl Words) -> bool {
+        let leaves_ram = || {
+            let leads_on = entry.is_present() && !entry.is_leaf(level);
+            leads_on && !entry.table(level).is_some_and(|next| memory.is_ram(next))
+        };
+        entry.is_misplaced(level) || leaves_ram()
+    }
+
+    /// Takes over one word of another node. What this node has changed since stays a change.
+    pub(super) fn apply(&mut self, change: &Change, memory: &mut impl Words) {
+        let (page, word) = (change.page, usize::from(change.word));
+        let Some(at) = self.position(page) else { return };
+        let level = self.twins[at].level;
+        let before = Entry(self.twins[at].words[word]);
+        let (after, was_changed) = Entry::merge(Entry(change.old), Entry(change.new), before);
+        let mut found = memory.load(page, word);
+        let is_changed = loop {
+            let (wanted, is_changed) = Entry::merge(before, after, Entry(found));
+            if wanted.0 == found {
+                break is_changed;
+            }
+            match memory.compare_exchange(page, word, found, wanted.0) {
+                Ok(()) => break is_changed,
+                Err(instead) => found = instead,
+            }
+        };
+        self.twins[at].words[word] = after.0;
+        self.link(at, before, level, -1);
+        self.link(at, after, level, 1);
+        self.merges.applied += 1;
+        self.merges.conflicts += u64::from(was_changed || is_changed);
+    }
+
+    /// A page, once, that may be none of the guest's tables any more: nothing merged leads to it, or it has changed in a way that makes
+    /// one doubt. What it leads to counts as unlinked from now on: a guest may free a tree by cutting it off at the top. Roots are
+    /// under nothing; who has them loaded is counted elsewhere.
+    pub(super) fn next_loose(&mut self) -> Option<(Page, u64)> {
+        let top = self.top;
+        let is_loose = |twin: &Twin<WORDS>| twin.is_doubtful || (twin.links == 0 && twin.level != top);
+        let at = self
+            .twins
+            .iter()
+            .position(|twin| !twin.is_loose && is_loose(twin))?;
+        self.unlink(at);
+        self.twins[at].is_loose = true;
+        Some((self.twins[at].page, self.twins[at].round))
+    }
+
+    /// Takes away the links that a page makes.
+    fn unlink(&mut self, at: usize) {
+        let level = self.twins[at].level;
+        for word in 0..WORDS {
+            self.link(at, Entry(self.twins[at].words[word]), level, -1);
+        }
+    }
+}

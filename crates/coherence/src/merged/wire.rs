@@ -1,0 +1,142 @@
+//! How changes, stamps and messages about merged pages are written down.
+//!
+//! ```text
+//! change   page u32, word u16, old u64, new u64                      22 bytes, little endian, as all
+//! stamp    a u64 for each node of the layout
+//! saying   page u32, round u64, kind u8, detail u8, turn u64         22 bytes, and a stamp
+//! ```
+//!
+//! What a kind has no use for is 0.
+
+use super::{Change, Level, MAX_SHARERS, Say, Saying, Stamp};
+use crate::{Malformed, NodeId, Page};
+
+/// Of a [`Change`], bytes.
+pub const CHANGE_BYTES: usize = 22;
+/// Of a [`Saying`] without its stamp, bytes.
+pub const SAYING_BYTES: usize = 22;
+/// Words of a page.
+const WORDS: u16 = 512;
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four"))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight"))
+}
+
+impl Change {
+    /// As bytes.
+    pub fn encode(&self) -> [u8; CHANGE_BYTES] {
+        let mut out = [0; CHANGE_BYTES];
+        out[0..4].copy_from_slice(&self.page.0.to_le_bytes());
+        out[4..6].copy_from_slice(&self.word.to_le_bytes());
+        out[6..14].copy_from_slice(&self.old.to_le_bytes());
+        out[14..22].copy_from_slice(&self.new.to_le_bytes());
+        out
+    }
+
+    /// From bytes.
+    ///
+    /// # Errors
+    /// If a page has no such word.
+    pub fn decode(bytes: &[u8; CHANGE_BYTES]) -> Result<Self, Malformed> {
+        let word = u16::from_le_bytes([bytes[4], bytes[5]]);
+        let change = Self {
+            page: Page(u32_at(bytes, 0)),
+            word,
+            old: u64_at(bytes, 6),
+            new: u64_at(bytes, 14),
+        };
+        (word < WORDS).then_some(change).ok_or(Malformed)
+    }
+}
+
+impl Stamp {
+    /// Writes it for so many nodes into the first `8 * nodes` bytes.
+    pub fn encode(&self, nodes: u16, out: &mut [u8]) {
+        for (node, place) in (0..nodes).zip(out.chunks_exact_mut(8)) {
+            place.copy_from_slice(&self.of(NodeId(node)).to_le_bytes());
+        }
+    }
+
+    /// From as many numbers as there are nodes.
+    ///
+    /// # Errors
+    /// If those are more nodes than can merge pages, or part of a number.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        let nodes = bytes.len() / 8;
+        if !bytes.len().is_multiple_of(8) || nodes > usize::from(MAX_SHARERS) {
+            return Err(Malformed);
+        }
+        let mut stamp = Self::default();
+        for node in 0..nodes {
+            stamp.set(node, u64_at(bytes, node * 8));
+        }
+        Ok(stamp)
+    }
+}
+
+impl Saying {
+    /// As bytes, without the stamp.
+    pub fn encode(&self) -> [u8; SAYING_BYTES] {
+        let (kind, detail, turn) = match self.say {
+            Say::Propose(level) => (1, level.0, 0),
+            Say::Offer(level) => (2, level.0, 0),
+            Say::Accept { is_loaded, turn } => (3, u8::from(is_loaded), turn),
+            Say::Refuse => (4, 0, 0),
+            Say::Begin => (5, 0, 0),
+            Say::Withdraw => (6, 0, 0),
+            Say::Leave => (7, 0, 0),
+            Say::Loaded { is_loaded, turn } => (8, u8::from(is_loaded), turn),
+            Say::Kept => (9, 0, 0),
+            Say::Drop => (10, 0, 0),
+            Say::Dropped => (11, 0, 0),
+            Say::Settled => (12, 0, 0),
+            Say::Left => (13, 0, 0),
+        };
+        let mut out = [0; SAYING_BYTES];
+        out[0..4].copy_from_slice(&self.page.0.to_le_bytes());
+        out[4..12].copy_from_slice(&self.round.to_le_bytes());
+        out[12] = kind;
+        out[13] = detail;
+        out[14..22].copy_from_slice(&turn.to_le_bytes());
+        out
+    }
+
+    /// From bytes, and the stamp that came with them.
+    ///
+    /// # Errors
+    /// If no message is written like this.
+    pub fn decode(bytes: &[u8; SAYING_BYTES], stamp: Stamp) -> Result<Self, Malformed> {
+        let (detail, turn) = (bytes[13], u64_at(bytes, 14));
+        let is_loaded = detail != 0;
+        let level = Level(detail);
+        let say = match bytes[12] {
+            1 | 2 if !(1..=5).contains(&detail) => return Err(Malformed),
+            1 => Say::Propose(level),
+            2 => Say::Offer(level),
+            3 => Say::Accept { is_loaded, turn },
+            4 => Say::Refuse,
+            5 => Say::Begin,
+            6 => Say::Withdraw,
+            7 => Say::Leave,
+            8 => Say::Loaded { is_loaded, turn },
+            9 => Say::Kept,
+            10 => Say::Drop,
+            11 => Say::Dropped,
+            12 => Say::Settled,
+            13 => Say::Left,
+            _ => return Err(Malformed),
+        };
+        let saying = Self {
+            stamp,
+            page: Page(u32_at(bytes, 0)),
+            round: u64_at(bytes, 4),
+            say,
+        };
+        // One way to write each: also what has no meaning is checked.
+        (saying.encode() == *bytes).then_some(saying).ok_or(Malformed)
+    }
+}
