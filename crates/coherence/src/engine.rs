@@ -218,6 +218,9 @@ impl Engine {
     pub fn used(&mut self, page: Page, effects: &mut impl Effects) {
         let place = self.own_place(page);
         let mut turn = self.turn(page, place, effects);
+        if !turn.state.is_held {
+            return;
+        }
         turn.state.is_held = false;
         turn.give_up_if_asked();
         turn.serve();

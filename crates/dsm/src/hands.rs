@@ -149,17 +149,20 @@ impl Hands {
         }
     }
 
-    /// Where the bytes beside a message go.
-    pub fn place(region: &Region, frame: &Frame) -> io::Result<*mut u8> {
-        let message = Message::decode(frame).map_err(io::Error::other)?;
+    /// Where the bytes beside a message go; none if it has none.
+    pub fn place(region: &Region, frame: &Frame) -> io::Result<Option<*mut u8>> {
+        // What is no message at all is refused where messages are taken.
+        let Some(message) = Message::decode(frame).ok().filter(Message::carries_page) else {
+            return Ok(None);
+        };
         if message.page.0 >= region.pages() {
             return Err(io::Error::other("it sent a page past the region's end"));
         }
         let page = region.unstriped(message.page.0);
-        if !message.carries_page() || region.mapped(page) != Right::None {
+        if region.mapped(page) != Right::None {
             return Err(io::Error::other("it sent a page that nobody asked for"));
         }
-        Ok(region.bytes(page).cast())
+        Ok(Some(region.bytes(page).cast()))
     }
 
     /// That a node's stream failed.
@@ -244,7 +247,7 @@ impl Effects for Hands {
             link.send_page(&frame, self.region.bytes(page))
         } else {
             self.meter.bytes += FRAME_BYTES as u64;
-            link.send(&frame)
+            link.send(&frame, matches!(message.body, Body::Ask { .. }))
         };
         if let Err(error) = result {
             let end = self.lost(node, &error);

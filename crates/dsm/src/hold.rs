@@ -8,10 +8,8 @@
 //! two can't be told apart, and two such threads of different nodes could wait for each other, the page goes after a random
 //! time, as the paper proposes for x86. And no page stays longer than [`BOUND_NS`], whoever does not get a CPU.
 
-/// No page stays longer than this for a thread that does not run, nanoseconds; or than several times what is enough for one
-/// that does, where faults are slow.
-pub const BOUND_NS: u64 = 2_000_000;
-const BOUND_TIMES: u64 = 20;
+/// No page stays longer than this for a thread that does not run, nanoseconds.
+pub const BOUND_NS: u64 = 10_000_000;
 /// The range from which the time is drawn that a page stays while its thread waits for another one, nanoseconds where
 /// [`FAST_NS`] is enough for a thread that runs, and longer in proportion where that is not.
 const ELSEWHERE_NS: std::ops::Range<u64> = 10_000..100_000;
@@ -84,7 +82,7 @@ impl Hold {
         };
         match thread {
             Thread::Ran(ran_ns) if ran_ns.saturating_sub(self.ran_ns) >= enough_ns => Verdict::Go,
-            Thread::Ran(_) => match until(BOUND_NS.max(BOUND_TIMES * enough_ns)) {
+            Thread::Ran(_) => match until(BOUND_NS) {
                 Verdict::Stay(rest) => Verdict::Stay(rest.min(LOOK_NS)),
                 Verdict::Go => Verdict::Go,
             },

@@ -15,8 +15,8 @@ use urpc::poll::PollTime;
 use crate::clock::now_ns;
 use crate::ending::{End, Ending};
 use crate::hands::Hands;
-use crate::hold::{Thread, Verdict};
-use crate::link::{FRAME_BYTES, Frame};
+use crate::hold::{BOUND_NS, Hold, Thread, Verdict};
+use crate::link::{FRAME_BYTES, Frame, Link};
 use crate::meter::Meter;
 use crate::userfault::{FAULTS_MAX, Fault};
 
@@ -107,7 +107,7 @@ impl Lane {
             }
             busy |= self.take_messages()?;
             let look_again_ns = self.let_go()?;
-            if busy && (!self.hands.woke || self.hands.anybody_waits()) {
+            if busy && !self.should_sleep() {
                 if let Some(since) = idle_since.take() {
                     self.patience().waited(now_ns() - since, false);
                 }
@@ -169,19 +169,27 @@ impl Lane {
         Ok(count > 0)
     }
 
-    /// Takes what messages there are. Whether there were any.
+    /// Takes what messages there are, until they wake a thread for which this CPU may be needed. Whether there were any.
     fn take_messages(&mut self) -> Result<bool, End> {
         let mut busy = false;
         for node in 0..self.hands.links.len() {
             while let Some(frame) = self.next_message(node)? {
                 busy = true;
                 self.message(node, &frame)?;
+                if self.should_sleep() {
+                    return Ok(true);
+                }
             }
         }
         Ok(busy)
     }
 
-    /// The next message of a node: one with a page first, as somebody waits for that.
+    /// Whether a thread was woken and none waits any more: what else there is keeps this awake anyway.
+    fn should_sleep(&self) -> bool {
+        self.hands.woke && !self.hands.anybody_waits()
+    }
+
+    /// The next message of a node.
     fn next_message(&mut self, node: usize) -> Result<Option<Frame>, End> {
         let guess = self.hands.guess();
         let Some(link) = &mut self.hands.links[node] else {
@@ -189,11 +197,17 @@ impl Lane {
         };
         let region = &self.hands.region;
         // SAFETY: both places are pages that no thread can use, or the lane's own scratch.
-        let came = unsafe { link.next_page(guess, |frame| Hands::place(region, frame)) }.transpose();
-        match came.or_else(|| link.next_control().transpose()).transpose() {
-            Ok(frame) => Ok(frame),
-            Err(error) => Err(self.hands.lost(node, &error)),
-        }
+        let came = unsafe { link.next_bulk(guess, |frame| Hands::place(region, frame)) }.transpose();
+        let frame = match came {
+            Some(Ok(frame)) => return Ok(Some(frame)),
+            None => link.next_control(),
+            // Who ends has said why before.
+            Some(Err(error)) => match link.next_control() {
+                Ok(Some(frame)) => Ok(Some(frame)),
+                _ => Err(error),
+            },
+        };
+        frame.map_err(|error| self.hands.lost(node, &error))
     }
 
     fn message(&mut self, node: usize, frame: &Frame) -> Result<(), End> {
@@ -234,8 +248,9 @@ impl Lane {
         let mut next: Option<u64> = None;
         let mut index = 0;
         while index < self.hands.holds.len() {
-            let wanted = self.hands.holds[index].wanted;
-            match (wanted || every).then(|| self.judge(index, now)) {
+            let Hold { wanted, since_ns, .. } = self.hands.holds[index];
+            let overdue = now.saturating_sub(since_ns) >= BOUND_NS;
+            match (wanted || every || overdue).then(|| self.judge(index, now)) {
                 // Another one is at this place now.
                 Some(Verdict::Go) => continue,
                 Some(Verdict::Stay(ns)) if wanted => next = Some(next.map_or(ns, |next| next.min(ns))),
@@ -244,19 +259,29 @@ impl Lane {
             index += 1;
         }
         self.check()?;
-        Ok(next)
+        // Those that nobody wants need not be looked at often, but once: the engine is to know that they are used.
+        let later = (!self.hands.holds.is_empty()).then_some(BOUND_NS);
+        Ok(next.or(later))
     }
 
     /// Lets a page go if it may.
     fn judge(&mut self, index: usize, now: u64) -> Verdict {
         let hold = self.hands.holds[index];
-        let thread = self.hands.thread_of(&hold);
+        // One that came long ago goes whatever its thread does, which takes time to ask.
+        let thread = match now.saturating_sub(hold.since_ns) {
+            BOUND_NS.. => Thread::Unknown,
+            _ => self.hands.thread_of(&hold),
+        };
         let enough_ns = self.enough_ns.load(Ordering::Relaxed);
         let verdict = hold.judge(now, thread, enough_ns);
         if verdict == Verdict::Go {
             let ran = matches!(thread, Thread::Ran(ran) if ran.saturating_sub(hold.ran_ns) >= enough_ns);
-            self.hands.meter.overdue += u64::from(hold.wanted && !ran);
+            self.hands.meter.overdue += u64::from(hold.wanted && !ran && thread != Thread::Unknown);
             self.hands.holds.swap_remove(index);
+            if hold.wanted {
+                // What could not be answered yet, as a thread here waits to write, is wanted after that.
+                self.hands.want(hold.page);
+            }
             let page = Page(self.hands.region.striped(hold.page));
             self.engine.used(page, &mut self.hands);
         }
@@ -272,6 +297,9 @@ impl Lane {
 
     /// Sleeps until something comes, or for that time.
     fn sleep(&mut self, limit_ns: Option<u64>) {
+        if self.hands.links.iter().flatten().any(Link::has_more) {
+            return;
+        }
         self.hands.meter.sleeps += 1;
         let limit = limit_ns.map(|ns| libc::timespec {
             tv_sec: 0,
@@ -310,7 +338,7 @@ impl Lane {
         frame[KIND_AT] = KIND_END;
         for link in self.hands.links.iter().flatten() {
             // Who is gone needs no word.
-            let _ = link.send(&frame);
+            let _ = link.send(&frame, false);
         }
     }
 }

@@ -6,6 +6,7 @@
 
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -118,12 +119,10 @@ pub fn follow(listener: &TcpListener, security: &Security) -> Result<Met, Stream
     // Streams of a session may come before its welcome does.
     let mut hellos = Vec::new();
     let (welcome, order) = loop {
-        let stream = stream::accept(listener, security, None)?;
-        match stream::receive(&stream, Some(MEETING_LIMIT)) {
-            Ok(First::Welcome(welcome)) => break (welcome, stream),
-            Ok(First::Hello(hello)) => hellos.push((hello, stream)),
-            // Not of ours; the next one may be.
-            Err(_) => {}
+        match first(listener, security, None)? {
+            Some((First::Welcome(welcome), stream)) => break (welcome, stream),
+            Some((First::Hello(hello), stream)) => hellos.push((hello, stream)),
+            None => {}
         }
     };
     let Welcome {
@@ -141,13 +140,10 @@ pub fn follow(listener: &TcpListener, security: &Security) -> Result<Met, Stream
     while taken < expected {
         let (hello, stream) = match hellos.pop() {
             Some(one) => one,
-            None => {
-                let stream = stream::accept(listener, security, Some(MEETING_LIMIT))?;
-                match stream::receive(&stream, Some(MEETING_LIMIT)) {
-                    Ok(First::Hello(hello)) => (hello, stream),
-                    _ => continue,
-                }
-            }
+            None => match first(listener, security, Some(MEETING_LIMIT))? {
+                Some((First::Hello(hello), stream)) => (hello, stream),
+                _ => continue,
+            },
         };
         let lane = streams.get_mut(usize::from(hello.lane));
         let place = lane.and_then(|lane| lane.get_mut(usize::from(hello.from)));
@@ -161,6 +157,20 @@ pub fn follow(listener: &TcpListener, security: &Security) -> Result<Met, Stream
     }
     stream::send(&order, &Ready).map_err(|error| broken("node 0", "is gone", &error))?;
     met(me, shape, &peers, streams, vec![order])
+}
+
+/// The next stream and what it says first; none if it is not one of ours, as the one after it may be.
+fn first(
+    listener: &TcpListener,
+    security: &Security,
+    limit: Option<Duration>,
+) -> Result<Option<(First, OwnedFd)>, StreamError> {
+    let stream = match stream::accept(listener, security, limit) {
+        Err(StreamError::Tls(_)) => return Ok(None),
+        stream => stream?,
+    };
+    let first = stream::receive(&stream, Some(MEETING_LIMIT));
+    Ok(first.ok().map(|first| (first, stream)))
 }
 
 /// Whether a welcome makes sense.

@@ -121,7 +121,8 @@ impl Region {
             return Err(RegionError::Size(pages));
         }
         let lanes = lanes.max(1);
-        let pages = pages.next_multiple_of(row_pages(pages, lanes) * u32::from(lanes));
+        let row_pages = row_pages(pages, lanes);
+        let pages = pages.next_multiple_of(row_pages * u32::from(lanes));
         let refused = |what| move |error: nix::Error| RegionError::Refused(what, error.into());
         let file: File = memfd_create(ways.name, MFdFlags::MFD_CLOEXEC)
             .map_err(refused("create"))?
@@ -137,7 +138,7 @@ impl Region {
             shadow: None,
             pages,
             lanes,
-            row_pages: row_pages(pages, lanes),
+            row_pages,
             method: Method::Copy,
             userfaults: Vec::new(),
             mapped: (0..pages).map(|_| AtomicU8::new(Right::None as u8)).collect(),

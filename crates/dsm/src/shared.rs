@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::time::Duration;
 
 use crate::PAGE_BYTES;
 use crate::node::Node;
@@ -10,7 +11,11 @@ use crate::node::Node;
 /// Words of 8 bytes in a page.
 pub const PAGE_WORDS: usize = PAGE_BYTES / 8;
 /// Looks at what another node is to write before the CPU goes to somebody else.
-const LOOKS: u32 = 200;
+const LOOKS: u32 = 1000;
+/// And before this thread sleeps between them.
+const LOOKS_YIELDING: u32 = LOOKS + 100;
+/// For so long.
+const NAP: Duration = Duration::from_micros(50);
 
 /// The memory as words.
 #[derive(Clone, Copy, Debug)]
@@ -87,11 +92,12 @@ pub fn locked<T>(lock: &AtomicU64, work: impl FnOnce() -> T) -> T {
     result
 }
 
+/// Spins at first; on a busy host who is waited for needs the CPU.
 fn patience(looks: &mut u32) {
     *looks += 1;
-    if looks.is_multiple_of(LOOKS) {
-        std::thread::yield_now();
-    } else {
-        std::hint::spin_loop();
+    match *looks {
+        ..LOOKS => std::hint::spin_loop(),
+        LOOKS..LOOKS_YIELDING => std::thread::yield_now(),
+        _ => std::thread::sleep(NAP),
     }
 }

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use commands::{
-    check, clients, clone, cluster, copy, disk, image, knowledge, lab as labs, list, mem, run, topology,
+    check, clients, clone, cluster, copy, disk, dsm, image, knowledge, lab as labs, list, mem, run, topology,
 };
 use config::Size;
 use miette::{IntoDiagnostic, Result, miette};
@@ -148,6 +148,9 @@ enum Command {
     /// Commit, compare, compact and check disks that no VM uses
     #[command(subcommand)]
     Disk(disk::DiskCommand),
+    /// One memory for processes on several hosts
+    #[command(subcommand)]
+    Dsm(dsm::DsmCommand),
     /// Hosts in software, where KVM can't be had
     Lab(labs::LabArgs),
     #[command(hide = true)]
@@ -260,6 +263,7 @@ fn obey(command: Command) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Disk(command) => disk::run(command),
+        Command::Dsm(command) => dsm::dsm(&command),
         Command::Lab(args) => Ok(labs::run(args)),
         Command::Monitor => {
             let lease = std::os::fd::AsFd::as_fd(&std::io::stdin())

@@ -88,14 +88,11 @@ impl<E: Effects> Turn<'_, E> {
         Some(())
     }
 
-    /// Gives up the copy, if somebody waits for that and it has come. It is not held.
+    /// Gives up the copy, which has come and is not held, if somebody waits for that.
     pub(super) fn give_up_if_asked(&mut self) {
         let Some(by) = self.state.invalidator.get() else {
             return;
         };
-        if self.state.right == Right::None {
-            return;
-        }
         self.state.invalidator = Maybe::NOBODY;
         self.restrict(Right::None);
         self.counters.invalidated += 1;

@@ -74,7 +74,7 @@ impl Kernel {
             Self::Sor => 1024,
             Self::Sort => 4096,
             Self::Matrix => 512,
-            Self::Tsp => 13,
+            Self::Tsp => 11,
         }
     }
 

@@ -7,13 +7,13 @@ use std::time::Duration;
 use dsm::{End, Link, Method, Node, PAGE_BYTES, Settings, Shape};
 
 /// Longer than anything here may take.
-pub const LIMIT: Duration = Duration::from_secs(60);
+pub const LIMIT: Duration = Duration::from_secs(120);
 
 /// A memory.
+#[allow(dead_code, reason = "not every test program has one in its own process")]
 pub struct Nodes {
     pub nodes: Vec<Node>,
     /// Why each ended, as it did.
-    #[allow(dead_code, reason = "not every test program looks")]
     pub ends: std::sync::Mutex<mpsc::Receiver<(u16, End)>>,
 }
 
@@ -28,6 +28,7 @@ pub fn shape(nodes: u16, pages: u32) -> Shape {
     }
 }
 
+#[allow(dead_code, reason = "as above")]
 /// With userfaultfd refused this fails, as it should.
 pub fn start(shape: Shape) -> Nodes {
     let count = usize::from(shape.nodes);

@@ -6,6 +6,7 @@ pub mod clone;
 pub mod cluster;
 pub mod copy;
 pub mod disk;
+pub mod dsm;
 pub mod flags;
 pub mod hosts;
 pub mod image;

@@ -82,7 +82,12 @@ impl Small {
             .find_map(|page| state.world.wrong(page, under_way(page)));
         let mut steps = Vec::new();
         self.actions(state, &mut steps);
-        if wrong.is_some() || !steps.is_empty() {
+        let can_move = || {
+            steps
+                .into_iter()
+                .any(|step| self.next_state(state, step).is_some())
+        };
+        if wrong.is_some() || can_move() {
             return wrong;
         }
         if !self.is_done(state) {
@@ -140,8 +145,9 @@ impl Model for Small {
                 }
             }
             for page in self.pages() {
+                // The end of a hold may be told late, or of a page that is not held.
                 let is_held = world.engines[usize::from(node)].is_held(page);
-                if is_held && !(self.patient && world.is_awaited(node, page)) {
+                if !self.patient || is_held && !world.is_awaited(node, page) {
                     steps.push(Step::Used(node, page.0));
                 }
             }
@@ -180,7 +186,7 @@ impl Model for Small {
         }
         next.under_way.extend(sent);
         next.under_way.sort_unstable();
-        Some(next)
+        (next != *state).then_some(next)
     }
 
     fn properties(&self) -> Vec<Property<Self>> {

@@ -87,9 +87,10 @@ impl State {
             .all(|(processor, program)| processor.done == program.len())
     }
 
-    /// If from now on packets come, all is done.
+    /// If all that is on its way is lost and packets come from now on, all is done.
     fn can_end(&self, programs: &[Vec<Op>; 2]) -> bool {
         let mut state = self.clone();
+        state.way.clear();
         for _ in 0..20 {
             for node in [0, 1] {
                 if state.can_go(programs, node) {

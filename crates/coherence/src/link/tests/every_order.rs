@@ -57,9 +57,10 @@ impl State {
         });
     }
 
-    /// If from now on packets come, all items are taken and both ends know it.
+    /// If all that is on its way is lost and packets come from now on, all items are taken and both ends know it.
     fn can_end(&self) -> bool {
         let mut state = self.clone();
+        state.way.clear();
         for _ in 0..3 {
             for end in [0, 1] {
                 state.tick(end);

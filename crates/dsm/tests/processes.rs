@@ -1,0 +1,354 @@
+//! Nodes that are processes, over TCP on this host.
+//!
+//! The other processes are this test program again, asked for the test `being_another_node` alone.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use dsm::work::kernels::{self, Kernel};
+use dsm::work::litmus::{self, Test};
+use dsm::work::{Answer, Job, Touch};
+use dsm::{End, Peer, Security, Session, Settings, Shape};
+
+mod support;
+
+use support::{LIMIT, shape, within, word};
+
+/// Says that this process is another node; with keys, their folder and its name.
+const ROLE: &str = "DSM_TEST_NODE";
+const LISTENS: &str = "listens at ";
+
+#[test]
+fn being_another_node() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL).unwrap();
+    let listener = dsm::listen("127.0.0.1:0").unwrap();
+    println!("\n{LISTENS}{}", listener.local_addr().unwrap());
+    let lost = |end: &End| {
+        println!("lost: {end}");
+        std::process::exit(3);
+    };
+    dsm::serve(
+        &listener,
+        &security(&role, "east"),
+        &Settings::default(),
+        lost,
+        |_| {},
+    )
+    .unwrap();
+}
+
+fn security(keys: &str, name: &str) -> Security {
+    if keys.is_empty() {
+        return Security::Plain;
+    }
+    let identity = urpc::tls::Identity::load(Path::new(keys), name).unwrap();
+    Security::Tls(Box::new(identity))
+}
+
+/// Other processes, which are ended with this.
+struct Others(Vec<Child>);
+
+impl Drop for Others {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+impl Others {
+    fn start(count: u16, keys: &str) -> (Self, Vec<Peer>) {
+        let mut others = Self(Vec::new());
+        let mut peers = Vec::new();
+        for _ in 0..count {
+            let mut child = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "being_another_node", "--nocapture", "--test-threads=1"])
+                .env(ROLE, keys)
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let mut output = BufReader::new(child.stdout.take().unwrap());
+            let mut line = String::new();
+            while !line.starts_with(LISTENS) {
+                line.clear();
+                assert!(
+                    output.read_line(&mut line).unwrap() > 0,
+                    "the other process ended"
+                );
+            }
+            child.stdout = Some(output.into_inner());
+            let name = if keys.is_empty() { "" } else { "east@" };
+            peers.push(format!("{name}{}", line[LISTENS.len()..].trim()).parse().unwrap());
+            others.0.push(child);
+        }
+        (others, peers)
+    }
+
+    /// All end by themselves, and well.
+    fn end(mut self) {
+        for child in &mut self.0 {
+            let end = Instant::now() + Duration::from_secs(20);
+            while child.try_wait().unwrap().is_none() {
+                assert!(Instant::now() < end, "another process does not end");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            assert!(child.wait().unwrap().success());
+        }
+    }
+}
+
+fn lead(shape: Shape, peers: &[Peer], security: &Security, lost: fn(&End)) -> Session {
+    Session::lead(shape, peers, security, &Settings::default(), lost).unwrap()
+}
+
+fn unexpected(end: &End) {
+    eprintln!("lost: {end}");
+    std::process::exit(4);
+}
+
+/// One memory at a time: a fault among ten busy processes on two CPUs takes many milliseconds.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Does something with a memory of so many processes.
+fn with_memory(shape: Shape, work: impl FnOnce(&Session) + Send + 'static) {
+    let _alone = alone();
+    within(LIMIT, move || {
+        let (others, peers) = Others::start(shape.nodes - 1, "");
+        let session = lead(shape, &peers, &Security::Plain, unexpected);
+        work(&session);
+        session.part();
+        others.end();
+    });
+}
+
+#[test]
+fn additions_of_all_processes_count() {
+    with_memory(
+        Shape {
+            lanes: 2,
+            ..shape(3, 64)
+        },
+        |session| {
+            let job = Job::Add {
+                page: 40,
+                millis: 100,
+            };
+            let mut count = 0;
+            for answer in session.all(&[job.clone(), job.clone(), job]).unwrap() {
+                let Answer::Count(more) = answer else {
+                    panic!("{answer:?}")
+                };
+                assert!(more > 0, "a node never got the page");
+                count += more;
+            }
+            assert_eq!(word(session.node(), 40, 0).load(SeqCst), count);
+        },
+    );
+}
+
+#[test]
+fn each_kind_of_fault_sends_the_least() {
+    const PAGES: u32 = 64;
+    with_memory(shape(2, 2 * PAGES), |session| {
+        // Node 1 manages the second half. Node, write, messages and pages sent for each page.
+        for (step, (node, write, messages, pages)) in [
+            (1, true, 0, 0),
+            (0, false, 2, 1),
+            (1, true, 2, 0),
+            (0, true, 2, 1),
+            (1, true, 2, 1),
+            (0, false, 2, 1),
+            (0, true, 2, 0),
+            (0, true, 0, 0),
+            (1, false, 2, 1),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let before = session.meter().unwrap();
+            let touch = Touch {
+                pages: PAGES..2 * PAGES,
+                write,
+                threads: 1,
+            };
+            session.one(node, Job::Touch(touch)).unwrap();
+            let sent = session.meter().unwrap() - before;
+            let all = u64::from(PAGES);
+            assert_eq!(
+                (sent.messages, sent.pages),
+                (messages * all, pages * all),
+                "step {step}"
+            );
+            assert_eq!(sent.bytes, (16 * messages + 4096 * pages) * all, "step {step}");
+            let landed = if pages == 1 { all } else { 0 };
+            assert_eq!(
+                sent.landed, landed,
+                "step {step}: bytes did not come straight to their place"
+            );
+        }
+    });
+}
+
+#[test]
+fn memory_order_is_that_of_x86() {
+    for (nodes, lanes) in [(2, 1), (3, 2)] {
+        with_memory(
+            Shape {
+                lanes,
+                ..shape(nodes, 256)
+            },
+            move |session| {
+                let second = (0..256)
+                    .find(|page| session.node().home(*page) == nodes - 1)
+                    .unwrap();
+                let mut batch = 1;
+                for test in Test::ALL {
+                    let run = litmus::Run {
+                        test,
+                        millis: 100,
+                        first: 0,
+                        second,
+                        batch,
+                        nodes,
+                    };
+                    let answers = session.all(&vec![Job::Litmus(run); usize::from(nodes)]).unwrap();
+                    let Answer::Litmus(tally) = answers[0] else {
+                        panic!("{answers:?}")
+                    };
+                    assert_eq!(tally.forbidden, 0, "{test:?} {tally:?}");
+                    assert!(tally.ordinary > 0, "{test:?} {tally:?}");
+                    batch = tally.batches;
+                }
+            },
+        );
+    }
+}
+
+#[test]
+fn programs_give_on_two_nodes_what_they_give_on_one() {
+    let sizes = [
+        (Kernel::Sor, 96),
+        (Kernel::Sort, 64),
+        (Kernel::Matrix, 96),
+        (Kernel::Tsp, 9),
+    ];
+    let pages: u32 = sizes.iter().map(|(kernel, size)| 2 * kernel.pages(*size)).sum();
+    with_memory(
+        Shape {
+            migratory: true,
+            ..shape(2, pages)
+        },
+        move |session| {
+            let mut first = 0;
+            for (kernel, size) in sizes {
+                let sums = [1, 2].map(|nodes| {
+                    let run = kernels::Run {
+                        kernel,
+                        size,
+                        nodes,
+                        first,
+                    };
+                    first += kernel.pages(size);
+                    let answers = session.all(&vec![Job::Kernel(run); 2]).unwrap();
+                    let Answer::Kernel { sum, .. } = answers[0] else {
+                        panic!("{answers:?}")
+                    };
+                    sum
+                });
+                assert_eq!(sums[0], sums[1], "{kernel:?}");
+                assert_ne!(sums[0], 0, "{kernel:?}");
+            }
+        },
+    );
+}
+
+#[test]
+fn with_keys_everything_goes_by_tls_and_strangers_are_refused() {
+    let _alone = alone();
+    within(LIMIT, || {
+        let folder = tempfile::tempdir().unwrap();
+        let keys = folder.path().join("keys");
+        urpc::tls::make(&keys, ["west", "east"]).unwrap();
+        let keys = keys.to_str().unwrap().to_owned();
+        let (others, peers) = Others::start(1, &keys);
+        // Without a key nobody is let in, and the one with a key still is.
+        let stranger = Peer {
+            name: None,
+            ..peers[0].clone()
+        };
+        assert!(
+            Session::lead(
+                shape(2, 8),
+                &[stranger],
+                &Security::Plain,
+                &Settings::default(),
+                unexpected
+            )
+            .is_err()
+        );
+        let session = lead(shape(2, 8), &peers, &security(&keys, "west"), unexpected);
+        let job = Job::Add { page: 7, millis: 50 };
+        let answers = session.all(&[job.clone(), job]).unwrap();
+        let counts = answers.iter().map(|answer| match answer {
+            Answer::Count(count) => *count,
+            _ => panic!("{answer:?}"),
+        });
+        assert_eq!(word(session.node(), 7, 0).load(SeqCst), counts.sum::<u64>());
+        session.part();
+        others.end();
+    });
+}
+
+#[test]
+fn a_node_that_dies_is_named_by_all_others() {
+    static LOST: Mutex<Option<String>> = Mutex::new(None);
+    let _alone = alone();
+    within(LIMIT, || {
+        let (mut others, peers) = Others::start(2, "");
+        let dead = format!("node 1 ({}) is gone", peers[0].address);
+        let session = lead(shape(3, 16), &peers, &Security::Plain, |end| {
+            *LOST.lock().unwrap() = Some(end.to_string());
+        });
+        others.0[0].kill().unwrap();
+        let end = Instant::now() + Duration::from_secs(10);
+        while LOST.lock().unwrap().is_none() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let reason = LOST.lock().unwrap().clone().expect("node 0 noticed nothing");
+        assert!(reason.starts_with(&dead), "{reason}");
+        // Node 2 ends too, and says why.
+        let mut said = String::new();
+        others.0[1]
+            .stdout
+            .take()
+            .unwrap()
+            .read_to_string(&mut said)
+            .unwrap();
+        assert!(said.contains(&format!("lost: {dead}")), "{said}");
+        assert_eq!(others.0[1].wait().unwrap().code(), Some(3));
+        drop(session);
+    });
+}
+
+#[test]
+fn a_node_that_does_not_exist_is_an_error() {
+    let nobody: Peer = "127.0.0.1:1".parse().unwrap();
+    let error = Session::lead(
+        shape(2, 8),
+        &[nobody],
+        &Security::Plain,
+        &Settings::default(),
+        unexpected,
+    )
+    .unwrap_err();
+    assert!(error.to_string().contains("127.0.0.1:1"), "{error}");
+}

@@ -1,0 +1,142 @@
+//! `mirrorball dsm`: one memory for processes on several hosts: its other nodes, its timings, its memory order.
+
+mod bench;
+mod kernels;
+mod litmus;
+mod nodes;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use dsm::{End, Node, Peer, Security, Settings};
+use miette::{Result, miette};
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum DsmCommand {
+    /// Be a node of a shared memory, for one `dsm bench` or `dsm litmus` that names this host
+    Serve(ServeArgs),
+    /// Time what the shared memory does, between processes on this host or with other hosts
+    Bench(bench::BenchArgs),
+    /// Look for outcomes that x86's memory order forbids, between threads of different nodes
+    Litmus(litmus::LitmusArgs),
+}
+
+/// A node that waits for node 0.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// Where to listen, as 0.0.0.0:7000
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
+    listen: String,
+    #[command(flatten)]
+    host: HostArgs,
+    /// End with the process that started this one
+    #[arg(long, hide = true)]
+    with_parent: bool,
+}
+
+/// How a node uses its host.
+#[derive(Clone, Debug, Args)]
+pub struct HostArgs {
+    /// Run on these CPUs only, as 0,2
+    #[arg(long, value_name = "CPUS", value_delimiter = ',')]
+    cpus: Vec<usize>,
+    /// Serve faults at ordinary priority
+    #[arg(long)]
+    no_realtime: bool,
+    /// Sleep at once when there is nothing to serve and nobody here waits
+    #[arg(long)]
+    no_poll: bool,
+    /// The keys of a cluster (`mirrorball cluster keys`): everything between nodes is encrypted
+    #[arg(long, value_name = "FOLDER", requires = "name")]
+    keys: Option<PathBuf>,
+    /// This host's name on its key
+    #[arg(long, requires = "keys")]
+    name: Option<String>,
+}
+
+/// Runs it.
+pub fn dsm(command: &DsmCommand) -> Result<ExitCode> {
+    match command {
+        DsmCommand::Serve(args) => serve(args),
+        DsmCommand::Bench(args) => bench::bench(args),
+        DsmCommand::Litmus(args) => litmus::litmus(args),
+    }
+}
+
+fn serve(args: &ServeArgs) -> Result<ExitCode> {
+    if args.with_parent {
+        nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL)
+            .map_err(|error| miette!("{error}"))?;
+    }
+    args.host.keep_to_cpus()?;
+    let security = args.host.security()?;
+    let listener = dsm::listen(&args.listen).map_err(|error| miette!("{error}"))?;
+    let address = listener.local_addr().map_err(|error| miette!("{error}"))?;
+    println!("{address}");
+    dsm::serve(&listener, &security, &args.host.settings(), lost, say_notes)
+        .map_err(|error| miette!("{error}"))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+impl HostArgs {
+    /// Keeps this process to its CPUs, threads to come included.
+    fn keep_to_cpus(&self) -> Result<()> {
+        if self.cpus.is_empty() {
+            return Ok(());
+        }
+        let mut set = CpuSet::new();
+        for cpu in &self.cpus {
+            set.set(*cpu)
+                .map_err(|_| miette!("--cpus {cpu}: no such CPU; name some of this host's"))?;
+        }
+        sched_setaffinity(Pid::from_raw(0), &set).map_err(|_| {
+            miette!(
+                "--cpus {:?}: this host lets us use none of them; name some of its CPUs",
+                self.cpus
+            )
+        })
+    }
+
+    fn settings(&self) -> Settings {
+        Settings {
+            cpus: self.cpus.clone(),
+            realtime: !self.no_realtime,
+            enough_ns: None,
+            polls: !self.no_poll,
+        }
+    }
+
+    fn security(&self) -> Result<Security> {
+        match (&self.keys, &self.name) {
+            (Some(keys), Some(name)) => {
+                let identity = urpc::tls::Identity::load(keys, name).map_err(|error| miette!("{error}"))?;
+                Ok(Security::Tls(Box::new(identity)))
+            }
+            _ => Ok(Security::Plain),
+        }
+    }
+}
+
+/// A node is lost: threads wait for its pages, so nothing else is left to do.
+fn lost(end: &End) {
+    eprintln!("mirrorball: {end}");
+    // The other nodes are told meanwhile by the lane that saw it; no thread needs to be waited for.
+    std::process::exit(i32::from(crate::exit::FAILED));
+}
+
+fn say_notes(node: &Node) {
+    for note in node.notes() {
+        eprintln!("mirrorball: node {}: {note}", node.me());
+    }
+}
+
+fn peers(texts: &[String]) -> Result<Vec<Peer>> {
+    texts
+        .iter()
+        .map(|text| text.parse().map_err(|error| miette!("--peers: {error}")))
+        .collect()
+}

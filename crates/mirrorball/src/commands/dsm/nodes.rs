@@ -1,0 +1,178 @@
+//! The other nodes: processes of this host, or those that people have started on others.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use dsm::{Method, Peer, Session, Shape};
+use miette::{Result, miette};
+use nix::sched::{CpuSet, sched_getaffinity};
+use nix::unistd::Pid;
+
+use super::{HostArgs, lost, peers, say_notes};
+
+/// How long the others may take to end.
+const END_LIMIT: Duration = Duration::from_secs(10);
+
+/// Which nodes there are.
+#[derive(Debug, Args)]
+pub struct NodesArgs {
+    /// Processes of this host
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(2..=16))]
+    nodes: u16,
+    /// Other hosts instead, where `mirrorball dsm serve` runs, as 10.0.0.2:7000,10.0.0.3:7000; NAME@ before each with keys
+    #[arg(
+        long,
+        value_name = "ADDRESSES",
+        value_delimiter = ',',
+        conflicts_with = "nodes"
+    )]
+    peers: Vec<String>,
+    /// Threads on each node that serve faults, each a part of the pages
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=32))]
+    lanes: u16,
+    /// Copy pages into place as kernels before 6.4 need it
+    #[arg(long)]
+    copy: bool,
+    /// Give pages for writing that are read and then written by one node after the other
+    #[arg(long)]
+    migratory: bool,
+    #[command(flatten)]
+    host: HostArgs,
+}
+
+/// A memory whose node 0 is this process.
+#[derive(Debug)]
+pub struct Nodes {
+    pub session: Session,
+    children: Vec<Child>,
+    pub count: u16,
+    pub realtime: bool,
+    /// A CPU that node 0 is not on, if there is one.
+    pub other_cpu: Option<usize>,
+}
+
+impl NodesArgs {
+    /// Starts or calls the others, with a memory of so many pages.
+    pub fn start(&self, pages: u32) -> Result<Nodes> {
+        let usable = cpus()?;
+        let mut host = self.host.clone();
+        let mut children = Vec::new();
+        let peers = if self.peers.is_empty() {
+            let shares = shares(
+                if host.cpus.is_empty() { &usable } else { &host.cpus },
+                self.nodes,
+            );
+            let mut peers = Vec::new();
+            for share in &shares[1..] {
+                let (child, peer) = start_one(&host, share)?;
+                children.push(child);
+                peers.push(peer);
+            }
+            host.cpus.clone_from(&shares[0]);
+            peers
+        } else {
+            peers(&self.peers)?
+        };
+        host.keep_to_cpus()?;
+        let shape = Shape {
+            nodes: peers.len() as u16 + 1,
+            pages,
+            lanes: self.lanes,
+            migratory: self.migratory,
+            method: self.copy.then_some(Method::Copy),
+        };
+        let session = Session::lead(shape, &peers, &host.security()?, &host.settings(), lost)
+            .map_err(|error| miette!("{error}"))?;
+        say_notes(session.node());
+        Ok(Nodes {
+            session,
+            children,
+            count: shape.nodes,
+            realtime: !host.no_realtime,
+            other_cpu: usable.into_iter().find(|cpu| !host.cpus.contains(cpu)),
+        })
+    }
+}
+
+impl Nodes {
+    /// Ends the memory, and waits for the others.
+    pub fn part(self) -> Result<()> {
+        self.session.part();
+        let end = Instant::now() + END_LIMIT;
+        for mut child in self.children {
+            while child.try_wait().map_err(|error| miette!("{error}"))?.is_none() {
+                if Instant::now() > end {
+                    let _ = child.kill();
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A node as a process of this host.
+fn start_one(host: &HostArgs, cpus: &[usize]) -> Result<(Child, Peer)> {
+    let list: Vec<String> = cpus.iter().map(usize::to_string).collect();
+    let mut command = Command::new("/proc/self/exe");
+    command.args(["dsm", "serve", "--with-parent", "--cpus", &list.join(",")]);
+    if host.no_realtime {
+        command.arg("--no-realtime");
+    }
+    if host.no_poll {
+        command.arg("--no-poll");
+    }
+    if let (Some(keys), Some(name)) = (&host.keys, &host.name) {
+        command.arg("--keys").arg(keys).arg("--name").arg(name);
+    }
+    let started = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+    let mut child = started.map_err(|error| miette!("can't start another node: {error}"))?;
+    let mut line = String::new();
+    if let Some(output) = child.stdout.take() {
+        let _ = BufReader::new(output).read_line(&mut line);
+    }
+    let name = host
+        .name
+        .as_ref()
+        .map(|name| format!("{name}@"))
+        .unwrap_or_default();
+    let peer = format!("{name}{}", line.trim())
+        .parse()
+        .map_err(|_| miette!("another node does not start; what it said is above"))?;
+    Ok((child, peer))
+}
+
+/// CPUs for each node: parts of all, or one again and again.
+fn shares(cpus: &[usize], nodes: u16) -> Vec<Vec<usize>> {
+    let nodes = usize::from(nodes);
+    (0..nodes)
+        .map(
+            |node| match cpus.len() * node / nodes..cpus.len() * (node + 1) / nodes {
+                none if none.is_empty() => vec![cpus[node % cpus.len()]],
+                part => cpus[part].to_vec(),
+            },
+        )
+        .collect()
+}
+
+fn cpus() -> Result<Vec<usize>> {
+    let mine = sched_getaffinity(Pid::from_raw(0)).map_err(|error| miette!("{error}"))?;
+    Ok((0..CpuSet::count())
+        .filter(|cpu| mine.is_set(*cpu).unwrap_or(false))
+        .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shares;
+
+    #[test]
+    fn every_node_has_a_cpu() {
+        assert_eq!(shares(&[0, 1], 2), [[0], [1]]);
+        assert_eq!(shares(&[4, 5, 6, 7], 2), [[4, 5], [6, 7]]);
+        assert_eq!(shares(&[3, 8], 3), [vec![3], vec![3], vec![8]]);
+        assert_eq!(shares(&[0], 2), [[0], [0]]);
+    }
+}
