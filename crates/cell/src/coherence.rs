@@ -13,7 +13,7 @@ use shard::launch::{CoherenceLaunch, Fd, LaneSockets};
 use crate::spanning::Span;
 
 /// Lanes of a shard at most: each is a thread, beside those of the vCPUs.
-const LANES_MAX: usize = 4;
+const LANES_MAX: usize = 1;
 /// Pages told of as the hottest.
 const HOTTEST: usize = 20;
 /// What a lane may ask for of real-time priority: enough to come before vCPUs, and less than what hosts use themselves.

@@ -12,9 +12,11 @@ impl Heat {
         Self((0..pages).map(|_| AtomicU32::new(0)).collect())
     }
 
-    /// One has come.
-    pub fn came(&self, page: u32) {
-        self.0[page as usize].fetch_add(1, Ordering::Relaxed);
+    /// One has come: how often by now.
+    pub fn came(&self, page: u32) -> u32 {
+        self.0[page as usize]
+            .fetch_add(1, Ordering::Relaxed)
+            .wrapping_add(1)
     }
 
     /// Those that came most often, at most `count`, and how often: the most frequent first.

@@ -7,12 +7,14 @@
 //! - [`lane`]: the threads that serve faults and messages, each a part of the pages;
 //! - [`link`], [`stream`], [`meeting`]: streams between nodes, and how nodes meet;
 //! - [`hold`]: how long a page that has come stays; [`heat`]: which come most often;
+//! - [`merging`]: page tables of a guest, which are open to all nodes at once; [`causal`]: what that asks of other threads;
 //! - [`node`]: all of it together.
 //!
 //! What holds: a thread's access to a page completes only while the protocol grants its node that right; a node that can't go on
 //! ends, and all others with it, each with the reason. Other nodes are trusted with the memory, and with nothing else.
 
 pub mod bare;
+mod causal;
 mod clock;
 mod ending;
 mod hands;
@@ -21,6 +23,7 @@ mod hold;
 mod lane;
 mod link;
 mod meeting;
+mod merging;
 mod meter;
 mod node;
 mod region;
@@ -30,6 +33,7 @@ mod stream;
 mod userfault;
 pub mod work;
 
+pub use causal::Causal;
 pub use ending::End;
 pub use link::Link;
 pub use meeting::{LANES_MAX, Met, Shape, follow, lead};

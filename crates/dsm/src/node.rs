@@ -12,6 +12,7 @@ use nix::unistd::Pid;
 
 use crate::PAGE_BYTES;
 use crate::bare;
+use crate::causal::Causal;
 use crate::clock::ran_ns;
 use crate::ending::{End, Ending, Hook};
 use crate::hands::Hands;
@@ -19,6 +20,7 @@ use crate::heat::Heat;
 use crate::lane::Lane;
 use crate::link::Link;
 use crate::meeting::Shape;
+use crate::merging::Merging;
 use crate::meter::Meter;
 use crate::region::{Method, Region, RegionError, Ways};
 
@@ -40,6 +42,8 @@ pub struct Settings {
     pub enough_ns: Option<u64>,
     /// Poll a while also when nobody here waits.
     pub polls: bool,
+    /// Processors of a guest whose page tables are merged, which a memory of two nodes and one lane can do; none if 0.
+    pub processors: usize,
 }
 
 /// Why there is no node.
@@ -63,6 +67,7 @@ pub struct Node {
     layout: Layout,
     region: Arc<Region>,
     heat: Arc<Heat>,
+    causal: Option<Arc<Causal>>,
     ending: Arc<Ending>,
     meters: Vec<Arc<Mutex<Meter>>>,
     lanes: Vec<JoinHandle<()>>,
@@ -185,6 +190,7 @@ impl Node {
             layout,
             heat: Arc::new(Heat::new(region.pages())),
             region: Arc::new(region),
+            causal: None,
             ending,
             meters: Vec::new(),
             lanes: Vec::new(),
@@ -204,7 +210,15 @@ impl Node {
                 stripes: u32::from(lanes),
                 ..node.layout.clone()
             };
-            let hands = Hands::new(me, node.region.clone(), node.heat.clone(), links, names.clone());
+            let merges = settings.processors > 0 && layout.nodes == 2 && lanes == 1;
+            let mut hands = Hands::new(me, node.region.clone(), node.heat.clone(), links, names.clone());
+            if merges {
+                let causal = Causal::new(settings.processors);
+                let causal = Arc::new(causal.map_err(|error| NodeError::Threads(error.into()))?);
+                node.causal = Some(causal.clone());
+                let merging = Merging::new(layout.clone(), causal, settings.processors);
+                hands.merging = Some(Box::new(merging));
+            }
             let meter = Arc::new(Mutex::new(Meter::default()));
             let lane = Lane::new(
                 number as u16,
@@ -278,6 +292,11 @@ impl Node {
     /// Why it has ended, if it has.
     pub fn end(&self) -> Option<&End> {
         self.ending.reason()
+    }
+
+    /// What other threads have to do with merged page tables, where there are some.
+    pub fn causal(&self) -> Option<&Arc<Causal>> {
+        self.causal.as_ref()
     }
 
     /// The pages that came here most often, at most `count`, and how often each.

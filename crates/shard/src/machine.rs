@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
+use dsm::Causal;
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, KVM_MEM_READONLY, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use serde_json::Value;
@@ -37,7 +38,7 @@ use crate::snapshot::MachineState;
 use crate::span;
 use crate::span::desk::IoApicDevice;
 use crate::span::machine::{SpanParts, travelling};
-use crate::vcpu::{Vcpu, VcpuCounters};
+use crate::vcpu::{Root, Vcpu, VcpuCounters};
 use crate::virtio::pmem::PmemRegion;
 pub use kvm_vm::{check_kvm, create_shard_vm, map_memory};
 use kvm_vm::{create_vm, host_relies_on_tsc, tsc_khz};
@@ -384,11 +385,11 @@ impl Machine {
     }
 
     /// Makes the vCPUs; no device can be added any more.
-    pub fn into_vcpus(self, count: u8) -> Result<Ready, MachineError> {
+    pub fn into_vcpus(self, count: u8, causal: Option<&Arc<Causal>>) -> Result<Ready, MachineError> {
         let (ports, mmio) = (Arc::new(self.ports), Arc::new(self.mmio));
         let (mut vcpus, mut seconds) = (Vec::new(), Vec::new());
         for id in 0..count {
-            let fd = self.vm.create_vcpu(u64::from(id)).map_err(kvm("make a vCPU"))?;
+            let mut fd = self.vm.create_vcpu(u64::from(id)).map_err(kvm("make a vCPU"))?;
             match &self.start {
                 Start::Boot { cpuid, load } => {
                     prepare_vcpu(&fd, cpuid, id, self.groups, self.span.is_some())?;
@@ -419,6 +420,7 @@ impl Machine {
                     None
                 }
             };
+            let root = causal.map(|causal| Root::of(&mut fd, id, causal.clone()));
             let (ports, mmio, end) = (ports.clone(), mmio.clone(), self.end.clone());
             vcpus.push(Vcpu {
                 fd,
@@ -427,6 +429,7 @@ impl Machine {
                 end,
                 counters,
                 local,
+                root,
             });
         }
         let functions = match self.start {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use dsm::USERFAULT_DEVICE;
-use dsm::{Meter, Method, Node, Prepared, Settings, Shape, Site};
+use dsm::{Causal, Meter, Method, Node, Prepared, Settings, Shape, Site};
 use serde_json::{Value, json};
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap};
@@ -89,6 +89,7 @@ impl Replica {
         };
         let settings = Settings {
             realtime: true,
+            processors: span.vcpus.len(),
             ..Settings::default()
         };
         let site = Site {
@@ -167,6 +168,11 @@ impl Replica {
 }
 
 impl Coherence {
+    /// What messages between shards come after, where the guest's page tables are merged.
+    pub fn causal(&self) -> Option<Arc<Causal>> {
+        self.node.causal().cloned()
+    }
+
     /// Whether pages of other shards still come.
     pub fn is_whole(&self) -> bool {
         self.node.end().is_none()
@@ -186,6 +192,10 @@ impl Coherence {
             deferred,
             overdue,
             sleeps,
+            merged,
+            unmerged,
+            words,
+            conflicts,
         } = self.node.meter();
         let stalls = |stalls: dsm::Stalls| json!({ "count": stalls.count, "seconds": Duration::from_nanos(stalls.ns).as_secs_f64() });
         let heat: Vec<Value> = self
@@ -207,6 +217,7 @@ impl Coherence {
             "deferred": deferred,
             "overdue": overdue,
             "sleeps": sleeps,
+            "tables": { "merged": merged, "unmerged": unmerged, "words": words, "conflicts": conflicts },
             "enough_ns": self.node.enough_ns(),
             "notes": self.node.notes(),
             "heat": heat,

@@ -26,7 +26,7 @@ use crate::sandbox::{self, ThreadKind};
 use crate::span::machine::{Channels, SpanParts, forwarded, travelling, wake_promptly};
 use crate::span::packet::Space;
 use crate::span::router::Router;
-use crate::vcpu::{Vcpu, VcpuCounters};
+use crate::vcpu::{Root, Vcpu, VcpuCounters};
 
 /// The running shard as its first thread has it.
 pub struct Part {
@@ -86,6 +86,7 @@ pub fn start(control: &mut UnixStream, launch: PartLaunch, mut files: Files) -> 
             end: end.clone(),
             counters,
             local: Some(local),
+            root: None,
         });
     }
 
@@ -98,6 +99,12 @@ pub fn start(control: &mut UnixStream, launch: PartLaunch, mut files: Files) -> 
         }
         SpanMemory::Files(_) => None,
     };
+    if let Some(causal) = coherence.and_then(Coherence::causal) {
+        for (id, vcpu) in (0..count).zip(&mut vcpus) {
+            vcpu.root = Some(Root::of(&mut vcpu.fd, id, causal.clone()));
+        }
+        parts.router.follow(causal);
+    }
     let router = parts.start(&closed.threads, &end, None)?;
     let vcpus = VcpuThreads::start(&closed.threads, vcpus)?;
     orders::report(
