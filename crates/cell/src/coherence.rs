@@ -12,8 +12,8 @@ use shard::launch::{CoherenceLaunch, Fd, LaneSockets};
 
 use crate::spanning::Span;
 
-/// Lanes of a shard at most: each is a thread, beside those of the vCPUs.
-const LANES_MAX: usize = 1;
+/// Lanes of a shard at most: each is a thread, beside those of the vCPUs. One alone merges page tables, and two shards do.
+const LANES_MAX: usize = 4;
 /// Pages told of as the hottest.
 const HOTTEST: usize = 20;
 /// What a lane may ask for of real-time priority: enough to come before vCPUs, and less than what hosts use themselves.
@@ -35,7 +35,10 @@ impl Coherence {
     /// When the host has no descriptors left.
     pub fn new(span: &Span) -> io::Result<Self> {
         let shards = span.cells().len();
-        let lanes = span.cpus().clamp(1, LANES_MAX);
+        let lanes = match shards {
+            ..=2 => 1,
+            _ => span.cpus().clamp(1, LANES_MAX),
+        };
         let lanes = (0..lanes).map(|_| lane(shards)).collect::<io::Result<_>>()?;
         // Where it can't be had the shard finds another way, or says what is to be done.
         let device = File::options()
@@ -75,11 +78,12 @@ impl Coherence {
 /// The connections of one lane, from each shard to each.
 fn lane(shards: usize) -> io::Result<Vec<Vec<Option<[OwnedFd; 2]>>>> {
     let mut ends: Vec<Vec<_>> = (0..shards).map(|_| (0..shards).map(|_| None).collect()).collect();
-    for low in 0..shards {
-        for high in low + 1..shards {
+    for high in 1..shards {
+        let (lower, higher) = ends.split_at_mut(high);
+        for (near, far) in lower.iter_mut().zip(&mut higher[0]) {
             let ((control, far_control), (bulk, far_bulk)) = (UnixStream::pair()?, UnixStream::pair()?);
-            ends[low][high] = Some([control.into(), bulk.into()]);
-            ends[high][low] = Some([far_control.into(), far_bulk.into()]);
+            near[high] = Some([control.into(), bulk.into()]);
+            *far = Some([far_control.into(), far_bulk.into()]);
         }
     }
     Ok(ends)

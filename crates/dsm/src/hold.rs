@@ -14,7 +14,7 @@ pub const BOUND_NS: u64 = 10_000_000;
 /// [`FAST_NS`] is enough for a thread that runs, and longer in proportion where that is not.
 const ELSEWHERE_NS: std::ops::Range<u64> = 10_000..100_000;
 const FAST_NS: u64 = 10_000;
-/// When to look again at a thread that has not run enough, nanoseconds.
+/// When to look again at a thread that has not run enough, nanoseconds, at least: it can't have before.
 const LOOK_NS: u64 = 5_000;
 
 /// A page that has come.
@@ -82,8 +82,12 @@ impl Hold {
         };
         match thread {
             Thread::Ran(ran_ns) if ran_ns.saturating_sub(self.ran_ns) >= enough_ns => Verdict::Go,
-            Thread::Ran(_) => match until(BOUND_NS) {
-                Verdict::Stay(rest) => Verdict::Stay(rest.min(LOOK_NS)),
+            // Who looks more often takes the CPU from the thread.
+            Thread::Ran(ran_ns) => match until(BOUND_NS) {
+                Verdict::Stay(rest) => {
+                    let ran_ns = ran_ns.saturating_sub(self.ran_ns);
+                    Verdict::Stay(rest.min(LOOK_NS.max(enough_ns - ran_ns)))
+                }
                 Verdict::Go => Verdict::Go,
             },
             Thread::Elsewhere => until(self.elsewhere_ns.max(self.elsewhere_ns * enough_ns / FAST_NS)),
