@@ -1,6 +1,6 @@
 //! Shards of one process, each with its replica, their lanes sealed as in a shard. With userfaultfd refused they fail.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::Instant;
@@ -20,7 +20,7 @@ fn launch(shard: u8, sockets: &[[UnixStream; 2]]) -> (SpanLaunch, Vec<BorrowedFd
     let mut files: Vec<BorrowedFd<'_>> = Vec::new();
     let mut add = |socket: &'_ UnixStream| {
         // SAFETY: open as long as `sockets`, which outlives the list.
-        files.push(unsafe { BorrowedFd::borrow_raw(std::os::fd::AsRawFd::as_raw_fd(socket)) });
+        files.push(unsafe { BorrowedFd::borrow_raw(socket.as_raw_fd()) });
         Fd(files.len() - 1)
     };
     let mut lanes = Vec::new();
@@ -129,13 +129,8 @@ fn system_calls_wait_for_pages_as_threads_do() {
     let (source, target) = (address(&part, 1 << 20), address(&home, 40 << 20));
     // SAFETY: three pages of guest memory each, which nobody else uses.
     let (sent, came) = unsafe {
-        let sent = libc::write(std::os::fd::AsRawFd::as_raw_fd(&from), source.cast(), 3 * 4096);
-        let came = libc::recv(
-            std::os::fd::AsRawFd::as_raw_fd(&to),
-            target.cast(),
-            3 * 4096,
-            libc::MSG_WAITALL,
-        );
+        let sent = libc::write(from.as_raw_fd(), source.cast(), 3 * 4096);
+        let came = libc::recv(to.as_raw_fd(), target.cast(), 3 * 4096, libc::MSG_WAITALL);
         (sent, came)
     };
     assert_eq!((sent, came), (3 * 4096, 3 * 4096));
