@@ -20,7 +20,7 @@ const DATA: u32 = 120;
 const LINK: u64 = 0x23;
 
 fn entry(page: u32) -> u64 {
-    u64::from(page) * PAGE_BYTES as u64 | LINK
+    (u64::from(page) * PAGE_BYTES as u64) | LINK
 }
 
 /// Two nodes whose processors have the same table loaded, with one table below it.

@@ -28,7 +28,6 @@ pub fn shape(nodes: u16, pages: u32) -> Shape {
     }
 }
 
-#[allow(dead_code, reason = "as above")]
 /// With userfaultfd refused this fails, as it should.
 #[allow(dead_code, reason = "not every test program starts nodes so")]
 pub fn start(shape: Shape) -> Nodes {
