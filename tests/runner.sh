@@ -20,7 +20,7 @@ limit=${GUEST_TEST_LIMIT:-900}
 # Clusters, and memory bound to a node, want a host with nodes.
 lab=
 case $(basename "$program") in
-cluster-* | composition-* | span-* | shards-* | deaths-* | moves-* | underway-*) lab=$(dirname "$0")/labs/two-nodes.toml ;;
+cluster-* | composition-* | coherent-* | span-* | shards-* | deaths-* | moves-* | underway-*) lab=$(dirname "$0")/labs/two-nodes.toml ;;
 wide-*) lab=$(dirname "$0")/labs/four-nodes.toml ;;
 esac
 in_lab() {

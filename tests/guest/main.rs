@@ -1,8 +1,9 @@
 //! A kernel that does nothing but interrupts: all CPUs send each other all kinds of them, and every single one is counted.
 //!
 //! It starts the other CPUs by INIT and start-up interrupts, then goes through *epochs*. In each, all CPUs storm
-//! (`storm`), then the first one looks at what needs quiet (`quiet`) while the others wait. At the end it compares what was
-//! sent with what came, writes one line of counts that ends with `all well` or `NOT WELL`, and turns the machine off.
+//! (`storm`) and leave things in memory for each other (`exchange`), then the first one looks at what needs quiet (`quiet`)
+//! while the others wait. At the end it compares what was sent with what came, writes one line of counts that ends with
+//! `all well` or `NOT WELL`, and turns the machine off.
 //!
 //! Of the kernel's command line it reads `storm.cpus=` (as many as the machine has), `storm.sweeps=` for each CPU and epoch,
 //! and `storm.epochs=`; with 0 it goes on until `q` is typed on the console. With `storm.hostile=1` it counts nothing, and all CPUs do
@@ -14,6 +15,7 @@
 mod apic;
 mod boot;
 mod cpu;
+mod exchange;
 mod hostile;
 mod interrupts;
 mod quiet;
@@ -140,10 +142,12 @@ fn sweeps(me: usize, epoch: u32) {
         storm.sweep();
         count(&SWEPT);
     }
+    exchange::exchange(me, epoch);
     count(&DONE);
 }
 
-fn late(what: &str, me: usize) -> ! {
+/// Says what never came, and ends.
+pub fn late(what: &str, me: usize) -> ! {
     serial::give_up(|line| {
         let line = line.text(" ").text(what).number("cpu", me as u64);
         line.number("done", u64::from(DONE.load(Ordering::Relaxed)))
@@ -203,6 +207,8 @@ fn report(epochs: u32) {
     let line = account(line, "timers_wrong", u64::from(get(&storm::TIMER_WRONG)), 0);
     let line = line.number("held", u64::from(get(&storm::HELD)));
     let line = account(line, "changed", u64::from(get(&storm::CHANGED)), 0);
+    let line = line.number("exchanged", u64::from(get(&exchange::CHECKED)));
+    let line = account(line, "wrong", u64::from(get(&exchange::WRONG)), 0);
     let line = account(line, "restarts", u64::from(get(&quiet::RESTARTS)), restarts);
     let well = !FAILED.load(Ordering::Relaxed);
     drop(line.text(if well { " all well" } else { " NOT WELL" }));

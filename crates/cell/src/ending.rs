@@ -9,7 +9,7 @@ pub fn status(ending: &Ending) -> u8 {
         Ending::Panic => 70,
         Ending::TripleFault => 71,
         Ending::KvmInternalError { .. } => 72,
-        Ending::ShardFailed { .. } => 73,
+        Ending::ShardFailed { .. } | Ending::PeerLost { .. } => 73,
         Ending::Quit => 74,
     }
 }
@@ -21,7 +21,7 @@ pub fn reason(ending: &Ending) -> Option<String> {
         Ending::Panic => "the guest's kernel panicked".to_owned(),
         Ending::TripleFault => "the guest ended in a triple fault".to_owned(),
         Ending::KvmInternalError { detail } => format!("KVM could not go on: {detail}"),
-        Ending::ShardFailed { detail } => format!("the shard failed: {detail}"),
+        Ending::ShardFailed { detail } | Ending::PeerLost { detail } => format!("the shard failed: {detail}"),
         Ending::Quit => "killed".to_owned(),
     })
 }

@@ -259,9 +259,15 @@ fn add_span(status: &mut Value, cells: &[u16], clock_errors_ns: &[u64], parts: V
     };
     let shards = status.remove("vcpu_shards").unwrap_or_default();
     let vcpus: Vec<_> = shards.as_array().into_iter().flatten().map(cell).collect();
-    let home = json!({ "exits": status.get("exits") });
-    let counted = cells.iter().zip(std::iter::once(home).chain(parts));
-    let mut shards: Vec<Value> = counted
+    let home = json!({ "exits": status.get("exits"), "coherence": status.remove("coherence") });
+    let counted: Vec<_> = std::iter::once(home).chain(parts).collect();
+    let coherence: Vec<_> = counted
+        .iter()
+        .filter_map(|shard| shard.get("coherence").filter(|coherence| coherence.is_object()))
+        .collect();
+    let mut shards: Vec<Value> = cells
+        .iter()
+        .zip(&counted)
         .map(|(cell, counted)| json!({ "cell": cell, "exits": counted.get("exits") }))
         .collect();
     // On one host there is one clock.
@@ -270,7 +276,12 @@ fn add_span(status: &mut Value, cells: &[u16], clock_errors_ns: &[u64], parts: V
             shard["clock_error_ns"] = (*error_ns).into();
         }
     }
-    let span = json!({ "cells": cells, "vcpus": vcpus, "shards": shards });
+    let mut span = json!({ "cells": cells, "vcpus": vcpus, "shards": shards });
+    if let (Some(span), false) = (span.as_object_mut(), coherence.is_empty()) {
+        let heat = crate::coherence::hottest(&coherence);
+        let told = json!({ "shards": coherence, "heat": heat });
+        span.insert("coherence".to_owned(), told);
+    }
     status.insert("span".to_owned(), span);
 }
 

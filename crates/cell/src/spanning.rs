@@ -15,6 +15,7 @@ use shard::span::host::HostProcessor;
 use crate::cluster::files::Files;
 use crate::cluster::hosts::Hosts;
 use crate::cluster::tenure::{PartPlace, Tenure, TenureError, begin_span, leave_span};
+use crate::coherence::Coherence;
 use crate::remote::clock::{counter, relate};
 use crate::remote::common::Common;
 use crate::remote::connections::connect;
@@ -76,6 +77,12 @@ impl Span {
         leave_span(self.places);
     }
 
+    /// The CPUs of the cell that has most.
+    pub fn cpus(&self) -> usize {
+        let here = self.places.iter().filter_map(|(place, _)| place.here());
+        here.map(Tenure::cpus).max().unwrap_or(1)
+    }
+
     /// The cells, in the order of the shards.
     pub fn cells(&self) -> Vec<u16> {
         self.places.iter().map(|(place, _)| place.cell()).collect()
@@ -131,7 +138,8 @@ impl Over {
 pub struct Boot {
     number: u32,
     vcpus: Vec<u8>,
-    memory: Vec<(u64, Vec<u32>, OwnedFd)>,
+    memory: Vec<(u64, Vec<u32>, Option<OwnedFd>)>,
+    coherence: Option<Coherence>,
     /// From each shard to each: a ring where both are here, a connection where the first one is.
     channels: Vec<Vec<Option<Channel>>>,
     /// Of each shard.
@@ -150,19 +158,22 @@ enum Channel {
 
 impl Boot {
     /// New memory and channels.
-    pub fn new(span: &Span, memory: &MemoryLaunch) -> io::Result<Self> {
+    pub fn new(span: &Span, memory: &MemoryLaunch, is_coherent: bool) -> io::Result<Self> {
         let number = span.boots.fetch_add(1, Ordering::Relaxed);
         let shards = span.places.len();
         let mut vcpus = Vec::new();
         let mut files = Vec::with_capacity(shards);
         for (shard, (place, part)) in (0_u8..).zip(&span.places) {
             vcpus.extend(part.vcpus.clone().map(|_| shard));
-            let file = shard::memory::file_of_shard(memory.pages, memory.bytes).map_err(io::Error::other)?;
+            let file = (!is_coherent)
+                .then(|| shard::memory::file_of_shard(memory.pages, memory.bytes))
+                .transpose()
+                .map_err(io::Error::other)?;
             // What is another host's may lie anywhere here.
             let nodes = place
                 .here()
                 .map_or_else(Vec::new, |tenure| tenure.nodes().to_vec());
-            files.push((part.memory_bytes, nodes, file.into()));
+            files.push((part.memory_bytes, nodes, file.map(OwnedFd::from)));
         }
         let mut channels = Vec::with_capacity(shards);
         for from in 0..shards {
@@ -176,6 +187,7 @@ impl Boot {
             number,
             vcpus,
             memory: files,
+            coherence: is_coherent.then(|| Coherence::new(span)).transpose()?,
             channels,
             clocks,
             clock_errors_ns,
@@ -202,7 +214,7 @@ impl Boot {
             .iter()
             .map(|(bytes, nodes, file)| ShardMemory {
                 bytes: *bytes,
-                file: add(file),
+                file: file.as_ref().map(&mut add),
                 host_nodes: nodes.clone(),
             })
             .collect();
@@ -223,10 +235,12 @@ impl Boot {
                 _ => None,
             });
         }
+        let coherence = self.coherence.as_ref();
         SpanLaunch {
             shard: shard as u8,
             vcpus: self.vcpus.clone(),
             memory,
+            coherence: coherence.map(|coherence| coherence.launch(shard, &mut add)),
             channels,
             tsc: self.clocks[shard],
             cpuid: self.cpuid.clone(),

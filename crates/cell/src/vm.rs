@@ -12,6 +12,7 @@ use std::time::Duration;
 use shard::launch::{Ending, Fd, Launch, Order, Report, SandboxPolicy};
 
 use crate::cluster::tenure::TenureError;
+use crate::coherence;
 use crate::console::Console;
 use crate::cpu_group::{CpuGroup, CpuGroupError};
 use crate::frozen::Freezable;
@@ -179,10 +180,13 @@ fn one_boot(
         if let Some(group) = group {
             group.add(process.pid)?;
         }
+        if opened.spec.is_coherent() {
+            coherence::permit_priority(process.pid);
+        }
         Ok::<_, RunError>(process)
     };
     let boot = span
-        .map(|span| Boot::new(span, &opened.launch.memory))
+        .map(|span| Boot::new(span, &opened.launch.memory, opened.spec.is_coherent()))
         .transpose()?;
     let (mut parts, mut missing_elsewhere) = (None, Vec::new());
     if let (Some(span), Some(boot)) = (span, &boot) {
@@ -266,8 +270,14 @@ fn one_boot(
     if let Some(detail) = handle.state().lost.clone() {
         return Ok(Ending::ShardFailed { detail });
     }
-    if let Some(cause) = cause {
-        return Ok(cause);
+    // What another shard saw of an end is that the one is gone.
+    let was_told = handle.state().ending;
+    match (&ending, cause) {
+        (_, None) => {}
+        (Some(Ending::Quit), Some(Ending::PeerLost { .. })) if was_told => {}
+        (Some(Ending::PeerLost { .. } | Ending::Quit) | None, Some(cause)) => return Ok(cause),
+        (Some(_), Some(Ending::PeerLost { .. })) => {}
+        (Some(_), Some(cause)) => return Ok(cause),
     }
     if let (Some(Ending::ShardFailed { detail }), false) = (&ending, ran) {
         return Err(RunError::Refused {
@@ -275,7 +285,6 @@ fn one_boot(
             detail: detail.clone(),
         });
     }
-    let was_told = handle.state().ending;
     Ok(ending.unwrap_or(if was_told {
         Ending::Quit
     } else {

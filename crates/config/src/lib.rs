@@ -17,7 +17,7 @@ pub mod vm;
 
 pub use error::ConfigError;
 pub use host::{Access, FileKind, HostFacts, check_host, duplicate_names};
-pub use span::SpanSpec;
+pub use span::{SpanMemory, SpanSpec};
 pub use validate::{Fault, Transport, check, forward, mac};
 pub use vm::{Size, VmSpec};
 

@@ -13,6 +13,9 @@ use crate::vm::{DiskDevice, PagesSpec, Size, VmSpec};
 /// What each shard has at least, so that the guest's kernel takes its memory for a node of its own.
 const SHARD_MIN_BYTES: u64 = 64 << 20;
 
+/// What a page of kept-coherent memory is numbered by goes to 16 GiB.
+const COHERENT_MAX_BYTES: u64 = 16 << 30;
+
 /// Cells to span: `"auto"`, or a table with their numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SpanSpec {
@@ -20,6 +23,19 @@ pub enum SpanSpec {
     Auto,
     /// These, the first of them the VM's home; written `{ cells = [0, 1] }`.
     Cells(Vec<u16>),
+    /// These, each with a copy of the VM's memory; written `{ cells = [0, 1], memory = "coherent" }`.
+    Coherent(Vec<u16>),
+}
+
+/// What shards have in common of the guest's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SpanMemory {
+    /// All of it: hardware keeps it coherent.
+    #[default]
+    Shared,
+    /// Nothing: each has a copy, and the shards keep the copies coherent.
+    Coherent,
 }
 
 /// The table.
@@ -28,6 +44,12 @@ pub enum SpanSpec {
 #[serde(rename = "span")]
 struct Cells {
     cells: Vec<u16>,
+    #[serde(default, skip_serializing_if = "is_shared")]
+    memory: SpanMemory,
+}
+
+fn is_shared(memory: &SpanMemory) -> bool {
+    *memory == SpanMemory::Shared
 }
 
 impl SpanSpec {
@@ -35,7 +57,41 @@ impl SpanSpec {
     pub fn cells(&self) -> Option<&[u16]> {
         match self {
             Self::Auto => None,
-            Self::Cells(cells) => Some(cells),
+            Self::Cells(cells) | Self::Coherent(cells) => Some(cells),
+        }
+    }
+
+    /// What the shards have in common of the memory.
+    pub fn memory(&self) -> SpanMemory {
+        match self {
+            Self::Auto | Self::Cells(_) => SpanMemory::Shared,
+            Self::Coherent(_) => SpanMemory::Coherent,
+        }
+    }
+
+    /// The same cells with such memory.
+    ///
+    /// # Errors
+    /// When no cells are named and each is to have a copy.
+    pub fn with_memory(self, memory: SpanMemory) -> Result<Self, String> {
+        match (self, memory) {
+            (Self::Auto, SpanMemory::Shared) => Ok(Self::Auto),
+            (Self::Auto, SpanMemory::Coherent) => {
+                Err("each cell has a copy of coherent memory: name the cells, as 0,1".to_owned())
+            }
+            (Self::Cells(cells) | Self::Coherent(cells), SpanMemory::Shared) => Ok(Self::Cells(cells)),
+            (Self::Cells(cells) | Self::Coherent(cells), SpanMemory::Coherent) => Ok(Self::Coherent(cells)),
+        }
+    }
+}
+
+impl FromStr for SpanMemory {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "shared" => Ok(Self::Shared),
+            "coherent" => Ok(Self::Coherent),
+            _ => Err(format!("{text:?} is no kind of memory: write shared or coherent")),
         }
     }
 }
@@ -44,7 +100,11 @@ impl Serialize for SpanSpec {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Auto => serializer.serialize_str("auto"),
-            Self::Cells(cells) => Cells { cells: cells.clone() }.serialize(serializer),
+            Self::Cells(cells) | Self::Coherent(cells) => Cells {
+                cells: cells.clone(),
+                memory: self.memory(),
+            }
+            .serialize(serializer),
         }
     }
 }
@@ -67,7 +127,9 @@ impl<'de> Deserialize<'de> for SpanSpec {
             }
             fn visit_map<A: serde::de::MapAccess<'de>>(self, map: A) -> Result<SpanSpec, A::Error> {
                 let table = Cells::deserialize(MapAccessDeserializer::new(map))?;
-                Ok(SpanSpec::Cells(table.cells))
+                SpanSpec::Cells(table.cells)
+                    .with_memory(table.memory)
+                    .map_err(serde::de::Error::custom)
             }
         }
         deserializer.deserialize_any(Visitor)
@@ -96,7 +158,13 @@ impl utoipa::PartialSchema for SpanSpec {
             .schema_type(Type::String)
             .enum_values(Some(["auto"]));
         let numbers = ArrayBuilder::new().items(u16::schema());
-        let cells = ObjectBuilder::new().property("cells", numbers).required("cells");
+        let memory = ObjectBuilder::new()
+            .schema_type(Type::String)
+            .enum_values(Some(["shared", "coherent"]));
+        let cells = ObjectBuilder::new()
+            .property("cells", numbers)
+            .required("cells")
+            .property("memory", memory);
         OneOfBuilder::new()
             .description(Some(
                 "Cells to span: `\"auto\"`, as few as have the room, or a table with their numbers, the VM's home first.",
@@ -115,8 +183,11 @@ pub(crate) fn check(spec: &VmSpec) -> Result<(), Fault> {
     let Some(span) = &spec.span else {
         return Ok(());
     };
-    if let SpanSpec::Cells(cells) = span {
+    if let Some(cells) = span.cells() {
         check_cells(spec, cells)?;
+    }
+    if span.memory() == SpanMemory::Coherent {
+        check_coherent(spec)?;
     }
     if spec.cell.is_some() {
         let what = "a cell, and a span: the VM runs in the span's cells";
@@ -155,6 +226,34 @@ pub(crate) fn check(spec: &VmSpec) -> Result<(), Fault> {
             "leave out `share`, or use `share = \"never\"`",
         )
         .or_by_flag("leave out `--share`, or use `--share never`"));
+    }
+    Ok(())
+}
+
+/// What can't be where every page is fetched by itself.
+fn check_coherent(spec: &VmSpec) -> Result<(), Fault> {
+    if spec.pages != PagesSpec::Small {
+        return Err(fault(
+            &["pages"],
+            "coherent memory is kept in pages of 4 KiB",
+            "use `pages = \"4K\"`, or leave out `memory` of `span`",
+        )
+        .or_by_flag("use `--pages 4K`, or leave out `--span-memory`"));
+    }
+    if spec.prefault {
+        return Err(fault(
+            &["prefault"],
+            "pages of coherent memory come when they are used",
+            "leave out `prefault`, or `memory` of `span`",
+        ));
+    }
+    if spec.memory.0 > COHERENT_MAX_BYTES {
+        let message = format!("{} of coherent memory", spec.memory);
+        let most = Size(COHERENT_MAX_BYTES);
+        let mend = format!("write `memory = \"{most}\"` at most, or leave out `memory` of `span`");
+        return Err(fault(&["memory"], message, mend).or_by_flag(format!(
+            "use `--memory {most}` at most, or leave out `--span-memory`"
+        )));
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::span::SpanSpec;
+use crate::span::{SpanMemory, SpanSpec};
 
 /// One VM.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -73,11 +73,17 @@ pub struct VmSpec {
 }
 
 impl VmSpec {
+    /// Whether each of its shards has a copy of its memory.
+    pub fn is_coherent(&self) -> bool {
+        let span = self.span.as_ref();
+        span.is_some_and(|span| span.memory() == SpanMemory::Coherent)
+    }
+
     /// Whether the VM gets a balloon. Pages of the host's pools are reserved for it to its end: another VM that took one
-    /// given back would leave this one without when it wants it again.
+    /// given back would leave this one without when it wants it again. A page of coherent memory is not one shard's to give.
     pub fn has_balloon(&self) -> bool {
         let pool = matches!(self.pages, PagesSpec::Huge2M | PagesSpec::Huge1G);
-        self.balloon && !pool
+        self.balloon && !pool && !self.is_coherent()
     }
 
     /// The cell where it is asked to be, or the home of the span that is asked for.

@@ -12,7 +12,7 @@ use crate::PAGE_BYTES;
 use crate::clock::now_ns;
 use crate::link::{FRAME_BYTES, PAGE_FRAME_BYTES};
 use crate::node::prepare;
-use crate::region::{Region, RegionError};
+use crate::region::{Region, RegionError, Ways};
 use crate::userfault::{FAULTS_MAX, Fault, Told};
 
 /// What sleeping costs, for who polls first (as [`crate::lane`] has it).
@@ -83,7 +83,11 @@ pub fn faults_ns(count: u32, answers: Answers, realtime: bool) -> Result<Vec<u64
     } else {
         Told::Reader
     };
-    let region = Region::telling(count, 1, None, told)?;
+    let ways = Ways {
+        told,
+        ..Ways::default()
+    };
+    let region = Region::with(count, 1, None, ways)?;
     // Their contents are there; what is measured is the fault.
     (0..region.pages()).for_each(|page| region.clear(page));
     let touch_all = || -> Vec<u64> {

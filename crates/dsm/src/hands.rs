@@ -1,5 +1,6 @@
 //! What a lane does for its engine: messages, rights in the view, and who waits for what.
 
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
@@ -8,8 +9,10 @@ use coherence::{Access, Body, Contents, Effects, Message, NodeId, Page, Right};
 use crate::PAGE_BYTES;
 use crate::clock::{now_ns, ran_ns};
 use crate::ending::End;
+use crate::heat::Heat;
 use crate::hold::{Hold, Thread};
 use crate::link::{FRAME_BYTES, Frame, Link, PAGE_FRAME_BYTES};
+use crate::merging::{HOT, Merging, Todo, unnumbered};
 use crate::meter::Meter;
 use crate::region::Region;
 use crate::userfault::Fault;
@@ -35,6 +38,7 @@ struct Waiter {
 pub struct Hands {
     pub me: u16,
     pub region: Arc<Region>,
+    heat: Arc<Heat>,
     /// To each node; none to this one.
     pub links: Vec<Option<Link>>,
     pub meter: Meter,
@@ -50,13 +54,26 @@ pub struct Hands {
     scratch: Box<[u8; PAGE_BYTES]>,
     names: Arc<Vec<String>>,
     random: fastrand::Rng,
+    /// The guest's page tables, where they are merged.
+    pub merging: Option<Box<Merging>>,
+    /// What has to be done about them.
+    pub todo: VecDeque<Todo>,
+    /// The bytes of a page that is offered.
+    pub offered: Box<[u8; PAGE_BYTES]>,
 }
 
 impl Hands {
-    pub fn new(me: u16, region: Arc<Region>, links: Vec<Option<Link>>, names: Arc<Vec<String>>) -> Self {
+    pub fn new(
+        me: u16,
+        region: Arc<Region>,
+        heat: Arc<Heat>,
+        links: Vec<Option<Link>>,
+        names: Arc<Vec<String>>,
+    ) -> Self {
         Self {
             me,
             region,
+            heat,
             links,
             meter: Meter::default(),
             failed: None,
@@ -67,6 +84,9 @@ impl Hands {
             scratch: Box::new([0; PAGE_BYTES]),
             names,
             random: fastrand::Rng::new(),
+            merging: None,
+            todo: VecDeque::new(),
+            offered: Box::new([0; PAGE_BYTES]),
         }
     }
 
@@ -141,9 +161,10 @@ impl Hands {
     }
 
     /// Where the bytes beside a message go; none if it has none.
-    pub fn place(region: &Region, frame: &Frame) -> io::Result<Option<*mut u8>> {
+    pub fn place(region: &Region, frame: &Frame, merges: bool) -> io::Result<Option<*mut u8>> {
+        let frame = if merges { unnumbered(frame).1 } else { *frame };
         // What is no message at all is refused where messages are taken.
-        let Some(message) = Message::decode(frame).ok().filter(Message::carries_page) else {
+        let Some(message) = Message::decode(&frame).ok().filter(Message::carries_page) else {
             return Ok(None);
         };
         if message.page.0 >= region.pages() {
@@ -169,6 +190,82 @@ impl Hands {
             node: self.name(node),
             why,
         }
+    }
+
+    /// Sends a message of the engine, with its page if it has one; one without can go on the stream of pages, too.
+    pub fn post(
+        &mut self,
+        to: usize,
+        frame: &Frame,
+        page: Option<*const [u8; PAGE_BYTES]>,
+        with_answers: bool,
+    ) {
+        let Some(link) = self.links.get(to).and_then(Option::as_ref) else {
+            return self.refused(&format!(
+                "the protocol has a message for node {to}, which does not exist"
+            ));
+        };
+        let result = match page {
+            Some(page) => {
+                self.meter.bytes += PAGE_FRAME_BYTES as u64;
+                link.send_page(frame, page)
+            }
+            None => {
+                self.meter.bytes += FRAME_BYTES as u64;
+                link.send(frame, with_answers)
+            }
+        };
+        self.posted(to, result);
+    }
+
+    /// Sends pieces of what is said about merged pages; nothing to this node itself.
+    pub fn post_pieces(&mut self, to: usize, frames: &[u8]) {
+        if let Some(link) = self.links.get(to).and_then(Option::as_ref) {
+            self.meter.bytes += frames.len() as u64;
+            let result = link.send_frames(frames);
+            self.posted(to, result);
+        }
+    }
+
+    fn posted(&mut self, to: usize, result: io::Result<()>) {
+        if let Err(error) = result {
+            let end = self.lost(to, &error);
+            self.failed.get_or_insert(end);
+        }
+    }
+
+    /// The protocol asks for what can't be.
+    pub fn refused(&mut self, why: &str) {
+        self.failed.get_or_insert(End::Nonsense(why.to_owned()));
+    }
+
+    /// What comes next is not received to this page before it is known whose it is.
+    pub fn lands_no_more(&mut self, page: u32) {
+        if self.landing == Some(page) {
+            self.landing = None;
+        }
+    }
+
+    /// Whether a page is not the engine's to give, for it is merged or about to be.
+    pub fn is_taken(&self, page: u32) -> bool {
+        let merging = self.merging.as_ref();
+        merging.is_some_and(|merging| merging.taken.contains(&page))
+    }
+
+    /// Opens a page that is not the engine's to all processors here, and lets those go on that wait for it.
+    pub fn let_in(&mut self, page: u32) {
+        let result = self.region.open(page, Right::Write);
+        self.kernel(page, "map", result);
+        let waited = self.waiters.len();
+        self.waiters.retain(|waiter| waiter.page != page);
+        self.woke |= self.waiters.len() < waited;
+    }
+
+    /// Closes a page to all processors here.
+    pub fn shut(&mut self, page: u32) {
+        self.holds.retain(|hold| hold.page != page);
+        let result = self.region.restrict(page, Right::None);
+        self.kernel(page, "restrict", result);
     }
 
     /// A node as people know it.
@@ -225,28 +322,24 @@ impl Effects for Hands {
     fn send(&mut self, to: NodeId, message: Message) {
         let node = usize::from(to.0);
         let page = self.region.unstriped(message.page.0);
-        let Some(link) = self.links.get(node).and_then(Option::as_ref) else {
-            let end = End::Nonsense(format!(
-                "the protocol has a message for node {node}, which does not exist"
-            ));
-            self.failed.get_or_insert(end);
-            return;
-        };
         let frame = message.encode();
-        let result = if message.carries_page() {
-            self.meter.bytes += PAGE_FRAME_BYTES as u64;
-            link.send_page(&frame, self.region.bytes(page))
-        } else {
-            self.meter.bytes += FRAME_BYTES as u64;
-            let with_answers = matches!(
-                message.body,
-                Body::Ask { .. } | Body::Copy { .. } | Body::Ownership { .. }
-            );
-            link.send(&frame, with_answers)
-        };
-        if let Err(error) = result {
-            let end = self.lost(node, &error);
-            self.failed.get_or_insert(end);
+        let bytes = message
+            .carries_page()
+            .then(|| self.region.bytes(page).cast_const());
+        let is_causal = matches!(
+            message.body,
+            Body::Copy { .. } | Body::Ownership { .. } | Body::Acknowledge
+        );
+        let with_answers = matches!(
+            message.body,
+            Body::Ask { .. } | Body::Copy { .. } | Body::Ownership { .. }
+        );
+        match self.merging.take_if(|_| is_causal) {
+            Some(mut merging) => {
+                merging.send(self, node, frame, bytes);
+                self.merging = Some(merging);
+            }
+            None => self.post(node, &frame, bytes, with_answers),
         }
         let asks = match message.body {
             Body::Ask { .. } => true,
@@ -276,8 +369,22 @@ impl Effects for Hands {
         if self.landing == Some(page) {
             self.landing = None;
         }
+        if self.is_taken(page) {
+            // Not for processors. A grant to read answers one to write too.
+            self.holds.retain(|hold| hold.page != page);
+            if self.region.mapped(page) != Right::None {
+                self.shut(page);
+            }
+            return self.todo.push_back(match right {
+                Right::Write => Todo::Taken(page),
+                _ => Todo::Take(page),
+            });
+        }
         let result = self.region.open(page, right);
         self.kernel(page, "map", result);
+        if contents != Contents::Fresh && self.heat.came(page).is_multiple_of(HOT) && self.merging.is_some() {
+            self.todo.push_back(Todo::Suspect(page));
+        }
         self.wake(page);
     }
 }

@@ -10,8 +10,10 @@
 
 /// No page stays longer than this for a thread that does not run, nanoseconds.
 pub const BOUND_NS: u64 = 10_000_000;
-/// The range from which the time is drawn that a page stays while its thread waits for another one, nanoseconds.
+/// The range from which the time is drawn that a page stays while its thread waits for another one, nanoseconds where
+/// [`FAST_NS`] is enough for a thread that runs, and longer in proportion where that is not.
 const ELSEWHERE_NS: std::ops::Range<u64> = 10_000..100_000;
+const FAST_NS: u64 = 10_000;
 /// When to look again at a thread that has not run enough, at the earliest, nanoseconds.
 const LOOK_NS: u64 = 5_000;
 
@@ -87,7 +89,7 @@ impl Hold {
                     _ => Verdict::Go,
                 }
             }
-            Thread::Elsewhere => until(self.elsewhere_ns),
+            Thread::Elsewhere => until(self.elsewhere_ns.max(self.elsewhere_ns * enough_ns / FAST_NS)),
             Thread::Unknown => until(enough_ns),
         }
     }

@@ -5,6 +5,7 @@
 //! it has woken a thread, which may need the CPU that it is on: a lane is best on the CPU of the threads that it serves, where
 //! a fault and its answer are two switches (3 us) instead of two interrupts between CPUs (20 to 40 us).
 
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,6 +18,7 @@ use crate::ending::{End, Ending};
 use crate::hands::Hands;
 use crate::hold::{BOUND_NS, Hold, Thread, Verdict};
 use crate::link::{FRAME_BYTES, Frame, Link};
+use crate::merging::{Heard, KIND_PIECE, Todo, unnumbered};
 use crate::meter::Meter;
 use crate::userfault::{FAULTS_MAX, Fault};
 
@@ -62,6 +64,9 @@ impl Lane {
             ending.event().as_raw_fd(),
             hands.region.userfault(number).as_fd().as_raw_fd(),
         ];
+        if let Some(merging) = &hands.merging {
+            descriptors.push(merging.causal.event().as_fd().as_raw_fd());
+        }
         for link in hands.links.iter().flatten() {
             descriptors.extend(link.streams().iter().map(AsRawFd::as_raw_fd));
         }
@@ -93,6 +98,9 @@ impl Lane {
             self.say_end(&end);
             self.ending.end(end);
         }
+        if let Some(merging) = &self.hands.merging {
+            merging.causal.over();
+        }
         self.publish();
     }
 
@@ -107,6 +115,7 @@ impl Lane {
             }
             busy |= self.take_messages()?;
             let look_again_ns = self.let_go()?;
+            self.settle()?;
             if busy && !self.should_sleep() {
                 if let Some(since) = idle_since.take() {
                     self.patience().waited(now_ns() - since, false);
@@ -158,6 +167,16 @@ impl Lane {
             };
             let access = if fault.write { Access::Write } else { Access::Read };
             self.hands.waits(page, access, fault);
+            match self.hands.merging.as_ref() {
+                Some(merging) if merging.merger.is_merged(Page(page)) => {
+                    self.hands.again(page);
+                    self.check()?;
+                    continue;
+                }
+                // It goes on when the page is open to all, or the engine's again.
+                Some(merging) if merging.taken.contains(&page) => continue,
+                _ => {}
+            }
             let striped = Page(self.hands.region.striped(page));
             match self.engine.fault(striped, access, &mut self.hands) {
                 Faulted::Allowed => self.hands.again(page),
@@ -196,8 +215,10 @@ impl Lane {
             return Ok(None);
         };
         let region = &self.hands.region;
-        // SAFETY: both places are pages that no thread can use, or the lane's own scratch.
-        let came = unsafe { link.next_bulk(guess, |frame| Hands::place(region, frame)) }.transpose();
+        // Both places are pages that no thread can use, or the lane's own scratch.
+        let merges = self.hands.merging.is_some();
+        // SAFETY: as above.
+        let came = unsafe { link.next_bulk(guess, |frame| Hands::place(region, frame, merges)) }.transpose();
         let frame = match came {
             Some(Ok(frame)) => return Ok(Some(frame)),
             None => link.next_control(),
@@ -218,11 +239,21 @@ impl Lane {
                 lost: self.hands.name(lost as usize),
             });
         }
-        let message = Message::decode(frame)
+        let Some(frame) = self.in_order(node, frame)? else {
+            return Ok(());
+        };
+        let message = Message::decode(&frame)
             .map_err(|error| End::Nonsense(format!("{}: {error}", self.hands.name(node))))?;
         if message.page.0 < self.hands.region.pages() {
             let page = self.hands.region.unstriped(message.page.0);
             self.hands.came(page, message.carries_page());
+            if self.hands.is_taken(page)
+                && matches!(message.body, Body::Ask { .. })
+                && let Some(merging) = &mut self.hands.merging
+            {
+                merging.parked.push((node, frame));
+                return Ok(());
+            }
             // Also one that has not come yet: it will be wanted as soon as it is here.
             if matches!(
                 message.body,
@@ -235,6 +266,85 @@ impl Lane {
         self.engine
             .receive(NodeId(node as u16), message, &mut self.hands)
             .map_err(|refusal| End::Nonsense(format!("{}: {refusal}", self.hands.name(node))))?;
+        self.check()
+    }
+
+    /// A message of the engine, if it may be acted on now. What is said about merged pages is acted on here.
+    fn in_order(&mut self, node: usize, frame: &Frame) -> Result<Option<Frame>, End> {
+        let Some(mut merging) = self.hands.merging.take() else {
+            return Ok(Some(*frame));
+        };
+        let heard = (frame[KIND_AT] == KIND_PIECE).then(|| merging.hear(&mut self.hands, node, frame));
+        let (number, message) = unnumbered(frame);
+        let is_ready = heard.is_none() && merging.is_ready(node, number);
+        if heard.is_none() && !is_ready {
+            merging.early.push_back((node, *frame));
+        }
+        let late = match &heard {
+            Some(Ok(Heard::Applied)) => std::mem::take(&mut merging.early),
+            _ => VecDeque::new(),
+        };
+        self.hands.merging = Some(merging);
+        if let Some(Err(why)) = heard {
+            return Err(End::Nonsense(format!("{}: {why}", self.hands.name(node))));
+        }
+        self.check()?;
+        for (node, frame) in late {
+            self.message(node, &frame)?;
+        }
+        self.settle()?;
+        Ok(is_ready.then_some(message))
+    }
+
+    /// Does what is to be done about merged pages, and sends what may go by now.
+    fn settle(&mut self) -> Result<(), End> {
+        while let Some(todo) = self.hands.todo.pop_front() {
+            let Some(mut merging) = self.hands.merging.take() else {
+                break;
+            };
+            match todo {
+                Todo::Suspect(page) => {
+                    if let Some(proposal) = merging.merger.suspect(Page(page)) {
+                        merging.merger.propose(proposal, &mut self.hands);
+                    }
+                }
+                Todo::Taken(page) => merging.merger.taken(Page(page), &mut self.hands),
+                Todo::Take(page) => {
+                    if !merging.taken.contains(&page) {
+                        merging.taken.push(page);
+                    }
+                    self.hands.merging = Some(merging);
+                    let had = self.engine.fault(Page(page), Access::Write, &mut self.hands);
+                    if had == Faulted::Allowed {
+                        self.hands.shut(page);
+                        self.hands.todo.push_back(Todo::Taken(page));
+                    }
+                    self.check()?;
+                    continue;
+                }
+                Todo::GiveBack(page) => {
+                    merging.taken.retain(|taken| *taken != page);
+                    let parked = std::mem::take(&mut merging.parked);
+                    let (now, later): (Vec<_>, Vec<_>) =
+                        parked.into_iter().partition(|(_, frame)| page_of(frame) == page);
+                    merging.parked = later;
+                    self.hands.merging = Some(merging);
+                    self.hands.let_in(page);
+                    self.engine.used(Page(page), &mut self.hands);
+                    for (node, frame) in now {
+                        self.message(node, &frame)?;
+                    }
+                    self.check()?;
+                    continue;
+                }
+            }
+            self.hands.merging = Some(merging);
+            self.check()?;
+        }
+        if let Some(mut merging) = self.hands.merging.take() {
+            merging.flush(&mut self.hands);
+            self.hands.merging = Some(merging);
+        }
         self.check()
     }
 
@@ -297,7 +407,12 @@ impl Lane {
 
     /// Sleeps until something comes, or for that time.
     fn sleep(&mut self, limit_ns: Option<u64>) {
-        if self.hands.links.iter().flatten().any(Link::has_more) {
+        let is_asked = self
+            .hands
+            .merging
+            .as_ref()
+            .is_some_and(|merging| merging.is_asked());
+        if is_asked || self.hands.links.iter().flatten().any(Link::has_more) {
             return;
         }
         self.hands.meter.sleeps += 1;
@@ -320,6 +435,9 @@ impl Lane {
 
     fn publish(&mut self) {
         self.hands.meter.take(self.engine.counters());
+        if let Some(merging) = &self.hands.merging {
+            self.hands.meter.merge(&merging.merges());
+        }
         *self.shared.lock().unwrap_or_else(PoisonError::into_inner) = self.hands.meter;
     }
 
@@ -341,4 +459,9 @@ impl Lane {
             let _ = link.send(&frame, false);
         }
     }
+}
+
+/// The page that a message is about.
+fn page_of(frame: &Frame) -> u32 {
+    u32::from_le_bytes([frame[0], frame[1], frame[2], frame[3]])
 }

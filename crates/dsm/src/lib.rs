@@ -6,20 +6,24 @@
 //! - [`userfault`]: how the kernel tells of threads that wait, and is told to let them go on;
 //! - [`lane`]: the threads that serve faults and messages, each a part of the pages;
 //! - [`link`], [`stream`], [`meeting`]: streams between nodes, and how nodes meet;
-//! - [`hold`]: how long a page that has come stays;
+//! - [`hold`]: how long a page that has come stays; [`heat`]: which come most often;
+//! - [`merging`]: page tables of a guest, which are open to all nodes at once; [`causal`]: what that asks of other threads;
 //! - [`node`]: all of it together.
 //!
 //! What holds: a thread's access to a page completes only while the protocol grants its node that right; a node that can't go on
 //! ends, and all others with it, each with the reason. Other nodes are trusted with the memory, and with nothing else.
 
 pub mod bare;
+mod causal;
 mod clock;
 mod ending;
 mod hands;
+mod heat;
 mod hold;
 mod lane;
 mod link;
 mod meeting;
+mod merging;
 mod meter;
 mod node;
 mod region;
@@ -29,14 +33,16 @@ mod stream;
 mod userfault;
 pub mod work;
 
+pub use causal::Causal;
 pub use ending::End;
 pub use link::Link;
 pub use meeting::{LANES_MAX, Met, Shape, follow, lead};
 pub use meter::{Meter, Stalls};
-pub use node::{Node, NodeError, Settings};
+pub use node::{Node, NodeError, Prepared, Settings, Site, Spawn, Step};
 pub use region::{Method, PAGES_MAX, Region, RegionError};
 pub use session::{Session, SessionError, serve};
 pub use stream::{Peer, Security, StreamError, listen};
+pub use userfault::{DEVICE as USERFAULT_DEVICE, SERVING as USERFAULT_SERVING};
 
 /// Bytes of a page.
 pub const PAGE_BYTES: usize = 4096;

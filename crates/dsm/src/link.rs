@@ -102,6 +102,14 @@ impl Link {
         send(stream, &mut [part(frame.as_ptr(), FRAME_BYTES), NO_PART])
     }
 
+    /// Sends several messages at once, none of which asks for anything.
+    ///
+    /// # Errors
+    /// As [`Link::send`].
+    pub fn send_frames(&self, frames: &[u8]) -> io::Result<()> {
+        send(&self.control, &mut [part(frames.as_ptr(), frames.len()), NO_PART])
+    }
+
     /// Sends a message with its page, whose bytes are read before this returns.
     ///
     /// # Errors

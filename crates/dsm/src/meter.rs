@@ -2,6 +2,7 @@
 
 use std::ops::{AddAssign, Sub};
 
+use coherence::merged::Merges;
 use coherence::{Access, Counters, Right};
 use serde::{Deserialize, Serialize};
 
@@ -39,6 +40,14 @@ pub struct Meter {
     pub overdue: u64,
     /// Times that the lane slept.
     pub sleeps: u64,
+    /// Page tables that were merged.
+    pub merged: u64,
+    /// Of these, those that are ordinary pages again.
+    pub unmerged: u64,
+    /// Words of merged pages that were sent.
+    pub words: u64,
+    /// Words that both nodes had changed: none while the guest's locks are right.
+    pub conflicts: u64,
 }
 
 impl Meter {
@@ -49,6 +58,14 @@ impl Meter {
             (Access::Write, Right::None) => &mut self.writes,
             (Access::Write, _) => &mut self.upgrades,
         }
+    }
+
+    /// Takes over what is counted of merged pages.
+    pub fn merge(&mut self, merges: &Merges) {
+        self.merged = merges.joined;
+        self.unmerged = merges.left;
+        self.words = merges.sent;
+        self.conflicts = merges.conflicts;
     }
 
     /// Takes over what an engine counts.
@@ -85,6 +102,10 @@ fn both(one: &Meter, other: &Meter, f: impl Fn(u64, u64) -> u64) -> Meter {
         deferred: f(one.deferred, other.deferred),
         overdue: f(one.overdue, other.overdue),
         sleeps: f(one.sleeps, other.sleeps),
+        merged: f(one.merged, other.merged),
+        unmerged: f(one.unmerged, other.unmerged),
+        words: f(one.words, other.words),
+        conflicts: f(one.conflicts, other.conflicts),
     }
 }
 

@@ -1,5 +1,7 @@
 //! One node's part in a shared memory: its view of the region, and the lanes that serve it.
 
+use std::ffi::CStr;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -10,14 +12,17 @@ use nix::unistd::Pid;
 
 use crate::PAGE_BYTES;
 use crate::bare;
+use crate::causal::Causal;
 use crate::clock::ran_ns;
 use crate::ending::{End, Ending, Hook};
 use crate::hands::Hands;
+use crate::heat::Heat;
 use crate::lane::Lane;
 use crate::link::Link;
 use crate::meeting::Shape;
+use crate::merging::Merging;
 use crate::meter::Meter;
-use crate::region::{Method, Region, RegionError};
+use crate::region::{Method, Region, RegionError, Ways};
 
 /// Above every ordinary thread, so that a page is served before who spins for it; below the kernel's own.
 const PRIORITY: libc::c_int = 10;
@@ -37,6 +42,8 @@ pub struct Settings {
     pub enough_ns: Option<u64>,
     /// Poll a while also when nobody here waits.
     pub polls: bool,
+    /// Processors of a guest whose page tables are merged, which a memory of two nodes and one lane can do; none if 0.
+    pub processors: usize,
 }
 
 /// Why there is no node.
@@ -59,11 +66,80 @@ pub struct Node {
     me: u16,
     layout: Layout,
     region: Arc<Region>,
+    heat: Arc<Heat>,
+    causal: Option<Arc<Causal>>,
     ending: Arc<Ending>,
     meters: Vec<Arc<Mutex<Meter>>>,
     lanes: Vec<JoinHandle<()>>,
     enough_ns: Arc<AtomicU64>,
     notes: Vec<String>,
+}
+
+/// What a node that is a part of a larger program is given by it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Site<'a> {
+    /// `/dev/userfaultfd`, opened by somebody who may.
+    pub device: Option<BorrowedFd<'a>>,
+    /// Of the memory, among the process's mappings.
+    pub name: Option<&'a CStr>,
+    /// The first page that each node manages, to whole rows of pages; equal parts if empty.
+    pub homes: &'a [u32],
+}
+
+/// Starts a lane's thread of that name: the first is done before the second, and before the thread gives up rights.
+pub type Spawn<'a> = &'a dyn Fn(String, Step, Step) -> std::io::Result<JoinHandle<()>>;
+/// A part of what a lane's thread does.
+pub type Step = Box<dyn FnOnce() + Send>;
+
+/// A node's memory, which nobody serves yet: who touches it waits.
+#[derive(Debug)]
+pub struct Prepared {
+    layout: Layout,
+    region: Region,
+    lanes: u16,
+    enough_ns: u64,
+}
+
+impl Prepared {
+    /// The memory of node `me`.
+    ///
+    /// # Errors
+    /// [`NodeError`].
+    pub fn new(me: u16, shape: Shape, settings: &Settings, site: Site<'_>) -> Result<Self, NodeError> {
+        let mut ways = Ways {
+            device: site.device,
+            ..Ways::default()
+        };
+        let enough_ns = match settings.enough_ns {
+            Some(ns) => ns,
+            None => enough_ns(shape.method, ways)?,
+        };
+        ways.name = site.name.unwrap_or(ways.name);
+        let region = Region::with(shape.pages, shape.lanes, shape.method, ways)?;
+        let layout = layout(me, shape, site.homes, &region);
+        layout.check()?;
+        Ok(Self {
+            layout,
+            region,
+            lanes: shape.lanes,
+            enough_ns,
+        })
+    }
+
+    /// As [`Node::view`].
+    pub fn view(&self) -> *mut u8 {
+        self.region.view()
+    }
+
+    /// As [`Node::enough_ns`].
+    pub fn enough_ns(&self) -> u64 {
+        self.enough_ns
+    }
+
+    /// Whether the kernel's own accesses, and so a virtual machine's, wait as threads do.
+    pub fn kernel_waits(&self) -> bool {
+        self.region.kernel_waits()
+    }
 }
 
 impl Node {
@@ -79,22 +155,46 @@ impl Node {
         settings: &Settings,
         hook: Hook,
     ) -> Result<Self, NodeError> {
-        let region = Arc::new(Region::create(shape.pages, shape.lanes, shape.method)?);
-        let enough_ns = match settings.enough_ns {
-            Some(ns) => ns,
-            None => enough_ns(region.method())?,
+        let prepared = Prepared::new(me, shape, settings, Site::default())?;
+        let spawn = |name, first: Step, then: Step| {
+            std::thread::Builder::new().name(name).spawn(move || {
+                first();
+                then();
+            })
         };
-        let layout = layout(me, shape, &region);
-        layout.check()?;
+        Self::serve(prepared, links, names, settings, hook, &spawn)
+    }
+
+    /// Serves a memory, by threads that `spawn` starts. As [`Node::start`] otherwise.
+    ///
+    /// # Errors
+    /// [`NodeError`].
+    pub fn serve(
+        prepared: Prepared,
+        links: Vec<Vec<Option<Link>>>,
+        names: Vec<String>,
+        settings: &Settings,
+        hook: Hook,
+        spawn: Spawn<'_>,
+    ) -> Result<Self, NodeError> {
+        let Prepared {
+            layout,
+            region,
+            lanes,
+            enough_ns,
+        } = prepared;
+        let me = layout.me.0;
         let ending = Ending::new(hook).map_err(|error| NodeError::Threads(error.into()))?;
         let mut node = Self {
             me,
             layout,
-            region,
+            heat: Arc::new(Heat::new(region.pages())),
+            region: Arc::new(region),
+            causal: None,
             ending,
             meters: Vec::new(),
             lanes: Vec::new(),
-            enough_ns: Arc::new(AtomicU64::new(enough_ns)),
+            enough_ns: Arc::new(AtomicU64::new(settings.enough_ns.unwrap_or(enough_ns))),
             notes: Vec::new(),
         };
         if !node.region.kernel_waits() {
@@ -107,10 +207,18 @@ impl Node {
         for (number, links) in links.into_iter().enumerate() {
             let layout = Layout {
                 stripe: number as u32,
-                stripes: u32::from(shape.lanes),
+                stripes: u32::from(lanes),
                 ..node.layout.clone()
             };
-            let hands = Hands::new(me, node.region.clone(), links, names.clone());
+            let merges = settings.processors > 0 && layout.nodes == 2 && lanes == 1;
+            let mut hands = Hands::new(me, node.region.clone(), node.heat.clone(), links, names.clone());
+            if merges {
+                let causal = Causal::new(settings.processors);
+                let causal = Arc::new(causal.map_err(|error| NodeError::Threads(error.into()))?);
+                node.causal = Some(causal.clone());
+                let merging = Merging::new(layout.clone(), causal, settings.processors);
+                hands.merging = Some(Box::new(merging));
+            }
             let meter = Arc::new(Mutex::new(Meter::default()));
             let lane = Lane::new(
                 number as u16,
@@ -125,13 +233,15 @@ impl Node {
             let cpu = (!settings.cpus.is_empty()).then(|| settings.cpus[number % settings.cpus.len()]);
             let realtime = settings.realtime;
             let (prepared, was_prepared) = std::sync::mpsc::channel();
-            let thread = std::thread::Builder::new()
-                .name(format!("lane {number}"))
-                .spawn(move || {
-                    let _ = prepared.send(prepare(cpu, realtime));
-                    lane.run();
-                })
-                .map_err(NodeError::Threads)?;
+            let first = move || {
+                let _ = prepared.send(prepare(cpu, realtime));
+            };
+            let thread = spawn(
+                format!("lane {number}"),
+                Box::new(first),
+                Box::new(move || lane.run()),
+            );
+            let thread = thread.map_err(NodeError::Threads)?;
             node.lanes.push(thread);
             refused = refused.or(was_prepared.recv().ok().flatten());
         }
@@ -184,6 +294,16 @@ impl Node {
         self.ending.reason()
     }
 
+    /// What other threads have to do with merged page tables, where there are some.
+    pub fn causal(&self) -> Option<&Arc<Causal>> {
+        self.causal.as_ref()
+    }
+
+    /// The pages that came here most often, at most `count`, and how often each.
+    pub fn hottest(&self, count: usize) -> Vec<(u32, u32)> {
+        self.heat.hottest(count)
+    }
+
     /// What all lanes have counted, as of when each slept last.
     pub fn meter(&self) -> Meter {
         let mut sum = Meter::default();
@@ -204,12 +324,20 @@ impl Drop for Node {
     }
 }
 
-/// Homes in equal parts, of whole rows of pages where there are enough.
-fn layout(me: u16, shape: Shape, region: &Region) -> Layout {
+/// Homes as they are asked for, or in equal parts, of whole rows of pages where there are enough.
+fn layout(me: u16, shape: Shape, homes: &[u32], region: &Region) -> Layout {
     let mut layout = Layout::even(NodeId(me), shape.nodes, region.pages());
     let unit = region.row_of_lanes();
     let units = region.pages() / unit;
-    if units >= u32::from(shape.nodes) {
+    if !homes.is_empty() {
+        let home = |(node, first): (u16, &u32)| Home {
+            first: Page(first / unit * unit),
+            manager: NodeId(node),
+        };
+        layout.homes = (0..).zip(homes).map(home).collect();
+        // Of one that has less than a row, another one's begins at the same page.
+        layout.homes.dedup_by_key(|home| home.first);
+    } else if units >= u32::from(shape.nodes) {
         layout.homes = (0..shape.nodes)
             .map(|node| Home {
                 first: Page(units * u32::from(node) / u32::from(shape.nodes) * unit),
@@ -251,8 +379,8 @@ pub(crate) fn prepare(cpu: Option<usize>, realtime: bool) -> Option<String> {
 
 /// How long a thread has run that has gone on after a fault, by faults of its own in a memory of its own: twice what all of a
 /// fault costs it.
-fn enough_ns(method: Method) -> Result<u64, NodeError> {
-    let region = Region::create(SAMPLES, 1, Some(method))?;
+fn enough_ns(method: Option<Method>, ways: Ways<'_>) -> Result<u64, NodeError> {
+    let region = Region::with(SAMPLES, 1, method, ways)?;
     (0..region.pages()).for_each(|page| region.clear(page));
     let cost_ns = bare::answering(&region, true, || {
         let thread = nix::unistd::gettid().as_raw();

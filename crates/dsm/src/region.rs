@@ -9,10 +9,11 @@
 //! older ones the view maps whatever the page cache has, so that it must hold exactly what may be read: pages are copied in
 //! from a second file, the *shadow*, and copied back there and punched out ([`Method::Copy`]: 1.1 us and 2.4 us).
 
+use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -34,6 +35,27 @@ pub enum Method {
     Continue,
     /// Copied by the kernel from the shadow into a page cache that has none.
     Copy,
+}
+
+/// What else can be chosen of a region.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ways<'a> {
+    /// Whom faults are told to.
+    pub told: Told,
+    /// `/dev/userfaultfd`, opened by somebody who may.
+    pub device: Option<BorrowedFd<'a>>,
+    /// Of its files, among the process's mappings.
+    pub name: &'a CStr,
+}
+
+impl Default for Ways<'_> {
+    fn default() -> Self {
+        Self {
+            told: Told::Reader,
+            device: None,
+            name: c"dsm",
+        }
+    }
 }
 
 /// Why there is no region.
@@ -85,15 +107,15 @@ impl Region {
     /// # Errors
     /// [`RegionError`].
     pub fn create(pages: u32, lanes: u16, method: Option<Method>) -> Result<Self, RegionError> {
-        Self::telling(pages, lanes, method, Told::Reader)
+        Self::with(pages, lanes, method, Ways::default())
     }
 
-    /// As [`Region::create`], with faults told to those.
-    pub(crate) fn telling(
+    /// As [`Region::create`], in these ways.
+    pub(crate) fn with(
         pages: u32,
         lanes: u16,
         method: Option<Method>,
-        told: Told,
+        ways: Ways<'_>,
     ) -> Result<Self, RegionError> {
         if pages == 0 || pages > PAGES_MAX {
             return Err(RegionError::Size(pages));
@@ -102,7 +124,7 @@ impl Region {
         let row_pages = row_pages(pages, lanes);
         let pages = pages.next_multiple_of(row_pages * u32::from(lanes));
         let refused = |what| move |error: nix::Error| RegionError::Refused(what, error.into());
-        let file: File = memfd_create(c"dsm", MFdFlags::MFD_CLOEXEC)
+        let file: File = memfd_create(ways.name, MFdFlags::MFD_CLOEXEC)
             .map_err(refused("create"))?
             .into();
         let bytes = pages as usize * PAGE_BYTES;
@@ -124,16 +146,16 @@ impl Region {
         region.keep_small_and_here(bytes)?;
         region.method = match method {
             Some(method) => method,
-            None => region.best_method()?,
+            None => region.best_method(ways.device)?,
         };
         if region.method == Method::Copy {
             let shadow =
-                File::from(memfd_create(c"dsm shadow", MFdFlags::MFD_CLOEXEC).map_err(refused("create"))?);
+                File::from(memfd_create(ways.name, MFdFlags::MFD_CLOEXEC).map_err(refused("create"))?);
             nix::unistd::ftruncate(&shadow, bytes as i64).map_err(refused("size"))?;
             region.shadow = Some(map(&shadow, bytes)?);
         }
         for _ in 0..region.lanes {
-            region.userfaults.push(Userfault::open(told)?);
+            region.userfaults.push(Userfault::open(ways.told, ways.device)?);
         }
         for row in (0..pages).step_by(region.row_pages as usize) {
             let end = row + region.row_pages;
@@ -144,10 +166,10 @@ impl Region {
     }
 
     /// Whether pages can be mapped read-only out of the page cache, found by trying.
-    fn best_method(&self) -> Result<Method, RegionError> {
+    fn best_method(&self, device: Option<BorrowedFd<'_>>) -> Result<Method, RegionError> {
         let page = map(&self.file, PAGE_BYTES)?;
         let tried = (|| {
-            let userfault = Userfault::open(Told::Reader)?;
+            let userfault = Userfault::open(Told::Reader, device)?;
             let at = page.as_ptr() as usize;
             userfault.register(at..at + PAGE_BYTES, true)?;
             // The page must be in the page cache; zero is what it holds.

@@ -6,11 +6,13 @@
 use std::fs::OpenOptions;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use crate::PAGE_BYTES;
 
 const API: u64 = 0xaa;
+/// By which who may open it may have accesses by the kernel wait, whoever it is passed to.
+pub const DEVICE: &str = "/dev/userfaultfd";
 const USERFAULTFD_IOC_NEW: libc::c_ulong = 0xaa00;
 /// Accesses by the kernel on behalf of a thread (`read(2)` into the region, KVM) fail instead of waiting.
 const USER_MODE_ONLY: libc::c_int = 1;
@@ -88,6 +90,9 @@ struct ContinueArg {
     mapped: i64,
 }
 
+/// The requests that a lane makes while it serves, for a filter of system calls.
+pub const SERVING: [libc::c_ulong; 4] = [UFFDIO_WAKE, UFFDIO_COPY, UFFDIO_WRITEPROTECT, UFFDIO_CONTINUE];
+
 const UFFDIO_API: libc::c_ulong = ioctl_number(READ_WRITE, 0x3f, size_of::<ApiArg>());
 const UFFDIO_REGISTER: libc::c_ulong = ioctl_number(READ_WRITE, 0x00, size_of::<RegisterArg>());
 const UFFDIO_WAKE: libc::c_ulong = ioctl_number(READ, 0x02, size_of::<RangeArg>());
@@ -153,12 +158,16 @@ pub struct Userfault {
 }
 
 impl Userfault {
-    /// Opens one: with accesses by the kernel where that is permitted.
+    /// Opens one: with accesses by the kernel where that is permitted, or where somebody who may has opened `device`,
+    /// `/dev/userfaultfd`.
     ///
     /// # Errors
     /// [`UserfaultError::Refused`], [`UserfaultError::TooOld`].
-    pub fn open(told: Told) -> Result<Self, UserfaultError> {
-        let (fd, kernel_waits) = open()?;
+    pub fn open(told: Told, device: Option<BorrowedFd<'_>>) -> Result<Self, UserfaultError> {
+        let (fd, kernel_waits) = match device.map(by_device) {
+            Some(Ok(fd)) => (fd, true),
+            _ => open()?,
+        };
         let mut features = FEATURE_PAGEFAULT_FLAG_WP
             | FEATURE_MISSING_SHMEM
             | FEATURE_MINOR_SHMEM
@@ -304,20 +313,26 @@ fn open() -> Result<(OwnedFd, bool), UserfaultError> {
         Ok(fd) => return Ok((fd, true)),
         Err(error) => error,
     };
-    if let Ok(device) = OpenOptions::new().read(true).write(true).open("/dev/userfaultfd") {
-        let device = OwnedFd::from(device).into_raw_fd();
-        // SAFETY: the device's only request; it takes flags and gives a descriptor.
-        let fd = unsafe { libc::ioctl(device, USERFAULTFD_IOC_NEW, flags) };
-        // SAFETY: nobody else knows this descriptor.
-        drop(unsafe { OwnedFd::from_raw_fd(device) });
-        if fd >= 0 {
-            // SAFETY: a new descriptor that nobody else knows.
-            return Ok((unsafe { OwnedFd::from_raw_fd(fd) }, true));
-        }
+    if let Ok(device) = OpenOptions::new().read(true).write(true).open(DEVICE)
+        && let Ok(fd) = by_device(device.as_fd())
+    {
+        return Ok((fd, true));
     }
     call(flags | USER_MODE_ONLY)
         .map(|fd| (fd, false))
         .map_err(|_| UserfaultError::Refused(refused))
+}
+
+/// One for this process's memory, by the open device.
+fn by_device(device: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
+    // SAFETY: the device's only request; it takes flags and gives a descriptor.
+    let fd = unsafe { libc::ioctl(device.as_raw_fd(), USERFAULTFD_IOC_NEW, flags) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a new descriptor that nobody else knows.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 fn call(flags: libc::c_int) -> io::Result<OwnedFd> {

@@ -15,8 +15,13 @@ const ID_BYTES: usize = 16;
 pub struct Generation(EventFd);
 
 impl Generation {
-    /// The id of a VM with this memory: one that no other has.
-    pub fn new(memory: &GuestRam) -> io::Result<Self> {
+    /// The interrupt alone.
+    pub fn new() -> io::Result<Self> {
+        EventFd::new(EFD_NONBLOCK).map(Self)
+    }
+
+    /// Gives the VM with this memory its id: one that no other has.
+    pub fn write(&self, memory: &GuestRam) -> io::Result<()> {
         let mut id = [0; ID_BYTES];
         // SAFETY: fills a live buffer of that length; requests this small are never cut short.
         let filled = unsafe { libc::getrandom(id.as_mut_ptr().cast(), id.len(), 0) };
@@ -25,8 +30,7 @@ impl Generation {
         }
         memory
             .write_slice(&id, GuestAddress(GENERATION_ID))
-            .map_err(io::Error::other)?;
-        EventFd::new(EFD_NONBLOCK).map(Self)
+            .map_err(io::Error::other)
     }
 
     /// What to register as irqfd.

@@ -48,8 +48,11 @@ pub struct SpanLaunch {
     pub shard: u8,
     /// The shard of each vCPU at the start.
     pub vcpus: Vec<u8>,
-    /// The memory of each shard's cell, which all shards map.
+    /// The memory of each shard's cell, which all shards map, or which that shard manages.
     pub memory: Vec<ShardMemory>,
+    /// How the shards' memories are kept coherent, where each has one of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub coherence: Option<CoherenceLaunch>,
     /// The channels between this shard and each; none to itself.
     pub channels: Vec<Option<ShardChannels>>,
     /// The guest's time-stamp counter.
@@ -77,8 +80,8 @@ pub struct TscLaunch {
 pub struct ShardMemory {
     /// How much: after that of the shards before, in guest-physical addresses.
     pub bytes: u64,
-    /// A file with page g at offset g, of the size of the whole.
-    pub file: Fd,
+    /// A file with page g at offset g, of the size of the whole; none where each shard has a memory of its own.
+    pub file: Option<Fd>,
     /// The host's nodes that it is bound to; anywhere when empty.
     pub host_nodes: Vec<u32>,
 }
@@ -101,6 +104,26 @@ pub enum ShardChannels {
         /// Where the other is, for people.
         peer: String,
     },
+}
+
+/// The memory of a shard that has one of its own, kept coherent with the others'.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct CoherenceLaunch {
+    /// `/dev/userfaultfd`, where the host has it.
+    pub userfaultfd: Option<Fd>,
+    /// For each lane the connections to each shard; none to itself.
+    pub lanes: Vec<Vec<Option<LaneSockets>>>,
+    /// The shards as people know them.
+    pub names: Vec<String>,
+}
+
+/// Connected stream sockets between two shards, for one lane.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct LaneSockets {
+    /// For messages alone.
+    pub control: Fd,
+    /// For messages with a page.
+    pub bulk: Fd,
 }
 
 /// One VM, with every file already open.
@@ -417,6 +440,11 @@ pub enum Ending {
     },
     /// The monitor asked for the end.
     Quit,
+    /// Another shard is gone, and the memory that it had. Why, that one's own end tells.
+    PeerLost {
+        /// Which, and how that showed.
+        detail: String,
+    },
     /// The shard itself failed.
     ShardFailed {
         /// What failed, in one line.

@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
+use dsm::Causal;
 use kvm_bindings::{CpuId, KVM_MEM_READONLY, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use serde_json::Value;
@@ -26,9 +27,11 @@ use crate::ending::EndSignal;
 use crate::generation::Generation;
 use crate::interrupt::Wiring;
 use crate::launch::{LaunchSpec, Pages, Share, SpanLaunch};
-use crate::memory::{self, GuestRam, MemoryError};
+use crate::memory::replica::{Coherence, Replica, ReplicaError};
+use crate::memory::{self, GuestRam, MemoryError, SpanMemory};
 use crate::power::{KEYBOARD_COMMAND_PORT, KeyboardReset, POWER_PORTS, PowerButton, PowerRegisters, Pvpanic};
 use crate::rtc::{NoTimer, RTC_PORTS, Rtc, TIMER_PORTS};
+use crate::sandbox::Threads;
 use crate::serial::{Console, SERIAL_PORTS};
 use crate::sharing::Mapper;
 use crate::snapshot::MachineState;
@@ -36,7 +39,7 @@ use crate::span;
 use crate::span::desk::IoApicDevice;
 use crate::span::host::cpuid;
 use crate::span::machine::{SpanParts, travelling};
-use crate::vcpu::{Vcpu, VcpuCounters};
+use crate::vcpu::{Root, Vcpu, VcpuCounters};
 use crate::virtio::pmem::PmemRegion;
 use kvm_vm::create_vm;
 pub use kvm_vm::{check_kvm, create_shard_vm, map_memory};
@@ -54,6 +57,9 @@ pub enum MachineError {
     /// Memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    /// Memory of the shard's own.
+    #[error(transparent)]
+    Replica(#[from] ReplicaError),
     /// Kernel, initramfs or command line.
     #[error(transparent)]
     Kernel(#[from] KernelError),
@@ -133,6 +139,7 @@ pub struct Machine {
     start: Start,
     register_numbers: Vec<u32>,
     span: Option<Home>,
+    replica: Option<Box<Replica>>,
     groups: Groups,
 }
 
@@ -150,8 +157,8 @@ pub struct Home {
 pub struct SpanBuild<'a> {
     /// What the monitor says.
     pub launch: &'a SpanLaunch,
-    /// The files of the cells' memory.
-    pub memory: Vec<File>,
+    /// What the memory is made of.
+    pub memory: SpanMemory,
     /// The way to the other shards.
     pub parts: SpanParts,
 }
@@ -159,9 +166,17 @@ pub struct SpanBuild<'a> {
 /// How the vCPUs start.
 enum Start {
     /// The first at the kernel's entry.
-    Boot { cpuid: CpuId, entry: Entry },
+    Boot { cpuid: CpuId, load: Load },
     /// All where they stood.
     Resume(Box<MachineState>),
+}
+
+/// The kernel's way into memory.
+enum Load {
+    /// It is there, and is entered here.
+    Done(Entry),
+    /// Once the memory is served.
+    Later { files: BootFiles, cmdline: String },
 }
 
 /// A frozen VM to go on from.
@@ -192,14 +207,18 @@ impl Machine {
         };
         let others_rely = span.as_ref().is_none_or(|span| span.launch.tsc.is_relied_on);
         let leaves = span.as_ref().map_or(&[][..], |span| &span.launch.cpuid);
-        let (memory, parts) = match span {
+        let (memory, parts, replica) = match span {
             Some(span) => {
-                let memory = memory::create_spanning(&layout, &spec.memory, span.launch, span.memory)?;
-                (memory, Some(span.parts))
+                let memory = memory::create_spanning(&layout, &spec.memory, span.launch, &span.memory)?;
+                let replica = match span.memory {
+                    SpanMemory::Replica(replica) => Some(replica),
+                    SpanMemory::Files(_) => None,
+                };
+                (memory, Some(span.parts), replica)
             }
             None => {
                 let memory = memory::create(&layout, &spec.memory, &spec.nodes, frozen.pop_front())?;
-                (memory, None)
+                (memory, None, None)
             }
         };
         let vm = Arc::new(if parts.is_some() {
@@ -238,7 +257,13 @@ impl Machine {
             }
             None => Start::Boot {
                 cpuid: cpuid(kvm_fd, leaves)?,
-                entry: load(&memory, &layout, spec, &cmdline, &mut files, sharing.as_deref())?,
+                load: match replica {
+                    Some(_) => Load::Later { files, cmdline },
+                    None => {
+                        let loaded = load(&memory, &layout, spec, &cmdline, &mut files, sharing.as_deref());
+                        Load::Done(loaded?)
+                    }
+                },
             },
         };
         let button = PowerButton::new()?;
@@ -256,7 +281,10 @@ impl Machine {
         };
         wiring.bind_interrupt(console.interrupt(), layout::SERIAL_GSI)?;
         wiring.bind_interrupt(button.event(), layout::EVENT_GSI)?;
-        let generation = Generation::new(&memory)?;
+        let generation = Generation::new()?;
+        if replica.is_none() {
+            generation.write(&memory)?;
+        }
         wiring.bind_interrupt(generation.event(), layout::GENERATION_GSI)?;
         let span = home.map(|(parts, wiring, ioapic)| Home {
             parts,
@@ -295,8 +323,29 @@ impl Machine {
             start,
             register_numbers: state::register_numbers(kvm_fd)?,
             span,
+            replica,
             groups: Groups::of(&node_of_each(&spec.nodes, spec.vcpus)),
         })
+    }
+
+    /// Has a memory of the shard's own served from now on, and fills it, which could not be done before. Nothing to do for
+    /// other memory.
+    pub fn serve_memory(
+        &mut self,
+        spec: &LaunchSpec,
+        threads: &Threads,
+    ) -> Result<Option<&'static Coherence>, MachineError> {
+        let Some(replica) = self.replica.take() else {
+            return Ok(None);
+        };
+        let coherence = replica.start(threads, &self.end)?;
+        self.generation.write(&self.memory)?;
+        if let Start::Boot { load: state, .. } = &mut self.start
+            && let Load::Later { files, cmdline } = state
+        {
+            *state = Load::Done(load(&self.memory, &self.layout, spec, cmdline, files, None)?);
+        }
+        Ok(Some(coherence))
     }
 
     /// The map of what guest memory stands for: of `images`, then the kernel, then the initramfs. None when the memory's
@@ -342,18 +391,21 @@ impl Machine {
     }
 
     /// Makes the vCPUs; no device can be added any more.
-    pub fn into_vcpus(self, count: u8) -> Result<Ready, MachineError> {
+    pub fn into_vcpus(self, count: u8, causal: Option<&Arc<Causal>>) -> Result<Ready, MachineError> {
         let (ports, mmio) = (Arc::new(self.ports), Arc::new(self.mmio));
         let (mut vcpus, mut seconds) = (Vec::new(), Vec::new());
         for id in 0..count {
-            let fd = self.vm.create_vcpu(u64::from(id)).map_err(kvm("make a vCPU"))?;
+            let mut fd = self.vm.create_vcpu(u64::from(id)).map_err(kvm("make a vCPU"))?;
             match &self.start {
-                Start::Boot { cpuid, entry } => {
+                Start::Boot { cpuid, load } => {
                     if let Some(home) = &self.span {
                         home.parts.pace(&fd)?;
                     }
                     prepare_vcpu(&fd, cpuid, id, self.groups, self.span.is_some())?;
                     if id == 0 {
+                        let Load::Done(entry) = load else {
+                            return Err(MachineError::Lacking("kernel in memory"));
+                        };
                         boot(&fd, *entry)?;
                     }
                 }
@@ -377,6 +429,7 @@ impl Machine {
                     None
                 }
             };
+            let root = causal.map(|causal| Root::of(&mut fd, id, causal.clone()));
             let (ports, mmio, end) = (ports.clone(), mmio.clone(), self.end.clone());
             vcpus.push(Vcpu {
                 fd,
@@ -385,6 +438,7 @@ impl Machine {
                 end,
                 counters,
                 local,
+                root,
             });
         }
         let functions = match self.start {

@@ -2,7 +2,9 @@
 //!
 //! [`create`] checks the request against what the host has and says in words what is missing.
 
+pub mod page_map;
 mod placement;
+pub mod replica;
 mod spanning;
 #[cfg(test)]
 mod tests;
@@ -22,7 +24,7 @@ use crate::arch::x86_64::layout::Layout;
 use crate::launch::{MemoryLaunch, NodeLaunch, Pages};
 
 pub use placement::fill_with_huge_pages;
-pub use spanning::{create_spanning, file_of_shard};
+pub use spanning::{SpanMemory, create_spanning, file_of_shard};
 
 /// The guest's memory as every device sees it. Cheap to clone; the mapping lives as long as the last clone.
 pub type GuestRam = Arc<GuestMemoryMmap<()>>;

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use dsm::Causal;
 use kvm_bindings::kvm_run;
-use kvm_ioctls::{VcpuExit, VcpuFd};
+use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd};
 
 use crate::bus::Bus;
 use crate::chain::chain;
@@ -61,6 +62,41 @@ pub struct Vcpu {
     pub counters: Arc<VcpuCounters>,
     /// Its interrupt controller, when that is ours.
     pub local: Option<Local>,
+    /// Who is to know its CR3, where the guest's page tables are merged.
+    pub root: Option<Root>,
+}
+
+/// Where a vCPU's CR3 is told.
+pub struct Root {
+    causal: Arc<Causal>,
+    vcpu: u8,
+    /// In the page that KVM shares.
+    cr3: *const u64,
+}
+
+// SAFETY: the page is the vCPU's, which is used by one thread at a time; the pointer is used by that one only.
+unsafe impl Send for Root {}
+
+impl Root {
+    /// Has KVM show the CR3 of this vCPU at every exit.
+    pub fn of(fd: &mut VcpuFd, vcpu: u8, causal: Arc<Causal>) -> Self {
+        fd.set_sync_valid_reg(SyncReg::SystemRegister);
+        // SAFETY: the member of a union that KVM fills, as it was just told.
+        let cr3 = unsafe { &raw const fd.get_kvm_run().s.regs.sregs.cr3 };
+        Self { causal, vcpu, cr3 }
+    }
+
+    /// The vCPU has left the guest.
+    fn seen(&self) {
+        // SAFETY: in the page that KVM shares, mapped as long as the vCPU, whose thread this is; it is out of the guest.
+        let cr3 = unsafe { self.cr3.read_volatile() };
+        self.causal.root(usize::from(self.vcpu), Some(cr3));
+    }
+
+    /// It goes to another shard.
+    fn gone(&self) {
+        self.causal.root(usize::from(self.vcpu), None);
+    }
 }
 
 /// What one entry into the guest came to.
@@ -128,6 +164,9 @@ impl Vcpu {
             Ok(Next::Leave(order)) => match self.finish() {
                 Step::Ended(ending) => Step::Ended(ending),
                 _ => {
+                    if let Some(root) = &self.root {
+                        root.gone();
+                    }
                     if let Some(local) = &mut self.local {
                         local.depart(&self.fd, order);
                     }
@@ -163,6 +202,9 @@ impl Vcpu {
 
     fn serve_exit(&mut self) -> Step {
         let exit = self.fd.run();
+        if let Some(root) = &self.root {
+            root.seen();
+        }
         if let Some(local) = &self.local {
             local.left();
         }

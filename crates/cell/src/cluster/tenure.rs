@@ -210,6 +210,11 @@ impl Tenure {
         &self.place.borrowed
     }
 
+    /// How many CPUs the cell has.
+    pub fn cpus(&self) -> usize {
+        self.place.plan.cpus.len()
+    }
+
     /// The host's nodes that its memory there comes from.
     pub fn nodes(&self) -> &[u32] {
         &self.place.plan.nodes

@@ -234,7 +234,7 @@ impl Held {
             let file = shard::memory::file_of_shard(start.memory.pages, start.memory.bytes);
             memory.push(ShardMemory {
                 bytes: *bytes,
-                file: add(file.map_err(|error| chain(&error))?.into()),
+                file: Some(add(file.map_err(|error| chain(&error))?.into())),
                 host_nodes: self.tenure.nodes().to_vec(),
             });
         }
@@ -270,6 +270,7 @@ impl Held {
             shard: me,
             vcpus: start.vcpus.clone(),
             memory,
+            coherence: None,
             channels,
             tsc: start.tsc,
             cpuid: start.cpuid.clone(),

@@ -431,3 +431,62 @@ proptest! {
         prop_assert_eq!(flag.join(",").parse::<SpanSpec>(), Ok(span));
     }
 }
+
+#[test]
+fn memory_that_is_shared_or_a_copy_each() {
+    assert_eq!(
+        read("span = { cells = [0, 1], memory = \"shared\" }").span,
+        Some(SpanSpec::Cells(vec![0, 1]))
+    );
+    let spec = read("span = { cells = [1, 0], memory = \"coherent\" }");
+    assert_eq!(spec.span, Some(SpanSpec::Coherent(vec![1, 0])));
+    assert!(spec.is_coherent() && !spec.has_balloon());
+    let text = toml::to_string(&spec).expect("TOML");
+    assert_eq!(parse("again", &text).expect("as written").span, spec.span);
+}
+
+#[test]
+fn memory_of_another_kind() {
+    let text = r#"image = "debian-12"
+cpus = 2
+span = { cells = [0, 1], memory = "magic" }
+"#;
+    let told = refused(text);
+    assert!(told.contains("vm.toml:3:"), "{told}");
+    assert!(told.contains("magic") && told.contains("coherent"), "{told}");
+}
+
+#[test]
+fn what_coherent_memory_may_not_be() {
+    for (rest, told) in [
+        ("pages = \"thp\"", "coherent memory is kept in pages of 4 KiB"),
+        (
+            "prefault = true",
+            "pages of coherent memory come when they are used",
+        ),
+        ("memory = \"17G\"", "17G of coherent memory"),
+    ] {
+        let span = "span = { cells = [0, 1], memory = \"coherent\" }";
+        let said = refused(&format!("image = \"debian-12\"\ncpus = 2\n{rest}\n{span}\n"));
+        assert!(said.contains(told) && said.contains("leave out"), "{said}");
+    }
+}
+
+#[test]
+fn memory_as_a_flag() {
+    use crate::SpanMemory;
+    assert_eq!("coherent".parse(), Ok(SpanMemory::Coherent));
+    assert_eq!(
+        "magic".parse::<SpanMemory>().unwrap_err(),
+        "\"magic\" is no kind of memory: write shared or coherent"
+    );
+    let named = SpanSpec::Cells(vec![0, 1]);
+    assert_eq!(
+        named.with_memory(SpanMemory::Coherent),
+        Ok(SpanSpec::Coherent(vec![0, 1]))
+    );
+    assert_eq!(
+        SpanSpec::Auto.with_memory(SpanMemory::Coherent).unwrap_err(),
+        "each cell has a copy of coherent memory: name the cells, as 0,1"
+    );
+}

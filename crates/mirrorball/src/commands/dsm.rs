@@ -107,6 +107,7 @@ impl HostArgs {
             realtime: !self.no_realtime,
             enough_ns: None,
             polls: !self.no_poll,
+            ..Settings::default()
         }
     }
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use config::vm::{DiskMode, DiskSpec, KernelSpec, NetKind, NetSpec};
-use config::{ConfigError, Size, SpanSpec, VmSpec};
+use config::{ConfigError, Size, SpanMemory, SpanSpec, VmSpec};
 use miette::{Result, miette};
 
 use super::place::LabChoice;
@@ -12,7 +12,7 @@ use super::place::LabChoice;
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
     /// VM files; flags that describe a VM belong into them
-    #[arg(conflicts_with_all = ["image", "kernel", "cpus", "memory", "disk", "net", "name", "sandbox", "pages", "share", "share_group", "cell", "span", "cpu_weight", "cpu_limit"])]
+    #[arg(conflicts_with_all = ["image", "kernel", "cpus", "memory", "disk", "net", "name", "sandbox", "pages", "share", "share_group", "cell", "span", "span_memory", "cpu_weight", "cpu_limit"])]
     pub files: Vec<PathBuf>,
     /// An image of the image store
     #[arg(long)]
@@ -62,6 +62,9 @@ pub struct RunArgs {
     /// The cells of the cluster to span, as 0,1, the VM's home first; or auto
     #[arg(long, value_name = "CELLS")]
     pub span: Option<SpanSpec>,
+    /// What the cells it spans have of its memory: shared, all of it; or coherent, a copy each
+    #[arg(long, value_name = "KIND", requires = "span")]
+    pub span_memory: Option<SpanMemory>,
     /// 4K, thp, 2M or 1G
     #[arg(long, default_value = "4K")]
     pub pages: String,
@@ -148,6 +151,13 @@ fn net(text: &str) -> Result<Option<NetSpec>> {
     Ok(Some(card))
 }
 
+/// The cells that it spans.
+fn span(args: &RunArgs) -> Result<Option<SpanSpec>> {
+    let memory = args.span_memory.unwrap_or_default();
+    let span = args.span.clone().map(|span| span.with_memory(memory));
+    span.transpose().map_err(|why| miette!("--span-memory: {why}"))
+}
+
 /// The VM that the flags describe.
 pub fn spec(args: &RunArgs) -> Result<VmSpec> {
     let mut cards = Vec::new();
@@ -182,7 +192,7 @@ pub fn spec(args: &RunArgs) -> Result<VmSpec> {
             .transpose()?,
         share_group: args.share_group.clone(),
         cell: args.cell,
-        span: args.span.clone(),
+        span: span(args)?,
     };
     config::check(&spec).map_err(|fault| ConfigError::from_flags(&fault))?;
     Ok(spec)

@@ -63,7 +63,8 @@ pub(super) fn map(file: &File, range: &Range<u64>, align: u64, prot: i32, flags:
 /// filled anyhow: it is allocated by this.
 pub fn fill_with_huge_pages(memory: &GuestMemoryMmap<()>, range: Range<u64>) {
     let wanted = range.start..range.end.min(range.start.saturating_add(BOOT_BYTES_MAX));
-    for region in memory.iter() {
+    // What has no file is kept coherent page by page.
+    for region in memory.iter().filter(|region| region.file_offset().is_some()) {
         let base = region.start_addr().0;
         let start = (wanted.start.max(base) / HUGE_BYTES * HUGE_BYTES).max(base);
         let end = wanted.end.min(base + region.len());

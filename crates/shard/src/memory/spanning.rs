@@ -6,11 +6,13 @@ use std::sync::Arc;
 
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
+use super::replica::{Replica, ReplicaError};
 use super::{
     GuestRam, MemoryError, advise, bind, check_host, host, map, memory_file, part_ranges, placement,
 };
 use crate::arch::x86_64::layout::Layout;
 use crate::launch::{MemoryLaunch, Pages, SpanLaunch};
+use crate::process::{Files, ReceiveError};
 
 /// Makes the file for one shard's part of the memory of a VM of `ram_bytes`.
 ///
@@ -21,14 +23,41 @@ pub fn file_of_shard(pages: Pages, ram_bytes: u64) -> Result<File, MemoryError> 
     memory_file(pages, layout.ram_end())
 }
 
-/// Maps the memory of `layout` for the shard that `span` is told to; `files` are those of all parts, in their order.
+/// What a shard's memory is made of.
+pub enum SpanMemory {
+    /// The files of all parts, in their order, which all shards map.
+    Files(Vec<File>),
+    /// One of its own.
+    Replica(Box<Replica>),
+}
+
+impl SpanMemory {
+    /// Takes it from the monitor's message.
+    ///
+    /// # Errors
+    /// [`ReplicaError`].
+    pub fn take(span: &SpanLaunch, memory_bytes: u64, files: &mut Files) -> Result<Self, ReplicaError> {
+        if let Some(replica) = Replica::take(span, memory_bytes, files)? {
+            return Ok(Self::Replica(Box::new(replica)));
+        }
+        let parts = span.memory.iter().filter_map(|part| part.file);
+        let files: Result<_, ReceiveError> = parts.map(|file| files.take(file)).collect();
+        Ok(Self::Files(files?))
+    }
+}
+
+/// Maps the memory of `layout` for the shard that `span` is told to.
 pub fn create_spanning(
     layout: &Layout,
     launch: &MemoryLaunch,
     span: &SpanLaunch,
-    files: Vec<File>,
+    memory: &SpanMemory,
 ) -> Result<GuestRam, MemoryError> {
     check_host(launch)?;
+    let files = match memory {
+        SpanMemory::Files(files) => files,
+        SpanMemory::Replica(replica) => return replica.ram(layout),
+    };
     let own = files
         .get(usize::from(span.shard))
         .and_then(|file| file.try_clone().ok())
@@ -40,7 +69,7 @@ pub fn create_spanning(
     }
     let memory = GuestMemoryMmap::from_arc_regions(regions).map_err(|_| MemoryError::Regions)?;
     let parts = part_ranges(layout, span.memory.iter().map(|part| part.bytes));
-    for ((part, ranges), (shard, file)) in span.memory.iter().zip(parts).zip((0_u8..).zip(&files)) {
+    for ((part, ranges), (shard, file)) in span.memory.iter().zip(parts).zip((0_u8..).zip(files)) {
         for range in ranges {
             if shard != span.shard {
                 let at = memory

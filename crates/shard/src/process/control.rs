@@ -15,6 +15,7 @@ use super::status::status;
 use super::vcpus::VcpuThreads;
 use crate::launch::{Ending, MoveReport, Order, Report};
 use crate::machine::Running;
+use crate::memory::replica::Coherence;
 use crate::pci::PciBus;
 use crate::sharing::{Mapper, Situations};
 use crate::span::router::Router;
@@ -44,6 +45,8 @@ pub struct Control {
     pub stop_console: EventFd,
     /// The way to the other shards, when the VM spans cells.
     pub router: Option<Arc<Router>>,
+    /// The memory, when it is the shard's own.
+    pub coherence: Option<&'static Coherence>,
 }
 
 impl Control {
@@ -79,6 +82,7 @@ impl Control {
                     balloon: self.balloon.as_ref(),
                     sharing: self.sharing.as_ref(),
                     router: self.router.as_deref(),
+                    coherence: self.coherence,
                 };
                 if let Some(ending) = self.orders.receive(|orders, order| parts.obey(orders, order)) {
                     break ending;
@@ -101,9 +105,12 @@ impl Control {
         if let Some(router) = &self.router {
             router.end();
         }
-        self.vcpus.stop();
-        // Disks write what they have acknowledged.
-        self.bus.stop();
+        // Where pages come no more, vCPUs and devices wait for ever; what is not on a disk yet is lost, as by a power cut.
+        if self.coherence.is_none_or(Coherence::is_whole) {
+            self.vcpus.stop();
+            // Disks write what they have acknowledged.
+            self.bus.stop();
+        }
         let _ = self.stop_console.write(1);
         let _ = self.console_thread.join();
     }
@@ -117,6 +124,7 @@ struct Parts<'a> {
     balloon: Option<&'a BalloonHandle>,
     sharing: Option<&'a (Arc<Mapper>, Arc<Situations>)>,
     router: Option<&'a Router>,
+    coherence: Option<&'a Coherence>,
 }
 
 impl Parts<'_> {
@@ -133,7 +141,10 @@ impl Parts<'_> {
             }
             Order::Status => {
                 let console = self.running.console.counters();
-                let status = status(self.counters, console, self.bus, self.sharing, self.router);
+                let mut status = status(self.counters, console, self.bus, self.sharing, self.router);
+                if let (Some(coherence), Some(status)) = (self.coherence, status.as_object_mut()) {
+                    status.insert("coherence".to_owned(), coherence.status());
+                }
                 orders.answer(&Report::Status(status));
             }
             Order::Move { vcpu, shard } => orders.answer(&Report::Moved(self.move_vcpu(vcpu, shard))),

@@ -32,6 +32,8 @@ use crate::interrupt::Interrupts;
 use crate::kick;
 use crate::launch::{Ending, Fd, Launch, LaunchSpec, Report, ResumeLaunch, SpanLaunch};
 use crate::machine::{BootFiles, Home, Machine, MachineError, Ready, Resume, Running, SpanBuild};
+use crate::memory::SpanMemory;
+use crate::memory::replica::Coherence;
 use crate::pci::PciBus;
 use crate::sandbox::{self, SandboxError, ThreadKind, Threads};
 use crate::serial;
@@ -41,6 +43,7 @@ use crate::span::machine::{Channels, SpanParts, wake_promptly};
 use crate::span::router::Router;
 use crate::span::wiring::watch_pins;
 use control::Control;
+use dsm::Causal;
 use freeze::Freezer;
 use orders::Orders;
 pub use receive::{Files, ReceiveError, receive, send};
@@ -118,7 +121,7 @@ fn start(control: &mut UnixStream, spec: LaunchSpec, mut files: Files) -> Result
     let span = spec
         .span
         .as_ref()
-        .map(|span| take_span(span, &mut files))
+        .map(|span| take_span(span, spec.memory.bytes, &mut files))
         .transpose()?;
     // Whatever the message carried beyond the spec is closed.
     drop(files);
@@ -147,6 +150,8 @@ fn start(control: &mut UnixStream, spec: LaunchSpec, mut files: Files) -> Result
     let closed = sandbox::close(spec.sandbox, spec.sandbox_missing.clone(), device_files.ports())?;
 
     let threads = closed.threads;
+    let coherence = machine.serve_memory(&spec, &threads)?;
+    let causal = coherence.and_then(Coherence::causal);
     let interrupts = Interrupts::new(machine.wiring.clone());
     let parts = devices::Parts {
         machine: &machine,
@@ -168,7 +173,7 @@ fn start(control: &mut UnixStream, spec: LaunchSpec, mut files: Files) -> Result
         running,
         functions,
         home,
-    } = machine.into_vcpus(spec.vcpus)?;
+    } = machine.into_vcpus(spec.vcpus, causal.as_ref())?;
     if let Some(functions) = functions {
         bus.restore(&functions)?;
     }
@@ -184,7 +189,7 @@ fn start(control: &mut UnixStream, spec: LaunchSpec, mut files: Files) -> Result
         },
     )?;
     let router = home
-        .map(|home| start_home(home, &threads, &running))
+        .map(|home| start_home(home, &threads, &running, causal))
         .transpose()?;
     let vcpus = VcpuThreads::start(&threads, vcpus)?;
     let (stop_sharing, stopped) = mpsc::channel();
@@ -213,18 +218,19 @@ fn start(control: &mut UnixStream, spec: LaunchSpec, mut files: Files) -> Result
         console_thread,
         stop_console,
         router,
+        coherence,
     })
 }
 
 /// What the home needs of the other shards.
-fn take_span<'a>(launch: &'a SpanLaunch, files: &mut Files) -> Result<SpanBuild<'a>, ReceiveError> {
+fn take_span<'a>(
+    launch: &'a SpanLaunch,
+    memory_bytes: u64,
+    files: &mut Files,
+) -> Result<SpanBuild<'a>, ProcessError> {
     wake_promptly();
     let channels = Channels::take(launch, files)?;
-    let memory = launch
-        .memory
-        .iter()
-        .map(|part| files.take(part.file))
-        .collect::<Result<_, _>>()?;
+    let memory = SpanMemory::take(launch, memory_bytes, files).map_err(MachineError::from)?;
     Ok(SpanBuild {
         launch,
         memory,
@@ -237,8 +243,12 @@ fn start_home(
     (home, ports, memory): (Home, Arc<Bus>, Arc<Bus>),
     threads: &Threads,
     running: &Running,
+    causal: Option<Arc<Causal>>,
 ) -> io::Result<Arc<Router>> {
     let Home { parts, ioapic, pins } = home;
+    if let Some(causal) = causal {
+        parts.router.follow(causal);
+    }
     let router = parts.start(threads, &running.end, Some((ports, memory, ioapic.clone())))?;
     threads.spawn(ThreadKind::Pins, "pins", move || watch_pins(&pins, &ioapic))?;
     Ok(router)

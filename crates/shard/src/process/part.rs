@@ -19,13 +19,14 @@ use crate::ending::EndSignal;
 use crate::kick;
 use crate::launch::{Ending, Order, PartLaunch, Report};
 use crate::machine::{self, MachineError};
-use crate::memory;
+use crate::memory::replica::Coherence;
+use crate::memory::{self, SpanMemory};
 use crate::sandbox::{self, ThreadKind};
 use crate::span::host::cpuid;
 use crate::span::machine::{Channels, SpanParts, forwarded, travelling, wake_promptly};
 use crate::span::packet::Space;
 use crate::span::router::Router;
-use crate::vcpu::{Vcpu, VcpuCounters};
+use crate::vcpu::{Root, Vcpu, VcpuCounters};
 
 /// The running shard as its first thread has it.
 pub struct Part {
@@ -33,6 +34,7 @@ pub struct Part {
     end: Arc<EndSignal>,
     router: Arc<Router>,
     vcpus: VcpuThreads,
+    coherence: Option<&'static Coherence>,
     /// Kept: the guest's memory lives as long as its vCPUs.
     _memory: memory::GuestRam,
 }
@@ -52,11 +54,7 @@ pub fn start(control: &mut UnixStream, launch: PartLaunch, mut files: Files) -> 
     wake_promptly();
     let _log = log::to_file(files.take(log)?);
     let channels = Channels::take(&span, &mut files)?;
-    let memory_files = span
-        .memory
-        .iter()
-        .map(|part| files.take(part.file))
-        .collect::<Result<_, _>>()?;
+    let made_of = SpanMemory::take(&span, memory_launch.bytes, &mut files).map_err(MachineError::from)?;
     drop(files);
 
     let failed = |what| move |source| MachineError::Kvm { what, source };
@@ -64,7 +62,7 @@ pub fn start(control: &mut UnixStream, launch: PartLaunch, mut files: Files) -> 
     machine::check_kvm(&kvm, count)?;
     let layout = Layout::new(memory_launch.bytes, &[]).ok_or(MachineError::Layout)?;
     let memory =
-        memory::create_spanning(&layout, &memory_launch, &span, memory_files).map_err(MachineError::from)?;
+        memory::create_spanning(&layout, &memory_launch, &span, &made_of).map_err(MachineError::from)?;
     let vm = machine::create_shard_vm(&kvm)?;
     machine::map_memory(&vm, &memory)?;
     let cpuid = cpuid(&kvm, &span.cpuid)?;
@@ -87,11 +85,25 @@ pub fn start(control: &mut UnixStream, launch: PartLaunch, mut files: Files) -> 
             end: end.clone(),
             counters,
             local: Some(local),
+            root: None,
         });
     }
 
     // The one place where the sandbox closes: every file is open, and one thread runs.
     let closed = sandbox::close(sandbox, sandbox_missing, None)?;
+    let coherence = match made_of {
+        SpanMemory::Replica(replica) => {
+            let served = replica.start(&closed.threads, &end);
+            Some(served.map_err(MachineError::from)?)
+        }
+        SpanMemory::Files(_) => None,
+    };
+    if let Some(causal) = coherence.and_then(Coherence::causal) {
+        for (id, vcpu) in (0..count).zip(&mut vcpus) {
+            vcpu.root = Some(Root::of(&mut vcpu.fd, id, causal.clone()));
+        }
+        parts.router.follow(causal);
+    }
     let router = parts.start(&closed.threads, &end, None)?;
     let vcpus = VcpuThreads::start(&closed.threads, vcpus)?;
     orders::report(
@@ -106,6 +118,7 @@ pub fn start(control: &mut UnixStream, launch: PartLaunch, mut files: Files) -> 
         end,
         router,
         vcpus,
+        coherence,
         _memory: memory,
     })
 }
@@ -130,27 +143,37 @@ impl Part {
                 }
             }
             let ordered = files[1].any().unwrap_or(false);
-            let counters = &self.vcpus.counters;
+            let (counters, coherence) = (&self.vcpus.counters, self.coherence);
             if ordered
                 && let Some(ending) = self
                     .orders
-                    .receive(|orders, order| obey(orders, &order, counters))
+                    .receive(|orders, order| obey(orders, &order, counters, coherence))
             {
                 break ending;
             }
         };
         self.end.end(ending);
         self.router.end();
-        self.vcpus.stop();
+        // Those that wait for a page that comes no more wait for ever.
+        if self.coherence.is_none_or(Coherence::is_whole) {
+            self.vcpus.stop();
+        }
         self.end.cause().unwrap_or(Ending::Quit)
     }
 }
 
-fn obey(orders: &mut Orders, order: &Order, counters: &[Arc<VcpuCounters>]) -> Option<Ending> {
+fn obey(
+    orders: &mut Orders,
+    order: &Order,
+    counters: &[Arc<VcpuCounters>],
+    coherence: Option<&Coherence>,
+) -> Option<Ending> {
     match order {
         Order::Quit => Some(Ending::Quit),
         Order::Status => {
-            orders.answer(&Report::Status(json!({ "exits": exits(counters, true) })));
+            let coherence = coherence.map(Coherence::status);
+            let status = json!({ "exits": exits(counters, true), "coherence": coherence });
+            orders.answer(&Report::Status(status));
             None
         }
         // These are for the home.

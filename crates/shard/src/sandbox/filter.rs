@@ -155,6 +155,13 @@ pub(super) fn program(kind: ThreadKind) -> Result<BpfProgram, seccompiler::Backe
             .collect();
         rules.insert(libc::SYS_ioctl, ioctls?);
     }
+    if kind == ThreadKind::Lane {
+        let ioctls: Result<Vec<_>, _> = dsm::USERFAULT_SERVING
+            .iter()
+            .map(|&request| SeccompRule::new(vec![condition(1, SeccompCmpOp::Eq, request)?]))
+            .collect();
+        rules.insert(libc::SYS_ioctl, ioctls?);
+    }
     // Only the name of a thread may be set.
     let rename = condition(0, SeccompCmpOp::Eq, libc::PR_SET_NAME as u64)?;
     rules.insert(libc::SYS_prctl, vec![SeccompRule::new(vec![rename])?]);
@@ -210,6 +217,12 @@ fn of_kind(kind: ThreadKind) -> &'static [Syscall] {
             libc::SYS_timer_delete,
         ],
         ThreadKind::Link | ThreadKind::Pins => &[],
+        ThreadKind::Lane => &[
+            libc::SYS_recvmsg,
+            libc::SYS_sendmsg,
+            // A page is taken away.
+            libc::SYS_fallocate,
+        ],
         ThreadKind::Serial => &[
             libc::SYS_recvfrom,
             libc::SYS_sendto,

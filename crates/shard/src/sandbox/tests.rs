@@ -6,7 +6,8 @@ use nix::unistd::{ForkResult, fork};
 use super::threads::{ThreadKind, Threads};
 use super::{SandboxPolicy, capabilities, close, filter, root};
 
-const KINDS: [ThreadKind; 9] = [
+const KINDS: [ThreadKind; 10] = [
+    ThreadKind::Lane,
     ThreadKind::Control,
     ThreadKind::Vcpu,
     ThreadKind::Serial,

@@ -21,6 +21,8 @@ pub enum ThreadKind {
     SpanVcpu,
     /// Takes what another shard of the VM sends.
     Link,
+    /// Keeps a part of the memory coherent with other shards'.
+    Lane,
     /// Watches the events of the IOAPIC's pins.
     Pins,
     /// Moves the serial console's bytes.
@@ -87,11 +89,23 @@ impl Threads {
         name: &str,
         work: impl FnOnce() + Send + 'static,
     ) -> io::Result<JoinHandle<()>> {
+        self.spawn_prepared(kind, name, || (), work)
+    }
+
+    /// As [`Threads::spawn`], and does `first` before it seals itself: with the rights that are left to the process.
+    pub fn spawn_prepared(
+        &self,
+        kind: ThreadKind,
+        name: &str,
+        first: impl FnOnce() + Send + 'static,
+        work: impl FnOnce() + Send + 'static,
+    ) -> io::Result<JoinHandle<()>> {
         let threads = self.clone();
         std::thread::Builder::new()
             .name(name.to_owned())
             .stack_size(STACK_BYTES)
             .spawn(move || {
+                first();
                 if let Err(error) = threads.seal(kind) {
                     eprintln!("cannot seal the {kind:?} thread: {error}");
                     std::process::abort();

@@ -99,6 +99,7 @@ impl<B> Mail<B> {
             Packet::Arrive { traveller, .. } => self.arrival = Some(traveller),
             Packet::Startup { .. }
             | Packet::Enabled { .. }
+            | Packet::After { .. }
             | Packet::EndOfInterrupt { .. }
             | Packet::Access { .. }
             | Packet::Doorbell { .. }

@@ -116,6 +116,11 @@ pub enum Packet<B = Body> {
         /// All of it.
         traveller: Box<Traveller<B>>,
     },
+    /// What follows comes after changes of the guest's page tables.
+    After {
+        /// What is to be here first ([`dsm::Causal::after`]).
+        count: u32,
+    },
     /// A vCPU has come to the sender.
     Owner {
         /// Which.

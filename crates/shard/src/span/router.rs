@@ -5,10 +5,11 @@
 //! other in a circle.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use apic::{Delivery, Interrupt, Shorthand};
+use dsm::Causal;
 
 use super::desk::Job;
 use super::enabled::Enabled;
@@ -43,6 +44,8 @@ pub struct Router {
     /// The last move of each vCPU that was heard of.
     moves: Mutex<Vec<Option<Outcome>>>,
     moved: Condvar,
+    /// What packets come after, where the guest's page tables are merged.
+    causal: OnceLock<Arc<Causal>>,
 }
 
 impl Router {
@@ -64,7 +67,14 @@ impl Router {
             orders: AtomicU64::new(0),
             moves: Mutex::new(vec![None; shards.len()]),
             moved: Condvar::new(),
+            causal: OnceLock::new(),
         }
+    }
+
+    /// Has packets come after what the shard's processors changed in merged page tables, from now on.
+    pub fn follow(&self, causal: Arc<Causal>) {
+        // Said once.
+        let _ = self.causal.set(causal);
     }
 
     /// This shard.
@@ -99,9 +109,15 @@ impl Router {
 
     /// Sends a packet to another shard. One that does not exist gets nothing.
     pub fn send(&self, shard: u8, packet: &Packet) {
-        if let Some(Some(link)) = self.links.get(usize::from(shard)) {
-            link.send(packet);
+        let Some(Some(link)) = self.links.get(usize::from(shard)) else {
+            return;
+        };
+        if let Some(causal) = self.causal.get() {
+            // Whatever others send between the two, the channel keeps their order.
+            let count = causal.before();
+            link.send(&Packet::After { count });
         }
+        link.send(packet);
     }
 
     /// Delivers an interrupt to every vCPU that it is for; `from` sent it, if a vCPU did. Those to nobody are lost, as on a
@@ -238,6 +254,11 @@ impl Router {
     /// A packet has come from `from`. Never sends.
     pub fn heard(&self, from: u8, packet: Packet) {
         match packet {
+            Packet::After { count } => {
+                if let Some(causal) = self.causal.get() {
+                    causal.after(count);
+                }
+            }
             Packet::Interrupt { vcpu, .. }
             | Packet::Nmi { vcpu }
             | Packet::Numbered { vcpu, .. }

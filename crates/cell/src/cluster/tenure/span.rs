@@ -102,7 +102,7 @@ fn begin_in(files: &Files, name: &str, spec: &VmSpec) -> Result<Vec<(PartPlace, 
         return Err(TenureError::NothingToSpan);
     }
     let mut choices = match span {
-        SpanSpec::Cells(_) => 1,
+        SpanSpec::Cells(_) | SpanSpec::Coherent(_) => 1,
         SpanSpec::Auto => CHOICES_MAX,
     };
     loop {
@@ -137,7 +137,9 @@ fn divided(
     span: &SpanSpec,
 ) -> Result<Vec<Part>, TenureError> {
     match span {
-        SpanSpec::Cells(cells) => Ok(divide(spec.cpus, spec.memory.0, &named(files, plan, cells)?)),
+        SpanSpec::Cells(cells) | SpanSpec::Coherent(cells) => {
+            Ok(divide(spec.cpus, spec.memory.0, &named(files, plan, cells)?))
+        }
         SpanSpec::Auto => chosen(files, plan, spec),
     }
 }
@@ -235,7 +237,7 @@ fn too_large(rooms: &[Room], spec: &VmSpec) -> String {
     )
 }
 
-/// Takes all places, or none.
+/// Takes all places, or none. Each is to have a copy of all memory, if the VM's is coherent.
 fn hold(
     files: &Files,
     name: &str,
@@ -244,14 +246,15 @@ fn hold(
 ) -> Result<Vec<(PartPlace, Part)>, TenureError> {
     let site = files.site()?;
     let elsewhere = |cell| site.as_ref().is_some_and(|site| site.is_elsewhere(cell));
+    let copy_bytes = spec.is_coherent().then_some(spec.memory.0);
     let mut hosts = None;
     let mut held = Vec::with_capacity(parts.len());
     for (number, part) in parts.iter().enumerate() {
         let mut take = || {
             let (cell, vcpus) = (part.cell, part.vcpus.len() as u8);
             if !elsewhere(cell) {
-                return begin_part_in(files, name, number, cell, vcpus, part.memory_bytes)
-                    .map(PartPlace::Here);
+                let memory_bytes = copy_bytes.unwrap_or(part.memory_bytes);
+                return begin_part_in(files, name, number, cell, vcpus, memory_bytes).map(PartPlace::Here);
             }
             if hosts.is_none() {
                 hosts = site

@@ -1,0 +1,154 @@
+//! What the shards of a VM keep its memory coherent by, where each has a copy: connections between their lanes, and the right to
+//! be told of each other's faults.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+
+use serde_json::{Value, json};
+use shard::launch::{CoherenceLaunch, Fd, LaneSockets};
+
+use crate::spanning::Span;
+
+/// Lanes of a shard at most: each is a thread, beside those of the vCPUs. One alone merges page tables, and two shards do.
+const LANES_MAX: usize = 4;
+/// Pages told of as the hottest.
+const HOTTEST: usize = 20;
+/// What a lane may ask for of real-time priority: enough to come before vCPUs, and less than what hosts use themselves.
+const PRIORITY_MAX: u64 = 10;
+
+/// One boot's.
+#[derive(Debug)]
+pub struct Coherence {
+    userfaultfd: Option<OwnedFd>,
+    /// By lane, by shard, by the shard at the other end: control and bulk.
+    lanes: Vec<Vec<Vec<Option<[OwnedFd; 2]>>>>,
+    names: Vec<String>,
+}
+
+impl Coherence {
+    /// New connections between all shards.
+    ///
+    /// # Errors
+    /// When the host has no descriptors left.
+    pub fn new(span: &Span) -> io::Result<Self> {
+        let shards = span.cells().len();
+        let lanes = match shards {
+            ..=2 => 1,
+            _ => span.cpus().clamp(1, LANES_MAX),
+        };
+        let lanes = (0..lanes).map(|_| lane(shards)).collect::<io::Result<_>>()?;
+        // Where it can't be had the shard finds another way, or says what is to be done.
+        let device = File::options()
+            .read(true)
+            .write(true)
+            .open(shard::memory::replica::USERFAULT_DEVICE);
+        let name = |cell| format!("the shard in cell {cell}");
+        Ok(Self {
+            userfaultfd: device.ok().map(OwnedFd::from),
+            lanes,
+            names: span.cells().into_iter().map(name).collect(),
+        })
+    }
+
+    /// What shard `shard` is told; `add` adds a file to its message.
+    pub fn launch<'a>(&'a self, shard: usize, add: &mut impl FnMut(&'a OwnedFd) -> Fd) -> CoherenceLaunch {
+        let userfaultfd = self.userfaultfd.as_ref().map(&mut *add);
+        let mut lanes = Vec::with_capacity(self.lanes.len());
+        for lane in &self.lanes {
+            let mut row = Vec::with_capacity(lane[shard].len());
+            for sockets in &lane[shard] {
+                row.push(sockets.as_ref().map(|[control, bulk]| LaneSockets {
+                    control: add(control),
+                    bulk: add(bulk),
+                }));
+            }
+            lanes.push(row);
+        }
+        CoherenceLaunch {
+            userfaultfd,
+            lanes,
+            names: self.names.clone(),
+        }
+    }
+}
+
+/// The connections of one lane, from each shard to each.
+fn lane(shards: usize) -> io::Result<Vec<Vec<Option<[OwnedFd; 2]>>>> {
+    let mut ends: Vec<Vec<_>> = (0..shards).map(|_| (0..shards).map(|_| None).collect()).collect();
+    for high in 1..shards {
+        let (lower, higher) = ends.split_at_mut(high);
+        for (near, far) in lower.iter_mut().zip(&mut higher[0]) {
+            let ((control, far_control), (bulk, far_bulk)) = (UnixStream::pair()?, UnixStream::pair()?);
+            near[high] = Some([control.into(), bulk.into()]);
+            *far = Some([far_control.into(), far_bulk.into()]);
+        }
+    }
+    Ok(ends)
+}
+
+/// The pages that came most often to any shard, by what the shards tell of their own hottest: address, and how often in all.
+pub fn hottest(shards: &[&Value]) -> Vec<Value> {
+    let mut pages = BTreeMap::<&str, u64>::new();
+    let lists = shards.iter().filter_map(|shard| shard.get("heat")?.as_array());
+    for page in lists.flatten() {
+        let address = page.get("address").and_then(Value::as_str);
+        let times = page.get("times").and_then(Value::as_u64);
+        if let (Some(address), Some(times)) = (address, times) {
+            *pages.entry(address).or_default() += times;
+        }
+    }
+    let mut pages: Vec<_> = pages.into_iter().collect();
+    pages.sort_by_key(|(_, times)| std::cmp::Reverse(*times));
+    pages.truncate(HOTTEST);
+    let page = |(address, times)| json!({ "address": address, "times": times });
+    pages.into_iter().map(page).collect()
+}
+
+/// Lets the lanes of a shard that is starting have real-time priority, if this process may: who is left without serves faults
+/// later on a busy host, and says so.
+pub fn permit_priority(shard: i32) {
+    let limit = libc::rlimit64 {
+        rlim_cur: PRIORITY_MAX,
+        rlim_max: PRIORITY_MAX,
+    };
+    // SAFETY: reads a live limit, and changes that of a process of ours.
+    unsafe { libc::prlimit64(shard, libc::RLIMIT_RTPRIO, &limit, std::ptr::null_mut()) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_as_hot_as_all_shards_together_say() {
+        let one =
+            json!({ "heat": [{ "address": "0x1000", "times": 5 }, { "address": "0x2000", "times": 4 }] });
+        let other = json!({ "heat": [{ "address": "0x2000", "times": 3 }] });
+        let nonsense = json!({ "heat": [{ "address": 7, "times": "x" }, 8], "faults": {} });
+        let hottest = hottest(&[&one, &other, &nonsense, &Value::Null]);
+        assert_eq!(
+            Value::from(hottest),
+            json!([{ "address": "0x2000", "times": 7 }, { "address": "0x1000", "times": 5 }])
+        );
+    }
+
+    #[test]
+    fn every_two_shards_have_a_connection_of_each_kind_and_nobody_one_to_itself() {
+        let ends = lane(3).unwrap();
+        for (from, row) in ends.iter().enumerate() {
+            for (to, sockets) in row.iter().enumerate() {
+                assert_eq!(sockets.is_some(), from != to);
+            }
+        }
+        for (control_or_bulk, name) in [(0, "control"), (1, "bulk")] {
+            let [near, far] = [&ends[0][2], &ends[2][0]].map(|pair| &pair.as_ref().unwrap()[control_or_bulk]);
+            nix::unistd::write(near, name.as_bytes()).unwrap();
+            let mut came = [0; 16];
+            let count = nix::unistd::read(far, &mut came).unwrap();
+            assert_eq!(&came[..count], name.as_bytes());
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! Which pages come again and again.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// How often each page has come to this node, or the right to write it.
+#[derive(Debug)]
+pub struct Heat(Vec<AtomicU32>);
+
+impl Heat {
+    /// Of so many pages, none of which has come.
+    pub fn new(pages: u32) -> Self {
+        Self((0..pages).map(|_| AtomicU32::new(0)).collect())
+    }
+
+    /// One has come: how often by now.
+    pub fn came(&self, page: u32) -> u32 {
+        self.0[page as usize]
+            .fetch_add(1, Ordering::Relaxed)
+            .wrapping_add(1)
+    }
+
+    /// Those that came most often, at most `count`, and how often: the most frequent first.
+    pub fn hottest(&self, count: usize) -> Vec<(u32, u32)> {
+        let times = |(page, times): (u32, &AtomicU32)| (page, times.load(Ordering::Relaxed));
+        let mut pages: Vec<_> = (0..)
+            .zip(&self.0)
+            .map(times)
+            .filter(|(_, times)| *times > 0)
+            .collect();
+        pages.sort_unstable_by_key(|&(page, times)| (std::cmp::Reverse(times), page));
+        pages.truncate(count);
+        pages
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hottest_come_first_and_cold_pages_not_at_all() {
+        let heat = Heat::new(8);
+        for page in [5, 2, 5, 7, 5, 7, 0] {
+            heat.came(page);
+        }
+        assert_eq!(heat.hottest(3), [(5, 3), (7, 2), (0, 1)]);
+        assert_eq!(heat.hottest(9).len(), 4);
+    }
+}

@@ -1,0 +1,249 @@
+//! A shard's own copy of a guest's memory, kept coherent with those of the VM's other shards (`crates/dsm`).
+//!
+//! A page can be used here as far as the protocol allows; a vCPU, a device's thread or a system call that wants more waits
+//! inside the kernel until one of the shard's *lanes* has fetched it. The memory is made while the shard has one thread and
+//! its rights, and served from when its sandbox is closed: until then nobody may touch it.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use dsm::USERFAULT_DEVICE;
+use dsm::{Causal, Meter, Method, Node, Prepared, Settings, Shape, Site};
+use serde_json::{Value, json};
+use vm_memory::mmap::MmapRegionBuilder;
+use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap};
+
+use super::page_map::PageMap;
+use super::{GuestRam, MemoryError, part_ranges};
+use crate::arch::x86_64::layout::Layout;
+use crate::ending::EndSignal;
+use crate::launch::{Ending, SpanLaunch};
+use crate::process::{Files, ReceiveError};
+use crate::sandbox::{ThreadKind, Threads};
+
+/// Pages told of as the hottest.
+const HOTTEST: usize = 20;
+
+/// The memory, before it is served.
+#[derive(Debug)]
+pub struct Replica {
+    prepared: Prepared,
+    links: Vec<Vec<Option<dsm::Link>>>,
+    names: Vec<String>,
+    settings: Settings,
+    map: PageMap,
+}
+
+/// The memory, served until the process ends.
+#[derive(Debug)]
+pub struct Coherence {
+    node: Node,
+    map: PageMap,
+}
+
+impl Replica {
+    /// That of the shard that `span` is told to; none if the shards map the same memory.
+    ///
+    /// # Errors
+    /// When the monitor's message lacks files, or this host can't keep memory coherent.
+    pub fn take(
+        span: &SpanLaunch,
+        memory_bytes: u64,
+        files: &mut Files,
+    ) -> Result<Option<Self>, ReplicaError> {
+        let Some(launch) = &span.coherence else {
+            return Ok(None);
+        };
+        let device = launch.userfaultfd.map(|fd| files.take(fd)).transpose()?;
+        let mut links = Vec::with_capacity(launch.lanes.len());
+        for lane in &launch.lanes {
+            let mut row = Vec::with_capacity(lane.len());
+            for sockets in lane {
+                row.push(match sockets {
+                    Some(sockets) => {
+                        let control = OwnedFd::from(files.take(sockets.control)?);
+                        let bulk = OwnedFd::from(files.take(sockets.bulk)?);
+                        Some(dsm::Link::new(control, bulk).map_err(ReceiveError::Io)?)
+                    }
+                    None => None,
+                });
+            }
+            links.push(row);
+        }
+        let layout = Layout::new(memory_bytes, &[]).ok_or(MemoryError::Regions)?;
+        let map = PageMap::new(&layout);
+        let pages = u32::try_from(map.pages()).unwrap_or(u32::MAX);
+        let ranges = part_ranges(&layout, span.memory.iter().map(|part| part.bytes));
+        let homes: Vec<u32> = ranges
+            .iter()
+            .filter_map(|ranges| map.page_of(ranges.first()?.start))
+            .map(|page| page as u32)
+            .collect();
+        let shape = Shape {
+            nodes: span.memory.len() as u16,
+            pages,
+            lanes: links.len() as u16,
+            migratory: true,
+            method: None::<Method>,
+        };
+        let settings = Settings {
+            realtime: true,
+            processors: span.vcpus.len(),
+            ..Settings::default()
+        };
+        let site = Site {
+            device: device.as_ref().map(AsFd::as_fd),
+            name: Some(c"guest-memory"),
+            homes: &homes,
+        };
+        let prepared = Prepared::new(u16::from(span.shard), shape, &settings, site)?;
+        if !prepared.kernel_waits() {
+            return Err(ReplicaError::KernelFails);
+        }
+        Ok(Some(Self {
+            prepared,
+            links,
+            names: launch.names.clone(),
+            settings,
+            map,
+        }))
+    }
+
+    /// The memory as devices see it.
+    pub fn ram(&self, layout: &Layout) -> Result<GuestRam, MemoryError> {
+        let mut regions = Vec::with_capacity(layout.ram.len());
+        for range in &layout.ram {
+            let page = self.map.page_of(range.start).ok_or(MemoryError::Regions)?;
+            let start = self.prepared.view().wrapping_add(page as usize * dsm::PAGE_BYTES);
+            let builder = MmapRegionBuilder::new((range.end - range.start) as usize)
+                .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
+                .with_mmap_flags(libc::MAP_SHARED | libc::MAP_NORESERVE);
+            // SAFETY: a part of the region's view, which has a page for each of RAM and is never unmapped (`start`).
+            let builder = unsafe { builder.with_raw_mmap_pointer(start) };
+            let mapping = builder.build().map_err(|_| MemoryError::Regions)?;
+            let region = GuestRegionMmap::new(mapping, GuestAddress(range.start));
+            regions.push(Arc::new(region.ok_or(MemoryError::Regions)?));
+        }
+        let memory = GuestMemoryMmap::from_arc_regions(regions).map_err(|_| MemoryError::Regions)?;
+        Ok(Arc::new(memory))
+    }
+
+    /// Serves it by threads of the shard, until the process ends. `end` is told when another shard is gone.
+    ///
+    /// # Errors
+    /// When there are no threads.
+    pub fn start(self, threads: &Threads, end: &Arc<EndSignal>) -> Result<&'static Coherence, ReplicaError> {
+        let signal = end.clone();
+        let hook = move |how: &dsm::End| {
+            let detail = how.to_string();
+            signal.end(match how {
+                dsm::End::Closed => Ending::Quit,
+                // Why it is gone, it says itself or its monitor knows.
+                dsm::End::Lost { .. } | dsm::End::Told { .. } => Ending::PeerLost { detail },
+                dsm::End::Nonsense(_) | dsm::End::Kernel(_) => Ending::ShardFailed { detail },
+            });
+        };
+        let spawn = |name: String, first: dsm::Step, then: dsm::Step| {
+            threads.spawn_prepared(ThreadKind::Lane, &name, first, then)
+        };
+        let node = Node::serve(
+            self.prepared,
+            self.links,
+            self.names,
+            &self.settings,
+            Box::new(hook),
+            &spawn,
+        )?;
+        // No other thread is to have such priority.
+        let none = libc::rlimit {
+            rlim_cur: 0,
+            rlim_max: 0,
+        };
+        // SAFETY: lowers a limit of this process's; that always works, and keeps what threads have.
+        unsafe { libc::setrlimit(libc::RLIMIT_RTPRIO, &none) };
+        // Threads that wait for a page would find nothing there: it is never unmapped.
+        Ok(Box::leak(Box::new(Coherence { node, map: self.map })))
+    }
+}
+
+impl Coherence {
+    /// What messages between shards come after, where the guest's page tables are merged.
+    pub fn causal(&self) -> Option<Arc<Causal>> {
+        self.node.causal().cloned()
+    }
+
+    /// Whether pages of other shards still come.
+    pub fn is_whole(&self) -> bool {
+        self.node.end().is_none()
+    }
+
+    /// What has been counted, for people and programs.
+    pub fn status(&self) -> Value {
+        let Meter {
+            reads,
+            writes,
+            upgrades,
+            messages,
+            pages,
+            bytes,
+            landed,
+            invalidated,
+            deferred,
+            overdue,
+            sleeps,
+            merged,
+            unmerged,
+            words,
+            conflicts,
+        } = self.node.meter();
+        let stalls = |stalls: dsm::Stalls| json!({ "count": stalls.count, "seconds": Duration::from_nanos(stalls.ns).as_secs_f64() });
+        let heat: Vec<Value> = self
+            .node
+            .hottest(HOTTEST)
+            .into_iter()
+            .filter_map(|(page, times)| {
+                let address = self.map.address_of(u64::from(page))?;
+                Some(json!({ "address": format!("{address:#x}"), "times": times }))
+            })
+            .collect();
+        json!({
+            "faults": { "read": stalls(reads), "write": stalls(writes), "upgrade": stalls(upgrades) },
+            "messages": messages,
+            "pages": pages,
+            "bytes": bytes,
+            "landed": landed,
+            "invalidated": invalidated,
+            "deferred": deferred,
+            "overdue": overdue,
+            "sleeps": sleeps,
+            "tables": { "merged": merged, "unmerged": unmerged, "words": words, "conflicts": conflicts },
+            "enough_ns": self.node.enough_ns(),
+            "notes": self.node.notes(),
+            "heat": heat,
+        })
+    }
+}
+
+/// Why a shard has no coherent memory.
+#[derive(Debug, thiserror::Error)]
+pub enum ReplicaError {
+    /// The monitor's message.
+    #[error(transparent)]
+    Receive(#[from] ReceiveError),
+    /// The address map.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// This host.
+    #[error(transparent)]
+    Node(#[from] dsm::NodeError),
+    /// Only ordinary threads could wait for pages.
+    #[error(
+        "KVM can't wait for pages of other shards: this host gives userfaultfd to root only; give access to \
+         /dev/userfaultfd (Linux 6.1 has it), or set sysctl vm.unprivileged_userfaultfd=1"
+    )]
+    KernelFails,
+}
+
+#[cfg(test)]
+mod tests;

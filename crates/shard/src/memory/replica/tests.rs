@@ -1,0 +1,186 @@
+//! Shards of one process, each with its replica, their lanes sealed as in a shard. With userfaultfd refused they fail.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::thread;
+use std::time::Instant;
+
+use vm_memory::{Bytes, GuestMemoryBackend, GuestMemoryRegion};
+
+use super::*;
+use crate::launch::{CoherenceLaunch, Fd, LaneSockets, Ratio, ShardMemory, TscLaunch};
+use crate::process::{receive, send};
+
+const BYTES: u64 = 64 << 20;
+const LANES: usize = 2;
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// What the monitor would make for one shard of two, and its files.
+fn launch(shard: u8, sockets: &[[UnixStream; 2]]) -> (SpanLaunch, Vec<BorrowedFd<'_>>) {
+    let mut files: Vec<BorrowedFd<'_>> = Vec::new();
+    let mut add = |socket: &'_ UnixStream| {
+        // SAFETY: open as long as `sockets`, which outlives the list.
+        files.push(unsafe { BorrowedFd::borrow_raw(socket.as_raw_fd()) });
+        Fd(files.len() - 1)
+    };
+    let mut lanes = Vec::new();
+    for [control, bulk] in sockets {
+        let mut row = vec![None, None];
+        row[usize::from(1 - shard)] = Some(LaneSockets {
+            control: add(control),
+            bulk: add(bulk),
+        });
+        lanes.push(row);
+    }
+    let part = ShardMemory {
+        bytes: BYTES / 2,
+        file: None,
+        host_nodes: Vec::new(),
+    };
+    let span = SpanLaunch {
+        shard,
+        vcpus: vec![0, 1],
+        memory: vec![part.clone(), part],
+        coherence: Some(CoherenceLaunch {
+            userfaultfd: None,
+            lanes,
+            names: vec!["the shard in cell 0".into(), "the shard in cell 1".into()],
+        }),
+        channels: vec![None, None],
+        tsc: TscLaunch {
+            offset: 0,
+            ratio: Ratio::ONE,
+            khz: None,
+            is_relied_on: true,
+        },
+        cpuid: Vec::new(),
+    };
+    (span, files)
+}
+
+fn pairs() -> (Vec<[UnixStream; 2]>, Vec<[UnixStream; 2]>) {
+    let pair = || UnixStream::pair().expect("sockets");
+    let both = |_| {
+        let ((control, far_control), (bulk, far_bulk)) = (pair(), pair());
+        ([control, bulk], [far_control, far_bulk])
+    };
+    (0..LANES).map(both).unzip()
+}
+
+/// One shard's memory, as it is once its sandbox is closed.
+fn shard(number: u8, sockets: Vec<[UnixStream; 2]>) -> (GuestRam, &'static Coherence, Arc<EndSignal>) {
+    let (span, files) = launch(number, &sockets);
+    let (mut near, mut far) = UnixStream::pair().expect("sockets");
+    send(&mut near, &span, &files).expect("a message");
+    drop(files);
+    drop(sockets);
+    let (span, mut files) = receive::<SpanLaunch>(&mut far).expect("a message");
+    let replica = Replica::take(&span, BYTES, &mut files).expect("a replica");
+    let replica = replica.expect("coherent memory");
+    let ram = replica
+        .ram(&Layout::new(BYTES, &[]).expect("small"))
+        .expect("memory");
+    let end = Arc::new(EndSignal::new().expect("an event"));
+    let coherence = replica.start(&Threads::sealed(), &end).expect("lanes");
+    (ram, coherence, end)
+}
+
+#[test]
+fn what_one_shard_writes_the_other_reads_at_every_home() {
+    let (near, far) = pairs();
+    let (home, here, _) = shard(0, near);
+    let (part, there, _) = shard(1, far);
+    assert_eq!(home.iter().map(|region| region.len()).sum::<u64>(), BYTES);
+    // Both homes, both lanes, and words over the edge of a page.
+    let places = [
+        0,
+        4096,
+        8190,
+        BYTES / 2 - 4,
+        BYTES / 2,
+        BYTES - 8,
+        (16 << 20) + 512 * 4096,
+    ];
+    for round in 0..50_u64 {
+        for place in places.map(GuestAddress) {
+            let (writer, reader) = if round % 2 == 0 {
+                (&home, &part)
+            } else {
+                (&part, &home)
+            };
+            writer.write_obj(place.0 ^ round, place).expect("in memory");
+            assert_eq!(reader.read_obj::<u64>(place).expect("in memory"), place.0 ^ round);
+        }
+    }
+    let told = [here.status(), there.status()];
+    for status in &told {
+        assert!(status["faults"]["read"]["count"].as_u64() > Some(0), "{status:#}");
+        assert!(status["pages"].as_u64() > Some(0), "{status:#}");
+    }
+    let hottest = told[0]["heat"].as_array().expect("a list");
+    assert!(!hottest.is_empty() && hottest.len() <= HOTTEST, "{hottest:?}");
+    assert!(here.is_whole() && there.is_whole());
+}
+
+#[test]
+fn system_calls_wait_for_pages_as_threads_do() {
+    let (near, far) = pairs();
+    let (home, _, _) = shard(0, near);
+    let (part, _, _) = shard(1, far);
+    home.write_slice(&[7; 3 * 4096], GuestAddress(1 << 20))
+        .expect("in memory");
+    let (from, to) = UnixStream::pair().expect("sockets");
+    // As a device does: the kernel reads one shard's memory, and writes the other's.
+    let address = |ram: &GuestRam, at| ram.get_host_address(GuestAddress(at)).expect("in memory");
+    let (source, target) = (address(&part, 1 << 20), address(&home, 40 << 20));
+    // SAFETY: three pages of guest memory each, which nobody else uses.
+    let (sent, came) = unsafe {
+        let sent = libc::write(from.as_raw_fd(), source.cast(), 3 * 4096);
+        let came = libc::recv(to.as_raw_fd(), target.cast(), 3 * 4096, libc::MSG_WAITALL);
+        (sent, came)
+    };
+    assert_eq!((sent, came), (3 * 4096, 3 * 4096));
+    let mut bytes = [0; 3 * 4096];
+    part.read_slice(&mut bytes, GuestAddress(40 << 20))
+        .expect("in memory");
+    assert!(bytes.iter().all(|byte| *byte == 7));
+}
+
+#[test]
+fn a_shard_whose_peer_is_gone_ends_and_names_it() {
+    let (near, far) = pairs();
+    let (ram, coherence, end) = shard(0, near);
+    ram.write_obj(1_u64, GuestAddress(0)).expect("its own home");
+    // Somebody waits for a page of the other's, for ever.
+    thread::spawn(move || ram.read_obj::<u64>(GuestAddress(BYTES - 8)));
+    thread::sleep(Duration::from_millis(50));
+    drop(far);
+    let start = Instant::now();
+    while end.cause().is_none() && start.elapsed() < LIMIT {
+        thread::sleep(Duration::from_millis(5));
+    }
+    let Some(Ending::PeerLost { detail }) = end.cause() else {
+        panic!("{:?}", end.cause());
+    };
+    assert_eq!(
+        detail,
+        "the shard in cell 1 is gone (it closed its streams), and its pages with it"
+    );
+    assert!(!coherence.is_whole());
+}
+
+#[test]
+fn nonsense_of_a_peer_ends_the_vm_and_is_told() {
+    use std::io::Write;
+    let (near, mut far) = pairs();
+    let (_, _, end) = shard(0, near);
+    far[0][0].write_all(&[0x55; 16]).expect("it takes it");
+    let start = Instant::now();
+    while end.cause().is_none() && start.elapsed() < LIMIT {
+        thread::sleep(Duration::from_millis(5));
+    }
+    let Some(Ending::ShardFailed { detail }) = end.cause() else {
+        panic!("{:?}", end.cause());
+    };
+    assert!(detail.starts_with("the shard in cell 1: "), "{detail}");
+}
