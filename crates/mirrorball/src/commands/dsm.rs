@@ -58,6 +58,13 @@ pub struct HostArgs {
     name: Option<String>,
 }
 
+impl DsmCommand {
+    /// Whether nobody but its reader needs it. What goes to other nodes asks for errors instead of signals.
+    pub fn only_prints(&self) -> bool {
+        matches!(self, Self::Bench(_) | Self::Litmus(_))
+    }
+}
+
 /// Runs it.
 pub fn dsm(command: &DsmCommand) -> Result<ExitCode> {
     match command {
