@@ -31,6 +31,12 @@ pub fn shape(nodes: u16, pages: u32) -> Shape {
 #[allow(dead_code, reason = "as above")]
 /// With userfaultfd refused this fails, as it should.
 pub fn start(shape: Shape) -> Nodes {
+    start_with(shape, &Settings::default())
+}
+
+#[allow(dead_code, reason = "as above")]
+/// As [`start`].
+pub fn start_with(shape: Shape, settings: &Settings) -> Nodes {
     let count = usize::from(shape.nodes);
     let mut links: Vec<Vec<Vec<Option<Link>>>> = (0..count)
         .map(|_| {
@@ -58,7 +64,7 @@ pub fn start(shape: Shape) -> Nodes {
             let told = told.clone();
             let hook = Box::new(move |end: &End| drop(told.send((me as u16, end.clone()))));
             let names = (0..count).map(|node| format!("node {node}")).collect();
-            Node::start(me as u16, shape, links, names, &Settings::default(), hook).unwrap()
+            Node::start(me as u16, shape, links, names, settings, hook).unwrap()
         })
         .collect();
     Nodes {

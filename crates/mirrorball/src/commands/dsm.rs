@@ -47,7 +47,7 @@ pub struct HostArgs {
     /// Serve faults at ordinary priority
     #[arg(long)]
     no_realtime: bool,
-    /// Sleep at once when there is nothing to serve and nobody here waits
+    /// Sleep at once when there is nothing to serve
     #[arg(long)]
     no_poll: bool,
     /// The keys of a cluster (`mirrorball cluster keys`): everything between nodes is encrypted
