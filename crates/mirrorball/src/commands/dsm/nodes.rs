@@ -83,7 +83,7 @@ impl NodesArgs {
             } else {
                 shares(all, self.nodes)
             };
-            // A lane that polls at real-time priority keeps another node's from its CPU: a fetch took 127 us instead of 20.
+            // A lane that polls at real-time priority keeps another node's from its CPU: a fetch took 127 us instead of 25.
             let crowded = shares.len() > shares.iter().flatten().collect::<BTreeSet<_>>().len();
             host.no_realtime |= spread;
             host.no_poll |= crowded;
