@@ -42,7 +42,7 @@ pub struct Lane {
     shared: Arc<Mutex<Meter>>,
     /// How long a thread runs that has used its page for sure.
     enough_ns: Arc<AtomicU64>,
-    /// Whether to poll while nobody here waits.
+    /// Whether to poll at all: who polls at real-time priority keeps other lanes from its CPU, those that it waits for too.
     polls: bool,
     /// While a thread waits here, and while none does.
     asked: PollTime,
@@ -125,7 +125,7 @@ impl Lane {
             let now = now_ns();
             let since = *idle_since.get_or_insert(now);
             let waits = self.hands.anybody_waits();
-            let may_poll = waits || (self.polls && !self.hands.woke);
+            let may_poll = self.polls && (waits || !self.hands.woke);
             if may_poll && now - since < self.patience().poll_ns() {
                 std::hint::spin_loop();
                 continue;

@@ -40,7 +40,7 @@ pub struct Settings {
     pub realtime: bool,
     /// How long a thread runs that has used its page for sure, nanoseconds; found by trying if it is not said.
     pub enough_ns: Option<u64>,
-    /// Poll a while also when nobody here waits.
+    /// Poll a while before sleeping; not on a CPU that other nodes' lanes use too.
     pub polls: bool,
     /// Processors of a guest whose page tables are merged, which a memory of two nodes and one lane can do; none if 0.
     pub processors: usize,
@@ -203,6 +203,8 @@ impl Node {
             node.notes.push(note.into());
         }
         let names = Arc::new(names);
+        // Two of this node on one CPU would wait for each other as those of two nodes do.
+        let share_a_cpu = !settings.cpus.is_empty() && settings.cpus.len() < usize::from(lanes);
         let mut refused = None;
         for (number, links) in links.into_iter().enumerate() {
             let layout = Layout {
@@ -227,7 +229,7 @@ impl Node {
                 node.ending.clone(),
                 meter.clone(),
                 node.enough_ns.clone(),
-                settings.polls,
+                settings.polls && !share_a_cpu,
             );
             node.meters.push(meter);
             let cpu = (!settings.cpus.is_empty()).then(|| settings.cpus[number % settings.cpus.len()]);

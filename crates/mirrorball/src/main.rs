@@ -184,6 +184,7 @@ impl Command {
                 | Self::Probe
         ) || matches!(self, Self::Image(command) if command.only_prints())
             || matches!(self, Self::Disk(command) if command.only_prints())
+            || matches!(self, Self::Dsm(command) if command.only_prints())
     }
 }
 
@@ -303,5 +304,31 @@ fn probe() -> ExitCode {
     match verdict {
         shard::probe::Verdict::Usable => ExitCode::SUCCESS,
         _ => ExitCode::from(exit::FAILED),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_commands_that_print_end_with_their_reader() {
+        let only_prints = |line: &str| {
+            let words = std::iter::once("mirrorball").chain(line.split(' '));
+            Cli::try_parse_from(words).unwrap().command.only_prints()
+        };
+        for line in [
+            "ps",
+            "disk ls",
+            "image ls",
+            "dsm bench",
+            "dsm litmus --seconds 60",
+        ] {
+            assert!(only_prints(line), "{line} fails to print into `head`");
+        }
+        // Others would go when nobody reads them any more.
+        for line in ["dsm serve", "cluster up", "disk rm old"] {
+            assert!(!only_prints(line), "{line}");
+        }
     }
 }

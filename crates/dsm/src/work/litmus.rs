@@ -4,14 +4,18 @@
 //! one test in each, at about the same time; at the end of a batch thread 0 looks at what all have read. Places of a batch lie
 //! in the same few pages, so that most accesses are plain ones and some are faults, at any point of a test.
 //!
+//! One more thread of each node, the *stirrer*, takes these pages at random moments, for reading or for writing, and changes nothing
+//! there. Without it pages move only where the test's own accesses make them, and never while a thread of the same node uses
+//! them: what a driver does in the wrong order would not show.
+//!
 //! No place is ever cleared: each test in it writes numbers larger than those before, and what is not larger is old.
 
 mod program;
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -27,6 +31,8 @@ use program::{Place, Seen};
 const PLACES: usize = PAGE_WORDS / 2;
 /// What a test writes is larger than this number's multiple, and less than the next.
 const STEP: u64 = 4;
+/// A stirrer sleeps less than this between pages, microseconds.
+const STIR_US: u64 = 40;
 /// Threads at most.
 const THREADS_MAX: u32 = 4;
 
@@ -109,18 +115,21 @@ pub(super) fn run(node: &Node, run: &Run) -> Answer {
     let mine: Vec<u32> = (0..run.test.threads())
         .filter(|thread| thread % u32::from(run.nodes.max(1)) == u32::from(node.me()))
         .collect();
+    let is_over = AtomicBool::new(false);
     let tallies: Vec<Tally> = std::thread::scope(|scope| {
         let threads: Vec<_> = mine
             .iter()
             .map(|&thread| scope.spawn(move || part(node, run, thread)))
             .collect();
-        threads
+        scope.spawn(|| stir(node, run, &is_over));
+        let tallies: Vec<_> = threads
             .into_iter()
-            .map(|thread| {
-                thread
-                    .join()
-                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-            })
+            .map(std::thread::ScopedJoinHandle::join)
+            .collect();
+        is_over.store(true, Relaxed);
+        tallies
+            .into_iter()
+            .map(|tally| tally.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
             .collect()
     });
     // Thread 0 has judged for all.
@@ -154,8 +163,10 @@ fn part(node: &Node, run: &Run, thread: u32) -> Tally {
         }
         // Not all at exactly the same time, so that every order is met.
         delay(random.u32(0..2000));
+        // Fast, all is over before a page may go; slowly, pages go at any access.
+        let is_slow = random.u8(..4) == 0;
         for (index, seen) in seen.iter_mut().enumerate() {
-            if random.u8(..) < 32 {
+            if is_slow || random.u8(..) < 32 {
                 delay(random.u32(0..100));
             }
             *seen = run.test.step(thread, &ground.place(tally.batches, index));
@@ -178,6 +189,23 @@ fn part(node: &Node, run: &Run, thread: u32) -> Tally {
     }
     barrier.wait();
     tally
+}
+
+/// Takes pages of the variables until the run is over.
+fn stir(node: &Node, run: &Run, is_over: &AtomicBool) {
+    let words = Words::of(node);
+    let mut random = fastrand::Rng::with_seed(run.batch << 8 | u64::from(node.me()));
+    while !is_over.load(Relaxed) {
+        let page = [run.first, run.first + 1, run.first + 2, run.second][random.usize(..4)];
+        let word = &words.pages(page..page + 1)[random.usize(..PAGE_WORDS)];
+        if random.u8(..4) == 0 {
+            // For writing, and of the same value.
+            word.fetch_add(0, SeqCst);
+        } else {
+            word.load(SeqCst);
+        }
+        std::thread::sleep(Duration::from_micros(random.u64(..STIR_US)));
+    }
 }
 
 fn judge(ground: &Ground, tally: &mut Tally) {

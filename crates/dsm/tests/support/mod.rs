@@ -35,6 +35,7 @@ pub fn start(shape: Shape) -> Nodes {
 }
 
 /// As [`start`], with other settings.
+#[allow(dead_code, reason = "as above")]
 pub fn start_with(shape: Shape, settings: &Settings) -> Nodes {
     let count = usize::from(shape.nodes);
     let mut links: Vec<Vec<Vec<Option<Link>>>> = (0..count)

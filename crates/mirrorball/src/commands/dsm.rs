@@ -47,7 +47,7 @@ pub struct HostArgs {
     /// Serve faults at ordinary priority
     #[arg(long)]
     no_realtime: bool,
-    /// Sleep at once when there is nothing to serve and nobody here waits
+    /// Sleep at once when there is nothing to serve
     #[arg(long)]
     no_poll: bool,
     /// The keys of a cluster (`mirrorball cluster keys`): everything between nodes is encrypted
@@ -56,6 +56,13 @@ pub struct HostArgs {
     /// This host's name on its key
     #[arg(long, requires = "keys")]
     name: Option<String>,
+}
+
+impl DsmCommand {
+    /// Whether nobody but its reader needs it. What goes to other nodes asks for errors instead of signals.
+    pub fn only_prints(&self) -> bool {
+        matches!(self, Self::Bench(_) | Self::Litmus(_))
+    }
 }
 
 /// Runs it.

@@ -1,5 +1,6 @@
 //! `mirrorball dsm bench`: what a remote page costs, beside what it is made of, all in one run.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
@@ -37,6 +38,9 @@ pub struct BenchArgs {
     /// As JSON
     #[arg(long)]
     json: bool,
+    /// As JSON into this file too
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
 }
 
 /// Everything measured.
@@ -60,8 +64,15 @@ struct Figures {
     fetch_ratio: f64,
     /// By the bare fault that is answered as the node answers it.
     fetch_ratio_same_way: f64,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    kernels: Vec<KernelFigures>,
+}
+
+/// Programs on one node and on all.
+#[derive(Debug, Serialize)]
+struct Programs {
+    nodes: u16,
+    method: String,
+    rounds: u32,
+    programs: Vec<KernelFigures>,
 }
 
 /// One kind of fault.
@@ -107,17 +118,27 @@ const STEPS: [(u16, bool, Option<Kind>); 7] = [
 
 /// Times everything.
 pub fn bench(args: &BenchArgs) -> Result<ExitCode> {
-    let mut figures = Figures {
-        rounds: args.rounds,
-        ..Figures::default()
-    };
     let pages = if args.kernels { kernels::pages() } else { 4 * PAGES };
     let nodes = args.nodes.start(pages)?;
-    figures.nodes = nodes.count;
-    figures.method = format!("{:?}", nodes.session.node().method()).to_lowercase();
+    let count = nodes.count;
+    let method = format!("{:?}", nodes.session.node().method()).to_lowercase();
     if args.kernels {
-        figures.kernels = kernels::run(&nodes, args.rounds)?;
+        let (programs, rounds) = (kernels::run(&nodes, args.rounds)?, kernels::runs(args.rounds));
+        nodes.part()?;
+        let programs = Programs {
+            nodes: count,
+            method,
+            rounds,
+            programs,
+        };
+        args.say(&programs, || kernels::print(&programs.programs))?;
     } else {
+        let mut figures = Figures {
+            nodes: count,
+            method,
+            rounds: args.rounds,
+            ..Figures::default()
+        };
         // Node 1's pages are the second part.
         let first = (0..4 * PAGES)
             .find(|page| nodes.session.node().home(*page) == 1)
@@ -126,16 +147,31 @@ pub fn bench(args: &BenchArgs) -> Result<ExitCode> {
         figures.faults(&nodes, args.rounds, first)?;
         figures.throughput(&nodes, args.rounds, first)?;
         figures.fights(&nodes, first)?;
-    }
-    nodes.part()?;
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&figures).into_diagnostic()?);
-    } else if args.kernels {
-        kernels::print(&figures.kernels);
-    } else {
-        figures.print();
+        nodes.part()?;
+        args.say(&figures, || figures.print())?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+impl BenchArgs {
+    /// Prints figures, and writes them, as was asked.
+    fn say(&self, figures: &impl Serialize, print: impl FnOnce()) -> Result<()> {
+        let text = serde_json::to_string_pretty(figures).into_diagnostic()?;
+        if let Some(file) = &self.out {
+            std::fs::write(file, format!("{text}\n")).map_err(|error| {
+                miette!(
+                    "--out {}: {error}; name a file that can be written",
+                    file.display()
+                )
+            })?;
+        }
+        if self.json {
+            println!("{text}");
+        } else {
+            print();
+        }
+        Ok(())
+    }
 }
 
 impl Figures {

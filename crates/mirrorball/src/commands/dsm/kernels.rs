@@ -31,10 +31,15 @@ pub fn pages() -> u32 {
     2 * RUNS_MAX * runs
 }
 
+/// How often each is run when that many rounds are asked for.
+pub fn runs(rounds: u32) -> u32 {
+    rounds.min(RUNS_MAX)
+}
+
 /// Runs all of them; an error if a result is not that of one node.
 pub fn run(nodes: &Nodes, rounds: u32) -> Result<Vec<KernelFigures>> {
     let mut first = 0;
-    let runs = rounds.min(RUNS_MAX);
+    let runs = runs(rounds);
     let mut figures = Vec::new();
     for kernel in Kernel::ALL {
         let mut one = |count: u16| -> Result<(f64, u64)> {

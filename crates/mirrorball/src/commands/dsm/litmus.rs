@@ -1,8 +1,10 @@
 //! `mirrorball dsm litmus`: memory order between threads of different nodes.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Args;
+use dsm::Meter;
 use dsm::work::litmus::{PAGES, Run, Tally, Test};
 use dsm::work::{Answer, Job};
 use miette::{IntoDiagnostic, Result, bail, miette};
@@ -31,17 +33,22 @@ struct Row {
     tally: Tally,
 }
 
+/// Turns with each placing, so that every test meets different moments of the host.
+const TURNS: u64 = 2;
+/// A memory that lost a write may leave threads waiting for one another for ever: so much longer than it should take, all ends.
+const GRACE: Duration = Duration::from_secs(60);
+
 /// Runs all tests in turn, several times; fails if one shows what is forbidden.
 pub fn litmus(args: &LitmusArgs) -> Result<ExitCode> {
-    /// Turns, so that every test meets different moments of the host.
-    const TURNS: u64 = 4;
-    let nodes = args.nodes.start(4 * PAGES * u32::from(dsm::LANES_MAX))?;
-    let node = nodes.session.node();
-    let pages = node.bytes() as u32 / dsm::PAGE_BYTES as u32;
-    // The first page of the last node's, so that the variables have different managers.
-    let second = (0..pages)
-        .find(|page| node.home(*page) == nodes.count - 1)
-        .ok_or_else(|| miette!("the last node manages no page"))?;
+    let limit = Duration::from_secs(args.seconds) + GRACE;
+    std::thread::spawn(move || {
+        std::thread::sleep(limit);
+        eprintln!(
+            "mirrorball: the memory's order was broken: after {} s threads still wait for one another",
+            limit.as_secs()
+        );
+        std::process::exit(i32::from(exit::FAILED));
+    });
     let mut rows: Vec<Row> = Test::ALL
         .iter()
         .map(|test| Row {
@@ -49,10 +56,29 @@ pub fn litmus(args: &LitmusArgs) -> Result<ExitCode> {
             tally: Tally::default(),
         })
         .collect();
+    let mut sent = Meter::default();
+    for &spread in args.nodes.placings() {
+        sent += turns(args, spread, &mut rows)?;
+    }
+    say(args, &rows, sent)
+}
+
+/// Adds what a memory with that placing shows; what was counted.
+fn turns(args: &LitmusArgs, spread: bool, rows: &mut [Row]) -> Result<Meter> {
+    let nodes = args
+        .nodes
+        .start_placed(4 * PAGES * u32::from(dsm::LANES_MAX), spread)?;
+    let node = nodes.session.node();
+    let pages = node.bytes() as u32 / dsm::PAGE_BYTES as u32;
+    // The first page of the last node's, so that the variables have different managers.
+    let second = (0..pages)
+        .find(|page| node.home(*page) == nodes.count - 1)
+        .ok_or_else(|| miette!("the last node manages no page"))?;
     let mut batch = 1;
-    let millis = (args.seconds * 1000 / (TURNS * Test::ALL.len() as u64)).max(1);
+    let runs = args.nodes.placings().len() as u64 * TURNS * Test::ALL.len() as u64;
+    let millis = (args.seconds * 1000 / runs).max(1);
     for _ in 0..TURNS {
-        for (test, row) in Test::ALL.iter().zip(&mut rows) {
+        for (test, row) in Test::ALL.iter().zip(rows.iter_mut()) {
             let run = Run {
                 test: *test,
                 millis,
@@ -75,11 +101,15 @@ pub fn litmus(args: &LitmusArgs) -> Result<ExitCode> {
     }
     let sent = nodes.session.meter().map_err(|error| miette!("{error}"))?;
     nodes.part()?;
+    Ok(sent)
+}
+
+fn say(args: &LitmusArgs, rows: &[Row], sent: Meter) -> Result<ExitCode> {
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&rows).into_diagnostic()?);
+        println!("{}", serde_json::to_string_pretty(rows).into_diagnostic()?);
     } else {
         println!("test                     times   only x86 allows   forbidden");
-        for Row { test, tally } in &rows {
+        for Row { test, tally } in rows {
             let times = tally.ordinary + tally.relaxed + tally.forbidden;
             println!("{test:18} {times:11} {:17} {:11}", tally.relaxed, tally.forbidden);
         }

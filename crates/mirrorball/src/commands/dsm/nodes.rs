@@ -57,17 +57,35 @@ pub struct Nodes {
 impl NodesArgs {
     /// Starts or calls the others, with a memory of so many pages.
     pub fn start(&self, pages: u32) -> Result<Nodes> {
+        self.start_placed(pages, false)
+    }
+
+    /// The ways in which nodes can be placed here, as [`NodesArgs::start_placed`] takes them.
+    pub fn placings(&self) -> &'static [bool] {
+        // Others' hosts are as they are.
+        if self.peers.is_empty() {
+            &[false, true]
+        } else {
+            &[false]
+        }
+    }
+
+    /// As [`NodesArgs::start`]; with `spread` every node on this host uses all CPUs, at ordinary priority. A lane and the threads
+    /// that it serves then run at the same time, which they do not on a CPU that is theirs alone.
+    pub fn start_placed(&self, pages: u32, spread: bool) -> Result<Nodes> {
         let usable = cpus()?;
         let mut host = self.host.clone();
         let mut children = Vec::new();
         let peers = if self.peers.is_empty() {
-            let shares = shares(
-                if host.cpus.is_empty() { &usable } else { &host.cpus },
-                self.nodes,
-            );
-            // A lane that polls at real-time priority keeps another node's from its CPU: everything would go on, a thousand times slower.
+            let all = if host.cpus.is_empty() { &usable } else { &host.cpus };
+            let shares = if spread {
+                vec![all.clone(); usize::from(self.nodes)]
+            } else {
+                shares(all, self.nodes)
+            };
+            // A lane that polls at real-time priority keeps another node's from its CPU: a fetch took 127 us instead of 25.
             let crowded = shares.len() > shares.iter().flatten().collect::<BTreeSet<_>>().len();
-            host.no_realtime |= crowded;
+            host.no_realtime |= spread;
             host.no_poll |= crowded;
             let mut peers = Vec::new();
             for share in &shares[1..] {
