@@ -9,7 +9,7 @@ cd "$here"
 log() { echo "test: $(date +%T) $*"; }
 
 # Programs that test what others test too, at greater length or in more ways.
-rest=(coherent isolation wide deaths underway shards topology debian composition cycles hosts auto mem overlays pci pmem)
+rest=(isolation wide deaths underway shards topology debian composition cycles hosts auto mem overlays pci pmem)
 
 if [[ -z $part ]]; then
     log "unit tests and lab tests (12 minutes on 2 CPUs, half of it compiling)"
