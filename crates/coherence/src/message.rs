@@ -84,6 +84,14 @@ impl Message {
         }
     }
 
+    /// Whether processors of the receiver may learn by it what those of the sender did.
+    pub fn is_causal(&self) -> bool {
+        matches!(
+            self.body,
+            Body::Copy { .. } | Body::Ownership { .. } | Body::Acknowledge
+        )
+    }
+
     /// As bytes.
     pub fn encode(&self) -> [u8; MESSAGE_BYTES] {
         let mut out = [0; MESSAGE_BYTES];

@@ -326,15 +326,11 @@ impl Effects for Hands {
         let bytes = message
             .carries_page()
             .then(|| self.region.bytes(page).cast_const());
-        let is_causal = matches!(
-            message.body,
-            Body::Copy { .. } | Body::Ownership { .. } | Body::Acknowledge
-        );
         let with_answers = matches!(
             message.body,
             Body::Ask { .. } | Body::Copy { .. } | Body::Ownership { .. }
         );
-        match self.merging.take_if(|_| is_causal) {
+        match self.merging.take_if(|_| message.is_causal()) {
             Some(mut merging) => {
                 merging.send(self, node, frame, bytes);
                 self.merging = Some(merging);

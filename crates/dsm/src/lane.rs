@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use coherence::{Access, Body, Engine, Faulted, Message, NodeId, Page};
+use coherence::{Access, Body, Engine, Faulted, Message, NodeId, Page, Right};
 use urpc::poll::PollTime;
 
 use crate::clock::now_ns;
@@ -168,7 +168,11 @@ impl Lane {
             let access = if fault.write { Access::Write } else { Access::Read };
             self.hands.waits(page, access, fault);
             match self.hands.merging.as_ref() {
-                Some(merging) if merging.merger.is_merged(Page(page)) => {
+                // One that is leaving is closed already.
+                Some(merging)
+                    if merging.merger.is_merged(Page(page))
+                        && self.hands.region.mapped(page) != Right::None =>
+                {
                     self.hands.again(page);
                     self.check()?;
                     continue;
@@ -233,10 +237,9 @@ impl Lane {
 
     fn message(&mut self, node: usize, frame: &Frame) -> Result<(), End> {
         if frame[KIND_AT] == KIND_END {
-            let lost = u32::from_le_bytes([frame[0], frame[1], frame[2], frame[3]]);
             return Err(End::Told {
                 by: self.hands.name(node),
-                lost: self.hands.name(lost as usize),
+                lost: self.hands.name(page_of(frame) as usize),
             });
         }
         let Some(frame) = self.in_order(node, frame)? else {
@@ -276,8 +279,10 @@ impl Lane {
         };
         let heard = (frame[KIND_AT] == KIND_PIECE).then(|| merging.hear(&mut self.hands, node, frame));
         let (number, message) = unnumbered(frame);
-        let is_ready = heard.is_none() && merging.is_ready(node, number);
+        let is_ready = heard.is_none() && number.is_none_or(|number| merging.is_ready(node, number));
         if heard.is_none() && !is_ready {
+            // Its bytes, if it has some, are in their place.
+            self.hands.lands_no_more(page_of(frame));
             merging.early.push_back((node, *frame));
         }
         let late = match &heard {

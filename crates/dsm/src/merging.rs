@@ -12,7 +12,7 @@ use coherence::merged::{
     Accessed, Batch, CHANGE_BYTES, Change, Hooks, Level, Merger, Merges, SAYING_BYTES, Saying, Stamp, Ticket,
     Words,
 };
-use coherence::{Layout, NodeId, Page, Right};
+use coherence::{Layout, Message, NodeId, Page, Right};
 
 use crate::PAGE_BYTES;
 use crate::causal::{Causal, has_come};
@@ -259,16 +259,17 @@ impl Merging {
     }
 }
 
-/// The number of the last batch in a message of the engine, and the message without it.
-pub fn unnumbered(frame: &Frame) -> (u32, Frame) {
-    let mut message = *frame;
-    let number = u32::from_le_bytes([frame[12], frame[13], frame[14], frame[15]]);
-    // Only these come after batches: Copy, Ownership, Acknowledge.
-    if matches!(frame[KIND_AT], 3 | 4 | 6) {
-        message[NUMBER_AT..].fill(0);
-        return (number, message);
+/// The number of the last batch, in a message of the engine that comes after batches, and the message without it.
+pub fn unnumbered(frame: &Frame) -> (Option<u32>, Frame) {
+    let mut without = *frame;
+    without[NUMBER_AT..].fill(0);
+    match Message::decode(&without) {
+        Ok(message) if message.is_causal() => {
+            let number = u32::from_le_bytes([frame[12], frame[13], frame[14], frame[15]]);
+            (Some(number), without)
+        }
+        _ => (None, *frame),
     }
-    (0, message)
 }
 
 /// In pieces.
@@ -377,23 +378,4 @@ impl Hooks for Hands {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_said_comes_whole_out_of_its_pieces() {
-        for length in [0, 1, 10, 11, 15, 200] {
-            let said: Vec<u8> = (0..length).collect();
-            let frames = pieces(SAYING, &[&said]);
-            assert!(frames.len().is_multiple_of(FRAME_BYTES));
-            let mut whole = Vec::new();
-            for frame in frames.as_chunks::<FRAME_BYTES>().0 {
-                assert_eq!(frame[KIND_AT], KIND_PIECE);
-                whole.extend_from_slice(&frame[..KIND_AT]);
-                whole.extend_from_slice(&frame[KIND_AT + 1..]);
-            }
-            assert_eq!(whole[..4], (said.len() as u32 + 1).to_le_bytes());
-            assert_eq!(whole[5..][..said.len()], said[..]);
-        }
-    }
-}
+mod tests;
