@@ -23,8 +23,8 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use crate::PAGE_BYTES;
 use crate::userfault::{Told, Userfault, UserfaultError};
 
-/// The most pages, 16 GiB.
-pub const PAGES_MAX: u32 = 1 << 22;
+/// The most pages, 32 GiB: a guest's 16 with the holes between them.
+pub const PAGES_MAX: u32 = 1 << 23;
 /// Pages in a row that are the same lane's, at most: one kernel mapping is needed for each such row.
 const ROW_PAGES_MAX: u32 = 512;
 

@@ -2,7 +2,6 @@
 //!
 //! [`create`] checks the request against what the host has and says in words what is missing.
 
-pub mod page_map;
 mod placement;
 pub mod replica;
 mod spanning;

@@ -9,12 +9,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use dsm::USERFAULT_DEVICE;
-use dsm::{Causal, Meter, Method, Node, Prepared, Settings, Shape, Site};
+use dsm::{Causal, Meter, Node, Prepared, Settings, Shape, Site};
 use serde_json::{Value, json};
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 
-use super::page_map::PageMap;
 use super::{GuestRam, MemoryError, part_ranges};
 use crate::arch::x86_64::layout::Layout;
 use crate::ending::EndSignal;
@@ -32,14 +31,12 @@ pub struct Replica {
     links: Vec<Vec<Option<dsm::Link>>>,
     names: Vec<String>,
     settings: Settings,
-    map: PageMap,
 }
 
 /// The memory, served until the process ends.
 #[derive(Debug)]
 pub struct Coherence {
     node: Node,
-    map: PageMap,
 }
 
 impl Replica {
@@ -72,21 +69,22 @@ impl Replica {
             links.push(row);
         }
         let layout = Layout::new(memory_bytes, &[]).ok_or(MemoryError::Regions)?;
-        let map = PageMap::new(&layout);
-        let pages = u32::try_from(map.pages()).unwrap_or(u32::MAX);
+        // Numbered as the guest numbers them, which the treatment of its page tables relies on: those of holes are never used.
+        let end = layout.ram.last().map_or(0, |range| page_of(range.end));
+        let pages = u32::try_from(end).unwrap_or(u32::MAX);
         let ranges = part_ranges(&layout, span.memory.iter().map(|part| part.bytes));
         let homes: Vec<u32> = ranges
             .iter()
-            .filter_map(|ranges| map.page_of(ranges.first()?.start))
-            .map(|page| page as u32)
+            .filter_map(|ranges| u32::try_from(page_of(ranges.first()?.start)).ok())
             .collect();
         let shape = Shape {
             nodes: span.memory.len() as u16,
             pages,
             lanes: links.len() as u16,
             migratory: true,
-            method: None::<Method>,
+            method: None,
         };
+        // No polling: the CPUs are the vCPUs'.
         let settings = Settings {
             realtime: true,
             processors: span.vcpus.len(),
@@ -106,7 +104,6 @@ impl Replica {
             links,
             names: launch.names.clone(),
             settings,
-            map,
         }))
     }
 
@@ -114,12 +111,11 @@ impl Replica {
     pub fn ram(&self, layout: &Layout) -> Result<GuestRam, MemoryError> {
         let mut regions = Vec::with_capacity(layout.ram.len());
         for range in &layout.ram {
-            let page = self.map.page_of(range.start).ok_or(MemoryError::Regions)?;
-            let start = self.prepared.view().wrapping_add(page as usize * dsm::PAGE_BYTES);
+            let start = self.prepared.view().wrapping_add(range.start as usize);
             let builder = MmapRegionBuilder::new((range.end - range.start) as usize)
                 .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
                 .with_mmap_flags(libc::MAP_SHARED | libc::MAP_NORESERVE);
-            // SAFETY: a part of the region's view, which has a page for each of RAM and is never unmapped (`start`).
+            // SAFETY: a part of the region's view, which goes to the end of RAM and is never unmapped (`start`).
             let builder = unsafe { builder.with_raw_mmap_pointer(start) };
             let mapping = builder.build().map_err(|_| MemoryError::Regions)?;
             let region = GuestRegionMmap::new(mapping, GuestAddress(range.start));
@@ -163,7 +159,7 @@ impl Replica {
         // SAFETY: lowers a limit of this process's; that always works, and keeps what threads have.
         unsafe { libc::setrlimit(libc::RLIMIT_RTPRIO, &none) };
         // Threads that wait for a page would find nothing there: it is never unmapped.
-        Ok(Box::leak(Box::new(Coherence { node, map: self.map })))
+        Ok(Box::leak(Box::new(Coherence { node })))
     }
 }
 
@@ -202,9 +198,9 @@ impl Coherence {
             .node
             .hottest(HOTTEST)
             .into_iter()
-            .filter_map(|(page, times)| {
-                let address = self.map.address_of(u64::from(page))?;
-                Some(json!({ "address": format!("{address:#x}"), "times": times }))
+            .map(|(page, times)| {
+                let address = u64::from(page) * dsm::PAGE_BYTES as u64;
+                json!({ "address": format!("{address:#x}"), "times": times })
             })
             .collect();
         json!({
@@ -223,6 +219,11 @@ impl Coherence {
             "heat": heat,
         })
     }
+}
+
+/// The page of an address, as the guest numbers its pages.
+fn page_of(address: u64) -> u64 {
+    address / dsm::PAGE_BYTES as u64
 }
 
 /// Why a shard has no coherent memory.

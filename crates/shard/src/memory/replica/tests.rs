@@ -12,11 +12,13 @@ use crate::launch::{CoherenceLaunch, Fd, LaneSockets, Ratio, ShardMemory, TscLau
 use crate::process::{receive, send};
 
 const BYTES: u64 = 64 << 20;
+/// With a hole below 4 GiB.
+const MUCH: u64 = (3 << 30) + (64 << 20);
 const LANES: usize = 2;
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// What the monitor would make for one shard of two, and its files.
-fn launch(shard: u8, sockets: &[[UnixStream; 2]]) -> (SpanLaunch, Vec<BorrowedFd<'_>>) {
+fn launch(shard: u8, bytes: u64, sockets: &[[UnixStream; 2]]) -> (SpanLaunch, Vec<BorrowedFd<'_>>) {
     let mut files: Vec<BorrowedFd<'_>> = Vec::new();
     let mut add = |socket: &'_ UnixStream| {
         // SAFETY: open as long as `sockets`, which outlives the list.
@@ -33,7 +35,7 @@ fn launch(shard: u8, sockets: &[[UnixStream; 2]]) -> (SpanLaunch, Vec<BorrowedFd
         lanes.push(row);
     }
     let part = ShardMemory {
-        bytes: BYTES / 2,
+        bytes: bytes / 2,
         file: None,
         host_nodes: Vec::new(),
     };
@@ -69,16 +71,24 @@ fn pairs() -> (Vec<[UnixStream; 2]>, Vec<[UnixStream; 2]>) {
 
 /// One shard's memory, as it is once its sandbox is closed.
 fn shard(number: u8, sockets: Vec<[UnixStream; 2]>) -> (GuestRam, &'static Coherence, Arc<EndSignal>) {
-    let (span, files) = launch(number, &sockets);
+    shard_of(BYTES, number, sockets)
+}
+
+fn shard_of(
+    bytes: u64,
+    number: u8,
+    sockets: Vec<[UnixStream; 2]>,
+) -> (GuestRam, &'static Coherence, Arc<EndSignal>) {
+    let (span, files) = launch(number, bytes, &sockets);
     let (mut near, mut far) = UnixStream::pair().expect("sockets");
     send(&mut near, &span, &files).expect("a message");
     drop(files);
     drop(sockets);
     let (span, mut files) = receive::<SpanLaunch>(&mut far).expect("a message");
-    let replica = Replica::take(&span, BYTES, &mut files).expect("a replica");
+    let replica = Replica::take(&span, bytes, &mut files).expect("a replica");
     let replica = replica.expect("coherent memory");
     let ram = replica
-        .ram(&Layout::new(BYTES, &[]).expect("small"))
+        .ram(&Layout::new(bytes, &[]).expect("a layout"))
         .expect("memory");
     let end = Arc::new(EndSignal::new().expect("an event"));
     let coherence = replica.start(&Threads::sealed(), &end).expect("lanes");
@@ -120,6 +130,23 @@ fn what_one_shard_writes_the_other_reads_at_every_home() {
     let hottest = told[0]["heat"].as_array().expect("a list");
     assert!(!hottest.is_empty() && hottest.len() <= HOTTEST, "{hottest:?}");
     assert!(here.is_whole() && there.is_whole());
+}
+
+#[test]
+fn pages_above_the_hole_have_the_numbers_that_the_guest_gives_them() {
+    let (near, far) = pairs();
+    let (home, here, _) = shard_of(MUCH, 0, near);
+    let (part, ..) = shard_of(MUCH, 1, far);
+    let layout = Layout::new(MUCH, &[]).expect("a layout");
+    let [below, above] = &layout.ram[..] else {
+        panic!("no hole: {:?}", layout.ram);
+    };
+    for place in [below.end - 8, above.start, above.end - 8].map(GuestAddress) {
+        part.write_obj(place.0, place).expect("in memory");
+        assert_eq!(home.read_obj::<u64>(place).expect("in memory"), place.0);
+    }
+    let heat = here.status()["heat"].to_string();
+    assert!(heat.contains(&format!("{:#x}", above.start)), "{heat}");
 }
 
 #[test]
