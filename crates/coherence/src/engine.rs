@@ -169,6 +169,22 @@ impl Engine {
         Faulted::Waits
     }
 
+    /// Takes a page for writing that nobody has ever asked for and this node manages, without a fault, and does not hold it: as if
+    /// a processor had written it and used it at once. Whether it could; then the driver maps it, all zeroes.
+    ///
+    /// # Panics
+    /// If the page is not of this stripe.
+    pub fn claim(&mut self, page: Page) -> bool {
+        let place = self.own_place(page);
+        let state = &mut self.states[place];
+        let is_unused = *state == State::new(true);
+        if is_unused {
+            state.right = Right::Write;
+            state.is_fresh = false;
+        }
+        is_unused
+    }
+
     /// A message has come.
     ///
     /// # Errors

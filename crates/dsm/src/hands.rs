@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 use coherence::{Access, Body, Contents, Effects, Message, NodeId, Page, Right};
@@ -46,6 +47,8 @@ pub struct Hands {
     pub failed: Option<End>,
     /// A thread of this node was woken, which may need this CPU.
     pub woke: bool,
+    /// The last page that was granted had never been used.
+    pub was_fresh: bool,
     pub holds: Vec<Hold>,
     waiters: Vec<Waiter>,
     /// A page that was asked for and of which nothing is here: what comes next is probably its bytes.
@@ -78,6 +81,7 @@ impl Hands {
             meter: Meter::default(),
             failed: None,
             woke: false,
+            was_fresh: false,
             holds: Vec::with_capacity(LIST),
             waiters: Vec::with_capacity(LIST),
             landing: None,
@@ -261,6 +265,14 @@ impl Hands {
         self.woke |= self.waiters.len() < waited;
     }
 
+    /// Opens pages that nobody has used.
+    pub fn open_fresh(&mut self, pages: Range<u32>) {
+        if !pages.is_empty() {
+            let result = self.region.open_fresh(pages.clone());
+            self.kernel(pages.start, "map", result);
+        }
+    }
+
     /// Closes a page to all processors here.
     pub fn shut(&mut self, page: u32) {
         self.holds.retain(|hold| hold.page != page);
@@ -359,7 +371,8 @@ impl Effects for Hands {
 
     fn grant(&mut self, page: Page, right: Right, contents: Contents) {
         let page = self.region.unstriped(page.0);
-        if contents == Contents::Fresh {
+        self.was_fresh = contents == Contents::Fresh;
+        if self.was_fresh {
             self.region.clear(page);
         }
         if self.landing == Some(page) {

@@ -29,6 +29,8 @@ const KIND_AT: usize = 4;
 const SLEEP_NS: u64 = 25_000;
 /// Pages held before those that nobody wants are looked through.
 const HOLDS: usize = 64;
+/// Pages that are taken together when none of them was used before.
+const AROUND: u32 = 16;
 /// Looks at the streams while a reply is awaited, for each look at the userfaultfd.
 const LOOKS: u32 = 8;
 
@@ -184,12 +186,31 @@ impl Lane {
             let striped = Page(self.hands.region.striped(page));
             match self.engine.fault(striped, access, &mut self.hands) {
                 Faulted::Allowed => self.hands.again(page),
-                Faulted::Granted => {}
+                Faulted::Granted => self.claim_around(page),
                 Faulted::Waits => self.hands.note_ran(),
             }
             self.check()?;
         }
         Ok(count > 0)
+    }
+
+    /// Takes pages beside one that was just used for the first time, of those that nobody has used: who fills memory that begins here
+    /// goes on there, and would come back for each.
+    fn claim_around(&mut self, page: u32) {
+        if !std::mem::take(&mut self.hands.was_fresh) {
+            return;
+        }
+        let block = self.hands.region.block_of(page, AROUND);
+        let mut end = page + 1;
+        while end < block.end && self.engine.claim(Page(self.hands.region.striped(end))) {
+            end += 1;
+        }
+        let mut start = page;
+        while start > block.start && self.engine.claim(Page(self.hands.region.striped(start - 1))) {
+            start -= 1;
+        }
+        self.hands.open_fresh(start..page);
+        self.hands.open_fresh(page + 1..end);
     }
 
     /// Takes what messages there are, until they wake a thread for which this CPU may be needed. Whether there were any.

@@ -175,7 +175,7 @@ impl Region {
             // The page must be in the page cache; zero is what it holds.
             // SAFETY: the first page of the alias; nobody else knows of the region yet.
             unsafe { self.alias.as_ptr().write_volatile(0) };
-            Ok(match userfault.map_cached(at, false) {
+            Ok(match userfault.map_cached(at..at + PAGE_BYTES, false) {
                 Ok(()) => Method::Continue,
                 Err(_) => Method::Copy,
             })
@@ -225,6 +225,14 @@ impl Region {
     /// Whether accesses by the kernel (`read(2)` into the region, a virtual machine's) wait as threads do.
     pub fn kernel_waits(&self) -> bool {
         self.userfaults.iter().all(|userfault| userfault.kernel_waits)
+    }
+
+    /// Pages around this one that are its lane's too: its part, of so many pages, of the region.
+    pub fn block_of(&self, page: u32, pages: u32) -> Range<u32> {
+        let pages = pages.min(self.row_pages);
+        let row = page / self.row_pages * self.row_pages;
+        let start = row + (page - row) / pages * pages;
+        start..(start + pages).min(row + self.row_pages)
     }
 
     /// Whose a page is: rows of pages go to the lanes in turn.
@@ -300,7 +308,9 @@ impl Region {
         let at = self.view_of(page);
         let writable = right == Right::Write;
         match (self.mapped(page), self.method) {
-            (Right::None, Method::Continue) => unless_there(userfault.map_cached(at, writable))?,
+            (Right::None, Method::Continue) => {
+                userfault.map_cached(self.addresses(page..page + 1), writable)?;
+            }
             (Right::None, Method::Copy) => {
                 // SAFETY: a page of the shadow; the lane is its only writer.
                 userfault.map_copy(at, unsafe { &*self.bytes(page) }, writable)?;
@@ -313,6 +323,23 @@ impl Region {
         Ok(())
     }
 
+    /// Lets the view have pages for writing that nobody has used: all zeroes. They are of one lane.
+    ///
+    /// # Errors
+    /// As the kernel says.
+    pub fn open_fresh(&self, pages: Range<u32>) -> io::Result<()> {
+        let userfault = self.userfault(self.lane_of(pages.start));
+        match self.method {
+            Method::Continue => {
+                pages.clone().for_each(|page| self.clear(page));
+                userfault.map_cached(self.addresses(pages.clone()), true)?;
+            }
+            Method::Copy => userfault.map_zeroes(self.addresses(pages.clone()))?,
+        }
+        pages.for_each(|page| self.note(page, Right::Write));
+        Ok(())
+    }
+
     /// Makes the view as it should be for a page, if it is not, and wakes who waits for it.
     ///
     /// # Errors
@@ -321,7 +348,7 @@ impl Region {
         let (userfault, at) = (self.userfault(self.lane_of(page)), self.view_of(page));
         let writable = self.mapped(page) == Right::Write;
         if self.mapped(page) != Right::None && self.method == Method::Continue {
-            unless_there(userfault.map_cached(at, writable))?;
+            unless_there(userfault.map_cached(self.addresses(page..page + 1), writable))?;
         }
         if writable {
             userfault.set_writable(at, true)?;

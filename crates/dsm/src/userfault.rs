@@ -78,6 +78,13 @@ struct CopyArg {
 }
 
 #[repr(C)]
+struct ZeroArg {
+    range: RangeArg,
+    mode: u64,
+    zeroed: i64,
+}
+
+#[repr(C)]
 struct WriteProtectArg {
     range: RangeArg,
     mode: u64,
@@ -91,12 +98,19 @@ struct ContinueArg {
 }
 
 /// The requests that a lane makes while it serves, for a filter of system calls.
-pub const SERVING: [libc::c_ulong; 4] = [UFFDIO_WAKE, UFFDIO_COPY, UFFDIO_WRITEPROTECT, UFFDIO_CONTINUE];
+pub const SERVING: [libc::c_ulong; 5] = [
+    UFFDIO_WAKE,
+    UFFDIO_COPY,
+    UFFDIO_ZEROPAGE,
+    UFFDIO_WRITEPROTECT,
+    UFFDIO_CONTINUE,
+];
 
 const UFFDIO_API: libc::c_ulong = ioctl_number(READ_WRITE, 0x3f, size_of::<ApiArg>());
 const UFFDIO_REGISTER: libc::c_ulong = ioctl_number(READ_WRITE, 0x00, size_of::<RegisterArg>());
 const UFFDIO_WAKE: libc::c_ulong = ioctl_number(READ, 0x02, size_of::<RangeArg>());
 const UFFDIO_COPY: libc::c_ulong = ioctl_number(READ_WRITE, 0x03, size_of::<CopyArg>());
+const UFFDIO_ZEROPAGE: libc::c_ulong = ioctl_number(READ_WRITE, 0x04, size_of::<ZeroArg>());
 const UFFDIO_WRITEPROTECT: libc::c_ulong = ioctl_number(READ_WRITE, 0x06, size_of::<WriteProtectArg>());
 const UFFDIO_CONTINUE: libc::c_ulong = ioctl_number(READ_WRITE, 0x07, size_of::<ContinueArg>());
 
@@ -199,13 +213,13 @@ impl Userfault {
         ioctl(&self.fd, UFFDIO_REGISTER, &mut register).map_err(UserfaultError::Register)
     }
 
-    /// Maps a page that is in the page cache, and wakes who waits for it.
+    /// Maps pages that are in the page cache, and wakes who waits for them.
     ///
     /// # Errors
-    /// `EEXIST` if it is mapped; `EINVAL` if the kernel can't map a page that may not be written.
-    pub fn map_cached(&self, page: usize, writable: bool) -> io::Result<()> {
+    /// `EEXIST` if one is mapped; `EINVAL` if the kernel can't map a page that may not be written.
+    pub fn map_cached(&self, pages: Range<usize>, writable: bool) -> io::Result<()> {
         let mut arg = ContinueArg {
-            range: range(page, PAGE_BYTES),
+            range: range(pages.start, pages.len()),
             mode: if writable { 0 } else { CONTINUE_WP },
             mapped: 0,
         };
@@ -225,6 +239,19 @@ impl Userfault {
             copied: 0,
         };
         ioctl(&self.fd, UFFDIO_COPY, &mut arg)
+    }
+
+    /// Puts pages of zeroes where none are in the page cache, maps them for writing, and wakes who waits for them.
+    ///
+    /// # Errors
+    /// `EEXIST` if there is one.
+    pub fn map_zeroes(&self, pages: Range<usize>) -> io::Result<()> {
+        let mut arg = ZeroArg {
+            range: range(pages.start, pages.len()),
+            mode: 0,
+            zeroed: 0,
+        };
+        ioctl(&self.fd, UFFDIO_ZEROPAGE, &mut arg)
     }
 
     /// Lets a mapped page be written, and wakes who waits for that; or no longer, once this returns.

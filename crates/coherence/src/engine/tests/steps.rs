@@ -128,6 +128,23 @@ fn each_kind_of_fault_costs_the_least_of_messages_and_pages() {
     }
 }
 
+/// What is claimed is as if it had been written and used, and nobody else's.
+#[test]
+fn a_claim_is_a_first_write_without_a_fault() {
+    let mut written = world();
+    run(&mut written, (0, Write));
+    let mut claimed = world();
+    assert!(!claimed.engines[1].claim(PAGE), "only its manager can");
+    assert!(claimed.engines[0].claim(PAGE));
+    assert_eq!(claimed.engines[0].states, written.engines[0].states);
+    assert!(!claimed.engines[0].claim(PAGE), "once");
+    for who in [0, 1] {
+        let mut asked = world();
+        run(&mut asked, (who, Read));
+        assert!(!asked.engines[0].claim(PAGE), "node {who} has read it");
+    }
+}
+
 /// Of a page that nodes read and then write, one after the other: a read and an upgrade at first, then the read alone.
 #[test]
 fn a_page_that_migrates_costs_one_request_and_no_other() {
