@@ -5,6 +5,7 @@
 //! nodes, since those with a page go on another stream.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -91,11 +92,11 @@ pub enum Heard {
 }
 
 impl Merging {
-    /// Of a node of two.
-    pub fn new(layout: Layout, causal: Arc<Causal>, processors: usize) -> Self {
+    /// Of a node of two. `standing` as in [`crate::Settings`].
+    pub fn new(layout: Layout, causal: Arc<Causal>, processors: usize, standing: Range<u32>) -> Self {
         const TOP: Level = Level(4);
         Self {
-            merger: Merger::new(layout, TOP, LIMIT, processors, Accessed::Sent),
+            merger: Merger::new(layout, TOP, LIMIT, processors, Accessed::Sent, standing),
             causal,
             taken: Vec::with_capacity(LIMIT),
             parked: Vec::new(),

@@ -1,6 +1,7 @@
 //! One node's part in a shared memory: its view of the region, and the lanes that serve it.
 
 use std::ffi::CStr;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -44,6 +45,10 @@ pub struct Settings {
     pub polls: bool,
     /// Processors of a guest whose page tables are merged, which a memory of two nodes and one lane can do; none if 0.
     pub processors: usize,
+    /// Of that guest, the region's pages that its kernel's image, not a compressed one, was loaded into: a page of theirs that is a root
+    /// of page tables stays merged when no processor has it loaded, since it is never used for anything else. The same on all nodes;
+    /// none if empty.
+    pub standing: Range<u32>,
 }
 
 /// Why there is no node.
@@ -218,7 +223,8 @@ impl Node {
                 let causal = Causal::new(settings.processors);
                 let causal = Arc::new(causal.map_err(|error| NodeError::Threads(error.into()))?);
                 node.causal = Some(causal.clone());
-                let merging = Merging::new(layout.clone(), causal, settings.processors);
+                let standing = settings.standing.clone();
+                let merging = Merging::new(layout.clone(), causal, settings.processors, standing);
                 hands.merging = Some(Box::new(merging));
             }
             let meter = Arc::new(Mutex::new(Meter::default()));

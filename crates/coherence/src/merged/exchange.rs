@@ -15,10 +15,12 @@
 //!
 //! The manager holds the page in its engine, as one that has been granted and is not *used* yet, all the time that it is
 //! merged: requests for it wait there. A page joins if every node finds a merged table that leads to it, or it is a root that
-//! some vCPU has loaded. Messages of one page's exchange carry its round, as links need not keep order.
+//! some vCPU has loaded; a *standing* root then stays when none has. Messages of one page's exchange carry its round, as links need not keep order.
 
 mod leaving;
 mod manage;
+
+use std::ops::Range;
 
 use super::twins::{Accessed, Batch, Change, Merges, Twins};
 use super::{Level, Stamp, Tables, Words};
@@ -133,12 +135,23 @@ pub struct Merger<const WORDS: usize = 512> {
     round: u64,
     turn: u64,
     roots: Vec<Option<Page>>,
+    standing: Range<u32>,
 }
 
 impl<const WORDS: usize> Merger<WORDS> {
     /// For at most `limit` pages and so many vCPUs, which may all come here. The layout has at most
     /// [`super::MAX_SHARERS`] nodes; it is of one stripe or any, only its managers count.
-    pub fn new(layout: Layout, top: Level, limit: usize, vcpus: usize, accessed: Accessed) -> Self {
+    ///
+    /// `standing`, numbers of pages: roots that stay merged when no vCPU has them loaded, as the guest never uses such a page for
+    /// anything else. All nodes have the same; empty if there are none.
+    pub fn new(
+        layout: Layout,
+        top: Level,
+        limit: usize,
+        vcpus: usize,
+        accessed: Accessed,
+        standing: Range<u32>,
+    ) -> Self {
         assert!(layout.nodes <= super::MAX_SHARERS, "more nodes can't merge pages");
         Self {
             layout,
@@ -152,6 +165,7 @@ impl<const WORDS: usize> Merger<WORDS> {
             round: 0,
             turn: 0,
             roots: vec![None; vcpus],
+            standing,
         }
     }
 
@@ -161,6 +175,11 @@ impl<const WORDS: usize> Merger<WORDS> {
 
     fn others(&self) -> Nodes {
         Nodes::first(self.layout.nodes).without(self.me())
+    }
+
+    /// Whether the page, as a root, stays while no vCPU has it loaded.
+    fn stands(&self, page: Page) -> bool {
+        self.standing.contains(&page.0)
     }
 
     /// What a message sent now comes after.
@@ -254,7 +273,7 @@ impl<const WORDS: usize> Merger<WORDS> {
     }
 
     /// A vCPU of this node has this CR3, or has gone (`None`). Say it before each collection, of all vCPUs that may have changed theirs:
-    /// then a root has left before its page is used for anything else.
+    /// then a root has left before its page is used for anything else. Of a standing root nobody asks who has it.
     pub fn loaded(&mut self, vcpu: usize, cr3: Option<u64>, hooks: &mut impl Hooks) {
         let root = cr3.and_then(Tables::root);
         let before = std::mem::replace(&mut self.roots[vcpu], root);
@@ -268,7 +287,8 @@ impl<const WORDS: usize> Merger<WORDS> {
             } else {
                 Some(page) == before
             };
-            let Some(round) = self.twins.round(page).filter(|_| is_news) else {
+            let matters = is_news && !self.stands(page);
+            let Some(round) = self.twins.round(page).filter(|_| matters) else {
                 continue;
             };
             if !is_loaded {

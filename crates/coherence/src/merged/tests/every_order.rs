@@ -5,8 +5,8 @@ use stateright::{Checker, Model, Property};
 use super::guest::{Va, table};
 use super::machine::{Broken, Plan, World};
 use super::plans::*;
-use crate::Right;
 use crate::merged::Accessed;
+use crate::{Page, Right};
 
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Step {
@@ -141,6 +141,10 @@ impl Model for Plan {
             Property::always("no conflict", |_, world: &World| {
                 world.nodes.iter().all(|node| node.merger.merges().conflicts == 0)
             }),
+            Property::always("stays", |plan: &Plan, world: &World| {
+                let is_merged = |page| world.nodes.iter().all(|node| node.merger.is_merged(Page(page)));
+                plan.stay.iter().all(|page| is_merged(*page))
+            }),
             Property::always("goes on", |plan: &Plan, world: &World| {
                 world.wrong.is_some() || world.is_over(plan) || {
                     let mut steps = Vec::new();
@@ -155,12 +159,12 @@ impl Model for Plan {
     }
 }
 
+const ALWAYS: [&str; 4] = ["right", "no conflict", "stays", "goes on"];
+
 /// What is wrong in some order, if anything; checked to the end otherwise.
 fn find(plan: &Plan) -> Option<&'static str> {
     let checker = plan.clone().checker().spawn_bfs().join();
-    let wrong = ["right", "no conflict", "goes on"]
-        .into_iter()
-        .find(|name| checker.discovery(name).is_some());
+    let wrong = ALWAYS.into_iter().find(|name| checker.discovery(name).is_some());
     println!("{} states, {wrong:?}", checker.unique_state_count());
     if wrong.is_none() {
         assert!(checker.discovery("ends").is_some(), "no order ends");
@@ -170,7 +174,7 @@ fn find(plan: &Plan) -> Option<&'static str> {
 
 fn holds(plan: Plan) {
     let checker = plan.clone().checker().spawn_bfs().join();
-    for name in ["right", "no conflict", "goes on"] {
+    for name in ALWAYS {
         if let Some(path) = checker.discovery(name) {
             let last = path.last_state().clone();
             panic!("{name}: {:?}\n{:#?}\n{last:#?}", last.wrong, path.into_actions());
@@ -271,6 +275,26 @@ fn a_fault_ends_with_the_transfer_of_the_lock() {
 fn a_root_that_no_cpu_has_is_one_page_before_it_is_data() {
     holds(root_freed());
     breaks(root_freed(), Broken::Blind);
+}
+
+#[test]
+fn the_kernels_tables_stay_merged_while_all_cpus_have_other_roots() {
+    holds(private_roots());
+    breaks(private_roots(), Broken::Interrupts);
+    let none_stands = Plan {
+        standing: 0..0,
+        ..private_roots()
+    };
+    assert_eq!(find(&none_stands), Some("stays"));
+}
+
+#[test]
+fn a_standing_root_that_becomes_data_is_a_guests_mistake() {
+    let plan = Plan {
+        standing: OTHER..OTHER + 1,
+        ..root_freed()
+    };
+    assert_eq!(find(&plan), Some("right"));
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! One node's part of the exchange, step by step: what comes before what.
 
+use std::ops::Range;
+
 use super::guest::{WORDS, table};
 use crate::merged::{Accessed, Batch, Hooks, Level, Merger, Say, Saying, Stamp, Words};
 use crate::{Layout, NodeId, Page};
@@ -71,12 +73,16 @@ struct Node {
 
 impl Node {
     fn new(me: u16) -> Self {
+        Self::with_standing(me, 0..0)
+    }
+
+    fn with_standing(me: u16, standing: Range<u32>) -> Self {
         let mut memory = [[0; WORDS]; 6];
         memory[ROOT as usize][0] = table(MIDDLE);
         memory[MIDDLE as usize][0] = table(LEAF);
         let layout = Layout::even(NodeId(me), 3, 6);
         let mut node = Self {
-            merger: Merger::new(layout, Level(3), 4, 1, Accessed::Preset),
+            merger: Merger::new(layout, Level(3), 4, 1, Accessed::Preset, standing),
             desk: Desk {
                 memory,
                 done: Vec::new(),
@@ -88,7 +94,11 @@ impl Node {
 
     /// Node 0, with root, middle and leaf merged.
     fn with_tree() -> Self {
-        let mut node = Self::new(0);
+        Self::new(0).joined()
+    }
+
+    fn joined(self) -> Self {
+        let mut node = self;
         for (page, level, manager) in [(ROOT, 3, 2), (MIDDLE, 2, 2), (LEAF, 1, 1)] {
             node.hear(manager, page, 1, Say::Offer(Level(level)));
             node.hear(manager, page, 1, Say::Begin);
@@ -299,6 +309,34 @@ fn a_root_that_all_left_before_it_began_does_not_begin() {
     ];
     assert_eq!(node.done(), withdrawn);
     assert!(!node.merger.is_merged(Page(ROOT)));
+}
+
+#[test]
+fn a_standing_root_stays_when_no_cpu_has_it_and_leaves_when_it_loses_an_entry() {
+    let mut node = Node::with_standing(0, ROOT..ROOT + 1).joined();
+    node.merger.loaded(0, None, &mut node.desk);
+    let ticket = node.merger.collect(&mut node.desk);
+    assert!(node.merger.may_send(ticket));
+    assert_eq!(node.done(), []);
+    node.desk.memory[ROOT as usize][0] = 0;
+    let ticket = node.merger.collect(&mut node.desk);
+    assert!(!node.merger.may_send(ticket));
+    assert_eq!(node.done()[..2], [News, Sent(2, ROOT, Say::Leave)]);
+}
+
+#[test]
+fn a_standing_root_that_all_left_before_it_began_begins() {
+    let mut node = Node::with_standing(2, ROOT..ROOT + 1);
+    let proposal = node.merger.suspect(Page(ROOT)).expect("a vCPU has it");
+    node.merger.propose(proposal, &mut node.desk);
+    node.merger.loaded(0, None, &mut node.desk);
+    node.merger.taken(Page(ROOT), &mut node.desk);
+    for from in 0..2 {
+        let (is_loaded, turn) = (false, 1);
+        node.hear(from, ROOT, 1, Say::Accept { is_loaded, turn });
+    }
+    let begun = [Sent(0, ROOT, Say::Begin), Sent(1, ROOT, Say::Begin), Open(ROOT)];
+    assert!(node.done().ends_with(&begun));
 }
 
 #[test]

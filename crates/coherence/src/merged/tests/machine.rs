@@ -4,6 +4,7 @@ mod cpu;
 mod node;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
 
 use super::guest::{At, Cpu, Op, Va, WORDS};
 use crate::merged::{Accessed, Change, Level, Merger, Saying, Stamp, Ticket};
@@ -55,6 +56,9 @@ pub struct Plan {
     /// Proposed at any time, once.
     pub proposals: Vec<u32>,
     pub accessed: Accessed,
+    pub standing: Range<u32>,
+    /// Merged all the time.
+    pub stay: Vec<u32>,
     pub broken: Broken,
 }
 
@@ -139,7 +143,14 @@ impl World {
                 false => Right::None,
             };
             Node {
-                merger: Merger::new(layout, Level(plan.top), 4, plan.cpus.len(), plan.accessed),
+                merger: Merger::new(
+                    layout,
+                    Level(plan.top),
+                    4,
+                    plan.cpus.len(),
+                    plan.accessed,
+                    plan.standing.clone(),
+                ),
                 rest: Rest {
                     me,
                     nodes: plan.nodes,

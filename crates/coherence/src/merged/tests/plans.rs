@@ -31,6 +31,8 @@ pub fn plan(programs: [Vec<Op>; 2]) -> Plan {
         guesses: vec![VA],
         proposals: vec![],
         accessed: Accessed::Preset,
+        standing: 0..0,
+        stay: vec![],
         broken: Broken::Nothing,
     }
 }
@@ -168,6 +170,21 @@ pub fn root_freed() -> Plan {
     plan.merged = vec![(ROOT, 2), (OTHER, 2)];
     plan.cpus[1].1 = Some(OTHER);
     plan.guesses = vec![];
+    plan
+}
+
+/// A page of the kernel is unmapped while each CPU has a root of its own, private to its node, beside the kernel's that none has any
+/// more: the kernel's tables stay merged below that one.
+pub fn private_roots() -> Plan {
+    const OWN: u32 = 6;
+    let mut plan = shootdown();
+    plan.pages = 7;
+    plan.standing = ROOT..ROOT + 1;
+    plan.stay = vec![ROOT, LEAF];
+    plan.memory.push(((OWN, 0), table(LEAF)));
+    plan.memory.push(((OTHER, 0), table(LEAF)));
+    plan.programs[0].insert(0, Op::Load(OWN));
+    plan.programs[1].insert(0, Op::Load(OTHER));
     plan
 }
 

@@ -32,6 +32,10 @@ impl Plan {
         self.merged.iter_mut().for_each(|(at, _)| *at = page(*at));
         self.proposals.iter_mut().for_each(|at| *at = page(*at));
         self.shared.iter_mut().for_each(|at| *at = page(*at));
+        if !self.standing.is_empty() {
+            let root = page(self.standing.start);
+            self.standing = root..root + 1;
+        }
         for cpu in &mut self.cpus {
             cpu.1 = cpu.1.map(page);
         }
@@ -54,7 +58,7 @@ impl Plan {
 
 /// A guest in a world by chance.
 fn by_chance(chance: &mut Chance) -> Plan {
-    let mut plan = match chance.below(11) {
+    let mut plan = match chance.below(12) {
         0 => shootdown(),
         1 => switching(),
         2 => cleaning(),
@@ -65,6 +69,7 @@ fn by_chance(chance: &mut Chance) -> Plan {
         7 => another_life(),
         8 => filling(),
         9 => root_freed(),
+        10 => private_roots(),
         _ => widening(),
     };
     plan.nodes = 2 + chance.below(3);
