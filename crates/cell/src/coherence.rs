@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
@@ -26,14 +27,15 @@ pub struct Coherence {
     /// By lane, by shard, by the shard at the other end: control and bulk.
     lanes: Vec<Vec<Vec<Option<[OwnedFd; 2]>>>>,
     names: Vec<String>,
+    kernel: Range<u64>,
 }
 
 impl Coherence {
-    /// New connections between all shards.
+    /// New connections between all shards of a guest whose kernel lies there.
     ///
     /// # Errors
     /// When the host has no descriptors left.
-    pub fn new(span: &Span) -> io::Result<Self> {
+    pub fn new(span: &Span, kernel: Range<u64>) -> io::Result<Self> {
         let shards = span.cells().len();
         let lanes = match shards {
             ..=2 => 1,
@@ -50,6 +52,7 @@ impl Coherence {
             userfaultfd: device.ok().map(OwnedFd::from),
             lanes,
             names: span.cells().into_iter().map(name).collect(),
+            kernel,
         })
     }
 
@@ -71,6 +74,7 @@ impl Coherence {
             userfaultfd,
             lanes,
             names: self.names.clone(),
+            kernel: self.kernel.clone(),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
@@ -13,6 +14,7 @@ use config::vm::{
 use diskstore::disk::{DiskRequest, Format, Mode, OpenDisk, Use, Users};
 use diskstore::image::{Image, ImageStore};
 use nix::unistd::{Whence, lseek};
+use shard::arch::x86_64::kernel;
 use shard::launch::*;
 use subnet::passt::{Passt, PasstChild, PasstSpec};
 
@@ -399,6 +401,15 @@ fn share(spec: &VmSpec, own: Option<ShareSpec>) -> Share {
 }
 
 impl Opened {
+    /// Where the kernel is to lie in guest memory; empty if that is its own business.
+    ///
+    /// # Errors
+    /// When there are no descriptors left.
+    pub fn kernel_image(&self) -> io::Result<Range<u64>> {
+        let kernel = self.files[self.launch.kernel.0].try_clone()?;
+        Ok(kernel::image(&mut File::from(kernel)))
+    }
+
     /// Makes everything ready for another boot of the same VM: disks keep their writes, networks start anew, since a frame
     /// may have been cut in two.
     pub fn renew(&mut self) -> Result<(), OpenError> {

@@ -157,15 +157,16 @@ enum Channel {
 }
 
 impl Boot {
-    /// New memory and channels.
-    pub fn new(span: &Span, memory: &MemoryLaunch, is_coherent: bool) -> io::Result<Self> {
+    /// New memory and channels; `coherence` where each shard has a copy of the memory.
+    pub fn new(span: &Span, memory: &MemoryLaunch, coherence: Option<Coherence>) -> io::Result<Self> {
         let number = span.boots.fetch_add(1, Ordering::Relaxed);
         let shards = span.places.len();
         let mut vcpus = Vec::new();
         let mut files = Vec::with_capacity(shards);
         for (shard, (place, part)) in (0_u8..).zip(&span.places) {
             vcpus.extend(part.vcpus.clone().map(|_| shard));
-            let file = (!is_coherent)
+            let file = coherence
+                .is_none()
                 .then(|| shard::memory::file_of_shard(memory.pages, memory.bytes))
                 .transpose()
                 .map_err(io::Error::other)?;
@@ -187,7 +188,7 @@ impl Boot {
             number,
             vcpus,
             memory: files,
-            coherence: is_coherent.then(|| Coherence::new(span)).transpose()?,
+            coherence,
             channels,
             clocks,
             clock_errors_ns,

@@ -12,7 +12,7 @@ use std::time::Duration;
 use shard::launch::{Ending, Fd, Launch, Order, Report, SandboxPolicy};
 
 use crate::cluster::tenure::TenureError;
-use crate::coherence;
+use crate::coherence::{self, Coherence};
 use crate::console::Console;
 use crate::cpu_group::{CpuGroup, CpuGroupError};
 use crate::frozen::Freezable;
@@ -186,7 +186,12 @@ fn one_boot(
         Ok::<_, RunError>(process)
     };
     let boot = span
-        .map(|span| Boot::new(span, &opened.launch.memory, opened.spec.is_coherent()))
+        .map(|span| {
+            let is_coherent = opened.spec.is_coherent();
+            let kernel = || opened.kernel_image();
+            let coherence = is_coherent.then(|| Coherence::new(span, kernel()?)).transpose()?;
+            Boot::new(span, &opened.launch.memory, coherence)
+        })
         .transpose()?;
     let (mut parts, mut missing_elsewhere) = (None, Vec::new());
     if let (Some(span), Some(boot)) = (span, &boot) {

@@ -12,6 +12,7 @@ use crate::clock::{now_ns, ran_ns};
 use crate::ending::End;
 use crate::heat::Heat;
 use crate::hold::{Hold, Thread};
+use crate::latency::Latency;
 use crate::link::{FRAME_BYTES, Frame, Link, PAGE_FRAME_BYTES};
 use crate::merging::{HOT, Merging, Todo, unnumbered};
 use crate::meter::Meter;
@@ -40,6 +41,7 @@ pub struct Hands {
     pub me: u16,
     pub region: Arc<Region>,
     heat: Arc<Heat>,
+    latency: Arc<Latency>,
     /// To each node; none to this one.
     pub links: Vec<Option<Link>>,
     pub meter: Meter,
@@ -70,6 +72,7 @@ impl Hands {
         me: u16,
         region: Arc<Region>,
         heat: Arc<Heat>,
+        latency: Arc<Latency>,
         links: Vec<Option<Link>>,
         names: Arc<Vec<String>>,
     ) -> Self {
@@ -77,6 +80,7 @@ impl Hands {
             me,
             region,
             heat,
+            latency,
             links,
             meter: Meter::default(),
             failed: None,
@@ -142,10 +146,9 @@ impl Hands {
         let Some(thread) = hold.thread else {
             return Thread::Unknown;
         };
-        if self.waiters.iter().any(|waiter| waiter.thread == thread) {
-            return Thread::Elsewhere;
-        }
-        ran_ns(thread).map_or(Thread::Unknown, Thread::Ran)
+        let waits = self.waiters.iter().any(|waiter| waiter.thread == thread);
+        let state = if waits { Thread::Elsewhere } else { Thread::Ran };
+        ran_ns(thread).map_or(Thread::Unknown, state)
     }
 
     /// Where bytes are received before it is known whose they are.
@@ -305,8 +308,12 @@ impl Hands {
                 return true;
             }
             let stalls = meter.stalls(waiter.had, waiter.access);
+            let took_ns = now.saturating_sub(waiter.since_ns);
             stalls.count += 1;
-            stalls.ns += now.saturating_sub(waiter.since_ns);
+            stalls.ns += took_ns;
+            if !self.was_fresh {
+                self.latency.took(took_ns);
+            }
             first.get_or_insert(*waiter);
             wanted |= waiter.wanted;
             false

@@ -4,9 +4,10 @@
 //! instructions; here the thread's own CPU time says whether it has run since: it stands still while the thread waits for
 //! the page, and once it has grown by more than a whole fault costs the thread, the instruction has been done.
 //!
-//! A thread may also wait for another page by then: because it has gone on, or because one instruction needs both. As the
-//! two can't be told apart, and two such threads of different nodes could wait for each other, the page goes after a random
-//! time, as the paper proposes for x86. And no page stays longer than [`BOUND_NS`], whoever does not get a CPU.
+//! A thread may also wait for another page by then: because it has gone on, as its time may say, or because one instruction
+//! needs both. As the two can't be told apart otherwise, and two such threads of different nodes could wait for each other, the
+//! page goes after a random time, as the paper proposes for x86. And no page stays longer than [`BOUND_NS`], whoever does not
+//! get a CPU.
 
 /// No page stays longer than this for a thread that does not run, nanoseconds.
 pub const BOUND_NS: u64 = 10_000_000;
@@ -39,8 +40,8 @@ pub struct Hold {
 pub enum Thread {
     /// It has run for so long in all, nanoseconds.
     Ran(u64),
-    /// It waits for another page.
-    Elsewhere,
+    /// It waits for another page, and has run for so long in all.
+    Elsewhere(u64),
     /// It is gone, or was never known.
     Unknown,
 }
@@ -80,16 +81,18 @@ impl Hold {
             None | Some(0) => Verdict::Go,
             Some(rest) => Verdict::Stay(rest),
         };
+        let missing_ns = |ran_ns: u64| enough_ns.saturating_sub(ran_ns.saturating_sub(self.ran_ns));
         match thread {
+            Thread::Elsewhere(ran_ns) if missing_ns(ran_ns) == 0 => Verdict::Go,
             Thread::Ran(ran_ns) => {
-                let missing_ns = enough_ns.saturating_sub(ran_ns.saturating_sub(self.ran_ns));
+                let missing_ns = missing_ns(ran_ns);
                 match until(BOUND_NS) {
                     // Whoever looks may take the CPU from the thread: not before it can have run enough.
                     Verdict::Stay(rest) if missing_ns > 0 => Verdict::Stay(rest.min(missing_ns.max(LOOK_NS))),
                     _ => Verdict::Go,
                 }
             }
-            Thread::Elsewhere => until(self.elsewhere_ns.max(self.elsewhere_ns * enough_ns / FAST_NS)),
+            Thread::Elsewhere(_) => until(self.elsewhere_ns.max(self.elsewhere_ns * enough_ns / FAST_NS)),
             Thread::Unknown => until(enough_ns),
         }
     }
@@ -148,11 +151,23 @@ mod tests {
     }
 
     #[test]
+    fn who_has_gone_on_to_another_page_has_used_this_one() {
+        let hold = hold();
+        let waits = |ran_ns| Thread::Elsewhere(hold.ran_ns + ran_ns);
+        assert_eq!(
+            hold.judge(hold.since_ns, waits(ENOUGH_NS), ENOUGH_NS),
+            Verdict::Go
+        );
+        let stays = hold.judge(hold.since_ns, waits(ENOUGH_NS - 1), ENOUGH_NS);
+        assert_eq!(stays, Verdict::Stay(hold.elsewhere_ns));
+    }
+
+    #[test]
     fn two_threads_that_wait_for_each_others_pages_wait_for_different_times() {
         let mut random = fastrand::Rng::with_seed(2);
         let times: Vec<u64> = (0..64)
             .map(|_| Hold::new(1, None, 0, 0, &mut random))
-            .map(|hold| match hold.judge(0, Thread::Elsewhere, ENOUGH_NS) {
+            .map(|hold| match hold.judge(0, Thread::Elsewhere(0), ENOUGH_NS) {
                 Verdict::Stay(rest) => rest,
                 Verdict::Go => panic!("it went at once"),
             })

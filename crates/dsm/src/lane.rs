@@ -411,7 +411,8 @@ impl Lane {
         let enough_ns = self.enough_ns.load(Ordering::Relaxed);
         let verdict = hold.judge(now, thread, enough_ns);
         if verdict == Verdict::Go {
-            let ran = matches!(thread, Thread::Ran(ran) if ran.saturating_sub(hold.ran_ns) >= enough_ns);
+            let ran = matches!(thread, Thread::Ran(ran) | Thread::Elsewhere(ran)
+                if ran.saturating_sub(hold.ran_ns) >= enough_ns);
             self.hands.meter.overdue += u64::from(hold.wanted && !ran && thread != Thread::Unknown);
             self.hands.holds.swap_remove(index);
             if hold.wanted {

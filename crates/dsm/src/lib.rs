@@ -21,6 +21,7 @@ mod hands;
 mod heat;
 mod hold;
 mod lane;
+mod latency;
 mod link;
 mod meeting;
 mod merging;
@@ -35,6 +36,7 @@ pub mod work;
 
 pub use causal::Causal;
 pub use ending::End;
+pub use latency::Latency;
 pub use link::Link;
 pub use meeting::{LANES_MAX, Met, Shape, follow, lead};
 pub use meter::{Meter, Stalls};

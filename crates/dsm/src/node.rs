@@ -19,6 +19,7 @@ use crate::ending::{End, Ending, Hook};
 use crate::hands::Hands;
 use crate::heat::Heat;
 use crate::lane::Lane;
+use crate::latency::Latency;
 use crate::link::Link;
 use crate::meeting::Shape;
 use crate::merging::Merging;
@@ -72,6 +73,7 @@ pub struct Node {
     layout: Layout,
     region: Arc<Region>,
     heat: Arc<Heat>,
+    latency: Arc<Latency>,
     causal: Option<Arc<Causal>>,
     ending: Arc<Ending>,
     meters: Vec<Arc<Mutex<Meter>>>,
@@ -194,6 +196,7 @@ impl Node {
             me,
             layout,
             heat: Arc::new(Heat::new(region.pages())),
+            latency: Arc::default(),
             region: Arc::new(region),
             causal: None,
             ending,
@@ -218,7 +221,14 @@ impl Node {
                 ..node.layout.clone()
             };
             let merges = settings.processors > 0 && layout.nodes == 2 && lanes == 1;
-            let mut hands = Hands::new(me, node.region.clone(), node.heat.clone(), links, names.clone());
+            let mut hands = Hands::new(
+                me,
+                node.region.clone(),
+                node.heat.clone(),
+                node.latency.clone(),
+                links,
+                names.clone(),
+            );
             if merges {
                 let causal = Causal::new(settings.processors);
                 let causal = Arc::new(causal.map_err(|error| NodeError::Threads(error.into()))?);
@@ -305,6 +315,11 @@ impl Node {
     /// What other threads have to do with merged page tables, where there are some.
     pub fn causal(&self) -> Option<&Arc<Causal>> {
         self.causal.as_ref()
+    }
+
+    /// How long pages of other nodes take to come.
+    pub fn latency(&self) -> &Arc<Latency> {
+        &self.latency
     }
 
     /// The pages that came here most often, at most `count`, and how often each.

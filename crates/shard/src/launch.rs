@@ -5,6 +5,7 @@
 //! writes [`Report`]s, a JSON line each. End of file from the monitor means that it died: the shard ends at once.
 
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 pub use crate::arch::x86_64::features::Leaf;
 pub use crate::span::relation::Ratio;
@@ -115,6 +116,8 @@ pub struct CoherenceLaunch {
     pub lanes: Vec<Vec<Option<LaneSockets>>>,
     /// The shards as people know them.
     pub names: Vec<String>,
+    /// Where the guest's kernel lies, if it does not unpack itself; else empty.
+    pub kernel: Range<u64>,
 }
 
 /// Connected stream sockets between two shards, for one lane.

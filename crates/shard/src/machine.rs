@@ -10,7 +10,6 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-use dsm::Causal;
 use kvm_bindings::{CpuId, KVM_MEM_READONLY, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use serde_json::Value;
@@ -391,7 +390,7 @@ impl Machine {
     }
 
     /// Makes the vCPUs; no device can be added any more.
-    pub fn into_vcpus(self, count: u8, causal: Option<&Arc<Causal>>) -> Result<Ready, MachineError> {
+    pub fn into_vcpus(self, count: u8, coherence: Option<&Coherence>) -> Result<Ready, MachineError> {
         let (ports, mmio) = (Arc::new(self.ports), Arc::new(self.mmio));
         let (mut vcpus, mut seconds) = (Vec::new(), Vec::new());
         for id in 0..count {
@@ -416,7 +415,7 @@ impl Machine {
                     .give(&fd)?,
             }
             let counters = Arc::new(VcpuCounters::default());
-            let local = match &self.span {
+            let mut local = match &self.span {
                 Some(home) => Some(home.parts.vcpu(
                     &travelling(&self.register_numbers),
                     &fd,
@@ -429,7 +428,11 @@ impl Machine {
                     None
                 }
             };
-            let root = causal.map(|causal| Root::of(&mut fd, id, causal.clone()));
+            let causal = coherence.and_then(Coherence::causal);
+            let root = causal.map(|causal| Root::of(&mut fd, id, causal));
+            if let (Some(local), Some(coherence)) = (&mut local, coherence) {
+                local.follow(coherence.latency());
+            }
             let (ports, mmio, end) = (ports.clone(), mmio.clone(), self.end.clone());
             vcpus.push(Vcpu {
                 fd,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use dsm::USERFAULT_DEVICE;
-use dsm::{Causal, Meter, Node, Prepared, Settings, Shape, Site};
+use dsm::{Causal, Latency, Meter, Node, Prepared, Settings, Shape, Site};
 use serde_json::{Value, json};
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap};
@@ -84,10 +84,13 @@ impl Replica {
             migratory: true,
             method: None,
         };
+        let kernel = &launch.kernel;
+        let standing = page_of(kernel.start)..page_of(kernel.end);
         // No polling: the CPUs are the vCPUs'.
         let settings = Settings {
             realtime: true,
             processors: span.vcpus.len(),
+            standing: standing.start.min(end) as u32..standing.end.min(end) as u32,
             ..Settings::default()
         };
         let site = Site {
@@ -167,6 +170,11 @@ impl Coherence {
     /// What messages between shards come after, where the guest's page tables are merged.
     pub fn causal(&self) -> Option<Arc<Causal>> {
         self.node.causal().cloned()
+    }
+
+    /// How long pages of other shards take to come.
+    pub fn latency(&self) -> Arc<Latency> {
+        self.node.latency().clone()
     }
 
     /// Whether pages of other shards still come.

@@ -43,7 +43,6 @@ use crate::span::machine::{Channels, SpanParts, wake_promptly};
 use crate::span::router::Router;
 use crate::span::wiring::watch_pins;
 use control::Control;
-use dsm::Causal;
 use freeze::Freezer;
 use orders::Orders;
 pub use receive::{Files, ReceiveError, receive, send};
@@ -151,7 +150,6 @@ fn start(control: &mut UnixStream, spec: LaunchSpec, mut files: Files) -> Result
 
     let threads = closed.threads;
     let coherence = machine.serve_memory(&spec, &threads)?;
-    let causal = coherence.and_then(Coherence::causal);
     let interrupts = Interrupts::new(machine.wiring.clone());
     let parts = devices::Parts {
         machine: &machine,
@@ -173,7 +171,7 @@ fn start(control: &mut UnixStream, spec: LaunchSpec, mut files: Files) -> Result
         running,
         functions,
         home,
-    } = machine.into_vcpus(spec.vcpus, causal.as_ref())?;
+    } = machine.into_vcpus(spec.vcpus, coherence)?;
     if let Some(functions) = functions {
         bus.restore(&functions)?;
     }
@@ -189,7 +187,7 @@ fn start(control: &mut UnixStream, spec: LaunchSpec, mut files: Files) -> Result
         },
     )?;
     let router = home
-        .map(|home| start_home(home, &threads, &running, causal))
+        .map(|home| start_home(home, &threads, &running, coherence))
         .transpose()?;
     let vcpus = VcpuThreads::start(&threads, vcpus)?;
     let (stop_sharing, stopped) = mpsc::channel();
@@ -243,10 +241,10 @@ fn start_home(
     (home, ports, memory): (Home, Arc<Bus>, Arc<Bus>),
     threads: &Threads,
     running: &Running,
-    causal: Option<Arc<Causal>>,
+    coherence: Option<&Coherence>,
 ) -> io::Result<Arc<Router>> {
     let Home { parts, ioapic, pins } = home;
-    if let Some(causal) = causal {
+    if let Some(causal) = coherence.and_then(Coherence::causal) {
         parts.router.follow(causal);
     }
     let router = parts.start(threads, &running.end, Some((ports, memory, ioapic.clone())))?;

@@ -98,6 +98,11 @@ pub fn start(control: &mut UnixStream, launch: PartLaunch, mut files: Files) -> 
         }
         SpanMemory::Files(_) => None,
     };
+    if let Some(coherence) = coherence {
+        for local in vcpus.iter_mut().filter_map(|vcpu| vcpu.local.as_mut()) {
+            local.follow(coherence.latency());
+        }
+    }
     if let Some(causal) = coherence.and_then(Coherence::causal) {
         for (id, vcpu) in (0..count).zip(&mut vcpus) {
             vcpu.root = Some(Root::of(&mut vcpu.fd, id, causal.clone()));

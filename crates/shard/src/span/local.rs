@@ -5,8 +5,10 @@
 //! (`request_interrupt_window`). The controller's registers are model-specific ones (x2APIC mode): accesses come as exits.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use apic::{LocalApic, Written};
+use dsm::Latency;
 use kvm_bindings::{kvm_debugregs, kvm_regs, kvm_sregs, kvm_vcpu_events};
 use kvm_ioctls::VcpuFd;
 
@@ -14,6 +16,7 @@ use super::clock::GuestTsc;
 use super::eoi::{MSR_SHARED_EOI, SharedEoi};
 use super::inbox::Inbox;
 use super::ioctls;
+use super::pace::Pace;
 use super::router::Router;
 use super::seat::{Arrival, Deed, Look, Seat};
 use super::startup::Startup;
@@ -62,6 +65,8 @@ pub struct Local {
     seat: Seat,
     eoi: SharedEoi,
     alarm: Option<Alarm>,
+    pace: Pace,
+    latency: Option<Arc<Latency>>,
 }
 
 impl Local {
@@ -87,8 +92,15 @@ impl Local {
             seat: Seat::new(vcpu, router.me(), is_here),
             eoi: SharedEoi::new(memory),
             alarm: None,
+            pace: Pace::default(),
+            latency: None,
             router,
         }
+    }
+
+    /// The guest's memory is kept coherent, and its pages take so long to come.
+    pub fn follow(&mut self, latency: Arc<Latency>) {
+        self.latency = Some(latency);
     }
 
     /// The calling thread is the vCPU's.
@@ -128,7 +140,7 @@ impl Local {
             Look::Here => {}
         }
         self.start_up(fd)?;
-        self.apic.expire(self.tsc.now());
+        self.ring();
         if self.is_asleep() {
             self.sleep();
             return Ok(Next::Again);
@@ -356,16 +368,36 @@ impl Local {
         }
     }
 
+    /// In what time the controller's timer interrupts; none if it is not set.
+    fn timer_left(&self) -> Option<Duration> {
+        let now = self.tsc.now();
+        let left = self.tsc.left(now, self.apic.timer_due()?).unwrap_or_default();
+        let paced_ns = self.latency.as_ref().map_or(0, |latency| {
+            self.pace.left_ns(self.tsc.nanoseconds(), latency.ns())
+        });
+        Some(left.max(Duration::from_nanos(paced_ns)))
+    }
+
+    /// Lets the timer interrupt, if it is time.
+    fn ring(&mut self) {
+        match self.timer_left() {
+            Some(Duration::ZERO) => self.pace.interrupts(self.tsc.nanoseconds()),
+            Some(_) => return,
+            // One that is masked goes on counting.
+            None => {}
+        }
+        self.apic.expire(self.tsc.now());
+    }
+
     /// Until there is mail, or the controller's timer expires.
     fn sleep(&mut self) {
-        let limit = match (self.mode, self.apic.timer_due()) {
-            (Mode::Halted { .. }, Some(due)) => match self.tsc.left(self.tsc.now(), due) {
-                Some(left) => Some(left),
-                None => return,
-            },
+        let limit = match self.mode {
+            Mode::Halted { .. } => self.timer_left(),
             _ => None,
         };
-        self.inbox().wait(limit);
+        if limit != Some(Duration::ZERO) {
+            self.inbox().wait(limit);
+        }
     }
 
     fn inject(&mut self, fd: &mut VcpuFd) -> Result<(), StateError> {
@@ -386,9 +418,10 @@ impl Local {
     }
 
     fn set_alarm(&mut self) {
+        let left = self.timer_left();
         let Some(alarm) = &mut self.alarm else { return };
-        if let Some(due) = self.apic.timer_due() {
-            alarm.set(self.tsc.left(self.tsc.now(), due).unwrap_or_default());
+        if let Some(left) = left {
+            alarm.set(left);
         }
     }
 

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! - [`crate::launch::SpanLaunch`]: what a shard is told of the VM that it is a part of; [`machine`]: how it is made;
-//! - [`local`]: the vCPU's interrupt controller and its sleep; [`timer`] its alarm, [`clock`] its TSC, [`eoi`]
+//! - [`local`]: the vCPU's interrupt controller and its sleep; [`timer`] its alarm, [`pace`] how often that may ring, [`clock`] its TSC, [`eoi`]
 //!   ends of interrupts without exits;
 //! - [`seat`]: whether a vCPU is here, and what follows for its mail;
 //! - [`router`], [`inbox`], [`mail`], [`whereabouts`], [`owners`], [`enabled`], [`startup`]: from whoever signals to the vCPU's
@@ -34,6 +34,7 @@ pub mod local;
 pub mod machine;
 pub mod mail;
 pub mod owners;
+mod pace;
 pub mod packet;
 pub mod relation;
 pub mod router;

@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
+use std::ops::Range;
 
 use linux_loader::elf::{Elf64_Ehdr, Elf64_Phdr, PF_W, PT_LOAD};
 use linux_loader::loader::bootparam::setup_header;
@@ -164,6 +165,17 @@ fn load_elf(memory: &GuestRam, file: &mut File, map: bool) -> Result<Kernel, Ker
         cmdline_bytes_max: ELF_CMDLINE_BYTES_MAX,
         parts,
     })
+}
+
+/// Where an ELF kernel lies in guest memory, from its first segment to its last; empty for others, which unpack themselves.
+pub fn image(file: &mut File) -> Range<u64> {
+    let mut magic = [0; ELF_MAGIC.len()];
+    let is_elf = file.rewind().and_then(|()| file.read_exact(&mut magic)).is_ok() && magic == ELF_MAGIC;
+    // What is wrong with it is told when it is loaded.
+    let parts = is_elf.then(|| segments(file).ok()).flatten().unwrap_or_default();
+    let start = parts.iter().map(|part| part.at).min().unwrap_or_default();
+    let end = parts.iter().map(|part| part.at.saturating_add(part.bytes)).max();
+    start..end.unwrap_or_default()
 }
 
 /// The segments that are loaded. The loader has checked the header and read the whole table once.

@@ -47,6 +47,7 @@ fn launch(shard: u8, bytes: u64, sockets: &[[UnixStream; 2]]) -> (SpanLaunch, Ve
             userfaultfd: None,
             lanes,
             names: vec!["the shard in cell 0".into(), "the shard in cell 1".into()],
+            kernel: 0..0,
         }),
         channels: vec![None, None],
         tsc: TscLaunch {
