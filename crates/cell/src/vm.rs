@@ -15,6 +15,7 @@ use crate::cluster::tenure::TenureError;
 use crate::coherence;
 use crate::console::Console;
 use crate::cpu_group::{CpuGroup, CpuGroupError};
+use crate::ending::of_part;
 use crate::frozen::Freezable;
 use crate::handle::Handle;
 use crate::link::Reports;
@@ -270,14 +271,9 @@ fn one_boot(
     if let Some(detail) = handle.state().lost.clone() {
         return Ok(Ending::ShardFailed { detail });
     }
-    // What another shard saw of an end is that the one is gone.
     let was_told = handle.state().ending;
-    match (&ending, cause) {
-        (_, None) => {}
-        (Some(Ending::Quit), Some(Ending::PeerLost { .. })) if was_told => {}
-        (Some(Ending::PeerLost { .. } | Ending::Quit) | None, Some(cause)) => return Ok(cause),
-        (Some(_), Some(Ending::PeerLost { .. })) => {}
-        (Some(_), Some(cause)) => return Ok(cause),
+    if let Some(cause) = of_part(ending.as_ref(), cause, was_told) {
+        return Ok(cause);
     }
     if let (Some(Ending::ShardFailed { detail }), false) = (&ending, ran) {
         return Err(RunError::Refused {
