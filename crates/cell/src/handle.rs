@@ -5,8 +5,6 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use serde_json::{Value, json};
 use shard::launch::{MoveReport, Order};
 
@@ -14,6 +12,7 @@ use crate::console::Console;
 use crate::frozen::Freezable;
 use crate::link::send_order;
 use crate::parts::Parts;
+use crate::shard_process::ShardProcess;
 
 /// How long a shard may take to end when it is told to; disks finish what is under way.
 pub const QUIT_LIMIT: Duration = Duration::from_secs(5);
@@ -43,7 +42,8 @@ struct Shared {
 pub(crate) struct State {
     /// Where orders go, while a shard runs.
     pub(crate) orders: Option<UnixStream>,
-    pub(crate) pid: Option<i32>,
+    /// The home's process, while it runs.
+    pub(crate) home: Option<Arc<ShardProcess>>,
     pub(crate) status: Option<Value>,
     /// No shard starts any more.
     over: bool,
@@ -194,10 +194,7 @@ impl Handle {
         self.state().ending = true;
         let _ = self.order(&Order::Quit);
         let state = self.wait(QUIT_LIMIT, |state| state.over);
-        if let Some(pid) = state.pid {
-            // It is our child and not waited for while it is in the state: the number is its own.
-            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
-        }
+        state.home.iter().for_each(|home| home.cut_off());
         drop(state);
         drop(self.wait(QUIT_LIMIT, |state| state.over));
     }

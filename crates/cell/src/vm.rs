@@ -6,6 +6,7 @@ use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -214,13 +215,13 @@ fn one_boot(
         .is_none()
         .then(|| Freezable::new(opened.spec.clone(), &launch, &opened.files, handover))
         .transpose()?;
-    let home = start("shard.log")?;
+    let home = Arc::new(start("shard.log")?);
     launch.sandbox_missing.clone_from(&home.missing);
     let mut socket = home.socket.try_clone()?;
     let orders = home.socket.try_clone()?;
     {
         let mut state = handle.state();
-        (state.pid, state.orders, state.parts) = (Some(home.pid), Some(orders), parts);
+        (state.home, state.orders, state.parts) = (Some(home.clone()), Some(orders), parts);
     }
     let (mut ending, mut ran) = (None, false);
     // One that dies at once breaks the socket; its log says why.
@@ -265,7 +266,7 @@ fn one_boot(
     } else {
         home.wait()
     };
-    handle.state().pid = None;
+    handle.state().home = None;
     let parts = handle.state().parts.take();
     let cause = parts.and_then(Parts::end);
     if let Some(detail) = handle.state().lost.clone() {
