@@ -194,11 +194,11 @@ fn one_boot(
     if let (Some(span), Some(boot)) = (span, &boot) {
         handle.state().clock_errors_ns = boot.clock_errors_ns().to_vec();
         let (told, home) = (handle.clone(), handle.clone());
-        // The home may not be there yet, or no longer.
         let (started, missing) = start_parts(opened, start, span, boot)?;
         missing_elsewhere = missing;
-        let ended = move || drop(home.order(&Order::Quit));
-        parts = Some(Parts::watch(started, move || told.changed(), ended)?);
+        // The home may not be there yet, or no longer.
+        let watched = Parts::watch(started, move || told.changed(), move || home.part_ended());
+        parts = Some(watched?);
         if span.is_over_hosts() {
             return Err(RunError::NotCoherent);
         }
@@ -219,10 +219,7 @@ fn one_boot(
     launch.sandbox_missing.clone_from(&home.missing);
     let mut socket = home.socket.try_clone()?;
     let orders = home.socket.try_clone()?;
-    {
-        let mut state = handle.state();
-        (state.home, state.orders, state.parts) = (Some(home.clone()), Some(orders), parts);
-    }
+    handle.state().start(home.clone(), orders, parts);
     let (mut ending, mut ran) = (None, false);
     // One that dies at once breaks the socket; its log says why.
     if shard::process::send(&mut socket, &Launch::Vm(Box::new(launch)), &files).is_ok() {
@@ -232,6 +229,7 @@ fn one_boot(
             match report {
                 Report::Running { mut sandbox_missing } => {
                     ran = true;
+                    handle.state().runs = true;
                     sandbox_missing.append(&mut missing_elsewhere);
                     booted(Booted {
                         pid: home.pid,
@@ -266,13 +264,18 @@ fn one_boot(
     } else {
         home.wait()
     };
-    handle.state().home = None;
-    let parts = handle.state().parts.take();
+    let (parts, was_told) = {
+        let mut state = handle.state();
+        state.home = None;
+        if ending.is_none() && state.is_cut_off {
+            ending = Some(Ending::Quit);
+        }
+        (state.parts.take(), state.ending)
+    };
     let cause = parts.and_then(Parts::end);
     if let Some(detail) = handle.state().lost.clone() {
         return Ok(Ending::ShardFailed { detail });
     }
-    let was_told = handle.state().ending;
     if let Some(cause) = of_part(ending.as_ref(), cause, was_told) {
         return Ok(cause);
     }

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use cell::cluster::client;
@@ -25,7 +26,7 @@ use nix::unistd::Pid;
 use shard::launch::{Ending, Order, Report};
 
 use super::etcd::Etcd;
-use super::{beta, site};
+use super::{beta, deaf, site};
 
 /// How long anything may take that is awaited.
 const SOON: Duration = Duration::from_secs(30);
@@ -39,7 +40,7 @@ const REAL: &str = "real_cells_hold_the_places_and_their_next_processes_find_the
 
 type Story = (&'static str, SpanWay, fn(&Two));
 
-const STORIES: [Story; 11] = [
+const STORIES: [Story; 12] = [
     (
         "all_but_the_memory_is_there_and_then_it_is_refused",
         SpanWay::Tls,
@@ -83,6 +84,11 @@ const STORIES: [Story; 11] = [
     ),
     (REAL, SpanWay::Tls, real_cells),
     ("two_parts_are_linked_to_one_another_too", SpanWay::Tls, two_parts),
+    (
+        "a_part_that_dies_while_its_home_is_loaded_ends_the_vm",
+        SpanWay::Tls,
+        deaf_home,
+    ),
 ];
 
 /// Tells all stories, or those whose names have `part` in them.
@@ -133,7 +139,7 @@ struct Two {
     spec: VmSpec,
     /// What runs, by what it is.
     running: RefCell<Vec<(&'static str, Child)>>,
-    _claim: Option<Claim>,
+    _claims: Vec<Claim>,
 }
 
 impl Drop for Two {
@@ -158,7 +164,7 @@ impl Two {
             spec: config::parse("vm.toml", &text).expect("a VM"),
             folder,
             running: RefCell::default(),
-            _claim: None,
+            _claims: Vec::new(),
         };
         if has_real_cells {
             two.start("0", &["cell", "0"], &alpha, Stdio::null());
@@ -171,7 +177,10 @@ impl Two {
         let mut line = String::new();
         BufReader::new(output).read_line(&mut line).expect("a line");
         assert_eq!(line, "ready\n");
-        two._claim = Some(beta::answer(&Files::at(&alpha), 0).expect("alpha's cell"));
+        for number in site::ALPHA {
+            let cell = beta::answer(&Files::at(&alpha), number).expect("alpha's cell");
+            two._claims.push(cell);
+        }
         two
     }
 
@@ -532,6 +541,34 @@ fn strangers(two: &Two) {
         .expect("a span")
         .leave();
     two.wait_until_free();
+}
+
+fn deaf_home(two: &Two) {
+    let mut spec = two.spec.clone();
+    spec.span = Some(config::SpanSpec::Coherent(site::ALPHA.to_vec()));
+    // The part is gone before there is a home, or after.
+    for life_ms in [0, 1000] {
+        let name = deaf::name(life_ms);
+        let span = Span::begin(&name, &spec).expect("places").expect("a span");
+        let folder = two.folder.join(&name);
+        std::fs::create_dir_all(&folder).expect("a directory");
+        let opened = open(&spec, &name, &folder, 7).expect("its files, and KVM");
+        let (tell, told) = mpsc::channel();
+        std::thread::spawn(move || {
+            let handle = Handle::default();
+            let ran = vm::run(opened, &name, &folder, &handle, Some(&span), |_| {
+                panic!("it runs")
+            });
+            span.leave();
+            let _ = tell.send(ran.map_err(|error| error.to_string()));
+        });
+        match told.recv_timeout(SOON).expect("it ends") {
+            Ok(Ending::ShardFailed { detail }) => {
+                assert!(detail.starts_with("in cell 3: its process"), "{detail}")
+            }
+            other => panic!("{other:?}"),
+        }
+    }
 }
 
 fn end(pid: i32) {
