@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use cell::cluster::client;
 use cell::cluster::files::{Claim, Files};
 use cell::cluster::hosts::Hosts;
-use cell::handle::Handle;
+use cell::handle::{Handle, QUIT_LIMIT};
 use cell::open::{Opened, open};
 use cell::remote::connections::connect;
 use cell::remote::part::Remote;
@@ -21,6 +21,7 @@ use cell::spanning::{Boot, Span};
 use cell::vm;
 use config::VmSpec;
 use config::cluster::SpanWay;
+use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use shard::launch::{Ending, Order, Report};
@@ -40,7 +41,7 @@ const REAL: &str = "real_cells_hold_the_places_and_their_next_processes_find_the
 
 type Story = (&'static str, SpanWay, fn(&Two));
 
-const STORIES: [Story; 12] = [
+const STORIES: [Story; 14] = [
     (
         "all_but_the_memory_is_there_and_then_it_is_refused",
         SpanWay::Tls,
@@ -57,6 +58,16 @@ const STORIES: [Story; 12] = [
         again_and_again,
     ),
     ("a_shard_that_is_killed_is_told_of", SpanWay::Tls, killed_shard),
+    (
+        "an_order_to_end_that_comes_too_late_ends_no_later_boot",
+        SpanWay::Tls,
+        late_order,
+    ),
+    (
+        "who_breaks_the_rules_ends_the_part_and_only_then_its_place_is_free",
+        SpanWay::Tls,
+        second_start,
+    ),
     (
         "a_monitor_that_is_killed_is_told_of_and_leaves_nothing",
         SpanWay::Tls,
@@ -437,6 +448,43 @@ fn killed_shard(two: &Two) {
     two.processes("shard").into_iter().for_each(end);
     let why = gone(remote(&span));
     assert!(why.starts_with("its process was ended by SIGKILL"), "{why}");
+    drop(span);
+    two.wait_until_free();
+}
+
+fn late_order(two: &Two) {
+    let (span, opened) = (two.span(), two.opened());
+    let boot = started(two, &span, &opened);
+    two.processes("shard").into_iter().for_each(end);
+    gone(remote(&span));
+    drop(boot);
+    // As the home's monitor tells all parts at the end of each boot.
+    remote(&span).order(&Order::Quit).expect("an order");
+    let _boot = started(two, &span, &opened);
+    let said = remote(&span).next(Some(QUIT_LIMIT + Duration::from_secs(2)));
+    assert!(said.is_none(), "{said:?}");
+    assert_eq!(span.lost(), None);
+    assert_eq!(two.processes("shard").len(), 1);
+    span.leave();
+    two.wait_until_free();
+}
+
+fn second_start(two: &Two) {
+    let (span, opened) = (two.span(), two.opened());
+    let boot = started(two, &span, &opened);
+    let shards = two.processes("shard");
+    remote(&span)
+        .start(boot.remote(&span, 1, &opened.launch))
+        .expect("an order");
+    wait(|| two.at_beta().is_empty());
+    for pid in shards {
+        assert_eq!(
+            kill(Pid::from_raw(pid), None),
+            Err(Errno::ESRCH),
+            "it is still there"
+        );
+    }
+    wait(|| span.lost().is_some());
     drop(span);
     two.wait_until_free();
 }
