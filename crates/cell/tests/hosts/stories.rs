@@ -578,6 +578,13 @@ fn strangers(two: &Two) {
     assert!(connect(&hosts, known, link).is_err(), "there is one already");
     drop(first);
     span.leave();
+    let mut coherent = two.spec.clone();
+    coherent.span = Some(config::SpanSpec::Coherent(vec![0, 1]));
+    let why = Span::begin("big", &coherent).expect_err("two hosts").to_string();
+    assert!(
+        why.starts_with("coherent memory is kept between cells of one host"),
+        "{why}"
+    );
     let mut large = two.spec.clone();
     large.memory = config::Size(2 * site::CELL_BYTES + (2 << 20));
     let why = Span::begin("big", &large).expect_err("no room").to_string();
