@@ -1,4 +1,4 @@
-//! How a VM ended, as an exit status and a line of text.
+//! How a VM ended, as an exit status and a line of text; and which of its shards' ends was the reason.
 
 use shard::launch::Ending;
 
@@ -24,4 +24,62 @@ pub fn reason(ending: &Ending) -> Option<String> {
         Ending::ShardFailed { detail } | Ending::PeerLost { detail } => format!("the shard failed: {detail}"),
         Ending::Quit => "killed".to_owned(),
     })
+}
+
+/// What ended a VM of several shards, if that was one beside its home: of its home's last word, if it had one, and what is known
+/// of the first of the others that ended, if one did before it was told to. `was_told`: somebody wanted the end.
+pub(crate) fn of_part(home: Option<&Ending>, part: Option<Ending>, was_told: bool) -> Option<Ending> {
+    // What a shard sees of another's end is no reason: it is the other's end that tells.
+    let is_witness = matches!(part, Some(Ending::PeerLost { .. }));
+    let home_has_none = match home {
+        Some(Ending::PeerLost { .. }) => true,
+        Some(Ending::Quit) => !was_told,
+        // Without a last word it was killed, and its process tells by what.
+        _ => false,
+    };
+    part.filter(|_| !is_witness || home_has_none)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failed() -> Ending {
+        Ending::ShardFailed {
+            detail: "its process was ended by SIGKILL".to_owned(),
+        }
+    }
+
+    fn witness() -> Ending {
+        Ending::PeerLost {
+            detail: "the shard in cell 0 is gone".to_owned(),
+        }
+    }
+
+    #[test]
+    fn a_home_that_was_killed_is_told_of_by_its_process_and_not_by_who_saw_it() {
+        for was_told in [false, true] {
+            assert_eq!(of_part(None, Some(witness()), was_told), None);
+            assert_eq!(of_part(None, None, was_told), None);
+            assert_eq!(of_part(Some(&Ending::PowerOff), Some(witness()), was_told), None);
+        }
+    }
+
+    #[test]
+    fn a_part_that_failed_is_the_reason_whatever_the_home_says() {
+        for home in [None, Some(Ending::Quit), Some(witness()), Some(failed())] {
+            assert_eq!(of_part(home.as_ref(), Some(failed()), false), Some(failed()));
+        }
+    }
+
+    #[test]
+    fn a_witness_is_heard_where_nobody_knows_more() {
+        assert_eq!(of_part(Some(&witness()), Some(witness()), true), Some(witness()));
+        assert_eq!(
+            of_part(Some(&Ending::Quit), Some(witness()), false),
+            Some(witness())
+        );
+        // Told to end, they see each other go.
+        assert_eq!(of_part(Some(&Ending::Quit), Some(witness()), true), None);
+    }
 }

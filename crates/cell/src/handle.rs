@@ -5,8 +5,6 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use serde_json::{Value, json};
 use shard::launch::{MoveReport, Order};
 
@@ -14,6 +12,7 @@ use crate::console::Console;
 use crate::frozen::Freezable;
 use crate::link::send_order;
 use crate::parts::Parts;
+use crate::shard_process::ShardProcess;
 
 /// How long a shard may take to end when it is told to; disks finish what is under way.
 pub const QUIT_LIMIT: Duration = Duration::from_secs(5);
@@ -43,7 +42,12 @@ struct Shared {
 pub(crate) struct State {
     /// Where orders go, while a shard runs.
     pub(crate) orders: Option<UnixStream>,
-    pub(crate) pid: Option<i32>,
+    /// The home's process, while it runs.
+    pub(crate) home: Option<Arc<ShardProcess>>,
+    /// The home has said that it runs: from then on it looks at orders.
+    pub(crate) runs: bool,
+    /// The home was killed because a part ended.
+    pub(crate) is_cut_off: bool,
     pub(crate) status: Option<Value>,
     /// No shard starts any more.
     over: bool,
@@ -67,6 +71,28 @@ pub(crate) struct State {
 pub struct Asking<'a>(&'a Handle);
 
 impl State {
+    /// The home's process has started.
+    pub(crate) fn start(&mut self, home: Arc<ShardProcess>, orders: UnixStream, parts: Option<Parts>) {
+        (self.home, self.orders, self.parts) = (Some(home), Some(orders), parts);
+        (self.runs, self.is_cut_off) = (false, false);
+        // One that ended before could only tell that there was no home yet.
+        if self.parts.as_ref().is_some_and(Parts::have_ended) {
+            self.end_without_part();
+        }
+    }
+
+    /// A part has ended before it was told to, and the home must end too. While it is being loaded it looks at no orders, and may
+    /// wait for memory that the part had.
+    fn end_without_part(&mut self) {
+        if let (Some(home), false) = (&self.home, self.runs) {
+            home.cut_off();
+            self.is_cut_off = true;
+        } else if let Some(socket) = &self.orders {
+            // One that is gone has ended.
+            let _ = send_order(socket, &Order::Quit);
+        }
+    }
+
     /// Whether the shard that has just started is to end at once.
     pub(crate) fn is_to_end(&self) -> bool {
         self.ending || self.parts.as_ref().is_some_and(Parts::have_ended)
@@ -92,6 +118,11 @@ impl Handle {
             Some(socket) => send_order(socket, order),
             None => Err(io::Error::other("the VM is not running just now")),
         }
+    }
+
+    /// One of the shards beside the home has ended before it was told to.
+    pub(crate) fn part_ended(&self) {
+        self.state().end_without_part();
     }
 
     /// Freezes the VM for `client`.
@@ -194,10 +225,7 @@ impl Handle {
         self.state().ending = true;
         let _ = self.order(&Order::Quit);
         let state = self.wait(QUIT_LIMIT, |state| state.over);
-        if let Some(pid) = state.pid {
-            // It is our child and not waited for while it is in the state: the number is its own.
-            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
-        }
+        state.home.iter().for_each(|home| home.cut_off());
         drop(state);
         drop(self.wait(QUIT_LIMIT, |state| state.over));
     }

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -15,7 +15,11 @@ use nix::unistd::Pid;
 use crate::handle::QUIT_LIMIT;
 use crate::spawn::{self, Namespaces};
 
-/// A shard's process, which waits for what it is to run. Killed when this is dropped before it has ended.
+/// How often a process that is waited for is looked at.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// A shard's process, which waits for what it is to run. Killed when this is dropped before it has ended. Several threads may
+/// wait for its end, or kill it; each is told how it ended.
 #[derive(Debug)]
 pub struct ShardProcess {
     /// Its process id, as the monitor sees it.
@@ -27,8 +31,8 @@ pub struct ShardProcess {
     /// Where it writes what it has to say.
     pub log_file: File,
     log: PathBuf,
-    /// It has ended, and its id may be another's.
-    is_over: AtomicBool,
+    /// How it ended, once it was waited for. Its id may be another's from then on: signals are sent under the lock.
+    ended: Mutex<Option<nix::Result<WaitStatus>>>,
 }
 
 impl ShardProcess {
@@ -51,49 +55,61 @@ impl ShardProcess {
             missing: spawned.missing,
             log_file,
             log,
-            is_over: AtomicBool::new(false),
+            ended: Mutex::new(None),
         })
     }
 
     /// Ends it, whatever it does. Returns what is known of its end.
     pub fn kill(&self) -> String {
-        if !self.is_over.load(Ordering::Relaxed) {
+        self.cut_off();
+        self.wait()
+    }
+
+    /// Has it killed, and does not wait until it is.
+    pub fn cut_off(&self) {
+        if self.ended().is_none() {
             // It may have ended by itself.
             let _ = kill(Pid::from_raw(self.pid), Signal::SIGKILL);
         }
-        self.wait()
     }
 
     /// Waits until it has ended; one that has reported its end and does not go is killed. Returns what is known of its end.
     pub fn wait(&self) -> String {
-        let is_over = self.is_over.swap(true, Ordering::Relaxed);
-        let status = if is_over {
-            None
-        } else {
-            wait_for(Pid::from_raw(self.pid))
+        let deadline = Instant::now() + QUIT_LIMIT;
+        let ended = loop {
+            if let Some(ended) = self.look() {
+                break ended;
+            }
+            if Instant::now() > deadline {
+                self.cut_off();
+            }
+            // Without the lock.
+            std::thread::sleep(LOOK);
         };
-        why(status, &self.log)
+        why(ended.ok(), &self.log)
+    }
+
+    /// How it ended, if it has.
+    fn look(&self) -> Option<nix::Result<WaitStatus>> {
+        let mut ended = self.ended();
+        if ended.is_none() {
+            *ended = match waitpid(Pid::from_raw(self.pid), Some(WaitPidFlag::WNOHANG)) {
+                Ok(WaitStatus::StillAlive) | Err(nix::Error::EINTR) => None,
+                other => Some(other),
+            };
+        }
+        *ended
+    }
+
+    fn ended(&self) -> MutexGuard<'_, Option<nix::Result<WaitStatus>>> {
+        // Each change is whole, whoever panicked.
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for ShardProcess {
     fn drop(&mut self) {
         self.kill();
-    }
-}
-
-fn wait_for(pid: Pid) -> Option<WaitStatus> {
-    let deadline = Instant::now() + QUIT_LIMIT;
-    loop {
-        match waitpid(pid, Some(WaitPidFlag::WNOHANG)) {
-            Ok(WaitStatus::StillAlive) if Instant::now() > deadline => {
-                let _ = kill(pid, Signal::SIGKILL);
-                return waitpid(pid, None).ok();
-            }
-            Ok(WaitStatus::StillAlive) => std::thread::sleep(Duration::from_millis(1)),
-            Err(nix::Error::EINTR) => {}
-            other => return other.ok(),
-        }
     }
 }
 
@@ -110,5 +126,50 @@ fn why(status: Option<WaitStatus>, log: &Path) -> String {
     match text.lines().last() {
         Some(last) => format!("its process {how}; it said: {last}"),
         None => format!("its process {how}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    fn process(program: &mut Command) -> ShardProcess {
+        let log = PathBuf::from("/dev/null");
+        ShardProcess {
+            // Its handle ends nothing, and waits for nothing.
+            pid: program.spawn().unwrap().id() as i32,
+            socket: UnixStream::pair().unwrap().0,
+            missing: Vec::new(),
+            log_file: File::open(&log).unwrap(),
+            log,
+            ended: Mutex::new(None),
+        }
+    }
+
+    #[test]
+    fn all_who_wait_are_told_how_it_ended_and_not_before() {
+        let sleeping = process(Command::new("sleep").arg("100"));
+        std::thread::scope(|scope| {
+            let waiting = [(); 3].map(|()| scope.spawn(|| sleeping.wait()));
+            std::thread::sleep(QUIT_LIMIT / 50);
+            assert!(waiting.iter().all(|one| !one.is_finished()), "it runs");
+            let killed = "its process was ended by SIGKILL";
+            assert_eq!(sleeping.kill(), killed);
+            for one in waiting {
+                assert_eq!(one.join().unwrap(), killed);
+            }
+        });
+        let left = process(Command::new("sh").args(["-c", "exit 3"]));
+        assert_eq!(left.wait(), "its process left with status 3");
+        // Its number may be another's by now.
+        assert_eq!(left.kill(), "its process left with status 3");
+    }
+
+    #[test]
+    fn one_that_does_not_go_is_killed() {
+        let stays = process(Command::new("sleep").arg("100"));
+        assert_eq!(stays.wait(), "its process was ended by SIGKILL");
     }
 }

@@ -6,6 +6,7 @@ use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use crate::cluster::tenure::TenureError;
 use crate::coherence::{self, Coherence};
 use crate::console::Console;
 use crate::cpu_group::{CpuGroup, CpuGroupError};
+use crate::ending::of_part;
 use crate::frozen::Freezable;
 use crate::handle::Handle;
 use crate::link::Reports;
@@ -197,11 +199,11 @@ fn one_boot(
     if let (Some(span), Some(boot)) = (span, &boot) {
         handle.state().clock_errors_ns = boot.clock_errors_ns().to_vec();
         let (told, home) = (handle.clone(), handle.clone());
-        // The home may not be there yet, or no longer.
         let (started, missing) = start_parts(opened, start, span, boot)?;
         missing_elsewhere = missing;
-        let ended = move || drop(home.order(&Order::Quit));
-        parts = Some(Parts::watch(started, move || told.changed(), ended)?);
+        // The home may not be there yet, or no longer.
+        let watched = Parts::watch(started, move || told.changed(), move || home.part_ended());
+        parts = Some(watched?);
         if span.is_over_hosts() {
             return Err(RunError::NotCoherent);
         }
@@ -218,14 +220,11 @@ fn one_boot(
         .is_none()
         .then(|| Freezable::new(opened.spec.clone(), &launch, &opened.files, handover))
         .transpose()?;
-    let home = start("shard.log")?;
+    let home = Arc::new(start("shard.log")?);
     launch.sandbox_missing.clone_from(&home.missing);
     let mut socket = home.socket.try_clone()?;
     let orders = home.socket.try_clone()?;
-    {
-        let mut state = handle.state();
-        (state.pid, state.orders, state.parts) = (Some(home.pid), Some(orders), parts);
-    }
+    handle.state().start(home.clone(), orders, parts);
     let (mut ending, mut ran) = (None, false);
     // One that dies at once breaks the socket; its log says why.
     if shard::process::send(&mut socket, &Launch::Vm(Box::new(launch)), &files).is_ok() {
@@ -235,6 +234,7 @@ fn one_boot(
             match report {
                 Report::Running { mut sandbox_missing } => {
                     ran = true;
+                    handle.state().runs = true;
                     sandbox_missing.append(&mut missing_elsewhere);
                     booted(Booted {
                         pid: home.pid,
@@ -269,20 +269,20 @@ fn one_boot(
     } else {
         home.wait()
     };
-    handle.state().pid = None;
-    let parts = handle.state().parts.take();
+    let (parts, was_told) = {
+        let mut state = handle.state();
+        state.home = None;
+        if ending.is_none() && state.is_cut_off {
+            ending = Some(Ending::Quit);
+        }
+        (state.parts.take(), state.ending)
+    };
     let cause = parts.and_then(Parts::end);
     if let Some(detail) = handle.state().lost.clone() {
         return Ok(Ending::ShardFailed { detail });
     }
-    // What another shard saw of an end is that the one is gone.
-    let was_told = handle.state().ending;
-    match (&ending, cause) {
-        (_, None) => {}
-        (Some(Ending::Quit), Some(Ending::PeerLost { .. })) if was_told => {}
-        (Some(Ending::PeerLost { .. } | Ending::Quit) | None, Some(cause)) => return Ok(cause),
-        (Some(_), Some(Ending::PeerLost { .. })) => {}
-        (Some(_), Some(cause)) => return Ok(cause),
+    if let Some(cause) = of_part(ending.as_ref(), cause, was_told) {
+        return Ok(cause);
     }
     if let (Some(Ending::ShardFailed { detail }), false) = (&ending, ran) {
         return Err(RunError::Refused {

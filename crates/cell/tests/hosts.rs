@@ -5,6 +5,7 @@
 
 mod hosts {
     pub mod beta;
+    pub mod deaf;
     pub mod etcd;
     pub mod site;
     pub mod stories;
@@ -22,6 +23,9 @@ fn main() -> ExitCode {
         Some("shard") => {
             // SAFETY: who started this has put the control socket there, and nothing else here knows it.
             let control = unsafe { UnixStream::from_raw_fd(cell::spawn::CONTROL_FD) };
+            if let Some(after) = hosts::deaf::life(&arguments[0]) {
+                return hosts::deaf::run(control, after);
+            }
             return shard::process::run(control);
         }
         Some(launch::COMMAND) => launch::launch(std::io::stdin(), std::io::stdout()),

@@ -132,13 +132,16 @@ fn places(record: &Record) -> Vec<Running> {
         let one = |cell| place(record.name.clone(), cell, vcpus, bytes, record.borrowed.clone());
         return record.cell.map(one).into_iter().collect();
     }
+    // Each cell gave room for a copy of all of it, if the memory is coherent.
+    let copy_bytes = record.spec.is_coherent().then_some(record.spec.memory.0);
     let numbered = record.span.iter().enumerate();
     numbered
         .map(|(number, part)| {
             let name = part_name(&record.name, number);
             let vcpus = part.vcpus.len() as u32;
             // Parts borrow nothing.
-            place(name, part.cell, vcpus, part.memory_bytes, Vec::new())
+            let memory_bytes = copy_bytes.unwrap_or(part.memory_bytes);
+            place(name, part.cell, vcpus, memory_bytes, Vec::new())
         })
         .collect()
 }

@@ -18,7 +18,7 @@ pub const MONITOR: &str = "part-monitor";
 /// Bytes of a request at most: a VM's file, more or less.
 const REQUEST_BYTES_MAX: u64 = 1 << 20;
 /// How long the monitor may take to have its place, or not; longer than a cell may take to answer.
-const ANSWER_LIMIT: Duration = Duration::from_secs(20);
+pub const ANSWER_LIMIT: Duration = Duration::from_secs(20);
 
 /// Starts the monitor of the part that `input` asks for, and gives its answer to `output`.
 ///

@@ -123,10 +123,13 @@ impl Held {
     fn serve(self) -> io::Result<()> {
         let (events, happened) = mpsc::channel();
         let home = self.listen(&events);
+        let mut shard: Option<Arc<ShardProcess>> = None;
         let served = match &home {
-            Ok(home) => self.obey(home, &happened, &events, &mut None),
+            Ok(home) => self.obey(home, &happened, &events, &mut shard),
             Err(error) => Err(error.kind().into()),
         };
+        // However that ended: its watcher has it, too, and would let it run on in a place that is another's by then.
+        shard.iter().for_each(|shard| _ = shard.kill());
         drop(self.entry);
         self.tenure.leave();
         // The home takes the end of the connection for the end of it all.
@@ -156,6 +159,7 @@ impl Held {
         Ok(sending)
     }
 
+    /// Does what comes, until there is no more; the shard may still run then.
     fn obey(
         &self,
         home: &Arc<Mutex<UnixStream>>,
@@ -194,7 +198,8 @@ impl Held {
                 },
                 Event::Told(ToPart::Start(_)) => return Err(io::ErrorKind::InvalidData.into()),
                 Event::Told(ToPart::Order(order)) => {
-                    if order == Order::Quit {
+                    // At the end of a boot the home tells all, gone or not: the next boot's shard is not meant.
+                    if order == Order::Quit && shard.is_some() {
                         deadline = Some(Instant::now() + QUIT_LIMIT);
                     }
                     // One that is gone is told of by its watcher.
@@ -202,10 +207,7 @@ impl Held {
                     drop(told);
                 }
                 Event::Gone => (*shard, deadline) = (None, None),
-                Event::Told(ToPart::Leave) | Event::Alone => {
-                    shard.iter().for_each(|shard| _ = shard.kill());
-                    return Ok(());
-                }
+                Event::Told(ToPart::Leave) | Event::Alone => return Ok(()),
             }
         }
     }

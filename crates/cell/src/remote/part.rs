@@ -24,6 +24,8 @@ use crate::cluster::tenure::TenureError;
 
 /// Reports that are not looked at yet: each shard answers one order at a time.
 const HEARD_MAX: usize = 64;
+/// How long the other host may take to start the part's monitor and pass on its answer: longer than that may take.
+const ASK_LIMIT: Duration = launch::ANSWER_LIMIT.saturating_add(Duration::from_secs(10));
 /// How long the other host may take to give the place back.
 const LEAVE_LIMIT: Duration = Duration::from_secs(10);
 
@@ -189,7 +191,7 @@ fn ask(hosts: &Hosts, request: &PartRequest) -> Result<PartAnswer, String> {
         tty: None,
     };
     let input = serde_json::to_vec(request).map_err(|error| error.to_string())?;
-    let (_, answer, said) = output(stream, &command, &input).map_err(|error| error.to_string())?;
+    let (answer, said) = output_within(stream, command, input, ASK_LIMIT)?;
     serde_json::from_slice(&answer).map_err(|_| {
         let said = String::from_utf8_lossy(&said);
         let last = said.lines().last().unwrap_or("it says nothing");
@@ -197,7 +199,74 @@ fn ask(hosts: &Hosts, request: &PartRequest) -> Result<PartAnswer, String> {
     })
 }
 
+/// Standard output and error of a command over `stream`, which is closed if the command has not ended within `limit`: a host that
+/// is cut off ends no stream.
+fn output_within(
+    stream: UnixStream,
+    command: ExecRequest,
+    input: Vec<u8>,
+    limit: Duration,
+) -> Result<(Vec<u8>, Vec<u8>), String> {
+    let line = |error: io::Error| error.to_string();
+    let closed = stream.try_clone().map_err(line)?;
+    let (tell, told) = mpsc::channel();
+    let asking = move || drop(tell.send(output(stream, &command, &input)));
+    let thread = std::thread::Builder::new().name("ask".into());
+    thread.spawn(asking).map_err(line)?;
+    let ended = told.recv_timeout(limit);
+    let _ = closed.shutdown(Shutdown::Both);
+    let ended = ended.map_err(|_| {
+        format!(
+            "it has not answered for {} s; see `mirrorball cluster status` there",
+            limit.as_secs()
+        )
+    })?;
+    let (_, output, said) = ended.map_err(|error| error.to_string())?;
+    Ok((output, said))
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Each change is whole, whoever panicked.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    fn ended(script: &str, limit: Duration) -> Result<(Vec<u8>, Vec<u8>), String> {
+        let (near, far) = UnixStream::pair().unwrap();
+        let script = script.to_owned();
+        std::thread::spawn(move || {
+            agent::server::serve_programs(far, |request| {
+                request.argv = ["sh", "-c", &script].map(str::to_owned).into();
+                Ok(())
+            })
+        });
+        let command = ExecRequest {
+            argv: vec![PROGRAM.to_owned()],
+            env: Vec::new(),
+            cwd: None,
+            tty: None,
+        };
+        let (tell, told) = mpsc::channel();
+        std::thread::spawn(move || tell.send(output_within(near, command, b"in".to_vec(), limit)));
+        told.recv_timeout(Duration::from_secs(20)).expect("an answer")
+    }
+
+    #[test]
+    fn who_answers_is_heard() {
+        let (output, said) = ended("cat; echo out >&2", Duration::from_secs(20)).unwrap();
+        assert_eq!((&output[..], &said[..]), (&b"in"[..], &b"out\n"[..]));
+    }
+
+    #[test]
+    fn who_does_not_answer_keeps_nobody_waiting() {
+        let since = Instant::now();
+        let why = ended("sleep 60", Duration::from_secs(1)).unwrap_err();
+        assert!(why.starts_with("it has not answered for 1 s"), "{why}");
+        assert!(since.elapsed() >= Duration::from_secs(1));
+    }
 }

@@ -72,7 +72,7 @@ fn knowing_of_all(answer: Answer) -> Answer {
     let Answer::Status(mut status) = answer else {
         return answer;
     };
-    for number in 0..3 {
+    for number in 0..4 {
         if status.cells.iter().all(|cell| cell.plan.number != number) {
             status.cells.push(CellStatus {
                 plan: plan(number),

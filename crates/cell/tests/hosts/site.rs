@@ -9,6 +9,9 @@ use config::cluster::{CellPlan, HostPlan, Site, SpanWay};
 /// What each cell has.
 pub const CELL_BYTES: u64 = 512 << 20;
 
+/// Alpha's cells.
+pub const ALPHA: [u16; 2] = [0, 3];
+
 /// Where beta's processes keep their files.
 pub fn beta(folder: &Path) -> PathBuf {
     folder.join("beta")
@@ -25,7 +28,7 @@ pub fn write(folder: &Path, spans: SpanWay, silence_ms: u64, etcd: &[String]) ->
         cells: cells.to_vec(),
     };
     let hosts = vec![
-        host("alpha", free("127.0.0.1", 0)?, &[0]),
+        host("alpha", free("127.0.0.1", 0)?, &ALPHA),
         host("beta", free("127.0.0.2", 1)?, &[1, 2]),
     ];
     for own in &hosts {
@@ -55,7 +58,7 @@ fn free(ip: &str, cell: u16) -> std::io::Result<SocketAddr> {
 pub fn plan(number: u16) -> CellPlan {
     CellPlan {
         number,
-        host: Some(if number == 0 { "alpha" } else { "beta" }.to_owned()),
+        host: Some(if ALPHA.contains(&number) { "alpha" } else { "beta" }.to_owned()),
         cpus: vec![0],
         nodes: vec![0],
         memory_bytes: CELL_BYTES,

@@ -5,12 +5,13 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use cell::cluster::client;
 use cell::cluster::files::{Claim, Files};
 use cell::cluster::hosts::Hosts;
-use cell::handle::Handle;
+use cell::handle::{Handle, QUIT_LIMIT};
 use cell::open::{Opened, open};
 use cell::remote::connections::connect;
 use cell::remote::part::Remote;
@@ -20,12 +21,13 @@ use cell::spanning::{Boot, Span};
 use cell::vm;
 use config::VmSpec;
 use config::cluster::SpanWay;
+use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use shard::launch::{Ending, Order, Report};
 
 use super::etcd::Etcd;
-use super::{beta, site};
+use super::{beta, deaf, site};
 
 /// How long anything may take that is awaited.
 const SOON: Duration = Duration::from_secs(30);
@@ -39,7 +41,7 @@ const REAL: &str = "real_cells_hold_the_places_and_their_next_processes_find_the
 
 type Story = (&'static str, SpanWay, fn(&Two));
 
-const STORIES: [Story; 11] = [
+const STORIES: [Story; 14] = [
     (
         "all_but_the_memory_is_there_and_then_it_is_refused",
         SpanWay::Tls,
@@ -56,6 +58,16 @@ const STORIES: [Story; 11] = [
         again_and_again,
     ),
     ("a_shard_that_is_killed_is_told_of", SpanWay::Tls, killed_shard),
+    (
+        "an_order_to_end_that_comes_too_late_ends_no_later_boot",
+        SpanWay::Tls,
+        late_order,
+    ),
+    (
+        "who_breaks_the_rules_ends_the_part_and_only_then_its_place_is_free",
+        SpanWay::Tls,
+        second_start,
+    ),
     (
         "a_monitor_that_is_killed_is_told_of_and_leaves_nothing",
         SpanWay::Tls,
@@ -83,6 +95,11 @@ const STORIES: [Story; 11] = [
     ),
     (REAL, SpanWay::Tls, real_cells),
     ("two_parts_are_linked_to_one_another_too", SpanWay::Tls, two_parts),
+    (
+        "a_part_that_dies_while_its_home_is_loaded_ends_the_vm",
+        SpanWay::Tls,
+        deaf_home,
+    ),
 ];
 
 /// Tells all stories, or those whose names have `part` in them.
@@ -133,7 +150,7 @@ struct Two {
     spec: VmSpec,
     /// What runs, by what it is.
     running: RefCell<Vec<(&'static str, Child)>>,
-    _claim: Option<Claim>,
+    _claims: Vec<Claim>,
 }
 
 impl Drop for Two {
@@ -158,7 +175,7 @@ impl Two {
             spec: config::parse("vm.toml", &text).expect("a VM"),
             folder,
             running: RefCell::default(),
-            _claim: None,
+            _claims: Vec::new(),
         };
         if has_real_cells {
             two.start("0", &["cell", "0"], &alpha, Stdio::null());
@@ -171,7 +188,10 @@ impl Two {
         let mut line = String::new();
         BufReader::new(output).read_line(&mut line).expect("a line");
         assert_eq!(line, "ready\n");
-        two._claim = Some(beta::answer(&Files::at(&alpha), 0).expect("alpha's cell"));
+        for number in site::ALPHA {
+            let cell = beta::answer(&Files::at(&alpha), number).expect("alpha's cell");
+            two._claims.push(cell);
+        }
         two
     }
 
@@ -432,6 +452,43 @@ fn killed_shard(two: &Two) {
     two.wait_until_free();
 }
 
+fn late_order(two: &Two) {
+    let (span, opened) = (two.span(), two.opened());
+    let boot = started(two, &span, &opened);
+    two.processes("shard").into_iter().for_each(end);
+    gone(remote(&span));
+    drop(boot);
+    // As the home's monitor tells all parts at the end of each boot.
+    remote(&span).order(&Order::Quit).expect("an order");
+    let _boot = started(two, &span, &opened);
+    let said = remote(&span).next(Some(QUIT_LIMIT + Duration::from_secs(2)));
+    assert!(said.is_none(), "{said:?}");
+    assert_eq!(span.lost(), None);
+    assert_eq!(two.processes("shard").len(), 1);
+    span.leave();
+    two.wait_until_free();
+}
+
+fn second_start(two: &Two) {
+    let (span, opened) = (two.span(), two.opened());
+    let boot = started(two, &span, &opened);
+    let shards = two.processes("shard");
+    remote(&span)
+        .start(boot.remote(&span, 1, &opened.launch))
+        .expect("an order");
+    wait(|| two.at_beta().is_empty());
+    for pid in shards {
+        assert_eq!(
+            kill(Pid::from_raw(pid), None),
+            Err(Errno::ESRCH),
+            "it is still there"
+        );
+    }
+    wait(|| span.lost().is_some());
+    drop(span);
+    two.wait_until_free();
+}
+
 fn killed_monitor(two: &Two) {
     let (span, opened) = (two.span(), two.opened());
     let _boot = started(two, &span, &opened);
@@ -521,6 +578,13 @@ fn strangers(two: &Two) {
     assert!(connect(&hosts, known, link).is_err(), "there is one already");
     drop(first);
     span.leave();
+    let mut coherent = two.spec.clone();
+    coherent.span = Some(config::SpanSpec::Coherent(vec![0, 1]));
+    let why = Span::begin("big", &coherent).expect_err("two hosts").to_string();
+    assert!(
+        why.starts_with("coherent memory is kept between cells of one host"),
+        "{why}"
+    );
     let mut large = two.spec.clone();
     large.memory = config::Size(2 * site::CELL_BYTES + (2 << 20));
     let why = Span::begin("big", &large).expect_err("no room").to_string();
@@ -532,6 +596,34 @@ fn strangers(two: &Two) {
         .expect("a span")
         .leave();
     two.wait_until_free();
+}
+
+fn deaf_home(two: &Two) {
+    let mut spec = two.spec.clone();
+    spec.span = Some(config::SpanSpec::Coherent(site::ALPHA.to_vec()));
+    // The part is gone before there is a home, or after.
+    for life_ms in [0, 1000] {
+        let name = deaf::name(life_ms);
+        let span = Span::begin(&name, &spec).expect("places").expect("a span");
+        let folder = two.folder.join(&name);
+        std::fs::create_dir_all(&folder).expect("a directory");
+        let opened = open(&spec, &name, &folder, 7).expect("its files, and KVM");
+        let (tell, told) = mpsc::channel();
+        std::thread::spawn(move || {
+            let handle = Handle::default();
+            let ran = vm::run(opened, &name, &folder, &handle, Some(&span), |_| {
+                panic!("it runs")
+            });
+            span.leave();
+            let _ = tell.send(ran.map_err(|error| error.to_string()));
+        });
+        match told.recv_timeout(SOON).expect("it ends") {
+            Ok(Ending::ShardFailed { detail }) => {
+                assert!(detail.starts_with("in cell 3: its process"), "{detail}")
+            }
+            other => panic!("{other:?}"),
+        }
+    }
 }
 
 fn end(pid: i32) {

@@ -43,15 +43,26 @@ fn a_vm_has_one_place_or_none() {
     assert_eq!(seen(&record), []);
 }
 
-#[test]
-fn a_spanning_vm_has_one_for_each_part_as_its_record_says() {
-    let part = |cell, vcpus, mib: u64| policy::span::Part {
+fn part(cell: u16, vcpus: std::ops::Range<u8>, mib: u64) -> policy::span::Part {
+    policy::span::Part {
         cell,
         vcpus,
         memory_bytes: mib << 20,
-    };
+    }
+}
+
+#[test]
+fn a_spanning_vm_has_one_for_each_part_as_its_record_says() {
     let written = serde_json::to_string(&record(vec![part(1, 0..3, 768), part(0, 3..4, 256)])).unwrap();
     let read: Record = serde_json::from_str(&written).unwrap();
     let (home, other) = (("a".to_owned(), 1, 3, 768), ("a/1".to_owned(), 0, 1, 256));
     assert_eq!(seen(&read), [home, other]);
+}
+
+#[test]
+fn with_coherent_memory_each_part_has_a_copy_of_all_of_it() {
+    let mut record = record(vec![part(1, 0..3, 768), part(0, 3..4, 256)]);
+    record.spec.span = Some(config::SpanSpec::Coherent(vec![1, 0]));
+    let (home, other) = (("a".to_owned(), 1, 3, 1024), ("a/1".to_owned(), 0, 1, 1024));
+    assert_eq!(seen(&record), [home, other]);
 }

@@ -246,6 +246,10 @@ fn hold(
 ) -> Result<Vec<(PartPlace, Part)>, TenureError> {
     let site = files.site()?;
     let elsewhere = |cell| site.as_ref().is_some_and(|site| site.is_elsewhere(cell));
+    if spec.is_coherent() && parts.iter().any(|part| elsewhere(part.cell)) {
+        let why = "coherent memory is kept between cells of one host only; name cells of this host in `span`";
+        return Err(TenureError::Refused(why.to_owned()));
+    }
     let copy_bytes = spec.is_coherent().then_some(spec.memory.0);
     let mut hosts = None;
     let mut held = Vec::with_capacity(parts.len());

@@ -260,15 +260,15 @@ fn a_part_that_is_left_of_an_earlier_vm_is_told_from_a_vm() {
     cluster.world().vms(&[&[], &["x/1"]]);
 }
 
-#[test]
-fn cells_that_are_not_there() {
+/// Two hosts, of which alpha is this one.
+fn two_hosts() -> Site {
     let host = |name: &str, cells: &[u16]| HostPlan {
         name: name.to_owned(),
         address: "192.0.2.1:7000".parse().unwrap(),
         shared_memory: None,
         cells: cells.to_vec(),
     };
-    let site = Site {
+    Site {
         here: "alpha".to_owned(),
         hosts: vec![host("alpha", &[0, 1]), host("beta", &[2])],
         etcd: Vec::new(),
@@ -276,8 +276,25 @@ fn cells_that_are_not_there() {
         keys: Default::default(),
         silence_ms: 200,
         spans: Default::default(),
-    };
-    let mut cluster = Cluster::up_with(2, Some(&site));
+    }
+}
+
+#[test]
+fn coherent_memory_is_kept_on_one_host() {
+    let cluster = Cluster::up_with(2, Some(&two_hosts()));
+    let parts = [part(0, 0..1, 128), part(2, 1..2, 128)];
+    let coherent = spec(2, 256, SpanSpec::Coherent(vec![0, 2]));
+    let why = hold(&cluster.files, "x", &coherent, &parts).unwrap_err();
+    assert_eq!(
+        why.to_string(),
+        "coherent memory is kept between cells of one host only; name cells of this host in `span`"
+    );
+    cluster.world().vms(&[&[], &[]]);
+}
+
+#[test]
+fn cells_that_are_not_there() {
+    let mut cluster = Cluster::up_with(2, Some(&two_hosts()));
     let why = "cell 2 on host beta does not run; start it again with `mirrorball cluster up` there, or span other cells";
     cluster.refused(2, 256, cells(&[0, 2]), why);
     let why = "its home, cell 2, is on host beta; start it there, or name a cell of this host first: 0, 1";
