@@ -293,7 +293,7 @@ fn wait(is_so: impl Fn() -> bool) {
 
 /// Its shard on beta, running. The boot keeps its link.
 fn started(two: &Two, span: &Span, opened: &Opened) -> Boot {
-    let boot = Boot::new(span, &opened.launch.memory, false).expect("memory and links");
+    let boot = Boot::new(span, &opened.launch.memory, None).expect("memory and links");
     let [0, error_ns] = boot.clock_errors_ns()[..] else {
         panic!("{:?}", boot.clock_errors_ns());
     };
@@ -381,7 +381,7 @@ fn two_parts(two: &Two) {
     spec.span = Some(config::SpanSpec::Cells(vec![0, 1, 2]));
     let span = Span::begin("big", &spec).expect("places").expect("a span");
     let opened = two.opened();
-    let boot = Boot::new(&span, &opened.launch.memory, false).expect("memory and links");
+    let boot = Boot::new(&span, &opened.launch.memory, None).expect("memory and links");
     let parts = [1, 2].map(|shard| span.remote(shard).expect("on beta"));
     for (shard, part) in (1..).zip(parts) {
         part.start(boot.remote(&span, shard, &opened.launch))
