@@ -119,14 +119,14 @@ impl<const WORDS: usize> Twins<WORDS> {
         }
     }
 
-    /// How many words of merged tables of the level above lead to this page.
+    /// How many words of merged tables of the level above lead to this page. Those that have been asked to leave don't count.
     pub(super) fn links(&self, page: Page, level: Level) -> u32 {
         let above = Level(level.0 + 1);
         let leads = |word: &&u64| Entry(**word).table(above) == Some(page);
         let words = self
             .twins
             .iter()
-            .filter(|twin| twin.level == above)
+            .filter(|twin| twin.level == above && !twin.is_loose)
             .flat_map(|twin| twin.words.iter());
         u32::try_from(words.filter(leads).count()).expect("a few pages")
     }

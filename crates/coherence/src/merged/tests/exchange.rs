@@ -238,6 +238,19 @@ fn a_page_without_a_merged_parent_is_refused() {
 }
 
 #[test]
+fn what_only_a_page_that_leaves_leads_to_is_refused() {
+    let mut node = Node::with_tree();
+    node.hear(1, LEAF, 1, Say::Drop);
+    node.hear(1, LEAF, 1, Say::Left);
+    node.desk.memory[ROOT as usize][0] = table(1);
+    node.merger.collect(&mut node.desk);
+    assert!(node.done().ends_with(&[News, Sent(2, MIDDLE, Say::Leave)]));
+    assert_eq!(node.merger.suspect(Page(LEAF)), None);
+    node.hear(1, LEAF, 2, Say::Offer(Level(1)));
+    assert_eq!(node.done(), [Sent(1, LEAF, Say::Refuse)]);
+}
+
+#[test]
 fn the_manager_closes_its_own_copy_and_gives_it_back_when_all_have_settled() {
     let mut node = Node::managing([true, false]);
     node.hear(0, ROOT, 1, Say::Leave);
