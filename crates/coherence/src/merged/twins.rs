@@ -216,8 +216,12 @@ impl<const WORDS: usize> Twins<WORDS> {
         }
     }
 
-    /// Appends what changed in the page at this place, roots being first.
+    /// Appends what changed in the page at this place, roots being first. Nothing did in one that this node's CPUs have not had open:
+    /// its bytes may be something else by now, if it was withdrawn and that has yet to be heard.
     pub(super) fn collect(&mut self, at: usize, memory: &mut impl Words, out: &mut Vec<Change>) {
+        if !self.twins[at].is_open {
+            return;
+        }
         let (page, level) = (self.twins[at].page, self.twins[at].level);
         for word in 0..WORDS {
             let old = self.twins[at].words[word];

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::guest::{WORDS, table};
+use super::guest::{WORDS, maps, table};
 use crate::merged::{Accessed, Batch, Hooks, Level, Merger, Say, Saying, Stamp, Words};
 use crate::{Layout, NodeId, Page};
 
@@ -235,6 +235,20 @@ fn a_page_without_a_merged_parent_is_refused() {
     let mut node = Node::new(0);
     node.hear(2, MIDDLE, 1, Say::Offer(Level(2)));
     assert_eq!(node.done(), [Sent(2, MIDDLE, Say::Refuse)]);
+}
+
+#[test]
+fn a_page_that_has_not_begun_is_let_alone() {
+    let mut node = Node::new(0);
+    node.hear(2, ROOT, 1, Say::Offer(Level(3)));
+    node.done();
+    // Its manager has withdrawn it, and it has come back as data before that was heard.
+    node.desk.memory[ROOT as usize][1] = maps(7);
+    node.merger.collect(&mut node.desk);
+    assert_eq!(node.done(), []);
+    assert_eq!(node.desk.memory[ROOT as usize][1], maps(7));
+    node.hear(2, ROOT, 1, Say::Withdraw);
+    assert_eq!(node.done(), []);
 }
 
 #[test]
