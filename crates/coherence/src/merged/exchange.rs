@@ -389,7 +389,7 @@ impl<const WORDS: usize> Merger<WORDS> {
     fn forget(&mut self, page: Page, round: u64, hooks: &mut impl Hooks) {
         if self.twins.round(page) == Some(round) {
             self.twins.remove(page);
-            self.ask_to_leave(self.leaving.since(page), hooks);
+            self.ask_to_leave(self.leaving.since(page, round), hooks);
         }
     }
 
