@@ -83,8 +83,7 @@ impl Leaving {
 
     /// Nobody has it as merged any more.
     pub(super) fn left(&mut self, page: Page, round: u64) {
-        self.leaves
-            .retain(|leave| !leave.is_of(page, round));
+        self.leaves.retain(|leave| !leave.is_of(page, round));
     }
 
     /// Its manager is to hear when all that has been found until now is over.

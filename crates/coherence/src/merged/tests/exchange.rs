@@ -32,9 +32,6 @@ impl Words for Desk {
     fn is_ram(&self, page: Page) -> bool {
         page.0 < 6
     }
-    fn is_here(&self, page: Page) -> bool {
-        self.is_ram(page)
-    }
     fn load(&self, page: Page, word: usize) -> u64 {
         self.memory[page.0 as usize][word]
     }

@@ -33,9 +33,6 @@ impl Words for Small {
     fn is_ram(&self, page: Page) -> bool {
         page.0 < 4
     }
-    fn is_here(&self, page: Page) -> bool {
-        self.is_ram(page)
-    }
     fn load(&self, page: Page, word: usize) -> u64 {
         let found = self.get(page.0 as usize, word);
         match self.stroke.take() {
