@@ -242,30 +242,9 @@ impl Engine {
         turn.serve();
     }
 
-    /// What this node's processors may do with a page.
-    ///
-    /// # Panics
-    /// If the page is not of this stripe.
-    pub fn right(&self, page: Page) -> Right {
-        self.states[self.own_place(page)].right
-    }
-
-    /// Whether a page was granted and not used since.
-    ///
-    /// # Panics
-    /// If the page is not of this stripe.
-    pub fn is_held(&self, page: Page) -> bool {
-        self.states[self.own_place(page)].is_held
-    }
-
     /// What has happened so far.
     pub fn counters(&self) -> &Counters {
         &self.counters
-    }
-
-    /// What this engine was made for.
-    pub fn layout(&self) -> &Layout {
-        &self.layout
     }
 
     fn own_place(&self, page: Page) -> usize {

@@ -4,8 +4,7 @@
 //! that only translate. x86 lets a CPU use a stale translation until it is told to invalidate it, so a node's copy of a table may
 //! be as old as its TLBs. `docs/coherence-tables.md` has the argument, what it asks of the guest, and what is not proved.
 //!
-//! - [`Merger`]: one node's part: which pages are merged, what changed in them, who has heard of it, how pages join and leave.
-//! - [`Tables`]: which pages are tables, from the CR3s of the guest's CPUs.
+//! - [`Merger`]: one node's part: which pages are merged, which could be, what changed in them, who has heard of it, how pages join and leave.
 //! - [`Words`]: the guest's memory as the driver lends it, in atomic words of 8 bytes.
 //!
 //! The rules that the driver keeps (each broken once by the tests):
@@ -19,9 +18,7 @@
 mod entry;
 mod exchange;
 mod memory;
-mod page_set;
 mod stamp;
-mod tables;
 #[cfg(test)]
 mod tests;
 mod twins;
@@ -31,6 +28,5 @@ pub use entry::{Entry, Level};
 pub use exchange::{Hooks, Merger, Proposal, Say, Saying, Ticket};
 pub use memory::Words;
 pub use stamp::{MAX_SHARERS, Stamp};
-pub use tables::{Found, Tables, Unclear};
 pub use twins::{Accessed, Batch, Change, Merges};
 pub use wire::{CHANGE_BYTES, SAYING_BYTES};

@@ -314,10 +314,6 @@ impl Words for Hands {
         page.0 < self.region.pages()
     }
 
-    fn is_here(&self, page: Page) -> bool {
-        self.is_ram(page) && self.region.mapped(page.0) != Right::None
-    }
-
     fn load(&self, page: Page, word: usize) -> u64 {
         self.word(page, word).load(Ordering::Acquire)
     }

@@ -11,6 +11,11 @@ pub struct Level(pub u8);
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Entry(pub u64);
 
+/// The table that a CR3 names. Its other bits (PCID or cache bits, LAM, "do not flush") count for nothing.
+pub(super) fn root(cr3: u64) -> Option<Page> {
+    u32::try_from(Entry(cr3).frame()).ok().map(Page)
+}
+
 impl Entry {
     /// The entry translates.
     pub const PRESENT: u64 = 1 << 0;

@@ -23,7 +23,7 @@ mod manage;
 use std::ops::Range;
 
 use super::twins::{Accessed, Batch, Change, Merges, Twins};
-use super::{Level, Stamp, Tables, Words};
+use super::{Level, Stamp, Words, entry};
 use crate::{Layout, NodeId, Nodes, Page};
 use leaving::Leaving;
 use manage::Managed;
@@ -207,7 +207,7 @@ impl<const WORDS: usize> Merger<WORDS> {
         self.twins.merges
     }
 
-    /// Whether this page, which is hot, can be merged: by a look at the merged tables and the CR3s that are known here, no walk.
+    /// Whether this page, which is hot, can be merged: by a look at the merged tables and the CR3s that are known here.
     pub fn suspect(&self, page: Page) -> Option<Proposal> {
         if self.twins.round(page).is_some() {
             return None;
@@ -275,7 +275,7 @@ impl<const WORDS: usize> Merger<WORDS> {
     /// A vCPU of this node has this CR3, or has gone (`None`). Say it before each collection, of all vCPUs that may have changed theirs:
     /// then a root has left before its page is used for anything else. Of a standing root nobody asks who has it.
     pub fn loaded(&mut self, vcpu: usize, cr3: Option<u64>, hooks: &mut impl Hooks) {
-        let root = cr3.and_then(Tables::root);
+        let root = cr3.and_then(entry::root);
         let before = std::mem::replace(&mut self.roots[vcpu], root);
         if before == root {
             return;
@@ -389,7 +389,7 @@ impl<const WORDS: usize> Merger<WORDS> {
     fn forget(&mut self, page: Page, round: u64, hooks: &mut impl Hooks) {
         if self.twins.round(page) == Some(round) {
             self.twins.remove(page);
-            self.ask_to_leave(self.leaving.since(page), hooks);
+            self.ask_to_leave(self.leaving.since(page, round), hooks);
         }
     }
 

@@ -7,13 +7,10 @@ pub trait Words {
     /// The guest has RAM there.
     fn is_ram(&self, page: Page) -> bool;
 
-    /// It is RAM, and reading it here does not have to wait for another node.
-    fn is_here(&self, page: Page) -> bool;
-
-    /// A word of a page that is here. With at least acquire order.
+    /// A word of a merged page. With at least acquire order.
     fn load(&self, page: Page, word: usize) -> u64;
 
-    /// Replaces a word of a page that is here, in one locked instruction, if it is `current`.
+    /// Replaces a word of a merged page, in one locked instruction, if it is `current`.
     ///
     /// # Errors
     /// What the word is instead.

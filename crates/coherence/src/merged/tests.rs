@@ -1,4 +1,4 @@
-//! Merged pages: entries, walks, twins; and a small guest over nodes in every order.
+//! Merged pages: entries, twins; and a small guest over nodes in every order.
 
 mod entries;
 mod every_order;
@@ -8,5 +8,4 @@ mod machine;
 mod plans;
 mod stories;
 mod twins;
-mod walks;
 mod wire;

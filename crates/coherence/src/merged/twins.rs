@@ -119,14 +119,14 @@ impl<const WORDS: usize> Twins<WORDS> {
         }
     }
 
-    /// How many words of merged tables of the level above lead to this page.
+    /// How many words of merged tables of the level above lead to this page. Those that have been asked to leave don't count.
     pub(super) fn links(&self, page: Page, level: Level) -> u32 {
         let above = Level(level.0 + 1);
         let leads = |word: &&u64| Entry(**word).table(above) == Some(page);
         let words = self
             .twins
             .iter()
-            .filter(|twin| twin.level == above)
+            .filter(|twin| twin.level == above && !twin.is_loose)
             .flat_map(|twin| twin.words.iter());
         u32::try_from(words.filter(leads).count()).expect("a few pages")
     }
@@ -216,8 +216,12 @@ impl<const WORDS: usize> Twins<WORDS> {
         }
     }
 
-    /// Appends what changed in the page at this place, roots being first.
+    /// Appends what changed in the page at this place, roots being first. Nothing did in one that this node's CPUs have not had open:
+    /// its bytes may be something else by now, if it was withdrawn and that has yet to be heard.
     pub(super) fn collect(&mut self, at: usize, memory: &mut impl Words, out: &mut Vec<Change>) {
+        if !self.twins[at].is_open {
+            return;
+        }
         let (page, level) = (self.twins[at].page, self.twins[at].level);
         for word in 0..WORDS {
             let old = self.twins[at].words[word];

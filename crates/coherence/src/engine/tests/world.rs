@@ -24,6 +24,18 @@ impl Packet {
     }
 }
 
+impl Engine {
+    /// What this node's processors may do with a page.
+    pub fn right(&self, page: Page) -> Right {
+        self.states[self.own_place(page)].right
+    }
+
+    /// Whether a page was granted and not used since.
+    pub fn is_held(&self, page: Page) -> bool {
+        self.states[self.own_place(page)].is_held
+    }
+}
+
 /// What a processor does in one step.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Op {

@@ -12,6 +12,12 @@ struct Leave {
     is_doomed: bool,
 }
 
+impl Leave {
+    fn is_of(&self, page: Page, round: u64) -> bool {
+        (self.page, self.round) == (page, round)
+    }
+}
+
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub(super) struct Leaving {
     leaves: Vec<Leave>,
@@ -38,17 +44,15 @@ impl Leaving {
     }
 
     /// When this page was found, if it has not left yet.
-    pub(super) fn since(&self, page: Page) -> Option<u64> {
-        self.leaves
-            .iter()
-            .find(|leave| leave.page == page)
-            .map(|leave| leave.since)
+    pub(super) fn since(&self, page: Page, round: u64) -> Option<u64> {
+        let leave = self.leaves.iter().find(|leave| leave.is_of(page, round))?;
+        Some(leave.since)
     }
 
     fn add(&mut self, page: Page, round: u64, is_doomed: bool, since: Option<u64>) {
         self.asked += 1;
         let since = since.unwrap_or(self.asked);
-        if let Some(leave) = self.leaves.iter_mut().find(|leave| leave.page == page) {
+        if let Some(leave) = self.leaves.iter_mut().find(|leave| leave.is_of(page, round)) {
             leave.is_doomed |= is_doomed;
             leave.since = leave.since.min(since);
             return;
@@ -74,13 +78,12 @@ impl Leaving {
     /// Another node has it loaded.
     pub(super) fn kept(&mut self, page: Page, round: u64) {
         self.leaves
-            .retain(|leave| leave.is_doomed || (leave.page, leave.round) != (page, round));
+            .retain(|leave| leave.is_doomed || !leave.is_of(page, round));
     }
 
     /// Nobody has it as merged any more.
     pub(super) fn left(&mut self, page: Page, round: u64) {
-        self.leaves
-            .retain(|leave| (leave.page, leave.round) != (page, round));
+        self.leaves.retain(|leave| !leave.is_of(page, round));
     }
 
     /// Its manager is to hear when all that has been found until now is over.
@@ -96,5 +99,24 @@ impl Leaving {
             .position(|(_, _, ticket)| self.is_over(*ticket))?;
         let (page, round, _) = self.owed.swap_remove(at);
         Some((page, round))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_round_of_a_page_leaves_by_itself() {
+        let mut leaving = Leaving::new(2);
+        let page = Page(3);
+        leaving.doom(page, 1, None);
+        let first = leaving.ticket();
+        leaving.unloaded(page, 2);
+        let both = leaving.ticket();
+        leaving.left(page, 1);
+        assert!(leaving.is_over(first) && !leaving.is_over(both));
+        leaving.kept(page, 2);
+        assert!(leaving.is_over(both));
     }
 }

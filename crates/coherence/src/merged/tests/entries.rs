@@ -2,12 +2,25 @@
 
 use proptest::prelude::*;
 
+use crate::Page;
+use crate::merged::entry::root;
 use crate::merged::{Entry, Level};
 
 const PRESENT: u64 = Entry::PRESENT;
 const WRITABLE: u64 = Entry::WRITABLE;
 const ACCESSED: u64 = Entry::ACCESSED;
 const DIRTY: u64 = Entry::DIRTY;
+
+#[test]
+fn a_cr3s_other_bits_count_for_nothing() {
+    assert_eq!(root(0x8000_0000_1234_5abc), Some(Page(0x12345)));
+    assert_eq!(root(0x6000_0000_0000_0fff), Some(Page(0)));
+    assert_eq!(
+        root(0x0010_0000_0000_0000 - 1),
+        None,
+        "more than a guest can have"
+    );
+}
 
 #[test]
 fn only_what_can_be_written_through_is_made_dirty() {

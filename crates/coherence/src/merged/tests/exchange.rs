@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::guest::{WORDS, table};
+use super::guest::{WORDS, maps, table};
 use crate::merged::{Accessed, Batch, Hooks, Level, Merger, Say, Saying, Stamp, Words};
 use crate::{Layout, NodeId, Page};
 
@@ -31,9 +31,6 @@ const CR3: Option<u64> = Some(0x4000);
 impl Words for Desk {
     fn is_ram(&self, page: Page) -> bool {
         page.0 < 6
-    }
-    fn is_here(&self, page: Page) -> bool {
-        self.is_ram(page)
     }
     fn load(&self, page: Page, word: usize) -> u64 {
         self.memory[page.0 as usize][word]
@@ -235,6 +232,33 @@ fn a_page_without_a_merged_parent_is_refused() {
     let mut node = Node::new(0);
     node.hear(2, MIDDLE, 1, Say::Offer(Level(2)));
     assert_eq!(node.done(), [Sent(2, MIDDLE, Say::Refuse)]);
+}
+
+#[test]
+fn a_page_that_has_not_begun_is_let_alone() {
+    let mut node = Node::new(0);
+    node.hear(2, ROOT, 1, Say::Offer(Level(3)));
+    node.done();
+    // Its manager has withdrawn it, and it has come back as data before that was heard.
+    node.desk.memory[ROOT as usize][1] = maps(7);
+    node.merger.collect(&mut node.desk);
+    assert_eq!(node.done(), []);
+    assert_eq!(node.desk.memory[ROOT as usize][1], maps(7));
+    node.hear(2, ROOT, 1, Say::Withdraw);
+    assert_eq!(node.done(), []);
+}
+
+#[test]
+fn what_only_a_page_that_leaves_leads_to_is_refused() {
+    let mut node = Node::with_tree();
+    node.hear(1, LEAF, 1, Say::Drop);
+    node.hear(1, LEAF, 1, Say::Left);
+    node.desk.memory[ROOT as usize][0] = table(1);
+    node.merger.collect(&mut node.desk);
+    assert!(node.done().ends_with(&[News, Sent(2, MIDDLE, Say::Leave)]));
+    assert_eq!(node.merger.suspect(Page(LEAF)), None);
+    node.hear(1, LEAF, 2, Say::Offer(Level(1)));
+    assert_eq!(node.done(), [Sent(1, LEAF, Say::Refuse)]);
 }
 
 #[test]

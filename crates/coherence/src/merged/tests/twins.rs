@@ -33,9 +33,6 @@ impl Words for Small {
     fn is_ram(&self, page: Page) -> bool {
         page.0 < 4
     }
-    fn is_here(&self, page: Page) -> bool {
-        self.is_ram(page)
-    }
     fn load(&self, page: Page, word: usize) -> u64 {
         let found = self.get(page.0 as usize, word);
         match self.stroke.take() {
@@ -55,6 +52,12 @@ impl Words for Small {
     }
 }
 
+/// A page joins and begins.
+fn open(twins: &mut Twins<4>, page: Page, level: Level, round: u64, memory: &mut Small) {
+    twins.insert(page, level, round, memory);
+    twins.set_open(page);
+}
+
 fn collect(twins: &mut Twins<4>, memory: &mut Small) -> Vec<Change> {
     let mut changes = Vec::new();
     for at in 0..twins.len() {
@@ -65,7 +68,7 @@ fn collect(twins: &mut Twins<4>, memory: &mut Small) -> Vec<Change> {
 
 fn leaf_table(memory: &mut Small) -> Twins<4> {
     let mut twins = Twins::new(4, TOP, Accessed::Preset);
-    twins.insert(Page(1), Level(1), 1, memory);
+    open(&mut twins, Page(1), Level(1), 1, memory);
     twins
 }
 
@@ -130,7 +133,7 @@ fn marks_are_set_in_the_own_copy_before_others_hear_of_the_entry() {
 fn where_the_accessed_bit_is_sent_pages_age() {
     let mut memory = Small::default();
     let mut twins = Twins::<4>::new(4, TOP, Accessed::Sent);
-    twins.insert(Page(1), Level(1), 1, &mut memory);
+    open(&mut twins, Page(1), Level(1), 1, &mut memory);
     memory.set(1, 2, maps(7));
     let dirty = maps(7) | Entry::DIRTY;
     assert_eq!(
@@ -199,9 +202,9 @@ fn a_table_is_loose_when_the_last_link_to_it_goes() {
     memory.set(0, 0, table(1));
     memory.set(0, 1, table(1));
     let mut twins = Twins::<4>::new(4, TOP, Accessed::Preset);
-    twins.insert(Page(1), Level(3), 2, &mut memory);
+    open(&mut twins, Page(1), Level(3), 2, &mut memory);
     assert_eq!(twins.links(Page(1), Level(3)), 0);
-    twins.insert(Page(0), TOP, 1, &mut memory);
+    open(&mut twins, Page(0), TOP, 1, &mut memory);
     assert_eq!(twins.next_loose(), None, "the root was counted when it came");
     memory.set(0, 0, table(2));
     collect(&mut twins, &mut memory);
@@ -227,7 +230,7 @@ fn a_tree_is_loose_from_its_top_down_at_once() {
     memory.set(2, 0, table(3));
     let mut twins = Twins::<4>::new(4, TOP, Accessed::Preset);
     for (page, level) in [(3, 1), (2, 2), (1, 3), (0, 4)] {
-        twins.insert(Page(page), Level(level), 1, &mut memory);
+        open(&mut twins, Page(page), Level(level), 1, &mut memory);
     }
     assert_eq!(twins.next_loose(), None);
     memory.set(0, 0, table(2));
@@ -244,7 +247,7 @@ fn what_no_table_has_makes_one_doubt() {
     for entry in stray {
         let mut memory = Small::default();
         let mut twins = Twins::<4>::new(4, TOP, Accessed::Preset);
-        twins.insert(Page(0), TOP, 1, &mut memory);
+        open(&mut twins, Page(0), TOP, 1, &mut memory);
         memory.set(0, 0, entry);
         collect(&mut twins, &mut memory);
         assert_eq!(twins.next_loose(), Some((Page(0), 1)), "{entry:#x}");
@@ -253,7 +256,7 @@ fn what_no_table_has_makes_one_doubt() {
     let mut memory = Small::default();
     memory.set(0, 0, table(1));
     let mut twins = Twins::<4>::new(4, TOP, Accessed::Preset);
-    twins.insert(Page(0), TOP, 1, &mut memory);
+    open(&mut twins, Page(0), TOP, 1, &mut memory);
     memory.set(0, 0, 0);
     collect(&mut twins, &mut memory);
     assert_eq!(twins.next_loose(), Some((Page(0), 1)));

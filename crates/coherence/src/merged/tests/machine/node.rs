@@ -34,9 +34,6 @@ impl Words for Rest {
     fn is_ram(&self, page: Page) -> bool {
         (page.0 as usize) < self.copy.len()
     }
-    fn is_here(&self, page: Page) -> bool {
-        self.is_ram(page)
-    }
     fn load(&self, page: Page, word: usize) -> u64 {
         self.copy[page.0 as usize][word]
     }
