@@ -318,6 +318,14 @@ impl Words for Hands {
         self.word(page, word).load(Ordering::Acquire)
     }
 
+    fn has(&self, page: Page, words: &[u64]) -> bool {
+        assert!(words.len() <= PAGE_BYTES / 8);
+        let bytes = self.region.bytes(page.0).cast();
+        // SAFETY: a page of the region, and a list that is no longer. Others write the page meanwhile: no compiler sees into this
+        // function of C's, which reads each aligned word at once on this processor, and in order with all later reads.
+        unsafe { libc::memcmp(bytes, words.as_ptr().cast(), size_of_val(words)) == 0 }
+    }
+
     fn compare_exchange(&mut self, page: Page, word: usize, current: u64, new: u64) -> Result<(), u64> {
         let word = self.word(page, word);
         word.compare_exchange(current, new, Ordering::SeqCst, Ordering::Acquire)

@@ -10,6 +10,13 @@ pub trait Words {
     /// A word of a merged page. With at least acquire order.
     fn load(&self, page: Page, word: usize) -> u64;
 
+    /// Whether a merged page has these words: as if each were loaded.
+    fn has(&self, page: Page, words: &[u64]) -> bool {
+        (0..)
+            .zip(words)
+            .all(|(word, known)| self.load(page, word) == *known)
+    }
+
     /// Replaces a word of a merged page, in one locked instruction, if it is `current`.
     ///
     /// # Errors

@@ -223,6 +223,9 @@ impl<const WORDS: usize> Twins<WORDS> {
             return;
         }
         let (page, level) = (self.twins[at].page, self.twins[at].level);
+        if memory.has(page, &self.twins[at].words[..]) {
+            return;
+        }
         for word in 0..WORDS {
             let old = self.twins[at].words[word];
             if memory.load(page, word) == old {
