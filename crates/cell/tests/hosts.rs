@@ -24,7 +24,7 @@ fn main() -> ExitCode {
             // SAFETY: who started this has put the control socket there, and nothing else here knows it.
             let control = unsafe { UnixStream::from_raw_fd(cell::spawn::CONTROL_FD) };
             if let Some(after) = hosts::deaf::life(&arguments[0]) {
-                return hosts::deaf::run(control, after);
+                hosts::deaf::run(control, after);
             }
             return shard::process::run(control);
         }

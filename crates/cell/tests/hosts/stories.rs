@@ -619,7 +619,7 @@ fn deaf_home(two: &Two) {
         });
         match told.recv_timeout(SOON).expect("it ends") {
             Ok(Ending::ShardFailed { detail }) => {
-                assert!(detail.starts_with("in cell 3: its process"), "{detail}")
+                assert_eq!(detail, "in cell 3: its process left with status 7")
             }
             other => panic!("{other:?}"),
         }
