@@ -17,8 +17,8 @@ use crate::cluster::hosts::Hosts;
 use crate::cluster::tenure::{PartPlace, Tenure, TenureError, begin_span, leave_span};
 use crate::coherence::Coherence;
 use crate::remote::clock::{counter, relate};
-use crate::remote::common::Common;
 use crate::remote::connections::connect;
+use crate::remote::guest_processor::GuestProcessor;
 use crate::remote::part::Remote;
 use crate::remote::talk::{Ends, Other, PartStart, Role};
 
@@ -113,8 +113,8 @@ impl Span {
 struct Over {
     /// The cluster's.
     hosts: Hosts,
-    /// What those of the VM have in common.
-    common: Common,
+    /// The processor that the guest finds.
+    guest: GuestProcessor,
 }
 
 impl Over {
@@ -128,7 +128,7 @@ impl Over {
         });
         Ok(Self {
             hosts: hosts.ok_or(io::Error::from(io::ErrorKind::NotFound))?,
-            common: Common::of(&home, shards).map_err(TenureError::Refused)?,
+            guest: GuestProcessor::of(&home, shards).map_err(TenureError::Refused)?,
         })
     }
 }
@@ -194,7 +194,7 @@ impl Boot {
             cpuid: span
                 .over
                 .as_ref()
-                .map_or_else(Vec::new, |over| over.common.leaves.clone()),
+                .map_or_else(Vec::new, |over| over.guest.leaves.clone()),
         })
     }
 
@@ -322,16 +322,16 @@ fn clocks(span: &Span, boot: u32, offset: u64) -> io::Result<(Vec<TscLaunch>, Ve
         khz: None,
         is_relied_on: true,
     };
-    let Some(Over { hosts, common }) = &span.over else {
+    let Some(Over { hosts, guest }) = &span.over else {
         return Ok((vec![here; span.places.len()], vec![0; span.places.len()]));
     };
     let here = TscLaunch {
-        khz: Some(common.khz),
-        is_relied_on: common.is_relied_on,
+        khz: Some(guest.khz),
+        is_relied_on: guest.is_relied_on,
         ..here
     };
     let (mut clocks, mut errors_ns) = (Vec::new(), Vec::new());
-    for ((place, _), ratio) in span.places.iter().zip(&common.ratios) {
+    for ((place, _), ratio) in span.places.iter().zip(&guest.ratios) {
         let PartPlace::There(remote) = place else {
             clocks.push(here);
             errors_ns.push(0);
@@ -343,7 +343,7 @@ fn clocks(span: &Span, boot: u32, offset: u64) -> io::Result<(Vec<TscLaunch>, Ve
             ratio: *ratio,
             ..here
         });
-        errors_ns.push(relation.error.saturating_mul(1_000_000) / u64::from(common.khz.max(1)));
+        errors_ns.push(relation.error.saturating_mul(1_000_000) / u64::from(guest.khz.max(1)));
     }
     Ok((clocks, errors_ns))
 }
