@@ -39,7 +39,8 @@ impl Span {
         if places.is_empty() {
             return Ok(None);
         }
-        match Self::leaves(&places).then(|| Over::open(&places)).transpose() {
+        let leaves_host = places.iter().any(|(place, _)| place.here().is_none());
+        match leaves_host.then(|| Over::open(&places)).transpose() {
             Ok(over) => Ok(Some(Self {
                 places,
                 over,
@@ -52,14 +53,9 @@ impl Span {
         }
     }
 
-    /// Some of its places are on other hosts.
-    fn leaves(places: &[(PartPlace, Part)]) -> bool {
-        places.iter().any(|(place, _)| place.here().is_none())
-    }
-
     /// Whether it has parts on several hosts.
     pub fn is_over_hosts(&self) -> bool {
-        Self::leaves(&self.places)
+        self.over.is_some()
     }
 
     /// The place of its home.
