@@ -111,7 +111,6 @@ impl Part {
 
     /// Gives what the shard reports to `heard` until it ends. Its last word, or what is known of its end.
     fn reports(&self, mut heard: impl FnMut(Report)) -> Result<Ending, String> {
-        let gone = "its process is gone; the VM ends with any of its shards";
         match self {
             Self::Here { process, .. } => {
                 let socket = process.socket.try_clone().map_err(|error| error.to_string())?;
@@ -120,7 +119,8 @@ impl Part {
                     match reports.next_report() {
                         Some(Report::Ended(ending)) => return Ok(ending),
                         Some(report) => heard(report),
-                        None => return Err(gone.to_owned()),
+                        // A broken shard gets no say.
+                        None => return Err(process.kill()),
                     }
                 }
             }
@@ -132,8 +132,9 @@ impl Part {
                         Some(FromPart::Report(report)) => heard(report),
                         // Only now it has ended.
                         Some(FromPart::Gone(why)) => return last.ok_or(why),
-                        Some(FromPart::Lost(why)) => return Err(why),
-                        None => return Err(remote.lost().unwrap_or_else(|| gone.to_owned())),
+                        Some(FromPart::Lost(_)) | None => {
+                            return Err(remote.lost().unwrap_or_else(|| "its monitor is gone".to_owned()));
+                        }
                     }
                 }
             }

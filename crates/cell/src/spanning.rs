@@ -17,8 +17,8 @@ use crate::cluster::hosts::Hosts;
 use crate::cluster::tenure::{PartPlace, Tenure, TenureError, begin_span, leave_span};
 use crate::coherence::Coherence;
 use crate::remote::clock::{counter, relate};
-use crate::remote::common::Common;
 use crate::remote::connections::connect;
+use crate::remote::guest_processor::GuestProcessor;
 use crate::remote::part::Remote;
 use crate::remote::talk::{Ends, Other, PartStart, Role};
 
@@ -39,7 +39,8 @@ impl Span {
         if places.is_empty() {
             return Ok(None);
         }
-        match Self::leaves(&places).then(|| Over::open(&places)).transpose() {
+        let leaves_host = places.iter().any(|(place, _)| place.here().is_none());
+        match leaves_host.then(|| Over::open(&places)).transpose() {
             Ok(over) => Ok(Some(Self {
                 places,
                 over,
@@ -52,14 +53,9 @@ impl Span {
         }
     }
 
-    /// Some of its places are on other hosts.
-    fn leaves(places: &[(PartPlace, Part)]) -> bool {
-        places.iter().any(|(place, _)| place.here().is_none())
-    }
-
     /// Whether it has parts on several hosts.
     pub fn is_over_hosts(&self) -> bool {
-        Self::leaves(&self.places)
+        self.over.is_some()
     }
 
     /// The place of its home.
@@ -113,8 +109,8 @@ impl Span {
 struct Over {
     /// The cluster's.
     hosts: Hosts,
-    /// What those of the VM have in common.
-    common: Common,
+    /// The processor that the guest finds.
+    guest: GuestProcessor,
 }
 
 impl Over {
@@ -128,7 +124,7 @@ impl Over {
         });
         Ok(Self {
             hosts: hosts.ok_or(io::Error::from(io::ErrorKind::NotFound))?,
-            common: Common::of(&home, shards).map_err(TenureError::Refused)?,
+            guest: GuestProcessor::of(&home, shards).map_err(TenureError::Refused)?,
         })
     }
 }
@@ -195,7 +191,7 @@ impl Boot {
             cpuid: span
                 .over
                 .as_ref()
-                .map_or_else(Vec::new, |over| over.common.leaves.clone()),
+                .map_or_else(Vec::new, |over| over.guest.leaves.clone()),
         })
     }
 
@@ -323,16 +319,16 @@ fn clocks(span: &Span, boot: u32, offset: u64) -> io::Result<(Vec<TscLaunch>, Ve
         khz: None,
         is_relied_on: true,
     };
-    let Some(Over { hosts, common }) = &span.over else {
+    let Some(Over { hosts, guest }) = &span.over else {
         return Ok((vec![here; span.places.len()], vec![0; span.places.len()]));
     };
     let here = TscLaunch {
-        khz: Some(common.khz),
-        is_relied_on: common.is_relied_on,
+        khz: Some(guest.khz),
+        is_relied_on: guest.is_relied_on,
         ..here
     };
     let (mut clocks, mut errors_ns) = (Vec::new(), Vec::new());
-    for ((place, _), ratio) in span.places.iter().zip(&common.ratios) {
+    for ((place, _), ratio) in span.places.iter().zip(&guest.ratios) {
         let PartPlace::There(remote) = place else {
             clocks.push(here);
             errors_ns.push(0);
@@ -344,7 +340,7 @@ fn clocks(span: &Span, boot: u32, offset: u64) -> io::Result<(Vec<TscLaunch>, Ve
             ratio: *ratio,
             ..here
         });
-        errors_ns.push(relation.error.saturating_mul(1_000_000) / u64::from(common.khz.max(1)));
+        errors_ns.push(relation.error.saturating_mul(1_000_000) / u64::from(guest.khz.max(1)));
     }
     Ok((clocks, errors_ns))
 }

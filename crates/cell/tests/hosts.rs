@@ -9,6 +9,7 @@ mod hosts {
     pub mod etcd;
     pub mod site;
     pub mod stories;
+    pub mod two;
 }
 
 use std::os::fd::{AsFd, FromRawFd};
@@ -24,7 +25,7 @@ fn main() -> ExitCode {
             // SAFETY: who started this has put the control socket there, and nothing else here knows it.
             let control = unsafe { UnixStream::from_raw_fd(cell::spawn::CONTROL_FD) };
             if let Some(after) = hosts::deaf::life(&arguments[0]) {
-                return hosts::deaf::run(control, after);
+                hosts::deaf::run(control, after);
             }
             return shard::process::run(control);
         }
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
             socket.and_then(|socket| monitor::run(socket.into()))
         }
         Some("beta") => hosts::beta::serve(&[1, 2]),
+        Some("home") => hosts::two::home(),
         Some("cell") => cell::cluster::serve::serve(if arguments[2] == "0" { 0 } else { 1 }),
         Some("story") => return hosts::stories::tell(&arguments[2]),
         other => return hosts::stories::tell_all(other),

@@ -49,7 +49,10 @@ pub struct Lane {
     /// While a thread waits here, and while none does.
     asked: PollTime,
     idle: PollTime,
+    /// The end's, the userfaultfd, that of who asks about merged pages if there are any, and each node's streams.
     polled: Vec<libc::pollfd>,
+    /// Threads may wait that have not been heard.
+    faulted: bool,
 }
 
 impl Lane {
@@ -91,6 +94,7 @@ impl Lane {
             asked: PollTime::new(SLEEP_NS),
             idle: PollTime::new(SLEEP_NS),
             polled,
+            faulted: true,
         }
     }
 
@@ -112,7 +116,7 @@ impl Lane {
         loop {
             looks = looks.wrapping_add(1);
             let mut busy = false;
-            if idle_since.is_none() || looks.is_multiple_of(LOOKS) {
+            if self.faulted && (idle_since.is_none() || looks.is_multiple_of(LOOKS)) {
                 busy |= self.take_faults()?;
             }
             busy |= self.take_messages()?;
@@ -129,6 +133,7 @@ impl Lane {
             let waits = self.hands.anybody_waits();
             let may_poll = self.polls && (waits || !self.hands.woke);
             if may_poll && now - since < self.patience().poll_ns() {
+                self.look_at_all();
                 std::hint::spin_loop();
                 continue;
             }
@@ -160,6 +165,7 @@ impl Lane {
             .userfault(self.number)
             .read(&mut faults)
             .map_err(|error| End::Kernel(format!("userfaultfd can't be read: {error}")))?;
+        self.faulted = count == FAULTS_MAX;
         for fault in &faults[..count] {
             let Some(page) = self.hands.region.page_at(fault.address) else {
                 return Err(End::Kernel(format!(
@@ -248,10 +254,13 @@ impl Lane {
             Some(Ok(frame)) => return Ok(Some(frame)),
             None => link.next_control(),
             // Who ends has said why before.
-            Some(Err(error)) => match link.next_control() {
-                Ok(Some(frame)) => Ok(Some(frame)),
-                _ => Err(error),
-            },
+            Some(Err(error)) => {
+                link.fill([true; 2]);
+                match link.next_control() {
+                    Ok(Some(frame)) => Ok(Some(frame)),
+                    _ => Err(error),
+                }
+            }
         };
         frame.map_err(|error| self.hands.lost(node, &error))
     }
@@ -458,6 +467,23 @@ impl Lane {
                 std::ptr::null(),
             )
         };
+        let has_come = |place: &libc::pollfd| place.revents != 0;
+        self.faulted |= has_come(&self.polled[1]);
+        let first = 2 + usize::from(self.hands.merging.is_some());
+        let streams = self.polled[first..].as_chunks::<2>().0;
+        for (link, streams) in self.hands.links.iter_mut().flatten().zip(streams) {
+            link.fill(streams.each_ref().map(has_come));
+        }
+    }
+
+    /// Who polls asks all.
+    fn look_at_all(&mut self) {
+        self.faulted = true;
+        self.hands
+            .links
+            .iter_mut()
+            .flatten()
+            .for_each(|link| link.fill([true; 2]));
     }
 
     fn publish(&mut self) {

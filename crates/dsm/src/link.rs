@@ -36,6 +36,8 @@ pub struct Link {
     control: OwnedFd,
     bulk: OwnedFd,
     inbox: [u8; INBOX_BYTES],
+    /// The kernel may have more for control, and for bulk, than was read.
+    filled: [bool; 2],
     /// What of `inbox` has come and not been taken.
     unread: std::ops::Range<usize>,
     arriving: Arriving,
@@ -73,6 +75,7 @@ impl Link {
             control,
             bulk,
             inbox: [0; INBOX_BYTES],
+            filled: [true; 2],
             unread: 0..0,
             arriving: Arriving {
                 frame: [0; FRAME_BYTES],
@@ -88,9 +91,14 @@ impl Link {
         [self.control.as_fd(), self.bulk.as_fd()]
     }
 
+    /// The kernel has something, or may have, for these streams: what it is not said of is not read, once it was found empty.
+    pub fn fill(&mut self, [control, bulk]: [bool; 2]) {
+        self.filled = [self.filled[0] || control, self.filled[1] || bulk];
+    }
+
     /// Whether something has been received that was not taken: the kernel won't tell of it again.
     pub fn has_more(&self) -> bool {
-        self.unread.len() >= FRAME_BYTES || !self.early.is_empty()
+        self.unread.len() >= FRAME_BYTES || !self.early.is_empty() || self.filled != [false; 2]
     }
 
     /// Sends a message: a request or an answer, or another one.
@@ -131,7 +139,7 @@ impl Link {
             self.unread = 0..self.unread.len();
             let room = &mut self.inbox[self.unread.end..];
             let mut parts = [part(room.as_ptr(), room.len()), NO_PART];
-            match receive(&self.control, &mut parts)? {
+            match receive(&self.control, &mut self.filled[0], &mut parts)? {
                 Some(count) => self.unread.end += count,
                 None => return Ok(None),
             }
@@ -166,7 +174,7 @@ impl Link {
                 let rest = &mut arriving.frame[had..];
                 let (count, mut beyond) = if self.early.is_empty() {
                     let mut parts = [part(rest.as_ptr(), rest.len()), part(guess, PAGE_BYTES)];
-                    let Some(count) = receive(&self.bulk, &mut parts)? else {
+                    let Some(count) = receive(&self.bulk, &mut self.filled[1], &mut parts)? else {
                         return Ok(None);
                     };
                     (count.min(rest.len()), count.saturating_sub(rest.len()))
@@ -203,7 +211,7 @@ impl Link {
                 let to = arriving.to.wrapping_add(done);
                 let count = if self.early.is_empty() {
                     let mut parts = [part(to, PAGE_BYTES - done), NO_PART];
-                    let Some(count) = receive(&self.bulk, &mut parts)? else {
+                    let Some(count) = receive(&self.bulk, &mut self.filled[1], &mut parts)? else {
                         return Ok(None);
                     };
                     count
@@ -276,17 +284,29 @@ fn send(stream: &OwnedFd, parts: &mut [libc::iovec; 2]) -> io::Result<()> {
     Ok(())
 }
 
-/// How many bytes came; none when there are none yet.
-fn receive(stream: &OwnedFd, parts: &mut [libc::iovec; 2]) -> io::Result<Option<usize>> {
+/// How many bytes came; none when there are none yet. `filled` is whether to ask, and then whether there may be more: less than
+/// there is room for is all.
+fn receive(stream: &OwnedFd, filled: &mut bool, parts: &mut [libc::iovec; 2]) -> io::Result<Option<usize>> {
+    if !*filled {
+        return Ok(None);
+    }
+    let room: usize = parts.iter().map(|part| part.iov_len).sum();
     // SAFETY: the parts are memory of the caller's that may be written, and outlives the call.
     let count = unsafe { libc::recvmsg(stream.as_raw_fd(), &mut message(parts), libc::MSG_DONTWAIT) };
     match count {
         0 => Err(ErrorKind::UnexpectedEof.into()),
-        1.. => Ok(Some(count as usize)),
+        1.. => {
+            *filled = count as usize == room;
+            Ok(Some(count as usize))
+        }
         _ => {
             let error = io::Error::last_os_error();
             match error.kind() {
-                ErrorKind::WouldBlock | ErrorKind::Interrupted => Ok(None),
+                ErrorKind::WouldBlock => {
+                    *filled = false;
+                    Ok(None)
+                }
+                ErrorKind::Interrupted => Ok(None),
                 _ => Err(error),
             }
         }
@@ -316,6 +336,7 @@ mod tests {
         for number in 0..200_u8 {
             near.send(&[number; FRAME_BYTES], false).unwrap();
         }
+        far.fill([true, false]);
         for number in 0..200_u8 {
             assert_eq!(far.next_control().unwrap(), Some([number; FRAME_BYTES]));
         }
@@ -336,6 +357,7 @@ mod tests {
             for piece in [&sent[..5], &sent[5..300], &sent[300..4000], &sent[4000..]] {
                 assert_eq!(frame, None);
                 far.write_all(piece).unwrap();
+                link.fill([false, true]);
                 // SAFETY: pages of this test's, which outlive the link.
                 frame = unsafe { link.next_bulk(guess, |_| Ok(Some(right))) }.unwrap();
             }
@@ -381,6 +403,7 @@ mod tests {
                 let piece = random.usize(1..9000).min(sent.len());
                 far.write_all(&sent[..piece]).unwrap();
                 sent.drain(..piece);
+                link.fill([false, true]);
                 let right_at = right.as_mut_ptr();
                 let place = |frame: &Frame| Ok(frame[0].is_multiple_of(2).then_some(right_at));
                 // SAFETY: pages of this test's.

@@ -38,7 +38,7 @@ fn ends_with_shard(number: usize, reason: &str) {
 
 #[test]
 fn a_vm_ends_with_a_shard_that_is_not_its_home() {
-    ends_with_shard(1, "in cell 1: its process is gone");
+    ends_with_shard(1, "in cell 1: its process was ended by SIGKILL");
 }
 
 #[test]

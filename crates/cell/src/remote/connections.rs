@@ -8,7 +8,6 @@ use std::collections::{HashMap, HashSet};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -281,9 +280,4 @@ fn welcome(stream: &mut impl Read) -> io::Result<()> {
 fn limit(tcp: &TcpStream, limit: Option<Duration>) -> io::Result<()> {
     tcp.set_read_timeout(limit)?;
     tcp.set_write_timeout(limit)
-}
-
-/// A socket that was encrypted, as the control connection always is.
-pub fn control(socket: OwnedFd) -> UnixStream {
-    UnixStream::from(socket)
 }

@@ -14,7 +14,7 @@ use shard::chain::chain;
 use shard::launch::{Fd, Launch, Order, PartLaunch, SandboxPolicy, ShardChannels, ShardMemory, SpanLaunch};
 use shard::span::host::HostProcessor;
 
-use super::connections::{Connections, connect, control, receive};
+use super::connections::{Connections, connect, receive};
 use super::talk::{Ends, FromPart, PartAnswer, PartRequest, PartStart, Role, ToPart};
 use crate::cluster::files::Files;
 use crate::cluster::hosts::Hosts;
@@ -139,7 +139,7 @@ impl Held {
 
     /// Waits for the home, and has what it says come as events.
     fn listen(&self, events: &Sender<Event>) -> io::Result<Arc<Mutex<UnixStream>>> {
-        let socket = control(self.connections.take(Role::Control, HOME_LIMIT)?);
+        let socket = UnixStream::from(self.connections.take(Role::Control, HOME_LIMIT)?);
         let silence = Duration::from_millis(self.hosts.site.silence_ms);
         let peer = CellId {
             number: self.request.cell,

@@ -15,7 +15,7 @@ use protocol::CellId;
 use shard::launch::Order;
 use shard::span::host::HostProcessor;
 
-use super::connections::{connect, control, receive};
+use super::connections::{connect, receive};
 use super::launch;
 use super::talk::{FromPart, PartAnswer, PartRequest, PartStart, Reach, Role, ToPart, Token};
 use crate::cluster::hosts::{Hosts, PROGRAM};
@@ -75,7 +75,7 @@ impl Remote {
             address: SocketAddr::new(host.address.ip(), port),
             token: request.token,
         };
-        let socket = control(connect(hosts, &reach, Role::Control)?);
+        let socket = UnixStream::from(connect(hosts, &reach, Role::Control)?);
         Ok(Self::over(
             reach,
             processor,

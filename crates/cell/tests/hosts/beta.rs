@@ -12,6 +12,7 @@ use cell::cluster::link::Calling;
 use cell::cluster::state::{Act, State};
 
 use super::site::plan;
+use super::two::READY;
 
 /// Is the host of these cells, in the runtime directory of the environment.
 pub fn serve(cells: &[u16]) -> io::Result<()> {
@@ -28,7 +29,7 @@ pub fn serve(cells: &[u16]) -> io::Result<()> {
         };
         std::thread::spawn(move || hosts.take(&listener, &Arc::new(Calling::new(me)), drop));
     }
-    println!("ready");
+    println!("{READY}");
     io::stdout().flush()?;
     io::stdin().read_to_end(&mut Vec::new()).map(drop)
 }

@@ -1,15 +1,17 @@
 //! What stands in for the shards of a VM: a home that is loaded for ever, as one that waits for a page that nobody has any more, and
-//! parts that are killed after a while.
+//! parts that fail after a while.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
-use std::process::ExitCode;
 use std::time::Duration;
 
 use shard::launch::{Launch, Report};
 
 /// Before the milliseconds that a part lives.
 const NAME: &str = "deaf-";
+
+/// The status with which a part leaves.
+const LEAVES: i32 = 7;
 
 /// The name of a VM whose parts live that long.
 pub fn name(life_ms: u64) -> String {
@@ -23,7 +25,7 @@ pub fn life(name: &str) -> Option<Duration> {
 }
 
 /// Is one of its shards.
-pub fn run(mut control: UnixStream, life: Duration) -> ExitCode {
+pub fn run(mut control: UnixStream, life: Duration) -> ! {
     let (launch, _files) = shard::process::receive(&mut control).expect("a launch");
     if let Launch::Vm(_) = launch {
         loop {
@@ -37,5 +39,6 @@ pub fn run(mut control: UnixStream, life: Duration) -> ExitCode {
     line.push(b'\n');
     control.write_all(&line).expect("a monitor");
     std::thread::sleep(life);
-    std::process::abort()
+    // Its socket ends with it: a part that has closed that is killed.
+    std::process::exit(LEAVES)
 }

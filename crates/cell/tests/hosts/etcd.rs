@@ -1,4 +1,4 @@
-//! An etcd on the loopback, by which real cells of two hosts agree that they live.
+//! An etcd on the loopback, by which cells agree that they live.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -6,7 +6,8 @@ use std::process::{Child, Command, Stdio};
 
 /// It, until dropped.
 pub struct Etcd {
-    child: Child,
+    /// Its process.
+    pub child: Child,
     /// Where it is asked.
     pub url: String,
 }

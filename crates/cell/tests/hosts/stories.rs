@@ -1,25 +1,19 @@
 //! What is told of the two hosts. Each story is a process of its own, whose runtime directory is alpha's.
 
-use std::cell::RefCell;
 use std::fs::File;
-use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use cell::cluster::client;
-use cell::cluster::files::{Claim, Files};
+use cell::cluster::files::Files;
 use cell::cluster::hosts::Hosts;
 use cell::handle::{Handle, QUIT_LIMIT};
-use cell::open::{Opened, open};
 use cell::remote::connections::connect;
-use cell::remote::part::Remote;
 use cell::remote::talk::{Ends, FromPart, Role, Token};
 use cell::runtime::VARIABLE;
 use cell::spanning::{Boot, Span};
 use cell::vm;
-use config::VmSpec;
 use config::cluster::SpanWay;
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
@@ -27,10 +21,9 @@ use nix::unistd::Pid;
 use shard::launch::{Ending, Order, Report};
 
 use super::etcd::Etcd;
-use super::{beta, deaf, site};
+use super::two::{SOON, Two, end, gone, remote, started, wait};
+use super::{deaf, site};
 
-/// How long anything may take that is awaited.
-const SOON: Duration = Duration::from_secs(30);
 /// As the cluster's file says; more where the machine is busy with other tests.
 const SILENCE_MS: u64 = 4000;
 
@@ -41,7 +34,7 @@ const REAL: &str = "real_cells_hold_the_places_and_their_next_processes_find_the
 
 type Story = (&'static str, SpanWay, fn(&Two));
 
-const STORIES: [Story; 14] = [
+const STORIES: [Story; 15] = [
     (
         "all_but_the_memory_is_there_and_then_it_is_refused",
         SpanWay::Tls,
@@ -74,9 +67,14 @@ const STORIES: [Story; 14] = [
         killed_monitor,
     ),
     (
-        "a_host_that_falls_silent_is_lost_to_both_sides",
+        "a_host_that_falls_silent_is_lost_to_its_home",
         SpanWay::Tls,
         silent_host,
+    ),
+    (
+        "a_home_that_falls_silent_leaves_nothing_on_other_hosts",
+        SpanWay::Tls,
+        silent_home,
     ),
     (
         "a_home_that_dies_leaves_nothing_on_other_hosts",
@@ -142,185 +140,6 @@ pub fn tell(name: &str) -> ExitCode {
     };
     story(&Two::up(name == REAL));
     ExitCode::SUCCESS
-}
-
-/// Both hosts.
-struct Two {
-    folder: PathBuf,
-    spec: VmSpec,
-    /// What runs, by what it is.
-    running: RefCell<Vec<(&'static str, Child)>>,
-    _claims: Vec<Claim>,
-}
-
-impl Drop for Two {
-    fn drop(&mut self) {
-        for (_, child) in self.running.get_mut() {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
-
-impl Two {
-    fn up(has_real_cells: bool) -> Self {
-        let alpha = PathBuf::from(std::env::var_os(VARIABLE).expect("alpha's directory"));
-        let folder = alpha.parent().expect("of both").to_owned();
-        std::fs::write(folder.join("kernel"), "none").expect("a file");
-        let text = format!(
-            "cpus = 2\nmemory = \"256M\"\nnets = []\nballoon = false\nspan = {{ cells = [0, 1] }}\n[kernel]\npath = {:?}\n",
-            folder.join("kernel")
-        );
-        let mut two = Self {
-            spec: config::parse("vm.toml", &text).expect("a VM"),
-            folder,
-            running: RefCell::default(),
-            _claims: Vec::new(),
-        };
-        if has_real_cells {
-            two.start("0", &["cell", "0"], &alpha, Stdio::null());
-            two.start("1", &["cell", "1"], &site::beta(&two.folder), Stdio::null());
-            wait(|| two.both_live());
-            return two;
-        }
-        two.start("beta", &["beta"], &site::beta(&two.folder), Stdio::piped());
-        let output = two.running.get_mut()[0].1.stdout.take().expect("its output");
-        let mut line = String::new();
-        BufReader::new(output).read_line(&mut line).expect("a line");
-        assert_eq!(line, "ready\n");
-        for number in site::ALPHA {
-            let cell = beta::answer(&Files::at(&alpha), number).expect("alpha's cell");
-            two._claims.push(cell);
-        }
-        two
-    }
-
-    fn start(&self, what: &'static str, arguments: &[&str], runtime: &Path, output: Stdio) {
-        let child = Command::new("/proc/self/exe")
-            .args(arguments)
-            .env(VARIABLE, runtime)
-            .stdin(Stdio::piped())
-            .stdout(output)
-            .stderr(Stdio::null())
-            .spawn();
-        self.running.borrow_mut().push((what, child.expect("a process")));
-    }
-
-    /// Ends a process that was started.
-    fn kill(&self, what: &str) {
-        let mut running = self.running.borrow_mut();
-        let at = running.iter().position(|(of, _)| *of == what);
-        let (_, mut child) = running.remove(at.expect("it runs"));
-        child.kill().expect("a process");
-        child.wait().expect("its end");
-    }
-
-    /// Whether real cells know of one another.
-    fn both_live(&self) -> bool {
-        let files = [Files::open().expect("alpha's"), self.beta_files()];
-        files.iter().all(|files| {
-            let status = client::status(files).ok().flatten();
-            status.is_some_and(|status| {
-                status.ready && status.cells.iter().filter(|cell| cell.life.is_some()).count() == 2
-            })
-        })
-    }
-
-    fn span(&self) -> Span {
-        let span = Span::begin("big", &self.spec).expect("places");
-        span.expect("it spans cells")
-    }
-
-    fn opened(&self) -> Opened {
-        let folder = self.folder.join("big");
-        std::fs::create_dir_all(&folder).expect("a directory");
-        open(&self.spec, "big", &folder, 7).expect("its files, and KVM")
-    }
-
-    fn beta_files(&self) -> Files {
-        Files::at(&site::beta(&self.folder))
-    }
-
-    /// The VMs that beta's cell has.
-    fn at_beta(&self) -> Vec<String> {
-        let status = client::status(&self.beta_files()).expect("an answer");
-        let cells = status.expect("a cluster").cells.into_iter();
-        cells.flat_map(|cell| cell.vms).collect()
-    }
-
-    /// Processes with such an argument, in beta's runtime directory.
-    fn processes(&self, argument: &str) -> Vec<i32> {
-        let mark = format!("{VARIABLE}={}", site::beta(&self.folder).display());
-        let all = std::fs::read_dir("/proc").expect("processes").flatten();
-        all.filter_map(|process| {
-            let pid: i32 = process.file_name().to_str()?.parse().ok()?;
-            let words = |file| std::fs::read_to_string(process.path().join(file)).ok();
-            let arguments = words("cmdline")?;
-            if arguments.split('\0').nth(1) != Some(argument) {
-                return None;
-            }
-            // A shard has no environment; its parent is the part's monitor.
-            let stat = words("stat")?;
-            let parent = stat.rsplit(')').next()?.split_whitespace().nth(1)?;
-            let parents = std::fs::read_to_string(format!("/proc/{parent}/environ"));
-            let environment = words("environ")? + &parents.unwrap_or_default();
-            environment.split('\0').any(|word| word == mark).then_some(pid)
-        })
-        .collect()
-    }
-
-    /// Waits until beta has nothing of the VM.
-    #[track_caller]
-    fn wait_until_free(&self) {
-        wait(|| self.at_beta().is_empty());
-        wait(|| self.processes("part-monitor").is_empty() && self.processes("shard").is_empty());
-        wait(|| {
-            let parts = site::beta(&self.folder).join("parts/vms");
-            let mut left = std::fs::read_dir(parts).expect("a directory").flatten();
-            left.all(|entry| !entry.path().is_dir())
-        });
-    }
-}
-
-#[track_caller]
-fn wait(is_so: impl Fn() -> bool) {
-    let deadline = Instant::now() + SOON;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "it does not come to be");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-/// Its shard on beta, running. The boot keeps its link.
-fn started(two: &Two, span: &Span, opened: &Opened) -> Boot {
-    let boot = Boot::new(span, &opened.launch.memory, None).expect("memory and links");
-    let [0, error_ns] = boot.clock_errors_ns()[..] else {
-        panic!("{:?}", boot.clock_errors_ns());
-    };
-    assert!((1..50_000_000).contains(&error_ns), "{error_ns}");
-    println!("  clocks within {} us", error_ns / 1000);
-    let remote = remote(span);
-    remote
-        .start(boot.remote(span, 1, &opened.launch))
-        .expect("an order");
-    match remote.next(Some(SOON)) {
-        Some(FromPart::Report(Report::Running { .. })) => {}
-        other => panic!("it does not run: {other:?}"),
-    }
-    assert_eq!(two.processes("shard").len(), 1);
-    boot
-}
-
-fn remote(span: &Span) -> &Remote {
-    span.remote(1).expect("a part on beta")
-}
-
-#[track_caller]
-fn gone(remote: &Remote) -> String {
-    match remote.next(Some(SOON)) {
-        Some(FromPart::Gone(why)) => why,
-        other => panic!("{other:?}"),
-    }
 }
 
 fn refused_at_last(two: &Two) {
@@ -401,7 +220,7 @@ fn two_parts(two: &Two) {
                 "the connection to its shard in cell 1 on host beta is lost"
             );
         }
-        other => panic!("{other:?}"),
+        other => panic!("{other:?}; lost: {:?}", span.lost()),
     }
     assert!(gone(parts[1]).starts_with("its process left with status 1"));
     span.leave();
@@ -523,10 +342,18 @@ fn silent_host(two: &Two) {
         why.contains("cell 1 on host beta") && why.contains("has said nothing"),
         "{why}"
     );
-    // The other side has heard nothing, either.
     signal(Signal::SIGCONT);
     drop(span);
     two.wait_until_free();
+}
+
+fn silent_home(two: &Two) {
+    two.start_home();
+    assert_eq!(two.at_beta(), ["big/1"]);
+    two.signal("home", Signal::SIGSTOP);
+    // It has ended nothing and closed nothing.
+    two.wait_until_free();
+    two.kill("home");
 }
 
 fn dead_home(two: &Two) {
@@ -605,9 +432,7 @@ fn deaf_home(two: &Two) {
     for life_ms in [0, 1000] {
         let name = deaf::name(life_ms);
         let span = Span::begin(&name, &spec).expect("places").expect("a span");
-        let folder = two.folder.join(&name);
-        std::fs::create_dir_all(&folder).expect("a directory");
-        let opened = open(&spec, &name, &folder, 7).expect("its files, and KVM");
+        let (opened, folder) = (two.opened_as(&name, &spec), two.folder.join(&name));
         let (tell, told) = mpsc::channel();
         std::thread::spawn(move || {
             let handle = Handle::default();
@@ -619,13 +444,9 @@ fn deaf_home(two: &Two) {
         });
         match told.recv_timeout(SOON).expect("it ends") {
             Ok(Ending::ShardFailed { detail }) => {
-                assert!(detail.starts_with("in cell 3: its process"), "{detail}")
+                assert_eq!(detail, "in cell 3: its process left with status 7")
             }
             other => panic!("{other:?}"),
         }
     }
-}
-
-fn end(pid: i32) {
-    kill(Pid::from_raw(pid), Signal::SIGKILL).expect("a process");
 }

@@ -373,7 +373,8 @@ impl Local {
         let now = self.tsc.now();
         let left = self.tsc.left(now, self.apic.timer_due()?).unwrap_or_default();
         let paced_ns = self.latency.as_ref().map_or(0, |latency| {
-            self.pace.left_ns(self.tsc.nanoseconds(), latency.ns())
+            let is_halted = matches!(self.mode, Mode::Halted { .. });
+            self.pace.left_ns(self.tsc.nanoseconds(), latency.ns(), is_halted)
         });
         Some(left.max(Duration::from_nanos(paced_ns)))
     }

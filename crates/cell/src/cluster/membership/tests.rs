@@ -1,61 +1,37 @@
 //! Against a real etcd on the loopback.
 
-use std::net::TcpListener;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::mpsc::{self, Receiver, Sender};
 
 use super::*;
+use loopback::Etcd;
+
+/// That of the stories of two hosts, too.
+#[path = "../../../tests/hosts/etcd.rs"]
+mod loopback;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
 struct Server {
-    child: Child,
+    etcd: Etcd,
     _data: tempfile::TempDir,
     site: Site,
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 fn server() -> Server {
     let data = tempfile::tempdir().unwrap();
-    let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let (clients, peers) = (format!("http://{}", free()), format!("http://{}", free()));
-    let child = Command::new("etcd")
-        .arg("--data-dir")
-        .arg(data.path())
-        .args([
-            "--listen-client-urls",
-            &clients,
-            "--advertise-client-urls",
-            &clients,
-        ])
-        .args([
-            "--listen-peer-urls",
-            &peers,
-            "--initial-advertise-peer-urls",
-            &peers,
-        ])
-        .args(["--initial-cluster", &format!("default={peers}")])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("etcd is installed (Debian: etcd-server)");
+    let etcd = Etcd::start(data.path());
     let site = Site {
         here: "here".into(),
         hosts: Vec::new(),
-        etcd: vec![clients],
+        etcd: vec![etcd.url.clone()],
         runs_etcd: false,
         keys: "keys".into(),
         silence_ms: 200,
         spans: Default::default(),
     };
     Server {
-        child,
+        etcd,
         _data: data,
         site,
     }
@@ -132,7 +108,7 @@ fn without_etcd_nobody_dies_and_who_joins_waits() {
     };
     let (suspect, news) = run(first);
     let stop = |signal: &str| {
-        let pid = server.child.id().to_string();
+        let pid = server.etcd.child.id().to_string();
         assert!(
             Command::new("kill")
                 .args([signal, &pid])

@@ -1,5 +1,5 @@
-//! What the hosts of a VM have in common, so that its guest finds one machine: CPUID, and the time-stamp counter's frequency,
-//! which is the home's. Pure.
+//! The processor that a guest over several hosts finds: what all of them can do (CPUID), and the home's frequency of the time-stamp
+//! counter. Pure.
 
 use shard::arch::x86_64::features::common;
 use shard::launch::Leaf;
@@ -8,7 +8,7 @@ use shard::span::relation::Ratio;
 
 /// It.
 #[derive(Debug)]
-pub struct Common {
+pub struct GuestProcessor {
     /// What the guest is told of the processor.
     pub leaves: Vec<Leaf>,
     /// Ticks of its counter in a millisecond.
@@ -19,7 +19,7 @@ pub struct Common {
     pub ratios: Vec<Ratio>,
 }
 
-impl Common {
+impl GuestProcessor {
     /// Of the home's host and those of all shards, in their order: where each is, and what it has. None stands for the home's.
     ///
     /// # Errors
@@ -82,13 +82,13 @@ mod tests {
             Some(("cell 1 on host b".to_owned(), &slow)),
             Some(("cell 2 on host c".to_owned(), &poor)),
         ];
-        let common = Common::of(&home, shards).unwrap();
-        assert_eq!(common.leaves[1].registers, [5, 6, 0b010, 0b010]);
-        assert_eq!(common.khz, 3_000_000);
-        assert!(!common.is_relied_on, "the slow one does not");
-        let both_do = Common::of(&home, [None, Some((String::new(), &poor))]).unwrap();
+        let guest = GuestProcessor::of(&home, shards).unwrap();
+        assert_eq!(guest.leaves[1].registers, [5, 6, 0b010, 0b010]);
+        assert_eq!(guest.khz, 3_000_000);
+        assert!(!guest.is_relied_on, "the slow one does not");
+        let both_do = GuestProcessor::of(&home, [None, Some((String::new(), &poor))]).unwrap();
         assert!(both_do.is_relied_on);
-        let scaled: Vec<u64> = common.ratios.iter().map(|ratio| ratio.scaled(10)).collect();
+        let scaled: Vec<u64> = guest.ratios.iter().map(|ratio| ratio.scaled(10)).collect();
         assert_eq!(scaled, [10, 20, 10]);
     }
 
@@ -97,7 +97,7 @@ mod tests {
         let home = host(3_000_000, None, 1);
         let refused = |other: HostProcessor| {
             let place = "cell 1 on host b".to_owned();
-            Common::of(&home, [None, Some((place, &other))]).unwrap_err()
+            GuestProcessor::of(&home, [None, Some((place, &other))]).unwrap_err()
         };
         assert_eq!(
             refused(host(2_000_000, None, 1)),

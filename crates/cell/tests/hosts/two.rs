@@ -1,0 +1,267 @@
+//! Both hosts as stories have them: what runs on them, and a VM with a part on each.
+
+use std::cell::RefCell;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use cell::cluster::client;
+use cell::cluster::files::{Claim, Files};
+use cell::open::{Opened, open};
+use cell::remote::part::Remote;
+use cell::remote::talk::FromPart;
+use cell::runtime::VARIABLE;
+use cell::spanning::{Boot, Span};
+use config::VmSpec;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use shard::launch::Report;
+
+use super::{beta, site};
+
+/// How long anything may take that is awaited.
+pub const SOON: Duration = Duration::from_secs(30);
+/// What a process says that others wait for.
+pub const READY: &str = "ready";
+
+/// Both hosts.
+pub struct Two {
+    /// Of both.
+    pub folder: PathBuf,
+    /// A VM with a part on each.
+    pub spec: VmSpec,
+    /// What runs, by what it is.
+    running: RefCell<Vec<(&'static str, Child)>>,
+    _claims: Vec<Claim>,
+}
+
+impl Drop for Two {
+    fn drop(&mut self) {
+        for (_, child) in self.running.get_mut() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+impl Two {
+    /// Their files, as the environment says, and nothing that runs.
+    fn of_environment() -> Self {
+        let alpha = alpha();
+        let folder = alpha.parent().expect("of both").to_owned();
+        std::fs::write(folder.join("kernel"), "none").expect("a file");
+        let text = format!(
+            "cpus = 2\nmemory = \"256M\"\nnets = []\nballoon = false\nspan = {{ cells = [0, 1] }}\n[kernel]\npath = {:?}\n",
+            folder.join("kernel")
+        );
+        Self {
+            spec: config::parse("vm.toml", &text).expect("a VM"),
+            folder,
+            running: RefCell::default(),
+            _claims: Vec::new(),
+        }
+    }
+
+    /// Starts what they run beside VMs.
+    pub fn up(has_real_cells: bool) -> Self {
+        let (mut two, alpha) = (Self::of_environment(), alpha());
+        if has_real_cells {
+            two.start("0", &["cell", "0"], &alpha, Stdio::null());
+            two.start("1", &["cell", "1"], &site::beta(&two.folder), Stdio::null());
+            wait(|| two.both_live());
+            return two;
+        }
+        two.start("beta", &["beta"], &site::beta(&two.folder), Stdio::piped());
+        two.wait_until_ready("beta");
+        for number in site::ALPHA {
+            let cell = beta::answer(&Files::at(&alpha), number).expect("alpha's cell");
+            two._claims.push(cell);
+        }
+        two
+    }
+
+    /// Starts a home on alpha, in a process of its own; returns when its part runs.
+    pub fn start_home(&self) {
+        self.start("home", &["home"], &alpha(), Stdio::piped());
+        self.wait_until_ready("home");
+    }
+
+    /// Starts this program again.
+    pub fn start(&self, what: &'static str, arguments: &[&str], runtime: &Path, output: Stdio) {
+        let child = Command::new("/proc/self/exe")
+            .args(arguments)
+            .env(VARIABLE, runtime)
+            .stdin(Stdio::piped())
+            .stdout(output)
+            .stderr(Stdio::null())
+            .spawn();
+        self.running.borrow_mut().push((what, child.expect("a process")));
+    }
+
+    /// Waits until a process that was started says that it is ready.
+    fn wait_until_ready(&self, what: &str) {
+        let mut running = self.running.borrow_mut();
+        let mut of = running.iter_mut().filter(|(of, _)| *of == what);
+        let (_, child) = of.next().expect("it runs");
+        let lines = BufReader::new(child.stdout.take().expect("its output")).lines();
+        assert!(
+            lines.map_while(Result::ok).any(|line| line == READY),
+            "{what} is not"
+        );
+    }
+
+    /// Sends a signal to a process that was started.
+    pub fn signal(&self, what: &str, signal: Signal) {
+        let running = self.running.borrow();
+        let mut of = running.iter().filter(|(of, _)| *of == what);
+        let (_, child) = of.next().expect("it runs");
+        kill(Pid::from_raw(child.id() as i32), signal).expect("a process");
+    }
+
+    /// Ends a process that was started.
+    pub fn kill(&self, what: &str) {
+        let mut running = self.running.borrow_mut();
+        let at = running.iter().position(|(of, _)| *of == what);
+        let (_, mut child) = running.remove(at.expect("it runs"));
+        child.kill().expect("a process");
+        child.wait().expect("its end");
+    }
+
+    /// Whether real cells know of one another.
+    pub fn both_live(&self) -> bool {
+        let files = [Files::open().expect("alpha's"), self.beta_files()];
+        files.iter().all(|files| {
+            let status = client::status(files).ok().flatten();
+            status.is_some_and(|status| {
+                status.ready && status.cells.iter().filter(|cell| cell.life.is_some()).count() == 2
+            })
+        })
+    }
+
+    /// The places of the VM.
+    pub fn span(&self) -> Span {
+        let span = Span::begin("big", &self.spec).expect("places");
+        span.expect("it spans cells")
+    }
+
+    /// The VM's files.
+    pub fn opened(&self) -> Opened {
+        self.opened_as("big", &self.spec)
+    }
+
+    /// Those of another VM.
+    pub fn opened_as(&self, name: &str, spec: &VmSpec) -> Opened {
+        let folder = self.folder.join(name);
+        std::fs::create_dir_all(&folder).expect("a directory");
+        open(spec, name, &folder, 7).expect("its files, and KVM")
+    }
+
+    /// Beta's.
+    pub fn beta_files(&self) -> Files {
+        Files::at(&site::beta(&self.folder))
+    }
+
+    /// The VMs that beta's cell has.
+    pub fn at_beta(&self) -> Vec<String> {
+        let status = client::status(&self.beta_files()).expect("an answer");
+        let cells = status.expect("a cluster").cells.into_iter();
+        cells.flat_map(|cell| cell.vms).collect()
+    }
+
+    /// Processes with such an argument, in beta's runtime directory.
+    pub fn processes(&self, argument: &str) -> Vec<i32> {
+        let mark = format!("{VARIABLE}={}", site::beta(&self.folder).display());
+        let all = std::fs::read_dir("/proc").expect("processes").flatten();
+        all.filter_map(|process| {
+            let pid: i32 = process.file_name().to_str()?.parse().ok()?;
+            let words = |file| std::fs::read_to_string(process.path().join(file)).ok();
+            let arguments = words("cmdline")?;
+            if arguments.split('\0').nth(1) != Some(argument) {
+                return None;
+            }
+            // A shard has no environment; its parent is the part's monitor.
+            let stat = words("stat")?;
+            let parent = stat.rsplit(')').next()?.split_whitespace().nth(1)?;
+            let parents = std::fs::read_to_string(format!("/proc/{parent}/environ"));
+            let environment = words("environ")? + &parents.unwrap_or_default();
+            environment.split('\0').any(|word| word == mark).then_some(pid)
+        })
+        .collect()
+    }
+
+    /// Waits until beta has nothing of the VM.
+    #[track_caller]
+    pub fn wait_until_free(&self) {
+        wait(|| self.at_beta().is_empty());
+        wait(|| self.processes("part-monitor").is_empty() && self.processes("shard").is_empty());
+        wait(|| {
+            let parts = site::beta(&self.folder).join("parts/vms");
+            let mut left = std::fs::read_dir(parts).expect("a directory").flatten();
+            left.all(|entry| !entry.path().is_dir())
+        });
+    }
+}
+
+/// Waits until it is so.
+#[track_caller]
+pub fn wait(is_so: impl Fn() -> bool) {
+    let deadline = Instant::now() + SOON;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "it does not come to be");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Starts the VM's shard on beta, and waits until it runs. The boot keeps its link.
+pub fn started(two: &Two, span: &Span, opened: &Opened) -> Boot {
+    let boot = Boot::new(span, &opened.launch.memory, None).expect("memory and links");
+    let [0, error_ns] = boot.clock_errors_ns()[..] else {
+        panic!("{:?}", boot.clock_errors_ns());
+    };
+    assert!((1..50_000_000).contains(&error_ns), "{error_ns}");
+    println!("  clocks within {} us", error_ns / 1000);
+    let remote = remote(span);
+    remote
+        .start(boot.remote(span, 1, &opened.launch))
+        .expect("an order");
+    match remote.next(Some(SOON)) {
+        Some(FromPart::Report(Report::Running { .. })) => {}
+        other => panic!("it does not run: {other:?}"),
+    }
+    assert_eq!(two.processes("shard").len(), 1);
+    boot
+}
+
+/// The part on beta.
+pub fn remote(span: &Span) -> &Remote {
+    span.remote(1).expect("a part on beta")
+}
+
+/// How its shard ended, which is the next that it says.
+#[track_caller]
+pub fn gone(remote: &Remote) -> String {
+    match remote.next(Some(SOON)) {
+        Some(FromPart::Gone(why)) => why,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Ends a process at once.
+pub fn end(pid: i32) {
+    kill(Pid::from_raw(pid), Signal::SIGKILL).expect("a process");
+}
+
+/// Is the home of the VM, in a process of alpha's, until its standard input ends.
+pub fn home() -> io::Result<()> {
+    let two = Two::of_environment();
+    let (span, opened) = (two.span(), two.opened());
+    let _boot = started(&two, &span, &opened);
+    println!("{READY}");
+    io::stdin().read_to_end(&mut Vec::new()).map(drop)
+}
+
+/// Alpha's runtime directory, which is that of every story.
+fn alpha() -> PathBuf {
+    PathBuf::from(std::env::var_os(VARIABLE).expect("alpha's directory"))
+}
