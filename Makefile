@@ -13,9 +13,10 @@ MIRRORBALL := $(OUT)/mirrorball
 help:
 	@echo "make build   compile (2 min)            make demo   four Debian VMs compile a C program (first time 6 min)"
 	@echo "make demo-span   one Debian VM over two cells; a vCPU moves while it compiles (first time 6 min)"
-	@echo "make test    all tests; without usable KVM most (35 min on 2 cores)   make lint   formatting and clippy"
+	@echo "make test    all tests; without usable KVM most (35 min on 2 cores; with it not timed)"
+	@echo "make lint    formatting and clippy (4 min on 2 cores)"
 	@echo "make test-rest   without usable KVM the other tests (half an hour on 2 cores)"
-	@echo "make bench   timings against QEMU       make fuzz   each fuzz target for a minute"
+	@echo "make bench   timings against QEMU (8 min)   make fuzz   each fuzz target for a minute"
 	@echo "make sim     clusters in virtual time, for a minute"
 	@echo "make sim-million   10^6 stories of the protocols by themselves (10 to 15 min)"
 	@echo "make bench-channels   message channels and what cells make of them, beside others (a minute)"

@@ -10,7 +10,7 @@ grep -q '^flags.* hypervisor' /proc/cpuinfo && machine="virtual machine with $ma
 before=$(cut -d' ' -f1 /proc/loadavg)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-echo "bench: one memory for two processes, $runs runs of 7 rounds; a minute on a quiet machine, and a busy one tells less"
+echo "bench: one memory for two processes, $runs runs of 7 rounds; two minutes on a quiet machine, and a busy one tells less"
 for run in $(seq "$runs"); do
     echo
     echo "run $run of $runs"

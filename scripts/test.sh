@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Tests: units, then the guest tests on KVM or in a lab host. Usage: scripts/test.sh MIRRORBALL [rest]
-# Where KVM can't run guests, emulation makes the guest tests last an hour: there the programs of `rest` below are left for a
-# second call with that word, and this is said.
+# Where KVM can't run guests, emulation makes the guest tests last three quarters of an hour: there the programs of `rest` below are
+# left for a second call with that word, and this is said.
 set -euo pipefail
 mirrorball=$(realpath "$1") part=${2:-}
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -45,6 +45,11 @@ cargo test --release --locked -p guest-tests --test '*' --no-run 2>&1 |
 [[ -s $logs/programs ]] || { echo "test: cargo names no test program"; exit 1; }
 # The longest first, so that none is left alone at the end.
 order=(boot isolation span moves underway shards deaths wide network control sharing auto)
+for name in "${rest[@]}" "${order[@]}"; do
+    grep -q "/$name-" "$logs/programs" && continue
+    echo "test: there is no program $name in tests/tests: mend \`rest\` or \`order\` in scripts/test.sh"
+    exit 1
+done
 for name in "${order[@]}"; do grep "/$name-" "$logs/programs"; done >"$logs/ordered"
 grep -vxFf "$logs/ordered" "$logs/programs" >>"$logs/ordered"
 # Which of them now.

@@ -51,6 +51,56 @@ impl Effects for Hands<'_> {
     fn grant(&mut self, _: Page, _: Right, _: Contents) {}
 }
 
+/// Both ends of a link, on which each third item is lost at first.
+struct Ends {
+    ends: [Link<Message>; 2],
+    now_ns: u64,
+    sent: u64,
+    again: u64,
+    taken: u64,
+}
+
+impl Ends {
+    const TIMEOUT_NS: u64 = 1000;
+
+    fn new() -> Self {
+        Self {
+            ends: [(); 2].map(|()| Link::new(Self::TIMEOUT_NS, 0)),
+            now_ns: 0,
+            sent: 0,
+            again: 0,
+            taken: 0,
+        }
+    }
+
+    fn send(&mut self, message: Message) {
+        if !self.ends[0].has_room() {
+            self.tick();
+        }
+        self.sent += 1;
+        let header = self.ends[0].send(message, self.now_ns).expect("room");
+        if !self.sent.is_multiple_of(3) {
+            let is_taken = self.ends[1].receive(header, self.now_ns);
+            assert_eq!(is_taken, Ok(true));
+            self.taken += 1;
+        }
+    }
+
+    /// All that has not been acknowledged goes again, and is acknowledged.
+    fn tick(&mut self) {
+        self.now_ns += Self::TIMEOUT_NS;
+        let now_ns = self.now_ns;
+        let [sender, receiver] = &mut self.ends;
+        sender.tick(now_ns, |header, _| {
+            self.again += 1;
+            self.taken += u64::from(receiver.receive(header, now_ns) == Ok(true));
+        });
+        receiver.tick(now_ns, |header, _| {
+            assert_eq!(sender.receive(header, now_ns), Ok(false));
+        });
+    }
+}
+
 #[test]
 fn nothing_is_allocated_once_engines_and_links_are_made() {
     let engine = |me| {
@@ -60,9 +110,8 @@ fn nothing_is_allocated_once_engines_and_links_are_made() {
         })
     };
     let mut engines: Vec<Engine> = (0..NODES).map(|me| engine(me).expect("a layout")).collect();
-    let mut link: Link<Message> = Link::new(1000, 0);
+    let mut link = Ends::new();
     let mut way = Way(Vec::with_capacity(1024));
-    let (mut sent, mut again) = (0_u64, 0_u64);
 
     let before = ALLOCATIONS.get();
     for round in 0..100_u32 {
@@ -74,11 +123,7 @@ fn nothing_is_allocated_once_engines_and_links_are_made() {
             }
             loop {
                 while let Some((from, to, message)) = way.0.pop() {
-                    sent += 1;
-                    if link.send(message, 0).is_err() {
-                        link.tick(u64::MAX, |_, _| again += 1);
-                        link = Link::new(1000, 0);
-                    }
+                    link.send(message);
                     let engine = &mut engines[usize::from(to.0)];
                     let is_taken = engine.receive(from, message, &mut Hands(to, &mut way));
                     assert_eq!(is_taken, Ok(()));
@@ -92,7 +137,12 @@ fn nothing_is_allocated_once_engines_and_links_are_made() {
             }
         }
     }
+    link.tick();
     let after = ALLOCATIONS.get();
+    let Ends {
+        sent, again, taken, ..
+    } = link;
     assert!(sent > 10_000 && again > 1000, "{sent} messages, {again} again");
+    assert_eq!(taken, sent, "each once");
     assert_eq!(after - before, 0);
 }

@@ -21,7 +21,6 @@ const STORM: Extent = Extent {
     epochs: 4,
     sweeps: 60,
 };
-/// With those of `underway` a thousand.
 const MOVES: usize = 1000;
 
 /// A storm that ends by itself.

@@ -1,8 +1,9 @@
 //! Every order in which a few processors' steps, messages and ends of holds can follow one another.
 
-use stateright::{Checker, HasDiscoveries, Model, Property};
+use stateright::{Model, Property};
 
 use super::world::{Op, Packet, World};
+use crate::every_order::check;
 use crate::{Access, Home, Layout, NodeId, Page};
 
 /// More than any order of these worlds takes.
@@ -209,21 +210,6 @@ impl Model for Small {
     fn within_boundary(&self, state: &State) -> bool {
         state.messages <= MESSAGES_MAX + 1
     }
-}
-
-/// Checks all orders; at least that many states, so that a mistake here is not taken for a proof.
-#[track_caller]
-fn check(small: Small, states_least: usize) {
-    let checker = small
-        .checker()
-        .threads(2)
-        .finish_when(HasDiscoveries::AnyFailures)
-        .spawn_bfs()
-        .join();
-    let states = checker.unique_state_count();
-    println!("{states} states");
-    checker.assert_properties();
-    assert!(states >= states_least, "{states} states");
 }
 
 /// `"RW"`: reads page 0, then writes it. `"rw"`: as much with page 1.

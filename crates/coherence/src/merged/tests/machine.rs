@@ -1,6 +1,7 @@
 //! Nodes, each with a copy of memory and a real [`Merger`]; links that keep no order; a plain stand-in for the engine.
 
 mod cpu;
+mod engine;
 mod node;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -9,6 +10,7 @@ use std::ops::Range;
 use super::guest::{At, Cpu, Op, Va, WORDS};
 use crate::merged::{Accessed, Change, Level, Merger, Saying, Stamp, Ticket};
 use crate::{Layout, NodeId, Page, Right};
+use engine::Request;
 use node::{Node, Rest};
 
 /// What the driver or the treatment leaves undone, to see that the checker finds it.
@@ -77,19 +79,6 @@ pub struct Packet {
     pub to: usize,
     pub stamp: Stamp,
     pub payload: Payload,
-}
-
-/// One who wants a page: at most one for each page.
-#[derive(Clone, Debug, Eq, Hash, PartialEq)]
-pub struct Request {
-    pub page: u32,
-    pub by: usize,
-    pub right: Right,
-    pub is_taken: bool,
-    /// Who has yet to begin to answer.
-    pub unasked: Vec<usize>,
-    /// Whose answer is to come.
-    pub awaited: Vec<usize>,
 }
 
 /// A message that a node is about to send.
@@ -238,16 +227,6 @@ impl World {
         });
     }
 
-    /// Begins to take the pages that managers want, one request for a page at a time.
-    fn take(&mut self) {
-        let is_free = |(_, page): &(usize, u32)| self.requests.iter().all(|one| one.page != *page);
-        if let Some(at) = self.takes.iter().position(is_free) {
-            let (node, page) = self.takes.remove(at);
-            self.request(node, page, Right::Write, true);
-            self.take();
-        }
-    }
-
     pub fn propose(&mut self, page: u32) {
         let proposer = self
             .nodes
@@ -257,56 +236,6 @@ impl World {
             let proposal = self.nodes[node].merger.suspect(Page(page)).expect("just found");
             self.merge(node, |merger, rest| merger.propose(proposal, rest));
         }
-    }
-
-    /// Somebody wants a page. Whoever is asked answers at any time later.
-    pub fn request(&mut self, by: usize, page: u32, right: Right, is_taken: bool) {
-        let holds = |node: &usize| *node != by && self.nodes[*node].rest.rights[page as usize] > Right::None;
-        let mut unasked: Vec<usize> = (0..self.nodes.len()).filter(holds).collect();
-        if right == Right::Read {
-            unasked.truncate(1);
-        }
-        self.requests.push(Request {
-            page,
-            by,
-            right,
-            is_taken,
-            awaited: unasked.clone(),
-            unasked,
-        });
-        self.complete(page);
-    }
-
-    pub fn answer(&mut self, plan: &Plan, page: u32, node: usize) {
-        let request = self
-            .requests
-            .iter_mut()
-            .find(|one| one.page == page)
-            .expect("one was asked");
-        let is_first = request.awaited[0] == node;
-        let (by, right) = (request.by, request.right);
-        request.unasked.retain(|other| *other != node);
-        let has = self.nodes[by].rest.rights[page as usize] > Right::None;
-        let task = Task {
-            to: by,
-            what: What::Page(page, right, is_first && !has),
-            collected: 0,
-            ticket: None,
-        };
-        if plan.broken != Broken::Early {
-            self.restrict(node, page, right);
-        }
-        self.nodes[node].task = Some(task);
-    }
-
-    fn restrict(&mut self, node: usize, page: u32, right: Right) {
-        let to = if right == Right::Write {
-            Right::None
-        } else {
-            Right::Read
-        };
-        let had = &mut self.nodes[node].rest.rights[page as usize];
-        *had = to.min(*had);
     }
 
     /// A node's message: its changes are collected page by page, then it is sent.
@@ -429,24 +358,6 @@ impl World {
             self.merge(node, |merger, rest| merger.applied(id(from), rest));
         } else {
             self.nodes[node].applying = Some((from, changes));
-        }
-    }
-
-    /// Grants what is asked for if everybody has answered.
-    fn complete(&mut self, page: u32) {
-        let is_done = |one: &Request| one.page == page && one.awaited.is_empty();
-        let Some(at) = self.requests.iter().position(is_done) else {
-            return;
-        };
-        let request = self.requests.remove(at);
-        let right = &mut self.nodes[request.by].rest.rights[page as usize];
-        if request.is_taken {
-            *right = Right::None;
-            self.held.push(page);
-            self.merge(request.by, |merger, rest| merger.taken(Page(page), rest));
-        } else {
-            *right = request.right;
-            self.take();
         }
     }
 

@@ -1,0 +1,26 @@
+//! Models are checked in every order of their steps.
+
+use std::fmt::Debug;
+use std::hash::Hash;
+
+use stateright::{Checker, HasDiscoveries, Model};
+
+/// Checks all orders; at least that many states, so that a mistake in the model is not taken for a proof.
+#[track_caller]
+pub(crate) fn check<M>(model: M, states_least: usize)
+where
+    M: Model + Send + Sync + 'static,
+    M::State: Clone + Debug + Hash + PartialEq + Send + Sync + 'static,
+    M::Action: Clone + Debug + PartialEq,
+{
+    let checker = model
+        .checker()
+        .threads(2)
+        .finish_when(HasDiscoveries::AnyFailures)
+        .spawn_bfs()
+        .join();
+    let states = checker.unique_state_count();
+    println!("{states} states");
+    checker.assert_properties();
+    assert!(states >= states_least, "{states} states");
+}

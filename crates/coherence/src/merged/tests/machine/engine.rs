@@ -1,0 +1,97 @@
+//! A plain stand-in for the engine: who wants a page asks all who have it, and is granted it when all have answered.
+
+use super::{Broken, Plan, Task, What, World};
+use crate::{Page, Right};
+
+/// One who wants a page: at most one for each page.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub struct Request {
+    pub page: u32,
+    pub by: usize,
+    pub right: Right,
+    pub is_taken: bool,
+    /// Who has yet to begin to answer.
+    pub unasked: Vec<usize>,
+    /// Whose answer is to come.
+    pub awaited: Vec<usize>,
+}
+
+impl World {
+    /// Begins to take the pages that managers want, one request for a page at a time.
+    pub fn take(&mut self) {
+        let is_free = |(_, page): &(usize, u32)| self.requests.iter().all(|one| one.page != *page);
+        if let Some(at) = self.takes.iter().position(is_free) {
+            let (node, page) = self.takes.remove(at);
+            self.request(node, page, Right::Write, true);
+            self.take();
+        }
+    }
+
+    /// Somebody wants a page. Whoever is asked answers at any time later.
+    pub fn request(&mut self, by: usize, page: u32, right: Right, is_taken: bool) {
+        let holds = |node: &usize| *node != by && self.nodes[*node].rest.rights[page as usize] > Right::None;
+        let mut unasked: Vec<usize> = (0..self.nodes.len()).filter(holds).collect();
+        if right == Right::Read {
+            unasked.truncate(1);
+        }
+        self.requests.push(Request {
+            page,
+            by,
+            right,
+            is_taken,
+            awaited: unasked.clone(),
+            unasked,
+        });
+        self.complete(page);
+    }
+
+    pub fn answer(&mut self, plan: &Plan, page: u32, node: usize) {
+        let request = self
+            .requests
+            .iter_mut()
+            .find(|one| one.page == page)
+            .expect("one was asked");
+        let is_first = request.awaited[0] == node;
+        let (by, right) = (request.by, request.right);
+        request.unasked.retain(|other| *other != node);
+        let has = self.nodes[by].rest.rights[page as usize] > Right::None;
+        let task = Task {
+            to: by,
+            what: What::Page(page, right, is_first && !has),
+            collected: 0,
+            ticket: None,
+        };
+        if plan.broken != Broken::Early {
+            self.restrict(node, page, right);
+        }
+        self.nodes[node].task = Some(task);
+    }
+
+    pub fn restrict(&mut self, node: usize, page: u32, right: Right) {
+        let to = if right == Right::Write {
+            Right::None
+        } else {
+            Right::Read
+        };
+        let had = &mut self.nodes[node].rest.rights[page as usize];
+        *had = to.min(*had);
+    }
+
+    /// Grants what is asked for if everybody has answered.
+    pub fn complete(&mut self, page: u32) {
+        let is_done = |one: &Request| one.page == page && one.awaited.is_empty();
+        let Some(at) = self.requests.iter().position(is_done) else {
+            return;
+        };
+        let request = self.requests.remove(at);
+        let right = &mut self.nodes[request.by].rest.rights[page as usize];
+        if request.is_taken {
+            *right = Right::None;
+            self.held.push(page);
+            self.merge(request.by, |merger, rest| merger.taken(Page(page), rest));
+        } else {
+            *right = request.right;
+            self.take();
+        }
+    }
+}
