@@ -24,7 +24,7 @@ mod tests;
 mod twins;
 mod wire;
 
-pub use entry::{Entry, Level};
+pub use entry::{Entry, Level, root};
 pub use exchange::{Hooks, Merger, Proposal, Say, Saying, Ticket};
 pub use memory::Words;
 pub use stamp::{MAX_SHARERS, Stamp};

@@ -1,6 +1,7 @@
 //! What threads other than the lane have to do with merged page tables: a message to another node by any way of their own goes
 //! after what this node's processors changed, and is acted on after what it comes after (`coherence::merged`, rules 1 and 2).
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -11,6 +12,10 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 pub struct Causal {
     /// The CR3 of each of the guest's processors that is here, as it was when it left the guest last; 0 of one that is not.
     roots: Vec<AtomicU64>,
+    /// Of the region's pages, those of the guest's own kernel.
+    standing: Range<u32>,
+    /// The last CR3 of any that named one of these.
+    stood: AtomicU64,
     /// Wakes the lane.
     event: EventFd,
     asked: AtomicU64,
@@ -30,12 +35,14 @@ struct State {
 }
 
 impl Causal {
-    /// For so many processors.
+    /// For so many processors of a guest whose kernel is in these pages of the region.
     ///
     /// # Errors
     /// If the kernel has no descriptor left.
-    pub fn new(processors: usize) -> nix::Result<Self> {
+    pub fn new(processors: usize, standing: Range<u32>) -> nix::Result<Self> {
         Ok(Self {
+            standing,
+            stood: AtomicU64::new(0),
             roots: (0..processors).map(|_| AtomicU64::new(0)).collect(),
             event: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
             asked: AtomicU64::new(0),
@@ -48,6 +55,10 @@ impl Causal {
     pub fn root(&self, processor: usize, cr3: Option<u64>) {
         if let Some(root) = self.roots.get(processor) {
             root.store(cr3.unwrap_or(0), Ordering::Relaxed);
+        }
+        let page = cr3.and_then(coherence::merged::root);
+        if page.is_some_and(|page| self.standing.contains(&page.0)) {
+            self.stood.store(cr3.unwrap_or(0), Ordering::Relaxed);
         }
     }
 
@@ -86,6 +97,11 @@ impl Causal {
     pub(crate) fn roots(&self) -> impl Iterator<Item = (usize, Option<u64>)> + '_ {
         let root = |root: &AtomicU64| Some(root.load(Ordering::Relaxed)).filter(|cr3| *cr3 != 0);
         self.roots.iter().map(root).enumerate()
+    }
+
+    /// The last CR3 that named a page of the guest's kernel; 0 if none has.
+    pub(crate) fn stood(&self) -> u64 {
+        self.stood.load(Ordering::Relaxed)
     }
 
     /// Requests up to this one come after so many batches.

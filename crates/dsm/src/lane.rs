@@ -338,11 +338,7 @@ impl Lane {
                 break;
             };
             match todo {
-                Todo::Suspect(page) => {
-                    if let Some(proposal) = merging.merger.suspect(Page(page)) {
-                        merging.merger.propose(proposal, &mut self.hands);
-                    }
-                }
+                Todo::Suspect(page) => merging.suspect(page, &mut self.hands),
                 Todo::Taken(page) => merging.merger.taken(Page(page), &mut self.hands),
                 Todo::Take(page) => {
                     if !merging.taken.contains(&page) {

@@ -113,11 +113,25 @@ impl Merging {
         self.merger.merges()
     }
 
-    fn collect(&mut self, hands: &mut Hands) -> Ticket {
+    /// Looks at what processors have loaded.
+    fn look(&mut self, hands: &mut Hands) {
         for (processor, cr3) in self.causal.clone().roots() {
             self.merger.loaded(processor, cr3, hands);
         }
+        self.merger.stood(self.causal.stood());
+    }
+
+    fn collect(&mut self, hands: &mut Hands) -> Ticket {
+        self.look(hands);
         self.merger.collect(hands)
+    }
+
+    /// A page comes too often: it may be a table.
+    pub fn suspect(&mut self, page: u32, hands: &mut Hands) {
+        self.look(hands);
+        if let Some(proposal) = self.merger.suspect(Page(page)) {
+            self.merger.propose(proposal, hands);
+        }
     }
 
     /// Batches that this node has sent.

@@ -230,10 +230,10 @@ impl Node {
                 names.clone(),
             );
             if merges {
-                let causal = Causal::new(settings.processors);
+                let standing = settings.standing.clone();
+                let causal = Causal::new(settings.processors, standing.clone());
                 let causal = Arc::new(causal.map_err(|error| NodeError::Threads(error.into()))?);
                 node.causal = Some(causal.clone());
-                let standing = settings.standing.clone();
                 let merging = Merging::new(layout.clone(), causal, settings.processors, standing);
                 hands.merging = Some(Box::new(merging));
             }

@@ -12,7 +12,7 @@ pub struct Level(pub u8);
 pub struct Entry(pub u64);
 
 /// The table that a CR3 names. Its other bits (PCID or cache bits, LAM, "do not flush") count for nothing.
-pub(super) fn root(cr3: u64) -> Option<Page> {
+pub fn root(cr3: u64) -> Option<Page> {
     u32::try_from(Entry(cr3).frame()).ok().map(Page)
 }
 

@@ -136,6 +136,8 @@ pub struct Merger<const WORDS: usize = 512> {
     turn: u64,
     roots: Vec<Option<Page>>,
     standing: Range<u32>,
+    /// The last of these that a vCPU here had loaded.
+    stood: Option<Page>,
 }
 
 impl<const WORDS: usize> Merger<WORDS> {
@@ -166,6 +168,7 @@ impl<const WORDS: usize> Merger<WORDS> {
             turn: 0,
             roots: vec![None; vcpus],
             standing,
+            stood: None,
         }
     }
 
@@ -207,11 +210,22 @@ impl<const WORDS: usize> Merger<WORDS> {
         self.twins.merges
     }
 
-    /// Whether this page, which is hot, can be merged: by a look at the merged tables and the CR3s that are known here.
+    /// What can be merged since this page is hot: by a look at the merged tables and the CR3s that are known here. The page itself,
+    /// or else the standing root that was loaded here last, for what is hot may be below that; by itself it may never be, as CPUs
+    /// use its tables through roots of their own.
     pub fn suspect(&self, page: Page) -> Option<Proposal> {
         if self.twins.round(page).is_some() {
             return None;
         }
+        let standing = || {
+            let page = self.stood.filter(|root| self.twins.round(*root).is_none())?;
+            let level = self.top;
+            Some(Proposal { page, level })
+        };
+        self.as_table(page).or_else(standing)
+    }
+
+    fn as_table(&self, page: Page) -> Option<Proposal> {
         let below = self.twins.level_below(page);
         let level = match self.roots.contains(&Some(page)) {
             // A root that is also below one maps itself: it stays as it is.
@@ -270,6 +284,11 @@ impl<const WORDS: usize> Merger<WORDS> {
     pub(super) fn applied(&mut self, from: NodeId, hooks: &mut impl Hooks) {
         self.stamp.add_one(from);
         self.ask_to_leave(None, hooks);
+    }
+
+    /// A vCPU of this node had this CR3 loaded, the last of those that name a standing root. Others count for nothing.
+    pub fn stood(&mut self, cr3: u64) {
+        self.stood = entry::root(cr3).filter(|root| self.stands(*root)).or(self.stood);
     }
 
     /// A vCPU of this node has this CR3, or has gone (`None`). Say it before each collection, of all vCPUs that may have changed theirs:

@@ -349,6 +349,26 @@ fn a_standing_root_stays_when_no_cpu_has_it_and_leaves_when_it_loses_an_entry() 
 }
 
 #[test]
+fn the_standing_root_that_was_loaded_last_is_proposed_whatever_page_is_hot() {
+    const CHILD: Page = Page(LEAF);
+    let mut node = Node::with_standing(0, ROOT..ROOT + 1);
+    node.merger.stood(CR3.unwrap_or_default());
+    node.merger.stood(5 << 12);
+    // A root of its own, which leads to the same tables and is never hot.
+    node.merger.loaded(0, Some(4 << 12), &mut node.desk);
+    let (page, level) = (Page(ROOT), Level(3));
+    assert_eq!(
+        node.merger.suspect(CHILD),
+        Some(super::super::Proposal { page, level })
+    );
+    let mut joined = node.joined();
+    assert_eq!(joined.merger.suspect(Page(5)), None);
+    assert!(joined.merger.is_merged(CHILD));
+    joined.desk.done.clear();
+    assert_eq!(Node::new(0).merger.suspect(CHILD), None);
+}
+
+#[test]
 fn a_standing_root_that_all_left_before_it_began_begins() {
     let mut node = Node::with_standing(2, ROOT..ROOT + 1);
     let proposal = node.merger.suspect(Page(ROOT)).expect("a vCPU has it");
