@@ -20,6 +20,21 @@ const HOTTEST: usize = 20;
 /// What a lane may ask for of real-time priority: enough to come before vCPUs, and less than what hosts use themselves.
 const PRIORITY_MAX: u64 = 10;
 
+/// What the guest's kernel is told. Its other CPUs come online when the system is up, by the agent: while it boots, all of them write the
+/// same pages all the time, and each that comes costs a message there and back. And their ticks are not all at one time.
+const QUIETER: &str = "skew_tick=1 maxcpus=1 mirrorball.cpus=late";
+
+/// A kernel's command line for a guest whose memory is kept coherent; one that says how many CPUs to boot stays as it is.
+pub fn quieter(cmdline: String) -> String {
+    match cmdline
+        .split_ascii_whitespace()
+        .any(|word| word.starts_with("maxcpus="))
+    {
+        true => cmdline,
+        false => format!("{cmdline} {QUIETER}"),
+    }
+}
+
 /// One boot's.
 #[derive(Debug)]
 pub struct Coherence {
@@ -125,6 +140,17 @@ pub fn permit_priority(shard: i32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn other_cpus_are_late_unless_somebody_says_how_many_boot() {
+        assert_eq!(
+            quieter("quiet".into()),
+            "quiet skew_tick=1 maxcpus=1 mirrorball.cpus=late"
+        );
+        for own in ["quiet maxcpus=4", "maxcpus=64 quiet"] {
+            assert_eq!(quieter(own.into()), own);
+        }
+    }
 
     #[test]
     fn a_page_is_as_hot_as_all_shards_together_say() {

@@ -18,6 +18,7 @@ use shard::arch::x86_64::kernel;
 use shard::launch::*;
 use subnet::passt::{Passt, PasstChild, PasstSpec};
 
+use crate::coherence;
 use crate::monitor::bind;
 
 /// Why a VM can't start: one line, what and how to mend it.
@@ -300,6 +301,9 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
     }
     if !own.is_empty() {
         cmdline = format!("{cmdline} {own}");
+    }
+    if spec.is_coherent() {
+        cmdline = coherence::quieter(cmdline);
     }
     let nodes = spec
         .nodes

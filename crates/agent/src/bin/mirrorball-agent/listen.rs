@@ -60,8 +60,9 @@ fn accept(listener: &OwnedFd) -> io::Error {
     }
 }
 
-/// Listens on vsock; returns only with an error.
+/// Listens on vsock once all CPUs are online; returns only with an error.
 pub fn listen() -> io::Error {
+    crate::cpus::come_online();
     match listener() {
         Ok(listener) => accept(&listener),
         Err(error) => error,
