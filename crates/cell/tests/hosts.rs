@@ -7,6 +7,7 @@ mod hosts {
     pub mod beta;
     pub mod deaf;
     pub mod etcd;
+    pub mod herald;
     pub mod site;
     pub mod stories;
 }
@@ -25,6 +26,9 @@ fn main() -> ExitCode {
             let control = unsafe { UnixStream::from_raw_fd(cell::spawn::CONTROL_FD) };
             if let Some(after) = hosts::deaf::life(&arguments[0]) {
                 return hosts::deaf::run(control, after);
+            }
+            if arguments[0] == hosts::herald::NAME {
+                return hosts::herald::run(control);
             }
             return shard::process::run(control);
         }

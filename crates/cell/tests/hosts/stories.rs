@@ -15,19 +15,20 @@ use cell::handle::{Handle, QUIT_LIMIT};
 use cell::open::{Opened, open};
 use cell::remote::connections::connect;
 use cell::remote::part::Remote;
-use cell::remote::talk::{Ends, FromPart, Role, Token};
+use cell::remote::talk::{Ends, FromPart, LaneEnds, Role, Token};
 use cell::runtime::VARIABLE;
 use cell::spanning::{Boot, Span};
 use cell::vm;
 use config::VmSpec;
 use config::cluster::SpanWay;
 use nix::errno::Errno;
+use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use shard::launch::{Ending, Order, Report};
 
 use super::etcd::Etcd;
-use super::{beta, deaf, site};
+use super::{beta, deaf, herald, site};
 
 /// How long anything may take that is awaited.
 const SOON: Duration = Duration::from_secs(30);
@@ -41,11 +42,26 @@ const REAL: &str = "real_cells_hold_the_places_and_their_next_processes_find_the
 
 type Story = (&'static str, SpanWay, fn(&Two));
 
-const STORIES: [Story; 14] = [
+const STORIES: [Story; 17] = [
     (
-        "all_but_the_memory_is_there_and_then_it_is_refused",
+        "without_coherent_memory_it_is_refused_before_any_place_is_taken",
         SpanWay::Tls,
-        refused_at_last,
+        not_coherent,
+    ),
+    (
+        "a_home_that_can_not_start_leaves_nothing_on_other_hosts",
+        SpanWay::Tls,
+        no_kernel,
+    ),
+    (
+        "all_shards_meet_on_each_lane_at_each_boot",
+        SpanWay::Tls,
+        all_meet,
+    ),
+    (
+        "all_shards_meet_where_connections_are_plain",
+        SpanWay::Plain,
+        all_meet,
     ),
     (
         "a_part_runs_again_and_again_and_leaves_nothing",
@@ -84,9 +100,9 @@ const STORIES: [Story; 14] = [
         dead_home,
     ),
     (
-        "a_lost_link_ends_the_shard_with_the_reason",
+        "lost_connections_end_the_shard_with_the_reason",
         SpanWay::Tls,
-        lost_link,
+        lost_connections,
     ),
     (
         "who_has_no_business_there_is_not_let_in_and_no_room_is_no_place",
@@ -168,7 +184,7 @@ impl Two {
         let folder = alpha.parent().expect("of both").to_owned();
         std::fs::write(folder.join("kernel"), "none").expect("a file");
         let text = format!(
-            "cpus = 2\nmemory = \"256M\"\nnets = []\nballoon = false\nspan = {{ cells = [0, 1] }}\n[kernel]\npath = {:?}\n",
+            "cpus = 2\nmemory = \"256M\"\nnets = []\nballoon = false\nspan = {{ cells = [0, 1], memory = \"coherent\" }}\n[kernel]\npath = {:?}\n",
             folder.join("kernel")
         );
         let mut two = Self {
@@ -293,7 +309,7 @@ fn wait(is_so: impl Fn() -> bool) {
 
 /// Its shard on beta, running. The boot keeps its link.
 fn started(two: &Two, span: &Span, opened: &Opened) -> Boot {
-    let boot = Boot::new(span, &opened.launch.memory, None).expect("memory and links");
+    let boot = Boot::new(span, &opened.launch.memory, Some(0..0)).expect("links and lanes");
     let [0, error_ns] = boot.clock_errors_ns()[..] else {
         panic!("{:?}", boot.clock_errors_ns());
     };
@@ -301,7 +317,7 @@ fn started(two: &Two, span: &Span, opened: &Opened) -> Boot {
     println!("  clocks within {} us", error_ns / 1000);
     let remote = remote(span);
     remote
-        .start(boot.remote(span, 1, &opened.launch))
+        .start(boot.remote(span, 1, &opened.launch).expect("coherent memory"))
         .expect("an order");
     match remote.next(Some(SOON)) {
         Some(FromPart::Report(Report::Running { .. })) => {}
@@ -323,7 +339,21 @@ fn gone(remote: &Remote) -> String {
     }
 }
 
-fn refused_at_last(two: &Two) {
+fn not_coherent(two: &Two) {
+    let mut shared = two.spec.clone();
+    shared.span = Some(config::SpanSpec::Cells(vec![0, 1]));
+    let why = Span::begin("big", &shared).expect_err("two hosts").to_string();
+    assert!(
+        why.starts_with("it spans cell 1 on host beta") && why.contains("write `memory = \"coherent\"`"),
+        "{why}"
+    );
+    assert!(!why.contains('\n'), "{why}");
+    assert!(two.at_beta().is_empty());
+    // Nobody was asked for a place: no monitor has ever been there.
+    assert!(!site::beta(&two.folder).join("parts").exists());
+}
+
+fn no_kernel(two: &Two) {
     let span = two.span();
     assert_eq!(two.at_beta(), ["big/1"]);
     let handle = Handle::default();
@@ -337,11 +367,8 @@ fn refused_at_last(two: &Two) {
             panic!("it runs");
         },
     );
-    let why = ran.expect_err("no memory").to_string();
-    assert!(
-        why.starts_with("the memory of a VM over several hosts is not kept coherent yet"),
-        "{why}"
-    );
+    let why = ran.expect_err("no kernel").to_string();
+    assert!(why.starts_with("the VM cannot start with the kernel"), "{why}");
     span.leave();
     assert!(two.at_beta().is_empty());
     two.wait_until_free();
@@ -378,14 +405,14 @@ fn again_and_again(two: &Two) {
 fn two_parts(two: &Two) {
     let mut spec = two.spec.clone();
     spec.cpus = 3;
-    spec.span = Some(config::SpanSpec::Cells(vec![0, 1, 2]));
+    spec.span = Some(config::SpanSpec::Coherent(vec![0, 1, 2]));
     let span = Span::begin("big", &spec).expect("places").expect("a span");
     let opened = two.opened();
-    let boot = Boot::new(&span, &opened.launch.memory, None).expect("memory and links");
+    let boot = Boot::new(&span, &opened.launch.memory, Some(0..0)).expect("links and lanes");
     let parts = [1, 2].map(|shard| span.remote(shard).expect("on beta"));
     for (shard, part) in (1..).zip(parts) {
-        part.start(boot.remote(&span, shard, &opened.launch))
-            .expect("an order");
+        let told = boot.remote(&span, shard, &opened.launch);
+        part.start(told.expect("coherent memory")).expect("an order");
         let said = part.next(Some(SOON));
         assert!(
             matches!(said, Some(FromPart::Report(Report::Running { .. }))),
@@ -395,15 +422,107 @@ fn two_parts(two: &Two) {
     // The first ends, and the second misses it, though the home has a link to each.
     parts[0].order(&Order::Quit).expect("an order");
     match parts[1].next(Some(SOON)) {
-        Some(FromPart::Report(Report::Ended(Ending::ShardFailed { detail }))) => {
-            assert_eq!(
-                detail,
-                "the connection to its shard in cell 1 on host beta is lost"
-            );
+        Some(FromPart::Report(Report::Ended(Ending::PeerLost { detail }))) => {
+            let gone =
+                "the shard in cell 1 on host beta is gone (it closed its streams), and its pages with it";
+            assert_eq!(detail, gone);
         }
         other => panic!("{other:?}"),
     }
-    assert!(gone(parts[1]).starts_with("its process left with status 1"));
+    assert_eq!(gone(parts[1]), "its process left with status 0");
+    span.leave();
+    two.wait_until_free();
+}
+
+/// Four shards, two on each host in turn, so that there is a pair of each kind.
+fn all_meet(two: &Two) {
+    let mut spec = two.spec.clone();
+    spec.cpus = 4;
+    spec.span = Some(config::SpanSpec::Coherent(vec![0, 1, 3, 2]));
+    let span = Span::begin(herald::NAME, &spec).expect("places").expect("a span");
+    let status = client::status(&two.beta_files())
+        .expect("an answer")
+        .expect("a cluster");
+    let given = status.cells.iter().find(|cell| cell.plan.number == 1);
+    assert_eq!(given.map(|cell| cell.given_bytes), Some(spec.memory.0), "a copy");
+    let opened = two.opened();
+    let names = [
+        "the shard in cell 0 on host alpha",
+        "the shard in cell 1 on host beta",
+        "the shard in cell 3 on host alpha",
+        "the shard in cell 2 on host beta",
+    ];
+    for number in 0..2 {
+        let boot = Boot::new(&span, &opened.launch.memory, Some(number..9)).expect("links and lanes");
+        let parts = [1, 3].map(|shard| {
+            let remote = span.remote(shard).expect("on beta");
+            let told = boot.remote(&span, shard, &opened.launch);
+            remote.start(told.expect("coherent memory")).expect("an order");
+            let said = remote.next(Some(SOON));
+            assert!(
+                matches!(said, Some(FromPart::Report(Report::Running { .. }))),
+                "{said:?}"
+            );
+            remote
+        });
+        let here = [0, 2].map(|shard| {
+            let mut files = Vec::new();
+            let launch = boot.launch(shard, &mut files).coherence.expect("coherent memory");
+            assert_eq!(launch.names, names);
+            assert_eq!(launch.lanes.len(), 2);
+            let all = herald::connections(&launch, |fd| {
+                File::from(files[fd.0].try_clone_to_owned().expect("a file"))
+            });
+            assert_eq!(all.len(), 2 * 2 * 3, "each lane has two to each of three");
+            herald::say(number, &all, shard);
+            (shard, all)
+        });
+        for (shard, all) in &here {
+            let expected: Vec<String> = all
+                .iter()
+                .map(|one| herald::expected(number, one, *shard))
+                .collect();
+            assert_eq!(herald::hear(all), expected);
+        }
+        for remote in parts {
+            let Some(FromPart::Report(Report::Status(status))) = remote.next(Some(SOON)) else {
+                panic!("it has not heard all");
+            };
+            assert_eq!(status["heard"], status["expected"]);
+            assert_eq!(status["heard"].as_array().map(Vec::len), Some(12), "{status}");
+            assert_eq!(status["names"], serde_json::json!(names));
+            assert_eq!(status["kernel"]["start"], number);
+            assert_eq!(
+                status["device"] == true,
+                File::options()
+                    .read(true)
+                    .write(true)
+                    .open("/dev/userfaultfd")
+                    .is_ok()
+            );
+            // Beta's processes may do what this one may.
+            if setrlimit(Resource::RLIMIT_RTPRIO, 10, 10).is_ok() {
+                assert_eq!(status["priority"], 10, "its lanes may have some");
+            }
+            remote.order(&Order::Quit).expect("an order");
+            let ended = remote.next(Some(SOON));
+            assert!(
+                matches!(ended, Some(FromPart::Report(Report::Ended(Ending::Quit)))),
+                "{ended:?}"
+            );
+            gone(remote);
+        }
+    }
+    // Who comes for a boot that is over is too late.
+    let files = Files::open().expect("files");
+    let hosts = Hosts::open(files.site().expect("files").expect("hosts")).expect("keys");
+    let of = |boot| LaneEnds {
+        ends: Ends { boot, from: 0, to: 1 },
+        lane: 0,
+    };
+    let reach = remote(&span).reach();
+    assert!(connect(&hosts, reach, Role::Pages(of(0))).is_err());
+    assert!(connect(&hosts, reach, Role::Pages(of(2))).is_ok(), "the next one");
     span.leave();
     two.wait_until_free();
 }
@@ -473,8 +592,9 @@ fn second_start(two: &Two) {
     let (span, opened) = (two.span(), two.opened());
     let boot = started(two, &span, &opened);
     let shards = two.processes("shard");
+    let told = boot.remote(&span, 1, &opened.launch);
     remote(&span)
-        .start(boot.remote(&span, 1, &opened.launch))
+        .start(told.expect("coherent memory"))
         .expect("an order");
     wait(|| two.at_beta().is_empty());
     for pid in shards {
@@ -537,20 +657,18 @@ fn dead_home(two: &Two) {
     drop(boot);
 }
 
-fn lost_link(two: &Two) {
+fn lost_connections(two: &Two) {
     let (span, opened) = (two.span(), two.opened());
     drop(started(two, &span, &opened));
     match remote(&span).next(Some(SOON)) {
-        Some(FromPart::Report(Report::Ended(Ending::ShardFailed { detail }))) => {
-            assert_eq!(
-                detail,
-                "the connection to its shard in cell 0 on host alpha is lost"
-            );
+        Some(FromPart::Report(Report::Ended(Ending::PeerLost { detail }))) => {
+            let gone =
+                "the shard in cell 0 on host alpha is gone (it closed its streams), and its pages with it";
+            assert_eq!(detail, gone);
         }
         other => panic!("{other:?}"),
     }
-    let why = gone(remote(&span));
-    assert!(why.starts_with("its process left with status 1"), "{why}");
+    assert_eq!(gone(remote(&span)), "its process left with status 0");
     span.leave();
     two.wait_until_free();
 }
@@ -563,38 +681,54 @@ fn strangers(two: &Two) {
     let mut unknown = known.clone();
     unknown.token = Token::new().expect("random bytes");
     let ends = |from, to| Ends { boot: 0, from, to };
+    let lane = |from, to, lane| LaneEnds {
+        ends: ends(from, to),
+        lane,
+    };
     let link = Role::Link(ends(0, 1));
     for (reach, role) in [
         (&unknown, link),
         (known, Role::Control),
         (known, Role::Link(ends(0, 2))),
         (known, Role::Link(ends(1, 1))),
-        (known, Role::Coherence(ends(0, 1))),
-        (known, Role::Pages(ends(0, 1))),
+        (known, Role::Coherence(lane(0, 2, 0))),
+        (known, Role::Pages(lane(1, 1, 0))),
+        (known, Role::Pages(lane(0, 1, 4))),
+        (&unknown, Role::Coherence(lane(0, 1, 0))),
     ] {
         assert!(connect(&hosts, reach, role).is_err(), "{role:?}");
     }
     let first = connect(&hosts, known, link).expect("a link");
     assert!(connect(&hosts, known, link).is_err(), "there is one already");
     drop(first);
+    // Each lane has its own.
+    for role in [
+        Role::Coherence(lane(0, 1, 0)),
+        Role::Coherence(lane(0, 1, 3)),
+        Role::Pages(lane(0, 1, 0)),
+    ] {
+        connect(&hosts, known, role).expect("a lane");
+        assert!(connect(&hosts, known, role).is_err(), "there is one already");
+    }
     span.leave();
-    let mut coherent = two.spec.clone();
-    coherent.span = Some(config::SpanSpec::Coherent(vec![0, 1]));
-    let why = Span::begin("big", &coherent).expect_err("two hosts").to_string();
-    assert!(
-        why.starts_with("coherent memory is kept between cells of one host"),
-        "{why}"
-    );
     let mut large = two.spec.clone();
-    large.memory = config::Size(2 * site::CELL_BYTES + (2 << 20));
+    large.memory = config::Size(site::CELL_BYTES + (2 << 20));
     let why = Span::begin("big", &large).expect_err("no room").to_string();
     assert!(why.contains("of its own memory"), "{why}");
-    // Half of it is alpha's: nothing is kept there, either.
-    large.memory = config::Size(2 * site::CELL_BYTES);
-    Span::begin("big", &large)
-        .expect("places")
-        .expect("a span")
-        .leave();
+    // Alpha's cell has been asked first: nothing is kept there, either.
+    large.memory = config::Size(site::CELL_BYTES);
+    let held = Span::begin("big", &large).expect("places").expect("a span");
+    // Cell 3 has room, and cell 1 has none: all, or none.
+    large.span = Some(config::SpanSpec::Coherent(vec![3, 1]));
+    let why = Span::begin("late", &large).expect_err("no room").to_string();
+    assert!(
+        why.starts_with("host beta: cell 1 has 0 MiB of its own memory, and 512 MiB are needed there"),
+        "{why}"
+    );
+    large.span = Some(config::SpanSpec::Coherent(vec![3, 2]));
+    let late = Span::begin("late", &large).expect("places").expect("a span");
+    late.leave();
+    held.leave();
     two.wait_until_free();
 }
 
