@@ -268,7 +268,7 @@ fn one_boot(
         }
         (state.parts.take(), state.ending)
     };
-    let cause = parts.and_then(Parts::end);
+    let cause = parts.and_then(|parts| parts.end(ending.as_ref()));
     if let Some(detail) = handle.state().lost.clone() {
         return Ok(Ending::ShardFailed { detail });
     }

@@ -24,8 +24,8 @@ fn main() -> ExitCode {
         Some("shard") => {
             // SAFETY: who started this has put the control socket there, and nothing else here knows it.
             let control = unsafe { UnixStream::from_raw_fd(cell::spawn::CONTROL_FD) };
-            if let Some(after) = hosts::deaf::life(&arguments[0]) {
-                return hosts::deaf::run(control, after);
+            if let Some((home, life)) = hosts::deaf::kind(&arguments[0]) {
+                return hosts::deaf::run(control, home, life);
             }
             if arguments[0] == hosts::herald::NAME {
                 return hosts::herald::run(control);

@@ -42,7 +42,7 @@ const REAL: &str = "real_cells_hold_the_places_and_their_next_processes_find_the
 
 type Story = (&'static str, SpanWay, fn(&Two));
 
-const STORIES: [Story; 17] = [
+const STORIES: [Story; 18] = [
     (
         "without_coherent_memory_it_is_refused_before_any_place_is_taken",
         SpanWay::Tls,
@@ -115,6 +115,11 @@ const STORIES: [Story; 17] = [
         "a_part_that_dies_while_its_home_is_loaded_ends_the_vm",
         SpanWay::Tls,
         deaf_home,
+    ),
+    (
+        "a_part_that_dies_on_another_host_is_the_reason_and_not_who_saw_it",
+        SpanWay::Tls,
+        witness_home,
     ),
 ];
 
@@ -382,7 +387,8 @@ fn again_and_again(two: &Two) {
         remote.order(&Order::Status).expect("an order");
         match remote.next(Some(SOON)) {
             Some(FromPart::Report(Report::Status(status))) => {
-                assert!(status["exits"].is_array(), "{status}")
+                assert!(status["exits"].is_array(), "{status}");
+                assert!(status["coherence"]["faults"].is_object(), "{status}");
             }
             other => panic!("{other:?}"),
         }
@@ -733,30 +739,42 @@ fn strangers(two: &Two) {
 }
 
 fn deaf_home(two: &Two) {
-    let mut spec = two.spec.clone();
-    spec.span = Some(config::SpanSpec::Coherent(site::ALPHA.to_vec()));
     // The part is gone before there is a home, or after.
     for life_ms in [0, 1000] {
-        let name = deaf::name(life_ms);
-        let span = Span::begin(&name, &spec).expect("places").expect("a span");
-        let folder = two.folder.join(&name);
-        std::fs::create_dir_all(&folder).expect("a directory");
-        let opened = open(&spec, &name, &folder, 7).expect("its files, and KVM");
-        let (tell, told) = mpsc::channel();
-        std::thread::spawn(move || {
-            let handle = Handle::default();
-            let ran = vm::run(opened, &name, &folder, &handle, Some(&span), |_| {
-                panic!("it runs")
-            });
-            span.leave();
-            let _ = tell.send(ran.map_err(|error| error.to_string()));
-        });
-        match told.recv_timeout(SOON).expect("it ends") {
-            Ok(Ending::ShardFailed { detail }) => {
-                assert!(detail.starts_with("in cell 3: its process"), "{detail}")
-            }
-            other => panic!("{other:?}"),
-        }
+        let name = deaf::name(deaf::Home::Deaf, life_ms);
+        let why = failure(two, &name, &site::ALPHA, |_| panic!("it runs"));
+        assert!(why.starts_with("in cell 3: its process"), "{why}");
+    }
+}
+
+fn witness_home(two: &Two) {
+    let name = deaf::name(deaf::Home::Witness, 400);
+    let why = failure(two, &name, &[0, 1], |_| {});
+    assert!(
+        why.starts_with("in cell 1 on host beta: its process was ended by"),
+        "{why}"
+    );
+    two.wait_until_free();
+}
+
+/// Why a VM that spans these cells ended.
+fn failure(two: &Two, name: &str, cells: &[u16], booted: fn(vm::Booted<'_>)) -> String {
+    let mut spec = two.spec.clone();
+    spec.span = Some(config::SpanSpec::Coherent(cells.to_vec()));
+    let span = Span::begin(name, &spec).expect("places").expect("a span");
+    let (folder, name) = (two.folder.join(name), name.to_owned());
+    std::fs::create_dir_all(&folder).expect("a directory");
+    let opened = open(&spec, &name, &folder, 7).expect("its files, and KVM");
+    let (tell, told) = mpsc::channel();
+    std::thread::spawn(move || {
+        let handle = Handle::default();
+        let ran = vm::run(opened, &name, &folder, &handle, Some(&span), booted);
+        span.leave();
+        let _ = tell.send(ran.map_err(|error| error.to_string()));
+    });
+    match told.recv_timeout(SOON).expect("it ends") {
+        Ok(Ending::ShardFailed { detail }) => detail,
+        other => panic!("{other:?}"),
     }
 }
 
