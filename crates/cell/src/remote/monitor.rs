@@ -74,6 +74,7 @@ struct Held {
     kvm: File,
     processor: HostProcessor,
     entry: Entry,
+    record: Record,
     tenure: Tenure,
 }
 
@@ -107,7 +108,8 @@ impl Held {
         let registry = Registry::of_parts().map_err(|error| line(&error))?;
         let entry = registry.claim(&format!("{}.{part}", request.vm));
         let entry = entry.map_err(|error| line(&error))?;
-        entry.write(&record(&request)).map_err(|error| line(&error))?;
+        let record = record(&request);
+        entry.write(&record).map_err(|error| line(&error))?;
         let group = CpuGroup::of(&request.vm, &request.spec).map_err(|error| line(&error))?;
         let connections = Connections::listen(hosts.clone(), &request).map_err(|error| line(&error))?;
         Ok(Self {
@@ -119,6 +121,7 @@ impl Held {
             kvm,
             processor,
             entry,
+            record,
             tenure,
         })
     }
@@ -197,6 +200,7 @@ impl Held {
                 Event::Told(ToPart::Start(start)) if shard.is_none() => match self.start(&start) {
                     Ok(process) => {
                         let process = Arc::new(process);
+                        self.note(Some(process.pid));
                         watch(process.clone(), home.clone(), events.clone())?;
                         *shard = Some(process);
                     }
@@ -212,10 +216,22 @@ impl Held {
                     let told = shard.as_ref().map(|shard| send_order(&shard.socket, &order));
                     drop(told);
                 }
-                Event::Gone => (*shard, deadline) = (None, None),
+                Event::Gone => {
+                    self.note(None);
+                    (*shard, deadline) = (None, None);
+                }
                 Event::Told(ToPart::Leave) | Event::Alone => return Ok(()),
             }
         }
+    }
+
+    /// Has the record say which process is the shard.
+    fn note(&self, shard_pid: Option<i32>) {
+        // It is for people, and for cells that start anew, which don't need that.
+        let _ = self.entry.write(&Record {
+            shard_pid,
+            ..self.record.clone()
+        });
     }
 
     /// Starts the shard of one boot; an error is one line.

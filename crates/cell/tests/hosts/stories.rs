@@ -12,7 +12,9 @@ use cell::cluster::client;
 use cell::cluster::files::{Claim, Files};
 use cell::cluster::hosts::Hosts;
 use cell::handle::{Handle, QUIT_LIMIT};
+use cell::memory_use;
 use cell::open::{Opened, open};
+use cell::registry::{Record, Registry};
 use cell::remote::connections::connect;
 use cell::remote::part::Remote;
 use cell::remote::talk::{Ends, FromPart, LaneEnds, Role, Token};
@@ -392,6 +394,11 @@ fn again_and_again(two: &Two) {
             }
             other => panic!("{other:?}"),
         }
+        assert_eq!(noted(two)[0].shard_pid, Some(two.processes("shard")[0]));
+        let table = memory_use::read(&noted(two)).expect("what beta's part takes");
+        assert_eq!(table.vms[0].name, "big/1");
+        assert_eq!(table.vms[0].memory_bytes, two.spec.memory.0, "a copy");
+        assert!(table.vms[0].host_bytes > 0);
         remote.order(&Order::Quit).expect("an order");
         let ended = remote.next(Some(SOON));
         assert!(
@@ -399,6 +406,7 @@ fn again_and_again(two: &Two) {
             "{ended:?}"
         );
         assert_eq!(gone(remote), "its process left with status 0");
+        wait(|| noted(two)[0].shard_pid.is_none());
     }
     assert_eq!(two.at_beta(), ["big/1"]);
     assert_eq!(span.lost(), None);
@@ -406,6 +414,12 @@ fn again_and_again(two: &Two) {
     // At once: its name is free when this returns.
     assert!(two.at_beta().is_empty());
     two.wait_until_free();
+}
+
+/// What beta's parts say of themselves, for `mem`.
+fn noted(two: &Two) -> Vec<Record> {
+    let parts = Registry::at(&site::beta(&two.folder).join("parts")).and_then(|registry| registry.list());
+    parts.expect("a directory")
 }
 
 fn two_parts(two: &Two) {
