@@ -15,6 +15,7 @@ use shard::launch::{
     CoherenceLaunch, Fd, LaneSockets, Launch, Order, PartLaunch, SandboxPolicy, ShardChannels, ShardMemory,
     SpanLaunch,
 };
+use shard::process::ReceiveError;
 use shard::span::host::HostProcessor;
 
 use super::connections::{Connections, connect, control, receive};
@@ -262,9 +263,11 @@ impl Held {
         let mut passed: Vec<_> = files.iter().map(AsFd::as_fd).collect();
         passed.extend([self.kvm.as_fd(), process.log_file.as_fd()]);
         let mut socket = process.socket.try_clone().map_err(failed)?;
-        // One that dies at once breaks the socket; its log says why.
-        let _ = shard::process::send(&mut socket, &Launch::Part(Box::new(launch)), &passed);
-        Ok(process)
+        match shard::process::send(&mut socket, &Launch::Part(Box::new(launch)), &passed) {
+            Err(error @ ReceiveError::TooManyFiles(_)) => Err(format!("{error}; span fewer cells")),
+            // One that dies at once breaks the socket; its log says why.
+            _ => Ok(process),
+        }
     }
 }
 
