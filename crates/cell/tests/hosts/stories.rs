@@ -3,9 +3,10 @@
 use std::cell::RefCell;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use cell::cluster::client;
@@ -27,8 +28,12 @@ use nix::errno::Errno;
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use shard::launch::{Ending, Order, Report};
-use shard::memory::replica::USERFAULT_DEVICE;
+use shard::arch::x86_64::layout::Layout;
+use shard::ending::EndSignal;
+use shard::launch::{Ending, Order, Report, SpanLaunch};
+use shard::memory::replica::{Replica, USERFAULT_DEVICE};
+use shard::sandbox::Threads;
+use vm_memory::{Bytes, GuestAddress};
 
 use super::etcd::Etcd;
 use super::{beta, deaf, herald, site};
@@ -45,7 +50,7 @@ const REAL: &str = "real_cells_hold_the_places_and_their_next_processes_find_the
 
 type Story = (&'static str, SpanWay, fn(&Two));
 
-const STORIES: [Story; 18] = [
+const STORIES: [Story; 20] = [
     (
         "without_coherent_memory_it_is_refused_before_any_place_is_taken",
         SpanWay::Tls,
@@ -119,6 +124,12 @@ const STORIES: [Story; 18] = [
         SpanWay::Tls,
         deaf_home,
     ),
+    (
+        "pages_come_from_another_host_until_that_is_gone",
+        SpanWay::Tls,
+        pages_come,
+    ),
+    ("pages_come_by_plain_connections_too", SpanWay::Plain, pages_come),
     (
         "a_part_that_dies_on_another_host_is_the_reason_and_not_who_saw_it",
         SpanWay::Tls,
@@ -580,7 +591,7 @@ fn real_cells(two: &Two) {
 fn killed_shard(two: &Two) {
     let (span, opened) = (two.span(), two.opened());
     let _boot = started(two, &span, &opened);
-    two.processes("shard").into_iter().for_each(end);
+    two.processes("shard").into_iter().for_each(kill_process);
     let why = gone(remote(&span));
     assert!(why.starts_with("its process was ended by SIGKILL"), "{why}");
     drop(span);
@@ -590,7 +601,7 @@ fn killed_shard(two: &Two) {
 fn late_order(two: &Two) {
     let (span, opened) = (two.span(), two.opened());
     let boot = started(two, &span, &opened);
-    two.processes("shard").into_iter().for_each(end);
+    two.processes("shard").into_iter().for_each(kill_process);
     gone(remote(&span));
     drop(boot);
     // As the home's monitor tells all parts at the end of each boot.
@@ -628,7 +639,7 @@ fn second_start(two: &Two) {
 fn killed_monitor(two: &Two) {
     let (span, opened) = (two.span(), two.opened());
     let _boot = started(two, &span, &opened);
-    two.processes("part-monitor").into_iter().for_each(end);
+    two.processes("part-monitor").into_iter().for_each(kill_process);
     wait(|| span.lost().is_some());
     let why = "cell 1 on host beta, which it spans, is gone: its monitor has ended";
     assert_eq!(span.lost().as_deref(), Some(why));
@@ -767,6 +778,69 @@ fn witness_home(two: &Two) {
     two.wait_until_free();
 }
 
+/// The home's memory is served by this process.
+fn pages_come(two: &Two) {
+    /// Pages that are beta's at first.
+    const PAGES: u64 = 200;
+    let (span, opened) = (two.span(), two.opened());
+    let boot = started(two, &span, &opened);
+    let bytes = opened.launch.memory.bytes;
+    let mut files = Vec::new();
+    let launch = boot.launch(0, &mut files);
+    let (mut near, mut far) = UnixStream::pair().expect("sockets");
+    shard::process::send(&mut near, &launch, &files).expect("a message");
+    let (launch, mut files) = shard::process::receive::<SpanLaunch>(&mut far).expect("a message");
+    drop(boot);
+    let replica = Replica::take(&launch, bytes, &mut files)
+        .expect("a replica")
+        .expect("one of its own");
+    let layout = Layout::new(bytes, &[]).expect("a layout");
+    let memory = replica.ram(&layout).expect("memory");
+    let end = Arc::new(EndSignal::new().expect("an event"));
+    let coherence = replica.start(&Threads::open(), &end).expect("lanes");
+
+    let since = Instant::now();
+    for page in 0..PAGES {
+        let place = GuestAddress(bytes / 2 + page * 4096);
+        assert_eq!(memory.read_obj::<u64>(place).expect("in memory"), 0);
+    }
+    let took = since.elapsed();
+    println!("  a page in {} us", took.as_micros() / u128::from(PAGES));
+    for page in 0..PAGES {
+        let place = GuestAddress(bytes / 2 + page * 4096 + 8);
+        memory.write_obj(page + 1, place).expect("in memory");
+        assert_eq!(memory.read_obj::<u64>(place).expect("in memory"), page + 1);
+    }
+    let here = coherence.status();
+    assert!(here["faults"]["read"]["count"].as_u64() > Some(0), "{here}");
+    assert!(here["faults"]["upgrade"]["count"].as_u64() > Some(0), "{here}");
+    let remote = remote(&span);
+    remote.order(&Order::Status).expect("an order");
+    match remote.next(Some(SOON)) {
+        Some(FromPart::Report(Report::Status(status))) => {
+            assert!(
+                status["coherence"]["messages"].as_u64() >= Some(PAGES),
+                "{status}"
+            );
+        }
+        other => panic!("{other:?}"),
+    }
+    two.processes("shard").into_iter().for_each(kill_process);
+    wait(|| end.cause().is_some());
+    match end.cause() {
+        Some(Ending::PeerLost { detail }) => {
+            assert!(
+                detail.starts_with("the shard in cell 1 on host beta is gone"),
+                "{detail}"
+            );
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(!coherence.is_whole());
+    span.leave();
+    two.wait_until_free();
+}
+
 /// Why a VM that spans these cells ended.
 fn failure(two: &Two, name: &str, cells: &[u16], booted: fn(vm::Booted<'_>)) -> String {
     let mut spec = two.spec.clone();
@@ -788,6 +862,6 @@ fn failure(two: &Two, name: &str, cells: &[u16], booted: fn(vm::Booted<'_>)) -> 
     }
 }
 
-fn end(pid: i32) {
+fn kill_process(pid: i32) {
     kill(Pid::from_raw(pid), Signal::SIGKILL).expect("a process");
 }
