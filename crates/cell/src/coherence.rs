@@ -11,10 +11,11 @@ use std::os::unix::net::UnixStream;
 use serde_json::{Value, json};
 use shard::launch::{CoherenceLaunch, Fd, LaneSockets};
 
+use crate::remote::talk::{Ends, LaneEnds, PartCoherence, Role};
 use crate::spanning::Span;
 
 /// Lanes of a shard at most: each is a thread, beside those of the vCPUs. One alone merges page tables, and two shards do.
-const LANES_MAX: usize = 4;
+pub(crate) const LANES_MAX: usize = 4;
 /// Pages told of as the hottest.
 const HOTTEST: usize = 20;
 /// What a lane may ask for of real-time priority: enough to come before vCPUs, and less than what hosts use themselves.
@@ -35,40 +36,63 @@ pub fn quieter(cmdline: String) -> String {
     }
 }
 
-/// One boot's.
+/// The connections of a lane, by shard, by the shard at the other end: control and bulk.
+type Lane = Vec<Vec<Option<[OwnedFd; 2]>>>;
+
+/// One boot's, of the shards on this host.
 #[derive(Debug)]
 pub struct Coherence {
     userfaultfd: Option<OwnedFd>,
-    /// By lane, by shard, by the shard at the other end: control and bulk.
-    lanes: Vec<Vec<Vec<Option<[OwnedFd; 2]>>>>,
+    lanes: Vec<Lane>,
     names: Vec<String>,
     kernel: Range<u64>,
 }
 
 impl Coherence {
-    /// New connections between all shards of a guest whose kernel lies there.
+    /// New connections from the shards that are here to all shards of a guest whose kernel lies there, for the boot of that number.
     ///
     /// # Errors
-    /// When the host has no descriptors left.
-    pub fn new(span: &Span, kernel: Range<u64>) -> io::Result<Self> {
+    /// When the host has no descriptors left, or another host does not answer.
+    pub fn new(span: &Span, boot: u32, kernel: Range<u64>) -> io::Result<Self> {
         let shards = span.cells().len();
         let lanes = match shards {
             ..=2 => 1,
             _ => span.cpus().clamp(1, LANES_MAX),
         };
-        let lanes = (0..lanes).map(|_| lane(shards)).collect::<io::Result<_>>()?;
-        // Where it can't be had the shard finds another way, or says what is to be done.
-        let device = File::options()
-            .read(true)
-            .write(true)
-            .open(shard::memory::replica::USERFAULT_DEVICE);
-        let name = |cell| format!("the shard in cell {cell}");
+        let is_here: Vec<bool> = (0..shards).map(|shard| span.remote(shard).is_none()).collect();
+        let one = |number: usize| {
+            let call = |from: usize, to: usize| {
+                let of = LaneEnds {
+                    ends: Ends {
+                        boot,
+                        from: from as u8,
+                        to: to as u8,
+                    },
+                    lane: number as u8,
+                };
+                Ok([
+                    span.call(to, Role::Coherence(of))?,
+                    span.call(to, Role::Pages(of))?,
+                ])
+            };
+            lane(&is_here, call)
+        };
+        let name = |place| format!("the shard in {place}");
         Ok(Self {
-            userfaultfd: device.ok().map(OwnedFd::from),
-            lanes,
-            names: span.cells().into_iter().map(name).collect(),
+            userfaultfd: userfaultfd(),
+            lanes: (0..lanes).map(one).collect::<io::Result<_>>()?,
+            names: span.places().into_iter().map(name).collect(),
             kernel,
         })
+    }
+
+    /// What the shards on other hosts must have alike.
+    pub fn remote(&self) -> PartCoherence {
+        PartCoherence {
+            lanes: self.lanes.len() as u8,
+            names: self.names.clone(),
+            kernel: self.kernel.clone(),
+        }
     }
 
     /// What shard `shard` is told; `add` adds a file to its message.
@@ -94,15 +118,31 @@ impl Coherence {
     }
 }
 
-/// The connections of one lane, from each shard to each.
-fn lane(shards: usize) -> io::Result<Vec<Vec<Option<[OwnedFd; 2]>>>> {
-    let mut ends: Vec<Vec<_>> = (0..shards).map(|_| (0..shards).map(|_| None).collect()).collect();
+/// `/dev/userfaultfd`. Where it can't be had the shard finds another way, or says what is to be done.
+pub(crate) fn userfaultfd() -> Option<OwnedFd> {
+    let path = shard::memory::replica::USERFAULT_DEVICE;
+    let device = File::options().read(true).write(true).open(path);
+    device.ok().map(OwnedFd::from)
+}
+
+/// The connections of one lane, from each shard that is here to each. `call` makes those from one that is here to one that is not.
+fn lane(is_here: &[bool], call: impl Fn(usize, usize) -> io::Result<[OwnedFd; 2]>) -> io::Result<Lane> {
+    let shards = is_here.len();
+    let mut ends: Lane = (0..shards).map(|_| (0..shards).map(|_| None).collect()).collect();
     for high in 1..shards {
-        let (lower, higher) = ends.split_at_mut(high);
-        for (near, far) in lower.iter_mut().zip(&mut higher[0]) {
-            let ((control, far_control), (bulk, far_bulk)) = (UnixStream::pair()?, UnixStream::pair()?);
-            near[high] = Some([control.into(), bulk.into()]);
-            *far = Some([far_control.into(), far_bulk.into()]);
+        for low in 0..high {
+            match (is_here[low], is_here[high]) {
+                (true, true) => {
+                    let ((control, far_control), (bulk, far_bulk)) =
+                        (UnixStream::pair()?, UnixStream::pair()?);
+                    ends[low][high] = Some([control.into(), bulk.into()]);
+                    ends[high][low] = Some([far_control.into(), far_bulk.into()]);
+                }
+                (true, false) => ends[low][high] = Some(call(low, high)?),
+                (false, true) => ends[high][low] = Some(call(high, low)?),
+                // Their monitors do that.
+                (false, false) => {}
+            }
         }
     }
     Ok(ends)
@@ -166,8 +206,28 @@ mod tests {
     }
 
     #[test]
+    fn shards_that_are_here_call_those_that_are_not_and_nobody_calls_for_those() {
+        let called = std::cell::RefCell::new(Vec::new());
+        let call = |from, to| {
+            called.borrow_mut().push((from, to));
+            let (near, far) = UnixStream::pair()?;
+            Ok([near.into(), far.into()])
+        };
+        let ends = lane(&[true, false, true, false], call).unwrap();
+        called.borrow_mut().sort();
+        assert_eq!(*called.borrow(), [(0, 1), (0, 3), (2, 1), (2, 3)]);
+        let has = |row: &Vec<Option<_>>| row.iter().map(Option::is_some).collect::<Vec<_>>();
+        let has: Vec<_> = ends.iter().map(has).collect();
+        assert_eq!(
+            [&has[0], &has[2]],
+            [&[false, true, true, true], &[true, true, false, true]]
+        );
+        assert_eq!([&has[1], &has[3]], [&[false; 4]; 2]);
+    }
+
+    #[test]
     fn every_two_shards_have_a_connection_of_each_kind_and_nobody_one_to_itself() {
-        let ends = lane(3).unwrap();
+        let ends = lane(&[true; 3], |_, _| panic!("all are here")).unwrap();
         for (from, row) in ends.iter().enumerate() {
             for (to, sockets) in row.iter().enumerate() {
                 assert_eq!(sockets.is_some(), from != to);

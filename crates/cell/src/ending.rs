@@ -29,15 +29,18 @@ pub fn reason(ending: &Ending) -> Option<String> {
 /// What ended a VM of several shards, if that was one beside its home: of its home's last word, if it had one, and what is known
 /// of the first of the others that ended, if one did before it was told to. `was_told`: somebody wanted the end.
 pub(crate) fn of_part(home: Option<&Ending>, part: Option<Ending>, was_told: bool) -> Option<Ending> {
-    // What a shard sees of another's end is no reason: it is the other's end that tells.
-    let is_witness = matches!(part, Some(Ending::PeerLost { .. }));
     let home_has_none = match home {
         Some(Ending::PeerLost { .. }) => true,
         Some(Ending::Quit) => !was_told,
         // Without a last word it was killed, and its process tells by what.
         _ => false,
     };
-    part.filter(|_| !is_witness || home_has_none)
+    part.filter(|part| !is_witness(part) || home_has_none)
+}
+
+/// What a shard sees of another's end is no reason: it is the other's end that tells.
+pub(crate) fn is_witness(ending: &Ending) -> bool {
+    matches!(ending, Ending::PeerLost { .. })
 }
 
 #[cfg(test)]

@@ -188,7 +188,7 @@ pub fn run(lease: UnixStream) -> io::Result<()> {
 
 /// Every VM takes some dozens of this process' open files. The usual limit, 1024, is for programs that use `select`; each
 /// may raise it as far as the host lets it.
-fn raise_file_limit() -> io::Result<()> {
+pub(crate) fn raise_file_limit() -> io::Result<()> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     Ok(setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?)
 }

@@ -4,13 +4,14 @@
 
 use std::io;
 use std::net::Shutdown;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use serde_json::Value;
 use shard::launch::{Ending, Order, Report};
 
+use crate::ending::is_witness;
 use crate::link::{Reports, send_order};
 use crate::remote::part::Remote;
 use crate::remote::talk::FromPart;
@@ -18,6 +19,9 @@ use crate::shard_process::ShardProcess;
 
 /// How long a shard may take until it is ready.
 const START_LIMIT: Duration = Duration::from_secs(30);
+/// How long whoever knows why a shard has ended may take to tell, after another has seen it: over hosts the two come by different
+/// connections.
+const CAUSE_LIMIT: Duration = Duration::from_secs(1);
 
 /// One of them, started.
 #[derive(Debug)]
@@ -49,6 +53,8 @@ struct Running {
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
+    /// There is a cause.
+    caused: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -207,8 +213,11 @@ impl Parts {
         self.shared.lock().statuses.iter().cloned().collect()
     }
 
-    /// The VM has ended: ends them all. Returns why, if it was one of them.
-    pub fn end(mut self) -> Option<Ending> {
+    /// The VM has ended, and the home's last word is this: ends them all. Returns why, if it was one of them.
+    pub fn end(mut self, home: Option<&Ending>) -> Option<Ending> {
+        if home.is_some_and(is_witness) {
+            self.shared.wait_for_cause();
+        }
         self.stop();
         self.shared.lock().cause.take()
     }
@@ -254,14 +263,25 @@ impl Shared {
         if state.ending {
             return;
         }
-        state.cause.get_or_insert(match ending {
+        let cause = match ending {
             Ok(Ending::ShardFailed { detail }) | Err(detail) => Ending::ShardFailed {
                 detail: format!("in {}: {detail}", part.place()),
             },
             Ok(ending) => ending,
-        });
+        };
+        // The first, but who has only seen another's end may have told before that one.
+        if state.cause.as_ref().is_none_or(is_witness) {
+            state.cause = Some(cause);
+        }
         drop(state);
+        self.caused.notify_all();
         ended();
+    }
+
+    /// Waits for a while until one of them is known to have ended by itself.
+    fn wait_for_cause(&self) {
+        let is_open = |state: &mut State| state.cause.as_ref().is_none_or(is_witness);
+        drop(self.caused.wait_timeout_while(self.lock(), CAUSE_LIMIT, is_open));
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -5,7 +5,8 @@
 //!        │                                                              │      │
 //!        ├──── control: orders, reports, beats ─────────────────────────┘      └── shard, in the cell's CPUs
 //!        │                                                                           │
-//!        └── connected sockets for the home's shards      links ═══════════════ one for each pair of shards
+//!        └── connected sockets for the home's shards      links ═══════════════ one for each pair of shards,
+//!                                                         lanes ═══════════════ two for each lane of each pair
 //! ```
 //!
 //! - [`talk`]: what is said over these connections; [`connections`]: how they are made and taken;

@@ -1,6 +1,7 @@
 //! The shards of a VM that spans cells, as its monitor makes them: one boot's memory and channels, and a process in each cell.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -53,11 +54,6 @@ impl Span {
         }
     }
 
-    /// Whether it has parts on several hosts.
-    pub fn is_over_hosts(&self) -> bool {
-        self.over.is_some()
-    }
-
     /// The place of its home.
     pub fn home(&self) -> Option<&Tenure> {
         self.places.first()?.0.here()
@@ -93,6 +89,25 @@ impl Span {
     pub fn settle(&self, shard: usize) -> Result<(), TenureError> {
         let place = self.places.get(shard).and_then(|(place, _)| place.here());
         place.map_or(Ok(()), Tenure::settle)
+    }
+
+    /// Where each shard is, for people: its cell, and its host if the VM is over several.
+    pub(crate) fn places(&self) -> Vec<String> {
+        let name = |place: &PartPlace| match (place, &self.over) {
+            (PartPlace::There(remote), _) => remote.reach().to_string(),
+            (PartPlace::Here(tenure), Some(over)) => {
+                format!("cell {} on host {}", tenure.cell(), over.hosts.site.here)
+            }
+            (PartPlace::Here(tenure), None) => format!("cell {}", tenure.cell()),
+        };
+        self.places.iter().map(|(place, _)| name(place)).collect()
+    }
+
+    /// Calls the monitor of a shard on another host.
+    pub(crate) fn call(&self, shard: usize, role: Role) -> io::Result<OwnedFd> {
+        let called = self.remote(shard).zip(self.over.as_ref());
+        let (remote, over) = called.ok_or(io::ErrorKind::NotFound)?;
+        connect(&over.hosts, remote.reach(), role)
     }
 
     /// The place of a shard on another host.
@@ -153,9 +168,14 @@ enum Channel {
 }
 
 impl Boot {
-    /// New memory and channels; `coherence` where each shard has a copy of the memory.
-    pub fn new(span: &Span, memory: &MemoryLaunch, coherence: Option<Coherence>) -> io::Result<Self> {
+    /// New memory and channels. Each shard has a copy of the memory where `coherent` says where the guest's kernel lies in it.
+    ///
+    /// # Errors
+    /// When the host has no memory or descriptors left, or another host does not answer.
+    pub fn new(span: &Span, memory: &MemoryLaunch, coherent: Option<Range<u64>>) -> io::Result<Self> {
         let number = span.boots.fetch_add(1, Ordering::Relaxed);
+        let coherence = coherent.map(|kernel| Coherence::new(span, number, kernel));
+        let coherence = coherence.transpose()?;
         let shards = span.places.len();
         let mut vcpus = Vec::new();
         let mut files = Vec::with_capacity(shards);
@@ -244,33 +264,32 @@ impl Boot {
         }
     }
 
-    /// What the monitor of a shard on another host is told.
-    pub fn remote(&self, span: &Span, shard: usize, home: &LaunchSpec) -> PartStart {
+    /// What the monitor of a shard on another host is told; none without coherent memory.
+    pub fn remote(&self, span: &Span, shard: usize, home: &LaunchSpec) -> Option<PartStart> {
+        let coherence = self.coherence.as_ref()?.remote();
         let numbered = (0..)
-            .zip(&span.places)
+            .zip(span.places.iter().zip(span.places()))
             .filter(|(other, _)| usize::from(*other) != shard);
-        let others = numbered.map(|(number, (place, _))| Other {
+        let others = numbered.map(|(number, ((place, _), named))| Other {
             shard: number,
-            place: match place {
-                PartPlace::Here(tenure) => here(span, tenure.cell()),
-                PartPlace::There(remote) => remote.reach().to_string(),
-            },
-            // The lower number calls.
+            place: named,
+            // The lower number calls, and the home's monitor for all that are there.
             reach: match place {
                 PartPlace::There(remote) if shard < usize::from(number) => Some(remote.reach().clone()),
                 _ => None,
             },
         });
-        PartStart {
+        Some(PartStart {
             boot: self.number,
             vcpus: self.vcpus.clone(),
             memory: home.memory.clone(),
+            coherence,
             shares: self.memory.iter().map(|(bytes, _, _)| *bytes).collect(),
             sandbox: home.sandbox,
             tsc: self.clocks[shard],
             cpuid: self.cpuid.clone(),
             others: others.collect(),
-        }
+        })
     }
 
     /// What a shard that is not the home is started with, and its files: `kvm`, `log`, and those of [`Boot::launch`].
@@ -300,13 +319,16 @@ fn channel(span: &Span, boot: u32, from: usize, to: usize) -> io::Result<Option<
     if from == to || span.remote(from).is_some() {
         return Ok(None);
     }
-    let Some((remote, over)) = span.remote(to).zip(span.over.as_ref()) else {
+    let Some(remote) = span.remote(to) else {
         let ring = shard::span::link::memory().map_err(io::Error::other)?;
         return Ok(Some(Channel::Ring(ring)));
     };
-    let (from, to) = (from as u8, to as u8);
-    let ends = Ends { boot, from, to };
-    let socket = connect(&over.hosts, remote.reach(), Role::Link(ends))?;
+    let ends = Ends {
+        boot,
+        from: from as u8,
+        to: to as u8,
+    };
+    let socket = span.call(to, Role::Link(ends))?;
     Ok(Some(Channel::Stream(socket, remote.reach().to_string())))
 }
 
@@ -343,12 +365,4 @@ fn clocks(span: &Span, boot: u32, offset: u64) -> io::Result<(Vec<TscLaunch>, Ve
         errors_ns.push(relation.error.saturating_mul(1_000_000) / u64::from(guest.khz.max(1)));
     }
     Ok((clocks, errors_ns))
-}
-
-/// A cell of this host, for people on others.
-fn here(span: &Span, cell: u16) -> String {
-    match &span.over {
-        Some(over) => format!("cell {cell} on host {}", over.hosts.site.here),
-        None => format!("cell {cell}"),
-    }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use shard::launch::{Ending, Fd, Launch, Order, Report, SandboxPolicy};
 
 use crate::cluster::tenure::TenureError;
-use crate::coherence::{self, Coherence};
+use crate::coherence;
 use crate::console::Console;
 use crate::cpu_group::{CpuGroup, CpuGroupError};
 use crate::ending::of_part;
@@ -43,11 +43,6 @@ pub enum RunError {
         /// The shard's words.
         detail: String,
     },
-    /// Its cells are of several hosts, and all is there but the memory.
-    #[error(
-        "the memory of a VM over several hosts is not kept coherent yet; name cells of one host in `span`"
-    )]
-    NotCoherent,
     /// One of its cells.
     #[error(transparent)]
     Tenure(#[from] TenureError),
@@ -190,9 +185,8 @@ fn one_boot(
     let boot = span
         .map(|span| {
             let is_coherent = opened.spec.is_coherent();
-            let kernel = || opened.kernel_image();
-            let coherence = is_coherent.then(|| Coherence::new(span, kernel()?)).transpose()?;
-            Boot::new(span, &opened.launch.memory, coherence)
+            let kernel = is_coherent.then(|| opened.kernel_image()).transpose()?;
+            Boot::new(span, &opened.launch.memory, kernel)
         })
         .transpose()?;
     let (mut parts, mut missing_elsewhere) = (None, Vec::new());
@@ -204,9 +198,6 @@ fn one_boot(
         // The home may not be there yet, or no longer.
         let watched = Parts::watch(started, move || told.changed(), move || home.part_ended());
         parts = Some(watched?);
-        if span.is_over_hosts() {
-            return Err(RunError::NotCoherent);
-        }
         span.settle(0)?;
     }
     let part_pids = parts.as_ref().map_or_else(Vec::new, Parts::pids);
@@ -277,7 +268,7 @@ fn one_boot(
         }
         (state.parts.take(), state.ending)
     };
-    let cause = parts.and_then(Parts::end);
+    let cause = parts.and_then(|parts| parts.end(ending.as_ref()));
     if let Some(detail) = handle.state().lost.clone() {
         return Ok(Ending::ShardFailed { detail });
     }
@@ -313,7 +304,9 @@ fn start_parts(
         };
         if let Some(remote) = span.remote(shard) {
             let place = remote.reach().to_string();
-            let started = remote.start(boot.remote(span, shard, &opened.launch));
+            let told = boot.remote(span, shard, &opened.launch);
+            let told = told.ok_or_else(|| refused(format!("{place}: it has no coherent memory")))?;
+            let started = remote.start(told);
             started.map_err(|error| refused(format!("{place}: {error}")))?;
             let part = Part::There(remote.clone());
             missing_elsewhere.extend(part.wait_until_ready().map_err(refused)?);

@@ -1,12 +1,13 @@
 //! A VM over two hosts, alpha and beta: processes on the loopback with runtime directories of their own. Beta's cell, the
 //! command that starts a part, the part's monitor and the shards are this same program, started again. Everything between
-//! the hosts is real, and so is KVM; only the cells' links to one another are not there, so each knows itself alone. In one
+//! the hosts is real, and so are KVM and userfaultfd; only the cells' links to one another are not there, so each knows itself alone. In one
 //! story these are real, too, with an etcd.
 
 mod hosts {
     pub mod beta;
     pub mod deaf;
     pub mod etcd;
+    pub mod herald;
     pub mod site;
     pub mod stories;
     pub mod two;
@@ -24,8 +25,11 @@ fn main() -> ExitCode {
         Some("shard") => {
             // SAFETY: who started this has put the control socket there, and nothing else here knows it.
             let control = unsafe { UnixStream::from_raw_fd(cell::spawn::CONTROL_FD) };
-            if let Some(after) = hosts::deaf::life(&arguments[0]) {
-                hosts::deaf::run(control, after);
+            if let Some((home, life)) = hosts::deaf::kind(&arguments[0]) {
+                return hosts::deaf::run(control, home, life);
+            }
+            if arguments[0] == hosts::herald::NAME {
+                return hosts::herald::run(control);
             }
             return shard::process::run(control);
         }

@@ -47,6 +47,17 @@ pub enum TenureError {
         "none of the cluster's cells runs; start them again with `mirrorball cluster up`, or end it with `mirrorball cluster down`"
     )]
     Dead,
+    /// Hosts have no memory in common.
+    #[error(
+        "it spans cell {cell} on host {host}, and hosts have no memory in common: write `memory = \"coherent\"` in `span` \
+         (`--span-memory coherent`), so that each cell keeps a copy of all of it, or name cells of this host"
+    )]
+    NotCoherent {
+        /// The first cell that is not here.
+        cell: u16,
+        /// Its host.
+        host: String,
+    },
     /// There is room, but what the VM is made of is here.
     #[error("only cell {cell}, on host {host}, has room for it; run it there with `--cell {cell}`")]
     OtherHost {

@@ -17,12 +17,15 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::clock;
-use super::talk::{Hello, PartRequest, Reach, Role};
+use super::talk::{Ends, Hello, PartRequest, Reach, Role};
 use crate::cluster::hosts::Hosts;
 use crate::cluster::link::{PATIENCE, stream};
+use crate::coherence::LANES_MAX;
 
-/// Callers that are listened to at once, and connections that nobody has taken yet: a VM has 64 parts at most.
-const WAITING_MAX: usize = 256;
+/// Callers that are listened to at once: a VM has 64 parts at most, and each calls by one connection after the other.
+const CALLERS_MAX: usize = 256;
+/// Connections that a part has in one boot at most: control, clock, and with each other part a link and two for each lane.
+const ADMITTED_MAX: usize = 2 + 63 * (1 + 2 * LANES_MAX);
 /// The first byte of a connection without TLS, whose first one is 22.
 const PLAIN: u8 = b'p';
 
@@ -37,7 +40,8 @@ impl Role {
         match self {
             Self::Control => false,
             Self::Clock(of) => of < boot,
-            Self::Link(ends) | Self::Coherence(ends) | Self::Pages(ends) => ends.boot < boot,
+            Self::Link(ends) => ends.boot < boot,
+            Self::Coherence(of) | Self::Pages(of) => of.ends.boot < boot,
         }
     }
 }
@@ -156,7 +160,7 @@ impl Connections {
 impl Shared {
     fn take_all(shared: &Arc<Self>, listener: &TcpListener) {
         for tcp in listener.incoming().flatten() {
-            if shared.served.fetch_add(1, Ordering::Relaxed) >= WAITING_MAX {
+            if shared.served.fetch_add(1, Ordering::Relaxed) >= CALLERS_MAX {
                 shared.served.fetch_sub(1, Ordering::Relaxed);
                 continue;
             }
@@ -216,18 +220,18 @@ impl Shared {
 
     /// Each is let in once.
     fn admit(&self, hello: &Hello, is_allowed: bool) -> io::Result<()> {
+        let is_mine = |ends: Ends| ends.to == self.request.part && ends.from != ends.to;
         let has_use = match hello.role {
             Role::Control | Role::Clock(_) => true,
-            Role::Link(ends) => ends.to == self.request.part && ends.from < ends.to,
-            // Nothing here takes them yet.
-            Role::Coherence(_) | Role::Pages(_) => false,
+            Role::Link(ends) => is_mine(ends),
+            Role::Coherence(of) | Role::Pages(of) => is_mine(of.ends) && usize::from(of.lane) < LANES_MAX,
         };
         let mut arrived = self.lock();
         let is_welcome = is_allowed
             && has_use
             && hello.token == self.request.token
             && !hello.role.is_before(arrived.boot)
-            && arrived.admitted.len() < WAITING_MAX
+            && arrived.admitted.len() < ADMITTED_MAX
             && arrived.admitted.insert(hello.role);
         match is_welcome {
             true => Ok(()),

@@ -11,19 +11,25 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use protocol::CellId;
 use shard::chain::chain;
-use shard::launch::{Fd, Launch, Order, PartLaunch, SandboxPolicy, ShardChannels, ShardMemory, SpanLaunch};
+use shard::launch::{
+    CoherenceLaunch, Fd, LaneSockets, Launch, Order, PartLaunch, SandboxPolicy, ShardChannels, ShardMemory,
+    SpanLaunch,
+};
+use shard::process::ReceiveError;
 use shard::span::host::HostProcessor;
 
 use super::connections::{Connections, connect, receive};
-use super::talk::{Ends, FromPart, PartAnswer, PartRequest, PartStart, Role, ToPart};
+use super::talk::{Ends, FromPart, LaneEnds, Other, PartAnswer, PartRequest, PartStart, Role, ToPart};
 use crate::cluster::files::Files;
 use crate::cluster::hosts::Hosts;
 use crate::cluster::interface::part_name;
 use crate::cluster::link::stream::{beating, write_to};
 use crate::cluster::tenure::{Tenure, begin_part};
+use crate::coherence;
 use crate::cpu_group::CpuGroup;
 use crate::handle::QUIT_LIMIT;
 use crate::link::{Reports, send_order};
+use crate::monitor::raise_file_limit;
 use crate::registry::{Entry, Record, Registry, State};
 use crate::shard_process::ShardProcess;
 use crate::spawn::Namespaces;
@@ -40,6 +46,7 @@ const LOOK: Duration = Duration::from_millis(200);
 /// # Errors
 /// If what is asked makes no sense.
 pub fn run(mut asked: UnixStream) -> io::Result<()> {
+    raise_file_limit()?;
     let request: PartRequest = serde_json::from_reader(&asked)?;
     let (answer, held) = match Held::take(request) {
         Ok(held) => (
@@ -68,6 +75,7 @@ struct Held {
     kvm: File,
     processor: HostProcessor,
     entry: Entry,
+    record: Record,
     tenure: Tenure,
 }
 
@@ -101,7 +109,8 @@ impl Held {
         let registry = Registry::of_parts().map_err(|error| line(&error))?;
         let entry = registry.claim(&format!("{}.{part}", request.vm));
         let entry = entry.map_err(|error| line(&error))?;
-        entry.write(&record(&request)).map_err(|error| line(&error))?;
+        let record = record(&request);
+        entry.write(&record).map_err(|error| line(&error))?;
         let group = CpuGroup::of(&request.vm, &request.spec).map_err(|error| line(&error))?;
         let connections = Connections::listen(hosts.clone(), &request).map_err(|error| line(&error))?;
         Ok(Self {
@@ -113,6 +122,7 @@ impl Held {
             kvm,
             processor,
             entry,
+            record,
             tenure,
         })
     }
@@ -191,6 +201,7 @@ impl Held {
                 Event::Told(ToPart::Start(start)) if shard.is_none() => match self.start(&start) {
                     Ok(process) => {
                         let process = Arc::new(process);
+                        self.note(Some(process.pid));
                         watch(process.clone(), home.clone(), events.clone())?;
                         *shard = Some(process);
                     }
@@ -206,16 +217,28 @@ impl Held {
                     let told = shard.as_ref().map(|shard| send_order(&shard.socket, &order));
                     drop(told);
                 }
-                Event::Gone => (*shard, deadline) = (None, None),
+                Event::Gone => {
+                    self.note(None);
+                    (*shard, deadline) = (None, None);
+                }
                 Event::Told(ToPart::Leave) | Event::Alone => return Ok(()),
             }
         }
     }
 
+    /// Has the record say which process is the shard.
+    fn note(&self, shard_pid: Option<i32>) {
+        // It is for people, and for cells that start anew, which don't need that.
+        let _ = self.entry.write(&Record {
+            shard_pid,
+            ..self.record.clone()
+        });
+    }
+
     /// Starts the shard of one boot; an error is one line.
     fn start(&self, start: &PartStart) -> Result<ShardProcess, String> {
         self.connections.begin(start.boot);
-        let (me, failed) = (self.request.part, |error: io::Error| error.to_string());
+        let failed = |error: io::Error| error.to_string();
         let namespaces = match start.sandbox {
             SandboxPolicy::Off => &Namespaces::none(),
             _ => &self.namespaces,
@@ -225,58 +248,9 @@ impl Held {
         if let Some(group) = &self.group {
             group.add(process.pid).map_err(|error| chain(&error))?;
         }
+        coherence::permit_priority(process.pid);
         let mut files: Vec<OwnedFd> = Vec::new();
-        let mut add = |file: OwnedFd| {
-            files.push(file);
-            Fd(files.len() - 1)
-        };
-        // This is where a coherent replica goes: until then each host has memory of its own.
-        let mut memory = Vec::new();
-        for bytes in &start.shares {
-            let file = shard::memory::file_of_shard(start.memory.pages, start.memory.bytes);
-            memory.push(ShardMemory {
-                bytes: *bytes,
-                file: Some(add(file.map_err(|error| chain(&error))?.into())),
-                host_nodes: self.tenure.nodes().to_vec(),
-            });
-        }
-        let mut channels = vec![None; start.shares.len()];
-        for other in &start.others {
-            let (boot, shard) = (start.boot, other.shard);
-            let socket = match &other.reach {
-                Some(reach) => {
-                    let ends = Ends {
-                        boot,
-                        from: me,
-                        to: shard,
-                    };
-                    connect(&self.hosts, reach, Role::Link(ends)).map_err(failed)?
-                }
-                None => {
-                    let ends = Ends {
-                        boot,
-                        from: shard,
-                        to: me,
-                    };
-                    let taken = self.connections.take(Role::Link(ends), LINKS_LIMIT);
-                    taken.map_err(|error| format!("no link to {}: {error}", other.place))?
-                }
-            };
-            let place = channels.get_mut(usize::from(shard)).ok_or("a shard too many")?;
-            *place = Some(ShardChannels::Stream {
-                socket: add(socket),
-                peer: other.place.clone(),
-            });
-        }
-        let span = SpanLaunch {
-            shard: me,
-            vcpus: start.vcpus.clone(),
-            memory,
-            coherence: None,
-            channels,
-            tsc: start.tsc,
-            cpuid: start.cpuid.clone(),
-        };
+        let span = self.span(start, &mut files)?;
         let count = files.len();
         let launch = PartLaunch {
             kvm: Fd(count),
@@ -289,9 +263,71 @@ impl Held {
         let mut passed: Vec<_> = files.iter().map(AsFd::as_fd).collect();
         passed.extend([self.kvm.as_fd(), process.log_file.as_fd()]);
         let mut socket = process.socket.try_clone().map_err(failed)?;
-        // One that dies at once breaks the socket; its log says why.
-        let _ = shard::process::send(&mut socket, &Launch::Part(Box::new(launch)), &passed);
-        Ok(process)
+        match shard::process::send(&mut socket, &Launch::Part(Box::new(launch)), &passed) {
+            Err(error @ ReceiveError::TooManyFiles(_)) => Err(format!("{error}; span fewer cells")),
+            // One that dies at once breaks the socket; its log says why.
+            _ => Ok(process),
+        }
+    }
+}
+
+impl Held {
+    /// What the shard of one boot is told of the others, with the connections to them; its files are added to `files`.
+    fn span(&self, start: &PartStart, files: &mut Vec<OwnedFd>) -> Result<SpanLaunch, String> {
+        let mut add = |file: OwnedFd| {
+            files.push(file);
+            Fd(files.len() - 1)
+        };
+        let shards = start.shares.len();
+        let userfaultfd = coherence::userfaultfd().map(&mut add);
+        let mut channels = vec![None; shards];
+        let mut lanes = vec![vec![None; shards]; usize::from(start.coherence.lanes)];
+        for other in &start.others {
+            let shard = usize::from(other.shard);
+            let place = channels.get_mut(shard).ok_or("a shard too many")?;
+            *place = Some(ShardChannels::Stream {
+                socket: add(self.meet(start.boot, other, Role::Link)?),
+                peer: other.place.clone(),
+            });
+            for (lane, row) in (0..).zip(&mut lanes) {
+                let control = |ends| Role::Coherence(LaneEnds { ends, lane });
+                let bulk = |ends| Role::Pages(LaneEnds { ends, lane });
+                row[shard] = Some(LaneSockets {
+                    control: add(self.meet(start.boot, other, control)?),
+                    bulk: add(self.meet(start.boot, other, bulk)?),
+                });
+            }
+        }
+        let share = |bytes: &u64| ShardMemory {
+            bytes: *bytes,
+            file: None,
+            host_nodes: self.tenure.nodes().to_vec(),
+        };
+        Ok(SpanLaunch {
+            shard: self.request.part,
+            vcpus: start.vcpus.clone(),
+            memory: start.shares.iter().map(share).collect(),
+            coherence: Some(CoherenceLaunch {
+                userfaultfd,
+                lanes,
+                names: start.coherence.names.clone(),
+                kernel: start.coherence.kernel.clone(),
+            }),
+            channels,
+            tsc: start.tsc,
+            cpuid: start.cpuid.clone(),
+        })
+    }
+
+    /// The connection with another shard for this role: this monitor calls, or is called.
+    fn meet(&self, boot: u32, other: &Other, role: impl Fn(Ends) -> Role) -> Result<OwnedFd, String> {
+        let (me, shard) = (self.request.part, other.shard);
+        let ends = |from, to| role(Ends { boot, from, to });
+        let met = match &other.reach {
+            Some(reach) => connect(&self.hosts, reach, ends(me, shard)),
+            None => self.connections.take(ends(shard, me), LINKS_LIMIT),
+        };
+        met.map_err(|error| format!("no connection with {}: {error}", other.place))
     }
 }
 

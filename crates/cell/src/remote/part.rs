@@ -40,7 +40,7 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// Takes a part's place on the host of its cell.
+    /// Takes a part's place on the host of its cell, with room for a copy of all memory.
     ///
     /// # Errors
     /// If that host can't be reached, or refuses.
@@ -54,7 +54,7 @@ impl Remote {
         let host = hosts.site.host_of(part.cell).ok_or(io::ErrorKind::NotFound);
         let host = host.map_err(io::Error::from)?;
         let mut own = spec.clone();
-        (own.cpus, own.memory) = (part.vcpus.len() as u8, config::Size(part.memory_bytes));
+        own.cpus = part.vcpus.len() as u8;
         let request = PartRequest {
             vm: vm.to_owned(),
             part: number,

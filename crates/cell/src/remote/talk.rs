@@ -4,6 +4,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 use std::net::SocketAddr;
+use std::ops::Range;
 
 use config::VmSpec;
 use serde::{Deserialize, Serialize};
@@ -41,7 +42,7 @@ pub struct PartRequest {
     pub part: u8,
     /// In which cell.
     pub cell: u16,
-    /// What the VM was started from, with the vCPUs and the memory of this part only.
+    /// What the VM was started from, with the vCPUs of this part only. Its memory is all of it: each part has a copy.
     pub spec: VmSpec,
     /// The home's host.
     pub home: String,
@@ -95,10 +96,10 @@ pub enum Role {
     Link(Ends),
     /// Answers with what the host's time-stamp counter reads, before this boot of the VM.
     Clock(u32),
-    /// For coherent memory: requests and what they cause, without pages. Not taken yet.
-    Coherence(Ends),
-    /// For coherent memory: pages. Not taken yet.
-    Pages(Ends),
+    /// For coherent memory: requests and what they cause, without pages.
+    Coherence(LaneEnds),
+    /// For coherent memory: pages.
+    Pages(LaneEnds),
 }
 
 /// A pair of shards in one boot of a VM.
@@ -106,10 +107,19 @@ pub enum Role {
 pub struct Ends {
     /// Counts the VM's boots.
     pub boot: u32,
-    /// The shard whose monitor calls: the lower number.
+    /// The shard whose monitor calls: the home's, for all shards that it has itself, or else the lower number.
     pub from: u8,
     /// The shard whose monitor is called.
     pub to: u8,
+}
+
+/// One of the lanes between two shards.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
+pub struct LaneEnds {
+    /// Which shards, and when.
+    pub ends: Ends,
+    /// Its number.
+    pub lane: u8,
 }
 
 /// The first message on each connection.
@@ -154,6 +164,8 @@ pub struct PartStart {
     pub vcpus: Vec<u8>,
     /// The whole VM's memory.
     pub memory: MemoryLaunch,
+    /// How the shards' copies of it are kept coherent.
+    pub coherence: PartCoherence,
     /// What of it is each shard's, bytes.
     pub shares: Vec<u64>,
     /// As in [`shard::launch::LaunchSpec`].
@@ -164,6 +176,17 @@ pub struct PartStart {
     pub cpuid: Vec<Leaf>,
     /// The other shards.
     pub others: Vec<Other>,
+}
+
+/// What all shards of a VM must have alike of the coherence of its memory.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PartCoherence {
+    /// How many lanes each shard has.
+    pub lanes: u8,
+    /// The shards as people know them, in their order.
+    pub names: Vec<String>,
+    /// Where the guest's kernel lies, if it does not unpack itself; else empty.
+    pub kernel: Range<u64>,
 }
 
 /// Another shard, as seen from one.

@@ -1,44 +1,66 @@
-//! What stands in for the shards of a VM: a home that is loaded for ever, as one that waits for a page that nobody has any more, and
-//! parts that fail after a while.
+//! What stands in for the shards of a VM: a home that is loaded for ever, as one that waits for a page that nobody has any more, or
+//! one that has seen a part end, and parts that are killed after a while.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
 use std::time::Duration;
 
-use shard::launch::{Launch, Report};
+use shard::launch::{Ending, Launch, Report};
 
-/// Before the milliseconds that a part lives.
-const NAME: &str = "deaf-";
-
-/// The status with which a part leaves.
-const LEAVES: i32 = 7;
-
-/// The name of a VM whose parts live that long.
-pub fn name(life_ms: u64) -> String {
-    format!("{NAME}{life_ms}")
+/// What a home does.
+#[derive(Clone, Copy)]
+pub enum Home {
+    /// Loads for ever.
+    Deaf,
+    /// Runs, and has seen a part end at once.
+    Witness,
 }
 
-/// How long the parts of the VM of that name live, if it is such a one.
-pub fn life(name: &str) -> Option<Duration> {
-    let life_ms = name.strip_prefix(NAME)?.parse().ok()?;
-    Some(Duration::from_millis(life_ms))
+impl Home {
+    /// Before the milliseconds that a part lives.
+    fn prefix(self) -> &'static str {
+        match self {
+            Self::Deaf => "deaf-",
+            Self::Witness => "witness-",
+        }
+    }
+}
+
+/// The name of a VM with such a home whose parts live that long.
+pub fn name(home: Home, life_ms: u64) -> String {
+    format!("{}{life_ms}", home.prefix())
+}
+
+/// The home of the VM of that name, and how long its parts live, if it is such a one.
+pub fn kind(name: &str) -> Option<(Home, Duration)> {
+    let known = |home: Home| Some((home, name.strip_prefix(home.prefix())?.parse().ok()?));
+    let (home, life_ms) = [Home::Deaf, Home::Witness].into_iter().find_map(known)?;
+    Some((home, Duration::from_millis(life_ms)))
 }
 
 /// Is one of its shards.
-pub fn run(mut control: UnixStream, life: Duration) -> ! {
+pub fn run(mut control: UnixStream, home: Home, life: Duration) -> ExitCode {
     let (launch, _files) = shard::process::receive(&mut control).expect("a launch");
-    if let Launch::Vm(_) = launch {
+    let is_home = matches!(launch, Launch::Vm(_));
+    if let (true, Home::Deaf) = (is_home, home) {
         loop {
             std::thread::park();
         }
     }
-    let running = Report::Running {
-        sandbox_missing: Vec::new(),
+    let mut report = |report: Report| {
+        let mut line = serde_json::to_vec(&report).expect("JSON");
+        line.push(b'\n');
+        control.write_all(&line).expect("a monitor");
     };
-    let mut line = serde_json::to_vec(&running).expect("JSON");
-    line.push(b'\n');
-    control.write_all(&line).expect("a monitor");
+    report(Report::Running {
+        sandbox_missing: Vec::new(),
+    });
+    if is_home {
+        let detail = "another shard is gone".to_owned();
+        report(Report::Ended(Ending::PeerLost { detail }));
+        return ExitCode::SUCCESS;
+    }
     std::thread::sleep(life);
-    // Its socket ends with it: a part that has closed that is killed.
-    std::process::exit(LEAVES)
+    std::process::abort()
 }

@@ -54,12 +54,13 @@ fn free(ip: &str, cell: u16) -> std::io::Result<SocketAddr> {
     Ok(SocketAddr::new(address.ip(), address.port() - cell))
 }
 
-/// A cell: all of them have the first CPU and node, which every machine has.
+/// A cell: all of them have the first CPU and node, which every machine has, and a second CPU, so that shards have two lanes where
+/// there are more than two of them.
 pub fn plan(number: u16) -> CellPlan {
     CellPlan {
         number,
         host: Some(if ALPHA.contains(&number) { "alpha" } else { "beta" }.to_owned()),
-        cpus: vec![0],
+        cpus: vec![0, 1],
         nodes: vec![0],
         memory_bytes: CELL_BYTES,
     }

@@ -52,7 +52,7 @@ impl Two {
         let folder = alpha.parent().expect("of both").to_owned();
         std::fs::write(folder.join("kernel"), "none").expect("a file");
         let text = format!(
-            "cpus = 2\nmemory = \"256M\"\nnets = []\nballoon = false\nspan = {{ cells = [0, 1] }}\n[kernel]\npath = {:?}\n",
+            "cpus = 2\nmemory = \"256M\"\nnets = []\nballoon = false\nspan = {{ cells = [0, 1], memory = \"coherent\" }}\n[kernel]\npath = {:?}\n",
             folder.join("kernel")
         );
         Self {
@@ -215,7 +215,7 @@ pub fn wait(is_so: impl Fn() -> bool) {
 
 /// Starts the VM's shard on beta, and waits until it runs. The boot keeps its link.
 pub fn started(two: &Two, span: &Span, opened: &Opened) -> Boot {
-    let boot = Boot::new(span, &opened.launch.memory, None).expect("memory and links");
+    let boot = Boot::new(span, &opened.launch.memory, Some(0..0)).expect("links and lanes");
     let [0, error_ns] = boot.clock_errors_ns()[..] else {
         panic!("{:?}", boot.clock_errors_ns());
     };
@@ -223,7 +223,7 @@ pub fn started(two: &Two, span: &Span, opened: &Opened) -> Boot {
     println!("  clocks within {} us", error_ns / 1000);
     let remote = remote(span);
     remote
-        .start(boot.remote(span, 1, &opened.launch))
+        .start(boot.remote(span, 1, &opened.launch).expect("coherent memory"))
         .expect("an order");
     match remote.next(Some(SOON)) {
         Some(FromPart::Report(Report::Running { .. })) => {}
@@ -248,7 +248,7 @@ pub fn gone(remote: &Remote) -> String {
 }
 
 /// Ends a process at once.
-pub fn end(pid: i32) {
+pub fn kill_process(pid: i32) {
     kill(Pid::from_raw(pid), Signal::SIGKILL).expect("a process");
 }
 

@@ -23,7 +23,7 @@ const HOME: &str = "\x1b[H\x1b[J";
 /// Prints the table once, or with `watch` every 2 s until it is interrupted.
 pub fn mem(json: bool, watch: bool) -> Result<ExitCode> {
     let registry = Registry::open().into_diagnostic()?;
-    if registry.list().into_diagnostic()?.is_empty()
+    if running(&registry)?.is_empty()
         && let Some(code) = in_lab()?
     {
         return Ok(code);
@@ -48,8 +48,15 @@ pub fn mem(json: bool, watch: bool) -> Result<ExitCode> {
     }
 }
 
+/// The VMs of this host, and the parts that VMs of other hosts have here.
+fn running(registry: &Registry) -> Result<Vec<Record>> {
+    let mut records = registry.list().into_diagnostic()?;
+    records.extend(Registry::listed_parts().into_diagnostic()?);
+    Ok(records)
+}
+
 fn measure(registry: &Registry) -> Result<MemoryUse> {
-    let records = registry.list().into_diagnostic()?;
+    let records = running(registry)?;
     // A question makes the guest count again, for the next question.
     let first: Vec<Option<u64>> = records
         .iter()

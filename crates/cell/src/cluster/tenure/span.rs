@@ -138,14 +138,21 @@ fn divided(
 ) -> Result<Vec<Part>, TenureError> {
     match span {
         SpanSpec::Cells(cells) | SpanSpec::Coherent(cells) => {
-            Ok(divide(spec.cpus, spec.memory.0, &named(files, plan, cells)?))
+            let rooms = named(files, plan, cells, spec.is_coherent())?;
+            Ok(divide(spec.cpus, spec.memory.0, &rooms))
         }
         SpanSpec::Auto => chosen(files, plan, spec),
     }
 }
 
-/// The cells that are named, the first of them this host's, where the VM's devices are.
-fn named(files: &Files, plan: &[CellPlan], cells: &[u16]) -> Result<Vec<Room>, TenureError> {
+/// The cells that are named, the first of them this host's, where the VM's devices are. Of other hosts only if the memory is
+/// coherent.
+fn named(
+    files: &Files,
+    plan: &[CellPlan],
+    cells: &[u16],
+    is_coherent: bool,
+) -> Result<Vec<Room>, TenureError> {
     let site = files.site()?;
     let own = |cell: u16| plan.iter().find(|own| own.number == cell);
     let host_of = |cell: u16| site.as_ref().and_then(|site| site.host_of(cell));
@@ -171,6 +178,12 @@ fn named(files: &Files, plan: &[CellPlan], cells: &[u16]) -> Result<Vec<Room>, T
                 host.name,
                 known()
             )));
+        }
+        if !is_coherent {
+            return Err(TenureError::NotCoherent {
+                cell: *cell,
+                host: host.name.clone(),
+            });
         }
         if status.is_none() {
             wait_for_cells(files)?;
@@ -246,10 +259,6 @@ fn hold(
 ) -> Result<Vec<(PartPlace, Part)>, TenureError> {
     let site = files.site()?;
     let elsewhere = |cell| site.as_ref().is_some_and(|site| site.is_elsewhere(cell));
-    if spec.is_coherent() && parts.iter().any(|part| elsewhere(part.cell)) {
-        let why = "coherent memory is kept between cells of one host only; name cells of this host in `span`";
-        return Err(TenureError::Refused(why.to_owned()));
-    }
     let copy_bytes = spec.is_coherent().then_some(spec.memory.0);
     let mut hosts = None;
     let mut held = Vec::with_capacity(parts.len());

@@ -280,15 +280,11 @@ fn two_hosts() -> Site {
 }
 
 #[test]
-fn coherent_memory_is_kept_on_one_host() {
+fn several_hosts_need_coherent_memory() {
     let cluster = Cluster::up_with(2, Some(&two_hosts()));
-    let parts = [part(0, 0..1, 128), part(2, 1..2, 128)];
-    let coherent = spec(2, 256, SpanSpec::Coherent(vec![0, 2]));
-    let why = hold(&cluster.files, "x", &coherent, &parts).unwrap_err();
-    assert_eq!(
-        why.to_string(),
-        "coherent memory is kept between cells of one host only; name cells of this host in `span`"
-    );
+    let why = "it spans cell 2 on host beta, and hosts have no memory in common: write `memory = \"coherent\"` in `span` \
+               (`--span-memory coherent`), so that each cell keeps a copy of all of it, or name cells of this host";
+    cluster.refused(2, 256, cells(&[0, 2]), why);
     cluster.world().vms(&[&[], &[]]);
 }
 
@@ -296,7 +292,7 @@ fn coherent_memory_is_kept_on_one_host() {
 fn cells_that_are_not_there() {
     let mut cluster = Cluster::up_with(2, Some(&two_hosts()));
     let why = "cell 2 on host beta does not run; start it again with `mirrorball cluster up` there, or span other cells";
-    cluster.refused(2, 256, cells(&[0, 2]), why);
+    cluster.refused(2, 256, SpanSpec::Coherent(vec![0, 2]), why);
     let why = "its home, cell 2, is on host beta; start it there, or name a cell of this host first: 0, 1";
     cluster.refused(2, 256, cells(&[2, 0]), why);
     cluster.refused(
