@@ -8,11 +8,12 @@ TARGET := x86_64-unknown-linux-gnu
 OUT := $(or $(CARGO_TARGET_DIR),target)/$(TARGET)/release
 MIRRORBALL := $(OUT)/mirrorball
 
-.PHONY: help build demo demo-span test test-rest lint sim sim-million bench bench-sharing bench-channels bench-hosts bench-span bench-dsm fuzz clean
+.PHONY: help build demo demo-span demo-hosts test test-rest lint sim sim-million bench bench-sharing bench-channels bench-hosts bench-span bench-dsm fuzz clean
 
 help:
 	@echo "make build   compile (2 min)            make demo   four Debian VMs compile a C program (first time 6 min)"
 	@echo "make demo-span   one Debian VM over two cells; a vCPU moves while it compiles (first time 6 min)"
+	@echo "make demo-hosts  one Debian VM over two hosts, emulated; a program is built on both (first time 8 min)"
 	@echo "make test    all tests; without usable KVM most (35 min on 2 cores; with it not timed)"
 	@echo "make lint    formatting and clippy (4 min on 2 cores)"
 	@echo "make test-rest   without usable KVM the other tests (half an hour on 2 cores)"
@@ -36,6 +37,10 @@ demo: build
 demo-span: build
 	@scripts/setup.sh run
 	scripts/demo-span.sh $(MIRRORBALL)
+
+demo-hosts: build
+	@scripts/setup.sh run test
+	scripts/demo-hosts.sh $(MIRRORBALL)
 
 test: build
 	@scripts/setup.sh run test

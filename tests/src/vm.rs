@@ -341,9 +341,14 @@ impl Vm {
 impl Drop for Vm {
     fn drop(&mut self) {
         if std::thread::panicking() {
+            let known = mirrorball(["inspect", &self.name])
+                .limit(Duration::from_secs(20))
+                .run();
             eprintln!(
-                "--- {}: logs and console\n{}\n---",
+                "--- {}: what inspect tells, logs and console\n{}{}\n{}\n---",
                 self.name,
+                known.text(),
+                known.errors(),
                 tail(&self.logs(), 80)
             );
         }

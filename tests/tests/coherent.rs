@@ -1,17 +1,18 @@
 //! Risk: shards that each have a copy of the memory see different ones, or one that is gone leaves the others waiting.
 //!
-//! The counting kernel again (`moves`), whose CPUs leave things in memory for each other. Linux takes too long yet: its page tables
-//! are merged, and it reached user space in one of two tries, after 119 s (docs/coherence.md).
+//! The counting kernel again (`moves`), whose CPUs leave things in memory for each other; and Linux.
 
 use std::time::Duration;
 
 use guest_tests::host::{self, Traces};
 use guest_tests::span::cells_are_empty;
 use guest_tests::storm::{Extent, Storm};
-use guest_tests::{Cluster, Scratch, VmFile, mirrorball};
+use guest_tests::{Cluster, Scratch, VmFile, mirrorball, wait};
 
 const SOON: Duration = Duration::from_secs(20);
 const LIMIT: Duration = Duration::from_secs(200);
+/// A command in a guest whose pages take milliseconds to come.
+const CALL: Duration = Duration::from_secs(90);
 const COHERENT: [&str; 4] = ["--span", "0,1", "--span-memory", "coherent"];
 /// Emulated, a page takes milliseconds to come.
 const SMALL: Extent = Extent {
@@ -43,6 +44,53 @@ fn copies_of_the_memory_are_one_memory() {
     cells_are_empty(&cluster);
     drop(cluster);
     before.expect_unchanged("a VM with copies of its memory");
+}
+
+#[test]
+fn linux_runs_its_processes_on_two_copies() {
+    let scratch = Scratch::new("coherent-linux");
+    let cluster = Cluster::up(&scratch);
+    let vm = VmFile::new("coherent-linux")
+        .cpus(2)
+        .memory("256M")
+        .key("span", "{ cells = [0, 1], memory = \"coherent\" }")
+        .start_only(&scratch);
+    // The agent answers when all CPUs are online.
+    wait::until("its agent", LIMIT, || {
+        let answer = vm.exec(["nproc"]).limit(CALL).run();
+        (answer.status == 0).then(|| assert_eq!(answer.text().trim(), "2", "CPUs"))
+    });
+    let on = |cpu: usize, script: &str| {
+        let mask = (1 << cpu).to_string();
+        vm.exec(["taskset", &mask, "sh", "-c", script])
+            .limit(CALL)
+            .ok()
+            .text()
+    };
+    // What a process of one node writes, one of the other reads, both ways; and each starts others.
+    for (writer, reader) in [(0, 1), (1, 0)] {
+        let sum = on(
+            writer,
+            "dd if=/dev/urandom of=/tmp/data bs=64k count=64 2>/dev/null; sha256sum /tmp/data",
+        );
+        assert_eq!(sum.len(), "  /tmp/data\n".len() + 64, "{sum}");
+        assert_eq!(on(reader, "sha256sum /tmp/data"), sum, "written on CPU {writer}");
+        let forked = on(
+            writer,
+            "i=0; while [ $i -lt 10 ]; do i=$((i+1)); /bin/true || exit 1; done; echo $i",
+        );
+        assert_eq!(forked.trim(), "10");
+    }
+    let told = vm.inspect();
+    let shards = told["status"]["span"]["coherence"]["shards"].as_array().cloned();
+    for shard in shards.expect("a list of shards") {
+        let tables = &shard["tables"];
+        assert!(tables["merged"].as_u64() > Some(0), "{shard:#}");
+        assert_eq!(tables["conflicts"], 0, "{shard:#}");
+    }
+    vm.kill();
+    vm.wait_ended(SOON);
+    cells_are_empty(&cluster);
 }
 
 #[test]

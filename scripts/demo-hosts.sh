@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# One unmodified Debian VM over two hosts, which a lab stands for: its nodes, a program built on all CPUs, what it waited for.
+# Usage: scripts/demo-hosts.sh MIRRORBALL
+set -euo pipefail
+mirrorball=$(realpath "$1")
+image=debian-12-numactl vm=demo-hosts lab=demo-hosts
+# The lab's hosts see this directory at the same place.
+shared=${XDG_CACHE_HOME:-$HOME/.cache}/mirrorball/demo-hosts
+hosts=(alpha beta)
+
+fail() { echo "demo: $*" >&2; exit 1; }
+now() { date +%s.%N; }
+since() { echo "$1 $(now)" | awk '{ printf "%.1f", $2 - $1 }'; }
+# LIMIT in seconds, a host, and what `mirrorball` is told there.
+on() { timeout --foreground -k 5 "$1" "$mirrorball" lab exec --lab "$lab" "$2" -- "$shared/mirrorball" "${@:3}" </dev/null; }
+in_guest() { on "$1" alpha exec "$vm" -T -- /bin/sh -c "$2"; }
+
+echo "demo: the image $image: Debian 12 with gcc, make and numactl (built once, in about a minute)"
+timeout -k 5 900 "$mirrorball" image build debian-12 --packages gcc,libc6-dev,make,numactl --name "$image" --if-missing
+
+mkdir -p "$shared"
+cp "$mirrorball" "$shared/mirrorball"
+for host in "${hosts[@]}"; do
+    printf '[[hosts]]\nname = "%s"\ncpus = 1\nmemory = "2G"\n' "$host"
+done >"$shared/lab.toml"
+echo 'links = [{ hosts = ["alpha", "beta"] }]' | cat - "$shared/lab.toml" >"$shared/whole" && mv "$shared/whole" "$shared/lab.toml"
+{
+    # Emulated hosts stand still for seconds now and then; nobody else is on this network.
+    printf '[membership]\nsilence_ms = 12000\nspans = "plain"\n'
+    printf '[[hosts]]\nname = "alpha"\naddress = "10.77.0.1:7400"\n[[hosts]]\nname = "beta"\naddress = "10.77.0.2:7400"\n'
+    printf '[[cells]]\nhost = "alpha"\n[[cells]]\nhost = "beta"\n'
+} >"$shared/cluster.toml"
+
+log=$(mktemp) up=''
+clean() {
+    [[ $up ]] && timeout -k 5 60 "$mirrorball" lab down --name "$lab" >/dev/null 2>&1
+    rm -f "$log"
+}
+trap 'status=$?; set +e; clean; exit $status' EXIT
+echo "demo: two hosts, alpha and beta, in emulation"
+timeout -k 5 240 "$mirrorball" lab up --name "$lab" "$shared/lab.toml"
+up=yes
+timeout -k 5 30 "$mirrorball" cluster keys "$shared/cluster.toml" >/dev/null
+for host in "${hosts[@]}"; do on 60 "$host" cluster up "$shared/cluster.toml" >/dev/null; done
+start=$(now)
+until on 30 alpha cluster status | tee "$log" | grep -q ' beta .*runs'; do
+    (($(date +%s) - ${start%.*} < 60)) || fail "the hosts do not find each other: $(tail -n 1 "$log")"
+    sleep 1
+done
+sed 's/^/  | /' "$log"
+
+echo "demo: one VM boots across both; each has a copy of its memory, and they keep the copies the same"
+start=$(now)
+on 240 alpha run --lab never -d --name "$vm" --image "$image" --cpus 2 --memory 512M --net none --span 0,1 --span-memory coherent >/dev/null
+until in_guest 120 true >"$log" 2>&1; do
+    (($(date +%s) - ${start%.*} < 420)) || fail "no agent answers after 420 s: $(tail -n 1 "$log")"
+    sleep 1
+done
+boot=$(since "$start")
+echo "demo: $ nproc; numactl -H"
+in_guest 120 'nproc; numactl -H' | sed 's/^/  | /'
+
+echo "demo: \$ make -j2, a program of two files, each compiled on a CPU of its own host"
+in_guest 120 'mkdir -p /tmp/p && cd /tmp/p &&
+printf "int add(int a, int b) { return a + b; }\n" >add.c &&
+printf "#include <stdio.h>\nint add(int, int);\nint main(void) { printf(\"40 + 2 is %%d\\\\n\", add(40, 2)); }\n" >main.c &&
+printf "program: add.o main.o\n\tgcc -o program add.o main.o\nadd.o: add.c\n\ttaskset 1 gcc -c add.c\nmain.o: main.c\n\ttaskset 2 gcc -c main.c\n" >Makefile'
+start=$(now)
+in_guest 420 'cd /tmp/p && make -j2 && ./program' | sed 's/^/  | /'
+build=$(since "$start")
+
+echo "demo: what its CPUs waited for, and the hottest pages"
+in_guest 60 'cat /proc/kallsyms' >"$shared/kallsyms" || fail "the guest does not tell its kernel's symbols"
+on 60 alpha heat "$vm" --symbols "$shared/kallsyms" | sed 's/^/  | /'
+on 60 alpha kill "$vm" >/dev/null
+for host in "${hosts[@]}"; do on 60 "$host" cluster down >/dev/null; done
+echo "demo: one Debian over two hosts: up after $boot s, the program built in $build s, in emulation"
