@@ -26,20 +26,31 @@ export MIRRORBALL_BIN=$mirrorball
 cargo test --release --locked -p guest-tests --lib --bins
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
-# A test program waits as much as it computes. Its output comes whole, when it has ended.
+emulated=
+"$mirrorball" probe >/dev/null 2>&1 || emulated=yes
+# A test program waits as much as it computes. Its output comes whole, when it has ended. Emulated hosts have a fault of their own
+# (docs/lab.md): there a program that fails runs a second time, and that is told, with its first output, and at the end.
 one() {
-    local name status=0 start=$SECONDS
+    local name status start
     name=$(basename "$1")
-    "$here/tests/runner.sh" "$1" >"$logs/$name" 2>&1 || status=$?
-    cat "$logs/$name"
-    echo "test: ${name%-*} took $((SECONDS - start)) s"
-    [[ $status == 0 ]] && return
+    for try in first second; do
+        status=0 start=$SECONDS
+        "$here/tests/runner.sh" "$1" >"$logs/$name" 2>&1 || status=$?
+        cat "$logs/$name"
+        echo "test: ${name%-*} took $((SECONDS - start)) s"
+        if [[ $status == 0 ]]; then
+            [[ $try == first ]] || echo "${name%-*}" >>"$logs/again"
+            return
+        fi
+        [[ $emulated && $try == first ]] || break
+        echo "test: FAILED AT THE FIRST TRY: ${name%-*} (status $status); once more"
+    done
     echo "test: FAILED: ${name%-*} (status $status)" | tee -a "$logs/failed"
     # Again at the very end, where whoever sees only that looks.
     tail -n 60 "$logs/$name" >>"$logs/failed"
 }
 export -f one
-export here logs
+export here logs emulated
 cargo test --release --locked -p guest-tests --test '*' --no-run 2>&1 |
     sed -n 's/^ *Executable tests\/.* (\(.*\))$/\1/p' >"$logs/programs"
 [[ -s $logs/programs ]] || { echo "test: cargo names no test program"; exit 1; }
@@ -55,7 +66,7 @@ grep -vxFf "$logs/ordered" "$logs/programs" >>"$logs/ordered"
 # Which of them now.
 printf '/%s-\n' "${rest[@]}" >"$logs/rest"
 chosen=(cat) left= told="all programs"
-if ! "$mirrorball" probe >/dev/null 2>&1; then
+if [[ $emulated ]]; then
     if [[ $part == rest ]]; then
         chosen=(grep -Ff "$logs/rest") told="the rest of the programs; half an hour on 2 CPUs"
     else
@@ -73,6 +84,7 @@ if [[ -s $logs/failed ]]; then
     exit 1
 fi
 log "all passed"
+[[ ! -s $logs/again ]] || log "ONLY AT THE SECOND TRY: $(paste -sd ' ' "$logs/again"); what failed first is above"
 if [[ -n $left ]]; then
     log "NOT RUN, since guests are emulated here and these last long: $left. \`make test-rest\` runs them"
 fi

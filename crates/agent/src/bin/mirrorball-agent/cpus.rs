@@ -3,16 +3,22 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 /// In the kernel's command line, beside `maxcpus=1`.
 const LATE: &str = "mirrorball.cpus=late";
 
-/// Brings all CPUs online, if the command line asks for that.
+/// How long a system may take to start its services before they come all the same.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Brings all CPUs online once the system is up, if the command line asks for that.
 pub fn come_online() {
     let cmdline = fs::read_to_string("/proc/cmdline").unwrap_or_default();
     if !are_late(&cmdline) {
         return;
     }
+    wait_for_services();
     for entry in fs::read_dir("/sys/devices/system/cpu")
         .into_iter()
         .flatten()
@@ -24,6 +30,27 @@ pub fn come_online() {
                 entry.path().display()
             );
         }
+    }
+}
+
+/// Where systemd starts them. It counts this one as started.
+fn wait_for_services() {
+    if !Path::new("/run/systemd/system").exists() {
+        return;
+    }
+    let mut command = Command::new("systemctl");
+    let Ok(mut waiting) = command.args(["is-system-running", "--wait", "--quiet"]).spawn() else {
+        return;
+    };
+    let start = Instant::now();
+    while matches!(waiting.try_wait(), Ok(None)) {
+        if start.elapsed() > PATIENCE {
+            // It may end meanwhile, which is as good.
+            let _ = waiting.kill();
+            let _ = waiting.wait();
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(200));
     }
 }
 
