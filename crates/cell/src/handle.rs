@@ -289,10 +289,13 @@ fn add_span(status: &mut Value, cells: &[u16], clock_errors_ns: &[u64], parts: V
     let vcpus: Vec<_> = shards.as_array().into_iter().flatten().map(cell).collect();
     let home = json!({ "exits": status.get("exits"), "coherence": status.remove("coherence") });
     let counted: Vec<_> = std::iter::once(home).chain(parts).collect();
-    let coherence: Vec<_> = counted
+    let coherent = |(cell, shard)| Some((cell, coherence_of(shard)?));
+    let (told, coherence): (Vec<_>, Vec<_>) = cells
         .iter()
-        .filter_map(|shard| shard.get("coherence").filter(|coherence| coherence.is_object()))
-        .collect();
+        .zip(&counted)
+        .filter_map(coherent)
+        .map(|(cell, coherence)| (with_cell(coherence, *cell), coherence))
+        .unzip();
     let mut shards: Vec<Value> = cells
         .iter()
         .zip(&counted)
@@ -307,10 +310,21 @@ fn add_span(status: &mut Value, cells: &[u16], clock_errors_ns: &[u64], parts: V
     let mut span = json!({ "cells": cells, "vcpus": vcpus, "shards": shards });
     if let (Some(span), false) = (span.as_object_mut(), coherence.is_empty()) {
         let heat = crate::coherence::hottest(&coherence);
-        let told = json!({ "shards": coherence, "heat": heat });
+        let told = json!({ "shards": told, "heat": heat });
         span.insert("coherence".to_owned(), told);
     }
     status.insert("span".to_owned(), span);
+}
+
+/// What a shard counted of its coherent memory. One that did not answer has told nothing.
+fn coherence_of(shard: &Value) -> Option<&Value> {
+    shard.get("coherence").filter(|coherence| coherence.is_object())
+}
+
+fn with_cell(coherence: &Value, cell: u16) -> Value {
+    let mut told = coherence.clone();
+    told["cell"] = cell.into();
+    told
 }
 
 #[cfg(test)]
@@ -328,6 +342,17 @@ mod tests {
         assert_eq!(
             status["span"],
             json!({ "cells": [3, 5], "vcpus": [3, 5, 5], "shards": shards })
+        );
+    }
+
+    #[test]
+    fn a_shard_that_did_not_answer_does_not_make_others_be_in_its_cell() {
+        let mut status = json!({ "coherence": { "pages": 1 } });
+        let parts = vec![Value::Null, json!({ "coherence": { "pages": 2 } })];
+        add_span(&mut status, &[3, 5, 8], &[], parts);
+        assert_eq!(
+            status["span"]["coherence"]["shards"],
+            json!([{ "cell": 3, "pages": 1 }, { "cell": 8, "pages": 2 }])
         );
     }
 }

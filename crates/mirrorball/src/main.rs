@@ -11,7 +11,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use commands::{
-    check, clients, clone, cluster, copy, disk, dsm, image, knowledge, lab as labs, list, mem, run, topology,
+    check, clients, clone, cluster, copy, disk, dsm, heat, image, knowledge, lab as labs, list, mem, run,
+    topology,
 };
 use config::Size;
 use miette::{IntoDiagnostic, Result, miette};
@@ -88,6 +89,8 @@ enum Command {
         /// The VM
         vm: String,
     },
+    /// Show what a VM with coherent memory waits for, and its hottest pages
+    Heat(heat::HeatArgs),
     /// Show what VMs take of the host's memory, and what of it they share
     Mem {
         /// As JSON
@@ -177,6 +180,7 @@ impl Command {
             Self::Ps { .. }
                 | Self::Logs { .. }
                 | Self::Inspect { .. }
+                | Self::Heat(_)
                 | Self::Mem { .. }
                 | Self::Check { .. }
                 | Self::Topology(_)
@@ -240,6 +244,7 @@ fn obey(command: Command) -> Result<ExitCode> {
         Command::Kill { vm } => clients::kill(&vm),
         Command::Logs { vm, follow } => clients::logs(&vm, follow),
         Command::Inspect { vm } => list::inspect(&vm),
+        Command::Heat(args) => heat::heat(&args),
         Command::Mem { json, watch } => mem::mem(json, watch),
         Command::Clone(args) => clone::clone(&args),
         Command::Snapshot { vm, directory } => clone::snapshot(&vm, &directory),
@@ -319,6 +324,7 @@ mod tests {
         };
         for line in [
             "ps",
+            "heat big --json",
             "disk ls",
             "image ls",
             "dsm bench",

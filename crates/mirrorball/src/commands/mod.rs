@@ -8,6 +8,7 @@ pub mod copy;
 pub mod disk;
 pub mod dsm;
 pub mod flags;
+pub mod heat;
 pub mod hosts;
 pub mod image;
 pub mod knowledge;

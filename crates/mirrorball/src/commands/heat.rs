@@ -1,0 +1,97 @@
+//! `mirrorball heat`: what a VM with coherent memory waits for, and which pages come again and again.
+
+mod symbols;
+mod table;
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use cell::cluster::files::Files;
+use cell::control::{Answer, Request, ask};
+use cell::registry;
+use clap::Args;
+use config::SpanMemory;
+use miette::{IntoDiagnostic, Result, miette};
+use symbols::Symbols;
+
+use super::place::{Found, find};
+
+/// How long a VM may take to say what it counted.
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+/// A file of symbols is no longer; those of Debian's kernels have 10 MB.
+const SYMBOLS_MAX_BYTES: u64 = 64 << 20;
+
+/// Whose memory is told of.
+#[derive(Debug, Args)]
+pub struct HeatArgs {
+    /// The VM
+    vm: String,
+    /// Name what is in the pages: the guest kernel's System.map, or the guest's /proc/kallsyms as root reads it
+    #[arg(long, value_name = "FILE")]
+    symbols: Option<PathBuf>,
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Prints what the VM's shards waited for, and its hottest pages.
+pub fn heat(args: &HeatArgs) -> Result<ExitCode> {
+    let folder = match find(&args.vm)? {
+        Found::Here(folder) => folder,
+        Found::Elsewhere(code) => return Ok(code),
+    };
+    let vm = &args.vm;
+    let record = registry::read(&folder).into_diagnostic()?;
+    if record.spec.span.as_ref().map(config::SpanSpec::memory) != Some(SpanMemory::Coherent) {
+        return Err(miette!(
+            help = "start it with `--span 0,1 --span-memory coherent`",
+            "{vm} has no coherent memory"
+        ));
+    }
+    let symbols = args.symbols.as_deref().map(read_symbols).transpose()?;
+    let why = match ask(&folder, &Request::Status, Some(ANSWER_LIMIT)) {
+        Ok(Answer::Status { status }) => {
+            let site = Files::open().and_then(|files| files.site()).ok().flatten();
+            let host_of = |cell| Some(site.as_ref()?.host_of(cell)?.name.clone());
+            if let Some(heat) = table::read(&record, &status, symbols.as_ref(), host_of) {
+                match args.json {
+                    true => println!("{}", serde_json::to_string_pretty(&heat).into_diagnostic()?),
+                    false => print!("{}", heat.text()),
+                }
+                return Ok(ExitCode::SUCCESS);
+            }
+            "its shards have counted nothing yet".to_owned()
+        }
+        Ok(Answer::Refused { why }) => why,
+        Ok(_) => "it is ending".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    Err(miette!(
+        help = format!("try again when `mirrorball ps` shows it running"),
+        "{vm} does not say what its memory waited for: {why}"
+    ))
+}
+
+fn read_symbols(path: &Path) -> Result<Symbols> {
+    let shown = path.display();
+    let mut text = Vec::new();
+    File::open(path)
+        .and_then(|file| file.take(SYMBOLS_MAX_BYTES + 1).read_to_end(&mut text))
+        .map_err(|error| {
+            miette!(
+                help = "it must be a file of the host where the VM was started",
+                "{shown} can't be read: {error}"
+            )
+        })?;
+    if text.len() as u64 > SYMBOLS_MAX_BYTES {
+        return Err(miette!(
+            help = "give the guest kernel's System.map, or its /proc/kallsyms",
+            "{shown} has more than 64 MiB, as no kernel's symbols have"
+        ));
+    }
+    Symbols::parse(&text)
+        .map_err(|fault| miette!(help = fault.mend, "{shown} line {}: {}", fault.line, fault.what))
+}
