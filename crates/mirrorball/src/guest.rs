@@ -10,7 +10,7 @@ use agent::protocol::ExecRequest;
 use miette::{Report, miette};
 
 /// How long an agent of a running guest may take to answer.
-pub const ANSWER_LIMIT: Duration = Duration::from_secs(20);
+pub const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
 /// Connects to the agent of the VM `name` whose directory is `folder`, waiting for it until `limit`.
 pub fn connect(name: &str, folder: &Path, limit: Duration) -> Result<UnixStream, Report> {

@@ -6,6 +6,8 @@ const KERNEL_MAP: u64 = 0xffff_ffff_8000_0000;
 /// That mapping ends here; modules come after it.
 const KERNEL_MAP_BYTES: u64 = 1 << 30;
 const PAGE_BYTES: u64 = 4096;
+/// Before names of the padding before functions, which says nothing more than they do.
+const PADDING: &str = "__pfx_";
 /// Names told of a page.
 const NAMES_MAX: usize = 3;
 /// What is shown of a line that is wrong.
@@ -58,7 +60,9 @@ impl Symbols {
                 Some(Line::Kernel(address, is_code, name)) => {
                     are_hidden &= address == 0;
                     let address = address.checked_sub(KERNEL_MAP);
-                    if let Some(address) = address.filter(|address| *address < KERNEL_MAP_BYTES) {
+                    if let Some(address) = address.filter(|address| *address < KERNEL_MAP_BYTES)
+                        && !name.starts_with(PADDING)
+                    {
                         symbols.push(Symbol {
                             address,
                             is_code,
@@ -160,6 +164,7 @@ mod tests {
     const MAP: &str = "\
 0000000000000000 D fixed_percpu_data
 ffffffff81000000 T _text
+ffffffff81000008 t __pfx_startup_64
 ffffffff81000010 T startup_64
 ffffffff82a07000 T code_among_data
 ffffffff82a07040 D jiffies
