@@ -67,6 +67,9 @@ fn linux_runs_its_processes_on_two_copies() {
             .ok()
             .text()
     };
+    // The others came when the system was up: the kernel was told to leave them.
+    let told = on(0, "cat /proc/cmdline");
+    assert!(told.contains("maxcpus=1"), "{told}");
     // What a process of one node writes, one of the other reads, both ways; and each starts others.
     for (writer, reader) in [(0, 1), (1, 0)] {
         let sum = on(

@@ -142,6 +142,9 @@ fn pages_above_the_hole_have_the_numbers_that_the_guest_gives_them() {
     let [below, above] = &layout.ram[..] else {
         panic!("no hole: {:?}", layout.ram);
     };
+    // As far into the region as into the guest's memory, hole and all.
+    let at = |place| home.get_host_address(GuestAddress(place)).expect("in memory") as u64;
+    assert_eq!(at(above.start) - at(0), above.start);
     for place in [below.end - 8, above.start, above.end - 8].map(GuestAddress) {
         part.write_obj(place.0, place).expect("in memory");
         assert_eq!(home.read_obj::<u64>(place).expect("in memory"), place.0);
