@@ -9,8 +9,12 @@ use agent::client::{ClientError, window_size};
 use agent::protocol::ExecRequest;
 use miette::{Report, miette};
 
-/// How long an agent of a running guest may take to answer.
-pub const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+/// How long the agent of a running guest, whose directory is `folder`, may take to answer. Where pages come from other shards an answer
+/// needs hundreds of them.
+pub fn answer_limit(folder: &Path) -> Duration {
+    let is_slow = cell::registry::read(folder).is_ok_and(|record| record.spec.is_coherent());
+    Duration::from_secs(if is_slow { 60 } else { 20 })
+}
 
 /// Connects to the agent of the VM `name` whose directory is `folder`, waiting for it until `limit`.
 pub fn connect(name: &str, folder: &Path, limit: Duration) -> Result<UnixStream, Report> {

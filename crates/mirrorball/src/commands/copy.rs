@@ -54,7 +54,7 @@ fn put(vm: &str, source: &Path, path: &str) -> Result<ExitCode> {
         .map(|name| name.to_string_lossy().into_owned())
         .unwrap_or_default();
     let bar = bar(facts.len());
-    let agent = guest::connect(vm, &folder, guest::ANSWER_LIMIT)?;
+    let agent = guest::connect(vm, &folder, guest::answer_limit(&folder))?;
     agent::client::put(agent, &mut file, &name, path, &mut |bytes| {
         bar.set_position(bytes)
     })
@@ -73,7 +73,7 @@ fn get(vm: &str, path: &str, target: &Path) -> Result<ExitCode> {
     } else {
         target.to_owned()
     };
-    let agent = guest::connect(vm, &folder, guest::ANSWER_LIMIT)?;
+    let agent = guest::connect(vm, &folder, guest::answer_limit(&folder))?;
     // Under another name until it is whole.
     let part = target.with_file_name(format!(
         ".{}.part",
