@@ -99,6 +99,11 @@ impl Causal {
         self.roots.iter().map(root).enumerate()
     }
 
+    /// The pages of the guest's own kernel.
+    pub(crate) fn standing(&self) -> Range<u32> {
+        self.standing.clone()
+    }
+
     /// The last CR3 that named a page of the guest's kernel; 0 if none has.
     pub(crate) fn stood(&self) -> u64 {
         self.stood.load(Ordering::Relaxed)

@@ -5,7 +5,6 @@
 //! nodes, since those with a page go on another stream.
 
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -92,8 +91,9 @@ pub enum Heard {
 }
 
 impl Merging {
-    /// Of a node of two. `standing` as in [`crate::Settings`].
-    pub fn new(layout: Layout, causal: Arc<Causal>, processors: usize, standing: Range<u32>) -> Self {
+    /// Of a node of two.
+    pub fn new(layout: Layout, causal: Arc<Causal>, processors: usize) -> Self {
+        let standing = causal.standing();
         const TOP: Level = Level(4);
         Self {
             merger: Merger::new(layout, TOP, LIMIT, processors, Accessed::Sent, standing),

@@ -77,13 +77,6 @@ impl Meter {
     }
 }
 
-impl Stalls {
-    /// How long one takes on average, microseconds.
-    pub fn mean_us(&self) -> f64 {
-        self.ns as f64 / 1e3 / (self.count.max(1)) as f64
-    }
-}
-
 /// All numbers of two, by `f`.
 fn both(one: &Meter, other: &Meter, f: impl Fn(u64, u64) -> u64) -> Meter {
     let stalls = |one: Stalls, other: Stalls| Stalls {

@@ -138,11 +138,6 @@ impl Prepared {
         self.region.view()
     }
 
-    /// As [`Node::enough_ns`].
-    pub fn enough_ns(&self) -> u64 {
-        self.enough_ns
-    }
-
     /// Whether the kernel's own accesses, and so a virtual machine's, wait as threads do.
     pub fn kernel_waits(&self) -> bool {
         self.region.kernel_waits()
@@ -202,7 +197,7 @@ impl Node {
             ending,
             meters: Vec::new(),
             lanes: Vec::new(),
-            enough_ns: Arc::new(AtomicU64::new(settings.enough_ns.unwrap_or(enough_ns))),
+            enough_ns: Arc::new(AtomicU64::new(enough_ns)),
             notes: Vec::new(),
         };
         if !node.region.kernel_waits() {
@@ -230,11 +225,10 @@ impl Node {
                 names.clone(),
             );
             if merges {
-                let standing = settings.standing.clone();
-                let causal = Causal::new(settings.processors, standing.clone());
+                let causal = Causal::new(settings.processors, settings.standing.clone());
                 let causal = Arc::new(causal.map_err(|error| NodeError::Threads(error.into()))?);
                 node.causal = Some(causal.clone());
-                let merging = Merging::new(layout.clone(), causal, settings.processors, standing);
+                let merging = Merging::new(layout.clone(), causal, settings.processors);
                 hands.merging = Some(Box::new(merging));
             }
             let meter = Arc::new(Mutex::new(Meter::default()));

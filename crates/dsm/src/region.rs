@@ -102,15 +102,10 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// A new region, of which no page can be used yet, and whose faults come by `lanes` descriptors.
+    /// A new region, of which no page can be used yet, and whose faults come by `lanes` descriptors, in these ways.
     ///
     /// # Errors
     /// [`RegionError`].
-    pub fn create(pages: u32, lanes: u16, method: Option<Method>) -> Result<Self, RegionError> {
-        Self::with(pages, lanes, method, Ways::default())
-    }
-
-    /// As [`Region::create`], in these ways.
     pub(crate) fn with(
         pages: u32,
         lanes: u16,

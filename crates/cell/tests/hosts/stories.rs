@@ -30,7 +30,7 @@ use shard::sandbox::Threads;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::etcd::Etcd;
-use super::two::{SOON, Two, gone, kill_process, remote, started, wait};
+use super::two::{SOON, Two, gone, kill_process, quit, remote, started, wait};
 use super::{deaf, herald, site};
 
 /// As the cluster's file says; more where the machine is busy with other tests.
@@ -232,13 +232,7 @@ fn again_and_again(two: &Two) {
         assert_eq!(table.vms[0].name, "big/1");
         assert_eq!(table.vms[0].memory_bytes, two.spec.memory.0, "a copy");
         assert!(table.vms[0].host_bytes > 0);
-        remote.order(&Order::Quit).expect("an order");
-        let ended = remote.next(Some(SOON));
-        assert!(
-            matches!(ended, Some(FromPart::Report(Report::Ended(Ending::Quit)))),
-            "{ended:?}"
-        );
-        assert_eq!(gone(remote), "its process left with status 0");
+        assert_eq!(quit(remote), "its process left with status 0");
         wait(|| noted(two)[0].shard_pid.is_none());
     }
     assert_eq!(two.at_beta(), ["big/1"]);
@@ -350,13 +344,7 @@ fn all_meet(two: &Two) {
             if setrlimit(Resource::RLIMIT_RTPRIO, 10, 10).is_ok() {
                 assert_eq!(status["priority"], 10, "its lanes may have some");
             }
-            remote.order(&Order::Quit).expect("an order");
-            let ended = remote.next(Some(SOON));
-            assert!(
-                matches!(ended, Some(FromPart::Report(Report::Ended(Ending::Quit)))),
-                "{ended:?}"
-            );
-            gone(remote);
+            quit(remote);
         }
     }
     // Who comes for a boot that is over is too late.
@@ -395,13 +383,7 @@ fn real_cells(two: &Two) {
     assert_eq!(vms(&two.beta_files()), all);
     assert_eq!(span.lost(), None);
     let remote = remote(&span);
-    remote.order(&Order::Quit).expect("an order");
-    let ended = remote.next(Some(SOON));
-    assert!(
-        matches!(ended, Some(FromPart::Report(Report::Ended(Ending::Quit)))),
-        "{ended:?}"
-    );
-    gone(remote);
+    quit(remote);
     span.leave();
     assert!(vms(&two.beta_files()).is_empty());
     two.wait_until_free();

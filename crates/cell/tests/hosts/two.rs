@@ -16,7 +16,7 @@ use cell::spanning::{Boot, Span};
 use config::VmSpec;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use shard::launch::Report;
+use shard::launch::{Ending, Order, Report};
 
 use super::{beta, site};
 
@@ -245,6 +245,18 @@ pub fn gone(remote: &Remote) -> String {
         Some(FromPart::Gone(why)) => why,
         other => panic!("{other:?}"),
     }
+}
+
+/// Has the part's shard end, as its home's monitor does at the end of a boot. How its process ended.
+#[track_caller]
+pub fn quit(remote: &Remote) -> String {
+    remote.order(&Order::Quit).expect("an order");
+    let ended = remote.next(Some(SOON));
+    assert!(
+        matches!(ended, Some(FromPart::Report(Report::Ended(Ending::Quit)))),
+        "{ended:?}"
+    );
+    gone(remote)
 }
 
 /// Ends a process at once.
