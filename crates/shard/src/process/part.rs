@@ -70,11 +70,15 @@ pub fn start(control: &mut UnixStream, launch: PartLaunch, mut files: Files) -> 
     let end = Arc::new(EndSignal::new()?);
     let layout = Arc::new(layout);
     let parts = SpanParts::new(&span, channels);
+    let groups = match span.coherence {
+        Some(_) => Groups::of_coherent(&span.vcpus),
+        None => Groups::of(&span.vcpus),
+    };
     let mut vcpus = Vec::with_capacity(usize::from(count));
     for id in 0..count {
         let fd = vm.create_vcpu(u64::from(id)).map_err(failed("make a vCPU"))?;
         parts.pace(&fd)?;
-        machine::prepare_vcpu(&fd, &cpuid, id, Groups::of(&span.vcpus), true)?;
+        machine::prepare_vcpu(&fd, &cpuid, id, groups, true)?;
         let counters = Arc::new(VcpuCounters::default());
         let local = parts.vcpu(&numbers, &fd, id, &memory, counters.clone())?;
         let bus = |space| forwarded(space, id, &parts.router, &layout).map_err(MachineError::from);

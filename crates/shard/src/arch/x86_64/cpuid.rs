@@ -1,4 +1,5 @@
-//! What CPUID tells a vCPU: what KVM supports, with this VM's topology: a package for each node, one thread a core.
+//! What CPUID tells a vCPU: what KVM supports, with this VM's topology: a package for each node (one for all of them where software
+//! keeps their memory coherent), one thread a core.
 //!
 //! The APIC id of a vCPU is its number. KVM's own leaves (0x4000_0000) stay: clock, steal time, remote flush.
 //! Nested virtualization is hidden: no guest here needs it, and it is a large part of KVM to attack.
@@ -46,6 +47,17 @@ impl Groups {
         Self {
             package: nodes.len() as u8,
             cache: 1,
+        }
+    }
+
+    /// The same for nodes whose memory is kept coherent by software: in one package. A CPU of Linux measures its delay loop only
+    /// if no other of its package has (`calibrate_delay_is_known` in its `arch/x86/kernel/tsc.c`), and that waits for some thirty ticks
+    /// which another node has to tell of.
+    pub fn of_coherent(nodes: &[u8]) -> Self {
+        let package = nodes.len() as u8;
+        Self {
+            package,
+            ..Self::of(nodes)
         }
     }
 }
@@ -153,6 +165,12 @@ mod tests {
             (vec![0, 0, 1, 1, 0, 0], 6, 1),
         ] {
             assert_eq!(Groups::of(&nodes), Groups { package, cache }, "{nodes:?}");
+            let package = nodes.len() as u8;
+            assert_eq!(
+                Groups::of_coherent(&nodes),
+                Groups { package, cache },
+                "{nodes:?}"
+            );
         }
     }
 }
