@@ -16,10 +16,6 @@ memory = "512M"
 name = "right"
 cpus = 1
 memory = "512M"
-[[hosts]]
-name = "alone"
-cpus = 1
-memory = "256M"
 "#;
 
 const TOOL: &str = env!("CARGO_BIN_EXE_lab-tool");
@@ -115,14 +111,14 @@ fn a_link_has_the_delay_and_loss_of_its_file_and_those_that_a_command_gives_it()
         assert!(ended.stderr.contains(mend), "{ended}");
     };
     let no_link = format!(
-        "lab {} has no link between left and alone: its file names those that it has",
+        "lab {} has no link between left and left: its file names those that it has",
         running.name
     );
-    wrong(["left", "alone"], &[], &no_link);
+    wrong(["left", "left"], &[], &no_link);
     wrong(
         ["left", "middle"],
         &[],
-        "has no host middle: it has left, right, alone",
+        "has no host middle: it has left, right",
     );
     let mend = "\"2\" is not a delay: write a whole number and us, ms or s";
     wrong(["left", "right"], &["--delay", "2"], mend);
