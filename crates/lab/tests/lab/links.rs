@@ -115,11 +115,7 @@ fn a_link_has_the_delay_and_loss_of_its_file_and_those_that_a_command_gives_it()
         running.name
     );
     wrong(["left", "left"], &[], &no_link);
-    wrong(
-        ["left", "middle"],
-        &[],
-        "has no host middle: it has left, right",
-    );
+    wrong(["left", "middle"], &[], "has no host middle: it has left, right");
     let mend = "\"2\" is not a delay: write a whole number and us, ms or s";
     wrong(["left", "right"], &["--delay", "2"], mend);
     wrong(
