@@ -11,7 +11,7 @@
 
 use std::ops::Range;
 
-/// The longest window, pages. At 15 us a fetch and 4 us for each page more, twice as many gained less than a tenth.
+/// The longest window, pages: 64 KiB, of which half at most came for nothing when a stream ends. Not chosen by a measurement.
 pub const WINDOW_MAX: u32 = 16;
 /// The first window, pages.
 const WINDOW_FIRST: u32 = 2;
