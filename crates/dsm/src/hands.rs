@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use coherence::{Access, Body, Contents, Effects, Message, NodeId, Page, Right};
 
@@ -60,6 +61,8 @@ pub struct Hands {
     /// To each node; none to this one.
     pub links: Vec<Option<Link>>,
     pub meter: Meter,
+    /// Whether to ask for pages before anybody wants them.
+    pub reads_ahead: Arc<AtomicBool>,
     /// What went wrong in an effect, which can't say so.
     pub failed: Option<End>,
     /// A thread of this node was woken, which may need this CPU.
@@ -100,6 +103,7 @@ impl Hands {
             latency,
             links,
             meter: Meter::default(),
+            reads_ahead: Arc::default(),
             failed: None,
             woke: false,
             was_fresh: false,

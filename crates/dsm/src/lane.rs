@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use coherence::{Access, Body, Engine, Faulted, Message, NodeId, Page, Right};
@@ -55,8 +55,6 @@ pub struct Lane {
     /// Threads may wait that have not been heard.
     faulted: bool,
     ahead: Ahead,
-    /// Whether to ask for pages ahead.
-    reads_ahead: Arc<AtomicBool>,
 }
 
 impl Lane {
@@ -68,7 +66,6 @@ impl Lane {
         shared: Arc<Mutex<Meter>>,
         enough_ns: Arc<AtomicU64>,
         polls: bool,
-        reads_ahead: Arc<AtomicBool>,
     ) -> Self {
         let mut descriptors = vec![
             ending.event().as_raw_fd(),
@@ -101,7 +98,6 @@ impl Lane {
             polled,
             faulted: true,
             ahead: Ahead::default(),
-            reads_ahead,
         }
     }
 
@@ -215,7 +211,7 @@ impl Lane {
 
     /// Asks for pages after one that was just asked for, if it is of a stream of them.
     fn ask_ahead(&mut self, page: u32) {
-        if !self.reads_ahead.load(Ordering::Relaxed) {
+        if !self.hands.reads_ahead.load(Ordering::Relaxed) {
             return;
         }
         // Of this lane, and most probably of the same manager.

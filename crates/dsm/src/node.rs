@@ -228,6 +228,7 @@ impl Node {
                 links,
                 names.clone(),
             );
+            hands.reads_ahead = node.reads_ahead.clone();
             if merges {
                 let causal = Causal::new(settings.processors, settings.standing.clone());
                 let causal = Arc::new(causal.map_err(|error| NodeError::Threads(error.into()))?);
@@ -244,7 +245,6 @@ impl Node {
                 meter.clone(),
                 node.enough_ns.clone(),
                 settings.polls && !share_a_cpu,
-                node.reads_ahead.clone(),
             );
             node.meters.push(meter);
             let cpu = (!settings.cpus.is_empty()).then(|| settings.cpus[number % settings.cpus.len()]);

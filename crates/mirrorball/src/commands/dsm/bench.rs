@@ -114,7 +114,7 @@ struct Reads {
 /// Pages in a row, how many of them are read, in which order, and how people call that.
 const READS: [(&str, usize, u32, Order); 3] = [
     ("one after the other", PAGES as usize, PAGES, Order::Ascending),
-    ("6 in a row of 32", 32, 6, Order::Ascending),
+    ("4 in a row of 32", 32, 4, Order::Ascending),
     ("scattered", PAGES as usize, PAGES, Order::Scattered),
 ];
 
