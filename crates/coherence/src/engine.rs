@@ -1,5 +1,6 @@
 //! One node and one stripe of pages.
 
+mod ahead;
 mod holder;
 mod owner;
 #[cfg(test)]
@@ -28,6 +29,10 @@ pub trait Effects {
     /// Map the page and wake all who wait for it, also those who asked for more: they fault again. The page is *held* from
     /// now on, until [`Engine::used`].
     fn grant(&mut self, page: Page, right: Right, contents: Contents);
+
+    /// Map the page for reading, with the bytes that came with the message that is being received. Nobody waits for it, and it is
+    /// not held.
+    fn came_ahead(&mut self, page: Page);
 }
 
 /// What came of a fault at once.
@@ -86,6 +91,15 @@ impl<E: Effects> Turn<'_, E> {
         self.effects.grant(self.page, right, contents);
     }
 
+    /// A fault begins something.
+    fn count(&mut self, access: Access) {
+        match access {
+            Access::Read => self.counters.read_faults += 1,
+            Access::Write => self.counters.write_faults += 1,
+        }
+        self.counters.upgrades += u64::from(self.state.right == Right::Read);
+    }
+
     fn out_of_turn(&self, from: NodeId, body: Body) -> Refusal {
         let page = self.page;
         Refusal::OutOfTurn { from, page, body }
@@ -131,18 +145,18 @@ impl Engine {
     pub fn fault(&mut self, page: Page, access: Access, effects: &mut impl Effects) -> Faulted {
         let place = self.own_place(page);
         let mut turn = self.turn(page, place, effects);
-        let (had, was_owner) = (turn.state.right, turn.state.is_owner());
-        if had.allows(access) {
+        let was_owner = turn.state.is_owner();
+        if turn.state.right.allows(access) {
             return Faulted::Allowed;
         }
         if matches!(turn.state.stage, Stage::Asked(_) | Stage::Collecting) {
             return Faulted::Waits;
         }
-        match access {
-            Access::Read => turn.counters.read_faults += 1,
-            Access::Write => turn.counters.write_faults += 1,
+        if turn.state.stage.is_ahead() {
+            turn.join(access);
+            return Faulted::Waits;
         }
-        turn.counters.upgrades += u64::from(had == Right::Read);
+        turn.count(access);
         if was_owner {
             turn.use_own(access);
             let is_granted = turn.state.right.allows(access);
@@ -158,6 +172,13 @@ impl Engine {
                 Faulted::Waits
             };
         }
+        self.ask(page, place, access, effects);
+        Faulted::Waits
+    }
+
+    /// Asks for a page that this node does not own and has not asked for.
+    fn ask(&mut self, page: Page, place: usize, access: Access, effects: &mut impl Effects) {
+        let mut turn = self.turn(page, place, effects);
         turn.state.stage = Stage::Asked(access);
         let (me, manager) = (turn.me, turn.manager);
         if manager == me {
@@ -166,7 +187,6 @@ impl Engine {
         } else {
             turn.send(manager, Body::Ask { access });
         }
-        Faulted::Waits
     }
 
     /// Takes a page for writing that nobody has ever asked for and this node manages, without a fault, and does not hold it: as if
@@ -205,16 +225,21 @@ impl Engine {
             let is_ordered = self.order(from, page, place, access, effects);
             return is_ordered.ok_or(Refusal::OutOfTurn { from, page, body });
         }
+        if body == Body::AskAhead {
+            let is_ordered = self.order_ahead(from, page, place, effects);
+            return is_ordered.ok_or(Refusal::OutOfTurn { from, page, body });
+        }
         let mut turn = self.turn(page, place, effects);
         let refusal = turn.out_of_turn(from, body);
         let is_taken = match body {
-            Body::Ask { .. } => unreachable!("handled above"),
+            Body::Ask { .. } | Body::AskAhead => unreachable!("handled above"),
             Body::Forward {
                 requester,
                 access,
                 reads,
             } if from == turn.manager => turn.take(requester, access, reads),
-            Body::Forward { .. } => None,
+            Body::ForwardAhead { requester } if from == turn.manager => turn.take_ahead(requester),
+            Body::Forward { .. } | Body::ForwardAhead { .. } => None,
             Body::Copy { bytes } => turn.copy(bytes),
             Body::Ownership {
                 access,
@@ -223,6 +248,14 @@ impl Engine {
             } => turn.ownership(access, bytes, copyset),
             Body::Invalidate => turn.invalidate(from),
             Body::Acknowledge => turn.acknowledge(from),
+            Body::Decline => {
+                let joined = turn.declined().ok_or(refusal)?;
+                if let Some(access) = joined {
+                    turn.count(access);
+                    self.ask(page, place, access, effects);
+                }
+                return Ok(());
+            }
         };
         is_taken.ok_or(refusal)
     }

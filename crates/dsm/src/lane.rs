@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use coherence::{Access, Body, Engine, Faulted, Message, NodeId, Page, Right};
 use urpc::poll::PollTime;
 
+use crate::ahead::Ahead;
 use crate::clock::now_ns;
 use crate::ending::{End, Ending};
 use crate::hands::Hands;
@@ -53,6 +54,7 @@ pub struct Lane {
     polled: Vec<libc::pollfd>,
     /// Threads may wait that have not been heard.
     faulted: bool,
+    ahead: Ahead,
 }
 
 impl Lane {
@@ -95,6 +97,7 @@ impl Lane {
             idle: PollTime::new(SLEEP_NS),
             polled,
             faulted: true,
+            ahead: Ahead::default(),
         }
     }
 
@@ -190,7 +193,13 @@ impl Lane {
                 _ => {}
             }
             let striped = Page(self.hands.region.striped(page));
-            match self.engine.fault(striped, access, &mut self.hands) {
+            self.hands.gather();
+            let faulted = self.engine.fault(striped, access, &mut self.hands);
+            if faulted == Faulted::Waits && access == Access::Read {
+                self.ask_ahead(page);
+            }
+            self.hands.send_gathered();
+            match faulted {
                 Faulted::Allowed => self.hands.again(page),
                 Faulted::Granted => self.claim_around(page),
                 Faulted::Waits => self.hands.note_ran(),
@@ -198,6 +207,23 @@ impl Lane {
             self.check()?;
         }
         Ok(count > 0)
+    }
+
+    /// Asks for pages after one that was just asked for, if it is of a stream of them.
+    fn ask_ahead(&mut self, page: u32) {
+        if !self.hands.reads_ahead.load(Ordering::Relaxed) {
+            return;
+        }
+        // Of this lane, and most probably of the same manager.
+        let end = self.hands.region.block_of(page, u32::MAX).end;
+        let region = &self.hands.region;
+        let is_here = |page| region.mapped(page) != Right::None;
+        for page in self.ahead.reads(page, end, is_here) {
+            if !self.ahead.was_taken(page) && self.hands.is_plain(page) {
+                let striped = Page(self.hands.region.striped(page));
+                self.engine.ask_ahead(striped, &mut self.hands);
+            }
+        }
     }
 
     /// Takes pages beside one that was just used for the first time, of those that nobody has used: who fills memory that begins here
@@ -281,7 +307,7 @@ impl Lane {
             let page = self.hands.region.unstriped(message.page.0);
             self.hands.came(page, message.carries_page());
             if self.hands.is_taken(page)
-                && matches!(message.body, Body::Ask { .. })
+                && matches!(message.body, Body::Ask { .. } | Body::AskAhead)
                 && let Some(merging) = &mut self.hands.merging
             {
                 merging.parked.push((node, frame));
@@ -295,11 +321,34 @@ impl Lane {
             {
                 self.judge(index, now_ns());
             }
+            self.note_ahead(page, message.body);
         }
         self.engine
             .receive(NodeId(node as u16), message, &mut self.hands)
             .map_err(|refusal| End::Nonsense(format!("{}: {refusal}", self.hands.name(node))))?;
         self.check()
+    }
+
+    /// What a message says of pages that are, or were, asked for ahead.
+    fn note_ahead(&mut self, page: u32, body: Body) {
+        match body {
+            Body::Decline => self.ahead.declined(page),
+            Body::Invalidate
+            | Body::Ask {
+                access: Access::Write,
+            }
+            | Body::Forward {
+                access: Access::Write,
+                ..
+            } => self.ahead.takes(page),
+            // It may have been used long ago, and nobody has looked since. If not it stays, as nobody waits for it.
+            Body::AskAhead | Body::ForwardAhead { .. } => {
+                if let Some(index) = self.hands.hold_of(page) {
+                    self.judge(index, now_ns());
+                }
+            }
+            _ => {}
+        }
     }
 
     /// A message of the engine, if it may be acted on now. What is said about merged pages is acted on here.

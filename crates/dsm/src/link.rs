@@ -106,16 +106,16 @@ impl Link {
     /// # Errors
     /// If the other side is gone, or takes nothing for long.
     pub fn send(&self, frame: &Frame, with_answers: bool) -> io::Result<()> {
-        let stream = if with_answers { &self.bulk } else { &self.control };
-        send(stream, &mut [part(frame.as_ptr(), FRAME_BYTES), NO_PART])
+        self.send_frames(frame, with_answers)
     }
 
-    /// Sends several messages at once, none of which asks for anything.
+    /// Sends several messages of one kind at once.
     ///
     /// # Errors
     /// As [`Link::send`].
-    pub fn send_frames(&self, frames: &[u8]) -> io::Result<()> {
-        send(&self.control, &mut [part(frames.as_ptr(), frames.len()), NO_PART])
+    pub fn send_frames(&self, frames: &[u8], with_answers: bool) -> io::Result<()> {
+        let stream = if with_answers { &self.bulk } else { &self.control };
+        send(stream, &mut [part(frames.as_ptr(), frames.len()), NO_PART])
     }
 
     /// Sends a message with its page, whose bytes are read before this returns.

@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
@@ -44,6 +44,8 @@ pub struct Settings {
     pub enough_ns: Option<u64>,
     /// Poll a while before sleeping; not on a CPU that other nodes' lanes use too.
     pub polls: bool,
+    /// Ask for the next pages too where threads read one after the other.
+    pub ahead: bool,
     /// Processors of a guest whose page tables are merged, which a memory of two nodes and one lane can do; none if 0.
     pub processors: usize,
     /// Of that guest, the region's pages that its kernel's image, not a compressed one, was loaded into: a page of theirs that is a root
@@ -79,6 +81,7 @@ pub struct Node {
     meters: Vec<Arc<Mutex<Meter>>>,
     lanes: Vec<JoinHandle<()>>,
     enough_ns: Arc<AtomicU64>,
+    reads_ahead: Arc<AtomicBool>,
     notes: Vec<String>,
 }
 
@@ -198,6 +201,7 @@ impl Node {
             meters: Vec::new(),
             lanes: Vec::new(),
             enough_ns: Arc::new(AtomicU64::new(enough_ns)),
+            reads_ahead: Arc::new(AtomicBool::new(settings.ahead)),
             notes: Vec::new(),
         };
         if !node.region.kernel_waits() {
@@ -224,6 +228,7 @@ impl Node {
                 links,
                 names.clone(),
             );
+            hands.reads_ahead = node.reads_ahead.clone();
             if merges {
                 let causal = Causal::new(settings.processors, settings.standing.clone());
                 let causal = Arc::new(causal.map_err(|error| NodeError::Threads(error.into()))?);
@@ -294,6 +299,11 @@ impl Node {
     /// Changes that.
     pub fn set_enough_ns(&self, ns: u64) {
         self.enough_ns.store(ns, Ordering::Relaxed);
+    }
+
+    /// Whether the next pages are asked for too where threads read one after the other.
+    pub fn set_ahead(&self, ahead: bool) {
+        self.reads_ahead.store(ahead, Ordering::Relaxed);
     }
 
     /// What this host does not permit, for people.

@@ -4,18 +4,22 @@ pub mod kernels;
 pub mod litmus;
 mod touch;
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 use crate::meter::Meter;
 use crate::node::Node;
 
-pub use touch::Touch;
+pub use touch::{Order, Touch};
 
 /// A part of a bench or test. All nodes that take part are asked at the same time.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Job {
-    /// Use pages, one after the other.
+    /// Use pages.
     Touch(Touch),
+    /// Read all bytes of pages, one after the other, and add up their words.
+    Scan(Range<u32>),
     /// Add to one word for so many milliseconds.
     Add {
         /// Its page.
@@ -25,6 +29,8 @@ pub enum Job {
     },
     /// How long a thread is to run before its page goes, nanoseconds.
     Hold(u64),
+    /// Whether to ask for pages ahead.
+    Ahead(bool),
     /// Tell what was counted.
     Meter,
     /// Run threads of a litmus test.
@@ -56,6 +62,13 @@ pub enum Answer {
     },
     /// How many times.
     Count(u64),
+    /// How long that took, nanoseconds, and the sum.
+    Scanned {
+        /// The time.
+        ns: u64,
+        /// The sum.
+        sum: u64,
+    },
     /// What was counted.
     Meter(Meter),
     /// Outcomes of a litmus test.
@@ -75,9 +88,14 @@ pub enum Answer {
 pub fn run(node: &Node, job: &Job) -> Answer {
     match job {
         Job::Touch(touch) => touch.run(node),
+        Job::Scan(pages) => touch::scan(node, pages.clone()),
         Job::Add { page, millis } => Answer::Count(touch::add(node, *page, *millis)),
         Job::Hold(ns) => {
             node.set_enough_ns(*ns);
+            Answer::Done
+        }
+        Job::Ahead(ahead) => {
+            node.set_ahead(*ahead);
             Answer::Done
         }
         Job::Meter => {

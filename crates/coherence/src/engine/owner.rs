@@ -52,7 +52,7 @@ impl<E: Effects> Turn<'_, E> {
     /// A request is to be answered here: now, or when this node has the page and has used it.
     pub(super) fn take(&mut self, requester: NodeId, access: Access, reads: u8) -> Option<()> {
         let state = &mut self.state;
-        let is_to_own = state.stage != Stage::Guest;
+        let is_to_own = state.stage != Stage::Guest && !state.stage.is_ahead();
         let is_other = requester != self.me && self.nodes.has(requester);
         if !is_to_own || !is_other {
             return None;

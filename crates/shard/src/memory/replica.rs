@@ -89,6 +89,7 @@ impl Replica {
         // No polling: the CPUs are the vCPUs'.
         let settings = Settings {
             realtime: true,
+            ahead: true,
             processors: span.vcpus.len(),
             standing: standing.start.min(end) as u32..standing.end.min(end) as u32,
             ..Settings::default()
@@ -196,6 +197,9 @@ impl Coherence {
             deferred,
             overdue,
             sleeps,
+            ahead,
+            joined,
+            declined,
             merged,
             unmerged,
             words,
@@ -221,6 +225,7 @@ impl Coherence {
             "deferred": deferred,
             "overdue": overdue,
             "sleeps": sleeps,
+            "ahead": { "pages": ahead, "joined": joined, "declined": declined },
             "tables": { "merged": merged, "unmerged": unmerged, "words": words, "conflicts": conflicts },
             "enough_ns": self.node.enough_ns(),
             "notes": self.node.notes(),
