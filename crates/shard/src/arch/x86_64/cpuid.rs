@@ -14,6 +14,7 @@ const LEAF1_EDX_HTT: u32 = 1 << 28;
 const LEAF6_EAX_ARAT: u32 = 1 << 2;
 const LEAF80000001_ECX_CMP_LEGACY: u32 = 1 << 1;
 const LEAF80000001_ECX_SVM: u32 = 1 << 2;
+const LEAF80000001_ECX_TOPOEXT: u32 = 1 << 22;
 const LEVEL_SMT: u32 = 1;
 const LEVEL_CORE: u32 = 2;
 
@@ -66,12 +67,19 @@ impl Groups {
 pub fn of_vcpu(supported: &CpuId, id: u8, groups: Groups) -> Result<CpuId, vmm_sys_util::fam::Error> {
     let mut leaves = Vec::with_capacity(supported.as_slice().len() + 4);
     let mut has_extended_topology = false;
+    let mut has_caches = false;
     for leaf in supported.as_slice() {
         match leaf.function {
             0xB => has_extended_topology = true,
             0x1F => (),
             _ => leaves.push(with_topology(*leaf, id, groups)),
         }
+        has_caches |= leaf.function == 0x8000_001D && leaf.eax & 0x1F != 0;
+    }
+    if has_caches && groups.cache < groups.package {
+        // Without it nobody reads that leaf, and all CPUs of a package have one cache. Some KVMs have the leaf alone.
+        let features = leaves.iter_mut().filter(|leaf| leaf.function == 0x8000_0001);
+        features.for_each(|leaf| leaf.ecx |= LEAF80000001_ECX_TOPOEXT);
     }
     let leaf_max = leaves
         .iter()
@@ -172,5 +180,25 @@ mod tests {
                 "{nodes:?}"
             );
         }
+    }
+
+    #[test]
+    fn several_caches_of_a_package_are_told_on_amd() {
+        let leaf = |function, eax| kvm_cpuid_entry2 {
+            function,
+            eax,
+            ..Default::default()
+        };
+        let amd = [leaf(0, 0xD), leaf(0x8000_0001, 0), leaf(0x8000_001D, 0x8163)];
+        let told = |supported: &[kvm_cpuid_entry2], groups| {
+            let leaves =
+                of_vcpu(&CpuId::from_entries(supported).expect("leaves"), 1, groups).expect("leaves");
+            let features = leaves.as_slice().iter().find(|leaf| leaf.function == 0x8000_0001);
+            features.expect("they are there").ecx & LEAF80000001_ECX_TOPOEXT != 0
+        };
+        let two = [0, 1];
+        assert!(told(&amd, Groups::of_coherent(&two)));
+        assert!(!told(&amd, Groups::of(&two)));
+        assert!(!told(&amd[..2], Groups::of_coherent(&two)));
     }
 }
