@@ -12,7 +12,7 @@ use dsm::Latency;
 use kvm_bindings::{kvm_debugregs, kvm_regs, kvm_sregs, kvm_vcpu_events};
 use kvm_ioctls::VcpuFd;
 
-use super::clock::GuestTsc;
+use super::clock::{GuestTsc, wait_until};
 use super::eoi::{MSR_SHARED_EOI, SharedEoi};
 use super::inbox::Inbox;
 use super::ioctls;
@@ -200,23 +200,6 @@ impl Local {
         }
     }
 
-    /// Waits until the guest's clock here has come to where it was on another host. That takes no time, if clocks differ by less than the
-    /// way takes.
-    fn catch_up(&mut self, ns: u64) {
-        let mut left = BEHIND_MAX;
-        while let Some(behind) = ns.checked_sub(self.tsc.nanoseconds()).map(Duration::from_nanos)
-            && !left.is_zero()
-        {
-            // It may be told to step meanwhile.
-            let wait = behind
-                .clamp(Duration::from_nanos(1), Duration::from_millis(1))
-                .min(left);
-            std::thread::sleep(wait);
-            left -= wait;
-            self.see_time();
-        }
-    }
-
     /// What made it leave has been served.
     pub fn after(&mut self, fd: &mut VcpuFd) {
         self.eoi.collect(&mut self.apic);
@@ -305,7 +288,11 @@ impl Local {
             // It has passed through nobody's hands but those of shards of this VM.
             return Err(StateError::Insane);
         }
-        self.catch_up(journey.still_since_ns);
+        // That takes no time, if clocks differ by less than the way takes.
+        wait_until(journey.still_since_ns, BEHIND_MAX, || {
+            self.see_time();
+            self.tsc.nanoseconds()
+        });
         let given = body.processor.give(fd, || Ok(()));
         self.apic = body.apic;
         // A value that was taken once is taken again.
