@@ -188,7 +188,11 @@ impl World {
                 self.leader.learn(shard, self.under_way[first].round);
             }
             let count = self.under_way[first].count + 1;
-            let pause = if count % ROUNDS == 0 { self.look_ns() } else { 0 };
+            let pause = if count.is_multiple_of(ROUNDS) {
+                self.look_ns()
+            } else {
+                0
+            };
             let (round, due) = self.round(shard, due + pause);
             self.under_way[first] = UnderWay { round, due, count };
         } else {
