@@ -288,9 +288,10 @@ fn counters_of_hosts_that_drift_apart_stay_together_for_a_day() {
         world.run(life(seed));
         let refused: u64 = world.leader.clocks().iter().map(|clock| clock.refused).sum();
         assert_eq!(refused, 0, "seed {seed}");
-        // What is not known makes steps that are too long: some parts of ten millions, in the long run.
+        // What is not known makes steps that are too long: some parts of ten millions, in the long run, and
+        // some hundred microseconds at the beginning.
         let excess_ppb = world.excess_ppb(life(seed));
-        let limit_ppb = if cfg!(debug_assertions) { 3_000 } else { 300 };
+        let limit_ppb = if cfg!(debug_assertions) { 30_000 } else { 300 };
         assert!(excess_ppb.abs() < limit_ppb, "seed {seed}: {excess_ppb}");
     }
 }
