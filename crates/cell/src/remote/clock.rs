@@ -166,7 +166,8 @@ mod tests {
         far.write_all(&echo[5..]).unwrap();
         far.write_all(&7_u64.to_le_bytes()).unwrap();
         let answering = std::thread::spawn(|| answer_by(far, || 9));
-        let round = rounds.round().unwrap().unwrap();
+        // Where the machine is busy, that may be late, too.
+        let round = (0..500).find_map(|_| rounds.round().unwrap()).unwrap();
         assert_eq!(round.read, 9);
         drop(rounds);
         answering.join().unwrap().unwrap_err();
