@@ -7,9 +7,10 @@ use std::sync::Arc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::json;
 
+use super::orders::step;
 use super::orders::{self, Orders};
 use super::receive::Files;
-use super::status::exits;
+use super::status::{clock, exits};
 use super::vcpus::VcpuThreads;
 use super::{ProcessError, kvm_of, log};
 use crate::arch::x86_64::cpuid::Groups;
@@ -152,11 +153,11 @@ impl Part {
                 }
             }
             let ordered = files[1].any().unwrap_or(false);
-            let (counters, coherence) = (&self.vcpus.counters, self.coherence);
+            let (counters, coherence, router) = (&self.vcpus.counters, self.coherence, &self.router);
             if ordered
                 && let Some(ending) = self
                     .orders
-                    .receive(|orders, order| obey(orders, &order, counters, coherence))
+                    .receive(|orders, order| obey(orders, &order, counters, coherence, router))
             {
                 break ending;
             }
@@ -176,13 +177,19 @@ fn obey(
     order: &Order,
     counters: &[Arc<VcpuCounters>],
     coherence: Option<&Coherence>,
+    router: &Router,
 ) -> Option<Ending> {
     match order {
         Order::Quit => Some(Ending::Quit),
         Order::Status => {
             let coherence = coherence.map(Coherence::status);
-            let status = json!({ "exits": exits(counters, true), "coherence": coherence });
+            let clock = clock(router);
+            let status = json!({ "exits": exits(counters, true), "coherence": coherence, "clock": clock });
             orders.answer(&Report::Status(status));
+            None
+        }
+        Order::Step { offset } => {
+            step(router, *offset);
             None
         }
         // These are for the home.

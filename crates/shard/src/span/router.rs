@@ -20,6 +20,7 @@ use super::owners::{Owner, Owners};
 use super::packet::{Access, Packet};
 use super::startup::{Startup, Waiter};
 use super::travel::{MoveOrder, Outcome};
+use super::turnstile::{OUT_LIMIT, StepError, Turnstile};
 
 /// The shard that has the devices.
 pub const HOME: u8 = 0;
@@ -46,6 +47,8 @@ pub struct Router {
     moved: Condvar,
     /// What packets come after, where the guest's page tables are merged.
     causal: OnceLock<Arc<Causal>>,
+    /// Where vCPUs enter the guest, if that has the clocks of several hosts.
+    turnstile: OnceLock<Arc<Turnstile>>,
 }
 
 impl Router {
@@ -68,6 +71,7 @@ impl Router {
             moves: Mutex::new(vec![None; shards.len()]),
             moved: Condvar::new(),
             causal: OnceLock::new(),
+            turnstile: OnceLock::new(),
         }
     }
 
@@ -75,6 +79,28 @@ impl Router {
     pub fn follow(&self, causal: Arc<Causal>) {
         // Said once.
         let _ = self.causal.set(causal);
+    }
+
+    /// Has the vCPUs of this shard keep time with other hosts, from now on.
+    pub fn keep_time(&self, turnstile: Arc<Turnstile>) {
+        // Said once.
+        let _ = self.turnstile.set(turnstile);
+    }
+
+    /// Where vCPUs enter the guest, if that has the clocks of several hosts.
+    pub fn turnstile(&self) -> Option<&Arc<Turnstile>> {
+        self.turnstile.get()
+    }
+
+    /// From now on the vCPUs of this shard add that to their host's counter.
+    ///
+    /// # Errors
+    /// If the guest's time would go back, or if there is but one host.
+    pub fn step(&self, offset: u64) -> Result<(), StepError> {
+        let turnstile = self.turnstile.get().ok_or(StepError::OneHost)?;
+        turnstile.step(offset, OUT_LIMIT, || {
+            self.inboxes.iter().for_each(Inbox::call_out);
+        })
     }
 
     /// This shard.
