@@ -80,11 +80,14 @@ fn meshed(shards: usize, lanes: usize) -> Vec<Vec<Lane>> {
     let mut all: Vec<Vec<Lane>> = (0..shards)
         .map(|_| (0..lanes).map(|_| none()).collect())
         .collect();
-    for (low, high) in (0..shards).flat_map(|high| (0..high).map(move |low| (low, high))) {
-        for lane in 0..lanes {
-            let ((control, far_control), (bulk, far_bulk)) = (pair(), pair());
-            all[low][lane][high] = Some([control, bulk]);
-            all[high][lane][low] = Some([far_control, far_bulk]);
+    for high in 1..shards {
+        let (lower, others) = all.split_at_mut(high);
+        for (low, lower) in lower.iter_mut().enumerate() {
+            for (near, far) in lower.iter_mut().zip(&mut others[0]) {
+                let ((control, far_control), (bulk, far_bulk)) = (pair(), pair());
+                near[high] = Some([control, bulk]);
+                far[low] = Some([far_control, far_bulk]);
+            }
         }
     }
     all
