@@ -94,7 +94,7 @@ fn tell(from: &Node, to: &Node, round: u64, change: &AtomicU64) {
 
 #[test]
 fn tables_are_open_to_all_and_who_is_told_sees_the_change() {
-    for (count, steps) in [(2, 600), (3, 200), (4, 100)] {
+    for (count, steps) in [(2, 600), (3, 200), (4, 100), (8, 40)] {
         within(LIMIT, move || {
             let Nodes { nodes, ends } = nodes(count);
             heat(&nodes, ROOT, 1);
