@@ -5,15 +5,15 @@
 //! another node's changes come on another one still. What comes before something that it comes after waits for that ([`early`]).
 
 mod early;
+mod hooks;
 mod pieces;
 mod stamps;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use coherence::merged::{Accessed, Batch, Hooks, Level, Merger, Merges, Say, Saying, Stamp, Ticket, Words};
-use coherence::{Layout, Message, NodeId, Page, Right};
+use coherence::merged::{Accessed, Batch, Level, Merger, Merges, Say, Saying, Stamp, Ticket};
+use coherence::{Layout, Message, NodeId, Page};
 
 use crate::PAGE_BYTES;
 use crate::batches::{AHEAD_MAX, Batches, ahead};
@@ -399,83 +399,6 @@ pub fn unnumbered(frame: &Frame) -> (Option<(u32, bool)>, Frame) {
 /// The page that a message is about.
 pub fn page_of(frame: &Frame) -> u32 {
     u32::from_le_bytes([frame[0], frame[1], frame[2], frame[3]])
-}
-
-impl Hands {
-    fn word(&self, page: Page, word: usize) -> &AtomicU64 {
-        assert!(word < PAGE_BYTES / 8);
-        // SAFETY: a word of the page's bytes, which are mapped as long as the region; others write it at the same time, which
-        // is what atomics are for.
-        unsafe { AtomicU64::from_ptr(self.region.bytes(page.0).cast::<u64>().add(word)) }
-    }
-}
-
-impl Words for Hands {
-    fn is_ram(&self, page: Page) -> bool {
-        page.0 < self.region.pages()
-    }
-
-    fn load(&self, page: Page, word: usize) -> u64 {
-        self.word(page, word).load(Ordering::Acquire)
-    }
-
-    fn has(&self, page: Page, words: &[u64]) -> bool {
-        assert!(words.len() <= PAGE_BYTES / 8);
-        let bytes = self.region.bytes(page.0).cast();
-        // SAFETY: a page of the region, and a list that is no longer. Others write the page meanwhile: no compiler sees into this
-        // function of C's, which reads each aligned word at once on this processor, and in order with all later reads.
-        unsafe { libc::memcmp(bytes, words.as_ptr().cast(), size_of_val(words)) == 0 }
-    }
-
-    fn compare_exchange(&mut self, page: Page, word: usize, current: u64, new: u64) -> Result<(), u64> {
-        let word = self.word(page, word);
-        word.compare_exchange(current, new, Ordering::SeqCst, Ordering::Acquire)
-            .map(|_| ())
-    }
-}
-
-impl Hooks for Hands {
-    fn send(&mut self, to: NodeId, saying: Saying) {
-        let page = saying.say.carries_page().then(|| {
-            // SAFETY: the page is closed to all processors while it is offered.
-            unsafe { self.region.bytes(saying.page.0).read() }
-        });
-        let pieces = pieces::saying(&saying, page.as_ref(), self.links.len());
-        self.post_pieces(usize::from(to.0), &pieces);
-    }
-
-    fn broadcast(&mut self, batch: Batch<'_>) {
-        let pieces = pieces::batch(&batch, self.links.len());
-        for node in 0..self.links.len() {
-            self.post_pieces(node, &pieces);
-        }
-    }
-
-    fn take(&mut self, page: Page) {
-        self.todo.push_back(Todo::Take(page.0));
-    }
-
-    fn give_back(&mut self, page: Page) {
-        self.todo.push_back(Todo::GiveBack(page.0));
-    }
-
-    fn store(&mut self, page: Page) {
-        self.lands_no_more(page.0);
-        if self.region.mapped(page.0) != Right::None {
-            return self.refused("an offered page is in use here");
-        }
-        // SAFETY: a page that no processor here can use; the lane is its only writer.
-        unsafe { self.region.bytes(page.0).write(*self.offered) };
-    }
-
-    fn open(&mut self, page: Page) {
-        self.lands_no_more(page.0);
-        self.let_in(page.0);
-    }
-
-    fn close(&mut self, page: Page) {
-        self.shut(page.0);
-    }
 }
 
 #[cfg(test)]
