@@ -10,11 +10,12 @@ use std::os::unix::net::UnixStream;
 
 use serde_json::{Value, json};
 use shard::launch::{CoherenceLaunch, Fd, LaneSockets};
+use shard::memory::replica::SHARERS_MAX;
 
 use crate::remote::talk::{Ends, LaneEnds, PartCoherence, Role};
 use crate::spanning::Span;
 
-/// Lanes of a shard at most: each is a thread, beside those of the vCPUs. One alone merges page tables, and two shards do.
+/// Lanes of a shard at most: each is a thread, beside those of the vCPUs.
 pub(crate) const LANES_MAX: usize = 4;
 /// Pages told of as the hottest.
 const HOTTEST: usize = 20;
@@ -74,10 +75,7 @@ impl Coherence {
     /// When the host has no descriptors left, or another host does not answer.
     pub fn new(span: &Span, boot: u32, kernel: Range<u64>) -> io::Result<Self> {
         let shards = span.cells().len();
-        let lanes = match shards {
-            ..=2 => 1,
-            _ => span.cpus().clamp(1, LANES_MAX),
-        };
+        let lanes = lanes(shards, span.cpus());
         let is_here: Vec<bool> = (0..shards).map(|shard| span.remote(shard).is_none()).collect();
         let one = |number: usize| {
             let call = |from: usize, to: usize| {
@@ -134,6 +132,15 @@ impl Coherence {
             names: self.names.clone(),
             kernel: self.kernel.clone(),
         }
+    }
+}
+
+/// How many lanes each of so many shards has, whose cells have so many CPUs at most. Page tables are merged by one alone, which spares a
+/// guest more faults than others would serve; shards that are too many to merge have more.
+fn lanes(shards: usize, cpus: usize) -> usize {
+    match shards {
+        ..=SHARERS_MAX => 1,
+        _ => cpus.clamp(1, LANES_MAX),
     }
 }
 
@@ -212,6 +219,13 @@ mod tests {
             own.starts_with("maxcpus=4 skew_tick=1 nowatchdog psi=0 "),
             "{own}"
         );
+    }
+
+    #[test]
+    fn shards_that_merge_page_tables_have_one_lane_and_more_have_others() {
+        for (shards, cpus, expected) in [(1, 8, 1), (2, 8, 1), (8, 8, 1), (9, 1, 1), (9, 3, 3), (64, 8, 4)] {
+            assert_eq!(lanes(shards, cpus), expected, "{shards} shards of {cpus} CPUs");
+        }
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::ending::End;
 use crate::heat::Heat;
 use crate::hold::{Hold, Thread};
 use crate::latency::Latency;
-use crate::link::{FRAME_BYTES, Frame, Link, PAGE_FRAME_BYTES};
+use crate::link::{FRAME_BYTES, Frame, Link};
 use crate::merging::{HOT, Merging, Todo, unnumbered};
 use crate::meter::Meter;
 use crate::region::Region;
@@ -227,11 +227,12 @@ impl Hands {
         }
     }
 
-    /// Sends a message of the engine, with its page if it has one; one without can go on the stream of pages, too.
+    /// Sends a message of the engine, behind what it comes after if that is to be said, with its page if it has one; one without
+    /// can go on the stream of pages, too.
     pub fn post(
         &mut self,
         to: usize,
-        frame: &Frame,
+        frames: &[u8],
         page: Option<*const [u8; PAGE_BYTES]>,
         with_answers: bool,
     ) {
@@ -242,12 +243,12 @@ impl Hands {
         };
         let result = match page {
             Some(page) => {
-                self.meter.bytes += PAGE_FRAME_BYTES as u64;
-                link.send_page(frame, page)
+                self.meter.bytes += (frames.len() + PAGE_BYTES) as u64;
+                link.send_page(frames, page)
             }
             None => {
-                self.meter.bytes += FRAME_BYTES as u64;
-                link.send(frame, with_answers)
+                self.meter.bytes += frames.len() as u64;
+                link.send(frames, with_answers)
             }
         };
         self.posted(to, result);
@@ -257,7 +258,7 @@ impl Hands {
     pub fn post_pieces(&mut self, to: usize, frames: &[u8]) {
         if let Some(link) = self.links.get(to).and_then(Option::as_ref) {
             self.meter.bytes += frames.len() as u64;
-            let result = link.send_frames(frames, false);
+            let result = link.send(frames, false);
             self.posted(to, result);
         }
     }
@@ -285,7 +286,7 @@ impl Hands {
             && let Some(link) = self.links.get(to).and_then(Option::as_ref)
         {
             self.meter.bytes += bytes as u64;
-            let result = link.send_frames(&self.gathered.frames[..bytes], with_answers);
+            let result = link.send(&self.gathered.frames[..bytes], with_answers);
             self.posted(to, result);
         }
     }

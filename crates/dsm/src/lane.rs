@@ -5,7 +5,6 @@
 //! it has woken a thread, which may need the CPU that it is on: a lane is best on the CPU of the threads that it serves, where
 //! a fault and its answer are two switches (3 us) instead of two interrupts between CPUs (20 to 40 us).
 
-use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,7 +18,7 @@ use crate::ending::{End, Ending};
 use crate::hands::Hands;
 use crate::hold::{BOUND_NS, Hold, Thread, Verdict};
 use crate::link::{FRAME_BYTES, Frame, Link};
-use crate::merging::{Heard, KIND_PIECE, Todo, unnumbered};
+use crate::merging::{Todo, page_of};
 use crate::meter::Meter;
 use crate::userfault::{FAULTS_MAX, Fault};
 
@@ -298,9 +297,14 @@ impl Lane {
                 lost: self.hands.name(page_of(frame) as usize),
             });
         }
-        let Some(frame) = self.in_order(node, frame)? else {
-            return Ok(());
-        };
+        match self.in_order(node, frame)? {
+            Some(frame) => self.act(node, frame),
+            None => Ok(()),
+        }
+    }
+
+    /// Acts on a message of the engine.
+    fn act(&mut self, node: usize, frame: Frame) -> Result<(), End> {
         let message = Message::decode(&frame)
             .map_err(|error| End::Nonsense(format!("{}: {error}", self.hands.name(node))))?;
         if message.page.0 < self.hands.region.pages() {
@@ -356,28 +360,16 @@ impl Lane {
         let Some(mut merging) = self.hands.merging.take() else {
             return Ok(Some(*frame));
         };
-        let heard = (frame[KIND_AT] == KIND_PIECE).then(|| merging.hear(&mut self.hands, node, frame));
-        let (number, message) = unnumbered(frame);
-        let is_ready = heard.is_none() && number.is_none_or(|number| merging.is_ready(node, number));
-        if heard.is_none() && !is_ready {
-            // Its bytes, if it has some, are in their place.
-            self.hands.lands_no_more(page_of(frame));
-            merging.early.push_back((node, *frame));
-        }
-        let late = match &heard {
-            Some(Ok(Heard::Applied)) => std::mem::take(&mut merging.early),
-            _ => VecDeque::new(),
-        };
+        let heard = merging.hear(&mut self.hands, node, frame);
+        let late = merging.late();
         self.hands.merging = Some(merging);
-        if let Some(Err(why)) = heard {
-            return Err(End::Nonsense(format!("{}: {why}", self.hands.name(node))));
-        }
+        let message = heard.map_err(|why| End::Nonsense(format!("{}: {why}", self.hands.name(node))))?;
         self.check()?;
         for (node, frame) in late {
-            self.message(node, &frame)?;
+            self.act(node, frame)?;
         }
         self.settle()?;
-        Ok(is_ready.then_some(message))
+        Ok(message)
     }
 
     /// Does what is to be done about merged pages, and sends what may go by now.
@@ -412,7 +404,7 @@ impl Lane {
                     self.hands.let_in(page);
                     self.engine.used(Page(page), &mut self.hands);
                     for (node, frame) in now {
-                        self.message(node, &frame)?;
+                        self.act(node, frame)?;
                     }
                     self.check()?;
                     continue;
@@ -497,6 +489,12 @@ impl Lane {
             return;
         }
         self.hands.meter.sleeps += 1;
+        let merging = self.hands.merging.as_ref();
+        // What waits for something that never comes is found even if nothing else happens.
+        let limit_ns = match merging.is_some_and(|merging| merging.waits()) {
+            true => Some(limit_ns.unwrap_or(u64::MAX)),
+            false => limit_ns,
+        };
         let limit = limit_ns.map(|ns| libc::timespec {
             tv_sec: 0,
             tv_nsec: ns.min(999_999_999).cast_signed(),
@@ -516,8 +514,16 @@ impl Lane {
         self.faulted |= has_come(&self.polled[1]);
         let first = 2 + usize::from(self.hands.merging.is_some());
         let streams = self.polled[first..].as_chunks::<2>().0;
+        let mut is_silent = true;
         for (link, streams) in self.hands.links.iter_mut().flatten().zip(streams) {
-            link.fill(streams.each_ref().map(has_come));
+            let filled = streams.each_ref().map(has_come);
+            is_silent &= filled == [false; 2];
+            link.fill(filled);
+        }
+        let merging = self.hands.merging.as_ref().filter(|_| is_silent);
+        if let Some(node) = merging.and_then(|merging| merging.overdue()) {
+            let why = "its message comes after changes of page tables that do not come";
+            self.hands.refused(&format!("{}: {why}", self.hands.name(node)));
         }
     }
 
@@ -557,9 +563,4 @@ impl Lane {
             let _ = link.send(&frame, false);
         }
     }
-}
-
-/// The page that a message is about.
-fn page_of(frame: &Frame) -> u32 {
-    u32::from_le_bytes([frame[0], frame[1], frame[2], frame[3]])
 }

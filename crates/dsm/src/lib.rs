@@ -7,7 +7,8 @@
 //! - [`lane`]: the threads that serve faults and messages, each a part of the pages;
 //! - [`link`], [`stream`], [`meeting`]: streams between nodes, and how nodes meet;
 //! - [`hold`]: how long a page that has come stays; [`heat`]: which come most often; [`ahead`]: which are asked for before anybody wants them;
-//! - [`merging`]: page tables of a guest, which are open to all nodes at once; [`causal`]: what that asks of other threads;
+//! - [`merging`]: page tables of a guest, which are open to all nodes at once; [`causal`]: what that asks of other threads; [`batches`]: what their
+//!   messages come after;
 //! - [`node`]: all of it together.
 //!
 //! What holds: a thread's access to a page completes only while the protocol grants its node that right; a node that can't go on
@@ -15,6 +16,7 @@
 
 mod ahead;
 pub mod bare;
+mod batches;
 mod causal;
 mod clock;
 mod ending;
@@ -35,6 +37,7 @@ mod stream;
 mod userfault;
 pub mod work;
 
+pub use batches::{Batches, SHARERS_MAX};
 pub use causal::Causal;
 pub use ending::End;
 pub use latency::Latency;

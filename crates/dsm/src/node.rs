@@ -13,6 +13,7 @@ use nix::unistd::Pid;
 
 use crate::PAGE_BYTES;
 use crate::bare;
+use crate::batches::SHARERS_MAX;
 use crate::causal::Causal;
 use crate::clock::ran_ns;
 use crate::ending::{End, Ending, Hook};
@@ -46,7 +47,8 @@ pub struct Settings {
     pub polls: bool,
     /// Ask for the next pages too where threads read one after the other.
     pub ahead: bool,
-    /// Processors of a guest whose page tables are merged, which a memory of two nodes and one lane can do; none if 0.
+    /// Processors of a guest whose page tables are merged, which a memory of one lane and at most [`SHARERS_MAX`] nodes can do; none
+    /// if 0.
     pub processors: usize,
     /// Of that guest, the region's pages that its kernel's image, not a compressed one, was loaded into: a page of theirs that is a root
     /// of page tables stays merged when no processor has it loaded, since it is never used for anything else. The same on all nodes;
@@ -209,6 +211,11 @@ impl Node {
                 "system calls can't use pages that are elsewhere: only root's userfaultfd waits for these";
             node.notes.push(note.into());
         }
+        let nodes = usize::from(node.layout.nodes);
+        let has_tables = settings.processors > 0 && nodes > 1;
+        let obstacle = cannot_merge(nodes, lanes).filter(|_| has_tables);
+        let merges = has_tables && obstacle.is_none();
+        node.notes.extend(obstacle);
         let names = Arc::new(names);
         // Two of this node on one CPU would wait for each other as those of two nodes do.
         let share_a_cpu = !settings.cpus.is_empty() && settings.cpus.len() < usize::from(lanes);
@@ -219,7 +226,6 @@ impl Node {
                 stripes: u32::from(lanes),
                 ..node.layout.clone()
             };
-            let merges = settings.processors > 0 && layout.nodes == 2 && lanes == 1;
             let mut hands = Hands::new(
                 me,
                 node.region.clone(),
@@ -230,7 +236,8 @@ impl Node {
             );
             hands.reads_ahead = node.reads_ahead.clone();
             if merges {
-                let causal = Causal::new(settings.processors, settings.standing.clone());
+                let standing = settings.standing.clone();
+                let causal = Causal::new(usize::from(me), nodes, settings.processors, standing);
                 let causal = Arc::new(causal.map_err(|error| NodeError::Threads(error.into()))?);
                 node.causal = Some(causal.clone());
                 let merging = Merging::new(layout.clone(), causal, settings.processors);
@@ -349,6 +356,18 @@ impl Drop for Node {
             let _ = lane.join();
         }
     }
+}
+
+/// Why the page tables of a guest on so many nodes can't be merged pages, if they can't.
+fn cannot_merge(nodes: usize, lanes: u16) -> Option<String> {
+    let why = match lanes {
+        _ if nodes > SHARERS_MAX => format!("there are {nodes} nodes, of {SHARERS_MAX} at most"),
+        1 => return None,
+        _ => format!("there are {lanes} lanes, of which one alone could"),
+    };
+    Some(format!(
+        "page tables are not merged, but go from node to node: {why}"
+    ))
 }
 
 /// Homes as they are asked for, or in equal parts, of whole rows of pages where there are enough.

@@ -8,8 +8,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use dsm::USERFAULT_DEVICE;
 use dsm::{Causal, Latency, Meter, Node, Prepared, Settings, Shape, Site};
+pub use dsm::{SHARERS_MAX, USERFAULT_DEVICE};
 use serde_json::{Value, json};
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap};

@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use apic::{Delivery, Interrupt, Shorthand};
-use dsm::Causal;
+use dsm::{Batches, Causal};
 
 use super::desk::Job;
 use super::enabled::Enabled;
@@ -140,8 +140,14 @@ impl Router {
         };
         if let Some(causal) = self.causal.get() {
             // Whatever others send between the two, the channel keeps their order.
-            let count = causal.before();
-            link.send(&Packet::After { count });
+            let batches = causal.before();
+            // With two, the other one has its own.
+            link.send(&match self.links.len() {
+                2 => Packet::After {
+                    count: batches.of(usize::from(self.me)),
+                },
+                _ => Packet::AfterAll { batches },
+            });
         }
         link.send(packet);
     }
@@ -280,11 +286,8 @@ impl Router {
     /// A packet has come from `from`. Never sends.
     pub fn heard(&self, from: u8, packet: Packet) {
         match packet {
-            Packet::After { count } => {
-                if let Some(causal) = self.causal.get() {
-                    causal.after(count);
-                }
-            }
+            Packet::After { count } => self.after(from, &Batches::only(usize::from(from), count)),
+            Packet::AfterAll { batches } => self.after(from, &batches),
             Packet::Interrupt { vcpu, .. }
             | Packet::Nmi { vcpu }
             | Packet::Numbered { vcpu, .. }
@@ -309,6 +312,13 @@ impl Router {
                 self.owners.learn(vcpu, Owner { shard: from, version });
                 self.note_move(vcpu, outcome);
             }
+        }
+    }
+
+    /// What shard `from` sends next comes after so many changes of page tables: waits until they are here.
+    fn after(&self, from: u8, batches: &Batches) {
+        if let Some(causal) = self.causal.get() {
+            causal.after(usize::from(from), batches);
         }
     }
 
