@@ -256,6 +256,7 @@ fn programs_give_on_two_nodes_what_they_give_on_one() {
                         size,
                         nodes,
                         first,
+                        phases: false,
                     };
                     first += kernel.pages(size);
                     let answers = session.all(&vec![Job::Kernel(run); 2]).unwrap();
