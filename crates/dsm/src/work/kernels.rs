@@ -92,7 +92,7 @@ impl Kernel {
             Self::Sor => (1024, 2048),
             Self::Sort => (4096, 16_384),
             Self::Matrix => (512, 1024),
-            Self::Tsp => (11, 13),
+            Self::Tsp => (11, 12),
         };
         match scale {
             Scale::Small => small,
