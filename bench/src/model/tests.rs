@@ -80,7 +80,7 @@ fn invalidations_of_one_write_go_out_together() {
     others.invalidated = 5;
     write.nodes.push(others);
     let stall_us = 7.0 + 4.0 * 10.0 + 30.0;
-    // The other has sent six messages for nobody's wait but the first's; the first five beyond its request.
+    // The other has answered six times, the first has sent five messages beyond its request: the longer of the two counts.
     let lost_us = 6.0 * (3.0 + 1.0);
     assert!(near(
         program(&write, &LINK, &COSTS),
