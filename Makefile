@@ -8,7 +8,7 @@ TARGET := x86_64-unknown-linux-gnu
 OUT := $(or $(CARGO_TARGET_DIR),target)/$(TARGET)/release
 MIRRORBALL := $(OUT)/mirrorball
 
-.PHONY: help build demo demo-span demo-hosts test test-rest lint sim sim-million bench bench-sharing bench-channels bench-hosts bench-span bench-dsm fuzz clean
+.PHONY: help build demo demo-span demo-hosts test test-rest lint sim sim-million bench bench-sharing bench-channels bench-hosts bench-span bench-dsm bench-model fuzz clean
 
 help:
 	@echo "make build   compile (2 min)            make demo   four Debian VMs compile a C program (first time 6 min)"
@@ -22,7 +22,8 @@ help:
 	@echo "make sim-million   10^6 stories of the protocols by themselves (10 to 15 min)"
 	@echo "make bench-channels   message channels and what cells make of them, beside others (a minute)"
 	@echo "make bench-hosts      the death of a host, and places by each way between cells (a minute)"
-	@echo "make bench-dsm        one memory for two processes, beside what a fault is made of (two minutes)"
+	@echo "make bench-dsm        one memory for two processes, beside what a fault is made of, and beside MPI (five minutes)"
+	@echo "make bench-model      what programs on it would gain on several hosts, by a model of what bench-dsm counted"
 	@echo "make bench-span       a VM in one shard and in two (half an hour without usable KVM)"
 	@echo "make bench-sharing   memory of guests that share a disk, beside QEMU (half an hour without usable KVM)"
 
@@ -81,7 +82,12 @@ bench-hosts: build
 	scripts/bench-hosts.sh $(MIRRORBALL)
 
 bench-dsm: build
-	scripts/bench-dsm.sh $(MIRRORBALL)
+	@scripts/setup.sh mpi
+	scripts/bench-dsm.sh $(OUT)
+
+bench-model: build
+	@$(OUT)/bench-model --faults bench/results/dsm.json --stalls bench/results/dsm-stalls.json \
+		--out bench/results/dsm-model.json $(BUILD)
 
 bench-span: build
 	@scripts/setup.sh run bench

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Sees to it that this machine has what `make demo` and `make test` need; installs it as root on Debian,
-# otherwise says what is missing. Usage: scripts/setup.sh build|run|test|bench|fuzz ...
+# otherwise says what is missing. Usage: scripts/setup.sh build|run|test|bench|mpi|fuzz ...
 set -eu
 
 # package:command, or package:/file; one for each thing needed.
@@ -9,6 +9,7 @@ RUN="qemu-system-x86:qemu-system-x86_64 e2fsprogs:mke2fs mmdebstrap:mmdebstrap p
 TEST="etcd-server:etcd iproute2:ip qemu-utils:qemu-img busybox-static:/usr/share/doc/busybox-static"
 FUZZ="g++:g++"
 BENCH="qemu-system-x86:qemu-system-x86_64 iperf3:iperf3 iproute2:ip"
+MPI="gcc:gcc libc6-dev:/usr/include/stdio.h openmpi-bin:mpirun libopenmpi-dev:mpicc"
 # Kept in step with rust-version in Cargo.toml.
 RUST_MINOR=95
 
@@ -22,8 +23,9 @@ for part in "$@"; do
     run) wanted="$wanted $RUN" ;;
     test) wanted="$wanted $TEST" ;;
     bench) wanted="$wanted $BENCH" ;;
+    mpi) wanted="$wanted $MPI" ;;
     fuzz) wanted="$wanted $FUZZ" ;;
-    *) echo "setup: no part named '$part' (build, run, test, bench, fuzz)" >&2; exit 2 ;;
+    *) echo "setup: no part named '$part' (build, run, test, bench, mpi, fuzz)" >&2; exit 2 ;;
     esac
 done
 

@@ -98,7 +98,7 @@ impl Link {
 
     /// Whether something has been received that was not taken: the kernel won't tell of it again.
     pub fn has_more(&self) -> bool {
-        self.unread.len() >= FRAME_BYTES || !self.early.is_empty() || self.filled != [false; 2]
+        self.unread.len() >= FRAME_BYTES || !self.early.is_empty()
     }
 
     /// Sends one message or several: requests and answers, or others.

@@ -73,10 +73,10 @@ pub enum Answer {
     Meter(Meter),
     /// Outcomes of a litmus test.
     Litmus(litmus::Tally),
-    /// How long it took, nanoseconds, and a sum of the result.
+    /// What it took on this node, and a sum of the result.
     Kernel {
-        /// The time.
-        ns: u64,
+        /// Time and counts.
+        figures: kernels::Figures,
         /// The sum.
         sum: u64,
     },

@@ -332,6 +332,7 @@ fn programs_give_on_two_nodes_what_they_give_on_one() {
                         size,
                         nodes,
                         first,
+                        phases: false,
                     };
                     first += kernel.pages(size);
                     let answers = session.all(&vec![Job::Kernel(run); 2]).unwrap();
@@ -345,6 +346,56 @@ fn programs_give_on_two_nodes_what_they_give_on_one() {
             }
         },
     );
+}
+
+#[test]
+fn programs_tell_what_each_node_waited_for_in_each_phase() {
+    let (size, sort_size) = (96, 64);
+    let pages = Kernel::Sor.pages(size).max(Kernel::Sort.pages(sort_size));
+    with_memory(shape(2, pages), move |session| {
+        let run = |kernel, size, nodes| {
+            let run = kernels::Run {
+                kernel,
+                size,
+                nodes,
+                first: 0,
+                phases: true,
+            };
+            let answers = session.all(&vec![Job::Kernel(run); usize::from(nodes)]).unwrap();
+            let figures = answers.into_iter().map(|answer| match answer {
+                Answer::Kernel { figures, .. } => figures,
+                answer => panic!("{answer:?}"),
+            });
+            figures.collect::<Vec<_>>()
+        };
+        let waits = |part: &kernels::Part| part.reads + part.writes + part.upgrades;
+        // On one node nobody waits: what a program starts from is where it is used.
+        let alone = run(Kernel::Sor, size, 1).remove(0);
+        assert!(
+            alone.phases.iter().all(|phase| waits(&phase.together) == 0),
+            "{alone:?}"
+        );
+        assert!(
+            alone.phases.iter().any(|phase| phase.together.cpu_ns > 0),
+            "{alone:?}"
+        );
+        // Each half turn of 40 needs the other's row, and they meet after it.
+        for figures in run(Kernel::Sor, size, 2) {
+            assert_eq!(figures.phases.len(), 40, "{figures:?}");
+            let told: u64 = figures.phases.iter().map(|phase| waits(&phase.together)).sum();
+            let meter = figures.meter;
+            let counted = meter.reads.count + meter.writes.count + meter.upgrades.count;
+            assert!((40..=counted).contains(&told), "{figures:?}");
+        }
+        // The table's 32 pages go from one to the other in each of ten turns, and whoever has the lock waits for them. The last may
+        // have them still.
+        let turns: u64 = run(Kernel::Sort, sort_size, 2)
+            .iter()
+            .flat_map(|figures| &figures.phases)
+            .map(|phase| waits(&phase.in_turn))
+            .sum();
+        assert!(turns > 5 * 32, "{turns}");
+    });
 }
 
 #[test]

@@ -1,18 +1,24 @@
 //! Small programs of high-performance computing, as the paper's evaluation has (vNUMA, section 5.2), one thread on each node.
 //!
-//! Each gives a sum of its result that does not depend on how many nodes took part.
+//! Each gives a sum of its result that does not depend on how many nodes took part. What it starts from is made, each part on the node
+//! that uses it as far as programs do so, before time and faults are counted.
 
+mod log;
 mod matrix;
 mod sor;
 mod sort;
 mod tsp;
 
+use std::sync::atomic::AtomicU64;
+
 use serde::{Deserialize, Serialize};
 
 use super::Answer;
-use crate::clock::now_ns;
 use crate::node::Node;
-use crate::shared::{Barrier, PAGE_WORDS, Words};
+use crate::shared::{Barrier, PAGE_WORDS, Words, locked};
+
+use log::Log;
+pub use log::{Figures, Part, Phase};
 
 /// A program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,8 +42,19 @@ pub struct Run {
     pub size: u32,
     /// How many nodes take part, a thread on each.
     pub nodes: u16,
-    /// The first of [`Kernel::pages`] pages of zeroes that nobody else uses.
+    /// The first of [`Kernel::pages`] pages that are all zeroes, or that runs have used before.
     pub first: u32,
+    /// Whether to tell what was waited for in each phase. The run then takes longer: it stops for that.
+    pub phases: bool,
+}
+
+/// How large a program is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scale {
+    /// A tenth of a second or so.
+    Small,
+    /// A second or so.
+    Large,
 }
 
 /// One thread's share.
@@ -49,6 +66,7 @@ struct Share<'a> {
     /// The first page for data.
     first: u32,
     barrier: Barrier<'a>,
+    log: Log<'a>,
 }
 
 /// Of a result, which is there already: adding up is not timed.
@@ -68,13 +86,17 @@ impl Kernel {
         }
     }
 
-    /// A size that takes a second or so.
-    pub fn size(self) -> u32 {
-        match self {
-            Self::Sor => 1024,
-            Self::Sort => 4096,
-            Self::Matrix => 512,
-            Self::Tsp => 11,
+    /// Its [`Run::size`].
+    pub fn size(self, scale: Scale) -> u32 {
+        let (small, large) = match self {
+            Self::Sor => (1024, 2048),
+            Self::Sort => (4096, 16_384),
+            Self::Matrix => (512, 1024),
+            Self::Tsp => (11, 12),
+        };
+        match scale {
+            Scale::Small => small,
+            Scale::Large => large,
         }
     }
 
@@ -96,6 +118,32 @@ impl Share<'_> {
         let at = |number: u64| (things as u64 * number / self.count) as usize;
         at(self.me)..at(self.me + 1)
     }
+
+    /// All is made: time and counts are from here on.
+    fn begin(&self) {
+        self.barrier.wait();
+        self.log.begin();
+        // Whoever is first sends nothing before the others count.
+        self.barrier.wait();
+        self.log.start();
+    }
+
+    /// Waits until all have come, which ends a phase.
+    fn meet(&self) {
+        self.log.wait(|| self.barrier.wait());
+        self.log.phase_ends();
+    }
+
+    /// Runs `work` while no other thread is at such work.
+    fn in_turn<T>(&self, lock: &AtomicU64, work: impl FnOnce() -> T) -> T {
+        self.log.stop_clock();
+        locked(lock, || {
+            self.log.turn_begins();
+            let result = work();
+            self.log.turn_ends();
+            result
+        })
+    }
 }
 
 /// Runs this node's thread, if it takes part.
@@ -111,18 +159,20 @@ pub(super) fn run(node: &Node, run: &Run) -> Answer {
         words,
         first: run.first + 1,
         barrier: Barrier::new(words, run.first, u64::from(run.nodes)),
+        log: Log::new(node, run.phases),
     };
-    share.barrier.wait();
-    let before = now_ns();
     let sum = match run.kernel {
         Kernel::Sor => sor::run(&share),
         Kernel::Sort => sort::run(&share),
         Kernel::Matrix => matrix::run(&share),
         Kernel::Tsp => tsp::run(&share),
     };
-    let ns = now_ns() - before;
+    let Share { barrier, log, .. } = share;
+    let figures = log.figures();
+    // Adding up asks others for their pages; by now they have counted.
+    barrier.wait();
     Answer::Kernel {
-        ns,
+        figures,
         sum: if node.me() == 0 { sum() } else { 0 },
     }
 }

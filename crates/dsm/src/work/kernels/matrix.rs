@@ -1,4 +1,4 @@
-//! C = A x B: each thread some rows of C; A and B come from where they were made.
+//! C = A x B: each thread some rows of C; A and B are on node 0, and come from there.
 
 use super::{Share, Sum};
 use crate::shared::{get, set};
@@ -17,7 +17,10 @@ pub fn run<'a>(share: &Share<'a>) -> Sum<'a> {
             set(&b[at], (at % 23) as f64 / 7.0);
         }
     }
-    share.barrier.wait();
+    for row in share.part(size) {
+        c[row * size..][..size].iter().for_each(|word| set(word, 0.0));
+    }
+    share.begin();
     let mut sums = vec![0.0; size];
     for row in share.part(size) {
         sums.fill(0.0);
@@ -32,7 +35,7 @@ pub fn run<'a>(share: &Share<'a>) -> Sum<'a> {
             set(word, *sum);
         }
     }
-    share.barrier.wait();
+    share.meet();
     Box::new(move || {
         c.iter()
             .fold(0, |sum, word| (sum ^ get(word).to_bits()).rotate_left(1))

@@ -21,7 +21,7 @@ pub fn run<'a>(share: &Share<'a>) -> Sum<'a> {
             );
         }
     }
-    share.barrier.wait();
+    share.begin();
     let rows = share.part(size);
     let rows = rows.start.max(1)..rows.end.min(size - 1);
     for half in 0..2 * TURNS {
@@ -34,7 +34,7 @@ pub fn run<'a>(share: &Share<'a>) -> Sum<'a> {
                 set(&grid[at], old + FACTOR * (around / 4.0 - old));
             }
         }
-        share.barrier.wait();
+        share.meet();
     }
     Box::new(move || {
         grid.iter()

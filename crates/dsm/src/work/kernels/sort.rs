@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::{Share, Sum};
-use crate::shared::{PAGE_WORDS, locked};
+use crate::shared::PAGE_WORDS;
 
 const KEYS: usize = 1 << 14;
 /// Of the table, and the lock's.
@@ -15,22 +15,26 @@ pub fn run<'a>(share: &Share<'a>) -> Sum<'a> {
     let (lock, table) = (&words[0], &words[PAGE_WORDS..]);
     let keys: Vec<usize> = share.part(share.size * 1000).map(key).collect();
     let mut counts = vec![0_u64; KEYS];
+    if share.me == 0 {
+        table.iter().for_each(|word| word.store(0, Relaxed));
+    }
+    share.begin();
     for _ in 0..TURNS {
         counts.fill(0);
         keys.iter().for_each(|&key| counts[key] += 1);
-        locked(lock, || {
+        share.in_turn(lock, || {
             for (count, word) in counts.iter().zip(table) {
                 word.store(word.load(Relaxed) + count, Relaxed);
             }
         });
-        share.barrier.wait();
+        share.meet();
         // Everybody ranks its own keys by the whole table.
         let mut before = 0;
         for (rank, word) in counts.iter_mut().zip(table) {
             *rank = before;
             before += word.load(Relaxed);
         }
-        share.barrier.wait();
+        share.meet();
     }
     Box::new(move || {
         table

@@ -12,9 +12,9 @@ pub fn run<'a>(share: &Share<'a>) -> Sum<'a> {
     let (next, best) = (&words[0], &words[64]);
     let towns = share.size.clamp(4, TOWNS_MAX);
     if share.me == 0 {
+        next.store(0, SeqCst);
         best.store(u64::from(u32::MAX), SeqCst);
     }
-    share.barrier.wait();
     let mut distance = [[0_u64; TOWNS_MAX]; TOWNS_MAX];
     for (from, row) in distance.iter_mut().enumerate() {
         for (to, distance) in row.iter_mut().enumerate() {
@@ -22,6 +22,7 @@ pub fn run<'a>(share: &Share<'a>) -> Sum<'a> {
             *distance = 10 + (low * 7919 + high * 104_729) % 91;
         }
     }
+    share.begin();
     let beginnings = ((towns - 1) * (towns - 2)) as u64;
     loop {
         let number = next.fetch_add(1, SeqCst);
@@ -41,7 +42,7 @@ pub fn run<'a>(share: &Share<'a>) -> Sum<'a> {
             best.load(Relaxed)
         });
     }
-    share.barrier.wait();
+    share.meet();
     Box::new(move || best.load(SeqCst))
 }
 

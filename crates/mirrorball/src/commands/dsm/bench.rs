@@ -6,11 +6,12 @@ use std::process::ExitCode;
 use clap::Args;
 use dsm::Meter;
 use dsm::bare::{Answers, Waits, faults_ns};
+use dsm::work::kernels::Scale;
 use dsm::work::{Answer, Job, Order, Touch};
 use miette::{IntoDiagnostic, Result, bail, miette};
 use serde::Serialize;
 
-use super::kernels::{self, KernelFigures};
+use super::kernels::{self, Kernels};
 use super::nodes::{Nodes, NodesArgs};
 
 /// Pages that each kind of fault is timed with.
@@ -35,6 +36,12 @@ pub struct BenchArgs {
     /// Run small programs of high-performance computing on one node and on all instead
     #[arg(long)]
     kernels: bool,
+    /// Programs of the sizes that a second host is meant for, a second or so each
+    #[arg(long, requires = "kernels")]
+    large: bool,
+    /// Tell what each node of the programs waited for, in each phase, for a model of other links; stops between phases take time
+    #[arg(long, requires = "kernels")]
+    phases: bool,
     /// As JSON
     #[arg(long)]
     json: bool,
@@ -66,15 +73,6 @@ struct Figures {
     fetch_ratio: f64,
     /// By the bare fault that is answered as the node answers it.
     fetch_ratio_same_way: f64,
-}
-
-/// Programs on one node and on all.
-#[derive(Debug, Serialize)]
-struct Programs {
-    nodes: u16,
-    method: String,
-    rounds: u32,
-    programs: Vec<KernelFigures>,
 }
 
 /// One kind of fault.
@@ -142,20 +140,30 @@ const STEPS: [(u16, bool, Option<Kind>); 7] = [
 
 /// Times everything.
 pub fn bench(args: &BenchArgs) -> Result<ExitCode> {
-    let pages = if args.kernels { kernels::pages() } else { 4 * PAGES };
+    let scale = if args.large { Scale::Large } else { Scale::Small };
+    let pages = if args.kernels {
+        kernels::pages(scale)
+    } else {
+        4 * PAGES
+    };
     let nodes = args.nodes.start(pages)?;
     let count = nodes.count;
     let method = format!("{:?}", nodes.session.node().method()).to_lowercase();
     if args.kernels {
-        let (programs, rounds) = (kernels::run(&nodes, args.rounds)?, kernels::runs(args.rounds));
-        nodes.part()?;
-        let programs = Programs {
-            nodes: count,
-            method,
-            rounds,
-            programs,
+        let kernels = Kernels {
+            nodes: &nodes,
+            scale,
+            rounds: args.rounds,
         };
-        args.say(&programs, || kernels::print(&programs.programs))?;
+        if args.phases {
+            let records = kernels.record(method)?;
+            nodes.part()?;
+            args.say(&records.lines()?, || records.print())?;
+        } else {
+            let programs = kernels.run(method)?;
+            nodes.part()?;
+            args.say(&pretty(&programs)?, || programs.print())?;
+        }
     } else {
         let mut figures = Figures {
             nodes: count,
@@ -173,15 +181,14 @@ pub fn bench(args: &BenchArgs) -> Result<ExitCode> {
         figures.reads(&nodes, args.rounds, first)?;
         figures.fights(&nodes, first)?;
         nodes.part()?;
-        args.say(&figures, || figures.print())?;
+        args.say(&pretty(&figures)?, || figures.print())?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 impl BenchArgs {
     /// Prints figures, and writes them, as was asked.
-    fn say(&self, figures: &impl Serialize, print: impl FnOnce()) -> Result<()> {
-        let text = serde_json::to_string_pretty(figures).into_diagnostic()?;
+    fn say(&self, text: &str, print: impl FnOnce()) -> Result<()> {
         if let Some(file) = &self.out {
             std::fs::write(file, format!("{text}\n")).map_err(|error| {
                 miette!(
@@ -456,6 +463,10 @@ impl Figures {
             self.fetch_ratio, self.fetch_ratio_same_way
         );
     }
+}
+
+fn pretty(figures: &impl Serialize) -> Result<String> {
+    serde_json::to_string_pretty(figures).into_diagnostic()
 }
 
 /// Has a node use pages; how long each took, and all.

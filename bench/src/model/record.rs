@@ -1,0 +1,148 @@
+//! What is read: faults of programs and their phases, the stalls of a VM, and what faults are made of here.
+
+use bench::tables::median;
+use serde::Deserialize;
+
+/// `bench/results/dsm.json`, as far as it is used.
+#[derive(Debug, Deserialize)]
+pub struct Measured {
+    runs: Vec<MeasuredRun>,
+}
+
+#[derive(Debug, Deserialize)]
+struct MeasuredRun {
+    bare_fault_same_cpu_us: f64,
+    bare_request_polling_us: f64,
+    faults: Vec<MeasuredFault>,
+}
+
+#[derive(Debug, Deserialize)]
+struct MeasuredFault {
+    kind: String,
+    median_us: f64,
+}
+
+/// What a fault is made of on this machine, microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+pub struct Costs {
+    /// All of a stall but its messages.
+    pub local_us: f64,
+    /// Of that, what the node does that answers.
+    pub serve_us: f64,
+    /// One message over the loopback, software of both ends.
+    pub message_us: f64,
+}
+
+/// `bench/results/dsm-stalls.json`.
+#[derive(Debug, Deserialize)]
+pub struct Stalls {
+    /// For each number of nodes.
+    pub records: Vec<Record>,
+}
+
+/// What `mirrorball dsm bench --kernels --phases --json` prints.
+#[derive(Debug, Deserialize)]
+pub struct Record {
+    pub programs: Vec<Program>,
+}
+
+/// A program.
+#[derive(Debug, Deserialize)]
+pub struct Program {
+    pub kernel: String,
+    pub size: u32,
+    pub runs: Vec<Run>,
+}
+
+/// A run on one node, and one on several.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Run {
+    pub alone_cpu_us: f64,
+    pub nodes: Vec<Node>,
+}
+
+/// One of several nodes.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Node {
+    pub messages: u64,
+    pub pages: u64,
+    pub invalidated: u64,
+    /// Each: CPU, us; faults for reading, writing and upgrades; the same four while it had a lock.
+    pub phases: Vec<[u64; 8]>,
+}
+
+/// What `mirrorball heat VM --json` prints, as far as it is used.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct Heat {
+    pub shards: Vec<Shard>,
+}
+
+/// A node of a VM's memory.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct Shard {
+    pub faults: Faults,
+    pub messages: u64,
+    pub pages: u64,
+}
+
+/// Its waits, by kind.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct Faults {
+    pub read: Count,
+    pub write: Count,
+    pub upgrade: Count,
+}
+
+/// How many.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct Count {
+    pub count: u64,
+}
+
+impl Measured {
+    /// Medians over runs; none without runs and read fetches.
+    pub fn costs(&self) -> Option<Costs> {
+        let of = |what: fn(&MeasuredRun) -> Option<f64>| {
+            median(&self.runs.iter().filter_map(what).collect::<Vec<f64>>())
+        };
+        let fetch_us = of(|run| {
+            let fault = run.faults.iter().find(|fault| fault.kind == "read fetch");
+            fault.map(|fault| fault.median_us)
+        })?;
+        let request_us = of(|run| Some(run.bare_request_polling_us))?;
+        let fault_us = of(|run| Some(run.bare_fault_same_cpu_us))?;
+        let local_us = (fetch_us - request_us).max(0.0);
+        Some(Costs {
+            local_us,
+            serve_us: (local_us - fault_us).max(0.0),
+            message_us: request_us / 2.0,
+        })
+    }
+}
+
+impl Heat {
+    /// What came since; none if that has other shards.
+    pub fn since(&self, before: &Self) -> Option<Self> {
+        let less = |now: Count, before: Count| {
+            Some(Count {
+                count: now.count.checked_sub(before.count)?,
+            })
+        };
+        let shard = |(now, before): (&Shard, &Shard)| {
+            Some(Shard {
+                faults: Faults {
+                    read: less(now.faults.read, before.faults.read)?,
+                    write: less(now.faults.write, before.faults.write)?,
+                    upgrade: less(now.faults.upgrade, before.faults.upgrade)?,
+                },
+                messages: now.messages.checked_sub(before.messages)?,
+                pages: now.pages.checked_sub(before.pages)?,
+            })
+        };
+        if self.shards.len() != before.shards.len() {
+            return None;
+        }
+        let shards: Option<Vec<Shard>> = self.shards.iter().zip(&before.shards).map(shard).collect();
+        Some(Self { shards: shards? })
+    }
+}
