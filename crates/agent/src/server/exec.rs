@@ -20,7 +20,7 @@ use nix::pty::{Winsize, openpty};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::{ready, refuse};
+use super::{affinity, ready, refuse};
 use crate::protocol::{ExecRequest, ExitStatus, Frame, Kind, WindowSize, frame};
 use crate::wire::{Received, Wire};
 
@@ -103,8 +103,13 @@ impl Session {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        // SAFETY: setsid is async-signal-safe and touches no memory.
-        unsafe { command.pre_exec(|| nix::unistd::setsid().map(drop).map_err(io::Error::from)) };
+        // SAFETY: setsid and restore are async-signal-safe and touch no memory.
+        unsafe {
+            command.pre_exec(|| {
+                nix::unistd::setsid()?;
+                affinity::restore()
+            });
+        }
         let mut child = command.spawn()?;
         let stdin = child.stdin.take().map(|pipe| File::from(OwnedFd::from(pipe)));
         let stdout = child.stdout.take().map(|pipe| File::from(OwnedFd::from(pipe)));
@@ -121,10 +126,11 @@ impl Session {
             .stdin(pty.slave.try_clone()?)
             .stdout(pty.slave.try_clone()?)
             .stderr(pty.slave);
-        // SAFETY: setsid and ioctl are async-signal-safe; fd 0 is the terminal, put there by Command before this runs.
+        // SAFETY: setsid, restore and ioctl are async-signal-safe; fd 0 is the terminal, put there by Command before this runs.
         unsafe {
             command.pre_exec(|| {
                 nix::unistd::setsid()?;
+                affinity::restore()?;
                 Errno::result(libc::ioctl(0, libc::TIOCSCTTY, 0))
                     .map(drop)
                     .map_err(io::Error::from)

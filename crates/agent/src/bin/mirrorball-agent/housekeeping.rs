@@ -4,6 +4,7 @@
 
 use std::fs;
 
+use agent::server::affinity;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 
@@ -22,6 +23,8 @@ pub fn stay_at_home() {
     let Some(set) = set(&home) else {
         return;
     };
+    // The host talks to the agent through a device, whose driver is there too.
+    let _ = affinity::keep_to(&set);
     let mask = mask(&home);
     let _ = fs::write("/sys/devices/virtual/workqueue/cpumask", &mask);
     let _ = fs::write("/proc/irq/default_smp_affinity", &mask);
