@@ -13,6 +13,8 @@ const LATE: &str = "mirrorball.cpus=late";
 
 /// How long a system may take to start its services before they come all the same.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// How often systemd is asked.
+const LOOK: Duration = Duration::from_secs(2);
 
 /// Brings all CPUs online once the system is up, if the command line asks for that, and keeps the kernel's own work at home.
 pub fn come_online() {
@@ -36,25 +38,29 @@ pub fn come_online() {
     }
 }
 
-/// Where systemd starts them. It counts this one as started.
+/// Where systemd starts them. It is asked again and again: its own way to wait needs a bus, which comes later than this program.
 fn wait_for_services() {
     if !Path::new("/run/systemd/system").exists() {
         return;
     }
-    let mut command = Command::new("systemctl");
-    let Ok(mut waiting) = command.args(["is-system-running", "--wait", "--quiet"]).spawn() else {
-        return;
-    };
     let start = Instant::now();
-    while matches!(waiting.try_wait(), Ok(None)) {
-        if start.elapsed() > PATIENCE {
-            // It may end meanwhile, which is as good.
-            let _ = waiting.kill();
-            let _ = waiting.wait();
+    while start.elapsed() < PATIENCE {
+        let Ok(told) = Command::new("systemctl").arg("is-system-running").output() else {
+            return;
+        };
+        if are_started(&String::from_utf8_lossy(&told.stdout)) {
             return;
         }
-        std::thread::sleep(Duration::from_millis(200));
+        std::thread::sleep(LOOK);
     }
+}
+
+/// Whether systemd says that all its services have been started, or have failed to.
+fn are_started(state: &str) -> bool {
+    !matches!(
+        state.trim(),
+        "" | "initializing" | "starting" | "offline" | "unknown"
+    )
 }
 
 fn are_late(cmdline: &str) -> bool {
@@ -72,6 +78,16 @@ fn bring(online: &Path) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn systemd_is_waited_for_until_it_is_done_or_has_failed() {
+        for state in ["initializing\n", "starting\n", "offline\n", ""] {
+            assert!(!are_started(state), "{state:?}");
+        }
+        for state in ["running\n", "degraded\n", "maintenance\n", "stopping\n"] {
+            assert!(are_started(state), "{state:?}");
+        }
+    }
 
     #[test]
     fn only_those_that_were_kept_offline_for_it_are_brought() {
