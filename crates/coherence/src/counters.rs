@@ -23,6 +23,8 @@ pub struct Counters {
     pub deferred: u64,
     /// Reads answered with the right to write, as the page was migratory. Counted by the page's manager.
     pub migratory_reads: u64,
+    /// Pages whose contents were forgotten. Counted by the page's manager.
+    pub discarded: u64,
     /// Messages sent, of any kind.
     pub messages_sent: u64,
     /// Of these, with a page beside them.

@@ -2,7 +2,7 @@
 
 use super::{Effects, Turn};
 use crate::state::{Maybe, Stage, Taker};
-use crate::{Access, Body, Bytes, Contents, NodeId, Nodes, Right};
+use crate::{Body, Bytes, Contents, NodeId, Nodes, Right, Want};
 
 impl<E: Effects> Turn<'_, E> {
     /// A copy has come.
@@ -10,7 +10,7 @@ impl<E: Effects> Turn<'_, E> {
         let state = &self.state;
         // Somebody waits for this node only if it is to be the owner.
         let is_to_own = !state.readers.is_empty() || state.taker != Taker::NOBODY || self.me == self.manager;
-        if state.stage != Stage::Asked(Access::Read) || is_to_own {
+        if state.stage != Stage::Asked(Want::Read) || is_to_own {
             return None;
         }
         let contents = self.contents(bytes)?;
@@ -38,12 +38,15 @@ impl<E: Effects> Turn<'_, E> {
     }
 
     /// The ownership has come.
-    pub(super) fn ownership(&mut self, access: Access, bytes: Bytes, copyset: Nodes) -> Option<()> {
+    pub(super) fn ownership(&mut self, want: Want, bytes: Bytes, copyset: Nodes) -> Option<()> {
         let Stage::Asked(asked) = self.state.stage else {
             return None;
         };
-        let is_for_reading = access == Access::Read;
-        let is_answer = !is_for_reading || asked == Access::Read && self.me == self.manager;
+        let is_answer = match want {
+            Want::Read => asked == Want::Read && self.me == self.manager,
+            Want::Write => asked != Want::Discard,
+            Want::Discard => asked == Want::Discard && bytes == Bytes::Fresh,
+        };
         let is_waited_for = self.state.invalidator != Maybe::NOBODY;
         let is_set = copyset.is_within(self.nodes.without(self.me));
         if !is_answer || is_waited_for || !is_set {
@@ -53,14 +56,16 @@ impl<E: Effects> Turn<'_, E> {
         self.state.stage = Stage::Owner;
         self.state.copyset = copyset;
         self.state.is_fresh = bytes == Bytes::Fresh;
-        if is_for_reading {
-            self.grant(Right::Read, contents);
-            return Some(());
+        match want {
+            Want::Read => self.grant(Right::Read, contents),
+            Want::Write => {
+                if contents == Contents::Arrived && !copyset.is_empty() {
+                    self.effects.store(self.page);
+                }
+                self.collect(contents);
+            }
+            Want::Discard => self.discard(),
         }
-        if contents == Contents::Arrived && !copyset.is_empty() {
-            self.effects.store(self.page);
-        }
-        self.collect(contents);
         Some(())
     }
 
@@ -69,7 +74,7 @@ impl<E: Effects> Turn<'_, E> {
         let state = &mut self.state;
         let has_copy = !state.is_owner() && state.right == Right::Read;
         // It was sent one, which this has overtaken.
-        let is_sent_one = state.right == Right::None && state.stage == Stage::Asked(Access::Read);
+        let is_sent_one = state.right == Right::None && state.stage == Stage::Asked(Want::Read);
         if state.invalidator != Maybe::NOBODY || !has_copy && !is_sent_one {
             return None;
         }
