@@ -213,7 +213,10 @@ impl Engine {
     pub fn discard(&mut self, page: Page, effects: &mut impl Effects) -> Discarded {
         let place = self.own_place(page);
         let me = self.layout.me;
-        assert!(self.manages(page), "page {page} is not node {me}'s to discard");
+        assert!(
+            self.manager(page) == me,
+            "page {page} is not node {me}'s to discard"
+        );
         let mut turn = self.turn(page, place, effects);
         match turn.state.stage {
             Stage::Asked(Want::Discard) | Stage::Discarding => return Discarded::Waits,
@@ -237,9 +240,9 @@ impl Engine {
         Discarded::Waits
     }
 
-    /// Whether this node manages a page.
-    pub fn manages(&self, page: Page) -> bool {
-        self.layout.manager(page) == self.layout.me
+    /// Who manages a page.
+    pub fn manager(&self, page: Page) -> NodeId {
+        self.layout.manager(page)
     }
 
     /// Whether a discard would be done at once: this node owns the page, nobody else has a copy, and it is not held.

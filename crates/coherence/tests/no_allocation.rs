@@ -123,7 +123,7 @@ fn nothing_is_allocated_once_engines_and_links_are_made() {
                 let is_write = (round + u32::from(node.0) + page.0) % 3 == 0;
                 let access = if is_write { Access::Write } else { Access::Read };
                 engine.fault(page, access, &mut Hands(node, &mut way));
-                if (round + page.0).is_multiple_of(5) && engine.manages(page) {
+                if (round + page.0).is_multiple_of(5) && engine.manager(page) == node {
                     discards +=
                         u64::from(engine.discard(page, &mut Hands(node, &mut way)) != Discarded::InUse);
                 }

@@ -5,10 +5,11 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use coherence::{Access, Body, Contents, Effects, Message, NodeId, Page, Right};
+use coherence::{Access, Body, Contents, Effects, Message, NodeId, Page, Right, Want};
 
 use crate::PAGE_BYTES;
 use crate::clock::{now_ns, ran_ns};
+use crate::discards::Mailbox;
 use crate::ending::End;
 use crate::heat::Heat;
 use crate::hold::{Hold, Thread};
@@ -65,6 +66,12 @@ pub struct Hands {
     pub todo: VecDeque<Todo>,
     /// The bytes of a page that is offered.
     pub offered: Box<[u8; PAGE_BYTES]>,
+    /// What this node's threads give back.
+    pub mail: Arc<Mailbox>,
+    /// Pages that were forgotten since it was last looked at.
+    pub forgotten: Vec<u32>,
+    /// Of pages that are just being forgotten, those whose memory was freed before.
+    pub freed: Range<u32>,
 }
 
 impl Hands {
@@ -75,6 +82,7 @@ impl Hands {
         latency: Arc<Latency>,
         links: Vec<Option<Link>>,
         names: Arc<Vec<String>>,
+        mail: Arc<Mailbox>,
     ) -> Self {
         Self {
             me,
@@ -95,6 +103,9 @@ impl Hands {
             merging: None,
             todo: VecDeque::new(),
             offered: Box::new([0; PAGE_BYTES]),
+            mail,
+            forgotten: Vec::with_capacity(LIST),
+            freed: 0..0,
         }
     }
 
@@ -276,6 +287,12 @@ impl Hands {
         }
     }
 
+    /// Gives the memory of pages back, of which this node has nothing that counts.
+    pub fn free(&mut self, pages: Range<u32>) {
+        let result = self.region.free(pages.clone());
+        self.kernel(pages.start, "free", result);
+    }
+
     /// Closes a page to all processors here.
     pub fn shut(&mut self, page: u32) {
         self.holds.retain(|hold| hold.page != page);
@@ -358,7 +375,8 @@ impl Effects for Hands {
         }
         let asks = match message.body {
             Body::Ask { .. } => true,
-            Body::Forward { requester, .. } => requester.0 == self.me,
+            // No bytes come of what is to be forgotten.
+            Body::Forward { requester, want, .. } => requester.0 == self.me && want != Want::Discard,
             _ => false,
         };
         if asks && self.region.mapped(page) == Right::None {
@@ -402,5 +420,23 @@ impl Effects for Hands {
             self.todo.push_back(Todo::Suspect(page));
         }
         self.wake(page);
+    }
+
+    fn forget(&mut self, page: Page) {
+        let page = self.region.unstriped(page.0);
+        if !self.freed.contains(&page) {
+            self.free(page..page + 1);
+        }
+        let waited = self.waiters.len();
+        self.waiters.retain(|waiter| waiter.page != page);
+        if self.waiters.len() < waited {
+            let result = self.region.again(page);
+            self.kernel(page, "wake who waits for", result);
+            self.woke = true;
+        }
+        if self.is_taken(page) {
+            self.todo.push_back(Todo::Take(page));
+        }
+        self.forgotten.push(page);
     }
 }

@@ -5,6 +5,8 @@
 //! it has woken a thread, which may need the CPU that it is on: a lane is best on the CPU of the threads that it serves, where
 //! a fault and its answer are two switches (3 us) instead of two interrupts between CPUs (20 to 40 us).
 
+mod discarding;
+
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,6 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use coherence::{Access, Body, Engine, Faulted, Message, NodeId, Page, Right};
 use urpc::poll::PollTime;
 
+use self::discarding::Discarding;
 use crate::clock::now_ns;
 use crate::ending::{End, Ending};
 use crate::hands::Hands;
@@ -49,10 +52,12 @@ pub struct Lane {
     /// While a thread waits here, and while none does.
     asked: PollTime,
     idle: PollTime,
-    /// The end's, the userfaultfd, that of who asks about merged pages if there are any, and each node's streams.
+    /// The end's, the userfaultfd, that of who gives pages back, that of who asks about merged pages if there are any, and each
+    /// node's streams.
     polled: Vec<libc::pollfd>,
     /// Threads may wait that have not been heard.
     faulted: bool,
+    discarding: Discarding,
 }
 
 impl Lane {
@@ -68,6 +73,7 @@ impl Lane {
         let mut descriptors = vec![
             ending.event().as_raw_fd(),
             hands.region.userfault(number).as_fd().as_raw_fd(),
+            hands.mail.event().as_fd().as_raw_fd(),
         ];
         if let Some(merging) = &hands.merging {
             descriptors.push(merging.causal.event().as_fd().as_raw_fd());
@@ -95,6 +101,7 @@ impl Lane {
             idle: PollTime::new(SLEEP_NS),
             polled,
             faulted: true,
+            discarding: Discarding::default(),
         }
     }
 
@@ -107,6 +114,7 @@ impl Lane {
         if let Some(merging) = &self.hands.merging {
             merging.causal.over();
         }
+        self.hands.mail.over();
         self.publish();
     }
 
@@ -121,6 +129,7 @@ impl Lane {
             }
             busy |= self.take_messages()?;
             let look_again_ns = self.let_go()?;
+            let go_on_ns = self.discard()?;
             self.settle()?;
             if busy && !self.should_sleep() {
                 if let Some(since) = idle_since.take() {
@@ -141,7 +150,7 @@ impl Lane {
                 return Ok(());
             }
             self.publish();
-            self.sleep(look_again_ns);
+            self.sleep([look_again_ns, go_on_ns].into_iter().flatten().min());
             self.patience().waited(now_ns() - since, true);
             self.hands.woke = false;
             idle_since = None;
@@ -271,6 +280,9 @@ impl Lane {
                 by: self.hands.name(node),
                 lost: self.hands.name(page_of(frame) as usize),
             });
+        }
+        if self.heard_of_discards(node, frame)? {
+            return Ok(());
         }
         let Some(frame) = self.in_order(node, frame)? else {
             return Ok(());
@@ -465,7 +477,10 @@ impl Lane {
         };
         let has_come = |place: &libc::pollfd| place.revents != 0;
         self.faulted |= has_come(&self.polled[1]);
-        let first = 2 + usize::from(self.hands.merging.is_some());
+        if has_come(&self.polled[2]) {
+            self.hands.mail.heard();
+        }
+        let first = 3 + usize::from(self.hands.merging.is_some());
         let streams = self.polled[first..].as_chunks::<2>().0;
         for (link, streams) in self.hands.links.iter_mut().flatten().zip(streams) {
             link.fill(streams.each_ref().map(has_come));

@@ -8,6 +8,7 @@
 //! - [`link`], [`stream`], [`meeting`]: streams between nodes, and how nodes meet;
 //! - [`hold`]: how long a page that has come stays; [`heat`]: which come most often;
 //! - [`merging`]: page tables of a guest, which are open to all nodes at once; [`causal`]: what that asks of other threads;
+//! - [`discards`]: pages whose contents nobody needs any more;
 //! - [`node`]: all of it together.
 //!
 //! What holds: a thread's access to a page completes only while the protocol grants its node that right; a node that can't go on
@@ -16,6 +17,7 @@
 pub mod bare;
 mod causal;
 mod clock;
+mod discards;
 mod ending;
 mod hands;
 mod heat;
@@ -35,6 +37,7 @@ mod userfault;
 pub mod work;
 
 pub use causal::Causal;
+pub use discards::Discards;
 pub use ending::End;
 pub use latency::Latency;
 pub use link::Link;

@@ -15,6 +15,7 @@ use crate::PAGE_BYTES;
 use crate::bare;
 use crate::causal::Causal;
 use crate::clock::ran_ns;
+use crate::discards::{Discards, Mailbox};
 use crate::ending::{End, Ending, Hook};
 use crate::hands::Hands;
 use crate::heat::Heat;
@@ -75,6 +76,7 @@ pub struct Node {
     heat: Arc<Heat>,
     latency: Arc<Latency>,
     causal: Option<Arc<Causal>>,
+    discards: Discards,
     ending: Arc<Ending>,
     meters: Vec<Arc<Mutex<Meter>>>,
     lanes: Vec<JoinHandle<()>>,
@@ -187,12 +189,14 @@ impl Node {
         } = prepared;
         let me = layout.me.0;
         let ending = Ending::new(hook).map_err(|error| NodeError::Threads(error.into()))?;
+        let region = Arc::new(region);
         let mut node = Self {
             me,
             layout,
             heat: Arc::new(Heat::new(region.pages())),
             latency: Arc::default(),
-            region: Arc::new(region),
+            discards: Discards::new(region.clone()),
+            region,
             causal: None,
             ending,
             meters: Vec::new(),
@@ -216,6 +220,9 @@ impl Node {
                 ..node.layout.clone()
             };
             let merges = settings.processors > 0 && layout.nodes == 2 && lanes == 1;
+            let mail = Mailbox::new().map_err(|error| NodeError::Threads(error.into()))?;
+            let mail = Arc::new(mail);
+            node.discards.add_lane(mail.clone());
             let mut hands = Hands::new(
                 me,
                 node.region.clone(),
@@ -223,6 +230,7 @@ impl Node {
                 node.latency.clone(),
                 links,
                 names.clone(),
+                mail,
             );
             if merges {
                 let causal = Causal::new(settings.processors, settings.standing.clone());
@@ -309,6 +317,19 @@ impl Node {
     /// What other threads have to do with merged page tables, where there are some.
     pub fn causal(&self) -> Option<&Arc<Causal>> {
         self.causal.as_ref()
+    }
+
+    /// By which pages are given back.
+    pub fn discards(&self) -> &Discards {
+        &self.discards
+    }
+
+    /// Memory of this host's that the node's pages take, bytes.
+    ///
+    /// # Errors
+    /// As the kernel says.
+    pub fn resident_bytes(&self) -> std::io::Result<u64> {
+        self.region.resident_bytes()
     }
 
     /// How long pages of other nodes take to come.

@@ -25,6 +25,10 @@ pub enum Job {
     },
     /// How long a thread is to run before its page goes, nanoseconds.
     Hold(u64),
+    /// Forget what is in these pages.
+    Discard(std::ops::Range<u32>),
+    /// How much memory of the host's this node takes, bytes.
+    Memory,
     /// Tell what was counted.
     Meter,
     /// Run threads of a litmus test.
@@ -80,6 +84,11 @@ pub fn run(node: &Node, job: &Job) -> Answer {
             node.set_enough_ns(*ns);
             Answer::Done
         }
+        Job::Discard(pages) => Answer::Count(node.discards().give_back([pages.clone()])),
+        Job::Memory => match node.resident_bytes() {
+            Ok(bytes) => Answer::Count(bytes),
+            Err(error) => Answer::Failed(format!("its memory can't be counted: {error}")),
+        },
         Job::Meter => {
             // Lanes tell when they sleep.
             std::thread::sleep(std::time::Duration::from_millis(5));

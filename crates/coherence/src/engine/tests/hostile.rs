@@ -98,7 +98,7 @@ proptest! {
                     engine.fault(page, access, &mut Nowhere);
                 }
                 Event::Used(page) => engine.used(page, &mut Nowhere),
-                Event::Discard(page) if engine.manages(page) => {
+                Event::Discard(page) if engine.manager(page) == NodeId(me) => {
                     engine.discard(page, &mut Nowhere);
                 }
                 Event::Discard(_) => {}

@@ -107,7 +107,7 @@ impl Story {
         let op = self.op(node, last);
         let begun = None;
         // One of eight pages that a manager is to use it discards.
-        if self.world.engines[usize::from(node)].manages(op.page) && self.chance.below(8) == 0 {
+        if self.world.engines[usize::from(node)].manager(op.page).0 == node && self.chance.below(8) == 0 {
             let want = Want::Discard;
             let op = Op { want, ..op };
             return Instruction {
