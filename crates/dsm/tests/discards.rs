@@ -22,6 +22,10 @@ fn fill(memory: &Nodes, pages: Range<u32>) {
     }
 }
 
+fn give_back(node: &Node, pages: Range<u32>) -> u64 {
+    node.discards().give_back(std::iter::once(pages))
+}
+
 fn resident(memory: &Nodes) -> u64 {
     memory
         .nodes
@@ -61,11 +65,7 @@ fn pages_given_back_take_no_memory_on_any_node_and_are_zero() {
             fill(&memory, 0..PAGES);
             assert!(resident(&memory) >= u64::from(2 * PAGES) * PAGE_BYTES as u64);
             let giver = &memory.nodes[usize::from(nodes) - 1];
-            assert_eq!(
-                giver.discards().give_back([0..PAGES]),
-                u64::from(PAGES),
-                "{method:?}"
-            );
+            assert_eq!(give_back(giver, 0..PAGES), u64::from(PAGES), "{method:?}");
             settles_to(&memory, 0);
             // Zeroes are not sent, but for those that a home took along with others; and what is written from now on stays.
             let sent = pages_sent(&memory);
@@ -109,7 +109,7 @@ fn a_home_fills_what_was_given_back_by_few_faults() {
                 ..shape(2, 1024)
             });
             fill(&memory, 0..512);
-            memory.nodes[1].discards().give_back([0..512]);
+            give_back(&memory.nodes[1], 0..512);
             std::thread::sleep(Duration::from_millis(20));
             let home = &memory.nodes[0];
             let before = home.meter().writes.count;
@@ -138,7 +138,7 @@ fn use_and_give_back(nodes: [&Node; 2], pages: impl Fn(u32) -> u32, seed: u64, t
         let node = || nodes[fastrand::usize(..2)];
         match random.u32(..4) {
             0 => {
-                if node().discards().give_back([page..page + 1]) == 1 {
+                if give_back(node(), page..page + 1) == 1 {
                     values[at] = 0;
                 }
                 let now = word(node(), page, 9).load(SeqCst);
@@ -218,7 +218,7 @@ fn a_page_that_is_given_back_while_it_is_written_is_whole() {
             let end = Instant::now() + Duration::from_millis(1500);
             let (mut freed, mut times) = (0, 0);
             while Instant::now() < end {
-                freed += memory.nodes[times % 2].discards().give_back([28..28 + PAGES]);
+                freed += give_back(&memory.nodes[times % 2], 28..28 + PAGES);
                 times += 1;
             }
             stop.store(true, Release);
@@ -228,10 +228,7 @@ fn a_page_that_is_given_back_while_it_is_written_is_whole() {
                 assert!(turns > 10 && freed > 10);
             }
             // At rest it is as ever.
-            assert_eq!(
-                memory.nodes[0].discards().give_back([28..28 + PAGES]),
-                u64::from(PAGES)
-            );
+            assert_eq!(give_back(&memory.nodes[0], 28..28 + PAGES), u64::from(PAGES));
             fill(&memory, 0..64);
         }
     });
@@ -262,7 +259,7 @@ fn faults_are_served_while_much_is_given_back() {
         std::thread::scope(|scope| {
             let giver = scope.spawn(|| {
                 let before = Instant::now();
-                let freed = home.discards().give_back([0..PAGES / 2 - 512]);
+                let freed = give_back(home, 0..PAGES / 2 - 512);
                 done.store(true, Release);
                 (freed, before.elapsed())
             });
