@@ -154,9 +154,9 @@ fn a_merged_table_is_not_given_back_and_what_lies_beside_it_is() {
         let Nodes { nodes, ends } = nodes();
         heat(&nodes, ROOT, 1);
         heat(&nodes, TABLE, 2);
-        for node in &nodes {
+        for (node, other, number) in [(&nodes[0], &nodes[1], 30), (&nodes[1], &nodes[0], 31)] {
             let merged = nodes[0].meter().merged;
-            word(node, ROOT, 30).store(60, Relaxed);
+            tell(node, other, number, word(node, ROOT, 30));
             word(&nodes[0], ROOT + 1, 5).store(1, Relaxed);
             word(&nodes[1], TABLE + 1, 5).store(1, Relaxed);
             // Each is managed by another node.
@@ -164,7 +164,7 @@ fn a_merged_table_is_not_given_back_and_what_lies_beside_it_is() {
             assert_eq!(node.discards().give_back(pages), 2);
             for reader in &nodes {
                 let at = |page, index| word(reader, page, index).load(Relaxed);
-                assert_eq!((at(ROOT, 0), at(ROOT, 30)), (entry(TABLE), 60));
+                assert_eq!((at(ROOT, 0), at(ROOT, 30)), (entry(TABLE), number << 1));
                 assert_eq!((at(ROOT + 1, 5), at(TABLE + 1, 5)), (0, 0));
             }
             assert_eq!((nodes[0].meter().merged, nodes[0].meter().unmerged), (merged, 0));
