@@ -1,4 +1,5 @@
 use std::io::{Read, Write};
+use std::iter::once;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -66,7 +67,7 @@ fn what_a_node_asks_for_is_forgotten_and_it_is_told() {
 fn this_nodes_threads_wait_for_the_manager_of_each_page() {
     let (node, [mut control, _bulk], _ended) = node();
     std::thread::scope(|scope| {
-        let given = scope.spawn(|| node.discards().give_back([PAGES / 2 - 1..PAGES / 2 + 3]));
+        let given = scope.spawn(|| node.discards().give_back(once(PAGES / 2 - 1..PAGES / 2 + 3)));
         let mut frames = [[0; FRAME_BYTES]; 2];
         for frame in &mut frames {
             control.read_exact(frame).unwrap();
@@ -91,7 +92,7 @@ fn this_nodes_threads_wait_for_the_manager_of_each_page() {
 fn who_waits_goes_on_when_the_memory_ends() {
     let (node, [control, bulk], ended) = node();
     std::thread::scope(|scope| {
-        let given = scope.spawn(|| node.discards().give_back([PAGES - 1..PAGES]));
+        let given = scope.spawn(|| node.discards().give_back(once(PAGES - 1..PAGES)));
         drop((control, bulk));
         assert!(matches!(ended.recv_timeout(SOON), Ok(End::Lost { .. })));
         assert_eq!(given.join().unwrap(), 0);
