@@ -128,13 +128,21 @@ impl Terminal {
         self.ours.as_raw_fd()
     }
 
+    /// The program's exit status, if it has ended; 128 plus the signal when a signal ended it.
+    pub fn ended(&mut self) -> Option<i32> {
+        let status = self.child.try_wait().expect("our own child")?;
+        Some(
+            status
+                .code()
+                .unwrap_or_else(|| 128 + status.signal().unwrap_or(0)),
+        )
+    }
+
     /// Waits for the program's end and gives its exit status.
     #[track_caller]
     pub fn wait(&mut self, limit: Duration) -> i32 {
-        match wait::within(limit, || self.child.try_wait().expect("our own child")) {
-            Some(status) => status
-                .code()
-                .unwrap_or_else(|| 128 + status.signal().unwrap_or(0)),
+        match wait::within(limit, || self.ended()) {
+            Some(status) => status,
             None => panic!(
                 "{} still runs after {limit:?}; its terminal:\n{}",
                 self.line,

@@ -1,7 +1,7 @@
 //! What the shards of a VM keep its memory coherent by, where each has a copy: connections between their lanes, and the right to
 //! be told of each other's faults.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -10,30 +10,50 @@ use std::os::unix::net::UnixStream;
 
 use serde_json::{Value, json};
 use shard::launch::{CoherenceLaunch, Fd, LaneSockets};
+use shard::memory::replica::SHARERS_MAX;
 
 use crate::remote::talk::{Ends, LaneEnds, PartCoherence, Role};
 use crate::spanning::Span;
 
-/// Lanes of a shard at most: each is a thread, beside those of the vCPUs. One alone merges page tables, and two shards do.
+/// Lanes of a shard at most: each is a thread, beside those of the vCPUs.
 pub(crate) const LANES_MAX: usize = 4;
 /// Pages told of as the hottest.
 const HOTTEST: usize = 20;
 /// What a lane may ask for of real-time priority: enough to come before vCPUs, and less than what hosts use themselves.
 const PRIORITY_MAX: u64 = 10;
 
-/// What the guest's kernel is told. Its other CPUs come online when the system is up, by the agent: while it boots, all of them write the
-/// same pages all the time, and each that comes costs a message there and back. And their ticks are not all at one time.
-const QUIETER: &str = "skew_tick=1 maxcpus=1 mirrorball.cpus=late";
+/// What the guest's kernel is told, each for what it saves (`docs/coherence.md`, "A guest that needs less of it").
+const QUIETER: [&str; 10] = [
+    // While a system boots all its CPUs write the same pages all the time. The others come online when it is up, by the agent.
+    "maxcpus=1",
+    "mirrorball.cpus=late",
+    // Ticks of all CPUs at one time want the same pages at one time.
+    "skew_tick=1",
+    // Timers and threads on each CPU that look at it, or at memory, though nothing happens.
+    "nowatchdog",
+    "psi=0",
+    "sysctl.vm.stat_interval=60",
+    "sysctl.vm.compaction_proactiveness=0",
+    // No page is nearer on another node, and a large one is no larger here than its small ones.
+    "numa_balancing=disable",
+    "transparent_hugepage=never",
+    // A CPU that gets idle does not look for work on other nodes, whose domains have this level at least; the periodic balance does.
+    "relax_domain_level=3",
+];
 
-/// A kernel's command line for a guest whose memory is kept coherent; one that says how many CPUs to boot stays as it is.
-pub fn quieter(cmdline: String) -> String {
-    match cmdline
-        .split_ascii_whitespace()
-        .any(|word| word.starts_with("maxcpus="))
-    {
-        true => cmdline,
-        false => format!("{cmdline} {QUIETER}"),
+/// A kernel's command line for a guest whose memory is kept coherent. What somebody said of the same stays; who says how many CPUs
+/// boot has no late ones.
+pub fn quieter(mut cmdline: String) -> String {
+    let key = |word: &str| word.split('=').next().map(str::to_owned);
+    let said: HashSet<_> = cmdline.split_ascii_whitespace().map(key).collect();
+    let has = |word: &str| said.contains(&key(word));
+    let all_boot = has("maxcpus");
+    let added = QUIETER.into_iter().filter(|word| !has(word));
+    for word in added.filter(|word| !(all_boot && word.starts_with("mirrorball.cpus"))) {
+        cmdline.push(' ');
+        cmdline.push_str(word);
     }
+    cmdline
 }
 
 /// The connections of a lane, by shard, by the shard at the other end: control and bulk.
@@ -55,10 +75,7 @@ impl Coherence {
     /// When the host has no descriptors left, or another host does not answer.
     pub fn new(span: &Span, boot: u32, kernel: Range<u64>) -> io::Result<Self> {
         let shards = span.cells().len();
-        let lanes = match shards {
-            ..=2 => 1,
-            _ => span.cpus().clamp(1, LANES_MAX),
-        };
+        let lanes = lanes(shards, span.cpus());
         let is_here: Vec<bool> = (0..shards).map(|shard| span.remote(shard).is_none()).collect();
         let one = |number: usize| {
             let call = |from: usize, to: usize| {
@@ -115,6 +132,15 @@ impl Coherence {
             names: self.names.clone(),
             kernel: self.kernel.clone(),
         }
+    }
+}
+
+/// How many lanes each of so many shards has, whose cells have so many CPUs at most. Page tables are merged by one alone, which spares a
+/// guest more faults than others would serve; shards that are too many to merge have more.
+fn lanes(shards: usize, cpus: usize) -> usize {
+    match shards {
+        ..=SHARERS_MAX => 1,
+        _ => cpus.clamp(1, LANES_MAX),
     }
 }
 
@@ -182,13 +208,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn other_cpus_are_late_unless_somebody_says_how_many_boot() {
+    fn a_guest_is_told_what_saves_pages_unless_somebody_said_otherwise() {
         assert_eq!(
-            quieter("quiet".into()),
-            "quiet skew_tick=1 maxcpus=1 mirrorball.cpus=late"
+            quieter("quiet psi=1".into()),
+            "quiet psi=1 maxcpus=1 mirrorball.cpus=late skew_tick=1 nowatchdog sysctl.vm.stat_interval=60 \
+             sysctl.vm.compaction_proactiveness=0 numa_balancing=disable transparent_hugepage=never relax_domain_level=3"
         );
-        for own in ["quiet maxcpus=4", "maxcpus=64 quiet"] {
-            assert_eq!(quieter(own.into()), own);
+        let own = quieter("maxcpus=4".into());
+        assert!(
+            own.starts_with("maxcpus=4 skew_tick=1 nowatchdog psi=0 "),
+            "{own}"
+        );
+    }
+
+    #[test]
+    fn shards_that_merge_page_tables_have_one_lane_and_more_have_others() {
+        for (shards, cpus, expected) in [(1, 8, 1), (2, 8, 1), (8, 8, 1), (9, 1, 1), (9, 3, 3), (64, 8, 4)] {
+            assert_eq!(lanes(shards, cpus), expected, "{shards} shards of {cpus} CPUs");
         }
     }
 

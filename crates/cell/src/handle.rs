@@ -12,6 +12,8 @@ use crate::console::Console;
 use crate::frozen::Freezable;
 use crate::link::send_order;
 use crate::parts::Parts;
+use crate::remote::clock::keeper::Clocks;
+use crate::remote::clock::leader::Step;
 use crate::shard_process::ShardProcess;
 
 /// How long a shard may take to end when it is told to; disks finish what is under way.
@@ -57,8 +59,8 @@ pub(crate) struct State {
     asking: usize,
     /// The cells of a VM that spans them, in the order of its shards.
     pub(crate) cells: Vec<u16>,
-    /// By how much the clock of each shard's host may be wrong, nanoseconds.
-    pub(crate) clock_errors_ns: Vec<u64>,
+    /// Of a VM over several hosts.
+    pub(crate) clocks: Option<Clocks>,
     /// Its shards beside the home, while they run.
     pub(crate) parts: Option<Parts>,
     /// What became of the last move.
@@ -120,6 +122,21 @@ impl Handle {
         }
     }
 
+    /// Has a shard's clock step forward.
+    pub(crate) fn step(&self, step: Step) {
+        let Step { shard, offset } = step;
+        let order = Order::Step { offset };
+        // One that is gone ends the VM.
+        let _ = match shard.checked_sub(1) {
+            None => self.order(&order),
+            Some(index) => {
+                let state = self.state();
+                let parts = state.parts.as_ref();
+                parts.map_or(Ok(()), |parts| parts.order(index, &order))
+            }
+        };
+    }
+
     /// One of the shards beside the home has ended before it was told to.
     pub(crate) fn part_ended(&self) {
         self.state().end_without_part();
@@ -156,11 +173,14 @@ impl Handle {
 
     /// What the shards counted.
     pub fn status(&self) -> io::Result<Value> {
-        {
+        let clocks = {
             let mut state = self.state();
             state.status = None;
             state.parts.iter().for_each(Parts::ask_status);
-        }
+            state.clocks.clone()
+        };
+        // Not under the lock: who keeps the clocks gives orders under theirs.
+        let clocks = clocks.map_or_else(Vec::new, |clocks| clocks.status());
         self.order(&Order::Status)?;
         let all = |state: &State| {
             let parts = state.parts.as_ref();
@@ -175,7 +195,7 @@ impl Handle {
             let statuses = parts
                 .statuses()
                 .ok_or_else(|| io::Error::other("a shard of the VM does not answer"))?;
-            add_span(&mut status, &state.cells, &state.clock_errors_ns, statuses);
+            add_span(&mut status, &state.cells, clocks, statuses);
         }
         Ok(status)
     }
@@ -277,7 +297,7 @@ impl Handle {
 }
 
 /// Adds to the home's status where each vCPU is, and what the other shards counted.
-fn add_span(status: &mut Value, cells: &[u16], clock_errors_ns: &[u64], parts: Vec<Value>) {
+fn add_span(status: &mut Value, cells: &[u16], clocks: Vec<Value>, parts: Vec<Value>) {
     let Some(status) = status.as_object_mut() else {
         return;
     };
@@ -287,7 +307,11 @@ fn add_span(status: &mut Value, cells: &[u16], clock_errors_ns: &[u64], parts: V
     };
     let shards = status.remove("vcpu_shards").unwrap_or_default();
     let vcpus: Vec<_> = shards.as_array().into_iter().flatten().map(cell).collect();
-    let home = json!({ "exits": status.get("exits"), "coherence": status.remove("coherence") });
+    let home = json!({
+        "exits": status.get("exits"),
+        "coherence": status.remove("coherence"),
+        "clock": status.remove("clock"),
+    });
     let counted: Vec<_> = std::iter::once(home).chain(parts).collect();
     let coherent = |(cell, shard)| Some((cell, coherence_of(shard)?));
     let (told, coherence): (Vec<_>, Vec<_>) = cells
@@ -302,10 +326,12 @@ fn add_span(status: &mut Value, cells: &[u16], clock_errors_ns: &[u64], parts: V
         .map(|(cell, counted)| json!({ "cell": cell, "exits": counted.get("exits") }))
         .collect();
     // On one host there is one clock.
-    for (shard, error_ns) in shards.iter_mut().zip(clock_errors_ns) {
-        if *error_ns > 0 {
-            shard["clock_error_ns"] = (*error_ns).into();
+    for ((shard, mut clock), counted) in shards.iter_mut().zip(clocks).zip(&counted) {
+        let made = counted.get("clock").and_then(Value::as_object).cloned();
+        if let Some(steps) = clock.get_mut("steps").and_then(Value::as_object_mut) {
+            steps.extend(made.unwrap_or_default());
         }
+        shard["clock"] = clock;
     }
     let mut span = json!({ "cells": cells, "vcpus": vcpus, "shards": shards });
     if let (Some(span), false) = (span.as_object_mut(), coherence.is_empty()) {
@@ -334,10 +360,15 @@ mod tests {
     #[test]
     fn a_status_says_where_vcpus_are_and_what_clocks_are_worth() {
         let mut status = json!({ "exits": [1], "vcpu_shards": [0, 1, 1] });
-        add_span(&mut status, &[3, 5], &[0, 15_000], vec![json!({ "exits": [2] })]);
+        let clocks = vec![
+            json!({ "steps": { "ordered": 2 } }),
+            json!({ "error_ns": 15_000, "steps": { "ordered": 5 } }),
+        ];
+        let part = json!({ "exits": [2], "clock": { "made": 4, "late": 1 } });
+        add_span(&mut status, &[3, 5], clocks, vec![part]);
         let shards = json!([
-            { "cell": 3, "exits": [1] },
-            { "cell": 5, "exits": [2], "clock_error_ns": 15_000 },
+            { "cell": 3, "exits": [1], "clock": { "steps": { "ordered": 2 } } },
+            { "cell": 5, "exits": [2], "clock": { "error_ns": 15_000, "steps": { "ordered": 5, "made": 4, "late": 1 } } },
         ]);
         assert_eq!(
             status["span"],
@@ -349,7 +380,7 @@ mod tests {
     fn a_shard_that_did_not_answer_does_not_make_others_be_in_its_cell() {
         let mut status = json!({ "coherence": { "pages": 1 } });
         let parts = vec![Value::Null, json!({ "coherence": { "pages": 2 } })];
-        add_span(&mut status, &[3, 5, 8], &[], parts);
+        add_span(&mut status, &[3, 5, 8], Vec::new(), parts);
         assert_eq!(
             status["span"]["coherence"]["shards"],
             json!([{ "cell": 3, "pages": 1 }, { "cell": 8, "pages": 2 }])

@@ -248,10 +248,10 @@ fn one(
     record.span = span.as_ref().map_or_else(Vec::new, Span::parts);
     entry.write(&record).map_err(|error| line(&error))?;
     let mut opened = open::open(spec, name, entry.folder(), cid).map_err(|error| line(&error))?;
-    if let Some(span) = &span {
+    if let Some((span, how)) = span.as_ref().zip(spec.span.as_ref()) {
         let files = Files::open().map_err(|error| line(&error))?;
         let known = known::all(&files).map_err(|error| line(&error))?;
-        opened.launch.nodes = span_nodes(&span.parts(), &known);
+        opened.launch.nodes = span_nodes(&span.parts(), &known, how.memory());
     }
     if let Some(frozen) = frozen {
         frozen

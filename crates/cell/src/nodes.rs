@@ -4,6 +4,7 @@
 //! ([`crate::measure`]): for the latency a message, which is a line that one CPU has written and another one reads; for the
 //! bandwidth memory that one has written and the other copies.
 
+use config::SpanMemory;
 use knowledge::Base;
 use knowledge::ways::Ways;
 use policy::span::Part;
@@ -18,10 +19,15 @@ const NEAR: u8 = 11;
 const REMOTE: u8 = 20;
 /// The next one stands for a node that can't be reached.
 const FAR: u8 = 254;
+/// Nodes whose memory is kept coherent by software: one access there costs what hundreds of memory's do. From 31 on Linux neither
+/// starts programs on other nodes nor wakes them there (`node_reclaim_distance` in its `kernel/sched/topology.c`); it still
+/// balances load between nodes.
+const BY_SOFTWARE: u8 = 160;
 
 /// The nodes of a VM that is divided into `parts`, in their order, by what `base` knows ([`crate::known::all`]). Latencies and
-/// bandwidths are all there, or none.
-pub fn span_nodes(parts: &[Part], base: &Base) -> Vec<NodeLaunch> {
+/// bandwidths are all there, or none: where each part has a copy of the memory, hardware's figures say nothing.
+pub fn span_nodes(parts: &[Part], base: &Base, memory: SpanMemory) -> Vec<NodeLaunch> {
+    let is_coherent = memory == SpanMemory::Coherent;
     let ways = Ways::of(base);
     let table = |known: &dyn Fn(u16, u16) -> Option<u64>| -> Option<Vec<Vec<u64>>> {
         let row = |from: &Part| parts.iter().map(|to| known(from.cell, to.cell)).collect();
@@ -30,7 +36,7 @@ pub fn span_nodes(parts: &[Part], base: &Base) -> Vec<NodeLaunch> {
     // Who reads is the one that a message goes to, or a copy.
     let latencies = table(&|reader, memory| Some(ways.measured_ns(memory, reader)?.saturating_mul(1000)));
     let bandwidths = table(&|reader, memory| ways.copied_mb_s(memory, reader));
-    let figures = latencies.zip(bandwidths);
+    let figures = latencies.zip(bandwidths).filter(|_| !is_coherent);
     let numbered = parts.iter().enumerate();
     numbered
         .map(|(number, part)| {
@@ -42,6 +48,7 @@ pub fn span_nodes(parts: &[Part], base: &Base) -> Vec<NodeLaunch> {
                 distances: distances
                     .map(|(other, to)| match number == other {
                         true => LOCAL,
+                        false if is_coherent => BY_SOFTWARE,
                         false => distance(&ways, part.cell, to.cell),
                     })
                     .collect(),
@@ -105,13 +112,13 @@ mod tests {
     }
 
     fn distances(cells: &[u16], base: &Base) -> Vec<Vec<u8>> {
-        let nodes = span_nodes(&parts(cells), base);
+        let nodes = span_nodes(&parts(cells), base, SpanMemory::Shared);
         nodes.into_iter().map(|node| node.distances).collect()
     }
 
     #[test]
     fn each_part_is_a_node() {
-        let nodes = span_nodes(&parts(&[1, 0]), &known(""));
+        let nodes = span_nodes(&parts(&[1, 0]), &known(""), SpanMemory::Shared);
         assert_eq!([&nodes[0].vcpus, &nodes[1].vcpus], [&[0, 1], &[2, 3]]);
         assert_eq!([nodes[0].memory_bytes, nodes[1].memory_bytes], [1 << 28, 2 << 28]);
         assert!(
@@ -149,18 +156,35 @@ mod tests {
         let near = measured(0, 1, 90, 16_000) + &measured(4, 5, 95, 15_000);
         let there = measured(0, 4, 300, 9000);
         let all = known(&(near.clone() + &there + &measured(4, 0, 310, 8000)));
-        let nodes = span_nodes(&parts(&[0, 1]), &all);
+        let nodes = span_nodes(&parts(&[0, 1]), &all, SpanMemory::Shared);
         // CPUs of cell 1 read what CPU 0 of cell 0 has written.
         assert_eq!(nodes[1].latencies_ps, [300_000, 95_000]);
         assert_eq!(nodes[1].bandwidths_mb_s, [9000, 15_000]);
         assert_eq!(nodes[0].latencies_ps, [90_000, 310_000]);
         assert_eq!(nodes[0].bandwidths_mb_s, [16_000, 8000]);
         // The way back was not measured.
-        let nodes = span_nodes(&parts(&[0, 1]), &known(&(near + &there)));
+        let nodes = span_nodes(&parts(&[0, 1]), &known(&(near + &there)), SpanMemory::Shared);
         assert!(
             nodes
                 .iter()
                 .all(|node| node.latencies_ps.is_empty() && node.bandwidths_mb_s.is_empty())
         );
+    }
+
+    #[test]
+    fn memory_that_software_keeps_coherent_is_far_whatever_is_known_of_the_cells() {
+        let measured = |from, to| {
+            format!(
+                "latency_ns(\"{HOST}\", {from}, {to}, \"ring\", 90)\nbandwidth_mb_s(\"{HOST}\", {from}, {to}, \"copy\", 16000)\n"
+            )
+        };
+        let pairs = [(0, 1), (4, 5), (0, 4), (4, 0)];
+        let all = known(&pairs.map(|(from, to)| measured(from, to)).concat());
+        let told = |memory| span_nodes(&parts(&[0, 1]), &all, memory);
+        assert_eq!(told(SpanMemory::Shared)[0].latencies_ps, [90_000, 90_000]);
+        let nodes = told(SpanMemory::Coherent);
+        assert_eq!(nodes[0].distances, [10, 160]);
+        assert_eq!(nodes[1].distances, [160, 10]);
+        assert!(nodes.iter().all(|node| node.latencies_ps.is_empty()));
     }
 }

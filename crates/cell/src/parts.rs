@@ -199,6 +199,12 @@ impl Parts {
         self.shared.lock().cause.is_some()
     }
 
+    /// Gives an order to one, by its number among them.
+    pub fn order(&self, index: usize, order: &Order) -> io::Result<()> {
+        let one = self.running.get(index).ok_or(io::ErrorKind::NotFound)?;
+        one.part.order(order)
+    }
+
     /// Asks all what they have counted.
     pub fn ask_status(&self) {
         self.shared.lock().statuses.fill(None);

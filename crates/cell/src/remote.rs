@@ -10,7 +10,7 @@
 //! ```
 //!
 //! - [`talk`]: what is said over these connections; [`connections`]: how they are made and taken;
-//! - [`clock`]: rounds that tell what the other host's time-stamp counter reads;
+//! - [`clock`]: rounds that tell what the other host's time-stamp counter reads, and what follows for the guest's;
 //! - [`guest_processor`]: the processor that the guest finds on all of them;
 //! - [`part`]: the home's side; [`monitor`]: the part's, a process of its own, so that a cell's death ends no VM;
 //! - [`launch`]: the command by which a part's monitor is started.

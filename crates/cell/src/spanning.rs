@@ -3,8 +3,8 @@
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use config::VmSpec;
 use policy::span::Part;
@@ -17,7 +17,9 @@ use crate::cluster::files::Files;
 use crate::cluster::hosts::Hosts;
 use crate::cluster::tenure::{PartPlace, Tenure, TenureError, begin_span, leave_span};
 use crate::coherence::Coherence;
-use crate::remote::clock::{counter, relate};
+use crate::remote::clock::keeper::{Clocks, Keeper};
+use crate::remote::clock::leader::{Clock, Leader, Step};
+use crate::remote::clock::{Rounds, counter, relate};
 use crate::remote::connections::connect;
 use crate::remote::guest_processor::GuestProcessor;
 use crate::remote::part::Remote;
@@ -155,10 +157,18 @@ pub struct Boot {
     channels: Vec<Vec<Option<Channel>>>,
     /// Of each shard.
     clocks: Vec<TscLaunch>,
-    /// By how much the clock of each shard may be wrong, nanoseconds; zero here.
-    clock_errors_ns: Vec<u64>,
+    /// Where that is to be kept.
+    timing: Option<Timing>,
     /// What the guest is told of the processor, if not all that there is.
     cpuid: Vec<Leaf>,
+}
+
+/// The clocks of several hosts, which drift apart.
+#[derive(Debug)]
+struct Timing {
+    clocks: Clocks,
+    /// With each other host, until somebody makes them.
+    rounds: Mutex<Vec<(usize, Rounds)>>,
 }
 
 #[derive(Debug)]
@@ -199,7 +209,7 @@ impl Boot {
         }
         // The guest's counter starts at zero, about now.
         let offset = counter().wrapping_neg();
-        let (clocks, clock_errors_ns) = clocks(span, number, offset)?;
+        let (clocks, timing) = clocks(span, number, offset)?;
         Ok(Self {
             number,
             vcpus,
@@ -207,7 +217,7 @@ impl Boot {
             coherence,
             channels,
             clocks,
-            clock_errors_ns,
+            timing,
             cpuid: span
                 .over
                 .as_ref()
@@ -215,9 +225,21 @@ impl Boot {
         })
     }
 
-    /// By how much the clock of each shard's host may be wrong, nanoseconds; zero on this host.
-    pub fn clock_errors_ns(&self) -> &[u64] {
-        &self.clock_errors_ns
+    /// The shards' clocks, if they are of several hosts.
+    pub fn clocks(&self) -> Option<&Clocks> {
+        self.timing.as_ref().map(|timing| &timing.clocks)
+    }
+
+    /// Keeps them together, as long as the result lives, by what it gives to `order`. Once.
+    ///
+    /// # Errors
+    /// If the host has no threads left.
+    pub fn keep_time(&self, order: impl Fn(Step) + Clone + Send + 'static) -> io::Result<Option<Keeper>> {
+        let keep = |timing: &Timing| {
+            let mut rounds = timing.rounds.lock().unwrap_or_else(PoisonError::into_inner);
+            Keeper::start(timing.clocks.clone(), std::mem::take(&mut rounds), order)
+        };
+        self.timing.as_ref().map(keep).transpose()
     }
 
     /// What shard `shard` is told; the files that it is sent are added to `files`.
@@ -332,9 +354,8 @@ fn channel(span: &Span, boot: u32, from: usize, to: usize) -> io::Result<Option<
     Ok(Some(Channel::Stream(socket, remote.reach().to_string())))
 }
 
-/// How each shard's counter becomes the guest's, which is this host's and `offset`, and by how many nanoseconds that may be
-/// wrong.
-fn clocks(span: &Span, boot: u32, offset: u64) -> io::Result<(Vec<TscLaunch>, Vec<u64>)> {
+/// How each shard's counter becomes the guest's, which is this host's and `offset`; and what keeps it so.
+fn clocks(span: &Span, boot: u32, offset: u64) -> io::Result<(Vec<TscLaunch>, Option<Timing>)> {
     let here = TscLaunch {
         offset,
         ratio: Ratio::ONE,
@@ -342,27 +363,33 @@ fn clocks(span: &Span, boot: u32, offset: u64) -> io::Result<(Vec<TscLaunch>, Ve
         is_relied_on: true,
     };
     let Some(Over { hosts, guest }) = &span.over else {
-        return Ok((vec![here; span.places.len()], vec![0; span.places.len()]));
+        return Ok((vec![here; span.places.len()], None));
     };
     let here = TscLaunch {
         khz: Some(guest.khz),
         is_relied_on: guest.is_relied_on,
         ..here
     };
-    let (mut clocks, mut errors_ns) = (Vec::new(), Vec::new());
-    for ((place, _), ratio) in span.places.iter().zip(&guest.ratios) {
-        let PartPlace::There(remote) = place else {
-            clocks.push(here);
-            errors_ns.push(0);
-            continue;
+    let (mut launches, mut clocks, mut all_rounds) = (Vec::new(), Vec::new(), Vec::new());
+    for (shard, ((place, _), ratio)) in span.places.iter().zip(&guest.ratios).enumerate() {
+        let clock = if let PartPlace::There(remote) = place {
+            let mut rounds = Rounds::new(connect(hosts, remote.reach(), Role::Clock(boot))?);
+            let relation = relate(&mut rounds)?;
+            all_rounds.push((shard, rounds));
+            Clock::there(relation, offset, *ratio, guest.khz)
+        } else {
+            Clock::new(offset, None)
         };
-        let relation = relate(connect(hosts, remote.reach(), Role::Clock(boot))?)?;
-        clocks.push(TscLaunch {
-            offset: relation.offset(offset, *ratio),
+        launches.push(TscLaunch {
+            offset: clock.offset,
             ratio: *ratio,
             ..here
         });
-        errors_ns.push(relation.error.saturating_mul(1_000_000) / u64::from(guest.khz.max(1)));
+        clocks.push(clock);
     }
-    Ok((clocks, errors_ns))
+    let timing = Timing {
+        clocks: Clocks::new(Leader::new(guest.khz, clocks)),
+        rounds: Mutex::new(all_rounds),
+    };
+    Ok((launches, Some(timing)))
 }

@@ -22,6 +22,7 @@ use crate::handle::Handle;
 use crate::link::Reports;
 use crate::open::{OpenError, Opened};
 use crate::parts::{Part, Parts};
+use crate::remote::clock::keeper::Keeper;
 use crate::shard_process::ShardProcess;
 use crate::spanning::{Boot, Span};
 use crate::spawn::Namespaces;
@@ -189,9 +190,12 @@ fn one_boot(
             Boot::new(span, &opened.launch.memory, kernel)
         })
         .transpose()?;
+    let timed = handle.clone();
+    let keep_time = |boot: &Boot| boot.keep_time(move |step| timed.step(step));
+    let keeper = boot.as_ref().map(keep_time).transpose()?.flatten();
     let (mut parts, mut missing_elsewhere) = (None, Vec::new());
     if let (Some(span), Some(boot)) = (span, &boot) {
-        handle.state().clock_errors_ns = boot.clock_errors_ns().to_vec();
+        handle.state().clocks = boot.clocks().cloned();
         let (told, home) = (handle.clone(), handle.clone());
         let (started, missing) = start_parts(opened, start, span, boot)?;
         missing_elsewhere = missing;
@@ -226,6 +230,7 @@ fn one_boot(
                 Report::Running { mut sandbox_missing } => {
                     ran = true;
                     handle.state().runs = true;
+                    keeper.iter().for_each(Keeper::begin);
                     sandbox_missing.append(&mut missing_elsewhere);
                     booted(Booted {
                         pid: home.pid,
@@ -252,6 +257,7 @@ fn one_boot(
             }
         }
     }
+    drop(keeper);
     handle.set_freezable(None);
     handle.state().orders = None;
     // A broken shard gets no say.

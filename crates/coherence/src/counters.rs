@@ -25,6 +25,14 @@ pub struct Counters {
     pub migratory_reads: u64,
     /// Pages whose contents were forgotten. Counted by the page's manager.
     pub discarded: u64,
+    /// Copies asked for before anybody here wanted them.
+    pub asked_ahead: u64,
+    /// Of these, those that came.
+    pub fetched_ahead: u64,
+    /// Of those asked for, those that somebody waited for before the answer.
+    pub joined: u64,
+    /// Requests of others for copies that nobody waits for, which got none. Counted by who declines.
+    pub declined: u64,
     /// Messages sent, of any kind.
     pub messages_sent: u64,
     /// Of these, with a page beside them.

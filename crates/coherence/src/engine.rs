@@ -1,5 +1,6 @@
 //! One node and one stripe of pages.
 
+mod ahead;
 mod holder;
 mod owner;
 #[cfg(test)]
@@ -32,6 +33,10 @@ pub trait Effects {
     /// A page that this node discards is fresh: no processor anywhere can use it, and what this node has in its place is to count for
     /// nothing before this returns. Wake all who wait for it: they fault again.
     fn forget(&mut self, page: Page);
+
+    /// Map the page for reading, with the bytes that came with the message that is being received. Nobody waits for it, and it is
+    /// not held.
+    fn came_ahead(&mut self, page: Page);
 }
 
 /// What came of a fault at once.
@@ -52,7 +57,7 @@ pub enum Discarded {
     Done,
     /// It will be, later, and that told.
     Waits,
-    /// Nothing: a processor of this node waits for it, or has not used it yet.
+    /// Nothing: a processor of this node waits for it, or has not used it yet; or a copy was asked for ahead, and there is no answer yet.
     InUse,
 }
 
@@ -101,6 +106,15 @@ impl<E: Effects> Turn<'_, E> {
         self.effects.grant(self.page, right, contents);
     }
 
+    /// A fault begins something.
+    fn count(&mut self, access: Access) {
+        match access {
+            Access::Read => self.counters.read_faults += 1,
+            Access::Write => self.counters.write_faults += 1,
+        }
+        self.counters.upgrades += u64::from(self.state.right == Right::Read);
+    }
+
     fn out_of_turn(&self, from: NodeId, body: Body) -> Refusal {
         let page = self.page;
         Refusal::OutOfTurn { from, page, body }
@@ -146,8 +160,8 @@ impl Engine {
     pub fn fault(&mut self, page: Page, access: Access, effects: &mut impl Effects) -> Faulted {
         let place = self.own_place(page);
         let mut turn = self.turn(page, place, effects);
-        let (had, was_owner) = (turn.state.right, turn.state.is_owner());
-        if had.allows(access) {
+        let was_owner = turn.state.is_owner();
+        if turn.state.right.allows(access) {
             return Faulted::Allowed;
         }
         if matches!(
@@ -156,11 +170,11 @@ impl Engine {
         ) {
             return Faulted::Waits;
         }
-        match access {
-            Access::Read => turn.counters.read_faults += 1,
-            Access::Write => turn.counters.write_faults += 1,
+        if turn.state.stage.is_ahead() {
+            turn.join(access);
+            return Faulted::Waits;
         }
-        turn.counters.upgrades += u64::from(had == Right::Read);
+        turn.count(access);
         if was_owner {
             turn.use_own(access);
             let is_granted = turn.state.right.allows(access);
@@ -176,6 +190,13 @@ impl Engine {
                 Faulted::Waits
             };
         }
+        self.ask(page, place, access, effects);
+        Faulted::Waits
+    }
+
+    /// Asks for a page that this node does not own and has not asked for.
+    fn ask(&mut self, page: Page, place: usize, access: Access, effects: &mut impl Effects) {
+        let mut turn = self.turn(page, place, effects);
         turn.state.stage = Stage::Asked(access.into());
         let (me, manager) = (turn.me, turn.manager);
         if manager == me {
@@ -184,7 +205,6 @@ impl Engine {
         } else {
             turn.send(manager, Body::Ask { access });
         }
-        Faulted::Waits
     }
 
     /// Takes a page for writing that is as at the start and this node manages, without a fault, and does not hold it: as if a
@@ -221,7 +241,8 @@ impl Engine {
         match turn.state.stage {
             Stage::Asked(Want::Discard) | Stage::Discarding => return Discarded::Waits,
             Stage::Asked(_) | Stage::Collecting => return Discarded::InUse,
-            Stage::Owner if turn.state.is_held => return Discarded::InUse,
+            // As a guest too, by a copy that was asked for ahead and then wanted.
+            Stage::Owner | Stage::Guest if turn.state.is_held => return Discarded::InUse,
             Stage::Owner => {
                 turn.discard();
                 let is_done = turn.state.stage != Stage::Discarding;
@@ -232,6 +253,8 @@ impl Engine {
                     Discarded::Waits
                 };
             }
+            // Its answer is on the way, and would meet that of the discard.
+            Stage::Ahead | Stage::AheadRead | Stage::AheadWrite => return Discarded::InUse,
             Stage::Guest => {}
         }
         turn.state.stage = Stage::Asked(Want::Discard);
@@ -283,20 +306,33 @@ impl Engine {
             let is_ordered = self.order(from, page, place, access.into(), effects);
             return is_ordered.ok_or(Refusal::OutOfTurn { from, page, body });
         }
+        if body == Body::AskAhead {
+            let is_ordered = self.order_ahead(from, page, place, effects);
+            return is_ordered.ok_or(Refusal::OutOfTurn { from, page, body });
+        }
         let mut turn = self.turn(page, place, effects);
         let refusal = turn.out_of_turn(from, body);
         let is_taken = match body {
-            Body::Ask { .. } => unreachable!("handled above"),
+            Body::Ask { .. } | Body::AskAhead => unreachable!("handled above"),
             Body::Forward {
                 requester,
                 want,
                 reads,
             } if from == turn.manager => turn.take(requester, want, reads),
-            Body::Forward { .. } => None,
+            Body::ForwardAhead { requester } if from == turn.manager => turn.take_ahead(requester),
+            Body::Forward { .. } | Body::ForwardAhead { .. } => None,
             Body::Copy { bytes } => turn.copy(bytes),
             Body::Ownership { want, bytes, copyset } => turn.ownership(want, bytes, copyset),
             Body::Invalidate => turn.invalidate(from),
             Body::Acknowledge => turn.acknowledge(from),
+            Body::Decline => {
+                let joined = turn.declined().ok_or(refusal)?;
+                if let Some(access) = joined {
+                    turn.count(access);
+                    self.ask(page, place, access, effects);
+                }
+                return Ok(());
+            }
         };
         is_taken.ok_or(refusal)
     }

@@ -56,6 +56,19 @@ impl Managed {
         Some((Order { owner, want, reads }, self))
     }
 
+    /// A copy is asked for ahead: who owns the page, and what comes after; none if it is taken for migratory, as a copy would
+    /// help nobody then. Nothing at all if that node owns it, and so should not ask. It says nothing of how the page is used.
+    pub(crate) fn order_ahead(
+        mut self,
+        requester: NodeId,
+        is_policy_on: bool,
+    ) -> Option<Option<(NodeId, Self)>> {
+        let owner = self.owner.get().filter(|owner| *owner != requester)?;
+        self.reads = self.reads.wrapping_add(1);
+        let is_migratory = is_policy_on && self.migratory.is_confirmed();
+        Some((!is_migratory).then_some((owner, self)))
+    }
+
     /// The manager, which owns it, writes without asking anybody.
     pub(crate) fn wrote(&mut self, me: NodeId) {
         self.migratory.asked(me, Want::Write);

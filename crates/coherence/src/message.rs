@@ -3,7 +3,7 @@
 //! ```text
 //! 0   page        u32, little endian, as all
 //! 4   kind        u8
-//! 5   node        u8   who asks (Forward)
+//! 5   node        u8   who asks (Forward, ForwardAhead)
 //! 6   details     u8   bit 0: for writing; bits 1-2: the bytes (0 kept, 1 beside, 2 fresh); bit 3: to discard it
 //! 7   reads       u8   (Forward)
 //! 8   copyset     u64  (Ownership)
@@ -14,6 +14,12 @@
 use thiserror::Error;
 
 use crate::{Access, NodeId, Nodes, Page, Want};
+
+/// Of kinds about pages that nobody waits for yet: beside those of Ask, Forward and Copy.
+const AHEAD: u8 = 0x10;
+const ASK_AHEAD: u8 = AHEAD | 1;
+const FORWARD_AHEAD: u8 = AHEAD | 2;
+const DECLINE: u8 = AHEAD | 3;
 
 /// The length of every message, bytes.
 pub const MESSAGE_BYTES: usize = 16;
@@ -64,7 +70,7 @@ pub enum Body {
     Ownership {
         /// For reading, copies stay valid; for writing or to discard, the new owner takes them away first.
         want: Want,
-        /// Of the page. Never beside it if that is to discard it.
+        /// Of the page. Never beside it if that is to discard it: kept if the receiver has a copy, else fresh.
         bytes: Bytes,
         /// Who else has a copy.
         copyset: Nodes,
@@ -73,6 +79,15 @@ pub enum Body {
     Invalidate,
     /// The answer: it is given up.
     Acknowledge,
+    /// To the page's manager: the sender would read it, and nobody there waits for it yet. A Copy answers, or Decline.
+    AskAhead,
+    /// From the manager to who owns the page, or will: that node would read it. Counts as a read.
+    ForwardAhead {
+        /// Who asks.
+        requester: NodeId,
+    },
+    /// To who asked ahead: no copy now.
+    Decline,
 }
 
 impl Message {
@@ -80,7 +95,7 @@ impl Message {
     pub fn carries_page(&self) -> bool {
         match self.body {
             Body::Copy { bytes } | Body::Ownership { bytes, .. } => bytes == Bytes::Beside,
-            Body::Ask { .. } | Body::Forward { .. } | Body::Invalidate | Body::Acknowledge => false,
+            _ => false,
         }
     }
 
@@ -132,6 +147,12 @@ impl Message {
             }
             Body::Invalidate => out[4] = 5,
             Body::Acknowledge => out[4] = 6,
+            Body::AskAhead => out[4] = ASK_AHEAD,
+            Body::ForwardAhead { requester } => {
+                out[4] = FORWARD_AHEAD;
+                out[5] = u8::try_from(requester.0).expect("less than 64");
+            }
+            Body::Decline => out[4] = DECLINE,
         }
         out
     }
@@ -168,6 +189,11 @@ impl Message {
             },
             5 => Body::Invalidate,
             6 => Body::Acknowledge,
+            ASK_AHEAD => Body::AskAhead,
+            FORWARD_AHEAD => Body::ForwardAhead {
+                requester: NodeId(u16::from(node)),
+            },
+            DECLINE => Body::Decline,
             _ => return Err(Malformed),
         };
         let page = Page(u32::from_le_bytes([a, b, c, d]));

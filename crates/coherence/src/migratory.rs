@@ -33,6 +33,11 @@ impl Migratory {
         self.counts = confirmed | left << 4;
     }
 
+    /// Whether the next read is answered for writing.
+    pub(crate) fn is_confirmed(self) -> bool {
+        self.reader.get().is_none() && self.counts >> 4 > 0
+    }
+
     /// A request comes: what it is to be answered as.
     pub(crate) fn asked(&mut self, by: NodeId, want: Want) -> Want {
         let (confirmed, left) = (self.counts & 0xf, self.counts >> 4);

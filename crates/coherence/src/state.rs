@@ -1,6 +1,6 @@
 //! What a node knows of one page, whoever manages it: 24 bytes.
 
-use crate::{NodeId, Nodes, Right, Want};
+use crate::{Access, NodeId, Nodes, Right, Want};
 
 /// A node or none, in a byte.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -62,6 +62,28 @@ pub(crate) enum Stage {
     Collecting,
     /// As `Collecting`, to forget what is in it.
     Discarding,
+    /// As `Guest` without a copy, and this node has asked ahead for one and has no answer yet.
+    Ahead,
+    /// As before, and somebody here waits to read the page by now.
+    AheadRead,
+    /// As before, to write.
+    AheadWrite,
+}
+
+impl Stage {
+    /// Whether this node has asked ahead and has no answer yet.
+    pub(crate) fn is_ahead(self) -> bool {
+        matches!(self, Self::Ahead | Self::AheadRead | Self::AheadWrite)
+    }
+
+    /// Of a node that has asked ahead: what those wait for who want the page by now, if anybody does.
+    pub(crate) fn joined(self) -> Option<Access> {
+        match self {
+            Self::AheadRead => Some(Access::Read),
+            Self::AheadWrite => Some(Access::Write),
+            _ => None,
+        }
+    }
 }
 
 /// A page as one node sees it.

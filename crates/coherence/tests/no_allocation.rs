@@ -51,6 +51,8 @@ impl Effects for Hands<'_> {
     fn grant(&mut self, _: Page, _: Right, _: Contents) {}
 
     fn forget(&mut self, _: Page) {}
+
+    fn came_ahead(&mut self, _: Page) {}
 }
 
 /// Both ends of a link, on which each third item is lost at first.
@@ -122,6 +124,9 @@ fn nothing_is_allocated_once_engines_and_links_are_made() {
             for (node, engine) in (0..NODES).map(NodeId).zip(&mut engines) {
                 let is_write = (round + u32::from(node.0) + page.0) % 3 == 0;
                 let access = if is_write { Access::Write } else { Access::Read };
+                if (round + page.0) % 5 == u32::from(node.0) {
+                    engine.ask_ahead(page, &mut Hands(node, &mut way));
+                }
                 engine.fault(page, access, &mut Hands(node, &mut way));
                 if (round + page.0).is_multiple_of(5) && engine.manager(page) == node {
                     discards +=

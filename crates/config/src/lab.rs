@@ -2,6 +2,8 @@
 //!
 //! Unknown keys are errors. An error shows the file, the place and the mend.
 
+mod link;
+
 use std::collections::HashSet;
 
 use serde::{Deserialize, Serialize};
@@ -9,6 +11,8 @@ use serde::{Deserialize, Serialize};
 use crate::error::ConfigError;
 use crate::validate::{Fault, fault};
 use crate::vm::Size;
+
+pub use link::{Delay, LinkSpec, Loss, Quality};
 
 /// Host processes that one machine can carry.
 const HOSTS_MAX: usize = 64;
@@ -62,14 +66,6 @@ pub struct HostNodeSpec {
     pub memory: Size,
     /// Distance to each node in order, 10 being local; 10 and 20 when absent.
     pub distances: Option<Vec<u8>>,
-}
-
-/// A private network: host `i` in the list has address `10.77.LINK.(i+1)`, links counted from 0.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct LinkSpec {
-    /// The hosts on it.
-    pub hosts: Vec<String>,
 }
 
 /// Memory shared between hosts, an ivshmem device on each.
@@ -298,6 +294,46 @@ mod tests {
         let (message, place) = refused("[[hosts]]\nname = \"a\"\n[[links]]\nhosts = [\"a\", \"b\"]\n");
         assert!(message.contains("no host \"b\""), "{message}");
         assert_eq!(place, "\"b\"");
+    }
+
+    #[test]
+    fn a_link_is_as_bad_as_its_file_says() {
+        let hosts = "[[hosts]]\nname = \"a\"\n[[hosts]]\nname = \"b\"\n";
+        let links =
+            "links = [{ hosts = [\"a\", \"b\"], delay = \"2ms\", loss = \"1%\" }, { hosts = [\"a\"] }]\n";
+        let spec = LabSpec::parse("lab.toml", &format!("{links}{hosts}")).unwrap();
+        assert_eq!(spec.links[0].quality().to_string(), "delay 2ms, loss 1%");
+        assert_eq!(spec.links[1].quality(), Quality::default());
+    }
+
+    #[test]
+    fn a_delay_or_loss_that_a_link_cannot_have_is_shown() {
+        for (key, wrong, mend) in [
+            (
+                "delay",
+                "\"2\"",
+                "write a whole number and us, ms or s, as \"2ms\"",
+            ),
+            (
+                "delay",
+                "\"1h\"",
+                "write a whole number and us, ms or s, as \"2ms\"",
+            ),
+            ("delay", "\"11s\"", "write \"10s\" at most"),
+            ("delay", "2", "put it in quotes"),
+            (
+                "loss",
+                "\"101%\"",
+                "write a percentage from 0% to 100%, as \"1%\" or \"0.0001%\"",
+            ),
+            ("loss", "0.01", "put it in quotes"),
+        ] {
+            let text = format!("[[hosts]]\nname = \"a\"\n[[links]]\nhosts = [\"a\"]\n{key} = {wrong}\n");
+            let error = LabSpec::parse("lab.toml", &text).unwrap_err();
+            assert_eq!(error.mend.as_deref(), Some(mend), "{error}");
+            let span = error.span.unwrap();
+            assert_eq!(&text[span.offset()..span.offset() + span.len()], wrong);
+        }
     }
 
     #[test]

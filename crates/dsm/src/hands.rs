@@ -4,17 +4,19 @@ use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use coherence::{Access, Body, Contents, Effects, Message, NodeId, Page, Right, Want};
 
 use crate::PAGE_BYTES;
+use crate::ahead::WINDOW_MAX;
 use crate::clock::{now_ns, ran_ns};
 use crate::discards::Mailbox;
 use crate::ending::End;
 use crate::heat::Heat;
 use crate::hold::{Hold, Thread};
 use crate::latency::Latency;
-use crate::link::{FRAME_BYTES, Frame, Link, PAGE_FRAME_BYTES};
+use crate::link::{FRAME_BYTES, Frame, Link};
 use crate::merging::{HOT, Merging, Todo, unnumbered};
 use crate::meter::Meter;
 use crate::region::Region;
@@ -22,6 +24,8 @@ use crate::userfault::Fault;
 
 /// Threads that wait and pages that are held without the lists having to grow.
 const LIST: usize = 256;
+/// A request, and those ahead of it.
+const GATHERED_BYTES: usize = (1 + WINDOW_MAX as usize) * FRAME_BYTES;
 
 /// A thread that waits for a page.
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +40,18 @@ struct Waiter {
     wanted: bool,
 }
 
+/// Requests of one fault: for its page, and for those after it.
+#[derive(Debug)]
+struct Gathered {
+    /// Whether a fault is being handled.
+    is_open: bool,
+    to: usize,
+    /// On the stream of answers.
+    with_answers: bool,
+    bytes: usize,
+    frames: [u8; GATHERED_BYTES],
+}
+
 /// All of a lane but its engine.
 #[derive(Debug)]
 pub struct Hands {
@@ -46,6 +62,8 @@ pub struct Hands {
     /// To each node; none to this one.
     pub links: Vec<Option<Link>>,
     pub meter: Meter,
+    /// Whether to ask for pages before anybody wants them.
+    pub reads_ahead: Arc<AtomicBool>,
     /// What went wrong in an effect, which can't say so.
     pub failed: Option<End>,
     /// A thread of this node was woken, which may need this CPU.
@@ -54,8 +72,10 @@ pub struct Hands {
     pub was_fresh: bool,
     pub holds: Vec<Hold>,
     waiters: Vec<Waiter>,
-    /// A page that was asked for and of which nothing is here: what comes next is probably its bytes.
-    landing: Option<u32>,
+    /// Pages that were asked for and of which nothing is here: what comes next is probably the first one's bytes.
+    landing: VecDeque<u32>,
+    /// Requests that go in one write.
+    gathered: Gathered,
     /// Where bytes go of which nothing can be guessed.
     scratch: Box<[u8; PAGE_BYTES]>,
     names: Arc<Vec<String>>,
@@ -91,12 +111,20 @@ impl Hands {
             latency,
             links,
             meter: Meter::default(),
+            reads_ahead: Arc::default(),
             failed: None,
             woke: false,
             was_fresh: false,
             holds: Vec::with_capacity(LIST),
             waiters: Vec::with_capacity(LIST),
-            landing: None,
+            landing: VecDeque::with_capacity(LIST),
+            gathered: Gathered {
+                is_open: false,
+                to: 0,
+                with_answers: false,
+                bytes: 0,
+                frames: [0; GATHERED_BYTES],
+            },
             scratch: Box::new([0; PAGE_BYTES]),
             names,
             random: fastrand::Rng::new(),
@@ -147,7 +175,7 @@ impl Hands {
         for waiter in self.waiters.iter_mut().filter(|waiter| waiter.page == page) {
             waiter.wanted = true;
         }
-        let index = self.holds.iter().position(|hold| hold.page == page)?;
+        let index = self.hold_of(page)?;
         self.holds[index].wanted = true;
         Some(index)
     }
@@ -164,18 +192,18 @@ impl Hands {
 
     /// Where bytes are received before it is known whose they are.
     pub fn guess(&mut self) -> *mut u8 {
-        match self.landing {
-            Some(page) => self.region.bytes(page).cast(),
+        match self.landing.front() {
+            Some(page) => self.region.bytes(*page).cast(),
             None => self.scratch.as_mut_ptr(),
         }
     }
 
     /// A message has come: what was guessed is known now.
     pub fn came(&mut self, page: u32, with_bytes: bool) {
-        if self.landing == Some(page) {
-            self.landing = None;
+        if self.landing.front() == Some(&page) {
             self.meter.landed += u64::from(with_bytes);
         }
+        self.lands_no_more(page);
     }
 
     /// Where the bytes beside a message go; none if it has none.
@@ -210,11 +238,12 @@ impl Hands {
         }
     }
 
-    /// Sends a message of the engine, with its page if it has one; one without can go on the stream of pages, too.
+    /// Sends a message of the engine, behind what it comes after if that is to be said, with its page if it has one; one without
+    /// can go on the stream of pages, too.
     pub fn post(
         &mut self,
         to: usize,
-        frame: &Frame,
+        frames: &[u8],
         page: Option<*const [u8; PAGE_BYTES]>,
         with_answers: bool,
     ) {
@@ -225,12 +254,12 @@ impl Hands {
         };
         let result = match page {
             Some(page) => {
-                self.meter.bytes += PAGE_FRAME_BYTES as u64;
-                link.send_page(frame, page)
+                self.meter.bytes += (frames.len() + PAGE_BYTES) as u64;
+                link.send_page(frames, page)
             }
             None => {
-                self.meter.bytes += FRAME_BYTES as u64;
-                link.send(frame, with_answers)
+                self.meter.bytes += frames.len() as u64;
+                link.send(frames, with_answers)
             }
         };
         self.posted(to, result);
@@ -240,9 +269,49 @@ impl Hands {
     pub fn post_pieces(&mut self, to: usize, frames: &[u8]) {
         if let Some(link) = self.links.get(to).and_then(Option::as_ref) {
             self.meter.bytes += frames.len() as u64;
-            let result = link.send_frames(frames);
+            let result = link.send(frames, false);
             self.posted(to, result);
         }
+    }
+
+    /// Requests from now on go together, when [`Hands::send_gathered`] is called.
+    pub fn gather(&mut self) {
+        self.gathered.is_open = true;
+    }
+
+    /// Sends them, the first one first.
+    pub fn send_gathered(&mut self) {
+        self.gathered.is_open = false;
+        self.flush_gathered();
+    }
+
+    fn flush_gathered(&mut self) {
+        let Gathered {
+            to,
+            bytes,
+            with_answers,
+            ..
+        } = self.gathered;
+        self.gathered.bytes = 0;
+        if bytes > 0
+            && let Some(link) = self.links.get(to).and_then(Option::as_ref)
+        {
+            self.meter.bytes += bytes as u64;
+            let result = link.send(&self.gathered.frames[..bytes], with_answers);
+            self.posted(to, result);
+        }
+    }
+
+    /// One more.
+    fn gather_one(&mut self, to: usize, frame: &Frame, with_answers: bool) {
+        let is_full = self.gathered.bytes == self.gathered.frames.len();
+        if is_full || (self.gathered.to, self.gathered.with_answers) != (to, with_answers) {
+            self.flush_gathered();
+        }
+        let gathered = &mut self.gathered;
+        (gathered.to, gathered.with_answers) = (to, with_answers);
+        gathered.frames[gathered.bytes..][..FRAME_BYTES].copy_from_slice(frame);
+        gathered.bytes += FRAME_BYTES;
     }
 
     fn posted(&mut self, to: usize, result: io::Result<()>) {
@@ -259,9 +328,18 @@ impl Hands {
 
     /// What comes next is not received to this page before it is known whose it is.
     pub fn lands_no_more(&mut self, page: u32) {
-        if self.landing == Some(page) {
-            self.landing = None;
-        }
+        self.landing.retain(|landing| *landing != page);
+    }
+
+    /// Whether a page is the engine's business alone: one that is merged, or about to be, is of no use to ask for.
+    pub fn is_plain(&self, page: u32) -> bool {
+        let merging = self.merging.as_ref();
+        merging.is_none_or(|merging| !merging.merger.is_merged(Page(page)) && !merging.taken.contains(&page))
+    }
+
+    /// The hold of a page, if there is one.
+    pub fn hold_of(&self, page: u32) -> Option<usize> {
+        self.holds.iter().position(|hold| hold.page == page)
     }
 
     /// Whether a page is not the engine's to give, for it is merged or about to be.
@@ -364,23 +442,32 @@ impl Effects for Hands {
             .then(|| self.region.bytes(page).cast_const());
         let with_answers = matches!(
             message.body,
-            Body::Ask { .. } | Body::Copy { .. } | Body::Ownership { .. }
+            Body::Ask { .. } | Body::AskAhead | Body::Decline | Body::Copy { .. } | Body::Ownership { .. }
         );
+        let asks = match message.body {
+            Body::Ask { .. } | Body::AskAhead => true,
+            Body::Forward { requester, .. } | Body::ForwardAhead { requester } => requester.0 == self.me,
+            _ => false,
+        };
         match self.merging.take_if(|_| message.is_causal()) {
             Some(mut merging) => {
                 merging.send(self, node, frame, bytes);
                 self.merging = Some(merging);
             }
+            None if asks && self.gathered.is_open => self.gather_one(node, &frame, with_answers),
             None => self.post(node, &frame, bytes, with_answers),
         }
-        let asks = match message.body {
-            Body::Ask { .. } => true,
-            // No bytes come of what is to be forgotten.
-            Body::Forward { requester, want, .. } => requester.0 == self.me && want != Want::Discard,
-            _ => false,
-        };
-        if asks && self.region.mapped(page) == Right::None {
-            self.landing = Some(page);
+        // No bytes come of what is to be forgotten.
+        let brings = asks
+            && !matches!(
+                message.body,
+                Body::Forward {
+                    want: Want::Discard,
+                    ..
+                }
+            );
+        if brings && self.region.mapped(page) == Right::None && self.landing.len() < LIST {
+            self.landing.push_back(page);
         }
     }
 
@@ -400,9 +487,7 @@ impl Effects for Hands {
         if self.was_fresh {
             self.region.clear(page);
         }
-        if self.landing == Some(page) {
-            self.landing = None;
-        }
+        self.lands_no_more(page);
         if self.is_taken(page) {
             // Not for processors. A grant to read answers one to write too.
             self.holds.retain(|hold| hold.page != page);
@@ -438,5 +523,13 @@ impl Effects for Hands {
             self.todo.push_back(Todo::Take(page));
         }
         self.forgotten.push(page);
+    }
+
+    fn came_ahead(&mut self, page: Page) {
+        let page = self.region.unstriped(page.0);
+        self.lands_no_more(page);
+        let result = self.region.open(page, Right::Read);
+        self.kernel(page, "map", result);
+        self.heat.came(page);
     }
 }

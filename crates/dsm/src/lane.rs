@@ -7,21 +7,21 @@
 
 mod discarding;
 
-use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use coherence::{Access, Body, Engine, Faulted, Message, NodeId, Page, Right};
+use coherence::{Access, Body, Engine, Faulted, Message, NodeId, Page, Right, Want};
 use urpc::poll::PollTime;
 
 use self::discarding::Discarding;
+use crate::ahead::Ahead;
 use crate::clock::now_ns;
 use crate::ending::{End, Ending};
 use crate::hands::Hands;
 use crate::hold::{BOUND_NS, Hold, Thread, Verdict};
 use crate::link::{FRAME_BYTES, Frame, Link};
-use crate::merging::{Heard, KIND_PIECE, Todo, unnumbered};
+use crate::merging::{Todo, page_of};
 use crate::meter::Meter;
 use crate::userfault::{FAULTS_MAX, Fault};
 
@@ -58,6 +58,7 @@ pub struct Lane {
     /// Threads may wait that have not been heard.
     faulted: bool,
     discarding: Discarding,
+    ahead: Ahead,
 }
 
 impl Lane {
@@ -102,6 +103,7 @@ impl Lane {
             polled,
             faulted: true,
             discarding: Discarding::default(),
+            ahead: Ahead::default(),
         }
     }
 
@@ -199,7 +201,13 @@ impl Lane {
                 _ => {}
             }
             let striped = Page(self.hands.region.striped(page));
-            match self.engine.fault(striped, access, &mut self.hands) {
+            self.hands.gather();
+            let faulted = self.engine.fault(striped, access, &mut self.hands);
+            if faulted == Faulted::Waits && access == Access::Read {
+                self.ask_ahead(page);
+            }
+            self.hands.send_gathered();
+            match faulted {
                 Faulted::Allowed => self.hands.again(page),
                 Faulted::Granted => self.claim_around(page),
                 Faulted::Waits => self.hands.note_ran(),
@@ -207,6 +215,23 @@ impl Lane {
             self.check()?;
         }
         Ok(count > 0)
+    }
+
+    /// Asks for pages after one that was just asked for, if it is of a stream of them.
+    fn ask_ahead(&mut self, page: u32) {
+        if !self.hands.reads_ahead.load(Ordering::Relaxed) {
+            return;
+        }
+        // Of this lane, and most probably of the same manager.
+        let end = self.hands.region.block_of(page, u32::MAX).end;
+        let region = &self.hands.region;
+        let is_here = |page| region.mapped(page) != Right::None;
+        for page in self.ahead.reads(page, end, is_here) {
+            if !self.ahead.was_taken(page) && self.hands.is_plain(page) {
+                let striped = Page(self.hands.region.striped(page));
+                self.engine.ask_ahead(striped, &mut self.hands);
+            }
+        }
     }
 
     /// Takes pages beside one that was just used for the first time, of those that nobody has used: who fills memory that begins here
@@ -284,16 +309,21 @@ impl Lane {
         if self.heard_of_discards(node, frame)? {
             return Ok(());
         }
-        let Some(frame) = self.in_order(node, frame)? else {
-            return Ok(());
-        };
+        match self.in_order(node, frame)? {
+            Some(frame) => self.act(node, frame),
+            None => Ok(()),
+        }
+    }
+
+    /// Acts on a message of the engine.
+    fn act(&mut self, node: usize, frame: Frame) -> Result<(), End> {
         let message = Message::decode(&frame)
             .map_err(|error| End::Nonsense(format!("{}: {error}", self.hands.name(node))))?;
         if message.page.0 < self.hands.region.pages() {
             let page = self.hands.region.unstriped(message.page.0);
             self.hands.came(page, message.carries_page());
             if self.hands.is_taken(page)
-                && matches!(message.body, Body::Ask { .. })
+                && matches!(message.body, Body::Ask { .. } | Body::AskAhead)
                 && let Some(merging) = &mut self.hands.merging
             {
                 merging.parked.push((node, frame));
@@ -307,6 +337,7 @@ impl Lane {
             {
                 self.judge(index, now_ns());
             }
+            self.note_ahead(page, message.body);
         }
         self.engine
             .receive(NodeId(node as u16), message, &mut self.hands)
@@ -314,33 +345,43 @@ impl Lane {
         self.check()
     }
 
+    /// What a message says of pages that are, or were, asked for ahead.
+    fn note_ahead(&mut self, page: u32, body: Body) {
+        match body {
+            Body::Decline => self.ahead.declined(page),
+            Body::Invalidate
+            | Body::Ask {
+                access: Access::Write,
+            }
+            | Body::Forward {
+                want: Want::Write | Want::Discard,
+                ..
+            } => self.ahead.takes(page),
+            // It may have been used long ago, and nobody has looked since. If not it stays, as nobody waits for it.
+            Body::AskAhead | Body::ForwardAhead { .. } => {
+                if let Some(index) = self.hands.hold_of(page) {
+                    self.judge(index, now_ns());
+                }
+            }
+            _ => {}
+        }
+    }
+
     /// A message of the engine, if it may be acted on now. What is said about merged pages is acted on here.
     fn in_order(&mut self, node: usize, frame: &Frame) -> Result<Option<Frame>, End> {
         let Some(mut merging) = self.hands.merging.take() else {
             return Ok(Some(*frame));
         };
-        let heard = (frame[KIND_AT] == KIND_PIECE).then(|| merging.hear(&mut self.hands, node, frame));
-        let (number, message) = unnumbered(frame);
-        let is_ready = heard.is_none() && number.is_none_or(|number| merging.is_ready(node, number));
-        if heard.is_none() && !is_ready {
-            // Its bytes, if it has some, are in their place.
-            self.hands.lands_no_more(page_of(frame));
-            merging.early.push_back((node, *frame));
-        }
-        let late = match &heard {
-            Some(Ok(Heard::Applied)) => std::mem::take(&mut merging.early),
-            _ => VecDeque::new(),
-        };
+        let heard = merging.hear(&mut self.hands, node, frame);
+        let late = merging.late();
         self.hands.merging = Some(merging);
-        if let Some(Err(why)) = heard {
-            return Err(End::Nonsense(format!("{}: {why}", self.hands.name(node))));
-        }
+        let message = heard.map_err(|why| End::Nonsense(format!("{}: {why}", self.hands.name(node))))?;
         self.check()?;
         for (node, frame) in late {
-            self.message(node, &frame)?;
+            self.act(node, frame)?;
         }
         self.settle()?;
-        Ok(is_ready.then_some(message))
+        Ok(message)
     }
 
     /// Does what is to be done about merged pages, and sends what may go by now.
@@ -375,7 +416,7 @@ impl Lane {
                     self.hands.let_in(page);
                     self.engine.used(Page(page), &mut self.hands);
                     for (node, frame) in now {
-                        self.message(node, &frame)?;
+                        self.act(node, frame)?;
                     }
                     self.check()?;
                     continue;
@@ -460,6 +501,12 @@ impl Lane {
             return;
         }
         self.hands.meter.sleeps += 1;
+        let merging = self.hands.merging.as_ref();
+        // What waits for something that never comes is found even if nothing else happens.
+        let limit_ns = match merging.is_some_and(|merging| merging.waits()) {
+            true => Some(limit_ns.unwrap_or(u64::MAX)),
+            false => limit_ns,
+        };
         let limit = limit_ns.map(|ns| libc::timespec {
             tv_sec: 0,
             tv_nsec: ns.min(999_999_999).cast_signed(),
@@ -482,8 +529,16 @@ impl Lane {
         }
         let first = 3 + usize::from(self.hands.merging.is_some());
         let streams = self.polled[first..].as_chunks::<2>().0;
+        let mut is_silent = true;
         for (link, streams) in self.hands.links.iter_mut().flatten().zip(streams) {
-            link.fill(streams.each_ref().map(has_come));
+            let filled = streams.each_ref().map(has_come);
+            is_silent &= filled == [false; 2];
+            link.fill(filled);
+        }
+        let merging = self.hands.merging.as_ref().filter(|_| is_silent);
+        if let Some(node) = merging.and_then(|merging| merging.overdue()) {
+            let why = "its message comes after changes of page tables that do not come";
+            self.hands.refused(&format!("{}: {why}", self.hands.name(node)));
         }
     }
 
@@ -523,9 +578,4 @@ impl Lane {
             let _ = link.send(&frame, false);
         }
     }
-}
-
-/// The page that a message is about.
-fn page_of(frame: &Frame) -> u32 {
-    u32::from_le_bytes([frame[0], frame[1], frame[2], frame[3]])
 }

@@ -6,15 +6,18 @@
 //! - [`userfault`]: how the kernel tells of threads that wait, and is told to let them go on;
 //! - [`lane`]: the threads that serve faults and messages, each a part of the pages;
 //! - [`link`], [`stream`], [`meeting`]: streams between nodes, and how nodes meet;
-//! - [`hold`]: how long a page that has come stays; [`heat`]: which come most often;
-//! - [`merging`]: page tables of a guest, which are open to all nodes at once; [`causal`]: what that asks of other threads;
+//! - [`hold`]: how long a page that has come stays; [`heat`]: which come most often; [`ahead`]: which are asked for before anybody wants them;
+//! - [`merging`]: page tables of a guest, which are open to all nodes at once; [`causal`]: what that asks of other threads; [`batches`]: what their
+//!   messages come after;
 //! - [`discards`]: pages whose contents nobody needs any more;
 //! - [`node`]: all of it together.
 //!
 //! What holds: a thread's access to a page completes only while the protocol grants its node that right; a node that can't go on
 //! ends, and all others with it, each with the reason. Other nodes are trusted with the memory, and with nothing else.
 
+mod ahead;
 pub mod bare;
+mod batches;
 mod causal;
 mod clock;
 mod discards;
@@ -36,6 +39,7 @@ mod stream;
 mod userfault;
 pub mod work;
 
+pub use batches::{Batches, SHARERS_MAX};
 pub use causal::Causal;
 pub use discards::Discards;
 pub use ending::End;

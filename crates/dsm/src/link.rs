@@ -101,31 +101,23 @@ impl Link {
         self.unread.len() >= FRAME_BYTES || !self.early.is_empty() || self.filled != [false; 2]
     }
 
-    /// Sends a message: a request or an answer, or another one.
+    /// Sends one message or several: requests and answers, or others.
     ///
     /// # Errors
     /// If the other side is gone, or takes nothing for long.
-    pub fn send(&self, frame: &Frame, with_answers: bool) -> io::Result<()> {
+    pub fn send(&self, frames: &[u8], with_answers: bool) -> io::Result<()> {
         let stream = if with_answers { &self.bulk } else { &self.control };
-        send(stream, &mut [part(frame.as_ptr(), FRAME_BYTES), NO_PART])
+        send(stream, &mut [part(frames.as_ptr(), frames.len()), NO_PART])
     }
 
-    /// Sends several messages at once, none of which asks for anything.
+    /// Sends messages of which the last has a page, whose bytes are read before this returns.
     ///
     /// # Errors
     /// As [`Link::send`].
-    pub fn send_frames(&self, frames: &[u8]) -> io::Result<()> {
-        send(&self.control, &mut [part(frames.as_ptr(), frames.len()), NO_PART])
-    }
-
-    /// Sends a message with its page, whose bytes are read before this returns.
-    ///
-    /// # Errors
-    /// As [`Link::send`].
-    pub fn send_page(&self, frame: &Frame, page: *const [u8; PAGE_BYTES]) -> io::Result<()> {
+    pub fn send_page(&self, frames: &[u8], page: *const [u8; PAGE_BYTES]) -> io::Result<()> {
         send(
             &self.bulk,
-            &mut [part(frame.as_ptr(), FRAME_BYTES), part(page.cast(), PAGE_BYTES)],
+            &mut [part(frames.as_ptr(), frames.len()), part(page.cast(), PAGE_BYTES)],
         )
     }
 

@@ -15,7 +15,7 @@ use crate::region::{Method, PAGES_MAX};
 use crate::stream::{self, MEETING_LIMIT, Peer, Security, StreamError};
 
 /// Changes with whatever nodes say to one another.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// The most lanes.
 pub const LANES_MAX: u16 = 32;
 

@@ -1,42 +1,38 @@
-//! Page tables of a guest as merged pages, where a memory of two nodes and one lane has them: the driver of [`coherence::merged`].
+//! Page tables of a guest as merged pages, where a memory of few nodes and one lane has them: the driver of [`coherence::merged`].
 //!
-//! All of it is on the lane. Batches and what nodes say about merged pages go on the control stream, in pieces of a frame; the
-//! messages of the engine that come after them have the number of the last batch in bytes that they don't use with so few
-//! nodes, since those with a page go on another stream.
+//! All of it is on the lane. Batches and what nodes say about merged pages go on the control stream, in pieces of a frame
+//! ([`pieces`]). The messages of the engine that come after them say so ([`stamps`]), since those with a page go on another stream, and
+//! another node's changes come on another one still. What comes before something that it comes after waits for that ([`early`]).
+
+mod early;
+mod hooks;
+mod pieces;
+mod stamps;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use coherence::merged::{
-    Accessed, Batch, CHANGE_BYTES, Change, Hooks, Level, Merger, Merges, SAYING_BYTES, Saying, Stamp, Ticket,
-    Words,
-};
-use coherence::{Layout, Message, NodeId, Page, Right};
+use coherence::merged::{Accessed, Batch, Level, Merger, Merges, Say, Saying, Stamp, Ticket};
+use coherence::{Layout, Message, NodeId, Page};
 
 use crate::PAGE_BYTES;
-use crate::causal::{Causal, has_come};
+use crate::batches::{AHEAD_MAX, Batches, ahead};
+use crate::causal::Causal;
+use crate::clock::now_ns;
 use crate::hands::Hands;
-use crate::link::{FRAME_BYTES, Frame};
+use crate::link::Frame;
+use early::{Early, Thing};
+use pieces::{Pieces, Said};
+use stamps::{Frames, KIND_STAMP, Told, is_too_far};
 
 /// Of a frame that is a piece of what is said about merged pages.
-pub const KIND_PIECE: u8 = 0xfd;
+const KIND_PIECE: u8 = 0xfd;
 const KIND_AT: usize = 4;
-/// What of such a frame is not its kind.
-const PIECE_BYTES: usize = FRAME_BYTES - 1;
-/// Where the number of the last batch is in a message of the engine; copysets of two nodes don't reach there.
+/// Where the number of the sender's last batch is in a message of the engine; copysets of 32 nodes don't reach there.
 const NUMBER_AT: usize = 12;
-/// Bytes before what is said: its length.
-const LENGTH_BYTES: usize = 4;
-const BATCH: u8 = 1;
-const SAYING: u8 = 2;
-/// The nodes that there are.
-const NODES: u16 = 2;
-const STAMP_BYTES: usize = 8 * NODES as usize;
+const _: () = assert!(crate::SHARERS_MAX <= 32);
 /// Tables that are merged at once, at most.
 const LIMIT: usize = 64;
-/// Longer than anything that is said: all words of all pages.
-const LONGEST: usize = LIMIT * 512 * CHANGE_BYTES + 4 * PAGE_BYTES;
 /// Times that a page comes before it is looked at, and between looks.
 pub const HOT: u32 = 4;
 
@@ -55,11 +51,22 @@ pub enum Todo {
 
 /// A message that goes when what is loose has left.
 #[derive(Debug)]
-pub struct Held {
-    pub to: usize,
-    pub frame: Frame,
-    pub page: Option<Box<[u8; PAGE_BYTES]>>,
+struct Held {
+    to: usize,
+    frame: Frame,
+    page: Option<Box<[u8; PAGE_BYTES]>>,
     ticket: Ticket,
+}
+
+/// Another node, as far as merged pages go.
+#[derive(Debug)]
+struct Peer {
+    pieces: Pieces,
+    /// Of its batches, how many have come, to be applied now or later.
+    batches: u64,
+    /// What it said that its messages come after, and what it was told.
+    said: Told,
+    told: Told,
 }
 
 /// The lane's.
@@ -71,40 +78,41 @@ pub struct Merging {
     pub taken: Vec<u32>,
     /// What the engine is to hear of them then.
     pub parked: Vec<(usize, Frame)>,
-    /// Messages of the engine that came before what they come after.
-    pub early: VecDeque<(usize, Frame)>,
+    layout: Layout,
+    /// All nodes; this one is not used.
+    peers: Vec<Peer>,
+    early: Early,
+    /// Batches were applied since what is early was looked through for messages.
+    has_applied: bool,
     held: VecDeque<Held>,
     asks: VecDeque<(u64, Ticket)>,
     taken_asks: u64,
-    pieces: Vec<u8>,
-}
-
-/// What came of a piece.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Heard {
-    /// More is needed.
-    Part,
-    /// Something was said.
-    Whole,
-    /// A batch was applied.
-    Applied,
 }
 
 impl Merging {
-    /// Of a node of two.
+    /// Of a node of at most [`crate::SHARERS_MAX`].
     pub fn new(layout: Layout, causal: Arc<Causal>, processors: usize) -> Self {
         let standing = causal.standing();
         const TOP: Level = Level(4);
+        let (me, nodes) = (usize::from(layout.me.0), usize::from(layout.nodes));
+        let peer = |node| Peer {
+            pieces: Pieces::new(),
+            batches: 0,
+            said: Told::new([node, me], nodes),
+            told: Told::new([me, node], nodes),
+        };
         Self {
-            merger: Merger::new(layout, TOP, LIMIT, processors, Accessed::Sent, standing),
+            merger: Merger::new(layout.clone(), TOP, LIMIT, processors, Accessed::Sent, standing),
+            layout,
             causal,
             taken: Vec::with_capacity(LIMIT),
             parked: Vec::new(),
-            early: VecDeque::new(),
+            peers: (0..nodes).map(peer).collect(),
+            early: Early::default(),
+            has_applied: false,
             held: VecDeque::new(),
             asks: VecDeque::new(),
             taken_asks: 0,
-            pieces: Vec::with_capacity(PAGE_BYTES),
         }
     }
 
@@ -134,11 +142,6 @@ impl Merging {
         }
     }
 
-    /// Batches that this node has sent.
-    fn sent(&self, me: u16) -> u32 {
-        self.merger.stamp().of(NodeId(me)) as u32
-    }
-
     /// Sends a message of the engine by which the other node may learn what this one did, or keeps it until it may go.
     pub fn send(
         &mut self,
@@ -149,8 +152,7 @@ impl Merging {
     ) {
         let ticket = self.collect(hands);
         if self.held.is_empty() && self.merger.may_send(ticket) {
-            let frame = self.numbered(hands.me, frame);
-            return hands.post(to, &frame, page, false);
+            return self.post(hands, to, frame, page);
         }
         // SAFETY: the bytes of a page that nobody can write any more.
         let page = page.map(|page| Box::new(unsafe { page.read() }));
@@ -162,9 +164,24 @@ impl Merging {
         });
     }
 
-    fn numbered(&self, me: u16, mut frame: Frame) -> Frame {
-        frame[NUMBER_AT..].copy_from_slice(&self.sent(me).to_le_bytes());
-        frame
+    /// Sends a message, which says what it comes after.
+    fn post(
+        &mut self,
+        hands: &mut Hands,
+        to: usize,
+        mut frame: Frame,
+        page: Option<*const [u8; PAGE_BYTES]>,
+    ) {
+        let stamp = self.merger.stamp();
+        let sent = stamp.of(self.layout.me) as u32;
+        frame[NUMBER_AT..].copy_from_slice(&sent.to_le_bytes());
+        let mut frames: Frames = [0; size_of::<Frames>()];
+        let length = match self.peers.get_mut(to) {
+            Some(peer) => peer.told.write(&mut frames, &frame, page.is_some(), &stamp),
+            // The hands say so.
+            None => 0,
+        };
+        hands.post(to, &frames[..length], page, false);
     }
 
     /// Whether somebody asks who has not been heard. Call it before sleep: who asks later wakes the lane.
@@ -178,222 +195,210 @@ impl Merging {
         let asked = self.causal.asked();
         if asked != self.taken_asks {
             self.taken_asks = asked;
+            if let Some((from, why)) = self.causal.refused() {
+                hands.refused(&format!("{}: {why}", hands.name(from)));
+            }
             let ticket = self.collect(hands);
             self.asks.push_back((asked, ticket));
         }
         while let Some(held) = self.held.pop_front_if(|held| self.merger.may_send(held.ticket)) {
-            let frame = self.numbered(hands.me, held.frame);
             let page = held.page.as_deref().map(std::ptr::from_ref);
-            hands.post(held.to, &frame, page, false);
+            self.post(hands, held.to, held.frame, page);
         }
         while let Some((number, _)) = self
             .asks
             .pop_front_if(|(_, ticket)| self.merger.may_send(*ticket))
         {
-            self.causal.answer(number, self.sent(hands.me));
+            self.causal.answer(number, Batches::from(&self.merger.stamp()));
         }
     }
 
-    /// Whether a message of the engine, from a node, may be acted on.
-    pub fn is_ready(&self, from: usize, number: u32) -> bool {
-        has_come(self.merger.stamp().of(NodeId(from as u16)) as u32, number)
-    }
-
-    /// A piece has come.
+    /// A frame has come from a node: the message of the engine that it is, if that may be acted on now.
     ///
     /// # Errors
     /// If it makes no sense.
-    pub fn hear(&mut self, hands: &mut Hands, from: usize, frame: &Frame) -> Result<Heard, &'static str> {
-        self.pieces.extend_from_slice(&frame[..KIND_AT]);
-        self.pieces.extend_from_slice(&frame[KIND_AT + 1..]);
-        let length = match self.pieces.first_chunk::<LENGTH_BYTES>() {
-            Some(length) => u32::from_le_bytes(*length) as usize,
-            None => return Ok(Heard::Part),
-        };
-        if length > LONGEST {
-            return Err("it says more of merged pages than there can be");
+    pub fn hear(
+        &mut self,
+        hands: &mut Hands,
+        from: usize,
+        frame: &Frame,
+    ) -> Result<Option<Frame>, &'static str> {
+        match frame[KIND_AT] {
+            KIND_PIECE => {
+                let nodes = self.peers.len();
+                if let Some(said) = self.peers[from].pieces.add(frame, nodes)? {
+                    self.said(hands, from, said)?;
+                }
+                Ok(None)
+            }
+            KIND_STAMP => {
+                let applied = self.merger.stamp();
+                self.peers[from].said.hear(frame, &applied)?;
+                Ok(None)
+            }
+            _ => {
+                let (number, message) = unnumbered(frame);
+                let Some((number, with_page)) = number else {
+                    return Ok(Some(message));
+                };
+                let stamp = self.stamp_of(from, number, with_page)?;
+                if self.merger.is_ready(&stamp) {
+                    return Ok(Some(message));
+                }
+                // Its bytes, if it has some, are in their place.
+                hands.lands_no_more(page_of(frame));
+                self.early.push(from, Thing::Message(message, stamp), now_ns())?;
+                Ok(None)
+            }
         }
-        if self.pieces.len() < LENGTH_BYTES + length {
-            return Ok(Heard::Part);
-        }
-        let pieces = std::mem::take(&mut self.pieces);
-        let said = &pieces[LENGTH_BYTES..LENGTH_BYTES + length];
-        let heard = self.said(hands, from, said);
-        self.pieces = pieces;
-        self.pieces.clear();
-        heard
     }
 
-    fn said(&mut self, hands: &mut Hands, from: usize, said: &[u8]) -> Result<Heard, &'static str> {
-        const NONSENSE: &str = "it says nonsense of merged pages";
-        let (&kind, rest) = said.split_first().ok_or(NONSENSE)?;
-        let (stamp, rest) = rest.split_at_checked(STAMP_BYTES).ok_or(NONSENSE)?;
-        let stamp = Stamp::decode(stamp).map_err(|_| NONSENSE)?;
+    /// Messages of the engine that came early, and may be acted on now, by who sent them.
+    pub fn late(&mut self) -> Vec<(usize, Frame)> {
+        let mut late = Vec::new();
+        if std::mem::take(&mut self.has_applied) {
+            let merger = &self.merger;
+            let is_ready =
+                |_, thing: &Thing| matches!(thing, Thing::Message(_, stamp) if merger.is_ready(stamp));
+            while let Some((from, Thing::Message(frame, _))) = self.early.take(is_ready) {
+                late.push((from, frame));
+            }
+        }
+        late
+    }
+
+    /// Whether anything waits for what it comes after.
+    pub fn waits(&self) -> bool {
+        !self.early.is_empty()
+    }
+
+    /// Whose message waits for what will never come.
+    pub fn overdue(&self) -> Option<usize> {
+        self.waits().then(|| self.early.overdue(now_ns())).flatten()
+    }
+
+    /// What a message of the engine with that number comes after.
+    fn stamp_of(&self, from: usize, number: u32, with_page: bool) -> Result<Stamp, &'static str> {
         let node = NodeId(from as u16);
-        match kind {
-            BATCH => {
-                let (changes, []) = rest.as_chunks::<CHANGE_BYTES>() else {
-                    return Err(NONSENSE);
-                };
-                let changes: Result<Vec<_>, _> = changes.iter().map(Change::decode).collect();
-                let changes = changes.map_err(|_| NONSENSE)?;
-                if !self.merger.awaits(node, &stamp) {
+        let applied = self.merger.stamp().of(node);
+        match ahead(applied as u32, number) {
+            missing @ ..=AHEAD_MAX => {
+                let stamp = self.peers[from].said.stamp(with_page);
+                Ok(stamp.with(node, applied + u64::from(missing)))
+            }
+            _ => Err("its message comes after changes that there can't be"),
+        }
+    }
+
+    /// A batch or a saying is whole.
+    fn said(&mut self, hands: &mut Hands, from: usize, said: Said) -> Result<(), &'static str> {
+        let peer = &mut self.peers[from];
+        match &said {
+            Said::Batch(stamp, _) => {
+                peer.batches += 1;
+                if stamp.of(NodeId(from as u16)) != peer.batches {
                     return Err("it sends changes of merged pages out of their order");
                 }
+            }
+            Said::Saying(saying, _) => {
+                if saying.stamp.of(NodeId(from as u16)) > peer.batches {
+                    return Err("it comes after changes of its own that it did not send");
+                }
+                self.may_say(hands, from, saying)?;
+            }
+        }
+        self.may_be(from, said.stamp())?;
+        if !is_ready(&self.merger, from, &said) {
+            return self.early.push(from, Thing::Said(said), now_ns());
+        }
+        self.act(hands, from, said);
+        let is_due = |merger: &Merger, from, thing: &Thing| matches!(thing, Thing::Said(said) if is_ready(merger, from, said));
+        while let Some((from, Thing::Said(said))) =
+            self.early.take(|from, thing| is_due(&self.merger, from, thing))
+        {
+            self.act(hands, from, said);
+        }
+        if self.has_applied {
+            self.causal.applied(Batches::from(&self.merger.stamp()));
+        }
+        Ok(())
+    }
+
+    /// Refuses what comes after batches of this node or a third one that there can't be.
+    fn may_be(&self, from: usize, stamp: &Stamp) -> Result<(), &'static str> {
+        let here = self.merger.stamp();
+        let is_nonsense = |node: NodeId| match node {
+            NodeId(node) if usize::from(node) == from => false,
+            _ if node == self.layout.me => stamp.of(node) > here.of(node),
+            _ => is_too_far(stamp.of(node), here.of(node)),
+        };
+        match (0..self.layout.nodes).map(NodeId).any(is_nonsense) {
+            true => Err("what it says of merged pages comes after changes that there can't be"),
+            false => Ok(()),
+        }
+    }
+
+    /// Refuses what is no saying of that node's about a page of this memory.
+    fn may_say(&self, hands: &Hands, from: usize, saying: &Saying) -> Result<(), &'static str> {
+        let is_managers = match saying.say {
+            Say::Offer(_) | Say::Begin | Say::Withdraw | Say::Kept | Say::Drop | Say::Left => true,
+            Say::Propose(_) | Say::Accept { .. } | Say::Refuse | Say::Leave => false,
+            Say::Loaded { .. } | Say::Dropped | Say::Settled => false,
+        };
+        let manager = match is_managers {
+            true => NodeId(from as u16),
+            false => self.layout.me,
+        };
+        let exists = saying.page.0 < hands.region.pages();
+        match exists && self.layout.manager(saying.page) == manager {
+            true => Ok(()),
+            false => Err("it says of a page what only its manager may, or what only that may hear"),
+        }
+    }
+
+    fn act(&mut self, hands: &mut Hands, from: usize, said: Said) {
+        let from = NodeId(from as u16);
+        match said {
+            Said::Batch(stamp, changes) => {
                 let changes = &changes[..];
-                self.merger.apply(
-                    Batch {
-                        from: node,
-                        stamp,
-                        changes,
-                    },
-                    hands,
-                );
-                let applied = self.merger.stamp().of(node) as u32;
-                self.causal.applied(applied);
-                Ok(Heard::Applied)
+                self.merger.apply(Batch { from, stamp, changes }, hands);
+                self.has_applied = true;
             }
-            SAYING => {
-                let (saying, page) = rest.split_first_chunk::<SAYING_BYTES>().ok_or(NONSENSE)?;
-                let saying = Saying::decode(saying, stamp).map_err(|_| NONSENSE)?;
-                let room = if saying.say.carries_page() { PAGE_BYTES } else { 0 };
-                if page.len() != room
-                    || saying.page.0 >= hands.region.pages()
-                    || !self.merger.is_ready(&saying.stamp)
-                {
-                    return Err(NONSENSE);
+            Said::Saying(saying, page) => {
+                if let Some(page) = page {
+                    hands.offered = page;
                 }
-                if let Ok(page) = <&[u8; PAGE_BYTES]>::try_from(page) {
-                    *hands.offered = *page;
-                }
-                self.merger.receive(node, saying, hands);
-                Ok(Heard::Whole)
+                self.merger.receive(from, saying, hands);
             }
-            _ => Err(NONSENSE),
         }
     }
 }
 
-/// The number of the last batch, in a message of the engine that comes after batches, and the message without it.
-pub fn unnumbered(frame: &Frame) -> (Option<u32>, Frame) {
+/// Whether what was said may be acted on now.
+fn is_ready(merger: &Merger, from: usize, said: &Said) -> bool {
+    match said {
+        Said::Batch(stamp, _) => merger.awaits(NodeId(from as u16), stamp),
+        Said::Saying(saying, _) => merger.is_ready(&saying.stamp),
+    }
+}
+
+/// The number of the sender's last batch, in a message of the engine that comes after batches, and whether it has a page; and
+/// the message without the number.
+pub fn unnumbered(frame: &Frame) -> (Option<(u32, bool)>, Frame) {
     let mut without = *frame;
     without[NUMBER_AT..].fill(0);
     match Message::decode(&without) {
         Ok(message) if message.is_causal() => {
             let number = u32::from_le_bytes([frame[12], frame[13], frame[14], frame[15]]);
-            (Some(number), without)
+            (Some((number, message.carries_page())), without)
         }
         _ => (None, *frame),
     }
 }
 
-/// In pieces.
-fn pieces(kind: u8, parts: &[&[u8]]) -> Vec<u8> {
-    let length = 1 + parts.iter().map(|part| part.len()).sum::<usize>();
-    let mut whole = Vec::with_capacity(LENGTH_BYTES + length);
-    whole.extend_from_slice(&(length as u32).to_le_bytes());
-    whole.push(kind);
-    for part in parts {
-        whole.extend_from_slice(part);
-    }
-    let mut frames = Vec::with_capacity(whole.len().div_ceil(PIECE_BYTES) * FRAME_BYTES);
-    for piece in whole.chunks(PIECE_BYTES) {
-        let mut frame = [0; FRAME_BYTES];
-        let (before, after) = piece.split_at(piece.len().min(KIND_AT));
-        frame[..before.len()].copy_from_slice(before);
-        frame[KIND_AT] = KIND_PIECE;
-        frame[KIND_AT + 1..][..after.len()].copy_from_slice(after);
-        frames.extend_from_slice(&frame);
-    }
-    frames
-}
-
-fn stamp_bytes(stamp: &Stamp) -> [u8; STAMP_BYTES] {
-    let mut bytes = [0; STAMP_BYTES];
-    stamp.encode(NODES, &mut bytes);
-    bytes
-}
-
-impl Hands {
-    fn word(&self, page: Page, word: usize) -> &AtomicU64 {
-        assert!(word < PAGE_BYTES / 8);
-        // SAFETY: a word of the page's bytes, which are mapped as long as the region; others write it at the same time, which
-        // is what atomics are for.
-        unsafe { AtomicU64::from_ptr(self.region.bytes(page.0).cast::<u64>().add(word)) }
-    }
-}
-
-impl Words for Hands {
-    fn is_ram(&self, page: Page) -> bool {
-        page.0 < self.region.pages()
-    }
-
-    fn load(&self, page: Page, word: usize) -> u64 {
-        self.word(page, word).load(Ordering::Acquire)
-    }
-
-    fn has(&self, page: Page, words: &[u64]) -> bool {
-        assert!(words.len() <= PAGE_BYTES / 8);
-        let bytes = self.region.bytes(page.0).cast();
-        // SAFETY: a page of the region, and a list that is no longer. Others write the page meanwhile: no compiler sees into this
-        // function of C's, which reads each aligned word at once on this processor, and in order with all later reads.
-        unsafe { libc::memcmp(bytes, words.as_ptr().cast(), size_of_val(words)) == 0 }
-    }
-
-    fn compare_exchange(&mut self, page: Page, word: usize, current: u64, new: u64) -> Result<(), u64> {
-        let word = self.word(page, word);
-        word.compare_exchange(current, new, Ordering::SeqCst, Ordering::Acquire)
-            .map(|_| ())
-    }
-}
-
-impl Hooks for Hands {
-    fn send(&mut self, to: NodeId, saying: Saying) {
-        let stamp = stamp_bytes(&saying.stamp);
-        let said = saying.encode();
-        let mut parts: Vec<&[u8]> = vec![&stamp, &said];
-        let bytes;
-        if saying.say.carries_page() {
-            // SAFETY: the page is closed to all processors while it is offered.
-            bytes = unsafe { self.region.bytes(saying.page.0).read() };
-            parts.push(&bytes);
-        }
-        self.post_pieces(usize::from(to.0), &pieces(SAYING, &parts));
-    }
-
-    fn broadcast(&mut self, batch: Batch<'_>) {
-        let changes: Vec<u8> = batch.changes.iter().flat_map(Change::encode).collect();
-        let frames = pieces(BATCH, &[&stamp_bytes(&batch.stamp), &changes]);
-        for node in 0..self.links.len() {
-            self.post_pieces(node, &frames);
-        }
-    }
-
-    fn take(&mut self, page: Page) {
-        self.todo.push_back(Todo::Take(page.0));
-    }
-
-    fn give_back(&mut self, page: Page) {
-        self.todo.push_back(Todo::GiveBack(page.0));
-    }
-
-    fn store(&mut self, page: Page) {
-        self.lands_no_more(page.0);
-        if self.region.mapped(page.0) != Right::None {
-            return self.refused("an offered page is in use here");
-        }
-        // SAFETY: a page that no processor here can use; the lane is its only writer.
-        unsafe { self.region.bytes(page.0).write(*self.offered) };
-    }
-
-    fn open(&mut self, page: Page) {
-        self.lands_no_more(page.0);
-        self.let_in(page.0);
-    }
-
-    fn close(&mut self, page: Page) {
-        self.shut(page.0);
-    }
+/// The page that a message is about.
+pub fn page_of(frame: &Frame) -> u32 {
+    u32::from_le_bytes([frame[0], frame[1], frame[2], frame[3]])
 }
 
 #[cfg(test)]

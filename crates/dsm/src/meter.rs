@@ -42,6 +42,12 @@ pub struct Meter {
     pub discarded: u64,
     /// Times that the lane slept.
     pub sleeps: u64,
+    /// Pages asked for before any thread here wanted them, which came.
+    pub ahead: u64,
+    /// Threads that wanted such a page before it came, and waited for the rest of its way only. They are among `reads` and `writes`.
+    pub joined: u64,
+    /// Requests of other nodes for such pages that were declined, as the page was fresh, or in use.
+    pub declined: u64,
     /// Page tables that were merged.
     pub merged: u64,
     /// Of these, those that are ordinary pages again.
@@ -77,6 +83,9 @@ impl Meter {
         self.invalidated = counters.invalidated;
         self.deferred = counters.deferred;
         self.discarded = counters.discarded;
+        self.ahead = counters.fetched_ahead;
+        self.joined = counters.joined;
+        self.declined = counters.declined;
     }
 }
 
@@ -99,6 +108,9 @@ fn both(one: &Meter, other: &Meter, f: impl Fn(u64, u64) -> u64) -> Meter {
         overdue: f(one.overdue, other.overdue),
         discarded: f(one.discarded, other.discarded),
         sleeps: f(one.sleeps, other.sleeps),
+        ahead: f(one.ahead, other.ahead),
+        joined: f(one.joined, other.joined),
+        declined: f(one.declined, other.declined),
         merged: f(one.merged, other.merged),
         unmerged: f(one.unmerged, other.unmerged),
         words: f(one.words, other.words),

@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
@@ -13,6 +13,7 @@ use nix::unistd::Pid;
 
 use crate::PAGE_BYTES;
 use crate::bare;
+use crate::batches::SHARERS_MAX;
 use crate::causal::Causal;
 use crate::clock::ran_ns;
 use crate::discards::{Discards, Mailbox};
@@ -45,7 +46,10 @@ pub struct Settings {
     pub enough_ns: Option<u64>,
     /// Poll a while before sleeping; not on a CPU that other nodes' lanes use too.
     pub polls: bool,
-    /// Processors of a guest whose page tables are merged, which a memory of two nodes and one lane can do; none if 0.
+    /// Ask for the next pages too where threads read one after the other.
+    pub ahead: bool,
+    /// Processors of a guest whose page tables are merged, which a memory of one lane and at most [`SHARERS_MAX`] nodes can do; none
+    /// if 0.
     pub processors: usize,
     /// Of that guest, the region's pages that its kernel's image, not a compressed one, was loaded into: a page of theirs that is a root
     /// of page tables stays merged when no processor has it loaded, since it is never used for anything else. The same on all nodes;
@@ -81,6 +85,7 @@ pub struct Node {
     meters: Vec<Arc<Mutex<Meter>>>,
     lanes: Vec<JoinHandle<()>>,
     enough_ns: Arc<AtomicU64>,
+    reads_ahead: Arc<AtomicBool>,
     notes: Vec<String>,
 }
 
@@ -202,6 +207,7 @@ impl Node {
             meters: Vec::new(),
             lanes: Vec::new(),
             enough_ns: Arc::new(AtomicU64::new(enough_ns)),
+            reads_ahead: Arc::new(AtomicBool::new(settings.ahead)),
             notes: Vec::new(),
         };
         if !node.region.kernel_waits() {
@@ -209,6 +215,11 @@ impl Node {
                 "system calls can't use pages that are elsewhere: only root's userfaultfd waits for these";
             node.notes.push(note.into());
         }
+        let nodes = usize::from(node.layout.nodes);
+        let has_tables = settings.processors > 0 && nodes > 1;
+        let obstacle = cannot_merge(nodes, lanes).filter(|_| has_tables);
+        let merges = has_tables && obstacle.is_none();
+        node.notes.extend(obstacle);
         let names = Arc::new(names);
         // Two of this node on one CPU would wait for each other as those of two nodes do.
         let share_a_cpu = !settings.cpus.is_empty() && settings.cpus.len() < usize::from(lanes);
@@ -219,7 +230,6 @@ impl Node {
                 stripes: u32::from(lanes),
                 ..node.layout.clone()
             };
-            let merges = settings.processors > 0 && layout.nodes == 2 && lanes == 1;
             let mail = Mailbox::new().map_err(|error| NodeError::Threads(error.into()))?;
             let mail = Arc::new(mail);
             node.discards.add_lane(mail.clone());
@@ -232,8 +242,10 @@ impl Node {
                 names.clone(),
                 mail,
             );
+            hands.reads_ahead = node.reads_ahead.clone();
             if merges {
-                let causal = Causal::new(settings.processors, settings.standing.clone());
+                let standing = settings.standing.clone();
+                let causal = Causal::new(usize::from(me), nodes, settings.processors, standing);
                 let causal = Arc::new(causal.map_err(|error| NodeError::Threads(error.into()))?);
                 node.causal = Some(causal.clone());
                 let merging = Merging::new(layout.clone(), causal, settings.processors);
@@ -304,6 +316,11 @@ impl Node {
         self.enough_ns.store(ns, Ordering::Relaxed);
     }
 
+    /// Whether the next pages are asked for too where threads read one after the other.
+    pub fn set_ahead(&self, ahead: bool) {
+        self.reads_ahead.store(ahead, Ordering::Relaxed);
+    }
+
     /// What this host does not permit, for people.
     pub fn notes(&self) -> &[String] {
         &self.notes
@@ -360,6 +377,18 @@ impl Drop for Node {
             let _ = lane.join();
         }
     }
+}
+
+/// Why the page tables of a guest on so many nodes can't be merged pages, if they can't.
+fn cannot_merge(nodes: usize, lanes: u16) -> Option<String> {
+    let why = match lanes {
+        _ if nodes > SHARERS_MAX => format!("there are {nodes} nodes, of {SHARERS_MAX} at most"),
+        1 => return None,
+        _ => format!("there are {lanes} lanes, of which one alone could"),
+    };
+    Some(format!(
+        "page tables are not merged, but go from node to node: {why}"
+    ))
 }
 
 /// Homes as they are asked for, or in equal parts, of whole rows of pages where there are enough.

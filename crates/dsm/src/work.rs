@@ -4,18 +4,22 @@ pub mod kernels;
 pub mod litmus;
 mod touch;
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 use crate::meter::Meter;
 use crate::node::Node;
 
-pub use touch::Touch;
+pub use touch::{Order, Touch};
 
 /// A part of a bench or test. All nodes that take part are asked at the same time.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Job {
-    /// Use pages, one after the other.
+    /// Use pages.
     Touch(Touch),
+    /// Read all bytes of pages, one after the other, and add up their words.
+    Scan(Range<u32>),
     /// Add to one word for so many milliseconds.
     Add {
         /// Its page.
@@ -29,6 +33,8 @@ pub enum Job {
     Discard(std::ops::Range<u32>),
     /// How much memory of the host's this node takes, bytes.
     Memory,
+    /// Whether to ask for pages ahead.
+    Ahead(bool),
     /// Tell what was counted.
     Meter,
     /// Run threads of a litmus test.
@@ -60,6 +66,13 @@ pub enum Answer {
     },
     /// How many times.
     Count(u64),
+    /// How long that took, nanoseconds, and the sum.
+    Scanned {
+        /// The time.
+        ns: u64,
+        /// The sum.
+        sum: u64,
+    },
     /// What was counted.
     Meter(Meter),
     /// Outcomes of a litmus test.
@@ -79,6 +92,7 @@ pub enum Answer {
 pub fn run(node: &Node, job: &Job) -> Answer {
     match job {
         Job::Touch(touch) => touch.run(node),
+        Job::Scan(pages) => touch::scan(node, pages.clone()),
         Job::Add { page, millis } => Answer::Count(touch::add(node, *page, *millis)),
         Job::Hold(ns) => {
             node.set_enough_ns(*ns);
@@ -89,6 +103,10 @@ pub fn run(node: &Node, job: &Job) -> Answer {
             Ok(bytes) => Answer::Count(bytes),
             Err(error) => Answer::Failed(format!("its memory can't be counted: {error}")),
         },
+        Job::Ahead(ahead) => {
+            node.set_ahead(*ahead);
+            Answer::Done
+        }
         Job::Meter => {
             // Lanes tell when they sleep.
             std::thread::sleep(std::time::Duration::from_millis(5));

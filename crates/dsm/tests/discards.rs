@@ -4,12 +4,12 @@ mod support;
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
-use dsm::{Node, PAGE_BYTES, Shape};
-use support::{LIMIT, METHODS, Nodes, shape, start, within, word};
+use dsm::{Node, PAGE_BYTES, Settings, Shape};
+use support::{LIMIT, METHODS, Nodes, shape, start, start_with, within, word};
 
 /// Each page written by one of the nodes and read by another, so that several have memory for it.
 fn fill(memory: &Nodes, pages: Range<u32>) {
@@ -230,6 +230,76 @@ fn a_page_that_is_given_back_while_it_is_written_is_whole() {
             // At rest it is as ever.
             assert_eq!(give_back(&memory.nodes[0], 28..28 + PAGES), u64::from(PAGES));
             fill(&memory, 0..64);
+        }
+    });
+}
+
+/// Reads page after page, so that its node asks ahead, until it is to stop: of each page what was written since it was given back,
+/// or nothing. How many had something.
+fn read_on(node: &Node, pages: Range<u32>, since: &AtomicU64, stop: &AtomicBool) -> u64 {
+    let mut full = 0;
+    while !stop.load(Acquire) {
+        for page in pages.clone() {
+            let least = since.load(SeqCst);
+            let now = word(node, page, 3).load(SeqCst);
+            assert!(
+                now == 0 || now >= least,
+                "page {page}: {now}, given back before {least}"
+            );
+            full += u64::from(now > 0);
+        }
+    }
+    full
+}
+
+#[test]
+fn pages_that_are_read_ahead_are_given_back_and_not_seen_again() {
+    within(LIMIT, || {
+        for (method, nodes) in METHODS.iter().flat_map(|method| [(*method, 2), (*method, 3)]) {
+            const PAGES: u32 = 192;
+            let settings = Settings {
+                ahead: true,
+                ..Settings::default()
+            };
+            let memory = start_with(
+                Shape {
+                    method,
+                    ..shape(nodes, PAGES)
+                },
+                &settings,
+            );
+            let (since, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+            let mut gone = 0;
+            std::thread::scope(|scope| {
+                let read = |node| read_on(node, 0..PAGES, &since, &stop);
+                let readers: Vec<_> = memory.nodes[..2]
+                    .iter()
+                    .map(|node| scope.spawn(move || read(node)))
+                    .collect();
+                let end = Instant::now() + Duration::from_millis(1500);
+                let mut turn = 0;
+                while Instant::now() < end {
+                    turn += 1;
+                    // Of pages of all managers, by each of the nodes in turn.
+                    let node = |turn: u64| &memory.nodes[turn as usize % memory.nodes.len()];
+                    for page in 0..PAGES {
+                        word(node(turn), page, 3).store(turn, SeqCst);
+                    }
+                    std::thread::sleep(Duration::from_millis(1));
+                    if give_back(node(turn / 3), 0..PAGES) == u64::from(PAGES) {
+                        since.store(turn + 1, SeqCst);
+                        gone += 1;
+                    }
+                }
+                stop.store(true, Release);
+                let full: u64 = readers.into_iter().map(|reader| reader.join().unwrap()).sum();
+                let ahead: u64 = memory.nodes.iter().map(|node| node.meter().ahead).sum();
+                println!(
+                    "{method:?}, {nodes}: {turn} turns, {gone} without a page left; {full} pages read, {ahead} came ahead"
+                );
+                assert!(gone > 3 && full > 1000 && ahead > 100);
+            });
+            assert!(memory.nodes.iter().all(|node| node.end().is_none()));
         }
     });
 }

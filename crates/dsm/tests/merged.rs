@@ -1,7 +1,8 @@
-//! Page tables as merged pages, driven by real faults: two nodes write the same table, and nothing that one could know of is missed.
+//! Page tables as merged pages, driven by real faults: nodes write the same table, and nothing that one could know of is missed.
 
 mod support;
 
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::thread;
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use dsm::{Node, PAGE_BYTES, Settings};
 
-use support::{LIMIT, Nodes, shape, start_with, within, word};
+use support::{LIMIT, Nodes, shape, slow, start_over, within, word};
 
 /// The top table and one below it, and ordinary pages.
 const ROOT: u32 = 3;
@@ -23,22 +24,48 @@ fn entry(page: u32) -> u64 {
     (u64::from(page) * PAGE_BYTES as u64) | LINK
 }
 
-/// Two nodes whose processors have the same table loaded, with one table below it.
-fn nodes() -> Nodes {
+/// Nodes whose processors have the same table loaded, with one table below it. The link of the first and the last takes that long.
+fn nodes_with(count: u16, delay: Option<Duration>) -> Nodes {
     let settings = Settings {
         processors: 1,
         ..Settings::default()
     };
-    let nodes = start_with(shape(2, 128), &settings);
+    let last = usize::from(count) - 1;
+    let nodes = start_over(shape(count, 128), &settings, |low, high| match delay {
+        Some(delay) if (low, high) == (0, last) => slow(delay),
+        _ => UnixStream::pair().unwrap(),
+    });
     word(&nodes.nodes[0], ROOT, 0).store(entry(TABLE), Relaxed);
     for node in &nodes.nodes {
-        let causal = node.causal().expect("two nodes and one lane");
+        let causal = node.causal().expect("few nodes and one lane");
         causal.root(0, Some(u64::from(ROOT) * PAGE_BYTES as u64));
     }
     nodes
 }
 
-/// Both nodes write the page until it comes to neither of them any more.
+fn nodes(count: u16) -> Nodes {
+    nodes_with(count, None)
+}
+
+/// From one node on to another, so that who writes a word has heard of whoever did so before.
+fn walk(nodes: &[Node], steps: usize) -> impl Iterator<Item = (&Node, &Node)> {
+    let mut at = 0;
+    (0..steps).map(move |step| {
+        let from = at;
+        at = (from + 1 + step / nodes.len() % (nodes.len() - 1)) % nodes.len();
+        (&nodes[from], &nodes[at])
+    })
+}
+
+/// A message that the memory does not know of.
+fn pass(from: &Node, to: &Node) {
+    let batches = from.causal().expect("merged").before();
+    to.causal()
+        .expect("merged")
+        .after(usize::from(from.me()), &batches);
+}
+
+/// All nodes write the page until it comes to none of them any more.
 fn heat(nodes: &[Node], page: u32, merged: u64) {
     let start = Instant::now();
     let mut round = 0;
@@ -61,87 +88,103 @@ fn tell(from: &Node, to: &Node, round: u64, change: &AtomicU64) {
     change.store(round << 1, Relaxed);
     word(from, FLAG, 0).store(round, Release);
     while word(to, FLAG, 0).load(Acquire) != round {
-        std::hint::spin_loop();
+        thread::yield_now();
     }
 }
 
 #[test]
-fn tables_are_open_to_both_and_who_is_told_sees_the_change() {
-    within(LIMIT, || {
-        let Nodes { nodes, ends } = nodes();
-        heat(&nodes, ROOT, 1);
-        heat(&nodes, TABLE, 2);
-        let before = nodes[0].hottest(128);
-        let (one, other) = (&nodes[0], &nodes[1]);
-        for round in 1..=300 {
-            for (from, to) in [(one, other), (other, one)] {
+fn tables_are_open_to_all_and_who_is_told_sees_the_change() {
+    for (count, steps) in [(2, 600), (3, 200), (4, 100), (8, 40)] {
+        within(LIMIT, move || {
+            let Nodes { nodes, ends } = nodes(count);
+            heat(&nodes, ROOT, 1);
+            heat(&nodes, TABLE, 2);
+            let before = nodes[0].hottest(128);
+            let mut number = 0;
+            for (step, (from, to)) in walk(&nodes, steps).enumerate() {
                 for page in [ROOT, TABLE] {
-                    let place = 7 + (round as usize % 400);
-                    let number = round * 4 + u64::from(page == TABLE) * 2 + u64::from(from.me());
+                    let place = 7 + (step / 2 % 400);
+                    number += 1;
                     tell(from, to, number, word(from, page, place));
                     assert_eq!(word(to, page, place).load(Relaxed), number << 1, "page {page}");
                 }
-                // By a message that the memory does not know of.
-                word(from, TABLE, 450).store(round << 1, Relaxed);
-                let count = from.causal().expect("merged").before();
-                to.causal().expect("merged").after(count);
-                assert_eq!(word(to, TABLE, 450).load(Relaxed), round << 1);
+                number += 1;
+                word(from, TABLE, 450).store(number << 1, Relaxed);
+                pass(from, to);
+                assert_eq!(word(to, TABLE, 450).load(Relaxed), number << 1);
             }
-        }
-        let times =
-            |list: &[(u32, u32)], page| list.iter().find(|(hot, _)| *hot == page).map(|(_, times)| *times);
-        for page in [ROOT, TABLE] {
-            assert_eq!(
-                times(&one.hottest(128), page),
-                times(&before, page),
-                "page {page} came again"
-            );
-        }
-        let meter = one.meter();
-        assert_eq!((meter.merged, meter.unmerged, meter.conflicts), (2, 0, 0));
-        assert!(meter.words >= 600, "{meter:?}");
-        drop(nodes);
-        drop(ends);
-    });
+            let one = &nodes[0];
+            let times = |list: &[(u32, u32)], page| {
+                let hot = list.iter().find(|(hot, _)| *hot == page);
+                hot.map(|(_, times)| *times)
+            };
+            for page in [ROOT, TABLE] {
+                assert_eq!(
+                    times(&one.hottest(128), page),
+                    times(&before, page),
+                    "page {page} came again"
+                );
+            }
+            let meter = one.meter();
+            assert_eq!((meter.merged, meter.unmerged, meter.conflicts), (2, 0, 0));
+            assert!(meter.words >= steps as u64 / 2, "{meter:?}");
+            drop(nodes);
+            drop(ends);
+        });
+    }
 }
 
+/// The first node's changes come to the last one late. What the second has seen of them, the last has too, when it sees what
+/// the second did after.
 #[test]
-fn a_table_that_is_cut_off_is_an_ordinary_page_before_anybody_knows() {
+fn who_is_told_through_a_third_node_sees_the_change() {
+    const DELAY: Duration = Duration::from_millis(20);
     within(LIMIT, || {
-        let Nodes { nodes, ends } = nodes();
+        let Nodes { nodes, ends } = nodes_with(3, Some(DELAY));
+        let [first, second, last] = &nodes[..] else {
+            unreachable!("three");
+        };
         heat(&nodes, ROOT, 1);
         heat(&nodes, TABLE, 2);
-        let (one, other) = (&nodes[0], &nodes[1]);
+        // Pages that no message of goes by the slow link: the second manages them.
+        let mut flags = (0..128).filter(|page| first.home(*page) == 1 && ![ROOT, TABLE].contains(page));
+        let (near, far) = (flags.next().unwrap(), flags.next().unwrap());
+        let mut quickest = LIMIT;
         for round in 1..=40_u64 {
-            // Unlinked, told, and used as data that both add to.
-            tell(one, other, round, word(one, ROOT, 0));
-            assert_eq!(word(other, ROOT, 0).load(Relaxed), round << 1);
-            let sum = word(one, TABLE, 9).load(Relaxed);
-            thread::scope(|scope| {
-                for node in [one, other] {
-                    scope.spawn(move || {
-                        for _ in 0..200 {
-                            word(node, TABLE, 9).fetch_add(2, Relaxed);
+            for (number, page) in [(2 * round, ROOT), (2 * round + 1, TABLE)] {
+                let place = 7 + round as usize;
+                let start = Instant::now();
+                thread::scope(|scope| {
+                    // Whoever waits does so by reading, so that no answer but the one that it waits for comes after.
+                    scope.spawn(|| {
+                        while word(second, near, 0).load(Acquire) != number {
+                            thread::sleep(Duration::from_micros(50));
                         }
+                        quickest = quickest.min(start.elapsed());
+                        assert_eq!(word(second, page, place).load(Relaxed), number << 1);
+                        word(second, far, 0).store(number, Release);
                     });
-                }
-            });
-            assert_eq!(word(other, TABLE, 9).load(Relaxed), sum + 800, "round {round}");
-            word(one, DATA, 0).store(round, Relaxed);
-            // A table again, empty, as a guest has it before it links it.
-            for index in 0..512 {
-                word(one, TABLE, index).store(0, Relaxed);
+                    word(first, page, place).store(number << 1, Relaxed);
+                    word(first, near, 0).store(number, Release);
+                    while word(last, far, 0).load(Acquire) != number {
+                        thread::sleep(Duration::from_micros(50));
+                    }
+                });
+                assert_eq!(
+                    word(last, page, place).load(Relaxed),
+                    number << 1,
+                    "round {round}"
+                );
             }
-            word(one, ROOT, 0).store(entry(TABLE), Relaxed);
-            if round % 8 == 0 {
-                let merged = nodes.iter().map(|node| node.meter().merged).max().unwrap_or(0);
-                heat(&nodes, TABLE, merged + 1);
-            }
+            word(first, TABLE, 450).store(round << 1, Relaxed);
+            pass(first, second);
+            pass(second, last);
+            assert_eq!(word(last, TABLE, 450).load(Relaxed), round << 1);
         }
+        // Else the order was nobody's merit.
         assert!(
-            nodes
-                .iter()
-                .all(|node| node.meter().unmerged > 0 && node.end().is_none())
+            quickest < DELAY / 2,
+            "the second hears of it as late as the last: {quickest:?}"
         );
         drop(nodes);
         drop(ends);
@@ -149,9 +192,56 @@ fn a_table_that_is_cut_off_is_an_ordinary_page_before_anybody_knows() {
 }
 
 #[test]
+fn a_table_that_is_cut_off_is_an_ordinary_page_before_anybody_knows() {
+    for (count, rounds) in [(2, 40), (3, 24)] {
+        within(LIMIT, move || {
+            let Nodes { nodes, ends } = nodes(count);
+            heat(&nodes, ROOT, 1);
+            heat(&nodes, TABLE, 2);
+            let one = &nodes[0];
+            for round in 1..=rounds {
+                // Unlinked, told, and used as data that all add to. Who is told last knows as much as the first.
+                let other = &nodes[1 + round as usize % (nodes.len() - 1)];
+                tell(one, other, round, word(one, ROOT, 0));
+                assert_eq!(word(other, ROOT, 0).load(Relaxed), round << 1);
+                let sum = word(one, TABLE, 9).load(Relaxed);
+                thread::scope(|scope| {
+                    for node in &nodes {
+                        scope.spawn(move || {
+                            for _ in 0..200 {
+                                word(node, TABLE, 9).fetch_add(2, Relaxed);
+                            }
+                        });
+                    }
+                });
+                let all = sum + 400 * u64::from(count);
+                assert_eq!(word(other, TABLE, 9).load(Relaxed), all, "round {round}");
+                word(one, DATA, 0).store(round, Relaxed);
+                // A table again, empty, as a guest has it before it links it.
+                for index in 0..512 {
+                    word(one, TABLE, index).store(0, Relaxed);
+                }
+                word(one, ROOT, 0).store(entry(TABLE), Relaxed);
+                if round % 8 == 0 {
+                    let merged = nodes.iter().map(|node| node.meter().merged).max().unwrap_or(0);
+                    heat(&nodes, TABLE, merged + 1);
+                }
+            }
+            assert!(
+                nodes
+                    .iter()
+                    .all(|node| node.meter().unmerged > 0 && node.end().is_none())
+            );
+            drop(nodes);
+            drop(ends);
+        });
+    }
+}
+
+#[test]
 fn a_merged_table_is_not_given_back_and_what_lies_beside_it_is() {
     within(LIMIT, || {
-        let Nodes { nodes, ends } = nodes();
+        let Nodes { nodes, ends } = nodes(2);
         heat(&nodes, ROOT, 1);
         heat(&nodes, TABLE, 2);
         for (node, other, number) in [(&nodes[0], &nodes[1], 30), (&nodes[1], &nodes[0], 31)] {

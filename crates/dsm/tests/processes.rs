@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use dsm::work::kernels::{self, Kernel};
 use dsm::work::litmus::{self, Test};
-use dsm::work::{Answer, Job, Touch};
+use dsm::work::{Answer, Job, Order, Touch};
 use dsm::{End, Peer, Security, Session, Settings, Shape};
 
 mod support;
@@ -179,6 +179,7 @@ fn each_kind_of_fault_sends_the_least() {
                 pages: PAGES..2 * PAGES,
                 write,
                 threads: 1,
+                order: Order::Ascending,
             };
             session.one(node, Job::Touch(touch)).unwrap();
             let sent = session.meter().unwrap() - before;
@@ -198,6 +199,78 @@ fn each_kind_of_fault_sends_the_least() {
     });
 }
 
+/// As long as reads go on, a thread waits for the first page of each window, and for others that have been asked for already. What they cost
+/// is the same.
+#[test]
+fn a_thread_that_reads_page_after_page_waits_for_few_of_them() {
+    const PAGES: u32 = 1024;
+    with_memory(shape(2, 2 * PAGES), |session| {
+        let sum = (u64::from(PAGES)..2 * u64::from(PAGES)).sum::<u64>();
+        for ahead in [false, true, false, true] {
+            session.all(&vec![Job::Ahead(ahead); 2]).unwrap();
+            let write = Touch {
+                pages: PAGES..2 * PAGES,
+                write: true,
+                threads: 1,
+                order: Order::Ascending,
+            };
+            session.one(1, Job::Touch(write.clone())).unwrap();
+            let before = session.meter().unwrap();
+            let answer = session.one(0, Job::Scan(PAGES..2 * PAGES)).unwrap();
+            let sent = session.meter().unwrap() - before;
+            assert!(
+                matches!(answer, Answer::Scanned { sum: scanned, .. } if scanned == sum),
+                "{answer:?}"
+            );
+            let all = u64::from(PAGES);
+            // On a busy host a page may not have been used yet where it was written: who does not wait gets none.
+            assert_eq!(
+                (sent.messages, sent.pages),
+                (2 * (all + sent.declined), all),
+                "ahead {ahead}"
+            );
+            assert!(sent.declined <= all / 16, "ahead {ahead}: {sent:?}");
+            let waits = sent.reads.count - sent.joined;
+            assert_eq!(waits + sent.ahead, all, "ahead {ahead}: {sent:?}");
+            let expected = if ahead { 1..=all / 8 } else { all..=all };
+            assert!(expected.contains(&waits), "ahead {ahead}: {waits} waits");
+            // Pages that came so go as any other.
+            let before = session.meter().unwrap();
+            session.one(1, Job::Touch(write)).unwrap();
+            let sent = session.meter().unwrap() - before;
+            assert_eq!((sent.messages, sent.invalidated), (2 * all, all), "ahead {ahead}");
+        }
+    });
+}
+
+/// Beyond what was written there is nothing to fetch: no copy is made of a page that nobody has written.
+#[test]
+fn what_nobody_has_written_is_not_fetched_ahead() {
+    const PAGES: u32 = 256;
+    with_memory(shape(2, 2 * PAGES), |session| {
+        session.all(&vec![Job::Ahead(true); 2]).unwrap();
+        let touch = |pages, write| Touch {
+            pages,
+            write,
+            threads: 1,
+            order: Order::Ascending,
+        };
+        // The manager's first writes take whole runs of pages along.
+        session
+            .one(1, Job::Touch(touch(PAGES..PAGES + 96, true)))
+            .unwrap();
+        session.one(0, Job::Scan(PAGES..PAGES + 96)).unwrap();
+        let sent = session.meter().unwrap();
+        assert_eq!(sent.pages, 96, "only what was written");
+        assert!(sent.declined > 0, "{sent:?}");
+        // So the manager still has them for itself, and without a message.
+        session
+            .one(1, Job::Touch(touch(PAGES + 96..2 * PAGES, true)))
+            .unwrap();
+        assert_eq!(session.meter().unwrap().messages, sent.messages);
+    });
+}
+
 #[test]
 fn memory_that_is_given_back_is_the_hosts_again_in_all_processes() {
     const PAGES: u32 = 1024;
@@ -212,6 +285,7 @@ fn memory_that_is_given_back_is_the_hosts_again_in_all_processes() {
                 pages: 0..PAGES,
                 write,
                 threads: 1,
+                order: Order::Ascending,
             };
             session.one(node, Job::Touch(touch)).unwrap();
         };
@@ -256,6 +330,8 @@ fn memory_order_is_that_of_x86() {
                 let second = (0..256)
                     .find(|page| session.node().home(*page) == nodes - 1)
                     .unwrap();
+                let ahead = Job::Ahead(lanes == 2);
+                session.all(&vec![ahead; usize::from(nodes)]).unwrap();
                 let mut batch = 1;
                 for test in Test::ALL {
                     let run = litmus::Run {
@@ -294,6 +370,7 @@ fn programs_give_on_two_nodes_what_they_give_on_one() {
             ..shape(2, pages)
         },
         move |session| {
+            session.all(&vec![Job::Ahead(true); 2]).unwrap();
             let mut first = 0;
             for (kernel, size) in sizes {
                 let sums = [1, 2].map(|nodes| {

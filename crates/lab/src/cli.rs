@@ -7,11 +7,13 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
-use config::lab::LabSpec;
+use config::lab::{Delay, LabSpec, Loss};
 
+use crate::control::Change;
 use crate::host::Lab;
-use crate::registry::Claim;
-use crate::{EXIT_LAB_DIED, EXIT_TIME_LIMIT, LabError, auto, registry, supervisor};
+use crate::registry::{Claim, Entry};
+use crate::session::Door;
+use crate::{EXIT_LAB_DIED, EXIT_TIME_LIMIT, LabError, auto, control, registry, supervisor};
 
 /// Real Linux hosts with KVM inside QEMU.
 #[derive(Debug, Args)]
@@ -58,6 +60,28 @@ enum LabCommand {
         #[arg(last = true, required = true)]
         command: Vec<OsString>,
     },
+    /// Says how the link between two hosts of a running lab is, or changes it, both ways.
+    Link {
+        /// The lab's name.
+        #[arg(long = "lab", default_value = "lab")]
+        lab: String,
+        /// A host.
+        one: String,
+        /// Another.
+        other: String,
+        /// What each frame takes one way, as 2ms; stays when absent.
+        #[arg(long)]
+        delay: Option<Delay>,
+        /// How many frames are lost each way, as 1%; stays when absent.
+        #[arg(long)]
+        loss: Option<Loss>,
+        /// Nothing passes.
+        #[arg(long, conflicts_with = "loss")]
+        down: bool,
+        /// As the lab's file has it again.
+        #[arg(long, conflicts_with_all = ["delay", "loss", "down"])]
+        restore: bool,
+    },
     /// Ends a running lab.
     Down {
         /// The lab's name.
@@ -84,6 +108,19 @@ pub fn run(args: LabArgs) -> ExitCode {
         } => run_lab(file, limit, Duration::from_secs(silence), host, command),
         LabCommand::Up { file, name } => up(file, &name),
         LabCommand::Exec { lab, host, command } => exec(&lab, &host, &command),
+        LabCommand::Link {
+            lab,
+            one,
+            other,
+            delay,
+            loss,
+            down,
+            restore,
+        } => {
+            let loss = if down { Some(Loss::ALL) } else { loss };
+            let change = Change { restore, delay, loss };
+            link(&lab, [one, other], change)
+        }
         LabCommand::Down { name } => down(&name),
         LabCommand::Ls { json } => list(json),
     };
@@ -216,26 +253,44 @@ fn up(file: Option<PathBuf>, name: &str) -> Outcome {
 
 fn exec(lab: &str, host: &str, command: &[OsString]) -> Outcome {
     let entry = registry::find(lab)?.ok_or_else(|| supervisor::ended(lab))?;
-    let Some((_, door)) = entry.hosts.iter().find(|(name, _)| name == host) else {
-        let hosts = entry
-            .hosts
-            .iter()
-            .map(|(name, _)| name.as_str())
-            .collect::<Vec<_>>()
-            .join(", ");
-        return Err(LabError::NoHost {
-            lab: lab.into(),
-            host: host.into(),
-            hosts,
-        }
-        .into());
-    };
+    let door = door(&entry, host)?;
     match door.exec(command).and_then(|status| door.sync().map(|()| status)) {
         Ok(status) => Ok(ExitCode::from(status.code())),
         Err(LabError::Agent(agent::client::ClientError::Io(_))) if auto::gone(lab) => {
             Err(supervisor::ended(lab).into())
         }
         Err(error) => Err(error.into()),
+    }
+}
+
+fn door<'a>(entry: &'a Entry, host: &str) -> Result<&'a Door, LabError> {
+    let found = entry.hosts.iter().find(|(name, _)| name == host);
+    found.map(|(_, door)| door).ok_or_else(|| {
+        let hosts: Vec<&str> = entry.hosts.iter().map(|(name, _)| name.as_str()).collect();
+        LabError::NoHost {
+            lab: entry.name.clone(),
+            host: host.into(),
+            hosts: hosts.join(", "),
+        }
+    })
+}
+
+fn link(lab: &str, hosts: [String; 2], change: Change) -> Outcome {
+    let entry = registry::find(lab)?.ok_or_else(|| supervisor::ended(lab))?;
+    for host in &hosts {
+        door(&entry, host)?;
+    }
+    let quality = control::ask(&registry::directory(lab)?, hosts.clone(), change)?;
+    let [one, other] = hosts;
+    match quality {
+        Some(quality) => {
+            println!("{one} and {other}, each way: {quality}");
+            Ok(ExitCode::SUCCESS)
+        }
+        None => {
+            let lab = lab.into();
+            Err(LabError::NoLink { lab, one, other }.into())
+        }
     }
 }
 

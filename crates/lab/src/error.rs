@@ -92,6 +92,18 @@ pub enum LabError {
         /// What there is.
         hosts: String,
     },
+    /// Two hosts that no network joins.
+    #[error(
+        "lab {lab} has no link between {one} and {other}: its file names those that it has, as `[[links]]`"
+    )]
+    NoLink {
+        /// The lab.
+        lab: String,
+        /// A host.
+        one: String,
+        /// The other, or the same.
+        other: String,
+    },
     /// A lab inside a lab.
     #[error("this is a lab host already: a lab can't be started inside a lab")]
     InLab,

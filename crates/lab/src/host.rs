@@ -16,10 +16,11 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use crate::boot::{BootConfig, Card, READY, TOKEN_BYTES};
 use crate::error::{Context, LabError};
 use crate::kernel::{self, Kernel};
+use crate::links::{self, Links};
 use crate::module::{self, Module};
 use crate::qemu::{self, Machine};
 use crate::session::Door;
-use crate::{hub, initramfs, qmp, registry};
+use crate::{initramfs, qmp, registry};
 
 /// How long a host may take to come up; measured 5 s on 2 idle cores.
 const UP_MAX: Duration = Duration::from_secs(60);
@@ -30,6 +31,8 @@ const HANG_LINES: usize = 60;
 pub struct Lab {
     /// In the order of the spec.
     pub hosts: Vec<Host>,
+    /// The networks between them.
+    pub links: Links,
     directory: PathBuf,
     /// Consoles are kept for a person to read.
     keep: bool,
@@ -67,9 +70,10 @@ impl Lab {
                 Ok(file)
             })
             .collect::<Result<Vec<File>, LabError>>()?;
-        let mut sockets = links(spec)?;
+        let (links, mut sockets) = Links::start(spec)?;
         let mut lab = Self {
             hosts: Vec::new(),
+            links,
             directory: directory.to_path_buf(),
             keep: false,
         };
@@ -179,7 +183,7 @@ impl Host {
             cards: std::iter::once(out)
                 .chain(links.iter().map(|(card, _)| card.clone()))
                 .collect(),
-            names: names(lab),
+            names: links::names(lab),
             cached: registry::images()
                 .into_iter()
                 .filter(|path| path.is_dir())
@@ -299,46 +303,6 @@ impl Host {
             tail: tail(&self.console),
         })
     }
-}
-
-/// For each host its cards and their sockets; the other ends are with the hubs.
-fn links(spec: &LabSpec) -> Result<Vec<Vec<(Card, OwnedFd)>>, LabError> {
-    let what = || "could not make a network between lab hosts".to_string();
-    let mut sockets: Vec<Vec<(Card, OwnedFd)>> = spec.hosts.iter().map(|_| Vec::new()).collect();
-    for (number, link) in spec.links.iter().enumerate() {
-        let mut ports = Vec::new();
-        for (position, name) in link.hosts.iter().enumerate() {
-            let Some(host) = spec.hosts.iter().position(|host| host.name == *name) else {
-                continue;
-            };
-            let (ours, theirs) = UnixStream::pair().context(what)?;
-            ports.push(ours);
-            let card = Card {
-                mac: format!("52:54:77:00:{number:02x}:{:02x}", position + 1),
-                address: link_address(number, position),
-                gateway: None,
-            };
-            sockets[host].push((card, theirs.into()));
-        }
-        hub::start(ports).context(what)?;
-    }
-    Ok(sockets)
-}
-
-/// The spec's check keeps both numbers in range.
-fn link_address(link: usize, position: usize) -> Ipv4Addr {
-    let byte = |number: usize| u8::try_from(number).unwrap_or(u8::MAX);
-    Ipv4Addr::new(10, 77, byte(link), byte(position + 1))
-}
-
-fn names(spec: &LabSpec) -> Vec<(String, Ipv4Addr)> {
-    let mut names = Vec::new();
-    for (number, link) in spec.links.iter().enumerate() {
-        for (position, name) in link.hosts.iter().enumerate() {
-            names.push((name.clone(), link_address(number, position)));
-        }
-    }
-    names
 }
 
 fn cpus(spec: &HostSpec) -> u16 {

@@ -1,13 +1,21 @@
-//! The network between a lab's hosts: each Ethernet frame goes to every other host on the link.
+//! The network between a lab's hosts: each Ethernet frame goes to every other host on the link, as late as [`Air`] says, or not at all.
 //!
 //! QEMU's stream network backend carries each frame after its length, 4 bytes, big-endian. A host that does not read
 //! loses frames; it never holds up the others.
+//!
+//! Delay and loss are made here and not by `tc` in the hosts: a timer of theirs waits for the next tick, up to 4 ms (`qemu.rs`), and a
+//! card's queue knows no single neighbour on a link of three.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::Instant;
+
+use config::lab::Quality;
+
+use crate::air::{Air, Fate};
 
 /// The longest frame taken: a full offloaded segment and its headers.
 const FRAME_BYTES_MAX: usize = 68 << 10;
@@ -15,43 +23,131 @@ const FRAME_BYTES_MAX: usize = 68 << 10;
 /// Frames that wait for one host before more are dropped.
 const WAITING_FRAMES_MAX: usize = 256;
 
-/// Connects the hosts behind `ports`; ends when all of them are gone.
-pub fn start(ports: Vec<UnixStream>) -> io::Result<()> {
-    let mut senders: Vec<SyncSender<Arc<Vec<u8>>>> = Vec::new();
-    let mut readers = Vec::new();
-    for port in ports {
-        let (sender, receiver) = sync_channel(WAITING_FRAMES_MAX);
-        senders.push(sender);
-        readers.push(port.try_clone()?);
-        thread::Builder::new()
-            .name("hub".into())
-            .spawn(move || deliver(port, &receiver))?;
-    }
-    for (index, reader) in readers.into_iter().enumerate() {
-        let others: Vec<_> = senders
-            .iter()
-            .enumerate()
-            .filter(|(other, _)| *other != index)
-            .map(|(_, sender)| sender.clone())
-            .collect();
-        thread::Builder::new()
-            .name("hub".into())
-            .spawn(move || forward(reader, &others))?;
-    }
-    Ok(())
+type Frame = Arc<Vec<u8>>;
+
+/// A running link. It ends when all its hosts are gone.
+#[derive(Clone)]
+pub struct Hub(Arc<Shared>);
+
+struct Shared {
+    state: Mutex<State>,
+    /// A frame is due sooner than any before it, or the last host has gone.
+    sooner: Condvar,
 }
 
-fn forward(mut port: impl Read, others: &[SyncSender<Arc<Vec<u8>>>]) {
-    while let Ok(frame) = read_frame(&mut port) {
-        let frame = Arc::new(frame);
-        for other in others {
-            // Full or gone: a network loses frames.
-            let _ = other.try_send(Arc::clone(&frame));
+struct State {
+    air: Air<Frame>,
+    /// To each host's writer; none when all hosts are gone.
+    senders: Vec<SyncSender<Frame>>,
+    /// Hosts that are not gone.
+    hosts: usize,
+}
+
+impl State {
+    /// Full or gone: a network loses frames.
+    fn deliver(&self, to: usize, frame: Frame) {
+        if let Some(sender) = self.senders.get(to) {
+            let _ = sender.try_send(frame);
         }
     }
 }
 
-fn deliver(mut port: impl Write, frames: &Receiver<Arc<Vec<u8>>>) {
+impl Hub {
+    /// Connects the hosts behind `ports`.
+    pub fn start(ports: Vec<UnixStream>, quality: Quality, seed: u64) -> io::Result<Self> {
+        let count = ports.len();
+        let mut senders = Vec::new();
+        let mut readers = Vec::new();
+        for port in ports {
+            let (sender, receiver) = sync_channel(WAITING_FRAMES_MAX);
+            senders.push(sender);
+            readers.push(port.try_clone()?);
+            spawn(move || write_all(port, &receiver))?;
+        }
+        let hub = Self(Arc::new(Shared {
+            state: Mutex::new(State {
+                air: Air::new(count, quality, seed),
+                senders,
+                hosts: count,
+            }),
+            sooner: Condvar::new(),
+        }));
+        for (from, reader) in readers.into_iter().enumerate() {
+            let hub = hub.clone();
+            spawn(move || hub.read_all(from, count, reader))?;
+        }
+        let late = hub.clone();
+        spawn(move || late.bring())?;
+        Ok(hub)
+    }
+
+    /// Changes the ways between two ports, both of them.
+    pub fn set(&self, one: usize, other: usize, quality: Quality) {
+        let mut state = self.lock();
+        state.air.set(one, other, quality);
+        state.air.set(other, one, quality);
+    }
+
+    /// How the ways between two ports are.
+    pub fn quality(&self, one: usize, other: usize) -> Quality {
+        self.lock().air.quality(one, other)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends what a host writes, until it is gone.
+    fn read_all(&self, from: usize, ports: usize, mut port: impl Read) {
+        while let Ok(frame) = read_frame(&mut port) {
+            let frame = Arc::new(frame);
+            let mut state = self.lock();
+            let next = state.air.next_due();
+            let now = Instant::now();
+            for to in (0..ports).filter(|to| *to != from) {
+                if let Fate::Arrives(frame) = state.air.send(from, to, Arc::clone(&frame), now) {
+                    state.deliver(to, frame);
+                }
+            }
+            let due = state.air.next_due();
+            if due.is_some_and(|due| next.is_none_or(|next| due < next)) {
+                self.0.sooner.notify_one();
+            }
+        }
+        let mut state = self.lock();
+        state.hosts -= 1;
+        if state.hosts == 0 {
+            // Writers and [`Self::bring`] end.
+            state.senders.clear();
+            self.0.sooner.notify_one();
+        }
+    }
+
+    /// Delivers frames that took their time, until the last host is gone.
+    fn bring(&self) {
+        let mut state = self.lock();
+        while state.hosts > 0 {
+            let now = Instant::now();
+            while let Some((to, frame)) = state.air.arrived(now) {
+                state.deliver(to, frame);
+            }
+            state = match state.air.next_due() {
+                None => self.0.sooner.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(due) => {
+                    let left = due.saturating_duration_since(Instant::now());
+                    let woken = self.0.sooner.wait_timeout(state, left);
+                    woken.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+    }
+}
+
+fn spawn(run: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    thread::Builder::new().name("hub".into()).spawn(run).map(drop)
+}
+
+fn write_all(mut port: impl Write, frames: &Receiver<Frame>) {
     while let Ok(frame) = frames.recv() {
         if write_frame(&mut port, &frame).is_err() {
             return;
@@ -84,28 +180,81 @@ mod tests {
 
     use super::*;
 
+    /// A hub, and the hosts' ends.
+    fn hub(hosts: usize) -> (Hub, Vec<UnixStream>) {
+        let (ends, ports): (Vec<_>, Vec<_>) = (0..hosts).map(|_| UnixStream::pair().unwrap()).unzip();
+        for end in &ends {
+            end.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        }
+        (Hub::start(ports, Quality::default(), 1).unwrap(), ends)
+    }
+
+    fn nothing_comes(end: &mut UnixStream) {
+        end.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        assert!(read_frame(end).is_err());
+        end.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    }
+
     #[test]
     fn a_frame_reaches_every_other_host_and_not_its_sender() {
-        let (mut ends, ports): (Vec<_>, Vec<_>) = (0..3).map(|_| UnixStream::pair().unwrap()).unzip();
-        start(ports).unwrap();
+        let (_hub, mut ends) = hub(3);
         write_frame(&mut ends[0], b"hello").unwrap();
         for end in &mut ends[1..] {
-            end.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
             assert_eq!(read_frame(end).unwrap(), b"hello");
         }
-        ends[0].set_read_timeout(Some(Duration::from_millis(50))).unwrap();
-        assert!(read_frame(&mut ends[0]).is_err());
+        nothing_comes(&mut ends[0]);
     }
 
     #[test]
     fn a_host_that_never_reads_holds_nobody_up() {
-        let (mut ends, ports): (Vec<_>, Vec<_>) = (0..3).map(|_| UnixStream::pair().unwrap()).unzip();
-        start(ports).unwrap();
-        ends[1].set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let (_hub, mut ends) = hub(3);
         for number in 0..2000u32 {
             write_frame(&mut ends[0], &[number.to_be_bytes()[3]; 1500]).unwrap();
             assert_eq!(read_frame(&mut ends[1]).unwrap()[0], number.to_be_bytes()[3]);
         }
+    }
+
+    #[test]
+    fn a_way_that_was_made_bad_is_bad_between_its_two_hosts_only_and_until_it_is_restored() {
+        let (hub, mut ends) = hub(3);
+        let delay = Duration::from_millis(30);
+        let bad = |delay: &str, loss: &str| Quality {
+            delay: delay.parse().unwrap(),
+            loss: loss.parse().unwrap(),
+        };
+        hub.set(0, 1, bad("30ms", "0%"));
+        for (from, to) in [(0, 1), (1, 0)] {
+            let start = Instant::now();
+            for text in [b"first", b"later"] {
+                write_frame(&mut ends[from], text).unwrap();
+            }
+            assert_eq!(read_frame(&mut ends[to]).unwrap(), b"first");
+            assert!(start.elapsed() >= delay, "{:?}", start.elapsed());
+            assert_eq!(read_frame(&mut ends[to]).unwrap(), b"later");
+            for text in [b"first", b"later"] {
+                assert_eq!(read_frame(&mut ends[2]).unwrap(), text);
+            }
+        }
+        hub.set(1, 0, bad("0ms", "100%"));
+        assert_eq!(hub.quality(0, 1), bad("0ms", "100%"));
+        write_frame(&mut ends[0], b"gone").unwrap();
+        assert_eq!(read_frame(&mut ends[2]).unwrap(), b"gone");
+        nothing_comes(&mut ends[1]);
+        hub.set(0, 1, Quality::default());
+        write_frame(&mut ends[0], b"back").unwrap();
+        assert_eq!(read_frame(&mut ends[1]).unwrap(), b"back");
+    }
+
+    #[test]
+    fn a_link_whose_hosts_are_gone_has_no_threads() {
+        let (hub, ends) = hub(2);
+        drop(ends);
+        let start = Instant::now();
+        while Arc::strong_count(&hub.0) > 1 {
+            assert!(start.elapsed() < Duration::from_secs(5), "threads are left");
+            thread::sleep(Duration::from_millis(5));
+        }
+        assert!(hub.lock().senders.is_empty());
     }
 
     #[test]

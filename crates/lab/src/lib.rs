@@ -5,9 +5,11 @@
 //! running program itself as `/init`, the kernel modules it needs, and nothing else. [`take_over`] must be the first
 //! call in `main`: it becomes the host's first process, or the hidden supervisor, when the program was started as one.
 
+mod air;
 pub mod auto;
 pub mod boot;
 pub mod cli;
+mod control;
 mod cpio;
 mod error;
 mod host;
@@ -15,6 +17,7 @@ mod hub;
 pub mod init;
 mod initramfs;
 mod kernel;
+mod links;
 mod module;
 mod qemu;
 mod qmp;

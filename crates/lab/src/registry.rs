@@ -80,6 +80,12 @@ fn labs() -> Result<PathBuf, LabError> {
     Ok(cache()?.join("labs"))
 }
 
+/// The directory of the lab `name`.
+pub fn directory(name: &str) -> Result<PathBuf, LabError> {
+    check(name)?;
+    Ok(labs()?.join(name))
+}
+
 /// The file that those who use the lab `name` hold a shared lock on. It outlives the lab.
 pub fn sessions(name: &str) -> Result<PathBuf, LabError> {
     check(name)?;
@@ -214,8 +220,7 @@ pub fn dead() -> Result<Vec<(String, String)>, LabError> {
 
 /// The running lab of that name.
 pub fn find(name: &str) -> Result<Option<Entry>, LabError> {
-    check(name)?;
-    let directory = labs()?.join(name);
+    let directory = directory(name)?;
     if !directory.join("state.json").exists()
         || lock(&directory.join("lock"), FlockArg::LockSharedNonblock)?.is_some()
     {

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::host::Lab;
 use crate::registry::{self, Claim, Entry, ProgramId};
-use crate::{LabError, SUPERVISOR_ARGUMENT, kernel};
+use crate::{LabError, SUPERVISOR_ARGUMENT, control, kernel};
 
 /// What a supervisor is told.
 #[derive(Serialize, Deserialize)]
@@ -158,6 +158,7 @@ fn tell(answer: &Answer) -> bool {
 
 fn run(order: &Order, claim: &Claim) -> Result<(), LabError> {
     let mut lab = Lab::start(&order.spec, &claim.directory)?;
+    control::serve(&claim.directory, lab.links.clone())?;
     claim.publish(&Entry {
         name: order.name.clone(),
         pid: std::process::id(),

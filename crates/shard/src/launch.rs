@@ -387,6 +387,11 @@ pub enum Order {
         /// To which shard.
         shard: u8,
     },
+    /// From now on add that to the host's time-stamp counter, scaled: more than so far. For a VM over several hosts.
+    Step {
+        /// As in [`TscLaunch`].
+        offset: u64,
+    },
     /// Stop running vCPUs, flush disks, end.
     Quit,
 }

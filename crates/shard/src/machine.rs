@@ -307,6 +307,11 @@ impl Machine {
             claim(layout::RTC_PORT, RTC_PORTS, Arc::new(Rtc::default()))?;
             claim(layout::TIMER_PORT, TIMER_PORTS, Arc::new(NoTimer))?;
         }
+        let nodes = node_of_each(&spec.nodes, spec.vcpus);
+        let groups = match &replica {
+            Some(_) => Groups::of_coherent(&nodes),
+            None => Groups::of(&nodes),
+        };
         Ok(Self {
             vm,
             layout,
@@ -323,7 +328,7 @@ impl Machine {
             register_numbers: state::register_numbers(kvm_fd)?,
             span,
             replica,
-            groups: Groups::of(&node_of_each(&spec.nodes, spec.vcpus)),
+            groups,
         })
     }
 

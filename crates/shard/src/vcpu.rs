@@ -205,7 +205,7 @@ impl Vcpu {
         if let Some(root) = &self.root {
             root.seen();
         }
-        if let Some(local) = &self.local {
+        if let Some(local) = &mut self.local {
             local.left();
         }
         match exit {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use guest_tests::command::{Call, Output, binary};
+use guest_tests::terminal::Terminal;
 use guest_tests::{Scratch, mirrorball, wait};
 use serde_json::Value;
 
@@ -34,6 +35,60 @@ impl Lab {
             .limit(START_LIMIT)
             .ok();
         lab
+    }
+
+    /// Hosts of one CPU and 1 GiB each, all on one link; `more` is TOML.
+    pub fn linked(test: &str, hosts: &'static [&'static str], more: &str) -> Self {
+        let host = |name: &&str| format!("[[hosts]]\nname = \"{name}\"\ncpus = 1\nmemory = \"1G\"\n");
+        let each: String = hosts.iter().map(host).collect();
+        Self::start(
+            test,
+            hosts,
+            &format!("{each}[[links]]\nhosts = {hosts:?}\n{more}"),
+        )
+    }
+
+    /// A cell for each host of [`Self::linked`], all up; linked through shared memory if `shared` is where they see it. `more` is TOML
+    /// of the table `membership`.
+    pub fn cluster_up(&self, shared: Option<&str>, more: &str) {
+        let shared = shared.map_or(String::new(), |path| format!("shared_memory = {path:?}\n"));
+        let mut text = String::new();
+        for (number, name) in (1..).zip(self.hosts) {
+            text += &format!("[[hosts]]\nname = \"{name}\"\naddress = \"10.77.0.{number}:7400\"\n{shared}");
+        }
+        for name in self.hosts {
+            text += &format!("[[cells]]\nhost = \"{name}\"\n");
+        }
+        text += &format!("[membership]\nsilence_ms = {}\n{more}", SILENCE.as_millis());
+        let file = self.scratch.write("cluster.toml", text);
+        let file = file.to_str().expect("UTF-8");
+        let keys = mirrorball(["cluster", "keys", file]).ok();
+        assert!(keys.text().trim().ends_with("/keys"), "{}", keys.text());
+        for host in self.hosts {
+            self.on(host, &["cluster", "up", file]).ok();
+        }
+        for host in self.hosts {
+            self.wait_for_lives(host, &vec![true; self.hosts.len()]);
+        }
+    }
+
+    pub fn cluster_down(&self) {
+        for host in self.hosts {
+            self.on(host, &["cluster", "down"]).ok();
+        }
+    }
+
+    /// Changes the link between two hosts; what it is then.
+    pub fn link(&self, hosts: [&str; 2], change: &[&str]) -> String {
+        let link = mirrorball(["lab", "link", "--lab", &self.name]).args(hosts);
+        link.args(change).ok().text().trim().to_owned()
+    }
+
+    /// `mirrorball` on one of its hosts, on a terminal.
+    pub fn terminal(&self, host: &str, arguments: &[&str]) -> Terminal {
+        let binary = binary();
+        let lab = ["lab", "exec", "--lab", &self.name, host, "--"];
+        Terminal::mirrorball(&[&lab[..], &[binary.to_str().expect("UTF-8")], arguments].concat())
     }
 
     /// `mirrorball` with these arguments on one of its hosts.

@@ -1,9 +1,15 @@
-//! Rounds between two hosts by which their time-stamp counters are related ([`shard::span::relation`]): eight bytes there, and
-//! eight back with what the other counter reads.
+//! Rounds between two hosts by which their time-stamp counters are related ([`shard::span::relation`]): who asks sends eight bytes, and
+//! gets them back with what the other counter reads. They go on as long as the VM lives: [`drift`] says what they tell, [`leader`]
+//! what follows for the guest's clock, and [`keeper`] does it.
 
-use std::fs::File;
-use std::io::{self, Read, Write};
+pub mod drift;
+pub mod keeper;
+pub mod leader;
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::Shutdown;
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use shard::span::relation::{Relation, Round};
@@ -12,36 +18,106 @@ use shard::span::relation::{Relation, Round};
 const ROUNDS: usize = 400;
 /// How long they may take together. With some of them it is known, too, only worse.
 const LIMIT: Duration = Duration::from_millis(500);
+/// What was sent, and what the other counter reads.
+const ANSWER_BYTES: usize = 16;
 
-/// Relates this host's counter to that at the other end of a connection whose reads don't wait for ever.
+/// The asking side of a connection to another host's monitor, whose reads don't wait for ever.
+#[derive(Debug)]
+pub struct Rounds {
+    /// Whatever kind of stream it is.
+    socket: UnixStream,
+    /// Of an answer that has not come whole.
+    answer: [u8; ANSWER_BYTES],
+    filled: usize,
+}
+
+impl Rounds {
+    /// Over a connection.
+    pub fn new(socket: OwnedFd) -> Self {
+        Self {
+            socket: socket.into(),
+            answer: [0; ANSWER_BYTES],
+            filled: 0,
+        }
+    }
+
+    /// What ends them from another thread.
+    pub fn end(&self) -> io::Result<End> {
+        self.socket.try_clone().map(End)
+    }
+
+    /// One round; none if its answer has not come in time. If that comes later it is known, and left out.
+    ///
+    /// # Errors
+    /// If the other side is gone.
+    pub fn round(&mut self) -> io::Result<Option<Round>> {
+        let asked = counter();
+        self.socket.write_all(&asked.to_le_bytes())?;
+        loop {
+            match self.socket.read(&mut self.answer[self.filled..]) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(count) => self.filled += count,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                    return Ok(None);
+                }
+                Err(error) => return Err(error),
+            }
+            if self.filled < ANSWER_BYTES {
+                continue;
+            }
+            let answered = counter();
+            self.filled = 0;
+            let (echo, read) = self.answer.split_at(size_of::<u64>());
+            let [echo, read] =
+                [echo, read].map(|bytes| bytes.iter().rfold(0, |word, &byte| word << 8 | u64::from(byte)));
+            if echo == asked {
+                return Ok(Some(Round {
+                    asked,
+                    read,
+                    answered,
+                }));
+            }
+        }
+    }
+}
+
+/// Ends rounds that another thread makes.
+#[derive(Debug)]
+pub struct End(UnixStream);
+
+impl Drop for End {
+    fn drop(&mut self) {
+        // One that is gone has ended.
+        let _ = self.0.shutdown(Shutdown::Both);
+    }
+}
+
+/// Relates this host's counter to that at the other end.
 ///
 /// # Errors
 /// If the other side does not answer.
-pub fn relate(socket: OwnedFd) -> io::Result<Relation> {
-    let mut socket = File::from(socket);
-    let mut rounds = Vec::with_capacity(ROUNDS);
+pub fn relate(rounds: &mut Rounds) -> io::Result<Relation> {
+    let mut made = Vec::with_capacity(ROUNDS);
     let start = Instant::now();
-    let mut read = [0; 8];
-    while rounds.len() < ROUNDS && (rounds.is_empty() || start.elapsed() < LIMIT) {
-        let asked = counter();
-        socket.write_all(&asked.to_le_bytes())?;
-        socket.read_exact(&mut read)?;
-        let answered = counter();
-        rounds.push(Round {
-            asked,
-            read: u64::from_le_bytes(read),
-            answered,
-        });
+    while made.len() < ROUNDS && (made.is_empty() || start.elapsed() < LIMIT) {
+        made.push(rounds.round()?.ok_or(ErrorKind::TimedOut)?);
     }
-    Relation::of(rounds).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    Relation::of(made).ok_or_else(|| ErrorKind::InvalidData.into())
 }
 
 /// Answers until the other side ends the connection.
-pub fn answer(mut socket: impl Read + Write) -> io::Result<()> {
-    let mut asked = [0; 8];
+pub fn answer(socket: impl Read + Write) -> io::Result<()> {
+    answer_by(socket, counter)
+}
+
+fn answer_by(mut socket: impl Read + Write, counter: impl Fn() -> u64) -> io::Result<()> {
+    let mut answer = [0; ANSWER_BYTES];
     loop {
-        socket.read_exact(&mut asked)?;
-        socket.write_all(&counter().to_le_bytes())?;
+        let (echo, read) = answer.split_at_mut(size_of::<u64>());
+        socket.read_exact(echo)?;
+        read.copy_from_slice(&counter().to_le_bytes());
+        socket.write_all(&answer)?;
     }
 }
 
@@ -62,13 +138,38 @@ mod tests {
         let (near, far) = UnixStream::pair().unwrap();
         let answering = std::thread::spawn(|| answer(far));
         let before = counter();
-        let relation = relate(near.into()).unwrap();
+        let mut rounds = Rounds::new(near.into());
+        let relation = relate(&mut rounds).unwrap();
         assert!((before..counter()).contains(&relation.here), "{relation:?}");
         let off = relation.here.abs_diff(relation.there);
         assert!(off <= relation.error, "{relation:?}");
+        drop(rounds);
         let ended = answering.join().unwrap().unwrap_err();
         assert_eq!(ended.kind(), io::ErrorKind::UnexpectedEof);
-        let alone = UnixStream::pair().unwrap().0;
-        assert!(relate(alone.into()).is_err());
+        let (alone, far) = UnixStream::pair().unwrap();
+        drop(far);
+        assert!(relate(&mut Rounds::new(alone.into())).is_err());
+    }
+
+    /// An answer that comes in pieces, and after the next was asked for, is of no round.
+    #[test]
+    fn late_answers_are_left_out() {
+        let (near, far) = UnixStream::pair().unwrap();
+        near.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+        let mut rounds = Rounds::new(near.into());
+        let mut far = far;
+        let mut echo = [0; 8];
+        assert_eq!(rounds.round().unwrap(), None);
+        far.read_exact(&mut echo).unwrap();
+        far.write_all(&echo[..5]).unwrap();
+        assert_eq!(rounds.round().unwrap(), None);
+        far.write_all(&echo[5..]).unwrap();
+        far.write_all(&7_u64.to_le_bytes()).unwrap();
+        let answering = std::thread::spawn(|| answer_by(far, || 9));
+        // Where the machine is busy, that may be late, too.
+        let round = (0..500).find_map(|_| rounds.round().unwrap()).unwrap();
+        assert_eq!(round.read, 9);
+        drop(rounds);
+        answering.join().unwrap().unwrap_err();
     }
 }

@@ -191,10 +191,10 @@ impl Shared {
             let is_allowed = hello.role.is_data() && self.hosts.site.spans == SpanWay::Plain;
             self.admit(&hello, is_allowed)?;
             answer(&mut tcp)?;
+            limit(&tcp, None)?;
             if let Role::Clock(_) = hello.role {
                 return clock::answer(tcp);
             }
-            limit(&tcp, None)?;
             self.keep(hello.role, tcp.into());
             return Ok(());
         }
@@ -210,10 +210,10 @@ impl Shared {
         };
         self.admit(&hello, is_allowed)?;
         answer(&mut socket)?;
+        socket.set_read_timeout(None)?;
         if let Role::Clock(_) = hello.role {
             return clock::answer(socket);
         }
-        socket.set_read_timeout(None)?;
         self.keep(hello.role, socket.into());
         Ok(())
     }

@@ -94,7 +94,7 @@ pub enum Role {
     Control,
     /// The channel of two shards, for one boot of the VM.
     Link(Ends),
-    /// Answers with what the host's time-stamp counter reads, before this boot of the VM.
+    /// Answers with what the host's time-stamp counter reads, before this boot of the VM and as long as it lasts.
     Clock(u32),
     /// For coherent memory: requests and what they cause, without pages.
     Coherence(LaneEnds),

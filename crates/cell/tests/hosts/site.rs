@@ -54,8 +54,7 @@ fn free(ip: &str, cell: u16) -> std::io::Result<SocketAddr> {
     Ok(SocketAddr::new(address.ip(), address.port() - cell))
 }
 
-/// A cell: all of them have the first CPU and node, which every machine has, and a second CPU, so that shards have two lanes where
-/// there are more than two of them.
+/// A cell: all of them have the first CPU and node, which every machine has, and a second CPU.
 pub fn plan(number: u16) -> CellPlan {
     CellPlan {
         number,

@@ -10,6 +10,9 @@ impl<E: Effects> Turn<'_, E> {
         let state = &self.state;
         // Somebody waits for this node only if it is to be the owner.
         let is_to_own = !state.readers.is_empty() || state.taker != Taker::NOBODY || self.me == self.manager;
+        if state.stage.is_ahead() {
+            return self.copy_ahead(bytes);
+        }
         if state.stage != Stage::Asked(Want::Read) || is_to_own {
             return None;
         }
@@ -20,7 +23,7 @@ impl<E: Effects> Turn<'_, E> {
     }
 
     /// Where bytes that come are, if that can be.
-    fn contents(&mut self, bytes: Bytes) -> Option<Contents> {
+    pub(super) fn contents(&mut self, bytes: Bytes) -> Option<Contents> {
         let is_kept = bytes == Bytes::Kept;
         if is_kept != (self.state.right == Right::Read) {
             return None;
@@ -45,7 +48,8 @@ impl<E: Effects> Turn<'_, E> {
         let is_answer = match want {
             Want::Read => asked == Want::Read && self.me == self.manager,
             Want::Write => asked != Want::Discard,
-            Want::Discard => asked == Want::Discard && bytes == Bytes::Fresh,
+            // Kept if it has a copy, which it asked for ahead.
+            Want::Discard => asked == Want::Discard && bytes != Bytes::Beside,
         };
         let is_waited_for = self.state.invalidator != Maybe::NOBODY;
         let is_set = copyset.is_within(self.nodes.without(self.me));
@@ -73,13 +77,12 @@ impl<E: Effects> Turn<'_, E> {
     pub(super) fn invalidate(&mut self, by: NodeId) -> Option<()> {
         let state = &mut self.state;
         let has_copy = !state.is_owner() && state.right == Right::Read;
-        // It was sent one, which this has overtaken.
-        let is_sent_one = state.right == Right::None && state.stage == Stage::Asked(Want::Read);
+        // It was sent one, which this has overtaken. A manager that asked, but for ahead, is sent the ownership.
+        let is_sent_one = match state.stage {
+            Stage::Asked(Want::Read) => state.right == Right::None && self.me != self.manager,
+            stage => stage.is_ahead(),
+        };
         if state.invalidator != Maybe::NOBODY || !has_copy && !is_sent_one {
-            return None;
-        }
-        // A manager never has a copy that it does not own.
-        if self.me == self.manager {
             return None;
         }
         state.invalidator = Maybe::some(by);

@@ -15,6 +15,13 @@ impl Stamp {
         self.0[usize::from(node.0)]
     }
 
+    /// The same, but with so many batches of that node.
+    #[must_use]
+    pub fn with(mut self, node: NodeId, count: u64) -> Self {
+        self.set(usize::from(node.0), count);
+        self
+    }
+
     pub(super) fn set(&mut self, node: usize, count: u64) {
         self.0[node] = count;
     }

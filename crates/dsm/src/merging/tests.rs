@@ -1,87 +1,462 @@
+//! One real node, and others that say what a test has them say.
+
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::thread;
+use std::sync::mpsc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use coherence::{Access, Body, Bytes};
 
 use super::*;
-use crate::link::Link;
+use crate::ending::End;
+use crate::link::{FRAME_BYTES, Link};
 use crate::meeting::Shape;
 use crate::node::{Node, Settings};
 
+const LIMIT: Duration = Duration::from_secs(20);
+/// Long enough for what is wrong to show.
+const WHILE: Duration = Duration::from_millis(30);
+const PAGES: u32 = 128;
+
+/// Another node's ends of its streams.
+struct Far {
+    control: UnixStream,
+    bulk: UnixStream,
+}
+
+/// Node 0 of a memory.
+struct World {
+    node: Node,
+    /// From node 1 on.
+    others: Vec<Far>,
+    ends: mpsc::Receiver<End>,
+}
+
+impl World {
+    fn of(nodes: u16) -> Self {
+        let mut links = vec![None];
+        let mut others = Vec::new();
+        for _ in 1..nodes {
+            let (control, far_control) = UnixStream::pair().unwrap();
+            let (bulk, far_bulk) = UnixStream::pair().unwrap();
+            for stream in [&far_control, &far_bulk] {
+                stream.set_read_timeout(Some(LIMIT)).unwrap();
+            }
+            links.push(Some(Link::new(control.into(), bulk.into()).unwrap()));
+            others.push(Far {
+                control: far_control,
+                bulk: far_bulk,
+            });
+        }
+        let shape = Shape {
+            nodes,
+            pages: PAGES,
+            lanes: 1,
+            migratory: false,
+            method: None,
+        };
+        let settings = Settings {
+            processors: 1,
+            ..Settings::default()
+        };
+        let names = (0..nodes).map(|node| format!("node {node}")).collect();
+        let (tell, ends) = mpsc::channel();
+        let hook = Box::new(move |end: &End| drop(tell.send(end.clone())));
+        let node = Node::start(0, shape, vec![links], names, &settings, hook).unwrap();
+        Self { node, others, ends }
+    }
+
+    fn other(&mut self, node: usize) -> &mut Far {
+        &mut self.others[node - 1]
+    }
+
+    /// A page that a node manages.
+    fn page_of(&self, node: u16) -> u32 {
+        (0..PAGES).find(|page| self.node.home(*page) == node).unwrap()
+    }
+
+    /// A thread that waits for a page of another node's, who has been asked.
+    fn reader(&mut self, node: u16, page: u32) -> JoinHandle<[u8; PAGE_BYTES]> {
+        let at = self.node.view() as usize + page as usize * PAGE_BYTES;
+        // SAFETY: a page of the view, which lives until the node is dropped at the test's end.
+        let reader = thread::spawn(move || unsafe { (at as *const [u8; PAGE_BYTES]).read_volatile() });
+        let mut asked = [0; FRAME_BYTES];
+        self.other(usize::from(node)).bulk.read_exact(&mut asked).unwrap();
+        assert_eq!(Message::decode(&asked).unwrap().page, Page(page));
+        reader
+    }
+
+    /// A thread that has a packet of a node, which comes after so many batches of another.
+    fn after(&self, from: usize, node: usize, count: u32) -> JoinHandle<()> {
+        let causal = self.node.causal().unwrap().clone();
+        thread::spawn(move || causal.after(from, &Batches::only(node, count)))
+    }
+
+    /// Why it ends.
+    fn end(&self) -> String {
+        match self.ends.recv_timeout(LIMIT).expect("it goes on") {
+            End::Nonsense(why) => why,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+impl Far {
+    /// A batch without changes, numbered as its place in the stamp says.
+    fn batch(&mut self, stamp: &[u64]) {
+        self.control.write_all(&batch(stamp)).unwrap();
+    }
+}
+
+fn message(page: u32, body: Body) -> Frame {
+    Message {
+        page: Page(page),
+        body,
+    }
+    .encode()
+}
+
+/// Of the sender's batches so many come before the message.
+fn numbered(mut frame: Frame, number: u32) -> Frame {
+    frame[NUMBER_AT..].copy_from_slice(&number.to_le_bytes());
+    frame
+}
+
+/// A page full of sevens, for who asked to read it.
+fn copy(page: u32, number: u32) -> Vec<u8> {
+    let frame = message(page, Body::Copy { bytes: Bytes::Beside });
+    [&numbered(frame, number)[..], &[7; PAGE_BYTES]].concat()
+}
+
+fn stamp(counts: &[u64]) -> Stamp {
+    (0..).zip(counts).fold(Stamp::default(), |stamp, (node, count)| {
+        stamp.with(NodeId(node), *count)
+    })
+}
+
+fn batch(counts: &[u64]) -> Vec<u8> {
+    let batch = Batch {
+        from: NodeId(0),
+        stamp: stamp(counts),
+        changes: &[],
+    };
+    pieces::batch(&batch, counts.len())
+}
+
+fn saying(page: u32, say: Say, counts: &[u64]) -> Vec<u8> {
+    let saying = Saying {
+        stamp: stamp(counts),
+        page: Page(page),
+        round: 1,
+        say,
+    };
+    pieces::saying(&saying, None, counts.len())
+}
+
+/// What is said of third nodes' batches before a message.
+fn said_before(node: u8, with_page: u8, count: u64) -> Frame {
+    let mut frame = [node, 0, 0, 0, KIND_STAMP, with_page, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    frame[8..].copy_from_slice(&count.to_le_bytes());
+    frame
+}
+
 #[test]
 fn bytes_that_come_before_what_they_come_after_stay_as_they_are() {
-    let (control, mut far_control) = UnixStream::pair().unwrap();
-    let (bulk, mut far_bulk) = UnixStream::pair().unwrap();
-    for stream in [&far_control, &far_bulk] {
-        stream
-            .set_read_timeout(Some(std::time::Duration::from_secs(20)))
-            .unwrap();
-    }
-    let shape = Shape {
-        nodes: 2,
-        pages: 128,
-        lanes: 1,
-        migratory: false,
-        method: None,
-    };
-    let settings = Settings {
-        processors: 1,
-        ..Settings::default()
-    };
-    let link = Link::new(control.into(), bulk.into()).unwrap();
-    let names = vec!["this".to_owned(), "the other".to_owned()];
-    let node = Node::start(
-        0,
-        shape,
-        vec![vec![None, Some(link)]],
-        names,
-        &settings,
-        Box::new(|_| ()),
-    )
-    .unwrap();
-
-    // A thread waits for a page of the other node's.
     const PAGE: u32 = 100;
-    let at = node.view() as usize + PAGE as usize * PAGE_BYTES;
-    // SAFETY: a page of the view, which lives until the node is dropped below.
-    let reader = thread::spawn(move || unsafe { (at as *const [u8; PAGE_BYTES]).read_volatile() });
-    let mut asked = [0; FRAME_BYTES];
-    far_bulk.read_exact(&mut asked).unwrap();
-    assert_eq!(Message::decode(&asked).unwrap().page, Page(PAGE));
-
+    let mut world = World::of(2);
+    let reader = world.reader(1, PAGE);
     // It comes before a batch that it comes after, and with other messages close behind.
-    let message = |page, body| {
-        Message {
-            page: Page(page),
-            body,
-        }
-        .encode()
-    };
-    let mut copy = message(PAGE, Body::Copy { bytes: Bytes::Beside });
-    copy[NUMBER_AT..].copy_from_slice(&1_u32.to_le_bytes());
-    let mut sent = copy.to_vec();
-    sent.extend([7; PAGE_BYTES]);
+    let mut sent = copy(PAGE, 1);
     for page in [1, 2] {
         sent.extend(message(page, Body::Ask { access: Access::Read }));
     }
-    far_bulk.write_all(&sent).unwrap();
+    let far = world.other(1);
+    far.bulk.write_all(&sent).unwrap();
     for _ in [1, 2] {
-        far_control.read_exact(&mut asked).unwrap();
+        far.control.read_exact(&mut [0; FRAME_BYTES]).unwrap();
     }
     assert!(!reader.is_finished());
-
-    let mut stamp = [0; STAMP_BYTES];
-    stamp[8] = 1;
-    far_control.write_all(&pieces(BATCH, &[&stamp])).unwrap();
+    far.batch(&[0, 1]);
     assert_eq!(reader.join().unwrap(), [7; PAGE_BYTES]);
+}
+
+#[test]
+fn a_message_waits_for_what_its_sender_had_of_a_third_node() {
+    let mut world = World::of(3);
+    for round in 0..3 {
+        // Node 2 has applied so many batches of node 1, which are not here yet.
+        let page = world.page_of(2) + round;
+        let reader = world.reader(2, page);
+        let count = u64::from(round) * 2 + 2;
+        let sent = [&said_before(1, 1, count)[..], &copy(page, 0)].concat();
+        world.other(2).bulk.write_all(&sent).unwrap();
+        for number in [count - 1, count] {
+            thread::sleep(WHILE);
+            assert!(!reader.is_finished(), "round {round}");
+            world.other(1).batch(&[0, number, 0]);
+        }
+        assert_eq!(reader.join().unwrap(), [7; PAGE_BYTES]);
+    }
+}
+
+#[test]
+fn what_is_said_on_one_stream_holds_for_that_one_until_more_is_said() {
+    let mut world = World::of(3);
+    let page = world.page_of(2);
+    // Of messages without a page: one with a page has overtaken what those come after.
+    let reader = world.reader(2, page);
+    world.other(2).control.write_all(&said_before(1, 0, 1)).unwrap();
+    thread::sleep(WHILE);
+    world.other(2).bulk.write_all(&copy(page, 0)).unwrap();
+    assert_eq!(reader.join().unwrap(), [7; PAGE_BYTES]);
+    // It is said once, and holds for the next one too.
+    let fresh = Body::Copy { bytes: Bytes::Fresh };
+    let readers = [page + 1, page + 2].map(|page| {
+        let reader = world.reader(2, page);
+        world.other(2).control.write_all(&message(page, fresh)).unwrap();
+        reader
+    });
+    thread::sleep(WHILE);
+    assert!(!readers.iter().any(JoinHandle::is_finished));
+    world.other(1).batch(&[0, 1, 0]);
+    for reader in readers {
+        assert_eq!(reader.join().unwrap(), [0; PAGE_BYTES]);
+    }
+}
+
+#[test]
+fn batches_wait_for_those_of_others_that_they_come_after() {
+    let mut world = World::of(4);
+    let causal = world.node.causal().unwrap().clone();
+    let waits = world.after(3, 3, 1);
+    // 3 after 2 after 1, heard in the reverse order; node 3's pieces among those of node 2.
+    let pieces =
+        [batch(&[0, 1, 1, 1]), batch(&[0, 1, 1, 0])].map(|all| all.as_chunks::<FRAME_BYTES>().0.to_vec());
+    for (first, second) in pieces[0].iter().zip(&pieces[1]) {
+        world.other(3).control.write_all(first).unwrap();
+        thread::sleep(Duration::from_millis(2));
+        world.other(2).control.write_all(second).unwrap();
+        thread::sleep(Duration::from_millis(2));
+    }
+    thread::sleep(WHILE);
+    assert!(!waits.is_finished());
+    world.other(1).batch(&[0, 1, 0, 0]);
+    waits.join().unwrap();
+    // All three, and what this node sends now comes after them.
+    let before = causal.before();
+    assert_eq!([0, 1, 2, 3].map(|node| before.of(node)), [0, 1, 1, 1]);
+    assert!(world.ends.try_recv().is_err());
+}
+
+#[test]
+fn what_this_node_sends_says_what_it_has_of_third_nodes_once_on_each_stream() {
+    let mut world = World::of(3);
+    world.other(1).batch(&[0, 1, 0]);
+    world.after(1, 1, 1).join().unwrap();
+    let page = world.page_of(0);
+    // Node 2 wants pages that nobody has written: they go without bytes, so on the control stream.
+    let ask = |page| message(page, Body::Ask { access: Access::Read });
+    let mut came = [0; FRAME_BYTES];
+    for (page, is_said) in [(page, true), (page + 1, false)] {
+        let far = world.other(2);
+        far.bulk.write_all(&ask(page)).unwrap();
+        if is_said {
+            far.control.read_exact(&mut came).unwrap();
+            assert_eq!(came, said_before(1, 0, 1));
+        }
+        far.control.read_exact(&mut came).unwrap();
+        assert_eq!(came, message(page, Body::Copy { bytes: Bytes::Fresh }));
+    }
+    // One that was written has its bytes beside it, on the other stream.
+    let word = world.node.view().wrapping_add((page as usize + 2) * PAGE_BYTES);
+    // SAFETY: within the view.
+    unsafe { word.write_volatile(9) };
+    let far = world.other(2);
+    far.bulk.write_all(&ask(page + 2)).unwrap();
+    far.bulk.read_exact(&mut came).unwrap();
+    assert_eq!(came, said_before(1, 1, 1));
+    far.bulk.read_exact(&mut came).unwrap();
+    assert_eq!(came, message(page + 2, Body::Copy { bytes: Bytes::Beside }));
+    let mut bytes = [0; PAGE_BYTES];
+    far.bulk.read_exact(&mut bytes).unwrap();
+    assert_eq!(bytes[0], 9);
+    // Who sent the batch knows of it.
+    let far = world.other(1);
+    far.bulk.write_all(&ask(page)).unwrap();
+    far.control.read_exact(&mut came).unwrap();
+    assert_eq!(came, message(page, Body::Copy { bytes: Bytes::Fresh }));
+}
+
+#[test]
+fn stamps_that_can_not_be_end_the_memory_with_the_reason() {
+    let far = u64::from(AHEAD_MAX) + 1;
+    let fresh = |number| {
+        let frame = message(100, Body::Copy { bytes: Bytes::Fresh });
+        numbered(frame, number).to_vec()
+    };
+    let hostile: [(&str, Vec<u8>); 15] = [
+        ("of its own, more than there can be", fresh(far as u32)),
+        ("of its own, as many as can be said", fresh(u32::MAX / 2)),
+        (
+            "of a third, more than there can be",
+            said_before(1, 0, far).to_vec(),
+        ),
+        (
+            "of a third, as many as can be said",
+            said_before(1, 1, u64::MAX).to_vec(),
+        ),
+        ("of a node that there is not", said_before(3, 0, 1).to_vec()),
+        ("of this node", said_before(0, 0, 1).to_vec()),
+        ("its second batch first", batch(&[0, 0, 2])),
+        ("a batch without a number", batch(&[0, 0, 0])),
+        (
+            "a batch after one of ours that we did not send",
+            batch(&[1, 0, 1]),
+        ),
+        ("a batch after too many of a third node", batch(&[0, far, 1])),
+        ("a batch after as many as can be said", batch(&[0, u64::MAX, 1])),
+        ("a saying before its own batch", saying(0, Say::Leave, &[0, 0, 1])),
+        (
+            "a saying after one of ours that we did not send",
+            saying(0, Say::Leave, &[1, 0, 0]),
+        ),
+        (
+            "what only another manager may say",
+            saying(0, Say::Drop, &[0, 0, 0]),
+        ),
+        (
+            "of a page that there is not",
+            saying(u32::MAX, Say::Leave, &[0, 0, 0]),
+        ),
+    ];
+    for (what, bytes) in hostile {
+        let mut world = World::of(3);
+        let waits = world.after(1, 1, 1);
+        world.other(2).control.write_all(&bytes).unwrap();
+        let why = world.end();
+        assert!(
+            why.starts_with("node 2: ") && !why.contains("do not come"),
+            "{what}: {why}"
+        );
+        // Nobody waits for ever, and the others are told.
+        waits.join().unwrap();
+        let mut told = [0; FRAME_BYTES];
+        world.other(1).control.read_exact(&mut told).unwrap();
+        assert_eq!(told[4], 0xff, "{what}");
+    }
+}
+
+#[test]
+fn packets_that_come_after_what_can_not_be_end_the_memory() {
+    for (node, count) in [
+        (1, AHEAD_MAX + 1),
+        (1, u32::MAX / 2),
+        (2, AHEAD_MAX + 1),
+        (3, 1),
+        (7, u32::MAX),
+    ] {
+        let world = World::of(3);
+        // Who reads it does not act on it.
+        let waits = world.after(2, node, count);
+        assert_eq!(
+            world.end(),
+            "node 2: its packet comes after changes that there can't be",
+            "{count} of node {node}"
+        );
+        waits.join().unwrap();
+    }
+}
+
+#[test]
+fn what_comes_after_changes_that_never_come_ends_the_memory() {
+    const WHY: [&str; 3] = [
+        "node 2: its packet comes after changes that do not come",
+        "node 2: its message comes after changes of page tables that do not come",
+        "node 2: its message comes after changes of page tables that do not come",
+    ];
+    for (way, why) in WHY.into_iter().enumerate() {
+        let mut world = World::of(3);
+        let waits = match way {
+            0 => Some(world.after(2, 1, 1)),
+            1 => {
+                world.other(2).batch(&[0, 1, 1]);
+                None
+            }
+            _ => {
+                let page = world.page_of(2);
+                // It waits for ever.
+                drop(world.reader(2, page));
+                world.other(2).bulk.write_all(&copy(page, 1)).unwrap();
+                None
+            }
+        };
+        assert_eq!(world.end(), why);
+        waits.into_iter().for_each(|waits| waits.join().unwrap());
+        // The page that it waits for stays mapped.
+        std::mem::forget(world);
+    }
+}
+
+#[test]
+fn a_lost_node_ends_all_waiting() {
+    let mut world = World::of(3);
+    let waits = world.after(2, 1, 1);
+    world.other(2).batch(&[0, 1, 1]);
+    thread::sleep(WHILE);
+    assert!(!waits.is_finished());
+    world.others.remove(0);
+    match world.ends.recv_timeout(LIMIT).unwrap() {
+        End::Lost { node, .. } => assert_eq!(node, "node 1"),
+        other => panic!("{other:?}"),
+    }
+    waits.join().unwrap();
+}
+
+#[test]
+fn memories_that_can_not_merge_say_why() {
+    let notes = |nodes, lanes| {
+        let links = (0..lanes).map(|_| (0..nodes).map(|_| None).collect()).collect();
+        let shape = Shape {
+            nodes,
+            pages: PAGES,
+            lanes,
+            migratory: false,
+            method: None,
+        };
+        let settings = Settings {
+            processors: 1,
+            ..Settings::default()
+        };
+        let node = Node::start(0, shape, links, Vec::new(), &settings, Box::new(|_| ())).unwrap();
+        let notes: Vec<String> = node
+            .notes()
+            .iter()
+            .filter(|note| note.contains("merged"))
+            .cloned()
+            .collect();
+        (node.causal().is_some(), notes.concat())
+    };
+    assert_eq!(notes(1, 1), (false, String::new()));
+    assert_eq!(notes(2, 1), (true, String::new()));
+    assert_eq!(notes(8, 1), (true, String::new()));
+    let (merges, note) = notes(9, 1);
+    assert!(
+        !merges && note.ends_with("there are 9 nodes, of 8 at most"),
+        "{note}"
+    );
+    let (merges, note) = notes(3, 2);
+    assert!(
+        !merges && note.ends_with("there are 2 lanes, of which one alone could"),
+        "{note}"
+    );
 }
 
 #[test]
 fn what_is_said_comes_whole_out_of_its_pieces() {
     for length in [0, 1, 10, 11, 15, 200] {
         let said: Vec<u8> = (0..length).collect();
-        let frames = pieces(SAYING, &[&said]);
+        let frames = pieces::pieces(pieces::SAYING, &[&said]);
         assert!(frames.len().is_multiple_of(FRAME_BYTES));
         let mut whole = Vec::new();
         for frame in frames.as_chunks::<FRAME_BYTES>().0 {

@@ -20,6 +20,17 @@ pub struct Touch {
     pub write: bool,
     /// By so many threads, each a part.
     pub threads: u32,
+    /// In which order each thread uses its part.
+    pub order: Order,
+}
+
+/// An order of pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Order {
+    /// The next one after each.
+    Ascending,
+    /// By chance, the same in each run.
+    Scattered,
 }
 
 impl Touch {
@@ -44,20 +55,21 @@ impl Touch {
 
     fn part(&self, node: &Node, pages: Range<u32>) -> Vec<u64> {
         let words = Words::of(node).pages(pages.clone());
-        words
-            .iter()
-            .step_by(PAGE_WORDS)
-            .zip(pages)
-            .map(|(word, page)| {
-                let before = now_ns();
-                if self.write {
-                    word.store(u64::from(page), SeqCst);
-                } else {
-                    word.load(SeqCst);
-                }
-                now_ns() - before
-            })
-            .collect()
+        let mut order: Vec<u32> = pages.clone().collect();
+        if self.order == Order::Scattered {
+            fastrand::Rng::with_seed(u64::from(pages.start)).shuffle(&mut order);
+        }
+        let touch = |page: u32| {
+            let word = &words[(page - pages.start) as usize * PAGE_WORDS];
+            let before = now_ns();
+            if self.write {
+                word.store(u64::from(page), SeqCst);
+            } else {
+                word.load(SeqCst);
+            }
+            now_ns() - before
+        };
+        order.into_iter().map(touch).collect()
     }
 }
 
@@ -71,4 +83,17 @@ pub(super) fn add(node: &Node, page: u32, millis: u64) -> u64 {
         times += 1;
     }
     times
+}
+
+/// Reads all of these pages as a copy of them is made.
+pub(super) fn scan(node: &Node, pages: Range<u32>) -> Answer {
+    let before = now_ns();
+    let words = Words::of(node).pages(pages);
+    let sum = words
+        .iter()
+        .fold(0_u64, |sum, word| sum.wrapping_add(word.load(Relaxed)));
+    Answer::Scanned {
+        ns: now_ns() - before,
+        sum,
+    }
 }

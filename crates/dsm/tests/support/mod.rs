@@ -1,8 +1,10 @@
 //! Nodes of one process, each with a view of its own, over sockets.
 
+use std::io::{Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dsm::{End, Link, Method, Node, PAGE_BYTES, Settings, Shape};
 
@@ -37,6 +39,16 @@ pub fn start(shape: Shape) -> Nodes {
 /// As [`start`], with other settings.
 #[allow(dead_code, reason = "as above")]
 pub fn start_with(shape: Shape, settings: &Settings) -> Nodes {
+    start_over(shape, settings, |_, _| UnixStream::pair().unwrap())
+}
+
+/// As [`start_with`], over streams as `pair` makes them for two nodes, the lower one first.
+#[allow(dead_code, reason = "as above")]
+pub fn start_over(
+    shape: Shape,
+    settings: &Settings,
+    pair: impl Fn(usize, usize) -> (UnixStream, UnixStream),
+) -> Nodes {
     let count = usize::from(shape.nodes);
     let mut links: Vec<Vec<Vec<Option<Link>>>> = (0..count)
         .map(|_| {
@@ -49,8 +61,8 @@ pub fn start_with(shape: Shape, settings: &Settings) -> Nodes {
         for high in low + 1..count {
             let (lower, higher) = links.split_at_mut(high);
             for (lane, far_lane) in lower[low].iter_mut().zip(&mut higher[0]) {
-                let (control, far_control) = UnixStream::pair().unwrap();
-                let (bulk, far_bulk) = UnixStream::pair().unwrap();
+                let (control, far_control) = pair(low, high);
+                let (bulk, far_bulk) = pair(low, high);
                 lane[high] = Some(Link::new(control.into(), bulk.into()).unwrap());
                 far_lane[low] = Some(Link::new(far_control.into(), far_bulk.into()).unwrap());
             }
@@ -71,6 +83,38 @@ pub fn start_with(shape: Shape, settings: &Settings) -> Nodes {
         nodes,
         ends: ends.into(),
     }
+}
+
+/// A stream on which everything takes that long.
+#[allow(dead_code, reason = "as above")]
+pub fn slow(by: Duration) -> (UnixStream, UnixStream) {
+    let (near, inner_near) = UnixStream::pair().unwrap();
+    let (inner_far, far) = UnixStream::pair().unwrap();
+    for (mut from, to) in [
+        (inner_near.try_clone().unwrap(), inner_far.try_clone().unwrap()),
+        (inner_far, inner_near),
+    ] {
+        let (put, take) = mpsc::channel::<(Instant, Vec<u8>)>();
+        std::thread::spawn(move || {
+            let mut bytes = [0; 1 << 16];
+            while let Ok(count @ 1..) = from.read(&mut bytes) {
+                if put.send((Instant::now() + by, bytes[..count].to_vec())).is_err() {
+                    return;
+                }
+            }
+        });
+        std::thread::spawn(move || {
+            for (due, bytes) in take {
+                std::thread::sleep(due.saturating_duration_since(Instant::now()));
+                if (&to).write_all(&bytes).is_err() {
+                    return;
+                }
+            }
+            // Who wrote is gone: say so at the other end.
+            let _ = to.shutdown(Shutdown::Both);
+        });
+    }
+    (near, far)
 }
 
 /// A word of a node's view.

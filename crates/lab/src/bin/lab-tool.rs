@@ -3,6 +3,8 @@
 //! ```text
 //! lab-tool serve PORT          says `up`, takes one connection, sends back all that comes
 //! lab-tool ask ADDRESS PORT    sends some megabytes there, and says what it got back
+//! lab-tool reflect PORT        says `up`, and sends back each datagram, until it is killed
+//! lab-tool probe ADDRESS PORT COUNT   sends so many there, 20 ms apart; says how many came back, and after what time at best
 //! lab-tool write TEXT          into the shared memory
 //! lab-tool read LENGTH         from there
 //! ```
@@ -10,14 +12,20 @@
 use std::error::Error;
 use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// A peer silent for this long is dead.
 const SILENCE_LIMIT: Duration = Duration::from_secs(20);
+
+/// Between two datagrams.
+const PROBE_EVERY: Duration = Duration::from_millis(20);
+
+/// A datagram that is not back after this is lost; emulated hosts stand still for a while now and then.
+const PROBE_LIMIT: Duration = Duration::from_secs(2);
 
 /// More than the link's queue of frames holds.
 const SENT_BYTES: usize = 4 << 20;
@@ -34,6 +42,10 @@ fn main() -> Result<()> {
     match words[..] {
         ["serve", port] => serve(port.parse()?),
         ["ask", address, port] => ask(SocketAddr::new(address.parse()?, port.parse()?)),
+        ["reflect", port] => reflect(port.parse()?),
+        ["probe", address, port, count] => {
+            probe(SocketAddr::new(address.parse()?, port.parse()?), count.parse()?)
+        }
         ["write", text] => {
             Shared::open()?.write(text.as_bytes());
             Ok(())
@@ -42,7 +54,7 @@ fn main() -> Result<()> {
             println!("{}", String::from_utf8(Shared::open()?.read(length.parse()?))?);
             Ok(())
         }
-        _ => Err("serve PORT | ask ADDRESS PORT | write TEXT | read LENGTH".into()),
+        _ => Err("serve PORT | ask ADDRESS PORT | reflect PORT | probe ADDRESS PORT COUNT | write TEXT | read LENGTH".into()),
     }
 }
 
@@ -71,6 +83,52 @@ fn ask(peer: SocketAddr) -> Result<()> {
         return Err("not by version 4".into());
     };
     println!("{same} {} bytes from {from}", got.len());
+    Ok(())
+}
+
+fn reflect(port: u16) -> Result<()> {
+    let socket = UdpSocket::bind(("0.0.0.0", port))?;
+    println!("up");
+    let mut datagram = [0; 2048];
+    loop {
+        let (length, from) = socket.recv_from(&mut datagram)?;
+        socket.send_to(&datagram[..length], from)?;
+    }
+}
+
+/// Each datagram has its number and is waited for from when it was sent, so that a slow receiver makes nothing seem fast.
+fn probe(peer: SocketAddr, count: u32) -> Result<()> {
+    let socket = UdpSocket::bind(("0.0.0.0", 0))?;
+    socket.connect(peer)?;
+    let receiver = socket.try_clone()?;
+    receiver.set_read_timeout(Some(PROBE_LIMIT))?;
+    let receiving = std::thread::spawn(move || {
+        let mut came = vec![None; count as usize];
+        let mut number = [0; 4];
+        while came.contains(&None) && receiver.recv(&mut number).is_ok() {
+            if let Some(slot) = came.get_mut(u32::from_be_bytes(number) as usize) {
+                slot.get_or_insert(Instant::now());
+            }
+        }
+        came
+    });
+    let mut sent = Vec::new();
+    for number in 0..count {
+        sent.push(Instant::now());
+        socket.send(&number.to_be_bytes())?;
+        std::thread::sleep(PROBE_EVERY);
+    }
+    let came = receiving.join().map_err(|_| "the receiver failed")?;
+    let times: Vec<Duration> = sent
+        .iter()
+        .zip(came)
+        .filter_map(|(sent, came)| Some(came? - *sent))
+        .collect();
+    let best_us = times.iter().min().map_or(0, Duration::as_micros);
+    println!(
+        "{} of {count} came back, the first after {best_us} us",
+        times.len()
+    );
     Ok(())
 }
 

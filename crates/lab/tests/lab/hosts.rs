@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::background::Background;
 use crate::command::{Ended, directory, hosts, lab, program, turn};
 
 const LAB: &str = r#"
@@ -36,60 +37,20 @@ hosts = ["left", "right"]
 
 const TOOL: &str = env!("CARGO_BIN_EXE_lab-tool");
 
-/// A background lab that is ended however the test ends.
-struct Background {
-    name: String,
-}
-
-impl Background {
-    #[track_caller]
-    fn up(text: &str) -> Self {
-        let place = tempfile::tempdir().unwrap();
-        let file = place.path().join("lab.toml");
-        std::fs::write(&file, text).unwrap();
-        let running = Self {
-            name: format!("test-{}", std::process::id()),
-        };
-        let up = Ended::of(lab(&["up", file.to_str().unwrap(), "--name", &running.name]));
-        let up = up.expect(0);
-        assert!(up.stderr.contains("is up after"), "no time is told: {up}");
-        eprint!("{}", up.stderr);
-        running
-    }
-
-    fn command<'a>(&'a self, host: &'a str, argv: &[&'a str]) -> Vec<&'a str> {
-        [&["exec", "--lab", &self.name, host, "--"], argv].concat()
-    }
-
-    /// Runs a program in a host; gives what it wrote to standard output.
-    #[track_caller]
-    fn on(&self, host: &str, argv: &[&str]) -> String {
-        Ended::of(lab(&self.command(host, argv))).expect(0).text()
-    }
-
-    /// Has `client` send some megabytes to `server`, found by its name, and take them back.
-    #[track_caller]
-    fn talk(&self, server: &str, client: &str) -> String {
-        let mut serving = lab(&self.command(server, &[TOOL, "serve", "7777"]));
-        let mut serving = serving.stdout(Stdio::piped()).spawn().unwrap();
-        let mut up = String::new();
-        BufReader::new(serving.stdout.take().unwrap())
-            .read_line(&mut up)
-            .unwrap();
-        assert_eq!(up, "up\n");
-        let ask = format!("address=$(getent hosts {server}); exec {TOOL} ask ${{address%% *}} 7777");
-        let answer = self.on(client, &["sh", "-c", &ask]);
-        assert!(serving.wait().unwrap().success());
-        answer
-    }
-}
-
-impl Drop for Background {
-    fn drop(&mut self) {
-        let _ = lab(&["down", "--name", &self.name]).output();
-        // One that died is kept for a person, who has not asked for it.
-        let _ = std::fs::remove_dir_all(directory(&self.name));
-    }
+/// Has `client` send some megabytes to `server`, found by its name, and take them back.
+#[track_caller]
+fn talk(running: &Background, server: &str, client: &str) -> String {
+    let mut serving = lab(&running.command(server, &[TOOL, "serve", "7777"]));
+    let mut serving = serving.stdout(Stdio::piped()).spawn().unwrap();
+    let mut up = String::new();
+    BufReader::new(serving.stdout.take().unwrap())
+        .read_line(&mut up)
+        .unwrap();
+    assert_eq!(up, "up\n");
+    let ask = format!("address=$(getent hosts {server}); exec {TOOL} ask ${{address%% *}} 7777");
+    let answer = running.on(client, &["sh", "-c", &ask]);
+    assert!(serving.wait().unwrap().success());
+    answer
 }
 
 #[test]
@@ -111,11 +72,11 @@ fn two_hosts_have_their_nodes_their_network_and_shared_memory() {
     assert_eq!(nodes.split_whitespace().next(), Some("0"), "{nodes}");
 
     assert_eq!(
-        lab_of_two.talk("left", "right"),
+        talk(&lab_of_two, "left", "right"),
         "the same 4194304 bytes from 10.77.0.2\n"
     );
     assert_eq!(
-        lab_of_two.talk("right", "left"),
+        talk(&lab_of_two, "right", "left"),
         "the same 4194304 bytes from 10.77.0.1\n"
     );
 

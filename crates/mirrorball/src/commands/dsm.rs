@@ -50,6 +50,9 @@ pub struct HostArgs {
     /// Sleep at once when there is nothing to serve
     #[arg(long)]
     no_poll: bool,
+    /// Fetch no pages before a thread wants them
+    #[arg(long)]
+    no_ahead: bool,
     /// The keys of a cluster (`mirrorball cluster keys`): everything between nodes is encrypted
     #[arg(long, value_name = "FOLDER", requires = "name")]
     keys: Option<PathBuf>,
@@ -114,6 +117,7 @@ impl HostArgs {
             realtime: !self.no_realtime,
             enough_ns: None,
             polls: !self.no_poll,
+            ahead: !self.no_ahead,
             ..Settings::default()
         }
     }

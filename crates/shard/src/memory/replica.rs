@@ -9,8 +9,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use dsm::USERFAULT_DEVICE;
 use dsm::{Causal, Latency, Meter, Node, Prepared, Settings, Shape, Site};
+pub use dsm::{SHARERS_MAX, USERFAULT_DEVICE};
 use serde_json::{Value, json};
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap};
@@ -90,6 +90,7 @@ impl Replica {
         // No polling: the CPUs are the vCPUs'.
         let settings = Settings {
             realtime: true,
+            ahead: true,
             processors: span.vcpus.len(),
             standing: standing.start.min(end) as u32..standing.end.min(end) as u32,
             ..Settings::default()
@@ -203,6 +204,9 @@ impl Coherence {
             overdue,
             discarded,
             sleeps,
+            ahead,
+            joined,
+            declined,
             merged,
             unmerged,
             words,
@@ -230,6 +234,7 @@ impl Coherence {
             "discarded": discarded,
             "resident_bytes": self.node.resident_bytes().ok(),
             "sleeps": sleeps,
+            "ahead": { "pages": ahead, "joined": joined, "declined": declined },
             "tables": { "merged": merged, "unmerged": unmerged, "words": words, "conflicts": conflicts },
             "enough_ns": self.node.enough_ns(),
             "notes": self.node.notes(),

@@ -10,7 +10,7 @@ use nix::poll::{PollFd, PollFlags, poll};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::freeze::Freezer;
-use super::orders::Orders;
+use super::orders::{Orders, step};
 use super::status::status;
 use super::vcpus::VcpuThreads;
 use crate::launch::{Ending, MoveReport, Order, Report};
@@ -148,6 +148,11 @@ impl Parts<'_> {
                 orders.answer(&Report::Status(status));
             }
             Order::Move { vcpu, shard } => orders.answer(&Report::Moved(self.move_vcpu(vcpu, shard))),
+            Order::Step { offset } => {
+                if let Some(router) = self.router {
+                    step(router, offset);
+                }
+            }
             Order::Quit => return Some(Ending::Quit),
         }
         None

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
 use crate::launch::{Ending, Order, Report};
+use crate::span::router::Router;
 
 /// Longest order, bytes.
 const ORDER_BYTES_MAX: usize = 4096;
@@ -14,6 +15,13 @@ pub fn report(socket: &mut UnixStream, report: &Report) -> io::Result<()> {
     let mut line = serde_json::to_vec(report)?;
     line.push(b'\n');
     socket.write_all(&line)
+}
+
+/// Has the vCPUs of this shard add more to their host's counter. What makes no sense is left out, and logged.
+pub fn step(router: &Router, offset: u64) {
+    if let Err(error) = router.step(offset) {
+        eprintln!("{error}");
+    }
 }
 
 /// The socket they come over.

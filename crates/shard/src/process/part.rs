@@ -7,9 +7,10 @@ use std::sync::Arc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::json;
 
+use super::orders::step;
 use super::orders::{self, Orders};
 use super::receive::Files;
-use super::status::exits;
+use super::status::{clock, exits};
 use super::vcpus::VcpuThreads;
 use super::{ProcessError, kvm_of, log};
 use crate::arch::x86_64::cpuid::Groups;
@@ -70,11 +71,15 @@ pub fn start(control: &mut UnixStream, launch: PartLaunch, mut files: Files) -> 
     let end = Arc::new(EndSignal::new()?);
     let layout = Arc::new(layout);
     let parts = SpanParts::new(&span, channels);
+    let groups = match span.coherence {
+        Some(_) => Groups::of_coherent(&span.vcpus),
+        None => Groups::of(&span.vcpus),
+    };
     let mut vcpus = Vec::with_capacity(usize::from(count));
     for id in 0..count {
         let fd = vm.create_vcpu(u64::from(id)).map_err(failed("make a vCPU"))?;
         parts.pace(&fd)?;
-        machine::prepare_vcpu(&fd, &cpuid, id, Groups::of(&span.vcpus), true)?;
+        machine::prepare_vcpu(&fd, &cpuid, id, groups, true)?;
         let counters = Arc::new(VcpuCounters::default());
         let local = parts.vcpu(&numbers, &fd, id, &memory, counters.clone())?;
         let bus = |space| forwarded(space, id, &parts.router, &layout).map_err(MachineError::from);
@@ -148,11 +153,11 @@ impl Part {
                 }
             }
             let ordered = files[1].any().unwrap_or(false);
-            let (counters, coherence) = (&self.vcpus.counters, self.coherence);
+            let (counters, coherence, router) = (&self.vcpus.counters, self.coherence, &self.router);
             if ordered
                 && let Some(ending) = self
                     .orders
-                    .receive(|orders, order| obey(orders, &order, counters, coherence))
+                    .receive(|orders, order| obey(orders, &order, counters, coherence, router))
             {
                 break ending;
             }
@@ -172,13 +177,19 @@ fn obey(
     order: &Order,
     counters: &[Arc<VcpuCounters>],
     coherence: Option<&Coherence>,
+    router: &Router,
 ) -> Option<Ending> {
     match order {
         Order::Quit => Some(Ending::Quit),
         Order::Status => {
             let coherence = coherence.map(Coherence::status);
-            let status = json!({ "exits": exits(counters, true), "coherence": coherence });
+            let clock = clock(router);
+            let status = json!({ "exits": exits(counters, true), "coherence": coherence, "clock": clock });
             orders.answer(&Report::Status(status));
+            None
+        }
+        Order::Step { offset } => {
+            step(router, *offset);
             None
         }
         // These are for the home.

@@ -41,6 +41,15 @@ pub fn exits(vcpus: &[Arc<VcpuCounters>], spans: bool) -> Vec<Value> {
         .collect()
 }
 
+/// What became of the steps that the guest's clock was told to make; null where there is one host.
+pub fn clock(router: &Router) -> Value {
+    let steps = router.turnstile().map(|turnstile| turnstile.steps());
+    steps.map_or(
+        Value::Null,
+        |steps| json!({ "made": steps.count, "late": steps.late }),
+    )
+}
+
 /// Everything counted so far.
 pub fn status(
     vcpus: &[Arc<VcpuCounters>],
@@ -53,6 +62,7 @@ pub fn status(
     json!({
         "exits": exits(vcpus, router.is_some()),
         "vcpu_shards": router.map(Router::shards),
+        "clock": router.map(clock),
         "devices": bus.status(),
         "sharing": sharing.map(|(mapper, situations)| json!({
             "pages": mapper.status(),

@@ -61,6 +61,7 @@ const VCPU_IOCTLS: &[u32] = &[
 /// What the thread of a vCPU that may move between shards asks of KVM besides: interrupts, and all the registers.
 const SPAN_IOCTLS: &[u32] = &[
     0x4004_ae86, // KVM_INTERRUPT
+    0x4018_aee1, // KVM_SET_DEVICE_ATTR, for the offset of the TSC
     0xae9a,      // KVM_NMI
     0x4090_ae82, // KVM_SET_REGS
     0x4138_ae84, // KVM_SET_SREGS

@@ -40,6 +40,20 @@ impl GuestTsc {
     }
 }
 
+/// Waits until the guest's time, which `now` tells, has come to `ns`, but for `limit` at most.
+pub fn wait_until(ns: u64, limit: Duration, mut now: impl FnMut() -> u64) {
+    // It may step meanwhile.
+    const LOOK: Duration = Duration::from_millis(1);
+    let mut left = limit;
+    while let Some(behind) = ns.checked_sub(now()).filter(|behind| *behind > 0)
+        && !left.is_zero()
+    {
+        let wait = Duration::from_nanos(behind).min(LOOK).min(left);
+        std::thread::sleep(wait);
+        left -= wait;
+    }
+}
+
 /// The host's monotonic clock, nanoseconds: the same in all processes of a host.
 pub fn monotonic_ns() -> u64 {
     let mut time = libc::timespec {
@@ -54,6 +68,23 @@ pub fn monotonic_ns() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_comes_early_waits_until_its_time_and_not_for_ever() {
+        wait_until(5, Duration::from_secs(20), || 5);
+        let since = monotonic_ns();
+        wait_until(since + 3_000_000, Duration::from_secs(20), monotonic_ns);
+        assert!(monotonic_ns() >= since + 3_000_000);
+        let mut looks = 0;
+        wait_until(u64::MAX, Duration::from_secs(20), || {
+            looks += 1;
+            if looks < 4 { 0 } else { u64::MAX }
+        });
+        assert_eq!(looks, 4, "a step is seen");
+        let since = monotonic_ns();
+        wait_until(u64::MAX, Duration::from_millis(4), || 0);
+        assert!(monotonic_ns() >= since + 4_000_000);
+    }
 
     #[test]
     fn ticks_become_time() {

@@ -42,6 +42,13 @@ impl Inbox {
         self.call(state);
     }
 
+    /// Calls the thread out of the guest, if it is there.
+    pub fn call_out(&self) {
+        let mut state = self.lock();
+        let call = state.whereabouts.call_out();
+        self.carry_out(call, state);
+    }
+
     /// Wakes who waits, for good.
     pub fn end(&self) {
         let mut state = self.lock();
@@ -108,7 +115,12 @@ impl Inbox {
 
     /// Calls the thread, if it must be, to what has been put in.
     fn call(&self, mut state: MutexGuard<'_, State>) {
-        match (state.whereabouts.call(), state.thread) {
+        let call = state.whereabouts.call();
+        self.carry_out(call, state);
+    }
+
+    fn carry_out(&self, call: Call, state: MutexGuard<'_, State>) {
+        match (call, state.thread) {
             // SAFETY: a thread takes itself out of the inbox, under the lock that is held here, before it ends.
             (Call::Kick, Some(thread)) => drop(unsafe { libc::pthread_kill(thread, kick::signal()) }),
             (Call::Kick, None) | (Call::Not, _) => {}

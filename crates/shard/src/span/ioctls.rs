@@ -18,23 +18,72 @@ pub fn interrupt(fd: &VcpuFd, vector: u8) -> Result<(), Error> {
     succeeded(unsafe { ioctl_with_ref(fd, KVM_INTERRUPT(), &interrupt) })
 }
 
-/// What is added to the host's TSC for this vCPU; false when this KVM can't be told (Linux 5.16 can).
-pub fn set_tsc_offset(fd: &VcpuFd, offset: u64) -> Result<bool, Error> {
-    let attribute = kvm_device_attr {
+/// Whether KVM can be told what to add to the host's TSC for this vCPU (Linux 5.16 can).
+pub fn has_tsc_offset(fd: &VcpuFd) -> bool {
+    let attribute = tsc_offset(&0);
+    // SAFETY: `fd` is a vCPU's; the structure lives through the call, which reads nothing else.
+    unsafe { ioctl_with_ref(fd, KVM_HAS_DEVICE_ATTR(), &attribute) == 0 }
+}
+
+/// What is added to the host's TSC for this vCPU from now on. KVM takes it as it is: a write of the register itself it would
+/// compare with other vCPUs', and change.
+pub fn set_tsc_offset(fd: &VcpuFd, offset: u64) -> Result<(), Error> {
+    let attribute = tsc_offset(&offset);
+    // SAFETY: `fd` is a vCPU's; the structure, and the offset that it points to, live through the call.
+    succeeded(unsafe { ioctl_with_ref(fd, KVM_SET_DEVICE_ATTR(), &attribute) })
+}
+
+fn tsc_offset(offset: &u64) -> kvm_device_attr {
+    kvm_device_attr {
         group: KVM_VCPU_TSC_CTRL,
         attr: u64::from(KVM_VCPU_TSC_OFFSET),
-        addr: &raw const offset as u64,
+        addr: &raw const *offset as u64,
         flags: 0,
-    };
-    // SAFETY: `fd` is a vCPU's; the structure, and the offset that it points to, live through the call.
-    let has = unsafe { ioctl_with_ref(fd, KVM_HAS_DEVICE_ATTR(), &attribute) };
-    if has != 0 {
-        return Ok(false);
     }
-    // SAFETY: as above.
-    succeeded(unsafe { ioctl_with_ref(fd, KVM_SET_DEVICE_ATTR(), &attribute) }).map(|()| true)
 }
 
 fn succeeded(result: libc::c_int) -> Result<(), Error> {
     if result == 0 { Ok(()) } else { Err(Error::last()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvm_bindings::{Msrs, kvm_msr_entry};
+    use kvm_ioctls::Kvm;
+
+    use super::*;
+    use crate::arch::x86_64::msr::MSR_TSC;
+
+    /// Where KVM keeps offsets: one that runs guests by itself has the host's counter for all of them.
+    #[test]
+    fn a_vcpu_reads_what_it_was_told_to_add() {
+        const FURTHER: u64 = 1 << 50;
+        let kvm = match Kvm::new() {
+            Ok(kvm) => kvm,
+            Err(error) => return eprintln!("left out: /dev/kvm: {error}"),
+        };
+        let vm = kvm.create_vm().expect("a VM");
+        let fd = vm.create_vcpu(0).expect("a vCPU");
+        assert!(has_tsc_offset(&fd));
+        let read = || {
+            let entry = kvm_msr_entry {
+                index: MSR_TSC,
+                ..Default::default()
+            };
+            let mut registers = Msrs::from_entries(&[entry]).expect("one");
+            assert_eq!(fd.get_msrs(&mut registers).expect("KVM reads it"), 1);
+            registers.as_slice()[0].data
+        };
+        set_tsc_offset(&fd, 0).expect("KVM takes it");
+        let mut before = read();
+        for steps in 1..=3 {
+            set_tsc_offset(&fd, FURTHER * steps).expect("KVM takes it");
+            let after = read();
+            if after < before + FURTHER / 2 {
+                return eprintln!("left out: this machine's KVM adds nothing to the host's counter");
+            }
+            assert!(after - before - FURTHER < FURTHER / 2);
+            before = after;
+        }
+    }
 }

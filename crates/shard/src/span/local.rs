@@ -12,7 +12,7 @@ use dsm::Latency;
 use kvm_bindings::{kvm_debugregs, kvm_regs, kvm_sregs, kvm_vcpu_events};
 use kvm_ioctls::VcpuFd;
 
-use super::clock::GuestTsc;
+use super::clock::{GuestTsc, wait_until};
 use super::eoi::{MSR_SHARED_EOI, SharedEoi};
 use super::inbox::Inbox;
 use super::ioctls;
@@ -22,6 +22,7 @@ use super::seat::{Arrival, Deed, Look, Seat};
 use super::startup::Startup;
 use super::timer::Alarm;
 use super::travel::{Body, Mode, MoveOrder, Traveller};
+use super::turnstile::Turnstile;
 use crate::arch::x86_64::msr::{MSR_TSC, MSR_TSC_ADJUST, MSR_TSC_DEADLINE};
 use crate::arch::x86_64::state::{Processor, StateError};
 use crate::memory::GuestRam;
@@ -29,6 +30,8 @@ use crate::vcpu::VcpuCounters;
 
 /// The timer's own clock is this much slower than the TSC: about what a bus clock was.
 pub const TSC_PER_TICK: u32 = 16;
+/// How long a vCPU that comes from another host waits at most until the clock here has come as far as the one there.
+const BEHIND_MAX: Duration = Duration::from_secs(1);
 const X2APIC_EOI: u32 = 0x80B;
 const X2APIC_ICR: u32 = 0x830;
 
@@ -57,6 +60,12 @@ pub struct Local {
     vcpu: u8,
     router: Arc<Router>,
     tsc: GuestTsc,
+    /// What KVM was told to add to the host's counter.
+    told_offset: u64,
+    /// Where it enters the guest, if that has the clocks of several hosts.
+    turnstile: Option<Arc<Turnstile>>,
+    /// It has passed there.
+    is_inside: bool,
     reset: Reset,
     register_numbers: Arc<Vec<u32>>,
     counters: Arc<VcpuCounters>,
@@ -83,6 +92,9 @@ impl Local {
         let is_here = router.owner(vcpu).is_some_and(|owner| owner.shard == router.me());
         Self {
             vcpu,
+            told_offset: tsc.offset,
+            turnstile: router.turnstile().cloned(),
+            is_inside: false,
             tsc,
             reset,
             register_numbers,
@@ -118,6 +130,7 @@ impl Local {
     /// Takes the mail, and prepares the vCPU to be entered, or waits. Called between two entries, after the kicks so far have
     /// been forgotten.
     pub fn before(&mut self, fd: &mut VcpuFd) -> Result<Next, StateError> {
+        self.see_time();
         let mut mail = self.inbox().take();
         if let Some(traveller) = mail.arrival.take() {
             self.arrive(fd, *traveller)?;
@@ -148,16 +161,43 @@ impl Local {
         self.mode = Mode::Running;
         self.inject(fd)?;
         self.set_alarm();
-        if !self.inbox().enter() {
+        if !self.inbox().enter() || !self.pass(fd)? {
             return Ok(Next::Again);
         }
         self.eoi.offer(&self.apic);
         Ok(Next::Enter)
     }
 
+    /// Passes the turnstile, and tells KVM what is to be added to the host's counter; false when that has just changed.
+    fn pass(&mut self, fd: &VcpuFd) -> Result<bool, StateError> {
+        let Some(turnstile) = &self.turnstile else {
+            return Ok(true);
+        };
+        let Some(offset) = turnstile.enter() else {
+            self.inbox().left();
+            return Ok(false);
+        };
+        self.is_inside = true;
+        if offset != self.told_offset {
+            ioctls::set_tsc_offset(fd, offset).map_err(refused("set the offset of the TSC"))?;
+            (self.told_offset, self.tsc.offset) = (offset, offset);
+        }
+        Ok(true)
+    }
+
     /// The vCPU has left the guest: nobody need kick it before it is to enter again.
-    pub fn left(&self) {
+    pub fn left(&mut self) {
         self.inbox().left();
+        if let (Some(turnstile), true) = (&self.turnstile, std::mem::take(&mut self.is_inside)) {
+            turnstile.leave();
+        }
+    }
+
+    /// What the guest reads when it is entered next.
+    fn see_time(&mut self) {
+        if let Some(turnstile) = &self.turnstile {
+            self.tsc.offset = turnstile.offset();
+        }
     }
 
     /// What made it leave has been served.
@@ -248,6 +288,11 @@ impl Local {
             // It has passed through nobody's hands but those of shards of this VM.
             return Err(StateError::Insane);
         }
+        // That takes no time, if clocks differ by less than the way takes.
+        wait_until(journey.still_since_ns, BEHIND_MAX, || {
+            self.see_time();
+            self.tsc.nanoseconds()
+        });
         let given = body.processor.give(fd, || Ok(()));
         self.apic = body.apic;
         // A value that was taken once is taken again.

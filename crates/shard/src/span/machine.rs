@@ -19,6 +19,7 @@ use super::link::{Receiving, Sending};
 use super::local::{Local, Reset, TSC_PER_TICK};
 use super::packet::Space;
 use super::router::{HOME, Router};
+use super::turnstile::Turnstile;
 use super::wiring::SpanWiring;
 use crate::arch::x86_64::layout::Layout;
 use crate::arch::x86_64::msr::{MSR_TSC, MSR_TSC_ADJUST, MSR_TSC_DEADLINE};
@@ -121,6 +122,10 @@ impl SpanParts {
         let (desk, jobs) = mpsc::sync_channel(JOBS_MAX);
         let is_home = span.shard == HOME;
         let router = Router::new(span.shard, &span.vcpus, sending, is_home.then_some(desk));
+        let is_over_hosts = receiving.iter().any(|(_, incoming)| incoming.remote.is_some());
+        if let (true, Some(khz)) = (is_over_hosts, span.tsc.khz) {
+            router.keep_time(Arc::new(Turnstile::new(span.tsc.offset, khz)));
+        }
         Self {
             router: Arc::new(router),
             receiving,
@@ -154,9 +159,10 @@ impl SpanParts {
             ratio: self.tsc.ratio,
             khz,
         };
-        if !ioctls::set_tsc_offset(fd, self.tsc.offset).map_err(kvm("set the offset of the TSC"))? {
+        if !ioctls::has_tsc_offset(fd) {
             return Err(MachineError::Lacking("offset of the TSC (Linux 5.16 has it)"));
         }
+        ioctls::set_tsc_offset(fd, self.tsc.offset).map_err(kvm("set the offset of the TSC"))?;
         let numbers = state::present(fd, kvm_numbers).map_err(MachineError::State)?;
         let router = self.router.clone();
         Ok(Local::new(

@@ -100,6 +100,7 @@ impl<B> Mail<B> {
             Packet::Startup { .. }
             | Packet::Enabled { .. }
             | Packet::After { .. }
+            | Packet::AfterAll { .. }
             | Packet::EndOfInterrupt { .. }
             | Packet::Access { .. }
             | Packet::Doorbell { .. }

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! - [`crate::launch::SpanLaunch`]: what a shard is told of the VM that it is a part of; [`machine`]: how it is made;
-//! - [`local`]: the vCPU's interrupt controller and its sleep; [`timer`] its alarm, [`pace`] how often that may ring, [`clock`] its TSC, [`eoi`]
-//!   ends of interrupts without exits;
+//! - [`local`]: the vCPU's interrupt controller and its sleep; [`timer`] its alarm, [`pace`] how often that may ring, [`clock`] its TSC,
+//!   [`turnstile`] how that follows other hosts', [`eoi`] ends of interrupts without exits;
 //! - [`seat`]: whether a vCPU is here, and what follows for its mail;
 //! - [`router`], [`inbox`], [`mail`], [`whereabouts`], [`owners`], [`enabled`], [`startup`]: from whoever signals to the vCPU's
 //!   thread, wherever that is;
@@ -42,5 +42,6 @@ pub mod seat;
 pub mod startup;
 pub mod timer;
 pub mod travel;
+pub mod turnstile;
 mod whereabouts;
 pub mod wiring;

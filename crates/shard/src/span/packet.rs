@@ -1,5 +1,6 @@
 //! What shards of one VM say to one another.
 
+use dsm::Batches;
 use serde::{Deserialize, Serialize};
 
 use super::startup::Startup;
@@ -116,10 +117,15 @@ pub enum Packet<B = Body> {
         /// All of it.
         traveller: Box<Traveller<B>>,
     },
-    /// What follows comes after changes of the guest's page tables.
+    /// What follows comes after changes of the guest's page tables, of a VM of two shards.
     After {
-        /// What is to be here first ([`dsm::Causal::after`]).
+        /// So many batches of the sender's are to be here first ([`dsm::Causal::after`]).
         count: u32,
+    },
+    /// The same, of a VM of more.
+    AfterAll {
+        /// Each shard's.
+        batches: Batches,
     },
     /// A vCPU has come to the sender.
     Owner {

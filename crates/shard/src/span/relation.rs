@@ -15,7 +15,8 @@
 //! Between two parts both errors add up, and nothing is seen if each of the rounds took no longer than 3 D.
 //!
 //! That holds when it is measured. Counters of two hosts are driven by two crystals, whose frequencies differ by some parts of a
-//! million: each such part adds a microsecond of error in a second. Nothing corrects that yet.
+//! million: each such part adds a microsecond of error in a second. So the home's monitor goes on with rounds as long as the VM
+//! lives, and has the shards that fall behind step forward ([`super::turnstile`]).
 
 use serde::{Deserialize, Serialize};
 
@@ -34,6 +35,13 @@ pub struct Round {
     pub answered: u64,
 }
 
+impl Round {
+    /// How long it took.
+    pub fn trip(&self) -> u64 {
+        self.answered.wrapping_sub(self.asked)
+    }
+}
+
 /// What is known of two counters.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Relation {
@@ -48,14 +56,7 @@ pub struct Relation {
 impl Relation {
     /// By the shortest of some rounds; none without any.
     pub fn of(rounds: impl IntoIterator<Item = Round>) -> Option<Self> {
-        let trip = |round: &Round| round.answered.wrapping_sub(round.asked);
-        let best = rounds.into_iter().min_by_key(trip)?;
-        let trip = trip(&best);
-        Some(Self {
-            here: best.asked.wrapping_add(trip / 2),
-            there: best.read,
-            error: trip.div_ceil(2),
-        })
+        rounds.into_iter().min_by_key(Round::trip).map(Self::from)
     }
 
     /// What is to be added to the other host's counter, scaled, so that the guest reads the same there as here, where `offset` is
@@ -63,6 +64,18 @@ impl Relation {
     pub fn offset(self, offset: u64, ratio: Ratio) -> u64 {
         let guest = self.here.wrapping_add(offset);
         guest.wrapping_sub(ratio.scaled(self.there))
+    }
+}
+
+impl From<Round> for Relation {
+    /// By one round.
+    fn from(round: Round) -> Self {
+        let trip = round.trip();
+        Self {
+            here: round.asked.wrapping_add(trip / 2),
+            there: round.read,
+            error: trip.div_ceil(2),
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use apic::{Delivery, Interrupt, Shorthand};
-use dsm::Causal;
+use dsm::{Batches, Causal};
 
 use super::desk::Job;
 use super::enabled::Enabled;
@@ -20,6 +20,7 @@ use super::owners::{Owner, Owners};
 use super::packet::{Access, Packet};
 use super::startup::{Startup, Waiter};
 use super::travel::{MoveOrder, Outcome};
+use super::turnstile::{OUT_LIMIT, StepError, Turnstile};
 
 /// The shard that has the devices.
 pub const HOME: u8 = 0;
@@ -46,6 +47,8 @@ pub struct Router {
     moved: Condvar,
     /// What packets come after, where the guest's page tables are merged.
     causal: OnceLock<Arc<Causal>>,
+    /// Where vCPUs enter the guest, if that has the clocks of several hosts.
+    turnstile: OnceLock<Arc<Turnstile>>,
 }
 
 impl Router {
@@ -68,6 +71,7 @@ impl Router {
             moves: Mutex::new(vec![None; shards.len()]),
             moved: Condvar::new(),
             causal: OnceLock::new(),
+            turnstile: OnceLock::new(),
         }
     }
 
@@ -75,6 +79,28 @@ impl Router {
     pub fn follow(&self, causal: Arc<Causal>) {
         // Said once.
         let _ = self.causal.set(causal);
+    }
+
+    /// Has the vCPUs of this shard keep time with other hosts, from now on.
+    pub fn keep_time(&self, turnstile: Arc<Turnstile>) {
+        // Said once.
+        let _ = self.turnstile.set(turnstile);
+    }
+
+    /// Where vCPUs enter the guest, if that has the clocks of several hosts.
+    pub fn turnstile(&self) -> Option<&Arc<Turnstile>> {
+        self.turnstile.get()
+    }
+
+    /// From now on the vCPUs of this shard add that to their host's counter.
+    ///
+    /// # Errors
+    /// If the guest's time would go back, or if there is but one host.
+    pub fn step(&self, offset: u64) -> Result<(), StepError> {
+        let turnstile = self.turnstile.get().ok_or(StepError::OneHost)?;
+        turnstile.step(offset, OUT_LIMIT, || {
+            self.inboxes.iter().for_each(Inbox::call_out);
+        })
     }
 
     /// This shard.
@@ -114,8 +140,14 @@ impl Router {
         };
         if let Some(causal) = self.causal.get() {
             // Whatever others send between the two, the channel keeps their order.
-            let count = causal.before();
-            link.send(&Packet::After { count });
+            let batches = causal.before();
+            // With two, the other one has its own.
+            link.send(&match self.links.len() {
+                2 => Packet::After {
+                    count: batches.of(usize::from(self.me)),
+                },
+                _ => Packet::AfterAll { batches },
+            });
         }
         link.send(packet);
     }
@@ -254,11 +286,8 @@ impl Router {
     /// A packet has come from `from`. Never sends.
     pub fn heard(&self, from: u8, packet: Packet) {
         match packet {
-            Packet::After { count } => {
-                if let Some(causal) = self.causal.get() {
-                    causal.after(count);
-                }
-            }
+            Packet::After { count } => self.after(from, &Batches::only(usize::from(from), count)),
+            Packet::AfterAll { batches } => self.after(from, &batches),
             Packet::Interrupt { vcpu, .. }
             | Packet::Nmi { vcpu }
             | Packet::Numbered { vcpu, .. }
@@ -283,6 +312,13 @@ impl Router {
                 self.owners.learn(vcpu, Owner { shard: from, version });
                 self.note_move(vcpu, outcome);
             }
+        }
+    }
+
+    /// What shard `from` sends next comes after so many changes of page tables: waits until they are here.
+    fn after(&self, from: u8, batches: &Batches) {
+        if let Some(causal) = self.causal.get() {
+            causal.after(usize::from(from), batches);
         }
     }
 

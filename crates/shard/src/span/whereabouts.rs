@@ -46,6 +46,14 @@ impl Whereabouts {
         self.0 = Place::Asleep;
     }
 
+    /// It is to leave the guest, and to look before it enters again; who sleeps need not know.
+    pub fn call_out(&mut self) -> Call {
+        match self.0 {
+            Place::Inside => self.call(),
+            Place::Awake | Place::Asleep => Call::Not,
+        }
+    }
+
     /// There is mail: whoever put it there must call it so.
     pub fn call(&mut self) -> Call {
         match std::mem::take(&mut self.0) {

@@ -6,19 +6,22 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use crate::housekeeping;
+
 /// In the kernel's command line, beside `maxcpus=1`.
 const LATE: &str = "mirrorball.cpus=late";
 
 /// How long a system may take to start its services before they come all the same.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Brings all CPUs online once the system is up, if the command line asks for that.
+/// Brings all CPUs online once the system is up, if the command line asks for that, and keeps the kernel's own work at home.
 pub fn come_online() {
     let cmdline = fs::read_to_string("/proc/cmdline").unwrap_or_default();
     if !are_late(&cmdline) {
         return;
     }
     wait_for_services();
+    housekeeping::stay_at_home();
     for entry in fs::read_dir("/sys/devices/system/cpu")
         .into_iter()
         .flatten()

@@ -6,6 +6,7 @@
 //! - as `/init` when the command line names no root, it is the whole user space: a shell on the console and the agent.
 
 mod cpus;
+mod housekeeping;
 mod init;
 mod listen;
 mod modules;

@@ -21,6 +21,8 @@ struct Small {
     /// A page stays until who faulted has used it. Otherwise it may go at any time once it has come.
     patient: bool,
     migratory: bool,
+    /// How often each node may ask ahead for a page, at any time.
+    aheads: u8,
     /// Of what processors have seen when all is done.
     forbidden: Option<Forbidden>,
 }
@@ -32,6 +34,8 @@ struct State {
     under_way: Vec<Packet>,
     /// Sent so far, in patient worlds. It grows for ever if something circles.
     messages: usize,
+    /// How often each node has asked ahead.
+    aheads: Vec<u8>,
     is_refused: bool,
 }
 
@@ -40,6 +44,7 @@ enum Step {
     Go(u16, usize),
     Deliver(Packet),
     Used(u16, u32),
+    Ahead(u16, u32),
 }
 
 impl Small {
@@ -132,6 +137,7 @@ impl Model for Small {
             world: World::new(&self.layout(), &processors),
             under_way: Vec::new(),
             messages: 0,
+            aheads: vec![0; self.programs.len()],
             is_refused: false,
         }]
     }
@@ -150,6 +156,9 @@ impl Model for Small {
                 let is_held = world.engines[usize::from(node)].is_held(page);
                 if !self.patient || is_held && !world.is_awaited(node, page) {
                     steps.push(Step::Used(node, page.0));
+                }
+                if state.aheads[usize::from(node)] < self.aheads {
+                    steps.push(Step::Ahead(node, page.0));
                 }
             }
         }
@@ -179,6 +188,9 @@ impl Model for Small {
                 next.is_refused = world.deliver(packet).is_err();
             }
             Step::Used(node, page) => world.used(node, Page(page)),
+            Step::Ahead(node, page) => {
+                next.aheads[usize::from(node)] += u8::from(world.ask_ahead(node, Page(page)));
+            }
         }
         world.forget_counters();
         let sent = std::mem::take(&mut world.outside.outbox);
@@ -240,6 +252,7 @@ impl Small {
             managers: managers.to_vec(),
             patient: true,
             migratory: false,
+            aheads: 0,
             forbidden: None,
         }
     }
@@ -287,6 +300,32 @@ fn three_nodes_use_a_page_that_migrates() {
     check(Small { migratory, ..small }, 10_000);
 }
 
+/// Nodes ask ahead at any time, the manager too: for what is fresh, or taken away meanwhile, or just wanted.
+#[test]
+fn nodes_ask_ahead_at_any_time() {
+    for nodes in [&["WR R", "RW W"][..], &["W", "RW", "R"]] {
+        let small = Small::new(nodes, &[0]);
+        check(Small { aheads: 1, ..small }, 1_000);
+    }
+    let small = Small::new(&["R", "W", "W"], &[0]).impatient();
+    check(Small { aheads: 1, ..small }, 10_000);
+}
+
+/// As above, of a page that migrates: nobody is given it for writing so.
+#[test]
+fn nodes_ask_ahead_for_a_page_that_migrates() {
+    let (migratory, aheads) = (true, 1);
+    let small = Small::new(&["RW", "RW", "R"], &[0]);
+    check(
+        Small {
+            migratory,
+            aheads,
+            ..small
+        },
+        1_000,
+    );
+}
+
 #[test]
 fn two_nodes_use_two_pages() {
     for managers in [[0, 0], [0, 1]] {
@@ -310,6 +349,23 @@ fn message_passing() {
     litmus(&["Ww r", "rR Rr"], |seen| {
         seen[1][0][0] != 0 && seen[1][0][1] == 0
     });
+}
+
+/// As above, and the reader asks ahead for the pages: a copy that nobody has waited for is as old as any other.
+#[test]
+fn message_passing_to_who_asks_ahead() {
+    let forbidden: Option<Forbidden> = Some(|seen| seen[1][0][0] != 0 && seen[1][0][1] == 0);
+    for managers in [[0, 0], [0, 1], [1, 0], [1, 1]] {
+        let small = Small::new(&["Ww", "rR"], &managers);
+        check(
+            Small {
+                forbidden,
+                aheads: 2,
+                ..small
+            },
+            100,
+        );
+    }
 }
 
 /// SB: of two that write and then read what the other writes, one sees a write.
@@ -357,9 +413,53 @@ fn a_page_that_migrates_is_discarded() {
     check(Small { migratory, ..small }, 10_000);
 }
 
+/// Nodes ask ahead at any time, the manager too: before a discard, while it is under way, and after it.
+#[test]
+fn a_page_is_discarded_that_nodes_ask_ahead_for() {
+    for nodes in [&["WD", "RW"][..], &["D R", "WR"], &["D", "W", "R"]] {
+        let small = Small::new(nodes, &[0]);
+        check(Small { aheads: 1, ..small }, 500);
+    }
+    let small = Small::new(&["D", "WW"], &[0]);
+    check(Small { aheads: 2, ..small }, 500);
+    let small = Small::new(&["DR", "W"], &[0]).impatient();
+    check(Small { aheads: 1, ..small }, 500);
+}
+
+#[test]
+fn a_page_that_migrates_is_discarded_and_asked_for_ahead() {
+    let (migratory, aheads) = (true, 1);
+    let small = Small::new(&["D", "RW", "RW"], &[0]);
+    check(
+        Small {
+            migratory,
+            aheads,
+            ..small
+        },
+        1_000,
+    );
+}
+
 #[test]
 fn one_of_two_pages_is_discarded() {
     check(Small::new(&["WdrW Rw", "DwRw"], &[1, 0]), 10_000);
+}
+
+/// As below, and both ask ahead for the pages: a copy that came so is gone when the discard is done, and none is given of what was.
+#[test]
+fn what_was_discarded_is_not_seen_again_by_who_asks_ahead() {
+    let forbidden: Option<Forbidden> = Some(|seen| seen[1][0][0] != 0 && seen[1][0][1] != 0);
+    for managers in [[0, 0], [0, 1]] {
+        let small = Small::new(&["WDw", "rR"], &managers);
+        check(
+            Small {
+                forbidden,
+                aheads: 1,
+                ..small
+            },
+            1_000,
+        );
+    }
 }
 
 /// Who sees what was written after a discard sees nothing older than the discard; what is written after that stays.

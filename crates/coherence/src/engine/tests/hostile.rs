@@ -24,6 +24,8 @@ impl Effects for Nowhere {
     fn grant(&mut self, _: Page, _: Right, _: Contents) {}
 
     fn forget(&mut self, _: Page) {}
+
+    fn came_ahead(&mut self, _: Page) {}
 }
 
 const NODES: u16 = 3;
@@ -65,6 +67,11 @@ fn body() -> impl Strategy<Value = Body> {
         }),
         Just(Body::Invalidate),
         Just(Body::Acknowledge),
+        Just(Body::AskAhead),
+        (0..=NODES).prop_map(|node| Body::ForwardAhead {
+            requester: NodeId(node)
+        }),
+        Just(Body::Decline),
     ]
 }
 
@@ -73,6 +80,7 @@ enum Event {
     Fault(Page, Access),
     Used(Page),
     Discard(Page),
+    Ahead(Page),
     Receive(NodeId, Message),
 }
 
@@ -83,6 +91,7 @@ fn event() -> impl Strategy<Value = Event> {
         1 => (page(), access()).prop_map(|(page, access)| Event::Fault(page, access)),
         1 => page().prop_map(Event::Used),
         1 => page().prop_map(Event::Discard),
+        1 => page().prop_map(Event::Ahead),
         4 => ((0..=NODES).prop_map(NodeId), message).prop_map(|(from, message)| Event::Receive(from, message)),
     ]
 }
@@ -102,6 +111,9 @@ proptest! {
                     engine.discard(page, &mut Nowhere);
                 }
                 Event::Discard(_) => {}
+                Event::Ahead(page) => {
+                    engine.ask_ahead(page, &mut Nowhere);
+                }
                 Event::Receive(from, message) => {
                     let before = engine.clone();
                     if engine.receive(from, message, &mut Nowhere).is_err() {
@@ -114,7 +126,7 @@ proptest! {
 
     /// Bytes are a message in one way at most.
     #[test]
-    fn any_bytes(mut bytes: [u8; MESSAGE_BYTES], kind in 0_u8..8, is_short: bool) {
+    fn any_bytes(mut bytes: [u8; MESSAGE_BYTES], kind in 0_u8..0x18, is_short: bool) {
         bytes[4] = kind;
         if is_short {
             bytes[5..].fill(0);

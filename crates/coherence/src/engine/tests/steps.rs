@@ -2,7 +2,7 @@
 
 use super::world::{Op, World};
 use crate::Want::{self, Discard, Read, Write};
-use crate::{Counters, Home, Layout, NodeId, Page};
+use crate::{Counters, Home, Layout, NodeId, Page, Right};
 
 const PAGE: Page = Page(0);
 
@@ -164,6 +164,145 @@ fn each_kind_of_fault_costs_the_least_of_messages_and_pages() {
         let cost = (messages_after - messages_before, pages_after - pages_before);
         assert_eq!(cost, (messages, pages), "{name}");
     }
+}
+
+/// A node asks ahead; messages come at once. Whether it asked, and what it cost.
+fn ask_ahead(world: &mut World, node: u16) -> (bool, u64, u64) {
+    let before = total(world, |counters| counters.messages_sent);
+    let pages_before = total(world, |counters| counters.pages_sent);
+    let asked = world.ask_ahead(node, PAGE);
+    while let Some(packet) = world.outside.outbox.pop() {
+        world.deliver(packet).expect("honest");
+    }
+    let messages = total(world, |counters| counters.messages_sent) - before;
+    let pages = total(world, |counters| counters.pages_sent) - pages_before;
+    (asked, messages, pages)
+}
+
+/// What was done before, who asks ahead, whether it asks, messages, pages.
+type AheadRow = (&'static str, &'static [(u16, Want)], u16, bool, u64, u64);
+
+/// A copy if that costs nobody anything now, a word of 16 bytes otherwise.
+const AHEAD: [AheadRow; 8] = [
+    ("of the manager's", &[(0, Write)], 1, true, 2, 1),
+    ("of a third node's", &[(1, Write)], 2, true, 3, 1),
+    ("by the manager", &[(1, Write)], 0, true, 2, 1),
+    ("nobody wrote it", &[], 1, true, 2, 0),
+    ("its owner", &[(1, Write)], 1, false, 0, 0),
+    ("its manager, nobody wrote it", &[], 0, false, 0, 0),
+    ("it has a copy", &[(0, Write), (1, Read)], 1, false, 0, 0),
+    ("others have copies", &[(0, Write), (1, Read)], 2, true, 2, 1),
+];
+
+#[test]
+fn what_is_asked_for_ahead_comes_without_a_fault_or_costs_a_word() {
+    for (name, before, node, asks, messages, pages) in AHEAD {
+        let mut world = world();
+        for step in before {
+            run(&mut world, *step);
+        }
+        let faults = total(&world, |counters| counters.read_faults);
+        let got = ask_ahead(&mut world, node);
+        assert_eq!(got, (asks, messages, pages), "{name}");
+        assert_eq!(world.wrong(PAGE, std::iter::empty()), None, "{name}");
+        assert_eq!(world.wrong_at_rest(PAGE), None, "{name}");
+        let engine = &world.engines[usize::from(node)];
+        assert!(!engine.is_held(PAGE), "{name}: nobody waited");
+        assert_eq!(engine.counters().fetched_ahead, pages, "{name}");
+        // Who then reads has it, or asks as if nothing had been.
+        run(&mut world, (node, Read));
+        let has_it = pages > 0 || before.iter().any(|step| step.0 == node);
+        let faulted = total(&world, |counters| counters.read_faults) - faults;
+        assert_eq!(faulted, u64::from(!has_it), "{name}");
+    }
+}
+
+#[test]
+fn a_manager_that_asks_ahead_does_not_take_the_ownership() {
+    let mut world = world();
+    run(&mut world, (1, Write));
+    assert_eq!(ask_ahead(&mut world, 0), (true, 2, 1));
+    let before = total(&world, |counters| counters.messages_sent);
+    run(&mut world, (1, Write));
+    assert_eq!(total(&world, |counters| counters.messages_sent) - before, 2);
+    assert_eq!(world.engines[0].right(PAGE), Right::None);
+}
+
+/// What was discarded is fresh, of which no copy is given ahead; and one that a manager has so goes like all others.
+#[test]
+fn a_discard_takes_copies_that_came_ahead_and_leaves_none_to_give() {
+    let mut world = world();
+    run(&mut world, (1, Write));
+    for node in [0, 2] {
+        assert_eq!(ask_ahead(&mut world, node).2, 1, "node {node}");
+    }
+    assert_eq!(world.engines[0].right(PAGE), Right::Read);
+    let messages = |world: &World| total(world, |counters| counters.messages_sent);
+    let before = messages(&world);
+    run(&mut world, (0, Discard));
+    assert_eq!(
+        messages(&world) - before,
+        4,
+        "to the owner and the copy, and back"
+    );
+    assert!(world.engines[1..].iter().all(|engine| engine.is_absent(PAGE)));
+    assert!(world.engines[0].is_alone(PAGE));
+    assert_eq!(ask_ahead(&mut world, 2), (true, 2, 0), "it is declined");
+    assert_eq!(ask_ahead(&mut world, 0), (false, 0, 0), "it owns the page");
+    assert_eq!(world.wrong_at_rest(PAGE), None);
+    assert!(world.engines[0].claim(PAGE), "as at the start");
+}
+
+/// A request ahead of the manager's own is answered before a discard begins.
+#[test]
+fn what_the_manager_has_asked_ahead_for_is_not_discarded_yet() {
+    let mut world = world();
+    run(&mut world, (1, Write));
+    assert!(world.ask_ahead(0, PAGE));
+    let discard = Op {
+        want: Discard,
+        page: PAGE,
+    };
+    world.go(0, 0, discard, 0);
+    assert!(!world.engines[0].is_absent(PAGE), "its bytes may be on their way");
+    assert_eq!(world.outside.outbox.len(), 1, "the request, and no other");
+    while let Some(packet) = world.outside.outbox.pop() {
+        world.deliver(packet).expect("honest");
+    }
+    run(&mut world, (0, Discard));
+    assert_eq!(world.engines[0].counters().discarded, 1);
+    assert_eq!(world.wrong_at_rest(PAGE), None);
+}
+
+/// A page that goes from node to node, each of which reads and writes it, is not copied ahead of its next user.
+#[test]
+fn a_page_that_migrates_is_declined_and_one_that_is_held_too() {
+    let mut world = world();
+    for engine in &mut world.engines {
+        engine.layout.migratory = true;
+    }
+    for node in [1, 2] {
+        run(&mut world, (node, Read));
+        run(&mut world, (node, Write));
+    }
+    assert_eq!(ask_ahead(&mut world, 3), (true, 2, 0));
+    assert_eq!(world.engines[0].counters().declined, 1, "by the manager");
+    assert!(!ask_ahead(&mut world, 0).0, "which does not even ask itself");
+    run(&mut world, (3, Read));
+    assert_eq!(world.engines[3].right(PAGE), Right::Write, "it still migrates");
+    // What is held is nobody else's yet, whoever does not wait for it.
+    let page = PAGE;
+    world.go(0, 0, Op { want: Write, page }, 9);
+    while let Some(packet) = world.outside.outbox.pop() {
+        world.deliver(packet).expect("honest");
+    }
+    assert!(world.engines[0].is_held(PAGE));
+    for engine in &mut world.engines {
+        engine.layout.migratory = false;
+    }
+    assert_eq!(ask_ahead(&mut world, 1), (true, 2, 0));
+    world.used(0, PAGE);
+    assert_eq!(ask_ahead(&mut world, 1), (true, 2, 1));
 }
 
 /// What is claimed is as if it had been written and used, and nobody else's.

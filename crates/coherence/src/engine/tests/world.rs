@@ -5,7 +5,8 @@
 use crate::engine::{Discarded, Effects, Engine, Faulted};
 use crate::state::Stage;
 use crate::{
-    Access, Body, Contents, Counters, Layout, MESSAGE_BYTES, Message, NodeId, Page, Refusal, Right, Want,
+    Access, Body, Contents, Counters, Layout, MESSAGE_BYTES, Message, NodeId, Nodes, Page, Refusal, Right,
+    Want,
 };
 
 /// What lies in the place of a page that a node does not have.
@@ -89,6 +90,8 @@ pub struct Outside {
     pub latest: Vec<u32>,
     /// For each page the requests that have been put in order and not been answered.
     pub queues: Vec<Vec<Waiting>>,
+    /// For each page who has asked ahead and has no answer.
+    pub ahead: Vec<Nodes>,
     pub outbox: Vec<Packet>,
     pub broken: Option<&'static str>,
     /// The event that is being handled has had a page forgotten.
@@ -171,12 +174,25 @@ impl Effects for Hands<'_> {
             Body::Copy { .. } => Right::Read,
             Body::Ownership { want: Want::Read, .. } => Right::Read,
             Body::Ownership { .. } | Body::Acknowledge => Right::None,
-            Body::Ask { .. } | Body::Forward { .. } | Body::Invalidate => Right::Write,
+            _ => Right::Write,
         };
         if right > most {
             self.outside.breaks("said to be given up, and is not");
         }
+        let asks = match message.body {
+            Body::Ask { .. } | Body::AskAhead => true,
+            Body::Forward { requester, .. } | Body::ForwardAhead { requester } => requester == self.me,
+            _ => false,
+        };
+        if asks && self.outside.ahead[at(page.0)].has(self.me) {
+            self.outside.breaks("asked again before the answer");
+        }
+        let asked_ahead = self.outside.ahead[at(page.0)];
         match message.body {
+            Body::AskAhead => self.outside.ahead[at(page.0)] = asked_ahead.with(self.me),
+            Body::ForwardAhead { requester } => self.outside.ahead[at(page.0)] = asked_ahead.with(requester),
+            Body::Decline if !asked_ahead.has(to) => self.outside.breaks("declined what nobody asked for"),
+            Body::Copy { .. } if asked_ahead.has(to) => {}
             Body::Copy { .. } => self.outside.answered(page, to, false),
             Body::Ownership { .. } => self.outside.answered(page, to, true),
             _ => {}
@@ -257,6 +273,19 @@ impl Effects for Hands<'_> {
             }
         }
     }
+
+    fn came_ahead(&mut self, page: Page) {
+        if *self.right(page) != Right::None {
+            self.outside.breaks("granted what was there");
+        }
+        let mut processors = self.outside.processors[at(self.me.0)].iter();
+        if processors.any(|processor| processor.waits == Some(page.0)) {
+            self.outside
+                .breaks("a processor that waits for the page is not woken");
+        }
+        *self.memory(page) = self.arriving.expect("a page came with the message");
+        *self.right(page) = Right::Read;
+    }
 }
 
 /// All nodes.
@@ -287,6 +316,7 @@ impl World {
                 processors: processors.collect(),
                 latest: vec![0; pages],
                 queues: vec![Vec::new(); pages],
+                ahead: vec![Nodes::NONE; pages],
                 outbox: Vec::new(),
                 broken: None,
                 forgot: false,
@@ -393,9 +423,21 @@ impl World {
             Discarded::Waits => (processor.waits, processor.discards) = (Some(page.0), true),
             Discarded::InUse => {}
         }
-        if was_guest {
+        if was_guest && discarded == Discarded::Waits {
             self.outside.queues[at(page.0)].push(Waiting::new(NodeId(node), true));
         }
+    }
+
+    /// A node asks for a copy that none of its processors waits for. Whether it asked.
+    pub fn ask_ahead(&mut self, node: u16, page: Page) -> bool {
+        self.turn(node, page, None, |engine, hands| engine.ask_ahead(page, hands))
+    }
+
+    /// Whether somebody has asked ahead for a page and has no answer yet, or this node, which manages it, has a copy so.
+    pub fn has_ahead(&self, node: u16, page: Page) -> bool {
+        let state = &self.engines[at(node)].states[at(page.0)];
+        let has_copy = state.stage == Stage::Guest && state.right == Right::Read;
+        has_copy || self.outside.ahead[at(page.0)] != Nodes::NONE
     }
 
     /// A message arrives. The caller has taken it out of wherever it was.
@@ -411,6 +453,17 @@ impl World {
             if let Some((order, _)) = managed.order(NodeId(packet.to), from, access.into(), is_policy_on) {
                 let is_to_own = order.want == Want::Write;
                 self.outside.queues[at(page.0)].push(Waiting::new(from, is_to_own));
+            }
+        }
+        let to = NodeId(packet.to);
+        let is_answer = matches!(message.body, Body::Copy { .. } | Body::Decline);
+        if is_answer && self.outside.ahead[at(page.0)].has(to) {
+            self.outside.ahead[at(page.0)] = self.outside.ahead[at(page.0)].without(to);
+            let engine = &self.engines[at(packet.to)];
+            let joined = engine.states[at(page.0)].stage.joined();
+            // It asks again, and a manager's request is in order at once.
+            if message.body == Body::Decline && joined.is_some() && engine.layout.manager(page) == to {
+                self.outside.queues[at(page.0)].push(Waiting::new(to, true));
             }
         }
         let right = |world: &Self| world.outside.rights[at(packet.to)][at(page.0)];

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Args;
 use dsm::Meter;
 use dsm::bare::{Answers, Waits, faults_ns};
-use dsm::work::{Answer, Job, Touch};
+use dsm::work::{Answer, Job, Order, Touch};
 use miette::{IntoDiagnostic, Result, bail, miette};
 use serde::Serialize;
 
@@ -59,6 +59,8 @@ struct Figures {
     faults: Vec<Fault>,
     /// Remote fetches for reading, by threads.
     throughput: Vec<Throughput>,
+    /// Many pages by one thread, with and without pages fetched ahead.
+    reads: Vec<Reads>,
     fights: Vec<Fight>,
     /// A read fetch by the best bare fault and request.
     fetch_ratio: f64,
@@ -93,6 +95,28 @@ struct Throughput {
     threads: u32,
     pages_per_second: f64,
 }
+
+/// Pages that another node wrote, read by one thread.
+#[derive(Debug, Serialize)]
+struct Reads {
+    kind: &'static str,
+    ahead: bool,
+    megabytes_per_second: f64,
+    us_per_page: f64,
+    /// For each page that is read, those included by which their owner takes all back to write them again.
+    messages_per_page: f64,
+    /// Requests that a thread waited for from their beginning.
+    waits_per_page: f64,
+    /// Pages that came ahead.
+    ahead_per_page: f64,
+}
+
+/// Pages in a row, how many of them are read, in which order, and how people call that.
+const READS: [(&str, usize, u32, Order); 3] = [
+    ("one after the other", PAGES as usize, PAGES, Order::Ascending),
+    ("4 in a row of 32", 32, 4, Order::Ascending),
+    ("scattered", PAGES as usize, PAGES, Order::Scattered),
+];
 
 /// Two nodes that write the same word.
 #[derive(Debug, Serialize)]
@@ -146,6 +170,7 @@ pub fn bench(args: &BenchArgs) -> Result<ExitCode> {
         figures.bare(&nodes, args.rounds)?;
         figures.faults(&nodes, args.rounds, first)?;
         figures.throughput(&nodes, args.rounds, first)?;
+        figures.reads(&nodes, args.rounds, first)?;
         figures.fights(&nodes, first)?;
         nodes.part()?;
         args.say(&figures, || figures.print())?;
@@ -269,6 +294,54 @@ impl Figures {
         Ok(())
     }
 
+    /// Many pages, with and without those that are fetched ahead.
+    fn reads(&mut self, nodes: &Nodes, rounds: u32, first: u32) -> Result<()> {
+        let pages = first..first + PAGES;
+        for (kind, row, count, order) in READS {
+            // In turns, so that both meet the same host.
+            let mut both = [
+                (false, Vec::new(), Meter::default()),
+                (true, Vec::new(), Meter::default()),
+            ];
+            let all_read = f64::from(PAGES / row as u32 * count);
+            for _ in 0..rounds {
+                for (ahead, times, sent) in &mut both {
+                    all(nodes, &Job::Ahead(*ahead))?;
+                    touch(nodes, 1, pages.clone(), true, 1)?;
+                    let before = meter(nodes)?;
+                    let mut ns = 0;
+                    for start in pages.clone().step_by(row) {
+                        let touch = Touch {
+                            pages: start..start + count,
+                            write: false,
+                            threads: 1,
+                            order,
+                        };
+                        ns += touched(nodes, 0, touch)?.1;
+                    }
+                    touch(nodes, 1, pages.clone(), true, 1)?;
+                    *sent += meter(nodes)? - before;
+                    times.push(ns as f64 / all_read);
+                }
+            }
+            for (ahead, times, sent) in both {
+                let ns_per_page = middle(times);
+                let per_page = |count: u64| count as f64 / (all_read * f64::from(rounds));
+                self.reads.push(Reads {
+                    kind,
+                    ahead,
+                    megabytes_per_second: dsm::PAGE_BYTES as f64 * 1e3 / ns_per_page,
+                    us_per_page: ns_per_page / 1e3,
+                    messages_per_page: per_page(sent.messages),
+                    waits_per_page: per_page(sent.reads.count - sent.joined),
+                    ahead_per_page: per_page(sent.ahead),
+                });
+            }
+        }
+        all(nodes, &Job::Ahead(nodes.ahead))?;
+        Ok(())
+    }
+
     /// Both nodes add to one word, with different times for which a page stays.
     fn fights(&mut self, nodes: &Nodes, first: u32) -> Result<()> {
         let found_ns = nodes.session.node().enough_ns();
@@ -353,6 +426,22 @@ impl Figures {
         }
         println!();
         println!(
+            "one thread reads            ahead    MB/s   us/page   messages   waits   came ahead   (for each page)"
+        );
+        for reads in &self.reads {
+            println!(
+                "{:27} {:5} {:7.0} {:9.2} {:10.2} {:7.3} {:12.3}",
+                reads.kind,
+                if reads.ahead { "yes" } else { "no" },
+                reads.megabytes_per_second,
+                reads.us_per_page,
+                reads.messages_per_page,
+                reads.waits_per_page,
+                reads.ahead_per_page
+            );
+        }
+        println!();
+        println!(
             "two writers of one word: a thread runs so long before its page goes, us   writes/s   transfers/s"
         );
         for fight in &self.fights {
@@ -377,11 +466,18 @@ fn touch(
     write: bool,
     threads: u32,
 ) -> Result<(Vec<u64>, u64)> {
+    // Each of its faults by itself, so that none is answered by another one's fetch ahead.
+    let order = Order::Scattered;
     let touch = Touch {
         pages,
         write,
         threads,
+        order,
     };
+    touched(nodes, node, touch)
+}
+
+fn touched(nodes: &Nodes, node: u16, touch: Touch) -> Result<(Vec<u64>, u64)> {
     match nodes.session.one(node, Job::Touch(touch)) {
         Ok(Answer::Touched { each_ns, all_ns }) => Ok((each_ns, all_ns)),
         Ok(answer) => bail!("node {node} answers {answer:?}"),

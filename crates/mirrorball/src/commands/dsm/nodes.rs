@@ -50,6 +50,8 @@ pub struct Nodes {
     children: Vec<Child>,
     pub count: u16,
     pub realtime: bool,
+    /// Pages are fetched ahead.
+    pub ahead: bool,
     /// A CPU that node 0 is not on, if there is one.
     pub other_cpu: Option<usize>,
 }
@@ -114,6 +116,7 @@ impl NodesArgs {
             children,
             count: shape.nodes,
             realtime: !host.no_realtime,
+            ahead: !host.no_ahead,
             other_cpu: usable.into_iter().find(|cpu| !host.cpus.contains(cpu)),
         })
     }
@@ -146,6 +149,9 @@ fn start_one(host: &HostArgs, cpus: &[usize]) -> Result<(Child, Peer)> {
     }
     if host.no_poll {
         command.arg("--no-poll");
+    }
+    if host.no_ahead {
+        command.arg("--no-ahead");
     }
     if let (Some(keys), Some(name)) = (&host.keys, &host.name) {
         command.arg("--keys").arg(keys).arg("--name").arg(name);

@@ -33,7 +33,18 @@ pub struct Shard {
     /// Of these, with a page.
     pages: u64,
     bytes: u64,
+    ahead: Ahead,
     tables: Tables,
+}
+
+/// Pages that came before anybody here wanted them.
+#[derive(Debug, Serialize, Deserialize)]
+struct Ahead {
+    pages: u64,
+    /// Of those asked for, those that a thread waited for before they came.
+    joined: u64,
+    /// Requests of other shards for such pages, which got none.
+    declined: u64,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -152,8 +163,8 @@ impl Heat {
         }
         let _ = writeln!(
             text,
-            "\n{:>4} {:<10} {:>9} {:>9} {:>12} {:>8} {:>8} {:>9} {:>9}",
-            "CELL", "HOST", "MESSAGES", "PAGES", "BYTES", "MERGED", "UNMERGED", "WORDS", "CONFLICTS"
+            "\n{:>4} {:<10} {:>9} {:>9} {:>12} {:>8} {:>8} {:>8} {:>9} {:>9}",
+            "CELL", "HOST", "MESSAGES", "PAGES", "BYTES", "AHEAD", "MERGED", "UNMERGED", "WORDS", "CONFLICTS"
         );
         for shard in &self.shards {
             let Tables {
@@ -164,11 +175,12 @@ impl Heat {
             } = &shard.tables;
             let _ = writeln!(
                 text,
-                "{} {:>9} {:>9} {:>12} {merged:>8} {unmerged:>8} {words:>9} {conflicts:>9}",
+                "{} {:>9} {:>9} {:>12} {:>8} {merged:>8} {unmerged:>8} {words:>9} {conflicts:>9}",
                 shard.place(),
                 shard.messages,
                 shard.pages,
-                shard.bytes
+                shard.bytes,
+                shard.ahead.pages
             );
         }
         if self.pages.is_empty() {
@@ -225,7 +237,7 @@ mod tests {
                 "cell": cell,
                 "faults": { "read": stalls(reads, 0.5), "write": stalls(0, 0.0), "upgrade": stalls(4, 0.002) },
                 "messages": 40, "pages": 9, "bytes": 38_000, "landed": 1, "heat": [],
-                "tables": { "merged": 3, "unmerged": 1, "words": 70, "conflicts": 0 },
+                "ahead": { "pages": 5, "joined": 2, "declined": 1 }, "tables": { "merged": 3, "unmerged": 1, "words": 70, "conflicts": 0 },
             })
         };
         let page = |address: u64, times: u64| json!({ "address": format!("{address:#x}"), "times": times });
@@ -253,9 +265,9 @@ CELL HOST       FAULT        COUNT    SECONDS       MEAN
    2 beta       write            0      0.000          -
    2 beta       upgrade          4      0.002      500us
 
-CELL HOST        MESSAGES     PAGES        BYTES   MERGED UNMERGED     WORDS CONFLICTS
-   0 -                 40         9        38000        3        1        70         0
-   2 beta              40         9        38000        3        1        70         0
+CELL HOST        MESSAGES     PAGES        BYTES    AHEAD   MERGED UNMERGED     WORDS CONFLICTS
+   0 -                 40         9        38000        5        3        1        70         0
+   2 beta              40         9        38000        5        3        1        70         0
 
         PAGE     TIMES HOME  SYMBOLS
    0x2a07000       411    0  jiffies, jiffies_64

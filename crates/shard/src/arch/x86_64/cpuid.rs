@@ -1,4 +1,5 @@
-//! What CPUID tells a vCPU: what KVM supports, with this VM's topology: a package for each node, one thread a core.
+//! What CPUID tells a vCPU: what KVM supports, with this VM's topology: a package for each node (one for all of them where software
+//! keeps their memory coherent), one thread a core.
 //!
 //! The APIC id of a vCPU is its number. KVM's own leaves (0x4000_0000) stay: clock, steal time, remote flush.
 //! Nested virtualization is hidden: no guest here needs it, and it is a large part of KVM to attack.
@@ -13,6 +14,7 @@ const LEAF1_EDX_HTT: u32 = 1 << 28;
 const LEAF6_EAX_ARAT: u32 = 1 << 2;
 const LEAF80000001_ECX_CMP_LEGACY: u32 = 1 << 1;
 const LEAF80000001_ECX_SVM: u32 = 1 << 2;
+const LEAF80000001_ECX_TOPOEXT: u32 = 1 << 22;
 const LEVEL_SMT: u32 = 1;
 const LEVEL_CORE: u32 = 2;
 
@@ -48,18 +50,36 @@ impl Groups {
             cache: 1,
         }
     }
+
+    /// The same for nodes whose memory is kept coherent by software: in one package. A CPU of Linux measures its delay loop only
+    /// if no other of its package has (`calibrate_delay_is_known` in its `arch/x86/kernel/tsc.c`), and that waits for some thirty ticks
+    /// which another node has to tell of.
+    pub fn of_coherent(nodes: &[u8]) -> Self {
+        let package = nodes.len() as u8;
+        Self {
+            package,
+            ..Self::of(nodes)
+        }
+    }
 }
 
 /// The leaves of vCPU `id`.
 pub fn of_vcpu(supported: &CpuId, id: u8, groups: Groups) -> Result<CpuId, vmm_sys_util::fam::Error> {
     let mut leaves = Vec::with_capacity(supported.as_slice().len() + 4);
     let mut has_extended_topology = false;
+    let mut has_caches = false;
     for leaf in supported.as_slice() {
         match leaf.function {
             0xB => has_extended_topology = true,
             0x1F => (),
             _ => leaves.push(with_topology(*leaf, id, groups)),
         }
+        has_caches |= leaf.function == 0x8000_001D && leaf.eax & 0x1F != 0;
+    }
+    if has_caches && groups.cache < groups.package {
+        // Without it nobody reads that leaf, and all CPUs of a package have one cache. Some KVMs have the leaf alone.
+        let features = leaves.iter_mut().filter(|leaf| leaf.function == 0x8000_0001);
+        features.for_each(|leaf| leaf.ecx |= LEAF80000001_ECX_TOPOEXT);
     }
     let leaf_max = leaves
         .iter()
@@ -153,6 +173,32 @@ mod tests {
             (vec![0, 0, 1, 1, 0, 0], 6, 1),
         ] {
             assert_eq!(Groups::of(&nodes), Groups { package, cache }, "{nodes:?}");
+            let package = nodes.len() as u8;
+            assert_eq!(
+                Groups::of_coherent(&nodes),
+                Groups { package, cache },
+                "{nodes:?}"
+            );
         }
+    }
+
+    #[test]
+    fn several_caches_of_a_package_are_told_on_amd() {
+        let leaf = |function, eax| kvm_cpuid_entry2 {
+            function,
+            eax,
+            ..Default::default()
+        };
+        let amd = [leaf(0, 0xD), leaf(0x8000_0001, 0), leaf(0x8000_001D, 0x8163)];
+        let told = |supported: &[kvm_cpuid_entry2], groups| {
+            let leaves =
+                of_vcpu(&CpuId::from_entries(supported).expect("leaves"), 1, groups).expect("leaves");
+            let features = leaves.as_slice().iter().find(|leaf| leaf.function == 0x8000_0001);
+            features.expect("they are there").ecx & LEAF80000001_ECX_TOPOEXT != 0
+        };
+        let two = [0, 1];
+        assert!(told(&amd, Groups::of_coherent(&two)));
+        assert!(!told(&amd, Groups::of(&two)));
+        assert!(!told(&amd[..2], Groups::of_coherent(&two)));
     }
 }

@@ -5,11 +5,15 @@ use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::Instant;
 
+use dsm::Batches;
 use vm_memory::{Bytes, GuestMemoryBackend, GuestMemoryRegion};
 
 use super::*;
 use crate::launch::{CoherenceLaunch, Fd, LaneSockets, Ratio, ShardMemory, TscLaunch};
 use crate::process::{receive, send};
+use crate::span::link::{self, Receiving, Sending};
+use crate::span::packet::Packet;
+use crate::span::router::Router;
 use crate::virtio::balloon::{Balloon, Release};
 use crate::virtio::test_driver::{DriverQueue, Told, wait};
 use crate::virtio::{Activation, VirtioDevice};
@@ -20,39 +24,47 @@ const MUCH: u64 = (3 << 30) + (64 << 20);
 const LANES: usize = 2;
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// What the monitor would make for one shard of two, and its files.
-fn launch(shard: u8, bytes: u64, sockets: &[[UnixStream; 2]]) -> (SpanLaunch, Vec<BorrowedFd<'_>>) {
+/// What a shard has of each lane: for each shard, its sockets to that one.
+type Lane = Vec<Option<[UnixStream; 2]>>;
+
+/// What the monitor would make for one shard, and its files.
+fn launch(shard: u8, bytes: u64, sockets: &[Lane]) -> (SpanLaunch, Vec<BorrowedFd<'_>>) {
     let mut files: Vec<BorrowedFd<'_>> = Vec::new();
     let mut add = |socket: &'_ UnixStream| {
         // SAFETY: open as long as `sockets`, which outlives the list.
         files.push(unsafe { BorrowedFd::borrow_raw(socket.as_raw_fd()) });
         Fd(files.len() - 1)
     };
+    let shards = sockets[0].len();
     let mut lanes = Vec::new();
-    for [control, bulk] in sockets {
-        let mut row = vec![None, None];
-        row[usize::from(1 - shard)] = Some(LaneSockets {
-            control: add(control),
-            bulk: add(bulk),
-        });
+    for lane in sockets {
+        let mut row = Vec::new();
+        for ends in lane {
+            row.push(ends.as_ref().map(|[control, bulk]| LaneSockets {
+                control: add(control),
+                bulk: add(bulk),
+            }));
+        }
         lanes.push(row);
     }
     let part = ShardMemory {
-        bytes: bytes / 2,
+        bytes: bytes / shards as u64,
         file: None,
         host_nodes: Vec::new(),
     };
     let span = SpanLaunch {
         shard,
-        vcpus: vec![0, 1],
-        memory: vec![part.clone(), part],
+        vcpus: (0..shards as u8).collect(),
+        memory: vec![part; shards],
         coherence: Some(CoherenceLaunch {
             userfaultfd: None,
             lanes,
-            names: vec!["the shard in cell 0".into(), "the shard in cell 1".into()],
+            names: (0..shards)
+                .map(|cell| format!("the shard in cell {cell}"))
+                .collect(),
             kernel: 0..0,
         }),
-        channels: vec![None, None],
+        channels: (0..shards).map(|_| None).collect(),
         tsc: TscLaunch {
             offset: 0,
             ratio: Ratio::ONE,
@@ -64,25 +76,37 @@ fn launch(shard: u8, bytes: u64, sockets: &[[UnixStream; 2]]) -> (SpanLaunch, Ve
     (span, files)
 }
 
-fn pairs() -> (Vec<[UnixStream; 2]>, Vec<[UnixStream; 2]>) {
+/// What each of so many shards has of so many lanes.
+fn meshed(shards: usize, lanes: usize) -> Vec<Vec<Lane>> {
     let pair = || UnixStream::pair().expect("sockets");
-    let both = |_| {
-        let ((control, far_control), (bulk, far_bulk)) = (pair(), pair());
-        ([control, bulk], [far_control, far_bulk])
-    };
-    (0..LANES).map(both).unzip()
+    let none = || (0..shards).map(|_| None).collect();
+    let mut all: Vec<Vec<Lane>> = (0..shards)
+        .map(|_| (0..lanes).map(|_| none()).collect())
+        .collect();
+    for high in 1..shards {
+        let (lower, others) = all.split_at_mut(high);
+        for (low, lower) in lower.iter_mut().enumerate() {
+            for (near, far) in lower.iter_mut().zip(&mut others[0]) {
+                let ((control, far_control), (bulk, far_bulk)) = (pair(), pair());
+                near[high] = Some([control, bulk]);
+                far[low] = Some([far_control, far_bulk]);
+            }
+        }
+    }
+    all
+}
+
+fn pairs() -> (Vec<Lane>, Vec<Lane>) {
+    let mut both = meshed(2, LANES).into_iter();
+    both.next().zip(both.next()).expect("two")
 }
 
 /// One shard's memory, as it is once its sandbox is closed.
-fn shard(number: u8, sockets: Vec<[UnixStream; 2]>) -> (GuestRam, &'static Coherence, Arc<EndSignal>) {
+fn shard(number: u8, sockets: Vec<Lane>) -> (GuestRam, &'static Coherence, Arc<EndSignal>) {
     shard_of(BYTES, number, sockets)
 }
 
-fn shard_of(
-    bytes: u64,
-    number: u8,
-    sockets: Vec<[UnixStream; 2]>,
-) -> (GuestRam, &'static Coherence, Arc<EndSignal>) {
+fn shard_of(bytes: u64, number: u8, sockets: Vec<Lane>) -> (GuestRam, &'static Coherence, Arc<EndSignal>) {
     let (span, files) = launch(number, bytes, &sockets);
     let (mut near, mut far) = UnixStream::pair().expect("sockets");
     send(&mut near, &span, &files).expect("a message");
@@ -208,7 +232,8 @@ fn nonsense_of_a_peer_ends_the_vm_and_is_told() {
     use std::io::Write;
     let (near, mut far) = pairs();
     let (_, _, end) = shard(0, near);
-    far[0][0].write_all(&[0x55; 16]).expect("it takes it");
+    let [control, _] = far[0][0].as_mut().expect("to the home");
+    control.write_all(&[0x55; 16]).expect("it takes it");
     let start = Instant::now();
     while end.cause().is_none() && start.elapsed() < LIMIT {
         thread::sleep(Duration::from_millis(5));
@@ -324,4 +349,74 @@ fn the_balloon_takes_pages_above_the_hole_and_none_in_it() {
     }
     queues[2].add(&[(below.end, 4096)], true);
     assert!(told.failure().contains("not all memory"));
+}
+
+/// Three shards' routers, with channels between them, whose packets come after what each shard's memory says.
+fn routers(coherence: &[&'static Coherence]) -> Vec<Arc<Router>> {
+    let count = coherence.len();
+    let places: Vec<u8> = (0..count as u8).collect();
+    let mut ways: Vec<Vec<_>> = (0..count).map(|_| (0..count).map(|_| None).collect()).collect();
+    let mut heard = Vec::new();
+    for (from, to) in (0..count).flat_map(|from| (0..count).map(move |to| (from, to))) {
+        if from != to {
+            let file = std::fs::File::from(link::memory().expect("memory for a channel"));
+            ways[from][to] = Some(Sending::ring(file.try_clone().expect("a copy")).expect("a channel"));
+            heard.push((from, to, Receiving::ring(file).expect("a channel")));
+        }
+    }
+    let router = |(me, links)| Arc::new(Router::new(me, &places, links, None));
+    let routers: Vec<_> = (0..).zip(ways).map(router).collect();
+    for (router, coherence) in routers.iter().zip(coherence) {
+        router.follow(coherence.causal().expect("it merges page tables"));
+    }
+    for (from, to, receiving) in heard {
+        let router = routers[to].clone();
+        thread::spawn(move || receiving.run(|packet| router.heard(from as u8, packet)));
+    }
+    routers
+}
+
+#[test]
+fn packets_of_three_shards_come_after_page_tables_and_one_that_can_not_ends_the_vm() {
+    let made = meshed(3, 1).into_iter();
+    let shards: Vec<_> = (0..)
+        .zip(made)
+        .map(|(number, sockets)| shard(number, sockets))
+        .collect();
+    let coherence: Vec<_> = shards.iter().map(|(_, coherence, _)| *coherence).collect();
+    let routers = routers(&coherence);
+    for (from, to) in [(0, 1), (1, 2), (2, 0), (2, 1)] {
+        routers[from].send(to, &Packet::Nmi { vcpu: to });
+        let inbox = routers[usize::from(to)].inbox(to).expect("its own");
+        let nmi = inbox.wait_for(None, |mail| std::mem::take(&mut mail.signals.nmi).then_some(()));
+        assert_eq!(nmi, Some(()), "from {from} to {to}");
+    }
+    // Shard 1 says that shard 2 has sent more than can be.
+    let batches = Batches::only(2, 1 << 30);
+    let told = routers[0].clone();
+    let hears = thread::spawn(move || told.heard(1, Packet::AfterAll { batches }));
+    let end = &shards[0].2;
+    let start = Instant::now();
+    while end.cause().is_none() && start.elapsed() < LIMIT {
+        thread::sleep(Duration::from_millis(5));
+    }
+    let Some(Ending::ShardFailed { detail }) = end.cause() else {
+        panic!("{:?}", end.cause());
+    };
+    assert_eq!(
+        detail,
+        "the shard in cell 1: its packet comes after changes that there can't be"
+    );
+    hears.join().expect("it does not wait for ever");
+}
+
+#[test]
+fn a_packet_says_no_more_than_its_vm_has_shards_for() {
+    let length = |packet: &Packet| postcard::to_allocvec(packet).expect("a packet").len();
+    assert_eq!(length(&Packet::After { count: 100 }), 2, "two shards");
+    let one = length(&Packet::AfterAll {
+        batches: Batches::only(1, u32::MAX),
+    });
+    // With all numbers as long, it still goes in one line of a ring.
+    assert!(one + 4 * (dsm::SHARERS_MAX - 1) <= 56, "{one}");
 }

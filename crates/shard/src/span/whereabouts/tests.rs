@@ -179,3 +179,15 @@ fn who_is_awake_is_not_called_and_who_is_called_not_twice() {
     whereabouts.wake();
     assert_eq!(whereabouts.call(), Call::Not);
 }
+
+#[test]
+fn only_who_is_in_the_guest_is_called_out() {
+    let mut whereabouts = Whereabouts::default();
+    assert_eq!(whereabouts.call_out(), Call::Not, "awake");
+    whereabouts.sleep();
+    assert_eq!(whereabouts.call_out(), Call::Not, "asleep");
+    assert_eq!(whereabouts.call(), Call::Wake, "and still to be woken for mail");
+    whereabouts.enter();
+    assert_eq!(whereabouts.call_out(), Call::Kick);
+    assert_eq!(whereabouts.call_out(), Call::Not, "on its way out");
+}

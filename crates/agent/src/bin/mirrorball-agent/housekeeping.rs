@@ -1,0 +1,114 @@
+//! What the kernel does by itself, kept to the home's CPUs: its threads that may run anywhere, unbound work and devices' interrupts.
+//! Where each node's memory is another host's, a grace period or a timer that runs on another node fetches every page that it uses,
+//! and takes it from the programs that run at home. Programs run where they like.
+
+use std::fs;
+
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
+
+/// In `/proc/PID/stat` (`PF_KTHREAD`, `PF_NO_SETAFFINITY` in Linux's `include/linux/sched.h`): a thread of the kernel; one whose
+/// CPUs nobody may choose.
+const KERNEL_THREAD: u64 = 0x0020_0000;
+const BOUND: u64 = 0x0400_0000;
+
+/// Where the node of the home is, which the kernel boots on.
+const HOME: &str = "/sys/devices/system/node/node0";
+
+/// Keeps all that to the CPUs of node 0, whether they are online or not. Best before others come online: what is there already has
+/// to be moved. What can't be kept is the kernel's business.
+pub fn stay_at_home() {
+    let home: Vec<usize> = numbers(HOME, "cpu").collect();
+    let Some(set) = set(&home) else {
+        return;
+    };
+    let mask = mask(&home);
+    let _ = fs::write("/sys/devices/virtual/workqueue/cpumask", &mask);
+    let _ = fs::write("/proc/irq/default_smp_affinity", &mask);
+    for number in numbers("/proc/irq", "") {
+        // One that the kernel spreads over the CPUs itself, as queues', refuses.
+        let _ = fs::write(format!("/proc/irq/{number}/smp_affinity"), &mask);
+    }
+    for thread in numbers("/proc", "").filter(|thread| moves(*thread)) {
+        let _ = sched_setaffinity(Pid::from_raw(thread as i32), &set);
+    }
+}
+
+/// The numbers in a directory's entries that are called `before` and a number.
+fn numbers(folder: &str, before: &str) -> impl Iterator<Item = usize> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter_map(move |entry| entry.file_name().to_str()?.strip_prefix(before)?.parse().ok())
+}
+
+/// True for a kernel's thread whose CPUs may be chosen.
+fn moves(thread: usize) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{thread}/stat")).unwrap_or_default();
+    flags(&stat).is_some_and(|flags| flags & (KERNEL_THREAD | BOUND) == KERNEL_THREAD)
+}
+
+/// The flags in a line of `/proc/PID/stat`: the seventh word after the name, which is in parentheses and may hold any characters.
+fn flags(stat: &str) -> Option<u64> {
+    let (_, after) = stat.rsplit_once(')')?;
+    after.split_ascii_whitespace().nth(6)?.parse().ok()
+}
+
+/// The CPUs as the system call wants them; none if there are none.
+fn set(cpus: &[usize]) -> Option<CpuSet> {
+    let mut set = CpuSet::new();
+    for cpu in cpus {
+        set.set(*cpu).ok()?;
+    }
+    (!cpus.is_empty()).then_some(set)
+}
+
+/// As the kernel reads one: words of 32 bits in hexadecimal, the highest first.
+fn mask(cpus: &[usize]) -> String {
+    let words = cpus.iter().max().map_or(1, |last| last / 32 + 1);
+    let word = |number: usize| -> u32 {
+        let here = cpus.iter().filter(|cpu| **cpu / 32 == number);
+        here.fold(0, |word, cpu| word | 1 << (cpu % 32))
+    };
+    let words: Vec<String> = (0..words)
+        .rev()
+        .map(|number| format!("{:08x}", word(number)))
+        .collect();
+    words.join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sets_and_masks_are_the_kernels() {
+        assert_eq!(mask(&[0, 1, 5]), "00000023");
+        assert_eq!(mask(&[0, 33]), "00000002,00000001");
+        let some = set(&[0, 5]).expect("a set");
+        assert_eq!(some.is_set(5), Ok(true));
+        assert_eq!(some.is_set(1), Ok(false));
+        assert_eq!(set(&[]), None);
+        assert_eq!(set(&[CpuSet::count()]), None);
+    }
+
+    #[test]
+    fn threads_of_the_kernel_are_known_by_their_flags() {
+        let stat = "16 (rcu) x (y) I 2 0 0 0 -1 2129984 0 0";
+        assert_eq!(flags(stat), Some(0x0020_8040));
+        assert_eq!(flags("16 (sh"), None);
+        // This one is a program's.
+        assert!(!moves(std::process::id() as usize));
+    }
+
+    #[test]
+    fn a_folders_numbers_are_found_behind_their_name() {
+        let folder = tempfile::tempdir().expect("a directory");
+        for name in ["cpu0", "cpu12", "cpulist", "7", "meminfo"] {
+            fs::write(folder.path().join(name), "").expect("a file");
+        }
+        let place = folder.path().to_str().expect("a path");
+        let mut found: Vec<_> = numbers(place, "cpu").collect();
+        found.sort_unstable();
+        assert_eq!(found, [0, 12]);
+        assert_eq!(numbers(place, "").collect::<Vec<_>>(), [7]);
+    }
+}

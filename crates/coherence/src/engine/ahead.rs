@@ -1,0 +1,136 @@
+//! Copies that are asked for before anybody wants them.
+//!
+//! Such a request never waits, and changes nothing but who has copies: the owner gives one if that costs nobody anything now, or
+//! declines. It has no copy for a page that is fresh (there are no bytes to save a wait for, and its first writer would have to take
+//! the copy away), that is held or collected for, or that somebody waits for; and of one that migrates the manager declines.
+//! Ownership is never given so: also a manager that asks ahead is a reader as any other.
+
+use super::{Effects, Engine, Turn};
+use crate::state::{Maybe, Stage, Taker};
+use crate::{Access, Body, Bytes, NodeId, Page, Right};
+
+impl Engine {
+    /// Asks for a copy that nobody here waits for yet, where this node has none, has not asked, and does not own the page. Whether it asked.
+    /// A fault on the page meanwhile joins the request, and is answered whatever becomes of that.
+    ///
+    /// # Panics
+    /// If the page is not of this stripe.
+    pub fn ask_ahead(&mut self, page: Page, effects: &mut impl Effects) -> bool {
+        let place = self.own_place(page);
+        let mut turn = self.turn(page, place, effects);
+        if turn.state.stage != Stage::Guest || turn.state.right != Right::None {
+            return false;
+        }
+        let (me, manager) = (turn.me, turn.manager);
+        if manager == me {
+            let is_policy_on = self.layout.migratory;
+            let managed = *self.managed(place).expect("its manager");
+            let Some(Some((owner, after))) = managed.order_ahead(me, is_policy_on) else {
+                return false;
+            };
+            *self.managed(place).expect("its manager") = after;
+            self.turn(page, place, effects)
+                .send(owner, Body::ForwardAhead { requester: me });
+        } else {
+            turn.send(manager, Body::AskAhead);
+        }
+        self.states[place].stage = Stage::Ahead;
+        self.counters.asked_ahead += 1;
+        true
+    }
+
+    /// As the page's manager, sends such a request to where it will be answered. Nothing if it makes no sense.
+    pub(super) fn order_ahead(
+        &mut self,
+        requester: NodeId,
+        page: Page,
+        place: usize,
+        effects: &mut impl Effects,
+    ) -> Option<()> {
+        let (me, is_policy_on) = (self.layout.me, self.layout.migratory);
+        let order = self.managed(place)?.order_ahead(requester, is_policy_on)?;
+        let mut turn = self.turn(page, place, effects);
+        let Some((owner, after)) = order else {
+            turn.decline(requester);
+            return Some(());
+        };
+        if owner == me {
+            turn.take_ahead(requester)?;
+        } else {
+            turn.send(owner, Body::ForwardAhead { requester });
+        }
+        *self.managed(place)? = after;
+        Some(())
+    }
+}
+
+impl<E: Effects> Turn<'_, E> {
+    /// Somebody here wants a page that was asked for ahead.
+    pub(super) fn join(&mut self, access: Access) {
+        self.counters.joined += u64::from(self.state.stage == Stage::Ahead);
+        self.state.stage = match (self.state.stage, access) {
+            (Stage::AheadWrite, _) | (_, Access::Write) => Stage::AheadWrite,
+            _ => Stage::AheadRead,
+        };
+    }
+
+    /// A request of somebody who does not wait is to be answered here, at once.
+    pub(super) fn take_ahead(&mut self, requester: NodeId) -> Option<()> {
+        let state = &mut self.state;
+        let is_to_own = state.stage != Stage::Guest && !state.stage.is_ahead();
+        let is_other = requester != self.me && self.nodes.has(requester);
+        let has_copy = state.stage == Stage::Owner && state.copyset.has(requester);
+        if !is_to_own || !is_other || has_copy || state.readers.has(requester) {
+            return None;
+        }
+        state.reads = state.reads.wrapping_add(1);
+        let is_idle = state.stage == Stage::Owner && !state.is_held && state.taker == Taker::NOBODY;
+        if is_idle && !state.is_fresh {
+            state.copyset = state.copyset.with(requester);
+            self.restrict(Right::Read);
+            let bytes = Bytes::Beside;
+            self.send(requester, Body::Copy { bytes });
+        } else {
+            self.decline(requester);
+        }
+        // A taker may have waited for this read alone.
+        self.serve();
+        Some(())
+    }
+
+    fn decline(&mut self, requester: NodeId) {
+        self.counters.declined += 1;
+        self.send(requester, Body::Decline);
+    }
+
+    /// A copy that was asked for ahead has come.
+    pub(super) fn copy_ahead(&mut self, bytes: Bytes) -> Option<()> {
+        if bytes != Bytes::Beside {
+            return None;
+        }
+        let contents = self.contents(bytes)?;
+        self.counters.fetched_ahead += 1;
+        let joined = self.state.stage.joined();
+        self.state.stage = Stage::Guest;
+        if joined.is_some() {
+            self.grant(Right::Read, contents);
+        } else if self.state.invalidator == Maybe::NOBODY {
+            self.state.right = Right::Read;
+            self.effects.came_ahead(self.page);
+        } else {
+            // It was overtaken, and nobody has waited for it: it is as if it had never come.
+            self.give_up_if_asked();
+        }
+        Some(())
+    }
+
+    /// None comes. What those want who wait for it by now, if anybody does.
+    pub(super) fn declined(&mut self) -> Option<Option<Access>> {
+        if !self.state.stage.is_ahead() || self.state.invalidator != Maybe::NOBODY {
+            return None;
+        }
+        let joined = self.state.stage.joined();
+        self.state.stage = Stage::Guest;
+        Some(joined)
+    }
+}

@@ -1,0 +1,224 @@
+//! A network between a lab's hosts, and how bad it is on purpose.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// Longer than a frame takes to anywhere on earth and back, many times over.
+const DELAY_MAX_US: u64 = 10_000_000;
+/// All frames, in parts per million.
+const LOSS_ALL_PPM: u32 = 1_000_000;
+/// Digits after the point of a percentage that parts per million have room for.
+const LOSS_DECIMALS_MAX: usize = 4;
+
+/// A private network: host `i` in the list has address `10.77.LINK.(i+1)`, links counted from 0.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LinkSpec {
+    /// The hosts on it.
+    pub hosts: Vec<String>,
+    /// What each frame takes from one host to another; nothing is added when absent.
+    #[serde(default)]
+    pub delay: Delay,
+    /// How many frames from one host to another are lost; none on purpose when absent.
+    #[serde(default)]
+    pub loss: Loss,
+}
+
+impl LinkSpec {
+    /// How the way is from each host on it to each other.
+    pub fn quality(&self) -> Quality {
+        Quality {
+            delay: self.delay,
+            loss: self.loss,
+        }
+    }
+}
+
+/// How the way from one host to another is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Quality {
+    /// What each frame takes.
+    pub delay: Delay,
+    /// How many frames are lost.
+    pub loss: Loss,
+}
+
+impl fmt::Display for Quality {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "delay {}, loss {}", self.delay, self.loss)
+    }
+}
+
+/// One way, in microseconds, 10 s at most; written as `2ms`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Delay(u64);
+
+impl Delay {
+    /// As a time.
+    pub fn duration(self) -> std::time::Duration {
+        std::time::Duration::from_micros(self.0)
+    }
+}
+
+impl FromStr for Delay {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        let (number, unit) = text.split_at(digits);
+        let scale_us = match unit {
+            "us" => 1,
+            "ms" => 1_000,
+            "s" => 1_000_000,
+            _ => 0,
+        };
+        let number: Option<u64> = number.parse().ok();
+        match number.and_then(|number| number.checked_mul(scale_us)) {
+            _ if scale_us == 0 || digits == 0 => Err(format!(
+                "{text:?} is not a delay: write a whole number and us, ms or s, as \"2ms\""
+            )),
+            Some(us) if us <= DELAY_MAX_US => Ok(Self(us)),
+            _ => Err(format!("a delay of {text}: write \"10s\" at most")),
+        }
+    }
+}
+
+impl fmt::Display for Delay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            us if us != 0 && us.is_multiple_of(1_000_000) => write!(f, "{}s", us / 1_000_000),
+            us if us.is_multiple_of(1_000) => write!(f, "{}ms", us / 1_000),
+            us => write!(f, "{us}us"),
+        }
+    }
+}
+
+/// By chance, each frame by itself, in parts per million; written as `1%`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Loss(u32);
+
+impl Loss {
+    /// Nothing passes.
+    pub const ALL: Self = Self(LOSS_ALL_PPM);
+
+    /// Whether a frame is lost that drew this number below a million.
+    pub fn takes(self, drawn: u32) -> bool {
+        drawn < self.0
+    }
+}
+
+impl FromStr for Loss {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || {
+            format!("{text:?} is not a loss: write a percentage from 0% to 100%, as \"1%\" or \"0.0001%\"")
+        };
+        let number = text.strip_suffix('%').ok_or_else(wrong)?;
+        let (whole, decimals) = number.split_once('.').unwrap_or((number, "0"));
+        let digits = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+        if !digits(whole) || !digits(decimals) || decimals.len() > LOSS_DECIMALS_MAX {
+            return Err(wrong());
+        }
+        let ppm = format!("{whole}{decimals:0<LOSS_DECIMALS_MAX$}").parse();
+        match ppm {
+            Ok(ppm @ ..=LOSS_ALL_PPM) => Ok(Self(ppm)),
+            _ => Err(wrong()),
+        }
+    }
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Exact: a quotient with four decimals has fewer digits than a double.
+        write!(f, "{}%", f64::from(self.0) / 10_000.0)
+    }
+}
+
+macro_rules! as_text {
+    ($kind:ty) => {
+        impl TryFrom<String> for $kind {
+            type Error = String;
+            fn try_from(text: String) -> Result<Self, String> {
+                text.parse()
+            }
+        }
+
+        impl From<$kind> for String {
+            fn from(value: $kind) -> Self {
+                value.to_string()
+            }
+        }
+    };
+}
+as_text!(Delay);
+as_text!(Loss);
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn delays_are_whole_numbers_of_a_unit() {
+        let delay = |text: &str| text.parse::<Delay>().map(Delay::duration);
+        assert_eq!(delay("2ms"), Ok(Duration::from_millis(2)));
+        assert_eq!(delay("500us"), Ok(Duration::from_micros(500)));
+        assert_eq!(delay("10s"), Ok(Duration::from_secs(10)));
+        for text in ["", "ms", "2", "2 ms", "-2ms", "0.5ms", "2m", "2MS"] {
+            let error = delay(text).unwrap_err();
+            assert!(error.contains("is not a delay: write a whole number"), "{error}");
+        }
+        for text in ["10001ms", "11s", "99999999999999999999s", "18446744073709551615s"] {
+            let error = delay(text).unwrap_err();
+            assert!(error.ends_with("write \"10s\" at most"), "{error}");
+        }
+    }
+
+    #[test]
+    fn losses_are_percentages() {
+        let loss = |text: &str| text.parse::<Loss>();
+        assert_eq!(loss("1%"), Ok(Loss(10_000)));
+        assert_eq!(loss("0.5%"), Ok(Loss(5_000)));
+        assert_eq!(loss("0.0001%"), Ok(Loss(1)));
+        assert_eq!(loss("100%"), Ok(Loss::ALL));
+        for text in [
+            "",
+            "%",
+            "1",
+            "101%",
+            "100.0001%",
+            "-1%",
+            "1e1%",
+            "0.00001%",
+            ".5%",
+            "1.%",
+            "nan%",
+        ] {
+            let error = loss(text).unwrap_err();
+            assert!(error.contains("is not a loss: write a percentage"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_loss_takes_its_share_of_the_numbers() {
+        assert!(!Loss::default().takes(0));
+        assert!(Loss(1).takes(0) && !Loss(1).takes(1));
+        assert!(Loss::ALL.takes(LOSS_ALL_PPM - 1));
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read_again(us in 0..=DELAY_MAX_US, ppm in 0..=LOSS_ALL_PPM) {
+            prop_assert_eq!(Delay(us).to_string().parse(), Ok(Delay(us)));
+            prop_assert_eq!(Loss(ppm).to_string().parse(), Ok(Loss(ppm)));
+        }
+    }
+}

@@ -1,0 +1,312 @@
+use std::collections::{BTreeSet, VecDeque};
+
+use coherence::{Access, Body, Contents, Effects, Engine, Layout, Message, NodeId, Page, Right};
+
+use super::*;
+
+/// Past all pages of these tests.
+const END: u32 = 10_000;
+
+/// Reads pages of which none is here but those that were asked for; the windows, as how many pages each has.
+fn windows(ahead: &mut Ahead, pages: impl Iterator<Item = u32>) -> Vec<(u32, u32)> {
+    let mut here = BTreeSet::new();
+    let mut windows = Vec::new();
+    for page in pages {
+        if here.contains(&page) {
+            continue;
+        }
+        let asked = ahead.reads(page, END, |page| here.contains(&page));
+        windows.push((page, asked.end - asked.start));
+        here.insert(page);
+        here.extend(asked);
+    }
+    windows
+}
+
+#[test]
+fn who_reads_on_gets_windows_twice_as_long_each_time_up_to_the_longest() {
+    let windows = windows(&mut Ahead::default(), 100..200);
+    let expected = [
+        (100, 0),
+        (101, 2),
+        (104, 4),
+        (109, 8),
+        (118, 16),
+        (135, 16),
+        (152, 16),
+    ];
+    assert_eq!(windows[..7], expected);
+}
+
+#[test]
+fn who_reads_anywhere_gets_the_pages_asked_for_alone() {
+    let mut random = fastrand::Rng::with_seed(7);
+    let mut pages: Vec<u32> = (0..END).step_by(GAP as usize + 2).collect();
+    random.shuffle(&mut pages);
+    let windows = windows(&mut Ahead::default(), pages.into_iter());
+    assert!(windows.iter().all(|(_, asked)| *asked == 0), "{windows:?}");
+}
+
+#[test]
+fn several_that_read_in_turns_are_followed_each() {
+    let mut ahead = Ahead::default();
+    let pages = (0..60).flat_map(|at| (0..STREAMS as u32).map(move |stream| stream * 1000 + at));
+    let windows = windows(&mut ahead, pages);
+    assert!(windows.len() <= 7 * STREAMS, "{windows:?}");
+}
+
+#[test]
+fn pages_that_are_here_already_do_not_end_a_stream_and_others_do() {
+    let mut ahead = Ahead::default();
+    let mut reads = |page, here: Range<u32>| ahead.reads(page, END, |page| here.contains(&page));
+    assert_eq!(reads(10, 0..0), 10..10);
+    assert_eq!(reads(11, 0..0), 12..14);
+    assert_eq!(reads(20, 12..20), 21..25, "12 and 13 came, and the rest was here");
+    let beyond = 25 + GAP + 1;
+    assert_eq!(reads(beyond, 21..beyond), beyond..beyond, "too far to be seen");
+    assert_eq!(reads(100, 0..0), 100..100);
+    assert_eq!(reads(102, 0..0), 102..102, "101 was not read");
+}
+
+#[test]
+fn a_fault_in_the_second_half_of_a_window_asks_on_and_one_in_the_first_does_not() {
+    let mut ahead = Ahead::default();
+    for page in [0, 1, 4] {
+        ahead.reads(page, END, |_| false);
+    }
+    // Pages 5 to 8 are on their way.
+    assert_eq!(ahead.reads(5, END, |_| false), 5..5);
+    assert_eq!(ahead.reads(6, END, |_| false), 6..6);
+    assert_eq!(ahead.reads(7, END, |_| false), 9..16);
+    assert_eq!(
+        ahead.reads(7, END, |_| false),
+        7..7,
+        "a second thread waits for it"
+    );
+    assert_eq!(ahead.reads(15, END, |_| false), 16..32);
+}
+
+#[test]
+fn nothing_is_asked_for_past_the_end() {
+    let mut ahead = Ahead::default();
+    let mut asked = Vec::new();
+    for page in 0..40 {
+        asked.extend(ahead.reads(page, 37, |_| false));
+        assert_eq!(ahead.reads(page, 37, |_| false).len(), 0, "once");
+    }
+    assert!(asked.iter().all(|page| *page < 37), "{asked:?}");
+}
+
+#[test]
+fn a_stream_whose_pages_are_declined_or_taken_rests_longer_each_time() {
+    let mut ahead = Ahead::default();
+    let mut rests = Vec::new();
+    let mut page = 0;
+    for _ in 0..5 {
+        let mut rest = 0;
+        loop {
+            let asked = ahead.reads(page, END, |_| false);
+            page = asked.end.max(page + 1);
+            if !asked.is_empty() {
+                asked.for_each(|page| ahead.declined(page));
+                break;
+            }
+            rest += 1;
+        }
+        rests.push(rest);
+    }
+    assert_eq!(rests, [1, 8, 16, 32, 64]);
+}
+
+#[test]
+fn one_page_of_many_that_is_declined_cuts_the_window_once() {
+    let mut ahead = Ahead::default();
+    for page in [0, 1, 4, 9, 18] {
+        ahead.reads(page, END, |_| false);
+    }
+    ahead.declined(500);
+    ahead.declined(18);
+    assert_eq!(
+        ahead.reads(35, END, |_| false),
+        36..52,
+        "others' pages say nothing of it"
+    );
+    ahead.declined(40);
+    ahead.declined(41);
+    assert_eq!(ahead.reads(52, END, |_| false), 53..61);
+}
+
+#[test]
+fn a_page_that_was_taken_is_left_out_for_a_while() {
+    let mut ahead = Ahead::default();
+    ahead.takes(70);
+    assert!(ahead.was_taken(70));
+    assert!(
+        !ahead.was_taken(70 + TAKEN as u32),
+        "another with the same remainder"
+    );
+    for page in 0..TAKEN_FOR {
+        assert!(ahead.was_taken(70), "{page}");
+        ahead.reads(page * 100, END, |_| false);
+    }
+    assert!(!ahead.was_taken(70));
+}
+
+/// Two nodes: the first one has written all pages, and takes some back; the second reads.
+struct Two {
+    engines: [Engine; 2],
+    rights: [Vec<Right>; 2],
+    way: VecDeque<(usize, Message)>,
+    /// Pages that node 1 has asked for.
+    asked: BTreeSet<u32>,
+    granted: Vec<(usize, Page)>,
+}
+
+struct Hands<'a>(usize, &'a mut Two);
+
+impl Effects for Hands<'_> {
+    fn send(&mut self, to: NodeId, message: Message) {
+        let page = message.page.0;
+        match message.body {
+            Body::Ask { .. } | Body::AskAhead => {
+                assert!(
+                    self.1.asked.insert(page),
+                    "asked for page {page} again before the answer"
+                );
+            }
+            Body::Copy { .. } | Body::Ownership { .. } | Body::Decline => assert!(self.1.asked.remove(&page)),
+            _ => {}
+        }
+        self.1.way.push_back((usize::from(to.0), message));
+    }
+
+    fn restrict(&mut self, page: Page, to: Right) {
+        self.1.rights[self.0][page.0 as usize] = to;
+    }
+
+    fn store(&mut self, _: Page) {}
+
+    fn grant(&mut self, page: Page, right: Right, _: Contents) {
+        self.1.rights[self.0][page.0 as usize] = right;
+        self.1.granted.push((self.0, page));
+    }
+
+    fn forget(&mut self, _: Page) {}
+
+    fn came_ahead(&mut self, page: Page) {
+        self.1.rights[self.0][page.0 as usize] = Right::Read;
+    }
+}
+
+const PAGES: u32 = 200;
+
+impl Two {
+    fn new() -> Self {
+        let mut layout = Layout::even(NodeId(0), 2, PAGES);
+        layout.homes.truncate(1);
+        let engine = |me| {
+            Engine::new(Layout {
+                me: NodeId(me),
+                ..layout.clone()
+            })
+        };
+        Self {
+            engines: [engine(0).unwrap(), engine(1).unwrap()],
+            rights: [
+                vec![Right::None; PAGES as usize],
+                vec![Right::None; PAGES as usize],
+            ],
+            way: VecDeque::new(),
+            asked: BTreeSet::new(),
+            granted: Vec::new(),
+        }
+    }
+
+    fn with<T>(&mut self, node: usize, event: impl FnOnce(&mut Engine, &mut Hands<'_>) -> T) -> T {
+        let mut engine = self.engines[node].clone();
+        let result = event(&mut engine, &mut Hands(node, self));
+        self.engines[node] = engine;
+        result
+    }
+
+    /// One message, whichever it is; what it grants is used.
+    fn deliver(&mut self, ahead: &mut Ahead, random: &mut fastrand::Rng) {
+        let Some((to, message)) = self.way.remove(random.usize(..self.way.len().max(1))) else {
+            return;
+        };
+        if to == 1 {
+            match message.body {
+                Body::Decline => ahead.declined(message.page.0),
+                Body::Invalidate => ahead.takes(message.page.0),
+                _ => {}
+            }
+        }
+        let from = NodeId(1 - to as u16);
+        self.with(to, |engine, hands| engine.receive(from, message, hands).unwrap());
+        self.use_all();
+    }
+
+    fn use_all(&mut self) {
+        for (node, page) in std::mem::take(&mut self.granted) {
+            self.with(node, |engine, hands| engine.used(page, hands));
+        }
+    }
+}
+
+/// Whatever is read, taken and answered in whichever order: never more than the longest window at once, each page once until it is
+/// answered, nothing past the end, and all reads are answered.
+#[test]
+fn no_page_is_asked_for_twice_before_its_answer_and_windows_are_bounded() {
+    let (mut total, mut joined) = (0, 0);
+    for seed in 0..300 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let (mut two, mut ahead) = (Two::new(), Ahead::default());
+        let mut places = [0_u32; 3];
+        for _ in 0..400 {
+            match random.u32(..10) {
+                0..4 => {
+                    let place = &mut places[random.usize(..3)];
+                    *place = if random.u32(..30) == 0 {
+                        random.u32(..PAGES)
+                    } else {
+                        (*place + 1) % PAGES
+                    };
+                    let page = *place;
+                    if two.rights[1][page as usize] != Right::None {
+                        continue;
+                    }
+                    two.with(1, |engine, hands| engine.fault(Page(page), Access::Read, hands));
+                    let rights = two.rights[1].clone();
+                    let end = (page / 64 + 1) * 64;
+                    let range =
+                        ahead.reads(page, end.min(PAGES), |page| rights[page as usize] != Right::None);
+                    assert!(range.len() <= WINDOW_MAX as usize && range.start > page || range.is_empty());
+                    assert!(range.is_empty() || range.end <= end.min(PAGES), "{range:?}");
+                    for page in range {
+                        let was_asked = two.with(1, |engine, hands| engine.ask_ahead(Page(page), hands));
+                        total += u32::from(was_asked);
+                    }
+                }
+                4 => {
+                    let page = Page(random.u32(..PAGES));
+                    two.with(0, |engine, hands| engine.fault(page, Access::Write, hands));
+                    two.use_all();
+                }
+                _ => two.deliver(&mut ahead, &mut random),
+            }
+        }
+        while !two.way.is_empty() {
+            two.deliver(&mut ahead, &mut random);
+        }
+        assert!(
+            two.asked.is_empty(),
+            "seed {seed}: {:?} without an answer",
+            two.asked
+        );
+        joined += two.engines[1].counters().joined;
+    }
+    assert!(
+        total > 10_000 && joined > 1_000,
+        "{total} asked, {joined} joined: too quiet"
+    );
+}

@@ -1,0 +1,78 @@
+//! What a message comes after, as it is written down where there is little room: a stamp (`coherence::merged`) of which each
+//! number has 32 bits.
+
+use coherence::NodeId;
+use coherence::merged::Stamp;
+use serde::{Deserialize, Serialize};
+
+/// So many nodes at most have merged page tables: each has its place in [`Batches`], and a change goes to all.
+pub const SHARERS_MAX: usize = 8;
+const _: () = assert!(SHARERS_MAX <= coherence::merged::MAX_SHARERS as usize);
+/// No message is further ahead of what has been applied, batches: what streams hold and what is kept until it may be applied are far
+/// fewer, and whoever can't get rid of more waits.
+pub const AHEAD_MAX: u32 = 1 << 20;
+
+/// Of each node's batches of changes, how many a message comes after, modulo 2^32.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq, Serialize, Deserialize)]
+pub struct Batches([u32; SHARERS_MAX]);
+
+impl Batches {
+    /// Of a node's; none of one that there can't be.
+    pub fn of(&self, node: usize) -> u32 {
+        self.0.get(node).copied().unwrap_or(0)
+    }
+
+    /// Of that node's alone.
+    pub fn only(node: usize, count: u32) -> Self {
+        let mut batches = Self::default();
+        if let Some(place) = batches.0.get_mut(node) {
+            *place = count;
+        }
+        batches
+    }
+}
+
+impl From<&Stamp> for Batches {
+    fn from(stamp: &Stamp) -> Self {
+        let mut batches = Self::default();
+        for (node, place) in (0..).zip(&mut batches.0) {
+            *place = stamp.of(NodeId(node)) as u32;
+        }
+        batches
+    }
+}
+
+/// By how many batches `wanted` is ahead of `count`, where both may have gone through zero.
+pub fn ahead(count: u32, wanted: u32) -> u32 {
+    let ahead = wanted.wrapping_sub(count);
+    // What is further ahead than that is behind.
+    if ahead <= u32::MAX / 2 { ahead } else { 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_come_is_not_ahead_even_through_zero() {
+        for (count, wanted, expected) in [
+            (0, 0, 0),
+            (5, 3, 0),
+            (3, 5, 2),
+            (u32::MAX, 1, 2),
+            (1, u32::MAX, 0),
+            (0, u32::MAX / 2, u32::MAX / 2),
+        ] {
+            assert_eq!(ahead(count, wanted), expected, "{wanted} after {count}");
+        }
+    }
+
+    #[test]
+    fn a_stamp_keeps_each_nodes_number() {
+        let stamp = Stamp::default().with(NodeId(0), 3).with(NodeId(7), (1 << 32) + 9);
+        let batches = Batches::from(&stamp);
+        assert_eq!([0, 1, 7, 8].map(|node| batches.of(node)), [3, 0, 9, 0]);
+        assert_eq!(Batches::only(7, 9).of(7), 9);
+        assert_eq!(Batches::only(8, 9), Batches::default());
+    }
+}

@@ -1,0 +1,88 @@
+//! The lane's hands as the merger asks for them: words of the guest's memory, what is said to other nodes, and pages that are open to
+//! all or closed.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use coherence::merged::{Batch, Hooks, Saying, Words};
+use coherence::{NodeId, Page, Right};
+
+use super::{Todo, pieces};
+use crate::PAGE_BYTES;
+use crate::hands::Hands;
+
+impl Hands {
+    fn word(&self, page: Page, word: usize) -> &AtomicU64 {
+        assert!(word < PAGE_BYTES / 8);
+        // SAFETY: a word of the page's bytes, which are mapped as long as the region; others write it at the same time, which
+        // is what atomics are for.
+        unsafe { AtomicU64::from_ptr(self.region.bytes(page.0).cast::<u64>().add(word)) }
+    }
+}
+
+impl Words for Hands {
+    fn is_ram(&self, page: Page) -> bool {
+        page.0 < self.region.pages()
+    }
+
+    fn load(&self, page: Page, word: usize) -> u64 {
+        self.word(page, word).load(Ordering::Acquire)
+    }
+
+    fn has(&self, page: Page, words: &[u64]) -> bool {
+        assert!(words.len() <= PAGE_BYTES / 8);
+        let bytes = self.region.bytes(page.0).cast();
+        // SAFETY: a page of the region, and a list that is no longer. Others write the page meanwhile: no compiler sees into this
+        // function of C's, which reads each aligned word at once on this processor, and in order with all later reads.
+        unsafe { libc::memcmp(bytes, words.as_ptr().cast(), size_of_val(words)) == 0 }
+    }
+
+    fn compare_exchange(&mut self, page: Page, word: usize, current: u64, new: u64) -> Result<(), u64> {
+        let word = self.word(page, word);
+        word.compare_exchange(current, new, Ordering::SeqCst, Ordering::Acquire)
+            .map(|_| ())
+    }
+}
+
+impl Hooks for Hands {
+    fn send(&mut self, to: NodeId, saying: Saying) {
+        let page = saying.say.carries_page().then(|| {
+            // SAFETY: the page is closed to all processors while it is offered.
+            unsafe { self.region.bytes(saying.page.0).read() }
+        });
+        let pieces = pieces::saying(&saying, page.as_ref(), self.links.len());
+        self.post_pieces(usize::from(to.0), &pieces);
+    }
+
+    fn broadcast(&mut self, batch: Batch<'_>) {
+        let pieces = pieces::batch(&batch, self.links.len());
+        for node in 0..self.links.len() {
+            self.post_pieces(node, &pieces);
+        }
+    }
+
+    fn take(&mut self, page: Page) {
+        self.todo.push_back(Todo::Take(page.0));
+    }
+
+    fn give_back(&mut self, page: Page) {
+        self.todo.push_back(Todo::GiveBack(page.0));
+    }
+
+    fn store(&mut self, page: Page) {
+        self.lands_no_more(page.0);
+        if self.region.mapped(page.0) != Right::None {
+            return self.refused("an offered page is in use here");
+        }
+        // SAFETY: a page that no processor here can use; the lane is its only writer.
+        unsafe { self.region.bytes(page.0).write(*self.offered) };
+    }
+
+    fn open(&mut self, page: Page) {
+        self.lands_no_more(page.0);
+        self.let_in(page.0);
+    }
+
+    fn close(&mut self, page: Page) {
+        self.shut(page.0);
+    }
+}

@@ -1,0 +1,148 @@
+//! What is said about merged pages as it travels: in pieces, each a frame of the control stream, so that it needs no stream of its own.
+//!
+//! ```text
+//! whole    length u32, kind u8, stamp u64 for each node, and then by kind     little endian
+//! piece    4 bytes of it, the kind of frame, 11 bytes of it
+//! ```
+
+use coherence::merged::{Batch, CHANGE_BYTES, Change, SAYING_BYTES, Saying, Stamp};
+
+use super::{KIND_AT, KIND_PIECE, LIMIT};
+use crate::PAGE_BYTES;
+use crate::batches::SHARERS_MAX;
+use crate::link::{FRAME_BYTES, Frame};
+
+/// What of such a frame is not its kind.
+const PIECE_BYTES: usize = FRAME_BYTES - 1;
+/// Bytes before what is said: its length.
+const LENGTH_BYTES: usize = 4;
+pub const BATCH: u8 = 1;
+pub const SAYING: u8 = 2;
+/// Longer than anything that is said: all words of all pages.
+const LONGEST: usize = LIMIT * 512 * CHANGE_BYTES + 4 * PAGE_BYTES;
+const NONSENSE: &str = "it says nonsense of merged pages";
+
+/// What a node said.
+#[derive(Debug)]
+pub enum Said {
+    /// Changes, and what they come after.
+    Batch(Stamp, Vec<Change>),
+    /// About a page, with its bytes if they go beside it.
+    Saying(Saying, Option<Box<[u8; PAGE_BYTES]>>),
+}
+
+impl Said {
+    /// What it comes after; of a batch with its own number.
+    pub fn stamp(&self) -> &Stamp {
+        match self {
+            Self::Batch(stamp, _) => stamp,
+            Self::Saying(saying, _) => &saying.stamp,
+        }
+    }
+}
+
+/// A node's pieces, until they are whole.
+#[derive(Debug)]
+pub struct Pieces(Vec<u8>);
+
+impl Pieces {
+    pub fn new() -> Self {
+        Self(Vec::with_capacity(PAGE_BYTES))
+    }
+
+    /// A piece has come, of one of so many nodes: what it says, if it is the last of it.
+    ///
+    /// # Errors
+    /// If it makes no sense.
+    pub fn add(&mut self, frame: &Frame, nodes: usize) -> Result<Option<Said>, &'static str> {
+        self.0.extend_from_slice(&frame[..KIND_AT]);
+        self.0.extend_from_slice(&frame[KIND_AT + 1..]);
+        let length = match self.0.first_chunk::<LENGTH_BYTES>() {
+            Some(length) => u32::from_le_bytes(*length) as usize,
+            None => return Ok(None),
+        };
+        if length > LONGEST {
+            return Err("it says more of merged pages than there can be");
+        }
+        if self.0.len() < LENGTH_BYTES + length {
+            return Ok(None);
+        }
+        let said = decode(&self.0[LENGTH_BYTES..][..length], nodes);
+        self.0.clear();
+        said.map(Some)
+    }
+}
+
+fn decode(said: &[u8], nodes: usize) -> Result<Said, &'static str> {
+    let (&kind, rest) = said.split_first().ok_or(NONSENSE)?;
+    let (stamp, rest) = rest.split_at_checked(8 * nodes).ok_or(NONSENSE)?;
+    let stamp = Stamp::decode(stamp).map_err(|_| NONSENSE)?;
+    match kind {
+        BATCH => {
+            let (changes, []) = rest.as_chunks::<CHANGE_BYTES>() else {
+                return Err(NONSENSE);
+            };
+            let changes: Result<Vec<_>, _> = changes.iter().map(Change::decode).collect();
+            Ok(Said::Batch(stamp, changes.map_err(|_| NONSENSE)?))
+        }
+        SAYING => {
+            let (saying, page) = rest.split_first_chunk::<SAYING_BYTES>().ok_or(NONSENSE)?;
+            let saying = Saying::decode(saying, stamp).map_err(|_| NONSENSE)?;
+            let page = match (saying.say.carries_page(), page) {
+                (false, []) => None,
+                (true, page) => Some(Box::new(page.try_into().map_err(|_| NONSENSE)?)),
+                _ => return Err(NONSENSE),
+            };
+            Ok(Said::Saying(saying, page))
+        }
+        _ => Err(NONSENSE),
+    }
+}
+
+/// Changes in pieces, for so many nodes.
+pub fn batch(batch: &Batch<'_>, nodes: usize) -> Vec<u8> {
+    let changes: Vec<u8> = batch.changes.iter().flat_map(Change::encode).collect();
+    pieces(
+        BATCH,
+        &[stamp(&batch.stamp, nodes, &mut [0; 8 * SHARERS_MAX]), &changes],
+    )
+}
+
+/// What is said of a page in pieces, with its bytes if they go beside it.
+pub fn saying(saying: &Saying, page: Option<&[u8; PAGE_BYTES]>, nodes: usize) -> Vec<u8> {
+    let page = page.map_or(&[][..], |page| &page[..]);
+    let head = saying.encode();
+    pieces(
+        SAYING,
+        &[
+            stamp(&saying.stamp, nodes, &mut [0; 8 * SHARERS_MAX]),
+            &head,
+            page,
+        ],
+    )
+}
+
+fn stamp<'a>(stamp: &Stamp, nodes: usize, room: &'a mut [u8; 8 * SHARERS_MAX]) -> &'a [u8] {
+    stamp.encode(nodes as u16, room);
+    &room[..8 * nodes]
+}
+
+pub fn pieces(kind: u8, parts: &[&[u8]]) -> Vec<u8> {
+    let length = 1 + parts.iter().map(|part| part.len()).sum::<usize>();
+    let mut whole = Vec::with_capacity(LENGTH_BYTES + length);
+    whole.extend_from_slice(&(length as u32).to_le_bytes());
+    whole.push(kind);
+    for part in parts {
+        whole.extend_from_slice(part);
+    }
+    let mut frames = Vec::with_capacity(whole.len().div_ceil(PIECE_BYTES) * FRAME_BYTES);
+    for piece in whole.chunks(PIECE_BYTES) {
+        let mut frame = [0; FRAME_BYTES];
+        let (before, after) = piece.split_at(piece.len().min(KIND_AT));
+        frame[..before.len()].copy_from_slice(before);
+        frame[KIND_AT] = KIND_PIECE;
+        frame[KIND_AT + 1..][..after.len()].copy_from_slice(after);
+        frames.extend_from_slice(&frame);
+    }
+    frames
+}

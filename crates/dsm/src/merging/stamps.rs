@@ -1,0 +1,184 @@
+//! What messages of the engine come after, on one of the two streams from one node to another.
+//!
+//! The sender's own batches are the most of it: how many there were is in each such message, in bytes that copysets of so few
+//! nodes don't use. What the sender has applied of other nodes changes less often, so it is said before the first message of
+//! the stream that it matters to, and holds for all that follow:
+//!
+//! ```text
+//! 0   node        u8   of whose batches
+//! 4   kind        u8   0xfc
+//! 5   stream      u8   0: messages without a page come after them; 1: those with one, which go on the other stream
+//! 8   batches     u64  little endian: so many, more than was said before
+//! ```
+//!
+//! With two nodes there are no others, and nothing is said.
+
+use coherence::NodeId;
+use coherence::merged::Stamp;
+
+use super::KIND_AT;
+use crate::batches::{AHEAD_MAX, SHARERS_MAX};
+use crate::link::{FRAME_BYTES, Frame};
+
+/// Of such a frame.
+pub const KIND_STAMP: u8 = 0xfc;
+const STREAM_AT: usize = 5;
+const BATCHES_AT: usize = 8;
+const NONSENSE: &str = "it says nonsense of what its messages come after";
+
+/// A message of the engine behind what is said before it, all that there can be.
+pub type Frames = [u8; FRAME_BYTES * (SHARERS_MAX - 1)];
+
+/// What was said on one way between two nodes, of messages without a page and of those with one.
+#[derive(Clone, Copy, Debug)]
+pub struct Told {
+    ends: [usize; 2],
+    nodes: usize,
+    told: [Stamp; 2],
+}
+
+impl Told {
+    /// Nothing yet, between these of so many nodes.
+    pub fn new(ends: [usize; 2], nodes: usize) -> Self {
+        let told = [Stamp::default(); 2];
+        Self { ends, nodes, told }
+    }
+
+    /// What a message comes after beside the sender's own batches.
+    pub fn stamp(&self, with_page: bool) -> Stamp {
+        self.told[usize::from(with_page)]
+    }
+
+    fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let Self { ends, nodes, .. } = *self;
+        (0..nodes).filter(move |node| !ends.contains(node))
+    }
+
+    /// Writes a message that comes after `stamp` behind what has to be said first. How many bytes that takes.
+    pub fn write(&mut self, frames: &mut Frames, message: &Frame, with_page: bool, stamp: &Stamp) -> usize {
+        let places = frames.as_chunks_mut::<FRAME_BYTES>().0;
+        let mut written = 0;
+        for node in self.others() {
+            let told = &mut self.told[usize::from(with_page)];
+            let id = NodeId(node as u16);
+            if stamp.of(id) != told.of(id) {
+                *told = told.with(id, stamp.of(id));
+                places[written] = frame(node as u8, with_page, stamp.of(id));
+                written += 1;
+            }
+        }
+        places[written] = *message;
+        (written + 1) * FRAME_BYTES
+    }
+
+    /// A frame that says more has come, when so many batches had been applied.
+    ///
+    /// # Errors
+    /// If it can't be: of a node that does not exist or is one of these two, no more than was said before, or more than there are.
+    pub fn hear(&mut self, came: &Frame, applied: &Stamp) -> Result<(), &'static str> {
+        let node = usize::from(came[0]);
+        let with_page = came[STREAM_AT] != 0;
+        let count = came.last_chunk().map_or(0, |count| u64::from_le_bytes(*count));
+        if *came != frame(came[0], with_page, count) || !self.others().any(|other| other == node) {
+            return Err(NONSENSE);
+        }
+        let told = &mut self.told[usize::from(with_page)];
+        let id = NodeId(node as u16);
+        if count <= told.of(id) || is_too_far(count, applied.of(id)) {
+            return Err(NONSENSE);
+        }
+        *told = told.with(id, count);
+        Ok(())
+    }
+}
+
+/// Whether no message can come after so many batches where so few have been applied.
+pub fn is_too_far(count: u64, applied: u64) -> bool {
+    count.saturating_sub(applied) > u64::from(AHEAD_MAX)
+}
+
+fn frame(node: u8, with_page: bool, count: u64) -> Frame {
+    let mut frame = [0; FRAME_BYTES];
+    frame[0] = node;
+    frame[KIND_AT] = KIND_STAMP;
+    frame[STREAM_AT] = u8::from(with_page);
+    frame[BATCHES_AT..].copy_from_slice(&count.to_le_bytes());
+    frame
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MESSAGE: Frame = [7; FRAME_BYTES];
+
+    fn stamp(counts: &[u64]) -> Stamp {
+        (0..).zip(counts).fold(Stamp::default(), |stamp, (node, count)| {
+            stamp.with(NodeId(node), *count)
+        })
+    }
+
+    #[test]
+    fn who_reads_the_frames_knows_what_the_message_comes_after_on_each_stream() {
+        for nodes in 2..=SHARERS_MAX {
+            let ends = [1, nodes - 1 - usize::from(nodes == 2)];
+            let mut random = fastrand::Rng::with_seed(nodes as u64);
+            let (mut near, mut far) = (Told::new(ends, nodes), Told::new(ends, nodes));
+            let mut counts = vec![0; nodes];
+            for _ in 0..200 {
+                for count in &mut counts {
+                    *count += u64::from(random.u8(0..3) / 2);
+                }
+                let at = stamp(&counts);
+                let with_page = random.bool();
+                let mut frames = [0; size_of::<Frames>()];
+                let length = near.write(&mut frames, &MESSAGE, with_page, &at);
+                let (said, [message]) = frames[..length]
+                    .as_chunks::<FRAME_BYTES>()
+                    .0
+                    .split_at(length / FRAME_BYTES - 1)
+                else {
+                    panic!("one message");
+                };
+                assert_eq!(*message, MESSAGE);
+                assert!(said.len() <= nodes - 2, "nothing of the two themselves");
+                for frame in said {
+                    far.hear(frame, &Stamp::default()).unwrap();
+                }
+                for node in (0..nodes).filter(|node| !ends.contains(node)) {
+                    assert_eq!(far.stamp(with_page).of(NodeId(node as u16)), counts[node]);
+                }
+                let again = near.write(&mut frames, &MESSAGE, with_page, &at);
+                assert_eq!(again, FRAME_BYTES, "nothing is said twice");
+            }
+        }
+    }
+
+    #[test]
+    fn what_can_not_be_is_refused() {
+        let applied = stamp(&[0, 0, 10]);
+        let mut told = Told::new([1, 0], 4);
+        let far = 10 + u64::from(AHEAD_MAX);
+        let mut with_rest = frame(2, true, 9);
+        with_rest[6] = 1;
+        for (came, why) in [
+            (frame(0, false, 5), "the receiver's own"),
+            (frame(1, false, 5), "the sender's own"),
+            (frame(4, false, 5), "of nobody"),
+            (frame(255, false, 5), "of nobody"),
+            (frame(2, false, 0), "nothing new"),
+            (frame(2, false, far + 1), "more than there can be"),
+            (frame(3, true, u64::MAX), "more than there can be"),
+            (with_rest, "written in another way"),
+        ] {
+            assert!(told.hear(&came, &applied).is_err(), "{why}");
+        }
+        told.hear(&frame(2, false, far), &applied).unwrap();
+        assert!(
+            told.hear(&frame(2, false, far - 1), &applied).is_err(),
+            "less than before"
+        );
+        told.hear(&frame(2, true, 1), &applied).unwrap();
+        assert_eq!([false, true].map(|page| told.stamp(page).of(NodeId(2))), [far, 1]);
+    }
+}

@@ -1,0 +1,92 @@
+//! The networks between a lab's hosts: who is on which, at which address, and how to make one worse while it runs.
+
+use std::net::Ipv4Addr;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+
+use config::lab::{LabSpec, LinkSpec, Quality};
+
+use crate::LabError;
+use crate::boot::Card;
+use crate::error::Context;
+use crate::hub::Hub;
+
+/// All links of a running lab.
+#[derive(Clone)]
+pub struct Links(Vec<Link>);
+
+#[derive(Clone)]
+struct Link {
+    spec: LinkSpec,
+    hub: Hub,
+}
+
+/// A host's end of a link: its card, and what is to be the card's socket.
+pub type End = (Card, OwnedFd);
+
+impl Links {
+    /// Starts the links of `spec`; for each of its hosts the ends that are the host's.
+    pub fn start(spec: &LabSpec) -> Result<(Self, Vec<Vec<End>>), LabError> {
+        let what = || "could not make a network between lab hosts".to_string();
+        let mut ends: Vec<Vec<End>> = spec.hosts.iter().map(|_| Vec::new()).collect();
+        let mut links = Vec::new();
+        for (number, link) in spec.links.iter().enumerate() {
+            let mut ports = Vec::new();
+            for (position, name) in link.hosts.iter().enumerate() {
+                let Some(host) = spec.hosts.iter().position(|host| host.name == *name) else {
+                    continue;
+                };
+                let (ours, theirs) = UnixStream::pair().context(what)?;
+                ports.push(ours);
+                let card = Card {
+                    mac: format!("52:54:77:00:{number:02x}:{:02x}", position + 1),
+                    address: address(number, position),
+                    gateway: None,
+                };
+                ends[host].push((card, theirs.into()));
+            }
+            let hub = Hub::start(ports, link.quality(), number as u64).context(what)?;
+            let spec = link.clone();
+            links.push(Link { spec, hub });
+        }
+        Ok((Self(links), ends))
+    }
+
+    /// Changes every link that both hosts are on, in both directions: `change` gets its quality of now, and that of the lab's file.
+    /// Gives what it is then, or nothing when no link has both.
+    pub fn change(
+        &self,
+        hosts: &[String; 2],
+        change: impl Fn(Quality, Quality) -> Quality,
+    ) -> Option<Quality> {
+        let mut all = None;
+        for link in &self.0 {
+            let position = |name: &String| link.spec.hosts.iter().position(|host| host == name);
+            if let [Some(one), Some(other)] = hosts.each_ref().map(position)
+                && one != other
+            {
+                let quality = change(link.hub.quality(one, other), link.spec.quality());
+                link.hub.set(one, other, quality);
+                all = Some(quality);
+            }
+        }
+        all
+    }
+}
+
+/// The spec's check keeps both numbers in range.
+fn address(link: usize, position: usize) -> Ipv4Addr {
+    let byte = |number: usize| u8::try_from(number).unwrap_or(u8::MAX);
+    Ipv4Addr::new(10, 77, byte(link), byte(position + 1))
+}
+
+/// Every host's address on every link.
+pub fn names(spec: &LabSpec) -> Vec<(String, Ipv4Addr)> {
+    let mut names = Vec::new();
+    for (number, link) in spec.links.iter().enumerate() {
+        for (position, name) in link.hosts.iter().enumerate() {
+            names.push((name.clone(), address(number, position)));
+        }
+    }
+    names
+}

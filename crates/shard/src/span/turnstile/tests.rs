@@ -1,0 +1,100 @@
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::thread;
+
+use super::*;
+
+const KHZ: u32 = 2_000_000;
+/// Longer than any thread of these tests takes to come out.
+const PATIENT: Duration = Duration::from_secs(20);
+
+/// vCPUs tell one another what they read, by memory, as fast as they can: none is told more than it reads itself, however many
+/// steps are made meanwhile.
+#[test]
+fn no_vcpu_reads_less_than_another_has_told_it() {
+    const VCPUS: usize = 4;
+    const STEPS: u64 = 2_000;
+    let turnstile = Arc::new(Turnstile::new(0, KHZ));
+    let (told, called) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+    let over = Arc::new(AtomicBool::new(false));
+    let vcpus: Vec<_> = (0..VCPUS)
+        .map(|_| {
+            let (turnstile, told) = (turnstile.clone(), told.clone());
+            let (called, over) = (called.clone(), over.clone());
+            thread::spawn(move || {
+                let mut entries = 0_u64;
+                while !over.load(Ordering::SeqCst) {
+                    let Some(offset) = turnstile.enter() else {
+                        continue;
+                    };
+                    entries += 1;
+                    // In the guest, until it is called out, or leaves by itself.
+                    for _ in 0..50 {
+                        let before = told.fetch_max(offset, Ordering::SeqCst);
+                        assert!(before <= offset, "told {before}, reads {offset}");
+                        if called.load(Ordering::SeqCst) {
+                            break;
+                        }
+                    }
+                    turnstile.leave();
+                }
+                entries
+            })
+        })
+        .collect();
+    for step in 1..=STEPS {
+        let call = || called.store(true, Ordering::SeqCst);
+        turnstile
+            .step(step * 100, PATIENT, call)
+            .expect("it goes forward");
+        called.store(false, Ordering::SeqCst);
+        thread::yield_now();
+    }
+    over.store(true, Ordering::SeqCst);
+    for vcpu in vcpus {
+        assert!(vcpu.join().expect("it reads what it was told, or more") > 0);
+    }
+    assert_eq!(turnstile.offset(), STEPS * 100);
+    assert_eq!(
+        turnstile.steps(),
+        Steps {
+            count: STEPS,
+            late: 0
+        }
+    );
+}
+
+/// One that the kernel keeps is not waited for, and adds what is right when it comes back.
+#[test]
+fn who_does_not_come_out_holds_nobody_up() {
+    let turnstile = Turnstile::new(5, KHZ);
+    assert_eq!(turnstile.enter(), Some(5));
+    turnstile.step(9, OUT_LIMIT, || ()).expect("it goes forward");
+    assert_eq!(turnstile.enter(), Some(9));
+    turnstile.leave();
+    turnstile.leave();
+    assert_eq!(turnstile.enter(), Some(9));
+    assert_eq!(turnstile.steps(), Steps { count: 1, late: 1 });
+}
+
+#[test]
+fn time_is_not_turned_back_nor_thrown_into_the_future() {
+    let turnstile = Turnstile::new(10, KHZ);
+    let step = |offset| turnstile.step(offset, OUT_LIMIT, || panic!("nobody is called"));
+    assert_eq!(step(10), Ok(()));
+    let back = step(9).expect_err("backwards");
+    assert_eq!(
+        back.to_string(),
+        "a step of the guest's clock by -1 ticks would turn it back, or far into the future; it is left out"
+    );
+    let ticks_max = 20 * 1_000 * u64::from(KHZ);
+    assert_eq!(step(11 + ticks_max), Err(StepError::Far(ticks_max as i64 + 1)));
+    assert_eq!(turnstile.offset(), 10);
+    // Offsets wrap.
+    let turnstile = Turnstile::new(u64::MAX, KHZ);
+    turnstile.step(4, OUT_LIMIT, || ()).expect("forward by five");
+    turnstile
+        .step(4 + ticks_max, OUT_LIMIT, || ())
+        .expect("as far as it may");
+    assert_eq!(turnstile.offset(), 4 + ticks_max);
+}

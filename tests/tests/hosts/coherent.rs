@@ -1,0 +1,189 @@
+//! Linux over two hosts: what its CPUs write for each other, its devices from either, processes and threads, a link that gets bad, reboot
+//! and power-off; and the end of one host's part, which the other must tell of and not outlive.
+//!
+//! A page of the other host takes some 3.5 ms here: each step is small, and one boot serves most.
+
+use std::time::Duration;
+
+use guest_tests::vm::TOOL;
+
+use crate::guest::{ALPHA, Guest, HOSTS, Traces, expect_nothing_left, two_hosts};
+use crate::lab::{Lab, SILENCE};
+
+/// How long the home may take to know of the other's end, and to end.
+const END_LIMIT: Duration = Duration::from_secs(60);
+const SENT_BYTES: &str = "131072";
+const PORT: &str = "7000";
+const SHA256_CHARACTERS: usize = 64;
+
+/// A writer and a reader, both ways.
+const WAYS: [(usize, usize); 2] = [(0, 1), (1, 0)];
+
+/// The checksum of a file, as a process on a CPU reads it.
+#[track_caller]
+fn sum(guest: &Guest, cpu: usize, file: &str) -> String {
+    let sum = guest.sh(cpu, &format!("sha256sum <{file}"));
+    let sum = sum.split(' ').next().unwrap_or_default().to_owned();
+    assert_eq!(sum.len(), SHA256_CHARACTERS, "{sum}");
+    sum
+}
+
+/// A MiB written on each CPU, read on the other.
+#[track_caller]
+fn each_reads_what_the_other_wrote(guest: &Guest) {
+    for (writer, reader) in WAYS {
+        guest.sh(
+            writer,
+            "dd if=/dev/urandom of=/tmp/data bs=32k count=32 2>/dev/null",
+        );
+        let written = sum(guest, writer, "/tmp/data");
+        assert_eq!(
+            sum(guest, reader, "/tmp/data"),
+            written,
+            "written on CPU {writer}"
+        );
+        guest.told(&format!("CPU {reader} has read what CPU {writer} wrote"));
+    }
+}
+
+/// Files on the disk, one written by each CPU, and read from the disk again by both; their checksums.
+#[track_caller]
+fn the_disk_serves_both(guest: &Guest) -> [String; 2] {
+    guest.sh(0, "mkdir -p /mnt; mount -t ext4 /dev/vda /mnt");
+    let written = [0, 1].map(|cpu| {
+        let file = format!("/mnt/file{cpu}");
+        guest.sh(
+            cpu,
+            &format!("dd if=/dev/urandom of={file} bs=32k count=8 conv=fsync 2>/dev/null; sync"),
+        );
+        sum(guest, cpu, &file)
+    });
+    assert_ne!(written[0], written[1]);
+    // What is read now comes from the disk.
+    guest.sh(1, "umount /mnt; mount -t ext4 /dev/vda /mnt");
+    the_files_are(guest, &written);
+    guest.told("both CPUs have written to the disk and read from it");
+    written
+}
+
+#[track_caller]
+fn the_files_are(guest: &Guest, written: &[String; 2]) {
+    for (writer, reader) in [WAYS[0], WAYS[1], (0, 0), (1, 1)] {
+        let read = sum(guest, reader, &format!("/mnt/file{writer}"));
+        assert_eq!(read, written[writer], "CPU {writer}'s file on CPU {reader}");
+    }
+}
+
+/// Bytes to and from a program on alpha.
+#[track_caller]
+fn the_network_serves_both(lab: &Lab, guest: &Guest) {
+    let tool = guest_tests::command::built("guest-tool");
+    let tool = tool.to_str().expect("UTF-8");
+    let address = format!("{ALPHA}:{PORT}");
+    for cpu in [0, 1] {
+        let seed = (30 + cpu).to_string();
+        for (there, here) in [
+            (&["receive", PORT][..], &["send", &address, &seed, SENT_BYTES][..]),
+            (&["serve", PORT, &seed, SENT_BYTES], &["fetch", &address]),
+        ] {
+            let mut peer = lab.exec("alpha", &[&[tool], there].concat()).spawn();
+            peer.wait_for("listening", Duration::from_secs(30));
+            let said = guest.on(cpu, &[&[TOOL], here].concat());
+            let told = peer.wait().expect(0).text();
+            assert_eq!(told.lines().last(), Some(said.as_str()), "{here:?} on CPU {cpu}");
+            assert!(said.ends_with(&format!("-{SENT_BYTES}")), "{said}");
+        }
+        guest.told(&format!("CPU {cpu} has sent and received"));
+    }
+}
+
+/// Processes on both CPUs at the same time; then threads that interrupt, signal and wake each other, and compare clocks.
+#[track_caller]
+fn processes_and_threads_come_and_go(guest: &Guest) {
+    let forks = "i=0; while [ $i -lt 10 ]; do i=$((i+1)); [ $(/bin/echo $i) = $i ]; (exit 0); done; echo $i";
+    assert_eq!(guest.on_both(forks), ["10", "10"]);
+    guest.told("20 programs have run, and 20 subshells");
+    for work in [&["ipi", "2", "3"][..], &["clock", "2", "50"]] {
+        let said = guest.sh(0, &format!("{TOOL} {}", work.join(" ")));
+        guest.told(&format!("{work:?}: {said}"));
+    }
+}
+
+/// No word of a page table was changed on both hosts.
+#[track_caller]
+fn tables_had_no_conflicts(guest: &Guest) {
+    let told = guest.inspect();
+    // One VM is one entry, or is it by itself.
+    let vm = told.get(0).unwrap_or(&told);
+    let shards = &vm["status"]["span"]["coherence"]["shards"];
+    let shards = shards
+        .as_array()
+        .unwrap_or_else(|| panic!("no shards in {told:#}"));
+    assert_eq!(shards.len(), HOSTS.len(), "{told:#}");
+    for shard in shards {
+        assert_eq!(shard["tables"]["conflicts"], 0, "{shard:#}");
+    }
+}
+
+#[test]
+fn linux_over_two_hosts_works_over_a_bad_link_too_reboots_and_powers_off() {
+    let lab = two_hosts("two");
+    let before = HOSTS.iter().map(|host| Traces::of(&lab, host));
+    let before: Vec<Traces> = before.collect();
+    let mut guest = Guest::boot(&lab, "two");
+    for (host, before) in HOSTS.iter().zip(&before) {
+        Traces::of(&lab, host).expect_vm(before);
+    }
+    guest.equip();
+    each_reads_what_the_other_wrote(&guest);
+    let written = the_disk_serves_both(&guest);
+    the_network_serves_both(&lab, &guest);
+    processes_and_threads_come_and_go(&guest);
+
+    let said = lab.link(["alpha", "beta"], &["--delay", "2ms", "--loss", "1%"]);
+    assert_eq!(said, "alpha and beta, each way: delay 2ms, loss 1%");
+    each_reads_what_the_other_wrote(&guest);
+    guest.told("all of that over a link with 2 ms of delay and 1% loss");
+    lab.link(["alpha", "beta"], &["--restore"]);
+    tables_had_no_conflicts(&guest);
+
+    guest.sh(1, "umount /mnt");
+    guest.reboot(1);
+    guest.sh(1, "mkdir -p /mnt; mount -t ext4 /dev/vda /mnt");
+    the_files_are(&guest, &written);
+    guest.sh(0, "umount /mnt");
+    guest.last_words(1, "poweroff -f");
+    let status = guest.terminal.wait(END_LIMIT);
+    assert_eq!(status, 0, "exit status; the terminal:\n{}", guest.terminal.seen());
+    guest.told("it has powered off");
+    for (host, before) in HOSTS.iter().zip(&before) {
+        expect_nothing_left(&lab, host, before);
+    }
+    lab.shell("alpha", "e2fsck -fn /run/hosts.ext4 >&2");
+
+    the_other_host_is_lost(&lab, &before);
+    lab.cluster_down();
+}
+
+/// The same cluster again: a VM whose part's monitor dies on beta ends, says where, and leaves nothing on either host.
+fn the_other_host_is_lost(lab: &Lab, before: &[Traces]) {
+    let mut guest = Guest::boot(lab, "lost");
+    for (host, before) in HOSTS.iter().zip(before) {
+        Traces::of(lab, host).expect_vm(before);
+    }
+    // Its number, by the name it was started by.
+    let killed = lab.shell(
+        "beta",
+        "for p in /proc/[0-9]*; do tr '\\0' ' ' <$p/cmdline 2>/dev/null | grep -q '^mirrorball part-monitor' && \
+         kill -9 ${p#/proc/} && echo killed; done; true",
+    );
+    assert_eq!(killed, "killed", "one monitor on beta");
+    let status = guest.terminal.wait(SILENCE + END_LIMIT);
+    let told = guest.terminal.seen();
+    assert_eq!(status, 73, "exit status; the terminal:\n{told}");
+    assert!(told.contains("on host beta"), "who it was is not told:\n{told}");
+    guest.told("it has ended with beta's part");
+    for (host, before) in HOSTS.iter().zip(before) {
+        expect_nothing_left(lab, host, before);
+    }
+}

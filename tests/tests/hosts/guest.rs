@@ -1,0 +1,257 @@
+//! A Linux VM with coherent memory over two lab hosts, its home on alpha, with a disk and a network card there; and what it has of the hosts.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use guest_tests::command::{Call, Output, built, tail};
+use guest_tests::terminal::Terminal;
+use guest_tests::vm::TOOL;
+use guest_tests::{VmFile, wait};
+
+use crate::lab::{COMMAND_LIMIT, Lab};
+
+pub const HOSTS: &[&str] = &["alpha", "beta"];
+/// From its start to its agent's first answer with both CPUs; 54 to 58 s on a machine that did little else.
+const BOOT_LIMIT: Duration = Duration::from_secs(420);
+/// A command in a guest whose pages take milliseconds to come.
+const CALL_LIMIT: Duration = Duration::from_secs(180);
+/// An agent that is late is asked again: what it was to do has not begun.
+const TRIES: usize = 3;
+/// Of alpha, in the memory of which they are.
+const DISK: &str = "/run/hosts.ext4";
+const DISK_BYTES: u64 = 8 << 20;
+const TAP: &str = "mbhosts";
+/// Alpha's address at the other end of the guest's card.
+pub const ALPHA: &str = "10.99.0.1";
+const CARD: &str = "ip link set eth0 up && ip addr add 10.99.0.2/24 dev eth0";
+/// What of a host's shared memory may come and go while a VM runs, and less than any part of one takes: the disk's blocks, logs.
+const OTHER_MEMORY_KIB: u64 = 4 << 10;
+
+/// Two hosts, one cluster, and on alpha what the guest's devices need.
+pub fn two_hosts(test: &str) -> Lab {
+    let lab = Lab::linked(test, HOSTS, "");
+    lab.cluster_up(None, "spans = \"plain\"\n");
+    let image = lab.scratch.sparse("disk.ext4", DISK_BYTES);
+    // Nothing that writes by itself: each page that it used would travel.
+    let format = [
+        "-q",
+        "-t",
+        "ext4",
+        "-b",
+        "4096",
+        "-O",
+        "^has_journal",
+        "-E",
+        "lazy_itable_init=0",
+    ];
+    Call::new("mke2fs").args(format).args([&image]).ok();
+    lab.shell(
+        "alpha",
+        &format!(
+            "cp {} {DISK} && ip tuntap add dev {TAP} mode tap vnet_hdr && ip addr add {ALPHA}/24 dev {TAP} && ip link set {TAP} up",
+            image.display()
+        ),
+    );
+    lab
+}
+
+/// The running VM. `run` is in the foreground, on a terminal, so that its end is told; dropped, it ends with that.
+pub struct Guest<'a> {
+    lab: &'a Lab,
+    name: String,
+    pub terminal: Terminal,
+    begun: Instant,
+}
+
+impl<'a> Guest<'a> {
+    /// Starts it, and waits until its agent has both CPUs.
+    #[track_caller]
+    pub fn boot(lab: &'a Lab, name: &str) -> Self {
+        let file = VmFile::new(name)
+            .cpus(2)
+            .memory("256M")
+            .key("span", "{ cells = [0, 1], memory = \"coherent\" }")
+            .disk(Path::new(DISK), "mode = \"exclusive\"\npersistent = true")
+            .net(&format!("kind = \"tap\"\ntap = \"{TAP}\""));
+        let path = file.write(&lab.scratch);
+        let run = ["run", "--lab", "never", path.to_str().expect("UTF-8")];
+        let mut guest = Self {
+            lab,
+            name: file.name().to_owned(),
+            terminal: lab.terminal("alpha", &run),
+            begun: Instant::now(),
+        };
+        guest.wait_up("");
+        guest
+    }
+
+    /// Until the agent answers with both CPUs, in another boot than `before`; that boot.
+    #[track_caller]
+    fn wait_up(&mut self, before: &str) -> String {
+        let ask = "cat /proc/sys/kernel/random/boot_id && nproc";
+        let answer = wait::within(BOOT_LIMIT, || {
+            if let Some(status) = self.terminal.ended() {
+                panic!("it ended with {status} before its agent answered");
+            }
+            let said = self.call(&["sh", "-c", ask]).run();
+            let boot = said.text().lines().next().unwrap_or_default().to_owned();
+            let up = said.status == 0 && boot != before;
+            up.then_some((boot, said))
+        });
+        let (boot, said) = answer.unwrap_or_else(|| panic!("no agent answers within {BOOT_LIMIT:?}"));
+        assert_eq!(said.text().lines().nth(1), Some("2"), "CPUs: {said}");
+        self.told("the agent answers with both CPUs");
+        boot
+    }
+
+    /// Says on the test's output what is done, and when.
+    pub fn told(&self, what: &str) {
+        eprintln!(
+            "{}: {what}, after {:.1} s",
+            self.name,
+            self.begun.elapsed().as_secs_f32()
+        );
+    }
+
+    fn call(&self, command: &[&str]) -> Call {
+        let exec = ["exec", "-T", &self.name, "--"];
+        self.lab
+            .on("alpha", &[&exec[..], command].concat())
+            .limit(CALL_LIMIT)
+    }
+
+    #[track_caller]
+    fn run(&self, command: &[&str]) -> Output {
+        for _ in 1..TRIES {
+            let said = self.call(command).run();
+            if !said.errors().contains("no agent answers") {
+                return said;
+            }
+        }
+        self.call(command).run()
+    }
+
+    /// A command on one of its CPUs; what it says.
+    #[track_caller]
+    pub fn on(&self, cpu: usize, command: &[&str]) -> String {
+        let mask = (1 << cpu).to_string();
+        let said = self.run(&[&["taskset", &mask], command].concat()).expect(0);
+        said.text().trim().to_owned()
+    }
+
+    /// A shell's commands on one of its CPUs, each of which has to succeed.
+    #[track_caller]
+    pub fn sh(&self, cpu: usize, script: &str) -> String {
+        self.on(cpu, &["sh", "-ec", script])
+    }
+
+    /// The same on both at the same time.
+    #[track_caller]
+    pub fn on_both(&self, script: &str) -> [String; 2] {
+        std::thread::scope(|scope| {
+            let run = |cpu| scope.spawn(move || self.sh(cpu, script));
+            [run(0), run(1)].map(|call| call.join().expect("the CPU's commands"))
+        })
+    }
+
+    /// Gives its card an address, and puts `guest-tool` there.
+    #[track_caller]
+    pub fn equip(&self) {
+        self.sh(0, CARD);
+        let tool = built("guest-tool");
+        let target = format!("{}:{TOOL}", self.name);
+        let copy = ["cp", tool.to_str().expect("UTF-8"), &target];
+        self.lab.on("alpha", &copy).limit(CALL_LIMIT).ok();
+        self.told("guest-tool is there");
+    }
+
+    /// Reboots it from a CPU; it is up again when this returns.
+    #[track_caller]
+    pub fn reboot(&mut self, cpu: usize) {
+        let before = self.sh(0, "cat /proc/sys/kernel/random/boot_id");
+        self.last_words(cpu, "reboot -f");
+        self.wait_up(&before);
+    }
+
+    /// A command that ends the guest. The call ends as it may, as its agent goes away under it.
+    pub fn last_words(&self, cpu: usize, command: &str) {
+        let script = format!("taskset {} {command} >/dev/null 2>&1 &", 1 << cpu);
+        let _ = self.call(&["sh", "-c", &script]).limit(COMMAND_LIMIT / 2).run();
+    }
+
+    /// What `inspect` says.
+    #[track_caller]
+    pub fn inspect(&self) -> serde_json::Value {
+        self.lab.on("alpha", &["inspect", &self.name]).ok().json()
+    }
+}
+
+impl Drop for Guest<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let known = self.lab.on("alpha", &["inspect", &self.name]).run();
+            let seen = tail(&self.terminal.seen(), 80);
+            eprintln!(
+                "--- {}: what inspect tells, and its terminal\n{}\n{seen}\n---",
+                self.name,
+                known.text()
+            );
+        }
+        let _ = self.lab.on("alpha", &["kill", &self.name]).run();
+    }
+}
+
+/// What VMs have of a host.
+#[derive(Debug)]
+pub struct Traces {
+    /// Command lines of monitors and parts' monitors, and of shards, which have their VM's name.
+    processes: Vec<String>,
+    /// Memory of files in memory, which guests' memory is.
+    shared_kib: u64,
+}
+
+impl Traces {
+    pub fn of(lab: &Lab, host: &str) -> Self {
+        let list = "for p in /proc/[0-9]*; do tr '\\0' ' ' <$p/cmdline; echo; done 2>/dev/null | \
+                    grep -aE '^mirrorball (monitor|part-monitor) |^[^ ]+ shard $' | sort; \
+                    sed -n 's/^Shmem: *\\([0-9]*\\) kB$/\\1/p' /proc/meminfo";
+        let said = lab.shell(host, list);
+        let mut lines: Vec<String> = said.lines().map(str::to_owned).collect();
+        let shared_kib = lines.pop().and_then(|kib| kib.parse().ok());
+        Self {
+            shared_kib: shared_kib.unwrap_or_else(|| panic!("no Shmem in {said}")),
+            processes: lines,
+        }
+    }
+
+    /// A part of a VM runs here, with memory.
+    #[track_caller]
+    pub fn expect_vm(&self, before: &Self) {
+        assert!(self.processes.len() >= 2, "a monitor and a shard: {self:?}");
+        let taken_kib = self.shared_kib.saturating_sub(before.shared_kib);
+        assert!(taken_kib > OTHER_MEMORY_KIB, "{before:?}, and with a VM {self:?}");
+    }
+}
+
+/// Until nothing of a VM is on the host any more.
+#[track_caller]
+pub fn expect_nothing_left(lab: &Lab, host: &str, before: &Traces) {
+    let mut now = Traces::of(lab, host);
+    let gone = wait::within(COMMAND_LIMIT, || {
+        now = Traces::of(lab, host);
+        let memory = now.shared_kib <= before.shared_kib + OTHER_MEMORY_KIB;
+        (now.processes.is_empty() && memory).then_some(())
+    });
+    assert!(gone.is_some(), "left on {host}: {now:?}, before {before:?}");
+    let number = HOSTS
+        .iter()
+        .position(|name| *name == host)
+        .expect("one of the hosts");
+    let cell = wait::within(COMMAND_LIMIT, || {
+        let status = lab.on(host, &["cluster", "status", "--json"]).run();
+        let cell = (status.status == 0).then(|| status.json()[number].clone())?;
+        let empty = cell["given_bytes"] == 0 && cell["vms"].as_array().is_some_and(Vec::is_empty);
+        empty.then_some(())
+    });
+    assert!(cell.is_some(), "the cell of {host} still gives a VM something");
+}
