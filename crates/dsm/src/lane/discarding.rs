@@ -11,7 +11,9 @@
 //! is short, and the pause after it as long.
 //!
 //! `Discarded` comes from the pages' manager alone, on the stream by which it also says that a page is to be merged; so what it frees
-//! is none of a page that was merged since.
+//! is none of a page that was merged since. It is acted on at once, also where what its sender said before of merged pages waits for a
+//! third node's changes: a page that was offered is not discarded until all have closed it, or the offer has been withdrawn, and then
+//! its bytes count for nothing whoever has yet to hear of it.
 
 use std::collections::VecDeque;
 use std::ops::Range;
