@@ -7,7 +7,8 @@ use std::time::Duration;
 use guest_tests::host::{self, Traces};
 use guest_tests::span::cells_are_empty;
 use guest_tests::storm::{Extent, Storm};
-use guest_tests::{Cluster, Scratch, VmFile, mirrorball, wait};
+use guest_tests::{Cluster, Scratch, Vm, VmFile, mirrorball, wait};
+use serde_json::Value;
 
 const SOON: Duration = Duration::from_secs(20);
 const LIMIT: Duration = Duration::from_secs(200);
@@ -91,6 +92,124 @@ fn linux_runs_its_processes_on_two_copies() {
         assert!(tables["merged"].as_u64() > Some(0), "{shard:#}");
         assert_eq!(tables["conflicts"], 0, "{shard:#}");
     }
+    vm.kill();
+    vm.wait_ended(SOON);
+    cells_are_empty(&cluster);
+}
+
+/// What each shard has of something, by its name among what coherence tells.
+fn each_shard(vm: &Vm, what: &str) -> Vec<u64> {
+    let told = vm.inspect();
+    let shards = told["status"]["span"]["coherence"]["shards"].as_array();
+    let shards = shards.unwrap_or_else(|| panic!("no shards in {told:#}"));
+    let one = |shard: &Value| shard[what].as_u64();
+    let all: Option<Vec<u64>> = shards.iter().map(one).collect();
+    all.unwrap_or_else(|| panic!("no {what} in {told:#}"))
+}
+
+/// Memory of the host's that all copies take.
+fn resident(vm: &Vm) -> u64 {
+    each_shard(vm, "resident_bytes").iter().sum()
+}
+
+#[test]
+fn what_linux_frees_and_its_balloon_takes_leaves_both_copies() {
+    const MIB: u64 = 1 << 20;
+    const FILLED: u64 = 32 * MIB;
+    let scratch = Scratch::new("coherent-balloon");
+    let cluster = Cluster::up(&scratch);
+    let vm = VmFile::new("coherent-balloon")
+        .cpus(2)
+        .memory("256M")
+        .key("span", "{ cells = [0, 1], memory = \"coherent\" }")
+        .start_only(&scratch);
+    wait::until("its agent", LIMIT, || {
+        let answer = vm.exec(["nproc"]).limit(CALL).run();
+        (answer.status == 0).then(|| assert_eq!(answer.text().trim(), "2", "CPUs"))
+    });
+    let on = |cpu: usize, script: &str| {
+        let mask = (1 << cpu).to_string();
+        let call = vm.exec(["taskset", &mask, "sh", "-c", script]);
+        call.limit(CALL).ok().text()
+    };
+    // What was never written was given back already: only what is used counts from now on.
+    let quiet = |what: &str| {
+        let mut before = each_shard(&vm, "discarded");
+        wait::until(what, LIMIT, || {
+            std::thread::sleep(Duration::from_secs(5));
+            let now = each_shard(&vm, "discarded");
+            std::mem::replace(&mut before, now.clone()).eq(&now).then_some(())
+        });
+    };
+    let fill =
+        "mount -t tmpfs none /mnt && dd if=/dev/zero bs=1M count=32 2>/dev/null | tr '\\0' x >/mnt/full";
+    let sum = on(
+        0,
+        "dd if=/dev/urandom of=/tmp/kept bs=64k count=48 2>/dev/null; sha256sum </tmp/kept",
+    );
+    for cpu in [0, 1] {
+        quiet("no more free pages are reported");
+        let before = resident(&vm);
+        on(cpu, fill);
+        // The other copy has it too, by reading.
+        on(1 - cpu, "cat /mnt/full >/dev/null");
+        let full = resident(&vm);
+        assert!(
+            full >= before + FILLED,
+            "{before} bytes, and {full} with {FILLED} written on CPU {cpu}"
+        );
+        on(cpu, "umount /mnt");
+        // Linux reports free blocks of 4 MiB (2 MiB on some kernels) every 2 s.
+        let least = full - (full - before) / 2;
+        wait::until(
+            &format!("less than {least} of {full} bytes, as {before} before"),
+            LIMIT,
+            || (resident(&vm) <= least).then_some(()),
+        );
+    }
+    let told = each_shard(&vm, "discarded");
+    assert!(
+        told.iter().all(|pages| *pages > 0),
+        "pages that each manages: {told:?}"
+    );
+
+    // A balloon takes what is free, also before it is reported.
+    on(0, fill);
+    let full = resident(&vm);
+    on(0, "rm /mnt/full");
+    let balloon = |mib: u64| {
+        mirrorball(["balloon", vm.name(), &format!("{mib}M")]).ok();
+        wait::until(&format!("a balloon of {mib} MiB"), LIMIT, || {
+            (vm.counters("balloon")["actual_bytes"].as_u64() == Some(mib * MIB)).then_some(())
+        });
+    };
+    balloon(96);
+    let taken = vm.counters("balloon")["inflated_bytes"].as_u64();
+    assert!(taken >= Some(64 * MIB), "{taken:?} bytes of 96 MiB");
+    wait::until("memory back from both copies", LIMIT, || {
+        (resident(&vm) + FILLED / 2 <= full).then_some(())
+    });
+    // The guest's own word comes by the balloon's statistics.
+    wait::until("what the guest says of itself", LIMIT, || {
+        let free = vm.counters("balloon").pointer("/guest/free_bytes")?.as_u64()?;
+        (free > 0 && free < 256 * MIB).then_some(())
+    });
+    balloon(0);
+    // What was not free is as it was, and all can be used again, on both CPUs.
+    for cpu in [1, 0] {
+        assert_eq!(on(cpu, "sha256sum </tmp/kept"), sum, "read on CPU {cpu}");
+    }
+    on(
+        1,
+        "dd if=/dev/zero bs=1M count=32 2>/dev/null | tr '\\0' x >/mnt/full",
+    );
+    let counted = on(0, "tr -d x </mnt/full | wc -c; wc -c </mnt/full");
+    let counted: Vec<&str> = counted.split_whitespace().collect();
+    assert_eq!(
+        counted,
+        ["0", &FILLED.to_string()],
+        "written on CPU 1, read on CPU 0"
+    );
     vm.kill();
     vm.wait_ended(SOON);
     cells_are_empty(&cluster);

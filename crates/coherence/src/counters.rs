@@ -23,6 +23,8 @@ pub struct Counters {
     pub deferred: u64,
     /// Reads answered with the right to write, as the page was migratory. Counted by the page's manager.
     pub migratory_reads: u64,
+    /// Pages whose contents were forgotten. Counted by the page's manager.
+    pub discarded: u64,
     /// Copies asked for before anybody here wanted them.
     pub asked_ahead: u64,
     /// Of these, those that came.

@@ -9,7 +9,7 @@ mod tests;
 use crate::manager::Managed;
 use crate::state::{Stage, State};
 use crate::{
-    Access, Body, Contents, Counters, Layout, LayoutError, Message, NodeId, Nodes, Page, Refusal, Right,
+    Access, Body, Contents, Counters, Layout, LayoutError, Message, NodeId, Nodes, Page, Refusal, Right, Want,
 };
 
 /// What the driver does for an engine, in the order of the calls, each before it returns.
@@ -30,6 +30,10 @@ pub trait Effects {
     /// now on, until [`Engine::used`].
     fn grant(&mut self, page: Page, right: Right, contents: Contents);
 
+    /// A page that this node discards is fresh: no processor anywhere can use it, and what this node has in its place is to count for
+    /// nothing before this returns. Wake all who wait for it: they fault again.
+    fn forget(&mut self, page: Page);
+
     /// Map the page for reading, with the bytes that came with the message that is being received. Nobody waits for it, and it is
     /// not held.
     fn came_ahead(&mut self, page: Page);
@@ -44,6 +48,17 @@ pub enum Faulted {
     Granted,
     /// It will be, later.
     Waits,
+}
+
+/// What came of a discard at once.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Discarded {
+    /// The page is fresh, and [`Effects::forget`] has been told.
+    Done,
+    /// It will be, later, and that told.
+    Waits,
+    /// Nothing: a processor of this node waits for it, or has not used it yet; or a copy was asked for ahead, and there is no answer yet.
+    InUse,
 }
 
 /// One node's part of the protocol for one stripe of pages. It allocates nothing once it is made.
@@ -149,7 +164,10 @@ impl Engine {
         if turn.state.right.allows(access) {
             return Faulted::Allowed;
         }
-        if matches!(turn.state.stage, Stage::Asked(_) | Stage::Collecting) {
+        if matches!(
+            turn.state.stage,
+            Stage::Asked(_) | Stage::Collecting | Stage::Discarding
+        ) {
             return Faulted::Waits;
         }
         if turn.state.stage.is_ahead() {
@@ -179,30 +197,93 @@ impl Engine {
     /// Asks for a page that this node does not own and has not asked for.
     fn ask(&mut self, page: Page, place: usize, access: Access, effects: &mut impl Effects) {
         let mut turn = self.turn(page, place, effects);
-        turn.state.stage = Stage::Asked(access);
+        turn.state.stage = Stage::Asked(access.into());
         let (me, manager) = (turn.me, turn.manager);
         if manager == me {
-            self.order(me, page, place, access, effects)
+            self.order(me, page, place, access.into(), effects)
                 .expect("a node that has not asked is not on the way to own the page");
         } else {
             turn.send(manager, Body::Ask { access });
         }
     }
 
-    /// Takes a page for writing that nobody has ever asked for and this node manages, without a fault, and does not hold it: as if
-    /// a processor had written it and used it at once. Whether it could; then the driver maps it, all zeroes.
+    /// Takes a page for writing that is as at the start and this node manages, without a fault, and does not hold it: as if a
+    /// processor had written it and used it at once. Whether it could; then the driver maps it, all zeroes.
     ///
     /// # Panics
     /// If the page is not of this stripe.
     pub fn claim(&mut self, page: Page) -> bool {
         let place = self.own_place(page);
         let state = &mut self.states[place];
-        let is_unused = *state == State::new(true);
+        // Reads of it were answered before it was discarded, if any were.
+        let is_unused = State { reads: 0, ..*state } == State::new(true);
         if is_unused {
             state.right = Right::Write;
             state.is_fresh = false;
         }
         is_unused
+    }
+
+    /// Nobody needs what is in a page that this node manages: it is to be fresh again, owned here, with no copy anywhere, as at the
+    /// start. What is written to it meanwhile may be lost; what is written once [`Effects::forget`] was told is not. Said again
+    /// before that, it is one request.
+    ///
+    /// # Panics
+    /// If the page is not of this stripe, or another node manages it.
+    pub fn discard(&mut self, page: Page, effects: &mut impl Effects) -> Discarded {
+        let place = self.own_place(page);
+        let me = self.layout.me;
+        assert!(
+            self.manager(page) == me,
+            "page {page} is not node {me}'s to discard"
+        );
+        let mut turn = self.turn(page, place, effects);
+        match turn.state.stage {
+            Stage::Asked(Want::Discard) | Stage::Discarding => return Discarded::Waits,
+            Stage::Asked(_) | Stage::Collecting => return Discarded::InUse,
+            // As a guest too, by a copy that was asked for ahead and then wanted.
+            Stage::Owner | Stage::Guest if turn.state.is_held => return Discarded::InUse,
+            Stage::Owner => {
+                turn.discard();
+                let is_done = turn.state.stage != Stage::Discarding;
+                self.managed(place).expect("it manages it").discarded(me);
+                return if is_done {
+                    Discarded::Done
+                } else {
+                    Discarded::Waits
+                };
+            }
+            // Its answer is on the way, and would meet that of the discard.
+            Stage::Ahead | Stage::AheadRead | Stage::AheadWrite => return Discarded::InUse,
+            Stage::Guest => {}
+        }
+        turn.state.stage = Stage::Asked(Want::Discard);
+        self.order(me, page, place, Want::Discard, effects)
+            .expect("a node that has not asked is not on the way to own the page");
+        Discarded::Waits
+    }
+
+    /// Who manages a page.
+    pub fn manager(&self, page: Page) -> NodeId {
+        self.layout.manager(page)
+    }
+
+    /// Whether a discard would be done at once: this node owns the page, nobody else has a copy, and it is not held.
+    ///
+    /// # Panics
+    /// If the page is not of this stripe.
+    pub fn is_alone(&self, page: Page) -> bool {
+        let state = &self.states[self.own_place(page)];
+        state.stage == Stage::Owner && state.copyset.is_empty() && !state.is_held
+    }
+
+    /// Whether this node has nothing of a page, and has asked for nothing: what lies in its place counts for nothing.
+    ///
+    /// # Panics
+    /// If the page is not of this stripe.
+    pub fn is_absent(&self, page: Page) -> bool {
+        let state = &self.states[self.own_place(page)];
+        state.stage == Stage::Guest && state.right == Right::None
     }
 
     /// A message has come.
@@ -222,7 +303,7 @@ impl Engine {
         let elsewhere = Refusal::Elsewhere { from, page };
         let place = self.layout.place(page).ok_or(elsewhere)?;
         if let Body::Ask { access } = body {
-            let is_ordered = self.order(from, page, place, access, effects);
+            let is_ordered = self.order(from, page, place, access.into(), effects);
             return is_ordered.ok_or(Refusal::OutOfTurn { from, page, body });
         }
         if body == Body::AskAhead {
@@ -235,17 +316,13 @@ impl Engine {
             Body::Ask { .. } | Body::AskAhead => unreachable!("handled above"),
             Body::Forward {
                 requester,
-                access,
+                want,
                 reads,
-            } if from == turn.manager => turn.take(requester, access, reads),
+            } if from == turn.manager => turn.take(requester, want, reads),
             Body::ForwardAhead { requester } if from == turn.manager => turn.take_ahead(requester),
             Body::Forward { .. } | Body::ForwardAhead { .. } => None,
             Body::Copy { bytes } => turn.copy(bytes),
-            Body::Ownership {
-                access,
-                bytes,
-                copyset,
-            } => turn.ownership(access, bytes, copyset),
+            Body::Ownership { want, bytes, copyset } => turn.ownership(want, bytes, copyset),
             Body::Invalidate => turn.invalidate(from),
             Body::Acknowledge => turn.acknowledge(from),
             Body::Decline => {
@@ -309,28 +386,28 @@ impl Engine {
         requester: NodeId,
         page: Page,
         place: usize,
-        access: Access,
+        want: Want,
         effects: &mut impl Effects,
     ) -> Option<()> {
         let (me, is_policy_on) = (self.layout.me, self.layout.migratory);
         let managed = *self.managed(place)?;
-        let (order, after) = managed.order(me, requester, access, is_policy_on)?;
+        let (order, after) = managed.order(me, requester, want, is_policy_on)?;
         let (owner, reads) = (order.owner, order.reads);
         let mut turn = self.turn(page, place, effects);
         if owner == me {
-            turn.take(requester, order.access, reads)?;
+            turn.take(requester, order.want, reads)?;
         } else {
-            let access = order.access;
+            let want = order.want;
             turn.send(
                 owner,
                 Body::Forward {
                     requester,
-                    access,
+                    want,
                     reads,
                 },
             );
         }
-        let is_given_for_writing = order.access != access;
+        let is_given_for_writing = order.want != want;
         self.counters.migratory_reads += u64::from(is_given_for_writing);
         *self.managed(place)? = after;
         Some(())

@@ -32,9 +32,9 @@ mod refusal;
 mod state;
 
 pub use counters::Counters;
-pub use engine::{Effects, Engine, Faulted};
+pub use engine::{Discarded, Effects, Engine, Faulted};
 pub use layout::{Home, Layout, LayoutError};
 pub use message::{Body, Bytes, MESSAGE_BYTES, Malformed, Message};
 pub use node::{MAX_NODES, NodeId, Nodes};
-pub use page::{Access, Contents, Page, Right};
+pub use page::{Access, Contents, Page, Right, Want};
 pub use refusal::Refusal;

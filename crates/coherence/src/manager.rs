@@ -3,7 +3,7 @@
 
 use crate::migratory::Migratory;
 use crate::state::Maybe;
-use crate::{Access, NodeId};
+use crate::{NodeId, Want};
 
 /// What a manager knows of one page: 4 bytes.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -18,7 +18,7 @@ pub(crate) struct Managed {
 /// Where a request goes.
 pub(crate) struct Order {
     pub(crate) owner: NodeId,
-    pub(crate) access: Access,
+    pub(crate) want: Want,
     pub(crate) reads: u8,
 }
 
@@ -37,23 +37,23 @@ impl Managed {
         mut self,
         me: NodeId,
         requester: NodeId,
-        access: Access,
+        want: Want,
         is_policy_on: bool,
     ) -> Option<(Order, Self)> {
         let owner = self.owner.get().filter(|owner| *owner != requester)?;
-        let access = if is_policy_on {
-            self.migratory.asked(requester, access)
+        let want = if is_policy_on {
+            self.migratory.asked(requester, want)
         } else {
-            access
+            want
         };
         let reads = self.reads;
-        if takes_ownership(me, requester, access) {
+        if takes_ownership(me, requester, want) {
             self.owner = Maybe::some(requester);
             self.reads = 0;
         } else {
             self.reads = reads.wrapping_add(1);
         }
-        Some((Order { owner, access, reads }, self))
+        Some((Order { owner, want, reads }, self))
     }
 
     /// A copy is asked for ahead: who owns the page, and what comes after; none if it is taken for migratory, as a copy would
@@ -71,11 +71,16 @@ impl Managed {
 
     /// The manager, which owns it, writes without asking anybody.
     pub(crate) fn wrote(&mut self, me: NodeId) {
-        self.migratory.asked(me, Access::Write);
+        self.migratory.asked(me, Want::Write);
+    }
+
+    /// The manager, which owns it, discards it without asking anybody.
+    pub(crate) fn discarded(&mut self, me: NodeId) {
+        self.migratory.asked(me, Want::Discard);
     }
 }
 
 /// Writers do; and so does a manager that joins the copyset, which saves forwarding while it has the page (vNUMA, section 3.1).
-pub(crate) fn takes_ownership(manager: NodeId, requester: NodeId, access: Access) -> bool {
-    access == Access::Write || requester == manager
+pub(crate) fn takes_ownership(manager: NodeId, requester: NodeId, want: Want) -> bool {
+    want != Want::Read || requester == manager
 }

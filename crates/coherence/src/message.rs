@@ -4,7 +4,7 @@
 //! 0   page        u32, little endian, as all
 //! 4   kind        u8
 //! 5   node        u8   who asks (Forward, ForwardAhead)
-//! 6   details     u8   bit 0: for writing; bits 1-2: the bytes (0 kept, 1 beside, 2 fresh)
+//! 6   details     u8   bit 0: for writing; bits 1-2: the bytes (0 kept, 1 beside, 2 fresh); bit 3: to discard it
 //! 7   reads       u8   (Forward)
 //! 8   copyset     u64  (Ownership)
 //! ```
@@ -13,7 +13,7 @@
 
 use thiserror::Error;
 
-use crate::{Access, NodeId, Nodes, Page};
+use crate::{Access, NodeId, Nodes, Page, Want};
 
 /// Of kinds about pages that nobody waits for yet: beside those of Ask, Forward and Copy.
 const AHEAD: u8 = 0x10;
@@ -40,7 +40,7 @@ pub enum Bytes {
     Kept,
     /// They come beside the message.
     Beside,
-    /// There are none: nobody has written the page.
+    /// There are none: nobody has written the page, or it is to be discarded.
     Fresh,
 }
 
@@ -56,8 +56,8 @@ pub enum Body {
     Forward {
         /// Who asks.
         requester: NodeId,
-        /// What for. For writing also if a migratory page was asked for reading.
-        access: Access,
+        /// What for. For writing also if a migratory page was asked for reading. To discard it if the manager itself wants that.
+        want: Want,
         /// How many reads the manager forwarded to this owner before, modulo 256. They come first, whatever their messages' order.
         reads: u8,
     },
@@ -68,9 +68,9 @@ pub enum Body {
     },
     /// From the owner to the next one.
     Ownership {
-        /// For reading, copies stay valid; for writing, the new owner takes them away first.
-        access: Access,
-        /// Of the page.
+        /// For reading, copies stay valid; for writing or to discard, the new owner takes them away first.
+        want: Want,
+        /// Of the page. Never beside it if that is to discard it: kept if the receiver has a copy, else fresh.
         bytes: Bytes,
         /// Who else has a copy.
         copyset: Nodes,
@@ -111,7 +111,11 @@ impl Message {
     pub fn encode(&self) -> [u8; MESSAGE_BYTES] {
         let mut out = [0; MESSAGE_BYTES];
         out[0..4].copy_from_slice(&self.page.0.to_le_bytes());
-        let writes = |access| u8::from(access == Access::Write);
+        let details = |want| match want {
+            Want::Read => 0,
+            Want::Write => 1,
+            Want::Discard => 1 << 3,
+        };
         let place = |bytes| match bytes {
             Bytes::Kept => 0,
             Bytes::Beside => 1 << 1,
@@ -120,29 +124,25 @@ impl Message {
         match self.body {
             Body::Ask { access } => {
                 out[4] = 1;
-                out[6] = writes(access);
+                out[6] = details(access.into());
             }
             Body::Forward {
                 requester,
-                access,
+                want,
                 reads,
             } => {
                 out[4] = 2;
                 out[5] = u8::try_from(requester.0).expect("less than 64");
-                out[6] = writes(access);
+                out[6] = details(want);
                 out[7] = reads;
             }
             Body::Copy { bytes } => {
                 out[4] = 3;
                 out[6] = place(bytes);
             }
-            Body::Ownership {
-                access,
-                bytes,
-                copyset,
-            } => {
+            Body::Ownership { want, bytes, copyset } => {
                 out[4] = 4;
-                out[6] = writes(access) | place(bytes);
+                out[6] = details(want) | place(bytes);
                 out[8..16].copy_from_slice(&copyset.0.to_le_bytes());
             }
             Body::Invalidate => out[4] = 5,
@@ -163,11 +163,12 @@ impl Message {
     /// If no message is written like this.
     pub fn decode(bytes: &[u8; MESSAGE_BYTES]) -> Result<Self, Malformed> {
         let [a, b, c, d, kind, node, details, reads, copyset @ ..] = *bytes;
-        let access = match details & 1 {
-            0 => Access::Read,
-            _ => Access::Write,
+        let (want, access) = match details & 0b1001 {
+            0 => (Want::Read, Access::Read),
+            0b1000 => (Want::Discard, Access::Read),
+            _ => (Want::Write, Access::Write),
         };
-        let place = match details >> 1 {
+        let place = match details >> 1 & 0b11 {
             0 => Bytes::Kept,
             1 => Bytes::Beside,
             2 => Bytes::Fresh,
@@ -177,12 +178,12 @@ impl Message {
             1 => Body::Ask { access },
             2 => Body::Forward {
                 requester: NodeId(u16::from(node)),
-                access,
+                want,
                 reads,
             },
             3 => Body::Copy { bytes: place },
             4 => Body::Ownership {
-                access,
+                want,
                 bytes: place,
                 copyset: Nodes(u64::from_le_bytes(copyset)),
             },

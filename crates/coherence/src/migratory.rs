@@ -6,7 +6,7 @@
 //! any read, to see. A page that nodes only read is soon shared again, and one whose use changes back and forth is shared.
 
 use crate::state::Maybe;
-use crate::{Access, NodeId};
+use crate::{NodeId, Want};
 
 /// Readers in a row that wrote, until the page is taken for migratory.
 const CONFIRMATIONS: u8 = 2;
@@ -39,20 +39,20 @@ impl Migratory {
     }
 
     /// A request comes: what it is to be answered as.
-    pub(crate) fn asked(&mut self, by: NodeId, access: Access) -> Access {
+    pub(crate) fn asked(&mut self, by: NodeId, want: Want) -> Want {
         let (confirmed, left) = (self.counts & 0xf, self.counts >> 4);
-        match (access, self.reader.get()) {
-            (Access::Read, None) if left > 0 => {
+        match (want, self.reader.get()) {
+            (Want::Read, None) if left > 0 => {
                 self.set(confirmed, left - 1);
-                return Access::Write;
+                return Want::Write;
             }
-            (Access::Read, before) => {
+            (Want::Read, before) => {
                 if before.is_some() {
                     self.set(0, 0);
                 }
                 self.reader = Maybe::some(by);
             }
-            (Access::Write, Some(reader)) => {
+            (Want::Write, Some(reader)) => {
                 let confirmed = if reader == by {
                     CONFIRMATIONS.min(confirmed + 1)
                 } else {
@@ -69,25 +69,27 @@ impl Migratory {
                 self.reader = Maybe::NOBODY;
             }
             // It moves by writes, which says nothing of reads.
-            (Access::Write, None) => {}
+            (Want::Write, None) => {}
+            // What it is used for next, nobody knows.
+            (Want::Discard, _) => *self = Self::NEW,
         }
-        access
+        want
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use Access::{Read, Write};
+    use Want::{Discard, Read, Write};
 
-    fn answers(requests: &[(u16, Access)]) -> Vec<Access> {
+    fn answers(requests: &[(u16, Want)]) -> Vec<Want> {
         let mut migratory = Migratory::NEW;
-        let answer = |(node, access): &(u16, Access)| migratory.asked(NodeId(*node), *access);
+        let answer = |(node, want): &(u16, Want)| migratory.asked(NodeId(*node), *want);
         requests.iter().map(answer).collect()
     }
 
     /// Node `n` reads and writes, for each of them.
-    fn migrations(nodes: impl Iterator<Item = u16>) -> Vec<(u16, Access)> {
+    fn migrations(nodes: impl Iterator<Item = u16>) -> Vec<(u16, Want)> {
         nodes.flat_map(|node| [(node, Read), (node, Write)]).collect()
     }
 
@@ -116,6 +118,13 @@ mod tests {
     }
 
     #[test]
+    fn of_a_page_that_was_discarded_nothing_is_known() {
+        let mut requests = migrations([0, 1].into_iter());
+        requests.extend([(0, Read), (2, Discard), (0, Read), (1, Read)]);
+        assert_eq!(answers(&requests)[4..], [Write, Discard, Read, Read]);
+    }
+
+    #[test]
     fn a_page_written_by_one_and_read_by_others_is_never_given_for_writing() {
         let mut requests = migrations([1].into_iter());
         for _ in 0..10 {
@@ -124,7 +133,7 @@ mod tests {
         let answers = answers(&requests);
         assert_eq!(
             answers,
-            requests.iter().map(|(_, access)| *access).collect::<Vec<_>>()
+            requests.iter().map(|(_, want)| *want).collect::<Vec<_>>()
         );
     }
 }

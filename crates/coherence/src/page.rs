@@ -32,6 +32,26 @@ pub enum Right {
     Write,
 }
 
+/// What a node wants of a page.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum Want {
+    /// A copy.
+    Read,
+    /// All of it for itself.
+    Write,
+    /// As much, but not the bytes: they are to be forgotten everywhere, so that the page is fresh again. Of its manager alone.
+    Discard,
+}
+
+impl From<Access> for Want {
+    fn from(access: Access) -> Self {
+        match access {
+            Access::Read => Self::Read,
+            Access::Write => Self::Write,
+        }
+    }
+}
+
 impl Right {
     /// Whether such an access needs no more.
     pub fn allows(self, access: Access) -> bool {
@@ -56,6 +76,6 @@ pub enum Contents {
     Kept,
     /// They came with the message that is being received.
     Arrived,
-    /// Nobody has ever written it: all zeroes. Whatever this node has in its place does not count.
+    /// Nobody has written it, or not since it was discarded: all zeroes. Whatever this node has in its place does not count.
     Fresh,
 }

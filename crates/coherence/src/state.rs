@@ -1,6 +1,6 @@
 //! What a node knows of one page, whoever manages it: 24 bytes.
 
-use crate::{Access, NodeId, Nodes, Right};
+use crate::{Access, NodeId, Nodes, Right, Want};
 
 /// A node or none, in a byte.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -24,24 +24,28 @@ pub(crate) struct Taker(u8);
 
 impl Taker {
     const WRITES: u8 = 1 << 6;
+    const DISCARDS: u8 = 1 << 7;
 
     pub(crate) const NOBODY: Self = Self(u8::MAX);
 
-    pub(crate) fn some(node: NodeId, access: Access) -> Self {
+    pub(crate) fn some(node: NodeId, want: Want) -> Self {
         let node = u8::try_from(node.0).expect("less than 64");
-        match access {
-            Access::Read => Self(node),
-            Access::Write => Self(node | Self::WRITES),
+        match want {
+            Want::Read => Self(node),
+            Want::Write => Self(node | Self::WRITES),
+            Want::Discard => Self(node | Self::DISCARDS),
         }
     }
 
-    pub(crate) fn get(self) -> Option<(NodeId, Access)> {
-        let access = match self.0 & Self::WRITES {
-            0 => Access::Read,
-            _ => Access::Write,
+    pub(crate) fn get(self) -> Option<(NodeId, Want)> {
+        // `NOBODY` has both bits.
+        let want = match self.0 & (Self::WRITES | Self::DISCARDS) {
+            0 => Want::Read,
+            Self::DISCARDS => Want::Discard,
+            _ => Want::Write,
         };
-        let node = NodeId(u16::from(self.0 & !Self::WRITES));
-        (self != Self::NOBODY).then_some((node, access))
+        let node = NodeId(u16::from(self.0 & !(Self::WRITES | Self::DISCARDS)));
+        (self != Self::NOBODY).then_some((node, want))
     }
 }
 
@@ -51,11 +55,13 @@ pub(crate) enum Stage {
     /// Somebody else owns it. This node may have a copy.
     Guest,
     /// As before, and this node has asked for it and has no answer yet. It may be the next owner, and hold requests already.
-    Asked(Access),
+    Asked(Want),
     /// This node owns it.
     Owner,
     /// As before, and it waits until those in `copyset` have given up their copies, to write.
     Collecting,
+    /// As `Collecting`, to forget what is in it.
+    Discarding,
     /// As `Guest` without a copy, and this node has asked ahead for one and has no answer yet.
     Ahead,
     /// As before, and somebody here waits to read the page by now.
@@ -93,7 +99,7 @@ pub(crate) struct State {
     pub(crate) stage: Stage,
     /// Granted and not used yet: what would take it away waits.
     pub(crate) is_held: bool,
-    /// If this node owns it: nobody has written it.
+    /// If this node owns it: nobody has written it, or not since it was discarded.
     pub(crate) is_fresh: bool,
     /// Who waits for the ownership. Whoever asks later is sent there, so there is one at most.
     pub(crate) taker: Taker,
@@ -127,6 +133,6 @@ impl State {
 
     /// Whether this node owns it.
     pub(crate) fn is_owner(&self) -> bool {
-        matches!(self.stage, Stage::Owner | Stage::Collecting)
+        matches!(self.stage, Stage::Owner | Stage::Collecting | Stage::Discarding)
     }
 }

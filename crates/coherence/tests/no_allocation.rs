@@ -4,7 +4,7 @@ use std::alloc::{GlobalAlloc, Layout as Memory, System};
 use std::cell::Cell;
 
 use coherence::link::Link;
-use coherence::{Access, Contents, Effects, Engine, Layout, Message, NodeId, Page, Right};
+use coherence::{Access, Contents, Discarded, Effects, Engine, Layout, Message, NodeId, Page, Right};
 
 thread_local! {
     /// By this thread: those that run tests allocate when they like.
@@ -49,6 +49,8 @@ impl Effects for Hands<'_> {
     fn store(&mut self, _: Page) {}
 
     fn grant(&mut self, _: Page, _: Right, _: Contents) {}
+
+    fn forget(&mut self, _: Page) {}
 
     fn came_ahead(&mut self, _: Page) {}
 }
@@ -115,6 +117,7 @@ fn nothing_is_allocated_once_engines_and_links_are_made() {
     let mut link = Ends::new();
     let mut way = Way(Vec::with_capacity(1024));
 
+    let mut discards = 0;
     let before = ALLOCATIONS.get();
     for round in 0..100_u32 {
         for page in (0..PAGES).map(Page) {
@@ -125,6 +128,10 @@ fn nothing_is_allocated_once_engines_and_links_are_made() {
                     engine.ask_ahead(page, &mut Hands(node, &mut way));
                 }
                 engine.fault(page, access, &mut Hands(node, &mut way));
+                if (round + page.0).is_multiple_of(5) && engine.manager(page) == node {
+                    discards +=
+                        u64::from(engine.discard(page, &mut Hands(node, &mut way)) != Discarded::InUse);
+                }
             }
             loop {
                 while let Some((from, to, message)) = way.0.pop() {
@@ -148,6 +155,7 @@ fn nothing_is_allocated_once_engines_and_links_are_made() {
         sent, again, taken, ..
     } = link;
     assert!(sent > 10_000 && again > 1000, "{sent} messages, {again} again");
+    assert!(discards > 100, "{discards} discards");
     assert_eq!(taken, sent, "each once");
     assert_eq!(after - before, 0);
 }

@@ -80,10 +80,10 @@ impl VmSpec {
     }
 
     /// Whether the VM gets a balloon. Pages of the host's pools are reserved for it to its end: another VM that took one
-    /// given back would leave this one without when it wants it again. A page of coherent memory is not one shard's to give.
+    /// given back would leave this one without when it wants it again.
     pub fn has_balloon(&self) -> bool {
         let pool = matches!(self.pages, PagesSpec::Huge2M | PagesSpec::Huge1G);
-        self.balloon && !pool && !self.is_coherent()
+        self.balloon && !pool
     }
 
     /// The cell where it is asked to be, or the home of the span that is asked for.

@@ -6,11 +6,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use coherence::{Access, Body, Contents, Effects, Message, NodeId, Page, Right};
+use coherence::{Access, Body, Contents, Effects, Message, NodeId, Page, Right, Want};
 
 use crate::PAGE_BYTES;
 use crate::ahead::WINDOW_MAX;
 use crate::clock::{now_ns, ran_ns};
+use crate::discards::Mailbox;
 use crate::ending::End;
 use crate::heat::Heat;
 use crate::hold::{Hold, Thread};
@@ -85,6 +86,12 @@ pub struct Hands {
     pub todo: VecDeque<Todo>,
     /// The bytes of a page that is offered.
     pub offered: Box<[u8; PAGE_BYTES]>,
+    /// What this node's threads give back.
+    pub mail: Arc<Mailbox>,
+    /// Pages that were forgotten since it was last looked at.
+    pub forgotten: Vec<u32>,
+    /// Of pages that are just being forgotten, those whose memory was freed before.
+    pub freed: Range<u32>,
 }
 
 impl Hands {
@@ -95,6 +102,7 @@ impl Hands {
         latency: Arc<Latency>,
         links: Vec<Option<Link>>,
         names: Arc<Vec<String>>,
+        mail: Arc<Mailbox>,
     ) -> Self {
         Self {
             me,
@@ -123,6 +131,9 @@ impl Hands {
             merging: None,
             todo: VecDeque::new(),
             offered: Box::new([0; PAGE_BYTES]),
+            mail,
+            forgotten: Vec::with_capacity(LIST),
+            freed: 0..0,
         }
     }
 
@@ -354,6 +365,12 @@ impl Hands {
         }
     }
 
+    /// Gives the memory of pages back, of which this node has nothing that counts.
+    pub fn free(&mut self, pages: Range<u32>) {
+        let result = self.region.free(pages.clone());
+        self.kernel(pages.start, "free", result);
+    }
+
     /// Closes a page to all processors here.
     pub fn shut(&mut self, page: u32) {
         self.holds.retain(|hold| hold.page != page);
@@ -440,7 +457,16 @@ impl Effects for Hands {
             None if asks && self.gathered.is_open => self.gather_one(node, &frame, with_answers),
             None => self.post(node, &frame, bytes, with_answers),
         }
-        if asks && self.region.mapped(page) == Right::None && self.landing.len() < LIST {
+        // No bytes come of what is to be forgotten.
+        let brings = asks
+            && !matches!(
+                message.body,
+                Body::Forward {
+                    want: Want::Discard,
+                    ..
+                }
+            );
+        if brings && self.region.mapped(page) == Right::None && self.landing.len() < LIST {
             self.landing.push_back(page);
         }
     }
@@ -479,6 +505,24 @@ impl Effects for Hands {
             self.todo.push_back(Todo::Suspect(page));
         }
         self.wake(page);
+    }
+
+    fn forget(&mut self, page: Page) {
+        let page = self.region.unstriped(page.0);
+        if !self.freed.contains(&page) {
+            self.free(page..page + 1);
+        }
+        let waited = self.waiters.len();
+        self.waiters.retain(|waiter| waiter.page != page);
+        if self.waiters.len() < waited {
+            let result = self.region.again(page);
+            self.kernel(page, "wake who waits for", result);
+            self.woke = true;
+        }
+        if self.is_taken(page) {
+            self.todo.push_back(Todo::Take(page));
+        }
+        self.forgotten.push(page);
     }
 
     fn came_ahead(&mut self, page: Page) {

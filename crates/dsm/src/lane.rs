@@ -5,13 +5,16 @@
 //! it has woken a thread, which may need the CPU that it is on: a lane is best on the CPU of the threads that it serves, where
 //! a fault and its answer are two switches (3 us) instead of two interrupts between CPUs (20 to 40 us).
 
+mod discarding;
+
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use coherence::{Access, Body, Engine, Faulted, Message, NodeId, Page, Right};
+use coherence::{Access, Body, Engine, Faulted, Message, NodeId, Page, Right, Want};
 use urpc::poll::PollTime;
 
+use self::discarding::Discarding;
 use crate::ahead::Ahead;
 use crate::clock::now_ns;
 use crate::ending::{End, Ending};
@@ -49,10 +52,12 @@ pub struct Lane {
     /// While a thread waits here, and while none does.
     asked: PollTime,
     idle: PollTime,
-    /// The end's, the userfaultfd, that of who asks about merged pages if there are any, and each node's streams.
+    /// The end's, the userfaultfd, that of who gives pages back, that of who asks about merged pages if there are any, and each
+    /// node's streams.
     polled: Vec<libc::pollfd>,
     /// Threads may wait that have not been heard.
     faulted: bool,
+    discarding: Discarding,
     ahead: Ahead,
 }
 
@@ -69,6 +74,7 @@ impl Lane {
         let mut descriptors = vec![
             ending.event().as_raw_fd(),
             hands.region.userfault(number).as_fd().as_raw_fd(),
+            hands.mail.event().as_fd().as_raw_fd(),
         ];
         if let Some(merging) = &hands.merging {
             descriptors.push(merging.causal.event().as_fd().as_raw_fd());
@@ -96,6 +102,7 @@ impl Lane {
             idle: PollTime::new(SLEEP_NS),
             polled,
             faulted: true,
+            discarding: Discarding::default(),
             ahead: Ahead::default(),
         }
     }
@@ -109,6 +116,7 @@ impl Lane {
         if let Some(merging) = &self.hands.merging {
             merging.causal.over();
         }
+        self.hands.mail.over();
         self.publish();
     }
 
@@ -123,6 +131,7 @@ impl Lane {
             }
             busy |= self.take_messages()?;
             let look_again_ns = self.let_go()?;
+            let go_on_ns = self.discard()?;
             self.settle()?;
             if busy && !self.should_sleep() {
                 if let Some(since) = idle_since.take() {
@@ -143,7 +152,7 @@ impl Lane {
                 return Ok(());
             }
             self.publish();
-            self.sleep(look_again_ns);
+            self.sleep([look_again_ns, go_on_ns].into_iter().flatten().min());
             self.patience().waited(now_ns() - since, true);
             self.hands.woke = false;
             idle_since = None;
@@ -297,6 +306,9 @@ impl Lane {
                 lost: self.hands.name(page_of(frame) as usize),
             });
         }
+        if self.heard_of_discards(node, frame)? {
+            return Ok(());
+        }
         match self.in_order(node, frame)? {
             Some(frame) => self.act(node, frame),
             None => Ok(()),
@@ -342,7 +354,7 @@ impl Lane {
                 access: Access::Write,
             }
             | Body::Forward {
-                access: Access::Write,
+                want: Want::Write | Want::Discard,
                 ..
             } => self.ahead.takes(page),
             // It may have been used long ago, and nobody has looked since. If not it stays, as nobody waits for it.
@@ -512,7 +524,10 @@ impl Lane {
         };
         let has_come = |place: &libc::pollfd| place.revents != 0;
         self.faulted |= has_come(&self.polled[1]);
-        let first = 2 + usize::from(self.hands.merging.is_some());
+        if has_come(&self.polled[2]) {
+            self.hands.mail.heard();
+        }
+        let first = 3 + usize::from(self.hands.merging.is_some());
         let streams = self.polled[first..].as_chunks::<2>().0;
         let mut is_silent = true;
         for (link, streams) in self.hands.links.iter_mut().flatten().zip(streams) {

@@ -9,6 +9,7 @@
 //! - [`hold`]: how long a page that has come stays; [`heat`]: which come most often; [`ahead`]: which are asked for before anybody wants them;
 //! - [`merging`]: page tables of a guest, which are open to all nodes at once; [`causal`]: what that asks of other threads; [`batches`]: what their
 //!   messages come after;
+//! - [`discards`]: pages whose contents nobody needs any more;
 //! - [`node`]: all of it together.
 //!
 //! What holds: a thread's access to a page completes only while the protocol grants its node that right; a node that can't go on
@@ -19,6 +20,7 @@ pub mod bare;
 mod batches;
 mod causal;
 mod clock;
+mod discards;
 mod ending;
 mod hands;
 mod heat;
@@ -39,6 +41,7 @@ pub mod work;
 
 pub use batches::{Batches, SHARERS_MAX};
 pub use causal::Causal;
+pub use discards::Discards;
 pub use ending::End;
 pub use latency::Latency;
 pub use link::Link;

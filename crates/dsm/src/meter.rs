@@ -38,6 +38,8 @@ pub struct Meter {
     pub deferred: u64,
     /// Of these pages, those that went without having been used for sure.
     pub overdue: u64,
+    /// Pages that were forgotten, counted where they are managed.
+    pub discarded: u64,
     /// Times that the lane slept.
     pub sleeps: u64,
     /// Pages asked for before any thread here wanted them, which came.
@@ -80,6 +82,7 @@ impl Meter {
         self.pages = counters.pages_sent;
         self.invalidated = counters.invalidated;
         self.deferred = counters.deferred;
+        self.discarded = counters.discarded;
         self.ahead = counters.fetched_ahead;
         self.joined = counters.joined;
         self.declined = counters.declined;
@@ -103,6 +106,7 @@ fn both(one: &Meter, other: &Meter, f: impl Fn(u64, u64) -> u64) -> Meter {
         invalidated: f(one.invalidated, other.invalidated),
         deferred: f(one.deferred, other.deferred),
         overdue: f(one.overdue, other.overdue),
+        discarded: f(one.discarded, other.discarded),
         sleeps: f(one.sleeps, other.sleeps),
         ahead: f(one.ahead, other.ahead),
         joined: f(one.joined, other.joined),

@@ -16,6 +16,7 @@ use crate::bare;
 use crate::batches::SHARERS_MAX;
 use crate::causal::Causal;
 use crate::clock::ran_ns;
+use crate::discards::{Discards, Mailbox};
 use crate::ending::{End, Ending, Hook};
 use crate::hands::Hands;
 use crate::heat::Heat;
@@ -79,6 +80,7 @@ pub struct Node {
     heat: Arc<Heat>,
     latency: Arc<Latency>,
     causal: Option<Arc<Causal>>,
+    discards: Discards,
     ending: Arc<Ending>,
     meters: Vec<Arc<Mutex<Meter>>>,
     lanes: Vec<JoinHandle<()>>,
@@ -192,12 +194,14 @@ impl Node {
         } = prepared;
         let me = layout.me.0;
         let ending = Ending::new(hook).map_err(|error| NodeError::Threads(error.into()))?;
+        let region = Arc::new(region);
         let mut node = Self {
             me,
             layout,
             heat: Arc::new(Heat::new(region.pages())),
             latency: Arc::default(),
-            region: Arc::new(region),
+            discards: Discards::new(region.clone()),
+            region,
             causal: None,
             ending,
             meters: Vec::new(),
@@ -226,6 +230,9 @@ impl Node {
                 stripes: u32::from(lanes),
                 ..node.layout.clone()
             };
+            let mail = Mailbox::new().map_err(|error| NodeError::Threads(error.into()))?;
+            let mail = Arc::new(mail);
+            node.discards.add_lane(mail.clone());
             let mut hands = Hands::new(
                 me,
                 node.region.clone(),
@@ -233,6 +240,7 @@ impl Node {
                 node.latency.clone(),
                 links,
                 names.clone(),
+                mail,
             );
             hands.reads_ahead = node.reads_ahead.clone();
             if merges {
@@ -326,6 +334,19 @@ impl Node {
     /// What other threads have to do with merged page tables, where there are some.
     pub fn causal(&self) -> Option<&Arc<Causal>> {
         self.causal.as_ref()
+    }
+
+    /// By which pages are given back.
+    pub fn discards(&self) -> &Discards {
+        &self.discards
+    }
+
+    /// Memory of this host's that the node's pages take, bytes.
+    ///
+    /// # Errors
+    /// As the kernel says.
+    pub fn resident_bytes(&self) -> std::io::Result<u64> {
+        self.region.resident_bytes()
     }
 
     /// How long pages of other nodes take to come.

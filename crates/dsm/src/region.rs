@@ -14,6 +14,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -85,6 +86,7 @@ pub struct Region {
     alias: NonNull<u8>,
     /// Of pages that are not mapped, with [`Method::Copy`].
     shadow: Option<NonNull<u8>>,
+    shadow_file: Option<File>,
     pages: u32,
     lanes: u16,
     /// Pages in a row that are the same lane's.
@@ -131,6 +133,7 @@ impl Region {
             view,
             alias,
             shadow: None,
+            shadow_file: None,
             pages,
             lanes,
             row_pages,
@@ -148,6 +151,7 @@ impl Region {
                 File::from(memfd_create(ways.name, MFdFlags::MFD_CLOEXEC).map_err(refused("create"))?);
             nix::unistd::ftruncate(&shadow, bytes as i64).map_err(refused("size"))?;
             region.shadow = Some(map(&shadow, bytes)?);
+            region.shadow_file = Some(shadow);
         }
         for _ in 0..region.lanes {
             region.userfaults.push(Userfault::open(ways.told, ways.device)?);
@@ -177,8 +181,7 @@ impl Region {
         })();
         unmap(page, PAGE_BYTES);
         if let Ok(Method::Copy) = tried {
-            self.punch(0)
-                .map_err(|error| RegionError::Refused("punch a hole into", error))?;
+            punch(&self.file, 0..1).map_err(|error| RegionError::Refused("punch a hole into", error))?;
         }
         tried
     }
@@ -395,18 +398,35 @@ impl Region {
                     .copy_from(from, 1)
             };
         }
-        self.punch(page)
+        punch(&self.file, page..page + 1)
     }
 
-    /// Takes a page out of the page cache, and so out of both mappings.
-    fn punch(&self, page: u32) -> io::Result<()> {
-        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        let offset = i64::from(page) * PAGE_BYTES as i64;
-        // SAFETY: a file of our own; the mappings stay.
-        if unsafe { libc::fallocate(self.file.as_raw_fd(), mode, offset, PAGE_BYTES as i64) } != 0 {
-            return Err(io::Error::last_os_error());
+    /// Gives the memory of pages back to the host. The view has none of them on return, and what was in them is gone.
+    ///
+    /// # Errors
+    /// As the kernel says.
+    pub fn free(&self, pages: Range<u32>) -> io::Result<()> {
+        for file in [Some(&self.file), self.shadow_file.as_ref()]
+            .into_iter()
+            .flatten()
+        {
+            punch(file, pages.clone())?;
         }
+        pages.for_each(|page| self.note(page, Right::None));
         Ok(())
+    }
+
+    /// Memory of the host's that it takes, bytes.
+    ///
+    /// # Errors
+    /// As the kernel says.
+    pub fn resident_bytes(&self) -> io::Result<u64> {
+        const SECTOR_BYTES: u64 = 512;
+        let files = [Some(&self.file), self.shadow_file.as_ref()]
+            .into_iter()
+            .flatten();
+        let sectors: io::Result<u64> = files.map(|file| Ok(file.metadata()?.blocks())).sum();
+        Ok(sectors? * SECTOR_BYTES)
     }
 
     fn note(&self, page: u32, right: Right) {
@@ -461,6 +481,18 @@ fn map(file: &File, bytes: usize) -> Result<NonNull<u8>, RegionError> {
         return Err(RegionError::Refused("map", io::Error::last_os_error()));
     }
     Ok(NonNull::new(at.cast()).expect("mmap gives null only for a fixed address"))
+}
+
+/// Takes pages out of the page cache, and so out of all mappings.
+fn punch(file: &File, pages: Range<u32>) -> io::Result<()> {
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    let (offset, bytes) = (i64::from(pages.start), pages.len() as i64);
+    let page = PAGE_BYTES as i64;
+    // SAFETY: a file of our own; the mappings stay.
+    if unsafe { libc::fallocate(file.as_raw_fd(), mode, offset * page, bytes * page) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
 }
 
 fn unmap(at: NonNull<u8>, bytes: usize) {

@@ -29,6 +29,10 @@ pub enum Job {
     },
     /// How long a thread is to run before its page goes, nanoseconds.
     Hold(u64),
+    /// Forget what is in these pages.
+    Discard(std::ops::Range<u32>),
+    /// How much memory of the host's this node takes, bytes.
+    Memory,
     /// Whether to ask for pages ahead.
     Ahead(bool),
     /// Tell what was counted.
@@ -94,6 +98,11 @@ pub fn run(node: &Node, job: &Job) -> Answer {
             node.set_enough_ns(*ns);
             Answer::Done
         }
+        Job::Discard(pages) => Answer::Count(node.discards().give_back([pages.clone()])),
+        Job::Memory => match node.resident_bytes() {
+            Ok(bytes) => Answer::Count(bytes),
+            Err(error) => Answer::Failed(format!("its memory can't be counted: {error}")),
+        },
         Job::Ahead(ahead) => {
             node.set_ahead(*ahead);
             Answer::Done

@@ -237,3 +237,35 @@ fn a_table_that_is_cut_off_is_an_ordinary_page_before_anybody_knows() {
         });
     }
 }
+
+#[test]
+fn a_merged_table_is_not_given_back_and_what_lies_beside_it_is() {
+    within(LIMIT, || {
+        let Nodes { nodes, ends } = nodes(2);
+        heat(&nodes, ROOT, 1);
+        heat(&nodes, TABLE, 2);
+        for (node, other, number) in [(&nodes[0], &nodes[1], 30), (&nodes[1], &nodes[0], 31)] {
+            let merged = nodes[0].meter().merged;
+            tell(node, other, number, word(node, ROOT, 30));
+            word(&nodes[0], ROOT + 1, 5).store(1, Relaxed);
+            word(&nodes[1], TABLE + 1, 5).store(1, Relaxed);
+            // Each is managed by another node.
+            let pages = [ROOT..ROOT + 2, TABLE..TABLE + 2];
+            assert_eq!(node.discards().give_back(pages), 2);
+            for reader in &nodes {
+                let at = |page, index| word(reader, page, index).load(Relaxed);
+                assert_eq!((at(ROOT, 0), at(ROOT, 30)), (entry(TABLE), number << 1));
+                assert_eq!((at(ROOT + 1, 5), at(TABLE + 1, 5)), (0, 0));
+            }
+            assert_eq!((nodes[0].meter().merged, nodes[0].meter().unmerged), (merged, 0));
+        }
+        // Still tables of both.
+        let (one, other) = (&nodes[0], &nodes[1]);
+        for round in 1..=50 {
+            tell(one, other, round, word(one, TABLE, 77));
+            assert_eq!(word(other, TABLE, 77).load(Relaxed), round << 1);
+        }
+        drop(nodes);
+        drop(ends);
+    });
+}

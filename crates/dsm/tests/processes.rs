@@ -272,6 +272,53 @@ fn what_nobody_has_written_is_not_fetched_ahead() {
 }
 
 #[test]
+fn memory_that_is_given_back_is_the_hosts_again_in_all_processes() {
+    const PAGES: u32 = 1024;
+    const BYTES: u64 = PAGES as u64 * 4096;
+    let count = |answer: &Answer| match answer {
+        Answer::Count(count) => *count,
+        _ => panic!("{answer:?}"),
+    };
+    with_memory(shape(2, PAGES), move |session| {
+        let touch = |node, write| {
+            let touch = Touch {
+                pages: 0..PAGES,
+                write,
+                threads: 1,
+                order: Order::Ascending,
+            };
+            session.one(node, Job::Touch(touch)).unwrap();
+        };
+        // Both have memory for all of it, and node 1 owns it.
+        touch(0, true);
+        touch(1, true);
+        let resident = || -> Vec<u64> {
+            let answers = session.all(&[Job::Memory, Job::Memory]).unwrap();
+            answers.iter().map(count).collect()
+        };
+        assert!(resident().iter().all(|bytes| *bytes >= BYTES), "{:?}", resident());
+        for giver in [0, 1] {
+            let before = session.meter().unwrap();
+            let freed = session.one(giver, Job::Discard(0..PAGES)).unwrap();
+            assert_eq!(count(&freed), u64::from(PAGES));
+            let end = Instant::now() + Duration::from_secs(10);
+            while resident().iter().any(|bytes| *bytes > 0) {
+                assert!(Instant::now() < end, "{:?} bytes", resident());
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            let sent = session.meter().unwrap() - before;
+            assert_eq!((sent.pages, sent.discarded), (0, u64::from(PAGES)));
+            // Half are managed by who owns them. At first node 1 owns the other half, then node 0 has copies: two messages each.
+            assert_eq!(sent.messages, u64::from(PAGES));
+            // Zeroes, which are not sent either.
+            touch(0, false);
+            assert_eq!((session.meter().unwrap() - before).pages, 0);
+            assert_eq!(word(session.node(), 5, 0).load(SeqCst), 0);
+        }
+    });
+}
+
+#[test]
 fn memory_order_is_that_of_x86() {
     for (nodes, lanes) in [(2, 1), (3, 2)] {
         with_memory(

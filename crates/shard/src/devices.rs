@@ -17,12 +17,13 @@ use crate::interrupt::Interrupts;
 use crate::launch::{DiskLaunch, LaunchSpec, NetBackendLaunch, Share};
 use crate::machine::Machine;
 use crate::memory::GuestRam;
+use crate::memory::replica::Coherence;
 use crate::pci::PciBus;
 use crate::process::{Files, ReceiveError};
 use crate::sandbox::Threads;
 use crate::sharing::{DiskSharing, Mapper, Situations};
 use crate::virtio::VirtioDevice;
-use crate::virtio::balloon::{Balloon, BalloonHandle};
+use crate::virtio::balloon::{Balloon, BalloonHandle, Release};
 use crate::virtio::block::Block;
 use crate::virtio::net::{self, Net};
 use crate::virtio::pmem::{self, Pmem, Writes};
@@ -157,6 +158,8 @@ pub struct Parts<'a> {
     pub ports: Option<PathBuf>,
     /// What the disks share by.
     pub sharing: Option<(Arc<Mapper>, Arc<Situations>)>,
+    /// The memory, where other shards have copies of it.
+    pub coherence: Option<&'static Coherence>,
 }
 
 impl Parts<'_> {
@@ -294,7 +297,11 @@ pub fn build(spec: &LaunchSpec, files: DeviceFiles, parts: &Parts<'_>) -> Result
     if !spec.balloon {
         return Ok(Built { balloon: None, watch });
     }
-    let balloon = Balloon::new(parts.threads, spec.memory.bytes, parts.machine.sharing.clone());
+    let release = Release {
+        sharing: parts.machine.sharing.clone(),
+        coherence: parts.coherence,
+    };
+    let balloon = Balloon::new(parts.threads, spec.memory.bytes, release);
     let handle = balloon.as_ref().ok().map(Balloon::handle);
     // RAM alone: a file's pages are not the guest's to give back.
     parts.add("balloon", &parts.machine.memory, balloon)?;

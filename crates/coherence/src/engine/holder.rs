@@ -2,7 +2,7 @@
 
 use super::{Effects, Turn};
 use crate::state::{Maybe, Stage, Taker};
-use crate::{Access, Body, Bytes, Contents, NodeId, Nodes, Right};
+use crate::{Body, Bytes, Contents, NodeId, Nodes, Right, Want};
 
 impl<E: Effects> Turn<'_, E> {
     /// A copy has come.
@@ -13,7 +13,7 @@ impl<E: Effects> Turn<'_, E> {
         if state.stage.is_ahead() {
             return self.copy_ahead(bytes);
         }
-        if state.stage != Stage::Asked(Access::Read) || is_to_own {
+        if state.stage != Stage::Asked(Want::Read) || is_to_own {
             return None;
         }
         let contents = self.contents(bytes)?;
@@ -41,12 +41,16 @@ impl<E: Effects> Turn<'_, E> {
     }
 
     /// The ownership has come.
-    pub(super) fn ownership(&mut self, access: Access, bytes: Bytes, copyset: Nodes) -> Option<()> {
+    pub(super) fn ownership(&mut self, want: Want, bytes: Bytes, copyset: Nodes) -> Option<()> {
         let Stage::Asked(asked) = self.state.stage else {
             return None;
         };
-        let is_for_reading = access == Access::Read;
-        let is_answer = !is_for_reading || asked == Access::Read && self.me == self.manager;
+        let is_answer = match want {
+            Want::Read => asked == Want::Read && self.me == self.manager,
+            Want::Write => asked != Want::Discard,
+            // Kept if it has a copy, which it asked for ahead.
+            Want::Discard => asked == Want::Discard && bytes != Bytes::Beside,
+        };
         let is_waited_for = self.state.invalidator != Maybe::NOBODY;
         let is_set = copyset.is_within(self.nodes.without(self.me));
         if !is_answer || is_waited_for || !is_set {
@@ -56,14 +60,16 @@ impl<E: Effects> Turn<'_, E> {
         self.state.stage = Stage::Owner;
         self.state.copyset = copyset;
         self.state.is_fresh = bytes == Bytes::Fresh;
-        if is_for_reading {
-            self.grant(Right::Read, contents);
-            return Some(());
+        match want {
+            Want::Read => self.grant(Right::Read, contents),
+            Want::Write => {
+                if contents == Contents::Arrived && !copyset.is_empty() {
+                    self.effects.store(self.page);
+                }
+                self.collect(contents);
+            }
+            Want::Discard => self.discard(),
         }
-        if contents == Contents::Arrived && !copyset.is_empty() {
-            self.effects.store(self.page);
-        }
-        self.collect(contents);
         Some(())
     }
 
@@ -73,7 +79,7 @@ impl<E: Effects> Turn<'_, E> {
         let has_copy = !state.is_owner() && state.right == Right::Read;
         // It was sent one, which this has overtaken. A manager that asked, but for ahead, is sent the ownership.
         let is_sent_one = match state.stage {
-            Stage::Asked(Access::Read) => state.right == Right::None && self.me != self.manager,
+            Stage::Asked(Want::Read) => state.right == Right::None && self.me != self.manager,
             stage => stage.is_ahead(),
         };
         if state.invalidator != Maybe::NOBODY || !has_copy && !is_sent_one {

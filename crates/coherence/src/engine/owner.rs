@@ -3,7 +3,7 @@
 use super::{Effects, Turn};
 use crate::manager::takes_ownership;
 use crate::state::{Stage, Taker};
-use crate::{Access, Body, Bytes, Contents, NodeId, Nodes, Right};
+use crate::{Access, Body, Bytes, Contents, NodeId, Nodes, Right, Want};
 
 impl<E: Effects> Turn<'_, E> {
     /// A processor of the owner needs more than it has.
@@ -30,6 +30,25 @@ impl<E: Effects> Turn<'_, E> {
         self.state.stage = Stage::Collecting;
         // What the grant will say, when it comes.
         self.state.is_fresh = contents == Contents::Fresh;
+        self.invalidate_copies();
+    }
+
+    /// Takes all copies away, then forgets what is in it.
+    pub(super) fn discard(&mut self) {
+        if !self.state.copyset.is_empty() {
+            self.state.stage = Stage::Discarding;
+            self.invalidate_copies();
+            return;
+        }
+        self.restrict(Right::None);
+        self.state.stage = Stage::Owner;
+        self.state.is_fresh = true;
+        self.counters.discarded += 1;
+        self.effects.forget(self.page);
+        self.serve();
+    }
+
+    fn invalidate_copies(&mut self) {
         for node in self.state.copyset.iter() {
             self.counters.invalidations_sent += 1;
             self.send(node, Body::Invalidate);
@@ -38,11 +57,17 @@ impl<E: Effects> Turn<'_, E> {
 
     /// A copy has been given up.
     pub(super) fn acknowledge(&mut self, from: NodeId) -> Option<()> {
-        if self.state.stage != Stage::Collecting || !self.state.copyset.has(from) {
+        let is_collecting = matches!(self.state.stage, Stage::Collecting | Stage::Discarding);
+        if !is_collecting || !self.state.copyset.has(from) {
             return None;
         }
         self.state.copyset = self.state.copyset.without(from);
-        if self.state.copyset.is_empty() {
+        if !self.state.copyset.is_empty() {
+            return Some(());
+        }
+        if self.state.stage == Stage::Discarding {
+            self.discard();
+        } else {
             let is_fresh = self.state.is_fresh;
             self.collect(if is_fresh { Contents::Fresh } else { Contents::Kept });
         }
@@ -50,18 +75,20 @@ impl<E: Effects> Turn<'_, E> {
     }
 
     /// A request is to be answered here: now, or when this node has the page and has used it.
-    pub(super) fn take(&mut self, requester: NodeId, access: Access, reads: u8) -> Option<()> {
+    pub(super) fn take(&mut self, requester: NodeId, want: Want, reads: u8) -> Option<()> {
         let state = &mut self.state;
         let is_to_own = state.stage != Stage::Guest && !state.stage.is_ahead();
         let is_other = requester != self.me && self.nodes.has(requester);
-        if !is_to_own || !is_other {
+        // Only a page's manager discards it.
+        let is_possible = want != Want::Discard || requester == self.manager;
+        if !is_to_own || !is_other || !is_possible {
             return None;
         }
-        if takes_ownership(self.manager, requester, access) {
+        if takes_ownership(self.manager, requester, want) {
             if state.taker != Taker::NOBODY {
                 return None;
             }
-            state.taker = Taker::some(requester, access);
+            state.taker = Taker::some(requester, want);
             state.taker_reads = reads;
         } else {
             // Its acknowledgement may be behind its request, so while collecting it may seem to have a copy.
@@ -98,24 +125,25 @@ impl<E: Effects> Turn<'_, E> {
         }
         self.state.readers = Nodes::NONE;
         // Messages may overtake one another: a read that was forwarded before the taker may still be on its way.
-        if let Some((taker, access)) = self.state.taker.get()
+        if let Some((taker, want)) = self.state.taker.get()
             && self.state.reads == self.state.taker_reads
         {
-            self.give(taker, access);
+            self.give(taker, want);
         }
     }
 
-    fn give(&mut self, taker: NodeId, access: Access) {
+    fn give(&mut self, taker: NodeId, want: Want) {
         let state = &self.state;
-        let bytes = match (state.copyset.has(taker), state.is_fresh) {
+        let is_fresh = state.is_fresh || want == Want::Discard;
+        let bytes = match (state.copyset.has(taker), is_fresh) {
             (true, _) => Bytes::Kept,
             (false, true) => Bytes::Fresh,
             (false, false) => Bytes::Beside,
         };
         let mut copyset = state.copyset.without(taker);
-        match access {
-            Access::Write => self.restrict(Right::None),
-            Access::Read => {
+        match want {
+            Want::Write | Want::Discard => self.restrict(Right::None),
+            Want::Read => {
                 self.restrict(Right::Read);
                 if self.state.right == Right::Read {
                     copyset = copyset.with(self.me);
@@ -128,13 +156,6 @@ impl<E: Effects> Turn<'_, E> {
         self.state.taker = Taker::NOBODY;
         self.state.taker_reads = 0;
         self.state.reads = 0;
-        self.send(
-            taker,
-            Body::Ownership {
-                access,
-                bytes,
-                copyset,
-            },
-        );
+        self.send(taker, Body::Ownership { want, bytes, copyset });
     }
 }

@@ -191,6 +191,8 @@ impl Effects for Hands<'_> {
         self.1.granted.push((self.0, page));
     }
 
+    fn forget(&mut self, _: Page) {}
+
     fn came_ahead(&mut self, page: Page) {
         self.1.rights[self.0][page.0 as usize] = Right::Read;
     }

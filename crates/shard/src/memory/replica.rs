@@ -4,6 +4,7 @@
 //! inside the kernel until one of the shard's *lanes* has fetched it. The memory is made while the shard has one thread and
 //! its rights, and served from when its sandbox is closed: until then nobody may touch it.
 
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -178,6 +179,11 @@ impl Coherence {
         self.node.latency().clone()
     }
 
+    /// Gives memory back to the hosts of all shards, by numbers of pages; [`dsm::Discards::give_back`] says how and of how many.
+    pub fn give_back(&self, pages: impl IntoIterator<Item = Range<u32>>) -> u64 {
+        self.node.discards().give_back(pages)
+    }
+
     /// Whether pages of other shards still come.
     pub fn is_whole(&self) -> bool {
         self.node.end().is_none()
@@ -196,6 +202,7 @@ impl Coherence {
             invalidated,
             deferred,
             overdue,
+            discarded,
             sleeps,
             ahead,
             joined,
@@ -224,6 +231,8 @@ impl Coherence {
             "invalidated": invalidated,
             "deferred": deferred,
             "overdue": overdue,
+            "discarded": discarded,
+            "resident_bytes": self.node.resident_bytes().ok(),
             "sleeps": sleeps,
             "ahead": { "pages": ahead, "joined": joined, "declined": declined },
             "tables": { "merged": merged, "unmerged": unmerged, "words": words, "conflicts": conflicts },

@@ -159,6 +159,7 @@ fn start(control: &mut UnixStream, spec: LaunchSpec, mut files: Files) -> Result
         log: &log,
         ports: closed.ports,
         sharing: sharing.clone(),
+        coherence,
     };
     let mut built = devices::build(&spec, device_files, &parts)?;
     if let Some((mapper, _)) = &sharing {

@@ -16,7 +16,7 @@ pub mod rng;
 mod segments;
 mod serve;
 #[cfg(test)]
-mod test_driver;
+pub(crate) mod test_driver;
 pub mod transport;
 pub mod vsock;
 pub mod worker;

@@ -4,7 +4,7 @@ use stateright::{Model, Property};
 
 use super::world::{Op, Packet, World};
 use crate::every_order::check;
-use crate::{Access, Home, Layout, NodeId, Page};
+use crate::{Home, Layout, NodeId, Page, Want};
 
 /// More than any order of these worlds takes.
 const MESSAGES_MAX: usize = 60;
@@ -224,18 +224,20 @@ impl Model for Small {
     }
 }
 
-/// `"RW"`: reads page 0, then writes it. `"rw"`: as much with page 1.
+/// `"RWD"`: reads page 0, then writes it, then discards it. `"rwd"`: as much with page 1.
 fn program(text: &str) -> Vec<Op> {
     let op = |letter| match letter {
-        'R' => (Access::Read, 0),
-        'W' => (Access::Write, 0),
-        'r' => (Access::Read, 1),
-        'w' => (Access::Write, 1),
+        'R' => (Want::Read, 0),
+        'W' => (Want::Write, 0),
+        'D' => (Want::Discard, 0),
+        'r' => (Want::Read, 1),
+        'w' => (Want::Write, 1),
+        'd' => (Want::Discard, 1),
         _ => panic!("{letter}"),
     };
     let ops = text.chars().map(op);
-    ops.map(|(access, page)| Op {
-        access,
+    ops.map(|(want, page)| Op {
+        want,
         page: Page(page),
     })
     .collect()
@@ -384,4 +386,99 @@ fn independent_reads_of_independent_writes() {
 /// One sees the first page written and not the second, the other the second and not the first.
 fn are_reversed(first: &[u32], second: &[u32]) -> bool {
     first[0] != 0 && first[1] == 0 && second[0] != 0 && second[1] == 0
+}
+
+/// The manager discards its page while others, and another processor of its own, use it.
+#[test]
+fn a_page_is_discarded_while_two_nodes_use_it() {
+    check(Small::new(&["WDR RW", "RW WR"], &[0]), 10_000);
+    check(Small::new(&["DW D", "RWR W"], &[0]), 5_000);
+}
+
+#[test]
+fn a_page_is_discarded_that_goes_at_any_time() {
+    check(Small::new(&["WDR", "RW W"], &[0]).impatient(), 10_000);
+}
+
+#[test]
+fn a_page_is_discarded_while_three_nodes_use_it() {
+    check(Small::new(&["DR W", "RWR", "RW"], &[0]), 10_000);
+    check(Small::new(&["D", "WR", "RW"], &[0]).impatient(), 10_000);
+}
+
+#[test]
+fn a_page_that_migrates_is_discarded() {
+    let migratory = true;
+    let small = Small::new(&["RWD", "RWR", "RW"], &[0]);
+    check(Small { migratory, ..small }, 10_000);
+}
+
+/// Nodes ask ahead at any time, the manager too: before a discard, while it is under way, and after it.
+#[test]
+fn a_page_is_discarded_that_nodes_ask_ahead_for() {
+    for nodes in [&["WD", "RW"][..], &["D R", "WR"], &["D", "W", "R"]] {
+        let small = Small::new(nodes, &[0]);
+        check(Small { aheads: 1, ..small }, 500);
+    }
+    let small = Small::new(&["D", "WW"], &[0]);
+    check(Small { aheads: 2, ..small }, 500);
+    let small = Small::new(&["DR", "W"], &[0]).impatient();
+    check(Small { aheads: 1, ..small }, 500);
+}
+
+#[test]
+fn a_page_that_migrates_is_discarded_and_asked_for_ahead() {
+    let (migratory, aheads) = (true, 1);
+    let small = Small::new(&["D", "RW", "RW"], &[0]);
+    check(
+        Small {
+            migratory,
+            aheads,
+            ..small
+        },
+        1_000,
+    );
+}
+
+#[test]
+fn one_of_two_pages_is_discarded() {
+    check(Small::new(&["WdrW Rw", "DwRw"], &[1, 0]), 10_000);
+}
+
+/// As below, and both ask ahead for the pages: a copy that came so is gone when the discard is done, and none is given of what was.
+#[test]
+fn what_was_discarded_is_not_seen_again_by_who_asks_ahead() {
+    let forbidden: Option<Forbidden> = Some(|seen| seen[1][0][0] != 0 && seen[1][0][1] != 0);
+    for managers in [[0, 0], [0, 1]] {
+        let small = Small::new(&["WDw", "rR"], &managers);
+        check(
+            Small {
+                forbidden,
+                aheads: 1,
+                ..small
+            },
+            1_000,
+        );
+    }
+}
+
+/// Who sees what was written after a discard sees nothing older than the discard; what is written after that stays.
+#[test]
+fn what_was_discarded_is_not_seen_again() {
+    let forbidden: Forbidden = |seen| seen[1][0][0] != 0 && seen[1][0][1] != 0;
+    for managers in [[0, 0], [0, 1]] {
+        let small = Small {
+            forbidden: Some(forbidden),
+            ..Small::new(&["WDw R", "rR R"], &managers)
+        };
+        check(small, 1_000);
+    }
+    let forbidden: Forbidden = |seen| seen[1][0][0] != 0 && seen[1][0][2] == 0;
+    for managers in [[0, 0], [0, 1]] {
+        let small = Small {
+            forbidden: Some(forbidden),
+            ..Small::new(&["RDw", "rWR R"], &managers)
+        };
+        check(small, 1_000);
+    }
 }

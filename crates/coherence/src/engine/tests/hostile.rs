@@ -2,10 +2,10 @@
 
 use proptest::prelude::*;
 
-use crate::engine::{Effects, Engine};
+use crate::engine::{Discarded, Effects, Engine};
 use crate::{
     Access, Body, Bytes, Contents, Home, Layout, LayoutError, MESSAGE_BYTES, Message, NodeId, Nodes, Page,
-    Refusal, Right,
+    Refusal, Right, Want,
 };
 
 /// Does nothing.
@@ -22,6 +22,8 @@ impl Effects for Nowhere {
     fn store(&mut self, _: Page) {}
 
     fn grant(&mut self, _: Page, _: Right, _: Contents) {}
+
+    fn forget(&mut self, _: Page) {}
 
     fn came_ahead(&mut self, _: Page) {}
 }
@@ -41,6 +43,10 @@ fn access() -> impl Strategy<Value = Access> {
     prop_oneof![Just(Access::Read), Just(Access::Write)]
 }
 
+fn want() -> impl Strategy<Value = Want> {
+    prop_oneof![Just(Want::Read), Just(Want::Write), Just(Want::Discard)]
+}
+
 fn bytes() -> impl Strategy<Value = Bytes> {
     prop_oneof![Just(Bytes::Kept), Just(Bytes::Beside), Just(Bytes::Fresh)]
 }
@@ -48,14 +54,14 @@ fn bytes() -> impl Strategy<Value = Bytes> {
 fn body() -> impl Strategy<Value = Body> {
     prop_oneof![
         access().prop_map(|access| Body::Ask { access }),
-        (0..=NODES, access(), 0_u8..3).prop_map(|(node, access, reads)| Body::Forward {
+        (0..=NODES, want(), 0_u8..3).prop_map(|(node, want, reads)| Body::Forward {
             requester: NodeId(node),
-            access,
+            want,
             reads
         }),
         bytes().prop_map(|bytes| Body::Copy { bytes }),
-        (access(), bytes(), 0_u64..16).prop_map(|(access, bytes, copyset)| Body::Ownership {
-            access,
+        (want(), bytes(), 0_u64..16).prop_map(|(want, bytes, copyset)| Body::Ownership {
+            want,
             bytes,
             copyset: Nodes(copyset)
         }),
@@ -73,6 +79,7 @@ fn body() -> impl Strategy<Value = Body> {
 enum Event {
     Fault(Page, Access),
     Used(Page),
+    Discard(Page),
     Ahead(Page),
     Receive(NodeId, Message),
 }
@@ -83,6 +90,7 @@ fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         1 => (page(), access()).prop_map(|(page, access)| Event::Fault(page, access)),
         1 => page().prop_map(Event::Used),
+        1 => page().prop_map(Event::Discard),
         1 => page().prop_map(Event::Ahead),
         4 => ((0..=NODES).prop_map(NodeId), message).prop_map(|(from, message)| Event::Receive(from, message)),
     ]
@@ -99,6 +107,10 @@ proptest! {
                     engine.fault(page, access, &mut Nowhere);
                 }
                 Event::Used(page) => engine.used(page, &mut Nowhere),
+                Event::Discard(page) if engine.manager(page) == NodeId(me) => {
+                    engine.discard(page, &mut Nowhere);
+                }
+                Event::Discard(_) => {}
                 Event::Ahead(page) => {
                     engine.ask_ahead(page, &mut Nowhere);
                 }
@@ -153,6 +165,61 @@ fn strangers_pages_elsewhere_and_messages_out_of_turn_are_refused() {
     // This node asks nobody for its own page.
     let copy = Body::Copy { bytes: Bytes::Beside };
     assert!(receive(1, Message { page, body: copy }).is_err());
+}
+
+#[test]
+fn only_a_pages_manager_has_it_discarded_and_no_bytes_come_then() {
+    // Node 1 manages pages 2 and 3, and node 2 owns one of them.
+    let page = Page(2);
+    let (mut manager, mut owner) = (engine(1), engine(2));
+    let say = |body| Message { page, body };
+    let ask = |access| say(Body::Ask { access });
+    assert_eq!(
+        manager.receive(NodeId(2), ask(Access::Write), &mut Nowhere),
+        Ok(())
+    );
+    owner.fault(page, Access::Write, &mut Nowhere);
+    let ownership = |want, bytes| {
+        say(Body::Ownership {
+            want,
+            bytes,
+            copyset: Nodes::NONE,
+        })
+    };
+    // Who asked to write is not told to discard.
+    let told = ownership(Want::Discard, Bytes::Fresh);
+    assert!(owner.receive(NodeId(1), told, &mut Nowhere).is_err());
+    let given = ownership(Want::Write, Bytes::Fresh);
+    assert_eq!(owner.receive(NodeId(1), given, &mut Nowhere), Ok(()));
+    owner.used(page, &mut Nowhere);
+    let forward = |requester| {
+        say(Body::Forward {
+            requester: NodeId(requester),
+            want: Want::Discard,
+            reads: 0,
+        })
+    };
+    assert!(owner.receive(NodeId(1), forward(0), &mut Nowhere).is_err());
+    assert_eq!(owner.receive(NodeId(1), forward(1), &mut Nowhere), Ok(()));
+    assert_eq!(manager.discard(page, &mut Nowhere), Discarded::Waits);
+    for (want, bytes) in [
+        (Want::Discard, Bytes::Beside),
+        (Want::Discard, Bytes::Kept),
+        (Want::Write, Bytes::Fresh),
+        (Want::Read, Bytes::Beside),
+    ] {
+        let message = ownership(want, bytes);
+        assert!(
+            manager.receive(NodeId(2), message, &mut Nowhere).is_err(),
+            "{want:?} {bytes:?}"
+        );
+    }
+    assert_eq!(manager.receive(NodeId(2), told, &mut Nowhere), Ok(()));
+    assert!(manager.is_alone(page) && owner.is_absent(page));
+    // Nobody asks for a discard by a message.
+    let mut asks = ask(Access::Read).encode();
+    asks[6] |= 1 << 3;
+    assert!(Message::decode(&asks).is_err());
 }
 
 #[test]

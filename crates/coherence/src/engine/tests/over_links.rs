@@ -8,7 +8,7 @@ use stateright::{Model, Property};
 use super::world::{Op, Packet, World};
 use crate::every_order::check;
 use crate::link::{Header, Link};
-use crate::{Access, Layout, NodeId, Page};
+use crate::{Layout, NodeId, Page, Want};
 
 const PAGE: Page = Page(0);
 
@@ -179,9 +179,9 @@ impl Model for Small {
 }
 
 #[track_caller]
-fn holds(programs: [&[Access]; 2], states_least: usize) {
-    let op = |access: &Access| Op {
-        access: *access,
+fn holds(programs: [&[Want]; 2], states_least: usize) {
+    let op = |want: &Want| Op {
+        want: *want,
         page: PAGE,
     };
     let programs = programs.map(|program| program.iter().map(op).collect());
@@ -190,14 +190,16 @@ fn holds(programs: [&[Access]; 2], states_least: usize) {
 
 #[test]
 fn both_write() {
-    let writes = [Access::Write, Access::Write];
+    let writes = [Want::Write, Want::Write];
     holds([&writes, &writes], 100);
 }
 
 #[test]
 fn one_reads_and_writes_what_the_other_writes() {
-    holds(
-        [&[Access::Write, Access::Write], &[Access::Read, Access::Write]],
-        1000,
-    );
+    holds([&[Want::Write, Want::Write], &[Want::Read, Want::Write]], 1000);
+}
+
+#[test]
+fn one_discards_what_the_other_writes() {
+    holds([&[Want::Write, Want::Read], &[Want::Discard, Want::Read]], 100);
 }

@@ -1,7 +1,7 @@
 //! What each kind of fault costs, in messages and pages, and that this is the least.
 
 use super::world::{Op, World};
-use crate::Access::{self, Read, Write};
+use crate::Want::{self, Discard, Read, Write};
 use crate::{Counters, Home, Layout, NodeId, Page, Right};
 
 const PAGE: Page = Page(0);
@@ -17,10 +17,10 @@ fn world() -> World {
 }
 
 /// A node does that; messages come at once, and what is granted is used.
-fn run(world: &mut World, (node, access): (u16, Access)) {
+fn run(world: &mut World, (node, want): (u16, Want)) {
     let is_done = |world: &World| world.outside.processors[usize::from(node)][0].done > 0;
     while !is_done(world) {
-        world.go(node, 0, Op { access, page: PAGE }, 1);
+        world.go(node, 0, Op { want, page: PAGE }, 1);
         while let Some(packet) = world.outside.outbox.pop() {
             world.deliver(packet).expect("honest");
         }
@@ -37,11 +37,11 @@ fn total(world: &World, of: fn(&Counters) -> u64) -> u64 {
 }
 
 /// What was done before, what is done, messages, pages.
-type Row = (&'static str, &'static [(u16, Access)], (u16, Access), u64, u64);
+type Row = (&'static str, &'static [(u16, Want)], (u16, Want), u64, u64);
 
 /// A request goes to the manager and on to the owner, who answers: two messages if one of them is the manager, else three. An
-/// owner asks nobody. A copy that is taken away costs two. The page goes to who has no valid copy.
-const COSTS: [Row; 17] = [
+/// owner asks nobody. A copy that is taken away costs two. The page goes to who has no valid copy, but for a discard.
+const COSTS: [Row; 25] = [
     ("its manager, a page that nobody wrote", &[], (0, Write), 0, 0),
     ("read, nobody wrote it", &[], (1, Read), 2, 0),
     ("write, nobody wrote it", &[], (1, Write), 2, 0),
@@ -107,6 +107,44 @@ const COSTS: [Row; 17] = [
         6,
         1,
     ),
+    ("discard of what nobody wrote", &[], (0, Discard), 0, 0),
+    ("discard, the manager's", &[(0, Write)], (0, Discard), 0, 0),
+    ("discard, another node's", &[(1, Write)], (0, Discard), 2, 0),
+    (
+        "discard, the manager's, two copies",
+        &[(0, Write), (1, Read), (2, Read)],
+        (0, Discard),
+        4,
+        0,
+    ),
+    (
+        "discard, another node's, two copies",
+        &[(1, Write), (2, Read), (3, Read)],
+        (0, Discard),
+        6,
+        0,
+    ),
+    (
+        "the manager's first use after a discard",
+        &[(1, Write), (0, Discard)],
+        (0, Write),
+        0,
+        0,
+    ),
+    (
+        "read after a discard",
+        &[(1, Write), (0, Discard)],
+        (2, Read),
+        2,
+        0,
+    ),
+    (
+        "write after a discard",
+        &[(1, Write), (0, Discard)],
+        (1, Write),
+        2,
+        0,
+    ),
 ];
 
 #[test]
@@ -142,7 +180,7 @@ fn ask_ahead(world: &mut World, node: u16) -> (bool, u64, u64) {
 }
 
 /// What was done before, who asks ahead, whether it asks, messages, pages.
-type AheadRow = (&'static str, &'static [(u16, Access)], u16, bool, u64, u64);
+type AheadRow = (&'static str, &'static [(u16, Want)], u16, bool, u64, u64);
 
 /// A copy if that costs nobody anything now, a word of 16 bytes otherwise.
 const AHEAD: [AheadRow; 8] = [
@@ -190,6 +228,52 @@ fn a_manager_that_asks_ahead_does_not_take_the_ownership() {
     assert_eq!(world.engines[0].right(PAGE), Right::None);
 }
 
+/// What was discarded is fresh, of which no copy is given ahead; and one that a manager has so goes like all others.
+#[test]
+fn a_discard_takes_copies_that_came_ahead_and_leaves_none_to_give() {
+    let mut world = world();
+    run(&mut world, (1, Write));
+    for node in [0, 2] {
+        assert_eq!(ask_ahead(&mut world, node).2, 1, "node {node}");
+    }
+    assert_eq!(world.engines[0].right(PAGE), Right::Read);
+    let messages = |world: &World| total(world, |counters| counters.messages_sent);
+    let before = messages(&world);
+    run(&mut world, (0, Discard));
+    assert_eq!(
+        messages(&world) - before,
+        4,
+        "to the owner and the copy, and back"
+    );
+    assert!(world.engines[1..].iter().all(|engine| engine.is_absent(PAGE)));
+    assert!(world.engines[0].is_alone(PAGE));
+    assert_eq!(ask_ahead(&mut world, 2), (true, 2, 0), "it is declined");
+    assert_eq!(ask_ahead(&mut world, 0), (false, 0, 0), "it owns the page");
+    assert_eq!(world.wrong_at_rest(PAGE), None);
+    assert!(world.engines[0].claim(PAGE), "as at the start");
+}
+
+/// A request ahead of the manager's own is answered before a discard begins.
+#[test]
+fn what_the_manager_has_asked_ahead_for_is_not_discarded_yet() {
+    let mut world = world();
+    run(&mut world, (1, Write));
+    assert!(world.ask_ahead(0, PAGE));
+    let discard = Op {
+        want: Discard,
+        page: PAGE,
+    };
+    world.go(0, 0, discard, 0);
+    assert!(!world.engines[0].is_absent(PAGE), "its bytes may be on their way");
+    assert_eq!(world.outside.outbox.len(), 1, "the request, and no other");
+    while let Some(packet) = world.outside.outbox.pop() {
+        world.deliver(packet).expect("honest");
+    }
+    run(&mut world, (0, Discard));
+    assert_eq!(world.engines[0].counters().discarded, 1);
+    assert_eq!(world.wrong_at_rest(PAGE), None);
+}
+
 /// A page that goes from node to node, each of which reads and writes it, is not copied ahead of its next user.
 #[test]
 fn a_page_that_migrates_is_declined_and_one_that_is_held_too() {
@@ -208,7 +292,7 @@ fn a_page_that_migrates_is_declined_and_one_that_is_held_too() {
     assert_eq!(world.engines[3].right(PAGE), Right::Write, "it still migrates");
     // What is held is nobody else's yet, whoever does not wait for it.
     let page = PAGE;
-    world.go(0, 0, Op { access: Write, page }, 9);
+    world.go(0, 0, Op { want: Write, page }, 9);
     while let Some(packet) = world.outside.outbox.pop() {
         world.deliver(packet).expect("honest");
     }
@@ -236,6 +320,52 @@ fn a_claim_is_a_first_write_without_a_fault() {
         run(&mut asked, (who, Read));
         assert!(!asked.engines[0].claim(PAGE), "node {who} has read it");
     }
+}
+
+/// What is discarded is as it was at the start, so that it can be claimed again; and what is in use is not discarded.
+#[test]
+fn a_discarded_page_is_as_at_the_start() {
+    for before in [
+        &[(0, Write)][..],
+        &[(1, Write), (2, Read)],
+        &[(1, Read), (0, Read)],
+    ] {
+        let mut world = world();
+        for step in before {
+            run(&mut world, *step);
+        }
+        run(&mut world, (0, Discard));
+        assert_eq!(world.engines[0].counters().discarded, 1);
+        assert!(world.engines[0].is_alone(PAGE));
+        assert!(world.engines[1..].iter().all(|engine| engine.is_absent(PAGE)));
+        assert!(
+            !world.engines[1].claim(PAGE) && world.engines[0].claim(PAGE),
+            "{before:?}"
+        );
+    }
+    let mut held = world();
+    let write = Op {
+        want: Write,
+        page: PAGE,
+    };
+    held.go(0, 0, write, 1);
+    held.go(0, 0, write, 1);
+    let discard = Op {
+        want: Discard,
+        page: PAGE,
+    };
+    assert!(!held.engines[0].is_alone(PAGE));
+    held.go(0, 0, discard, 0);
+    assert_eq!(
+        (held.engines[0].counters().discarded, held.outside.latest[0]),
+        (0, 1)
+    );
+    held.used(0, PAGE);
+    held.go(0, 0, discard, 0);
+    assert_eq!(
+        (held.engines[0].counters().discarded, held.outside.latest[0]),
+        (1, 0)
+    );
 }
 
 /// Of a page that nodes read and then write, one after the other: a read and an upgrade at first, then the read alone.

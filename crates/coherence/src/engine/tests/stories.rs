@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use protocol::chance::Chance;
 
 use super::world::{Op, Packet, World};
-use crate::{Access, Counters, Layout, NodeId, Page};
+use crate::{Counters, Layout, NodeId, Page, Right, Want};
 
 const STORIES: u64 = 3000;
 const STEPS_MAX: u32 = 200_000;
@@ -35,6 +35,8 @@ enum Habit {
 struct Instruction {
     op: Op,
     also: Option<Op>,
+    /// Of a discard that is being done: how many steps the processor had done before.
+    begun: Option<usize>,
 }
 
 struct Story {
@@ -55,6 +57,8 @@ struct Story {
     value: u32,
     /// The longest that a message or a hold takes.
     delay: usize,
+    /// Discards of pages that were asked for ahead and not answered yet, or of which the manager has a copy so.
+    met: u64,
 }
 
 impl Story {
@@ -82,6 +86,7 @@ impl Story {
             count: 0,
             value: 0,
             delay: [1, 10, 100][chance.below(3)],
+            met: 0,
             chance,
         };
         for (node, count) in (0..nodes).zip(&processors) {
@@ -105,16 +110,34 @@ impl Story {
     /// What a processor does after that: one of eight instructions needs two pages.
     fn instruction(&mut self, node: u16, last: Option<Op>) -> Instruction {
         let op = self.op(node, last);
+        let begun = None;
+        // One of eight pages that a manager is to use it discards.
+        if self.world.engines[usize::from(node)].manager(op.page).0 == node && self.chance.below(8) == 0 {
+            let want = Want::Discard;
+            let op = Op { want, ..op };
+            return Instruction {
+                op,
+                also: None,
+                begun,
+            };
+        }
         let is_long = self.chance.below(8) == 0;
         let also = is_long.then(|| self.op(node, None));
-        Instruction { op, also }
+        Instruction { op, also, begun }
     }
 
     /// The part of it that the processor has no right for yet.
     fn lacks(&self, node: u16, instruction: Instruction) -> Option<Op> {
         let rights = &self.world.outside.rights[usize::from(node)];
         let mut parts = [Some(instruction.op), instruction.also].into_iter().flatten();
-        parts.find(|op| !rights[usize::try_from(op.page.0).expect("few")].allows(op.access))
+        parts.find(|op| {
+            let right = rights[usize::try_from(op.page.0).expect("few")];
+            match op.want {
+                Want::Read => right < Right::Read,
+                Want::Write => right < Right::Write,
+                Want::Discard => false,
+            }
+        })
     }
 
     /// What a processor does after that.
@@ -124,17 +147,17 @@ impl Story {
         let below = self.chance.below(usize::try_from(of).expect("few"));
         let page = Page(u32::try_from(below).expect("few"));
         let reads = Op {
-            access: Access::Read,
+            want: Want::Read,
             page,
         };
         let writes = Op {
-            access: Access::Write,
+            want: Want::Write,
             page,
         };
         match (self.habit, last) {
             (Habit::Any, _) => [reads, writes][self.chance.below(2)],
-            (Habit::Migrate, Some(last)) if last.access == Access::Read => Op {
-                access: Access::Write,
+            (Habit::Migrate, Some(last)) if last.want == Want::Read => Op {
+                want: Want::Write,
                 ..last
             },
             (Habit::Migrate, _) => reads,
@@ -152,8 +175,15 @@ impl Story {
                 let (instruction, left) = self.programs[usize::from(node)][processor];
                 self.value += 1;
                 let lacks = self.lacks(node, instruction);
-                self.world
-                    .go(node, processor, lacks.unwrap_or(instruction.op), self.value);
+                let is_discard = instruction.op.want == Want::Discard;
+                if !is_discard {
+                    self.world
+                        .go(node, processor, lacks.unwrap_or(instruction.op), self.value);
+                } else if !self.discards(node, processor) {
+                    self.plan(50, Event::Go(node, processor));
+                    self.follow(instruction.op.page);
+                    return Some(Ok(instruction.op.page));
+                }
                 if lacks.is_none() {
                     if let Some(also) = instruction.also {
                         self.world.go(node, processor, also, self.value);
@@ -184,6 +214,23 @@ impl Story {
         self.follow(page);
         self.ask_ahead(page);
         Some(Ok(page))
+    }
+
+    /// A processor's discard goes on, or begins. Whether it is done.
+    fn discards(&mut self, node: u16, processor: usize) -> bool {
+        let state = |story: &Self| {
+            let state = &story.world.outside.processors[usize::from(node)][processor];
+            (state.done, state.waits.is_some())
+        };
+        let (done, waits) = state(self);
+        let (instruction, _) = &mut self.programs[usize::from(node)][processor];
+        let before = *instruction.begun.get_or_insert(done);
+        let op = instruction.op;
+        if done == before && !waits {
+            self.met += u64::from(self.world.has_ahead(node, op.page));
+            self.world.go(node, processor, op, 0);
+        }
+        state(self).0 > before
     }
 
     /// Now and then a node asks ahead for the next pages.
@@ -229,7 +276,7 @@ impl Story {
 }
 
 /// How many steps it took, and what was rare in it.
-fn tell(seed: u64) -> Result<[u64; 6], String> {
+fn tell(seed: u64) -> Result<[u64; 8], String> {
     let mut story = Story::new(seed);
     let mut steps = 0;
     while let Some(step) = story.step() {
@@ -263,9 +310,11 @@ fn tell(seed: u64) -> Result<[u64; 6], String> {
                 steps.into(),
                 count(|counters| counters.migratory_reads),
                 deferred,
+                count(|counters| counters.discarded),
                 count(|counters| counters.fetched_ahead),
                 count(|counters| counters.joined),
                 count(|counters| counters.declined),
+                story.met,
             ])
         }
     }
@@ -273,23 +322,24 @@ fn tell(seed: u64) -> Result<[u64; 6], String> {
 
 #[test]
 fn four_to_sixteen_nodes_with_hundreds_of_pages() {
-    let mut total = [0; 6];
+    let mut total = [0; 8];
     for seed in 0..STORIES {
         match tell(seed) {
             Ok(counts) => total = std::array::from_fn(|at| total[at] + counts[at]),
             Err(wrong) => panic!("seed {seed}: {wrong}"),
         }
     }
-    let [steps, migratory_reads, deferred, fetched_ahead, joined, declined] = total;
+    let [steps, migratory_reads, deferred, discarded, ahead @ ..] = total;
+    let [fetched_ahead, joined, declined, met] = ahead;
     println!(
-        "{steps} steps, {migratory_reads} reads given for writing, {deferred} deferred; {fetched_ahead} copies came that were asked for \
-         ahead, {joined} were wanted before, {declined} were declined"
+        "{steps} steps, {migratory_reads} reads given for writing, {deferred} deferred, {discarded} discarded; {fetched_ahead} copies came \
+         that were asked for ahead, {joined} were wanted before, {declined} were declined; {met} discards were begun meanwhile"
     );
     let is_quiet = [fetched_ahead, joined, declined]
         .iter()
         .any(|count| *count < 3_000);
     assert!(
-        migratory_reads > 5_000 && deferred > 100_000 && !is_quiet,
+        migratory_reads > 5_000 && deferred > 100_000 && discarded > 10_000 && !is_quiet && met > 100,
         "stories are too quiet"
     );
 }

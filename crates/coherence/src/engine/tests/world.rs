@@ -2,10 +2,11 @@
 //!
 //! Contents are numbers: each write writes its own. Whatever a processor or an effect shows to be wrong ends in `broken`.
 
-use crate::engine::{Effects, Engine, Faulted};
+use crate::engine::{Discarded, Effects, Engine, Faulted};
 use crate::state::Stage;
 use crate::{
     Access, Body, Contents, Counters, Layout, MESSAGE_BYTES, Message, NodeId, Nodes, Page, Refusal, Right,
+    Want,
 };
 
 /// What lies in the place of a page that a node does not have.
@@ -41,7 +42,8 @@ impl Engine {
 /// What a processor does in one step.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Op {
-    pub access: Access,
+    /// A discard is for a processor of the page's manager.
+    pub want: Want,
     pub page: Page,
 }
 
@@ -52,6 +54,8 @@ pub struct Processor {
     pub done: usize,
     /// It stands still until this page is granted.
     pub waits: Option<u32>,
+    /// Or until it is forgotten, which is then its step.
+    pub discards: bool,
     /// This page was granted while it waited, and it has not moved since.
     pub woken: Option<u32>,
     /// What it has read.
@@ -90,6 +94,8 @@ pub struct Outside {
     pub ahead: Vec<Nodes>,
     pub outbox: Vec<Packet>,
     pub broken: Option<&'static str>,
+    /// The event that is being handled has had a page forgotten.
+    forgot: bool,
 }
 
 /// One node's hands in it.
@@ -166,9 +172,7 @@ impl Effects for Hands<'_> {
         let right = *self.right(page);
         let most = match message.body {
             Body::Copy { .. } => Right::Read,
-            Body::Ownership {
-                access: Access::Read, ..
-            } => Right::Read,
+            Body::Ownership { want: Want::Read, .. } => Right::Read,
             Body::Ownership { .. } | Body::Acknowledge => Right::None,
             _ => Right::Write,
         };
@@ -192,6 +196,16 @@ impl Effects for Hands<'_> {
             Body::Copy { .. } => self.outside.answered(page, to, false),
             Body::Ownership { .. } => self.outside.answered(page, to, true),
             _ => {}
+        }
+        let is_to_go = matches!(
+            message.body,
+            Body::Ownership {
+                want: Want::Discard,
+                ..
+            }
+        );
+        if is_to_go && message.carries_page() {
+            self.outside.breaks("bytes that nobody wants");
         }
         let contents = message.carries_page().then(|| *self.memory(page));
         self.outside.outbox.push(Packet {
@@ -229,9 +243,33 @@ impl Effects for Hands<'_> {
             self.outside.passed(page, self.me);
         }
         for processor in &mut self.outside.processors[at(self.me.0)] {
-            if processor.waits == Some(page.0) {
+            if processor.waits == Some(page.0) && !processor.discards {
                 processor.waits = None;
                 processor.woken = Some(page.0);
+            }
+        }
+    }
+
+    fn forget(&mut self, page: Page) {
+        if self
+            .outside
+            .rights
+            .iter()
+            .any(|rights| rights[at(page.0)] > Right::None)
+        {
+            self.outside.breaks("forgotten while a node can use it");
+        }
+        *self.stored(page) = false;
+        self.outside.latest[at(page.0)] = 0;
+        self.outside.forgot = true;
+        for processor in &mut self.outside.processors[at(self.me.0)] {
+            if processor.waits == Some(page.0) {
+                processor.waits = None;
+                // Who waited to use it tries again.
+                match std::mem::take(&mut processor.discards) {
+                    true => processor.done += 1,
+                    false => processor.woken = Some(page.0),
+                }
             }
         }
     }
@@ -281,6 +319,7 @@ impl World {
                 ahead: vec![Nodes::NONE; pages],
                 outbox: Vec::new(),
                 broken: None,
+                forgot: false,
             },
         }
     }
@@ -301,6 +340,11 @@ impl World {
             outside,
         };
         let result = event(&mut self.engines[at(node)], &mut hands);
+        hands.outside.forgot = false;
+        let is_absent = self.engines[at(node)].is_absent(page);
+        if is_absent && (*hands.stored(page) || *hands.right(page) > Right::None) {
+            hands.outside.breaks("said to have nothing of it, and has");
+        }
         // What a node may not read is not there.
         if *hands.right(page) == Right::None && !*hands.stored(page) {
             *hands.memory(page) = POISON;
@@ -313,7 +357,12 @@ impl World {
 
     /// A processor does its next step, or faults.
     pub fn go(&mut self, node: u16, processor: usize, op: Op, value: u32) {
-        let Op { access, page } = op;
+        let page = op.page;
+        let access = match op.want {
+            Want::Read => Access::Read,
+            Want::Write => Access::Write,
+            Want::Discard => return self.discard(node, processor, page),
+        };
         let right = self.outside.rights[at(node)][at(page.0)];
         let outside = &mut self.outside;
         outside.processors[at(node)][processor].woken = None;
@@ -356,9 +405,39 @@ impl World {
         }
     }
 
+    /// A processor of its manager has a page forgotten. If it is in use, nothing, as if it had not come to that yet.
+    fn discard(&mut self, node: u16, processor: usize, page: Page) {
+        self.outside.processors[at(node)][processor].woken = None;
+        let engine = &self.engines[at(node)];
+        let was_guest = engine.states[at(page.0)].stage == Stage::Guest;
+        let was_alone = engine.is_alone(page);
+        let (discarded, forgot) = self.turn(node, page, None, |engine, hands| {
+            (engine.discard(page, hands), hands.outside.forgot)
+        });
+        if forgot != (discarded == Discarded::Done) || was_alone != forgot {
+            self.outside.breaks("another answer than what was done");
+        }
+        let processor = &mut self.outside.processors[at(node)][processor];
+        match discarded {
+            Discarded::Done => processor.done += 1,
+            Discarded::Waits => (processor.waits, processor.discards) = (Some(page.0), true),
+            Discarded::InUse => {}
+        }
+        if was_guest && discarded == Discarded::Waits {
+            self.outside.queues[at(page.0)].push(Waiting::new(NodeId(node), true));
+        }
+    }
+
     /// A node asks for a copy that none of its processors waits for. Whether it asked.
     pub fn ask_ahead(&mut self, node: u16, page: Page) -> bool {
         self.turn(node, page, None, |engine, hands| engine.ask_ahead(page, hands))
+    }
+
+    /// Whether somebody has asked ahead for a page and has no answer yet, or this node, which manages it, has a copy so.
+    pub fn has_ahead(&self, node: u16, page: Page) -> bool {
+        let state = &self.engines[at(node)].states[at(page.0)];
+        let has_copy = state.stage == Stage::Guest && state.right == Right::Read;
+        has_copy || self.outside.ahead[at(page.0)] != Nodes::NONE
     }
 
     /// A message arrives. The caller has taken it out of wherever it was.
@@ -371,8 +450,8 @@ impl World {
                 .managed(at(page.0))
                 .expect("its manager");
             let is_policy_on = self.engines[at(packet.to)].layout.migratory;
-            if let Some((order, _)) = managed.order(NodeId(packet.to), from, access, is_policy_on) {
-                let is_to_own = order.access == Access::Write;
+            if let Some((order, _)) = managed.order(NodeId(packet.to), from, access.into(), is_policy_on) {
+                let is_to_own = order.want == Want::Write;
                 self.outside.queues[at(page.0)].push(Waiting::new(from, is_to_own));
             }
         }

@@ -14,6 +14,9 @@ use crate::process::{receive, send};
 use crate::span::link::{self, Receiving, Sending};
 use crate::span::packet::Packet;
 use crate::span::router::Router;
+use crate::virtio::balloon::{Balloon, Release};
+use crate::virtio::test_driver::{DriverQueue, Told, wait};
+use crate::virtio::{Activation, VirtioDevice};
 
 const BYTES: u64 = 64 << 20;
 /// With a hole below 4 GiB.
@@ -239,6 +242,113 @@ fn nonsense_of_a_peer_ends_the_vm_and_is_told() {
         panic!("{:?}", end.cause());
     };
     assert!(detail.starts_with("the shard in cell 1: "), "{detail}");
+}
+
+fn resident(shards: [&Coherence; 2]) -> u64 {
+    let bytes = shards.map(|shard| shard.status()["resident_bytes"].as_u64());
+    bytes.map(|bytes| bytes.expect("it is told")).iter().sum()
+}
+
+/// The balloon over the home's copy, with free-page reporting alone: that queue is number 2.
+fn balloon(
+    home: &GuestRam,
+    bytes: u64,
+    coherence: &'static Coherence,
+) -> (Balloon, Vec<DriverQueue>, Arc<Told>) {
+    let queues: Vec<DriverQueue> = (0..3).map(|index| DriverQueue::new(home, index)).collect();
+    let told = Arc::new(Told::default());
+    let release = Release {
+        sharing: None,
+        coherence: Some(coherence),
+    };
+    let mut balloon = Balloon::new(&Threads::sealed(), bytes, release).expect("a thread");
+    let activation = Activation {
+        memory: home.clone(),
+        features: 1 << 5,
+        queues: queues.iter().map(DriverQueue::active).collect(),
+        interrupt: told.clone(),
+        resumed: false,
+    };
+    balloon.activate(activation).expect("a device");
+    (balloon, queues, told)
+}
+
+#[test]
+fn the_balloon_takes_pages_of_both_homes_from_both_shards() {
+    const TAKEN: u64 = 2 << 20;
+    let (near, far) = pairs();
+    let (home, here, _) = shard(0, near);
+    let (part, there, _) = shard(1, far);
+    let (balloon, mut queues, _told) = balloon(&home, BYTES, here);
+    let list = GuestAddress(1 << 20);
+    for (queue, starts) in [
+        (0, [8 << 20, BYTES / 2 + (8 << 20)]),
+        (2, [16 << 20, BYTES - TAKEN]),
+    ] {
+        let pages = || {
+            starts
+                .into_iter()
+                .flat_map(|start| (start..start + TAKEN).step_by(4096))
+        };
+        for page in pages() {
+            home.write_obj(page, GuestAddress(page)).expect("in memory");
+            assert_eq!(part.read_obj::<u64>(GuestAddress(page)).expect("in memory"), page);
+        }
+        let numbers: Vec<u8> = pages()
+            .flat_map(|page| ((page / 4096) as u32).to_le_bytes())
+            .collect();
+        home.write_slice(&numbers, list).expect("in memory");
+        let full = resident([here, there]);
+        match queue {
+            0 => queues[0].add(&[(list.0, numbers.len() as u32)], false),
+            _ => queues[2].add(&starts.map(|start| (start, TAKEN as u32)), true),
+        };
+        queues[queue].take_used().expect("it is done");
+        // The other shard frees its memory when it hears of it. What the device itself used for the first time counts too.
+        let goal = full - 4 * TAKEN + (256 << 10);
+        let is_less = wait(|| (resident([here, there]) <= goal).then_some(()));
+        let left = resident([here, there]);
+        is_less.unwrap_or_else(|| panic!("{left} bytes of {full}, after {TAKEN} twice of two copies"));
+        for page in pages() {
+            let shard = if page % 8192 == 0 { &home } else { &part };
+            assert_eq!(shard.read_obj::<u64>(GuestAddress(page)).expect("in memory"), 0);
+            part.write_obj(page + 1, GuestAddress(page)).expect("in memory");
+            assert_eq!(
+                home.read_obj::<u64>(GuestAddress(page)).expect("in memory"),
+                page + 1
+            );
+        }
+    }
+    let told = balloon.status();
+    assert_eq!(
+        (&told["inflated_bytes"], &told["reported_bytes"]),
+        (&json!(2 * TAKEN), &json!(2 * TAKEN))
+    );
+    let counted = [here, there].map(|shard| shard.status()["discarded"].as_u64());
+    assert_eq!(counted, [Some(TAKEN / 2048); 2]);
+}
+
+#[test]
+fn the_balloon_takes_pages_above_the_hole_and_none_in_it() {
+    let (near, far) = pairs();
+    let (home, here, _) = shard_of(MUCH, 0, near);
+    let (part, ..) = shard_of(MUCH, 1, far);
+    let layout = Layout::new(MUCH, &[]).expect("a layout");
+    let [below, above] = &layout.ram[..] else {
+        panic!("no hole: {:?}", layout.ram);
+    };
+    let (_balloon, mut queues, told) = balloon(&home, MUCH, here);
+    let places = [below.end - 4096, above.start, above.end - 4096];
+    for place in places {
+        part.write_obj(7_u64, GuestAddress(place)).expect("in memory");
+    }
+    queues[2].add(&places.map(|place| (place, 4096)), true);
+    queues[2].take_used().expect("it is done");
+    for place in places {
+        assert_eq!(home.read_obj::<u64>(GuestAddress(place)).expect("in memory"), 0);
+    }
+    queues[2].add(&[(below.end, 4096)], true);
+    assert!(told.failure().contains("not all memory"));
 }
 
 /// Three shards' routers, with channels between them, whose packets come after what each shard's memory says.

@@ -9,9 +9,9 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::handler::{BalloonHandler, F_REPORTING, F_STATISTICS};
 use super::metrics::{BalloonMetrics, statistic_name};
+use super::release::Release;
 use super::state::{BalloonHandle, PAGE_BYTES, State};
 use crate::sandbox::{ThreadKind, Threads};
-use crate::sharing::Mapper;
 use crate::virtio::device::{RING_FEATURES, read_space};
 use crate::virtio::worker::Worker;
 use crate::virtio::{Activation, DeviceError, VirtioDevice, VirtioId};
@@ -30,11 +30,11 @@ pub struct Balloon {
 }
 
 impl Balloon {
-    /// Starts the device's thread for a guest with `ram_bytes` of memory, parts of which may be shared.
-    pub fn new(threads: &Threads, ram_bytes: u64, sharing: Option<Arc<Mapper>>) -> io::Result<Self> {
+    /// Starts the device's thread for a guest with `ram_bytes` of memory, given back in that way.
+    pub fn new(threads: &Threads, ram_bytes: u64, release: Release) -> io::Result<Self> {
         let state = new_state(ram_bytes)?;
         let metrics = Arc::new(BalloonMetrics::default());
-        let handler = BalloonHandler::new(state.clone(), metrics.clone(), sharing);
+        let handler = BalloonHandler::new(state.clone(), metrics.clone(), release);
         let worker = Worker::spawn(threads, ThreadKind::Balloon, "balloon", handler)?;
         Ok(Self {
             worker,
@@ -71,7 +71,11 @@ fn new_state(ram_bytes: u64) -> io::Result<Arc<State>> {
 /// The handler without its thread, for [`crate::fuzzing`].
 #[cfg(fuzzing)]
 pub(crate) fn bare(ram_bytes: u64) -> io::Result<impl crate::virtio::worker::Handler> {
-    Ok(BalloonHandler::new(new_state(ram_bytes)?, Arc::default(), None))
+    Ok(BalloonHandler::new(
+        new_state(ram_bytes)?,
+        Arc::default(),
+        Release::default(),
+    ))
 }
 
 impl VirtioDevice for Balloon {

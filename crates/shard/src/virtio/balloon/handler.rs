@@ -13,9 +13,8 @@ use virtio_queue::QueueT;
 use vm_memory::{Bytes, GuestMemoryMmap};
 
 use super::metrics::BalloonMetrics;
-use super::release::release;
+use super::release::Release;
 use super::state::{PAGE_BYTES, State};
-use crate::sharing::Mapper;
 use crate::virtio::serve::{Chain, broken, listen, serve, signal, take};
 use crate::virtio::worker::{Event, Handler, Sources};
 use crate::virtio::{Activation, ActiveQueue, DeviceError};
@@ -38,18 +37,18 @@ const REFRESH: u32 = 0;
 pub struct BalloonHandler {
     state: Arc<State>,
     metrics: Arc<BalloonMetrics>,
-    sharing: Option<Arc<Mapper>>,
+    release: Release,
     active: Option<Activation>,
     /// The driver's statistics buffer; giving it back asks for new ones.
     held: Option<u16>,
 }
 
 impl BalloonHandler {
-    pub fn new(state: Arc<State>, metrics: Arc<BalloonMetrics>, sharing: Option<Arc<Mapper>>) -> Self {
+    pub fn new(state: Arc<State>, metrics: Arc<BalloonMetrics>, release: Release) -> Self {
         Self {
             state,
             metrics,
-            sharing,
+            release,
             active: None,
             held: None,
         }
@@ -66,7 +65,7 @@ impl BalloonHandler {
         let memory: &GuestMemoryMmap<()> = &active.memory;
         match index {
             INFLATE => serve(queue, &active.memory, &active.interrupt, |chain| {
-                let bytes = inflate(memory, self.sharing.as_deref(), chain)?;
+                let bytes = inflate(memory, &self.release, chain)?;
                 self.metrics.inflated_bytes.fetch_add(bytes, Ordering::Relaxed);
                 Ok(0)
             }),
@@ -86,15 +85,11 @@ impl BalloonHandler {
             }
             OPTIONAL.. if active.features & F_REPORTING != 0 => {
                 serve(queue, &active.memory, &active.interrupt, |chain| {
-                    for range in chain.writable() {
-                        let bytes = release(
-                            memory,
-                            self.sharing.as_deref(),
-                            range.addr().0,
-                            u64::from(range.len()),
-                        )?;
-                        self.metrics.reported_bytes.fetch_add(bytes, Ordering::Relaxed);
-                    }
+                    let ranges = chain
+                        .writable()
+                        .map(|range| (range.addr().0, u64::from(range.len())));
+                    let bytes = self.release.ranges(memory, ranges)?;
+                    self.metrics.reported_bytes.fetch_add(bytes, Ordering::Relaxed);
                     Ok(0)
                 })
             }
@@ -149,27 +144,18 @@ impl Handler for BalloonHandler {
 }
 
 /// Returns the pages whose numbers a chain lists, neighbours together; how many bytes that was.
-fn inflate(
-    memory: &GuestMemoryMmap<()>,
-    sharing: Option<&Mapper>,
-    chain: Chain<'_>,
-) -> Result<u64, DeviceError> {
+fn inflate(memory: &GuestMemoryMmap<()>, release: &Release, chain: Chain<'_>) -> Result<u64, DeviceError> {
     let mut numbers = read_chain(memory, chain, NUMBERS_BYTES_MAX)?
         .chunks_exact(4)
         .map(|number| u64::from(u32::from_le_bytes([number[0], number[1], number[2], number[3]])))
         .collect::<Vec<_>>();
     numbers.sort_unstable();
     numbers.dedup();
-    let mut bytes = 0;
-    for run in numbers.chunk_by(|before, after| before + 1 == *after) {
-        bytes += release(
-            memory,
-            sharing,
-            run[0] * PAGE_BYTES,
-            run.len() as u64 * PAGE_BYTES,
-        )?;
-    }
-    Ok(bytes)
+    let runs = numbers.chunk_by(|before, after| before + 1 == *after);
+    release.ranges(
+        memory,
+        runs.map(|run| (run[0] * PAGE_BYTES, run.len() as u64 * PAGE_BYTES)),
+    )
 }
 
 fn read_statistics(state: &State, memory: &GuestMemoryMmap<()>, chain: Chain<'_>) -> Result<(), DeviceError> {

@@ -1,12 +1,69 @@
-//! Gives a range of guest memory back to the host.
+//! Gives ranges of guest memory back to the host.
 
 use std::io;
+use std::ops::Range;
+use std::sync::Arc;
 
-use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MemoryRegionAddress};
+use vm_memory::{
+    GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
+    MemoryRegionAddress,
+};
 
 use super::state::PAGE_BYTES;
+use crate::memory::replica::Coherence;
 use crate::sharing::Mapper;
 use crate::virtio::DeviceError;
+
+/// What is asked to give memory back, beside the kernel.
+#[derive(Clone, Default)]
+pub struct Release {
+    /// Where pages stand for an image's.
+    pub sharing: Option<Arc<Mapper>>,
+    /// Where other shards have copies of the memory, so that no page is this one's alone to punch out.
+    pub coherence: Option<&'static Coherence>,
+}
+
+impl Release {
+    /// Gives back the whole pages inside ranges, each an address and a length in bytes; how many bytes that was.
+    ///
+    /// # Errors
+    /// As [`release`].
+    pub fn ranges(
+        &self,
+        memory: &GuestMemoryMmap<()>,
+        mut ranges: impl Iterator<Item = (u64, u64)>,
+    ) -> Result<u64, DeviceError> {
+        let Some(coherence) = self.coherence else {
+            return ranges.try_fold(0, |all, (start, bytes)| {
+                Ok(all + release(memory, self.sharing.as_deref(), start, bytes)?)
+            });
+        };
+        let mut pages = Vec::new();
+        for (start, bytes) in ranges {
+            let (_, whole) = whole_pages(memory, start, bytes)?;
+            let number = |address: u64| u32::try_from(address / PAGE_BYTES).unwrap_or(u32::MAX);
+            pages.push(number(whole.start)..number(whole.end));
+        }
+        Ok(coherence.give_back(pages) * PAGE_BYTES)
+    }
+}
+
+/// The region that a range is in, and the whole pages inside the range; its end is its start if there are none.
+fn whole_pages(
+    memory: &GuestMemoryMmap<()>,
+    start: u64,
+    bytes: u64,
+) -> Result<(&GuestRegionMmap<()>, Range<u64>), DeviceError> {
+    let outside = || DeviceError::Protocol(format!("{bytes} bytes at {start:#x} are not all memory"));
+    let end = start.checked_add(bytes).ok_or_else(outside)?;
+    let region = memory.find_region(GuestAddress(start)).ok_or_else(outside)?;
+    if end - region.start_addr().0 > region.len() {
+        return Err(outside());
+    }
+    let first = start.next_multiple_of(PAGE_BYTES);
+    let last = end - end % PAGE_BYTES;
+    Ok((region, first..last.max(first)))
+}
 
 /// Punches the whole pages inside `start..start + bytes` out of the memory's file; returns how many bytes that was.
 ///
@@ -21,19 +78,15 @@ pub fn release(
     start: u64,
     bytes: u64,
 ) -> Result<u64, DeviceError> {
-    let outside = || DeviceError::Protocol(format!("{bytes} bytes at {start:#x} are not all memory"));
-    let end = start.checked_add(bytes).ok_or_else(outside)?;
-    let region = memory.find_region(GuestAddress(start)).ok_or_else(outside)?;
-    let base = region.start_addr().0;
-    if end - base > region.len() {
-        return Err(outside());
-    }
-    let first = start.next_multiple_of(PAGE_BYTES);
-    let last = end - end % PAGE_BYTES;
-    if first >= last {
+    let (region, whole) = whole_pages(memory, start, bytes)?;
+    if whole.is_empty() {
         return Ok(0);
     }
-    let (offset, length) = (first - base, last - first);
+    let Range {
+        start: first,
+        end: last,
+    } = whole;
+    let (offset, length) = (first - region.start_addr().0, last - first);
     if let Some(sharing) = sharing {
         let done = sharing
             .release(first / PAGE_BYTES..last / PAGE_BYTES)
@@ -47,7 +100,7 @@ pub fn release(
     }
     let address = region
         .get_host_address(MemoryRegionAddress(offset))
-        .map_err(|_| outside())?;
+        .map_err(|_| DeviceError::Protocol(format!("{bytes} bytes at {start:#x} are not all memory")))?;
     // Of a file: a hole there, whichever file lies here. Of a mapping alone: zero pages.
     let advice = if region.file_offset().is_some() {
         libc::MADV_REMOVE

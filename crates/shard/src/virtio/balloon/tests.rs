@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap};
 
-use super::Balloon;
+use super::{Balloon, Release};
 use crate::memory::GuestRam;
 use crate::sandbox::Threads;
 use crate::virtio::test_driver::{DriverQueue, Told, wait};
@@ -39,7 +39,7 @@ fn rig_with(features: u64) -> Rig {
     }
     let queues: Vec<DriverQueue> = (0..5).map(|index| DriverQueue::new(&memory, index)).collect();
     let told = Arc::new(Told::default());
-    let mut balloon = Balloon::new(&Threads::open(), BYTES, None).unwrap();
+    let mut balloon = Balloon::new(&Threads::open(), BYTES, Release::default()).unwrap();
     balloon
         .activate(Activation {
             memory: memory.clone(),

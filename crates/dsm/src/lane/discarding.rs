@@ -1,0 +1,319 @@
+//! How a lane has pages forgotten: its own node's threads hand it blocks of them, and it has each page's manager do it.
+//!
+//! ```text
+//!  who gives back      lane                       lane of the manager          all other lanes
+//!  Block ────────────► Discard (if not here) ───► the engine, page by page
+//!  goes on ◄────────── ◄────────────── Discarded ──────────────────────────► frees what lies there
+//! ```
+//!
+//! A page that this node owns alone goes at once, with its neighbours by one call of the kernel's. Others wait for messages. One that
+//! is in use is tried again for a while, and then stays. Lanes take turns between this and what threads wait for: a step
+//! is short, and the pause after it as long.
+//!
+//! `Discarded` comes from the pages' manager alone, on the stream by which it also says that a page is to be merged; so what it frees
+//! is none of a page that was merged since. It is acted on at once, also where what its sender said before of merged pages waits for a
+//! third node's changes: a page that was offered is not discarded until all have closed it, or the offer has been withdrawn, and then
+//! its bytes count for nothing whoever has yet to hear of it.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use coherence::{Discarded, NodeId, Page, Right};
+
+use super::{KIND_AT, Lane, page_of};
+use crate::clock::now_ns;
+use crate::discards::{BLOCK_PAGES, Block};
+use crate::ending::End;
+use crate::hold::BOUND_NS;
+use crate::link::{FRAME_BYTES, Frame};
+
+/// Of frames that are none of the protocol's: a block is to be forgotten, and has been.
+const KIND_DISCARD: u8 = 0xfb;
+const KIND_DISCARDED: u8 = 0xfa;
+const ASKER_AT: usize = 5;
+const MASK_AT: usize = 8;
+/// Blocks that one node has under way with another's lane, at most.
+const BLOCKS_MAX: usize = 16;
+/// What a step may cost, in pages that go with their neighbours: 0.3 us each.
+const STEP: u32 = 64;
+/// What a page costs that goes by itself, or by messages.
+const ALONE: u32 = 8;
+/// The least pause after a step, nanoseconds.
+const PAUSE_NS: u64 = 20_000;
+/// How long a page that is in use is tried again, nanoseconds: no page is held for longer without having been used.
+const TRIES_NS: u64 = 2 * BOUND_NS;
+
+/// What a lane has of it.
+#[derive(Debug, Default)]
+pub struct Discarding {
+    jobs: VecDeque<Job>,
+    /// Blocks that other nodes were asked to have forgotten.
+    asked: usize,
+    /// When the pause is over.
+    next_ns: u64,
+}
+
+/// A block whose pages this node manages.
+#[derive(Clone, Copy, Debug)]
+struct Job {
+    asker: u16,
+    block: Block,
+    /// Those to begin with.
+    todo: u64,
+    /// Those that the engine has begun with.
+    waiting: u64,
+    /// Those that are fresh.
+    done: u64,
+    until_ns: u64,
+}
+
+impl Lane {
+    /// Goes on with what is to be forgotten. When to be called again at the latest, nanoseconds from now.
+    pub(super) fn discard(&mut self) -> Result<Option<u64>, End> {
+        // It makes room for what is taken.
+        self.finish()?;
+        self.take_mail()?;
+        if self.discarding.jobs.iter().all(|job| job.todo == 0) {
+            return Ok(None);
+        }
+        let (now, next_ns) = (now_ns(), self.discarding.next_ns);
+        if now < next_ns {
+            return Ok(Some(next_ns - now));
+        }
+        let mut left = STEP;
+        for index in 0..self.discarding.jobs.len() {
+            left = self.step(index, left, now)?;
+        }
+        self.finish()?;
+        let pause_ns = now_ns().saturating_sub(now).max(PAUSE_NS);
+        self.discarding.next_ns = now + 2 * pause_ns;
+        Ok(Some(pause_ns))
+    }
+
+    /// A frame, if it is about this.
+    pub(super) fn heard_of_discards(&mut self, node: usize, frame: &Frame) -> Result<bool, End> {
+        let kind = frame[KIND_AT];
+        if kind != KIND_DISCARD && kind != KIND_DISCARDED {
+            return Ok(false);
+        }
+        let mut mask = [0; 8];
+        mask.copy_from_slice(&frame[MASK_AT..]);
+        let block = Block {
+            first: page_of(frame),
+            mask: u64::from_le_bytes(mask),
+        };
+        let nonsense = |lane: &Self| {
+            End::Nonsense(format!(
+                "{}: it wants pages forgotten that it can't",
+                lane.hands.name(node)
+            ))
+        };
+        let manager = if kind == KIND_DISCARD {
+            self.hands.me
+        } else {
+            node as u16
+        };
+        if !self.is_block(block, manager) {
+            return Err(nonsense(self));
+        }
+        if kind == KIND_DISCARD {
+            let jobs = self.discarding.jobs.iter();
+            if block.mask == 0 || jobs.filter(|job| usize::from(job.asker) == node).count() >= BLOCKS_MAX {
+                return Err(nonsense(self));
+            }
+            self.begin(block, node as u16);
+            return Ok(true);
+        }
+        self.free_absent(block);
+        if u16::from(frame[ASKER_AT]) == self.hands.me {
+            let Some(asked) = self.discarding.asked.checked_sub(1) else {
+                return Err(nonsense(self));
+            };
+            self.discarding.asked = asked;
+            self.hands.mail.ended(block.mask.count_ones());
+        }
+        self.check()?;
+        Ok(true)
+    }
+
+    /// Whether it is a block of this lane's pages that this node manages.
+    fn is_block(&self, block: Block, manager: u16) -> bool {
+        let region = &self.hands.region;
+        if block.first >= region.pages() || region.lane_of(block.first) != self.number {
+            return false;
+        }
+        let room = region.block_of(block.first, BLOCK_PAGES);
+        let is_its = |page| self.engine.manager(Page(region.striped(page))) == NodeId(manager);
+        room.start == block.first && block.pages().all(|page| room.contains(&page) && is_its(page))
+    }
+
+    fn begin(&mut self, block: Block, asker: u16) {
+        self.discarding.jobs.push_back(Job {
+            asker,
+            block,
+            todo: block.mask,
+            waiting: 0,
+            done: 0,
+            until_ns: now_ns() + TRIES_NS,
+        });
+    }
+
+    /// Takes blocks of this node's threads, and has other nodes do what they manage.
+    fn take_mail(&mut self) -> Result<(), End> {
+        let me = self.hands.me;
+        loop {
+            let own = self.discarding.jobs.iter().filter(|job| job.asker == me).count();
+            if own + self.discarding.asked >= BLOCKS_MAX {
+                return Ok(());
+            }
+            let Some(block) = self.hands.mail.take() else {
+                return Ok(());
+            };
+            let manager = |page| self.engine.manager(Page(self.hands.region.striped(page))).0;
+            let Some(first) = block.pages().next().map(manager) else {
+                self.hands.mail.ended(0);
+                continue;
+            };
+            let mut part = Block { mask: 0, ..block };
+            for page in block.pages().filter(|page| manager(*page) == first) {
+                part.mask |= block.bit(page);
+            }
+            if part != block {
+                let mask = block.mask & !part.mask;
+                self.hands.mail.put_back(Block { mask, ..block });
+            }
+            if first == me {
+                self.begin(part, me);
+                continue;
+            }
+            self.discarding.asked += 1;
+            let frame = frame(KIND_DISCARD, part, me);
+            self.hands.post(usize::from(first), &frame, None, false);
+            self.check()?;
+        }
+    }
+
+    /// Begins with some pages of a job; what the rest of the step may cost.
+    fn step(&mut self, index: usize, mut left: u32, now: u64) -> Result<u32, End> {
+        let Job { block, until_ns, .. } = self.discarding.jobs[index];
+        let mask = self.discarding.jobs[index].todo;
+        let todo = Block { mask, ..block };
+        let mut begun = 0;
+        for page in todo.pages() {
+            if left == 0 {
+                break;
+            }
+            if begun & todo.bit(page) != 0 {
+                continue;
+            }
+            let run = self.alone_from(page, todo, left);
+            if !run.is_empty() {
+                left -= run.len() as u32;
+                // Not one by one, as restricting them would be.
+                self.hands.free(run.clone());
+                self.hands.freed = run.clone();
+                for page in run {
+                    begun |= todo.bit(page);
+                    let striped = Page(self.hands.region.striped(page));
+                    self.engine.discard(striped, &mut self.hands);
+                }
+                self.hands.freed = 0..0;
+                continue;
+            }
+            left = left.saturating_sub(ALONE);
+            if self.hands.is_taken(page) {
+                begun |= todo.bit(page);
+                continue;
+            }
+            if let Some(hold) = self.hands.want(page) {
+                self.judge(hold, now);
+            }
+            let striped = Page(self.hands.region.striped(page));
+            match self.engine.discard(striped, &mut self.hands) {
+                Discarded::Done => begun |= todo.bit(page),
+                Discarded::Waits => {
+                    begun |= todo.bit(page);
+                    self.discarding.jobs[index].waiting |= todo.bit(page);
+                }
+                Discarded::InUse if now < until_ns => {}
+                Discarded::InUse => begun |= todo.bit(page),
+            }
+        }
+        self.discarding.jobs[index].todo &= !begun;
+        self.check()?;
+        Ok(left)
+    }
+
+    /// Pages from this one on that go at once.
+    fn alone_from(&self, page: u32, todo: Block, most: u32) -> Range<u32> {
+        let goes = |page: &u32| {
+            let striped = Page(self.hands.region.striped(*page));
+            todo.mask & todo.bit(*page) != 0 && !self.hands.is_taken(*page) && self.engine.is_alone(striped)
+        };
+        let length = (page..page + most).take_while(goes).count();
+        page..page + length as u32
+    }
+
+    /// Ends jobs of which nothing is left to do, and tells all.
+    fn finish(&mut self) -> Result<(), End> {
+        while let Some(page) = self.hands.forgotten.pop() {
+            for job in &mut self.discarding.jobs {
+                let bit = job.block.bit(page) & job.block.mask;
+                job.done |= bit;
+                job.waiting &= !bit;
+            }
+        }
+        let jobs = &mut self.discarding.jobs;
+        let Some(index) = jobs.iter().position(|job| job.todo | job.waiting == 0) else {
+            return Ok(());
+        };
+        let Some(job) = jobs.remove(index) else {
+            return Ok(());
+        };
+        let Job { asker, block, .. } = job;
+        let done = Block {
+            mask: job.done,
+            ..block
+        };
+        // What is to be merged by now has bytes elsewhere that count.
+        let mut gone = Block { mask: 0, ..block };
+        for page in done.pages().filter(|page| !self.hands.is_taken(*page)) {
+            gone.mask |= block.bit(page);
+        }
+        if asker == self.hands.me {
+            self.hands.mail.ended(job.done.count_ones());
+        }
+        let frame = frame(KIND_DISCARDED, gone, asker);
+        for node in 0..self.hands.links.len() {
+            let is_told = gone.mask != 0 || node == usize::from(asker);
+            if node != usize::from(self.hands.me) && is_told {
+                self.hands.post(node, &frame, None, false);
+            }
+        }
+        self.check()?;
+        self.finish()
+    }
+
+    /// Frees what lies in the places of pages that this node has nothing of.
+    fn free_absent(&mut self, block: Block) {
+        let region = self.hands.region.clone();
+        let engine = &self.engine;
+        let is_absent =
+            |page| region.mapped(page) == Right::None && engine.is_absent(Page(region.striped(page)));
+        for run in block.runs(is_absent) {
+            self.hands.free(run);
+        }
+    }
+}
+
+fn frame(kind: u8, block: Block, asker: u16) -> Frame {
+    let mut frame = [0; FRAME_BYTES];
+    frame[..KIND_AT].copy_from_slice(&block.first.to_le_bytes());
+    frame[KIND_AT] = kind;
+    frame[ASKER_AT] = asker as u8;
+    frame[MASK_AT..].copy_from_slice(&block.mask.to_le_bytes());
+    frame
+}
+
+#[cfg(test)]
+mod tests;

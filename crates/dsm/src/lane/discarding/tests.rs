@@ -1,0 +1,152 @@
+use std::io::{Read, Write};
+use std::iter::once;
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use super::*;
+use crate::PAGE_BYTES;
+use crate::link::Link;
+use crate::meeting::Shape;
+use crate::node::{Node, Settings};
+
+const PAGES: u32 = 1024;
+const SOON: Duration = Duration::from_secs(20);
+
+/// Node 0 of two, of which it manages the first half; the other's control stream; and why it ended, once it has.
+fn node() -> (Node, [UnixStream; 2], mpsc::Receiver<End>) {
+    let (control, far_control) = UnixStream::pair().unwrap();
+    let (bulk, far_bulk) = UnixStream::pair().unwrap();
+    far_control.set_read_timeout(Some(SOON)).unwrap();
+    let shape = Shape {
+        nodes: 2,
+        pages: PAGES,
+        lanes: 1,
+        migratory: false,
+        method: None,
+    };
+    let link = Link::new(control.into(), bulk.into()).unwrap();
+    let (told, ended) = mpsc::channel();
+    let node = Node::start(
+        0,
+        shape,
+        vec![vec![None, Some(link)]],
+        vec!["this".to_owned(), "the other".to_owned()],
+        &Settings::default(),
+        Box::new(move |end| drop(told.send(end.clone()))),
+    )
+    .unwrap();
+    (node, [far_control, far_bulk], ended)
+}
+
+fn block(first: u32, mask: u64) -> Block {
+    Block { first, mask }
+}
+
+#[test]
+fn what_a_node_asks_for_is_forgotten_and_it_is_told() {
+    let (node, [mut control, _bulk], ended) = node();
+    // SAFETY: a page of the view, which lives until the end of this function.
+    unsafe { node.view().add(65 * PAGE_BYTES).write_volatile(1) };
+    // Its neighbours come along.
+    std::thread::sleep(Duration::from_millis(20));
+    let before = node.resident_bytes().unwrap();
+    control
+        .write_all(&frame(KIND_DISCARD, block(64, 0b1111), 1))
+        .unwrap();
+    let mut answer = [0; FRAME_BYTES];
+    control.read_exact(&mut answer).unwrap();
+    assert_eq!(answer, frame(KIND_DISCARDED, block(64, 0b1111), 1));
+    assert!(node.resident_bytes().unwrap() < before);
+    // SAFETY: as above.
+    assert_eq!(unsafe { node.view().add(65 * PAGE_BYTES).read_volatile() }, 0);
+    assert!(ended.try_recv().is_err());
+}
+
+#[test]
+fn this_nodes_threads_wait_for_the_manager_of_each_page() {
+    let (node, [mut control, _bulk], _ended) = node();
+    std::thread::scope(|scope| {
+        let given = scope.spawn(|| node.discards().give_back(once(PAGES / 2 - 1..PAGES / 2 + 3)));
+        let mut frames = [[0; FRAME_BYTES]; 2];
+        for frame in &mut frames {
+            control.read_exact(frame).unwrap();
+        }
+        frames.sort_unstable_by_key(|frame| frame[KIND_AT]);
+        // Its own is told, the other's asked for.
+        assert_eq!(
+            frames[0],
+            frame(KIND_DISCARDED, block(PAGES / 2 - 64, 1 << 63), 0)
+        );
+        assert_eq!(frames[1], frame(KIND_DISCARD, block(PAGES / 2, 0b111), 0));
+        assert!(!given.is_finished());
+        // One of the three is in use there.
+        control
+            .write_all(&frame(KIND_DISCARDED, block(PAGES / 2, 0b101), 0))
+            .unwrap();
+        assert_eq!(given.join().unwrap(), 3);
+    });
+}
+
+#[test]
+fn who_waits_goes_on_when_the_memory_ends() {
+    let (node, [control, bulk], ended) = node();
+    std::thread::scope(|scope| {
+        let given = scope.spawn(|| node.discards().give_back(once(PAGES - 1..PAGES)));
+        drop((control, bulk));
+        assert!(matches!(ended.recv_timeout(SOON), Ok(End::Lost { .. })));
+        assert_eq!(given.join().unwrap(), 0);
+    });
+}
+
+#[test]
+fn blocks_that_make_no_sense_end_it() {
+    let half = PAGES / 2;
+    for (name, frames) in [
+        ("nothing", vec![frame(KIND_DISCARD, block(64, 0), 1)]),
+        (
+            "not the first page that could be",
+            vec![frame(KIND_DISCARD, block(65, 1), 1)],
+        ),
+        (
+            "another node's pages",
+            vec![frame(KIND_DISCARD, block(half, 1), 1)],
+        ),
+        ("past the end", vec![frame(KIND_DISCARD, block(PAGES, 1), 1)]),
+        (
+            "far past the end",
+            vec![frame(KIND_DISCARD, block(u32::MAX, u64::MAX), 1)],
+        ),
+        (
+            "done with another's",
+            vec![frame(KIND_DISCARDED, block(64, 1), 1)],
+        ),
+        (
+            "an answer to nothing",
+            vec![frame(KIND_DISCARDED, block(half, 1), 0)],
+        ),
+        (
+            "too many at once",
+            // Pages that node 1 owns, and does not give: none of these ends.
+            (0..=BLOCKS_MAX as u32)
+                .map(|at| frame(KIND_DISCARD, block(64, 1 << at), 1))
+                .collect(),
+        ),
+    ] {
+        let (_node, [mut control, mut bulk], ended) = node();
+        for page in 64..64 + BLOCKS_MAX as u32 + 1 {
+            let body = coherence::Body::Ask {
+                access: coherence::Access::Write,
+            };
+            let page = Page(page);
+            bulk.write_all(&coherence::Message { page, body }.encode())
+                .unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(20));
+        for frame in frames {
+            control.write_all(&frame).unwrap();
+        }
+        let end = ended.recv_timeout(SOON);
+        assert!(matches!(end, Ok(End::Nonsense(_))), "{name}: {end:?}");
+    }
+}
