@@ -118,9 +118,10 @@ fn what_linux_frees_and_its_balloon_takes_leaves_both_copies() {
     const FILLED: u64 = 32 * MIB;
     let scratch = Scratch::new("coherent-balloon");
     let cluster = Cluster::up(&scratch);
+    // Linux reports nothing of a node with less than some 70 MiB free (`page_reporting_process_zone`).
     let vm = VmFile::new("coherent-balloon")
         .cpus(2)
-        .memory("256M")
+        .memory("512M")
         .key("span", "{ cells = [0, 1], memory = \"coherent\" }")
         .start_only(&scratch);
     wait::until("its agent", LIMIT, || {
