@@ -193,7 +193,7 @@ fn what_linux_frees_and_its_balloon_takes_leaves_both_copies() {
     // The guest's own word comes by the balloon's statistics.
     wait::until("what the guest says of itself", LIMIT, || {
         let free = vm.counters("balloon").pointer("/guest/free_bytes")?.as_u64()?;
-        (free > 0 && free < 256 * MIB).then_some(())
+        (free > 0 && free < 512 * MIB).then_some(())
     });
     balloon(0);
     // What was not free is as it was, and all can be used again, on both CPUs.
