@@ -13,7 +13,7 @@ const LATE: &str = "mirrorball.cpus=late";
 
 /// How long a system may take to start its services before they come all the same.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How often systemd is asked.
+/// How often systemd is asked, and the time over which the CPUs' rest is measured.
 const LOOK: Duration = Duration::from_secs(2);
 
 /// Brings all CPUs online once the system is up, if the command line asks for that, and keeps the kernel's own work at home.
@@ -22,7 +22,9 @@ pub fn come_online() {
     if !are_late(&cmdline) {
         return;
     }
-    wait_for_services();
+    let start = Instant::now();
+    wait_for_services(start);
+    wait_for_rest(start);
     housekeeping::stay_at_home();
     for entry in fs::read_dir("/sys/devices/system/cpu")
         .into_iter()
@@ -39,11 +41,10 @@ pub fn come_online() {
 }
 
 /// Where systemd starts them. It is asked again and again: its own way to wait needs a bus, which comes later than this program.
-fn wait_for_services() {
+fn wait_for_services(start: Instant) {
     if !Path::new("/run/systemd/system").exists() {
         return;
     }
-    let start = Instant::now();
     while start.elapsed() < PATIENCE {
         let Ok(told) = Command::new("systemctl").arg("is-system-running").output() else {
             return;
@@ -52,6 +53,61 @@ fn wait_for_services() {
             return;
         }
         std::thread::sleep(LOOK);
+    }
+}
+
+/// What services do at first, such as a login, goes on when all of them count as started. Done by one CPU it takes a tenth of the time
+/// that it takes while another comes online and joins in.
+fn wait_for_rest(start: Instant) {
+    let Some(mut before) = Times::now() else {
+        return;
+    };
+    while start.elapsed() < PATIENCE {
+        std::thread::sleep(LOOK);
+        let Some(now) = Times::now() else {
+            return;
+        };
+        if now.rested_since(before) {
+            return;
+        }
+        before = now;
+    }
+}
+
+/// The CPUs' time since the kernel started, in its ticks.
+#[derive(Clone, Copy)]
+struct Times {
+    idle: u64,
+    all: u64,
+}
+
+impl Times {
+    fn now() -> Option<Times> {
+        Times::read(&fs::read_to_string("/proc/stat").ok()?)
+    }
+
+    /// From the first line of `/proc/stat`: `cpu`, user, nice, system, idle, iowait and so on. A guest's user time is counted in user
+    /// time already, which does no harm here.
+    fn read(stat: &str) -> Option<Times> {
+        let line = stat.lines().next()?.strip_prefix("cpu ")?;
+        let times: Vec<u64> = line
+            .split_ascii_whitespace()
+            .map_while(|word| word.parse().ok())
+            .collect();
+        let idle = times.get(3)? + times.get(4)?;
+        Some(Times {
+            idle,
+            all: times.iter().sum(),
+        })
+    }
+
+    /// True if the CPUs had nothing to do for three quarters of the time since.
+    fn rested_since(self, before: Times) -> bool {
+        let (idle, all) = (
+            self.idle.saturating_sub(before.idle),
+            self.all.saturating_sub(before.all),
+        );
+        all > 0 && idle * 4 >= all * 3
     }
 }
 
@@ -86,6 +142,29 @@ mod tests {
         }
         for state in ["running\n", "degraded\n", "maintenance\n", "stopping\n"] {
             assert!(are_started(state), "{state:?}");
+        }
+    }
+
+    #[test]
+    fn rest_is_three_quarters_of_the_time_without_work() {
+        let times = |idle, waits| {
+            Times::read(&format!(
+                "cpu  10 0 20 {idle} {waits} 0 5 0 0 0\ncpu0 1 2 3 4 5\n"
+            ))
+        };
+        let before = times(100, 0).expect("times");
+        assert!(times(130, 0).expect("times").rested_since(before));
+        assert!(
+            times(100, 30).expect("times").rested_since(before),
+            "who waits for a disk does not work"
+        );
+        // The line's other words are what was done in the time from nothing at all: 35 ticks.
+        let nothing = Times { idle: 0, all: 0 };
+        assert!(times(105, 0).expect("times").rested_since(nothing));
+        assert!(!times(104, 0).expect("times").rested_since(nothing));
+        assert!(!before.rested_since(before), "no time has gone by");
+        for broken in ["", "cpu  1 2 3", "cpu0 1 2 3 4 5"] {
+            assert!(Times::read(broken).is_none(), "{broken:?}");
         }
     }
 
