@@ -22,6 +22,7 @@ use crate::arch::x86_64::kernel::{Entry, KernelError};
 use crate::arch::x86_64::layout::{self, Layout};
 use crate::arch::x86_64::state::{self, StateError};
 use crate::bus::{Bus, BusDevice, Overlap};
+use crate::cmdline;
 use crate::ending::EndSignal;
 use crate::generation::Generation;
 use crate::interrupt::Wiring;
@@ -235,12 +236,9 @@ impl Machine {
         if parts.is_some() {
             // Without KVM's clock the guest would measure its TSC, slowly and badly, and watch it by counting ticks, of
             // which it may miss some. What the host relies on, the guest can.
-            let reliable = if host_relies_on_tsc() && others_rely {
-                "tsc=reliable "
-            } else {
-                ""
-            };
-            cmdline = format!("{reliable}tsc_early_khz={} {cmdline}", tsc_khz(kvm_fd)?);
+            let reliable = (host_relies_on_tsc() && others_rely).then_some("tsc=reliable");
+            let khz = format!("tsc_early_khz={}", tsc_khz(kvm_fd)?);
+            cmdline = cmdline::before(reliable.into_iter().chain([khz.as_str()]), &cmdline);
         }
         let end = Arc::new(EndSignal::new()?);
         let console = Arc::new(Console::new(end.clone())?);
