@@ -27,6 +27,14 @@ fn key(word: &str) -> String {
     key.replace('-', "_").replace('/', ".")
 }
 
+/// A command line for a guest without KVM's clock, which is told what its TSC counts. It would measure that, slowly and badly, and,
+/// unless it may rely on it, watch it by counting ticks, of which it may miss some.
+pub fn with_tsc(cmdline: &str, is_relied_on: bool, khz: u32) -> String {
+    let reliable = is_relied_on.then_some("tsc=reliable");
+    let khz = format!("tsc_early_khz={khz}");
+    before(reliable.into_iter().chain([khz.as_str()]), cmdline)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -36,6 +44,23 @@ mod tests {
         assert_eq!(before(["a=1", "b", "c=2"], "c=3 d"), "a=1 b c=3 d");
         assert_eq!(before(["a=1"], ""), "a=1");
         assert_eq!(before(["a=1", "b"], "b=0 a"), "b=0 a");
+    }
+
+    #[test]
+    fn a_guest_is_told_of_its_tsc_unless_somebody_said_otherwise() {
+        assert_eq!(
+            with_tsc("quiet", true, 2500),
+            "tsc=reliable tsc_early_khz=2500 quiet"
+        );
+        assert_eq!(with_tsc("quiet", false, 2500), "tsc_early_khz=2500 quiet");
+        assert_eq!(
+            with_tsc("quiet tsc=unstable", true, 2500),
+            "tsc_early_khz=2500 quiet tsc=unstable"
+        );
+        assert_eq!(
+            with_tsc("tsc_early_khz=1", true, 2500),
+            "tsc=reliable tsc_early_khz=1"
+        );
     }
 
     #[test]

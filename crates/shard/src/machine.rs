@@ -182,11 +182,9 @@ impl Machine {
         };
         let mut cmdline = spec.cmdline.clone();
         if parts.is_some() {
-            // Without KVM's clock the guest would measure its TSC, slowly and badly, and watch it by counting ticks, of
-            // which it may miss some. What the host relies on, the guest can.
-            let reliable = (host_relies_on_tsc() && others_rely).then_some("tsc=reliable");
-            let khz = format!("tsc_early_khz={}", tsc_khz(kvm_fd)?);
-            cmdline = cmdline::before(reliable.into_iter().chain([khz.as_str()]), &cmdline);
+            // What the hosts rely on, the guest can.
+            let is_relied_on = host_relies_on_tsc() && others_rely;
+            cmdline = cmdline::with_tsc(&cmdline, is_relied_on, tsc_khz(kvm_fd)?);
         }
         let end = Arc::new(EndSignal::new()?);
         let console = Arc::new(Console::new(end.clone())?);
