@@ -145,10 +145,12 @@ fn a_bzimage_boots_by_flags_and_when_imported() {
         .args(["--initrd".as_ref(), initrd.as_os_str()])
         .ok();
     let said = in_store(&["run", "--image", "own", "--memory", "192M", "--net", "none"])
-        .args(["--", "uname", "-r"])
+        .args(["--cmdline", "some.word=2", "--", "sh", "-c", script])
         .ok()
         .text();
     assert!(said.contains("amd64") && !said.contains("cloud"), "{said}");
+    // The image's words, then the user's.
+    assert!(said.contains(" console=ttyS0 some.word=2\n"), "{said}");
 }
 
 #[test]

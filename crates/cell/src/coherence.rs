@@ -1,7 +1,7 @@
 //! What the shards of a VM keep its memory coherent by, where each has a copy: connections between their lanes, and the right to
 //! be told of each other's faults.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -9,6 +9,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
 use serde_json::{Value, json};
+use shard::cmdline;
 use shard::launch::{CoherenceLaunch, Fd, LaneSockets};
 use shard::memory::replica::SHARERS_MAX;
 
@@ -43,17 +44,10 @@ const QUIETER: [&str; 10] = [
 
 /// A kernel's command line for a guest whose memory is kept coherent. What somebody said of the same stays; who says how many CPUs
 /// boot has no late ones.
-pub fn quieter(mut cmdline: String) -> String {
-    let key = |word: &str| word.split('=').next().map(str::to_owned);
-    let said: HashSet<_> = cmdline.split_ascii_whitespace().map(key).collect();
-    let has = |word: &str| said.contains(&key(word));
-    let all_boot = has("maxcpus");
-    let added = QUIETER.into_iter().filter(|word| !has(word));
-    for word in added.filter(|word| !(all_boot && word.starts_with("mirrorball.cpus"))) {
-        cmdline.push(' ');
-        cmdline.push_str(word);
-    }
-    cmdline
+pub fn quieter(cmdline: &str) -> String {
+    let all_boot = cmdline::has(cmdline, "maxcpus");
+    let is_wanted = |word: &&str| !(all_boot && word.starts_with("mirrorball.cpus"));
+    cmdline::before(QUIETER.into_iter().filter(is_wanted), cmdline)
 }
 
 /// The connections of a lane, by shard, by the shard at the other end: control and bulk.
@@ -210,15 +204,14 @@ mod tests {
     #[test]
     fn a_guest_is_told_what_saves_pages_unless_somebody_said_otherwise() {
         assert_eq!(
-            quieter("quiet psi=1".into()),
-            "quiet psi=1 maxcpus=1 mirrorball.cpus=late skew_tick=1 nowatchdog sysctl.vm.stat_interval=60 \
-             sysctl.vm.compaction_proactiveness=0 numa_balancing=disable transparent_hugepage=never relax_domain_level=3"
+            quieter("quiet psi=1"),
+            "maxcpus=1 mirrorball.cpus=late skew_tick=1 nowatchdog sysctl.vm.stat_interval=60 \
+             sysctl.vm.compaction_proactiveness=0 numa_balancing=disable transparent_hugepage=never \
+             relax_domain_level=3 quiet psi=1"
         );
-        let own = quieter("maxcpus=4".into());
-        assert!(
-            own.starts_with("maxcpus=4 skew_tick=1 nowatchdog psi=0 "),
-            "{own}"
-        );
+        let own = quieter("maxcpus=4");
+        assert!(own.starts_with("skew_tick=1 nowatchdog psi=0 "), "{own}");
+        assert!(own.ends_with(" relax_domain_level=3 maxcpus=4"), "{own}");
     }
 
     #[test]

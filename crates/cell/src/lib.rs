@@ -6,6 +6,7 @@
 //! what the host is made of, [`measure`] what messages cost on it; [`known`] is all of that. [`cluster`] is several cells under one name space, [`remote`] what of a VM is on other hosts.
 
 pub mod cluster;
+mod cmdline;
 mod coherence;
 pub mod console;
 pub mod control;

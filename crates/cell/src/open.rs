@@ -18,7 +18,7 @@ use shard::arch::x86_64::kernel;
 use shard::launch::*;
 use subnet::passt::{Passt, PasstChild, PasstSpec};
 
-use crate::coherence;
+use crate::cmdline;
 use crate::monitor::bind;
 
 /// Why a VM can't start: one line, what and how to mend it.
@@ -145,16 +145,11 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
         Some(image) => Some(ImageStore::open_default()?.get(image)?),
         None => None,
     };
-    let (kernel_path, initrd_path, own) = match (&spec.kernel, &image) {
-        (Some(kernel), _) => (
-            kernel.path.clone(),
-            kernel.initrd.clone(),
-            kernel.cmdline.as_str(),
-        ),
+    let (kernel_path, initrd_path) = match (spec.kernel_files(), &image) {
+        (Some((kernel, initrd)), _) => (kernel.to_owned(), initrd.map(Path::to_owned)),
         (None, Some(image)) => (
             image.kernel.clone().ok_or(OpenError::NoKernel)?,
             image.initrd.clone(),
-            "",
         ),
         (None, None) => return Err(OpenError::NoKernel),
     };
@@ -293,18 +288,7 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
         .append(true)
         .open(folder.join("shard.log"))?;
     let log = files.add(log);
-    let mut cmdline = String::from("console=ttyS0 panic=-1 quiet");
-    match &image {
-        Some(image) if !image.cmdline.is_empty() => cmdline = format!("{cmdline} {}", image.cmdline),
-        Some(_) => cmdline.push_str(" root=/dev/vda rw"),
-        None => {}
-    }
-    if !own.is_empty() {
-        cmdline = format!("{cmdline} {own}");
-    }
-    if spec.is_coherent() {
-        cmdline = coherence::quieter(cmdline);
-    }
+    let cmdline = cmdline::joined(spec, image.as_ref().map(|image| image.cmdline.as_str()));
     let nodes = spec
         .nodes
         .iter()

@@ -1,5 +1,6 @@
-//! A page's manager: puts requests into an order by sending each to the last node that was told to become the owner. So they
-//! wait where the page will come by, and the manager waits for nobody.
+//! What a page's *manager* knows and does (the word and the role are those of vNUMA, section 2.2, and of Ivy: fixed for each page, whoever
+//! owns that): it puts requests into an order by sending each to the last node that was told to become the owner. So they wait where the
+//! page will come by, and the manager waits for nobody. The copyset is with the owner, as in Ivy's "improved" protocol.
 
 use crate::migratory::Migratory;
 use crate::state::Maybe;

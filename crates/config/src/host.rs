@@ -97,12 +97,9 @@ fn host_fault(spec: &VmSpec, facts: &HostFacts) -> Option<Fault> {
             "give the VM less",
         ));
     }
-    if let Some(kernel) = &spec.kernel {
-        let found =
-            file_fault(&["kernel", "path"], "kernel", &kernel.path, Access::Read, facts).or_else(|| {
-                let initrd = kernel.initrd.as_ref()?;
-                file_fault(&["kernel", "initrd"], "initrd", initrd, Access::Read, facts)
-            });
+    if let Some((kernel, initrd)) = spec.kernel_files() {
+        let found = file_fault(&["kernel", "path"], "kernel", kernel, Access::Read, facts)
+            .or_else(|| file_fault(&["kernel", "initrd"], "initrd", initrd?, Access::Read, facts));
         if found.is_some() {
             return found;
         }

@@ -76,9 +76,11 @@ pub fn check(spec: &VmSpec) -> Result<(), Fault> {
         ));
     }
     check_memory(spec)?;
-    if spec.image.is_none() && spec.kernel.is_none() {
+    if spec.image.is_none() && spec.kernel_files().is_none() {
+        // Who has a [kernel] without a path, or `--cmdline` alone, is shown that.
+        let at = spec.kernel.as_ref().map(|_| &["kernel", "cmdline"][..]);
         return Err(fault(
-            &[],
+            at.unwrap_or_default(),
             "neither an image nor a kernel to boot",
             "add `image = \"debian-12\"`, or a [kernel] with its path",
         )
@@ -99,8 +101,17 @@ pub fn check(spec: &VmSpec) -> Result<(), Fault> {
         ));
     }
     if let Some(kernel) = &spec.kernel
-        && (kernel.cmdline.contains(['\0', '\n']) || kernel.cmdline.len() > 2000)
+        && kernel.initrd.is_some()
+        && kernel.path.is_none()
     {
+        return Err(fault(
+            &["kernel", "initrd"],
+            "an initramfs without its kernel",
+            "add the kernel's `path`, or leave it out: an image has its own",
+        )
+        .or_by_flag("add `--kernel FILE`, or leave it out: an image has its own"));
+    }
+    if spec.cmdline().contains(['\0', '\n']) || spec.cmdline().len() > 2000 {
         return Err(fault(
             &["kernel", "cmdline"],
             "not a kernel command line",

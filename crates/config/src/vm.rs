@@ -3,7 +3,7 @@
 //! Unknown keys are errors. Sizes take units (`512M`, `2G`). `docs/vm-file.md` is the schema for people.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -31,7 +31,7 @@ pub struct VmSpec {
     /// Guest memory, from 64M.
     #[serde(default = "default_memory")]
     pub memory: Size,
-    /// Kernel, when not the image's.
+    /// Kernel, when not the image's; and words for either's command line.
     pub kernel: Option<KernelSpec>,
     /// How the image's own root disk is used.
     #[serde(default)]
@@ -79,6 +79,17 @@ impl VmSpec {
         span.is_some_and(|span| span.memory() == SpanMemory::Coherent)
     }
 
+    /// The kernel's file and its initramfs, if they are not the image's.
+    pub fn kernel_files(&self) -> Option<(&Path, Option<&Path>)> {
+        let kernel = self.kernel.as_ref()?;
+        Some((kernel.path.as_deref()?, kernel.initrd.as_deref()))
+    }
+
+    /// What is said for the kernel's command line; may be empty.
+    pub fn cmdline(&self) -> &str {
+        self.kernel.as_ref().map_or("", |kernel| &kernel.cmdline)
+    }
+
     /// Whether the VM gets a balloon. Pages of the host's pools are reserved for it to its end: another VM that took one
     /// given back would leave this one without when it wants it again.
     pub fn has_balloon(&self) -> bool {
@@ -98,18 +109,18 @@ impl VmSpec {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(value_type = String, example = "512M"))]
 pub struct Size(pub u64);
 
-/// A kernel given by its files.
+/// A kernel given by its files, or what the image's own is told.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct KernelSpec {
-    /// bzImage or ELF.
-    #[cfg_attr(feature = "schema", schema(value_type = String))]
-    pub path: PathBuf,
-    /// Initramfs.
+    /// bzImage or ELF; the image's when absent.
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
+    pub path: Option<PathBuf>,
+    /// Initramfs of the kernel at `path`.
     #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub initrd: Option<PathBuf>,
-    /// Appended to the command line that Mirrorball makes.
+    /// Added to the command line that Mirrorball makes, behind its words and the image's: of words with one key Linux takes the last.
     #[serde(default)]
     pub cmdline: String,
 }

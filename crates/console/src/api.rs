@@ -210,7 +210,7 @@ fn check(spec: &VmSpec) -> Result<String> {
     let kernel = spec
         .kernel
         .iter()
-        .flat_map(|kernel| [Some(&kernel.path), kernel.initrd.as_ref()]);
+        .flat_map(|kernel| [&kernel.path, &kernel.initrd]);
     let paths = kernel.flatten().chain(spec.disks.iter().map(|disk| &disk.path));
     if let Some(relative) = paths.into_iter().find(|path| !path.is_absolute()) {
         return Err(Problem::bad_request(format!(

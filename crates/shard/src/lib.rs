@@ -3,6 +3,7 @@
 pub mod arch;
 pub mod bus;
 pub mod chain;
+pub mod cmdline;
 pub mod devices;
 pub mod ending;
 #[cfg(fuzzing)]

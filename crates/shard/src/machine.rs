@@ -1,8 +1,10 @@
 //! Assembles a VM from its [`LaunchSpec`]: memory, KVM, devices, vCPUs, kernel. Nothing runs yet when [`Machine::build`] is
 //! done, and every file the VM will ever need is open.
 
+mod error;
 mod kvm_vm;
 mod load;
+mod ready;
 mod vcpus;
 
 use std::collections::VecDeque;
@@ -11,23 +13,22 @@ use std::io;
 use std::sync::Arc;
 
 use kvm_bindings::{CpuId, KVM_MEM_READONLY, kvm_userspace_memory_region};
-use kvm_ioctls::{Kvm, VcpuFd, VmFd};
-use serde_json::Value;
+use kvm_ioctls::{Kvm, VmFd};
 use vm_memory::GuestMemoryBackend;
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::arch::x86_64::acpi;
 use crate::arch::x86_64::cpuid::Groups;
-use crate::arch::x86_64::kernel::{Entry, KernelError};
+use crate::arch::x86_64::kernel::Entry;
 use crate::arch::x86_64::layout::{self, Layout};
-use crate::arch::x86_64::state::{self, StateError};
-use crate::bus::{Bus, BusDevice, Overlap};
+use crate::arch::x86_64::state;
+use crate::bus::{Bus, BusDevice};
+use crate::cmdline;
 use crate::ending::EndSignal;
 use crate::generation::Generation;
 use crate::interrupt::Wiring;
 use crate::launch::{LaunchSpec, Pages, Share, SpanLaunch};
-use crate::memory::replica::{Coherence, Replica, ReplicaError};
-use crate::memory::{self, GuestRam, MemoryError, SpanMemory};
+use crate::memory::replica::{Coherence, Replica};
+use crate::memory::{self, GuestRam, SpanMemory};
 use crate::power::{KEYBOARD_COMMAND_PORT, KeyboardReset, POWER_PORTS, PowerButton, PowerRegisters, Pvpanic};
 use crate::rtc::{NoTimer, RTC_PORTS, Rtc, TIMER_PORTS};
 use crate::sandbox::Threads;
@@ -37,71 +38,19 @@ use crate::snapshot::MachineState;
 use crate::span;
 use crate::span::desk::IoApicDevice;
 use crate::span::host::cpuid;
-use crate::span::machine::{SpanParts, travelling};
-use crate::vcpu::{Root, Vcpu, VcpuCounters};
+use crate::span::machine::SpanParts;
 use crate::virtio::pmem::PmemRegion;
+pub use error::MachineError;
 use kvm_vm::create_vm;
 pub use kvm_vm::{check_kvm, create_shard_vm, map_memory};
 pub(crate) use kvm_vm::{host_relies_on_tsc, tsc_khz};
 use load::load;
+pub use ready::{Ready, Running};
+use vcpus::node_of_each;
 pub use vcpus::prepare_vcpu;
-use vcpus::{boot, node_of_each, second};
 
 /// Registers of an IOAPIC in memory, bytes.
 const IOAPIC_BYTES: u64 = 0x1000;
-
-/// Why the VM can't be made.
-#[derive(Debug, thiserror::Error)]
-pub enum MachineError {
-    /// Memory.
-    #[error(transparent)]
-    Memory(#[from] MemoryError),
-    /// Memory of the shard's own.
-    #[error(transparent)]
-    Replica(#[from] ReplicaError),
-    /// Kernel, initramfs or command line.
-    #[error(transparent)]
-    Kernel(#[from] KernelError),
-    /// The address map.
-    #[error("memory and disks do not fit in the guest's address space")]
-    Layout,
-    /// The ACPI tables.
-    #[error(transparent)]
-    Acpi(#[from] acpi::TooLarge),
-    /// Devices in each other's way; a bug.
-    #[error(transparent)]
-    Bus(#[from] Overlap),
-    /// KVM lacks what is needed.
-    #[error("this host's KVM has no {0}")]
-    Lacking(&'static str),
-    /// More vCPUs than KVM takes.
-    #[error("the VM wants {wanted} CPUs, but this host's KVM takes {max}")]
-    TooManyCpus {
-        /// What the VM wants.
-        wanted: u8,
-        /// What KVM takes.
-        max: usize,
-    },
-    /// KVM refused.
-    #[error("KVM: cannot {what}")]
-    Kvm {
-        /// What was being done.
-        what: &'static str,
-        /// Why it failed.
-        #[source]
-        source: kvm_ioctls::Error,
-    },
-    /// The state to go on from.
-    #[error(transparent)]
-    State(#[from] StateError),
-    /// The host refused.
-    #[error("cannot make the VM's devices")]
-    Host(#[from] io::Error),
-}
-
-fn kvm(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> MachineError {
-    move |source| MachineError::Kvm { what, source }
-}
 
 /// The files that building consumes, already open.
 pub struct BootFiles {
@@ -233,14 +182,9 @@ impl Machine {
         };
         let mut cmdline = spec.cmdline.clone();
         if parts.is_some() {
-            // Without KVM's clock the guest would measure its TSC, slowly and badly, and watch it by counting ticks, of
-            // which it may miss some. What the host relies on, the guest can.
-            let reliable = if host_relies_on_tsc() && others_rely {
-                "tsc=reliable "
-            } else {
-                ""
-            };
-            cmdline = format!("{reliable}tsc_early_khz={} {cmdline}", tsc_khz(kvm_fd)?);
+            // What the hosts rely on, the guest can.
+            let is_relied_on = host_relies_on_tsc() && others_rely;
+            cmdline = cmdline::with_tsc(&cmdline, is_relied_on, tsc_khz(kvm_fd)?);
         }
         let end = Arc::new(EndSignal::new()?);
         let console = Arc::new(Console::new(end.clone())?);
@@ -393,120 +337,4 @@ impl Machine {
         // SAFETY: the device's mapping has that size and is never undone (`PmemRegion::host`).
         Ok(unsafe { self.vm.set_user_memory_region(slot) }?)
     }
-
-    /// Makes the vCPUs; no device can be added any more.
-    pub fn into_vcpus(self, count: u8, coherence: Option<&Coherence>) -> Result<Ready, MachineError> {
-        let (ports, mmio) = (Arc::new(self.ports), Arc::new(self.mmio));
-        let (mut vcpus, mut seconds) = (Vec::new(), Vec::new());
-        for id in 0..count {
-            let mut fd = self.vm.create_vcpu(u64::from(id)).map_err(kvm("make a vCPU"))?;
-            match &self.start {
-                Start::Boot { cpuid, load } => {
-                    if let Some(home) = &self.span {
-                        home.parts.pace(&fd)?;
-                    }
-                    prepare_vcpu(&fd, cpuid, id, self.groups, self.span.is_some())?;
-                    if id == 0 {
-                        let Load::Done(entry) = load else {
-                            return Err(MachineError::Lacking("kernel in memory"));
-                        };
-                        boot(&fd, *entry)?;
-                    }
-                }
-                Start::Resume(saved) => saved
-                    .vcpus
-                    .get(usize::from(id))
-                    .ok_or(MachineError::Lacking("state for so many vCPUs"))?
-                    .give(&fd)?,
-            }
-            let counters = Arc::new(VcpuCounters::default());
-            let mut local = match &self.span {
-                Some(home) => Some(home.parts.vcpu(
-                    &travelling(&self.register_numbers),
-                    &fd,
-                    id,
-                    &self.memory,
-                    counters.clone(),
-                )?),
-                None => {
-                    seconds.push(second(&self.vm, &fd)?);
-                    None
-                }
-            };
-            let causal = coherence.and_then(Coherence::causal);
-            let root = causal.map(|causal| Root::of(&mut fd, id, causal));
-            if let (Some(local), Some(coherence)) = (&mut local, coherence) {
-                local.follow(coherence.latency());
-            }
-            let (ports, mmio, end) = (ports.clone(), mmio.clone(), self.end.clone());
-            vcpus.push(Vcpu {
-                fd,
-                ports,
-                mmio,
-                end,
-                counters,
-                local,
-                root,
-            });
-        }
-        let functions = match self.start {
-            Start::Resume(saved) => {
-                saved.chips.give(&self.vm)?;
-                self.generation.changed()?;
-                Some(saved.functions)
-            }
-            Start::Boot { .. } => None,
-        };
-        let running = Running {
-            vm: self.vm,
-            layout: self.layout,
-            memory: self.memory,
-            console: self.console,
-            button: self.button,
-            _generation: self.generation,
-            end: self.end,
-            vcpus: seconds,
-            register_numbers: self.register_numbers,
-        };
-        Ok(Ready {
-            vcpus,
-            running,
-            functions,
-            home: self.span.map(|home| (home, ports, mmio)),
-        })
-    }
-}
-
-/// A machine whose vCPUs can be started.
-pub struct Ready {
-    /// The vCPUs, each for a thread.
-    pub vcpus: Vec<Vcpu>,
-    /// The rest.
-    pub running: Running,
-    /// The state of the functions on the bus, if the VM goes on from one.
-    pub functions: Option<Vec<Value>>,
-    /// What makes it the home of a VM that spans cells, with its ports and its other addresses.
-    pub home: Option<(Home, Arc<Bus>, Arc<Bus>)>,
-}
-
-/// What is left of a [`Machine`] beside its vCPUs.
-pub struct Running {
-    /// KVM's side.
-    pub vm: Arc<VmFd>,
-    /// Where everything is.
-    pub layout: Layout,
-    /// Guest memory.
-    pub memory: GuestRam,
-    /// COM1.
-    pub console: Arc<Console>,
-    /// The power button.
-    pub button: PowerButton,
-    /// Kept: its interrupt goes with it.
-    _generation: Generation,
-    /// How the VM ends.
-    pub end: Arc<EndSignal>,
-    /// The vCPUs, to read their state while they stand still.
-    pub vcpus: Vec<VcpuFd>,
-    /// The model-specific registers that KVM has.
-    pub register_numbers: Vec<u32>,
 }

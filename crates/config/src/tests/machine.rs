@@ -218,25 +218,6 @@ persistent = true
 }
 
 #[test]
-fn a_command_line_of_two_lines() {
-    let text = r#"[kernel]
-path = "vmlinuz"
-cmdline = "a\nb"
-"#;
-    let shown = r#"
-  × not a kernel command line
-   ╭─[vm.toml:3:11]
- 2 │ path = "vmlinuz"
- 3 │ cmdline = "a\nb"
-   ·           ───┬──
-   ·              ╰── here
-   ╰────
-  help: one line, 2,000 bytes at most
-"#;
-    assert_eq!(refused(text), shown);
-}
-
-#[test]
 fn nodes_that_do_not_add_up() {
     let text = r#"image = "debian-12"
 memory = "1G"

@@ -5,6 +5,7 @@ mod examples;
 mod flags;
 mod host;
 mod hostile;
+mod kernel;
 mod machine;
 mod span;
 mod text;

@@ -36,8 +36,9 @@ pub fn read(paths: &[PathBuf]) -> Result<Vec<VmFile>> {
         let mut spec = config::parse(&source_name, &text)?;
         let folder = path.parent().unwrap_or(Path::new("."));
         if let Some(kernel) = &mut spec.kernel {
-            kernel.path = folder.join(&kernel.path);
-            kernel.initrd = kernel.initrd.as_ref().map(|initrd| folder.join(initrd));
+            for file in [&mut kernel.path, &mut kernel.initrd].into_iter().flatten() {
+                *file = folder.join(&*file);
+            }
         }
         for disk in &mut spec.disks {
             disk.path = folder.join(&disk.path);

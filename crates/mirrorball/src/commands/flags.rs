@@ -12,7 +12,7 @@ use super::place::LabChoice;
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
     /// VM files; flags that describe a VM belong into them
-    #[arg(conflicts_with_all = ["image", "kernel", "cpus", "memory", "disk", "net", "name", "sandbox", "pages", "share", "share_group", "cell", "span", "span_memory", "cpu_weight", "cpu_limit"])]
+    #[arg(conflicts_with_all = ["image", "kernel", "cmdline", "cpus", "memory", "disk", "net", "name", "sandbox", "pages", "share", "share_group", "cell", "span", "span_memory", "cpu_weight", "cpu_limit"])]
     pub files: Vec<PathBuf>,
     /// An image of the image store
     #[arg(long)]
@@ -23,8 +23,8 @@ pub struct RunArgs {
     /// Initramfs
     #[arg(long, requires = "kernel")]
     pub initrd: Option<PathBuf>,
-    /// Appended to the kernel's command line
-    #[arg(long, requires = "kernel")]
+    /// Words for the kernel's command line, behind Mirrorball's and the image's: of words with one key the last counts
+    #[arg(long)]
     pub cmdline: Option<String>,
     /// vCPUs
     #[arg(long, default_value_t = 1)]
@@ -171,8 +171,8 @@ pub fn spec(args: &RunArgs) -> Result<VmSpec> {
         cpu_weight: args.cpu_weight,
         cpu_limit: args.cpu_limit,
         memory: args.memory,
-        kernel: args.kernel.clone().map(|path| KernelSpec {
-            path,
+        kernel: (args.kernel.is_some() || args.cmdline.is_some()).then(|| KernelSpec {
+            path: args.kernel.clone(),
             initrd: args.initrd.clone(),
             cmdline: args.cmdline.clone().unwrap_or_default(),
         }),
@@ -196,4 +196,52 @@ pub fn spec(args: &RunArgs) -> Result<VmSpec> {
     };
     config::check(&spec).map_err(|fault| ConfigError::from_flags(&fault))?;
     Ok(spec)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Run {
+        #[command(flatten)]
+        args: RunArgs,
+    }
+
+    fn parse(words: &[&str]) -> Result<RunArgs, clap::Error> {
+        Run::try_parse_from([&["run"], words].concat()).map(|run| run.args)
+    }
+
+    #[test]
+    fn words_for_the_kernel_go_to_the_image_s_kernel_or_to_the_one_that_is_named() {
+        for (words, path) in [
+            (&["--image", "debian-12", "--cmdline", "psi=1 debug"][..], None),
+            (
+                &["--kernel", "vmlinuz", "--cmdline", "psi=1 debug"],
+                Some("vmlinuz"),
+            ),
+        ] {
+            let spec = spec(&parse(words).unwrap()).unwrap();
+            let kernel = spec.kernel.unwrap();
+            assert_eq!(kernel.path, path.map(PathBuf::from));
+            assert_eq!(kernel.cmdline, "psi=1 debug");
+        }
+    }
+
+    #[test]
+    fn words_for_no_kernel_are_refused_and_so_are_words_beside_a_vm_file() {
+        let error = spec(&parse(&["--cmdline", "psi=1"]).unwrap()).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "--cmdline: neither an image nor a kernel to boot"
+        );
+        let mend = error.help().map(|help| help.to_string());
+        assert_eq!(
+            mend.as_deref(),
+            Some("add `--image debian-12`, or `--kernel FILE`")
+        );
+        let error = parse(&["vm.toml", "--cmdline", "psi=1"]).unwrap_err();
+        assert_eq!(error.kind(), clap::error::ErrorKind::ArgumentConflict);
+    }
 }

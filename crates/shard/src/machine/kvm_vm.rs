@@ -4,7 +4,7 @@ use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::{Cap, Kvm, VmFd};
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
-use super::{MachineError, kvm};
+use super::error::{MachineError, kvm};
 use crate::arch::x86_64::layout;
 use crate::memory::GuestRam;
 use crate::span;

@@ -2,7 +2,8 @@
 
 use vm_memory::{Bytes, GuestAddress};
 
-use super::{BootFiles, MachineError};
+use super::BootFiles;
+use super::error::MachineError;
 use crate::arch::x86_64::acpi::{self, NodeTable};
 use crate::arch::x86_64::kernel::{self, Entry, KernelError};
 use crate::arch::x86_64::layout::{self, Layout};

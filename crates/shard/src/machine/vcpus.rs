@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd};
 use kvm_bindings::CpuId;
 use kvm_ioctls::{VcpuFd, VmFd};
 
-use super::{MachineError, kvm};
+use super::error::{MachineError, kvm};
 use crate::arch::x86_64::cpuid::{self, Groups};
 use crate::arch::x86_64::kernel::Entry;
 use crate::arch::x86_64::registers;

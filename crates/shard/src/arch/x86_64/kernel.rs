@@ -83,7 +83,9 @@ pub enum KernelError {
         needed_mib: u64,
     },
     /// The command line is too long.
-    #[error("the kernel's command line has {bytes} bytes; this kernel takes {bytes_max}")]
+    #[error(
+        "the kernel's command line has {bytes} bytes; this kernel takes {bytes_max}: say less in `cmdline`"
+    )]
     CmdlineTooLong {
         /// Its length.
         bytes: usize,

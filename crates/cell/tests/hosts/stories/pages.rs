@@ -1,0 +1,84 @@
+//! Pages that the home and a part on the other host have in common.
+
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, mpsc};
+use std::time::Instant;
+
+use cell::remote::talk::FromPart;
+use shard::arch::x86_64::layout::Layout;
+use shard::ending::EndSignal;
+use shard::launch::{Ending, Order, Report, SpanLaunch};
+use shard::memory::replica::Replica;
+use shard::sandbox::Threads;
+use vm_memory::{Bytes, GuestAddress};
+
+use crate::hosts::two::{SOON, Two, kill_process, remote, started, wait};
+
+/// The home's memory is served by this process.
+pub fn pages_come(two: &Two) {
+    /// Pages that are beta's at first.
+    const PAGES: u64 = 200;
+    let (span, opened) = (two.span(), two.opened());
+    let boot = started(two, &span, &opened);
+    let bytes = opened.launch.memory.bytes;
+    let mut files = Vec::new();
+    let launch = boot.launch(0, &mut files);
+    let (mut near, mut far) = UnixStream::pair().expect("sockets");
+    shard::process::send(&mut near, &launch, &files).expect("a message");
+    let (launch, mut files) = shard::process::receive::<SpanLaunch>(&mut far).expect("a message");
+    drop(boot);
+    let replica = Replica::take(&launch, bytes, &mut files)
+        .expect("a replica")
+        .expect("one of its own");
+    let layout = Layout::new(bytes, &[]).expect("a layout");
+    let memory = replica.ram(&layout).expect("memory");
+    let end = Arc::new(EndSignal::new().expect("an event"));
+    let coherence = replica.start(&Threads::open(), &end).expect("lanes");
+
+    // Who waits for a page that never comes waits for ever.
+    let (tell, told) = mpsc::channel();
+    std::thread::spawn(move || {
+        let since = Instant::now();
+        for page in 0..PAGES {
+            let place = GuestAddress(bytes / 2 + page * 4096);
+            assert_eq!(memory.read_obj::<u64>(place).expect("in memory"), 0);
+        }
+        let took = since.elapsed();
+        println!("  a page in {} us", took.as_micros() / u128::from(PAGES));
+        for page in 0..PAGES {
+            let place = GuestAddress(bytes / 2 + page * 4096 + 8);
+            memory.write_obj(page + 1, place).expect("in memory");
+            assert_eq!(memory.read_obj::<u64>(place).expect("in memory"), page + 1);
+        }
+        let _ = tell.send(());
+    });
+    told.recv_timeout(SOON).expect("all pages");
+    let here = coherence.status();
+    assert!(here["faults"]["read"]["count"].as_u64() > Some(0), "{here}");
+    assert!(here["faults"]["upgrade"]["count"].as_u64() > Some(0), "{here}");
+    let remote = remote(&span);
+    remote.order(&Order::Status).expect("an order");
+    match remote.next(Some(SOON)) {
+        Some(FromPart::Report(Report::Status(status))) => {
+            assert!(
+                status["coherence"]["messages"].as_u64() >= Some(PAGES),
+                "{status}"
+            );
+        }
+        other => panic!("{other:?}"),
+    }
+    two.processes("shard").into_iter().for_each(kill_process);
+    wait(|| end.cause().is_some());
+    match end.cause() {
+        Some(Ending::PeerLost { detail }) => {
+            assert!(
+                detail.starts_with("the shard in cell 1 on host beta is gone"),
+                "{detail}"
+            );
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(!coherence.is_whole());
+    span.leave();
+    two.wait_until_free();
+}

@@ -1,0 +1,138 @@
+//! What is asked of the hosts before anything runs: places, names, and who is let in.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use cell::cluster::client;
+use cell::cluster::files::Files;
+use cell::cluster::hosts::Hosts;
+use cell::handle::Handle;
+use cell::remote::connections::connect;
+use cell::remote::talk::{Ends, LaneEnds, Role, Token};
+use cell::spanning::Span;
+use cell::vm;
+
+use crate::hosts::site;
+use crate::hosts::two::{Two, quit, remote, started, wait};
+
+pub fn not_coherent(two: &Two) {
+    let mut shared = two.spec.clone();
+    shared.span = Some(config::SpanSpec::Cells(vec![0, 1]));
+    let why = Span::begin("big", &shared).expect_err("two hosts").to_string();
+    assert!(
+        why.starts_with("it spans cell 1 on host beta") && why.contains("write `memory = \"coherent\"`"),
+        "{why}"
+    );
+    assert!(!why.contains('\n'), "{why}");
+    assert!(two.at_beta().is_empty());
+    // Nobody was asked for a place: no monitor has ever been there.
+    assert!(!site::beta(&two.folder).join("parts").exists());
+}
+
+pub fn no_kernel(two: &Two) {
+    let span = two.span();
+    assert_eq!(two.at_beta(), ["big/1"]);
+    let handle = Handle::default();
+    let ran = vm::run(
+        two.opened(),
+        "big",
+        &two.folder.join("big"),
+        &handle,
+        Some(&span),
+        |_| {
+            panic!("it runs");
+        },
+    );
+    let why = ran.expect_err("no kernel").to_string();
+    assert!(why.starts_with("the VM cannot start with the kernel"), "{why}");
+    span.leave();
+    assert!(two.at_beta().is_empty());
+    two.wait_until_free();
+}
+
+pub fn strangers(two: &Two) {
+    let span = two.span();
+    let files = Files::open().expect("files");
+    let hosts = Hosts::open(files.site().expect("files").expect("hosts")).expect("keys");
+    let known = remote(&span).reach();
+    let mut unknown = known.clone();
+    unknown.token = Token::new().expect("random bytes");
+    let ends = |from, to| Ends { boot: 0, from, to };
+    let lane = |from, to, lane| LaneEnds {
+        ends: ends(from, to),
+        lane,
+    };
+    let link = Role::Link(ends(0, 1));
+    for (reach, role) in [
+        (&unknown, link),
+        (known, Role::Control),
+        (known, Role::Link(ends(0, 2))),
+        (known, Role::Link(ends(1, 1))),
+        (known, Role::Coherence(lane(0, 2, 0))),
+        (known, Role::Pages(lane(1, 1, 0))),
+        (known, Role::Pages(lane(0, 1, 4))),
+        (&unknown, Role::Coherence(lane(0, 1, 0))),
+    ] {
+        assert!(connect(&hosts, reach, role).is_err(), "{role:?}");
+    }
+    let first = connect(&hosts, known, link).expect("a link");
+    assert!(connect(&hosts, known, link).is_err(), "there is one already");
+    drop(first);
+    // Each lane has its own.
+    for role in [
+        Role::Coherence(lane(0, 1, 0)),
+        Role::Coherence(lane(0, 1, 3)),
+        Role::Pages(lane(0, 1, 0)),
+    ] {
+        connect(&hosts, known, role).expect("a lane");
+        assert!(connect(&hosts, known, role).is_err(), "there is one already");
+    }
+    span.leave();
+    let mut large = two.spec.clone();
+    large.memory = config::Size(site::CELL_BYTES + (2 << 20));
+    let why = Span::begin("big", &large).expect_err("no room").to_string();
+    assert!(why.contains("of its own memory"), "{why}");
+    // Alpha's cell has been asked first: nothing is kept there, either.
+    large.memory = config::Size(site::CELL_BYTES);
+    let held = Span::begin("big", &large).expect("places").expect("a span");
+    // Cell 3 has room, and cell 1 has none: all, or none.
+    large.span = Some(config::SpanSpec::Coherent(vec![3, 1]));
+    let why = Span::begin("late", &large).expect_err("no room").to_string();
+    assert!(
+        why.starts_with("host beta: cell 1 has 0 MiB of its own memory, and 512 MiB are needed there"),
+        "{why}"
+    );
+    large.span = Some(config::SpanSpec::Coherent(vec![3, 2]));
+    let late = Span::begin("late", &large).expect("places").expect("a span");
+    late.leave();
+    held.leave();
+    two.wait_until_free();
+}
+
+pub fn real_cells(two: &Two) {
+    let (span, opened) = (two.span(), two.opened());
+    let _boot = started(two, &span, &opened);
+    let vms = |files: &Files| -> Vec<String> {
+        let status = client::status(files).expect("an answer").expect("a cluster");
+        status.cells.into_iter().flat_map(|cell| cell.vms).collect()
+    };
+    let all = ["big", "big/1"];
+    assert_eq!(vms(&two.beta_files()), all);
+    // Both cells have the name: nobody gets it again, on either host.
+    let twice = Span::begin("big", &two.spec)
+        .expect_err("it is taken")
+        .to_string();
+    assert!(twice.starts_with("a VM named big is running already"), "{twice}");
+    two.kill("1");
+    two.start("1", &["cell", "1"], &site::beta(&two.folder), Stdio::null());
+    wait(|| two.both_live());
+    // Longer than orphans may take to be found by their monitors.
+    std::thread::sleep(Duration::from_secs(6));
+    assert_eq!(vms(&two.beta_files()), all);
+    assert_eq!(span.lost(), None);
+    let remote = remote(&span);
+    quit(remote);
+    span.leave();
+    assert!(vms(&two.beta_files()).is_empty());
+    two.wait_until_free();
+}

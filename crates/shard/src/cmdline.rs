@@ -1,0 +1,83 @@
+//! A guest's kernel command line as Linux reads it (`kernel/params.c`): words between blanks, a blank between double quotes being
+//! none; what is behind `--` is the init's. Of words with one key the last counts, for most keys.
+
+/// `cmdline` with `words` before it, so that what it says itself comes later; but for those whose keys it has, as of a few keys the
+/// first counts, or all.
+pub fn before<'a>(words: impl IntoIterator<Item = &'a str>, cmdline: &str) -> String {
+    let mut all: Vec<&str> = words.into_iter().filter(|word| !has(cmdline, word)).collect();
+    all.extend((!cmdline.is_empty()).then_some(cmdline));
+    all.join(" ")
+}
+
+/// Whether `cmdline` has a word with the key of `word`, whatever both say of it.
+pub fn has(cmdline: &str, word: &str) -> bool {
+    let mut is_quoted = false;
+    let words = cmdline.split(|character: char| {
+        is_quoted ^= character == '"';
+        character.is_ascii_whitespace() && !is_quoted
+    });
+    let mut kernels = words.take_while(|word| *word != "--");
+    kernels.any(|other| key(other) == key(word))
+}
+
+/// A word's key in one of the ways in which it can be written: `-` is as good as `_`, and in names of sysctls `/` as `.`.
+fn key(word: &str) -> String {
+    let bare = word.trim_start_matches('"');
+    let key = bare.split('=').next().unwrap_or(bare);
+    key.replace('-', "_").replace('/', ".")
+}
+
+/// A command line for a guest without KVM's clock, which is told what its TSC counts. It would measure that, slowly and badly, and,
+/// unless it may rely on it, watch it by counting ticks, of which it may miss some.
+pub fn with_tsc(cmdline: &str, is_relied_on: bool, khz: u32) -> String {
+    let reliable = is_relied_on.then_some("tsc=reliable");
+    let khz = format!("tsc_early_khz={khz}");
+    before(reliable.into_iter().chain([khz.as_str()]), cmdline)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_come_first_and_not_those_of_which_something_is_said() {
+        assert_eq!(before(["a=1", "b", "c=2"], "c=3 d"), "a=1 b c=3 d");
+        assert_eq!(before(["a=1"], ""), "a=1");
+        assert_eq!(before(["a=1", "b"], "b=0 a"), "b=0 a");
+    }
+
+    #[test]
+    fn a_guest_is_told_of_its_tsc_unless_somebody_said_otherwise() {
+        assert_eq!(
+            with_tsc("quiet", true, 2500),
+            "tsc=reliable tsc_early_khz=2500 quiet"
+        );
+        assert_eq!(with_tsc("quiet", false, 2500), "tsc_early_khz=2500 quiet");
+        assert_eq!(
+            with_tsc("quiet tsc=unstable", true, 2500),
+            "tsc_early_khz=2500 quiet tsc=unstable"
+        );
+        assert_eq!(
+            with_tsc("tsc_early_khz=1", true, 2500),
+            "tsc=reliable tsc_early_khz=1"
+        );
+    }
+
+    #[test]
+    fn a_key_is_known_in_whatever_way_linux_takes_it() {
+        for (cmdline, word, expected) in [
+            ("quiet skew-tick=0", "skew_tick=1", true),
+            ("sysctl.vm/stat_interval=1", "sysctl.vm.stat_interval=60", true),
+            ("\"psi=1\" quiet", "psi=0", true),
+            ("a\t psi", "psi=0", true),
+            // A part of a value, of another key, and of what the init gets.
+            ("dyndbg=\"file x psi=1 +p\" quiet", "psi=0", false),
+            ("psi_x=1 xpsi=1 x=psi", "psi=0", false),
+            ("quiet -- psi=1", "psi=0", false),
+            ("dyndbg=\"a b\" psi=1", "psi=0", true),
+            ("", "psi=0", false),
+        ] {
+            assert_eq!(has(cmdline, word), expected, "{cmdline:?}, {word:?}");
+        }
+    }
+}
