@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::housekeeping;
+use crate::{balance, housekeeping};
 
 /// In the kernel's command line, beside `maxcpus=1`.
 const LATE: &str = "mirrorball.cpus=late";
@@ -26,18 +26,22 @@ pub fn come_online() {
     wait_for_services(start);
     wait_for_rest(start);
     housekeeping::stay_at_home();
+    let mut longest = Duration::ZERO;
     for entry in fs::read_dir("/sys/devices/system/cpu")
         .into_iter()
         .flatten()
         .flatten()
     {
+        let start = Instant::now();
         if let Err(error) = bring(&entry.path().join("online")) {
             eprintln!(
                 "mirrorball: {} does not come online: {error}",
                 entry.path().display()
             );
         }
+        longest = longest.max(start.elapsed());
     }
+    balance::as_slow_as(longest);
 }
 
 /// Where systemd starts them. It is asked again and again: its own way to wait needs a bus, which comes later than this program.

@@ -1,4 +1,5 @@
-//! What the kernel does by itself, kept to the home's CPUs: its threads that may run anywhere, unbound work and devices' interrupts.
+//! What the kernel does by itself, kept to the home's CPUs: its threads that may run anywhere, unbound work, devices' interrupts, and
+//! the program that answers the kernel's news of devices.
 //! Where each node's memory is another host's, a grace period or a timer that runs on another node fetches every page that it uses,
 //! and takes it from the programs that run at home. Programs run where they like.
 
@@ -16,6 +17,9 @@ const BOUND: u64 = 0x0400_0000;
 /// Where the node of the home is, which the kernel boots on.
 const HOME: &str = "/sys/devices/system/node/node0";
 
+/// The program that hears of each device, a CPU that comes online among them. The rules that it reads for it are megabytes.
+const DEVICES: &str = "systemd-udevd";
+
 /// Keeps all that to the CPUs of node 0, whether they are online or not. Best before others come online: what is there already has
 /// to be moved. What can't be kept is the kernel's business.
 pub fn stay_at_home() {
@@ -32,7 +36,7 @@ pub fn stay_at_home() {
         // One that the kernel spreads over the CPUs itself, as queues', refuses.
         let _ = fs::write(format!("/proc/irq/{number}/smp_affinity"), &mask);
     }
-    for thread in numbers("/proc", "").filter(|thread| moves(*thread)) {
+    for thread in numbers("/proc", "").filter(|thread| stays(*thread)) {
         let _ = sched_setaffinity(Pid::from_raw(thread as i32), &set);
     }
 }
@@ -43,10 +47,12 @@ fn numbers(folder: &str, before: &str) -> impl Iterator<Item = usize> {
     entries.filter_map(move |entry| entry.file_name().to_str()?.strip_prefix(before)?.parse().ok())
 }
 
-/// True for a kernel's thread whose CPUs may be chosen.
-fn moves(thread: usize) -> bool {
+/// True for a kernel's thread whose CPUs may be chosen, and for the program of devices.
+fn stays(thread: usize) -> bool {
     let stat = fs::read_to_string(format!("/proc/{thread}/stat")).unwrap_or_default();
-    flags(&stat).is_some_and(|flags| flags & (KERNEL_THREAD | BOUND) == KERNEL_THREAD)
+    let name = fs::read_to_string(format!("/proc/{thread}/comm")).unwrap_or_default();
+    name.trim_end() == DEVICES
+        || flags(&stat).is_some_and(|flags| flags & (KERNEL_THREAD | BOUND) == KERNEL_THREAD)
 }
 
 /// The flags in a line of `/proc/PID/stat`: the seventh word after the name, which is in parentheses and may hold any characters.
@@ -99,7 +105,7 @@ mod tests {
         assert_eq!(flags(stat), Some(0x0020_8040));
         assert_eq!(flags("16 (sh"), None);
         // This one is a program's.
-        assert!(!moves(std::process::id() as usize));
+        assert!(!stays(std::process::id() as usize));
     }
 
     #[test]

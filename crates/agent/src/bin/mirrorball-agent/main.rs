@@ -5,6 +5,7 @@
 //! - as `/init` of an initramfs, it loads the modules the guest needs and goes on to the root disk's own init;
 //! - as `/init` when the command line names no root, it is the whole user space: a shell on the console and the agent.
 
+mod balance;
 mod cpus;
 mod housekeeping;
 mod init;
