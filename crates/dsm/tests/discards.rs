@@ -11,13 +11,16 @@ use std::time::{Duration, Instant};
 use dsm::{Node, PAGE_BYTES, Settings, Shape};
 use support::{LIMIT, METHODS, Nodes, shape, start, start_with, within, word};
 
-/// Each page written by one of the nodes and read by another, so that several have memory for it.
+/// Each page written by one of the nodes and then read by another, so that several have memory for it.
 fn fill(memory: &Nodes, pages: Range<u32>) {
     let nodes = &memory.nodes;
+    let writer = |page: u32| page as usize % nodes.len();
+    for page in pages.clone() {
+        word(&nodes[writer(page)], page, 7).store(u64::from(page) + 1, SeqCst);
+    }
+    // Not each at once: the writer's lane would wait for this thread, which is the reader now, to run on until the hold's bound.
     for page in pages {
-        let writer = page as usize % nodes.len();
-        word(&nodes[writer], page, 7).store(u64::from(page) + 1, SeqCst);
-        let reader = &nodes[(writer + 1) % nodes.len()];
+        let reader = &nodes[(writer(page) + 1) % nodes.len()];
         assert_eq!(word(reader, page, 7).load(SeqCst), u64::from(page) + 1);
     }
 }
