@@ -3,7 +3,8 @@
 //! Who reads page after page will read the next ones. A page that is here gives no sign of its use, so the sign is the end of the
 //! *window*, the pages that were asked for last: a fault in its second half, before they have come, or just beyond it says that the
 //! stream goes on, and the next window is twice as long. A fault elsewhere begins a stream, of which nothing is asked for until its
-//! third page is read; that is what reads at random cost, and short runs. This is how kernels read files ahead (Linux, `mm/readahead.c`).
+//! second page is read; that is what reads at random cost. (With the third, runs of four pages were slower and cost more.) This is how
+//! kernels read files ahead (Linux, `mm/readahead.c`).
 //!
 //! A window is cut to half for each of its pages that the other node declines, or takes away before the stream has passed it; at nothing the
 //! stream rests for some faults, longer each time. Pages that others took a short while ago are left out: they would come and go.
@@ -13,9 +14,6 @@ use std::ops::Range;
 
 /// The longest window, pages: 64 KiB, of which half at most came for nothing when a stream ends. Not chosen by a measurement.
 pub const WINDOW_MAX: u32 = 16;
-/// Faults after a stream's first at which nothing is asked for yet. With none, runs of four pages were read at half the speed that they have
-/// without all this: the two pages after a run's end came for nothing.
-const UNSURE: u32 = 1;
 /// The first window, pages.
 const WINDOW_FIRST: u32 = 2;
 /// Streams that are followed at once; the one that went on longest ago makes room.
@@ -59,7 +57,7 @@ impl Stream {
             start: page,
             next: page + 1,
             window: 0,
-            rests: UNSURE,
+            rests: 0,
             rest: REST.start,
             seen,
         }

@@ -28,15 +28,14 @@ fn who_reads_on_gets_windows_twice_as_long_each_time_up_to_the_longest() {
     let windows = windows(&mut Ahead::default(), 100..200);
     let expected = [
         (100, 0),
-        (101, 0),
-        (102, 2),
-        (105, 4),
-        (110, 8),
-        (119, 16),
-        (136, 16),
-        (153, 16),
+        (101, 2),
+        (104, 4),
+        (109, 8),
+        (118, 16),
+        (135, 16),
+        (152, 16),
     ];
-    assert_eq!(windows[..8], expected);
+    assert_eq!(windows[..7], expected);
 }
 
 #[test]
@@ -48,23 +47,12 @@ fn who_reads_anywhere_gets_the_pages_asked_for_alone() {
     assert!(windows.iter().all(|(_, asked)| *asked == 0), "{windows:?}");
 }
 
-/// What comes beyond the end of a short run is in its owner's way, and more than it saves.
-#[test]
-fn of_short_runs_little_is_asked_for_past_their_end() {
-    for (run, each) in [(1, 0), (2, 0), (3, 2), (4, 2)] {
-        let pages = (0..END / 32).flat_map(|start| (0..run).map(move |at| 32 * start + at));
-        let windows = windows(&mut Ahead::default(), pages);
-        let asked: u32 = windows.iter().map(|(_, asked)| asked).sum();
-        assert_eq!(asked, each * (END / 32), "runs of {run}");
-    }
-}
-
 #[test]
 fn several_that_read_in_turns_are_followed_each() {
     let mut ahead = Ahead::default();
     let pages = (0..60).flat_map(|at| (0..STREAMS as u32).map(move |stream| stream * 1000 + at));
     let windows = windows(&mut ahead, pages);
-    assert!(windows.len() <= 8 * STREAMS, "{windows:?}");
+    assert!(windows.len() <= 7 * STREAMS, "{windows:?}");
 }
 
 #[test]
@@ -72,11 +60,10 @@ fn pages_that_are_here_already_do_not_end_a_stream_and_others_do() {
     let mut ahead = Ahead::default();
     let mut reads = |page, here: Range<u32>| ahead.reads(page, END, |page| here.contains(&page));
     assert_eq!(reads(10, 0..0), 10..10);
-    assert_eq!(reads(11, 0..0), 12..12);
-    assert_eq!(reads(12, 0..0), 13..15);
-    assert_eq!(reads(21, 13..21), 22..26, "13 and 14 came, and the rest was here");
-    let beyond = 26 + GAP + 1;
-    assert_eq!(reads(beyond, 22..beyond), beyond..beyond, "too far to be seen");
+    assert_eq!(reads(11, 0..0), 12..14);
+    assert_eq!(reads(20, 12..20), 21..25, "12 and 13 came, and the rest was here");
+    let beyond = 25 + GAP + 1;
+    assert_eq!(reads(beyond, 21..beyond), beyond..beyond, "too far to be seen");
     assert_eq!(reads(100, 0..0), 100..100);
     assert_eq!(reads(102, 0..0), 102..102, "101 was not read");
 }
@@ -84,19 +71,19 @@ fn pages_that_are_here_already_do_not_end_a_stream_and_others_do() {
 #[test]
 fn a_fault_in_the_second_half_of_a_window_asks_on_and_one_in_the_first_does_not() {
     let mut ahead = Ahead::default();
-    for page in [0, 1, 2, 5] {
+    for page in [0, 1, 4] {
         ahead.reads(page, END, |_| false);
     }
-    // Pages 6 to 9 are on their way.
+    // Pages 5 to 8 are on their way.
+    assert_eq!(ahead.reads(5, END, |_| false), 5..5);
     assert_eq!(ahead.reads(6, END, |_| false), 6..6);
-    assert_eq!(ahead.reads(7, END, |_| false), 7..7);
-    assert_eq!(ahead.reads(8, END, |_| false), 10..17);
+    assert_eq!(ahead.reads(7, END, |_| false), 9..16);
     assert_eq!(
-        ahead.reads(8, END, |_| false),
-        8..8,
+        ahead.reads(7, END, |_| false),
+        7..7,
         "a second thread waits for it"
     );
-    assert_eq!(ahead.reads(16, END, |_| false), 17..33);
+    assert_eq!(ahead.reads(15, END, |_| false), 16..32);
 }
 
 #[test]
@@ -128,25 +115,25 @@ fn a_stream_whose_pages_are_declined_or_taken_rests_longer_each_time() {
         }
         rests.push(rest);
     }
-    assert_eq!(rests, [1 + UNSURE, 8, 16, 32, 64]);
+    assert_eq!(rests, [1, 8, 16, 32, 64]);
 }
 
 #[test]
 fn one_page_of_many_that_is_declined_cuts_the_window_once() {
     let mut ahead = Ahead::default();
-    for page in [0, 1, 2, 5, 10, 19] {
+    for page in [0, 1, 4, 9, 18] {
         ahead.reads(page, END, |_| false);
     }
     ahead.declined(500);
-    ahead.declined(19);
+    ahead.declined(18);
     assert_eq!(
-        ahead.reads(36, END, |_| false),
-        37..53,
+        ahead.reads(35, END, |_| false),
+        36..52,
         "others' pages say nothing of it"
     );
+    ahead.declined(40);
     ahead.declined(41);
-    ahead.declined(42);
-    assert_eq!(ahead.reads(53, END, |_| false), 54..62);
+    assert_eq!(ahead.reads(52, END, |_| false), 53..61);
 }
 
 #[test]
