@@ -1,6 +1,7 @@
 //! What several benches use.
 
 pub mod cpu;
+pub mod options;
 pub mod svg;
 pub mod tables;
 

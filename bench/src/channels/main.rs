@@ -12,11 +12,11 @@ mod pinned;
 mod process;
 mod shootdown;
 
-use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use bench::Outcome;
+use bench::options::Options;
 use bench::tables::{Report, Table};
 
 const TABLES: &[Table] = &[messages::TABLE, cells::CALLS, cells::AGREEMENT, idle::TABLE];
@@ -48,16 +48,10 @@ fn run() -> Outcome<()> {
     {
         return act(role, rest).map_err(|error| format!("{role}: {error}").into());
     }
-    let mut values: HashMap<&str, &str> = HashMap::new();
-    for pair in words.chunks(2) {
-        let [name, value] = pair else {
-            return Err("bench-channels --out FILE.json --machine TEXT [--runs N]".into());
-        };
-        values.insert(name.trim_start_matches('-'), value);
-    }
-    let runs: usize = values.get("runs").unwrap_or(&"7").parse()?;
-    let out = PathBuf::from(values.get("out").ok_or("--out is missing")?);
-    let machine = values.get("machine").ok_or("--machine is missing")?;
+    let options = Options::of_process("bench-channels --out FILE.json --machine TEXT [--runs N]")?;
+    let runs: usize = options.get("runs").unwrap_or("7").parse()?;
+    let out = PathBuf::from(options.needed("out")?);
+    let machine = options.needed("machine")?;
     let mut report = Report::new(machine, TABLES);
     for run in 1..=runs {
         eprintln!("bench-channels: run {run} of {runs}");

@@ -6,19 +6,18 @@
 
 mod cluster;
 
-use std::collections::HashMap;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use bench::Outcome;
+use bench::options::Options;
 use cell::cluster::interface::{Answer, Ask, Host, VmShare};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::Serialize;
 
 use cluster::{Cluster, Way};
-
-type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
 /// What any wait may take.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -47,17 +46,14 @@ struct Report<'a> {
 }
 
 fn run() -> Outcome<()> {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let mut values: HashMap<&str, &str> = HashMap::new();
-    for pair in words.chunks(2) {
-        let [name, value] = pair else {
-            return Err("bench-hosts --mirrorball PATH --out FILE.json --machine TEXT [--runs N]".into());
-        };
-        values.insert(name.trim_start_matches('-'), value);
-    }
-    let value = |name: &str| values.get(name).copied().ok_or(format!("--{name} is missing"));
-    let runs: usize = values.get("runs").unwrap_or(&"5").parse()?;
-    let (program, out, machine) = (Path::new(value("mirrorball")?), value("out")?, value("machine")?);
+    let options =
+        Options::of_process("bench-hosts --mirrorball PATH --out FILE.json --machine TEXT [--runs N]")?;
+    let runs: usize = options.get("runs").unwrap_or("5").parse()?;
+    let (program, out, machine) = (
+        Path::new(options.needed("mirrorball")?),
+        options.needed("out")?,
+        options.needed("machine")?,
+    );
     let mut rows = Vec::new();
     for way in Way::ALL {
         let mut samples = Vec::new();

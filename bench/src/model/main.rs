@@ -14,10 +14,10 @@ mod report;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
 use std::process::ExitCode;
 
 use bench::Outcome;
+use bench::options::Options;
 use estimate::Build;
 use record::{Heat, Measured, Stalls};
 use report::Report;
@@ -43,29 +43,16 @@ fn number(name: &str, text: &str, range: std::ops::RangeInclusive<f64>) -> Outco
 }
 
 fn run() -> Outcome<()> {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let mut values: HashMap<&str, &str> = HashMap::new();
-    for pair in words.chunks(2) {
-        let [name, value] = pair else {
-            return Err(USAGE.into());
-        };
-        values.insert(name.trim_start_matches("--"), value);
-    }
-    let value = |name: &str| {
-        values
-            .get(name)
-            .copied()
-            .ok_or(format!("--{name} is missing: {USAGE}"))
-    };
-    let faults = value("faults")?;
+    let options = Options::of_process(USAGE)?;
+    let faults = options.needed("faults")?;
     let costs = read::<Measured>(faults)?.costs().ok_or(format!(
         "{faults}: no run has a read fetch; `make bench-dsm` makes it"
     ))?;
-    let stalls: Stalls = read(value("stalls")?)?;
+    let stalls: Stalls = read(options.needed("stalls")?)?;
     let mut report = Report::of(&stalls, costs);
-    if let Some(file) = values.get("heat") {
+    if let Some(file) = options.get("heat") {
         let mut heat: Heat = read(file)?;
-        if let Some(before) = values.get("heat-before") {
+        if let Some(before) = options.get("heat-before") {
             heat = heat.since(&read(before)?).ok_or(format!(
                 "--heat-before {before}: not of the same VM before {file}; record both again"
             ))?;
@@ -76,13 +63,16 @@ fn run() -> Outcome<()> {
             );
         }
         let build = Build {
-            alone_us: number("alone", value("alone")?, 1e-3..=1e6)? * 1e6,
-            parallel: number("parallel", values.get("parallel").unwrap_or(&"0.86"), 0.0..=1.0)?,
-            cpus: number("cpus", values.get("cpus").unwrap_or(&"1"), 1.0..=4096.0)? as u32,
+            alone_us: number("alone", options.needed("alone")?, 1e-3..=1e6)? * 1e6,
+            parallel: number("parallel", options.get("parallel").unwrap_or("0.86"), 0.0..=1.0)?,
+            cpus: number("cpus", options.get("cpus").unwrap_or("1"), 1.0..=4096.0)? as u32,
         };
         report.build(&build, &heat);
     }
-    std::fs::write(value("out")?, serde_json::to_string_pretty(&report)? + "\n")?;
+    std::fs::write(
+        options.needed("out")?,
+        serde_json::to_string_pretty(&report)? + "\n",
+    )?;
     print!("{}", report.text()?);
     Ok(())
 }

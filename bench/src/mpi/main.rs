@@ -5,12 +5,12 @@
 
 mod figures;
 
-use std::collections::HashMap;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use bench::Outcome;
+use bench::options::Options;
 use figures::{Figures, Sample, Way};
 use serde::Deserialize;
 
@@ -123,22 +123,12 @@ fn theirs(folder: &Path, file: &str, size: u32, figures: &mut Figures) -> Outcom
 
 fn run() -> Outcome<()> {
     const USAGE: &str = "bench-mpi --mirrorball PATH --programs FOLDER --out FILE.json [--rounds N]";
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let mut values: HashMap<&str, &str> = HashMap::new();
-    for pair in words.chunks(2) {
-        let [name, value] = pair else {
-            return Err(USAGE.into());
-        };
-        values.insert(name.trim_start_matches("--"), value);
-    }
-    let value = |name: &str| {
-        values
-            .get(name)
-            .copied()
-            .ok_or(format!("--{name} is missing: {USAGE}"))
-    };
-    let (mirrorball, programs) = (Path::new(value("mirrorball")?), Path::new(value("programs")?));
-    let rounds: usize = values.get("rounds").unwrap_or(&"5").parse()?;
+    let options = Options::of_process(USAGE)?;
+    let (mirrorball, programs) = (
+        Path::new(options.needed("mirrorball")?),
+        Path::new(options.needed("programs")?),
+    );
+    let rounds: usize = options.get("rounds").unwrap_or("5").parse()?;
     let mut figures = Figures::default();
     for round in 1..=rounds {
         eprintln!("programs, round {round} of {rounds}");
@@ -156,7 +146,7 @@ fn run() -> Outcome<()> {
         }
     }
     std::fs::write(
-        value("out")?,
+        options.needed("out")?,
         serde_json::to_string_pretty(&figures.told()?)? + "\n",
     )?;
     print!("{}", figures.text()?);

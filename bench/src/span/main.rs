@@ -11,12 +11,12 @@ mod report;
 mod sample;
 mod vm;
 
-use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 use std::process::ExitCode;
 
 use bench::Outcome;
+use bench::options::Options;
 
 use environment::Environment;
 use kinds::Kind;
@@ -24,21 +24,17 @@ use report::Report;
 use sample::{Sample, take};
 
 fn run() -> Outcome<()> {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let mut values: HashMap<&str, &str> = HashMap::new();
-    for pair in words.chunks(2) {
-        let [name, value] = pair else {
-            return Err(
-                "bench-span --mirrorball PATH --source FILE.tar --folder NEW --out FILE.json --machine TEXT [--runs N]".into(),
-            );
-        };
-        values.insert(name.trim_start_matches('-'), value);
-    }
-    let value = |name: &str| values.get(name).copied().ok_or(format!("--{name} is missing"));
-    let runs: usize = values.get("runs").unwrap_or(&"3").parse()?;
-    let (out, machine) = (value("out")?, value("machine")?);
-    let [folder, mirrorball, source] =
-        [value("folder")?, value("mirrorball")?, value("source")?].map(Path::new);
+    let options = Options::of_process(
+        "bench-span --mirrorball PATH --source FILE.tar --folder NEW --out FILE.json --machine TEXT [--runs N]",
+    )?;
+    let runs: usize = options.get("runs").unwrap_or("3").parse()?;
+    let (out, machine) = (options.needed("out")?, options.needed("machine")?);
+    let [folder, mirrorball, source] = [
+        options.needed("folder")?,
+        options.needed("mirrorball")?,
+        options.needed("source")?,
+    ]
+    .map(Path::new);
     let environment = Environment::new(folder, mirrorball, source)?;
     // Not counted: the first guest of a host is slower than all others.
     sample::boot(&environment, Kind::Plain)?;

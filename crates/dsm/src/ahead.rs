@@ -3,7 +3,8 @@
 //! Who reads page after page will read the next ones. A page that is here gives no sign of its use, so the sign is the end of the
 //! *window*, the pages that were asked for last: a fault in its second half, before they have come, or just beyond it says that the
 //! stream goes on, and the next window is twice as long. A fault elsewhere begins a stream, of which nothing is asked for until its
-//! second page is read; that is what reads at random cost. This is how kernels read files ahead (Linux, `mm/readahead.c`).
+//! second page is read; that is what reads at random cost. (With the third, runs of four pages were slower and cost more.) This is how
+//! kernels read files ahead (Linux, `mm/readahead.c`).
 //!
 //! A window is cut to half for each of its pages that the other node declines, or takes away before the stream has passed it; at nothing the
 //! stream rests for some faults, longer each time. Pages that others took a short while ago are left out: they would come and go.

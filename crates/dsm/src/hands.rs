@@ -68,6 +68,8 @@ pub struct Hands {
     pub failed: Option<End>,
     /// A thread of this node was woken, which may need this CPU.
     pub woke: bool,
+    /// A page came ahead: who reads on runs, or is about to, and may need this CPU as well.
+    pub brought: bool,
     /// The last page that was granted had never been used.
     pub was_fresh: bool,
     pub holds: Vec<Hold>,
@@ -114,6 +116,7 @@ impl Hands {
             reads_ahead: Arc::default(),
             failed: None,
             woke: false,
+            brought: false,
             was_fresh: false,
             holds: Vec::with_capacity(LIST),
             waiters: Vec::with_capacity(LIST),
@@ -531,5 +534,6 @@ impl Effects for Hands {
         let result = self.region.open(page, Right::Read);
         self.kernel(page, "map", result);
         self.heat.came(page);
+        self.brought = true;
     }
 }

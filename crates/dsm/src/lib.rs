@@ -1,4 +1,4 @@
-//! One shared memory for ordinary processes on several hosts (later also the memory of a VM that spans hosts).
+//! One shared memory for ordinary processes on several hosts, and the memory of a VM that spans cells or hosts.
 //!
 //! The protocol is the crate `coherence`; this one drives it:
 //!

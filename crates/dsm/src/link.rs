@@ -373,6 +373,48 @@ mod tests {
         }
     }
 
+    fn next_page(link: &mut Link) -> Option<Frame> {
+        let mut page = [0_u8; PAGE_BYTES];
+        let at = page.as_mut_ptr();
+        // SAFETY: a page of this test's, and all that is sent whole comes whole.
+        unsafe { link.next_bulk(at, |_| Ok(Some(at))) }.unwrap()
+    }
+
+    /// Otherwise the lane looks again instead of sleeping, and keeps its CPU from the thread that waited for the page.
+    #[test]
+    fn who_has_received_a_page_whole_may_sleep_as_the_kernel_tells_of_the_next() {
+        let (near, mut far) = pair();
+        near.send_page(&[1; FRAME_BYTES], &[11; PAGE_BYTES]).unwrap();
+        far.fill([true; 2]);
+        assert_eq!(next_page(&mut far), Some([1; FRAME_BYTES]));
+        assert!(!far.has_more());
+        near.send_page(&[2; FRAME_BYTES], &[22; PAGE_BYTES]).unwrap();
+        assert!(!far.has_more());
+        let mut told = [PollFd::new(far.bulk.as_fd(), PollFlags::POLLIN)];
+        assert_eq!(poll(&mut told, PollTimeout::ZERO), Ok(1));
+        assert_eq!(next_page(&mut far), Some([2; FRAME_BYTES]));
+        assert!(!far.has_more());
+    }
+
+    #[test]
+    fn who_has_received_messages_that_were_not_taken_does_not_sleep() {
+        let (near, mut far) = pair();
+        for with_answers in [true, false] {
+            near.send(&[1; 2 * FRAME_BYTES], with_answers).unwrap();
+            far.fill([true; 2]);
+            let next = |far: &mut Link| {
+                let mut guess = [0_u8; PAGE_BYTES];
+                // SAFETY: a page of this test's, for messages without one.
+                let bulk = unsafe { far.next_bulk(guess.as_mut_ptr(), |_| Ok(None)) }.unwrap();
+                bulk.or_else(|| far.next_control().unwrap())
+            };
+            assert_eq!(next(&mut far), Some([1; FRAME_BYTES]));
+            assert!(far.has_more(), "with answers: {with_answers}");
+            assert_eq!(next(&mut far), Some([1; FRAME_BYTES]));
+            assert!(!far.has_more(), "with answers: {with_answers}");
+        }
+    }
+
     #[test]
     fn requests_and_pages_mixed_and_cut_anywhere_come_apart() {
         let mut random = fastrand::Rng::with_seed(3);

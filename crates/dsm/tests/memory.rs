@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use dsm::{Method, Shape};
-use support::{LIMIT, METHODS, shape, start, within, word};
+use support::{LIMIT, METHODS, fill_home, shape, start, within, word};
 
 #[test]
 fn what_one_node_writes_the_others_read() {
@@ -53,19 +53,7 @@ fn memory_that_is_filled_at_its_home_faults_once_for_many_pages() {
                 method,
                 ..shape(2, 1024)
             });
-            let [home, other] = &memory.nodes[..] else {
-                unreachable!("two nodes");
-            };
-            for page in 0..512 {
-                word(home, page, 0).store(u64::from(page) + 1, Relaxed);
-            }
-            let faults = home.meter().writes.count;
-            assert!(faults <= 64, "{faults} faults for 512 pages");
-            // Those that were taken along are as any other.
-            for page in 0..512 {
-                assert_eq!(word(other, page, 0).load(Relaxed), u64::from(page) + 1);
-                assert_eq!(word(other, page, 511).load(Relaxed), 0);
-            }
+            fill_home(&memory, 0..512);
         }
     });
 }

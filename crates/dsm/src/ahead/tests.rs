@@ -47,6 +47,19 @@ fn who_reads_anywhere_gets_the_pages_asked_for_alone() {
     assert!(windows.iter().all(|(_, asked)| *asked == 0), "{windows:?}");
 }
 
+/// What comes beyond the end of a short run is in its owner's way, and nobody's gain.
+#[test]
+fn of_short_runs_two_pages_at_most_are_asked_for_past_their_end() {
+    for (run, past) in [(1, 0), (2, 2), (3, 1), (4, 0)] {
+        let mut ahead = Ahead::default();
+        for start in (0..END - 32).step_by(32) {
+            let windows = windows(&mut ahead, start..start + run);
+            let last = windows.iter().map(|(page, asked)| page + asked).max().unwrap();
+            assert_eq!(last + 1 - (start + run), past, "a run of {run}");
+        }
+    }
+}
+
 #[test]
 fn several_that_read_in_turns_are_followed_each() {
     let mut ahead = Ahead::default();

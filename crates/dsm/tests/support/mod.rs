@@ -2,7 +2,9 @@
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
+use std::ops::Range;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -122,6 +124,38 @@ pub fn word(node: &Node, page: u32, index: usize) -> &std::sync::atomic::AtomicU
     assert!(page as usize * PAGE_BYTES < node.bytes() && index < PAGE_BYTES / 8);
     // SAFETY: within the view, aligned, and used as atomics only.
     unsafe { &*node.view().add(page as usize * PAGE_BYTES + index * 8).cast() }
+}
+
+/// Lanes tell what they counted when they sleep.
+#[allow(dead_code, reason = "not every test program looks")]
+pub fn published() {
+    std::thread::sleep(Duration::from_millis(20));
+}
+
+/// Fills pages that are fresh, and node 0's to manage, there, by few faults; node 1 then reads what was written and zeroes elsewhere.
+#[allow(dead_code, reason = "not every test program looks")]
+pub fn fill_home(memory: &Nodes, pages: Range<u32>) {
+    let [home, other] = &memory.nodes[..] else {
+        unreachable!("two nodes");
+    };
+    published();
+    let before = home.meter().writes.count;
+    for page in pages.clone() {
+        word(home, page, 1).store(u64::from(page) + 1, Relaxed);
+    }
+    published();
+    let faults = home.meter().writes.count - before;
+    let most = pages.len() as u64 / 8;
+    assert!(
+        faults > 0 && faults <= most,
+        "{faults} faults for {} pages",
+        pages.len()
+    );
+    // Those that were taken along are as any other.
+    for page in pages {
+        assert_eq!(word(other, page, 1).load(Relaxed), u64::from(page) + 1);
+        assert_eq!(word(other, page, 7).load(Relaxed), 0);
+    }
 }
 
 /// Both ways pages get into the view.

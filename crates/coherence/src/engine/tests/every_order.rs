@@ -258,10 +258,22 @@ impl Small {
     }
 
     fn impatient(self) -> Self {
-        Self {
-            patient: false,
-            ..self
-        }
+        let patient = false;
+        Self { patient, ..self }
+    }
+
+    fn migratory(self) -> Self {
+        let migratory = true;
+        Self { migratory, ..self }
+    }
+
+    fn aheads(self, aheads: u8) -> Self {
+        Self { aheads, ..self }
+    }
+
+    fn forbidden(self, forbidden: Forbidden) -> Self {
+        let forbidden = Some(forbidden);
+        Self { forbidden, ..self }
     }
 }
 
@@ -293,37 +305,24 @@ fn three_nodes_of_two_processors_use_a_page_of_a_third() {
 /// After two that read and wrote, a third is given the page for writing when it reads; others still wait for copies.
 #[test]
 fn three_nodes_use_a_page_that_migrates() {
-    let migratory = true;
-    let small = Small::new(&["RW R", "RWR", "RWR"], &[0]);
-    check(Small { migratory, ..small }, 10_000);
+    check(Small::new(&["RW R", "RWR", "RWR"], &[0]).migratory(), 10_000);
     let small = Small::new(&["R", "RW", "RWR"], &[0]).impatient();
-    check(Small { migratory, ..small }, 10_000);
+    check(small.migratory(), 10_000);
 }
 
 /// Nodes ask ahead at any time, the manager too: for what is fresh, or taken away meanwhile, or just wanted.
 #[test]
 fn nodes_ask_ahead_at_any_time() {
     for nodes in [&["WR R", "RW W"][..], &["W", "RW", "R"]] {
-        let small = Small::new(nodes, &[0]);
-        check(Small { aheads: 1, ..small }, 1_000);
+        check(Small::new(nodes, &[0]).aheads(1), 1_000);
     }
-    let small = Small::new(&["R", "W", "W"], &[0]).impatient();
-    check(Small { aheads: 1, ..small }, 10_000);
+    check(Small::new(&["R", "W", "W"], &[0]).impatient().aheads(1), 10_000);
 }
 
 /// As above, of a page that migrates: nobody is given it for writing so.
 #[test]
 fn nodes_ask_ahead_for_a_page_that_migrates() {
-    let (migratory, aheads) = (true, 1);
-    let small = Small::new(&["RW", "RW", "R"], &[0]);
-    check(
-        Small {
-            migratory,
-            aheads,
-            ..small
-        },
-        1_000,
-    );
+    check(Small::new(&["RW", "RW", "R"], &[0]).migratory().aheads(1), 1_000);
 }
 
 #[test]
@@ -336,9 +335,7 @@ fn two_nodes_use_two_pages() {
 /// Checks all orders of what may not be seen, whoever manages the two pages.
 fn litmus(nodes: &[&str], forbidden: Forbidden) {
     for managers in [[0, 0], [0, 1], [1, 0], [1, 1]] {
-        let forbidden = Some(forbidden);
-        let small = Small::new(nodes, &managers);
-        check(Small { forbidden, ..small }, 100);
+        check(Small::new(nodes, &managers).forbidden(forbidden), 100);
     }
 }
 
@@ -354,17 +351,10 @@ fn message_passing() {
 /// As above, and the reader asks ahead for the pages: a copy that nobody has waited for is as old as any other.
 #[test]
 fn message_passing_to_who_asks_ahead() {
-    let forbidden: Option<Forbidden> = Some(|seen| seen[1][0][0] != 0 && seen[1][0][1] == 0);
+    let forbidden: Forbidden = |seen| seen[1][0][0] != 0 && seen[1][0][1] == 0;
     for managers in [[0, 0], [0, 1], [1, 0], [1, 1]] {
         let small = Small::new(&["Ww", "rR"], &managers);
-        check(
-            Small {
-                forbidden,
-                aheads: 2,
-                ..small
-            },
-            100,
-        );
+        check(small.aheads(2).forbidden(forbidden), 100);
     }
 }
 
@@ -408,36 +398,22 @@ fn a_page_is_discarded_while_three_nodes_use_it() {
 
 #[test]
 fn a_page_that_migrates_is_discarded() {
-    let migratory = true;
-    let small = Small::new(&["RWD", "RWR", "RW"], &[0]);
-    check(Small { migratory, ..small }, 10_000);
+    check(Small::new(&["RWD", "RWR", "RW"], &[0]).migratory(), 10_000);
 }
 
 /// Nodes ask ahead at any time, the manager too: before a discard, while it is under way, and after it.
 #[test]
 fn a_page_is_discarded_that_nodes_ask_ahead_for() {
     for nodes in [&["WD", "RW"][..], &["D R", "WR"], &["D", "W", "R"]] {
-        let small = Small::new(nodes, &[0]);
-        check(Small { aheads: 1, ..small }, 500);
+        check(Small::new(nodes, &[0]).aheads(1), 500);
     }
-    let small = Small::new(&["D", "WW"], &[0]);
-    check(Small { aheads: 2, ..small }, 500);
-    let small = Small::new(&["DR", "W"], &[0]).impatient();
-    check(Small { aheads: 1, ..small }, 500);
+    check(Small::new(&["D", "WW"], &[0]).aheads(2), 500);
+    check(Small::new(&["DR", "W"], &[0]).impatient().aheads(1), 500);
 }
 
 #[test]
 fn a_page_that_migrates_is_discarded_and_asked_for_ahead() {
-    let (migratory, aheads) = (true, 1);
-    let small = Small::new(&["D", "RW", "RW"], &[0]);
-    check(
-        Small {
-            migratory,
-            aheads,
-            ..small
-        },
-        1_000,
-    );
+    check(Small::new(&["D", "RW", "RW"], &[0]).migratory().aheads(1), 1_000);
 }
 
 #[test]
@@ -448,17 +424,10 @@ fn one_of_two_pages_is_discarded() {
 /// As below, and both ask ahead for the pages: a copy that came so is gone when the discard is done, and none is given of what was.
 #[test]
 fn what_was_discarded_is_not_seen_again_by_who_asks_ahead() {
-    let forbidden: Option<Forbidden> = Some(|seen| seen[1][0][0] != 0 && seen[1][0][1] != 0);
+    let forbidden: Forbidden = |seen| seen[1][0][0] != 0 && seen[1][0][1] != 0;
     for managers in [[0, 0], [0, 1]] {
         let small = Small::new(&["WDw", "rR"], &managers);
-        check(
-            Small {
-                forbidden,
-                aheads: 1,
-                ..small
-            },
-            1_000,
-        );
+        check(small.aheads(1).forbidden(forbidden), 1_000);
     }
 }
 
@@ -467,18 +436,16 @@ fn what_was_discarded_is_not_seen_again_by_who_asks_ahead() {
 fn what_was_discarded_is_not_seen_again() {
     let forbidden: Forbidden = |seen| seen[1][0][0] != 0 && seen[1][0][1] != 0;
     for managers in [[0, 0], [0, 1]] {
-        let small = Small {
-            forbidden: Some(forbidden),
-            ..Small::new(&["WDw R", "rR R"], &managers)
-        };
-        check(small, 1_000);
+        check(
+            Small::new(&["WDw R", "rR R"], &managers).forbidden(forbidden),
+            1_000,
+        );
     }
     let forbidden: Forbidden = |seen| seen[1][0][0] != 0 && seen[1][0][2] == 0;
     for managers in [[0, 0], [0, 1]] {
-        let small = Small {
-            forbidden: Some(forbidden),
-            ..Small::new(&["RDw", "rWR R"], &managers)
-        };
-        check(small, 1_000);
+        check(
+            Small::new(&["RDw", "rWR R"], &managers).forbidden(forbidden),
+            1_000,
+        );
     }
 }
