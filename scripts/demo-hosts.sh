@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# One VM with Debian's unmodified kernel over two hosts, which a lab stands for: its nodes, programs on both CPUs, what it waited for.
+# One unmodified Debian VM over two hosts, which a lab stands for: its nodes, a program built on both, what its CPUs waited for.
 # Usage: scripts/demo-hosts.sh MIRRORBALL
 set -euo pipefail
 mirrorball=$(realpath "$1")
-image=tiny vm=demo-hosts lab=demo-hosts
+image=debian-12-numactl vm=demo-hosts lab=demo-hosts
 # The lab's hosts see this directory at the same place.
 shared=${XDG_CACHE_HOME:-$HOME/.cache}/mirrorball/demo-hosts
 hosts=(alpha beta)
@@ -22,8 +22,8 @@ in_guest() {
     fail "in the guest: $(tail -n 1 "$log")"
 }
 
-echo "demo: the image $image: Debian's cloud kernel and busybox (built once, in seconds)"
-timeout -k 5 900 "$mirrorball" image build tiny --if-missing
+echo "demo: the image $image: Debian 12 with gcc, make and numactl (built once, in about a minute)"
+timeout -k 5 900 "$mirrorball" image build debian-12 --packages gcc,libc6-dev,make,numactl --name "$image" --if-missing
 
 mkdir -p "$shared"
 cp "$mirrorball" "$shared/mirrorball"
@@ -58,26 +58,40 @@ sed 's/^/  | /' "$log"
 
 echo "demo: one VM boots across both; each has a copy of its memory, and they keep the copies the same"
 start=$(now)
-on 240 alpha run --lab never -d --name "$vm" --image "$image" --cpus 2 --memory 256M --net none --span 0,1 --span-memory coherent >/dev/null
-until on 120 alpha exec "$vm" -T -- true 2>"$log"; do
-    (($(date +%s) - ${start%.*} < 420)) || fail "no agent answers after 420 s: $(tail -n 1 "$log")"
-    sleep 1
+on 240 alpha run --lab never -d --name "$vm" --image "$image" --cpus 2 --memory 640M --net none --span 0,1 --span-memory coherent >/dev/null
+# The agent brings beta's CPU online when all services have started.
+until on 120 alpha exec "$vm" -T -- nproc 2>"$log" | grep -qx 2; do
+    (($(date +%s) - ${start%.*} < 420)) || fail "both CPUs are not online after 420 s: $(tail -n 1 "$log")"
+    sleep 3
 done
 boot=$(since "$start")
-echo "demo: \$ nproc, and the CPUs and memory of each node"
-in_guest 120 'nproc; cd /sys/devices/system/node; for n in node*; do echo "$n: CPU $(cat $n/cpulist), $(grep MemTotal $n/meminfo | tr -s " " | cut -d: -f2)"; done' | sed 's/^/  | /'
+echo "demo: \$ nproc; numactl -H"
+in_guest 120 'nproc; numactl -H' | sed 's/^/  | /'
 
-echo "demo: 4 MiB written on the CPU of one host, read on that of the other, both ways"
-start=$(now)
-for cpus in "1 2" "2 1"; do
-    in_guest 240 "set -- $cpus; taskset \$1 dd if=/dev/urandom of=/tmp/data bs=64k count=64 2>/dev/null; taskset \$1 sha256sum /tmp/data >/tmp/sum; taskset \$2 sha256sum -c /tmp/sum" |
-        sed "s/^/  | CPUs ${cpus/ / to }: /"
+echo "demo: a C program, its modules compiled at the same time, one on the CPU of each host"
+cat >"$shared/Makefile" <<'END'
+hello: hello.o main.o
+	gcc -o $@ $^
+hello.o: CPU = 0
+main.o: CPU = 1
+%.o: %.c
+	taskset -c $(CPU) gcc -O2 -c -o $@ $<
+END
+printf '#include <stdio.h>\nvoid hello(const char *whom) { printf("hello, %%s\\n", whom); }\n' >"$shared/hello.c"
+printf 'void hello(const char *whom);\nint main(void) { hello("two hosts"); return 0; }\n' >"$shared/main.c"
+in_guest 120 'mkdir -p /root/hello'
+for file in Makefile hello.c main.c; do
+    on 60 alpha cp "$shared/$file" "$vm:/root/hello/$file" >/dev/null
 done
+start=$(now)
+in_guest 400 'cd /root/hello && make -j2 && ./hello && sha256sum *.o >sums' | sed 's/^/  | /'
 work=$(since "$start")
+echo "demo: the same on the CPU of one host: are the object files the same?"
+in_guest 240 'cd /root/hello && rm *.o && taskset -c 0 make CPU=0 hello.o main.o && sha256sum -c sums' | sed 's/^/  | /'
 
 echo "demo: what its CPUs waited for, and the hottest pages"
 in_guest 240 'grep " [bdBD] " /proc/kallsyms' >"$shared/kallsyms" || fail "the guest does not tell its kernel's symbols"
 on 60 alpha heat "$vm" --symbols "$shared/kallsyms" | sed 's/^/  | /'
 on 60 alpha kill "$vm" >/dev/null
 for host in "${hosts[@]}"; do on 60 "$host" cluster down >/dev/null; done
-echo "demo: one Linux over two hosts: up with both CPUs after $boot s, 8 MiB to and fro in $work s, in emulation"
+echo "demo: one Debian over two hosts: up with both CPUs after $boot s, a program built on both in $work s, in emulation"

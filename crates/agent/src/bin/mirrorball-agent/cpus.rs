@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use crate::waiting::Waiting;
 use crate::{balance, housekeeping};
 
 /// In the kernel's command line, beside `maxcpus=1`.
@@ -26,6 +27,15 @@ pub fn come_online() {
     wait_for_services(start);
     wait_for_rest(start);
     housekeeping::stay_at_home();
+    let waiting = Waiting::at_home();
+    balance::as_slow_as(bring_all());
+    if let Some(waiting) = waiting {
+        waiting.let_go();
+    }
+}
+
+/// Brings each CPU online that is not; how long one took at most.
+fn bring_all() -> Duration {
     let mut longest = Duration::ZERO;
     for entry in fs::read_dir("/sys/devices/system/cpu")
         .into_iter()
@@ -34,14 +44,12 @@ pub fn come_online() {
     {
         let start = Instant::now();
         if let Err(error) = bring(&entry.path().join("online")) {
-            eprintln!(
-                "mirrorball: {} does not come online: {error}",
-                entry.path().display()
-            );
+            let cpu = entry.path();
+            eprintln!("mirrorball: {} does not come online: {error}", cpu.display());
         }
         longest = longest.max(start.elapsed());
     }
-    balance::as_slow_as(longest);
+    longest
 }
 
 /// Where systemd starts them. It is asked again and again: its own way to wait needs a bus, which comes later than this program.

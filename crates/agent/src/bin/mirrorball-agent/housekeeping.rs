@@ -20,25 +20,35 @@ const HOME: &str = "/sys/devices/system/node/node0";
 /// The program that hears of each device, a CPU that comes online among them. The rules that it reads for it are megabytes.
 const DEVICES: &str = "systemd-udevd";
 
+/// The home's CPUs. None if there is no such node.
+pub fn home() -> Option<CpuSet> {
+    set(&numbers(HOME, "cpu").collect::<Vec<_>>())
+}
+
 /// Keeps all that to the CPUs of node 0, whether they are online or not. Best before others come online: what is there already has
 /// to be moved. What can't be kept is the kernel's business.
 pub fn stay_at_home() {
-    let home: Vec<usize> = numbers(HOME, "cpu").collect();
-    let Some(set) = set(&home) else {
+    let Some(home) = home() else {
         return;
     };
     // The host talks to the agent through a device, whose driver is there too.
-    let _ = affinity::keep_to(&set);
-    let mask = mask(&home);
+    let _ = affinity::keep_to(&home);
+    let mask = mask(&numbers(HOME, "cpu").collect::<Vec<_>>());
     let _ = fs::write("/sys/devices/virtual/workqueue/cpumask", &mask);
     let _ = fs::write("/proc/irq/default_smp_affinity", &mask);
     for number in numbers("/proc/irq", "") {
         // One that the kernel spreads over the CPUs itself, as queues', refuses.
         let _ = fs::write(format!("/proc/irq/{number}/smp_affinity"), &mask);
     }
-    for thread in numbers("/proc", "").filter(|thread| stays(*thread)) {
-        let _ = sched_setaffinity(Pid::from_raw(thread as i32), &set);
+    for thread in threads().filter(|thread| stays(*thread)) {
+        let _ = sched_setaffinity(Pid::from_raw(thread as i32), &home);
     }
+}
+
+/// All threads: programs' and the kernel's.
+pub fn threads() -> impl Iterator<Item = usize> {
+    let processes = numbers("/proc", "");
+    processes.flat_map(|process| numbers(&format!("/proc/{process}/task"), "").collect::<Vec<_>>())
 }
 
 /// The numbers in a directory's entries that are called `before` and a number.

@@ -13,6 +13,7 @@ mod listen;
 mod modules;
 mod power;
 mod root;
+mod waiting;
 
 fn main() -> std::process::ExitCode {
     if std::process::id() == 1 {

@@ -204,6 +204,15 @@ fn system_calls_wait_for_pages_as_threads_do() {
     assert!(bytes.iter().all(|byte| *byte == 7));
 }
 
+/// Why a shard's VM ended, once it has.
+fn cause(end: &EndSignal) -> Option<Ending> {
+    let start = Instant::now();
+    while end.cause().is_none() && start.elapsed() < LIMIT {
+        thread::sleep(Duration::from_millis(5));
+    }
+    end.cause()
+}
+
 #[test]
 fn a_shard_whose_peer_is_gone_ends_and_names_it() {
     let (near, far) = pairs();
@@ -213,12 +222,9 @@ fn a_shard_whose_peer_is_gone_ends_and_names_it() {
     thread::spawn(move || ram.read_obj::<u64>(GuestAddress(BYTES - 8)));
     thread::sleep(Duration::from_millis(50));
     drop(far);
-    let start = Instant::now();
-    while end.cause().is_none() && start.elapsed() < LIMIT {
-        thread::sleep(Duration::from_millis(5));
-    }
-    let Some(Ending::PeerLost { detail }) = end.cause() else {
-        panic!("{:?}", end.cause());
+    let cause = cause(&end);
+    let Some(Ending::PeerLost { detail }) = cause else {
+        panic!("{cause:?}");
     };
     assert_eq!(
         detail,
@@ -234,12 +240,9 @@ fn nonsense_of_a_peer_ends_the_vm_and_is_told() {
     let (_, _, end) = shard(0, near);
     let [control, _] = far[0][0].as_mut().expect("to the home");
     control.write_all(&[0x55; 16]).expect("it takes it");
-    let start = Instant::now();
-    while end.cause().is_none() && start.elapsed() < LIMIT {
-        thread::sleep(Duration::from_millis(5));
-    }
-    let Some(Ending::ShardFailed { detail }) = end.cause() else {
-        panic!("{:?}", end.cause());
+    let cause = cause(&end);
+    let Some(Ending::ShardFailed { detail }) = cause else {
+        panic!("{cause:?}");
     };
     assert!(detail.starts_with("the shard in cell 1: "), "{detail}");
 }
@@ -395,13 +398,9 @@ fn packets_of_three_shards_come_after_page_tables_and_one_that_can_not_ends_the_
     let batches = Batches::only(2, 1 << 30);
     let told = routers[0].clone();
     let hears = thread::spawn(move || told.heard(1, Packet::AfterAll { batches }));
-    let end = &shards[0].2;
-    let start = Instant::now();
-    while end.cause().is_none() && start.elapsed() < LIMIT {
-        thread::sleep(Duration::from_millis(5));
-    }
-    let Some(Ending::ShardFailed { detail }) = end.cause() else {
-        panic!("{:?}", end.cause());
+    let cause = cause(&shards[0].2);
+    let Some(Ending::ShardFailed { detail }) = cause else {
+        panic!("{cause:?}");
     };
     assert_eq!(
         detail,

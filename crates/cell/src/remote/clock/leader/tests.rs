@@ -1,5 +1,6 @@
 //! The clocks of hosts whose counters drift apart, in virtual time, by seed.
 
+use fastrand::Rng;
 use shard::span::relation::{Counter, Ratio, Relation, Round};
 
 use super::*;
@@ -11,22 +12,6 @@ const SECOND: u64 = 1_000 * MS;
 const ORDER_NS: u64 = 2 * MS;
 /// Rounds at one look.
 const ROUNDS: usize = 4;
-
-/// xorshift64*.
-struct Random(u64);
-
-impl Random {
-    fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 16) % limit.max(1)
-    }
-}
 
 /// A host, as nobody in it can see it.
 struct Host {
@@ -61,7 +46,7 @@ impl Host {
 
 /// Hosts and the way between them.
 struct World {
-    random: Random,
+    random: Rng,
     now: u64,
     hosts: Vec<Host>,
     leader: Leader,
@@ -87,20 +72,20 @@ struct UnderWay {
 impl World {
     /// Counters as far apart as `ppm` allows, of `count` hosts. One in two has a frequency of its own.
     fn new(seed: u64, count: usize, ppm: u64) -> Self {
-        let mut random = Random::new(seed);
-        let fastest = 3_000 + random.below(40_000);
-        let jitter = fastest * (1 + random.below(20));
-        let host = |index: usize, random: &mut Random| {
-            let other = index > 0 && random.below(2) == 0;
+        let mut random = Rng::with_seed(seed);
+        let fastest = 3_000 + random.u64(..40_000);
+        let jitter = fastest * (1 + random.u64(..20));
+        let host = |index: usize, random: &mut Rng| {
+            let other = index > 0 && random.u64(..2) == 0;
             let khz = if other { 2_600_000 } else { KHZ };
             let counter = Counter {
                 khz,
                 digits: Some(48),
             };
             let ratio = Ratio::of(counter, KHZ).expect("it scales");
-            let ppm_here = random.below(2 * ppm + 1) as i64 - ppm as i64;
+            let ppm_here = random.u64(..2 * ppm + 1) as i64 - ppm as i64;
             // The home is the slowest in some, the fastest in others.
-            let ppm_here = match (index, random.below(4)) {
+            let ppm_here = match (index, random.u64(..4)) {
                 (0, 0) => ppm as i64,
                 (0, 1) => -(ppm as i64),
                 _ => ppm_here,
@@ -109,7 +94,7 @@ impl World {
                 khz: khz.into(),
                 ppb: ppm_here * 1000,
                 ratio,
-                start: random.below(1 << 62) * 4,
+                start: random.u64(..1 << 62) * 4,
                 stood: 0,
                 orders: Vec::new(),
                 offset: 0,
@@ -153,12 +138,12 @@ impl World {
 
     /// What a message takes: a little more than the fastest, or much, or a host is busy.
     fn way(&mut self) -> u64 {
-        let more = match self.random.below(100) {
+        let more = match self.random.u64(..100) {
             0 => 50 * MS,
             1..20 => self.jitter,
             _ => self.fastest / 2,
         };
-        self.fastest + self.random.below(more)
+        self.fastest + self.random.u64(..more)
     }
 
     /// A round that begins at this time, and when it is over.
@@ -184,7 +169,7 @@ impl World {
         if due <= self.look_at {
             let shard = first + 1;
             // One in ten is lost.
-            if self.random.below(10) > 0 {
+            if self.random.u64(..10) > 0 {
                 self.leader.learn(shard, self.under_way[first].round);
             }
             let count = self.under_way[first].count + 1;
@@ -200,7 +185,7 @@ impl World {
         }
         let counter = self.hosts[0].counter(self.now);
         for step in self.leader.steps(counter) {
-            let takes = self.random.below(ORDER_NS);
+            let takes = self.random.u64(..ORDER_NS);
             let last = self.hosts[step.shard].orders.last().map_or(0, |(at, _)| *at);
             let due = (self.now + takes).max(last);
             self.hosts[step.shard].orders.push((due, step.offset));
