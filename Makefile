@@ -13,7 +13,7 @@ MIRRORBALL := $(OUT)/mirrorball
 help:
 	@echo "make build   compile (2 min)            make demo   four Debian VMs compile a C program (first time 6 min)"
 	@echo "make demo-span   one Debian VM over two cells; a vCPU moves while it compiles (first time 6 min)"
-	@echo "make demo-hosts  one Linux VM over two hosts, emulated; programs on both (first time 6 min)"
+	@echo "make demo-hosts  one Debian VM over two hosts, emulated; a C program built on both (5 min; first time more)"
 	@echo "make test    all tests; without usable KVM most (35 min on 2 cores; with it not timed)"
 	@echo "make lint    formatting and clippy (4 min on 2 cores)"
 	@echo "make test-rest   without usable KVM the other tests (half an hour on 2 cores)"
