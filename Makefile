@@ -16,7 +16,7 @@ help:
 	@echo "make demo-hosts  one Debian VM over two hosts, emulated; a C program built on both (5 min; first time more)"
 	@echo "make test    all tests; without usable KVM most (35 min on 2 cores; with it not timed)"
 	@echo "make lint    formatting and clippy (4 min on 2 cores)"
-	@echo "make test-rest   without usable KVM the other tests (half an hour on 2 cores)"
+	@echo "make test-rest   without usable KVM the other tests (three quarters of an hour on 2 cores)"
 	@echo "make bench   timings against QEMU (8 min)   make fuzz   each fuzz target for a minute"
 	@echo "make sim     clusters in virtual time, for a minute"
 	@echo "make sim-million   10^6 stories of the protocols by themselves (10 to 15 min)"

@@ -55,7 +55,7 @@ cargo test --release --locked -p guest-tests --test '*' --no-run 2>&1 |
     sed -n 's/^ *Executable tests\/.* (\(.*\))$/\1/p' >"$logs/programs"
 [[ -s $logs/programs ]] || { echo "test: cargo names no test program"; exit 1; }
 # The longest first, so that none is left alone at the end.
-order=(boot isolation span moves underway shards deaths wide network control sharing auto)
+order=(hosts boot isolation span moves underway shards deaths wide network control sharing auto)
 for name in "${rest[@]}" "${order[@]}"; do
     grep -q "/$name-" "$logs/programs" && continue
     echo "test: there is no program $name in tests/tests: mend \`rest\` or \`order\` in scripts/test.sh"
@@ -68,7 +68,7 @@ printf '/%s-\n' "${rest[@]}" >"$logs/rest"
 chosen=(cat) left= told="all programs"
 if [[ $emulated ]]; then
     if [[ $part == rest ]]; then
-        chosen=(grep -Ff "$logs/rest") told="the rest of the programs; half an hour on 2 CPUs"
+        chosen=(grep -Ff "$logs/rest") told="the rest of the programs; three quarters of an hour on 2 CPUs"
     else
         chosen=(grep -vFf "$logs/rest") told="most programs, emulated; a quarter of an hour on 2 CPUs" left="${rest[*]}"
     fi
