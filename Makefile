@@ -15,7 +15,7 @@ help:
 	@echo "make demo-span   one Debian VM over two cells; a vCPU moves while it compiles (first time 6 min)"
 	@echo "make demo-hosts  one Debian VM over two hosts, emulated; a C program built on both (5 min; first time more)"
 	@echo "make test    all tests; without usable KVM most (35 min on 2 cores; with it not timed)"
-	@echo "make lint    formatting and clippy (4 min on 2 cores)"
+	@echo "make lint    formatting and clippy, of the fuzz targets too (5 min on 2 cores)"
 	@echo "make test-rest   without usable KVM the other tests (three quarters of an hour on 2 cores)"
 	@echo "make bench   timings against QEMU (8 min)   make fuzz   each fuzz target for a minute"
 	@echo "make sim     clusters in virtual time, for a minute"
@@ -52,10 +52,12 @@ test-rest: build
 	scripts/test.sh $(MIRRORBALL) rest
 
 lint:
-	@scripts/setup.sh build
+	@scripts/setup.sh build fuzz
 	cargo fmt --all --check
+	cargo fmt --manifest-path fuzz/Cargo.toml --check
 	rustfmt --edition 2024 --check tests/guest/main.rs
 	cargo clippy --workspace --all-targets --features bench/channels --locked -- -D warnings
+	RUSTFLAGS="--cfg fuzzing" cargo clippy --manifest-path fuzz/Cargo.toml --target-dir target/fuzz --all-targets --locked -- -D warnings
 
 sim: build
 	$(OUT)/mirrorball-sim --seconds 10 crates/knowledge/machines/*.facts

@@ -5,7 +5,7 @@ use config::lab::LabSpec;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
-    if let Err(error) = LabSpec::parse("fuzz.toml".as_ref(), text) {
+    if let Err(error) = LabSpec::parse("fuzz.toml", text) {
         let _ = error.to_string();
     }
 });

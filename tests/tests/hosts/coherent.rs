@@ -199,6 +199,7 @@ fn built_on(guest: &Guest, cpus: [usize; 2]) -> String {
 }
 
 #[test]
+#[ignore = "5 minutes; `make demo-hosts` builds the same, and compares it with what one CPU makes; `--ignored` runs it"]
 fn debian_builds_on_both_hosts_what_a_plain_vm_builds() {
     let lab = two_hosts("builds");
     let debian = |name: &str| VmFile::of(name, "debian-12").memory("640M");
