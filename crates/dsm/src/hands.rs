@@ -1,5 +1,7 @@
 //! What a lane does for its engine: messages, rights in the view, and who waits for what.
 
+mod post;
+
 use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
@@ -8,15 +10,15 @@ use std::sync::atomic::AtomicBool;
 
 use coherence::{Access, Body, Contents, Effects, Message, NodeId, Page, Right, Want};
 
+use self::post::Gathered;
 use crate::PAGE_BYTES;
-use crate::ahead::WINDOW_MAX;
 use crate::clock::{now_ns, ran_ns};
 use crate::discards::Mailbox;
 use crate::ending::End;
 use crate::heat::Heat;
 use crate::hold::{Hold, Thread};
 use crate::latency::Latency;
-use crate::link::{FRAME_BYTES, Frame, Link};
+use crate::link::{Frame, Link};
 use crate::merging::{HOT, Merging, Todo, unnumbered};
 use crate::meter::Meter;
 use crate::region::Region;
@@ -24,9 +26,6 @@ use crate::userfault::Fault;
 
 /// Threads that wait and pages that are held without the lists having to grow.
 const LIST: usize = 256;
-/// A request, and those ahead of it.
-const GATHERED_BYTES: usize = (1 + WINDOW_MAX as usize) * FRAME_BYTES;
-
 /// A thread that waits for a page.
 #[derive(Clone, Copy, Debug)]
 struct Waiter {
@@ -38,18 +37,6 @@ struct Waiter {
     ran_ns: u64,
     /// Another node wants the page already.
     wanted: bool,
-}
-
-/// Requests of one fault: for its page, and for those after it.
-#[derive(Debug)]
-struct Gathered {
-    /// Whether a fault is being handled.
-    is_open: bool,
-    to: usize,
-    /// On the stream of answers.
-    with_answers: bool,
-    bytes: usize,
-    frames: [u8; GATHERED_BYTES],
 }
 
 /// All of a lane but its engine.
@@ -121,13 +108,7 @@ impl Hands {
             holds: Vec::with_capacity(LIST),
             waiters: Vec::with_capacity(LIST),
             landing: VecDeque::with_capacity(LIST),
-            gathered: Gathered {
-                is_open: false,
-                to: 0,
-                with_answers: false,
-                bytes: 0,
-                frames: [0; GATHERED_BYTES],
-            },
+            gathered: Gathered::default(),
             scratch: Box::new([0; PAGE_BYTES]),
             names,
             random: fastrand::Rng::new(),
@@ -238,89 +219,6 @@ impl Hands {
         End::Lost {
             node: self.name(node),
             why,
-        }
-    }
-
-    /// Sends a message of the engine, behind what it comes after if that is to be said, with its page if it has one; one without
-    /// can go on the stream of pages, too.
-    pub fn post(
-        &mut self,
-        to: usize,
-        frames: &[u8],
-        page: Option<*const [u8; PAGE_BYTES]>,
-        with_answers: bool,
-    ) {
-        let Some(link) = self.links.get(to).and_then(Option::as_ref) else {
-            return self.refused(&format!(
-                "the protocol has a message for node {to}, which does not exist"
-            ));
-        };
-        let result = match page {
-            Some(page) => {
-                self.meter.bytes += (frames.len() + PAGE_BYTES) as u64;
-                link.send_page(frames, page)
-            }
-            None => {
-                self.meter.bytes += frames.len() as u64;
-                link.send(frames, with_answers)
-            }
-        };
-        self.posted(to, result);
-    }
-
-    /// Sends pieces of what is said about merged pages; nothing to this node itself.
-    pub fn post_pieces(&mut self, to: usize, frames: &[u8]) {
-        if let Some(link) = self.links.get(to).and_then(Option::as_ref) {
-            self.meter.bytes += frames.len() as u64;
-            let result = link.send(frames, false);
-            self.posted(to, result);
-        }
-    }
-
-    /// Requests from now on go together, when [`Hands::send_gathered`] is called.
-    pub fn gather(&mut self) {
-        self.gathered.is_open = true;
-    }
-
-    /// Sends them, the first one first.
-    pub fn send_gathered(&mut self) {
-        self.gathered.is_open = false;
-        self.flush_gathered();
-    }
-
-    fn flush_gathered(&mut self) {
-        let Gathered {
-            to,
-            bytes,
-            with_answers,
-            ..
-        } = self.gathered;
-        self.gathered.bytes = 0;
-        if bytes > 0
-            && let Some(link) = self.links.get(to).and_then(Option::as_ref)
-        {
-            self.meter.bytes += bytes as u64;
-            let result = link.send(&self.gathered.frames[..bytes], with_answers);
-            self.posted(to, result);
-        }
-    }
-
-    /// One more.
-    fn gather_one(&mut self, to: usize, frame: &Frame, with_answers: bool) {
-        let is_full = self.gathered.bytes == self.gathered.frames.len();
-        if is_full || (self.gathered.to, self.gathered.with_answers) != (to, with_answers) {
-            self.flush_gathered();
-        }
-        let gathered = &mut self.gathered;
-        (gathered.to, gathered.with_answers) = (to, with_answers);
-        gathered.frames[gathered.bytes..][..FRAME_BYTES].copy_from_slice(frame);
-        gathered.bytes += FRAME_BYTES;
-    }
-
-    fn posted(&mut self, to: usize, result: io::Result<()>) {
-        if let Err(error) = result {
-            let end = self.lost(to, &error);
-            self.failed.get_or_insert(end);
         }
     }
 
@@ -457,7 +355,7 @@ impl Effects for Hands {
                 merging.send(self, node, frame, bytes);
                 self.merging = Some(merging);
             }
-            None if asks && self.gathered.is_open => self.gather_one(node, &frame, with_answers),
+            None if asks && self.gathered.is_open() => self.gather_one(node, &frame, with_answers),
             None => self.post(node, &frame, bytes, with_answers),
         }
         // No bytes come of what is to be forgotten.

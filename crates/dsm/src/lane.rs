@@ -7,6 +7,8 @@
 //! CPUs (20 to 40 us).
 
 mod discarding;
+mod merged;
+mod waiting;
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,8 +23,8 @@ use crate::clock::now_ns;
 use crate::ending::{End, Ending};
 use crate::hands::Hands;
 use crate::hold::{BOUND_NS, Hold, Thread, Verdict};
-use crate::link::{FRAME_BYTES, Frame, Link};
-use crate::merging::{Todo, page_of};
+use crate::link::{FRAME_BYTES, Frame};
+use crate::merging::page_of;
 use crate::meter::Meter;
 use crate::userfault::{FAULTS_MAX, Fault};
 
@@ -157,14 +159,6 @@ impl Lane {
             self.patience().waited(now_ns() - since, true);
             (self.hands.woke, self.hands.brought) = (false, false);
             idle_since = None;
-        }
-    }
-
-    fn patience(&mut self) -> &mut PollTime {
-        if self.hands.anybody_waits() {
-            &mut self.asked
-        } else {
-            &mut self.idle
         }
     }
 
@@ -368,71 +362,6 @@ impl Lane {
         }
     }
 
-    /// A message of the engine, if it may be acted on now. What is said about merged pages is acted on here.
-    fn in_order(&mut self, node: usize, frame: &Frame) -> Result<Option<Frame>, End> {
-        let Some(mut merging) = self.hands.merging.take() else {
-            return Ok(Some(*frame));
-        };
-        let heard = merging.hear(&mut self.hands, node, frame);
-        let late = merging.late();
-        self.hands.merging = Some(merging);
-        let message = heard.map_err(|why| End::Nonsense(format!("{}: {why}", self.hands.name(node))))?;
-        self.check()?;
-        for (node, frame) in late {
-            self.act(node, frame)?;
-        }
-        self.settle()?;
-        Ok(message)
-    }
-
-    /// Does what is to be done about merged pages, and sends what may go by now.
-    fn settle(&mut self) -> Result<(), End> {
-        while let Some(todo) = self.hands.todo.pop_front() {
-            let Some(mut merging) = self.hands.merging.take() else {
-                break;
-            };
-            match todo {
-                Todo::Suspect(page) => merging.suspect(page, &mut self.hands),
-                Todo::Taken(page) => merging.merger.taken(Page(page), &mut self.hands),
-                Todo::Take(page) => {
-                    if !merging.taken.contains(&page) {
-                        merging.taken.push(page);
-                    }
-                    self.hands.merging = Some(merging);
-                    let had = self.engine.fault(Page(page), Access::Write, &mut self.hands);
-                    if had == Faulted::Allowed {
-                        self.hands.shut(page);
-                        self.hands.todo.push_back(Todo::Taken(page));
-                    }
-                    self.check()?;
-                    continue;
-                }
-                Todo::GiveBack(page) => {
-                    merging.taken.retain(|taken| *taken != page);
-                    let parked = std::mem::take(&mut merging.parked);
-                    let (now, later): (Vec<_>, Vec<_>) =
-                        parked.into_iter().partition(|(_, frame)| page_of(frame) == page);
-                    merging.parked = later;
-                    self.hands.merging = Some(merging);
-                    self.hands.let_in(page);
-                    self.engine.used(Page(page), &mut self.hands);
-                    for (node, frame) in now {
-                        self.act(node, frame)?;
-                    }
-                    self.check()?;
-                    continue;
-                }
-            }
-            self.hands.merging = Some(merging);
-            self.check()?;
-        }
-        if let Some(mut merging) = self.hands.merging.take() {
-            merging.flush(&mut self.hands);
-            self.hands.merging = Some(merging);
-        }
-        self.check()
-    }
-
     /// Lets pages go that were wanted, and have been used by now; when to look again, nanoseconds from now.
     fn let_go(&mut self) -> Result<Option<u64>, End> {
         if self.hands.holds.is_empty() {
@@ -489,68 +418,6 @@ impl Lane {
             Some(end) => Err(end),
             None => Ok(()),
         }
-    }
-
-    /// Sleeps until something comes, or for that time.
-    fn sleep(&mut self, limit_ns: Option<u64>) {
-        let is_asked = self
-            .hands
-            .merging
-            .as_ref()
-            .is_some_and(|merging| merging.is_asked());
-        if is_asked || self.hands.links.iter().flatten().any(Link::has_more) {
-            return;
-        }
-        self.hands.meter.sleeps += 1;
-        let merging = self.hands.merging.as_ref();
-        // What waits for something that never comes is found even if nothing else happens.
-        let limit_ns = match merging.is_some_and(|merging| merging.waits()) {
-            true => Some(limit_ns.unwrap_or(u64::MAX)),
-            false => limit_ns,
-        };
-        let limit = limit_ns.map(|ns| libc::timespec {
-            tv_sec: 0,
-            tv_nsec: ns.min(999_999_999).cast_signed(),
-        });
-        let limit = limit.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-        // SAFETY: the list is ours and as long as said, the time outlives the call, and no signal mask is given. Whatever comes
-        // of it, what there is is looked for again.
-        unsafe {
-            libc::ppoll(
-                self.polled.as_mut_ptr(),
-                self.polled.len() as _,
-                limit,
-                std::ptr::null(),
-            )
-        };
-        let has_come = |place: &libc::pollfd| place.revents != 0;
-        self.faulted |= has_come(&self.polled[1]);
-        if has_come(&self.polled[2]) {
-            self.hands.mail.heard();
-        }
-        let first = 3 + usize::from(self.hands.merging.is_some());
-        let streams = self.polled[first..].as_chunks::<2>().0;
-        let mut is_silent = true;
-        for (link, streams) in self.hands.links.iter_mut().flatten().zip(streams) {
-            let filled = streams.each_ref().map(has_come);
-            is_silent &= filled == [false; 2];
-            link.fill(filled);
-        }
-        let merging = self.hands.merging.as_ref().filter(|_| is_silent);
-        if let Some(node) = merging.and_then(|merging| merging.overdue()) {
-            let why = "its message comes after changes of page tables that do not come";
-            self.hands.refused(&format!("{}: {why}", self.hands.name(node)));
-        }
-    }
-
-    /// Who polls asks all.
-    fn look_at_all(&mut self) {
-        self.faulted = true;
-        self.hands
-            .links
-            .iter_mut()
-            .flatten()
-            .for_each(|link| link.fill([true; 2]));
     }
 
     fn publish(&mut self) {

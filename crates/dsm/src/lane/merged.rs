@@ -1,0 +1,75 @@
+//! What a lane does about merged pages, beside serving its own: their messages in order, and what follows of them for the engine.
+
+use coherence::{Access, Faulted, Page};
+
+use super::Lane;
+use crate::ending::End;
+use crate::link::Frame;
+use crate::merging::{Todo, page_of};
+
+impl Lane {
+    /// A message of the engine, if it may be acted on now. What is said about merged pages is acted on here.
+    pub(super) fn in_order(&mut self, node: usize, frame: &Frame) -> Result<Option<Frame>, End> {
+        let Some(mut merging) = self.hands.merging.take() else {
+            return Ok(Some(*frame));
+        };
+        let heard = merging.hear(&mut self.hands, node, frame);
+        let late = merging.late();
+        self.hands.merging = Some(merging);
+        let message = heard.map_err(|why| End::Nonsense(format!("{}: {why}", self.hands.name(node))))?;
+        self.check()?;
+        for (node, frame) in late {
+            self.act(node, frame)?;
+        }
+        self.settle()?;
+        Ok(message)
+    }
+
+    /// Does what is to be done about merged pages, and sends what may go by now.
+    pub(super) fn settle(&mut self) -> Result<(), End> {
+        while let Some(todo) = self.hands.todo.pop_front() {
+            let Some(mut merging) = self.hands.merging.take() else {
+                break;
+            };
+            match todo {
+                Todo::Suspect(page) => merging.suspect(page, &mut self.hands),
+                Todo::Taken(page) => merging.merger.taken(Page(page), &mut self.hands),
+                Todo::Take(page) => {
+                    if !merging.taken.contains(&page) {
+                        merging.taken.push(page);
+                    }
+                    self.hands.merging = Some(merging);
+                    let had = self.engine.fault(Page(page), Access::Write, &mut self.hands);
+                    if had == Faulted::Allowed {
+                        self.hands.shut(page);
+                        self.hands.todo.push_back(Todo::Taken(page));
+                    }
+                    self.check()?;
+                    continue;
+                }
+                Todo::GiveBack(page) => {
+                    merging.taken.retain(|taken| *taken != page);
+                    let parked = std::mem::take(&mut merging.parked);
+                    let (now, later): (Vec<_>, Vec<_>) =
+                        parked.into_iter().partition(|(_, frame)| page_of(frame) == page);
+                    merging.parked = later;
+                    self.hands.merging = Some(merging);
+                    self.hands.let_in(page);
+                    self.engine.used(Page(page), &mut self.hands);
+                    for (node, frame) in now {
+                        self.act(node, frame)?;
+                    }
+                    self.check()?;
+                    continue;
+                }
+            }
+            self.hands.merging = Some(merging);
+            self.check()?;
+        }
+        if let Some(mut merging) = self.hands.merging.take() {
+            merging.flush(&mut self.hands);
+            self.hands.merging = Some(merging);
+        }
+        self.check()
+    }
+}

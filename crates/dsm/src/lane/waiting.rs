@@ -1,0 +1,79 @@
+//! How a lane waits for something to do.
+
+use urpc::poll::PollTime;
+
+use super::Lane;
+use crate::link::Link;
+
+impl Lane {
+    /// How long it polls now before it sleeps.
+    pub(super) fn patience(&mut self) -> &mut PollTime {
+        if self.hands.anybody_waits() {
+            &mut self.asked
+        } else {
+            &mut self.idle
+        }
+    }
+
+    /// Sleeps until something comes, or for that time.
+    pub(super) fn sleep(&mut self, limit_ns: Option<u64>) {
+        let is_asked = self
+            .hands
+            .merging
+            .as_ref()
+            .is_some_and(|merging| merging.is_asked());
+        if is_asked || self.hands.links.iter().flatten().any(Link::has_more) {
+            return;
+        }
+        self.hands.meter.sleeps += 1;
+        let merging = self.hands.merging.as_ref();
+        // What waits for something that never comes is found even if nothing else happens.
+        let limit_ns = match merging.is_some_and(|merging| merging.waits()) {
+            true => Some(limit_ns.unwrap_or(u64::MAX)),
+            false => limit_ns,
+        };
+        let limit = limit_ns.map(|ns| libc::timespec {
+            tv_sec: 0,
+            tv_nsec: ns.min(999_999_999).cast_signed(),
+        });
+        let limit = limit.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        // SAFETY: the list is ours and as long as said, the time outlives the call, and no signal mask is given. Whatever comes
+        // of it, what there is is looked for again.
+        unsafe {
+            libc::ppoll(
+                self.polled.as_mut_ptr(),
+                self.polled.len() as _,
+                limit,
+                std::ptr::null(),
+            )
+        };
+        let has_come = |place: &libc::pollfd| place.revents != 0;
+        self.faulted |= has_come(&self.polled[1]);
+        if has_come(&self.polled[2]) {
+            self.hands.mail.heard();
+        }
+        let first = 3 + usize::from(self.hands.merging.is_some());
+        let streams = self.polled[first..].as_chunks::<2>().0;
+        let mut is_silent = true;
+        for (link, streams) in self.hands.links.iter_mut().flatten().zip(streams) {
+            let filled = streams.each_ref().map(has_come);
+            is_silent &= filled == [false; 2];
+            link.fill(filled);
+        }
+        let merging = self.hands.merging.as_ref().filter(|_| is_silent);
+        if let Some(node) = merging.and_then(|merging| merging.overdue()) {
+            let why = "its message comes after changes of page tables that do not come";
+            self.hands.refused(&format!("{}: {why}", self.hands.name(node)));
+        }
+    }
+
+    /// Who polls asks all.
+    pub(super) fn look_at_all(&mut self) {
+        self.faulted = true;
+        self.hands
+            .links
+            .iter_mut()
+            .flatten()
+            .for_each(|link| link.fill([true; 2]));
+    }
+}
