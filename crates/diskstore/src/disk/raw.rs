@@ -17,6 +17,12 @@ pub(super) struct RawStore {
 /// Bytes of zeroes written at once where the file system cannot zero a range by itself.
 const ZERO_BYTES: usize = 64 << 10;
 
+/// The kernel may end a killed process's write where a page of its source begins. Whole pages begin where sectors do, so that none
+/// is left half zero.
+#[repr(align(4096))]
+struct Zeroes([u8; ZERO_BYTES]);
+static ZEROES: Zeroes = Zeroes([0; ZERO_BYTES]);
+
 impl RawStore {
     pub fn new(file: File, read_only: bool) -> io::Result<Self> {
         let size = length(&file)? / SECTOR_BYTES * SECTOR_BYTES;
@@ -189,13 +195,12 @@ pub(super) fn write_zero_bytes(
     bytes: u64,
     write: impl Fn(&Segments, u64) -> io::Result<()>,
 ) -> io::Result<()> {
-    let mut zeroes = vec![0_u8; ZERO_BYTES.min(usize::try_from(bytes).unwrap_or(ZERO_BYTES))];
     let mut done = 0;
     while done < bytes {
-        let take = (bytes - done).min(zeroes.len() as u64);
+        let take = (bytes - done).min(ZERO_BYTES as u64);
         let mut piece = Segments::new();
-        // SAFETY: `zeroes` lives until the write below has ended.
-        unsafe { piece.push(zeroes.as_mut_ptr(), take as usize) };
+        // SAFETY: a write only reads what its segments name, and `ZEROES` is always there.
+        unsafe { piece.push(ZEROES.0.as_ptr().cast_mut(), take as usize) };
         write(&piece, offset + done)?;
         done += take;
     }

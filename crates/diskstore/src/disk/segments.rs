@@ -26,7 +26,7 @@ impl Segments {
     /// Adds a piece.
     ///
     /// # Safety
-    /// The memory must stay mapped, readable and writable, until the I/O that uses these segments is complete, and no
+    /// The memory must stay mapped, readable, and writable where I/O reads into it, until that I/O is complete, and no
     /// Rust reference to it may be relied on meanwhile.
     pub unsafe fn push(&mut self, start: *mut u8, bytes: usize) {
         if bytes > 0 {
