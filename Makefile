@@ -57,7 +57,7 @@ lint:
 	cargo fmt --manifest-path fuzz/Cargo.toml --check
 	rustfmt --edition 2024 --check tests/guest/main.rs
 	cargo clippy --workspace --all-targets --features bench/channels --locked -- -D warnings
-	RUSTFLAGS="--cfg fuzzing" cargo clippy --manifest-path fuzz/Cargo.toml --target-dir target/fuzz --all-targets --locked -- -D warnings
+	RUSTFLAGS="--cfg fuzzing" cargo clippy --manifest-path fuzz/Cargo.toml --target-dir $${CARGO_TARGET_DIR:-target}/fuzz --all-targets --locked -- -D warnings
 
 sim: build
 	$(OUT)/mirrorball-sim --seconds 10 crates/knowledge/machines/*.facts

@@ -71,6 +71,9 @@ fn linux_runs_its_processes_on_two_copies() {
     // The others came when the system was up: the kernel was told to leave them.
     let told = on(0, "cat /proc/cmdline");
     assert!(told.contains("maxcpus=1"), "{told}");
+    // The scheduler knows by then that moves between nodes are dear: one domain for each CPU.
+    let tries = on(0, "cat /sys/kernel/debug/sched/domains/*/*/cache_nice_tries");
+    assert_eq!(tries, "20\n20\n");
     // What a process of one node writes, one of the other reads, both ways; and each starts others.
     for (writer, reader) in [(0, 1), (1, 0)] {
         let sum = on(

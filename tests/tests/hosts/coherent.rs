@@ -208,6 +208,15 @@ fn debian_builds_on_both_hosts_what_a_plain_vm_builds() {
         built_on(&guest, [0, 0])
     };
     let guest = Guest::of(&lab, &over_both(debian("both")), HOSTS.len());
+    // Services waited at home while the second CPU came, and were let go; udev was not.
+    let allowed = |process: &str| {
+        guest.sh(
+            0,
+            &format!("sed -n 's/^Cpus_allowed_list:\\t//p' /proc/{process}/status"),
+        )
+    };
+    assert_eq!(allowed("1"), "0-1");
+    assert_eq!(allowed("$(pgrep -o systemd-udevd)"), "0");
     assert_eq!(built_on(&guest, [0, 1]), plain);
     tables_had_no_conflicts(&guest);
     drop(guest);

@@ -23,9 +23,12 @@ pub fn come_online() {
     if !are_late(&cmdline) {
         return;
     }
-    let start = Instant::now();
-    wait_for_services(start);
-    wait_for_rest(start);
+    // Without services the system is up already.
+    if Path::new("/run/systemd/system").exists() {
+        let start = Instant::now();
+        wait_for_services(start);
+        wait_for_rest(start);
+    }
     housekeeping::stay_at_home();
     let waiting = Waiting::at_home();
     balance::as_slow_as(bring_all());
@@ -52,11 +55,8 @@ fn bring_all() -> Duration {
     longest
 }
 
-/// Where systemd starts them. It is asked again and again: its own way to wait needs a bus, which comes later than this program.
+/// Systemd starts them. It is asked again and again: its own way to wait needs a bus, which comes later than this program.
 fn wait_for_services(start: Instant) {
-    if !Path::new("/run/systemd/system").exists() {
-        return;
-    }
     while start.elapsed() < PATIENCE {
         let Ok(told) = Command::new("systemctl").arg("is-system-running").output() else {
             return;
@@ -98,8 +98,8 @@ impl Times {
         Times::read(&fs::read_to_string("/proc/stat").ok()?)
     }
 
-    /// From the first line of `/proc/stat`: `cpu`, user, nice, system, idle, iowait and so on. A guest's user time is counted in user
-    /// time already, which does no harm here.
+    /// From the first line of `/proc/stat`: `cpu`, user, nice, system, idle, iowait and so on. Time that its own guests get
+    /// is there twice, which does no harm.
     fn read(stat: &str) -> Option<Times> {
         let line = stat.lines().next()?.strip_prefix("cpu ")?;
         let times: Vec<u64> = line
