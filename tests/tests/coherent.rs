@@ -15,6 +15,7 @@ const LIMIT: Duration = Duration::from_secs(200);
 /// A command in a guest whose pages take milliseconds to come.
 const CALL: Duration = Duration::from_secs(90);
 const COHERENT: [&str; 4] = ["--span", "0,1", "--span-memory", "coherent"];
+const SWAP_BYTES: u64 = 32 << 20;
 /// Emulated, a page takes milliseconds to come.
 const SMALL: Extent = Extent {
     cpus: 2,
@@ -51,9 +52,11 @@ fn copies_of_the_memory_are_one_memory() {
 fn linux_runs_its_processes_on_two_copies() {
     let scratch = Scratch::new("coherent-linux");
     let cluster = Cluster::up(&scratch);
+    let swap = scratch.sparse("swap", SWAP_BYTES);
     let vm = VmFile::new("coherent-linux")
         .cpus(2)
         .memory("256M")
+        .disk(&swap, "mode = \"exclusive\"\npersistent = true")
         .key("span", "{ cells = [0, 1], memory = \"coherent\" }")
         .start_only(&scratch);
     // The agent answers when all CPUs are online.
@@ -88,6 +91,9 @@ fn linux_runs_its_processes_on_two_copies() {
         );
         assert_eq!(forked.trim(), "10");
     }
+    vm.add_tool();
+    mappings_come_and_go(&vm);
+    pages_are_taken_from_threads_of_both_nodes(&vm);
     let told = vm.inspect();
     let shards = told["status"]["span"]["coherence"]["shards"].as_array().cloned();
     for shard in shards.expect("a list of shards") {
@@ -98,6 +104,28 @@ fn linux_runs_its_processes_on_two_copies() {
     vm.kill();
     vm.wait_ended(SOON);
     cells_are_empty(&cluster);
+}
+
+/// Threads of one process on both nodes, whose mappings the other's CPU has to forget; and processes.
+#[track_caller]
+fn mappings_come_and_go(vm: &Vm) {
+    let said = vm.tool(&["churn", "2", "6"]).limit(CALL).ok().text();
+    println!("{said}");
+    assert!(!said.contains("=0"), "{said}");
+}
+
+/// Linux takes pages by what page tables say of their use, and swaps, while threads on both nodes use them.
+#[track_caller]
+fn pages_are_taken_from_threads_of_both_nodes(vm: &Vm) {
+    vm.sh("mkswap /dev/vda >/dev/null && swapon /dev/vda");
+    let said = vm.tool(&["reclaim", "64", "6"]).limit(CALL).ok().text();
+    println!("{said}");
+    let count = |name: &str| {
+        let word = said.split_whitespace().find_map(|word| word.strip_prefix(name));
+        word.and_then(|count| count.parse::<u64>().ok())
+    };
+    assert!(count("takes=") > Some(0), "{said}");
+    assert!(count("swapped=") > Some(0), "{said}");
 }
 
 /// What each shard has of something, by its name among what coherence tells.

@@ -22,9 +22,11 @@ mod nodes;
 mod peer;
 #[path = "guest-tool/pinned.rs"]
 mod pinned;
+#[path = "guest-tool/reclaim.rs"]
+mod reclaim;
 
 const USAGE: &str = "usage: guest-tool memory MIB | hold MIB SECONDS | pinned CPUS | nodes MIB \
-     | clock CPUS COUNT | ipi CPUS SECONDS | churn CPUS SECONDS \
+     | clock CPUS COUNT | ipi CPUS SECONDS | churn CPUS SECONDS | reclaim PAGES ROUNDS \
      | disk-write DEVICE SEED COUNT | disk-digest DEVICE | disk-mark DEVICE COUNT | disk-marks DEVICE \
      | disk-load DEVICE SEED SECONDS \
      | dax-dma FILE DEVICE MIB \
@@ -57,6 +59,7 @@ fn run(words: &[&str]) -> Result<String, Fault> {
         ["clock", cpus, count] => clock::hand_over(cpus.parse()?, count.parse()?),
         ["ipi", cpus, seconds] => ipi::storm(cpus.parse()?, seconds.parse()?),
         ["churn", cpus, seconds] => churn::churn(cpus.parse()?, seconds.parse()?),
+        ["reclaim", pages, rounds] => reclaim::storm(pages.parse()?, rounds.parse()?),
         ["quit", status] => std::process::exit(status.parse()?),
         ["disk-write", device, seed, count] => disk::write(device, seed.parse()?, count.parse()?),
         ["disk-digest", device] => disk::read_digest(device),

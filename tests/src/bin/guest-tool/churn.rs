@@ -15,10 +15,9 @@ use std::time::{Duration, Instant};
 use guest_tests::pattern::mix;
 
 use crate::Fault;
-use crate::memory::Region;
+use crate::memory::{PAGE_BYTES, Region};
 use crate::pinned::{alarm_after, pin};
 
-const PAGE_BYTES: usize = 4096;
 /// Pages in turn: what is seen too late has not been written anew yet.
 const PAGES: u64 = 64;
 const SPARE_S: u64 = 60;

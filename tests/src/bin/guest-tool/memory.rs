@@ -10,7 +10,7 @@ use guest_tests::pattern::mix;
 
 use crate::Fault;
 
-const PAGE_BYTES: usize = 4096;
+pub const PAGE_BYTES: usize = 4096;
 const FOUR_GIB: u64 = 4 << 30;
 /// So many pages on each side of the hole are filled whole.
 const WHOLE_PAGES: usize = 2048;
