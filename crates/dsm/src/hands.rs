@@ -182,16 +182,15 @@ impl Hands {
         }
     }
 
-    /// A message has come: what was guessed is known now.
-    pub fn came(&mut self, page: u32, with_bytes: bool) {
-        if self.landing.front() == Some(&page) {
-            self.meter.landed += u64::from(with_bytes);
-        }
+    /// A page's bytes have begun to come, of which the first may have come to a guess. What comes next may be another node's, so it is
+    /// not received to this page: some of its bytes may be there, and the rest is under way.
+    pub fn lands(&mut self, page: u32, guess: *mut u8) {
+        self.meter.landed += u64::from(self.region.bytes(page).cast() == guess);
         self.lands_no_more(page);
     }
 
-    /// Where the bytes beside a message go; none if it has none.
-    pub fn place(region: &Region, frame: &Frame, merges: bool) -> io::Result<Option<*mut u8>> {
+    /// The page to which the bytes beside a message go; none if it has none.
+    pub fn place(region: &Region, frame: &Frame, merges: bool) -> io::Result<Option<u32>> {
         let frame = if merges { unnumbered(frame).1 } else { *frame };
         // What is no message at all is refused where messages are taken.
         let Some(message) = Message::decode(&frame).ok().filter(Message::carries_page) else {
@@ -204,7 +203,7 @@ impl Hands {
         if region.mapped(page) != Right::None {
             return Err(io::Error::other("it sent a page that nobody asked for"));
         }
-        Ok(Some(region.bytes(page).cast()))
+        Ok(Some(page))
     }
 
     /// That a node's stream failed.

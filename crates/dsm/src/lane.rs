@@ -277,10 +277,15 @@ impl Lane {
         let region = &self.hands.region;
         // Both places are pages that no thread can use, or the lane's own scratch.
         let merges = self.hands.merging.is_some();
+        let mut landing = None;
+        let place = |frame: &Frame| {
+            landing = Hands::place(region, frame, merges)?;
+            Ok(landing.map(|page| region.bytes(page).cast()))
+        };
         // SAFETY: as above.
-        let came = unsafe { link.next_bulk(guess, |frame| Hands::place(region, frame, merges)) }.transpose();
+        let came = unsafe { link.next_bulk(guess, place) }.transpose();
         let frame = match came {
-            Some(Ok(frame)) => return Ok(Some(frame)),
+            Some(Ok(frame)) => Ok(Some(frame)),
             None => link.next_control(),
             // Who ends has said why before.
             Some(Err(error)) => {
@@ -291,6 +296,9 @@ impl Lane {
                 }
             }
         };
+        if let Some(page) = landing {
+            self.hands.lands(page, guess);
+        }
         frame.map_err(|error| self.hands.lost(node, &error))
     }
 
@@ -316,7 +324,8 @@ impl Lane {
             .map_err(|error| End::Nonsense(format!("{}: {error}", self.hands.name(node))))?;
         if message.page.0 < self.hands.region.pages() {
             let page = self.hands.region.unstriped(message.page.0);
-            self.hands.came(page, message.carries_page());
+            // Nothing more comes of it, whatever it was.
+            self.hands.lands_no_more(page);
             if self.hands.is_taken(page)
                 && matches!(message.body, Body::Ask { .. } | Body::AskAhead)
                 && let Some(merging) = &mut self.hands.merging
@@ -447,3 +456,6 @@ impl Lane {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

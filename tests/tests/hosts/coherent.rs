@@ -1,14 +1,14 @@
 //! Linux over two hosts: what its CPUs write for each other, its devices from either, processes and threads, a link that gets bad, reboot
-//! and power-off; the end of one host's part, which the other must tell of and not outlive; and a parallel build.
+//! and power-off; the end of one host's part, which the others must tell of and not outlive; a parallel build. And over three.
 //!
-//! A page of the other host takes some 3.5 ms here: each step is small, and one boot serves most.
+//! A page of another host takes some 3.5 ms here, and one in a row of them 1: most steps are small, and one boot serves many.
 
 use std::time::Duration;
 
 use guest_tests::VmFile;
 use guest_tests::vm::TOOL;
 
-use crate::guest::{ALPHA, Guest, HOSTS, Traces, expect_nothing_left, over_both, two_hosts};
+use crate::guest::{ALPHA, Guest, HOSTS, Traces, expect_nothing_left, over, two_hosts};
 use crate::lab::{Lab, SILENCE};
 
 /// How long the home may take to know of the other's end, and to end.
@@ -19,6 +19,10 @@ const SHA256_CHARACTERS: usize = 64;
 
 /// A writer and a reader, both ways.
 const WAYS: [(usize, usize); 2] = [(0, 1), (1, 0)];
+/// Each CPU of three writes for another one, and reads what the third wrote.
+const ROUND: [(usize, usize); 3] = [(0, 1), (1, 2), (2, 0)];
+/// Of a guest that has 200 MiB in a file system in memory, which takes half of it at most.
+const ROOMY: &str = "640M";
 
 /// The checksum of a file, as a process on a CPU reads it.
 #[track_caller]
@@ -29,13 +33,13 @@ fn sum(guest: &Guest, cpu: usize, file: &str) -> String {
     sum
 }
 
-/// A MiB written on each CPU, read on the other.
+/// So many times 32 KiB written on each writer's CPU, read on its reader's.
 #[track_caller]
-fn each_reads_what_the_other_wrote(guest: &Guest) {
-    for (writer, reader) in WAYS {
+fn each_reads_what_another_wrote(guest: &Guest, ways: &[(usize, usize)], blocks: usize) {
+    for (writer, reader) in ways.iter().copied() {
         guest.sh(
             writer,
-            "dd if=/dev/urandom of=/tmp/data bs=32k count=32 2>/dev/null",
+            &format!("dd if=/dev/urandom of=/tmp/data bs=32k count={blocks} 2>/dev/null"),
         );
         let written = sum(guest, writer, "/tmp/data");
         assert_eq!(
@@ -43,7 +47,10 @@ fn each_reads_what_the_other_wrote(guest: &Guest) {
             written,
             "written on CPU {writer}"
         );
-        guest.told(&format!("CPU {reader} has read what CPU {writer} wrote"));
+        guest.told(&format!(
+            "CPU {reader} has read the {} KiB that CPU {writer} wrote",
+            blocks * 32
+        ));
     }
 }
 
@@ -98,13 +105,14 @@ fn the_network_serves_both(lab: &Lab, guest: &Guest) {
     }
 }
 
-/// Processes on both CPUs at the same time; then threads that interrupt, signal and wake each other, and compare clocks.
+/// Processes on all CPUs at the same time; then threads that interrupt, signal and wake each other, and compare clocks.
 #[track_caller]
 fn processes_and_threads_come_and_go(guest: &Guest) {
     let forks = "i=0; while [ $i -lt 10 ]; do i=$((i+1)); [ $(/bin/echo $i) = $i ]; (exit 0); done; echo $i";
-    assert_eq!(guest.on_both(forks), ["10", "10"]);
-    guest.told("20 programs have run, and 20 subshells");
-    for work in [&["ipi", "2", "3"][..], &["clock", "2", "50"]] {
+    assert_eq!(guest.on_each(forks), vec!["10"; guest.cpus]);
+    guest.told("10 programs have run on each CPU, and 10 subshells");
+    let cpus = &guest.cpus.to_string();
+    for work in [&["ipi", cpus, "3"][..], &["clock", cpus, "50"]] {
         let said = guest.sh(0, &format!("{TOOL} {}", work.join(" ")));
         guest.told(&format!("{work:?}: {said}"));
     }
@@ -120,7 +128,7 @@ fn tables_had_no_conflicts(guest: &Guest) {
     let shards = shards
         .as_array()
         .unwrap_or_else(|| panic!("no shards in {told:#}"));
-    assert_eq!(shards.len(), HOSTS.len(), "{told:#}");
+    assert_eq!(shards.len(), guest.cpus, "{told:#}");
     for shard in shards {
         assert_eq!(shard["tables"]["conflicts"], 0, "{shard:#}");
     }
@@ -131,19 +139,23 @@ fn linux_over_two_hosts_works_over_a_bad_link_too_reboots_and_powers_off() {
     let lab = two_hosts("two");
     let before = HOSTS.iter().map(|host| Traces::of(&lab, host));
     let before: Vec<Traces> = before.collect();
-    let mut guest = Guest::boot(&lab, "two");
+    let mut guest = Guest::boot(&lab, "two", ROOMY);
     for (host, before) in HOSTS.iter().zip(&before) {
         Traces::of(&lab, host).expect_vm(before);
     }
+    guest.connect();
     guest.equip();
-    each_reads_what_the_other_wrote(&guest);
+    each_reads_what_another_wrote(&guest, &WAYS[..1], 32);
+    // 200 MiB of memory of the other node.
+    each_reads_what_another_wrote(&guest, &WAYS[1..], 6400);
+    guest.sh(0, "rm /tmp/data");
     let written = the_disk_serves_both(&guest);
     the_network_serves_both(&lab, &guest);
     processes_and_threads_come_and_go(&guest);
 
     let said = lab.link(["alpha", "beta"], &["--delay", "2ms", "--loss", "1%"]);
     assert_eq!(said, "alpha and beta, each way: delay 2ms, loss 1%");
-    each_reads_what_the_other_wrote(&guest);
+    each_reads_what_another_wrote(&guest, &WAYS, 32);
     guest.told("all of that over a link with 2 ms of delay and 1% loss");
     lab.link(["alpha", "beta"], &["--restore"]);
     tables_had_no_conflicts(&guest);
@@ -162,7 +174,26 @@ fn linux_over_two_hosts_works_over_a_bad_link_too_reboots_and_powers_off() {
     }
     lab.shell("alpha", "e2fsck -fn /run/hosts.ext4 >&2");
 
-    the_other_host_is_lost(&lab, &before);
+    the_last_host_is_lost(&lab, Guest::boot(&lab, "lost", "256M"), &before);
+    lab.cluster_down();
+}
+
+#[test]
+fn linux_over_three_hosts_is_one_machine_and_ends_as_one() {
+    let lab = Lab::linked("three", super::HOSTS, "");
+    lab.cluster_up(None, "spans = \"plain\"\n");
+    let before = lab.hosts.iter().map(|host| Traces::of(&lab, host));
+    let before: Vec<Traces> = before.collect();
+    let cpus = lab.hosts.len();
+    let file = over(VmFile::new("three").memory("256M"), cpus);
+    let guest = Guest::of(&lab, &file, cpus);
+    let nodes = guest.sh(0, "cat /sys/devices/system/node/node*/cpulist");
+    assert_eq!(nodes, "0\n1\n2", "each host is a node");
+    guest.equip();
+    each_reads_what_another_wrote(&guest, &ROUND, 8);
+    processes_and_threads_come_and_go(&guest);
+    tables_had_no_conflicts(&guest);
+    the_last_host_is_lost(&lab, guest, &before);
     lab.cluster_down();
 }
 
@@ -207,7 +238,7 @@ fn debian_builds_on_both_hosts_what_a_plain_vm_builds() {
         let guest = Guest::of(&lab, &debian("plain").cpus(1), 1);
         built_on(&guest, [0, 0])
     };
-    let guest = Guest::of(&lab, &over_both(debian("both")), HOSTS.len());
+    let guest = Guest::of(&lab, &over(debian("both"), HOSTS.len()), HOSTS.len());
     // Services waited at home while the second CPU came, and were let go; udev was not.
     let allowed = |process: &str| {
         guest.sh(
@@ -223,25 +254,26 @@ fn debian_builds_on_both_hosts_what_a_plain_vm_builds() {
     lab.cluster_down();
 }
 
-/// The same cluster again: a VM whose part's monitor dies on beta ends, says where, and leaves nothing on either host.
-fn the_other_host_is_lost(lab: &Lab, before: &[Traces]) {
-    let mut guest = Guest::boot(lab, "lost");
-    for (host, before) in HOSTS.iter().zip(before) {
+/// A VM whose part's monitor dies on the last of the hosts ends, says where, and leaves nothing on any of them.
+fn the_last_host_is_lost(lab: &Lab, mut guest: Guest, before: &[Traces]) {
+    for (host, before) in lab.hosts.iter().zip(before) {
         Traces::of(lab, host).expect_vm(before);
     }
+    let last = lab.hosts.last().expect("hosts");
     // Its number, by the name it was started by.
     let killed = lab.shell(
-        "beta",
+        last,
         "for p in /proc/[0-9]*; do tr '\\0' ' ' <$p/cmdline 2>/dev/null | grep -q '^mirrorball part-monitor' && \
          kill -9 ${p#/proc/} && echo killed; done; true",
     );
-    assert_eq!(killed, "killed", "one monitor on beta");
+    assert_eq!(killed, "killed", "one monitor on {last}");
     let status = guest.terminal.wait(SILENCE + END_LIMIT);
     let told = guest.terminal.seen();
     assert_eq!(status, 73, "exit status; the terminal:\n{told}");
-    assert!(told.contains("on host beta"), "who it was is not told:\n{told}");
-    guest.told("it has ended with beta's part");
-    for (host, before) in HOSTS.iter().zip(before) {
+    let place = format!("on host {last}");
+    assert!(told.contains(&place), "who it was is not told:\n{told}");
+    guest.told(&format!("it has ended with the part {place}"));
+    for (host, before) in lab.hosts.iter().zip(before) {
         expect_nothing_left(lab, host, before);
     }
 }

@@ -1,4 +1,4 @@
-//! A Linux VM with coherent memory over two lab hosts, its home on alpha, with a disk and a network card there; and what it has of the hosts.
+//! A Linux VM with coherent memory over lab hosts, its home on alpha, with a disk and a network card there; and what it has of the hosts.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -55,10 +55,11 @@ pub fn two_hosts(test: &str) -> Lab {
     lab
 }
 
-/// A VM of two CPUs over both hosts.
-pub fn over_both(file: VmFile) -> VmFile {
-    file.cpus(2)
-        .key("span", "{ cells = [0, 1], memory = \"coherent\" }")
+/// A VM of one CPU on each of so many hosts.
+pub fn over(file: VmFile, hosts: usize) -> VmFile {
+    let cells: Vec<usize> = (0..hosts).collect();
+    file.cpus(hosts as u8)
+        .key("span", &format!("{{ cells = {cells:?}, memory = \"coherent\" }}"))
 }
 
 /// The running VM. `run` is in the foreground, on a terminal, so that its end is told; dropped, it ends with that.
@@ -67,14 +68,14 @@ pub struct Guest<'a> {
     name: String,
     pub terminal: Terminal,
     begun: Instant,
-    cpus: usize,
+    pub cpus: usize,
 }
 
 impl<'a> Guest<'a> {
-    /// Starts one with the disk and the card, and waits until its agent has both CPUs.
+    /// Starts one over both hosts with that much memory, the disk and the card, and waits until its agent has both CPUs.
     #[track_caller]
-    pub fn boot(lab: &'a Lab, name: &str) -> Self {
-        let file = over_both(VmFile::new(name).memory("256M"))
+    pub fn boot(lab: &'a Lab, name: &str, memory: &str) -> Self {
+        let file = over(VmFile::new(name).memory(memory), HOSTS.len())
             .disk(Path::new(DISK), "mode = \"exclusive\"\npersistent = true")
             .net(&format!("kind = \"tap\"\ntap = \"{TAP}\""));
         Self::of(lab, &file, HOSTS.len())
@@ -157,19 +158,28 @@ impl<'a> Guest<'a> {
         self.on(cpu, &["sh", "-ec", script])
     }
 
-    /// The same on both at the same time.
+    /// The same on all at the same time.
     #[track_caller]
-    pub fn on_both(&self, script: &str) -> [String; 2] {
+    pub fn on_each(&self, script: &str) -> Vec<String> {
         std::thread::scope(|scope| {
             let run = |cpu| scope.spawn(move || self.sh(cpu, script));
-            [run(0), run(1)].map(|call| call.join().expect("the CPU's commands"))
+            let calls: Vec<_> = (0..self.cpus).map(run).collect();
+            let ended = calls.into_iter();
+            ended
+                .map(|call| call.join().expect("the CPU's commands"))
+                .collect()
         })
     }
 
-    /// Gives its card an address, and puts `guest-tool` there.
+    /// Gives its card an address.
+    #[track_caller]
+    pub fn connect(&self) {
+        self.sh(0, CARD);
+    }
+
+    /// Puts `guest-tool` there.
     #[track_caller]
     pub fn equip(&self) {
-        self.sh(0, CARD);
         let tool = built("guest-tool");
         let target = format!("{}:{TOOL}", self.name);
         let copy = ["cp", tool.to_str().expect("UTF-8"), &target];
@@ -255,7 +265,8 @@ pub fn expect_nothing_left(lab: &Lab, host: &str, before: &Traces) {
         (now.processes.is_empty() && memory).then_some(())
     });
     assert!(gone.is_some(), "left on {host}: {now:?}, before {before:?}");
-    let number = HOSTS
+    let number = lab
+        .hosts
         .iter()
         .position(|name| *name == host)
         .expect("one of the hosts");

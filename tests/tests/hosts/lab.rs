@@ -18,7 +18,7 @@ pub const SILENCE: Duration = Duration::from_secs(12);
 pub struct Lab {
     name: String,
     pub scratch: Scratch,
-    hosts: &'static [&'static str],
+    pub hosts: &'static [&'static str],
 }
 
 impl Lab {
