@@ -158,17 +158,15 @@ impl<'a> Guest<'a> {
         self.on(cpu, &["sh", "-ec", script])
     }
 
-    /// The same on all at the same time.
+    /// The same on all at the same time, by one call of the agent; what each says, which is a line.
     #[track_caller]
     pub fn on_each(&self, script: &str) -> Vec<String> {
-        std::thread::scope(|scope| {
-            let run = |cpu| scope.spawn(move || self.sh(cpu, script));
-            let calls: Vec<_> = (0..self.cpus).map(run).collect();
-            let ended = calls.into_iter();
-            ended
-                .map(|call| call.join().expect("the CPU's commands"))
-                .collect()
-        })
+        let all = format!(
+            "for cpu in $(seq 0 {}); do taskset $((1 << cpu)) sh -ec \"$1\" >/tmp/said$cpu & done; wait; cat /tmp/said*",
+            self.cpus - 1
+        );
+        let said = self.on(0, &["sh", "-ec", &all, "sh", script]);
+        said.lines().map(str::to_owned).collect()
     }
 
     /// Gives its card an address.
