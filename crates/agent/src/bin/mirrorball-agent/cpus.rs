@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use crate::waiting::Waiting;
 use crate::{balance, housekeeping};
 
-/// In the kernel's command line, beside `maxcpus=1`.
-const LATE: &str = "mirrorball.cpus=late";
+/// In the kernel's command line, `mirrorball.cpus=late` beside `maxcpus=1`.
+const KEY: &str = "mirrorball.cpus=";
+const LATE: &str = "late";
 
 /// How long a system may take to start its services before they come all the same.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -140,8 +141,10 @@ fn are_started(state: &str) -> bool {
     )
 }
 
+/// As the last of the kernel's words says that tells of it: the user's come behind the image's.
 fn are_late(cmdline: &str) -> bool {
-    cmdline.split_ascii_whitespace().any(|word| word == LATE)
+    let words = cmdline.split_ascii_whitespace().take_while(|word| *word != "--");
+    words.filter_map(|word| word.strip_prefix(KEY)).last() == Some(LATE)
 }
 
 /// True for a CPU that was offline. Other entries, and CPUs that are always online, have no such file.
@@ -194,6 +197,9 @@ mod tests {
         assert!(are_late("quiet maxcpus=1 mirrorball.cpus=late"));
         assert!(!are_late("quiet maxcpus=1"));
         assert!(!are_late("xmirrorball.cpus=late mirrorball.cpus=later"));
+        assert!(!are_late("mirrorball.cpus=late mirrorball.cpus=early"));
+        assert!(are_late("mirrorball.cpus=early mirrorball.cpus=late"));
+        assert!(!are_late("quiet -- mirrorball.cpus=late"));
         let folder = tempfile::tempdir().expect("a directory");
         for (state, then, comes) in [("0\n", "1", true), ("1\n", "1\n", false)] {
             let online = folder.path().join("online");
