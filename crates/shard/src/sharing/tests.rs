@@ -10,7 +10,8 @@ use diskstore::disk::{Format, Segments, Store, assemble};
 use proptest::prelude::*;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 
-use super::mapper::{Mapped, Mapper, PAGE_BYTES, When};
+use super::mapper::{Mapped, Mapper, When};
+use super::pages::PAGE_BYTES;
 use super::{Background, DiskSharing, Frozen, Run, Situations, seal};
 use crate::arch::x86_64::layout::Layout;
 use crate::gate::Gate;
