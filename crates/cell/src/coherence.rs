@@ -43,10 +43,15 @@ const QUIETER: [&str; 10] = [
 ];
 
 /// A kernel's command line for a guest whose memory is kept coherent. What somebody said of the same stays; who says how many CPUs
-/// boot has no late ones.
+/// boot has no late ones, and who has no late ones boots all.
 pub fn quieter(cmdline: &str) -> String {
-    let all_boot = cmdline::has(cmdline, "maxcpus");
-    let is_wanted = |word: &&str| !(all_boot && word.starts_with("mirrorball.cpus"));
+    let are_counted = cmdline::has(cmdline, "maxcpus");
+    let are_early = cmdline::value(cmdline, "mirrorball.cpus").is_some_and(|value| value != "late");
+    let is_wanted = |word: &&str| match *word {
+        "maxcpus=1" => !are_early,
+        "mirrorball.cpus=late" => !are_counted,
+        _ => true,
+    };
     cmdline::before(QUIETER.into_iter().filter(is_wanted), cmdline)
 }
 
@@ -212,6 +217,23 @@ mod tests {
         let own = quieter("maxcpus=4");
         assert!(own.starts_with("skew_tick=1 nowatchdog psi=0 "), "{own}");
         assert!(own.ends_with(" relax_domain_level=3 maxcpus=4"), "{own}");
+    }
+
+    #[test]
+    fn who_wants_no_late_cpus_boots_all() {
+        for (cmdline, first) in [
+            ("mirrorball.cpus=early", "skew_tick=1"),
+            ("mirrorball.cpus=", "skew_tick=1"),
+            ("mirrorball.cpus=late mirrorball.cpus=early", "skew_tick=1"),
+            ("mirrorball.cpus=late", "maxcpus=1"),
+            ("mirrorball.cpus=early mirrorball.cpus=late", "maxcpus=1"),
+            // What the init gets is not the agent's.
+            ("quiet -- mirrorball.cpus=early", "maxcpus=1"),
+        ] {
+            let told = quieter(cmdline);
+            assert_eq!(told.split(' ').next(), Some(first), "{told}");
+            assert!(told.ends_with(cmdline), "{told}");
+        }
     }
 
     #[test]

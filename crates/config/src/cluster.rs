@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cpulist;
 use crate::error::ConfigError;
-use crate::validate::{Fault, fault};
+use crate::fault::{Fault, fault};
 use crate::vm::Size;
 
 pub use hosts::{HostPlan, HostSpec, MembershipSpec, Site, SpanWay};

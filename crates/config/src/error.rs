@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use miette::{Diagnostic, NamedSource, SourceSpan};
 
+use crate::fault::Fault;
 use crate::reader;
-use crate::validate::Fault;
 
 /// One error in a VM file, rendered by `miette` with file, line, caret and mend.
 #[derive(Clone, Debug, thiserror::Error, Diagnostic)]

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use crate::error::ConfigError;
-use crate::validate::{Fault, fault};
+use crate::fault::{Fault, fault};
 use crate::vm::DiskMode;
 use crate::{VmFile, VmSpec};
 

@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use serde::{Deserialize, Serialize};
 
 use crate::error::ConfigError;
-use crate::validate::{Fault, fault};
+use crate::fault::{Fault, fault};
 use crate::vm::Size;
 
 pub use link::{Delay, LinkSpec, Loss, Quality};

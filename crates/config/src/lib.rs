@@ -6,6 +6,7 @@
 pub mod cluster;
 pub mod cpulist;
 mod error;
+mod fault;
 mod host;
 pub mod lab;
 mod reader;
@@ -16,9 +17,10 @@ mod validate;
 pub mod vm;
 
 pub use error::ConfigError;
+pub use fault::Fault;
 pub use host::{Access, FileKind, HostFacts, check_host, duplicate_names};
 pub use span::{SpanMemory, SpanSpec};
-pub use validate::{Fault, Transport, check, forward, mac};
+pub use validate::{Transport, check, forward, mac};
 pub use vm::{Size, VmSpec};
 
 /// A VM file as read: the spec, and where each part of it stands in the text.

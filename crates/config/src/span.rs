@@ -7,7 +7,8 @@ use serde::de::value::MapAccessDeserializer;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::CELLS_MAX;
-use crate::validate::{Fault, asked_to_share, fault};
+use crate::fault::{Fault, fault};
+use crate::validate::asked_to_share;
 use crate::vm::{DiskDevice, PagesSpec, Size, VmSpec};
 
 /// What each shard has at least, so that the guest's kernel takes its memory for a node of its own.

@@ -136,7 +136,7 @@ impl Lane {
             let look_again_ns = self.let_go()?;
             let go_on_ns = self.discard()?;
             self.settle()?;
-            if busy && !self.should_sleep() {
+            if busy && !self.threads().want_the_cpu() {
                 if let Some(since) = idle_since.take() {
                     self.patience().waited(now_ns() - since, false);
                 }
@@ -144,8 +144,7 @@ impl Lane {
             }
             let now = now_ns();
             let since = *idle_since.get_or_insert(now);
-            let waits = self.hands.anybody_waits();
-            let may_poll = self.polls && (waits || !(self.hands.woke || self.hands.brought));
+            let may_poll = self.polls && self.threads().leave_the_cpu();
             if may_poll && now - since < self.patience().poll_ns() {
                 self.look_at_all();
                 std::hint::spin_loop();
@@ -255,17 +254,12 @@ impl Lane {
             while let Some(frame) = self.next_message(node)? {
                 busy = true;
                 self.message(node, &frame)?;
-                if self.should_sleep() {
+                if self.threads().want_the_cpu() {
                     return Ok(true);
                 }
             }
         }
         Ok(busy)
-    }
-
-    /// Whether a thread was woken and none waits any more: what else there is keeps this awake anyway.
-    fn should_sleep(&self) -> bool {
-        self.hands.woke && !self.hands.anybody_waits()
     }
 
     /// The next message of a node.

@@ -268,7 +268,8 @@ fn pages_that_are_read_ahead_are_given_back_and_not_seen_again() {
                     .collect();
                 let end = Instant::now() + Duration::from_millis(1500);
                 let mut turn = 0;
-                while Instant::now() < end {
+                // Beside much else a turn may take half a second.
+                while gone <= 3 || Instant::now() < end {
                     turn += 1;
                     // Of pages of all managers, by each of the nodes in turn.
                     let node = |turn: u64| &memory.nodes[turn as usize % memory.nodes.len()];
@@ -287,7 +288,7 @@ fn pages_that_are_read_ahead_are_given_back_and_not_seen_again() {
                 println!(
                     "{method:?}, {nodes}: {turn} turns, {gone} without a page left; {full} pages read, {ahead} came ahead"
                 );
-                assert!(gone > 3 && full > 1000 && ahead > 100);
+                assert!(full > 1000 && ahead > 100);
             });
             assert!(memory.nodes.iter().all(|node| node.end().is_none()));
         }

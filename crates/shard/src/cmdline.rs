@@ -11,13 +11,24 @@ pub fn before<'a>(words: impl IntoIterator<Item = &'a str>, cmdline: &str) -> St
 
 /// Whether `cmdline` has a word with the key of `word`, whatever both say of it.
 pub fn has(cmdline: &str, word: &str) -> bool {
+    words(cmdline).any(|other| key(other) == key(word))
+}
+
+/// What the last word with that key says, of those that have a `=`.
+pub fn value<'a>(cmdline: &'a str, of: &str) -> Option<&'a str> {
+    let values = words(cmdline).filter(|word| key(word) == key(of));
+    let said = values.filter_map(|word| Some(word.split_once('=')?.1));
+    said.last().map(|value| value.trim_matches('"'))
+}
+
+/// Those that the kernel reads.
+fn words(cmdline: &str) -> impl Iterator<Item = &str> {
     let mut is_quoted = false;
-    let words = cmdline.split(|character: char| {
+    let words = cmdline.split(move |character: char| {
         is_quoted ^= character == '"';
         character.is_ascii_whitespace() && !is_quoted
     });
-    let mut kernels = words.take_while(|word| *word != "--");
-    kernels.any(|other| key(other) == key(word))
+    words.take_while(|word| *word != "--")
 }
 
 /// A word's key in one of the ways in which it can be written: `-` is as good as `_`, and in names of sysctls `/` as `.`.
@@ -61,6 +72,21 @@ mod tests {
             with_tsc("tsc_early_khz=1", true, 2500),
             "tsc=reliable tsc_early_khz=1"
         );
+    }
+
+    #[test]
+    fn of_words_with_one_key_the_last_tells_its_value() {
+        for (cmdline, expected) in [
+            ("quiet a.b=1 a.b=2 -- a.b=3", Some("2")),
+            ("a/b=1 a.b", Some("1")),
+            ("a.b=\"x y\" c", Some("x y")),
+            ("\"a.b=x y\" c", Some("x y")),
+            ("a.b= c", Some("")),
+            ("a.b a.bc=1", None),
+            ("", None),
+        ] {
+            assert_eq!(value(cmdline, "a.b"), expected, "{cmdline:?}");
+        }
     }
 
     #[test]

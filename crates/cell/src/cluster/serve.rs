@@ -1,8 +1,12 @@
 //! The process of one cell: everything that happens comes as an event to one thread, which owns the state.
 
+mod calls;
+mod clients;
+mod elsewhere;
+mod places;
+
 use std::collections::BTreeMap;
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::TcpListener;
+use std::io::{self, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
@@ -12,10 +16,11 @@ use std::time::Duration;
 use protocol::CellId;
 use urpc::host::measure_block_ns;
 
+use self::elsewhere::Elsewhere;
 use super::contacts::{Contacts, Parted, Verdict};
 use super::files::{CellFiles, Files};
 use super::hosts::Hosts;
-use super::interface::{Answer, Ask, Running, VmShare, part_name};
+use super::interface::{Answer, Ask};
 use super::limits::{HELLO_LIMIT, LOOK_AFTER, ORPHANS_LIMIT, TICK, WORD_LIMIT};
 use super::link::local::Calls;
 use super::link::{Calling, Link, Sending};
@@ -24,12 +29,6 @@ use super::routes::Ways;
 use super::state::{Act, Awaited, CellMessage, Client, State};
 use crate::known;
 use crate::monitor::bind;
-use crate::registry::{Record, Registry};
-
-/// Bytes of a client's line at most.
-const LINE_BYTES_MAX: u64 = 64 << 10;
-/// How long a cell that is calling this one may take.
-const CROSSED_LIMIT: Duration = Duration::from_secs(2);
 
 enum Event {
     Linked(Box<Link>),
@@ -74,12 +73,12 @@ pub fn serve(number: u16) -> io::Result<()> {
     let membership = hosts.as_ref().map(|hosts| Membership::join(&hosts.site, number));
     let me = membership.as_ref().map_or(claim.id, |membership| membership.me);
     own.set_life(me.life)?;
-    let state = State::new(me, std::process::id(), plan, own.lent()?, running()?)
+    let state = State::new(me, std::process::id(), plan, own.lent()?, places::running()?)
         .with_ways(Ways::of(&known::all(&files)?));
     let calling = Arc::new(Calling::new(me));
     let calls = Calls::new(me, measure_block_ns(), calling.clone());
-    take_calls(fresh(&own.link_socket())?, &calls, &events)?;
-    take_clients(fresh(&own.socket())?, &events)?;
+    calls::take(fresh(&own.link_socket())?, &calls, &events)?;
+    clients::take(fresh(&own.socket())?, &events)?;
     let others: Vec<u16> = hosts
         .as_ref()
         .map(|hosts| hosts.site.elsewhere().collect())
@@ -88,7 +87,7 @@ pub fn serve(number: u16) -> io::Result<()> {
     if let (Some(hosts), Some(listener), Some(membership)) = (hosts, listener, membership) {
         elsewhere = Some(Elsewhere::start(hosts, listener, membership, &calling, &events)?);
     }
-    call_others(files.clone(), calls, elsewhere.clone(), calling, &events)?;
+    calls::call_others(files.clone(), calls, elsewhere.clone(), calling, &events)?;
     later(ORPHANS_LIMIT, Event::OrphansLate, &events)?;
     let mut cell = Cell {
         own,
@@ -112,40 +111,6 @@ pub fn serve(number: u16) -> io::Result<()> {
     Ok(())
 }
 
-/// The VMs of this host that run in cells, and the parts of other hosts' VMs.
-fn running() -> io::Result<Vec<Running>> {
-    let mut records = Registry::open()?.list()?;
-    records.extend(Registry::listed_parts()?);
-    Ok(records.iter().flat_map(places).collect())
-}
-
-/// The places that a VM has: one, or one for each of its parts.
-fn places(record: &Record) -> Vec<Running> {
-    let place = |name: String, cell, vcpus, memory_bytes, borrowed| Running {
-        name,
-        cell,
-        share: VmShare { vcpus, memory_bytes },
-        borrowed,
-    };
-    if record.span.is_empty() {
-        let (vcpus, bytes) = (u32::from(record.spec.cpus), record.spec.memory.0);
-        let one = |cell| place(record.name.clone(), cell, vcpus, bytes, record.borrowed.clone());
-        return record.cell.map(one).into_iter().collect();
-    }
-    // Each cell gave room for a copy of all of it, if the memory is coherent.
-    let copy_bytes = record.spec.is_coherent().then_some(record.spec.memory.0);
-    let numbered = record.span.iter().enumerate();
-    numbered
-        .map(|(number, part)| {
-            let name = part_name(&record.name, number);
-            let vcpus = part.vcpus.len() as u32;
-            // Parts borrow nothing.
-            let memory_bytes = copy_bytes.unwrap_or(part.memory_bytes);
-            place(name, part.cell, vcpus, memory_bytes, Vec::new())
-        })
-        .collect()
-}
-
 /// What comes after an event.
 #[derive(Debug, PartialEq)]
 enum Next {
@@ -166,66 +131,6 @@ struct Cell {
     /// There is a tick to come.
     ticking: bool,
     events: Sender<Event>,
-}
-
-/// The cells of other hosts, and who says which of them live.
-#[derive(Clone)]
-struct Elsewhere {
-    hosts: Hosts,
-    /// Of them, those that lived when this one joined.
-    members: Arc<Vec<CellId>>,
-    suspects: Sender<CellId>,
-}
-
-impl Elsewhere {
-    fn start(
-        hosts: Hosts,
-        listener: TcpListener,
-        membership: Membership,
-        calling: &Arc<Calling>,
-        events: &Sender<Event>,
-    ) -> io::Result<Self> {
-        let of_others = |(number, life): (&u16, &u32)| {
-            hosts.site.is_elsewhere(*number).then_some(CellId {
-                number: *number,
-                life: *life,
-            })
-        };
-        let members = Arc::new(membership.members.iter().filter_map(of_others).collect());
-        let (suspects, suspected) = mpsc::channel();
-        let changed = events.clone();
-        std::thread::Builder::new()
-            .name("membership".into())
-            .spawn(move || membership.run(&suspected, |news| _ = changed.send(Event::Changed(news))))?;
-        let (taking, calling, linked) = (hosts.clone(), calling.clone(), events.clone());
-        std::thread::Builder::new().name("hosts".into()).spawn(move || {
-            taking.take(&listener, &calling, move |link| {
-                _ = linked.send(Event::Linked(Box::new(link)));
-            });
-        })?;
-        Ok(Self {
-            hosts,
-            members,
-            suspects,
-        })
-    }
-
-    /// Calls every cell that lived when this one joined. Those that are calling this one just now.
-    fn call_all(&self, me: CellId, calling: &Calling, linked: &impl Fn(Link)) -> Vec<u16> {
-        let mut crossed = Vec::new();
-        for cell in self.members.iter() {
-            match self.hosts.call(me, cell.number, calling) {
-                Ok(Some(link)) => linked(link),
-                Ok(None) => crossed.push(cell.number),
-                // One of the two is cut off.
-                Err(error) => {
-                    eprintln!("cell {cell}: {error}");
-                    let _ = self.suspects.send(*cell);
-                }
-            }
-        }
-        crossed
-    }
 }
 
 impl Cell {
@@ -422,35 +327,6 @@ fn fresh(path: &Path) -> io::Result<UnixListener> {
     bind(path)
 }
 
-fn take_calls(listener: UnixListener, calls: &Calls, events: &Sender<Event>) -> io::Result<()> {
-    let (calls, events) = (calls.clone(), events.clone());
-    std::thread::Builder::new()
-        .name("calls".into())
-        .spawn(move || calls.take(&listener, |link| _ = events.send(Event::Linked(Box::new(link)))))?;
-    Ok(())
-}
-
-fn call_others(
-    files: Files,
-    calls: Calls,
-    elsewhere: Option<Elsewhere>,
-    calling: Arc<Calling>,
-    events: &Sender<Event>,
-) -> io::Result<()> {
-    let events = events.clone();
-    std::thread::Builder::new().name("caller".into()).spawn(move || {
-        let linked = |link| _ = events.send(Event::Linked(Box::new(link)));
-        let mut crossed = calls.call_all(&files, &linked).unwrap_or_default();
-        if let Some(elsewhere) = elsewhere {
-            crossed.extend(elsewhere.call_all(calls.me, &calling, &linked));
-        }
-        let _ = events.send(Event::Called(crossed.into_iter().collect()));
-        std::thread::sleep(CROSSED_LIMIT);
-        let _ = events.send(Event::Waited);
-    })?;
-    Ok(())
-}
-
 fn later(time: Duration, event: Event, events: &Sender<Event>) -> io::Result<()> {
     let events = events.clone();
     std::thread::Builder::new().name("later".into()).spawn(move || {
@@ -459,40 +335,3 @@ fn later(time: Duration, event: Event, events: &Sender<Event>) -> io::Result<()>
     })?;
     Ok(())
 }
-
-fn take_clients(listener: UnixListener, events: &Sender<Event>) -> io::Result<()> {
-    let events = events.clone();
-    std::thread::Builder::new()
-        .name("clients".into())
-        .spawn(move || {
-            for (client, stream) in (0..).zip(listener.incoming().flatten()) {
-                let events = events.clone();
-                // A host without threads to spare loses this client, not the cell.
-                let _ = std::thread::Builder::new().name("client".into()).spawn(move || {
-                    // Nobody listens any more when the process ends.
-                    let _ = read_client(client, stream, &events);
-                    let _ = events.send(Event::Gone(client));
-                });
-            }
-        })?;
-    Ok(())
-}
-
-/// Passes on what a client asks, until it makes no sense or ends.
-fn read_client(client: Client, stream: UnixStream, events: &Sender<Event>) -> io::Result<()> {
-    stream.set_write_timeout(Some(Duration::from_secs(2)))?;
-    let mut lines = BufReader::new(stream.try_clone()?);
-    let gone = |_| io::Error::from(io::ErrorKind::BrokenPipe);
-    events.send(Event::Came(client, stream)).map_err(gone)?;
-    loop {
-        let mut line = String::new();
-        if Read::take(&mut lines, LINE_BYTES_MAX).read_line(&mut line)? == 0 {
-            return Ok(());
-        }
-        let ask = serde_json::from_str(&line)?;
-        events.send(Event::Asked(client, ask)).map_err(gone)?;
-    }
-}
-
-#[cfg(test)]
-mod tests;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{CELLS_MAX, ClusterSpec};
 use crate::error::ConfigError;
-use crate::validate::{Fault, fault};
+use crate::fault::{Fault, fault};
 
 /// Bytes of a host's name, as of a label of the domain name system.
 const HOST_NAME_MAX: usize = 63;

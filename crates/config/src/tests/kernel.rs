@@ -1,6 +1,6 @@
 //! A kernel and words for its command line: the image's or another, and what is refused.
 
-use super::refused;
+use super::fault_of;
 use crate::parse;
 
 #[test]
@@ -19,57 +19,36 @@ fn words_for_the_images_kernel_need_no_other() {
 
 #[test]
 fn words_for_no_kernel() {
-    let text = r#"name = "a"
-[kernel]
-cmdline = "debug"
-"#;
-    let shown = r#"
-  × neither an image nor a kernel to boot
-   ╭─[vm.toml:3:11]
- 2 │ [kernel]
- 3 │ cmdline = "debug"
-   ·           ───┬───
-   ·              ╰── here
-   ╰────
-  help: add `image = "debian-12"`, or a [kernel] with its path
-"#;
-    assert_eq!(refused(text), shown);
+    assert_eq!(
+        fault_of("name = \"a\"\n[kernel]\ncmdline = \"debug\"\n"),
+        [
+            "neither an image nor a kernel to boot",
+            "\"debug\"",
+            "add `image = \"debian-12\"`, or a [kernel] with its path",
+        ]
+    );
 }
 
 #[test]
 fn an_initramfs_without_its_kernel() {
-    let text = r#"image = "debian-12"
-[kernel]
-initrd = "initrd.img"
-"#;
-    let shown = r#"
-  × an initramfs without its kernel
-   ╭─[vm.toml:3:10]
- 2 │ [kernel]
- 3 │ initrd = "initrd.img"
-   ·          ──────┬─────
-   ·                ╰── here
-   ╰────
-  help: add the kernel's `path`, or leave it out: an image has its own
-"#;
-    assert_eq!(refused(text), shown);
+    assert_eq!(
+        fault_of("image = \"debian-12\"\n[kernel]\ninitrd = \"initrd.img\"\n"),
+        [
+            "an initramfs without its kernel",
+            "\"initrd.img\"",
+            "add the kernel's `path`, or leave it out: an image has its own",
+        ]
+    );
 }
 
 #[test]
 fn a_command_line_of_two_lines() {
-    let text = r#"[kernel]
-path = "vmlinuz"
-cmdline = "a\nb"
-"#;
-    let shown = r#"
-  × not a kernel command line
-   ╭─[vm.toml:3:11]
- 2 │ path = "vmlinuz"
- 3 │ cmdline = "a\nb"
-   ·           ───┬──
-   ·              ╰── here
-   ╰────
-  help: one line, 2,000 bytes at most
-"#;
-    assert_eq!(refused(text), shown);
+    assert_eq!(
+        fault_of("[kernel]\npath = \"vmlinuz\"\ncmdline = \"a\\nb\"\n"),
+        [
+            "not a kernel command line",
+            r#""a\nb""#,
+            "one line, 2,000 bytes at most",
+        ]
+    );
 }

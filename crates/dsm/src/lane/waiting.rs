@@ -5,7 +5,39 @@ use urpc::poll::PollTime;
 use super::Lane;
 use crate::link::Link;
 
+/// What the threads of a lane's node do, as far as it knows: whether one may need the CPU that it is on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Threads {
+    /// One waits for a page.
+    pub waits: bool,
+    /// One was woken since the lane last slept.
+    pub woke: bool,
+    /// A page came ahead since then, for one that runs.
+    pub brought: bool,
+}
+
+impl Threads {
+    /// A thread was woken and none waits any more: the lane sleeps, though more may have come, which keeps it awake anyway.
+    pub(super) fn want_the_cpu(self) -> bool {
+        self.woke && !self.waits
+    }
+
+    /// Nobody's work is in the way of a lane that polls when there is nothing else to do: a thread that waits needs the lane more than
+    /// any other needs its CPU.
+    pub(super) fn leave_the_cpu(self) -> bool {
+        self.waits || !(self.woke || self.brought)
+    }
+}
+
 impl Lane {
+    pub(super) fn threads(&self) -> Threads {
+        Threads {
+            waits: self.hands.anybody_waits(),
+            woke: self.hands.woke,
+            brought: self.hands.brought,
+        }
+    }
+
     /// How long it polls now before it sleeps.
     pub(super) fn patience(&mut self) -> &mut PollTime {
         if self.hands.anybody_waits() {
@@ -75,5 +107,49 @@ impl Lane {
             .iter_mut()
             .flatten()
             .for_each(|link| link.fill([true; 2]));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NONE: Threads = Threads {
+        waits: false,
+        woke: false,
+        brought: false,
+    };
+
+    #[test]
+    fn a_lane_does_not_poll_after_a_page_that_came_ahead() {
+        let brought = Threads {
+            brought: true,
+            ..NONE
+        };
+        assert!(!brought.leave_the_cpu());
+        // But it takes what else has come: the reader was not woken.
+        assert!(!brought.want_the_cpu());
+        // Somebody waits for the next page all the same.
+        let waits = Threads {
+            waits: true,
+            ..brought
+        };
+        assert!(waits.leave_the_cpu());
+    }
+
+    #[test]
+    fn a_lane_sleeps_after_the_last_thread_was_woken_and_not_before() {
+        let woke = Threads { woke: true, ..NONE };
+        assert!(woke.want_the_cpu());
+        assert!(!woke.leave_the_cpu());
+        let others_wait = Threads { waits: true, ..woke };
+        assert!(!others_wait.want_the_cpu());
+        assert!(others_wait.leave_the_cpu());
+    }
+
+    #[test]
+    fn a_lane_of_which_nobody_wants_anything_polls() {
+        assert!(NONE.leave_the_cpu());
+        assert!(!NONE.want_the_cpu());
     }
 }

@@ -35,7 +35,7 @@ pub struct RunArgs {
     /// A disk: PATH[:private|exclusive][:persistent]
     #[arg(long)]
     pub disk: Vec<String>,
-    /// user[,forward=[udp:]HOST:GUEST], tap=NAME or none
+    /// user[,forward=[udp:]HOST:GUEST][,mac=MAC], tap=NAME[,mac=MAC] or none
     #[arg(long)]
     pub net: Vec<String>,
     /// The VM's name
@@ -131,7 +131,7 @@ fn net(text: &str) -> Result<Option<NetSpec>> {
             Some(tap) => (card.kind, card.tap) = (NetKind::Tap, Some(tap.to_owned())),
             None => {
                 return Err(miette!(
-                    "--net {text}: use user[,forward=[udp:]HOST:GUEST], tap=NAME or none"
+                    "--net {text}: use user[,forward=[udp:]HOST:GUEST][,mac=MAC], tap=NAME[,mac=MAC] or none"
                 ));
             }
         },

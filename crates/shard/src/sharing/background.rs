@@ -17,9 +17,10 @@ use std::time::{Duration, Instant};
 use policy::sharing::trims;
 
 use super::extents::{ImageId, Run};
-use super::mapper::{Mapped, Mapper, PAGE_BYTES, Pages, When};
+use super::mapper::{Mapped, Mapper, When};
 use super::metrics::add;
 use super::pagemap;
+use super::pages::{PAGE_BYTES, Pages};
 use super::situation::Situations;
 use crate::gate::Gate;
 use crate::launch::Share;

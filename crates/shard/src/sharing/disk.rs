@@ -7,8 +7,9 @@ use diskstore::disk::{Origin, Segments, Store};
 use policy::sharing::Way;
 
 use super::extents::ImageId;
-use super::mapper::{Mapped, Mapper, PAGE_BYTES, Pages, When};
+use super::mapper::{Mapped, Mapper, When};
 use super::metrics::add;
+use super::pages::{PAGE_BYTES, Pages};
 use super::parts::{Part, Source, cut};
 use super::situation::Situations;
 use crate::launch::Share;

@@ -16,8 +16,10 @@ use serde::{Deserialize, Serialize};
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
 use super::extents::{ImageId, NOTHING, Run};
-use super::mapper::{Mapper, PAGE_BYTES, Pages, lay};
+use super::mapper::Mapper;
+use super::mapping::lay;
 use super::pagemap;
+use super::pages::{PAGE_BYTES, Pages};
 use crate::gate::Pause;
 
 /// Pages looked up in the page table at once.

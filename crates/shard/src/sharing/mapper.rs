@@ -10,78 +10,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use nix::sys::stat::fstat;
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
-use super::extents::{Extents, ImageId, NOTHING, Run};
+use super::extents::{ImageId, NOTHING, Run};
+use super::mapping;
 use super::metrics::{Metrics, add};
+use super::pages::{PAGE_BYTES, Pages, Part};
 use crate::memory::GuestRam;
 
-/// Size of the pages that are shared.
-pub const PAGE_BYTES: u64 = 4096;
 /// Size of the host's huge pages, and how many pages each is.
 const HUGE_BYTES: u64 = 2 << 20;
 const HUGE_PAGES: u64 = HUGE_BYTES / PAGE_BYTES;
 /// Mappings that one VM may cost by sharing; the kernel's default limit for a process is 65,530.
 const RUNS_MAX_DEFAULT: usize = 32 << 10;
-
-/// A region of RAM.
-pub(super) struct Part {
-    /// Address in this process.
-    pub host: u64,
-    /// Number of its first guest page; its page in the memory file has the same number.
-    pub first: u64,
-    pub pages: u64,
-    pub file: RawFd,
-}
-
-impl Part {
-    /// Its guest pages.
-    pub fn range(&self) -> Range<u64> {
-        self.first..self.first + self.pages
-    }
-}
-
-/// What guest pages stand for.
-#[derive(Default)]
-pub(super) struct Pages {
-    /// Pages that are mappings now.
-    pub mapped: Extents,
-    /// Copies made since the background last took stock.
-    pub fresh: Extents,
-    /// Older copies, which the background works through.
-    pub copies: Extents,
-    /// Copies that were found unchanged and are to be replaced next.
-    pub chosen: Extents,
-    /// Copies in runs that are too short to be worth it while there is plenty of memory.
-    pub short: Extents,
-    /// The memory's file is frozen ([`super::Frozen`]): it and what is below are mapped privately, and never changed.
-    pub frozen: bool,
-    /// What was written between two freezings, oldest first. Their numbers in `mapped` follow those of the images.
-    pub layers: Vec<Arc<File>>,
-}
-
-impl Pages {
-    /// These pages are no copies any more.
-    pub fn forget(&mut self, range: Range<u64>) {
-        for copies in [
-            &mut self.fresh,
-            &mut self.copies,
-            &mut self.chosen,
-            &mut self.short,
-        ] {
-            copies.remove(range.clone());
-        }
-    }
-
-    /// These pages are copies of `run` now.
-    pub fn remember(&mut self, at: u64, run: Run) {
-        self.forget(at..at + run.pages);
-        self.fresh.insert(at, run);
-    }
-
-    /// All copies that are remembered.
-    fn candidates(&self) -> u64 {
-        self.fresh.pages() + self.copies.pages() + self.chosen.pages() + self.short.pages()
-    }
-}
 
 /// The map of one VM and the means to change it.
 pub struct Mapper {
@@ -211,38 +150,27 @@ impl Mapper {
         }
         let bytes = run.pages * PAGE_BYTES;
         let offset = libc::off_t::try_from(run.first * PAGE_BYTES).map_err(|_| wrong())?;
-        if let Err(error) = lay(host, bytes, image.as_raw_fd(), offset) {
+        if let Err(error) = mapping::lay(host, bytes, image.as_raw_fd(), offset) {
             if error.raw_os_error() == Some(libc::ENOMEM) {
                 add(&self.metrics.at_limit, run.pages);
                 return Ok(Mapped::AtLimit);
             }
             return Err(error);
         }
-        if when == When::AtRead {
-            // SAFETY: reads pages of the mapping just made. An old kernel refuses (EINVAL): then they come at the touch.
-            let result = unsafe {
-                libc::madvise(
-                    host as *mut libc::c_void,
-                    bytes as usize,
-                    libc::MADV_POPULATE_READ,
-                )
-            };
-            if result != 0 {
-                let error = io::Error::last_os_error();
-                if error.raw_os_error() != Some(libc::EINVAL) {
-                    // The image can't be read: the pages are plain again, and the read fails.
-                    if pages.frozen {
-                        self.nothing(pages, at, run.pages)?;
-                    } else {
-                        self.plain(part, range.clone())?;
-                        pages.mapped.remove(range);
-                    }
-                    return Err(error);
-                }
+        if when == When::AtRead
+            && let Err(error) = mapping::bring_in(host, bytes)
+        {
+            // The image can't be read: the pages are plain again, and the read fails.
+            if pages.frozen {
+                self.nothing(pages, at, run.pages)?;
+            } else {
+                self.plain(part, range.clone())?;
+                pages.mapped.remove(range);
             }
+            return Err(error);
         }
         if when != When::Later && !pages.frozen && !pages.mapped.cover(range.clone()) {
-            punch(part.file, &range);
+            mapping::punch(part.file, &range);
         }
         pages.mapped.insert(at, run);
         add(counter, run.pages);
@@ -274,7 +202,7 @@ impl Mapper {
         let mapped = pages.mapped.inside(at..at + run.pages);
         for (at, run) in mapped {
             if let Some((_, part)) = self.host_of(at) {
-                punch(part.file, &(at..at + run.pages));
+                mapping::punch(part.file, &(at..at + run.pages));
             }
         }
     }
@@ -331,16 +259,9 @@ impl Mapper {
             let wrong = || io::Error::from(io::ErrorKind::InvalidInput);
             let count = range.end - range.start;
             let host = self.address(range.start, count).ok_or_else(wrong)?;
-            // SAFETY: private mappings of guest memory, in which nothing of this program holds references; the guest has
-            // given their content up.
-            let result =
-                unsafe { libc::madvise(host.cast(), (count * PAGE_BYTES) as usize, libc::MADV_DONTNEED) };
+            let result = mapping::forget_written(host as u64, count * PAGE_BYTES);
             add(&self.metrics.released, count);
-            return if result == 0 {
-                Ok(true)
-            } else {
-                Err(io::Error::last_os_error())
-            };
+            return result.map(|()| true);
         }
         let mapped: Vec<_> = pages.mapped.inside(range).collect();
         for (at, run) in mapped {
@@ -368,15 +289,7 @@ impl Mapper {
             self.plain(part, at..at + run.pages)?;
             pages.mapped.remove(at..at + run.pages);
             add(&self.metrics.restored, run.pages);
-            // SAFETY: brings in pages of the memory file just shown again; their content stays. A kernel that refuses
-            // brings them in at the touch.
-            unsafe {
-                libc::madvise(
-                    host as *mut libc::c_void,
-                    (run.pages * PAGE_BYTES) as usize,
-                    libc::MADV_POPULATE_WRITE,
-                )
-            };
+            mapping::bring_in_to_write(host, run.pages * PAGE_BYTES);
         }
         Ok(())
     }
@@ -395,20 +308,7 @@ impl Mapper {
     /// Lays nothing over guest pages: zeroes, and no place in any file.
     pub(super) fn nothing(&self, pages: &mut Pages, at: u64, count: u64) -> io::Result<()> {
         let host = self.address(at, count).ok_or(io::ErrorKind::InvalidInput)?;
-        // SAFETY: as in `lay`.
-        let laid = unsafe {
-            libc::mmap(
-                host.cast(),
-                (count * PAGE_BYTES) as usize,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        if laid == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
+        mapping::lay_nothing(host as u64, count * PAGE_BYTES)?;
         let run = Run {
             pages: count,
             image: NOTHING,
@@ -424,54 +324,16 @@ impl Mapper {
         let host = self
             .address(range.start, count)
             .ok_or(io::ErrorKind::InvalidInput)?;
-        let bytes = (count * PAGE_BYTES) as usize;
-        let mut done = 0;
-        while done < bytes {
-            // SAFETY: reads `bytes - done` bytes of guest memory, which is mapped; the kernel does the copying.
-            let written = unsafe {
-                libc::pwrite(
-                    file,
-                    host.add(done).cast(),
-                    bytes - done,
-                    (range.start * PAGE_BYTES) as libc::off_t + done as libc::off_t,
-                )
-            };
-            match usize::try_from(written) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(written) => done += written,
-                Err(_) => match io::Error::last_os_error() {
-                    error if error.kind() == io::ErrorKind::Interrupted => (),
-                    error => return Err(error),
-                },
-            }
-        }
-        Ok(())
+        let offset = (range.start * PAGE_BYTES) as libc::off_t;
+        mapping::write_out(host as u64, count * PAGE_BYTES, file, offset)
     }
 
     /// Shows the memory file again.
     fn plain(&self, part: &Part, range: Range<u64>) -> io::Result<()> {
         let host = part.host + (range.start - part.first) * PAGE_BYTES;
-        let bytes = ((range.end - range.start) * PAGE_BYTES) as usize;
-        // SAFETY: as in `map`. The flags and advices are those of the memory around it, so that the kernel makes one
-        // mapping of both again.
-        unsafe {
-            let laid = libc::mmap(
-                host as *mut libc::c_void,
-                bytes,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE,
-                part.file,
-                (range.start * PAGE_BYTES) as libc::off_t,
-            );
-            if laid == libc::MAP_FAILED {
-                return Err(io::Error::last_os_error());
-            }
-            if self.huge {
-                libc::madvise(laid, bytes, libc::MADV_HUGEPAGE);
-            }
-            libc::madvise(laid, bytes, libc::MADV_DONTDUMP);
-        }
-        Ok(())
+        let bytes = (range.end - range.start) * PAGE_BYTES;
+        let offset = (range.start * PAGE_BYTES) as libc::off_t;
+        mapping::show(host, bytes, part.file, offset, self.huge)
     }
 
     /// Mappings that sharing costs now.
@@ -498,41 +360,5 @@ impl Mapper {
     #[cfg(test)]
     pub(super) fn limit(&mut self, runs_max: usize) {
         self.runs_max = runs_max;
-    }
-}
-
-/// Maps `bytes` of a file privately over guest memory at `host`.
-pub(super) fn lay(host: u64, bytes: u64, file: RawFd, offset: libc::off_t) -> io::Result<()> {
-    // SAFETY: the callers name a range inside one region of guest memory, to which no Rust reference exists; KVM and the
-    // kernel follow the change by themselves.
-    let laid = unsafe {
-        libc::mmap(
-            host as *mut libc::c_void,
-            bytes as usize,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_NORESERVE,
-            file,
-            offset,
-        )
-    };
-    if laid == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
-    }
-    // A core dump of the shard must not carry its guest's secrets.
-    // SAFETY: the mapping just made; its content stays.
-    unsafe { libc::madvise(laid, bytes as usize, libc::MADV_DONTDUMP) };
-    Ok(())
-}
-
-/// Gives the memory file's pages back; a page that can't be (part of a huge one) just stays.
-fn punch(file: RawFd, range: &Range<u64>) {
-    // SAFETY: the file is open as long as the memory, which `Mapper` keeps; the call takes no pointers.
-    unsafe {
-        libc::fallocate(
-            file,
-            libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
-            (range.start * PAGE_BYTES) as libc::off_t,
-            ((range.end - range.start) * PAGE_BYTES) as libc::off_t,
-        );
     }
 }

@@ -3,7 +3,7 @@
 //! Pure: told by closures what lies where.
 
 use super::extents::{ImageId, Run};
-use super::mapper::PAGE_BYTES;
+use super::pages::PAGE_BYTES;
 
 /// Where the front of a range of a disk lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

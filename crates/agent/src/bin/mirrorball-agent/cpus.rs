@@ -9,13 +9,16 @@ use std::time::{Duration, Instant};
 use crate::waiting::Waiting;
 use crate::{balance, housekeeping};
 
-/// In the kernel's command line, beside `maxcpus=1`.
-const LATE: &str = "mirrorball.cpus=late";
+/// In the kernel's command line, `mirrorball.cpus=late` beside `maxcpus=1`.
+const KEY: &str = "mirrorball.cpus=";
+const LATE: &str = "late";
 
 /// How long a system may take to start its services before they come all the same.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// How often systemd is asked, and the time over which the CPUs' rest is measured.
 const LOOK: Duration = Duration::from_secs(2);
+/// How long a CPU takes to come online where nobody saw one do so.
+const UNSEEN: Duration = Duration::from_secs(4);
 
 /// Brings all CPUs online once the system is up, if the command line asks for that, and keeps the kernel's own work at home.
 pub fn come_online() {
@@ -23,6 +26,7 @@ pub fn come_online() {
     if !are_late(&cmdline) {
         return;
     }
+    let was_cut_short = Waiting::let_go_of_left();
     // Without services the system is up already.
     if Path::new("/run/systemd/system").exists() {
         let start = Instant::now();
@@ -31,26 +35,32 @@ pub fn come_online() {
     }
     housekeeping::stay_at_home();
     let waiting = Waiting::at_home();
-    balance::as_slow_as(bring_all());
+    // With all of them online, an agent that came to its end has told the scheduler.
+    if let Some(took) = bring_all().or(was_cut_short.then_some(UNSEEN)) {
+        balance::as_slow_as(took);
+    }
     if let Some(waiting) = waiting {
         waiting.let_go();
     }
 }
 
-/// Brings each CPU online that is not; how long one took at most.
-fn bring_all() -> Duration {
-    let mut longest = Duration::ZERO;
+/// Brings each CPU online that is not; how long one took at most. None if all are, or stay as they are.
+fn bring_all() -> Option<Duration> {
+    let mut longest = None;
     for entry in fs::read_dir("/sys/devices/system/cpu")
         .into_iter()
         .flatten()
         .flatten()
     {
         let start = Instant::now();
-        if let Err(error) = bring(&entry.path().join("online")) {
-            let cpu = entry.path();
-            eprintln!("mirrorball: {} does not come online: {error}", cpu.display());
+        match bring(&entry.path().join("online")) {
+            Ok(true) => longest = longest.max(Some(start.elapsed())),
+            Ok(false) => {}
+            Err(error) => {
+                let cpu = entry.path();
+                eprintln!("mirrorball: {} does not come online: {error}", cpu.display());
+            }
         }
-        longest = longest.max(start.elapsed());
     }
     longest
 }
@@ -131,15 +141,17 @@ fn are_started(state: &str) -> bool {
     )
 }
 
+/// As the last of the kernel's words says that tells of it: the user's come behind the image's.
 fn are_late(cmdline: &str) -> bool {
-    cmdline.split_ascii_whitespace().any(|word| word == LATE)
+    let words = cmdline.split_ascii_whitespace().take_while(|word| *word != "--");
+    words.filter_map(|word| word.strip_prefix(KEY)).last() == Some(LATE)
 }
 
-/// A CPU that is offline. Other entries, and CPUs that are always online, have no such file.
-fn bring(online: &Path) -> std::io::Result<()> {
+/// True for a CPU that was offline. Other entries, and CPUs that are always online, have no such file.
+fn bring(online: &Path) -> std::io::Result<bool> {
     match fs::read_to_string(online) {
-        Ok(state) if state.trim() == "0" => fs::write(online, "1"),
-        _ => Ok(()),
+        Ok(state) if state.trim() == "0" => fs::write(online, "1").map(|()| true),
+        _ => Ok(false),
     }
 }
 
@@ -185,14 +197,17 @@ mod tests {
         assert!(are_late("quiet maxcpus=1 mirrorball.cpus=late"));
         assert!(!are_late("quiet maxcpus=1"));
         assert!(!are_late("xmirrorball.cpus=late mirrorball.cpus=later"));
+        assert!(!are_late("mirrorball.cpus=late mirrorball.cpus=early"));
+        assert!(are_late("mirrorball.cpus=early mirrorball.cpus=late"));
+        assert!(!are_late("quiet -- mirrorball.cpus=late"));
         let folder = tempfile::tempdir().expect("a directory");
-        for (state, then) in [("0\n", "1"), ("1\n", "1\n")] {
+        for (state, then, comes) in [("0\n", "1", true), ("1\n", "1\n", false)] {
             let online = folder.path().join("online");
             fs::write(&online, state).expect("a file");
-            bring(&online).expect("it can be written");
+            assert_eq!(bring(&online).expect("it can be written"), comes);
             assert_eq!(fs::read_to_string(&online).expect("a file"), then);
         }
         // The file `online` of all CPUs has none below it.
-        bring(&folder.path().join("online/online")).expect("nothing to do");
+        assert!(!bring(&folder.path().join("online/online")).expect("nothing to do"));
     }
 }

@@ -65,10 +65,16 @@ fn stays(thread: usize) -> bool {
         || flags(&stat).is_some_and(|flags| flags & (KERNEL_THREAD | BOUND) == KERNEL_THREAD)
 }
 
-/// The flags in a line of `/proc/PID/stat`: the seventh word after the name, which is in parentheses and may hold any characters.
 fn flags(stat: &str) -> Option<u64> {
+    number(stat, 9)
+}
+
+/// The field of that number, behind the second, in a line of `/proc/PID/stat` (proc_pid_stat(5)). The second is the name, which is in
+/// parentheses and may hold any characters.
+pub fn number(stat: &str, field: usize) -> Option<u64> {
     let (_, after) = stat.rsplit_once(')')?;
-    after.split_ascii_whitespace().nth(6)?.parse().ok()
+    let words = after.split_ascii_whitespace();
+    words.zip(3..).find(|(_, at)| *at == field)?.0.parse().ok()
 }
 
 /// The CPUs as the system call wants them; none if there are none.
@@ -114,6 +120,10 @@ mod tests {
         let stat = "16 (rcu) x (y) I 2 0 0 0 -1 2129984 0 0";
         assert_eq!(flags(stat), Some(0x0020_8040));
         assert_eq!(flags("16 (sh"), None);
+        assert_eq!(number(stat, 3), None, "a letter");
+        assert_eq!(number(stat, 4), Some(2));
+        assert_eq!(number(stat, 11), Some(0));
+        assert_eq!(number(stat, 12), None);
         // This one is a program's.
         assert!(!stays(std::process::id() as usize));
     }

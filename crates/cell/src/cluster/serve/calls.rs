@@ -1,0 +1,45 @@
+//! Links to the other cells, as they come to be: who calls this one, and whom it calls.
+
+use std::io;
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+
+use super::Event;
+use super::elsewhere::Elsewhere;
+use crate::cluster::files::Files;
+use crate::cluster::link::Calling;
+use crate::cluster::link::local::Calls;
+
+/// How long a cell that is calling this one may take.
+const CROSSED_LIMIT: Duration = Duration::from_secs(2);
+
+pub(super) fn take(listener: UnixListener, calls: &Calls, events: &Sender<Event>) -> io::Result<()> {
+    let (calls, events) = (calls.clone(), events.clone());
+    std::thread::Builder::new()
+        .name("calls".into())
+        .spawn(move || calls.take(&listener, |link| _ = events.send(Event::Linked(Box::new(link)))))?;
+    Ok(())
+}
+
+pub(super) fn call_others(
+    files: Files,
+    calls: Calls,
+    elsewhere: Option<Elsewhere>,
+    calling: Arc<Calling>,
+    events: &Sender<Event>,
+) -> io::Result<()> {
+    let events = events.clone();
+    std::thread::Builder::new().name("caller".into()).spawn(move || {
+        let linked = |link| _ = events.send(Event::Linked(Box::new(link)));
+        let mut crossed = calls.call_all(&files, &linked).unwrap_or_default();
+        if let Some(elsewhere) = elsewhere {
+            crossed.extend(elsewhere.call_all(calls.me, &calling, &linked));
+        }
+        let _ = events.send(Event::Called(crossed.into_iter().collect()));
+        std::thread::sleep(CROSSED_LIMIT);
+        let _ = events.send(Event::Waited);
+    })?;
+    Ok(())
+}

@@ -1,0 +1,46 @@
+//! Clients: commands and monitors, each with lines of questions.
+
+use std::io::{self, BufRead, BufReader, Read};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+
+use super::Event;
+use crate::cluster::state::Client;
+
+/// Bytes of a client's line at most.
+const LINE_BYTES_MAX: u64 = 64 << 10;
+
+pub(super) fn take(listener: UnixListener, events: &Sender<Event>) -> io::Result<()> {
+    let events = events.clone();
+    std::thread::Builder::new()
+        .name("clients".into())
+        .spawn(move || {
+            for (client, stream) in (0..).zip(listener.incoming().flatten()) {
+                let events = events.clone();
+                // A host without threads to spare loses this client, not the cell.
+                let _ = std::thread::Builder::new().name("client".into()).spawn(move || {
+                    // Nobody listens any more when the process ends.
+                    let _ = read(client, stream, &events);
+                    let _ = events.send(Event::Gone(client));
+                });
+            }
+        })?;
+    Ok(())
+}
+
+/// Passes on what a client asks, until it makes no sense or ends.
+fn read(client: Client, stream: UnixStream, events: &Sender<Event>) -> io::Result<()> {
+    stream.set_write_timeout(Some(Duration::from_secs(2)))?;
+    let mut lines = BufReader::new(stream.try_clone()?);
+    let gone = |_| io::Error::from(io::ErrorKind::BrokenPipe);
+    events.send(Event::Came(client, stream)).map_err(gone)?;
+    loop {
+        let mut line = String::new();
+        if Read::take(&mut lines, LINE_BYTES_MAX).read_line(&mut line)? == 0 {
+            return Ok(());
+        }
+        let ask = serde_json::from_str(&line)?;
+        events.send(Event::Asked(client, ask)).map_err(gone)?;
+    }
+}

@@ -1,0 +1,73 @@
+//! The cells of other hosts.
+
+use std::io;
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Sender};
+
+use protocol::CellId;
+
+use super::Event;
+use crate::cluster::hosts::Hosts;
+use crate::cluster::link::{Calling, Link};
+use crate::cluster::membership::Membership;
+
+/// The cells of other hosts, and who says which of them live.
+#[derive(Clone)]
+pub(super) struct Elsewhere {
+    hosts: Hosts,
+    /// Of them, those that lived when this one joined.
+    members: Arc<Vec<CellId>>,
+    pub suspects: Sender<CellId>,
+}
+
+impl Elsewhere {
+    pub(super) fn start(
+        hosts: Hosts,
+        listener: TcpListener,
+        membership: Membership,
+        calling: &Arc<Calling>,
+        events: &Sender<Event>,
+    ) -> io::Result<Self> {
+        let of_others = |(number, life): (&u16, &u32)| {
+            hosts.site.is_elsewhere(*number).then_some(CellId {
+                number: *number,
+                life: *life,
+            })
+        };
+        let members = Arc::new(membership.members.iter().filter_map(of_others).collect());
+        let (suspects, suspected) = mpsc::channel();
+        let changed = events.clone();
+        std::thread::Builder::new()
+            .name("membership".into())
+            .spawn(move || membership.run(&suspected, |news| _ = changed.send(Event::Changed(news))))?;
+        let (taking, calling, linked) = (hosts.clone(), calling.clone(), events.clone());
+        std::thread::Builder::new().name("hosts".into()).spawn(move || {
+            taking.take(&listener, &calling, move |link| {
+                _ = linked.send(Event::Linked(Box::new(link)));
+            });
+        })?;
+        Ok(Self {
+            hosts,
+            members,
+            suspects,
+        })
+    }
+
+    /// Calls every cell that lived when this one joined. Those that are calling this one just now.
+    pub(super) fn call_all(&self, me: CellId, calling: &Calling, linked: &impl Fn(Link)) -> Vec<u16> {
+        let mut crossed = Vec::new();
+        for cell in self.members.iter() {
+            match self.hosts.call(me, cell.number, calling) {
+                Ok(Some(link)) => linked(link),
+                Ok(None) => crossed.push(cell.number),
+                // One of the two is cut off.
+                Err(error) => {
+                    eprintln!("cell {cell}: {error}");
+                    let _ = self.suspects.send(*cell);
+                }
+            }
+        }
+        crossed
+    }
+}

@@ -1,0 +1,43 @@
+//! What the host's registry says of places: those that a cell finds taken when it starts.
+
+use std::io;
+
+use crate::cluster::interface::{Running, VmShare, part_name};
+use crate::registry::{Record, Registry};
+
+/// The VMs of this host that run in cells, and the parts of other hosts' VMs.
+pub(super) fn running() -> io::Result<Vec<Running>> {
+    let mut records = Registry::open()?.list()?;
+    records.extend(Registry::listed_parts()?);
+    Ok(records.iter().flat_map(places).collect())
+}
+
+/// The places that a VM has: one, or one for each of its parts.
+fn places(record: &Record) -> Vec<Running> {
+    let place = |name: String, cell, vcpus, memory_bytes, borrowed| Running {
+        name,
+        cell,
+        share: VmShare { vcpus, memory_bytes },
+        borrowed,
+    };
+    if record.span.is_empty() {
+        let (vcpus, bytes) = (u32::from(record.spec.cpus), record.spec.memory.0);
+        let one = |cell| place(record.name.clone(), cell, vcpus, bytes, record.borrowed.clone());
+        return record.cell.map(one).into_iter().collect();
+    }
+    // Each cell gave room for a copy of all of it, if the memory is coherent.
+    let copy_bytes = record.spec.is_coherent().then_some(record.spec.memory.0);
+    let numbered = record.span.iter().enumerate();
+    numbered
+        .map(|(number, part)| {
+            let name = part_name(&record.name, number);
+            let vcpus = part.vcpus.len() as u32;
+            // Parts borrow nothing.
+            let memory_bytes = copy_bytes.unwrap_or(part.memory_bytes);
+            place(name, part.cell, vcpus, memory_bytes, Vec::new())
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

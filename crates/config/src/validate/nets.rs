@@ -1,0 +1,130 @@
+//! Network cards.
+
+use crate::fault::{Fault, fault};
+use crate::vm::{NetKind, NetSpec};
+
+pub(super) fn check(net: &NetSpec, index: &str) -> Result<(), Fault> {
+    match (net.kind, &net.tap) {
+        (NetKind::Tap, None) => {
+            return Err(fault(
+                &["nets", index, "kind"],
+                "which TAP device?",
+                "add `tap = \"NAME\"`",
+            ));
+        }
+        (NetKind::User, Some(_)) => {
+            return Err(fault(
+                &["nets", index, "tap"],
+                "user networking has no TAP device",
+                "drop `tap`, or use `kind = \"tap\"`",
+            ));
+        }
+        (NetKind::Tap, Some(tap)) if !tap_name_is_valid(tap) => {
+            return Err(fault(
+                &["nets", index, "tap"],
+                format!("{tap:?} can't name a TAP device"),
+                "1 to 15 characters, no `/` or space",
+            ));
+        }
+        _ => {}
+    }
+    if net.kind == NetKind::Tap && !net.forward.is_empty() {
+        return Err(fault(
+            &["nets", index, "forward"],
+            "a TAP device forwards no ports",
+            "drop `forward`, or use `kind = \"user\"`",
+        )
+        .or_by_flag("drop `forward=`, or use `user`"));
+    }
+    let mut host_ports = Vec::new();
+    for (place, text) in net.forward.iter().enumerate() {
+        let at = ["nets", index, "forward", &place.to_string()];
+        let Some((transport, host_port, _)) = forward(text) else {
+            return Err(fault(
+                &at,
+                format!("{text:?} is not a port forward"),
+                "write HOST:GUEST, as \"8080:80\", or udp:HOST:GUEST, ports from 1 to 65535",
+            ));
+        };
+        if host_ports.contains(&(transport, host_port)) {
+            return Err(fault(
+                &at,
+                format!("port {host_port} of the host is forwarded twice"),
+                "forward it once",
+            ));
+        }
+        host_ports.push((transport, host_port));
+    }
+    if let Some(text) = &net.mac
+        && mac(text).is_none()
+    {
+        return Err(fault(
+            &["nets", index, "mac"],
+            format!("{text:?} is not a card's address"),
+            "write six bytes, not all zero and not a group's, as \"02:00:00:00:00:01\"",
+        ));
+    }
+    if net.queues.is_some_and(|queues| queues == 0 || queues > 8) {
+        return Err(fault(
+            &["nets", index, "queues"],
+            "not a number of queue pairs",
+            "write a number from 1 to 8",
+        ));
+    }
+    if net.kind == NetKind::User && net.queues.is_some_and(|queues| queues > 1) {
+        return Err(fault(
+            &["nets", index, "queues"],
+            "user networking has one queue pair",
+            "drop `queues`",
+        ));
+    }
+    Ok(())
+}
+
+fn tap_name_is_valid(name: &str) -> bool {
+    !name.is_empty()
+        && name.len() <= 15
+        && name != "."
+        && name != ".."
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_graphic() && byte != b'/' && byte != b':' && byte != b'%')
+}
+
+/// What a port forward carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// TCP, also when nothing is said.
+    Tcp,
+    /// UDP.
+    Udp,
+}
+
+/// Reads a port forward `[tcp:|udp:]HOST:GUEST`: transport, the host's port, the guest's.
+pub fn forward(text: &str) -> Option<(Transport, u16, u16)> {
+    let (transport, ports) = match text.split_once(':')? {
+        ("tcp", ports) => (Transport::Tcp, ports),
+        ("udp", ports) => (Transport::Udp, ports),
+        _ => (Transport::Tcp, text),
+    };
+    let (host, guest) = ports.split_once(':')?;
+    let port = |text: &str| {
+        let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+        text.parse::<u16>().ok().filter(|&port| digits && port != 0)
+    };
+    Some((transport, port(host)?, port(guest)?))
+}
+
+/// Reads a card's address. Group addresses and zero are refused: no card may have one.
+pub fn mac(text: &str) -> Option<[u8; 6]> {
+    let mut bytes = [0; 6];
+    let mut parts = text.split(':');
+    for byte in &mut bytes {
+        let part = parts.next()?;
+        if part.len() != 2 || !part.bytes().all(|b| b.is_ascii_hexdigit()) {
+            return None;
+        }
+        *byte = u8::from_str_radix(part, 16).ok()?;
+    }
+    (parts.next().is_none() && bytes[0] & 1 == 0 && bytes != [0; 6]).then_some(bytes)
+}

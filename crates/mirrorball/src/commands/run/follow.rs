@@ -1,0 +1,302 @@
+//! VMs as this command follows them, from their start to their end.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use cell::control::{Request, ask};
+use cell::ending;
+use cell::lease::Lease;
+use cell::monitor::Event;
+use config::VmSpec;
+use miette::{IntoDiagnostic, Result, miette};
+use shard::launch::Ending;
+
+use super::command::{Done, Trouble, command};
+use super::table;
+use crate::attach::{Left, attach};
+use crate::exit;
+
+/// How long a guest whose disks keep its writes may take to power off after its command.
+const POWER_OFF_LIMIT_S: u64 = 60;
+
+/// How long a guest whose agent broke off may take to end by itself, and so to say why.
+const TROUBLE_GRACE: Duration = Duration::from_secs(5);
+
+/// How long a console may take to end once its VM has.
+const CONSOLE_END_LIMIT: Duration = Duration::from_secs(2);
+
+/// What happens to the VMs.
+enum News {
+    /// The monitor says so.
+    Monitor(Event),
+    /// The monitor is gone.
+    MonitorGone,
+    /// A command in a guest is done.
+    Command {
+        name: String,
+        result: Result<Done, Trouble>,
+    },
+    /// The terminal left the console.
+    Console(std::io::Result<Left>),
+}
+
+/// One VM as this command follows it.
+#[derive(Default)]
+pub(super) struct Followed {
+    folder: PathBuf,
+    pub cell: Option<u16>,
+    pub command: Option<Vec<String>>,
+    asked: bool,
+    running_s: Option<f64>,
+    keeps_writes: bool,
+    pub done: Option<Done>,
+    trouble: Option<Trouble>,
+    pub ended: Option<Ending>,
+    pub seconds: f64,
+}
+
+/// Follows the VMs of a monitor; the exit status is that of the first that did not end well.
+pub(super) fn follow(
+    lease: Lease,
+    vms: Vec<(String, VmSpec)>,
+    boot_limit: Duration,
+    detach: bool,
+) -> Result<ExitCode> {
+    let (sender, news) = mpsc::channel();
+    let (events, from_monitor) = (lease.events().into_diagnostic()?, sender.clone());
+    std::thread::spawn(move || {
+        for event in events {
+            if from_monitor.send(News::Monitor(event)).is_err() {
+                return;
+            }
+        }
+        // Nobody listens any more when this fails.
+        let _ = from_monitor.send(News::MonitorGone);
+    });
+    let vms = vms
+        .into_iter()
+        .map(|(name, spec)| {
+            (
+                name,
+                Followed {
+                    command: spec.command,
+                    ..Followed::default()
+                },
+            )
+        })
+        .collect();
+    Follower {
+        lease,
+        sender,
+        vms,
+        boot_limit,
+        detach,
+        start: Instant::now(),
+        console: None,
+    }
+    .follow(&news)
+}
+
+/// Follows VMs from their start to their end.
+struct Follower {
+    lease: Lease,
+    sender: mpsc::Sender<News>,
+    vms: BTreeMap<String, Followed>,
+    boot_limit: Duration,
+    detach: bool,
+    start: Instant,
+    /// Joins this terminal to the console of the only VM.
+    console: Option<JoinHandle<()>>,
+}
+
+impl Follower {
+    fn alone(&self) -> bool {
+        self.vms.len() == 1
+    }
+
+    fn follow(mut self, news: &mpsc::Receiver<News>) -> Result<ExitCode> {
+        let result = self.follow_to_end(news);
+        self.give_terminal_back();
+        result
+    }
+
+    /// Waits until the console's thread has seen its end too and made the terminal what it was.
+    fn give_terminal_back(&mut self) {
+        let deadline = Instant::now() + CONSOLE_END_LIMIT;
+        if let Some(console) = self.console.take() {
+            while !console.is_finished() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+    }
+
+    fn follow_to_end(&mut self, news: &mpsc::Receiver<News>) -> Result<ExitCode> {
+        while self.vms.values().any(|vm| vm.ended.is_none()) {
+            match news.recv().into_diagnostic()? {
+                News::Monitor(event) => {
+                    if let Some(code) = self.event(event)? {
+                        return Ok(code);
+                    }
+                }
+                News::MonitorGone => {
+                    return Err(miette!("the monitor of the VMs died; their shards died with it"));
+                }
+                News::Command { name, result } => self.command_done(&name, result),
+                News::Console(left) => match left.into_diagnostic()? {
+                    Left::Ended => {}
+                    Left::Detached => {
+                        self.lease.detach().into_diagnostic()?;
+                        let name = self.vms.keys().next().map_or("", String::as_str);
+                        eprintln!(
+                            "\r\nmirrorball: left {name} running; `mirrorball console {name}` comes back to it"
+                        );
+                        return Ok(ExitCode::SUCCESS);
+                    }
+                },
+            }
+        }
+        if !self.alone() {
+            table::print(&self.vms);
+        }
+        Ok(ExitCode::from(
+            self.vms
+                .values()
+                .map(status)
+                .find(|status| *status != 0)
+                .unwrap_or(0),
+        ))
+    }
+
+    /// Takes an event; an exit status when this command is done with it.
+    fn event(&mut self, event: Event) -> Result<Option<ExitCode>> {
+        match event {
+            Event::Started { name, folder, cell } => self.started(&name, folder, cell),
+            Event::Running {
+                name,
+                sandbox_missing,
+                keeps_writes,
+                ..
+            } => {
+                return self.running(&name, &sandbox_missing, keeps_writes);
+            }
+            Event::Failed { name, why } => {
+                self.lease.end();
+                return Err(miette!("{name}: {why}"));
+            }
+            Event::Ended {
+                name,
+                ending,
+                last_lines,
+                seconds,
+            } => self.ended(&name, ending, &last_lines, seconds),
+        }
+        Ok(None)
+    }
+
+    fn started(&mut self, name: &str, folder: PathBuf, cell: Option<u16>) {
+        let alone = self.alone();
+        let Some(vm) = self.vms.get_mut(name) else { return };
+        vm.folder = folder.clone();
+        vm.cell = cell;
+        if vm.command.is_none() && alone && !self.detach {
+            let sender = self.sender.clone();
+            self.console = Some(std::thread::spawn(move || {
+                // Nobody listens any more once the VM has ended.
+                let _ = sender.send(News::Console(attach(&folder)));
+            }));
+        }
+    }
+
+    fn running(&mut self, name: &str, missing: &[String], keeps_writes: bool) -> Result<Option<ExitCode>> {
+        let (alone, limit, seconds) = (self.alone(), self.boot_limit, self.start.elapsed().as_secs_f64());
+        let Some(vm) = self.vms.get_mut(name) else {
+            return Ok(None);
+        };
+        vm.keeps_writes = keeps_writes;
+        if vm.running_s.is_none() {
+            vm.running_s = Some(seconds);
+            for line in missing {
+                eprintln!("mirrorball: {name}: sandbox without {line}");
+            }
+            if !alone {
+                eprintln!("mirrorball: {name}: started");
+            }
+        }
+        if let (Some(argv), false) = (vm.command.clone(), std::mem::replace(&mut vm.asked, true)) {
+            let (name, folder, sender) = (name.to_owned(), vm.folder.clone(), self.sender.clone());
+            std::thread::spawn(move || {
+                let result = command(&name, &folder, &argv, limit, alone);
+                sender.send(News::Command { name, result })
+            });
+        }
+        if self.detach && self.vms.values().all(|vm| vm.running_s.is_some()) {
+            self.lease.detach().into_diagnostic()?;
+            for name in self.vms.keys() {
+                println!("{name}");
+            }
+            return Ok(Some(ExitCode::SUCCESS));
+        }
+        Ok(None)
+    }
+
+    /// A command has ended, or could not run: so does its VM.
+    fn command_done(&mut self, name: &str, result: Result<Done, Trouble>) {
+        let Some(vm) = self.vms.get_mut(name) else { return };
+        let grace = match result {
+            Ok(done) => {
+                vm.done = Some(done);
+                Duration::ZERO
+            }
+            Err(error) => {
+                vm.trouble = Some(error);
+                TROUBLE_GRACE
+            }
+        };
+        let end = if vm.keeps_writes {
+            Request::Stop {
+                limit_s: POWER_OFF_LIMIT_S,
+            }
+        } else {
+            Request::Kill
+        };
+        let folder = vm.folder.clone();
+        // Its end comes as an event; a VM that has gone already has no socket.
+        std::thread::spawn(move || {
+            std::thread::sleep(grace);
+            ask(&folder, &end, None)
+        });
+    }
+
+    fn ended(&mut self, name: &str, ending: Ending, last_lines: &[String], seconds: f64) {
+        let Some(vm) = self.vms.get_mut(name) else { return };
+        // After its command, or without hope for it, the VM is ended by us.
+        let expected =
+            (vm.done.is_some() || vm.trouble.is_some()) && matches!(ending, Ending::Quit | Ending::PowerOff);
+        if let (Some(reason), false) = (ending::reason(&ending), expected) {
+            eprintln!("mirrorball: {name}: {reason}");
+            for line in last_lines {
+                eprintln!("  | {line}");
+            }
+        } else if let Some(trouble) = &vm.trouble {
+            crate::complain(&trouble.report);
+        } else if vm.command.is_some() && vm.done.is_none() {
+            eprintln!("mirrorball: {name}: the guest powered off before its command ended");
+        }
+        (vm.ended, vm.seconds) = (Some(ending), seconds);
+    }
+}
+
+/// The exit status that a VM's end amounts to.
+pub(super) fn status(vm: &Followed) -> u8 {
+    match (&vm.done, &vm.trouble, &vm.ended) {
+        (Some(done), _, _) => done.status,
+        (None, Some(trouble), Some(Ending::Quit | Ending::PowerOff)) => trouble.status,
+        (None, None, Some(Ending::PowerOff)) if vm.command.is_some() => exit::FAILED,
+        (None, _, Some(ending)) => ending::status(ending),
+        (None, _, None) => 0,
+    }
+}

@@ -1,0 +1,114 @@
+//! Memory that stands still, and its clones.
+
+use proptest::prelude::*;
+
+use super::model::{Step, step};
+use super::*;
+use crate::sharing::{Frozen, seal};
+
+/// A VM that goes on from frozen memory, on the same image.
+fn thaw(frozen: &Frozen, image: &File) -> Vm {
+    let mut files = frozen.files.iter().map(|file| file.try_clone().unwrap());
+    let ram = ram_of(files.next());
+    let mapper = Mapper::new(&ram, vec![image.try_clone().unwrap()], false).unwrap();
+    mapper.adopt(files.collect(), &frozen.map).unwrap();
+    with(ram, mapper, image.try_clone().unwrap(), Share::AtRead)
+}
+
+impl Vm {
+    fn freeze(&self) -> Frozen {
+        let gate = Gate::new();
+        let frozen = self.mapper.freeze(&gate.pause().unwrap()).unwrap();
+        for file in &frozen.files {
+            seal(file).unwrap();
+        }
+        frozen
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Deed {
+    Step(Step),
+    Clone,
+}
+
+fn deed() -> impl Strategy<Value = Deed> {
+    prop_oneof![8 => step().prop_map(Deed::Step), 1 => Just(Deed::Clone)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    /// Clones, their parents and their children: what each does, none of the others sees.
+    #[test]
+    fn a_family_is_as_many_plain_arrays(deeds in proptest::collection::vec((any::<prop::sample::Index>(), deed()), 1..60)) {
+        const BYTES: u64 = 64 * PAGE_BYTES;
+        let file = image();
+        let content = image_bytes();
+        let mut family = vec![(vm_on(file.try_clone().unwrap(), Share::AtRead), vec![0_u8; BYTES as usize])];
+        for (who, deed) in deeds {
+            let who = who.index(family.len());
+            let (vm, model) = &mut family[who];
+            match deed {
+                Deed::Step(Step::Read { at, offset, sectors }) => {
+                    let (at, offset) = (at * 512, offset * 512);
+                    let bytes = (sectors * 512).min(BYTES - at).min(content.len() as u64 - offset);
+                    vm.read(&[(AT + at, bytes)], offset);
+                    model[at as usize..(at + bytes) as usize].copy_from_slice(&content[offset as usize..(offset + bytes) as usize]);
+                }
+                Deed::Step(Step::Write { at, value, bytes }) => {
+                    let bytes = bytes.min(BYTES - at);
+                    vm.ram.write_slice(&vec![value; bytes as usize], GuestAddress(AT + at)).unwrap();
+                    model[at as usize..(at + bytes) as usize].fill(value);
+                }
+                Deed::Step(Step::Release { page, pages }) => {
+                    crate::virtio::balloon::release(&vm.ram, Some(&vm.mapper), AT + page * PAGE_BYTES, pages * PAGE_BYTES).unwrap();
+                    // Anything of its own may be there now, but it stays what it is.
+                    let range = (page * PAGE_BYTES) as usize..((page + pages) * PAGE_BYTES) as usize;
+                    let now = vm.bytes(AT + page * PAGE_BYTES, pages * PAGE_BYTES);
+                    model[range].copy_from_slice(&now);
+                }
+                Deed::Clone => {
+                    let clone = (thaw(&vm.freeze(), &file), model.clone());
+                    if family.len() < 5 {
+                        family.push(clone);
+                    }
+                }
+            }
+            for (number, (vm, model)) in family.iter().enumerate() {
+                prop_assert!(vm.bytes(AT, BYTES) == *model, "VM {number} after {who} acted");
+            }
+        }
+    }
+}
+
+#[test]
+fn frozen_files_can_not_be_changed_and_clones_share_them() {
+    let vm = vm(Share::AtRead);
+    vm.ram.write_slice(&[7; 100 * 4096], GuestAddress(AT)).unwrap();
+    let frozen = vm.freeze();
+    assert_eq!(frozen.files.len(), 1);
+    use std::os::unix::fs::FileExt;
+    assert!(frozen.files[0].write_at(b"x", AT).is_err());
+    // What is written between two freezings goes into a layer, and only that.
+    vm.ram
+        .write_slice(b"later", GuestAddress(AT + 8 * PAGE_BYTES))
+        .unwrap();
+    let again = vm.freeze();
+    assert_eq!(again.files.len(), 2);
+    use std::os::unix::fs::MetadataExt;
+    let layer = again.files[1].metadata().unwrap().blocks() * 512 / PAGE_BYTES;
+    assert!(layer <= 2, "a layer of {layer} pages for one that was written");
+    // Nothing was written since: nothing is added.
+    assert_eq!(vm.freeze().files.len(), 2);
+}
+
+#[test]
+fn memory_of_another_image_is_refused() {
+    let vm = vm(Share::AtRead);
+    vm.read(&[(AT, 8 * PAGE_BYTES)], 0);
+    let frozen = vm.freeze();
+    let ram = ram_of(Some(frozen.files[0].try_clone().unwrap()));
+    let other = Mapper::new(&ram, vec![image()], false).unwrap();
+    let error = other.adopt(Vec::new(), &frozen.map).unwrap_err();
+    assert!(error.to_string().contains("changed or replaced"), "{error}");
+}
