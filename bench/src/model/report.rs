@@ -142,7 +142,10 @@ impl Report {
                 "{nodes:5}  1 Gb/s Ethernet, the paper's compile as it was measured (Figure 10): {speedup}, ideal {ideal}"
             )?;
         }
-        writeln!(text, "the numbers of the paper's programs (Figure 9) are not in its text")?;
+        writeln!(
+            text,
+            "the numbers of the paper's programs (Figure 9) are not in its text"
+        )?;
         Ok(text)
     }
 }
