@@ -173,13 +173,13 @@ fn start_one(host: &HostArgs, cpus: &[usize]) -> Result<(Child, Peer)> {
     Ok((child, peer))
 }
 
-/// CPUs for each node: parts of all, or one again and again.
+/// CPUs for each node: parts of all, or one for several nodes, as many on each.
 fn shares(cpus: &[usize], nodes: u16) -> Vec<Vec<usize>> {
     let nodes = usize::from(nodes);
     (0..nodes)
         .map(
             |node| match cpus.len() * node / nodes..cpus.len() * (node + 1) / nodes {
-                none if none.is_empty() => vec![cpus[node % cpus.len()]],
+                none if none.is_empty() => vec![cpus[none.start]],
                 part => cpus[part].to_vec(),
             },
         )
@@ -203,5 +203,8 @@ mod tests {
         assert_eq!(shares(&[4, 5, 6, 7], 2), [[4, 5], [6, 7]]);
         assert_eq!(shares(&[3, 8], 3), [vec![3], vec![3], vec![8]]);
         assert_eq!(shares(&[0], 2), [[0], [0]]);
+        assert_eq!(shares(&[0, 1], 4), [[0], [0], [1], [1]]);
+        let eight = shares(&[0, 1], 8);
+        assert_eq!(eight.iter().filter(|share| share[..] == [0]).count(), 4);
     }
 }
