@@ -8,7 +8,7 @@ TARGET := x86_64-unknown-linux-gnu
 OUT := $(or $(CARGO_TARGET_DIR),target)/$(TARGET)/release
 MIRRORBALL := $(OUT)/mirrorball
 
-.PHONY: help build demo demo-span demo-hosts test test-rest lint sim sim-million bench bench-sharing bench-channels bench-hosts bench-span bench-dsm bench-model fuzz clean
+.PHONY: help build demo demo-span demo-hosts test test-rest test-long lint sim sim-million bench bench-sharing bench-channels bench-hosts bench-span bench-dsm bench-model fuzz clean
 
 help:
 	@echo "make build   compile (2 min)            make demo   four Debian VMs compile a C program (first time 6 min)"
@@ -17,6 +17,7 @@ help:
 	@echo "make test    all tests; without usable KVM most (35 min on 2 cores; with it not timed)"
 	@echo "make lint    formatting and clippy, of the fuzz targets too (5 min on 2 cores)"
 	@echo "make test-rest   without usable KVM the other tests (three quarters of an hour on 2 cores)"
+	@echo "make test-long   guests over several emulated hosts, which no other call runs (a quarter of an hour on 2 cores)"
 	@echo "make bench   timings against QEMU (8 min)   make fuzz   each fuzz target for a minute"
 	@echo "make sim     clusters in virtual time, for a minute"
 	@echo "make sim-million   10^6 stories of the protocols by themselves (10 to 15 min)"
@@ -50,6 +51,10 @@ test: build
 test-rest: build
 	@scripts/setup.sh run test
 	scripts/test.sh $(MIRRORBALL) rest
+
+test-long: build
+	@scripts/setup.sh run test
+	scripts/test.sh $(MIRRORBALL) long
 
 lint:
 	@scripts/setup.sh build fuzz

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Tests: units, then the guest tests on KVM or in a lab host. Usage: scripts/test.sh MIRRORBALL [rest]
+# Tests: units, then the guest tests on KVM or in a lab host. Usage: scripts/test.sh MIRRORBALL [rest|long]
 # Where KVM can't run guests, emulation makes the guest tests last three quarters of an hour: there the programs of `rest` below are
-# left for a second call with that word, and this is said.
+# left for a second call with that word, and this is said. `long` runs the tests that no other call does, which are ignored.
 set -euo pipefail
 mirrorball=$(realpath "$1") part=${2:-}
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -24,6 +24,12 @@ fi
 
 export MIRRORBALL_BIN=$mirrorball
 cargo test --release --locked -p guest-tests --lib --bins
+if [[ $part == long ]]; then
+    log "guests over several emulated hosts (a quarter of an hour on 2 CPUs)"
+    program=$(cargo test --release --locked -p guest-tests --test hosts --no-run 2>&1 |
+        sed -n 's/^ *Executable tests\/.* (\(.*\))$/\1/p')
+    exec tests/runner.sh "$program" --ignored --nocapture
+fi
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 emulated=
@@ -88,3 +94,4 @@ log "all passed"
 if [[ -n $left ]]; then
     log "NOT RUN, since guests are emulated here and these last long: $left. \`make test-rest\` runs them"
 fi
+log "NOT RUN: Debian over two hosts, Linux over three. \`make test-long\` runs them"
