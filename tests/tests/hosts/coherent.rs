@@ -161,7 +161,7 @@ fn linux_over_two_hosts_works_over_a_bad_link_too_reboots_and_powers_off() {
 
     let said = lab.link(["alpha", "beta"], &["--delay", "2ms", "--loss", "1%"]);
     assert_eq!(said, "alpha and beta, each way: delay 2ms, loss 1%");
-    each_reads_what_another_wrote(&guest, &WAYS, 32);
+    each_reads_what_another_wrote(&guest, &WAYS, 8);
     guest.told("all of that over a link with 2 ms of delay and 1% loss");
     lab.link(["alpha", "beta"], &["--restore"]);
     tables_had_no_conflicts(&guest);
