@@ -24,7 +24,8 @@ help:
 	@echo "make bench-channels   message channels and what cells make of them, beside others (a minute)"
 	@echo "make bench-hosts      the death of a host, and places by each way between cells (a minute)"
 	@echo "make bench-dsm        one memory for two processes, beside what a fault is made of, and beside MPI (five minutes)"
-	@echo "make bench-model      what programs on it would gain on several hosts, by a model of what bench-dsm counted"
+	@echo "make bench-model      what programs on it would gain on several hosts, by a model of what bench-dsm and bench-compile counted"
+	@echo "make bench-compile    what a build waits for in a VM over two nodes, for the model (7 min without usable KVM)"
 	@echo "make bench-span       a VM in one shard and in two (half an hour without usable KVM)"
 	@echo "make bench-sharing   memory of guests that share a disk, beside QEMU (half an hour without usable KVM)"
 
@@ -94,7 +95,11 @@ bench-dsm: build
 
 bench-model: build
 	@$(OUT)/bench-model --faults bench/results/dsm.json --stalls bench/results/dsm-stalls.json \
-		--out bench/results/dsm-model.json $(BUILD)
+		--builds bench/results/dsm-compile.json --out bench/results/dsm-model.json
+
+bench-compile: build
+	@scripts/setup.sh run mpi
+	scripts/bench-compile.sh $(OUT)
 
 bench-span: build
 	@scripts/setup.sh run bench

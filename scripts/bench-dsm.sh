@@ -79,7 +79,8 @@ stalls() {
         echo ']}'
     } >"$work/dsm-stalls.json"
     mv "$work/dsm-stalls.json" "$results/dsm-stalls.json"
-    "$built/bench-model" --faults "$results/dsm.json" --stalls "$results/dsm-stalls.json" --out "$results/dsm-model.json"
+    "$built/bench-model" --faults "$results/dsm.json" --stalls "$results/dsm-stalls.json" \
+        --builds "$results/dsm-compile.json" --out "$results/dsm-model.json"
 }
 
 for part in $parts; do

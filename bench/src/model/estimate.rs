@@ -5,7 +5,7 @@
 //! that others want is added up over all nodes.
 
 use crate::links::Link;
-use crate::record::{Costs, Node, Run, Shard};
+use crate::record::{Builds, Costs, Node, RecordedBuild, Run, Shard};
 
 /// Waits of each kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -133,6 +133,15 @@ pub struct Range {
 }
 
 impl Build {
+    /// One of those that were recorded.
+    pub fn of(builds: &Builds, one: &RecordedBuild) -> Self {
+        Self {
+            alone_us: builds.alone_s * 1e6,
+            parallel: builds.parallel,
+            cpus: one.cpus,
+        }
+    }
+
     /// On as many nodes as shards were recorded.
     pub fn speedup(&self, shards: &[Shard], link: &Link, costs: &Costs) -> Range {
         let mut totals = Totals::default();

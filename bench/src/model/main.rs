@@ -1,11 +1,9 @@
 //! What a program on one memory would gain on several hosts, by link: a model, fed with what was counted on this one.
 //!
 //! ```text
-//! bench-model --faults dsm.json --stalls dsm-stalls.json --out FILE.json
-//!             [--heat AFTER.json [--heat-before BEFORE.json] --alone SECONDS [--cpus N] [--parallel 0.86]]
+//! bench-model --faults dsm.json --stalls dsm-stalls.json [--builds dsm-compile.json] --out FILE.json
 //! ```
-//! `--heat` is what `mirrorball heat VM --json` printed after a build, `--heat-before` what it printed before; `--alone` what the same
-//! build takes on one node, `--cpus` the CPUs of each node, `--parallel` the part of the build that they do together (vNUMA, section 5.3).
+//! `--builds` is what `scripts/bench-compile.sh` recorded of builds in VMs over several nodes.
 
 mod estimate;
 mod links;
@@ -19,27 +17,16 @@ use std::process::ExitCode;
 use bench::Outcome;
 use bench::options::Options;
 use estimate::Build;
-use record::{Heat, Measured, Stalls};
+use record::{Builds, Measured, Stalls};
 use report::Report;
 use serde::de::DeserializeOwned;
 
-const USAGE: &str = "bench-model --faults FILE --stalls FILE --out FILE \
-                     [--heat FILE [--heat-before FILE] --alone SECONDS [--cpus N] [--parallel PART]]";
+const USAGE: &str = "bench-model --faults FILE --stalls FILE [--builds FILE] --out FILE";
 
 fn read<T: DeserializeOwned>(file: &str) -> Outcome<T> {
     let text = std::fs::read_to_string(file)
         .map_err(|error| format!("{file}: {error}; name a file that can be read"))?;
     Ok(serde_json::from_str(&text).map_err(|error| format!("{file}: {error}; {USAGE}"))?)
-}
-
-/// A value in a range.
-fn number(name: &str, text: &str, range: std::ops::RangeInclusive<f64>) -> Outcome<f64> {
-    let value: Option<f64> = text.parse().ok().filter(|value| range.contains(value));
-    Ok(value.ok_or(format!(
-        "--{name} {text}: say a number from {} to {}",
-        range.start(),
-        range.end()
-    ))?)
 }
 
 fn run() -> Outcome<()> {
@@ -50,24 +37,11 @@ fn run() -> Outcome<()> {
     ))?;
     let stalls: Stalls = read(options.needed("stalls")?)?;
     let mut report = Report::of(&stalls, costs);
-    if let Some(file) = options.get("heat") {
-        let mut heat: Heat = read(file)?;
-        if let Some(before) = options.get("heat-before") {
-            heat = heat.since(&read(before)?).ok_or(format!(
-                "--heat-before {before}: not of the same VM before {file}; record both again"
-            ))?;
+    if let Some(file) = options.get("builds") {
+        let builds: Builds = read(file)?;
+        for (recorded, heat) in builds.each().map_err(|error| format!("{file}: {error}"))? {
+            report.build(&Build::of(&builds, recorded), &heat);
         }
-        if heat.shards.len() < 2 {
-            return Err(
-                format!("--heat {file}: a VM of one shard waits for nobody; record one of two").into(),
-            );
-        }
-        let build = Build {
-            alone_us: number("alone", options.needed("alone")?, 1e-3..=1e6)? * 1e6,
-            parallel: number("parallel", options.get("parallel").unwrap_or("0.86"), 0.0..=1.0)?,
-            cpus: number("cpus", options.get("cpus").unwrap_or("1"), 1.0..=4096.0)? as u32,
-        };
-        report.build(&build, &heat);
     }
     std::fs::write(
         options.needed("out")?,

@@ -1,5 +1,6 @@
 //! What is read: faults of programs and their phases, the stalls of a VM, and what faults are made of here.
 
+use bench::Outcome;
 use bench::tables::median;
 use serde::Deserialize;
 
@@ -71,6 +72,25 @@ pub struct Node {
     pub phases: Vec<[u64; 8]>,
 }
 
+/// `bench/results/dsm-compile.json`: what builds in VMs over several nodes waited for.
+#[derive(Debug, Deserialize)]
+pub struct Builds {
+    /// How long the build takes one CPU outside of VMs, seconds.
+    pub alone_s: f64,
+    /// What part of that several CPUs do together.
+    pub parallel: f64,
+    builds: Vec<RecordedBuild>,
+}
+
+/// One of them.
+#[derive(Debug, Deserialize)]
+pub struct RecordedBuild {
+    /// Of each node.
+    pub cpus: u32,
+    before: Heat,
+    after: Heat,
+}
+
 /// What `mirrorball heat VM --json` prints, as far as it is used.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Heat {
@@ -117,6 +137,28 @@ impl Measured {
             serve_us: (local_us - fault_us).max(0.0),
             message_us: request_us / 2.0,
         })
+    }
+}
+
+impl Builds {
+    /// Each build, with what came during it.
+    ///
+    /// # Errors
+    /// If the record contradicts itself.
+    pub fn each(&self) -> Outcome<Vec<(&RecordedBuild, Heat)>> {
+        if !(self.alone_s > 0.0 && (0.0..=1.0).contains(&self.parallel)) {
+            return Err("`alone_s` is more than 0, and `parallel` from 0 to 1; record it again".into());
+        }
+        let mut each = Vec::with_capacity(self.builds.len());
+        for build in &self.builds {
+            let heat = build.after.since(&build.before);
+            let heat = heat.ok_or("`before` is not of the same VM before `after`; record both again")?;
+            if heat.shards.len() < 2 {
+                return Err("a VM of one shard waits for nobody; record one of two".into());
+            }
+            each.push((build, heat));
+        }
+        Ok(each)
     }
 }
 

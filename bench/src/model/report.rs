@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::estimate::{Build, Range, program};
 use crate::links::{LINKS, Link};
-use crate::record::{Costs, Heat, Stalls};
+use crate::record::{Costs, Heat, Shard, Stalls};
 
 /// What the paper measured for its compile (vNUMA, section 5.3): nodes, speed-up, and what its model without any cost allows.
 const PAPER: [(usize, f64, f64); 2] = [(4, 2.3, 2.8), (8, 3.1, 4.0)];
@@ -20,6 +20,7 @@ pub struct Report {
     links: [Link; LINKS.len()],
     programs: Vec<Row>,
     builds: Vec<BuildRow>,
+    stalls: Vec<StallRow>,
     /// Nodes, speed-up and ideal of the paper's compile, over 1 Gb/s Ethernet.
     paper_compile: [(usize, f64, f64); PAPER.len()],
 }
@@ -43,6 +44,32 @@ struct BuildRow {
     nodes: usize,
     link: &'static str,
     speedup: Range,
+}
+
+/// What a build waited for, sums over its nodes.
+#[derive(Debug, Serialize)]
+struct StallRow {
+    nodes: usize,
+    /// For a page to read, for one to write, and for the right to write alone.
+    read: u64,
+    write: u64,
+    upgrade: u64,
+    messages: u64,
+    pages: u64,
+}
+
+impl StallRow {
+    fn of(heat: &Heat) -> Self {
+        let sum = |what: fn(&Shard) -> u64| heat.shards.iter().map(what).sum();
+        Self {
+            nodes: heat.shards.len(),
+            read: sum(|shard| shard.faults.read.count),
+            write: sum(|shard| shard.faults.write.count),
+            upgrade: sum(|shard| shard.faults.upgrade.count),
+            messages: sum(|shard| shard.messages),
+            pages: sum(|shard| shard.pages),
+        }
+    }
 }
 
 impl Report {
@@ -86,12 +113,14 @@ impl Report {
             links: LINKS,
             programs,
             builds: Vec::new(),
+            stalls: Vec::new(),
             paper_compile: PAPER,
         }
     }
 
     /// And of a build.
     pub fn build(&mut self, build: &Build, heat: &Heat) {
+        self.stalls.push(StallRow::of(heat));
         self.builds.extend(LINKS.iter().map(|link| BuildRow {
             nodes: heat.shards.len(),
             link: link.name,
@@ -121,8 +150,20 @@ impl Report {
             )?;
         }
         if self.builds.is_empty() {
-            writeln!(text, "\nno build was recorded (--heat)")?;
+            writeln!(text, "\nno build was recorded (--builds)")?;
         } else {
+            writeln!(
+                text,
+                "\n{:>5}  {:>8} {:>8} {:>8} {:>9} {:>8}   waits of a build, to read, to write, for the right alone",
+                "nodes", "read", "write", "upgrade", "messages", "pages"
+            )?;
+            for row in &self.stalls {
+                writeln!(
+                    text,
+                    "{:5}  {:8} {:8} {:8} {:9} {:8}",
+                    row.nodes, row.read, row.write, row.upgrade, row.messages, row.pages
+                )?;
+            }
             writeln!(
                 text,
                 "\n{:>5}  {:20} {:>8} {:>8} {:>8}   a build; other numbers of nodes were not recorded",

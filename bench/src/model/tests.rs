@@ -1,6 +1,8 @@
+use serde_json::{Value, json};
+
 use crate::estimate::{Build, program};
 use crate::links::{LINKS, Link};
-use crate::record::{Costs, Heat, Measured, Node, Run, Stalls};
+use crate::record::{Builds, Costs, Measured, Node, Run, Stalls};
 use crate::report::Report;
 
 const COSTS: Costs = Costs {
@@ -131,50 +133,60 @@ fn the_papers_two_protocols_come_out_as_far_apart_as_it_measured() {
     );
 }
 
-fn heat(reads: [u64; 2]) -> Heat {
-    let shard = |reads: u64| {
-        let count = |count: u64| serde_json::json!({ "count": count, "seconds": 0.5, "mean_us": null });
-        serde_json::json!({
+/// What `heat` prints of shards that have read so often.
+fn heat(reads: &[u64]) -> Value {
+    let shard = |reads: &u64| {
+        let count = |count: u64| json!({ "count": count, "seconds": 0.5, "mean_us": null });
+        json!({
             "cell": 0, "host": null, "messages": reads, "pages": reads, "bytes": 7, "tables": {},
-            "faults": { "read": count(reads), "write": count(0), "upgrade": count(0) },
+            "faults": { "read": count(*reads), "write": count(0), "upgrade": count(0) },
         })
     };
-    serde_json::from_value(serde_json::json!({ "name": "vm", "shards": reads.map(shard), "pages": [] }))
-        .unwrap()
+    json!({ "name": "vm", "shards": reads.iter().map(shard).collect::<Vec<Value>>(), "pages": [] })
+}
+
+/// A record of one build on nodes of two CPUs.
+fn builds(alone_s: f64, before: Value, after: Value) -> Builds {
+    serde_json::from_value(json!({
+        "machine": "made up", "alone_s": alone_s, "parallel": 1.0,
+        "builds": [{ "nodes": 2, "cpus": 2, "seconds": 9.0, "before": before, "after": after }],
+    }))
+    .unwrap()
 }
 
 #[test]
 fn a_build_is_taken_from_what_heat_prints_before_and_after() {
-    let heat = heat([1100, 2100]).since(&heat([100, 100])).unwrap();
-    let build = Build {
-        alone_us: 1e6,
-        parallel: 1.0,
-        cpus: 2,
-    };
-    let range = build.speedup(&heat.shards, &LINK, &COSTS);
+    let builds = builds(1.0, heat(&[100, 100]), heat(&[1100, 2100]));
+    let (recorded, heat) = &builds.each().unwrap()[0];
+    let range = Build::of(&builds, recorded).speedup(&heat.shards, &LINK, &COSTS);
     // 7 + 10 + 30 for each read; what one lost to the other is nothing, as `heat` has no answers.
     assert!(near(range.high, 1e6 / (5e5 + 2000.0 * 47.0 / 2.0)), "{range:?}");
     assert!(near(range.low, 1e6 / (5e5 + 3000.0 * 47.0)), "{range:?}");
 }
 
 #[test]
-fn a_record_from_before_must_be_of_the_same_vm() {
-    assert!(heat([5, 5]).since(&heat([6, 0])).is_none());
-    let mut other = heat([1, 1]);
-    other.shards.pop();
-    assert!(heat([5, 5]).since(&other).is_none());
+fn a_record_of_a_build_that_contradicts_itself_is_refused() {
+    let refused = |record: Builds| record.each().unwrap_err().to_string();
+    let later = refused(builds(1.0, heat(&[6, 0]), heat(&[5, 5])));
+    assert!(later.contains("before `after`"), "{later}");
+    let another = refused(builds(1.0, heat(&[1]), heat(&[5, 5])));
+    assert!(another.contains("the same VM"), "{another}");
+    let lonely = refused(builds(1.0, heat(&[1]), heat(&[5])));
+    assert!(lonely.contains("one shard"), "{lonely}");
+    let at_once = refused(builds(0.0, heat(&[1, 1]), heat(&[5, 5])));
+    assert!(at_once.contains("alone_s"), "{at_once}");
 }
 
 #[test]
 fn what_faults_are_made_of_is_the_median_of_the_runs() {
     let run = |fetch: f64| {
-        serde_json::json!({
+        json!({
             "bare_fault_same_cpu_us": 4.0, "bare_request_polling_us": 8.0, "nodes": 2,
             "faults": [{ "kind": "invalidation", "median_us": 1.0 }, { "kind": "read fetch", "median_us": fetch }],
         })
     };
     let measured: Measured =
-        serde_json::from_value(serde_json::json!({ "runs": [run(99.0), run(15.0), run(14.0)] })).unwrap();
+        serde_json::from_value(json!({ "runs": [run(99.0), run(15.0), run(14.0)] })).unwrap();
     let expected = Costs {
         local_us: 7.0,
         serve_us: 3.0,
@@ -187,28 +199,29 @@ fn what_faults_are_made_of_is_the_median_of_the_runs() {
 
 #[test]
 fn nothing_is_said_of_builds_and_nodes_that_nobody_recorded() {
-    let program = serde_json::json!({ "kernel": "SOR", "size": 64, "runs": [{
+    let program = json!({ "kernel": "SOR", "size": 64, "runs": [{
         "alone_cpu_us": 1000.0,
         "nodes": [{ "messages": 2, "pages": 1, "invalidated": 0, "bytes": 1, "phases": [[500, 1, 0, 0, 0, 0, 0, 0]] },
                   { "messages": 2, "pages": 1, "invalidated": 0, "bytes": 1, "phases": [[500, 1, 0, 0, 0, 0, 0, 0]] }],
     }] });
     let stalls: Stalls =
-        serde_json::from_value(serde_json::json!({ "records": [{ "nodes": 2, "programs": [program] }] }))
-            .unwrap();
+        serde_json::from_value(json!({ "records": [{ "nodes": 2, "programs": [program] }] })).unwrap();
     let mut report = Report::of(&stalls, COSTS);
     let text = report.text().unwrap();
     assert_eq!(text.matches("SOR").count(), LINKS.len(), "{text}");
     assert!(text.contains("no build was recorded"), "{text}");
-    let build = Build {
-        alone_us: 1e6,
-        parallel: 0.86,
-        cpus: 1,
-    };
-    report.build(&build, &heat([5, 5]));
+    let builds = builds(1.0, heat(&[0, 0]), heat(&[5, 8]));
+    for (recorded, heat) in builds.each().unwrap() {
+        report.build(&Build::of(&builds, recorded), &heat);
+    }
     let text = report.text().unwrap();
     assert!(!text.contains("no build was recorded"), "{text}");
     assert!(
         text.contains("other numbers of nodes were not recorded"),
+        "{text}"
+    );
+    assert!(
+        text.contains("    2        13        0        0        13       13"),
         "{text}"
     );
 }
