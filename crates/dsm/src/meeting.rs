@@ -241,11 +241,9 @@ fn met(
     let mut links = Vec::new();
     for lane in streams {
         let mut row = Vec::new();
-        for (node, pair) in lane.into_iter().enumerate() {
+        for pair in lane {
             row.push(match pair {
-                [Some(control), Some(bulk)] => {
-                    Some(Link::new(control, bulk).map_err(|error| broken(&names[node], "is gone", &error))?)
-                }
+                [Some(control), Some(bulk)] => Some(Link::new([control, bulk], None)),
                 _ => None,
             });
         }
