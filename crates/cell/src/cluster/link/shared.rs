@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use config::cluster::Site;
 use protocol::CellId;
-use urpc::host::{Bell, Block, SharedRing, end};
 use urpc::Ring;
+use urpc::host::{Bell, Block, SharedRing, end};
 
 use super::proof::{self, Proof};
 use super::ring::{LINES, Rings};
