@@ -51,7 +51,7 @@ pub use meter::{Meter, Stalls};
 pub use node::{Node, NodeError, Prepared, Settings, Site, Spawn, Step};
 pub use region::{Method, PAGES_MAX, Region, RegionError};
 pub use session::{Session, SessionError, serve};
-pub use stream::{Peer, Security, StreamError, listen};
+pub use stream::{Means, Peer, Security, StreamError, listen};
 pub use userfault::{DEVICE as USERFAULT_DEVICE, SERVING as USERFAULT_SERVING};
 pub use wire::Pipes;
 

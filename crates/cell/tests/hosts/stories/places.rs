@@ -139,10 +139,8 @@ pub fn real_cells(two: &Two) {
 
 /// Two VMs over the same cells; the second one has to do without, until the first one is gone from both hosts.
 pub fn one_vm_at_a_time(two: &Two) {
-    let boot_of = |span: &Span| {
-        let opened = two.opened();
-        Boot::new(span, &opened.launch.memory, Some(0..0)).expect("links and lanes")
-    };
+    let opened = two.opened();
+    let boot_of = |span: &Span| Boot::new(span, &opened.launch.memory, Some(0..0)).expect("links and lanes");
     let told = |boot: &Boot| {
         let mut files = Vec::new();
         let launch = boot.launch(0, &mut files).coherence.expect("coherent memory");
