@@ -85,7 +85,7 @@ pub fn start_by(way: Way, shape: Shape) -> Nodes {
 
 /// Both ends of a link with pipes of so many words.
 #[allow(dead_code, reason = "as above")]
-fn piped(words: usize) -> [Link; 2] {
+pub fn piped(words: usize) -> [Link; 2] {
     let memory = tempfile::tempfile_in("/dev/shm").unwrap();
     let room = (Pipe::bytes(words) as u64).next_multiple_of(4096);
     memory.set_len(4 * room).unwrap();
