@@ -3,6 +3,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
+use urpc::pipe::WORD_BYTES;
+
 use super::*;
 
 /// Of a pipe that holds much less than what the tests send.
