@@ -237,6 +237,30 @@ fn what_was_sent_before_the_end_comes_before_it() {
     );
 }
 
+/// Also if both come between a look into the pipe and one at the socket, which some of so many do.
+#[test]
+fn who_looks_while_the_other_side_sends_and_ends_has_what_was_sent() {
+    for round in 0..300_u64 {
+        let (mut near, mut far) = wire_pair();
+        let sending = thread::spawn(move || {
+            // Now and then later, as who looks takes its time to begin.
+            (0..round % 200 * 20).for_each(|_| std::hint::spin_loop());
+            send(&mut near, &[7; 16]).unwrap();
+        });
+        let mut came = None;
+        let end = loop {
+            far.fill();
+            match receive(&mut far, 16) {
+                Ok(None) => {}
+                Ok(Some(bytes)) => came = Some(bytes),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(came, Some(vec![7; 16]), "{end} in round {round}");
+        sending.join().unwrap();
+    }
+}
+
 #[test]
 fn a_sleeper_hears_of_the_end_and_who_waits_for_room_too() {
     let (near, mut far) = wire_pair();
