@@ -5,14 +5,15 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use serde_json::{Value, json};
 use shard::cmdline;
-use shard::launch::{CoherenceLaunch, Fd, LaneSockets};
+use shard::launch::{CoherenceLaunch, Fd, LanePipes, LaneSockets, SharedLanes};
 use shard::memory::replica::SHARERS_MAX;
 
+use crate::remote::lanes::{Common, Place};
 use crate::remote::talk::{Ends, LaneEnds, PartCoherence, Role};
 use crate::spanning::Span;
 
@@ -63,6 +64,8 @@ type Lane = Vec<Vec<Option<[OwnedFd; 2]>>>;
 pub struct Coherence {
     userfaultfd: Option<OwnedFd>,
     lanes: Vec<Lane>,
+    /// With the shards on other hosts, from the one that is here to the other.
+    shared: BTreeMap<(usize, usize), Common>,
     names: Vec<String>,
     kernel: Range<u64>,
 }
@@ -76,7 +79,8 @@ impl Coherence {
         let shards = span.cells().len();
         let lanes = lanes(shards, span.cpus());
         let is_here: Vec<bool> = (0..shards).map(|shard| span.remote(shard).is_none()).collect();
-        let one = |number: usize| {
+        let mut shared = BTreeMap::new();
+        let mut one = |number: usize| {
             let call = |from: usize, to: usize| {
                 let of = LaneEnds {
                     ends: Ends {
@@ -86,17 +90,24 @@ impl Coherence {
                     },
                     lane: number as u8,
                 };
-                Ok([
-                    span.call(to, Role::Coherence(of))?,
-                    span.call(to, Role::Pages(of))?,
-                ])
+                let control = match number {
+                    0 => {
+                        let (socket, found) = span.call_first(from, to, Role::Coherence(of))?;
+                        shared.insert((from, to), found);
+                        socket
+                    }
+                    _ => span.call(to, Role::Coherence(of))?,
+                };
+                Ok([control, span.call(to, Role::Pages(of))?])
             };
             lane(&is_here, call)
         };
         let name = |place| format!("the shard in {place}");
+        let lanes = (0..lanes).map(&mut one).collect::<io::Result<_>>()?;
         Ok(Self {
             userfaultfd: userfaultfd(),
-            lanes: (0..lanes).map(one).collect::<io::Result<_>>()?,
+            lanes,
+            shared,
             names: span.places().into_iter().map(name).collect(),
             kernel,
         })
@@ -112,26 +123,52 @@ impl Coherence {
     }
 
     /// What shard `shard` is told; `add` adds a file to its message.
-    pub fn launch<'a>(&'a self, shard: usize, add: &mut impl FnMut(&'a OwnedFd) -> Fd) -> CoherenceLaunch {
-        let userfaultfd = self.userfaultfd.as_ref().map(&mut *add);
+    pub fn launch<'a>(&'a self, shard: usize, add: &mut impl FnMut(BorrowedFd<'a>) -> Fd) -> CoherenceLaunch {
+        let userfaultfd = self.userfaultfd.as_ref().map(|file| add(file.as_fd()));
         let mut lanes = Vec::with_capacity(self.lanes.len());
         for lane in &self.lanes {
             let mut row = Vec::with_capacity(lane[shard].len());
             for sockets in &lane[shard] {
                 row.push(sockets.as_ref().map(|[control, bulk]| LaneSockets {
-                    control: add(control),
-                    bulk: add(bulk),
+                    control: add(control.as_fd()),
+                    bulk: add(bulk.as_fd()),
                 }));
             }
             lanes.push(row);
+        }
+        let (mut shared, mut notes) = (Vec::with_capacity(self.names.len()), Vec::new());
+        for (other, name) in self.names.iter().enumerate() {
+            shared.push(match self.shared.get(&(shard, other)) {
+                Some(Ok(Some(place))) => Some(SharedLanes {
+                    memory: add(place.memory().as_fd()),
+                    lanes: pipes_of(place, lanes.len()),
+                }),
+                Some(Err(why)) => {
+                    notes.push(without_memory(name, why));
+                    None
+                }
+                Some(Ok(None)) | None => None,
+            });
         }
         CoherenceLaunch {
             userfaultfd,
             lanes,
             names: self.names.clone(),
             kernel: self.kernel.clone(),
+            shared,
+            notes,
         }
     }
+}
+
+/// Where the pipes of so many lanes are.
+pub(crate) fn pipes_of(place: &Place, lanes: usize) -> Vec<LanePipes> {
+    (0..lanes).map(|lane| place.pipes(lane)).collect()
+}
+
+/// What people are told where lanes have to do without memory that there is.
+pub(crate) fn without_memory(other: &str, why: &str) -> String {
+    format!("pages of {other} come by streams: {why}")
 }
 
 /// How many lanes each of so many shards has, whose cells have so many CPUs at most. Page tables are merged by one alone, which spares a
@@ -151,7 +188,10 @@ pub(crate) fn userfaultfd() -> Option<OwnedFd> {
 }
 
 /// The connections of one lane, from each shard that is here to each. `call` makes those from one that is here to one that is not.
-fn lane(is_here: &[bool], call: impl Fn(usize, usize) -> io::Result<[OwnedFd; 2]>) -> io::Result<Lane> {
+fn lane(
+    is_here: &[bool],
+    mut call: impl FnMut(usize, usize) -> io::Result<[OwnedFd; 2]>,
+) -> io::Result<Lane> {
     let shards = is_here.len();
     let mut ends: Lane = (0..shards).map(|_| (0..shards).map(|_| None).collect()).collect();
     for high in 1..shards {

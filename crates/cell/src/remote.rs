@@ -10,6 +10,7 @@
 //! ```
 //!
 //! - [`talk`]: what is said over these connections; [`connections`]: how they are made and taken;
+//! - [`lanes`]: the memory that two hosts share, which lanes use beside their connections;
 //! - [`clock`]: rounds that tell what the other host's time-stamp counter reads, and what follows for the guest's;
 //! - [`guest_processor`]: the processor that the guest finds on all of them;
 //! - [`part`]: the home's side; [`monitor`]: the part's, a process of its own, so that a cell's death ends no VM;
@@ -21,6 +22,7 @@
 pub mod clock;
 pub mod connections;
 pub mod guest_processor;
+pub mod lanes;
 pub mod launch;
 pub mod monitor;
 pub mod part;

@@ -20,8 +20,9 @@ use crate::coherence::Coherence;
 use crate::remote::clock::keeper::{Clocks, Keeper};
 use crate::remote::clock::leader::{Clock, Leader, Step};
 use crate::remote::clock::{Rounds, counter, relate};
-use crate::remote::connections::connect;
+use crate::remote::connections::{connect, connect_first};
 use crate::remote::guest_processor::GuestProcessor;
+use crate::remote::lanes::Common;
 use crate::remote::part::Remote;
 use crate::remote::talk::{Ends, Other, PartStart, Role};
 
@@ -110,6 +111,13 @@ impl Span {
         let called = self.remote(shard).zip(self.over.as_ref());
         let (remote, over) = called.ok_or(io::ErrorKind::NotFound)?;
         connect(&over.hosts, remote.reach(), role)
+    }
+
+    /// The same from a shard that is here, for the first connection of their lanes.
+    pub(crate) fn call_first(&self, from: usize, shard: usize, role: Role) -> io::Result<(OwnedFd, Common)> {
+        let called = self.remote(shard).zip(self.over.as_ref());
+        let ((remote, over), (here, _)) = called.zip(self.places.get(from)).ok_or(io::ErrorKind::NotFound)?;
+        connect_first(&over.hosts, here.cell(), remote.reach(), role)
     }
 
     /// The place of a shard on another host.
@@ -244,8 +252,8 @@ impl Boot {
 
     /// What shard `shard` is told; the files that it is sent are added to `files`.
     pub fn launch<'a>(&'a self, shard: usize, files: &mut Vec<BorrowedFd<'a>>) -> SpanLaunch {
-        let mut add = |file: &'a OwnedFd| {
-            files.push(file.as_fd());
+        let mut add = |file: BorrowedFd<'a>| {
+            files.push(file);
             Fd(files.len() - 1)
         };
         let memory = self
@@ -253,7 +261,7 @@ impl Boot {
             .iter()
             .map(|(bytes, nodes, file)| ShardMemory {
                 bytes: *bytes,
-                file: file.as_ref().map(&mut add),
+                file: file.as_ref().map(|file| add(file.as_fd())),
                 host_nodes: nodes.clone(),
             })
             .collect();
@@ -263,12 +271,12 @@ impl Boot {
             channels.push(match (&self.channels[shard][other], back) {
                 (Some(Channel::Ring(outgoing)), Some(Channel::Ring(incoming))) => {
                     Some(ShardChannels::Rings {
-                        outgoing: add(outgoing),
-                        incoming: add(incoming),
+                        outgoing: add(outgoing.as_fd()),
+                        incoming: add(incoming.as_fd()),
                     })
                 }
                 (Some(Channel::Stream(socket, peer)), _) => Some(ShardChannels::Stream {
-                    socket: add(socket),
+                    socket: add(socket.as_fd()),
                     peer: peer.clone(),
                 }),
                 _ => None,

@@ -432,7 +432,7 @@ impl Lane {
     }
 
     /// Tells the others why, unless all know.
-    fn say_end(&self, end: &End) {
+    fn say_end(&mut self, end: &End) {
         let lost = match end {
             End::Lost { node, .. } => {
                 (0..self.hands.links.len()).find(|&number| self.hands.name(number) == *node)
@@ -444,7 +444,7 @@ impl Lane {
         let mut frame = [0; FRAME_BYTES];
         frame[..4].copy_from_slice(&(lost as u32).to_le_bytes());
         frame[KIND_AT] = KIND_END;
-        for link in self.hands.links.iter().flatten() {
+        for link in self.hands.links.iter_mut().flatten() {
             // Who is gone needs no word.
             let _ = link.send(&frame, false);
         }

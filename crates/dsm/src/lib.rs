@@ -5,7 +5,7 @@
 //! - [`region`]: the memory, with what each page allows;
 //! - [`userfault`]: how the kernel tells of threads that wait, and is told to let them go on;
 //! - [`lane`]: the threads that serve faults and messages, each a part of the pages;
-//! - [`link`], [`stream`], [`meeting`]: streams between nodes, and how nodes meet;
+//! - [`link`], [`wire`], [`stream`], [`meeting`]: streams between nodes, what carries them, and how nodes meet;
 //! - [`hold`]: how long a page that has come stays; [`heat`]: which come most often; [`ahead`]: which are asked for before anybody wants them;
 //! - [`merging`]: page tables of a guest, which are open to all nodes at once; [`causal`]: what that asks of other threads; [`batches`]: what their
 //!   messages come after;
@@ -37,6 +37,7 @@ mod session;
 mod shared;
 mod stream;
 mod userfault;
+mod wire;
 pub mod work;
 
 pub use batches::{Batches, SHARERS_MAX};
@@ -50,8 +51,9 @@ pub use meter::{Meter, Stalls};
 pub use node::{Node, NodeError, Prepared, Settings, Site, Spawn, Step};
 pub use region::{Method, PAGES_MAX, Region, RegionError};
 pub use session::{Session, SessionError, serve};
-pub use stream::{Peer, Security, StreamError, listen};
+pub use stream::{Means, Peer, Security, StreamError, listen};
 pub use userfault::{DEVICE as USERFAULT_DEVICE, SERVING as USERFAULT_SERVING};
+pub use wire::Pipes;
 
 /// Bytes of a page.
 pub const PAGE_BYTES: usize = 4096;

@@ -2,7 +2,9 @@
 //!
 //! Node 0 connects to each other node and sends [`Welcome`]; that stream stays for orders. Then of each two nodes the lower
 //! one connects to the higher one, twice for each lane, and says in [`Hello`] which stream it is. When a node has all its
-//! streams it answers [`Ready`].
+//! streams it answers [`Ready`]. Where they share memory, each link has pipes in it beside its streams ([`memory`]).
+
+mod memory;
 
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
@@ -10,12 +12,13 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use self::memory::Memory;
 use crate::link::Link;
 use crate::region::{Method, PAGES_MAX};
-use crate::stream::{self, MEETING_LIMIT, Peer, Security, StreamError};
+use crate::stream::{self, MEETING_LIMIT, Means, Peer, Security, StreamError};
 
 /// Changes with whatever nodes say to one another.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// The most lanes.
 pub const LANES_MAX: u16 = 32;
 
@@ -44,6 +47,8 @@ struct Welcome {
     shape: Shape,
     /// Of all nodes but node 0, in order.
     peers: Vec<Peer>,
+    /// They share memory, which has the session's number.
+    has_memory: bool,
 }
 
 /// What a node says first on another stream.
@@ -86,8 +91,11 @@ type Streams = Vec<Vec<[Option<OwnedFd>; 2]>>;
 ///
 /// # Errors
 /// If one can't be reached, or is not what it should be.
-pub fn lead(shape: Shape, peers: &[Peer], security: &Security) -> Result<Met, StreamError> {
+pub fn lead(shape: Shape, peers: &[Peer], means: Means<'_>) -> Result<Met, StreamError> {
     let session = fastrand::u64(..);
+    let security = means.security;
+    let memory = means.memory.map(|path| Memory::open(path, shape)).transpose()?;
+    memory.as_ref().map_or(Ok(()), |memory| memory.begin(session))?;
     let mut orders = Vec::new();
     for (index, peer) in peers.iter().enumerate() {
         let stream = stream::connect(peer, security)?;
@@ -97,6 +105,7 @@ pub fn lead(shape: Shape, peers: &[Peer], security: &Security) -> Result<Met, St
             me: index as u16 + 1,
             shape,
             peers: peers.to_vec(),
+            has_memory: memory.is_some(),
         };
         let gone = |error| broken(&peer.address, "does not listen", &error);
         stream::send(&stream, &First::Welcome(welcome)).map_err(gone)?;
@@ -108,14 +117,15 @@ pub fn lead(shape: Shape, peers: &[Peer], security: &Security) -> Result<Met, St
         let Ready = stream::receive(stream, Some(MEETING_LIMIT))
             .map_err(|error| broken(&peer.address, "did not find the other nodes", &error))?;
     }
-    met(0, shape, peers, streams, orders)
+    met(0, shape, peers, streams, memory.as_ref(), orders)
 }
 
 /// Meets the others as another node, once node 0 calls.
 ///
 /// # Errors
 /// If the others can't be reached, or are not what they should be.
-pub fn follow(listener: &TcpListener, security: &Security) -> Result<Met, StreamError> {
+pub fn follow(listener: &TcpListener, means: Means<'_>) -> Result<Met, StreamError> {
+    let security = means.security;
     // Streams of a session may come before its welcome does.
     let mut hellos = Vec::new();
     let (welcome, order) = loop {
@@ -131,8 +141,18 @@ pub fn follow(listener: &TcpListener, security: &Security) -> Result<Met, Stream
         me,
         shape,
         peers,
+        has_memory,
     } = welcome;
     check(version, me, shape, &peers)?;
+    let memory = match (has_memory, means.memory) {
+        (true, Some(path)) => Some(Memory::open(path, shape)?),
+        (false, None) => None,
+        _ => {
+            let why = "is told of other memory than this one; name it on all of them, or on none";
+            return Err(StreamError::Broken("node 0".into(), why.into()));
+        }
+    };
+    memory.as_ref().map_or(Ok(()), |memory| memory.check(session))?;
     let mut streams = no_streams(shape);
     connect_to_higher(me, session, shape, &peers, security, &mut streams)?;
     let expected = usize::from(me) * usize::from(shape.lanes) * 2;
@@ -156,7 +176,7 @@ pub fn follow(listener: &TcpListener, security: &Security) -> Result<Met, Stream
         }
     }
     stream::send(&order, &Ready).map_err(|error| broken("node 0", "is gone", &error))?;
-    met(me, shape, &peers, streams, vec![order])
+    met(me, shape, &peers, streams, memory.as_ref(), vec![order])
 }
 
 /// The next stream and what it says first; none if it is not one of ours, as the one after it may be.
@@ -232,6 +252,7 @@ fn met(
     shape: Shape,
     peers: &[Peer],
     streams: Streams,
+    memory: Option<&Memory<'_>>,
     orders: Vec<OwnedFd>,
 ) -> Result<Met, StreamError> {
     let mut names = vec!["node 0".to_owned()];
@@ -239,12 +260,13 @@ fn met(
         names.push(format!("node {} ({})", index + 1, peer.address));
     }
     let mut links = Vec::new();
-    for lane in streams {
+    for (number, lane) in streams.into_iter().enumerate() {
         let mut row = Vec::new();
-        for (node, pair) in lane.into_iter().enumerate() {
+        for (node, pair) in (0..).zip(lane) {
             row.push(match pair {
                 [Some(control), Some(bulk)] => {
-                    Some(Link::new(control, bulk).map_err(|error| broken(&names[node], "is gone", &error))?)
+                    let pipes = memory.map(|memory| memory.of(me, node, number)).transpose()?;
+                    Some(Link::new([control, bulk], pipes))
                 }
                 _ => None,
             });

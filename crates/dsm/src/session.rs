@@ -14,7 +14,7 @@ use crate::ending::End;
 use crate::meeting::{Met, Shape, follow, lead};
 use crate::meter::Meter;
 use crate::node::{Node, NodeError, Settings, prepare};
-use crate::stream::{self, Peer, Security, StreamError};
+use crate::stream::{self, Means, Peer, StreamError};
 use crate::work::{self, Answer, Job};
 
 /// No job takes longer.
@@ -60,14 +60,14 @@ impl Session {
     ///
     /// # Errors
     /// [`SessionError`].
-    pub fn lead(
+    pub fn lead<'a>(
         shape: Shape,
         peers: &[Peer],
-        security: &Security,
+        means: impl Into<Means<'a>>,
         settings: &Settings,
         lost: fn(&End),
     ) -> Result<Self, SessionError> {
-        let met = lead(shape, peers, security)?;
+        let met = lead(shape, peers, means.into())?;
         let (node, others, names, parting) = start(met, settings, lost)?;
         Ok(Self {
             node,
@@ -181,14 +181,14 @@ impl Session {
 ///
 /// # Errors
 /// [`SessionError`].
-pub fn serve(
+pub fn serve<'a>(
     listener: &TcpListener,
-    security: &Security,
+    means: impl Into<Means<'a>>,
     settings: &Settings,
     lost: fn(&End),
     met: fn(&Node),
 ) -> Result<(), SessionError> {
-    let (node, orders, _, parting) = start(follow(listener, security)?, settings, lost)?;
+    let (node, orders, _, parting) = start(follow(listener, means.into())?, settings, lost)?;
     met(&node);
     let gone = |error| SessionError::Silent("node 0".into(), error);
     loop {

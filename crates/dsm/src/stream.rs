@@ -6,6 +6,7 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -32,6 +33,24 @@ pub enum Security {
     Tls(Box<Identity>),
 }
 
+/// What nodes are connected by.
+#[derive(Clone, Copy, Debug)]
+pub struct Means<'a> {
+    /// Of their streams.
+    pub security: &'a Security,
+    /// A file of memory that all of them see; then what lanes send goes by that.
+    pub memory: Option<&'a Path>,
+}
+
+impl<'a> From<&'a Security> for Means<'a> {
+    fn from(security: &'a Security) -> Self {
+        Self {
+            security,
+            memory: None,
+        }
+    }
+}
+
 /// Another node as a person writes it: `HOST:PORT`, and with TLS `NAME@HOST:PORT`.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Peer {
@@ -56,6 +75,9 @@ pub enum StreamError {
     /// No keys, or others' keys.
     #[error(transparent)]
     Tls(#[from] TlsError),
+    /// Not the memory that it should be.
+    #[error("shared memory {0:?}: {1}")]
+    Memory(PathBuf, #[source] io::Error),
     /// The other side stopped, or speaks something else.
     #[error("the node at {0} {1}")]
     Broken(String, String),

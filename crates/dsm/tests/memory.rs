@@ -5,17 +5,22 @@ mod support;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use dsm::{Method, Shape};
-use support::{LIMIT, METHODS, fill_home, shape, start, within, word};
+use dsm::{End, Method, Shape};
+use support::{LIMIT, METHODS, WAYS, fill_home, shape, start, start_by, within, word};
 
 #[test]
 fn what_one_node_writes_the_others_read() {
     within(LIMIT, || {
-        for method in METHODS {
-            let memory = start(Shape {
+        for (method, way) in METHODS
+            .into_iter()
+            .zip(WAYS)
+            .chain([(None, WAYS[1]), (None, WAYS[2])])
+        {
+            let shape = Shape {
                 method,
                 ..shape(3, 64)
-            });
+            };
+            let memory = start_by(way, shape);
             let nodes = &memory.nodes;
             for page in 0..64 {
                 let writer = page as usize % 3;
@@ -30,7 +35,7 @@ fn what_one_node_writes_the_others_read() {
                     assert_eq!(
                         word(node, page, 5).load(SeqCst),
                         u64::from(page) + 1,
-                        "{method:?} {page}"
+                        "{method:?} {way:?} {page}"
                     );
                     assert_eq!(word(node, page, 511).load(SeqCst), 7);
                 }
@@ -61,14 +66,21 @@ fn memory_that_is_filled_at_its_home_faults_once_for_many_pages() {
 #[test]
 fn no_increment_is_lost_between_threads_of_all_nodes() {
     within(LIMIT, || {
-        for (method, lanes, migratory) in [(None, 1, false), (None, 2, true), (Some(Method::Copy), 2, false)]
-        {
-            let memory = Arc::new(start(Shape {
+        let cases = [
+            (None, 1, false, WAYS[0]),
+            (None, 2, true, WAYS[0]),
+            (Some(Method::Copy), 2, false, WAYS[0]),
+            (None, 1, false, WAYS[1]),
+            (None, 2, true, WAYS[2]),
+        ];
+        for (method, lanes, migratory, way) in cases {
+            let shape = Shape {
                 method,
                 lanes,
                 migratory,
                 ..shape(2, 32)
-            }));
+            };
+            let memory = Arc::new(start_by(way, shape));
             const TIMES: u64 = 3000;
             let threads: Vec<_> = (0..4)
                 .map(|thread| {
@@ -84,7 +96,7 @@ fn no_increment_is_lost_between_threads_of_all_nodes() {
             threads.into_iter().for_each(|thread| thread.join().unwrap());
             for node in &memory.nodes {
                 let sum: u64 = (0..8).map(|page| word(node, page, 3).load(SeqCst)).sum();
-                assert_eq!(sum, 4 * TIMES, "{method:?}");
+                assert_eq!(sum, 4 * TIMES, "{method:?} {way:?}");
             }
         }
     });
@@ -93,33 +105,35 @@ fn no_increment_is_lost_between_threads_of_all_nodes() {
 #[test]
 fn a_reader_never_sees_an_older_value_again() {
     within(LIMIT, || {
-        let memory = Arc::new(start(shape(3, 8)));
-        const LAST: u64 = 20_000;
-        let threads: Vec<_> = (0..4)
-            .map(|thread| {
-                let memory = memory.clone();
-                std::thread::spawn(move || {
-                    let node = &memory.nodes[thread % 3];
-                    if thread == 0 {
-                        // Two words of one page and one of another, in this order.
-                        for value in 1..=LAST {
-                            word(node, 0, 0).store(value, Relaxed);
-                            word(node, 3, 9).store(value, Relaxed);
+        for way in WAYS {
+            let memory = Arc::new(start_by(way, shape(3, 8)));
+            const LAST: u64 = 20_000;
+            let threads: Vec<_> = (0..4)
+                .map(|thread| {
+                    let memory = memory.clone();
+                    std::thread::spawn(move || {
+                        let node = &memory.nodes[thread % 3];
+                        if thread == 0 {
+                            // Two words of one page and one of another, in this order.
+                            for value in 1..=LAST {
+                                word(node, 0, 0).store(value, Relaxed);
+                                word(node, 3, 9).store(value, Relaxed);
+                            }
+                            return;
                         }
-                        return;
-                    }
-                    let mut seen = 0;
-                    while seen < LAST {
-                        let second = word(node, 3, 9).load(std::sync::atomic::Ordering::Acquire);
-                        let first = word(node, 0, 0).load(Relaxed);
-                        assert!(second >= seen, "{second} after {seen}");
-                        assert!(first >= second, "{first} was written before {second}");
-                        seen = second;
-                    }
+                        let mut seen = 0;
+                        while seen < LAST {
+                            let second = word(node, 3, 9).load(std::sync::atomic::Ordering::Acquire);
+                            let first = word(node, 0, 0).load(Relaxed);
+                            assert!(second >= seen, "{second} after {seen}");
+                            assert!(first >= second, "{first} was written before {second}");
+                            seen = second;
+                        }
+                    })
                 })
-            })
-            .collect();
-        threads.into_iter().for_each(|thread| thread.join().unwrap());
+                .collect();
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+        }
     });
 }
 
@@ -163,5 +177,21 @@ fn system_calls_use_pages_that_are_elsewhere() {
         let mut bytes = [0; 8];
         far.read_exact(&mut bytes).unwrap();
         assert_eq!(&bytes, b"elsewher");
+    });
+}
+
+/// Its lanes are told by the sockets, as those carry nothing else.
+#[test]
+fn the_end_of_a_node_ends_the_others_whatever_their_streams_go_by() {
+    within(LIMIT, || {
+        for way in WAYS {
+            let mut memory = start_by(way, shape(2, 64));
+            word(&memory.nodes[0], 40, 3).store(5, SeqCst);
+            assert_eq!(word(&memory.nodes[1], 40, 3).load(SeqCst), 5);
+            drop(memory.nodes.pop());
+            let ends = memory.ends.lock().unwrap();
+            let end = ends.iter().find(|(node, _)| *node == 0).unwrap().1;
+            assert!(matches!(end, End::Lost { .. }), "{way:?}: {end}");
+        }
     });
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use dsm::{Node, PAGE_BYTES, Settings};
 
-use support::{LIMIT, Nodes, shape, slow, start_over, within, word};
+use support::{LIMIT, Nodes, piped, shape, slow, start_linked, start_over, within, word};
 
 /// The top table and one below it, and ordinary pages.
 const ROOT: u32 = 3;
@@ -31,10 +31,17 @@ fn nodes_with(count: u16, delay: Option<Duration>) -> Nodes {
         ..Settings::default()
     };
     let last = usize::from(count) - 1;
-    let nodes = start_over(shape(count, 128), &settings, |low, high| match delay {
-        Some(delay) if (low, high) == (0, last) => slow(delay),
-        _ => UnixStream::pair().unwrap(),
-    });
+    loaded(start_over(
+        shape(count, 128),
+        &settings,
+        |low, high| match delay {
+            Some(delay) if (low, high) == (0, last) => slow(delay),
+            _ => UnixStream::pair().unwrap(),
+        },
+    ))
+}
+
+fn loaded(nodes: Nodes) -> Nodes {
     word(&nodes.nodes[0], ROOT, 0).store(entry(TABLE), Relaxed);
     for node in &nodes.nodes {
         let causal = node.causal().expect("few nodes and one lane");
@@ -45,6 +52,15 @@ fn nodes_with(count: u16, delay: Option<Duration>) -> Nodes {
 
 fn nodes(count: u16) -> Nodes {
     nodes_with(count, None)
+}
+
+/// As [`nodes`], by pipes as VMs have them.
+fn nodes_by_pipes(count: u16) -> Nodes {
+    let settings = Settings {
+        processors: 1,
+        ..Settings::default()
+    };
+    loaded(start_linked(shape(count, 128), &settings, |_, _| piped(1 << 14)))
 }
 
 /// From one node on to another, so that who writes a word has heard of whoever did so before.
@@ -94,9 +110,18 @@ fn tell(from: &Node, to: &Node, round: u64, change: &AtomicU64) {
 
 #[test]
 fn tables_are_open_to_all_and_who_is_told_sees_the_change() {
-    for (count, steps) in [(2, 600), (3, 200), (4, 100), (8, 40)] {
+    type Start = fn(u16) -> Nodes;
+    let cases: [(u16, usize, Start); 6] = [
+        (2, 600, nodes),
+        (3, 200, nodes),
+        (4, 100, nodes),
+        (8, 40, nodes),
+        (2, 600, nodes_by_pipes),
+        (3, 200, nodes_by_pipes),
+    ];
+    for (count, steps, start) in cases {
         within(LIMIT, move || {
-            let Nodes { nodes, ends } = nodes(count);
+            let Nodes { nodes, ends } = start(count);
             heat(&nodes, ROOT, 1);
             heat(&nodes, TABLE, 2);
             let before = nodes[0].hottest(128);

@@ -3,7 +3,7 @@
 //! The other processes are this test program again, asked for the test `being_another_node` alone.
 
 use std::io::{BufRead, BufReader, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use dsm::work::kernels::{self, Kernel};
 use dsm::work::litmus::{self, Test};
 use dsm::work::{Answer, Job, Order, Touch};
-use dsm::{End, Peer, Security, Session, Settings, Shape};
+use dsm::{End, Means, Peer, Security, Session, Settings, Shape};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
@@ -22,6 +22,8 @@ use support::{LIMIT, shape, within, word};
 
 /// Says that this process is another node; with keys, their folder and its name.
 const ROLE: &str = "DSM_TEST_NODE";
+/// The memory that it shares with the others, if it does.
+const MEMORY: &str = "DSM_TEST_MEMORY";
 /// The one CPU that it uses, its lanes at real-time priority, if that is said.
 const CPU: &str = "DSM_TEST_CPU";
 const LISTENS: &str = "listens at ";
@@ -39,7 +41,12 @@ fn being_another_node() {
     let cpu = std::env::var(CPU).ok().map(|cpu| cpu.parse().unwrap());
     let settings = cpu.map_or_else(Settings::default, sharing);
     cpu.inspect(|cpu| keep_to(*cpu));
-    dsm::serve(&listener, &security(&role, "east"), &settings, lost, |_| {}).unwrap();
+    let memory = std::env::var_os(MEMORY).map(PathBuf::from);
+    let means = Means {
+        security: &security(&role, "east"),
+        memory: memory.as_deref(),
+    };
+    dsm::serve(&listener, means, &settings, lost, |_| {}).unwrap();
 }
 
 /// Of a node that shares a CPU with others, as `mirrorball dsm bench` has them if there are more nodes than CPUs.
@@ -81,11 +88,11 @@ impl Drop for Others {
 
 impl Others {
     fn start(count: u16, keys: &str) -> (Self, Vec<Peer>) {
-        Self::start_on(&vec![None; usize::from(count)], keys)
+        Self::start_on(&vec![None; usize::from(count)], keys, None)
     }
 
     /// Each on the CPU that is said for it.
-    fn start_on(cpus: &[Option<usize>], keys: &str) -> (Self, Vec<Peer>) {
+    fn start_on(cpus: &[Option<usize>], keys: &str, memory: Option<&Path>) -> (Self, Vec<Peer>) {
         let mut others = Self(Vec::new());
         let mut peers = Vec::new();
         for cpu in cpus {
@@ -93,6 +100,7 @@ impl Others {
                 .args(["--exact", "being_another_node", "--nocapture", "--test-threads=1"])
                 .env(ROLE, keys)
                 .envs(cpu.map(|cpu| (CPU, cpu.to_string())))
+                .envs(memory.map(|memory| (MEMORY, memory)))
                 .stdout(Stdio::piped())
                 .spawn()
                 .unwrap();
@@ -439,7 +447,7 @@ fn four_nodes_on_two_cpus_end() {
         let share = |node: u16| usable[usize::from(node) % usable.len()];
         keep_to(share(0));
         let cpus: Vec<_> = (1..NODES).map(|node| Some(share(node))).collect();
-        let (others, peers) = Others::start_on(&cpus, "");
+        let (others, peers) = Others::start_on(&cpus, "", None);
         let pages = PROGRAMS.map(|(kernel, size)| kernel.pages(size));
         let pages = pages.into_iter().max().unwrap();
         let security = Security::Plain;
@@ -589,6 +597,69 @@ fn a_node_that_dies_is_named_by_all_others() {
         assert!(said.contains(&format!("lost: {dead}")), "{said}");
         assert_eq!(others.0[1].wait().unwrap().code(), Some(3));
         drop(session);
+    });
+}
+
+/// Three processes whose lanes poll a while and then sleep.
+#[test]
+fn additions_of_all_processes_count_by_shared_memory_until_one_of_them_dies() {
+    static LOST: Mutex<Option<String>> = Mutex::new(None);
+    let _alone = alone();
+    within(LIMIT, || {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let memory = folder.path().join("memory");
+        let (mut others, peers) = Others::start_on(&[None; 2], "", Some(&memory));
+        let means = Means {
+            security: &Security::Plain,
+            memory: Some(&memory),
+        };
+        let shape = Shape {
+            lanes: 2,
+            ..shape(3, 64)
+        };
+        let lost = |end: &End| *LOST.lock().unwrap() = Some(end.to_string());
+        let session = Session::lead(shape, &peers, means, &Settings::default(), lost).unwrap();
+        for page in [40, 3] {
+            let job = Job::Add { page, millis: 300 };
+            let mut count = 0;
+            for answer in session.all(&[job.clone(), job.clone(), job]).unwrap() {
+                let Answer::Count(more) = answer else {
+                    panic!("{answer:?}")
+                };
+                assert!(more > 0, "a node never got the page");
+                count += more;
+            }
+            assert_eq!(word(session.node(), page, 0).load(SeqCst), count);
+        }
+        others.0[1].kill().unwrap();
+        let end = Instant::now() + Duration::from_secs(10);
+        while LOST.lock().unwrap().is_none() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let reason = LOST.lock().unwrap().clone().expect("node 0 noticed nothing");
+        assert!(
+            reason.starts_with(&format!("node 2 ({}) is gone", peers[1].address)),
+            "{reason}"
+        );
+        drop(session);
+    });
+}
+
+#[test]
+fn memory_that_is_not_all_nodes_is_refused() {
+    let _alone = alone();
+    within(LIMIT, || {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let [memory, other] = ["memory", "other"].map(|name| folder.path().join(name));
+        for theirs in [None, Some(&other)] {
+            let (_others, peers) = Others::start_on(&[None], "", theirs.map(PathBuf::as_path));
+            let means = Means {
+                security: &Security::Plain,
+                memory: Some(&memory),
+            };
+            let met = Session::lead(shape(2, 8), &peers, means, &Settings::default(), unexpected);
+            assert!(met.is_err(), "{theirs:?}");
+        }
     });
 }
 

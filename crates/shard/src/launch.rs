@@ -118,6 +118,39 @@ pub struct CoherenceLaunch {
     pub names: Vec<String>,
     /// Where the guest's kernel lies, if it does not unpack itself; else empty.
     pub kernel: Range<u64>,
+    /// For each shard the memory that its host shares with this one, if the lanes are to use it.
+    pub shared: Vec<Option<SharedLanes>>,
+    /// Why they use none though there is some, one line each.
+    pub notes: Vec<String>,
+}
+
+/// Memory that two hosts share, for the lanes of two shards.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SharedLanes {
+    /// To be mapped in part, and closed.
+    pub memory: Fd,
+    /// Of each lane.
+    pub lanes: Vec<LanePipes>,
+}
+
+/// Pipes beside a lane's [`LaneSockets`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LanePipes {
+    /// For messages alone.
+    pub control: PipesAt,
+    /// For messages with a page.
+    pub bulk: PipesAt,
+}
+
+/// Where two empty pipes are in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PipesAt {
+    /// The one to the other shard: bytes from the beginning, a multiple of a page.
+    pub outgoing: u64,
+    /// The one from it, likewise.
+    pub incoming: u64,
+    /// Words of eight bytes that each holds.
+    pub words: usize,
 }
 
 /// Connected stream sockets between two shards, for one lane.

@@ -1,6 +1,6 @@
 //! Channels between threads and processes of one host, and hosts that share memory.
 //!
-//! - [`memory`]: a ring in a memory file, or in a part of a device's memory;
+//! - [`memory`]: a ring or a pipe in a memory file, or in a part of a device's memory;
 //! - [`channel`]: sending and receiving that may wait: first by polling, then blocked;
 //! - [`block`]: how a blocked side waits and is woken, and what that costs here.
 
@@ -12,4 +12,4 @@ mod tests;
 
 pub use block::{Bell, Block, measure_block_ns};
 pub use channel::{Inbox, Outbox, channel, end};
-pub use memory::{MemoryError, SharedRing};
+pub use memory::{MemoryError, SharedPipe, SharedRing};

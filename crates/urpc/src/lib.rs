@@ -4,6 +4,7 @@
 //!
 //! - [`message`]: the 64 bytes;
 //! - [`ring`]: a channel in shared memory, tuned to the cache-coherence protocol;
+//! - [`pipe`]: bytes in shared memory, one way, for who has a way of its own to be woken;
 //! - [`fragment`]: longer byte strings as several messages;
 //! - [`poll`]: how long a reader polls before it blocks, as a pure decision;
 //! - `host` (feature `host`): rings in memory that processes share, and blocking;
@@ -20,8 +21,10 @@ pub mod fragment;
 #[cfg(all(feature = "host", not(loom)))]
 pub mod host;
 pub mod message;
+pub mod pipe;
 pub mod poll;
 pub mod ring;
+mod side;
 mod sync;
 #[cfg(all(feature = "tls", not(loom)))]
 pub mod tls;

@@ -23,8 +23,9 @@ mod sender;
 mod tests;
 
 use crate::message::PAYLOAD_WORDS;
-use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
+use crate::sync::AtomicU64;
 
+pub use crate::side::{ASLEEP, Side};
 pub use receiver::{Receiver, RecvError};
 pub use sender::{SendError, Sender};
 
@@ -46,54 +47,6 @@ pub struct Line {
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 struct Credit(AtomicU64);
-
-/// What one side says of itself, for the other. Read by the other side after each message, written rarely, so the line
-/// stays in both caches.
-#[derive(Debug, Default)]
-#[repr(C, align(64))]
-pub struct Side {
-    /// [`AWAKE`] or [`ASLEEP`]. The futex of a blocked side.
-    asleep: AtomicU32,
-    closed: AtomicU32,
-}
-
-const AWAKE: u32 = 0;
-/// The value of a blocked side's word, for `futex`.
-pub const ASLEEP: u32 = 1;
-
-impl Side {
-    /// Says that this side is about to block. It must look at the ring once more now, and [`Side::stay`] or block.
-    fn prepare(&self) {
-        self.asleep.store(ASLEEP, Ordering::Relaxed);
-        // Rule 4: before the look at what the other side publishes.
-        fence(Ordering::SeqCst);
-    }
-
-    /// Takes that back.
-    fn stay(&self) {
-        self.asleep.store(AWAKE, Ordering::Relaxed);
-    }
-
-    /// Called after something was published for this side: whether it is blocked, and the caller is the one to wake it.
-    fn must_wake(&self) -> bool {
-        // Rule 4: after what was published.
-        fence(Ordering::SeqCst);
-        self.asleep.load(Ordering::Relaxed) == ASLEEP && self.asleep.swap(AWAKE, Ordering::AcqRel) == ASLEEP
-    }
-
-    fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Acquire) != 0
-    }
-
-    fn close(&self) {
-        self.closed.store(1, Ordering::Release);
-    }
-
-    /// The word to wait on while it is [`ASLEEP`].
-    pub fn word(&self) -> &AtomicU32 {
-        &self.asleep
-    }
-}
 
 /// The memory of a channel. All zero is an empty ring.
 #[derive(Debug, Default)]

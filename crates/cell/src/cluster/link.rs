@@ -4,6 +4,7 @@
 //! A cell that starts dials all that run. Two that start at once dial each other; the lower-numbered one's call goes through.
 
 pub mod local;
+pub(crate) mod proof;
 mod ring;
 pub mod shared;
 pub mod stream;

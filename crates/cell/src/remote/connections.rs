@@ -17,7 +17,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::clock;
-use super::talk::{Ends, Hello, PartRequest, Reach, Role};
+use super::lanes::{Common, Offer, Place};
+use super::talk::{Ends, Hello, LaneEnds, PartRequest, Reach, Role};
 use crate::cluster::hosts::Hosts;
 use crate::cluster::link::{PATIENCE, stream};
 use crate::coherence::LANES_MAX;
@@ -48,10 +49,32 @@ impl Role {
 
 /// Calls a part's monitor. The socket waits for as long as it must, but one for the clock.
 pub fn connect(hosts: &Hosts, to: &Reach, role: Role) -> io::Result<OwnedFd> {
+    call(hosts, to, role, None).map(|(socket, _)| socket)
+}
+
+/// The same for the first connection of the lanes of two shards, by which they find out what memory they have in common. This one is in
+/// cell `me`.
+pub fn connect_first(hosts: &Hosts, me: u16, to: &Reach, role: Role) -> io::Result<(OwnedFd, Common)> {
+    let shared = Place::hold(&hosts.site, me, to.cell);
+    let place = shared.as_ref().ok().and_then(Option::as_ref);
+    let offer = place.map(|place| place.offer(me)).transpose()?;
+    let (socket, is_shared) = call(hosts, to, role, offer)?;
+    let shared = match (offer, is_shared) {
+        (Some(_), false) => Err(format!(
+            "{to} does not see this host's shared memory, or uses it for another VM"
+        )),
+        _ => shared,
+    };
+    Ok((socket, shared))
+}
+
+/// The socket, and whether the memory that is offered is shared.
+fn call(hosts: &Hosts, to: &Reach, role: Role, offer: Option<Offer>) -> io::Result<(OwnedFd, bool)> {
     let failed = |error: io::Error| io::Error::new(error.kind(), format!("{to}: {error}"));
     let hello = Hello {
         token: to.token,
         role,
+        offer,
     };
     let patience = matches!(role, Role::Clock(_)).then_some(PATIENCE);
     if role.is_data() && hosts.site.spans == SpanWay::Plain {
@@ -61,21 +84,23 @@ pub fn connect(hosts: &Hosts, to: &Reach, role: Role) -> io::Result<OwnedFd> {
             limit(&tcp, Some(PATIENCE))?;
             tcp.write_all(&[PLAIN])?;
             send(&mut tcp, &hello)?;
-            welcome(&mut tcp)?;
-            limit(&tcp, patience)
+            let is_shared = welcome(&mut tcp)?;
+            limit(&tcp, patience)?;
+            Ok(is_shared)
         };
-        greet().map_err(failed)?;
-        return Ok(tcp.into());
+        let is_shared = greet().map_err(failed)?;
+        return Ok((tcp.into(), is_shared));
     }
     let mut socket = hosts.connect(to.address, &to.host)?;
     let mut greet = || {
         socket.set_read_timeout(Some(PATIENCE))?;
         send(&mut socket, &hello)?;
-        welcome(&mut socket)?;
-        socket.set_read_timeout(patience)
+        let is_shared = welcome(&mut socket)?;
+        socket.set_read_timeout(patience)?;
+        Ok(is_shared)
     };
-    greet().map_err(failed)?;
-    Ok(socket.into())
+    let is_shared = greet().map_err(failed)?;
+    Ok((socket.into(), is_shared))
 }
 
 /// Those that call a part's monitor.
@@ -97,7 +122,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Arrived {
     /// Not taken yet.
-    waiting: HashMap<Role, OwnedFd>,
+    waiting: HashMap<Role, (OwnedFd, Common)>,
     /// Of this boot.
     admitted: HashSet<Role>,
     boot: u32,
@@ -141,11 +166,19 @@ impl Connections {
     /// # Errors
     /// `TimedOut`.
     pub fn take(&self, role: Role, limit: Duration) -> io::Result<OwnedFd> {
+        self.take_first(role, limit).map(|(socket, _)| socket)
+    }
+
+    /// The same for the first connection of the lanes of two shards ([`connect_first`]).
+    ///
+    /// # Errors
+    /// `TimedOut`.
+    pub fn take_first(&self, role: Role, limit: Duration) -> io::Result<(OwnedFd, Common)> {
         let deadline = Instant::now() + limit;
         let mut arrived = self.shared.lock();
         loop {
-            if let Some(socket) = arrived.waiting.remove(&role) {
-                return Ok(socket);
+            if let Some(taken) = arrived.waiting.remove(&role) {
+                return Ok(taken);
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -190,12 +223,13 @@ impl Shared {
             let hello: Hello = receive(&mut tcp)?;
             let is_allowed = hello.role.is_data() && self.hosts.site.spans == SpanWay::Plain;
             self.admit(&hello, is_allowed)?;
-            answer(&mut tcp)?;
+            let shared = self.shared(&hello);
+            answer(&mut tcp, &shared)?;
             limit(&tcp, None)?;
             if let Role::Clock(_) = hello.role {
                 return clock::answer(tcp);
             }
-            self.keep(hello.role, tcp.into());
+            self.keep(hello.role, tcp.into(), shared);
             return Ok(());
         }
         let (mut socket, peer) = self.hosts.accept(tcp)?;
@@ -209,12 +243,13 @@ impl Shared {
             }
         };
         self.admit(&hello, is_allowed)?;
-        answer(&mut socket)?;
+        let shared = self.shared(&hello);
+        answer(&mut socket, &shared)?;
         socket.set_read_timeout(None)?;
         if let Role::Clock(_) = hello.role {
             return clock::answer(socket);
         }
-        self.keep(hello.role, socket.into());
+        self.keep(hello.role, socket.into(), shared);
         Ok(())
     }
 
@@ -239,10 +274,20 @@ impl Shared {
         }
     }
 
-    fn keep(&self, role: Role, socket: OwnedFd) {
+    /// The memory that an admitted caller offers, if that is here too.
+    fn shared(&self, hello: &Hello) -> Common {
+        match (&hello.offer, hello.role) {
+            (Some(offer), Role::Coherence(LaneEnds { lane: 0, .. })) => {
+                Place::accept(&self.hosts.site, self.request.cell, offer)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn keep(&self, role: Role, socket: OwnedFd, shared: Common) {
         let mut arrived = self.lock();
         if !role.is_before(arrived.boot) {
-            arrived.waiting.insert(role, socket);
+            arrived.waiting.insert(role, (socket, shared));
             self.changed.notify_all();
         }
     }
@@ -266,16 +311,15 @@ pub fn receive<M: DeserializeOwned>(stream: &mut impl Read) -> io::Result<M> {
     Ok(serde_json::from_slice(&bytes)?)
 }
 
-/// It may come.
-fn answer(stream: &mut impl Write) -> io::Result<()> {
-    send(stream, &true)
+/// It may come, and this is whether the memory that it offers is shared.
+fn answer(stream: &mut impl Write, shared: &Common) -> io::Result<()> {
+    send(stream, &matches!(shared, Ok(Some(_))))
 }
 
 /// Who may not come is not told why.
-fn welcome(stream: &mut impl Read) -> io::Result<()> {
+fn welcome(stream: &mut impl Read) -> io::Result<bool> {
     match receive(stream) {
-        Ok(true) => Ok(()),
-        Ok(false) => Err(ErrorKind::PermissionDenied.into()),
+        Ok(is_shared) => Ok(is_shared),
         Err(error) if error.kind() == ErrorKind::UnexpectedEof => Err(ErrorKind::ConnectionRefused.into()),
         Err(error) => Err(error),
     }

@@ -13,19 +13,20 @@ use protocol::CellId;
 use shard::chain::chain;
 use shard::launch::{
     CoherenceLaunch, Fd, LaneSockets, Launch, Order, PartLaunch, SandboxPolicy, ShardChannels, ShardMemory,
-    SpanLaunch,
+    SharedLanes, SpanLaunch,
 };
 use shard::process::ReceiveError;
 use shard::span::host::HostProcessor;
 
-use super::connections::{Connections, connect, receive};
-use super::talk::{Ends, FromPart, LaneEnds, Other, PartAnswer, PartRequest, PartStart, Role, ToPart};
+use super::connections::{Connections, connect, connect_first, receive};
+use super::lanes::Common;
+use super::talk::{Ends, FromPart, LaneEnds, Other, PartAnswer, PartRequest, PartStart, Reach, Role, ToPart};
 use crate::cluster::files::Files;
 use crate::cluster::hosts::Hosts;
 use crate::cluster::interface::part_name;
 use crate::cluster::link::stream::{beating, write_to};
 use crate::cluster::tenure::{Tenure, begin_part};
-use crate::coherence;
+use crate::coherence::{self, pipes_of, without_memory};
 use crate::cpu_group::CpuGroup;
 use crate::handle::QUIT_LIMIT;
 use crate::link::{Reports, send_order};
@@ -282,6 +283,7 @@ impl Held {
         let userfaultfd = coherence::userfaultfd().map(&mut add);
         let mut channels = vec![None; shards];
         let mut lanes = vec![vec![None; shards]; usize::from(start.coherence.lanes)];
+        let (mut shared, mut notes) = (vec![None; shards], Vec::new());
         for other in &start.others {
             let shard = usize::from(other.shard);
             let place = channels.get_mut(shard).ok_or("a shard too many")?;
@@ -292,8 +294,25 @@ impl Held {
             for (lane, row) in (0..).zip(&mut lanes) {
                 let control = |ends| Role::Coherence(LaneEnds { ends, lane });
                 let bulk = |ends| Role::Pages(LaneEnds { ends, lane });
+                let control = match lane {
+                    0 => {
+                        let (socket, found) = self.meet_first(start.boot, other, control)?;
+                        match found {
+                            Ok(Some(place)) => {
+                                // The place is the shard's from now on.
+                                let pipes = pipes_of(&place, start.coherence.lanes.into());
+                                let memory = add(place.into_memory().into());
+                                shared[shard] = Some(SharedLanes { memory, lanes: pipes });
+                            }
+                            Ok(None) => {}
+                            Err(why) => notes.push(without_memory(&start.coherence.names[shard], &why)),
+                        }
+                        socket
+                    }
+                    _ => self.meet(start.boot, other, control)?,
+                };
                 row[shard] = Some(LaneSockets {
-                    control: add(self.meet(start.boot, other, control)?),
+                    control: add(control),
                     bulk: add(self.meet(start.boot, other, bulk)?),
                 });
             }
@@ -312,6 +331,8 @@ impl Held {
                 lanes,
                 names: start.coherence.names.clone(),
                 kernel: start.coherence.kernel.clone(),
+                shared,
+                notes,
             }),
             channels,
             tsc: start.tsc,
@@ -321,13 +342,40 @@ impl Held {
 
     /// The connection with another shard for this role: this monitor calls, or is called.
     fn meet(&self, boot: u32, other: &Other, role: impl Fn(Ends) -> Role) -> Result<OwnedFd, String> {
-        let (me, shard) = (self.request.part, other.shard);
-        let ends = |from, to| role(Ends { boot, from, to });
-        let met = match &other.reach {
-            Some(reach) => connect(&self.hosts, reach, ends(me, shard)),
-            None => self.connections.take(ends(shard, me), LINKS_LIMIT),
+        let met = match self.call(boot, other, role) {
+            (Some(reach), role) => connect(&self.hosts, reach, role),
+            (None, role) => self.connections.take(role, LINKS_LIMIT),
         };
         met.map_err(|error| format!("no connection with {}: {error}", other.place))
+    }
+
+    /// The same for the first one of their lanes.
+    fn meet_first(
+        &self,
+        boot: u32,
+        other: &Other,
+        role: impl Fn(Ends) -> Role,
+    ) -> Result<(OwnedFd, Common), String> {
+        let met = match self.call(boot, other, role) {
+            (Some(reach), role) => connect_first(&self.hosts, self.request.cell, reach, role),
+            (None, role) => self.connections.take_first(role, LINKS_LIMIT),
+        };
+        met.map_err(|error| format!("no connection with {}: {error}", other.place))
+    }
+
+    /// Whom to call for it, if this monitor calls, and what it is for.
+    fn call<'a>(
+        &self,
+        boot: u32,
+        other: &'a Other,
+        role: impl Fn(Ends) -> Role,
+    ) -> (Option<&'a Reach>, Role) {
+        let (me, shard) = (self.request.part, other.shard);
+        let (from, to) = match other.reach {
+            Some(_) => (me, shard),
+            None => (shard, me),
+        };
+        (other.reach.as_ref(), role(Ends { boot, from, to }))
     }
 }
 

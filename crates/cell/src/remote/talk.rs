@@ -11,6 +11,8 @@ use serde::{Deserialize, Serialize};
 use shard::launch::{Leaf, MemoryLaunch, Order, Report, SandboxPolicy, TscLaunch};
 use shard::span::host::HostProcessor;
 
+use super::lanes::Offer;
+
 /// Bytes of what tells the connections of one VM's part from all others.
 const TOKEN_BYTES: usize = 16;
 
@@ -129,6 +131,8 @@ pub struct Hello {
     pub token: Token,
     /// What for.
     pub role: Role,
+    /// Memory that both hosts may share, with the first connection of two shards' lanes. The answer is whether they do.
+    pub offer: Option<Offer>,
 }
 
 /// From the home to a part's monitor.

@@ -9,6 +9,9 @@ use config::cluster::{CellPlan, HostPlan, Site, SpanWay};
 /// What each cell has.
 pub const CELL_BYTES: u64 = 512 << 20;
 
+/// What they share: enough for links and lanes of all their cells.
+const MEMORY_BYTES: u64 = 8 << 20;
+
 /// Alpha's cells.
 pub const ALPHA: [u16; 2] = [0, 3];
 
@@ -17,19 +20,52 @@ pub fn beta(folder: &Path) -> PathBuf {
     folder.join("beta")
 }
 
+/// What alpha and beta see as memory that they share, if they do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    None,
+    /// They do.
+    Same,
+    /// They are told so, and don't.
+    Different,
+}
+
+impl Memory {
+    /// Makes it.
+    fn files(self, folder: &Path) -> std::io::Result<[Option<PathBuf>; 2]> {
+        let file = |name: &str| {
+            let path = folder.join(name);
+            std::fs::File::create(&path)?.set_len(MEMORY_BYTES)?;
+            Ok::<_, std::io::Error>(Some(path))
+        };
+        Ok(match self {
+            Self::None => [None, None],
+            Self::Same => [file("memory")?, file("memory")?],
+            Self::Different => [file("memory-alpha")?, file("memory-beta")?],
+        })
+    }
+}
+
 /// Writes the files of both hosts below a folder.
-pub fn write(folder: &Path, spans: SpanWay, silence_ms: u64, etcd: &[String]) -> std::io::Result<()> {
+pub fn write(
+    folder: &Path,
+    spans: SpanWay,
+    memory: Memory,
+    silence_ms: u64,
+    etcd: &[String],
+) -> std::io::Result<()> {
+    let [alpha_memory, beta_memory] = memory.files(folder)?;
     let keys = folder.join("keys");
     urpc::tls::make(&keys, ["alpha", "beta"]).map_err(std::io::Error::other)?;
-    let host = |name: &str, address, cells: &[u16]| HostPlan {
+    let host = |name: &str, address, shared_memory, cells: &[u16]| HostPlan {
         name: name.to_owned(),
         address,
-        shared_memory: None,
+        shared_memory,
         cells: cells.to_vec(),
     };
     let hosts = vec![
-        host("alpha", free("127.0.0.1", 0)?, &ALPHA),
-        host("beta", free("127.0.0.2", 1)?, &[1, 2]),
+        host("alpha", free("127.0.0.1", 0)?, alpha_memory, &ALPHA),
+        host("beta", free("127.0.0.2", 1)?, beta_memory, &[1, 2]),
     ];
     for own in &hosts {
         let here = own.name.clone();

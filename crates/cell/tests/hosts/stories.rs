@@ -13,7 +13,7 @@ use config::cluster::SpanWay;
 use shard::memory::replica::USERFAULT_DEVICE;
 
 use super::etcd::Etcd;
-use super::site;
+use super::site::{self, Memory};
 use super::two::Two;
 
 /// As the cluster's file says; more where the machine is busy with other tests.
@@ -24,9 +24,19 @@ const REAL_SILENCE_MS: u64 = 20_000;
 /// The story with real cells.
 const REAL: &str = "real_cells_hold_the_places_and_their_next_processes_find_them";
 
+/// The stories whose hosts share memory.
+const SHARING: [&str; 4] = [
+    "pages_come_by_memory_that_both_hosts_share",
+    "bells_go_by_plain_connections_too",
+    "by_shared_memory_a_part_runs_again_and_again_and_leaves_nothing",
+    "a_place_in_shared_memory_is_one_vms_at_a_time",
+];
+/// The one whose hosts are told so, and don't.
+const NOT_SHARING: &str = "pages_come_by_streams_where_hosts_see_different_memory";
+
 type Story = (&'static str, SpanWay, fn(&Two));
 
-const STORIES: [Story; 21] = [
+const STORIES: [Story; 26] = [
     (
         "without_coherent_memory_it_is_refused_before_any_place_is_taken",
         SpanWay::Tls,
@@ -128,6 +138,11 @@ const STORIES: [Story; 21] = [
         SpanWay::Tls,
         ends::witness_home,
     ),
+    (SHARING[0], SpanWay::Tls, pages::pages_come_by_memory),
+    (SHARING[1], SpanWay::Plain, pages::pages_come_by_memory),
+    (SHARING[2], SpanWay::Tls, boots::again_and_again_by_memory),
+    (SHARING[3], SpanWay::Tls, places::one_vm_at_a_time),
+    (NOT_SHARING, SpanWay::Tls, pages::pages_come_without_memory),
 ];
 
 /// Tells all stories, or those whose names have `part` in them.
@@ -152,7 +167,12 @@ pub fn tell_all(part: Option<&str>) -> ExitCode {
         } else {
             SILENCE_MS
         };
-        site::write(folder.path(), *spans, silence_ms, &urls).expect("files of two hosts");
+        let memory = match *name {
+            name if SHARING.contains(&name) => Memory::Same,
+            NOT_SHARING => Memory::Different,
+            _ => Memory::None,
+        };
+        site::write(folder.path(), *spans, memory, silence_ms, &urls).expect("files of two hosts");
         let status = Command::new(&own)
             .args(["story", name])
             .env(VARIABLE, folder.path().join("alpha"))

@@ -51,7 +51,7 @@ impl Hands {
         page: Option<*const [u8; PAGE_BYTES]>,
         with_answers: bool,
     ) {
-        let Some(link) = self.links.get(to).and_then(Option::as_ref) else {
+        let Some(link) = self.links.get_mut(to).and_then(Option::as_mut) else {
             return self.refused(&format!(
                 "the protocol has a message for node {to}, which does not exist"
             ));
@@ -59,7 +59,8 @@ impl Hands {
         let result = match page {
             Some(page) => {
                 self.meter.bytes += (frames.len() + PAGE_BYTES) as u64;
-                link.send_page(frames, page)
+                // SAFETY: a page of the region, which no thread may write since the engine has it sent.
+                unsafe { link.send_page(frames, page) }
             }
             None => {
                 self.meter.bytes += frames.len() as u64;
@@ -71,7 +72,7 @@ impl Hands {
 
     /// Sends pieces of what is said about merged pages; nothing to this node itself.
     pub fn post_pieces(&mut self, to: usize, frames: &[u8]) {
-        if let Some(link) = self.links.get(to).and_then(Option::as_ref) {
+        if let Some(link) = self.links.get_mut(to).and_then(Option::as_mut) {
             self.meter.bytes += frames.len() as u64;
             let result = link.send(frames, false);
             self.posted(to, result);
@@ -98,7 +99,7 @@ impl Hands {
         } = self.gathered;
         self.gathered.bytes = 0;
         if bytes > 0
-            && let Some(link) = self.links.get(to).and_then(Option::as_ref)
+            && let Some(link) = self.links.get_mut(to).and_then(Option::as_mut)
         {
             self.meter.bytes += bytes as u64;
             let result = link.send(&self.gathered.frames[..bytes], with_answers);

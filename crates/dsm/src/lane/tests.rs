@@ -38,8 +38,8 @@ fn a_page_that_has_come_in_part_is_not_where_another_nodes_messages_come() {
         migratory: false,
         method: None,
     };
-    let link_1 = Link::new(control_1.into(), bulk_1.into()).unwrap();
-    let link_2 = Link::new(control_2.into(), bulk_2.into()).unwrap();
+    let link_1 = Link::new([control_1.into(), bulk_1.into()], None);
+    let link_2 = Link::new([control_2.into(), bulk_2.into()], None);
     let names = ["this", "first", "second"].map(str::to_owned).into();
     let node = Node::start(
         0,

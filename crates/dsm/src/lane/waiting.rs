@@ -64,6 +64,9 @@ impl Lane {
             true => Some(limit_ns.unwrap_or(u64::MAX)),
             false => limit_ns,
         };
+        // With something in a pipe it only looks what else there is.
+        let may_sleep = self.hands.links.iter_mut().flatten().all(Link::prepare_to_sleep);
+        let limit_ns = if may_sleep { limit_ns } else { Some(0) };
         let limit = limit_ns.map(|ns| libc::timespec {
             tv_sec: 0,
             tv_nsec: ns.min(999_999_999).cast_signed(),
@@ -86,10 +89,11 @@ impl Lane {
         }
         let first = 3 + usize::from(self.hands.merging.is_some());
         let streams = self.polled[first..].as_chunks::<2>().0;
-        let mut is_silent = true;
+        let mut is_silent = may_sleep;
         for (link, streams) in self.hands.links.iter_mut().flatten().zip(streams) {
             let filled = streams.each_ref().map(has_come);
             is_silent &= filled == [false; 2];
+            link.awake();
             link.fill(filled);
         }
         let merging = self.hands.merging.as_ref().filter(|_| is_silent);
@@ -102,11 +106,7 @@ impl Lane {
     /// Who polls asks all.
     pub(super) fn look_at_all(&mut self) {
         self.faulted = true;
-        self.hands
-            .links
-            .iter_mut()
-            .flatten()
-            .for_each(|link| link.fill([true; 2]));
+        self.hands.links.iter_mut().flatten().for_each(Link::look);
     }
 }
 

@@ -43,7 +43,7 @@ impl World {
             for stream in [&far_control, &far_bulk] {
                 stream.set_read_timeout(Some(LIMIT)).unwrap();
             }
-            links.push(Some(Link::new(control.into(), bulk.into()).unwrap()));
+            links.push(Some(Link::new([control.into(), bulk.into()], None)));
             others.push(Far {
                 control: far_control,
                 bulk: far_bulk,

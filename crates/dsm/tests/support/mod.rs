@@ -3,12 +3,15 @@
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use dsm::{End, Link, Method, Node, PAGE_BYTES, Settings, Shape};
+use dsm::{End, Link, Method, Node, PAGE_BYTES, Pipes, Settings, Shape};
+use urpc::host::SharedPipe;
+use urpc::pipe::Pipe;
 
 /// Longer than anything here may take.
 pub const LIMIT: Duration = Duration::from_secs(120);
@@ -51,6 +54,59 @@ pub fn start_over(
     settings: &Settings,
     pair: impl Fn(usize, usize) -> (UnixStream, UnixStream),
 ) -> Nodes {
+    start_linked(shape, settings, |low, high| {
+        let (control, far_control) = pair(low, high);
+        let (bulk, far_bulk) = pair(low, high);
+        [[control, bulk], [far_control, far_bulk]].map(|streams| Link::new(streams.map(OwnedFd::from), None))
+    })
+}
+
+/// What two nodes' streams go by.
+#[derive(Clone, Copy, Debug)]
+#[allow(dead_code, reason = "as above")]
+pub enum Way {
+    Sockets,
+    /// Pipes beside them, of so many words each.
+    Pipes(usize),
+}
+
+/// Sockets; pipes as VMs have them; pipes that hold no page.
+#[allow(dead_code, reason = "as above")]
+pub const WAYS: [Way; 3] = [Way::Sockets, Way::Pipes(1 << 14), Way::Pipes(1 << 8)];
+
+/// As [`start`], that way.
+#[allow(dead_code, reason = "as above")]
+pub fn start_by(way: Way, shape: Shape) -> Nodes {
+    match way {
+        Way::Sockets => start(shape),
+        Way::Pipes(words) => start_linked(shape, &Settings::default(), |_, _| piped(words)),
+    }
+}
+
+/// Both ends of a link with pipes of so many words.
+#[allow(dead_code, reason = "as above")]
+pub fn piped(words: usize) -> [Link; 2] {
+    let memory = tempfile::tempfile_in("/dev/shm").unwrap();
+    let room = (Pipe::bytes(words) as u64).next_multiple_of(4096);
+    memory.set_len(4 * room).unwrap();
+    let pipe = |number: usize| SharedPipe::at(&memory, number as u64 * room, words).unwrap();
+    let pipes = |side: usize| {
+        [0, 2].map(|first| Pipes {
+            outgoing: pipe(first + side),
+            incoming: pipe(first + 1 - side),
+        })
+    };
+    let (control, far_control) = UnixStream::pair().unwrap();
+    let (bulk, far_bulk) = UnixStream::pair().unwrap();
+    [
+        Link::new([control.into(), bulk.into()], Some(pipes(0))),
+        Link::new([far_control.into(), far_bulk.into()], Some(pipes(1))),
+    ]
+}
+
+/// Over links as `link` makes them for two nodes, the lower one's end first.
+#[allow(dead_code, reason = "as above")]
+pub fn start_linked(shape: Shape, settings: &Settings, link: impl Fn(usize, usize) -> [Link; 2]) -> Nodes {
     let count = usize::from(shape.nodes);
     let mut links: Vec<Vec<Vec<Option<Link>>>> = (0..count)
         .map(|_| {
@@ -63,10 +119,8 @@ pub fn start_over(
         for high in low + 1..count {
             let (lower, higher) = links.split_at_mut(high);
             for (lane, far_lane) in lower[low].iter_mut().zip(&mut higher[0]) {
-                let (control, far_control) = pair(low, high);
-                let (bulk, far_bulk) = pair(low, high);
-                lane[high] = Some(Link::new(control.into(), bulk.into()).unwrap());
-                far_lane[low] = Some(Link::new(far_control.into(), far_bulk.into()).unwrap());
+                let [near, far] = link(low, high);
+                (lane[high], far_lane[low]) = (Some(near), Some(far));
             }
         }
     }

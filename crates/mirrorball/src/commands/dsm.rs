@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use dsm::{End, Node, Peer, Security, Settings};
+use dsm::{End, Means, Node, Peer, Security, Settings};
 use miette::{Result, miette};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
@@ -53,6 +53,9 @@ pub struct HostArgs {
     /// Fetch no pages before a thread wants them
     #[arg(long)]
     no_ahead: bool,
+    /// A file of memory that all nodes see, of this host or of a device that several have; then only wake-ups go by the network
+    #[arg(long, value_name = "FILE")]
+    shared_memory: Option<PathBuf>,
     /// The keys of a cluster (`mirrorball cluster keys`): everything between nodes is encrypted
     #[arg(long, value_name = "FOLDER", requires = "name")]
     keys: Option<PathBuf>,
@@ -84,10 +87,11 @@ fn serve(args: &ServeArgs) -> Result<ExitCode> {
     }
     args.host.keep_to_cpus()?;
     let security = args.host.security()?;
+    let means = args.host.means(&security);
     let listener = dsm::listen(&args.listen).map_err(|error| miette!("{error}"))?;
     let address = listener.local_addr().map_err(|error| miette!("{error}"))?;
     println!("{address}");
-    dsm::serve(&listener, &security, &args.host.settings(), lost, say_notes)
+    dsm::serve(&listener, means, &args.host.settings(), lost, say_notes)
         .map_err(|error| miette!("{error}"))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -119,6 +123,13 @@ impl HostArgs {
             polls: !self.no_poll,
             ahead: !self.no_ahead,
             ..Settings::default()
+        }
+    }
+
+    fn means<'a>(&'a self, security: &'a Security) -> Means<'a> {
+        Means {
+            security,
+            memory: self.shared_memory.as_deref(),
         }
     }
 

@@ -4,6 +4,7 @@
 //! inside the kernel until one of the shard's *lanes* has fetched it. The memory is made while the shard has one thread and
 //! its rights, and served from when its sandbox is closed: until then nobody may touch it.
 
+use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -12,13 +13,14 @@ use std::time::Duration;
 use dsm::{Causal, Latency, Meter, Node, Prepared, Settings, Shape, Site};
 pub use dsm::{SHARERS_MAX, USERFAULT_DEVICE};
 use serde_json::{Value, json};
+use urpc::host::SharedPipe;
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 
 use super::{GuestRam, MemoryError, part_ranges};
 use crate::arch::x86_64::layout::Layout;
 use crate::ending::EndSignal;
-use crate::launch::{Ending, SpanLaunch};
+use crate::launch::{Ending, LanePipes, PipesAt, SharedLanes, SpanLaunch};
 use crate::process::{Files, ReceiveError};
 use crate::sandbox::{ThreadKind, Threads};
 
@@ -32,12 +34,23 @@ pub struct Replica {
     links: Vec<Vec<Option<dsm::Link>>>,
     names: Vec<String>,
     settings: Settings,
+    ways: Ways,
 }
 
 /// The memory, served until the process ends.
 #[derive(Debug)]
 pub struct Coherence {
     node: Node,
+    ways: Ways,
+}
+
+/// What the lanes go by.
+#[derive(Debug)]
+struct Ways {
+    /// To each shard whether by memory that both hosts share; none to itself.
+    shared: Vec<Option<bool>>,
+    /// Why by none, where there is some.
+    notes: Vec<String>,
 }
 
 impl Replica {
@@ -54,21 +67,38 @@ impl Replica {
             return Ok(None);
         };
         let device = launch.userfaultfd.map(|fd| files.take(fd)).transpose()?;
+        // Closed again when the pipes are mapped, so that nothing else in it can be reached.
+        let mut shared = Vec::with_capacity(launch.shared.len());
+        for lanes in &launch.shared {
+            let open =
+                |lanes: &SharedLanes| Ok::<_, ReceiveError>((files.take(lanes.memory)?, lanes.lanes.clone()));
+            shared.push(lanes.as_ref().map(open).transpose()?);
+        }
         let mut links = Vec::with_capacity(launch.lanes.len());
-        for lane in &launch.lanes {
+        for (number, lane) in launch.lanes.iter().enumerate() {
             let mut row = Vec::with_capacity(lane.len());
-            for sockets in lane {
-                row.push(match sockets {
-                    Some(sockets) => {
-                        let control = OwnedFd::from(files.take(sockets.control)?);
-                        let bulk = OwnedFd::from(files.take(sockets.bulk)?);
-                        Some(dsm::Link::new(control, bulk).map_err(ReceiveError::Io)?)
-                    }
-                    None => None,
-                });
+            for (other, sockets) in lane.iter().enumerate() {
+                let Some(sockets) = sockets else {
+                    row.push(None);
+                    continue;
+                };
+                let control = OwnedFd::from(files.take(sockets.control)?);
+                let bulk = OwnedFd::from(files.take(sockets.bulk)?);
+                let beside = shared.get(other).and_then(Option::as_ref);
+                let beside = beside.and_then(|(memory, lanes)| Some((memory, lanes.get(number)?)));
+                let pipes = beside.map(|(memory, at)| pipes(memory, at)).transpose()?;
+                row.push(Some(dsm::Link::new([control, bulk], pipes)));
             }
             links.push(row);
         }
+        let has_any = launch.lanes.first().into_iter().flatten().map(Option::is_some);
+        let ways = Ways {
+            shared: has_any
+                .enumerate()
+                .map(|(other, has)| has.then(|| shared.get(other).is_some_and(Option::is_some)))
+                .collect(),
+            notes: launch.notes.clone(),
+        };
         let layout = Layout::new(memory_bytes, &[]).ok_or(MemoryError::Regions)?;
         // Numbered as the guest numbers them, which the treatment of its page tables relies on: those of holes are never used.
         let end = layout.ram.last().map_or(0, |range| page_of(range.end));
@@ -109,6 +139,7 @@ impl Replica {
             links,
             names: launch.names.clone(),
             settings,
+            ways,
         }))
     }
 
@@ -164,7 +195,8 @@ impl Replica {
         // SAFETY: lowers a limit of this process's; that always works, and keeps what threads have.
         unsafe { libc::setrlimit(libc::RLIMIT_RTPRIO, &none) };
         // Threads that wait for a page would find nothing there: it is never unmapped.
-        Ok(Box::leak(Box::new(Coherence { node })))
+        let ways = self.ways;
+        Ok(Box::leak(Box::new(Coherence { node, ways })))
     }
 }
 
@@ -222,6 +254,9 @@ impl Coherence {
                 json!({ "address": format!("{address:#x}"), "times": times })
             })
             .collect();
+        let way = |is_shared: &Option<bool>| is_shared.map(|is| if is { "shared" } else { "streams" });
+        let ways: Vec<_> = self.ways.shared.iter().map(way).collect();
+        let notes: Vec<_> = self.node.notes().iter().chain(&self.ways.notes).collect();
         json!({
             "faults": { "read": stalls(reads), "write": stalls(writes), "upgrade": stalls(upgrades) },
             "messages": messages,
@@ -237,10 +272,22 @@ impl Coherence {
             "ahead": { "pages": ahead, "joined": joined, "declined": declined },
             "tables": { "merged": merged, "unmerged": unmerged, "words": words, "conflicts": conflicts },
             "enough_ns": self.node.enough_ns(),
-            "notes": self.node.notes(),
+            "ways": ways,
+            "notes": notes,
             "heat": heat,
         })
     }
+}
+
+/// The pipes of a lane, control and bulk.
+fn pipes(memory: &File, at: &LanePipes) -> Result<[dsm::Pipes; 2], urpc::host::MemoryError> {
+    let both = |at: PipesAt| {
+        Ok(dsm::Pipes {
+            outgoing: SharedPipe::at(memory, at.outgoing, at.words)?,
+            incoming: SharedPipe::at(memory, at.incoming, at.words)?,
+        })
+    };
+    Ok([both(at.control)?, both(at.bulk)?])
 }
 
 /// The page of an address, as the guest numbers its pages.
@@ -257,6 +304,9 @@ pub enum ReplicaError {
     /// The address map.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    /// The memory that hosts share.
+    #[error(transparent)]
+    Shared(#[from] urpc::host::MemoryError),
     /// This host.
     #[error(transparent)]
     Node(#[from] dsm::NodeError),

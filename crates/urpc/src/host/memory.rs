@@ -1,4 +1,4 @@
-//! A ring in memory that several processes map.
+//! A ring or a pipe in memory that several processes map.
 
 use std::fs::File;
 use std::io;
@@ -6,10 +6,12 @@ use std::ops::Deref;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::ptr::{self, NonNull};
+use std::sync::atomic::AtomicU64;
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
+use crate::pipe::{Pipe, WORDS_MAX, WORDS_MIN};
 use crate::ring::{LINES_MAX, LINES_MIN, Line, Ring};
 
 /// Why there is no ring in this memory.
@@ -24,19 +26,36 @@ pub enum MemoryError {
     /// Not the size of a ring, or not that many lines.
     #[error("{0} bytes are no channel: three lines and a power of two from {LINES_MIN} to {LINES_MAX} are")]
     Size(u64),
+    /// Not that many words, or less memory than they take.
+    #[error("no room for a pipe of {0} words, a power of two from {WORDS_MIN} to {WORDS_MAX}")]
+    Words(usize),
 }
+
+/// Mapped memory. Unmapped when dropped.
+#[derive(Debug)]
+struct Mapping {
+    at: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: a mapping belongs to no thread, and what is made of it here is atomics only.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
 
 /// A mapped ring. Unmapped when dropped.
 #[derive(Debug)]
 pub struct SharedRing {
-    ring: NonNull<Ring>,
-    bytes: usize,
+    mapping: Mapping,
+    lines: usize,
 }
 
-// SAFETY: the mapping belongs to no thread, and a ring is made of atomics only.
-unsafe impl Send for SharedRing {}
-// SAFETY: as above.
-unsafe impl Sync for SharedRing {}
+/// A mapped pipe. Unmapped when dropped.
+#[derive(Debug)]
+pub struct SharedPipe {
+    mapping: Mapping,
+    words: usize,
+}
 
 impl SharedRing {
     /// A new, empty ring of that many lines, and the file to give to the other side.
@@ -77,26 +96,52 @@ impl SharedRing {
     /// [`LINES_MAX`].
     pub fn at(device: &File, offset: u64, lines: usize) -> Result<Self, MemoryError> {
         let bytes = Ring::bytes(lines) as u64;
-        let known = device
-            .metadata()
-            .map_err(|error| MemoryError::Refused("look at", error))?;
-        // A character device has no size to show, and refuses to be mapped beyond its end.
-        let size = if known.file_type().is_char_device() {
-            u64::MAX
-        } else {
-            known.len()
-        };
-        if offset.checked_add(bytes).is_none_or(|end| end > size) {
-            return Err(MemoryError::Size(size.saturating_sub(offset)));
+        let left = left_after(device, offset)?;
+        if bytes > left {
+            return Err(MemoryError::Size(left));
         }
         map(device, offset, bytes)
     }
 
     /// Makes it an empty ring. Nobody may use it yet.
     pub fn clear(&mut self) {
-        // SAFETY: the mapping is that large, this side has the only reference in this process, and zero is a valid ring.
-        unsafe { ptr::write_bytes(self.ring.as_ptr().cast::<u8>(), 0, self.bytes) };
+        self.mapping.clear();
     }
+}
+
+impl SharedPipe {
+    /// A pipe of that many words at `offset` of memory that hosts or processes share, which can't shrink. One side clears it first
+    /// ([`SharedPipe::clear`]).
+    ///
+    /// # Errors
+    /// If the memory is smaller, `offset` is within a page, or `words` is no power of two from [`WORDS_MIN`] to [`WORDS_MAX`].
+    pub fn at(memory: &File, offset: u64, words: usize) -> Result<Self, MemoryError> {
+        let is_usable = words.is_power_of_two() && (WORDS_MIN..=WORDS_MAX).contains(&words);
+        if !is_usable || Pipe::bytes(words) as u64 > left_after(memory, offset)? {
+            return Err(MemoryError::Words(words));
+        }
+        let mapping = Mapping::new(memory, offset, Pipe::bytes(words))?;
+        Ok(Self { mapping, words })
+    }
+
+    /// Makes it an empty pipe. Nobody may use it yet.
+    pub fn clear(&mut self) {
+        self.mapping.clear();
+    }
+}
+
+/// How much of that memory there is from `offset` on.
+fn left_after(memory: &File, offset: u64) -> Result<u64, MemoryError> {
+    let known = memory
+        .metadata()
+        .map_err(|error| MemoryError::Refused("look at", error))?;
+    // A character device has no size to show, and refuses to be mapped beyond its end.
+    let size = if known.file_type().is_char_device() {
+        u64::MAX
+    } else {
+        known.len()
+    };
+    Ok(size.saturating_sub(offset))
 }
 
 /// The lines of a ring of that many bytes.
@@ -114,40 +159,63 @@ fn lines_of(bytes: u64) -> Result<usize, MemoryError> {
 
 fn map(file: &impl AsRawFd, offset: u64, bytes: u64) -> Result<SharedRing, MemoryError> {
     let lines = lines_of(bytes)?;
-    let bytes = Ring::bytes(lines);
-    // SAFETY: a new mapping at a place of the kernel's choice.
-    let at = unsafe {
-        libc::mmap(
-            ptr::null_mut(),
-            bytes,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_SHARED,
-            file.as_raw_fd(),
-            offset as libc::off_t,
-        )
-    };
-    if at == libc::MAP_FAILED {
-        return Err(MemoryError::Refused("map", io::Error::last_os_error()));
+    let mapping = Mapping::new(file, offset, Ring::bytes(lines))?;
+    Ok(SharedRing { mapping, lines })
+}
+
+impl Mapping {
+    fn new(file: &impl AsRawFd, offset: u64, bytes: usize) -> Result<Self, MemoryError> {
+        // SAFETY: a new mapping at a place of the kernel's choice.
+        let at = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                offset as libc::off_t,
+            )
+        };
+        if at == libc::MAP_FAILED {
+            return Err(MemoryError::Refused("map", io::Error::last_os_error()));
+        }
+        let at = NonNull::new(at.cast()).expect("mmap gives null only for a fixed address");
+        Ok(Self { at, bytes })
     }
-    // The length of a ring's pointer is that of its lines.
-    let ring = ptr::slice_from_raw_parts_mut(at.cast::<Line>(), lines) as *mut Ring;
-    let ring = NonNull::new(ring).expect("mmap gives null only for a fixed address");
-    Ok(SharedRing { ring, bytes })
+
+    fn clear(&mut self) {
+        // SAFETY: the mapping is that large, this side has the only reference in this process, and zero is valid for all that is made
+        // of it.
+        unsafe { ptr::write_bytes(self.at.as_ptr(), 0, self.bytes) };
+    }
 }
 
 impl Deref for SharedRing {
     type Target = Ring;
 
     fn deref(&self) -> &Ring {
+        // The length of a ring's pointer is that of its lines.
+        let lines = ptr::slice_from_raw_parts(self.mapping.at.as_ptr().cast::<Line>(), self.lines);
         // SAFETY: mapped, large enough, aligned to a page, any bytes are a ring, and all of it is atomics: that another
         // process writes it at the same time is no data race.
-        unsafe { self.ring.as_ref() }
+        unsafe { &*(lines as *const Ring) }
     }
 }
 
-impl Drop for SharedRing {
+impl Deref for SharedPipe {
+    type Target = Pipe;
+
+    fn deref(&self) -> &Pipe {
+        // As of a ring.
+        let words = ptr::slice_from_raw_parts(self.mapping.at.as_ptr().cast::<AtomicU64>(), self.words);
+        // SAFETY: as of a ring.
+        unsafe { &*(words as *const Pipe) }
+    }
+}
+
+impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: our own mapping, to which no reference outlives this value.
-        unsafe { libc::munmap(self.ring.as_ptr().cast(), self.bytes) };
+        unsafe { libc::munmap(self.at.as_ptr().cast(), self.bytes) };
     }
 }

@@ -100,6 +100,7 @@ mod one_order {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::sync::Ordering;
 
     #[derive(Clone, Debug)]
     enum Step {

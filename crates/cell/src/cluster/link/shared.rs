@@ -15,18 +15,18 @@ use std::time::Duration;
 
 use config::cluster::Site;
 use protocol::CellId;
+use urpc::Ring;
 use urpc::host::{Bell, Block, SharedRing, end};
-use urpc::{Message, Receiver, Ring, Sender};
 
+use super::proof::{self, Proof};
 use super::ring::{LINES, Rings};
 use super::{Link, Way, stream};
 
 /// Where a ring may begin.
 const PAGE_BYTES: usize = 4096;
-/// The ring for the number: one page.
-const PROOF_LINES: usize = 2;
 const RING_BYTES: u64 = Ring::bytes(LINES).next_multiple_of(PAGE_BYTES) as u64;
-const PLACE_BYTES: u64 = PAGE_BYTES as u64 + 2 * RING_BYTES;
+/// Of a pair.
+const PLACE_BYTES: u64 = proof::BYTES + 2 * RING_BYTES;
 /// About what it takes until the other side is awake: a message through TLS and two threads.
 const CALL_NS: u64 = 50_000;
 /// What calls a side that is blocked.
@@ -44,7 +44,7 @@ pub struct SharedMemory {
 /// The place of a pair, used by nobody else in this process.
 #[derive(Debug)]
 pub struct Place {
-    proof: SharedRing,
+    proof: Proof,
     outgoing: SharedRing,
     incoming: SharedRing,
     /// The incoming one once more, to be closed when the other side is gone.
@@ -57,6 +57,11 @@ pub struct Place {
 struct User {
     used: Arc<Mutex<BTreeSet<usize>>>,
     place: usize,
+}
+
+/// What the links of so many pairs of cells take, from the beginning of the memory.
+pub(crate) fn links_bytes(pairs: usize) -> u64 {
+    pairs as u64 * PLACE_BYTES
 }
 
 impl SharedMemory {
@@ -84,7 +89,7 @@ impl SharedMemory {
         if let Some(last) = memory.pairs.len().checked_sub(1)
             && let Err(error) = memory.ring(last, Part::FromHigher)
         {
-            let needed = memory.pairs.len() as u64 * PLACE_BYTES;
+            let needed = links_bytes(memory.pairs.len());
             return Err(shown(&format_args!(
                 "{error}; these cells need {needed} bytes of it"
             )));
@@ -96,19 +101,16 @@ impl SharedMemory {
     /// uses it still.
     pub fn offer(&self, me: u16, peer: u16) -> Option<(Place, u64)> {
         let mut place = self.place(me, peer)?;
-        place.proof.clear();
         place.outgoing.clear();
         place.incoming.clear();
-        let number = fastrand::u64(..);
-        Sender::new(&*place.proof).post(&proof(number)).ok()?;
+        let number = place.proof.leave();
         Some((place, number))
     }
 
     /// The place of two cells, if that number is there.
     pub fn accept(&self, me: u16, peer: u16, number: u64) -> Option<Place> {
         let place = self.place(me, peer)?;
-        let found = Receiver::new(&*place.proof).take();
-        (found == Ok(Some(proof(number)))).then_some(place)
+        place.proof.has(number).then_some(place)
     }
 
     fn place(&self, me: u16, peer: u16) -> Option<Place> {
@@ -122,7 +124,7 @@ impl SharedMemory {
         let user = self.user(number)?;
         let ring = |part| self.ring(number, part).ok();
         Some(Place {
-            proof: ring(Part::Proof)?,
+            proof: Proof::at(&self.file, number as u64 * PLACE_BYTES).ok()?,
             outgoing: ring(outgoing)?,
             incoming: ring(incoming)?,
             watched: ring(incoming)?,
@@ -139,31 +141,22 @@ impl SharedMemory {
     }
 
     fn ring(&self, place: usize, part: Part) -> io::Result<SharedRing> {
-        let (offset, lines) = match part {
-            Part::Proof => (0, PROOF_LINES),
-            Part::FromLower => (PAGE_BYTES as u64, LINES),
-            Part::FromHigher => (PAGE_BYTES as u64 + RING_BYTES, LINES),
-        };
-        SharedRing::at(&self.file, place as u64 * PLACE_BYTES + offset, lines).map_err(io::Error::other)
+        let offset = proof::BYTES
+            + match part {
+                Part::FromLower => 0,
+                Part::FromHigher => RING_BYTES,
+            };
+        SharedRing::at(&self.file, place as u64 * PLACE_BYTES + offset, LINES).map_err(io::Error::other)
     }
 }
 
-/// What a place consists of.
+/// The rings of a place, after its proof.
 #[derive(Clone, Copy)]
 enum Part {
-    /// The number.
-    Proof,
     /// The ring from the lower-numbered cell.
     FromLower,
     /// That from the other.
     FromHigher,
-}
-
-fn proof(number: u64) -> Message {
-    Message {
-        words: [number; 7],
-        kind: 0,
-    }
 }
 
 impl Place {

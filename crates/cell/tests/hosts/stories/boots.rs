@@ -19,6 +19,15 @@ use crate::hosts::two::{SOON, Two, gone, kill_process, quit, remote, started, wa
 use crate::hosts::{herald, site};
 
 pub fn again_and_again(two: &Two) {
+    again_and_again_by(two, "streams");
+}
+
+/// Each boot finds the place free again.
+pub fn again_and_again_by_memory(two: &Two) {
+    again_and_again_by(two, "shared");
+}
+
+fn again_and_again_by(two: &Two, way: &str) {
     let (span, opened) = (two.span(), two.opened());
     for _ in 0..3 {
         let boot = started(two, &span, &opened);
@@ -35,6 +44,7 @@ pub fn again_and_again(two: &Two) {
                 assert!(status["exits"].is_array(), "{status}");
                 assert!(status["coherence"]["faults"].is_object(), "{status}");
                 assert_eq!(status["clock"]["made"], 1, "{status}");
+                assert_eq!(status["coherence"]["ways"][0], way, "{status}");
             }
             other => panic!("{other:?}"),
         }

@@ -5,6 +5,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
 use cell::remote::talk::FromPart;
+use serde_json::{Value, json};
 use shard::arch::x86_64::layout::Layout;
 use shard::ending::EndSignal;
 use shard::launch::{Ending, Order, Report, SpanLaunch};
@@ -14,8 +15,22 @@ use vm_memory::{Bytes, GuestAddress};
 
 use crate::hosts::two::{SOON, Two, kill_process, remote, started, wait};
 
-/// The home's memory is served by this process.
 pub fn pages_come(two: &Two) {
+    pages_come_by(two, "streams", None);
+}
+
+pub fn pages_come_by_memory(two: &Two) {
+    pages_come_by(two, "shared", None);
+}
+
+pub fn pages_come_without_memory(two: &Two) {
+    let note = "pages of the shard in cell 1 on host beta come by streams: cell 1 on host beta does not see this host's shared \
+                memory, or uses it for another VM";
+    pages_come_by(two, "streams", Some(note));
+}
+
+/// The home's memory is served by this process. What its lanes go by, and what is noted of that.
+fn pages_come_by(two: &Two, way: &str, note: Option<&str>) {
     /// Pages that are beta's at first.
     const PAGES: u64 = 200;
     let (span, opened) = (two.span(), two.opened());
@@ -56,6 +71,15 @@ pub fn pages_come(two: &Two) {
     let here = coherence.status();
     assert!(here["faults"]["read"]["count"].as_u64() > Some(0), "{here}");
     assert!(here["faults"]["upgrade"]["count"].as_u64() > Some(0), "{here}");
+    assert_eq!(here["ways"], json!([null, way]), "{here}");
+    let notes = here["notes"].as_array().expect("notes");
+    assert_eq!(
+        notes
+            .iter()
+            .any(|found| Some(found) == note.map(Value::from).as_ref()),
+        note.is_some(),
+        "{notes:?}"
+    );
     let remote = remote(&span);
     remote.order(&Order::Status).expect("an order");
     match remote.next(Some(SOON)) {
@@ -64,6 +88,7 @@ pub fn pages_come(two: &Two) {
                 status["coherence"]["messages"].as_u64() >= Some(PAGES),
                 "{status}"
             );
+            assert_eq!(status["coherence"]["ways"], json!([way, null]), "{status}");
         }
         other => panic!("{other:?}"),
     }

@@ -9,7 +9,7 @@ use cell::cluster::hosts::Hosts;
 use cell::handle::Handle;
 use cell::remote::connections::connect;
 use cell::remote::talk::{Ends, LaneEnds, Role, Token};
-use cell::spanning::Span;
+use cell::spanning::{Boot, Span};
 use cell::vm;
 
 use crate::hosts::site;
@@ -134,5 +134,29 @@ pub fn real_cells(two: &Two) {
     quit(remote);
     span.leave();
     assert!(vms(&two.beta_files()).is_empty());
+    two.wait_until_free();
+}
+
+/// Two VMs over the same cells; the second one has to do without, until the first one is gone from both hosts.
+pub fn one_vm_at_a_time(two: &Two) {
+    let opened = two.opened();
+    let boot_of = |span: &Span| Boot::new(span, &opened.launch.memory, Some(0..0)).expect("links and lanes");
+    let told = |boot: &Boot| {
+        let mut files = Vec::new();
+        let launch = boot.launch(0, &mut files).coherence.expect("coherent memory");
+        (launch.shared[1].is_some(), launch.notes)
+    };
+    let first = two.span();
+    let second = Span::begin("second", &two.spec).expect("places").expect("a span");
+    let boot = boot_of(&first);
+    assert_eq!(told(&boot), (true, Vec::new()));
+    let (is_shared, notes) = told(&boot_of(&second));
+    assert!(!is_shared);
+    let why = ": another VM of these two cells uses it";
+    assert!(notes.len() == 1 && notes[0].ends_with(why), "{notes:?}");
+    drop(boot);
+    first.leave();
+    wait(|| told(&boot_of(&second)).0);
+    second.leave();
     two.wait_until_free();
 }

@@ -25,7 +25,7 @@ fn node() -> (Node, [UnixStream; 2], mpsc::Receiver<End>) {
         migratory: false,
         method: None,
     };
-    let link = Link::new(control.into(), bulk.into()).unwrap();
+    let link = Link::new([control.into(), bulk.into()], None);
     let (told, ended) = mpsc::channel();
     let node = Node::start(
         0,

@@ -108,7 +108,8 @@ impl NodesArgs {
             migratory: self.migratory,
             method: self.copy.then_some(Method::Copy),
         };
-        let session = Session::lead(shape, &peers, &host.security()?, &host.settings(), lost)
+        let security = host.security()?;
+        let session = Session::lead(shape, &peers, host.means(&security), &host.settings(), lost)
             .map_err(|error| miette!("{error}"))?;
         say_notes(session.node());
         Ok(Nodes {
@@ -152,6 +153,9 @@ fn start_one(host: &HostArgs, cpus: &[usize]) -> Result<(Child, Peer)> {
     }
     if host.no_ahead {
         command.arg("--no-ahead");
+    }
+    if let Some(memory) = &host.shared_memory {
+        command.arg("--shared-memory").arg(memory);
     }
     if let (Some(keys), Some(name)) = (&host.keys, &host.name) {
         command.arg("--keys").arg(keys).arg("--name").arg(name);

@@ -63,6 +63,8 @@ fn launch(shard: u8, bytes: u64, sockets: &[Lane]) -> (SpanLaunch, Vec<BorrowedF
                 .map(|cell| format!("the shard in cell {cell}"))
                 .collect(),
             kernel: 0..0,
+            shared: Vec::new(),
+            notes: Vec::new(),
         }),
         channels: (0..shards).map(|_| None).collect(),
         tsc: TscLaunch {

@@ -1,0 +1,212 @@
+//! The memory that two hosts share, as the lanes of a VM's shards use it: pipes beside their connections.
+//!
+//! After the places of the links of cells there is one for each pair of cells of different hosts:
+//!
+//! ```text
+//! proof     a page
+//! lane 0    control from the lower-numbered cell, control from the other, bulk from the lower-numbered one, bulk from the other
+//! lane 1    ...
+//! ```
+//!
+//! A place is one VM's at a time on each host. Who has it holds a lock on a byte of the file, one for each host of the two as a test
+//! may have both on one machine. The lock is of the open file, which the shard maps its pipes from: it lasts until nobody can reach
+//! them any more. Who calls takes the place, leaves a number in the proof, and says it with the first connection of the two shards.
+//! Who is called takes it too, looks for the number, empties the pipes, and answers that it did. Without that the connections carry
+//! everything.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use config::cluster::Site;
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, fcntl};
+use serde::{Deserialize, Serialize};
+use shard::launch::{LanePipes, PipesAt};
+use urpc::host::{MemoryError, SharedPipe};
+use urpc::pipe::Pipe;
+
+use crate::cluster::link::proof::{self, Proof};
+use crate::cluster::link::shared::links_bytes;
+use crate::coherence::LANES_MAX;
+
+const PAGE_BYTES: u64 = 4096;
+/// 16 KiB: 1,000 messages.
+const CONTROL_WORDS: usize = 1 << 11;
+/// 128 KiB: 31 pages, more than are asked for ahead at once.
+const BULK_WORDS: usize = 1 << 14;
+const LANE_BYTES: u64 = 2 * (room(CONTROL_WORDS) + room(BULK_WORDS));
+const PLACE_BYTES: u64 = proof::BYTES + LANES_MAX as u64 * LANE_BYTES;
+/// How long a place is waited for: what had it before may be about to end.
+const PATIENCE: Duration = Duration::from_millis(200);
+const AGAIN: Duration = Duration::from_millis(10);
+
+/// What a pipe takes, from where a page begins.
+const fn room(words: usize) -> u64 {
+    (Pipe::bytes(words) as u64).next_multiple_of(PAGE_BYTES)
+}
+
+/// What two shards have of such memory: a place if they have it in common, none where the cluster's file names none, or why they do
+/// without.
+pub type Common = Result<Option<Place>, String>;
+
+/// What a caller says of the memory.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Offer {
+    /// The caller's cell.
+    cell: u16,
+    /// What it has left in the proof.
+    number: u64,
+}
+
+/// The place of two cells, used by nobody else of this host.
+#[derive(Debug)]
+pub struct Place {
+    memory: File,
+    start: u64,
+    /// Whether this host's cell has the lower number.
+    is_lower: bool,
+}
+
+impl Place {
+    /// Takes the place of this host's cell `me` and `peer`.
+    pub fn hold(site: &Site, me: u16, peer: u16) -> Common {
+        let pairs = site.sharing_pairs();
+        let pair = [me.min(peer), me.max(peer)];
+        let here = site.hosts.iter().find(|host| host.name == site.here);
+        let path = here.and_then(|host| host.shared_memory.as_deref());
+        let (Some(number), Some(path)) = (pairs.iter().position(|known| *known == pair), path) else {
+            return Ok(None);
+        };
+        let held = Self::take(path, pairs.len(), number, me < peer);
+        held.map(Some)
+            .map_err(|why| format!("shared memory {}: {why}", path.display()))
+    }
+
+    fn take(path: &Path, pairs: usize, number: usize, is_lower: bool) -> Result<Self, String> {
+        let open = OpenOptions::new().read(true).write(true).open(path);
+        let start = |number: usize| links_bytes(pairs) + number as u64 * PLACE_BYTES;
+        let mut place = Self {
+            memory: open.map_err(|error| error.to_string())?,
+            start: start(pairs - 1),
+            is_lower,
+        };
+        // The last one shows whether there is room for all.
+        if let Err(error) = place.last_pipe() {
+            let needed = start(pairs);
+            return Err(format!(
+                "{error}; links of these cells and lanes of their VMs need {needed} bytes of it"
+            ));
+        }
+        place.start = start(number);
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match place.lock() {
+                Ok(()) => return Ok(place),
+                Err(Errno::EAGAIN | Errno::EACCES) if Instant::now() < deadline => {
+                    std::thread::sleep(AGAIN);
+                }
+                Err(Errno::EAGAIN | Errno::EACCES) => {
+                    return Err("another VM of these two cells uses it".into());
+                }
+                Err(error) => return Err(io::Error::from(error).to_string()),
+            }
+        }
+    }
+
+    fn lock(&self) -> nix::Result<()> {
+        let byte = self.start + u64::from(!self.is_lower);
+        let lock = libc::flock {
+            l_type: libc::F_WRLCK as libc::c_short,
+            l_whence: libc::SEEK_SET as libc::c_short,
+            l_start: byte.cast_signed(),
+            l_len: 1,
+            l_pid: 0,
+        };
+        fcntl(&self.memory, FcntlArg::F_OFD_SETLK(&lock)).map(drop)
+    }
+
+    fn proof(&self) -> Result<Proof, MemoryError> {
+        Proof::at(&self.memory, self.start)
+    }
+
+    fn last_pipe(&self) -> Result<SharedPipe, MemoryError> {
+        let PipesAt {
+            outgoing,
+            incoming,
+            words,
+        } = self.pipes(LANES_MAX - 1).bulk;
+        SharedPipe::at(&self.memory, outgoing.max(incoming), words)
+    }
+
+    /// As the caller of cell `me`: what to say.
+    ///
+    /// # Errors
+    /// When the host has no memory left to map it.
+    pub fn offer(&self, me: u16) -> io::Result<Offer> {
+        let number = self.proof().map_err(io::Error::other)?.leave();
+        Ok(Offer { cell: me, number })
+    }
+
+    /// As cell `me`, which was called: takes the place with the caller's, if both see the same memory, and empties its pipes.
+    pub fn accept(site: &Site, me: u16, offer: &Offer) -> Common {
+        let Some(place) = Self::hold(site, me, offer.cell)? else {
+            return Ok(None);
+        };
+        let seen = place.see(offer.number).map_err(|error| error.to_string())?;
+        match seen {
+            true => Ok(Some(place)),
+            false => Err(format!("cell {} sees other memory than this host", offer.cell)),
+        }
+    }
+
+    fn see(&self, number: u64) -> Result<bool, MemoryError> {
+        if !self.proof()?.has(number) {
+            return Ok(false);
+        }
+        for lane in 0..LANES_MAX {
+            let LanePipes { control, bulk } = self.pipes(lane);
+            for at in [control, bulk] {
+                SharedPipe::at(&self.memory, at.outgoing, at.words)?.clear();
+                SharedPipe::at(&self.memory, at.incoming, at.words)?.clear();
+            }
+        }
+        Ok(true)
+    }
+
+    /// Where a lane's pipes are, as this host's cell uses them.
+    pub fn pipes(&self, lane: usize) -> LanePipes {
+        let mut at = self.start + proof::BYTES + lane as u64 * LANE_BYTES;
+        let mut both = |words: usize| {
+            let (from_lower, from_higher) = (at, at + room(words));
+            at += 2 * room(words);
+            let [outgoing, incoming] = match self.is_lower {
+                true => [from_lower, from_higher],
+                false => [from_higher, from_lower],
+            };
+            PipesAt {
+                outgoing,
+                incoming,
+                words,
+            }
+        };
+        LanePipes {
+            control: both(CONTROL_WORDS),
+            bulk: both(BULK_WORDS),
+        }
+    }
+
+    /// What to map them from. It keeps the place.
+    pub fn memory(&self) -> &File {
+        &self.memory
+    }
+
+    /// The same, with the place.
+    pub fn into_memory(self) -> File {
+        self.memory
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,194 @@
+//! The pipes beside a stream's socket, and what is kept for them.
+
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::ptr;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use urpc::host::SharedPipe;
+use urpc::pipe::{Corrupt, Reader, WORD_BYTES, Writer};
+
+use super::{BUFFER_BYTES, NO_PART, PATIENCE_MS, Part, Pipes, advance, message, part, receive};
+
+const BELL: u8 = b'!';
+/// Bells read at once. There are seldom two.
+const BELLS: usize = 64;
+
+/// What the bytes go by.
+#[derive(Debug)]
+pub struct Beside {
+    writer: Writer<SharedPipe>,
+    reader: Reader<SharedPipe>,
+    /// What there was no room for, in words.
+    pub(super) backlog: VecDeque<u64>,
+    /// How the socket ended.
+    ended: Option<ErrorKind>,
+}
+
+impl Beside {
+    /// With nothing under way.
+    pub fn new(pipes: Pipes) -> Self {
+        Self {
+            writer: Writer::new(pipes.outgoing),
+            reader: Reader::new(pipes.incoming),
+            backlog: VecDeque::new(),
+            ended: None,
+        }
+    }
+
+    /// # Safety
+    /// As [`Wire::send`].
+    pub unsafe fn send(&mut self, socket: &OwnedFd, parts: &mut [Part; 2]) -> io::Result<()> {
+        if self.ended.is_some() {
+            return Err(ErrorKind::BrokenPipe.into());
+        }
+        self.flush(socket)?;
+        if self.backlog.is_empty() {
+            // SAFETY: as the caller promises.
+            let count = unsafe {
+                self.writer
+                    .write(parts.map(bytes_of).map(|part| part.cast_const()))
+            };
+            advance(parts, count.map_err(corrupt)?);
+            if self.writer.must_wake() {
+                ring(socket)?;
+            }
+        }
+        for part in parts {
+            for at in 0..part.iov_len / WORD_BYTES {
+                // SAFETY: within the part; the rest is as the caller promises.
+                let word = unsafe { part.iov_base.cast::<u64>().add(at).read_unaligned() };
+                self.backlog.push_back(word);
+            }
+        }
+        while self.backlog.len() * WORD_BYTES > BUFFER_BYTES {
+            self.wait_for_room(socket)?;
+        }
+        Ok(())
+    }
+
+    /// Writes what is kept, as much as there is room for.
+    fn flush(&mut self, socket: &OwnedFd) -> io::Result<()> {
+        if self.backlog.is_empty() {
+            return Ok(());
+        }
+        let (first, second) = self.backlog.as_slices();
+        let bytes =
+            |words: &[u64]| ptr::slice_from_raw_parts(words.as_ptr().cast::<u8>(), size_of_val(words));
+        // SAFETY: both are borrowed as long as the call.
+        let count = unsafe { self.writer.write([bytes(first), bytes(second)]) }.map_err(corrupt)?;
+        self.backlog.drain(..count / WORD_BYTES);
+        if count > 0 && self.writer.must_wake() {
+            ring(socket)?;
+        }
+        Ok(())
+    }
+
+    fn wait_for_room(&mut self, socket: &OwnedFd) -> io::Result<()> {
+        if self.writer.prepare_to_wait().map_err(corrupt)? {
+            let mut wait = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
+            let has_come = poll(&mut wait, PollTimeout::from(PATIENCE_MS));
+            self.writer.awake();
+            if has_come == Ok(0) {
+                return Err(ErrorKind::TimedOut.into());
+            }
+            self.hear(socket);
+            if self.ended.is_some() {
+                return Err(ErrorKind::BrokenPipe.into());
+            }
+        }
+        self.flush(socket)
+    }
+
+    /// # Safety
+    /// As [`Wire::receive`].
+    pub unsafe fn receive(
+        &mut self,
+        socket: &OwnedFd,
+        rung: &mut bool,
+        parts: [Part; 2],
+    ) -> io::Result<Option<usize>> {
+        if self.ended.is_none() {
+            self.flush(socket)?;
+        }
+        // SAFETY: as the caller promises.
+        let mut count = unsafe { self.reader.read(parts.map(bytes_of)) }.map_err(corrupt)?;
+        if count == 0 && std::mem::take(rung) {
+            self.hear(socket);
+            // What the other side wrote before it rang, or ended, is there now.
+            // SAFETY: as above.
+            count = unsafe { self.reader.read(parts.map(bytes_of)) }.map_err(corrupt)?;
+        }
+        if self.reader.must_wake() {
+            // Who is gone waits for no room.
+            let _ = ring(socket);
+        }
+        match (count, self.ended) {
+            (0, Some(kind)) => Err(kind.into()),
+            (0, None) => Ok(None),
+            _ => Ok(Some(count)),
+        }
+    }
+
+    pub fn prepare_to_sleep(&mut self, socket: &OwnedFd) -> io::Result<bool> {
+        let mut has_nothing = self.reader.prepare_to_sleep().map_err(corrupt)?;
+        if self.reader.must_wake() {
+            let _ = ring(socket);
+        }
+        if !self.backlog.is_empty() && self.ended.is_none() {
+            has_nothing &= self.writer.prepare_to_wait().map_err(corrupt)?;
+        }
+        Ok(has_nothing)
+    }
+
+    pub fn awake(&self) {
+        self.reader.awake();
+        self.writer.awake();
+    }
+
+    /// Takes the bells, and learns of the end.
+    fn hear(&mut self, socket: &OwnedFd) {
+        let mut bells = [0; BELLS];
+        loop {
+            let mut filled = true;
+            match receive(
+                socket,
+                &mut filled,
+                &mut [part(bells.as_mut_ptr(), BELLS), NO_PART],
+            ) {
+                Ok(_) if !filled => return,
+                Ok(_) => {}
+                Err(error) => {
+                    self.ended = Some(error.kind());
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Wakes the other side.
+fn ring(socket: &OwnedFd) -> io::Result<()> {
+    let bell = [BELL];
+    let mut parts = [part(bell.as_ptr(), bell.len()), NO_PART];
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: the bell outlives the call.
+    let count = unsafe { libc::sendmsg(socket.as_raw_fd(), &message(&mut parts), flags) };
+    match count {
+        0.. => Ok(()),
+        _ => match io::Error::last_os_error() {
+            // Bells that were not heard are there in any number, and one would do.
+            error if error.kind() == ErrorKind::WouldBlock => Ok(()),
+            error => Err(error),
+        },
+    }
+}
+
+fn bytes_of(part: Part) -> *mut [u8] {
+    ptr::slice_from_raw_parts_mut(part.iov_base.cast(), part.iov_len)
+}
+
+fn corrupt(error: Corrupt) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, error)
+}

@@ -1,0 +1,304 @@
+use std::fs::File;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+use urpc::pipe::WORD_BYTES;
+
+use super::*;
+
+/// Of a pipe that holds much less than what the tests send.
+const WORDS: usize = 128;
+
+/// Two streams' ends, near and far, over pipes of so many words.
+pub(crate) fn wires<const N: usize>(words: usize) -> [[Wire; N]; 2] {
+    let (sockets, pipes, _) = parts(words);
+    let mut ends = sockets
+        .into_iter()
+        .zip(pipes)
+        .map(|(sockets, pipes): ([OwnedFd; N], [Pipes; N])| {
+            let mut pipes = pipes.into_iter();
+            sockets.map(|socket| Wire::new(socket, pipes.next()))
+        });
+    std::array::from_fn(|_| ends.next().unwrap())
+}
+
+/// What [`wires`] are made of, and their memory.
+pub(crate) fn parts<const N: usize>(words: usize) -> ([[OwnedFd; N]; 2], [[Pipes; N]; 2], File) {
+    let memory = tempfile::tempfile_in("/dev/shm").unwrap();
+    let room = (urpc::pipe::Pipe::bytes(words) as u64).next_multiple_of(4096);
+    memory.set_len(2 * N as u64 * room).unwrap();
+    let pairs: [_; N] = std::array::from_fn(|_| UnixStream::pair().unwrap());
+    let mut near = Vec::new();
+    let mut far = Vec::new();
+    for (one, other) in pairs {
+        near.push(OwnedFd::from(one));
+        far.push(OwnedFd::from(other));
+    }
+    let pipe = |number: usize| SharedPipe::at(&memory, number as u64 * room, words).unwrap();
+    let end = |side: usize| {
+        std::array::from_fn(|stream| Pipes {
+            outgoing: pipe(2 * stream + side),
+            incoming: pipe(2 * stream + 1 - side),
+        })
+    };
+    let pipes = [end(0), end(1)];
+    ([near, far].map(|side| side.try_into().unwrap()), pipes, memory)
+}
+
+fn wire_pair() -> (Wire, Wire) {
+    let [[near], [far]] = wires(WORDS);
+    (near, far)
+}
+
+fn send(wire: &mut Wire, bytes: &[u8]) -> io::Result<()> {
+    let (first, second) = bytes.split_at(bytes.len() / 2 / WORD_BYTES * WORD_BYTES);
+    // SAFETY: borrowed as long as the call.
+    unsafe {
+        wire.send([
+            part(first.as_ptr(), first.len()),
+            part(second.as_ptr(), second.len()),
+        ])
+    }
+}
+
+fn receive(wire: &mut Wire, most: usize) -> io::Result<Option<Vec<u8>>> {
+    let mut bytes = vec![0; most];
+    // SAFETY: borrowed as long as the call.
+    let count = unsafe { wire.receive([part(bytes.as_mut_ptr(), most), NO_PART]) }?;
+    Ok(count.map(|count| {
+        bytes.truncate(count);
+        bytes
+    }))
+}
+
+/// Sleeps as a lane does; false if nothing came in 20 s.
+fn sleep(wire: &mut Wire) -> bool {
+    if wire.prepare_to_sleep() {
+        let mut wait = [PollFd::new(wire.socket.as_fd(), PollFlags::POLLIN)];
+        if poll(&mut wait, PollTimeout::from(20_000_u16)) != Ok(1) {
+            return false;
+        }
+        wire.fill();
+    }
+    wire.awake();
+    true
+}
+
+fn next(wire: &mut Wire, most: usize) -> Vec<u8> {
+    loop {
+        match receive(wire, most).unwrap() {
+            Some(bytes) => return bytes,
+            None => assert!(sleep(wire), "a bell that did not come"),
+        }
+    }
+}
+
+fn pattern(bytes: usize) -> Vec<u8> {
+    let words = (0..(bytes / WORD_BYTES) as u64).flat_map(|word| (word * 0x9e37_79b9).to_le_bytes());
+    words.collect()
+}
+
+#[test]
+fn bytes_go_by_the_pipe_and_the_socket_is_silent_while_the_reader_polls() {
+    let (mut near, mut far) = wire_pair();
+    assert_eq!(receive(&mut far, 64).unwrap(), None);
+    send(&mut near, &pattern(80)).unwrap();
+    let mut wait = [PollFd::new(far.socket.as_fd(), PollFlags::POLLIN)];
+    assert_eq!(poll(&mut wait, PollTimeout::ZERO), Ok(0));
+    far.look();
+    assert_eq!(receive(&mut far, 64).unwrap().unwrap(), pattern(80)[..64]);
+    assert_eq!(receive(&mut far, 64).unwrap().unwrap(), pattern(80)[64..]);
+    assert_eq!(receive(&mut far, 64).unwrap(), None);
+}
+
+#[test]
+fn who_would_sleep_over_bytes_does_not_and_who_sleeps_is_rung_for() {
+    let (mut near, mut far) = wire_pair();
+    send(&mut near, &[1; 16]).unwrap();
+    assert!(!far.prepare_to_sleep());
+    assert_eq!(receive(&mut far, 64).unwrap(), Some(vec![1; 16]));
+    assert!(far.prepare_to_sleep());
+    send(&mut near, &[2; 16]).unwrap();
+    let mut wait = [PollFd::new(far.socket.as_fd(), PollFlags::POLLIN)];
+    assert_eq!(poll(&mut wait, PollTimeout::from(20_000_u16)), Ok(1));
+    far.awake();
+    far.fill();
+    assert_eq!(receive(&mut far, 64).unwrap(), Some(vec![2; 16]));
+    assert_eq!(receive(&mut far, 64).unwrap(), None, "the bell is no bytes");
+    assert!(far.prepare_to_sleep());
+    let mut wait = [PollFd::new(far.socket.as_fd(), PollFlags::POLLIN)];
+    assert_eq!(poll(&mut wait, PollTimeout::ZERO), Ok(0), "it was heard");
+}
+
+/// Each sleeps before each message but some, which come while it looks.
+#[test]
+fn two_that_sleep_answer_each_other_a_hundred_thousand_times() {
+    const TIMES: u64 = 100_000;
+    let (mut near, mut far) = wire_pair();
+    let answering = thread::spawn(move || {
+        for _ in 0..TIMES {
+            let asked = next(&mut far, 16);
+            send(&mut far, &asked).unwrap();
+        }
+    });
+    for number in 0..TIMES {
+        let asked = [number.to_le_bytes(), number.to_be_bytes()].concat();
+        send(&mut near, &asked).unwrap();
+        assert_eq!(next(&mut near, 16), asked);
+    }
+    answering.join().unwrap();
+}
+
+/// Lanes are not to wait for each other: each sends, and only then reads.
+#[test]
+fn both_sides_send_more_than_a_pipe_holds_before_either_reads() {
+    const BYTES: usize = 40 * WORDS * WORD_BYTES;
+    let (mut near, mut far) = wire_pair();
+    let sent = pattern(BYTES);
+    for wire in [&mut near, &mut far] {
+        for piece in sent.chunks(5 * WORD_BYTES) {
+            send(wire, piece).unwrap();
+        }
+    }
+    let reading = |mut wire: Wire| {
+        move || {
+            let mut came = Vec::new();
+            while came.len() < BYTES {
+                came.extend(next(&mut wire, 1000 * WORD_BYTES));
+            }
+            // What is still kept for the other side goes on while this one sleeps, and it is there until both are done.
+            (wire, came)
+        }
+    };
+    let done = std::sync::Arc::new(AtomicU64::new(0));
+    let sides = [near, far].map(|wire| {
+        let (read, done) = (reading(wire), done.clone());
+        thread::spawn(move || {
+            let (mut wire, came) = read();
+            done.fetch_add(1, Ordering::SeqCst);
+            while done.load(Ordering::SeqCst) < 2 {
+                assert_eq!(receive(&mut wire, 64).unwrap(), None);
+                thread::yield_now();
+            }
+            came
+        })
+    });
+    for side in sides {
+        assert!(side.join().unwrap() == sent);
+    }
+}
+
+/// The writer has more than it may keep, and waits; the reader takes what it can, and then sleeps and is rung for, or polls on.
+#[test]
+fn who_sends_without_end_waits_for_room_and_goes_on() {
+    const BYTES: usize = 2 * BUFFER_BYTES;
+    for polls in [false, true] {
+        let (mut near, mut far) = wire_pair();
+        let sending = thread::spawn(move || {
+            for piece in pattern(BYTES).chunks(4096) {
+                send(&mut near, piece).unwrap();
+            }
+            // The rest goes as room comes, though nothing else does.
+            loop {
+                assert_eq!(receive(&mut near, 64).unwrap(), None);
+                if near.beside.as_ref().unwrap().backlog.is_empty() {
+                    return near;
+                }
+                assert!(sleep(&mut near), "a bell for room that did not come");
+            }
+        });
+        let mut came = Vec::new();
+        while came.len() < BYTES {
+            match polls {
+                true => came.extend(receive(&mut far, 4096 + 16).unwrap().unwrap_or_default()),
+                false => came.extend(next(&mut far, 4096 + 16)),
+            }
+        }
+        assert!(came == pattern(BYTES));
+        sending.join().unwrap();
+    }
+}
+
+#[test]
+fn what_was_sent_before_the_end_comes_before_it() {
+    let (mut near, mut far) = wire_pair();
+    send(&mut near, &pattern(64)).unwrap();
+    drop(near);
+    assert!(!far.prepare_to_sleep());
+    far.fill();
+    assert_eq!(receive(&mut far, 40).unwrap().unwrap(), pattern(64)[..40]);
+    assert_eq!(receive(&mut far, 40).unwrap().unwrap(), pattern(64)[40..]);
+    far.fill();
+    for _ in 0..2 {
+        assert_eq!(
+            receive(&mut far, 40).unwrap_err().kind(),
+            ErrorKind::UnexpectedEof
+        );
+    }
+    assert_eq!(
+        send(&mut far, &[0; 16]).unwrap_err().kind(),
+        ErrorKind::BrokenPipe
+    );
+}
+
+/// Also if both come between a look into the pipe and one at the socket, which some of so many do.
+#[test]
+fn who_looks_while_the_other_side_sends_and_ends_has_what_was_sent() {
+    for round in 0..300_u64 {
+        let (mut near, mut far) = wire_pair();
+        let sending = thread::spawn(move || {
+            // Now and then later, as who looks takes its time to begin.
+            (0..round % 200 * 20).for_each(|_| std::hint::spin_loop());
+            send(&mut near, &[7; 16]).unwrap();
+        });
+        let mut came = None;
+        let end = loop {
+            far.fill();
+            match receive(&mut far, 16) {
+                Ok(None) => {}
+                Ok(Some(bytes)) => came = Some(bytes),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(came, Some(vec![7; 16]), "{end} in round {round}");
+        sending.join().unwrap();
+    }
+}
+
+#[test]
+fn a_sleeper_hears_of_the_end_and_who_waits_for_room_too() {
+    let (near, mut far) = wire_pair();
+    let ending = thread::spawn(move || {
+        thread::sleep(std::time::Duration::from_millis(50));
+        drop(near);
+    });
+    assert!(sleep(&mut far));
+    assert_eq!(
+        receive(&mut far, 40).unwrap_err().kind(),
+        ErrorKind::UnexpectedEof
+    );
+    ending.join().unwrap();
+    let (near, mut far) = wire_pair();
+    let ending = thread::spawn(move || {
+        thread::sleep(std::time::Duration::from_millis(50));
+        drop(near);
+    });
+    let error = loop {
+        if let Err(error) = send(&mut far, &[0; 1 << 16]) {
+            break error;
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::BrokenPipe);
+    ending.join().unwrap();
+}
+
+#[test]
+fn nonsense_in_the_memory_is_an_error_and_nobody_sleeps_over_it() {
+    let ([_near_socket, [socket]], [_, [pipes]], memory) = parts::<1>(WORDS);
+    let mut far = Wire::new(socket, Some(pipes));
+    // The writer's position of the first pipe, which is the far end's incoming one.
+    nix::sys::uio::pwrite(&memory, &u64::MAX.to_le_bytes(), 0).unwrap();
+    assert!(!far.prepare_to_sleep());
+    assert_eq!(receive(&mut far, 16).unwrap_err().kind(), ErrorKind::InvalidData);
+}

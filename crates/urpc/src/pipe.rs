@@ -1,0 +1,108 @@
+//! A pipe in shared memory: bytes from one writer to one reader, in words of eight.
+//!
+//! ```text
+//! Pipe   head    how many words were written                     written by the writer
+//!        tail    how many were taken                             written by the reader, now and then
+//!        reader  does it sleep?                                  written by both, rarely
+//!        writer  does it wait for room?                          written by both, rarely
+//!        words   word n at n, modulo their number
+//! ```
+//!
+//! 1. The writer copies words, then says in `head` that they are there, with release ordering; the reader looks at `head`, and never
+//!    sees a word that is not whole.
+//! 2. Words are written over only when they were taken, which the writer knows from `tail`. It looks there only when there seems to be
+//!    no room, and the reader says so once for half a pipe, and before it sleeps.
+//! 3. Who sleeps is woken by a way that the caller has: [`Writer::must_wake`] and [`Reader::must_wake`] say when. Nobody sleeps over
+//!    bytes or over room ([`crate::side`] has the argument).
+//! 4. All of it is atomics, so whatever another process does with this memory, no access here is a data race. A position that
+//!    can't be is an error; none leads outside, as only the words' number says where a word lies.
+//!
+//! It knows nothing of an end: a pipe is used beside something that does.
+
+mod reader;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+use crate::side::Side;
+use crate::sync::{AtomicU64, Ordering};
+
+pub use reader::Reader;
+pub use writer::Writer;
+
+/// Bytes of a word. What is written or read is so many of them.
+pub const WORD_BYTES: usize = 8;
+/// The words of a pipe, at least.
+pub const WORDS_MIN: usize = 2;
+/// The words of a pipe, at most: 8 MiB.
+pub const WORDS_MAX: usize = 1 << 20;
+
+/// The other side claims to have written or taken what can't be.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[cfg_attr(feature = "host", derive(thiserror::Error))]
+#[cfg_attr(feature = "host", error("the other side of a pipe breaks the protocol"))]
+pub struct Corrupt;
+
+/// How many words, so far.
+#[derive(Debug, Default)]
+#[repr(C, align(64))]
+struct Position(AtomicU64);
+
+/// The memory of a pipe. All zero is an empty one.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct Pipe<W: ?Sized = [AtomicU64]> {
+    head: Position,
+    tail: Position,
+    reader: Side,
+    writer: Side,
+    words: W,
+}
+
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<Pipe<[AtomicU64; 8]>>() == Pipe::bytes(8));
+
+impl Pipe {
+    /// Bytes of a pipe with that many words.
+    pub const fn bytes(words: usize) -> usize {
+        4 * 64 + words * WORD_BYTES
+    }
+
+    fn len(&self) -> u64 {
+        self.words.len() as u64
+    }
+
+    /// The words from position `from` on, `count` of them at most, before they go round and after.
+    fn run(&self, from: u64, count: usize) -> [&[AtomicU64]; 2] {
+        // The number of words is a power of two: new() of both sides sees to that.
+        let start = from as usize & (self.words.len() - 1);
+        let (before, after) = (&self.words[..start], &self.words[start..]);
+        let first = count.min(after.len());
+        [&after[..first], &before[..(count - first).min(start)]]
+    }
+
+    /// Panics unless the pipe has a usable number of words; that is the doing of who made it, not of the other side.
+    fn check(&self) {
+        let words = self.words.len();
+        assert!(
+            words.is_power_of_two() && (WORDS_MIN..=WORDS_MAX).contains(&words),
+            "a pipe of {words} words"
+        );
+    }
+}
+
+/// How many words a part of what is to be copied has.
+fn words_of(bytes: usize) -> usize {
+    assert!(bytes.is_multiple_of(WORD_BYTES), "{bytes} bytes are no words");
+    bytes / WORD_BYTES
+}
+
+impl Position {
+    fn publish(&self, position: u64) {
+        self.0.store(position, Ordering::Release);
+    }
+
+    fn look(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+}

@@ -1,0 +1,273 @@
+//! Pipes between threads of one process; under `--cfg loom` in every order that the memory model allows.
+
+use std::sync::Arc;
+
+use super::*;
+
+/// Both ends of a pipe of `N` words.
+fn pair<const N: usize>() -> (Writer<Arc<Pipe>>, Reader<Arc<Pipe>>) {
+    let pipe: Arc<Pipe> = Arc::new(Pipe {
+        head: Position::default(),
+        tail: Position::default(),
+        reader: Side::default(),
+        writer: Side::default(),
+        words: core::array::from_fn::<AtomicU64, N, _>(|_| AtomicU64::default()),
+    });
+    (Writer::new(pipe.clone()), Reader::new(pipe))
+}
+
+/// Two parts at once; how many bytes went.
+fn write(writer: &mut Writer<Arc<Pipe>>, first: &[u8], second: &[u8]) -> Result<usize, Corrupt> {
+    // SAFETY: borrowed as long as the call.
+    unsafe { writer.write([first, second]) }
+}
+
+/// Into two parts of that many bytes; what came.
+fn read(reader: &mut Reader<Arc<Pipe>>, sizes: [usize; 2]) -> Result<Vec<u8>, Corrupt> {
+    let [mut first, mut second] = sizes.map(|size| vec![0xee; size]);
+    // SAFETY: borrowed as long as the call.
+    let count = unsafe { reader.read([&raw mut first[..], &raw mut second[..]]) }?;
+    first.extend(second);
+    assert!(
+        first[count..].iter().all(|byte| *byte == 0xee),
+        "beyond what came"
+    );
+    first.truncate(count);
+    Ok(first)
+}
+
+#[cfg(loom)]
+mod every_order {
+    use loom::thread;
+
+    use super::*;
+
+    fn word(number: u8) -> [u8; WORD_BYTES] {
+        [number; WORD_BYTES]
+    }
+
+    /// Though the pipe goes round, and both parts are used.
+    #[test]
+    fn bytes_come_whole_once_and_in_order() {
+        loom::model(|| {
+            let (mut writer, mut reader) = pair::<2>();
+            let writing = thread::spawn(move || {
+                assert_eq!(write(&mut writer, &word(1), &word(2)), Ok(2 * WORD_BYTES));
+                while write(&mut writer, &word(3), &[]).expect("honest") == 0 {
+                    thread::yield_now();
+                }
+            });
+            let mut came = Vec::new();
+            while came.len() < 3 * WORD_BYTES {
+                let more = read(&mut reader, [WORD_BYTES, WORD_BYTES]).expect("honest");
+                if more.is_empty() {
+                    thread::yield_now();
+                }
+                came.extend(more);
+            }
+            assert_eq!(came, [word(1), word(2), word(3)].concat());
+            writing.join().expect("no panic");
+        });
+    }
+
+    /// A reader that decided to sleep is woken, whenever the bytes came.
+    #[test]
+    fn nobody_sleeps_over_bytes() {
+        loom::model(|| {
+            let (mut writer, mut reader) = pair::<2>();
+            let writing = thread::spawn(move || {
+                assert_eq!(write(&mut writer, &word(1), &[]), Ok(WORD_BYTES));
+                writer.must_wake()
+            });
+            let sleeps = reader.prepare_to_sleep().expect("honest");
+            let woken = writing.join().expect("no panic");
+            assert!(!sleeps || woken, "it would sleep for ever");
+            assert_eq!(read(&mut reader, [WORD_BYTES, 0]), Ok(word(1).to_vec()));
+        });
+    }
+
+    /// The same for a writer that waits for room.
+    #[test]
+    fn nobody_sleeps_over_room() {
+        loom::model(|| {
+            let (mut writer, mut reader) = pair::<2>();
+            assert_eq!(write(&mut writer, &word(1), &word(2)), Ok(2 * WORD_BYTES));
+            let reading = thread::spawn(move || {
+                assert_eq!(read(&mut reader, [WORD_BYTES, 0]), Ok(word(1).to_vec()));
+                reader.must_wake()
+            });
+            let waits = writer.prepare_to_wait().expect("honest");
+            let woken = reading.join().expect("no panic");
+            assert!(!waits || woken, "it would wait for ever");
+            assert_eq!(write(&mut writer, &word(3), &[]), Ok(WORD_BYTES));
+        });
+    }
+
+    /// A reader tells of all room before it sleeps, though it took less than half a pipe since it last did.
+    #[test]
+    fn who_sleeps_leaves_nobody_waiting_for_room() {
+        loom::model(|| {
+            let (mut writer, mut reader) = pair::<4>();
+            assert_eq!(write(&mut writer, &word(1), &[]), Ok(WORD_BYTES));
+            let reading = thread::spawn(move || {
+                assert_eq!(read(&mut reader, [WORD_BYTES, 0]), Ok(word(1).to_vec()));
+                let sleeps = reader.prepare_to_sleep().expect("honest");
+                (sleeps, reader.must_wake())
+            });
+            let three = [word(2), word(3), word(4)].concat();
+            assert_eq!(write(&mut writer, &three, &[]), Ok(3 * WORD_BYTES));
+            let wakes = writer.must_wake();
+            let waits = writer.prepare_to_wait().expect("honest");
+            let (sleeps, woken) = reading.join().expect("no panic");
+            assert!(!sleeps || wakes, "the reader would sleep for ever");
+            assert!(!waits || woken, "the writer would wait for ever");
+        });
+    }
+}
+
+#[cfg(not(loom))]
+mod one_order {
+    use std::collections::VecDeque;
+    use std::thread;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Write(usize, usize),
+        Read(usize, usize),
+        Sleep,
+        Wait,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            (0..6_usize, 0..12_usize).prop_map(|(first, second)| Step::Write(first, second)),
+            (0..6_usize, 0..12_usize).prop_map(|(first, second)| Step::Read(first, second)),
+            Just(Step::Sleep),
+            Just(Step::Wait),
+        ]
+    }
+
+    proptest! {
+        /// Against a queue that can't be wrong.
+        #[test]
+        fn a_pipe_is_a_bounded_queue_of_bytes(steps in prop::collection::vec(step(), 1..300)) {
+            let (mut writer, mut reader) = pair::<8>();
+            let mut queue = VecDeque::new();
+            let mut next = 0_u8;
+            let mut bytes = |words: usize| -> Vec<u8> {
+                (0..words * WORD_BYTES).map(|_| { next = next.wrapping_add(1); next }).collect()
+            };
+            for step in steps {
+                match step {
+                    Step::Write(first, second) => {
+                        let (first, second) = (bytes(first), bytes(second));
+                        let count = write(&mut writer, &first, &second).unwrap();
+                        let all = first.len() + second.len();
+                        // The reader tells of room by halves.
+                        prop_assert!(count == all || queue.len() + count > 4 * WORD_BYTES, "{} of {}", count, all);
+                        queue.extend(first.into_iter().chain(second).take(count));
+                        prop_assert!(queue.len() <= 8 * WORD_BYTES);
+                    }
+                    Step::Read(first, second) => {
+                        let came = read(&mut reader, [first * WORD_BYTES, second * WORD_BYTES]).unwrap();
+                        let count = queue.len().min((first + second) * WORD_BYTES);
+                        let expected: Vec<u8> = queue.drain(..count).collect();
+                        prop_assert_eq!(came, expected);
+                    }
+                    Step::Sleep => {
+                        prop_assert_eq!(reader.prepare_to_sleep().unwrap(), queue.is_empty());
+                        reader.awake();
+                    }
+                    Step::Wait => {
+                        if writer.prepare_to_wait().unwrap() {
+                            prop_assert!(queue.len() > 4 * WORD_BYTES);
+                        }
+                        writer.awake();
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_hundred_thousand_pages_between_two_threads() {
+        const COUNT: u64 = 100_000;
+        const PAGE: usize = 4096;
+        let (mut writer, mut reader) = pair::<2048>();
+        let writing = thread::spawn(move || {
+            for number in 0..COUNT {
+                let frame = [number.to_le_bytes(), (!number).to_le_bytes()].concat();
+                let page = number.to_le_bytes().repeat(PAGE / 8);
+                let mut rest = [frame, page].concat();
+                while !rest.is_empty() {
+                    let count = write(&mut writer, &rest, &[]).unwrap();
+                    rest.drain(..count);
+                    if count == 0 {
+                        thread::yield_now();
+                    }
+                }
+            }
+        });
+        for number in 0..COUNT {
+            let mut came = Vec::new();
+            while came.len() < 16 + PAGE {
+                let left = 16 + PAGE - came.len();
+                let first = left.min(16);
+                let more = read(&mut reader, [first, left - first]).unwrap();
+                if more.is_empty() {
+                    thread::yield_now();
+                }
+                came.extend(more);
+            }
+            assert_eq!(came[..8], number.to_le_bytes());
+            assert_eq!(came[8..16], (!number).to_le_bytes());
+            let is_whole = came[16..].chunks(8).all(|word| word == number.to_le_bytes());
+            assert!(is_whole, "page {number}");
+        }
+        writing.join().unwrap();
+        assert_eq!(read(&mut reader, [8, 8]), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn a_writer_that_claims_too_much_or_takes_it_back_is_an_error() {
+        for claim in [9, u64::MAX, 1 << 63] {
+            let (writer, mut reader) = pair::<8>();
+            writer.pipe().head.publish(claim);
+            assert_eq!(read(&mut reader, [64, 64]), Err(Corrupt), "claims {claim}");
+            assert_eq!(reader.prepare_to_sleep(), Err(Corrupt));
+        }
+        let (mut writer, mut reader) = pair::<8>();
+        assert_eq!(write(&mut writer, &[1; 16], &[2; 8]), Ok(24));
+        assert_eq!(read(&mut reader, [16, 8]).unwrap().len(), 24);
+        writer.pipe().head.publish(2);
+        assert_eq!(read(&mut reader, [64, 0]), Err(Corrupt));
+    }
+
+    #[test]
+    fn a_reader_that_claims_too_much_or_takes_it_back_is_an_error() {
+        for claim in [9, u64::MAX] {
+            let (mut writer, reader) = pair::<8>();
+            assert_eq!(write(&mut writer, &[1; 64], &[]), Ok(64));
+            reader.pipe().tail.publish(claim);
+            assert_eq!(write(&mut writer, &[1; 8], &[]), Err(Corrupt), "claims {claim}");
+            assert_eq!(writer.prepare_to_wait(), Err(Corrupt));
+        }
+        let (mut writer, reader) = pair::<8>();
+        assert_eq!(write(&mut writer, &[1; 64], &[]), Ok(64));
+        reader.pipe().tail.publish(4);
+        assert_eq!(write(&mut writer, &[1; 64], &[]), Ok(32));
+        reader.pipe().tail.publish(3);
+        assert_eq!(write(&mut writer, &[1; 64], &[]), Err(Corrupt));
+    }
+
+    #[test]
+    #[should_panic(expected = "no words")]
+    fn parts_of_words_are_refused() {
+        let (mut writer, _reader) = pair::<8>();
+        let _ = write(&mut writer, &[1; 12], &[]);
+    }
+}
