@@ -1,5 +1,5 @@
 //! Linux over two hosts: what its CPUs write for each other, its devices from either, processes and threads, a link that gets bad, reboot
-//! and power-off; the end of one host's part, which the others must tell of and not outlive; a parallel build. And over three.
+//! and power-off; the end of one host's part, which the others must tell of and not outlive; a parallel build. Over two that share memory, and over three.
 //!
 //! A page of another host takes some 3.5 ms here, and one in a row of them 1: most steps are small, and one boot serves many.
 
@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use guest_tests::VmFile;
 use guest_tests::vm::TOOL;
+use serde_json::{Value, json};
 
+use crate::FIND_SHARED;
 use crate::guest::{ALPHA, Guest, HOSTS, Traces, expect_nothing_left, over, two_hosts};
 use crate::lab::{Lab, SILENCE};
 
@@ -123,20 +125,31 @@ fn threads_meet(guest: &Guest) {
     }
 }
 
-/// No word of a page table was changed on both hosts.
+/// What is told of its memory, of the shard on each host.
 #[track_caller]
-fn tables_had_no_conflicts(guest: &Guest) {
+fn shards(guest: &Guest) -> Vec<Value> {
     let told = guest.inspect();
     // One VM is one entry, or is it by itself.
     let vm = told.get(0).unwrap_or(&told);
-    let shards = &vm["status"]["span"]["coherence"]["shards"];
-    let shards = shards
-        .as_array()
-        .unwrap_or_else(|| panic!("no shards in {told:#}"));
+    let shards = vm["status"]["span"]["coherence"]["shards"].as_array();
+    let shards = shards.unwrap_or_else(|| panic!("no shards in {told:#}"));
     assert_eq!(shards.len(), guest.cpus, "{told:#}");
-    for shard in shards {
+    shards.clone()
+}
+
+/// No word of a page table was changed on both hosts.
+#[track_caller]
+fn tables_had_no_conflicts(guest: &Guest) {
+    for shard in shards(guest) {
         assert_eq!(shard["tables"]["conflicts"], 0, "{shard:#}");
     }
+}
+
+/// Pages go by the memory that both hosts see.
+#[track_caller]
+fn pages_go_by_shared_memory(guest: &Guest) {
+    let ways: Vec<Value> = shards(guest).iter().map(|shard| shard["ways"].clone()).collect();
+    assert_eq!(json!(ways), json!([[null, "shared"], ["shared", null]]));
 }
 
 #[test]
@@ -181,6 +194,29 @@ fn linux_over_two_hosts_works_over_a_bad_link_too_reboots_and_powers_off() {
     lab.shell("alpha", "e2fsck -fn /run/hosts.ext4 >&2");
 
     the_last_host_is_lost(&lab, Guest::boot(&lab, "lost", "256M"), &before);
+    lab.cluster_down();
+}
+
+/// By connections with TLS, which carry bells alone here.
+#[test]
+fn linux_over_two_hosts_that_share_memory_goes_by_it_in_each_boot() {
+    let shared = format!("[[shared]]\nsize = \"2M\"\nhosts = {HOSTS:?}\n");
+    let lab = Lab::linked("sharing", HOSTS, &shared);
+    let paths: Vec<String> = HOSTS.iter().map(|host| lab.shell(host, FIND_SHARED)).collect();
+    assert_eq!(paths[0], paths[1]);
+    lab.cluster_up(Some(&paths[0]), "");
+    let before: Vec<Traces> = HOSTS.iter().map(|host| Traces::of(&lab, host)).collect();
+    let file = over(VmFile::new("sharing").memory("256M"), HOSTS.len());
+    let mut guest = Guest::of(&lab, &file, HOSTS.len());
+    pages_go_by_shared_memory(&guest);
+    guest.equip();
+    each_reads_what_another_wrote(&guest, &WAYS, 32);
+    threads_meet(&guest);
+    tables_had_no_conflicts(&guest);
+    guest.reboot(1);
+    pages_go_by_shared_memory(&guest);
+    each_reads_what_another_wrote(&guest, &WAYS, 8);
+    the_last_host_is_lost(&lab, guest, &before);
     lab.cluster_down();
 }
 
