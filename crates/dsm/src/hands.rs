@@ -366,7 +366,9 @@ impl Effects for Hands {
                     ..
                 }
             );
-        if brings && self.region.mapped(page) == Right::None && self.landing.len() < LIST {
+        // Of a page that is about to be merged the right alone may come, to what it has here, closed to all.
+        let is_nothing = self.region.mapped(page) == Right::None && self.is_plain(page);
+        if brings && is_nothing && self.landing.len() < LIST {
             self.landing.push_back(page);
         }
     }
