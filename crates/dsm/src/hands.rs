@@ -234,7 +234,7 @@ impl Hands {
     /// Whether a page is the engine's business alone: one that is merged, or about to be, is of no use to ask for.
     pub fn is_plain(&self, page: u32) -> bool {
         let merging = self.merging.as_ref();
-        merging.is_none_or(|merging| !merging.merger.is_merged(Page(page)) && !merging.taken.contains(&page))
+        merging.is_none_or(|merging| !merging.merger.has_twin(Page(page)) && !merging.taken.contains(&page))
     }
 
     /// The hold of a page, if there is one.
@@ -271,8 +271,9 @@ impl Hands {
         self.kernel(pages.start, "free", result);
     }
 
-    /// Closes a page to all processors here.
+    /// Closes a page to all processors here, of which what is here still counts.
     pub fn shut(&mut self, page: u32) {
+        self.lands_no_more(page);
         self.holds.retain(|hold| hold.page != page);
         let result = self.region.restrict(page, Right::None);
         self.kernel(page, "restrict", result);
@@ -366,7 +367,7 @@ impl Effects for Hands {
                     ..
                 }
             );
-        // Of a page that is about to be merged the right alone may come, to what it has here, closed to all.
+        // Of a page that is merged, or about to be, what is here counts, though it may be closed to all.
         let is_nothing = self.region.mapped(page) == Right::None && self.is_plain(page);
         if brings && is_nothing && self.landing.len() < LIST {
             self.landing.push_back(page);

@@ -205,6 +205,12 @@ impl<const WORDS: usize> Merger<WORDS> {
         self.twins.is_open(page)
     }
 
+    /// Whether this node has a twin of it: it is merged, or was offered and is not open yet. The page's bytes here count, though this
+    /// node may have no right to it.
+    pub fn has_twin(&self, page: Page) -> bool {
+        self.twins.round(page).is_some()
+    }
+
     /// What happened so far.
     pub fn merges(&self) -> Merges {
         self.twins.merges

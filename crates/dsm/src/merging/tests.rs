@@ -182,6 +182,54 @@ fn bytes_that_come_before_what_they_come_after_stay_as_they_are() {
 }
 
 #[test]
+fn a_page_that_is_offered_and_not_open_yet_is_not_where_messages_come() {
+    const PAGE: u32 = 100;
+    const ROUND: u64 = 1;
+    let mut world = World::of(2);
+    let offer = Saying {
+        stamp: stamp(&[0, 0]),
+        page: Page(PAGE),
+        round: ROUND,
+        say: Say::Offer(Level(4)),
+    };
+    let far = world.other(1);
+    far.control
+        .write_all(&pieces::saying(&offer, Some(&[7; PAGE_BYTES]), 2))
+        .unwrap();
+    let mut accepted = Pieces::new();
+    let accepted = std::iter::repeat_with(|| {
+        let mut frame = [0; FRAME_BYTES];
+        far.control.read_exact(&mut frame).unwrap();
+        accepted.add(&frame, 2).unwrap()
+    });
+    let said = accepted.flatten().next();
+    assert!(
+        matches!(
+            said,
+            Some(Said::Saying(
+                Saying {
+                    say: Say::Accept { .. },
+                    ..
+                },
+                None
+            ))
+        ),
+        "{said:?}"
+    );
+    // It has all its bytes here, and who wants it before it is open asks for it all the same.
+    let reader = world.reader(1, PAGE);
+    let both = [1, 2].map(|page| message(page, Body::Ask { access: Access::Read }));
+    let far = world.other(1);
+    far.bulk.write_all(both.as_flattened()).unwrap();
+    for _ in both {
+        far.control.read_exact(&mut [0; FRAME_BYTES]).unwrap();
+    }
+    far.control.write_all(&saying(PAGE, Say::Begin, &[0, 0])).unwrap();
+    let wrong = reader.join().unwrap().iter().position(|byte| *byte != 7);
+    assert_eq!(wrong, None, "the first byte that is not as it was offered");
+}
+
+#[test]
 fn a_message_waits_for_what_its_sender_had_of_a_third_node() {
     let mut world = World::of(3);
     for round in 0..3 {
