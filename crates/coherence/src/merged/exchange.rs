@@ -39,7 +39,8 @@ pub trait Hooks: Words {
     fn take(&mut self, page: Page);
     /// The page is the engine's again, with the bytes it has here: open it to this node's CPUs and call [`crate::Engine::used`].
     fn give_back(&mut self, page: Page);
-    /// Put the bytes that came with the offer in the page's place, closed to this node's CPUs.
+    /// Put the bytes that came with the offer in the page's place, closed to this node's CPUs. From now on nothing else may write there,
+    /// though this node has no right to the page: what is there counts.
     fn store(&mut self, page: Page);
     /// Open a page to this node's CPUs, for reading and writing.
     fn open(&mut self, page: Page);
