@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Records what a build waits for in a VM over several nodes, each with a copy of the memory, and from that models what it would gain
-# over several hosts: here where KVM runs guests, in a lab host with a CPU for each node elsewhere.
+# Records what a build waits for in a VM over several nodes, each with a copy of the memory, for `make bench-model`: here where KVM runs guests, in a lab host with a CPU for each node elsewhere.
 # Usage: scripts/bench-compile.sh FOLDER [NODES ...], with what cargo built in FOLDER; 2 nodes if none are named. Four in a lab on two
 # CPUs did not end their first build in 20 minutes.
 set -euo pipefail
