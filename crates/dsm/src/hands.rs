@@ -271,9 +271,8 @@ impl Hands {
         self.kernel(pages.start, "free", result);
     }
 
-    /// Closes a page to all processors here, of which what is here still counts.
+    /// Closes a page to all processors here.
     pub fn shut(&mut self, page: u32) {
-        self.lands_no_more(page);
         self.holds.retain(|hold| hold.page != page);
         let result = self.region.restrict(page, Right::None);
         self.kernel(page, "restrict", result);

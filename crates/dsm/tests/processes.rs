@@ -161,6 +161,21 @@ fn with_memory(shape: Shape, work: impl FnOnce(&Session) + Send + 'static) {
     });
 }
 
+/// Each of three nodes adds to a word of a page for so long, and none of that is lost.
+#[track_caller]
+fn additions_count(session: &Session, page: u32, millis: u64) {
+    let job = Job::Add { page, millis };
+    let mut count = 0;
+    for answer in session.all(&[job.clone(), job.clone(), job]).unwrap() {
+        let Answer::Count(more) = answer else {
+            panic!("{answer:?}")
+        };
+        assert!(more > 0, "a node never got the page");
+        count += more;
+    }
+    assert_eq!(word(session.node(), page, 0).load(SeqCst), count);
+}
+
 #[test]
 fn additions_of_all_processes_count() {
     with_memory(
@@ -169,19 +184,7 @@ fn additions_of_all_processes_count() {
             ..shape(3, 64)
         },
         |session| {
-            let job = Job::Add {
-                page: 40,
-                millis: 100,
-            };
-            let mut count = 0;
-            for answer in session.all(&[job.clone(), job.clone(), job]).unwrap() {
-                let Answer::Count(more) = answer else {
-                    panic!("{answer:?}")
-                };
-                assert!(more > 0, "a node never got the page");
-                count += more;
-            }
-            assert_eq!(word(session.node(), 40, 0).load(SeqCst), count);
+            additions_count(session, 40, 100);
         },
     );
 }
@@ -620,16 +623,7 @@ fn additions_of_all_processes_count_by_shared_memory_until_one_of_them_dies() {
         let lost = |end: &End| *LOST.lock().unwrap() = Some(end.to_string());
         let session = Session::lead(shape, &peers, means, &Settings::default(), lost).unwrap();
         for page in [40, 3] {
-            let job = Job::Add { page, millis: 300 };
-            let mut count = 0;
-            for answer in session.all(&[job.clone(), job.clone(), job]).unwrap() {
-                let Answer::Count(more) = answer else {
-                    panic!("{answer:?}")
-                };
-                assert!(more > 0, "a node never got the page");
-                count += more;
-            }
-            assert_eq!(word(session.node(), page, 0).load(SeqCst), count);
+            additions_count(&session, page, 300);
         }
         others.0[1].kill().unwrap();
         let end = Instant::now() + Duration::from_secs(10);
