@@ -5,6 +5,7 @@
 //! what its caller gave it.
 
 pub mod client;
+pub mod panic;
 pub mod protocol;
 pub mod server;
 mod wire;

@@ -193,6 +193,7 @@ impl Command {
 }
 
 fn main() -> ExitCode {
+    agent::panic::ends_the_process();
     keep_one_arena();
     lab::take_over();
     let command = Cli::parse().command;

@@ -27,6 +27,7 @@ struct Cli {
 }
 
 fn main() -> ExitCode {
+    agent::panic::ends_the_process();
     match obey(Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -16,6 +16,7 @@ mod root;
 mod waiting;
 
 fn main() -> std::process::ExitCode {
+    agent::panic::ends_the_process();
     if std::process::id() == 1 {
         init::run();
     }
