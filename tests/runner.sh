@@ -8,7 +8,7 @@ shift
 mirrorball=${MIRRORBALL_BIN:-$(dirname "$program")/../mirrorball}
 case $(basename "$program") in
 # These start labs themselves, one after another.
-auto-* | hosts-*) exec "$program" --test-threads=1 "$@" ;;
+auto-* | hosts-* | lab-*) exec "$program" --test-threads=1 "$@" ;;
 esac
 # Four cells want four CPUs.
 needed=1
