@@ -33,7 +33,7 @@ done >"$shared/lab.toml"
 echo 'links = [{ hosts = ["alpha", "beta"] }]' | cat - "$shared/lab.toml" >"$shared/whole" && mv "$shared/whole" "$shared/lab.toml"
 {
     # Emulated hosts stand still for seconds now and then; nobody else is on this network.
-    printf '[membership]\nsilence_ms = 12000\nspans = "plain"\n'
+    printf '[membership]\nsilence_ms = 20000\nspans = "plain"\n'
     printf '[[hosts]]\nname = "alpha"\naddress = "10.77.0.1:7400"\n[[hosts]]\nname = "beta"\naddress = "10.77.0.2:7400"\n'
     printf '[[cells]]\nhost = "alpha"\n[[cells]]\nhost = "beta"\n'
 } >"$shared/cluster.toml"
@@ -61,7 +61,7 @@ start=$(now)
 on 240 alpha run --lab never -d --name "$vm" --image "$image" --cpus 2 --memory 640M --net none --span 0,1 --span-memory coherent >/dev/null
 # The agent brings beta's CPU online when all services have started.
 until on 120 alpha exec "$vm" -T -- nproc 2>"$log" | grep -qx 2; do
-    (($(date +%s) - ${start%.*} < 420)) || fail "both CPUs are not online after 420 s: $(tail -n 1 "$log")"
+    (($(date +%s) - ${start%.*} < 600)) || fail "both CPUs are not online after 600 s: $(tail -n 1 "$log")"
     sleep 3
 done
 boot=$(since "$start")
@@ -84,7 +84,7 @@ for file in Makefile hello.c main.c; do
     on 60 alpha cp "$shared/$file" "$vm:/root/hello/$file" >/dev/null
 done
 start=$(now)
-in_guest 400 'cd /root/hello && make -j2 && ./hello && sha256sum *.o >sums' | sed 's/^/  | /'
+in_guest 900 'cd /root/hello && make -j2 && ./hello && sha256sum *.o >sums' | sed 's/^/  | /'
 work=$(since "$start")
 echo "demo: the same on the CPU of one host: are the object files the same?"
 in_guest 240 'cd /root/hello && rm *.o && taskset -c 0 make CPU=0 hello.o main.o && sha256sum -c sums' | sed 's/^/  | /'

@@ -12,7 +12,7 @@ const START_LIMIT: Duration = Duration::from_secs(240);
 /// What one command in a lab host may take.
 pub const COMMAND_LIMIT: Duration = Duration::from_secs(120);
 /// How long a cell may be silent: emulated hosts stand still for seconds now and then.
-pub const SILENCE: Duration = Duration::from_secs(12);
+pub const SILENCE: Duration = Duration::from_secs(20);
 
 /// A lab, and who is in it.
 pub struct Lab {
