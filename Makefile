@@ -8,15 +8,15 @@ TARGET := x86_64-unknown-linux-gnu
 OUT := $(or $(CARGO_TARGET_DIR),target)/$(TARGET)/release
 MIRRORBALL := $(OUT)/mirrorball
 
-.PHONY: help build demo demo-span demo-hosts test test-rest test-long lint sim sim-million bench bench-sharing bench-channels bench-hosts bench-span bench-dsm bench-model fuzz clean
+.PHONY: help build demo demo-span demo-hosts test test-rest test-long lint sim sim-million bench bench-sharing bench-channels bench-hosts bench-span bench-dsm bench-coherent bench-compile bench-model fuzz clean
 
 help:
-	@echo "make build   compile (2 min)            make demo   four Debian VMs compile a C program (first time 6 min)"
+	@echo "make build   compile (2 to 4 min)           make demo   four Debian VMs compile a C program (first time 6 min)"
 	@echo "make demo-span   one Debian VM over two cells; a vCPU moves while it compiles (first time 6 min)"
 	@echo "make demo-hosts  one Debian VM over two hosts, emulated; a C program built on both (5 min; first time more)"
-	@echo "make test    all tests; without usable KVM most (35 min on 2 cores; with it not timed)"
-	@echo "make lint    formatting and clippy, of the fuzz targets too (5 min on 2 cores)"
-	@echo "make test-rest   without usable KVM the other tests (three quarters of an hour on 2 cores)"
+	@echo "make test    all tests; without usable KVM most (30 to 40 min on 2 cores; with it not timed)"
+	@echo "make lint    formatting and clippy, of the fuzz targets too (3 to 5 min on 2 cores)"
+	@echo "make test-rest   without usable KVM the other tests (an hour on 2 cores)"
 	@echo "make test-long   guests over several emulated hosts, which no other call runs (a quarter of an hour on 2 cores)"
 	@echo "make bench   timings against QEMU (8 min)   make fuzz   each fuzz target for a minute"
 	@echo "make sim     clusters in virtual time, for a minute"
@@ -26,6 +26,7 @@ help:
 	@echo "make bench-dsm        one memory for two processes, beside what a fault is made of, and beside MPI (five minutes)"
 	@echo "make bench-model      what programs on it would gain on several hosts, by a model of what bench-dsm and bench-compile counted"
 	@echo "make bench-compile    what a build waits for in a VM over two nodes, for the model (7 min without usable KVM)"
+	@echo "make bench-coherent   starts of a VM over two nodes with a copy of the memory each, beside a plain one's (6 min without usable KVM)"
 	@echo "make bench-span       a VM in one shard and in two (half an hour without usable KVM)"
 	@echo "make bench-sharing   memory of guests that share a disk, beside QEMU (half an hour without usable KVM)"
 
@@ -96,6 +97,10 @@ bench-dsm: build
 bench-model: build
 	@$(OUT)/bench-model --faults bench/results/dsm.json --stalls bench/results/dsm-stalls.json \
 		--builds bench/results/dsm-compile.json --out bench/results/dsm-model.json
+
+bench-coherent: build
+	@scripts/setup.sh run
+	scripts/bench-coherent.sh $(MIRRORBALL)
 
 bench-compile: build
 	@scripts/setup.sh run mpi

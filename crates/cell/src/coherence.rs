@@ -68,6 +68,7 @@ pub struct Coherence {
     shared: BTreeMap<(usize, usize), Common>,
     names: Vec<String>,
     kernel: Range<u64>,
+    encrypted: bool,
 }
 
 impl Coherence {
@@ -110,6 +111,7 @@ impl Coherence {
             shared,
             names: span.places().into_iter().map(name).collect(),
             kernel,
+            encrypted: span.is_encrypted(),
         })
     }
 
@@ -157,6 +159,7 @@ impl Coherence {
             kernel: self.kernel.clone(),
             shared,
             notes,
+            encrypted: self.encrypted,
         }
     }
 }

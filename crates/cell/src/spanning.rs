@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use config::VmSpec;
+use config::cluster::SpanWay;
 use policy::span::Part;
 use shard::launch::{
     Fd, LaunchSpec, Leaf, MemoryLaunch, PartLaunch, Ratio, ShardChannels, ShardMemory, SpanLaunch, TscLaunch,
@@ -104,6 +105,12 @@ impl Span {
             (PartPlace::Here(tenure), None) => format!("cell {}", tenure.cell()),
         };
         self.places.iter().map(|(place, _)| name(place)).collect()
+    }
+
+    /// Whether threads of other processes encrypt what shards say to those on other hosts.
+    pub(crate) fn is_encrypted(&self) -> bool {
+        let way = self.over.as_ref().map(|over| over.hosts.site.spans);
+        way == Some(SpanWay::Tls)
     }
 
     /// Calls the monitor of a shard on another host.

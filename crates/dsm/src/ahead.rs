@@ -10,7 +10,11 @@
 //! stream rests for some faults, longer each time. Pages that others took a short while ago are left out: they would come and go.
 //! There is no clock; what has been is counted in faults and takes.
 
+mod fills;
+
 use std::ops::Range;
+
+pub use fills::Fills;
 
 /// The longest window, pages: 64 KiB, of which half at most came for nothing when a stream ends. Not chosen by a measurement.
 pub const WINDOW_MAX: u32 = 16;

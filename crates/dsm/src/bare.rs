@@ -1,5 +1,7 @@
 //! What a remote page is made of, each by itself: a fault that is answered at once, and a request for 4 KiB over a stream.
 
+pub mod memory;
+
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};

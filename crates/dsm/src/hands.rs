@@ -12,6 +12,7 @@ use coherence::{Access, Body, Contents, Effects, Message, NodeId, Page, Right, W
 
 use self::post::Gathered;
 use crate::PAGE_BYTES;
+use crate::ahead::Fills;
 use crate::clock::{now_ns, ran_ns};
 use crate::discards::Mailbox;
 use crate::ending::End;
@@ -59,6 +60,9 @@ pub struct Hands {
     pub brought: bool,
     /// The last page that was granted had never been used.
     pub was_fresh: bool,
+    /// What is taken before a thread writes it, and of that what has come and is for nobody to use first: the engine is to know.
+    pub fills: Fills,
+    pub unheld: Vec<u32>,
     pub holds: Vec<Hold>,
     waiters: Vec<Waiter>,
     /// Pages that were asked for and of which nothing is here: what comes next is probably the first one's bytes.
@@ -105,6 +109,8 @@ impl Hands {
             woke: false,
             brought: false,
             was_fresh: false,
+            fills: Fills::default(),
+            unheld: Vec::with_capacity(LIST),
             holds: Vec::with_capacity(LIST),
             waiters: Vec::with_capacity(LIST),
             landing: VecDeque::with_capacity(LIST),
@@ -121,9 +127,9 @@ impl Hands {
         }
     }
 
-    /// Whether a thread of this node waits for a page of this lane.
-    pub fn anybody_waits(&self) -> bool {
-        !self.waiters.is_empty()
+    /// How many threads of this node wait for a page of this lane.
+    pub fn waiting(&self) -> usize {
+        self.waiters.len()
     }
 
     /// A thread waits from now on.
@@ -390,6 +396,7 @@ impl Effects for Hands {
             self.region.clear(page);
         }
         self.lands_no_more(page);
+        let was_asked_ahead = right == Right::Write && self.fills.came(page, self.was_fresh);
         if self.is_taken(page) {
             // Not for processors. A grant to read answers one to write too.
             self.holds.retain(|hold| hold.page != page);
@@ -405,6 +412,11 @@ impl Effects for Hands {
         self.kernel(page, "map", result);
         if contents != Contents::Fresh && self.heat.came(page).is_multiple_of(HOT) && self.merging.is_some() {
             self.todo.push_back(Todo::Suspect(page));
+        }
+        if was_asked_ahead && !self.waiters.iter().any(|waiter| waiter.page == page) {
+            self.meter.filled += 1;
+            self.brought = true;
+            return self.unheld.push(page);
         }
         self.wake(page);
     }

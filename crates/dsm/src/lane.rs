@@ -26,6 +26,7 @@ use crate::hold::{BOUND_NS, Hold, Thread, Verdict};
 use crate::link::{FRAME_BYTES, Frame};
 use crate::merging::page_of;
 use crate::meter::Meter;
+use crate::node::Polls;
 use crate::userfault::{FAULTS_MAX, Fault};
 
 /// Of a frame that is none of the protocol's: its sender ends, because of the node whose number is in the page's place.
@@ -50,8 +51,8 @@ pub struct Lane {
     shared: Arc<Mutex<Meter>>,
     /// How long a thread runs that has used its page for sure.
     enough_ns: Arc<AtomicU64>,
-    /// Whether to poll at all: who polls at real-time priority keeps other lanes from its CPU, those that it waits for too.
-    polls: bool,
+    /// Who polls at real-time priority keeps other lanes from its CPU, those that it waits for too.
+    polls: Polls,
     /// While a thread waits here, and while none does.
     asked: PollTime,
     idle: PollTime,
@@ -72,7 +73,7 @@ impl Lane {
         ending: Arc<Ending>,
         shared: Arc<Mutex<Meter>>,
         enough_ns: Arc<AtomicU64>,
-        polls: bool,
+        polls: Polls,
     ) -> Self {
         let mut descriptors = vec![
             ending.event().as_raw_fd(),
@@ -144,7 +145,7 @@ impl Lane {
             }
             let now = now_ns();
             let since = *idle_since.get_or_insert(now);
-            let may_poll = self.polls && self.threads().leave_the_cpu();
+            let may_poll = self.threads().let_poll(self.polls);
             if may_poll && now - since < self.patience().poll_ns() {
                 self.look_at_all();
                 std::hint::spin_loop();
@@ -197,8 +198,10 @@ impl Lane {
             let striped = Page(self.hands.region.striped(page));
             self.hands.gather();
             let faulted = self.engine.fault(striped, access, &mut self.hands);
-            if faulted == Faulted::Waits && access == Access::Read {
-                self.ask_ahead(page);
+            match access {
+                _ if faulted != Faulted::Waits => {}
+                Access::Read => self.ask_ahead(page),
+                Access::Write => self.ask_to_fill(page),
             }
             self.hands.send_gathered();
             match faulted {
@@ -224,6 +227,24 @@ impl Lane {
             if !self.ahead.was_taken(page) && self.hands.is_plain(page) {
                 let striped = Page(self.hands.region.striped(page));
                 self.engine.ask_ahead(striped, &mut self.hands);
+            }
+        }
+    }
+
+    /// Takes pages after one that is about to be written, if it is of a stream of pages that nobody had written. For the protocol this is
+    /// a fault as any other, whose page has been used as soon as it comes.
+    fn ask_to_fill(&mut self, page: u32) {
+        let region = &self.hands.region;
+        if !self.hands.reads_ahead.load(Ordering::Relaxed) || region.mapped(page) != Right::None {
+            return;
+        }
+        let end = region.block_of(page, u32::MAX).end;
+        let more = (self.hands.fills).writes(page, end, |page| region.mapped(page) != Right::None);
+        for page in more {
+            let striped = Page(self.hands.region.striped(page));
+            if self.hands.is_plain(page) && self.engine.is_absent(striped) {
+                self.hands.fills.asks(page);
+                self.engine.fault(striped, Access::Write, &mut self.hands);
             }
         }
     }
@@ -340,6 +361,10 @@ impl Lane {
         self.engine
             .receive(NodeId(node as u16), message, &mut self.hands)
             .map_err(|refusal| End::Nonsense(format!("{}: {refusal}", self.hands.name(node))))?;
+        while let Some(page) = self.hands.unheld.pop() {
+            let page = Page(self.hands.region.striped(page));
+            self.engine.used(page, &mut self.hands);
+        }
         self.check()
     }
 
@@ -354,7 +379,10 @@ impl Lane {
             | Body::Forward {
                 want: Want::Write | Want::Discard,
                 ..
-            } => self.ahead.takes(page),
+            } => {
+                self.ahead.takes(page);
+                self.hands.fills.takes(page);
+            }
             // It may have been used long ago, and nobody has looked since. If not it stays, as nobody waits for it.
             Body::AskAhead | Body::ForwardAhead { .. } => {
                 if let Some(index) = self.hands.hold_of(page) {

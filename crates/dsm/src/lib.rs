@@ -48,7 +48,7 @@ pub use latency::Latency;
 pub use link::Link;
 pub use meeting::{LANES_MAX, Met, Shape, follow, lead};
 pub use meter::{Meter, Stalls};
-pub use node::{Node, NodeError, Prepared, Settings, Site, Spawn, Step};
+pub use node::{Node, NodeError, Polls, Prepared, Settings, Site, Spawn, Step};
 pub use region::{Method, PAGES_MAX, Region, RegionError};
 pub use session::{Session, SessionError, serve};
 pub use stream::{Means, Peer, Security, StreamError, listen};

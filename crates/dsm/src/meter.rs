@@ -48,6 +48,8 @@ pub struct Meter {
     pub joined: u64,
     /// Requests of other nodes for such pages that were declined, as the page was fresh, or in use.
     pub declined: u64,
+    /// Pages that came to be written before any thread here wanted them.
+    pub filled: u64,
     /// Page tables that were merged.
     pub merged: u64,
     /// Of these, those that are ordinary pages again.
@@ -111,6 +113,7 @@ fn both(one: &Meter, other: &Meter, f: impl Fn(u64, u64) -> u64) -> Meter {
         ahead: f(one.ahead, other.ahead),
         joined: f(one.joined, other.joined),
         declined: f(one.declined, other.declined),
+        filled: f(one.filled, other.filled),
         merged: f(one.merged, other.merged),
         unmerged: f(one.unmerged, other.unmerged),
         words: f(one.words, other.words),

@@ -35,6 +35,19 @@ const SAMPLES: u32 = 32;
 /// The least and the most time that a thread is to run before its page goes, nanoseconds.
 const ENOUGH_NS: std::ops::RangeInclusive<u64> = 2_000..=500_000;
 
+/// When a lane that has nothing to do polls a while, before it sleeps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Polls {
+    /// It sleeps at once.
+    #[default]
+    Never,
+    /// While so many threads wait for pages: all that there are, whose CPUs have nothing better to do then. For a guest, whose vCPUs
+    /// want theirs otherwise.
+    Waiting(usize),
+    /// Unless a thread was just woken, or may run by a page that came ahead. For programs that fetch much.
+    Always,
+}
+
 /// How a node serves.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
@@ -44,9 +57,9 @@ pub struct Settings {
     pub realtime: bool,
     /// How long a thread runs that has used its page for sure, nanoseconds; found by trying if it is not said.
     pub enough_ns: Option<u64>,
-    /// Poll a while before sleeping; not on a CPU that other nodes' lanes use too.
-    pub polls: bool,
-    /// Ask for the next pages too where threads read one after the other.
+    /// When lanes poll a while before they sleep. On a CPU that other nodes' lanes use too they never do.
+    pub polls: Polls,
+    /// Ask for the next pages too where threads read one after the other, or fill fresh ones.
     pub ahead: bool,
     /// Processors of a guest whose page tables are merged, which a memory of one lane and at most [`SHARERS_MAX`] nodes can do; none
     /// if 0.
@@ -259,7 +272,7 @@ impl Node {
                 node.ending.clone(),
                 meter.clone(),
                 node.enough_ns.clone(),
-                settings.polls && !share_a_cpu,
+                if share_a_cpu { Polls::Never } else { settings.polls },
             );
             node.meters.push(meter);
             let cpu = (!settings.cpus.is_empty()).then(|| settings.cpus[number % settings.cpus.len()]);

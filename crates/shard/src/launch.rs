@@ -122,6 +122,8 @@ pub struct CoherenceLaunch {
     pub shared: Vec<Option<SharedLanes>>,
     /// Why they use none though there is some, one line each.
     pub notes: Vec<String>,
+    /// Whether another thread of this host encrypts what lanes send, and decrypts what they receive.
+    pub encrypted: bool,
 }
 
 /// Memory that two hosts share, for the lanes of two shards.

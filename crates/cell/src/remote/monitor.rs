@@ -9,6 +9,7 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use config::cluster::SpanWay;
 use protocol::CellId;
 use shard::chain::chain;
 use shard::launch::{
@@ -333,6 +334,7 @@ impl Held {
                 kernel: start.coherence.kernel.clone(),
                 shared,
                 notes,
+                encrypted: self.hosts.site.spans == SpanWay::Tls,
             }),
             channels,
             tsc: start.tsc,

@@ -4,12 +4,13 @@ use urpc::poll::PollTime;
 
 use super::Lane;
 use crate::link::Link;
+use crate::node::Polls;
 
 /// What the threads of a lane's node do, as far as it knows: whether one may need the CPU that it is on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Threads {
-    /// One waits for a page.
-    pub waits: bool,
+    /// So many wait for a page.
+    pub waiting: usize,
     /// One was woken since the lane last slept.
     pub woke: bool,
     /// A page came ahead since then, for one that runs.
@@ -19,20 +20,24 @@ pub(super) struct Threads {
 impl Threads {
     /// A thread was woken and none waits any more: the lane sleeps, though more may have come, which keeps it awake anyway.
     pub(super) fn want_the_cpu(self) -> bool {
-        self.woke && !self.waits
+        self.woke && self.waiting == 0
     }
 
     /// Nobody's work is in the way of a lane that polls when there is nothing else to do: a thread that waits needs the lane more than
     /// any other needs its CPU.
-    pub(super) fn leave_the_cpu(self) -> bool {
-        self.waits || !(self.woke || self.brought)
+    pub(super) fn let_poll(self, polls: Polls) -> bool {
+        match polls {
+            Polls::Never => false,
+            Polls::Waiting(all) => self.waiting > 0 && self.waiting >= all,
+            Polls::Always => self.waiting > 0 || !(self.woke || self.brought),
+        }
     }
 }
 
 impl Lane {
     pub(super) fn threads(&self) -> Threads {
         Threads {
-            waits: self.hands.anybody_waits(),
+            waiting: self.hands.waiting(),
             woke: self.hands.woke,
             brought: self.hands.brought,
         }
@@ -40,7 +45,7 @@ impl Lane {
 
     /// How long it polls now before it sleeps.
     pub(super) fn patience(&mut self) -> &mut PollTime {
-        if self.hands.anybody_waits() {
+        if self.hands.waiting() > 0 {
             &mut self.asked
         } else {
             &mut self.idle
@@ -115,7 +120,7 @@ mod tests {
     use super::*;
 
     const NONE: Threads = Threads {
-        waits: false,
+        waiting: 0,
         woke: false,
         brought: false,
     };
@@ -126,30 +131,45 @@ mod tests {
             brought: true,
             ..NONE
         };
-        assert!(!brought.leave_the_cpu());
+        assert!(!brought.let_poll(Polls::Always));
         // But it takes what else has come: the reader was not woken.
         assert!(!brought.want_the_cpu());
         // Somebody waits for the next page all the same.
         let waits = Threads {
-            waits: true,
+            waiting: 1,
             ..brought
         };
-        assert!(waits.leave_the_cpu());
+        assert!(waits.let_poll(Polls::Always));
     }
 
     #[test]
     fn a_lane_sleeps_after_the_last_thread_was_woken_and_not_before() {
         let woke = Threads { woke: true, ..NONE };
         assert!(woke.want_the_cpu());
-        assert!(!woke.leave_the_cpu());
-        let others_wait = Threads { waits: true, ..woke };
+        assert!(!woke.let_poll(Polls::Always));
+        let others_wait = Threads { waiting: 1, ..woke };
         assert!(!others_wait.want_the_cpu());
-        assert!(others_wait.leave_the_cpu());
+        assert!(others_wait.let_poll(Polls::Always));
     }
 
     #[test]
     fn a_lane_of_which_nobody_wants_anything_polls() {
-        assert!(NONE.leave_the_cpu());
+        assert!(NONE.let_poll(Polls::Always));
         assert!(!NONE.want_the_cpu());
+    }
+
+    #[test]
+    fn a_guests_lane_polls_while_all_vcpus_wait_and_at_no_other_time() {
+        let one = Threads { waiting: 1, ..NONE };
+        let two = Threads { waiting: 2, ..NONE };
+        assert!(one.let_poll(Polls::Waiting(1)));
+        assert!(!one.let_poll(Polls::Waiting(2)));
+        assert!(two.let_poll(Polls::Waiting(2)));
+        // A device's thread too.
+        assert!(two.let_poll(Polls::Waiting(1)));
+        assert!(!NONE.let_poll(Polls::Waiting(0)));
+        assert!(!NONE.let_poll(Polls::Waiting(1)));
+        assert!(!Threads { woke: true, ..NONE }.let_poll(Polls::Waiting(1)));
+        assert!(!two.let_poll(Polls::Never));
     }
 }

@@ -8,8 +8,8 @@ mod nodes;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, Subcommand};
-use dsm::{End, Means, Node, Peer, Security, Settings};
+use clap::{Args, Subcommand, ValueEnum};
+use dsm::{End, Means, Node, Peer, Polls, Security, Settings};
 use miette::{Result, miette};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
@@ -38,6 +38,28 @@ pub struct ServeArgs {
     with_parent: bool,
 }
 
+/// When lanes poll.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Poll {
+    /// For a while after whatever was served
+    #[default]
+    Always,
+    /// While a thread waits for a page, as for a VM with one vCPU on each node
+    Waiting,
+    /// Not at all: where nodes share CPUs
+    Never,
+}
+
+impl From<Poll> for Polls {
+    fn from(poll: Poll) -> Self {
+        match poll {
+            Poll::Always => Self::Always,
+            Poll::Waiting => Self::Waiting(1),
+            Poll::Never => Self::Never,
+        }
+    }
+}
+
 /// How a node uses its host.
 #[derive(Clone, Debug, Args)]
 pub struct HostArgs {
@@ -47,9 +69,9 @@ pub struct HostArgs {
     /// Serve faults at ordinary priority
     #[arg(long)]
     no_realtime: bool,
-    /// Sleep at once when there is nothing to serve
-    #[arg(long)]
-    no_poll: bool,
+    /// When to poll before sleeping, if there is nothing to serve
+    #[arg(long, value_enum, default_value_t)]
+    poll: Poll,
     /// Fetch no pages before a thread wants them
     #[arg(long)]
     no_ahead: bool,
@@ -120,7 +142,7 @@ impl HostArgs {
             cpus: self.cpus.clone(),
             realtime: !self.no_realtime,
             enough_ns: None,
-            polls: !self.no_poll,
+            polls: self.poll.into(),
             ahead: !self.no_ahead,
             ..Settings::default()
         }

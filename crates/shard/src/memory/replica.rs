@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dsm::{Causal, Latency, Meter, Node, Prepared, Settings, Shape, Site};
+use dsm::{Causal, Latency, Meter, Node, Polls, Prepared, Settings, Shape, Site};
 pub use dsm::{SHARERS_MAX, USERFAULT_DEVICE};
 use serde_json::{Value, json};
 use urpc::host::SharedPipe;
@@ -117,8 +117,9 @@ impl Replica {
         };
         let kernel = &launch.kernel;
         let standing = page_of(kernel.start)..page_of(kernel.end);
-        // No polling: the CPUs are the vCPUs'.
+        let vcpus = span.vcpus.iter().filter(|shard| **shard == span.shard).count();
         let settings = Settings {
+            polls: polls(launch.encrypted, vcpus),
             realtime: true,
             ahead: true,
             processors: span.vcpus.len(),
@@ -239,6 +240,7 @@ impl Coherence {
             ahead,
             joined,
             declined,
+            filled,
             merged,
             unmerged,
             words,
@@ -269,7 +271,7 @@ impl Coherence {
             "discarded": discarded,
             "resident_bytes": self.node.resident_bytes().ok(),
             "sleeps": sleeps,
-            "ahead": { "pages": ahead, "joined": joined, "declined": declined },
+            "ahead": { "pages": ahead, "joined": joined, "declined": declined, "filled": filled },
             "tables": { "merged": merged, "unmerged": unmerged, "words": words, "conflicts": conflicts },
             "enough_ns": self.node.enough_ns(),
             "ways": ways,
@@ -316,6 +318,15 @@ pub enum ReplicaError {
          /dev/userfaultfd (Linux 6.1 has it), or set sysctl vm.unprivileged_userfaultfd=1"
     )]
     KernelFails,
+}
+
+/// When the lanes of a shard with so many vCPUs may poll: the CPUs are the vCPUs', unless all of these wait, and theirs who encrypt.
+/// Where lanes polled beside threads with work to do, half as many pages came.
+fn polls(encrypted: bool, vcpus: usize) -> Polls {
+    match encrypted {
+        true => Polls::Never,
+        false => Polls::Waiting(vcpus.max(1)),
+    }
 }
 
 #[cfg(test)]

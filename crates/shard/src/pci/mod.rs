@@ -93,7 +93,7 @@ impl Seat {
     }
 
     fn lock(&self) -> MutexGuard<'_, Box<dyn PciFunction>> {
-        // A device that panics ends the process (panic = "abort"); tests may go on.
+        // A device that panics ends the process (agent::panic); tests may go on.
         self.function.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -1,16 +1,19 @@
 //! `mirrorball dsm bench`: what a remote page costs, beside what it is made of, all in one run.
 
+mod streams;
+
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
 use dsm::Meter;
-use dsm::bare::{Answers, Waits, faults_ns};
+use dsm::bare::{Answers, Waits, faults_ns, memory};
 use dsm::work::kernels::Scale;
 use dsm::work::{Answer, Job, Order, Touch};
 use miette::{IntoDiagnostic, Result, bail, miette};
 use serde::Serialize;
 
+use self::streams::Stream;
 use super::kernels::{self, Kernels};
 use super::nodes::{Nodes, NodesArgs};
 
@@ -63,11 +66,13 @@ struct Figures {
     bare_fault_signal_us: f64,
     bare_request_polling_us: f64,
     bare_request_sleeping_us: f64,
+    /// Where nodes go by memory that they share.
+    bare_request_memory_us: Option<f64>,
     faults: Vec<Fault>,
     /// Remote fetches for reading, by threads.
     throughput: Vec<Throughput>,
-    /// Many pages by one thread, with and without pages fetched ahead.
-    reads: Vec<Reads>,
+    /// Many pages by one thread, with and without pages that come ahead.
+    streams: Vec<Stream>,
     fights: Vec<Fight>,
     /// A read fetch by the best bare fault and request.
     fetch_ratio: f64,
@@ -93,28 +98,6 @@ struct Throughput {
     threads: u32,
     pages_per_second: f64,
 }
-
-/// Pages that another node wrote, read by one thread.
-#[derive(Debug, Serialize)]
-struct Reads {
-    kind: &'static str,
-    ahead: bool,
-    megabytes_per_second: f64,
-    us_per_page: f64,
-    /// For each page that is read, those included by which their owner takes all back to write them again.
-    messages_per_page: f64,
-    /// Requests that a thread waited for from their beginning.
-    waits_per_page: f64,
-    /// Pages that came ahead.
-    ahead_per_page: f64,
-}
-
-/// Pages in a row, how many of them are read, in which order, and how people call that.
-const READS: [(&str, usize, u32, Order); 3] = [
-    ("one after the other", PAGES as usize, PAGES, Order::Ascending),
-    ("4 in a row of 32", 32, 4, Order::Ascending),
-    ("scattered", PAGES as usize, PAGES, Order::Scattered),
-];
 
 /// Two nodes that write the same word.
 #[derive(Debug, Serialize)]
@@ -178,7 +161,7 @@ pub fn bench(args: &BenchArgs) -> Result<ExitCode> {
         figures.bare(&nodes, args.rounds)?;
         figures.faults(&nodes, args.rounds, first)?;
         figures.throughput(&nodes, args.rounds, first)?;
-        figures.reads(&nodes, args.rounds, first)?;
+        figures.streams = streams::measure(&nodes, args.rounds, first)?;
         figures.fights(&nodes, first)?;
         nodes.part()?;
         args.say(&pretty(&figures)?, || figures.print())?;
@@ -236,6 +219,16 @@ impl Figures {
         };
         self.bare_request_polling_us = request(Waits::Polling)?;
         self.bare_request_sleeping_us = request(Waits::Sleeping)?;
+        if let Some(cpu) = nodes.other_cpu.filter(|_| nodes.by_memory) {
+            let times: Result<Vec<f64>> = (0..rounds)
+                .map(|_| {
+                    Ok(median_us(
+                        memory::requests_ns(PAGES, cpu, nodes.realtime).into_diagnostic()?,
+                    ))
+                })
+                .collect();
+            self.bare_request_memory_us = Some(middle(times?));
+        }
         Ok(())
     }
 
@@ -279,7 +272,9 @@ impl Figures {
             .into_iter()
             .chain(others.into_iter().flatten())
             .fold(f64::MAX, f64::min);
-        let request_us = self.bare_request_polling_us.min(self.bare_request_sleeping_us);
+        // By the same transport.
+        let by_streams_us = self.bare_request_polling_us.min(self.bare_request_sleeping_us);
+        let request_us = self.bare_request_memory_us.unwrap_or(by_streams_us);
         self.fetch_ratio = fetch_us / (best_us + request_us);
         self.fetch_ratio_same_way = fetch_us / (self.bare_fault_same_cpu_us + request_us);
         Ok(())
@@ -298,54 +293,6 @@ impl Figures {
                 pages_per_second: middle(rates),
             });
         }
-        Ok(())
-    }
-
-    /// Many pages, with and without those that are fetched ahead.
-    fn reads(&mut self, nodes: &Nodes, rounds: u32, first: u32) -> Result<()> {
-        let pages = first..first + PAGES;
-        for (kind, row, count, order) in READS {
-            // In turns, so that both meet the same host.
-            let mut both = [
-                (false, Vec::new(), Meter::default()),
-                (true, Vec::new(), Meter::default()),
-            ];
-            let all_read = f64::from(PAGES / row as u32 * count);
-            for _ in 0..rounds {
-                for (ahead, times, sent) in &mut both {
-                    all(nodes, &Job::Ahead(*ahead))?;
-                    touch(nodes, 1, pages.clone(), true, 1)?;
-                    let before = meter(nodes)?;
-                    let mut ns = 0;
-                    for start in pages.clone().step_by(row) {
-                        let touch = Touch {
-                            pages: start..start + count,
-                            write: false,
-                            threads: 1,
-                            order,
-                        };
-                        ns += touched(nodes, 0, touch)?.1;
-                    }
-                    touch(nodes, 1, pages.clone(), true, 1)?;
-                    *sent += meter(nodes)? - before;
-                    times.push(ns as f64 / all_read);
-                }
-            }
-            for (ahead, times, sent) in both {
-                let ns_per_page = middle(times);
-                let per_page = |count: u64| count as f64 / (all_read * f64::from(rounds));
-                self.reads.push(Reads {
-                    kind,
-                    ahead,
-                    megabytes_per_second: dsm::PAGE_BYTES as f64 * 1e3 / ns_per_page,
-                    us_per_page: ns_per_page / 1e3,
-                    messages_per_page: per_page(sent.messages),
-                    waits_per_page: per_page(sent.reads.count - sent.joined),
-                    ahead_per_page: per_page(sent.ahead),
-                });
-            }
-        }
-        all(nodes, &Job::Ahead(nodes.ahead))?;
         Ok(())
     }
 
@@ -411,6 +358,10 @@ impl Figures {
             "  both sleep                        {:8.1}",
             self.bare_request_sleeping_us
         );
+        println!(
+            "  by memory, both poll              {:>8}",
+            optional(self.bare_request_memory_us)
+        );
         println!();
         println!("fault                     us    (lowest - highest)    messages (least)      bytes (least)");
         for fault in &self.faults {
@@ -432,21 +383,7 @@ impl Figures {
             println!("{:18} {:9.0}", throughput.threads, throughput.pages_per_second);
         }
         println!();
-        println!(
-            "one thread reads            ahead    MB/s   us/page   messages   waits   came ahead   (for each page)"
-        );
-        for reads in &self.reads {
-            println!(
-                "{:27} {:5} {:7.0} {:9.2} {:10.2} {:7.3} {:12.3}",
-                reads.kind,
-                if reads.ahead { "yes" } else { "no" },
-                reads.megabytes_per_second,
-                reads.us_per_page,
-                reads.messages_per_page,
-                reads.waits_per_page,
-                reads.ahead_per_page
-            );
-        }
+        streams::print(&self.streams);
         println!();
         println!(
             "two writers of one word: a thread runs so long before its page goes, us   writes/s   transfers/s"

@@ -5,13 +5,13 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use dsm::{Method, Peer, Session, Shape};
 use miette::{Result, miette};
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::Pid;
 
-use super::{HostArgs, lost, peers, say_notes};
+use super::{HostArgs, Poll, lost, peers, say_notes};
 
 /// How long the others may take to end.
 const END_LIMIT: Duration = Duration::from_secs(10);
@@ -54,6 +54,8 @@ pub struct Nodes {
     pub ahead: bool,
     /// A CPU that node 0 is not on, if there is one.
     pub other_cpu: Option<usize>,
+    /// Whether its nodes have memory in common, by which they go.
+    pub by_memory: bool,
 }
 
 impl NodesArgs {
@@ -88,7 +90,9 @@ impl NodesArgs {
             // A lane that polls at real-time priority keeps another node's from its CPU: a fetch took 127 us instead of 25.
             let crowded = shares.len() > shares.iter().flatten().collect::<BTreeSet<_>>().len();
             host.no_realtime |= spread;
-            host.no_poll |= crowded;
+            if crowded {
+                host.poll = Poll::Never;
+            }
             let mut peers = Vec::new();
             for share in &shares[1..] {
                 let (child, peer) = start_one(&host, share)?;
@@ -118,6 +122,7 @@ impl NodesArgs {
             count: shape.nodes,
             realtime: !host.no_realtime,
             ahead: !host.no_ahead,
+            by_memory: host.shared_memory.is_some(),
             other_cpu: usable.into_iter().find(|cpu| !host.cpus.contains(cpu)),
         })
     }
@@ -148,8 +153,8 @@ fn start_one(host: &HostArgs, cpus: &[usize]) -> Result<(Child, Peer)> {
     if host.no_realtime {
         command.arg("--no-realtime");
     }
-    if host.no_poll {
-        command.arg("--no-poll");
+    if let Some(poll) = host.poll.to_possible_value() {
+        command.args(["--poll", poll.get_name()]);
     }
     if host.no_ahead {
         command.arg("--no-ahead");

@@ -45,6 +45,8 @@ struct Ahead {
     joined: u64,
     /// Requests of other shards for such pages, which got none.
     declined: u64,
+    /// Pages that came to be written.
+    filled: u64,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -180,7 +182,7 @@ impl Heat {
                 shard.messages,
                 shard.pages,
                 shard.bytes,
-                shard.ahead.pages
+                shard.ahead.pages + shard.ahead.filled
             );
         }
         if self.pages.is_empty() {
@@ -237,7 +239,7 @@ mod tests {
                 "cell": cell,
                 "faults": { "read": stalls(reads, 0.5), "write": stalls(0, 0.0), "upgrade": stalls(4, 0.002) },
                 "messages": 40, "pages": 9, "bytes": 38_000, "landed": 1, "heat": [],
-                "ahead": { "pages": 5, "joined": 2, "declined": 1 }, "tables": { "merged": 3, "unmerged": 1, "words": 70, "conflicts": 0 },
+                "ahead": { "pages": 5, "joined": 2, "declined": 1, "filled": 0 }, "tables": { "merged": 3, "unmerged": 1, "words": 70, "conflicts": 0 },
             })
         };
         let page = |address: u64, times: u64| json!({ "address": format!("{address:#x}"), "times": times });

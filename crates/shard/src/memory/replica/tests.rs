@@ -65,6 +65,7 @@ fn launch(shard: u8, bytes: u64, sockets: &[Lane]) -> (SpanLaunch, Vec<BorrowedF
             kernel: 0..0,
             shared: Vec::new(),
             notes: Vec::new(),
+            encrypted: false,
         }),
         channels: (0..shards).map(|_| None).collect(),
         tsc: TscLaunch {
@@ -123,6 +124,14 @@ fn shard_of(bytes: u64, number: u8, sockets: Vec<Lane>) -> (GuestRam, &'static C
     let end = Arc::new(EndSignal::new().expect("an event"));
     let coherence = replica.start(&Threads::sealed(), &end).expect("lanes");
     (ram, coherence, end)
+}
+
+#[test]
+fn lanes_poll_while_all_vcpus_wait_but_not_beside_encryption() {
+    assert!(matches!(polls(true, 2), Polls::Never));
+    assert!(matches!(polls(false, 2), Polls::Waiting(2)));
+    // Devices' threads wait in a shard without vCPUs.
+    assert!(matches!(polls(false, 0), Polls::Waiting(1)));
 }
 
 #[test]

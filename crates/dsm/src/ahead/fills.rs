@@ -1,0 +1,151 @@
+//! Which pages to take before they are written: those that somebody fills who has them from another node, where nobody had written them.
+//!
+//! Whether the next page is one of these only its manager knows. So the sign is the page before: it came fresh, a moment ago. Two such
+//! in a row begin a stream, as [`Ahead`] follows those of reads; a page that comes with bytes was somebody else's, and halves the window.
+
+use std::ops::Range;
+
+use super::{Ahead, WINDOW_MAX};
+
+/// Pages that came fresh and are remembered, more than two windows.
+const FRESH: usize = 4 * WINDOW_MAX as usize;
+
+/// What a lane's writes have shown.
+#[derive(Clone, Debug)]
+pub struct Fills {
+    streams: Ahead,
+    /// The last page that came fresh of those with this remainder.
+    fresh: [u32; FRESH],
+    /// Asked for before a thread wanted them, and not here yet.
+    asked: Vec<u32>,
+}
+
+impl Default for Fills {
+    fn default() -> Self {
+        Self {
+            streams: Ahead::default(),
+            fresh: [u32::MAX; FRESH],
+            asked: Vec::with_capacity(FRESH),
+        }
+    }
+}
+
+impl Fills {
+    /// A thread waits to write a page that is not here: the pages to take beside it, as [`Ahead::reads`] says.
+    pub fn writes(&mut self, page: u32, end: u32, is_here: impl Fn(u32) -> bool) -> Range<u32> {
+        let came_before = page.checked_sub(1).is_some_and(|before| self.came_fresh(before));
+        if came_before {
+            self.streams.reads(page, end, is_here)
+        } else {
+            page..page
+        }
+    }
+
+    /// One of them has been asked for.
+    pub fn asks(&mut self, page: u32) {
+        self.asked.push(page);
+    }
+
+    /// A page has come to be written. Whether it had been asked for so.
+    pub fn came(&mut self, page: u32, is_fresh: bool) -> bool {
+        if is_fresh {
+            self.fresh[page as usize % FRESH] = page;
+        } else {
+            self.streams.declined(page);
+        }
+        let asked = self.asked.iter().position(|asked| *asked == page);
+        asked.map(|at| self.asked.swap_remove(at)).is_some()
+    }
+
+    /// Another node takes a page away.
+    pub fn takes(&mut self, page: u32) {
+        self.streams.declined(page);
+    }
+
+    fn came_fresh(&self, page: u32) -> bool {
+        self.fresh[page as usize % FRESH] == page
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const END: u32 = 1 << 20;
+
+    /// Writes a page after the other, of which those in `fresh` are nobody's; how often it waited, and what it took that was not fresh.
+    fn fill(pages: Range<u32>, fresh: &Range<u32>) -> (usize, Vec<u32>) {
+        let (mut fills, mut here, mut waited, mut stolen) = (Fills::default(), Vec::new(), 0, Vec::new());
+        for page in pages {
+            if here.contains(&page) {
+                continue;
+            }
+            waited += 1;
+            let more = fills.writes(page, END, |page| here.contains(&page));
+            for page in more.clone() {
+                fills.asks(page);
+            }
+            assert!(!fills.came(page, fresh.contains(&page)), "a thread wanted it");
+            here.push(page);
+            for page in more {
+                assert!(fills.came(page, fresh.contains(&page)));
+                if !fresh.contains(&page) {
+                    stolen.push(page);
+                }
+                here.push(page);
+            }
+        }
+        assert!(fills.asked.is_empty());
+        (waited, stolen)
+    }
+
+    #[test]
+    fn who_fills_what_nobody_has_written_waits_for_one_page_of_each_window() {
+        let (waited, stolen) = fill(100..100 + 512, &(0..END));
+        assert!(waited <= 3 + 4 + 512 / WINDOW_MAX as usize, "{waited}");
+        assert!(stolen.is_empty());
+    }
+
+    #[test]
+    fn who_writes_what_others_have_written_takes_nothing_before_it_is_wanted() {
+        assert_eq!(fill(100..300, &(0..0)), (200, vec![]));
+    }
+
+    #[test]
+    fn where_fresh_pages_end_a_window_at_most_is_taken() {
+        let (_, stolen) = fill(100..400, &(100..228));
+        assert!(stolen.len() <= WINDOW_MAX as usize, "{stolen:?}");
+        assert!(stolen.iter().all(|page| *page < 228 + WINDOW_MAX), "{stolen:?}");
+    }
+
+    #[test]
+    fn a_page_that_came_fresh_begins_nothing_elsewhere() {
+        let mut fills = Fills::default();
+        fills.came(7, true);
+        assert_eq!(fills.writes(9, END, |_| false), 9..9);
+        assert_eq!(
+            fills.writes(8 + FRESH as u32, END, |_| false).len(),
+            0,
+            "the same remainder"
+        );
+        assert_eq!(fills.writes(0, END, |_| false), 0..0);
+    }
+
+    #[test]
+    fn never_more_than_a_window_and_nothing_past_the_end() {
+        const LAST: u32 = 50;
+        for seed in 0..200 {
+            let (mut fills, mut random) = (Fills::default(), fastrand::Rng::with_seed(seed));
+            for _ in 0..200 {
+                let page = random.u32(0..64);
+                let more = fills.writes(page, LAST, |_| false);
+                assert!(more.len() <= WINDOW_MAX as usize, "seed {seed}: {more:?}");
+                assert!(
+                    more.is_empty() || more.start > page && more.end <= LAST,
+                    "seed {seed}: {more:?}"
+                );
+                fills.came(page, random.bool());
+            }
+        }
+    }
+}

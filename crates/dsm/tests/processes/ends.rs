@@ -1,0 +1,139 @@
+//! Who may be a node, what they share, and how it ends.
+
+use super::*;
+
+#[test]
+fn with_keys_everything_goes_by_tls_and_strangers_are_refused() {
+    let _alone = alone();
+    within(LIMIT, || {
+        let folder = tempfile::tempdir().unwrap();
+        let keys = folder.path().join("keys");
+        urpc::tls::make(&keys, ["west", "east"]).unwrap();
+        let keys = keys.to_str().unwrap().to_owned();
+        let (others, peers) = Others::start(1, &keys);
+        // Without a key nobody is let in, and the one with a key still is.
+        let stranger = Peer {
+            name: None,
+            ..peers[0].clone()
+        };
+        assert!(
+            Session::lead(
+                shape(2, 8),
+                &[stranger],
+                &Security::Plain,
+                &Settings::default(),
+                unexpected
+            )
+            .is_err()
+        );
+        let session = lead(shape(2, 8), &peers, &security(&keys, "west"), unexpected);
+        let job = Job::Add { page: 7, millis: 50 };
+        let answers = session.all(&[job.clone(), job]).unwrap();
+        let counts = answers.iter().map(|answer| match answer {
+            Answer::Count(count) => *count,
+            _ => panic!("{answer:?}"),
+        });
+        assert_eq!(word(session.node(), 7, 0).load(SeqCst), counts.sum::<u64>());
+        session.part();
+        others.end();
+    });
+}
+
+#[test]
+fn a_node_that_dies_is_named_by_all_others() {
+    static LOST: Mutex<Option<String>> = Mutex::new(None);
+    let _alone = alone();
+    within(LIMIT, || {
+        let (mut others, peers) = Others::start(2, "");
+        let dead = format!("node 1 ({}) is gone", peers[0].address);
+        let session = lead(shape(3, 16), &peers, &Security::Plain, |end| {
+            *LOST.lock().unwrap() = Some(end.to_string());
+        });
+        others.0[0].kill().unwrap();
+        let end = Instant::now() + Duration::from_secs(10);
+        while LOST.lock().unwrap().is_none() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let reason = LOST.lock().unwrap().clone().expect("node 0 noticed nothing");
+        assert!(reason.starts_with(&dead), "{reason}");
+        // Node 2 ends too, and says why.
+        let mut said = String::new();
+        others.0[1]
+            .stdout
+            .take()
+            .unwrap()
+            .read_to_string(&mut said)
+            .unwrap();
+        assert!(said.contains(&format!("lost: {dead}")), "{said}");
+        assert_eq!(others.0[1].wait().unwrap().code(), Some(3));
+        drop(session);
+    });
+}
+
+/// Three processes whose lanes poll a while and then sleep.
+#[test]
+fn additions_of_all_processes_count_by_shared_memory_until_one_of_them_dies() {
+    static LOST: Mutex<Option<String>> = Mutex::new(None);
+    let _alone = alone();
+    within(LIMIT, || {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let memory = folder.path().join("memory");
+        let (mut others, peers) = Others::start_on(&[None; 2], "", Some(&memory));
+        let means = Means {
+            security: &Security::Plain,
+            memory: Some(&memory),
+        };
+        let shape = Shape {
+            lanes: 2,
+            ..shape(3, 64)
+        };
+        let lost = |end: &End| *LOST.lock().unwrap() = Some(end.to_string());
+        let session = Session::lead(shape, &peers, means, &Settings::default(), lost).unwrap();
+        for page in [40, 3] {
+            additions_count(&session, page, 300);
+        }
+        others.0[1].kill().unwrap();
+        let end = Instant::now() + Duration::from_secs(10);
+        while LOST.lock().unwrap().is_none() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let reason = LOST.lock().unwrap().clone().expect("node 0 noticed nothing");
+        assert!(
+            reason.starts_with(&format!("node 2 ({}) is gone", peers[1].address)),
+            "{reason}"
+        );
+        drop(session);
+    });
+}
+
+#[test]
+fn memory_that_is_not_all_nodes_is_refused() {
+    let _alone = alone();
+    within(LIMIT, || {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let [memory, other] = ["memory", "other"].map(|name| folder.path().join(name));
+        for theirs in [None, Some(&other)] {
+            let (_others, peers) = Others::start_on(&[None], "", theirs.map(PathBuf::as_path));
+            let means = Means {
+                security: &Security::Plain,
+                memory: Some(&memory),
+            };
+            let met = Session::lead(shape(2, 8), &peers, means, &Settings::default(), unexpected);
+            assert!(met.is_err(), "{theirs:?}");
+        }
+    });
+}
+
+#[test]
+fn a_node_that_does_not_exist_is_an_error() {
+    let nobody: Peer = "127.0.0.1:1".parse().unwrap();
+    let error = Session::lead(
+        shape(2, 8),
+        &[nobody],
+        &Security::Plain,
+        &Settings::default(),
+        unexpected,
+    )
+    .unwrap_err();
+    assert!(error.to_string().contains("127.0.0.1:1"), "{error}");
+}
