@@ -114,8 +114,8 @@ if [[ $begin_by ]]; then
 fi
 log "guest and lab tests, two programs at a time, each guest on this machine's KVM or in a lab host of its program's own ($told)"
 # What needs two CPUs for its own hosts runs alone.
-sed '/\/hosts-/d' "$logs/chosen" | xargs -P 2 -I{} bash -euc 'one "$1"' one {}
 sed -n '/\/hosts-/p' "$logs/chosen" | xargs -I{} bash -euc 'one "$1"' one {}
+sed '/\/hosts-/d' "$logs/chosen" | xargs -P 2 -I{} bash -euc 'one "$1"' one {}
 if [[ -s $logs/failed ]]; then
     while read -r program; do again "$program" </dev/null; done <"$logs/failed"
     if [[ -s $logs/ends ]]; then
