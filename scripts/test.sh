@@ -123,7 +123,7 @@ if [[ -s $logs/failed ]]; then
         exit 1
     fi
 fi
-log "all passed"
+log "all that ran passed"
 [[ ! -s $logs/later ]] || log "NOT AT THE FIRST TRY: $(paste -sd ' ' "$logs/later"); what failed is above"
 [[ ! -s $logs/late ]] || log "NOT RUN, for lack of time: $(paste -sd ' ' "$logs/late")"
 if [[ -n $left ]]; then
