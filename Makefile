@@ -17,7 +17,7 @@ help:
 	@echo "make test    all tests; without usable KVM most (30 to 40 min on 2 cores; with it not timed)"
 	@echo "make lint    formatting and clippy, of the fuzz targets too (3 to 5 min on 2 cores)"
 	@echo "make test-rest   without usable KVM the other tests (an hour on 2 cores)"
-	@echo "make test-long   guests over several emulated hosts, which no other call runs (a quarter of an hour on 2 cores)"
+	@echo "make test-long   the longer stories of guests over several emulated hosts, which no other call runs (half an hour on 2 cores)"
 	@echo "make bench   timings against QEMU (8 min)   make fuzz   each fuzz target for a minute"
 	@echo "make sim     clusters in virtual time, for a minute"
 	@echo "make sim-million   10^6 stories of the protocols by themselves (10 to 15 min)"

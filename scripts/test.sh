@@ -31,7 +31,7 @@ fi
 export MIRRORBALL_BIN=$mirrorball
 cargo test --release --locked -p guest-tests --lib --bins
 if [[ $part == long ]]; then
-    log "guests over several emulated hosts (a quarter of an hour on 2 CPUs)"
+    log "guests over several emulated hosts (half an hour on 2 CPUs)"
     exec tests/runner.sh "$(compiled -p guest-tests --test hosts)" --ignored --nocapture
 fi
 logs=$(mktemp -d)
@@ -129,4 +129,4 @@ log "all that ran passed"
 if [[ -n $left ]]; then
     log "NOT RUN, since guests are emulated here and these last long: $left. \`make test-rest\` runs them"
 fi
-log "NOT RUN: Debian over two hosts, Linux over three. \`make test-long\` runs them"
+log "NOT RUN: the longer stories of Linux over two hosts, all over three. \`make test-long\` runs them"

@@ -153,6 +153,7 @@ fn pages_go_by_shared_memory(guest: &Guest) {
 }
 
 #[test]
+#[ignore = "10 minutes, as two emulated hosts wait for two CPUs; `make test-long` runs it"]
 fn linux_over_two_hosts_works_over_a_bad_link_too_reboots_and_powers_off() {
     let lab = two_hosts("two");
     let before = HOSTS.iter().map(|host| Traces::of(&lab, host));
@@ -199,6 +200,7 @@ fn linux_over_two_hosts_works_over_a_bad_link_too_reboots_and_powers_off() {
 
 /// By connections with TLS, which carry bells alone here.
 #[test]
+#[ignore = "5 minutes, as two emulated hosts wait for two CPUs; `make test-long` runs it"]
 fn linux_over_two_hosts_that_share_memory_goes_by_it_in_each_boot() {
     let shared = format!("[[shared]]\nsize = \"2M\"\nhosts = {HOSTS:?}\n");
     let lab = Lab::linked("sharing", HOSTS, &shared);
@@ -221,22 +223,33 @@ fn linux_over_two_hosts_that_share_memory_goes_by_it_in_each_boot() {
 }
 
 #[test]
+fn linux_over_two_hosts_is_one_machine_and_ends_as_one() {
+    is_one_machine_and_ends_as_one(&Lab::linked("pair", HOSTS, ""), &WAYS);
+}
+
+#[test]
 #[ignore = "8 minutes, most of them three emulated hosts that wait for two CPUs; `make test-long` runs it"]
 fn linux_over_three_hosts_is_one_machine_and_ends_as_one() {
-    let lab = Lab::linked("three", super::HOSTS, "");
+    is_one_machine_and_ends_as_one(&Lab::linked("three", super::HOSTS, ""), &ROUND);
+}
+
+/// Linux over all hosts of a lab.
+#[track_caller]
+fn is_one_machine_and_ends_as_one(lab: &Lab, ways: &[(usize, usize)]) {
     lab.cluster_up(None, "spans = \"plain\"\n");
-    let before = lab.hosts.iter().map(|host| Traces::of(&lab, host));
+    let before = lab.hosts.iter().map(|host| Traces::of(lab, host));
     let before: Vec<Traces> = before.collect();
     let cpus = lab.hosts.len();
-    let file = over(VmFile::new("three").memory("256M"), cpus);
-    let guest = Guest::of(&lab, &file, cpus);
+    let file = over(VmFile::new("one").memory("256M"), cpus);
+    let guest = Guest::of(lab, &file, cpus);
     let nodes = guest.sh(0, "cat /sys/devices/system/node/node*/cpulist");
-    assert_eq!(nodes, "0\n1\n2", "each host is a node");
+    let each_host: Vec<String> = (0..cpus).map(|cpu| cpu.to_string()).collect();
+    assert_eq!(nodes, each_host.join("\n"), "each host is a node");
     guest.equip();
-    each_reads_what_another_wrote(&guest, &ROUND, 2);
+    each_reads_what_another_wrote(&guest, ways, 2);
     threads_meet(&guest);
     tables_had_no_conflicts(&guest);
-    the_last_host_is_lost(&lab, guest, &before);
+    the_last_host_is_lost(lab, guest, &before);
     lab.cluster_down();
 }
 
