@@ -13,8 +13,8 @@ MIRRORBALL := $(OUT)/mirrorball
 help:
 	@echo "make build   compile (2 to 4 min)           make demo   four Debian VMs compile a C program (first time 6 min)"
 	@echo "make demo-span   one Debian VM over two cells; a vCPU moves while it compiles (first time 6 min)"
-	@echo "make demo-hosts  one Debian VM over two hosts, emulated; a C program built on both (5 min; first time more)"
-	@echo "make test    all tests; without usable KVM most (30 to 40 min on 2 cores; with it not timed)"
+	@echo "make demo-hosts  one Debian VM over two hosts, emulated; a C program built on both (5 to 20 min)"
+	@echo "make test    all tests; without usable KVM most (35 to 55 min on 2 cores; with it not timed)"
 	@echo "make lint    formatting and clippy, of the fuzz targets too (3 to 5 min on 2 cores)"
 	@echo "make test-rest   without usable KVM the other tests (an hour on 2 cores)"
 	@echo "make test-long   the longer stories of guests over several emulated hosts, which no other call runs (half an hour on 2 cores)"

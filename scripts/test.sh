@@ -18,7 +18,7 @@ compiled() {
 }
 
 if [[ -z $part ]]; then
-    log "unit tests (8 minutes on 2 CPUs, half of it compiling)"
+    log "unit tests (12 minutes on 2 CPUs, half of it compiling)"
     cargo test --release --locked --no-fail-fast --workspace --exclude guest-tests
     # Lock-free code, in every order that the memory model allows; compiled apart, as its atomics are others.
     RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/loom" cargo test --release --locked -p urpc --lib
@@ -32,7 +32,8 @@ export MIRRORBALL_BIN=$mirrorball
 cargo test --release --locked -p guest-tests --lib --bins
 if [[ $part == long ]]; then
     log "guests over several emulated hosts (half an hour on 2 CPUs)"
-    exec tests/runner.sh "$(compiled -p guest-tests --test hosts)" --ignored --nocapture
+    program=$(compiled -p guest-tests --test hosts)
+    exec tests/runner.sh "$program" --ignored --nocapture
 fi
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
@@ -100,7 +101,7 @@ if [[ $emulated ]]; then
     if [[ $part == rest ]]; then
         chosen=(grep -Ff "$logs/rest") told="the rest of the programs; an hour on 2 CPUs"
     else
-        chosen=(grep -vFf "$logs/rest") told="most programs, emulated; a quarter of an hour on 2 CPUs" left="${rest[*]}"
+        chosen=(grep -vFf "$logs/rest") told="most programs, emulated; 20 to 35 minutes on 2 CPUs" left="${rest[*]}"
     fi
 elif [[ $part == rest ]]; then
     log "nothing: \`make test\` runs all guest tests here, as KVM runs guests"
