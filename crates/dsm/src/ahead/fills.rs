@@ -5,10 +5,12 @@
 
 use std::ops::Range;
 
-use super::{Ahead, WINDOW_MAX};
+use super::{Ahead, STREAMS, WINDOW_MAX};
 
 /// Pages that came fresh and are remembered, more than two windows.
 const FRESH: usize = 4 * WINDOW_MAX as usize;
+/// A window of each stream, at most.
+const ASKED: usize = STREAMS * WINDOW_MAX as usize;
 
 /// What a lane's writes have shown.
 #[derive(Clone, Debug)]
@@ -25,7 +27,7 @@ impl Default for Fills {
         Self {
             streams: Ahead::default(),
             fresh: [u32::MAX; FRESH],
-            asked: Vec::with_capacity(FRESH),
+            asked: Vec::with_capacity(ASKED),
         }
     }
 }

@@ -11,6 +11,7 @@ struct Command {
 }
 
 fn main() -> ExitCode {
+    agent::panic::ends_the_process();
     lab::take_over();
     lab::cli::run(Command::parse().lab)
 }

@@ -239,7 +239,7 @@ mod tests {
                 "cell": cell,
                 "faults": { "read": stalls(reads, 0.5), "write": stalls(0, 0.0), "upgrade": stalls(4, 0.002) },
                 "messages": 40, "pages": 9, "bytes": 38_000, "landed": 1, "heat": [],
-                "ahead": { "pages": 5, "joined": 2, "declined": 1, "filled": 0 }, "tables": { "merged": 3, "unmerged": 1, "words": 70, "conflicts": 0 },
+                "ahead": { "pages": 5, "joined": 2, "declined": 1, "filled": 2 }, "tables": { "merged": 3, "unmerged": 1, "words": 70, "conflicts": 0 },
             })
         };
         let page = |address: u64, times: u64| json!({ "address": format!("{address:#x}"), "times": times });
@@ -268,8 +268,8 @@ CELL HOST       FAULT        COUNT    SECONDS       MEAN
    2 beta       upgrade          4      0.002      500us
 
 CELL HOST        MESSAGES     PAGES        BYTES    AHEAD   MERGED UNMERGED     WORDS CONFLICTS
-   0 -                 40         9        38000        5        3        1        70         0
-   2 beta              40         9        38000        5        3        1        70         0
+   0 -                 40         9        38000        7        3        1        70         0
+   2 beta              40         9        38000        7        3        1        70         0
 
         PAGE     TIMES HOME  SYMBOLS
    0x2a07000       411    0  jiffies, jiffies_64
