@@ -45,11 +45,18 @@ pub const SPARE_CPUS: u16 = 1;
 /// `exception_index` set), which a guest that has not yet changed to its kernel's GS base does not survive. With fine timers
 /// such requests come at any time, with ticks hardly ever then. Guests run faster, too.
 ///
+/// `nohz=off` keeps every CPU's tick, the spare one's too. An interrupt that wakes a halted CPU is lost now and then, and a CPU
+/// without a tick then sleeps until another of the same kind comes; with a tick it sleeps for 4 ms at most.
+///
 /// Now and then the CPUs of a host on a busy machine lock up in KVM: a host that is stuck for 40 s dies, with its stacks on
 /// the console, instead of going on until a limit.
 const COMMAND_LINE: &str = "console=ttyS0 panic=-1 quiet tsc=reliable no_timer_check random.trust_cpu=on \
-                            8250.nr_uarts=1 cryptomgr.notests mitigations=off highres=off \
+                            8250.nr_uarts=1 cryptomgr.notests mitigations=off highres=off nohz=off \
                             softlockup_panic=1 watchdog_thresh=20";
+
+/// A host's CPU. QEMU emulates a string instruction step by step: without the flags of fast byte strings the host and its
+/// guests clear and copy memory by words of eight bytes instead of by bytes, which halves the time that a VM takes to start.
+const CPU: &str = "EPYC-Milan,+svm,+npt,+nrip-save,-erms,-fsrm";
 
 /// QEMU's arguments.
 ///
@@ -63,7 +70,7 @@ pub fn arguments(machine: &Machine) -> Vec<OsString> {
     let mut list: Vec<OsString> = Vec::new();
     let mut add = |flag: &str, value: String| list.extend([flag.into(), value.into()]);
     add("-accel", "tcg,thread=multi".into());
-    add("-cpu", "EPYC-Milan,+svm,+npt,+nrip-save".into());
+    add("-cpu", CPU.into());
     add("-smp", (SPARE_CPUS + machine.cpus).to_string());
     add("-m", format!("{}K", machine.memory_bytes >> 10));
     add("-display", "none".into());
