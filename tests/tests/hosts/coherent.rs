@@ -153,7 +153,7 @@ fn pages_go_by_shared_memory(guest: &Guest) {
 }
 
 #[test]
-#[ignore = "10 minutes, as two emulated hosts wait for two CPUs; `make test-long` runs it"]
+#[ignore = "10 minutes where hosts are emulated; `make campaign NAME=hosts` runs it"]
 fn linux_over_two_hosts_works_over_a_bad_link_too_reboots_and_powers_off() {
     let lab = two_hosts("two");
     let before = HOSTS.iter().map(|host| Traces::of(&lab, host));
@@ -200,7 +200,7 @@ fn linux_over_two_hosts_works_over_a_bad_link_too_reboots_and_powers_off() {
 
 /// By connections with TLS, which carry bells alone here.
 #[test]
-#[ignore = "5 minutes, as two emulated hosts wait for two CPUs; `make test-long` runs it"]
+#[ignore = "5 minutes where hosts are emulated; `make campaign NAME=hosts` runs it"]
 fn linux_over_two_hosts_that_share_memory_goes_by_it_in_each_boot() {
     let shared = format!("[[shared]]\nsize = \"2M\"\nhosts = {HOSTS:?}\n");
     let lab = Lab::linked("sharing", HOSTS, &shared);
@@ -228,7 +228,7 @@ fn linux_over_two_hosts_is_one_machine_and_ends_as_one() {
 }
 
 #[test]
-#[ignore = "8 minutes, most of them three emulated hosts that wait for two CPUs; `make test-long` runs it"]
+#[ignore = "8 minutes where hosts are emulated; `make campaign NAME=hosts` runs it"]
 fn linux_over_three_hosts_is_one_machine_and_ends_as_one() {
     is_one_machine_and_ends_as_one(&Lab::linked("three", super::HOSTS, ""), &ROUND);
 }
@@ -286,7 +286,7 @@ fn built_on(guest: &Guest, cpus: [usize; 2]) -> String {
 }
 
 #[test]
-#[ignore = "5 minutes; `make demo-hosts` builds the same, and compares it with what one CPU makes; `make test-long` runs it"]
+#[ignore = "11 minutes where hosts are emulated; `make campaign NAME=hosts` runs it"]
 fn debian_builds_on_both_hosts_what_a_plain_vm_builds() {
     let lab = two_hosts("builds");
     let debian = |name: &str| VmFile::of(name, "debian-12").memory("640M");

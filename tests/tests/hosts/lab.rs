@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use guest_tests::command::{Call, Output, binary};
+use guest_tests::command::{Call, Output};
 use guest_tests::terminal::Terminal;
 use guest_tests::{Scratch, mirrorball, wait};
 use serde_json::Value;
@@ -13,6 +13,10 @@ const START_LIMIT: Duration = Duration::from_secs(240);
 pub const COMMAND_LIMIT: Duration = Duration::from_secs(120);
 /// How long a cell may be silent: emulated hosts stand still for seconds now and then.
 pub const SILENCE: Duration = Duration::from_secs(20);
+
+/// A lab host's own copy of the program that started the lab. Read over the shared file system the program takes a second to
+/// start, each time.
+const PROGRAM: &str = "/run/lab/mirrorball";
 
 /// A lab, and who is in it.
 pub struct Lab {
@@ -86,14 +90,13 @@ impl Lab {
 
     /// `mirrorball` on one of its hosts, on a terminal.
     pub fn terminal(&self, host: &str, arguments: &[&str]) -> Terminal {
-        let binary = binary();
-        let lab = ["lab", "exec", "--lab", &self.name, host, "--"];
-        Terminal::mirrorball(&[&lab[..], &[binary.to_str().expect("UTF-8")], arguments].concat())
+        let lab = ["lab", "exec", "--lab", &self.name, host, "--", PROGRAM];
+        Terminal::mirrorball(&[&lab[..], arguments].concat())
     }
 
     /// `mirrorball` with these arguments on one of its hosts.
     pub fn on(&self, host: &str, arguments: &[&str]) -> Call {
-        self.exec(host, &[&[binary().to_str().expect("UTF-8")], arguments].concat())
+        self.exec(host, &[&[PROGRAM], arguments].concat())
     }
 
     /// A command on one of its hosts.
