@@ -8,16 +8,15 @@ TARGET := x86_64-unknown-linux-gnu
 OUT := $(or $(CARGO_TARGET_DIR),target)/$(TARGET)/release
 MIRRORBALL := $(OUT)/mirrorball
 
-.PHONY: help build demo demo-span demo-hosts test test-rest test-long lint sim sim-million bench bench-sharing bench-channels bench-hosts bench-span bench-dsm bench-coherent bench-compile bench-model fuzz clean
+.PHONY: help build demo demo-span demo-hosts test campaign lint sim sim-million bench bench-sharing bench-channels bench-hosts bench-span bench-dsm bench-coherent bench-compile bench-model fuzz clean
 
 help:
 	@echo "make build   compile (2 to 4 min)           make demo   four Debian VMs compile a C program (first time 6 min)"
 	@echo "make demo-span   one Debian VM over two cells; a vCPU moves while it compiles (first time 6 min)"
 	@echo "make demo-hosts  one Debian VM over two hosts, emulated; a C program built on both (5 to 20 min)"
-	@echo "make test    all tests; without usable KVM most (35 to 55 min on 2 cores; with it not timed)"
+	@echo "make test    all tests (an hour on 2 cores without usable KVM; with it not timed)"
 	@echo "make lint    formatting and clippy, of the fuzz targets too (3 to 5 min on 2 cores)"
-	@echo "make test-rest   without usable KVM the other tests (an hour on 2 cores)"
-	@echo "make test-long   the longer stories of guests over several emulated hosts, which no other call runs (half an hour on 2 cores)"
+	@echo "make campaign NAME=moves   one test program with its full number of repetitions, its result in docs/results"
 	@echo "make bench   timings against QEMU (8 min)   make fuzz   each fuzz target for a minute"
 	@echo "make sim     clusters in virtual time, for a minute"
 	@echo "make sim-million   10^6 stories of the protocols by themselves (10 to 15 min)"
@@ -50,13 +49,9 @@ test: build
 	@scripts/setup.sh run test
 	scripts/test.sh $(MIRRORBALL)
 
-test-rest: build
+campaign: build
 	@scripts/setup.sh run test
-	scripts/test.sh $(MIRRORBALL) rest
-
-test-long: build
-	@scripts/setup.sh run test
-	scripts/test.sh $(MIRRORBALL) long
+	scripts/campaign.sh $(MIRRORBALL) "$(NAME)"
 
 lint:
 	@scripts/setup.sh build fuzz

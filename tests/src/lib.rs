@@ -12,6 +12,7 @@ pub mod host;
 pub mod net;
 pub mod pattern;
 pub mod peer;
+pub mod repetitions;
 pub mod scratch;
 pub mod setting;
 pub mod span;
@@ -22,6 +23,7 @@ pub mod wait;
 
 pub use cluster::Cluster;
 pub use command::{Output, mirrorball};
+pub use repetitions::repetitions;
 pub use scratch::Scratch;
 pub use setting::Setting;
 pub use vm::{Vm, VmFile};

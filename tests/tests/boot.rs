@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
-use guest_tests::{Scratch, VmFile, host, mirrorball};
+use guest_tests::{Scratch, Setting, VmFile, host, mirrorball};
 
 /// Boots with `cpus` vCPUs and lets every one of them compute while the others do.
 fn all_cpus_work(image: &str, cpus: u8) -> String {
@@ -68,9 +68,13 @@ fn part(said: &str, name: &str) -> u64 {
 }
 
 /// Boots with this memory, expects the guest to see nearly all of it, fills `fill_mib` of what is free and checks it.
-fn memory_holds(size: &str, mib: u64, fill_mib: u64, limit: Duration) -> String {
+fn memory_holds(size: &str, mib: u64, pages: &str, fill_mib: u64, limit: Duration) -> String {
     let scratch = Scratch::new("memory");
-    let vm = VmFile::new(&format!("memory{size}")).memory(size).start(&scratch);
+    let _huge_pages = (pages == "thp").then(Setting::huge_pages);
+    let vm = VmFile::new(&format!("memory{size}"))
+        .memory(size)
+        .key("pages", &format!("{pages:?}"))
+        .start(&scratch);
     let total = vm.sh("sed -n 's/^MemTotal: *//p' /proc/meminfo");
     let total_mib = total
         .trim()
@@ -96,21 +100,21 @@ fn memory_holds(size: &str, mib: u64, fill_mib: u64, limit: Duration) -> String 
 
 #[test]
 fn smallest_memory_boots_and_works() {
-    let said = memory_holds("96M", 96, 4, Duration::from_secs(60));
+    let said = memory_holds("96M", 96, "4K", 4, Duration::from_secs(60));
     assert!(part(&said, "below") >= 2, "{said}");
     assert_eq!(part(&said, "above"), 0, "{said}");
 }
 
 #[test]
 fn half_a_gigabyte_holds_its_pattern() {
-    let said = memory_holds("512M", 512, 400, Duration::from_secs(60));
+    let said = memory_holds("512M", 512, "thp", 400, Duration::from_secs(60));
     assert_eq!(part(&said, "below"), 400, "{said}");
 }
 
 #[test]
 fn five_gigabytes_hold_their_pattern_on_both_sides_of_the_hole() {
-    // Linux takes what is above 4 GiB first; this is all of it and some from below. Filling 1 GiB takes 30 s in a lab.
-    let said = memory_holds("5G", 5 << 10, 2304, Duration::from_secs(200));
+    // Linux takes what is above 4 GiB first; this is all of it and some from below.
+    let said = memory_holds("5G", 5 << 10, "thp", 2304, Duration::from_secs(200));
     assert!(part(&said, "below") >= 200, "{said}");
     assert!(part(&said, "above") >= 900, "{said}");
     assert_eq!(part(&said, "whole"), 4096, "{said}");

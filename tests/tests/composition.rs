@@ -96,7 +96,7 @@ fn a_shared_disk_an_exclusive_one_and_the_balloon_in_small_pages() {
 
 #[test]
 fn a_shared_disk_an_exclusive_one_and_the_balloon_in_huge_pages() {
-    let _advise = Setting::new("/sys/kernel/mm/transparent_hugepage/shmem_enabled", "advise");
+    let _advise = Setting::huge_pages();
     shared_and_exclusive_disks_under_a_balloon("thp");
 }
 

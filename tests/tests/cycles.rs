@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use guest_tests::host::{self, Traces};
-use guest_tests::{Scratch, VmFile, mirrorball};
+use guest_tests::{Scratch, VmFile, mirrorball, repetitions};
 
 const CYCLES: usize = 30;
 /// As many at a time as a lab host has CPUs: most of a cycle is the guest's boot.
@@ -86,8 +86,9 @@ fn thirty_cycles_leave_nothing_behind() {
     drop_caches();
     let (available, shared) = (host::available_bytes(), host::shared_bytes());
     let files = host::open_descriptors();
-    cycles(CYCLES, &scratch);
-    traces.expect_unchanged("30 cycles");
+    let count = repetitions(CYCLES);
+    cycles(count, &scratch);
+    traces.expect_unchanged("cycles");
     drop_caches();
     let shared_later = host::shared_bytes();
     assert!(
@@ -96,12 +97,12 @@ fn thirty_cycles_leave_nothing_behind() {
     );
     let files_later = host::open_descriptors();
     assert!(
-        files_later < files + CYCLES,
+        files_later < files + count,
         "open descriptors of all processes grew from {files} to {files_later}"
     );
     let available_later = host::available_bytes();
     println!(
-        "{CYCLES} cycles: available memory {available} then {available_later}, shared {shared} then {shared_later} \
+        "{count} cycles: available memory {available} then {available_later}, shared {shared} then {shared_later} \
          bytes, open descriptors {files} then {files_later}"
     );
     assert!(

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use guest_tests::command::Call;
 use guest_tests::pattern::{SECTOR_BYTES, Sectors, canary, digest};
+use guest_tests::repetitions::seconds;
 use guest_tests::{Scratch, Vm, VmFile, wait};
 
 const VMS: u64 = 8;
@@ -45,9 +46,9 @@ fn eight_vms_check_every_read_for_minutes_and_hold_nobody_elses_bytes() {
     std::thread::scope(|scope| {
         for (number, vm) in vms.iter().enumerate() {
             scope.spawn(move || {
-                let (seed, seconds) = (seed(number as u64).to_string(), LOAD_S.to_string());
-                let load = vm.tool(&["disk-load", "/dev/vda", &seed, &seconds]);
-                let said = load.limit(Duration::from_secs(LOAD_S + 180)).ok().text();
+                let (seed, lasting_s) = (seed(number as u64).to_string(), seconds(LOAD_S));
+                let load = vm.tool(&["disk-load", "/dev/vda", &seed, &lasting_s.to_string()]);
+                let said = load.limit(Duration::from_secs(lasting_s + 180)).ok().text();
                 println!("{}: {}", vm.name(), said.trim());
             });
         }

@@ -146,7 +146,7 @@ fn transparent_pages_are_used_where_the_host_has_them_and_refused_where_not() {
     let scratch = Scratch::new("thp");
     let file = VmFile::new("thp").key("pages", "\"thp\"");
     {
-        let _advise = Setting::new(SHMEM, "advise");
+        let _advise = Setting::huge_pages();
         let vm = file.start(&scratch);
         let smaps = fs::read_to_string(format!("/proc/{}/smaps", vm.shard())).expect("a running shard");
         let huge: u64 = smaps

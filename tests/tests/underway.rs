@@ -6,7 +6,7 @@ use guest_tests::command::Running;
 use guest_tests::host::Traces;
 use guest_tests::pattern::Numbers;
 use guest_tests::span::Moves;
-use guest_tests::{Cluster, Scratch, Vm, VmFile, wait};
+use guest_tests::{Cluster, Scratch, Vm, VmFile, repetitions, wait};
 
 const CPUS: usize = 4;
 const LIMIT: Duration = Duration::from_secs(150);
@@ -35,7 +35,7 @@ fn moves_under(vm: &Vm, program: &str, seconds: u64, count: usize) {
     };
     let mut running = start();
     let mut said = Vec::new();
-    for part in 0..count / AT_ONCE {
+    for part in 0..count.div_ceil(AT_ONCE) {
         let moves = Moves::by_chance(vm, 2, AT_ONCE, 52 + part as u64);
         println!("under {program}: {moves}");
         if running.has_ended() {
@@ -53,14 +53,14 @@ fn linux_goes_on_while_its_vcpus_move() {
     let _cluster = Cluster::up(&scratch);
     let vm = linux("goes-on", &scratch);
     let boot = vm.boot_id();
-    moves_under(&vm, "ipi", 20, UNDER_SIGNALS);
-    moves_under(&vm, "churn", 20, UNDER_CHURN);
+    moves_under(&vm, "ipi", 20, repetitions(UNDER_SIGNALS));
+    moves_under(&vm, "churn", 20, repetitions(UNDER_CHURN));
     // Clocks are compared while vCPUs move, too.
     let clock = vm
-        .tool(&["clock", &CPUS.to_string(), "10000"])
+        .tool(&["clock", &CPUS.to_string(), &repetitions(10_000).to_string()])
         .limit(LIMIT)
         .spawn();
-    let moves = Moves::by_chance(&vm, 2, 30, 53);
+    let moves = Moves::by_chance(&vm, 2, repetitions(30), 53);
     let clock = clock.wait().expect(0).text();
     println!("under clock: {moves}\n{clock}");
     vm.expect_sound_clock();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use guest_tests::pattern::Numbers;
 use guest_tests::storm::{Extent, Storm};
-use guest_tests::{Cluster, Scratch, Vm, wait};
+use guest_tests::{Cluster, Scratch, Vm, repetitions, wait};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -31,7 +31,7 @@ fn interrupted_and_simultaneous_moves_lose_no_interrupt() {
     let mut numbers = Numbers::new(55);
 
     // The command dies somewhere in the midst of a move.
-    for _ in 0..30 {
+    for _ in 0..repetitions(30) {
         let vcpu = numbers.below(CPUS as u64) as usize;
         let call = vm.move_vcpu(vcpu, 1 - places(vm)[vcpu]).spawn();
         std::thread::sleep(Duration::from_millis(numbers.below(60)));
@@ -40,7 +40,7 @@ fn interrupted_and_simultaneous_moves_lose_no_interrupt() {
     }
 
     // Several commands at once: whoever is told that a vCPU runs elsewhere finds it there.
-    for _ in 0..15 {
+    for _ in 0..repetitions(15) {
         let to: Vec<u64> = places(vm).iter().map(|cell| 1 - cell).collect();
         let calls: Vec<_> = (0..CPUS)
             .map(|vcpu| vm.move_vcpu(vcpu, to[vcpu]).spawn())

@@ -11,7 +11,7 @@ use std::time::Duration;
 use guest_tests::host::Traces;
 use guest_tests::span::Moves;
 use guest_tests::storm::{Extent, Storm};
-use guest_tests::{Cluster, Scratch};
+use guest_tests::{Cluster, Scratch, repetitions};
 
 const CPUS: usize = 4;
 const LIMIT: Duration = Duration::from_secs(150);
@@ -60,7 +60,7 @@ fn every_interrupt_comes_once_while_vcpus_move() {
     let endless = Extent { epochs: 0, ..STORM };
     let mut storm = Storm::start(&scratch, "storm-moves", endless, &["--span", "0,1"]);
     assert_eq!(storm.vm.places(), [0, 0, 1, 1]);
-    let moves = Moves::by_chance(&storm.vm, 2, MOVES, 51);
+    let moves = Moves::by_chance(&storm.vm, 2, repetitions(MOVES), 51);
     // A shard that no vCPU runs in, the home then.
     for cell in [1, 0] {
         for vcpu in 0..CPUS {

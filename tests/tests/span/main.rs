@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use guest_tests::command::Output;
 use guest_tests::host::{self, Traces};
-use guest_tests::{Cluster, Scratch, Vm, VmFile};
+use guest_tests::{Cluster, Scratch, Vm, VmFile, repetitions};
 
 /// What one program in the guest may take.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -43,10 +43,10 @@ fn cells_are_nodes_and_their_memory_holds_across_them() {
     }
     machine::has_a_node_for_each_cell(&vm, &scratch);
     vm.add_tool();
-    // 200 MiB of each, by every CPU's node.
-    let said = tool(&vm, &["nodes", "200"]);
+    // 50 MiB of each, by every CPU's node.
+    let said = tool(&vm, &["nodes", "50"]);
     assert!(
-        said.contains("node0=200MiB") && said.contains("node1=200MiB"),
+        said.contains("node0=50MiB") && said.contains("node1=50MiB"),
         "{said}"
     );
     vm.reboot();
@@ -68,13 +68,13 @@ fn every_cpu_works_and_sees_the_same_time() {
     let _cluster = Cluster::up(&scratch);
     let vm = two_cells("time").start(&scratch);
     cpus::all_work(&vm);
-    let hand_overs = if host::in_lab() { "20000" } else { "100000" };
-    let said = tool(&vm, &["clock", "4", hand_overs]);
+    let hand_overs = repetitions(if host::in_lab() { 20_000 } else { 100_000 }).to_string();
+    let said = tool(&vm, &["clock", "4", &hand_overs]);
     assert!(said.contains("pairs=12"), "not every pair of CPUs: {said}");
     assert!(said.ends_with("tsc_back=0 clock_back=0"), "{said}");
-    let said = tool(&vm, &["ipi", "4", "12"]);
+    let said = tool(&vm, &["ipi", "4", &repetitions(30).to_string()]);
     assert!(!said.contains("function_calls=0"), "{said}");
-    tool(&vm, &["churn", "4", "12"]);
+    tool(&vm, &["churn", "4", &repetitions(30).to_string()]);
     vm.expect_sound_clock();
     vm.stop();
 }
@@ -84,7 +84,7 @@ fn cpus_go_offline_and_come_back_and_get_nmis() {
     let scratch = Scratch::new("offline");
     let _cluster = Cluster::up(&scratch);
     let vm = two_cells("offline").start(&scratch);
-    cpus::go_and_come(&vm, 20);
+    cpus::go_and_come(&vm, repetitions(20));
     cpus::all_work(&vm);
     for sender in 0..CPUS {
         cpus::get_nmis_from(&vm, sender);

@@ -1,0 +1,87 @@
+//! Whose fault a failure is: the emulated host's, which has faults of its own (docs/lab.md), or ours.
+
+use crate::lane::End;
+
+/// What a failure shows. Only the first two get a second try, and only where hosts are emulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The host died, fell silent, or the console shows a fault that emulation is known for.
+    Lab,
+    /// A limit on time passed. A slow machine shows it too, so it counts as ours when it comes again.
+    Late,
+    /// Anything else: a wrong value, a wrong message, a crash.
+    Ours,
+}
+
+/// What consoles show of the known faults of emulated hosts, and of guests in them.
+const LAB_MARKS: &[&str] = &[
+    "watchdog: BUG: soft lockup",
+    "rcu: INFO: rcu_",
+    "hard LOCKUP",
+    "the guest's processor met a triple fault",
+    "triple fault",
+    "THE LAB",
+];
+/// What the tests' own waits say when their limit has passed.
+const LATE_MARKS: &[&str] = &[
+    ": not within ",
+    " within ",
+    "killed at its limit",
+    "no agent answers",
+];
+
+/// The kind of a program's failure that no test of it explains.
+pub fn of_program(end: &End) -> Kind {
+    match end {
+        End::LabLost(_) => Kind::Lab,
+        End::OverLimit(_) => Kind::Late,
+        End::Exited(_) => Kind::Ours,
+    }
+}
+
+/// The kind of a test's failure, from what the test printed.
+pub fn of_test(text: &str) -> Kind {
+    let has = |marks: &[&str]| marks.iter().any(|mark| text.contains(mark));
+    // The first line of a panic has the reason; what follows it are the VM's logs and console.
+    let reason = text.split("--- ").next().unwrap_or(text);
+    if has(LAB_MARKS) {
+        Kind::Lab
+    } else if LATE_MARKS.iter().any(|mark| reason.contains(mark)) {
+        Kind::Late
+    } else {
+        Kind::Ours
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_dead_host_is_the_labs_fault_and_a_wrong_value_is_ours() {
+        assert_eq!(of_program(&End::LabLost("silent".into())), Kind::Lab);
+        assert_eq!(of_program(&End::OverLimit(Duration::from_secs(1))), Kind::Late);
+        assert_eq!(of_program(&End::Exited(134)), Kind::Ours);
+        assert_eq!(
+            of_test("assertion `left == right` failed\n  left: 1\n right: 2"),
+            Kind::Ours
+        );
+        assert_eq!(
+            of_test("the agent of t-boot-7: not within 120s\n--- t-boot-7: what inspect tells"),
+            Kind::Late
+        );
+        let console =
+            "assertion failed\n--- t-boot-7: logs\nwatchdog: BUG: soft lockup - CPU#1 stuck for 82s!";
+        assert_eq!(of_test(console), Kind::Lab);
+    }
+
+    #[test]
+    fn a_limit_that_only_the_vms_log_speaks_of_is_no_late_test() {
+        assert_eq!(
+            of_test("assertion failed: wrong\n--- t-x: logs\nno answer within 5 s"),
+            Kind::Ours
+        );
+    }
+}

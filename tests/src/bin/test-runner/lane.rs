@@ -1,0 +1,352 @@
+//! Runs one program at a time: on this machine, or in a lab host that is kept for the programs that follow.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use crate::programs::{Place, Program, Shape};
+use crate::worker;
+
+/// The exit status of `mirrorball lab run` when the lab died.
+const LAB_DIED: i32 = 125;
+/// Where a lab host has the program that started it, in its own memory.
+const PROGRAM_IN_LAB: &str = "/run/lab/mirrorball";
+/// How long a lab host may take to come up.
+const LAB_START: Duration = Duration::from_secs(120);
+
+/// How a run of a program ended.
+#[derive(Clone, Debug, PartialEq)]
+pub enum End {
+    /// By itself, with this status.
+    Exited(i32),
+    /// It was killed at its limit.
+    OverLimit(Duration),
+    /// The lab host that it ran in died, or answered no more: what was said of that.
+    LabLost(String),
+}
+
+/// A run of a program.
+pub struct Run {
+    /// The lines that it wrote, each with the second in which it came.
+    pub lines: Vec<(f64, String)>,
+    pub end: End,
+    /// From its start, without the lab's.
+    pub seconds: f64,
+    /// What a lab host's start took, if one was started for it.
+    pub lab_start_s: f64,
+    /// CPU time of the lab host meanwhile.
+    pub host_cpu_s: f64,
+}
+
+/// A lab host with a worker in it.
+struct Lab {
+    shape: Shape,
+    child: Child,
+    requests: Option<ChildStdin>,
+    lines: Receiver<String>,
+    errors: Receiver<String>,
+    start_s: f64,
+}
+
+/// One of the lanes that run programs side by side.
+pub struct Lane<'a> {
+    mirrorball: &'a Path,
+    labs: &'a Path,
+    lab: Option<Lab>,
+}
+
+impl<'a> Lane<'a> {
+    /// A lane without a lab host yet.
+    pub fn new(mirrorball: &'a Path, labs: &'a Path) -> Self {
+        Self {
+            mirrorball,
+            labs,
+            lab: None,
+        }
+    }
+
+    /// Ends its lab host: the next program gets a new one.
+    pub fn leave_lab(&mut self) {
+        self.lab = None;
+    }
+
+    /// Runs a program with these arguments.
+    pub fn run(&mut self, program: &Program, arguments: &[String], limit: Duration) -> Run {
+        let words = std::iter::once(program.path.display().to_string());
+        let words: Vec<String> = words.chain(arguments.iter().cloned()).collect();
+        match program.place {
+            Place::Lab(shape) => self.run_in_lab(shape, &words, limit),
+            Place::Unit | Place::Here | Place::OwnLabs => self.run_here(&words, limit),
+        }
+    }
+
+    fn run_here(&self, words: &[String], limit: Duration) -> Run {
+        let start = Instant::now();
+        let mut command = Command::new(&words[0]);
+        command
+            .args(&words[1..])
+            .env("MIRRORBALL_BIN", self.mirrorball)
+            .stdin(Stdio::null())
+            .process_group(0);
+        let (mut child, lines) = match spawn(&mut command) {
+            Ok(spawned) => spawned,
+            Err(error) => return Run::without_start(start, &words[0], &error),
+        };
+        let (lines, ended) = collect(&lines, start, limit, |_| false);
+        let end = match ended {
+            Collected::Over => {
+                kill_group(&mut child);
+                End::OverLimit(limit)
+            }
+            _ => End::Exited(status(&mut child)),
+        };
+        Run {
+            lines,
+            end,
+            seconds: start.elapsed().as_secs_f64(),
+            lab_start_s: 0.0,
+            host_cpu_s: 0.0,
+        }
+    }
+
+    fn run_in_lab(&mut self, shape: Shape, words: &[String], limit: Duration) -> Run {
+        let asked = Instant::now();
+        let is_new = self.lab.as_ref().is_none_or(|lab| lab.shape != shape);
+        if is_new {
+            // The old one first: two would share the CPUs.
+            self.lab = None;
+            self.lab = match Lab::start(self.mirrorball, &self.labs.join(shape.file()), shape) {
+                Ok(lab) => Some(lab),
+                Err(error) => return Run::without_start(asked, "the lab", &error),
+            };
+        }
+        let Some(lab) = &mut self.lab else {
+            unreachable!("a lab was started above");
+        };
+        let lab_start_s = if is_new { lab.start_s } else { 0.0 };
+        let (start, cpu) = (Instant::now(), lab.cpu_s());
+        let run = lab.run(words, start, limit);
+        let host_cpu_s = lab.cpu_s() - cpu;
+        if !matches!(run.1, End::Exited(0)) {
+            // What a failure left there would be the next program's trouble.
+            self.lab = None;
+        }
+        Run {
+            lines: run.0,
+            end: run.1,
+            seconds: start.elapsed().as_secs_f64(),
+            lab_start_s,
+            host_cpu_s,
+        }
+    }
+}
+
+impl Run {
+    fn without_start(since: Instant, what: &str, error: &str) -> Self {
+        Self {
+            lines: Vec::new(),
+            end: End::LabLost(format!("{what}: {error}")),
+            seconds: since.elapsed().as_secs_f64(),
+            lab_start_s: 0.0,
+            host_cpu_s: 0.0,
+        }
+    }
+}
+
+impl Lab {
+    fn start(mirrorball: &Path, file: &Path, shape: Shape) -> Result<Self, String> {
+        let start = Instant::now();
+        let own = std::env::current_exe().map_err(|error| error.to_string())?;
+        let mut command = Command::new(mirrorball);
+        command.args(["lab", "run"]).arg(file).arg("--").arg("env");
+        // Files of a run belong in the host's memory, not on the file system that it shares.
+        command.args(["TMPDIR=/run", "XDG_RUNTIME_DIR=/run"]);
+        command.arg(format!("MIRRORBALL_BIN={PROGRAM_IN_LAB}"));
+        command.arg(own).arg(worker::ARGUMENT);
+        command
+            .stdin(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0);
+        let (mut child, lines) = spawn(&mut command)?;
+        let errors = child.stderr.take().map(forward).ok_or("no standard error")?;
+        let requests = child.stdin.take();
+        let mut lab = Self {
+            shape,
+            child,
+            requests,
+            lines,
+            errors,
+            start_s: 0.0,
+        };
+        // The worker answers a request that does nothing.
+        let (_, end) = lab.run(&["true".to_owned()], start, LAB_START);
+        lab.start_s = start.elapsed().as_secs_f64();
+        match end {
+            End::Exited(0) => Ok(lab),
+            end => Err(format!("did not start: {end:?}")),
+        }
+    }
+
+    fn run(&mut self, words: &[String], start: Instant, limit: Duration) -> (Vec<(f64, String)>, End) {
+        let request = serde_json::json!(words).to_string();
+        // A worker that is gone is noticed by the end of its output.
+        if let Some(requests) = &mut self.requests {
+            let _ = writeln!(requests, "{request}");
+        }
+        let (mut lines, ended) = collect(&self.lines, start, limit, |line| line.starts_with(worker::END));
+        let end = match ended {
+            Collected::Mark => {
+                let last = lines.pop().map(|(_, line)| line).unwrap_or_default();
+                let status = last
+                    .strip_prefix(worker::END)
+                    .and_then(|status| status.trim().parse().ok());
+                status.map_or(End::LabLost(format!("its worker said {last:?}")), End::Exited)
+            }
+            Collected::Over => End::OverLimit(limit),
+            Collected::Closed => {
+                let status = status(&mut self.child);
+                let said: Vec<String> = self.errors.try_iter().collect();
+                match status {
+                    LAB_DIED => End::LabLost(said.join("\n")),
+                    _ => End::LabLost(format!(
+                        "`lab run` ended with status {status}\n{}",
+                        said.join("\n")
+                    )),
+                }
+            }
+        };
+        (lines, end)
+    }
+
+    /// CPU time that its host has taken so far, in seconds.
+    fn cpu_s(&self) -> f64 {
+        let tasks = format!("/proc/{0}/task/{0}/children", self.child.id());
+        let children = fs::read_to_string(tasks).unwrap_or_default();
+        children
+            .split_whitespace()
+            .filter_map(|pid| pid.parse().ok())
+            .map(cpu_s)
+            .sum()
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        // The worker ends with its input, and the lab with the worker.
+        self.requests = None;
+        for _ in 0..100 {
+            if matches!(self.child.try_wait(), Ok(Some(_))) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        kill_group(&mut self.child);
+    }
+}
+
+/// CPU time of a process, in seconds.
+fn cpu_s(pid: u32) -> f64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let fields = stat.rsplit_once(") ").map_or("", |(_, rest)| rest).split(' ');
+    // User and system time, the 14th and 15th fields; the name was the second.
+    let ticks: u64 = fields
+        .skip(11)
+        .take(2)
+        .filter_map(|field| field.parse::<u64>().ok())
+        .sum();
+    // SAFETY: a call with a number only.
+    let each_s = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
+    ticks as f64 / each_s.max(1) as f64
+}
+
+fn spawn(command: &mut Command) -> Result<(Child, Receiver<String>), String> {
+    let (reader, writer) = std::io::pipe().map_err(|error| error.to_string())?;
+    if command.get_args().next().is_none_or(|first| first != "lab") {
+        let errors = writer.try_clone().map_err(|error| error.to_string())?;
+        command.stderr(errors);
+    }
+    let child = command
+        .stdout(writer)
+        .spawn()
+        .map_err(|error| error.to_string())?;
+    // The command holds the pipe's other end, by which the reader would wait for ever.
+    command.stdout(Stdio::null());
+    if command.get_args().next().is_none_or(|first| first != "lab") {
+        command.stderr(Stdio::null());
+    }
+    Ok((child, forward(reader)))
+}
+
+fn forward(stream: impl Read + Send + 'static) -> Receiver<String> {
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut stream = BufReader::new(stream);
+        let mut bytes = Vec::new();
+        while matches!(stream.read_until(b'\n', &mut bytes), Ok(1..)) {
+            let line = String::from_utf8_lossy(&bytes);
+            if sender
+                .send(line.trim_end_matches(['\n', '\r']).to_owned())
+                .is_err()
+            {
+                return;
+            }
+            bytes.clear();
+        }
+    });
+    receiver
+}
+
+/// Why lines are no longer collected.
+enum Collected {
+    /// The line that was waited for came, and is the last one.
+    Mark,
+    /// There are no more.
+    Closed,
+    /// The limit has passed.
+    Over,
+}
+
+fn collect(
+    from: &Receiver<String>,
+    start: Instant,
+    limit: Duration,
+    is_last: impl Fn(&str) -> bool,
+) -> (Vec<(f64, String)>, Collected) {
+    let mut lines = Vec::new();
+    let deadline = Instant::now() + limit;
+    loop {
+        match from.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            Ok(line) => {
+                let last = is_last(&line);
+                lines.push((start.elapsed().as_secs_f64(), line));
+                if last {
+                    return (lines, Collected::Mark);
+                }
+            }
+            Err(RecvTimeoutError::Disconnected) => return (lines, Collected::Closed),
+            Err(RecvTimeoutError::Timeout) => return (lines, Collected::Over),
+        }
+    }
+}
+
+fn status(child: &mut Child) -> i32 {
+    use std::os::unix::process::ExitStatusExt;
+    let ended = child.wait();
+    ended.map_or(-1, |status| {
+        status
+            .code()
+            .unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
+    })
+}
+
+/// Kills a child with all that it has started in its group.
+fn kill_group(child: &mut Child) {
+    let group = nix::unistd::Pid::from_raw(child.id().cast_signed());
+    // It may have ended just now.
+    let _ = nix::sys::signal::killpg(group, nix::sys::signal::Signal::SIGKILL);
+    let _ = child.wait();
+}

@@ -1,0 +1,104 @@
+//! Runs every test program that cargo has built: unit tests on this machine, guest tests where guests run, which is a lab
+//! host where this machine's KVM can't run them. `make test` calls it.
+//!
+//! The run ends with counts, with each test that checked nothing here, and with status 1 unless all of these hold: no test
+//! failed, each test that was left out is listed in `tests/left-out.toml`, second tries stayed within their limit, and each
+//! promise that SPECIFICATION.md calls tested names a test that passed.
+
+mod failure;
+mod lane;
+mod left_out;
+mod output;
+mod programs;
+mod report;
+mod schedule;
+mod specification;
+mod worker;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::OnceLock;
+use std::time::Instant;
+
+use report::Report;
+use schedule::Schedule;
+
+/// When this run began.
+static BEGUN: OnceLock<Instant> = OnceLock::new();
+
+/// What the command line gives.
+struct Options {
+    /// Cargo's messages of `cargo test --no-run`, as JSON lines.
+    messages: PathBuf,
+    mirrorball: PathBuf,
+    /// The root of the source tree.
+    root: PathBuf,
+    /// Programs to run, by name; all when empty.
+    only: Vec<String>,
+}
+
+const USAGE: &str = "usage: test-runner MIRRORBALL MESSAGES ROOT [PROGRAM...]";
+
+fn options() -> Result<Options, String> {
+    let mut words = std::env::args().skip(1);
+    let mut next = || words.next().map(PathBuf::from).ok_or_else(|| USAGE.to_owned());
+    Ok(Options {
+        mirrorball: next()?,
+        messages: next()?,
+        root: next()?,
+        only: words.collect(),
+    })
+}
+
+fn main() -> ExitCode {
+    if std::env::args().nth(1).as_deref() == Some(worker::ARGUMENT) {
+        return worker::serve(std::io::stdin().lock());
+    }
+    BEGUN.get_or_init(Instant::now);
+    match options().and_then(|options| run(&options)) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("test-runner: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Whether everything is as it should be.
+fn run(options: &Options) -> Result<bool, String> {
+    let read = |path: PathBuf| {
+        std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))
+    };
+    let messages = read(options.messages.clone())?;
+    let allowed = left_out::parse(&read(options.root.join("tests/left-out.toml"))?)?;
+    let promises = specification::promises(&read(options.root.join("SPECIFICATION.md"))?);
+    let emulated = !programs::guests_run_here(&options.mirrorball);
+    let mut programs = programs::find(&messages, emulated)?;
+    let whole = options.only.is_empty();
+    if !whole {
+        for name in &options.only {
+            if !programs.iter().any(|program| program.name == *name) {
+                let known: Vec<&str> = programs.iter().map(|program| program.name.as_str()).collect();
+                return Err(format!("no test program {name}; there are {}", known.join(", ")));
+            }
+        }
+        programs.retain(|program| options.only.contains(&program.name));
+    }
+    let schedule = Schedule {
+        mirrorball: &options.mirrorball,
+        labs: &options.root.join("tests/labs"),
+        emulated,
+    };
+    let report = Report::of(schedule.run(programs), emulated);
+    // What did not run proves nothing: a part of the programs can't be compared with the promises of all.
+    let unproven = if whole {
+        specification::unproven(&promises, &report.passed())
+    } else {
+        Vec::new()
+    };
+    let json = options.messages.with_file_name("tests.json");
+    let written = std::fs::write(&json, format!("{:#}\n", report.json()));
+    written.map_err(|error| format!("{}: {error}", json.display()))?;
+    Ok(report.print(&allowed, &unproven))
+}

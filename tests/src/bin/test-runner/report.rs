@@ -1,0 +1,245 @@
+//! What a run comes to: counts, names and times, for people and as JSON.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+use crate::lane::End;
+use crate::left_out::Allowed;
+use crate::output::{Test, Verdict};
+use crate::schedule::{Again, Outcome};
+use crate::specification::Promise;
+
+/// Second tries that a run may need. More of them hide something.
+const SECOND_TRIES_MAX: usize = 3;
+/// The slowest tests that are shown.
+const SLOWEST: usize = 15;
+
+/// The outcomes of a run.
+pub struct Report {
+    outcomes: Vec<Outcome>,
+    emulated: bool,
+    begun: Instant,
+}
+
+impl Report {
+    /// Of what ran.
+    pub fn of(outcomes: Vec<Outcome>, emulated: bool) -> Self {
+        Self {
+            outcomes,
+            emulated,
+            begun: *crate::BEGUN.get_or_init(Instant::now),
+        }
+    }
+
+    /// The full names of tests that checked something and passed, at the first or at the second try.
+    pub fn passed(&self) -> Vec<String> {
+        let mut names = Vec::new();
+        for outcome in &self.outcomes {
+            let again = outcome.again.iter().flat_map(|again| &again.tests);
+            for test in outcome.tests.iter().chain(again) {
+                if test.verdict == Verdict::Passed && test.left_out.is_none() {
+                    names.push(full(outcome, test));
+                }
+            }
+        }
+        names
+    }
+
+    /// Programs and tests that failed for good, in words.
+    fn failed(&self) -> Vec<String> {
+        let mut names = Vec::new();
+        for outcome in &self.outcomes {
+            if matches!(outcome.run.end, End::Exited(0)) || outcome.again.as_ref().is_some_and(passed_again) {
+                continue;
+            }
+            let (run, tests) = match &outcome.again {
+                Some(again) => (&again.run, &again.tests),
+                None => (&outcome.run, &outcome.tests),
+            };
+            let failed = tests.iter().filter(|test| test.verdict == Verdict::Failed);
+            let before = names.len();
+            names.extend(failed.map(|test| full(outcome, test)));
+            if names.len() == before {
+                names.push(format!("{}: {:?}", outcome.program.name, run.end));
+            }
+        }
+        names
+    }
+
+    /// Tests that checked nothing, each with its reason.
+    fn left_out(&self) -> Vec<(String, String)> {
+        let mut names = Vec::new();
+        for outcome in &self.outcomes {
+            for test in &outcome.tests {
+                if let Some(reason) = &test.left_out
+                    && test.verdict != Verdict::Failed
+                {
+                    names.push((full(outcome, test), reason.clone()));
+                }
+            }
+        }
+        names
+    }
+
+    fn second_tries(&self) -> usize {
+        self.outcomes
+            .iter()
+            .filter_map(|outcome| outcome.again.as_ref())
+            .map(|again| again.what.len())
+            .sum()
+    }
+
+    fn labs_lost(&self) -> usize {
+        let again = self
+            .outcomes
+            .iter()
+            .filter_map(|outcome| outcome.again.as_ref())
+            .map(|again| &again.run);
+        let runs = self.outcomes.iter().map(|outcome| &outcome.run).chain(again);
+        runs.filter(|run| matches!(run.end, End::LabLost(_))).count()
+    }
+
+    fn minutes(&self) -> f64 {
+        self.begun.elapsed().as_secs_f64() / 60.0
+    }
+
+    /// The run as JSON.
+    pub fn json(&self) -> Value {
+        let programs = self.outcomes.iter().map(|outcome| {
+            let tests = outcome
+                .tests
+                .iter()
+                .map(|test| json!([test.name, tenth(test.seconds)]));
+            json!({
+                "name": outcome.program.name,
+                "seconds": tenth(outcome.run.seconds),
+                "lab_start_s": tenth(outcome.run.lab_start_s),
+                "host_cpu_s": tenth(outcome.run.host_cpu_s),
+                "tests": tests.collect::<Vec<_>>(),
+            })
+        });
+        let left_out = self.left_out();
+        json!({
+            "emulated": self.emulated,
+            "passed": self.passed().len(),
+            "failed": self.failed(),
+            "left_out": left_out.iter().map(|(name, reason)| json!({ "test": name, "reason": reason })).collect::<Vec<_>>(),
+            "second_tries": self.outcomes.iter().filter_map(|outcome| {
+                let again = outcome.again.as_ref()?;
+                Some(json!({ "program": outcome.program.name, "what": again.what, "kind": format!("{:?}", again.kind),
+                    "passed": passed_again(again) }))
+            }).collect::<Vec<_>>(),
+            "labs_lost": self.labs_lost(),
+            "minutes": tenth(self.minutes()),
+            "programs": programs.collect::<Vec<_>>(),
+        })
+    }
+
+    /// Prints how the run went; whether all is well.
+    pub fn print(&self, allowed: &Allowed, unproven: &[Promise]) -> bool {
+        let (failed, left_out) = (self.failed(), self.left_out());
+        self.print_times();
+        for outcome in &self.outcomes {
+            let failing = outcome
+                .tests
+                .iter()
+                .filter(|test| test.verdict == Verdict::Failed);
+            for test in failing.filter(|test| failed.contains(&full(outcome, test))) {
+                println!("FAILED: {}\n{}", full(outcome, test), test.text);
+            }
+        }
+        for (name, reason) in &left_out {
+            println!("left out: {name}: {reason}");
+        }
+        let unlisted: Vec<&String> = left_out
+            .iter()
+            .map(|(name, _)| name)
+            .filter(|name| !allowed.contains_key(*name))
+            .collect();
+        for name in &unlisted {
+            println!("LEFT OUT and not listed in tests/left-out.toml: {name}");
+        }
+        for promise in unproven {
+            println!(
+                "SPECIFICATION.md:{}: no test of the name {} passed in this run",
+                promise.line, promise.text
+            );
+        }
+        for outcome in &self.outcomes {
+            if let Some(again) = &outcome.again {
+                let how = if passed_again(again) {
+                    "passed"
+                } else {
+                    "failed again"
+                };
+                println!(
+                    "second try: {} of {} ({:?}): {how}",
+                    again.what.join(", "),
+                    outcome.program.name,
+                    again.kind
+                );
+            }
+        }
+        for name in &failed {
+            println!("FAILED: {name}");
+        }
+        let tries = self.second_tries();
+        if tries > SECOND_TRIES_MAX {
+            println!("FAILED: {tries} second tries, where {SECOND_TRIES_MAX} may be needed");
+        }
+        println!(
+            "second tries: {tries}, labs lost: {}, minutes: {:.0}",
+            self.labs_lost(),
+            self.minutes()
+        );
+        println!(
+            "tests: {} passed, {} failed, {} skipped",
+            self.passed().len(),
+            failed.len(),
+            left_out.len()
+        );
+        failed.is_empty() && unlisted.is_empty() && unproven.is_empty() && tries <= SECOND_TRIES_MAX
+    }
+
+    fn print_times(&self) {
+        println!("program                    s  lab start s  host's CPU s");
+        let mut outcomes: Vec<&Outcome> = self.outcomes.iter().collect();
+        outcomes.sort_by(|a, b| b.run.seconds.total_cmp(&a.run.seconds));
+        for outcome in outcomes {
+            let run = &outcome.run;
+            println!(
+                "{:22} {:>6.0} {:>12.0} {:>13.0}",
+                outcome.program.name, run.seconds, run.lab_start_s, run.host_cpu_s
+            );
+        }
+        let mut tests: Vec<(f64, String)> = Vec::new();
+        for outcome in &self.outcomes {
+            tests.extend(
+                outcome
+                    .tests
+                    .iter()
+                    .map(|test| (test.seconds, full(outcome, test))),
+            );
+        }
+        tests.sort_by(|a, b| b.0.total_cmp(&a.0));
+        println!("the slowest tests:");
+        for (seconds, name) in tests.iter().take(SLOWEST) {
+            println!("{seconds:>6.0} s  {name}");
+        }
+    }
+}
+
+fn passed_again(again: &Again) -> bool {
+    let ran: BTreeSet<&str> = again.tests.iter().map(|test| test.name.as_str()).collect();
+    matches!(again.run.end, End::Exited(0)) && !ran.is_empty()
+}
+
+fn full(outcome: &Outcome, test: &Test) -> String {
+    format!("{}{}", outcome.program.prefix, test.name)
+}
+
+fn tenth(seconds: f64) -> f64 {
+    (seconds * 10.0).round() / 10.0
+}

@@ -1,0 +1,212 @@
+//! In which order programs run, how many at a time, and which failures are tried again.
+
+use std::collections::VecDeque;
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use crate::failure::{self, Kind};
+use crate::lane::{End, Lane, Run};
+use crate::output::{self, Test, Verdict};
+use crate::programs::{Place, Program};
+
+/// Guest programs that run side by side: each waits about as long as it computes.
+const LANES: usize = 2;
+/// The longest that a program may take. Measured on a slow machine: 900 s at most.
+const LIMIT: Duration = Duration::from_secs(1500);
+/// Guest programs that take longest, which begin first so that none is left alone at the end.
+const LONGEST_FIRST: &[&str] = &[
+    "coherent",
+    "boot",
+    "underway",
+    "isolation",
+    "moves",
+    "network",
+    "shards",
+    "deaths",
+    "wide",
+    "endings",
+    "cycles",
+    "composition",
+    "clones",
+    "cluster",
+    "control",
+    "span",
+    "disks",
+    "memory",
+    "debian",
+    "sandbox",
+    "sharing",
+];
+/// Programs whose own lab hosts want all CPUs of this machine.
+const ALONE: &[&str] = &["hosts"];
+
+/// What is needed to run programs.
+pub struct Schedule<'a> {
+    pub mirrorball: &'a Path,
+    /// The folder of lab files.
+    pub labs: &'a Path,
+    /// Whether guests are emulated.
+    pub emulated: bool,
+}
+
+/// A program with its run, and the run of what was tried again.
+pub struct Outcome {
+    pub program: Program,
+    pub run: Run,
+    pub tests: Vec<Test>,
+    pub again: Option<Again>,
+}
+
+/// A second try.
+pub struct Again {
+    /// Of a test, or of all that had not ended.
+    pub what: Vec<String>,
+    pub kind: Kind,
+    pub run: Run,
+    pub tests: Vec<Test>,
+}
+
+impl Schedule<'_> {
+    /// Runs all programs; the outcomes come in the order in which programs ended.
+    pub fn run(&self, programs: Vec<Program>) -> Vec<Outcome> {
+        let is_unit = |program: &Program| program.place == Place::Unit;
+        let (units, mut guests): (Vec<_>, Vec<_>) = programs.into_iter().partition(is_unit);
+        let place = |program: &Program| {
+            LONGEST_FIRST
+                .iter()
+                .position(|name| *name == program.name)
+                .unwrap_or(LONGEST_FIRST.len())
+        };
+        guests.sort_by_key(place);
+        let (alone, guests): (Vec<_>, Vec<_>) = guests
+            .into_iter()
+            .partition(|program| ALONE.contains(&program.name.as_str()));
+        let mut outcomes = self.side_by_side(units, 1);
+        outcomes.extend(self.side_by_side(alone, 1));
+        outcomes.extend(self.side_by_side(guests, if self.emulated { LANES } else { 1 }));
+        if self.emulated {
+            for outcome in &mut outcomes {
+                outcome.again = self.again(outcome);
+            }
+        }
+        outcomes
+    }
+
+    fn side_by_side(&self, programs: Vec<Program>, lanes: usize) -> Vec<Outcome> {
+        let (waiting, outcomes) = (Mutex::new(VecDeque::from(programs)), Mutex::new(Vec::new()));
+        let next = || waiting.lock().expect("no lane panics").pop_front();
+        std::thread::scope(|scope| {
+            for _ in 0..lanes {
+                scope.spawn(|| {
+                    let mut lane = Lane::new(self.mirrorball, self.labs);
+                    while let Some(program) = next() {
+                        if program.place == Place::OwnLabs {
+                            lane.leave_lab();
+                        }
+                        let outcome = first(&mut lane, program);
+                        outcomes.lock().expect("no lane panics").push(outcome);
+                    }
+                });
+            }
+        });
+        outcomes.into_inner().expect("no lane panics")
+    }
+
+    /// Runs again, alone and in a new lab, what a fault of the lab or a limit may have ended; nothing when a failure is ours.
+    fn again(&self, outcome: &Outcome) -> Option<Again> {
+        if outcome.program.place == Place::Unit || matches!(outcome.run.end, End::Exited(0)) {
+            return None;
+        }
+        let failed: Vec<&Test> = outcome
+            .tests
+            .iter()
+            .filter(|test| test.verdict == Verdict::Failed)
+            .collect();
+        let (kind, what, arguments) = if failed.is_empty() {
+            // Those that had passed are not run again.
+            let passed = outcome
+                .tests
+                .iter()
+                .filter(|test| test.verdict == Verdict::Passed);
+            let skipped = passed.flat_map(|test| ["--skip".to_owned(), test.name.clone()]);
+            let arguments: Vec<String> = std::iter::once("--exact".to_owned()).chain(skipped).collect();
+            (
+                failure::of_program(&outcome.run.end),
+                vec!["what had not ended".to_owned()],
+                arguments,
+            )
+        } else {
+            let names: Vec<String> = failed.iter().map(|test| test.name.clone()).collect();
+            let kinds: Vec<Kind> = failed.iter().map(|test| failure::of_test(&test.text)).collect();
+            let kind = match (kinds.contains(&Kind::Ours), kinds.contains(&Kind::Late)) {
+                (true, _) => Kind::Ours,
+                (false, true) => Kind::Late,
+                (false, false) => Kind::Lab,
+            };
+            let arguments = std::iter::once("--exact".to_owned())
+                .chain(names.clone())
+                .collect();
+            (kind, names, arguments)
+        };
+        if kind == Kind::Ours {
+            return None;
+        }
+        println!(
+            "test-runner: second try of {}: {} ({kind:?})",
+            outcome.program.name,
+            what.join(", ")
+        );
+        let mut lane = Lane::new(self.mirrorball, self.labs);
+        let (run, tests) = attempt(&mut lane, &outcome.program, &arguments);
+        Some(Again {
+            what,
+            kind,
+            run,
+            tests,
+        })
+    }
+}
+
+fn first(lane: &mut Lane, program: Program) -> Outcome {
+    let (run, tests) = attempt(lane, &program, &[]);
+    Outcome {
+        program,
+        run,
+        tests,
+        again: None,
+    }
+}
+
+/// Runs a program and shows its output when it has ended, whole, as others run beside it.
+fn attempt(lane: &mut Lane, program: &Program, arguments: &[String]) -> (Run, Vec<Test>) {
+    let begun = Instant::now();
+    let mut words = vec!["--show-output".to_owned()];
+    if program.place != Place::Unit {
+        // Some count what is left on the host.
+        words.push("--test-threads=1".to_owned());
+    }
+    if guest_tests::repetitions::in_campaign() {
+        words.push("--include-ignored".to_owned());
+    }
+    words.extend_from_slice(arguments);
+    let run = lane.run(program, &words, LIMIT);
+    let tests = output::tests(&run.lines);
+    let mut text = String::new();
+    for (_, line) in &run.lines {
+        text.push_str(line);
+        text.push('\n');
+    }
+    println!(
+        "{text}test-runner: {} took {:.0} s{}",
+        program.name,
+        begun.elapsed().as_secs_f64(),
+        match &run.end {
+            End::Exited(0) => String::new(),
+            End::Exited(status) => format!(" and FAILED with exit status {status}"),
+            End::OverLimit(limit) => format!(" and was killed at its limit of {limit:?}"),
+            End::LabLost(why) => format!(" and LOST ITS LAB:\n{why}"),
+        }
+    );
+    (run, tests)
+}

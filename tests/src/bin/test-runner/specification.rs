@@ -1,0 +1,172 @@
+//! SPECIFICATION.md names the tests that prove its promises; here those names are compared with the tests that passed.
+//!
+//! A row of a table whose last cell says "tested" or "in part" is compared, each name in it that has `::`. A name may leave
+//! out modules and may be short: `shard block::*`, `endings::five_reboots...`, `boot::cloud_kernel_with_{one,two}_cpus`.
+//! A name without a crate follows the crate of the name before it.
+
+/// A name that the document gives as a proof.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Promise {
+    /// From 1.
+    pub line: usize,
+    /// As it is written.
+    pub text: String,
+    /// Its forms without braces; one of each must have passed.
+    patterns: Vec<String>,
+}
+
+/// The names in the rows that say "tested".
+pub fn promises(document: &str) -> Vec<Promise> {
+    let mut found = Vec::new();
+    for (number, line) in (1..).zip(document.lines()) {
+        let cells: Vec<&str> = line.trim().trim_matches('|').split('|').map(str::trim).collect();
+        let [_, proof, .., status] = cells[..] else {
+            continue;
+        };
+        if !line.starts_with('|') || !(status.starts_with("tested") || status.starts_with("in part")) {
+            continue;
+        }
+        let mut package = String::new();
+        for quoted in proof
+            .split('`')
+            .skip(1)
+            .step_by(2)
+            .filter(|quoted| quoted.contains("::"))
+        {
+            let (own, path) = quoted.rsplit_once(' ').unwrap_or(("", quoted));
+            if !own.is_empty() {
+                package = own.to_owned();
+            }
+            let patterns = braces(path);
+            let patterns = patterns
+                .iter()
+                .map(|path| format!("{package} {path}").trim().to_owned());
+            found.push(Promise {
+                line: number,
+                text: quoted.to_owned(),
+                patterns: patterns.collect(),
+            });
+        }
+    }
+    found
+}
+
+/// The promises that none of these tests has kept; a test's name has its program: `boot::x`, `shard block::y`.
+pub fn unproven(promises: &[Promise], passed: &[String]) -> Vec<Promise> {
+    let kept = |pattern: &String| passed.iter().any(|name| matches(pattern, name));
+    let broken = |promise: &&Promise| !promise.patterns.iter().all(kept);
+    promises.iter().filter(broken).cloned().collect()
+}
+
+/// `a{b,c}d` as `abd` and `acd`.
+fn braces(text: &str) -> Vec<String> {
+    let Some((start, rest)) = text.split_once('{') else {
+        return vec![text.to_owned()];
+    };
+    let Some((inner, end)) = rest.split_once('}') else {
+        return vec![text.to_owned()];
+    };
+    inner
+        .split(',')
+        .flat_map(|part| braces(&format!("{start}{}{end}", part.trim())))
+        .collect()
+}
+
+/// Whether a test is one that the pattern means.
+fn matches(pattern: &str, name: &str) -> bool {
+    let (package, path) = pattern.rsplit_once(' ').unwrap_or(("", pattern));
+    let (own, modules) = name.split_once(' ').unwrap_or(("", name));
+    // A guest test has no crate, and its program is its first module.
+    if !own.is_empty() && !package.is_empty() && package.split(' ').next() != Some(own) {
+        return false;
+    }
+    let mut modules = modules.split("::");
+    path.split("::")
+        .all(|wanted| modules.by_ref().any(|module| alike(wanted, module)))
+}
+
+/// Whether a word is the one meant: `*` and `...` stand for anything.
+fn alike(wanted: &str, word: &str) -> bool {
+    let wanted = wanted.replace("...", "*");
+    let mut parts = wanted.split('*');
+    let Some(mut rest) = parts.next().and_then(|first| word.strip_prefix(first)) else {
+        return false;
+    };
+    let Some(last) = wanted
+        .contains('*')
+        .then(|| wanted.rsplit('*').next().unwrap_or_default())
+    else {
+        return rest.is_empty();
+    };
+    for part in parts {
+        let Some(at) = rest.find(part) else { return false };
+        rest = &rest[at + part.len()..];
+    }
+    last.is_empty() || word.ends_with(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DOCUMENT: &str = "\
+| promise | proof | status |
+| --- | --- | --- |
+| starts | `boot::cloud_kernel_with_{one,two}_cpus`; `shard block::*`, `net::tests::broken_...`; `make test` | tested |
+| later | `boot::no_such_test` | not proven here |
+| ends | `endings::five_reboots...` | in part: five |
+";
+
+    fn names(list: &[&str]) -> Vec<String> {
+        list.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    #[test]
+    fn names_of_tested_rows_are_found_and_matched() {
+        let promises = promises(DOCUMENT);
+        let told: Vec<&str> = promises.iter().map(|promise| promise.text.as_str()).collect();
+        assert_eq!(
+            told,
+            [
+                "boot::cloud_kernel_with_{one,two}_cpus",
+                "shard block::*",
+                "net::tests::broken_...",
+                "endings::five_reboots..."
+            ]
+        );
+        let passed = names(&[
+            "boot::cloud_kernel_with_one_cpus",
+            "boot::cloud_kernel_with_two_cpus",
+            "shard virtio::block::tests::reads",
+            "shard virtio::net::tests::broken_chains",
+            "endings::five_reboots_in_place",
+        ]);
+        assert_eq!(unproven(&promises, &passed), []);
+    }
+
+    #[test]
+    fn a_test_that_did_not_pass_leaves_its_promise_unproven() {
+        let promises = promises(DOCUMENT);
+        let passed = names(&[
+            "boot::cloud_kernel_with_one_cpus",
+            "cell block::tests::reads",
+            "shard virtio::net::tests::broken_chains",
+        ]);
+        let unproven = unproven(&promises, &passed);
+        let told: Vec<&str> = unproven.iter().map(|promise| promise.text.as_str()).collect();
+        assert_eq!(
+            told,
+            [
+                "boot::cloud_kernel_with_{one,two}_cpus",
+                "shard block::*",
+                "endings::five_reboots..."
+            ]
+        );
+    }
+
+    #[test]
+    fn stars_and_dots_stand_for_anything() {
+        assert!(alike("a*", "abc") && alike("a*c", "abc") && alike("*", "") && alike("ab...", "ab"));
+        assert!(!alike("a", "ab") && !alike("b*", "ab") && !alike("a*d", "abc"));
+    }
+}

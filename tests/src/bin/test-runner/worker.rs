@@ -1,0 +1,50 @@
+//! Runs test programs one after another inside a lab host, as the other end of [`crate::lane`] asks for them.
+//!
+//! A request is a JSON array of words, on one line. The program's output goes to this process's standard output, which ends
+//! each program with a line that starts with [`END`] and has its exit status.
+
+use std::io::BufRead;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitCode, Stdio};
+
+/// The argument that makes this program a worker.
+pub const ARGUMENT: &str = "--worker";
+/// Starts the line behind a program's output.
+pub const END: &str = "\u{1e}test-runner: exit status ";
+
+/// Serves until its input ends.
+pub fn serve(requests: impl BufRead) -> ExitCode {
+    for request in requests.lines() {
+        let words: Result<Vec<String>, _> = request
+            .map_err(|error| error.to_string())
+            .and_then(|line| serde_json::from_str(&line).map_err(|error| error.to_string()));
+        match words {
+            Ok(words) if !words.is_empty() => println!("\n{END}{}", status(&words)),
+            other => {
+                eprintln!("test-runner: not a request: {other:?}");
+                return ExitCode::from(2);
+            }
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+/// Runs a program to its end; its status, 128 plus the signal if one killed it.
+pub fn status(words: &[String]) -> i32 {
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]).stdin(Stdio::null());
+    // One stream, so that the order of lines stays.
+    match std::os::fd::AsFd::as_fd(&std::io::stdout()).try_clone_to_owned() {
+        Ok(stdout) => command.stderr(stdout),
+        Err(_) => command.stderr(Stdio::inherit()),
+    };
+    match command.status() {
+        Ok(status) => status
+            .code()
+            .unwrap_or_else(|| 128 + status.signal().unwrap_or(0)),
+        Err(error) => {
+            println!("test-runner: {}: {error}", words[0]);
+            127
+        }
+    }
+}
