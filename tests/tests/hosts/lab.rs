@@ -11,6 +11,8 @@ use serde_json::Value;
 const START_LIMIT: Duration = Duration::from_secs(240);
 /// What one command in a lab host may take.
 pub const COMMAND_LIMIT: Duration = Duration::from_secs(120);
+/// A host that has not answered by then has locked up.
+const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 /// How long a cell may be silent: emulated hosts stand still for seconds now and then.
 pub const SILENCE: Duration = Duration::from_secs(20);
 
@@ -163,7 +165,11 @@ impl Drop for Lab {
         if std::thread::panicking() {
             for host in self.hosts {
                 let logs = "tail -n 20 /run/mirrorball/cells/*/log";
-                let said = self.exec(host, &["sh", "-c", logs]).run();
+                let said = self.exec(host, &["sh", "-c", logs]).limit(ANSWER_LIMIT).run();
+                if said.status == Output::OVER_LIMIT {
+                    // By these words the failure is known as the lab's.
+                    eprintln!("THE LAB: host {host} does not answer");
+                }
                 eprintln!("--- {host}:\n{}", said.text());
             }
         }

@@ -69,6 +69,11 @@ impl<'a> Lane<'a> {
         }
     }
 
+    /// The shape of its lab host.
+    pub fn shape(&self) -> Option<Shape> {
+        self.lab.as_ref().map(|lab| lab.shape)
+    }
+
     /// Ends its lab host: the next program gets a new one.
     pub fn leave_lab(&mut self) {
         self.lab = None;
@@ -119,7 +124,7 @@ impl<'a> Lane<'a> {
         if is_new {
             // The old one first: two would share the CPUs.
             self.lab = None;
-            self.lab = match Lab::start(self.mirrorball, &self.labs.join(shape.file()), shape) {
+            self.lab = match Lab::start(self.mirrorball, self.labs, shape) {
                 Ok(lab) => Some(lab),
                 Err(error) => return Run::without_start(asked, "the lab", &error),
             };
@@ -158,11 +163,13 @@ impl Run {
 }
 
 impl Lab {
-    fn start(mirrorball: &Path, file: &Path, shape: Shape) -> Result<Self, String> {
+    fn start(mirrorball: &Path, labs: &Path, shape: Shape) -> Result<Self, String> {
         let start = Instant::now();
         let own = std::env::current_exe().map_err(|error| error.to_string())?;
         let mut command = Command::new(mirrorball);
-        command.args(["lab", "run"]).arg(file).arg("--").arg("env");
+        command.args(["lab", "run"]);
+        command.args(shape.file().map(|name| labs.join(name)));
+        command.args(["--", "env"]);
         // Files of a run belong in the host's memory, not on the file system that it shares.
         command.args(["TMPDIR=/run", "XDG_RUNTIME_DIR=/run"]);
         command.arg(format!("MIRRORBALL_BIN={PROGRAM_IN_LAB}"));

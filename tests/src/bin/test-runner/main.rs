@@ -2,11 +2,12 @@
 //! host where this machine's KVM can't run them. `make test` calls it.
 //!
 //! The run ends with counts, with each test that checked nothing here, and with status 1 unless all of these hold: no test
-//! failed, each test that was left out is listed in `tests/left-out.toml`, second tries stayed within their limit, and each
-//! promise that SPECIFICATION.md calls tested names a test that passed.
+//! failed, each test that was left out is listed in `tests/left-out.toml`, each test of `tests/ledger.txt` ran or was left out,
+//! second tries stayed within their limit, and each promise that SPECIFICATION.md calls tested names a test that passed.
 
 mod failure;
 mod lane;
+mod ledger;
 mod left_out;
 mod output;
 mod programs;
@@ -72,6 +73,7 @@ fn run(options: &Options) -> Result<bool, String> {
     };
     let messages = read(options.messages.clone())?;
     let allowed = left_out::parse(&read(options.root.join("tests/left-out.toml"))?)?;
+    let known = read(options.root.join("tests/ledger.txt"))?;
     let promises = specification::promises(&read(options.root.join("SPECIFICATION.md"))?);
     let emulated = !programs::guests_run_here(&options.mirrorball);
     let mut programs = programs::find(&messages, emulated)?;
@@ -97,8 +99,13 @@ fn run(options: &Options) -> Result<bool, String> {
     } else {
         Vec::new()
     };
+    let missing = if whole {
+        ledger::missing(&known, &report.ran())
+    } else {
+        Vec::new()
+    };
     let json = options.messages.with_file_name("tests.json");
     let written = std::fs::write(&json, format!("{:#}\n", report.json()));
     written.map_err(|error| format!("{}: {error}", json.display()))?;
-    Ok(report.print(&allowed, &unproven))
+    Ok(report.print(&allowed, &unproven, &missing))
 }

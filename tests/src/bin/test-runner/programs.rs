@@ -21,6 +21,8 @@ pub enum Place {
 /// The lab host that a program wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
+    /// What a lab host is by itself: all of this machine's CPUs, most of its memory.
+    OneHost,
     /// Two CPUs, each a NUMA node.
     TwoNodes,
     /// Four of them.
@@ -28,11 +30,12 @@ pub enum Shape {
 }
 
 impl Shape {
-    /// Its file in `tests/labs`.
-    pub fn file(self) -> &'static str {
+    /// Its file in `tests/labs`, if it has one.
+    pub fn file(self) -> Option<&'static str> {
         match self {
-            Self::TwoNodes => "two-nodes.toml",
-            Self::FourNodes => "four-nodes.toml",
+            Self::OneHost => None,
+            Self::TwoNodes => Some("two-nodes.toml"),
+            Self::FourNodes => Some("four-nodes.toml"),
         }
     }
 }
@@ -50,6 +53,17 @@ pub struct Program {
     pub place: Place,
 }
 
+/// Guest programs that make clusters, or bind memory to a node.
+const WITH_NODES: &[&str] = &[
+    "cluster",
+    "coherent",
+    "composition",
+    "deaths",
+    "moves",
+    "shards",
+    "span",
+    "underway",
+];
 /// The CPUs that four cells want.
 const CPUS_OF_FOUR_CELLS: usize = 4;
 
@@ -132,7 +146,8 @@ fn place_of_guests(target: &str, emulated: bool, cpus: usize) -> Place {
     match target {
         "auto" | "hosts" => Place::OwnLabs,
         "wide" if emulated || cpus < CPUS_OF_FOUR_CELLS => Place::Lab(Shape::FourNodes),
-        _ if emulated => Place::Lab(Shape::TwoNodes),
+        _ if emulated && WITH_NODES.contains(&target) => Place::Lab(Shape::TwoNodes),
+        _ if emulated => Place::Lab(Shape::OneHost),
         _ => Place::Here,
     }
 }
@@ -156,6 +171,7 @@ mod tests {
     fn programs_are_named_and_placed_by_package_and_target() {
         let messages = [
             message("tests", "test", "boot"),
+            message("tests", "test", "moves"),
             message("tests", "test", "wide"),
             message("tests", "test", "hosts"),
             message("crates/cell", "lib", "cell"),
@@ -174,7 +190,8 @@ mod tests {
         assert_eq!(
             told,
             [
-                ("boot", "boot::", Place::Lab(Shape::TwoNodes)),
+                ("boot", "boot::", Place::Lab(Shape::OneHost)),
+                ("moves", "moves::", Place::Lab(Shape::TwoNodes)),
                 ("wide", "wide::", Place::Lab(Shape::FourNodes)),
                 ("hosts", "hosts::", Place::OwnLabs),
                 ("cell", "cell ", Place::Unit),

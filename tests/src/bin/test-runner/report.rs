@@ -47,6 +47,15 @@ impl Report {
         names
     }
 
+    /// The full names of all tests that ran or were left out.
+    pub fn ran(&self) -> Vec<String> {
+        let tests = self.outcomes.iter().flat_map(|outcome| {
+            let again = outcome.again.iter().flat_map(|again| &again.tests);
+            outcome.tests.iter().chain(again).map(|test| full(outcome, test))
+        });
+        tests.collect()
+    }
+
     /// Programs and tests that failed for good, in words.
     fn failed(&self) -> Vec<String> {
         let mut names = Vec::new();
@@ -138,7 +147,7 @@ impl Report {
     }
 
     /// Prints how the run went; whether all is well.
-    pub fn print(&self, allowed: &Allowed, unproven: &[Promise]) -> bool {
+    pub fn print(&self, allowed: &Allowed, unproven: &[Promise], missing: &[String]) -> bool {
         let (failed, left_out) = (self.failed(), self.left_out());
         self.print_times();
         for outcome in &self.outcomes {
@@ -160,6 +169,9 @@ impl Report {
             .collect();
         for name in &unlisted {
             println!("LEFT OUT and not listed in tests/left-out.toml: {name}");
+        }
+        for name in missing {
+            println!("MISSING, though tests/ledger.txt names it: {name}");
         }
         for promise in unproven {
             println!(
@@ -200,7 +212,11 @@ impl Report {
             failed.len(),
             left_out.len()
         );
-        failed.is_empty() && unlisted.is_empty() && unproven.is_empty() && tries <= SECOND_TRIES_MAX
+        failed.is_empty()
+            && unlisted.is_empty()
+            && missing.is_empty()
+            && unproven.is_empty()
+            && tries <= SECOND_TRIES_MAX
     }
 
     fn print_times(&self) {

@@ -95,12 +95,21 @@ impl Schedule<'_> {
 
     fn side_by_side(&self, programs: Vec<Program>, lanes: usize) -> Vec<Outcome> {
         let (waiting, outcomes) = (Mutex::new(VecDeque::from(programs)), Mutex::new(Vec::new()));
-        let next = || waiting.lock().expect("no lane panics").pop_front();
+        // A lane goes on with what its lab host serves: the next lab costs a start.
+        let next = |lane: &Lane| {
+            let mut waiting = waiting.lock().expect("no lane panics");
+            let fits = |program: &Program| {
+                lane.shape()
+                    .is_some_and(|shape| program.place == Place::Lab(shape))
+            };
+            let place = waiting.iter().position(fits).unwrap_or(0);
+            waiting.remove(place)
+        };
         std::thread::scope(|scope| {
             for _ in 0..lanes {
                 scope.spawn(|| {
                     let mut lane = Lane::new(self.mirrorball, self.labs);
-                    while let Some(program) = next() {
+                    while let Some(program) = next(&lane) {
                         if program.place == Place::OwnLabs {
                             lane.leave_lab();
                         }

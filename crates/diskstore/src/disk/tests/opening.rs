@@ -76,7 +76,8 @@ fn unwritable_file_can_be_used_privately_only() {
     let directory = tempfile::tempdir().unwrap();
     let path = patterned(directory.path(), "disk", 1 << 16);
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o444)).unwrap();
-    std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    // A private disk has its overlay beside it.
+    std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o777)).unwrap();
     // Root may write everything.
     let (in_place, privately) = as_an_ordinary_user(|| (open(&in_place(&path)), open(&request(&path, "vm"))));
     assert!(message(in_place).contains("use it privately"));

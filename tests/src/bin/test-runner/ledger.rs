@@ -1,0 +1,32 @@
+//! The tests that there are, by name: `tests/ledger.txt`. A test that is gone, or was renamed, is missed by name, so that none
+//! gets lost in a change that makes the run shorter.
+
+use std::collections::BTreeSet;
+
+/// The names in the ledger that are not among these: one on a line, `#` starts a comment.
+pub fn missing(ledger: &str, ran: &[String]) -> Vec<String> {
+    let ran: BTreeSet<&str> = ran.iter().map(String::as_str).collect();
+    let names = ledger
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty() && !line.starts_with('#'));
+    names
+        .filter(|name| !ran.contains(name))
+        .map(str::to_owned)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_test_that_is_gone_is_missed_by_name() {
+        let ran = ["boot::one".to_owned(), "shard a::two".to_owned()];
+        assert_eq!(
+            missing("# head\nboot::one\n\nshard a::three\n", &ran),
+            ["shard a::three"]
+        );
+        assert!(missing("boot::one\n", &ran).is_empty());
+    }
+}
