@@ -35,12 +35,28 @@ pub fn tests(lines: &[(f64, String)]) -> Vec<Test> {
     let mut found: Vec<Test> = Vec::new();
     let mut texts: BTreeMap<String, String> = BTreeMap::new();
     let mut section: Option<String> = None;
+    let mut begun: Option<String> = None;
     let mut last = lines.first().map_or(0.0, |(at, _)| *at);
     for (at, line) in lines {
         if line.starts_with("running ") {
             last = *at;
         }
-        if let Some((name, verdict, left_out)) = result(line) {
+        // A child of the test may have written behind the name: then the verdict has a line of its own.
+        let ended = match &begun {
+            Some(name) if matches!(line.as_str(), "ok" | "FAILED") => {
+                result(&format!("test {name} ... {line}"))
+            }
+            _ => result(line),
+        };
+        let open = line
+            .strip_prefix("test ")
+            .and_then(|rest| rest.split_once(" ... "));
+        begun = match (&ended, open) {
+            (None, Some((name, _))) => Some(name.to_owned()),
+            (None, None) => begun,
+            (Some(_), _) => None,
+        };
+        if let Some((name, verdict, left_out)) = ended {
             found.push(Test {
                 name,
                 verdict,
@@ -104,6 +120,18 @@ mod tests {
         numbered
             .map(|(line, at)| (f64::from(at), line.to_owned()))
             .collect()
+    }
+
+    #[test]
+    fn a_verdict_behind_a_childs_words_is_found() {
+        let found = super::tests(&lines(
+            "running 1 test\ntest a::b ... mirrorball: no lab\nmore words\nok\nok\n",
+        ));
+        assert_eq!(found.len(), 1);
+        assert_eq!(
+            (found[0].name.as_str(), found[0].verdict),
+            ("a::b", Verdict::Passed)
+        );
     }
 
     #[test]
