@@ -45,13 +45,10 @@ pub const SPARE_CPUS: u16 = 1;
 /// `exception_index` set), which a guest that has not yet changed to its kernel's GS base does not survive. With fine timers
 /// such requests come at any time, with ticks hardly ever then. Guests run faster, too.
 ///
-/// `nohz=off` keeps every CPU's tick, the spare one's too. An interrupt that wakes a halted CPU is lost now and then; with a tick
-/// the next interrupt comes after 4 ms. It does not end the lock-ups of two hosts: one of the first four labs still had one.
-///
 /// Now and then the CPUs of a host on a busy machine lock up in KVM: a host that is stuck for 40 s dies, with its stacks on
 /// the console, instead of going on until a limit.
 const COMMAND_LINE: &str = "console=ttyS0 panic=-1 quiet tsc=reliable no_timer_check random.trust_cpu=on \
-                            8250.nr_uarts=1 cryptomgr.notests mitigations=off highres=off nohz=off \
+                            8250.nr_uarts=1 cryptomgr.notests mitigations=off highres=off \
                             softlockup_panic=1 watchdog_thresh=20";
 
 /// A host's CPU. QEMU emulates a string instruction step by step: without the flags of fast byte strings the host and its
