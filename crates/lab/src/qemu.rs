@@ -45,11 +45,15 @@ pub const SPARE_CPUS: u16 = 1;
 /// `exception_index` set), which a guest that has not yet changed to its kernel's GS base does not survive. With fine timers
 /// such requests come at any time, with ticks hardly ever then. Guests run faster, too.
 ///
-/// Now and then the CPUs of a host on a busy machine lock up in KVM: a host that is stuck for 40 s dies, with its stacks on
-/// the console, instead of going on until a limit.
+/// `nohz=off` keeps each CPU's timer periodic. At each exit of a guest QEMU clears a bit among the CPU's pending interrupts
+/// without a lock (7.2 and 10.0: `do_vmexit`), and an interrupt that comes in between is lost. A lost tick of a periodic timer
+/// costs 4 ms; a timer that is set anew by its own interrupt never comes again, and what waits for it on that CPU hangs.
+///
+/// A host that is stuck for 40 s all the same dies, with the stacks of all CPUs on the console, instead of going on until a
+/// limit.
 const COMMAND_LINE: &str = "console=ttyS0 panic=-1 quiet tsc=reliable no_timer_check random.trust_cpu=on \
-                            8250.nr_uarts=1 cryptomgr.notests mitigations=off highres=off \
-                            softlockup_panic=1 watchdog_thresh=20";
+                            8250.nr_uarts=1 cryptomgr.notests mitigations=off highres=off nohz=off \
+                            softlockup_panic=1 softlockup_all_cpu_backtrace=1 watchdog_thresh=20";
 
 /// A host's CPU. QEMU emulates a string instruction step by step: without the flags of fast byte strings the host and its
 /// guests clear and copy memory by words of eight bytes instead of by bytes, which halves the time that a VM takes to start.

@@ -3,6 +3,7 @@
 //! It loads the modules, makes this machine's root its own, and splits: process 1 only reaps; its child serves
 //! connections. When either can't go on the host powers off, which ends QEMU.
 
+mod kvm;
 mod mounts;
 mod network;
 mod serve;
@@ -60,7 +61,9 @@ fn start() -> Result<(), Failure> {
         network::configure(&boot.cards)?;
         loader.join().map_err(|_| "the module loader failed")?
     })?;
-    mounts::open_kvm();
+    kvm::open();
+    // Kept by both processes below.
+    let _keys = kvm::hold_keys();
     // The reaper must stay alone in process 1, or it would take exit statuses from under the agent's feet.
     // SAFETY: the only thread there was has ended, so the child may do anything.
     match unsafe { fork() }? {

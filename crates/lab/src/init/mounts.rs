@@ -66,11 +66,6 @@ pub fn change_root(boot: &BootConfig) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Gives `/dev/kvm` the mode it usually has on a host with KVM.
-pub fn open_kvm() {
-    let _ = fs::set_permissions("/dev/kvm", std::os::unix::fs::PermissionsExt::from_mode(0o666));
-}
-
 fn share(target: &str, cache: &str) -> Result<(), Failure> {
     // 500 KiB is what QEMU's transport carries at most.
     let options = format!("trans=virtio,version=9p2000.L,msize=512000,cache={cache}");

@@ -1,0 +1,50 @@
+//! KVM of a lab host: its device, and what keeps the host's kernel from patching itself.
+
+use std::fs;
+
+use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+
+/// The bit of a local APIC's base register that says that it is there.
+const APIC_ENABLED: u64 = 1 << 11;
+
+/// Gives `/dev/kvm` the mode it usually has on a host with KVM.
+pub fn open() {
+    let _ = fs::set_permissions("/dev/kvm", std::os::unix::fs::PermissionsExt::from_mode(0o666));
+}
+
+/// VMs that never run. While they are there, KVM's static keys stay as they are.
+pub struct Keys {
+    _vms: [(VmFd, VcpuFd); 2],
+}
+
+/// Turns KVM's static keys on for as long as the result lives.
+///
+/// The kernel patches its code where a static key changes: at the first VM of a host and after its last one the code of each
+/// task switch (`preempt_notifier_key`), and at a vCPU's start that of its interrupts. QEMU before 8.1 translates code without
+/// a lock on its page, so that a CPU can keep a translation of the patch's breakpoint, which is gone: it takes that breakpoint
+/// for ever, and the host locks up. Here one VM has a local APIC that is off in both ways, and one has none, so that no VM
+/// that comes or goes changes a key.
+pub fn hold_keys() -> Option<Keys> {
+    match keys() {
+        Ok(keys) => Some(keys),
+        Err(error) => {
+            println!("mirrorball lab: KVM's static keys stay as they are: {error}");
+            None
+        }
+    }
+}
+
+fn keys() -> Result<Keys, kvm_ioctls::Error> {
+    let kvm = Kvm::new()?;
+    let with = kvm.create_vm()?;
+    with.create_irq_chip()?;
+    let off = with.create_vcpu(0)?;
+    let mut registers = off.get_sregs()?;
+    registers.apic_base &= !APIC_ENABLED;
+    off.set_sregs(&registers)?;
+    let without = kvm.create_vm()?;
+    let none = without.create_vcpu(0)?;
+    Ok(Keys {
+        _vms: [(with, off), (without, none)],
+    })
+}
