@@ -22,6 +22,9 @@ const ROOT_BYTES_MIN: u64 = 512 << 20;
 
 const SUITE: &str = "bookworm";
 
+/// The image's words for the kernel's command line: its root, and no self-tests of ciphers, which cost 0.5 s of each start.
+pub const DEBIAN_CMDLINE: &str = "console=ttyS0 root=/dev/vda rootfstype=ext4 rw cryptomgr.notests";
+
 /// What a guest needs to start, be reached, and have a network.
 const PACKAGES: [&str; 7] = [
     "systemd-sysv",
@@ -163,7 +166,7 @@ pub fn build_debian(
     fs::set_permissions(&root, fs::Permissions::from_mode(0o644)).map_err(failed("write", &root))?;
     record.disk = Some(build.file("root.raw", true)?);
     record.format = Some("raw".into());
-    record.cmdline = "console=ttyS0 root=/dev/vda rootfstype=ext4 rw".into();
+    record.cmdline = DEBIAN_CMDLINE.into();
     record.built_from = format!("Debian {SUITE}: {}, {}", kernel.package, include.join(", "));
     build.publish(&record)?;
     Ok(record)

@@ -23,13 +23,13 @@ use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 
-pub use debian::{DEBIAN_MIRROR, DebianRequest, build_debian};
+pub use debian::{DEBIAN_CMDLINE, DEBIAN_MIRROR, DebianRequest, build_debian};
 pub use import::{FileKind, ImportRequest, import};
 #[cfg(fuzzing)]
 pub use payload::extract;
 pub use record::{FileRecord, Record};
 pub use store::{ImageStore, data_directory};
-pub use tiny::{TinyRequest, agent_version, build_tiny};
+pub use tiny::{TINY_CMDLINE, TinyRequest, agent_version, build_tiny};
 
 use crate::disk::Format;
 

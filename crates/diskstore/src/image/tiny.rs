@@ -21,6 +21,13 @@ pub struct TinyRequest {
 
 const SUITE: &str = "bookworm";
 
+/// The image's words for the kernel's command line.
+///
+/// The kernel leaves out two things that cost a third of its start and that a test of something else does not need: the
+/// self-tests of ciphers, and the files of its tracers, which take 9 MB of memory, too (Debian's 6.1 cloud kernel).
+pub const TINY_CMDLINE: &str = "console=ttyS0 cryptomgr.notests initcall_blacklist=tracer_init_tracefs,init_kprobe_trace,\
+                                init_uprobe_trace,init_dynamic_event";
+
 /// Builds the image.
 pub fn build_tiny(
     store: &ImageStore,
@@ -51,7 +58,7 @@ pub fn build_tiny(
     step(4, "checksums");
     fs::remove_dir_all(&unpacked).map_err(failed("remove", &unpacked))?;
     record.built_from = format!("Debian {SUITE}: {}, busybox", kernel.package);
-    record.cmdline = "console=ttyS0".into();
+    record.cmdline = TINY_CMDLINE.into();
     build.publish(&record)?;
     Ok(record)
 }

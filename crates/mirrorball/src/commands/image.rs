@@ -6,8 +6,8 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueEnum};
 use config::Size;
 use diskstore::image::{
-    DebianRequest, FileKind, ImageError, ImageStore, ImportRequest, KernelFlavour, Progress, TinyRequest,
-    agent_version, build_debian, build_tiny, import,
+    DEBIAN_CMDLINE, DebianRequest, FileKind, ImageError, ImageStore, ImportRequest, KernelFlavour, Progress,
+    TINY_CMDLINE, TinyRequest, agent_version, build_debian, build_tiny, import,
 };
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -112,6 +112,14 @@ impl Recipe {
             Self::Tiny => "tiny",
         }
     }
+
+    /// The words that it gives its images for the kernel's command line.
+    fn cmdline(self) -> &'static str {
+        match self {
+            Self::Debian12 => DEBIAN_CMDLINE,
+            Self::Tiny => TINY_CMDLINE,
+        }
+    }
 }
 
 /// Does what was asked, printing the result.
@@ -141,13 +149,16 @@ fn build(store: &ImageStore, arguments: BuildArgs) -> Result<(), ImageError> {
     if arguments.if_missing
         && let Ok(image) = store.get(&name)
     {
-        // An imported image has whatever agent it has.
-        let had = image.record.agent.clone();
-        if had.is_none_or(|had| agent_version(&agent).is_ok_and(|now| now == had)) {
+        // An imported image has whatever agent and words it has.
+        let is_current = |had: &str| {
+            let same_agent = agent_version(&agent).is_ok_and(|now| now == *had);
+            same_agent && image.record.cmdline == arguments.what.cmdline()
+        };
+        if image.record.agent.as_deref().is_none_or(is_current) {
             return Ok(());
         }
         drop(image);
-        println!("{name}: built with another agent, so it is built anew");
+        println!("{name}: built by another version, so it is built anew");
         store.remove(&name)?;
     }
     let bar = ProgressBar::new(1).with_style(style("{elapsed:>4} [{bar:30}] {pos}/{len} {msg}"));
