@@ -4,6 +4,7 @@ use crate::cpu;
 
 const BASE: u32 = 0x1B;
 const BASE_X2APIC_ENABLED: u64 = 0xC00;
+const ID: u32 = 0x802;
 const TASK_PRIORITY: u32 = 0x808;
 const END_OF_INTERRUPT: u32 = 0x80B;
 const SPURIOUS: u32 = 0x80F;
@@ -54,6 +55,11 @@ pub fn enable() {
     cpu::write(TASK_PRIORITY, IDLE_PRIORITY << 4);
     cpu::write(TIMER, TIMER_TSC_DEADLINE | u64::from(TIMER_VECTOR));
     cpu::fence();
+}
+
+/// This CPU's id.
+pub fn id() -> u32 {
+    cpu::read(ID) as u32
 }
 
 /// Sends an interrupt.

@@ -6,7 +6,8 @@
 use core::arch::global_asm;
 use core::ptr::{addr_of, copy_nonoverlapping, write_volatile};
 
-use crate::{CPUS_MAX, cpu};
+use crate::cpu;
+use crate::enumeration::MACHINE_CPUS_MAX;
 
 /// Where the other CPUs start, in real mode: free memory below the legacy hole, past the command line.
 pub const TRAMPOLINE: usize = 0x4_0000;
@@ -16,10 +17,10 @@ pub const STARTUP_VECTOR: u8 = (TRAMPOLINE >> 12) as u8;
 const STACK_BYTES: usize = 64 << 10;
 
 #[repr(C, align(4096))]
-struct Stacks([[u8; STACK_BYTES]; CPUS_MAX]);
+struct Stacks([[u8; STACK_BYTES]; MACHINE_CPUS_MAX]);
 
 #[unsafe(no_mangle)]
-static mut STACKS: Stacks = Stacks([[0; STACK_BYTES]; CPUS_MAX]);
+static mut STACKS: Stacks = Stacks([[0; STACK_BYTES]; MACHINE_CPUS_MAX]);
 
 global_asm!(
     ".section .text.start,\"ax\"",
@@ -120,6 +121,13 @@ pub fn lay_trampoline() {
             cpu::page_tables() as u32,
         );
     }
+}
+
+/// Where the boot protocol's structure says that the ACPI tables begin.
+pub fn rsdp(boot_params: usize) -> usize {
+    const RSDP: usize = 0x70;
+    // SAFETY: the boot protocol's structure, which nothing has overwritten; the field is 8 bytes at a multiple of 8.
+    unsafe { *((boot_params + RSDP) as *const usize) }
 }
 
 /// The number after `name` in the kernel's command line, or `otherwise`.

@@ -62,6 +62,27 @@ pub fn halt() {
     unsafe { asm!("sti", "hlt", options(nostack)) };
 }
 
+/// Halts for good, but for NMI, INIT and SMI.
+pub fn stop() -> ! {
+    loop {
+        // SAFETY: nothing goes on after it.
+        unsafe { asm!("cli", "hlt", options(nostack)) };
+    }
+}
+
+/// The x2APIC id that CPUID has for this CPU (leaf 0xB).
+pub fn topology_id() -> u32 {
+    let id;
+    // SAFETY: CPUID changes four registers; the compiler keeps RBX for itself.
+    unsafe {
+        asm!(
+            "push rbx", "cpuid", "pop rbx",
+            inout("eax") 0xB => _, inout("ecx") 0 => _, out("edx") id
+        )
+    };
+    id
+}
+
 /// A moment of waiting.
 pub fn pause() {
     core::hint::spin_loop();

@@ -7,7 +7,8 @@
 //!
 //! Of the kernel's command line it reads `storm.cpus=` (as many as the machine has), `storm.sweeps=` for each CPU and epoch,
 //! and `storm.epochs=`; with 0 it goes on until `q` is typed on the console. With `storm.hostile=1` it counts nothing, and all CPUs do
-//! what no kernel does (`hostile`).
+//! what no kernel does (`hostile`). With `storm.enumerate=N` it sends no interrupts but those that start CPUs, and counts the machine's
+//! N CPUs (`enumeration`).
 
 #![no_std]
 #![no_main]
@@ -15,6 +16,7 @@
 mod apic;
 mod boot;
 mod cpu;
+mod enumeration;
 mod exchange;
 mod hostile;
 mod interrupts;
@@ -78,6 +80,10 @@ extern "C" fn first_cpu(boot_params: usize) -> ! {
     boot::lay_trampoline();
     interrupts::prepare();
     begin(0);
+    let enumerated = option(b"storm.enumerate=", 0) as usize;
+    if enumerated > 0 {
+        enumeration::run(enumerated, boot::rsdp(boot_params));
+    }
     for cpu in 1..cpus() {
         apic::send(apic::Delivery::Init, apic::To::One(cpu), 0);
         quiet::start_up(cpu, 0);
@@ -107,6 +113,9 @@ extern "C" fn first_cpu(boot_params: usize) -> ! {
 
 #[unsafe(no_mangle)]
 extern "C" fn other_cpu(me: usize) -> ! {
+    if enumeration::is_on() {
+        enumeration::report(me);
+    }
     let mut epoch = EPOCH.load(Ordering::Acquire);
     begin(me);
     // A device of the first CPU's host process, from another one.
@@ -155,11 +164,16 @@ pub fn late(what: &str, me: usize) -> ! {
 }
 
 /// A name, what was counted, and what it has to be.
-fn account(line: Line, name: &str, found: u64, wanted: u64) -> Line {
+pub fn account(line: Line, name: &str, found: u64, wanted: u64) -> Line {
     if found != wanted {
         FAILED.store(true, Ordering::Relaxed);
     }
     line.number(name, found)
+}
+
+/// Whether a count is not what it has to be.
+pub fn failed() -> bool {
+    FAILED.load(Ordering::Relaxed)
 }
 
 fn total(of: impl Fn(usize) -> u32) -> u64 {
@@ -210,8 +224,7 @@ fn report(epochs: u32) {
     let line = line.number("exchanged", u64::from(get(&exchange::CHECKED)));
     let line = account(line, "wrong", u64::from(get(&exchange::WRONG)), 0);
     let line = account(line, "restarts", u64::from(get(&quiet::RESTARTS)), restarts);
-    let well = !FAILED.load(Ordering::Relaxed);
-    drop(line.text(if well { " all well" } else { " NOT WELL" }));
+    drop(line.text(if failed() { " NOT WELL" } else { " all well" }));
 }
 
 #[panic_handler]

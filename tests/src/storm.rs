@@ -42,8 +42,31 @@ impl Storm {
         Self::run(scratch, name, cpus, &words, flags)
     }
 
+    /// Starts it to count the CPUs of a machine with so many, and gives its counts.
+    #[track_caller]
+    pub fn enumerate(scratch: &Scratch, name: &str, cpus: usize, limit: Duration) -> Counts {
+        let words = format!("storm.enumerate={cpus}");
+        let (mut terminal, vm) = Self::launch(scratch, name, cpus, &words, &[]);
+        let status = terminal.wait(limit);
+        drop(vm);
+        Counts::of_ended(status, &terminal.seen(), "enumeration ends")
+    }
+
     #[track_caller]
     fn run(scratch: &Scratch, name: &str, cpus: usize, words: &str, flags: &[&str]) -> Self {
+        let (mut terminal, vm) = Self::launch(scratch, name, cpus, words, flags);
+        terminal.expect("storm begins", BOOT_LIMIT);
+        for cpu in 1..cpus {
+            assert!(
+                terminal.seen().contains(&format!("CPU number={cpu}\r")),
+                "CPU {cpu} did not say that it has started:\n{}",
+                terminal.seen()
+            );
+        }
+        Self { terminal, vm }
+    }
+
+    fn launch(scratch: &Scratch, name: &str, cpus: usize, words: &str, flags: &[&str]) -> (Terminal, Vm) {
         let kernel = scratch.write("storm", KERNEL);
         let name = format!("t-{name}-{}", std::process::id());
         let count = cpus.to_string();
@@ -60,16 +83,7 @@ impl Storm {
             words,
         ];
         let vm = Vm::named(&name);
-        let mut terminal = Terminal::mirrorball(&[&run[..], &machine, flags].concat());
-        terminal.expect("storm begins", BOOT_LIMIT);
-        for cpu in 1..cpus {
-            assert!(
-                terminal.seen().contains(&format!("CPU number={cpu}\r")),
-                "CPU {cpu} did not say that it has started:\n{}",
-                terminal.seen()
-            );
-        }
-        Self { terminal, vm }
+        (Terminal::mirrorball(&[&run[..], &machine, flags].concat()), vm)
     }
 
     /// Tells it that the epoch at hand is the last one.
@@ -95,13 +109,7 @@ impl Storm {
     #[track_caller]
     pub fn counts(mut self, limit: Duration) -> Counts {
         let status = self.terminal.wait(limit);
-        let seen = self.terminal.seen();
-        assert_eq!(status, 0, "exit status; the terminal:\n{seen}");
-        let line = seen
-            .lines()
-            .find_map(|line| line.trim().strip_prefix("storm ends"));
-        let line = line.unwrap_or_else(|| panic!("no counts at the end:\n{seen}"));
-        Counts::parse(line)
+        Counts::of_ended(status, &self.terminal.seen(), "storm ends")
     }
 }
 
@@ -120,6 +128,14 @@ pub struct Counts {
 }
 
 impl Counts {
+    /// The counts on the line that begins with `start`, from the terminal of a kernel that turned its machine off.
+    #[track_caller]
+    fn of_ended(status: i32, seen: &str, start: &str) -> Self {
+        assert_eq!(status, 0, "exit status; the terminal:\n{seen}");
+        let line = seen.lines().find_map(|line| line.trim().strip_prefix(start));
+        Self::parse(line.unwrap_or_else(|| panic!("no counts at the end:\n{seen}")))
+    }
+
     fn parse(line: &str) -> Self {
         let numbers = line.split_whitespace().filter_map(|word| word.split_once('='));
         let numbers = numbers.filter_map(|(name, value)| Some((name.to_owned(), value.parse().ok()?)));

@@ -222,3 +222,63 @@ fn a_flooded_console_does_not_stop_the_guest_or_grow_the_monitor() {
     );
     vm.kill();
 }
+
+/// A disk of this many MiB without a zero block.
+fn full_disk(scratch: &Scratch, mib: usize) -> PathBuf {
+    let mut bytes = vec![0; 1 << 20];
+    Numbers::new(37).fill(&mut bytes);
+    scratch.write("disk", bytes.repeat(mib))
+}
+
+/// The `part` in each "PART/`whole`" that was shown, without those that repeat the one before.
+fn parts_shown(seen: &str, whole: &str) -> Vec<String> {
+    let end = format!("/{whole}");
+    let mut parts: Vec<String> = seen
+        .split(&end)
+        .filter_map(|text| text.rsplit(']').next())
+        .map(|part| part.trim().to_owned())
+        .collect();
+    // What follows the last one.
+    parts.pop();
+    parts.dedup();
+    parts
+}
+
+#[test]
+fn an_operation_over_two_seconds_shows_a_bar_on_a_terminal_and_none_on_a_pipe() {
+    let scratch = Scratch::new("bar");
+    // On a pipe, with disks that grow until one takes two seconds on this host.
+    let mut mib = 96;
+    let disk = loop {
+        let disk = full_disk(&scratch, mib);
+        let data = scratch.join("data-piped");
+        let import = mirrorball(["image", "import", "--name", "piped"]).args([&disk]);
+        let piped = import.env("MIRRORBALL_DATA", &data).ok();
+        assert_eq!(
+            (piped.text().as_str(), piped.errors().as_str()),
+            ("piped: imported\n", "")
+        );
+        fs::remove_dir_all(&data).expect("our own directory");
+        if piped.took > Duration::from_secs(2) || mib >= 384 {
+            break disk;
+        }
+        mib *= 2;
+    };
+    let data = scratch.join("data");
+    let variables = [("MIRRORBALL_DATA", data.as_os_str())];
+    let path = disk.to_str().expect("ASCII");
+    let words = ["image", "import", "--name", "shown", path];
+    let mut import = Terminal::mirrorball_with(&words, &variables);
+    // The bar is cleared at the end; the result stays.
+    import.expect("\u{1b}[2Kshown: imported\r\n", BOOT_LIMIT);
+    assert_eq!(import.wait(SOON), 0);
+    let seen = import.seen();
+    let parts = parts_shown(&seen, &format!("{mib}.00 MiB"));
+    assert!(parts.len() >= 4, "{} bars of {mib} MiB: {seen:?}", parts.len());
+    assert!(seen.contains('\u{2588}'), "a bar without a block: {seen:?}");
+    let mut verify = Terminal::mirrorball_with(&["image", "verify", "shown"], &variables);
+    verify.expect("\u{1b}[2Kshown: as it was made\r\n", BOOT_LIMIT);
+    assert_eq!(verify.wait(SOON), 0);
+    let seen = verify.seen();
+    assert!(seen.matches(" reading").count() >= 4, "{seen:?}");
+}

@@ -1,13 +1,13 @@
 //! Risk: a disk loses writes, keeps what it should forget, reaches the wrong file, or is used by two.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use guest_tests::command::Call;
+use guest_tests::command::{BOOT_LIMIT, Call};
 use guest_tests::pattern::{DiskWrites, Numbers, digest};
-use guest_tests::{Scratch, Vm, VmFile, host, mirrorball};
+use guest_tests::{Scratch, Vm, VmFile, host, mirrorball, wait};
 
 const DISK_BYTES: usize = 16 << 20;
 const WRITES: u32 = 150;
@@ -330,4 +330,84 @@ fn a_discard_gives_room_back_and_a_read_only_disk_takes_no_write() {
     let refused = vm.tool(&["disk-write", "/dev/vdb", "1", "1"]).run();
     assert_eq!(refused.status, 1, "a read-only disk took a write:\n{refused}");
     vm.kill();
+}
+
+/// A disk of ext4 whose init writes to the console what it finds on its root, and to its root.
+fn bootable_disk(scratch: &Scratch, contents: &Path) -> PathBuf {
+    let root = scratch.join("root");
+    for folder in ["bin", "sbin", "dev", "proc", "sys"] {
+        fs::create_dir_all(root.join(folder)).expect("our own directory");
+    }
+    fs::copy("/bin/busybox", root.join("bin/busybox")).expect("busybox-static is installed");
+    fs::copy(contents, root.join("contents")).expect("our own file");
+    let script = "#!/bin/busybox sh\n\
+                  b=/bin/busybox\n\
+                  exec >/dev/ttyS0 2>&1\n\
+                  $b grep ' / ' /proc/mounts\n\
+                  $b sha256sum /contents\n\
+                  $b dd if=/contents of=/written && $b sync && echo written-$((20 + 3))\n\
+                  while :; do $b sleep 1000; done\n";
+    let init = root.join("sbin/init");
+    fs::write(&init, script).expect("our own directory");
+    fs::set_permissions(&init, fs::Permissions::from_mode(0o755)).expect("our own file");
+    let disk = scratch.join("disk");
+    Call::new("mke2fs")
+        .args(["-q", "-t", "ext4", "-d"])
+        .args([root.as_os_str(), disk.as_os_str(), "32M".as_ref()])
+        .ok();
+    disk
+}
+
+#[test]
+fn a_guest_boots_from_an_imported_disk_raw_or_qcow2_and_leaves_the_image_unchanged() {
+    let scratch = Scratch::new("import");
+    let contents = scratch.write("contents", &random_bytes(13)[..4 << 20]);
+    let sum = Call::new("sha256sum").args([&contents]).ok().text();
+    let sum = sum.split(' ').next().expect("a checksum");
+    let raw = bootable_disk(&scratch, &contents);
+    let qcow2 = scratch.join("disk.qcow2");
+    Call::new("qemu-img")
+        .args(["convert", "-q", "-f", "raw", "-O", "qcow2"])
+        .args([&raw, &qcow2])
+        .ok();
+    let tiny = host::data_directory().join("images").join(VmFile::TINY);
+    let data = scratch.join("data");
+    let ours = |call: Call| call.env("MIRRORBALL_DATA", &data);
+    let kernel = |call: Call| {
+        call.args(["--kernel".as_ref(), tiny.join("vmlinux").as_os_str()])
+            .args(["--initrd".as_ref(), tiny.join("initrd").as_os_str()])
+    };
+    // One image has its kernel; the other one is a disk, and gets a kernel by flags of `run`.
+    let images = [("raw", &raw), ("qcow2", &qcow2)];
+    let vms = images.map(|(format, disk)| {
+        let import = mirrorball(["image", "import", "--name", format]).args([disk]);
+        let vm = Vm::named(&format!("t-imported-{format}-{}", std::process::id()));
+        let run = mirrorball(["run", "-d", "--memory", "128M", "--net", "none"]).args([
+            "--image",
+            format,
+            "--name",
+            vm.name(),
+        ]);
+        let (import, run) = match format {
+            "raw" => (kernel(import), run),
+            _ => (import, kernel(run)),
+        };
+        ours(import).ok();
+        ours(run).ok();
+        vm
+    });
+    let list = ours(mirrorball(["image", "ls", "--json"])).ok().json();
+    for ((format, _), vm) in images.iter().zip(&vms) {
+        let known = list.as_array().expect("a list").iter();
+        let formats: Vec<_> = known.filter(|image| image["name"] == *format).collect();
+        assert!(formats.len() == 1 && formats[0]["format"] == *format, "{list:#}");
+        wait::until(&format!("the init of the {format} disk"), BOOT_LIMIT, || {
+            vm.logs().contains("written-23").then_some(())
+        });
+        let console = vm.logs();
+        assert!(console.contains("/dev/vda / ext4 rw"), "{console}");
+        assert!(console.contains(&format!("{sum}  /contents")), "{console}");
+        vm.kill();
+        ours(mirrorball(["image", "verify", format])).ok();
+    }
 }

@@ -23,16 +23,17 @@ fn used_by_a_program(vm: &Vm) -> (u64, u64) {
 }
 
 #[test]
-fn free_page_reporting_gives_a_programs_memory_back() {
+fn free_page_reporting_gives_a_programs_memory_back_within_five_seconds() {
     let scratch = Scratch::new("reporting");
     let vm = VmFile::new("reporting").memory("512M").start(&scratch);
     vm.add_tool();
     let (before, full) = used_by_a_program(&vm);
-    // Linux reports free blocks of 4 MiB (2 MiB on some kernels) every 2 s.
-    let least = full - (full - before) * 2 / 3;
+    // Linux reports free blocks of 4 MiB (2 MiB on some kernels) 2 s after the first one. Measured in a busy lab host of two
+    // CPUs, 2026-11-24: of 193 MiB, all but 3 were back 2.6 s after the host had the end of the program.
+    let least = before + (full - before) / 10;
     wait::until(
         &format!("less than {least} of {full} bytes, as {before} before"),
-        Duration::from_secs(40),
+        Duration::from_secs(5),
         || (vm.resident_bytes() <= least).then_some(()),
     );
     // What was given back can be had again.
@@ -104,10 +105,52 @@ fn a_balloon_that_the_vm_can_not_fill_is_refused() {
 }
 
 const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
+const POOL_1G: &str = "/sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages";
+
+/// A number of the pool whose size is in the file `pool`.
+fn number_of(pool: &str, name: &str) -> u64 {
+    let text = fs::read_to_string(Path::new(pool).with_file_name(name)).expect("the pool's files");
+    text.trim().parse().expect("a number")
+}
 
 fn pool(name: &str) -> u64 {
-    let text = fs::read_to_string(Path::new(POOL).with_file_name(name)).expect("the pool's files");
-    text.trim().parse().expect("a number")
+    number_of(POOL, name)
+}
+
+#[test]
+fn a_page_of_1_gib_backs_a_guest_and_comes_back_at_the_end() {
+    if !Path::new(POOL_1G).exists() {
+        println!("left out: the host's CPU has no pages of 1 GiB");
+        return;
+    }
+    let scratch = Scratch::new("gigantic");
+    let _pool = Setting::new(POOL_1G, "1");
+    if number_of(POOL_1G, "free_hugepages") != 1 {
+        println!("left out: the host has no free memory of 1 GiB in one piece");
+        return;
+    }
+    let file = VmFile::new("gigantic").memory("1G").key("pages", "\"1G\"");
+    let vm = file.start(&scratch);
+    assert_eq!(
+        number_of(POOL_1G, "free_hugepages"),
+        0,
+        "the guest's memory is not of the pool"
+    );
+    let second = VmFile::new("second")
+        .memory("1G")
+        .key("pages", "\"1G\"")
+        .write(&scratch);
+    let refused = mirrorball(["run", "-d"]).args([&second]).run().expect(1);
+    let why = refused.errors();
+    assert!(
+        why.contains("of 1048576 KiB") && why.contains("0 are free") && why.contains("echo 2 >/sys/"),
+        "{refused}"
+    );
+    vm.add_tool();
+    let said = vm.tool(&["memory", "512"]).ok().text();
+    assert!(said.contains("below=512"), "{said}");
+    vm.kill();
+    assert_eq!(number_of(POOL_1G, "free_hugepages"), 1);
 }
 
 #[test]

@@ -2,10 +2,14 @@
 //!
 //! All with the sandbox closed: what the shard does for these must be among the calls that it may still make.
 
+use std::collections::BTreeSet;
+
 use guest_tests::pattern::{Numbers, digest};
 use guest_tests::{Scratch, Vm, VmFile};
 
 const MIB: usize = 1 << 20;
+/// The entropy device, whichever number it has among the virtio devices.
+const ENTROPY: &str = "/sys/bus/virtio/drivers/virtio_rng/virtio*";
 
 struct Guest {
     vm: Vm,
@@ -34,7 +38,8 @@ impl Guest {
         }
     }
 
-    /// The disks are read right, and the network card gets frames from outside, whatever happened before.
+    /// The disks are read right, the network card receives frames from outside, and the entropy device gives random bytes,
+    /// whatever happened before.
     #[track_caller]
     fn works(&self, when: &str) {
         for disk in ["/dev/vda", "/dev/vdb"] {
@@ -44,6 +49,22 @@ impl Guest {
         let lease = "ip link set eth0 up && udhcpc -i eth0 -n -q -t 10 -T 1 -s /bin/true 2>&1";
         let said = self.vm.sh(lease);
         assert!(said.contains("obtained"), "the network {when}: {said}");
+        let current = self.vm.sh("cat /sys/class/misc/hw_random/rng_current");
+        assert!(current.starts_with("virtio_rng"), "hwrng {when}: {current}");
+        let [first, second] = [(); 2].map(|()| {
+            let read = self.vm.exec(["head", "-c", "4096", "/dev/hwrng"]);
+            read.ok().stdout
+        });
+        for bytes in [&first, &second] {
+            // Each value is expected 16 times: more than 40 missing ones are no chance.
+            let values: BTreeSet<u8> = bytes.iter().copied().collect();
+            let (count, values) = (bytes.len(), values.len());
+            assert!(
+                count == 4096 && values > 216,
+                "{count} bytes, {values} different, from /dev/hwrng {when}"
+            );
+        }
+        assert!(first != second, "/dev/hwrng gave the same bytes twice {when}");
     }
 
     /// The PCI address of the device that the guest knows as `path` in `/sys`.
@@ -58,12 +79,13 @@ impl Guest {
 fn drivers_are_unbound_and_bound_and_their_modules_loaded_again() {
     let guest = Guest::start("rebind");
     guest.works("at first");
-    let (disk, card) = (
+    let devices = [
         guest.address("/sys/block/vda/device"),
         guest.address("/sys/class/net/eth0/device"),
-    );
+        guest.address(ENTROPY),
+    ];
     for round in 0..3 {
-        for device in [&disk, &card] {
+        for device in &devices {
             let driver = "/sys/bus/pci/drivers/virtio-pci";
             guest.vm.sh(&format!(
                 "echo {device} >{driver}/unbind; ! [ -e {driver}/{device} ]; echo {device} >{driver}/bind"
@@ -73,7 +95,7 @@ fn drivers_are_unbound_and_bound_and_their_modules_loaded_again() {
     }
     guest
         .vm
-        .sh("rmmod virtio_blk virtio_net && insmod /modules/virtio_blk.ko && insmod /modules/virtio_net.ko");
+        .sh("for module in blk net rng; do rmmod virtio_$module && insmod /modules/virtio?$module.ko || exit 1; done");
     guest.works("with new modules");
     guest.vm.stop();
 }
