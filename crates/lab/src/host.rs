@@ -20,7 +20,7 @@ use crate::links::{self, Links};
 use crate::module::{self, Module};
 use crate::qemu::{self, Machine};
 use crate::session::Door;
-use crate::{initramfs, qmp, registry};
+use crate::{clock, initramfs, qmp, registry};
 
 /// How long a host may take to come up; measured 5 s on 2 idle cores.
 const UP_MAX: Duration = Duration::from_secs(60);
@@ -46,8 +46,10 @@ pub struct Host {
     pub door: Door,
     console: PathBuf,
     child: Child,
+    /// With the spare one.
+    cpus: u16,
     /// QEMU ends nothing when it closes, but complains.
-    _monitor: UnixStream,
+    monitor: UnixStream,
 }
 
 impl Lab {
@@ -71,6 +73,7 @@ impl Lab {
             })
             .collect::<Result<Vec<File>, LabError>>()?;
         let (links, mut sockets) = Links::start(spec)?;
+        let tsc_khz = clock::tsc_khz();
         let mut lab = Self {
             hosts: Vec::new(),
             links,
@@ -86,7 +89,7 @@ impl Lab {
                 .filter(|(shared, _)| shared.hosts.contains(&host.name))
                 .map(|(shared, file)| (file.as_raw_fd(), shared.size.0))
                 .collect();
-            let started = Host::start(spec, host, &kernel, &modules, links, &memory, directory);
+            let started = Host::start(spec, host, &kernel, &modules, links, &memory, tsc_khz, directory);
             lab.hosts.push(started.inspect_err(|_| lab.keep = true)?);
         }
         let deadline = Instant::now() + UP_MAX;
@@ -109,6 +112,8 @@ impl Lab {
     /// The error of a host that does not answer.
     pub fn silent(&mut self, index: usize, limit: Duration) -> LabError {
         self.keep = true;
+        // The host at fault may be another one than that which does not answer.
+        self.hosts.iter().for_each(Host::keep_registers);
         let host = &self.hosts[index];
         host.tell();
         LabError::Silent {
@@ -160,6 +165,7 @@ impl Host {
         modules: &[Module],
         links: Vec<(Card, OwnedFd)>,
         shared: &[(RawFd, u64)],
+        tsc_khz: u64,
         directory: &Path,
     ) -> Result<Self, LabError> {
         let what = || format!("could not start lab host {}", spec.name);
@@ -203,6 +209,7 @@ impl Host {
             spec,
             cpus: cpus(spec),
             memory_bytes: memory_bytes(spec, lab.hosts.len()),
+            tsc_khz,
             kernel,
             initramfs: initramfs.as_raw_fd(),
             monitor: theirs.as_raw_fd(),
@@ -246,9 +253,10 @@ impl Host {
             door: Door { port: 0, token },
             console,
             child,
-            _monitor: monitor,
+            cpus: qemu::SPARE_CPUS + cpus(spec),
+            monitor,
         };
-        match qmp::forwarded_port(&host._monitor, crate::boot::PORT) {
+        match qmp::forwarded_port(&host.monitor, crate::boot::PORT) {
             Ok(port) => host.door.port = port,
             Err(error) => {
                 // Its words come before its end.
@@ -292,6 +300,13 @@ impl Host {
             // The console is a slow one.
             std::thread::sleep(Duration::from_millis(500));
         }
+    }
+
+    /// Writes the registers of its CPUs to a file beside its console, for whoever looks for the fault.
+    fn keep_registers(&self) {
+        let text = qmp::registers(&self.monitor, self.cpus).unwrap_or_else(|error| error.chain());
+        // The lab's end is told all the same.
+        let _ = fs::write(self.console.with_extension("registers"), text);
     }
 
     fn died(&mut self) -> Option<LabError> {

@@ -9,6 +9,7 @@ mod air;
 pub mod auto;
 pub mod boot;
 pub mod cli;
+mod clock;
 mod control;
 mod cpio;
 mod error;

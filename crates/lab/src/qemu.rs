@@ -17,6 +17,8 @@ pub struct Machine<'a> {
     pub cpus: u16,
     /// Memory.
     pub memory_bytes: u64,
+    /// The rate of the time stamp counter.
+    pub tsc_khz: u64,
     /// Kernel.
     pub kernel: &'a Kernel,
     /// The initramfs, open in QEMU.
@@ -39,6 +41,9 @@ pub const SPARE_CPUS: u16 = 1;
 /// `tsc=reliable` keeps KVM from rewriting TSC offsets, which cost guests twenty times the timer interrupts; what
 /// follows it only saves time: checks of timers, of ports that aren't there, of ciphers; mitigations of processors' faults,
 /// which nobody needs in here.
+///
+/// `tsc_early_khz` tells the rate of the time stamp counter, which is this machine's. On a busy machine the kernel measured a tenth of
+/// it: the clocks of the host and of its guests then ran ten times too fast, and every limit passed as early.
 ///
 /// `highres=off` makes timers wait for the host's next tick. When QEMU's CPU takes an interrupt request just after the
 /// host put an interrupt into a guest, it can deliver the guest's interrupt twice (7.2 and 10.0: `helper_vmrun` leaves
@@ -77,7 +82,10 @@ pub fn arguments(machine: &Machine) -> Vec<OsString> {
     add("-display", "none".into());
     add("-kernel", machine.kernel.image.display().to_string());
     add("-initrd", format!("/proc/self/fd/{}", machine.initramfs));
-    add("-append", COMMAND_LINE.into());
+    add(
+        "-append",
+        format!("{COMMAND_LINE} tsc_early_khz={}", machine.tsc_khz),
+    );
     add(
         "-chardev",
         format!("file,id=console,path={}", escaped(machine.console)),

@@ -1,4 +1,4 @@
-//! QEMU's monitor protocol, as far as a lab needs it: one question.
+//! QEMU's monitor protocol, as far as a lab needs it: two questions.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -16,13 +16,35 @@ pub fn forwarded_port(stream: &UnixStream, port: u16) -> Result<u16, LabError> {
     let mut line = String::new();
     reader.read_line(&mut line).map_err(failed)?;
     ask(stream, &mut reader, r#"{"execute":"qmp_capabilities"}"#)?;
-    let answer = ask(
-        stream,
-        &mut reader,
-        r#"{"execute":"human-monitor-command","arguments":{"command-line":"info usernet"}}"#,
-    )?;
-    let text = answer["return"].as_str().unwrap_or_default();
-    parse_usernet(text, port).ok_or_else(|| LabError::Monitor(format!("no forwarded port in {text:?}")))
+    let text = human(stream, &mut reader, "info usernet")?;
+    parse_usernet(&text, port).ok_or_else(|| LabError::Monitor(format!("no forwarded port in {text:?}")))
+}
+
+/// The registers and the interrupt controller of each of the first `cpus` CPUs, as text. Comes after [`forwarded_port`].
+pub fn registers(stream: &UnixStream, cpus: u16) -> Result<String, LabError> {
+    // QEMU itself may hang.
+    let limited = stream.set_read_timeout(Some(Duration::from_secs(3)));
+    limited.map_err(|error| LabError::Monitor(error.to_string()))?;
+    let mut reader = BufReader::new(stream);
+    let mut text = human(stream, &mut reader, "info registers -a")?;
+    for cpu in 0..cpus {
+        text.push_str(&human(stream, &mut reader, &format!("info lapic {cpu}"))?);
+    }
+    Ok(text)
+}
+
+/// The answer to a command of QEMU's monitor for people.
+fn human(
+    stream: &UnixStream,
+    reader: &mut BufReader<&UnixStream>,
+    command: &str,
+) -> Result<String, LabError> {
+    let question = serde_json::json!({
+        "execute": "human-monitor-command",
+        "arguments": { "command-line": command },
+    });
+    let answer = ask(stream, reader, &question.to_string())?;
+    Ok(answer["return"].as_str().unwrap_or_default().to_owned())
 }
 
 /// `  TCP[HOST_FORWARD]  12   127.0.0.1 35677  10.0.2.15  1024  0  0`

@@ -89,6 +89,7 @@ pub(super) fn check_agent(agent: &Path) -> Result<(), ImageError> {
 
 /// What a record says of the agent in its image: another program gives another text.
 pub fn agent_version(agent: &Path) -> Result<String, ImageError> {
+    check_agent(agent)?;
     let digest = file_digest(agent, false)?;
     let digest = digest.rsplit(':').next().unwrap_or_default();
     let short = digest.get(..12).unwrap_or(digest);

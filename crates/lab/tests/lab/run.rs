@@ -26,6 +26,16 @@ fn a_command_keeps_its_directory_streams_and_exit_status() {
     );
 }
 
+/// Without them the kernel would patch itself at each host's first VM, which its emulation does not survive for ever.
+#[test]
+fn a_host_keeps_two_vms_that_never_run() {
+    let _turn = turn();
+    let script = "ls -d /sys/kernel/debug/kvm/*-*";
+    let ended = Ended::of(lab(&["run", "--limit", "90", "--", "sh", "-c", script])).expect(0);
+    let vms = String::from_utf8_lossy(&ended.stdout);
+    assert_eq!(vms.lines().count(), 2, "{ended}");
+}
+
 #[test]
 fn a_run_past_its_limit_is_killed_and_keeps_its_console() {
     let _turn = turn();

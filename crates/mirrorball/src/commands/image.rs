@@ -150,11 +150,13 @@ fn build(store: &ImageStore, arguments: BuildArgs) -> Result<(), ImageError> {
         && let Ok(image) = store.get(&name)
     {
         // An imported image has whatever agent and words it has.
-        let is_current = |had: &str| {
-            let same_agent = agent_version(&agent).is_ok_and(|now| now == *had);
-            same_agent && image.record.cmdline == arguments.what.cmdline()
-        };
-        if image.record.agent.as_deref().is_none_or(is_current) {
+        if let Some(had) = &image.record.agent {
+            // An error before the image is gone.
+            let now = agent_version(&agent)?;
+            if *had == now && image.record.cmdline == arguments.what.cmdline() {
+                return Ok(());
+            }
+        } else {
             return Ok(());
         }
         drop(image);

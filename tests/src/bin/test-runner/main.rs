@@ -5,6 +5,7 @@
 //! failed, each test that was left out is listed in `tests/left-out.toml`, each test of `tests/ledger.txt` ran or was left out,
 //! second tries stayed within their limit, and each promise that SPECIFICATION.md calls tested names a test that passed.
 
+mod campaign;
 mod failure;
 mod lane;
 mod ledger;
@@ -74,7 +75,8 @@ fn run(options: &Options) -> Result<bool, String> {
     let messages = read(options.messages.clone())?;
     let allowed = left_out::parse(&read(options.root.join("tests/left-out.toml"))?)?;
     let known = read(options.root.join("tests/ledger.txt"))?;
-    let promises = specification::promises(&read(options.root.join("SPECIFICATION.md"))?);
+    let document = read(options.root.join("SPECIFICATION.md"))?;
+    let promises = specification::promises(&document);
     let emulated = !programs::guests_run_here(&options.mirrorball);
     let mut programs = programs::find(&messages, emulated)?;
     let whole = options.only.is_empty();
@@ -92,6 +94,12 @@ fn run(options: &Options) -> Result<bool, String> {
         labs: &options.root.join("tests/labs"),
         emulated,
     };
+    if guest_tests::repetitions::in_campaign() {
+        let [program] = &programs[..] else {
+            return Err("a campaign is of one test program: make campaign NAME=moves".into());
+        };
+        return campaign::run(&schedule, &options.root, program);
+    }
     let report = Report::of(schedule.run(programs), emulated);
     // What did not run proves nothing: a part of the programs can't be compared with the promises of all.
     let unproven = if whole {
@@ -107,5 +115,9 @@ fn run(options: &Options) -> Result<bool, String> {
     let json = options.messages.with_file_name("tests.json");
     let written = std::fs::write(&json, format!("{:#}\n", report.json()));
     written.map_err(|error| format!("{}: {error}", json.display()))?;
-    Ok(report.print(&allowed, &unproven, &missing))
+    let campaigns = specification::wrong_about_campaigns(&document, &campaign::kept(&options.root));
+    for wrong in &campaigns {
+        println!("{wrong}");
+    }
+    Ok(report.print(&allowed, &unproven, &missing) && campaigns.is_empty())
 }

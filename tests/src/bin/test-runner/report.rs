@@ -16,6 +16,9 @@ const SECOND_TRIES_MAX: usize = 3;
 /// The slowest tests that are shown.
 const SLOWEST: usize = 15;
 
+/// Lines of the start and of the end of a failure's text that are shown at the end of a run.
+const SHOWN_LINES: usize = 25;
+
 /// The outcomes of a run.
 pub struct Report {
     outcomes: Vec<Outcome>,
@@ -96,7 +99,7 @@ impl Report {
         self.outcomes
             .iter()
             .filter_map(|outcome| outcome.again.as_ref())
-            .map(|again| again.what.len())
+            .map(|again| again.what.len() + again.tries - 1)
             .sum()
     }
 
@@ -150,15 +153,7 @@ impl Report {
     pub fn print(&self, allowed: &Allowed, unproven: &[Promise], missing: &[String]) -> bool {
         let (failed, left_out) = (self.failed(), self.left_out());
         self.print_times();
-        for outcome in &self.outcomes {
-            let failing = outcome
-                .tests
-                .iter()
-                .filter(|test| test.verdict == Verdict::Failed);
-            for test in failing.filter(|test| failed.contains(&full(outcome, test))) {
-                println!("FAILED: {}\n{}", full(outcome, test), test.text);
-            }
-        }
+        self.print_failures(&failed);
         for (name, reason) in &left_out {
             println!("left out: {name}: {reason}");
         }
@@ -219,6 +214,26 @@ impl Report {
             && tries <= SECOND_TRIES_MAX
     }
 
+    /// Prints again, where a reader of the last lines finds it, what failed for good and how labs were lost.
+    fn print_failures(&self, failed: &[String]) {
+        for outcome in &self.outcomes {
+            let again = outcome.again.as_ref();
+            let (run, tests) =
+                again.map_or((&outcome.run, &outcome.tests), |again| (&again.run, &again.tests));
+            for test in tests.iter().filter(|test| test.verdict == Verdict::Failed) {
+                let name = full(outcome, test);
+                if failed.contains(&name) {
+                    println!("FAILED: {name}\n{}", shortened(&test.text));
+                }
+            }
+            for run in std::iter::once(&outcome.run).chain(again.map(|_| run)) {
+                if let End::LabLost(why) = &run.end {
+                    println!("{} lost its lab: {}", outcome.program.name, shortened(why));
+                }
+            }
+        }
+    }
+
     fn print_times(&self) {
         println!("program                    s  lab start s  host's CPU s");
         let mut outcomes: Vec<&Outcome> = self.outcomes.iter().collect();
@@ -245,6 +260,16 @@ impl Report {
             println!("{seconds:>6.0} s  {name}");
         }
     }
+}
+
+/// The first lines of a text, which have a failure's reason, and the last ones, which have the console.
+fn shortened(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    if lines.len() <= 2 * SHOWN_LINES {
+        return lines.join("\n");
+    }
+    let (first, last) = (&lines[..SHOWN_LINES], &lines[lines.len() - SHOWN_LINES..]);
+    format!("{}\n[...]\n{}", first.join("\n"), last.join("\n"))
 }
 
 fn passed_again(again: &Again) -> bool {

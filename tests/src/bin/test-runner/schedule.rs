@@ -38,6 +38,8 @@ const LONGEST_FIRST: &[&str] = &[
     "sandbox",
     "sharing",
 ];
+/// Tries after the first of what loses its lab each time.
+const TRIES_MAX: usize = 2;
 /// Programs whose own lab hosts want all CPUs of this machine.
 const ALONE: &[&str] = &["hosts"];
 
@@ -58,11 +60,14 @@ pub struct Outcome {
     pub again: Option<Again>,
 }
 
-/// A second try.
+/// A second try, and those after it.
 pub struct Again {
     /// Of a test, or of all that had not ended.
     pub what: Vec<String>,
     pub kind: Kind,
+    /// How often: once, or once more where the second try lost its lab, too.
+    pub tries: usize,
+    /// The last try.
     pub run: Run,
     pub tests: Vec<Test>,
 }
@@ -167,13 +172,21 @@ impl Schedule<'_> {
             what.join(", ")
         );
         let mut lane = Lane::new(self.mirrorball, self.labs);
-        let (run, tests) = attempt(&mut lane, &outcome.program, &arguments);
-        Some(Again {
-            what,
-            kind,
-            run,
-            tests,
-        })
+        for tries in 1.. {
+            let (run, tests) = attempt(&mut lane, &outcome.program, &arguments);
+            // A lab that is lost proves nothing of what ran in it.
+            if tries < TRIES_MAX && matches!(run.end, End::LabLost(_)) {
+                continue;
+            }
+            return Some(Again {
+                what,
+                kind,
+                tries,
+                run,
+                tests,
+            });
+        }
+        None
     }
 }
 
@@ -187,8 +200,23 @@ fn first(lane: &mut Lane, program: Program) -> Outcome {
     }
 }
 
+/// The names of a program's tests, ignored ones too.
+pub fn names(lane: &mut Lane, program: &Program) -> Result<Vec<String>, String> {
+    let words = ["--list", "--format=terse"].map(str::to_owned);
+    let run = lane.run(program, &words, LIMIT);
+    if run.end != End::Exited(0) {
+        return Err(format!(
+            "the tests of {} can't be listed: {:?}",
+            program.name, run.end
+        ));
+    }
+    let lines = run.lines.iter();
+    let names = lines.filter_map(|(_, line)| line.strip_suffix(": test"));
+    Ok(names.map(str::to_owned).collect())
+}
+
 /// Runs a program and shows its output when it has ended, whole, as others run beside it.
-fn attempt(lane: &mut Lane, program: &Program, arguments: &[String]) -> (Run, Vec<Test>) {
+pub fn attempt(lane: &mut Lane, program: &Program, arguments: &[String]) -> (Run, Vec<Test>) {
     let begun = Instant::now();
     let mut words = vec!["--show-output".to_owned()];
     if program.place != Place::Unit {

@@ -4,6 +4,8 @@
 //! out modules and may be short: `shard block::*`, `endings::five_reboots...`, `boot::cloud_kernel_with_{one,two}_cpus`.
 //! A name without a crate follows the crate of the name before it.
 
+use crate::campaign::Kept;
+
 /// A name that the document gives as a proof.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Promise {
@@ -56,6 +58,29 @@ pub fn unproven(promises: &[Promise], passed: &[String]) -> Vec<Promise> {
     let kept = |pattern: &String| passed.iter().any(|name| matches(pattern, name));
     let broken = |promise: &&Promise| !promise.patterns.iter().all(kept);
     promises.iter().filter(broken).cloned().collect()
+}
+
+/// What the document gets wrong about campaigns: each result has a row that names its file, and that row says whether it is stale.
+pub fn wrong_about_campaigns(document: &str, kept: &[Kept]) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for kept in kept {
+        let file = format!("campaign-{}.json", kept.name);
+        let Some(row) = document
+            .lines()
+            .find(|line| line.starts_with('|') && line.contains(&file))
+        else {
+            wrong.push(format!("SPECIFICATION.md: no row names docs/results/{file}"));
+            continue;
+        };
+        let state = if kept.is_stale() { "stale" } else { "fresh" };
+        if !row.contains(state) {
+            wrong.push(format!(
+                "SPECIFICATION.md: {file}, of commit {}, is {state}, and its row does not say so",
+                kept.commit
+            ));
+        }
+    }
+    wrong
 }
 
 /// `a{b,c}d` as `abd` and `acd`.
@@ -162,6 +187,21 @@ mod tests {
                 "endings::five_reboots..."
             ]
         );
+    }
+
+    #[test]
+    fn a_campaign_without_a_row_or_with_the_wrong_state_is_told() {
+        let kept = |name: &str, age_commits| Kept {
+            name: name.into(),
+            commit: "abc".into(),
+            age_commits,
+        };
+        let document = "| `campaign-moves.json` | abc | fresh |\n| `campaign-boot.json` | abc | stale |\n";
+        let wrong = |kept: Kept| wrong_about_campaigns(document, &[kept]).len();
+        assert_eq!(wrong(kept("moves", Some(1))), 0);
+        assert_eq!(wrong(kept("moves", Some(100_000))), 1);
+        assert_eq!(wrong(kept("boot", None)), 0);
+        assert_eq!(wrong(kept("span", Some(1))), 1);
     }
 
     #[test]
