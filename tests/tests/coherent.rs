@@ -5,9 +5,9 @@
 use std::time::Duration;
 
 use guest_tests::host::{self, Traces};
-use guest_tests::span::cells_are_empty;
+use guest_tests::span::{Moves, cells_are_empty};
 use guest_tests::storm::{Extent, Storm};
-use guest_tests::{Cluster, Scratch, Vm, VmFile, mirrorball, wait};
+use guest_tests::{Cluster, Scratch, Vm, VmFile, mirrorball, repetitions, wait};
 use serde_json::Value;
 
 const SOON: Duration = Duration::from_secs(20);
@@ -46,6 +46,20 @@ fn copies_of_the_memory_are_one_memory() {
     cells_are_empty(&cluster);
     drop(cluster);
     before.expect_unchanged("a VM with copies of its memory");
+}
+
+#[test]
+fn every_interrupt_comes_once_over_two_copies_while_vcpus_move() {
+    let scratch = Scratch::new("coherent-moves");
+    let cluster = Cluster::up(&scratch);
+    let endless = Extent { epochs: 0, ..SMALL };
+    let mut storm = Storm::start(&scratch, "coherent-moves", endless, &COHERENT);
+    let moves = Moves::by_chance(&storm.vm, 2, repetitions(50), 74);
+    storm.stop();
+    let counts = storm.counts(LIMIT);
+    println!("{moves}\n{}", counts.line());
+    counts.expect_nothing_wrong();
+    cells_are_empty(&cluster);
 }
 
 #[test]

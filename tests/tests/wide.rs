@@ -1,23 +1,35 @@
 //! Risk: what works over two cells does not over four; a whole Debian over several cells computes something else than in one.
 
+#[path = "span/cpus.rs"]
+mod cpus;
+
+use std::net::TcpListener;
+use std::thread;
 use std::time::Duration;
 
 use guest_tests::command::Output;
 use guest_tests::span::Moves;
 use guest_tests::storm::{Extent, Storm};
-use guest_tests::{Cluster, Scratch, Vm, VmFile, repetitions, wait};
+use guest_tests::{Cluster, Scratch, Vm, VmFile, net, peer, repetitions, wait};
 
 const LIMIT: Duration = Duration::from_secs(120);
 const CELLS: [u16; 4] = [0, 1, 2, 3];
+const CPUS: usize = CELLS.len();
+/// Of the disk that each CPU writes, KiB.
+const PART_KIB: usize = 512;
+const SENT_BYTES: u64 = 500_000;
 
 #[test]
 fn four_cells_are_one_machine() {
     let scratch = Scratch::new("four");
     let cluster = Cluster::up_with(4);
+    let disk = scratch.sparse("disk", (CPUS * PART_KIB) as u64 * 1024);
     let vm = VmFile::new("four")
         .cpus(4)
         .memory("512M")
         .span(&CELLS)
+        .disk(&disk, "mode = \"exclusive\"\npersistent = true")
+        .net("kind = \"user\"")
         .start(&scratch);
     assert_eq!(vm.places(), [0, 1, 2, 3]);
     assert_eq!(vm.shards().len(), 4);
@@ -29,23 +41,103 @@ fn four_cells_are_one_machine() {
         let own = distances.split_whitespace().nth(node);
         assert_eq!(own, Some("10"), "node {node}: {distances}");
     }
-    vm.add_tool();
+    cpus::all_work(&vm);
     let tool = |words: &[&str]| {
         let said = vm.tool(words).limit(LIMIT).ok().text();
         println!("{}", said.trim());
         said
     };
-    assert_eq!(tool(&["pinned", "4"]).trim(), "0 1 2 3");
     assert!(tool(&["nodes", "50"]).contains("node3=50MiB"));
     assert!(tool(&["clock", "4", &repetitions(5000).to_string()]).contains("pairs=12"));
     tool(&["ipi", "4", "6"]);
     println!("{}", Moves::by_chance(&vm, 4, repetitions(40), 71));
     tool(&["churn", "4", "6"]);
+    the_disk_serves_each_cell(&vm);
+    the_card_serves_each_cell(&vm, &scratch);
+    vm.expect_sound_clock();
+    cpus::go_and_come(&vm, repetitions(10));
+    for sender in 0..CPUS {
+        cpus::get_nmis_from(&vm, sender);
+    }
     vm.expect_sound_clock();
     vm.stop();
     vm.wait_ended(Duration::from_secs(10));
     for cell in 0..4 {
         assert_eq!(cluster.given_bytes(cell), 0, "cell {cell}");
+    }
+}
+
+/// A script on each CPU at the same time; what each prints.
+#[track_caller]
+fn on_each_cpu(vm: &Vm, script: impl Fn(usize) -> String) -> Vec<String> {
+    let calls = (0..CPUS).map(|cpu| {
+        let command = ["taskset", "-c", &cpu.to_string(), "sh", "-ec", &script(cpu)].map(String::from);
+        vm.exec(command).limit(LIMIT).spawn()
+    });
+    let calls: Vec<_> = calls.collect();
+    let said = calls.into_iter().map(|call| call.wait().expect(0).text());
+    said.map(|text| text.trim().to_owned()).collect()
+}
+
+/// Each CPU writes a part of the disk, and a CPU of another cell reads it from there.
+#[track_caller]
+fn the_disk_serves_each_cell(vm: &Vm) {
+    let written = on_each_cpu(vm, |cpu| {
+        let at = cpu * PART_KIB;
+        format!(
+            "dd if=/dev/urandom of=/tmp/part{cpu} bs=1k count={PART_KIB} 2>/dev/null
+             dd if=/tmp/part{cpu} of=/dev/vda bs=1k seek={at} conv=notrunc,fsync 2>/dev/null
+             sha256sum </tmp/part{cpu}"
+        )
+    });
+    vm.sh("sync; echo 3 > /proc/sys/vm/drop_caches");
+    let read = on_each_cpu(vm, |cpu| {
+        let at = (cpu + 1) % CPUS * PART_KIB;
+        format!("dd if=/dev/vda bs=1k count={PART_KIB} skip={at} 2>/dev/null | sha256sum")
+    });
+    for (cpu, sum) in read.iter().enumerate() {
+        assert_eq!(*sum, written[(cpu + 1) % CPUS], "read on CPU {cpu}");
+        assert!(read[..cpu].iter().all(|other| other != sum), "{read:?}");
+    }
+}
+
+/// Each CPU sends bytes of its own and fetches others.
+#[track_caller]
+fn the_card_serves_each_cell(vm: &Vm, scratch: &Scratch) {
+    let router = net::lease(vm, scratch);
+    let listen = || {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+        let port = listener.local_addr().expect("bound").port();
+        (listener, port)
+    };
+    let (receivers, sent_to): (Vec<_>, Vec<u16>) = (0..CPUS)
+        .map(|_| {
+            let (listener, port) = listen();
+            let receiver = thread::spawn(move || peer::receive(listener.accept()?.0));
+            (receiver, port)
+        })
+        .unzip();
+    let sent = on_each_cpu(vm, |cpu| {
+        format!(
+            "/tmp/guest-tool send {router}:{} {} {SENT_BYTES}",
+            sent_to[cpu],
+            70 + cpu
+        )
+    });
+    let (senders, fetched_from): (Vec<_>, Vec<u16>) = (0..CPUS as u64)
+        .map(|cpu| {
+            let (listener, port) = listen();
+            let sender = thread::spawn(move || peer::send(listener.accept()?.0, 80 + cpu, SENT_BYTES));
+            (sender, port)
+        })
+        .unzip();
+    let fetched = on_each_cpu(vm, |cpu| {
+        format!("/tmp/guest-tool fetch {router}:{}", fetched_from[cpu])
+    });
+    let peers = receivers.into_iter().chain(senders);
+    for (said, peer) in sent.iter().chain(&fetched).zip(peers) {
+        assert_eq!(*said, peer.join().expect("no panic").expect("the transfer"));
+        assert!(said.ends_with(&format!("-{SENT_BYTES}")), "{said}");
     }
 }
 
