@@ -200,10 +200,29 @@ impl<'a> Guest<'a> {
         let _ = self.call(&["sh", "-c", &script]).limit(COMMAND_LIMIT / 2).run();
     }
 
-    /// What `inspect` says.
+    /// Moves a vCPU to a cell.
+    #[track_caller]
+    pub fn move_vcpu(&self, vcpu: usize, cell: usize) {
+        let [vcpu, cell] = [vcpu, cell].map(|number| number.to_string());
+        let order = ["move", &self.name, "--vcpu", &vcpu, "--cell", &cell];
+        self.lab.on("alpha", &order).ok();
+    }
+
+    /// The cell of each vCPU.
+    #[track_caller]
+    pub fn places(&self) -> Vec<usize> {
+        let known = self.inspect();
+        let places = known["status"]["span"]["vcpus"].as_array();
+        let places = places.unwrap_or_else(|| panic!("no places of vCPUs in {known:#}"));
+        let cell = |place: &serde_json::Value| place.as_u64().expect("a cell") as usize;
+        places.iter().map(cell).collect()
+    }
+
+    /// What `inspect` says. One VM is one entry, or is it by itself.
     #[track_caller]
     pub fn inspect(&self) -> serde_json::Value {
-        self.lab.on("alpha", &["inspect", &self.name]).ok().json()
+        let known = self.lab.on("alpha", &["inspect", &self.name]).ok().json();
+        known.get(0).cloned().unwrap_or(known)
     }
 }
 
