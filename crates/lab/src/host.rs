@@ -60,8 +60,7 @@ impl Lab {
         if std::env::var_os(crate::IN_LAB_VARIABLE).is_some() {
             return Err(LabError::InLab);
         }
-        let kernel = kernel::find(&registry::cache()?)?;
-        let modules = module::in_order(&kernel.modules)?;
+        let common = Common::find()?;
         let shared = spec
             .shared
             .iter()
@@ -73,7 +72,6 @@ impl Lab {
             })
             .collect::<Result<Vec<File>, LabError>>()?;
         let (links, mut sockets) = Links::start(spec)?;
-        let tsc_khz = clock::tsc_khz();
         let mut lab = Self {
             hosts: Vec::new(),
             links,
@@ -89,7 +87,7 @@ impl Lab {
                 .filter(|(shared, _)| shared.hosts.contains(&host.name))
                 .map(|(shared, file)| (file.as_raw_fd(), shared.size.0))
                 .collect();
-            let started = Host::start(spec, host, &kernel, &modules, links, &memory, tsc_khz, directory);
+            let started = Host::start(spec, host, &common, links, &memory, directory);
             lab.hosts.push(started.inspect_err(|_| lab.keep = true)?);
         }
         let deadline = Instant::now() + UP_MAX;
@@ -157,15 +155,31 @@ impl Drop for Host {
     }
 }
 
+/// What all hosts of a lab have in common.
+struct Common {
+    kernel: Kernel,
+    modules: Vec<Module>,
+    tsc_khz: u64,
+}
+
+impl Common {
+    fn find() -> Result<Self, LabError> {
+        let kernel = kernel::find(&registry::cache()?)?;
+        Ok(Self {
+            modules: module::in_order(&kernel.modules)?,
+            kernel,
+            tsc_khz: clock::tsc_khz(),
+        })
+    }
+}
+
 impl Host {
     fn start(
         lab: &LabSpec,
         spec: &HostSpec,
-        kernel: &Kernel,
-        modules: &[Module],
+        common: &Common,
         links: Vec<(Card, OwnedFd)>,
         shared: &[(RawFd, u64)],
-        tsc_khz: u64,
         directory: &Path,
     ) -> Result<Self, LabError> {
         let what = || format!("could not start lab host {}", spec.name);
@@ -181,11 +195,12 @@ impl Host {
         let boot = BootConfig {
             name: spec.name.clone(),
             token,
-            modules: modules
+            modules: common
+                .modules
                 .iter()
                 .map(|module| (module.name.clone(), module.parameters.clone()))
                 .collect(),
-            modules_to_mount: module::count_to_mount(modules),
+            modules_to_mount: module::count_to_mount(&common.modules),
             cards: std::iter::once(out)
                 .chain(links.iter().map(|(card, _)| card.clone()))
                 .collect(),
@@ -198,7 +213,7 @@ impl Host {
                 .duration_since(UNIX_EPOCH)
                 .map_or(0, |now| now.as_secs()),
         };
-        let initramfs = initramfs::build(modules, &boot)?;
+        let initramfs = initramfs::build(&common.modules, &boot)?;
         let (monitor, theirs) = UnixStream::pair().context(what)?;
         let console = directory.join(format!("{}.console", spec.name));
         let cards: Vec<(Card, RawFd)> = links
@@ -209,8 +224,8 @@ impl Host {
             spec,
             cpus: cpus(spec),
             memory_bytes: memory_bytes(spec, lab.hosts.len()),
-            tsc_khz,
-            kernel,
+            tsc_khz: common.tsc_khz,
+            kernel: &common.kernel,
             initramfs: initramfs.as_raw_fd(),
             monitor: theirs.as_raw_fd(),
             console: &console,
