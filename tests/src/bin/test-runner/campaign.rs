@@ -15,52 +15,52 @@ use crate::output::{Test, Verdict};
 use crate::programs::Program;
 use crate::schedule::{self, Schedule};
 
-/// Commits after which a result is stale: twenty landings of about fifteen commits.
+/// A result older than this is stale: twenty landings of about fifteen commits.
 const STALE_AFTER_COMMITS: u64 = 300;
-/// How often a test runs that loses its lab each time.
+/// Runs of a test that loses its lab each time.
 const LAB_TRIES: usize = 3;
 
-/// What a result file holds.
+/// The contents of a result file.
 #[derive(Serialize, Deserialize)]
 struct Campaign {
-    /// Abbreviated, with `, changed` where the tree was not that of the commit.
+    /// Abbreviated hash, with `, changed` for a tree with uncommitted changes.
     commit: String,
-    /// Of the last run, in UTC.
+    /// Date of the last test's end, in UTC.
     date: String,
     machine: String,
     labs_lost: usize,
-    /// By name.
+    /// Results by test name.
     tests: BTreeMap<String, TestResult>,
 }
 
-/// How a test ended.
+/// The result of a test.
 #[derive(Serialize, Deserialize)]
 struct TestResult {
     /// `passed`, `failed` or `left out: REASON`.
     ended: String,
     seconds: f64,
-    /// The lines in which the test named its seeds.
+    /// Output lines that name the test's seeds.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     seeds: Vec<String>,
 }
 
-/// A result in `docs/results`.
+/// A result file in `docs/results`.
 pub struct Kept {
-    /// Of the program.
+    /// The program's name.
     pub name: String,
     pub commit: String,
-    /// Commits since then; `None` where this repository does not know the commit.
+    /// Commits since then; `None` for a commit that this repository does not have.
     pub age_commits: Option<u64>,
 }
 
 impl Kept {
-    /// Whether the result is so old that it proves little.
+    /// Whether the result is too old to count.
     pub fn is_stale(&self) -> bool {
         self.age_commits.is_none_or(|age| age > STALE_AFTER_COMMITS)
     }
 }
 
-/// Runs a campaign of a program; whether all its tests passed.
+/// Runs a campaign of a program. True when no test failed.
 pub fn run(schedule: &Schedule, root: &Path, program: &Program) -> Result<bool, String> {
     let path = file(root, &program.name);
     let commit = commit(root)?;
@@ -138,7 +138,7 @@ fn seeds(text: &str) -> Vec<String> {
     lines.map(str::to_owned).collect()
 }
 
-/// The results that are kept, by name.
+/// All result files, sorted by name.
 pub fn kept(root: &Path) -> Vec<Kept> {
     let folder = fs::read_dir(root.join("docs/results"));
     let files = folder.into_iter().flatten().flatten();
@@ -173,7 +173,7 @@ fn read(path: &Path) -> Option<Campaign> {
 
 fn commit(root: &Path) -> Result<String, String> {
     let commit = git(root, &["rev-parse", "--short=12", "HEAD"])?;
-    // Results of other campaigns change nothing.
+    // Result files of other campaigns do not count as changes.
     let changed = git(
         root,
         &[

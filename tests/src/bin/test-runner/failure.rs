@@ -1,19 +1,19 @@
-//! Whose fault a failure is: the emulated host's, which has faults of its own (docs/lab.md), or ours.
+//! Classifies failures: faults of the emulated host (docs/lab.md), timeouts, and faults of this project.
 
 use crate::lane::End;
 
-/// What a failure shows. Only the first two get a second try, and only where hosts are emulated.
+/// The class of a failure. Only the first two are retried, and only where hosts are emulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The host died, fell silent, or the console shows a fault that emulation is known for.
+    /// The lab host died or fell silent, or the console shows a known fault of the emulation.
     Lab,
-    /// A limit on time passed. A slow machine shows it too, so it counts as ours when it comes again.
+    /// A time limit passed. A slow machine causes this too, so a second timeout fails the run.
     Late,
     /// Anything else: a wrong value, a wrong message, a crash.
     Ours,
 }
 
-/// What consoles show of the known faults of emulated hosts, and of guests in them.
+/// Console lines that known faults of the emulation leave, in hosts and in guests.
 const LAB_MARKS: &[&str] = &[
     "watchdog: BUG: soft lockup",
     "rcu: INFO: rcu_",
@@ -22,7 +22,7 @@ const LAB_MARKS: &[&str] = &[
     "triple fault",
     "THE LAB",
 ];
-/// What the tests' own waits say when their limit has passed.
+/// Words of the tests' own waits after their limit has passed.
 const LATE_MARKS: &[&str] = &[
     ": not within ",
     " within ",
@@ -30,7 +30,7 @@ const LATE_MARKS: &[&str] = &[
     "no agent answers",
 ];
 
-/// The kind of a program's failure that no test of it explains.
+/// Classifies the failure of a program in which no test failed.
 pub fn of_program(end: &End) -> Kind {
     match end {
         End::LabLost(_) => Kind::Lab,
@@ -39,10 +39,10 @@ pub fn of_program(end: &End) -> Kind {
     }
 }
 
-/// The kind of a test's failure, from what the test printed.
+/// Classifies a test's failure by the test's output.
 pub fn of_test(text: &str) -> Kind {
     let has = |marks: &[&str]| marks.iter().any(|mark| text.contains(mark));
-    // The first line of a panic has the reason; what follows it are the VM's logs and console.
+    // The panic message comes first, then the VM's logs and console.
     let reason = text.split("--- ").next().unwrap_or(text);
     if has(LAB_MARKS) {
         Kind::Lab

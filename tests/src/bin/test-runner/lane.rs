@@ -1,4 +1,4 @@
-//! Runs one program at a time: on this machine, or in a lab host that is kept for the programs that follow.
+//! Runs one program at a time: on this machine, or in a lab host that serves the following programs too.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -13,7 +13,7 @@ use crate::worker;
 
 /// The exit status of `mirrorball lab run` when the lab died.
 const LAB_DIED: i32 = 125;
-/// Where a lab host has the program that started it, in its own memory.
+/// The lab host's own copy of `mirrorball`, in its memory.
 const PROGRAM_IN_LAB: &str = "/run/lab/mirrorball";
 /// How long a lab host may take to come up.
 const LAB_START: Duration = Duration::from_secs(120);
@@ -25,20 +25,20 @@ pub enum End {
     Exited(i32),
     /// It was killed at its limit.
     OverLimit(Duration),
-    /// The lab host that it ran in died, or answered no more: what was said of that.
+    /// The lab host died or stopped answering; the text is the lab's error.
     LabLost(String),
 }
 
 /// A run of a program.
 pub struct Run {
-    /// The lines that it wrote, each with the second in which it came.
+    /// Output lines, each with its arrival time in seconds since the start.
     pub lines: Vec<(f64, String)>,
     pub end: End,
-    /// From its start, without the lab's.
+    /// Duration in seconds, without the lab's start.
     pub seconds: f64,
-    /// What a lab host's start took, if one was started for it.
+    /// Duration of the lab host's start in seconds; 0 for a host that was up.
     pub lab_start_s: f64,
-    /// CPU time of the lab host meanwhile.
+    /// CPU time of the lab host during the run, in seconds.
     pub host_cpu_s: f64,
 }
 
@@ -122,7 +122,7 @@ impl<'a> Lane<'a> {
         let asked = Instant::now();
         let is_new = self.lab.as_ref().is_none_or(|lab| lab.shape != shape);
         if is_new {
-            // The old one first: two would share the CPUs.
+            // The old lab ends before the new one starts, as two would share the CPUs.
             self.lab = None;
             self.lab = match Lab::start(self.mirrorball, self.labs, shape) {
                 Ok(lab) => Some(lab),
@@ -137,7 +137,7 @@ impl<'a> Lane<'a> {
         let run = lab.run(words, start, limit);
         let host_cpu_s = lab.cpu_s() - cpu;
         if !matches!(run.1, End::Exited(0)) {
-            // What a failure left there would be the next program's trouble.
+            // The failure may have left processes or files that disturb the next program.
             self.lab = None;
         }
         Run {
@@ -170,7 +170,7 @@ impl Lab {
         command.args(["lab", "run"]);
         command.args(shape.file().map(|name| labs.join(name)));
         command.args(["--", "env"]);
-        // Files of a run belong in the host's memory, not on the file system that it shares.
+        // Temporary files go to the host's memory, not to the shared file system.
         command.args(["TMPDIR=/run", "XDG_RUNTIME_DIR=/run"]);
         command.arg(format!("MIRRORBALL_BIN={PROGRAM_IN_LAB}"));
         command.arg(own).arg(worker::ARGUMENT);
@@ -189,7 +189,7 @@ impl Lab {
             errors,
             start_s: 0.0,
         };
-        // The worker answers a request that does nothing.
+        // A request that does nothing shows that the worker is up.
         let (_, end) = lab.run(&["true".to_owned()], start, LAB_START);
         lab.start_s = start.elapsed().as_secs_f64();
         match end {
@@ -200,7 +200,7 @@ impl Lab {
 
     fn run(&mut self, words: &[String], start: Instant, limit: Duration) -> (Vec<(f64, String)>, End) {
         let request = serde_json::json!(words).to_string();
-        // A worker that is gone is noticed by the end of its output.
+        // A write error is ignored: a dead worker also closes its output.
         if let Some(requests) = &mut self.requests {
             let _ = writeln!(requests, "{request}");
         }
@@ -280,7 +280,7 @@ fn spawn(command: &mut Command) -> Result<(Child, Receiver<String>), String> {
         .stdout(writer)
         .spawn()
         .map_err(|error| error.to_string())?;
-    // The command holds the pipe's other end, by which the reader would wait for ever.
+    // `Command` keeps the pipe's write end open; the reader would never see its end.
     command.stdout(Stdio::null());
     if command.get_args().next().is_none_or(|first| first != "lab") {
         command.stderr(Stdio::null());
@@ -307,11 +307,11 @@ fn forward(stream: impl Read + Send + 'static) -> Receiver<String> {
     receiver
 }
 
-/// Why lines are no longer collected.
+/// Reason for the end of a collection.
 enum Collected {
-    /// The line that was waited for came, and is the last one.
+    /// The expected last line arrived.
     Mark,
-    /// There are no more.
+    /// The stream ended.
     Closed,
     /// The limit has passed.
     Over,

@@ -1,9 +1,9 @@
-//! The tests that there are, by name: `tests/ledger.txt`. A test that is gone, or was renamed, is missed by name, so that none
-//! gets lost in a change that makes the run shorter.
+//! The names of all tests, in `tests/ledger.txt`. A removed or renamed test fails the run, so that no change that shortens the
+//! run loses a test unnoticed.
 
 use std::collections::BTreeSet;
 
-/// The names in the ledger that are not among these: one on a line, `#` starts a comment.
+/// Names in the ledger that are missing from `ran`. The ledger has one name a line; `#` starts a comment.
 pub fn missing(ledger: &str, ran: &[String]) -> Vec<String> {
     let ran: BTreeSet<&str> = ran.iter().map(String::as_str).collect();
     let names = ledger

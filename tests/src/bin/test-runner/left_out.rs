@@ -1,4 +1,4 @@
-//! The tests that may check nothing where they run, each with its reason: `tests/left-out.toml`.
+//! The tests that are allowed to check nothing, each with its reason: `tests/left-out.toml`.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! Runs every test program that cargo has built: unit tests on this machine, guest tests where guests run, which is a lab
-//! host where this machine's KVM can't run them. `make test` calls it.
+//! Runs every test program that cargo has built: unit tests on this machine, and guest tests on its KVM or, where that can't
+//! run guests, in lab hosts. `make test` calls it.
 //!
 //! The run ends with counts, with each test that checked nothing here, and with status 1 unless all of these hold: no test
 //! failed, each test that was left out is listed in `tests/left-out.toml`, each test of `tests/ledger.txt` ran or was left out,
@@ -28,7 +28,7 @@ use schedule::Schedule;
 /// When this run began.
 static BEGUN: OnceLock<Instant> = OnceLock::new();
 
-/// What the command line gives.
+/// The command line.
 struct Options {
     /// Cargo's messages of `cargo test --no-run`, as JSON lines.
     messages: PathBuf,
@@ -67,7 +67,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether everything is as it should be.
+/// Runs the programs and reports. True when the run is green.
 fn run(options: &Options) -> Result<bool, String> {
     let read = |path: PathBuf| {
         std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))
@@ -101,7 +101,7 @@ fn run(options: &Options) -> Result<bool, String> {
         return campaign::run(&schedule, &options.root, program);
     }
     let report = Report::of(schedule.run(programs), emulated);
-    // What did not run proves nothing: a part of the programs can't be compared with the promises of all.
+    // Promises and ledger cover all programs, so they are compared only with a whole run.
     let unproven = if whole {
         specification::unproven(&promises, &report.passed())
     } else {

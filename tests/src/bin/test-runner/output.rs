@@ -1,8 +1,8 @@
-//! What a test program's output says of its tests.
+//! Parses the output of test programs.
 
 use std::collections::BTreeMap;
 
-/// Starts a line by which a test says that it could not check here what it is for.
+/// Prefix of a line by which a test reports that it could not check anything here.
 pub const LEFT_OUT: &str = "left out: ";
 
 /// How a test ended.
@@ -19,18 +19,18 @@ pub struct Test {
     /// Without its program.
     pub name: String,
     pub verdict: Verdict,
-    /// From the end of the test before it.
+    /// Duration, measured from the end of the previous test.
     pub seconds: f64,
-    /// Why it checked nothing, in its own words.
+    /// The test's reason for checking nothing.
     pub left_out: Option<String>,
-    /// What it printed, where the program shows that.
+    /// The test's own output, where the program shows it.
     pub text: String,
 }
 
-/// Tests from lines, each with the second in which it came.
+/// Parses tests from output lines with their arrival times in seconds.
 ///
-/// A program that runs one test at a time begins its line before the test and ends it after; what a test prints is shown
-/// behind all of them (`--show-output`).
+/// A program that runs one test at a time begins a test's line before the test and ends it after. The tests' own output
+/// follows behind all of them (`--show-output`).
 pub fn tests(lines: &[(f64, String)]) -> Vec<Test> {
     let mut found: Vec<Test> = Vec::new();
     let mut texts: BTreeMap<String, String> = BTreeMap::new();
@@ -41,7 +41,7 @@ pub fn tests(lines: &[(f64, String)]) -> Vec<Test> {
         if line.starts_with("running ") {
             last = *at;
         }
-        // A child of the test may have written behind the name: then the verdict has a line of its own.
+        // A child process of the test may write behind the name; the verdict then has a line of its own.
         let ended = match &begun {
             Some(name) if matches!(line.as_str(), "ok" | "FAILED") => {
                 result(&format!("test {name} ... {line}"))
@@ -106,7 +106,7 @@ fn result(line: &str) -> Option<(String, Verdict, Option<String>)> {
             )
         }
     };
-    // Of a test that should panic its name is followed by that.
+    // "- should panic" is no part of the name.
     let name = name.split(" - should panic").next().unwrap_or(name);
     Some((name.to_owned(), verdict, reason.map(str::to_owned)))
 }

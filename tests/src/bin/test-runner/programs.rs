@@ -1,31 +1,31 @@
-//! The test programs, and where each of them runs.
+//! The test programs, and the place where each runs.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-/// Where a program's tests find a KVM that runs guests.
+/// The place where a program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// They need none.
+    /// On this machine; the tests need no KVM.
     Unit,
-    /// On this machine, as guest tests do where KVM can run guests.
+    /// On this machine, whose KVM runs guests.
     Here,
-    /// On this machine, alone: they start labs themselves.
+    /// On this machine, alone; the tests start labs themselves.
     OwnLabs,
     /// In a lab host of this shape.
     Lab(Shape),
 }
 
-/// The lab host that a program wants.
+/// The lab host that a program needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
-    /// What a lab host is by itself: all of this machine's CPUs, most of its memory.
+    /// The default: all of this machine's CPUs, most of its memory.
     OneHost,
     /// Two CPUs, each a NUMA node.
     TwoNodes,
-    /// Four of them.
+    /// Four CPUs, each a NUMA node.
     FourNodes,
 }
 
@@ -45,11 +45,11 @@ impl Shape {
 pub struct Program {
     /// `boot` for guest tests, `shard` or `cell hosts` for those of a crate.
     pub name: String,
-    /// What a test's name follows in reports and in SPECIFICATION.md: `boot::`, or `shard `.
+    /// Prefix of a test's full name in reports and in SPECIFICATION.md: `boot::`, or `shard `.
     pub prefix: String,
     /// The executable.
     pub path: PathBuf,
-    /// Where it runs.
+    /// The place where it runs.
     pub place: Place,
 }
 
@@ -64,7 +64,7 @@ const WITH_NODES: &[&str] = &[
     "span",
     "underway",
 ];
-/// The CPUs that four cells want.
+/// CPUs that four cells need.
 const CPUS_OF_FOUR_CELLS: usize = 4;
 
 /// Whether this machine's KVM can run guests.

@@ -1,4 +1,4 @@
-//! What a run comes to: counts, names and times, for people and as JSON.
+//! The report of a run: counts, names and times, for people and as JSON.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -11,9 +11,9 @@ use crate::output::{Test, Verdict};
 use crate::schedule::{Again, Outcome};
 use crate::specification::Promise;
 
-/// Second tries that a run may need. More of them hide something.
+/// Most second tries of a green run. More would hide a fault.
 const SECOND_TRIES_MAX: usize = 3;
-/// The slowest tests that are shown.
+/// How many of the slowest tests are shown.
 const SLOWEST: usize = 15;
 
 /// Lines of the start and of the end of a failure's text that are shown at the end of a run.
@@ -27,7 +27,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Of what ran.
+    /// Reports on these outcomes.
     pub fn of(outcomes: Vec<Outcome>, emulated: bool) -> Self {
         Self {
             outcomes,
@@ -36,7 +36,7 @@ impl Report {
         }
     }
 
-    /// The full names of tests that checked something and passed, at the first or at the second try.
+    /// Full names of the tests that passed at the first or a later try, without those left out.
     pub fn passed(&self) -> Vec<String> {
         let mut names = Vec::new();
         for outcome in &self.outcomes {
@@ -59,7 +59,7 @@ impl Report {
         tests.collect()
     }
 
-    /// Programs and tests that failed for good, in words.
+    /// Programs and tests whose last try failed.
     fn failed(&self) -> Vec<String> {
         let mut names = Vec::new();
         for outcome in &self.outcomes {
@@ -80,7 +80,7 @@ impl Report {
         names
     }
 
-    /// Tests that checked nothing, each with its reason.
+    /// Tests that were left out, each with its reason.
     fn left_out(&self) -> Vec<(String, String)> {
         let mut names = Vec::new();
         for outcome in &self.outcomes {
@@ -149,7 +149,7 @@ impl Report {
         })
     }
 
-    /// Prints how the run went; whether all is well.
+    /// Prints the report. True when the run is green.
     pub fn print(&self, allowed: &Allowed, unproven: &[Promise], missing: &[String]) -> bool {
         let (failed, left_out) = (self.failed(), self.left_out());
         self.print_times();
@@ -214,7 +214,7 @@ impl Report {
             && tries <= SECOND_TRIES_MAX
     }
 
-    /// Prints again, where a reader of the last lines finds it, what failed for good and how labs were lost.
+    /// Repeats the output of failed tests and the errors of lost labs near the end of the report.
     fn print_failures(&self, failed: &[String]) {
         for outcome in &self.outcomes {
             let again = outcome.again.as_ref();
@@ -262,7 +262,7 @@ impl Report {
     }
 }
 
-/// The first lines of a text, which have a failure's reason, and the last ones, which have the console.
+/// The first lines of a failure's text, with its reason, and the last ones, with the console.
 fn shortened(text: &str) -> String {
     let lines: Vec<&str> = text.lines().collect();
     if lines.len() <= 2 * SHOWN_LINES {

@@ -1,4 +1,4 @@
-//! In which order programs run, how many at a time, and which failures are tried again.
+//! The order of programs, their concurrency, and retries.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -10,11 +10,11 @@ use crate::lane::{End, Lane, Run};
 use crate::output::{self, Test, Verdict};
 use crate::programs::{Place, Program};
 
-/// Guest programs that run side by side: each waits about as long as it computes.
+/// Guest programs that run at a time: each waits about as long as it computes.
 const LANES: usize = 2;
-/// The longest that a program may take. Measured on a slow machine: 900 s at most.
+/// Time limit of a program. The slowest took 900 s, on a slow machine.
 const LIMIT: Duration = Duration::from_secs(1500);
-/// Guest programs that take longest, which begin first so that none is left alone at the end.
+/// The slowest guest programs. They start first, so that none runs alone at the end.
 const LONGEST_FIRST: &[&str] = &[
     "coherent",
     "boot",
@@ -38,12 +38,12 @@ const LONGEST_FIRST: &[&str] = &[
     "sandbox",
     "sharing",
 ];
-/// Tries after the first of what loses its lab each time.
+/// Retries of a program that loses its lab each time.
 const TRIES_MAX: usize = 2;
-/// Programs whose own lab hosts want all CPUs of this machine.
+/// Programs that run alone, as their own lab hosts need all CPUs of this machine.
 const ALONE: &[&str] = &["hosts"];
 
-/// What is needed to run programs.
+/// Settings for running programs.
 pub struct Schedule<'a> {
     pub mirrorball: &'a Path,
     /// The folder of lab files.
@@ -52,7 +52,7 @@ pub struct Schedule<'a> {
     pub emulated: bool,
 }
 
-/// A program with its run, and the run of what was tried again.
+/// A program with its first run, and its retry.
 pub struct Outcome {
     pub program: Program,
     pub run: Run,
@@ -60,20 +60,20 @@ pub struct Outcome {
     pub again: Option<Again>,
 }
 
-/// A second try, and those after it.
+/// A retry of failed tests.
 pub struct Again {
-    /// Of a test, or of all that had not ended.
+    /// Names of the tests; one line of text when tests had not ended.
     pub what: Vec<String>,
     pub kind: Kind,
-    /// How often: once, or once more where the second try lost its lab, too.
+    /// Number of retries: a second one follows where the first lost its lab too.
     pub tries: usize,
-    /// The last try.
+    /// The last retry.
     pub run: Run,
     pub tests: Vec<Test>,
 }
 
 impl Schedule<'_> {
-    /// Runs all programs; the outcomes come in the order in which programs ended.
+    /// Runs all programs. Outcomes are in the order of the programs' ends.
     pub fn run(&self, programs: Vec<Program>) -> Vec<Outcome> {
         let is_unit = |program: &Program| program.place == Place::Unit;
         let (units, mut guests): (Vec<_>, Vec<_>) = programs.into_iter().partition(is_unit);
@@ -100,7 +100,7 @@ impl Schedule<'_> {
 
     fn side_by_side(&self, programs: Vec<Program>, lanes: usize) -> Vec<Outcome> {
         let (waiting, outcomes) = (Mutex::new(VecDeque::from(programs)), Mutex::new(Vec::new()));
-        // A lane goes on with what its lab host serves: the next lab costs a start.
+        // A lane prefers programs of its lab host's shape, as another lab costs a start.
         let next = |lane: &Lane| {
             let mut waiting = waiting.lock().expect("no lane panics");
             let fits = |program: &Program| {
@@ -127,7 +127,7 @@ impl Schedule<'_> {
         outcomes.into_inner().expect("no lane panics")
     }
 
-    /// Runs again, alone and in a new lab, what a fault of the lab or a limit may have ended; nothing when a failure is ours.
+    /// Retries failures of the lab and timeouts, alone and in a new lab. Other failures are not retried.
     fn again(&self, outcome: &Outcome) -> Option<Again> {
         if outcome.program.place == Place::Unit || matches!(outcome.run.end, End::Exited(0)) {
             return None;
@@ -138,7 +138,7 @@ impl Schedule<'_> {
             .filter(|test| test.verdict == Verdict::Failed)
             .collect();
         let (kind, what, arguments) = if failed.is_empty() {
-            // Those that had passed are not run again.
+            // Passed tests are skipped.
             let passed = outcome
                 .tests
                 .iter()
@@ -174,7 +174,7 @@ impl Schedule<'_> {
         let mut lane = Lane::new(self.mirrorball, self.labs);
         for tries in 1.. {
             let (run, tests) = attempt(&mut lane, &outcome.program, &arguments);
-            // A lab that is lost proves nothing of what ran in it.
+            // A lost lab proves nothing about the tests in it.
             if tries < TRIES_MAX && matches!(run.end, End::LabLost(_)) {
                 continue;
             }
@@ -200,7 +200,7 @@ fn first(lane: &mut Lane, program: Program) -> Outcome {
     }
 }
 
-/// The names of a program's tests, ignored ones too.
+/// Names of a program's tests, with the ignored ones.
 pub fn names(lane: &mut Lane, program: &Program) -> Result<Vec<String>, String> {
     let words = ["--list", "--format=terse"].map(str::to_owned);
     let run = lane.run(program, &words, LIMIT);
@@ -215,12 +215,12 @@ pub fn names(lane: &mut Lane, program: &Program) -> Result<Vec<String>, String> 
     Ok(names.map(str::to_owned).collect())
 }
 
-/// Runs a program and shows its output when it has ended, whole, as others run beside it.
+/// Runs a program, and prints its output after its end, as other programs run at the same time.
 pub fn attempt(lane: &mut Lane, program: &Program, arguments: &[String]) -> (Run, Vec<Test>) {
     let begun = Instant::now();
     let mut words = vec!["--show-output".to_owned()];
     if program.place != Place::Unit {
-        // Some count what is left on the host.
+        // Some tests count processes and files on the host.
         words.push("--test-threads=1".to_owned());
     }
     if guest_tests::repetitions::in_campaign() {

@@ -1,23 +1,23 @@
-//! SPECIFICATION.md names the tests that prove its promises; here those names are compared with the tests that passed.
+//! Compares SPECIFICATION.md with the tests that passed.
 //!
-//! A row of a table whose last cell says "tested" or "in part" is compared, each name in it that has `::`. A name may leave
-//! out modules and may be short: `shard block::*`, `endings::five_reboots...`, `boot::cloud_kernel_with_{one,two}_cpus`.
-//! A name without a crate follows the crate of the name before it.
+//! In each table row whose last cell starts with "tested" or "in part", every name with `::` must match a passed test. A name
+//! may omit modules and may be short: `shard block::*`, `endings::five_reboots...`, `boot::cloud_kernel_with_{one,two}_cpus`.
+//! A name without a crate takes the crate of the previous name.
 
 use crate::campaign::Kept;
 
-/// A name that the document gives as a proof.
+/// A test name in the document.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Promise {
-    /// From 1.
+    /// Line number, from 1.
     pub line: usize,
-    /// As it is written.
+    /// The name as written.
     pub text: String,
-    /// Its forms without braces; one of each must have passed.
+    /// The name with its braces expanded; a test of each pattern must have passed.
     patterns: Vec<String>,
 }
 
-/// The names in the rows that say "tested".
+/// The names in rows that say "tested" or "in part".
 pub fn promises(document: &str) -> Vec<Promise> {
     let mut found = Vec::new();
     for (number, line) in (1..).zip(document.lines()) {
@@ -53,14 +53,14 @@ pub fn promises(document: &str) -> Vec<Promise> {
     found
 }
 
-/// The promises that none of these tests has kept; a test's name has its program: `boot::x`, `shard block::y`.
+/// Promises without a passed test. Full test names start with their program: `boot::x`, `shard block::y`.
 pub fn unproven(promises: &[Promise], passed: &[String]) -> Vec<Promise> {
     let kept = |pattern: &String| passed.iter().any(|name| matches(pattern, name));
     let broken = |promise: &&Promise| !promise.patterns.iter().all(kept);
     promises.iter().filter(broken).cloned().collect()
 }
 
-/// What the document gets wrong about campaigns: each result has a row that names its file, and that row says whether it is stale.
+/// Errors of the document about campaigns. Each result needs a row with its file's name and the word `fresh` or `stale`.
 pub fn wrong_about_campaigns(document: &str, kept: &[Kept]) -> Vec<String> {
     let mut wrong = Vec::new();
     for kept in kept {
@@ -83,7 +83,7 @@ pub fn wrong_about_campaigns(document: &str, kept: &[Kept]) -> Vec<String> {
     wrong
 }
 
-/// `a{b,c}d` as `abd` and `acd`.
+/// Expands `a{b,c}d` to `abd` and `acd`.
 fn braces(text: &str) -> Vec<String> {
     let Some((start, rest)) = text.split_once('{') else {
         return vec![text.to_owned()];
@@ -97,11 +97,11 @@ fn braces(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// Whether a test is one that the pattern means.
+/// Whether a pattern matches a test's full name.
 fn matches(pattern: &str, name: &str) -> bool {
     let (package, path) = pattern.rsplit_once(' ').unwrap_or(("", pattern));
     let (own, modules) = name.split_once(' ').unwrap_or(("", name));
-    // A guest test has no crate, and its program is its first module.
+    // A guest test's name has no crate; its program is its first module.
     if !own.is_empty() && !package.is_empty() && package.split(' ').next() != Some(own) {
         return false;
     }
@@ -110,7 +110,7 @@ fn matches(pattern: &str, name: &str) -> bool {
         .all(|wanted| modules.by_ref().any(|module| alike(wanted, module)))
 }
 
-/// Whether a word is the one meant: `*` and `...` stand for anything.
+/// Whether a pattern matches a text; `*` and `...` match anything.
 fn alike(wanted: &str, word: &str) -> bool {
     let wanted = wanted.replace("...", "*");
     let mut parts = wanted.split('*');

@@ -1,7 +1,7 @@
-//! Runs test programs one after another inside a lab host, as the other end of [`crate::lane`] asks for them.
+//! Runs test programs inside a lab host, one at a time, on request of [`crate::lane`].
 //!
-//! A request is a JSON array of words, on one line. The program's output goes to this process's standard output, which ends
-//! each program with a line that starts with [`END`] and has its exit status.
+//! A request is a JSON array of words on one line. The program's output goes to this process's standard output. A line of
+//! [`END`] and the exit status follows each program.
 
 use std::io::BufRead;
 use std::os::unix::process::ExitStatusExt;
@@ -9,10 +9,10 @@ use std::process::{Command, ExitCode, Stdio};
 
 /// The argument that makes this program a worker.
 pub const ARGUMENT: &str = "--worker";
-/// Starts the line behind a program's output.
+/// Prefix of the line that follows a program's output.
 pub const END: &str = "\u{1e}test-runner: exit status ";
 
-/// Serves until its input ends.
+/// Serves requests until the input ends.
 pub fn serve(requests: impl BufRead) -> ExitCode {
     for request in requests.lines() {
         let words: Result<Vec<String>, _> = request
@@ -29,11 +29,11 @@ pub fn serve(requests: impl BufRead) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Runs a program to its end; its status, 128 plus the signal if one killed it.
+/// Runs a program. Returns its exit status, or 128 plus the signal that killed it.
 pub fn status(words: &[String]) -> i32 {
     let mut command = Command::new(&words[0]);
     command.args(&words[1..]).stdin(Stdio::null());
-    // One stream, so that the order of lines stays.
+    // One stream keeps the lines in order.
     match std::os::fd::AsFd::as_fd(&std::io::stdout()).try_clone_to_owned() {
         Ok(stdout) => command.stderr(stdout),
         Err(_) => command.stderr(Stdio::inherit()),
