@@ -17,13 +17,15 @@ const LIMIT: Duration = Duration::from_secs(1500);
 /// The slowest guest programs. They start first, so that none runs alone at the end.
 const LONGEST_FIRST: &[&str] = &[
     "coherent",
+    "lab",
+    "auto",
     "boot",
+    "deaths",
     "underway",
     "isolation",
     "moves",
     "network",
     "shards",
-    "deaths",
     "wide",
     "endings",
     "cycles",
