@@ -264,6 +264,16 @@ impl Traces {
         }
     }
 
+    /// Number of VMs' processes.
+    pub fn processes(&self) -> usize {
+        self.processes.len()
+    }
+
+    /// Whether the host has no more processes than `before`, and no more memory but for files of no VM.
+    pub fn are_no_more_than(&self, before: &Self) -> bool {
+        self.processes == before.processes && self.shared_kib <= before.shared_kib + OTHER_MEMORY_KIB
+    }
+
     /// A part of a VM runs here, with memory.
     #[track_caller]
     pub fn expect_vm(&self, before: &Self) {

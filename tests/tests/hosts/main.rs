@@ -5,6 +5,7 @@
 //! The hosts are lab hosts, wherever the test runs.
 
 mod coherent;
+mod deaths;
 mod guest;
 mod lab;
 
@@ -18,6 +19,10 @@ use lab::{COMMAND_LIMIT, Lab, SILENCE};
 const HOSTS: &[&str] = &["alpha", "beta", "gamma"];
 /// Where a lab host sees the memory that it shares.
 const FIND_SHARED: &str = "for d in /sys/bus/pci/devices/*; do grep -q 0x1110 $d/device && echo 1 > $d/enable && echo $d/resource2; done";
+
+/// Crashes a host's kernel after a second. Its CPUs halt, and it answers nothing.
+const CRASH: &str =
+    "echo 0 > /proc/sys/kernel/panic; (sleep 1; echo c > /proc/sysrq-trigger) >/dev/null 2>&1 &";
 
 fn three_hosts(test: &str) -> Lab {
     Lab::linked(
@@ -139,10 +144,7 @@ fn shared_memory(lab: &Lab) {
     assert_eq!(links_by(lab, "beta", "shared"), 2);
     one_name_space(lab, ["alpha", "beta", "gamma"]);
 
-    // A host whose kernel dies answers nobody, and says nothing. Its CPUs halt, as a real one's do.
-    let command =
-        "echo 0 > /proc/sys/kernel/panic; (sleep 1; echo c > /proc/sysrq-trigger) >/dev/null 2>&1 &";
-    lab.shell("gamma", command);
+    lab.shell("gamma", CRASH);
     let dead = Instant::now() + Duration::from_secs(1);
     for host in ["alpha", "beta"] {
         lab.wait_for_lives(host, &[true, true, false]);
