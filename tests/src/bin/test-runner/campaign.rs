@@ -54,9 +54,14 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// Whether the result is too old to count.
-    pub fn is_stale(&self) -> bool {
-        self.age_commits.is_none_or(|age| age > STALE_AFTER_COMMITS)
+    /// `fresh`, or `stale` for a result that is too old to count; `None` where its age is not known.
+    pub fn state(&self) -> Option<&'static str> {
+        let age = self.age_commits?;
+        Some(if age > STALE_AFTER_COMMITS {
+            "stale"
+        } else {
+            "fresh"
+        })
     }
 }
 
@@ -241,14 +246,18 @@ mod tests {
     }
 
     #[test]
-    fn a_result_is_stale_when_it_is_old_or_of_an_unknown_commit() {
-        let kept = |age_commits| Kept {
-            name: "moves".into(),
-            commit: "abc".into(),
-            age_commits,
+    fn a_result_becomes_stale_with_its_age() {
+        let state = |age_commits| {
+            let (name, commit) = ("moves".into(), "abc".into());
+            Kept {
+                name,
+                commit,
+                age_commits,
+            }
+            .state()
         };
-        assert!(!kept(Some(STALE_AFTER_COMMITS)).is_stale());
-        assert!(kept(Some(STALE_AFTER_COMMITS + 1)).is_stale());
-        assert!(kept(None).is_stale());
+        assert_eq!(state(Some(STALE_AFTER_COMMITS)), Some("fresh"));
+        assert_eq!(state(Some(STALE_AFTER_COMMITS + 1)), Some("stale"));
+        assert_eq!(state(None), None);
     }
 }
