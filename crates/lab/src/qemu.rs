@@ -42,8 +42,8 @@ pub const SPARE_CPUS: u16 = 1;
 /// follows it only saves time: checks of timers, of ports that aren't there, of ciphers; mitigations of processors' faults,
 /// which nobody needs in here.
 ///
-/// `tsc_early_khz` tells the rate of the time stamp counter, which is this machine's. On a busy machine the kernel measured a tenth of
-/// it: the clocks of the host and of its guests then ran ten times too fast, and every limit passed as early.
+/// `tsc_early_khz` is the rate of the time stamp counter, which is this machine's. On a busy machine the kernel sometimes fails to
+/// measure it against emulated timers, and a guest's clock ran ten times too fast there: every limit passed as early.
 ///
 /// `highres=off` makes timers wait for the host's next tick. When QEMU's CPU takes an interrupt request just after the
 /// host put an interrupt into a guest, it can deliver the guest's interrupt twice (7.2 and 10.0: `helper_vmrun` leaves
@@ -51,7 +51,7 @@ pub const SPARE_CPUS: u16 = 1;
 /// such requests come at any time, with ticks hardly ever then. Guests run faster, too.
 ///
 /// `nohz=off` keeps each CPU's timer periodic. At each exit of a guest QEMU clears a bit among the CPU's pending interrupts
-/// without a lock (7.2 and 10.0: `do_vmexit`), and an interrupt that comes in between is lost. A lost tick of a periodic timer
+/// without a lock (`do_vmexit`), and an interrupt that comes in between is lost. A lost tick of a periodic timer
 /// costs 4 ms; a timer that is set anew by its own interrupt never comes again, and what waits for it on that CPU hangs.
 ///
 /// A host that is stuck for 40 s all the same dies, with the stacks of all CPUs on the console, instead of going on until a
