@@ -13,6 +13,22 @@ use crate::{Vm, VmFile, host, wait};
 /// A move that takes longer has failed.
 const MOVE_LIMIT: Duration = Duration::from_secs(30);
 
+/// Time limit of a script on each CPU.
+const SCRIPT_LIMIT: Duration = Duration::from_secs(120);
+
+/// Runs a script on each of the first `cpus` CPUs at the same time, and returns what each prints.
+#[track_caller]
+pub fn on_each_cpu(vm: &Vm, cpus: usize, script: impl Fn(usize) -> String) -> Vec<String> {
+    let calls = (0..cpus).map(|cpu| {
+        let command = ["taskset", "-c", &cpu.to_string(), "sh", "-ec", &script(cpu)].map(String::from);
+        vm.exec(command).limit(SCRIPT_LIMIT).spawn()
+    });
+    // All start before the first is waited for.
+    let calls: Vec<_> = calls.collect();
+    let printed = calls.into_iter().map(|call| call.wait().expect(0).text());
+    printed.map(|text| text.trim().to_owned()).collect()
+}
+
 impl VmFile {
     /// Lets it span these cells, its home first.
     pub fn span(self, cells: &[u16]) -> Self {

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use guest_tests::command::Output;
-use guest_tests::span::Moves;
+use guest_tests::span::{Moves, on_each_cpu};
 use guest_tests::storm::{Extent, Storm};
 use guest_tests::{Cluster, Scratch, Vm, VmFile, net, peer, repetitions, wait};
 
@@ -67,22 +67,10 @@ fn four_cells_are_one_machine() {
     }
 }
 
-/// A script on each CPU at the same time; what each prints.
-#[track_caller]
-fn on_each_cpu(vm: &Vm, script: impl Fn(usize) -> String) -> Vec<String> {
-    let calls = (0..CPUS).map(|cpu| {
-        let command = ["taskset", "-c", &cpu.to_string(), "sh", "-ec", &script(cpu)].map(String::from);
-        vm.exec(command).limit(LIMIT).spawn()
-    });
-    let calls: Vec<_> = calls.collect();
-    let said = calls.into_iter().map(|call| call.wait().expect(0).text());
-    said.map(|text| text.trim().to_owned()).collect()
-}
-
 /// Each CPU writes a part of the disk, and a CPU of another cell reads it from there.
 #[track_caller]
 fn the_disk_serves_each_cell(vm: &Vm) {
-    let written = on_each_cpu(vm, |cpu| {
+    let written = on_each_cpu(vm, CPUS, |cpu| {
         let at = cpu * PART_KIB;
         format!(
             "dd if=/dev/urandom of=/tmp/part{cpu} bs=1k count={PART_KIB} 2>/dev/null
@@ -91,7 +79,7 @@ fn the_disk_serves_each_cell(vm: &Vm) {
         )
     });
     vm.sh("sync; echo 3 > /proc/sys/vm/drop_caches");
-    let read = on_each_cpu(vm, |cpu| {
+    let read = on_each_cpu(vm, CPUS, |cpu| {
         let at = (cpu + 1) % CPUS * PART_KIB;
         format!("dd if=/dev/vda bs=1k count={PART_KIB} skip={at} 2>/dev/null | sha256sum")
     });
@@ -117,7 +105,7 @@ fn the_card_serves_each_cell(vm: &Vm, scratch: &Scratch) {
             (receiver, port)
         })
         .unzip();
-    let sent = on_each_cpu(vm, |cpu| {
+    let sent = on_each_cpu(vm, CPUS, |cpu| {
         format!(
             "/tmp/guest-tool send {router}:{} {} {SENT_BYTES}",
             sent_to[cpu],
@@ -131,7 +119,7 @@ fn the_card_serves_each_cell(vm: &Vm, scratch: &Scratch) {
             (sender, port)
         })
         .unzip();
-    let fetched = on_each_cpu(vm, |cpu| {
+    let fetched = on_each_cpu(vm, CPUS, |cpu| {
         format!("/tmp/guest-tool fetch {router}:{}", fetched_from[cpu])
     });
     let peers = receivers.into_iter().chain(senders);

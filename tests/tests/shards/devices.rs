@@ -3,32 +3,16 @@
 use std::fs;
 use std::net::TcpListener;
 use std::thread;
-use std::time::Duration;
 
 use guest_tests::pattern::{Numbers, digest};
-use guest_tests::span::two_cells;
-use guest_tests::{Cluster, Scratch, Vm, net, peer};
+use guest_tests::span::{on_each_cpu, two_cells};
+use guest_tests::{Cluster, Scratch, net, peer};
 
 const CPUS: usize = 4;
-const LIMIT: Duration = Duration::from_secs(120);
 /// Of the disk that each CPU has for itself, MiB.
 const PART_MIB: usize = 8;
 const PART_BYTES: usize = PART_MIB << 20;
 const SENT_BYTES: u64 = 5_000_000;
-
-/// All at the same time, each on a CPU of its own; what each of them says.
-#[track_caller]
-fn on_each_cpu(vm: &Vm, script: impl Fn(usize) -> String) -> Vec<String> {
-    let calls = (0..CPUS).map(|cpu| {
-        let command = ["taskset", "-c", &cpu.to_string(), "sh", "-ec", &script(cpu)].map(String::from);
-        vm.exec(command).limit(LIMIT).spawn()
-    });
-    let calls: Vec<_> = calls.collect();
-    calls
-        .into_iter()
-        .map(|call| call.wait().expect(0).text().trim().to_owned())
-        .collect()
-}
 
 #[test]
 fn disks_and_network_serve_the_cpus_of_every_cell() {
@@ -47,31 +31,31 @@ fn disks_and_network_serve_the_cpus_of_every_cell() {
     vm.add_tool();
 
     // Each CPU copies its part, and then another one, of the other cell, reads it.
-    on_each_cpu(&vm, |cpu| {
+    on_each_cpu(&vm, CPUS, |cpu| {
         let at = cpu * PART_MIB;
         format!(
             "dd if=/dev/vda of=/dev/vdb bs=1M count={PART_MIB} skip={at} seek={at} conv=notrunc,fsync 2>/dev/null"
         )
     });
     vm.sh("sync; echo 3 > /proc/sys/vm/drop_caches");
-    let read = on_each_cpu(&vm, |cpu| {
+    let read = on_each_cpu(&vm, CPUS, |cpu| {
         let at = (cpu + CPUS / 2) % CPUS * PART_MIB;
         format!("dd if=/dev/vdb bs=1M count={PART_MIB} skip={at} 2>/dev/null | sha256sum")
     });
-    let expected = on_each_cpu(&vm, |cpu| {
+    let expected = on_each_cpu(&vm, CPUS, |cpu| {
         let at = (cpu + CPUS / 2) % CPUS * PART_MIB;
         format!("dd if=/dev/vda bs=1M count={PART_MIB} skip={at} 2>/dev/null | sha256sum")
     });
     assert_eq!(read, expected);
 
     // Files too, which the kernel writes when it likes.
-    let files = on_each_cpu(&vm, |cpu| {
+    let files = on_each_cpu(&vm, CPUS, |cpu| {
         let at = cpu * PART_MIB;
         format!(
             "dd if=/dev/vda of=/tmp/file{cpu} bs=1M count=2 skip={at} 2>/dev/null; sha256sum < /tmp/file{cpu}"
         )
     });
-    let elsewhere = on_each_cpu(&vm, |cpu| {
+    let elsewhere = on_each_cpu(&vm, CPUS, |cpu| {
         format!("sha256sum < /tmp/file{}", (cpu + CPUS / 2) % CPUS)
     });
     for (cpu, file) in files.iter().enumerate() {
@@ -90,7 +74,7 @@ fn disks_and_network_serve_the_cpus_of_every_cell() {
         .into_iter()
         .map(|listener| thread::spawn(move || peer::receive(listener.accept()?.0)))
         .collect();
-    let sent = on_each_cpu(&vm, |cpu| {
+    let sent = on_each_cpu(&vm, CPUS, |cpu| {
         format!(
             "/tmp/guest-tool send {router}:{} {} {SENT_BYTES}",
             ports[cpu],
@@ -112,7 +96,7 @@ fn disks_and_network_serve_the_cpus_of_every_cell() {
             )
         })
         .collect();
-    let fetched = on_each_cpu(&vm, |cpu| {
+    let fetched = on_each_cpu(&vm, CPUS, |cpu| {
         format!("/tmp/guest-tool fetch {router}:{}", servers[cpu].0)
     });
     for (fetched, (_, server)) in fetched.into_iter().zip(servers) {
