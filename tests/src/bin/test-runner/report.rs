@@ -110,7 +110,10 @@ impl Report {
             .filter_map(|outcome| outcome.again.as_ref())
             .map(|again| &again.run);
         let runs = self.outcomes.iter().map(|outcome| &outcome.run).chain(again);
-        runs.filter(|run| matches!(run.end, End::LabLost(_))).count()
+        // Each retry before the last one lost its lab.
+        let between = self.outcomes.iter().filter_map(|outcome| outcome.again.as_ref());
+        let between: usize = between.map(|again| again.tries - 1).sum();
+        between + runs.filter(|run| matches!(run.end, End::LabLost(_))).count()
     }
 
     fn minutes(&self) -> f64 {

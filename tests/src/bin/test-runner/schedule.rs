@@ -174,21 +174,20 @@ impl Schedule<'_> {
             what.join(", ")
         );
         let mut lane = Lane::new(self.mirrorball, self.labs);
-        for tries in 1.. {
-            let (run, tests) = attempt(&mut lane, &outcome.program, &arguments);
-            // A lost lab proves nothing about the tests in it.
-            if tries < TRIES_MAX && matches!(run.end, End::LabLost(_)) {
-                continue;
-            }
-            return Some(Again {
-                what,
-                kind,
-                tries,
-                run,
-                tests,
-            });
+        let mut tries = 1;
+        let (mut run, mut tests) = attempt(&mut lane, &outcome.program, &arguments);
+        // A lost lab proves nothing about the tests in it.
+        while tries < TRIES_MAX && matches!(run.end, End::LabLost(_)) {
+            tries += 1;
+            (run, tests) = attempt(&mut lane, &outcome.program, &arguments);
         }
-        None
+        Some(Again {
+            what,
+            kind,
+            tries,
+            run,
+            tests,
+        })
     }
 }
 
