@@ -150,13 +150,12 @@ fn build(store: &ImageStore, arguments: BuildArgs) -> Result<(), ImageError> {
         && let Ok(image) = store.get(&name)
     {
         // An imported image has whatever agent and words it has.
-        if let Some(had) = &image.record.agent {
-            // An error before the image is gone.
-            let now = agent_version(&agent)?;
-            if *had == now && image.record.cmdline == arguments.what.cmdline() {
-                return Ok(());
-            }
-        } else {
+        let is_current = match &image.record.agent {
+            None => true,
+            // An error comes before the image is removed.
+            Some(had) => agent_version(&agent)? == *had && image.record.cmdline == arguments.what.cmdline(),
+        };
+        if is_current {
             return Ok(());
         }
         drop(image);
