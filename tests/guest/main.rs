@@ -171,7 +171,7 @@ pub fn account(line: Line, name: &str, found: u64, wanted: u64) -> Line {
     line.number(name, found)
 }
 
-/// Whether a count is not what it has to be.
+/// Whether any count was wrong.
 pub fn failed() -> bool {
     FAILED.load(Ordering::Relaxed)
 }

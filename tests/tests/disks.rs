@@ -332,7 +332,7 @@ fn a_discard_gives_room_back_and_a_read_only_disk_takes_no_write() {
     vm.kill();
 }
 
-/// A disk of ext4 whose init writes to the console what it finds on its root, and to its root.
+/// An ext4 disk whose init prints a file of the root to the console, and writes another file to the root.
 fn bootable_disk(scratch: &Scratch, contents: &Path) -> PathBuf {
     let root = scratch.join("root");
     for folder in ["bin", "sbin", "dev", "proc", "sys"] {

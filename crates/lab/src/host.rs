@@ -317,10 +317,10 @@ impl Host {
         }
     }
 
-    /// Writes the registers of its CPUs to a file beside its console, for whoever looks for the fault.
+    /// Writes the registers of its CPUs to a file beside its console.
     fn keep_registers(&self) {
         let text = qmp::registers(&self.monitor, self.cpus).unwrap_or_else(|error| error.chain());
-        // The lab's end is told all the same.
+        // An error here must not hide the silence itself.
         let _ = fs::write(self.console.with_extension("registers"), text);
     }
 
