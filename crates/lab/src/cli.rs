@@ -179,7 +179,10 @@ fn run_command(
     command: Vec<OsString>,
 ) -> Result<ExitCode, LabError> {
     let started = Instant::now();
-    let mut lab = Lab::start(spec, &claim.directory)?;
+    let mut lab = Lab::start(spec, claim)?;
+    for why in &lab.false_starts {
+        eprintln!("mirrorball: {why}");
+    }
     eprintln!(
         "mirrorball: the lab is up after {:.1} s",
         started.elapsed().as_secs_f64()

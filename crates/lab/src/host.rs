@@ -19,11 +19,15 @@ use crate::kernel::{self, Kernel};
 use crate::links::{self, Links};
 use crate::module::{self, Module};
 use crate::qemu::{self, Machine};
+use crate::registry::Claim;
 use crate::session::Door;
 use crate::{clock, initramfs, qmp, registry};
 
 /// How long a host may take to come up; measured 5 s on 2 idle cores.
 const UP_MAX: Duration = Duration::from_secs(60);
+/// How many times a lab starts again whose host does not come up or dies before. An emulated host hangs at its start now and then, and
+/// no program has run in it yet.
+const FALSE_STARTS_MAX: usize = 1;
 /// Lines of the console that go with the error of a host that hangs.
 const HANG_LINES: usize = 60;
 
@@ -33,6 +37,8 @@ pub struct Lab {
     pub hosts: Vec<Host>,
     /// The networks between them.
     pub links: Links,
+    /// Why the lab had to start again, each time.
+    pub false_starts: Vec<String>,
     directory: PathBuf,
     /// Consoles are kept for a person to read.
     keep: bool,
@@ -53,10 +59,35 @@ pub struct Host {
 }
 
 impl Lab {
-    /// Starts every host of `spec` and waits until all are up. Consoles go to `directory`.
+    /// Starts every host of `spec` and waits until all are up. Consoles go to the directory of `claim`.
     ///
     /// Call it from a thread that lives as long as the lab: the hosts die with it.
-    pub fn start(spec: &LabSpec, directory: &Path) -> Result<Self, LabError> {
+    pub fn start(spec: &LabSpec, claim: &Claim) -> Result<Self, LabError> {
+        let mut false_starts = Vec::new();
+        loop {
+            match Self::start_once(spec, &claim.directory) {
+                Ok(mut lab) => {
+                    lab.false_starts = false_starts;
+                    return Ok(lab);
+                }
+                Err(error @ (LabError::NotUp { .. } | LabError::Died { .. }))
+                    if false_starts.len() < FALSE_STARTS_MAX =>
+                {
+                    let kept = claim.set_aside(&error.chain())?;
+                    let first = error.to_string();
+                    let first = first.lines().next().unwrap_or_default();
+                    let first = first.split("; its console").next().unwrap_or(first);
+                    false_starts.push(format!(
+                        "{first}; the lab starts again (the console is in {})",
+                        kept.display()
+                    ));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn start_once(spec: &LabSpec, directory: &Path) -> Result<Self, LabError> {
         if std::env::var_os(crate::IN_LAB_VARIABLE).is_some() {
             return Err(LabError::InLab);
         }
@@ -75,6 +106,7 @@ impl Lab {
         let mut lab = Self {
             hosts: Vec::new(),
             links,
+            false_starts: Vec::new(),
             directory: directory.to_path_buf(),
             keep: false,
         };
@@ -94,6 +126,7 @@ impl Lab {
         for index in 0..lab.hosts.len() {
             if let Err(error) = lab.hosts[index].wait_up(deadline) {
                 lab.keep = true;
+                lab.hosts[index].keep_registers();
                 return Err(error);
             }
         }

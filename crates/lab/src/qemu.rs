@@ -54,10 +54,17 @@ pub const SPARE_CPUS: u16 = 1;
 /// without a lock (`do_vmexit`), and an interrupt that comes in between is lost. A lost tick of a periodic timer
 /// costs 4 ms; a timer that is set anew by its own interrupt never comes again, and what waits for it on that CPU hangs.
 ///
+/// `maxcpus=1` starts the kernel on the first CPU; [`crate::init`] brings the others online when the drivers are loaded. Two faults
+/// hang a host that starts on all its CPUs. The kernel patches its code many times while it starts (`sched_clock_tick` of each
+/// tick among it), and a CPU that runs such code meanwhile can keep a translation of the patch's breakpoint (see `init/kvm.rs`).
+/// And QEMU 7.2 gives all CPUs a new memory map at once, where a driver enables a device, but has each forget addresses
+/// of the old one later: until then a CPU's access to its interrupt controller can go to another device, and an interrupt whose
+/// end is lost so blocks those after it for ever.
+///
 /// A host that is stuck for 40 s all the same dies, with the stacks of all CPUs on the console, instead of going on until a
 /// limit.
 const COMMAND_LINE: &str = "console=ttyS0 panic=-1 quiet tsc=reliable no_timer_check random.trust_cpu=on \
-                            8250.nr_uarts=1 cryptomgr.notests mitigations=off highres=off nohz=off \
+                            8250.nr_uarts=1 maxcpus=1 cryptomgr.notests mitigations=off highres=off nohz=off \
                             softlockup_panic=1 softlockup_all_cpu_backtrace=1 watchdog_thresh=20";
 
 /// A host's CPU. QEMU emulates a string instruction step by step: without the flags of fast byte strings the host and its

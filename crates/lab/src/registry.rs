@@ -196,6 +196,34 @@ impl Claim {
         let _ = fs::remove_file(self.directory.join("state.json"));
         let _ = fs::write(self.directory.join("died"), why);
     }
+
+    /// Moves the files of a lab that did not come up to a directory of their own, which is kept as long as a dead lab's, and
+    /// returns it.
+    pub fn set_aside(&self, why: &str) -> Result<PathBuf, LabError> {
+        let labs = labs()?;
+        // The prefix keeps it out of the list of dead labs: this one goes on.
+        let name = |number: u32| labs.join(format!("{RUN_PREFIX}{}-start-{number}", std::process::id()));
+        let kept = (1..).map(name).find(|path| !path.exists());
+        let kept = kept.expect("numbers do not run out");
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&kept)
+            .on("make", &kept)?;
+        // First, so that nobody takes the directory for a dead lab's.
+        let died = kept.join("died");
+        fs::write(&died, why).on("write", &died)?;
+        for entry in fs::read_dir(&self.directory)
+            .on("read", &self.directory)?
+            .flatten()
+        {
+            if entry.file_name() != "lock" {
+                let path = entry.path();
+                fs::rename(&path, kept.join(entry.file_name())).on("move", &path)?;
+            }
+        }
+        Ok(kept)
+    }
 }
 
 /// Why the last lab of that name died, if it did and no other was started since.

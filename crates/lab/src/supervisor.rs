@@ -32,8 +32,8 @@ struct Order {
 /// What a supervisor answers.
 #[derive(Serialize, Deserialize)]
 enum Answer {
-    /// The lab is up.
-    Up,
+    /// The lab is up; why it had to start again before, each time.
+    Up(Vec<String>),
     /// Another supervisor has the name.
     Running,
     /// Why it could not be started.
@@ -83,7 +83,7 @@ pub fn start(name: &str, spec: &LabSpec, idle: Option<Duration>) -> Result<Entry
         output.read_to_string(&mut text).map_err(failed)?;
     }
     match serde_json::from_str(&text) {
-        Ok(Answer::Up) => {}
+        Ok(Answer::Up(false_starts)) => false_starts.iter().for_each(|why| eprintln!("mirrorball: {why}")),
         Ok(Answer::Running) => return Err(LabError::Running(name.into())),
         Ok(Answer::Failed(reason)) => return Err(LabError::Supervisor(reason)),
         Err(_) => {
@@ -157,7 +157,7 @@ fn tell(answer: &Answer) -> bool {
 }
 
 fn run(order: &Order, claim: &Claim) -> Result<(), LabError> {
-    let mut lab = Lab::start(&order.spec, &claim.directory)?;
+    let mut lab = Lab::start(&order.spec, claim)?;
     control::serve(&claim.directory, lab.links.clone())?;
     claim.publish(&Entry {
         name: order.name.clone(),
@@ -170,7 +170,7 @@ fn run(order: &Order, claim: &Claim) -> Result<(), LabError> {
         program: ProgramId::own()?,
     })?;
     // A lab whose start was interrupted is nobody's: an automatic one ends for want of use, any other now.
-    if !tell(&Answer::Up) && order.idle_s.is_none() {
+    if !tell(&Answer::Up(lab.false_starts.clone())) && order.idle_s.is_none() {
         return Ok(());
     }
     let sessions = registry::sessions(&order.name)?;

@@ -43,7 +43,6 @@ fn start() -> Result<(), Failure> {
     mounts::basic()?;
     // As systemd does, for whoever raises the soft limit.
     setrlimit(Resource::RLIMIT_NOFILE, 1024, OPEN_FILES_MAX)?;
-    leave_spare_cpus()?;
     // Opened before the root changes.
     let modules = boot
         .modules
@@ -51,7 +50,10 @@ fn start() -> Result<(), Failure> {
         .map(Loadable::open)
         .collect::<Result<Vec<_>, _>>()?;
     let (first, rest) = modules.split_at(boot.modules_to_mount.min(modules.len()));
+    // With the drivers of the devices on the first CPU alone, for which see the kernel's command line.
     first.iter().try_for_each(Loadable::load)?;
+    bring_cpus_online()?;
+    leave_spare_cpus()?;
     set_clock(boot.time_s);
     nix::unistd::sethostname(&boot.name)?;
     // What the root does not need is loaded by another CPU meanwhile.
@@ -108,6 +110,19 @@ impl Loadable {
             Err(error) => Err(format!("module {}: {error}", self.name).into()),
         }
     }
+}
+
+/// Brings the CPUs online that the kernel was started without.
+fn bring_cpus_online() -> Result<(), Failure> {
+    for number in 1.. {
+        let online = format!("/sys/devices/system/cpu/cpu{number}/online");
+        match fs::write(&online, "1") {
+            Ok(()) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => break,
+            Err(error) => return Err(format!("{online}: {error}").into()),
+        }
+    }
+    Ok(())
 }
 
 /// Keeps this process, and with it every process of this host, off the CPUs that guests break.

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 
@@ -67,4 +68,35 @@ fn a_host_that_hangs_is_told_apart_long_before_the_limit() {
     stderr.read_to_string(&mut text).unwrap();
     assert_eq!(run.wait().unwrap().code(), Some(125), "{text}");
     assert!(text.contains("has not answered for 3s"), "{text}");
+}
+
+#[test]
+fn a_lab_whose_host_dies_while_it_starts_starts_again() {
+    let _turn = turn();
+    let mut command = program(&["run", "--limit", "140", "--", "echo", "it", "ran"]);
+    let run = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let pattern = format!("run-{}/", run.id());
+    let begun = Instant::now();
+    let first = loop {
+        if let [first] = hosts(&pattern)[..] {
+            break first;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60), "no host has started");
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    // The lab asks QEMU itself something first.
+    std::thread::sleep(Duration::from_secs(2));
+    kill(first, Signal::SIGKILL).unwrap();
+    let output = run.wait_with_output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        stderr.contains("(signal: 9 (SIGKILL)); the lab starts again"),
+        "{stderr}"
+    );
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
+    assert_eq!(output.stdout, b"it ran\n", "{stderr}");
 }

@@ -134,7 +134,14 @@ impl<'a> Lane<'a> {
         };
         let lab_start_s = if is_new { lab.start_s } else { 0.0 };
         let (start, cpu) = (Instant::now(), lab.cpu_s());
-        let run = lab.run(words, start, limit);
+        let said_at_start: Vec<_> = lab.errors.try_iter().map(|line| (0.0, line)).collect();
+        let mut run = lab.run(words, start, limit);
+        run.0.splice(
+            0..0,
+            said_at_start
+                .into_iter()
+                .filter(|(_, line)| line.contains(FALSE_START)),
+        );
         let host_cpu_s = lab.cpu_s() - cpu;
         if !matches!(run.1, End::Exited(0)) {
             // The failure may have left processes or files that disturb the next program.
@@ -150,7 +157,18 @@ impl<'a> Lane<'a> {
     }
 }
 
+/// What a line contains by which `mirrorball lab` reports that a host did not come up.
+const FALSE_START: &str = "; the lab starts again";
+
 impl Run {
+    /// Number of labs that had to start again, the tests' own included.
+    pub fn false_starts(&self) -> usize {
+        self.lines
+            .iter()
+            .filter(|(_, line)| line.contains(FALSE_START))
+            .count()
+    }
+
     fn without_start(since: Instant, what: &str, error: &str) -> Self {
         Self {
             lines: Vec::new(),

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use crate::lane::End;
+use crate::lane::{End, Run};
 use crate::left_out::Allowed;
 use crate::output::{Test, Verdict};
 use crate::schedule::{Again, Outcome};
@@ -113,7 +113,8 @@ impl Report {
         // Each retry before the last one lost its lab.
         let between = self.outcomes.iter().filter_map(|outcome| outcome.again.as_ref());
         let between: usize = between.map(|again| again.tries - 1).sum();
-        between + runs.filter(|run| matches!(run.end, End::LabLost(_))).count()
+        let in_run = |run: &Run| run.false_starts() + usize::from(matches!(run.end, End::LabLost(_)));
+        between + runs.map(in_run).sum::<usize>()
     }
 
     fn minutes(&self) -> f64 {
