@@ -18,7 +18,6 @@ use crate::lab::{Lab, SILENCE};
 /// How long the home may take to know of the other's end, and to end.
 const END_LIMIT: Duration = Duration::from_secs(60);
 const SENT_BYTES: usize = 128 << 10;
-const PORT: &str = "7000";
 const SHA256_CHARACTERS: usize = 64;
 
 /// A writer and a reader, both ways.
@@ -33,51 +32,53 @@ fn roomy() -> &'static str {
     if in_campaign() { "640M" } else { "256M" }
 }
 
-/// The checksum of a file, as a process on a CPU reads it.
+/// A command for the checksum of a file.
+fn sum(file: &str) -> String {
+    format!("sha256sum <{file} | cut -c -{SHA256_CHARACTERS}")
+}
+
 #[track_caller]
-fn sum(guest: &Guest, cpu: usize, file: &str) -> String {
-    let sum = guest.sh(cpu, &format!("sha256sum <{file}"));
-    let sum = sum.split(' ').next().unwrap_or_default().to_owned();
-    assert_eq!(sum.len(), SHA256_CHARACTERS, "{sum}");
-    sum
+fn expect_sums<'a>(sums: impl IntoIterator<Item = &'a String>) {
+    for sum in sums {
+        let is_sum = sum.len() == SHA256_CHARACTERS && sum.bytes().all(|byte| byte.is_ascii_hexdigit());
+        assert!(is_sum, "{sum:?}");
+    }
 }
 
 /// So many times 32 KiB written on each writer's CPU, read on its reader's.
 #[track_caller]
 fn each_reads_what_another_wrote(guest: &Guest, ways: &[(usize, usize)], blocks: usize) {
-    for (writer, reader) in ways.iter().copied() {
-        guest.sh(
-            writer,
-            &format!("dd if=/dev/urandom of=/tmp/data bs=32k count={blocks} 2>/dev/null"),
-        );
-        let written = sum(guest, writer, "/tmp/data");
-        assert_eq!(
-            sum(guest, reader, "/tmp/data"),
-            written,
-            "written on CPU {writer}"
-        );
-        guest.told(&format!(
-            "CPU {reader} has read the {} KiB that CPU {writer} wrote",
-            blocks * 32
-        ));
+    let write = format!("dd if=/dev/urandom of=/tmp/data bs=32k count={blocks} 2>/dev/null");
+    let steps = ways.iter().flat_map(|(writer, reader)| {
+        let sum = || sum("/tmp/data");
+        [(*writer, write.clone()), (*writer, sum()), (*reader, sum())]
+    });
+    let said = guest.steps(&steps.collect::<Vec<_>>());
+    for (said, (writer, reader)) in said.chunks(3).zip(ways) {
+        expect_sums(&said[1..]);
+        assert_eq!(said[2], said[1], "written on CPU {writer}, read on CPU {reader}");
     }
+    guest.told(&format!("{blocks} blocks of 32 KiB have gone each of {ways:?}"));
 }
 
 /// Files on the disk, one written by each CPU, and read from the disk again by both; their checksums.
 #[track_caller]
 fn the_disk_serves_both(guest: &Guest) -> [String; 2] {
-    guest.sh(0, "mkdir -p /mnt; mount -t ext4 /dev/vda /mnt");
-    let written = [0, 1].map(|cpu| {
+    let write = |cpu: usize| {
         let file = format!("/mnt/file{cpu}");
-        guest.sh(
-            cpu,
-            &format!("dd if=/dev/urandom of={file} bs=32k count=8 conv=fsync 2>/dev/null; sync"),
-        );
-        sum(guest, cpu, &file)
-    });
+        let write = format!("dd if=/dev/urandom of={file} bs=32k count=8 conv=fsync 2>/dev/null; sync");
+        (cpu, format!("{write}; {}", sum(&file)))
+    };
+    let said = guest.steps(&[
+        (0, "mkdir -p /mnt; mount -t ext4 /dev/vda /mnt".to_owned()),
+        write(0),
+        write(1),
+        // What is read after this comes from the disk.
+        (1, "umount /mnt; mount -t ext4 /dev/vda /mnt".to_owned()),
+    ]);
+    let written = [said[1].clone(), said[2].clone()];
+    expect_sums(&written);
     assert_ne!(written[0], written[1]);
-    // What is read now comes from the disk.
-    guest.sh(1, "umount /mnt; mount -t ext4 /dev/vda /mnt");
     the_files_are(guest, &written);
     guest.told("both CPUs have written to the disk and read from it");
     written
@@ -85,34 +86,41 @@ fn the_disk_serves_both(guest: &Guest) -> [String; 2] {
 
 #[track_caller]
 fn the_files_are(guest: &Guest, written: &[String; 2]) {
-    for (writer, reader) in [WAYS[0], WAYS[1], (0, 0), (1, 1)] {
-        let read = sum(guest, reader, &format!("/mnt/file{writer}"));
-        assert_eq!(read, written[writer], "CPU {writer}'s file on CPU {reader}");
+    let each = [WAYS[0], WAYS[1], (0, 0), (1, 1)];
+    let read = guest.steps(&each.map(|(writer, reader)| (reader, sum(&format!("/mnt/file{writer}")))));
+    for ((writer, reader), read) in each.iter().zip(read) {
+        assert_eq!(read, written[*writer], "CPU {writer}'s file on CPU {reader}");
     }
 }
 
-/// Bytes to and from a program on alpha.
+/// Bytes to and from programs on alpha, by each CPU.
 #[track_caller]
 fn the_network_serves_both(lab: &Lab, guest: &Guest) {
     let tool = guest_tests::command::built("guest-tool");
     let tool = tool.to_str().expect("UTF-8");
-    let address = format!("{ALPHA}:{PORT}");
     let bytes = repetitions(SENT_BYTES).to_string();
-    for cpu in [0, 1] {
+    let mut peers = Vec::new();
+    let mut steps = Vec::new();
+    for (cpu, ports) in [(0, ["7000", "7001"]), (1, ["7002", "7003"])] {
         let seed = (30 + cpu).to_string();
+        let [to, from] = ports.map(|port| format!("{ALPHA}:{port}"));
         for (there, here) in [
-            (&["receive", PORT][..], &["send", &address, &seed, &bytes][..]),
-            (&["serve", PORT, &seed, &bytes], &["fetch", &address]),
+            (&["receive", ports[0]][..], format!("send {to} {seed} {bytes}")),
+            (&["serve", ports[1], &seed, &bytes], format!("fetch {from}")),
         ] {
             let mut peer = lab.exec("alpha", &[&[tool], there].concat()).spawn();
             peer.wait_for("listening", Duration::from_secs(30));
-            let said = guest.on(cpu, &[&[TOOL], here].concat());
-            let told = peer.wait().expect(0).text();
-            assert_eq!(told.lines().last(), Some(said.as_str()), "{here:?} on CPU {cpu}");
-            assert!(said.ends_with(&format!("-{bytes}")), "{said}");
+            peers.push(peer);
+            steps.push((cpu, format!("{TOOL} {here}")));
         }
-        guest.told(&format!("CPU {cpu} has sent and received"));
     }
+    let said = guest.steps(&steps);
+    for ((peer, said), (cpu, here)) in peers.into_iter().zip(&said).zip(&steps) {
+        let told = peer.wait().expect(0).text();
+        assert_eq!(told.lines().last(), Some(said.as_str()), "{here} on CPU {cpu}");
+        assert!(said.ends_with(&format!("-{bytes}")), "{said}");
+    }
+    guest.told("both CPUs have sent and received");
 }
 
 /// Processes on all CPUs at the same time.
@@ -133,10 +141,12 @@ fn processes_come_and_go(guest: &Guest) {
 fn threads_meet(guest: &Guest) {
     let cpus = &guest.cpus.to_string();
     let [seconds, hand_overs] = [3, 50].map(|full| repetitions(full).to_string());
-    for work in [&["ipi", cpus, &seconds][..], &["clock", cpus, &hand_overs]] {
-        let said = guest.sh(0, &format!("{TOOL} {}", work.join(" ")));
-        guest.told(&format!("{work:?}: {said}"));
-    }
+    let works = [
+        format!("ipi {cpus} {seconds}"),
+        format!("clock {cpus} {hand_overs}"),
+    ];
+    let said = guest.steps(&works.clone().map(|work| (0, format!("{TOOL} {work}"))));
+    guest.told(&format!("{works:?}: {said:?}"));
 }
 
 /// What is told of its memory, of the shard on each host.

@@ -29,8 +29,10 @@ const PREFIX: &str = "/mirrorball/cells/";
 const LIVES: &str = "/mirrorball/lives/";
 /// How long an entry outlasts its cell's last word to etcd, at least; three times as long as a cell may be silent.
 const LEASE_SECONDS_MIN: u64 = 5;
-/// Between two looks at who lives.
+/// Time between two looks at who lives, at least.
 pub const LOOK: Duration = Duration::from_millis(100);
+/// A cell looks so many times in the time for which another one may be silent.
+const LOOKS_IN_SILENCE: u64 = 20;
 
 /// The cells that live, and their lives.
 pub type Members = BTreeMap<u16, u32>;
@@ -50,6 +52,7 @@ pub struct Membership {
     etcd: Etcd,
     lease: Lease,
     lease_seconds: u64,
+    look: Duration,
     /// Who this is.
     pub me: CellId,
     /// Who else lives.
@@ -78,6 +81,7 @@ impl Membership {
                         etcd,
                         lease,
                         lease_seconds,
+                        look: look(site.silence_ms),
                         me,
                         members,
                     };
@@ -91,7 +95,7 @@ impl Membership {
         let mut member = Member::new(self.me, self.lease, &self.members);
         let mut begun = Instant::now();
         loop {
-            match suspects.recv_timeout(LOOK) {
+            match suspects.recv_timeout(self.look) {
                 Ok(cell) => member.suspect(cell),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
@@ -109,6 +113,12 @@ impl Membership {
 /// How long an entry outlasts its cell's last word to etcd.
 pub fn lease_seconds(silence_ms: u64) -> u64 {
     LEASE_SECONDS_MIN.max(3 * silence_ms / 1000)
+}
+
+/// Time between two looks at who lives. Each costs etcd a read that its members agree on, and a cell that may be silent for long
+/// is not missed sooner by more of them.
+pub fn look(silence_ms: u64) -> Duration {
+    LOOK.max(Duration::from_millis(silence_ms / LOOKS_IN_SILENCE))
 }
 
 fn ask(etcd: &Etcd, question: Question<Lease>, lease_seconds: u64) -> io::Result<Answer<Lease>> {

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use cell::cluster::link::PATIENCE;
 use cell::cluster::membership::member::{Answer, Joining, Member, Progress, Question};
-use cell::cluster::membership::{LOOK, Members, News};
+use cell::cluster::membership::{LOOK, Members, News, look};
 use protocol::CellId;
 
 use super::network::HOP_NS;
-use super::{Event, Input, START_NS, World};
+use super::{Event, Input, SILENCE_MS, START_NS, World};
 use crate::etcd::Lease;
 use crate::{MILLISECOND, SECOND, Time, nanos};
 
@@ -49,7 +49,7 @@ impl Watch {
         Self {
             member: Member::new(me, lease, members),
             begun: now,
-            due: Some(now + nanos(LOOK)),
+            due: Some(now + nanos(look(SILENCE_MS))),
         }
     }
 }
@@ -107,7 +107,7 @@ impl World {
                 match watch.member.question() {
                     Some(question) => self.ask(asker, question, 0),
                     None => {
-                        let at = now + nanos(LOOK);
+                        let at = now + nanos(look(SILENCE_MS));
                         watch.due = Some(at);
                         self.queue.put(at, Event::Round(cell));
                     }
@@ -131,7 +131,8 @@ impl World {
             Progress::In(me, lease, members) => {
                 self.joiners.remove(&number);
                 self.begin(me, Some(Watch::new(me, lease, &members, self.now)));
-                self.queue.put(self.now + nanos(LOOK), Event::Round(me));
+                self.queue
+                    .put(self.now + nanos(look(SILENCE_MS)), Event::Round(me));
                 let others = members
                     .into_iter()
                     .filter(|(other, _)| !self.are_near(number, *other));

@@ -128,3 +128,9 @@ fn without_etcd_nobody_dies_and_who_joins_waits() {
     assert_eq!(news.recv_timeout(LIMIT), Ok(News::Over(victim)));
     assert_eq!(joined.recv_timeout(LIMIT), Ok(CellId { number: 2, life: 1 }));
 }
+
+#[test]
+fn a_cell_looks_less_often_where_silence_may_last_long() {
+    assert_eq!(look(200), LOOK);
+    assert_eq!(look(20_000), Duration::from_secs(1));
+}
