@@ -8,7 +8,7 @@ TARGET := x86_64-unknown-linux-gnu
 OUT := $(or $(CARGO_TARGET_DIR),target)/$(TARGET)/release
 MIRRORBALL := $(OUT)/mirrorball
 
-.PHONY: help build demo demo-span demo-hosts test campaign lint sim sim-million bench bench-sharing bench-channels bench-hosts bench-span bench-dsm bench-coherent bench-compile bench-model fuzz clean
+.PHONY: help build program demo demo-span demo-hosts test campaign lint sim sim-million bench bench-sharing bench-channels bench-hosts bench-span bench-dsm bench-coherent bench-compile bench-model fuzz clean
 
 help:
 	@echo "make build   compile (2 to 4 min)           make demo   four Debian VMs compile a C program (first time 6 min)"
@@ -33,15 +33,20 @@ build:
 	@scripts/setup.sh build
 	cargo build --release --locked
 
-demo: build
+# What a demo runs and no more. The whole workspace decides the features of crates, so that `build` compiles none of them again.
+program:
+	@scripts/setup.sh build
+	cargo build --release --locked --workspace --bin mirrorball --bin mirrorball-agent
+
+demo: program
 	@scripts/setup.sh run
 	scripts/demo.sh $(MIRRORBALL)
 
-demo-span: build
+demo-span: program
 	@scripts/setup.sh run
 	scripts/demo-span.sh $(MIRRORBALL)
 
-demo-hosts: build
+demo-hosts: program
 	@scripts/setup.sh run test
 	scripts/demo-hosts.sh $(MIRRORBALL)
 
