@@ -278,7 +278,8 @@ pub struct Traces {
 
 impl Traces {
     pub fn of(lab: &Lab, host: &str) -> Self {
-        let list = "for p in /proc/[0-9]*; do tr '\\0' ' ' <$p/cmdline; echo; done 2>/dev/null | \
+        // By few programs: each takes a fifth of a second to start on a lab host.
+        let list = "sed -s 's/\\x00/ /g' /proc/[0-9]*/cmdline 2>/dev/null | \
                     grep -aE '^mirrorball (monitor|part-monitor) |^[^ ]+ shard $' | sort; \
                     sed -n 's/^Shmem: *\\([0-9]*\\) kB$/\\1/p' /proc/meminfo";
         let said = lab.shell(host, list);
