@@ -47,6 +47,19 @@ mod tests {
         assert_eq!(place(&rooms, 1, 2048 << 20), None);
     }
 
+    #[test]
+    fn load_is_vcpus_for_each_cpu_with_those_of_the_vm() {
+        assert_eq!(place(&[room(0, 1, 0, 64), room(1, 4, 1, 64)], 1, 0), Some(1));
+        assert_eq!(place(&[room(0, 4, 3, 64), room(1, 5, 5, 64)], 1, 0), Some(0));
+    }
+
+    #[test]
+    fn of_equal_load_a_byte_more_of_memory_decides() {
+        let mut rooms = [0, 1].map(|cell| room(cell, 2, 0, 1 << 20));
+        rooms[1].free_bytes += 1;
+        assert_eq!(place(&rooms, 1, 0), Some(1));
+    }
+
     proptest! {
         /// VMs of one size, one after another: equal cells differ by one at most.
         #[test]

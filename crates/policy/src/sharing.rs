@@ -133,4 +133,35 @@ mod tests {
             Way::Deferred { run_pages_min: 2 }
         );
     }
+
+    #[test]
+    fn memory_is_short_and_scarce_below_its_figures_and_not_at_them() {
+        let way = |available_permille| {
+            adaptive(Situation {
+                users: 1,
+                available_permille,
+            })
+        };
+        let at_read = |run_pages_min| Way::AtRead { run_pages_min };
+        assert_eq!(way(SCARCE_PERMILLE - 1), at_read(1));
+        assert_eq!(way(SCARCE_PERMILLE), at_read(RUN_PAGES_SHORT));
+        assert_eq!(way(SHORT_PERMILLE - 1), at_read(RUN_PAGES_SHORT));
+        assert_eq!(way(SHORT_PERMILLE), Way::Remember);
+    }
+
+    #[test]
+    fn copies_are_replaced_later_in_the_runs_that_the_way_asks_for() {
+        assert_eq!(Way::Remember.run_pages_min_later(), None);
+        assert_eq!(Way::Deferred { run_pages_min: 2 }.run_pages_min_later(), Some(2));
+        assert_eq!(Way::AtRead { run_pages_min: 8 }.run_pages_min_later(), Some(1));
+    }
+
+    #[test]
+    fn mappings_are_trimmed_above_half_of_the_limit_and_a_64th_above_the_last_time() {
+        assert_eq!([500, 501].map(|mappings| trims(mappings, 0, 1000)), [false, true]);
+        assert_eq!(
+            [614, 615].map(|mappings| trims(mappings, 600, 1000)),
+            [false, true]
+        );
+    }
 }

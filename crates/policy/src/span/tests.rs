@@ -118,6 +118,12 @@ fn of_many_cells_a_small_idle_one_is_seen_too() {
     assert_eq!(choose(&rooms, 2, 512 * MIB), Some(vec![11]));
 }
 
+#[test]
+fn load_is_vcpus_for_each_cpu_with_those_of_the_vm() {
+    let rooms = [room(0, 1, 0, 1024), room(1, 4, 1, 1024)];
+    assert_eq!(choose(&rooms, 1, 64 * MIB), Some(vec![1]));
+}
+
 fn rooms(cells: impl Into<proptest::collection::SizeRange>) -> impl Strategy<Value = Vec<Room>> {
     let any_room = (0..9_u32, 0..20_u32, 0..3000_u64);
     prop::collection::vec(any_room, cells).prop_map(|rooms| {
