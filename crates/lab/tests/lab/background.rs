@@ -5,6 +5,8 @@ use crate::command::{Ended, directory, lab};
 /// A background lab that is ended however the test ends.
 pub struct Background {
     pub name: String,
+    /// Whether a host did not come up at first.
+    pub started_again: bool,
 }
 
 impl Background {
@@ -13,13 +15,15 @@ impl Background {
         let place = tempfile::tempdir().unwrap();
         let file = place.path().join("lab.toml");
         std::fs::write(&file, text).unwrap();
-        let running = Self {
+        let mut running = Self {
             name: format!("test-{}", std::process::id()),
+            started_again: false,
         };
         let up = Ended::of(lab(&["up", file.to_str().unwrap(), "--name", &running.name]));
         let up = up.expect(0);
         assert!(up.stderr.contains("is up after"), "no time is told: {up}");
         eprint!("{}", up.stderr);
+        running.started_again = up.stderr.contains("the lab starts again");
         running
     }
 

@@ -53,6 +53,37 @@ fn talk(running: &Background, server: &str, client: &str) -> String {
     answer
 }
 
+/// So many labs a campaign starts, one after the other; a landing starts one.
+const LABS_IN_CAMPAIGN: usize = 100;
+/// Programs that come and go on each CPU at the same time.
+const WORK: &str = "for cpu in $(seq $(nproc)); do \
+    (i=0; while [ $i -lt 50 ]; do i=$((i+1)); /bin/true; done) & done; wait; echo done";
+
+/// The emulation loses a host now and then: a campaign counts how often.
+#[test]
+fn lab_after_lab_comes_up_and_works() {
+    let _turn = turn();
+    let in_campaign = std::env::var_os("MIRRORBALL_CAMPAIGN").is_some();
+    let count = if in_campaign { LABS_IN_CAMPAIGN } else { 1 };
+    let mut lost = Vec::new();
+    for number in 1..=count {
+        let works = std::panic::catch_unwind(|| {
+            let running = Background::up(LAB);
+            for host in ["left", "right"] {
+                assert_eq!(running.on(host, &["sh", "-c", WORK]), "done\n");
+            }
+            talk(&running, "left", "right");
+            // At a landing the test runner counts it.
+            assert!(!in_campaign || !running.started_again, "a host did not come up");
+        });
+        if works.is_err() {
+            lost.push(number);
+        }
+        eprintln!("{number} labs, lost: {lost:?}");
+    }
+    assert!(lost.is_empty(), "lost of {count} labs: {lost:?}");
+}
+
 #[test]
 fn two_hosts_have_their_nodes_their_network_and_shared_memory() {
     let _turn = turn();
