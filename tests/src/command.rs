@@ -109,6 +109,14 @@ impl Call {
             .stderr(Stdio::piped());
         // Its own group: a limit kills what it started, too.
         self.command.process_group(0);
+        // A shell that starts the tests in the background has them ignore Ctrl-C, and what they start would, too.
+        // SAFETY: signal is async-signal-safe, and the default action runs no code of this process.
+        unsafe {
+            self.command.pre_exec(|| {
+                libc::signal(libc::SIGINT, libc::SIG_DFL);
+                Ok(())
+            });
+        }
         let started = self.command.spawn();
         let mut child = started.unwrap_or_else(|error| panic!("can't start {line}: {error}"));
         let mut stdin = child.stdin.take().expect("piped");
