@@ -118,4 +118,18 @@ mod tests {
             assert!(text.parse::<PortForward>().is_err(), "{text:?}");
         }
     }
+
+    #[test]
+    fn the_error_says_what_is_wrong_with_a_port() {
+        for (text, what) in [
+            ("65536:1", "ports end at 65535"),
+            ("1:99999999999", "ports end at 65535"),
+            (":1", "a port is a number"),
+            ("6553x:1", "a port is a number"),
+            ("0:1", "port 0 is none"),
+        ] {
+            let error = text.parse::<PortForward>().unwrap_err().to_string();
+            assert!(error.contains(what), "{text:?}: {error}");
+        }
+    }
 }

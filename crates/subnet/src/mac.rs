@@ -49,6 +49,11 @@ mod tests {
     }
 
     #[test]
+    fn an_address_is_the_same_in_each_release() {
+        assert_eq!(mac_address("web", 1), [0x22, 0x79, 0x3e, 0xf0, 0x8b, 0x0a]);
+    }
+
+    #[test]
     fn only_a_cards_address_is_read() {
         assert_eq!(
             parse_mac("52:54:00:12:34:aF").unwrap(),
