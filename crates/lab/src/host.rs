@@ -25,8 +25,8 @@ use crate::{clock, initramfs, qmp, registry};
 
 /// How long a host may take to come up; measured 5 s on 2 idle cores.
 const UP_MAX: Duration = Duration::from_secs(60);
-/// How many times a lab starts again whose host does not come up or dies before. An emulated host hangs at its start now and then, and
-/// no program has run in it yet.
+/// Maximum number of restarts of a lab in which a host hangs or dies before it is up. Emulated hosts sometimes hang there,
+/// and no program has run in them yet.
 const FALSE_STARTS_MAX: usize = 1;
 /// Lines of the console that go with the error of a host that hangs.
 const HANG_LINES: usize = 60;
@@ -70,19 +70,25 @@ impl Lab {
                     lab.false_starts = false_starts;
                     return Ok(lab);
                 }
-                Err(error @ (LabError::NotUp { .. } | LabError::Died { .. }))
-                    if false_starts.len() < FALSE_STARTS_MAX =>
-                {
+                Err(error) => {
+                    let why = match &error {
+                        LabError::NotUp { host, limit, .. } => {
+                            format!("host {host} was not up after {limit:?}")
+                        }
+                        LabError::Died { host, status, .. } => {
+                            format!("host {host} ended by itself ({status})")
+                        }
+                        _ => return Err(error),
+                    };
+                    if false_starts.len() == FALSE_STARTS_MAX {
+                        return Err(error);
+                    }
                     let kept = claim.set_aside(&error.chain())?;
-                    let first = error.to_string();
-                    let first = first.lines().next().unwrap_or_default();
-                    let first = first.split("; its console").next().unwrap_or(first);
                     false_starts.push(format!(
-                        "{first}; the lab starts again (the console is in {})",
+                        "{why}; the lab starts again (console: {})",
                         kept.display()
                     ));
                 }
-                Err(error) => return Err(error),
             }
         }
     }

@@ -59,12 +59,14 @@ pub fn cache() -> Result<PathBuf, LabError> {
         _ => PathBuf::from(format!("/tmp/.cache-{}", nix::unistd::geteuid())),
     };
     let path = base.join("mirrorball/lab");
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(&path)
-        .on("make", &path)?;
+    make_private(&path)?;
     Ok(path)
+}
+
+/// Makes a directory, and those above it, for this user alone.
+fn make_private(path: &Path) -> Result<(), LabError> {
+    let mut builder = fs::DirBuilder::new();
+    builder.recursive(true).mode(0o700).create(path).on("make", path)
 }
 
 /// Where images are, whose files never change; made when missing, so that a running lab sees images built later.
@@ -107,11 +109,7 @@ pub fn claim(name: &str) -> Result<Claim, LabError> {
     // Whoever looks whether the lab runs holds the lock for a moment, and a pruner may remove the directory again.
     let mut tries_left = 10;
     let lock = loop {
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&directory)
-            .on("make", &directory)?;
+        make_private(&directory)?;
         match lock(&directory.join("lock"), FlockArg::LockExclusiveNonblock) {
             Ok(Some(lock)) => break lock,
             result if tries_left == 0 => {
@@ -205,11 +203,7 @@ impl Claim {
         let name = |number: u32| labs.join(format!("{RUN_PREFIX}{}-start-{number}", std::process::id()));
         let kept = (1..).map(name).find(|path| !path.exists());
         let kept = kept.expect("numbers do not run out");
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&kept)
-            .on("make", &kept)?;
+        make_private(&kept)?;
         // First, so that nobody takes the directory for a dead lab's.
         let died = kept.join("died");
         fs::write(&died, why).on("write", &died)?;

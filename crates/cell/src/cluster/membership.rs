@@ -29,9 +29,9 @@ const PREFIX: &str = "/mirrorball/cells/";
 const LIVES: &str = "/mirrorball/lives/";
 /// How long an entry outlasts its cell's last word to etcd, at least; three times as long as a cell may be silent.
 const LEASE_SECONDS_MIN: u64 = 5;
-/// Time between two looks at who lives, at least.
+/// Minimum interval between two reads of the members.
 pub const LOOK: Duration = Duration::from_millis(100);
-/// A cell looks so many times in the time for which another one may be silent.
+/// Number of reads of the members in the silence that a cell is allowed.
 const LOOKS_IN_SILENCE: u64 = 20;
 
 /// The cells that live, and their lives.
@@ -115,8 +115,8 @@ pub fn lease_seconds(silence_ms: u64) -> u64 {
     LEASE_SECONDS_MIN.max(3 * silence_ms / 1000)
 }
 
-/// Time between two looks at who lives. Each costs etcd a read that its members agree on, and a cell that may be silent for long
-/// is not missed sooner by more of them.
+/// Interval between two reads of the members. Each costs etcd a linearizable read, and more of them detect no death sooner
+/// where a long silence is allowed.
 pub fn look(silence_ms: u64) -> Duration {
     LOOK.max(Duration::from_millis(silence_ms / LOOKS_IN_SILENCE))
 }

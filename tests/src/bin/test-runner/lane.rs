@@ -157,7 +157,7 @@ impl<'a> Lane<'a> {
     }
 }
 
-/// What a line contains by which `mirrorball lab` reports that a host did not come up.
+/// Part of the line by which `mirrorball lab` reports a restart.
 const FALSE_START: &str = "; the lab starts again";
 
 impl Run {
