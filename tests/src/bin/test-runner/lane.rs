@@ -81,8 +81,11 @@ impl<'a> Lane<'a> {
 
     /// Runs a program with these arguments.
     pub fn run(&mut self, program: &Program, arguments: &[String], limit: Duration) -> Run {
-        let words = std::iter::once(program.path.display().to_string());
-        let words: Vec<String> = words.chain(arguments.iter().cloned()).collect();
+        let words = match program.words() {
+            Ok(words) => words,
+            Err(error) => return Run::without_start(Instant::now(), &program.name, &error),
+        };
+        let words: Vec<String> = words.into_iter().chain(arguments.iter().cloned()).collect();
         match program.place {
             Place::Lab(shape) => self.run_in_lab(shape, &words, limit),
             Place::Unit | Place::Here | Place::OwnLabs => self.run_here(&words, limit),

@@ -15,6 +15,7 @@ mod programs;
 mod report;
 mod schedule;
 mod specification;
+mod user;
 mod worker;
 
 use std::path::PathBuf;
@@ -53,8 +54,11 @@ fn options() -> Result<Options, String> {
 }
 
 fn main() -> ExitCode {
-    if std::env::args().nth(1).as_deref() == Some(worker::ARGUMENT) {
-        return worker::serve(std::io::stdin().lock());
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    match words.first().map(String::as_str) {
+        Some(worker::ARGUMENT) => return worker::serve(std::io::stdin().lock()),
+        Some(kind @ (user::ARGUMENT | user::WITHOUT_NAMESPACES)) => return user::serve(kind, &words[1..]),
+        _ => {}
     }
     BEGUN.get_or_init(Instant::now);
     match options().and_then(|options| run(&options)) {

@@ -5,6 +5,8 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
+use crate::user;
+
 /// The place where a program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
@@ -40,6 +42,28 @@ impl Shape {
     }
 }
 
+/// The rights with which a program runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rights {
+    /// The runner's own, which are root's.
+    Own,
+    /// An ordinary user's.
+    User,
+    /// An ordinary user's on a host that refuses user namespaces.
+    UserWithoutNamespaces,
+}
+
+impl Rights {
+    /// The argument by which the runner starts a program with these rights.
+    pub fn argument(self) -> Option<&'static str> {
+        match self {
+            Self::Own => None,
+            Self::User => Some(user::ARGUMENT),
+            Self::UserWithoutNamespaces => Some(user::WITHOUT_NAMESPACES),
+        }
+    }
+}
+
 /// One test program.
 #[derive(Clone, Debug)]
 pub struct Program {
@@ -51,6 +75,20 @@ pub struct Program {
     pub path: PathBuf,
     /// The place where it runs.
     pub place: Place,
+    /// The rights with which it runs.
+    pub rights: Rights,
+}
+
+impl Program {
+    /// The command that runs it with its rights.
+    pub fn words(&self) -> Result<Vec<String>, String> {
+        let mut words = vec![self.path.display().to_string()];
+        if let Some(argument) = self.rights.argument() {
+            let own = std::env::current_exe().map_err(|error| error.to_string())?;
+            words.splice(0..0, [own.display().to_string(), argument.to_owned()]);
+        }
+        Ok(words)
+    }
 }
 
 /// Guest programs that make clusters, or bind memory to a node.
@@ -64,6 +102,21 @@ const WITH_NODES: &[&str] = &[
     "span",
     "underway",
 ];
+/// Guest programs that run as an ordinary user. The others change the host, or look into the processes of root.
+const AS_USER: &[&str] = &[
+    "clones",
+    "control",
+    "disks",
+    "endings",
+    "isolation",
+    "overlays",
+    "pci",
+    "pmem",
+    "sharing",
+    "vcpus",
+];
+/// Those that run a second time where user namespaces are refused.
+const ALSO_WITHOUT_NAMESPACES: &[&str] = &["overlays", "pmem", "vcpus"];
 /// CPUs that four cells need.
 const CPUS_OF_FOUR_CELLS: usize = 4;
 
@@ -79,6 +132,8 @@ pub fn guests_run_here(mirrorball: &Path) -> bool {
 /// The test programs among cargo's messages, in their order.
 pub fn find(messages: &str, emulated: bool) -> Result<Vec<Program>, String> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    // Commands in a lab host are root's.
+    let is_root = emulated || nix::unistd::geteuid().is_root();
     let mut programs = Vec::new();
     for line in messages.lines().filter(|line| line.starts_with('{')) {
         let message: Value =
@@ -86,7 +141,18 @@ pub fn find(messages: &str, emulated: bool) -> Result<Vec<Program>, String> {
         if message["profile"]["test"] == true
             && let Some(path) = message["executable"].as_str()
         {
-            programs.push(program(&message, path, emulated, cpus)?);
+            let mut program = program(&message, path, emulated, cpus)?;
+            if is_root && program.place != Place::Unit && AS_USER.contains(&program.name.as_str()) {
+                program.rights = Rights::User;
+                if ALSO_WITHOUT_NAMESPACES.contains(&program.name.as_str()) {
+                    programs.push(Program {
+                        name: format!("{} without namespaces", program.name),
+                        rights: Rights::UserWithoutNamespaces,
+                        ..program.clone()
+                    });
+                }
+            }
+            programs.push(program);
         }
     }
     if programs.is_empty() {
@@ -139,6 +205,7 @@ fn program(message: &Value, path: &str, emulated: bool, cpus: usize) -> Result<P
         prefix,
         path: path.into(),
         place,
+        rights: Rights::Own,
     })
 }
 
@@ -202,6 +269,33 @@ mod tests {
             ]
         );
         assert_eq!(find(&messages, false).expect("programs")[0].place, Place::Here);
+    }
+
+    #[test]
+    fn guest_programs_that_do_not_test_root_run_as_a_user() {
+        let messages = [
+            message("tests", "test", "pmem"),
+            message("tests", "test", "moves"),
+            message("crates/cell", "lib", "cell"),
+        ]
+        .join("\n");
+        let found = find(&messages, true).expect("programs");
+        let rights: Vec<_> = found
+            .iter()
+            .map(|program| (program.name.as_str(), program.rights))
+            .collect();
+        assert_eq!(
+            rights,
+            [
+                ("pmem without namespaces", Rights::UserWithoutNamespaces),
+                ("pmem", Rights::User),
+                ("moves", Rights::Own),
+                ("cell", Rights::Own),
+            ]
+        );
+        let words = found[1].words().expect("the runner has a path");
+        assert_eq!(words[1..], [user::ARGUMENT, "/deps/pmem-0"]);
+        assert_eq!(found[2].words().expect("a path"), ["/deps/moves-0"]);
     }
 
     #[test]

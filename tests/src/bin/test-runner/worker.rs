@@ -5,7 +5,7 @@
 
 use std::io::BufRead;
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode, ExitStatus, Stdio};
 
 /// The argument that makes this program a worker.
 pub const ARGUMENT: &str = "--worker";
@@ -38,12 +38,17 @@ pub fn status(words: &[String]) -> i32 {
         Ok(stdout) => command.stderr(stdout),
         Err(_) => command.stderr(Stdio::inherit()),
     };
-    match command.status() {
+    ended(command.status(), &words[0])
+}
+
+/// The exit status of a program, 128 plus the signal that killed it, or 127 for one that could not start.
+pub fn ended(status: std::io::Result<ExitStatus>, program: &str) -> i32 {
+    match status {
         Ok(status) => status
             .code()
             .unwrap_or_else(|| 128 + status.signal().unwrap_or(0)),
         Err(error) => {
-            println!("test-runner: {}: {error}", words[0]);
+            println!("test-runner: {program}: {error}");
             127
         }
     }
