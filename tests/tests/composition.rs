@@ -1,11 +1,15 @@
 //! Risk: sharing works by itself, and not together with huge pages, the balloon, a clone or a disk of another mode.
 
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use guest_tests::command::Call;
 use guest_tests::pattern::Numbers;
+use guest_tests::repetitions::in_campaign;
 use guest_tests::{Scratch, Setting, Vm, VmFile, mirrorball, wait};
 
 const MIB: u64 = 1 << 20;
@@ -162,4 +166,116 @@ fn a_clone_keeps_what_its_parent_shared_and_the_balloon_takes_it_from_one() {
         wanted,
         "the clone's write shows in its parent"
     );
+}
+
+/// Moves random pages of a shard's largest mapping, the guest's memory, between the host's nodes 0 and 1 until it is dropped. Each
+/// move takes the pages away from the guest, which faults on its next access.
+struct PageMoves {
+    ends: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<usize>>,
+}
+
+impl PageMoves {
+    const AT_ONCE: usize = 256;
+
+    fn of(pid: u32, seed: u64) -> Self {
+        let memory = largest_mapping(pid);
+        let ends = Arc::new(AtomicBool::new(false));
+        let must_end = Arc::clone(&ends);
+        let thread = std::thread::spawn(move || {
+            let mut numbers = Numbers::new(seed);
+            let mut moved = 0;
+            while !must_end.load(Ordering::Relaxed) {
+                moved += Self::once(pid, &memory, &mut numbers);
+                std::thread::sleep(Duration::from_millis(numbers.below(50)));
+            }
+            moved
+        });
+        Self {
+            ends,
+            thread: Some(thread),
+        }
+    }
+
+    /// Returns the number of pages that are on the chosen node now. About half of them were on the other one. Pages that the guest
+    /// never touched are on none.
+    fn once(pid: u32, memory: &Range<u64>, numbers: &mut Numbers) -> usize {
+        let pages = (memory.end - memory.start) / PAGE_BYTES;
+        let page = |_| memory.start + numbers.below(pages) * PAGE_BYTES;
+        let pages: Vec<u64> = (0..Self::AT_ONCE).map(page).collect();
+        let nodes = [numbers.below(2) as i32; Self::AT_ONCE];
+        let mut status = [-1_i32; Self::AT_ONCE];
+        const MOVE_ALL: i32 = 4;
+        // SAFETY: the kernel reads and writes as many elements of the arrays as it is told; the pages are another process's.
+        let done = unsafe {
+            libc::syscall(
+                libc::SYS_move_pages,
+                pid,
+                Self::AT_ONCE,
+                pages.as_ptr(),
+                nodes.as_ptr(),
+                status.as_mut_ptr(),
+                MOVE_ALL,
+            )
+        };
+        assert!(
+            done >= 0,
+            "pages of process {pid} were not moved: {}",
+            std::io::Error::last_os_error()
+        );
+        status.iter().filter(|now| **now == nodes[0]).count()
+    }
+
+    /// Ends the moves. Returns the number of pages that were on their node after a move.
+    fn end(mut self) -> usize {
+        self.ends.store(true, Ordering::Relaxed);
+        let thread = self.thread.take().expect("it ends once");
+        thread.join().expect("all pages may be moved")
+    }
+}
+
+/// The addresses of the largest mapping of a process.
+fn largest_mapping(pid: u32) -> Range<u64> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("the shard runs");
+    let ranges = maps
+        .lines()
+        .filter(|line| line.contains("rw-s"))
+        .filter_map(|line| {
+            let (start, end) = line.split(' ').next()?.split_once('-')?;
+            let address = |text| u64::from_str_radix(text, 16).ok();
+            Some(address(start)?..address(end)?)
+        });
+    ranges
+        .max_by_key(|range| range.end - range.start)
+        .expect("a guest has memory")
+}
+
+impl Drop for PageMoves {
+    fn drop(&mut self) {
+        self.ends.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Guests whose pages the host takes away at random times run on. A campaign counts 100 such guests: memory that is paged out
+/// or moved needs it.
+#[test]
+fn guest_runs_on_while_the_host_takes_its_pages_away() {
+    const RUNS: u64 = 100;
+    const LOAD_S: &str = "6";
+    let scratch = Scratch::new("taken");
+    for run in 0..if in_campaign() { RUNS } else { 1 } {
+        let vm = VmFile::new(&format!("taken-{run}"))
+            .memory("256M")
+            .cpus(2)
+            .start(&scratch);
+        vm.add_tool();
+        let boot = vm.boot_id();
+        let moves = PageMoves::of(vm.shard(), run);
+        let load = vm.tool(&["churn", "2", LOAD_S]).limit(LIMIT).ok().text();
+        let moved = moves.end();
+        println!("seed {run}: {moved} pages; {}", load.trim());
+        assert!(moved >= 200, "only {moved} pages in {LOAD_S} s");
+        assert_eq!(vm.boot_id(), boot, "the guest has booted anew");
+        vm.kill();
+    }
 }
