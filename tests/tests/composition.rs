@@ -274,7 +274,7 @@ fn guest_runs_on_while_the_host_takes_its_pages_away() {
         let load = vm.tool(&["churn", "2", LOAD_S]).limit(LIMIT).ok().text();
         let moved = moves.end();
         println!("seed {run}: {moved} pages; {}", load.trim());
-        assert!(moved >= 200, "only {moved} pages in {LOAD_S} s");
+        assert!(moved >= 50, "only {moved} pages in {LOAD_S} s");
         assert_eq!(vm.boot_id(), boot, "the guest has booted anew");
         vm.kill();
     }
