@@ -8,7 +8,7 @@ TARGET := x86_64-unknown-linux-gnu
 OUT := $(or $(CARGO_TARGET_DIR),target)/$(TARGET)/release
 MIRRORBALL := $(OUT)/mirrorball
 
-.PHONY: help build program demo demo-span demo-hosts test campaign mutants lint sim sim-million bench bench-sharing bench-channels bench-hosts bench-span bench-dsm bench-coherent bench-compile bench-model fuzz clean
+.PHONY: help build program demo demo-span demo-hosts test campaign mutants sanitize lint sim sim-million bench bench-sharing bench-channels bench-hosts bench-span bench-dsm bench-coherent bench-compile bench-model fuzz clean
 
 help:
 	@echo "make build   compile (2 to 4 min)           make demo   four Debian VMs compile a C program (first time 6 min)"
@@ -18,6 +18,7 @@ help:
 	@echo "make lint    formatting and clippy, of the fuzz targets too (3 to 5 min on 2 cores)"
 	@echo "make campaign NAME=moves   one test program with its full number of repetitions, its result in docs/results"
 	@echo "make mutants CRATE=apic   60 changes to one crate, and which its tests don't notice (2 to 30 min)"
+	@echo "make sanitize   unit tests of the crates with unsafe code, under the address sanitizer (15 min on 2 busy cores)"
 	@echo "make bench   timings against QEMU (8 min)   make fuzz   each fuzz target for a minute"
 	@echo "make sim     clusters in virtual time, for a minute"
 	@echo "make sim-million   10^6 stories of the protocols by themselves (10 to 15 min)"
@@ -62,6 +63,10 @@ campaign: build
 mutants:
 	@scripts/setup.sh build
 	scripts/mutants.sh "$(CRATE)"
+
+sanitize:
+	@scripts/setup.sh build
+	scripts/sanitize.sh
 
 lint:
 	@scripts/setup.sh build fuzz
