@@ -16,7 +16,7 @@ use std::time::Instant;
 
 pub use connect::connect_vsock;
 pub use exec::{exec, output};
-pub use file::{get, put};
+pub use file::{Copied, get, put};
 pub use terminal::{RawMode, window_size};
 
 use crate::protocol::{Frame, Identity, Kind, Ready, Request};

@@ -89,6 +89,9 @@ pub struct Ready {
     /// Get: the file's size in bytes, when it has one (files of `/proc` have none).
     #[serde(default)]
     pub size: Option<u64>,
+    /// Get: the file's permission bits.
+    #[serde(default)]
+    pub mode: Option<u32>,
 }
 
 /// The end of a file's data.

@@ -55,12 +55,12 @@ fn first(wire: &mut Wire) -> io::Result<Option<Request>> {
 
 fn obey(wire: &mut Wire, request: Request) -> io::Result<()> {
     match request {
-        Request::Ping => ready(wire, None)?,
+        Request::Ping => ready(wire)?,
         Request::Exec(request) => exec::serve(wire, &request)?,
         Request::Put { path, name, mode } => file::receive(wire, &path, &name, mode)?,
         Request::Get { path } => file::send(wire, &path)?,
         Request::Identify(identity) => match identity::assume(&identity) {
-            Ok(()) => ready(wire, None)?,
+            Ok(()) => ready(wire)?,
             Err(error) => return refuse(wire, &error.to_string()),
         },
     }
@@ -68,12 +68,18 @@ fn obey(wire: &mut Wire, request: Request) -> io::Result<()> {
     Ok(())
 }
 
-fn ready(wire: &Wire, size: Option<u64>) -> io::Result<()> {
+fn ready(wire: &Wire) -> io::Result<()> {
+    ready_to_send(wire, None, None)
+}
+
+/// Agrees to send a file of this size and with these permission bits.
+fn ready_to_send(wire: &Wire, size: Option<u64>, mode: Option<u32>) -> io::Result<()> {
     wire.send_json(
         Kind::Ready,
         &Ready {
             version: crate::VERSION.into(),
             size,
+            mode,
         },
     )
 }

@@ -254,9 +254,7 @@ fn manifest(directory: &Path) -> Result<Manifest, SnapshotError> {
 pub fn record(directory: &Path, runs: &[(u64, u64)]) -> io::Result<()> {
     let path = directory.join(WORKING_SET);
     let set = union(working_set(directory).unwrap_or_default(), runs);
-    let new = directory.join(format!("{WORKING_SET}.{}", std::process::id()));
-    fs::write(&new, serde_json::to_vec(&set)?)?;
-    fs::rename(new, path)
+    hostfiles::replace_file(&path, hostfiles::private::FILE_MODE, &serde_json::to_vec(&set)?)
 }
 
 /// The working set, if one was recorded and is whole.

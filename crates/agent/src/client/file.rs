@@ -71,21 +71,31 @@ pub fn put(
     }
 }
 
-/// Copies a guest's file into `target`; `progress` is called with the bytes so far. Returns the bytes copied.
-/// Refused when the file is larger than the room the target's file system has.
+/// A file that was copied from a guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Copied {
+    /// Its length.
+    pub bytes: u64,
+    /// What its owner, its group and others may do with it in the guest. An agent of an older image does not say, and then only
+    /// the owner reads and writes it.
+    pub mode: u32,
+}
+
+/// Copies a guest's file into `target`; `progress` is called with the bytes so far. Refused when the file is larger than the
+/// room the target's file system has.
 pub fn get(
     stream: impl Stream,
     path: &str,
-    target: &mut File,
+    mut target: &File,
     progress: &mut dyn FnMut(u64),
-) -> Result<u64, ClientError> {
+) -> Result<Copied, ClientError> {
     let local = |source| ClientError::Local {
         what: "can't write the copied file",
         source,
     };
     let mut wire = Wire::new(&stream)?;
     let ready = open(&mut wire, &Request::Get { path: path.into() })?;
-    let room = fstatvfs(&*target).map_err(|error| local(error.into()))?;
+    let room = fstatvfs(target).map_err(|error| local(error.into()))?;
     let room = room.blocks_available().saturating_mul(room.fragment_size());
     let limit = ready.size.unwrap_or(room);
     if limit > room {
@@ -117,7 +127,8 @@ pub fn get(
                 if end.bytes != bytes || end.sha256 != hex(&hash.finalize()) {
                     return Err(ClientError::Protocol("the file's checksum is wrong".into()));
                 }
-                return Ok(bytes);
+                let mode = ready.mode.unwrap_or(0o600) & 0o777;
+                return Ok(Copied { bytes, mode });
             }
             kind => return Err(ClientError::Protocol(format!("unexpected {kind:?} frame"))),
         }

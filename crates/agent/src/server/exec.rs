@@ -191,7 +191,7 @@ impl Session {
 
     /// Moves bytes until the program has ended and its output is sent; `None` when the client is gone.
     fn pump(&mut self, wire: &mut Wire) -> io::Result<Option<ExitStatus>> {
-        ready(wire, None)?;
+        ready(wire)?;
         let mut outgoing: Vec<u8> = Vec::new();
         let mut status: Option<(ExitStatus, Instant)> = None;
         loop {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use sha2::{Digest, Sha256};
 
-use super::{ready, refuse};
+use super::{ready, ready_to_send, refuse};
 use crate::client::hex;
 use crate::protocol::{End, Kind};
 use crate::wire::Wire;
@@ -19,7 +19,7 @@ pub(super) fn receive(wire: &mut Wire, path: &str, name: &str, mode: u32) -> io:
         Ok(incoming) => incoming,
         Err(reason) => return refuse(wire, &reason),
     };
-    ready(wire, None)?;
+    ready(wire)?;
     loop {
         // A client may take as long as it likes; one that dies closes the connection.
         let Some(frame) = wire.wait_frame(None)? else {
@@ -144,8 +144,9 @@ pub(super) fn send(wire: &mut Wire, path: &str) -> io::Result<()> {
         Err(reason) => return refuse(wire, &reason),
     };
     // Files of /proc and the like say 0 and have more.
-    let size = Some(file.metadata()?.len()).filter(|&size| size > 0);
-    ready(wire, size)?;
+    let about = file.metadata()?;
+    let size = Some(about.len()).filter(|&size| size > 0);
+    ready_to_send(wire, size, Some(about.permissions().mode() & 0o7777))?;
     let mut buffer = vec![0; 32 << 10];
     let mut hash = Sha256::new();
     let mut bytes = 0u64;

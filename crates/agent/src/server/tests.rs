@@ -7,9 +7,11 @@ use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use sha2::{Digest, Sha256};
+
 use super::serve;
-use crate::client::{self, ClientError};
-use crate::protocol::{ExecRequest, ExitStatus, FRAME_BYTES_MAX, Kind, Request, WindowSize, frame};
+use crate::client::{self, ClientError, hex};
+use crate::protocol::{End, ExecRequest, ExitStatus, FRAME_BYTES_MAX, Kind, Request, WindowSize, frame};
 
 fn connect() -> UnixStream {
     let (ours, theirs) = UnixStream::pair().unwrap();
@@ -237,15 +239,38 @@ fn a_file_goes_there_and_back_unchanged() {
     );
     let back = directory.path().join("back");
     let mut target = File::create(&back).unwrap();
-    client::get(connect(), arrived.to_str().unwrap(), &mut target, &mut |_| {}).unwrap();
+    let copied = client::get(connect(), arrived.to_str().unwrap(), &mut target, &mut |_| {}).unwrap();
     assert!(fs::read(&back).unwrap() == content);
+    assert_eq!((copied.bytes, copied.mode), (content.len() as u64, 0o751));
+}
+
+#[test]
+fn a_copied_file_is_never_set_user_id_and_private_when_the_agent_does_not_say_its_mode() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("program");
+    fs::write(&path, "x").unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o6755)).unwrap();
+    let mut target = tempfile::tempfile().unwrap();
+    let copied = client::get(connect(), path.to_str().unwrap(), &mut target, &mut |_| {}).unwrap();
+    assert_eq!(copied.mode, 0o755);
+    let mut bytes = ready();
+    frame::encode_json(
+        Kind::End,
+        &End {
+            bytes: 0,
+            sha256: hex(&Sha256::digest(b"")),
+        },
+        &mut bytes,
+    );
+    let copied = client::get(liar(bytes, true), "/x", &mut target, &mut |_| {}).unwrap();
+    assert_eq!(copied.mode, 0o600);
 }
 
 #[test]
 fn files_without_a_size_are_read_to_their_end() {
     let mut target = tempfile::tempfile().unwrap();
-    let bytes = client::get(connect(), "/proc/self/status", &mut target, &mut |_| {}).unwrap();
-    assert!(bytes > 100);
+    let copied = client::get(connect(), "/proc/self/status", &mut target, &mut |_| {}).unwrap();
+    assert!(copied.bytes > 100);
 }
 
 #[test]

@@ -19,7 +19,7 @@ use super::DiskError;
 
 /// How a file is shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Share {
+pub(crate) enum Share {
     /// With others who only read.
     Shared,
     /// With nobody.
@@ -28,7 +28,7 @@ pub(super) enum Share {
 
 /// The announcement of a held lock. The lock itself lives as long as the open file and its copies.
 #[derive(Debug)]
-pub(super) struct Lock {
+pub(crate) struct Lock {
     _announcement: Option<UnixDatagram>,
 }
 
@@ -54,7 +54,7 @@ const CLAIMED_MAX: Duration = Duration::from_millis(500);
 const RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Takes the lock or says who holds it.
-pub(super) fn take(path: &Path, file: &File, share: Share, vm: &str) -> Result<Lock, DiskError> {
+pub(crate) fn take(path: &Path, file: &File, share: Share, vm: &str) -> Result<Lock, DiskError> {
     let operation = match share {
         Share::Shared => libc::LOCK_SH,
         Share::Exclusive => libc::LOCK_EX,
@@ -226,25 +226,9 @@ fn holders_of(file: &File) -> Vec<Holder> {
         return announced;
     }
     // Not one of ours, or one in another network namespace: the kernel's table still knows the process.
-    let inode = format!(":{}", metadata.ino());
-    let table = std::fs::read_to_string("/proc/locks").unwrap_or_default();
-    let device = format!(
-        "{:02x}:{:02x}",
-        libc::major(metadata.dev()),
-        libc::minor(metadata.dev())
-    );
-    table
-        .lines()
-        .filter_map(|line| {
-            let words: Vec<_> = line.split_whitespace().collect();
-            let at = words
-                .iter()
-                .position(|word| *word == format!("{device}{inode}"))?;
-            let pid = words.get(at.checked_sub(1)?)?.parse().ok()?;
-            Some(Holder {
-                vm: String::new(),
-                pid,
-            })
-        })
-        .collect()
+    let unnamed = |pid| Holder {
+        vm: String::new(),
+        pid,
+    };
+    hostfiles::lock::holders(file).into_iter().map(unnamed).collect()
 }

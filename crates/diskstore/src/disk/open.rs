@@ -227,26 +227,12 @@ impl<'a> Chain<'a> {
     }
 }
 
-/// Makes an overlay that appears whole or not at all: complete under another name first. That name is reused by the
-/// next attempt if this one is killed.
+/// Makes an overlay that appears whole or not at all.
 fn make_overlay(overlay: &Path, size: u64, base: &Path, layer: &Layer) -> std::io::Result<()> {
-    let mut name = overlay.file_name().unwrap_or_default().to_owned();
-    name.push(".new");
-    let unfinished = overlay.with_file_name(name);
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&unfinished)?;
-    Stamp::of(layer.file.as_fd())?.record(&file);
-    qcow2::create_overlay(file.try_clone()?, size, base, layer.format)
-        .and_then(|()| file.sync_all())
-        .and_then(|()| std::fs::rename(&unfinished, overlay))
-        .inspect_err(|_| {
-            let _ = std::fs::remove_file(&unfinished);
-        })
+    let new = hostfiles::Unfinished::beside(overlay)?;
+    Stamp::of(layer.file.as_fd())?.record(new.file());
+    qcow2::create_overlay(new.file().try_clone()?, size, base, layer.format)?;
+    new.replace()
 }
 
 /// What a qcow2 file stands on: the path, and the format it records for it.

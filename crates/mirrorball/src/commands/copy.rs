@@ -1,9 +1,11 @@
 //! `mirrorball cp`: files into a VM and out of it.
 
-use std::fs::File;
+use std::fs::{File, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::ExitCode;
 
+use hostfiles::{Unfinished, private};
 use indicatif::{ProgressBar, ProgressStyle};
 use miette::{Result, miette};
 
@@ -73,12 +75,14 @@ fn get(vm: &str, path: &str, target: &Path) -> Result<ExitCode> {
     } else {
         target.to_owned()
     };
+    if target.metadata().is_ok_and(|about| !about.is_file()) {
+        return Err(miette!(
+            help = "name a file that may be replaced, or a directory",
+            "{}: not a regular file",
+            target.display()
+        ));
+    }
     let agent = guest::connect(vm, &folder, guest::answer_limit(&folder))?;
-    // Under another name until it is whole.
-    let part = target.with_file_name(format!(
-        ".{}.part",
-        target.file_name().unwrap_or_default().to_string_lossy()
-    ));
     let failed = |error| {
         miette!(
             help = "name a place that this user may write",
@@ -86,16 +90,17 @@ fn get(vm: &str, path: &str, target: &Path) -> Result<ExitCode> {
             target.display()
         )
     };
-    let mut file = File::create(&part).map_err(failed)?;
+    let new = Unfinished::beside(&target).map_err(failed)?;
     let bar = bar(0);
-    let copied = agent::client::get(agent, path, &mut file, &mut |bytes| bar.set_position(bytes));
+    let copied = agent::client::get(agent, path, new.file(), &mut |bytes| bar.set_position(bytes));
     bar.finish_and_clear();
-    if let Err(error) = copied {
-        // The copy failed; its remains are of no use.
-        let _ = std::fs::remove_file(&part);
-        return Err(guest::explain(vm, error));
-    }
-    std::fs::rename(&part, &target).map_err(failed)?;
+    let copied = copied.map_err(|error| guest::explain(vm, error))?;
+    // The guest chooses the bits, within those that this user gives to new files.
+    let mode = Permissions::from_mode(copied.mode & !private::umask());
+    new.file()
+        .set_permissions(mode)
+        .and_then(|()| new.replace())
+        .map_err(failed)?;
     Ok(ExitCode::SUCCESS)
 }
 

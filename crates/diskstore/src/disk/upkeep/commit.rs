@@ -126,12 +126,12 @@ fn into_base(path: &Path, said: Option<Format>, progress: Progress<'_>) -> Resul
     let emptied = Unfinished::begin(path).and_then(|new| {
         let bytes = overlay.header.cluster_bytes;
         qcow2::create(
-            new.file.try_clone()?,
+            new.file().try_clone()?,
             overlay.header.size,
             bytes,
             Some((name, base_format)),
         )?;
-        Stamp::of(base.layers[0].file.as_fd())?.record(&new.file);
+        Stamp::of(base.layers[0].file.as_fd())?.record(new.file());
         new.replace(&overlay.overlay.layers[0].file)
     });
     emptied.map_err(DiskError::io(path, "emptying it after the commit"))?;
@@ -174,13 +174,13 @@ fn into_new(
     let written = disk.store(0, true).and_then(|disk| {
         let new = Unfinished::begin(path)?;
         match format {
-            Format::Qcow2 => qcow2::create(new.file.try_clone()?, disk.size(), qcow2::CLUSTER_BYTES, None)?,
+            Format::Qcow2 => qcow2::create(new.file().try_clone()?, disk.size(), qcow2::CLUSTER_BYTES, None)?,
             _ => {
-                new.file.set_len(disk.size())?;
-                record_raw(&new.file);
+                new.file().set_len(disk.size())?;
+                record_raw(new.file());
             }
         }
-        let copy = assemble(vec![(new.file.try_clone()?, format)], false)?;
+        let copy = assemble(vec![(new.file().try_clone()?, format)], false)?;
         let written = copy_all(&*disk, &*copy, progress)?;
         copy.write_back()?;
         drop(copy);

@@ -86,7 +86,7 @@ fn rewrite(path: &Path, disk: &Idle, before_bytes: u64, progress: Progress<'_>) 
         .as_deref()
         .zip(disk.layers.get(1).map(|layer| layer.format));
     qcow2::create(
-        new.file.try_clone()?,
+        new.file().try_clone()?,
         own.header.size,
         own.header.cluster_bytes,
         backing,
@@ -95,7 +95,7 @@ fn rewrite(path: &Path, disk: &Idle, before_bytes: u64, progress: Progress<'_>) 
         1 => None,
         _ => Some(disk.store(1, true)?),
     };
-    let mut layers = vec![(new.file.try_clone()?, Format::Qcow2)];
+    let mut layers = vec![(new.file().try_clone()?, Format::Qcow2)];
     for layer in &disk.layers[1..] {
         layers.push((layer.file.try_clone()?, layer.format));
     }
@@ -103,8 +103,8 @@ fn rewrite(path: &Path, disk: &Idle, before_bytes: u64, progress: Progress<'_>) 
     copy_needed(&own, below.as_deref(), &*target, progress)?;
     target.write_back()?;
     drop(target);
-    new.file.sync_all()?;
-    let after_bytes = taken(&new.file)?;
+    new.file().sync_all()?;
+    let after_bytes = taken(new.file())?;
     if after_bytes >= before_bytes {
         return Ok(before_bytes);
     }

@@ -99,8 +99,7 @@ impl Overlays {
         let (_file, _lock) = open_locked(path, true, Share::Exclusive, "").map_err(stop_first)?;
         std::fs::remove_file(path).map_err(failed)?;
         if let Some(folder) = path.parent() {
-            // What a killed attempt to make an overlay left; then the directory, if nothing else is in it.
-            let _ = std::fs::remove_file(path.with_extension("qcow2.new"));
+            // The directory stays if something else is in it.
             let _ = std::fs::remove_dir(folder);
         }
         Ok(())

@@ -1,0 +1,216 @@
+//! Locks between processes that are waited for with a limit.
+//!
+//! The lock is `flock`: it belongs to an open file, and a crash releases it.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+pub use nix::fcntl::Flock;
+use nix::fcntl::FlockArg;
+
+/// How long a lock is waited for that no process holds for longer than a moment.
+pub const LIMIT: Duration = Duration::from_secs(10);
+/// The longest pause between two attempts. The first is a fortieth of it.
+const PAUSE_MAX: Duration = Duration::from_millis(40);
+
+/// The users of a lock at one time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Share {
+    /// Any number, as long as none has it exclusively.
+    Shared,
+    /// One.
+    Exclusive,
+}
+
+/// A lock that was not had within the limit.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{} has been locked for more than {} s by {holder}; help: wait until that process has ended, or end it, and try again",
+    path.display(),
+    limit.as_secs_f32()
+)]
+struct TimedOut {
+    path: PathBuf,
+    limit: Duration,
+    holder: Holders,
+}
+
+/// Processes that hold a lock, for people.
+#[derive(Debug)]
+struct Holders(Vec<u32>);
+
+impl fmt::Display for Holders {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("a process that this host does not name");
+        }
+        for (index, pid) in self.0.iter().enumerate() {
+            let comma = if index > 0 { ", " } else { "" };
+            match program(*pid) {
+                Some(program) => write!(f, "{comma}process {pid} ({program})")?,
+                None => write!(f, "{comma}a process that process {pid} started")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The name of a process's program; none when the process has ended.
+fn program(pid: u32) -> Option<String> {
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+    Some(name.chars().filter(|c| !c.is_control()).collect())
+}
+
+/// Takes the lock of `file`, which is at `path`.
+///
+/// # Errors
+/// `TimedOut` when it was not to be had within `limit`: the error names the holder.
+pub fn within(path: &Path, mut file: File, share: Share, limit: Duration) -> io::Result<Flock<File>> {
+    let start = Instant::now();
+    let mut pause = PAUSE_MAX / 40;
+    loop {
+        match attempt(file, share)? {
+            Attempt::Locked(lock) => return Ok(lock),
+            Attempt::Held(back) => file = back,
+        }
+        if start.elapsed() >= limit {
+            let error = TimedOut {
+                path: path.to_owned(),
+                limit,
+                holder: Holders(holders(&file)),
+            };
+            return Err(io::Error::new(io::ErrorKind::TimedOut, error));
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+/// Takes the lock of `file` if no process holds it now.
+pub fn at_once(file: File, share: Share) -> io::Result<Option<Flock<File>>> {
+    match attempt(file, share)? {
+        Attempt::Locked(lock) => Ok(Some(lock)),
+        Attempt::Held(_) => Ok(None),
+    }
+}
+
+enum Attempt {
+    Locked(Flock<File>),
+    Held(File),
+}
+
+fn attempt(mut file: File, share: Share) -> io::Result<Attempt> {
+    let how = match share {
+        Share::Shared => FlockArg::LockSharedNonblock,
+        Share::Exclusive => FlockArg::LockExclusiveNonblock,
+    };
+    loop {
+        match Flock::lock(file, how) {
+            Ok(lock) => return Ok(Attempt::Locked(lock)),
+            Err((back, Errno::EWOULDBLOCK)) => return Ok(Attempt::Held(back)),
+            Err((back, Errno::EINTR)) => file = back,
+            Err((_, error)) => return Err(error.into()),
+        }
+    }
+}
+
+/// The processes that hold locks of a file, as far as the kernel's table names them.
+pub fn holders(file: &File) -> Vec<u32> {
+    let Ok(about) = file.metadata() else {
+        return Vec::new();
+    };
+    let table = fs::read_to_string("/proc/locks").unwrap_or_default();
+    let file = (libc::major(about.dev()), libc::minor(about.dev()), about.ino());
+    holders_in(&table, file)
+}
+
+/// The processes in a table of locks that hold locks of the file with this device and inode.
+fn holders_in(table: &str, (major, minor, inode): (u32, u32, u64)) -> Vec<u32> {
+    let file = format!("{major:02x}:{minor:02x}:{inode}");
+    let holder = |line: &str| {
+        let words: Vec<_> = line.split_whitespace().collect();
+        // A line with an arrow is of a process that waits.
+        let waits = words.get(1) == Some(&"->");
+        let at = words.iter().position(|word| *word == file)?;
+        // A process of another PID namespace has the number 0.
+        let pid: u32 = words.get(at.checked_sub(1)?)?.parse().ok()?;
+        (!waits && pid > 0).then_some(pid)
+    };
+    let mut pids: Vec<u32> = table.lines().filter_map(holder).collect();
+    pids.dedup();
+    pids
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::private::lock_file;
+
+    #[test]
+    fn a_held_lock_is_an_error_within_the_limit_that_names_the_holder() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lock");
+        let held = within(&path, lock_file(&path).unwrap(), Share::Shared, LIMIT).unwrap();
+        let start = Instant::now();
+        let limit = Duration::from_millis(200);
+        let error = within(&path, lock_file(&path).unwrap(), Share::Exclusive, limit).unwrap_err();
+        assert!(start.elapsed() >= limit && start.elapsed() < LIMIT);
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        let text = error.to_string();
+        let holder = format!(
+            "process {} ({})",
+            std::process::id(),
+            program(std::process::id()).unwrap()
+        );
+        assert!(text.starts_with(&path.display().to_string()), "{text}");
+        assert!(text.contains(&holder) && text.contains("help: "), "{text}");
+        drop(held);
+        within(&path, lock_file(&path).unwrap(), Share::Exclusive, limit).unwrap();
+    }
+
+    #[test]
+    fn a_lock_that_becomes_free_is_taken() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lock");
+        let held = at_once(lock_file(&path).unwrap(), Share::Exclusive)
+            .unwrap()
+            .unwrap();
+        assert!(
+            at_once(lock_file(&path).unwrap(), Share::Shared)
+                .unwrap()
+                .is_none()
+        );
+        let holder = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(100));
+            drop(held);
+        });
+        within(&path, lock_file(&path).unwrap(), Share::Exclusive, LIMIT).unwrap();
+        holder.join().unwrap();
+    }
+
+    #[test]
+    fn holders_are_those_of_the_file_and_not_those_that_wait() {
+        let table = "1: FLOCK  ADVISORY  WRITE 700 00:1a:55 0 EOF\n\
+                     1: -> FLOCK  ADVISORY  WRITE 701 00:1a:55 0 EOF\n\
+                     2: FLOCK  ADVISORY  READ 702 00:1a:556 0 EOF\n\
+                     3: FLOCK  ADVISORY  READ 0 00:1a:55 0 EOF\n\
+                     4: POSIX  ADVISORY  READ 703 103:02:55 0 EOF\n";
+        assert_eq!(holders_in(table, (0, 0x1a, 55)), [700]);
+        assert_eq!(holders_in(table, (0x103, 2, 55)), [703]);
+        assert_eq!(holders_in(table, (0, 0x1a, 5)), []);
+    }
+
+    #[test]
+    fn a_holder_that_has_ended_is_not_given_a_name() {
+        assert_eq!(
+            Holders(vec![u32::MAX]).to_string(),
+            format!("a process that process {} started", u32::MAX)
+        );
+        assert!(Holders(Vec::new()).to_string().contains("does not name"));
+    }
+}

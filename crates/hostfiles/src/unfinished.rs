@@ -1,0 +1,428 @@
+//! Files that appear under their name whole or not at all.
+//!
+//! The directory is opened once, and all else is done relative to it: a directory that is renamed or replaced meanwhile leads
+//! nowhere else. The file has no name while it is written, where the file system can do that (`O_TMPFILE`). Elsewhere it has a
+//! random one that did not exist before. So a name that another user planted is neither followed nor written to.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{File, Permissions};
+use std::io::{self, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use nix::dir::Dir;
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, RenameFlags, openat, renameat, renameat2};
+use nix::sys::stat::{FileStat, Mode, fstat, fstatat};
+use nix::unistd::{UnlinkatFlags, geteuid, linkat, unlinkat};
+
+use crate::lock::{Share, at_once};
+
+/// What stands between the target's name and a random number in the name of an unfinished file.
+const MARK: &str = ".mirrorball-unfinished";
+/// Bytes of the target's name in the name of an unfinished file; a name has 255 bytes at most.
+const NAME_BYTES_MAX: usize = 200;
+/// Random names that are tried.
+const ATTEMPTS_MAX: u32 = 16;
+/// The age from which a file whose lock is free is the remains of a killed process. A young one may be locked in a moment.
+const REMAINS_AGE: Duration = Duration::from_secs(60);
+
+/// A file beside its target, private until it takes the target's name. Dropped before, it is removed.
+#[derive(Debug)]
+pub struct Unfinished {
+    file: File,
+    folder: OwnedFd,
+    /// Its present name, if it has one.
+    name: Option<OsString>,
+    target: OsString,
+}
+
+impl Unfinished {
+    /// Begins a file that is to be at `path`, in a directory that exists. Links above the last name are followed.
+    pub fn beside(path: &Path) -> io::Result<Self> {
+        let mut new = Self::begin(path, true);
+        if let Err(error) = &new
+            && has_no_nameless_files(error)
+        {
+            new = Self::begin(path, false);
+        }
+        new
+    }
+
+    fn begin(path: &Path, nameless: bool) -> io::Result<Self> {
+        let Some(target) = path.file_name() else {
+            let why = format!("{} does not end in the name of a file", path.display());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        };
+        let parent = path.parent().filter(|parent| *parent != Path::new(""));
+        let folder = open_folder(parent.unwrap_or(Path::new(".")))?;
+        remove_remains(&folder, target);
+        let new = match nameless {
+            true => Self {
+                file: open_in(&folder, OsStr::new("."), OFlag::O_TMPFILE)?,
+                folder,
+                name: None,
+                target: target.to_owned(),
+            },
+            false => Self::with_name(folder, target)?,
+        };
+        new.hold();
+        Ok(new)
+    }
+
+    fn with_name(folder: OwnedFd, target: &OsStr) -> io::Result<Self> {
+        let (file, name) = with_random_name(target, |name| {
+            open_in(&folder, name, OFlag::O_CREAT | OFlag::O_EXCL)
+        })?;
+        Ok(Self {
+            file,
+            folder,
+            name: Some(name),
+            target: target.to_owned(),
+        })
+    }
+
+    /// Holds the file's lock, by which others tell it from remains. Not every file system has locks.
+    fn hold(&self) {
+        // SAFETY: flock touches no memory.
+        unsafe { libc::flock(self.file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) };
+    }
+
+    /// The file, open to read and to write. Its mode is 0600.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// The user whose directory it is in.
+    pub fn folder_owner(&self) -> io::Result<u32> {
+        Ok(fstat(&self.folder)?.st_uid)
+    }
+
+    /// Whether the target's name is that of `file` itself, not of a link to it.
+    pub fn is_target(&self, file: &File) -> io::Result<bool> {
+        let about = file.metadata()?;
+        match stat_in(&self.folder, &self.target) {
+            Ok(found) => Ok((found.st_dev, found.st_ino) == (about.dev(), about.ino())),
+            Err(Errno::ENOENT) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Takes the target's name from the file that has it, if one has.
+    pub fn replace(mut self) -> io::Result<()> {
+        self.file.sync_all()?;
+        let name = match &self.name {
+            Some(name) => name.clone(),
+            None => {
+                let link = |name: &OsStr| self.link(name);
+                let ((), name) = with_random_name(&self.target, link)?;
+                self.name.insert(name).clone()
+            }
+        };
+        renameat(
+            &self.folder,
+            name.as_os_str(),
+            &self.folder,
+            self.target.as_os_str(),
+        )?;
+        self.name = None;
+        self.sync_folder();
+        Ok(())
+    }
+
+    /// Takes the target's name.
+    ///
+    /// # Errors
+    /// `AlreadyExists` when another file has the name.
+    pub fn publish_new(mut self) -> io::Result<()> {
+        self.file.sync_all()?;
+        match &self.name {
+            None => self.link(&self.target)?,
+            Some(name) => {
+                let (folder, from, to) = (&self.folder, name.as_os_str(), self.target.as_os_str());
+                match renameat2(folder, from, folder, to, RenameFlags::RENAME_NOREPLACE) {
+                    Ok(()) => self.name = None,
+                    // A network file system: a second name, and the first one goes when this is dropped.
+                    Err(Errno::EINVAL | Errno::ENOSYS) => {
+                        linkat(folder, from, folder, to, AtFlags::empty())?;
+                    }
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        }
+        self.sync_folder();
+        Ok(())
+    }
+
+    fn link(&self, name: &OsStr) -> io::Result<()> {
+        let own = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        linkat(
+            AT_FDCWD,
+            own.as_str(),
+            &self.folder,
+            name,
+            AtFlags::AT_SYMLINK_FOLLOW,
+        )?;
+        Ok(())
+    }
+
+    fn sync_folder(&self) {
+        // SAFETY: fsync touches no memory. A file system that cannot sync a directory has done what it can.
+        unsafe { libc::fsync(self.folder.as_raw_fd()) };
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        if let Some(name) = &self.name {
+            // What can't be removed now is removed by a later attempt.
+            let _ = unlinkat(&self.folder, name.as_os_str(), UnlinkatFlags::NoRemoveDir);
+        }
+    }
+}
+
+/// Puts a file with this mode and these bytes at `path`, in place of what is there.
+pub fn replace_file(path: &Path, mode: u32, bytes: &[u8]) -> io::Result<()> {
+    let new = Unfinished::beside(path)?;
+    new.file().write_all(bytes)?;
+    new.file().set_permissions(Permissions::from_mode(mode))?;
+    new.replace()
+}
+
+/// Whether an error of opening a file without a name means that the file system, or the kernel, has none.
+fn has_no_nameless_files(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EOPNOTSUPP | libc::EISDIR | libc::ENOENT | libc::EINVAL | libc::ENOSYS)
+    )
+}
+
+fn open_folder(path: &Path) -> io::Result<OwnedFd> {
+    let open = |how| {
+        openat(
+            AT_FDCWD,
+            path,
+            how | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC,
+            Mode::empty(),
+        )
+    };
+    let folder = match open(OFlag::O_RDONLY) {
+        // One in which this user may make files and not list them.
+        Err(Errno::EACCES) => open(OFlag::O_PATH),
+        folder => folder,
+    };
+    Ok(folder?)
+}
+
+fn open_in(folder: &OwnedFd, name: &OsStr, how: OFlag) -> io::Result<File> {
+    let how = how | OFlag::O_RDWR | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    Ok(openat(folder, name, how, Mode::S_IRUSR | Mode::S_IWUSR)?.into())
+}
+
+fn stat_in(folder: &OwnedFd, name: &OsStr) -> nix::Result<FileStat> {
+    fstatat(folder, name, AtFlags::AT_SYMLINK_NOFOLLOW)
+}
+
+/// The beginning of the names of unfinished files beside `target`.
+fn prefix(target: &OsStr) -> Vec<u8> {
+    let target = target.as_bytes();
+    let target = &target[..target.len().min(NAME_BYTES_MAX)];
+    [b".", target, MARK.as_bytes()].concat()
+}
+
+/// Calls `take` with names that are free by chance, until it finds one to be so.
+fn with_random_name<T>(target: &OsStr, take: impl Fn(&OsStr) -> io::Result<T>) -> io::Result<(T, OsString)> {
+    let prefix = prefix(target);
+    for _ in 0..ATTEMPTS_MAX {
+        let mut name = OsStr::from_bytes(&prefix).to_owned();
+        name.push(format!("-{:016x}", fastrand::u64(..)));
+        match take(&name) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            taken => return taken.map(|taken| (taken, name)),
+        }
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
+}
+
+/// Removes what killed processes of this user left beside `target`. Best effort: remains take space and nothing else.
+fn remove_remains(folder: &OwnedFd, target: &OsStr) {
+    let prefix = prefix(target);
+    let how = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    let Ok(mut listed) = Dir::openat(folder, ".", how, Mode::empty()) else {
+        return;
+    };
+    for entry in listed.iter().flatten() {
+        let name = OsStr::from_bytes(entry.file_name().to_bytes());
+        if name.as_bytes().starts_with(&prefix) && is_remains(folder, name) {
+            let _ = unlinkat(folder, name, UnlinkatFlags::NoRemoveDir);
+        }
+    }
+}
+
+/// Whether a name is that of a file of this user's which no process has been writing for a while.
+fn is_remains(folder: &OwnedFd, name: &OsStr) -> bool {
+    // A pipe that was planted must not block this process.
+    let how = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+    let Ok(file) = openat(folder, name, how, Mode::empty()).map(File::from) else {
+        return false;
+    };
+    let Ok(about) = file.metadata() else { return false };
+    let age = about
+        .modified()
+        .ok()
+        .and_then(|at| SystemTime::now().duration_since(at).ok());
+    about.is_file()
+        && about.uid() == geteuid().as_raw()
+        && age.is_some_and(|age| age >= REMAINS_AGE)
+        && matches!(at_once(file, Share::Exclusive), Ok(Some(_)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn names(folder: &Path) -> Vec<String> {
+        let entries = fs::read_dir(folder).unwrap();
+        let mut names: Vec<String> = entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().mode() & 0o7777
+    }
+
+    #[test]
+    fn a_file_appears_whole_and_replaces_what_has_its_name() {
+        for nameless in [true, false] {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("file");
+            fs::write(&path, "old").unwrap();
+            let new = Unfinished::begin(&path, nameless).unwrap();
+            new.file().write_all(b"new").unwrap();
+            assert_eq!(fs::read(&path).unwrap(), b"old");
+            assert_eq!(names(folder.path()).len(), if nameless { 1 } else { 2 });
+            new.replace().unwrap();
+            assert_eq!(fs::read(&path).unwrap(), b"new");
+            assert_eq!(
+                (names(folder.path()), mode(&path)),
+                (vec!["file".to_owned()], 0o600)
+            );
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_not_finished_is_removed() {
+        for nameless in [true, false] {
+            let folder = tempfile::tempdir().unwrap();
+            drop(Unfinished::begin(&folder.path().join("file"), nameless).unwrap());
+            assert!(names(folder.path()).is_empty());
+        }
+    }
+
+    #[test]
+    fn a_new_file_takes_no_name_that_is_taken() {
+        for nameless in [true, false] {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("file");
+            Unfinished::begin(&path, nameless).unwrap().publish_new().unwrap();
+            let again = Unfinished::begin(&path, nameless).unwrap().publish_new();
+            assert_eq!(again.unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+            assert_eq!(names(folder.path()), ["file"]);
+        }
+    }
+
+    /// Links at each name that could be guessed, and at the target itself.
+    #[test]
+    fn planted_links_are_not_followed() {
+        for nameless in [true, false] {
+            let folder = tempfile::tempdir().unwrap();
+            let (path, other) = (folder.path().join("file"), folder.path().join("other"));
+            fs::write(&other, "other").unwrap();
+            symlink(&other, folder.path().join(".file.mirrorball-unfinished")).unwrap();
+            symlink(&other, folder.path().join(".file.mirrorball-unfinished-0")).unwrap();
+            symlink(&other, &path).unwrap();
+            let new = Unfinished::begin(&path, nameless).unwrap();
+            new.file().write_all(b"new").unwrap();
+            new.replace().unwrap();
+            assert_eq!(fs::read(&other).unwrap(), b"other");
+            assert!(fs::symlink_metadata(&path).unwrap().is_file());
+            assert_eq!(fs::read(&path).unwrap(), b"new");
+        }
+    }
+
+    #[test]
+    fn a_directory_that_is_replaced_meanwhile_gets_nothing() {
+        for nameless in [true, false] {
+            let folder = tempfile::tempdir().unwrap();
+            let [own, moved, foreign] = ["own", "moved", "foreign"].map(|name| folder.path().join(name));
+            fs::create_dir(&own).unwrap();
+            fs::create_dir(&foreign).unwrap();
+            let new = Unfinished::begin(&own.join("file"), nameless).unwrap();
+            fs::rename(&own, &moved).unwrap();
+            symlink(&foreign, &own).unwrap();
+            new.replace().unwrap();
+            assert_eq!(
+                (names(&moved), names(&foreign)),
+                (vec!["file".to_owned()], vec![])
+            );
+        }
+    }
+
+    #[test]
+    fn the_file_that_has_the_name_is_told_from_a_link_to_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        fs::write(&path, "old").unwrap();
+        let old = File::open(&path).unwrap();
+        let new = Unfinished::beside(&path).unwrap();
+        assert!(new.is_target(&old).unwrap());
+        assert_eq!(new.folder_owner().unwrap(), geteuid().as_raw());
+        fs::rename(&path, folder.path().join("moved")).unwrap();
+        assert!(!new.is_target(&old).unwrap());
+        symlink(folder.path().join("moved"), &path).unwrap();
+        assert!(!new.is_target(&old).unwrap());
+    }
+
+    #[test]
+    fn remains_of_a_killed_process_are_removed_and_a_living_ones_file_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let long_ago = SystemTime::now() - 2 * REMAINS_AGE;
+        for remains in [".file.mirrorball-unfinished", ".file.mirrorball-unfinished-1"] {
+            let remains = File::create(folder.path().join(remains)).unwrap();
+            remains.set_modified(long_ago).unwrap();
+        }
+        let living = Unfinished::begin(&path, false).unwrap();
+        living.file().set_modified(long_ago).unwrap();
+        fs::write(folder.path().join(".file.mirrorball-unfinished-young"), "").unwrap();
+        drop(Unfinished::begin(&path, true).unwrap());
+        let left = names(folder.path());
+        assert_eq!(left.len(), 2, "{left:?}");
+        living.replace().unwrap();
+        assert_eq!(
+            names(folder.path()),
+            [".file.mirrorball-unfinished-young", "file"]
+        );
+    }
+
+    #[test]
+    fn a_small_file_is_replaced_with_its_mode() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x".repeat(255));
+        replace_file(&path, 0o640, b"one").unwrap();
+        replace_file(&path, 0o600, b"two").unwrap();
+        assert_eq!((fs::read(&path).unwrap(), mode(&path)), (b"two".to_vec(), 0o600));
+        assert!(replace_file(Path::new("/"), 0o600, b"").is_err());
+        let missing = replace_file(&folder.path().join("no/file"), 0o600, b"");
+        assert_eq!(missing.unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+}
