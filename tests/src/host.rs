@@ -159,11 +159,12 @@ impl Traces {
             list(Path::new(&place), 0, &mut files);
         }
         // The registry's own files stay, and what was measured of the host; a VM's do not.
-        const KEPT: [&str; 6] = [
+        const KEPT: [&str; 7] = [
             "/mirrorball",
             "/vms",
             "/vms/.cid",
             "/vms/.lock",
+            "/vms/.mirrorball",
             "/measured.facts",
             "/measuring.lock",
         ];

@@ -13,6 +13,7 @@ use config::vm::{
 };
 use diskstore::disk::{DiskRequest, Format, Mode, OpenDisk, Use, Users};
 use diskstore::image::{Image, ImageStore};
+use hostfiles::private;
 use nix::unistd::{Whence, lseek};
 use shard::arch::x86_64::kernel;
 use shard::launch::*;
@@ -20,6 +21,7 @@ use subnet::passt::{Passt, PasstChild, PasstSpec};
 
 use crate::cmdline;
 use crate::monitor::bind;
+use crate::runtime;
 
 /// Why a VM can't start: one line, what and how to mend it.
 #[derive(Debug, thiserror::Error)]
@@ -216,7 +218,7 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
         }
         if request.persistent && request.mode == Mode::Private {
             let overlays = ImageStore::open_default()?.data().join("overlays").join(name);
-            std::fs::create_dir_all(&overlays)?;
+            private::directories(&overlays)?;
             request.overlay_path = Some(overlays.join(format!("{index}.qcow2")));
         }
         let mut disk = diskstore::disk::open(&request)?;
@@ -275,7 +277,9 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
     }
     let listener = bind(&folder.join("vsock.sock"))?;
     let ports = folder.join("ports");
-    std::fs::DirBuilder::new().mode(0o711).create(&ports)?;
+    std::fs::DirBuilder::new()
+        .mode(runtime::passable_mode())
+        .create(&ports)?;
     let vsock = Some(VsockLaunch {
         cid,
         listener: files.add(listener),
@@ -283,11 +287,7 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
     });
     let (console, theirs) = UnixStream::pair()?;
     let console_fd = files.add(theirs);
-    let log = OpenOptions::new()
-        .create(true)
-        .append(true)
-        .open(folder.join("shard.log"))?;
-    let log = files.add(log);
+    let log = files.add(private::log(&folder.join("shard.log"))?);
     let cmdline = cmdline::joined(spec, image.as_ref().map(|image| image.cmdline.as_str()));
     let nodes = spec
         .nodes

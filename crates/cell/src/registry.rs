@@ -1,18 +1,31 @@
 //! The VMs of this user that run now: a directory for each, locked by the monitor that runs it.
 //!
-//! A monitor that dies releases its locks, so an entry that can be locked is stale: whoever looks removes it. No daemon
-//! keeps the list, and no crash leaves a name taken.
+//! A monitor that dies releases its locks, so an entry that can be locked is stale, and the next command removes it. No daemon
+//! keeps the list, and no crash leaves a name taken. An entry whose lock can't be opened is not stale: the error may be that of the
+//! command which looks, as the limit of its open files.
+//!
+//! Directories are removed only below one that has a [`MARKER`], so a wrong runtime directory loses nothing. All files are
+//! private: a lock that another user can open is a lock that this user can hold.
 
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
-use nix::fcntl::{Flock, FlockArg};
+use hostfiles::lock::{self, Flock, Share};
+use hostfiles::private;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::interface::Part;
 use crate::runtime;
+
+/// Marks a directory of this program's, all of whose entries it may remove.
+const MARKER: &str = ".mirrorball";
+const GUARD: &str = ".lock";
+const LAST_CID: &str = ".cid";
+/// The age from which an entry without a lock is the rest of one that was being made or removed.
+const UNLOCKED_MAX: Duration = Duration::from_secs(10);
 
 /// The guests' addresses on the socket device start here; 0 to 2 are reserved.
 const CID_FIRST: u32 = 3;
@@ -85,6 +98,8 @@ pub enum RegistryError {
 #[derive(Debug)]
 pub struct Registry {
     vms: PathBuf,
+    /// How long another process may change the directory.
+    limit: Duration,
 }
 
 /// An entry of ours: the name is taken until this is dropped, and nothing of it is left then.
@@ -121,28 +136,37 @@ impl Registry {
     /// The registry in a runtime directory.
     pub fn at(directory: &Path) -> io::Result<Self> {
         let vms = directory.join("vms");
-        fs::DirBuilder::new().recursive(true).mode(0o711).create(&vms)?;
-        Ok(Self { vms })
+        DirBuilder::new()
+            .recursive(true)
+            .mode(runtime::passable_mode())
+            .create(&vms)?;
+        mark(&vms)?;
+        let limit = lock::LIMIT;
+        Ok(Self { vms, limit })
     }
 
     /// Takes a name.
     pub fn claim(&self, name: &str) -> Result<Entry, RegistryError> {
         let _guard = self.guard()?;
         let folder = self.vms.join(name);
-        if folder.exists() && !remove_stale(&folder)? {
+        if folder.symlink_metadata().is_ok() && !remove_stale(&folder)? {
             return Err(RegistryError::Taken(name.to_owned()));
         }
-        fs::DirBuilder::new().mode(0o711).create(&folder)?;
-        let lock = File::create(folder.join("lock"))?;
-        let lock = Flock::lock(lock, FlockArg::LockExclusiveNonblock)
-            .map_err(|(_, error)| io::Error::from(error))?;
-        Ok(Entry { folder, _lock: lock })
+        DirBuilder::new().mode(runtime::passable_mode()).create(&folder)?;
+        match claimed(&folder) {
+            Ok(lock) => Ok(Entry { folder, _lock: lock }),
+            Err(error) => {
+                // What can't be removed now is stale in a while.
+                let _ = fs::remove_dir_all(&folder);
+                Err(error.into())
+            }
+        }
     }
 
     /// An address for a guest on the socket device, different for each VM until numbers wrap around.
     pub fn next_cid(&self) -> io::Result<u32> {
         let _guard = self.guard()?;
-        let file = self.vms.join(".cid");
+        let file = self.vms.join(LAST_CID);
         let last = fs::read_to_string(&file)
             .ok()
             .and_then(|text| text.trim().parse::<u32>().ok());
@@ -150,7 +174,7 @@ impl Registry {
             .and_then(|cid| cid.checked_add(1))
             .filter(|cid| *cid < u32::MAX)
             .unwrap_or(CID_FIRST);
-        fs::write(file, next.to_string())?;
+        hostfiles::replace_file(&file, private::FILE_MODE, next.to_string().as_bytes())?;
         Ok(next)
     }
 
@@ -158,9 +182,10 @@ impl Registry {
     pub fn list(&self) -> io::Result<Vec<Record>> {
         let _guard = self.guard()?;
         let mut records = Vec::new();
-        for entry in fs::read_dir(&self.vms)?.flatten() {
+        for entry in fs::read_dir(&self.vms)? {
+            let entry = entry?;
             let folder = entry.path();
-            if !folder.is_dir() || remove_stale(&folder)? {
+            if !entry.file_type()?.is_dir() || remove_stale(&folder)? {
                 continue;
             }
             // One that is being made has no record yet.
@@ -192,20 +217,83 @@ impl Registry {
 
     /// Serialises changes of the directory between processes.
     fn guard(&self) -> io::Result<Flock<File>> {
-        let file = File::create(self.vms.join(".lock"))?;
-        Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, error)| error.into())
+        let path = self.vms.join(GUARD);
+        let file = private::lock_file(&path).map_err(at(&path))?;
+        lock::within(&path, file, Share::Exclusive, self.limit)
     }
 }
 
-/// Removes an entry whose monitor is dead; false when it lives.
-fn remove_stale(folder: &Path) -> io::Result<bool> {
-    if let Ok(lock) = File::open(folder.join("lock"))
-        && Flock::lock(lock, FlockArg::LockExclusiveNonblock).is_err()
-    {
-        return Ok(false);
+/// Marks a new directory as this program's. One that was there before, without the mark, must have no other entries.
+fn mark(vms: &Path) -> io::Result<()> {
+    let marker = vms.join(MARKER);
+    let is_marked = || match marker.symlink_metadata() {
+        Ok(about) => Ok(about.is_file()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(at(&marker)(error)),
+    };
+    if is_marked()? {
+        return Ok(());
     }
-    fs::remove_dir_all(folder)?;
+    for entry in fs::read_dir(vms)? {
+        let name = entry?.file_name();
+        // Another process may have marked it in the meantime, and made an entry.
+        if ![MARKER, GUARD, LAST_CID].iter().any(|own| name == **own) && !is_marked()? {
+            let why = format!(
+                "{} has entries and was not made by mirrorball, which removes what it does not need there; help: set {} to \
+                 another directory, or, if this one is left from an older version, remove it",
+                vms.display(),
+                runtime::VARIABLE
+            );
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
+        }
+    }
+    private::lock_file(&marker).map_err(at(&marker)).map(drop)
+}
+
+/// Locks an entry that was just made.
+fn claimed(folder: &Path) -> io::Result<Flock<File>> {
+    let path = folder.join("lock");
+    let file = private::new_file(&path).map_err(at(&path))?;
+    lock::at_once(file, Share::Exclusive)?.ok_or_else(|| at(&path)(io::ErrorKind::ResourceBusy.into()))
+}
+
+/// Removes an entry whose monitor is dead; false when it lives.
+///
+/// # Errors
+/// When the entry's lock tells neither: it may be that of a VM that runs.
+fn remove_stale(folder: &Path) -> io::Result<bool> {
+    let path = folder.join("lock");
+    let opened = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(&path);
+    let _lock = match opened {
+        Ok(file) => match lock::at_once(file, Share::Exclusive).map_err(at(&path))? {
+            Some(lock) => Some(lock),
+            None => return Ok(false),
+        },
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            if age(folder)? < UNLOCKED_MAX {
+                return Ok(false);
+            }
+            None
+        }
+        Err(error) => return Err(at(&path)(error)),
+    };
+    fs::remove_dir_all(folder).map_err(at(folder))?;
     Ok(true)
+}
+
+/// The time since the entries of a directory changed.
+fn age(folder: &Path) -> io::Result<Duration> {
+    let changed = folder.symlink_metadata().and_then(|about| about.modified());
+    let changed = changed.map_err(at(folder))?;
+    Ok(SystemTime::now().duration_since(changed).unwrap_or_default())
+}
+
+/// Names the file of an error.
+fn at(path: &Path) -> impl Fn(io::Error) -> io::Error {
+    move |error| io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
 /// The record of a VM's directory.
@@ -221,15 +309,14 @@ impl Entry {
 
     /// Replaces the record, whole.
     pub fn write(&self, record: &Record) -> io::Result<()> {
-        let new = self.folder.join("vm.json.new");
-        fs::write(&new, serde_json::to_vec_pretty(record)?)?;
-        fs::rename(new, self.folder.join("vm.json"))
+        let record = serde_json::to_vec_pretty(record)?;
+        hostfiles::replace_file(&self.folder.join("vm.json"), private::FILE_MODE, &record)
     }
 }
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        // What can't be removed now is stale, and removed by the next who looks.
+        // What can't be removed now is stale, and the next command removes it.
         let _ = fs::remove_dir_all(&self.folder);
     }
 }
@@ -263,6 +350,107 @@ mod tests {
             registry.find("dead"),
             Err(RegistryError::Unknown { .. })
         ));
+    }
+
+    /// The lock of each can't be opened, as for a process at its limit of open files, or tells nothing.
+    #[test]
+    fn an_entry_is_removed_only_when_its_lock_was_taken() {
+        let directory = tempfile::tempdir().unwrap();
+        let registry = Registry::at(directory.path()).unwrap();
+        let vms = directory.path().join("vms");
+        let living = vms.join("living");
+        fs::create_dir(&living).unwrap();
+        fs::write(living.join("console.sock"), "").unwrap();
+        // A link to itself, which no process can open.
+        std::os::unix::fs::symlink("lock", living.join("lock")).unwrap();
+        let error = registry.list().unwrap_err().to_string();
+        assert!(error.contains("living/lock"), "{error}");
+        assert!(matches!(registry.claim("living"), Err(RegistryError::Host(_))));
+        assert!(living.join("console.sock").exists());
+        fs::remove_dir_all(&living).unwrap();
+        // One that is being made, or removed, and then the rest of such a one.
+        let young = vms.join("young");
+        fs::create_dir(&young).unwrap();
+        assert!(registry.list().unwrap().is_empty() && young.exists());
+        assert!(matches!(registry.claim("young"), Err(RegistryError::Taken(_))));
+        let long_ago = SystemTime::now() - 2 * UNLOCKED_MAX;
+        File::open(&young).unwrap().set_modified(long_ago).unwrap();
+        assert!(registry.list().unwrap().is_empty() && !young.exists());
+    }
+
+    #[test]
+    fn a_directory_of_other_files_is_refused_and_loses_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let precious = directory.path().join("vms/precious");
+        fs::create_dir_all(&precious).unwrap();
+        fs::write(precious.join("disk.raw"), "all").unwrap();
+        for _ in 0..2 {
+            let error = Registry::at(directory.path()).unwrap_err().to_string();
+            assert!(
+                error.contains("not made by mirrorball") && error.contains("help: "),
+                "{error}"
+            );
+            assert_eq!(fs::read(precious.join("disk.raw")).unwrap(), b"all");
+        }
+        fs::remove_dir_all(&precious).unwrap();
+        Registry::at(directory.path()).unwrap().claim("a").unwrap();
+        Registry::at(directory.path()).unwrap();
+    }
+
+    #[test]
+    fn files_of_the_registry_are_closed_to_other_users() {
+        use std::os::unix::fs::PermissionsExt;
+        let directory = tempfile::tempdir().unwrap();
+        let registry = Registry::at(directory.path()).unwrap();
+        let entry = registry.claim("a").unwrap();
+        registry.next_cid().unwrap();
+        entry.write(&record("a")).unwrap();
+        assert_eq!(read(entry.folder()).unwrap().name, "a");
+        let vms = directory.path().join("vms");
+        for (folder, count) in [(vms.as_path(), 4), (entry.folder(), 2)] {
+            let entries: Vec<_> = fs::read_dir(folder).unwrap().map(Result::unwrap).collect();
+            assert_eq!(entries.len(), count, "{entries:?}");
+            for entry in entries {
+                let about = entry.metadata().unwrap();
+                let wanted = match about.is_dir() {
+                    true => runtime::passable_mode(),
+                    false => 0o600,
+                };
+                assert_eq!(about.permissions().mode() & 0o7777, wanted, "{entry:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_guard_that_is_held_is_an_error_that_names_the_holder() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut registry = Registry::at(directory.path()).unwrap();
+        registry.limit = Duration::from_millis(100);
+        let held = registry.guard().unwrap();
+        let error = registry.list().unwrap_err().to_string();
+        let holder = format!("process {}", std::process::id());
+        assert!(error.contains("vms/.lock") && error.contains(&holder), "{error}");
+        drop(held);
+        registry.list().unwrap();
+    }
+
+    fn record(name: &str) -> Record {
+        let spec = config::parse("vm.toml", "image = \"x\"").unwrap();
+        Record {
+            name: name.to_owned(),
+            state: State::Starting,
+            monitor_pid: 1,
+            shard_pid: None,
+            part_pids: Vec::new(),
+            started_unix_s: 0,
+            boots: 0,
+            cid: CID_FIRST,
+            cell: None,
+            borrowed: Vec::new(),
+            span: Vec::new(),
+            sandbox_missing: Vec::new(),
+            spec,
+        }
     }
 
     #[test]

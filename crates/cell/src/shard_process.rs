@@ -39,7 +39,7 @@ impl ShardProcess {
     /// Starts one for the VM `name`.
     pub fn start(name: &str, log: PathBuf, namespaces: &Namespaces) -> io::Result<Self> {
         let (socket, theirs) = UnixStream::pair()?;
-        let log_file = File::options().create(true).append(true).open(&log)?;
+        let log_file = hostfiles::private::log(&log)?;
         let program = spawn::this_program()?;
         let spawned = spawn::spawn(
             program.as_fd(),

@@ -4,17 +4,20 @@
 //! that are not all that this process may use, it counts for nothing.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use config::cpulist;
+use hostfiles::lock::{self, Flock, Share};
+use hostfiles::private;
 use knowledge::{Base, Fact, fact};
-use nix::fcntl::{Flock, FlockArg};
 
 /// Linux numbers CPUs below this.
 const CPUS_MAX: usize = 8192;
+/// How long another process may measure; [`super::LIMIT`] and the ways to other hosts are a part of it.
+const TURN_MAX: Duration = Duration::from_secs(60);
 
 /// The measurements of a runtime directory.
 #[derive(Clone, Debug)]
@@ -45,24 +48,14 @@ impl Kept {
         }
     }
 
-    /// Waits until nobody else measures; with `at_once`, gives none if somebody does.
+    /// Waits until no other process measures; with `at_once`, gives none if one does.
     pub fn turn(&self, at_once: bool) -> io::Result<Option<Turn>> {
-        let lock = OpenOptions::new()
-            .create(true)
-            .write(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(&self.lock)?;
-        let how = if at_once {
-            FlockArg::LockExclusiveNonblock
-        } else {
-            FlockArg::LockExclusive
+        let file = private::lock_file(&self.lock)?;
+        let lock = match at_once {
+            true => lock::at_once(file, Share::Exclusive)?,
+            false => Some(lock::within(&self.lock, file, Share::Exclusive, TURN_MAX)?),
         };
-        match Flock::lock(lock, how) {
-            Ok(lock) => Ok(Some(Turn(lock))),
-            Err((_, nix::Error::EWOULDBLOCK)) => Ok(None),
-            Err((_, error)) => Err(error.into()),
-        }
+        Ok(lock.map(Turn))
     }
 
     /// What was measured of `host` since it started, if that covers all of the `allowed` CPUs.
@@ -92,9 +85,7 @@ impl Kept {
         let cpus: Vec<usize> = cpus.iter().filter_map(|cpu| usize::try_from(*cpu).ok()).collect();
         let lines: String = all.facts().map(|fact| format!("{fact}\n")).collect();
         let text = format!("{}{}\n{lines}", title(&boot, host), cpulist::write(&cpus));
-        let new = self.file.with_extension("new");
-        fs::write(&new, text)?;
-        fs::rename(new, &self.file)
+        hostfiles::replace_file(&self.file, private::FILE_MODE, text.as_bytes())
     }
 }
 

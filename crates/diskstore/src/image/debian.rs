@@ -112,6 +112,7 @@ pub fn build_debian(
         // The namespace's root is not this user.
         file.set_permissions(fs::Permissions::from_mode(0o666))
             .map_err(failed("write", &root))?;
+        build.open_to_namespace()?;
     }
     let overlay = build.folder.join("overlay");
     settings(&overlay, &request.agent).map_err(failed("write", &overlay))?;
@@ -163,7 +164,6 @@ pub fn build_debian(
         fs::remove_file(file).map_err(failed("remove", file))?;
     }
     drop(file);
-    fs::set_permissions(&root, fs::Permissions::from_mode(0o644)).map_err(failed("write", &root))?;
     record.disk = Some(build.file("root.raw", true)?);
     record.format = Some("raw".into());
     record.cmdline = DEBIAN_CMDLINE.into();

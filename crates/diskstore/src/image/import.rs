@@ -168,7 +168,7 @@ fn refuse_backing(disk: &Path) -> Result<(), ImageError> {
 fn copy(source: &Path, target: &Path, progress: &mut dyn FnMut(u64)) -> Result<u64, ImageError> {
     use std::os::unix::fs::FileExt;
     let mut from = File::open(source).map_err(failed("read", source))?;
-    let to = File::create(target).map_err(failed("write", target))?;
+    let to = hostfiles::private::new_file(target).map_err(failed("write", target))?;
     let mut buffer = vec![0; 1 << 20];
     let mut done = 0u64;
     loop {

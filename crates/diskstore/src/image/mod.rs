@@ -23,6 +23,8 @@ use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 
+use hostfiles::lock::Flock;
+
 pub use debian::{DEBIAN_CMDLINE, DEBIAN_MIRROR, DebianRequest, build_debian};
 pub use import::{FileKind, ImportRequest, import};
 #[cfg(fuzzing)]
@@ -49,7 +51,7 @@ pub struct Image {
     /// What `image.json` says.
     pub record: Record,
     /// Holds the shared lock.
-    _lock: File,
+    _lock: Flock<File>,
 }
 
 /// Debian's two kernels.

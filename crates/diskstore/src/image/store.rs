@@ -6,17 +6,24 @@
 //! <data>/cache/apt/                       package lists and kernel packages
 //! ```
 
-use std::fs::{self, File};
-use std::io::Write;
-use std::os::fd::AsRawFd;
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::io::ErrorKind;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use nix::errno::Errno;
+use hostfiles::lock::{self, Flock, Share};
+use hostfiles::private;
 
 use super::record::{FileRecord, Record, VERSION};
 use super::{Image, ImageError, digest, failed};
 
 const BUILDING: &str = ".building-";
+/// Mode of an image's files: written once, read by their user.
+const FILE_MODE: u32 = 0o400;
+/// Mode of the folder of images. A user without root builds in a user namespace, whose users pass through; nobody else can list
+/// it, and each image's own folder is closed.
+const PASSABLE: u32 = 0o711;
 
 /// The images of one data directory.
 #[derive(Clone, Debug)]
@@ -31,7 +38,7 @@ pub(super) struct Building {
     store: ImageStore,
     published: bool,
     /// Held until the end: tells a build from the remains of one.
-    _lock: File,
+    _lock: Flock<File>,
 }
 
 /// The user's data directory: `$MIRRORBALL_DATA`, `$XDG_DATA_HOME/mirrorball` or `~/.local/share/mirrorball`; none when
@@ -59,7 +66,16 @@ impl ImageStore {
     pub fn open(data: &Path) -> Result<Self, ImageError> {
         let data = std::path::absolute(data).map_err(failed("find", data))?;
         let images = data.join("images");
-        fs::create_dir_all(&images).map_err(failed("make", &images))?;
+        fs::create_dir_all(&data).map_err(failed("make", &data))?;
+        let mode = match nix::unistd::geteuid().is_root() {
+            true => private::DIRECTORY_MODE,
+            false => PASSABLE,
+        };
+        DirBuilder::new()
+            .recursive(true)
+            .mode(mode)
+            .create(&images)
+            .map_err(failed("make", &images))?;
         Ok(Self { data })
     }
 
@@ -78,16 +94,19 @@ impl ImageStore {
 
     /// The image `name`, locked against removal while the value lives.
     pub fn get(&self, name: &str) -> Result<Image, ImageError> {
+        self.get_within(name, lock::LIMIT)
+    }
+
+    pub(super) fn get_within(&self, name: &str, limit: Duration) -> Result<Image, ImageError> {
         check_name(name)?;
         let folder = self.images().join(name);
-        let lock = match File::open(folder.join("lock")) {
+        let path = folder.join("lock");
+        let lock = match File::open(&path) {
             Ok(lock) => lock,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(self.missing(name)),
-            Err(error) => return Err(failed("open", &folder)(error)),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Err(self.missing(name)),
+            Err(error) => return Err(failed("open", &path)(error)),
         };
-        if !flock(&lock, libc::LOCK_SH).map_err(failed("lock", &folder))? {
-            return Err(self.missing(name));
-        }
+        let lock = lock::within(&path, lock, Share::Shared, limit).map_err(failed("lock", &folder))?;
         let record = self.record(name)?;
         let path = |file: &FileRecord| folder.join(&file.file);
         for file in record.files() {
@@ -137,12 +156,16 @@ impl ImageStore {
         if !folder.is_dir() {
             return Err(self.missing(name));
         }
-        let lock = File::open(folder.join("lock"));
-        if let Ok(lock) = &lock
-            && !flock(lock, libc::LOCK_EX | libc::LOCK_NB).map_err(failed("lock", &folder))?
-        {
-            return Err(ImageError::InUse(name.into()));
-        }
+        let path = folder.join("lock");
+        let _lock = match File::open(&path) {
+            Ok(lock) => match lock::at_once(lock, Share::Exclusive).map_err(failed("lock", &path))? {
+                Some(lock) => Some(lock),
+                None => return Err(ImageError::InUse(name.into())),
+            },
+            // Part of an image that was damaged.
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            Err(error) => return Err(failed("open", &path)(error)),
+        };
         // Renamed first, so that an interrupted removal leaves no half image but what the next build clears away.
         let grave = self
             .images()
@@ -178,14 +201,17 @@ impl ImageStore {
         let folder = self
             .images()
             .join(format!("{BUILDING}{}-{name}", std::process::id()));
-        if let Err(error) = fs::create_dir(&folder) {
+        let made = DirBuilder::new().mode(private::DIRECTORY_MODE).create(&folder);
+        if let Err(error) = made {
             return Err(match error.kind() {
-                std::io::ErrorKind::AlreadyExists => ImageError::Exists(name.into()),
+                ErrorKind::AlreadyExists => ImageError::Exists(name.into()),
                 _ => failed("make", &folder)(error),
             });
         }
-        let lock = File::create(folder.join("lock")).map_err(failed("make", &folder))?;
-        flock(&lock, libc::LOCK_EX).map_err(failed("lock", &folder))?;
+        let path = folder.join("lock");
+        let lock = private::lock_file(&path).map_err(failed("make", &path))?;
+        let lock =
+            lock::within(&path, lock, Share::Exclusive, lock::LIMIT).map_err(failed("lock", &folder))?;
         Ok(Building {
             folder,
             name: name.into(),
@@ -208,8 +234,9 @@ impl ImageStore {
                 .and_then(|pid| pid.parse::<i32>().ok());
             let alive = pid.is_some_and(|pid| Path::new(&format!("/proc/{pid}")).exists());
             let free = match File::open(folder.join("lock")) {
-                Ok(lock) => flock(&lock, libc::LOCK_EX | libc::LOCK_NB).unwrap_or(false),
-                Err(_) => !alive,
+                Ok(lock) => matches!(lock::at_once(lock, Share::Exclusive), Ok(Some(_))),
+                // Any other error is of this process, not of the build.
+                Err(error) => error.kind() == ErrorKind::NotFound && !alive,
             };
             if free {
                 fs::remove_dir_all(&folder).map_err(failed("remove", &folder))?;
@@ -268,6 +295,12 @@ impl ImageStore {
 }
 
 impl Building {
+    /// Lets other users pass through the folder: those of the user namespace in which a program builds.
+    pub fn open_to_namespace(&self) -> Result<(), ImageError> {
+        fs::set_permissions(&self.folder, Permissions::from_mode(PASSABLE))
+            .map_err(failed("make", &self.folder))
+    }
+
     /// The record of a file of the build.
     pub fn file(&self, file: &str, disk: bool) -> Result<FileRecord, ImageError> {
         let path = self.folder.join(file);
@@ -284,18 +317,20 @@ impl Building {
         let path = self.folder.join("image.json");
         let text = serde_json::to_vec_pretty(record).map_err(|error| failed("write", &path)(error.into()))?;
         let write = || -> std::io::Result<()> {
-            File::create(&path)?.write_all(&text)?;
+            fs::write(&path, &text)?;
             for entry in fs::read_dir(&self.folder)? {
-                File::open(entry?.path())?.sync_all()?;
+                let file = File::open(entry?.path())?;
+                file.set_permissions(Permissions::from_mode(FILE_MODE))?;
+                file.sync_all()?;
             }
-            File::open(&self.folder)?.sync_all()
+            let folder = File::open(&self.folder)?;
+            folder.set_permissions(Permissions::from_mode(private::DIRECTORY_MODE))?;
+            folder.sync_all()
         };
         write().map_err(failed("write", &path))?;
         let place = self.store.images().join(&self.name);
         fs::rename(&self.folder, &place).map_err(|error| match error.kind() {
-            std::io::ErrorKind::DirectoryNotEmpty | std::io::ErrorKind::AlreadyExists => {
-                ImageError::Exists(self.name.clone())
-            }
+            ErrorKind::DirectoryNotEmpty | ErrorKind::AlreadyExists => ImageError::Exists(self.name.clone()),
             _ => failed("make", &place)(error),
         })?;
         self.published = true;
@@ -320,19 +355,6 @@ pub(super) fn file_digest(path: &Path, disk: bool) -> Result<String, ImageError>
         digest::plain(&mut file)
     };
     sum.map_err(failed("read", path))
-}
-
-/// False when another holds the lock.
-fn flock(file: &File, operation: libc::c_int) -> std::io::Result<bool> {
-    loop {
-        // SAFETY: flock touches no memory; the descriptor is open.
-        match Errno::result(unsafe { libc::flock(file.as_raw_fd(), operation) }) {
-            Ok(_) => return Ok(true),
-            Err(Errno::EWOULDBLOCK) => return Ok(false),
-            Err(Errno::EINTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
 }
 
 pub(super) fn check_name(name: &str) -> Result<(), ImageError> {

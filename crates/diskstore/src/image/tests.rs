@@ -1,7 +1,12 @@
 //! The store: interrupted builds, damage, locks, imports.
 
 use std::fs;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::time::Duration;
+
+use hostfiles::lock::{self, Share};
 
 use super::{ImageError, ImageStore, ImportRequest, Record, import};
 
@@ -65,10 +70,76 @@ fn an_imported_image_is_whole_and_verifies() {
 }
 
 #[test]
+fn an_image_is_closed_to_other_users_and_its_files_are_not_written_again() {
+    let (folder, store) = store();
+    // What it is made of is open to all.
+    imported(folder.path(), &store, "one");
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+    let image = store.images().join("one");
+    assert_eq!(mode(&image), 0o700);
+    let files: Vec<_> = fs::read_dir(&image)
+        .unwrap()
+        .map(|file| file.unwrap().path())
+        .collect();
+    assert_eq!(files.len(), 4, "{files:?}");
+    for file in files {
+        assert_eq!(mode(&file), 0o400, "{file:?}");
+    }
+    let build = store.begin("two").unwrap();
+    assert_eq!(
+        (mode(&build.folder), mode(&build.folder.join("lock"))),
+        (0o700, 0o600)
+    );
+    // Nobody can list the images.
+    assert_eq!(mode(&store.images()) & 0o066, 0);
+}
+
+#[test]
+fn an_image_whose_lock_is_held_is_an_error_that_names_the_holder() {
+    let (folder, store) = store();
+    imported(folder.path(), &store, "one");
+    let path = store.images().join("one/lock");
+    let held = lock::at_once(fs::File::open(&path).unwrap(), Share::Exclusive).unwrap();
+    let error = store.get_within("one", Duration::from_millis(50)).unwrap_err();
+    let ImageError::Io { source, .. } = error else {
+        panic!("{error}")
+    };
+    assert_eq!(source.kind(), io::ErrorKind::TimedOut);
+    let holder = format!("process {}", std::process::id());
+    assert!(source.to_string().contains(&holder), "{source}");
+    drop(held);
+    store.get("one").unwrap();
+}
+
+/// Its lock can't be opened, as for a process at its limit of open files.
+#[test]
+fn an_image_and_a_build_are_removed_only_when_their_lock_was_taken() {
+    let (folder, store) = store();
+    imported(folder.path(), &store, "one");
+    let build = store.images().join(".building-999999999-two");
+    fs::create_dir(&build).unwrap();
+    for folder in [&build, &store.images().join("one")] {
+        let _ = fs::remove_file(folder.join("lock"));
+        std::os::unix::fs::symlink("lock", folder.join("lock")).unwrap();
+    }
+    assert!(matches!(store.remove("one"), Err(ImageError::Io { .. })));
+    drop(store.begin("three").unwrap());
+    assert_eq!(entries(&store), [".building-999999999-two", "one"]);
+    // Without a lock there is neither a user nor a builder.
+    for folder in [&build, &store.images().join("one")] {
+        fs::remove_file(folder.join("lock")).unwrap();
+    }
+    store.remove("one").unwrap();
+    drop(store.begin("three").unwrap());
+    assert!(entries(&store).is_empty());
+}
+
+#[test]
 fn a_changed_file_is_found() {
     let (folder, store) = store();
     imported(folder.path(), &store, "one");
     let disk = store.images().join("one/root.raw");
+    fs::set_permissions(&disk, fs::Permissions::from_mode(0o600)).unwrap();
     let mut bytes = fs::read(&disk).unwrap();
     bytes[700_000] = 1;
     fs::write(&disk, &bytes).unwrap();

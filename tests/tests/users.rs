@@ -1,0 +1,350 @@
+//! Risk: on a host with several users, one user reads, stops or redirects what another one does.
+//!
+//! The tests need root and no guest: two users without accounts, each a number, are enough.
+
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use guest_tests::command::{Call, Output};
+use guest_tests::{Scratch, mirrorball};
+use nix::fcntl::{Flock, FlockArg};
+
+const ALICE: u32 = 1001;
+const MALLORY: u32 = 1002;
+/// Commands that have nothing to wait for end within seconds on a busy machine.
+const SOON: Duration = Duration::from_secs(30);
+/// A lock is waited for 10 s. The rest is room for a busy machine.
+const HELD_MAX: Duration = Duration::from_secs(25);
+
+/// A host's files: a runtime directory and a data directory of root, and whatever a test adds.
+struct Host(Scratch);
+
+impl Host {
+    fn new(test: &str) -> Self {
+        assert!(nix::unistd::geteuid().is_root(), "these tests need root");
+        let host = Self(Scratch::new(test));
+        fs::set_permissions(host.0.path(), Permissions::from_mode(0o755)).expect("our own directory");
+        host
+    }
+
+    fn runtime(&self) -> PathBuf {
+        self.0.join("runtime")
+    }
+
+    /// A call of root's, which no lab serves.
+    fn root<I: AsRef<std::ffi::OsStr>>(&self, arguments: impl IntoIterator<Item = I>) -> Call {
+        self.set(mirrorball(arguments))
+    }
+
+    fn set(&self, call: Call) -> Call {
+        call.limit(SOON)
+            .env("MIRRORBALL_IN_LAB", "1")
+            .env("MIRRORBALL_RUNTIME", self.runtime())
+            .env("MIRRORBALL_DATA", self.0.join("data"))
+    }
+
+    /// A home that belongs to a user, and that others may look into.
+    fn home(&self, user: u32) -> PathBuf {
+        let home = self.0.join(&format!("home-{user}"));
+        fs::create_dir(&home).expect("our own directory");
+        chown(&home, Some(user), Some(user)).expect("root gives files away");
+        home
+    }
+}
+
+/// Whether a command of a user's succeeds.
+fn can(user: u32, program: &str, arguments: &[&str]) -> bool {
+    let mut command = Command::new(program);
+    command.args(arguments).uid(user).gid(user).current_dir("/");
+    let output = command
+        .output()
+        .unwrap_or_else(|error| panic!("{program}: {error}"));
+    output.status.success()
+}
+
+#[track_caller]
+fn does(user: u32, program: &str, arguments: &[&str]) {
+    assert!(
+        can(user, program, arguments),
+        "{program} {arguments:?} failed as user {user}"
+    );
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("ASCII")
+}
+
+/// An error's words without the breaks of its lines.
+fn words(output: &Output) -> String {
+    let errors = output.errors().replace('│', " ");
+    errors.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::symlink_metadata(path).expect("it is there").mode() & 0o7777
+}
+
+/// A file of root's, and what must not change of it.
+fn secret(host: &Host) -> (PathBuf, impl Fn() -> (String, u32, u32, u64)) {
+    let path = host.0.write("secret", "root:secret");
+    fs::set_permissions(&path, Permissions::from_mode(0o600)).expect("our own file");
+    let same = path.clone();
+    let look = move || {
+        let about = fs::symlink_metadata(&same).expect("it is there");
+        let mut bytes = fs::read(&same).expect("root reads it");
+        // What replaced it may be large.
+        bytes.truncate(64);
+        let bytes = String::from_utf8_lossy(&bytes).into_owned();
+        (bytes, about.uid(), about.mode(), about.ino())
+    };
+    (path, look)
+}
+
+/// Plants links to `target` at names beside a disk that are easy to guess, as `user`.
+fn plant(user: u32, disk: &Path, target: &Path) {
+    let name = disk.file_name().and_then(|name| name.to_str()).expect("ASCII");
+    for planted in [
+        ".NAME.mirrorball-unfinished",
+        ".NAME.mirrorball-unfinished-0",
+        ".NAME.part",
+        "NAME.new",
+    ] {
+        let planted = disk.with_file_name(planted.replace("NAME", name));
+        does(user, "ln", &["-s", text(target), text(&planted)]);
+    }
+}
+
+#[test]
+fn upkeep_by_root_follows_no_link_that_a_user_planted_and_keeps_the_owner() {
+    let host = Host::new("upkeep");
+    let home = host.home(ALICE);
+    let (target, look) = secret(&host);
+    let before = look();
+    // All its clusters are taken, with zeroes: compacting makes another file.
+    let (zeroes, disk) = (home.join("zeroes"), home.join("d.qcow2"));
+    does(ALICE, "truncate", &["-s", "4M", text(&zeroes)]);
+    let full = [
+        "convert",
+        "-f",
+        "raw",
+        "-O",
+        "qcow2",
+        "-S",
+        "0",
+        text(&zeroes),
+        text(&disk),
+    ];
+    does(ALICE, "qemu-img", &full);
+    does(ALICE, "chmod", &["640", text(&disk)]);
+    let base = home.join("base.raw");
+    does(ALICE, "cp", &[text(&zeroes), text(&base)]);
+    let overlay = home.join("o.qcow2");
+    let over = [
+        "create",
+        "-q",
+        "-f",
+        "qcow2",
+        "-F",
+        "raw",
+        "-b",
+        text(&base),
+        text(&overlay),
+    ];
+    does(ALICE, "qemu-img", &over);
+    for path in [&disk, &overlay] {
+        plant(ALICE, path, &target);
+    }
+    let inode = fs::metadata(&disk).expect("it is there").ino();
+    host.root(["disk", "compact", text(&disk)]).ok();
+    host.root(["disk", "commit", "--format", "qcow2", text(&overlay)])
+        .ok();
+    assert_eq!(look(), before, "a file of root's was changed");
+    for (path, wanted) in [(&disk, 0o640), (&overlay, 0o644)] {
+        let about = fs::symlink_metadata(path).expect("it is there");
+        assert!(about.is_file(), "{path:?} is a link");
+        assert_eq!(
+            (about.uid(), about.gid(), mode(path)),
+            (ALICE, ALICE, wanted),
+            "{path:?}"
+        );
+    }
+    assert_ne!(
+        fs::metadata(&disk).expect("it is there").ino(),
+        inode,
+        "it was not written anew"
+    );
+    assert_eq!(fs::read(&base).expect("root reads it"), vec![0; 4 << 20]);
+}
+
+/// A disk of alice's in a directory of mallory's, who decides what has a name there.
+#[test]
+fn a_file_in_a_third_users_directory_is_given_to_nobody() {
+    let host = Host::new("third");
+    let home = host.home(MALLORY);
+    let (zeroes, disk) = (host.0.sparse("zeroes", 4 << 20), home.join("d.qcow2"));
+    let full = [
+        "convert",
+        "-f",
+        "raw",
+        "-O",
+        "qcow2",
+        "-S",
+        "0",
+        text(&zeroes),
+        text(&disk),
+    ];
+    does(0, "qemu-img", &full);
+    chown(&disk, Some(ALICE), Some(ALICE)).expect("root gives files away");
+    host.root(["disk", "compact", text(&disk)]).ok();
+    let about = fs::symlink_metadata(&disk).expect("it is there");
+    assert_eq!((about.uid(), about.gid()), (0, 0));
+}
+
+/// Makes the registry of running VMs, and an entry whose lock this process holds.
+fn living(host: &Host) -> (PathBuf, Flock<File>) {
+    host.root(["ps"]).ok();
+    let folder = host.runtime().join("vms/living");
+    fs::create_dir(&folder).expect("root's directory");
+    fs::set_permissions(&folder, Permissions::from_mode(0o711)).expect("our own directory");
+    let lock = File::create(folder.join("lock")).expect("root's directory");
+    lock.set_permissions(Permissions::from_mode(0o600))
+        .expect("our own file");
+    fs::write(folder.join("console.sock"), "").expect("root's directory");
+    let lock = Flock::lock(lock, FlockArg::LockExclusiveNonblock).expect("our own file");
+    (folder, lock)
+}
+
+#[test]
+fn a_stranger_neither_holds_a_lock_of_roots_nor_reads_a_file_of_the_registry() {
+    let host = Host::new("stranger");
+    let (folder, _lock) = living(&host);
+    let vms = host.runtime().join("vms");
+    let mut files = 0;
+    for place in [host.runtime(), vms.clone(), folder] {
+        assert!(!can(MALLORY, "ls", &[text(&place)]), "{place:?} can be listed");
+        for entry in fs::read_dir(&place).expect("root reads it") {
+            let path = entry.expect("an entry").path();
+            if path.is_file() && !path.ends_with("console.sock") {
+                files += 1;
+                assert!(!can(MALLORY, "cat", &[text(&path)]), "{path:?} can be read");
+                let lock = ["--shared", "--nonblock", text(&path), "true"];
+                assert!(!can(MALLORY, "flock", &lock), "{path:?} can be locked");
+            }
+        }
+    }
+    assert!(files >= 3, "the registry's lock and mark, and the VM's lock");
+    let lock = ["--shared", "--nonblock", text(&vms), "true"];
+    assert!(!can(MALLORY, "flock", &lock), "the directory can be locked");
+    assert!(!can(MALLORY, "touch", &[text(&vms.join("new"))]));
+    host.root(["ps"]).ok();
+}
+
+#[test]
+fn a_lock_that_is_held_is_an_error_that_names_the_holder() {
+    let host = Host::new("held");
+    host.root(["ps"]).ok();
+    let lock = File::open(host.runtime().join("vms/.lock")).expect("root's file");
+    let lock = Flock::lock(lock, FlockArg::LockSharedNonblock).expect("no other holds it");
+    let output = host.root(["ps"]).limit(HELD_MAX).run().expect(1);
+    let (errors, holder) = (words(&output), format!("process {} (", std::process::id()));
+    assert!(errors.contains(&holder) && errors.contains("help: "), "{output}");
+    drop(lock);
+    host.root(["ps"]).ok();
+}
+
+/// From too few files to start at all up to enough for everything. What the command makes of a lock that it can't open is tested
+/// in the registry's own tests.
+#[test]
+fn a_command_at_its_limit_of_open_files_removes_no_running_vm() {
+    let host = Host::new("limit");
+    let (folder, _lock) = living(&host);
+    let (mut failed, mut worked) = (0, 0);
+    for limit in 3..24 {
+        let script = format!(
+            "ulimit -n {limit}; exec {} ps",
+            text(&guest_tests::command::binary())
+        );
+        let call = Call::new("sh").args(["-c", &script]);
+        match host.set(call).run().status {
+            0 => worked += 1,
+            _ => failed += 1,
+        }
+        assert!(
+            folder.join("console.sock").exists(),
+            "removed at {limit} open files"
+        );
+    }
+    assert!(failed > 0 && worked > 0, "{failed} failed, {worked} worked");
+}
+
+#[test]
+fn a_wrong_runtime_directory_loses_nothing() {
+    let host = Host::new("wrong");
+    let home = host.0.join("home");
+    let precious = home.join("vms/web/disk.raw");
+    fs::create_dir_all(precious.parent().expect("a folder")).expect("our own directory");
+    fs::write(&precious, "all").expect("our own directory");
+    for command in [
+        ["ps"].as_slice(),
+        &["stop", "web"],
+        &["run", "--image", "none", "--name", "web"],
+    ] {
+        let call = host.root(command).env("MIRRORBALL_RUNTIME", &home);
+        let output = call.run();
+        assert_ne!(output.status, 0, "{output}");
+        assert_eq!(fs::read(&precious).expect("still there"), b"all", "{output}");
+    }
+    let output = host.root(["ps"]).env("MIRRORBALL_RUNTIME", &home).run().expect(1);
+    let errors = words(&output);
+    assert!(
+        errors.contains("not made by mirrorball") && errors.contains("help: "),
+        "{output}"
+    );
+    // One that another user can lead elsewhere, or write to.
+    let link = host.0.join("link");
+    symlink(&home, &link).expect("our own directory");
+    let open = host.0.join("open");
+    fs::create_dir(&open).expect("our own directory");
+    fs::set_permissions(&open, Permissions::from_mode(0o777)).expect("our own directory");
+    for (wrong, why) in [
+        (link, "symbolic link"),
+        (open, "written by other users"),
+        (host.home(ALICE), "belongs to another user"),
+    ] {
+        let output = host
+            .root(["ps"])
+            .env("MIRRORBALL_RUNTIME", &wrong)
+            .run()
+            .expect(1);
+        assert!(words(&output).contains(why), "{output}");
+        assert!(!wrong.join("vms/.mirrorball").exists(), "{wrong:?} was used");
+    }
+}
+
+#[test]
+fn an_import_is_readable_by_its_user_alone() {
+    let host = Host::new("import");
+    // In a data directory that all may look into.
+    fs::create_dir_all(host.0.join("data")).expect("our own directory");
+    let disk = host.0.sparse("private.raw", 1 << 20);
+    fs::set_permissions(&disk, Permissions::from_mode(0o600)).expect("our own file");
+    host.root(["image", "import", text(&disk), "--name", "private"])
+        .ok();
+    let image = host.0.join("data/images/private");
+    assert_eq!(mode(&image), 0o700);
+    let mut files = 0;
+    for file in fs::read_dir(&image).expect("root reads it") {
+        let path = file.expect("an entry").path();
+        files += 1;
+        assert_eq!(mode(&path), 0o400, "{path:?}");
+        assert!(!can(MALLORY, "cat", &[text(&path)]), "{path:?} can be read");
+        let lock = ["--shared", "--nonblock", text(&path), "true"];
+        assert!(!can(MALLORY, "flock", &lock), "{path:?} can be locked");
+    }
+    assert_eq!(files, 3, "the disk, the record and the lock");
+    host.root(["image", "rm", "private"]).ok();
+}
