@@ -12,6 +12,7 @@ use config::vm::{
     DiskDevice, DiskFormatSpec, DiskMode, NetKind, NetSpec, PagesSpec, SandboxSpec, ShareSpec, VmSpec,
 };
 use diskstore::disk::{DiskRequest, Format, Mode, OpenDisk, Use, Users};
+use diskstore::group::{self, GroupError, OwnCopy};
 use diskstore::image::{Image, ImageStore};
 use hostfiles::private;
 use nix::unistd::{Whence, lseek};
@@ -73,6 +74,7 @@ pub struct Opened {
     pub keeps_writes: bool,
     /// Kept for their locks.
     _disks: Vec<OpenDisk>,
+    _originals: Vec<OwnCopy>,
     _kernel_use: Use,
     /// The image stays in the store as long as the VM runs.
     _image: Option<Image>,
@@ -107,18 +109,33 @@ fn readable(what: &'static str, path: &Path) -> Result<File, OpenError> {
     })
 }
 
-/// The file that the VM is to use for `path`: the copy of its share group, if it has one.
-fn own_file(spec: &VmSpec, what: &'static str, path: &Path) -> Result<PathBuf, OpenError> {
-    let Some(group) = &spec.share_group else {
-        return Ok(path.to_owned());
-    };
-    let store = ImageStore::open_default()?;
-    diskstore::group::own_copy(store.data(), group, path).map_err(|source| OpenError::File {
-        what,
-        path: path.to_owned(),
-        mend: "make room for the share group's own copy, or leave out `share_group`",
-        source,
-    })
+/// The files of a VM's share group, and the locks of their originals.
+struct GroupFiles<'a> {
+    group: Option<&'a str>,
+    vm: &'a str,
+    copies: Vec<OwnCopy>,
+}
+
+impl GroupFiles<'_> {
+    /// The file that the VM is to use for `path`: the copy of its share group, if it has one.
+    fn own(&mut self, what: &'static str, path: &Path) -> Result<PathBuf, OpenError> {
+        let Some(group) = self.group else {
+            return Ok(path.to_owned());
+        };
+        let store = ImageStore::open_default()?;
+        let copy = group::own_copy(store.data(), group, path, self.vm).map_err(|error| match error {
+            GroupError::Original(error) => OpenError::Disk(error),
+            GroupError::Copy(source) => OpenError::File {
+                what,
+                path: path.to_owned(),
+                mend: "make room for the share group's own copy, or leave out `share_group`",
+                source,
+            },
+        })?;
+        let own = copy.path.clone();
+        self.copies.push(copy);
+        Ok(own)
+    }
 }
 
 /// Where the writes of non-persistent disks go: `$MIRRORBALL_SCRATCH`, else `$TMPDIR`, else `/var/tmp`. Files there have
@@ -155,14 +172,18 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
         ),
         (None, None) => return Err(OpenError::NoKernel),
     };
-    let grouped = |what, path: &Path| own_file(spec, what, path);
-    let kernel = readable("kernel", &grouped("kernel", &kernel_path)?)?;
+    let mut grouped = GroupFiles {
+        group: spec.share_group.as_deref(),
+        vm: name,
+        copies: Vec::new(),
+    };
+    let kernel = readable("kernel", &grouped.own("kernel", &kernel_path)?)?;
     // For the sharing of its pages; who writes the file anyway is noticed then.
     let kernel_use = Use::announce(&kernel, name);
     let kernel = files.add(kernel);
     let sockets = File::open(Users::TABLE).ok().map(|table| files.add(table));
     let initrd = match initrd_path {
-        Some(path) => Some(files.add(readable("initrd", &grouped("initrd", &path)?)?)),
+        Some(path) => Some(files.add(readable("initrd", &grouped.own("initrd", &path)?)?)),
         None => None,
     };
     let scratch = scratch_directory();
@@ -214,7 +235,7 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
     for (index, (mut request, queues, pmem, share)) in requests.into_iter().enumerate() {
         keeps_writes |= request.persistent;
         if request.mode == Mode::Private {
-            request.path = grouped("disk", &request.path)?;
+            request.path = grouped.own("disk", &request.path)?;
         }
         if request.persistent && request.mode == Mode::Private {
             let overlays = ImageStore::open_default()?.data().join("overlays").join(name);
@@ -350,6 +371,7 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
         kernel: kernel_path,
         keeps_writes,
         _disks: disks,
+        _originals: grouped.copies,
         _kernel_use: kernel_use,
         _image: image,
         passt,

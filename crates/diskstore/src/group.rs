@@ -11,29 +11,65 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use nix::fcntl::{Flock, FlockArg};
+use hostfiles::{Unfinished, lock, private};
 
-use crate::disk::{copy_scratch as copy_sparse, inherit_format};
+use crate::disk::{DiskError, Lock, Share, copy_scratch as copy_sparse, inherit_format, take_lock};
 
 /// From `linux/fs.h`: `FICLONE`.
 const SHARE_SPACE: libc::Ioctl = 0x4004_9409;
 const QCOW2_MAGIC: [u8; 4] = *b"QFI\xfb";
+/// How long another VM of the group may take to copy a file. At 100 MB/s, which a disk has, that is 60 GB.
+const COPY_MAX: Duration = Duration::from_secs(600);
 
-/// The group's own copy of `original`, made when there is none. `data` is the data directory.
+/// A group's copy of a file. The original is locked while this lives, as by a VM that uses it privately.
+#[derive(Debug)]
+pub struct OwnCopy {
+    /// The copy.
+    pub path: PathBuf,
+    _original: File,
+    _lock: Lock,
+}
+
+/// Why a group has no copy of a file.
+#[derive(Debug, thiserror::Error)]
+pub enum GroupError {
+    /// The original is in use.
+    #[error(transparent)]
+    Original(#[from] DiskError),
+    /// The copy can't be made.
+    #[error(transparent)]
+    Copy(#[from] io::Error),
+}
+
+/// The group's own copy of `original` for the VM `vm`, made when there is none. `data` is the data directory.
 ///
 /// # Errors
-/// When there is no room, or the file stands on others (qcow2): they would be shared all the same.
-pub fn own_copy(data: &Path, group: &str, original: &Path) -> io::Result<PathBuf> {
+/// When a VM has the original exclusively, when there is no room, or when the file stands on others (qcow2): they would be
+/// shared all the same.
+pub fn own_copy(data: &Path, group: &str, original: &Path, vm: &str) -> Result<OwnCopy, GroupError> {
     let file = File::open(original)?;
     let mut magic = [0; 4];
     if file.read_at(&mut magic, 0)? == magic.len() && magic == QCOW2_MAGIC {
-        return Err(io::Error::other(
+        return Err(GroupError::Copy(io::Error::other(
             "a share group takes raw disks only; convert it with `qemu-img convert -O raw`",
-        ));
+        )));
     }
+    // Before anything is looked at: an exclusive user would write the file while it is copied.
+    let held = take_lock(original, &file, Share::Shared, vm)?;
+    let path = copy_of(data, group, &file)?;
+    Ok(OwnCopy {
+        path,
+        _original: file,
+        _lock: held,
+    })
+}
+
+/// The path of the group's copy of a file that nobody writes.
+fn copy_of(data: &Path, group: &str, file: &File) -> io::Result<PathBuf> {
     let about = file.metadata()?;
     let of = format!("{:x}-{:x}-", about.dev(), about.ino());
     let name = format!(
@@ -43,26 +79,26 @@ pub fn own_copy(data: &Path, group: &str, original: &Path) -> io::Result<PathBuf
         about.mtime_nsec()
     );
     let folder = data.join("groups").join(group);
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(&folder)?;
+    private::directories(&folder)?;
     let copy = folder.join(&name);
     // Two VMs of the group that start at once make one copy.
-    let lock = File::create(folder.join(".lock"))?;
-    let _lock = Flock::lock(lock, FlockArg::LockExclusive).map_err(|(_, error)| io::Error::from(error))?;
+    let path = folder.join(".lock");
+    let _lock = lock::within(
+        &path,
+        private::lock_file(&path)?,
+        lock::Share::Exclusive,
+        COPY_MAX,
+    )?;
     if copy.exists() {
         return Ok(copy);
     }
-    let partial = folder.join(".partial");
-    let to = File::create(&partial)?;
+    let new = Unfinished::beside(&copy)?;
     // SAFETY: takes two descriptors and no pointers.
-    if unsafe { libc::ioctl(to.as_raw_fd(), SHARE_SPACE, file.as_raw_fd()) } != 0 {
-        copy_sparse(&file, &to)?;
+    if unsafe { libc::ioctl(new.file().as_raw_fd(), SHARE_SPACE, file.as_raw_fd()) } != 0 {
+        copy_sparse(file, new.file())?;
     }
-    inherit_format(&file, &to);
-    to.set_permissions(fs::Permissions::from_mode(0o400))?;
-    to.sync_all()?;
+    inherit_format(file, new.file());
+    new.file().set_permissions(fs::Permissions::from_mode(0o400))?;
     // Copies of what the file was before: VMs that use one keep it until they end.
     for entry in fs::read_dir(&folder)? {
         let entry = entry?;
@@ -70,27 +106,28 @@ pub fn own_copy(data: &Path, group: &str, original: &Path) -> io::Result<PathBuf
             fs::remove_file(entry.path())?;
         }
     }
-    fs::rename(&partial, &copy)?;
+    new.replace()?;
     Ok(copy)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::disk::{DiskRequest, Mode, open};
 
     #[test]
     fn each_group_has_a_copy_until_the_original_changes() {
         let data = tempfile::tempdir().unwrap();
         let original = data.path().join("image");
         fs::write(&original, vec![7; 300_000]).unwrap();
-        let one = own_copy(data.path(), "one", &original).unwrap();
-        let other = own_copy(data.path(), "other", &original).unwrap();
-        assert_eq!(own_copy(data.path(), "one", &original).unwrap(), one);
+        let own_copy = |group| own_copy(data.path(), group, &original, "vm").unwrap().path;
+        let (one, other) = (own_copy("one"), own_copy("other"));
+        assert_eq!(own_copy("one"), one);
         let inode = |path: &Path| fs::metadata(path).unwrap().ino();
         assert!(inode(&one) != inode(&other) && inode(&one) != inode(&original));
         assert_eq!(fs::read(&one).unwrap(), vec![7; 300_000]);
         fs::write(&original, "new").unwrap();
-        let newer = own_copy(data.path(), "one", &original).unwrap();
+        let newer = own_copy("one");
         assert_eq!(fs::read(&newer).unwrap(), b"new");
         assert!(!one.exists(), "the old copy stays for ever");
         assert_eq!(fs::read(&other).unwrap(), vec![7; 300_000]);
@@ -101,7 +138,37 @@ mod tests {
         let data = tempfile::tempdir().unwrap();
         let original = data.path().join("overlay");
         fs::write(&original, [&QCOW2_MAGIC[..], &[0; 100]].concat()).unwrap();
-        let error = own_copy(data.path(), "one", &original).unwrap_err();
+        let error = own_copy(data.path(), "one", &original, "vm").unwrap_err();
         assert!(error.to_string().contains("raw disks only"), "{error}");
+    }
+
+    #[test]
+    fn a_disk_that_a_vm_has_exclusively_is_not_copied_and_a_copied_one_is_not_taken_exclusively() {
+        let data = tempfile::tempdir().unwrap();
+        let original = data.path().join("disk");
+        fs::write(&original, vec![7; 4096]).unwrap();
+        let exclusive = DiskRequest {
+            path: original.clone(),
+            format: None,
+            mode: Mode::Exclusive,
+            persistent: true,
+            read_only: false,
+            overlay_path: None,
+            scratch_dir: data.path().to_owned(),
+            vm_name: "writer".into(),
+        };
+        let writer = open(&exclusive).unwrap();
+        let error = own_copy(data.path(), "one", &original, "member").unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.contains("in use exclusively by") && text.contains("VM writer"),
+            "{text}"
+        );
+        drop(writer);
+        let member = own_copy(data.path(), "one", &original, "member").unwrap();
+        let text = open(&exclusive).unwrap_err().to_string();
+        assert!(text.contains("VM member"), "{text}");
+        drop(member);
+        open(&exclusive).unwrap();
     }
 }

@@ -37,6 +37,7 @@ pub use error::DiskError;
 pub use format::{Format, inherit_format};
 pub use io_queue::{IoQueue, Operation, Submission};
 pub use lock::{Holder, Use, Users, holders};
+pub(crate) use lock::{Lock, Share, take as take_lock};
 pub use open::{DiskRequest, Layer, Mode, OpenDisk, open};
 pub use scratch::{copy_scratch, nameless_file};
 pub use segments::Segments;
