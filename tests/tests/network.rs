@@ -59,7 +59,7 @@ fn user_vm(name: &str, more: &str, scratch: &Scratch) -> (Vm, String) {
 fn user_networking_carries_a_hundred_megabytes_each_way() {
     let scratch = Scratch::new("user");
     let forwarded = net::free_port();
-    let forward = format!("forward = [\"{forwarded}:{GUEST_PORT}\"]");
+    let forward = format!("host = true\nforward = [\"{forwarded}:{GUEST_PORT}\"]");
     let (vm, router) = user_vm("user", &forward, &scratch);
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
     upload(&vm, listener, &router, BYTES);
@@ -70,7 +70,7 @@ fn user_networking_carries_a_hundred_megabytes_each_way() {
 #[test]
 fn a_slow_receiver_on_the_host_does_not_end_a_transfer_through_user_networking() {
     let scratch = Scratch::new("slow");
-    let (vm, router) = user_vm("slow", "", &scratch);
+    let (vm, router) = user_vm("slow", "host = true", &scratch);
     // Frames of 1,500 bytes, as for a guest that does not ask for the MTU.
     vm.sh("ip link set mtu 1500 dev eth0");
     let bytes = 12_000_000;

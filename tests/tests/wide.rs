@@ -29,7 +29,7 @@ fn four_cells_are_one_machine() {
         .memory("512M")
         .span(&CELLS)
         .disk(&disk, "mode = \"exclusive\"\npersistent = true")
-        .net("kind = \"user\"")
+        .net("kind = \"user\"\nhost = true")
         .start(&scratch);
     assert_eq!(vm.places(), [0, 1, 2, 3]);
     assert_eq!(vm.shards().len(), 4);

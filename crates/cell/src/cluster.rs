@@ -3,6 +3,7 @@
 //! - [`interface`]: what a cell can be asked;
 //! - [`files`]: where a cluster is found, and who is who in it;
 //! - [`state`]: what a cell decides and answers, without I/O;
+//! - [`addresses`]: which addresses the cluster's file names;
 //! - [`routes`]: by which cells a message to all goes;
 //! - [`limits`]: how long they wait for one another;
 //! - [`contacts`]: what a cell makes of one that is silent or gone;
@@ -12,6 +13,7 @@
 //! - [`client`]: asking a cell;
 //! - [`tenure`]: a VM's place in a cell, held by its monitor, which outlives the cell's process.
 
+pub mod addresses;
 pub mod client;
 pub mod contacts;
 pub mod files;

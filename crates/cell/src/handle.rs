@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -59,6 +60,8 @@ pub(crate) struct State {
     asking: usize,
     /// The cells of a VM that spans them, in the order of its shards.
     pub(crate) cells: Vec<u16>,
+    /// Frames that its cards were not allowed to send.
+    pub(crate) filtered: Arc<AtomicU64>,
     /// Of a VM over several hosts.
     pub(crate) clocks: Option<Clocks>,
     /// Its shards beside the home, while they run.
@@ -191,6 +194,7 @@ impl Handle {
             .status
             .clone()
             .ok_or_else(|| io::Error::other("the VM does not answer"))?;
+        add_filtered(&mut status, state.filtered.load(Ordering::Relaxed));
         if let Some(parts) = &state.parts {
             let statuses = parts
                 .statuses()
@@ -296,6 +300,13 @@ impl Handle {
     }
 }
 
+/// Adds to the home's status how many frames were kept from the host and the cluster.
+fn add_filtered(status: &mut Value, frames: u64) {
+    if let Some(status) = status.as_object_mut() {
+        status.insert("filtered_frames".to_owned(), frames.into());
+    }
+}
+
 /// Adds to the home's status where each vCPU is, and what the other shards counted.
 fn add_span(status: &mut Value, cells: &[u16], clocks: Vec<Value>, parts: Vec<Value>) {
     let Some(status) = status.as_object_mut() else {
@@ -374,6 +385,13 @@ mod tests {
             status["span"],
             json!({ "cells": [3, 5], "vcpus": [3, 5, 5], "shards": shards })
         );
+    }
+
+    #[test]
+    fn a_status_counts_filtered_frames() {
+        let mut status = json!({ "exits": [] });
+        add_filtered(&mut status, 3);
+        assert_eq!(status, json!({ "exits": [], "filtered_frames": 3 }));
     }
 
     #[test]

@@ -7,6 +7,8 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use config::vm::{
     DiskDevice, DiskFormatSpec, DiskMode, NetKind, NetSpec, PagesSpec, SandboxSpec, ShareSpec, VmSpec,
@@ -18,8 +20,11 @@ use hostfiles::private;
 use nix::unistd::{Whence, lseek};
 use shard::arch::x86_64::kernel;
 use shard::launch::*;
+use subnet::Egress;
 use subnet::passt::{Passt, PasstChild, PasstSpec};
 
+use crate::cluster::addresses;
+use crate::cluster::files;
 use crate::cmdline;
 use crate::monitor::bind;
 use crate::runtime;
@@ -79,6 +84,8 @@ pub struct Opened {
     /// The image stays in the store as long as the VM runs.
     _image: Option<Image>,
     passt: Vec<UserCard>,
+    /// Frames that the guest's cards were not allowed to send.
+    pub filtered: Arc<AtomicU64>,
 }
 
 /// A card of user-mode networking: its passt, and how to start it again.
@@ -266,6 +273,11 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
     }
     let mut nets = Vec::new();
     let mut passt = Vec::new();
+    let filtered = Arc::new(AtomicU64::new(0));
+    let egress = Egress {
+        cluster: Arc::new(addresses::listing(files::Files::open()?)),
+        filtered: filtered.clone(),
+    };
     let addresses = hardware_addresses(spec, name)?;
     for (index, (net, mac)) in cards(spec).into_iter().zip(addresses).enumerate() {
         let backend = match (&net.kind, &net.tap) {
@@ -279,6 +291,7 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
                 let spec = PasstSpec {
                     mac,
                     forward: forward?,
+                    egress: (!net.host).then(|| egress.clone()),
                 };
                 let Passt { socket, child } = subnet::passt::start(&spec)?;
                 let file = files.add(socket);
@@ -375,6 +388,7 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
         _kernel_use: kernel_use,
         _image: image,
         passt,
+        filtered,
     })
 }
 
@@ -387,6 +401,7 @@ fn cards(spec: &VmSpec) -> Vec<NetSpec> {
             forward: Vec::new(),
             mac: None,
             queues: None,
+            host: false,
         }]
     })
 }
@@ -418,6 +433,12 @@ impl Opened {
     pub fn kernel_image(&self) -> io::Result<Range<u64>> {
         let kernel = self.files[self.launch.kernel.0].try_clone()?;
         Ok(kernel::image(&mut File::from(kernel)))
+    }
+
+    /// The processes beside the shard that work for this VM.
+    pub fn helper_pids(&self) -> impl Iterator<Item = u32> + '_ {
+        let cards = self.passt.iter();
+        cards.filter_map(|card| card.child.as_ref().map(PasstChild::id))
     }
 
     /// Makes everything ready for another boot of the same VM: disks keep their writes, networks start anew, since a frame

@@ -94,6 +94,7 @@ pub fn run(
         return Err(RunError::Sandbox(namespaces.missing.join("; ")));
     }
     let group = CpuGroup::of(name, &opened.spec)?;
+    handle.state().filtered = opened.filtered.clone();
     handle.state().cells = span.map_or_else(Vec::new, Span::cells);
     handle.console().set_input(Some(opened.console.try_clone()?));
     let pump = pump(opened.console.try_clone()?, handle.console().clone())?;

@@ -232,6 +232,9 @@ pub struct NetSpec {
     pub mac: Option<String>,
     /// Queue pairs, for `tap`.
     pub queues: Option<u16>,
+    /// Whether the guest may reach the host and the cluster's hosts, for `user`.
+    #[serde(default)]
+    pub host: bool,
 }
 
 /// What a network card is connected to.

@@ -1,13 +1,21 @@
 //! Networks: TAP devices and unprivileged user-mode networking.
 //!
-//! The monitor calls this before a shard starts; what it gets back are open files, which is all that a shard needs.
+//! The monitor calls this before a shard starts; what it gets back are open files, which is all that a shard needs. Between
+//! a user-mode card and its passt, [`relay`] drops frames to the host and the cluster, as [`filter`] decides.
 
 mod error;
+pub mod filter;
 mod forward;
+pub mod frame;
+mod host;
 mod mac;
 pub mod passt;
+mod relay;
+#[cfg(test)]
+mod samples;
 pub mod tap;
 
 pub use error::SubnetError;
 pub use forward::{PortForward, Protocol};
 pub use mac::{mac_address, parse_mac};
+pub use relay::Egress;

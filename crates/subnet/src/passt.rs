@@ -4,9 +4,14 @@
 //! the other end closes: when the shard that holds it ends, or its monitor before handing it over. A parent-death
 //! signal is not used: it would fire at the end of the thread that started passt, and is lost when passt drops root.
 //!
-//! The guest always sees the same network: 10.0.2.15/24, with the host and the way out at 10.0.2.2. passt wants a host
-//! interface with a default route as a template for IPv4; on a host without any (a lab), `lo` serves, and the guest
-//! reaches the host only. As root, passt changes to `nobody` by itself, and cannot bind ports below 1024.
+//! The guest always sees the same network: 10.0.2.15/24, with the way out at 10.0.2.2. passt wants a host interface with a
+//! default route as a template for IPv4; on a host without any (a lab), `lo` serves, and the guest reaches the host at
+//! most. As root, passt changes to `nobody` by itself, and cannot bind ports below 1024.
+//!
+//! passt connects its guest to whatever the host reaches, and takes the gateway's address for the host's loopback. A
+//! [`Relay`] in front of it keeps both from the guest unless the card asks for them. passt is told not to map the gateway
+//! either (`--no-map-gw`), except where it needs that: without it, passt 2023 can neither hand back answers to UDP clients
+//! on the host's loopback nor offer a resolver there.
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -18,11 +23,13 @@ use std::time::Duration;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-use crate::{PortForward, Protocol, SubnetError};
+use crate::filter::Resolvers;
+use crate::relay::{Egress, Relay};
+use crate::{PortForward, Protocol, SubnetError, host};
 
 /// The guest's address, given by DHCP.
 pub const GUEST_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
-/// The gateway, which is also how the guest names the host.
+/// The gateway. A guest that may reach the host names it so, too.
 pub const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
 /// The gateway's card.
 const GATEWAY_MAC: &str = "52:55:0a:00:02:02";
@@ -37,6 +44,8 @@ pub struct PasstSpec {
     pub mac: [u8; 6],
     /// Ports of the host that lead to the guest, on every address of the host.
     pub forward: Vec<PortForward>,
+    /// What keeps the guest from the host and the cluster; it reaches both when absent.
+    pub egress: Option<Egress>,
 }
 
 /// A running passt. Dropping it ends passt.
@@ -48,22 +57,26 @@ pub struct Passt {
     pub child: PasstChild,
 }
 
-/// The process. Killed and waited for on drop.
+/// The process, and the relay in front of it. Killed and waited for on drop.
 #[derive(Debug)]
-pub struct PasstChild(Child);
+pub struct PasstChild {
+    process: Child,
+    /// Dropped after the process has ended.
+    _relay: Option<Relay>,
+}
 
 impl PasstChild {
     /// Its process id.
     pub fn id(&self) -> u32 {
-        self.0.id()
+        self.process.id()
     }
 }
 
 impl Drop for PasstChild {
     fn drop(&mut self) {
         // It may have ended by itself.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }
 
@@ -76,8 +89,11 @@ pub fn start(spec: &PasstSpec) -> Result<Passt, SubnetError> {
         .map_err(|error| failed("no memory file")(error.into()))?;
     let mut log = File::from(log);
     let stderr = log.try_clone().map_err(failed("no memory file"))?;
-    let child = Command::new("passt")
-        .args(arguments(&spec.forward, has_default_route()))
+    let resolv_conf = std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
+    let resolvers = Resolvers::of(&resolv_conf, &host::ipv6_gateways());
+    let maps_gateway = spec.egress.is_none() || resolvers.at_gateway || !udp_ports(&spec.forward).is_empty();
+    let process = Command::new("passt")
+        .args(arguments(&spec.forward, has_default_route(), maps_gateway))
         .stdin(Stdio::from(OwnedFd::from(theirs)))
         .stdout(Stdio::null())
         .stderr(stderr)
@@ -86,7 +102,10 @@ pub fn start(spec: &PasstSpec) -> Result<Passt, SubnetError> {
             std::io::ErrorKind::NotFound => SubnetError::NoPasst,
             _ => failed("cannot run it")(error),
         })?;
-    let child = PasstChild(child);
+    let mut child = PasstChild {
+        process,
+        _relay: None,
+    };
     if !answers(&mut ours, spec.mac) {
         drop(child);
         let mut text = String::new();
@@ -94,6 +113,13 @@ pub fn start(spec: &PasstSpec) -> Result<Passt, SubnetError> {
         return Err(explain(&text));
     }
     ours.set_read_timeout(None).map_err(failed("no time limit"))?;
+    if let Some(egress) = &spec.egress {
+        let (card, relays) = UnixStream::pair().map_err(failed("no socket pair"))?;
+        let ports = udp_ports(&spec.forward);
+        let relay = Relay::start(relays, ours, egress.clone(), resolvers, ports);
+        child._relay = Some(relay.map_err(failed("no relay"))?);
+        ours = card;
+    }
     ours.set_nonblocking(true)
         .map_err(failed("cannot make the socket non-blocking"))?;
     Ok(Passt {
@@ -102,8 +128,14 @@ pub fn start(spec: &PasstSpec) -> Result<Passt, SubnetError> {
     })
 }
 
+/// The guest's ports that UDP is forwarded to.
+fn udp_ports(forward: &[PortForward]) -> Vec<u16> {
+    let udp = forward.iter().filter(|forward| forward.protocol == Protocol::Udp);
+    udp.map(|forward| forward.guest).collect()
+}
+
 /// passt's command line.
-fn arguments(forward: &[PortForward], default_route: bool) -> Vec<String> {
+fn arguments(forward: &[PortForward], default_route: bool, maps_gateway: bool) -> Vec<String> {
     let (address, gateway) = (GUEST_ADDRESS.to_string(), GATEWAY.to_string());
     let mut arguments: Vec<String> = ["--foreground", "--quiet", "--stderr", "--fd", "0"]
         .map(String::from)
@@ -118,6 +150,9 @@ fn arguments(forward: &[PortForward], default_route: bool) -> Vec<String> {
     }
     if !default_route {
         arguments.extend(["--ipv4-only", "--interface", "lo"].map(String::from));
+    }
+    if !maps_gateway {
+        arguments.push("--no-map-gw".to_owned());
     }
     for forward in forward {
         let option = match forward.protocol {

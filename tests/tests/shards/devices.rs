@@ -26,7 +26,7 @@ fn disks_and_network_serve_the_cpus_of_every_cell() {
         .memory("512M")
         .disk(&source, "read_only = true")
         .disk(&copy, "mode = \"exclusive\"\npersistent = true")
-        .net("kind = \"user\"")
+        .net("kind = \"user\"\nhost = true")
         .start(&scratch);
     vm.add_tool();
 

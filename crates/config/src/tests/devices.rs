@@ -415,6 +415,38 @@ forward = ["8080:80"]
 }
 
 #[test]
+fn the_host_for_a_tap_card() {
+    let text = r#"image = "debian-12"
+
+[[nets]]
+kind = "tap"
+tap = "tap0"
+host = true
+"#;
+    let shown = r#"
+  × a TAP device reaches what the host lets it
+   ╭─[vm.toml:6:8]
+ 5 │ tap = "tap0"
+ 6 │ host = true
+   ·        ──┬─
+   ·          ╰── here
+   ╰────
+  help: drop `host`, or use `kind = "user"`
+"#;
+    assert_eq!(refused(text), shown);
+}
+
+#[test]
+fn a_user_card_reaches_the_host_only_when_asked() {
+    let card = |more: &str| {
+        let text = format!("image = \"debian-12\"\n[[nets]]\nkind = \"user\"\n{more}");
+        crate::parse("vm.toml", &text).unwrap().nets.unwrap()[0].host
+    };
+    assert!(!card(""));
+    assert!(card("host = true\n"));
+}
+
+#[test]
 fn two_queue_pairs_of_a_user_card() {
     let text = r#"image = "debian-12"
 

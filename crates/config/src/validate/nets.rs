@@ -36,6 +36,14 @@ pub(super) fn check(net: &NetSpec, index: &str) -> Result<(), Fault> {
         )
         .or_by_flag("drop `forward=`, or use `user`"));
     }
+    if net.kind == NetKind::Tap && net.host {
+        return Err(fault(
+            &["nets", index, "host"],
+            "a TAP device reaches what the host lets it",
+            "drop `host`, or use `kind = \"user\"`",
+        )
+        .or_by_flag("drop `host`, or use `user`"));
+    }
     let mut host_ports = Vec::new();
     for (place, text) in net.forward.iter().enumerate() {
         let at = ["nets", index, "forward", &place.to_string()];

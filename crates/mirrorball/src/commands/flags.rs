@@ -35,7 +35,7 @@ pub struct RunArgs {
     /// A disk: PATH[:private|exclusive][:persistent]
     #[arg(long)]
     pub disk: Vec<String>,
-    /// user[,forward=[udp:]HOST:GUEST][,mac=MAC], tap=NAME[,mac=MAC] or none
+    /// user[,host][,forward=[udp:]HOST:GUEST][,mac=MAC], tap=NAME[,mac=MAC] or none
     #[arg(long)]
     pub net: Vec<String>,
     /// The VM's name
@@ -122,6 +122,7 @@ fn net(text: &str) -> Result<Option<NetSpec>> {
         forward: Vec::new(),
         mac: None,
         queues: None,
+        host: false,
     };
     let mut parts = text.split(',');
     match parts.next() {
@@ -131,7 +132,7 @@ fn net(text: &str) -> Result<Option<NetSpec>> {
             Some(tap) => (card.kind, card.tap) = (NetKind::Tap, Some(tap.to_owned())),
             None => {
                 return Err(miette!(
-                    "--net {text}: use user[,forward=[udp:]HOST:GUEST][,mac=MAC], tap=NAME[,mac=MAC] or none"
+                    "--net {text}: use user[,host][,forward=[udp:]HOST:GUEST][,mac=MAC], tap=NAME[,mac=MAC] or none"
                 ));
             }
         },
@@ -139,11 +140,12 @@ fn net(text: &str) -> Result<Option<NetSpec>> {
     }
     for part in parts {
         match part.split_once('=') {
+            None if part == "host" => card.host = true,
             Some(("forward", ports)) => card.forward.push(ports.to_owned()),
             Some(("mac", mac)) => card.mac = Some(mac.to_owned()),
             _ => {
                 return Err(miette!(
-                    "--net {text}: {part:?} is not an option; use forward= or mac="
+                    "--net {text}: {part:?} is not an option; use host, forward= or mac="
                 ));
             }
         }
@@ -227,6 +229,21 @@ mod tests {
             assert_eq!(kernel.path, path.map(PathBuf::from));
             assert_eq!(kernel.cmdline, "psi=1 debug");
         }
+    }
+
+    #[test]
+    fn a_user_card_may_ask_for_the_host_and_a_tap_card_may_not() {
+        let card = |text: &str| net(text).unwrap().unwrap();
+        assert!(card("user,host,forward=8080:80").host);
+        assert!(!card("user,forward=8080:80").host);
+        let tap = spec(&parse(&["--image", "debian-12", "--net", "tap=tap0,host"]).unwrap());
+        let error = tap.unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "--net: a TAP device reaches what the host lets it"
+        );
+        let help = error.help().map(|help| help.to_string());
+        assert_eq!(help.as_deref(), Some("drop `host`, or use `user`"));
     }
 
     #[test]

@@ -1,75 +1,218 @@
 //! Against the real passt.
 
+use std::collections::HashSet;
+use std::net::IpAddr;
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
+use crate::frame::{Datagram, Packet, Payload, parse};
+use crate::samples::{MAC, SYN, TCP, UDP, address, frame, message, tcp, udp};
 
-const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+/// An address that the host of a test of its own has.
+const OWN: &str = "192.0.2.77";
+const GUEST_PORT: u16 = 7000;
+
+/// A card that may reach neither the host nor the cluster.
+fn walled(forward: Vec<PortForward>) -> PasstSpec {
+    let egress = Egress {
+        cluster: Arc::new(HashSet::new),
+        filtered: Arc::new(AtomicU64::new(0)),
+    };
+    PasstSpec {
+        mac: MAC,
+        forward,
+        egress: Some(egress),
+    }
+}
+
+fn filtered(spec: &PasstSpec) -> u64 {
+    spec.egress
+        .as_ref()
+        .map_or(0, |egress| egress.filtered.load(Ordering::Relaxed))
+}
+
+fn socket(passt: &Passt) -> UnixStream {
+    let socket = UnixStream::from(passt.socket.try_clone().unwrap());
+    socket.set_nonblocking(false).unwrap();
+    socket.set_read_timeout(Some(START_LIMIT)).unwrap();
+    socket
+}
+
+fn send(passt: &Passt, frame: &[u8]) {
+    // In one write: passt drops a length that it reads before any byte of its frame.
+    socket(passt).write_all(&message(frame)).unwrap();
+}
+
+/// The next IP packet for the guest that `is` wanted, with its frame.
+fn receive(passt: &Passt, is: impl Fn(&Datagram) -> bool) -> Option<(Datagram, Vec<u8>)> {
+    let mut socket = socket(passt);
+    loop {
+        let mut length = [0; 4];
+        socket.read_exact(&mut length).ok()?;
+        let mut frame = vec![0; u32::from_be_bytes(length) as usize];
+        socket.read_exact(&mut frame).ok()?;
+        if let Some(Packet::Ip(datagram)) = parse(&frame)
+            && is(&datagram)
+        {
+            return Some((datagram, frame));
+        }
+    }
+}
 
 /// A DHCP discover, and the address that the offer carries.
 fn dhcp(passt: &Passt) -> Option<[u8; 4]> {
-    let mut socket = UnixStream::from(passt.socket.try_clone().unwrap());
-    socket.set_nonblocking(false).unwrap();
-    socket.set_read_timeout(Some(START_LIMIT)).unwrap();
     let mut bootp = vec![1, 1, 6, 0, 0, 0, 0x12, 0x34];
     bootp.resize(28, 0);
     bootp.extend(MAC);
     bootp.resize(236, 0);
     bootp.extend([0x63, 0x82, 0x53, 0x63, 53, 1, 1, 255]);
     bootp.resize(300, 0);
-    let udp_length = (8 + bootp.len()) as u16;
-    let mut ip = vec![0x45, 0];
-    ip.extend((20 + udp_length).to_be_bytes());
-    ip.extend([0, 0, 0, 0, 64, 17, 0, 0, 0, 0, 0, 0, 255, 255, 255, 255]);
-    let sum: u32 = ip
-        .chunks(2)
-        .map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])))
-        .sum();
-    let check = !(((sum & 0xffff) + (sum >> 16)) as u16);
-    ip[10..12].copy_from_slice(&check.to_be_bytes());
-    let mut frame = vec![0xff; 6];
-    frame.extend(MAC);
-    frame.extend([8, 0]);
-    frame.extend(ip);
-    frame.extend([0, 68, 0, 67]);
-    frame.extend(udp_length.to_be_bytes());
-    frame.extend([0, 0]);
-    frame.extend(bootp);
-    // In one write: passt drops a length that it reads before any byte of its frame.
-    let message = [&(frame.len() as u32).to_be_bytes()[..], &frame].concat();
-    socket.write_all(&message).unwrap();
-    loop {
-        let mut length = [0; 4];
-        socket.read_exact(&mut length).ok()?;
-        let mut frame = vec![0; u32::from_be_bytes(length) as usize];
-        socket.read_exact(&mut frame).ok()?;
-        if frame[12..14] == [8, 0] && frame[23] == 17 {
-            return frame[14 + 20 + 8 + 16..][..4].try_into().ok();
-        }
+    let (from, to) = (Ipv4Addr::UNSPECIFIED, Ipv4Addr::BROADCAST);
+    send(passt, &frame(from.into(), to.into(), UDP, &udp(68, 67, &bootp)));
+    let is_offer = |datagram: &Datagram| matches!(datagram.payload, Payload::Udp { destination: 68, .. });
+    let (_, frame) = receive(passt, is_offer)?;
+    frame[14 + 20 + 8 + 16..][..4].try_into().ok()
+}
+
+/// Asks for a connection to `to`; whether the listener got one. passt answers DHCP before it looks at the TCP segments that it
+/// read together with it, so that the second answer shows that it has seen the request.
+fn connects(passt: &Passt, to: IpAddr, listener: &TcpListener) -> bool {
+    let port = listener.local_addr().unwrap().port();
+    listener.set_nonblocking(true).unwrap();
+    send(
+        passt,
+        &frame(GUEST_ADDRESS.into(), to, TCP, &tcp(40_000, port, SYN)),
+    );
+    for _ in 0..2 {
+        assert_eq!(dhcp(passt), Some(GUEST_ADDRESS.octets()));
     }
+    listener.accept().is_ok()
+}
+
+/// Runs `test` in a network namespace whose host has a loopback and, on that, [`OWN`].
+fn on_a_host_alone<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) -> T {
+    // The namespace is this thread's; passt is started from it.
+    let alone = std::thread::spawn(|| {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)
+            .expect("this test needs root (CAP_SYS_ADMIN) to make a network namespace");
+        let own = format!("{OWN}/32");
+        for words in [
+            &["link", "set", "lo", "up"][..],
+            &["addr", "add", &own, "dev", "lo"],
+        ] {
+            let done = Command::new("ip").args(words).status();
+            assert!(done.expect("this test needs iproute2").success());
+        }
+        test()
+    });
+    alone.join().unwrap()
+}
+
+fn udp_forward() -> (u16, Vec<PortForward>) {
+    let free = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+    let host = free.local_addr().unwrap().port();
+    let forward = PortForward {
+        protocol: Protocol::Udp,
+        host,
+        guest: GUEST_PORT,
+    };
+    (host, vec![forward])
+}
+
+#[test]
+fn a_walled_guest_connects_neither_to_the_loopback_nor_to_the_hosts_own_addresses() {
+    on_a_host_alone(|| {
+        // passt maps the gateway to the loopback for the second card only.
+        for forward in [Vec::new(), udp_forward().1] {
+            let spec = walled(forward);
+            let passt = start(&spec).unwrap();
+            let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+            for (count, to) in (1..).zip(["10.0.2.2", "127.0.0.1", OWN]) {
+                assert!(!connects(&passt, address(to), &listener), "{to}");
+                assert_eq!(filtered(&spec), count, "{to}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_guest_that_may_reach_the_host_does() {
+    on_a_host_alone(|| {
+        for to in ["10.0.2.2", OWN] {
+            let spec = PasstSpec {
+                mac: MAC,
+                ..PasstSpec::default()
+            };
+            let passt = start(&spec).unwrap();
+            let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+            assert!(connects(&passt, address(to), &listener), "{to}");
+        }
+    });
+}
+
+#[test]
+fn a_walled_guest_answers_at_a_forwarded_udp_port_and_sends_nowhere_else() {
+    on_a_host_alone(|| {
+        let (port, forward) = udp_forward();
+        let spec = walled(forward);
+        let passt = start(&spec).unwrap();
+        let client = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let service = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        client.set_read_timeout(Some(START_LIMIT)).unwrap();
+        client.send_to(b"?", (Ipv4Addr::LOCALHOST, port)).unwrap();
+        let is_question = |datagram: &Datagram| {
+            matches!(
+                datagram.payload,
+                Payload::Udp {
+                    destination: GUEST_PORT,
+                    ..
+                }
+            )
+        };
+        let (question, _) = receive(&passt, is_question).unwrap();
+        assert_eq!(question.source, IpAddr::V4(GATEWAY));
+        let reply = |to: &UdpSocket, text: &[u8]| {
+            let datagram = udp(GUEST_PORT, to.local_addr().unwrap().port(), text);
+            send(
+                &passt,
+                &frame(GUEST_ADDRESS.into(), GATEWAY.into(), UDP, &datagram),
+            );
+        };
+        reply(&service, b"to a service");
+        reply(&client, b"!");
+        let mut answer = [0; 64];
+        let count = client.recv(&mut answer).unwrap();
+        assert_eq!(&answer[..count], b"!");
+        service.set_nonblocking(true).unwrap();
+        assert!(service.recv(&mut answer).is_err());
+        assert_eq!(filtered(&spec), 1);
+    });
+}
+
+#[test]
+fn passt_maps_the_gateway_only_where_it_must() {
+    let maps = |maps| {
+        let arguments = arguments(&[], true, maps);
+        !arguments.iter().any(|argument| argument == "--no-map-gw")
+    };
+    assert!(maps(true) && !maps(false));
 }
 
 #[test]
 fn a_guest_gets_its_address_by_dhcp() {
-    let passt = start(&PasstSpec {
-        mac: MAC,
-        forward: vec![],
-    })
-    .unwrap();
+    let passt = start(&walled(Vec::new())).unwrap();
     assert_eq!(dhcp(&passt), Some(GUEST_ADDRESS.octets()));
 }
 
 #[test]
 fn passt_ends_when_the_guests_socket_closes() {
-    let Passt { socket, mut child } = start(&PasstSpec {
-        mac: MAC,
-        forward: vec![],
-    })
-    .unwrap();
+    let Passt { socket, mut child } = start(&walled(Vec::new())).unwrap();
     assert!(socket.as_raw_fd() >= 0);
     drop(socket);
     for _ in 0..100 {
-        if child.0.try_wait().unwrap().is_some() {
+        if child.process.try_wait().unwrap().is_some() {
             return;
         }
         std::thread::sleep(Duration::from_millis(20));
@@ -79,24 +222,8 @@ fn passt_ends_when_the_guests_socket_closes() {
 
 #[test]
 fn a_host_with_nothing_but_loopback_still_gets_a_network() {
-    // The namespace is this thread's; passt is started from it.
-    let alone = std::thread::spawn(|| {
-        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)
-            .expect("this test needs root (CAP_SYS_ADMIN) to make a network namespace");
-        let up = Command::new("ip")
-            .args(["link", "set", "lo", "up"])
-            .status()
-            .expect("this test needs iproute2");
-        assert!(up.success());
-        dhcp(
-            &start(&PasstSpec {
-                mac: MAC,
-                forward: vec![],
-            })
-            .unwrap(),
-        )
-    });
-    assert_eq!(alone.join().unwrap(), Some(GUEST_ADDRESS.octets()));
+    let address = on_a_host_alone(|| dhcp(&start(&walled(Vec::new())).unwrap()));
+    assert_eq!(address, Some(GUEST_ADDRESS.octets()));
 }
 
 #[test]
@@ -108,7 +235,7 @@ fn a_taken_port_is_named() {
         host,
         guest: 80,
     }];
-    let error = start(&PasstSpec { mac: MAC, forward }).unwrap_err();
+    let error = start(&walled(forward)).unwrap_err();
     assert!(
         matches!(error, SubnetError::PortInUse { port, .. } if port == host),
         "{error}"
@@ -126,7 +253,7 @@ fn forwarded_ports_listen_on_the_host() {
         host,
         guest: 80,
     }];
-    let _passt = start(&PasstSpec { mac: MAC, forward }).unwrap();
+    let _passt = start(&walled(forward)).unwrap();
     std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, host)).expect("passt listens");
 }
 
