@@ -137,7 +137,17 @@ fn weights_and_limits_divide_a_cells_cpus() {
     assert!((2.0..4.5).contains(&ratio), "{heavily} s to {lightly} s");
     heavy.kill();
     light.kill();
-    let limited = VmFile::new("limited").key("cpu_limit", "0.3").start(&scratch);
+    let limited = VmFile::new("limited")
+        .key("cpu_limit", "0.3")
+        .net("kind = \"user\"")
+        .start(&scratch);
+    // Its card's passt is limited together with its shard.
+    let group = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("a process");
+    let children = host::children(limited.monitor());
+    let is_passt = |pid: &&u32| host::describe(**pid).contains("passt");
+    let passt = *children.iter().find(is_passt).expect("a passt");
+    assert_eq!(group(passt), group(limited.shard()));
+    assert_ne!(group(passt), group(limited.monitor()));
     limited.background(spin);
     let (start, since) = (cpu_seconds(&limited), Instant::now());
     std::thread::sleep(Duration::from_secs(8));

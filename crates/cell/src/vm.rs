@@ -132,6 +132,12 @@ fn every_boot(
     booted: &mut impl FnMut(Booted<'_>),
 ) -> Result<Ending, RunError> {
     loop {
+        if let Some(group) = group {
+            // They are new after each reboot.
+            opened
+                .helper_pids()
+                .try_for_each(|pid| group.add(pid.cast_signed()))?;
+        }
         let ending = one_boot(opened, name, folder, handle, (namespaces, group, span), booted)?;
         if ending != Ending::Reboot {
             return Ok(ending);
