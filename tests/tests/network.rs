@@ -1,4 +1,4 @@
-//! Risk: bytes are lost, reordered or changed on the way to or from the guest.
+//! Risk: bytes are lost, reordered or changed on the way to or from the guest, or reach the host though they may not.
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -6,11 +6,14 @@ use std::thread;
 use std::time::Duration;
 
 use guest_tests::command::Call;
+use guest_tests::vm::TOOL;
 use guest_tests::{Scratch, Vm, VmFile, net, peer, wait};
 
 const BYTES: u64 = 100_000_000;
 const LIMIT: Duration = Duration::from_secs(120);
 const GUEST_PORT: u16 = 7000;
+/// An address that this host has for the time of a test.
+const OWN: &str = "192.0.2.77";
 
 /// Guest to host: the guest connects to `host`, where this test listens at `listener`.
 fn upload(vm: &Vm, listener: TcpListener, host: &str, bytes: u64) {
@@ -59,12 +62,49 @@ fn user_vm(name: &str, more: &str, scratch: &Scratch) -> (Vm, String) {
 fn user_networking_carries_a_hundred_megabytes_each_way() {
     let scratch = Scratch::new("user");
     let forwarded = net::free_port();
-    let forward = format!("host = true\nforward = [\"{forwarded}:{GUEST_PORT}\"]");
-    let (vm, router) = user_vm("user", &forward, &scratch);
+    let more = format!("host = true\nforward = [\"{forwarded}:{GUEST_PORT}\"]");
+    let (vm, router) = user_vm("user", &more, &scratch);
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
     upload(&vm, listener, &router, BYTES);
     download(&vm, SocketAddr::from(([127, 0, 0, 1], forwarded)), BYTES);
+    // The card asks for the host, so it reaches the host's other addresses, too.
+    let _own = OwnAddress::add();
+    let listener = TcpListener::bind((OWN, 0)).expect("a free port");
+    upload(&vm, listener, OWN, 100_000);
     vm.stop();
+}
+
+/// [`OWN`] on the host's loopback interface, removed with the test.
+struct OwnAddress;
+
+impl OwnAddress {
+    fn add() -> Self {
+        let own = format!("{OWN}/32");
+        Call::new("ip").args(["addr", "add", &own, "dev", "lo"]).ok();
+        Self
+    }
+}
+
+impl Drop for OwnAddress {
+    fn drop(&mut self) {
+        let own = format!("{OWN}/32");
+        // A second error would hide the first.
+        let _ = Call::new("ip").args(["addr", "del", &own, "dev", "lo"]).run();
+    }
+}
+
+/// Checks that no connection from the guest to `host` arrives at this host.
+#[track_caller]
+fn expect_unreachable(vm: &Vm, host: &str) {
+    let listener = TcpListener::bind(("0.0.0.0", 0)).expect("a free port");
+    listener.set_nonblocking(true).expect("a socket");
+    let port = listener.local_addr().expect("bound").port();
+    let tried = vm.sh(&format!(
+        "timeout 5 {TOOL} send {host}:{port} 25 1000 2>/dev/null && echo connected || echo refused"
+    ));
+    assert_eq!(tried.trim(), "refused", "{host}");
+    let arrived = listener.accept().map(|(_, from)| from);
+    assert!(arrived.is_err(), "{host}: a connection from {arrived:?}");
 }
 
 #[test]
@@ -91,6 +131,7 @@ fn a_slow_receiver_on_the_host_does_not_end_a_transfer_through_user_networking()
     vm.stop();
 }
 
+/// Nor does a card without `host` lead to this host.
 #[test]
 fn a_forwarded_udp_port_carries_datagrams_both_ways() {
     let scratch = Scratch::new("udp");
@@ -99,7 +140,7 @@ fn a_forwarded_udp_port_carries_datagrams_both_ways() {
     let forwarded = probe.local_addr().expect("bound").port();
     drop(probe);
     let forward = format!("forward = [\"udp:{forwarded}:{GUEST_PORT}\"]");
-    let (vm, _) = user_vm("udp", &forward, &scratch);
+    let (vm, router) = user_vm("udp", &forward, &scratch);
     let sizes = [1usize, 100, 1_400];
     let mut reflector = vm
         .tool(&["reflect", &GUEST_PORT.to_string(), &sizes.len().to_string()])
@@ -117,6 +158,15 @@ fn a_forwarded_udp_port_carries_datagrams_both_ways() {
         assert_eq!(received[..count], sent);
     }
     reflector.wait().expect(0);
+    let _own = OwnAddress::add();
+    for host in [router.as_str(), OWN] {
+        expect_unreachable(&vm, host);
+    }
+    let filtered = vm.inspect()["status"]["filtered_frames"].as_u64();
+    assert!(
+        filtered.is_some_and(|frames| frames >= 2),
+        "{filtered:?} frames were dropped"
+    );
     vm.stop();
 }
 
