@@ -14,6 +14,7 @@
 //! * An overlay whose base was written since is not used: see [`DiskError::BaseChanged`].
 //! * Nothing a guest writes into a disk changes how its file is read the next time (see [`Format`]).
 
+mod boot;
 mod error;
 mod format;
 mod header;

@@ -9,8 +9,8 @@ use super::format::{decide, length, record_raw};
 use super::header::Header;
 use super::lock::{self, Lock, Share};
 use super::stamp::Stamp;
-use super::upkeep::mend;
-use super::{DiskError, Format, SECTOR_BYTES, qcow2, scratch};
+use super::upkeep::{first_fault, mend};
+use super::{DiskError, Format, SECTOR_BYTES, boot, qcow2, scratch};
 
 /// Files of a backing chain at most.
 const CHAIN_MAX: usize = 16;
@@ -153,7 +153,7 @@ impl<'a> Chain<'a> {
                     why,
                 })?;
                 if writable {
-                    mend(&file).map_err(DiskError::io(path, "counting what a killed process used"))?;
+                    make_writable(path, &file, boot::present().as_deref())?;
                 }
                 let below = below(path, &file, &header, known.trusted)?;
                 self.layers.push(Layer {
@@ -196,7 +196,7 @@ impl<'a> Chain<'a> {
         }
         let (file, lock) = open_locked(overlay, true, Share::Exclusive, self.vm)?;
         self.locks.push(lock);
-        mend(&file).map_err(DiskError::io(overlay, "counting what a killed process used"))?;
+        make_writable(overlay, &file, boot::present().as_deref())?;
         let header = Header::read(&file, true).map_err(|why| DiskError::Qcow2 {
             path: overlay.to_owned(),
             why,
@@ -233,6 +233,31 @@ fn make_overlay(overlay: &Path, size: u64, base: &Path, layer: &Layer) -> std::i
     Stamp::of(layer.file.as_fd())?.record(new.file());
     qcow2::create_overlay(new.file().try_clone()?, size, base, layer.format)?;
     new.replace()
+}
+
+/// Makes a qcow2 file, locked exclusively, fit to be written: what a killed process used is counted, and no cluster is used
+/// twice. `boot` is the host's name for its present start.
+pub(super) fn make_writable(path: &Path, file: &File, boot: Option<&str>) -> Result<(), DiskError> {
+    mend(file).map_err(DiskError::io(path, "counting what a killed process used"))?;
+    if boot::is_recorded(file, boot) {
+        return Ok(());
+    }
+    let failed = DiskError::io(path, "checking it for the first time since the host started");
+    match first_fault(file) {
+        Ok(None) => {}
+        Ok(Some(fault)) => {
+            let why = format!(
+                "is damaged, as by a crash of the host: {fault}; help: copy what can be read with `mirrorball disk commit \
+                 --to NEW.qcow2`, or repair it with `qemu-img check -r all`"
+            );
+            return Err(DiskError::Qcow2 {
+                path: path.to_owned(),
+                why,
+            });
+        }
+        Err(error) => return Err(failed(error)),
+    }
+    boot::record(file, boot).map_err(DiskError::io(path, "recording that it is written"))
 }
 
 /// What a qcow2 file stands on: the path, and the format it records for it.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 
 use super::super::upkeep::{Change, Overlays, Target, check, commit, compact, diff};
-use super::super::{DiskError, open};
+use super::super::{DiskError, boot, open};
 use super::model::{DISK_BYTES, SECTOR, Step, step};
 use super::*;
 
@@ -24,6 +24,16 @@ struct Made {
     base: PathBuf,
     overlay: PathBuf,
     shown: Vec<u8>,
+}
+
+impl Made {
+    /// Whether the file system keeps attributes of files.
+    fn keeps_attributes(&self) -> bool {
+        let other = self.base.with_extension("other");
+        let file = File::create(&other).unwrap();
+        boot::record(&file, Some("kept")).unwrap();
+        boot::is_recorded(&file, Some("kept"))
+    }
 }
 
 fn overlay_of(base: &Path) -> DiskRequest {
@@ -353,6 +363,45 @@ fn damage_is_found_where_qemu_finds_it() {
             .unwrap();
         assert_eq!(qemu.code(), Some(2), "{told}: qemu-img");
     }
+}
+
+/// A crash of the host that kept a table and lost a count: the cluster was given away a second time.
+#[test]
+fn a_qcow2_file_with_a_cluster_used_twice_is_not_written_after_the_host_started_again() {
+    let made = make("raw", |disk| write(disk, 0, &[7; DISK_BYTES]));
+    let mut bytes = std::fs::read(&made.overlay).unwrap();
+    let at = |bytes: &[u8], at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap());
+    let l1 = at(&bytes, 40) as usize;
+    let l2 = (at(&bytes, l1) & 0x00ff_ffff_ffff_fe00) as usize;
+    let first: [u8; 8] = bytes[l2..l2 + 8].try_into().unwrap();
+    bytes[l2 + 8..l2 + 16].copy_from_slice(&first);
+    let file = open_rw(&made.overlay);
+    file.write_all_at(&bytes, 0).unwrap();
+    boot::record(&file, Some("another start")).unwrap();
+    for _ in 0..2 {
+        let error = open(&overlay_of(&made.base)).unwrap_err().to_string();
+        assert!(
+            error.contains("used 2 times") && error.contains("help: "),
+            "{error}"
+        );
+        assert!(std::fs::read(&made.overlay).unwrap() == bytes);
+    }
+}
+
+#[test]
+fn a_sound_qcow2_file_is_checked_once_in_each_start_of_the_host() {
+    let made = make("raw", |disk| write(disk, 0, &[7; DISK_BYTES]));
+    let file = open_rw(&made.overlay);
+    let present = boot::present();
+    boot::record(&file, Some("another start")).unwrap();
+    assert!(!boot::is_recorded(&file, present.as_deref()));
+    drop(open(&overlay_of(&made.base)).unwrap());
+    // Where the file system keeps attributes.
+    if made.keeps_attributes() {
+        assert!(boot::is_recorded(&file, present.as_deref()));
+    }
+    assert!(!boot::is_recorded(&file, None));
+    assert!(shown(&made) == made.shown);
 }
 
 #[test]

@@ -5,6 +5,8 @@
 //! leaked, which costs their space only. Of what is below: that it is there and can be opened. Of a raw file there is
 //! nothing more to check: any bytes are a disk.
 
+use std::fs::File;
+use std::io;
 use std::path::Path;
 
 use super::qcow2_map::{Entry, Map, Place};
@@ -13,6 +15,8 @@ use crate::disk::{DiskError, Format};
 
 /// Clusters of the largest file that is checked: 4 TiB at 64 KiB, for which 512 MiB are needed.
 const CLUSTERS_MAX: u64 = 1 << 26;
+/// The same of a file that is checked because a VM starts: 1 TiB, for which 128 MiB are needed.
+const CLUSTERS_AT_START_MAX: u64 = 1 << 24;
 /// Faults that are described; the others are counted.
 const TOLD_MAX: usize = 20;
 
@@ -58,6 +62,28 @@ pub fn check(path: &Path, said: Option<Format>, progress: Progress<'_>) -> Resul
             .map_err(DiskError::io(path, "reading its tables"))?;
     }
     Ok(report)
+}
+
+/// The first fault of a qcow2 file that is to be written, if it has one. A file that is too large, or that has what is not read
+/// here, is left to [`check`].
+pub fn first_fault(file: &File) -> io::Result<Option<String>> {
+    let Ok(map) = Map::read(file) else {
+        return Ok(None);
+    };
+    let clusters = map.length.div_ceil(map.cluster_bytes);
+    if clusters > CLUSTERS_AT_START_MAX {
+        return Ok(None);
+    }
+    let mut report = Report {
+        format: Format::Qcow2,
+        files: 1,
+        faults: 0,
+        told: Vec::new(),
+        leaked_bytes: 0,
+        bitmaps: map.bitmaps,
+    };
+    Count::new(&map, &mut report, clusters as usize).all(&mut |_, _| {})?;
+    Ok(report.told.into_iter().next())
 }
 
 /// How often each cluster is used and how often it is counted.

@@ -80,6 +80,7 @@ fn raw_store(file: &File) -> io::Result<std::sync::Arc<dyn Store>> {
 fn rewrite(path: &Path, disk: &Idle, before_bytes: u64, progress: Progress<'_>) -> io::Result<u64> {
     let own = Own::open(&disk.layers[0].file)?;
     let new = Unfinished::begin(path)?;
+    new.inherit(&disk.layers[0].file)?;
     let backing = own
         .header
         .backing

@@ -16,7 +16,7 @@ mod own;
 mod qcow2_map;
 mod replace;
 
-pub use check::{Report, check};
+pub use check::{Report, check, first_fault};
 pub use commit::{Committed, Target, base, commit};
 pub use compact::{Compacted, compact};
 pub use diff::{Change, Diff, diff};

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use nix::unistd::geteuid;
 
+use crate::disk::boot;
 use crate::disk::stamp::Stamp;
 
 /// A disk's file that is being written, beside the name that it will have.
@@ -28,6 +29,15 @@ impl Unfinished {
         self.new.file()
     }
 
+    /// Gives the file what is recorded of `old`: an overlay stands on the base it stood on. Records may take a block of their own,
+    /// so they are written before the two are compared.
+    pub fn inherit(&self, old: &File) -> io::Result<()> {
+        if let Some(stamp) = Stamp::recorded(old) {
+            stamp.record(self.file());
+        }
+        boot::record(self.file(), boot::present().as_deref())
+    }
+
     /// Puts the complete file in the place of `old`, with the same owner and rights.
     ///
     /// # Errors
@@ -43,10 +53,6 @@ impl Unfinished {
             true => give(self.new.file(), &about),
             false => Kept::Nothing,
         };
-        // An overlay stands on the base it stood on.
-        if let Some(stamp) = Stamp::recorded(old) {
-            stamp.record(self.new.file());
-        }
         let mode = rights(about.mode(), kept);
         self.new.file().set_permissions(PermissionsExt::from_mode(mode))?;
         self.new.replace()
