@@ -56,6 +56,8 @@ fn exec_and_cp_carry_binary_data_and_exit_statuses() {
         fs::read(&back).expect("copied") == bytes,
         "a file came back different"
     );
+    let bits = fs::metadata(&back).expect("copied").permissions().mode();
+    assert_eq!(bits & 0o7777, 0o741, "the guest's permission bits");
     vm.sh("mkdir /tmp/folder");
     vm.put(&there, "/tmp/folder");
     assert_eq!(vm.sh("ls /tmp/folder").trim(), "there");
