@@ -19,7 +19,7 @@ fuzz_target!(|data: (u8, &[u8])| {
         .expect("a connected socket");
     match choice % 4 {
         0 => drop(client::ping(ours)),
-        1 => drop(client::get(ours, "/file", &mut file_of(&[]), &mut |_| {})),
+        1 => drop(client::get(ours, "/file", &file_of(&[]), &mut |_| {})),
         2 => drop(client::put(
             ours,
             &mut file_of(&[7; 50_000]),

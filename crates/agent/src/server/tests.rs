@@ -238,8 +238,8 @@ fn a_file_goes_there_and_back_unchanged() {
         "no temporary file is left"
     );
     let back = directory.path().join("back");
-    let mut target = File::create(&back).unwrap();
-    let copied = client::get(connect(), arrived.to_str().unwrap(), &mut target, &mut |_| {}).unwrap();
+    let target = File::create(&back).unwrap();
+    let copied = client::get(connect(), arrived.to_str().unwrap(), &target, &mut |_| {}).unwrap();
     assert!(fs::read(&back).unwrap() == content);
     assert_eq!((copied.bytes, copied.mode), (content.len() as u64, 0o751));
 }
@@ -250,8 +250,8 @@ fn a_copied_file_is_never_set_user_id_and_private_when_the_agent_does_not_say_it
     let path = directory.path().join("program");
     fs::write(&path, "x").unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o6755)).unwrap();
-    let mut target = tempfile::tempfile().unwrap();
-    let copied = client::get(connect(), path.to_str().unwrap(), &mut target, &mut |_| {}).unwrap();
+    let target = tempfile::tempfile().unwrap();
+    let copied = client::get(connect(), path.to_str().unwrap(), &target, &mut |_| {}).unwrap();
     assert_eq!(copied.mode, 0o755);
     let mut bytes = ready();
     frame::encode_json(
@@ -262,14 +262,14 @@ fn a_copied_file_is_never_set_user_id_and_private_when_the_agent_does_not_say_it
         },
         &mut bytes,
     );
-    let copied = client::get(liar(bytes, true), "/x", &mut target, &mut |_| {}).unwrap();
+    let copied = client::get(liar(bytes, true), "/x", &target, &mut |_| {}).unwrap();
     assert_eq!(copied.mode, 0o600);
 }
 
 #[test]
 fn files_without_a_size_are_read_to_their_end() {
-    let mut target = tempfile::tempfile().unwrap();
-    let copied = client::get(connect(), "/proc/self/status", &mut target, &mut |_| {}).unwrap();
+    let target = tempfile::tempfile().unwrap();
+    let copied = client::get(connect(), "/proc/self/status", &target, &mut |_| {}).unwrap();
     assert!(copied.bytes > 100);
 }
 
@@ -277,9 +277,9 @@ fn files_without_a_size_are_read_to_their_end() {
 fn copying_to_or_from_what_is_no_file_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let place = directory.path().to_str().unwrap();
-    let mut target = tempfile::tempfile().unwrap();
+    let target = tempfile::tempfile().unwrap();
     for path in [place, "/dev/zero", "relative", "/no/such/file"] {
-        let got = client::get(connect(), path, &mut target, &mut |_| {});
+        let got = client::get(connect(), path, &target, &mut |_| {});
         assert!(matches!(got, Err(ClientError::Refused(_))), "{path}: {got:?}");
     }
     for (path, name) in [
@@ -409,8 +409,8 @@ fn a_file_larger_than_announced_or_with_a_wrong_checksum_is_an_error() {
             format!(r#"{{"bytes":4,"sha256":"{sum}"}}"#).as_bytes(),
             &mut bytes,
         );
-        let mut target = tempfile::tempfile().unwrap();
-        let result = client::get(liar(bytes, true), "/x", &mut target, &mut |_| {});
+        let target = tempfile::tempfile().unwrap();
+        let result = client::get(liar(bytes, true), "/x", &target, &mut |_| {});
         assert!(matches!(result, Err(ClientError::Protocol(_))), "{result:?}");
     }
 }
@@ -423,8 +423,8 @@ fn a_file_said_to_be_larger_than_the_disk_is_not_begun() {
         br#"{"version":"0","size":18446744073709551615}"#,
         &mut bytes,
     );
-    let mut target = tempfile::tempfile().unwrap();
-    let result = client::get(liar(bytes, true), "/x", &mut target, &mut |_| {});
+    let target = tempfile::tempfile().unwrap();
+    let result = client::get(liar(bytes, true), "/x", &target, &mut |_| {});
     assert!(matches!(result, Err(ClientError::Local { .. })), "{result:?}");
 }
 
