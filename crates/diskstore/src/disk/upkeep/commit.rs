@@ -1,7 +1,11 @@
 //! Bringing an overlay's changes down: into its base, or with it into a new file.
 
+use std::fs::Metadata;
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+use nix::unistd::geteuid;
 
 use super::own::{Held, Own};
 use super::replace::Unfinished;
@@ -93,10 +97,22 @@ pub fn commit(
 
 fn into_base(path: &Path, said: Option<Format>, progress: Progress<'_>) -> Result<Committed, DiskError> {
     let overlay = base_of(path, said)?;
+    let about = overlay.overlay.layers[0].file.metadata();
+    let owner = about.map_err(DiskError::io(path, "looking at it"))?.uid();
+    let fit = |base: std::io::Result<Metadata>| {
+        let base_owner = base.map_err(DiskError::io(&overlay.path, "looking at it"))?.uid();
+        match may_write_base(owner, base_owner, geteuid().as_raw()) {
+            true => Ok(()),
+            false => Err(refused(path, foreign_base(&overlay.path, owner, base_owner))),
+        }
+    };
+    fit(std::fs::metadata(&overlay.path))?;
     let mut chain = Chain::new("");
     let base_bytes = chain
         .add(&overlay.path, overlay.format, Share::Exclusive, true)
         .map_err(stop_first)?;
+    // The name may lead to another file by now.
+    fit(chain.layers[0].file.metadata())?;
     let size = sectors(overlay.header.size);
     if size > base_bytes {
         let why = format!(
@@ -139,6 +155,20 @@ fn into_base(path: &Path, said: Option<Format>, progress: Progress<'_>) -> Resul
         into: overlay.path,
         written_bytes,
     })
+}
+
+/// Whether the changes of an overlay may go into its base. An overlay names its base itself: that of another user could name any
+/// file that the caller may write.
+fn may_write_base(overlay_owner: u32, base_owner: u32, own: u32) -> bool {
+    overlay_owner == own || overlay_owner == base_owner
+}
+
+fn foreign_base(base: &Path, overlay_owner: u32, base_owner: u32) -> String {
+    format!(
+        "belongs to user {overlay_owner} and names as its base {}, which belongs to user {base_owner}; help: commit it into a \
+         new file (--to FILE), or, if that base is meant, make yourself the overlay's owner (chown)",
+        base.display()
+    )
 }
 
 /// Writes what the overlay holds and the base has otherwise.
@@ -213,4 +243,17 @@ fn copy_all(from: &dyn Store, to: &dyn Store, progress: Progress<'_>) -> std::io
         progress(at, size);
     }
     Ok(written)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_overlay_of_another_user_reaches_only_that_users_base() {
+        let (root, alice, bob) = (0, 1001, 1002);
+        assert!(may_write_base(root, root, root) && may_write_base(root, alice, root));
+        assert!(may_write_base(alice, alice, root) && may_write_base(alice, bob, alice));
+        assert!(!may_write_base(alice, root, root) && !may_write_base(alice, bob, root));
+    }
 }
