@@ -3,6 +3,8 @@
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::LazyLock;
 
@@ -11,6 +13,7 @@ use libfuzzer_sys::fuzz_target;
 use mirrorball_fuzz::guest::Guest;
 use mirrorball_fuzz::script::{Subject, run};
 use shard::fuzzing::Bare;
+use shard::ports::{self, Ports};
 use tempfile::TempDir;
 
 const CID: u64 = 3;
@@ -42,6 +45,9 @@ static SOCKETS: LazyLock<Sockets> = LazyLock::new(|| {
 
 struct Host {
     streams: Vec<UnixStream>,
+    /// The monitor's end of what connects ports.
+    monitor: OwnedFd,
+    directory: File,
 }
 
 impl Subject for Host {
@@ -118,7 +124,9 @@ impl Host {
         Ok(())
     }
 
+    /// Answers as the monitor does, then accepts.
     fn accept(&mut self) {
+        while ports::serve_one(self.monitor.as_fd(), self.directory.as_fd()).is_ok() {}
         while let Ok((stream, _)) = SOCKETS.server.accept() {
             stream.set_nonblocking(true).expect("a socket that does not wait");
             self.streams.push(stream);
@@ -128,9 +136,15 @@ impl Host {
 
 fuzz_target!(|data: &[u8]| {
     let listener = SOCKETS.clients.try_clone().expect("a copy of a socket");
-    let ports = SOCKETS.directory.path().to_owned();
-    let mut device = Bare::vsock(CID, listener, ports).expect("a socket device");
-    let mut host = Host { streams: Vec::new() };
+    let (monitor, shard) = ports::pair().expect("sockets");
+    let monitor = UnixStream::from(monitor);
+    monitor.set_nonblocking(true).expect("a socket that does not wait");
+    let mut device = Bare::vsock(CID, listener, Ports::new(shard)).expect("a socket device");
+    let mut host = Host {
+        streams: Vec::new(),
+        monitor: monitor.into(),
+        directory: File::open(SOCKETS.directory.path()).expect("the directory"),
+    };
     run(
         &mut device,
         &mut Guest::new(3),

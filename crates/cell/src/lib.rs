@@ -14,6 +14,7 @@ pub mod cpu_group;
 pub mod ending;
 pub mod frozen;
 pub mod handle;
+mod identity;
 pub mod known;
 pub mod lease;
 pub mod link;

@@ -273,10 +273,10 @@ fn one(
         record.shard_pid = Some(booted.pid);
         record.part_pids = booted.parts.to_vec();
         record.boots += 1;
-        record.sandbox_missing = booted.sandbox_missing.to_vec();
+        record.sandbox_missing = [booted.sandbox_missing, booted.sandbox_notes].concat();
         // The record is for people; a VM runs without one.
         let _ = entry.write(&record);
-        let sandbox_missing = record.sandbox_missing.clone();
+        let sandbox_missing = booted.sandbox_missing.to_vec();
         tell(
             lease,
             &Event::Running {

@@ -67,7 +67,7 @@ pub enum OpenError {
 pub struct Opened {
     /// What it was opened from.
     pub spec: VmSpec,
-    /// For the shard; its `handover` is for each boot to fill in.
+    /// For the shard; its `handover` and its vsock's `ports` are for each boot to fill in.
     pub launch: LaunchSpec,
     /// The files it refers to.
     pub files: Vec<OwnedFd>,
@@ -75,6 +75,8 @@ pub struct Opened {
     pub console: UnixStream,
     /// The kernel's file, for messages.
     pub kernel: PathBuf,
+    /// The directory of the host's sockets that the guest may connect to.
+    pub ports: File,
     /// Something outlives the VM: it must be ended with care.
     pub keeps_writes: bool,
     /// Kept for their locks.
@@ -311,13 +313,12 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
     }
     let listener = bind(&folder.join("vsock.sock"))?;
     let ports = folder.join("ports");
-    std::fs::DirBuilder::new()
-        .mode(runtime::passable_mode())
-        .create(&ports)?;
+    std::fs::DirBuilder::new().mode(0o700).create(&ports)?;
+    let ports = File::open(ports)?;
     let vsock = Some(VsockLaunch {
         cid,
         listener: files.add(listener),
-        ports: Some(files.add(File::open(ports)?)),
+        ports: None,
     });
     let (console, theirs) = UnixStream::pair()?;
     let console_fd = files.add(theirs);
@@ -369,12 +370,14 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
         handover: console_fd,
         console: console_fd,
         log,
-        sandbox: match spec.sandbox {
-            SandboxSpec::Auto => SandboxPolicy::Auto,
-            SandboxSpec::Require => SandboxPolicy::Require,
-            SandboxSpec::Off => SandboxPolicy::Off,
+        sandbox: SandboxLaunch {
+            policy: match spec.sandbox {
+                SandboxSpec::Auto => SandboxPolicy::Auto,
+                SandboxSpec::Require => SandboxPolicy::Require,
+                SandboxSpec::Off => SandboxPolicy::Off,
+            },
+            ..SandboxLaunch::default()
         },
-        sandbox_missing: Vec::new(),
     };
     Ok(Opened {
         spec: spec.clone(),
@@ -382,6 +385,7 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
         files: files.0,
         console,
         kernel: kernel_path,
+        ports,
         keeps_writes,
         _disks: disks,
         _originals: grouped.copies,

@@ -85,7 +85,7 @@ impl Part {
                 }
             }
             Self::There(remote) => match remote.next(Some(START_LIMIT)) {
-                Some(FromPart::Report(Report::Running { sandbox_missing })) => {
+                Some(FromPart::Report(Report::Running { sandbox_missing, .. })) => {
                     let place = self.place();
                     let missing = sandbox_missing.iter().map(|line| format!("{place}: {line}"));
                     return Ok(missing.collect());

@@ -10,9 +10,11 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, geteuid};
+use shard::launch::{SandboxLaunch, SandboxPolicy};
 
 use crate::handle::QUIT_LIMIT;
+use crate::identity::Given;
 use crate::spawn::{self, Namespaces};
 
 /// How often a process that is waited for is looked at.
@@ -26,8 +28,8 @@ pub struct ShardProcess {
     pub pid: i32,
     /// The control socket.
     pub socket: UnixStream,
-    /// The namespaces that the host refused, one line each.
-    pub missing: Vec<String>,
+    /// The sandbox, as far as it is made.
+    pub sandbox: SandboxLaunch,
     /// Where it writes what it has to say.
     pub log_file: File,
     log: PathBuf,
@@ -36,23 +38,52 @@ pub struct ShardProcess {
 }
 
 impl ShardProcess {
-    /// Starts one for the VM `name`.
-    pub fn start(name: &str, log: PathBuf, namespaces: &Namespaces) -> io::Result<Self> {
+    /// Starts one for the VM `name`, as the user `given`.
+    pub fn start(
+        name: &str,
+        log: PathBuf,
+        policy: SandboxPolicy,
+        namespaces: &Namespaces,
+        given: &Given,
+    ) -> io::Result<Self> {
         let (socket, theirs) = UnixStream::pair()?;
         let log_file = hostfiles::private::log(&log)?;
         let program = spawn::this_program()?;
-        let spawned = spawn::spawn(
-            program.as_fd(),
-            name,
-            "shard",
-            theirs.as_fd(),
-            log_file.as_fd(),
-            namespaces,
-        )?;
+        let spawn = |identity| {
+            spawn::spawn(
+                program.as_fd(),
+                name,
+                "shard",
+                theirs.as_fd(),
+                log_file.as_fd(),
+                namespaces,
+                identity,
+            )
+        };
+        let is_root = geteuid().is_root();
+        let mut notes: Vec<String> = given.note.iter().cloned().collect();
+        let spawned = match spawn(given.identity) {
+            // The host's helpers refuse: the shard is this user's, as without a range.
+            Err(error) if given.identity.is_some() && !is_root => {
+                notes.push(format!("user id of its own: {error}"));
+                spawn(None)?
+            }
+            spawned => spawned?,
+        };
+        if !is_root && given.identity.is_some() && notes.is_empty() && !spawned.is_mapped {
+            notes.push("user id of its own: it takes a user namespace".to_owned());
+        }
+        let sandbox = SandboxLaunch {
+            policy,
+            // Root's shard is never root, in a user namespace or not.
+            identity: given.identity.filter(|_| is_root && !spawned.is_mapped),
+            missing: spawned.missing,
+            notes,
+        };
         Ok(Self {
             pid: spawned.pid,
             socket,
-            missing: spawned.missing,
+            sandbox,
             log_file,
             log,
             ended: Mutex::new(None),
@@ -141,7 +172,7 @@ mod tests {
             // Its handle ends nothing, and waits for nothing.
             pid: program.spawn().unwrap().id() as i32,
             socket: UnixStream::pair().unwrap().0,
-            missing: Vec::new(),
+            sandbox: SandboxLaunch::default(),
             log_file: File::open(&log).unwrap(),
             log,
             ended: Mutex::new(None),

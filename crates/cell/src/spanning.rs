@@ -10,7 +10,8 @@ use config::VmSpec;
 use config::cluster::SpanWay;
 use policy::span::Part;
 use shard::launch::{
-    Fd, LaunchSpec, Leaf, MemoryLaunch, PartLaunch, Ratio, ShardChannels, ShardMemory, SpanLaunch, TscLaunch,
+    Fd, LaunchSpec, Leaf, MemoryLaunch, PartLaunch, Ratio, SandboxLaunch, ShardChannels, ShardMemory,
+    SpanLaunch, TscLaunch,
 };
 use shard::span::host::HostProcessor;
 
@@ -322,7 +323,7 @@ impl Boot {
             memory: home.memory.clone(),
             coherence,
             shares: self.memory.iter().map(|(bytes, _, _)| *bytes).collect(),
-            sandbox: home.sandbox,
+            sandbox: home.sandbox.policy,
             tsc: self.clocks[shard],
             cpuid: self.cpuid.clone(),
             others: others.collect(),
@@ -336,7 +337,7 @@ impl Boot {
         home: &LaunchSpec,
         kvm: BorrowedFd<'a>,
         log: BorrowedFd<'a>,
-        sandbox_missing: Vec<String>,
+        sandbox: SandboxLaunch,
     ) -> (PartLaunch, Vec<BorrowedFd<'a>>) {
         let mut files = vec![kvm, log];
         let part = PartLaunch {
@@ -344,8 +345,7 @@ impl Boot {
             log: Fd(1),
             memory: home.memory.clone(),
             span: self.launch(shard, &mut files),
-            sandbox: home.sandbox,
-            sandbox_missing,
+            sandbox,
         };
         (part, files)
     }

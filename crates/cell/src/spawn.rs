@@ -4,15 +4,17 @@
 //! one of them held at the clone is held for ever in the child. So it allocates nothing, takes no lock and calls
 //! nothing of the standard library. All it needs is prepared before.
 //!
-//! The child is namespace root (mapped to `nobody` when the monitor is root, to the user otherwise) so that it can
-//! close its own sandbox; it gives that up before the guest runs.
+//! The child is namespace root, mapped to a user of its own ([`crate::identity`]) or to the monitor's, so that it can close
+//! its own sandbox; it gives that up before the guest runs.
 
 use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::process::{Command, Stdio};
 
 use libc::{c_char, c_int, c_long};
+use shard::launch::Identity;
 
 /// The namespaces of a shard, with the words for a report. The user namespace first: it permits the others.
 const NAMESPACES: [(c_int, &str); 6] = [
@@ -24,9 +26,6 @@ const NAMESPACES: [(c_int, &str); 6] = [
     (libc::CLONE_NEWUTS, "UTS"),
 ];
 
-/// The uid and gid that root's shards have outside.
-const NOBODY: u32 = 65534;
-
 /// The descriptor at which a shard finds its control socket.
 pub const CONTROL_FD: c_int = 3;
 
@@ -37,6 +36,8 @@ pub struct Spawned {
     pub pid: i32,
     /// The namespaces that the host refused, one line each.
     pub missing: Vec<String>,
+    /// Whether it has the user that it was to have.
+    pub is_mapped: bool,
 }
 
 /// The namespaces this host lets us make, and those it refuses, found by trying.
@@ -95,7 +96,7 @@ fn try_flags(flags: c_int) -> io::Result<()> {
     let mapped = if flags & libc::CLONE_NEWUSER == 0 {
         Ok(())
     } else {
-        write_maps(pid as i32)
+        write_maps(pid as i32, None)
     };
     // A byte, not only the end of file: a process cloned by another thread meanwhile holds a copy of this end, and may be
     // waiting in the same way for one that this child holds.
@@ -128,8 +129,8 @@ fn reap(pid: i32) {
     {}
 }
 
-/// Maps the child's root to `nobody`, or to the user itself when that is all we may.
-fn write_maps(pid: i32) -> io::Result<()> {
+/// Maps the child's root to `outside`, or to the user itself.
+fn write_maps(pid: i32, outside: Option<Identity>) -> io::Result<()> {
     let (uid, gid) = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
     let put = |file: &str, text: String| -> io::Result<()> {
         File::options()
@@ -137,12 +138,32 @@ fn write_maps(pid: i32) -> io::Result<()> {
             .open(format!("/proc/{pid}/{file}"))?
             .write_all(text.as_bytes())
     };
-    if uid == 0 && put("uid_map", format!("0 {NOBODY} 1\n")).is_ok() {
-        return put("gid_map", format!("0 {NOBODY} 1\n"));
+    if let Some(outside) = outside {
+        if uid == 0 {
+            put("uid_map", format!("0 {} 1\n", outside.uid))?;
+            return put("gid_map", format!("0 {} 1\n", outside.gid));
+        }
+        map_by("newuidmap", pid, outside.uid)?;
+        return map_by("newgidmap", pid, outside.gid);
     }
     put("setgroups", "deny".to_owned())?;
     put("uid_map", format!("0 {uid} 1\n"))?;
     put("gid_map", format!("0 {gid} 1\n"))
+}
+
+/// Has one of the host's privileged helpers map the child's root to `id`, which must be in the user's range.
+fn map_by(helper: &str, pid: i32, id: u32) -> io::Result<()> {
+    let failed = |why: String| io::Error::other(format!("{helper}: {why}"));
+    let output = Command::new(helper)
+        .args([pid.to_string(), "0".to_owned(), id.to_string(), "1".to_owned()])
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| failed(error.to_string()))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(failed(said.lines().next().unwrap_or("refused").to_owned()))
 }
 
 /// Everything the child needs, made before the clone.
@@ -167,6 +188,7 @@ pub fn spawn(
     control: BorrowedFd<'_>,
     log: BorrowedFd<'_>,
     namespaces: &Namespaces,
+    identity: Option<Identity>,
 ) -> io::Result<Spawned> {
     let null = OwnedFd::from(File::options().read(true).open("/dev/null")?);
     let (go_read, go_write) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC)?;
@@ -215,7 +237,7 @@ pub fn spawn(
     }
     let pid = pid as i32;
     if prepared.user
-        && let Err(error) = write_maps(pid)
+        && let Err(error) = write_maps(pid, identity)
     {
         drop(go_write);
         // It may be waiting for an end that another child holds too.
@@ -229,6 +251,7 @@ pub fn spawn(
     Ok(Spawned {
         pid,
         missing: namespaces.missing.clone(),
+        is_mapped: prepared.user && identity.is_some(),
     })
 }
 
@@ -289,4 +312,44 @@ unsafe fn child(prepared: &Prepared) -> ! {
 /// This program, for [`spawn`].
 pub fn this_program() -> io::Result<OwnedFd> {
     Ok(File::open("/proc/self/exe")?.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    #[test]
+    fn a_process_has_the_user_and_group_that_it_was_given() {
+        let namespaces = Namespaces::probe();
+        if !nix::unistd::geteuid().is_root() || !namespaces.missing.is_empty() {
+            return eprintln!("left out: it takes root and all namespaces");
+        }
+        let identity = Identity {
+            uid: 1_900_000_003,
+            gid: 1_900_000_004,
+        };
+        let (control, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let log = File::options().write(true).open("/dev/null").unwrap();
+        let program = File::open("/bin/sleep").unwrap();
+        let (program, control, log) = (program.as_fd(), control.as_fd(), log.as_fd());
+        let spawned = spawn(program, "sleep", "100", control, log, &namespaces, Some(identity)).unwrap();
+        assert!(spawned.is_mapped);
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let wanted = [("Uid", identity.uid), ("Gid", identity.gid)]
+            .map(|(field, id)| format!("{field}:\t{id}\t{id}\t{id}\t{id}\n"));
+        loop {
+            let status = std::fs::read_to_string(format!("/proc/{}/status", spawned.pid)).unwrap();
+            if wanted.iter().all(|line| status.contains(line.as_str())) {
+                break;
+            }
+            assert!(Instant::now() < deadline, "{status}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // SAFETY: a child of this process that is not reaped yet.
+        unsafe { libc::kill(spawned.pid, libc::SIGKILL) };
+        reap(spawned.pid);
+    }
 }

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use shard::launch::{Ending, Fd, Launch, Order, Report, SandboxPolicy};
+use shard::ports;
 
 use crate::cluster::tenure::TenureError;
 use crate::coherence;
@@ -19,6 +20,7 @@ use crate::cpu_group::{CpuGroup, CpuGroupError};
 use crate::ending::of_part;
 use crate::frozen::Freezable;
 use crate::handle::Handle;
+use crate::identity::{Given, Place};
 use crate::link::Reports;
 use crate::open::{OpenError, Opened};
 use crate::parts::{Part, Parts};
@@ -73,6 +75,8 @@ pub struct Booted<'a> {
     pub parts: &'a [i32],
     /// What of the sandbox could not be applied.
     pub sandbox_missing: &'a [String],
+    /// What is lacking of the layers that `require` does not insist on.
+    pub sandbox_notes: &'a [String],
 }
 
 /// Runs an opened VM until it ends, in the cells of `span` if it spans several. `booted` is called each time its vCPUs are about to run.
@@ -84,7 +88,7 @@ pub fn run(
     span: Option<&Span>,
     mut booted: impl FnMut(Booted<'_>),
 ) -> Result<Ending, RunError> {
-    let policy = opened.launch.sandbox;
+    let policy = opened.launch.sandbox.policy;
     let namespaces = if policy == SandboxPolicy::Off {
         Namespaces::none()
     } else {
@@ -180,8 +184,11 @@ fn one_boot(
     (namespaces, group, span): (&Namespaces, Option<&CpuGroup>, Option<&Span>),
     booted: &mut impl FnMut(Booted<'_>),
 ) -> Result<Ending, RunError> {
+    let cid = opened.launch.vsock.as_ref().map_or(0, |vsock| vsock.cid);
+    let given = Given::of(Place::Vm(cid));
+    let policy = opened.launch.sandbox.policy;
     let start = |log: &str| {
-        let process = ShardProcess::start(name, folder.join(log), namespaces)?;
+        let process = ShardProcess::start(name, folder.join(log), policy, namespaces, &given)?;
         if let Some(group) = group {
             group.add(process.pid)?;
         }
@@ -217,13 +224,19 @@ fn one_boot(
     let (handover, shards) = UnixStream::pair()?;
     launch.handover = Fd(files.len());
     files.push(shards.as_fd());
+    let (connects, asks) = ports::pair()?;
+    if let Some(vsock) = &mut launch.vsock {
+        vsock.ports = Some(Fd(files.len()));
+        files.push(asks.as_fd());
+    }
+    let _ports = ports::Service::start(connects, opened.ports.try_clone()?)?;
     launch.span = boot.as_ref().map(|boot| boot.launch(0, &mut files));
     let freezable = boot
         .is_none()
         .then(|| Freezable::new(opened.spec.clone(), &launch, &opened.files, handover))
         .transpose()?;
     let home = Arc::new(start("shard.log")?);
-    launch.sandbox_missing.clone_from(&home.missing);
+    launch.sandbox = home.sandbox.clone();
     let mut socket = home.socket.try_clone()?;
     let orders = home.socket.try_clone()?;
     handle.state().start(home.clone(), orders, parts);
@@ -234,7 +247,10 @@ fn one_boot(
         let mut reports = Reports::new(socket);
         while let Some(report) = reports.next_report() {
             match report {
-                Report::Running { mut sandbox_missing } => {
+                Report::Running {
+                    mut sandbox_missing,
+                    sandbox_notes,
+                } => {
                     ran = true;
                     handle.state().runs = true;
                     keeper.iter().for_each(Keeper::begin);
@@ -243,6 +259,7 @@ fn one_boot(
                         pid: home.pid,
                         parts: &part_pids,
                         sandbox_missing: &sandbox_missing,
+                        sandbox_notes: &sandbox_notes,
                     });
                     // Who wanted that before could not tell it.
                     if handle.state().is_to_end() {
@@ -329,8 +346,8 @@ fn start_parts(
         span.settle(shard)?;
         let process = start(&format!("shard{shard}.log"))?;
         let kvm = opened.files[opened.launch.kvm.0].as_fd();
-        let missing = process.missing.clone();
-        let (launch, files) = boot.part(shard, &opened.launch, kvm, process.log_file.as_fd(), missing);
+        let sandbox = process.sandbox.clone();
+        let (launch, files) = boot.part(shard, &opened.launch, kvm, process.log_file.as_fd(), sandbox);
         // One that dies at once breaks the socket; its log says why.
         let _ = shard::process::send(
             &mut process.socket.try_clone()?,

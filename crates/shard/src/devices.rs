@@ -5,9 +5,8 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use diskstore::disk::{self, BaseWatch, Format, Store};
@@ -19,6 +18,7 @@ use crate::machine::Machine;
 use crate::memory::GuestRam;
 use crate::memory::replica::Coherence;
 use crate::pci::PciBus;
+use crate::ports::Ports;
 use crate::process::{Files, ReceiveError};
 use crate::sandbox::Threads;
 use crate::sharing::{DiskSharing, Mapper, Situations};
@@ -45,7 +45,7 @@ pub struct DeviceFiles {
     disks: Vec<Vec<(File, Format)>>,
     nets: Vec<net::Backend>,
     vsock: Option<UnixListener>,
-    ports: Option<OwnedFd>,
+    ports: Option<Ports>,
 }
 
 impl DeviceFiles {
@@ -80,7 +80,7 @@ impl DeviceFiles {
                 .ports
                 .map(|fd| files.take(fd))
                 .transpose()?
-                .map(OwnedFd::from);
+                .map(|file| Ports::new(file.into()));
         }
         Ok(Self {
             disks,
@@ -128,11 +128,6 @@ impl DeviceFiles {
         };
         self.disks.iter().map(overlay).collect()
     }
-
-    /// The directory that the sandbox shows as `/ports`.
-    pub fn ports(&self) -> Option<BorrowedFd<'_>> {
-        self.ports.as_ref().map(AsFd::as_fd)
-    }
 }
 
 fn failed(id: &str) -> impl Fn(io::Error) -> DevicesError {
@@ -154,8 +149,6 @@ pub struct Parts<'a> {
     pub interrupts: &'a Arc<Interrupts>,
     /// Where their complaints go.
     pub log: &'a Log,
-    /// The directory of the sockets that the guest may connect to, as the sandbox shows it.
-    pub ports: Option<PathBuf>,
     /// What the disks share by.
     pub sharing: Option<(Arc<Mapper>, Arc<Situations>)>,
     /// The memory, where other shards have copies of it.
@@ -290,7 +283,7 @@ pub fn build(spec: &LaunchSpec, files: DeviceFiles, parts: &Parts<'_>) -> Result
         parts.add(&launch.id, &memory, net)?;
     }
     if let (Some(launch), Some(listener)) = (&spec.vsock, files.vsock) {
-        let vsock = Vsock::new(parts.threads, launch.cid, listener, parts.ports.clone());
+        let vsock = Vsock::new(parts.threads, launch.cid, listener, files.ports);
         parts.add("vsock", &memory, vsock)?;
     }
     parts.add("rng", &memory, Rng::new(parts.threads))?;

@@ -6,11 +6,11 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use diskstore::disk::Store;
 
+use crate::ports::Ports;
 use crate::virtio::worker::{Event, Handler, Sources};
 use crate::virtio::{Activation, DeviceError, balloon, block, net, pmem, rng, vsock};
 
@@ -41,7 +41,7 @@ impl Bare {
     }
 
     /// A socket device.
-    pub fn vsock(cid: u64, listener: UnixListener, ports: PathBuf) -> io::Result<Self> {
+    pub fn vsock(cid: u64, listener: UnixListener, ports: Ports) -> io::Result<Self> {
         Self::new(vsock::bare(cid, listener, ports)?)
     }
 

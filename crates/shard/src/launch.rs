@@ -37,9 +37,7 @@ pub struct PartLaunch {
     /// Write-only file for the shard's own log lines.
     pub log: Fd,
     /// As in [`LaunchSpec`].
-    pub sandbox: SandboxPolicy,
-    /// As in [`LaunchSpec`].
-    pub sandbox_missing: Vec<String>,
+    pub sandbox: SandboxLaunch,
 }
 
 /// A VM that spans cells, as one of its shards is told of it. Shard 0 is its home.
@@ -205,10 +203,8 @@ pub struct LaunchSpec {
     pub console: Fd,
     /// Write-only file for the shard's own log lines.
     pub log: Fd,
-    /// How strictly to close the sandbox.
-    pub sandbox: SandboxPolicy,
-    /// What the monitor could not do of the sandbox when it made the process (namespaces), one line each.
-    pub sandbox_missing: Vec<String>,
+    /// The sandbox, as far as the monitor made it.
+    pub sandbox: SandboxLaunch,
 }
 
 /// The state of a VM that was frozen.
@@ -384,9 +380,30 @@ pub struct VsockLaunch {
     pub cid: u32,
     /// Listening unix socket; a client writes `CONNECT <port>\n`, reads `OK <port>\n`, and is connected to the guest.
     pub listener: Fd,
-    /// Directory with a unix socket named by each port that the guest may connect to on the host (cid 2).
-    /// Reached through `/proc/self/fd` before the sandbox closes, through the shard's own root after.
+    /// The shard's end of the boot's [`crate::ports::pair`], over which the monitor connects ports of the host (cid 2).
     pub ports: Option<Fd>,
+}
+
+/// The sandbox of a shard's process, as far as the monitor made it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct SandboxLaunch {
+    /// How strictly to close it.
+    pub policy: SandboxPolicy,
+    /// The user to become; none where the process has one already, or may not change it.
+    pub identity: Option<Identity>,
+    /// What the monitor could not do when it made the process (namespaces), one line each.
+    pub missing: Vec<String>,
+    /// What the monitor lacks of the layers that `require` does not insist on, one line each.
+    pub notes: Vec<String>,
+}
+
+/// A user and its group, by the host's numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// The user.
+    pub uid: u32,
+    /// The group.
+    pub gid: u32,
 }
 
 /// How strictly to close the sandbox.
@@ -439,6 +456,9 @@ pub enum Report {
     Running {
         /// What of the sandbox could not be applied.
         sandbox_missing: Vec<String>,
+        /// What is lacking of the layers that `require` does not insist on.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        sandbox_notes: Vec<String>,
     },
     /// Counters and sizes, as answers to [`Order::Status`].
     Status(serde_json::Value),

@@ -16,6 +16,7 @@ pub mod launch;
 pub mod machine;
 pub mod memory;
 pub mod pci;
+pub mod ports;
 pub mod power;
 pub mod probe;
 pub mod process;

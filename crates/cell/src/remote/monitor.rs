@@ -30,6 +30,7 @@ use crate::cluster::tenure::{Tenure, begin_part};
 use crate::coherence::{self, pipes_of, without_memory};
 use crate::cpu_group::CpuGroup;
 use crate::handle::QUIT_LIMIT;
+use crate::identity::{Given, Place};
 use crate::link::{Reports, send_order};
 use crate::monitor::raise_file_limit;
 use crate::registry::{Entry, Record, Registry, State};
@@ -79,6 +80,8 @@ struct Held {
     entry: Entry,
     record: Record,
     tenure: Tenure,
+    /// Of this part among those that this host has had.
+    number: u32,
 }
 
 /// What happens.
@@ -111,6 +114,7 @@ impl Held {
         let registry = Registry::of_parts().map_err(|error| line(&error))?;
         let entry = registry.claim(&format!("{}.{part}", request.vm));
         let entry = entry.map_err(|error| line(&error))?;
+        let number = registry.next_cid().map_err(|error| line(&error))?;
         let record = record(&request);
         entry.write(&record).map_err(|error| line(&error))?;
         let group = CpuGroup::of(&request.vm, &request.spec).map_err(|error| line(&error))?;
@@ -126,6 +130,7 @@ impl Held {
             entry,
             record,
             tenure,
+            number,
         })
     }
 
@@ -246,7 +251,9 @@ impl Held {
             _ => &self.namespaces,
         };
         let log = self.entry.folder().join("shard.log");
-        let process = ShardProcess::start(&self.request.vm, log, namespaces).map_err(failed)?;
+        let given = Given::of(Place::Part(self.number));
+        let process = ShardProcess::start(&self.request.vm, log, start.sandbox, namespaces, &given);
+        let process = process.map_err(failed)?;
         if let Some(group) = &self.group {
             group.add(process.pid).map_err(|error| chain(&error))?;
         }
@@ -259,8 +266,7 @@ impl Held {
             memory: start.memory.clone(),
             span,
             log: Fd(count + 1),
-            sandbox: start.sandbox,
-            sandbox_missing: process.missing.clone(),
+            sandbox: process.sandbox.clone(),
         };
         let mut passed: Vec<_> = files.iter().map(AsFd::as_fd).collect();
         passed.extend([self.kvm.as_fd(), process.log_file.as_fd()]);

@@ -55,6 +55,7 @@ pub fn run(mut control: UnixStream, home: Home, life: Duration) -> ExitCode {
     };
     report(Report::Running {
         sandbox_missing: Vec::new(),
+        sandbox_notes: Vec::new(),
     });
     if is_home {
         let detail = "another shard is gone".to_owned();

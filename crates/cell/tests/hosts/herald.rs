@@ -90,6 +90,7 @@ pub fn run(mut control: UnixStream) -> ExitCode {
     };
     report(Report::Running {
         sandbox_missing: Vec::new(),
+        sandbox_notes: Vec::new(),
     });
     say(boot, &all, shard);
     let heard = hear(&all);

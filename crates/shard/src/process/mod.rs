@@ -1,7 +1,7 @@
 //! The shard's process, from the first message of its monitor to the last report.
 //!
 //! Order matters: receive the spec and the files; make the machine and every device; close the sandbox while there is one
-//! thread; start the threads; report; run the vCPUs; wait.
+//! thread; start the threads; report; seal the first thread; run the vCPUs; wait.
 
 mod control;
 mod freeze;
@@ -146,7 +146,7 @@ fn start(control: &mut UnixStream, spec: LaunchSpec, mut files: Files) -> Result
     };
 
     // The one place where the sandbox closes: every file is open, and one thread runs.
-    let closed = sandbox::close(spec.sandbox, spec.sandbox_missing.clone(), device_files.ports())?;
+    let closed = sandbox::close(spec.sandbox.clone())?;
 
     let threads = closed.threads;
     let coherence = machine.serve_memory(&spec, &threads)?;
@@ -157,7 +157,6 @@ fn start(control: &mut UnixStream, spec: LaunchSpec, mut files: Files) -> Result
         bus: &bus,
         interrupts: &interrupts,
         log: &log,
-        ports: closed.ports,
         sharing: sharing.clone(),
         coherence,
     };
@@ -185,6 +184,7 @@ fn start(control: &mut UnixStream, spec: LaunchSpec, mut files: Files) -> Result
         control,
         &Report::Running {
             sandbox_missing: closed.missing,
+            sandbox_notes: closed.notes,
         },
     )?;
     let router = home
@@ -198,7 +198,7 @@ fn start(control: &mut UnixStream, spec: LaunchSpec, mut files: Files) -> Result
             background.run(&gate, &stopped)
         })?;
     }
-    threads.seal(ThreadKind::Control)?;
+    threads.seal_first()?;
     Ok(Control {
         orders: Orders::new(control.try_clone()?),
         running,

@@ -22,7 +22,7 @@ use crate::launch::{Ending, Order, PartLaunch, Report};
 use crate::machine::{self, MachineError};
 use crate::memory::replica::Coherence;
 use crate::memory::{self, SpanMemory};
-use crate::sandbox::{self, ThreadKind};
+use crate::sandbox;
 use crate::span::host::cpuid;
 use crate::span::machine::{Channels, SpanParts, forwarded, travelling, wake_promptly};
 use crate::span::packet::Space;
@@ -48,7 +48,6 @@ pub fn start(control: &mut UnixStream, launch: PartLaunch, mut files: Files) -> 
         span,
         log,
         sandbox,
-        sandbox_missing,
     } = launch;
     let kvm = kvm_of(kvm, &mut files)?;
     kick::catch()?;
@@ -95,7 +94,7 @@ pub fn start(control: &mut UnixStream, launch: PartLaunch, mut files: Files) -> 
     }
 
     // The one place where the sandbox closes: every file is open, and one thread runs.
-    let closed = sandbox::close(sandbox, sandbox_missing, None)?;
+    let closed = sandbox::close(sandbox)?;
     let coherence = match made_of {
         SpanMemory::Replica(replica) => {
             let served = replica.start(&closed.threads, &end);
@@ -120,9 +119,10 @@ pub fn start(control: &mut UnixStream, launch: PartLaunch, mut files: Files) -> 
         control,
         &Report::Running {
             sandbox_missing: closed.missing,
+            sandbox_notes: closed.notes,
         },
     )?;
-    closed.threads.seal(ThreadKind::Control)?;
+    closed.threads.seal_first()?;
     Ok(Part {
         orders: Orders::new(control.try_clone()?),
         end,

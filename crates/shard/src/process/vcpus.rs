@@ -22,7 +22,7 @@ pub struct VcpuThreads {
 }
 
 impl VcpuThreads {
-    /// Starts one for each.
+    /// Starts one for each, which runs the guest once the first thread is sealed.
     pub fn start(threads: &Threads, vcpus: Vec<Vcpu>) -> io::Result<Self> {
         let mut started = Self {
             threads: Vec::with_capacity(vcpus.len()),
@@ -35,7 +35,7 @@ impl VcpuThreads {
                 Some(_) => ThreadKind::SpanVcpu,
                 None => ThreadKind::Vcpu,
             };
-            let thread = threads.spawn(kind, &format!("vcpu{id}"), move || vcpu.run(&gate))?;
+            let thread = threads.spawn_held(kind, &format!("vcpu{id}"), move || vcpu.run(&gate))?;
             started.threads.push(thread);
         }
         Ok(started)

@@ -21,8 +21,8 @@ struct Sets {
     inheritable: u32,
 }
 
-/// Empties the bounding, ambient, effective, permitted and inheritable sets and sets `no_new_privs`.
-pub fn drop_all() -> io::Result<()> {
+/// Empties the bounding set, which takes rights that the other sets may still have.
+pub fn drop_bounding() -> io::Result<()> {
     for capability in 0..=CAPABILITY_MAX {
         // SAFETY: PR_CAPBSET_DROP takes a number; it touches no memory of ours.
         if unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) } != 0 {
@@ -36,7 +36,12 @@ pub fn drop_all() -> io::Result<()> {
             }
         }
     }
-    // SAFETY: as above; an unknown operation is refused with EINVAL.
+    Ok(())
+}
+
+/// Empties the ambient, effective, permitted and inheritable sets and sets `no_new_privs`.
+pub fn drop_all() -> io::Result<()> {
+    // SAFETY: takes numbers only; an unknown operation is refused with EINVAL.
     unsafe { libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) };
     let header = Header {
         version: CAPABILITY_VERSION,

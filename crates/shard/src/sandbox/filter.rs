@@ -1,4 +1,7 @@
 //! The seccomp filters: an allow-list for each kind of thread; any other call ends the process with SIGSYS.
+//!
+//! `ioctl`, `fcntl`, `socketpair`, `prctl`, `tgkill`, `mmap` and `mprotect` are allowed by their arguments only ([`FILTERED`]).
+//! No thread may make or connect a socket: the monitor hands connected ones over ([`crate::ports`]).
 
 use std::collections::BTreeMap;
 use std::io;
@@ -24,11 +27,11 @@ const EVERY_THREAD: &[Syscall] = &[
     libc::SYS_epoll_pwait,
     libc::SYS_exit,
     libc::SYS_exit_group,
-    libc::SYS_fcntl,
     libc::SYS_futex,
     libc::SYS_getpid,
     libc::SYS_gettid,
     libc::SYS_madvise,
+    // Answered with an error: see `refuse_remapping`.
     libc::SYS_mremap,
     libc::SYS_munmap,
     libc::SYS_nanosleep,
@@ -42,9 +45,28 @@ const EVERY_THREAD: &[Syscall] = &[
     libc::SYS_sched_getaffinity,
     libc::SYS_sched_yield,
     libc::SYS_sigaltstack,
-    libc::SYS_tgkill,
     libc::SYS_write,
 ];
+
+/// The calls that are allowed by their arguments only, never by a list of calls.
+#[cfg(test)]
+pub(super) const FILTERED: [Syscall; 9] = [
+    libc::SYS_connect,
+    libc::SYS_fcntl,
+    libc::SYS_ioctl,
+    libc::SYS_mmap,
+    libc::SYS_mprotect,
+    libc::SYS_prctl,
+    libc::SYS_socket,
+    libc::SYS_socketpair,
+    libc::SYS_tgkill,
+];
+
+/// The commands of `fcntl` that every thread may give: copying a descriptor, and reading its flags.
+const EVERY_FCNTL: &[libc::c_int] = &[libc::F_DUPFD_CLOEXEC, libc::F_GETFD, libc::F_GETFL];
+
+/// The command that the first thread gives besides when it freezes the VM.
+const FREEZE_FCNTL: &[libc::c_int] = &[libc::F_ADD_SEALS];
 
 /// The `ioctl`s of KVM that a running vCPU's thread may make: to run, and to move interrupt routes, notification
 /// addresses and memory slots when the guest programs its PCI devices. From `linux/kvm.h`.
@@ -107,65 +129,108 @@ pub fn supported() -> io::Result<()> {
     }
 }
 
+/// Answers `mremap` with `ENOMEM` in the calling thread and in all that it starts.
+///
+/// A shared mapping that grows shows later parts of its file without a descriptor for it. The allocator copies instead.
+/// This is a filter of its own because one filter has one answer; of two answers the kernel takes the stricter.
+pub fn refuse_remapping() -> io::Result<()> {
+    let program = remapping().map_err(io::Error::other)?;
+    seccompiler::apply_filter(&program).map_err(io::Error::other)
+}
+
+fn remapping() -> Result<BpfProgram, seccompiler::BackendError> {
+    SeccompFilter::new(
+        BTreeMap::from([(libc::SYS_mremap, Vec::new())]),
+        SeccompAction::Allow,
+        SeccompAction::Errno(libc::ENOMEM as u32),
+        TargetArch::x86_64,
+    )?
+    .try_into()
+}
+
 /// Seals the calling thread.
 pub fn apply(kind: ThreadKind) -> io::Result<()> {
     let program = program(kind).map_err(io::Error::other)?;
     seccompiler::apply_filter(&program).map_err(io::Error::other)
 }
 
-/// The filter of a kind of thread.
-pub(super) fn program(kind: ThreadKind) -> Result<BpfProgram, seccompiler::BackendError> {
-    let mut rules: BTreeMap<Syscall, Vec<SeccompRule>> = BTreeMap::new();
-    for &call in EVERY_THREAD.iter().chain(of_kind(kind)) {
-        rules.insert(call, Vec::new());
-    }
+/// The calls that a kind of thread may make with any arguments.
+pub(super) fn calls(kind: ThreadKind) -> Vec<Syscall> {
+    let mut calls: Vec<Syscall> = EVERY_THREAD.iter().chain(of_kind(kind)).copied().collect();
     // The first thread closes the disks when the VM ends, and a qcow2 file writes its tables then.
     if kind == ThreadKind::Control {
-        rules.extend(
-            crate::virtio::block::SYSCALLS
-                .iter()
-                .map(|call| (*call, Vec::new())),
-        );
+        calls.extend(crate::virtio::block::SYSCALLS);
     }
+    calls
+}
+
+/// The requests that a kind of thread may make by `ioctl`.
+pub(super) fn requests(kind: ThreadKind) -> Vec<u64> {
+    let kvm = |lists: &[&[u32]]| lists.concat().into_iter().map(u64::from).collect();
+    match kind {
+        ThreadKind::Vcpu => kvm(&[VCPU_IOCTLS]),
+        ThreadKind::SpanVcpu => kvm(&[VCPU_IOCTLS, SPAN_IOCTLS]),
+        // It resets the devices when the VM ends, which takes their interrupts and addresses back.
+        ThreadKind::Control => kvm(&[VCPU_IOCTLS, FREEZE_IOCTLS]),
+        ThreadKind::Lane => dsm::USERFAULT_SERVING.to_vec(),
+        ThreadKind::Net => crate::virtio::net::REQUESTS.to_vec(),
+        ThreadKind::Link
+        | ThreadKind::Pins
+        | ThreadKind::Serial
+        | ThreadKind::Block
+        | ThreadKind::Vsock
+        | ThreadKind::Rng
+        | ThreadKind::Balloon
+        | ThreadKind::Pmem
+        | ThreadKind::Sharing => Vec::new(),
+    }
+}
+
+/// The commands that a kind of thread may give by `fcntl`.
+pub(super) fn commands(kind: ThreadKind) -> Vec<u64> {
+    let more = match kind {
+        ThreadKind::Control => FREEZE_FCNTL,
+        _ => &[],
+    };
+    // Commands are small and positive.
+    EVERY_FCNTL
+        .iter()
+        .chain(more)
+        .map(|&command| command as u64)
+        .collect()
+}
+
+/// The filter of a kind of thread of this process.
+pub(super) fn program(kind: ThreadKind) -> Result<BpfProgram, seccompiler::BackendError> {
+    let mut rules: BTreeMap<Syscall, Vec<SeccompRule>> =
+        calls(kind).into_iter().map(|call| (call, Vec::new())).collect();
     // No memory becomes executable any more.
     for call in [libc::SYS_mmap, libc::SYS_mprotect] {
         let executable = libc::PROT_EXEC as u64;
-        rules.insert(
-            call,
-            vec![SeccompRule::new(vec![condition(
-                2,
-                SeccompCmpOp::MaskedEq(executable),
-                0,
-            )?])?],
-        );
+        let writable = condition(2, SeccompCmpOp::MaskedEq(executable), 0)?;
+        rules.insert(call, vec![SeccompRule::new(vec![writable])?]);
     }
-    // The control thread resets the devices when the VM ends, which takes their interrupts and addresses back.
-    if matches!(
-        kind,
-        ThreadKind::Vcpu | ThreadKind::SpanVcpu | ThreadKind::Control
-    ) {
-        let more: &[u32] = match kind {
-            ThreadKind::Control => FREEZE_IOCTLS,
-            ThreadKind::SpanVcpu => SPAN_IOCTLS,
-            _ => &[],
-        };
-        let ioctls: Result<Vec<_>, _> = VCPU_IOCTLS
+    let mut allow = |call: Syscall, argument: u8, values: &[u64]| {
+        let rules_of_call: Result<Vec<_>, _> = values
             .iter()
-            .chain(more)
-            .map(|&request| SeccompRule::new(vec![condition(1, SeccompCmpOp::Eq, request.into())?]))
+            .map(|&value| SeccompRule::new(vec![condition(argument, SeccompCmpOp::Eq, value)?]))
             .collect();
-        rules.insert(libc::SYS_ioctl, ioctls?);
-    }
-    if kind == ThreadKind::Lane {
-        let ioctls: Result<Vec<_>, _> = dsm::USERFAULT_SERVING
-            .iter()
-            .map(|&request| SeccompRule::new(vec![condition(1, SeccompCmpOp::Eq, request)?]))
-            .collect();
-        rules.insert(libc::SYS_ioctl, ioctls?);
-    }
+        rules_of_call.map(|rules_of_call| {
+            // A call without any rule would be allowed with all arguments.
+            if !rules_of_call.is_empty() {
+                rules.insert(call, rules_of_call);
+            }
+        })
+    };
+    allow(libc::SYS_ioctl, 1, &requests(kind))?;
+    allow(libc::SYS_fcntl, 1, &commands(kind))?;
     // Only the name of a thread may be set.
-    let rename = condition(0, SeccompCmpOp::Eq, libc::PR_SET_NAME as u64)?;
-    rules.insert(libc::SYS_prctl, vec![SeccompRule::new(vec![rename])?]);
+    allow(libc::SYS_prctl, 0, &[libc::PR_SET_NAME as u64])?;
+    // Signals go to threads of this process only.
+    allow(libc::SYS_tgkill, 0, &[std::process::id().into()])?;
+    if kind == ThreadKind::Control {
+        allow(libc::SYS_socketpair, 0, &[libc::AF_UNIX as u64])?;
+    }
     SeccompFilter::new(
         rules,
         SeccompAction::KillProcess,
@@ -206,7 +271,6 @@ fn of_kind(kind: ThreadKind) -> &'static [Syscall] {
             libc::SYS_memfd_create,
             libc::SYS_pread64,
             libc::SYS_pwrite64,
-            libc::SYS_socketpair,
         ],
         ThreadKind::Vcpu => &[libc::SYS_eventfd2, libc::SYS_sendto],
         ThreadKind::SpanVcpu => &[

@@ -2,27 +2,31 @@
 //!
 //! A guest that takes over its shard owns the files the monitor passed in, and nothing else. The layers, outermost first:
 //! own user, mount, network, PID, IPC and UTS namespaces (made by the monitor when it clones the process), an empty
-//! read-only root, no capabilities, `no_new_privs`, and for every thread a seccomp allow-list of its kind.
+//! read-only root, a user of its own, Landlock, no capabilities, `no_new_privs`, and for every thread a seccomp allow-list
+//! of its kind.
 //!
 //! [`close`] runs while the process has one thread, after the last file is open and before the first guest instruction.
-//! Every thread started later through the returned [`Threads`] seals itself before it runs its work.
+//! Every thread started later through the returned [`Threads`] seals itself before it runs its work; vCPUs begin when the
+//! first thread is sealed ([`Threads::seal_first`]).
 //! What the host does not allow is said in [`Closed::missing`]; under [`SandboxPolicy::Require`] it is an error instead.
 
 mod capabilities;
+mod dumps;
 mod filter;
+mod identity;
+mod landlock;
 mod root;
 mod threads;
 
 #[cfg(test)]
 mod tests;
 
-use std::os::fd::{AsRawFd, BorrowedFd};
-use std::path::PathBuf;
+use std::io;
 
 pub use filter::Syscall;
 pub use threads::{ThreadKind, Threads};
 
-use crate::launch::SandboxPolicy;
+use crate::launch::{SandboxLaunch, SandboxPolicy};
 
 /// Why the sandbox could not be closed.
 #[derive(Debug, thiserror::Error)]
@@ -39,57 +43,54 @@ pub struct Closed {
     pub threads: Threads,
     /// What could not be applied, one line each.
     pub missing: Vec<String>,
-    /// Where the process finds the directory of ports.
-    pub ports: Option<PathBuf>,
+    /// What this kernel or user lacks of the layers that `require` does not insist on, one line each.
+    pub notes: Vec<String>,
 }
 
 /// Closes the sandbox around this process.
-///
-/// `missing` is what the monitor could not do when it made the process; `ports` is the directory that appears as `/ports`
-/// in the empty root (see [`crate::launch::VsockLaunch::ports`]).
-pub fn close(
-    policy: SandboxPolicy,
-    mut missing: Vec<String>,
-    ports: Option<BorrowedFd<'_>>,
-) -> Result<Closed, SandboxError> {
-    let mut ports = ports.and_then(path);
+pub fn close(launch: SandboxLaunch) -> Result<Closed, SandboxError> {
+    let SandboxLaunch {
+        policy,
+        identity,
+        mut missing,
+        mut notes,
+    } = launch;
     if policy == SandboxPolicy::Off {
-        let missing = vec!["everything: --sandbox=off".to_owned()];
         return Ok(Closed {
             threads: Threads::open(),
-            missing,
-            ports,
+            missing: vec!["everything: --sandbox=off".to_owned()],
+            notes: Vec::new(),
         });
     }
-    match root::enter_empty(ports.as_deref()) {
-        Ok(None) => ports = ports.map(|_| PathBuf::from("/ports")),
-        Ok(Some(error)) => {
-            ports = None;
-            missing.push(format!("ports for the guest to connect to: {error}"));
-        }
-        Err(error) => missing.push(format!("empty root: {error}")),
-    }
-    if let Err(error) = capabilities::drop_all() {
-        missing.push(format!("capabilities: {error}"));
-    }
-    let threads = match filter::supported() {
-        Ok(()) => Threads::sealed(),
-        Err(error) => {
-            missing.push(format!("system call filter: {error}"));
-            Threads::open()
+    let mut done = |what: &str, result: io::Result<()>| {
+        if let Err(error) = result {
+            missing.push(format!("{what}: {error}"));
         }
     };
+    done("empty root", root::enter_empty());
+    // A process that is no longer root may not shrink the bounding set.
+    done("capabilities", capabilities::drop_bounding());
+    if let Some(identity) = identity {
+        done("user id of its own", identity::become_one(identity));
+    }
+    match landlock::restrict() {
+        Ok(lacking) => notes.extend(lacking),
+        Err(error) => notes.push(format!("Landlock: {error}")),
+    }
+    done("capabilities", capabilities::drop_all());
+    done("no core dumps", dumps::forbid());
+    let filtered = filter::supported().and_then(|()| filter::refuse_remapping());
+    let threads = match &filtered {
+        Ok(()) => Threads::sealed(),
+        Err(_) => Threads::open(),
+    };
+    done("system call filter", filtered);
     if policy == SandboxPolicy::Require && !missing.is_empty() {
         return Err(SandboxError::Incomplete(missing.join("; ")));
     }
     Ok(Closed {
         threads,
         missing,
-        ports,
+        notes,
     })
-}
-
-/// The name of an open directory; none when it has none any more.
-fn path(directory: BorrowedFd<'_>) -> Option<PathBuf> {
-    std::fs::read_link(format!("/proc/self/fd/{}", directory.as_raw_fd())).ok()
 }

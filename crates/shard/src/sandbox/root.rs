@@ -9,14 +9,13 @@ use nix::unistd::{chdir, pivot_root};
 
 /// Any directory that every Linux system has; the new root is built over it, in this mount namespace only.
 const MOUNT_POINT: &str = "/proc";
-/// Room for the root's directories; nothing is ever written to it.
+/// Nothing is ever written to it.
 const ROOT_OPTIONS: &str = "size=64k,nr_inodes=8,mode=0755";
 
-/// Makes a mount namespace and leaves nothing in it but an empty directory, and `ports` as `/ports`.
+/// Makes a mount namespace and leaves nothing in it but an empty directory.
 ///
 /// The namespace is made here, even where the monitor has made one already: so the mounts of the host can't be meant.
-/// Returns why `ports` could not be shown, if it could not: the root is empty then.
-pub fn enter_empty(ports: Option<&Path>) -> io::Result<Option<io::Error>> {
+pub fn enter_empty() -> io::Result<()> {
     unshare(CloneFlags::CLONE_NEWNS)?;
     let none = None::<&Path>;
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
@@ -29,7 +28,6 @@ pub fn enter_empty(ports: Option<&Path>) -> io::Result<Option<io::Error>> {
         Some(ROOT_OPTIONS),
     )?;
     chdir(MOUNT_POINT)?;
-    let hidden = ports.and_then(|ports| show(ports).err());
     mount(
         none,
         ".",
@@ -40,18 +38,5 @@ pub fn enter_empty(ports: Option<&Path>) -> io::Result<Option<io::Error>> {
     pivot_root(".", ".")?;
     umount2(".", MntFlags::MNT_DETACH)?;
     chdir("/")?;
-    Ok(hidden)
-}
-
-/// Shows `ports` in the new root, which is the current directory.
-fn show(ports: &Path) -> io::Result<()> {
-    std::fs::create_dir("ports")?;
-    mount(
-        Some(ports),
-        "ports",
-        None::<&Path>,
-        MsFlags::MS_BIND,
-        None::<&Path>,
-    )?;
     Ok(())
 }

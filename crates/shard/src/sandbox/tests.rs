@@ -1,15 +1,27 @@
 //! Each layer is tried in a forked process of its own, so that the test runner keeps its rights.
 
+use std::fs::File;
+use std::io::Read;
+use std::net::{TcpListener, TcpStream};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::time::Duration;
+
+use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
 
 use super::threads::{ThreadKind, Threads};
-use super::{SandboxPolicy, capabilities, close, filter, root};
+use super::{Closed, SandboxPolicy, capabilities, close, filter, landlock, root};
+use crate::launch::{Identity, SandboxLaunch};
 
-const KINDS: [ThreadKind; 10] = [
-    ThreadKind::Lane,
+const KINDS: [ThreadKind; 14] = [
     ThreadKind::Control,
     ThreadKind::Vcpu,
+    ThreadKind::SpanVcpu,
+    ThreadKind::Link,
+    ThreadKind::Lane,
+    ThreadKind::Pins,
     ThreadKind::Serial,
     ThreadKind::Block,
     ThreadKind::Net,
@@ -17,7 +29,97 @@ const KINDS: [ThreadKind; 10] = [
     ThreadKind::Rng,
     ThreadKind::Balloon,
     ThreadKind::Pmem,
+    ThreadKind::Sharing,
 ];
+
+/// What somebody who runs code in a shard would try next: calls with their first three arguments.
+const ATTACKS: &[(&str, filter::Syscall, [u64; 3])] = &[
+    ("KVM_CREATE_VM", libc::SYS_ioctl, [NO_FILE, 0xae01, 0]),
+    ("KVM_CREATE_DEVICE", libc::SYS_ioctl, [NO_FILE, 0xc00c_aee0, 0]),
+    ("KVM_SET_CPUID2", libc::SYS_ioctl, [NO_FILE, 0x4008_ae90, 0]),
+    ("KVM_SET_NESTED_STATE", libc::SYS_ioctl, [NO_FILE, 0x4080_aebf, 0]),
+    ("KVM_XEN_HVM_CONFIG", libc::SYS_ioctl, [NO_FILE, 0x4038_ae7a, 0]),
+    ("KVM_XEN_HVM_SET_ATTR", libc::SYS_ioctl, [NO_FILE, 0x4048_aec9, 0]),
+    ("KVM_ENABLE_CAP", libc::SYS_ioctl, [NO_FILE, 0x4068_aea3, 0]),
+    (
+        "KVM_CREATE_GUEST_MEMFD",
+        libc::SYS_ioctl,
+        [NO_FILE, 0xc040_aed4, 0],
+    ),
+    ("KVM_RESET_DIRTY_RINGS", libc::SYS_ioctl, [NO_FILE, 0xaec7, 0]),
+    ("TUNSETIFF", libc::SYS_ioctl, [NO_FILE, 0x4004_54ca, 0]),
+    ("TUNSETPERSIST", libc::SYS_ioctl, [NO_FILE, 0x4004_54cb, 0]),
+    ("TUNSETSTEERINGEBPF", libc::SYS_ioctl, [NO_FILE, 0x8004_54e0, 0]),
+    ("TUNSETFILTEREBPF", libc::SYS_ioctl, [NO_FILE, 0x8004_54e1, 0]),
+    ("SIOCSIFHWADDR", libc::SYS_ioctl, [NO_FILE, 0x8924, 0]),
+    ("FICLONE", libc::SYS_ioctl, [NO_FILE, 0x4004_9409, 0]),
+    ("FICLONERANGE", libc::SYS_ioctl, [NO_FILE, 0x4020_940d, 0]),
+    ("FS_IOC_ENABLE_VERITY", libc::SYS_ioctl, [NO_FILE, 0x4080_6685, 0]),
+    ("FS_IOC_SETFLAGS", libc::SYS_ioctl, [NO_FILE, 0x4008_6602, 0]),
+    ("BLKDISCARD", libc::SYS_ioctl, [NO_FILE, 0x1277, 0]),
+    ("FIONBIO", libc::SYS_ioctl, [NO_FILE, 0x5421, 0]),
+    ("TIOCSTI", libc::SYS_ioctl, [NO_FILE, 0x5412, 0]),
+    ("USERFAULTFD_IOC_NEW", libc::SYS_ioctl, [NO_FILE, 0xaa00, 0]),
+    ("F_SETFL", libc::SYS_fcntl, [NO_FILE, libc::F_SETFL as u64, 0]),
+    ("F_SETOWN", libc::SYS_fcntl, [NO_FILE, libc::F_SETOWN as u64, 1]),
+    ("F_SETSIG", libc::SYS_fcntl, [NO_FILE, 10, 9]),
+    (
+        "F_SETLEASE",
+        libc::SYS_fcntl,
+        [NO_FILE, libc::F_SETLEASE as u64, 0],
+    ),
+    (
+        "F_ADD_SEALS",
+        libc::SYS_fcntl,
+        [NO_FILE, libc::F_ADD_SEALS as u64, 0],
+    ),
+    (
+        "F_OFD_SETLK",
+        libc::SYS_fcntl,
+        [NO_FILE, libc::F_OFD_SETLK as u64, 0],
+    ),
+    ("AF_UNIX", libc::SYS_socket, [libc::AF_UNIX as u64, 1, 0]),
+    ("AF_INET", libc::SYS_socket, [libc::AF_INET as u64, 1, 0]),
+    ("AF_NETLINK", libc::SYS_socket, [libc::AF_NETLINK as u64, 3, 0]),
+    ("AF_ALG", libc::SYS_socket, [libc::AF_ALG as u64, 5, 0]),
+    ("AF_VSOCK", libc::SYS_socket, [libc::AF_VSOCK as u64, 1, 0]),
+    (
+        "a pair of AF_INET",
+        libc::SYS_socketpair,
+        [libc::AF_INET as u64, 1, 0],
+    ),
+    ("connect", libc::SYS_connect, [NO_FILE, 0, 0]),
+    ("bind", libc::SYS_bind, [NO_FILE, 0, 0]),
+    ("open", libc::SYS_openat, [NO_FILE, 0, 0]),
+    ("execute", libc::SYS_execve, [0, 0, 0]),
+    ("fork", libc::SYS_fork, [0, 0, 0]),
+    ("clone", libc::SYS_clone, [libc::SIGCHLD as u64, 0, 0]),
+    ("ptrace", libc::SYS_ptrace, [0, 0, 0]),
+    ("read another's memory", libc::SYS_process_vm_readv, [1, 0, 0]),
+    ("take another's file", libc::SYS_pidfd_getfd, [NO_FILE, 0, 0]),
+    ("kill", libc::SYS_kill, [1, 0, 0]),
+    ("kill another's thread", libc::SYS_tgkill, [1, 1, 0]),
+    ("unshare", libc::SYS_unshare, [libc::CLONE_NEWUSER as u64, 0, 0]),
+    ("make a ring", libc::SYS_io_uring_setup, [1, 0, 0]),
+    ("load a program", libc::SYS_bpf, [0, 0, 0]),
+    ("dump core", libc::SYS_prctl, [libc::PR_SET_DUMPABLE as u64, 1, 0]),
+    (
+        "run data",
+        libc::SYS_mmap,
+        [0, 4096, (libc::PROT_READ | libc::PROT_EXEC) as u64],
+    ),
+    (
+        "run memory",
+        libc::SYS_mprotect,
+        [0, 4096, libc::PROT_EXEC as u64],
+    ),
+];
+const NO_FILE: u64 = u64::MAX;
+
+/// What one kind of thread needs of these: the first freezes the VM's memory.
+fn is_needed(kind: ThreadKind, attack: &str) -> bool {
+    (kind, attack) == (ThreadKind::Control, "F_ADD_SEALS")
+}
 
 /// Runs `work` in a child and gives its end.
 fn in_child(work: impl FnOnce() -> i32) -> WaitStatus {
@@ -31,6 +133,22 @@ fn in_child(work: impl FnOnce() -> i32) -> WaitStatus {
         }
         ForkResult::Parent { child } => waitpid(child, None).expect("waitpid"),
     }
+}
+
+fn was_ended(status: WaitStatus) -> bool {
+    matches!(
+        status,
+        WaitStatus::Signaled(_, nix::sys::signal::Signal::SIGSYS, _)
+    )
+}
+
+/// Closes the sandbox around this process; an ordinary user needs a user namespace for that.
+fn closed(launch: SandboxLaunch) -> Option<Closed> {
+    if !nix::unistd::geteuid().is_root() {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWUSER).ok()?;
+    }
+    let closed = close(launch).ok()?;
+    closed.missing.is_empty().then_some(closed)
 }
 
 fn code(status: WaitStatus) -> i32 {
@@ -59,13 +177,115 @@ fn a_call_outside_the_list_ends_the_process() {
             unsafe { libc::syscall(libc::SYS_setuid, 0) };
             0
         });
+        assert!(was_ended(status), "{kind:?}: {status:?}");
+    }
+}
+
+#[test]
+fn what_is_filtered_by_arguments_is_in_no_list_of_calls() {
+    for kind in KINDS {
+        let calls = filter::calls(kind);
         assert!(
-            matches!(
-                status,
-                WaitStatus::Signaled(_, nix::sys::signal::Signal::SIGSYS, _)
-            ),
-            "{kind:?}: {status:?}"
+            calls.iter().all(|call| !filter::FILTERED.contains(call)),
+            "{kind:?}"
         );
+    }
+}
+
+#[test]
+fn requests_and_commands_of_the_list_pass_and_those_of_other_threads_end_the_process() {
+    let every: Vec<u64> = KINDS.iter().flat_map(|&kind| filter::requests(kind)).collect();
+    for kind in KINDS {
+        let (requests, commands) = (filter::requests(kind), filter::commands(kind));
+        let passed = in_child(|| {
+            if filter::apply(kind).is_err() {
+                return 1;
+            }
+            let calls = requests.iter().map(|request| (libc::SYS_ioctl, request));
+            for (call, value) in calls.chain(commands.iter().map(|command| (libc::SYS_fcntl, command))) {
+                // SAFETY: there is no such file, so nothing is done.
+                unsafe { libc::syscall(call, -1, *value, 0) };
+            }
+            0
+        });
+        assert_eq!(code(passed), 0, "{kind:?}");
+        for other in every.iter().filter(|request| !requests.contains(request)) {
+            let status = in_child(|| {
+                if filter::apply(kind).is_err() {
+                    return 1;
+                }
+                // SAFETY: as above; the filter is expected to end the process here.
+                unsafe { libc::syscall(libc::SYS_ioctl, -1, *other, 0) };
+                0
+            });
+            assert!(was_ended(status), "{kind:?} {other:#x}: {status:?}");
+        }
+    }
+}
+
+/// A whole process with a closed sandbox, of which one thread of each kind does what its code never does.
+#[test]
+fn a_shard_that_was_taken_over_can_do_nothing_by_any_of_its_threads() {
+    for kind in KINDS {
+        let status = in_child(|| {
+            let Some(closed) = closed(SandboxLaunch::default()) else {
+                return 254;
+            };
+            for (number, (name, call, arguments)) in (1..).zip(ATTACKS) {
+                let tried = in_child(|| {
+                    let (call, [first, second, third]) = (*call, *arguments);
+                    let thread = closed.threads.spawn(kind, "taken", move || {
+                        // SAFETY: none of them can do anything: there is no such file, process, or memory. The filter is
+                        // expected to end the process here.
+                        unsafe { libc::syscall(call, first, second, third, 0, 0, 0) };
+                    });
+                    i32::from(thread.is_ok_and(|thread| thread.join().is_ok()))
+                });
+                if was_ended(tried) == is_needed(kind, name) {
+                    return number;
+                }
+            }
+            0
+        });
+        let failed = code(status);
+        let name = usize::try_from(failed - 1)
+            .ok()
+            .and_then(|place| ATTACKS.get(place));
+        assert_eq!(failed, 0, "{kind:?}: {name:?}");
+    }
+}
+
+#[test]
+fn mappings_never_grow_and_the_allocator_goes_on_without() {
+    const PAGE: usize = 4096;
+    for kind in KINDS {
+        let status = in_child(|| {
+            if filter::refuse_remapping().is_err() || filter::apply(kind).is_err() {
+                return 1;
+            }
+            // SAFETY: fresh anonymous memory, shared as a lane's is; nothing else uses it.
+            let refused = unsafe {
+                let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+                let mapped = libc::mmap(std::ptr::null_mut(), PAGE, libc::PROT_READ, flags, -1, 0);
+                // Growing it, and doubling it.
+                [PAGE, 0].iter().all(|&old| {
+                    let moved = libc::mremap(mapped, old, 4 * PAGE, libc::MREMAP_MAYMOVE);
+                    moved == libc::MAP_FAILED
+                        && std::io::Error::last_os_error().raw_os_error() == Some(libc::ENOMEM)
+                })
+            };
+            if !refused {
+                return 2;
+            }
+            // Large enough to be mappings of their own, which glibc moves by mremap.
+            let mut bytes = vec![7_u8; 1 << 20];
+            for _ in 0..4 {
+                bytes.reserve_exact(bytes.len());
+                bytes.resize(bytes.len() * 2, 7);
+            }
+            i32::from(bytes.iter().any(|&byte| byte != 7)) * 3
+        });
+        assert_eq!(code(status), 0, "{kind:?}");
     }
 }
 
@@ -88,13 +308,7 @@ fn memory_never_becomes_executable() {
         };
         0
     });
-    assert!(
-        matches!(
-            status,
-            WaitStatus::Signaled(_, nix::sys::signal::Signal::SIGSYS, _)
-        ),
-        "{status:?}"
-    );
+    assert!(was_ended(status), "{status:?}");
 }
 
 #[test]
@@ -118,9 +332,7 @@ fn no_capability_is_left() {
 }
 
 #[test]
-fn the_root_is_empty_but_for_the_ports() {
-    let ports = tempfile::tempdir().expect("tempdir");
-    std::fs::write(ports.path().join("5000"), b"").expect("write");
+fn the_root_is_empty() {
     let status = in_child(|| {
         // An ordinary user needs a user namespace to make a mount namespace.
         // SAFETY: takes no argument.
@@ -129,31 +341,158 @@ fn the_root_is_empty_but_for_the_ports() {
         {
             return 1;
         }
-        if !matches!(root::enter_empty(Some(ports.path())), Ok(None)) {
+        if root::enter_empty().is_err() {
             return 2;
         }
-        let names: Vec<_> = match std::fs::read_dir("/") {
-            Ok(entries) => entries.flatten().map(|entry| entry.file_name()).collect(),
-            Err(_) => return 3,
-        };
-        if names != ["ports"] || !std::path::Path::new("/ports/5000").exists() {
-            return 4;
+        match std::fs::read_dir("/").map(Iterator::count) {
+            Ok(0) => i32::from(std::fs::write("/new", b"").is_ok()) * 5,
+            _ => 3,
         }
-        if std::fs::write("/new", b"").is_ok() { 5 } else { 0 }
     });
     assert_eq!(code(status), 0);
 }
 
 #[test]
-fn require_refuses_what_the_monitor_could_not_do() {
+fn require_refuses_what_the_monitor_could_not_do_and_not_what_is_only_noted() {
+    let closes = |missing: &[&str], notes: &[&str]| {
+        let owned = |lines: &[&str]| lines.iter().map(|&line| line.to_owned()).collect();
+        let launch = SandboxLaunch {
+            policy: SandboxPolicy::Require,
+            identity: None,
+            missing: owned(missing),
+            notes: owned(notes),
+        };
+        in_child(|| match close(launch) {
+            Err(error) if error.to_string().contains("network namespace") => 1,
+            Err(_) => 2,
+            Ok(closed) if closed.notes.iter().any(|note| note.contains("user id")) => 0,
+            Ok(_) => 3,
+        })
+    };
+    assert_eq!(code(closes(&["network namespace: not permitted"], &[])), 1);
+    if nix::unistd::geteuid().is_root() {
+        assert_eq!(code(closes(&[], &["user id of its own: no range"])), 0);
+    }
+}
+
+/// Where user namespaces are refused, a shard of root's starts as root, in the host's network.
+#[test]
+fn without_namespaces_root_becomes_the_user_it_is_given_for_good_and_leaves_no_dumps() {
+    if !nix::unistd::geteuid().is_root() {
+        return eprintln!("left out: it takes root");
+    }
+    let identity = Identity {
+        uid: 1_900_000_003,
+        gid: 1_900_000_004,
+    };
     let status = in_child(|| {
-        match close(
-            SandboxPolicy::Require,
-            vec!["network namespace: not permitted".to_owned()],
-            None,
-        ) {
-            Err(error) if error.to_string().contains("network namespace") => 0,
-            _ => 1,
+        let Ok(mut status) = File::open("/proc/self/status") else {
+            return 1;
+        };
+        let launch = SandboxLaunch {
+            identity: Some(identity),
+            ..SandboxLaunch::default()
+        };
+        if closed(launch).is_none() {
+            return 2;
+        }
+        let mut text = [0; 4096];
+        let count = status.read(&mut text).unwrap_or(0);
+        let text = String::from_utf8_lossy(&text[..count]);
+        let (uid, gid) = (identity.uid, identity.gid);
+        let wanted = [
+            format!("Uid:\t{uid}\t{uid}\t{uid}\t{uid}\n"),
+            format!("Gid:\t{gid}\t{gid}\t{gid}\t{gid}\n"),
+            "Groups:\t \n".to_owned(),
+            "CapBnd:\t0000000000000000\n".to_owned(),
+            "CapPrm:\t0000000000000000\n".to_owned(),
+            "CapEff:\t0000000000000000\n".to_owned(),
+        ];
+        if !wanted.iter().all(|line| text.contains(line.as_str())) {
+            eprintln!("{text}");
+            return 3;
+        }
+        if nix::unistd::setuid(nix::unistd::Uid::from_raw(0)).is_ok() {
+            return 4;
+        }
+        if !matches!(nix::sys::prctl::get_dumpable(), Ok(false))
+            || getrlimit(Resource::RLIMIT_CORE) != Ok((0, 0))
+        {
+            return 5;
+        }
+        match nix::sys::prctl::get_pdeathsig() {
+            Ok(Some(nix::sys::signal::Signal::SIGKILL)) => 0,
+            _ => 6,
+        }
+    });
+    assert_eq!(code(status), 0);
+}
+
+/// What a shard without namespaces could reach by name.
+#[test]
+fn landlock_takes_files_tcp_abstract_sockets_and_signals_as_far_as_it_is_reported() {
+    let directory = tempfile::tempdir().expect("tempdir");
+    let path = directory.path().join("secret");
+    std::fs::write(&path, b"x").expect("write");
+    let tcp = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = tcp.local_addr().expect("its address").port();
+    let name = format!("mirrorball-landlock-{}", std::process::id());
+    let abstract_name = SocketAddr::from_abstract_name(name).expect("a name");
+    let _listener = UnixListener::bind_addr(&abstract_name).expect("a socket");
+    let parent = nix::unistd::getpid();
+    let status = in_child(|| {
+        let Ok(mut open) = File::open(&path) else {
+            return 1;
+        };
+        let Ok(lacking) = landlock::restrict() else {
+            return 2;
+        };
+        let restricts = |what: &str| {
+            !lacking
+                .iter()
+                .any(|line| line.contains(what) || line.starts_with("Landlock:"))
+        };
+        if !matches!(open.read(&mut [0]), Ok(1)) {
+            return 3;
+        }
+        if File::open(&path).is_ok() == restricts("opening") {
+            return 4;
+        }
+        if TcpStream::connect(("127.0.0.1", port)).is_ok() == restricts("TCP") {
+            return 5;
+        }
+        if UnixStream::connect_addr(&abstract_name).is_ok() == restricts("abstract") {
+            return 6;
+        }
+        i32::from(nix::sys::signal::kill(parent, None).is_ok() == restricts("signals")) * 7
+    });
+    assert_eq!(code(status), 0);
+}
+
+#[test]
+fn no_thread_runs_the_guest_before_the_first_is_sealed() {
+    let status = in_child(|| {
+        let threads = Threads::sealed();
+        let Ok(mut first) = File::open("/proc/thread-self/status") else {
+            return 1;
+        };
+        let (send, receive) = std::sync::mpsc::channel();
+        let held = threads.spawn_held(ThreadKind::Vcpu, "vcpu0", move || {
+            let mut text = [0; 4096];
+            let count = first.read(&mut text).unwrap_or(0);
+            let text = String::from_utf8_lossy(&text[..count]);
+            let _ = send.send(text.contains("Seccomp:\t2"));
+        });
+        if held.is_err() || receive.recv_timeout(Duration::from_millis(100)).is_ok() {
+            return 2;
+        }
+        if threads.seal_first().is_err() {
+            return 3;
+        }
+        match receive.recv_timeout(Duration::from_secs(10)) {
+            Ok(true) => 0,
+            Ok(false) => 4,
+            Err(_) => 5,
         }
     });
     assert_eq!(code(status), 0);

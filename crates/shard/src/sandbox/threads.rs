@@ -1,7 +1,7 @@
 //! Starts the shard's threads, each sealed with the allow-list of its kind before it runs its work.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 use super::filter;
@@ -48,6 +48,8 @@ pub enum ThreadKind {
 pub struct Threads {
     sealed: bool,
     gate: Arc<Gate>,
+    /// Set once the first thread is sealed.
+    begun: Arc<OnceLock<()>>,
 }
 
 impl std::fmt::Debug for Threads {
@@ -64,6 +66,7 @@ impl Threads {
         Self {
             sealed: false,
             gate: Gate::new(),
+            begun: Arc::default(),
         }
     }
 
@@ -72,6 +75,7 @@ impl Threads {
         Self {
             sealed: true,
             gate: Gate::new(),
+            begun: Arc::default(),
         }
     }
 
@@ -114,8 +118,30 @@ impl Threads {
             })
     }
 
+    /// As [`Threads::spawn`], but `work` waits until the first thread is sealed too: it may run the guest.
+    pub fn spawn_held(
+        &self,
+        kind: ThreadKind,
+        name: &str,
+        work: impl FnOnce() + Send + 'static,
+    ) -> io::Result<JoinHandle<()>> {
+        let begun = self.begun.clone();
+        self.spawn(kind, name, move || {
+            begun.wait();
+            work();
+        })
+    }
+
+    /// Seals the calling thread, which is the first, then lets those go on that are held ([`Threads::spawn_held`]).
+    pub fn seal_first(&self) -> io::Result<()> {
+        self.seal(ThreadKind::Control)?;
+        // A second call changes nothing.
+        let _ = self.begun.set(());
+        Ok(())
+    }
+
     /// Seals the calling thread as `kind`; nothing can widen it again.
-    pub fn seal(&self, kind: ThreadKind) -> io::Result<()> {
+    fn seal(&self, kind: ThreadKind) -> io::Result<()> {
         if self.sealed { filter::apply(kind) } else { Ok(()) }
     }
 }

@@ -39,7 +39,7 @@ fn rig_with(features: u64) -> Rig {
     }
     let queues: Vec<DriverQueue> = (0..5).map(|index| DriverQueue::new(&memory, index)).collect();
     let told = Arc::new(Told::default());
-    let mut balloon = Balloon::new(&Threads::open(), BYTES, Release::default()).unwrap();
+    let mut balloon = Balloon::new(&Threads::sealed(), BYTES, Release::default()).unwrap();
     balloon
         .activate(Activation {
             memory: memory.clone(),

@@ -17,11 +17,4 @@ pub const SYSCALLS: &[Syscall] = &[
     libc::SYS_ftruncate,
     libc::SYS_lseek,
     libc::SYS_io_uring_enter,
-    // The allocator and the runtime; also allowed to every thread.
-    libc::SYS_brk,
-    libc::SYS_futex,
-    libc::SYS_madvise,
-    libc::SYS_mmap,
-    libc::SYS_mremap,
-    libc::SYS_munmap,
 ];

@@ -29,4 +29,4 @@ mod window;
 pub(crate) use device::bare;
 pub use device::{Backend, Net};
 pub use metrics::NetMetrics;
-pub use syscalls::SYSCALLS;
+pub use syscalls::{REQUESTS, SYSCALLS};

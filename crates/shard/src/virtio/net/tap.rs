@@ -8,16 +8,16 @@ use virtio_bindings::virtio_net as spec;
 use super::header::HEADER_BYTES;
 
 // The kernel's numbers say `int` (`unsigned int`) for the argument's size, whatever the argument is.
-nix::ioctl_write_int_bad!(
-    tun_set_offload,
-    nix::request_code_write!(b'T', 208, size_of::<libc::c_uint>())
-);
-nix::ioctl_write_ptr_bad!(
-    tun_set_queue,
-    nix::request_code_write!(b'T', 217, size_of::<libc::c_int>()),
-    libc::ifreq
-);
-nix::ioctl_write_ptr!(tun_set_header_bytes, b'T', 216, libc::c_int);
+/// `TUNSETOFFLOAD`
+pub const SET_OFFLOAD: u64 = nix::request_code_write!(b'T', 208, size_of::<libc::c_uint>());
+/// `TUNSETVNETHDRSZ`
+pub const SET_HEADER_BYTES: u64 = nix::request_code_write!(b'T', 216, size_of::<libc::c_int>());
+/// `TUNSETQUEUE`
+pub const SET_QUEUE: u64 = nix::request_code_write!(b'T', 217, size_of::<libc::c_int>());
+
+nix::ioctl_write_int_bad!(tun_set_offload, SET_OFFLOAD);
+nix::ioctl_write_ptr_bad!(tun_set_queue, SET_QUEUE, libc::ifreq);
+nix::ioctl_write_ptr_bad!(tun_set_header_bytes, SET_HEADER_BYTES, libc::c_int);
 
 const TUN_F_CSUM: i32 = 1;
 const TUN_F_TSO4: i32 = 2;

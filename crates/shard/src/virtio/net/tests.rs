@@ -29,7 +29,7 @@ struct Bench {
 fn bench(backend: Backend, queues: u16, features: &[u32]) -> Bench {
     let memory = memory();
     let told = Arc::new(Told::default());
-    let mut net = Net::new(&Threads::open(), "net0", MAC, backend).unwrap();
+    let mut net = Net::new(&Threads::sealed(), "net0", MAC, backend).unwrap();
     let queues: Vec<_> = (0..queues)
         .map(|index| DriverQueue::new(&memory, index))
         .collect();

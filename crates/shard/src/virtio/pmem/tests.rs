@@ -16,7 +16,7 @@ fn active(writes: Writes) -> (Pmem, DriverQueue, Arc<Told>, GuestRam) {
     let memory = memory();
     let queue = DriverQueue::new(&memory, 0);
     let told = Arc::new(Told::default());
-    let mut pmem = Pmem::new(&Threads::open(), file, 4 << 30, writes).unwrap();
+    let mut pmem = Pmem::new(&Threads::sealed(), file, 4 << 30, writes).unwrap();
     pmem.activate(Activation {
         memory: memory.clone(),
         features: 0,

@@ -11,7 +11,7 @@ fn active() -> (Rng, DriverQueue, Arc<Told>, crate::memory::GuestRam) {
     let memory = memory();
     let queue = DriverQueue::new(&memory, 0);
     let told = Arc::new(Told::default());
-    let mut rng = Rng::new(&Threads::open()).unwrap();
+    let mut rng = Rng::new(&Threads::sealed()).unwrap();
     rng.activate(Activation {
         memory: memory.clone(),
         features: 0,

@@ -8,7 +8,6 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,15 +15,18 @@ use nix::sys::epoll::EpollFlags;
 use vmm_sys_util::timerfd::TimerFd;
 
 use super::metrics::{VsockMetrics, add};
+use super::opening::Openings;
 use super::packet::Ports;
 use super::peer::{Peer, Phase};
 use super::socket::{self, Hello};
 use super::table::Table;
+use crate::ports;
 use crate::virtio::device::DeviceError;
 use crate::virtio::worker::Sources;
 
 const LISTENER: u32 = u32::MAX;
 const TIMER: u32 = u32::MAX - 1;
+const ANSWERS: u32 = u32::MAX - 2;
 /// Clients accepted for one event; more are reported again.
 const CLIENTS_PER_EVENT: usize = 256;
 /// How often deadlines are looked at, while there are any.
@@ -35,8 +37,10 @@ pub struct Connections {
     cid: u64,
     listener: UnixListener,
     listener_paused: bool,
-    /// The directory of the host's sockets that the guest may ask for.
-    ports: Option<PathBuf>,
+    /// Connects to the host's sockets that the guest may ask for.
+    ports: Option<ports::Ports>,
+    /// What the guest has asked for and the monitor has not answered.
+    openings: Openings,
     metrics: Arc<VsockMetrics>,
     timer: TimerFd,
     timer_set: bool,
@@ -49,7 +53,7 @@ impl Connections {
     pub fn new(
         cid: u64,
         listener: UnixListener,
-        ports: Option<PathBuf>,
+        ports: Option<ports::Ports>,
         metrics: Arc<VsockMetrics>,
     ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
@@ -58,6 +62,7 @@ impl Connections {
             listener,
             listener_paused: false,
             ports,
+            openings: Openings::default(),
             metrics,
             timer: TimerFd::new()?,
             timer_set: false,
@@ -71,6 +76,11 @@ impl Connections {
         sources
             .add(&self.listener, LISTENER, EpollFlags::EPOLLIN)
             .map_err(DeviceError::host("waiting for clients"))?;
+        if let Some(ports) = &self.ports {
+            sources
+                .add(ports, ANSWERS, EpollFlags::EPOLLIN)
+                .map_err(DeviceError::host("waiting for the monitor"))?;
+        }
         sources
             .add(self.timer_file(), TIMER, EpollFlags::EPOLLIN)
             .map_err(DeviceError::host("waiting for a timer"))
@@ -81,6 +91,10 @@ impl Connections {
         // What was not registered, because `start` failed, is not there to be removed.
         let _ = sources.remove(&self.listener);
         let _ = sources.remove(self.timer_file());
+        if let Some(ports) = &self.ports {
+            let _ = sources.remove(ports);
+        }
+        self.openings.forget_all();
         self.table.clear();
         self.resets.clear();
     }
@@ -89,6 +103,7 @@ impl Connections {
     pub fn ready(&mut self, token: u32, sources: &Sources) -> Result<(), DeviceError> {
         match token {
             LISTENER => self.accept(sources),
+            ANSWERS => self.take_answers(sources),
             TIMER => {
                 let _ = self.timer.wait();
                 self.sweep(sources)

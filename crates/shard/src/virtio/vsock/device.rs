@@ -2,11 +2,11 @@
 
 use std::io;
 use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::handler::VsockHandler;
 use super::metrics::VsockMetrics;
+use crate::ports::Ports;
 use crate::sandbox::{ThreadKind, Threads};
 use crate::virtio::device::{Activation, DeviceError, RING_FEATURES, VirtioDevice, VirtioId, read_space};
 use crate::virtio::worker::Worker;
@@ -22,13 +22,13 @@ pub struct Vsock {
 }
 
 impl Vsock {
-    /// Makes the device for the guest `cid` and starts its thread. `ports` is the directory of the host's sockets as
-    /// the thread sees it when the guest runs: in the shard's own root.
+    /// Makes the device for the guest `cid` and starts its thread. `ports` connects to the
+    /// host's sockets that the guest may ask for.
     pub fn new(
         threads: &Threads,
         cid: u32,
         listener: UnixListener,
-        ports: Option<PathBuf>,
+        ports: Option<Ports>,
     ) -> io::Result<Self> {
         let metrics = Arc::new(VsockMetrics::default());
         let handler = VsockHandler::new(u64::from(cid), listener, ports, metrics.clone())?;
@@ -51,7 +51,7 @@ impl Vsock {
 pub(crate) fn bare(
     cid: u64,
     listener: UnixListener,
-    ports: PathBuf,
+    ports: Ports,
 ) -> io::Result<impl crate::virtio::worker::Handler> {
     VsockHandler::new(cid, listener, Some(ports), Arc::default())
 }

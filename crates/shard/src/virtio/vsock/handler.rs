@@ -2,13 +2,13 @@
 
 use std::io;
 use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::connections::Connections;
 use super::metrics::VsockMetrics;
 use super::packet::PAYLOAD_BYTES_MAX;
 use super::queues::{Queues, RX, TX};
+use crate::ports::Ports;
 use crate::virtio::device::{Activation, DeviceError};
 use crate::virtio::worker::{Event, Handler, Sources};
 
@@ -28,7 +28,7 @@ impl VsockHandler {
     pub fn new(
         cid: u64,
         listener: UnixListener,
-        ports: Option<PathBuf>,
+        ports: Option<Ports>,
         metrics: Arc<VsockMetrics>,
     ) -> io::Result<Self> {
         Ok(Self {

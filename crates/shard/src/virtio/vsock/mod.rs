@@ -2,7 +2,8 @@
 //!
 //! A client of the host connects to one unix socket, writes `CONNECT <port>\n`, reads `OK <host port>\n`, and is then
 //! connected to that port of the guest. A guest that connects to port N of the host (cid 2) reaches the unix socket
-//! named N in the ports directory, if there is one. Everything else is refused with a reset.
+//! named N in the ports directory, if there is one: the monitor connects to it ([`crate::ports`]). Everything else is
+//! refused with a reset.
 //!
 //! One thread (`handler`) moves packets between guest memory (`queues`) and the `connections`, each of which belongs to a
 //! `peer` in a `table`. What a connection may do is decided by [`connection::Connection`], which does no I/O. Bytes to
@@ -17,6 +18,7 @@ mod connections;
 mod device;
 mod handler;
 mod metrics;
+mod opening;
 mod packet;
 mod peer;
 mod queues;

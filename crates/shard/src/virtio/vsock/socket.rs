@@ -3,10 +3,9 @@
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, UnixAddr};
+use nix::sys::socket::{self, SockFlag};
 
 /// The longest `CONNECT <port>\n`.
 const LINE_BYTES_MAX: usize = "CONNECT 4294967295\n".len();
@@ -44,14 +43,6 @@ fn parse(line: &[u8]) -> Option<u32> {
     } else {
         None
     }
-}
-
-/// Connects to the socket at `path` without ever waiting.
-pub fn connect(path: &Path) -> io::Result<UnixStream> {
-    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
-    let fd: OwnedFd = socket::socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
-    socket::connect(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
-    Ok(fd.into())
 }
 
 /// Accepts a client, if one waits; non-blocking.

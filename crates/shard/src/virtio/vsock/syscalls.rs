@@ -2,15 +2,13 @@
 
 use crate::sandbox::Syscall;
 
-/// The allow-list: unix sockets and the timer.
+/// The allow-list: connected unix sockets, new ones from the listener and from the monitor, and the timer.
 pub const SYSCALLS: &[Syscall] = &[
     libc::SYS_recvfrom,
     libc::SYS_sendto,
+    libc::SYS_recvmsg,
     libc::SYS_accept4,
-    libc::SYS_socket,
-    libc::SYS_connect,
     libc::SYS_shutdown,
-    libc::SYS_ioctl,
     libc::SYS_timerfd_settime,
     libc::SYS_getrandom,
 ];

@@ -1,6 +1,8 @@
 //! Two connections joined by a random scheduler, and the device with a hand-driven queue.
 
+use std::fs::File;
 use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 
@@ -10,6 +12,7 @@ use super::Vsock;
 use super::connection::{BUFFER_BYTES, Connection};
 use super::packet::{HEADER_BYTES, Header, SHUTDOWN_SEND, op};
 use crate::memory::GuestRam;
+use crate::ports::{self, PENDING_MAX, Ports};
 use crate::sandbox::Threads;
 use crate::virtio::device::{Activation, VirtioDevice};
 use crate::virtio::test_driver::{DriverQueue, SIZE, Told, memory};
@@ -118,6 +121,8 @@ struct Bench {
     rx: DriverQueue,
     tx: DriverQueue,
     directory: tempfile::TempDir,
+    /// The monitor's end.
+    monitor: OwnedFd,
     rx_buffer_bytes: u32,
     posted: u64,
     forwarded: u32,
@@ -133,8 +138,9 @@ fn bench_with(rx_buffer_bytes: u32) -> Bench {
     let memory = memory();
     let told = Arc::new(Told::default());
     let listener = UnixListener::bind(directory.path().join("listener")).unwrap();
-    let ports = Some(directory.path().to_owned());
-    let mut device = Vsock::new(&Threads::open(), 3, listener, ports).unwrap();
+    let (monitor, shard) = ports::pair().unwrap();
+    let ports = Some(Ports::new(shard));
+    let mut device = Vsock::new(&Threads::sealed(), 3, listener, ports).unwrap();
     let (rx, tx) = (DriverQueue::new(&memory, 0), DriverQueue::new(&memory, 1));
     device
         .activate(Activation {
@@ -152,6 +158,7 @@ fn bench_with(rx_buffer_bytes: u32) -> Bench {
         rx,
         tx,
         directory,
+        monitor,
         rx_buffer_bytes,
         posted: 0,
         forwarded: 0,
@@ -163,6 +170,12 @@ fn bench_with(rx_buffer_bytes: u32) -> Bench {
 }
 
 impl Bench {
+    /// Answers one question as the monitor.
+    fn answer(&self) {
+        let directory = File::open(self.directory.path()).unwrap();
+        ports::serve_one(self.monitor.as_fd(), directory.as_fd()).unwrap();
+    }
+
     fn post(&mut self) {
         let address = RX_BUFFER + self.posted % u64::from(SIZE) * 8192;
         self.rx.add(&[(address, self.rx_buffer_bytes)], true);
@@ -261,6 +274,7 @@ fn a_guest_reaches_a_socket_of_the_host() {
     let mut bench = bench();
     let host = UnixListener::bind(bench.directory.path().join("1024")).unwrap();
     bench.send((1024, 77), op::REQUEST, 0, &[]);
+    bench.answer();
     let (mut server, _) = host.accept().unwrap();
     assert_eq!(bench.packet().0.op, op::RESPONSE);
     bench.send((1024, 77), op::RW, 0, b"hello");
@@ -281,8 +295,54 @@ fn what_nobody_listens_to_is_reset() {
     let mut bench = bench();
     for operation in [op::REQUEST, op::RW, op::RESPONSE, 99] {
         bench.send((9, 77), operation, 0, &[]);
+        if operation == op::REQUEST {
+            bench.answer();
+        }
         assert_eq!(bench.packet().0.op, op::RST);
     }
+}
+
+#[test]
+fn a_guest_that_gave_up_gets_the_next_socket_and_not_that_one() {
+    let mut bench = bench();
+    let hosts = [1024, 1025].map(|port: u32| {
+        let path = bench.directory.path().join(port.to_string());
+        UnixListener::bind(path).unwrap()
+    });
+    bench.send((1024, 77), op::REQUEST, 0, &[]);
+    bench.send((1024, 77), op::RST, 0, &[]);
+    bench.send((1025, 78), op::REQUEST, 0, &[]);
+    bench.answer();
+    bench.answer();
+    let header = bench.packet().0;
+    assert_eq!(
+        (header.op, header.src_port, header.dst_port),
+        (op::RESPONSE, 1025, 78)
+    );
+    // What the guest gave up is closed.
+    assert_eq!(hosts[0].accept().unwrap().0.read(&mut [0]).unwrap(), 0);
+    bench.send((1025, 78), op::RW, 0, b"hello");
+    let mut hello = [0; 5];
+    hosts[1].accept().unwrap().0.read_exact(&mut hello).unwrap();
+    assert_eq!(&hello, b"hello");
+}
+
+#[test]
+fn a_guest_that_asks_without_end_is_refused_and_a_monitor_that_is_gone_answers_nobody() {
+    let mut bench = bench();
+    for port in 0..PENDING_MAX as u32 {
+        bench.send((port, 77), op::REQUEST, 0, &[]);
+    }
+    bench.send((7777, 77), op::REQUEST, 0, &[]);
+    let header = bench.packet().0;
+    assert_eq!((header.op, header.src_port), (op::RST, 7777));
+    bench.monitor = ports::pair().unwrap().0;
+    for port in 0..PENDING_MAX as u32 {
+        let header = bench.packet().0;
+        assert_eq!((header.op, header.src_port), (op::RST, port));
+    }
+    bench.send((1, 77), op::REQUEST, 0, &[]);
+    assert_eq!(bench.packet().0.op, op::RST);
 }
 
 #[test]
@@ -328,6 +388,7 @@ fn receive_buffers_without_room_for_payload_ask_for_a_reset() {
     let mut bench = bench_with(HEADER_BYTES as u32);
     let host = UnixListener::bind(bench.directory.path().join("1024")).unwrap();
     bench.send((1024, 77), op::REQUEST, 0, &[]);
+    bench.answer();
     let server = host.accept().map(|(mut server, _)| server.write_all(b"payload"));
     assert!(server.is_ok());
     assert!(bench.told.failure().contains("buffer"));

@@ -4,9 +4,9 @@ use super::Connections;
 use crate::virtio::device::DeviceError;
 use crate::virtio::vsock::connection::Connection;
 use crate::virtio::vsock::metrics::add;
+use crate::virtio::vsock::opening::Opening;
 use crate::virtio::vsock::packet::{HOST_CID, Header, Ports, TYPE_STREAM, op};
 use crate::virtio::vsock::peer::Peer;
-use crate::virtio::vsock::socket;
 use crate::virtio::worker::Sources;
 
 /// Resets that wait for the guest to post a buffer; more are not sent.
@@ -28,7 +28,17 @@ impl Connections {
         }
         match (self.table.find(ports), header.op) {
             (Some(index), _) => self.receive_for(index, header, payload, sources),
-            (None, op::REQUEST) => self.open(ports, header, sources),
+            // Nothing but a reset may follow a request before its answer.
+            (None, operation) if self.openings.forget(ports) => {
+                if operation != op::RST {
+                    self.reset(ports);
+                }
+                Ok(())
+            }
+            (None, op::REQUEST) => {
+                self.open(ports, header);
+                Ok(())
+            }
             (None, op::RST) => Ok(()),
             (None, _) => {
                 self.reset(ports);
@@ -68,23 +78,63 @@ impl Connections {
         }
     }
 
-    /// Connects the guest to a socket of the host.
-    fn open(&mut self, ports: Ports, header: &Header, sources: &Sources) -> Result<(), DeviceError> {
-        let stream = self
-            .ports
-            .as_ref()
-            .and_then(|directory| socket::connect(&directory.join(ports.0.to_string())).ok());
-        let Some(stream) = stream else {
-            self.reset(ports);
-            return Ok(());
+    /// Asks the monitor for the socket of the host that the guest wants.
+    fn open(&mut self, ports: Ports, header: &Header) {
+        let opening = Opening {
+            ports,
+            credit: (header.buf_alloc, header.fwd_cnt),
         };
-        let connection = Connection::accept(header.buf_alloc, header.fwd_cnt);
-        let Some(index) = self.insert(Peer::server(stream, ports, connection), sources)? else {
-            self.reset(ports);
-            return Ok(());
+        let asked = match &self.ports {
+            Some(monitor) if self.openings.have_room() => monitor.ask(ports.0).is_ok(),
+            _ => false,
         };
-        add(&self.metrics.opened, 1);
-        self.service(index, sources)
+        if asked {
+            self.openings.add(opening);
+        } else {
+            self.reset(ports);
+        }
+    }
+
+    /// Takes the monitor's answers: connects the guest to sockets of the host.
+    pub(super) fn take_answers(&mut self, sources: &Sources) -> Result<(), DeviceError> {
+        while let Some(monitor) = &self.ports {
+            let answer = match monitor.answer() {
+                Ok(Some(answer)) => answer,
+                Ok(None) => break,
+                // The monitor answers no more, so the guest gets none of what it asked for.
+                Err(_) => {
+                    let _ = sources.remove(monitor);
+                    self.ports = None;
+                    for ports in self.openings.forget_all() {
+                        self.reset(ports);
+                    }
+                    break;
+                }
+            };
+            // The guest may have given up meanwhile.
+            let Some(opening) = self.openings.answered() else {
+                continue;
+            };
+            let peer = answer
+                .stream
+                .filter(|_| answer.port == opening.ports.0 && self.table.find(opening.ports).is_none())
+                .map(|stream| {
+                    let (buf_alloc, fwd_cnt) = opening.credit;
+                    Peer::server(stream, opening.ports, Connection::accept(buf_alloc, fwd_cnt))
+                });
+            let inserted = match peer {
+                Some(peer) => self.insert(peer, sources)?,
+                None => None,
+            };
+            match inserted {
+                Some(index) => {
+                    add(&self.metrics.opened, 1);
+                    self.service(index, sources)?;
+                }
+                None => self.reset(opening.ports),
+            }
+        }
+        Ok(())
     }
 
     /// Whether there may be packets for the guest.

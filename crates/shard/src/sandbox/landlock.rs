@@ -1,0 +1,65 @@
+//! Takes files, TCP, abstract sockets and signals away by Landlock, as far as the kernel has it.
+//!
+//! It needs no rights and no namespaces, so it holds exactly where those are refused. Files that are open stay usable.
+
+use landlock::{ABI, Access, AccessFs, AccessNet, LandlockStatus, Ruleset, RulesetAttr, RulesetError, Scope};
+
+/// The newest version whose restrictions are asked for.
+const NEWEST: ABI = ABI::V6;
+
+/// What each version of Landlock was the first to restrict, with the kernel that brought it.
+const LEVELS: [(ABI, &str, &str); 6] = [
+    (ABI::V1, "opening, making and removing files", "5.13"),
+    (ABI::V2, "moving files between directories", "5.19"),
+    (ABI::V3, "truncating files by name", "6.2"),
+    (ABI::V4, "TCP", "6.7"),
+    (ABI::V5, "requests to devices opened later", "6.10"),
+    (ABI::V6, "abstract sockets and signals of other processes", "6.12"),
+];
+
+/// Restricts the calling thread and all that it starts. Returns what this kernel cannot restrict, one line each.
+pub fn restrict() -> Result<Vec<String>, RulesetError> {
+    let status = Ruleset::default()
+        .handle_access(AccessFs::from_all(NEWEST))?
+        .handle_access(AccessNet::from_all(NEWEST))?
+        .scope(Scope::from_all(NEWEST))?
+        .create()?
+        .restrict_self()?;
+    Ok(lacking(&status.landlock))
+}
+
+/// What a kernel of this status cannot restrict.
+fn lacking(status: &LandlockStatus) -> Vec<String> {
+    match status {
+        LandlockStatus::NotEnabled => vec!["Landlock: not enabled; boot with lsm=landlock,...".to_owned()],
+        LandlockStatus::NotImplemented => vec!["Landlock: not in this kernel; Linux 5.13 has it".to_owned()],
+        LandlockStatus::Available { effective_abi, .. } => LEVELS
+            .iter()
+            .filter(|(level, ..)| effective_abi < level)
+            .map(|(_, what, since)| format!("Landlock does not restrict {what}; Linux {since} does"))
+            .collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_level_that_the_kernel_lacks_is_reported() {
+        let of = |effective_abi| {
+            lacking(&LandlockStatus::Available {
+                effective_abi,
+                kernel_abi: None,
+            })
+        };
+        assert_eq!(of(ABI::V6), [""; 0]);
+        assert_eq!(
+            of(ABI::V5),
+            ["Landlock does not restrict abstract sockets and signals of other processes; Linux 6.12 does"]
+        );
+        assert_eq!(of(ABI::V2).len(), 4);
+        assert_eq!(lacking(&LandlockStatus::NotImplemented).len(), 1);
+        assert_eq!(lacking(&LandlockStatus::NotEnabled).len(), 1);
+    }
+}
