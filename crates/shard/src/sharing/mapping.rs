@@ -25,10 +25,14 @@ pub fn lay(host: u64, bytes: u64, file: RawFd, offset: libc::off_t) -> io::Resul
     if laid == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
-    // A core dump of the shard must not carry its guest's secrets.
-    // SAFETY: the mapping just made; its content stays.
-    unsafe { libc::madvise(laid, bytes as usize, libc::MADV_DONTDUMP) };
+    leave_out_of_dumps(laid, bytes);
     Ok(())
+}
+
+/// Keeps the guest's secrets out of a core dump of the shard.
+fn leave_out_of_dumps(laid: *mut libc::c_void, bytes: u64) {
+    // SAFETY: concerns guest memory alone (the module's promise); its content stays.
+    unsafe { libc::madvise(laid, bytes as usize, libc::MADV_DONTDUMP) };
 }
 
 /// Lays nothing over guest memory at `host`: zeroes, and no place in any file.
@@ -47,6 +51,7 @@ pub fn lay_nothing(host: u64, bytes: u64) -> io::Result<()> {
     if laid == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
+    leave_out_of_dumps(laid, bytes);
     Ok(())
 }
 
@@ -70,7 +75,7 @@ pub fn show(host: u64, bytes: u64, file: RawFd, offset: libc::off_t, huge: bool)
         if huge {
             libc::madvise(laid, bytes, libc::MADV_HUGEPAGE);
         }
-        libc::madvise(laid, bytes, libc::MADV_DONTDUMP);
+        leave_out_of_dumps(laid, bytes as u64);
     }
     Ok(())
 }
@@ -140,5 +145,49 @@ pub fn punch(file: RawFd, range: &Range<u64>) {
             (range.start * PAGE_BYTES) as libc::off_t,
             ((range.end - range.start) * PAGE_BYTES) as libc::off_t,
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    /// The kernel's flags of the mapping that begins at `host`.
+    fn flags(host: u64) -> String {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let start = format!("{host:x}-");
+        let mapping = maps.split_once(&start).unwrap().1;
+        let flags = mapping.lines().find(|line| line.starts_with("VmFlags:"));
+        flags.unwrap().to_owned()
+    }
+
+    #[test]
+    fn no_guest_memory_is_in_a_core_dump_whatever_it_stands_for() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(PAGE_BYTES * 4).unwrap();
+        let bytes = PAGE_BYTES * 4;
+        // SAFETY: fresh memory, which nothing else uses.
+        let memory = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                bytes as usize,
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        assert_ne!(memory, libc::MAP_FAILED);
+        // Between two pages that stay as they are, so that it is a mapping by itself.
+        let (host, inner) = (memory as u64 + PAGE_BYTES, PAGE_BYTES * 2);
+        let left_out = || flags(host).contains(" dd");
+        lay(host, inner, file.as_raw_fd(), 0).unwrap();
+        assert!(left_out(), "a file's pages");
+        lay_nothing(host, inner).unwrap();
+        assert!(left_out(), "zeroes");
+        show(host, inner, file.as_raw_fd(), 0, false).unwrap();
+        assert!(left_out(), "the memory's own file");
     }
 }
