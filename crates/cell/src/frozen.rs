@@ -3,6 +3,8 @@
 //! A running VM's monitor freezes it when asked over its control socket ([`Freezable`]), and sends the files along; from then
 //! on neither needs the other.
 
+mod handed;
+
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,11 +16,14 @@ use config::VmSpec;
 use config::vm::{DiskMode, NetKind};
 use diskstore::disk::nameless_file;
 use serde::{Deserialize, Serialize};
+use shard::arch::x86_64::layout::Layout;
 use shard::launch::{
     DiskFormat, DiskLaunch, Fd, HandoverReply, HandoverRequest, LaunchSpec, LayerLaunch, ResumeLaunch,
 };
 use shard::process::{Files, receive, send};
+use shard::snapshot::STATE_BYTES_MAX;
 
+use self::handed::{check_sealed, for_reading};
 use crate::control::Request;
 use crate::open::scratch_directory;
 
@@ -138,6 +143,11 @@ fn has_overlay(disk: &DiskLaunch) -> bool {
 
 /// What of a running VM others may not share, in one line with the mend; nothing when it can be cloned.
 pub fn obstacle(spec: &VmSpec) -> Option<String> {
+    disk_obstacle(spec).or_else(|| card_obstacle(spec))
+}
+
+/// The same of its disks alone.
+pub fn disk_obstacle(spec: &VmSpec) -> Option<String> {
     if spec.root.persistent {
         return Some(
             "its root disk is persistent, and only it may write that; start it without `persistent`".into(),
@@ -156,6 +166,10 @@ pub fn obstacle(spec: &VmSpec) -> Option<String> {
             ));
         }
     }
+    None
+}
+
+fn card_obstacle(spec: &VmSpec) -> Option<String> {
     let tap = spec.nets.iter().flatten().find(|net| net.kind == NetKind::Tap)?;
     Some(format!(
         "its network card is the TAP device {}, which only one VM can use; give it a card of the kind `user`, or none",
@@ -168,29 +182,55 @@ pub fn obstacle(spec: &VmSpec) -> Option<String> {
 pub struct Freezable {
     socket: UnixStream,
     spec: VmSpec,
-    /// For each disk, whether it has a temporary overlay, and the frozen ones under that.
-    overlays: Vec<Option<Vec<OwnedFd>>>,
+    /// Length of the memory's file, and of each layer.
+    memory_bytes: u64,
+    /// Those of each disk that has any.
+    overlays: Vec<Option<Overlays>>,
+}
+
+/// The temporary overlays of a disk.
+#[derive(Debug)]
+struct Overlays {
+    /// Length of the one that the VM writes, and so of each copy.
+    bytes: u64,
+    /// The frozen ones below, for reading only, the newest first.
+    frozen: Vec<OwnedFd>,
+}
+
+impl Overlays {
+    fn of(disk: &DiskLaunch, files: &[OwnedFd]) -> io::Result<Option<Self>> {
+        let mut scratch = disk
+            .layers
+            .iter()
+            .filter(|layer| layer.format == DiskFormat::Scratch);
+        if !has_overlay(disk) {
+            return Ok(None);
+        }
+        let Some(top) = scratch.next() else {
+            return Ok(None);
+        };
+        let copy = |layer: &LayerLaunch| files[layer.file.0].try_clone();
+        Ok(Some(Self {
+            bytes: File::from(copy(top)?).metadata()?.len(),
+            frozen: scratch.map(copy).collect::<io::Result<_>>()?,
+        }))
+    }
 }
 
 impl Freezable {
     /// For the VM of `spec`, which runs with `launch` and `files`; its shard listens at the other end of `socket`.
     pub fn new(spec: VmSpec, launch: &LaunchSpec, files: &[OwnedFd], socket: UnixStream) -> io::Result<Self> {
         socket.set_read_timeout(Some(FREEZE_LIMIT))?;
+        let layout = Layout::new(launch.memory.bytes, &[]);
         let overlays = launch
             .disks
             .iter()
-            .map(|disk| {
-                let frozen = disk.layers.iter().skip(1);
-                let frozen = frozen.filter(|layer| layer.format == DiskFormat::Scratch);
-                let copy = |layer: &LayerLaunch| files[layer.file.0].try_clone();
-                has_overlay(disk)
-                    .then(|| frozen.map(copy).collect::<io::Result<_>>())
-                    .transpose()
-            })
+            .map(|disk| Overlays::of(disk, files))
             .collect::<io::Result<_>>()?;
         Ok(Self {
             socket,
             spec,
+            memory_bytes: layout.map_or(0, |layout| layout.ram_end()),
             overlays,
         })
     }
@@ -230,45 +270,61 @@ impl Freezable {
             return Err(io::Error::other(why));
         }
         let directory = scratch_directory();
-        let mut files: Vec<OwnedFd> = Vec::new();
-        let mut copies = Vec::new();
+        let mut copies: Vec<OwnedFd> = Vec::new();
+        let mut places = Vec::new();
         for overlay in &self.overlays {
-            copies.push(match overlay {
+            places.push(match overlay {
                 Some(_) => {
-                    files.push(nameless_file(&directory)?.into());
-                    Some(Fd(files.len() - 1))
+                    copies.push(nameless_file(&directory)?.into());
+                    Some(Fd(copies.len() - 1))
                 }
                 None => None,
             });
         }
-        let request = HandoverRequest::Freeze {
-            overlays: copies.clone(),
-        };
-        let (reply, mut received) = self.ask(&request, &files)?;
+        let request = HandoverRequest::Freeze { overlays: places };
+        let (reply, mut received) = self.ask(&request, &copies)?;
         let HandoverReply::Frozen { resume, paused_us } = reply else {
             return Err(io::Error::other("the shard answers something else"));
         };
+        let mut files: Vec<OwnedFd> = Vec::new();
+        let mut add = |file: OwnedFd| {
+            files.push(file);
+            Fd(files.len() - 1)
+        };
+        let mut copies = copies.into_iter();
         let mut overlays = Vec::new();
-        for (copy, frozen) in copies.into_iter().zip(&self.overlays) {
-            let mut disk: Vec<Fd> = copy.into_iter().collect();
-            for file in frozen.iter().flatten() {
-                files.push(file.try_clone()?);
-                disk.push(Fd(files.len() - 1));
+        for overlay in &self.overlays {
+            let mut disk = Vec::new();
+            if let (Some(Overlays { bytes, frozen }), Some(copy)) =
+                (overlay, overlay.as_ref().and_then(|_| copies.next()))
+            {
+                let copy = for_reading(copy.into(), "a frozen disk", *bytes, &directory);
+                disk.push(add(copy.map_err(io::Error::other)?.into()));
+                for file in frozen {
+                    disk.push(add(file.try_clone()?));
+                }
             }
             overlays.push(disk);
         }
-        let mut add = |fd: Fd| -> io::Result<Fd> {
-            files.push(received.take(fd).map_err(io::Error::other)?.into());
-            Ok(Fd(files.len() - 1))
+        let mut take = |fd: Fd, what, bytes| -> io::Result<Fd> {
+            let file = received.take(fd).map_err(io::Error::other)?;
+            check_sealed(&file, what, bytes).map_err(io::Error::other)?;
+            Ok(add(file.into()))
         };
+        let memory_bytes = self.memory_bytes..=self.memory_bytes;
         let resume = ResumeLaunch {
-            state: add(resume.state)?,
+            state: take(resume.state, "a state", 1..=STATE_BYTES_MAX)?,
             memory: resume
                 .memory
                 .into_iter()
-                .map(&mut add)
+                .map(|fd| take(fd, "memory", memory_bytes.clone()))
                 .collect::<io::Result<_>>()?,
         };
+        if resume.memory.is_empty() {
+            return Err(io::Error::other(
+                "the shard hands out no memory; kill the VM and start it again",
+            ));
+        }
         let frozen = FrozenFiles {
             spec: self.spec.clone(),
             resume,
@@ -276,5 +332,182 @@ impl Freezable {
             paused_us,
         };
         Ok((frozen, files))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::CStr;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::FileExt;
+    use std::thread;
+
+    use nix::fcntl::{FcntlArg, OFlag, fcntl};
+    use shard::sharing::{seal, sealable_file};
+
+    use super::*;
+
+    const OVERLAY_BYTES: u64 = 2 << 16;
+    const MEMORY_BYTES: u64 = 64 << 20;
+
+    /// What a shard hands out.
+    struct Handed {
+        state: File,
+        memory: File,
+        overlay_bytes: u64,
+    }
+
+    fn memory_file(name: &CStr, bytes: u64, is_sealed: bool) -> File {
+        let file = sealable_file(name).unwrap();
+        file.set_len(bytes).unwrap();
+        if is_sealed {
+            seal(&file).unwrap();
+        }
+        file
+    }
+
+    impl Handed {
+        fn good() -> Self {
+            Self {
+                state: memory_file(c"state", 100, true),
+                memory: memory_file(c"memory", MEMORY_BYTES, true),
+                overlay_bytes: OVERLAY_BYTES,
+            }
+        }
+    }
+
+    /// A VM with one disk, whose shard is at the other end of `socket`.
+    fn freezable(socket: UnixStream) -> Freezable {
+        Freezable {
+            socket,
+            spec: serde_json::from_str(r#"{"image": "tiny"}"#).unwrap(),
+            memory_bytes: MEMORY_BYTES,
+            overlays: vec![Some(Overlays {
+                bytes: OVERLAY_BYTES,
+                frozen: Vec::new(),
+            })],
+        }
+    }
+
+    /// What a monitor sends a client when its shard hands out that. The shard keeps its file of the disk, and changes it
+    /// when the client has its own.
+    fn handed_on(handed: Handed) -> (FreezeAnswer, Files) {
+        let (socket, mut shard) = UnixStream::pair().unwrap();
+        let shard = thread::spawn(move || {
+            let (request, mut files) = receive::<HandoverRequest>(&mut shard).unwrap();
+            let HandoverRequest::Freeze { overlays } = request else {
+                panic!("{request:?}");
+            };
+            let overlay = files.take(overlays[0].unwrap()).unwrap();
+            overlay.set_len(handed.overlay_bytes).unwrap();
+            overlay.write_all_at(b"frozen", 0).unwrap();
+            let reply = HandoverReply::Frozen {
+                resume: ResumeLaunch {
+                    state: Fd(0),
+                    memory: vec![Fd(1)],
+                },
+                paused_us: 1,
+            };
+            let files = [handed.state.as_fd(), handed.memory.as_fd()];
+            send(&mut shard, &reply, &files).unwrap();
+            overlay
+        });
+        let mut freezable = freezable(socket);
+        let (mut client, mut monitor) = UnixStream::pair().unwrap();
+        freezable.serve(&mut monitor).unwrap();
+        let answer = receive(&mut client).unwrap();
+        shard.join().unwrap().write_all_at(b"forged", 0).unwrap();
+        answer
+    }
+
+    fn refusal(handed: Handed) -> String {
+        match handed_on(handed).0 {
+            FreezeAnswer::Refused { why } => why,
+            answer => panic!("{answer:?}"),
+        }
+    }
+
+    #[test]
+    fn a_clone_gets_frozen_disks_that_neither_it_nor_its_parent_can_write() {
+        let (answer, mut files) = handed_on(Handed::good());
+        let FreezeAnswer::Frozen(frozen) = answer else {
+            panic!("{answer:?}");
+        };
+        let overlay = files.take(frozen.overlays[0][0]).unwrap();
+        let flags = OFlag::from_bits_retain(fcntl(&overlay, FcntlArg::F_GETFL).unwrap());
+        assert_eq!(flags & OFlag::O_ACCMODE, OFlag::O_RDONLY);
+        let refused = overlay.write_at(b"x", 0).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::EBADF));
+        let mut content = [0; 6];
+        overlay.read_exact_at(&mut content, 0).unwrap();
+        assert_eq!(content, *b"frozen");
+        assert_eq!(overlay.metadata().unwrap().len(), OVERLAY_BYTES);
+    }
+
+    #[test]
+    fn memory_and_state_that_a_shard_can_still_change_are_refused() {
+        let memory = memory_file(c"memory", MEMORY_BYTES, false);
+        let why = refusal(Handed {
+            memory,
+            ..Handed::good()
+        });
+        assert!(why.contains("memory that it can still change"), "{why}");
+        let state = memory_file(c"state", 100, false);
+        let why = refusal(Handed {
+            state,
+            ..Handed::good()
+        });
+        assert!(why.contains("a state that it can still change"), "{why}");
+        // One of the seals is not enough.
+        let memory = memory_file(c"memory", MEMORY_BYTES, false);
+        // SAFETY: takes no pointers.
+        let sealed = unsafe { libc::fcntl(memory.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_WRITE) };
+        assert_eq!(sealed, 0);
+        let why = refusal(Handed {
+            memory,
+            ..Handed::good()
+        });
+        assert!(why.contains("memory that it can still change"), "{why}");
+        let plain = tempfile::tempfile().unwrap();
+        plain.set_len(100).unwrap();
+        let why = refusal(Handed {
+            state: plain,
+            ..Handed::good()
+        });
+        assert!(why.contains("a state that it can still change"), "{why}");
+    }
+
+    #[test]
+    fn a_pipe_in_the_place_of_a_state_is_refused() {
+        let (pipe, _writer) = std::io::pipe().unwrap();
+        let state = File::from(OwnedFd::from(pipe));
+        let why = refusal(Handed {
+            state,
+            ..Handed::good()
+        });
+        assert!(why.contains("no regular file"), "{why}");
+        assert!(!why.contains('\n'), "{why}");
+    }
+
+    #[test]
+    fn files_of_a_shard_that_are_cut_off_or_too_long_are_refused() {
+        let memory = memory_file(c"memory", MEMORY_BYTES - 4096, true);
+        let why = refusal(Handed {
+            memory,
+            ..Handed::good()
+        });
+        assert!(why.contains("memory of 67104768 bytes"), "{why}");
+        let state = memory_file(c"state", STATE_BYTES_MAX + 1, true);
+        let why = refusal(Handed {
+            state,
+            ..Handed::good()
+        });
+        assert!(why.contains("a state of 33554433 bytes"), "{why}");
+        let overlay_bytes = OVERLAY_BYTES - 1;
+        let why = refusal(Handed {
+            overlay_bytes,
+            ..Handed::good()
+        });
+        assert!(why.contains("a frozen disk of 131071 bytes"), "{why}");
     }
 }
