@@ -164,11 +164,20 @@ fn a_snapshot_outlives_its_vm_and_bad_ones_are_refused() {
     vm.sh("echo lost >>/tmp/own");
     vm.kill();
 
-    let call = mirrorball(["restore", "--count", "2"])
+    // The disk is neither an image of the store nor in the snapshot: its owner has to name it again.
+    let unnamed = mirrorball(["restore"]).args([&directory]).run();
+    assert_eq!(unnamed.status, 1, "{unnamed}");
+    let named = format!("0={}", image.display());
+    assert!(unnamed.errors().contains(&format!("--disk {named}")), "{unnamed}");
+
+    let call = mirrorball(["restore", "--count", "2", "--disk", &named])
         .args([&directory])
         .limit(CLONE_LIMIT);
-    let restored: Vec<Vm> = call.ok().text().lines().map(Vm::named).collect();
+    let output = call.ok();
+    let restored: Vec<Vm> = output.text().lines().map(Vm::named).collect();
     assert_eq!(restored.len(), 2);
+    let opens = format!("{} as disk 0", image.display());
+    assert!(output.errors().contains(&opens), "{output}");
     // What they touch in their first seconds is recorded for the next.
     let set = directory.join("working-set.json");
     wait::until("the working set", Duration::from_secs(30), || fs::read(&set).ok());
@@ -187,7 +196,7 @@ fn a_snapshot_outlives_its_vm_and_bad_ones_are_refused() {
     drop(restored);
 
     let refused = |why: &str| {
-        let output = mirrorball(["restore"])
+        let output = mirrorball(["restore", "--disk", &named])
             .args([&directory])
             .limit(CLONE_LIMIT)
             .run();

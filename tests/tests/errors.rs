@@ -1,7 +1,9 @@
 //! Risk: bad input ends in a riddle, a wrong status, or something left over.
 
 use std::ffi::OsStr;
+use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use guest_tests::command::Call;
@@ -269,4 +271,113 @@ fn a_command_line_that_is_wrong_is_a_usage_error() {
     }
     mirrorball(["--version"]).ok();
     mirrorball(["--help"]).ok();
+}
+
+/// The directory of a snapshot as its author may make it: `spec` is JSON.
+fn snapshot(scratch: &Scratch, spec: &str) -> PathBuf {
+    let directory = scratch.join("snap");
+    std::fs::create_dir(&directory).expect("a new directory");
+    std::fs::set_permissions(&directory, Permissions::from_mode(0o700)).expect("our own directory");
+    let manifest = format!(
+        r#"{{"version": 1, "name": "foreign", "spec": {spec}, "overlays": [], "files": [["memory", 4096], ["state.json", 2]]}}"#
+    );
+    for (name, text) in [
+        ("snapshot.json", manifest.as_bytes()),
+        ("memory", &[0; 4096]),
+        ("state.json", b"{}"),
+    ] {
+        let path = directory.join(name);
+        std::fs::write(&path, text).expect("a file");
+        std::fs::set_permissions(&path, Permissions::from_mode(0o600)).expect("our own file");
+    }
+    directory
+}
+
+/// Restores a snapshot that must be refused.
+#[track_caller]
+fn not_restored(directory: &Path, flags: &[&str], words: &[&str]) {
+    let before = Traces::now();
+    let call = mirrorball(["restore"]).args([directory]).args(flags);
+    let output = call.limit(AT_ONCE).run().expect(1);
+    says(&output, words);
+    one_line(&output);
+    before.expect_unchanged("a bad snapshot");
+}
+
+#[test]
+fn a_snapshot_gets_no_file_of_the_host_that_is_not_named_again() {
+    for (spec, words) in [
+        (
+            r#"{"image": "tiny", "disks": [{"path": "/etc/shadow"}]}"#,
+            &["/etc/shadow", "--disk 0=/etc/shadow"][..],
+        ),
+        (
+            r#"{"image": "tiny", "disks": [{"path": "/dev/sda", "mode": "exclusive", "persistent": true}]}"#,
+            &["/dev/sda", "only it may write"],
+        ),
+        (
+            r#"{"kernel": {"path": "/etc/shadow"}}"#,
+            &["/etc/shadow", "--kernel"],
+        ),
+        (
+            r#"{"image": "tiny", "nets": [{"kind": "tap", "tap": "tap0"}]}"#,
+            &["tap0", "--as-is"],
+        ),
+    ] {
+        let scratch = Scratch::new("foreign");
+        not_restored(&snapshot(&scratch, spec), &[], words);
+    }
+    let scratch = Scratch::new("foreign");
+    let directory = snapshot(&scratch, r#"{"image": "tiny", "disks": [{"path": "link"}]}"#);
+    std::os::unix::fs::symlink("/etc/shadow", directory.join("link")).expect("a link");
+    not_restored(&directory, &[], &["link as disk 0"]);
+    not_restored(&directory, &["--disk", "1=/etc/shadow"], &["one disk"]);
+}
+
+#[test]
+fn a_snapshot_that_is_not_what_mirrorball_writes_is_refused_at_once() {
+    let refused = |change: &dyn Fn(&Path), words: &[&str]| {
+        let scratch = Scratch::new("foreign");
+        let directory = snapshot(&scratch, r#"{"image": "tiny"}"#);
+        change(&directory);
+        not_restored(&directory, &["--lab", "never"], words);
+    };
+    let replace = |path: &Path| {
+        std::fs::remove_file(path).expect("a file");
+        std::os::unix::fs::symlink("/etc/shadow", path).expect("a link");
+    };
+    refused(&|snap| replace(&snap.join("snapshot.json")), &["is a link"]);
+    refused(&|snap| replace(&snap.join("memory")), &["memory", "is a link"]);
+    let pipe = |path: &Path| {
+        std::fs::remove_file(path).expect("a file");
+        nix::unistd::mkfifo(path, nix::sys::stat::Mode::S_IRWXU).expect("a pipe");
+    };
+    refused(
+        &|snap| pipe(&snap.join("state.json")),
+        &["state.json", "no regular file"],
+    );
+    let long = |path: &Path| {
+        let file = std::fs::File::options().write(true).open(path).expect("a file");
+        file.set_len(1 << 40).expect("a longer file");
+    };
+    refused(&|snap| long(&snap.join("snapshot.json")), &["longer than"]);
+    refused(
+        &|snap| {
+            long(&snap.join("state.json"));
+            let manifest = snap.join("snapshot.json");
+            let text = std::fs::read_to_string(&manifest).expect("a manifest");
+            let text = text.replace(r#"["state.json", 2]"#, r#"["state.json", 1099511627776]"#);
+            std::fs::write(&manifest, text).expect("a manifest");
+        },
+        &["state.json", "longer than"],
+    );
+    let others = |path: &Path, mode| {
+        std::fs::set_permissions(path, Permissions::from_mode(mode)).expect("our own file");
+    };
+    refused(&|snap| others(&snap.join("memory"), 0o666), &["memory", "chmod"]);
+    refused(&|snap| others(snap, 0o777), &["snap", "chmod"]);
+    refused(
+        &|snap| nix::unistd::chown(snap, Some(65534.into()), None).expect("root may"),
+        &["belongs to user 65534", "copy"],
+    );
 }

@@ -24,6 +24,7 @@ use crate::frozen::FrozenVm;
 use crate::handle::Handle;
 use crate::nodes::span_nodes;
 use crate::registry::{Entry, Record, Registry, State};
+use crate::snapshot::directory::Directory;
 use crate::spanning::Span;
 use crate::vm;
 use crate::{control, ending, known, open, snapshot};
@@ -51,8 +52,13 @@ pub struct Batch {
 pub enum Source {
     /// The running VM with this directory, as it is when the monitor starts.
     Running(std::path::PathBuf),
-    /// This snapshot.
-    Snapshot(std::path::PathBuf),
+    /// A snapshot. The specs that go with it name what it may open ([`snapshot::trust`]).
+    Snapshot {
+        /// Its directory.
+        directory: std::path::PathBuf,
+        /// Users whose files it may consist of, beside root's.
+        owners: Vec<u32>,
+    },
 }
 
 impl Source {
@@ -60,14 +66,16 @@ impl Source {
     fn directory(&self) -> Option<std::path::PathBuf> {
         match self {
             Self::Running(_) => None,
-            Self::Snapshot(directory) => Some(directory.clone()),
+            Self::Snapshot { directory, .. } => Some(directory.clone()),
         }
     }
 
     fn open(&self) -> io::Result<FrozenVm> {
         match self {
             Self::Running(folder) => FrozenVm::of(folder),
-            Self::Snapshot(directory) => snapshot::open(directory).map_err(io::Error::other),
+            Self::Snapshot { directory, owners } => Directory::open(directory, owners)
+                .and_then(|directory| snapshot::open(&directory))
+                .map_err(io::Error::other),
         }
     }
 }

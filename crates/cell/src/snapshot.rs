@@ -13,19 +13,27 @@
 //!
 //! Images, kernel and initramfs are not in it: it goes on only where they are the same files, unchanged. The directory
 //! appears whole or not at all.
+//!
+//! A snapshot may be another user's work: [`directory`] opens its files, [`trust`] decides what else of the host it gets.
 
+pub mod directory;
+pub mod trust;
+
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use config::VmSpec;
 use diskstore::disk::copy_scratch;
 use serde::{Deserialize, Serialize};
+use shard::process::FILES_MAX;
 use shard::sharing::{FrozenMap, NOTHING, PAGE_BYTES};
-use shard::snapshot::MachineState;
+use shard::snapshot::{MachineState, STATE_BYTES_MAX};
 
+use self::directory::{Directory, caller};
 use crate::frozen::FrozenVm;
 
 /// The version of this format.
@@ -36,6 +44,8 @@ const MEMORY: &str = "memory";
 const WORKING_SET: &str = "working-set.json";
 /// Runs of a working set at most: a set that is more scattered is not worth its requests.
 const RUNS_MAX: usize = 64 << 10;
+/// Temporary overlays that a snapshot has at most, of all disks: a shard takes no more files.
+const OVERLAYS_MAX: usize = FILES_MAX;
 /// Copied at once.
 const CHUNK_BYTES: usize = 1 << 20;
 
@@ -72,6 +82,36 @@ pub enum SnapshotError {
         bytes: u64,
         /// What it had.
         wanted: u64,
+    },
+    /// A link, or not in the directory.
+    #[error("{0} is a link or lies outside of the snapshot; name a directory made by `mirrorball snapshot`")]
+    Outside(PathBuf),
+    /// A pipe, a device, a directory.
+    #[error("{0} is no regular file; name a directory made by `mirrorball snapshot`")]
+    Kind(PathBuf),
+    /// Another user's.
+    #[error(
+        "{path} belongs to user {user}, who could change it under the running VM; copy the snapshot (`cp -r --sparse=always`) \
+         and restore the copy"
+    )]
+    Owner {
+        /// The file.
+        path: PathBuf,
+        /// The user.
+        user: u32,
+    },
+    /// Others than its owner may write it.
+    #[error(
+        "{0} can be changed by others than its owner under the running VM; take that right away (`chmod -R go-w`)"
+    )]
+    Writable(PathBuf),
+    /// More than a snapshot has.
+    #[error("{path} is longer than {limit} bytes; name a directory made by `mirrorball snapshot`")]
+    TooLong {
+        /// The file.
+        path: PathBuf,
+        /// The limit.
+        limit: u64,
     },
     /// The host refused.
     #[error("{path}: {source}")]
@@ -138,7 +178,7 @@ fn write_all(vm: &FrozenVm, name: &str, directory: &Path) -> Result<u64, Snapsho
     let mut add = |name: &str, fill: &dyn Fn(&mut File) -> io::Result<()>| -> Result<(), SnapshotError> {
         let path = directory.join(name);
         let host = at(&path);
-        let mut file = File::create_new(&path).map_err(&host)?;
+        let mut file = create(&path).map_err(&host)?;
         fill(&mut file).map_err(&host)?;
         file.sync_all().map_err(&host)?;
         let about = file.metadata().map_err(&host)?;
@@ -169,11 +209,21 @@ fn write_all(vm: &FrozenVm, name: &str, directory: &Path) -> Result<u64, Snapsho
     let manifest = Manifest { files, ..manifest };
     let path = directory.join(MANIFEST);
     let text = serde_json::to_vec_pretty(&manifest).map_err(|error| at(&path)(error.into()))?;
-    let mut file = File::create_new(&path).map_err(at(&path))?;
+    let mut file = create(&path).map_err(at(&path))?;
     file.write_all(&text)
         .and_then(|()| file.sync_all())
         .map_err(at(&path))?;
     Ok(taken)
+}
+
+/// Makes a file that is its owner's alone, whatever the umask is.
+fn create(path: &Path) -> io::Result<File> {
+    File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
 }
 
 /// Writes what is in no image: of the memory's own file what nothing lies over, and the layers.
@@ -183,7 +233,16 @@ fn write_memory(vm: &FrozenVm, map: &FrozenMap, to: &File) -> io::Result<()> {
     to.set_len(bytes)?;
     let mut at = 0;
     for &(page, run) in &map.runs {
-        let (start, end) = (page * PAGE_BYTES, (page + run.pages) * PAGE_BYTES);
+        let offset = |page: u64| page.checked_mul(PAGE_BYTES);
+        let range = offset(page).zip(page.checked_add(run.pages).and_then(offset));
+        let (start, end) = range
+            .filter(|&(start, end)| start >= at && end <= bytes)
+            .ok_or_else(|| {
+                io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    "the state names pages outside of memory",
+                )
+            })?;
         copy_data(own, to, at, start)?;
         let layer = usize::from(run.image).checked_sub(map.images.len());
         if let (Some(layer), true) = (layer, run.image != NOTHING) {
@@ -224,30 +283,57 @@ fn copy_data(from: &File, to: &File, start: u64, end: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// What a snapshot is of: the name and the spec of its VM.
-pub fn about(directory: &Path) -> Result<(String, VmSpec), SnapshotError> {
+/// What a snapshot is of: the name and the spec of its VM, as its manifest has them.
+pub fn about(directory: &Directory) -> Result<(String, VmSpec), SnapshotError> {
     manifest(directory).map(|manifest| (manifest.name, manifest.spec))
 }
 
-fn manifest(directory: &Path) -> Result<Manifest, SnapshotError> {
+fn manifest(directory: &Directory) -> Result<Manifest, SnapshotError> {
+    let text = directory.read(MANIFEST).map_err(|error| match error {
+        SnapshotError::Host { source, .. } => SnapshotError::Foreign {
+            path: directory.path().to_owned(),
+            why: format!("{MANIFEST}: {source}"),
+        },
+        error => error,
+    })?;
+    parse(directory.path(), &text)
+}
+
+/// Reads the manifest of the snapshot at `path`; returns the name and the spec of its VM.
+pub fn parse_manifest(path: &Path, text: &[u8]) -> Result<(String, VmSpec), SnapshotError> {
+    parse(path, text).map(|manifest| (manifest.name, manifest.spec))
+}
+
+fn parse(path: &Path, text: &[u8]) -> Result<Manifest, SnapshotError> {
     #[derive(Deserialize)]
     struct Version {
         version: u32,
     }
     let foreign = |why: String| SnapshotError::Foreign {
-        path: directory.to_owned(),
-        why,
+        path: path.to_owned(),
+        why: format!("{MANIFEST}: {}", why.escape_debug()),
     };
-    let text = fs::read(directory.join(MANIFEST)).map_err(|error| foreign(format!("{MANIFEST}: {error}")))?;
-    let Version { version } =
-        serde_json::from_slice(&text).map_err(|error| foreign(format!("{MANIFEST}: {error}")))?;
+    let Version { version } = serde_json::from_slice(text).map_err(|error| foreign(error.to_string()))?;
     if version != VERSION {
         return Err(SnapshotError::Version {
-            path: directory.to_owned(),
+            path: path.to_owned(),
             version,
         });
     }
-    serde_json::from_slice(&text).map_err(|error| foreign(format!("{MANIFEST}: {error}")))
+    let manifest: Manifest = serde_json::from_slice(text).map_err(|error| foreign(error.to_string()))?;
+    let spec = VmSpec {
+        name: Some(manifest.name.clone()),
+        ..manifest.spec.clone()
+    };
+    config::check(&spec).map_err(|fault| foreign(fault.message))?;
+    let overlays = manifest
+        .overlays
+        .iter()
+        .try_fold(0_usize, |sum, count| sum.checked_add(*count));
+    if overlays.is_none_or(|count| count > OVERLAYS_MAX) {
+        return Err(foreign(format!("more than {OVERLAYS_MAX} overlays")));
+    }
+    Ok(manifest)
 }
 
 /// Adds what a restore has touched to the working set: runs of pages by their first and their number, in order.
@@ -259,7 +345,12 @@ pub fn record(directory: &Path, runs: &[(u64, u64)]) -> io::Result<()> {
 
 /// The working set, if one was recorded and is whole.
 fn working_set(directory: &Path) -> Option<Vec<(u64, u64)>> {
-    serde_json::from_slice(&fs::read(directory.join(WORKING_SET)).ok()?).ok()
+    let directory = Directory::open(directory, &[caller()]).ok()?;
+    working_set_in(&directory)
+}
+
+fn working_set_in(directory: &Directory) -> Option<Vec<(u64, u64)>> {
+    serde_json::from_slice(&directory.read(WORKING_SET).ok()?).ok()
 }
 
 /// All pages of two sets of runs, in order, none twice.
@@ -280,8 +371,8 @@ fn union(mut runs: Vec<(u64, u64)>, more: &[(u64, u64)]) -> Vec<(u64, u64)> {
 }
 
 /// Has the host read the working set of a snapshot's memory, without waiting for it.
-fn prefetch(directory: &Path, memory: &File) {
-    for (start, pages) in working_set(directory)
+fn prefetch(directory: &Directory, memory: &File) {
+    for (start, pages) in working_set_in(directory)
         .unwrap_or_default()
         .into_iter()
         .take(RUNS_MAX)
@@ -301,22 +392,27 @@ fn prefetch(directory: &Path, memory: &File) {
 }
 
 /// Opens a snapshot.
-pub fn open(directory: &Path) -> Result<FrozenVm, SnapshotError> {
+pub fn open(directory: &Directory) -> Result<FrozenVm, SnapshotError> {
     let manifest = manifest(directory)?;
-    for (name, wanted) in &manifest.files {
-        let path = directory.join(name);
-        let bytes = fs::metadata(&path).map_err(at(&path))?.len();
-        if bytes != *wanted {
-            return Err(SnapshotError::Length {
-                path,
-                bytes,
-                wanted: *wanted,
-            });
+    let mut files = BTreeMap::new();
+    for (name, wanted) in manifest.files {
+        let path = directory.path_of(&name);
+        let file = directory.file(&name)?;
+        let bytes = file.metadata().map_err(at(&path))?.len();
+        if bytes != wanted {
+            return Err(SnapshotError::Length { path, bytes, wanted });
         }
+        if name == STATE && bytes > STATE_BYTES_MAX {
+            let limit = STATE_BYTES_MAX;
+            return Err(SnapshotError::TooLong { path, limit });
+        }
+        files.insert(name, file);
     }
-    let open = |name: &str| {
-        let path = directory.join(name);
-        File::open(&path).map_err(at(&path))
+    let mut take = |name: &str| {
+        files.remove(name).ok_or_else(|| SnapshotError::Foreign {
+            path: directory.path().to_owned(),
+            why: format!("{MANIFEST} has no length of {name}"),
+        })
     };
     let overlays = manifest
         .overlays
@@ -324,15 +420,15 @@ pub fn open(directory: &Path) -> Result<FrozenVm, SnapshotError> {
         .enumerate()
         .map(|(disk, count)| {
             (0..*count)
-                .map(|number| open(&overlay_name(disk, number)))
+                .map(|number| take(&overlay_name(disk, number)))
                 .collect()
         })
         .collect::<Result<_, _>>()?;
-    let memory = open(MEMORY)?;
+    let memory = take(MEMORY)?;
     prefetch(directory, &memory);
     Ok(FrozenVm {
         spec: manifest.spec,
-        state: open(STATE)?,
+        state: take(STATE)?,
         memory: vec![memory],
         overlays,
         paused_us: 0,
@@ -363,5 +459,104 @@ mod tests {
         assert_eq!(union(vec![(0, 4)], &[(4, 4)]), [(0, 8)]);
         assert_eq!(union(vec![(0, 100)], &[(4, 4), (200, 1)]), [(0, 100), (200, 1)]);
         assert_eq!(union(vec![(u64::MAX - 1, 5)], &[(u64::MAX - 1, 9)]).len(), 1);
+    }
+
+    /// Writes a snapshot's directory that only this user can change.
+    fn snapshot(manifest: &serde_json::Value, files: &[(&str, u64)]) -> tempfile::TempDir {
+        let directory = tempfile::tempdir().unwrap();
+        let mut file = create(&directory.path().join(MANIFEST)).unwrap();
+        file.write_all(manifest.to_string().as_bytes()).unwrap();
+        for (name, bytes) in files {
+            create(&directory.path().join(name))
+                .unwrap()
+                .set_len(*bytes)
+                .unwrap();
+        }
+        directory
+    }
+
+    fn refusal(manifest: &serde_json::Value, files: &[(&str, u64)]) -> SnapshotError {
+        let folder = snapshot(manifest, files);
+        let directory = Directory::open(folder.path(), &[caller()]).unwrap();
+        open(&directory).unwrap_err()
+    }
+
+    #[test]
+    fn a_snapshot_opens_the_files_that_its_manifest_lists_and_no_others() {
+        let manifest = |files: serde_json::Value| {
+            let spec = serde_json::json!({ "image": "tiny" });
+            serde_json::json!({ "version": 1, "name": "x", "spec": spec, "overlays": [1], "files": files })
+        };
+        let all = [(MEMORY, 4096), (STATE, 2), ("disk-0-0.overlay", 8)];
+        let folder = snapshot(&manifest(serde_json::json!(all)), &all);
+        let directory = Directory::open(folder.path(), &[caller()]).unwrap();
+        let vm = open(&directory).unwrap();
+        assert_eq!(vm.memory[0].metadata().unwrap().len(), 4096);
+        assert_eq!(vm.overlays[0][0].metadata().unwrap().len(), 8);
+        let error = refusal(&manifest(serde_json::json!(all[1..])), &all);
+        assert!(error.to_string().contains("no length of memory"), "{error}");
+        let error = refusal(&manifest(serde_json::json!([["/etc/passwd", 1]])), &all);
+        assert!(matches!(error, SnapshotError::Outside(_)), "{error}");
+        let long = [(MEMORY, 4096), (STATE, 1 << 40), ("disk-0-0.overlay", 8)];
+        let error = refusal(&manifest(serde_json::json!(long)), &long);
+        assert!(matches!(error, SnapshotError::TooLong { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_manifest_with_a_bad_name_or_too_many_overlays_is_refused() {
+        let refused = |name: &str, overlays: &[usize]| {
+            let spec = serde_json::json!({ "image": "tiny" });
+            let manifest = serde_json::json!({ "version": 1, "name": name, "spec": spec, "overlays": overlays, "files": [] });
+            let error = parse_manifest(Path::new("snap"), manifest.to_string().as_bytes()).unwrap_err();
+            let text = error.to_string();
+            assert!(!text.contains(['\n', '\u{1b}']), "{text:?}");
+            text
+        };
+        refused("../../etc", &[]);
+        refused("\u{1b}[2J", &[]);
+        assert!(refused("x", &[usize::MAX, 2]).contains("overlays"));
+        assert!(refused("x", &[OVERLAYS_MAX, 1]).contains("overlays"));
+    }
+
+    #[test]
+    fn a_state_that_names_pages_outside_of_memory_is_not_written() {
+        use shard::sharing::Run;
+        let frozen = |runs: Vec<(u64, u64)>| {
+            let own = tempfile::tempfile().unwrap();
+            own.set_len(8 * PAGE_BYTES).unwrap();
+            let run = |(page, pages)| {
+                (
+                    page,
+                    Run {
+                        pages,
+                        image: NOTHING,
+                        first: page,
+                    },
+                )
+            };
+            let vm = FrozenVm {
+                spec: serde_json::from_str("{\"image\": \"tiny\"}").unwrap(),
+                state: tempfile::tempfile().unwrap(),
+                memory: vec![own],
+                overlays: Vec::new(),
+                paused_us: 0,
+            };
+            let map = FrozenMap {
+                images: Vec::new(),
+                runs: runs.into_iter().map(run).collect(),
+            };
+            write_memory(&vm, &map, &tempfile::tempfile().unwrap())
+        };
+        frozen(vec![(0, 4), (6, 2)]).unwrap();
+        for bad in [
+            (8, 1),
+            (0, 9),
+            (u64::MAX, 2),
+            (u64::MAX / 2, u64::MAX),
+            (1 << 60, 1),
+        ] {
+            assert!(frozen(vec![bad]).is_err(), "{bad:?}");
+        }
+        assert!(frozen(vec![(4, 4), (0, 4)]).is_err());
     }
 }

@@ -11,7 +11,7 @@ use config::lab::LabSpec;
 use nix::fcntl::FlockArg;
 
 use crate::registry::{self, Entry};
-use crate::{EXIT_LAB_DIED, IN_LAB_VARIABLE, LabError, session, supervisor};
+use crate::{EXIT_LAB_DIED, IN_LAB_VARIABLE, LabError, OWNER_VARIABLE, session, supervisor};
 
 /// Its name.
 pub const NAME: &str = "auto";
@@ -84,6 +84,15 @@ pub fn running() -> Option<Entry> {
 /// This process runs inside a lab host.
 pub fn inside() -> bool {
     std::env::var_os(IN_LAB_VARIABLE).is_some()
+}
+
+/// The user outside of the lab host in which this process runs: the owner of that user's files here.
+pub fn owner() -> Option<u32> {
+    std::env::var(OWNER_VARIABLE)
+        .ok()?
+        .parse()
+        .ok()
+        .filter(|_| inside())
 }
 
 fn run_in(entry: &Entry, argv: &[OsString]) -> Result<ExitCode, LabError> {

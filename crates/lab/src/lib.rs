@@ -34,6 +34,9 @@ pub(crate) const SUPERVISOR_ARGUMENT: &str = "lab-supervisor";
 /// Set to `1` for programs that run inside a lab host.
 pub const IN_LAB_VARIABLE: &str = "MIRRORBALL_IN_LAB";
 
+/// The user outside, for programs that run inside a lab host: that user's files have this owner there.
+pub const OWNER_VARIABLE: &str = "MIRRORBALL_LAB_OWNER";
+
 /// Exit status of a command whose lab could not be started or died.
 pub const EXIT_LAB_DIED: u8 = 125;
 

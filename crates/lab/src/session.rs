@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::boot::{PROGRAM, Purpose, TOKEN_BYTES};
 use crate::error::Context;
 use crate::registry::{Entry, ProgramId};
-use crate::{IN_LAB_VARIABLE, LabError};
+use crate::{IN_LAB_VARIABLE, LabError, OWNER_VARIABLE};
 
 /// Bytes of arguments and environment a request may have; the agent's protocol carries 64 KiB.
 const REQUEST_BYTES_MAX: usize = 60 << 10;
@@ -124,10 +124,15 @@ fn request(argv: &[OsString]) -> Result<ExecRequest, LabError> {
     };
     // Files without names, which temporary overlays are, need a file system of the lab host's own.
     let scratch = ("MIRRORBALL_SCRATCH".to_string(), "/run".to_string());
-    let mut env = vec![(IN_LAB_VARIABLE.to_string(), "1".to_string()), scratch];
+    let owner = nix::unistd::geteuid().to_string();
+    let mut env = vec![
+        (IN_LAB_VARIABLE.to_string(), "1".to_string()),
+        (OWNER_VARIABLE.to_string(), owner),
+        scratch,
+    ];
     let mut variables: Vec<(String, String)> = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
-        .filter(|(name, _)| !NOT_CARRIED.contains(&name.as_str()))
+        .filter(|(name, _)| name != OWNER_VARIABLE && !NOT_CARRIED.contains(&name.as_str()))
         .collect();
     // When there is too much, the largest stay behind.
     variables.sort_by_key(|(name, value)| name.len() + value.len());

@@ -12,9 +12,14 @@ use cell::frozen::{FrozenVm, obstacle};
 use cell::lease::{Lease, OWN_PROGRAM};
 use cell::monitor::{Batch, Event, Source};
 use cell::registry::{self, Registry};
+use cell::snapshot::directory::{Directory, caller};
+use cell::snapshot::trust::{Allowed, Granted, Places, grant};
+use config::vm::NetSpec;
 use config::{ConfigError, VmSpec};
+use diskstore::image::data_directory;
 use miette::{IntoDiagnostic, Result, miette};
 
+use super::flags;
 use super::place::{self, Found, LabChoice, find};
 use crate::{guest, progress};
 
@@ -52,7 +57,20 @@ pub struct RestoreArgs {
     /// Their names; {} stands for a number. The name of the snapshot's VM, with a number if it is taken, when absent
     #[arg(long)]
     pub name: Option<String>,
-    /// Leave the guests who they are: host name, hardware addresses, random numbers and time stay the snapshot's
+    /// A disk of the snapshot and the file that it is: NUMBER=PATH, counted from 0 without the image's own
+    #[arg(long, value_name = "NUMBER=PATH", value_parser = numbered_path)]
+    pub disk: Vec<(usize, PathBuf)>,
+    /// The kernel's file, of a VM that was started from one
+    #[arg(long)]
+    pub kernel: Option<PathBuf>,
+    /// Its initramfs
+    #[arg(long)]
+    pub initrd: Option<PathBuf>,
+    /// auto, require or off; the snapshot's own when that is stronger
+    #[arg(long, default_value = "auto")]
+    pub sandbox: String,
+    /// Leave the guests who they are: host name, hardware addresses, random numbers and time stay the snapshot's; and give
+    /// it the TAP devices and ports of the host that it asks for
     #[arg(long)]
     pub as_is: bool,
     /// Whether to run in the lab
@@ -144,23 +162,40 @@ pub fn snapshot(name: &str, directory: &Path) -> Result<ExitCode> {
 
 /// Starts VMs that go on from a snapshot, and prints their names.
 pub fn restore(args: &RestoreArgs) -> Result<ExitCode> {
-    let (name, spec) = cell::snapshot::about(&args.directory).map_err(|error| miette!("{error}"))?;
+    let at = args.directory.display();
+    let path = args
+        .directory
+        .canonicalize()
+        .map_err(|error| miette!("{at}: {error}; name a directory made by `mirrorball snapshot`"))?;
+    let owners: Vec<u32> = [Some(caller()), lab::auto::owner()]
+        .into_iter()
+        .flatten()
+        .collect();
+    let directory = Directory::open(&path, &owners).map_err(|error| miette!("{error}"))?;
+    let (name, spec) = cell::snapshot::about(&directory).map_err(|error| miette!("{error}"))?;
+    let granted = granted(args, &spec, &directory)?;
     if let Some(code) = place::enter_lab(args.lab)? {
         return Ok(code);
     }
-    let directory = args.directory.canonicalize().into_diagnostic()?;
+    eprintln!(
+        "mirrorball: the snapshot of {name} opens {}",
+        granted.opens.join(", ")
+    );
+    for line in &granted.withheld {
+        eprintln!("mirrorball: the snapshot of {name}: {line}");
+    }
     let pattern = match &args.name {
         Some(pattern) => pattern.clone(),
         None if args.count == 1 && names(&name, 1).is_ok() => name.clone(),
         None => format!("{name}-{NUMBER}"),
     };
     let start = Instant::now();
-    let (running, _) = go_on(
-        (&name, &spec),
-        Source::Snapshot(directory),
-        names(&pattern, args.count)?,
-        args.as_is,
-    )?;
+    let source = Source::Snapshot {
+        directory: path,
+        owners,
+    };
+    let names = names(&pattern, args.count)?;
+    let (running, _) = go_on((&name, &granted.spec), source, names, args.as_is)?;
     eprintln!(
         "mirrorball: {running} {} from the snapshot of {name} after {:.1} s",
         if running == 1 { "VM goes on" } else { "VMs go on" },
@@ -169,13 +204,59 @@ pub fn restore(args: &RestoreArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// What the flags allow the snapshot in `directory`, whose manifest asks for `spec`.
+fn granted(args: &RestoreArgs, spec: &VmSpec, directory: &Directory) -> Result<Granted> {
+    let absolute = |path: &PathBuf| std::path::absolute(path).into_diagnostic();
+    let mut allowed = Allowed {
+        kernel: args.kernel.as_ref().map(absolute).transpose()?,
+        initrd: args.initrd.as_ref().map(absolute).transpose()?,
+        sandbox: flags::word("sandbox", &args.sandbox)?,
+        as_is: args.as_is,
+        ..Allowed::default()
+    };
+    for (number, path) in &args.disk {
+        if allowed.disks.insert(*number, absolute(path)?).is_some() {
+            return Err(miette!("--disk {number}: named twice; name each disk once"));
+        }
+    }
+    let images = data_directory().map(|data| data.join("images"));
+    let places = Places {
+        directory,
+        images: images.as_deref(),
+    };
+    let granted =
+        grant(spec, &places, &allowed).map_err(|error| miette!("{}: {error}", args.directory.display()))?;
+    let one_only = |net: &NetSpec| net.tap.is_some() || !net.forward.is_empty();
+    if args.count > 1 && granted.spec.nets.iter().flatten().any(one_only) {
+        return Err(miette!(
+            "--count {} --as-is: only one VM can have the snapshot's TAP devices and ports of the host; leave one of the two out",
+            args.count
+        ));
+    }
+    Ok(granted)
+}
+
+/// A disk's number and its file.
+fn numbered_path(text: &str) -> Result<(usize, PathBuf), String> {
+    let parsed = text
+        .split_once('=')
+        .and_then(|(number, path)| Some((number.parse().ok()?, path)))
+        .filter(|(_, path)| !path.is_empty());
+    parsed
+        .map(|(number, path)| (number, path.into()))
+        .ok_or_else(|| "write NUMBER=PATH, as 0=data.raw; disks are counted from 0".to_owned())
+}
+
 /// Lets VMs of these names go on from `source`, where their parent stood, and prints the names. How many, and how long the
 /// parent stood still.
 fn go_on(parent: (&str, &VmSpec), source: Source, names: Vec<String>, as_is: bool) -> Result<(usize, u64)> {
     let vms: Vec<_> = names
         .into_iter()
         .map(|name| {
-            let spec = spec_of(parent.1, &name);
+            let mut spec = spec_of(parent.1, &name);
+            if as_is && matches!(source, Source::Snapshot { .. }) {
+                spec.nets.clone_from(&parent.1.nets);
+            }
             (name, spec)
         })
         .collect();

@@ -85,7 +85,8 @@ pub struct RunArgs {
     pub command: Vec<String>,
 }
 
-fn word<T: serde::de::DeserializeOwned>(flag: &str, text: &str) -> Result<T> {
+/// A flag's value that is one of the words of a spec.
+pub(super) fn word<T: serde::de::DeserializeOwned>(flag: &str, text: &str) -> Result<T> {
     serde_json::from_value(serde_json::Value::String(text.to_owned()))
         .map_err(|error| miette!("--{flag} {text}: {error}"))
 }

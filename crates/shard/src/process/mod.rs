@@ -45,7 +45,7 @@ use crate::span::wiring::watch_pins;
 use control::Control;
 use freeze::Freezer;
 use orders::Orders;
-pub use receive::{Files, ReceiveError, receive, send};
+pub use receive::{FILES_MAX, Files, ReceiveError, receive, send};
 use vcpus::VcpuThreads;
 
 /// Why a shard could not start.
