@@ -6,11 +6,14 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use crate::monitor::{Batch, Event, LeaseOrder};
 
 /// The running program, for `mirrorball` itself.
 pub const OWN_PROGRAM: &str = "/proc/self/exe";
+/// Stack of a thread that only waits for a process.
+const REAPER_STACK_BYTES: usize = 64 << 10;
 
 /// A monitor that works for this process.
 #[derive(Debug)]
@@ -37,12 +40,21 @@ impl Lease {
                 Ok(())
             })
         };
-        // Not waited for: it outlives this command when detached, and this command is short-lived otherwise.
-        command.spawn()?;
+        let mut monitor = command.spawn()?;
+        // It may outlive this process, or end long before: one that serves others for days would collect its dead.
+        std::thread::Builder::new()
+            .name("reaper".into())
+            .stack_size(REAPER_STACK_BYTES)
+            .spawn(move || monitor.wait())?;
         let mut line = serde_json::to_vec(batch)?;
         line.push(b'\n');
         (&socket).write_all(&line)?;
         Ok(Self { socket })
+    }
+
+    /// Limits how long an event is waited for: events end when none has come for so long.
+    pub fn limit_wait(&self, limit: Duration) -> std::io::Result<()> {
+        self.socket.set_read_timeout(Some(limit))
     }
 
     /// The monitor's events until it ends.
@@ -72,4 +84,41 @@ impl Lease {
 fn keep_stacks_small() {
     // SAFETY: sets a flag of this process's memory; with a kernel that refuses it, more memory is used.
     unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    /// The processes of this one that are, or were, this program.
+    fn children(program: &str) -> usize {
+        let (program, own) = (format!("({program})"), std::process::id().to_string());
+        let processes = std::fs::read_dir("/proc").unwrap().flatten();
+        let stats = processes.filter_map(|entry| std::fs::read_to_string(entry.path().join("stat")).ok());
+        stats
+            .filter(|stat| {
+                let words: Vec<_> = stat.split_whitespace().collect();
+                words[1] == program && words[3] == own
+            })
+            .count()
+    }
+
+    #[test]
+    fn a_monitor_that_has_ended_leaves_no_zombie() {
+        let batch = Batch {
+            vms: Vec::new(),
+            source: None,
+        };
+        // Ends at once, with an error: there is no file called `monitor`.
+        let program = Path::new("/bin/cat");
+        let leases: Vec<_> = (0..5).map(|_| Lease::start(program, &batch)).collect();
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while children("cat") > 0 {
+            assert!(Instant::now() < deadline, "{} are left", children("cat"));
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        drop(leases);
+    }
 }
