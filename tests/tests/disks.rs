@@ -306,13 +306,16 @@ fn what_was_flushed_outlives_a_killed_monitor_whose_shard_dies_too() {
 }
 
 #[test]
-fn a_discard_gives_room_back_and_a_read_only_disk_takes_no_write() {
+fn a_discard_gives_room_back_a_full_overlay_is_an_error_and_a_read_only_disk_takes_no_write() {
     let scratch = Scratch::new("discard");
     let full = scratch.write("full", random_bytes(11));
     let fixed = scratch.write("fixed", random_bytes(12));
+    let limited = scratch.write("limited", random_bytes(13));
     let vm = VmFile::new("discard")
+        .key("scratch_limit", "\"4M\"")
         .disk(&full, "mode = \"exclusive\"\npersistent = true")
         .disk(&fixed, "read_only = true")
+        .disk(&limited, "")
         .start(&scratch);
     vm.add_tool();
     let blocks = |path: &Path| fs::metadata(path).expect("the disk's file").blocks() * 512;
@@ -329,6 +332,14 @@ fn a_discard_gives_room_back_and_a_read_only_disk_takes_no_write() {
     expect_digest(&vm, 1, &random_bytes(12), "the read-only disk");
     let refused = vm.tool(&["disk-write", "/dev/vdb", "1", "1"]).run();
     assert_eq!(refused.status, 1, "a read-only disk took a write:\n{refused}");
+    let write = |from: u64| {
+        let of = format!("of=/dev/vdc bs=64k seek={from} count=48 conv=fsync");
+        format!("dd if=/dev/urandom {of} 2>/dev/null")
+    };
+    // 3 MiB of 4, 3 more, and the first again: the guest goes on.
+    vm.sh(&write(0));
+    vm.sh(&format!("! {}", write(64)));
+    vm.sh(&write(0));
     vm.kill();
 }
 

@@ -252,6 +252,16 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
             request.overlay_path = Some(overlays.join(format!("{index}.qcow2")));
         }
         let mut disk = diskstore::disk::open(&request)?;
+        if let (true, false, [own]) = (pmem && request.persistent, disk.read_only, &disk.layers[..]) {
+            // A write to a mapping that finds no room is not an error to the guest, but the end of the VM.
+            allocate_whole(&own.file).map_err(|source| OpenError::File {
+                what: "persistent memory",
+                path: request.path.clone(),
+                mend: "make room for all of the file, or use the disk with `as = \"block\"`",
+                source,
+            })?;
+        }
+        disk_file_bytes = disk_file_bytes.max(disk.file_bytes_max()?);
         let layers = std::mem::take(&mut disk.layers)
             .into_iter()
             .map(|layer| LayerLaunch {
@@ -267,6 +277,7 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
             id: format!("disk{index}"),
             layers,
             read_only: disk.read_only,
+            scratch_limit: spec.scratch_limit.map(|limit| limit.0),
             queues,
             pmem,
             share,

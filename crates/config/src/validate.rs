@@ -19,6 +19,9 @@ const MEMORY_MIN_BYTES: u64 = 64 << 20;
 const CPU_LIMIT_MIN: f64 = 0.01;
 const CPU_LIMIT_MAX: f64 = 1024.0;
 
+/// A temporary overlay may not be limited to less: a guest's file system writes that much as it is mounted.
+const SCRATCH_LIMIT_MIN: u64 = 1 << 20;
+
 /// Checks everything that can be told without looking at the host.
 pub fn check(spec: &VmSpec) -> Result<(), Fault> {
     if let Some(name) = &spec.name {
@@ -50,6 +53,16 @@ pub fn check(spec: &VmSpec) -> Result<(), Fault> {
             &["cpu_limit"],
             "no number of CPUs",
             "write a number from 0.01 to 1024, as 1.5",
+        ));
+    }
+    if spec
+        .scratch_limit
+        .is_some_and(|limit| limit.0 < SCRATCH_LIMIT_MIN)
+    {
+        return Err(fault(
+            &["scratch_limit"],
+            "too little for a disk",
+            "write 1M or more, as 4G, or leave it out",
         ));
     }
     check_memory(spec)?;

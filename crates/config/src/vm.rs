@@ -58,6 +58,9 @@ pub struct VmSpec {
     /// How strict the sandbox is: `auto`, `require`, `off`.
     #[serde(default)]
     pub sandbox: SandboxSpec,
+    /// Bytes that the temporary overlay of each disk takes at most; no limit when absent.
+    #[serde(default)]
+    pub scratch_limit: Option<Size>,
     /// How disks that do not say share memory: `adaptive`, `deferred`, `at-read`, `never`.
     #[serde(default)]
     pub share: Option<ShareSpec>,

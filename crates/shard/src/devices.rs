@@ -177,7 +177,7 @@ impl Parts<'_> {
         layers: Vec<(File, Format)>,
         watch: &mut BaseWatch,
     ) -> io::Result<Block> {
-        let store = disk::assemble(layers, launch.read_only)?;
+        let store = disk::assemble_within(layers, launch.read_only, launch.scratch_limit)?;
         watch.watch(&launch.id, &*store)?;
         let sharing = self.sharing(launch, &*store);
         let block = Block::new(

@@ -309,6 +309,9 @@ pub struct DiskLaunch {
     pub layers: Vec<LayerLaunch>,
     /// The guest may not write.
     pub read_only: bool,
+    /// Bytes that a temporary overlay may take, if there is a limit.
+    #[serde(default)]
+    pub scratch_limit: Option<u64>,
     /// Request queues.
     pub queues: u16,
     /// Offer as virtio-pmem instead of virtio-block (one raw layer only).

@@ -477,3 +477,21 @@ root.persistent = true
 "#;
     assert_eq!(refused(text), shown);
 }
+
+#[test]
+fn a_limit_of_temporary_overlays_that_no_disk_can_do_with() {
+    let text = r#"image = "debian-12"
+scratch_limit = "512K"
+"#;
+    let shown = r#"
+  × too little for a disk
+   ╭─[vm.toml:2:17]
+ 1 │ image = "debian-12"
+ 2 │ scratch_limit = "512K"
+   ·                 ───┬──
+   ·                    ╰── here
+   ╰────
+  help: write 1M or more, as 4G, or leave it out
+"#;
+    assert_eq!(refused(text), shown);
+}

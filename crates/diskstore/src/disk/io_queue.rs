@@ -92,8 +92,15 @@ enum Reading {
 
 struct Pending {
     token: u64,
-    /// The memory and the offset of a read.
-    read: Option<(Segments, u64)>,
+    what: What,
+}
+
+/// What is under way in the ring.
+enum What {
+    /// A read: its memory and its offset.
+    Read(Segments, u64),
+    /// A sync of this file.
+    Sync(usize),
 }
 
 impl IoQueue {
@@ -180,12 +187,15 @@ impl IoQueue {
         let index = usize::try_from(index).ok()?;
         let pending = self.pending.get_mut(index)?.take()?;
         self.free.push(index);
-        let result = match (result, pending.read) {
-            (Ok(read), Some((into, offset))) if read < into.bytes() => self.read_rest(&into, offset, read),
+        let result = match (result, pending.what) {
+            (Ok(read), What::Read(into, offset)) if read < into.bytes() => {
+                self.read_rest(&into, offset, read)
+            }
             // The kernel may ask for another try (EAGAIN, EINTR): do it here.
-            (Err(error), Some((into, offset))) if is_transient(&error) => self.store.read(&into, offset),
-            (Err(error), _) => Err(error),
-            (Ok(_), _) => Ok(()),
+            (Err(error), What::Read(into, offset)) if is_transient(&error) => self.store.read(&into, offset),
+            (Err(error), What::Sync(file)) if is_transient(&error) => self.sync(file),
+            (result, What::Read(..)) => result.map(drop),
+            (result, What::Sync(_)) => self.store.sync_state().note(result.map(drop)),
         };
         Some((pending.token, result))
     }
@@ -237,7 +247,7 @@ impl IoQueue {
         if unsafe { ring.push_read(extent.file, &rest, at, index as u64) } {
             self.pending[index] = Some(Pending {
                 token,
-                read: Some((rest, at)),
+                what: What::Read(rest, at),
             });
             Submission::Pending
         } else {
@@ -265,7 +275,15 @@ impl IoQueue {
             .read(&into.part(done, into.bytes() - done), offset + done)
     }
 
+    /// Syncs a file of the store at once.
+    fn sync(&self, file: usize) -> io::Result<()> {
+        self.store.sync_state().note(sync(self.store.files()[file]))
+    }
+
     fn flush(&mut self, token: u64) -> Submission {
+        if let Err(error) = self.store.sync_state().check() {
+            return Submission::Done(Err(error));
+        }
         let file = match self.store.write_back() {
             Ok(Some(file)) => file,
             Ok(None) => return Submission::Done(Ok(())),
@@ -273,12 +291,13 @@ impl IoQueue {
         };
         if let (Some(ring), Some(index)) = (self.ring.as_mut(), self.free.pop()) {
             if ring.push_sync(file, index as u64) {
-                self.pending[index] = Some(Pending { token, read: None });
+                let what = What::Sync(file);
+                self.pending[index] = Some(Pending { token, what });
                 return Submission::Pending;
             }
             self.free.push(index);
         }
-        Submission::Done(sync(self.store.files()[file]))
+        Submission::Done(self.sync(file))
     }
 }
 
@@ -318,4 +337,108 @@ fn sync(file: BorrowedFd<'_>) -> io::Result<()> {
 
 fn is_transient(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::{AsFd, OwnedFd};
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::super::{Extent, Origin, SyncState};
+    use super::*;
+
+    /// A disk whose file can't be synced, and later can: as a file whose lost data was reported once.
+    struct Failing {
+        bad: OwnedFd,
+        good: File,
+        is_bad: AtomicBool,
+        sync_state: SyncState,
+    }
+
+    impl Failing {
+        fn new() -> Arc<Self> {
+            let (bad, _) = nix::unistd::pipe().unwrap();
+            Arc::new(Self {
+                bad,
+                good: tempfile::tempfile().unwrap(),
+                is_bad: AtomicBool::new(true),
+                sync_state: SyncState::default(),
+            })
+        }
+    }
+
+    impl Store for Failing {
+        fn size(&self) -> u64 {
+            512
+        }
+        fn read(&self, _into: &Segments, _offset: u64) -> io::Result<()> {
+            Ok(())
+        }
+        fn write(&self, _from: &Segments, _offset: u64) -> io::Result<()> {
+            Ok(())
+        }
+        fn discard(&self, _offset: u64, _bytes: u64) -> io::Result<()> {
+            Ok(())
+        }
+        fn write_zeroes(&self, _offset: u64, _bytes: u64, _unmap: bool) -> io::Result<()> {
+            Ok(())
+        }
+        fn write_back(&self) -> io::Result<Option<usize>> {
+            Ok(Some(0))
+        }
+        fn sync_state(&self) -> &SyncState {
+            &self.sync_state
+        }
+        fn files(&self) -> Vec<BorrowedFd<'_>> {
+            if self.is_bad.load(Ordering::Relaxed) {
+                vec![self.bad.as_fd()]
+            } else {
+                vec![self.good.as_fd()]
+            }
+        }
+        fn bases(&self) -> Vec<usize> {
+            Vec::new()
+        }
+        fn extent(&self, _offset: u64, _bytes: u64) -> Option<Extent> {
+            None
+        }
+        fn origin(&self, _offset: u64, bytes: u64) -> Origin {
+            Origin::Other { bytes }
+        }
+    }
+
+    fn flush(queue: &mut IoQueue) -> io::Result<()> {
+        match queue.submit(Operation::Flush, 1) {
+            Submission::Done(result) => result,
+            Submission::Pending => {
+                queue.send().unwrap();
+                loop {
+                    if let Some((_, result)) = queue.completed() {
+                        break result;
+                    }
+                    std::thread::sleep(RETRY_INTERVAL);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn after_a_failed_sync_no_queue_of_the_disk_reports_data_as_durable() {
+        let kinds: [fn(Arc<dyn Store>) -> IoQueue; 2] = [|store| IoQueue::new(store, 4), IoQueue::blocking];
+        for make in kinds {
+            let store = Failing::new();
+            let mut first = make(store.clone());
+            assert!(flush(&mut first).is_err());
+            store.is_bad.store(false, Ordering::Relaxed);
+            let mut other = make(store.clone());
+            for queue in [&mut other, &mut first] {
+                assert_eq!(flush(queue).unwrap_err().raw_os_error(), Some(libc::EIO));
+            }
+        }
+        let healthy = Failing::new();
+        healthy.is_bad.store(false, Ordering::Relaxed);
+        flush(&mut IoQueue::new(healthy.clone(), 4)).unwrap();
+        flush(&mut IoQueue::blocking(healthy)).unwrap();
+    }
 }

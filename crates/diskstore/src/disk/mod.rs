@@ -14,6 +14,7 @@
 //! * An overlay whose base was written since is not used: see [`DiskError::BaseChanged`].
 //! * Nothing a guest writes into a disk changes how its file is read the next time (see [`Format`]).
 
+mod block_map;
 mod boot;
 mod error;
 mod format;
@@ -24,6 +25,7 @@ mod open;
 mod qcow2;
 mod raw;
 mod ring;
+mod room;
 mod scratch;
 mod segments;
 mod stamp;
@@ -40,9 +42,10 @@ pub use io_queue::{IoQueue, Operation, Submission};
 pub use lock::{Holder, Use, Users, holders};
 pub(crate) use lock::{Lock, Share, take as take_lock};
 pub use open::{DiskRequest, Layer, Mode, OpenDisk, open};
+pub use raw::allocate_whole;
 pub use scratch::{copy_scratch, nameless_file};
 pub use segments::Segments;
-pub use store::{Extent, Origin, Store, assemble};
+pub use store::{Extent, Origin, Store, SyncState, assemble, assemble_within};
 pub use watch::BaseWatch;
 
 /// Bytes of a sector, the unit of every offset and length that a guest gives.

@@ -22,7 +22,7 @@ use imago::{DenyImplicitOpenGate, FormatAccess, FormatCreateBuilder, FormatDrive
 use super::format::length;
 use super::header::Header;
 use super::raw::{hole, write_zero_bytes};
-use super::{Format, Origin, SECTOR_BYTES, Segments, Store};
+use super::{Format, Origin, SECTOR_BYTES, Segments, Store, SyncState};
 
 /// Bytes of a cluster of new files.
 pub(super) const CLUSTER_BYTES: u64 = 64 << 10;
@@ -35,6 +35,7 @@ pub(super) struct Qcow2Store {
     files: Vec<Layer>,
     size: u64,
     read_only: bool,
+    sync_state: SyncState,
 }
 
 struct Layer {
@@ -62,6 +63,7 @@ impl Qcow2Store {
             files,
             size,
             read_only,
+            sync_state: SyncState::default(),
         })
     }
 
@@ -222,6 +224,10 @@ impl Store for Qcow2Store {
     fn write_back(&self) -> io::Result<Option<usize>> {
         self.shared().flush()?;
         Ok(Some(0))
+    }
+
+    fn sync_state(&self) -> &SyncState {
+        &self.sync_state
     }
 
     fn files(&self) -> Vec<BorrowedFd<'_>> {

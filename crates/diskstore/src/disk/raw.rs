@@ -5,13 +5,14 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use super::format::length;
-use super::{Extent, Origin, SECTOR_BYTES, Segments, Store};
+use super::{Extent, Origin, SECTOR_BYTES, Segments, Store, SyncState};
 
 /// A raw disk. A last part of less than a sector is left out.
 pub(super) struct RawStore {
     file: File,
     size: u64,
     read_only: bool,
+    sync_state: SyncState,
 }
 
 /// Bytes of zeroes written at once where the file system cannot zero a range by itself.
@@ -30,6 +31,7 @@ impl RawStore {
             file,
             size,
             read_only,
+            sync_state: SyncState::default(),
         })
     }
 }
@@ -61,6 +63,10 @@ impl Store for RawStore {
 
     fn write_back(&self) -> io::Result<Option<usize>> {
         Ok(Some(0))
+    }
+
+    fn sync_state(&self) -> &SyncState {
+        &self.sync_state
     }
 
     fn files(&self) -> Vec<BorrowedFd<'_>> {
@@ -162,6 +168,14 @@ pub(super) fn write_all(file: &File, from: &Segments, offset: u64) -> io::Result
         }
     }
     Ok(())
+}
+
+/// Takes room for all of a file from its file system, where that can be done: writes to its mapping then need none.
+pub fn allocate_whole(file: &File) -> io::Result<()> {
+    match allocate(file, 0, 0, file.metadata()?.len()) {
+        Err(error) if not_supported(&error) => Ok(()),
+        result => result,
+    }
 }
 
 /// Makes a hole.

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The file has no name: it is gone with the last process that has it open. The bitmap is in the file so that the
-//! next shard of the same VM (a reboot, a crash) finds it. Blocks sit at their own offsets, so a range in one file is
+//! next shard of the same VM finds it after a reboot ([`BlockMap`]). A write that finds no [`Room`] fails with `ENOSPC`. Blocks sit at their own offsets, so a range in one file is
 //! an [`Extent`] of it, served like a raw disk. qcow2 would do, at a table look-up and an allocation for each cluster.
 //!
 //! A copy of such a file ([`copy_scratch`]) under the temporary overlay of another VM is a base like any other: a clone
@@ -23,8 +23,10 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use super::raw::{punch, read_all, write_all, zero};
-use super::{Extent, Origin, Segments, Store};
+use super::block_map::BlockMap;
+use super::raw::{hole, punch, read_all, write_all, zero};
+use super::room::Room;
+use super::{Extent, Origin, Segments, Store, SyncState};
 
 /// Unit of copying up; the page size, so that a bit means the same on every file system.
 const BLOCK_BYTES: u64 = 4096;
@@ -35,7 +37,7 @@ const COPY_BYTES: usize = 256 << 10;
 /// Makes the nameless file of an overlay for a disk of `size` bytes in `directory`.
 pub(super) fn create(directory: &Path, size: u64) -> io::Result<File> {
     let file = nameless_file(directory)?;
-    file.set_len(bitmap_offset(size) + bitmap_bytes(size))?;
+    file.set_len(bitmap_offset(size) + BlockMap::bytes(blocks(size)))?;
     Ok(file)
 }
 
@@ -82,7 +84,7 @@ pub fn copy_scratch(from: &File, to: &File) -> io::Result<()> {
 }
 
 /// The first run of data from `at` on in a file of `bytes` bytes.
-fn data_from(file: &File, at: u64, bytes: u64) -> io::Result<Option<(u64, u64)>> {
+pub(super) fn data_from(file: &File, at: u64, bytes: u64) -> io::Result<Option<(u64, u64)>> {
     let seek = |at: u64, whence| {
         // SAFETY: takes no pointers.
         let found = unsafe { libc::lseek(file.as_raw_fd(), at as libc::off_t, whence) };
@@ -143,14 +145,16 @@ fn bitmap_offset(size: u64) -> u64 {
     size.next_multiple_of(BITMAP_ALIGN_BYTES)
 }
 
-fn bitmap_bytes(size: u64) -> u64 {
-    size.div_ceil(BLOCK_BYTES).div_ceil(64) * 8
+fn blocks(size: u64) -> u64 {
+    size.div_ceil(BLOCK_BYTES)
 }
 
 /// A disk with its own writes above another.
 pub(super) struct ScratchStore {
     file: File,
-    bitmap: Bitmap,
+    here: BlockMap,
+    room: Room,
+    sync_state: SyncState,
     lower: Arc<dyn Store>,
     size: u64,
     /// Nobody writes the file any more: it is a base.
@@ -161,19 +165,24 @@ pub(super) struct ScratchStore {
 }
 
 impl ScratchStore {
-    /// A disk of the overlay `file` over `lower`; `frozen` if nobody writes it any more.
-    pub fn new(file: File, lower: Arc<dyn Store>, frozen: bool) -> io::Result<Self> {
+    /// A disk of the overlay `file` over `lower`; `frozen` if nobody writes it any more. Of blocks that were written it has `limit`
+    /// bytes at most, if there is a limit.
+    pub fn new(file: File, lower: Arc<dyn Store>, frozen: bool, limit: Option<u64>) -> io::Result<Self> {
         let size = lower.size();
-        if file.metadata()?.len() != bitmap_offset(size) + bitmap_bytes(size) {
+        let blocks = blocks(size);
+        if file.metadata()?.len() != bitmap_offset(size) + BlockMap::bytes(blocks) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
                 "the scratch file is of another disk",
             ));
         }
-        let bitmap = Bitmap::map(&file, bitmap_offset(size), size.div_ceil(BLOCK_BYTES), !frozen)?;
+        let here = BlockMap::read(&file, bitmap_offset(size), blocks)?;
+        let room = Room::new(limit, here.count(0, blocks) * BLOCK_BYTES);
         Ok(Self {
             file,
-            bitmap,
+            here,
+            room,
+            sync_state: SyncState::default(),
             lower,
             size,
             frozen,
@@ -184,7 +193,7 @@ impl ScratchStore {
     /// Completes the block at `offset` from below, unless it is present. `filling` is held exclusively.
     fn fill(&self, offset: u64) -> io::Result<()> {
         let block = offset / BLOCK_BYTES;
-        if self.bitmap.get(block) {
+        if self.here.get(block) {
             return Ok(());
         }
         let start = block * BLOCK_BYTES;
@@ -194,16 +203,35 @@ impl ScratchStore {
         // SAFETY: `content` lives until the read below has ended.
         unsafe { segments.push(content.as_mut_ptr(), bytes) };
         self.lower.read(&segments, start)?;
-        self.file.write_all_at(&content[..bytes], start)?;
-        self.bitmap.set(block);
-        Ok(())
+        self.room.ask(&self.file, BLOCK_BYTES)?;
+        self.room.take(BLOCK_BYTES)?;
+        let filled = self.file.write_all_at(&content[..bytes], start);
+        let added = filled.and_then(|()| self.here.set(&self.file, block, block + 1));
+        self.keep(BLOCK_BYTES, added)
     }
 
-    /// Runs `write` on a range with its edge blocks complete, then marks all its blocks present.
-    fn update(&self, offset: u64, bytes: u64, write: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+    /// Gives back what was taken for blocks that were not added.
+    fn keep(&self, taken: u64, added: io::Result<u64>) -> io::Result<()> {
+        let added_bytes = added.as_ref().map_or(0, |added| added * BLOCK_BYTES);
+        self.room.give_back(taken - added_bytes);
+        added.map(drop)
+    }
+
+    /// Runs `write` on a range with its edge blocks complete, then marks all its blocks present. `is_data`: it takes room of the file
+    /// system, as zeroes do not.
+    fn update(
+        &self,
+        offset: u64,
+        bytes: u64,
+        is_data: bool,
+        write: impl FnOnce() -> io::Result<()>,
+    ) -> io::Result<()> {
         let end = offset + bytes;
         let (first, last) = (offset / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
-        if self.bitmap.run(first, last) == (true, last) {
+        if self.here.run(first, last) == (true, last) {
+            if is_data {
+                self.ask_again(offset, bytes)?;
+            }
             return write();
         }
         let whole =
@@ -216,9 +244,21 @@ impl ScratchStore {
             self.fill(offset)?;
             self.fill(end - 1)?;
         }
-        write()?;
-        (first..last).for_each(|block| self.bitmap.set(block));
-        Ok(())
+        let taken = (last - first - self.here.count(first, last)) * BLOCK_BYTES;
+        if is_data {
+            self.room.ask(&self.file, bytes)?;
+        }
+        self.room.take(taken)?;
+        let added = write().and_then(|()| self.here.set(&self.file, first, last));
+        self.keep(taken, added)
+    }
+
+    /// Asks for room for data where blocks are present: they may be holes, of zeroes or discarded.
+    fn ask_again(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        self.room.ask(&self.file, bytes).or_else(|full| {
+            let has_room = hole(&self.file, offset, bytes) == (false, bytes);
+            if has_room { Ok(()) } else { Err(full) }
+        })
     }
 }
 
@@ -231,7 +271,7 @@ impl Store for ScratchStore {
         let end = offset + into.bytes();
         let mut at = offset;
         while at < end {
-            let (here, to) = self.bitmap.run(at / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
+            let (here, to) = self.here.run(at / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
             let bytes = (to * BLOCK_BYTES).min(end) - at;
             let part = into.part(at - offset, bytes);
             if here {
@@ -245,7 +285,7 @@ impl Store for ScratchStore {
     }
 
     fn write(&self, from: &Segments, offset: u64) -> io::Result<()> {
-        self.update(offset, from.bytes(), || write_all(&self.file, from, offset))
+        self.update(offset, from.bytes(), true, || write_all(&self.file, from, offset))
     }
 
     fn discard(&self, offset: u64, bytes: u64) -> io::Result<()> {
@@ -263,12 +303,16 @@ impl Store for ScratchStore {
         if bytes == 0 {
             return Ok(());
         }
-        self.update(offset, bytes, || zero(&self.file, offset, bytes, true))
+        self.update(offset, bytes, false, || zero(&self.file, offset, bytes, true))
     }
 
     fn write_back(&self) -> io::Result<Option<usize>> {
         // Nothing of a nameless file survives the host, so nothing is synced.
         Ok(None)
+    }
+
+    fn sync_state(&self) -> &SyncState {
+        &self.sync_state
     }
 
     fn files(&self) -> Vec<BorrowedFd<'_>> {
@@ -279,7 +323,7 @@ impl Store for ScratchStore {
 
     fn extent(&self, offset: u64, bytes: u64) -> Option<Extent> {
         let last = (offset + bytes).div_ceil(BLOCK_BYTES);
-        match self.bitmap.run(offset / BLOCK_BYTES, last) {
+        match self.here.run(offset / BLOCK_BYTES, last) {
             (true, end) if end == last => Some(Extent { file: 0 }),
             (false, end) if end == last => self.lower.extent(offset, bytes).map(|extent| Extent {
                 file: extent.file + 1,
@@ -296,7 +340,7 @@ impl Store for ScratchStore {
 
     fn origin(&self, offset: u64, bytes: u64) -> Origin {
         let end = offset + bytes;
-        let (here, to) = self.bitmap.run(offset / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
+        let (here, to) = self.here.run(offset / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
         let bytes = (to * BLOCK_BYTES).min(end) - offset;
         if here && self.frozen {
             let file = 0;
@@ -306,81 +350,5 @@ impl Store for ScratchStore {
         } else {
             self.lower.origin(offset, bytes).behind(1)
         }
-    }
-}
-
-/// Bits in a shared mapping of the file, set and never cleared.
-struct Bitmap {
-    start: *mut libc::c_void,
-    words: usize,
-    blocks: u64,
-}
-
-// SAFETY: the mapping is only accessed as atomics, and unmapped only by `drop`.
-unsafe impl Send for Bitmap {}
-// SAFETY: as above.
-unsafe impl Sync for Bitmap {}
-
-impl Bitmap {
-    /// Maps the bitmap; one that is not `writable` is never set a bit in.
-    fn map(file: &File, offset: u64, blocks: u64, writable: bool) -> io::Result<Self> {
-        let invalid = |_| io::Error::from(io::ErrorKind::InvalidInput);
-        let words = usize::try_from(blocks.div_ceil(64)).map_err(invalid)?;
-        let offset = i64::try_from(offset).map_err(invalid)?;
-        // SAFETY: a new shared mapping of a file of our own; nothing else is at the place the kernel chooses. Only
-        // holders of this nameless file could shrink it, and none does.
-        let start = unsafe {
-            let access = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
-            libc::mmap(
-                std::ptr::null_mut(),
-                words * 8,
-                access,
-                libc::MAP_SHARED,
-                file.as_raw_fd(),
-                offset,
-            )
-        };
-        if start == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(Self { start, words, blocks })
-    }
-
-    fn word(&self, index: u64) -> &AtomicU64 {
-        assert!(index < self.words as u64, "block outside the disk");
-        // SAFETY: inside the mapping, aligned, and accessed as an atomic by all.
-        unsafe { &*self.start.cast::<AtomicU64>().add(index as usize) }
-    }
-
-    fn get(&self, block: u64) -> bool {
-        self.word(block / 64).load(Ordering::Acquire) >> (block % 64) & 1 == 1
-    }
-
-    fn set(&self, block: u64) {
-        self.word(block / 64)
-            .fetch_or(1 << (block % 64), Ordering::Release);
-    }
-
-    /// Whether block `first` is set, and where (`end` at most) the run of blocks like it ends.
-    fn run(&self, first: u64, end: u64) -> (bool, u64) {
-        let end = end.min(self.blocks);
-        let value = first < end && self.get(first);
-        let mut block = first;
-        while block < end {
-            let word = self.word(block / 64).load(Ordering::Acquire);
-            let differs = if value { !word } else { word } >> (block % 64);
-            if differs != 0 {
-                return (value, (block + u64::from(differs.trailing_zeros())).min(end));
-            }
-            block = (block / 64 + 1) * 64;
-        }
-        (value, end)
-    }
-}
-
-impl Drop for Bitmap {
-    fn drop(&mut self) {
-        // SAFETY: the mapping made by `map`; no reference to it outlives `self`.
-        unsafe { libc::munmap(self.start, self.words * 8) };
     }
 }

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::qcow2::Qcow2Store;
 use super::raw::RawStore;
@@ -57,6 +58,31 @@ impl Origin {
     }
 }
 
+/// Whether a sync of a disk has ever failed.
+///
+/// Linux drops data that it could not write, and reports that once for each open file: the next sync succeeds, whichever queue of
+/// the disk asks for it. So a disk whose sync has failed stays failed.
+#[derive(Debug, Default)]
+pub struct SyncState(AtomicBool);
+
+impl SyncState {
+    /// Fails once a sync has failed.
+    pub fn check(&self) -> io::Result<()> {
+        if self.0.load(Ordering::Acquire) {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        Ok(())
+    }
+
+    /// Notes how a sync ended; the result is that of the disk's sync.
+    pub fn note(&self, synced: io::Result<()>) -> io::Result<()> {
+        if synced.is_err() {
+            self.0.store(true, Ordering::Release);
+        }
+        synced.and_then(|()| self.check())
+    }
+}
+
 /// The bytes of a disk. Every call may block; calls from several threads are served at once.
 ///
 /// The caller keeps ranges inside [`Store::size`]. Of two overlapping writes at once either may win, sector by sector.
@@ -74,6 +100,8 @@ pub trait Store: Send + Sync {
     /// Hands everything that is only in this process to the kernel, and returns the file (an index among
     /// [`Store::files`]) whose data must be synced for completed writes to survive the host; `None` when nothing must.
     fn write_back(&self) -> io::Result<Option<usize>>;
+    /// What became of syncs of the file that [`Store::write_back`] names.
+    fn sync_state(&self) -> &SyncState;
     /// The files that extents, origins and [`Store::write_back`] name. Always the same.
     fn files(&self) -> Vec<BorrowedFd<'_>>;
     /// Which of [`Store::files`] nobody writes while this disk is open.
@@ -99,13 +127,28 @@ pub trait Store: Send + Sync {
 /// A scratch file keeps its content when it is assembled anew over the same base, as after a reboot of the guest.
 /// Only the first file is ever written, and not if `read_only`.
 pub fn assemble(layers: Vec<(File, Format)>, read_only: bool) -> io::Result<Arc<dyn Store>> {
+    assemble_within(layers, read_only, None)
+}
+
+/// The same, with a limit to what a temporary overlay takes: bytes of blocks that were ever written. What does not fit fails with
+/// `ENOSPC`.
+pub fn assemble_within(
+    layers: Vec<(File, Format)>,
+    read_only: bool,
+    scratch_limit: Option<u64>,
+) -> io::Result<Arc<dyn Store>> {
     let mut layers = layers.into_iter();
     let empty = || io::Error::new(io::ErrorKind::InvalidInput, "a disk needs at least one file");
     let (file, format) = layers.next().ok_or_else(empty)?;
     match format {
         Format::Scratch => {
             let lower = assemble(layers.collect(), true)?;
-            Ok(Arc::new(ScratchStore::new(file, lower, read_only)?))
+            Ok(Arc::new(ScratchStore::new(
+                file,
+                lower,
+                read_only,
+                scratch_limit,
+            )?))
         }
         Format::Raw if layers.len() == 0 => Ok(Arc::new(RawStore::new(file, read_only)?)),
         Format::Raw => Err(io::Error::new(

@@ -12,7 +12,7 @@ use super::place::LabChoice;
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
     /// VM files; flags that describe a VM belong into them
-    #[arg(conflicts_with_all = ["image", "kernel", "cmdline", "cpus", "memory", "disk", "net", "name", "sandbox", "pages", "share", "share_group", "cell", "span", "span_memory", "cpu_weight", "cpu_limit"])]
+    #[arg(conflicts_with_all = ["image", "kernel", "cmdline", "cpus", "memory", "disk", "net", "name", "sandbox", "pages", "share", "share_group", "cell", "span", "span_memory", "cpu_weight", "cpu_limit", "scratch_limit"])]
     pub files: Vec<PathBuf>,
     /// An image of the image store
     #[arg(long)]
@@ -56,6 +56,9 @@ pub struct RunArgs {
     /// As many of the host's CPUs it uses at most, as 1.5
     #[arg(long, value_name = "CPUS")]
     pub cpu_limit: Option<f64>,
+    /// What each disk's temporary overlay takes at most, as 4G
+    #[arg(long, value_name = "SIZE")]
+    pub scratch_limit: Option<Size>,
     /// The cell of the cluster to run in
     #[arg(long)]
     pub cell: Option<u16>,
@@ -194,6 +197,7 @@ pub fn spec(args: &RunArgs) -> Result<VmSpec> {
             .map(|text| word("share", text))
             .transpose()?,
         share_group: args.share_group.clone(),
+        scratch_limit: args.scratch_limit,
         cell: args.cell,
         span: span(args)?,
     };

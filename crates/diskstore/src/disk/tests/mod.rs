@@ -1,6 +1,7 @@
 //! Tests of disks, by the risk: lost or mixed-up bytes, locks that do not hold, lost flushes, hostile headers.
 
 mod crash;
+mod full;
 mod hostile;
 mod locks;
 mod model;

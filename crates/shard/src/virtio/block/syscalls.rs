@@ -13,6 +13,8 @@ pub const SYSCALLS: &[Syscall] = &[
     libc::SYS_fdatasync,
     libc::SYS_fsync,
     libc::SYS_fallocate,
+    // What a temporary overlay may still take of its file system.
+    libc::SYS_fstatfs,
     // imago grows a qcow2 file when it writes zeroes past its end.
     libc::SYS_ftruncate,
     libc::SYS_lseek,

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use diskstore::disk::SyncState;
 use vm_memory::{Bytes, GuestMemoryMmap};
 
 use super::metrics::PmemMetrics;
@@ -21,12 +22,17 @@ const ANSWER_BYTES: u32 = 4;
 pub struct PmemRequests {
     /// The file to sync; none when writes are not kept.
     file: Option<File>,
+    sync_state: SyncState,
     metrics: Arc<PmemMetrics>,
 }
 
 impl PmemRequests {
     pub fn handler(file: Option<File>, metrics: Arc<PmemMetrics>) -> OneQueue<Self> {
-        OneQueue::new(Self { file, metrics })
+        OneQueue::new(Self {
+            file,
+            sync_state: SyncState::default(),
+            metrics,
+        })
     }
 }
 
@@ -44,7 +50,7 @@ impl Requests for PmemRequests {
             .ok_or_else(short)?;
         let what: u32 = memory.read_obj(what.addr()).map_err(broken)?;
         let result = if u32::from_le(what) == FLUSH {
-            flush(self.file.as_ref(), &self.metrics)
+            self.flush()
         } else {
             FAILED
         };
@@ -53,13 +59,36 @@ impl Requests for PmemRequests {
     }
 }
 
-fn flush(file: Option<&File>, metrics: &PmemMetrics) -> u32 {
-    metrics.flushes.fetch_add(1, Ordering::Relaxed);
-    match file.map(File::sync_data) {
-        None | Some(Ok(())) => 0,
-        Some(Err(_)) => {
-            metrics.failures.fetch_add(1, Ordering::Relaxed);
-            FAILED
+impl PmemRequests {
+    fn flush(&self) -> u32 {
+        self.metrics.flushes.fetch_add(1, Ordering::Relaxed);
+        let synced = self.file.as_ref().map_or(Ok(()), File::sync_data);
+        match self.sync_state.note(synced) {
+            Ok(()) => 0,
+            Err(_) => {
+                self.metrics.failures.fetch_add(1, Ordering::Relaxed);
+                FAILED
+            }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn after_a_failed_sync_no_flush_succeeds_any_more() {
+        // A pipe can't be synced.
+        let (pipe, _) = nix::unistd::pipe().unwrap();
+        let mut requests = PmemRequests {
+            file: Some(pipe.into()),
+            sync_state: SyncState::default(),
+            metrics: Arc::default(),
+        };
+        assert_eq!(requests.flush(), FAILED);
+        requests.file = Some(tempfile::tempfile().unwrap());
+        assert_eq!(requests.flush(), FAILED);
+        assert_eq!(requests.metrics.failures.load(Ordering::Relaxed), 2);
     }
 }

@@ -1,0 +1,131 @@
+//! How much a temporary overlay may still take: of its own limit, and of a file system that it shares with others.
+//!
+//! Overlays of all VMs lie in one directory by default. Each leaves a reserve of that file system free, so that a guest that
+//! writes all it can neither fills the host's disk nor takes the last room of the other VMs.
+
+use std::fs::File;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use nix::sys::statfs::fstatfs;
+
+/// The part of the file system that is left free, and the most bytes of it.
+const RESERVE_DIVISOR: u64 = 20;
+const RESERVE_MAX: u64 = 1 << 30;
+/// Bytes that may be written before the file system is asked again, where it has plenty.
+const GRANT_MAX: u64 = 4 << 20;
+/// The part of what is free that may be written before the file system is asked again.
+const GRANT_DIVISOR: u64 = 16;
+
+/// The room of an overlay.
+pub(super) struct Room {
+    /// Bytes of blocks that it may have in all.
+    limit: u64,
+    used: AtomicU64,
+    /// Bytes that the file system was found to have.
+    granted: AtomicU64,
+}
+
+impl Room {
+    /// Of an overlay that has `used` bytes of blocks now, and no limit of its own if that is `None`.
+    pub fn new(limit: Option<u64>, used: u64) -> Self {
+        Self {
+            limit: limit.unwrap_or(u64::MAX),
+            used: AtomicU64::new(used),
+            granted: AtomicU64::new(0),
+        }
+    }
+
+    /// Takes `bytes` of the limit, for blocks that the overlay did not have before.
+    ///
+    /// # Errors
+    /// `ENOSPC` if there is no room for all of them.
+    pub fn take(&self, bytes: u64) -> io::Result<()> {
+        let more = |used: u64| used.checked_add(bytes).filter(|used| *used <= self.limit);
+        match self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
+            Ok(_) => Ok(()),
+            Err(_) => Err(full()),
+        }
+    }
+
+    /// Gives back what was taken and not needed.
+    pub fn give_back(&self, bytes: u64) {
+        self.used.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Asks the file system of the file, now and then, whether `bytes` of data may be written.
+    ///
+    /// # Errors
+    /// `ENOSPC` if that would leave less than the reserve.
+    pub fn ask(&self, file: &File, bytes: u64) -> io::Result<()> {
+        let less = |granted: u64| granted.checked_sub(bytes);
+        if self
+            .granted
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less)
+            .is_err()
+        {
+            let (total, available) = host(file)?;
+            let granted = grant(total, available, bytes).ok_or_else(full)?;
+            self.granted.store(granted, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+fn full() -> io::Error {
+    io::Error::from_raw_os_error(libc::ENOSPC)
+}
+
+/// The size of the file's file system, and what of it this user may still take.
+fn host(file: &File) -> io::Result<(u64, u64)> {
+    let host = fstatfs(file)?;
+    let block = u64::try_from(host.block_size()).unwrap_or(0);
+    Ok((
+        host.blocks().saturating_mul(block),
+        host.blocks_available().saturating_mul(block),
+    ))
+}
+
+/// Whether `bytes` may be written, and how many more without asking again. A file system of size 0 does not say what it has.
+fn grant(total: u64, available: u64, bytes: u64) -> Option<u64> {
+    if total == 0 {
+        return Some(GRANT_MAX);
+    }
+    let reserve = (total / RESERVE_DIVISOR).min(RESERVE_MAX);
+    let left = available.saturating_sub(reserve).checked_sub(bytes)?;
+    Some((left / GRANT_DIVISOR).min(GRANT_MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn a_reserve_of_a_twentieth_and_a_gib_at_most_is_left() {
+        assert_eq!(grant(100 * GIB, 50 * GIB, 4096), Some(GRANT_MAX));
+        assert_eq!(grant(100 * GIB, GIB + 4095, 4096), None);
+        assert_eq!(grant(100 * GIB, GIB + 4096, 4096), Some(0));
+        assert_eq!(grant(GIB, GIB / 20 + 4095, 4096), None);
+        assert_eq!(grant(GIB, GIB / 20 + 16 * 5000 + 4096, 4096), Some(5000));
+        assert_eq!(grant(GIB, 0, 4096), None);
+        // More than the file system has in all.
+        assert_eq!(grant(GIB, GIB, u64::MAX), None);
+        // One that does not say.
+        assert_eq!(grant(0, 0, 4096), Some(GRANT_MAX));
+    }
+
+    #[test]
+    fn the_limit_holds_and_what_is_given_back_can_be_taken_again() {
+        let room = Room::new(Some(10_000), 4_000);
+        let full = |result: io::Result<()>| result.unwrap_err().raw_os_error() == Some(libc::ENOSPC);
+        assert!(full(room.take(6_001)));
+        room.take(6_000).unwrap();
+        assert!(full(room.take(1)));
+        assert!(full(room.take(u64::MAX)));
+        room.give_back(500);
+        assert!(full(room.take(501)));
+        room.take(500).unwrap();
+    }
+}

@@ -1,0 +1,155 @@
+//! Full disks are I/O errors of the disk that needs room, and leave a reserve to the others.
+
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::statfs::fstatfs;
+
+use super::super::{Layer, Store, allocate_whole, assemble_within};
+use super::*;
+
+const MIB: u64 = 1 << 20;
+/// Of the disks; more than the file system has, and than a page of the overlay's bitmap stands for.
+const SIZE: u64 = 1 << 30;
+
+/// Runs `test` with a directory on a file system of 1 MiB, which only its thread sees.
+fn on_small_file_system(test: impl FnOnce(&Path) + Send) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    std::thread::scope(|scope| {
+        let alone = scope.spawn(move || {
+            unshare(CloneFlags::CLONE_NEWNS)
+                .expect("this test needs root (CAP_SYS_ADMIN) to make a mount namespace");
+            let none = None::<&str>;
+            mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
+            mount(
+                Some("none"),
+                path,
+                Some("tmpfs"),
+                MsFlags::empty(),
+                Some("size=1m"),
+            )
+            .unwrap();
+            test(path);
+        });
+        alone.join().unwrap();
+    });
+}
+
+fn opened(directory: &Path) -> Vec<Layer> {
+    let path = directory.join("disk");
+    File::create(&path).unwrap().set_len(SIZE).unwrap();
+    super::super::open(&request(&path, "a")).unwrap().layers
+}
+
+fn assembled(layers: &[Layer], limit: Option<u64>) -> Arc<dyn Store> {
+    let files = layers
+        .iter()
+        .map(|layer| (layer.file.try_clone().unwrap(), layer.format));
+    assemble_within(files.collect(), false, limit).unwrap()
+}
+
+fn try_write(store: &dyn Store, offset: u64, bytes: usize) -> io::Result<()> {
+    store.write(&segments(&mut vec![0x5a; bytes], 4096), offset)
+}
+
+fn is_full(result: io::Result<()>) -> bool {
+    result.is_err_and(|error| error.raw_os_error() == Some(libc::ENOSPC))
+}
+
+fn available(directory: &Path) -> u64 {
+    let host = fstatfs(File::open(directory).unwrap()).unwrap();
+    host.blocks_available() * 4096
+}
+
+/// Takes all that is left of the file system.
+fn fill(directory: &Path) {
+    let mut neighbour = File::create(directory.join("neighbour")).unwrap();
+    while io::Write::write_all(&mut neighbour, &[1; 4096]).is_ok() {}
+    assert_eq!(available(directory), 0);
+}
+
+#[test]
+fn a_full_file_system_is_an_error_of_the_write_and_not_the_end_of_the_process() {
+    on_small_file_system(|directory| {
+        let layers = opened(directory);
+        let store = assembled(&layers, None);
+        write(&*store, 4096, &[3; 4096]);
+        fill(directory);
+        // Zeroes take no room as data. Where nothing was written before, the note that they are there does.
+        assert!(is_full(store.write_zeroes(SIZE / 2, MIB, true)));
+        assert!(is_full(try_write(&*store, SIZE / 4, 100)));
+        assert_eq!(read(&*store, SIZE / 2, 4096), [0; 4096]);
+        // What is there can be written again.
+        write(&*store, 4096, &[4; 4096]);
+        assert_eq!(read(&*store, 4096, 4096), [4; 4096]);
+        std::fs::remove_file(directory.join("neighbour")).unwrap();
+        store.write_zeroes(SIZE / 2, MIB, true).unwrap();
+        write(&*store, SIZE / 4, &[5; 100]);
+        // The next shard of the VM sees the same.
+        let store = assembled(&layers, None);
+        assert_eq!(read(&*store, SIZE / 4, 100), [5; 100]);
+        assert_eq!(read(&*store, 4096, 4096), [4; 4096]);
+    });
+}
+
+#[test]
+fn overlays_leave_a_reserve_of_their_file_system() {
+    on_small_file_system(|directory| {
+        let store = assembled(&opened(directory), None);
+        // Zeroes take no room, and what is written over them does.
+        store.write_zeroes(0, 400 * 4096, true).unwrap();
+        for first in [0, 400] {
+            let written = (first..).find(|block| is_full(try_write(&*store, block * 4096, 4096)));
+            let left = available(directory);
+            assert!(left >= MIB / 20 - 3 * 4096, "{left} bytes are left");
+            assert!(left < MIB / 10, "{left} bytes are left");
+            assert!(first > 0 || (200..300).contains(&written.unwrap()));
+        }
+        // What has room already can be written again.
+        for block in 0..200 {
+            write(&*store, block * 4096, &[6; 4096]);
+        }
+    });
+}
+
+#[test]
+fn an_overlay_takes_no_more_than_its_limit_through_every_reboot() {
+    let directory = tempfile::tempdir().unwrap();
+    let layers = opened(directory.path());
+    let store = assembled(&layers, Some(MIB));
+    for block in 0..128 {
+        write(&*store, block * 16 * 4096, &[1; 4096]);
+    }
+    // Two blocks for one sector that lies in both.
+    write(&*store, SIZE / 2 - 100, &[2; 200]);
+    store.write_zeroes(SIZE / 2 + MIB, 126 * 4096, true).unwrap();
+    for store in [store, assembled(&layers, Some(MIB))] {
+        assert!(is_full(try_write(&*store, SIZE - 4096, 512)));
+        assert!(is_full(store.write_zeroes(SIZE - 8192, 4096, false)));
+        // A range that is there in part: all of it or nothing.
+        assert!(is_full(try_write(&*store, 127 * 16 * 4096, 2 * 4096)));
+        write(&*store, 127 * 16 * 4096, &[3; 4096]);
+        assert_eq!(read(&*store, SIZE / 2 - 100, 200), [2; 200]);
+    }
+    write(&*assembled(&layers, Some(MIB + 4096)), SIZE - 4096, &[4; 512]);
+}
+
+#[test]
+fn a_file_that_is_to_be_mapped_gets_all_its_room_or_is_refused() {
+    on_small_file_system(|directory| {
+        let file = File::create(directory.join("pmem")).unwrap();
+        file.set_len(2 * MIB).unwrap();
+        assert!(is_full(allocate_whole(&file)));
+        file.set_len(MIB / 2).unwrap();
+        allocate_whole(&file).unwrap();
+        assert_eq!(available(directory), MIB / 2);
+        assert_eq!(
+            std::fs::read(directory.join("pmem")).unwrap(),
+            [0; MIB as usize / 2]
+        );
+    });
+}
