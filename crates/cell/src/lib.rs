@@ -15,6 +15,7 @@ pub mod ending;
 pub mod frozen;
 pub mod handle;
 mod identity;
+mod image_users;
 pub mod known;
 pub mod lease;
 pub mod link;

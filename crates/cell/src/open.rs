@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicU64;
 use config::vm::{
     DiskDevice, DiskFormatSpec, DiskMode, NetKind, NetSpec, PagesSpec, SandboxSpec, ShareSpec, VmSpec,
 };
-use diskstore::disk::{DiskRequest, Format, Mode, OpenDisk, Use, Users};
+use diskstore::disk::{DiskRequest, Format, Mode, OpenDisk, allocate_whole, note_use};
 use diskstore::group::{self, GroupError, OwnCopy};
 use diskstore::image::{Image, ImageStore};
 use hostfiles::private;
@@ -67,7 +67,7 @@ pub enum OpenError {
 pub struct Opened {
     /// What it was opened from.
     pub spec: VmSpec,
-    /// For the shard; its `handover` and its vsock's `ports` are for each boot to fill in.
+    /// For the shard; its `handover`, `log`, `users` and its vsock's `ports` are for each boot to fill in.
     pub launch: LaunchSpec,
     /// The files it refers to.
     pub files: Vec<OwnedFd>,
@@ -82,7 +82,6 @@ pub struct Opened {
     /// Kept for their locks.
     _disks: Vec<OpenDisk>,
     _originals: Vec<OwnCopy>,
-    _kernel_use: Use,
     /// The image stays in the store as long as the VM runs.
     _image: Option<Image>,
     passt: Vec<UserCard>,
@@ -188,9 +187,8 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
     };
     let kernel = readable("kernel", &grouped.own("kernel", &kernel_path)?)?;
     // For the sharing of its pages; who writes the file anyway is noticed then.
-    let kernel_use = Use::announce(&kernel, name);
+    note_use(&kernel);
     let kernel = files.add(kernel);
-    let sockets = File::open(Users::TABLE).ok().map(|table| files.add(table));
     let initrd = match initrd_path {
         Some(path) => Some(files.add(readable("initrd", &grouped.own("initrd", &path)?)?)),
         None => None,
@@ -375,7 +373,7 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
         vsock,
         balloon: spec.has_balloon(),
         share_boot: share(spec, None),
-        sockets,
+        users: Vec::new(),
         span: None,
         resume: None,
         handover: console_fd,
@@ -400,7 +398,6 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
         keeps_writes,
         _disks: disks,
         _originals: grouped.copies,
-        _kernel_use: kernel_use,
         _image: image,
         passt,
         filtered,

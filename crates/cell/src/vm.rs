@@ -21,6 +21,7 @@ use crate::ending::of_part;
 use crate::frozen::Freezable;
 use crate::handle::Handle;
 use crate::identity::{Given, Place};
+use crate::image_users::ImageUsers;
 use crate::link::Reports;
 use crate::open::{OpenError, Opened};
 use crate::parts::{Part, Parts};
@@ -103,7 +104,11 @@ pub fn run(
     handle.console().set_input(Some(opened.console.try_clone()?));
     let pump = pump(opened.console.try_clone()?, handle.console().clone())?;
     let over = AtomicBool::new(false);
+    let users = ImageUsers::of(&opened.launch, &opened.files)?;
+    let (stop_counting, counted) = mpsc::channel();
     let ending = std::thread::scope(|scope| {
+        let users = &users;
+        scope.spawn(move || users.watch(handle, &counted));
         if let Some(span) = span {
             scope.spawn(|| watch_cells(span, handle, &over));
         }
@@ -114,8 +119,10 @@ pub fn run(
             folder,
             handle,
             (&namespaces, group, span),
+            users,
             &mut booted,
         );
+        drop(stop_counting);
         over.store(true, Ordering::Relaxed);
         ending
     })?;
@@ -133,6 +140,7 @@ fn every_boot(
     folder: &Path,
     handle: &Handle,
     (namespaces, group, span): (&Namespaces, Option<&CpuGroup>, Option<&Span>),
+    users: &ImageUsers,
     booted: &mut impl FnMut(Booted<'_>),
 ) -> Result<Ending, RunError> {
     loop {
@@ -142,7 +150,9 @@ fn every_boot(
                 .helper_pids()
                 .try_for_each(|pid| group.add(pid.cast_signed()))?;
         }
-        let ending = one_boot(opened, name, folder, handle, (namespaces, group, span), booted)?;
+        let started = Instant::now();
+        opened.launch.users = users.now();
+        let ending = one_boot(opened, name, &logs, handle, (namespaces, group, span), booted)?;
         if ending != Ending::Reboot {
             return Ok(ending);
         }

@@ -191,8 +191,8 @@ pub struct LaunchSpec {
     pub balloon: bool,
     /// How the kernel's code is shared with VMs that run the same; at the read, the initramfs too.
     pub share_boot: Share,
-    /// The host's table of unix sockets (`diskstore::disk::Users::TABLE`): who else uses an image.
-    pub sockets: Option<Fd>,
+    /// How many VMs use each of the files above that nobody writes; [`Order::Users`] tells later.
+    pub users: Vec<FileUsers>,
     /// The VM's shards, when it spans cells. Its memory is then in [`SpanLaunch::memory`].
     pub span: Option<SpanLaunch>,
     /// The state to go on from, instead of booting.
@@ -355,6 +355,17 @@ pub enum DiskFormat {
     Scratch,
 }
 
+/// How many VMs use a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileUsers {
+    /// The file's device, as `stat` says.
+    pub device: u64,
+    /// Its number there.
+    pub inode: u64,
+    /// The VMs, this one among them.
+    pub users: u32,
+}
+
 /// A network card.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct NetLaunch {
@@ -446,6 +457,11 @@ pub enum Order {
     Step {
         /// As in [`TscLaunch`].
         offset: u64,
+    },
+    /// How many VMs use each file of [`LaunchSpec::users`] now, in that order.
+    Users {
+        /// The VMs, this one among them.
+        counts: Vec<u32>,
     },
     /// Stop running vCPUs, flush disks, end.
     Quit,

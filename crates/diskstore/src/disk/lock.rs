@@ -5,11 +5,12 @@
 //! bound for as long as the [`Lock`] lives: it vanishes with the process too, so no record outlives its holder and
 //! no file is left over.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -86,57 +87,87 @@ pub fn holders(path: &Path) -> io::Result<Vec<Holder>> {
     Ok(announced(&key(&std::fs::metadata(path)?)))
 }
 
-/// Tells others that a VM uses a file, without keeping them from it, until it is dropped.
-#[derive(Debug)]
-pub struct Use {
-    _announcement: Option<UnixDatagram>,
+/// Notes that a VM uses a file, for [`Users`], and keeps no other VM from it. Lasts until the file and every copy of it are closed.
+pub fn note_use(file: &File) {
+    // Without the lock the file has a user less, no more.
+    // SAFETY: flock touches no memory.
+    unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_SH | libc::LOCK_NB) };
 }
 
-impl Use {
-    /// Announces the VM `vm` as a user of `file`.
-    pub fn announce(file: &File, vm: &str) -> Self {
-        Self {
-            _announcement: announce(file, vm),
-        }
-    }
-}
-
-/// Counts the users of files from within a sandbox that is closed: the table of announcements, already open.
+/// Counts the users of files that this process has locked: by the kernel's table of locks, which nobody can write names into.
 #[derive(Debug)]
 pub struct Users {
-    table: File,
-    keys: Vec<String>,
+    /// How the table names each file; none of one that is not locked.
+    keys: Vec<Option<String>>,
 }
 
 impl Users {
-    /// The table, of the network namespace that the VMs' monitors are in.
-    pub const TABLE: &str = "/proc/net/unix";
-
-    /// Counts the users of `files` in an open [`Users::TABLE`].
-    pub fn new(table: File, files: &[File]) -> io::Result<Self> {
-        let keys = files.iter().map(|file| Ok(key(&file.metadata()?)));
-        Ok(Self {
-            table,
-            keys: keys.collect::<io::Result<_>>()?,
-        })
+    /// Of these files, in this order.
+    pub fn of<'a>(files: impl IntoIterator<Item = BorrowedFd<'a>>) -> Self {
+        let key = |file: BorrowedFd<'_>| {
+            let about = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd()));
+            // What `stat` says of a file is not always what the table has: not on btrfs, nor on overlayfs.
+            let about = about.ok()?;
+            let lock = about.lines().find_map(Held::parse)?;
+            Some(lock.file.to_owned())
+        };
+        Self {
+            keys: files.into_iter().map(key).collect(),
+        }
     }
 
-    /// How many VMs use each file now, in the order of the files.
+    /// How often each file is used now by processes of this user, or of root: others may lock a file that they can read, too.
     pub fn count(&self) -> io::Result<Vec<u32>> {
-        let mut table = Vec::new();
-        let mut chunk = [0; 4096];
-        loop {
-            match self.table.read_at(&mut chunk, table.len() as u64) {
-                Ok(0) => break,
-                Ok(count) => table.extend_from_slice(&chunk[..count]),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+        let table = std::fs::read_to_string(LOCKS)?;
+        let mut trusted = HashMap::new();
+        let mut counts: HashMap<&str, u32> = HashMap::new();
+        for lock in table.lines().filter_map(Held::parse) {
+            if lock.is_flock && *trusted.entry(lock.pid).or_insert_with(|| is_trusted(lock.pid)) {
+                *counts.entry(lock.file).or_default() += 1;
             }
         }
-        let table = String::from_utf8_lossy(&table);
-        let count = |key: &String| u32::try_from(listed(&table, key).len()).unwrap_or(u32::MAX);
-        Ok(self.keys.iter().map(count).collect())
+        let count = |key: &Option<String>| counts.get(key.as_deref()?).copied();
+        Ok(self
+            .keys
+            .iter()
+            .map(|key| count(key).unwrap_or_default())
+            .collect())
     }
+}
+
+/// The kernel's table of locks.
+const LOCKS: &str = "/proc/locks";
+
+/// A lock in the kernel's table, or in what it says of an open file.
+struct Held<'a> {
+    is_flock: bool,
+    pid: u32,
+    /// Device and number of the file.
+    file: &'a str,
+}
+
+impl<'a> Held<'a> {
+    /// Reads a line; none of a process that waits for a lock, nor of a lock without a process.
+    fn parse(line: &'a str) -> Option<Self> {
+        let words: Vec<_> = line.split_whitespace().collect();
+        let kind = words
+            .iter()
+            .position(|word| matches!(*word, "FLOCK" | "POSIX" | "OFDLCK" | "LEASE"))?;
+        if words[..kind].contains(&"->") {
+            return None;
+        }
+        Some(Self {
+            is_flock: words[kind] == "FLOCK",
+            pid: words.get(kind + 3)?.parse().ok()?,
+            file: words.get(kind + 4)?,
+        })
+    }
+}
+
+/// Whether a process is this user's or root's.
+fn is_trusted(pid: u32) -> bool {
+    let owner = std::fs::metadata(format!("/proc/{pid}")).map(|process| process.uid());
+    owner.is_ok_and(|owner| owner == 0 || owner == nix::unistd::geteuid().as_raw())
 }
 
 fn key(metadata: &std::fs::Metadata) -> String {
@@ -160,8 +191,11 @@ fn announce(file: &File, vm: &str) -> Option<UnixDatagram> {
 }
 
 fn announced(key: &str) -> Vec<Holder> {
-    let table = std::fs::read(Path::new(Users::TABLE)).unwrap_or_default();
-    listed(&String::from_utf8_lossy(&table), key)
+    let table = std::fs::read("/proc/net/unix").unwrap_or_default();
+    let mut holders = listed(&String::from_utf8_lossy(&table), key);
+    // Any user may bind a socket of any name.
+    holders.retain(|holder| is_trusted(holder.pid));
+    holders
 }
 
 fn listed(table: &str, key: &str) -> Vec<Holder> {
@@ -231,4 +265,64 @@ fn holders_of(file: &File) -> Vec<Holder> {
         pid,
     };
     hostfiles::lock::holders(file).into_iter().map(unnamed).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    fn parsed(line: &str) -> Option<(bool, u32, &str)> {
+        Held::parse(line).map(|lock| (lock.is_flock, lock.pid, lock.file))
+    }
+
+    #[test]
+    fn the_kernels_lines_of_locks_are_understood() {
+        let line = "6: FLOCK  ADVISORY  READ 27614 fe:00:9978029 0 EOF";
+        assert_eq!(parsed(line), Some((true, 27614, "fe:00:9978029")));
+        assert_eq!(
+            parsed(&format!("lock:\t{line}")),
+            Some((true, 27614, "fe:00:9978029"))
+        );
+        let line = "7: POSIX  ADVISORY  WRITE 12 00:2f:7 128 128";
+        assert_eq!(parsed(line), Some((false, 12, "00:2f:7")));
+        // A process that waits, a lock of an open file, and what is no lock.
+        assert_eq!(parsed("6: -> FLOCK  ADVISORY  WRITE 30 fe:00:9 0 EOF"), None);
+        assert_eq!(parsed("8: OFDLCK ADVISORY  WRITE -1 fe:00:9 0 EOF"), None);
+        assert_eq!(parsed("ino:\t9978029"), None);
+        assert_eq!(parsed("9: FLOCK"), None);
+    }
+
+    #[test]
+    fn each_locked_copy_of_a_file_is_a_user_until_it_is_closed() {
+        let named = tempfile::NamedTempFile::new().unwrap();
+        let open = || File::open(named.path()).unwrap();
+        let (own, unlocked) = (open(), open());
+        note_use(&own);
+        let users = Users::of([own.as_fd(), unlocked.as_fd()]);
+        assert_eq!(users.count().unwrap(), [1, 0]);
+        let other = open();
+        note_use(&other);
+        let copy = other.try_clone().unwrap();
+        drop(other);
+        assert_eq!(users.count().unwrap(), [2, 0]);
+        drop(copy);
+        assert_eq!(users.count().unwrap(), [1, 0]);
+    }
+
+    #[test]
+    fn an_announcement_names_a_holder_only_if_the_process_is_this_users_or_roots() {
+        let named = tempfile::NamedTempFile::new().unwrap();
+        let key = key(&named.as_file().metadata().unwrap());
+        let bind = |pid: u32| {
+            let name = format!("{key}{pid}/0/innocent");
+            UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(name).unwrap()).unwrap()
+        };
+        // As of another user: no process has this number.
+        let _false = bind(u32::MAX);
+        assert_eq!(holders(named.path()).unwrap(), []);
+        let _true = bind(std::process::id());
+        assert_eq!(holders(named.path()).unwrap().len(), 1);
+    }
 }

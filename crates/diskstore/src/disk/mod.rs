@@ -39,7 +39,7 @@ mod tests;
 pub use error::DiskError;
 pub use format::{Format, inherit_format};
 pub use io_queue::{IoQueue, Operation, Submission};
-pub use lock::{Holder, Use, Users, holders};
+pub use lock::{Holder, Users, holders, note_use};
 pub(crate) use lock::{Lock, Share, take as take_lock};
 pub use open::{DiskRequest, Layer, Mode, OpenDisk, open};
 pub use raw::allocate_whole;

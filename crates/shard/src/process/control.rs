@@ -153,6 +153,11 @@ impl Parts<'_> {
                     step(router, offset);
                 }
             }
+            Order::Users { counts } => {
+                if let Some((_, situations)) = self.sharing {
+                    situations.set_users(&counts);
+                }
+            }
             Order::Quit => return Some(Ending::Quit),
         }
         None

@@ -110,7 +110,6 @@ fn start(control: &mut UnixStream, spec: LaunchSpec, mut files: Files) -> Result
     kick::catch()?;
     let log = log::to_file(files.take(spec.log)?);
     let device_files = DeviceFiles::take(&spec, &mut files)?;
-    let sockets = spec.sockets.map(|fd| files.take(fd)).transpose()?;
     let handover = UnixStream::from(OwnedFd::from(files.take(spec.handover)?));
     let resume = spec
         .resume
@@ -133,7 +132,7 @@ fn start(control: &mut UnixStream, spec: LaunchSpec, mut files: Files) -> Result
     claim_windows(&mut machine, &bus).map_err(MachineError::from)?;
 
     let sharing = machine.sharing.clone().map(|mapper| {
-        let situations = Arc::new(Situations::open(mapper.images(), sockets));
+        let situations = Arc::new(Situations::open(mapper.images(), &spec.users));
         (mapper, situations)
     });
     let background = match &sharing {

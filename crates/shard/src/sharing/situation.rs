@@ -1,44 +1,45 @@
-//! What the adaptive rule needs to know, read from files opened before the sandbox closed.
+//! What the adaptive rule needs to know: the host's memory, read from a file opened before the sandbox closed, and the users of
+//! each image, which the monitor counts.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use diskstore::disk::Users;
 use policy::sharing::{SHORT_PERMILLE, Situation, Way, adaptive};
 
 use super::extents::ImageId;
-use crate::launch::Share;
+use crate::launch::{FileUsers, Share};
 
 const PERMILLE: u64 = 1000;
 /// Bytes of /proc/meminfo that are looked at: what is wanted is at its start.
 const MEMINFO_BYTES: usize = 1024;
-/// Refreshes between two counts of users: of images that this VM is alone on, and of others. Counting reads the table of
-/// all the host's sockets.
-const REFRESHES_ALONE: u32 = 5;
-const REFRESHES_SHARED: u32 = 60;
 
 /// The situations of a VM's images. Made before the sandbox closes, refreshed by the background, read by the disks.
 pub struct Situations {
     meminfo: Option<File>,
-    table: Option<Users>,
-    refreshes: AtomicU32,
     available_permille: AtomicU32,
     users: Vec<AtomicU32>,
+    /// Where the users of each image are among those that the monitor counts.
+    counted: Vec<Option<usize>>,
 }
 
 impl Situations {
-    /// Opens what tells of memory; `sockets` is an open [`Users::TABLE`]. What can't be known is taken to be harmless:
+    /// Opens what tells of memory; `users` is what the monitor counted so far. What can't be known is taken to be harmless:
     /// plenty of memory, and other users.
-    pub fn open(images: &[File], sockets: Option<File>) -> Self {
-        let table = sockets.and_then(|table| Users::new(table, images).ok());
+    pub fn open(images: &[File], users: &[FileUsers]) -> Self {
+        let place = |image: &File| {
+            let image = image.metadata().ok()?;
+            let is_it = |known: &FileUsers| (known.device, known.inode) == (image.dev(), image.ino());
+            users.iter().position(is_it)
+        };
         let situations = Self {
             meminfo: File::open("/proc/meminfo").ok(),
-            table,
-            refreshes: AtomicU32::new(0),
             available_permille: AtomicU32::new(PERMILLE as u32),
             users: images.iter().map(|_| AtomicU32::new(2)).collect(),
+            counted: images.iter().map(place).collect(),
         };
+        let counts: Vec<_> = users.iter().map(|file| file.users).collect();
+        situations.set_users(&counts);
         situations.refresh();
         situations
     }
@@ -53,16 +54,13 @@ impl Situations {
                 self.available_permille.store(permille as u32, Ordering::Relaxed);
             }
         }
-        let alone = self.users.iter().any(|users| users.load(Ordering::Relaxed) < 2);
-        let between = if alone { REFRESHES_ALONE } else { REFRESHES_SHARED };
-        if self
-            .refreshes
-            .fetch_add(1, Ordering::Relaxed)
-            .is_multiple_of(between)
-            && let Some(Ok(counted)) = self.table.as_ref().map(Users::count)
-        {
-            for (users, counted) in self.users.iter().zip(counted) {
-                users.store(counted, Ordering::Relaxed);
+    }
+
+    /// Takes what the monitor has counted, in the order of the files that [`Situations::open`] got.
+    pub fn set_users(&self, counts: &[u32]) {
+        for (users, place) in self.users.iter().zip(&self.counted) {
+            if let Some(counted) = place.and_then(|place| counts.get(place)) {
+                users.store(*counted, Ordering::Relaxed);
             }
         }
     }
@@ -115,24 +113,26 @@ fn kib(text: &str, key: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use diskstore::disk::Use;
-
     use super::*;
 
     #[test]
-    fn users_of_an_image_are_counted() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        let image = || File::open(file.path()).unwrap();
-        let _one = Use::announce(&image(), "one");
-        let other = Use::announce(&image(), "other");
-        let situations = Situations::open(&[image()], File::open(Users::TABLE).ok());
-        assert_eq!(situations.status()["users"][0], 2);
-        drop(other);
-        let situations = Situations::open(&[image()], File::open(Users::TABLE).ok());
-        assert_eq!(situations.status()["users"][0], 1);
-        (0..REFRESHES_ALONE).for_each(|_| situations.refresh());
-        let _again = Use::announce(&image(), "again");
-        (0..REFRESHES_ALONE).for_each(|_| situations.refresh());
-        assert_eq!(situations.status()["users"][0], 2);
+    fn users_of_an_image_are_those_that_the_monitor_counts() {
+        let images = [(); 3].map(|()| tempfile::tempfile().unwrap());
+        let file = |image: &File, users| {
+            let image = image.metadata().unwrap();
+            let (device, inode) = (image.dev(), image.ino());
+            FileUsers { device, inode, users }
+        };
+        // Of the first nothing is known; the order is the monitor's.
+        let situations = Situations::open(&images, &[file(&images[2], 7), file(&images[1], 1)]);
+        let users = || situations.status()["users"].clone();
+        assert_eq!(users(), serde_json::json!([2, 1, 7]));
+        situations.set_users(&[1, 3]);
+        assert_eq!(users(), serde_json::json!([2, 3, 1]));
+        // Too few, or too many, change nothing else.
+        situations.set_users(&[5]);
+        situations.set_users(&[]);
+        situations.set_users(&[5, 4, 9, 9]);
+        assert_eq!(users(), serde_json::json!([2, 4, 5]));
     }
 }

@@ -74,7 +74,7 @@ fn with(ram: GuestRam, mapper: Arc<Mapper>, image: File, share: Share) -> Vm {
     let store = assemble(vec![(image, Format::Raw)], true).unwrap();
     let disk = DiskSharing {
         mapper: mapper.clone(),
-        situations: Arc::new(Situations::open(mapper.images(), None)),
+        situations: Arc::new(Situations::open(mapper.images(), &[])),
         share,
         images: vec![Some(0)],
     };
