@@ -92,6 +92,8 @@ pub fn serve(listener: UnixListener, vm: Handle, balloon_max: Option<Size>) -> i
 
 fn one(mut client: UnixStream, vm: &Handle, balloon_max: Option<Size>) -> io::Result<()> {
     client.set_read_timeout(Some(PATIENCE))?;
+    // A client that does not read its answer must not hold up the VM.
+    client.set_write_timeout(Some(PATIENCE))?;
     let mut line = String::new();
     BufReader::new((&client).take(LINE_BYTES_MAX)).read_line(&mut line)?;
     let _asking = vm.asking();

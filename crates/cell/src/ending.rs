@@ -2,6 +2,8 @@
 
 use shard::launch::Ending;
 
+use crate::reboot::{QUICK, QUICK_MAX};
+
 /// The exit status of `mirrorball run` for an ending (`docs/cli.md`).
 pub fn status(ending: &Ending) -> u8 {
     match ending {
@@ -11,6 +13,7 @@ pub fn status(ending: &Ending) -> u8 {
         Ending::KvmInternalError { .. } => 72,
         Ending::ShardFailed { .. } | Ending::PeerLost { .. } => 73,
         Ending::Quit => 74,
+        Ending::RebootLoop => 75,
     }
 }
 
@@ -23,6 +26,10 @@ pub fn reason(ending: &Ending) -> Option<String> {
         Ending::KvmInternalError { detail } => format!("KVM could not go on: {detail}"),
         Ending::ShardFailed { detail } | Ending::PeerLost { detail } => format!("the shard failed: {detail}"),
         Ending::Quit => "killed".to_owned(),
+        Ending::RebootLoop => format!(
+            "the guest reboots too fast: {QUICK_MAX} times in a row within {} s of its start; see its console",
+            QUICK.as_secs()
+        ),
     })
 }
 
@@ -57,6 +64,16 @@ mod tests {
         Ending::PeerLost {
             detail: "the shard in cell 0 is gone".to_owned(),
         }
+    }
+
+    #[test]
+    fn a_guest_that_reboots_too_fast_has_an_exit_status_and_a_reason_of_its_own() {
+        assert_eq!(status(&Ending::RebootLoop), 75);
+        let reason = reason(&Ending::RebootLoop).unwrap();
+        assert!(
+            reason.starts_with("the guest reboots too fast: 64 times"),
+            "{reason}"
+        );
     }
 
     #[test]

@@ -7,10 +7,11 @@ mod handed;
 
 use std::fs::File;
 use std::io;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use config::VmSpec;
 use config::vm::{DiskMode, NetKind};
@@ -20,12 +21,13 @@ use shard::arch::x86_64::layout::Layout;
 use shard::launch::{
     DiskFormat, DiskLaunch, Fd, HandoverReply, HandoverRequest, LaunchSpec, LayerLaunch, ResumeLaunch,
 };
-use shard::process::{Files, receive, send};
+use shard::process::{Files, receive, receive_by, send};
 use shard::snapshot::STATE_BYTES_MAX;
 
 use self::handed::{check_sealed, for_reading};
 use crate::control::Request;
 use crate::open::scratch_directory;
+use crate::text::printable;
 
 /// How long freezing may take: standing still, and copying what the temporary overlays hold.
 const FREEZE_LIMIT: Duration = Duration::from_secs(60);
@@ -220,7 +222,7 @@ impl Overlays {
 impl Freezable {
     /// For the VM of `spec`, which runs with `launch` and `files`; its shard listens at the other end of `socket`.
     pub fn new(spec: VmSpec, launch: &LaunchSpec, files: &[OwnedFd], socket: UnixStream) -> io::Result<Self> {
-        socket.set_read_timeout(Some(FREEZE_LIMIT))?;
+        socket.set_write_timeout(Some(FREEZE_LIMIT))?;
         let layout = Layout::new(launch.memory.bytes, &[]);
         let overlays = launch
             .disks
@@ -233,6 +235,11 @@ impl Freezable {
             memory_bytes: layout.map_or(0, |layout| layout.ram_end()),
             overlays,
         })
+    }
+
+    /// The socket that a freeze waits for: shut down, it makes the freeze fail.
+    pub fn socket(&self) -> io::Result<UnixStream> {
+        self.socket.try_clone()
     }
 
     /// Freezes the VM and sends everything to `client`.
@@ -258,10 +265,16 @@ impl Freezable {
 
     fn ask(&mut self, request: &HandoverRequest, files: &[OwnedFd]) -> io::Result<(HandoverReply, Files)> {
         let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
-        send(&mut self.socket, request, &files).map_err(io::Error::other)?;
-        match receive(&mut self.socket).map_err(io::Error::other)? {
-            (HandoverReply::Refused { why }, _) => Err(io::Error::other(why)),
-            answer => Ok(answer),
+        let deadline = Instant::now() + FREEZE_LIMIT;
+        let sent = send(&mut self.socket, request, &files);
+        match sent.and_then(|()| receive_by(&mut self.socket, deadline)) {
+            Ok((HandoverReply::Refused { why }, _)) => Err(io::Error::other(printable(&why))),
+            Ok(answer) => Ok(answer),
+            Err(error) => {
+                // A late answer would be taken for that to the next request.
+                let _ = self.socket.shutdown(Shutdown::Both);
+                Err(io::Error::other(error))
+            }
         }
     }
 
@@ -346,6 +359,7 @@ mod tests {
     use shard::sharing::{seal, sealable_file};
 
     use super::*;
+    use crate::handle::Handle;
 
     const OVERLAY_BYTES: u64 = 2 << 16;
     const MEMORY_BYTES: u64 = 64 << 20;
@@ -509,5 +523,28 @@ mod tests {
             ..Handed::good()
         });
         assert!(why.contains("a frozen disk of 131071 bytes"), "{why}");
+    }
+
+    #[test]
+    fn the_end_of_a_vm_does_not_wait_for_a_freeze_that_its_shard_never_answers() {
+        let (near, _silent) = UnixStream::pair().unwrap();
+        let freezable = Freezable {
+            socket: near,
+            spec: serde_json::from_str("{}").unwrap(),
+            memory_bytes: MEMORY_BYTES,
+            overlays: Vec::new(),
+        };
+        let handle = Handle::default();
+        handle.set_freezable(Some(freezable));
+        let started = Instant::now();
+        std::thread::scope(|scope| {
+            let asked = scope.spawn(|| handle.touched());
+            std::thread::sleep(Duration::from_millis(100));
+            assert!(!asked.is_finished(), "it waits for the answer");
+            handle.end_freezable();
+            assert!(asked.join().unwrap().is_err());
+        });
+        assert!(started.elapsed() < Duration::from_secs(10));
+        assert!(handle.touched().is_err());
     }
 }

@@ -1,6 +1,7 @@
 //! A running VM as others of its monitor have it: its console, orders to its shards, what they answer.
 
 use std::io;
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -11,7 +12,6 @@ use shard::launch::{MoveReport, Order};
 
 use crate::console::Console;
 use crate::frozen::Freezable;
-use crate::link::send_order;
 use crate::parts::Parts;
 use crate::remote::clock::keeper::Clocks;
 use crate::remote::clock::leader::Step;
@@ -35,6 +35,8 @@ struct Shared {
     console: Console,
     /// Locked while the VM is being frozen.
     freezable: Mutex<Option<Freezable>>,
+    /// The socket that a freeze waits for.
+    freezing: Mutex<Option<UnixStream>>,
     /// Locked while a vCPU moves.
     moving: Mutex<()>,
     state: Mutex<State>,
@@ -43,8 +45,8 @@ struct Shared {
 
 #[derive(Debug, Default)]
 pub(crate) struct State {
-    /// Where orders go, while a shard runs.
-    pub(crate) orders: Option<UnixStream>,
+    /// Where orders go, while the home takes them.
+    pub(crate) orders: Option<Arc<ShardProcess>>,
     /// The home's process, while it runs.
     pub(crate) home: Option<Arc<ShardProcess>>,
     /// The home has said that it runs: from then on it looks at orders.
@@ -52,6 +54,8 @@ pub(crate) struct State {
     /// The home was killed because a part ended.
     pub(crate) is_cut_off: bool,
     pub(crate) status: Option<Value>,
+    /// When the home was asked for its status, if it has not answered yet.
+    pub(crate) status_asked: Option<Instant>,
     /// No shard starts any more.
     over: bool,
     /// Somebody wants the end: a reboot ends it too.
@@ -77,9 +81,9 @@ pub struct Asking<'a>(&'a Handle);
 
 impl State {
     /// The home's process has started.
-    pub(crate) fn start(&mut self, home: Arc<ShardProcess>, orders: UnixStream, parts: Option<Parts>) {
-        (self.home, self.orders, self.parts) = (Some(home), Some(orders), parts);
-        (self.runs, self.is_cut_off) = (false, false);
+    pub(crate) fn start(&mut self, home: Arc<ShardProcess>, parts: Option<Parts>) {
+        (self.home, self.orders, self.parts) = (Some(home.clone()), Some(home), parts);
+        (self.runs, self.is_cut_off, self.status_asked) = (false, false, None);
         // One that ended before could only tell that there was no home yet.
         if self.parts.as_ref().is_some_and(Parts::have_ended) {
             self.end_without_part();
@@ -92,9 +96,9 @@ impl State {
         if let (Some(home), false) = (&self.home, self.runs) {
             home.cut_off();
             self.is_cut_off = true;
-        } else if let Some(socket) = &self.orders {
-            // One that is gone has ended.
-            let _ = send_order(socket, &Order::Quit);
+        } else if let Some(home) = &self.orders {
+            // One that is gone has ended. No order waits, so the lock may be held.
+            let _ = home.order(&Order::Quit);
         }
     }
 
@@ -117,10 +121,11 @@ impl Handle {
         &self.0.console
     }
 
-    /// Gives an order to the shard.
+    /// Gives an order to the shard, and never waits for it.
     pub fn order(&self, order: &Order) -> io::Result<()> {
-        match &self.state().orders {
-            Some(socket) => send_order(socket, order),
+        let home = self.state().orders.clone();
+        match home {
+            Some(home) => home.order(order),
             None => Err(io::Error::other("the VM is not running just now")),
         }
     }
@@ -133,9 +138,9 @@ impl Handle {
         let _ = match shard.checked_sub(1) {
             None => self.order(&order),
             Some(index) => {
-                let state = self.state();
-                let parts = state.parts.as_ref();
-                parts.map_or(Ok(()), |parts| parts.order(index, &order))
+                let part = self.state().parts.as_ref().and_then(|parts| parts.get(index));
+                // Not under the lock: one on another host may take a while.
+                part.map_or(Ok(()), |part| part.order(&order))
             }
         };
     }
@@ -166,8 +171,24 @@ impl Handle {
         }
     }
 
+    /// The VM can be frozen from now on.
     pub(crate) fn set_freezable(&self, freezable: Option<Freezable>) {
-        *self.freezable() = freezable;
+        let socket = freezable.as_ref().and_then(|freezable| freezable.socket().ok());
+        // A freeze that nothing could end would hold up the VM's end.
+        *self.freezable() = freezable.filter(|_| socket.is_some());
+        *self.freezing() = socket;
+    }
+
+    /// The VM can't be frozen any more. A freeze that is under way fails now, whatever the shard does.
+    pub(crate) fn end_freezable(&self) {
+        if let Some(socket) = self.freezing().take() {
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+        *self.freezable() = None;
+    }
+
+    fn freezing(&self) -> MutexGuard<'_, Option<UnixStream>> {
+        self.0.freezing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn freezable(&self) -> MutexGuard<'_, Option<Freezable>> {
@@ -176,15 +197,28 @@ impl Handle {
 
     /// What the shards counted.
     pub fn status(&self) -> io::Result<Value> {
-        let clocks = {
+        let now = Instant::now();
+        let (parts, clocks, asks) = {
             let mut state = self.state();
-            state.status = None;
-            state.parts.iter().for_each(Parts::ask_status);
-            state.clocks.clone()
+            // One order for all that ask meanwhile: many of them would fill the socket of a shard that is busy for a while.
+            let is_asked = |at: Instant| now.saturating_duration_since(at) < STATUS_LIMIT;
+            let asks = state.orders.is_some() && !state.status_asked.is_some_and(is_asked);
+            let mut parts = Vec::new();
+            if asks {
+                (state.status, state.status_asked) = (None, Some(now));
+                parts = state.parts.as_ref().map_or_else(Vec::new, Parts::begin_status);
+            }
+            (parts, state.clocks.clone(), asks)
         };
-        // Not under the lock: who keeps the clocks gives orders under theirs.
+        // Not under the lock: who keeps the clocks gives orders under theirs, and a part on another host may take a while.
         let clocks = clocks.map_or_else(Vec::new, |clocks| clocks.status());
-        self.order(&Order::Status)?;
+        for part in parts {
+            // One that is gone ends the VM.
+            let _ = part.order(&Order::Status);
+        }
+        if asks || self.state().orders.is_none() {
+            self.order(&Order::Status)?;
+        }
         let all = |state: &State| {
             let parts = state.parts.as_ref();
             state.status.is_some() && parts.is_none_or(|parts| parts.statuses().is_some())
@@ -235,6 +269,7 @@ impl Handle {
     /// Presses the power button and waits; kills the VM after `limit`. True when it had to.
     pub fn stop(&self, limit: Duration) -> bool {
         self.state().ending = true;
+        self.changed();
         // A VM between two boots sees `ending` instead.
         let _ = self.order(&Order::PowerButton);
         if self.wait(limit, |state| state.over).over {
@@ -244,14 +279,36 @@ impl Handle {
         true
     }
 
-    /// Ends the VM now: by order, and if it does not obey, by force. Returns when it has ended.
+    /// Ends the VM now: by order, and if it does not obey, by force. Returns when it has ended. The order never waits.
     pub fn kill(&self) {
         self.state().ending = true;
+        // The VM may be between two boots.
+        self.changed();
         let _ = self.order(&Order::Quit);
         let state = self.wait(QUIT_LIMIT, |state| state.over);
         state.home.iter().for_each(|home| home.cut_off());
         drop(state);
         drop(self.wait(QUIT_LIMIT, |state| state.over));
+    }
+
+    /// The VM is to end because of something beside it: by order, and if it does not obey in time, by force.
+    pub(crate) fn quit(&self) {
+        self.changed();
+        if self.order(&Order::Quit).is_ok() {
+            let state = self.wait(QUIT_LIMIT, |state| state.orders.is_none());
+            state.orders.iter().for_each(|home| home.cut_off());
+        }
+    }
+
+    /// Waits between two boots; less when the VM is to end.
+    pub(crate) fn pause(&self, pause: Duration) {
+        drop(self.wait(pause, |state| state.ending || state.lost.is_some()));
+    }
+
+    /// The home takes no orders any more.
+    pub(crate) fn end_orders(&self) {
+        self.state().orders = None;
+        self.changed();
     }
 
     /// The VM has ended: nobody waits for it any more.
@@ -366,7 +423,104 @@ fn with_cell(coherence: &Value, cell: u16) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::process::Command;
+
     use super::*;
+    use crate::link::send_order;
+
+    /// A VM whose shard is a process that reads nothing, and the shard's end of the socket.
+    fn hung() -> (Handle, Arc<ShardProcess>, UnixStream) {
+        let (shard, theirs) = ShardProcess::of(Command::new("sleep").arg("100"));
+        let (handle, shard) = (Handle::default(), Arc::new(shard));
+        handle.state().start(shard.clone(), None);
+        (handle, shard, theirs)
+    }
+
+    /// What the VM's own thread does when its shard has ended.
+    fn end(handle: &Handle, shard: &ShardProcess) -> String {
+        let why = shard.wait();
+        handle.end_orders();
+        handle.over();
+        why
+    }
+
+    #[test]
+    fn a_kill_ends_a_shard_whose_orders_fill_the_socket() {
+        let (handle, shard, _unread) = hung();
+        while send_order(&shard.socket, &Order::Status).is_ok() {}
+        let started = Instant::now();
+        std::thread::scope(|scope| {
+            let ended = scope.spawn(|| {
+                loop {
+                    if handle.state().ending {
+                        break end(&handle, &shard);
+                    }
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            });
+            // A client that asks for the status has to wait no longer than the kill takes.
+            let asked = scope.spawn(|| handle.status());
+            handle.kill();
+            assert_eq!(
+                ended.join().unwrap(),
+                "its process read no orders any more and was killed"
+            );
+            assert!(asked.join().unwrap().is_err());
+        });
+        assert!(started.elapsed() < QUIT_LIMIT, "{:?}", started.elapsed());
+    }
+
+    #[test]
+    fn a_quit_is_enforced_on_a_shard_that_does_not_obey() {
+        let (handle, shard, _unread) = hung();
+        std::thread::scope(|scope| {
+            let ended = scope.spawn(|| {
+                // Later than the limit within which it would kill the shard itself.
+                std::thread::sleep(QUIT_LIMIT + Duration::from_millis(200));
+                end(&handle, &shard)
+            });
+            handle.quit();
+            assert_eq!(ended.join().unwrap(), "its process was ended by SIGKILL");
+        });
+    }
+
+    #[test]
+    fn many_clients_that_ask_for_the_status_send_one_order() {
+        let (handle, shard, orders) = hung();
+        let mut orders = BufReader::new(orders).lines();
+        std::thread::scope(|scope| {
+            let asked: Vec<_> = (0..20).map(|_| scope.spawn(|| handle.status())).collect();
+            let order = orders.next().unwrap().unwrap();
+            assert_eq!(serde_json::from_str::<Order>(&order).unwrap(), Order::Status);
+            std::thread::sleep(Duration::from_secs(1));
+            {
+                let mut state = handle.state();
+                (state.status, state.status_asked) = (Some(json!({ "exits": [] })), None);
+            }
+            handle.changed();
+            for one in asked {
+                assert_eq!(one.join().unwrap().unwrap(), json!({ "exits": [] }));
+            }
+        });
+        shard.kill();
+        assert_eq!(orders.map_while(Result::ok).count(), 0);
+    }
+
+    #[test]
+    fn a_pause_between_two_boots_ends_when_the_vm_is_to_end() {
+        let handle = Handle::default();
+        let started = Instant::now();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(50));
+                handle.stop(Duration::ZERO);
+            });
+            handle.pause(Duration::from_secs(100));
+            handle.over();
+        });
+        assert!(started.elapsed() < Duration::from_secs(50));
+    }
 
     #[test]
     fn a_status_says_where_vcpus_are_and_what_clocks_are_worth() {

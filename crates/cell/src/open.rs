@@ -331,7 +331,6 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
     });
     let (console, theirs) = UnixStream::pair()?;
     let console_fd = files.add(theirs);
-    let log = files.add(private::log(&folder.join("shard.log"))?);
     let cmdline = cmdline::joined(spec, image.as_ref().map(|image| image.cmdline.as_str()));
     let nodes = spec
         .nodes
@@ -378,7 +377,7 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
         resume: None,
         handover: console_fd,
         console: console_fd,
-        log,
+        log: console_fd,
         sandbox: SandboxLaunch {
             policy: match spec.sandbox {
                 SandboxSpec::Auto => SandboxPolicy::Auto,

@@ -12,7 +12,7 @@ use serde_json::Value;
 use shard::launch::{Ending, Order, Report};
 
 use crate::ending::is_witness;
-use crate::link::{Reports, send_order};
+use crate::link::Reports;
 use crate::remote::part::Remote;
 use crate::remote::talk::FromPart;
 use crate::shard_process::ShardProcess;
@@ -108,9 +108,10 @@ impl Part {
         }
     }
 
-    fn order(&self, order: &Order) -> io::Result<()> {
+    /// Gives it an order. One on this host never lets it wait.
+    pub fn order(&self, order: &Order) -> io::Result<()> {
         match self {
-            Self::Here { process, .. } => send_order(&process.socket, order),
+            Self::Here { process, .. } => process.order(order),
             Self::There(remote) => remote.order(order),
         }
     }
@@ -199,19 +200,15 @@ impl Parts {
         self.shared.lock().cause.is_some()
     }
 
-    /// Gives an order to one, by its number among them.
-    pub fn order(&self, index: usize, order: &Order) -> io::Result<()> {
-        let one = self.running.get(index).ok_or(io::ErrorKind::NotFound)?;
-        one.part.order(order)
+    /// One of them, by its number among them.
+    pub fn get(&self, index: usize) -> Option<Arc<Part>> {
+        Some(self.running.get(index)?.part.clone())
     }
 
-    /// Asks all what they have counted.
-    pub fn ask_status(&self) {
+    /// Forgets what they have counted, and returns all, to be asked anew.
+    pub fn begin_status(&self) -> Vec<Arc<Part>> {
         self.shared.lock().statuses.fill(None);
-        for one in &self.running {
-            // One that is gone ends the VM.
-            let _ = one.part.order(&Order::Status);
-        }
+        self.running.iter().map(|one| one.part.clone()).collect()
     }
 
     /// What they have counted, when all have said so.

@@ -1,17 +1,17 @@
 //! The process of a shard, from its start to its end.
 
-use std::fs::File;
 use std::io;
+use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, geteuid};
-use shard::launch::{SandboxLaunch, SandboxPolicy};
+use shard::launch::{Order, SandboxLaunch, SandboxPolicy};
 
 use crate::handle::QUIT_LIMIT;
 use crate::identity::Given;
@@ -31,8 +31,9 @@ pub struct ShardProcess {
     /// The sandbox, as far as it is made.
     pub sandbox: SandboxLaunch,
     /// Where it writes what it has to say.
-    pub log_file: File,
-    log: PathBuf,
+    pub log: Arc<ShardLog>,
+    /// It was killed because it left its orders unread.
+    is_deaf: AtomicBool,
     /// How it ended, once it was waited for. Its id may be another's from then on: signals are sent under the lock.
     ended: Mutex<Option<nix::Result<WaitStatus>>>,
 }
@@ -47,7 +48,6 @@ impl ShardProcess {
         given: &Given,
     ) -> io::Result<Self> {
         let (socket, theirs) = UnixStream::pair()?;
-        let log_file = hostfiles::private::log(&log)?;
         let program = spawn::this_program()?;
         let spawn = |identity| {
             spawn::spawn(
@@ -55,7 +55,7 @@ impl ShardProcess {
                 name,
                 "shard",
                 theirs.as_fd(),
-                log_file.as_fd(),
+                log.as_fd(),
                 namespaces,
                 identity,
             )
@@ -80,12 +80,12 @@ impl ShardProcess {
             missing: spawned.missing,
             notes,
         };
-        Ok(Self {
+        let process = Self {
             pid: spawned.pid,
             socket,
             sandbox,
-            log_file,
             log,
+            is_deaf: AtomicBool::new(false),
             ended: Mutex::new(None),
         })
     }
@@ -102,6 +102,8 @@ impl ShardProcess {
             // It may have ended by itself.
             let _ = kill(Pid::from_raw(self.pid), Signal::SIGKILL);
         }
+        // Readers of its reports come to an end even if it gave its end of the socket away.
+        let _ = self.socket.shutdown(Shutdown::Both);
     }
 
     /// Waits until it has ended; one that has reported its end and does not go is killed. Returns what is known of its end.
@@ -117,7 +119,25 @@ impl ShardProcess {
             // Without the lock.
             std::thread::sleep(LOOK);
         };
-        why(ended.ok(), &self.log)
+        self.why(ended.ok())
+    }
+
+    fn why(&self, status: Option<WaitStatus>) -> String {
+        let how = match status {
+            Some(WaitStatus::Signaled(_, Signal::SIGSYS, _)) => {
+                "made a system call that its sandbox forbids".to_owned()
+            }
+            Some(WaitStatus::Signaled(..)) if self.is_deaf.load(Ordering::Relaxed) => {
+                "read no orders any more and was killed".to_owned()
+            }
+            Some(WaitStatus::Signaled(_, signal, _)) => format!("was ended by {signal}"),
+            Some(WaitStatus::Exited(_, code)) => format!("left with status {code}"),
+            _ => "is gone".to_owned(),
+        };
+        match self.log.last_line() {
+            Some(last) => format!("its process {how}; it said: {last}"),
+            None => format!("its process {how}"),
+        }
     }
 
     /// How it ended, if it has.
@@ -144,19 +164,23 @@ impl Drop for ShardProcess {
     }
 }
 
-fn why(status: Option<WaitStatus>, log: &Path) -> String {
-    let how = match status {
-        Some(WaitStatus::Signaled(_, Signal::SIGSYS, _)) => {
-            "made a system call that its sandbox forbids".to_owned()
-        }
-        Some(WaitStatus::Signaled(_, signal, _)) => format!("was ended by {signal}"),
-        Some(WaitStatus::Exited(_, code)) => format!("left with status {code}"),
-        _ => "is gone".to_owned(),
-    };
-    let text = std::fs::read_to_string(log).unwrap_or_default();
-    match text.lines().last() {
-        Some(last) => format!("its process {how}; it said: {last}"),
-        None => format!("its process {how}"),
+#[cfg(test)]
+impl ShardProcess {
+    /// This program as a shard, and its end of the socket, for tests.
+    pub fn of(program: &mut std::process::Command) -> (Self, UnixStream) {
+        let (socket, theirs) = UnixStream::pair().unwrap();
+        let log = Arc::new(ShardLog::start(std::path::Path::new("/dev/null")).unwrap());
+        let output = || log.as_fd().try_clone_to_owned().unwrap();
+        let process = Self {
+            // Its handle ends nothing, and waits for nothing.
+            pid: program.stdout(output()).stderr(output()).spawn().unwrap().id() as i32,
+            socket,
+            missing: Vec::new(),
+            log,
+            is_deaf: AtomicBool::new(false),
+            ended: Mutex::new(None),
+        };
+        (process, theirs)
     }
 }
 
@@ -167,16 +191,7 @@ mod tests {
     use super::*;
 
     fn process(program: &mut Command) -> ShardProcess {
-        let log = PathBuf::from("/dev/null");
-        ShardProcess {
-            // Its handle ends nothing, and waits for nothing.
-            pid: program.spawn().unwrap().id() as i32,
-            socket: UnixStream::pair().unwrap().0,
-            sandbox: SandboxLaunch::default(),
-            log_file: File::open(&log).unwrap(),
-            log,
-            ended: Mutex::new(None),
-        }
+        ShardProcess::of(program).0
     }
 
     #[test]
@@ -202,5 +217,25 @@ mod tests {
     fn one_that_does_not_go_is_killed() {
         let stays = process(Command::new("sleep").arg("100"));
         assert_eq!(stays.wait(), "its process was ended by SIGKILL");
+    }
+
+    #[test]
+    fn what_it_said_last_goes_with_its_end() {
+        let said = process(Command::new("sh").args(["-c", "echo one; printf '\\033[31mtwo\\n' >&2; exit 3"]));
+        assert_eq!(said.wait(), "its process left with status 3; it said:  [31mtwo");
+    }
+
+    #[test]
+    fn one_that_reads_no_orders_is_killed_by_the_order_that_finds_no_room() {
+        let (hung, _unread) = ShardProcess::of(Command::new("sleep").arg("100"));
+        let started = Instant::now();
+        let refused = loop {
+            if let Err(error) = hung.order(&Order::Status) {
+                break error;
+            }
+        };
+        assert!(refused.to_string().contains("reads no orders"), "{refused}");
+        assert_eq!(hung.wait(), "its process read no orders any more and was killed");
+        assert!(started.elapsed() < QUIT_LIMIT);
     }
 }

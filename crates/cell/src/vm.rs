@@ -6,9 +6,9 @@ use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
 
 use shard::launch::{Ending, Fd, Launch, Order, Report, SandboxPolicy};
 use shard::ports;
@@ -25,6 +25,7 @@ use crate::image_users::ImageUsers;
 use crate::link::Reports;
 use crate::open::{OpenError, Opened};
 use crate::parts::{Part, Parts};
+use crate::reboot::{Next, Reboots};
 use crate::remote::clock::keeper::Keeper;
 use crate::shard_process::ShardProcess;
 use crate::spanning::{Boot, Span};
@@ -143,6 +144,10 @@ fn every_boot(
     users: &ImageUsers,
     booted: &mut impl FnMut(Booted<'_>),
 ) -> Result<Ending, RunError> {
+    let shards = span.map_or(1, |span| span.cells().len());
+    let logs = (0..shards).map(|shard| ShardLog::start(&folder.join(log_name(shard))).map(Arc::new));
+    let logs: Vec<_> = logs.collect::<io::Result<_>>()?;
+    let mut reboots = Reboots::default();
     loop {
         if let Some(group) = group {
             // They are new after each reboot.
@@ -156,10 +161,22 @@ fn every_boot(
         if ending != Ending::Reboot {
             return Ok(ending);
         }
+        match reboots.note(started.elapsed()) {
+            Next::Boot(pause) => handle.pause(pause),
+            Next::End => return Ok(Ending::RebootLoop),
+        }
         if handle.state().ending {
             return Ok(Ending::PowerOff);
         }
         opened.renew()?;
+    }
+}
+
+/// The file in the VM's directory that has the log of one of its shards.
+fn log_name(shard: usize) -> String {
+    match shard {
+        0 => "shard.log".to_owned(),
+        part => format!("shard{part}.log"),
     }
 }
 
@@ -170,7 +187,7 @@ fn watch_cells(span: &Span, handle: &Handle, over: &AtomicBool) {
         if let Some(why) = span.lost() {
             handle.state().lost = Some(why);
             // It may be between two boots: the next one's end is looked at too.
-            let _ = handle.order(&Order::Quit);
+            handle.quit();
         }
         std::thread::sleep(LOOK);
     }
@@ -189,7 +206,7 @@ fn pump(mut from: UnixStream, console: Console) -> io::Result<std::thread::JoinH
 fn one_boot(
     opened: &Opened,
     name: &str,
-    folder: &Path,
+    logs: &[Arc<ShardLog>],
     handle: &Handle,
     (namespaces, group, span): (&Namespaces, Option<&CpuGroup>, Option<&Span>),
     booted: &mut impl FnMut(Booted<'_>),
@@ -240,16 +257,17 @@ fn one_boot(
         files.push(asks.as_fd());
     }
     let _ports = ports::Service::start(connects, opened.ports.try_clone()?)?;
+    launch.log = Fd(files.len());
+    files.push(logs[0].as_fd());
     launch.span = boot.as_ref().map(|boot| boot.launch(0, &mut files));
     let freezable = boot
         .is_none()
         .then(|| Freezable::new(opened.spec.clone(), &launch, &opened.files, handover))
         .transpose()?;
-    let home = Arc::new(start("shard.log")?);
+    let home = Arc::new(start(0)?);
     launch.sandbox = home.sandbox.clone();
     let mut socket = home.socket.try_clone()?;
-    let orders = home.socket.try_clone()?;
-    handle.state().start(home.clone(), orders, parts);
+    handle.state().start(home.clone(), parts);
     let (mut ending, mut ran) = (None, false);
     // One that dies at once breaks the socket; its log says why.
     if shard::process::send(&mut socket, &Launch::Vm(Box::new(launch)), &files).is_ok() {
@@ -277,7 +295,9 @@ fn one_boot(
                     }
                 }
                 Report::Status(status) => {
-                    handle.state().status = Some(status);
+                    let mut state = handle.state();
+                    (state.status, state.status_asked) = (Some(status), None);
+                    drop(state);
                     handle.changed();
                 }
                 Report::Moved(how) => {
@@ -292,8 +312,8 @@ fn one_boot(
         }
     }
     drop(keeper);
-    handle.set_freezable(None);
-    handle.state().orders = None;
+    handle.end_freezable();
+    handle.end_orders();
     // A broken shard gets no say.
     let gone = if ending.is_none() {
         home.kill()
@@ -332,7 +352,7 @@ fn one_boot(
 /// hosts lack.
 fn start_parts(
     opened: &Opened,
-    start: impl Fn(&str) -> Result<ShardProcess, RunError>,
+    start: impl Fn(usize) -> Result<ShardProcess, RunError>,
     span: &Span,
     boot: &Boot,
 ) -> Result<(Vec<Part>, Vec<String>), RunError> {
@@ -354,10 +374,10 @@ fn start_parts(
             continue;
         }
         span.settle(shard)?;
-        let process = start(&format!("shard{shard}.log"))?;
+        let process = start(shard)?;
         let kvm = opened.files[opened.launch.kvm.0].as_fd();
         let sandbox = process.sandbox.clone();
-        let (launch, files) = boot.part(shard, &opened.launch, kvm, process.log_file.as_fd(), sandbox);
+        let (launch, files) = boot.part(shard, &opened.launch, kvm, process.log.as_fd(), sandbox);
         // One that dies at once breaks the socket; its log says why.
         let _ = shard::process::send(
             &mut process.socket.try_clone()?,

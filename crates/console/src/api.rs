@@ -1,5 +1,6 @@
 //! The resources.
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,6 +29,10 @@ use crate::{events, metrics};
 const BODY_BYTES_MAX: usize = 1 << 20;
 /// How long a VM may take to say what it counted, or to obey an order that takes no time.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+/// How long a VM may take until its vCPUs run: its memory may have to be allocated first.
+const START_LIMIT: Duration = Duration::from_secs(300);
+/// How long a VM may take to end by force: its disks finish what is under way, and what it had is given back.
+const END_LIMIT: Duration = Duration::from_secs(30);
 /// How long a guest may take to power off, at most.
 const STOP_LIMIT_MAX_S: u64 = 3600;
 
@@ -140,10 +145,18 @@ fn folder(name: &str) -> Result<PathBuf> {
 }
 
 /// What one VM answers.
-async fn order(name: String, request: control::Request, limit: Option<Duration>) -> Result<Answer> {
+async fn order(name: String, request: control::Request, limit: Duration) -> Result<Answer> {
     blocking(move || {
         let folder = folder(&name)?;
-        match ask(&folder, &request, limit).map_err(Problem::internal)? {
+        let answer = ask(&folder, &request, Some(limit)).map_err(|error| match error.kind() {
+            // Without the limit, VMs that do not answer would take up all threads.
+            ErrorKind::WouldBlock => Problem::new(
+                StatusCode::GATEWAY_TIMEOUT,
+                format!("{name}: no answer for {} s; try to kill it", limit.as_secs()),
+            ),
+            _ => Problem::internal(error),
+        });
+        match answer? {
             Answer::Refused { why } => Err(Problem::new(StatusCode::CONFLICT, format!("{name}: {why}"))),
             answer => Ok(answer),
         }
@@ -172,6 +185,7 @@ async fn start_vm(State(context): State<Context>, request: Request<Body>) -> Res
             source: None,
         };
         let lease = Lease::start(&context.program, &batch).map_err(Problem::internal)?;
+        lease.limit_wait(START_LIMIT).map_err(Problem::internal)?;
         for event in lease.events().map_err(Problem::internal)? {
             match event {
                 Event::Running { .. } => {
@@ -192,7 +206,10 @@ async fn start_vm(State(context): State<Context>, request: Request<Body>) -> Res
         }
         Err(Problem::new(
             StatusCode::UNPROCESSABLE_ENTITY,
-            format!("{name} ended before it ran"),
+            format!(
+                "{name} ended before it ran, or did not run within {} s",
+                START_LIMIT.as_secs()
+            ),
         ))
     })
     .await
@@ -262,7 +279,8 @@ async fn stop_vm(Path(name): Path<String>, request: Request<Body>) -> Result<Jso
     let request = control::Request::Stop {
         limit_s: stop.limit_s,
     };
-    let killed = matches!(order(name, request, None).await?, Answer::Ended { killed: true });
+    let limit = END_LIMIT.saturating_add(Duration::from_secs(stop.limit_s));
+    let killed = matches!(order(name, request, limit).await?, Answer::Ended { killed: true });
     Ok(Json(Stopped { killed }))
 }
 
@@ -270,7 +288,7 @@ async fn stop_vm(Path(name): Path<String>, request: Request<Body>) -> Result<Jso
 #[utoipa::path(post, path = "/v1/vms/{name}/kill", params(("name" = String, Path)), responses(
     (status = 200, body = Stopped), (status = 404, body = Problem)))]
 async fn kill_vm(Path(name): Path<String>) -> Result<Json<Stopped>> {
-    order(name, control::Request::Kill, None).await?;
+    order(name, control::Request::Kill, END_LIMIT).await?;
     Ok(Json(Stopped { killed: true }))
 }
 
@@ -279,7 +297,7 @@ async fn kill_vm(Path(name): Path<String>) -> Result<Json<Stopped>> {
     (status = 204), (status = 404, body = Problem), (status = 409, body = Problem)))]
 async fn set_balloon(Path(name): Path<String>, request: Request<Body>) -> Result<StatusCode> {
     let Balloon { bytes } = body(request).await?;
-    order(name, control::Request::Balloon { bytes }, Some(ANSWER_LIMIT)).await?;
+    order(name, control::Request::Balloon { bytes }, ANSWER_LIMIT).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

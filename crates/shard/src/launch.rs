@@ -522,6 +522,8 @@ pub enum Ending {
     },
     /// The monitor asked for the end.
     Quit,
+    /// The guest rebooted too often, each time as soon as it ran: the monitor starts it no more. No shard reports this.
+    RebootLoop,
     /// Another shard is gone, and the memory that it had. Why, that one's own end tells.
     PeerLost {
         /// Which, and how that showed.

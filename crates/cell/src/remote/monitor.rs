@@ -31,7 +31,7 @@ use crate::coherence::{self, pipes_of, without_memory};
 use crate::cpu_group::CpuGroup;
 use crate::handle::QUIT_LIMIT;
 use crate::identity::{Given, Place};
-use crate::link::{Reports, send_order};
+use crate::link::Reports;
 use crate::monitor::raise_file_limit;
 use crate::registry::{Entry, Record, Registry, State};
 use crate::shard_process::ShardProcess;
@@ -78,6 +78,7 @@ struct Held {
     kvm: File,
     processor: HostProcessor,
     entry: Entry,
+    log: Arc<ShardLog>,
     record: Record,
     tenure: Tenure,
     /// Of this part among those that this host has had.
@@ -117,6 +118,7 @@ impl Held {
         let number = registry.next_cid().map_err(|error| line(&error))?;
         let record = record(&request);
         entry.write(&record).map_err(|error| line(&error))?;
+        let log = ShardLog::start(&entry.folder().join("shard.log")).map_err(|error| line(&error))?;
         let group = CpuGroup::of(&request.vm, &request.spec).map_err(|error| line(&error))?;
         let connections = Connections::listen(hosts.clone(), &request).map_err(|error| line(&error))?;
         Ok(Self {
@@ -128,6 +130,7 @@ impl Held {
             kvm,
             processor,
             entry,
+            log: Arc::new(log),
             record,
             tenure,
             number,
@@ -221,7 +224,7 @@ impl Held {
                         deadline = Some(Instant::now() + QUIT_LIMIT);
                     }
                     // One that is gone is told of by its watcher.
-                    let told = shard.as_ref().map(|shard| send_order(&shard.socket, &order));
+                    let told = shard.as_ref().map(|shard| shard.order(&order));
                     drop(told);
                 }
                 Event::Gone => {
@@ -269,7 +272,7 @@ impl Held {
             sandbox: process.sandbox.clone(),
         };
         let mut passed: Vec<_> = files.iter().map(AsFd::as_fd).collect();
-        passed.extend([self.kvm.as_fd(), process.log_file.as_fd()]);
+        passed.extend([self.kvm.as_fd(), process.log.as_fd()]);
         let mut socket = process.socket.try_clone().map_err(failed)?;
         match shard::process::send(&mut socket, &Launch::Part(Box::new(launch)), &passed) {
             Err(error @ ReceiveError::TooManyFiles(_)) => Err(format!("{error}; span fewer cells")),

@@ -20,6 +20,7 @@ use std::process::ExitCode;
 use std::sync::{Arc, mpsc};
 
 use kvm_ioctls::Kvm;
+use nix::sys::signal::{SigHandler, Signal, signal};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::arch::x86_64::layout::{
@@ -45,7 +46,7 @@ use crate::span::wiring::watch_pins;
 use control::Control;
 use freeze::Freezer;
 use orders::Orders;
-pub use receive::{FILES_MAX, Files, ReceiveError, receive, send};
+pub use receive::{FILES_MAX, Files, ReceiveError, receive, receive_by, send};
 use vcpus::VcpuThreads;
 
 /// Why a shard could not start.

@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, RawFd};
 use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 
@@ -81,6 +82,31 @@ pub fn send(
 /// Receives a message and its files. Whoever sends one sends nothing more before it has an answer, so what comes until
 /// then is the line.
 pub fn receive<M: DeserializeOwned>(socket: &mut UnixStream) -> Result<(M, Files), ReceiveError> {
+    receive_until(socket, None)
+}
+
+/// The same, of a sender that may be in a guest's hands: the whole message comes before `deadline`.
+pub fn receive_by<M: DeserializeOwned>(
+    socket: &mut UnixStream,
+    deadline: Instant,
+) -> Result<(M, Files), ReceiveError> {
+    receive_until(socket, Some(deadline))
+}
+
+/// Limits the next read to what is left of the time.
+fn limit(socket: &UnixStream, deadline: Option<Instant>) -> io::Result<()> {
+    let Some(deadline) = deadline else { return Ok(()) };
+    match deadline.saturating_duration_since(Instant::now()) {
+        Duration::ZERO => Err(io::ErrorKind::TimedOut.into()),
+        left => socket.set_read_timeout(Some(left)),
+    }
+}
+
+fn receive_until<M: DeserializeOwned>(
+    socket: &mut UnixStream,
+    deadline: Option<Instant>,
+) -> Result<(M, Files), ReceiveError> {
+    limit(socket, deadline)?;
     let mut line = vec![0; 64 << 10];
     let mut rights = nix::cmsg_space!([RawFd; FILES_MAX]);
     let (mut filled, files) = {
@@ -102,10 +128,34 @@ pub fn receive<M: DeserializeOwned>(socket: &mut UnixStream) -> Result<(M, Files
             return Err(ReceiveError::Incomplete);
         }
         line.resize((filled + (64 << 10)).min(MESSAGE_BYTES_MAX), 0);
+        limit(socket, deadline)?;
         match socket.read(&mut line[filled..])? {
             0 => return Err(ReceiveError::Incomplete),
             bytes => filled += bytes,
         }
     }
     Ok((serde_json::from_slice(&line[..filled])?, Files(files)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_that_comes_byte_by_byte_is_not_waited_for_beyond_the_deadline() {
+        let (mut near, mut far) = UnixStream::pair().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                while far.write_all(b"x").is_ok() {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+            });
+            let start = Instant::now();
+            let deadline = start + Duration::from_millis(200);
+            let received = receive_by::<String>(&mut near, deadline).map(|(message, _)| message);
+            assert!(matches!(received, Err(ReceiveError::Io(_))), "{received:?}");
+            assert!(start.elapsed() < Duration::from_secs(5));
+            drop(near);
+        });
+    }
 }

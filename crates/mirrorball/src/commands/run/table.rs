@@ -24,6 +24,7 @@ pub(super) fn print(vms: &BTreeMap<String, Followed>) {
             Some(Ending::Quit) if vm.done.is_some() => "done",
             Some(Ending::Quit) => "killed",
             Some(Ending::Panic) => "panic",
+            Some(Ending::RebootLoop) => "rebooting",
             Some(_) => "failed",
             None => "-",
         };

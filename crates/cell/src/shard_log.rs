@@ -1,0 +1,260 @@
+//! What a shard writes to its log, standard output and standard error: bounded, whatever the shard does.
+//!
+//! A shard gets the write end of a pipe, never a file: it may be in a guest's hands, and a guest makes devices complain and
+//! reboots as often as it likes. The monitor reads the pipe, and keeps the first and the last bytes of a VM's whole life, in
+//! memory and in a file for people.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use crate::text::printable;
+
+/// Bytes kept from the beginning: how the VM started.
+const HEAD_BYTES: usize = 64 << 10;
+/// Bytes kept from the end: what went wrong.
+const TAIL_BYTES: usize = 16 << 10;
+/// Bytes read from the pipe at once; what a pipe holds by default.
+const CHUNK_BYTES: usize = 64 << 10;
+/// Bytes read at most to find the last line. A shard can enlarge its pipe to 1 MiB (`/proc/sys/fs/pipe-max-size`).
+const LATE_BYTES_MAX: usize = 2 << 20;
+/// Pause between two reads once the beginning is full: a shard that floods its log then waits instead of the monitor.
+const FLOOD_PAUSE: Duration = Duration::from_millis(10);
+/// Characters of the last line at most.
+const LINE_CHARS_MAX: usize = 500;
+
+/// The log of one shard of a VM, through every reboot.
+#[derive(Debug)]
+pub(crate) struct ShardLog {
+    reading: Arc<Mutex<Reading>>,
+    write_end: OwnedFd,
+}
+
+#[derive(Debug)]
+struct Reading {
+    pipe: File,
+    kept: Kept,
+    file: File,
+}
+
+/// The first and the last bytes of a stream.
+#[derive(Debug, Default)]
+struct Kept {
+    head: Vec<u8>,
+    tail: VecDeque<u8>,
+    /// Bytes between the two.
+    left_out: u64,
+}
+
+impl ShardLog {
+    /// Starts a log that is kept in the file at `path` as far as that can be written.
+    pub(crate) fn start(path: &Path) -> io::Result<Self> {
+        let file = File::options()
+            .create(true)
+            .truncate(true)
+            .write(true)
+            .mode(0o600)
+            .open(path)?;
+        let (read_end, write_end) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
+        // Only this end: a shard that writes may wait.
+        fcntl(&read_end, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+        let watched = read_end.try_clone()?;
+        let reading = Arc::new(Mutex::new(Reading {
+            pipe: read_end.into(),
+            kept: Kept::default(),
+            file,
+        }));
+        let log = Self {
+            reading: reading.clone(),
+            write_end,
+        };
+        std::thread::Builder::new()
+            .name("shard-log".into())
+            .spawn(move || follow(&watched, &reading))?;
+        Ok(log)
+    }
+
+    /// The last line that was written and is not empty, fit for a terminal.
+    pub(crate) fn last_line(&self) -> Option<String> {
+        let mut reading = lock(&self.reading);
+        // What an ended shard wrote may still be in the pipe.
+        let mut read = 0;
+        while let Ok(bytes @ 1..) = reading.advance() {
+            read += bytes;
+            if read > LATE_BYTES_MAX {
+                break;
+            }
+        }
+        reading.kept.last_line()
+    }
+}
+
+impl AsFd for ShardLog {
+    /// The end that a shard writes to.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.write_end.as_fd()
+    }
+}
+
+/// Reads until no process can write any more.
+fn follow(watched: &OwnedFd, reading: &Mutex<Reading>) {
+    loop {
+        let mut files = [PollFd::new(watched.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut files, PollTimeout::NONE) {
+            Ok(_) | Err(nix::Error::EINTR) => {}
+            Err(_) => return,
+        }
+        let mut reading = lock(reading);
+        match reading.advance() {
+            Ok(0) => return,
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => return,
+            _ => {}
+        }
+        let is_flood = reading.kept.head.len() == HEAD_BYTES;
+        drop(reading);
+        if is_flood {
+            std::thread::sleep(FLOOD_PAUSE);
+        }
+    }
+}
+
+fn lock(reading: &Mutex<Reading>) -> MutexGuard<'_, Reading> {
+    // Bytes are kept one by one, whoever panicked.
+    reading.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Reading {
+    /// Keeps what the pipe holds, a chunk at most. Returns how much that was; none at the end.
+    fn advance(&mut self) -> io::Result<usize> {
+        let mut chunk = vec![0; CHUNK_BYTES];
+        let count = loop {
+            match self.pipe.read(&mut chunk) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                other => break other?,
+            }
+        };
+        let head_bytes = self.kept.head.len();
+        self.kept.add(&chunk[..count]);
+        // The file is for people; without room for it the memory has the same.
+        let _ = self.write(head_bytes);
+        Ok(count)
+    }
+
+    /// Brings the file up to date, whose first bytes are in it already.
+    fn write(&self, head_bytes: usize) -> io::Result<()> {
+        let Kept { head, tail, left_out } = &self.kept;
+        self.file.write_all_at(&head[head_bytes..], head_bytes as u64)?;
+        if tail.is_empty() {
+            return Ok(());
+        }
+        let mut end = Vec::with_capacity(TAIL_BYTES + 64);
+        if *left_out > 0 {
+            end.extend_from_slice(format!("\n[{left_out} bytes left out]\n").as_bytes());
+        }
+        end.extend(tail);
+        self.file.write_all_at(&end, HEAD_BYTES as u64)?;
+        self.file.set_len((HEAD_BYTES + end.len()) as u64)
+    }
+}
+
+impl Kept {
+    fn add(&mut self, bytes: &[u8]) {
+        let (head, tail) = bytes.split_at(bytes.len().min(HEAD_BYTES - self.head.len()));
+        self.head.extend_from_slice(head);
+        self.tail.extend(tail);
+        let surplus = self.tail.len().saturating_sub(TAIL_BYTES);
+        self.tail.drain(..surplus);
+        self.left_out += surplus as u64;
+    }
+
+    fn last_line(&self) -> Option<String> {
+        let bytes = if self.tail.is_empty() {
+            self.head.clone()
+        } else {
+            self.tail.iter().copied().collect()
+        };
+        let text = String::from_utf8_lossy(&bytes);
+        let line = text.lines().rev().find(|line| !line.trim().is_empty())?;
+        Some(printable(&line.chars().take(LINE_CHARS_MAX).collect::<String>()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::time::Instant;
+
+    use super::*;
+
+    fn started() -> (tempfile::TempDir, ShardLog, File) {
+        let directory = tempfile::tempdir().unwrap();
+        let log = ShardLog::start(&directory.path().join("shard.log")).unwrap();
+        let shard = File::from(log.as_fd().try_clone_to_owned().unwrap());
+        (directory, log, shard)
+    }
+
+    #[test]
+    fn a_shard_that_floods_its_log_takes_no_more_than_the_bounds() {
+        let (directory, log, mut shard) = started();
+        let path = directory.path().join("shard.log");
+        shard.write_all(b"first\n").unwrap();
+        for _ in 0..40 {
+            shard.write_all(&[b'x'; CHUNK_BYTES]).unwrap();
+        }
+        shard.write_all(b"\nlast\n").unwrap();
+        assert_eq!(log.last_line().unwrap(), "last");
+        let text = std::fs::read_to_string(path).unwrap();
+        assert!(text.len() < HEAD_BYTES + TAIL_BYTES + 64, "{}", text.len());
+        assert!(text.starts_with("first\nxxx"));
+        assert!(text.ends_with("x\nlast\n"));
+        let left_out = 12 + 40 * CHUNK_BYTES - HEAD_BYTES - TAIL_BYTES;
+        assert!(text.contains(&format!("\n[{left_out} bytes left out]\n")));
+    }
+
+    #[test]
+    fn the_file_holds_what_was_written_in_every_boot() {
+        let (directory, log, mut shard) = started();
+        let mut next = shard.try_clone().unwrap();
+        shard.write_all(b"one\n").unwrap();
+        drop(shard);
+        next.write_all(b"two\n\n").unwrap();
+        assert_eq!(log.last_line().unwrap(), "two");
+        let text = std::fs::read_to_string(directory.path().join("shard.log")).unwrap();
+        assert_eq!(text, "one\ntwo\n\n");
+    }
+
+    #[test]
+    fn the_last_line_is_cut_and_carries_no_terminal_escapes() {
+        let (_directory, log, mut shard) = started();
+        assert_eq!(log.last_line(), None);
+        shard.write_all(b"\x1b[31mred").unwrap();
+        assert_eq!(log.last_line().unwrap(), " [31mred");
+        shard.write_all(&[b'y'; 5000]).unwrap();
+        assert_eq!(log.last_line().unwrap().chars().count(), LINE_CHARS_MAX);
+    }
+
+    #[test]
+    fn the_last_line_is_found_while_another_process_floods_the_pipe() {
+        let (_directory, log, mut shard) = started();
+        fcntl(&shard, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
+        std::thread::scope(|scope| {
+            let flood = scope.spawn(move || {
+                let until = Instant::now() + Duration::from_secs(1);
+                while Instant::now() < until {
+                    let _ = shard.write(&[b'z'; CHUNK_BYTES]);
+                }
+            });
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(log.last_line().unwrap().starts_with("zzz"));
+            drop(flood);
+        });
+    }
+}
