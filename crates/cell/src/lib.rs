@@ -29,6 +29,8 @@ mod reboot;
 pub mod registry;
 pub mod remote;
 pub mod runtime;
+mod shard_limits;
+mod shard_log;
 mod shard_process;
 pub mod snapshot;
 pub mod spanning;

@@ -77,6 +77,8 @@ pub struct Opened {
     pub kernel: PathBuf,
     /// The directory of the host's sockets that the guest may connect to.
     pub ports: File,
+    /// Bytes that a file which the VM's disks write can have at most.
+    pub disk_file_bytes: u64,
     /// Something outlives the VM: it must be ended with care.
     pub keeps_writes: bool,
     /// Kept for their locks.
@@ -239,6 +241,7 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
         )
     }));
     let mut keeps_writes = false;
+    let mut disk_file_bytes = 0;
     for (index, (mut request, queues, pmem, share)) in requests.into_iter().enumerate() {
         keeps_writes |= request.persistent;
         if request.mode == Mode::Private {
@@ -394,6 +397,7 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
         console,
         kernel: kernel_path,
         ports,
+        disk_file_bytes,
         keeps_writes,
         _disks: disks,
         _originals: grouped.copies,

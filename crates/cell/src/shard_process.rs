@@ -15,6 +15,9 @@ use shard::launch::{Order, SandboxLaunch, SandboxPolicy};
 
 use crate::handle::QUIT_LIMIT;
 use crate::identity::Given;
+use crate::link::send_order;
+use crate::shard_limits::ShardLimits;
+use crate::shard_log::ShardLog;
 use crate::spawn::{self, Namespaces};
 
 /// How often a process that is waited for is looked at.
@@ -42,7 +45,8 @@ impl ShardProcess {
     /// Starts one for the VM `name`, as the user `given`.
     pub fn start(
         name: &str,
-        log: PathBuf,
+        log: Arc<ShardLog>,
+        limits: ShardLimits,
         policy: SandboxPolicy,
         namespaces: &Namespaces,
         given: &Given,
@@ -87,7 +91,27 @@ impl ShardProcess {
             log,
             is_deaf: AtomicBool::new(false),
             ended: Mutex::new(None),
-        })
+        };
+        // It waits for its launch meanwhile. Without its limits it is killed.
+        limits.apply(process.pid)?;
+        Ok(process)
+    }
+
+    /// Gives it an order, and never waits. One that has left so many unread that there is no room for another hangs, or wants
+    /// its monitor to wait: it is killed.
+    pub fn order(&self, order: &Order) -> io::Result<()> {
+        let sent = send_order(&self.socket, order);
+        if sent
+            .as_ref()
+            .is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+        {
+            self.is_deaf.store(true, Ordering::Relaxed);
+            self.cut_off();
+            return Err(io::Error::other(
+                "the VM reads no orders any more, so it was killed",
+            ));
+        }
+        sent
     }
 
     /// Ends it, whatever it does. Returns what is known of its end.

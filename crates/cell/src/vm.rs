@@ -27,6 +27,8 @@ use crate::open::{OpenError, Opened};
 use crate::parts::{Part, Parts};
 use crate::reboot::{Next, Reboots};
 use crate::remote::clock::keeper::Keeper;
+use crate::shard_limits::ShardLimits;
+use crate::shard_log::ShardLog;
 use crate::shard_process::ShardProcess;
 use crate::spanning::{Boot, Span};
 use crate::spawn::Namespaces;
@@ -214,8 +216,12 @@ fn one_boot(
     let cid = opened.launch.vsock.as_ref().map_or(0, |vsock| vsock.cid);
     let given = Given::of(Place::Vm(cid));
     let policy = opened.launch.sandbox.policy;
-    let start = |log: &str| {
-        let process = ShardProcess::start(name, folder.join(log), policy, namespaces, &given)?;
+    let start = |shard: usize| {
+        // Only the home has disks.
+        let disk_file_bytes = if shard == 0 { opened.disk_file_bytes } else { 0 };
+        let limits = ShardLimits::new(opened.launch.memory.bytes, disk_file_bytes);
+        let log = logs[shard].clone();
+        let process = ShardProcess::start(name, log, limits, policy, namespaces, &given)?;
         if let Some(group) = group {
             group.add(process.pid)?;
         }

@@ -34,6 +34,8 @@ use crate::identity::{Given, Place};
 use crate::link::Reports;
 use crate::monitor::raise_file_limit;
 use crate::registry::{Entry, Record, Registry, State};
+use crate::shard_limits::ShardLimits;
+use crate::shard_log::ShardLog;
 use crate::shard_process::ShardProcess;
 use crate::spawn::Namespaces;
 
@@ -253,9 +255,10 @@ impl Held {
             SandboxPolicy::Off => &Namespaces::none(),
             _ => &self.namespaces,
         };
-        let log = self.entry.folder().join("shard.log");
+        let log = self.log.clone();
+        let limits = ShardLimits::new(start.memory.bytes, 0);
         let given = Given::of(Place::Part(self.number));
-        let process = ShardProcess::start(&self.request.vm, log, start.sandbox, namespaces, &given);
+        let process = ShardProcess::start(&self.request.vm, log, limits, start.sandbox, namespaces, &given);
         let process = process.map_err(failed)?;
         if let Some(group) = &self.group {
             group.add(process.pid).map_err(|error| chain(&error))?;

@@ -1,6 +1,7 @@
 //! Opening a disk for one VM: its files, their formats, their locks.
 
 use std::fs::{File, OpenOptions};
+use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -14,6 +15,9 @@ use super::{DiskError, Format, SECTOR_BYTES, boot, qcow2, scratch};
 
 /// Files of a backing chain at most.
 const CHAIN_MAX: usize = 16;
+
+/// What a qcow2 file may take beside twice its disk: its first tables.
+const QCOW2_SLACK_BYTES: u64 = 1 << 30;
 
 /// Times that a file which was replaced while it was being locked is opened again.
 const REPLACED_MAX: u32 = 16;
@@ -69,6 +73,25 @@ pub struct OpenDisk {
     /// The guest may not write.
     pub read_only: bool,
     _locks: Vec<Lock>,
+}
+
+impl OpenDisk {
+    /// Bytes that the file which is written can have at most; none if none is written.
+    pub fn file_bytes_max(&self) -> io::Result<u64> {
+        match self.layers.first() {
+            Some(_) if self.read_only => Ok(0),
+            None => Ok(0),
+            // The overlay has the whole disk's size and its bitmap from the start.
+            Some(top) if top.format == Format::Scratch => Ok(top.file.metadata()?.len()),
+            Some(top) if top.format == Format::Raw => Ok(self.size_bytes.max(top.file.metadata()?.len())),
+            // Data, tables, and clusters that were leaked.
+            Some(top) => Ok(self
+                .size_bytes
+                .saturating_mul(2)
+                .saturating_add(QCOW2_SLACK_BYTES)
+                .saturating_add(top.file.metadata()?.len())),
+        }
+    }
 }
 
 /// Opens a disk, makes its overlay if it needs one, and locks its files.

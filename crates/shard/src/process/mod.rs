@@ -72,6 +72,7 @@ pub enum ProcessError {
 /// Runs the VM whose spec comes over `control`; returns when it has ended and the monitor was told.
 pub fn run(mut control: UnixStream) -> ExitCode {
     allow_huge_pages();
+    ignore_file_limit();
     let ended = receive::receive(&mut control)
         .map_err(ProcessError::from)
         .and_then(|(launch, files)| match launch {
@@ -98,6 +99,12 @@ pub fn run(mut control: UnixStream) -> ExitCode {
 fn allow_huge_pages() {
     // SAFETY: clears a flag of this process's memory.
     unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 0, 0, 0, 0) };
+}
+
+/// Makes a write beyond the largest file that this process may have an error of that write, and not its end.
+fn ignore_file_limit() {
+    // SAFETY: no handler is installed.
+    let _ = unsafe { signal(Signal::SIGXFSZ, SigHandler::SigIgn) };
 }
 
 fn start(control: &mut UnixStream, spec: LaunchSpec, mut files: Files) -> Result<Control, ProcessError> {
