@@ -58,7 +58,7 @@ impl ImageUsers {
         let mut interval = INTERVAL_ALONE;
         while over.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
             let Ok(counts) = self.users.count() else { return };
-            let is_alone = counts.iter().any(|count| *count == 1);
+            let is_alone = counts.contains(&1);
             interval = if is_alone { INTERVAL_ALONE } else { INTERVAL_SHARED };
             // Between two boots there is no shard; the next is told at its start.
             let _ = handle.order(&Order::Users { counts });
