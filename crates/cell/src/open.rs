@@ -27,7 +27,6 @@ use crate::cluster::addresses;
 use crate::cluster::files;
 use crate::cmdline;
 use crate::monitor::bind;
-use crate::runtime;
 
 /// Why a VM can't start: one line, what and how to mend it.
 #[derive(Debug, thiserror::Error)]

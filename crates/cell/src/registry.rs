@@ -138,7 +138,7 @@ impl Registry {
         let vms = directory.join("vms");
         DirBuilder::new()
             .recursive(true)
-            .mode(runtime::passable_mode())
+            .mode(private::DIRECTORY_MODE)
             .create(&vms)?;
         mark(&vms)?;
         let limit = lock::LIMIT;
@@ -152,7 +152,7 @@ impl Registry {
         if folder.symlink_metadata().is_ok() && !remove_stale(&folder)? {
             return Err(RegistryError::Taken(name.to_owned()));
         }
-        DirBuilder::new().mode(runtime::passable_mode()).create(&folder)?;
+        DirBuilder::new().mode(private::DIRECTORY_MODE).create(&folder)?;
         match claimed(&folder) {
             Ok(lock) => Ok(Entry { folder, _lock: lock }),
             Err(error) => {
@@ -413,7 +413,7 @@ mod tests {
             for entry in entries {
                 let about = entry.metadata().unwrap();
                 let wanted = match about.is_dir() {
-                    true => runtime::passable_mode(),
+                    true => private::DIRECTORY_MODE,
                     false => 0o600,
                 };
                 assert_eq!(about.permissions().mode() & 0o7777, wanted, "{entry:?}");

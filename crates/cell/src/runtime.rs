@@ -11,19 +11,8 @@ use nix::unistd::geteuid;
 /// Names the directory, for tests and for several users under one name.
 pub const VARIABLE: &str = "MIRRORBALL_RUNTIME";
 
-/// Root's shards run as another user and must pass through to the sockets of their own VM. Nobody can list such a directory, and
-/// the files in it are root's alone.
-const ROOT_MODE: u32 = 0o711;
 /// Bits of a directory into which other users may put files.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
-
-/// The mode of a directory that a shard passes through.
-pub fn passable_mode() -> u32 {
-    match geteuid().is_root() {
-        true => ROOT_MODE,
-        false => private::DIRECTORY_MODE,
-    }
-}
 
 /// The directory: `$MIRRORBALL_RUNTIME`, else `/run/mirrorball` for root, else `$XDG_RUNTIME_DIR/mirrorball`, else
 /// `/tmp/mirrorball-UID`. Made when missing; one that other users own or may write to is refused.
@@ -45,7 +34,7 @@ fn at(path: &Path) -> io::Result<()> {
     if symlink_metadata(path).is_err() {
         DirBuilder::new()
             .recursive(true)
-            .mode(passable_mode())
+            .mode(private::DIRECTORY_MODE)
             .create(path)?;
     }
     check(path, &symlink_metadata(path)?, geteuid().as_raw())
@@ -85,7 +74,7 @@ mod tests {
         at(&path("new/runtime")).unwrap();
         assert_eq!(
             fs::metadata(path("new/runtime")).unwrap().mode() & 0o7777,
-            passable_mode()
+            private::DIRECTORY_MODE
         );
         let refused = |name: &str, why: &str| {
             let error = at(&path(name)).unwrap_err();
