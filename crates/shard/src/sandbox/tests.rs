@@ -514,3 +514,39 @@ fn sealed_threads_work_and_are_sealed() {
     });
     assert_eq!(code(status), 0);
 }
+
+/// Tests are linked as the command is.
+#[test]
+fn the_program_lies_where_chance_puts_it_and_no_segment_is_both_written_and_run() {
+    use linux_loader::elf::{Elf64_Ehdr, Elf64_Phdr, PF_W, PF_X, PT_LOAD};
+    const ET_DYN: u16 = 3;
+    const PT_GNU_RELRO: u32 = 0x6474_e552;
+    const PT_GNU_STACK: u32 = 0x6474_e551;
+    let mut program = File::open("/proc/self/exe").expect("this program");
+    let mut bytes = Vec::new();
+    program.read_to_end(&mut bytes).expect("this program");
+    let at = |offset: usize, count: usize| &bytes[offset..offset + count];
+    // SAFETY: plain numbers, of which any bytes are some; the slice is as long as the structure.
+    let header = unsafe {
+        at(0, size_of::<Elf64_Ehdr>())
+            .as_ptr()
+            .cast::<Elf64_Ehdr>()
+            .read_unaligned()
+    };
+    assert_eq!(header.e_type, ET_DYN, "a program of fixed addresses");
+    let segments: Vec<Elf64_Phdr> = (0..usize::from(header.e_phnum))
+        .map(|number| {
+            let size = size_of::<Elf64_Phdr>();
+            let segment = at(header.e_phoff as usize + number * size, size);
+            // SAFETY: as above.
+            unsafe { segment.as_ptr().cast::<Elf64_Phdr>().read_unaligned() }
+        })
+        .collect();
+    assert!(segments.iter().any(|segment| segment.p_type == PT_GNU_RELRO));
+    for segment in segments
+        .iter()
+        .filter(|segment| [PT_LOAD, PT_GNU_STACK].contains(&segment.p_type))
+    {
+        assert_ne!(segment.p_flags & (PF_W | PF_X), PF_W | PF_X);
+    }
+}
