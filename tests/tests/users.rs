@@ -90,7 +90,7 @@ fn mode(path: &Path) -> u32 {
 
 /// A file of root's, and what must not change of it.
 fn secret(host: &Host) -> (PathBuf, impl Fn() -> (String, u32, u32, u64)) {
-    let path = host.0.write("secret", "root:secret");
+    let path = host.0.write("secret", "root:secret\n".repeat(100));
     fs::set_permissions(&path, Permissions::from_mode(0o600)).expect("our own file");
     let same = path.clone();
     let look = move || {
@@ -178,6 +178,44 @@ fn upkeep_by_root_follows_no_link_that_a_user_planted_and_keeps_the_owner() {
         "it was not written anew"
     );
     assert_eq!(fs::read(&base).expect("root reads it"), vec![0; 4 << 20]);
+}
+
+/// An overlay names its base itself.
+#[test]
+fn a_users_overlay_is_not_committed_into_a_file_of_roots() {
+    let host = Host::new("base");
+    let home = host.home(ALICE);
+    let (target, look) = secret(&host);
+    let before = look();
+    let (content, overlay) = (home.join("content"), home.join("o.qcow2"));
+    // No larger than the file of root's.
+    let to = format!("of={}", text(&content));
+    does(ALICE, "dd", &["if=/proc/self/status", &to, "bs=512", "count=1"]);
+    let convert = [
+        "convert",
+        "-f",
+        "raw",
+        "-O",
+        "qcow2",
+        text(&content),
+        text(&overlay),
+    ];
+    does(ALICE, "qemu-img", &convert);
+    let link = home.join("link");
+    does(ALICE, "ln", &["-s", text(&target), text(&link)]);
+    for base in [&target, &link] {
+        let rebase = ["rebase", "-u", "-F", "raw", "-b", text(base), text(&overlay)];
+        does(ALICE, "qemu-img", &rebase);
+        let call = host.root(["disk", "commit", "--format", "qcow2", text(&overlay)]);
+        let output = call.run();
+        assert_eq!(look(), before, "a file of root's was changed:\n{output}");
+        let output = output.expect(1);
+        let errors = words(&output);
+        assert!(
+            errors.contains("belongs to user 1001") && errors.contains("help: "),
+            "{output}"
+        );
+    }
 }
 
 /// A disk of alice's in a directory of mallory's, who decides what has a name there.
