@@ -150,12 +150,19 @@ pub fn grant(spec: &VmSpec, places: &Places<'_>, allowed: &Allowed) -> Result<Gr
 ///
 /// **Every setting of [`NetSpec`] by which a guest reaches the host, or is reached through it, belongs here**, and into
 /// [`host_doors`], which says what is left of them.
-fn drop_card_settings(card: &mut NetSpec) -> Option<String> {
+fn drop_card_settings(card: &mut NetSpec) -> Vec<String> {
+    let mut withheld = Vec::new();
     let ports = std::mem::take(&mut card.forward);
-    (!ports.is_empty()).then(|| {
+    if !ports.is_empty() {
         let ports = ports.join(", ").escape_debug().to_string();
-        format!("the ports of the host ({ports}) do not lead to it; --as-is forwards them")
-    })
+        withheld.push(format!(
+            "the ports of the host ({ports}) do not lead to it; --as-is forwards them"
+        ));
+    }
+    if std::mem::take(&mut card.host) {
+        withheld.push("its card does not lead to the host; --as-is lets it".to_owned());
+    }
+    withheld
 }
 
 /// Gives each file its place, and says what is opened.
@@ -242,7 +249,9 @@ fn host_doors(spec: &VmSpec) -> Vec<String> {
                 .iter()
                 .map(|tap| format!("the TAP device {}", tap.escape_debug()));
             let ports = card.forward.iter();
+            let host = card.host.then(|| "the host's own addresses".to_owned());
             tap.chain(ports.map(|ports| format!("the host's port {}", ports.escape_debug())))
+                .chain(host)
         })
         .collect()
 }
@@ -471,12 +480,19 @@ mod tests {
     fn a_tap_device_and_ports_of_the_host_need_as_is() {
         let host = Host::new();
         let tap = json!({ "image": "tiny", "nets": [{ "kind": "tap", "tap": "tap0" }] });
-        let ports = json!({ "image": "tiny", "nets": [{ "kind": "user", "forward": ["8080:80"] }] });
+        let ports =
+            json!({ "image": "tiny", "nets": [{ "kind": "user", "forward": ["8080:80"], "host": true }] });
         let why = host.refusal(tap.clone());
         assert!(why.contains("tap0") && why.contains("--as-is"), "{why}");
         let granted = host.grant(ports.clone(), &Allowed::default()).unwrap();
-        assert_eq!(granted.spec.nets.unwrap()[0].forward, [""; 0]);
+        let card = &granted.spec.nets.unwrap()[0];
+        assert!(card.forward.is_empty() && !card.host, "{card:?}");
         assert!(granted.withheld[0].contains("8080:80"), "{:?}", granted.withheld);
+        assert!(
+            granted.withheld[1].contains("lead to the host"),
+            "{:?}",
+            granted.withheld
+        );
         let allowed = Allowed {
             as_is: true,
             ..Allowed::default()
@@ -487,10 +503,9 @@ mod tests {
             "{granted:?}"
         );
         let granted = host.grant(ports, &allowed).unwrap();
-        assert!(
-            granted.opens.contains(&"the host's port 8080:80".to_owned()),
-            "{granted:?}"
-        );
+        for opened in ["the host's port 8080:80", "the host's own addresses"] {
+            assert!(granted.opens.contains(&opened.to_owned()), "{granted:?}");
+        }
     }
 
     #[test]
