@@ -10,6 +10,8 @@ image=debian-12-numactl vm=demo-span
 # A step: LIMIT in seconds, then what `mirrorball` is told.
 step() { timeout --foreground -k 5 "$1" "$mirrorball" "${@:2}" </dev/null; }
 in_guest() { step "$1" exec "$vm" -T -- /bin/sh -c "$2"; }
+# Without KVM the lab will do: what runs here is this demo's own. `auto` refuses it to root.
+"$mirrorball" probe >/dev/null && lab=auto || lab=always
 fail() { echo "demo: $*" >&2; exit 1; }
 now() { date +%s.%N; }
 since() { echo "$1 $(now)" | awk '{ printf "%.1f", $2 - $1 }'; }
@@ -40,12 +42,12 @@ if cells=$(step 60 cluster status --json 2>/dev/null); then
 else
     echo "demo: this host becomes a cluster of two cells"
     cluster=up
-    step 120 cluster up --cells 2
+    step 120 cluster up --lab $lab --cells 2
 fi
 
 echo "demo: one VM boots across both"
 start=$(now)
-step 120 run -d --name "$vm" --image "$image" --cpus 4 --memory 1G --net none --span 0,1 --disk "$cache/bzip2.tar" >/dev/null
+step 120 run --lab $lab -d --name "$vm" --image "$image" --cpus 4 --memory 1G --net none --span 0,1 --disk "$cache/bzip2.tar" >/dev/null
 started=yes
 until in_guest 60 true 2>"$log"; do
     (($(date +%s) - ${start%.*} < 240)) || fail "no agent answers after 240 s: $(tail -n 1 "$log")"

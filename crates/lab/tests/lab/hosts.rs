@@ -88,6 +88,15 @@ fn lab_after_lab_comes_up_and_works() {
 fn two_hosts_have_their_nodes_their_network_and_shared_memory() {
     let _turn = turn();
     let lab_of_two = Background::up(LAB);
+    let emulators = hosts(&format!("{}/", lab_of_two.name));
+    assert_eq!(emulators.len(), 2);
+    for pid in emulators {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        assert!(
+            status.contains("Seccomp:\t2"),
+            "QEMU runs without its filter: {status}"
+        );
+    }
 
     let script = "cd /sys/devices/system/node; cat online node*/distance node*/cpulist; \
                   sed -n 's/.*MemTotal: *//p' node*/meminfo; hostname";

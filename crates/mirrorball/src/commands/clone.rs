@@ -20,7 +20,7 @@ use diskstore::image::data_directory;
 use miette::{IntoDiagnostic, Result, miette};
 
 use super::flags;
-use super::place::{self, Found, LabChoice, find};
+use super::place::{self, Demand, Found, LabChoice, find};
 use crate::{guest, progress};
 
 /// Where the number goes in a pattern of names.
@@ -174,7 +174,7 @@ pub fn restore(args: &RestoreArgs) -> Result<ExitCode> {
     let directory = Directory::open(&path, &owners).map_err(|error| miette!("{error}"))?;
     let (name, spec) = cell::snapshot::about(&directory).map_err(|error| miette!("{error}"))?;
     let granted = granted(args, &spec, &directory)?;
-    if let Some(code) = place::enter_lab(args.lab)? {
+    if let Some(code) = place::enter_lab(args.lab, Demand::of([&granted.spec], true))? {
         return Ok(code);
     }
     eprintln!(

@@ -17,7 +17,7 @@ use config::cluster::{CellPlan, ClusterSpec, HostNodes, Site};
 use config::cpulist;
 use miette::{IntoDiagnostic, Result, miette};
 
-use super::place::{LabChoice, enter_lab, in_lab};
+use super::place::{Demand, LabChoice, enter_lab, in_lab};
 
 /// How long all cells may take until each knows all others.
 const UP_LIMIT: Duration = Duration::from_secs(20);
@@ -105,7 +105,7 @@ pub fn cluster(command: &ClusterCommand) -> Result<ExitCode> {
 }
 
 fn up(file: Option<&PathBuf>, count: Option<u16>, name: Option<&str>, lab: LabChoice) -> Result<ExitCode> {
-    if let Some(code) = enter_lab(lab)? {
+    if let Some(code) = enter_lab(lab, Demand::default())? {
         return Ok(code);
     }
     let (plan, site) = plan(file, count, name)?;

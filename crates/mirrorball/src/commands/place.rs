@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use cell::registry::{Registry, RegistryError};
+use config::VmSpec;
+use config::vm::SandboxSpec;
 use miette::{IntoDiagnostic, Result, miette};
 use shard::probe::{Verdict, probe};
 
@@ -20,18 +22,79 @@ pub enum LabChoice {
     Never,
 }
 
+/// What a command needs of the wall around its VMs. The lab has none: an emulated CPU is no boundary of security, and the lab's
+/// host has this machine's files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Demand {
+    /// A VM requires the sandbox.
+    pub sandbox: bool,
+    /// The VMs outlive the command.
+    pub detached: bool,
+}
+
+impl Demand {
+    /// The demand of VMs of these specs.
+    pub fn of<'a>(specs: impl IntoIterator<Item = &'a VmSpec>, detached: bool) -> Self {
+        let mut specs = specs.into_iter();
+        Self {
+            sandbox: specs.any(|spec| spec.sandbox == SandboxSpec::Require),
+            detached,
+        }
+    }
+
+    /// Why the lab may not take the place of this machine's KVM unasked, if it may not.
+    fn forbids_lab(self, is_root: bool) -> Option<&'static str> {
+        match self {
+            Self { sandbox: true, .. } => Some("`sandbox = \"require\"`"),
+            Self { detached: true, .. } => Some("VMs that are left running"),
+            _ if is_root => Some("root's VMs"),
+            _ => None,
+        }
+    }
+}
+
+/// Where a command runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Decision {
+    Here,
+    /// In the lab, for this reason.
+    Lab(String),
+    /// Nowhere: this needs a wall, and KVM is not usable for that reason.
+    Refuse(&'static str, String),
+}
+
+/// Decides where a command runs that is not in the lab yet. `probe` tells whether this machine's KVM can run guests.
+fn decide(choice: LabChoice, demand: Demand, is_root: bool, probe: impl FnOnce() -> Verdict) -> Decision {
+    match choice {
+        LabChoice::Never => Decision::Here,
+        LabChoice::Always => Decision::Lab("--lab=always".to_owned()),
+        LabChoice::Auto => match (probe(), demand.forbids_lab(is_root)) {
+            (Verdict::Usable, _) => Decision::Here,
+            (verdict, None) => Decision::Lab(verdict.to_string()),
+            (verdict, Some(what)) => Decision::Refuse(what, verdict.to_string()),
+        },
+    }
+}
+
 /// Runs this same command in the lab if it must be run there.
-pub fn enter_lab(choice: LabChoice) -> Result<Option<ExitCode>> {
-    if lab::auto::inside() || choice == LabChoice::Never {
+///
+/// # Errors
+/// When the VMs need the wall around a guest that only KVM gives, and the user has not asked for the lab.
+pub fn enter_lab(choice: LabChoice, demand: Demand) -> Result<Option<ExitCode>> {
+    if lab::auto::inside() {
         return Ok(None);
     }
-    let why = match (choice, probe()) {
-        (LabChoice::Always, _) => "--lab=always".to_owned(),
-        (_, Verdict::Usable) => return Ok(None),
-        (_, verdict) => verdict.to_string(),
-    };
-    eprintln!("mirrorball: running in the lab: {why}");
-    lab::auto::enter(&argv_os()).map(Some).into_diagnostic()
+    match decide(choice, demand, nix::unistd::geteuid().is_root(), probe) {
+        Decision::Here => Ok(None),
+        Decision::Lab(why) => {
+            eprintln!("mirrorball: running in the lab: {why}");
+            lab::auto::enter(&argv_os()).map(Some).into_diagnostic()
+        }
+        Decision::Refuse(what, why) => Err(miette!(
+            help = "use a machine with KVM; for an experiment, --lab=always runs them in the lab, which isolates nothing",
+            "{what} need isolation, and this machine can't give it: {why}"
+        )),
+    }
 }
 
 /// A running VM: its directory here, or the exit status of this same command in the lab where it runs.
@@ -69,4 +132,55 @@ pub fn in_lab() -> Result<Option<ExitCode>> {
 /// This command's arguments.
 pub(super) fn argv_os() -> Vec<std::ffi::OsString> {
     std::env::args_os().skip(1).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn missing() -> Verdict {
+        Verdict::Missing
+    }
+
+    fn spec(text: &str) -> VmSpec {
+        config::parse("vm.toml", &format!("image = \"tiny\"\n{text}")).unwrap()
+    }
+
+    #[test]
+    fn the_lab_replaces_no_isolation_that_was_required() {
+        let require = Demand::of([&spec(""), &spec("sandbox = \"require\"")], false);
+        let detached = Demand::of([&spec("")], true);
+        let plain = Demand::of([&spec("")], false);
+        for (demand, is_root, what) in [
+            (require, false, "require"),
+            (detached, false, "left running"),
+            (plain, true, "root"),
+        ] {
+            let decision = decide(LabChoice::Auto, demand, is_root, missing);
+            assert!(
+                matches!(&decision, Decision::Refuse(why, _) if why.contains(what)),
+                "{demand:?}: {decision:?}"
+            );
+            let asked = decide(LabChoice::Always, demand, is_root, missing);
+            assert!(matches!(asked, Decision::Lab(_)), "{asked:?}");
+        }
+        let decision = decide(LabChoice::Auto, plain, false, missing);
+        assert!(matches!(decision, Decision::Lab(_)), "{decision:?}");
+    }
+
+    #[test]
+    fn commands_run_here_where_kvm_is_usable_or_the_lab_is_not_wanted() {
+        for is_root in [false, true] {
+            let demand = Demand {
+                sandbox: true,
+                detached: true,
+            };
+            assert_eq!(
+                decide(LabChoice::Auto, demand, is_root, || Verdict::Usable),
+                Decision::Here
+            );
+            let unasked = || -> Verdict { panic!("the probe takes its time") };
+            assert_eq!(decide(LabChoice::Never, demand, is_root, unasked), Decision::Here);
+        }
+    }
 }

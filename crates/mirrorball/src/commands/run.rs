@@ -15,7 +15,8 @@ use config::{HostFacts, SpanSpec, VmSpec};
 use miette::{Result, miette};
 
 use super::flags::{self, RunArgs};
-use super::{check, hosts, place};
+use super::place::{self, Demand};
+use super::{check, hosts};
 
 /// Starts the VMs; the exit status is that of the first that did not end well.
 pub fn run(args: &RunArgs) -> Result<ExitCode> {
@@ -30,7 +31,10 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     {
         return Ok(code);
     }
-    if let Some(code) = place::enter_lab(args.lab)? {
+    if let Some(code) = place::enter_lab(
+        args.lab,
+        Demand::of(vms.iter().map(|(_, spec)| spec), args.detach),
+    )? {
         return Ok(code);
     }
     let lease = Lease::start(
