@@ -15,7 +15,13 @@ pub struct VmFile {
     name: String,
     head: String,
     tables: String,
+    host: Option<&'static str>,
 }
+
+/// The host's file by which all VMs of a user share pages, root's too.
+pub const SHARE_BETWEEN_ALL: &str = "share_between = \"all\"\n";
+/// The one by which VMs of one command share, and nobody else.
+pub const SHARE_BETWEEN_GROUP: &str = "share_between = \"group\"\n";
 
 impl VmFile {
     /// The image of these tests: Debian's cloud kernel, the agent and busybox, no root disk.
@@ -36,6 +42,7 @@ impl VmFile {
             name,
             head,
             tables: String::new(),
+            host: None,
         }
         .key("memory", "\"128M\"")
         .key("nets", "[]")
@@ -83,6 +90,12 @@ impl VmFile {
         self
     }
 
+    /// Starts the VM with this text as the host's file.
+    pub fn host_file(mut self, text: &'static str) -> Self {
+        self.host = Some(text);
+        self
+    }
+
     /// The VM's name.
     pub fn name(&self) -> &str {
         &self.name
@@ -110,7 +123,12 @@ impl VmFile {
     #[track_caller]
     pub fn start_only(&self, scratch: &Scratch) -> Vm {
         let file = self.write(scratch);
-        let started = mirrorball(["run", "-d"]).args([&file]).run();
+        let mut call = mirrorball(["run", "-d"]).args([&file]);
+        if let Some(text) = self.host {
+            let path = scratch.write(&format!("{}-host.toml", self.name), text);
+            call = call.env("MIRRORBALL_HOST_FILE", path);
+        }
+        let started = call.run();
         // Made before the check: should the command fail half-way, the VM ends all the same.
         let vm = Vm {
             name: self.name.clone(),

@@ -10,6 +10,7 @@ use std::time::Duration;
 use guest_tests::command::Call;
 use guest_tests::pattern::{SECTOR_BYTES, Sectors, canary, digest};
 use guest_tests::repetitions::seconds;
+use guest_tests::vm::SHARE_BETWEEN_ALL;
 use guest_tests::{Scratch, Vm, VmFile, wait};
 
 const VMS: u64 = 8;
@@ -38,7 +39,8 @@ fn eight_vms_check_every_read_for_minutes_and_hold_nobody_elses_bytes() {
             let file = VmFile::new(&format!("load-{number}"))
                 .cpus(1 + (number % 2) as u8)
                 .disk(&path, &format!("share = \"{share}\""));
-            let vm = file.start(&scratch);
+            // Their commands are root's, whose VMs share by groups otherwise.
+            let vm = file.host_file(SHARE_BETWEEN_ALL).start(&scratch);
             vm.add_tool();
             vm
         })
@@ -73,6 +75,7 @@ fn eight_vms_check_every_read_for_minutes_and_hold_nobody_elses_bytes() {
     let newcomer = VmFile::new("newcomer")
         .memory("512M")
         .disk(&path, "")
+        .host_file(SHARE_BETWEEN_ALL)
         .start(&scratch);
     newcomer.add_tool();
     newcomer

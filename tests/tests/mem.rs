@@ -3,6 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
+use guest_tests::vm::SHARE_BETWEEN_ALL;
 use guest_tests::{Scratch, Vm, VmFile, mirrorball, wait};
 use serde_json::Value;
 
@@ -122,7 +123,10 @@ fn pages_of_a_file_mapped_by_two_vms_are_shared_until_they_are_written() {
     let base = scratch.write("base.raw", vec![0x5a; FILE_BYTES]);
     let vms: Vec<Vm> = ["base-a", "base-b"]
         .iter()
-        .map(|name| VmFile::new(name).disk(&base, "as = \"pmem\"").start(&scratch))
+        .map(|name| {
+            let file = VmFile::new(name).disk(&base, "as = \"pmem\"");
+            file.host_file(SHARE_BETWEEN_ALL).start(&scratch)
+        })
         .collect();
     for vm in &vms {
         vm.sh("for i in $(seq 50); do [ -b /dev/pmem0 ] && break; sleep 0.1; done");

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use guest_tests::command::Call;
 use guest_tests::pattern::{Numbers, digest};
-use guest_tests::{Scratch, Vm, VmFile, wait};
+use guest_tests::vm::{SHARE_BETWEEN_ALL, SHARE_BETWEEN_GROUP};
+use guest_tests::{Scratch, Vm, VmFile, mirrorball, wait};
 use serde_json::Value;
 
 const FILE_BYTES: usize = 24 << 20;
@@ -34,6 +35,7 @@ fn start(scratch: &Scratch, name: &str, image: &Path, share: &str) -> Vm {
     let vm = VmFile::new(name)
         .memory("256M")
         .disk(image, &format!("share = \"{share}\""))
+        .host_file(SHARE_BETWEEN_ALL)
         .start(scratch);
     vm.sh("mount -t ext4 /dev/vda /mnt");
     vm
@@ -137,7 +139,7 @@ fn share_groups_have_no_file_in_common() {
     let (image, _) = file_system(&scratch);
     let sha256_of_file = sha256(&scratch.join("tree").join("file"));
     let start = |name: &str, group: Option<&str>| {
-        let mut file = VmFile::new(name).disk(&image, "");
+        let mut file = VmFile::new(name).disk(&image, "").host_file(SHARE_BETWEEN_ALL);
         if let Some(group) = group {
             file = file.key("share_group", &format!("{group:?}"));
         }
@@ -168,6 +170,36 @@ fn share_groups_have_no_file_in_common() {
         );
         assert_eq!(images[one].len(), images[other].len());
     }
+    expect_kept_apart(&scratch, &image, &vms[3]);
+}
+
+/// By the host's file VMs of two commands are of two groups: the second one may not map what the first one maps. Guests need not
+/// boot for that.
+fn expect_kept_apart(scratch: &Scratch, image: &Path, first: &Vm) {
+    let disk = |more: &str| {
+        VmFile::new("apart")
+            .disk(image, more)
+            .host_file(SHARE_BETWEEN_GROUP)
+    };
+    let vm = disk("share = \"at-read\"").start_only(scratch);
+    let (one, other) = (first.inspect(), vm.inspect());
+    assert_ne!(one["share_group"], other["share_group"]);
+    let apart = other["kept_apart"].as_array().expect("files of another group's");
+    let path = Value::String(image.to_string_lossy().into_owned());
+    assert!(apart.contains(&path), "{path} is mapped by two groups: {other:#}");
+    assert_eq!(other["spec"]["disks"][0]["share"], "never", "{other:#}");
+    vm.kill();
+    let mapped = disk("as = \"pmem\"").write(scratch);
+    let host = scratch.write("host.toml", SHARE_BETWEEN_GROUP);
+    let refused = mirrorball(["run", "-d"])
+        .args([&mapped])
+        .env("MIRRORBALL_HOST_FILE", host)
+        .run()
+        .expect(1);
+    assert!(
+        refused.errors().contains("VMs of another share group map it"),
+        "{refused}"
+    );
 }
 
 /// A group whose copies of images go with the test.

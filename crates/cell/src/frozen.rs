@@ -26,7 +26,8 @@ use shard::snapshot::STATE_BYTES_MAX;
 
 use self::handed::{check_sealed, for_reading};
 use crate::control::Request;
-use crate::open::scratch_directory;
+use crate::open::{Opened, scratch_directory};
+use crate::share_group::ShareGroup;
 use crate::text::printable;
 
 /// How long freezing may take: standing still, and copying what the temporary overlays hold.
@@ -50,6 +51,8 @@ pub enum FreezeAnswer {
 pub struct FrozenFiles {
     /// What the VM was started from.
     pub spec: VmSpec,
+    /// Its share group, which its clones join.
+    pub share_group: ShareGroup,
     /// State and memory.
     pub resume: ResumeLaunch,
     /// For each disk, its temporary overlays, the newest first.
@@ -63,6 +66,8 @@ pub struct FrozenFiles {
 pub struct FrozenVm {
     /// What it was started from.
     pub spec: VmSpec,
+    /// The share group that it brings along.
+    pub share_group: Option<ShareGroup>,
     /// Its state.
     pub state: File,
     /// Its memory: its own file, then the layers.
@@ -102,6 +107,7 @@ impl FrozenVm {
                 .map(|overlays| overlays.into_iter().map(&mut take).collect())
                 .collect::<io::Result<_>>()?,
             spec: frozen.spec,
+            share_group: Some(frozen.share_group),
             paused_us: frozen.paused_us,
         })
     }
@@ -184,6 +190,7 @@ fn card_obstacle(spec: &VmSpec) -> Option<String> {
 pub struct Freezable {
     socket: UnixStream,
     spec: VmSpec,
+    share_group: ShareGroup,
     /// Length of the memory's file, and of each layer.
     memory_bytes: u64,
     /// Those of each disk that has any.
@@ -220,18 +227,19 @@ impl Overlays {
 }
 
 impl Freezable {
-    /// For the VM of `spec`, which runs with `launch` and `files`; its shard listens at the other end of `socket`.
-    pub fn new(spec: VmSpec, launch: &LaunchSpec, files: &[OwnedFd], socket: UnixStream) -> io::Result<Self> {
+    /// For the VM `opened`, which runs with `launch`; its shard listens at the other end of `socket`.
+    pub fn new(opened: &Opened, launch: &LaunchSpec, socket: UnixStream) -> io::Result<Self> {
         socket.set_write_timeout(Some(FREEZE_LIMIT))?;
         let layout = Layout::new(launch.memory.bytes, &[]);
         let overlays = launch
             .disks
             .iter()
-            .map(|disk| Overlays::of(disk, files))
+            .map(|disk| Overlays::of(disk, &opened.files))
             .collect::<io::Result<_>>()?;
         Ok(Self {
             socket,
-            spec,
+            spec: opened.spec.clone(),
+            share_group: opened.claims.group().clone(),
             memory_bytes: layout.map_or(0, |layout| layout.ram_end()),
             overlays,
         })
@@ -340,6 +348,7 @@ impl Freezable {
         }
         let frozen = FrozenFiles {
             spec: self.spec.clone(),
+            share_group: self.share_group.clone(),
             resume,
             overlays,
             paused_us,
@@ -395,6 +404,7 @@ mod tests {
         Freezable {
             socket,
             spec: serde_json::from_str(r#"{"image": "tiny"}"#).unwrap(),
+            share_group: ShareGroup::of_run().unwrap(),
             memory_bytes: MEMORY_BYTES,
             overlays: vec![Some(Overlays {
                 bytes: OVERLAY_BYTES,
@@ -531,6 +541,7 @@ mod tests {
         let freezable = Freezable {
             socket: near,
             spec: serde_json::from_str("{}").unwrap(),
+            share_group: ShareGroup::of_run().unwrap(),
             memory_bytes: MEMORY_BYTES,
             overlays: Vec::new(),
         };

@@ -32,6 +32,7 @@ pub mod runtime;
 mod shard_limits;
 mod shard_log;
 mod shard_process;
+pub mod share_group;
 pub mod snapshot;
 pub mod spanning;
 pub mod spawn;

@@ -13,7 +13,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use config::VmSpec;
+use config::settings::ShareBetween;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 use shard::chain::chain;
 use shard::launch::Ending;
@@ -24,6 +26,7 @@ use crate::frozen::FrozenVm;
 use crate::handle::Handle;
 use crate::nodes::span_nodes;
 use crate::registry::{Entry, Record, Registry, State};
+use crate::share_group::{Claims, Grouping, ShareGroup};
 use crate::snapshot::directory::Directory;
 use crate::spanning::Span;
 use crate::vm;
@@ -44,6 +47,37 @@ pub struct Batch {
     /// What they go on from, instead of booting. Their specs are then the source's own, but for what makes them different.
     #[serde(default)]
     pub source: Option<Source>,
+    /// Which VMs share pages with them.
+    pub share_between: ShareBetween,
+    /// The user id of the API's member that starts them.
+    #[serde(default)]
+    pub member: Option<u32>,
+}
+
+/// What holds for all VMs of a batch.
+#[derive(Clone, Debug)]
+struct Terms {
+    grouping: Grouping,
+    member: Option<u32>,
+}
+
+impl Terms {
+    fn of(batch: &Batch) -> io::Result<Self> {
+        Ok(Self {
+            grouping: Grouping {
+                between: batch.share_between,
+                uid: geteuid(),
+                run: ShareGroup::of_run()?,
+            },
+            member: batch.member,
+        })
+    }
+
+    /// The share group of a VM; one that goes on where another stood has that one's, with which it has its memory in common.
+    fn share_group(&self, spec: &VmSpec, frozen: Option<&FrozenVm>) -> ShareGroup {
+        let brought = frozen.and_then(|frozen| frozen.share_group.clone());
+        brought.unwrap_or_else(|| self.grouping.of(spec))
+    }
 }
 
 /// What VMs go on from.
@@ -141,6 +175,7 @@ pub fn run(lease: UnixStream) -> io::Result<()> {
     let mut line = String::new();
     lines.read_line(&mut line)?;
     let batch: Batch = serde_json::from_str(&line)?;
+    let terms = Terms::of(&batch)?;
     let lease = Arc::new(Mutex::new(lease));
     let recorder = batch.source.as_ref().and_then(Source::directory);
     let frozen = match batch.source.as_ref().map(Source::open).transpose() {
@@ -159,10 +194,10 @@ pub fn run(lease: UnixStream) -> io::Result<()> {
     for (name, spec) in batch.vms {
         let handle = Handle::default();
         handles.insert(name.clone(), handle.clone());
-        let (lease, frozen) = (lease.clone(), frozen.clone());
+        let (lease, frozen, terms) = (lease.clone(), frozen.clone(), terms.clone());
         // The shard dies with the thread that starts it, so this one stays to the end.
         threads.push(std::thread::Builder::new().name(name.clone()).spawn(move || {
-            if let Err(why) = one(&name, &spec, frozen.as_deref(), &handle, &lease) {
+            if let Err(why) = one(&name, &spec, frozen.as_deref(), &terms, &handle, &lease) {
                 tell(&lease, &Event::Failed { name, why });
             }
             handle.over();
@@ -233,6 +268,7 @@ fn one(
     name: &str,
     spec: &VmSpec,
     frozen: Option<&FrozenVm>,
+    terms: &Terms,
     handle: &Handle,
     lease: &Lease,
 ) -> Result<(), String> {
@@ -251,17 +287,26 @@ fn one(
     let entry = registry.claim(name).map_err(|error| line(&error))?;
     let cid = registry.next_cid().map_err(|error| line(&error))?;
     let mut record = record(name, spec, cid);
+    record.member = terms.member;
     record.cell = tenure.map(Tenure::cell);
     record.borrowed = tenure.map_or_else(Vec::new, |tenure| tenure.borrowed().to_vec());
     record.span = span.as_ref().map_or_else(Vec::new, Span::parts);
     entry.write(&record).map_err(|error| line(&error))?;
-    let mut opened = open::open(spec, name, entry.folder(), cid).map_err(|error| line(&error))?;
+    let group = terms.share_group(spec, frozen);
+    let claims = Claims::new(group.clone());
+    let mut opened = open::open(spec, name, entry.folder(), cid, claims).map_err(|error| line(&error))?;
+    record.share_group = Some(group);
+    record.kept_apart = opened.claims.refused().to_vec();
+    record.spec = opened.spec.clone();
     if let Some((span, how)) = span.as_ref().zip(spec.span.as_ref()) {
         let files = Files::open().map_err(|error| line(&error))?;
         let known = known::all(&files).map_err(|error| line(&error))?;
         opened.launch.nodes = span_nodes(&span.parts(), &known, how.memory());
     }
     if let Some(frozen) = frozen {
+        opened
+            .claim_frozen(&frozen.memory)
+            .map_err(|error| line(&error))?;
         frozen
             .resume(&mut opened.launch, &mut opened.files)
             .map_err(|error| line(&error))?;
@@ -336,6 +381,9 @@ fn record(name: &str, spec: &VmSpec, cid: u32) -> Record {
         borrowed: Vec::new(),
         span: Vec::new(),
         sandbox_missing: Vec::new(),
+        share_group: None,
+        kept_apart: Vec::new(),
+        member: None,
         spec: spec.clone(),
     }
 }

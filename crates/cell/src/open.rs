@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicU64;
 use config::vm::{
     DiskDevice, DiskFormatSpec, DiskMode, NetKind, NetSpec, PagesSpec, SandboxSpec, ShareSpec, VmSpec,
 };
-use diskstore::disk::{DiskRequest, Format, Mode, OpenDisk, allocate_whole, note_use};
+use diskstore::disk::{DiskRequest, Format, Layer, Mode, OpenDisk, allocate_whole, note_use};
 use diskstore::group::{self, GroupError, OwnCopy};
 use diskstore::image::{Image, ImageStore};
 use hostfiles::private;
@@ -27,6 +27,7 @@ use crate::cluster::addresses;
 use crate::cluster::files;
 use crate::cmdline;
 use crate::monitor::bind;
+use crate::share_group::{Apart, Claims, maps_pages};
 
 /// Why a VM can't start: one line, what and how to mend it.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +54,17 @@ pub enum OpenError {
         #[source]
         source: io::Error,
     },
+    /// A file that is mapped as a whole, and that VMs of another share group map.
+    #[error(
+        "{what} {path}: VMs of another share group map it, and this VM can't run without; give them one `share_group`, \
+         end them, or let all VMs share (`share_between` in the host's file)"
+    )]
+    KeptApart {
+        /// What the file is to the VM.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+    },
     /// Nothing to boot.
     #[error("no kernel to boot: name an image that has one, or a kernel file")]
     NoKernel,
@@ -64,8 +76,10 @@ pub enum OpenError {
 /// An opened VM. What must live as long as the VM is in here; the files are the shard's.
 #[derive(Debug)]
 pub struct Opened {
-    /// What it was opened from.
+    /// What it was opened from; what may not be shared with others does not share.
     pub spec: VmSpec,
+    /// Its claims on the files whose pages it maps.
+    pub claims: Claims,
     /// For the shard; its `handover`, `log`, `users` and its vsock's `ports` are for each boot to fill in.
     pub launch: LaunchSpec,
     /// The files it refers to.
@@ -154,8 +168,30 @@ pub fn scratch_directory() -> PathBuf {
     named.map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from)
 }
 
-/// Opens everything. `folder` is the VM's in the runtime directory; `cid` its address on the socket device.
-pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened, OpenError> {
+/// The files of an open disk whose pages a VM may map.
+fn mappable(disk: &OpenDisk, pmem: bool) -> &[Layer] {
+    match disk.layers.split_last() {
+        // Persistent memory is the base alone.
+        Some((_, above)) if pmem => &disk.layers[above.len()..],
+        // Only the top layer is ever written.
+        _ => disk
+            .layers
+            .get(usize::from(!disk.read_only)..)
+            .unwrap_or_default(),
+    }
+}
+
+/// Opens everything. `folder` is the VM's in the runtime directory; `cid` its address on the socket device; `claims` those of
+/// its share group.
+pub fn open(
+    spec: &VmSpec,
+    name: &str,
+    folder: &Path,
+    cid: u32,
+    mut claims: Claims,
+) -> Result<Opened, OpenError> {
+    let mut apart = Apart::default();
+    let maps = |share: Share| share != Share::Never && maps_pages(spec);
     let mut files = Files(Vec::new());
     let kvm_path = Path::new("/dev/kvm");
     let kvm = OpenOptions::new()
@@ -194,6 +230,14 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
         Some(path) => Some(files.add(readable("initrd", &grouped.own("initrd", &path)?)?)),
         None => None,
     };
+    let mut share_boot = share(spec, None);
+    let boot = [Some(kernel), initrd]
+        .into_iter()
+        .flatten()
+        .map(|fd| &files.0[fd.0]);
+    if maps(share_boot) && !claims.claim(boot, &kernel_path) {
+        (apart.boot, share_boot) = (true, Share::Never);
+    }
     let scratch = scratch_directory();
     let mut disks = Vec::new();
     let mut launches = Vec::new();
@@ -210,6 +254,7 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
             scratch_dir: scratch.clone(),
             vm_name: name.to_owned(),
         });
+    let roots = usize::from(root.is_some());
     let queues_default = u16::from(spec.cpus).min(4);
     let mut requests: Vec<(DiskRequest, u16, bool, Share)> = root
         .into_iter()
@@ -241,7 +286,7 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
     }));
     let mut keeps_writes = false;
     let mut disk_file_bytes = 0;
-    for (index, (mut request, queues, pmem, share)) in requests.into_iter().enumerate() {
+    for (index, (mut request, queues, pmem, mut share)) in requests.into_iter().enumerate() {
         keeps_writes |= request.persistent;
         if request.mode == Mode::Private {
             request.path = grouped.own("disk", &request.path)?;
@@ -252,6 +297,20 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
             request.overlay_path = Some(overlays.join(format!("{index}.qcow2")));
         }
         let mut disk = diskstore::disk::open(&request)?;
+        let mapped = mappable(&disk, pmem).iter().map(|layer| &layer.file);
+        if (pmem || maps(share)) && !claims.claim(mapped, &request.path) {
+            if pmem {
+                return Err(OpenError::KeptApart {
+                    what: "pmem disk",
+                    path: request.path,
+                });
+            }
+            share = Share::Never;
+            match index.checked_sub(roots) {
+                Some(number) => apart.disks.push(number),
+                None => apart.root = true,
+            }
+        }
         if let (true, false, [own]) = (pmem && request.persistent, disk.read_only, &disk.layers[..]) {
             // A write to a mapping that finds no room is not an error to the guest, but the end of the VM.
             allocate_whole(&own.file).map_err(|source| OpenError::File {
@@ -373,7 +432,7 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
         nets,
         vsock,
         balloon: spec.has_balloon(),
-        share_boot: share(spec, None),
+        share_boot,
         users: Vec::new(),
         span: None,
         resume: None,
@@ -390,7 +449,8 @@ pub fn open(spec: &VmSpec, name: &str, folder: &Path, cid: u32) -> Result<Opened
         },
     };
     Ok(Opened {
-        spec: spec.clone(),
+        spec: apart.spec(spec),
+        claims,
         launch,
         files: files.0,
         console,
@@ -453,6 +513,21 @@ impl Opened {
     pub fn helper_pids(&self) -> impl Iterator<Item = u32> + '_ {
         let cards = self.passt.iter();
         cards.filter_map(|card| card.child.as_ref().map(PasstChild::id))
+    }
+
+    /// Claims the memory of the frozen VM that this one goes on from, and checks that this one may map what that one did.
+    ///
+    /// # Errors
+    /// When VMs of another share group map the memory, or an image that it stands for.
+    pub fn claim_frozen(&mut self, memory: &[File]) -> Result<(), OpenError> {
+        self.claims.claim(memory, Path::new("of the snapshot"));
+        match self.claims.refused().first() {
+            None => Ok(()),
+            Some(path) => Err(OpenError::KeptApart {
+                what: "memory or an image",
+                path: path.clone(),
+            }),
+        }
     }
 
     /// Makes everything ready for another boot of the same VM: disks keep their writes, networks start anew, since a frame

@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cluster::interface::Part;
 use crate::runtime;
+use crate::share_group::ShareGroup;
 
 /// Marks a directory of this program's, all of whose entries it may remove.
 const MARKER: &str = ".mirrorball";
@@ -61,6 +62,15 @@ pub struct Record {
     pub span: Vec<policy::span::Part>,
     /// What of the sandbox could not be applied.
     pub sandbox_missing: Vec<String>,
+    /// The group of the VMs that share pages with it.
+    #[serde(default)]
+    pub share_group: Option<ShareGroup>,
+    /// Its files that VMs of another group map: it reads copies of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kept_apart: Vec<PathBuf>,
+    /// The user id of the API's member that started it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub member: Option<u32>,
     /// What it was started from.
     pub spec: config::VmSpec,
 }

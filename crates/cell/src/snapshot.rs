@@ -35,6 +35,7 @@ use shard::snapshot::{MachineState, STATE_BYTES_MAX};
 
 use self::directory::{Directory, caller};
 use crate::frozen::FrozenVm;
+use crate::share_group::ShareGroup;
 
 /// The version of this format.
 const VERSION: u32 = 1;
@@ -130,6 +131,9 @@ struct Manifest {
     /// The name the VM had.
     name: String,
     spec: VmSpec,
+    /// The share group of the VM.
+    #[serde(default)]
+    share_group: Option<ShareGroup>,
     /// For each disk, how many overlays.
     overlays: Vec<usize>,
     /// Each file's length.
@@ -203,6 +207,7 @@ fn write_all(vm: &FrozenVm, name: &str, directory: &Path) -> Result<u64, Snapsho
         version: VERSION,
         name: name.to_owned(),
         spec: vm.spec.clone(),
+        share_group: vm.share_group.clone(),
         overlays: vm.overlays.iter().map(Vec::len).collect(),
         files: Vec::new(),
     };
@@ -428,6 +433,8 @@ pub fn open(directory: &Directory) -> Result<FrozenVm, SnapshotError> {
     prefetch(directory, &memory);
     Ok(FrozenVm {
         spec: manifest.spec,
+        // Other groups' names are no secrets, so a snapshot of somebody else's may not bring one.
+        share_group: manifest.share_group.filter(ShareGroup::is_of_run),
         state: take(STATE)?,
         memory: vec![memory],
         overlays,

@@ -268,7 +268,7 @@ fn one_boot(
     launch.span = boot.as_ref().map(|boot| boot.launch(0, &mut files));
     let freezable = boot
         .is_none()
-        .then(|| Freezable::new(opened.spec.clone(), &launch, &opened.files, handover))
+        .then(|| Freezable::new(opened, &launch, handover))
         .transpose()?;
     let home = Arc::new(start(0)?);
     launch.sandbox = home.sandbox.clone();

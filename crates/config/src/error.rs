@@ -54,6 +54,24 @@ impl ConfigError {
         }
     }
 
+    /// The file and the line, for a message of one line.
+    pub fn place(&self) -> Option<String> {
+        let (text, span) = (self.source_code.as_ref()?, self.span?);
+        let line = text.inner().get(..span.offset())?.matches('\n').count() + 1;
+        Some(format!("{} line {line}", text.name()))
+    }
+
+    /// About a file that has no text to point at.
+    pub(crate) fn without_text(message: String, mend: String) -> Self {
+        Self {
+            message,
+            source_code: None,
+            span: None,
+            label: "here",
+            mend: Some(mend),
+        }
+    }
+
     fn at(source_name: &str, text: &str, span: Option<Range<usize>>, message: String, mend: String) -> Self {
         // What is nowhere in the text is shown at its start: an error without a place would not name its file.
         let span = fit(text, span.unwrap_or(0..0));

@@ -10,6 +10,7 @@ mod fault;
 mod host;
 pub mod lab;
 mod reader;
+pub mod settings;
 mod span;
 #[cfg(test)]
 mod tests;

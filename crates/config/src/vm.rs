@@ -64,7 +64,7 @@ pub struct VmSpec {
     /// How disks that do not say share memory: `adaptive`, `deferred`, `at-read`, `never`.
     #[serde(default)]
     pub share: Option<ShareSpec>,
-    /// The group of VMs that share memory with one another; with all that have none when absent.
+    /// The group of VMs that share memory with one another; the host's file says who shares when absent.
     #[serde(default)]
     pub share_group: Option<String>,
     /// The cell of the cluster to run in; where there is most room when absent.

@@ -2,25 +2,30 @@
 
 use std::io::ErrorKind;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::body::{Body, to_bytes};
 use axum::extract::{Path, Request, State};
 use axum::http::{StatusCode, header};
+use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
-use axum::{Json, Router};
+use axum::{Extension, Json, Router};
 use cell::cluster::client;
 use cell::cluster::files::Files;
 use cell::control::{self, Answer, ask};
 use cell::lease::Lease;
 use cell::monitor::{Batch, Event};
 use cell::registry::{self, Record, Registry, RegistryError};
+use config::settings::{MemberPolicy, ShareBetween, Usage};
 use config::{ConfigError, HostFacts, VmSpec};
+use nix::unistd::geteuid;
 use serde::de::DeserializeOwned;
 use utoipa::OpenApi;
 
+use crate::caller::{Caller, MemberRights, recognize};
+use crate::place;
 use crate::problem::Problem;
 use crate::views::{Balloon, Cell, Stop, Stopped, Vm, VmDetails};
 use crate::{events, metrics};
@@ -40,7 +45,25 @@ const STOP_LIMIT_MAX_S: u64 = 3600;
 #[derive(Clone, Debug)]
 pub struct Context {
     /// The program that starts VMs: `mirrorball`.
-    pub program: Arc<PathBuf>,
+    program: Arc<PathBuf>,
+    /// Which VMs share pages with those that are started here.
+    share_between: ShareBetween,
+    /// What members of the group may do.
+    pub(crate) rights: Arc<MemberRights>,
+    /// Held while a member's VM starts: two that start at once are within the limits together.
+    members_start: Arc<Mutex<()>>,
+}
+
+impl Context {
+    /// For an API that starts VMs by `program`.
+    pub fn new(program: PathBuf, share_between: ShareBetween, rights: MemberRights) -> Self {
+        Self {
+            program: Arc::new(program),
+            share_between,
+            rights: Arc::new(rights),
+            members_start: Arc::default(),
+        }
+    }
 }
 
 type Result<T> = std::result::Result<T, Problem>;
@@ -95,6 +118,7 @@ pub fn router(context: Context) -> Router {
                 "not for this resource; /openapi.json says which methods it has",
             )
         })
+        .layer(from_fn_with_state(context.clone(), recognize))
         .with_state(context)
 }
 
@@ -144,10 +168,17 @@ fn folder(name: &str) -> Result<PathBuf> {
     })
 }
 
-/// What one VM answers.
-async fn order(name: String, request: control::Request, limit: Duration) -> Result<Answer> {
+/// What one VM answers to an order of somebody's who may give it.
+async fn order(
+    (context, caller): (Context, Caller),
+    name: String,
+    request: control::Request,
+    limit: Duration,
+) -> Result<Answer> {
     blocking(move || {
         let folder = folder(&name)?;
+        let record = registry::read(&folder).map_err(Problem::internal)?;
+        caller.may_change(&context.rights, &record)?;
         let answer = ask(&folder, &request, Some(limit)).map_err(|error| match error.kind() {
             // Without the limit, VMs that do not answer would take up all threads.
             ErrorKind::WouldBlock => Problem::new(
@@ -174,15 +205,30 @@ async fn list_vms() -> Result<Json<Vec<Vm>>> {
 #[utoipa::path(post, path = "/v1/vms", request_body = VmSpec, responses(
     (status = 201, body = Vm, description = "It runs."),
     (status = 400, body = Problem, description = "The spec is wrong."),
+    (status = 403, body = Problem, description = "A member of the group may not start it."),
     (status = 409, body = Problem, description = "A VM of that name runs."),
     (status = 422, body = Problem, description = "It can't start on this host.")))]
-async fn start_vm(State(context): State<Context>, request: Request<Body>) -> Result<Response> {
+async fn start_vm(
+    State(context): State<Context>,
+    Extension(caller): Extension<Caller>,
+    request: Request<Body>,
+) -> Result<Response> {
     let spec: VmSpec = body(request).await?;
     blocking(move || {
+        let policy = caller.policy(&context.rights)?;
+        let _starts = policy.map(|_| {
+            let lock = context.members_start.lock();
+            lock.unwrap_or_else(PoisonError::into_inner)
+        });
+        if let Some((uid, policy)) = policy {
+            admit(&spec, uid, policy)?;
+        }
         let name = check(&spec)?;
         let batch = Batch {
             vms: vec![(name.clone(), spec)],
             source: None,
+            share_between: context.share_between,
+            member: policy.map(|(uid, _)| uid),
         };
         let lease = Lease::start(&context.program, &batch).map_err(Problem::internal)?;
         lease.limit_wait(START_LIMIT).map_err(Problem::internal)?;
@@ -215,6 +261,30 @@ async fn start_vm(State(context): State<Context>, request: Request<Body>) -> Res
     .await
 }
 
+/// Checks that a member may start a VM of this spec beside those that run.
+fn admit(spec: &VmSpec, uid: u32, policy: &MemberPolicy) -> Result<()> {
+    let refused = |why| Problem::new(StatusCode::FORBIDDEN, why);
+    let running = records()?;
+    let own = running.iter().filter(|record| record.member == Some(uid));
+    let used = Usage::of(own.map(|record| &record.spec));
+    policy
+        .admit(spec, used)
+        .map_err(|fault| refused(format!("{}; {}", fault.message, fault.mend)))?;
+    for path in paths(spec) {
+        place::check(path, geteuid().as_raw()).map_err(refused)?;
+    }
+    Ok(())
+}
+
+/// The files that a spec names.
+fn paths(spec: &VmSpec) -> impl Iterator<Item = &PathBuf> {
+    let kernel = spec
+        .kernel
+        .iter()
+        .flat_map(|kernel| [&kernel.path, &kernel.initrd]);
+    kernel.flatten().chain(spec.disks.iter().map(|disk| &disk.path))
+}
+
 /// What must hold of a spec before anything is started; the VM's name.
 fn check(spec: &VmSpec) -> Result<String> {
     let name = spec.name.clone();
@@ -224,12 +294,7 @@ fn check(spec: &VmSpec) -> Result<String> {
             "`command` is for `mirrorball run`; leave it out",
         ));
     }
-    let kernel = spec
-        .kernel
-        .iter()
-        .flat_map(|kernel| [&kernel.path, &kernel.initrd]);
-    let paths = kernel.flatten().chain(spec.disks.iter().map(|disk| &disk.path));
-    if let Some(relative) = paths.into_iter().find(|path| !path.is_absolute()) {
+    if let Some(relative) = paths(spec).find(|path| !path.is_absolute()) {
         return Err(Problem::bad_request(format!(
             "{}: write an absolute path",
             relative.display()
@@ -267,8 +332,13 @@ async fn show_vm(Path(name): Path<String>) -> Result<Json<VmDetails>> {
 
 /// Presses the power button, and kills the VM when it does not end in time. Answers when it has ended.
 #[utoipa::path(post, path = "/v1/vms/{name}/stop", params(("name" = String, Path)), request_body = Stop, responses(
-    (status = 200, body = Stopped), (status = 404, body = Problem)))]
-async fn stop_vm(Path(name): Path<String>, request: Request<Body>) -> Result<Json<Stopped>> {
+    (status = 200, body = Stopped), (status = 403, body = Problem), (status = 404, body = Problem)))]
+async fn stop_vm(
+    State(context): State<Context>,
+    Extension(caller): Extension<Caller>,
+    Path(name): Path<String>,
+    request: Request<Body>,
+) -> Result<Json<Stopped>> {
     let stop: Stop = body(request).await?;
     if stop.limit_s > STOP_LIMIT_MAX_S {
         return Err(Problem::bad_request(format!(
@@ -280,24 +350,37 @@ async fn stop_vm(Path(name): Path<String>, request: Request<Body>) -> Result<Jso
         limit_s: stop.limit_s,
     };
     let limit = END_LIMIT.saturating_add(Duration::from_secs(stop.limit_s));
-    let killed = matches!(order(name, request, limit).await?, Answer::Ended { killed: true });
+    let killed = matches!(
+        order((context, caller), name, request, limit).await?,
+        Answer::Ended { killed: true }
+    );
     Ok(Json(Stopped { killed }))
 }
 
 /// Ends a VM at once.
 #[utoipa::path(post, path = "/v1/vms/{name}/kill", params(("name" = String, Path)), responses(
-    (status = 200, body = Stopped), (status = 404, body = Problem)))]
-async fn kill_vm(Path(name): Path<String>) -> Result<Json<Stopped>> {
-    order(name, control::Request::Kill, END_LIMIT).await?;
+    (status = 200, body = Stopped), (status = 403, body = Problem), (status = 404, body = Problem)))]
+async fn kill_vm(
+    State(context): State<Context>,
+    Extension(caller): Extension<Caller>,
+    Path(name): Path<String>,
+) -> Result<Json<Stopped>> {
+    order((context, caller), name, control::Request::Kill, END_LIMIT).await?;
     Ok(Json(Stopped { killed: true }))
 }
 
 /// Sets what a VM's balloon takes.
 #[utoipa::path(put, path = "/v1/vms/{name}/balloon", params(("name" = String, Path)), request_body = Balloon, responses(
-    (status = 204), (status = 404, body = Problem), (status = 409, body = Problem)))]
-async fn set_balloon(Path(name): Path<String>, request: Request<Body>) -> Result<StatusCode> {
+    (status = 204), (status = 403, body = Problem), (status = 404, body = Problem), (status = 409, body = Problem)))]
+async fn set_balloon(
+    State(context): State<Context>,
+    Extension(caller): Extension<Caller>,
+    Path(name): Path<String>,
+    request: Request<Body>,
+) -> Result<StatusCode> {
     let Balloon { bytes } = body(request).await?;
-    order(name, control::Request::Balloon { bytes }, ANSWER_LIMIT).await?;
+    let request = control::Request::Balloon { bytes };
+    order((context, caller), name, request, ANSWER_LIMIT).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -1,12 +1,15 @@
 //! A REST API over a unix socket: VMs and cells as resources, events as a stream, metrics for Prometheus.
 //!
-//! [`serve`] is the process, apart from all that runs VMs: it can be killed and started at any time. [`api`] has the resources,
+//! [`serve`] is the process, apart from all that runs VMs: it can be killed and started at any time. [`caller`] decides
+//! who may do what, [`api`] has the resources,
 //! [`views`] what they look like, [`problem`] what an error looks like, [`events`] and [`metrics`] the rest. Requests are
 //! answered from what any command sees ([`cell::registry`], [`cell::control`], [`cell::cluster`]).
 
 pub mod api;
+pub mod caller;
 pub mod events;
 pub mod metrics;
+mod place;
 pub mod problem;
 pub mod serve;
 pub mod views;

@@ -5,23 +5,23 @@ use std::io;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::Arc;
 
 use nix::unistd::Group;
 use tokio::net::UnixListener;
 
 use crate::api::{Context, router};
+use crate::caller::Peer;
 
 /// Whoever may connect: this user.
 const USER_MODE: u32 = 0o600;
 /// Or the group, too.
 const GROUP_MODE: u32 = 0o660;
 
-/// Serves at `socket` until the process is told to end. With a `group`, its members may do all that this user may.
+/// Serves at `socket` until the process is told to end. With a `group`, its members may connect, and do what the context says.
 ///
 /// # Errors
 /// If the socket is in use or can't be made, or there is no such group.
-pub fn serve(socket: &Path, group: Option<&str>, program: &Path) -> io::Result<()> {
+pub fn serve(socket: &Path, group: Option<&str>, context: Context) -> io::Result<()> {
     let group = group.map(find_group).transpose()?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -36,12 +36,10 @@ pub fn serve(socket: &Path, group: Option<&str>, program: &Path) -> io::Result<(
             None => USER_MODE,
         };
         fs::set_permissions(socket, fs::Permissions::from_mode(mode))?;
-        let context = Context {
-            program: Arc::new(program.to_owned()),
-        };
+        let service = router(context).into_make_service_with_connect_info::<Peer>();
         eprintln!("mirrorball-api: serves at {}", socket.display());
         tokio::select! {
-            result = axum::serve(listener, router(context)).into_future() => result,
+            result = axum::serve(listener, service).into_future() => result,
             () = told_to_end() => Ok(()),
         }
     })?;

@@ -1,8 +1,9 @@
 //! The program under requests that make sense and requests that don't, on a host without VMs.
 
 use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -17,18 +18,38 @@ struct Api {
 
 impl Api {
     fn start() -> Self {
+        Self::start_with(&[], "")
+    }
+
+    /// Starts it with further arguments and with this text in the host's file.
+    fn start_with(arguments: &[&str], host_file: &str) -> Self {
         let place = tempfile::tempdir().unwrap();
+        // Others reach the socket, as below root's runtime directory.
+        std::fs::set_permissions(place.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
         // VMs are not started here; any program will do.
         let child = Command::new(env!("CARGO_BIN_EXE_mirrorball-api"))
             .args(["--program", "/bin/false", "--socket"])
             .arg(place.path().join("api.sock"))
+            .args(arguments)
             .env("MIRRORBALL_RUNTIME", place.path())
+            .env("MIRRORBALL_HOST_FILE", write_host_file(&place, host_file))
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
         let api = Self { child, place };
         let start = Instant::now();
-        while UnixStream::connect(api.socket()).is_err() {
+        // It serves when it has given the socket to the group.
+        let mode = if arguments.contains(&"--group") {
+            0o660
+        } else {
+            0o600
+        };
+        let is_ready = |path: &Path| {
+            let about = std::fs::metadata(path);
+            about.is_ok_and(|about| about.permissions().mode() & 0o777 == mode)
+                && UnixStream::connect(path).is_ok()
+        };
+        while !is_ready(&api.socket()) {
             assert!(start.elapsed() < LIMIT, "the API does not start");
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -41,7 +62,11 @@ impl Api {
 
     /// Sends bytes, `is_all` or not, and reads all that comes until the other side has nothing more to say, or for a moment.
     fn send(&self, bytes: &[u8], wait: Duration, is_all: bool) -> Vec<u8> {
-        let mut stream = UnixStream::connect(self.socket()).unwrap();
+        let stream = UnixStream::connect(self.socket()).unwrap();
+        Self::exchange(stream, bytes, wait, is_all)
+    }
+
+    fn exchange(mut stream: UnixStream, bytes: &[u8], wait: Duration, is_all: bool) -> Vec<u8> {
         stream.set_read_timeout(Some(wait)).unwrap();
         stream.set_write_timeout(Some(LIMIT)).unwrap();
         // It may have answered and gone before it has read all.
@@ -72,11 +97,60 @@ impl Api {
         (status, head.to_owned(), body.to_owned())
     }
 
+    /// Posts a VM as the user `uid`, who has this process's groups. Returns the status and the detail of the problem.
+    fn start_vm_as(&self, uid: u32, spec: &str) -> (u16, String) {
+        let request = format!(
+            "POST /v1/vms HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{spec}",
+            spec.len()
+        );
+        self.send_as(uid, &request)
+    }
+
+    fn send_as(&self, uid: u32, request: &str) -> (u16, String) {
+        let stream = connect_as(uid, &self.socket());
+        let answer = String::from_utf8(Self::exchange(stream, request.as_bytes(), LIMIT, false)).unwrap();
+        let (head, body) = answer
+            .split_once("\r\n\r\n")
+            .unwrap_or_else(|| panic!("{answer:?}"));
+        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
+        let detail = serde_json::from_str::<serde_json::Value>(body)
+            .ok()
+            .and_then(|problem| problem["detail"].as_str().map(str::to_owned));
+        (status.expect("a status"), detail.unwrap_or_default())
+    }
+
     fn open_files(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.child.id()))
             .unwrap()
             .count()
     }
+}
+
+fn write_host_file(place: &tempfile::TempDir, text: &str) -> PathBuf {
+    let path = place.path().join("host.toml");
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+/// A connection that another user makes. The thread that makes it becomes that user; the others stay who they are.
+fn connect_as(uid: u32, socket: &Path) -> UnixStream {
+    let socket = socket.to_owned();
+    let connect = move || {
+        // SAFETY: the bare system call changes the ids of the calling thread alone, and touches no memory.
+        let changed = unsafe { nix::libc::syscall(nix::libc::SYS_setresuid, uid, uid, uid) };
+        assert_eq!(changed, 0, "{}", std::io::Error::last_os_error());
+        UnixStream::connect(socket).unwrap()
+    };
+    std::thread::spawn(connect).join().unwrap()
+}
+
+/// Whether this test may become other users.
+fn is_root() -> bool {
+    let is_root = nix::unistd::geteuid().is_root();
+    if !is_root {
+        println!("left out: only root can connect as another user");
+    }
+    is_root
 }
 
 impl Drop for Api {
@@ -289,4 +363,99 @@ fn ten_thousand_broken_requests_leave_it_well() {
     assert!(answered > 5_000, "{answered} answers");
     assert_eq!(api.ask("GET", "/v1/vms", "", "").2, "[]");
     assert!(api.open_files() <= before + 8, "files are left open");
+}
+
+/// A user who is neither root nor the one who runs the API.
+const MEMBER: u32 = 4321;
+/// A VM of an image. The API's program ends at once here, so one that may start gets this far: 422.
+const IMAGE: &str = "{\"name\": \"a\", \"image\": \"tiny\", \"memory\": \"128M\", \"sandbox\": \"require\"}";
+const STARTED: u16 = 422;
+
+#[test]
+fn members_of_the_group_may_only_look_without_a_policy() {
+    if !is_root() {
+        return;
+    }
+    let api = Api::start_with(&["--group", "root"], "");
+    let look = "GET /v1/vms HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+    assert_eq!(api.send_as(MEMBER, look).0, 200);
+    let (status, detail) = api.start_vm_as(MEMBER, IMAGE);
+    assert_eq!(status, 403, "{detail}");
+    assert!(detail.contains("may only look"), "{detail}");
+    assert_eq!(api.start_vm_as(0, IMAGE).0, STARTED, "the owner");
+}
+
+#[test]
+fn members_of_the_group_start_what_the_policy_admits() {
+    if !is_root() {
+        return;
+    }
+    let policy = "[members]\nmemory = \"256M\"\ncpus = 2\npaths = [\"/srv/none\"]\n";
+    let api = Api::start_with(&["--group", "root"], policy);
+    assert_eq!(api.start_vm_as(MEMBER, IMAGE).0, STARTED);
+    for (more, detail) in [
+        ("\"sandbox\": \"off\"", "sandbox"),
+        ("\"memory\": \"1G\"", "1G of memory"),
+        ("\"cpus\": 3", "3 CPUs"),
+        (
+            "\"disks\": [{\"path\": \"/etc/shadow\", \"mode\": \"exclusive\", \"persistent\": true}]",
+            "/etc/shadow",
+        ),
+        (
+            "\"nets\": [{\"kind\": \"user\", \"forward\": [\"22:22\"]}]",
+            "ports of the host",
+        ),
+    ] {
+        let mut spec: serde_json::Value = serde_json::from_str(IMAGE).unwrap();
+        let more: serde_json::Value = serde_json::from_str(&format!("{{{more}}}")).unwrap();
+        for (key, value) in more.as_object().unwrap() {
+            spec[key] = value.clone();
+        }
+        let (status, said) = api.start_vm_as(MEMBER, &spec.to_string());
+        assert_eq!(status, 403, "{spec}: {said}");
+        assert!(said.contains(detail), "{spec}: {said}");
+        let (status, said) = api.start_vm_as(0, &spec.to_string());
+        assert_ne!(status, 403, "the owner may: {spec}: {said}");
+    }
+}
+
+#[test]
+fn members_of_the_group_may_do_all_by_a_flag_that_excludes_a_policy() {
+    if !is_root() {
+        return;
+    }
+    let everything = ["--group", "root", "--group-may-all"];
+    let api = Api::start_with(&everything, "");
+    assert_eq!(api.start_vm_as(MEMBER, IMAGE).0, STARTED);
+    let place = tempfile::tempdir().unwrap();
+    let both = Command::new(env!("CARGO_BIN_EXE_mirrorball-api"))
+        .args(["--program", "/bin/false", "--socket"])
+        .arg(place.path().join("api.sock"))
+        .args(everything)
+        .env(
+            "MIRRORBALL_HOST_FILE",
+            write_host_file(&place, "[members]\nmemory = \"1G\"\ncpus = 1\n"),
+        )
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&both.stderr);
+    assert_eq!(both.status.code(), Some(1), "{text}");
+    assert!(text.contains("limits members; drop the flag"), "{text}");
+}
+
+#[test]
+fn a_wrong_host_file_is_an_error_that_names_its_line() {
+    let place = tempfile::tempdir().unwrap();
+    let wrong = Command::new(env!("CARGO_BIN_EXE_mirrorball-api"))
+        .args(["--program", "/bin/false", "--socket"])
+        .arg(place.path().join("api.sock"))
+        .env(
+            "MIRRORBALL_HOST_FILE",
+            write_host_file(&place, "# the host\nshare_between = \"some\"\n"),
+        )
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&wrong.stderr);
+    assert_eq!(wrong.status.code(), Some(1), "{text}");
+    assert!(text.contains("host.toml line 2: "), "{text}");
 }

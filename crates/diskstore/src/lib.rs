@@ -1,5 +1,6 @@
 //! Images and disks: building, importing and listing images; opening raw and qcow2 disks.
 
+pub mod claim;
 pub mod disk;
 pub mod group;
 pub mod image;

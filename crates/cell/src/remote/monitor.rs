@@ -436,6 +436,9 @@ fn record(request: &PartRequest) -> Record {
         borrowed: Vec::new(),
         span: Vec::new(),
         sandbox_missing: Vec::new(),
+        share_group: None,
+        kept_apart: Vec::new(),
+        member: None,
         spec: request.spec.clone(),
     }
 }

@@ -12,6 +12,7 @@ use cell::open::{Opened, open};
 use cell::remote::part::Remote;
 use cell::remote::talk::FromPart;
 use cell::runtime::VARIABLE;
+use cell::share_group::{Claims, ShareGroup};
 use cell::spanning::{Boot, Span};
 use config::VmSpec;
 use nix::sys::signal::{Signal, kill};
@@ -154,7 +155,8 @@ impl Two {
     pub fn opened_as(&self, name: &str, spec: &VmSpec) -> Opened {
         let folder = self.folder.join(name);
         std::fs::create_dir_all(&folder).expect("a directory");
-        open(spec, name, &folder, 7).expect("its files, and KVM")
+        let claims = Claims::new(ShareGroup::of_run().expect("randomness"));
+        open(spec, name, &folder, 7, claims).expect("its files, and KVM")
     }
 
     /// Beta's.

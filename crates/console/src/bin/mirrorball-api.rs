@@ -4,6 +4,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
+use config::ConfigError;
+use config::settings::{MemberPolicy, Settings, Starter};
+use console::api::Context;
+use console::caller::MemberRights;
 
 #[derive(Debug, Parser)]
 #[command(
@@ -15,9 +19,12 @@ struct Cli {
     /// Where; api.sock in the runtime directory when absent
     #[arg(long)]
     socket: Option<PathBuf>,
-    /// A group whose members may use it
+    /// A group whose members may look, and start what `[members]` in the host's file admits
     #[arg(long)]
     group: Option<String>,
+    /// Let members do all that this user may: with root's API, each of them is root
+    #[arg(long, requires = "group")]
+    group_may_all: bool,
     /// The `mirrorball` that starts VMs; the one beside this program when absent
     #[arg(long)]
     program: Option<PathBuf>,
@@ -54,5 +61,34 @@ fn obey(cli: Cli) -> std::io::Result<()> {
         Some(socket) => socket,
         None => cell::runtime::directory()?.join("api.sock"),
     };
-    console::serve::serve(&socket, cli.group.as_deref(), &program)
+    let settings = Settings::load(nix::unistd::geteuid().is_root()).map_err(one_line)?;
+    let share_between = settings.share_between(Starter::Api);
+    let context = Context::new(
+        program,
+        share_between,
+        rights(settings.members, cli.group_may_all)?,
+    );
+    console::serve::serve(&socket, cli.group.as_deref(), context)
+}
+
+/// What members of the group may do.
+fn rights(policy: Option<MemberPolicy>, may_all: bool) -> std::io::Result<MemberRights> {
+    match (policy, may_all) {
+        (Some(_), true) => Err(std::io::Error::other(
+            "--group-may-all, and the host's file limits members; drop the flag, or the table `[members]`",
+        )),
+        (Some(policy), false) => Ok(MemberRights::Limited(policy)),
+        (None, true) => Ok(MemberRights::All),
+        (None, false) => Ok(MemberRights::Look),
+    }
+}
+
+/// An error of the host's file for a program without a terminal: what, where and how to mend it.
+fn one_line(error: ConfigError) -> std::io::Error {
+    let place = error
+        .place()
+        .map(|place| format!("{place}: "))
+        .unwrap_or_default();
+    let mend = error.mend.as_deref().unwrap_or_default();
+    std::io::Error::other(format!("{place}{error}; {mend}"))
 }

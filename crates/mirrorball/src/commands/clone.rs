@@ -20,6 +20,7 @@ use diskstore::image::data_directory;
 use miette::{IntoDiagnostic, Result, miette};
 
 use super::flags;
+use super::host_file;
 use super::place::{self, Demand, Found, LabChoice, find};
 use crate::{guest, progress};
 
@@ -266,6 +267,8 @@ fn go_on(parent: (&str, &VmSpec), source: Source, names: Vec<String>, as_is: boo
     let batch = Batch {
         vms: vms.clone(),
         source: Some(source),
+        share_between: host_file::share_between()?,
+        member: None,
     };
     let lease = Lease::start(Path::new(OWN_PROGRAM), &batch).map_err(|error| {
         miette!(

@@ -9,6 +9,7 @@ pub mod disk;
 pub mod dsm;
 pub mod flags;
 pub mod heat;
+mod host_file;
 pub mod hosts;
 pub mod image;
 pub mod knowledge;

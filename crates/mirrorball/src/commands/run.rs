@@ -16,7 +16,7 @@ use miette::{Result, miette};
 
 use super::flags::{self, RunArgs};
 use super::place::{self, Demand};
-use super::{check, hosts};
+use super::{check, host_file, hosts};
 
 /// Starts the VMs; the exit status is that of the first that did not end well.
 pub fn run(args: &RunArgs) -> Result<ExitCode> {
@@ -42,6 +42,8 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
         &Batch {
             vms: vms.clone(),
             source: None,
+            share_between: host_file::share_between()?,
+            member: None,
         },
     )
     .map_err(|error| {

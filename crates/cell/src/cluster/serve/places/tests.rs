@@ -17,6 +17,9 @@ fn record(span: Vec<policy::span::Part>) -> Record {
         borrowed: Vec::new(),
         span,
         sandbox_missing: Vec::new(),
+        share_group: None,
+        kept_apart: Vec::new(),
+        member: None,
         spec: config::parse("vm.toml", "image = \"debian-12\"\ncpus = 4\nmemory = \"1G\"\n").unwrap(),
     }
 }

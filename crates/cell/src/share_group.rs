@@ -1,0 +1,267 @@
+//! The share group of a VM: which VMs may map pages of the same files.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use config::VmSpec;
+use config::settings::ShareBetween;
+use config::vm::{DiskDevice, DiskMode, PagesSpec, ShareSpec};
+use diskstore::claim::Claim;
+use nix::unistd::Uid;
+use serde::{Deserialize, Serialize};
+
+/// Bytes of randomness in the name of a run's group: nobody can guess it.
+const RUN_BYTES: usize = 8;
+const RUN: &str = "run:";
+
+/// The name of a share group. VMs of one group map pages of the same files, and VMs of two groups never do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShareGroup(String);
+
+/// What decides the groups of a batch of VMs.
+#[derive(Clone, Debug)]
+pub struct Grouping {
+    /// Which VMs share.
+    pub between: ShareBetween,
+    /// The user.
+    pub uid: Uid,
+    /// The group of the VMs that share with this batch only.
+    pub run: ShareGroup,
+}
+
+impl ShareGroup {
+    /// A group of its own for the VMs of one command.
+    ///
+    /// # Errors
+    /// When the host gives no randomness.
+    pub fn of_run() -> io::Result<Self> {
+        let mut random = [0; RUN_BYTES];
+        File::open("/dev/urandom")?.read_exact(&mut random)?;
+        Ok(Self(format!("{RUN}{:016x}", u64::from_ne_bytes(random))))
+    }
+
+    /// Whether this is the group of one command's VMs, which its name alone makes a secret.
+    pub fn is_of_run(&self) -> bool {
+        self.0.starts_with(RUN)
+    }
+}
+
+impl Grouping {
+    /// The group of a VM of `spec`.
+    pub fn of(&self, spec: &VmSpec) -> ShareGroup {
+        match (&spec.share_group, self.between) {
+            // `:` is in no group's name, so that nobody can name a group of the other kinds.
+            (Some(name), _) => ShareGroup(format!("group:{}:{name}", self.uid)),
+            (None, ShareBetween::All) => ShareGroup(format!("user:{}", self.uid)),
+            (None, ShareBetween::Group) => self.run.clone(),
+        }
+    }
+}
+
+/// The claims of a VM on the files whose pages it maps, and the files that VMs of another group map.
+#[derive(Debug)]
+pub struct Claims {
+    group: ShareGroup,
+    held: Vec<Claim>,
+    refused: Vec<PathBuf>,
+}
+
+impl Claims {
+    /// No claims yet.
+    pub fn new(group: ShareGroup) -> Self {
+        Self {
+            group,
+            held: Vec::new(),
+            refused: Vec::new(),
+        }
+    }
+
+    /// The group that they are for.
+    pub fn group(&self) -> &ShareGroup {
+        &self.group
+    }
+
+    /// Claims all of `files`, or none. `path` names them. A file system without locks grants nothing.
+    pub fn claim<F: AsFd>(&mut self, files: impl IntoIterator<Item = F>, path: &Path) -> bool {
+        let mut claims = Vec::new();
+        for file in files {
+            match Claim::take(file, &self.group.0) {
+                Ok(Some(claim)) => claims.push(claim),
+                Ok(None) | Err(_) => {
+                    self.refused.push(path.to_owned());
+                    return false;
+                }
+            }
+        }
+        self.held.append(&mut claims);
+        true
+    }
+
+    /// The files that VMs of another group map.
+    pub fn refused(&self) -> &[PathBuf] {
+        &self.refused
+    }
+}
+
+/// Whether the VM's disks map pages of files that they share. Memory of the host's pool and that of a VM that spans cells is
+/// made of no such pages.
+pub fn maps_pages(spec: &VmSpec) -> bool {
+    let pool = matches!(spec.pages, PagesSpec::Huge2M | PagesSpec::Huge1G);
+    spec.span.is_none() && !pool
+}
+
+/// The parts of a VM that may not map pages of their files.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Apart {
+    /// The kernel and the initramfs.
+    pub boot: bool,
+    /// The image's root disk.
+    pub root: bool,
+    /// The further disks, by their number.
+    pub disks: Vec<usize>,
+}
+
+impl Apart {
+    /// The spec of the VM as it runs: these parts share nothing, the others share as before. Its clones have the same.
+    pub fn spec(&self, spec: &VmSpec) -> VmSpec {
+        let mut spec = spec.clone();
+        if self.boot {
+            // Kernel and initramfs share as the VM does; disks that relied on that say so themselves now.
+            let inherited = spec.share.unwrap_or_default();
+            spec.root.share.get_or_insert(inherited);
+            for disk in &mut spec.disks {
+                let in_place = disk.mode == DiskMode::Exclusive && disk.persistent;
+                if disk.device == DiskDevice::Block && !in_place {
+                    disk.share.get_or_insert(inherited);
+                }
+            }
+            spec.share = Some(ShareSpec::Never);
+        }
+        if self.root {
+            spec.root.share = Some(ShareSpec::Never);
+        }
+        for number in &self.disks {
+            if let Some(disk) = spec.disks.get_mut(*number) {
+                disk.share = Some(ShareSpec::Never);
+            }
+        }
+        spec
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(text: &str) -> VmSpec {
+        config::parse("vm.toml", text).unwrap()
+    }
+
+    fn grouping(between: ShareBetween) -> Grouping {
+        Grouping {
+            between,
+            uid: Uid::from_raw(1000),
+            run: ShareGroup::of_run().unwrap(),
+        }
+    }
+
+    #[test]
+    fn vms_of_two_commands_are_of_two_groups_unless_all_share_or_a_group_is_named() {
+        let plain = spec("image = \"tiny\"");
+        let named = spec("image = \"tiny\"\nshare_group = \"red\"");
+        let (one, other) = (grouping(ShareBetween::Group), grouping(ShareBetween::Group));
+        assert_eq!(one.of(&plain), one.of(&plain), "VMs of one command");
+        assert_ne!(one.of(&plain), other.of(&plain), "VMs of two commands");
+        assert_eq!(one.of(&named), other.of(&named));
+        assert_ne!(one.of(&named), one.of(&plain));
+        let (one, other) = (grouping(ShareBetween::All), grouping(ShareBetween::All));
+        assert_eq!(one.of(&plain), other.of(&plain));
+        assert_ne!(one.of(&named), one.of(&plain));
+        let foreign = Grouping {
+            uid: Uid::from_raw(1001),
+            ..other
+        };
+        assert_ne!(one.of(&plain), foreign.of(&plain), "VMs of two users");
+        assert_ne!(one.of(&named), foreign.of(&named));
+    }
+
+    #[test]
+    fn no_name_of_a_group_is_that_of_a_run_or_of_a_user() {
+        let run = ShareGroup::of_run().unwrap();
+        assert!(run.is_of_run());
+        assert_ne!(run, ShareGroup::of_run().unwrap());
+        // `:` can't be in a name.
+        for name in [run.0.as_str(), "user:0"] {
+            let text = format!("image = \"tiny\"\nshare_group = {name:?}");
+            assert!(config::parse("vm.toml", &text).is_err(), "{name}");
+        }
+        let named = spec("image = \"tiny\"\nshare_group = \"run\"");
+        assert!(!grouping(ShareBetween::Group).of(&named).is_of_run());
+    }
+
+    #[test]
+    fn files_are_claimed_all_or_none() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = |name: &str| {
+            let path = directory.path().join(name);
+            std::fs::write(&path, name).unwrap();
+            File::open(path).unwrap()
+        };
+        let (a, b) = (file("a"), file("b"));
+        let claims = || Claims::new(ShareGroup::of_run().unwrap());
+        let (mut one, mut other) = (claims(), claims());
+        assert!(one.claim([&b], Path::new("b")));
+        assert!(!other.claim([&a, &b], Path::new("disk")));
+        assert_eq!(other.refused(), [PathBuf::from("disk")]);
+        // The other's claim on the first file was withdrawn.
+        assert!(one.claim([&a], Path::new("a")));
+        drop(one);
+        assert!(other.claim([&a, &b], Path::new("disk")));
+    }
+
+    #[test]
+    fn the_spec_of_a_vm_that_was_kept_apart_says_what_it_does_not_share() {
+        let disks = "[[disks]]\npath = \"a\"\n[[disks]]\npath = \"b\"\nshare = \"at-read\"\n\
+                     [[disks]]\npath = \"c\"\nmode = \"exclusive\"\npersistent = true\n[[disks]]\npath = \"d\"\nas = \"pmem\"";
+        let spec = spec(&format!("image = \"debian-12\"\nshare = \"deferred\"\n{disks}"));
+        let shares = |apart: Apart| {
+            let spec = apart.spec(&spec);
+            config::check(&spec).unwrap();
+            let disks: Vec<_> = spec.disks.iter().map(|disk| disk.share).collect();
+            (spec.share, spec.root.share, disks)
+        };
+        let (never, deferred, at_read) = (ShareSpec::Never, ShareSpec::Deferred, ShareSpec::AtRead);
+        let boot = Apart {
+            boot: true,
+            ..Apart::default()
+        };
+        assert_eq!(
+            shares(boot),
+            (
+                Some(never),
+                Some(deferred),
+                vec![Some(deferred), Some(at_read), None, None]
+            )
+        );
+        let parts = Apart {
+            root: true,
+            disks: vec![1],
+            ..Apart::default()
+        };
+        assert_eq!(
+            shares(parts),
+            (Some(deferred), Some(never), vec![None, Some(never), None, None])
+        );
+        let nothing = shares(Apart::default());
+        assert_eq!(nothing.1, None);
+    }
+
+    #[test]
+    fn memory_of_the_pool_and_that_of_several_cells_maps_no_pages() {
+        assert!(maps_pages(&spec("image = \"tiny\"")));
+        assert!(!maps_pages(&spec("image = \"tiny\"\npages = \"2M\"")));
+        assert!(!maps_pages(&spec("image = \"tiny\"\nspan = \"auto\"\ncpus = 2")));
+    }
+}

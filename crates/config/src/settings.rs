@@ -1,0 +1,178 @@
+//! The host's file: what holds for all VMs that a user starts on this host.
+//!
+//! Unknown keys are errors. `docs/host-file.md` is the schema for people.
+
+pub mod members;
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::ConfigError;
+pub use members::{MemberPolicy, Usage};
+
+/// Names the file, instead of the usual places.
+pub const VARIABLE: &str = "MIRRORBALL_HOST_FILE";
+/// The file of root, and of users who have none of their own.
+const OF_THE_HOST: &str = "/etc/mirrorball/host.toml";
+
+/// The settings of a host.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Settings {
+    /// Which VMs share pages of memory; see [`Settings::share_between`].
+    pub share_between: Option<ShareBetween>,
+    /// What members of the API's group may start.
+    pub members: Option<MemberPolicy>,
+}
+
+/// Which VMs share pages of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ShareBetween {
+    /// VMs of one `share_group`. VMs of one command without a group are a group, too, and so is a VM with its clones.
+    Group,
+    /// All VMs of one user that name no other `share_group`.
+    All,
+}
+
+/// The program that starts a VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Starter {
+    /// A command of root's.
+    Root,
+    /// A command of an ordinary user's.
+    User,
+    /// The API.
+    Api,
+}
+
+impl Settings {
+    /// Parses and checks a host file. Never panics, whatever `text` is.
+    pub fn parse(source_name: &str, text: &str) -> Result<Self, ConfigError> {
+        let settings: Self =
+            toml::from_str(text).map_err(|error| ConfigError::from_toml(source_name, text, &error))?;
+        if let Some(members) = &settings.members {
+            members
+                .check()
+                .map_err(|fault| ConfigError::from_fault(source_name, text, &fault))?;
+        }
+        Ok(settings)
+    }
+
+    /// Reads the host file; the defaults when there is none.
+    ///
+    /// # Errors
+    /// When the file is wrong or can't be read, or [`VARIABLE`] names one that does not exist.
+    pub fn load(is_root: bool) -> Result<Self, ConfigError> {
+        let variable = |name: &str| {
+            std::env::var_os(name)
+                .filter(|value| !value.is_empty())
+                .map(PathBuf::from)
+        };
+        let named = variable(VARIABLE);
+        let is_named = named.is_some();
+        let own = variable("XDG_CONFIG_HOME").or_else(|| Some(variable("HOME")?.join(".config")));
+        for path in places(named, own, is_root) {
+            if let Some(settings) = Self::read(&path, is_named)? {
+                return Ok(settings);
+            }
+        }
+        Ok(Self::default())
+    }
+
+    /// Reads the file at `path`. Returns nothing when it does not exist and need not.
+    fn read(path: &Path, must_exist: bool) -> Result<Option<Self>, ConfigError> {
+        match std::fs::read_to_string(path) {
+            Ok(text) => Self::parse(&path.display().to_string(), &text).map(Some),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound && !must_exist => Ok(None),
+            Err(error) => Err(ConfigError::without_text(
+                format!("the host file {}: {error}", path.display()),
+                format!("let this user read the file, or name another with {VARIABLE}"),
+            )),
+        }
+    }
+
+    /// Which VMs share pages that `starter` starts. Root and the API serve several tenants, so their VMs share within a group
+    /// unless the file says otherwise; the VMs of an ordinary user share with one another.
+    pub fn share_between(&self, starter: Starter) -> ShareBetween {
+        self.share_between.unwrap_or(match starter {
+            Starter::Root | Starter::Api => ShareBetween::Group,
+            Starter::User => ShareBetween::All,
+        })
+    }
+}
+
+impl Starter {
+    /// The starter for a command of root's or of another user's.
+    pub fn command(is_root: bool) -> Self {
+        if is_root { Self::Root } else { Self::User }
+    }
+}
+
+/// The places of the host file: the first that exists counts.
+fn places(named: Option<PathBuf>, own_configuration: Option<PathBuf>, is_root: bool) -> Vec<PathBuf> {
+    if let Some(named) = named {
+        return vec![named];
+    }
+    let own = own_configuration.filter(|_| !is_root);
+    let own = own.map(|directory| directory.join("mirrorball/host.toml"));
+    own.into_iter().chain([PathBuf::from(OF_THE_HOST)]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vms_of_root_and_of_the_api_share_within_a_group_unless_the_file_says_otherwise() {
+        let between = |text: &str| {
+            let settings = Settings::parse("host.toml", text).unwrap();
+            [Starter::Root, Starter::Api, Starter::User].map(|starter| settings.share_between(starter))
+        };
+        use ShareBetween::{All, Group};
+        assert_eq!(between(""), [Group, Group, All]);
+        assert_eq!(between("share_between = \"all\""), [All; 3]);
+        assert_eq!(between("share_between = \"group\""), [Group; 3]);
+    }
+
+    #[test]
+    fn an_error_in_the_file_names_its_place() {
+        for (text, message) in [
+            ("share_between = \"some\"", "some"),
+            ("share = \"all\"", "share"),
+            ("[members]\nmemory = \"1G\"", "cpus"),
+            ("[members]\nmemory = \"1G\"\ncpus = 0", "0 CPUs"),
+            ("[members]\nmemory = \"1G\"\ncpus = 1\npaths = [\"vms\"]", "vms"),
+            ("[members]\nmemory = \"1G\"\ncpus = 1\nsandbox = \"off\"", "off"),
+        ] {
+            let error = Settings::parse("host.toml", text).unwrap_err();
+            assert!(error.message.contains(message), "{text:?}: {error}");
+            assert!(error.span.is_some() && error.mend.is_some(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn the_variable_replaces_all_places_and_root_reads_no_file_of_a_user() {
+        let own = || Some(PathBuf::from("/home/u/.config"));
+        let etc = PathBuf::from(OF_THE_HOST);
+        assert_eq!(
+            places(None, own(), false),
+            [PathBuf::from("/home/u/.config/mirrorball/host.toml"), etc.clone()]
+        );
+        assert_eq!(places(None, own(), true), [etc]);
+        assert_eq!(places(Some("/x".into()), own(), false), [PathBuf::from("/x")]);
+    }
+
+    #[test]
+    fn a_named_file_must_exist_and_another_need_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("host.toml");
+        assert!(Settings::read(&path, false).unwrap().is_none());
+        let error = Settings::read(&path, true).unwrap_err();
+        assert!(error.message.contains("host.toml"), "{error}");
+        std::fs::write(&path, "share_between = \"all\"").unwrap();
+        let settings = Settings::read(&path, true).unwrap().unwrap();
+        assert_eq!(settings.share_between, Some(ShareBetween::All));
+    }
+}

@@ -1,0 +1,457 @@
+//! What members of the API's group may start: a policy over VM specs.
+
+use std::path::{Component, Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::fault::{Fault, fault};
+use crate::vm::{
+    DiskDevice, DiskFormatSpec, DiskMode, DiskSpec, KernelSpec, NetKind, NetSpec, PagesSpec, RootSpec,
+    SandboxSpec, Size, VmSpec,
+};
+
+/// What a member of the API's group may start.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemberPolicy {
+    /// The images of the image store that members may name; all when absent.
+    pub images: Option<Vec<String>>,
+    /// Directories below which the disks and kernels of members may lie.
+    #[serde(default)]
+    pub paths: Vec<PathBuf>,
+    /// The weakest sandbox that members may ask for: `require`, or `auto`.
+    #[serde(default = "required")]
+    pub sandbox: SandboxSpec,
+    /// The memory of all running VMs of one member together.
+    pub memory: Size,
+    /// The vCPUs of all running VMs of one member together.
+    pub cpus: u32,
+    /// The share groups that members may name.
+    #[serde(default)]
+    pub share_groups: Vec<String>,
+}
+
+/// What the running VMs of one member use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Their memory in bytes.
+    pub memory_bytes: u64,
+    /// Their vCPUs.
+    pub cpus: u32,
+}
+
+fn required() -> SandboxSpec {
+    SandboxSpec::Require
+}
+
+impl Usage {
+    /// The sum over VMs of these specs.
+    pub fn of<'a>(specs: impl IntoIterator<Item = &'a VmSpec>) -> Self {
+        specs.into_iter().fold(Self::default(), |sum, spec| Self {
+            memory_bytes: sum.memory_bytes.saturating_add(spec.memory.0),
+            cpus: sum.cpus.saturating_add(u32::from(spec.cpus)),
+        })
+    }
+}
+
+impl MemberPolicy {
+    /// Checks the policy itself.
+    pub(crate) fn check(&self) -> Result<(), Fault> {
+        for (index, path) in self.paths.iter().enumerate() {
+            if !is_plain(path) {
+                return Err(fault(
+                    &["members", "paths", &index.to_string()],
+                    format!("{path:?} is not an absolute path without `..`"),
+                    "write the directory as \"/srv/vms\"",
+                ));
+            }
+        }
+        if self.sandbox == SandboxSpec::Off {
+            return Err(fault(
+                &["members", "sandbox"],
+                "members can't have VMs with the sandbox off",
+                "write \"require\" or \"auto\"",
+            ));
+        }
+        if self.cpus == 0 {
+            return Err(fault(
+                &["members", "cpus"],
+                "with 0 CPUs members can start nothing",
+                "write 1 or more, or drop the table `[members]`: members may look then",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Decides whether a member may start a VM of `spec` beside VMs that use `used`. Every key of a spec has a rule here: the
+    /// patterns name all of them, so that a new key does not compile until it has one.
+    ///
+    /// # Errors
+    /// The first key that the policy refuses.
+    pub fn admit(&self, spec: &VmSpec, used: Usage) -> Result<(), Fault> {
+        let VmSpec {
+            // A name that is taken is refused when the VM starts. Overlays, which are found by name, are refused below.
+            name: _,
+            image,
+            cpus,
+            cpu_weight,
+            // It can only take from the VM itself.
+            cpu_limit: _,
+            memory,
+            kernel,
+            root,
+            disks,
+            nets,
+            nodes,
+            pages,
+            // The memory is within the limit.
+            prefault: _,
+            balloon: _,
+            command: _,
+            sandbox,
+            // What is shared is the group's.
+            share: _,
+            share_group,
+            cell,
+            span,
+        } = spec;
+        self.admit_size(*memory, *cpus, used)?;
+        if let (Some(image), Some(images)) = (image, &self.images)
+            && !images.contains(image)
+        {
+            return Err(refused(
+                &["image"],
+                format!("members may not use the image {image:?}"),
+                format!("name one of {}", images.join(", ")),
+            ));
+        }
+        if weakness(*sandbox) > weakness(self.sandbox) {
+            let least = if self.sandbox == SandboxSpec::Auto {
+                "auto"
+            } else {
+                "require"
+            };
+            return Err(refused(
+                &["sandbox"],
+                format!("members' VMs need `sandbox = \"{least}\"`"),
+                "set `sandbox` so",
+            ));
+        }
+        if let Some(group) = share_group
+            && !self.share_groups.contains(group)
+        {
+            return Err(refused(
+                &["share_group"],
+                format!("members may not join the share group {group:?}"),
+                "leave out `share_group`, or name one that the host's file lists",
+            ));
+        }
+        if cpu_weight.is_some() {
+            return Err(owners("cpu_weight"));
+        }
+        if cell.is_some() {
+            return Err(owners("cell"));
+        }
+        if span.is_some() {
+            return Err(owners("span"));
+        }
+        if matches!(pages, PagesSpec::Huge2M | PagesSpec::Huge1G) {
+            return Err(refused(
+                &["pages"],
+                "members may not take the host's pool of huge pages",
+                "use `pages = \"thp\"` or `\"4K\"`",
+            ));
+        }
+        if nodes.iter().any(|node| node.host_node.is_some()) {
+            return Err(owners("nodes.host_node"));
+        }
+        let RootSpec { persistent, share: _ } = root;
+        if *persistent {
+            return Err(overlay(&["root", "persistent"]));
+        }
+        if let Some(kernel) = kernel {
+            let KernelSpec {
+                path,
+                initrd,
+                // The guest is the member's own.
+                cmdline: _,
+            } = kernel;
+            for (key, file) in [("path", path), ("initrd", initrd)] {
+                file.iter()
+                    .try_for_each(|file| self.admit_path(&["kernel", key], file))?;
+            }
+        }
+        for (index, disk) in disks.iter().enumerate() {
+            self.admit_disk(&index.to_string(), disk)?;
+        }
+        for (index, net) in nets.iter().flatten().enumerate() {
+            admit_net(&index.to_string(), net)?;
+        }
+        Ok(())
+    }
+
+    fn admit_size(&self, memory: Size, cpus: u8, used: Usage) -> Result<(), Fault> {
+        let free = self.memory.0.saturating_sub(used.memory_bytes);
+        if memory.0 > free {
+            return Err(refused(
+                &["memory"],
+                format!(
+                    "{memory} of memory: a member may have {}, of which {} are free",
+                    self.memory,
+                    Size(free)
+                ),
+                "give the VM less, or end one of yours",
+            ));
+        }
+        let free = self.cpus.saturating_sub(used.cpus);
+        if u32::from(cpus) > free {
+            return Err(refused(
+                &["cpus"],
+                format!(
+                    "{cpus} CPUs: a member may have {}, of which {free} are free",
+                    self.cpus
+                ),
+                "give the VM fewer, or end one of yours",
+            ));
+        }
+        Ok(())
+    }
+
+    fn admit_disk(&self, index: &str, disk: &DiskSpec) -> Result<(), Fault> {
+        let DiskSpec {
+            path,
+            format,
+            mode,
+            persistent,
+            read_only: _,
+            device,
+            queues: _,
+            share: _,
+        } = disk;
+        match device {
+            DiskDevice::Block | DiskDevice::Pmem => {}
+        }
+        // A qcow2 file whose format is named may stand on any file of the host. One that is recognized may not.
+        if *format == Some(DiskFormatSpec::Qcow2) {
+            return Err(refused(
+                &["disks", index, "format"],
+                "members may not name the format qcow2: such a file may stand on any other",
+                "leave out `format`; a qcow2 file that stands on none is recognized",
+            ));
+        }
+        if *persistent && *mode == DiskMode::Private {
+            return Err(overlay(&["disks", index, "persistent"]));
+        }
+        self.admit_path(&["disks", index, "path"], path)
+    }
+
+    /// Whether `path` lies below a directory of the policy.
+    fn is_below(&self, path: &Path) -> bool {
+        let below = |directory: &PathBuf| path != directory && path.starts_with(directory);
+        is_plain(path) && self.paths.iter().any(below)
+    }
+
+    fn admit_path(&self, at: &[&str], path: &Path) -> Result<(), Fault> {
+        if self.is_below(path) {
+            return Ok(());
+        }
+        let places: Vec<_> = self.paths.iter().map(|path| path.display().to_string()).collect();
+        let mend = if places.is_empty() {
+            "use an image of the image store: the host's file lists no `paths`".to_owned()
+        } else {
+            format!("use a file below {}", places.join(" or "))
+        };
+        Err(refused(
+            at,
+            format!("members may not use {}", path.display()),
+            mend,
+        ))
+    }
+}
+
+fn admit_net(index: &str, net: &NetSpec) -> Result<(), Fault> {
+    let NetSpec {
+        kind,
+        tap,
+        forward,
+        mac: _,
+        queues: _,
+    } = net;
+    if *kind == NetKind::Tap || tap.is_some() {
+        return Err(refused(
+            &["nets", index, "tap"],
+            "members may not use TAP devices",
+            "use `kind = \"user\"`",
+        ));
+    }
+    if !forward.is_empty() {
+        return Err(refused(
+            &["nets", index, "forward"],
+            "members may not take ports of the host",
+            "drop `forward`",
+        ));
+    }
+    Ok(())
+}
+
+fn is_plain(path: &Path) -> bool {
+    let is_step = |step: Component<'_>| matches!(step, Component::RootDir | Component::Normal(_));
+    path.is_absolute() && path.components().all(is_step)
+}
+
+/// The order of sandboxes, the strictest first.
+fn weakness(sandbox: SandboxSpec) -> u8 {
+    match sandbox {
+        SandboxSpec::Require => 0,
+        SandboxSpec::Auto => 1,
+        SandboxSpec::Off => 2,
+    }
+}
+
+fn refused(at: &[&str], message: impl Into<String>, mend: impl Into<String>) -> Fault {
+    fault(at, message, mend)
+}
+
+fn owners(key: &str) -> Fault {
+    let at: Vec<_> = key.split('.').collect();
+    refused(
+        &at,
+        format!("`{key}` is for the owner of the API, not for members"),
+        format!("drop `{key}`"),
+    )
+}
+
+fn overlay(at: &[&str]) -> Fault {
+    refused(
+        at,
+        "members' VMs may not keep the writes of a private disk: the overlay is found by the VM's name, whoever made it",
+        "drop `persistent`, or use a disk with `mode = \"exclusive\"`",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const POLICY: &str = "[members]\nimages = [\"debian-12\"]\npaths = [\"/srv/vms\"]\nmemory = \"2G\"\ncpus = 4\n\
+                          share_groups = [\"lessons\"]\n";
+
+    fn policy(text: &str) -> MemberPolicy {
+        let settings = crate::settings::Settings::parse("host.toml", text).unwrap();
+        settings.members.unwrap()
+    }
+
+    fn spec(text: &str) -> VmSpec {
+        crate::parse("vm.toml", text).unwrap()
+    }
+
+    #[test]
+    fn what_the_policy_lists_is_admitted() {
+        let policy = policy(POLICY);
+        for text in [
+            "image = \"debian-12\"\nsandbox = \"require\"",
+            "image = \"debian-12\"\nsandbox = \"require\"\nshare_group = \"lessons\"\ncpus = 4\nmemory = \"2G\"",
+            "image = \"debian-12\"\nsandbox = \"require\"\npages = \"thp\"\ncpu_limit = 0.5\nnets = []",
+            "sandbox = \"require\"\nkernel.path = \"/srv/vms/k\"\nkernel.initrd = \"/srv/vms/a/i\"",
+            "image = \"debian-12\"\nsandbox = \"require\"\n[[disks]]\npath = \"/srv/vms/d\"\nmode = \"exclusive\"\npersistent = true",
+        ] {
+            assert_eq!(policy.admit(&spec(text), Usage::default()), Ok(()), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_the_policy_does_not_list_is_refused_and_the_key_is_named() {
+        let policy = policy(POLICY);
+        let disk = |more: &str| format!("[[disks]]\n{more}");
+        for (text, key) in [
+            ("image = \"tiny\"".to_owned(), "image"),
+            ("memory = \"3G\"".to_owned(), "memory"),
+            ("cpus = 5".to_owned(), "cpus"),
+            ("share_group = \"other\"".to_owned(), "share_group"),
+            ("cpu_weight = 10000".to_owned(), "cpu_weight"),
+            ("cell = 0".to_owned(), "cell"),
+            ("cpus = 2\nspan = \"auto\"".to_owned(), "span"),
+            ("pages = \"2M\"".to_owned(), "pages"),
+            ("root.persistent = true".to_owned(), "root"),
+            ("kernel.path = \"/boot/vmlinuz\"".to_owned(), "kernel"),
+            (
+                "kernel.path = \"/srv/vms/k\"\nkernel.initrd = \"/boot/i\"".to_owned(),
+                "kernel",
+            ),
+            (disk("path = \"/dev/sda\""), "disks"),
+            (disk("path = \"/srv/vms/../../etc/shadow\""), "disks"),
+            (disk("path = \"/srv/vms\""), "disks"),
+            (disk("path = \"/srv/vms-other/d\""), "disks"),
+            (disk("path = \"/srv/vms/d\"\nformat = \"qcow2\""), "disks"),
+            (disk("path = \"/srv/vms/d\"\npersistent = true"), "disks"),
+            ("[[nets]]\nkind = \"tap\"\ntap = \"br0\"".to_owned(), "nets"),
+            (
+                "[[nets]]\nkind = \"user\"\nforward = [\"80:80\"]".to_owned(),
+                "nets",
+            ),
+            (
+                "[[nodes]]\ncpus = \"0\"\nmemory = \"512M\"\nhost_node = 0".to_owned(),
+                "nodes",
+            ),
+        ] {
+            let image = if text.contains("image") || text.contains("kernel.path") {
+                ""
+            } else {
+                "image = \"debian-12\"\n"
+            };
+            let text = format!("{image}sandbox = \"require\"\n{text}");
+            let fault = policy.admit(&spec(&text), Usage::default()).unwrap_err();
+            assert_eq!(fault.path[0], key, "{text}: {fault:?}");
+            assert!(!fault.mend.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_sandbox_weaker_than_the_policys_is_refused() {
+        for (least, admitted) in [("require", 1), ("auto", 2)] {
+            let policy = policy(&format!(
+                "[members]\nmemory = \"1G\"\ncpus = 1\nsandbox = \"{least}\""
+            ));
+            let count = ["require", "auto", "off"]
+                .iter()
+                .take_while(|sandbox| {
+                    let text = format!("image = \"debian-12\"\nsandbox = \"{sandbox}\"");
+                    policy.admit(&spec(&text), Usage::default()).is_ok()
+                })
+                .count();
+            assert_eq!(count, admitted, "{least}");
+        }
+    }
+
+    #[test]
+    fn the_limits_are_for_all_vms_of_a_member_together() {
+        let policy = policy(POLICY);
+        let vm = spec("image = \"debian-12\"\nsandbox = \"require\"\nmemory = \"1G\"\ncpus = 2");
+        let used = Usage::of([&vm]);
+        assert_eq!(
+            used,
+            Usage {
+                memory_bytes: 1 << 30,
+                cpus: 2
+            }
+        );
+        assert_eq!(policy.admit(&vm, used), Ok(()));
+        let full = Usage::of([&vm, &vm]);
+        assert_eq!(policy.admit(&vm, full).unwrap_err().path, ["memory"]);
+        let no_cpus = Usage {
+            memory_bytes: 0,
+            cpus: 3,
+        };
+        assert_eq!(policy.admit(&vm, no_cpus).unwrap_err().path, ["cpus"]);
+    }
+
+    #[test]
+    fn without_a_list_of_paths_members_use_images_only() {
+        let policy = policy("[members]\nmemory = \"1G\"\ncpus = 1");
+        let any_image = spec("image = \"any\"\nsandbox = \"require\"");
+        assert_eq!(policy.admit(&any_image, Usage::default()), Ok(()));
+        let with_disk = spec("image = \"any\"\nsandbox = \"require\"\n[[disks]]\npath = \"/srv/d\"");
+        let fault = policy.admit(&with_disk, Usage::default()).unwrap_err();
+        assert!(fault.mend.contains("image of the image store"), "{fault:?}");
+    }
+}

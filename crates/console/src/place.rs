@@ -1,0 +1,92 @@
+//! The place of a file that a member of the group names: it must be one that nobody but the owner can exchange.
+
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+/// Bits of a mode that let others than the owner write.
+const OTHERS_WRITE: u32 = 0o022;
+
+/// Checks that `path` has no symbolic link, and that only root and the user `owner` may change its directories: the file that is
+/// checked is the file that is opened later.
+///
+/// # Errors
+/// One line: what, and how to mend it.
+pub fn check(path: &Path, owner: u32) -> Result<(), String> {
+    let failed = |error: std::io::Error| format!("{}: {error}; name a file that exists", path.display());
+    if path.canonicalize().map_err(failed)? != path {
+        return Err(format!(
+            "{} leads through a symbolic link; name the file itself",
+            path.display()
+        ));
+    }
+    for directory in path.ancestors().skip(1) {
+        let about = directory.metadata().map_err(failed)?;
+        if !is_owners(&about, owner) {
+            return Err(format!(
+                "others may change the directory {}; members' files must lie where only the API's owner may write",
+                directory.display()
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Whether only root and the user `owner` may change a directory.
+fn is_owners(about: &Metadata, owner: u32) -> bool {
+    (about.uid() == 0 || about.uid() == owner) && about.mode() & OTHERS_WRITE == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    #[test]
+    fn a_file_that_others_can_exchange_is_refused() {
+        // The temporary directory will not do: it belongs to everybody.
+        let Some(base) = own_directory() else {
+            println!("left out: no directory of this user's own");
+            return;
+        };
+        let owner = nix::unistd::geteuid().as_raw();
+        let folder = base.path().join("folder");
+        fs::create_dir(&folder).unwrap();
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
+        let disk = folder.join("disk");
+        fs::write(&disk, "").unwrap();
+        assert_eq!(check(&disk, owner), Ok(()));
+        if owner != 0 {
+            assert!(check(&disk, owner + 1).is_err(), "another user's directory");
+        }
+        for mode in [0o775, 0o757] {
+            fs::set_permissions(&folder, fs::Permissions::from_mode(mode)).unwrap();
+            let why = check(&disk, owner).unwrap_err();
+            assert!(why.contains("others may change"), "{mode:o}: {why}");
+        }
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
+        symlink(&disk, folder.join("link")).unwrap();
+        let why = check(&folder.join("link"), owner).unwrap_err();
+        assert!(why.contains("symbolic link"), "{why}");
+        symlink(&folder, base.path().join("other")).unwrap();
+        let why = check(&base.path().join("other/disk"), owner).unwrap_err();
+        assert!(why.contains("symbolic link"), "{why}");
+        assert!(check(&folder.join("none"), owner).unwrap_err().contains("exists"));
+    }
+
+    /// A directory whose parents only root and this user may change.
+    fn own_directory() -> Option<tempfile::TempDir> {
+        let owner = nix::unistd::geteuid().as_raw();
+        let home = std::env::var_os("HOME").map(std::path::PathBuf::from);
+        let places = home.into_iter().chain(["/run".into(), "/var/lib".into()]);
+        places
+            .filter_map(|place| place.canonicalize().ok())
+            .filter(|place| {
+                place
+                    .ancestors()
+                    .all(|directory| directory.metadata().is_ok_and(|about| is_owners(&about, owner)))
+            })
+            .find_map(|place| tempfile::tempdir_in(place).ok())
+    }
+}

@@ -1,0 +1,199 @@
+//! Claims on files whose pages VMs map: all VMs that map pages of one file are of one share group.
+//!
+//! VMs that map a page of a file have the same memory in their guests: one can flush a line of it from the caches and measure
+//! whether another has used it since. So a VM maps a file only while it holds a claim on it, and a claim is granted only while
+//! no VM of another group holds one. A VM without a claim reads copies.
+//!
+//! A claim is a read lock of an open file description (`fcntl(2)`) on one byte far behind the file's end; the byte is a hash of
+//! the group's name. So claims work between users, need no right to write the file, and end with the process that holds them.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::Duration;
+
+use sha2::{Digest, Sha256};
+
+/// The first byte that stands for a group.
+const FIRST: u64 = 1 << 62;
+/// How many bytes stand for groups.
+const GROUPS: u64 = 1 << 60;
+/// Tries until a claim counts as refused. Two VMs that claim a file in the same moment see each other and both withdraw; a
+/// process that is being started has copies of its parent's locks until it executes its own program.
+const TRIES: u32 = 5;
+/// The longest pause between two tries.
+const PAUSE_MAX: Duration = Duration::from_millis(20);
+
+/// A claim on a file, held until it is dropped.
+#[derive(Debug)]
+pub struct Claim {
+    _file: File,
+}
+
+impl Claim {
+    /// Claims an open file for a share group. Returns nothing when a VM of another group maps the file.
+    ///
+    /// # Errors
+    /// When the file can't be opened once more, or its file system has no locks.
+    pub fn take(file: impl AsFd, group: &str) -> io::Result<Option<Self>> {
+        // A file description of its own: the lock must not go to the shard with a copy of the descriptor.
+        let own = File::open(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()))?;
+        let byte = FIRST + byte_of(group);
+        for attempt in 0..TRIES {
+            set(&own, libc::F_RDLCK, byte)?;
+            if !is_claimed(&own, FIRST..byte)? && !is_claimed(&own, byte + 1..FIRST + GROUPS)? {
+                return Ok(Some(Self { _file: own }));
+            }
+            set(&own, libc::F_UNLCK, byte)?;
+            if attempt + 1 < TRIES {
+                std::thread::sleep(pause(attempt));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// The group's place among the bytes.
+fn byte_of(group: &str) -> u64 {
+    let digest = Sha256::digest(group.as_bytes());
+    let mut first = [0; 8];
+    first.copy_from_slice(&digest[..8]);
+    u64::from_le_bytes(first) % GROUPS
+}
+
+/// A pause of another length in each process, so that two that withdraw do not meet again.
+fn pause(attempt: u32) -> Duration {
+    let spread = std::process::id()
+        .wrapping_mul(2_654_435_761)
+        .wrapping_add(attempt)
+        % 16;
+    PAUSE_MAX * (1 + spread) / 16
+}
+
+fn range(kind: i32, start: u64, bytes: u64) -> io::Result<libc::flock> {
+    let offset = |number: u64| libc::off_t::try_from(number).map_err(io::Error::other);
+    // SAFETY: plain old data, for which zero is a value.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = libc::c_short::try_from(kind).map_err(io::Error::other)?;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    (lock.l_start, lock.l_len) = (offset(start)?, offset(bytes)?);
+    Ok(lock)
+}
+
+fn control(file: &File, command: libc::c_int, lock: &mut libc::flock) -> io::Result<()> {
+    loop {
+        // SAFETY: the kernel reads and writes the structure, which lives until the call returns.
+        if unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut *lock) } == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+fn set(file: &File, kind: i32, byte: u64) -> io::Result<()> {
+    control(file, libc::F_OFD_SETLK, &mut range(kind, byte, 1)?)
+}
+
+/// Whether another open file has a lock on one of these bytes.
+fn is_claimed(file: &File, bytes: std::ops::Range<u64>) -> io::Result<bool> {
+    if bytes.is_empty() {
+        return Ok(false);
+    }
+    // A write lock conflicts with every lock; it is only tested.
+    let mut lock = range(libc::F_WRLCK, bytes.start, bytes.end - bytes.start)?;
+    control(file, libc::F_OFD_GETLK, &mut lock)?;
+    Ok(i32::from(lock.l_type) != libc::F_UNLCK)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn take(path: &std::path::Path, group: &str) -> Option<Claim> {
+        Claim::take(File::open(path).unwrap(), group).unwrap()
+    }
+
+    #[test]
+    fn a_file_is_claimed_by_vms_of_one_group_at_a_time() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        // Read permission is enough.
+        std::fs::set_permissions(file.path(), std::fs::Permissions::from_mode(0o444)).unwrap();
+        let one = take(file.path(), "run:1").expect("nobody else maps it");
+        let same = take(file.path(), "run:1").expect("the same group");
+        assert!(take(file.path(), "run:2").is_none());
+        assert!(take(file.path(), "user:1000").is_none());
+        drop(one);
+        assert!(
+            take(file.path(), "run:2").is_none(),
+            "one VM of the first group is left"
+        );
+        drop(same);
+        let other = take(file.path(), "run:2").expect("all VMs of the first group have ended");
+        assert!(take(file.path(), "run:1").is_none());
+        drop(other);
+    }
+
+    #[test]
+    fn claims_on_other_files_do_not_count() {
+        let (one, other) = (
+            tempfile::NamedTempFile::new().unwrap(),
+            tempfile::NamedTempFile::new().unwrap(),
+        );
+        let _one = take(one.path(), "run:1").unwrap();
+        assert!(take(other.path(), "run:2").is_some());
+    }
+
+    #[test]
+    fn a_claim_does_not_go_with_a_copy_of_the_files_descriptor() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let open = File::open(file.path()).unwrap();
+        let claim = Claim::take(&open, "run:1").unwrap().unwrap();
+        let copy = open.try_clone().unwrap();
+        drop((claim, open));
+        assert!(take(file.path(), "run:2").is_some(), "{copy:?} holds no claim");
+    }
+
+    #[test]
+    fn of_groups_that_claim_at_once_never_two_have_it() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for _ in 0..20 {
+            let granted: Vec<(usize, Claim)> = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..4)
+                    .map(|number| {
+                        let path = file.path();
+                        scope.spawn(move || {
+                            take(path, &format!("run:{}", number % 2)).map(|claim| (number, claim))
+                        })
+                    })
+                    .collect();
+                threads
+                    .into_iter()
+                    .filter_map(|thread| thread.join().unwrap())
+                    .collect()
+            });
+            let groups: std::collections::BTreeSet<_> =
+                granted.iter().map(|(number, _)| number % 2).collect();
+            assert!(groups.len() <= 1, "two groups map one file");
+        }
+    }
+
+    #[test]
+    fn groups_have_bytes_of_their_own() {
+        let names = [
+            "run:1",
+            "run:2",
+            "user:0",
+            "user:1000",
+            "group:0:red",
+            "group:0:blue",
+        ];
+        let bytes: std::collections::BTreeSet<u64> = names.iter().map(|name| byte_of(name)).collect();
+        assert_eq!(bytes.len(), names.len());
+        assert!(bytes.iter().all(|byte| *byte < GROUPS));
+        assert!(FIRST + GROUPS < i64::MAX as u64);
+    }
+}
