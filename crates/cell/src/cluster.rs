@@ -7,13 +7,14 @@
 //! - [`routes`]: by which cells a message to all goes;
 //! - [`limits`]: how long they wait for one another;
 //! - [`contacts`]: what a cell makes of one that is silent or gone;
-//! - [`link`]: channels between two cells; [`hosts`]: connections to other hosts;
+//! - [`link`]: channels between two cells; [`hosts`]: connections to other hosts; [`callers`]: bounds on who calls;
 //! - [`membership`]: which cells of several hosts live, agreed on by an etcd;
 //! - [`serve`]: the process of one cell; [`guard`] starts it again when it dies;
 //! - [`client`]: asking a cell;
 //! - [`tenure`]: a VM's place in a cell, held by its monitor, which outlives the cell's process.
 
 pub mod addresses;
+pub mod callers;
 pub mod client;
 pub mod contacts;
 pub mod files;

@@ -21,7 +21,7 @@ pub use error::ConfigError;
 pub use fault::Fault;
 pub use host::{Access, FileKind, HostFacts, check_host, duplicate_names};
 pub use span::{SpanMemory, SpanSpec};
-pub use validate::{Transport, check, forward, mac};
+pub use validate::{Transport, check, forward, is_name, mac};
 pub use vm::{Size, VmSpec};
 
 /// A VM file as read: the spec, and where each part of it stands in the text.

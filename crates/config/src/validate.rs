@@ -149,7 +149,8 @@ pub fn check(spec: &VmSpec) -> Result<(), Fault> {
     nodes::check(spec)
 }
 
-fn is_name(name: &str) -> bool {
+/// Whether a VM can have this name: it also names files and control groups.
+pub fn is_name(name: &str) -> bool {
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     !name.is_empty() && name.len() <= 63 && name.chars().all(allowed) && !name.starts_with(['.', '-'])
 }

@@ -13,7 +13,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{setsockopt, sockopt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use urpc::tls::{Identity, TlsError};
+use urpc::tls::{Deadline, Identity, TlsError};
 
 /// How long the other side may take to answer while nodes meet.
 pub const MEETING_LIMIT: Duration = Duration::from_secs(20);
@@ -176,7 +176,7 @@ pub fn accept(
             prepare(&tcp).map_err(|error| StreamError::Listen(at(), error))?;
             Ok(tcp.into())
         }
-        Security::Tls(identity) => Ok(identity.accept(tcp, MEETING_LIMIT)?.0.into()),
+        Security::Tls(identity) => Ok(identity.accept(tcp, Deadline::after(MEETING_LIMIT))?.0.into()),
     }
 }
 

@@ -4,6 +4,8 @@
 //! whoever speaks over it need not know where the other end is, and sees the end of the other process, or of its host, as
 //! the end of the socket.
 
+mod deadline;
+mod end;
 mod keys;
 mod pump;
 #[cfg(test)]
@@ -14,14 +16,20 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::WebPkiClientVerifier;
-use rustls::{ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection};
+use rustls::{
+    CertificateError, ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig,
+    ServerConnection,
+};
 
-pub use keys::make;
+pub use deadline::{Deadline, Timed, Timeouts};
+pub use end::in_days;
+pub use keys::{KeyFiles, Subject, VALID, make, renew};
 
 /// Why there is no stream.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +42,17 @@ pub enum TlsError {
         /// What is wrong with it.
         why: String,
     },
+    /// The own certificate is no longer valid.
+    #[error("{}: this certificate ended {days} days ago; {RENEW}", path.display())]
+    Ended {
+        /// The certificate.
+        path: PathBuf,
+        /// For how many days it has been invalid.
+        days: u64,
+    },
+    /// The other side's certificate is no longer valid.
+    #[error("the certificate of {0} has ended; {RENEW}")]
+    PeerEnded(String),
     /// Not a name that a host can have.
     #[error("{0:?} is no name of a host")]
     Name(String),
@@ -42,9 +61,15 @@ pub enum TlsError {
     Io(#[from] io::Error),
 }
 
+/// Advice about a certificate that has ended.
+const RENEW: &str = "help: run `mirrorball cluster keys FILE --renew` where authority.key is, and give each host its new keys";
+
 /// What a host proves itself with, and the others against.
 #[derive(Clone, Debug)]
 pub struct Identity {
+    /// The own certificate's file, and until when it is valid.
+    certificate: PathBuf,
+    end: SystemTime,
     client: Arc<ClientConfig>,
     server: Arc<ServerConfig>,
 }
@@ -57,19 +82,22 @@ impl Identity {
     /// A host's, from a folder that [`make`] made.
     ///
     /// # Errors
-    /// [`TlsError::Keys`].
+    /// [`TlsError::Keys`], [`TlsError::Ended`].
     pub fn load(folder: &Path, host: &str) -> Result<Self, TlsError> {
-        let authority = folder.join(keys::AUTHORITY);
+        let files = KeyFiles::of(folder, host);
+        let (authority, own, path) = (files.authority, files.certificate, files.key);
+        let trusted = certificates(&authority)?;
         let mut roots = RootCertStore::empty();
-        for certificate in certificates(&authority)? {
-            roots.add(certificate).map_err(|error| wrong(&authority, error))?;
+        for certificate in &trusted {
+            roots
+                .add(certificate.clone())
+                .map_err(|error| wrong(&authority, error))?;
         }
         let roots = Arc::new(roots);
-        let own = folder.join(keys::certificate_of(host));
         let chain = certificates(&own)?;
-        let path = folder.join(keys::key_of(host));
+        let end = end::of(&chain, &trusted).map_err(|error| wrong(&own, error))?;
         let key = PrivateKeyDer::from_pem_file(&path).map_err(|error| wrong(&path, error))?;
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let provider = provider();
         let versions = &[&rustls::version::TLS13];
         let verifier = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
             .build()
@@ -92,35 +120,79 @@ impl Identity {
                     .with_client_auth_cert(chain, key)
             })
             .map_err(|error| wrong(&own, error))?;
-        Ok(Self {
+        let identity = Self {
+            certificate: own,
+            end,
             client: Arc::new(client),
             server: Arc::new(server),
+        };
+        identity.check_end()?;
+        Ok(identity)
+    }
+
+    /// Until when the own certificate is valid.
+    pub fn end(&self) -> SystemTime {
+        self.end
+    }
+
+    /// The other side refuses a certificate that has ended, and does not report why.
+    fn check_end(&self) -> Result<(), TlsError> {
+        let Ok(past) = SystemTime::now().duration_since(self.end) else {
+            return Ok(());
+        };
+        Err(TlsError::Ended {
+            path: self.certificate.clone(),
+            days: in_days(past),
         })
     }
 
     /// A stream to `host` at `address`, which proves that it is that host within `limit`.
     ///
     /// # Errors
-    /// [`TlsError::Io`], [`TlsError::Name`].
+    /// [`TlsError::Io`], [`TlsError::Name`], [`TlsError::Ended`], [`TlsError::PeerEnded`].
     pub fn connect(&self, address: SocketAddr, host: &str, limit: Duration) -> Result<UnixStream, TlsError> {
+        self.check_end()?;
+        let deadline = Deadline::after(limit);
         let name = ServerName::try_from(host.to_owned()).map_err(|_| TlsError::Name(host.to_owned()))?;
         let tcp = TcpStream::connect_timeout(&address, limit)?;
         let tls = ClientConnection::new(self.client.clone(), name).map_err(io::Error::other)?;
-        Ok(stream(tls.into(), tcp, limit)?.0)
+        match stream(tls.into(), tcp, deadline) {
+            Ok((stream, _)) => Ok(stream),
+            Err(error) if is_ended(&error) => Err(TlsError::PeerEnded(host.to_owned())),
+            Err(error) => Err(error.into()),
+        }
     }
 
-    /// The stream of a caller who proves within `limit` who it is.
+    /// The stream of a caller who proves before `deadline` who it is.
     ///
     /// # Errors
-    /// [`TlsError::Io`].
-    pub fn accept(&self, tcp: TcpStream, limit: Duration) -> Result<(UnixStream, Peer), TlsError> {
+    /// [`TlsError::Io`], [`TlsError::Ended`], [`TlsError::PeerEnded`].
+    pub fn accept(&self, tcp: TcpStream, deadline: Deadline) -> Result<(UnixStream, Peer), TlsError> {
+        self.check_end()?;
         let tls = ServerConnection::new(self.server.clone()).map_err(io::Error::other)?;
-        let (stream, peer) = stream(tls.into(), tcp, limit)?;
-        Ok((
-            stream,
-            peer.ok_or(io::Error::from(io::ErrorKind::PermissionDenied))?,
-        ))
+        match stream(tls.into(), tcp, deadline) {
+            Ok((stream, Some(peer))) => Ok((stream, peer)),
+            Ok((_, None)) => Err(io::Error::from(io::ErrorKind::PermissionDenied).into()),
+            Err(error) if is_ended(&error) => Err(TlsError::PeerEnded("the caller".to_owned())),
+            Err(error) => Err(error.into()),
+        }
     }
+}
+
+/// The cryptography of all TLS of this program.
+pub fn provider() -> Arc<CryptoProvider> {
+    Arc::new(rustls::crypto::ring::default_provider())
+}
+
+/// Whether a handshake failed because the other side's certificate has ended.
+fn is_ended(error: &io::Error) -> bool {
+    let cause = error.get_ref().and_then(|cause| cause.downcast_ref());
+    matches!(
+        cause,
+        Some(rustls::Error::InvalidCertificate(
+            CertificateError::Expired | CertificateError::ExpiredContext { .. }
+        ))
+    )
 }
 
 impl Peer {
@@ -134,20 +206,15 @@ impl Peer {
     }
 }
 
-fn stream(
-    mut tls: Connection,
-    mut tcp: TcpStream,
-    limit: Duration,
-) -> io::Result<(UnixStream, Option<Peer>)> {
+fn stream(mut tls: Connection, tcp: TcpStream, deadline: Deadline) -> io::Result<(UnixStream, Option<Peer>)> {
     tcp.set_nodelay(true)?;
-    tcp.set_read_timeout(Some(limit))?;
-    tcp.set_write_timeout(Some(limit))?;
+    let mut timed = deadline.over(&tcp);
     while tls.is_handshaking() {
-        tls.complete_io(&mut tcp)?;
+        tls.complete_io(&mut timed)?;
     }
     // The last of a client's handshake.
     while tls.wants_write() {
-        tls.write_tls(&mut tcp)?;
+        tls.write_tls(&mut timed)?;
     }
     let peer = tls.peer_certificates().and_then(|chain| chain.first());
     let peer = peer.map(|certificate| Peer(certificate.clone().into_owned()));

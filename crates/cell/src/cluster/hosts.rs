@@ -1,29 +1,34 @@
 //! Between the hosts of a cluster: links of cells, and commands that one host's user has another host run.
 //!
-//! Every connection is a TLS stream whose ends have proven which hosts they are. The caller says first what it wants. A host
-//! runs for another only this program: who has the key of a host may do on all of them what its cells' user may.
+//! Every connection is a TLS stream whose ends have proven which hosts they are. The caller says first what it wants. Only the
+//! hosts in the cluster's file are served, whatever other keys their authority has signed. A host runs for another only this
+//! program: who has the key of a host may do on all of them what its cells' user may.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, SystemTime};
 
 use agent::protocol::ExecRequest;
 use config::cluster::{HostPlan, Site};
 use protocol::CellId;
 use serde::{Deserialize, Serialize};
-use urpc::tls::{Identity, Peer, TlsError};
+use urpc::tls::{Deadline, Identity, Peer, TlsError, in_days};
 
+use super::callers::{Callers, HANDSHAKE_LIMIT, Unproven};
 use super::link::shared::{Place, SharedMemory};
 use super::link::{Answer, Calling, Link, PATIENCE, stream};
 
 #[cfg(test)]
 mod tests;
 
-/// Callers and commands that are served at once.
-const CONNECTIONS_MAX: usize = 256;
+/// Commands that run for other hosts at once.
+const COMMANDS_MAX: usize = 256;
+/// How long before the end of the host's certificate warnings begin.
+const WARN_BEFORE: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// What a connection is for.
 #[derive(Debug, Serialize, Deserialize)]
@@ -62,6 +67,11 @@ impl Hosts {
             site: Arc::new(site),
             memory: None,
         })
+    }
+
+    /// A line about the host's certificate, if its end is near.
+    pub fn warning(&self) -> Option<String> {
+        warning(&self.site.here, self.identity.end())
     }
 
     /// With links through the memory that this host shares with others, if it does.
@@ -125,8 +135,17 @@ impl Hosts {
     }
 
     /// The connection of a caller, and who it has proven to be.
-    pub(crate) fn accept(&self, tcp: TcpStream) -> io::Result<(UnixStream, Peer)> {
-        self.identity.accept(tcp, PATIENCE).map_err(io::Error::other)
+    ///
+    /// # Errors
+    /// If it is no host of the cluster's file, or the deadline passes.
+    pub(crate) fn accept(&self, tcp: TcpStream, deadline: Deadline) -> io::Result<(UnixStream, Peer)> {
+        let (stream, peer) = self.identity.accept(tcp, deadline).map_err(io::Error::other)?;
+        // The key of a host that has left the cluster, or etcd's, is one of the same authority.
+        let is_member = self.site.hosts.iter().any(|host| peer.is(&host.name));
+        match is_member {
+            true => Ok((stream, peer)),
+            false => Err(io::ErrorKind::PermissionDenied.into()),
+        }
     }
 
     fn reach(&self, cell: u16, wish: &Wish) -> io::Result<UnixStream> {
@@ -144,29 +163,34 @@ impl Hosts {
         calling: &Arc<Calling>,
         linked: impl Fn(Link) + Clone + Send + 'static,
     ) {
-        let serving = Arc::new(());
+        let (callers, commands) = (Callers::default(), Arc::<AtomicUsize>::default());
         for tcp in listener.incoming().flatten() {
-            // Each connection has a copy.
-            if Arc::strong_count(&serving) > CONNECTIONS_MAX {
-                continue;
-            }
-            let served = serving.clone();
+            let Ok(place) = callers.admit(&tcp) else { continue };
             let (hosts, calling, linked) = (self.clone(), calling.clone(), linked.clone());
+            let commands = commands.clone();
             // One that takes its time keeps nobody else waiting; one that makes no sense is dropped.
             let _ = std::thread::Builder::new().name("caller".into()).spawn(move || {
-                if let Ok(Some(link)) = hosts.take_one(tcp, &calling) {
+                if let Ok(Some(link)) = hosts.take_one(tcp, place, &calling, &commands) {
                     linked(link);
                 }
-                drop(served);
             });
         }
     }
 
-    fn take_one(&self, tcp: TcpStream, calling: &Calling) -> io::Result<Option<Link>> {
-        let (mut stream, peer) = self.accept(tcp)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+    /// Serves a caller. `commands` counts those whose command runs.
+    fn take_one(
+        &self,
+        tcp: TcpStream,
+        place: Unproven,
+        calling: &Calling,
+        commands: &AtomicUsize,
+    ) -> io::Result<Option<Link>> {
+        let deadline = Deadline::after(HANDSHAKE_LIMIT);
+        let (mut stream, peer) = self.accept(tcp, deadline)?;
         let mut bytes = Vec::new();
-        stream::read(&mut stream, &mut bytes)?;
+        stream::read(&mut deadline.over(&stream), &mut bytes)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        drop(place);
         match postcard::from_bytes(&bytes).map_err(io::Error::other)? {
             Wish::Link(cell, number) if self.is_of(&peer, cell.number) => {
                 let answer = calling.answer(cell);
@@ -181,9 +205,11 @@ impl Hosts {
             }
             Wish::Link(..) => Err(io::ErrorKind::PermissionDenied.into()),
             Wish::Command => {
-                stream.set_read_timeout(None)?;
-                agent::server::serve_programs(stream, own_program)?;
-                Ok(None)
+                let served = (commands.fetch_add(1, Ordering::Relaxed) < COMMANDS_MAX)
+                    .then(|| run_command(stream))
+                    .unwrap_or_else(|| Err(io::ErrorKind::QuotaExceeded.into()));
+                commands.fetch_sub(1, Ordering::Relaxed);
+                served.map(|()| None)
             }
         }
     }
@@ -202,6 +228,23 @@ impl Hosts {
             None => stream::link(peer, stream, silence),
         }
     }
+}
+
+/// A line about the key of a host or of etcd, if its end is near.
+pub fn warning(name: &str, end: SystemTime) -> Option<String> {
+    let left = end.duration_since(SystemTime::now()).unwrap_or_default();
+    (left < WARN_BEFORE).then(|| {
+        format!(
+            "the key of {name} ends in {} days; help: run `mirrorball cluster keys FILE --renew` where authority.key is, give \
+             each host its new keys, then `mirrorball cluster down --leave` and `up` there",
+            in_days(left)
+        )
+    })
+}
+
+fn run_command(stream: UnixStream) -> io::Result<()> {
+    stream.set_read_timeout(None)?;
+    agent::server::serve_programs(stream, own_program)
 }
 
 fn reply(stream: &mut UnixStream, answer: Answer, is_shared: bool) -> io::Result<()> {

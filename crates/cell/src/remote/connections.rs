@@ -8,23 +8,22 @@ use std::collections::{HashMap, HashSet};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use config::cluster::SpanWay;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use urpc::tls::Deadline;
 
 use super::clock;
 use super::lanes::{Common, Offer, Place};
 use super::talk::{Ends, Hello, LaneEnds, PartRequest, Reach, Role};
+use crate::cluster::callers::{Callers, HANDSHAKE_LIMIT, Unproven};
 use crate::cluster::hosts::Hosts;
 use crate::cluster::link::{PATIENCE, stream};
 use crate::coherence::LANES_MAX;
 
-/// Callers that are listened to at once: a VM has 64 parts at most, and each calls by one connection after the other.
-const CALLERS_MAX: usize = 256;
 /// Connections that a part has in one boot at most: control, clock, and with each other part a link and two for each lane.
 const ADMITTED_MAX: usize = 2 + 63 * (1 + 2 * LANES_MAX);
 /// The first byte of a connection without TLS, whose first one is 22.
@@ -116,7 +115,7 @@ struct Shared {
     request: PartRequest,
     arrived: Mutex<Arrived>,
     changed: Condvar,
-    served: AtomicUsize,
+    callers: Callers,
 }
 
 #[derive(Debug, Default)]
@@ -138,7 +137,7 @@ impl Connections {
             request: request.clone(),
             arrived: Mutex::default(),
             changed: Condvar::new(),
-            served: AtomicUsize::new(0),
+            callers: Callers::default(),
         });
         let port = listener.local_addr()?.port();
         let taking = shared.clone();
@@ -193,36 +192,30 @@ impl Connections {
 impl Shared {
     fn take_all(shared: &Arc<Self>, listener: &TcpListener) {
         for tcp in listener.incoming().flatten() {
-            if shared.served.fetch_add(1, Ordering::Relaxed) >= CALLERS_MAX {
-                shared.served.fetch_sub(1, Ordering::Relaxed);
+            let Ok(place) = shared.callers.admit(&tcp) else {
                 continue;
-            }
-            let own = shared.clone();
-            let caller = move || {
-                // One that makes no sense, or has no business here, is dropped.
-                let _ = own.take_one(tcp);
-                own.served.fetch_sub(1, Ordering::Relaxed);
             };
-            if std::thread::Builder::new()
-                .name("caller".into())
-                .spawn(caller)
-                .is_err()
-            {
-                shared.served.fetch_sub(1, Ordering::Relaxed);
-            }
+            let own = shared.clone();
+            // One that makes no sense, or has no business here, is dropped.
+            let caller = move || drop(own.take_one(tcp, place));
+            let _ = std::thread::Builder::new().name("caller".into()).spawn(caller);
         }
     }
 
-    fn take_one(&self, mut tcp: TcpStream) -> io::Result<()> {
-        limit(&tcp, Some(PATIENCE))?;
+    fn take_one(&self, mut tcp: TcpStream, place: Unproven) -> io::Result<()> {
+        let deadline = Deadline::after(HANDSHAKE_LIMIT);
         let mut first = [0];
+        tcp.set_read_timeout(Some(deadline.left()?))?;
         tcp.peek(&mut first)?;
         if first == [PLAIN] {
             tcp.set_nodelay(true)?;
-            tcp.read_exact(&mut first)?;
-            let hello: Hello = receive(&mut tcp)?;
+            let mut timed = deadline.over(&tcp);
+            timed.read_exact(&mut first)?;
+            let hello: Hello = receive(&mut timed)?;
             let is_allowed = hello.role.is_data() && self.hosts.site.spans == SpanWay::Plain;
             self.admit(&hello, is_allowed)?;
+            drop(place);
+            limit(&tcp, Some(PATIENCE))?;
             let shared = self.shared(&hello);
             answer(&mut tcp, &shared)?;
             limit(&tcp, None)?;
@@ -232,17 +225,14 @@ impl Shared {
             self.keep(hello.role, tcp.into(), shared);
             return Ok(());
         }
-        let (mut socket, peer) = self.hosts.accept(tcp)?;
-        socket.set_read_timeout(Some(PATIENCE))?;
-        let hello: Hello = receive(&mut socket)?;
+        let (mut socket, peer) = self.hosts.accept(tcp, deadline)?;
+        let hello: Hello = receive(&mut deadline.over(&socket))?;
         let is_allowed = match hello.role {
             Role::Control => peer.is(&self.request.home),
-            _ => {
-                let known = self.hosts.site.hosts.iter().any(|host| peer.is(&host.name));
-                known && self.hosts.site.spans == SpanWay::Tls
-            }
+            _ => self.hosts.site.spans == SpanWay::Tls,
         };
         self.admit(&hello, is_allowed)?;
+        drop(place);
         let shared = self.shared(&hello);
         answer(&mut socket, &shared)?;
         socket.set_read_timeout(None)?;

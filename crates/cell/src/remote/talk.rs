@@ -7,7 +7,8 @@ use std::net::SocketAddr;
 use std::ops::Range;
 
 use config::VmSpec;
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
 use shard::launch::{Leaf, MemoryLaunch, Order, Report, SandboxPolicy, TscLaunch};
 use shard::span::host::HostProcessor;
 
@@ -38,7 +39,8 @@ impl fmt::Debug for Token {
 /// What the home asks of another host. The first line to the part's monitor.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PartRequest {
-    /// The VM's name.
+    /// The VM's name. Here it names files and a control group.
+    #[serde(deserialize_with = "vm_name")]
     pub vm: String,
     /// Which of its parts: the number of the shard.
     pub part: u8,
@@ -50,6 +52,15 @@ pub struct PartRequest {
     pub home: String,
     /// What all its connections have to know.
     pub token: Token,
+}
+
+/// A name that a VM can have: the other host may have been broken into.
+fn vm_name<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    let name = String::deserialize(from)?;
+    match config::is_name(&name) {
+        true => Ok(name),
+        false => Err(D::Error::custom(format!("{name:?} can't name a VM"))),
+    }
 }
 
 /// The answer.
@@ -202,4 +213,30 @@ pub struct Other {
     pub place: String,
     /// Where to call it; none if it calls.
     pub reach: Option<Reach>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_leaves_its_folder_is_refused_at_the_wire() {
+        let request = |vm: &str| PartRequest {
+            vm: vm.to_owned(),
+            part: 1,
+            cell: 1,
+            spec: config::parse("vm", "image = \"tiny\"").unwrap(),
+            home: "alpha".to_owned(),
+            token: Token([7; TOKEN_BYTES]),
+        };
+        let sent = |vm: &str| {
+            let line = serde_json::to_vec(&request(vm)).unwrap();
+            serde_json::from_slice::<PartRequest>(&line).map(|received| received.vm)
+        };
+        assert_eq!(sent("web-1.x").unwrap(), "web-1.x");
+        for wrong in ["../../x", "/x", "", ".x", "a/b", "a\0"] {
+            let error = sent(wrong).unwrap_err().to_string();
+            assert!(error.contains("can't name a VM"), "{wrong:?}: {error}");
+        }
+    }
 }

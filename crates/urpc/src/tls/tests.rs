@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener};
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime};
 
 use super::*;
 
@@ -27,7 +27,10 @@ fn pair() -> (UnixStream, UnixStream, Peer) {
     let alpha = Identity::load(folder.path(), "alpha").unwrap();
     let beta = Identity::load(folder.path(), "beta").unwrap();
     let (listener, address) = listener();
-    let taken = std::thread::spawn(move || beta.accept(listener.accept().unwrap().0, LIMIT).unwrap());
+    let taken = std::thread::spawn(move || {
+        let tcp = listener.accept().unwrap().0;
+        beta.accept(tcp, Deadline::after(LIMIT)).unwrap()
+    });
     let near = alpha.connect(address, "beta", LIMIT).unwrap();
     let (far, peer) = taken.join().unwrap();
     for stream in [&near, &far] {
@@ -95,7 +98,10 @@ fn a_stranger_and_another_host_than_meant_are_refused() {
     let (listener, address) = listener();
     let taken = std::thread::spawn(move || {
         (0..2)
-            .map(|_| beta.accept(listener.accept().unwrap().0, LIMIT).is_ok())
+            .map(|_| {
+                let tcp = listener.accept().unwrap().0;
+                beta.accept(tcp, Deadline::after(LIMIT)).is_ok()
+            })
             .collect::<Vec<_>>()
     });
     let stranger = Identity::load(theirs.path(), "alpha").unwrap();
@@ -120,4 +126,111 @@ fn hosts_can_be_added_and_missing_keys_are_named() {
     std::fs::write(folder.path().join("gamma.key"), "nonsense").unwrap();
     let error = Identity::load(folder.path(), "gamma").unwrap_err().to_string();
     assert!(error.contains("gamma.key"), "{error}");
+}
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+#[test]
+fn a_certificate_is_valid_for_a_year_and_renewal_gives_another_key() {
+    let folder = keys();
+    let key = || std::fs::read(folder.path().join("alpha.key")).unwrap();
+    let authority = || std::fs::read(folder.path().join("authority.pem")).unwrap();
+    let left = || {
+        let alpha = Identity::load(folder.path(), "alpha").unwrap();
+        alpha.end().duration_since(SystemTime::now()).unwrap()
+    };
+    assert!(left() > VALID - DAY && left() <= VALID, "{:?}", left());
+    let issuer = keys::authority(folder.path()).unwrap();
+    let soon = SystemTime::now() + DAY;
+    keys::issue(folder.path(), &issuer, &"alpha".into(), soon).unwrap();
+    assert!(left() <= DAY);
+    let (old_key, old_authority) = (key(), authority());
+    make(folder.path(), ["alpha"]).unwrap();
+    assert_eq!(key(), old_key, "only missing keys are made");
+    renew(folder.path(), ["alpha"]).unwrap();
+    assert!(left() > VALID - DAY && key() != old_key && authority() == old_authority);
+}
+
+#[test]
+fn an_expired_certificate_is_refused_and_the_error_says_how_to_renew_it() {
+    let folder = keys();
+    let valid = Identity::load(folder.path(), "alpha").unwrap();
+    let issuer = keys::authority(folder.path()).unwrap();
+    let past = SystemTime::now() - 3 * DAY;
+    keys::issue(folder.path(), &issuer, &"beta".into(), past).unwrap();
+    let error = Identity::load(folder.path(), "beta").unwrap_err().to_string();
+    assert!(
+        error.contains("beta.pem: this certificate ended 3 days ago")
+            && error.contains("help: run `mirrorball cluster keys FILE --renew`"),
+        "{error}"
+    );
+    // A process that took its keys earlier goes on, and no other host talks to it.
+    let end = SystemTime::now() + Duration::from_secs(2);
+    keys::issue(folder.path(), &issuer, &"beta".into(), end).unwrap();
+    let beta = Identity::load(folder.path(), "beta").unwrap();
+    std::thread::sleep(Duration::from_secs(4));
+    let server = Identity {
+        end: SystemTime::now() + DAY,
+        ..beta.clone()
+    };
+    let (listener, address) = listener();
+    let taken = std::thread::spawn(move || {
+        let tcp = listener.accept().unwrap().0;
+        server.accept(tcp, Deadline::after(LIMIT)).is_err()
+    });
+    let error = valid.connect(address, "beta", LIMIT).unwrap_err();
+    assert!(
+        matches!(&error, TlsError::PeerEnded(host) if host == "beta"),
+        "{error}"
+    );
+    assert!(taken.join().unwrap());
+    let error = beta.connect(address, "alpha", LIMIT).unwrap_err();
+    assert!(matches!(error, TlsError::Ended { .. }), "{error}");
+}
+
+/// How long a connection that sends `bytes`, one every 50 ms, is kept; it proves nothing.
+fn kept(bytes: &'static [u8], limit: Duration) -> Duration {
+    let folder = keys();
+    let beta = Identity::load(folder.path(), "beta").unwrap();
+    let (listener, address) = listener();
+    let caller = std::thread::spawn(move || {
+        let mut tcp = std::net::TcpStream::connect(address).unwrap();
+        for byte in bytes {
+            std::thread::sleep(Duration::from_millis(50));
+            if tcp.write_all(&[*byte]).is_err() {
+                return;
+            }
+        }
+        let _ = tcp.read(&mut [0]);
+    });
+    let tcp = listener.accept().unwrap().0;
+    let since = Instant::now();
+    let error = beta.accept(tcp, Deadline::after(limit)).unwrap_err();
+    assert!(
+        matches!(&error, TlsError::Io(error) if error.kind() == io::ErrorKind::TimedOut),
+        "{error}"
+    );
+    let kept = since.elapsed();
+    caller.join().unwrap();
+    kept
+}
+
+#[test]
+fn a_silent_connection_is_closed_at_the_deadline() {
+    let limit = Duration::from_millis(500);
+    let kept = kept(b"", limit);
+    assert!(kept >= limit && kept < LIMIT, "{kept:?}");
+}
+
+#[test]
+fn a_connection_that_sends_a_byte_at_a_time_is_closed_at_the_deadline() {
+    // The first record of a handshake, 16 KiB of which never all come: 10 s of bytes.
+    const BYTES: [u8; 200] = {
+        let mut bytes = [1; 200];
+        (bytes[0], bytes[1], bytes[2], bytes[3], bytes[4]) = (22, 3, 1, 64, 0);
+        bytes
+    };
+    let limit = Duration::from_millis(500);
+    let kept = kept(&BYTES, limit);
+    assert!(kept >= limit && kept < Duration::from_secs(5), "{kept:?}");
 }

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::mpsc;
+use std::time::Instant;
 
 use agent::client::{ClientError, output};
 
@@ -13,12 +14,12 @@ const LIMIT: Duration = Duration::from_secs(20);
 struct Two {
     alpha: Hosts,
     beta: Hosts,
-    _keys: tempfile::TempDir,
+    keys: tempfile::TempDir,
 }
 
 fn two() -> Two {
     let keys = tempfile::tempdir().unwrap();
-    urpc::tls::make(keys.path(), ["alpha", "beta"]).unwrap();
+    urpc::tls::make(keys.path(), ["alpha", "beta", "gone", "etcd"]).unwrap();
     let free = |ip: &str| -> SocketAddr {
         let listener = TcpListener::bind((ip, 0)).unwrap();
         let address = listener.local_addr().unwrap();
@@ -47,7 +48,7 @@ fn two() -> Two {
     Two {
         alpha: site("alpha"),
         beta: site("beta"),
-        _keys: keys,
+        keys,
     }
 }
 
@@ -69,7 +70,11 @@ fn serve(beta: &Hosts) -> mpsc::Receiver<Link> {
 
 #[test]
 fn cells_of_two_hosts_are_linked_and_nobody_can_be_a_cell_of_another_host() {
-    let Two { alpha, beta, _keys } = two();
+    let Two {
+        alpha,
+        beta,
+        keys: _keys,
+    } = two();
     let links = serve(&beta);
     let calling = Calling::new(id(0));
     let near = alpha
@@ -89,7 +94,11 @@ fn cells_of_two_hosts_are_linked_and_nobody_can_be_a_cell_of_another_host() {
 
 #[test]
 fn only_this_program_is_run_for_other_hosts() {
-    let Two { alpha, beta, _keys } = two();
+    let Two {
+        alpha,
+        beta,
+        keys: _keys,
+    } = two();
     let _links = serve(&beta);
     let request = |program: &str| ExecRequest {
         argv: vec![program.to_owned(), "--list".to_owned()],
@@ -106,4 +115,90 @@ fn only_this_program_is_run_for_other_hosts() {
     let (status, text, _) = output(alpha.command(1).unwrap(), &request(PROGRAM), &[]).unwrap();
     assert_eq!(status.code(), 0);
     assert!(String::from_utf8_lossy(&text).contains("only_this_program_is_run"));
+}
+
+/// `alpha` with the keys of another name, which the same authority has signed.
+fn with_keys_of(name: &str, alpha: &Hosts, keys: &Path) -> Hosts {
+    Hosts {
+        identity: Identity::load(keys, name).unwrap(),
+        ..alpha.clone()
+    }
+}
+
+#[test]
+fn keys_of_a_host_that_is_not_in_the_clusters_file_run_no_commands() {
+    let Two { alpha, beta, keys } = two();
+    let links = serve(&beta);
+    let request = ExecRequest {
+        argv: vec![PROGRAM.to_owned(), "--list".to_owned()],
+        env: Vec::new(),
+        cwd: None,
+        tty: None,
+    };
+    for name in ["gone", "etcd"] {
+        let stranger = with_keys_of(name, &alpha, keys.path());
+        // With TLS 1.3 a caller's handshake ends before the other side has looked at its certificate.
+        let answer = stranger.command(1).map(|stream| output(stream, &request, &[]));
+        assert!(!matches!(answer, Ok(Ok(_))), "{name}: {answer:?}");
+        assert!(stranger.call(id(0), 1, &Calling::new(id(0))).is_err());
+    }
+    assert!(links.try_recv().is_err());
+    let (status, _, _) = output(alpha.command(1).unwrap(), &request, &[]).unwrap();
+    assert_eq!(status.code(), 0);
+}
+
+#[test]
+fn silent_connections_keep_no_host_from_its_links() {
+    let Two {
+        alpha,
+        beta,
+        keys: _keys,
+    } = two();
+    let links = serve(&beta);
+    let address = beta.site.host_of(1).unwrap().address_of(1);
+    let silent: Vec<TcpStream> = (0..300).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let since = Instant::now();
+    alpha
+        .call(id(0), 1, &Calling::new(id(0)))
+        .unwrap()
+        .expect("nobody calls back");
+    assert!(
+        since.elapsed() < HANDSHAKE_LIMIT,
+        "only when the others were closed"
+    );
+    links.recv_timeout(LIMIT).unwrap();
+    drop(silent);
+}
+
+#[test]
+fn a_host_that_proves_itself_and_then_says_nothing_is_closed_at_the_deadline() {
+    let Two {
+        alpha,
+        beta,
+        keys: _keys,
+    } = two();
+    let _links = serve(&beta);
+    let address = beta.site.host_of(1).unwrap().address_of(1);
+    let mut stream = alpha.connect(address, "beta").unwrap();
+    let since = Instant::now();
+    let mut sent = 0;
+    // The first message's length, and then a byte at a time: no read takes longer than its own timeout.
+    let _ = io::Write::write_all(&mut stream, &1000_u32.to_le_bytes());
+    while since.elapsed() < LIMIT && io::Write::write_all(&mut stream, &[0]).is_ok() {
+        std::thread::sleep(Duration::from_millis(50));
+        sent += 1;
+    }
+    assert!(since.elapsed() < LIMIT / 2, "after {sent} bytes");
+}
+
+#[test]
+fn a_warning_comes_in_the_last_month_of_a_key() {
+    const DAY: Duration = Duration::from_secs(24 * 3600);
+    let now = SystemTime::now();
+    assert_eq!(warning("alpha", now + WARN_BEFORE + DAY), None);
+    let text = warning("alpha", now + 3 * DAY + DAY / 2).unwrap();
+    assert!(
+        text.starts_with("the key of alpha ends in 3 days; help: "),
+        "{text}"
+    );
 }
