@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use cell::cluster::membership::Members;
-use cell::cluster::membership::member::{Answer, Question};
+use cell::cluster::membership::member::{Answer, Question, Records};
 use protocol::CellId;
 
 use crate::Time;
@@ -17,6 +17,9 @@ pub struct Etcd {
     lease_ns: Time,
     lives: BTreeMap<u16, u32>,
     entries: BTreeMap<u16, (u32, Lease)>,
+    removed: BTreeMap<u16, u32>,
+    /// Counts what is written.
+    revision: u64,
     /// When each lease ends.
     leases: BTreeMap<Lease, Time>,
     lease_next: Lease,
@@ -29,6 +32,8 @@ impl Etcd {
             lease_ns,
             lives: BTreeMap::new(),
             entries: BTreeMap::new(),
+            removed: BTreeMap::new(),
+            revision: 0,
             leases: BTreeMap::new(),
             lease_next: 0,
         }
@@ -48,25 +53,54 @@ impl Etcd {
                 // One that has ended in the meantime makes it fail.
                 let enters = self.lives.get(&me.number).copied() == last && self.leases.contains_key(&lease);
                 if enters {
+                    self.revision += 1;
                     self.lives.insert(me.number, me.life);
                     self.entries.insert(me.number, (me.life, lease));
                 }
                 Answer::Entered(enters)
             }
-            Question::Members => Answer::Members(self.members()),
+            Question::Records => Answer::Records(Records {
+                members: self.members(),
+                lives: self.lives.clone(),
+                removed: self.removed.clone(),
+                revision: self.revision,
+            }),
             Question::Keep(lease) => {
-                if let Some(end) = self.leases.get_mut(&lease) {
-                    *end = now + self.lease_ns;
-                }
-                Answer::Done
+                let end = self.leases.get_mut(&lease);
+                Answer::Kept(end.map(|end| *end = now + self.lease_ns).is_some())
             }
             Question::Remove { cell, accuser } => {
-                if self.has(cell) && self.has(accuser) {
+                let is_absent = !self.entries.contains_key(&cell.number)
+                    && self.lives.get(&cell.number) == Some(&cell.life);
+                if self.has(accuser) && (self.has(cell) || is_absent) {
+                    self.revision += 1;
                     self.entries.remove(&cell.number);
+                    self.removed.insert(cell.number, cell.life);
                 }
                 Answer::Done
             }
+            Question::Restore {
+                me,
+                lease,
+                lives,
+                revision,
+            } => {
+                let restores = self.revision == revision && self.leases.contains_key(&lease);
+                if restores {
+                    self.revision += 1;
+                    self.lives.extend(lives);
+                    self.entries.insert(me.number, (me.life, lease));
+                }
+                Answer::Entered(restores)
+            }
         }
+    }
+
+    /// A stranger has deleted all keys. Leases are none.
+    pub fn lose_keys(&mut self) {
+        self.lives.clear();
+        self.entries.clear();
+        self.removed.clear();
     }
 
     /// It has been away, and gives every lease its full time again.

@@ -96,6 +96,8 @@ pub enum Fault {
     CutOff(u16),
     /// There is no etcd.
     NoEtcd,
+    /// A stranger deletes all keys of etcd.
+    LostKeys,
     /// A cell takes so many times as long for everything.
     Slow(u16, u64),
     /// Messages between two hosts take so much longer.

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use config::cluster::Site;
 
 use super::files::Files;
+use super::membership::server;
 
 /// A process that lived shorter than this died of its start, maybe.
 const SHORT: Duration = Duration::from_secs(10);
@@ -72,36 +73,15 @@ fn keep_etcd(files: &Files, site: &Site) {
 }
 
 fn start_etcd(files: &Files, site: &Site) -> io::Result<Child> {
-    let clients = site.etcd.first().map_or("", String::as_str);
-    // Nobody else is to join it. Its usual port may be another etcd's: this host's service.
-    let port = site.hosts.first().map_or(0, |host| host.address.port());
-    let peers = &format!("http://127.0.0.1:{}", port.saturating_sub(1));
+    let url = site.etcd.first().map_or("", String::as_str);
     let folder = files.etcd();
     std::fs::create_dir_all(&folder)?;
     let log = OpenOptions::new()
         .create(true)
         .append(true)
         .open(folder.join("log"))?;
-    let mut command = Command::new("etcd");
-    command
-        .arg("--data-dir")
-        .arg(folder.join("data"))
-        .args([
-            "--listen-client-urls",
-            clients,
-            "--advertise-client-urls",
-            clients,
-        ])
-        .args([
-            "--listen-peer-urls",
-            peers,
-            "--initial-advertise-peer-urls",
-            peers,
-        ])
-        .args(["--initial-cluster", &format!("default={peers}")])
-        .stdin(Stdio::null())
-        .stdout(log.try_clone()?)
-        .stderr(log);
+    let mut command = server::command(url, &site.keys, &folder)?;
+    command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
     // SAFETY: prctl is async-signal-safe. The thread that spawns it lives as long as the guard.
     unsafe {
         command.pre_exec(|| {

@@ -205,9 +205,11 @@ impl Hosts {
             }
             Wish::Link(..) => Err(io::ErrorKind::PermissionDenied.into()),
             Wish::Command => {
-                let served = (commands.fetch_add(1, Ordering::Relaxed) < COMMANDS_MAX)
-                    .then(|| run_command(stream))
-                    .unwrap_or_else(|| Err(io::ErrorKind::QuotaExceeded.into()));
+                let served = if commands.fetch_add(1, Ordering::Relaxed) < COMMANDS_MAX {
+                    run_command(stream)
+                } else {
+                    Err(io::ErrorKind::QuotaExceeded.into())
+                };
                 commands.fetch_sub(1, Ordering::Relaxed);
                 served.map(|()| None)
             }

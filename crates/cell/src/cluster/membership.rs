@@ -3,12 +3,14 @@
 //! A cell that starts enters itself under a life that no cell has had, and keeps the entry by a lease. Who finds that
 //! another host's cell has fallen silent removes that cell's entry, if it is still of this life; and whose entry is gone is
 //! dead: all others see it there, and the cell itself, if it runs after all, starts anew. So of two that lose sight of each
-//! other exactly one dies. While etcd does not answer nobody dies and nobody joins, and VMs run on.
+//! other exactly one dies. While etcd does not answer nobody dies and nobody joins, and VMs run on. An etcd that has lost
+//! the entries is taken for what it is: cells that have their leases and links write them back.
 //!
 //! What is asked of etcd and what follows is decided in [`member`]; here it is asked.
 
 mod etcd;
 pub mod member;
+pub mod server;
 #[cfg(test)]
 mod tests;
 
@@ -21,12 +23,17 @@ use config::cluster::Site;
 use protocol::CellId;
 
 use etcd::{Etcd, Lease, Put};
-use member::{Answer, Joining, Member, Progress, Question};
+use member::{Answer, Joining, Member, Progress, Question, Records};
+use urpc::tls::KeyFiles;
 
 /// Where all is kept.
-const PREFIX: &str = "/mirrorball/cells/";
+const PREFIX: &str = "/mirrorball/";
+/// Below it, the entries.
+const CELLS: &str = "cells/";
 /// The last life of each cell.
-const LIVES: &str = "/mirrorball/lives/";
+const LIVES: &str = "lives/";
+/// Of each cell the last life that another one has removed.
+const REMOVED: &str = "removed/";
 /// How long an entry outlasts its cell's last word to etcd, at least; three times as long as a cell may be silent.
 const LEASE_SECONDS_MIN: u64 = 5;
 /// Minimum interval between two reads of the members.
@@ -60,11 +67,14 @@ pub struct Membership {
 }
 
 impl Membership {
-    /// Enters a cell; waits for as long as etcd does not answer.
-    pub fn join(site: &Site, number: u16) -> Self {
-        let etcd = Etcd::new(&site.etcd);
+    /// Enters a cell, in a life after `floor`; waits for as long as etcd does not answer.
+    ///
+    /// # Errors
+    /// If the host's keys can't be read.
+    pub fn join(site: &Site, number: u16, floor: u32) -> io::Result<Self> {
+        let etcd = Etcd::new(&site.etcd, &KeyFiles::of(&site.keys, &site.here))?;
         let lease_seconds = lease_seconds(site.silence_ms);
-        let mut joining = Joining::new(number);
+        let mut joining = Joining::new(number, floor);
         let mut told = false;
         loop {
             let answer = ask(&etcd, joining.question(), lease_seconds);
@@ -77,14 +87,14 @@ impl Membership {
                 Progress::GoesOn => {}
                 Progress::Waits => std::thread::sleep(LOOK),
                 Progress::In(me, lease, members) => {
-                    return Self {
+                    return Ok(Self {
                         etcd,
                         lease,
                         lease_seconds,
                         look: look(site.silence_ms),
                         me,
                         members,
-                    };
+                    });
                 }
             }
         }
@@ -124,7 +134,7 @@ pub fn look(silence_ms: u64) -> Duration {
 fn ask(etcd: &Etcd, question: Question<Lease>, lease_seconds: u64) -> io::Result<Answer<Lease>> {
     Ok(match question {
         Question::LastLife(number) => {
-            let last = etcd.get(&format!("{LIVES}{number}"))?;
+            let last = etcd.get(&at(LIVES, number))?;
             Answer::LastLife(
                 last.as_deref()
                     .map(str::parse)
@@ -134,7 +144,7 @@ fn ask(etcd: &Etcd, question: Question<Lease>, lease_seconds: u64) -> io::Result
         }
         Question::Lease => Answer::Lease(etcd.lease(lease_seconds)?),
         Question::Enter { me, last, lease } => {
-            let counter = format!("{LIVES}{}", me.number);
+            let counter = at(LIVES, me.number);
             let (key, value) = entry(me);
             let puts = [
                 Put {
@@ -151,28 +161,72 @@ fn ask(etcd: &Etcd, question: Question<Lease>, lease_seconds: u64) -> io::Result
             let last = last.map(|life| life.to_string());
             Answer::Entered(etcd.put_if(&counter, last.as_deref(), &puts)?)
         }
-        Question::Members => Answer::Members(members(etcd)?),
-        Question::Keep(lease) => {
-            // One that has ended is seen in the list.
-            etcd.keep(&lease)?;
-            Answer::Done
-        }
+        Question::Records => Answer::Records(records(etcd)?),
+        Question::Keep(lease) => Answer::Kept(etcd.keep(&lease)?),
         Question::Remove { cell, accuser } => {
             let ((key, life), (own_key, own_life)) = (entry(cell), entry(accuser));
-            etcd.remove_if((&key, &life), (&own_key, &own_life))?;
+            let mark_key = at(REMOVED, cell.number);
+            let mark = Put {
+                key: &mark_key,
+                value: &life,
+                lease: None,
+            };
+            let own = (&own_key[..], &own_life[..]);
+            if !etcd.remove_if((&key, &life), own, &mark)? {
+                let counter = at(LIVES, cell.number);
+                etcd.mark_if_absent(&key, &[own, (&counter, &life)], &mark)?;
+            }
             Answer::Done
+        }
+        Question::Restore {
+            me,
+            lease,
+            lives,
+            revision,
+        } => {
+            let lives = lives.into_iter().map(|(number, life)| {
+                let key = at(LIVES, number);
+                (key, life.to_string(), None)
+            });
+            let (key, life) = entry(me);
+            let writes: Vec<(String, String, Option<&Lease>)> =
+                lives.chain([(key, life, Some(&lease))]).collect();
+            let puts: Vec<Put<'_>> = writes
+                .iter()
+                .map(|(key, value, lease)| Put {
+                    key,
+                    value,
+                    lease: *lease,
+                })
+                .collect();
+            Answer::Entered(etcd.put_if_unchanged(PREFIX, revision, &puts)?)
         }
     })
 }
 
-/// A cell's key and value.
-fn entry(cell: CellId) -> (String, String) {
-    (format!("{PREFIX}{}", cell.number), cell.life.to_string())
+/// The key of what is kept of a cell.
+fn at(what: &str, number: u16) -> String {
+    format!("{PREFIX}{what}{number}")
 }
 
-fn members(etcd: &Etcd) -> io::Result<Members> {
-    let entries = etcd.list(PREFIX)?.into_iter();
-    let parsed = entries.map(|(key, value)| Some((key.parse().ok()?, value.parse().ok()?)));
+/// A cell's key and value.
+fn entry(cell: CellId) -> (String, String) {
+    (at(CELLS, cell.number), cell.life.to_string())
+}
+
+fn records(etcd: &Etcd) -> io::Result<Records> {
+    let (all, revision) = etcd.list(PREFIX)?;
     // What is none of this program's is left alone.
-    Ok(parsed.flatten().collect())
+    let of = |what: &str| {
+        let parsed = all
+            .iter()
+            .map(|(key, value)| Some((key.strip_prefix(what)?.parse().ok()?, value.parse().ok()?)));
+        parsed.flatten().collect()
+    };
+    Ok(Records {
+        members: of(CELLS),
+        lives: of(LIVES),
+        removed: of(REMOVED),
+        revision,
+    })
 }

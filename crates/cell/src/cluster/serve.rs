@@ -70,7 +70,13 @@ pub fn serve(number: u16) -> io::Result<()> {
         .transpose()?;
     // Others call as soon as they know of it.
     let listener = hosts.as_ref().map(|hosts| hosts.listen(number)).transpose()?;
-    let membership = hosts.as_ref().map(|hosts| Membership::join(&hosts.site, number));
+    if let Some(warning) = hosts.as_ref().and_then(Hosts::warning) {
+        eprintln!("cell {number}: {warning}");
+    }
+    let membership = hosts
+        .as_ref()
+        .map(|hosts| Membership::join(&hosts.site, number, claim.id.life - 1))
+        .transpose()?;
     let me = membership.as_ref().map_or(claim.id, |membership| membership.me);
     own.set_life(me.life)?;
     let state = State::new(me, std::process::id(), plan, own.lent()?, places::running()?)

@@ -1,7 +1,6 @@
 //! An etcd on the loopback, by which cells agree that they live.
 
 use std::net::TcpListener;
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 /// It, until dropped.
@@ -13,25 +12,12 @@ pub struct Etcd {
 }
 
 impl Etcd {
-    /// Starts one that keeps its files below a folder.
-    pub fn start(folder: &Path) -> Self {
-        let free = || TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-        let address = || format!("http://{}", free().expect("a port"));
-        let (url, peers) = (address(), address());
-        let child = Command::new("etcd")
-            .arg("--data-dir")
-            .arg(folder.join("etcd"))
-            .args(["--listen-client-urls", &url, "--advertise-client-urls", &url])
-            .args([
-                "--listen-peer-urls",
-                &peers,
-                "--initial-advertise-peer-urls",
-                &peers,
-            ])
-            .args(["--initial-cluster", &format!("default={peers}")])
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
+    /// Starts one by a command for clients at its URL.
+    pub fn start(command: impl FnOnce(&str) -> std::io::Result<Command>) -> Self {
+        let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+        let url = format!("https://{}", free.expect("a port"));
+        let child = command(&url)
+            .and_then(|mut command| command.stdout(Stdio::null()).stderr(Stdio::null()).spawn())
             .expect("etcd is installed (Debian: etcd-server)");
         Self { child, url }
     }

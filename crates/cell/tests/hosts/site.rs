@@ -4,7 +4,8 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 
 use cell::cluster::files::Files;
-use config::cluster::{CellPlan, HostPlan, Site, SpanWay};
+use config::cluster::{CellPlan, ETCD_KEYS, HostPlan, Site, SpanWay};
+use urpc::tls::Subject;
 
 /// What each cell has.
 pub const CELL_BYTES: u64 = 512 << 20;
@@ -46,6 +47,17 @@ impl Memory {
     }
 }
 
+/// The folder of both hosts' keys and those of their etcd, which are made if they are missing.
+pub fn keys(folder: &Path) -> std::io::Result<PathBuf> {
+    let keys = folder.join("keys");
+    let etcd = Subject {
+        file: ETCD_KEYS.to_owned(),
+        names: vec!["127.0.0.1".to_owned()],
+    };
+    urpc::tls::make(&keys, ["alpha".into(), "beta".into(), etcd]).map_err(std::io::Error::other)?;
+    Ok(keys)
+}
+
 /// Writes the files of both hosts below a folder.
 pub fn write(
     folder: &Path,
@@ -55,8 +67,7 @@ pub fn write(
     etcd: &[String],
 ) -> std::io::Result<()> {
     let [alpha_memory, beta_memory] = memory.files(folder)?;
-    let keys = folder.join("keys");
-    urpc::tls::make(&keys, ["alpha", "beta"]).map_err(std::io::Error::other)?;
+    let keys = keys(folder)?;
     let host = |name: &str, address, shared_memory, cells: &[u16]| HostPlan {
         name: name.to_owned(),
         address,

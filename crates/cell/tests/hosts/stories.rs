@@ -8,6 +8,7 @@ mod places;
 use std::fs::File;
 use std::process::{Command, ExitCode};
 
+use cell::cluster::membership::server;
 use cell::runtime::VARIABLE;
 use config::cluster::SpanWay;
 use shard::memory::replica::USERFAULT_DEVICE;
@@ -162,7 +163,8 @@ pub fn tell_all(part: Option<&str>) -> ExitCode {
         .filter(|(name, _, _)| part.is_none_or(|part| part.starts_with('-') || name.contains(part)));
     for (name, spans, _) in chosen {
         let folder = tempfile::tempdir().expect("a directory");
-        let etcd = (*name == REAL).then(|| Etcd::start(folder.path()));
+        let start = |url: &str| server::command(url, &site::keys(folder.path())?, folder.path());
+        let etcd = (*name == REAL).then(|| Etcd::start(start));
         let urls: Vec<String> = etcd.iter().map(|etcd| etcd.url.clone()).collect();
         let silence_ms = if etcd.is_some() {
             REAL_SILENCE_MS

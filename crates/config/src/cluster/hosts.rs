@@ -1,6 +1,6 @@
 //! The part of a cluster file that is about several hosts.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -15,6 +15,10 @@ const HOST_NAME_MAX: usize = 63;
 const SILENCE_MS: std::ops::RangeInclusive<u64> = 50..=60_000;
 /// Where etcd is asked.
 const ETCD_PORT: u16 = 2379;
+/// The name of the files of etcd's own keys, among those of the hosts.
+pub const ETCD_KEYS: &str = "etcd";
+/// Names that no host can have, since files of keys have them.
+const TAKEN_NAMES: [&str; 2] = ["authority", ETCD_KEYS];
 
 /// A host of several.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -33,7 +37,8 @@ pub struct HostSpec {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MembershipSpec {
-    /// The clients' URLs of an etcd; when absent, the first host runs one for trials.
+    /// The clients' URLs of an etcd, whose certificate the cluster's authority has signed; when absent, the first host runs one
+    /// for trials.
     #[serde(default)]
     pub etcd: Vec<String>,
     /// The folder of the hosts' keys, from the file's own folder on.
@@ -111,6 +116,46 @@ pub struct HostPlan {
     pub cells: Vec<u16>,
 }
 
+/// A URL at which etcd is asked.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+struct EtcdUrl<'a> {
+    has_tls: bool,
+    /// An address or a name.
+    host: &'a str,
+}
+
+impl<'a> EtcdUrl<'a> {
+    fn parse(url: &'a str) -> Option<Self> {
+        let (scheme, rest) = url.split_once("://")?;
+        let has_tls = match scheme {
+            "https" => true,
+            "http" => false,
+            _ => return None,
+        };
+        let (host, port) = rest.strip_suffix('/').unwrap_or(rest).rsplit_once(':')?;
+        port.parse::<u16>().ok().filter(|port| *port != 0)?;
+        let host = match host.strip_prefix('[') {
+            Some(address) => {
+                let address = address.strip_suffix(']')?;
+                address.parse::<Ipv6Addr>().ok()?;
+                address
+            }
+            None => host,
+        };
+        let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | ':');
+        (!host.is_empty() && host.chars().all(allowed)).then_some(Self { has_tls, host })
+    }
+
+    /// Whether only processes of this host can be at the other end.
+    fn is_local(&self) -> bool {
+        self.host == "localhost"
+            || self
+                .host
+                .parse::<IpAddr>()
+                .is_ok_and(|address| address.is_loopback())
+    }
+}
+
 impl Site {
     /// The host of a cell.
     pub fn host_of(&self, cell: u16) -> Option<&HostPlan> {
@@ -164,6 +209,24 @@ impl ClusterSpec {
         (!self.hosts.is_empty()).then(|| folder.join(keys))
     }
 
+    /// The names that the certificate of etcd is valid for; none if there is one host, or etcd is reached without TLS.
+    pub fn etcd_names(&self) -> Vec<String> {
+        let Some(first) = self.hosts.first() else {
+            return Vec::new();
+        };
+        let given = self.membership.clone().unwrap_or_default().etcd;
+        if given.is_empty() {
+            return vec![first.address.ip().to_string()];
+        }
+        let with_tls = given.iter().filter_map(|url| EtcdUrl::parse(url));
+        let mut names: Vec<String> = with_tls
+            .filter(|url| url.has_tls)
+            .map(|url| url.host.to_owned())
+            .collect();
+        names.dedup();
+        names
+    }
+
     /// What the host called `here` has to know of the others; none if it is alone. `folder` is the file's.
     pub fn site(&self, here: &str, folder: &Path) -> Result<Option<Site>, ConfigError> {
         let Some(first) = self.hosts.first() else {
@@ -178,7 +241,7 @@ impl ClusterSpec {
             )));
         }
         let membership = self.membership.clone().unwrap_or_default();
-        let own_etcd = format!("http://{}", SocketAddr::new(first.address.ip(), ETCD_PORT));
+        let own_etcd = format!("https://{}", SocketAddr::new(first.address.ip(), ETCD_PORT));
         let runs_etcd = membership.etcd.is_empty();
         let hosts = self.hosts.iter().map(|host| HostPlan {
             name: host.name.clone(),
@@ -224,6 +287,13 @@ impl ClusterSpec {
                     &["hosts", &at, "name"],
                     format!("{:?} is no name of a host", host.name),
                     format!("letters, digits and `-`, {HOST_NAME_MAX} at most"),
+                ));
+            }
+            if TAKEN_NAMES.contains(&&host.name[..]) {
+                return Err(fault(
+                    &["hosts", &at, "name"],
+                    format!("the files of a host's keys can't be called {:?}", host.name),
+                    "choose another name; start the host with `cluster up FILE --host NAME`",
                 ));
             }
             let others = &self.hosts[..index];
@@ -305,11 +375,18 @@ impl ClusterSpec {
         }
         let membership = self.membership.iter();
         for url in membership.clone().flat_map(|membership| &membership.etcd) {
-            if !url.starts_with("http://") {
+            let Some(parsed) = EtcdUrl::parse(url) else {
                 return Err(fault(
                     &["membership", "etcd"],
                     format!("{url:?} is no URL of an etcd that can be asked"),
-                    "write http://ADDRESS:PORT",
+                    "write https://ADDRESS:PORT",
+                ));
+            };
+            if !parsed.has_tls && !parsed.is_local() {
+                return Err(fault(
+                    &["membership", "etcd"],
+                    format!("{url:?} has no TLS: everybody on the network could end all cells"),
+                    "write https://ADDRESS:PORT, and give that etcd the keys etcd.pem and etcd.key",
                 ));
             }
         }

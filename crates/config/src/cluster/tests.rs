@@ -129,7 +129,8 @@ fn each_host_plans_its_own_cells_and_knows_the_others() {
         (&[0, 1, 2][..], 2)
     );
     let site = spec.site("b", Path::new("/etc/cluster")).unwrap().unwrap();
-    assert_eq!(site.etcd, ["http://10.0.0.1:2379"]);
+    assert_eq!(site.etcd, ["https://10.0.0.1:2379"]);
+    assert_eq!(spec.etcd_names(), ["10.0.0.1"]);
     assert_eq!(
         (site.keys.to_str().unwrap(), site.silence_ms),
         ("/etc/cluster/keys", 200)
@@ -217,8 +218,16 @@ fn wrong_hosts_are_shown_with_their_place() {
             "not a whole path",
         ),
         (
-            format!("{TWO_HOSTS}{cell}[membership]\netcd = [\"https://10.0.0.1:2379\"]\n"),
+            format!("{TWO_HOSTS}{cell}[membership]\netcd = [\"ftp://10.0.0.1:2379\"]\n"),
             "no URL of an etcd",
+        ),
+        (
+            format!("{TWO_HOSTS}{cell}").replace("\"a\"", "\"authority\""),
+            "can't be called \"authority\"",
+        ),
+        (
+            format!("{TWO_HOSTS}{cell}").replace("\"b\"", "\"etcd\""),
+            "can't be called \"etcd\"",
         ),
         (
             format!("{TWO_HOSTS}{cell}[membership]\nsilence_ms = 1\n"),
@@ -241,6 +250,48 @@ fn wrong_hosts_are_shown_with_their_place() {
         assert!(error.message.contains(message), "{text}: {}", error.message);
         assert!(error.span.is_some(), "{text}: {}", error.message);
     }
+}
+
+#[test]
+fn plain_http_is_refused_but_on_the_loopback() {
+    let parsed = |urls: &str| {
+        let text = format!(
+            "{TWO_HOSTS}[[cells]]\nhost = \"a\"\n[[cells]]\nhost = \"b\"\n[membership]\netcd = [{urls}]\n"
+        );
+        ClusterSpec::parse("cluster.toml", &text)
+    };
+    for local in ["127.0.0.1", "127.9.9.9", "[::1]", "localhost"] {
+        let spec = parsed(&format!("\"http://{local}:2379\"")).unwrap();
+        assert!(spec.etcd_names().is_empty(), "{local}");
+    }
+    for other in [
+        "10.0.0.1",
+        "[fd00::1]",
+        "etcd.example",
+        "127.0.0.1.example",
+        "0.0.0.0",
+    ] {
+        let error = parsed(&format!("\"http://{other}:2379\"")).unwrap_err();
+        assert!(error.message.contains("has no TLS"), "{other}: {}", error.message);
+        assert!(error.span.is_some());
+    }
+    for wrong in [
+        "https://",
+        "https://:2379",
+        "https://10.0.0.1",
+        "https://a@b:1",
+        "https://[x]:1",
+        "https://a:0",
+    ] {
+        let error = parsed(&format!("{wrong:?}")).unwrap_err();
+        assert!(error.message.contains("no URL"), "{wrong}: {}", error.message);
+    }
+    let spec =
+        parsed("\"https://10.0.0.9:2379\", \"https://etcd.example:2379/\", \"https://[fd00::9]:2379\"");
+    assert_eq!(
+        spec.unwrap().etcd_names(),
+        ["10.0.0.9", "etcd.example", "fd00::9"]
+    );
 }
 
 #[test]

@@ -8,14 +8,15 @@ use std::time::{Duration, Instant};
 
 use cell::cluster::client::{self, Connection};
 use cell::cluster::files::Files;
-use cell::cluster::hosts::Hosts;
+use cell::cluster::hosts::{Hosts, warning};
 use cell::cluster::interface::{Answer, Ask, CellStatus, PART_MARK, Part, Status};
 use cell::known;
 use clap::{Args, Subcommand};
 use config::Size;
-use config::cluster::{CellPlan, ClusterSpec, HostNodes, Site};
+use config::cluster::{CellPlan, ClusterSpec, ETCD_KEYS, HostNodes, Site};
 use config::cpulist;
 use miette::{IntoDiagnostic, Result, miette};
+use urpc::tls::{Identity, Subject, TlsError};
 
 use super::place::{Demand, LabChoice, enter_lab, in_lab};
 
@@ -49,6 +50,9 @@ pub enum ClusterCommand {
     Keys {
         /// The cluster file, which says where they go
         file: PathBuf,
+        /// Make new keys for all hosts and etcd, by the same authority; each is valid for a year
+        #[arg(long)]
+        renew: bool,
     },
     /// Show the cells, what they have and what runs there
     Status {
@@ -90,7 +94,7 @@ pub fn cluster(command: &ClusterCommand) -> Result<ExitCode> {
             host,
             lab,
         } => up(file.as_ref(), *cells, host.as_deref(), *lab),
-        ClusterCommand::Keys { file } => keys(file),
+        ClusterCommand::Keys { file, renew } => keys(file, *renew),
         ClusterCommand::Status { json } => status(*json),
         ClusterCommand::Lend(loan) => {
             let (to, bytes) = (loan.to, loan.size.0);
@@ -112,6 +116,13 @@ fn up(file: Option<&PathBuf>, count: Option<u16>, name: Option<&str>, lab: LabCh
     if let Some(site) = &site {
         // A cell without keys or memory would only start again and again.
         let hosts = Hosts::open(site.clone()).map_err(|error| miette!("{error}"))?;
+        hosts.warning().iter().for_each(|warning| eprintln!("{warning}"));
+        if site.runs_etcd {
+            let etcd = Identity::load(&site.keys, ETCD_KEYS).map_err(|error| miette!("{error}"))?;
+            warning("etcd", etcd.end())
+                .iter()
+                .for_each(|warning| eprintln!("{warning}"));
+        }
         hosts.with_shared_memory().map_err(|error| {
             miette!(
                 help = "`shared_memory` is a file that this user may write, of memory that the hosts share, and large enough",
@@ -183,7 +194,7 @@ fn folder(file: &Path) -> Result<PathBuf> {
     Ok(file.parent().map(Path::to_owned).unwrap_or_default())
 }
 
-fn keys(file: &Path) -> Result<ExitCode> {
+fn keys(file: &Path, renew: bool) -> Result<ExitCode> {
     let (spec, name, _) = read(file)?;
     let Some(keys) = spec.keys(&folder(file)?) else {
         return Err(miette!(
@@ -191,8 +202,27 @@ fn keys(file: &Path) -> Result<ExitCode> {
             "{name} names no hosts"
         ));
     };
-    urpc::tls::make(&keys, spec.hosts.iter().map(|host| &host.name[..]))
-        .map_err(|error| miette!("{error}"))?;
+    let etcd = Subject {
+        file: ETCD_KEYS.to_owned(),
+        names: spec.etcd_names(),
+    };
+    let hosts = spec.hosts.iter().map(|host| Subject::from(&host.name[..]));
+    let subjects: Vec<Subject> = hosts.chain((!etcd.names.is_empty()).then_some(etcd)).collect();
+    let made = match renew {
+        true => urpc::tls::renew(&keys, subjects.iter().cloned()),
+        false => urpc::tls::make(&keys, subjects.iter().cloned()),
+    };
+    made.map_err(|error| miette!("{error}"))?;
+    // Other hosts' own keys may have been moved there.
+    for subject in &subjects {
+        match Identity::load(&keys, &subject.file) {
+            Ok(identity) => warning(&subject.file, identity.end())
+                .iter()
+                .for_each(|warning| eprintln!("{warning}")),
+            Err(error @ TlsError::Ended { .. }) => eprintln!("{error}"),
+            Err(_) => {}
+        }
+    }
     println!("{}", keys.display());
     Ok(ExitCode::SUCCESS)
 }
@@ -289,6 +319,12 @@ fn status(json: bool) -> Result<ExitCode> {
         }
         return Err(no_cluster());
     };
+    if let Some(site) = files.site().into_diagnostic()? {
+        match Hosts::open(site) {
+            Ok(hosts) => hosts.warning().iter().for_each(|warning| eprintln!("{warning}")),
+            Err(error) => eprintln!("{error}"),
+        }
+    }
     if json {
         println!(
             "{}",

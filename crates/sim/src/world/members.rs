@@ -58,7 +58,7 @@ impl World {
     /// A process is to enter.
     pub(super) fn join(&mut self, number: u16) {
         let start = self.chance.below(u64::MAX);
-        let joining = Joining::new(number);
+        let joining = Joining::new(number, self.lives[usize::from(number)]);
         let question = joining.question();
         self.joiners.insert(number, Joiner { start, joining });
         self.ask(Asker::Joiner(number, start), question, 0);
@@ -81,7 +81,7 @@ impl World {
             self.queue.put(at, Event::Answer(asker, None));
             return;
         }
-        if !matches!(question, Question::Members | Question::Keep(_)) {
+        if !matches!(question, Question::Records | Question::Keep(_)) {
             self.say(|| format!("cell {number} asks etcd: {question:?}"));
         }
         let answer = self.etcd.ask(self.now, question);

@@ -66,6 +66,7 @@ impl World {
             }
             Fault::CutOff(host) => *self.network.cut_off.entry(host).or_default() += 1,
             Fault::NoEtcd => self.network.no_etcd += 1,
+            Fault::LostKeys => self.etcd.lose_keys(),
             Fault::Slow(number, times) => {
                 if let Some(process) = self.processes.get_mut(&number) {
                     process.slowness = times;
@@ -101,6 +102,7 @@ impl World {
                     self.etcd.restart(self.now);
                 }
             }
+            Fault::LostKeys => {}
             Fault::Slow(number, _) => {
                 if let Some(process) = self.processes.get_mut(&number) {
                     process.slowness = 1;
@@ -136,6 +138,7 @@ impl World {
             self.joiners.remove(&number);
             // It was in the runtime directory, which is memory.
             self.lent.remove(&number);
+            self.lives[usize::from(number)] = 0;
             let Some(dead) = self.processes.remove(&number) else {
                 continue;
             };

@@ -64,3 +64,16 @@ fn without_etcd_nobody_dies() {
         world.rest().unwrap();
     }
 }
+
+#[test]
+fn of_two_that_lose_sight_of_each_other_and_etcds_keys_not_both_live_on_apart() {
+    for seed in 0..SEEDS {
+        let mut world = two(seed);
+        cut(&mut world, seed % 2 == 0, SECOND);
+        world.run(SECOND + seed * 3 * MILLISECOND).unwrap();
+        world.befall(Fault::LostKeys, 0);
+        world.run(9 * SECOND).unwrap();
+        assert!(first_lives(&world) < 2, "seed {seed}");
+        world.rest().unwrap();
+    }
+}

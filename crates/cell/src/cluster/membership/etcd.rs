@@ -2,11 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
+use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
+use urpc::tls::KeyFiles;
 
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -34,13 +38,20 @@ pub struct Put<'a> {
 }
 
 impl Etcd {
-    /// One whose members answer at these URLs.
-    pub fn new(urls: &[String]) -> Self {
+    /// One whose members answer at these URLs. Where they have TLS, both sides prove themselves by these keys and their authority.
+    ///
+    /// # Errors
+    /// If the keys can't be read.
+    pub fn new(urls: &[String], keys: &KeyFiles) -> io::Result<Self> {
         let config = ureq::Agent::config_builder().timeout_global(Some(PATIENCE));
-        Self {
+        let config = match urls.iter().any(|url| url.starts_with("https:")) {
+            true => config.tls_config(tls(keys)?),
+            false => config,
+        };
+        Ok(Self {
             urls: urls.to_vec(),
             agent: config.build().into(),
-        }
+        })
     }
 
     /// A lease that lasts for this long after each [`Etcd::keep`].
@@ -53,23 +64,27 @@ impl Etcd {
     /// Keeps a lease; false if it has ended.
     pub fn keep(&self, lease: &Lease) -> io::Result<bool> {
         let answer = self.ask("lease/keepalive", &json!({ "ID": lease.0 }))?;
+        // An error of its server comes as an answer, too.
+        if answer["result"].is_null() {
+            return Err(strange());
+        }
         Ok(number(&answer["result"]["TTL"]) > 0)
     }
 
-    /// All keys that begin with `prefix`, without it, and their values.
-    pub fn list(&self, prefix: &str) -> io::Result<BTreeMap<String, String>> {
-        let mut end = prefix.as_bytes().to_vec();
-        *end.last_mut().ok_or_else(strange)? += 1;
-        let asked = json!({ "key": STANDARD.encode(prefix), "range_end": STANDARD.encode(end) });
-        let answer = self.ask("kv/range", &asked)?;
+    /// All keys that begin with `prefix`, without it, and their values; and the number of changes so far.
+    pub fn list(&self, prefix: &str) -> io::Result<(BTreeMap<String, String>, u64)> {
+        let (begin, end) = range(prefix)?;
+        let answer = self.ask("kv/range", &json!({ "key": begin, "range_end": end }))?;
         let entries = answer["kvs"].as_array().into_iter().flatten();
-        entries
-            .map(|entry| {
-                let key = text(&entry["key"])?;
-                let key = key.strip_prefix(prefix).ok_or_else(strange)?;
-                Ok((key.to_owned(), text(&entry["value"])?))
-            })
-            .collect()
+        let entries = entries.map(|entry| {
+            let key = text(&entry["key"])?;
+            let key = key.strip_prefix(prefix).ok_or_else(strange)?;
+            Ok((key.to_owned(), text(&entry["value"])?))
+        });
+        Ok((
+            entries.collect::<io::Result<_>>()?,
+            number(&answer["header"]["revision"]),
+        ))
     }
 
     /// A key's value.
@@ -84,35 +99,49 @@ impl Etcd {
 
     /// Writes `puts` if `key` still has this value, or still has none; whether it had.
     pub fn put_if(&self, key: &str, value: Option<&str>, puts: &[Put<'_>]) -> io::Result<bool> {
-        let puts = puts.iter().map(|put| {
-            let mut written = json!({ "key": STANDARD.encode(put.key), "value": STANDARD.encode(put.value) });
-            if let Some(lease) = put.lease {
-                written["lease"] = lease.0.clone().into();
-            }
-            json!({ "requestPut": written })
-        });
         let compare = match value {
             Some(value) => has(key, value),
-            None => {
-                json!({ "key": STANDARD.encode(key), "target": "VERSION", "result": "EQUAL", "version": "0" })
-            }
+            None => is_absent(key),
         };
-        self.commit(&json!([compare]), &puts.collect())
+        self.commit(&json!([compare]), &written(puts))
     }
 
-    /// Removes `key` if it and `other` still have these values; whether they had.
-    pub fn remove_if(&self, (key, value): (&str, &str), other: (&str, &str)) -> io::Result<bool> {
-        let remove = json!([{ "requestDeleteRange": { "key": STANDARD.encode(key) } }]);
-        self.commit(&json!([has(key, value), has(other.0, other.1)]), &remove)
+    /// Writes `puts` if no key that begins with `prefix` has been written since this number of changes; whether none had.
+    pub fn put_if_unchanged(&self, prefix: &str, revision: u64, puts: &[Put<'_>]) -> io::Result<bool> {
+        let (begin, end) = range(prefix)?;
+        let compare = json!([{
+            "key": begin, "range_end": end, "target": "MOD", "result": "LESS",
+            "mod_revision": (revision + 1).to_string()
+        }]);
+        self.commit(&compare, &written(puts))
     }
 
-    fn commit(&self, compare: &Value, success: &Value) -> io::Result<bool> {
+    /// Removes `key` and writes `mark` if `key` and `other` still have these values; whether they had.
+    pub fn remove_if(
+        &self,
+        (key, value): (&str, &str),
+        other: (&str, &str),
+        mark: &Put<'_>,
+    ) -> io::Result<bool> {
+        let mut success = written(std::slice::from_ref(mark));
+        success.push(json!({ "requestDeleteRange": { "key": STANDARD.encode(key) } }));
+        self.commit(&json!([has(key, value), has(other.0, other.1)]), &success)
+    }
+
+    /// Writes `mark` if there is no `key` and the others have these values; whether that was so.
+    pub fn mark_if_absent(&self, key: &str, others: &[(&str, &str)], mark: &Put<'_>) -> io::Result<bool> {
+        let others = others.iter().map(|(key, value)| has(key, value));
+        let compare: Vec<Value> = std::iter::once(is_absent(key)).chain(others).collect();
+        self.commit(&compare.into(), &written(std::slice::from_ref(mark)))
+    }
+
+    fn commit(&self, compare: &Value, success: &[Value]) -> io::Result<bool> {
         let answer = self.ask("kv/txn", &json!({ "compare": compare, "success": success }))?;
         Ok(answer["succeeded"] == true)
     }
 
     /// Asks the members in turn until one answers.
-    fn ask(&self, what: &str, body: &Value) -> io::Result<Value> {
+    pub(super) fn ask(&self, what: &str, body: &Value) -> io::Result<Value> {
         let mut last = io::Error::from(io::ErrorKind::NotConnected);
         for url in &self.urls {
             let answer = self.agent.post(format!("{url}/v3/{what}")).send_json(body);
@@ -123,6 +152,49 @@ impl Etcd {
         }
         Err(last)
     }
+}
+
+/// How etcd and this side prove themselves.
+fn tls(keys: &KeyFiles) -> io::Result<TlsConfig> {
+    let read = |path: &Path| {
+        std::fs::read(path)
+            .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+    };
+    let certificate = |path: &Path| {
+        Certificate::from_pem(&read(path)?)
+            .map_err(|error| io::Error::other(format!("{}: {error}", path.display())))
+    };
+    let key = PrivateKey::from_pem(&read(&keys.key)?)
+        .map_err(|error| io::Error::other(format!("{}: {error}", keys.key.display())))?;
+    let own = ClientCert::new_with_certs(&[certificate(&keys.certificate)?], key);
+    Ok(TlsConfig::builder()
+        .root_certs(RootCerts::Specific(Arc::new(vec![certificate(&keys.authority)?])))
+        .client_cert(Some(own))
+        .unversioned_rustls_crypto_provider(urpc::tls::provider())
+        .build())
+}
+
+/// The keys that begin with `prefix`.
+fn range(prefix: &str) -> io::Result<(String, String)> {
+    let mut end = prefix.as_bytes().to_vec();
+    *end.last_mut().ok_or_else(strange)? += 1;
+    Ok((STANDARD.encode(prefix), STANDARD.encode(end)))
+}
+
+fn written(puts: &[Put<'_>]) -> Vec<Value> {
+    let write = |put: &Put<'_>| {
+        let mut written = json!({ "key": STANDARD.encode(put.key), "value": STANDARD.encode(put.value) });
+        if let Some(lease) = put.lease {
+            written["lease"] = lease.0.clone().into();
+        }
+        json!({ "requestPut": written })
+    };
+    puts.iter().map(write).collect()
+}
+
+/// That there is no such key.
+fn is_absent(key: &str) -> Value {
+    json!({ "key": STANDARD.encode(key), "target": "VERSION", "result": "EQUAL", "version": "0" })
 }
 
 /// That a key has a value.

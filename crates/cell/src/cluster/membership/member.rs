@@ -3,6 +3,11 @@
 //!
 //! One question is under way at a time. `None` for an answer: etcd did not answer in time, and what was asked may have
 //! happened or not.
+//!
+//! **Lost entries.** A cell's entry goes in one of three ways: its lease ends, a later life takes the key, or another cell
+//! removes it, which leaves a mark ([`Records::removed`]). A cell whose entry is missing without any of them takes that for a fault of
+//! etcd, as long as it has links to all members that it knew. It writes the entry back, if nobody whom it does not know has entered
+//! since, and waits a while for the others to do the same before it takes them for dead.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
@@ -11,8 +16,28 @@ use protocol::CellId;
 
 use super::{Members, News};
 
+#[cfg(test)]
+mod tests;
+
 /// Between two words to etcd that keep the entry.
 const KEEP: Duration = Duration::from_secs(1);
+/// How long the others may take to write their entries back after etcd has lost this cell's.
+const GRACE: Duration = Duration::from_secs(5);
+/// Attempts in one round to write the entry back. One fails only when another cell's has succeeded.
+const ATTEMPTS: u32 = 100;
+
+/// What etcd keeps, as it was at one time.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Records {
+    /// The cells that have entries, and their lives.
+    pub members: Members,
+    /// The last life of each cell.
+    pub lives: Members,
+    /// Of each cell the last life that another cell has removed.
+    pub removed: Members,
+    /// Counts the changes so far.
+    pub revision: u64,
+}
 
 /// What is asked. `L` is a lease.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -30,16 +55,27 @@ pub enum Question<L> {
         /// The lease.
         lease: L,
     },
-    /// All entries.
-    Members,
+    /// All that is kept.
+    Records,
     /// The lease goes on.
     Keep(L),
-    /// The entry of `cell` goes, if it is of this life and `accuser` has one.
+    /// The entry of `cell` goes, if it is of this life and `accuser` has one. A mark remains, also where there was no entry.
     Remove {
         /// Whose.
         cell: CellId,
         /// Who says so.
         accuser: CellId,
+    },
+    /// The entry of `me` and these last lives are there again, if nothing has been written since `revision`.
+    Restore {
+        /// Whose entry.
+        me: CellId,
+        /// Its lease.
+        lease: L,
+        /// The last lives of all cells.
+        lives: Members,
+        /// [`Records::revision`] of the records in which the entry is missing.
+        revision: u64,
     },
 }
 
@@ -50,11 +86,13 @@ pub enum Answer<L> {
     LastLife(Option<u32>),
     /// To [`Question::Lease`].
     Lease(L),
-    /// To [`Question::Enter`]: false if somebody was quicker.
+    /// To [`Question::Enter`] and [`Question::Restore`]: false if somebody was quicker.
     Entered(bool),
-    /// To [`Question::Members`].
-    Members(Members),
-    /// To the rest.
+    /// To [`Question::Records`].
+    Records(Records),
+    /// To [`Question::Keep`]: false if the lease has ended.
+    Kept(bool),
+    /// To [`Question::Remove`].
     Done,
 }
 
@@ -62,6 +100,8 @@ pub enum Answer<L> {
 #[derive(Clone, Debug)]
 pub struct Joining<L> {
     number: u16,
+    /// The last life that is known here, whatever etcd knows.
+    floor: u32,
     step: Step<L>,
 }
 
@@ -85,10 +125,11 @@ pub enum Progress<L> {
 }
 
 impl<L: Clone> Joining<L> {
-    /// The cell of this number.
-    pub fn new(number: u16) -> Self {
+    /// The cell of this number. Its host knows of its lives up to `floor`: an etcd that has lost its count gives none of them
+    /// out again.
+    pub fn new(number: u16, floor: u32) -> Self {
         let step = Step::Count;
-        Self { number, step }
+        Self { number, floor, step }
     }
 
     /// What it asks.
@@ -101,7 +142,7 @@ impl<L: Clone> Joining<L> {
                 last: *last,
                 lease: lease.clone(),
             },
-            Step::Look { .. } => Question::Members,
+            Step::Look { .. } => Question::Records,
         }
     }
 
@@ -113,15 +154,18 @@ impl<L: Clone> Joining<L> {
             (Step::Lease { last }, Some(Answer::Lease(lease))) => {
                 let me = CellId {
                     number: self.number,
-                    life: last.unwrap_or(0) + 1,
+                    life: last.unwrap_or(0).max(self.floor) + 1,
                 };
+                self.floor = me.life;
                 self.step = Step::Enter { me, last, lease };
             }
             (Step::Enter { me, lease, .. }, Some(Answer::Entered(true))) => {
                 self.step = Step::Look { me, lease };
             }
             (Step::Enter { .. }, Some(Answer::Entered(false))) => {}
-            (Step::Look { me, lease }, Some(Answer::Members(members))) => {
+            (Step::Look { me, lease }, Some(Answer::Records(Records { members, .. })))
+                if members.get(&me.number) == Some(&me.life) =>
+            {
                 return Progress::In(me, lease, members);
             }
             _ => return Progress::Waits,
@@ -130,17 +174,37 @@ impl<L: Clone> Joining<L> {
     }
 }
 
+/// What is known of a lease.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum LeaseState {
+    Unknown,
+    Lives,
+    Ended,
+}
+
 /// A cell that has entered.
 #[derive(Clone, Debug)]
 pub struct Member<L> {
     me: CellId,
     lease: L,
+    lease_state: LeaseState,
     /// Who lived by the last list.
     known: Members,
-    /// Whose entries are to be removed.
+    /// The last life of each cell, as far as this one has ever seen.
+    lives: Members,
+    /// Lives that were reported as over.
+    over: Members,
+    /// Whose entries are to be removed: there is no link to them.
     suspects: Vec<CellId>,
+    /// Suspects whose removal etcd has answered since the last list.
+    accused: Vec<CellId>,
     /// Suspects that have been in no list: they came after the last one, and may be gone before the next.
     unlisted: BTreeSet<CellId>,
+    /// How long the others may still take to write back their entries.
+    grace: Option<Duration>,
+    /// Those that have not.
+    missing: BTreeSet<CellId>,
+    attempts: u32,
     since_kept: Duration,
     /// Of this round, the first one being asked.
     questions: VecDeque<Question<L>>,
@@ -152,9 +216,16 @@ impl<L: Clone> Member<L> {
         Self {
             me,
             lease,
+            lease_state: LeaseState::Unknown,
             known: members.clone(),
+            lives: members.clone(),
+            over: Members::new(),
             suspects: Vec::new(),
+            accused: Vec::new(),
             unlisted: BTreeSet::new(),
+            grace: None,
+            missing: BTreeSet::new(),
+            attempts: 0,
             since_kept: Duration::ZERO,
             questions: VecDeque::new(),
         }
@@ -170,18 +241,24 @@ impl<L: Clone> Member<L> {
 
     /// A round begins; so much time has passed since the last one began.
     pub fn begin_round(&mut self, passed: Duration) {
+        self.attempts = ATTEMPTS;
         self.since_kept += passed;
         if self.since_kept >= KEEP {
             self.questions.push_back(Question::Keep(self.lease.clone()));
         }
+        let left = self.grace.map(|left| left.saturating_sub(passed));
+        self.grace = left.filter(|left| !left.is_zero());
+        // The mark makes sure that one that writes its entry back later hears of its end.
+        let late = self.missing.iter().filter(|_| self.grace.is_none());
         // Who is dead itself accuses nobody: it was cut off, and they weren't.
         let accuser = self.me;
         let removals = self
             .suspects
             .iter()
+            .chain(late)
             .map(|cell| Question::Remove { cell: *cell, accuser });
         self.questions.extend(removals);
-        self.questions.push_back(Question::Members);
+        self.questions.push_back(Question::Records);
     }
 
     /// What it asks; nothing when the round is over.
@@ -192,39 +269,125 @@ impl<L: Clone> Member<L> {
     /// The answer has come: what is new.
     pub fn answered(&mut self, answer: Option<Answer<L>>) -> Vec<News> {
         match (self.questions.pop_front(), answer) {
-            (Some(Question::Keep(_)), Some(_)) => self.since_kept = Duration::ZERO,
-            (Some(Question::Remove { cell, .. }), Some(_)) => {
-                self.suspects.retain(|suspect| *suspect != cell);
+            (Some(Question::Keep(_)), Some(Answer::Kept(lives))) => {
+                self.since_kept = Duration::ZERO;
+                self.lease_state = if lives {
+                    LeaseState::Lives
+                } else {
+                    LeaseState::Ended
+                };
             }
-            (Some(Question::Members), Some(Answer::Members(members))) => return self.look(members),
+            (Some(Question::Remove { cell, .. }), Some(_)) if self.suspects.contains(&cell) => {
+                self.suspects.retain(|suspect| *suspect != cell);
+                self.accused.push(cell);
+            }
+            (Some(Question::Restore { .. }), Some(Answer::Entered(_))) => self.look_again(),
+            // Its lease may have ended.
+            (Some(Question::Restore { .. }), None) => self.lease_state = LeaseState::Unknown,
+            (Some(Question::Records), Some(Answer::Records(records))) => return self.look(&records),
             _ => {}
         }
         Vec::new()
     }
 
-    fn look(&mut self, now: Members) -> Vec<News> {
-        // A dead cell must not take others for dead and go on without their votes: it hears of nothing else.
-        if now.get(&self.me.number) != Some(&self.me.life) {
-            return vec![News::Outcast];
+    fn look(&mut self, records: &Records) -> Vec<News> {
+        for (number, life) in records.lives.iter().chain(&records.members) {
+            let last = self.lives.entry(*number).or_default();
+            *last = (*last).max(*life);
         }
-        let over = self
+        // A dead cell must not take others for dead and go on without their votes: it hears of nothing else.
+        if records.members.get(&self.me.number) != Some(&self.me.life) {
+            return self.look_without_entry(records);
+        }
+        self.lease_state = LeaseState::Unknown;
+        self.accused.clear();
+        let now = &records.members;
+        let mut news = Vec::new();
+        let mut known = now.clone();
+        self.missing
+            .retain(|cell| now.get(&cell.number) != Some(&cell.life));
+        for (number, life) in self
             .known
             .iter()
-            .filter(|(number, life)| now.get(number) != Some(life));
-        let others = over.filter(|(number, _)| **number != self.me.number);
-        let mut news: Vec<News> = others
-            .map(|(number, life)| {
-                News::Over(CellId {
-                    number: *number,
-                    life: *life,
-                })
-            })
-            .collect();
+            .filter(|(number, life)| now.get(number) != Some(life))
+        {
+            let cell = CellId {
+                number: *number,
+                life: *life,
+            };
+            let waits = self.grace.is_some() || self.missing.contains(&cell);
+            if waits && !is_over(cell, records) {
+                self.missing.insert(cell);
+                known.insert(cell.number, cell.life);
+            } else if cell.number != self.me.number {
+                self.missing.remove(&cell);
+                news.push(News::Over(cell));
+            }
+        }
         let live_on = |cell: &CellId| now.get(&cell.number).is_some_and(|life| *life <= cell.life);
         let (unlisted, gone) = std::mem::take(&mut self.unlisted).into_iter().partition(live_on);
         self.unlisted = unlisted;
         news.extend(BTreeSet::into_iter(gone).map(News::Over));
-        self.known = now;
+        for change in &news {
+            if let News::Over(cell) = change {
+                let last = self.over.entry(cell.number).or_default();
+                *last = (*last).max(cell.life);
+            }
+        }
+        // There is no link to one that comes back, and one of the two has to start anew.
+        for (number, life) in now {
+            let cell = CellId {
+                number: *number,
+                life: *life,
+            };
+            if self.over.get(number).is_some_and(|over| over >= life) && !self.suspects.contains(&cell) {
+                self.suspects.push(cell);
+            }
+        }
+        self.known = known;
         news
     }
+
+    /// Decides whether this cell is dead, or etcd has lost its entry.
+    fn look_without_entry(&mut self, records: &Records) -> Vec<News> {
+        self.suspects.append(&mut self.accused);
+        let mut entered = records.members.iter();
+        let has_strangers = entered.any(|(number, life)| self.known.get(number) != Some(life));
+        let is_dead = is_over(self.me, records)
+            || has_strangers
+            || !self.suspects.is_empty()
+            || self.lease_state == LeaseState::Ended;
+        if is_dead {
+            return vec![News::Outcast];
+        }
+        self.grace = Some(GRACE);
+        match self.lease_state {
+            LeaseState::Lives => self.questions.push_back(Question::Restore {
+                me: self.me,
+                lease: self.lease.clone(),
+                // All of them: what is there now may be lost before they are written.
+                lives: self.lives.clone(),
+                revision: records.revision,
+            }),
+            _ => {
+                self.questions.push_back(Question::Keep(self.lease.clone()));
+                self.look_again();
+            }
+        }
+        Vec::new()
+    }
+
+    /// Within this round, while attempts are left.
+    fn look_again(&mut self) {
+        if let Some(left) = self.attempts.checked_sub(1) {
+            self.attempts = left;
+            self.questions.push_back(Question::Records);
+        }
+    }
+}
+
+/// Whether a life is over for certain: others have removed it, or there is a later one.
+fn is_over(cell: CellId, records: &Records) -> bool {
+    let has = |lives: &Members, least: u32| lives.get(&cell.number).is_some_and(|life| *life >= least);
+    has(&records.removed, cell.life) || has(&records.lives, cell.life + 1)
 }

@@ -1,8 +1,16 @@
 //! Against a real etcd on the loopback.
 
+use std::path::Path;
 use std::process::Command;
 use std::sync::mpsc::{self, Receiver, Sender};
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+use ureq::tls::{Certificate, RootCerts, TlsConfig};
+use urpc::tls::Subject;
+
+use super::etcd::Etcd as Client;
 use super::*;
 use loopback::Etcd;
 
@@ -20,13 +28,19 @@ struct Server {
 
 fn server() -> Server {
     let data = tempfile::tempdir().unwrap();
-    let etcd = Etcd::start(data.path());
+    let keys = data.path().join("keys");
+    let own = Subject {
+        file: "etcd".to_owned(),
+        names: vec!["127.0.0.1".to_owned()],
+    };
+    urpc::tls::make(&keys, ["here".into(), own]).unwrap();
+    let etcd = Etcd::start(|url| server::command(url, &keys, data.path()));
     let site = Site {
         here: "here".into(),
         hosts: Vec::new(),
         etcd: vec![etcd.url.clone()],
         runs_etcd: false,
-        keys: "keys".into(),
+        keys,
         silence_ms: 200,
         spans: Default::default(),
     };
@@ -35,6 +49,11 @@ fn server() -> Server {
         _data: data,
         site,
     }
+}
+
+/// Enters a cell whose host knows of no earlier life.
+fn join(site: &Site, number: u16) -> Membership {
+    Membership::join(site, number, 0).unwrap()
 }
 
 fn run(membership: Membership) -> (Sender<CellId>, Receiver<News>) {
@@ -47,9 +66,9 @@ fn run(membership: Membership) -> (Sender<CellId>, Receiver<News>) {
 #[test]
 fn one_that_is_suspected_is_over_for_all_and_knows_it() {
     let server = server();
-    let first = Membership::join(&server.site, 0);
-    let second = Membership::join(&server.site, 1);
-    let third = Membership::join(&server.site, 2);
+    let first = join(&server.site, 0);
+    let second = join(&server.site, 1);
+    let third = join(&server.site, 2);
     assert_eq!(first.me, CellId { number: 0, life: 1 });
     assert_eq!(third.members, [(0, 1), (1, 1), (2, 1)].into());
     let victim = second.me;
@@ -73,16 +92,16 @@ fn one_that_is_suspected_is_over_for_all_and_knows_it() {
     // The dead accuse nobody.
     accuse.send(CellId { number: 0, life: 1 }).unwrap();
     assert!(third_news.recv_timeout(LOOK * 5).is_err());
-    let again = Membership::join(&server.site, 1);
+    let again = join(&server.site, 1);
     assert_eq!((again.me.life, again.members.len()), (2, 3));
 }
 
 #[test]
 fn one_that_says_no_more_is_over_after_its_lease_and_a_new_life_ends_the_old_one() {
     let server = server();
-    let first = Membership::join(&server.site, 0);
-    let silent = Membership::join(&server.site, 1);
-    let replaced = Membership::join(&server.site, 2);
+    let first = join(&server.site, 0);
+    let silent = join(&server.site, 1);
+    let replaced = join(&server.site, 2);
     let (over, old) = (silent.me, replaced.me);
     let first = Membership {
         members: replaced.members.clone(),
@@ -90,7 +109,7 @@ fn one_that_says_no_more_is_over_after_its_lease_and_a_new_life_ends_the_old_one
     };
     let (_suspect, news) = run(first);
     let (_keep, old_news) = run(replaced);
-    Membership::join(&server.site, 2);
+    join(&server.site, 2);
     assert_eq!(news.recv_timeout(LIMIT), Ok(News::Over(old)));
     assert_eq!(old_news.recv_timeout(LIMIT), Ok(News::Outcast));
     assert_eq!(news.recv_timeout(LIMIT), Ok(News::Over(over)));
@@ -99,8 +118,8 @@ fn one_that_says_no_more_is_over_after_its_lease_and_a_new_life_ends_the_old_one
 #[test]
 fn without_etcd_nobody_dies_and_who_joins_waits() {
     let server = server();
-    let first = Membership::join(&server.site, 0);
-    let second = Membership::join(&server.site, 1);
+    let first = join(&server.site, 0);
+    let second = join(&server.site, 1);
     let victim = second.me;
     let first = Membership {
         members: second.members.clone(),
@@ -121,7 +140,7 @@ fn without_etcd_nobody_dies_and_who_joins_waits() {
     suspect.send(victim).unwrap();
     let (tell, joined) = mpsc::channel();
     let site = server.site.clone();
-    std::thread::spawn(move || tell.send(Membership::join(&site, 2).me));
+    std::thread::spawn(move || tell.send(join(&site, 2).me));
     assert!(news.recv_timeout(Duration::from_secs(2)).is_err());
     assert!(joined.try_recv().is_err());
     stop("-CONT");
@@ -133,4 +152,98 @@ fn without_etcd_nobody_dies_and_who_joins_waits() {
 fn a_cell_looks_less_often_where_silence_may_last_long() {
     assert_eq!(look(200), LOOK);
     assert_eq!(look(20_000), Duration::from_secs(1));
+}
+
+/// What deletes all that cells keep.
+fn everything() -> Value {
+    let end = format!("{}0", PREFIX.trim_end_matches('/'));
+    json!({ "key": STANDARD.encode(PREFIX), "range_end": STANDARD.encode(end) })
+}
+
+/// Three cells that know one another, and what they hear.
+fn three(server: &Server) -> ([CellId; 3], Vec<(Sender<CellId>, Receiver<News>)>) {
+    let cells = [0, 1, 2].map(|number| join(&server.site, number));
+    let members = cells[2].members.clone();
+    let lives = [cells[0].me, cells[1].me, cells[2].me];
+    let run_among = |cell| {
+        run(Membership {
+            members: members.clone(),
+            ..cell
+        })
+    };
+    (lives, cells.into_iter().map(run_among).collect())
+}
+
+fn no_news(watched: &[(Sender<CellId>, Receiver<News>)]) {
+    for (_, news) in watched {
+        assert_eq!(news.try_recv(), Err(mpsc::TryRecvError::Empty));
+    }
+}
+
+#[test]
+fn a_stranger_without_a_certificate_can_delete_nothing() {
+    let server = server();
+    let (_, watched) = three(&server);
+    let client = Client::new(&server.site.etcd, &KeyFiles::of(&server.site.keys, "here")).unwrap();
+    let before = client.list(PREFIX).unwrap();
+    assert_eq!(before.0.len(), 6);
+    let secure = format!("{}/v3/kv/deleterange", server.etcd.url);
+    let plain = secure.replace("https:", "http:");
+    let authority = std::fs::read(KeyFiles::of(&server.site.keys, "here").authority).unwrap();
+    let tls = TlsConfig::builder()
+        .root_certs(RootCerts::Specific(std::sync::Arc::new(vec![
+            Certificate::from_pem(&authority).unwrap(),
+        ])))
+        .unversioned_rustls_crypto_provider(urpc::tls::provider())
+        .build();
+    let stranger: ureq::Agent = ureq::Agent::config_builder().tls_config(tls).build().into();
+    for url in [secure, plain] {
+        stranger.post(&url).send_json(everything()).unwrap_err();
+    }
+    // A key of another authority is none.
+    let other = server._data.path().join("other");
+    urpc::tls::make(&other, ["here"]).unwrap();
+    let forged = KeyFiles {
+        authority: KeyFiles::of(&server.site.keys, "here").authority,
+        ..KeyFiles::of(&other, "here")
+    };
+    let forger = Client::new(&server.site.etcd, &forged).unwrap();
+    forger.ask("kv/deleterange", &everything()).unwrap_err();
+    assert_eq!(client.list(PREFIX).unwrap(), before);
+    no_news(&watched);
+}
+
+#[test]
+fn cells_outlive_the_loss_of_all_their_entries_and_no_life_is_given_twice() {
+    let server = server();
+    let (lives, watched) = three(&server);
+    let client = Client::new(&server.site.etcd, &KeyFiles::of(&server.site.keys, "here")).unwrap();
+    let before = client.list(PREFIX).unwrap().0;
+    for _ in 0..3 {
+        let answer = client.ask("kv/deleterange", &everything()).unwrap();
+        assert_eq!(answer["deleted"], "6");
+        let deadline = Instant::now() + LIMIT;
+        while client.list(PREFIX).unwrap().0 != before {
+            assert!(Instant::now() < deadline);
+            std::thread::sleep(LOOK);
+        }
+        no_news(&watched);
+    }
+    // A cell that was not there when the entries were lost gets no life that it had before: its host knows that one, and the others
+    // have written back all that they know.
+    let again = join(&server.site, 1);
+    assert_eq!(again.me.life, lives[1].life + 1);
+    assert_eq!(again.members, [(0, 1), (1, 2), (2, 1)].into());
+    assert_eq!(watched[0].1.recv_timeout(LIMIT), Ok(News::Over(lives[1])));
+    assert_eq!(watched[1].1.recv_timeout(LIMIT), Ok(News::Outcast));
+    let known_by_its_host = Membership::join(&server.site, 7, 4).unwrap();
+    assert_eq!(known_by_its_host.me.life, 5);
+}
+
+#[test]
+fn keys_that_can_not_be_read_are_named() {
+    let server = server();
+    let missing = KeyFiles::of(Path::new("/nowhere"), "here");
+    let error = Client::new(&server.site.etcd, &missing).unwrap_err();
+    assert!(error.to_string().contains("/nowhere/here."), "{error}");
 }

@@ -1,0 +1,221 @@
+//! Entries that end, and entries that etcd has lost.
+
+use super::*;
+
+const ME: CellId = CellId { number: 0, life: 3 };
+const OTHER: CellId = CellId { number: 1, life: 5 };
+const LOOK: Duration = Duration::from_millis(100);
+
+/// All is as it should be: two cells.
+fn good() -> Records {
+    let both = Members::from([(0, 3), (1, 5)]);
+    Records {
+        members: both.clone(),
+        lives: both,
+        removed: Members::new(),
+        revision: 7,
+    }
+}
+
+fn lost() -> Records {
+    Records {
+        revision: 9,
+        ..Records::default()
+    }
+}
+
+/// One that has seen [`good`].
+fn member() -> Member<u8> {
+    let mut member = Member::new(ME, 1, &good().members);
+    assert_eq!(round(&mut member, &good()), []);
+    member
+}
+
+/// A round in which the lease lives and these are the records, until something is to be written back or the round is over.
+fn round(member: &mut Member<u8>, records: &Records) -> Vec<News> {
+    member.begin_round(LOOK);
+    let mut news = Vec::new();
+    for _ in 0..10 {
+        let answer = match member.question() {
+            Some(Question::Records) => Answer::Records(records.clone()),
+            Some(Question::Keep(_)) => Answer::Kept(true),
+            Some(Question::Remove { .. }) => Answer::Done,
+            _ => break,
+        };
+        news.extend(member.answered(Some(answer)));
+    }
+    news
+}
+
+fn restore() -> Option<Question<u8>> {
+    Some(Question::Restore {
+        me: ME,
+        lease: 1,
+        lives: good().lives,
+        revision: 9,
+    })
+}
+
+#[test]
+fn a_cell_writes_its_entry_back_when_all_are_lost_and_takes_nobody_for_dead() {
+    let mut member = member();
+    assert_eq!(round(&mut member, &lost()), []);
+    assert_eq!(member.question(), restore());
+    assert_eq!(member.answered(Some(Answer::Entered(true))), []);
+    let mine = Records {
+        members: [(0, 3)].into(),
+        lives: good().lives,
+        revision: 10,
+        ..Records::default()
+    };
+    let mut news = member.answered(Some(Answer::Records(mine.clone())));
+    // The other one may take a while.
+    for _ in 0..40 {
+        news.extend(round(&mut member, &mine));
+    }
+    assert_eq!(news, []);
+    assert_eq!(round(&mut member, &good()), []);
+    // All is as before: who is missing now is dead.
+    for _ in 0..20 {
+        assert_eq!(round(&mut member, &good()), []);
+    }
+    assert_eq!(round(&mut member, &mine), [News::Over(OTHER)]);
+}
+
+#[test]
+fn one_that_does_not_write_its_entry_back_is_removed_before_it_is_over() {
+    let mut member = member();
+    round(&mut member, &lost());
+    member.answered(Some(Answer::Entered(true)));
+    let mut mine = Records {
+        members: [(0, 3)].into(),
+        lives: good().lives,
+        revision: 10,
+        ..Records::default()
+    };
+    member.answered(Some(Answer::Records(mine.clone())));
+    member.begin_round(GRACE);
+    let removal = Question::Remove {
+        cell: OTHER,
+        accuser: ME,
+    };
+    while member.question() != Some(removal.clone()) {
+        assert!(member.question().is_some());
+        member.answered(None);
+    }
+    assert_eq!(member.answered(Some(Answer::Done)), []);
+    mine.removed.insert(OTHER.number, OTHER.life);
+    assert_eq!(member.answered(Some(Answer::Records(mine))), [News::Over(OTHER)]);
+}
+
+#[test]
+fn an_entry_that_another_cell_has_removed_is_not_written_back() {
+    let mut member = member();
+    let removed = Records {
+        removed: [(0, 3)].into(),
+        ..lost()
+    };
+    assert_eq!(round(&mut member, &removed), [News::Outcast]);
+}
+
+#[test]
+fn an_entry_whose_lease_has_ended_is_not_written_back() {
+    let mut member = member();
+    member.begin_round(LOOK);
+    assert_eq!(member.answered(Some(Answer::Records(lost()))), []);
+    assert_eq!(member.question(), Some(Question::Keep(1)));
+    assert_eq!(member.answered(Some(Answer::Kept(false))), []);
+    assert_eq!(member.answered(Some(Answer::Records(lost()))), [News::Outcast]);
+}
+
+#[test]
+fn a_cell_without_its_links_writes_nothing_back() {
+    let mut member = member();
+    member.suspect(OTHER);
+    assert_eq!(round(&mut member, &lost()), [News::Outcast]);
+    // Nor when etcd has just answered the removal.
+    let mut member = self::member();
+    member.suspect(OTHER);
+    member.begin_round(LOOK);
+    assert_eq!(member.answered(Some(Answer::Done)), []);
+    assert_eq!(member.answered(Some(Answer::Records(lost()))), [News::Outcast]);
+}
+
+#[test]
+fn a_life_that_may_be_given_out_again_is_not_written_back() {
+    // A later life has entered.
+    let mut member = member();
+    let later = Records {
+        lives: [(0, 4)].into(),
+        ..lost()
+    };
+    assert_eq!(round(&mut member, &later), [News::Outcast]);
+    // A cell that is not known here has entered the empty etcd, and takes itself for alone.
+    for stranger in [(2, 1), (1, 6), (0, 4)] {
+        let mut member = self::member();
+        let entered = Records {
+            members: [stranger].into(),
+            ..lost()
+        };
+        assert_eq!(round(&mut member, &entered), [News::Outcast], "{stranger:?}");
+    }
+}
+
+#[test]
+fn another_cell_that_was_quicker_is_looked_at_before_the_next_attempt() {
+    let mut member = member();
+    round(&mut member, &lost());
+    assert_eq!(member.answered(Some(Answer::Entered(false))), []);
+    assert_eq!(member.question(), Some(Question::Records));
+    let others = Records {
+        members: [(1, 5)].into(),
+        lives: good().lives,
+        revision: 10,
+        ..Records::default()
+    };
+    assert_eq!(member.answered(Some(Answer::Records(others))), []);
+    assert_eq!(
+        member.question(),
+        Some(Question::Restore {
+            me: ME,
+            lease: 1,
+            lives: good().lives,
+            revision: 10
+        })
+    );
+}
+
+#[test]
+fn a_life_that_was_over_and_comes_back_is_accused() {
+    let mut member = member();
+    let alone = Records {
+        members: [(0, 3)].into(),
+        ..good()
+    };
+    assert_eq!(round(&mut member, &alone), [News::Over(OTHER)]);
+    assert_eq!(round(&mut member, &good()), []);
+    member.begin_round(LOOK);
+    let removal = Question::Remove {
+        cell: OTHER,
+        accuser: ME,
+    };
+    assert_eq!(member.question(), Some(removal));
+}
+
+#[test]
+fn a_host_that_knows_of_a_life_gives_it_out_to_nobody_again() {
+    let mut joining = Joining::new(0, 3);
+    joining.answered(Some(Answer::LastLife(None)));
+    joining.answered(Some(Answer::Lease(1_u8)));
+    let enter = |joining: &Joining<u8>, life| {
+        let me = CellId { number: 0, life };
+        assert!(matches!(joining.question(), Question::Enter { me: entered, .. } if entered == me));
+    };
+    enter(&joining, 4);
+    joining.answered(Some(Answer::Entered(true)));
+    // Its entry has been lost already: it may have been seen.
+    joining.answered(Some(Answer::Records(lost())));
+    joining.answered(Some(Answer::LastLife(None)));
+    joining.answered(Some(Answer::Lease(2)));
+    enter(&joining, 5);
+}
