@@ -71,7 +71,7 @@ impl Interrupts {
         if messages[index] == Some(message) {
             return Ok(());
         }
-        messages[index] = Some(message);
+        let before = messages[index].replace(message);
         let mut routes: Vec<Route> = (0..IOAPIC_PINS).map(Route::Pin).collect();
         routes.extend(
             messages
@@ -79,7 +79,12 @@ impl Interrupts {
                 .zip(MSI_GSI_START..)
                 .filter_map(|(message, gsi)| message.map(|message| Route::Message { gsi, message })),
         );
-        self.wiring.set_routes(&routes)
+        let taken = self.wiring.set_routes(&routes);
+        if taken.is_err() {
+            // KVM keeps its table as it was, and so does this one: the next change must not bring the refused message again.
+            messages[index] = before;
+        }
+        taken
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Option<Message>>> {
@@ -87,3 +92,6 @@ impl Interrupts {
         self.messages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests;
