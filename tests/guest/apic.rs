@@ -57,6 +57,17 @@ pub fn enable() {
     cpu::fence();
 }
 
+/// Sets the class of this CPU's priority by its register, which CR8 is a part of.
+pub fn set_priority(class: u64) {
+    cpu::write(TASK_PRIORITY, class << 4);
+    cpu::fence();
+}
+
+/// The class of this CPU's priority, as its register has it.
+pub fn priority() -> u64 {
+    cpu::read(TASK_PRIORITY) >> 4
+}
+
 /// This CPU's id.
 pub fn id() -> u32 {
     cpu::read(ID) as u32

@@ -50,6 +50,22 @@ pub fn priorities(me: usize) {
     }
     cpu::set_priority(apic::IDLE_PRIORITY);
     taken(me, start.wrapping_add(5));
+    apic::set_priority(7);
+    count(&EXPECTED[me][usize::from(middle)]);
+    apic::send_self(middle);
+    rest();
+    if seen.taken.load(Ordering::Relaxed) != start.wrapping_add(5) {
+        wrong("the priority's register did not keep an interrupt out", me);
+    }
+    if cpu::priority() != 7 {
+        wrong("CR8 is not what was written to the priority's register", me);
+    }
+    cpu::set_priority(9);
+    if apic::priority() != 9 {
+        wrong("the priority's register is not what was written to CR8", me);
+    }
+    apic::set_priority(apic::IDLE_PRIORITY);
+    taken(me, start.wrapping_add(6));
 }
 
 /// A CPU that gets INIT stops and takes no interrupt; a start-up interrupt starts it, and does nothing to one that runs.

@@ -255,17 +255,16 @@ impl Vcpu {
             }
             Ok(VcpuExit::SystemEvent(kind, _)) => return Step::Ended(system_event(kind)),
             Ok(VcpuExit::X86Rdmsr(exit)) => {
-                match self.local.as_mut().and_then(|local| local.read(exit.index)) {
-                    Some(value) => (*exit.data, *exit.error) = (value, 0),
-                    None => *exit.error = 1,
-                }
+                let index = exit.index;
+                let local = self.local.as_mut();
+                let value = local.and_then(|local| local.read(&mut self.fd, index));
+                self.complete_msr(value);
             }
             Ok(VcpuExit::X86Wrmsr(exit)) => {
-                let taken = self
-                    .local
-                    .as_mut()
-                    .is_some_and(|local| local.write(exit.index, exit.data));
-                *exit.error = u8::from(!taken);
+                let (index, value) = (exit.index, exit.data);
+                let local = self.local.as_mut();
+                let is_taken = local.is_some_and(|local| local.write(&mut self.fd, index, value));
+                self.complete_msr(is_taken.then_some(value));
             }
             Ok(VcpuExit::Hlt) => {
                 VcpuCounters::count(&self.counters.halt);
@@ -298,6 +297,15 @@ impl Vcpu {
     fn note(&self, claimed: bool) {
         if !claimed {
             VcpuCounters::count(&self.counters.unclaimed);
+        }
+    }
+
+    /// Completes the access to a model-specific register just taken, with what is in the register; none faults.
+    fn complete_msr(&mut self, value: Option<u64>) {
+        let run = self.fd.get_kvm_run();
+        run.__bindgen_anon_1.msr.error = u8::from(value.is_none());
+        if let Some(value) = value {
+            run.__bindgen_anon_1.msr.data = value;
         }
     }
 

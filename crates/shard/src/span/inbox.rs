@@ -150,20 +150,23 @@ mod tests {
         let inbox = Arc::new(Inbox::default());
         assert!(inbox.enter());
         inbox.left();
-        inbox.put(|mail| mail.signals.nmi = true);
+        inbox.put(|mail| mail.signals.nmis.add());
         assert!(!inbox.enter());
-        assert!(inbox.take().signals.nmi);
+        assert!(!inbox.take().signals.nmis.is_empty());
         assert!(inbox.enter());
         inbox.left();
         let other = inbox.clone();
         let waiter = thread::spawn(move || other.wait_for(None, |mail| mail.answer.take()));
-        inbox.put(|mail| mail.signals.nmi = true);
+        inbox.put(|mail| mail.signals.nmis.add());
         inbox.put(|mail| mail.answer = Some(Answer { value: 3 }));
         assert_eq!(
             waiter.join().expect("it waits and goes"),
             Some(Answer { value: 3 })
         );
-        assert!(inbox.take().signals.nmi, "what it did not wait for stays");
+        assert!(
+            !inbox.take().signals.nmis.is_empty(),
+            "what it did not wait for stays"
+        );
     }
 
     #[test]

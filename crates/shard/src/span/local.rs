@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use apic::{LocalApic, Written};
 use dsm::Latency;
-use kvm_bindings::{kvm_debugregs, kvm_regs, kvm_sregs, kvm_vcpu_events};
+use kvm_bindings::{KVM_VCPUEVENT_VALID_NMI_PENDING, kvm_debugregs, kvm_regs, kvm_sregs, kvm_vcpu_events};
 use kvm_ioctls::VcpuFd;
 
 use super::clock::{GuestTsc, wait_until};
@@ -202,11 +202,22 @@ impl Local {
 
     /// What made it leave has been served.
     pub fn after(&mut self, fd: &mut VcpuFd) {
+        self.catch_up(fd);
+    }
+
+    /// Takes over what the guest did to its controller without an exit: ends of interrupts, and CR8. A second call changes
+    /// nothing, since [`Local::show_priority`] follows each change of the task priority here.
+    fn catch_up(&mut self, fd: &mut VcpuFd) {
         self.eoi.collect(&mut self.apic);
-        let run = fd.get_kvm_run();
-        if u64::from(self.apic.task_priority() >> 4) != run.cr8 {
-            self.apic.set_task_priority((run.cr8 as u8) << 4);
+        let cr8 = fd.get_kvm_run().cr8 as u8;
+        if self.apic.task_priority() >> 4 != cr8 {
+            self.apic.set_task_priority(cr8 << 4);
         }
+    }
+
+    /// Has KVM set CR8 to the task priority when the vCPU enters the guest next.
+    fn show_priority(&self, fd: &mut VcpuFd) {
+        fd.get_kvm_run().cr8 = u64::from(self.apic.task_priority() >> 4);
     }
 
     /// The guest has executed HLT.
@@ -216,17 +227,17 @@ impl Local {
     }
 
     /// The guest reads a register that is not KVM's; none for one that does not exist, or must not be read.
-    pub fn read(&mut self, index: u32) -> Option<u64> {
+    pub fn read(&mut self, fd: &mut VcpuFd, index: u32) -> Option<u64> {
         VcpuCounters::count(&self.counters.msr);
         if index == MSR_SHARED_EOI {
             return Some(self.eoi.register());
         }
-        self.eoi.collect(&mut self.apic);
+        self.catch_up(fd);
         self.apic.read(index, self.tsc.now()).ok()
     }
 
     /// The guest writes one; false if that is to fault.
-    pub fn write(&mut self, index: u32, value: u64) -> bool {
+    pub fn write(&mut self, fd: &mut VcpuFd, index: u32, value: u64) -> bool {
         VcpuCounters::count(match index {
             X2APIC_EOI => &self.counters.end_of_interrupt,
             X2APIC_ICR => &self.counters.ipi,
@@ -239,8 +250,10 @@ impl Local {
             MSR_SHARED_EOI => return self.eoi.set_register(value, &mut self.apic),
             _ => {}
         }
-        self.eoi.collect(&mut self.apic);
-        match self.apic.write(index, value, self.tsc.now()) {
+        self.catch_up(fd);
+        let written = self.apic.write(index, value, self.tsc.now());
+        self.show_priority(fd);
+        match written {
             Ok(Written::Nothing) => {}
             Ok(Written::Send(ipi)) => {
                 self.router
@@ -306,9 +319,8 @@ impl Local {
         {
             Arrival::Here(deed) => {
                 // What the shared page says is of the last time that it ran here.
-                let run = fd.get_kvm_run();
-                run.ready_for_interrupt_injection = 0;
-                run.cr8 = u64::from(self.apic.task_priority() >> 4);
+                fd.get_kvm_run().ready_for_interrupt_injection = 0;
+                self.show_priority(fd);
                 self.carry_out([deed]);
                 Ok(())
             }
@@ -355,7 +367,12 @@ impl Local {
 
     /// INIT (SDM vol. 3, 10.1): the registers as after power-up, but for what INIT leaves alone, which KVM keeps elsewhere.
     fn reset(&mut self, fd: &VcpuFd) -> Result<(), StateError> {
-        fd.set_vcpu_events(&kvm_vcpu_events::default())
+        // Without the flag KVM keeps NMIs that it has not delivered.
+        let none = kvm_vcpu_events {
+            flags: KVM_VCPUEVENT_VALID_NMI_PENDING,
+            ..Default::default()
+        };
+        fd.set_vcpu_events(&none)
             .map_err(refused("reset pending events"))?;
         fd.set_debug_regs(&kvm_debugregs {
             dr6: 0xFFFF_0FF0,
@@ -370,7 +387,7 @@ impl Local {
         let was_enabled = self.apic.is_enabled();
         self.apic.init();
         self.eoi.set_register(0, &mut self.apic);
-        self.seat.take_nmi();
+        self.seat.take_nmis();
         if was_enabled {
             self.enabled(false);
         }
@@ -447,14 +464,12 @@ impl Local {
     }
 
     fn inject(&mut self, fd: &mut VcpuFd) -> Result<(), StateError> {
-        if self.seat.take_nmi() {
+        for _ in 0..self.seat.take_nmis() {
             fd.nmi().map_err(refused("inject an NMI"))?;
         }
-        let ready = {
-            let run = fd.get_kvm_run();
-            run.cr8 = u64::from(self.apic.task_priority() >> 4);
-            run.ready_for_interrupt_injection != 0 && run.if_flag != 0
-        };
+        self.show_priority(fd);
+        let run = fd.get_kvm_run();
+        let ready = run.ready_for_interrupt_injection != 0 && run.if_flag != 0;
         if ready && let Some(vector) = self.apic.take() {
             ioctls::interrupt(fd, vector).map_err(refused("inject an interrupt"))?;
             fd.get_kvm_run().ready_for_interrupt_injection = 0;
@@ -481,3 +496,6 @@ impl Local {
 fn refused(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> StateError {
     move |source| StateError::Kvm { what, source }
 }
+
+#[cfg(test)]
+mod tests;

@@ -20,6 +20,35 @@ fn each_of(vectors: &Vectors, mut each: impl FnMut(u8)) {
     }
 }
 
+/// Non-maskable interrupts that a vCPU has not taken: two at most. A processor takes one and latches one more while it handles
+/// that (SDM vol. 3, 7.7.1); KVM counts as far for its own controllers.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq, Serialize, Deserialize)]
+pub struct Nmis(u8);
+
+impl Nmis {
+    const MAX: u8 = 2;
+
+    /// Adds one.
+    pub fn add(&mut self) {
+        self.join(Self(1));
+    }
+
+    /// Adds others.
+    pub fn join(&mut self, others: Self) {
+        self.0 = self.0.saturating_add(others.0).min(Self::MAX);
+    }
+
+    /// Takes all, and returns how many there were.
+    pub fn take(&mut self) -> u8 {
+        std::mem::take(&mut self.0)
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+}
+
 /// A device's answer to an access.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Answer {
@@ -34,8 +63,8 @@ pub struct Signals {
     pub edges: Vectors,
     /// Level-triggered interrupts.
     pub levels: Vectors,
-    /// A non-maskable interrupt.
-    pub nmi: bool,
+    /// Non-maskable interrupts.
+    pub nmis: Nmis,
     /// INIT and start-up interrupts.
     pub startups: Startups,
 }
@@ -55,7 +84,7 @@ impl Signals {
 
     /// Nothing has come.
     pub fn is_empty(&self) -> bool {
-        self.edges == [0; 4] && self.levels == [0; 4] && !self.nmi && self.startups.is_empty()
+        self.edges == [0; 4] && self.levels == [0; 4] && self.nmis.is_empty() && self.startups.is_empty()
     }
 }
 
@@ -91,7 +120,7 @@ impl<B> Mail<B> {
     pub fn put(&mut self, packet: Packet<B>) {
         match packet {
             Packet::Interrupt { vector, level, .. } => self.signals.interrupt(vector, level),
-            Packet::Nmi { .. } => self.signals.nmi = true,
+            Packet::Nmi { .. } => self.signals.nmis.add(),
             Packet::Numbered { number, startup, .. } => self.signals.startups.put(number, startup),
             Packet::Answer { value, .. } => self.answer = Some(Answer { value }),
             Packet::Obeyed { .. } => self.obeyed += 1,
@@ -129,9 +158,7 @@ impl<B> Mail<B> {
         self.signals.interrupts(|vector, level| {
             packets.push(Packet::Interrupt { vcpu, vector, level });
         });
-        if self.signals.nmi {
-            packets.push(Packet::Nmi { vcpu });
-        }
+        packets.extend((0..self.signals.nmis.take()).map(|_| Packet::Nmi { vcpu }));
         packets.extend(
             self.signals
                 .startups
@@ -155,13 +182,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_sent_on_is_what_came(came in prop::collection::vec((any::<u8>(), any::<bool>()), 0..50), nmi: bool) {
+        fn what_is_sent_on_is_what_came(came in prop::collection::vec((any::<u8>(), any::<bool>()), 0..50), nmis in 0..4_u8) {
             let mut mail = Mail::<()>::default();
             for (vector, level) in &came {
                 mail.signals.interrupt(*vector, *level);
             }
-            mail.signals.nmi = nmi;
-            prop_assert_eq!(mail.is_empty(), came.is_empty() && !nmi);
+            for _ in 0..nmis {
+                mail.put(Packet::Nmi { vcpu: 3 });
+            }
+            prop_assert_eq!(mail.is_empty(), came.is_empty() && nmis == 0);
             let mut expected = came;
             expected.sort_unstable();
             expected.dedup();
@@ -175,7 +204,8 @@ mod tests {
                 .collect();
             sent.sort_unstable();
             prop_assert_eq!(sent, expected);
-            prop_assert_eq!(packets.iter().filter(|packet| matches!(packet, Packet::Nmi { vcpu: 3 })).count(), usize::from(nmi));
+            let sent_nmis = packets.iter().filter(|packet| matches!(packet, Packet::Nmi { vcpu: 3 })).count();
+            prop_assert_eq!(sent_nmis, usize::from(nmis.min(2)));
         }
     }
 }

@@ -192,17 +192,17 @@ impl Seat {
 
     /// Whether an NMI is pending.
     pub fn has_nmi(&self) -> bool {
-        self.pending.nmi
+        !self.pending.nmis.is_empty()
     }
 
-    /// It is not any more; whether it was.
-    pub fn take_nmi(&mut self) -> bool {
-        std::mem::take(&mut self.pending.nmi)
+    /// Takes the pending NMIs, and returns how many there were.
+    pub fn take_nmis(&mut self) -> u8 {
+        self.pending.nmis.take()
     }
 
     fn receive(&mut self, signals: Signals, accept: impl FnMut(u8, bool)) {
         signals.interrupts(accept);
-        self.pending.nmi |= signals.nmi;
+        self.pending.nmis.join(signals.nmis);
         self.pending.startups.join(signals.startups);
     }
 }

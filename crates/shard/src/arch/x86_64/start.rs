@@ -147,7 +147,7 @@ fn write_pvh(memory: &GuestRam, initrd: Option<Initrd>, map: &[MemoryMapEntry]) 
 }
 
 /// Maps the first 4 GiB one to one in 2 MiB pages.
-fn write_page_tables(memory: &GuestRam) -> Result<(), KernelError> {
+pub(crate) fn write_page_tables(memory: &GuestRam) -> Result<(), KernelError> {
     const PAGE: u64 = 4096;
     const PRESENT_WRITABLE: u64 = 3;
     const LARGE: u64 = 1 << 7;

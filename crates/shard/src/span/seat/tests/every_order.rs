@@ -157,6 +157,15 @@ fn a_vcpu_goes_and_comes_back_while_it_is_interrupted() {
     }
 }
 
+/// One vCPU takes the first and latches the second, wherever the two meet.
+#[test]
+fn two_nmis_that_come_together_are_two_while_the_vcpu_moves() {
+    for at in [0, 1] {
+        let events = [Move(1 - at), Move(at), Nmi(0), Nmi(1)];
+        check(Small::new(2, at, &events), 1000);
+    }
+}
+
 #[test]
 fn a_vcpu_goes_and_comes_back_while_it_is_started() {
     for at in [0, 1] {

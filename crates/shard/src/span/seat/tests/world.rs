@@ -316,7 +316,7 @@ impl Part {
                 while let Some(startup) = self.seat.take_startup() {
                     self.body.startups.push(startup);
                 }
-                self.body.nmis += u8::from(self.seat.take_nmi());
+                self.body.nmis += self.seat.take_nmis();
             }
         }
     }

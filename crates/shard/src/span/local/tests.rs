@@ -1,0 +1,52 @@
+//! Small guests on KVM, whose local interrupt controller is the one of this module.
+
+mod guest;
+
+use self::guest::{DONE, INTERRUPT, NMI, Program, program, run};
+use crate::span::packet::Packet;
+
+program!(GUEST_OF_PRIORITIES:
+    // The register masks all classes up to 5. The guest sends itself an interrupt of class 4. Each access to a port is an
+    // exit after which that could be injected.
+    "mov ecx, 0x80F; mov eax, 0x1FF; xor edx, edx; wrmsr"
+    "mov ecx, 0x808; mov eax, 0x53; wrmsr"
+    "mov ecx, 0x83F; mov eax, 0x41; wrmsr"
+    "sti; nop; in al, 0x80; in al, 0x80"
+    "mov ecx, 0x808; rdmsr; out 0x10, eax"
+    "mov rax, cr8; out 0x10, eax"
+    // CR8 raises it, which is no exit.
+    "mov eax, 9; mov cr8, rax"
+    "mov ecx, 0x808; rdmsr; out 0x10, eax"
+    "mov eax, 10; mov cr8, rax"
+    "mov ecx, 0x80A; rdmsr; out 0x10, eax"
+    "in al, 0x80; in al, 0x80"
+    // The register lowers it.
+    "mov ecx, 0x808; xor eax, eax; xor edx, edx; wrmsr"
+    "nop; in al, 0x80; in al, 0x80"
+    "mov rax, cr8; out 0x10, eax"
+    // CR8 raises and lowers it.
+    "mov eax, 5; mov cr8, rax"
+    "mov ecx, 0x83F; mov eax, 0x41; wrmsr"
+    "in al, 0x80; in al, 0x80"
+    "mov eax, 0x5A; out 0x10, eax"
+    "xor eax, eax; mov cr8, rax"
+    "nop; in al, 0x80; in al, 0x80"
+);
+
+#[test]
+fn an_interrupt_waits_for_the_task_priority_however_the_guest_sets_it() {
+    if let Some(reported) = run(&Program(&raw const GUEST_OF_PRIORITIES), []) {
+        let expected = [0x53, 5, 0x90, 0xA0, INTERRUPT, 0, 0x5A, INTERRUPT, DONE];
+        assert_eq!(reported, expected, "{reported:x?}");
+    }
+}
+
+program!(GUEST_OF_NMIS: "mov ecx, 8" "2: in al, 0x80" "dec ecx" "jnz 2b");
+
+#[test]
+fn two_nmis_that_come_close_together_are_two() {
+    let two = [(); 2].map(|()| Packet::Nmi { vcpu: 0 });
+    if let Some(reported) = run(&Program(&raw const GUEST_OF_NMIS), two) {
+        assert_eq!(reported, [NMI, NMI, DONE], "{reported:x?}");
+    }
+}
