@@ -50,15 +50,15 @@ impl IoApicDevice {
         }
     }
 
-    /// An edge on a pin.
+    /// An edge on a pin. All lines of devices here are edges, as the ACPI tables say: none is held.
     pub fn pulse(&self, pin: u8) {
-        let sent = {
-            let mut chip = self.chip();
-            let sent = chip.set_line(pin, true);
-            // A line that falls sends nothing.
-            let _ = chip.set_line(pin, false);
-            sent
-        };
+        self.set_line(pin, true);
+        self.set_line(pin, false);
+    }
+
+    /// A device asserts a pin's line or lets go of it.
+    fn set_line(&self, pin: u8, is_high: bool) {
+        let sent = self.chip().set_line(pin, is_high);
         self.send(sent);
     }
 
@@ -140,5 +140,94 @@ impl Desk {
         }
         bus.read(access.address, data);
         u64::from_le_bytes(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PIN: u8 = 5;
+    const VECTOR: u8 = 0x40;
+    const LEVEL: u32 = 1 << 15;
+    const MASKED: u32 = 1 << 16;
+
+    struct Home {
+        ioapic: Arc<IoApicDevice>,
+        router: Arc<Router>,
+        jobs: mpsc::Receiver<Job>,
+    }
+
+    impl Home {
+        fn new() -> Self {
+            let (desk, jobs) = mpsc::sync_channel(JOBS_MAX);
+            let router = Arc::new(Router::new(0, &[0], vec![None], Some(desk)));
+            let ioapic = Arc::new(IoApicDevice::new(router.clone()));
+            Self { ioapic, router, jobs }
+        }
+
+        /// The guest writes the lower half of the pin's entry.
+        fn set_entry(&self, bits: u32) {
+            self.ioapic
+                .write(0x00, &(0x10 + 2 * u32::from(PIN)).to_le_bytes());
+            self.ioapic.write(0x10, &(u32::from(VECTOR) | bits).to_le_bytes());
+        }
+
+        /// The interrupts that have come for the vCPU: their vectors, and whether they are level-triggered.
+        fn came(&self) -> Vec<(u8, bool)> {
+            let mut came = Vec::new();
+            let mail = self.router.inbox(0).expect("the vCPU's").take();
+            mail.signals
+                .interrupts(|vector, level| came.push((vector, level)));
+            came
+        }
+
+        /// The vCPU ends its interrupt, and the desk does what follows.
+        fn end_of_interrupt(&self) {
+            self.router.end_of_interrupt(VECTOR);
+            while let Ok(job) = self.jobs.try_recv() {
+                let Job::EndOfInterrupt { vector } = job else {
+                    panic!("{job:?}");
+                };
+                self.ioapic.end_of_interrupt(vector);
+            }
+        }
+    }
+
+    #[test]
+    fn a_held_line_interrupts_again_when_it_is_unmasked_and_when_its_service_ends() {
+        let home = Home::new();
+        home.set_entry(LEVEL | MASKED);
+        home.ioapic.set_line(PIN, true);
+        assert!(home.came().is_empty());
+        home.set_entry(LEVEL);
+        assert_eq!(home.came(), [(VECTOR, true)], "it waited for the unmask");
+        home.ioapic.set_line(PIN, true);
+        assert!(home.came().is_empty(), "it is in service");
+        for _ in 0..2 {
+            home.end_of_interrupt();
+            assert_eq!(home.came(), [(VECTOR, true)], "the line is still held");
+        }
+        home.ioapic.set_line(PIN, false);
+        home.end_of_interrupt();
+        assert!(home.came().is_empty());
+        home.ioapic.set_line(PIN, true);
+        assert_eq!(home.came(), [(VECTOR, true)]);
+    }
+
+    #[test]
+    fn a_pulse_is_one_interrupt_of_an_edge_and_of_a_level() {
+        for (bits, is_level) in [(0, false), (LEVEL, true)] {
+            let home = Home::new();
+            home.set_entry(bits);
+            for _ in 0..2 {
+                home.ioapic.pulse(PIN);
+                assert_eq!(home.came(), [(VECTOR, is_level)]);
+                if is_level {
+                    home.end_of_interrupt();
+                    assert!(home.came().is_empty());
+                }
+            }
+        }
     }
 }
