@@ -105,11 +105,16 @@ impl LocalApic {
         self.is_present && self.spurious & SPURIOUS_ENABLED != 0
     }
 
+    /// The APIC base, with the enable bit and that of the mode.
+    pub fn base(&self) -> u64 {
+        self.base_if(self.is_present)
+    }
+
     /// RDMSR of the APIC base (0x1B), the TSC deadline (0x6E0) or an x2APIC register (0x800 to 0x8FF) at `now`. Any other
     /// register faults, as reserved and write-only ones do.
     pub fn read(&self, msr: u32, now: u64) -> Result<u64, GeneralProtection> {
         let value = match msr {
-            APIC_BASE => return Ok(self.base(self.is_present)),
+            APIC_BASE => return Ok(self.base()),
             TSC_DEADLINE => return Ok(self.timer.deadline(now)),
             _ if !self.is_present => return Err(GeneralProtection),
             COMMAND => return Ok(self.command),
@@ -260,6 +265,12 @@ impl LocalApic {
         }
     }
 
+    /// The guest has moved its TSC by `ticks`, modulo 2^64. A deadline is a value of the TSC and stays; what a timer has left
+    /// to count stays, too.
+    pub fn counter_moved(&mut self, ticks: u64) {
+        self.timer.counter_moved(ticks);
+    }
+
     /// The TPR.
     pub fn task_priority(&self) -> u8 {
         self.task_priority
@@ -305,7 +316,7 @@ impl LocalApic {
         }
     }
 
-    fn base(&self, is_present: bool) -> u64 {
+    fn base_if(&self, is_present: bool) -> u64 {
         let bootstrap = if self.id == 0 { BASE_BOOTSTRAP } else { 0 };
         let mode = if is_present { BASE_ENABLED | BASE_X2APIC } else { 0 };
         BASE_ADDRESS | bootstrap | mode
@@ -315,10 +326,10 @@ impl LocalApic {
     /// the way back leads through xAPIC mode, which is not there; so this faults, and the APIC stays disabled. So does moving
     /// the base, where nothing is.
     fn set_base(&mut self, value: u64) -> Result<Written, GeneralProtection> {
-        if value == self.base(self.is_present) {
+        if value == self.base() {
             return Ok(Written::Nothing);
         }
-        if value != self.base(false) {
+        if value != self.base_if(false) {
             return Err(GeneralProtection);
         }
         let was_enabled = self.is_enabled();

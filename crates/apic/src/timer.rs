@@ -121,6 +121,13 @@ impl Timer {
         }
     }
 
+    /// The TSC has moved by `ticks`, modulo 2^64: a deadline does not move with it, the end of a count does.
+    pub fn counter_moved(&mut self, ticks: u64) {
+        if self.mode() != Mode::Deadline {
+            self.due = self.due.map(|due| due.wrapping_add(ticks));
+        }
+    }
+
     /// What is left to count; 0 in deadline mode.
     pub fn current_count(&self, now: u64) -> u32 {
         let Some(due) = self.due.filter(|_| self.mode() != Mode::Deadline) else {

@@ -49,6 +49,23 @@ fn a_one_shot_timer_expires_once() {
     assert_eq!(timer.initial_count(), 5);
 }
 
+/// SDM 11.5.4: the timer counts by a clock of its own, whatever the guest makes of the TSC; a deadline is a value of that.
+#[test]
+fn a_tsc_that_is_moved_moves_no_count_and_comes_nearer_to_a_deadline() {
+    for by in [1000_u64, 90_u64.wrapping_neg()] {
+        let mut counting = timer(ONE_SHOT);
+        counting.set_initial_count(5, 100);
+        counting.counter_moved(by);
+        let now = 110_u64.wrapping_add(by);
+        assert_eq!(counting.current_count(now), 4);
+        assert_eq!(counting.due(), Some(now + 40));
+        let mut armed = timer(DEADLINE);
+        armed.set_deadline(500);
+        armed.counter_moved(by);
+        assert_eq!(armed.due(), Some(500));
+    }
+}
+
 /// SDM 11.5.4: reloaded when it reaches 0; a new initial count starts anew, 0 stops.
 #[test]
 fn a_periodic_timer_goes_on() {

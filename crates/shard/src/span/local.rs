@@ -60,8 +60,12 @@ pub struct Local {
     vcpu: u8,
     router: Arc<Router>,
     tsc: GuestTsc,
+    /// What the guest has added to the counter of this vCPU: the register TSC_ADJUST.
+    adjustment: u64,
     /// What KVM was told to add to the host's counter.
     told_offset: u64,
+    /// The base of the interrupt controller that KVM knows, from which it takes a bit of CPUID.
+    told_base: Option<u64>,
     /// Where it enters the guest, if that has the clocks of several hosts.
     turnstile: Option<Arc<Turnstile>>,
     /// It has passed there.
@@ -92,7 +96,9 @@ impl Local {
         let is_here = router.owner(vcpu).is_some_and(|owner| owner.shard == router.me());
         Self {
             vcpu,
+            adjustment: 0,
             told_offset: tsc.offset,
+            told_base: Some(reset.special.apic_base),
             turnstile: router.turnstile().cloned(),
             is_inside: false,
             tsc,
@@ -153,6 +159,7 @@ impl Local {
             Look::Here => {}
         }
         self.start_up(fd)?;
+        self.tell_base(fd)?;
         self.ring();
         if self.is_asleep() {
             self.sleep();
@@ -168,19 +175,45 @@ impl Local {
         Ok(Next::Enter)
     }
 
+    /// Tells KVM whether the guest has disabled the interrupt controller: CPUID then has none (SDM vol. 3, 11.4.3).
+    fn tell_base(&mut self, fd: &VcpuFd) -> Result<(), StateError> {
+        let base = self.apic.base();
+        if self.told_base != Some(base) {
+            let mut special = fd.get_sregs().map_err(refused("read special registers"))?;
+            special.apic_base = base;
+            fd.set_sregs(&special)
+                .map_err(refused("set the base of the interrupt controller"))?;
+            self.told_base = Some(base);
+        }
+        Ok(())
+    }
+
+    /// The vCPU's counter as the guest reads it now.
+    fn now(&self) -> u64 {
+        self.tsc.now().wrapping_add(self.adjustment)
+    }
+
+    /// The guest moves the counter of this vCPU by `ticks`, modulo 2^64.
+    fn adjust(&mut self, ticks: u64) {
+        self.apic.expire(self.now());
+        self.apic.counter_moved(ticks);
+        self.adjustment = self.adjustment.wrapping_add(ticks);
+    }
+
     /// Passes the turnstile, and tells KVM what is to be added to the host's counter; false when that has just changed.
     fn pass(&mut self, fd: &VcpuFd) -> Result<bool, StateError> {
-        let Some(turnstile) = &self.turnstile else {
-            return Ok(true);
-        };
-        let Some(offset) = turnstile.enter() else {
-            self.inbox().left();
-            return Ok(false);
-        };
-        self.is_inside = true;
+        if let Some(turnstile) = &self.turnstile {
+            let Some(offset) = turnstile.enter() else {
+                self.inbox().left();
+                return Ok(false);
+            };
+            self.is_inside = true;
+            self.tsc.offset = offset;
+        }
+        let offset = self.tsc.offset.wrapping_add(self.adjustment);
         if offset != self.told_offset {
             ioctls::set_tsc_offset(fd, offset).map_err(refused("set the offset of the TSC"))?;
-            (self.told_offset, self.tsc.offset) = (offset, offset);
+            self.told_offset = offset;
         }
         Ok(true)
     }
@@ -229,11 +262,13 @@ impl Local {
     /// The guest reads a register that is not KVM's; none for one that does not exist, or must not be read.
     pub fn read(&mut self, fd: &mut VcpuFd, index: u32) -> Option<u64> {
         VcpuCounters::count(&self.counters.msr);
-        if index == MSR_SHARED_EOI {
-            return Some(self.eoi.register());
+        match index {
+            MSR_TSC_ADJUST => return Some(self.adjustment),
+            MSR_SHARED_EOI => return Some(self.eoi.register()),
+            _ => {}
         }
         self.catch_up(fd);
-        self.apic.read(index, self.tsc.now()).ok()
+        self.apic.read(index, self.now()).ok()
     }
 
     /// The guest writes one; false if that is to fault.
@@ -245,13 +280,19 @@ impl Local {
             _ => &self.counters.msr,
         });
         match index {
-            // All vCPUs have one counter, wherever they are: none may set its own.
-            MSR_TSC | MSR_TSC_ADJUST => return true,
+            MSR_TSC => {
+                self.adjust(value.wrapping_sub(self.now()));
+                return true;
+            }
+            MSR_TSC_ADJUST => {
+                self.adjust(value.wrapping_sub(self.adjustment));
+                return true;
+            }
             MSR_SHARED_EOI => return self.eoi.set_register(value, &mut self.apic),
             _ => {}
         }
         self.catch_up(fd);
-        let written = self.apic.write(index, value, self.tsc.now());
+        let written = self.apic.write(index, value, self.now());
         self.show_priority(fd);
         match written {
             Ok(Written::Nothing) => {}
@@ -288,6 +329,7 @@ impl Local {
             apic: self.apic.clone(),
             mode: self.mode,
             shared_eoi: self.eoi.register(),
+            tsc_adjustment: self.adjustment,
         };
         let deeds = self.seat.depart(order, body, refused, still_since_ns);
         self.carry_out(deeds);
@@ -311,6 +353,9 @@ impl Local {
         // A value that was taken once is taken again.
         self.eoi.set_register(body.shared_eoi, &mut self.apic);
         self.mode = body.mode;
+        self.adjustment = body.tsc_adjustment;
+        // The sender may not have told its KVM yet.
+        self.told_base = None;
         let apic = &mut self.apic;
         let accept = |vector, level| apic.accept(vector, level);
         match self
@@ -384,6 +429,7 @@ impl Local {
             .map_err(refused("reset special registers"))?;
         fd.set_regs(&self.reset.registers)
             .map_err(refused("reset registers"))?;
+        self.told_base = Some(self.reset.special.apic_base);
         let was_enabled = self.apic.is_enabled();
         self.apic.init();
         self.eoi.set_register(0, &mut self.apic);
@@ -432,7 +478,7 @@ impl Local {
 
     /// In what time the controller's timer interrupts; none if it is not set.
     fn timer_left(&self) -> Option<Duration> {
-        let now = self.tsc.now();
+        let now = self.now();
         let left = self.tsc.left(now, self.apic.timer_due()?).unwrap_or_default();
         let paced_ns = self.latency.as_ref().map_or(0, |latency| {
             let is_halted = matches!(self.mode, Mode::Halted { .. });
@@ -449,7 +495,7 @@ impl Local {
             // One that is masked goes on counting.
             None => {}
         }
-        self.apic.expire(self.tsc.now());
+        self.apic.expire(self.now());
     }
 
     /// Until there is mail, or the controller's timer expires.

@@ -272,7 +272,7 @@ pub fn prepare(vm: &VmFd) -> Result<(), MachineError> {
         range(both, MSR_TSC_DEADLINE),
         range(both, MSR_SHARED_EOI),
         range(MsrFilterRangeFlags::WRITE, MSR_TSC),
-        range(MsrFilterRangeFlags::WRITE, MSR_TSC_ADJUST),
+        range(both, MSR_TSC_ADJUST),
     ];
     vm.set_msr_filter(MsrFilterDefaultAction::ALLOW, &ranges)
         .map_err(kvm("filter model-specific registers"))

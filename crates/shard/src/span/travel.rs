@@ -33,6 +33,8 @@ pub struct Body {
     pub mode: Mode,
     /// Where it shares the ends of interrupts ([`super::eoi`]).
     pub shared_eoi: u64,
+    /// What its guest has added to its time-stamp counter.
+    pub tsc_adjustment: u64,
 }
 
 /// A vCPU is to move.
