@@ -195,7 +195,9 @@ fn a_guest_without_the_agent_runs_and_exec_says_what_is_missing() {
     wait::until("the guest's own word", BOOT_LIMIT, || {
         vm.logs().contains("alone-23").then_some(())
     });
-    let exec = vm.exec(["true"]).run().expect(1);
+    let exec = mirrorball(["exec", "--wait", "5", vm.name(), "--", "true"])
+        .run()
+        .expect(1);
     assert!(
         exec.errors()
             .contains("no agent answers in the guest; images built by"),

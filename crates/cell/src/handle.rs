@@ -19,6 +19,8 @@ use crate::shard_process::ShardProcess;
 
 /// How long a shard may take to end when it is told to; disks finish what is under way.
 pub const QUIT_LIMIT: Duration = Duration::from_secs(5);
+/// How long a guest may take to end before the power button is pressed again.
+const PRESS_INTERVAL: Duration = Duration::from_secs(3);
 /// How long a shard may take to say what it counted.
 const STATUS_LIMIT: Duration = Duration::from_secs(5);
 /// How long a vCPU may take to move; the shard gives up before.
@@ -266,14 +268,22 @@ impl Handle {
         }
     }
 
-    /// Presses the power button and waits; kills the VM after `limit`. True when it had to.
+    /// Presses the power button until the VM ends; kills it after `limit`. True when it had to.
     pub fn stop(&self, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
         self.state().ending = true;
         self.changed();
-        // A VM between two boots sees `ending` instead.
-        let _ = self.order(&Order::PowerButton);
-        if self.wait(limit, |state| state.over).over {
-            return false;
+        loop {
+            // A VM between two boots sees `ending` instead. A guest that still boots, and has no driver for the button yet,
+            // does not notice a press.
+            let _ = self.order(&Order::PowerButton);
+            let left = deadline.saturating_duration_since(Instant::now());
+            if self.wait(left.min(PRESS_INTERVAL), |state| state.over).over {
+                return false;
+            }
+            if Instant::now() >= deadline {
+                break;
+            }
         }
         self.kill();
         true
@@ -520,6 +530,30 @@ mod tests {
             handle.over();
         });
         assert!(started.elapsed() < Duration::from_secs(50));
+    }
+
+    #[test]
+    fn the_power_button_is_pressed_again_for_a_guest_that_did_not_notice() {
+        let (handle, shard, orders) = hung();
+        handle.state().runs = true;
+        let guest = handle.clone();
+        let booting = std::thread::spawn(move || {
+            let mut presses = 0;
+            for order in BufReader::new(orders).lines() {
+                let order: Order = serde_json::from_str(&order.expect("an order")).expect("an order");
+                assert!(matches!(order, Order::PowerButton), "{order:?}");
+                presses += 1;
+                if presses == 2 {
+                    guest.over();
+                    break;
+                }
+            }
+            presses
+        });
+        let is_killed = handle.stop(Duration::from_secs(60));
+        assert!(!is_killed);
+        assert_eq!(booting.join().expect("it ends"), 2);
+        shard.kill();
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod progress;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use commands::{
@@ -52,6 +53,9 @@ enum Command {
         /// Give the program no terminal
         #[arg(long, short = 'T')]
         no_tty: bool,
+        /// Seconds the guest's agent may take to answer: 20 as a rule, more while the guest boots
+        #[arg(long, value_name = "SECONDS")]
+        wait: Option<u64>,
         /// The program and its arguments
         #[arg(last = true, required = true)]
         command: Vec<String>,
@@ -239,7 +243,12 @@ fn obey(command: Command) -> Result<ExitCode> {
         Command::Run(args) => run::run(&args),
         Command::Ps { json } => list::ps(json),
         Command::Console { vm } => clients::console(&vm),
-        Command::Exec { vm, no_tty, command } => clients::exec(&vm, no_tty, &command),
+        Command::Exec {
+            vm,
+            no_tty,
+            wait,
+            command,
+        } => clients::exec(&vm, no_tty, wait.map(Duration::from_secs), &command),
         Command::Cp { source, target } => copy::cp(&source, &target),
         Command::Stop { vm, limit } => clients::stop(&vm, limit),
         Command::Kill { vm } => clients::kill(&vm),

@@ -55,9 +55,9 @@ pub fn logs(name: &str, follow: bool) -> Result<ExitCode> {
 }
 
 /// Runs a program in a VM.
-pub fn exec(name: &str, no_tty: bool, argv: &[String]) -> Result<ExitCode> {
+pub fn exec(name: &str, no_tty: bool, wait: Option<Duration>, argv: &[String]) -> Result<ExitCode> {
     let folder = here!(name);
-    let agent = guest::connect(name, &folder, guest::answer_limit(&folder))?;
+    let agent = guest::connect_booting(name, &folder, wait)?;
     let status = agent::client::exec(agent, &guest::request(argv, !no_tty))
         .map_err(|error| guest::explain(name, error))?;
     Ok(ExitCode::from(status.code()))

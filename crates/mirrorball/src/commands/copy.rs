@@ -56,7 +56,7 @@ fn put(vm: &str, source: &Path, path: &str) -> Result<ExitCode> {
         .map(|name| name.to_string_lossy().into_owned())
         .unwrap_or_default();
     let bar = bar(facts.len());
-    let agent = guest::connect(vm, &folder, guest::answer_limit(&folder))?;
+    let agent = guest::connect_booting(vm, &folder, None)?;
     agent::client::put(agent, &mut file, &name, path, &mut |bytes| {
         bar.set_position(bytes)
     })
@@ -82,7 +82,7 @@ fn get(vm: &str, path: &str, target: &Path) -> Result<ExitCode> {
             target.display()
         ));
     }
-    let agent = guest::connect(vm, &folder, guest::answer_limit(&folder))?;
+    let agent = guest::connect_booting(vm, &folder, None)?;
     let failed = |error| {
         miette!(
             help = "name a place that this user may write",

@@ -27,7 +27,7 @@ pub struct RunArgs {
     #[arg(long)]
     pub cmdline: Option<String>,
     /// vCPUs
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=254))]
     pub cpus: u8,
     /// Guest memory
     #[arg(long, default_value = "512M")]
@@ -218,6 +218,20 @@ mod tests {
 
     fn parse(words: &[&str]) -> Result<RunArgs, clap::Error> {
         Run::try_parse_from([&["run"], words].concat()).map(|run| run.args)
+    }
+
+    #[test]
+    fn a_wrong_number_of_cpus_is_refused_with_the_range_that_holds() {
+        for number in ["0", "255", "256", "300", "-1"] {
+            let said = parse(&["--image", "tiny", &format!("--cpus={number}")])
+                .unwrap_err()
+                .to_string();
+            assert!(said.contains("1..=254"), "{said}");
+        }
+        for number in [1, 254] {
+            let cpus = ["--image", "tiny", "--cpus", &number.to_string()];
+            assert_eq!(parse(&cpus).unwrap().cpus, number);
+        }
     }
 
     #[test]
