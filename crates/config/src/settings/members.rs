@@ -399,7 +399,7 @@ mod tests {
             } else {
                 "image = \"debian-12\"\n"
             };
-            let text = format!("{image}sandbox = \"require\"\n{text}");
+            let text = format!("name = \"a\"\n{image}sandbox = \"require\"\n{text}");
             let fault = policy.admit(&spec(&text), Usage::default()).unwrap_err();
             assert_eq!(fault.path[0], key, "{text}: {fault:?}");
             assert!(!fault.mend.is_empty());
