@@ -88,6 +88,8 @@ fn keep_stacks_small() {
 
 #[cfg(test)]
 mod tests {
+    use config::settings::ShareBetween;
+
     use std::time::Instant;
 
     use super::*;
@@ -110,6 +112,8 @@ mod tests {
         let batch = Batch {
             vms: Vec::new(),
             source: None,
+            share_between: ShareBetween::Group,
+            member: None,
         };
         // Ends at once, with an error: there is no file called `monitor`.
         let program = Path::new("/bin/cat");

@@ -74,10 +74,12 @@ mod tests {
             reported(&line),
             Some(Report::Ended(Ending::ShardFailed { detail }))
         );
-        let sandbox_missing = vec!["user namespace\u{9b}2J".to_owned()];
-        let line = serde_json::to_string(&Report::Running { sandbox_missing }).unwrap();
-        let sandbox_missing = vec!["user namespace 2J".to_owned()];
-        assert_eq!(reported(&line), Some(Report::Running { sandbox_missing }));
+        let running = |missing: &str, note: &str| Report::Running {
+            sandbox_missing: vec![missing.to_owned()],
+            sandbox_notes: vec![note.to_owned()],
+        };
+        let line = serde_json::to_string(&running("user namespace\u{9b}2J", "Landlock\u{1b}")).unwrap();
+        assert_eq!(reported(&line), Some(running("user namespace 2J", "Landlock ")));
     }
 
     #[test]

@@ -459,6 +459,9 @@ mod tests {
             borrowed: Vec::new(),
             span: Vec::new(),
             sandbox_missing: Vec::new(),
+            share_group: None,
+            kept_apart: Vec::new(),
+            member: None,
             spec,
         }
     }

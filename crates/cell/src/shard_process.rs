@@ -199,7 +199,7 @@ impl ShardProcess {
             // Its handle ends nothing, and waits for nothing.
             pid: program.stdout(output()).stderr(output()).spawn().unwrap().id() as i32,
             socket,
-            missing: Vec::new(),
+            sandbox: SandboxLaunch::default(),
             log,
             is_deaf: AtomicBool::new(false),
             ended: Mutex::new(None),

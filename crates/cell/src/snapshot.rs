@@ -543,6 +543,7 @@ mod tests {
             };
             let vm = FrozenVm {
                 spec: serde_json::from_str("{\"image\": \"tiny\"}").unwrap(),
+                share_group: None,
                 state: tempfile::tempfile().unwrap(),
                 memory: vec![own],
                 overlays: Vec::new(),

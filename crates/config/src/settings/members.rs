@@ -106,6 +106,8 @@ impl MemberPolicy {
             pages,
             // The memory is within the limit.
             prefault: _,
+            // It can only take from the VM itself.
+            scratch_limit: _,
             balloon: _,
             command: _,
             sandbox,
@@ -274,6 +276,7 @@ fn admit_net(index: &str, net: &NetSpec) -> Result<(), Fault> {
         kind,
         tap,
         forward,
+        host,
         mac: _,
         queues: _,
     } = net;
@@ -289,6 +292,13 @@ fn admit_net(index: &str, net: &NetSpec) -> Result<(), Fault> {
             &["nets", index, "forward"],
             "members may not take ports of the host",
             "drop `forward`",
+        ));
+    }
+    if *host {
+        return Err(refused(
+            &["nets", index, "host"],
+            "members' guests may not reach the host itself",
+            "drop `host`",
         ));
     }
     Ok(())

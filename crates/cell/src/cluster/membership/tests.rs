@@ -160,8 +160,11 @@ fn everything() -> Value {
     json!({ "key": STANDARD.encode(PREFIX), "range_end": STANDARD.encode(end) })
 }
 
+/// A member's ends: for the links it loses, and for what it is told.
+type Ends = (Sender<CellId>, Receiver<News>);
+
 /// Three cells that know one another, and what they hear.
-fn three(server: &Server) -> ([CellId; 3], Vec<(Sender<CellId>, Receiver<News>)>) {
+fn three(server: &Server) -> ([CellId; 3], Vec<Ends>) {
     let cells = [0, 1, 2].map(|number| join(&server.site, number));
     let members = cells[2].members.clone();
     let lives = [cells[0].me, cells[1].me, cells[2].me];
