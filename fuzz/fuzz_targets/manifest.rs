@@ -38,7 +38,11 @@ fuzz_target!(|text: &[u8]| {
             assert!(spec.disks.is_empty() && spec.kernel_files().is_none(), "{spec:?}");
             assert!(spec.sandbox != SandboxSpec::Off && !spec.root.persistent);
             let cards = spec.nets.iter().flatten();
-            assert!(cards.clone().all(|card| card.kind == NetKind::User && card.forward.is_empty()));
+            assert!(
+                cards
+                    .clone()
+                    .all(|card| card.kind == NetKind::User && card.forward.is_empty())
+            );
         }
         Err(error) => assert!(!error.to_string().contains('\x1b'), "{error:?}"),
     }

@@ -19,9 +19,16 @@ fn adopt(mut map: FrozenMap) {
     let adopted = mapper.adopt(vec![layer], &map);
     let pages = MEMORY_BYTES / PAGE_BYTES;
     let status = mapper.status();
-    assert!(status["mapped_pages"].as_u64().is_some_and(|mapped| mapped <= pages), "{status}");
+    assert!(
+        status["mapped_pages"]
+            .as_u64()
+            .is_some_and(|mapped| mapped <= pages),
+        "{status}"
+    );
     if adopted.is_ok() {
-        let inside = |&(at, run): &(u64, shard::sharing::Run)| at.checked_add(run.pages).is_some_and(|end| end <= pages);
+        let inside = |&(at, run): &(u64, shard::sharing::Run)| {
+            at.checked_add(run.pages).is_some_and(|end| end <= pages)
+        };
         assert!(map.runs.iter().all(inside), "{map:?}");
     }
 }

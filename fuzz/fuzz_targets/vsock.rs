@@ -1,10 +1,10 @@
 //! The socket device's queues, with clients and servers of the host.
 #![no_main]
 
-use std::io::{Read, Write};
-use std::os::unix::net::{UnixListener, UnixStream};
 use std::fs::File;
+use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::LazyLock;
 
@@ -138,7 +138,9 @@ fuzz_target!(|data: &[u8]| {
     let listener = SOCKETS.clients.try_clone().expect("a copy of a socket");
     let (monitor, shard) = ports::pair().expect("sockets");
     let monitor = UnixStream::from(monitor);
-    monitor.set_nonblocking(true).expect("a socket that does not wait");
+    monitor
+        .set_nonblocking(true)
+        .expect("a socket that does not wait");
     let mut device = Bare::vsock(CID, listener, Ports::new(shard)).expect("a socket device");
     let mut host = Host {
         streams: Vec::new(),
