@@ -1,5 +1,7 @@
 //! Memory that stands still, and its clones.
 
+use std::time::{Duration, Instant};
+
 use proptest::prelude::*;
 
 use super::model::{Step, step};
@@ -19,10 +21,18 @@ impl Vm {
     fn freeze(&self) -> Frozen {
         let gate = Gate::new();
         let frozen = self.mapper.freeze(&gate.pause().unwrap()).unwrap();
-        for file in &frozen.files {
-            seal(file).unwrap();
-        }
+        frozen.files.iter().for_each(seal_in_time);
         frozen
+    }
+}
+
+/// Seals a file. Other tests of this process fork, and a child keeps the memory mapped until it ends; a shard has no children.
+fn seal_in_time(file: &File) {
+    let start = Instant::now();
+    while let Err(error) = seal(file) {
+        let is_busy = error.raw_os_error() == Some(libc::EBUSY);
+        assert!(is_busy && start.elapsed() < Duration::from_secs(20), "{error}");
+        std::thread::sleep(Duration::from_millis(10));
     }
 }
 
