@@ -21,7 +21,7 @@ impl Vm {
     fn freeze(&self) -> Frozen {
         let gate = Gate::new();
         let frozen = self.mapper.freeze(&gate.pause().unwrap()).unwrap();
-        frozen.files.iter().for_each(seal_in_time);
+        frozen.files.iter().for_each(|file| seal_in_time(file));
         frozen
     }
 }
