@@ -66,6 +66,26 @@ fn without_etcd_nobody_dies() {
 }
 
 #[test]
+fn lost_keys_of_etcd_kill_nobody_and_no_life_is_given_twice() {
+    for seed in 0..SEEDS {
+        let mut world = two(seed);
+        // One that has just entered may be unknown to the other still; then one of them starts anew.
+        world.run(3 * SECOND).unwrap();
+        world.befall(Fault::LostKeys, 0);
+        world.run(5 * SECOND).unwrap();
+        assert_eq!(first_lives(&world), 2, "seed {seed}");
+        // Again and again, while each cell may be writing its entry back.
+        for part in 0..20 {
+            world.befall(Fault::LostKeys, 0);
+            world.run((5000 + 37 * part) * MILLISECOND).unwrap();
+        }
+        world.run(15 * SECOND).unwrap();
+        assert_eq!(first_lives(&world), 2, "seed {seed}");
+        world.rest().unwrap();
+    }
+}
+
+#[test]
 fn of_two_that_lose_sight_of_each_other_and_etcds_keys_not_both_live_on_apart() {
     for seed in 0..SEEDS {
         let mut world = two(seed);
