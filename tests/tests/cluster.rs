@@ -1,5 +1,6 @@
 //! Risk: cells disagree about what runs where; a cell that dies takes VMs along, or leaves what it held behind.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use guest_tests::host::{self, Traces};
@@ -139,6 +140,7 @@ fn weights_and_limits_divide_a_cells_cpus() {
     light.kill();
     let limited = VmFile::new("limited")
         .key("cpu_limit", "0.3")
+        .key("memory_limit", "\"640M\"")
         .net("kind = \"user\"")
         .start(&scratch);
     // Its card's passt is limited together with its shard.
@@ -148,12 +150,22 @@ fn weights_and_limits_divide_a_cells_cpus() {
     let passt = *children.iter().find(is_passt).expect("a passt");
     assert_eq!(group(passt), group(limited.shard()));
     assert_ne!(group(passt), group(limited.monitor()));
+    let of_group = |file: &str| {
+        let path = group(passt).trim().replacen("0::", "/sys/fs/cgroup", 1);
+        PathBuf::from(path).join(file)
+    };
+    let limit = std::fs::read_to_string(of_group("memory.max")).expect("a limit of memory");
+    assert_eq!(limit.trim(), (640_u64 << 20).to_string());
+    let tasks = std::fs::read_to_string(of_group("pids.max")).expect("a limit of tasks");
+    assert_ne!(tasks.trim(), "max");
     limited.background(spin);
     let (start, since) = (cpu_seconds(&limited), Instant::now());
     std::thread::sleep(Duration::from_secs(8));
     let part = (cpu_seconds(&limited) - start) / since.elapsed().as_secs_f64();
     assert!((0.15..0.4).contains(&part), "{part} of a CPU");
-    limited.kill();
+    // With less than it has in use, the kernel ends all of its processes, and nobody else's.
+    std::fs::write(of_group("memory.max"), "8M").expect("root may");
+    host::wait_gone(&[limited.shard(), passt], BACK_LIMIT);
     drop(cluster);
     let left = std::fs::read_dir("/sys/fs/cgroup/mirrorball")
         .expect("it stays")

@@ -10,7 +10,7 @@ mod cmdline;
 mod coherence;
 pub mod console;
 pub mod control;
-pub mod cpu_group;
+pub mod control_group;
 pub mod ending;
 pub mod frozen;
 pub mod handle;

@@ -16,7 +16,7 @@ use shard::ports;
 use crate::cluster::tenure::TenureError;
 use crate::coherence;
 use crate::console::Console;
-use crate::cpu_group::{CpuGroup, CpuGroupError};
+use crate::control_group::{ControlGroup, ControlGroupError};
 use crate::ending::of_part;
 use crate::frozen::Freezable;
 use crate::handle::Handle;
@@ -55,7 +55,7 @@ pub enum RunError {
     Tenure(#[from] TenureError),
     /// What it asks for of the CPUs.
     #[error(transparent)]
-    CpuGroup(#[from] CpuGroupError),
+    ControlGroup(#[from] ControlGroupError),
     /// The sandbox is required.
     #[error("the sandbox is incomplete ({0}); run with --sandbox=auto to go on without it")]
     Sandbox(String),
@@ -101,7 +101,7 @@ pub fn run(
     if policy == SandboxPolicy::Require && !namespaces.missing.is_empty() {
         return Err(RunError::Sandbox(namespaces.missing.join("; ")));
     }
-    let group = CpuGroup::of(name, &opened.spec)?;
+    let group = ControlGroup::of(name, &opened.spec)?;
     handle.state().filtered = opened.filtered.clone();
     handle.state().cells = span.map_or_else(Vec::new, Span::cells);
     handle.console().set_input(Some(opened.console.try_clone()?));
@@ -142,7 +142,7 @@ fn every_boot(
     name: &str,
     folder: &Path,
     handle: &Handle,
-    (namespaces, group, span): (&Namespaces, Option<&CpuGroup>, Option<&Span>),
+    (namespaces, group, span): (&Namespaces, Option<&ControlGroup>, Option<&Span>),
     users: &ImageUsers,
     booted: &mut impl FnMut(Booted<'_>),
 ) -> Result<Ending, RunError> {
@@ -210,7 +210,7 @@ fn one_boot(
     name: &str,
     logs: &[Arc<ShardLog>],
     handle: &Handle,
-    (namespaces, group, span): (&Namespaces, Option<&CpuGroup>, Option<&Span>),
+    (namespaces, group, span): (&Namespaces, Option<&ControlGroup>, Option<&Span>),
     booted: &mut impl FnMut(Booted<'_>),
 ) -> Result<Ending, RunError> {
     let cid = opened.launch.vsock.as_ref().map_or(0, |vsock| vsock.cid);
@@ -325,6 +325,12 @@ fn one_boot(
         home.kill()
     } else {
         home.wait()
+    };
+    let gone = match group {
+        Some(group) if group.is_out_of_memory() => {
+            format!("{gone}; the VM used more of the host's memory than its memory_limit")
+        }
+        _ => gone,
     };
     let (parts, was_told) = {
         let mut state = handle.state();

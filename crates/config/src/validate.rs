@@ -13,6 +13,8 @@ use crate::vm::{DiskMode, VmSpec};
 
 /// Guest memory is given out in these: x86-64's large page.
 const MEMORY_STEP_BYTES: u64 = 2 << 20;
+/// What a VM's limit of memory leaves beside the guest's: for its shards, page tables and cards.
+const MEMORY_BESIDE_BYTES: u64 = 64 << 20;
 const MEMORY_MIN_BYTES: u64 = 64 << 20;
 
 /// CPUs that a VM may be limited to; below, the kernel takes no limit.
@@ -188,6 +190,21 @@ fn check_memory(spec: &VmSpec) -> Result<(), Fault> {
             &["memory"],
             format!("{} of memory is too much", spec.memory),
             "give it 4T at most",
+        ));
+    }
+    if let Some(limit) = spec.memory_limit
+        && limit.0 < bytes.saturating_add(MEMORY_BESIDE_BYTES)
+    {
+        return Err(fault(
+            &["memory_limit"],
+            format!(
+                "a guest with {} of memory would be ended when it uses it",
+                spec.memory
+            ),
+            format!(
+                "use {} or more",
+                crate::Size(bytes.saturating_add(MEMORY_BESIDE_BYTES))
+            ),
         ));
     }
     Ok(())

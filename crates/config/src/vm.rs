@@ -28,6 +28,9 @@ pub struct VmSpec {
     /// As many of the host's CPUs it uses at most, however many vCPUs it has; 0.01 at least.
     #[serde(default)]
     pub cpu_limit: Option<f64>,
+    /// Memory of the host that its processes use at most, the guest's own included.
+    #[serde(default)]
+    pub memory_limit: Option<Size>,
     /// Guest memory, from 64M.
     #[serde(default = "default_memory")]
     pub memory: Size,

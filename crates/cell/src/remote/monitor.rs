@@ -28,7 +28,7 @@ use crate::cluster::interface::part_name;
 use crate::cluster::link::stream::{beating, write_to};
 use crate::cluster::tenure::{Tenure, begin_part};
 use crate::coherence::{self, pipes_of, without_memory};
-use crate::cpu_group::CpuGroup;
+use crate::control_group::ControlGroup;
 use crate::handle::QUIT_LIMIT;
 use crate::identity::{Given, Place};
 use crate::link::Reports;
@@ -76,7 +76,7 @@ struct Held {
     hosts: Hosts,
     connections: Connections,
     namespaces: Namespaces,
-    group: Option<CpuGroup>,
+    group: Option<ControlGroup>,
     kvm: File,
     processor: HostProcessor,
     entry: Entry,
@@ -121,7 +121,7 @@ impl Held {
         let record = record(&request);
         entry.write(&record).map_err(|error| line(&error))?;
         let log = ShardLog::start(&entry.folder().join("shard.log")).map_err(|error| line(&error))?;
-        let group = CpuGroup::of(&request.vm, &request.spec).map_err(|error| line(&error))?;
+        let group = ControlGroup::of(&request.vm, &request.spec).map_err(|error| line(&error))?;
         let connections = Connections::listen(hosts.clone(), &request).map_err(|error| line(&error))?;
         Ok(Self {
             namespaces: Namespaces::probe(),

@@ -95,8 +95,9 @@ impl MemberPolicy {
             image,
             cpus,
             cpu_weight,
-            // It can only take from the VM itself.
+            // These two can only take from the VM itself.
             cpu_limit: _,
+            memory_limit: _,
             memory,
             kernel,
             root,

@@ -12,7 +12,7 @@ use super::place::LabChoice;
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
     /// VM files; flags that describe a VM belong into them
-    #[arg(conflicts_with_all = ["image", "kernel", "cmdline", "cpus", "memory", "disk", "net", "name", "sandbox", "pages", "share", "share_group", "cell", "span", "span_memory", "cpu_weight", "cpu_limit", "scratch_limit"])]
+    #[arg(conflicts_with_all = ["image", "kernel", "cmdline", "cpus", "memory", "disk", "net", "name", "sandbox", "pages", "share", "share_group", "cell", "span", "span_memory", "cpu_weight", "cpu_limit", "memory_limit", "scratch_limit"])]
     pub files: Vec<PathBuf>,
     /// An image of the image store
     #[arg(long)]
@@ -56,6 +56,9 @@ pub struct RunArgs {
     /// As many of the host's CPUs it uses at most, as 1.5
     #[arg(long, value_name = "CPUS")]
     pub cpu_limit: Option<f64>,
+    /// Memory of the host that the VM's processes use at most, the guest's included, as 700M
+    #[arg(long, value_name = "SIZE")]
+    pub memory_limit: Option<Size>,
     /// What each disk's temporary overlay takes at most, as 4G
     #[arg(long, value_name = "SIZE")]
     pub scratch_limit: Option<Size>,
@@ -176,6 +179,7 @@ pub fn spec(args: &RunArgs) -> Result<VmSpec> {
         cpus: args.cpus,
         cpu_weight: args.cpu_weight,
         cpu_limit: args.cpu_limit,
+        memory_limit: args.memory_limit,
         memory: args.memory,
         kernel: (args.kernel.is_some() || args.cmdline.is_some()).then(|| KernelSpec {
             path: args.kernel.clone(),

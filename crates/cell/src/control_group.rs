@@ -1,8 +1,8 @@
-//! What part of the host's CPU time a VM may have: a control group (cgroup v2) for the processes of its shards and
+//! What part of the host's CPU time and memory a VM may have: a control group (cgroup v2) for the processes of its shards and
 //! cards.
 //!
 //! Linux divides a CPU fairly between threads, so that a VM with more vCPUs gets more of it. In a group of its own a VM gets by
-//! its weight, however many they are, and never more than its limit.
+//! its weight, however many they are, and never more than its limit. Memory counts for the group whose process touches it first.
 
 use std::fs;
 use std::io;
@@ -17,6 +17,8 @@ const ROOT: &str = "/sys/fs/cgroup";
 const OURS: &str = "mirrorball";
 /// Over which a limit holds, microseconds.
 const PERIOD_US: f64 = 100_000.0;
+/// Processes and threads that a group has at most. Those of a shard can start none once they are sealed; this bounds passt.
+const TASKS_MAX: u32 = 2048;
 /// How often, and how long apart, the end of a group is tried: its last process has just ended.
 const END_TRIES: u32 = 50;
 const END_PAUSE: Duration = Duration::from_millis(10);
@@ -24,36 +26,43 @@ const END_PAUSE: Duration = Duration::from_millis(10);
 /// Why a VM can't have one.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "cannot weigh or limit the VM's CPU time: {}: {source}; that needs root and cgroup v2: leave cpu_weight and cpu_limit out \
-     elsewhere",
+    "cannot limit what the VM uses of the host: {}: {source}; that needs root and cgroup v2: leave cpu_weight, cpu_limit and \
+     memory_limit out elsewhere",
     path.display()
 )]
-pub struct CpuGroupError {
+pub struct ControlGroupError {
     path: PathBuf,
     source: io::Error,
 }
 
 /// A VM's group; ends with it.
 #[derive(Debug)]
-pub struct CpuGroup(PathBuf);
+pub struct ControlGroup(PathBuf);
 
-impl CpuGroup {
+impl ControlGroup {
     /// The group of the VM called `name`; none if it asks for nothing.
     ///
     /// # Errors
     /// If the host does not let this user make groups.
-    pub fn of(name: &str, spec: &VmSpec) -> Result<Option<Self>, CpuGroupError> {
-        if spec.cpu_weight.is_none() && spec.cpu_limit.is_none() {
+    pub fn of(name: &str, spec: &VmSpec) -> Result<Option<Self>, ControlGroupError> {
+        if spec.cpu_weight.is_none() && spec.cpu_limit.is_none() && spec.memory_limit.is_none() {
             return Ok(None);
         }
+        const CONTROLLERS: &str = "+cpu +memory +pids";
         let ours = Path::new(ROOT).join(OURS);
-        write(&Path::new(ROOT).join("cgroup.subtree_control"), "+cpu")?;
+        write(&Path::new(ROOT).join("cgroup.subtree_control"), CONTROLLERS)?;
         make(&ours)?;
-        write(&ours.join("cgroup.subtree_control"), "+cpu")?;
+        write(&ours.join("cgroup.subtree_control"), CONTROLLERS)?;
         remove_abandoned(&ours);
         // By the monitor's number, too: other users of this machine's root may have VMs of this name.
         let group = Self(ours.join(format!("{name}.{}", std::process::id())));
         make(&group.0)?;
+        write(&group.0.join("pids.max"), &TASKS_MAX.to_string())?;
+        if let Some(limit) = spec.memory_limit {
+            write(&group.0.join("memory.max"), &limit.0.to_string())?;
+            // A VM whose cards are gone is of no use.
+            write(&group.0.join("memory.oom.group"), "1")?;
+        }
         if let Some(weight) = spec.cpu_weight {
             write(&group.0.join("cpu.weight"), &weight.to_string())?;
         }
@@ -65,12 +74,17 @@ impl CpuGroup {
     }
 
     /// Puts a process, and all that it starts, into the group.
-    pub fn add(&self, pid: i32) -> Result<(), CpuGroupError> {
+    pub fn add(&self, pid: i32) -> Result<(), ControlGroupError> {
         write(&self.0.join("cgroup.procs"), &pid.to_string())
+    }
+
+    /// Whether the kernel has killed processes of the group because it used more memory than it may.
+    pub fn is_out_of_memory(&self) -> bool {
+        fs::read_to_string(self.0.join("memory.events")).is_ok_and(|events| killed(&events) > 0)
     }
 }
 
-impl Drop for CpuGroup {
+impl Drop for ControlGroup {
     fn drop(&mut self) {
         for _ in 0..END_TRIES {
             match fs::remove_dir(&self.0) {
@@ -79,6 +93,12 @@ impl Drop for CpuGroup {
             }
         }
     }
+}
+
+/// How many processes were killed for memory, by a group's `memory.events`.
+fn killed(events: &str) -> u64 {
+    let count = |line: &str| line.strip_prefix("oom_kill ")?.trim().parse().ok();
+    events.lines().find_map(count).unwrap_or(0)
 }
 
 /// Removes the groups of VMs whose monitors were killed.
@@ -96,20 +116,34 @@ fn remove_abandoned(ours: &Path) {
     }
 }
 
-fn make(path: &Path) -> Result<(), CpuGroupError> {
+fn make(path: &Path) -> Result<(), ControlGroupError> {
     match fs::create_dir(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(failed(path, error)),
         _ => Ok(()),
     }
 }
 
-fn write(path: &Path, text: &str) -> Result<(), CpuGroupError> {
+fn write(path: &Path, text: &str) -> Result<(), ControlGroupError> {
     fs::write(path, text).map_err(|error| failed(path, error))
 }
 
-fn failed(path: &Path, source: io::Error) -> CpuGroupError {
-    CpuGroupError {
+fn failed(path: &Path, source: io::Error) -> ControlGroupError {
+    ControlGroupError {
         path: path.to_owned(),
         source,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_killed_for_memory_are_counted() {
+        let events = "low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\noom_group_kill 1\n";
+        assert_eq!(killed(events), 2);
+        assert_eq!(killed("low 0\noom_kill 0\n"), 0);
+        assert_eq!(killed(""), 0);
+        assert_eq!(killed("oom_kill many\n"), 0);
     }
 }
