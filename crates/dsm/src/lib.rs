@@ -22,6 +22,8 @@ mod causal;
 mod clock;
 mod discards;
 mod ending;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod hands;
 mod heat;
 mod hold;

@@ -9,6 +9,9 @@ mod hooks;
 mod pieces;
 mod stamps;
 
+#[cfg(fuzzing)]
+pub(crate) use pieces::{batch, saying};
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -22,7 +25,7 @@ use crate::clock::now_ns;
 use crate::hands::Hands;
 use crate::link::Frame;
 use early::{Early, Thing};
-use pieces::{Pieces, Said};
+pub(crate) use pieces::{Pieces, Said};
 use stamps::{Frames, KIND_STAMP, Told, is_too_far};
 
 /// Of a frame that is a piece of what is said about merged pages.

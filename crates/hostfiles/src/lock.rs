@@ -129,6 +129,12 @@ pub fn holders(file: &File) -> Vec<u32> {
     holders_in(&table, file)
 }
 
+/// The holders of the file with this device and inode in a table of locks, for `fuzz/`.
+#[cfg(fuzzing)]
+pub fn listed(table: &str, file: (u32, u32, u64)) -> Vec<u32> {
+    holders_in(table, file)
+}
+
 /// The processes in a table of locks that hold locks of the file with this device and inode.
 fn holders_in(table: &str, (major, minor, inode): (u32, u32, u64)) -> Vec<u32> {
     let file = format!("{major:02x}:{minor:02x}:{inode}");

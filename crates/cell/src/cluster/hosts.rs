@@ -47,6 +47,17 @@ struct Reply {
     is_shared: bool,
 }
 
+/// A call's first message and a reply to one, read and written again, for `fuzz/`.
+#[cfg(fuzzing)]
+pub fn read_again(bytes: &[u8]) -> [Option<Vec<u8>>; 2] {
+    let wish = postcard::from_bytes::<Wish>(bytes).ok();
+    let reply = postcard::from_bytes::<Reply>(bytes).ok();
+    [
+        wish.and_then(|wish| postcard::to_stdvec(&wish).ok()),
+        reply.and_then(|reply| postcard::to_stdvec(&reply).ok()),
+    ]
+}
+
 /// This host among the others.
 #[derive(Clone, Debug)]
 pub struct Hosts {

@@ -215,7 +215,17 @@ fn entry(cell: CellId) -> (String, String) {
 }
 
 fn records(etcd: &Etcd) -> io::Result<Records> {
-    let (all, revision) = etcd.list(PREFIX)?;
+    etcd.list(PREFIX).map(read)
+}
+
+/// The members, lives and removals in an answer of etcd, for `fuzz/`.
+#[cfg(fuzzing)]
+pub fn listed(answer: &serde_json::Value) -> io::Result<[Members; 3]> {
+    let records = read(etcd::listed(answer, PREFIX)?);
+    Ok([records.members, records.lives, records.removed])
+}
+
+fn read((all, revision): (BTreeMap<String, String>, u64)) -> Records {
     // What is none of this program's is left alone.
     let of = |what: &str| {
         let parsed = all
@@ -223,10 +233,10 @@ fn records(etcd: &Etcd) -> io::Result<Records> {
             .map(|(key, value)| Some((key.strip_prefix(what)?.parse().ok()?, value.parse().ok()?)));
         parsed.flatten().collect()
     };
-    Ok(Records {
+    Records {
         members: of(CELLS),
         lives: of(LIVES),
         removed: of(REMOVED),
         revision,
-    })
+    }
 }

@@ -139,16 +139,18 @@ impl Users {
 const LOCKS: &str = "/proc/locks";
 
 /// A lock in the kernel's table, or in what it says of an open file.
-struct Held<'a> {
-    is_flock: bool,
-    pid: u32,
+pub struct Held<'a> {
+    /// Taken by `flock`.
+    pub is_flock: bool,
+    /// The process that holds it.
+    pub pid: u32,
     /// Device and number of the file.
-    file: &'a str,
+    pub file: &'a str,
 }
 
 impl<'a> Held<'a> {
     /// Reads a line; none of a process that waits for a lock, nor of a lock without a process.
-    fn parse(line: &'a str) -> Option<Self> {
+    pub fn parse(line: &'a str) -> Option<Self> {
         let words: Vec<_> = line.split_whitespace().collect();
         let kind = words
             .iter()
@@ -198,7 +200,8 @@ fn announced(key: &str) -> Vec<Holder> {
     holders
 }
 
-fn listed(table: &str, key: &str) -> Vec<Holder> {
+/// The holders that a table of unix sockets names for the file with this key.
+pub fn listed(table: &str, key: &str) -> Vec<Holder> {
     let mut holders: Vec<Holder> = Vec::new();
     for line in table.lines() {
         let Some(rest) = line.split_once('@').and_then(|(_, name)| name.strip_prefix(key)) else {

@@ -39,6 +39,8 @@ mod tests;
 pub use error::DiskError;
 pub use format::{Format, inherit_format};
 pub use io_queue::{IoQueue, Operation, Submission};
+#[cfg(fuzzing)]
+pub use lock::{Held, listed};
 pub use lock::{Holder, Users, holders, note_use};
 pub(crate) use lock::{Lock, Share, take as take_lock};
 pub use open::{DiskRequest, Layer, Mode, OpenDisk, open};

@@ -75,16 +75,7 @@ impl Etcd {
     pub fn list(&self, prefix: &str) -> io::Result<(BTreeMap<String, String>, u64)> {
         let (begin, end) = range(prefix)?;
         let answer = self.ask("kv/range", &json!({ "key": begin, "range_end": end }))?;
-        let entries = answer["kvs"].as_array().into_iter().flatten();
-        let entries = entries.map(|entry| {
-            let key = text(&entry["key"])?;
-            let key = key.strip_prefix(prefix).ok_or_else(strange)?;
-            Ok((key.to_owned(), text(&entry["value"])?))
-        });
-        Ok((
-            entries.collect::<io::Result<_>>()?,
-            number(&answer["header"]["revision"]),
-        ))
+        listed(&answer, prefix)
     }
 
     /// A key's value.
@@ -202,6 +193,20 @@ fn has(key: &str, value: &str) -> Value {
     json!({
         "key": STANDARD.encode(key), "target": "VALUE", "result": "EQUAL", "value": STANDARD.encode(value)
     })
+}
+
+/// The keys of an answer, without their prefix, with their values; and the number of changes so far.
+pub(super) fn listed(answer: &Value, prefix: &str) -> io::Result<(BTreeMap<String, String>, u64)> {
+    let entries = answer["kvs"].as_array().into_iter().flatten();
+    let entries = entries.map(|entry| {
+        let key = text(&entry["key"])?;
+        let key = key.strip_prefix(prefix).ok_or_else(strange)?;
+        Ok((key.to_owned(), text(&entry["value"])?))
+    });
+    Ok((
+        entries.collect::<io::Result<_>>()?,
+        number(&answer["header"]["revision"]),
+    ))
 }
 
 /// 64-bit numbers are strings in its JSON.
