@@ -14,6 +14,8 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
+use crate::disk::{Held, LOCKS};
+
 /// The first byte that stands for a group.
 const FIRST: u64 = 1 << 62;
 /// How many bytes stand for groups.
@@ -105,7 +107,25 @@ fn is_claimed(file: &File, bytes: std::ops::Range<u64>) -> io::Result<bool> {
     // A write lock conflicts with every lock; it is only tested.
     let mut lock = range(libc::F_WRLCK, bytes.start, bytes.end - bytes.start)?;
     control(file, libc::F_OFD_GETLK, &mut lock)?;
-    Ok(i32::from(lock.l_type) != libc::F_UNLCK)
+    if i32::from(lock.l_type) == libc::F_UNLCK {
+        return Ok(false);
+    }
+    if u64::try_from(lock.l_start).is_ok_and(|start| bytes.contains(&start)) {
+        return Ok(true);
+    }
+    // A lock of the whole file is no claim, and may hide one: 9p and NFS make such locks of `flock`.
+    let about = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd()))?;
+    let table = std::fs::read_to_string(LOCKS)?;
+    Ok(is_listed(&about, &table, &bytes))
+}
+
+/// Whether the kernel's table of locks has one that begins at one of `bytes`, of the open file that `about` is of.
+fn is_listed(about: &str, table: &str, bytes: &std::ops::Range<u64>) -> bool {
+    let Some(own) = about.lines().find_map(Held::parse) else {
+        return true;
+    };
+    let mut locks = table.lines().filter_map(Held::parse);
+    locks.any(|lock| lock.file == own.file && bytes.contains(&lock.start))
 }
 
 #[cfg(test)]
@@ -115,6 +135,20 @@ mod tests {
 
     fn take(path: &std::path::Path, group: &str) -> Option<Claim> {
         Claim::take(File::open(path).unwrap(), group).unwrap()
+    }
+
+    #[test]
+    fn a_lock_of_the_whole_file_is_no_claim_and_hides_none() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let whole = File::options().read(true).open(file.path()).unwrap();
+        // As 9p and NFS do for `flock`.
+        let mut lock = range(libc::F_RDLCK, 0, 0).unwrap();
+        control(&whole, libc::F_OFD_SETLK, &mut lock).unwrap();
+        let one = take(file.path(), "run:1").expect("nobody else maps it");
+        let same = take(file.path(), "run:1").expect("the same group");
+        assert!(take(file.path(), "run:2").is_none());
+        drop((one, same));
+        take(file.path(), "run:2").expect("nobody maps it any more");
     }
 
     #[test]

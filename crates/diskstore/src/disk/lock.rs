@@ -122,7 +122,10 @@ impl Users {
         let mut trusted = HashMap::new();
         let mut counts: HashMap<&str, u32> = HashMap::new();
         for lock in table.lines().filter_map(Held::parse) {
-            if lock.is_flock && *trusted.entry(lock.pid).or_insert_with(|| is_trusted(lock.pid)) {
+            let Some(pid) = lock.pid.filter(|_| lock.is_flock) else {
+                continue;
+            };
+            if *trusted.entry(pid).or_insert_with(|| is_trusted(pid)) {
                 *counts.entry(lock.file).or_default() += 1;
             }
         }
@@ -136,20 +139,23 @@ impl Users {
 }
 
 /// The kernel's table of locks.
-const LOCKS: &str = "/proc/locks";
+pub(crate) const LOCKS: &str = "/proc/locks";
 
 /// A lock in the kernel's table, or in what it says of an open file.
 pub struct Held<'a> {
-    /// Taken by `flock`.
+    /// Taken by `flock`. File systems that keep locks on a server, as 9p and NFS, turn such a lock into a POSIX lock of the
+    /// whole file.
     pub is_flock: bool,
-    /// The process that holds it.
-    pub pid: u32,
+    /// The process that holds it; none for the lock of an open file description.
+    pub pid: Option<u32>,
     /// Device and number of the file.
     pub file: &'a str,
+    /// The first byte that is locked.
+    pub start: u64,
 }
 
 impl<'a> Held<'a> {
-    /// Reads a line; none of a process that waits for a lock, nor of a lock without a process.
+    /// Reads a line; none of a process that waits for a lock.
     pub fn parse(line: &'a str) -> Option<Self> {
         let words: Vec<_> = line.split_whitespace().collect();
         let kind = words
@@ -158,10 +164,13 @@ impl<'a> Held<'a> {
         if words[..kind].contains(&"->") {
             return None;
         }
+        let (start, end) = (words.get(kind + 5)?, words.get(kind + 6)?);
+        let is_whole = (*start, *end) == ("0", "EOF");
         Some(Self {
-            is_flock: words[kind] == "FLOCK",
-            pid: words.get(kind + 3)?.parse().ok()?,
+            is_flock: words[kind] == "FLOCK" || words[kind] == "POSIX" && is_whole,
+            pid: words.get(kind + 3)?.parse().ok(),
             file: words.get(kind + 4)?,
+            start: start.parse().ok()?,
         })
     }
 }
@@ -276,23 +285,27 @@ mod tests {
 
     use super::*;
 
-    fn parsed(line: &str) -> Option<(bool, u32, &str)> {
-        Held::parse(line).map(|lock| (lock.is_flock, lock.pid, lock.file))
+    fn parsed(line: &str) -> Option<(bool, Option<u32>, &str, u64)> {
+        Held::parse(line).map(|lock| (lock.is_flock, lock.pid, lock.file, lock.start))
     }
 
     #[test]
     fn the_kernels_lines_of_locks_are_understood() {
         let line = "6: FLOCK  ADVISORY  READ 27614 fe:00:9978029 0 EOF";
-        assert_eq!(parsed(line), Some((true, 27614, "fe:00:9978029")));
+        assert_eq!(parsed(line), Some((true, Some(27614), "fe:00:9978029", 0)));
         assert_eq!(
             parsed(&format!("lock:\t{line}")),
-            Some((true, 27614, "fe:00:9978029"))
+            Some((true, Some(27614), "fe:00:9978029", 0))
         );
         let line = "7: POSIX  ADVISORY  WRITE 12 00:2f:7 128 128";
-        assert_eq!(parsed(line), Some((false, 12, "00:2f:7")));
-        // A process that waits, a lock of an open file, and what is no lock.
+        assert_eq!(parsed(line), Some((false, Some(12), "00:2f:7", 128)));
+        // What 9p makes of `flock`.
+        let line = "1: POSIX  ADVISORY  READ 107 00:17:20070521 0 EOF";
+        assert_eq!(parsed(line), Some((true, Some(107), "00:17:20070521", 0)));
+        let line = "8: OFDLCK ADVISORY  READ -1 fe:00:9 4611686018427387904 4611686018427387904";
+        assert_eq!(parsed(line), Some((false, None, "fe:00:9", 1 << 62)));
+        // A process that waits, and what is no lock.
         assert_eq!(parsed("6: -> FLOCK  ADVISORY  WRITE 30 fe:00:9 0 EOF"), None);
-        assert_eq!(parsed("8: OFDLCK ADVISORY  WRITE -1 fe:00:9 0 EOF"), None);
         assert_eq!(parsed("ino:\t9978029"), None);
         assert_eq!(parsed("9: FLOCK"), None);
     }

@@ -39,6 +39,9 @@ mod tests;
 pub use error::DiskError;
 pub use format::{Format, inherit_format};
 pub use io_queue::{IoQueue, Operation, Submission};
+#[cfg(not(fuzzing))]
+pub(crate) use lock::Held;
+pub(crate) use lock::LOCKS;
 #[cfg(fuzzing)]
 pub use lock::{Held, listed};
 pub use lock::{Holder, Users, holders, note_use};
