@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicU64;
 use config::vm::{
     DiskDevice, DiskFormatSpec, DiskMode, NetKind, NetSpec, PagesSpec, SandboxSpec, ShareSpec, VmSpec,
 };
-use diskstore::disk::{DiskRequest, Format, Layer, Mode, OpenDisk, allocate_whole, note_use};
+use diskstore::disk::{DiskRequest, Format, Layer, Mode, OpenDisk, allocate_whole};
 use diskstore::group::{self, GroupError, OwnCopy};
 use diskstore::image::{Image, ImageStore};
 use hostfiles::private;
@@ -222,10 +222,7 @@ pub fn open(
         vm: name,
         copies: Vec::new(),
     };
-    let kernel = readable("kernel", &grouped.own("kernel", &kernel_path)?)?;
-    // For the sharing of its pages; who writes the file anyway is noticed then.
-    note_use(&kernel);
-    let kernel = files.add(kernel);
+    let kernel = files.add(readable("kernel", &grouped.own("kernel", &kernel_path)?)?);
     let initrd = match initrd_path {
         Some(path) => Some(files.add(readable("initrd", &grouped.own("initrd", &path)?)?)),
         None => None,
@@ -433,7 +430,7 @@ pub fn open(
         vsock,
         balloon: spec.has_balloon(),
         share_boot,
-        users: Vec::new(),
+        mapped: Vec::new(),
         span: None,
         resume: None,
         handover: console_fd,

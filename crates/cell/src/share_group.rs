@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use config::VmSpec;
 use config::settings::ShareBetween;
@@ -64,7 +65,7 @@ impl Grouping {
 #[derive(Debug)]
 pub struct Claims {
     group: ShareGroup,
-    held: Vec<Claim>,
+    held: Vec<Arc<Claim>>,
     refused: Vec<PathBuf>,
 }
 
@@ -88,7 +89,7 @@ impl Claims {
         let mut claims = Vec::new();
         for file in files {
             match Claim::take(file, &self.group.0) {
-                Ok(Some(claim)) => claims.push(claim),
+                Ok(Some(claim)) => claims.push(Arc::new(claim)),
                 Ok(None) | Err(_) => {
                     self.refused.push(path.to_owned());
                     return false;
@@ -97,6 +98,11 @@ impl Claims {
         }
         self.held.append(&mut claims);
         true
+    }
+
+    /// The claims that were granted, in their order.
+    pub fn held(&self) -> &[Arc<Claim>] {
+        &self.held
     }
 
     /// The files that VMs of another group map.

@@ -21,8 +21,8 @@ use crate::ending::of_part;
 use crate::frozen::Freezable;
 use crate::handle::Handle;
 use crate::identity::{Given, Place};
-use crate::image_users::ImageUsers;
 use crate::link::Reports;
+use crate::mapped_files::MappedFiles;
 use crate::open::{OpenError, Opened};
 use crate::parts::{Part, Parts};
 use crate::reboot::{Next, Reboots};
@@ -107,11 +107,11 @@ pub fn run(
     handle.console().set_input(Some(opened.console.try_clone()?));
     let pump = pump(opened.console.try_clone()?, handle.console().clone())?;
     let over = AtomicBool::new(false);
-    let users = ImageUsers::of(&opened.launch, &opened.files)?;
-    let (stop_counting, counted) = mpsc::channel();
+    let mapped = MappedFiles::of(&opened.claims);
+    let (stop_watching, watched) = mpsc::channel();
     let ending = std::thread::scope(|scope| {
-        let users = &users;
-        scope.spawn(move || users.watch(handle, &counted));
+        let mapped = &mapped;
+        scope.spawn(move || mapped.watch(handle, &watched));
         if let Some(span) = span {
             scope.spawn(|| watch_cells(span, handle, &over));
         }
@@ -122,10 +122,10 @@ pub fn run(
             folder,
             handle,
             (&namespaces, group, span),
-            users,
+            mapped,
             &mut booted,
         );
-        drop(stop_counting);
+        drop(stop_watching);
         over.store(true, Ordering::Relaxed);
         ending
     })?;
@@ -143,7 +143,7 @@ fn every_boot(
     folder: &Path,
     handle: &Handle,
     (namespaces, group, span): (&Namespaces, Option<&ControlGroup>, Option<&Span>),
-    users: &ImageUsers,
+    mapped: &MappedFiles,
     booted: &mut impl FnMut(Booted<'_>),
 ) -> Result<Ending, RunError> {
     let shards = span.map_or(1, |span| span.cells().len());
@@ -158,7 +158,7 @@ fn every_boot(
                 .try_for_each(|pid| group.add(pid.cast_signed()))?;
         }
         let started = Instant::now();
-        opened.launch.users = users.now();
+        opened.launch.mapped = mapped.at_start();
         let ending = one_boot(opened, name, &logs, handle, (namespaces, group, span), booted)?;
         if ending != Ending::Reboot {
             return Ok(ending);

@@ -10,6 +10,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
@@ -29,7 +30,9 @@ const PAUSE_MAX: Duration = Duration::from_millis(20);
 /// A claim on a file, held until it is dropped.
 #[derive(Debug)]
 pub struct Claim {
-    _file: File,
+    file: File,
+    /// The byte of its group.
+    byte: u64,
 }
 
 impl Claim {
@@ -44,7 +47,7 @@ impl Claim {
         for attempt in 0..TRIES {
             set(&own, libc::F_RDLCK, byte)?;
             if !is_claimed(&own, FIRST..byte)? && !is_claimed(&own, byte + 1..FIRST + GROUPS)? {
-                return Ok(Some(Self { _file: own }));
+                return Ok(Some(Self { file: own, byte }));
             }
             set(&own, libc::F_UNLCK, byte)?;
             if attempt + 1 < TRIES {
@@ -52,6 +55,23 @@ impl Claim {
             }
         }
         Ok(None)
+    }
+
+    /// Device and number of the file, as `stat` has them.
+    ///
+    /// # Errors
+    /// When the file system does not tell.
+    pub fn file_id(&self) -> io::Result<(u64, u64)> {
+        self.file.metadata().map(|about| (about.dev(), about.ino()))
+    }
+
+    /// Whether another claim on the file is held, which is of the same group. It takes microseconds; the kernel's table of locks,
+    /// which tells it too, takes ten milliseconds, in which nobody on the host locks a file.
+    ///
+    /// # Errors
+    /// When the kernel does not tell of locks.
+    pub fn is_shared(&self) -> io::Result<bool> {
+        is_claimed(&self.file, self.byte..self.byte + 1)
     }
 }
 
@@ -119,13 +139,16 @@ fn is_claimed(file: &File, bytes: std::ops::Range<u64>) -> io::Result<bool> {
     Ok(is_listed(&about, &table, &bytes))
 }
 
-/// Whether the kernel's table of locks has one that begins at one of `bytes`, of the open file that `about` is of.
+/// Whether the kernel's table of locks has one that begins at one of `bytes`, on the file that `about` is of, beside the lock that
+/// `about` has.
 fn is_listed(about: &str, table: &str, bytes: &std::ops::Range<u64>) -> bool {
     let Some(own) = about.lines().find_map(Held::parse) else {
         return true;
     };
-    let mut locks = table.lines().filter_map(Held::parse);
-    locks.any(|lock| lock.file == own.file && bytes.contains(&lock.start))
+    let locks = table.lines().filter_map(Held::parse);
+    let claims = locks.filter(|lock| lock.file == own.file && bytes.contains(&lock.start));
+    // The table has the lock of `about`, too.
+    claims.count() > usize::from(bytes.contains(&own.start))
 }
 
 #[cfg(test)]
@@ -145,7 +168,9 @@ mod tests {
         let mut lock = range(libc::F_RDLCK, 0, 0).unwrap();
         control(&whole, libc::F_OFD_SETLK, &mut lock).unwrap();
         let one = take(file.path(), "run:1").expect("nobody else maps it");
+        assert!(!one.is_shared().unwrap());
         let same = take(file.path(), "run:1").expect("the same group");
+        assert!(one.is_shared().unwrap() && same.is_shared().unwrap());
         assert!(take(file.path(), "run:2").is_none());
         drop((one, same));
         take(file.path(), "run:2").expect("nobody maps it any more");
@@ -169,6 +194,22 @@ mod tests {
         let other = take(file.path(), "run:2").expect("all VMs of the first group have ended");
         assert!(take(file.path(), "run:1").is_none());
         drop(other);
+    }
+
+    #[test]
+    fn a_claim_is_shared_while_another_of_its_group_is_held() {
+        let (file, other) = (
+            tempfile::NamedTempFile::new().unwrap(),
+            tempfile::NamedTempFile::new().unwrap(),
+        );
+        let one = take(file.path(), "run:1").unwrap();
+        let _elsewhere = take(other.path(), "run:1").unwrap();
+        assert!(!one.is_shared().unwrap());
+        let same = take(file.path(), "run:1").unwrap();
+        assert_eq!(one.file_id().unwrap(), same.file_id().unwrap());
+        assert!(one.is_shared().unwrap() && same.is_shared().unwrap());
+        drop(one);
+        assert!(!same.is_shared().unwrap());
     }
 
     #[test]

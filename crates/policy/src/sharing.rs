@@ -7,8 +7,8 @@
 /// What is known when a read comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Situation {
-    /// VMs that use the image, this one included.
-    pub users: u32,
+    /// Whether another VM may map the image's pages, too.
+    pub is_shared: bool,
     /// Memory that the host could still give, in thousandths of what it has.
     pub available_permille: u32,
 }
@@ -60,7 +60,7 @@ pub fn adaptive(situation: Situation) -> Way {
             run_pages_min: RUN_PAGES_SHORT,
         },
         // Alone, a mapping only spares the copy in the host's page cache, which the host can drop by itself.
-        _ if situation.users < 2 => Way::Remember,
+        _ if !situation.is_shared => Way::Remember,
         _ => Way::Deferred {
             run_pages_min: RUN_PAGES_PLENTY,
         },
@@ -95,11 +95,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn less_memory_or_more_users_never_share_less(
-            users in 0..9u32, more in 0..9u32, available in 0..1000u32, less in 0..1000u32,
+        fn less_memory_or_another_vm_never_shares_less(
+            is_shared: bool, becomes_shared: bool, available in 0..1000u32, less in 0..1000u32,
         ) {
-            let before = adaptive(Situation { users, available_permille: available });
-            let situation = Situation { users: users + more, available_permille: available.saturating_sub(less) };
+            let before = adaptive(Situation { is_shared, available_permille: available });
+            let situation = Situation {
+                is_shared: is_shared || becomes_shared,
+                available_permille: available.saturating_sub(less),
+            };
             prop_assert!(eagerness(adaptive(situation)) >= eagerness(before));
         }
     }
@@ -121,13 +124,13 @@ mod tests {
     #[test]
     fn a_lone_vm_on_a_large_host_only_remembers() {
         let situation = Situation {
-            users: 1,
+            is_shared: false,
             available_permille: 800,
         };
         assert_eq!(adaptive(situation), Way::Remember);
         assert_eq!(
             adaptive(Situation {
-                users: 2,
+                is_shared: true,
                 ..situation
             }),
             Way::Deferred { run_pages_min: 2 }
@@ -138,7 +141,7 @@ mod tests {
     fn memory_is_short_and_scarce_below_its_figures_and_not_at_them() {
         let way = |available_permille| {
             adaptive(Situation {
-                users: 1,
+                is_shared: false,
                 available_permille,
             })
         };

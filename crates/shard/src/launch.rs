@@ -191,8 +191,8 @@ pub struct LaunchSpec {
     pub balloon: bool,
     /// How the kernel's code is shared with VMs that run the same; at the read, the initramfs too.
     pub share_boot: Share,
-    /// How many VMs use each of the files above that nobody writes; [`Order::Users`] tells later.
-    pub users: Vec<FileUsers>,
+    /// Which of the files above other VMs map, too, as the VM starts; [`Order::Shared`] tells later.
+    pub mapped: Vec<MappedFile>,
     /// The VM's shards, when it spans cells. Its memory is then in [`SpanLaunch::memory`].
     pub span: Option<SpanLaunch>,
     /// The state to go on from, instead of booting.
@@ -355,15 +355,15 @@ pub enum DiskFormat {
     Scratch,
 }
 
-/// How many VMs use a file.
+/// A file whose pages the VM may map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FileUsers {
+pub struct MappedFile {
     /// The file's device, as `stat` says.
     pub device: u64,
     /// Its number there.
     pub inode: u64,
-    /// The VMs, this one among them.
-    pub users: u32,
+    /// Whether another VM may map its pages, too.
+    pub is_shared: bool,
 }
 
 /// A network card.
@@ -458,10 +458,10 @@ pub enum Order {
         /// As in [`TscLaunch`].
         offset: u64,
     },
-    /// How many VMs use each file of [`LaunchSpec::users`] now, in that order.
-    Users {
-        /// The VMs, this one among them.
-        counts: Vec<u32>,
+    /// Whether other VMs may map each file of [`LaunchSpec::mapped`] now, in that order.
+    Shared {
+        /// As [`MappedFile::is_shared`].
+        files: Vec<bool>,
     },
     /// Stop running vCPUs, flush disks, end.
     Quit,

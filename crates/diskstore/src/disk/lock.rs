@@ -5,10 +5,9 @@
 //! bound for as long as the [`Lock`] lives: it vanishes with the process too, so no record outlives its holder and
 //! no file is left over.
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -87,67 +86,11 @@ pub fn holders(path: &Path) -> io::Result<Vec<Holder>> {
     Ok(announced(&key(&std::fs::metadata(path)?)))
 }
 
-/// Notes that a VM uses a file, for [`Users`], and keeps no other VM from it. Lasts until the file and every copy of it are closed.
-pub fn note_use(file: &File) {
-    // Without the lock the file has a user less, no more.
-    // SAFETY: flock touches no memory.
-    unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_SH | libc::LOCK_NB) };
-}
-
-/// Counts the users of files that this process has locked: by the kernel's table of locks, which nobody can write names into.
-#[derive(Debug)]
-pub struct Users {
-    /// How the table names each file; none of one that is not locked.
-    keys: Vec<Option<String>>,
-}
-
-impl Users {
-    /// Of these files, in this order.
-    pub fn of<'a>(files: impl IntoIterator<Item = BorrowedFd<'a>>) -> Self {
-        let key = |file: BorrowedFd<'_>| {
-            let about = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd()));
-            // What `stat` says of a file is not always what the table has: not on btrfs, nor on overlayfs.
-            let about = about.ok()?;
-            let lock = about.lines().find_map(Held::parse)?;
-            Some(lock.file.to_owned())
-        };
-        Self {
-            keys: files.into_iter().map(key).collect(),
-        }
-    }
-
-    /// How often each file is used now by processes of this user, or of root: others may lock a file that they can read, too.
-    pub fn count(&self) -> io::Result<Vec<u32>> {
-        let table = std::fs::read_to_string(LOCKS)?;
-        let mut trusted = HashMap::new();
-        let mut counts: HashMap<&str, u32> = HashMap::new();
-        for lock in table.lines().filter_map(Held::parse) {
-            let Some(pid) = lock.pid.filter(|_| lock.is_flock) else {
-                continue;
-            };
-            if *trusted.entry(pid).or_insert_with(|| is_trusted(pid)) {
-                *counts.entry(lock.file).or_default() += 1;
-            }
-        }
-        let count = |key: &Option<String>| counts.get(key.as_deref()?).copied();
-        Ok(self
-            .keys
-            .iter()
-            .map(|key| count(key).unwrap_or_default())
-            .collect())
-    }
-}
-
 /// The kernel's table of locks.
 pub(crate) const LOCKS: &str = "/proc/locks";
 
 /// A lock in the kernel's table, or in what it says of an open file.
 pub struct Held<'a> {
-    /// Taken by `flock`. File systems that keep locks on a server, as 9p and NFS, turn such a lock into a POSIX lock of the
-    /// whole file.
-    pub is_flock: bool,
-    /// The process that holds it; none for the lock of an open file description.
-    pub pid: Option<u32>,
     /// Device and number of the file.
     pub file: &'a str,
     /// The first byte that is locked.
@@ -164,13 +107,9 @@ impl<'a> Held<'a> {
         if words[..kind].contains(&"->") {
             return None;
         }
-        let (start, end) = (words.get(kind + 5)?, words.get(kind + 6)?);
-        let is_whole = (*start, *end) == ("0", "EOF");
         Some(Self {
-            is_flock: words[kind] == "FLOCK" || words[kind] == "POSIX" && is_whole,
-            pid: words.get(kind + 3)?.parse().ok(),
             file: words.get(kind + 4)?,
-            start: start.parse().ok()?,
+            start: words.get(kind + 5)?.parse().ok()?,
         })
     }
 }
@@ -281,50 +220,25 @@ fn holders_of(file: &File) -> Vec<Holder> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
-
     use super::*;
 
-    fn parsed(line: &str) -> Option<(bool, Option<u32>, &str, u64)> {
-        Held::parse(line).map(|lock| (lock.is_flock, lock.pid, lock.file, lock.start))
+    fn parsed(line: &str) -> Option<(&str, u64)> {
+        Held::parse(line).map(|lock| (lock.file, lock.start))
     }
 
     #[test]
     fn the_kernels_lines_of_locks_are_understood() {
         let line = "6: FLOCK  ADVISORY  READ 27614 fe:00:9978029 0 EOF";
-        assert_eq!(parsed(line), Some((true, Some(27614), "fe:00:9978029", 0)));
-        assert_eq!(
-            parsed(&format!("lock:\t{line}")),
-            Some((true, Some(27614), "fe:00:9978029", 0))
-        );
+        assert_eq!(parsed(line), Some(("fe:00:9978029", 0)));
+        assert_eq!(parsed(&format!("lock:\t{line}")), Some(("fe:00:9978029", 0)));
         let line = "7: POSIX  ADVISORY  WRITE 12 00:2f:7 128 128";
-        assert_eq!(parsed(line), Some((false, Some(12), "00:2f:7", 128)));
-        // What 9p makes of `flock`.
-        let line = "1: POSIX  ADVISORY  READ 107 00:17:20070521 0 EOF";
-        assert_eq!(parsed(line), Some((true, Some(107), "00:17:20070521", 0)));
+        assert_eq!(parsed(line), Some(("00:2f:7", 128)));
         let line = "8: OFDLCK ADVISORY  READ -1 fe:00:9 4611686018427387904 4611686018427387904";
-        assert_eq!(parsed(line), Some((false, None, "fe:00:9", 1 << 62)));
+        assert_eq!(parsed(line), Some(("fe:00:9", 1 << 62)));
         // A process that waits, and what is no lock.
         assert_eq!(parsed("6: -> FLOCK  ADVISORY  WRITE 30 fe:00:9 0 EOF"), None);
         assert_eq!(parsed("ino:\t9978029"), None);
         assert_eq!(parsed("9: FLOCK"), None);
-    }
-
-    #[test]
-    fn each_locked_copy_of_a_file_is_a_user_until_it_is_closed() {
-        let named = tempfile::NamedTempFile::new().unwrap();
-        let open = || File::open(named.path()).unwrap();
-        let (own, unlocked) = (open(), open());
-        note_use(&own);
-        let users = Users::of([own.as_fd(), unlocked.as_fd()]);
-        assert_eq!(users.count().unwrap(), [1, 0]);
-        let other = open();
-        note_use(&other);
-        let copy = other.try_clone().unwrap();
-        drop(other);
-        assert_eq!(users.count().unwrap(), [2, 0]);
-        drop(copy);
-        assert_eq!(users.count().unwrap(), [1, 0]);
     }
 
     #[test]

@@ -44,7 +44,7 @@ pub(crate) use lock::Held;
 pub(crate) use lock::LOCKS;
 #[cfg(fuzzing)]
 pub use lock::{Held, listed};
-pub use lock::{Holder, Users, holders, note_use};
+pub use lock::{Holder, holders};
 pub(crate) use lock::{Lock, Share, take as take_lock};
 pub use open::{DiskRequest, Layer, Mode, OpenDisk, open};
 pub use raw::allocate_whole;

@@ -153,9 +153,9 @@ impl Parts<'_> {
                     step(router, offset);
                 }
             }
-            Order::Users { counts } => {
+            Order::Shared { files } => {
                 if let Some((_, situations)) = self.sharing {
-                    situations.set_users(&counts);
+                    situations.set_shared(&files);
                 }
             }
             Order::Quit => return Some(Ending::Quit),

@@ -140,7 +140,7 @@ fn start(control: &mut UnixStream, spec: LaunchSpec, mut files: Files) -> Result
     claim_windows(&mut machine, &bus).map_err(MachineError::from)?;
 
     let sharing = machine.sharing.clone().map(|mapper| {
-        let situations = Arc::new(Situations::open(mapper.images(), &spec.users));
+        let situations = Arc::new(Situations::open(mapper.images(), &spec.mapped));
         (mapper, situations)
     });
     let background = match &sharing {

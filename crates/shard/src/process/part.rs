@@ -193,6 +193,6 @@ fn obey(
             None
         }
         // These are for the home.
-        Order::PowerButton | Order::Balloon { .. } | Order::Move { .. } | Order::Users { .. } => None,
+        Order::PowerButton | Order::Balloon { .. } | Order::Move { .. } | Order::Shared { .. } => None,
     }
 }

@@ -1,14 +1,14 @@
-//! What the adaptive rule needs to know: the host's memory, read from a file opened before the sandbox closed, and the users of
-//! each image, which the monitor counts.
+//! What the adaptive rule needs to know: the host's memory, read from a file opened before the sandbox closed, and which
+//! images other VMs map, too, which the monitor finds out.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use policy::sharing::{SHORT_PERMILLE, Situation, Way, adaptive};
 
 use super::extents::ImageId;
-use crate::launch::{FileUsers, Share};
+use crate::launch::{MappedFile, Share};
 
 const PERMILLE: u64 = 1000;
 /// Bytes of /proc/meminfo that are looked at: what is wanted is at its start.
@@ -18,28 +18,28 @@ const MEMINFO_BYTES: usize = 1024;
 pub struct Situations {
     meminfo: Option<File>,
     available_permille: AtomicU32,
-    users: Vec<AtomicU32>,
-    /// Where the users of each image are among those that the monitor counts.
-    counted: Vec<Option<usize>>,
+    shared: Vec<AtomicBool>,
+    /// The place of each image among the files that the monitor tells of.
+    places: Vec<Option<usize>>,
 }
 
 impl Situations {
-    /// Opens what tells of memory; `users` is what the monitor counted so far. What can't be known is taken to be harmless:
+    /// Opens what tells of memory; `mapped` is what the monitor knows so far. What can't be known is taken to be harmless:
     /// plenty of memory, and other users.
-    pub fn open(images: &[File], users: &[FileUsers]) -> Self {
+    pub fn open(images: &[File], mapped: &[MappedFile]) -> Self {
         let place = |image: &File| {
             let image = image.metadata().ok()?;
-            let is_it = |known: &FileUsers| (known.device, known.inode) == (image.dev(), image.ino());
-            users.iter().position(is_it)
+            let is_it = |known: &MappedFile| (known.device, known.inode) == (image.dev(), image.ino());
+            mapped.iter().position(is_it)
         };
         let situations = Self {
             meminfo: File::open("/proc/meminfo").ok(),
             available_permille: AtomicU32::new(PERMILLE as u32),
-            users: images.iter().map(|_| AtomicU32::new(2)).collect(),
-            counted: images.iter().map(place).collect(),
+            shared: images.iter().map(|_| AtomicBool::new(true)).collect(),
+            places: images.iter().map(place).collect(),
         };
-        let counts: Vec<_> = users.iter().map(|file| file.users).collect();
-        situations.set_users(&counts);
+        let shared: Vec<_> = mapped.iter().map(|file| file.is_shared).collect();
+        situations.set_shared(&shared);
         situations.refresh();
         situations
     }
@@ -56,11 +56,11 @@ impl Situations {
         }
     }
 
-    /// Takes what the monitor has counted, in the order of the files that [`Situations::open`] got.
-    pub fn set_users(&self, counts: &[u32]) {
-        for (users, place) in self.users.iter().zip(&self.counted) {
-            if let Some(counted) = place.and_then(|place| counts.get(place)) {
-                users.store(*counted, Ordering::Relaxed);
+    /// Takes what the monitor has found, in the order of the files that [`Situations::open`] got.
+    pub fn set_shared(&self, files: &[bool]) {
+        for (shared, place) in self.shared.iter().zip(&self.places) {
+            if let Some(is_shared) = place.and_then(|place| files.get(place)) {
+                shared.store(*is_shared, Ordering::Relaxed);
             }
         }
     }
@@ -72,10 +72,10 @@ impl Situations {
             Share::AtRead => Way::AtRead { run_pages_min: 1 },
             Share::Deferred => Way::Deferred { run_pages_min: 1 },
             Share::Adaptive => adaptive(Situation {
-                users: self
-                    .users
+                is_shared: self
+                    .shared
                     .get(usize::from(image))
-                    .map_or(0, |users| users.load(Ordering::Relaxed)),
+                    .is_some_and(|shared| shared.load(Ordering::Relaxed)),
                 available_permille: self.available_permille.load(Ordering::Relaxed),
             }),
         }
@@ -94,14 +94,14 @@ impl Situations {
 
     /// For `inspect`.
     pub fn status(&self) -> serde_json::Value {
-        let users: Vec<_> = self
-            .users
+        let shared: Vec<_> = self
+            .shared
             .iter()
-            .map(|users| users.load(Ordering::Relaxed))
+            .map(|shared| shared.load(Ordering::Relaxed))
             .collect();
         serde_json::json!({
             "available_permille": self.available_permille.load(Ordering::Relaxed),
-            "users": users,
+            "shared": shared,
         })
     }
 }
@@ -116,23 +116,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn users_of_an_image_are_those_that_the_monitor_counts() {
+    fn an_image_is_shared_as_the_monitor_last_said_and_until_then_taken_to_be() {
         let images = [(); 3].map(|()| tempfile::tempfile().unwrap());
-        let file = |image: &File, users| {
+        let file = |image: &File, is_shared| {
             let image = image.metadata().unwrap();
             let (device, inode) = (image.dev(), image.ino());
-            FileUsers { device, inode, users }
+            MappedFile {
+                device,
+                inode,
+                is_shared,
+            }
         };
         // Of the first nothing is known; the order is the monitor's.
-        let situations = Situations::open(&images, &[file(&images[2], 7), file(&images[1], 1)]);
-        let users = || situations.status()["users"].clone();
-        assert_eq!(users(), serde_json::json!([2, 1, 7]));
-        situations.set_users(&[1, 3]);
-        assert_eq!(users(), serde_json::json!([2, 3, 1]));
+        let situations = Situations::open(&images, &[file(&images[2], true), file(&images[1], false)]);
+        let shared = || situations.status()["shared"].clone();
+        assert_eq!(shared(), serde_json::json!([true, false, true]));
+        situations.set_shared(&[false, true]);
+        assert_eq!(shared(), serde_json::json!([true, true, false]));
         // Too few, or too many, change nothing else.
-        situations.set_users(&[5]);
-        situations.set_users(&[]);
-        situations.set_users(&[5, 4, 9, 9]);
-        assert_eq!(users(), serde_json::json!([2, 4, 5]));
+        situations.set_shared(&[true]);
+        situations.set_shared(&[]);
+        situations.set_shared(&[true, false, true, true]);
+        assert_eq!(shared(), serde_json::json!([true, false, true]));
     }
 }
