@@ -184,7 +184,7 @@ impl Registry {
             .and_then(|cid| cid.checked_add(1))
             .filter(|cid| *cid < u32::MAX)
             .unwrap_or(CID_FIRST);
-        hostfiles::replace_file(&file, private::FILE_MODE, next.to_string().as_bytes())?;
+        hostfiles::replace_volatile_file(&file, private::FILE_MODE, next.to_string().as_bytes())?;
         Ok(next)
     }
 
@@ -320,7 +320,7 @@ impl Entry {
     /// Replaces the record, whole.
     pub fn write(&self, record: &Record) -> io::Result<()> {
         let record = serde_json::to_vec_pretty(record)?;
-        hostfiles::replace_file(&self.folder.join("vm.json"), private::FILE_MODE, &record)
+        hostfiles::replace_volatile_file(&self.folder.join("vm.json"), private::FILE_MODE, &record)
     }
 }
 

@@ -8,4 +8,4 @@ pub mod lock;
 pub mod private;
 mod unfinished;
 
-pub use unfinished::{Unfinished, replace_file};
+pub use unfinished::{Unfinished, replace_file, replace_volatile_file};

@@ -114,6 +114,12 @@ impl Unfinished {
     /// Takes the target's name from the file that has it, if one has.
     pub fn replace(mut self) -> io::Result<()> {
         self.file.sync_all()?;
+        self.take_name()?;
+        self.sync_folder();
+        Ok(())
+    }
+
+    fn take_name(&mut self) -> io::Result<()> {
         let name = match &self.name {
             Some(name) => name.clone(),
             None => {
@@ -129,7 +135,6 @@ impl Unfinished {
             self.target.as_os_str(),
         )?;
         self.name = None;
-        self.sync_folder();
         Ok(())
     }
 
@@ -186,10 +191,20 @@ impl Drop for Unfinished {
 
 /// Puts a file with this mode and these bytes at `path`, in place of what is there.
 pub fn replace_file(path: &Path, mode: u32, bytes: &[u8]) -> io::Result<()> {
+    written(path, mode, bytes)?.replace()
+}
+
+/// As [`replace_file`], for files that do not outlive the host, as those of a runtime directory: nothing is written to storage, and
+/// a crash of the host may leave the file empty.
+pub fn replace_volatile_file(path: &Path, mode: u32, bytes: &[u8]) -> io::Result<()> {
+    written(path, mode, bytes)?.take_name()
+}
+
+fn written(path: &Path, mode: u32, bytes: &[u8]) -> io::Result<Unfinished> {
     let new = Unfinished::beside(path)?;
     new.file().write_all(bytes)?;
     new.file().set_permissions(Permissions::from_mode(mode))?;
-    new.replace()
+    Ok(new)
 }
 
 /// Whether an error of opening a file without a name means that the file system, or the kernel, has none.
@@ -416,13 +431,16 @@ mod tests {
 
     #[test]
     fn a_small_file_is_replaced_with_its_mode() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("x".repeat(255));
-        replace_file(&path, 0o640, b"one").unwrap();
-        replace_file(&path, 0o600, b"two").unwrap();
-        assert_eq!((fs::read(&path).unwrap(), mode(&path)), (b"two".to_vec(), 0o600));
-        assert!(replace_file(Path::new("/"), 0o600, b"").is_err());
-        let missing = replace_file(&folder.path().join("no/file"), 0o600, b"");
-        assert_eq!(missing.unwrap_err().kind(), io::ErrorKind::NotFound);
+        for replace in [replace_file, replace_volatile_file] {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("x".repeat(255));
+            replace(&path, 0o640, b"one").unwrap();
+            replace(&path, 0o600, b"two").unwrap();
+            assert_eq!((fs::read(&path).unwrap(), mode(&path)), (b"two".to_vec(), 0o600));
+            assert_eq!(names(folder.path()), ["x".repeat(255)]);
+            assert!(replace(Path::new("/"), 0o600, b"").is_err());
+            let missing = replace(&folder.path().join("no/file"), 0o600, b"");
+            assert_eq!(missing.unwrap_err().kind(), io::ErrorKind::NotFound);
+        }
     }
 }
