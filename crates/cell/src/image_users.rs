@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 use diskstore::disk::Users;
-use shard::launch::{FileUsers, LaunchSpec, Order};
+use shard_api::launch::{FileUsers, LaunchSpec, Order};
 
 use crate::handle::Handle;
 
