@@ -8,10 +8,10 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
+use dsm::SHARERS_MAX;
 use serde_json::{Value, json};
-use shard::cmdline;
-use shard::launch::{CoherenceLaunch, Fd, LanePipes, LaneSockets, SharedLanes};
-use shard::memory::replica::SHARERS_MAX;
+use shard_api::cmdline;
+use shard_api::launch::{CoherenceLaunch, Fd, LanePipes, LaneSockets, SharedLanes};
 
 use crate::remote::lanes::{Common, Place};
 use crate::remote::talk::{Ends, LaneEnds, PartCoherence, Role};
@@ -185,7 +185,7 @@ fn lanes(shards: usize, cpus: usize) -> usize {
 
 /// `/dev/userfaultfd`. Where it can't be had the shard finds another way, or says what is to be done.
 pub(crate) fn userfaultfd() -> Option<OwnedFd> {
-    let path = shard::memory::replica::USERFAULT_DEVICE;
+    let path = dsm::USERFAULT_DEVICE;
     let device = File::options().read(true).write(true).open(path);
     device.ok().map(OwnedFd::from)
 }

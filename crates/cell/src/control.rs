@@ -142,7 +142,7 @@ fn obey(vm: &Handle, request: &Request, balloon_max: Option<Size>) -> Answer {
             Some(max) if *bytes > max.0 => Err(io::Error::other(format!(
                 "the VM has {max} in all; ask for that or less"
             ))),
-            Some(_) => vm.order(&shard::launch::Order::Balloon { bytes: *bytes }),
+            Some(_) => vm.order(&shard_api::launch::Order::Balloon { bytes: *bytes }),
         },
     };
     done.map_or_else(refused, |()| Answer::Done)

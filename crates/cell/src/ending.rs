@@ -1,6 +1,6 @@
 //! How a VM ended, as an exit status and a line of text; and which of its shards' ends was the reason.
 
-use shard::launch::Ending;
+use shard_api::launch::Ending;
 
 use crate::reboot::{QUICK, QUICK_MAX};
 

@@ -17,12 +17,12 @@ use config::VmSpec;
 use config::vm::{DiskMode, NetKind};
 use diskstore::disk::nameless_file;
 use serde::{Deserialize, Serialize};
-use shard::arch::x86_64::layout::Layout;
-use shard::launch::{
+use shard_api::launch::{
     DiskFormat, DiskLaunch, Fd, HandoverReply, HandoverRequest, LaunchSpec, LayerLaunch, ResumeLaunch,
 };
-use shard::process::{Files, receive, receive_by, send};
-use shard::snapshot::STATE_BYTES_MAX;
+use shard_api::layout::Layout;
+use shard_api::message::{Files, receive, receive_by, send};
+use shard_api::saved::STATE_BYTES_MAX;
 
 use self::handed::{check_sealed, for_reading};
 use crate::control::Request;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use shard::launch::{MoveReport, Order};
+use shard_api::launch::{MoveReport, Order};
 
 use crate::console::Console;
 use crate::frozen::Freezable;

@@ -11,7 +11,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use nix::unistd::{User, geteuid};
-use shard::launch::Identity;
+use shard_api::launch::Identity;
 
 /// The entry of root's VMs.
 const ENTRY: &str = "mirrorball";

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 
 use nix::sys::socket::{MsgFlags, send};
 use serde_json::Value;
-use shard::launch::{Order, Report};
+use shard_api::launch::{Order, Report};
 
 use crate::text::make_printable;
 
@@ -53,7 +53,7 @@ mod tests {
     use std::io::Write;
 
     use serde_json::json;
-    use shard::launch::Ending;
+    use shard_api::launch::Ending;
 
     use super::*;
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use diskstore::claim::Claim;
-use shard::launch::{MappedFile, Order};
+use shard_api::launch::{MappedFile, Order};
 
 use crate::handle::Handle;
 use crate::share_group::Claims;

@@ -17,8 +17,9 @@ use config::settings::ShareBetween;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
-use shard::chain::chain;
-use shard::launch::Ending;
+use shard_api::Platform;
+use shard_api::chain::chain;
+use shard_api::launch::Ending;
 
 use crate::cluster::files::Files;
 use crate::cluster::tenure::{self, Tenure};
@@ -59,10 +60,11 @@ pub struct Batch {
 struct Terms {
     grouping: Grouping,
     member: Option<u32>,
+    platform: Platform,
 }
 
 impl Terms {
-    fn of(batch: &Batch) -> io::Result<Self> {
+    fn of(batch: &Batch, platform: Platform) -> io::Result<Self> {
         Ok(Self {
             grouping: Grouping {
                 between: batch.share_between,
@@ -70,6 +72,7 @@ impl Terms {
                 run: ShareGroup::of_run()?,
             },
             member: batch.member,
+            platform,
         })
     }
 
@@ -168,14 +171,14 @@ pub enum Event {
 
 type Lease = Arc<Mutex<UnixStream>>;
 
-/// Runs the batch that comes over `lease`; returns when every VM has ended.
-pub fn run(lease: UnixStream) -> io::Result<()> {
+/// Runs the batch that comes over `lease`; returns when every VM has ended. `platform` is asked for what only KVM knows.
+pub fn run(lease: UnixStream, platform: Platform) -> io::Result<()> {
     raise_file_limit()?;
     let mut lines = BufReader::new(lease.try_clone()?);
     let mut line = String::new();
     lines.read_line(&mut line)?;
     let batch: Batch = serde_json::from_str(&line)?;
-    let terms = Terms::of(&batch)?;
+    let terms = Terms::of(&batch, platform)?;
     let lease = Arc::new(Mutex::new(lease));
     let recorder = batch.source.as_ref().and_then(Source::directory);
     let frozen = match batch.source.as_ref().map(Source::open).transpose() {
@@ -274,7 +277,7 @@ fn one(
 ) -> Result<(), String> {
     let start = Instant::now();
     let line = |error: &dyn std::error::Error| chain(error);
-    let span = Span::begin(name, spec).map_err(|error| line(&error))?;
+    let span = Span::begin(name, spec, terms.platform).map_err(|error| line(&error))?;
     let own = match &span {
         Some(_) => None,
         None => tenure::begin(name, spec).map_err(|error| line(&error))?,

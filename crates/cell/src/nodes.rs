@@ -8,7 +8,7 @@ use config::SpanMemory;
 use knowledge::Base;
 use knowledge::ways::Ways;
 use policy::span::Part;
-use shard::launch::NodeLaunch;
+use shard_api::launch::NodeLaunch;
 
 /// A node to itself (ACPI 6.5, 5.2.17).
 const LOCAL: u8 = 10;

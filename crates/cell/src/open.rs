@@ -2,7 +2,6 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
@@ -18,8 +17,7 @@ use diskstore::group::{self, GroupError, OwnCopy};
 use diskstore::image::{Image, ImageStore};
 use hostfiles::private;
 use nix::unistd::{Whence, lseek};
-use shard::arch::x86_64::kernel;
-use shard::launch::*;
+use shard_api::launch::*;
 use subnet::Egress;
 use subnet::passt::{Passt, PasstChild, PasstSpec};
 
@@ -497,13 +495,12 @@ fn share(spec: &VmSpec, own: Option<ShareSpec>) -> Share {
 }
 
 impl Opened {
-    /// Where the kernel is to lie in guest memory; empty if that is its own business.
+    /// The kernel's file.
     ///
     /// # Errors
     /// When there are no descriptors left.
-    pub fn kernel_image(&self) -> io::Result<Range<u64>> {
-        let kernel = self.files[self.launch.kernel.0].try_clone()?;
-        Ok(kernel::image(&mut File::from(kernel)))
+    pub fn kernel_file(&self) -> io::Result<File> {
+        Ok(self.files[self.launch.kernel.0].try_clone()?.into())
     }
 
     /// The processes beside the shard that work for this VM.

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use serde_json::Value;
-use shard::launch::{Ending, Order, Report};
+use shard_api::launch::{Ending, Order, Report};
 
 use crate::ending::is_witness;
 use crate::link::Reports;

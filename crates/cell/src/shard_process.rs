@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, geteuid};
-use shard::launch::{Order, SandboxLaunch, SandboxPolicy};
+use shard_api::launch::{Order, SandboxLaunch, SandboxPolicy};
 
 use crate::handle::QUIT_LIMIT;
 use crate::identity::Given;

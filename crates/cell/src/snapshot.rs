@@ -29,9 +29,8 @@ use std::path::{Path, PathBuf};
 use config::VmSpec;
 use diskstore::disk::copy_scratch;
 use serde::{Deserialize, Serialize};
-use shard::process::FILES_MAX;
-use shard::sharing::{FrozenMap, NOTHING, PAGE_BYTES};
-use shard::snapshot::{MachineState, STATE_BYTES_MAX};
+use shard_api::message::FILES_MAX;
+use shard_api::saved::{self, FrozenMap, NOTHING, PAGE_BYTES, STATE_BYTES_MAX, SavedMachine};
 
 use self::directory::{Directory, caller};
 use crate::frozen::FrozenVm;
@@ -190,14 +189,14 @@ fn write_all(vm: &FrozenVm, name: &str, directory: &Path) -> Result<u64, Snapsho
         taken += std::os::unix::fs::MetadataExt::blocks(&about) * 512;
         Ok(())
     };
-    let mut state = MachineState::read(&vm.state).map_err(at(directory))?;
+    let mut state: SavedMachine = saved::read(&vm.state).map_err(at(directory))?;
     add(MEMORY, &|file| write_memory(vm, &state.memory, file))?;
     let images = state.memory.images.len();
     state
         .memory
         .runs
         .retain(|(_, run)| usize::from(run.image) < images);
-    add(STATE, &|file| state.write(file))?;
+    add(STATE, &|file| saved::write(&state, file))?;
     for (disk, overlays) in vm.overlays.iter().enumerate() {
         for (number, overlay) in overlays.iter().enumerate() {
             add(&overlay_name(disk, number), &|file| copy_scratch(overlay, file))?;
@@ -527,7 +526,7 @@ mod tests {
 
     #[test]
     fn a_state_that_names_pages_outside_of_memory_is_not_written() {
-        use shard::sharing::Run;
+        use shard_api::saved::Run;
         let frozen = |runs: Vec<(u64, u64)>| {
             let own = tempfile::tempfile().unwrap();
             own.set_len(8 * PAGE_BYTES).unwrap();

@@ -1,5 +1,6 @@
 //! The shards of a VM that spans cells, as its monitor makes them: one boot's memory and channels, and a process in each cell.
 
+use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,11 +10,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use config::VmSpec;
 use config::cluster::SpanWay;
 use policy::span::Part;
-use shard::launch::{
+use shard_api::Platform;
+use shard_api::launch::{
     Fd, LaunchSpec, Leaf, MemoryLaunch, PartLaunch, Ratio, SandboxLaunch, ShardChannels, ShardMemory,
     SpanLaunch, TscLaunch,
 };
-use shard::span::host::HostProcessor;
 
 use crate::cluster::files::Files;
 use crate::cluster::hosts::Hosts;
@@ -36,27 +37,34 @@ pub struct Span {
     over: Option<Over>,
     /// So far.
     boots: AtomicU32,
+    platform: Platform,
 }
 
 impl Span {
     /// Asks for the places of a VM; none for one that does not span cells.
-    pub fn begin(name: &str, spec: &VmSpec) -> Result<Option<Self>, TenureError> {
+    pub fn begin(name: &str, spec: &VmSpec, platform: Platform) -> Result<Option<Self>, TenureError> {
         let places = begin_span(name, spec)?;
         if places.is_empty() {
             return Ok(None);
         }
         let leaves_host = places.iter().any(|(place, _)| place.here().is_none());
-        match leaves_host.then(|| Over::open(&places)).transpose() {
+        match leaves_host.then(|| Over::open(&places, platform)).transpose() {
             Ok(over) => Ok(Some(Self {
                 places,
                 over,
                 boots: AtomicU32::new(0),
+                platform,
             })),
             Err(error) => {
                 leave_span(places);
                 Err(error)
             }
         }
+    }
+
+    /// Where the kernel in `file` is to lie in guest memory; empty if the kernel decides that itself.
+    pub(crate) fn kernel_image(&self, file: &mut File) -> Range<u64> {
+        (self.platform.kernel_image)(file)
     }
 
     /// The place of its home.
@@ -147,10 +155,10 @@ struct Over {
 }
 
 impl Over {
-    fn open(places: &[(PartPlace, Part)]) -> Result<Self, TenureError> {
+    fn open(places: &[(PartPlace, Part)], platform: Platform) -> Result<Self, TenureError> {
         let site = Files::open()?.site()?;
         let hosts = site.map(Hosts::open).transpose().map_err(io::Error::other)?;
-        let home = HostProcessor::read().map_err(io::Error::other)?;
+        let home = (platform.processor)()?;
         let shards = places.iter().map(|(place, _)| match place {
             PartPlace::Here(_) => None,
             PartPlace::There(remote) => Some((remote.reach().to_string(), remote.processor())),
@@ -209,7 +217,7 @@ impl Boot {
             vcpus.extend(part.vcpus.clone().map(|_| shard));
             let file = coherence
                 .is_none()
-                .then(|| shard::memory::file_of_shard(memory.pages, memory.bytes))
+                .then(|| shard_api::memory::file_of_shard(memory.pages, memory.bytes))
                 .transpose()
                 .map_err(io::Error::other)?;
             // What is another host's may lie anywhere here.
@@ -357,7 +365,7 @@ fn channel(span: &Span, boot: u32, from: usize, to: usize) -> io::Result<Option<
         return Ok(None);
     }
     let Some(remote) = span.remote(to) else {
-        let ring = shard::span::link::memory().map_err(io::Error::other)?;
+        let ring = shard_api::memory::channel().map_err(io::Error::other)?;
         return Ok(Some(Channel::Ring(ring)));
     };
     let ends = Ends {

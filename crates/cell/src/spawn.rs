@@ -14,7 +14,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::process::{Command, Stdio};
 
 use libc::{c_char, c_int, c_long};
-use shard::launch::Identity;
+use shard_api::launch::Identity;
 
 /// The namespaces of a shard, with the words for a report. The user namespace first: it permits the others.
 const NAMESPACES: [(c_int, &str); 6] = [

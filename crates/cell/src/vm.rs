@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use shard::launch::{Ending, Fd, Launch, Order, Report, SandboxPolicy};
-use shard::ports;
+use shard_api::launch::{Ending, Fd, Launch, Order, Report, SandboxPolicy};
+use shard_api::ports;
 
 use crate::cluster::tenure::TenureError;
 use crate::coherence;
@@ -233,8 +233,9 @@ fn one_boot(
     let boot = span
         .map(|span| {
             let is_coherent = opened.spec.is_coherent();
-            let kernel = is_coherent.then(|| opened.kernel_image()).transpose()?;
-            Boot::new(span, &opened.launch.memory, kernel)
+            let kernel = is_coherent.then(|| opened.kernel_file()).transpose()?;
+            let image = kernel.map(|mut file| span.kernel_image(&mut file));
+            Boot::new(span, &opened.launch.memory, image)
         })
         .transpose()?;
     let timed = handle.clone();
@@ -276,7 +277,7 @@ fn one_boot(
     handle.state().start(home.clone(), parts);
     let (mut ending, mut ran) = (None, false);
     // One that dies at once breaks the socket; its log says why.
-    if shard::process::send(&mut socket, &Launch::Vm(Box::new(launch)), &files).is_ok() {
+    if shard_api::message::send(&mut socket, &Launch::Vm(Box::new(launch)), &files).is_ok() {
         handle.set_freezable(freezable);
         let mut reports = Reports::new(socket);
         while let Some(report) = reports.next_report() {
@@ -391,7 +392,7 @@ fn start_parts(
         let sandbox = process.sandbox.clone();
         let (launch, files) = boot.part(shard, &opened.launch, kvm, process.log.as_fd(), sandbox);
         // One that dies at once breaks the socket; its log says why.
-        let _ = shard::process::send(
+        let _ = shard_api::message::send(
             &mut process.socket.try_clone()?,
             &Launch::Part(Box::new(launch)),
             &files,

@@ -36,7 +36,7 @@ fn main() -> ExitCode {
         Some(launch::COMMAND) => launch::launch(std::io::stdin(), std::io::stdout()),
         Some(launch::MONITOR) => {
             let socket = std::io::stdin().as_fd().try_clone_to_owned();
-            socket.and_then(|socket| monitor::run(socket.into()))
+            socket.and_then(|socket| monitor::run(socket.into(), shard::PLATFORM))
         }
         Some("beta") => hosts::beta::serve(&[1, 2]),
         Some("home") => hosts::two::home(),

@@ -286,7 +286,7 @@ fn obey(command: Command) -> Result<ExitCode> {
         Command::Dsm(command) => dsm::dsm(&command),
         Command::Lab(args) => Ok(labs::run(args)),
         Command::Monitor => {
-            cell::monitor::run(input_socket()?).into_diagnostic()?;
+            cell::monitor::run(input_socket()?, shard::PLATFORM).into_diagnostic()?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Part => {
@@ -294,7 +294,7 @@ fn obey(command: Command) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Command::PartMonitor => {
-            cell::remote::monitor::run(input_socket()?).into_diagnostic()?;
+            cell::remote::monitor::run(input_socket()?, shard::PLATFORM).into_diagnostic()?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Shard => {

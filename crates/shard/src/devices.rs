@@ -13,7 +13,7 @@ use diskstore::disk::{self, BaseWatch, Format, Store};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use crate::interrupt::Interrupts;
-use crate::launch::{DiskLaunch, LaunchSpec, NetBackendLaunch, Share};
+use crate::launch::{DiskFormat, DiskLaunch, LaunchSpec, NetBackendLaunch, Share};
 use crate::machine::Machine;
 use crate::memory::GuestRam;
 use crate::memory::replica::Coherence;
@@ -48,6 +48,15 @@ pub struct DeviceFiles {
     ports: Option<Ports>,
 }
 
+/// A format of the launch message, as the disk store has it.
+fn format_of(format: DiskFormat) -> Format {
+    match format {
+        DiskFormat::Raw => Format::Raw,
+        DiskFormat::Qcow2 => Format::Qcow2,
+        DiskFormat::Scratch => Format::Scratch,
+    }
+}
+
 impl DeviceFiles {
     /// Takes the devices' files out of the monitor's message.
     pub fn take(spec: &LaunchSpec, files: &mut Files) -> Result<Self, ReceiveError> {
@@ -56,7 +65,7 @@ impl DeviceFiles {
             let layers: Result<_, ReceiveError> = disk
                 .layers
                 .iter()
-                .map(|layer| Ok((files.take(layer.file)?, layer.format.into())))
+                .map(|layer| Ok((files.take(layer.file)?, format_of(layer.format))))
                 .collect();
             disks.push(layers?);
         }

@@ -2,8 +2,6 @@
 
 pub mod arch;
 pub mod bus;
-pub mod chain;
-pub mod cmdline;
 pub mod devices;
 pub mod ending;
 #[cfg(fuzzing)]
@@ -12,11 +10,9 @@ pub mod gate;
 pub mod generation;
 pub mod interrupt;
 pub mod kick;
-pub mod launch;
 pub mod machine;
 pub mod memory;
 pub mod pci;
-pub mod ports;
 pub mod power;
 pub mod probe;
 pub mod process;
@@ -28,3 +24,13 @@ pub mod snapshot;
 pub mod span;
 pub mod vcpu;
 pub mod virtio;
+
+use std::io;
+
+pub use shard_api::{chain, cmdline, launch, ports};
+
+/// What a monitor asks of this crate.
+pub const PLATFORM: shard_api::Platform = shard_api::Platform {
+    processor: || span::host::read().map_err(io::Error::other),
+    kernel_image: arch::x86_64::kernel::image,
+};

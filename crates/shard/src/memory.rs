@@ -11,7 +11,6 @@ mod tests;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::FromRawFd;
 use std::sync::Arc;
 
 use vm_memory::mmap::MmapRegionBuilder;
@@ -19,11 +18,13 @@ use vm_memory::{
     FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
 };
 
+use shard_api::memory::{GuestFileError, guest_file};
+
 use crate::arch::x86_64::layout::Layout;
 use crate::launch::{MemoryLaunch, NodeLaunch, Pages};
 
 pub use placement::fill_with_huge_pages;
-pub use spanning::{SpanMemory, create_spanning, file_of_shard};
+pub use spanning::{SpanMemory, create_spanning};
 
 /// The guest's memory as every device sees it. Cheap to clone; the mapping lives as long as the last clone.
 pub type GuestRam = Arc<GuestMemoryMmap<()>>;
@@ -220,25 +221,7 @@ fn meminfo_kib(meminfo: &str, key: &str) -> Option<u64> {
 }
 
 fn memory_file(pages: Pages, bytes: u64) -> Result<File, MemoryError> {
-    let huge = match pages {
-        Pages::Small | Pages::Transparent => 0,
-        Pages::Huge2M => libc::MFD_HUGETLB | libc::MFD_HUGE_2MB,
-        Pages::Huge1G => libc::MFD_HUGETLB | libc::MFD_HUGE_1GB,
-    };
-    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-    // SAFETY: the name is a valid C string; the call touches no other memory.
-    let fd = unsafe { libc::memfd_create(c"guest-memory".as_ptr(), flags | huge) };
-    if fd < 0 {
-        return Err(host("cannot make the file of the guest's memory")(
-            io::Error::last_os_error(),
-        ));
-    }
-    // SAFETY: memfd_create has just given us this descriptor.
-    let file = unsafe { File::from_raw_fd(fd) };
-    let page = if pages == Pages::Huge1G { 1 << 30 } else { 2 << 20 };
-    file.set_len(bytes.next_multiple_of(page))
-        .map_err(host("cannot size the file of the guest's memory"))?;
-    Ok(file)
+    guest_file(pages, bytes).map_err(|GuestFileError { what, source }| MemoryError::Host { what, source })
 }
 
 fn map(

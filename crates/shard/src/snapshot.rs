@@ -4,21 +4,15 @@
 //! JSON, with a version: a shard refuses what another version wrote.
 
 use std::fs::File;
-use std::io::{self, Write};
-use std::os::unix::fs::FileExt;
+use std::io;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use shard_api::saved::{self, FrozenMap};
+pub use shard_api::saved::{STATE_BYTES_MAX, VERSION};
 
 use crate::arch::x86_64::state::{ChipState, VcpuState};
 use crate::serial::UartState;
-use crate::sharing::FrozenMap;
-
-/// The version of this format.
-pub const VERSION: u32 = 1;
-/// A state is no longer than this. One of 254 vCPUs takes some 10 MiB, and each run of memory some 60 bytes, of which the
-/// kernel's default limit of mappings allows 65,530.
-pub const STATE_BYTES_MAX: u64 = 32 << 20;
 
 /// The machine.
 #[derive(Serialize, Deserialize)]
@@ -37,68 +31,36 @@ pub struct MachineState {
     pub memory: FrozenMap,
 }
 
-/// What is looked at before anything else of a state is believed.
-#[derive(Deserialize)]
-struct Version {
-    version: u32,
-}
-
 impl MachineState {
     /// Reads a state.
     ///
     /// # Errors
-    /// When it is not whole, longer than [`STATE_BYTES_MAX`], or of another version.
+    /// As [`saved::read`].
     pub fn read(file: &File) -> io::Result<Self> {
-        let bytes = file.metadata()?.len();
-        if bytes > STATE_BYTES_MAX {
-            return Err(invalid(format!(
-                "the saved state has {bytes} bytes; {STATE_BYTES_MAX} at most"
-            )));
-        }
-        let mut text = vec![0; bytes as usize];
-        // By its offset: other shards read the same open file.
-        file.read_exact_at(&mut text, 0)?;
-        Self::parse(&text)
+        saved::read(file)
     }
 
     /// Reads a state from its text.
     ///
     /// # Errors
-    /// When it is not whole, or of another version.
+    /// As [`saved::parse`].
     pub fn parse(text: &[u8]) -> io::Result<Self> {
-        let Version { version } = serde_json::from_slice(text)
-            .map_err(|error| invalid(format!("the saved state is not whole: {error}")))?;
-        if version != VERSION {
-            return Err(invalid(format!(
-                "the saved state has version {version}; this program reads version {VERSION}"
-            )));
-        }
-        serde_json::from_slice(text)
-            .map_err(|error| invalid(format!("the saved state is not whole: {error}")))
+        saved::parse(text)
     }
 
     /// Writes it.
     ///
     /// # Errors
-    /// When it is longer than what [`MachineState::read`] takes, or the host refuses.
+    /// As [`saved::write`].
     pub fn write(&self, file: &mut File) -> io::Result<()> {
-        let text = serde_json::to_vec(self)?;
-        if text.len() as u64 > STATE_BYTES_MAX {
-            return Err(io::Error::other(format!(
-                "its state takes {} bytes; {STATE_BYTES_MAX} at most; give it fewer vCPUs or less memory",
-                text.len()
-            )));
-        }
-        file.write_all(&text)
+        saved::write(self, file)
     }
-}
-
-fn invalid(why: String) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
 
     fn file(bytes: u64, text: &[u8]) -> File {

@@ -1,4 +1,4 @@
-//! Rounds between two hosts by which their time-stamp counters are related ([`shard::span::relation`]): who asks sends eight bytes, and
+//! Rounds between two hosts by which their time-stamp counters are related ([`shard_api::relation`]): who asks sends eight bytes, and
 //! gets them back with what the other counter reads. They go on as long as the VM lives: [`drift`] says what they tell, [`leader`]
 //! what follows for the guest's clock, and [`keeper`] does it.
 
@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use shard::span::relation::{Relation, Round};
+use shard_api::relation::{Relation, Round};
 
 /// Rounds: of so many one is as quick as can be, where the hosts have anything else to do.
 const ROUNDS: usize = 400;

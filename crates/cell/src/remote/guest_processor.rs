@@ -1,10 +1,10 @@
 //! The processor that a guest over several hosts finds: what all of them can do (CPUID), and the home's frequency of the time-stamp
 //! counter. Pure.
 
-use shard::arch::x86_64::features::common;
-use shard::launch::Leaf;
-use shard::span::host::HostProcessor;
-use shard::span::relation::Ratio;
+use shard_api::cpuid::common;
+use shard_api::launch::Leaf;
+use shard_api::platform::HostProcessor;
+use shard_api::relation::Ratio;
 
 /// It.
 #[derive(Debug)]
@@ -53,7 +53,7 @@ impl GuestProcessor {
 
 #[cfg(test)]
 mod tests {
-    use shard::span::relation::Counter;
+    use shard_api::relation::Counter;
 
     use super::*;
 

@@ -23,7 +23,7 @@ use config::cluster::Site;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use serde::{Deserialize, Serialize};
-use shard::launch::{LanePipes, PipesAt};
+use shard_api::launch::{LanePipes, PipesAt};
 use urpc::host::{MemoryError, SharedPipe};
 use urpc::pipe::Pipe;
 

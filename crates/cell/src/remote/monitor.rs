@@ -11,13 +11,14 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use config::cluster::SpanWay;
 use protocol::CellId;
-use shard::chain::chain;
-use shard::launch::{
+use shard_api::Platform;
+use shard_api::chain::chain;
+use shard_api::launch::{
     CoherenceLaunch, Fd, LaneSockets, Launch, Order, PartLaunch, SandboxPolicy, ShardChannels, ShardMemory,
     SharedLanes, SpanLaunch,
 };
-use shard::process::ReceiveError;
-use shard::span::host::HostProcessor;
+use shard_api::message::ReceiveError;
+use shard_api::platform::HostProcessor;
 
 use super::connections::{Connections, connect, connect_first, receive};
 use super::lanes::Common;
@@ -46,14 +47,14 @@ const LINKS_LIMIT: Duration = Duration::from_secs(10);
 /// How often the place is looked at.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Is the monitor of the part that is asked for over `asked`, until that has ended.
+/// Is the monitor of the part that is asked for over `asked`, until that has ended. `platform` is asked for the processor.
 ///
 /// # Errors
 /// If what is asked makes no sense.
-pub fn run(mut asked: UnixStream) -> io::Result<()> {
+pub fn run(mut asked: UnixStream, platform: Platform) -> io::Result<()> {
     raise_file_limit()?;
     let request: PartRequest = serde_json::from_reader(&asked)?;
-    let (answer, held) = match Held::take(request) {
+    let (answer, held) = match Held::take(request, platform) {
         Ok(held) => (
             PartAnswer::Holds {
                 port: held.connections.port(),
@@ -98,7 +99,7 @@ enum Event {
 
 impl Held {
     /// Takes everything that the part needs of this host; an error is one line.
-    fn take(request: PartRequest) -> Result<Self, String> {
+    fn take(request: PartRequest, platform: Platform) -> Result<Self, String> {
         let line = |error: &dyn std::error::Error| chain(error);
         let files = Files::open().map_err(|error| line(&error))?;
         let site = files.site().map_err(|error| line(&error))?;
@@ -109,7 +110,7 @@ impl Held {
         let kvm = kvm.map_err(|error| {
             format!("KVM /dev/kvm: {error}; load the kvm module, or join the group `kvm`")
         })?;
-        let processor = HostProcessor::read().map_err(|error| line(&error))?;
+        let processor = (platform.processor)().map_err(|error| line(&error))?;
         let (cell, part) = (request.cell, usize::from(request.part));
         let (vcpus, bytes) = (request.spec.cpus, request.spec.memory.0);
         let tenure = begin_part(&request.vm, part, cell, vcpus, bytes).map_err(|error| line(&error))?;
@@ -277,7 +278,7 @@ impl Held {
         let mut passed: Vec<_> = files.iter().map(AsFd::as_fd).collect();
         passed.extend([self.kvm.as_fd(), process.log.as_fd()]);
         let mut socket = process.socket.try_clone().map_err(failed)?;
-        match shard::process::send(&mut socket, &Launch::Part(Box::new(launch)), &passed) {
+        match shard_api::message::send(&mut socket, &Launch::Part(Box::new(launch)), &passed) {
             Err(error @ ReceiveError::TooManyFiles(_)) => Err(format!("{error}; span fewer cells")),
             // One that dies at once breaks the socket; its log says why.
             _ => Ok(process),
@@ -399,7 +400,7 @@ fn watch(process: Arc<ShardProcess>, home: Arc<Mutex<UnixStream>>, events: Sende
     std::thread::Builder::new().name("shard".into()).spawn(move || {
         let mut has_ended = false;
         while let Some(report) = reports.next_report() {
-            has_ended |= matches!(report, shard::launch::Report::Ended(_));
+            has_ended |= matches!(report, shard_api::launch::Report::Ended(_));
             if tell(&home, &FromPart::Report(report)).is_err() || has_ended {
                 break;
             }

@@ -12,8 +12,8 @@ use agent::protocol::ExecRequest;
 use config::VmSpec;
 use policy::span::Part;
 use protocol::CellId;
-use shard::launch::Order;
-use shard::span::host::HostProcessor;
+use shard_api::launch::Order;
+use shard_api::platform::HostProcessor;
 
 use super::connections::{connect, receive};
 use super::launch;

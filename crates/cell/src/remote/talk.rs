@@ -9,8 +9,8 @@ use std::ops::Range;
 use config::VmSpec;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
-use shard::launch::{Leaf, MemoryLaunch, Order, Report, SandboxPolicy, TscLaunch};
-use shard::span::host::HostProcessor;
+use shard_api::launch::{Leaf, MemoryLaunch, Order, Report, SandboxPolicy, TscLaunch};
+use shard_api::platform::HostProcessor;
 
 use super::lanes::Offer;
 
@@ -183,7 +183,7 @@ pub struct PartStart {
     pub coherence: PartCoherence,
     /// What of it is each shard's, bytes.
     pub shares: Vec<u64>,
-    /// As in [`shard::launch::LaunchSpec`].
+    /// As in [`shard_api::launch::LaunchSpec`].
     pub sandbox: SandboxPolicy,
     /// The guest's time-stamp counter.
     pub tsc: TscLaunch,

@@ -142,7 +142,7 @@ impl Two {
 
     /// The places of the VM.
     pub fn span(&self) -> Span {
-        let span = Span::begin("big", &self.spec).expect("places");
+        let span = Span::begin("big", &self.spec, shard::PLATFORM).expect("places");
         span.expect("it spans cells")
     }
 

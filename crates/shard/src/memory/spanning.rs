@@ -7,21 +7,10 @@ use std::sync::Arc;
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
 use super::replica::{Replica, ReplicaError};
-use super::{
-    GuestRam, MemoryError, advise, bind, check_host, host, map, memory_file, part_ranges, placement,
-};
+use super::{GuestRam, MemoryError, advise, bind, check_host, host, map, part_ranges, placement};
 use crate::arch::x86_64::layout::Layout;
 use crate::launch::{MemoryLaunch, Pages, SpanLaunch};
 use crate::process::{Files, ReceiveError};
-
-/// Makes the file for one shard's part of the memory of a VM of `ram_bytes`.
-///
-/// # Errors
-/// When the host has no such memory.
-pub fn file_of_shard(pages: Pages, ram_bytes: u64) -> Result<File, MemoryError> {
-    let layout = Layout::new(ram_bytes, &[]).ok_or(MemoryError::Regions)?;
-    memory_file(pages, layout.ram_end())
-}
 
 /// What a shard's memory is made of.
 pub enum SpanMemory {

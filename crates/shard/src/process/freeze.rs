@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use diskstore::disk::copy_scratch;
 
-use super::receive::{self, Files, ReceiveError};
 use crate::arch::x86_64::state::{ChipState, StateError, VcpuState};
 use crate::chain::chain;
 use crate::gate::Gate;
@@ -19,6 +18,7 @@ use crate::memory::{self, MemoryError};
 use crate::pci::PciBus;
 use crate::sharing::{Mapper, seal, sealable_file};
 use crate::snapshot::{MachineState, VERSION};
+use shard_api::message::{self, Files, ReceiveError};
 
 /// How long the VM may take to stand still: disks finish what is under way.
 const STILL_LIMIT: Duration = Duration::from_secs(5);
@@ -87,7 +87,7 @@ impl Done {
 impl Freezer {
     /// Serves the request that waits in the socket. A monitor that is gone is noticed elsewhere.
     pub fn serve(&mut self, running: &Running, bus: &PciBus, sharing: Option<&Mapper>) {
-        let request = receive::receive::<HandoverRequest>(&mut self.socket);
+        let request = message::receive::<HandoverRequest>(&mut self.socket);
         let answer = request
             .map_err(FreezeError::from)
             .and_then(|(request, files)| match request {
@@ -104,7 +104,7 @@ impl Freezer {
             (HandoverReply::Refused { why }, Vec::new())
         });
         let files: Vec<_> = files.iter().map(|file| file.as_fd()).collect();
-        if receive::send(&mut self.socket, &reply, &files).is_err() {
+        if message::send(&mut self.socket, &reply, &files).is_err() {
             // Nothing more can be asked over it: without this it would be readable for ever.
             self.disconnect();
         }

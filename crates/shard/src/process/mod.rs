@@ -8,7 +8,6 @@ mod freeze;
 mod log;
 mod orders;
 mod part;
-mod receive;
 mod status;
 mod vcpus;
 
@@ -46,7 +45,7 @@ use crate::span::wiring::watch_pins;
 use control::Control;
 use freeze::Freezer;
 use orders::Orders;
-pub use receive::{FILES_MAX, Files, ReceiveError, receive, receive_by, send};
+pub use shard_api::message::{FILES_MAX, Files, ReceiveError, receive, receive_by, send};
 use vcpus::VcpuThreads;
 
 /// Why a shard could not start.
@@ -73,7 +72,7 @@ pub enum ProcessError {
 pub fn run(mut control: UnixStream) -> ExitCode {
     allow_huge_pages();
     ignore_file_limit();
-    let ended = receive::receive(&mut control)
+    let ended = receive(&mut control)
         .map_err(ProcessError::from)
         .and_then(|(launch, files)| match launch {
             Launch::Vm(spec) => start(&mut control, *spec, files).map(Control::wait),

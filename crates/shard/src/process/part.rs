@@ -7,9 +7,9 @@ use std::sync::Arc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::json;
 
+use super::Files;
 use super::orders::step;
 use super::orders::{self, Orders};
-use super::receive::Files;
 use super::status::{clock, exits};
 use super::vcpus::VcpuThreads;
 use super::{ProcessError, kvm_of, log};

@@ -6,38 +6,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Index of a registered image file.
-pub type ImageId = u16;
-
-/// Not an image: pages of zeroes until written, each of which then has no place in any file. Page g stands for page g.
-pub const NOTHING: ImageId = ImageId::MAX;
-
-/// Pages of an image, one after the other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Run {
-    /// How many, at least 1.
-    pub pages: u64,
-    /// Whose.
-    pub image: ImageId,
-    /// The number of the first in the image's file.
-    pub first: u64,
-}
-
-impl Run {
-    /// The part of this run from its page `skip` on, of `pages` pages.
-    fn part(&self, skip: u64, pages: u64) -> Self {
-        Self {
-            pages,
-            image: self.image,
-            first: self.first + skip,
-        }
-    }
-
-    /// Whether `next` goes on where this run ends.
-    fn goes_on_with(&self, next: &Self) -> bool {
-        self.image == next.image && self.first + self.pages == next.first
-    }
-}
+pub use shard_api::saved::{ImageId, NOTHING, Run};
 
 /// The map.
 #[derive(Clone, Debug, Default)]

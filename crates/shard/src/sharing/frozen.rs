@@ -11,8 +11,7 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::sync::Arc;
 
-use nix::sys::stat::fstat;
-use serde::{Deserialize, Serialize};
+use shard_api::saved::{FrozenMap, ImageName};
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
 use super::extents::{ImageId, NOTHING, Run};
@@ -28,40 +27,6 @@ const LOOK_PAGES: u64 = 32 << 10;
 const JOIN_PAGES: u64 = 4;
 /// Touched pages this far apart are told as one run: reading what lies between costs less than another request.
 const TOUCHED_JOIN_PAGES: u64 = 16;
-
-/// A file whose pages guest memory stands for, the same however it is opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ImageName {
-    device: u64,
-    inode: u64,
-    bytes: i64,
-    written_s: i64,
-    written_ns: i64,
-}
-
-impl ImageName {
-    /// The name of an open file.
-    pub fn of(file: &File) -> io::Result<Self> {
-        let about = fstat(file)?;
-        Ok(Self {
-            device: about.st_dev,
-            inode: about.st_ino,
-            bytes: about.st_size,
-            written_s: about.st_mtime,
-            written_ns: about.st_mtime_nsec,
-        })
-    }
-}
-
-/// Where each page of frozen memory is.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct FrozenMap {
-    /// The images that runs name by their number.
-    pub images: Vec<ImageName>,
-    /// Runs by their first guest page: of an image, of a layer (numbered on after the images), or of nothing. A page in
-    /// no run is in the first file, at the guest page's own offset.
-    pub runs: Vec<(u64, Run)>,
-}
 
 /// Frozen memory.
 pub struct Frozen {

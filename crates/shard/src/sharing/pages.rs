@@ -7,8 +7,7 @@ use std::sync::Arc;
 
 use super::extents::{Extents, Run};
 
-/// Size of the pages that are shared.
-pub const PAGE_BYTES: u64 = 4096;
+pub use shard_api::saved::PAGE_BYTES;
 
 /// A region of RAM.
 pub(super) struct Part {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::relation::Ratio;
+use shard_api::relation::Ratio;
 
 /// How the guest's counter comes from the host's.
 #[derive(Clone, Copy, Debug)]

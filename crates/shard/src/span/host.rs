@@ -2,10 +2,10 @@
 
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
 use kvm_ioctls::{Cap, Kvm};
-use serde::{Deserialize, Serialize};
+use shard_api::cpuid::Leaf;
+use shard_api::platform::HostProcessor;
+use shard_api::relation::Counter;
 
-use super::relation::Counter;
-use crate::arch::x86_64::features::Leaf;
 use crate::machine::{self, MachineError};
 
 /// Binary digits of the ratio by which processors scale the counter: AMD's (APM, volume 2, 15.30.5), and others' (Intel SDM,
@@ -13,42 +13,54 @@ use crate::machine::{self, MachineError};
 const DIGITS_AMD: u32 = 32;
 const DIGITS_INTEL: u32 = 48;
 
-/// It.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct HostProcessor {
-    /// What KVM supports of CPUID.
-    pub leaves: Vec<Leaf>,
-    /// The time-stamp counter.
-    pub counter: Counter,
-    /// Whether the host's kernel takes its time from it.
-    pub relies_on_counter: bool,
+/// Reads this host's processor.
+///
+/// # Errors
+/// If KVM can't have a shard here, or does not say.
+pub fn read() -> Result<HostProcessor, MachineError> {
+    let kvm = Kvm::new().map_err(|source| MachineError::Kvm {
+        what: "open /dev/kvm",
+        source,
+    })?;
+    super::machine::check(&kvm)?;
+    let supported = cpuid(&kvm, &[])?;
+    let leaves: Vec<Leaf> = supported.as_slice().iter().map(leaf).collect();
+    let is_amd = leaves
+        .iter()
+        .any(|leaf| leaf.function == 0 && leaf.registers[1] != u32::from_le_bytes(*b"Genu"));
+    let digits = if is_amd { DIGITS_AMD } else { DIGITS_INTEL };
+    Ok(HostProcessor {
+        leaves,
+        counter: Counter {
+            khz: machine::tsc_khz(&kvm)?,
+            digits: kvm.check_extension(Cap::TscControl).then_some(digits),
+        },
+        relies_on_counter: machine::host_relies_on_tsc(),
+    })
 }
 
-impl HostProcessor {
-    /// This host's.
-    ///
-    /// # Errors
-    /// If KVM can't have a shard here, or does not say.
-    pub fn read() -> Result<Self, MachineError> {
-        let kvm = Kvm::new().map_err(|source| MachineError::Kvm {
-            what: "open /dev/kvm",
-            source,
-        })?;
-        super::machine::check(&kvm)?;
-        let supported = cpuid(&kvm, &[])?;
-        let leaves: Vec<Leaf> = supported.as_slice().iter().map(Leaf::from).collect();
-        let is_amd = leaves
-            .iter()
-            .any(|leaf| leaf.function == 0 && leaf.registers[1] != u32::from_le_bytes(*b"Genu"));
-        let digits = if is_amd { DIGITS_AMD } else { DIGITS_INTEL };
-        Ok(Self {
-            leaves,
-            counter: Counter {
-                khz: machine::tsc_khz(&kvm)?,
-                digits: kvm.check_extension(Cap::TscControl).then_some(digits),
-            },
-            relies_on_counter: machine::host_relies_on_tsc(),
-        })
+/// An entry of KVM's as monitors exchange it.
+fn leaf(entry: &kvm_cpuid_entry2) -> Leaf {
+    Leaf {
+        function: entry.function,
+        index: entry.index,
+        flags: entry.flags,
+        registers: [entry.eax, entry.ebx, entry.ecx, entry.edx],
+    }
+}
+
+/// The same for KVM.
+fn entry(leaf: &Leaf) -> kvm_cpuid_entry2 {
+    let [eax, ebx, ecx, edx] = leaf.registers;
+    kvm_cpuid_entry2 {
+        function: leaf.function,
+        index: leaf.index,
+        flags: leaf.flags,
+        eax,
+        ebx,
+        ecx,
+        edx,
+        ..kvm_cpuid_entry2::default()
     }
 }
 
@@ -64,14 +76,14 @@ pub fn cpuid(kvm: &Kvm, leaves: &[Leaf]) -> Result<CpuId, MachineError> {
             source,
         });
     }
-    let entries: Vec<kvm_cpuid_entry2> = leaves.iter().map(kvm_cpuid_entry2::from).collect();
+    let entries: Vec<kvm_cpuid_entry2> = leaves.iter().map(entry).collect();
     CpuId::from_entries(&entries).map_err(|_| MachineError::Lacking("short CPUID"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arch::x86_64::features::common;
+    use shard_api::cpuid::common;
 
     /// Where there is KVM, as on every machine that this is for.
     #[test]
@@ -80,7 +92,7 @@ mod tests {
             Ok(kvm) => kvm,
             Err(error) => return eprintln!("left out: /dev/kvm: {error}"),
         };
-        let host = HostProcessor::read().expect("a host");
+        let host = read().expect("a host");
         assert!(host.counter.khz > 100_000, "{:?}", host.counter);
         let text = serde_json::to_string(&host).expect("JSON");
         let again: HostProcessor = serde_json::from_str(&text).expect("the same");

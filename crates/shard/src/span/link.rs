@@ -14,22 +14,12 @@ use urpc::host::{Block, Inbox, MemoryError, Outbox, SharedRing};
 
 use super::packet::Packet;
 
-/// Messages that a channel holds: several travelling vCPUs.
-pub const LINES: usize = 1024;
 /// The longest packet, bytes: a vCPU with all its registers.
 const PACKET_BYTES_MAX: usize = 64 << 10;
 /// All packets are of one kind.
 const PORT: u16 = 0;
 /// Receivers do not poll: the CPUs are the vCPUs'.
 const BLOCK_NS: u64 = 0;
-
-/// Makes the memory of one channel.
-///
-/// # Errors
-/// As [`SharedRing::create`].
-pub fn memory() -> Result<OwnedFd, MemoryError> {
-    SharedRing::create(LINES).map(|(_, file)| file)
-}
 
 /// The way to another shard. Any thread may send.
 #[derive(Debug)]
@@ -130,7 +120,7 @@ mod tests {
     use super::*;
 
     fn ring() -> (Sending, Receiving) {
-        let file = File::from(memory().expect("memory for a channel"));
+        let file = File::from(shard_api::memory::channel().expect("memory for a channel"));
         let sending = Sending::ring(file.try_clone().expect("a copy")).expect("a channel");
         (sending, Receiving::ring(file).expect("a channel"))
     }

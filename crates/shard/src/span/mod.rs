@@ -15,7 +15,7 @@
 //! - [`router`], [`inbox`], [`mail`], [`whereabouts`], [`owners`], [`enabled`], [`startup`]: from whoever signals to the vCPU's
 //!   thread, wherever that is;
 //! - [`link`], [`packet`], [`travel`]: what goes between shards, vCPUs that move among it;
-//! - [`host`], [`relation`]: what hosts must have in common, and how their clocks go together;
+//! - [`host`], [`shard_api::relation`]: what hosts must have in common, and how their clocks go together;
 //! - [`forward`], [`desk`], [`wiring`]: devices, which are all in one shard, the home.
 //!
 //! The Multikernel (SOSP '09, section 3) is the model: shards share the guest's memory, as the guest expects, and nothing
@@ -36,7 +36,6 @@ pub mod mail;
 pub mod owners;
 mod pace;
 pub mod packet;
-pub mod relation;
 pub mod router;
 pub mod seat;
 pub mod startup;

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use protocol::CellId;
 use serde::{Deserialize, Serialize};
-use shard::launch::Fd;
-use shard::process::{receive, send};
+use shard_api::launch::Fd;
+use shard_api::message::{receive, send};
 use urpc::host::{Block, SharedRing, end};
 
 use super::ring::{LINES, Rings};

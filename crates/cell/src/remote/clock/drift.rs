@@ -1,7 +1,7 @@
 //! How another host's time-stamp counter runs against this one's: how far it is ahead, how fast that changes, and how wrong both
 //! may be. Pure.
 //!
-//! [`shard::span::relation`] says what one round tells. Many say more: the shortest of each few seconds are kept, as the
+//! [`shard_api::relation`] says what one round tells. Many say more: the shortest of each few seconds are kept, as the
 //! minimum filters of NTP (RFC 5905, section 10) and PTP do, since what a round took longer than another it spent in queues.
 //! Two of them tell the rate, and by the rate an old short round can be better than a new long one.
 //!
@@ -9,7 +9,7 @@
 //! [`WANDER_PPB`] as long as rounds are kept, about a minute. What contradicts that is refused, and if it keeps on, believed:
 //! then one of the counters was set, or stood still, and all that was known is forgotten.
 
-use shard::span::relation::{Ratio, Relation, Round};
+use shard_api::relation::{Ratio, Relation, Round};
 
 /// Counters whose rates differ by more are no clocks, parts of a thousand millions: what Linux and NTP correct at most
 /// (RFC 5905, section 7.1). KVM takes frequencies for equal that are 250 parts of a million apart; crystals add 100 at most.

@@ -12,7 +12,7 @@
 //! What two shards of different hosts read at the same moment differs by what is not known of them ([`Estimate::error`] of each), by a
 //! step that is not worth its cost yet ([`Leader::worth`]), and by what they drift while an order is on its way.
 
-use shard::span::relation::{Ratio, Relation, Round};
+use shard_api::relation::{Ratio, Relation, Round};
 
 use super::drift::{Drift, Estimate, JUMP_MAX_S, Refused};
 

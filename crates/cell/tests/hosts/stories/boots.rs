@@ -111,7 +111,9 @@ pub fn two_parts(two: &Two) {
     let mut spec = two.spec.clone();
     spec.cpus = 3;
     spec.span = Some(config::SpanSpec::Coherent(vec![0, 1, 2]));
-    let span = Span::begin("big", &spec).expect("places").expect("a span");
+    let span = Span::begin("big", &spec, shard::PLATFORM)
+        .expect("places")
+        .expect("a span");
     let opened = two.opened();
     let boot = Boot::new(&span, &opened.launch.memory, Some(0..0)).expect("links and lanes");
     let parts = [1, 2].map(|shard| span.remote(shard).expect("on beta"));
@@ -144,7 +146,9 @@ pub fn all_meet(two: &Two) {
     let mut spec = two.spec.clone();
     spec.cpus = 4;
     spec.span = Some(config::SpanSpec::Coherent(vec![0, 1, 3, 2]));
-    let span = Span::begin(herald::NAME, &spec).expect("places").expect("a span");
+    let span = Span::begin(herald::NAME, &spec, shard::PLATFORM)
+        .expect("places")
+        .expect("a span");
     let status = client::status(&two.beta_files())
         .expect("an answer")
         .expect("a cluster");

@@ -142,7 +142,9 @@ pub fn witness_home(two: &Two) {
 fn failure(two: &Two, name: &str, cells: &[u16], booted: fn(vm::Booted<'_>)) -> String {
     let mut spec = two.spec.clone();
     spec.span = Some(config::SpanSpec::Coherent(cells.to_vec()));
-    let span = Span::begin(name, &spec).expect("places").expect("a span");
+    let span = Span::begin(name, &spec, shard::PLATFORM)
+        .expect("places")
+        .expect("a span");
     let opened = two.opened_as(name, &spec);
     let (folder, name) = (two.folder.join(name), name.to_owned());
     let (tell, told) = mpsc::channel();

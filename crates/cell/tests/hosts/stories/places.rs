@@ -18,7 +18,9 @@ use crate::hosts::two::{Two, quit, remote, started, wait};
 pub fn not_coherent(two: &Two) {
     let mut shared = two.spec.clone();
     shared.span = Some(config::SpanSpec::Cells(vec![0, 1]));
-    let why = Span::begin("big", &shared).expect_err("two hosts").to_string();
+    let why = Span::begin("big", &shared, shard::PLATFORM)
+        .expect_err("two hosts")
+        .to_string();
     assert!(
         why.starts_with("it spans cell 1 on host beta") && why.contains("write `memory = \"coherent\"`"),
         "{why}"
@@ -90,20 +92,28 @@ pub fn strangers(two: &Two) {
     span.leave();
     let mut large = two.spec.clone();
     large.memory = config::Size(site::CELL_BYTES + (2 << 20));
-    let why = Span::begin("big", &large).expect_err("no room").to_string();
+    let why = Span::begin("big", &large, shard::PLATFORM)
+        .expect_err("no room")
+        .to_string();
     assert!(why.contains("of its own memory"), "{why}");
     // Alpha's cell has been asked first: nothing is kept there, either.
     large.memory = config::Size(site::CELL_BYTES);
-    let held = Span::begin("big", &large).expect("places").expect("a span");
+    let held = Span::begin("big", &large, shard::PLATFORM)
+        .expect("places")
+        .expect("a span");
     // Cell 3 has room, and cell 1 has none: all, or none.
     large.span = Some(config::SpanSpec::Coherent(vec![3, 1]));
-    let why = Span::begin("late", &large).expect_err("no room").to_string();
+    let why = Span::begin("late", &large, shard::PLATFORM)
+        .expect_err("no room")
+        .to_string();
     assert!(
         why.starts_with("host beta: cell 1 has 0 MiB of its own memory, and 512 MiB are needed there"),
         "{why}"
     );
     large.span = Some(config::SpanSpec::Coherent(vec![3, 2]));
-    let late = Span::begin("late", &large).expect("places").expect("a span");
+    let late = Span::begin("late", &large, shard::PLATFORM)
+        .expect("places")
+        .expect("a span");
     late.leave();
     held.leave();
     two.wait_until_free();
@@ -119,7 +129,7 @@ pub fn real_cells(two: &Two) {
     let all = ["big", "big/1"];
     assert_eq!(vms(&two.beta_files()), all);
     // Both cells have the name: nobody gets it again, on either host.
-    let twice = Span::begin("big", &two.spec)
+    let twice = Span::begin("big", &two.spec, shard::PLATFORM)
         .expect_err("it is taken")
         .to_string();
     assert!(twice.starts_with("a VM named big is running already"), "{twice}");
@@ -147,7 +157,9 @@ pub fn one_vm_at_a_time(two: &Two) {
         (launch.shared[1].is_some(), launch.notes)
     };
     let first = two.span();
-    let second = Span::begin("second", &two.spec).expect("places").expect("a span");
+    let second = Span::begin("second", &two.spec, shard::PLATFORM)
+        .expect("places")
+        .expect("a span");
     let boot = boot_of(&first);
     assert_eq!(told(&boot), (true, Vec::new()));
     let (is_shared, notes) = told(&boot_of(&second));

@@ -2,14 +2,14 @@
 
 pub mod acpi;
 pub mod cpuid;
-pub mod features;
 pub mod kernel;
-pub mod layout;
 pub mod memory_map;
 pub mod msr;
 pub mod registers;
 pub mod start;
 pub mod state;
+
+pub use shard_api::layout;
 
 #[cfg(test)]
 mod tests;

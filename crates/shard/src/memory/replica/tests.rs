@@ -11,7 +11,7 @@ use vm_memory::{Bytes, GuestMemoryBackend, GuestMemoryRegion};
 use super::*;
 use crate::launch::{CoherenceLaunch, Fd, LaneSockets, Ratio, ShardMemory, TscLaunch};
 use crate::process::{receive, send};
-use crate::span::link::{self, Receiving, Sending};
+use crate::span::link::{Receiving, Sending};
 use crate::span::packet::Packet;
 use crate::span::router::Router;
 use crate::virtio::balloon::{Balloon, Release};
@@ -373,7 +373,7 @@ fn routers(coherence: &[&'static Coherence]) -> Vec<Arc<Router>> {
     let mut heard = Vec::new();
     for (from, to) in (0..count).flat_map(|from| (0..count).map(move |to| (from, to))) {
         if from != to {
-            let file = std::fs::File::from(link::memory().expect("memory for a channel"));
+            let file = std::fs::File::from(shard_api::memory::channel().expect("memory for a channel"));
             ways[from][to] = Some(Sending::ring(file.try_clone().expect("a copy")).expect("a channel"));
             heard.push((from, to, Receiving::ring(file).expect("a channel")));
         }

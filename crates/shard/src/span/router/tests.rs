@@ -41,7 +41,7 @@ fn channels() -> ((Sending, Receiving), (Sending, Receiving)) {
         return ((to_part, from_home), (to_home, from_part));
     }
     let ring = || {
-        let file = File::from(link::memory().expect("memory for a channel"));
+        let file = File::from(shard_api::memory::channel().expect("memory for a channel"));
         let sending = Sending::ring(file.try_clone().expect("a copy")).expect("a channel");
         (sending, Receiving::ring(file).expect("a channel"))
     };

@@ -9,7 +9,6 @@
 //! that is broken as a chain (a loop, no status byte, readable after writable) stops the device.
 
 mod device;
-mod formats;
 mod handler;
 mod metrics;
 mod request;

@@ -1,4 +1,4 @@
-use shard::span::relation::Counter;
+use shard_api::relation::Counter;
 
 use super::*;
 

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::mpsc;
 use std::time::Instant;
 
-use shard::span::relation::Ratio;
+use shard_api::relation::Ratio;
 
 use super::super::leader::Clock;
 use super::super::{answer_by, relate};

@@ -1,7 +1,7 @@
 //! The clocks of hosts whose counters drift apart, in virtual time, by seed.
 
 use fastrand::Rng;
-use shard::span::relation::{Counter, Ratio, Relation, Round};
+use shard_api::relation::{Counter, Ratio, Relation, Round};
 
 use super::*;
 

@@ -21,8 +21,8 @@ use crate::memory::GuestRam;
 use crate::process::Files;
 use crate::span::machine::{Channels, SpanParts, travelling};
 use crate::span::packet::Packet;
-use crate::span::relation::Ratio;
 use crate::vcpu::{Vcpu, VcpuCounters};
+use shard_api::relation::Ratio;
 
 /// Words that every program reports: its handlers of NMIs and of vector 0x41, and its end.
 pub const NMI: u32 = 0x2_0000;

@@ -4,7 +4,6 @@
 //! What says what a processor can is cut down to what both can; what a guest can't be told two ways, and nothing can mend, is an
 //! error that names it. What only describes (model, caches, brand) is the first host's for all.
 
-use kvm_bindings::kvm_cpuid_entry2;
 use serde::{Deserialize, Serialize};
 
 /// One entry of CPUID.
@@ -24,33 +23,6 @@ pub struct Leaf {
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("their processors differ in {0}")]
 pub struct Unlike(pub String);
-
-impl From<&kvm_cpuid_entry2> for Leaf {
-    fn from(entry: &kvm_cpuid_entry2) -> Self {
-        Self {
-            function: entry.function,
-            index: entry.index,
-            flags: entry.flags,
-            registers: [entry.eax, entry.ebx, entry.ecx, entry.edx],
-        }
-    }
-}
-
-impl From<&Leaf> for kvm_cpuid_entry2 {
-    fn from(leaf: &Leaf) -> Self {
-        let [eax, ebx, ecx, edx] = leaf.registers;
-        Self {
-            function: leaf.function,
-            index: leaf.index,
-            flags: leaf.flags,
-            eax,
-            ebx,
-            ecx,
-            edx,
-            ..Self::default()
-        }
-    }
-}
 
 /// How two values of a register become one.
 #[derive(Clone, Copy)]

@@ -7,8 +7,8 @@
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-pub use crate::arch::x86_64::features::Leaf;
-pub use crate::span::relation::Ratio;
+pub use crate::cpuid::Leaf;
+pub use crate::relation::Ratio;
 
 /// An open file passed with the [`LaunchSpec`]: the index among the files of the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -210,7 +210,7 @@ pub struct LaunchSpec {
 /// The state of a VM that was frozen.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ResumeLaunch {
-    /// The file of the machine's state ([`crate::snapshot::MachineState`]).
+    /// The file of the machine's state ([`crate::saved`]).
     pub state: Fd,
     /// The files of its memory: its own, then the layers.
     pub memory: Vec<Fd>,
@@ -320,7 +320,7 @@ pub struct DiskLaunch {
     pub share: Share,
 }
 
-/// How a disk shares memory ([`crate::sharing`]).
+/// How a disk shares memory (`shard::sharing`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Share {

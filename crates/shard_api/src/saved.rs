@@ -1,0 +1,192 @@
+//! The state of a frozen machine as a monitor reads it: where each page of memory is. All else is the shard's, and is
+//! copied without being interpreted.
+//!
+//! JSON, with a version: a reader refuses what another version wrote.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+
+use nix::sys::stat::fstat;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+/// The version of this format.
+pub const VERSION: u32 = 1;
+/// A state is no longer than this. One of 254 vCPUs takes some 10 MiB, and each run of memory some 60 bytes, of which the
+/// kernel's default limit of mappings allows 65,530.
+pub const STATE_BYTES_MAX: u64 = 32 << 20;
+/// Bytes of a page.
+pub const PAGE_BYTES: u64 = 4096;
+
+/// Index of a registered image file.
+pub type ImageId = u16;
+
+/// Not an image: pages of zeroes until written, each of which then has no place in any file. Page g stands for page g.
+pub const NOTHING: ImageId = ImageId::MAX;
+
+/// Pages of an image, one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Run {
+    /// How many, at least 1.
+    pub pages: u64,
+    /// Whose.
+    pub image: ImageId,
+    /// The number of the first in the image's file.
+    pub first: u64,
+}
+
+impl Run {
+    /// The part of this run from its page `skip` on, of `pages` pages.
+    pub fn part(&self, skip: u64, pages: u64) -> Self {
+        Self {
+            pages,
+            image: self.image,
+            first: self.first + skip,
+        }
+    }
+
+    /// Whether `next` goes on where this run ends.
+    pub fn goes_on_with(&self, next: &Self) -> bool {
+        self.image == next.image && self.first + self.pages == next.first
+    }
+}
+
+/// A file whose pages guest memory stands for, the same however it is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageName {
+    device: u64,
+    inode: u64,
+    bytes: i64,
+    written_s: i64,
+    written_ns: i64,
+}
+
+impl ImageName {
+    /// The name of an open file.
+    ///
+    /// # Errors
+    /// When the host does not describe the file.
+    pub fn of(file: &File) -> io::Result<Self> {
+        let about = fstat(file)?;
+        Ok(Self {
+            device: about.st_dev,
+            inode: about.st_ino,
+            bytes: about.st_size,
+            written_s: about.st_mtime,
+            written_ns: about.st_mtime_nsec,
+        })
+    }
+}
+
+/// Where each page of frozen memory is.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct FrozenMap {
+    /// The images that runs name by their number.
+    pub images: Vec<ImageName>,
+    /// Runs by their first guest page: of an image, of a layer (numbered on after the images), or of nothing. A page in
+    /// no run is in the first file, at the guest page's own offset.
+    pub runs: Vec<(u64, Run)>,
+}
+
+/// A frozen machine: the map of its memory, and the text of everything else.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct SavedMachine {
+    version: u32,
+    vcpus: Box<RawValue>,
+    chips: Box<RawValue>,
+    console: Box<RawValue>,
+    functions: Box<RawValue>,
+    /// Where each page of memory is.
+    pub memory: FrozenMap,
+}
+
+/// The field that is read before anything else of a state is believed.
+#[derive(Deserialize)]
+struct Version {
+    version: u32,
+}
+
+/// Reads a state from the beginning of a file: other readers may use the same open file.
+///
+/// # Errors
+/// When it is not whole, longer than [`STATE_BYTES_MAX`], or of another version.
+pub fn read<S: DeserializeOwned>(file: &File) -> io::Result<S> {
+    let bytes = file.metadata()?.len();
+    if bytes > STATE_BYTES_MAX {
+        return Err(invalid(format!(
+            "the saved state has {bytes} bytes; {STATE_BYTES_MAX} at most"
+        )));
+    }
+    let mut text = vec![0; bytes as usize];
+    file.read_exact_at(&mut text, 0)?;
+    parse(&text)
+}
+
+/// Reads a state from its text.
+///
+/// # Errors
+/// When it is not whole, or of another version.
+pub fn parse<S: DeserializeOwned>(text: &[u8]) -> io::Result<S> {
+    let not_whole = |error| invalid(format!("the saved state is not whole: {error}"));
+    let Version { version } = serde_json::from_slice(text).map_err(not_whole)?;
+    if version != VERSION {
+        return Err(invalid(format!(
+            "the saved state has version {version}; this program reads version {VERSION}"
+        )));
+    }
+    serde_json::from_slice(text).map_err(not_whole)
+}
+
+/// Writes a state.
+///
+/// # Errors
+/// When it is longer than what [`read`] takes, or the host refuses.
+pub fn write(state: &impl Serialize, file: &mut File) -> io::Result<()> {
+    let text = serde_json::to_vec(state)?;
+    if text.len() as u64 > STATE_BYTES_MAX {
+        return Err(io::Error::other(format!(
+            "its state takes {} bytes; {STATE_BYTES_MAX} at most; give it fewer vCPUs or less memory",
+            text.len()
+        )));
+    }
+    file.write_all(&text)
+}
+
+fn invalid(why: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STATE: &str = r#"{"version":1,"vcpus":[{"id": 0, "rip": 18446744073709551615}],"chips":{"pic":[1,2]},"console":null,"functions":[0.5],"memory":{"images":[],"runs":[[7,{"pages":2,"image":65535,"first":7}],[9,{"pages":1,"image":3,"first":0}]]}}"#;
+
+    #[test]
+    fn parts_of_a_state_that_a_monitor_does_not_interpret_are_copied_to_the_byte() {
+        let mut state: SavedMachine = parse(STATE.as_bytes()).unwrap();
+        assert_eq!(state.memory.runs.len(), 2);
+        let mut file = tempfile::tempfile().unwrap();
+        write(&state, &mut file).unwrap();
+        let mut text = vec![0; STATE.len()];
+        file.read_exact_at(&mut text, 0).unwrap();
+        assert_eq!(String::from_utf8(text).unwrap(), STATE);
+        state.memory.runs.retain(|(_, run)| run.image == NOTHING);
+        let mut shorter = tempfile::tempfile().unwrap();
+        write(&state, &mut shorter).unwrap();
+        let again: SavedMachine = read(&shorter).unwrap();
+        assert_eq!(again.memory.runs.len(), 1);
+        assert_eq!(again.vcpus.get(), state.vcpus.get());
+    }
+
+    #[test]
+    fn state_of_another_version_is_refused_whatever_else_it_holds() {
+        let refused = |text: &str| parse::<SavedMachine>(text.as_bytes()).unwrap_err().to_string();
+        let why = refused(r#"{"version":2}"#);
+        assert!(why.contains("version 2; this program reads version 1"), "{why}");
+        let why = refused(&STATE[..STATE.len() - 1]);
+        assert!(why.contains("not whole"), "{why}");
+    }
+}
