@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use config::vm::{
-    DiskDevice, DiskFormatSpec, DiskMode, NetKind, NetSpec, PagesSpec, SandboxSpec, ShareSpec, VmSpec,
+    DiskDevice, DiskFormatSpec, DiskMode, NetKind, NetSpec, OnFullSpec, PagesSpec, SandboxSpec, ShareSpec,
+    VmSpec,
 };
 use diskstore::disk::{DiskRequest, Format, Layer, Mode, OpenDisk, allocate_whole, note_use};
 use diskstore::group::{self, GroupError, OwnCopy};
@@ -256,9 +257,12 @@ pub fn open(
         });
     let roots = usize::from(root.is_some());
     let queues_default = u16::from(spec.cpus).min(4);
-    let mut requests: Vec<(DiskRequest, u16, bool, Share)> = root
+    let mut requests: Vec<(DiskRequest, u16, bool, Share, OnFull)> = root
         .into_iter()
-        .map(|request| (request, queues_default, false, share(spec, spec.root.share)))
+        .map(|request| {
+            let share = share(spec, spec.root.share);
+            (request, queues_default, false, share, on_full(spec.root.on_full))
+        })
         .collect();
     requests.extend(spec.disks.iter().map(|disk| {
         let request = DiskRequest {
@@ -282,11 +286,12 @@ pub fn open(
             disk.queues.unwrap_or(queues_default),
             disk.device == DiskDevice::Pmem,
             share(spec, disk.share),
+            on_full(disk.on_full),
         )
     }));
     let mut keeps_writes = false;
     let mut disk_file_bytes = 0;
-    for (index, (mut request, queues, pmem, mut share)) in requests.into_iter().enumerate() {
+    for (index, (mut request, queues, pmem, mut share, on_full)) in requests.into_iter().enumerate() {
         keeps_writes |= request.persistent;
         if request.mode == Mode::Private {
             request.path = grouped.own("disk", &request.path)?;
@@ -340,6 +345,7 @@ pub fn open(
             queues,
             pmem,
             share,
+            on_full,
         });
         disks.push(disk);
     }
@@ -487,6 +493,13 @@ pub fn hardware_addresses(spec: &VmSpec, name: &str) -> Result<Vec<[u8; 6]>, sub
         None => Ok(subnet::mac_address(name, index)),
     };
     cards(spec).iter().enumerate().map(address).collect()
+}
+
+fn on_full(spec: OnFullSpec) -> OnFull {
+    match spec {
+        OnFullSpec::Error => OnFull::Error,
+        OnFullSpec::Pause => OnFull::Pause,
+    }
 }
 
 /// How a disk shares that says `own`.

@@ -62,6 +62,9 @@ pub struct Record {
     pub span: Vec<policy::span::Part>,
     /// What of the sandbox could not be applied.
     pub sandbox_missing: Vec<String>,
+    /// Its disks whose writes wait for room on the host.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub full_disks: Vec<String>,
     /// The group of the VMs that share pages with it.
     #[serde(default)]
     pub share_group: Option<ShareGroup>,
@@ -459,6 +462,7 @@ mod tests {
             borrowed: Vec::new(),
             span: Vec::new(),
             sandbox_missing: Vec::new(),
+            full_disks: Vec::new(),
             share_group: None,
             kept_apart: Vec::new(),
             member: None,

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use shard::launch::{Ending, Fd, Launch, Order, Report, SandboxPolicy};
+use shard::launch::{DiskLaunch, Ending, Fd, Launch, Order, Report, SandboxPolicy};
 use shard::ports;
 
 use crate::cluster::tenure::TenureError;
@@ -71,6 +71,14 @@ fn mend(error: &io::Error) -> &'static str {
     }
 }
 
+/// What a VM's shard reports while it runs.
+pub enum Progress<'a> {
+    /// Its vCPUs are about to run; again after each reboot.
+    Booted(Booted<'a>),
+    /// The disks whose writes wait for room on the host are these now, by name.
+    FullDisks(&'a [String]),
+}
+
 /// What a VM's shard told when it started.
 pub struct Booted<'a> {
     /// The shard's process.
@@ -83,14 +91,14 @@ pub struct Booted<'a> {
     pub sandbox_notes: &'a [String],
 }
 
-/// Runs an opened VM until it ends, in the cells of `span` if it spans several. `booted` is called each time its vCPUs are about to run.
+/// Runs an opened VM until it ends, in the cells of `span` if it spans several. `progress` is called with what its shard reports.
 pub fn run(
     mut opened: Opened,
     name: &str,
     folder: &Path,
     handle: &Handle,
     span: Option<&Span>,
-    mut booted: impl FnMut(Booted<'_>),
+    mut progress: impl FnMut(Progress<'_>),
 ) -> Result<Ending, RunError> {
     let policy = opened.launch.sandbox.policy;
     let namespaces = if policy == SandboxPolicy::Off {
@@ -123,7 +131,7 @@ pub fn run(
             handle,
             (&namespaces, group, span),
             users,
-            &mut booted,
+            &mut progress,
         );
         drop(stop_counting);
         over.store(true, Ordering::Relaxed);
@@ -144,7 +152,7 @@ fn every_boot(
     handle: &Handle,
     (namespaces, group, span): (&Namespaces, Option<&ControlGroup>, Option<&Span>),
     users: &ImageUsers,
-    booted: &mut impl FnMut(Booted<'_>),
+    progress: &mut impl FnMut(Progress<'_>),
 ) -> Result<Ending, RunError> {
     let shards = span.map_or(1, |span| span.cells().len());
     let logs = (0..shards).map(|shard| ShardLog::start(&folder.join(log_name(shard))).map(Arc::new));
@@ -159,7 +167,7 @@ fn every_boot(
         }
         let started = Instant::now();
         opened.launch.users = users.now();
-        let ending = one_boot(opened, name, &logs, handle, (namespaces, group, span), booted)?;
+        let ending = one_boot(opened, name, &logs, handle, (namespaces, group, span), progress)?;
         if ending != Ending::Reboot {
             return Ok(ending);
         }
@@ -211,7 +219,7 @@ fn one_boot(
     logs: &[Arc<ShardLog>],
     handle: &Handle,
     (namespaces, group, span): (&Namespaces, Option<&ControlGroup>, Option<&Span>),
-    booted: &mut impl FnMut(Booted<'_>),
+    progress: &mut impl FnMut(Progress<'_>),
 ) -> Result<Ending, RunError> {
     let cid = opened.launch.vsock.as_ref().map_or(0, |vsock| vsock.cid);
     let given = Given::of(Place::Vm(cid));
@@ -289,12 +297,12 @@ fn one_boot(
                     handle.state().runs = true;
                     keeper.iter().for_each(Keeper::begin);
                     sandbox_missing.append(&mut missing_elsewhere);
-                    booted(Booted {
+                    progress(Progress::Booted(Booted {
                         pid: home.pid,
                         parts: &part_pids,
                         sandbox_missing: &sandbox_missing,
                         sandbox_notes: &sandbox_notes,
-                    });
+                    }));
                     // Who wanted that before could not tell it.
                     if handle.state().is_to_end() {
                         let _ = handle.order(&Order::Quit);
@@ -309,6 +317,9 @@ fn one_boot(
                 Report::Moved(how) => {
                     handle.state().moved = Some(how);
                     handle.changed();
+                }
+                Report::FullDisks { disks } => {
+                    progress(Progress::FullDisks(&names_of_disks(&disks, &opened.launch.disks)));
                 }
                 Report::Ended(how) => {
                     ending = Some(how);
@@ -358,6 +369,13 @@ fn one_boot(
     } else {
         Ending::ShardFailed { detail: gone }
     }))
+}
+
+/// The names of the disks with these numbers. A shard in a guest's hands may report any.
+fn names_of_disks(numbers: &[u16], disks: &[DiskLaunch]) -> Vec<String> {
+    let is_named = |number: &usize| numbers.iter().any(|named| usize::from(*named) == *number);
+    let named = disks.iter().enumerate().filter(|(number, _)| is_named(number));
+    named.map(|(_, disk)| disk.id.clone()).collect()
 }
 
 /// Starts the shards beside the home, each in its cell, and waits until they are ready. And what the sandboxes of those on other

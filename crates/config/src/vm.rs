@@ -141,6 +141,21 @@ pub struct RootSpec {
     pub persistent: bool,
     /// How what it reads is shared; as the VM's `share` when absent.
     pub share: Option<ShareSpec>,
+    /// What a write does that finds no room on the host.
+    #[serde(default)]
+    pub on_full: OnFullSpec,
+}
+
+/// What a write to a disk does that finds no room on the host (`docs/disks.md`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum OnFullSpec {
+    /// It fails: the guest gets an I/O error.
+    #[default]
+    Error,
+    /// It waits until there is room.
+    Pause,
 }
 
 /// How pages that a disk reads from a file nobody writes are shared with other VMs (`docs/sharing.md`).
@@ -185,6 +200,9 @@ pub struct DiskSpec {
     pub queues: Option<u16>,
     /// How what it reads is shared; as the VM's `share` when absent.
     pub share: Option<ShareSpec>,
+    /// What a write does that finds no room on the host.
+    #[serde(default)]
+    pub on_full: OnFullSpec,
 }
 
 /// Formats of disk files.

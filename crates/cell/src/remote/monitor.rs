@@ -436,6 +436,7 @@ fn record(request: &PartRequest) -> Record {
         borrowed: Vec::new(),
         span: Vec::new(),
         sandbox_missing: Vec::new(),
+        full_disks: Vec::new(),
         share_group: None,
         kept_apart: Vec::new(),
         member: None,

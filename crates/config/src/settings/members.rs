@@ -168,7 +168,12 @@ impl MemberPolicy {
         if nodes.iter().any(|node| node.host_node.is_some()) {
             return Err(owners("nodes.host_node"));
         }
-        let RootSpec { persistent, share: _ } = root;
+        let RootSpec {
+            persistent,
+            share: _,
+            // It can only hold up the VM itself.
+            on_full: _,
+        } = root;
         if *persistent {
             return Err(overlay(&["root", "persistent"]));
         }
@@ -230,6 +235,7 @@ impl MemberPolicy {
             device,
             queues: _,
             share: _,
+            on_full: _,
         } = disk;
         match device {
             DiskDevice::Block | DiskDevice::Pmem => {}

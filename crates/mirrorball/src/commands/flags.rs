@@ -119,6 +119,7 @@ fn disk(text: &str) -> DiskSpec {
         device: Default::default(),
         queues: None,
         share: None,
+        on_full: Default::default(),
     }
 }
 
