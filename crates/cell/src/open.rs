@@ -18,7 +18,7 @@ use diskstore::disk::{DiskRequest, Format, Layer, Mode, OpenDisk, allocate_whole
 use diskstore::group::{self, GroupError, OwnCopy};
 use diskstore::image::{Image, ImageStore};
 use hostfiles::private;
-use nix::unistd::{Whence, lseek};
+use nix::unistd::{Whence, geteuid, lseek};
 use shard::arch::x86_64::kernel;
 use shard::launch::*;
 use subnet::Egress;
@@ -27,6 +27,7 @@ use subnet::passt::{Passt, PasstChild, PasstSpec};
 use crate::cluster::addresses;
 use crate::cluster::files;
 use crate::cmdline;
+use crate::identity::{Given, Place};
 use crate::monitor::bind;
 use crate::share_group::{Apart, Claims, maps_pages};
 
@@ -370,6 +371,7 @@ pub fn open(
                     mac,
                     forward: forward?,
                     egress: (!net.host).then(|| egress.clone()),
+                    user: passt_user(cid),
                 };
                 let Passt { socket, child } = subnet::passt::start(&spec)?;
                 let file = files.add(socket);
@@ -470,6 +472,15 @@ pub fn open(
         passt,
         filtered,
     })
+}
+
+/// The user and group that the VM's passt are: as its shards are outside. Only root can choose them.
+fn passt_user(cid: u32) -> Option<(u32, u32)> {
+    let identity = geteuid()
+        .is_root()
+        .then(|| Given::of(Place::Vm(cid)).identity)
+        .flatten();
+    identity.map(|identity| (identity.uid, identity.gid))
 }
 
 /// The VM's network cards: one of user-mode networking when it says nothing.
