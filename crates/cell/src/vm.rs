@@ -17,7 +17,7 @@ use crate::cluster::tenure::TenureError;
 use crate::coherence;
 use crate::console::Console;
 use crate::control_group::{ControlGroup, ControlGroupError};
-use crate::ending::of_part;
+use crate::ending::{of_gone, of_part};
 use crate::frozen::Freezable;
 use crate::handle::Handle;
 use crate::identity::{Given, Place};
@@ -337,12 +337,7 @@ fn one_boot(
     } else {
         home.wait()
     };
-    let gone = match group {
-        Some(group) if group.is_out_of_memory() => {
-            format!("{gone}; the VM used more of the host's memory than its memory_limit")
-        }
-        _ => gone,
-    };
+    let is_out_of_memory = group.is_some_and(ControlGroup::is_out_of_memory);
     let (parts, was_told) = {
         let mut state = handle.state();
         state.home = None;
@@ -367,7 +362,7 @@ fn one_boot(
     Ok(ending.unwrap_or(if was_told {
         Ending::Quit
     } else {
-        Ending::ShardFailed { detail: gone }
+        of_gone(gone, is_out_of_memory)
     }))
 }
 
