@@ -3,7 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -531,6 +531,15 @@ impl Opened {
     pub fn kernel_image(&self) -> io::Result<Range<u64>> {
         let kernel = self.files[self.launch.kernel.0].try_clone()?;
         Ok(kernel::image(&mut File::from(kernel)))
+    }
+
+    /// The files of the disks, with the disks' names.
+    pub fn disk_files(&self) -> impl Iterator<Item = (&str, BorrowedFd<'_>)> {
+        let layers = self.launch.disks.iter().flat_map(|disk| {
+            let files = disk.layers.iter();
+            files.map(|layer| (disk.id.as_str(), layer.file))
+        });
+        layers.map(|(disk, file)| (disk, self.files[file.0].as_fd()))
     }
 
     /// The processes beside the shard that work for this VM.

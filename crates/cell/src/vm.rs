@@ -53,7 +53,7 @@ pub enum RunError {
     /// One of its cells.
     #[error(transparent)]
     Tenure(#[from] TenureError),
-    /// What it asks for of the CPUs.
+    /// What it asks for of the host.
     #[error(transparent)]
     ControlGroup(#[from] ControlGroupError),
     /// The sandbox is required.
@@ -109,7 +109,7 @@ pub fn run(
     if policy == SandboxPolicy::Require && !namespaces.missing.is_empty() {
         return Err(RunError::Sandbox(namespaces.missing.join("; ")));
     }
-    let group = ControlGroup::of(name, &opened.spec)?;
+    let group = ControlGroup::of(name, &opened.spec, opened.disk_files())?;
     handle.state().filtered = opened.filtered.clone();
     handle.state().cells = span.map_or_else(Vec::new, Span::cells);
     handle.console().set_input(Some(opened.console.try_clone()?));

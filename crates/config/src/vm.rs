@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::io_limit::IoLimitSpec;
 use crate::span::{SpanMemory, SpanSpec};
 
 /// One VM.
@@ -31,6 +32,9 @@ pub struct VmSpec {
     /// Memory of the host that its processes use at most, the guest's own included.
     #[serde(default)]
     pub memory_limit: Option<Size>,
+    /// I/O of the host's devices that its disks do at most each second.
+    #[serde(default)]
+    pub io_limit: Option<IoLimitSpec>,
     /// Guest memory, from 64M.
     #[serde(default = "default_memory")]
     pub memory: Size,

@@ -95,9 +95,10 @@ impl MemberPolicy {
             image,
             cpus,
             cpu_weight,
-            // These two can only take from the VM itself.
+            // These three can only take from the VM itself.
             cpu_limit: _,
             memory_limit: _,
+            io_limit: _,
             memory,
             kernel,
             root,
@@ -368,7 +369,7 @@ mod tests {
         for text in [
             "image = \"debian-12\"\nsandbox = \"require\"",
             "image = \"debian-12\"\nsandbox = \"require\"\nshare_group = \"lessons\"\ncpus = 4\nmemory = \"2G\"",
-            "image = \"debian-12\"\nsandbox = \"require\"\npages = \"thp\"\ncpu_limit = 0.5\nnets = []",
+            "image = \"debian-12\"\nsandbox = \"require\"\npages = \"thp\"\ncpu_limit = 0.5\nnets = []\nio_limit.reads = 100",
             "sandbox = \"require\"\nkernel.path = \"/srv/vms/k\"\nkernel.initrd = \"/srv/vms/a/i\"",
             "image = \"debian-12\"\nsandbox = \"require\"\n[[disks]]\npath = \"/srv/vms/d\"\nmode = \"exclusive\"\npersistent = true",
         ] {
