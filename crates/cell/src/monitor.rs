@@ -341,6 +341,7 @@ fn one(
             }
         };
         record.full_disks.clear();
+        record.core_cookies = booted.core_cookies.to_vec();
         record.state = State::Running;
         record.shard_pid = Some(booted.pid);
         record.part_pids = booted.parts.to_vec();
@@ -407,6 +408,7 @@ fn record(name: &str, spec: &VmSpec, cid: u32) -> Record {
         borrowed: Vec::new(),
         span: Vec::new(),
         sandbox_missing: Vec::new(),
+        core_cookies: Vec::new(),
         full_disks: Vec::new(),
         share_group: None,
         kept_apart: Vec::new(),

@@ -2,6 +2,7 @@
 //!
 //! The shard dies with the thread that runs [`run`] (parent-death signal) and with the control socket.
 
+use std::cell::RefCell;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -17,6 +18,7 @@ use crate::cluster::tenure::TenureError;
 use crate::coherence;
 use crate::console::Console;
 use crate::control_group::{ControlGroup, ControlGroupError};
+use crate::core_scheduling::{self, CoreSchedulingError};
 use crate::ending::{of_gone, of_part};
 use crate::frozen::Freezable;
 use crate::handle::Handle;
@@ -56,6 +58,9 @@ pub enum RunError {
     /// What it asks for of the host.
     #[error(transparent)]
     ControlGroup(#[from] ControlGroupError),
+    /// Cores of its own.
+    #[error(transparent)]
+    CoreScheduling(#[from] CoreSchedulingError),
     /// The sandbox is required.
     #[error("the sandbox is incomplete ({0}); run with --sandbox=auto to go on without it")]
     Sandbox(String),
@@ -89,6 +94,8 @@ pub struct Booted<'a> {
     pub sandbox_missing: &'a [String],
     /// What is lacking of the layers that `require` does not insist on.
     pub sandbox_notes: &'a [String],
+    /// The kernel's marks of the VM's cores, one for each shard; none without core scheduling.
+    pub core_cookies: &'a [u64],
 }
 
 /// Runs an opened VM until it ends, in the cells of `span` if it spans several. `progress` is called with what its shard reports.
@@ -108,6 +115,9 @@ pub fn run(
     };
     if policy == SandboxPolicy::Require && !namespaces.missing.is_empty() {
         return Err(RunError::Sandbox(namespaces.missing.join("; ")));
+    }
+    if opened.spec.core_scheduling && span.is_some_and(Span::has_remote_parts) {
+        return Err(CoreSchedulingError::OtherHosts.into());
     }
     let group = ControlGroup::of(name, &opened.spec, opened.disk_files())?;
     handle.state().filtered = opened.filtered.clone();
@@ -224,6 +234,7 @@ fn one_boot(
     let cid = opened.launch.vsock.as_ref().map_or(0, |vsock| vsock.cid);
     let given = Given::of(Place::Vm(cid));
     let policy = opened.launch.sandbox.policy;
+    let cookies = RefCell::new(Vec::new());
     let start = |shard: usize| {
         // Only the home has disks.
         let disk_file_bytes = if shard == 0 { opened.disk_file_bytes } else { 0 };
@@ -235,6 +246,10 @@ fn one_boot(
         }
         if opened.spec.is_coherent() {
             coherence::permit_priority(process.pid);
+        }
+        if opened.spec.core_scheduling {
+            // Its one thread waits for its launch: those that it starts have the cookie too.
+            cookies.borrow_mut().push(core_scheduling::isolate(process.pid)?);
         }
         Ok::<_, RunError>(process)
     };
@@ -302,6 +317,7 @@ fn one_boot(
                         parts: &part_pids,
                         sandbox_missing: &sandbox_missing,
                         sandbox_notes: &sandbox_notes,
+                        core_cookies: &cookies.borrow(),
                     }));
                     // Who wanted that before could not tell it.
                     if handle.state().is_to_end() {

@@ -35,6 +35,9 @@ pub struct VmSpec {
     /// I/O of the host's devices that its disks do at most each second.
     #[serde(default)]
     pub io_limit: Option<IoLimitSpec>,
+    /// Whether nothing else runs on a core of the host while this VM does: its other hardware threads stay idle, or run this VM.
+    #[serde(default)]
+    pub core_scheduling: bool,
     /// Guest memory, from 64M.
     #[serde(default = "default_memory")]
     pub memory: Size,

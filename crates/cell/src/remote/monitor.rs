@@ -442,6 +442,7 @@ fn record(request: &PartRequest) -> Record {
         borrowed: Vec::new(),
         span: Vec::new(),
         sandbox_missing: Vec::new(),
+        core_cookies: Vec::new(),
         full_disks: Vec::new(),
         share_group: None,
         kept_apart: Vec::new(),

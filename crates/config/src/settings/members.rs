@@ -99,6 +99,7 @@ impl MemberPolicy {
             cpu_limit: _,
             memory_limit: _,
             io_limit: _,
+            core_scheduling,
             memory,
             kernel,
             root,
@@ -152,6 +153,10 @@ impl MemberPolicy {
         }
         if cpu_weight.is_some() {
             return Err(owners("cpu_weight"));
+        }
+        // Hardware threads that it keeps idle are missing to others.
+        if *core_scheduling {
+            return Err(owners("core_scheduling"));
         }
         if cell.is_some() {
             return Err(owners("cell"));
@@ -387,6 +392,7 @@ mod tests {
             ("cpus = 5".to_owned(), "cpus"),
             ("share_group = \"other\"".to_owned(), "share_group"),
             ("cpu_weight = 10000".to_owned(), "cpu_weight"),
+            ("core_scheduling = true".to_owned(), "core_scheduling"),
             ("cell = 0".to_owned(), "cell"),
             ("cpus = 2\nspan = \"auto\"".to_owned(), "span"),
             ("pages = \"2M\"".to_owned(), "pages"),
