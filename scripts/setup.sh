@@ -6,7 +6,7 @@ set -eu
 # package:command, or package:/file; one for each thing needed.
 BUILD="gcc:gcc libc6-dev:/usr/include/stdio.h"
 RUN="qemu-system-x86:qemu-system-x86_64 e2fsprogs:mke2fs mmdebstrap:mmdebstrap passt:passt cpio:cpio"
-TEST="etcd-server:etcd iproute2:ip qemu-utils:qemu-img busybox-static:/usr/share/doc/busybox-static"
+TEST="etcd-server:etcd uidmap:newuidmap iproute2:ip qemu-utils:qemu-img busybox-static:/usr/share/doc/busybox-static"
 FUZZ="g++:g++"
 BENCH="qemu-system-x86:qemu-system-x86_64 iperf3:iperf3 iproute2:ip"
 MPI="gcc:gcc libc6-dev:/usr/include/stdio.h openmpi-bin:mpirun libopenmpi-dev:mpicc"

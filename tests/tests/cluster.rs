@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use guest_tests::command::BOOT_LIMIT;
 use guest_tests::host::{self, Traces};
 use guest_tests::{Cluster, Scratch, Vm, VmFile, mirrorball, wait};
 use serde_json::Value;
@@ -138,11 +139,15 @@ fn weights_and_limits_divide_a_cells_cpus() {
     assert!((2.0..4.5).contains(&ratio), "{heavily} s to {lightly} s");
     heavy.kill();
     light.kill();
-    let limited = VmFile::new("limited")
+    let file = VmFile::new("limited")
         .key("cpu_limit", "0.3")
         .key("memory_limit", "\"640M\"")
         .net("kind = \"user\"")
-        .start(&scratch);
+        .write(&scratch);
+    // Not detached: its command says at the end how it ended.
+    let run = mirrorball(["run"]).args([file]).limit(BOOT_LIMIT * 2).spawn();
+    let limited = Vm::named("limited");
+    limited.wait_up();
     // Its card's passt is limited together with its shard.
     let group = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("a process");
     let children = host::children(limited.monitor());
@@ -163,9 +168,14 @@ fn weights_and_limits_divide_a_cells_cpus() {
     std::thread::sleep(Duration::from_secs(8));
     let part = (cpu_seconds(&limited) - start) / since.elapsed().as_secs_f64();
     assert!((0.15..0.4).contains(&part), "{part} of a CPU");
+    let shard = limited.shard();
     // With less than it has in use, the kernel ends all of its processes, and nobody else's.
     std::fs::write(of_group("memory.max"), "8M").expect("root may");
-    host::wait_gone(&[limited.shard(), passt], BACK_LIMIT);
+    host::wait_gone(&[shard, passt], BACK_LIMIT);
+    let ended = run.wait().expect(73);
+    let errors = ended.errors();
+    let reason = "the VM used more of the host's memory than its memory_limit";
+    assert!(errors.contains(reason), "{ended}");
     drop(cluster);
     let left = std::fs::read_dir("/sys/fs/cgroup/mirrorball")
         .expect("it stays")

@@ -1,15 +1,20 @@
-//! What part of the host's CPU time and memory a VM may have: a control group (cgroup v2) for the processes of its shards and
-//! cards.
+//! What part of the host's CPU time, memory and I/O a VM may have: a control group (cgroup v2) for the processes of its shards
+//! and cards.
 //!
 //! Linux divides a CPU fairly between threads, so that a VM with more vCPUs gets more of it. In a group of its own a VM gets by
 //! its weight, however many they are, and never more than its limit. Memory counts for the group whose process touches it first.
 
+mod devices;
+
 use std::fs;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use config::VmSpec;
+use config::{IoLimitSpec, VmSpec};
+
+pub use self::devices::DevicesError;
 
 /// Where control groups are.
 const ROOT: &str = "/sys/fs/cgroup";
@@ -25,14 +30,22 @@ const END_PAUSE: Duration = Duration::from_millis(10);
 
 /// Why a VM can't have one.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "cannot limit what the VM uses of the host: {}: {source}; that needs root and cgroup v2: leave cpu_weight, cpu_limit and \
-     memory_limit out elsewhere",
-    path.display()
-)]
-pub struct ControlGroupError {
-    path: PathBuf,
-    source: io::Error,
+pub enum ControlGroupError {
+    /// The host does not let this user make groups, or its kernel can't do what is asked of them.
+    #[error(
+        "cannot limit what the VM uses of the host: {}: {source}; that needs root, cgroup v2 and its controllers: leave \
+         cpu_weight, cpu_limit, memory_limit and io_limit out elsewhere",
+        path.display()
+    )]
+    Host {
+        /// The group's file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The VM's I/O can't be limited.
+    #[error(transparent)]
+    Devices(#[from] DevicesError),
 }
 
 /// A VM's group; ends with it.
@@ -40,19 +53,31 @@ pub struct ControlGroupError {
 pub struct ControlGroup(PathBuf);
 
 impl ControlGroup {
-    /// The group of the VM called `name`; none if it asks for nothing.
+    /// The group of the VM called `name`; none if it asks for nothing. `files` are those of its disks, with the disks' names.
     ///
     /// # Errors
-    /// If the host does not let this user make groups.
-    pub fn of(name: &str, spec: &VmSpec) -> Result<Option<Self>, ControlGroupError> {
-        if spec.cpu_weight.is_none() && spec.cpu_limit.is_none() && spec.memory_limit.is_none() {
+    /// If the host does not let this user make groups, or a disk's I/O can't be limited that is to be.
+    pub fn of<'a>(
+        name: &str,
+        spec: &VmSpec,
+        files: impl Iterator<Item = (&'a str, BorrowedFd<'a>)>,
+    ) -> Result<Option<Self>, ControlGroupError> {
+        if spec.cpu_weight.is_none()
+            && spec.cpu_limit.is_none()
+            && spec.memory_limit.is_none()
+            && spec.io_limit.is_none()
+        {
             return Ok(None);
         }
-        const CONTROLLERS: &str = "+cpu +memory +pids";
+        // Not every kernel has the last.
+        let controllers = match spec.io_limit {
+            Some(_) => "+cpu +memory +pids +io",
+            None => "+cpu +memory +pids",
+        };
         let ours = Path::new(ROOT).join(OURS);
-        write(&Path::new(ROOT).join("cgroup.subtree_control"), CONTROLLERS)?;
+        write(&Path::new(ROOT).join("cgroup.subtree_control"), controllers)?;
         make(&ours)?;
-        write(&ours.join("cgroup.subtree_control"), CONTROLLERS)?;
+        write(&ours.join("cgroup.subtree_control"), controllers)?;
         remove_abandoned(&ours);
         // By the monitor's number, too: other users of this machine's root may have VMs of this name.
         let group = Self(ours.join(format!("{name}.{}", std::process::id())));
@@ -63,6 +88,9 @@ impl ControlGroup {
             // A VM whose cards are gone is of no use.
             write(&group.0.join("memory.oom.group"), "1")?;
         }
+        if let Some(limit) = &spec.io_limit {
+            group.limit_io(limit, files)?;
+        }
         if let Some(weight) = spec.cpu_weight {
             write(&group.0.join("cpu.weight"), &weight.to_string())?;
         }
@@ -71,6 +99,18 @@ impl ControlGroup {
             write(&group.0.join("cpu.max"), &maximum)?;
         }
         Ok(Some(group))
+    }
+
+    /// Limits the I/O of each device that holds disks of the VM.
+    fn limit_io<'a>(
+        &self,
+        limit: &IoLimitSpec,
+        files: impl Iterator<Item = (&'a str, BorrowedFd<'a>)>,
+    ) -> Result<(), ControlGroupError> {
+        for device in devices::of_disks(files)? {
+            write(&self.0.join("io.max"), &devices::line(device, limit))?;
+        }
+        Ok(())
     }
 
     /// Puts a process, and all that it starts, into the group.
@@ -128,7 +168,7 @@ fn write(path: &Path, text: &str) -> Result<(), ControlGroupError> {
 }
 
 fn failed(path: &Path, source: io::Error) -> ControlGroupError {
-    ControlGroupError {
+    ControlGroupError::Host {
         path: path.to_owned(),
         source,
     }
@@ -136,7 +176,35 @@ fn failed(path: &Path, source: io::Error) -> ControlGroupError {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
+
+    /// A file on the first disk of this host that takes limits.
+    fn disk() -> Option<(PathBuf, fs::File)> {
+        let devices = fs::read_dir("/sys/block").ok()?.flatten();
+        let mut paths = devices.map(|device| Path::new("/dev").join(device.file_name()));
+        paths.find_map(|path| fs::File::open(&path).ok().map(|file| (path, file)))
+    }
+
+    #[test]
+    fn a_group_limits_the_device_that_holds_the_vms_disk() {
+        let controllers = fs::read_to_string(Path::new(ROOT).join("cgroup.controllers")).unwrap_or_default();
+        let can = nix::unistd::geteuid().is_root() && controllers.split_whitespace().any(|name| name == "io");
+        let Some((path, disk)) = disk().filter(|_| can) else {
+            return eprintln!("LEFT OUT: it takes root, the io controller of cgroup v2, and a block device");
+        };
+        let limit = "[io_limit]\nread_bytes = \"1M\"\nwrites = 500\n";
+        let spec = config::parse("vm.toml", &format!("image = \"x\"\n{limit}")).unwrap();
+        let files = [("disk0", disk.as_fd())].into_iter();
+        let group = ControlGroup::of("io-limit-test", &spec, files).unwrap().unwrap();
+        let lines = fs::read_to_string(group.0.join("io.max")).unwrap();
+        let limit = "rbps=1048576 wbps=max riops=max wiops=500";
+        assert!(lines.trim().ends_with(limit), "{}: {lines:?}", path.display());
+        let left = group.0.clone();
+        drop(group);
+        assert!(!left.exists());
+    }
 
     #[test]
     fn processes_killed_for_memory_are_counted() {

@@ -33,6 +33,20 @@ pub fn reason(ending: &Ending) -> Option<String> {
     })
 }
 
+/// What is known of the end of a shard that had no last word: `gone`, and whether the kernel has killed processes of its VM's
+/// control group for memory.
+pub(crate) fn of_gone(gone: String, is_out_of_memory: bool) -> Ending {
+    let detail = if is_out_of_memory {
+        format!(
+            "{gone}; the VM used more of the host's memory than its memory_limit; help: raise memory_limit, or have the guest use \
+             less: its temporary overlays count if they lie in memory"
+        )
+    } else {
+        gone
+    };
+    Ending::ShardFailed { detail }
+}
+
 /// What ended a VM of several shards, if that was one beside its home: of its home's last word, if it had one, and what is known
 /// of the first of the others that ended, if one did before it was told to. `was_told`: somebody wanted the end.
 pub(crate) fn of_part(home: Option<&Ending>, part: Option<Ending>, was_told: bool) -> Option<Ending> {
@@ -74,6 +88,21 @@ mod tests {
             reason.starts_with("the guest reboots too fast: 64 times"),
             "{reason}"
         );
+    }
+
+    #[test]
+    fn a_vm_that_the_kernel_killed_for_memory_ends_with_the_name_of_its_limit() {
+        let gone = "its process was ended by SIGKILL";
+        let plain = of_gone(gone.to_owned(), false);
+        assert_eq!(plain, failed());
+        let killed = of_gone(gone.to_owned(), true);
+        assert_eq!(status(&killed), 73);
+        let reason = reason(&killed).unwrap();
+        let begin = format!(
+            "the shard failed: {gone}; the VM used more of the host's memory than its memory_limit; help: raise memory_limit"
+        );
+        assert!(reason.starts_with(&begin), "{reason}");
+        assert!(!reason.contains('\n'));
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod coherence;
 pub mod console;
 pub mod control;
 pub mod control_group;
+mod core_scheduling;
 pub mod ending;
 pub mod frozen;
 pub mod handle;

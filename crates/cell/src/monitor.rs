@@ -149,6 +149,13 @@ pub enum Event {
         /// How long the VM that it goes on from stood still for it, microseconds.
         paused_us: Option<u64>,
     },
+    /// Its disks whose writes wait for room on the host are others than before.
+    FullDisks {
+        /// The VM.
+        name: String,
+        /// The disks, by name.
+        disks: Vec<String>,
+    },
     /// It did not start.
     Failed {
         /// The VM.
@@ -324,7 +331,20 @@ fn one(
         },
     );
     let keeps_writes = opened.keeps_writes;
-    let booted = |booted: vm::Booted<'_>| {
+    let progress = |progress: vm::Progress<'_>| {
+        let booted = match progress {
+            vm::Progress::Booted(booted) => booted,
+            vm::Progress::FullDisks(disks) => {
+                if record.full_disks != disks {
+                    record.full_disks = disks.to_vec();
+                    let _ = entry.write(&record);
+                    tell(lease, &full_disks(name, disks));
+                }
+                return;
+            }
+        };
+        record.full_disks.clear();
+        record.core_cookies = booted.core_cookies.to_vec();
         record.state = State::Running;
         record.shard_pid = Some(booted.pid);
         record.part_pids = booted.parts.to_vec();
@@ -343,8 +363,8 @@ fn one(
             },
         );
     };
-    let ending =
-        vm::run(opened, name, entry.folder(), handle, span.as_ref(), booted).map_err(|error| line(&error))?;
+    let ending = vm::run(opened, name, entry.folder(), handle, span.as_ref(), progress)
+        .map_err(|error| line(&error))?;
     let last_lines = match &ending {
         Ending::Panic => handle.console().lines_from(PANIC_TEXT, LAST_LINES),
         other if ending::reason(other).is_some() => handle.console().last_lines(LAST_LINES),
@@ -367,6 +387,13 @@ fn one(
     Ok(())
 }
 
+fn full_disks(name: &str, disks: &[String]) -> Event {
+    Event::FullDisks {
+        name: name.to_owned(),
+        disks: disks.to_vec(),
+    }
+}
+
 fn record(name: &str, spec: &VmSpec, cid: u32) -> Record {
     let started = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -384,6 +411,8 @@ fn record(name: &str, spec: &VmSpec, cid: u32) -> Record {
         borrowed: Vec::new(),
         span: Vec::new(),
         sandbox_missing: Vec::new(),
+        core_cookies: Vec::new(),
+        full_disks: Vec::new(),
         share_group: None,
         kept_apart: Vec::new(),
         member: None,

@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -10,13 +10,14 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use config::vm::{
-    DiskDevice, DiskFormatSpec, DiskMode, NetKind, NetSpec, PagesSpec, SandboxSpec, ShareSpec, VmSpec,
+    DiskDevice, DiskFormatSpec, DiskMode, NetKind, NetSpec, OnFullSpec, PagesSpec, SandboxSpec, ShareSpec,
+    VmSpec,
 };
 use diskstore::disk::{DiskRequest, Format, Layer, Mode, OpenDisk, allocate_whole};
 use diskstore::group::{self, GroupError, OwnCopy};
 use diskstore::image::{Image, ImageStore};
 use hostfiles::private;
-use nix::unistd::{Whence, lseek};
+use nix::unistd::{Whence, geteuid, lseek};
 use shard_api::launch::*;
 use subnet::Egress;
 use subnet::passt::{Passt, PasstChild, PasstSpec};
@@ -24,6 +25,7 @@ use subnet::passt::{Passt, PasstChild, PasstSpec};
 use crate::cluster::addresses;
 use crate::cluster::files;
 use crate::cmdline;
+use crate::identity::{Given, Place};
 use crate::monitor::bind;
 use crate::share_group::{Apart, Claims, maps_pages};
 
@@ -251,9 +253,12 @@ pub fn open(
         });
     let roots = usize::from(root.is_some());
     let queues_default = u16::from(spec.cpus).min(4);
-    let mut requests: Vec<(DiskRequest, u16, bool, Share)> = root
+    let mut requests: Vec<(DiskRequest, u16, bool, Share, OnFull)> = root
         .into_iter()
-        .map(|request| (request, queues_default, false, share(spec, spec.root.share)))
+        .map(|request| {
+            let share = share(spec, spec.root.share);
+            (request, queues_default, false, share, on_full(spec.root.on_full))
+        })
         .collect();
     requests.extend(spec.disks.iter().map(|disk| {
         let request = DiskRequest {
@@ -277,11 +282,12 @@ pub fn open(
             disk.queues.unwrap_or(queues_default),
             disk.device == DiskDevice::Pmem,
             share(spec, disk.share),
+            on_full(disk.on_full),
         )
     }));
     let mut keeps_writes = false;
     let mut disk_file_bytes = 0;
-    for (index, (mut request, queues, pmem, mut share)) in requests.into_iter().enumerate() {
+    for (index, (mut request, queues, pmem, mut share, on_full)) in requests.into_iter().enumerate() {
         keeps_writes |= request.persistent;
         if request.mode == Mode::Private {
             request.path = grouped.own("disk", &request.path)?;
@@ -335,6 +341,7 @@ pub fn open(
             queues,
             pmem,
             share,
+            on_full,
         });
         disks.push(disk);
     }
@@ -359,6 +366,7 @@ pub fn open(
                     mac,
                     forward: forward?,
                     egress: (!net.host).then(|| egress.clone()),
+                    user: passt_user(cid),
                 };
                 let Passt { socket, child } = subnet::passt::start(&spec)?;
                 let file = files.add(socket);
@@ -461,6 +469,15 @@ pub fn open(
     })
 }
 
+/// The user and group that the VM's passt are: as its shards are outside. Only root can choose them.
+fn passt_user(cid: u32) -> Option<(u32, u32)> {
+    let identity = geteuid()
+        .is_root()
+        .then(|| Given::of(Place::Vm(cid)).identity)
+        .flatten();
+    identity.map(|identity| (identity.uid, identity.gid))
+}
+
 /// The VM's network cards: one of user-mode networking when it says nothing.
 fn cards(spec: &VmSpec) -> Vec<NetSpec> {
     spec.nets.clone().unwrap_or_else(|| {
@@ -484,6 +501,13 @@ pub fn hardware_addresses(spec: &VmSpec, name: &str) -> Result<Vec<[u8; 6]>, sub
     cards(spec).iter().enumerate().map(address).collect()
 }
 
+fn on_full(spec: OnFullSpec) -> OnFull {
+    match spec {
+        OnFullSpec::Error => OnFull::Error,
+        OnFullSpec::Pause => OnFull::Pause,
+    }
+}
+
 /// How a disk shares that says `own`.
 fn share(spec: &VmSpec, own: Option<ShareSpec>) -> Share {
     match own.or(spec.share).unwrap_or_default() {
@@ -501,6 +525,15 @@ impl Opened {
     /// When there are no descriptors left.
     pub fn kernel_file(&self) -> io::Result<File> {
         Ok(self.files[self.launch.kernel.0].try_clone()?.into())
+    }
+
+    /// The files of the disks, with the disks' names.
+    pub fn disk_files(&self) -> impl Iterator<Item = (&str, BorrowedFd<'_>)> {
+        let layers = self.launch.disks.iter().flat_map(|disk| {
+            let files = disk.layers.iter();
+            files.map(|layer| (disk.id.as_str(), layer.file))
+        });
+        layers.map(|(disk, file)| (disk, self.files[file.0].as_fd()))
     }
 
     /// The processes beside the shard that work for this VM.

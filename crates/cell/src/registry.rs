@@ -62,6 +62,12 @@ pub struct Record {
     pub span: Vec<policy::span::Part>,
     /// What of the sandbox could not be applied.
     pub sandbox_missing: Vec<String>,
+    /// The kernel's marks of the cores that it runs on alone, one for each shard; none without `core_scheduling`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub core_cookies: Vec<u64>,
+    /// Its disks whose writes wait for room on the host.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub full_disks: Vec<String>,
     /// The group of the VMs that share pages with it.
     #[serde(default)]
     pub share_group: Option<ShareGroup>,
@@ -459,6 +465,8 @@ mod tests {
             borrowed: Vec::new(),
             span: Vec::new(),
             sandbox_missing: Vec::new(),
+            core_cookies: Vec::new(),
+            full_disks: Vec::new(),
             share_group: None,
             kept_apart: Vec::new(),
             member: None,

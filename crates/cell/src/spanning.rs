@@ -136,6 +136,12 @@ impl Span {
         connect_first(&over.hosts, here.cell(), remote.reach(), role)
     }
 
+    /// Whether a part of it is on another host.
+    pub fn has_remote_parts(&self) -> bool {
+        let mut places = self.places.iter();
+        places.any(|(place, _)| matches!(place, PartPlace::There(_)))
+    }
+
     /// The place of a shard on another host.
     pub fn remote(&self, shard: usize) -> Option<&Arc<Remote>> {
         match self.places.get(shard) {

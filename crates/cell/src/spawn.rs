@@ -316,10 +316,24 @@ pub fn this_program() -> io::Result<OwnedFd> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::{self, Permissions};
     use std::os::fd::AsFd;
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+    use std::path::Path;
     use std::time::{Duration, Instant};
 
+    use nix::mount::{MsFlags, mount};
+    use nix::sched::{CloneFlags, unshare};
+
     use super::*;
+    use crate::identity::{Given, Place};
+
+    /// A user that is made up for a test, and the ids that it may give to processes.
+    const MADE_UP: u32 = 61_234;
+    const RANGE: std::ops::Range<u32> = 1_950_000_000..1_950_065_536;
+    /// Set for the test program when the made-up user runs it.
+    const AS_USER: &str = "MIRRORBALL_TEST_AS_MADE_UP_USER";
 
     #[test]
     fn a_process_has_the_user_and_group_that_it_was_given() {
@@ -331,11 +345,16 @@ mod tests {
             uid: 1_900_000_003,
             gid: 1_900_000_004,
         };
+        start_and_look(&namespaces, identity);
+    }
+
+    /// Starts a process as `identity`, and expects that others see it so.
+    fn start_and_look(namespaces: &Namespaces, identity: Identity) {
         let (control, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
         let log = File::options().write(true).open("/dev/null").unwrap();
         let program = File::open("/bin/sleep").unwrap();
         let (program, control, log) = (program.as_fd(), control.as_fd(), log.as_fd());
-        let spawned = spawn(program, "sleep", "100", control, log, &namespaces, Some(identity)).unwrap();
+        let spawned = spawn(program, "sleep", "100", control, log, namespaces, Some(identity)).unwrap();
         assert!(spawned.is_mapped);
         let deadline = Instant::now() + Duration::from_secs(10);
         let wanted = [("Uid", identity.uid), ("Gid", identity.gid)]
@@ -351,5 +370,108 @@ mod tests {
         // SAFETY: a child of this process that is not reaped yet.
         unsafe { libc::kill(spawned.pid, libc::SIGKILL) };
         reap(spawned.pid);
+    }
+
+    #[test]
+    fn a_process_of_a_user_with_a_range_is_a_number_of_that_range_outside() {
+        if std::env::var_os(AS_USER).is_some() {
+            return as_made_up_user();
+        }
+        assert!(
+            nix::unistd::geteuid().is_root(),
+            "this test needs root to make up a user"
+        );
+        let directory = tempfile::tempdir().unwrap();
+        fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).unwrap();
+        // A copy that the user can reach, wherever this program is.
+        let program = directory.path().join("test");
+        fs::copy("/proc/self/exe", &program).unwrap();
+        fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+        let status = std::thread::scope(|scope| {
+            let alone = scope.spawn(|| {
+                make_up_user();
+                Command::new(&program)
+                    .args([
+                        "spawn::tests::a_process_of_a_user_with_a_range_is_a_number_of_that_range_outside",
+                        "--exact",
+                        "--nocapture",
+                    ])
+                    .env(AS_USER, "1")
+                    .current_dir("/")
+                    .uid(MADE_UP)
+                    .gid(MADE_UP)
+                    .status()
+                    .unwrap()
+            });
+            alone.join().unwrap()
+        });
+        assert!(status.success(), "as the made-up user: {status}");
+    }
+
+    /// Gives the calling thread and its children a view of `/etc` with a user that has a range.
+    fn make_up_user() {
+        unshare(CloneFlags::CLONE_NEWNS).unwrap();
+        let none = None::<&str>;
+        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
+        mount(
+            Some("none"),
+            "/etc",
+            Some("tmpfs"),
+            MsFlags::empty(),
+            Some("mode=755"),
+        )
+        .unwrap();
+        let range = format!("made-up:{}:{}\n", RANGE.start, RANGE.end - RANGE.start);
+        for (file, text) in [
+            (
+                "passwd",
+                format!("root:x:0:0::/:/bin/sh\nmade-up:x:{MADE_UP}:{MADE_UP}::/:/bin/sh\n"),
+            ),
+            ("group", format!("root:x:0:\nmade-up:x:{MADE_UP}:\n")),
+            ("nsswitch.conf", "passwd: files\ngroup: files\n".to_owned()),
+            ("subuid", range.clone()),
+            ("subgid", range),
+        ] {
+            fs::write(Path::new("/etc").join(file), text).unwrap();
+        }
+    }
+
+    fn as_made_up_user() {
+        assert_eq!(nix::unistd::geteuid().as_raw(), MADE_UP);
+        let namespaces = Namespaces::probe();
+        if !namespaces.missing.is_empty() {
+            return eprintln!("LEFT OUT: {}", namespaces.missing.join("; "));
+        }
+        let helpers = ["newuidmap", "newgidmap"].map(|helper| Path::new("/usr/bin").join(helper));
+        assert!(
+            helpers.iter().all(|helper| helper.exists()),
+            "this test needs newuidmap and newgidmap (Debian: uidmap)"
+        );
+        let identities = [3, 4].map(|cid| {
+            let given = Given::of(Place::Vm(cid));
+            assert_eq!(given.note, None);
+            given.identity.unwrap()
+        });
+        assert_ne!(identities[0], identities[1]);
+        for identity in identities {
+            assert!(RANGE.contains(&identity.uid) && RANGE.contains(&identity.gid));
+            start_and_look(&namespaces, identity);
+        }
+        // The helpers refuse what is not the user's.
+        let foreign = Identity {
+            uid: RANGE.end,
+            gid: RANGE.end,
+        };
+        let null = File::options().write(true).open("/dev/null").unwrap();
+        let program = File::open("/bin/sleep").unwrap();
+        let (program, null) = (program.as_fd(), null.as_fd());
+        let refused = spawn(program, "sleep", "100", null, null, &namespaces, Some(foreign));
+        assert!(
+            refused
+                .as_ref()
+                .is_err_and(|error| error.to_string().starts_with("newuidmap: ")),
+            "{:?}",
+            refused.err()
+        );
     }
 }

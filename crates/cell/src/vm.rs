@@ -2,6 +2,7 @@
 //!
 //! The shard dies with the thread that runs [`run`] (parent-death signal) and with the control socket.
 
+use std::cell::RefCell;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -10,14 +11,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use shard_api::launch::{Ending, Fd, Launch, Order, Report, SandboxPolicy};
+use shard_api::launch::{DiskLaunch, Ending, Fd, Launch, Order, Report, SandboxPolicy};
 use shard_api::ports;
 
 use crate::cluster::tenure::TenureError;
 use crate::coherence;
 use crate::console::Console;
 use crate::control_group::{ControlGroup, ControlGroupError};
-use crate::ending::of_part;
+use crate::core_scheduling::{self, CoreSchedulingError};
+use crate::ending::{of_gone, of_part};
 use crate::frozen::Freezable;
 use crate::handle::Handle;
 use crate::identity::{Given, Place};
@@ -53,9 +55,12 @@ pub enum RunError {
     /// One of its cells.
     #[error(transparent)]
     Tenure(#[from] TenureError),
-    /// What it asks for of the CPUs.
+    /// What it asks for of the host.
     #[error(transparent)]
     ControlGroup(#[from] ControlGroupError),
+    /// Cores of its own.
+    #[error(transparent)]
+    CoreScheduling(#[from] CoreSchedulingError),
     /// The sandbox is required.
     #[error("the sandbox is incomplete ({0}); run with --sandbox=auto to go on without it")]
     Sandbox(String),
@@ -71,6 +76,14 @@ fn mend(error: &io::Error) -> &'static str {
     }
 }
 
+/// What a VM's shard reports while it runs.
+pub enum Progress<'a> {
+    /// Its vCPUs are about to run; again after each reboot.
+    Booted(Booted<'a>),
+    /// The disks whose writes wait for room on the host are these now, by name.
+    FullDisks(&'a [String]),
+}
+
 /// What a VM's shard told when it started.
 pub struct Booted<'a> {
     /// The shard's process.
@@ -81,16 +94,18 @@ pub struct Booted<'a> {
     pub sandbox_missing: &'a [String],
     /// What is lacking of the layers that `require` does not insist on.
     pub sandbox_notes: &'a [String],
+    /// The kernel's marks of the VM's cores, one for each shard; none without core scheduling.
+    pub core_cookies: &'a [u64],
 }
 
-/// Runs an opened VM until it ends, in the cells of `span` if it spans several. `booted` is called each time its vCPUs are about to run.
+/// Runs an opened VM until it ends, in the cells of `span` if it spans several. `progress` is called with what its shard reports.
 pub fn run(
     mut opened: Opened,
     name: &str,
     folder: &Path,
     handle: &Handle,
     span: Option<&Span>,
-    mut booted: impl FnMut(Booted<'_>),
+    mut progress: impl FnMut(Progress<'_>),
 ) -> Result<Ending, RunError> {
     let policy = opened.launch.sandbox.policy;
     let namespaces = if policy == SandboxPolicy::Off {
@@ -101,7 +116,10 @@ pub fn run(
     if policy == SandboxPolicy::Require && !namespaces.missing.is_empty() {
         return Err(RunError::Sandbox(namespaces.missing.join("; ")));
     }
-    let group = ControlGroup::of(name, &opened.spec)?;
+    if opened.spec.core_scheduling && span.is_some_and(Span::has_remote_parts) {
+        return Err(CoreSchedulingError::OtherHosts.into());
+    }
+    let group = ControlGroup::of(name, &opened.spec, opened.disk_files())?;
     handle.state().filtered = opened.filtered.clone();
     handle.state().cells = span.map_or_else(Vec::new, Span::cells);
     handle.console().set_input(Some(opened.console.try_clone()?));
@@ -123,7 +141,7 @@ pub fn run(
             handle,
             (&namespaces, group, span),
             mapped,
-            &mut booted,
+            &mut progress,
         );
         drop(stop_watching);
         over.store(true, Ordering::Relaxed);
@@ -144,7 +162,7 @@ fn every_boot(
     handle: &Handle,
     (namespaces, group, span): (&Namespaces, Option<&ControlGroup>, Option<&Span>),
     mapped: &MappedFiles,
-    booted: &mut impl FnMut(Booted<'_>),
+    progress: &mut impl FnMut(Progress<'_>),
 ) -> Result<Ending, RunError> {
     let shards = span.map_or(1, |span| span.cells().len());
     let logs = (0..shards).map(|shard| ShardLog::start(&folder.join(log_name(shard))).map(Arc::new));
@@ -159,7 +177,7 @@ fn every_boot(
         }
         let started = Instant::now();
         opened.launch.mapped = mapped.at_start();
-        let ending = one_boot(opened, name, &logs, handle, (namespaces, group, span), booted)?;
+        let ending = one_boot(opened, name, &logs, handle, (namespaces, group, span), progress)?;
         if ending != Ending::Reboot {
             return Ok(ending);
         }
@@ -211,11 +229,12 @@ fn one_boot(
     logs: &[Arc<ShardLog>],
     handle: &Handle,
     (namespaces, group, span): (&Namespaces, Option<&ControlGroup>, Option<&Span>),
-    booted: &mut impl FnMut(Booted<'_>),
+    progress: &mut impl FnMut(Progress<'_>),
 ) -> Result<Ending, RunError> {
     let cid = opened.launch.vsock.as_ref().map_or(0, |vsock| vsock.cid);
     let given = Given::of(Place::Vm(cid));
     let policy = opened.launch.sandbox.policy;
+    let cookies = RefCell::new(Vec::new());
     let start = |shard: usize| {
         // Only the home has disks.
         let disk_file_bytes = if shard == 0 { opened.disk_file_bytes } else { 0 };
@@ -227,6 +246,10 @@ fn one_boot(
         }
         if opened.spec.is_coherent() {
             coherence::permit_priority(process.pid);
+        }
+        if opened.spec.core_scheduling {
+            // Its one thread waits for its launch: those that it starts have the cookie too.
+            cookies.borrow_mut().push(core_scheduling::isolate(process.pid)?);
         }
         Ok::<_, RunError>(process)
     };
@@ -290,12 +313,13 @@ fn one_boot(
                     handle.state().runs = true;
                     keeper.iter().for_each(Keeper::begin);
                     sandbox_missing.append(&mut missing_elsewhere);
-                    booted(Booted {
+                    progress(Progress::Booted(Booted {
                         pid: home.pid,
                         parts: &part_pids,
                         sandbox_missing: &sandbox_missing,
                         sandbox_notes: &sandbox_notes,
-                    });
+                        core_cookies: &cookies.borrow(),
+                    }));
                     // Who wanted that before could not tell it.
                     if handle.state().is_to_end() {
                         let _ = handle.order(&Order::Quit);
@@ -310,6 +334,9 @@ fn one_boot(
                 Report::Moved(how) => {
                     handle.state().moved = Some(how);
                     handle.changed();
+                }
+                Report::FullDisks { disks } => {
+                    progress(Progress::FullDisks(&names_of_disks(&disks, &opened.launch.disks)));
                 }
                 Report::Ended(how) => {
                     ending = Some(how);
@@ -327,12 +354,7 @@ fn one_boot(
     } else {
         home.wait()
     };
-    let gone = match group {
-        Some(group) if group.is_out_of_memory() => {
-            format!("{gone}; the VM used more of the host's memory than its memory_limit")
-        }
-        _ => gone,
-    };
+    let is_out_of_memory = group.is_some_and(ControlGroup::is_out_of_memory);
     let (parts, was_told) = {
         let mut state = handle.state();
         state.home = None;
@@ -357,8 +379,15 @@ fn one_boot(
     Ok(ending.unwrap_or(if was_told {
         Ending::Quit
     } else {
-        Ending::ShardFailed { detail: gone }
+        of_gone(gone, is_out_of_memory)
     }))
+}
+
+/// The names of the disks with these numbers. A shard in a guest's hands may report any.
+fn names_of_disks(numbers: &[u16], disks: &[DiskLaunch]) -> Vec<String> {
+    let is_named = |number: &usize| numbers.iter().any(|named| usize::from(*named) == *number);
+    let named = disks.iter().enumerate().filter(|(number, _)| is_named(number));
+    named.map(|(_, disk)| disk.id.clone()).collect()
 }
 
 /// Starts the shards beside the home, each in its cell, and waits until they are ready. And what the sandboxes of those on other

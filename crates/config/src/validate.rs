@@ -67,6 +67,9 @@ pub fn check(spec: &VmSpec) -> Result<(), Fault> {
             "write 1M or more, as 4G, or leave it out",
         ));
     }
+    if let Some(limit) = &spec.io_limit {
+        limit.check()?;
+    }
     check_memory(spec)?;
     if spec.image.is_none() && spec.kernel_files().is_none() {
         // Who has a [kernel] without a path, or `--cmdline` alone, is shown that.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::io_limit::IoLimitSpec;
 use crate::span::{SpanMemory, SpanSpec};
 
 /// One VM.
@@ -31,6 +32,12 @@ pub struct VmSpec {
     /// Memory of the host that its processes use at most, the guest's own included.
     #[serde(default)]
     pub memory_limit: Option<Size>,
+    /// I/O of the host's devices that its disks do at most each second.
+    #[serde(default)]
+    pub io_limit: Option<IoLimitSpec>,
+    /// Whether nothing else runs on a core of the host while this VM does: its other hardware threads stay idle, or run this VM.
+    #[serde(default)]
+    pub core_scheduling: bool,
     /// Guest memory, from 64M.
     #[serde(default = "default_memory")]
     pub memory: Size,
@@ -141,6 +148,21 @@ pub struct RootSpec {
     pub persistent: bool,
     /// How what it reads is shared; as the VM's `share` when absent.
     pub share: Option<ShareSpec>,
+    /// What a write does that finds no room on the host.
+    #[serde(default)]
+    pub on_full: OnFullSpec,
+}
+
+/// What a write to a disk does that finds no room on the host (`docs/disks.md`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum OnFullSpec {
+    /// It fails: the guest gets an I/O error.
+    #[default]
+    Error,
+    /// It waits until there is room.
+    Pause,
 }
 
 /// How pages that a disk reads from a file nobody writes are shared with other VMs (`docs/sharing.md`).
@@ -185,6 +207,9 @@ pub struct DiskSpec {
     pub queues: Option<u16>,
     /// How what it reads is shared; as the VM's `share` when absent.
     pub share: Option<ShareSpec>,
+    /// What a write does that finds no room on the host.
+    #[serde(default)]
+    pub on_full: OnFullSpec,
 }
 
 /// Formats of disk files.

@@ -247,7 +247,7 @@ async fn start_vm(
                     };
                     return Err(Problem::new(status, why));
                 }
-                Event::Started { .. } | Event::Ended { .. } => {}
+                Event::Started { .. } | Event::FullDisks { .. } | Event::Ended { .. } => {}
             }
         }
         Err(Problem::new(

@@ -23,7 +23,7 @@ const WAITING_MAX: usize = 64;
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, ToSchema)]
 #[serde(rename_all = "kebab-case", tag = "event")]
 pub enum Change {
-    /// A VM is there, or was when the stream began, or is otherwise than before: starting, running, rebooted.
+    /// A VM is there, or was when the stream began, or is otherwise than before: starting, running, rebooted, with a full disk.
     Vm(Vm),
     /// A VM has ended.
     VmEnded {
@@ -120,6 +120,7 @@ mod tests {
             pid: None,
             boots,
             started_unix_s: 0,
+            full_disks: Vec::new(),
         }
     }
 

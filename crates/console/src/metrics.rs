@@ -147,6 +147,7 @@ mod tests {
             pid: None,
             boots: 1,
             started_unix_s: 4,
+            full_disks: Vec::new(),
         };
         let cell = Cell {
             number: 0,

@@ -29,6 +29,8 @@ pub struct Vm {
     pub boots: u32,
     /// Seconds since 1970.
     pub started_unix_s: u64,
+    /// Its disks whose writes wait for room on the host.
+    pub full_disks: Vec<String>,
 }
 
 /// What a VM does.
@@ -57,6 +59,7 @@ impl From<&Record> for Vm {
             pid: record.shard_pid,
             boots: record.boots,
             started_unix_s: record.started_unix_s,
+            full_disks: record.full_disks.clone(),
         }
     }
 }

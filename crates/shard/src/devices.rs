@@ -13,7 +13,7 @@ use diskstore::disk::{self, BaseWatch, Format, Store};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use crate::interrupt::Interrupts;
-use crate::launch::{DiskFormat, DiskLaunch, LaunchSpec, NetBackendLaunch, Share};
+use crate::launch::{DiskFormat, DiskLaunch, LaunchSpec, NetBackendLaunch, OnFull, Share};
 use crate::machine::Machine;
 use crate::memory::GuestRam;
 use crate::memory::replica::Coherence;
@@ -24,7 +24,7 @@ use crate::sandbox::Threads;
 use crate::sharing::{DiskSharing, Mapper, Situations};
 use crate::virtio::VirtioDevice;
 use crate::virtio::balloon::{Balloon, BalloonHandle, Release};
-use crate::virtio::block::Block;
+use crate::virtio::block::{Block, FullDisks};
 use crate::virtio::net::{self, Net};
 use crate::virtio::pmem::{self, Pmem, Writes};
 use crate::virtio::rng::Rng;
@@ -196,6 +196,7 @@ impl Parts<'_> {
             launch.read_only,
             launch.queues,
             sharing,
+            launch.on_full,
         )?;
         if let Some(note) = block.note() {
             (self.log)(note);
@@ -256,16 +257,19 @@ pub struct Built {
     pub balloon: Option<BalloonHandle>,
     /// The bases of the disks.
     pub watch: BaseWatch,
+    /// The disks whose writes wait for room.
+    pub full: FullDisks,
 }
 
 /// Puts every device of `spec` on the bus.
 pub fn build(spec: &LaunchSpec, files: DeviceFiles, parts: &Parts<'_>) -> Result<Built, DevicesError> {
     let mut watch = BaseWatch::default();
+    let mut full = FullDisks::default();
     // What the devices may touch: RAM and, mapped before any device has its memory, persistent memory.
     let mut memory = parts.machine.memory.clone();
     let mut regions = parts.machine.layout.pmem.iter();
     let mut disks = Vec::with_capacity(spec.disks.len());
-    for (launch, layers) in spec.disks.iter().zip(files.disks) {
+    for ((number, launch), layers) in (0..).zip(&spec.disks).zip(files.disks) {
         disks.push(match launch.pmem.then(|| regions.next()).flatten() {
             Some(region) => {
                 let device = parts
@@ -274,11 +278,14 @@ pub fn build(spec: &LaunchSpec, files: DeviceFiles, parts: &Parts<'_>) -> Result
                 memory = device.region().join(&memory).map_err(failed(&launch.id))?;
                 DiskDevice::Pmem(device)
             }
-            None => DiskDevice::Block(
-                parts
-                    .block(launch, layers, &mut watch)
-                    .map_err(failed(&launch.id))?,
-            ),
+            None => {
+                let block = parts.block(launch, layers, &mut watch);
+                let block = block.map_err(failed(&launch.id))?;
+                if launch.on_full == OnFull::Pause {
+                    full.watch(number, block.metrics());
+                }
+                DiskDevice::Block(block)
+            }
         });
     }
     for (launch, disk) in spec.disks.iter().zip(disks) {
@@ -297,7 +304,8 @@ pub fn build(spec: &LaunchSpec, files: DeviceFiles, parts: &Parts<'_>) -> Result
     }
     parts.add("rng", &memory, Rng::new(parts.threads))?;
     if !spec.balloon {
-        return Ok(Built { balloon: None, watch });
+        let balloon = None;
+        return Ok(Built { balloon, watch, full });
     }
     let release = Release {
         sharing: parts.machine.sharing.clone(),
@@ -310,6 +318,7 @@ pub fn build(spec: &LaunchSpec, files: DeviceFiles, parts: &Parts<'_>) -> Result
     Ok(Built {
         balloon: handle,
         watch,
+        full,
     })
 }
 

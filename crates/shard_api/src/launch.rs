@@ -318,6 +318,20 @@ pub struct DiskLaunch {
     pub pmem: bool,
     /// How pages read from files that nobody writes are shared with other VMs.
     pub share: Share,
+    /// What a write does that finds no room on the host.
+    #[serde(default)]
+    pub on_full: OnFull,
+}
+
+/// What a write to a disk does that finds no room on the host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnFull {
+    /// It fails.
+    #[default]
+    Error,
+    /// It waits until there is room.
+    Pause,
 }
 
 /// How a disk shares memory (`shard::sharing`).
@@ -483,6 +497,11 @@ pub enum Report {
     Status(serde_json::Value),
     /// What became of an [`Order::Move`].
     Moved(MoveReport),
+    /// The disks whose writes wait for room on the host are others than before.
+    FullDisks {
+        /// Their places in [`LaunchSpec::disks`].
+        disks: Vec<u16>,
+    },
     /// The VM ended; the last report.
     Ended(Ending),
 }

@@ -6,7 +6,7 @@
 //!
 //! The guest always sees the same network: 10.0.2.15/24, with the way out at 10.0.2.2. passt wants a host interface with a
 //! default route as a template for IPv4; on a host without any (a lab), `lo` serves, and the guest reaches the host at
-//! most. As root, passt changes to `nobody` by itself, and cannot bind ports below 1024.
+//! most. As root, passt changes to the user that it is told, or to `nobody`, and cannot bind ports below 1024.
 //!
 //! passt connects its guest to whatever the host reaches, and takes the gateway's address for the host's loopback. A
 //! [`Relay`] in front of it keeps both from the guest unless the card asks for them. passt is told not to map the gateway
@@ -46,6 +46,8 @@ pub struct PasstSpec {
     pub forward: Vec<PortForward>,
     /// What keeps the guest from the host and the cluster; it reaches both when absent.
     pub egress: Option<Egress>,
+    /// The user and group that passt runs as, which only root may choose. Without it passt that root starts is `nobody`.
+    pub user: Option<(u32, u32)>,
 }
 
 /// A running passt. Dropping it ends passt.
@@ -93,7 +95,7 @@ pub fn start(spec: &PasstSpec) -> Result<Passt, SubnetError> {
     let resolvers = Resolvers::of(&resolv_conf, &host::ipv6_gateways());
     let maps_gateway = spec.egress.is_none() || resolvers.at_gateway || !udp_ports(&spec.forward).is_empty();
     let process = Command::new("passt")
-        .args(arguments(&spec.forward, has_default_route(), maps_gateway))
+        .args(arguments(spec, has_default_route(), maps_gateway))
         .stdin(Stdio::from(OwnedFd::from(theirs)))
         .stdout(Stdio::null())
         .stderr(stderr)
@@ -135,7 +137,7 @@ fn udp_ports(forward: &[PortForward]) -> Vec<u16> {
 }
 
 /// passt's command line.
-fn arguments(forward: &[PortForward], default_route: bool, maps_gateway: bool) -> Vec<String> {
+fn arguments(spec: &PasstSpec, default_route: bool, maps_gateway: bool) -> Vec<String> {
     let (address, gateway) = (GUEST_ADDRESS.to_string(), GATEWAY.to_string());
     let mut arguments: Vec<String> = ["--foreground", "--quiet", "--stderr", "--fd", "0"]
         .map(String::from)
@@ -154,7 +156,10 @@ fn arguments(forward: &[PortForward], default_route: bool, maps_gateway: bool) -
     if !maps_gateway {
         arguments.push("--no-map-gw".to_owned());
     }
-    for forward in forward {
+    if let Some((uid, gid)) = spec.user {
+        arguments.extend(["--runas".to_owned(), format!("{uid}:{gid}")]);
+    }
+    for forward in &spec.forward {
         let option = match forward.protocol {
             Protocol::Tcp => "--tcp-ports",
             Protocol::Udp => "--udp-ports",

@@ -9,6 +9,7 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use config::VmSpec;
 use config::cluster::SpanWay;
 use protocol::CellId;
 use shard_api::Platform;
@@ -122,7 +123,12 @@ impl Held {
         let record = record(&request);
         entry.write(&record).map_err(|error| line(&error))?;
         let log = ShardLog::start(&entry.folder().join("shard.log")).map_err(|error| line(&error))?;
-        let group = ControlGroup::of(&request.vm, &request.spec).map_err(|error| line(&error))?;
+        // The disks are the home's.
+        let spec = VmSpec {
+            io_limit: None,
+            ..request.spec.clone()
+        };
+        let group = ControlGroup::of(&request.vm, &spec, std::iter::empty()).map_err(|error| line(&error))?;
         let connections = Connections::listen(hosts.clone(), &request).map_err(|error| line(&error))?;
         Ok(Self {
             namespaces: Namespaces::probe(),
@@ -437,6 +443,8 @@ fn record(request: &PartRequest) -> Record {
         borrowed: Vec::new(),
         span: Vec::new(),
         sandbox_missing: Vec::new(),
+        core_cookies: Vec::new(),
+        full_disks: Vec::new(),
         share_group: None,
         kept_apart: Vec::new(),
         member: None,

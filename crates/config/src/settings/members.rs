@@ -95,9 +95,11 @@ impl MemberPolicy {
             image,
             cpus,
             cpu_weight,
-            // These two can only take from the VM itself.
+            // These three can only take from the VM itself.
             cpu_limit: _,
             memory_limit: _,
+            io_limit: _,
+            core_scheduling,
             memory,
             kernel,
             root,
@@ -152,6 +154,10 @@ impl MemberPolicy {
         if cpu_weight.is_some() {
             return Err(owners("cpu_weight"));
         }
+        // Hardware threads that it keeps idle are missing to others.
+        if *core_scheduling {
+            return Err(owners("core_scheduling"));
+        }
         if cell.is_some() {
             return Err(owners("cell"));
         }
@@ -168,7 +174,12 @@ impl MemberPolicy {
         if nodes.iter().any(|node| node.host_node.is_some()) {
             return Err(owners("nodes.host_node"));
         }
-        let RootSpec { persistent, share: _ } = root;
+        let RootSpec {
+            persistent,
+            share: _,
+            // It can only hold up the VM itself.
+            on_full: _,
+        } = root;
         if *persistent {
             return Err(overlay(&["root", "persistent"]));
         }
@@ -230,6 +241,7 @@ impl MemberPolicy {
             device,
             queues: _,
             share: _,
+            on_full: _,
         } = disk;
         match device {
             DiskDevice::Block | DiskDevice::Pmem => {}
@@ -362,7 +374,7 @@ mod tests {
         for text in [
             "image = \"debian-12\"\nsandbox = \"require\"",
             "image = \"debian-12\"\nsandbox = \"require\"\nshare_group = \"lessons\"\ncpus = 4\nmemory = \"2G\"",
-            "image = \"debian-12\"\nsandbox = \"require\"\npages = \"thp\"\ncpu_limit = 0.5\nnets = []",
+            "image = \"debian-12\"\nsandbox = \"require\"\npages = \"thp\"\ncpu_limit = 0.5\nnets = []\nio_limit.reads = 100",
             "sandbox = \"require\"\nkernel.path = \"/srv/vms/k\"\nkernel.initrd = \"/srv/vms/a/i\"",
             "image = \"debian-12\"\nsandbox = \"require\"\n[[disks]]\npath = \"/srv/vms/d\"\nmode = \"exclusive\"\npersistent = true",
         ] {
@@ -380,6 +392,7 @@ mod tests {
             ("cpus = 5".to_owned(), "cpus"),
             ("share_group = \"other\"".to_owned(), "share_group"),
             ("cpu_weight = 10000".to_owned(), "cpu_weight"),
+            ("core_scheduling = true".to_owned(), "core_scheduling"),
             ("cell = 0".to_owned(), "cell"),
             ("cpus = 2\nspan = \"auto\"".to_owned(), "span"),
             ("pages = \"2M\"".to_owned(), "pages"),

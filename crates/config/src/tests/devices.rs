@@ -180,6 +180,29 @@ queues = 2
 }
 
 #[test]
+fn pmem_that_waits_for_room() {
+    let text = r#"image = "debian-12"
+
+[[disks]]
+path = "a.img"
+as = "pmem"
+on_full = "pause"
+"#;
+    let shown = r#"
+  × a write to memory can't wait for room
+   ╭─[vm.toml:6:11]
+ 5 │ as = "pmem"
+ 6 │ on_full = "pause"
+   ·           ───┬───
+   ·              ╰── here
+   ╰────
+  help: drop `on_full`: a pmem disk gets all its room at the start; or use `as
+        = "block"`
+"#;
+    assert_eq!(refused(text), shown);
+}
+
+#[test]
 fn the_second_disk_is_pointed_at() {
     let text = r#"image = "debian-12"
 

@@ -33,6 +33,7 @@ fn all_keys() -> Vec<String> {
         "[[nets]]\nzzzzzzzzzz = 1",
         "[[nodes]]\nzzzzzzzzzz = 1",
         "[span]\nzzzzzzzzzz = 1",
+        "[io_limit]\nzzzzzzzzzz = 1",
     ]
     .into_iter()
     .flat_map(keys)

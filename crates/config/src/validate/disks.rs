@@ -1,7 +1,7 @@
 //! Disks.
 
 use crate::fault::{Fault, fault};
-use crate::vm::{DiskDevice, DiskFormatSpec, DiskMode, DiskSpec};
+use crate::vm::{DiskDevice, DiskFormatSpec, DiskMode, DiskSpec, OnFullSpec};
 
 pub(super) fn check(disk: &DiskSpec, index: &str) -> Result<(), Fault> {
     if disk.path.as_os_str().is_empty() {
@@ -53,6 +53,13 @@ fn check_pmem(disk: &DiskSpec, index: &str) -> Result<(), Fault> {
             &at("queues"),
             "a pmem disk has no request queues",
             "drop `queues`, or use `as = \"block\"`",
+        ));
+    }
+    if disk.on_full == OnFullSpec::Pause {
+        return Err(fault(
+            &at("on_full"),
+            "a write to memory can't wait for room",
+            "drop `on_full`: a pmem disk gets all its room at the start; or use `as = \"block\"`",
         ));
     }
     Ok(())

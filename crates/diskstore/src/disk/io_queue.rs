@@ -65,6 +65,19 @@ pub enum Submission {
     Done(io::Result<()>),
     /// Under way: [`IoQueue::completed`] will give its token.
     Pending,
+    /// The host's file system, or the user's quota of it, has no room for the operation. It may have been done in part, and can be
+    /// submitted again as it is.
+    NoRoom(Operation, io::Error),
+}
+
+impl Submission {
+    /// What became of an `operation` that was done at once.
+    fn of(operation: Operation, result: io::Result<()>) -> Self {
+        match result {
+            Err(error) if is_full(&error) => Self::NoRoom(operation, error),
+            result => Self::Done(result),
+        }
+    }
 }
 
 /// One queue's I/O. Owned by one thread.
@@ -167,11 +180,16 @@ impl IoQueue {
     pub fn submit(&mut self, operation: Operation, token: u64) -> Submission {
         match operation {
             Operation::Read { offset, into } => self.read(offset, into, token),
-            Operation::Write { offset, from } => Submission::Done(self.store.write(&from, offset)),
+            Operation::Write { offset, ref from } => {
+                let written = self.store.write(from, offset);
+                Submission::of(operation, written)
+            }
             Operation::Flush => self.flush(token),
-            Operation::Discard { offset, bytes } => Submission::Done(self.store.discard(offset, bytes)),
+            Operation::Discard { offset, bytes } => {
+                Submission::of(operation, self.store.discard(offset, bytes))
+            }
             Operation::WriteZeroes { offset, bytes, unmap } => {
-                Submission::Done(self.store.write_zeroes(offset, bytes, unmap))
+                Submission::of(operation, self.store.write_zeroes(offset, bytes, unmap))
             }
         }
     }
@@ -287,7 +305,8 @@ impl IoQueue {
         let file = match self.store.write_back() {
             Ok(Some(file)) => file,
             Ok(None) => return Submission::Done(Ok(())),
-            Err(error) => return Submission::Done(Err(error)),
+            // Tables that could not be written stay to be written. What a sync could not write is lost: that one fails.
+            Err(error) => return Submission::of(Operation::Flush, Err(error)),
         };
         if let (Some(ring), Some(index)) = (self.ring.as_mut(), self.free.pop()) {
             if ring.push_sync(file, index as u64) {
@@ -333,6 +352,11 @@ fn sync(file: BorrowedFd<'_>) -> io::Result<()> {
             return Err(error);
         }
     }
+}
+
+/// Whether the host has no room. An overlay that has reached its own limit fails otherwise: that does not pass.
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT))
 }
 
 fn is_transient(error: &io::Error) -> bool {
@@ -411,6 +435,7 @@ mod tests {
     fn flush(queue: &mut IoQueue) -> io::Result<()> {
         match queue.submit(Operation::Flush, 1) {
             Submission::Done(result) => result,
+            Submission::NoRoom(_, error) => Err(error),
             Submission::Pending => {
                 queue.send().unwrap();
                 loop {

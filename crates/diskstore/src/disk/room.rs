@@ -39,12 +39,12 @@ impl Room {
     /// Takes `bytes` of the limit, for blocks that the overlay did not have before.
     ///
     /// # Errors
-    /// `ENOSPC` if there is no room for all of them.
+    /// `EFBIG` if the limit leaves no room for all of them: unlike a full file system, that does not pass.
     pub fn take(&self, bytes: u64) -> io::Result<()> {
         let more = |used: u64| used.checked_add(bytes).filter(|used| *used <= self.limit);
         match self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
             Ok(_) => Ok(()),
-            Err(_) => Err(full()),
+            Err(_) => Err(io::Error::from_raw_os_error(libc::EFBIG)),
         }
     }
 
@@ -65,15 +65,12 @@ impl Room {
             .is_err()
         {
             let (total, available) = host(file)?;
+            let full = || io::Error::from_raw_os_error(libc::ENOSPC);
             let granted = grant(total, available, bytes).ok_or_else(full)?;
             self.granted.store(granted, Ordering::Relaxed);
         }
         Ok(())
     }
-}
-
-fn full() -> io::Error {
-    io::Error::from_raw_os_error(libc::ENOSPC)
 }
 
 /// The size of the file's file system, and what of it this user may still take.
@@ -119,13 +116,13 @@ mod tests {
     #[test]
     fn the_limit_holds_and_what_is_given_back_can_be_taken_again() {
         let room = Room::new(Some(10_000), 4_000);
-        let full = |result: io::Result<()>| result.unwrap_err().raw_os_error() == Some(libc::ENOSPC);
-        assert!(full(room.take(6_001)));
+        let refused = |result: io::Result<()>| result.unwrap_err().raw_os_error() == Some(libc::EFBIG);
+        assert!(refused(room.take(6_001)));
         room.take(6_000).unwrap();
-        assert!(full(room.take(1)));
-        assert!(full(room.take(u64::MAX)));
+        assert!(refused(room.take(1)));
+        assert!(refused(room.take(u64::MAX)));
         room.give_back(500);
-        assert!(full(room.take(501)));
+        assert!(refused(room.take(501)));
         room.take(500).unwrap();
     }
 }

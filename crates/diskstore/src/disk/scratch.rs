@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The file has no name: it is gone with the last process that has it open. The bitmap is in the file so that the
-//! next shard of the same VM finds it after a reboot ([`BlockMap`]). A write that finds no [`Room`] fails with `ENOSPC`. Blocks sit at their own offsets, so a range in one file is
+//! next shard of the same VM finds it after a reboot ([`BlockMap`]). A write that finds no [`Room`] fails. Blocks sit at their own offsets, so a range in one file is
 //! an [`Extent`] of it, served like a raw disk. qcow2 would do, at a table look-up and an allocation for each cluster.
 //!
 //! A copy of such a file ([`copy_scratch`]) under the temporary overlay of another VM is a base like any other: a clone

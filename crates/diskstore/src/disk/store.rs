@@ -131,7 +131,7 @@ pub fn assemble(layers: Vec<(File, Format)>, read_only: bool) -> io::Result<Arc<
 }
 
 /// The same, with a limit to what a temporary overlay takes: bytes of blocks that were ever written. What does not fit fails with
-/// `ENOSPC`.
+/// `EFBIG`.
 pub fn assemble_within(
     layers: Vec<(File, Format)>,
     read_only: bool,

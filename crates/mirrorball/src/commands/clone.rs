@@ -352,6 +352,7 @@ fn wait(lease: &Lease, count: usize) -> Result<(Vec<Running>, u64)> {
                     return Ok((started, still));
                 }
             }
+            Event::FullDisks { .. } => {}
             Event::Failed { name, why } => {
                 lease.end();
                 return Err(miette!("{name}: {why}"));

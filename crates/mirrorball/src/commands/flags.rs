@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use config::vm::{DiskMode, DiskSpec, KernelSpec, NetKind, NetSpec};
-use config::{ConfigError, Size, SpanMemory, SpanSpec, VmSpec};
+use config::{ConfigError, IoLimitSpec, Size, SpanMemory, SpanSpec, VmSpec};
 use miette::{Result, miette};
 
 use super::place::LabChoice;
@@ -12,7 +12,7 @@ use super::place::LabChoice;
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
     /// VM files; flags that describe a VM belong into them
-    #[arg(conflicts_with_all = ["image", "kernel", "cmdline", "cpus", "memory", "disk", "net", "name", "sandbox", "pages", "share", "share_group", "cell", "span", "span_memory", "cpu_weight", "cpu_limit", "memory_limit", "scratch_limit"])]
+    #[arg(conflicts_with_all = ["image", "kernel", "cmdline", "cpus", "memory", "disk", "net", "name", "sandbox", "pages", "share", "share_group", "cell", "span", "span_memory", "cpu_weight", "cpu_limit", "memory_limit", "io_limit", "core_scheduling", "scratch_limit"])]
     pub files: Vec<PathBuf>,
     /// An image of the image store
     #[arg(long)]
@@ -59,6 +59,12 @@ pub struct RunArgs {
     /// Memory of the host that the VM's processes use at most, the guest's included, as 700M
     #[arg(long, value_name = "SIZE")]
     pub memory_limit: Option<Size>,
+    /// I/O of the host's devices at most each second: read_bytes=SIZE,write_bytes=SIZE,reads=NUMBER,writes=NUMBER
+    #[arg(long, value_name = "LIMITS")]
+    pub io_limit: Option<IoLimitSpec>,
+    /// Nothing else runs on a core of the host while the VM does
+    #[arg(long)]
+    pub core_scheduling: bool,
     /// What each disk's temporary overlay takes at most, as 4G
     #[arg(long, value_name = "SIZE")]
     pub scratch_limit: Option<Size>,
@@ -119,6 +125,7 @@ fn disk(text: &str) -> DiskSpec {
         device: Default::default(),
         queues: None,
         share: None,
+        on_full: Default::default(),
     }
 }
 
@@ -180,6 +187,8 @@ pub fn spec(args: &RunArgs) -> Result<VmSpec> {
         cpu_weight: args.cpu_weight,
         cpu_limit: args.cpu_limit,
         memory_limit: args.memory_limit,
+        io_limit: args.io_limit,
+        core_scheduling: args.core_scheduling,
         memory: args.memory,
         kernel: (args.kernel.is_some() || args.cmdline.is_some()).then(|| KernelSpec {
             path: args.kernel.clone(),

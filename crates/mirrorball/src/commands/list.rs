@@ -45,6 +45,7 @@ pub fn ps(json: bool) -> Result<ExitCode> {
 fn line(record: &Record) -> String {
     let state = match record.state {
         State::Starting => "starting",
+        State::Running if !record.full_disks.is_empty() => "disk full",
         State::Running => "running",
     };
     let pid = record

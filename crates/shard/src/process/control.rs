@@ -21,8 +21,9 @@ use crate::sharing::{Mapper, Situations};
 use crate::span::router::Router;
 use crate::vcpu::VcpuCounters;
 use crate::virtio::balloon::BalloonHandle;
+use crate::virtio::block::FullDisks;
 
-/// How often the first thread looks at the bases of the disks, milliseconds.
+/// How often the first thread looks at the bases of the disks, and whether one is full, milliseconds.
 const WATCH_INTERVAL: u16 = 1000;
 /// How long a vCPU may take to move: it may be waiting for a device.
 const MOVE_LIMIT: Duration = Duration::from_secs(5);
@@ -37,6 +38,8 @@ pub struct Control {
     pub balloon: Option<BalloonHandle>,
     /// The bases of the disks, which nobody may change.
     pub watch: BaseWatch,
+    /// The disks whose writes wait for room.
+    pub full: ReportedDisks,
     /// What the disks share by.
     pub sharing: Option<(Arc<Mapper>, Arc<Situations>)>,
     /// Dropping it ends the background of sharing.
@@ -74,6 +77,9 @@ impl Control {
                 }
             }
             let [_, ordered, asked_to_freeze] = files.map(|file| file.any().unwrap_or(false));
+            if let Some(disks) = self.full.changed() {
+                self.orders.answer(&Report::FullDisks { disks });
+            }
             if ordered {
                 let parts = Parts {
                     running: &self.running,
@@ -113,6 +119,31 @@ impl Control {
         }
         let _ = self.stop_console.write(1);
         let _ = self.console_thread.join();
+    }
+}
+
+/// The full disks, and which of them the monitor knows of.
+pub struct ReportedDisks {
+    full: FullDisks,
+    reported: Vec<u16>,
+}
+
+impl ReportedDisks {
+    /// The monitor knows of none.
+    pub fn new(full: FullDisks) -> Self {
+        Self {
+            full,
+            reported: Vec::new(),
+        }
+    }
+
+    /// The full disks, if they are others than before.
+    fn changed(&mut self) -> Option<Vec<u16>> {
+        let now = self.full.now();
+        (now != self.reported).then(|| {
+            self.reported.clone_from(&now);
+            now
+        })
     }
 }
 

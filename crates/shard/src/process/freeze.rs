@@ -18,6 +18,7 @@ use crate::memory::{self, MemoryError};
 use crate::pci::PciBus;
 use crate::sharing::{Mapper, seal, sealable_file};
 use crate::snapshot::{MachineState, VERSION};
+use crate::virtio::block::FullDisks;
 use shard_api::message::{self, Files, ReceiveError};
 
 /// How long the VM may take to stand still: disks finish what is under way.
@@ -34,6 +35,8 @@ enum FreezeError {
     Pmem,
     #[error("it does not stand still: its disks take more than {} s for what is under way", STILL_LIMIT.as_secs())]
     NotStill,
+    #[error("a write to its disk{0} waits for room on the host; free some, then try again")]
+    Full(u16),
     #[error(transparent)]
     State(#[from] StateError),
     #[error(transparent)]
@@ -54,6 +57,8 @@ pub struct Freezer {
     pub overlays: Vec<Option<File>>,
     /// The VM's NUMA nodes.
     pub nodes: Vec<NodeLaunch>,
+    /// The disks whose writes wait for room: requests that no state has.
+    pub full: FullDisks,
 }
 
 impl AsFd for Freezer {
@@ -137,6 +142,9 @@ impl Freezer {
         let mut state_file = sealable_file(c"machine-state")?;
 
         let pause = self.gate.pause_within(STILL_LIMIT).ok_or(FreezeError::NotStill)?;
+        if let Some(disk) = self.full.now().first() {
+            return Err(FreezeError::Full(*disk));
+        }
         let start = Instant::now();
         let frozen = mapper.freeze(&pause)?;
         for (overlay, target) in self.overlays.iter().zip(&targets) {

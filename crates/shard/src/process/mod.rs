@@ -42,7 +42,7 @@ use crate::snapshot::MachineState;
 use crate::span::machine::{Channels, SpanParts, wake_promptly};
 use crate::span::router::Router;
 use crate::span::wiring::watch_pins;
-use control::Control;
+use control::{Control, ReportedDisks};
 use freeze::Freezer;
 use orders::Orders;
 pub use shard_api::message::{FILES_MAX, Files, ReceiveError, receive, receive_by, send};
@@ -214,10 +214,12 @@ fn start(control: &mut UnixStream, spec: LaunchSpec, mut files: Files) -> Result
             gate: threads.gate().clone(),
             overlays,
             nodes: spec.nodes,
+            full: built.full.clone(),
         },
         bus,
         balloon: built.balloon,
         watch: built.watch,
+        full: ReportedDisks::new(built.full),
         sharing,
         _stop_sharing: stop_sharing,
         console_thread,

@@ -27,6 +27,7 @@ fn walled(forward: Vec<PortForward>) -> PasstSpec {
         mac: MAC,
         forward,
         egress: Some(egress),
+        user: None,
     }
 }
 
@@ -206,7 +207,7 @@ fn a_walled_guest_answers_at_a_forwarded_udp_port_and_sends_nowhere_else() {
 #[test]
 fn passt_maps_the_gateway_only_where_it_must() {
     let maps = |maps| {
-        let arguments = arguments(&[], true, maps);
+        let arguments = arguments(&PasstSpec::default(), true, maps);
         !arguments.iter().any(|argument| argument == "--no-map-gw")
     };
     assert!(maps(true) && !maps(false));
@@ -295,4 +296,28 @@ fn what_passt_says_becomes_an_error_with_its_port() {
         "{error}"
     );
     assert!(matches!(explain("nonsense"), SubnetError::PasstFailed(_)));
+}
+
+#[test]
+fn passt_of_two_vms_of_root_are_two_users_and_serve_their_cards() {
+    assert!(
+        nix::unistd::geteuid().is_root(),
+        "this test needs root to give passt a user"
+    );
+    let users = [(1_900_000_103, 1_900_000_203), (1_900_000_104, 1_900_000_204)];
+    let passts = users.map(|user| {
+        let spec = PasstSpec {
+            user: Some(user),
+            ..walled(udp_forward().1)
+        };
+        start(&spec).unwrap()
+    });
+    for (passt, (uid, gid)) in passts.iter().zip(users) {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", passt.child.id())).unwrap();
+        for (field, id) in [("Uid", uid), ("Gid", gid)] {
+            let line = format!("{field}:\t{id}\t{id}\t{id}\t{id}\n");
+            assert!(status.contains(&line), "{line:?} in {status}");
+        }
+        assert_eq!(dhcp(passt), Some(GUEST_ADDRESS.octets()));
+    }
 }

@@ -139,7 +139,7 @@ pub fn witness_home(two: &Two) {
 }
 
 /// Why a VM that spans these cells ended.
-fn failure(two: &Two, name: &str, cells: &[u16], booted: fn(vm::Booted<'_>)) -> String {
+fn failure(two: &Two, name: &str, cells: &[u16], progress: fn(vm::Progress<'_>)) -> String {
     let mut spec = two.spec.clone();
     spec.span = Some(config::SpanSpec::Coherent(cells.to_vec()));
     let span = Span::begin(name, &spec, shard::PLATFORM)
@@ -150,7 +150,7 @@ fn failure(two: &Two, name: &str, cells: &[u16], booted: fn(vm::Booted<'_>)) -> 
     let (tell, told) = mpsc::channel();
     std::thread::spawn(move || {
         let handle = Handle::default();
-        let ran = vm::run(opened, &name, &folder, &handle, Some(&span), booted);
+        let ran = vm::run(opened, &name, &folder, &handle, Some(&span), progress);
         span.leave();
         let _ = tell.send(ran.map_err(|error| error.to_string()));
     });

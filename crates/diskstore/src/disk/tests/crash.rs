@@ -134,6 +134,7 @@ fn value_of(bytes: &[u8], sector: u64, base: &[u8]) -> Option<Value> {
 fn finish(queue: &mut IoQueue, operation: Operation) {
     match queue.submit(operation, 1) {
         Submission::Done(result) => result.unwrap(),
+        Submission::NoRoom(_, error) => panic!("{error}"),
         Submission::Pending => {
             queue.send().unwrap();
             loop {

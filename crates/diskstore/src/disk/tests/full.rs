@@ -8,7 +8,7 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::statfs::fstatfs;
 
-use super::super::{Layer, Store, allocate_whole, assemble_within};
+use super::super::{IoQueue, Layer, Operation, Store, Submission, allocate_whole, assemble_within};
 use super::*;
 
 const MIB: u64 = 1 << 20;
@@ -58,6 +58,11 @@ fn try_write(store: &dyn Store, offset: u64, bytes: usize) -> io::Result<()> {
 
 fn is_full(result: io::Result<()>) -> bool {
     result.is_err_and(|error| error.raw_os_error() == Some(libc::ENOSPC))
+}
+
+/// Whether an overlay has reached its own limit.
+fn is_too_large(result: io::Result<()>) -> bool {
+    result.is_err_and(|error| error.raw_os_error() == Some(libc::EFBIG))
 }
 
 fn available(directory: &Path) -> u64 {
@@ -128,10 +133,10 @@ fn an_overlay_takes_no_more_than_its_limit_through_every_reboot() {
     write(&*store, SIZE / 2 - 100, &[2; 200]);
     store.write_zeroes(SIZE / 2 + MIB, 126 * 4096, true).unwrap();
     for store in [store, assembled(&layers, Some(MIB))] {
-        assert!(is_full(try_write(&*store, SIZE - 4096, 512)));
-        assert!(is_full(store.write_zeroes(SIZE - 8192, 4096, false)));
+        assert!(is_too_large(try_write(&*store, SIZE - 4096, 512)));
+        assert!(is_too_large(store.write_zeroes(SIZE - 8192, 4096, false)));
         // A range that is there in part: all of it or nothing.
-        assert!(is_full(try_write(&*store, 127 * 16 * 4096, 2 * 4096)));
+        assert!(is_too_large(try_write(&*store, 127 * 16 * 4096, 2 * 4096)));
         write(&*store, 127 * 16 * 4096, &[3; 4096]);
         assert_eq!(read(&*store, SIZE / 2 - 100, 200), [2; 200]);
     }
@@ -151,5 +156,55 @@ fn a_file_that_is_to_be_mapped_gets_all_its_room_or_is_refused() {
             std::fs::read(directory.join("pmem")).unwrap(),
             [0; MIB as usize / 2]
         );
+    });
+}
+
+/// What a submission that was done at once comes to.
+fn submitted(queue: &mut IoQueue, operation: Operation) -> Result<io::Result<()>, Operation> {
+    match queue.submit(operation, 1) {
+        Submission::Done(result) => Ok(result),
+        Submission::NoRoom(operation, _) => Err(operation),
+        Submission::Pending => panic!("it was not done at once"),
+    }
+}
+
+#[test]
+fn an_operation_without_room_is_given_back_and_succeeds_when_submitted_again() {
+    on_small_file_system(|directory| {
+        let layers = opened(directory);
+        let raw = File::create_new(directory.join("raw")).unwrap();
+        raw.set_len(SIZE).unwrap();
+        let raw = Layer {
+            file: raw,
+            format: Format::Raw,
+        };
+        // An overlay, which keeps a reserve, and a file written in place, which gets what the kernel gives.
+        for layers in [&layers[..], &[raw]] {
+            let store = assembled(layers, None);
+            let mut queue = IoQueue::blocking(store.clone());
+            fill(directory);
+            let mut bytes = vec![0x77; 4096];
+            let operation = Operation::Write {
+                offset: SIZE / 2,
+                from: segments(&mut bytes, 4096),
+            };
+            let again = submitted(&mut queue, operation).expect_err("no room");
+            let again = submitted(&mut queue, again).expect_err("still no room");
+            std::fs::remove_file(directory.join("neighbour")).unwrap();
+            submitted(&mut queue, again).unwrap().unwrap();
+            assert_eq!(read(&*store, SIZE / 2, 4096), [0x77; 4096]);
+        }
+        // Its own limit is no lack of room: it would be the same for ever.
+        let limited = assembled(&layers, Some(MIB));
+        write(&*limited, 0, &[1; 4096]);
+        let tight = assembled(&layers, Some(4096));
+        let mut bytes = vec![0x77; 4096];
+        let operation = Operation::Write {
+            offset: SIZE / 4,
+            from: segments(&mut bytes, 4096),
+        };
+        assert!(is_too_large(
+            submitted(&mut IoQueue::blocking(tight), operation).expect("an error")
+        ));
     });
 }

@@ -55,6 +55,7 @@ pub fn step() -> impl Strategy<Value = Step> {
 fn run(queue: &mut IoQueue, operation: Operation) -> std::io::Result<()> {
     match queue.submit(operation, 7) {
         Submission::Done(result) => result,
+        Submission::NoRoom(_, error) => Err(error),
         Submission::Pending => {
             queue.send().unwrap();
             loop {

@@ -183,6 +183,10 @@ impl Follower {
             } => {
                 return self.running(&name, &sandbox_missing, keeps_writes);
             }
+            Event::FullDisks { name, disks } => {
+                // The terminal may be raw.
+                eprint!("mirrorball: {name}: {}\r\n", room(&disks));
+            }
             Event::Failed { name, why } => {
                 self.lease.end();
                 return Err(miette!("{name}: {why}"));
@@ -288,6 +292,15 @@ impl Follower {
         }
         (vm.ended, vm.seconds) = (Some(ending), seconds);
     }
+}
+
+/// What a person reads when other disks than before are full.
+fn room(disks: &[String]) -> String {
+    if disks.is_empty() {
+        return "its disks have room again".to_owned();
+    }
+    let disks = disks.join(", ");
+    format!("paused: no room on the host for writes to {disks}; they go on when there is some")
 }
 
 /// The exit status that a VM's end amounts to.

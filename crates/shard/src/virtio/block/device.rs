@@ -13,6 +13,8 @@ use virtio_bindings::bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RIN
 use super::handler::{BlockHandler, QUEUE_SIZE};
 use super::metrics::Metrics;
 use super::request::{Disk, RANGE_SECTORS_MAX};
+use super::waiting::WaitingRequests;
+use crate::launch::OnFull;
 use crate::sandbox::{ThreadKind, Threads};
 use crate::sharing::DiskSharing;
 use crate::virtio::worker::Worker;
@@ -41,7 +43,7 @@ impl Block {
     /// Starts the threads of a disk. Call it before the sandbox closes: its rings and event files are made here.
     ///
     /// `id` is what the guest reads as the serial (its first 20 bytes). `queues` is brought into 1 to 64. `sharing` says how
-    /// reads share memory; none copies all.
+    /// reads share memory; none copies all. `on_full` says what a write does that finds no room.
     pub fn new(
         threads: &Threads,
         id: &str,
@@ -49,6 +51,7 @@ impl Block {
         read_only: bool,
         queues: u16,
         sharing: Option<DiskSharing>,
+        on_full: OnFull,
     ) -> io::Result<Self> {
         let queues = queues.clamp(1, QUEUES_MAX);
         let mut name = [0; VIRTIO_BLK_ID_BYTES as usize];
@@ -70,8 +73,12 @@ impl Block {
                     "disk {id}: no io_uring ({why}); a slow read stalls its queue"
                 ));
             }
-            let handler =
-                BlockHandler::new(io, disk, metrics.clone(), threads.gate().clone(), sharing.clone());
+            let waiting = match on_full {
+                OnFull::Error => None,
+                OnFull::Pause => Some(WaitingRequests::new(metrics.clone())?),
+            };
+            let gate = threads.gate().clone();
+            let handler = BlockHandler::new(io, disk, metrics.clone(), gate, sharing.clone(), waiting);
             let thread = format!("blk-{id:.8}-{index}");
             workers.push(Worker::spawn(threads, ThreadKind::Block, &thread, handler)?);
         }
@@ -109,6 +116,7 @@ pub(crate) fn bare(store: Arc<dyn Store>, read_only: bool) -> impl crate::virtio
         disk,
         Arc::default(),
         Arc::default(),
+        None,
         None,
     )
 }

@@ -15,6 +15,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::metrics::{Metrics, add};
 use super::request::{Action, Disk, Parser, Request};
+use super::waiting::{Waiting, WaitingRequests};
 use crate::gate::Gate;
 use crate::memory::GuestRam;
 use crate::sharing::DiskSharing;
@@ -25,6 +26,8 @@ use crate::virtio::{Activation, DeviceError, Interrupt};
 pub(super) const QUEUE_SIZE: u16 = 256;
 /// The token of the disk's completions among the event sources.
 const COMPLETIONS: u32 = 0;
+/// The token of the time to retry what found no room.
+const RETRY: u32 = 1;
 /// Batches served in a row before the thread looks at its other events (a reset must get through to it).
 const BATCHES_MAX: usize = 16;
 
@@ -39,6 +42,8 @@ pub(super) struct BlockHandler {
     /// I/O under way that the gate knows of.
     counted: usize,
     parser: Parser,
+    /// What waits for room, where the disk's policy is to pause.
+    waiting: Option<WaitingRequests>,
     active: Option<Active>,
 }
 
@@ -58,14 +63,15 @@ struct Active {
     answered: bool,
 }
 
+/// A request that is not answered yet.
 #[derive(Clone, Copy)]
-struct UnderWay {
-    head: u16,
-    status: GuestAddress,
+pub(super) struct UnderWay {
+    pub head: u16,
+    pub status: GuestAddress,
     /// Bytes of the driver's that success fills, the status included.
-    filled: u32,
+    pub filled: u32,
     /// A write that must be followed by a flush.
-    flush_after: bool,
+    pub flush_after: bool,
 }
 
 impl BlockHandler {
@@ -75,6 +81,7 @@ impl BlockHandler {
         metrics: Arc<Metrics>,
         gate: Arc<Gate>,
         sharing: Option<DiskSharing>,
+        waiting: Option<WaitingRequests>,
     ) -> Self {
         Self {
             io,
@@ -84,6 +91,7 @@ impl BlockHandler {
             sharing,
             counted: 0,
             parser: Parser::default(),
+            waiting,
             active: None,
         }
     }
@@ -107,10 +115,7 @@ impl BlockHandler {
                 .disable_notification(&*active.memory)
                 .map_err(ring_error)?;
             self.take_batch()?;
-            self.io.send().map_err(|source| DeviceError::Host {
-                what: "cannot start disk I/O",
-                source,
-            })?;
+            self.io.send().map_err(cannot_start)?;
             self.reap()?;
             let Some(active) = &mut self.active else {
                 return Ok(());
@@ -203,16 +208,59 @@ impl BlockHandler {
             filled,
             flush_after,
         };
-        match self.submit(operation, token as u64) {
-            Submission::Done(result) => self.done(token, under_way, result),
+        let submission = self.submit(operation, token as u64);
+        self.submitted(token, under_way, submission)
+    }
+
+    /// Goes on with a request whose operation was submitted.
+    fn submitted(
+        &mut self,
+        token: usize,
+        request: UnderWay,
+        submission: Submission,
+    ) -> Result<(), DeviceError> {
+        match submission {
+            Submission::Done(result) => self.done(token, request, result),
             Submission::Pending => {
                 add(&self.metrics.in_background, 1);
-                let Some(active) = &mut self.active else {
-                    return Ok(());
-                };
-                active.requests[token] = Some(under_way);
+                if let Some(active) = &mut self.active {
+                    active.requests[token] = Some(request);
+                }
                 Ok(())
             }
+            Submission::NoRoom(operation, error) => match &mut self.waiting {
+                None => self.done(token, request, Err(error)),
+                Some(waiting) => waiting
+                    .add(Waiting {
+                        token,
+                        request,
+                        operation,
+                    })
+                    .map_err(cannot_wait),
+            },
+        }
+    }
+
+    /// Tries again what found no room.
+    fn retry(&mut self) -> Result<(), DeviceError> {
+        let Some(waiting) = &mut self.waiting else {
+            return Ok(());
+        };
+        let requests = waiting.take().map_err(cannot_wait)?;
+        let tried = requests.len();
+        for Waiting {
+            token,
+            request,
+            operation,
+        } in requests
+        {
+            let submission = self.io.submit(operation, token as u64);
+            self.submitted(token, request, submission)?;
+        }
+        self.io.send().map_err(cannot_start)?;
+        match &mut self.waiting {
+            Some(waiting) => waiting.tried(tried).map_err(cannot_wait),
+            None => Ok(()),
         }
     }
 
@@ -243,20 +291,12 @@ impl BlockHandler {
         &mut self,
         token: usize,
         mut request: UnderWay,
-        mut result: std::io::Result<()>,
+        result: std::io::Result<()>,
     ) -> Result<(), DeviceError> {
         if request.flush_after && result.is_ok() {
             request.flush_after = false;
-            match self.io.submit(Operation::Flush, token as u64) {
-                Submission::Done(flushed) => result = flushed,
-                Submission::Pending => {
-                    let Some(active) = &mut self.active else {
-                        return Ok(());
-                    };
-                    active.requests[token] = Some(request);
-                    return Ok(());
-                }
-            }
+            let submission = self.io.submit(Operation::Flush, token as u64);
+            return self.submitted(token, request, submission);
         }
         let Some(active) = &mut self.active else {
             return Ok(());
@@ -334,6 +374,11 @@ impl Handler for BlockHandler {
                     source,
                 })?;
         }
+        if let Some(waiting) = &self.waiting {
+            sources
+                .add(waiting.timer(), RETRY, EpollFlags::EPOLLIN)
+                .map_err(cannot_wait)?;
+        }
         let places = usize::from(QUEUE_SIZE);
         self.active = Some(Active {
             memory,
@@ -355,6 +400,7 @@ impl Handler for BlockHandler {
     fn handle(&mut self, event: Event, _sources: &Sources) -> Result<(), DeviceError> {
         match event {
             Event::Queue(_) => add(&self.metrics.notifications, 1),
+            Event::Source(RETRY) => self.retry()?,
             Event::Source(_) => {
                 if let Some(event) = self.io.event() {
                     let mut count = [0; 8];
@@ -373,6 +419,10 @@ impl Handler for BlockHandler {
         if let Some(event) = self.io.event() {
             let _ = sources.remove(event);
         }
+        if let Some(waiting) = &mut self.waiting {
+            let _ = sources.remove(waiting.timer());
+            waiting.clear();
+        }
         self.io.drain();
         self.settle();
         self.active = None;
@@ -389,6 +439,20 @@ fn copy_name(into: &Segments, name: &[u8]) -> u32 {
         done += take;
     }
     done as u32
+}
+
+fn cannot_start(source: std::io::Error) -> DeviceError {
+    DeviceError::Host {
+        what: "cannot start disk I/O",
+        source,
+    }
+}
+
+fn cannot_wait(source: std::io::Error) -> DeviceError {
+    DeviceError::Host {
+        what: "cannot wait for room",
+        source,
+    }
 }
 
 fn ring_error(error: virtio_queue::Error) -> DeviceError {

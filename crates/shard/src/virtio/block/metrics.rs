@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::Serialize;
 
-/// Counters of one disk, shared by its queues. Each is only ever added to.
+/// Counters of one disk, shared by its queues. Each is only ever added to, but for `waiting`.
 #[derive(Debug, Default)]
 pub struct Metrics {
     pub(super) reads: AtomicU64,
@@ -19,6 +19,7 @@ pub struct Metrics {
     pub(super) in_background: AtomicU64,
     pub(super) notifications: AtomicU64,
     pub(super) interrupts: AtomicU64,
+    pub(super) waiting: AtomicU64,
 }
 
 /// The counters at one moment.
@@ -48,6 +49,8 @@ pub struct Snapshot {
     pub notifications: u64,
     /// Interrupts to the driver.
     pub interrupts: u64,
+    /// Requests that wait for room on the host now.
+    pub waiting: u64,
 }
 
 impl Metrics {
@@ -67,6 +70,7 @@ impl Metrics {
             in_background: read(&self.in_background),
             notifications: read(&self.notifications),
             interrupts: read(&self.interrupts),
+            waiting: read(&self.waiting),
         }
     }
 }

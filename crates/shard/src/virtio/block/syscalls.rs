@@ -19,4 +19,6 @@ pub const SYSCALLS: &[Syscall] = &[
     libc::SYS_ftruncate,
     libc::SYS_lseek,
     libc::SYS_io_uring_enter,
+    // When to retry what found no room.
+    libc::SYS_timerfd_settime,
 ];

@@ -17,6 +17,8 @@ fn record(span: Vec<policy::span::Part>) -> Record {
         borrowed: Vec::new(),
         span,
         sandbox_missing: Vec::new(),
+        core_cookies: Vec::new(),
+        full_disks: Vec::new(),
         share_group: None,
         kept_apart: Vec::new(),
         member: None,

@@ -13,6 +13,7 @@ use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
+use crate::launch::OnFull;
 use crate::memory::GuestRam;
 use crate::sandbox::Threads;
 use crate::virtio::block::Block;
@@ -96,6 +97,11 @@ pub fn numbered(directory: &Path, sectors: usize) -> std::path::PathBuf {
 impl Driver {
     /// A driver that negotiates everything the device offers but `without`.
     pub fn new(store: Arc<dyn Store>, read_only: bool, queues: u16, without: u64) -> Self {
+        Self::with(store, read_only, queues, without, OnFull::Error)
+    }
+
+    /// The same, with what a write does that finds no room.
+    pub fn with(store: Arc<dyn Store>, read_only: bool, queues: u16, without: u64, on_full: OnFull) -> Self {
         let ranges = [
             (GuestAddress(0), MEMORY_BYTES),
             (GuestAddress(HIGH), MEMORY_BYTES),
@@ -108,6 +114,7 @@ impl Driver {
             read_only,
             queues,
             None,
+            on_full,
         )
         .unwrap();
         let mut driver = Self {
