@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Mutation testing of one crate: changes its code in so many places, one at a time, runs its unit tests on each change, and keeps in
 # docs/results which changes no test noticed. The seed chooses the places: the same seed and code give the same ones.
-# Usage: scripts/mutants.sh CRATE [SEED [COUNT]]
+# Usage: [FILES=GLOB] [AGAIN=1] scripts/mutants.sh CRATE [SEED [COUNT]]
+# FILES restricts the places, as in FILES='crates/shard/src/virtio/**'. AGAIN=1 tries only what the run before did not notice.
 set -euo pipefail
 if [[ ! ${1:-} ]]; then
     echo "mutants: name a crate, as in: make mutants CRATE=apic" >&2
@@ -17,27 +18,51 @@ if ! cargo mutants --version >/dev/null 2>&1; then
     echo "mutants: compiling cargo-mutants, once (3 minutes)"
     cargo install --quiet --locked cargo-mutants
 fi
-out=${CARGO_TARGET_DIR:-target}/mutants/$crate
+top=$PWD
+target=$(realpath -m "${CARGO_TARGET_DIR:-target}")/mutants
+out=$target/$crate tree=$target/tree
 mkdir -p "$out"
-cargo mutants --list --package "$crate" | sort >"$out/all"
-shuf --random-source=<(yes "$seed") -n "$count" "$out/all" >"$out/chosen"
-chosen=()
-while IFS= read -r name; do
-    chosen+=(--re "^$(sed 's/[][\.*^$+?(){}|/]/\\&/g' <<<"$name")\$")
-done <"$out/chosen"
-# It exits with 2 where a change was missed, with 3 where tests took too long: both are results.
-cargo mutants --package "$crate" --output "$out" --no-shuffle --colors never "${chosen[@]}" || (($? == 2 || $? == 3))
 
-lines() { wc -l <"$out/mutants.out/$1.txt"; }
-caught=$(($(lines caught) + $(lines timeout)))
-viable=$((caught + $(lines missed)))
-result=docs/results/mutants-$crate.txt
+# The changes are made to a copy. Its files are new, so that Cargo compiles them again whatever their dates were.
+rm -rf "$tree"
+mkdir "$tree"
+git ls-files -z --cached --others --exclude-standard | tar -c --null --ignore-failed-read -T - | tar -x -m -C "$tree"
+cd "$tree"
+export CARGO_TARGET_DIR=$target/build
+options=(--package "$crate" --colors never)
+if [[ ${FILES:-} ]]; then
+    options+=(--file "$FILES")
+fi
+cargo mutants --list "${options[@]}" | sort >"$out/all"
+shuf --random-source=<(yes "$seed") -n "$count" "$out/all" >"$out/chosen"
+while IFS= read -r name; do
+    options+=(--re "^$(sed 's/[][\.*^$+?(){}|/]/\\&/g' <<<"$name")\$")
+done <"$out/chosen"
+commit=$(git -C "$top" describe --always --dirty --exclude='*')
+if [[ ${AGAIN:-} ]]; then
+    options+=(--iterate)
+else
+    rm -rf "$out/mutants.out"
+    : >"$out/unviable"
+    echo "$commit" >"$out/commit"
+fi
+# It exits with 2 where a change was missed, with 3 where tests took too long: both are results.
+# On a busy machine tests take longer than at first; a change that makes one loop is one that it noticed.
+cargo mutants --in-place --profile mutants --cargo-arg=--lib --timeout 120 --output "$out" --no-shuffle "${options[@]}" || (($? == 2 || $? == 3))
+
+sort -u -o "$out/unviable" "$out/unviable" "$out/mutants.out/unviable.txt"
+chosen=$(wc -l <"$out/chosen")
+unviable=$(wc -l <"$out/unviable")
+viable=$((chosen - unviable))
+caught=$((viable - $(wc -l <"$out/mutants.out/missed.txt")))
+before=$(<"$out/commit")
+result=$top/docs/results/mutants-$crate.txt
 {
-    echo "crate: $crate"
-    echo "commit: $(git rev-parse --short HEAD)"
+    echo "crate: $crate${FILES:+, $FILES}"
+    echo "commit: $commit$([[ $before = "$commit" ]] || echo ", the changes noticed at $before not tried again")"
     echo "date: $(date +%F)"
     echo "seed: $seed"
-    echo "places: $(wc -l <"$out/chosen") of $(wc -l <"$out/all"), $(lines unviable) of which do not compile"
+    echo "places: $chosen of $(wc -l <"$out/all"), $unviable of which do not compile"
     echo "noticed: $caught of $viable, $((100 * caught / (viable > 0 ? viable : 1)))%"
     echo
     echo "not noticed:"

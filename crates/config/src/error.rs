@@ -144,3 +144,22 @@ fn locate(text: &str, path: &[String]) -> Option<Range<usize>> {
     }
     span
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_in_a_text_are_brought_inside_it_and_into_one_line() {
+        let text = "a\u{e9}b\ncd";
+        let fitted = |range: Range<usize>| fit(text, range);
+        assert_eq!(fitted(0..4), 0..4);
+        assert_eq!(fitted(0..2), 0..1, "a character is not cut at its end");
+        assert_eq!(fitted(2..4), 1..4, "nor at its start");
+        assert_eq!(fitted(2..2), 1..1);
+        assert_eq!(fitted(3..7), 3..4, "the first line only");
+        assert_eq!(fitted(5..100), 5..7);
+        assert_eq!(fitted(100..200), 7..7);
+        assert_eq!(fitted(Range { start: 6, end: 2 }), 6..6);
+    }
+}

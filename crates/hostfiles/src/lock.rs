@@ -219,4 +219,28 @@ mod tests {
         );
         assert!(Holders(Vec::new()).to_string().contains("does not name"));
     }
+
+    #[test]
+    fn all_holders_are_listed_with_their_programs() {
+        let own = std::process::id();
+        let name = fs::read_to_string("/proc/self/comm").unwrap();
+        let named = format!("process {own} ({})", name.trim());
+        assert_eq!(
+            Holders(vec![own, u32::MAX, own]).to_string(),
+            format!("{named}, a process that process {} started, {named}", u32::MAX)
+        );
+    }
+
+    #[test]
+    fn a_file_that_no_process_locked_has_no_holders() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lock");
+        let file = lock_file(&path).unwrap();
+        assert_eq!(holders(&file), []);
+        let _held = at_once(file, Share::Shared).unwrap().unwrap();
+        let _second = at_once(lock_file(&path).unwrap(), Share::Shared)
+            .unwrap()
+            .unwrap();
+        assert_eq!(holders(&lock_file(&path).unwrap()), [std::process::id()]);
+    }
 }

@@ -72,6 +72,8 @@ fn umask_in(status: &str) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
 
     fn mode(path: &Path) -> u32 {
@@ -116,5 +118,23 @@ mod tests {
         assert_eq!(umask_in("Name:\tx\nUmask:\t0027\nState:\tR"), Some(0o027));
         assert_eq!(umask_in("Name:\tx"), None);
         assert!(umask_in(&fs::read_to_string("/proc/self/status").unwrap()).is_some());
+    }
+
+    #[test]
+    fn the_umask_is_that_of_this_process() {
+        let shell = std::process::Command::new("sh").args(["-c", "umask"]).output();
+        let inherited = String::from_utf8(shell.unwrap().stdout).unwrap();
+        assert_eq!(umask(), u32::from_str_radix(inherited.trim(), 8).unwrap());
+    }
+
+    #[test]
+    fn a_log_is_appended_to() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
+        for line in ["one", "two"] {
+            log(&path).unwrap().write_all(line.as_bytes()).unwrap();
+        }
+        assert_eq!(fs::read(&path).unwrap(), b"onetwo");
+        assert_eq!(new_file(&path).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
     }
 }

@@ -171,14 +171,16 @@ fn arguments(spec: &PasstSpec, default_route: bool, maps_gateway: bool) -> Vec<S
 
 /// Whether the host has an IPv4 default route.
 fn has_default_route() -> bool {
-    // Interface, destination, gateway, flags, reference count, use, metric, mask; a default route has destination and
-    // mask zero.
     // This thread's network namespace is the one passt will be in.
-    std::fs::read_to_string("/proc/thread-self/net/route").is_ok_and(|table| {
-        table.lines().skip(1).any(|line| {
-            let mut fields = line.split_whitespace();
-            fields.nth(1) == Some("00000000") && fields.nth(5) == Some("00000000")
-        })
+    std::fs::read_to_string("/proc/thread-self/net/route").is_ok_and(|table| names_default_route(&table))
+}
+
+/// Whether a table has a route with destination and mask zero. Its lines have interface, destination, gateway, flags,
+/// reference count, use, metric and mask.
+fn names_default_route(table: &str) -> bool {
+    table.lines().skip(1).any(|line| {
+        let mut fields = line.split_whitespace();
+        fields.nth(1) == Some("00000000") && fields.nth(5) == Some("00000000")
     })
 }
 

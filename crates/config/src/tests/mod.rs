@@ -6,6 +6,7 @@ mod flags;
 mod host;
 mod hostile;
 mod kernel;
+mod limits;
 mod machine;
 mod span;
 mod text;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
 use crate::frame::{Datagram, Packet, Payload, parse};
-use crate::samples::{MAC, SYN, TCP, UDP, address, frame, message, tcp, udp};
+use crate::samples::{MAC, SYN, TCP, UDP, address, drop_capabilities, frame, message, tcp, udp};
 
 /// An address that the host of a test of its own has.
 const OWN: &str = "192.0.2.77";
@@ -320,4 +320,58 @@ fn passt_of_two_vms_of_root_are_two_users_and_serve_their_cards() {
         }
         assert_eq!(dhcp(passt), Some(GUEST_ADDRESS.octets()));
     }
+}
+
+#[test]
+fn ports_below_1024_fail_for_want_of_a_privilege_and_others_because_they_are_taken() {
+    let failure = |port: u16| explain(&format!("Failed to bind any port for '-t {port}:80', exiting\n"));
+    assert!(matches!(
+        failure(1023),
+        SubnetError::PortPermission { port: 1023, .. }
+    ));
+    assert!(matches!(failure(1024), SubnetError::PortInUse { port: 1024, .. }));
+}
+
+#[test]
+fn a_port_that_needs_a_privilege_is_named() {
+    on_a_host_alone(|| {
+        drop_capabilities();
+        for protocol in [Protocol::Tcp, Protocol::Udp] {
+            let forward = PortForward {
+                protocol,
+                host: 80,
+                guest: 80,
+            };
+            let error = start(&walled(vec![forward])).unwrap_err();
+            assert!(
+                matches!(error, SubnetError::PortPermission { port: 80, .. }),
+                "{error}"
+            );
+        }
+    });
+}
+
+#[test]
+fn a_default_route_has_neither_destination_nor_mask() {
+    let table = |lines: &[&str]| {
+        let header = "Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT";
+        [&[header], lines].concat().join("\n")
+    };
+    let default = "eth0 00000000 0202000A 0003 0 0 100 00000000 0 0 0";
+    let network = "eth0 0002000A 00000000 0001 0 0 100 00FFFFFF 0 0 0";
+    let lower_half = "eth0 00000000 0202000A 0003 0 0 100 00000080 0 0 0";
+    let masked_to_nothing = "eth0 0002000A 00000000 0001 0 0 100 00000000 0 0 0";
+    assert!(names_default_route(&table(&[network, default])));
+    for other in [&[][..], &[network], &[lower_half], &[masked_to_nothing]] {
+        assert!(!names_default_route(&table(other)), "{other:?}");
+    }
+    assert!(!names_default_route(default), "the first line is the header");
+}
+
+#[test]
+fn the_process_that_is_reported_is_passt() {
+    let passt = start(&walled(Vec::new())).unwrap();
+    let name = std::fs::read_to_string(format!("/proc/{}/comm", passt.child.id())).unwrap();
+    // passt runs a variant of itself for processors with AVX2.
+    assert!(name.starts_with("passt"), "{name}");
 }

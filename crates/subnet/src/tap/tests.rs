@@ -3,6 +3,7 @@
 use std::process::Command;
 
 use super::*;
+use crate::samples::drop_capabilities;
 
 fn in_own_namespace(setup: &[&str], test: impl FnOnce() + Send + 'static) {
     let setup: Vec<String> = setup.iter().map(|line| (*line).to_owned()).collect();
@@ -84,16 +85,6 @@ fn a_device_file_that_may_not_be_opened_is_named() {
             error => panic!("{error}"),
         }
     });
-}
-
-/// Takes this thread's effective capabilities; it stays root by number.
-fn drop_capabilities() {
-    // Version 3 of the interface, this thread; effective, permitted and inheritable sets, twice 32 bits.
-    let header = [0x2008_0522_u32, 0];
-    let none = [0_u32; 6];
-    // SAFETY: the pointers are to live arrays of the sizes that version 3 reads.
-    let done = unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), none.as_ptr()) };
-    assert_eq!(done, 0, "{}", io::Error::last_os_error());
 }
 
 /// Makes this thread, and no other, the user 65534: the system call itself, which libc would apply to all threads.

@@ -1,0 +1,150 @@
+//! Each limit of a VM file: the last value that is taken, and the first one that is refused.
+
+use std::fmt::Write;
+
+use crate::parse;
+use crate::validate::mac;
+
+/// Whether a VM file is taken; one that is refused must be so for the key `at`.
+fn taken(at: &str, text: &str) -> bool {
+    match parse("vm.toml", text) {
+        Ok(_) => true,
+        Err(error) => {
+            let span = error.span.expect("a place in the text");
+            let place = &text[span.offset()..][..span.len()];
+            let line_start = text[..span.offset()].rfind('\n').map_or(0, |end| end + 1);
+            let line = text[line_start..].lines().next().unwrap_or_default();
+            assert!(
+                line.contains(at) || place.contains(at),
+                "{at}: {}: {line}",
+                error.message
+            );
+            false
+        }
+    }
+}
+
+#[track_caller]
+fn ends(key: &str, within: &[&str], beyond: &[&str]) {
+    let text = |value: &str| format!("image = \"debian-12\"\n{key} = {value}\n");
+    let last = key.rsplit('.').next().unwrap();
+    for value in within {
+        assert!(taken(last, &text(value)), "{key} = {value}");
+    }
+    for value in beyond {
+        assert!(!taken(last, &text(value)), "{key} = {value}");
+    }
+}
+
+#[test]
+fn numbers_end_where_the_documentation_says() {
+    ends("cpus", &["1", "254"], &["0", "255"]);
+    ends("cpu_weight", &["1", "10000"], &["0", "10001"]);
+    ends("cpu_limit", &["0.01", "1024"], &["0.009", "1024.1"]);
+    ends("scratch_limit", &["\"1M\""], &["\"1023K\""]);
+    ends(
+        "memory",
+        &["\"64M\"", "\"4T\""],
+        &["\"62M\"", "\"65M\"", "\"4194306M\""],
+    );
+}
+
+#[test]
+fn a_limit_of_memory_has_room_for_what_is_beside_the_guests() {
+    let text = |limit| format!("image = \"debian-12\"\nmemory = \"128M\"\nmemory_limit = \"{limit}\"\n");
+    assert!(taken("memory_limit", &text("192M")));
+    assert!(!taken("memory_limit", &text("191M")));
+}
+
+#[test]
+fn names_and_command_lines_end_where_the_documentation_says() {
+    let quoted = |length: usize| format!("\"{}\"", "x".repeat(length));
+    ends("name", &[&quoted(1), &quoted(63)], &[&quoted(0), &quoted(64)]);
+    ends(
+        "name",
+        &["\"a.b-c_0\""],
+        &["\".a\"", "\"-a\"", "\"a/b\"", "\"a b\""],
+    );
+    ends("kernel.cmdline", &[&quoted(2000)], &[&quoted(2001), "\"a\\nb\""]);
+}
+
+#[test]
+fn queue_pairs_of_a_card_end_where_the_documentation_says() {
+    let text = |kind: &str, queues| format!("image = \"debian-12\"\n[[nets]]\n{kind}\nqueues = {queues}\n");
+    let tap = "kind = \"tap\"\ntap = \"tap0\"";
+    for (queues, is_taken) in [(0, false), (1, true), (8, true), (9, false)] {
+        assert_eq!(taken("queues", &text(tap, queues)), is_taken, "{queues}");
+    }
+    for (queues, is_taken) in [(0, false), (1, true), (2, false)] {
+        assert_eq!(
+            taken("queues", &text("kind = \"user\"", queues)),
+            is_taken,
+            "{queues}"
+        );
+    }
+}
+
+#[test]
+fn names_of_tap_devices_are_those_that_linux_takes() {
+    let text = |tap: &str| format!("image = \"debian-12\"\n[[nets]]\nkind = \"tap\"\ntap = {tap:?}\n");
+    for name in ["t", "tap-0.1_x", "fifteen-letters", "..."] {
+        assert!(taken("tap", &text(name)), "{name}");
+    }
+    for name in [
+        "",
+        "sixteen-letters-",
+        ".",
+        "..",
+        "a/b",
+        "a:b",
+        "a%d",
+        "a b",
+        "\u{e9}",
+    ] {
+        assert!(!taken("tap", &text(name)), "{name}");
+    }
+}
+
+#[test]
+fn addresses_of_cards_are_six_bytes_of_one_card() {
+    assert_eq!(mac("02:00:0A:bc:00:01"), Some([2, 0, 0x0A, 0xBC, 0, 1]));
+    for text in [
+        "",
+        "02:00:00:00:00",
+        "02:00:00:00:00:01:02",
+        "00:00:00:00:00:00",
+        "03:00:00:00:00:01",
+        "2:0:0:0:0:1",
+        "02:00:00:00:00:+1",
+        "02:00:00:00:00:0g",
+    ] {
+        assert_eq!(mac(text), None, "{text}");
+    }
+}
+
+#[test]
+fn nodes_and_cells_of_a_vm_end_at_64() {
+    let nodes = |count: usize| {
+        let mut text = format!("image = \"debian-12\"\ncpus = 70\nmemory = \"{}M\"\n", count * 2);
+        for node in 0..count {
+            // The last one has the CPUs that are left.
+            let last = if node + 1 == count { 69 } else { node };
+            write!(text, "[[nodes]]\ncpus = \"{node}-{last}\"\nmemory = \"2M\"\n").unwrap();
+        }
+        taken("[[nodes]]", &text)
+    };
+    assert!(nodes(64));
+    assert!(!nodes(65));
+    let cells = |count: usize, cpus: usize, memory: usize| {
+        let listed: Vec<usize> = (0..count).collect();
+        let text = format!(
+            "image = \"debian-12\"\ncpus = {cpus}\nmemory = \"{memory}M\"\nspan = {{ cells = {listed:?} }}\n"
+        );
+        taken("cells", &text)
+    };
+    assert!(cells(64, 64, 64 * 64));
+    assert!(!cells(65, 65, 65 * 64));
+    assert!(!cells(64, 63, 64 * 64), "a vCPU for each");
+    assert!(!cells(64, 64, 64 * 64 - 2), "64M for each");
+    assert!(!cells(0, 1, 64));
+}
