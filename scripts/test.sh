@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Compiles all test programs, builds the images that guest tests boot, and runs everything: unit tests on this machine, guest
 # tests on its KVM or in lab hosts. Usage: scripts/test.sh MIRRORBALL [PROGRAM...]; without a program all of them run.
-# MIRRORBALL_CAMPAIGN=1 repeats as often as was promised instead of as often as a landing can wait for.
+# MIRRORBALL_CAMPAIGN=FOLDER repeats as often as was promised instead of as often as a landing can wait for, and records repetitions
+# in that folder.
 set -euo pipefail
 mirrorball=$(realpath "$1")
 shift

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use guest_tests::command::Call;
 use guest_tests::pattern::Numbers;
-use guest_tests::repetitions::in_campaign;
+use guest_tests::repetitions::each;
 use guest_tests::{Scratch, Setting, Vm, VmFile, mirrorball, wait};
 
 const MIB: u64 = 1 << 20;
@@ -260,22 +260,22 @@ impl Drop for PageMoves {
 /// or moved needs it.
 #[test]
 fn guest_runs_on_while_the_host_takes_its_pages_away() {
-    const RUNS: u64 = 100;
+    const RUNS: usize = 100;
     const LOAD_S: &str = "6";
     let scratch = Scratch::new("taken");
-    for run in 0..if in_campaign() { RUNS } else { 1 } {
+    each("guest_runs_on_while_the_host_takes_its_pages_away", RUNS, |run| {
         let vm = VmFile::new(&format!("taken-{run}"))
             .memory("256M")
             .cpus(2)
             .start(&scratch);
         vm.add_tool();
         let boot = vm.boot_id();
-        let moves = PageMoves::of(vm.shard(), run);
+        let moves = PageMoves::of(vm.shard(), run as u64);
         let load = vm.tool(&["churn", "2", LOAD_S]).limit(LIMIT).ok().text();
         let moved = moves.end();
-        println!("seed {run}: {moved} pages; {}", load.trim());
         assert!(moved >= 50, "only {moved} pages in {LOAD_S} s");
         assert_eq!(vm.boot_id(), boot, "the guest has booted anew");
         vm.kill();
-    }
+        format!("seed {run}: {moved} pages; {}", load.trim())
+    });
 }

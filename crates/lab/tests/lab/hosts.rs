@@ -5,6 +5,8 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
+use guest_tests::repetitions::{each, in_campaign};
+
 use crate::background::Background;
 use crate::command::{Ended, directory, hosts, lab, program, turn};
 
@@ -63,25 +65,20 @@ const WORK: &str = "for cpu in $(seq $(nproc)); do \
 #[test]
 fn lab_after_lab_comes_up_and_works() {
     let _turn = turn();
-    let in_campaign = std::env::var_os("MIRRORBALL_CAMPAIGN").is_some();
-    let count = if in_campaign { LABS_IN_CAMPAIGN } else { 1 };
-    let mut lost = Vec::new();
-    for number in 1..=count {
-        let works = std::panic::catch_unwind(|| {
+    each(
+        "hosts::lab_after_lab_comes_up_and_works",
+        LABS_IN_CAMPAIGN,
+        |_| {
             let running = Background::up(LAB);
             for host in ["left", "right"] {
                 assert_eq!(running.on(host, &["sh", "-c", WORK]), "done\n");
             }
             talk(&running, "left", "right");
             // At a landing the test runner counts it.
-            assert!(!in_campaign || !running.started_again, "a host did not come up");
-        });
-        if works.is_err() {
-            lost.push(number);
-        }
-        eprintln!("{number} labs, lost: {lost:?}");
-    }
-    assert!(lost.is_empty(), "lost of {count} labs: {lost:?}");
+            assert!(!in_campaign() || !running.started_again, "a host did not come up");
+            String::new()
+        },
+    );
 }
 
 #[test]

@@ -199,6 +199,14 @@ impl Lab {
             .stdin(Stdio::piped())
             .stderr(Stdio::piped())
             .process_group(0);
+        // A killed runner leaves no lab in which a test goes on.
+        // SAFETY: between fork and exec the closure makes one system call, with numbers only.
+        unsafe {
+            command.pre_exec(|| {
+                nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL)
+                    .map_err(std::io::Error::from)
+            });
+        }
         let (mut child, lines) = spawn(&mut command)?;
         let errors = child.stderr.take().map(forward).ok_or("no standard error")?;
         let requests = child.stdin.take();

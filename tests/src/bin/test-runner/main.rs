@@ -6,10 +6,12 @@
 //! second tries stayed within their limit, and each promise that SPECIFICATION.md calls tested names a test that passed.
 
 mod campaign;
+mod excerpt;
 mod failure;
 mod lane;
 mod ledger;
 mod left_out;
+mod origin;
 mod output;
 mod programs;
 mod report;
@@ -23,6 +25,7 @@ use std::process::ExitCode;
 use std::sync::OnceLock;
 use std::time::Instant;
 
+use origin::Origin;
 use report::Report;
 use schedule::Schedule;
 
@@ -104,7 +107,9 @@ fn run(options: &Options) -> Result<bool, String> {
         };
         return campaign::run(&schedule, &options.root, program);
     }
-    let report = Report::of(schedule.run(programs), emulated);
+    // Before the run, as the tree may change while it runs.
+    let origin = Origin::of(&options.root, emulated)?;
+    let report = Report::of(schedule.run(programs), emulated, origin);
     // Promises and ledger cover all programs, so they are compared only with a whole run.
     let unproven = if whole {
         specification::unproven(&promises, &report.passed())

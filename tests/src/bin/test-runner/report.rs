@@ -5,8 +5,10 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
+use crate::excerpt;
 use crate::lane::{End, Run};
 use crate::left_out::Allowed;
+use crate::origin::Origin;
 use crate::output::{Test, Verdict};
 use crate::schedule::{Again, Outcome};
 use crate::specification::Promise;
@@ -15,23 +17,31 @@ use crate::specification::Promise;
 const SECOND_TRIES_MAX: usize = 3;
 /// How many of the slowest tests are shown.
 const SLOWEST: usize = 15;
-
-/// Lines of the start and of the end of a failure's text that are shown at the end of a run.
-const SHOWN_LINES: usize = 25;
+/// Failures whose panics are shown at the end of a run.
+const PANICS_SHOWN: usize = 10;
 
 /// The outcomes of a run.
 pub struct Report {
     outcomes: Vec<Outcome>,
     emulated: bool,
+    origin: Origin,
     begun: Instant,
+}
+
+/// A test, or a program none of whose tests failed, whose last try failed.
+struct Failure<'a> {
+    name: String,
+    /// The lines around the first panic.
+    panic: Vec<&'a str>,
 }
 
 impl Report {
     /// Reports on these outcomes.
-    pub fn of(outcomes: Vec<Outcome>, emulated: bool) -> Self {
+    pub fn of(outcomes: Vec<Outcome>, emulated: bool, origin: Origin) -> Self {
         Self {
             outcomes,
             emulated,
+            origin,
             begun: *crate::BEGUN.get_or_init(Instant::now),
         }
     }
@@ -60,8 +70,8 @@ impl Report {
     }
 
     /// Programs and tests whose last try failed.
-    fn failed(&self) -> Vec<String> {
-        let mut names = Vec::new();
+    fn failed(&self) -> Vec<Failure<'_>> {
+        let mut failures = Vec::new();
         for outcome in &self.outcomes {
             if matches!(outcome.run.end, End::Exited(0)) || outcome.again.as_ref().is_some_and(passed_again) {
                 continue;
@@ -71,13 +81,19 @@ impl Report {
                 None => (&outcome.run, &outcome.tests),
             };
             let failed = tests.iter().filter(|test| test.verdict == Verdict::Failed);
-            let before = names.len();
-            names.extend(failed.map(|test| full(outcome, test)));
-            if names.len() == before {
-                names.push(format!("{}: {:?}", outcome.program.name, run.end));
+            let before = failures.len();
+            failures.extend(failed.map(|test| Failure {
+                name: full(outcome, test),
+                panic: excerpt::of_panic(test.text.lines()),
+            }));
+            if failures.len() == before {
+                failures.push(Failure {
+                    name: format!("{}: {:?}", outcome.program.name, run.end),
+                    panic: excerpt::of_panic(run.lines.iter().map(|(_, line)| line.as_str())),
+                });
             }
         }
-        names
+        failures
     }
 
     /// Tests that were left out, each with its reason.
@@ -138,9 +154,12 @@ impl Report {
         });
         let left_out = self.left_out();
         json!({
+            "commit": self.origin.commit,
+            "date": self.origin.date,
+            "machine": self.origin.machine,
             "emulated": self.emulated,
             "passed": self.passed().len(),
-            "failed": self.failed(),
+            "failed": self.failed().iter().map(|failure| &failure.name).collect::<Vec<_>>(),
             "left_out": left_out.iter().map(|(name, reason)| json!({ "test": name, "reason": reason })).collect::<Vec<_>>(),
             "second_tries": self.outcomes.iter().filter_map(|outcome| {
                 let again = outcome.again.as_ref()?;
@@ -193,8 +212,13 @@ impl Report {
                 );
             }
         }
-        for name in &failed {
-            println!("FAILED: {name}");
+        for (number, failure) in failed.iter().enumerate() {
+            println!("FAILED: {}", failure.name);
+            if number < PANICS_SHOWN {
+                for line in &failure.panic {
+                    println!("    {line}");
+                }
+            }
         }
         let tries = self.second_tries();
         if tries > SECOND_TRIES_MAX {
@@ -219,20 +243,24 @@ impl Report {
     }
 
     /// Repeats the output of failed tests and the errors of lost labs near the end of the report.
-    fn print_failures(&self, failed: &[String]) {
+    fn print_failures(&self, failed: &[Failure<'_>]) {
         for outcome in &self.outcomes {
             let again = outcome.again.as_ref();
             let (run, tests) =
                 again.map_or((&outcome.run, &outcome.tests), |again| (&again.run, &again.tests));
             for test in tests.iter().filter(|test| test.verdict == Verdict::Failed) {
                 let name = full(outcome, test);
-                if failed.contains(&name) {
-                    println!("FAILED: {name}\n{}", shortened(&test.text));
+                if failed.iter().any(|failure| failure.name == name) {
+                    println!("FAILED: {name}\n{}", excerpt::both_ends(&test.text));
                 }
             }
             for run in std::iter::once(&outcome.run).chain(again.map(|_| run)) {
                 if let End::LabLost(why) = &run.end {
-                    println!("{} lost its lab: {}", outcome.program.name, shortened(why));
+                    println!(
+                        "{} lost its lab: {}",
+                        outcome.program.name,
+                        excerpt::both_ends(why)
+                    );
                 }
             }
         }
@@ -264,16 +292,6 @@ impl Report {
             println!("{seconds:>6.0} s  {name}");
         }
     }
-}
-
-/// The first lines of a failure's text, with its reason, and the last ones, with the console.
-fn shortened(text: &str) -> String {
-    let lines: Vec<&str> = text.lines().collect();
-    if lines.len() <= 2 * SHOWN_LINES {
-        return lines.join("\n");
-    }
-    let (first, last) = (&lines[..SHOWN_LINES], &lines[lines.len() - SHOWN_LINES..]);
-    format!("{}\n[...]\n{}", first.join("\n"), last.join("\n"))
 }
 
 fn passed_again(again: &Again) -> bool {

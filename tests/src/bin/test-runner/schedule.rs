@@ -14,6 +14,8 @@ use crate::programs::{Place, Program};
 const LANES: usize = 2;
 /// Time limit of a program. The slowest took 900 s, on a slow machine.
 const LIMIT: Duration = Duration::from_secs(1500);
+/// Time limit of a test in a campaign: 100 repetitions of a minute or two, each with limits of its own.
+const CAMPAIGN_LIMIT: Duration = Duration::from_secs(4 * 3600);
 /// The slowest guest programs. They start first, so that none runs alone at the end.
 const LONGEST_FIRST: &[&str] = &[
     "coherent",
@@ -224,11 +226,13 @@ pub fn attempt(lane: &mut Lane, program: &Program, arguments: &[String]) -> (Run
         // Some tests count processes and files on the host.
         words.push("--test-threads=1".to_owned());
     }
+    let mut limit = LIMIT;
     if guest_tests::repetitions::in_campaign() {
         words.push("--include-ignored".to_owned());
+        limit = CAMPAIGN_LIMIT;
     }
     words.extend_from_slice(arguments);
-    let run = lane.run(program, &words, LIMIT);
+    let run = lane.run(program, &words, limit);
     let tests = output::tests(&run.lines);
     let mut text = String::new();
     for (_, line) in &run.lines {
