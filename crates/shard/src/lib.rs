@@ -6,6 +6,7 @@ pub mod chain;
 pub mod cmdline;
 pub mod devices;
 pub mod ending;
+mod fault_point;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 pub mod gate;
