@@ -8,6 +8,7 @@
 
 pub mod cluster;
 pub mod command;
+pub mod fault_points;
 pub mod host;
 pub mod net;
 pub mod pattern;

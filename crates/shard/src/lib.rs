@@ -4,6 +4,7 @@ pub mod arch;
 pub mod bus;
 pub mod devices;
 pub mod ending;
+mod fault_point;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 pub mod gate;

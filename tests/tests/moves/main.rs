@@ -4,6 +4,7 @@
 //! The counting is done by a kernel that does nothing else (`guest/`), which also runs on KVM's own controllers here: what it
 //! finds there is its own fault. `underway` has Linux while its vCPUs move.
 
+mod fault_points;
 mod interrupted;
 
 use std::time::Duration;

@@ -12,26 +12,26 @@ use dsm::Latency;
 use kvm_bindings::{KVM_VCPUEVENT_VALID_NMI_PENDING, kvm_debugregs, kvm_regs, kvm_sregs, kvm_vcpu_events};
 use kvm_ioctls::VcpuFd;
 
-use super::clock::{GuestTsc, wait_until};
+use super::clock::GuestTsc;
 use super::eoi::{MSR_SHARED_EOI, SharedEoi};
 use super::inbox::Inbox;
 use super::ioctls;
 use super::pace::Pace;
+use super::packet::Packet;
 use super::router::Router;
-use super::seat::{Arrival, Deed, Look, Seat};
+use super::seat::{Deed, Look, Seat};
 use super::startup::Startup;
 use super::timer::Alarm;
-use super::travel::{Body, Mode, MoveOrder, Traveller};
+use super::travel::{Mode, MoveOrder};
 use super::turnstile::Turnstile;
 use crate::arch::x86_64::msr::{MSR_TSC, MSR_TSC_ADJUST, MSR_TSC_DEADLINE};
-use crate::arch::x86_64::state::{Processor, StateError};
+use crate::arch::x86_64::state::StateError;
+use crate::fault_point::fault_point;
 use crate::memory::GuestRam;
 use crate::vcpu::VcpuCounters;
 
 /// The timer's own clock is this much slower than the TSC: about what a bus clock was.
 pub const TSC_PER_TICK: u32 = 16;
-/// How long a vCPU that comes from another host waits at most until the clock here has come as far as the one there.
-const BEHIND_MAX: Duration = Duration::from_secs(1);
 const X2APIC_EOI: u32 = 0x80B;
 const X2APIC_ICR: u32 = 0x830;
 
@@ -155,7 +155,10 @@ impl Local {
                 self.carry_out(deeds);
                 return Ok(Next::Again);
             }
-            Look::Leave(order) => return Ok(Next::Leave(order)),
+            Look::Leave(order) => {
+                fault_point!(move_ordered);
+                return Ok(Next::Leave(order));
+            }
             Look::Here => {}
         }
         self.start_up(fd)?;
@@ -307,86 +310,15 @@ impl Local {
         true
     }
 
-    /// Sends the vCPU to another shard. It stands still, with no access of its own half done.
-    pub fn depart(&mut self, fd: &VcpuFd, order: MoveOrder) {
-        let still_since_ns = self.tsc.nanoseconds();
-        if order.to == self.router.me() {
-            self.carry_out([self.seat.stay(order, false)]);
-            return;
-        }
-        match Processor::take(fd, &self.register_numbers) {
-            Ok(processor) => self.travel(processor, order, false, still_since_ns),
-            Err(error) => {
-                eprintln!("vCPU {} stays: {error}", self.vcpu);
-                self.carry_out([self.seat.stay(order, true)]);
-            }
-        }
-    }
-
-    fn travel(&mut self, processor: Processor, order: MoveOrder, refused: bool, still_since_ns: u64) {
-        let body = Body {
-            processor,
-            apic: self.apic.clone(),
-            mode: self.mode,
-            shared_eoi: self.eoi.register(),
-            tsc_adjustment: self.adjustment,
-        };
-        let deeds = self.seat.depart(order, body, refused, still_since_ns);
-        self.carry_out(deeds);
-    }
-
-    /// The vCPU comes. One that this host's KVM does not take goes back; one that comes back must be taken.
-    fn arrive(&mut self, fd: &mut VcpuFd, traveller: Traveller) -> Result<(), StateError> {
-        let Traveller { body, journey } = traveller;
-        let is_sane = body.apic.is_sane() && body.apic.id() == u32::from(self.vcpu);
-        if !is_sane {
-            // It has passed through nobody's hands but those of shards of this VM.
-            return Err(StateError::Insane);
-        }
-        // That takes no time, if clocks differ by less than the way takes.
-        wait_until(journey.still_since_ns, BEHIND_MAX, || {
-            self.see_time();
-            self.tsc.nanoseconds()
-        });
-        let given = body.processor.give(fd, || Ok(()));
-        self.apic = body.apic;
-        // A value that was taken once is taken again.
-        self.eoi.set_register(body.shared_eoi, &mut self.apic);
-        self.mode = body.mode;
-        self.adjustment = body.tsc_adjustment;
-        // The sender may not have told its KVM yet.
-        self.told_base = None;
-        let apic = &mut self.apic;
-        let accept = |vector, level| apic.accept(vector, level);
-        match self
-            .seat
-            .arrive(journey, given.is_ok(), self.tsc.nanoseconds(), accept)
-        {
-            Arrival::Here(deed) => {
-                // What the shared page says is of the last time that it ran here.
-                fd.get_kvm_run().ready_for_interrupt_injection = 0;
-                self.show_priority(fd);
-                self.carry_out([deed]);
-                Ok(())
-            }
-            Arrival::Back {
-                order,
-                still_since_ns,
-            } => {
-                if let Err(error) = given {
-                    eprintln!("vCPU {} is refused: {error}", self.vcpu);
-                }
-                self.travel(body.processor, order, true, still_since_ns);
-                Ok(())
-            }
-            Arrival::Lost => given,
-        }
-    }
-
     fn carry_out(&self, deeds: impl IntoIterator<Item = Deed>) {
         for deed in deeds {
             match deed {
-                Deed::Send { to, packet } => self.router.send(to, &packet),
+                Deed::Send { to, packet } => {
+                    self.router.send(to, &packet);
+                    if matches!(packet, Packet::Arrive { .. }) {
+                        fault_point!(move_sent);
+                    }
+                }
                 Deed::Departed(owner) => self.router.departed(self.vcpu, owner),
                 Deed::Arrived(outcome) => self.router.arrived(self.vcpu, outcome),
             }
@@ -543,5 +475,6 @@ fn refused(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> StateError {
     move |source| StateError::Kvm { what, source }
 }
 
+mod moving;
 #[cfg(test)]
 mod tests;

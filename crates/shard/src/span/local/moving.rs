@@ -1,0 +1,101 @@
+//! The two ends of a vCPU's move: its departure from one shard and its arrival in another.
+
+use std::time::Duration;
+
+use kvm_ioctls::VcpuFd;
+
+use super::Local;
+use crate::arch::x86_64::state::{Processor, StateError};
+use crate::fault_point::fault_point;
+use crate::span::clock::wait_until;
+use crate::span::seat::Arrival;
+use crate::span::travel::{Body, MoveOrder, Traveller};
+
+/// Time limit for the clock of this host to reach the one of the host that a vCPU comes from.
+const BEHIND_MAX: Duration = Duration::from_secs(1);
+
+impl Local {
+    /// Sends the vCPU to another shard. It stands still, with no access of its own half done.
+    pub fn depart(&mut self, fd: &VcpuFd, order: MoveOrder) {
+        let still_since_ns = self.tsc.nanoseconds();
+        if order.to == self.router.me() {
+            self.carry_out([self.seat.stay(order, false)]);
+            return;
+        }
+        fault_point!(move_stopped);
+        match Processor::take(fd, &self.register_numbers) {
+            Ok(processor) => {
+                fault_point!(move_read);
+                self.travel(processor, order, false, still_since_ns);
+                fault_point!(move_departed);
+            }
+            Err(error) => {
+                eprintln!("vCPU {} stays: {error}", self.vcpu);
+                self.carry_out([self.seat.stay(order, true)]);
+            }
+        }
+    }
+
+    fn travel(&mut self, processor: Processor, order: MoveOrder, refused: bool, still_since_ns: u64) {
+        let body = Body {
+            processor,
+            apic: self.apic.clone(),
+            mode: self.mode,
+            shared_eoi: self.eoi.register(),
+            tsc_adjustment: self.adjustment,
+        };
+        let deeds = self.seat.depart(order, body, refused, still_since_ns);
+        self.carry_out(deeds);
+    }
+
+    /// Installs a vCPU that has come. One that this host's KVM does not take goes back; one that comes back must be taken.
+    pub(super) fn arrive(&mut self, fd: &mut VcpuFd, traveller: Traveller) -> Result<(), StateError> {
+        let Traveller { body, journey } = traveller;
+        let is_sane = body.apic.is_sane() && body.apic.id() == u32::from(self.vcpu);
+        if !is_sane {
+            // It has passed through nobody's hands but those of shards of this VM.
+            return Err(StateError::Insane);
+        }
+        // That takes no time, if clocks differ by less than the way takes.
+        wait_until(journey.still_since_ns, BEHIND_MAX, || {
+            self.see_time();
+            self.tsc.nanoseconds()
+        });
+        fault_point!(move_received);
+        let given = body.processor.give(fd, || Ok(()));
+        self.apic = body.apic;
+        // A value that was taken once is taken again.
+        self.eoi.set_register(body.shared_eoi, &mut self.apic);
+        self.mode = body.mode;
+        self.adjustment = body.tsc_adjustment;
+        // The sender may not have told its KVM yet.
+        self.told_base = None;
+        let apic = &mut self.apic;
+        let accept = |vector, level| apic.accept(vector, level);
+        match self
+            .seat
+            .arrive(journey, given.is_ok(), self.tsc.nanoseconds(), accept)
+        {
+            Arrival::Here(deed) => {
+                // What the shared page says is of the last time that it ran here.
+                fd.get_kvm_run().ready_for_interrupt_injection = 0;
+                self.show_priority(fd);
+                fault_point!(move_installed);
+                self.carry_out([deed]);
+                fault_point!(move_resumed);
+                Ok(())
+            }
+            Arrival::Back {
+                order,
+                still_since_ns,
+            } => {
+                if let Err(error) = given {
+                    eprintln!("vCPU {} is refused: {error}", self.vcpu);
+                }
+                self.travel(body.processor, order, true, still_since_ns);
+                Ok(())
+            }
+            Arrival::Lost => given,
+        }
+    }
+}
