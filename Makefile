@@ -15,7 +15,7 @@ help:
 	@echo "make demo-span   one Debian VM over two cells; a vCPU moves while it compiles (first time 6 min)"
 	@echo "make demo-hosts  one Debian VM over two hosts, emulated; a C program built on both (5 to 20 min)"
 	@echo "make test    all tests (an hour on 2 cores without usable KVM; with it not timed)"
-	@echo "make lint    formatting and clippy, of the fuzz targets too (3 to 5 min on 2 cores)"
+	@echo "make lint    formatting, clippy, of the fuzz targets too, and other people's crates (3 to 5 min on 2 cores)"
 	@echo "make campaign NAME=moves   one test program with its full number of repetitions, its result in docs/results"
 	@echo "make mutants CRATE=apic   60 changes to one crate, and which its tests don't notice (2 to 30 min)"
 	@echo "make sanitize   unit tests of the crates with unsafe code, under the address sanitizer (15 min on 2 busy cores)"
@@ -69,13 +69,14 @@ sanitize:
 	scripts/sanitize.sh
 
 lint:
-	@scripts/setup.sh build fuzz
+	@scripts/setup.sh build fuzz lint
 	cargo fmt --all --check
 	cargo fmt --manifest-path fuzz/Cargo.toml --check
 	rustfmt --edition 2024 --check tests/guest/main.rs
 	cargo clippy --workspace --all-targets --features bench/channels --locked -- -D warnings
 	@! cargo tree --locked -p cell -p sim -p shard_api -e normal --prefix none | grep -E '^(kvm-|vm-memory|linux-loader|shard v)' || { echo "lint: cells link KVM or guest memory; see ARCHITECTURE.md" >&2; exit 1; }
 	RUSTFLAGS="--cfg fuzzing" cargo clippy --manifest-path fuzz/Cargo.toml --target-dir $${CARGO_TARGET_DIR:-target}/fuzz --all-targets --locked -- -D warnings
+	scripts/deny.sh
 
 sim: build
 	$(OUT)/mirrorball-sim --seconds 10 crates/knowledge/machines/*.facts

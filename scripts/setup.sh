@@ -1,6 +1,6 @@
 #!/bin/sh
 # Sees to it that this machine has what `make demo` and `make test` need; installs it as root on Debian,
-# otherwise says what is missing. Usage: scripts/setup.sh build|run|test|bench|mpi|fuzz ...
+# otherwise says what is missing. Usage: scripts/setup.sh build|run|test|bench|mpi|fuzz|lint ...
 set -eu
 
 # package:command, or package:/file; one for each thing needed.
@@ -8,6 +8,7 @@ BUILD="gcc:gcc libc6-dev:/usr/include/stdio.h"
 RUN="qemu-system-x86:qemu-system-x86_64 e2fsprogs:mke2fs mmdebstrap:mmdebstrap passt:passt cpio:cpio"
 TEST="etcd-server:etcd uidmap:newuidmap iproute2:ip qemu-utils:qemu-img busybox-static:/usr/share/doc/busybox-static"
 FUZZ="g++:g++"
+LINT="python3-pip:pip3"
 BENCH="qemu-system-x86:qemu-system-x86_64 iperf3:iperf3 iproute2:ip"
 MPI="gcc:gcc libc6-dev:/usr/include/stdio.h openmpi-bin:mpirun libopenmpi-dev:mpicc"
 # Kept in step with rust-version in Cargo.toml.
@@ -25,7 +26,8 @@ for part in "$@"; do
     bench) wanted="$wanted $BENCH" ;;
     mpi) wanted="$wanted $MPI" ;;
     fuzz) wanted="$wanted $FUZZ" ;;
-    *) echo "setup: no part named '$part' (build, run, test, bench, mpi, fuzz)" >&2; exit 2 ;;
+    lint) wanted="$wanted $LINT" ;;
+    *) echo "setup: no part named '$part' (build, run, test, bench, mpi, fuzz, lint)" >&2; exit 2 ;;
     esac
 done
 
