@@ -17,7 +17,7 @@ help:
 	@echo "make test    all tests (an hour on 2 cores without usable KVM; with it not timed)"
 	@echo "make lint    formatting, clippy, of the fuzz targets too, and other people's crates (3 to 5 min on 2 cores)"
 	@echo "make campaign NAME=moves   one test program with its full number of repetitions, its result in docs/results"
-	@echo "make mutants CRATE=apic   60 changes to one crate, and which its tests don't notice (2 to 30 min)"
+	@echo "make mutants CRATE=apic   60 changes to one crate, and which its tests don't notice (5 to 30 min)"
 	@echo "make sanitize   unit tests of the crates with unsafe code, under the address sanitizer (15 min on 2 busy cores)"
 	@echo "make bench   timings against QEMU (8 min)   make fuzz   each fuzz target for a minute"
 	@echo "make sim     clusters in virtual time, for a minute"

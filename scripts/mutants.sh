@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Mutation testing of one crate: changes its code in so many places, one at a time, runs its unit tests on each change, and keeps in
 # docs/results which changes no test noticed. The seed chooses the places: the same seed and code give the same ones.
-# Usage: [FILES=GLOB] [AGAIN=1] scripts/mutants.sh CRATE [SEED [COUNT]]
-# FILES restricts the places, as in FILES='crates/shard/src/virtio/**'. AGAIN=1 tries only what the run before did not notice.
+# Usage: [FILES=GLOBS] [AGAIN=1] scripts/mutants.sh CRATE [SEED [COUNT]]
+# FILES restricts the places, as in FILES='crates/shard/src/virtio/** crates/shard/src/rtc.rs'. AGAIN=1 tries only what the run before did not notice.
 set -euo pipefail
 if [[ ! ${1:-} ]]; then
     echo "mutants: name a crate, as in: make mutants CRATE=apic" >&2
@@ -30,10 +30,11 @@ git ls-files -z --cached --others --exclude-standard | tar -c --null --ignore-fa
 cd "$tree"
 export CARGO_TARGET_DIR=$target/build
 options=(--package "$crate" --colors never)
-if [[ ${FILES:-} ]]; then
-    options+=(--file "$FILES")
-fi
-cargo mutants --list "${options[@]}" | sort >"$out/all"
+read -ra globs <<<"${FILES:-}"
+for glob in "${globs[@]}"; do
+    options+=(--file "$glob")
+done
+cargo mutants --list "${options[@]}" | sort -u >"$out/all"
 shuf --random-source=<(yes "$seed") -n "$count" "$out/all" >"$out/chosen"
 while IFS= read -r name; do
     options+=(--re "^$(sed 's/[][\.*^$+?(){}|/]/\\&/g' <<<"$name")\$")
@@ -50,11 +51,15 @@ fi
 # On a busy machine tests take longer than at first; a change that makes one loop is one that it noticed.
 cargo mutants --in-place --profile mutants --cargo-arg=--lib --timeout 120 --output "$out" --no-shuffle "${options[@]}" || (($? == 2 || $? == 3))
 
-sort -u -o "$out/unviable" "$out/unviable" "$out/mutants.out/unviable.txt"
+# A pattern may have matched a change that was not chosen.
+of_chosen() { sort -u "$@" | comm -12 - <(sort "$out/chosen"); }
+of_chosen "$out/unviable" "$out/mutants.out/unviable.txt" >"$out/unviable.new"
+mv "$out/unviable.new" "$out/unviable"
+of_chosen "$out/mutants.out/missed.txt" >"$out/missed"
 chosen=$(wc -l <"$out/chosen")
 unviable=$(wc -l <"$out/unviable")
 viable=$((chosen - unviable))
-caught=$((viable - $(wc -l <"$out/mutants.out/missed.txt")))
+caught=$((viable - $(wc -l <"$out/missed")))
 before=$(<"$out/commit")
 result=$top/docs/results/mutants-$crate.txt
 {
@@ -66,6 +71,6 @@ result=$top/docs/results/mutants-$crate.txt
     echo "noticed: $caught of $viable, $((100 * caught / (viable > 0 ? viable : 1)))%"
     echo
     echo "not noticed:"
-    sort "$out/mutants.out/missed.txt"
+    cat "$out/missed"
 } >"$result"
 cat "$result"

@@ -164,6 +164,22 @@ fn a_timer_that_was_due_is_not_lost_by_a_new_setting() {
     }
 }
 
+/// SDM 11.5.4: a count is not one of the TSC, a deadline is.
+#[test]
+fn a_tsc_that_is_moved_moves_the_end_of_a_count_and_no_deadline() {
+    let mut counting = enabled(0);
+    write(&mut counting, LVT_TIMER, 0x40);
+    write(&mut counting, INITIAL_COUNT, 5);
+    let due = counting.timer_due().expect("a timer that counts");
+    counting.counter_moved(1000);
+    assert_eq!(counting.timer_due(), Some(due + 1000));
+    let mut armed = enabled(0);
+    write(&mut armed, LVT_TIMER, 0x4_0040);
+    write(&mut armed, TSC_DEADLINE, 500);
+    armed.counter_moved(1000);
+    assert_eq!(armed.timer_due(), Some(500));
+}
+
 /// SDM 11.5.1: a masked timer goes on without an interrupt.
 #[test]
 fn a_masked_timer_is_silent() {
@@ -174,6 +190,26 @@ fn a_masked_timer_is_silent() {
     apic.expire(1000);
     write(&mut apic, 0x832, 0x4_00EC);
     assert_eq!((apic.next(), apic.timer_due()), (None, None));
+}
+
+/// SDM 11.5.3: the error entry's interrupt comes with the first error since the register was written, unless it is masked.
+#[test]
+fn only_the_first_error_interrupts_until_the_guest_looks() {
+    let mut apic = enabled(1);
+    write(&mut apic, 0x837, 0x1_00E0);
+    apic.accept(3, false);
+    assert_eq!(apic.next(), None, "masked");
+    write(&mut apic, 0x837, 0xE0);
+    apic.accept(3, false);
+    assert_eq!(apic.next(), None, "not the first");
+    for _ in 0..2 {
+        write(&mut apic, 0x828, 0);
+        apic.accept(3, false);
+        assert_eq!(apic.take(), Some(0xE0));
+        apic.accept(4, false);
+        apic.end_of_interrupt();
+        assert_eq!(apic.next(), None);
+    }
 }
 
 /// SDM 11.5.3: a timer with a vector below 16 is an error.
