@@ -1,4 +1,4 @@
-//! What part of the host's CPU time and memory a VM may have: a control group (cgroup v2) for the processes of its shards and
+//! A VM's share of the host's CPU time and memory: a control group (cgroup v2) for the processes of its shards and
 //! cards.
 //!
 //! Linux divides a CPU fairly between threads, so that a VM with more vCPUs gets more of it. In a group of its own a VM gets by

@@ -1,5 +1,5 @@
-//! How many VMs use the files of one, for the sharing of their pages: counted by the monitor, so that a shard has no table of what
-//! runs on the host.
+//! How many VMs use the files of one, for the sharing of their pages: counted by the monitor, so that a shard sees no table of
+//! the host's processes.
 
 use std::fs::File;
 use std::io;
@@ -18,7 +18,7 @@ use crate::handle::Handle;
 const INTERVAL_ALONE: Duration = Duration::from_secs(5);
 const INTERVAL_SHARED: Duration = Duration::from_secs(60);
 
-/// The files of a VM that nobody writes.
+/// The files of a VM that no process writes.
 #[derive(Debug)]
 pub(crate) struct ImageUsers {
     users: Users,
@@ -44,7 +44,7 @@ impl ImageUsers {
         })
     }
 
-    /// What a shard is told at its start; nothing if this host does not tell.
+    /// The counts for a shard's start; none if this host has no table of locks.
     pub(crate) fn now(&self) -> Vec<FileUsers> {
         let counts = self.users.count().unwrap_or_default();
         let known = self.files.iter().zip(counts);
@@ -53,14 +53,14 @@ impl ImageUsers {
             .collect()
     }
 
-    /// Tells the VM's shard again and again, until `over` is closed.
+    /// Sends the VM's shard new counts, again and again, until `over` is closed.
     pub(crate) fn watch(&self, handle: &Handle, over: &Receiver<()>) {
         let mut interval = INTERVAL_ALONE;
         while over.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
             let Ok(counts) = self.users.count() else { return };
             let is_alone = counts.contains(&1);
             interval = if is_alone { INTERVAL_ALONE } else { INTERVAL_SHARED };
-            // Between two boots there is no shard; the next is told at its start.
+            // Between two boots there is no shard; the next one gets the counts at its start.
             let _ = handle.order(&Order::Users { counts });
         }
     }

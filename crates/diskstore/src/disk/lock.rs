@@ -94,7 +94,7 @@ pub fn note_use(file: &File) {
     unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_SH | libc::LOCK_NB) };
 }
 
-/// Counts the users of files that this process has locked: by the kernel's table of locks, which nobody can write names into.
+/// Counts the users of files that this process has locked: by the kernel's table of locks, into which no user can write names.
 #[derive(Debug)]
 pub struct Users {
     /// How the table names each file; none of one that is not locked.
