@@ -7,7 +7,7 @@
 //! - [`routes`]: by which cells a message to all goes;
 //! - [`limits`]: how long they wait for one another;
 //! - [`contacts`]: what a cell makes of one that is silent or gone;
-//! - [`link`]: channels between two cells; [`hosts`]: connections to other hosts; [`callers`]: bounds on who calls;
+//! - [`link`]: channels between two cells; [`hosts`]: connections to other hosts; [`callers`]: bounds on callers;
 //! - [`membership`]: which cells of several hosts live, agreed on by an etcd;
 //! - [`serve`]: the process of one cell; [`guard`] starts it again when it dies;
 //! - [`client`]: asking a cell;

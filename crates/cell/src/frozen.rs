@@ -373,7 +373,7 @@ mod tests {
     const OVERLAY_BYTES: u64 = 2 << 16;
     const MEMORY_BYTES: u64 = 64 << 20;
 
-    /// What a shard hands out.
+    /// The files that a shard hands out.
     struct Handed {
         state: File,
         memory: File,
@@ -413,7 +413,7 @@ mod tests {
         }
     }
 
-    /// What a monitor sends a client when its shard hands out that. The shard keeps its file of the disk, and changes it
+    /// A monitor's answer to a client when its shard hands out these files. The shard keeps its file of the disk, and changes it
     /// when the client has its own.
     fn handed_on(handed: Handed) -> (FreezeAnswer, Files) {
         let (socket, mut shard) = UnixStream::pair().unwrap();

@@ -212,7 +212,7 @@ impl Handle {
             }
             (parts, state.clocks.clone(), asks)
         };
-        // Not under the lock: who keeps the clocks gives orders under theirs, and a part on another host may take a while.
+        // Not under the lock: the keeper of the clocks gives orders under its own, and a part on another host may take a while.
         let clocks = clocks.map_or_else(Vec::new, |clocks| clocks.status());
         for part in parts {
             // One that is gone ends the VM.
@@ -447,7 +447,7 @@ mod tests {
         (handle, shard, theirs)
     }
 
-    /// What the VM's own thread does when its shard has ended.
+    /// The steps of the VM's own thread when its shard has ended.
     fn end(handle: &Handle, shard: &ShardProcess) -> String {
         let why = shard.wait();
         handle.end_orders();

@@ -17,7 +17,7 @@ use shard_api::launch::Identity;
 const ENTRY: &str = "mirrorball";
 /// <https://systemd.io/UIDS-GIDS/>: above the containers' range, below 2^31.
 const UNUSED: Range<u32> = 0x7000_0000..0x8000_0000;
-/// What a kernel shows as the user of whatever has none.
+/// The user that a kernel shows for files and processes without one in this namespace.
 const NOBODY: u32 = 65_534;
 
 /// Which number of the range a shard takes.
@@ -29,7 +29,7 @@ pub enum Place {
     Part(u32),
 }
 
-/// The identity of a shard, and what it lacks.
+/// The identity of a shard, and a note about one that it could not get.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Given {
     /// The user and group; none where the shard keeps its user's.
@@ -69,7 +69,7 @@ impl Given {
     }
 }
 
-/// Root's: the files `/etc/subuid` and `/etc/subgid`, and what this user namespace maps.
+/// Root's, by the files `/etc/subuid` and `/etc/subgid` and the maps of this user namespace.
 fn of_root(place: Place, (uids, gids): (&str, &str), (uid_map, gid_map): (&str, &str)) -> Given {
     let names = [ENTRY.to_owned()];
     let range = |text| entry(text, &names).unwrap_or(UNUSED);

@@ -100,7 +100,7 @@ mod tests {
             }
         };
         assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
-        // What was sent before is whole.
+        // Bytes that were sent before are whole.
         drop(monitor);
         let lines = BufReader::new(shard).lines().map(Result::unwrap);
         let orders = lines.map(|line| serde_json::from_str::<Order>(&line).unwrap());

@@ -55,7 +55,7 @@ pub struct Batch {
     pub member: Option<u32>,
 }
 
-/// What holds for all VMs of a batch.
+/// Settings of all VMs of a batch.
 #[derive(Clone, Debug)]
 struct Terms {
     grouping: Grouping,
@@ -89,7 +89,7 @@ impl Terms {
 pub enum Source {
     /// The running VM with this directory, as it is when the monitor starts.
     Running(std::path::PathBuf),
-    /// A snapshot. The specs that go with it name what it may open ([`snapshot::trust`]).
+    /// A snapshot. The specs that go with it name the files that it may open ([`snapshot::trust`]).
     Snapshot {
         /// Its directory.
         directory: std::path::PathBuf,

@@ -44,7 +44,7 @@ pub enum OpenError {
     /// A file.
     #[error("{what} {path}: {source}; {mend}")]
     File {
-        /// What the file is to the VM.
+        /// The file's use in the VM.
         what: &'static str,
         /// The file.
         path: PathBuf,
@@ -60,7 +60,7 @@ pub enum OpenError {
          end them, or let all VMs share (`share_between` in the host's file)"
     )]
     KeptApart {
-        /// What the file is to the VM.
+        /// The file's use in the VM.
         what: &'static str,
         /// The file.
         path: PathBuf,
@@ -76,7 +76,7 @@ pub enum OpenError {
 /// An opened VM. What must live as long as the VM is in here; the files are the shard's.
 #[derive(Debug)]
 pub struct Opened {
-    /// What it was opened from; what may not be shared with others does not share.
+    /// The spec that it was opened from, without sharing for files that other groups map.
     pub spec: VmSpec,
     /// Its claims on the files whose pages it maps.
     pub claims: Claims,
@@ -542,7 +542,7 @@ impl Opened {
         cards.filter_map(|card| card.child.as_ref().map(PasstChild::id))
     }
 
-    /// Claims the memory of the frozen VM that this one goes on from, and checks that this one may map what that one did.
+    /// Claims the memory of the frozen VM that this one goes on from, and checks that this one may map the same files.
     ///
     /// # Errors
     /// When VMs of another share group map the memory, or an image that it stands for.

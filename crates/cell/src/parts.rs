@@ -205,7 +205,7 @@ impl Parts {
         Some(self.running.get(index)?.part.clone())
     }
 
-    /// Forgets what they have counted, and returns all, to be asked anew.
+    /// Forgets their last status, and returns all, for the next order.
     pub fn begin_status(&self) -> Vec<Arc<Part>> {
         self.shared.lock().statuses.fill(None);
         self.running.iter().map(|one| one.part.clone()).collect()

@@ -172,7 +172,7 @@ impl Registry {
         match claimed(&folder) {
             Ok(lock) => Ok(Entry { folder, _lock: lock }),
             Err(error) => {
-                // What can't be removed now is stale in a while.
+                // An entry that can't be removed now is stale in a while.
                 let _ = fs::remove_dir_all(&folder);
                 Err(error.into())
             }
@@ -276,7 +276,7 @@ fn claimed(folder: &Path) -> io::Result<Flock<File>> {
 /// Removes an entry whose monitor is dead; false when it lives.
 ///
 /// # Errors
-/// When the entry's lock tells neither: it may be that of a VM that runs.
+/// When the lock shows neither: the entry may be that of a VM that runs.
 fn remove_stale(folder: &Path) -> io::Result<bool> {
     let path = folder.join("lock");
     let opened = OpenOptions::new()
@@ -332,7 +332,7 @@ impl Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        // What can't be removed now is stale, and the next command removes it.
+        // An entry that can't be removed now is stale, and the next command removes it.
         let _ = fs::remove_dir_all(&self.folder);
     }
 }
@@ -368,7 +368,7 @@ mod tests {
         ));
     }
 
-    /// The lock of each can't be opened, as for a process at its limit of open files, or tells nothing.
+    /// The lock of each can't be opened, as for a process at its limit of open files, or shows nothing.
     #[test]
     fn an_entry_is_removed_only_when_its_lock_was_taken() {
         let directory = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! What a shard may take of the host beside its memory and CPUs: a shard in a guest's hands can make files in memory and on disk.
+//! Limits of a shard's files: a shard that a guest has taken over can make files in memory and on disk.
 
 use std::io;
 
@@ -6,7 +6,7 @@ use nix::sys::resource::Resource;
 
 /// Guest memory lies in its file at guest-physical addresses, which leave out up to this much below 4 GiB; small files fit, too.
 const MEMORY_SLACK_BYTES: u64 = 4 << 30;
-/// What the OOM killer's score of a shard is above that of its monitor, whose end would be the end of all its VMs.
+/// Difference between the OOM killer's scores of a shard and of its monitor. The monitor's end would end all its VMs.
 const OOM_SCORE_ABOVE: i32 = 100;
 const OOM_SCORE_MAX: i32 = 1000;
 
@@ -64,7 +64,7 @@ mod tests {
 
     use super::*;
 
-    /// A process that waits for a byte, then does what a shell is told.
+    /// A process that waits for a byte, then runs a shell's command line.
     fn shell(script: &str) -> Child {
         let script = format!("read go; {script}");
         let mut command = Command::new("sh");

@@ -1,4 +1,4 @@
-//! What a shard writes to its log, standard output and standard error: bounded, whatever the shard does.
+//! The log of a shard, with its standard output and standard error: bounded, whatever the shard writes.
 //!
 //! A shard gets the write end of a pipe, never a file: it may be in a guest's hands, and a guest makes devices complain and
 //! reboots as often as it likes. The monitor reads the pipe, and keeps the first and the last bytes of a VM's whole life, in
@@ -20,9 +20,9 @@ use crate::text::printable;
 
 /// Bytes kept from the beginning: how the VM started.
 const HEAD_BYTES: usize = 64 << 10;
-/// Bytes kept from the end: what went wrong.
+/// Bytes kept from the end, which has the errors.
 const TAIL_BYTES: usize = 16 << 10;
-/// Bytes read from the pipe at once; what a pipe holds by default.
+/// Bytes read from the pipe at once: a pipe's default capacity.
 const CHUNK_BYTES: usize = 64 << 10;
 /// Bytes read at most to find the last line. A shard can enlarge its pipe to 1 MiB (`/proc/sys/fs/pipe-max-size`).
 const LATE_BYTES_MAX: usize = 2 << 20;
@@ -85,7 +85,7 @@ impl ShardLog {
     /// The last line that was written and is not empty, fit for a terminal.
     pub(crate) fn last_line(&self) -> Option<String> {
         let mut reading = lock(&self.reading);
-        // What an ended shard wrote may still be in the pipe.
+        // The last output of an ended shard may still be in the pipe.
         let mut read = 0;
         while let Ok(bytes @ 1..) = reading.advance() {
             read += bytes;
@@ -127,12 +127,12 @@ fn follow(watched: &OwnedFd, reading: &Mutex<Reading>) {
 }
 
 fn lock(reading: &Mutex<Reading>) -> MutexGuard<'_, Reading> {
-    // Bytes are kept one by one, whoever panicked.
+    // Bytes are kept one by one: a panic of another thread leaves them whole.
     reading.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Reading {
-    /// Keeps what the pipe holds, a chunk at most. Returns how much that was; none at the end.
+    /// Keeps the pipe's bytes, a chunk at most. Returns their number; none at the end.
     fn advance(&mut self) -> io::Result<usize> {
         let mut chunk = vec![0; CHUNK_BYTES];
         let count = loop {

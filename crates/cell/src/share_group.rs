@@ -13,7 +13,7 @@ use diskstore::claim::Claim;
 use nix::unistd::Uid;
 use serde::{Deserialize, Serialize};
 
-/// Bytes of randomness in the name of a run's group: nobody can guess it.
+/// Bytes of randomness in the name of a run's group, so that the name can't be guessed.
 const RUN_BYTES: usize = 8;
 const RUN: &str = "run:";
 
@@ -21,7 +21,7 @@ const RUN: &str = "run:";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShareGroup(String);
 
-/// What decides the groups of a batch of VMs.
+/// The rule for the groups of a batch of VMs.
 #[derive(Clone, Debug)]
 pub struct Grouping {
     /// Which VMs share.
@@ -53,7 +53,7 @@ impl Grouping {
     /// The group of a VM of `spec`.
     pub fn of(&self, spec: &VmSpec) -> ShareGroup {
         match (&spec.share_group, self.between) {
-            // `:` is in no group's name, so that nobody can name a group of the other kinds.
+            // `:` is in no group's name, so that no spec can name a group of the other kinds.
             (Some(name), _) => ShareGroup(format!("group:{}:{name}", self.uid)),
             (None, ShareBetween::All) => ShareGroup(format!("user:{}", self.uid)),
             (None, ShareBetween::Group) => self.run.clone(),
@@ -134,7 +134,7 @@ impl Apart {
     pub fn spec(&self, spec: &VmSpec) -> VmSpec {
         let mut spec = spec.clone();
         if self.boot {
-            // Kernel and initramfs share as the VM does; disks that relied on that say so themselves now.
+            // Kernel and initramfs share as the VM does; disks that relied on that have the setting themselves now.
             let inherited = spec.share.unwrap_or_default();
             spec.root.share.get_or_insert(inherited);
             for disk in &mut spec.disks {

@@ -14,7 +14,7 @@
 //! Images, kernel and initramfs are not in it: it goes on only where they are the same files, unchanged. The directory
 //! appears whole or not at all.
 //!
-//! A snapshot may be another user's work: [`directory`] opens its files, [`trust`] decides what else of the host it gets.
+//! A snapshot may be another user's work: [`directory`] opens its files, [`trust`] decides which other files of the host it gets.
 
 pub mod directory;
 pub mod trust;
@@ -287,7 +287,7 @@ fn copy_data(from: &File, to: &File, start: u64, end: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// What a snapshot is of: the name and the spec of its VM, as its manifest has them.
+/// The name and the spec of a snapshot's VM, as its manifest has them.
 pub fn about(directory: &Directory) -> Result<(String, VmSpec), SnapshotError> {
     manifest(directory).map(|manifest| (manifest.name, manifest.spec))
 }

@@ -92,7 +92,7 @@ pub struct Booted<'a> {
     pub parts: &'a [i32],
     /// What of the sandbox could not be applied.
     pub sandbox_missing: &'a [String],
-    /// What is lacking of the layers that `require` does not insist on.
+    /// Missing layers that `require` does not insist on.
     pub sandbox_notes: &'a [String],
     /// The kernel's marks of the VM's cores, one for each shard; none without core scheduling.
     pub core_cookies: &'a [u64],

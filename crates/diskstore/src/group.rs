@@ -68,7 +68,7 @@ pub fn own_copy(data: &Path, group: &str, original: &Path, vm: &str) -> Result<O
     })
 }
 
-/// The path of the group's copy of a file that nobody writes.
+/// The path of the group's copy of a file that no VM writes.
 fn copy_of(data: &Path, group: &str, file: &File) -> io::Result<PathBuf> {
     let about = file.metadata()?;
     let of = format!("{:x}-{:x}-", about.dev(), about.ino());

@@ -21,7 +21,7 @@ use nix::unistd::{UnlinkatFlags, geteuid, linkat, unlinkat};
 
 use crate::lock::{Share, at_once};
 
-/// What stands between the target's name and a random number in the name of an unfinished file.
+/// The text between the target's name and a random number in the name of an unfinished file.
 const MARK: &str = ".mirrorball-unfinished";
 /// Bytes of the target's name in the name of an unfinished file; a name has 255 bytes at most.
 const NAME_BYTES_MAX: usize = 200;
@@ -85,7 +85,7 @@ impl Unfinished {
         })
     }
 
-    /// Holds the file's lock, by which others tell it from remains. Not every file system has locks.
+    /// Holds the file's lock, by which other processes distinguish it from remains. Not every file system has locks.
     fn hold(&self) {
         // SAFETY: flock touches no memory.
         unsafe { libc::flock(self.file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) };
@@ -175,7 +175,7 @@ impl Unfinished {
     }
 
     fn sync_folder(&self) {
-        // SAFETY: fsync touches no memory. A file system that cannot sync a directory has done what it can.
+        // SAFETY: fsync touches no memory. A file system that cannot sync a directory has nothing else to offer.
         unsafe { libc::fsync(self.folder.as_raw_fd()) };
     }
 }
@@ -183,13 +183,13 @@ impl Unfinished {
 impl Drop for Unfinished {
     fn drop(&mut self) {
         if let Some(name) = &self.name {
-            // What can't be removed now is removed by a later attempt.
+            // A later attempt removes the file if this one can't.
             let _ = unlinkat(&self.folder, name.as_os_str(), UnlinkatFlags::NoRemoveDir);
         }
     }
 }
 
-/// Puts a file with this mode and these bytes at `path`, in place of what is there.
+/// Puts a file with this mode and these bytes at `path`, in place of an older one.
 pub fn replace_file(path: &Path, mode: u32, bytes: &[u8]) -> io::Result<()> {
     written(path, mode, bytes)?.replace()
 }

@@ -1,6 +1,6 @@
 //! Which frames of a guest may leave its card: not those to the host, to the cluster's hosts, or to link-local addresses.
 //!
-//! The decision is pure. A guest may still answer what came in at a forwarded port, get its address by DHCP, find its
+//! The decision is pure. A guest may still answer datagrams of a forwarded port, get its address by DHCP, find its
 //! neighbours, and ask the name servers that passt hands out.
 
 use std::collections::{HashMap, HashSet};
@@ -59,7 +59,7 @@ impl Resolvers {
     }
 }
 
-/// UDP peers whose datagrams came in at a forwarded port: the guest may answer them, whoever they are.
+/// UDP peers whose datagrams came in at a forwarded port: the guest may answer them, whatever their address.
 #[derive(Debug, Default)]
 pub struct Peers {
     /// The guest's forwarded ports.
@@ -69,7 +69,7 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// Nobody yet; `ports` of the guest are forwarded.
+    /// Without peers; `ports` of the guest are forwarded.
     pub fn new(ports: Vec<u16>) -> Self {
         let seen = HashMap::new();
         Self { ports, seen }
@@ -185,7 +185,7 @@ fn translated(address: Ipv6Addr) -> Option<IpAddr> {
     Some(Ipv4Addr::new(a, b, c, d).into())
 }
 
-/// What a guest needs for its addresses and routes; passt answers it without the host.
+/// Whether a guest needs this for its addresses and routes; passt answers it without the host.
 fn is_configuration(datagram: &Datagram) -> bool {
     match (datagram.destination, datagram.payload) {
         (IpAddr::V4(to), Payload::Udp { source, destination }) => {
@@ -212,7 +212,7 @@ fn asks_a_resolver(datagram: &Datagram, resolvers: &Resolvers) -> bool {
     port == DNS_PORT && (is_gateways || resolvers.direct.contains(&datagram.destination))
 }
 
-/// Whether this belongs to what another side began. passt ignores TCP segments of connections that it does not know.
+/// Whether this belongs to a connection or exchange that the other side began. passt ignores TCP segments of connections that it does not know.
 fn answers(datagram: &Datagram, peers: &Peers, now: Instant) -> bool {
     match datagram.payload {
         Payload::Tcp { opens, .. } => !opens,

@@ -1,7 +1,7 @@
-//! What a filter must know of an Ethernet frame: its addresses and what it carries.
+//! A parser of Ethernet frames for the filter: their addresses and payload.
 //!
-//! The parser is strict. It reads no frame with VLAN tags, no IPv6 extension header and no fragment, because what follows
-//! those could be judged wrongly. It never reads past what the headers announce, allocates nothing and has no loops.
+//! The parser is strict. It reads no frame with VLAN tags, no IPv6 extension header and no fragment, because the bytes behind
+//! those could be judged wrongly. It never reads past the length that the headers announce, allocates nothing and has no loops.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -18,10 +18,10 @@ const ICMP: u8 = 1;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 const ICMPV6: u8 = 58;
-/// Next headers of IPv6 that are extension headers, and not what is carried.
+/// Next headers of IPv6 that are extension headers, and not the payload.
 const EXTENSIONS: [u8; 11] = [0, 43, 44, 50, 51, 60, 135, 139, 140, 253, 254];
 
-/// What a frame holds.
+/// The content of a frame.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Packet {
     /// An ARP message.
@@ -37,11 +37,11 @@ pub struct Datagram {
     pub source: IpAddr,
     /// Where it is to go.
     pub destination: IpAddr,
-    /// What it carries.
+    /// Its payload.
     pub payload: Payload,
 }
 
-/// What an IP packet carries.
+/// The payload of an IP packet.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Payload {
     /// A TCP segment.

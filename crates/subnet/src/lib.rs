@@ -1,6 +1,6 @@
 //! Networks: TAP devices and unprivileged user-mode networking.
 //!
-//! The monitor calls this before a shard starts; what it gets back are open files, which is all that a shard needs. Between
+//! The monitor calls this before a shard starts, and gets back open files, which are all that a shard needs. Between
 //! a user-mode card and its passt, [`relay`] drops frames to the host and the cluster, as [`filter`] decides.
 
 mod error;

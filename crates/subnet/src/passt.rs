@@ -44,7 +44,7 @@ pub struct PasstSpec {
     pub mac: [u8; 6],
     /// Ports of the host that lead to the guest, on every address of the host.
     pub forward: Vec<PortForward>,
-    /// What keeps the guest from the host and the cluster; it reaches both when absent.
+    /// The wall between the guest and the host and the cluster; without one the guest reaches both.
     pub egress: Option<Egress>,
     /// The user and group that passt runs as, which only root may choose. Without it passt that root starts is `nobody`.
     pub user: Option<(u32, u32)>,

@@ -1,4 +1,4 @@
-//! The relay between a card and its passt, which drops what the guest may not send.
+//! The relay between a card and its passt, which drops frames that the guest may not send.
 //!
 //! Two threads of the monitor move frames, each after its length, as passt's stream has them; they block, and each has a
 //! buffer for two frames of the largest size. The end of either side ends both.
@@ -91,7 +91,7 @@ impl Relay {
         let thread = std::thread::Builder::new().name(name.into());
         self.threads.push(thread.spawn(move || {
             let _ends = ends;
-            // An error is the end of a stream: there is nobody to report it to.
+            // An error is the end of a stream, and has no receiver for a report.
             let _ = run();
         })?);
         Ok(())
@@ -127,7 +127,7 @@ impl Drop for Ends {
     }
 }
 
-/// The judge of one direction, with what it knows.
+/// The filter of one direction, with its state.
 struct Gate {
     egress: Egress,
     resolvers: Resolvers,
@@ -210,7 +210,7 @@ impl Frames {
 
     /// Waits for bytes. An end of the stream is an error.
     fn receive(&mut self, mut from: &UnixStream) -> io::Result<()> {
-        // What is left is less than a message, so there is room for the rest of it.
+        // The remaining bytes are less than a message, so there is room for the rest of it.
         self.buffer.copy_within(self.start..self.end, 0);
         self.end -= self.start;
         self.start = 0;

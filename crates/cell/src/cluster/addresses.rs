@@ -8,7 +8,7 @@ use config::cluster::Site;
 
 use super::files::Files;
 
-/// What a cluster names.
+/// Addresses and host names in a cluster's file.
 #[derive(Debug, Default, Eq, PartialEq)]
 pub struct Named {
     /// Addresses as they are.
@@ -18,7 +18,7 @@ pub struct Named {
 }
 
 impl Named {
-    /// What is in `site`.
+    /// Those in `site`.
     pub fn of(site: &Site) -> Self {
         let mut named = Self {
             addresses: site.hosts.iter().map(|host| host.address.ip()).collect(),
@@ -33,7 +33,7 @@ impl Named {
         named
     }
 
-    /// All addresses, those of the names included. A name that nobody knows has none.
+    /// All addresses, those of the names included. A name that the resolver does not know has none.
     fn resolve(self) -> HashSet<IpAddr> {
         let mut addresses = self.addresses;
         for name in self.names {
@@ -60,7 +60,7 @@ pub fn listing(files: Files) -> impl Fn() -> HashSet<IpAddr> + Send + Sync {
     let known = Mutex::new((None, HashSet::new()));
     move || {
         let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
-        // A file that is being written leaves what was known. Names are looked up when the file has changed only.
+        // A file that is being written leaves the addresses as they were. Names are looked up only when the file has changed.
         if let Ok(site) = files.site()
             && site != known.0
         {

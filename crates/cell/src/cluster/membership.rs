@@ -3,8 +3,8 @@
 //! A cell that starts enters itself under a life that no cell has had, and keeps the entry by a lease. Who finds that
 //! another host's cell has fallen silent removes that cell's entry, if it is still of this life; and whose entry is gone is
 //! dead: all others see it there, and the cell itself, if it runs after all, starts anew. So of two that lose sight of each
-//! other exactly one dies. While etcd does not answer nobody dies and nobody joins, and VMs run on. An etcd that has lost
-//! the entries is taken for what it is: cells that have their leases and links write them back.
+//! other exactly one dies. While etcd does not answer, no cell dies and none joins, and VMs run on. When etcd has lost the
+//! entries, cells that have their leases and links write them back.
 //!
 //! What is asked of etcd and what follows is decided in [`member`]; here it is asked.
 
@@ -204,7 +204,7 @@ fn ask(etcd: &Etcd, question: Question<Lease>, lease_seconds: u64) -> io::Result
     })
 }
 
-/// The key of what is kept of a cell.
+/// The key of a cell's entry, life or removal.
 fn at(what: &str, number: u16) -> String {
     format!("{PREFIX}{what}{number}")
 }

@@ -1,6 +1,6 @@
 //! Files that a shard hands out for clones, made safe to pass on.
 //!
-//! A guest may have taken its shard over. So nothing that a shard says about a file counts: the monitor checks the file, and
+//! A guest may have taken its shard over. So the monitor believes no shard's report about a file: it checks the file, and
 //! no clone gets a file that this shard, or another clone, can change afterwards.
 
 use std::fs::File;
@@ -17,19 +17,19 @@ pub enum HandedError {
     /// A pipe, a device, a directory.
     #[error("the shard hands out {what} that is no regular file; kill the VM and start it again")]
     Kind {
-        /// What the file is to the VM.
+        /// The file's use in the VM.
         what: &'static str,
     },
     /// The shard could still change it.
     #[error("the shard hands out {what} that it can still change; kill the VM and start it again")]
     Unsealed {
-        /// What the file is to the VM.
+        /// The file's use in the VM.
         what: &'static str,
     },
     /// Cut off, or another file.
     #[error("the shard hands out {what} of {bytes} bytes, which cannot be; kill the VM and start it again")]
     Length {
-        /// What the file is to the VM.
+        /// The file's use in the VM.
         what: &'static str,
         /// Its length.
         bytes: u64,
@@ -39,7 +39,7 @@ pub enum HandedError {
         "{what} cannot be made safe to share: {source}; see whether the host is out of files or disk space"
     )]
     Host {
-        /// What the file is to the VM.
+        /// The file's use in the VM.
         what: &'static str,
         /// Why.
         #[source]
@@ -59,7 +59,7 @@ pub fn check_sealed(file: &File, what: &'static str, bytes: RangeInclusive<u64>)
     Ok(())
 }
 
-/// The content of `file`, which a shard has filled, for reading only: in the same file where nobody has that open for writing
+/// The content of `file`, which a shard has filled, for reading only: in the same file if no process has it open for writing
 /// any more, otherwise in a copy in `directory`.
 pub fn for_reading(
     file: File,
@@ -112,7 +112,7 @@ fn has_no_writer(reader: &File) -> bool {
         // SAFETY: takes no pointers.
         unsafe { libc::fcntl(reader.as_raw_fd(), command, value) == 0 }
     };
-    // Who opens the file for writing meanwhile breaks the lease; the usual signal for that would end this process.
+    // A process that opens the file for writing meanwhile breaks the lease; the usual signal for that would end this process.
     set(F_SETSIG, libc::SIGURG)
         && set(libc::F_SETLEASE, libc::F_RDLCK)
         && set(libc::F_SETLEASE, libc::F_UNLCK)

@@ -1,6 +1,6 @@
 //! The directory of a snapshot, as something that another user may have made.
 //!
-//! Files are opened beneath it and through no link, and only where nobody but the caller or root can change them: a VM goes on
+//! Files are opened beneath it and through no link, and only if no user but the caller or root can change them: a VM goes on
 //! from them without a copy, so a change would reach its memory while it runs.
 
 use std::fs::{File, Metadata};
@@ -103,7 +103,7 @@ impl Directory {
         name.to_str().filter(|name| is_plain_name(name))
     }
 
-    /// Whether nobody but its owner and root can put another directory in its place. Only then does a path into it mean the
+    /// Whether only its owner and root can put another directory in its place. Only then does a path into it mean the
     /// same file when it is opened later.
     pub fn stays_in_place(&self) -> bool {
         self.path.is_absolute()

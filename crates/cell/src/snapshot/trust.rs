@@ -1,8 +1,8 @@
-//! What of the host a snapshot may use: its manifest asks, and the person who restores it decides.
+//! The files and devices of the host that a snapshot may use: its manifest asks, and the person who restores it decides.
 //!
-//! A snapshot holds a running guest beside its manifest. Whoever made the directory has code that uses a disk as soon as the
-//! VM goes on, so nothing in it is believed: it gets images of the caller's store, files of its own directory, and what the
-//! caller names.
+//! A snapshot holds a running guest beside its manifest. The author of the directory has code that uses a disk as soon as the
+//! VM goes on, so nothing in it is believed: it gets images of the caller's store, files of its own directory, and files that
+//! the caller names.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -16,7 +16,7 @@ use config::vm::{DiskFormatSpec, NetKind, NetSpec, SandboxSpec};
 use super::directory::{Directory, beneath};
 use crate::frozen::{disk_obstacle, obstacle};
 
-/// What the caller allows a snapshot.
+/// The caller's permissions for a snapshot.
 #[derive(Clone, Debug, Default)]
 pub struct Allowed {
     /// Disks by their place in the manifest's list, from 0, and the file that each is to be.
@@ -40,21 +40,21 @@ pub struct Places<'a> {
     pub images: Option<&'a Path>,
 }
 
-/// What a snapshot gets.
+/// The decision about a snapshot.
 #[derive(Clone, Debug)]
 pub struct Granted {
     /// Its VM.
     pub spec: VmSpec,
-    /// What of the host it opens, one line each.
+    /// Files and devices of the host that it opens, one line each.
     pub opens: Vec<String>,
-    /// What it asked for and does not get, one line each.
+    /// Requests of its manifest that are refused, one line each.
     pub withheld: Vec<String>,
 }
 
 /// Why a snapshot is not restored.
 #[derive(Debug, thiserror::Error)]
 pub enum TrustError {
-    /// It wants files that nobody allowed.
+    /// It wants files that the caller did not allow.
     #[error("{}; if it may have that, add {}", .0.iter().map(Wanted::text).collect::<Vec<_>>().join(", "), .0.iter().map(Wanted::flag).collect::<Vec<_>>().join(" "))]
     Unnamed(Vec<Wanted>),
     /// It has fewer disks.
@@ -84,7 +84,7 @@ pub enum TrustError {
 /// A file that a snapshot wants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// What it is to the VM.
+    /// Its use in the VM.
     what: String,
     /// The flag that allows it, up to its value.
     flag: String,
@@ -107,7 +107,7 @@ fn shown(path: &Path) -> String {
     path.display().to_string().escape_debug().to_string()
 }
 
-/// Decides what the VM of `spec` gets.
+/// Decides which files and devices of the host the VM of `spec` gets.
 pub fn grant(spec: &VmSpec, places: &Places<'_>, allowed: &Allowed) -> Result<Granted, TrustError> {
     let mut spec = spec.clone();
     if spec.span.is_some() {
@@ -146,10 +146,10 @@ pub fn grant(spec: &VmSpec, places: &Places<'_>, allowed: &Allowed) -> Result<Gr
     })
 }
 
-/// Takes away what a card of a foreign snapshot would reach of the host, and says what that was.
+/// Takes away the settings by which a card of a foreign snapshot would reach the host, and lists them.
 ///
 /// **Every setting of [`NetSpec`] by which a guest reaches the host, or is reached through it, belongs here**, and into
-/// [`host_doors`], which says what is left of them.
+/// [`host_doors`], which lists those that are left.
 fn drop_card_settings(card: &mut NetSpec) -> Vec<String> {
     let mut withheld = Vec::new();
     let ports = std::mem::take(&mut card.forward);
@@ -165,7 +165,7 @@ fn drop_card_settings(card: &mut NetSpec) -> Vec<String> {
     withheld
 }
 
-/// Gives each file its place, and says what is opened.
+/// Gives each file its place, and lists the files that are opened.
 fn files(spec: &mut VmSpec, places: &Places<'_>, allowed: &Allowed) -> Result<Vec<String>, TrustError> {
     let (mut opens, mut unnamed) = (Vec::new(), Vec::new());
     if let Some(image) = &spec.image {
@@ -239,7 +239,7 @@ fn files(spec: &mut VmSpec, places: &Places<'_>, allowed: &Allowed) -> Result<Ve
     }
 }
 
-/// What its cards use of the host.
+/// Devices, ports and addresses of the host that its cards use.
 fn host_doors(spec: &VmSpec) -> Vec<String> {
     let cards = spec.nets.iter().flatten();
     cards

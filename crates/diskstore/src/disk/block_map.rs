@@ -136,7 +136,7 @@ impl BlockMap {
         })
     }
 
-    /// Sets bits of a word; returns what it was.
+    /// Sets bits of a word; returns its old value.
     fn or(&self, index: u64, bits: u64) -> u64 {
         let empty = || Box::new([const { AtomicU64::new(0) }; PART_WORDS]);
         let part = self.parts[index as usize / PART_WORDS].get_or_init(empty);

@@ -108,7 +108,7 @@ struct Pending {
     what: What,
 }
 
-/// What is under way in the ring.
+/// The requests under way in the ring.
 enum What {
     /// A read: its memory and its offset.
     Read(Segments, u64),

@@ -16,7 +16,7 @@ use super::{DiskError, Format, SECTOR_BYTES, boot, qcow2, scratch};
 /// Files of a backing chain at most.
 const CHAIN_MAX: usize = 16;
 
-/// What a qcow2 file may take beside twice its disk: its first tables.
+/// Bytes that a qcow2 file may take beside twice its disk: its first tables.
 const QCOW2_SLACK_BYTES: u64 = 1 << 30;
 
 /// Times that a file which was replaced while it was being locked is opened again.
@@ -258,7 +258,7 @@ fn make_overlay(overlay: &Path, size: u64, base: &Path, layer: &Layer) -> std::i
     new.replace()
 }
 
-/// Makes a qcow2 file, locked exclusively, fit to be written: what a killed process used is counted, and no cluster is used
+/// Makes a qcow2 file, locked exclusively, fit to be written: clusters of a killed process are counted, and none is used
 /// twice. `boot` is the host's name for its present start.
 pub(super) fn make_writable(path: &Path, file: &File, boot: Option<&str>) -> Result<(), DiskError> {
     mend(file).map_err(DiskError::io(path, "counting what a killed process used"))?;

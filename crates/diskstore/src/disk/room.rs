@@ -14,7 +14,7 @@ const RESERVE_DIVISOR: u64 = 20;
 const RESERVE_MAX: u64 = 1 << 30;
 /// Bytes that may be written before the file system is asked again, where it has plenty.
 const GRANT_MAX: u64 = 4 << 20;
-/// The part of what is free that may be written before the file system is asked again.
+/// The part of the free bytes that may be written before the file system is asked again.
 const GRANT_DIVISOR: u64 = 16;
 
 /// The room of an overlay.
@@ -48,7 +48,7 @@ impl Room {
         }
     }
 
-    /// Gives back what was taken and not needed.
+    /// Gives back bytes that were taken and not needed.
     pub fn give_back(&self, bytes: u64) {
         self.used.fetch_sub(bytes, Ordering::Relaxed);
     }
@@ -73,7 +73,7 @@ impl Room {
     }
 }
 
-/// The size of the file's file system, and what of it this user may still take.
+/// The size of the file's file system, and the bytes that this user may still take.
 fn host(file: &File) -> io::Result<(u64, u64)> {
     let host = fstatfs(file)?;
     let block = u64::try_from(host.block_size()).unwrap_or(0);
@@ -83,7 +83,7 @@ fn host(file: &File) -> io::Result<(u64, u64)> {
     ))
 }
 
-/// Whether `bytes` may be written, and how many more without asking again. A file system of size 0 does not say what it has.
+/// Whether `bytes` may be written, and how many more without asking again. A file system of size 0 does not report its room.
 fn grant(total: u64, available: u64, bytes: u64) -> Option<u64> {
     if total == 0 {
         return Some(GRANT_MAX);
@@ -109,7 +109,7 @@ mod tests {
         assert_eq!(grant(GIB, 0, 4096), None);
         // More than the file system has in all.
         assert_eq!(grant(GIB, GIB, u64::MAX), None);
-        // One that does not say.
+        // One that does not report its size.
         assert_eq!(grant(0, 0, 4096), Some(GRANT_MAX));
     }
 

@@ -165,8 +165,8 @@ pub(super) struct ScratchStore {
 }
 
 impl ScratchStore {
-    /// A disk of the overlay `file` over `lower`; `frozen` if nobody writes it any more. Of blocks that were written it has `limit`
-    /// bytes at most, if there is a limit.
+    /// A disk of the overlay `file` over `lower`; `frozen` if it is written no more. Its written blocks have `limit` bytes at
+    /// most, if there is a limit.
     pub fn new(file: File, lower: Arc<dyn Store>, frozen: bool, limit: Option<u64>) -> io::Result<Self> {
         let size = lower.size();
         let blocks = blocks(size);
@@ -210,7 +210,7 @@ impl ScratchStore {
         self.keep(BLOCK_BYTES, added)
     }
 
-    /// Gives back what was taken for blocks that were not added.
+    /// Gives back the room of blocks that were not added.
     fn keep(&self, taken: u64, added: io::Result<u64>) -> io::Result<()> {
         let added_bytes = added.as_ref().map_or(0, |added| added * BLOCK_BYTES);
         self.room.give_back(taken - added_bytes);

@@ -100,7 +100,7 @@ pub trait Store: Send + Sync {
     /// Hands everything that is only in this process to the kernel, and returns the file (an index among
     /// [`Store::files`]) whose data must be synced for completed writes to survive the host; `None` when nothing must.
     fn write_back(&self) -> io::Result<Option<usize>>;
-    /// What became of syncs of the file that [`Store::write_back`] names.
+    /// The state of syncs of the file that [`Store::write_back`] names.
     fn sync_state(&self) -> &SyncState;
     /// The files that extents, origins and [`Store::write_back`] name. Always the same.
     fn files(&self) -> Vec<BorrowedFd<'_>>;
@@ -130,7 +130,7 @@ pub fn assemble(layers: Vec<(File, Format)>, read_only: bool) -> io::Result<Arc<
     assemble_within(layers, read_only, None)
 }
 
-/// The same, with a limit to what a temporary overlay takes: bytes of blocks that were ever written. What does not fit fails with
+/// The same, with a limit to a temporary overlay: bytes of blocks that were ever written. A write beyond it fails with
 /// `EFBIG`.
 pub fn assemble_within(
     layers: Vec<(File, Format)>,

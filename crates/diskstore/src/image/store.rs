@@ -21,8 +21,8 @@ use super::{Image, ImageError, digest, failed};
 const BUILDING: &str = ".building-";
 /// Mode of an image's files: written once, read by their user.
 const FILE_MODE: u32 = 0o400;
-/// Mode of the folder of images. A user without root builds in a user namespace, whose users pass through; nobody else can list
-/// it, and each image's own folder is closed.
+/// Mode of the folder of images. A user without root builds in a user namespace, whose users pass through. Other users can't
+/// list it, and each image's own folder is closed.
 const PASSABLE: u32 = 0o711;
 
 /// The images of one data directory.

@@ -72,7 +72,7 @@ fn an_imported_image_is_whole_and_verifies() {
 #[test]
 fn an_image_is_closed_to_other_users_and_its_files_are_not_written_again() {
     let (folder, store) = store();
-    // What it is made of is open to all.
+    // Its sources are open to all.
     imported(folder.path(), &store, "one");
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
     let image = store.images().join("one");
@@ -90,7 +90,7 @@ fn an_image_is_closed_to_other_users_and_its_files_are_not_written_again() {
         (mode(&build.folder), mode(&build.folder.join("lock"))),
         (0o700, 0o600)
     );
-    // Nobody can list the images.
+    // Other users can't list the images.
     assert_eq!(mode(&store.images()) & 0o066, 0);
 }
 

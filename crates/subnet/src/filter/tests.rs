@@ -172,7 +172,7 @@ fn only_a_peer_that_came_in_at_a_forwarded_udp_port_is_answered() {
     assert!(peers.are_possible() && !Peers::new(Vec::new()).are_possible());
     let incoming = |port, guest| frame(address("10.0.2.2"), address(GUEST), UDP, &udp(port, guest, b"?"));
     peers.note(&incoming(5000, 53), now);
-    // Not forwarded: an answer to what the guest began, or a forgery.
+    // Not forwarded: an answer to the guest's own exchange, or a forgery.
     peers.note(&incoming(5001, 54), now);
     let is_admitted = |peers: &Peers, from, port, later| {
         let answer = to("10.0.2.2", UDP, &udp(from, port, b"!"));
@@ -240,7 +240,7 @@ proptest! {
         destination in prop::sample::select([&OWN[..], &CLUSTER, &["127.0.0.1", "::1", "fe80::9"]].concat()),
         protocol in any::<u8>(), payload in prop::collection::vec(any::<u8>(), 0..64),
     ) {
-        // What goes through belongs to a connection, finds neighbours, or asks for an address.
+        // Frames that pass belong to a connection, find neighbours, or ask for an address.
         let sent = to(destination, protocol, &payload);
         if is_admitted(&sent) {
             let Some(Packet::Ip(datagram)) = parse(&sent) else { panic!("admitted unread") };

@@ -6,7 +6,7 @@
 //!
 //! **Lost entries.** A cell's entry goes in one of three ways: its lease ends, a later life takes the key, or another cell
 //! removes it, which leaves a mark ([`Records::removed`]). A cell whose entry is missing without any of them takes that for a fault of
-//! etcd, as long as it has links to all members that it knew. It writes the entry back, if nobody whom it does not know has entered
+//! etcd, as long as it has links to all members that it knew. It writes the entry back, if no cell that it does not know has entered
 //! since, and waits a while for the others to do the same before it takes them for dead.
 
 use std::collections::{BTreeSet, VecDeque};
@@ -26,7 +26,7 @@ const GRACE: Duration = Duration::from_secs(5);
 /// Attempts in one round to write the entry back. One fails only when another cell's has succeeded.
 const ATTEMPTS: u32 = 100;
 
-/// What etcd keeps, as it was at one time.
+/// The contents of etcd at one time.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Records {
     /// The cells that have entries, and their lives.
@@ -86,7 +86,7 @@ pub enum Answer<L> {
     LastLife(Option<u32>),
     /// To [`Question::Lease`].
     Lease(L),
-    /// To [`Question::Enter`] and [`Question::Restore`]: false if somebody was quicker.
+    /// To [`Question::Enter`] and [`Question::Restore`]: false if another cell was quicker.
     Entered(bool),
     /// To [`Question::Records`].
     Records(Records),
@@ -174,7 +174,7 @@ impl<L: Clone> Joining<L> {
     }
 }
 
-/// What is known of a lease.
+/// The state of a lease, as far as etcd has answered.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum LeaseState {
     Unknown,
@@ -194,7 +194,7 @@ pub struct Member<L> {
     lives: Members,
     /// Lives that were reported as over.
     over: Members,
-    /// Whose entries are to be removed: there is no link to them.
+    /// Cells without a link, whose entries are to be removed.
     suspects: Vec<CellId>,
     /// Suspects whose removal etcd has answered since the last list.
     accused: Vec<CellId>,
@@ -248,7 +248,7 @@ impl<L: Clone> Member<L> {
         }
         let left = self.grace.map(|left| left.saturating_sub(passed));
         self.grace = left.filter(|left| !left.is_zero());
-        // The mark makes sure that one that writes its entry back later hears of its end.
+        // The mark ends a cell that writes its entry back later.
         let late = self.missing.iter().filter(|_| self.grace.is_none());
         // Who is dead itself accuses nobody: it was cut off, and they weren't.
         let accuser = self.me;
@@ -365,7 +365,7 @@ impl<L: Clone> Member<L> {
             LeaseState::Lives => self.questions.push_back(Question::Restore {
                 me: self.me,
                 lease: self.lease.clone(),
-                // All of them: what is there now may be lost before they are written.
+                // All of them: etcd may lose its present entries before they are written.
                 lives: self.lives.clone(),
                 revision: records.revision,
             }),

@@ -10,7 +10,7 @@ use urpc::tls::KeyFiles;
 /// Its socket for other servers, in its own folder: it has none.
 const PEERS: &str = "unix://peers:0";
 
-/// The command that runs it for clients at `url`. What it knows goes into `folder`, its keys are in `keys`.
+/// The command that runs it for clients at `url`, with its data in `folder` and its keys in `keys`.
 ///
 /// # Errors
 /// If the folders have no absolute paths.

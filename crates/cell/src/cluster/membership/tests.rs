@@ -154,16 +154,16 @@ fn a_cell_looks_less_often_where_silence_may_last_long() {
     assert_eq!(look(20_000), Duration::from_secs(1));
 }
 
-/// What deletes all that cells keep.
+/// A request that deletes all keys of cells.
 fn everything() -> Value {
     let end = format!("{}0", PREFIX.trim_end_matches('/'));
     json!({ "key": STANDARD.encode(PREFIX), "range_end": STANDARD.encode(end) })
 }
 
-/// A member's ends: for the links it loses, and for what it is told.
+/// A member's channels: lost links go in, news comes out.
 type Ends = (Sender<CellId>, Receiver<News>);
 
-/// Three cells that know one another, and what they hear.
+/// Three cells that know one another, and their news.
 fn three(server: &Server) -> ([CellId; 3], Vec<Ends>) {
     let cells = [0, 1, 2].map(|number| join(&server.site, number));
     let members = cells[2].members.clone();

@@ -88,7 +88,7 @@ fn a_full_file_system_is_an_error_of_the_write_and_not_the_end_of_the_process() 
         assert!(is_full(store.write_zeroes(SIZE / 2, MIB, true)));
         assert!(is_full(try_write(&*store, SIZE / 4, 100)));
         assert_eq!(read(&*store, SIZE / 2, 4096), [0; 4096]);
-        // What is there can be written again.
+        // Blocks that are there can be written again.
         write(&*store, 4096, &[4; 4096]);
         assert_eq!(read(&*store, 4096, 4096), [4; 4096]);
         std::fs::remove_file(directory.join("neighbour")).unwrap();
@@ -105,7 +105,7 @@ fn a_full_file_system_is_an_error_of_the_write_and_not_the_end_of_the_process() 
 fn overlays_leave_a_reserve_of_their_file_system() {
     on_small_file_system(|directory| {
         let store = assembled(&opened(directory), None);
-        // Zeroes take no room, and what is written over them does.
+        // Zeroes take no room, and writes over them do.
         store.write_zeroes(0, 400 * 4096, true).unwrap();
         for first in [0, 400] {
             let written = (first..).find(|block| is_full(try_write(&*store, block * 4096, 4096)));
@@ -114,7 +114,7 @@ fn overlays_leave_a_reserve_of_their_file_system() {
             assert!(left < MIB / 10, "{left} bytes are left");
             assert!(first > 0 || (200..300).contains(&written.unwrap()));
         }
-        // What has room already can be written again.
+        // Blocks that have room already can be written again.
         for block in 0..200 {
             write(&*store, block * 4096, &[6; 4096]);
         }

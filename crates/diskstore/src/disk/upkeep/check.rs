@@ -64,8 +64,8 @@ pub fn check(path: &Path, said: Option<Format>, progress: Progress<'_>) -> Resul
     Ok(report)
 }
 
-/// The first fault of a qcow2 file that is to be written, if it has one. A file that is too large, or that has what is not read
-/// here, is left to [`check`].
+/// The first fault of a qcow2 file that is to be written, if it has one. A file that is too large, or has features that
+/// are not read here, is left to [`check`].
 pub fn first_fault(file: &File) -> io::Result<Option<String>> {
     let Ok(map) = Map::read(file) else {
         return Ok(None);

@@ -29,7 +29,7 @@ impl Unfinished {
         self.new.file()
     }
 
-    /// Gives the file what is recorded of `old`: an overlay stands on the base it stood on. Records may take a block of their own,
+    /// Gives the file the records of `old`: an overlay keeps its base. Records may take a block of their own,
     /// so they are written before the two are compared.
     pub fn inherit(&self, old: &File) -> io::Result<()> {
         if let Some(stamp) = Stamp::recorded(old) {
@@ -64,7 +64,7 @@ impl Unfinished {
     }
 }
 
-/// What the new file has of the old one's owner and group.
+/// The parts of the old file's ownership that the new one has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kept {
     Both,
@@ -73,7 +73,7 @@ enum Kept {
 }
 
 /// Whether the owner of the old file may get the new one: the directory is theirs, or this user's own. In a directory of a third
-/// user that user decides what has a name there.
+/// user that user decides about names there.
 fn may_give_away(folder_owner: u32, file_owner: u32, own: u32) -> bool {
     folder_owner == file_owner || folder_owner == own
 }

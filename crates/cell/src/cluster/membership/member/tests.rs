@@ -75,7 +75,7 @@ fn a_cell_writes_its_entry_back_when_all_are_lost_and_takes_nobody_for_dead() {
     }
     assert_eq!(news, []);
     assert_eq!(round(&mut member, &good()), []);
-    // All is as before: who is missing now is dead.
+    // All entries are there again: a missing cell is dead.
     for _ in 0..20 {
         assert_eq!(round(&mut member, &good()), []);
     }
