@@ -10,6 +10,8 @@ mod clock;
 mod dax;
 #[path = "guest-tool/disk.rs"]
 mod disk;
+#[path = "guest-tool/files.rs"]
+mod files;
 #[path = "guest-tool/ipi.rs"]
 mod ipi;
 #[path = "guest-tool/load.rs"]
@@ -24,11 +26,14 @@ mod peer;
 mod pinned;
 #[path = "guest-tool/reclaim.rs"]
 mod reclaim;
+#[path = "guest-tool/works.rs"]
+mod works;
 
 const USAGE: &str = "usage: guest-tool memory MIB | hold MIB SECONDS | pinned CPUS | nodes MIB \
      | clock CPUS COUNT | ipi CPUS SECONDS | churn CPUS SECONDS | reclaim PAGES ROUNDS \
      | disk-write DEVICE SEED COUNT | disk-digest DEVICE | disk-mark DEVICE COUNT | disk-marks DEVICE \
      | disk-load DEVICE SEED SECONDS \
+     | fill FILE SEED BYTES | digest FILE | mount DEVICE PLACE | umount PLACE | works CPU:WORK... \
      | dax-dma FILE DEVICE MIB \
      | send ADDRESS SEED BYTES | receive PORT | fetch ADDRESS | serve PORT SEED BYTES | reflect PORT COUNT";
 
@@ -66,6 +71,11 @@ fn run(words: &[&str]) -> Result<String, Fault> {
         ["disk-mark", device, count] => disk::mark(device, count.parse()?),
         ["disk-marks", device] => disk::marks(device),
         ["disk-load", device, seed, seconds] => load::load(device, seed.parse()?, seconds.parse()?),
+        ["fill", file, seed, bytes] => files::fill(file, seed.parse()?, bytes.parse()?),
+        ["digest", file] => files::read_digest(file),
+        ["mount", device, place] => files::attach(device, place),
+        ["umount", place] => files::detach(place),
+        ["works", works @ ..] => works::run(works),
         ["dax-dma", file, device, mib] => dax::through_a_device(file, device, mib.parse()?),
         ["send", address, seed, bytes] => peer::send(address, seed.parse()?, bytes.parse()?),
         ["receive", port] => peer::receive(port.parse()?),

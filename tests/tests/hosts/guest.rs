@@ -1,6 +1,5 @@
 //! A Linux VM with coherent memory over lab hosts, its home on alpha, with a disk and a network card there; and what it has of the hosts.
 
-use std::fmt::Write as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -26,8 +25,6 @@ const TAP: &str = "mbhosts";
 /// Alpha's address at the other end of the guest's card.
 pub const ALPHA: &str = "10.99.0.1";
 const CARD: &str = "ip link set eth0 up && ip addr add 10.99.0.2/24 dev eth0";
-/// What stands behind the words of a step.
-const STEP_END: &str = "-- end of a step --";
 /// What of a host's shared memory may come and go while a VM runs, and less than any part of one takes: the disk's blocks, logs.
 const OTHER_MEMORY_KIB: u64 = 4 << 10;
 
@@ -162,30 +159,22 @@ impl<'a> Guest<'a> {
         self.on(cpu, &["sh", "-ec", script])
     }
 
-    /// Shell commands one after the other, each with the CPU that runs it, by one call of the agent, as each call takes
-    /// seconds here. What each says.
+    /// Works of `guest-tool` one after the other, each with the CPU that does it, in one process: a program that starts on the CPU of
+    /// another host takes seconds, and so does each call of the agent. Returns the line of each.
     #[track_caller]
-    pub fn steps<S: AsRef<str>>(&self, steps: &[(usize, S)]) -> Vec<String> {
-        let mut all = String::new();
-        let mut arguments = vec!["sh", "-ec", "", "sh"];
-        for ((cpu, script), number) in steps.iter().zip(1..) {
-            // `set -e` ends it at the first that fails.
-            let mask = 1 << cpu;
-            let _ = writeln!(all, "taskset {mask} sh -ec \"${{{number}}}\"; echo '{STEP_END}'");
-            arguments.push(script.as_ref());
-        }
-        arguments[2] = &all;
-        let said = self.on(0, &arguments);
-        let each: Vec<String> = said
-            .split(STEP_END)
-            .map(|said| said.trim().to_owned())
-            .take(steps.len())
+    pub fn works<S: AsRef<str>>(&self, works: &[(usize, S)]) -> Vec<String> {
+        let named: Vec<String> = works
+            .iter()
+            .map(|(cpu, work)| format!("{cpu}:{}", work.as_ref()))
             .collect();
-        assert_eq!(each.len(), steps.len(), "{said}");
-        each
+        let words = named.iter().map(String::as_str);
+        let said = self.on(0, &[TOOL, "works"].into_iter().chain(words).collect::<Vec<_>>());
+        let lines: Vec<String> = said.lines().map(str::to_owned).collect();
+        assert_eq!(lines.len(), works.len(), "{named:?}:\n{said}");
+        lines
     }
 
-    /// The same on all at the same time, by one call of the agent; what each says, which is a line.
+    /// A shell's commands on all CPUs at the same time, by one call of the agent. Returns the line of each.
     #[track_caller]
     pub fn on_each(&self, script: &str) -> Vec<String> {
         let all = format!(
