@@ -8,7 +8,7 @@ use guest_tests::host::{self, Traces};
 use guest_tests::span::{Moves, cells_are_empty};
 use guest_tests::storm::{Extent, Storm};
 use guest_tests::{Cluster, Scratch, Vm, VmFile, mirrorball, repetitions, wait};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const SOON: Duration = Duration::from_secs(20);
 const LIMIT: Duration = Duration::from_secs(200);
@@ -115,6 +115,37 @@ fn linux_runs_its_processes_on_two_copies() {
         assert!(tables["merged"].as_u64() > Some(0), "{shard:#}");
         assert_eq!(tables["conflicts"], 0, "{shard:#}");
     }
+    vm.kill();
+    vm.wait_ended(SOON);
+    cells_are_empty(&cluster);
+}
+
+#[test]
+fn threads_on_two_cpus_of_each_shard_see_the_memory_order_of_x86() {
+    let scratch = Scratch::new("coherent-order");
+    let cluster = Cluster::up(&scratch);
+    let vm = VmFile::new("coherent-order")
+        .cpus(4)
+        .memory("256M")
+        .key("span", "{ cells = [0, 1], memory = \"coherent\" }")
+        .start_only(&scratch);
+    wait::until("its agent", LIMIT, || {
+        let answer = vm.exec(["nproc"]).limit(CALL).run();
+        (answer.status == 0).then(|| assert_eq!(answer.text().trim(), "4", "CPUs"))
+    });
+    let told = vm.inspect();
+    let places = told["status"]["span"]["vcpus"].as_array();
+    assert_eq!(
+        places.map(|places| json!(places)),
+        Some(json!([0, 0, 1, 1])),
+        "{told:#}"
+    );
+    vm.add_tool();
+    let millis = repetitions(1000).to_string();
+    let said = vm.tool(&["litmus", "2", "2", &millis]).limit(CALL).ok().text();
+    println!("{said}");
+    assert!(said.contains(" forbidden=0"), "{said}");
+    assert!(!said.contains(" ordinary=0 "), "{said}");
     vm.kill();
     vm.wait_ended(SOON);
     cells_are_empty(&cluster);

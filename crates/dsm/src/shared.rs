@@ -29,6 +29,11 @@ impl<'a> Words<'a> {
         Self(unsafe { std::slice::from_raw_parts(node.view().cast(), node.bytes() / 8) })
     }
 
+    /// Memory at hand, from its first page on.
+    pub fn at(words: &'a [AtomicU64]) -> Self {
+        Self(words)
+    }
+
     /// Of these pages.
     pub fn pages(self, pages: Range<u32>) -> &'a [AtomicU64] {
         &self.0[pages.start as usize * PAGE_WORDS..pages.end as usize * PAGE_WORDS]

@@ -20,6 +20,8 @@ mod load;
 mod memory;
 #[path = "guest-tool/nodes.rs"]
 mod nodes;
+#[path = "guest-tool/order.rs"]
+mod order;
 #[path = "guest-tool/peer.rs"]
 mod peer;
 #[path = "guest-tool/pinned.rs"]
@@ -33,7 +35,7 @@ const USAGE: &str = "usage: guest-tool memory MIB | hold MIB SECONDS | pinned CP
      | clock CPUS COUNT | ipi CPUS SECONDS | churn CPUS SECONDS | reclaim PAGES ROUNDS \
      | disk-write DEVICE SEED COUNT | disk-digest DEVICE | disk-mark DEVICE COUNT | disk-marks DEVICE \
      | disk-load DEVICE SEED SECONDS \
-     | fill FILE SEED BYTES | digest FILE | mount DEVICE PLACE | umount PLACE | works CPU:WORK... \
+     | fill FILE SEED BYTES | digest FILE | mount DEVICE PLACE | umount PLACE | works CPU:WORK... | litmus NODES CPUS MILLISECONDS \
      | dax-dma FILE DEVICE MIB \
      | send ADDRESS SEED BYTES | receive PORT | fetch ADDRESS | serve PORT SEED BYTES | reflect PORT COUNT";
 
@@ -75,6 +77,7 @@ fn run(words: &[&str]) -> Result<String, Fault> {
         ["digest", file] => files::read_digest(file),
         ["mount", device, place] => files::attach(device, place),
         ["umount", place] => files::detach(place),
+        ["litmus", nodes, cpus, millis] => order::litmus(nodes.parse()?, cpus.parse()?, millis.parse()?),
         ["works", works @ ..] => works::run(works),
         ["dax-dma", file, device, mib] => dax::through_a_device(file, device, mib.parse()?),
         ["send", address, seed, bytes] => peer::send(address, seed.parse()?, bytes.parse()?),

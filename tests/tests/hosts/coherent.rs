@@ -241,6 +241,7 @@ fn linux_over_two_hosts_that_share_memory_goes_by_it_in_each_boot() {
     threads_meet(&guest);
     tables_had_no_conflicts(&guest);
     guest.reboot(1);
+    guest.equip();
     pages_go_by_shared_memory(&guest);
     each_reads_what_another_wrote(&guest, &WAYS, repetitions(8));
     the_last_host_is_lost(&lab, guest, &before);

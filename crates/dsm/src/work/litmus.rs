@@ -8,6 +8,9 @@
 //! there. Without it pages move only where the test's own accesses make them, and never while a thread of the same node uses
 //! them: what a driver does in the wrong order would not show.
 //!
+//! With two CPUs in a node two threads of it run at the same time: in tests of two threads those of another test in the same pages, in larger
+//! ones two of the same test, of which one may see the other's write before it has left the node.
+//!
 //! No place is ever cleared: each test in it writes numbers larger than those before, and what is not larger is old.
 
 mod program;
@@ -27,19 +30,21 @@ use crate::node::Node;
 use crate::shared::{Barrier, PAGE_WORDS, Words};
 use program::{Place, Seen};
 
-/// Places of a batch.
+/// Places of a batch, of all teams together.
 const PLACES: usize = PAGE_WORDS / 2;
 /// What a test writes is larger than this number's multiple, and less than the next.
 const STEP: u64 = 4;
 /// A stirrer sleeps less than this between pages, microseconds.
 const STIR_US: u64 = 40;
-/// Threads at most.
+/// Threads of all teams at most, and of one.
 const THREADS_MAX: u32 = 4;
+/// CPUs of a node that run threads of a test at most.
+pub const CPUS_MAX: u16 = 2;
 
 /// Pages that a run uses, from its first one.
 pub const PAGES: u32 = 4 + 2 * THREADS_MAX;
 
-/// Threads of a test, of which each node runs those whose number is its own modulo the nodes.
+/// Threads of a test on some nodes ([`seats`]).
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Run {
     /// Which.
@@ -54,6 +59,43 @@ pub struct Run {
     pub batch: u64,
     /// How many nodes take part.
     pub nodes: u16,
+    /// CPUs of each node that run threads: 1, or [`CPUS_MAX`].
+    pub cpus: u16,
+}
+
+/// The node of a thread. Each team does the whole test, in places of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Seat {
+    team: u32,
+    thread: u32,
+    node: u16,
+}
+
+impl Run {
+    /// How many do the test at the same time. All would share the variable of [`Test::Crossing`].
+    fn teams(&self) -> u32 {
+        match self.test.threads() {
+            2 if self.test != Test::Crossing => u32::from(self.cpus.clamp(1, CPUS_MAX)),
+            _ => 1,
+        }
+    }
+}
+
+/// Every thread of a run, and its node.
+fn seats(run: &Run) -> Vec<Seat> {
+    let threads = run.test.threads();
+    let all = (0..run.teams()).flat_map(|team| (0..threads).map(move |thread| (team, thread)));
+    let node = |team: u32, thread: u32| match (run.cpus, threads) {
+        (CPUS_MAX.., 3..) => thread / u32::from(CPUS_MAX),
+        _ => thread + team,
+    };
+    let nodes = u32::from(run.nodes.max(1));
+    all.map(|(team, thread)| Seat {
+        team,
+        thread,
+        node: (node(team, thread) % nodes) as u16,
+    })
+    .collect()
 }
 
 /// How often each outcome was seen.
@@ -76,8 +118,10 @@ struct Ground<'a> {
 }
 
 impl<'a> Ground<'a> {
-    /// A place, with both variables in one page in every other batch.
-    fn place(&self, batch: u64, index: usize) -> Place {
+    /// A place of a team, with both variables in one page in every other batch.
+    fn place(&self, batch: u64, team: u32, index: usize) -> Place {
+        // Of teams' places neighbours share a cache line.
+        let index = index * self.run.teams() as usize + team as usize;
         let page = |page: u32| self.words.pages(page..page + 1);
         let y_page = if batch.is_multiple_of(2) {
             self.run.first
@@ -94,9 +138,14 @@ impl<'a> Ground<'a> {
         }
     }
 
+    /// A team's places in a batch.
+    fn places(&self) -> usize {
+        PLACES / self.run.teams() as usize
+    }
+
     /// Where a thread leaves what it has read.
-    fn results(&self, thread: u32) -> &'a [AtomicU64] {
-        let first = self.run.first + 4 + 2 * thread;
+    fn results(&self, team: u32, thread: u32) -> &'a [AtomicU64] {
+        let first = self.run.first + 4 + 2 * (team * self.run.test.threads() + thread);
         self.words.pages(first..first + 2)
     }
 
@@ -112,50 +161,82 @@ fn pointer(word: &AtomicU64) -> *mut u64 {
 
 /// Runs this node's threads.
 pub(super) fn run(node: &Node, run: &Run) -> Answer {
-    let mine: Vec<u32> = (0..run.test.threads())
-        .filter(|thread| thread % u32::from(run.nodes.max(1)) == u32::from(node.me()))
+    let words = Words::of(node);
+    let mine: Vec<Seat> = seats(run)
+        .into_iter()
+        .filter(|seat| seat.node == node.me())
         .collect();
-    let is_over = AtomicBool::new(false);
+    match threads(words, run, &mine, &[node.me()], &|_, _| ()) {
+        Some(tally) => Answer::Litmus(tally),
+        None => Answer::Done,
+    }
+}
+
+/// Runs the threads of all nodes in memory at hand, of [`PAGES`] pages and one more: that of a guest, whose CPUs are the nodes'. `begin` is
+/// called in each thread first, with its node and its number there; threads of one node may share a CPU of it.
+pub fn in_memory(words: &[AtomicU64], run: &Run, begin: impl Fn(u16, usize) + Sync) -> Tally {
+    let all = seats(run);
+    let nodes: Vec<u16> = (0..run.nodes).collect();
+    let tally = threads(Words::at(words), run, &all, &nodes, &begin);
+    tally.unwrap_or_default()
+}
+
+/// Runs threads of these nodes, and a stirrer of each. The one that judges for all has the result.
+fn threads(
+    words: Words<'_>,
+    run: &Run,
+    seats: &[Seat],
+    nodes: &[u16],
+    begin: &(impl Fn(u16, usize) + Sync),
+) -> Option<Tally> {
+    let is_over = &AtomicBool::new(false);
     let tallies: Vec<Tally> = std::thread::scope(|scope| {
-        let threads: Vec<_> = mine
-            .iter()
-            .map(|&thread| scope.spawn(move || part(node, run, thread)))
-            .collect();
-        scope.spawn(|| stir(node, run, &is_over));
-        let tallies: Vec<_> = threads
+        let mut at_work = Vec::with_capacity(seats.len());
+        for (number, seat) in seats.iter().enumerate() {
+            let rank = seats[..number]
+                .iter()
+                .filter(|other| other.node == seat.node)
+                .count();
+            at_work.push(scope.spawn(move || {
+                begin(seat.node, rank);
+                part(words, run, *seat)
+            }));
+        }
+        for node in nodes {
+            scope.spawn(move || {
+                begin(*node, 0);
+                stir(words, run, *node, is_over);
+            });
+        }
+        let ends: Vec<_> = at_work
             .into_iter()
             .map(std::thread::ScopedJoinHandle::join)
             .collect();
         is_over.store(true, Relaxed);
-        tallies
-            .into_iter()
+        ends.into_iter()
             .map(|tally| tally.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
             .collect()
     });
-    // Thread 0 has judged for all.
-    let is_judge = mine.first() == Some(&0);
-    match tallies.first() {
-        Some(tally) if is_judge => Answer::Litmus(*tally),
-        _ => Answer::Done,
-    }
+    let judge = seats.iter().position(|seat| (seat.team, seat.thread) == (0, 0));
+    judge.map(|judge| tallies[judge])
 }
 
 /// One thread.
-fn part(node: &Node, run: &Run, thread: u32) -> Tally {
-    let ground = Ground {
-        words: Words::of(node),
-        run,
-    };
-    let threads = run.test.threads();
-    let barrier = Barrier::new(ground.words, run.first + 3, u64::from(threads));
+fn part(words: Words<'_>, run: &Run, Seat { team, thread, .. }: Seat) -> Tally {
+    let ground = Ground { words, run };
+    let count = run.teams() * run.test.threads();
+    let is_judge = (team, thread) == (0, 0);
+    let barrier = Barrier::new(ground.words, run.first + 3, u64::from(count));
     let end = Instant::now() + Duration::from_millis(run.millis);
-    let mut random = fastrand::Rng::with_seed(u64::from(thread) + run.batch);
+    let number = team * run.test.threads() + thread;
+    let mut random = fastrand::Rng::with_seed(u64::from(number) + run.batch);
     let mut tally = Tally {
         batches: run.batch,
         ..Tally::default()
     };
-    let results = ground.results(thread);
+    let results = ground.results(team, thread);
     let mut seen = [Seen::default(); PLACES];
+    let seen = &mut seen[..ground.places()];
     loop {
         barrier.wait();
         if ground.stop().load(SeqCst) == 1 {
@@ -169,14 +250,14 @@ fn part(node: &Node, run: &Run, thread: u32) -> Tally {
             if is_slow || random.u8(..) < 32 {
                 delay(random.u32(0..100));
             }
-            *seen = run.test.step(thread, &ground.place(tally.batches, index));
+            *seen = run.test.step(thread, &ground.place(tally.batches, team, index));
         }
         for (seen, result) in seen.iter().zip(results.chunks_exact(2)) {
             result[0].store(seen[0], SeqCst);
             result[1].store(seen[1], SeqCst);
         }
         barrier.wait();
-        if thread == 0 {
+        if is_judge {
             judge(&ground, &mut tally);
             let over = Instant::now() > end || tally.forbidden > 0;
             ground.stop().store(u64::from(over), SeqCst);
@@ -184,7 +265,7 @@ fn part(node: &Node, run: &Run, thread: u32) -> Tally {
         tally.batches += 1;
     }
     barrier.wait();
-    if thread == 0 {
+    if is_judge {
         ground.stop().store(0, SeqCst);
     }
     barrier.wait();
@@ -192,9 +273,8 @@ fn part(node: &Node, run: &Run, thread: u32) -> Tally {
 }
 
 /// Takes pages of the variables until the run is over.
-fn stir(node: &Node, run: &Run, is_over: &AtomicBool) {
-    let words = Words::of(node);
-    let mut random = fastrand::Rng::with_seed(run.batch << 8 | u64::from(node.me()));
+fn stir(words: Words<'_>, run: &Run, node: u16, is_over: &AtomicBool) {
+    let mut random = fastrand::Rng::with_seed(run.batch << 8 | u64::from(node));
     while !is_over.load(Relaxed) {
         let page = [run.first, run.first + 1, run.first + 2, run.second][random.usize(..4)];
         let word = &words.pages(page..page + 1)[random.usize(..PAGE_WORDS)];
@@ -210,17 +290,21 @@ fn stir(node: &Node, run: &Run, is_over: &AtomicBool) {
 
 fn judge(ground: &Ground, tally: &mut Tally) {
     let test = ground.run.test;
-    let results: Vec<&[AtomicU64]> = (0..test.threads()).map(|thread| ground.results(thread)).collect();
-    for index in 0..PLACES {
-        let place = ground.place(tally.batches, index);
-        let mut seen = [Seen::default(); THREADS_MAX as usize];
-        for (seen, result) in seen.iter_mut().zip(&results) {
-            *seen = [result[2 * index].load(SeqCst), result[2 * index + 1].load(SeqCst)];
-        }
-        match test.judge(&seen, place.last(), place.base) {
-            Outcome::Ordinary => tally.ordinary += 1,
-            Outcome::Relaxed => tally.relaxed += 1,
-            Outcome::Forbidden => tally.forbidden += 1,
+    for team in 0..ground.run.teams() {
+        let results: Vec<&[AtomicU64]> = (0..test.threads())
+            .map(|thread| ground.results(team, thread))
+            .collect();
+        for index in 0..ground.places() {
+            let place = ground.place(tally.batches, team, index);
+            let mut seen = [Seen::default(); THREADS_MAX as usize];
+            for (seen, result) in seen.iter_mut().zip(&results) {
+                *seen = [result[2 * index].load(SeqCst), result[2 * index + 1].load(SeqCst)];
+            }
+            match test.judge(&seen, place.last(), place.base) {
+                Outcome::Ordinary => tally.ordinary += 1,
+                Outcome::Relaxed => tally.relaxed += 1,
+                Outcome::Forbidden => tally.forbidden += 1,
+            }
         }
     }
 }

@@ -17,26 +17,34 @@ fn memory_order_is_that_of_x86() {
                 let ahead = Job::Ahead(lanes == 2);
                 session.all(&vec![ahead; usize::from(nodes)]).unwrap();
                 let mut batch = 1;
-                for test in Test::ALL {
+                for (test, cpus) in each_test_with_one_and_two_cpus() {
                     let run = litmus::Run {
                         test,
-                        millis: 100,
+                        millis: 60,
                         first: 0,
                         second,
                         batch,
                         nodes,
+                        cpus,
                     };
                     let answers = session.all(&vec![Job::Litmus(run); usize::from(nodes)]).unwrap();
                     let Answer::Litmus(tally) = answers[0] else {
                         panic!("{answers:?}")
                     };
-                    assert_eq!(tally.forbidden, 0, "{test:?} {tally:?}");
-                    assert!(tally.ordinary > 0, "{test:?} {tally:?}");
+                    assert_eq!(tally.forbidden, 0, "{test:?}, {cpus} CPUs a node: {tally:?}");
+                    assert!(tally.ordinary > 0, "{test:?}, {cpus} CPUs a node: {tally:?}");
                     batch = tally.batches;
                 }
             },
         );
     }
+}
+
+/// Each test with one CPU in each node and with two.
+fn each_test_with_one_and_two_cpus() -> impl Iterator<Item = (Test, u16)> {
+    [1, litmus::CPUS_MAX]
+        .into_iter()
+        .flat_map(|cpus| Test::ALL.map(|test| (test, cpus)))
 }
 
 #[test]

@@ -43,6 +43,8 @@ pub enum Test {
     RFenced,
     /// Two writes against two.
     TwoPlusTwoW,
+    /// Write to read causality: one writes, one reads that and writes, one reads both.
+    Wrc,
     /// Independent reads of independent writes.
     Iriw,
     /// Two reads of one variable, which is written twice.
@@ -70,7 +72,7 @@ pub enum Outcome {
 
 impl Test {
     /// All of them.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Sb,
         Self::SbFenced,
         Self::SbLocked,
@@ -81,6 +83,7 @@ impl Test {
         Self::R,
         Self::RFenced,
         Self::TwoPlusTwoW,
+        Self::Wrc,
         Self::Iriw,
         Self::CoRr,
         Self::Add,
@@ -102,6 +105,7 @@ impl Test {
             Self::R => "R",
             Self::RFenced => "R+mfence",
             Self::TwoPlusTwoW => "2+2W",
+            Self::Wrc => "WRC",
             Self::Iriw => "IRIW",
             Self::CoRr => "CoRR",
             Self::Add => "lock add",
@@ -115,6 +119,7 @@ impl Test {
     pub fn threads(self) -> u32 {
         match self {
             Self::Iriw => 4,
+            Self::Wrc => 3,
             _ => 2,
         }
     }
@@ -196,6 +201,19 @@ impl Test {
                     store(first, one);
                     store(second, two);
                     [0, 0]
+                }
+                (Self::Wrc, 0) => {
+                    store(x, one);
+                    [0, 0]
+                }
+                (Self::Wrc, 1) => {
+                    let read = load(x);
+                    store(y, one);
+                    [read, 0]
+                }
+                (Self::Wrc, _) => {
+                    let flag = load(y);
+                    [flag, load(x)]
                 }
                 (Self::Iriw, 0) => {
                     store(x, one);
@@ -279,6 +297,7 @@ impl Test {
             Self::R => relaxed_if(y_last == 2 && read(1, 0) == 0),
             Self::RFenced => forbidden_if(y_last == 2 && read(1, 0) == 0),
             Self::TwoPlusTwoW => forbidden_if(x_last == 1 && y_last == 1),
+            Self::Wrc => forbidden_if(read(1, 0) == 1 && read(2, 0) == 1 && read(2, 1) == 0),
             Self::Iriw => {
                 let only_first = |thread| read(thread, 0) == 1 && read(thread, 1) == 0;
                 forbidden_if(only_first(2) && only_first(3))
@@ -314,6 +333,7 @@ impl Test {
             | Self::Mp
             | Self::MpLocked
             | Self::Lb
+            | Self::Wrc
             | Self::Iriw => x != one || y != one,
             Self::S => !either.contains(&x) || y != one,
             Self::R | Self::RFenced => x != one || !either.contains(&y),

@@ -1,4 +1,8 @@
+use std::sync::atomic::AtomicU64;
+
 use super::program::{Outcome, Place, Seen, Test};
+use super::{PAGES, Run, Seat, seats};
+use crate::shared::PAGE_WORDS;
 
 const BASE: u64 = 400;
 const OLD: u64 = 7;
@@ -24,6 +28,7 @@ fn forbidden_outcomes_are_found() {
         (S, [none, [1, 0], none, none], [2, 1]),
         (RFenced, [none, [0, 0], none, none], [1, 2]),
         (TwoPlusTwoW, [none, none, none, none], [1, 1]),
+        (Wrc, [none, [1, 0], [1, 0], none], [1, 1]),
         (Iriw, [none, none, [1, 0], [1, 0]], [1, 1]),
         (CoRr, [none, [2, 1], none, none], [2, 0]),
         (CoRr, [none, [1, 0], none, none], [2, 0]),
@@ -95,6 +100,65 @@ fn threads_one_after_the_other_show_nothing_strange() {
                 outcome == Outcome::Ordinary || torn,
                 "{test:?} {outcome:?} {seen:?}"
             );
+        }
+    }
+}
+
+fn run(test: Test, cpus: u16) -> Run {
+    Run {
+        test,
+        millis: 30,
+        first: 0,
+        second: PAGES,
+        batch: 1,
+        nodes: 2,
+        cpus,
+    }
+}
+
+/// The node of each thread of each team.
+fn nodes(test: Test, cpus: u16) -> Vec<Vec<u16>> {
+    let mut nodes: Vec<Vec<u16>> = Vec::new();
+    for Seat { team, thread, node } in seats(&run(test, cpus)) {
+        nodes.resize(nodes.len().max(team as usize + 1), Vec::new());
+        assert_eq!(nodes[team as usize].len(), thread as usize, "{test:?}");
+        nodes[team as usize].push(node);
+    }
+    nodes
+}
+
+#[test]
+fn two_cpus_of_a_node_run_threads_of_a_test_at_the_same_time() {
+    assert_eq!(nodes(Test::Mp, 1), [[0, 1]]);
+    assert_eq!(nodes(Test::Iriw, 1), [[0, 1, 0, 1]]);
+    // Two tests of two threads at once, in the same pages: each node writes in one and reads in the other.
+    assert_eq!(nodes(Test::Mp, 2), [[0, 1], [1, 0]]);
+    // Places share the variable that crosses two pages.
+    assert_eq!(nodes(Test::Crossing, 2), [[0, 1]]);
+    // Of larger tests neighbours share a node: who reads first may see a write before it leaves the node.
+    assert_eq!(nodes(Test::Wrc, 2), [[0, 0, 1]]);
+    assert_eq!(nodes(Test::Iriw, 2), [[0, 0, 1, 1]]);
+}
+
+#[test]
+fn threads_in_plain_memory_see_the_order_of_this_processor() {
+    let words: Vec<AtomicU64> = (0..(PAGES as usize + 1) * PAGE_WORDS)
+        .map(|_| AtomicU64::new(0))
+        .collect();
+    let mut batch = 1;
+    for cpus in [1, 2] {
+        for test in Test::ALL {
+            let tally = super::in_memory(
+                &words,
+                &Run {
+                    batch,
+                    ..run(test, cpus)
+                },
+                |_, _| (),
+            );
+            assert_eq!(tally.forbidden, 0, "{test:?}, {cpus} CPUs: {tally:?}");
+            assert!(tally.ordinary > 0, "{test:?} {tally:?}");
+            batch = tally.batches;
         }
     }
 }

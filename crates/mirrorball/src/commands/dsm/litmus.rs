@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use dsm::Meter;
-use dsm::work::litmus::{PAGES, Run, Tally, Test};
+use dsm::work::litmus::{CPUS_MAX, PAGES, Run, Tally, Test};
 use dsm::work::{Answer, Job};
 use miette::{IntoDiagnostic, Result, bail, miette};
 use serde::Serialize;
@@ -33,8 +33,6 @@ struct Row {
     tally: Tally,
 }
 
-/// Turns with each placing, so that every test meets different moments of the host.
-const TURNS: u64 = 2;
 /// A memory that lost a write may leave threads waiting for one another for ever: so much longer than it should take, all ends.
 const GRACE: Duration = Duration::from_secs(60);
 
@@ -75,9 +73,10 @@ fn turns(args: &LitmusArgs, spread: bool, rows: &mut [Row]) -> Result<Meter> {
         .find(|page| node.home(*page) == nodes.count - 1)
         .ok_or_else(|| miette!("the last node manages no page"))?;
     let mut batch = 1;
-    let runs = args.nodes.placings().len() as u64 * TURNS * Test::ALL.len() as u64;
+    let runs = args.nodes.placings().len() as u64 * u64::from(CPUS_MAX) * Test::ALL.len() as u64;
     let millis = (args.seconds * 1000 / runs).max(1);
-    for _ in 0..TURNS {
+    // Nodes with one CPU at work, then with two.
+    for cpus in 1..=CPUS_MAX {
         for (test, row) in Test::ALL.iter().zip(rows.iter_mut()) {
             let run = Run {
                 test: *test,
@@ -86,6 +85,7 @@ fn turns(args: &LitmusArgs, spread: bool, rows: &mut [Row]) -> Result<Meter> {
                 second,
                 batch,
                 nodes: nodes.count,
+                cpus,
             };
             let jobs = vec![Job::Litmus(run); usize::from(nodes.count)];
             let answers = nodes.session.all(&jobs).map_err(|error| miette!("{error}"))?;

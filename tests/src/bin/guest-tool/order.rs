@@ -1,0 +1,54 @@
+//! Litmus tests of x86's memory order between the guest's CPUs, of which each node of the guest has some.
+
+use std::sync::atomic::AtomicU64;
+
+use dsm::work::litmus::{PAGES, Run, Tally, Test, in_memory};
+
+use crate::Fault;
+use crate::pinned::{alarm_after, pin};
+
+const PAGE_BYTES: usize = 4096;
+const PAGE_WORDS: usize = PAGE_BYTES / size_of::<AtomicU64>();
+/// A test whose threads wait for one another for ever ends then.
+const LIMIT_S: u64 = 240;
+
+/// Each test for so long, on `cpus` CPUs of each of so many nodes, numbered node by node.
+pub fn litmus(nodes: u16, cpus: u16, millis: u64) -> Result<String, Fault> {
+    alarm_after(LIMIT_S);
+    // One page more for the second variable, and one as nothing says where a page begins.
+    let words = (PAGES as usize + 2) * PAGE_WORDS;
+    let words: Vec<AtomicU64> = (0..words).map(|_| AtomicU64::new(0)).collect();
+    let words = &words[words.as_ptr().align_offset(PAGE_BYTES)..][..(PAGES as usize + 1) * PAGE_WORDS];
+    let mut all = Tally {
+        batches: 1,
+        ..Tally::default()
+    };
+    for test in Test::ALL {
+        let run = Run {
+            test,
+            millis,
+            first: 0,
+            second: PAGES,
+            batch: all.batches,
+            nodes,
+            cpus,
+        };
+        let begin = |node: u16, number: usize| {
+            let cpu = usize::from(node * cpus) + number % usize::from(cpus);
+            pin(cpu).unwrap_or_else(|error| panic!("{error}"));
+        };
+        let tally = in_memory(words, &run, begin);
+        if tally.forbidden > 0 {
+            return Err(format!("{}: {tally:?}", test.name()).into());
+        }
+        all.ordinary += tally.ordinary;
+        all.relaxed += tally.relaxed;
+        all.batches = tally.batches;
+    }
+    Ok(format!(
+        "tests={} ordinary={} relaxed={} forbidden=0",
+        Test::ALL.len(),
+        all.ordinary,
+        all.relaxed
+    ))
+}
