@@ -226,6 +226,7 @@ fn linux_over_two_hosts_works_over_a_bad_link_too_reboots_and_powers_off() {
 
 /// By connections with TLS, which carry bells alone here.
 #[test]
+#[ignore = "5 minutes where hosts are emulated; `make campaign NAME=hosts` runs it"]
 fn linux_over_two_hosts_that_share_memory_goes_by_it_in_each_boot() {
     let shared = format!("[[shared]]\nsize = \"2M\"\nhosts = {HOSTS:?}\n");
     let lab = Lab::linked("sharing", HOSTS, &shared);
