@@ -53,7 +53,7 @@ demo-hosts: program
 	scripts/demo-hosts.sh $(MIRRORBALL)
 
 test: build
-	@scripts/setup.sh run test
+	@scripts/setup.sh run test fuzz
 	scripts/test.sh $(MIRRORBALL)
 
 campaign: build

@@ -19,6 +19,11 @@ runner=$target/x86_64-unknown-linux-gnu/release/test-runner
 # Lock-free code, in every order that the memory model allows; compiled apart, as its atomics are others.
 RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$target/loom" cargo test --release --locked -p urpc --lib --no-run \
     --message-format=json-render-diagnostics >>"$target/test-programs.json"
+# All fuzz targets, as one program.
+if [[ $# = 0 || " $* " = *" fuzz "* ]]; then
+    log "compiling the fuzz targets (3 minutes on 2 CPUs)"
+    scripts/fuzz.sh --build
+fi
 
 "$mirrorball" image build tiny --if-missing
 "$mirrorball" image build tiny --kernel generic --name tiny-generic --if-missing

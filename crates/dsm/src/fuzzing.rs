@@ -1,6 +1,6 @@
 //! Messages of other nodes about merged pages, as a lane assembles them, for `fuzz/`.
 //!
-//! Compiled under `cfg(fuzzing)` only, which `cargo fuzz` sets.
+//! Compiled under `cfg(fuzzing)` only, which `scripts/fuzz.sh` sets.
 
 use coherence::merged::Batch;
 use coherence::{MESSAGE_BYTES, NodeId};

@@ -1,6 +1,6 @@
 //! The devices' handlers without their threads, for `fuzz/`: a run is a function of its input, and fast.
 //!
-//! Compiled under `cfg(fuzzing)` only, which `cargo fuzz` sets.
+//! Compiled under `cfg(fuzzing)` only, which `scripts/fuzz.sh` sets.
 
 use std::fs::File;
 use std::io;

@@ -203,8 +203,8 @@ fn program(message: &Value, path: &str, emulated: bool, cpus: usize) -> Result<P
 fn place_of_guests(target: &str, emulated: bool, cpus: usize) -> Place {
     match target {
         "auto" | "hosts" => Place::OwnLabs,
-        // It starts no guest.
-        "users" => Place::Unit,
+        // They start no guest.
+        "fuzz" | "users" => Place::Unit,
         "wide" if emulated || cpus < CPUS_OF_FOUR_CELLS => Place::Lab(Shape::FourNodes),
         _ if emulated && WITH_NODES.contains(&target) => Place::Lab(Shape::TwoNodes),
         _ if emulated => Place::Lab(Shape::OneHost),
@@ -235,6 +235,7 @@ mod tests {
             message("tests", "test", "wide"),
             message("tests", "test", "hosts"),
             message("tests", "test", "users"),
+            message("tests", "test", "fuzz"),
             message("crates/cell", "lib", "cell"),
             message("crates/cell", "test", "hosts"),
             message("crates/urpc", "lib", "urpc").replace("/deps/", "/loom/deps/"),
@@ -256,6 +257,7 @@ mod tests {
                 ("wide", "wide::", Place::Lab(Shape::FourNodes)),
                 ("hosts", "hosts::", Place::OwnLabs),
                 ("users", "users::", Place::Unit),
+                ("fuzz", "fuzz::", Place::Unit),
                 ("cell", "cell ", Place::Unit),
                 ("cell hosts", "cell hosts::", Place::Unit),
                 ("urpc loom", "urpc ", Place::Unit),

@@ -1,0 +1,16 @@
+//! The entropy source's queue.
+
+use crate::guest::Guest;
+use crate::script::{Words, run};
+use libfuzzer_sys::arbitrary::Unstructured;
+use shard::fuzzing::Bare;
+
+pub fn fuzz(data: &[u8]) {
+    let mut device = Bare::rng().expect("a device");
+    run(
+        &mut device,
+        &mut Guest::new(1),
+        &mut Words,
+        &mut Unstructured::new(data),
+    );
+}

@@ -1,0 +1,61 @@
+//! What another shard of a VM sends: packets on a stream. What monitors of one VM send each other: lines of JSON.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc;
+
+use cell::remote::connections::{receive, send};
+use cell::remote::talk::{FromPart, Hello, PartAnswer, PartRequest, ToPart};
+use serde::{Serialize, de::DeserializeOwned};
+use shard::span::desk::JOBS_MAX;
+use shard::span::link::stream;
+use shard::span::packet::Packet;
+use shard::span::router::{HOME, Router};
+
+const SHARDS: [u8; 4] = [0, 1, 1, 2];
+
+/// All that comes from shard 1 goes to the home's router.
+fn packets(bytes: &[u8]) {
+    let (near, mut far) = UnixStream::pair().expect("a pair of sockets");
+    far.write_all(bytes).expect("room in a socket");
+    drop(far);
+    let (desk, jobs) = mpsc::sync_channel(JOBS_MAX);
+    let router = Router::new(HOME, &SHARDS, vec![None, None, None], Some(desk));
+    let (_sending, _writer, receiving) = stream::open(File::from(OwnedFd::from(near))).expect("a channel");
+    let _ = receiving.run(|packet| {
+        let written = postcard::to_stdvec(&packet).expect("a packet");
+        let again: Packet = postcard::from_bytes(&written).expect("the same packet");
+        assert_eq!(postcard::to_stdvec(&again).expect("a packet"), written);
+        router.heard(1, packet);
+        assert!(jobs.try_iter().count() <= 1, "more than a job from one packet");
+    });
+    assert_eq!(router.shards().len(), SHARDS.len());
+    for vcpu in 0..=u8::MAX {
+        let has_inbox = router.inbox(vcpu).map(|inbox| drop(inbox.take())).is_some();
+        assert_eq!(has_inbox, usize::from(vcpu) < SHARDS.len());
+    }
+}
+
+/// Reads a message; one that is understood reads the same again.
+fn message<M: DeserializeOwned + Serialize>(mut bytes: &[u8]) -> Option<M> {
+    let message: M = receive(&mut bytes).ok()?;
+    let mut written = Vec::new();
+    send(&mut written, &message).expect("memory");
+    let again: M = receive(&mut &written[..]).expect("the same message");
+    let [first, second] = [&message, &again].map(|one| serde_json::to_value(one).expect("JSON"));
+    assert_eq!(first, second);
+    Some(message)
+}
+
+pub fn fuzz((kind, bytes): (u8, &[u8])) {
+    match kind % 8 {
+        0 => drop(message::<PartAnswer>(bytes)),
+        1 => drop(message::<Hello>(bytes)),
+        2 => drop(message::<ToPart>(bytes)),
+        3 => drop(message::<FromPart>(bytes)),
+        4 => assert!(message::<PartRequest>(bytes).is_none_or(|part| config::is_name(&part.vm))),
+        _ => packets(bytes),
+    }
+}
