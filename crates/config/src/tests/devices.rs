@@ -196,8 +196,7 @@ on_full = "pause"
    ·           ───┬───
    ·              ╰── here
    ╰────
-  help: drop `on_full`: a pmem disk gets all its room at the start; or use `as
-        = "block"`
+  help: drop `on_full`: a pmem disk gets all its room at the start; or use `as = "block"`
 "#;
     assert_eq!(refused(text), shown);
 }

@@ -116,7 +116,7 @@ colour = "red"
    · ───┬──
    ·    ╰── here
    ╰────
-  help: the keys here: `persistent`, `share`
+  help: the keys here: `persistent`, `share`, `on_full`
 "#;
     assert_eq!(refused(text), shown);
 }

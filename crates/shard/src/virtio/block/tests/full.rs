@@ -194,9 +194,10 @@ fn a_full_disk_is_an_error_where_the_policy_says_so_and_other_errors_always_are(
 #[test]
 fn a_reset_forgets_what_waits_for_room() {
     let mut disk = disk(OnFull::Pause, libc::ENOSPC, 0);
-    disk.offer(0, VIRTIO_BLK_T_OUT, 9);
+    // Apart from the places of `assert_works`.
+    disk.offer(1, VIRTIO_BLK_T_OUT, 9);
     let range = [&30_u64.to_le_bytes()[..], &2_u32.to_le_bytes(), &[0; 4]].concat();
-    let (header, status, data) = place(1);
+    let (header, status, data) = place(2);
     disk.driver.header(header, VIRTIO_BLK_T_WRITE_ZEROES, 0);
     disk.driver.put(data, &range);
     disk.driver.put(status, &[UNANSWERED]);
@@ -211,6 +212,6 @@ fn a_reset_forgets_what_waits_for_room() {
     disk.driver.assert_works();
     // Longer than the next try would have been.
     std::thread::sleep(Duration::from_millis(300));
-    assert_eq!((disk.status(0), disk.status(1)), (UNANSWERED, UNANSWERED));
+    assert_eq!((disk.status(1), disk.status(2)), (UNANSWERED, UNANSWERED));
     assert_eq!((disk.sector(9), disk.sector(30)), (9, 30));
 }
