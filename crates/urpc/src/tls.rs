@@ -8,6 +8,7 @@ mod deadline;
 mod end;
 mod keys;
 mod pump;
+mod revocation;
 #[cfg(test)]
 mod tests;
 
@@ -29,7 +30,10 @@ use rustls::{
 
 pub use deadline::{Deadline, Timed, Timeouts};
 pub use end::in_days;
-pub use keys::{KeyFiles, Subject, VALID, make, renew};
+pub use keys::{KeyFiles, Subject, VALID, make, renew, revoke};
+pub use revocation::{Stamp, list as revocation_list};
+
+use revocation::{Revocations, Revoked};
 
 /// Why there is no stream.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +57,17 @@ pub enum TlsError {
     /// The other side's certificate is no longer valid.
     #[error("the certificate of {0} has ended; {RENEW}")]
     PeerEnded(String),
+    /// The authority has revoked the certificate of a host.
+    #[error("the certificate of {0} has been revoked; {REVOKED}")]
+    Revoked(String),
+    /// A folder of keys has no record of a certificate of this name.
+    #[error("{}: no key of {name} has been made here; help: {UNKNOWN}", folder.display())]
+    Unknown {
+        /// The folder.
+        folder: PathBuf,
+        /// The name.
+        name: String,
+    },
     /// Not a name that a host can have.
     #[error("{0:?} is no name of a host")]
     Name(String),
@@ -64,6 +79,11 @@ pub enum TlsError {
 /// Advice about a certificate that has ended.
 const RENEW: &str = "help: run `mirrorball cluster keys FILE --renew` where authority.key is, and give each host its new keys";
 
+/// Advice about a certificate that was revoked.
+const REVOKED: &str = "help: if the host is to stay, run `mirrorball cluster keys FILE` where authority.key is, and give it the new keys";
+/// Advice about a name without certificates.
+const UNKNOWN: &str = "check the name, and give the command where authority.key is";
+
 /// What a host proves itself with, and the others against.
 #[derive(Clone, Debug)]
 pub struct Identity {
@@ -72,6 +92,7 @@ pub struct Identity {
     end: SystemTime,
     client: Arc<ClientConfig>,
     server: Arc<ServerConfig>,
+    revocations: Arc<Revocations>,
 }
 
 /// The other side's proof.
@@ -82,7 +103,7 @@ impl Identity {
     /// A host's, from a folder that [`make`] made.
     ///
     /// # Errors
-    /// [`TlsError::Keys`], [`TlsError::Ended`].
+    /// [`TlsError::Keys`], [`TlsError::Ended`], [`TlsError::Revoked`].
     pub fn load(folder: &Path, host: &str) -> Result<Self, TlsError> {
         let files = KeyFiles::of(folder, host);
         let (authority, own, path) = (files.authority, files.certificate, files.key);
@@ -96,6 +117,12 @@ impl Identity {
         let roots = Arc::new(roots);
         let chain = certificates(&own)?;
         let end = end::of(&chain, &trusted).map_err(|error| wrong(&own, error))?;
+        let revocations = Revocations::load(folder, &trusted)?;
+        if let Some(certificate) = chain.first()
+            && revocations.is_revoked(certificate)?
+        {
+            return Err(TlsError::Revoked(host.to_owned()));
+        }
         let key = PrivateKeyDer::from_pem_file(&path).map_err(|error| wrong(&path, error))?;
         let provider = provider();
         let versions = &[&rustls::version::TLS13];
@@ -125,6 +152,7 @@ impl Identity {
             end,
             client: Arc::new(client),
             server: Arc::new(server),
+            revocations,
         };
         identity.check_end()?;
         Ok(identity)
@@ -149,33 +177,53 @@ impl Identity {
     /// A stream to `host` at `address`, which proves that it is that host within `limit`.
     ///
     /// # Errors
-    /// [`TlsError::Io`], [`TlsError::Name`], [`TlsError::Ended`], [`TlsError::PeerEnded`].
+    /// [`TlsError::Io`], [`TlsError::Name`], [`TlsError::Ended`], [`TlsError::PeerEnded`], [`TlsError::Revoked`].
     pub fn connect(&self, address: SocketAddr, host: &str, limit: Duration) -> Result<UnixStream, TlsError> {
         self.check_end()?;
         let deadline = Deadline::after(limit);
         let name = ServerName::try_from(host.to_owned()).map_err(|_| TlsError::Name(host.to_owned()))?;
         let tcp = TcpStream::connect_timeout(&address, limit)?;
         let tls = ClientConnection::new(self.client.clone(), name).map_err(io::Error::other)?;
-        match stream(tls.into(), tcp, deadline) {
-            Ok((stream, _)) => Ok(stream),
-            Err(error) if is_ended(&error) => Err(TlsError::PeerEnded(host.to_owned())),
-            Err(error) => Err(error.into()),
-        }
+        let (stream, _) = self
+            .stream(tls.into(), tcp, deadline)
+            .map_err(|error| of_peer(host, error))?;
+        Ok(stream)
     }
 
     /// The stream of a caller who proves before `deadline` who it is.
     ///
     /// # Errors
-    /// [`TlsError::Io`], [`TlsError::Ended`], [`TlsError::PeerEnded`].
+    /// [`TlsError::Io`], [`TlsError::Ended`], [`TlsError::PeerEnded`], [`TlsError::Revoked`].
     pub fn accept(&self, tcp: TcpStream, deadline: Deadline) -> Result<(UnixStream, Peer), TlsError> {
         self.check_end()?;
         let tls = ServerConnection::new(self.server.clone()).map_err(io::Error::other)?;
-        match stream(tls.into(), tcp, deadline) {
-            Ok((stream, Some(peer))) => Ok((stream, peer)),
-            Ok((_, None)) => Err(io::Error::from(io::ErrorKind::PermissionDenied).into()),
-            Err(error) if is_ended(&error) => Err(TlsError::PeerEnded("the caller".to_owned())),
-            Err(error) => Err(error.into()),
+        self.stream(tls.into(), tcp, deadline)
+            .map_err(|error| of_peer("the caller", error))
+    }
+
+    /// Completes a handshake, and starts the thread that moves bytes.
+    fn stream(
+        &self,
+        mut tls: Connection,
+        tcp: TcpStream,
+        deadline: Deadline,
+    ) -> io::Result<(UnixStream, Peer)> {
+        tcp.set_nodelay(true)?;
+        let mut timed = deadline.over(&tcp);
+        while tls.is_handshaking() {
+            tls.complete_io(&mut timed)?;
         }
+        // The last of a client's handshake.
+        while tls.wants_write() {
+            tls.write_tls(&mut timed)?;
+        }
+        let peer = tls.peer_certificates().and_then(|chain| chain.first());
+        let peer = peer.ok_or(io::ErrorKind::PermissionDenied)?.clone().into_owned();
+        let tcp = Arc::new(tcp);
+        self.revocations.admit(&peer, &tcp)?;
+        let (near, far) = UnixStream::pair()?;
+        pump::start(tls, tcp, far)?;
+        Ok((near, Peer(peer)))
     }
 }
 
@@ -184,15 +232,17 @@ pub fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
-/// Whether a handshake failed because the other side's certificate has ended.
-fn is_ended(error: &io::Error) -> bool {
-    let cause = error.get_ref().and_then(|cause| cause.downcast_ref());
-    matches!(
-        cause,
+/// The error of a handshake with a host.
+fn of_peer(host: &str, error: io::Error) -> TlsError {
+    let cause = error.get_ref();
+    let tls = cause.and_then(|cause| cause.downcast_ref());
+    match tls {
         Some(rustls::Error::InvalidCertificate(
-            CertificateError::Expired | CertificateError::ExpiredContext { .. }
-        ))
-    )
+            CertificateError::Expired | CertificateError::ExpiredContext { .. },
+        )) => TlsError::PeerEnded(host.to_owned()),
+        _ if cause.is_some_and(|cause| cause.is::<Revoked>()) => TlsError::Revoked(host.to_owned()),
+        _ => error.into(),
+    }
 }
 
 impl Peer {
@@ -204,23 +254,6 @@ impl Peer {
         webpki::EndEntityCert::try_from(&self.0)
             .is_ok_and(|certificate| certificate.verify_is_valid_for_subject_name(&name).is_ok())
     }
-}
-
-fn stream(mut tls: Connection, tcp: TcpStream, deadline: Deadline) -> io::Result<(UnixStream, Option<Peer>)> {
-    tcp.set_nodelay(true)?;
-    let mut timed = deadline.over(&tcp);
-    while tls.is_handshaking() {
-        tls.complete_io(&mut timed)?;
-    }
-    // The last of a client's handshake.
-    while tls.wants_write() {
-        tls.write_tls(&mut timed)?;
-    }
-    let peer = tls.peer_certificates().and_then(|chain| chain.first());
-    let peer = peer.map(|certificate| Peer(certificate.clone().into_owned()));
-    let (near, far) = UnixStream::pair()?;
-    pump::start(tls, tcp, far)?;
-    Ok((near, peer))
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use config::cluster::Site;
 
 use super::files::Files;
-use super::membership::server;
+use super::membership::server::{self, Ended, RevocationWatch};
 
 /// A process that lived shorter than this died of its start, maybe.
 const SHORT: Duration = Duration::from_secs(10);
@@ -64,8 +64,16 @@ pub fn guard(number: u16) -> io::Result<()> {
 /// Runs the etcd of a cluster that was given none, for as long as the guard lives.
 fn keep_etcd(files: &Files, site: &Site) {
     loop {
-        match start_etcd(files, site).and_then(|mut etcd| etcd.wait()) {
-            Ok(status) => eprintln!("etcd ended: {status}"),
+        let run = || {
+            let watch = RevocationWatch::begin(&site.keys)?;
+            watch.wait(&mut start_etcd(files, site)?)
+        };
+        match run() {
+            Ok(Ended::ListChanged) => {
+                eprintln!("etcd starts again: the list of revoked certificates has changed");
+                continue;
+            }
+            Ok(Ended::Exited(status)) => eprintln!("etcd ended: {status}"),
             Err(error) => eprintln!("etcd does not start: {error}; Debian has it in `etcd-server`"),
         }
         std::thread::sleep(ETCD_PAUSE);

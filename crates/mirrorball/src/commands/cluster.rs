@@ -1,5 +1,7 @@
 //! `mirrorball cluster`: cells on this host, their state, their end.
 
+mod keys;
+
 use std::fs::OpenOptions;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -16,7 +18,7 @@ use config::Size;
 use config::cluster::{CellPlan, ClusterSpec, ETCD_KEYS, HostNodes, Site};
 use config::cpulist;
 use miette::{IntoDiagnostic, Result, miette};
-use urpc::tls::{Identity, Subject, TlsError};
+use urpc::tls::Identity;
 
 use super::place::{Demand, LabChoice, enter_lab, in_lab};
 
@@ -53,6 +55,13 @@ pub enum ClusterCommand {
         /// Make new keys for all hosts and etcd, by the same authority; each is valid for a year
         #[arg(long)]
         renew: bool,
+    },
+    /// Remove a host: revoke its keys, in a list that each other host has to be given
+    Remove {
+        /// The cluster file, which says where the keys are
+        file: PathBuf,
+        /// The host
+        host: String,
     },
     /// Show the cells, what they have and what runs there
     Status {
@@ -94,7 +103,8 @@ pub fn cluster(command: &ClusterCommand) -> Result<ExitCode> {
             host,
             lab,
         } => up(file.as_ref(), *cells, host.as_deref(), *lab),
-        ClusterCommand::Keys { file, renew } => keys(file, *renew),
+        ClusterCommand::Keys { file, renew } => keys::keys(file, *renew),
+        ClusterCommand::Remove { file, host } => keys::remove(file, host),
         ClusterCommand::Status { json } => status(*json),
         ClusterCommand::Lend(loan) => {
             let (to, bytes) = (loan.to, loan.size.0);
@@ -192,39 +202,6 @@ fn read(file: &Path) -> Result<(ClusterSpec, String, String)> {
 fn folder(file: &Path) -> Result<PathBuf> {
     let file = std::path::absolute(file).into_diagnostic()?;
     Ok(file.parent().map(Path::to_owned).unwrap_or_default())
-}
-
-fn keys(file: &Path, renew: bool) -> Result<ExitCode> {
-    let (spec, name, _) = read(file)?;
-    let Some(keys) = spec.keys(&folder(file)?) else {
-        return Err(miette!(
-            help = "only a cluster of several, each a [[hosts]] table, needs keys",
-            "{name} names no hosts"
-        ));
-    };
-    let etcd = Subject {
-        file: ETCD_KEYS.to_owned(),
-        names: spec.etcd_names(),
-    };
-    let hosts = spec.hosts.iter().map(|host| Subject::from(&host.name[..]));
-    let subjects: Vec<Subject> = hosts.chain((!etcd.names.is_empty()).then_some(etcd)).collect();
-    let made = match renew {
-        true => urpc::tls::renew(&keys, subjects.iter().cloned()),
-        false => urpc::tls::make(&keys, subjects.iter().cloned()),
-    };
-    made.map_err(|error| miette!("{error}"))?;
-    // Other hosts' own keys may have been moved there.
-    for subject in &subjects {
-        match Identity::load(&keys, &subject.file) {
-            Ok(identity) => warning(&subject.file, identity.end())
-                .iter()
-                .for_each(|warning| eprintln!("{warning}")),
-            Err(error @ TlsError::Ended { .. }) => eprintln!("{error}"),
-            Err(_) => {}
-        }
-    }
-    println!("{}", keys.display());
-    Ok(ExitCode::SUCCESS)
 }
 
 /// The nodes of this host, with the CPUs that this process may use.

@@ -1,22 +1,27 @@
 //! Keys of a cluster: its own authority, and certificates that the authority has signed, each with an end.
 
-use std::fs::{self, OpenOptions};
+use std::collections::BTreeSet;
+use std::fs;
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use hostfiles::{private, replace_file};
 use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
-    KeyPair, KeyUsagePurpose,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, DistinguishedName, DnType,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, RevocationReason,
+    RevokedCertParams, SerialNumber,
 };
+use rustls::pki_types::CertificateDer;
 
-use super::{TlsError, wrong};
+use super::{TlsError, certificates, revocation, wrong};
 
 /// The authority's certificate, which all hosts have.
 const AUTHORITY: &str = "authority.pem";
 /// Its key, with which hosts can be added; no host needs it.
 const AUTHORITY_KEY: &str = "authority.key";
+/// The names and serial numbers of all certificates that the authority has issued: what revocation goes by.
+const ISSUED: &str = "issued.txt";
 /// How long a certificate is valid: a year.
 pub const VALID: Duration = Duration::from_secs(365 * 24 * 3600);
 /// How far clocks of hosts may differ: a certificate is valid that long before it is made.
@@ -81,12 +86,12 @@ pub fn renew<S: Into<Subject>>(folder: &Path, subjects: impl IntoIterator<Item =
 }
 
 fn issue_all(folder: &Path, subjects: impl Iterator<Item = Subject>) -> Result<(), TlsError> {
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(folder)
-        .map_err(|error| wrong(folder, error))?;
+    private::directories(folder).map_err(|error| wrong(folder, error))?;
     let issuer = authority(folder)?;
+    // An etcd that is to read a list needs one from the start.
+    if !revocation::list(folder).exists() {
+        write_list(folder, &issuer, &BTreeSet::new())?;
+    }
     let now = SystemTime::now();
     for subject in subjects {
         issue(folder, &issuer, &subject, now + VALID)?;
@@ -119,6 +124,8 @@ pub(super) fn issue(
     let certificate = params
         .signed_by(&key, issuer)
         .map_err(|error| wrong(path, error))?;
+    // A certificate without a record could not be revoked.
+    record(folder, &subject.file, certificate.der())?;
     // The certificate comes last: without it the next call makes both again.
     replace(&files.key, &key.serialize_pem())?;
     replace(path, &certificate.pem())
@@ -131,7 +138,7 @@ pub(super) fn authority(folder: &Path) -> Result<Issuer<'static, KeyPair>, TlsEr
     let mut params = CertificateParams::default();
     params.distinguished_name = named("mirrorball cluster");
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-    params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     if path.exists() {
         let text = fs::read_to_string(&key_path).map_err(|error| wrong(&key_path, error))?;
         let key = KeyPair::from_pem(&text).map_err(|error| wrong(&key_path, error))?;
@@ -152,21 +159,115 @@ fn named(name: &str) -> DistinguishedName {
 
 /// Writes a file whole, for its owner only.
 fn replace(path: &Path, text: &str) -> Result<(), TlsError> {
-    let mut new = path.as_os_str().to_owned();
-    new.push(".new");
-    let new = PathBuf::from(new);
-    let write = || {
-        match fs::remove_file(&new) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+    replace_file(path, private::FILE_MODE, text.as_bytes()).map_err(|error| wrong(path, error))
+}
+
+/// Revokes all certificates that the authority in a folder has issued under a name, and removes the files of its key. The
+/// list of revoked certificates then has to reach all hosts; its path is returned.
+///
+/// # Errors
+/// [`TlsError::Unknown`] if there are none, [`TlsError::Keys`].
+pub fn revoke(folder: &Path, name: &str) -> Result<PathBuf, TlsError> {
+    let files = KeyFiles::of(folder, name);
+    let mut serials: BTreeSet<Vec<u8>> = issued(folder, name)?.into_iter().collect();
+    // Older versions kept no record.
+    if files.certificate.exists()
+        && let Some(certificate) = certificates(&files.certificate)?.first()
+    {
+        serials.insert(serial(certificate).map_err(|error| wrong(&files.certificate, error))?);
+    }
+    if serials.is_empty() {
+        return Err(TlsError::Unknown {
+            folder: folder.to_owned(),
+            name: name.to_owned(),
+        });
+    }
+    let list = revocation::list(folder);
+    serials.extend(revocation::serials(&list)?);
+    write_list(folder, &authority(folder)?, &serials)?;
+    for path in [&files.certificate, &files.key] {
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(wrong(path, error)),
             _ => {}
         }
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&new)?;
-        file.write_all(text.as_bytes())?;
-        fs::rename(&new, path)
+    }
+    Ok(list)
+}
+
+/// Adds a line to the record of issued certificates.
+fn record(folder: &Path, name: &str, certificate: &CertificateDer<'_>) -> Result<(), TlsError> {
+    let path = folder.join(ISSUED);
+    let serial = serial(certificate).map_err(|error| wrong(&path, error))?;
+    let digits: String = serial.iter().map(|byte| format!("{byte:02x}")).collect();
+    private::log(&path)
+        .and_then(|mut file| file.write_all(format!("{name} {digits}\n").as_bytes()))
+        .map_err(|error| wrong(&path, error))
+}
+
+/// The serial numbers of all certificates that were issued under a name.
+fn issued(folder: &Path, name: &str) -> Result<Vec<Vec<u8>>, TlsError> {
+    let path = folder.join(ISSUED);
+    let text = match fs::read_to_string(&path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        text => text.map_err(|error| wrong(&path, error))?,
     };
-    write().map_err(|error| wrong(path, error))
+    let mut serials = Vec::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        let record = line
+            .split_once(' ')
+            .and_then(|(of, digits)| Some((of, bytes(digits)?)));
+        let (of, serial) =
+            record.ok_or_else(|| wrong(&path, format!("line {number} is not a name and a serial number")))?;
+        if of == name {
+            serials.push(serial);
+        }
+    }
+    Ok(serials)
+}
+
+/// The bytes that an even number of hexadecimal digits stands for.
+fn bytes(digits: &str) -> Option<Vec<u8>> {
+    let pairs = digits.as_bytes().chunks(2);
+    let byte = |pair: &[u8]| match *pair {
+        [high, low] => {
+            let digit = |digit: u8| char::from(digit).to_digit(16);
+            u8::try_from(digit(high)? << 4 | digit(low)?).ok()
+        }
+        _ => None,
+    };
+    (!digits.is_empty()).then(|| pairs.map(byte).collect())?
+}
+
+fn serial(certificate: &CertificateDer<'_>) -> Result<Vec<u8>, webpki::Error> {
+    let certificate = webpki::EndEntityCert::try_from(certificate)?;
+    Ok(certificate.serial().to_vec())
+}
+
+/// Writes the list of revoked certificates. Entries stay on it when their certificates have ended: a list is read by clocks
+/// that differ.
+fn write_list(
+    folder: &Path,
+    issuer: &Issuer<'static, KeyPair>,
+    serials: &BTreeSet<Vec<u8>>,
+) -> Result<(), TlsError> {
+    let path = revocation::list(folder);
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now = rcgen::date_time_ymd(1970, 1, 1) + since_1970;
+    let revoked = |serial: &Vec<u8>| RevokedCertParams {
+        serial_number: SerialNumber::from_slice(serial),
+        revocation_time: now,
+        reason_code: Some(RevocationReason::CessationOfOperation),
+        invalidity_date: None,
+    };
+    let params = CertificateRevocationListParams {
+        this_update: now,
+        // A list is valid until the next one, whenever that is made.
+        next_update: rcgen::date_time_ymd(4096, 1, 1),
+        crl_number: SerialNumber::from(since_1970.as_secs()),
+        issuing_distribution_point: None,
+        revoked_certs: serials.iter().map(revoked).collect(),
+        key_identifier_method: KeyIdMethod::Sha256,
+    };
+    let list = params.signed_by(issuer).map_err(|error| wrong(&path, error))?;
+    replace(&path, &list.pem().map_err(|error| wrong(&path, error))?)
 }

@@ -4,6 +4,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -15,7 +16,7 @@ const CHUNK_BYTES: usize = 64 << 10;
 const PARTING_MAX: Duration = Duration::from_secs(2);
 
 /// Starts the thread. It ends with either side, after it has passed on what had come.
-pub fn start(tls: Connection, tcp: TcpStream, local: UnixStream) -> io::Result<()> {
+pub fn start(tls: Connection, tcp: Arc<TcpStream>, local: UnixStream) -> io::Result<()> {
     tcp.set_nonblocking(true)?;
     local.set_nonblocking(true)?;
     std::thread::Builder::new().name("tls".into()).spawn(move || {
@@ -38,7 +39,7 @@ pub fn start(tls: Connection, tcp: TcpStream, local: UnixStream) -> io::Result<(
 
 struct Pump {
     tls: Connection,
-    tcp: TcpStream,
+    tcp: Arc<TcpStream>,
     local: UnixStream,
     /// What has come for this side, and how much of it has been passed on.
     inward: Vec<u8>,
@@ -51,7 +52,7 @@ impl Pump {
     fn run(&mut self) -> io::Result<()> {
         let mut chunk = vec![0; CHUNK_BYTES];
         loop {
-            while self.tls.wants_write() && moved(self.tls.write_tls(&mut self.tcp))?.is_some() {}
+            while self.tls.wants_write() && moved(self.tls.write_tls(&mut &*self.tcp))?.is_some() {}
             self.pass_inward(&mut chunk)?;
             if self.far_ended && self.inward.is_empty() || self.near_ended && !self.tls.wants_write() {
                 return Ok(());
@@ -59,7 +60,7 @@ impl Pump {
             let (network, socket) = self.wait()?;
             if network
                 && !self.far_ended
-                && let Some(count) = moved(self.tls.read_tls(&mut self.tcp))?
+                && let Some(count) = moved(self.tls.read_tls(&mut &*self.tcp))?
             {
                 self.far_ended |= count == 0;
                 self.tls.process_new_packets().map_err(io::Error::other)?;
@@ -81,7 +82,7 @@ impl Pump {
         let _ = self.tcp.set_nonblocking(false);
         let _ = self.tcp.set_read_timeout(Some(PARTING_MAX));
         let mut chunk = [0; 4096];
-        while Instant::now() < deadline && self.tcp.read(&mut chunk).is_ok_and(|count| count > 0) {}
+        while Instant::now() < deadline && (&*self.tcp).read(&mut chunk).is_ok_and(|count| count > 0) {}
     }
 
     /// Passes on what has been decrypted, as far as the socket takes it.

@@ -234,3 +234,160 @@ fn a_connection_that_sends_a_byte_at_a_time_is_closed_at_the_deadline() {
     let kept = kept(&BYTES, limit);
     assert!(kept >= limit && kept < Duration::from_secs(5), "{kept:?}");
 }
+
+/// How long a stream of a revoked host may last: two looks at the list, and what a busy machine adds.
+const CLOSED_WITHIN: Duration = Duration::from_secs(1);
+
+/// A stream from alpha to beta with the keys in a folder; the error of the side that refuses.
+fn connected(folder: &std::path::Path) -> Result<(UnixStream, UnixStream), TlsError> {
+    let alpha = Identity::load(folder, "alpha")?;
+    let beta = Identity::load(folder, "beta")?;
+    meet(&alpha, &beta)
+}
+
+fn meet(alpha: &Identity, beta: &Identity) -> Result<(UnixStream, UnixStream), TlsError> {
+    let (listener, address) = listener();
+    let beta = beta.clone();
+    let taken = std::thread::spawn(move || {
+        let tcp = listener.accept().unwrap().0;
+        beta.accept(tcp, Deadline::after(LIMIT))
+    });
+    let near = alpha.connect(address, "beta", LIMIT);
+    let (far, _) = taken.join().unwrap()?;
+    let near = near?;
+    for stream in [&near, &far] {
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+    }
+    Ok((near, far))
+}
+
+#[test]
+fn a_revoked_host_is_refused_and_its_streams_end_within_a_second() {
+    let folder = keys();
+    let alpha = Identity::load(folder.path(), "alpha").unwrap();
+    let beta = Identity::load(folder.path(), "beta").unwrap();
+    // Both look at the list: which side closes the stream is no matter.
+    let (near, far) = meet(&alpha, &beta).unwrap();
+    make(folder.path(), ["gamma"]).unwrap();
+    let gamma = Identity::load(folder.path(), "gamma").unwrap();
+    let (mut kept, other) = meet(&gamma, &beta).unwrap();
+    let list = revoke(folder.path(), "alpha").unwrap();
+    assert_eq!(list, revocation_list(folder.path()));
+    let since = Instant::now();
+    for mut stream in [near, far] {
+        assert_eq!(stream.read(&mut [0]).unwrap(), 0);
+    }
+    assert!(since.elapsed() < CLOSED_WITHIN, "{:?}", since.elapsed());
+    let refused = meet(&alpha, &beta).unwrap_err().to_string();
+    assert!(
+        refused.starts_with("the certificate of the caller has been revoked; help: "),
+        "{refused}"
+    );
+    // The others' streams go on.
+    (&other).write_all(b"x").unwrap();
+    assert_eq!(kept.read(&mut [0]).unwrap(), 1);
+    meet(&gamma, &beta).unwrap();
+}
+
+#[test]
+fn a_caller_refuses_a_host_that_has_been_revoked() {
+    let folder = keys();
+    let alpha = Identity::load(folder.path(), "alpha").unwrap();
+    let beta = Identity::load(folder.path(), "beta").unwrap();
+    revoke(folder.path(), "beta").unwrap();
+    let (listener, address) = listener();
+    let taken = std::thread::spawn(move || {
+        let tcp = listener.accept().unwrap().0;
+        let _ = beta.accept(tcp, Deadline::after(LIMIT));
+    });
+    let error = alpha.connect(address, "beta", LIMIT).unwrap_err();
+    assert!(
+        matches!(&error, TlsError::Revoked(host) if host == "beta"),
+        "{error}"
+    );
+    taken.join().unwrap();
+}
+
+#[test]
+fn all_certificates_of_a_removed_host_are_revoked_and_a_new_one_is_valid() {
+    let folder = keys();
+    let copy = |from: &std::path::Path, to: &std::path::Path, names: &[&str]| {
+        for name in names {
+            std::fs::copy(from.join(name), to.join(name)).unwrap();
+        }
+    };
+    let old = tempfile::tempdir().unwrap();
+    copy(
+        folder.path(),
+        old.path(),
+        &["authority.pem", "alpha.pem", "alpha.key", "beta.pem", "beta.key"],
+    );
+    renew(folder.path(), ["alpha"]).unwrap();
+    let renewed = tempfile::tempdir().unwrap();
+    copy(
+        folder.path(),
+        renewed.path(),
+        &["authority.pem", "alpha.pem", "alpha.key", "beta.pem", "beta.key"],
+    );
+    // Without a list in their folders both are good.
+    connected(old.path()).unwrap();
+    connected(renewed.path()).unwrap();
+    revoke(folder.path(), "alpha").unwrap();
+    for stolen in [&old, &renewed] {
+        copy(folder.path(), stolen.path(), &["revoked.crl"]);
+        let error = Identity::load(stolen.path(), "alpha").unwrap_err();
+        assert!(
+            matches!(&error, TlsError::Revoked(host) if host == "alpha"),
+            "{error}"
+        );
+    }
+    assert!(!folder.path().join("alpha.key").exists());
+    // A second removal keeps what the first one has revoked.
+    revoke(folder.path(), "beta").unwrap();
+    assert_eq!(
+        revocation::serials(&revocation_list(folder.path()))
+            .unwrap()
+            .len(),
+        3
+    );
+    make(folder.path(), ["alpha", "beta"]).unwrap();
+    connected(folder.path()).unwrap();
+    let error = revoke(folder.path(), "delta").unwrap_err().to_string();
+    assert!(
+        error.contains("no key of delta has been made here; help: "),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_list_that_makes_no_sense_or_is_of_another_authority_lets_nobody_in() {
+    let (ours, theirs) = (keys(), keys());
+    let list = revocation_list(ours.path());
+    let beta = Identity::load(ours.path(), "beta").unwrap();
+    let alpha = Identity::load(ours.path(), "alpha").unwrap();
+    for wrong in [
+        std::fs::read(revocation_list(theirs.path())).unwrap(),
+        b"nonsense".to_vec(),
+    ] {
+        std::fs::write(&list, wrong).unwrap();
+        meet(&alpha, &beta).unwrap_err();
+        let error = Identity::load(ours.path(), "alpha").unwrap_err().to_string();
+        assert!(error.starts_with(&list.display().to_string()), "{error}");
+    }
+}
+
+#[test]
+fn certificates_are_revoked_where_no_record_of_them_was_kept() {
+    let folder = keys();
+    let record = folder.path().join("issued.txt");
+    std::fs::remove_file(&record).unwrap();
+    std::fs::remove_file(revocation_list(folder.path())).unwrap();
+    let alpha = Identity::load(folder.path(), "alpha").unwrap();
+    let beta = Identity::load(folder.path(), "beta").unwrap();
+    meet(&alpha, &beta).unwrap();
+    revoke(folder.path(), "alpha").unwrap();
+    meet(&alpha, &beta).unwrap_err();
+    std::fs::write(&record, "beta 0g\n").unwrap();
+    let error = revoke(folder.path(), "beta").unwrap_err().to_string();
+    assert!(error.contains("issued.txt: line 1 "), "{error}");
+}

@@ -148,6 +148,21 @@ fn keys_of_a_host_that_is_not_in_the_clusters_file_run_no_commands() {
 }
 
 #[test]
+fn a_removed_hosts_link_ends_within_a_second_and_no_other_is_made() {
+    let Two { alpha, beta, keys } = two();
+    let links = serve(&beta);
+    let near = alpha.call(id(0), 1, &Calling::new(id(0))).unwrap();
+    let far = links.recv_timeout(LIMIT).unwrap();
+    let _near = near.expect("nobody calls back");
+    urpc::tls::revoke(keys.path(), "alpha").unwrap();
+    let since = Instant::now();
+    far.receiving.run(|message| panic!("{message:?}"));
+    assert!(since.elapsed() < Duration::from_secs(1), "{:?}", since.elapsed());
+    assert!(alpha.call(id(0), 1, &Calling::new(id(0))).is_err());
+    assert!(links.try_recv().is_err());
+}
+
+#[test]
 fn silent_connections_keep_no_host_from_its_links() {
     let Two {
         alpha,

@@ -1,7 +1,7 @@
 //! Against a real etcd on the loopback.
 
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::mpsc::{self, Receiver, Sender};
 
 use base64::Engine;
@@ -34,6 +34,7 @@ fn server() -> Server {
         names: vec!["127.0.0.1".to_owned()],
     };
     urpc::tls::make(&keys, ["here".into(), own]).unwrap();
+    urpc::tls::make(&keys, ["gone"]).unwrap();
     let etcd = Etcd::start(|url| server::command(url, &keys, data.path()));
     let site = Site {
         here: "here".into(),
@@ -249,4 +250,76 @@ fn keys_that_can_not_be_read_are_named() {
     let missing = KeyFiles::of(Path::new("/nowhere"), "here");
     let error = Client::new(&server.site.etcd, &missing).unwrap_err();
     assert!(error.to_string().contains("/nowhere/here."), "{error}");
+}
+
+/// The keys of `gone`, as that host has them: the authority's folder loses them when the host is removed.
+fn keys_of_gone(server: &Server) -> KeyFiles {
+    let folder = server._data.path().join("gone");
+    std::fs::create_dir(&folder).unwrap();
+    for name in ["authority.pem", "gone.pem", "gone.key"] {
+        std::fs::copy(server.site.keys.join(name), folder.join(name)).unwrap();
+    }
+    KeyFiles::of(&folder, "gone")
+}
+
+/// Calls etcd until it answers, or for as long as it may take to start.
+fn once_up<T>(mut call: impl FnMut() -> io::Result<T>) -> T {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        match call() {
+            Ok(value) => return value,
+            Err(error) => assert!(Instant::now() < deadline, "{error}"),
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+#[test]
+fn a_removed_host_is_refused_by_etcd_at_once_and_its_connections_end_with_etcds_restart() {
+    let mut server = server();
+    let gone_keys = keys_of_gone(&server);
+    let client = |keys: &KeyFiles| Client::new(&server.site.etcd, keys).unwrap();
+    let own_keys = KeyFiles::of(&server.site.keys, "here");
+    let (own, gone) = (client(&own_keys), client(&gone_keys));
+    let entered = once_up(|| {
+        own.put_if(
+            "/mirrorball/x",
+            None,
+            &[Put {
+                key: "/mirrorball/x",
+                value: "1",
+                lease: None,
+            }],
+        )
+    });
+    assert!(entered);
+    once_up(|| gone.list(PREFIX));
+    let watch = server::RevocationWatch::begin(&server.site.keys).unwrap();
+    urpc::tls::revoke(&server.site.keys, "gone").unwrap();
+    let since = Instant::now();
+    // The same etcd, not started again: it reads the list at each handshake.
+    client(&gone_keys).list(PREFIX).unwrap_err();
+    client(&own_keys).list(PREFIX).unwrap();
+    gone.list(PREFIX).expect("etcd checks nothing between handshakes");
+    let ended = watch.wait(&mut server.etcd.child).unwrap();
+    assert!(matches!(ended, server::Ended::ListChanged), "{ended:?}");
+    assert!(since.elapsed() < Duration::from_secs(5), "{:?}", since.elapsed());
+    let mut command = server::command(&server.etcd.url, &server.site.keys, server._data.path()).unwrap();
+    server.etcd.child = command
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let (kept, _) = once_up(|| own.list(PREFIX));
+    assert_eq!(kept, [("x".to_owned(), "1".to_owned())].into());
+    gone.list(PREFIX).unwrap_err();
+    // While the list stays as it is, etcd runs on.
+    let watch = server::RevocationWatch::begin(&server.site.keys).unwrap();
+    let killed = server.etcd.child.id();
+    std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_secs(1));
+        Command::new("kill").arg(killed.to_string()).status().unwrap();
+    });
+    let ended = watch.wait(&mut server.etcd.child).unwrap();
+    assert!(matches!(ended, server::Ended::Exited(_)), "{ended:?}");
 }

@@ -1,0 +1,69 @@
+//! Keys of a cluster: making, showing and revoking them.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use cell::cluster::hosts::warning;
+use config::cluster::{ClusterSpec, ETCD_KEYS};
+use miette::{Result, miette};
+use urpc::tls::{Identity, Subject, TlsError};
+
+use super::{folder, read};
+
+/// Makes the keys that are missing, or new ones for all hosts and etcd.
+pub(super) fn keys(file: &Path, renew: bool) -> Result<ExitCode> {
+    let (spec, keys) = spec_and_keys(file)?;
+    let etcd = Subject {
+        file: ETCD_KEYS.to_owned(),
+        names: spec.etcd_names(),
+    };
+    let hosts = spec.hosts.iter().map(|host| Subject::from(&host.name[..]));
+    let subjects: Vec<Subject> = hosts.chain((!etcd.names.is_empty()).then_some(etcd)).collect();
+    let made = match renew {
+        true => urpc::tls::renew(&keys, subjects.iter().cloned()),
+        false => urpc::tls::make(&keys, subjects.iter().cloned()),
+    };
+    made.map_err(|error| miette!("{error}"))?;
+    // Other hosts' own keys may have been moved there.
+    for subject in &subjects {
+        match Identity::load(&keys, &subject.file) {
+            Ok(identity) => warning(&subject.file, identity.end())
+                .iter()
+                .for_each(|warning| eprintln!("{warning}")),
+            Err(error @ TlsError::Ended { .. }) => eprintln!("{error}"),
+            Err(_) => {}
+        }
+    }
+    println!("{}", keys.display());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A cluster file of several hosts, and the folder of their keys.
+fn spec_and_keys(file: &Path) -> Result<(ClusterSpec, PathBuf)> {
+    let (spec, name, _) = read(file)?;
+    let keys = spec.keys(&folder(file)?).ok_or_else(|| {
+        miette!(
+            help = "only a cluster of several, each a [[hosts]] table, needs keys",
+            "{name} names no hosts"
+        )
+    })?;
+    Ok((spec, keys))
+}
+
+/// Revokes the keys of a host.
+pub(super) fn remove(file: &Path, host: &str) -> Result<ExitCode> {
+    let (spec, keys) = spec_and_keys(file)?;
+    if host == ETCD_KEYS {
+        return Err(miette!(
+            help = "move the folder of keys away, and make a new authority and keys with `mirrorball cluster keys`",
+            "the key of etcd is not revoked: etcd is a client of itself by it"
+        ));
+    }
+    let list = urpc::tls::revoke(&keys, host).map_err(|error| miette!("{error}"))?;
+    println!("{}", list.display());
+    eprintln!("give this file to each other host, into its folder of keys");
+    if spec.hosts.iter().any(|named| named.name == host) {
+        eprintln!("{host} is in {} still: it can be given new keys", file.display());
+    }
+    Ok(ExitCode::SUCCESS)
+}
