@@ -30,7 +30,7 @@ use rustls::{
 
 pub use deadline::{Deadline, Timed, Timeouts};
 pub use end::in_days;
-pub use keys::{KeyFiles, Subject, VALID, make, renew, revoke};
+pub use keys::{KeyFiles, Subject, VALID, fingerprint, make, renew, revoke};
 pub use revocation::{Stamp, list as revocation_list};
 
 use revocation::{Revocations, Revoked};

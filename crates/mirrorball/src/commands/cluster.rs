@@ -157,6 +157,9 @@ fn up(file: Option<&PathBuf>, count: Option<u16>, name: Option<&str>, lab: LabCh
     let limit = if site.is_some() { UP_LIMIT_HOSTS } else { UP_LIMIT };
     let status = wait_until_met(&files, &plan, limit)?;
     print(&status);
+    if let Some(site) = &site {
+        keys::print_fingerprints(&site.keys, [&site.here[..]]);
+    }
     if !known::is_measured() {
         measure_meanwhile();
     }
@@ -296,7 +299,8 @@ fn status(json: bool) -> Result<ExitCode> {
         }
         return Err(no_cluster());
     };
-    if let Some(site) = files.site().into_diagnostic()? {
+    let site = files.site().into_diagnostic()?;
+    if let Some(site) = site.clone() {
         match Hosts::open(site) {
             Ok(hosts) => hosts.warning().iter().for_each(|warning| eprintln!("{warning}")),
             Err(error) => eprintln!("{error}"),
@@ -309,6 +313,9 @@ fn status(json: bool) -> Result<ExitCode> {
         );
     } else {
         print(&status);
+        if let Some(site) = &site {
+            keys::print_fingerprints(&site.keys, [&site.here[..]]);
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -13,6 +13,7 @@ use rcgen::{
     RevokedCertParams, SerialNumber,
 };
 use rustls::pki_types::CertificateDer;
+use sha2::{Digest, Sha256};
 
 use super::{TlsError, certificates, revocation, wrong};
 
@@ -160,6 +161,20 @@ fn named(name: &str) -> DistinguishedName {
 /// Writes a file whole, for its owner only.
 fn replace(path: &Path, text: &str) -> Result<(), TlsError> {
     replace_file(path, private::FILE_MODE, text.as_bytes()).map_err(|error| wrong(path, error))
+}
+
+/// The SHA-256 fingerprint of a certificate's file, as `openssl x509 -fingerprint -sha256` writes it.
+///
+/// # Errors
+/// [`TlsError::Keys`].
+pub fn fingerprint(path: &Path) -> Result<String, TlsError> {
+    let all = certificates(path)?;
+    let first = all.first().ok_or_else(|| wrong(path, "it has no certificate"))?;
+    let bytes: Vec<String> = Sha256::digest(first)
+        .iter()
+        .map(|byte| format!("{byte:02X}"))
+        .collect();
+    Ok(bytes.join(":"))
 }
 
 /// Revokes all certificates that the authority in a folder has issued under a name, and removes the files of its key. The

@@ -391,3 +391,31 @@ fn certificates_are_revoked_where_no_record_of_them_was_kept() {
     let error = revoke(folder.path(), "beta").unwrap_err().to_string();
     assert!(error.contains("issued.txt: line 1 "), "{error}");
 }
+
+#[test]
+fn a_fingerprint_is_that_of_the_whole_certificate() {
+    let folder = keys();
+    let path = KeyFiles::of(folder.path(), "alpha").certificate;
+    let own = fingerprint(&path).unwrap();
+    assert_eq!(own.len(), 32 * 3 - 1);
+    assert!(
+        own.chars()
+            .all(|c| c == ':' || c.is_ascii_digit() || ('A'..='F').contains(&c))
+    );
+    assert_ne!(
+        own,
+        fingerprint(&KeyFiles::of(folder.path(), "beta").certificate).unwrap()
+    );
+    renew(folder.path(), ["alpha"]).unwrap();
+    assert_ne!(own, fingerprint(&path).unwrap());
+    // SHA-256 of the bytes "abc" (FIPS 180-2, appendix B.1), as the one certificate of a file.
+    std::fs::write(
+        &path,
+        "-----BEGIN CERTIFICATE-----\nYWJj\n-----END CERTIFICATE-----\n",
+    )
+    .unwrap();
+    assert_eq!(
+        fingerprint(&path).unwrap(),
+        "BA:78:16:BF:8F:01:CF:EA:41:41:40:DE:5D:AE:22:23:B0:03:61:A3:96:17:7A:9C:B4:10:FF:61:F2:00:15:AD"
+    );
+}

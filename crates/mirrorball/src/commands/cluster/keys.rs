@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use cell::cluster::hosts::warning;
 use config::cluster::{ClusterSpec, ETCD_KEYS};
 use miette::{Result, miette};
-use urpc::tls::{Identity, Subject, TlsError};
+use urpc::tls::{Identity, KeyFiles, Subject, TlsError, fingerprint};
 
 use super::{folder, read};
 
@@ -34,6 +34,7 @@ pub(super) fn keys(file: &Path, renew: bool) -> Result<ExitCode> {
             Err(_) => {}
         }
     }
+    print_fingerprints(&keys, subjects.iter().map(|subject| &subject.file[..]));
     println!("{}", keys.display());
     Ok(ExitCode::SUCCESS)
 }
@@ -48,6 +49,20 @@ fn spec_and_keys(file: &Path) -> Result<(ClusterSpec, PathBuf)> {
         )
     })?;
     Ok((spec, keys))
+}
+
+/// Fingerprints of the authority's certificate and of those of hosts, as far as they are in the folder of keys.
+pub(super) fn print_fingerprints<'a>(keys: &Path, names: impl IntoIterator<Item = &'a str>) {
+    for name in ["authority"].into_iter().chain(names) {
+        let certificate = KeyFiles::of(keys, name).certificate;
+        // Other hosts' certificates may have been moved there.
+        if certificate.exists() {
+            match fingerprint(&certificate) {
+                Ok(fingerprint) => println!("{name} SHA-256 {fingerprint}"),
+                Err(error) => eprintln!("{error}"),
+            }
+        }
+    }
 }
 
 /// Revokes the keys of a host.
