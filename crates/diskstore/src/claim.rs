@@ -13,9 +13,8 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
+use hostfiles::lock::table::{self, LockEntry};
 use sha2::{Digest, Sha256};
-
-use crate::disk::{Held, LOCKS};
 
 /// The first byte that stands for a group.
 const FIRST: u64 = 1 << 62;
@@ -134,18 +133,16 @@ fn is_claimed(file: &File, bytes: std::ops::Range<u64>) -> io::Result<bool> {
         return Ok(true);
     }
     // A lock of the whole file is no claim, and may hide one: 9p and NFS make such locks of `flock`.
-    let about = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd()))?;
-    let table = std::fs::read_to_string(LOCKS)?;
-    Ok(is_listed(&about, &table, &bytes))
+    Ok(is_listed(&table::of_open_file(file)?, &table::of_host()?, &bytes))
 }
 
 /// Whether the kernel's table of locks has one that begins at one of `bytes`, on the file that `about` is of, beside the lock that
 /// `about` has.
 fn is_listed(about: &str, table: &str, bytes: &std::ops::Range<u64>) -> bool {
-    let Some(own) = about.lines().find_map(Held::parse) else {
+    let Some(own) = LockEntry::all(about).next() else {
         return true;
     };
-    let locks = table.lines().filter_map(Held::parse);
+    let locks = LockEntry::all(table);
     let claims = locks.filter(|lock| lock.file == own.file && bytes.contains(&lock.start));
     // The table has the lock of `about`, too.
     claims.count() > usize::from(bytes.contains(&own.start))

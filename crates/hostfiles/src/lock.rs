@@ -2,6 +2,8 @@
 //!
 //! The lock is `flock`: it belongs to an open file, and a crash releases it.
 
+pub mod table;
+
 use std::fmt;
 use std::fs::{self, File};
 use std::io;
@@ -12,6 +14,8 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 pub use nix::fcntl::Flock;
 use nix::fcntl::FlockArg;
+
+use table::LockEntry;
 
 /// How long a lock is waited for that no process holds for longer than a moment.
 pub const LIMIT: Duration = Duration::from_secs(10);
@@ -124,30 +128,16 @@ pub fn holders(file: &File) -> Vec<u32> {
     let Ok(about) = file.metadata() else {
         return Vec::new();
     };
-    let table = fs::read_to_string("/proc/locks").unwrap_or_default();
+    let table = table::of_host().unwrap_or_default();
     let file = (libc::major(about.dev()), libc::minor(about.dev()), about.ino());
     holders_in(&table, file)
-}
-
-/// The holders of the file with this device and inode in a table of locks, for `fuzz/`.
-#[cfg(fuzzing)]
-pub fn listed(table: &str, file: (u32, u32, u64)) -> Vec<u32> {
-    holders_in(table, file)
 }
 
 /// The processes in a table of locks that hold locks of the file with this device and inode.
 fn holders_in(table: &str, (major, minor, inode): (u32, u32, u64)) -> Vec<u32> {
     let file = format!("{major:02x}:{minor:02x}:{inode}");
-    let holder = |line: &str| {
-        let words: Vec<_> = line.split_whitespace().collect();
-        // A line with an arrow is of a process that waits.
-        let waits = words.get(1) == Some(&"->");
-        let at = words.iter().position(|word| *word == file)?;
-        // A process of another PID namespace has the number 0.
-        let pid: u32 = words.get(at.checked_sub(1)?)?.parse().ok()?;
-        (!waits && pid > 0).then_some(pid)
-    };
-    let mut pids: Vec<u32> = table.lines().filter_map(holder).collect();
+    let of_file = LockEntry::all(table).filter(|lock| lock.file == file);
+    let mut pids: Vec<u32> = of_file.filter_map(|lock| lock.pid).collect();
     pids.dedup();
     pids
 }

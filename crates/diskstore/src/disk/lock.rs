@@ -86,34 +86,6 @@ pub fn holders(path: &Path) -> io::Result<Vec<Holder>> {
     Ok(announced(&key(&std::fs::metadata(path)?)))
 }
 
-/// The kernel's table of locks.
-pub(crate) const LOCKS: &str = "/proc/locks";
-
-/// A lock in the kernel's table, or in what it says of an open file.
-pub struct Held<'a> {
-    /// Device and number of the file.
-    pub file: &'a str,
-    /// The first byte that is locked.
-    pub start: u64,
-}
-
-impl<'a> Held<'a> {
-    /// Reads a line; none of a process that waits for a lock.
-    pub fn parse(line: &'a str) -> Option<Self> {
-        let words: Vec<_> = line.split_whitespace().collect();
-        let kind = words
-            .iter()
-            .position(|word| matches!(*word, "FLOCK" | "POSIX" | "OFDLCK" | "LEASE"))?;
-        if words[..kind].contains(&"->") {
-            return None;
-        }
-        Some(Self {
-            file: words.get(kind + 4)?,
-            start: words.get(kind + 5)?.parse().ok()?,
-        })
-    }
-}
-
 /// Whether a process is this user's or root's.
 fn is_trusted(pid: u32) -> bool {
     let owner = std::fs::metadata(format!("/proc/{pid}")).map(|process| process.uid());
@@ -221,25 +193,6 @@ fn holders_of(file: &File) -> Vec<Holder> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn parsed(line: &str) -> Option<(&str, u64)> {
-        Held::parse(line).map(|lock| (lock.file, lock.start))
-    }
-
-    #[test]
-    fn the_kernels_lines_of_locks_are_understood() {
-        let line = "6: FLOCK  ADVISORY  READ 27614 fe:00:9978029 0 EOF";
-        assert_eq!(parsed(line), Some(("fe:00:9978029", 0)));
-        assert_eq!(parsed(&format!("lock:\t{line}")), Some(("fe:00:9978029", 0)));
-        let line = "7: POSIX  ADVISORY  WRITE 12 00:2f:7 128 128";
-        assert_eq!(parsed(line), Some(("00:2f:7", 128)));
-        let line = "8: OFDLCK ADVISORY  READ -1 fe:00:9 4611686018427387904 4611686018427387904";
-        assert_eq!(parsed(line), Some(("fe:00:9", 1 << 62)));
-        // A process that waits, and what is no lock.
-        assert_eq!(parsed("6: -> FLOCK  ADVISORY  WRITE 30 fe:00:9 0 EOF"), None);
-        assert_eq!(parsed("ino:\t9978029"), None);
-        assert_eq!(parsed("9: FLOCK"), None);
-    }
 
     #[test]
     fn an_announcement_names_a_holder_only_if_the_process_is_this_users_or_roots() {

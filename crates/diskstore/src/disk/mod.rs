@@ -39,11 +39,8 @@ mod tests;
 pub use error::DiskError;
 pub use format::{Format, inherit_format};
 pub use io_queue::{IoQueue, Operation, Submission};
-#[cfg(not(fuzzing))]
-pub(crate) use lock::Held;
-pub(crate) use lock::LOCKS;
 #[cfg(fuzzing)]
-pub use lock::{Held, listed};
+pub use lock::listed;
 pub use lock::{Holder, holders};
 pub(crate) use lock::{Lock, Share, take as take_lock};
 pub use open::{DiskRequest, Layer, Mode, OpenDisk, open};

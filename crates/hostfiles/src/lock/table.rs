@@ -1,0 +1,107 @@
+//! The kernel's table of locks, `/proc/locks`, and the same lines about an open file of this process, in `/proc/self/fdinfo`.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+
+/// A lock that a process holds.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct LockEntry<'a> {
+    /// Taken by `flock`. File systems that keep locks on a server, as 9p and NFS, turn such a lock into a POSIX lock of the
+    /// whole file.
+    pub is_flock: bool,
+    /// The process that holds it; none for the lock of an open file description, and for a process of another PID namespace.
+    pub pid: Option<u32>,
+    /// Device and number of the file.
+    pub file: &'a str,
+    /// The first byte that is locked.
+    pub start: u64,
+}
+
+impl<'a> LockEntry<'a> {
+    /// Reads a line. A process that waits for a lock has an arrow in its line, and is none.
+    pub fn parse(line: &'a str) -> Option<Self> {
+        let words: Vec<_> = line.split_whitespace().collect();
+        let kind = words
+            .iter()
+            .position(|word| matches!(*word, "FLOCK" | "POSIX" | "OFDLCK" | "LEASE"))?;
+        if words[..kind].contains(&"->") {
+            return None;
+        }
+        let (start, end) = (words.get(kind + 5)?, words.get(kind + 6)?);
+        let is_whole = (*start, *end) == ("0", "EOF");
+        Some(Self {
+            is_flock: words[kind] == "FLOCK" || words[kind] == "POSIX" && is_whole,
+            pid: words.get(kind + 3)?.parse().ok().filter(|pid| *pid > 0),
+            file: words.get(kind + 4)?,
+            start: start.parse().ok()?,
+        })
+    }
+
+    /// The locks in a text of such lines.
+    pub fn all(text: &'a str) -> impl Iterator<Item = Self> {
+        text.lines().filter_map(Self::parse)
+    }
+}
+
+/// All locks of the host, as far as this process may see them.
+///
+/// # Errors
+/// If there is no `/proc`.
+pub fn of_host() -> io::Result<String> {
+    fs::read_to_string("/proc/locks")
+}
+
+/// The locks of an open file of this process, between other lines. They name the file as the host's table does; what `stat` says
+/// of a file is not always that: not on btrfs, nor on overlayfs.
+///
+/// # Errors
+/// If there is no `/proc`.
+pub fn of_open_file(file: impl AsFd) -> io::Result<String> {
+    fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_fd().as_raw_fd()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &str) -> Option<(bool, Option<u32>, &str, u64)> {
+        LockEntry::parse(line).map(|lock| (lock.is_flock, lock.pid, lock.file, lock.start))
+    }
+
+    #[test]
+    fn the_kernels_lines_of_locks_are_understood() {
+        let line = "6: FLOCK  ADVISORY  READ 27614 fe:00:9978029 0 EOF";
+        assert_eq!(parsed(line), Some((true, Some(27614), "fe:00:9978029", 0)));
+        assert_eq!(
+            parsed(&format!("lock:\t{line}")),
+            Some((true, Some(27614), "fe:00:9978029", 0))
+        );
+        let line = "7: POSIX  ADVISORY  WRITE 12 00:2f:7 128 128";
+        assert_eq!(parsed(line), Some((false, Some(12), "00:2f:7", 128)));
+        // `flock` on 9p.
+        let line = "1: POSIX  ADVISORY  READ 107 00:17:20070521 0 EOF";
+        assert_eq!(parsed(line), Some((true, Some(107), "00:17:20070521", 0)));
+        let line = "8: OFDLCK ADVISORY  READ -1 fe:00:9 4611686018427387904 4611686018427387904";
+        assert_eq!(parsed(line), Some((false, None, "fe:00:9", 1 << 62)));
+        // A process of another PID namespace.
+        let line = "3: FLOCK  ADVISORY  READ 0 00:1a:55 0 EOF";
+        assert_eq!(parsed(line), Some((true, None, "00:1a:55", 0)));
+        // A process that waits, and what is no lock.
+        assert_eq!(parsed("6: -> FLOCK  ADVISORY  WRITE 30 fe:00:9 0 EOF"), None);
+        assert_eq!(parsed("ino:\t9978029"), None);
+        assert_eq!(parsed("9: FLOCK"), None);
+    }
+
+    #[test]
+    fn a_lock_of_this_process_is_in_both_texts_under_one_name() {
+        let named = tempfile::NamedTempFile::new().unwrap();
+        let lock = nix::fcntl::Flock::lock(named.reopen().unwrap(), nix::fcntl::FlockArg::LockShared);
+        let lock = lock.map_err(|(_, error)| error).unwrap();
+        let about = of_open_file(&*lock).unwrap();
+        let own = LockEntry::all(&about).next().unwrap();
+        let table = of_host().unwrap();
+        assert!(own.is_flock && own.pid == Some(std::process::id()));
+        assert!(LockEntry::all(&table).any(|lock| lock == own), "{table}");
+    }
+}
