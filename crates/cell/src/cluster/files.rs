@@ -3,13 +3,13 @@
 //! A cell's process holds its lock, so that there is one at a time, and counts its lives in a file. The plan says what the
 //! cells are; it stays as long as the cluster, and with it what a cell that starts anew has to know.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use config::cluster::{CellPlan, Site};
-use nix::fcntl::{Flock, FlockArg};
+use hostfiles::lock::{Flock, Share, at_once};
+use hostfiles::{private, replace_file};
 use protocol::CellId;
 use protocol::grant::Amounts;
 
@@ -68,8 +68,7 @@ impl Files {
     /// Begins a cluster: writes the plan, and makes a directory for each cell.
     pub fn create(&self, plan: &[CellPlan], site: Option<&Site>) -> io::Result<()> {
         for cell in plan {
-            let folder = self.cell(cell.number).0;
-            fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+            private::directories(&self.cell(cell.number).0)?;
         }
         // What cells have lent stays as long as they are the same.
         if self.plan()? != plan {
@@ -79,15 +78,10 @@ impl Files {
         }
         // The plan comes last: with it there is a cluster.
         match site {
-            Some(site) => fs::write(self.0.join("site.json"), serde_json::to_vec_pretty(site)?)?,
-            None => match fs::remove_file(self.0.join("site.json")) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            },
+            Some(site) => replace(&self.0.join("site.json"), &serde_json::to_vec_pretty(site)?)?,
+            None => remove(&self.0.join("site.json"))?,
         }
-        let new = self.0.join("plan.json.new");
-        fs::write(&new, serde_json::to_vec_pretty(plan)?)?;
-        fs::rename(new, self.0.join("plan.json"))
+        replace(&self.0.join("plan.json"), &serde_json::to_vec_pretty(plan)?)
     }
 
     /// Removes what is left of a cluster none of whose cells runs.
@@ -132,7 +126,7 @@ impl CellFiles {
         let Ok(lock) = File::open(self.0.join("lock")) else {
             return false;
         };
-        Flock::lock(lock, FlockArg::LockSharedNonblock).is_err()
+        !matches!(at_once(lock, Share::Shared), Ok(Some(_)))
     }
 
     /// Its last life so far.
@@ -146,13 +140,8 @@ impl CellFiles {
     /// # Errors
     /// `ResourceBusy` if another process is the cell.
     pub fn claim(&self, number: u16) -> io::Result<Claim> {
-        let lock = OpenOptions::new()
-            .create(true)
-            .write(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(self.0.join("lock"))?;
-        let lock = Flock::lock(lock, FlockArg::LockExclusiveNonblock).map_err(|_| {
+        let lock = at_once(private::lock_file(&self.0.join("lock"))?, Share::Exclusive)?;
+        let lock = lock.ok_or_else(|| {
             io::Error::new(io::ErrorKind::ResourceBusy, format!("cell {number} runs already"))
         })?;
         let life = self.life() + 1;
@@ -165,7 +154,7 @@ impl CellFiles {
 
     /// Says which life it is in: several hosts count lives together.
     pub fn set_life(&self, life: u32) -> io::Result<()> {
-        self.replace("lives", life.to_string().as_bytes())
+        replace(&self.0.join("lives"), life.to_string().as_bytes())
     }
 
     /// What it has lent, to whom; none if it never has.
@@ -179,21 +168,24 @@ impl CellFiles {
 
     /// Puts it in writing. It outlives the process, not the host.
     pub fn keep_lent(&self, lent: &Amounts) -> io::Result<()> {
-        self.replace("lent.json", &serde_json::to_vec(lent)?)
+        replace(&self.0.join("lent.json"), &serde_json::to_vec(lent)?)
     }
 
     fn forget_lent(&self) -> io::Result<()> {
-        match fs::remove_file(self.0.join("lent.json")) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
-        }
+        remove(&self.0.join("lent.json"))
     }
+}
 
-    /// Replaces a file, whole.
-    fn replace(&self, name: &str, text: &[u8]) -> io::Result<()> {
-        let new = self.0.join(format!("{name}.new"));
-        fs::write(&new, text)?;
-        fs::rename(new, self.0.join(name))
+/// Replaces a file whole; only this user reads it.
+fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
+    replace_file(path, private::FILE_MODE, text)
+}
+
+/// Removes a file that may be missing.
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
 }
 
