@@ -32,11 +32,11 @@ fn file_system(scratch: &Scratch) -> (PathBuf, String) {
 }
 
 fn start(scratch: &Scratch, name: &str, image: &Path, share: &str) -> Vm {
-    let vm = VmFile::new(name)
+    let file = VmFile::new(name)
         .memory("256M")
         .disk(image, &format!("share = \"{share}\""))
-        .host_file(SHARE_BETWEEN_ALL)
-        .start(scratch);
+        .host_file(SHARE_BETWEEN_ALL);
+    let vm = with_program(file, share).start(scratch);
     vm.sh("mount -t ext4 /dev/vda /mnt");
     vm
 }
@@ -73,6 +73,33 @@ fn wait_shared(vm: &Vm, pages: u64) {
     });
 }
 
+/// Bytes that both guests read of this test's program, as a disk that they only read.
+const PROGRAM_BYTES: u64 = 2 << 20;
+
+/// Adds this program as the second disk. In a lab host it lies on the root, which is 9p: there `flock` is a POSIX lock of the whole
+/// file, which the look for other share groups must tell from a claim.
+fn with_program(file: VmFile, share: &str) -> VmFile {
+    let program = std::env::current_exe().expect("a program");
+    file.disk(
+        &program,
+        &format!("format = \"raw\"\nread_only = true\nshare = \"{share}\""),
+    )
+}
+
+/// Both guests read the second disk, and have its pages in common.
+fn share_program(vms: [&Vm; 2]) {
+    let program = fs::File::open(std::env::current_exe().expect("a program")).expect("it can be read");
+    let mut bytes = vec![0; PROGRAM_BYTES as usize];
+    program.read_exact_at(&mut bytes, 0).expect("it is longer");
+    let wanted = digest(&bytes);
+    for vm in vms {
+        let before = counter(vm, "mapped_later") + counter(vm, "mapped_at_read");
+        let read = vm.sh(&format!("head -c {PROGRAM_BYTES} /dev/vdb | sha256sum"));
+        assert!(read.starts_with(&wanted), "{read}");
+        wait_shared(vm, before + PROGRAM_BYTES / PAGE_BYTES * 8 / 10);
+    }
+}
+
 /// Both VMs read the file, share most of it, and write over it; neither sees the other's writes.
 fn share_and_write(share: &str) {
     let scratch = Scratch::new(share);
@@ -88,6 +115,7 @@ fn share_and_write(share: &str) {
     wait_shared(&one, most);
     wait_shared(&other, most);
     assert_eq!(read(&one), wanted, "sharing changed what a guest sees");
+    share_program([&one, &other]);
     // Through the page cache, in the middle of a page and over whole ones.
     let write = |word: &str| {
         format!(
