@@ -3,32 +3,26 @@
 //! A running VM's monitor freezes it when asked over its control socket ([`Freezable`]), and sends the files along; from then
 //! on neither needs the other.
 
+mod freezable;
 mod handed;
 
 use std::fs::File;
 use std::io;
-use std::net::Shutdown;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use config::VmSpec;
 use config::vm::{DiskMode, NetKind};
-use diskstore::disk::nameless_file;
 use serde::{Deserialize, Serialize};
-use shard_api::launch::{
-    DiskFormat, DiskLaunch, Fd, HandoverReply, HandoverRequest, LaunchSpec, LayerLaunch, ResumeLaunch,
-};
-use shard_api::layout::Layout;
-use shard_api::message::{Files, receive, receive_by, send};
-use shard_api::saved::STATE_BYTES_MAX;
+use shard_api::launch::{DiskFormat, DiskLaunch, Fd, LaunchSpec, LayerLaunch, ResumeLaunch};
+use shard_api::message::{Files, receive, send};
 
-use self::handed::{check_sealed, for_reading};
 use crate::control::Request;
-use crate::open::{Opened, scratch_directory};
 use crate::share_group::ShareGroup;
-use crate::text::printable;
+
+pub use self::freezable::Freezable;
 
 /// How long freezing may take: standing still, and copying what the temporary overlays hold.
 const FREEZE_LIMIT: Duration = Duration::from_secs(60);
@@ -185,188 +179,20 @@ fn card_obstacle(spec: &VmSpec) -> Option<String> {
     ))
 }
 
-/// What a monitor needs to freeze its running VM.
-#[derive(Debug)]
-pub struct Freezable {
-    socket: UnixStream,
-    spec: VmSpec,
-    share_group: ShareGroup,
-    /// Length of the memory's file, and of each layer.
-    memory_bytes: u64,
-    /// Those of each disk that has any.
-    overlays: Vec<Option<Overlays>>,
-}
-
-/// The temporary overlays of a disk.
-#[derive(Debug)]
-struct Overlays {
-    /// Length of the one that the VM writes, and so of each copy.
-    bytes: u64,
-    /// The frozen ones below, for reading only, the newest first.
-    frozen: Vec<OwnedFd>,
-}
-
-impl Overlays {
-    fn of(disk: &DiskLaunch, files: &[OwnedFd]) -> io::Result<Option<Self>> {
-        let mut scratch = disk
-            .layers
-            .iter()
-            .filter(|layer| layer.format == DiskFormat::Scratch);
-        if !has_overlay(disk) {
-            return Ok(None);
-        }
-        let Some(top) = scratch.next() else {
-            return Ok(None);
-        };
-        let copy = |layer: &LayerLaunch| files[layer.file.0].try_clone();
-        Ok(Some(Self {
-            bytes: File::from(copy(top)?).metadata()?.len(),
-            frozen: scratch.map(copy).collect::<io::Result<_>>()?,
-        }))
-    }
-}
-
-impl Freezable {
-    /// For the VM `opened`, which runs with `launch`; its shard listens at the other end of `socket`.
-    pub fn new(opened: &Opened, launch: &LaunchSpec, socket: UnixStream) -> io::Result<Self> {
-        socket.set_write_timeout(Some(FREEZE_LIMIT))?;
-        let layout = Layout::new(launch.memory.bytes, &[]);
-        let overlays = launch
-            .disks
-            .iter()
-            .map(|disk| Overlays::of(disk, &opened.files))
-            .collect::<io::Result<_>>()?;
-        Ok(Self {
-            socket,
-            spec: opened.spec.clone(),
-            share_group: opened.claims.group().clone(),
-            memory_bytes: layout.map_or(0, |layout| layout.ram_end()),
-            overlays,
-        })
-    }
-
-    /// The socket that a freeze waits for: shut down, it makes the freeze fail.
-    pub fn socket(&self) -> io::Result<UnixStream> {
-        self.socket.try_clone()
-    }
-
-    /// Freezes the VM and sends everything to `client`.
-    pub fn serve(&mut self, client: &mut UnixStream) -> io::Result<()> {
-        let (answer, files) = match self.freeze() {
-            Ok((frozen, files)) => (FreezeAnswer::Frozen(Box::new(frozen)), files),
-            Err(error) => {
-                let why = error.to_string();
-                (FreezeAnswer::Refused { why }, Vec::new())
-            }
-        };
-        let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
-        send(client, &answer, &files).map_err(io::Error::other)
-    }
-
-    /// Runs of pages that the VM has touched so far, by their first and their number.
-    pub fn touched(&mut self) -> io::Result<Vec<(u64, u64)>> {
-        match self.ask(&HandoverRequest::Touched, &[])?.0 {
-            HandoverReply::Touched { runs } => Ok(runs),
-            _ => Err(io::Error::other("the shard answers something else")),
-        }
-    }
-
-    fn ask(&mut self, request: &HandoverRequest, files: &[OwnedFd]) -> io::Result<(HandoverReply, Files)> {
-        let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
-        let deadline = Instant::now() + FREEZE_LIMIT;
-        let sent = send(&mut self.socket, request, &files);
-        match sent.and_then(|()| receive_by(&mut self.socket, deadline)) {
-            Ok((HandoverReply::Refused { why }, _)) => Err(io::Error::other(printable(&why))),
-            Ok(answer) => Ok(answer),
-            Err(error) => {
-                // A late answer would be taken for that to the next request.
-                let _ = self.socket.shutdown(Shutdown::Both);
-                Err(io::Error::other(error))
-            }
-        }
-    }
-
-    fn freeze(&mut self) -> io::Result<(FrozenFiles, Vec<OwnedFd>)> {
-        if let Some(why) = obstacle(&self.spec) {
-            return Err(io::Error::other(why));
-        }
-        let directory = scratch_directory();
-        let mut copies: Vec<OwnedFd> = Vec::new();
-        let mut places = Vec::new();
-        for overlay in &self.overlays {
-            places.push(match overlay {
-                Some(_) => {
-                    copies.push(nameless_file(&directory)?.into());
-                    Some(Fd(copies.len() - 1))
-                }
-                None => None,
-            });
-        }
-        let request = HandoverRequest::Freeze { overlays: places };
-        let (reply, mut received) = self.ask(&request, &copies)?;
-        let HandoverReply::Frozen { resume, paused_us } = reply else {
-            return Err(io::Error::other("the shard answers something else"));
-        };
-        let mut files: Vec<OwnedFd> = Vec::new();
-        let mut add = |file: OwnedFd| {
-            files.push(file);
-            Fd(files.len() - 1)
-        };
-        let mut copies = copies.into_iter();
-        let mut overlays = Vec::new();
-        for overlay in &self.overlays {
-            let mut disk = Vec::new();
-            if let (Some(Overlays { bytes, frozen }), Some(copy)) =
-                (overlay, overlay.as_ref().and_then(|_| copies.next()))
-            {
-                let copy = for_reading(copy.into(), "a frozen disk", *bytes, &directory);
-                disk.push(add(copy.map_err(io::Error::other)?.into()));
-                for file in frozen {
-                    disk.push(add(file.try_clone()?));
-                }
-            }
-            overlays.push(disk);
-        }
-        let mut take = |fd: Fd, what, bytes| -> io::Result<Fd> {
-            let file = received.take(fd).map_err(io::Error::other)?;
-            check_sealed(&file, what, bytes).map_err(io::Error::other)?;
-            Ok(add(file.into()))
-        };
-        let memory_bytes = self.memory_bytes..=self.memory_bytes;
-        let resume = ResumeLaunch {
-            state: take(resume.state, "a state", 1..=STATE_BYTES_MAX)?,
-            memory: resume
-                .memory
-                .into_iter()
-                .map(|fd| take(fd, "memory", memory_bytes.clone()))
-                .collect::<io::Result<_>>()?,
-        };
-        if resume.memory.is_empty() {
-            return Err(io::Error::other(
-                "the shard hands out no memory; kill the VM and start it again",
-            ));
-        }
-        let frozen = FrozenFiles {
-            spec: self.spec.clone(),
-            share_group: self.share_group.clone(),
-            resume,
-            overlays,
-            paused_us,
-        };
-        Ok((frozen, files))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::ffi::CStr;
-    use std::os::fd::AsRawFd;
+    use std::os::fd::{AsFd, AsRawFd};
     use std::os::unix::fs::FileExt;
     use std::thread;
+    use std::time::Instant;
 
     use nix::fcntl::{FcntlArg, OFlag, fcntl};
+    use shard::launch::{HandoverReply, HandoverRequest};
     use shard::sharing::{seal, sealable_file};
+    use shard::snapshot::STATE_BYTES_MAX;
 
+    use super::freezable::Overlays;
     use super::*;
     use crate::handle::Handle;
 

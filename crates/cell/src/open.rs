@@ -1,5 +1,7 @@
 //! Opens everything a VM needs, so that its shard needs to open nothing: spec in, launch spec and open files out.
 
+mod files;
+
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,8 +15,8 @@ use config::vm::{
     DiskDevice, DiskFormatSpec, DiskMode, NetKind, NetSpec, OnFullSpec, PagesSpec, SandboxSpec, ShareSpec,
     VmSpec,
 };
-use diskstore::disk::{DiskRequest, Format, Layer, Mode, OpenDisk, allocate_whole};
-use diskstore::group::{self, GroupError, OwnCopy};
+use diskstore::disk::{DiskRequest, Format, Mode, OpenDisk, allocate_whole};
+use diskstore::group::OwnCopy;
 use diskstore::image::{Image, ImageStore};
 use hostfiles::private;
 use nix::unistd::{Whence, geteuid, lseek};
@@ -22,12 +24,14 @@ use shard_api::launch::*;
 use subnet::Egress;
 use subnet::passt::{Passt, PasstChild, PasstSpec};
 
-use crate::cluster::addresses;
-use crate::cluster::files;
+use self::files::{Files, GroupFiles, mappable, readable};
+use crate::cluster::{self, addresses};
 use crate::cmdline;
 use crate::identity::{Given, Place};
 use crate::monitor::bind;
 use crate::share_group::{Apart, Claims, maps_pages};
+
+pub use self::files::scratch_directory;
 
 /// Why a VM can't start: one line, what and how to mend it.
 #[derive(Debug, thiserror::Error)]
@@ -112,73 +116,6 @@ struct UserCard {
     file: Fd,
     /// Its process, which ends when this is dropped.
     child: Option<PasstChild>,
-}
-
-struct Files(Vec<OwnedFd>);
-
-impl Files {
-    fn add(&mut self, file: impl Into<OwnedFd>) -> Fd {
-        self.0.push(file.into());
-        Fd(self.0.len() - 1)
-    }
-}
-
-fn readable(what: &'static str, path: &Path) -> Result<File, OpenError> {
-    File::open(path).map_err(|source| OpenError::File {
-        what,
-        path: path.to_owned(),
-        mend: "name a file that this user may read",
-        source,
-    })
-}
-
-/// The files of a VM's share group, and the locks of their originals.
-struct GroupFiles<'a> {
-    group: Option<&'a str>,
-    vm: &'a str,
-    copies: Vec<OwnCopy>,
-}
-
-impl GroupFiles<'_> {
-    /// The file that the VM is to use for `path`: the copy of its share group, if it has one.
-    fn own(&mut self, what: &'static str, path: &Path) -> Result<PathBuf, OpenError> {
-        let Some(group) = self.group else {
-            return Ok(path.to_owned());
-        };
-        let store = ImageStore::open_default()?;
-        let copy = group::own_copy(store.data(), group, path, self.vm).map_err(|error| match error {
-            GroupError::Original(error) => OpenError::Disk(error),
-            GroupError::Copy(source) => OpenError::File {
-                what,
-                path: path.to_owned(),
-                mend: "make room for the share group's own copy, or leave out `share_group`",
-                source,
-            },
-        })?;
-        let own = copy.path.clone();
-        self.copies.push(copy);
-        Ok(own)
-    }
-}
-
-/// Where the writes of non-persistent disks go: `$MIRRORBALL_SCRATCH`, else `$TMPDIR`, else `/var/tmp`. Files there have
-/// no names, so nothing is left whatever ends.
-pub fn scratch_directory() -> PathBuf {
-    let named = std::env::var_os("MIRRORBALL_SCRATCH").or_else(|| std::env::var_os("TMPDIR"));
-    named.map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from)
-}
-
-/// The files of an open disk whose pages a VM may map.
-fn mappable(disk: &OpenDisk, pmem: bool) -> &[Layer] {
-    match disk.layers.split_last() {
-        // Persistent memory is the base alone.
-        Some((_, above)) if pmem => &disk.layers[above.len()..],
-        // Only the top layer is ever written.
-        _ => disk
-            .layers
-            .get(usize::from(!disk.read_only)..)
-            .unwrap_or_default(),
-    }
 }
 
 /// Opens everything. `folder` is the VM's in the runtime directory; `cid` its address on the socket device; `claims` those of
@@ -349,7 +286,7 @@ pub fn open(
     let mut passt = Vec::new();
     let filtered = Arc::new(AtomicU64::new(0));
     let egress = Egress {
-        cluster: Arc::new(addresses::listing(files::Files::open()?)),
+        cluster: Arc::new(addresses::listing(cluster::files::Files::open()?)),
         filtered: filtered.clone(),
     };
     let addresses = hardware_addresses(spec, name)?;

@@ -1,5 +1,6 @@
 //! What is shown for each kind of error, to the letter.
 
+mod cards;
 mod devices;
 mod examples;
 mod flags;

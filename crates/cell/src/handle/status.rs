@@ -1,0 +1,166 @@
+//! What the shards of a VM counted.
+
+use std::io;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use shard_api::launch::Order;
+
+use super::Handle;
+use super::state::State;
+use crate::parts::Parts;
+
+/// How long a shard may take to say what it counted.
+const STATUS_LIMIT: Duration = Duration::from_secs(5);
+
+impl Handle {
+    /// What the shards counted.
+    pub fn status(&self) -> io::Result<Value> {
+        let now = Instant::now();
+        let (parts, clocks, asks) = {
+            let mut state = self.state();
+            // One order for all that ask meanwhile: many of them would fill the socket of a shard that is busy for a while.
+            let is_asked = |at: Instant| now.saturating_duration_since(at) < STATUS_LIMIT;
+            let asks = state.orders.is_some() && !state.status_asked.is_some_and(is_asked);
+            let mut parts = Vec::new();
+            if asks {
+                (state.status, state.status_asked) = (None, Some(now));
+                parts = state.parts.as_ref().map_or_else(Vec::new, Parts::begin_status);
+            }
+            (parts, state.clocks.clone(), asks)
+        };
+        // Not under the lock: the keeper of the clocks gives orders under its own, and a part on another host may take a while.
+        let clocks = clocks.map_or_else(Vec::new, |clocks| clocks.status());
+        for part in parts {
+            // One that is gone ends the VM.
+            let _ = part.order(&Order::Status);
+        }
+        if asks || self.state().orders.is_none() {
+            self.order(&Order::Status)?;
+        }
+        let all = |state: &State| {
+            let parts = state.parts.as_ref();
+            state.status.is_some() && parts.is_none_or(|parts| parts.statuses().is_some())
+        };
+        let state = self.wait(STATUS_LIMIT, |state| all(state) || state.over);
+        let mut status = state
+            .status
+            .clone()
+            .ok_or_else(|| io::Error::other("the VM does not answer"))?;
+        add_filtered(&mut status, state.filtered.load(Ordering::Relaxed));
+        if let Some(parts) = &state.parts {
+            let statuses = parts
+                .statuses()
+                .ok_or_else(|| io::Error::other("a shard of the VM does not answer"))?;
+            add_span(&mut status, &state.cells, clocks, statuses);
+        }
+        Ok(status)
+    }
+}
+
+/// Adds to the home's status how many frames were kept from the host and the cluster.
+fn add_filtered(status: &mut Value, frames: u64) {
+    if let Some(status) = status.as_object_mut() {
+        status.insert("filtered_frames".to_owned(), frames.into());
+    }
+}
+
+/// Adds to the home's status where each vCPU is, and what the other shards counted.
+fn add_span(status: &mut Value, cells: &[u16], clocks: Vec<Value>, parts: Vec<Value>) {
+    let Some(status) = status.as_object_mut() else {
+        return;
+    };
+    let cell = |shard: &Value| {
+        let shard = shard.as_u64().and_then(|shard| usize::try_from(shard).ok());
+        shard.and_then(|shard| cells.get(shard))
+    };
+    let shards = status.remove("vcpu_shards").unwrap_or_default();
+    let vcpus: Vec<_> = shards.as_array().into_iter().flatten().map(cell).collect();
+    let home = json!({
+        "exits": status.get("exits"),
+        "coherence": status.remove("coherence"),
+        "clock": status.remove("clock"),
+    });
+    let counted: Vec<_> = std::iter::once(home).chain(parts).collect();
+    let coherent = |(cell, shard)| Some((cell, coherence_of(shard)?));
+    let (told, coherence): (Vec<_>, Vec<_>) = cells
+        .iter()
+        .zip(&counted)
+        .filter_map(coherent)
+        .map(|(cell, coherence)| (with_cell(coherence, *cell), coherence))
+        .unzip();
+    let mut shards: Vec<Value> = cells
+        .iter()
+        .zip(&counted)
+        .map(|(cell, counted)| json!({ "cell": cell, "exits": counted.get("exits") }))
+        .collect();
+    // On one host there is one clock.
+    for ((shard, mut clock), counted) in shards.iter_mut().zip(clocks).zip(&counted) {
+        let made = counted.get("clock").and_then(Value::as_object).cloned();
+        if let Some(steps) = clock.get_mut("steps").and_then(Value::as_object_mut) {
+            steps.extend(made.unwrap_or_default());
+        }
+        shard["clock"] = clock;
+    }
+    let mut span = json!({ "cells": cells, "vcpus": vcpus, "shards": shards });
+    if let (Some(span), false) = (span.as_object_mut(), coherence.is_empty()) {
+        let heat = crate::coherence::hottest(&coherence);
+        let told = json!({ "shards": told, "heat": heat });
+        span.insert("coherence".to_owned(), told);
+    }
+    status.insert("span".to_owned(), span);
+}
+
+/// What a shard counted of its coherent memory. One that did not answer has told nothing.
+fn coherence_of(shard: &Value) -> Option<&Value> {
+    shard.get("coherence").filter(|coherence| coherence.is_object())
+}
+
+fn with_cell(coherence: &Value, cell: u16) -> Value {
+    let mut told = coherence.clone();
+    told["cell"] = cell.into();
+    told
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_says_where_vcpus_are_and_what_clocks_are_worth() {
+        let mut status = json!({ "exits": [1], "vcpu_shards": [0, 1, 1] });
+        let clocks = vec![
+            json!({ "steps": { "ordered": 2 } }),
+            json!({ "error_ns": 15_000, "steps": { "ordered": 5 } }),
+        ];
+        let part = json!({ "exits": [2], "clock": { "made": 4, "late": 1 } });
+        add_span(&mut status, &[3, 5], clocks, vec![part]);
+        let shards = json!([
+            { "cell": 3, "exits": [1], "clock": { "steps": { "ordered": 2 } } },
+            { "cell": 5, "exits": [2], "clock": { "error_ns": 15_000, "steps": { "ordered": 5, "made": 4, "late": 1 } } },
+        ]);
+        assert_eq!(
+            status["span"],
+            json!({ "cells": [3, 5], "vcpus": [3, 5, 5], "shards": shards })
+        );
+    }
+
+    #[test]
+    fn a_status_counts_filtered_frames() {
+        let mut status = json!({ "exits": [] });
+        add_filtered(&mut status, 3);
+        assert_eq!(status, json!({ "exits": [], "filtered_frames": 3 }));
+    }
+
+    #[test]
+    fn a_shard_that_did_not_answer_does_not_make_others_be_in_its_cell() {
+        let mut status = json!({ "coherence": { "pages": 1 } });
+        let parts = vec![Value::Null, json!({ "coherence": { "pages": 2 } })];
+        add_span(&mut status, &[3, 5, 8], Vec::new(), parts);
+        assert_eq!(
+            status["span"]["coherence"]["shards"],
+            json!([{ "cell": 3, "pages": 1 }, { "cell": 8, "pages": 2 }])
+        );
+    }
+}

@@ -1,0 +1,225 @@
+//! What a snapshot of somebody else may use, and what it may not.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, symlink};
+
+use serde_json::{Value, json};
+
+use super::super::directory::caller;
+use super::*;
+
+/// A snapshot's directory and an image store.
+struct Host {
+    snapshot: tempfile::TempDir,
+    images: tempfile::TempDir,
+}
+
+impl Host {
+    fn new() -> Self {
+        let new = || tempfile::tempdir().unwrap();
+        Self {
+            snapshot: new(),
+            images: new(),
+        }
+    }
+
+    fn write(&self, name: &str, text: &[u8]) -> String {
+        let path = self.snapshot.path().join(name);
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+
+    fn grant(&self, spec: Value, allowed: &Allowed) -> Result<Granted, TrustError> {
+        let directory = Directory::open(self.snapshot.path(), &[caller()]).unwrap();
+        let places = Places {
+            directory: &directory,
+            images: Some(self.images.path()),
+        };
+        grant(&serde_json::from_value(spec).unwrap(), &places, allowed)
+    }
+
+    #[track_caller]
+    fn refusal(&self, spec: Value) -> String {
+        let error = self.grant(spec, &Allowed::default()).unwrap_err().to_string();
+        assert!(!error.contains('\n'), "{error:?}");
+        error
+    }
+}
+
+#[test]
+fn a_snapshot_of_an_image_alone_is_granted_without_ceremony() {
+    let granted = Host::new()
+        .grant(json!({ "image": "tiny" }), &Allowed::default())
+        .unwrap();
+    assert_eq!(granted.opens, ["the image tiny"]);
+    assert_eq!(granted.withheld, [""; 0]);
+}
+
+#[test]
+fn a_file_that_the_caller_did_not_name_is_refused() {
+    let host = Host::new();
+    let why = host.refusal(json!({ "image": "tiny", "disks": [{ "path": "/etc/shadow" }] }));
+    assert!(why.contains("/etc/shadow as disk 0"), "{why}");
+    assert!(why.contains("--disk 0=/etc/shadow"), "{why}");
+    let kernel = json!({ "path": "/etc/shadow", "initrd": "/etc/gshadow" });
+    let why = host.refusal(json!({ "kernel": kernel }));
+    assert!(
+        why.contains("--kernel /etc/shadow --initrd /etc/gshadow"),
+        "{why}"
+    );
+    // Read-only, it is as secret.
+    host.refusal(json!({ "image": "tiny", "disks": [{ "path": "/dev/sda", "read_only": true }] }));
+}
+
+#[test]
+fn a_file_that_the_caller_names_takes_the_place_of_the_manifest_s() {
+    let spec = json!({ "image": "tiny", "disks": [{ "path": "/old/a" }, { "path": "/old/b" }] });
+    let mut allowed = Allowed::default();
+    allowed.disks.insert(0, "/new/a".into());
+    allowed.disks.insert(1, "/new/b".into());
+    let granted = Host::new().grant(spec.clone(), &allowed).unwrap();
+    assert_eq!(granted.spec.disks[0].path, Path::new("/new/a"));
+    assert_eq!(granted.spec.disks[1].path, Path::new("/new/b"));
+    assert_eq!(granted.opens[1], "/new/a as disk 0");
+    allowed.disks.insert(2, "/new/c".into());
+    let error = Host::new().grant(spec, &allowed).unwrap_err();
+    assert!(matches!(error, TrustError::NoDisk { number: 2, .. }), "{error}");
+}
+
+#[test]
+fn a_disk_in_the_snapshot_is_granted_unless_it_leads_elsewhere() {
+    let host = Host::new();
+    let path = host.write("base.raw", &[7; 512]);
+    let disk = |path: &str| json!({ "image": "tiny", "disks": [{ "path": path }] });
+    // The test's directory for temporary files may be one that others can replace: then the caller has to name it.
+    let directory = Directory::open(host.snapshot.path(), &[caller()]).unwrap();
+    match host.grant(disk(&path), &Allowed::default()) {
+        Ok(granted) => assert_eq!(granted.spec.disks[0].path, Path::new(&path)),
+        Err(error) => assert!(!directory.stays_in_place(), "{error}"),
+    }
+    let mut header = [0_u8; 512];
+    header[..4].copy_from_slice(b"QFI\xfb");
+    header[15] = 0x70;
+    let backed = host.write("backed.qcow2", &header);
+    host.refusal(disk(&backed));
+    symlink("/etc/shadow", host.snapshot.path().join("link")).unwrap();
+    host.refusal(disk(host.snapshot.path().join("link").to_str().unwrap()));
+    host.refusal(disk("link"));
+    host.refusal(disk("../../etc/shadow"));
+}
+
+#[test]
+fn a_file_of_the_image_store_is_granted_but_no_link_there() {
+    let host = Host::new();
+    let folder = host.images.path().join("tiny");
+    fs::create_dir(&folder).unwrap();
+    fs::write(folder.join("vmlinux"), "kernel").unwrap();
+    symlink("/etc/shadow", folder.join("link")).unwrap();
+    let kernel = |name: &str| json!({ "kernel": { "path": folder.join(name) } });
+    let granted = host.grant(kernel("vmlinux"), &Allowed::default()).unwrap();
+    assert_eq!(granted.spec.kernel.unwrap().path.unwrap(), folder.join("vmlinux"));
+    host.refusal(kernel("link"));
+    host.refusal(kernel("../../etc/shadow"));
+}
+
+#[test]
+fn a_disk_that_stands_on_another_file_has_a_name_for_it_at_its_start() {
+    let file = |bytes: &[u8]| {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(bytes, 0).unwrap();
+        file
+    };
+    let mut header = [0_u8; 104];
+    header[..4].copy_from_slice(b"QFI\xfb");
+    assert!(stands_alone(&file(&header)).unwrap());
+    header[15] = 0x68;
+    assert!(!stands_alone(&file(&header)).unwrap());
+    header[0] = b'R';
+    assert!(stands_alone(&file(&header)).unwrap());
+    assert!(stands_alone(&file(b"QFI")).unwrap());
+}
+
+#[test]
+fn what_only_one_vm_can_have_is_refused_even_when_it_is_named() {
+    let host = Host::new();
+    let mut allowed = Allowed {
+        as_is: true,
+        ..Allowed::default()
+    };
+    allowed.disks.insert(0, "/dev/sda".into());
+    for more in [json!({ "mode": "exclusive" }), json!({ "persistent": true })] {
+        let mut disk = json!({ "path": "/dev/sda" });
+        disk.as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        let spec = json!({ "name": "x", "image": "tiny", "disks": [disk] });
+        let error = host.grant(spec, &allowed).unwrap_err();
+        assert!(matches!(error, TrustError::Obstacle(_)), "{error}");
+    }
+    let root = json!({ "name": "x", "image": "tiny", "root": { "persistent": true } });
+    host.refusal(root);
+    host.refusal(json!({ "image": "tiny", "span": { "cells": [0, 1] } }));
+}
+
+#[test]
+fn a_tap_device_and_ports_of_the_host_need_as_is() {
+    let host = Host::new();
+    let tap = json!({ "image": "tiny", "nets": [{ "kind": "tap", "tap": "tap0" }] });
+    let ports =
+        json!({ "image": "tiny", "nets": [{ "kind": "user", "forward": ["8080:80"], "host": true }] });
+    let why = host.refusal(tap.clone());
+    assert!(why.contains("tap0") && why.contains("--as-is"), "{why}");
+    let granted = host.grant(ports.clone(), &Allowed::default()).unwrap();
+    let card = &granted.spec.nets.unwrap()[0];
+    assert!(card.forward.is_empty() && !card.host, "{card:?}");
+    assert!(granted.withheld[0].contains("8080:80"), "{:?}", granted.withheld);
+    assert!(
+        granted.withheld[1].contains("lead to the host"),
+        "{:?}",
+        granted.withheld
+    );
+    let allowed = Allowed {
+        as_is: true,
+        ..Allowed::default()
+    };
+    let granted = host.grant(tap, &allowed).unwrap();
+    assert!(
+        granted.opens.contains(&"the TAP device tap0".to_owned()),
+        "{granted:?}"
+    );
+    let granted = host.grant(ports, &allowed).unwrap();
+    for opened in ["the host's port 8080:80", "the host's own addresses"] {
+        assert!(granted.opens.contains(&opened.to_owned()), "{granted:?}");
+    }
+}
+
+#[test]
+fn the_stronger_sandbox_wins() {
+    use SandboxSpec::{Auto, Off, Require};
+    for (snapshot, caller, wins) in [
+        ("off", Auto, Auto),
+        ("off", Require, Require),
+        ("off", Off, Off),
+        ("auto", Off, Auto),
+        ("require", Off, Require),
+        ("require", Auto, Require),
+        ("auto", Require, Require),
+    ] {
+        let allowed = Allowed {
+            sandbox: caller,
+            ..Allowed::default()
+        };
+        let spec = json!({ "image": "tiny", "sandbox": snapshot });
+        let granted = Host::new().grant(spec, &allowed).unwrap();
+        assert_eq!(granted.spec.sandbox, wins, "{snapshot} and {caller:?}");
+        assert_eq!(granted.withheld.is_empty(), snapshot == word(wins));
+    }
+}
+
+#[test]
+fn a_path_can_not_write_to_the_terminal() {
+    let spec = json!({ "image": "tiny", "disks": [{ "path": "/\u{1b}[2J\n/x" }] });
+    let why = Host::new().refusal(spec);
+    assert!(!why.contains('\u{1b}'), "{why:?}");
+}

@@ -1,0 +1,156 @@
+//! The filters of system calls, thread by thread.
+
+use super::*;
+
+#[test]
+fn every_kind_of_thread_has_a_filter_that_the_kernel_takes() {
+    for kind in KINDS {
+        let status = in_child(|| i32::from(filter::apply(kind).is_err()));
+        assert_eq!(code(status), 0, "{kind:?}");
+    }
+}
+
+#[test]
+fn a_call_outside_the_list_ends_the_process() {
+    for kind in KINDS {
+        let status = in_child(|| {
+            if filter::apply(kind).is_err() {
+                return 1;
+            }
+            // SAFETY: a harmless call that no thread of a shard needs.
+            unsafe { libc::syscall(libc::SYS_setuid, 0) };
+            0
+        });
+        assert!(was_ended(status), "{kind:?}: {status:?}");
+    }
+}
+
+#[test]
+fn what_is_filtered_by_arguments_is_in_no_list_of_calls() {
+    for kind in KINDS {
+        let calls = filter::calls(kind);
+        assert!(
+            calls.iter().all(|call| !filter::FILTERED.contains(call)),
+            "{kind:?}"
+        );
+    }
+}
+
+#[test]
+fn requests_and_commands_of_the_list_pass_and_those_of_other_threads_end_the_process() {
+    let every: Vec<u64> = KINDS.iter().flat_map(|&kind| filter::requests(kind)).collect();
+    for kind in KINDS {
+        let (requests, commands) = (filter::requests(kind), filter::commands(kind));
+        let passed = in_child(|| {
+            if filter::apply(kind).is_err() {
+                return 1;
+            }
+            let calls = requests.iter().map(|request| (libc::SYS_ioctl, request));
+            for (call, value) in calls.chain(commands.iter().map(|command| (libc::SYS_fcntl, command))) {
+                // SAFETY: there is no such file, so nothing is done.
+                unsafe { libc::syscall(call, -1, *value, 0) };
+            }
+            0
+        });
+        assert_eq!(code(passed), 0, "{kind:?}");
+        for other in every.iter().filter(|request| !requests.contains(request)) {
+            let status = in_child(|| {
+                if filter::apply(kind).is_err() {
+                    return 1;
+                }
+                // SAFETY: as above; the filter is expected to end the process here.
+                unsafe { libc::syscall(libc::SYS_ioctl, -1, *other, 0) };
+                0
+            });
+            assert!(was_ended(status), "{kind:?} {other:#x}: {status:?}");
+        }
+    }
+}
+
+/// A whole process with a closed sandbox, of which one thread of each kind does what its code never does.
+#[test]
+fn a_shard_that_was_taken_over_can_do_nothing_by_any_of_its_threads() {
+    for kind in KINDS {
+        let status = in_child(|| {
+            let Some(closed) = closed(SandboxLaunch::default()) else {
+                return 254;
+            };
+            for (number, (name, call, arguments)) in (1..).zip(ATTACKS) {
+                let tried = in_child(|| {
+                    let (call, [first, second, third]) = (*call, *arguments);
+                    let thread = closed.threads.spawn(kind, "taken", move || {
+                        // SAFETY: none of them can do anything: there is no such file, process, or memory. The filter is
+                        // expected to end the process here.
+                        unsafe { libc::syscall(call, first, second, third, 0, 0, 0) };
+                    });
+                    i32::from(thread.is_ok_and(|thread| thread.join().is_ok()))
+                });
+                if was_ended(tried) == is_needed(kind, name) {
+                    return number;
+                }
+            }
+            0
+        });
+        let failed = code(status);
+        let name = usize::try_from(failed - 1)
+            .ok()
+            .and_then(|place| ATTACKS.get(place));
+        assert_eq!(failed, 0, "{kind:?}: {name:?}");
+    }
+}
+
+#[test]
+fn mappings_never_grow_and_the_allocator_goes_on_without() {
+    const PAGE: usize = 4096;
+    for kind in KINDS {
+        let status = in_child(|| {
+            if filter::refuse_remapping().is_err() || filter::apply(kind).is_err() {
+                return 1;
+            }
+            // SAFETY: fresh anonymous memory, shared as a lane's is; nothing else uses it.
+            let refused = unsafe {
+                let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+                let mapped = libc::mmap(std::ptr::null_mut(), PAGE, libc::PROT_READ, flags, -1, 0);
+                // Growing it, and doubling it.
+                [PAGE, 0].iter().all(|&old| {
+                    let moved = libc::mremap(mapped, old, 4 * PAGE, libc::MREMAP_MAYMOVE);
+                    moved == libc::MAP_FAILED
+                        && std::io::Error::last_os_error().raw_os_error() == Some(libc::ENOMEM)
+                })
+            };
+            if !refused {
+                return 2;
+            }
+            // Large enough to be mappings of their own, which glibc moves by mremap.
+            let mut bytes = vec![7_u8; 1 << 20];
+            for _ in 0..4 {
+                bytes.reserve_exact(bytes.len());
+                bytes.resize(bytes.len() * 2, 7);
+            }
+            i32::from(bytes.iter().any(|&byte| byte != 7)) * 3
+        });
+        assert_eq!(code(status), 0, "{kind:?}");
+    }
+}
+
+#[test]
+fn memory_never_becomes_executable() {
+    let status = in_child(|| {
+        if filter::apply(ThreadKind::Vcpu).is_err() {
+            return 1;
+        }
+        // SAFETY: asks for fresh anonymous memory; the filter is expected to end the process here.
+        unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                4096,
+                libc::PROT_READ | libc::PROT_EXEC,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        0
+    });
+    assert!(was_ended(status), "{status:?}");
+}
