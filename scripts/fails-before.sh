@@ -7,16 +7,7 @@ cd "$(dirname "$0")/.."
 commit=${1:-88dc2d3} list=${2:-tests/fails-before.txt}
 [ "$(id -u)" = 0 ] || { echo "fails-before: the tests need root" >&2; exit 2; }
 [ -r "$list" ] || { echo "fails-before: there is no list $list" >&2; exit 2; }
-target=$(realpath "${CARGO_TARGET_DIR:-target}")
-old=$target/before-$commit
-program=$old/x86_64-unknown-linux-gnu/release/mirrorball
-if [ ! -x "$program" ]; then
-    echo "fails-before: compiling $commit (5 minutes on 2 CPUs)"
-    tree=$(mktemp -d)
-    trap 'git worktree remove --force "$tree"' EXIT
-    git worktree add --quiet --detach "$tree" "$commit"
-    (cd "$tree" && CARGO_TARGET_DIR=$old cargo build --quiet --release --locked --workspace --bin mirrorball --bin mirrorball-agent)
-fi
+program=$(scripts/build-before.sh "$commit")
 blind=0 count=0
 while IFS= read -r test; do
     case $test in ''|'#'*) continue ;; esac
