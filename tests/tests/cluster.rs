@@ -139,14 +139,16 @@ fn weights_and_limits_divide_a_cells_cpus() {
     assert!((2.0..4.5).contains(&ratio), "{heavily} s to {lightly} s");
     heavy.kill();
     light.kill();
-    let file = VmFile::new("limited")
+    let limited = VmFile::new("limited");
+    let name = limited.name().to_owned();
+    let file = limited
         .key("cpu_limit", "0.3")
         .key("memory_limit", "\"640M\"")
         .net("kind = \"user\"")
         .write(&scratch);
     // Not detached: its command says at the end how it ended.
     let run = mirrorball(["run"]).args([file]).limit(BOOT_LIMIT * 2).spawn();
-    let limited = Vm::named("limited");
+    let limited = Vm::named(&name);
     limited.wait_up();
     // Its card's passt is limited together with its shard.
     let group = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("a process");
