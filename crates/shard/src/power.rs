@@ -127,4 +127,63 @@ mod tests {
         PowerRegisters(end.clone()).write(2, &[RESET_VALUE]);
         assert_eq!(end.cause(), Some(Ending::Panic));
     }
+
+    #[test]
+    fn the_reset_register_and_the_keyboard_controllers_line_reboot() {
+        let ended = |write: fn(Arc<EndSignal>)| {
+            let end = Arc::new(EndSignal::new().unwrap());
+            write(end.clone());
+            end.cause()
+        };
+        assert_eq!(
+            ended(|end| PowerRegisters(end).write(2, &[RESET_VALUE])),
+            Some(Ending::Reboot)
+        );
+        assert_eq!(ended(|end| PowerRegisters(end).write(1, &[RESET_VALUE])), None);
+        assert_eq!(
+            ended(|end| KeyboardReset(end).write(0, &[0xFE])),
+            Some(Ending::Reboot)
+        );
+        assert_eq!(ended(|end| KeyboardReset(end).write(0, &[0xFF])), None);
+    }
+
+    #[test]
+    fn a_panic_without_a_crash_kernel_ends_the_vm() {
+        for (written, ending) in [
+            (0, None),
+            (PANICKED, Some(Ending::Panic)),
+            (PANICKED | CRASH_LOADED, Some(Ending::Panic)),
+            (0x80, None),
+        ] {
+            let end = Arc::new(EndSignal::new().unwrap());
+            Pvpanic(end.clone()).write(0, &[written]);
+            assert_eq!(end.cause(), ending, "{written:#x}");
+            // What says nothing of a panic makes no reset one.
+            end.end(Ending::Reboot);
+            let reset = ending.unwrap_or(Ending::Reboot);
+            assert_eq!(end.cause(), Some(reset), "{written:#x}");
+        }
+    }
+
+    #[test]
+    fn power_registers_read_as_nothing_pending_and_pvpanic_as_what_it_takes() {
+        let end = Arc::new(EndSignal::new().unwrap());
+        let (mut byte, mut word) = ([0xFF], [0xFF; 2]);
+        PowerRegisters(end.clone()).read(1, &mut byte);
+        PowerRegisters(end.clone()).read(1, &mut word);
+        assert_eq!((byte, word), ([0], [0xFF; 2]));
+        Pvpanic(end.clone()).read(0, &mut byte);
+        assert_eq!(byte, [3]);
+        KeyboardReset(end).read(0, &mut byte);
+        assert_eq!(byte, [3], "an absent controller drives nothing");
+    }
+
+    #[test]
+    fn a_pressed_power_button_raises_its_event_once() {
+        let button = PowerButton::new().unwrap();
+        assert!(button.event().read().is_err(), "nothing is pressed yet");
+        button.press().unwrap();
+        assert_eq!(button.event().read().unwrap(), 1);
+        assert!(button.event().read().is_err());
+    }
 }

@@ -159,4 +159,53 @@ mod tests {
         rtc.read(1, &mut data);
         assert_eq!(data, [BINARY_24_HOURS]);
     }
+
+    #[test]
+    fn each_index_leads_to_its_part_of_the_date() {
+        let moment = Moment::of(1_795_564_800);
+        let read = |indices: [u8; 4]| indices.map(|index| moment.register(index));
+        assert_eq!(read([CENTURY, YEAR, MONTH, DAY]), [20, 26, 11, 25]);
+        assert_eq!(moment.register(DAY_OF_WEEK), 4);
+        assert_eq!(moment.register(STATUS_A), TIME_BASE);
+        for absent in [0x01, 0x03, 0x0C, 0x0E, 0x7F] {
+            assert_eq!(moment.register(absent), 0, "{absent:#x}");
+        }
+    }
+
+    #[test]
+    fn months_end_where_those_of_the_calendar_do() {
+        let lengths = [31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+        let mut unix_s = 1_798_761_600;
+        for (month, length) in (1..).zip(lengths) {
+            for day in 1..=length {
+                let moment = Moment::of(unix_s);
+                assert_eq!((moment.year, moment.month, moment.day), (2027, month, day));
+                unix_s += 86_400;
+            }
+        }
+        assert_eq!(Moment::of(unix_s).year, 2028);
+    }
+
+    #[test]
+    fn accesses_of_other_ports_and_sizes_change_nothing() {
+        let rtc = Rtc::default();
+        rtc.write(0, &[STATUS_D]);
+        rtc.write(0, &[STATUS_B, STATUS_B]);
+        rtc.write(1, &[STATUS_B]);
+        let mut byte = [0];
+        rtc.read(1, &mut byte);
+        assert_eq!(byte, [POWER_IS_GOOD]);
+        let (mut index, mut wide) = ([0xFF], [0xFF; 2]);
+        rtc.read(0, &mut index);
+        rtc.read(1, &mut wide);
+        assert_eq!((index, wide), ([0xFF], [0xFF; 2]));
+    }
+
+    #[test]
+    fn a_timer_that_is_not_there_stands_at_zero() {
+        let mut data = [0xFF; 2];
+        NoTimer.write(0, &[0x34]);
+        NoTimer.read(0, &mut data);
+        assert_eq!(data, [0, 0]);
+    }
 }

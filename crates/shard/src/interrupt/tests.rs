@@ -85,3 +85,32 @@ fn a_refused_message_is_refused_again_and_leaves_other_vectors_their_routes() {
     second.unmask(Message { data: 0x43, ..GOOD }).unwrap();
     assert_eq!(kvm.messages()[0], (MSI_GSI_START, GOOD));
 }
+
+#[test]
+fn a_cleared_vector_delivers_nothing_when_it_is_unmasked() {
+    let kvm = Arc::new(Picky::default());
+    let vector = Interrupts::new(kvm.clone()).vector().unwrap();
+    assert!(!vector.pending());
+    vector.signal();
+    vector.clear();
+    assert!(!vector.pending());
+    vector.unmask(GOOD).unwrap();
+    assert_eq!(kvm.raised.load(Ordering::Relaxed), 0);
+    vector.signal();
+    assert_eq!(kvm.raised.load(Ordering::Relaxed), 1, "it is not masked any more");
+    assert!(!vector.pending());
+}
+
+#[test]
+fn numbers_of_messages_begin_after_the_pins_and_come_to_an_end() {
+    let kvm = Arc::new(Picky::default());
+    let interrupts = Interrupts::new(kvm.clone());
+    *interrupts.lock() = vec![None; (MSI_GSI_END - MSI_GSI_START) as usize - 1];
+    let last = interrupts.vector().unwrap();
+    last.unmask(GOOD).unwrap();
+    assert_eq!(kvm.messages(), [(MSI_GSI_END - 1, GOOD)]);
+    assert!(interrupts.vector().is_err());
+    let routes = kvm.routes.lock().unwrap();
+    let pins = (0..IOAPIC_PINS).map(Route::Pin);
+    assert!(routes.iter().copied().take(IOAPIC_PINS as usize).eq(pins));
+}

@@ -112,3 +112,49 @@ fn on_chip(gsi: u32, irqchip: u32, pin: u32) -> kvm_irq_routing_entry {
     entry.u.irqchip.pin = pin;
     entry
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pins_lead_to_the_ioapic_and_the_first_sixteen_to_an_8259_as_well() {
+        for (pin, expected) in [
+            (0, &[(KVM_IRQCHIP_PIC_MASTER, 0), (KVM_IRQCHIP_IOAPIC, 0)][..]),
+            (7, &[(KVM_IRQCHIP_PIC_MASTER, 7), (KVM_IRQCHIP_IOAPIC, 7)]),
+            (8, &[(KVM_IRQCHIP_PIC_SLAVE, 0), (KVM_IRQCHIP_IOAPIC, 8)]),
+            (15, &[(KVM_IRQCHIP_PIC_SLAVE, 7), (KVM_IRQCHIP_IOAPIC, 15)]),
+            (16, &[(KVM_IRQCHIP_IOAPIC, 16)]),
+            (23, &[(KVM_IRQCHIP_IOAPIC, 23)]),
+        ] {
+            let found: Vec<_> = entries(Route::Pin(pin))
+                .into_iter()
+                .map(|entry| {
+                    assert_eq!((entry.gsi, entry.type_), (pin, KVM_IRQ_ROUTING_IRQCHIP));
+                    // SAFETY: the entry's type says that it holds a pin of a chip, plain numbers.
+                    let chip = unsafe { entry.u.irqchip };
+                    (chip.irqchip, chip.pin)
+                })
+                .collect();
+            assert_eq!(found, expected, "{pin}");
+        }
+    }
+
+    #[test]
+    fn a_message_keeps_all_bits_of_its_address() {
+        let message = Message {
+            address: 0x1234_5678_FEE0_1000,
+            data: 0x41,
+        };
+        let [entry] = entries(Route::Message { gsi: 30, message })[..] else {
+            panic!("one entry for a message");
+        };
+        assert_eq!((entry.gsi, entry.type_), (30, KVM_IRQ_ROUTING_MSI));
+        // SAFETY: the entry's type says that it holds a message, plain numbers.
+        let sent = unsafe { entry.u.msi };
+        assert_eq!(
+            (sent.address_hi, sent.address_lo, sent.data),
+            (0x1234_5678, 0xFEE0_1000, 0x41)
+        );
+    }
+}

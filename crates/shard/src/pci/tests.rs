@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::config::{BAR0, COMMAND, COMMAND_MEMORY, ConfigSpace, Identity};
-use super::{BAR_BYTES, PciBus, PciFunction, SLOTS};
+use super::config::{BAR0, COMMAND, COMMAND_MEMORY, CONFIG_BYTES, ConfigSpace, Identity};
+use super::{BAR_BYTES, PciBus, PciFunction, SLOTS, Slot};
 use crate::bus::BusDevice;
 
 const START: u64 = 4 << 30;
@@ -172,4 +172,167 @@ fn a_function_that_waits_holds_up_no_other() {
     release.send(()).unwrap();
     waiting.join().unwrap();
     assert_eq!(value, Ok(2));
+}
+
+#[test]
+fn data_ports_lead_to_the_bytes_of_the_selected_register() {
+    let bus = PciBus::new(START..START + (1 << 30));
+    add(&bus, 7, || ()).unwrap();
+    let ports = bus.config_ports();
+    let select = |register: u32| ports.write(0, &(1 << 31 | 1 << 11 | register).to_le_bytes());
+    let byte = |offset| {
+        let mut data = [0];
+        ports.read(offset, &mut data);
+        data[0]
+    };
+    select(0);
+    assert_eq!([4, 5, 6, 7].map(byte), [0xF4, 0x1A, 0x44, 0x10]);
+    select(0x08);
+    assert_eq!([4, 5, 6, 7].map(byte), [1, 0, 0, 0xFF], "revision and class");
+    let mut address = [0; 4];
+    ports.read(0, &mut address);
+    assert_eq!(u32::from_le_bytes(address), 1 << 31 | 1 << 11 | 0x08);
+    // An access that leaves the data ports, and parts of the address register.
+    let mut wide = [0; 4];
+    ports.read(6, &mut wide);
+    assert_eq!((wide, byte(0)), ([0xFF; 4], 0xFF));
+    select(0x3C);
+    ports.write(6, &[0x55; 4]);
+    ports.write(4, &[0x77]);
+    assert_eq!(
+        [4, 5].map(byte),
+        [0x77, 0],
+        "the interrupt line is writable, its pin is not"
+    );
+    ports.write(0, &[0; 2]);
+    assert_eq!(byte(4), 0x77, "the address register takes four bytes only");
+}
+
+#[test]
+fn ecam_reaches_the_last_register_of_function_0_only() {
+    let bus = PciBus::new(START..START + (1 << 30));
+    add(&bus, 7, || ()).unwrap();
+    let ecam = bus.ecam();
+    let read = |offset| {
+        let mut data = [0x11; 4];
+        ecam.read(offset, &mut data);
+        u32::from_le_bytes(data)
+    };
+    assert_eq!(read(0x8000 + 0xFFC), 0, "extended space without a capability");
+    assert_eq!(read(0x8000 + 0xFFE), u32::MAX, "it would reach into function 1");
+    assert_eq!(read(0x8000 + 0x1000), u32::MAX, "function 1");
+    ecam.write(0x8000 + 0x1000 + COMMAND as u64, &COMMAND_MEMORY.to_le_bytes());
+    assert_eq!(
+        self::read(&bus, START),
+        0xFF,
+        "function 1 has no command register"
+    );
+}
+
+#[test]
+fn windows_lead_to_addresses_from_their_own_start() {
+    let bus = PciBus::new(START..START + (1 << 30));
+    add(&bus, 7, || ()).unwrap();
+    enable(&bus, 1);
+    let low = bus.window_at(START - 0x1000);
+    let mut data = [0];
+    low.read(0x1000, &mut data);
+    assert_eq!(data, [7]);
+    low.read(0xFFF, &mut data);
+    assert_eq!(data, [0xFF]);
+    bus.window_at(u64::MAX).read(1, &mut data);
+    assert_eq!(data, [0xFF], "past the last address");
+}
+
+#[test]
+fn functions_get_rising_slots_and_report_their_counters_in_that_order() {
+    let bus = PciBus::new(START..START + (1 << 30));
+    let make = |number| {
+        move |bar| {
+            let mut config = ConfigSpace::new(IDENTITY);
+            config.set_bar(bar, BAR_BYTES);
+            Ok(Probe {
+                config,
+                number,
+                written: || (),
+            })
+        }
+    };
+    assert_eq!(bus.add(make(5)).unwrap(), Slot(1));
+    assert_eq!(bus.add(make(6)).unwrap(), Slot(2));
+    assert_eq!(bus.status(), serde_json::json!([5, 6]));
+}
+
+#[test]
+fn a_restored_bus_has_the_host_bridges_registers_and_no_other_number_of_functions() {
+    let bridge_line = 0x3C;
+    let (before, after) = (
+        PciBus::new(START..START + (1 << 30)),
+        PciBus::new(START..START + (1 << 30)),
+    );
+    before.ecam().write(bridge_line, &[0x5A]);
+    let saved = before.save().unwrap();
+    after.restore(&saved).unwrap();
+    let mut data = [0];
+    after.ecam().read(bridge_line, &mut data);
+    assert_eq!(data, [0x5A]);
+    add(&after, 7, || ()).unwrap();
+    assert!(after.restore(&saved).is_err());
+}
+
+#[test]
+fn the_host_bridge_answers_in_configuration_space_only() {
+    let mut bridge = super::host_bridge::HostBridge::new();
+    let mut identity = [0; 4];
+    bridge.read_config(0, &mut identity);
+    assert_eq!(u32::from_le_bytes(identity), 0x0D57_8086);
+    bridge.write_config(COMMAND, &COMMAND_MEMORY.to_le_bytes());
+    assert_eq!((bridge.decoded(), bridge.status()), (None, Value::Null));
+    let mut data = [0];
+    bridge.read_bar(0, &mut data);
+    assert_eq!(data, [0xFF]);
+}
+
+#[test]
+fn capabilities_form_a_list_that_ends_with_the_space() {
+    let mut space = ConfigSpace::new(IDENTITY);
+    let byte = |space: &ConfigSpace, offset: usize| space.u16(offset) as u8;
+    assert_eq!(byte(&space, 0x06) & 0x10, 0, "no list yet");
+    assert_eq!(space.add_capability(9, &[1, 2, 3], &[]), Some(0x40));
+    assert_eq!(space.add_capability(0x11, &[4], &[0x0F]), Some(0x48));
+    assert_eq!(byte(&space, 0x06) & 0x10, 0x10);
+    assert_eq!(
+        (byte(&space, 0x34), byte(&space, 0x41), byte(&space, 0x49)),
+        (0x40, 0x48, 0)
+    );
+    space.write(0x40, &[0xFF; 12]);
+    let mut list = [0; 12];
+    space.read(0x40, &mut list);
+    assert_eq!(list, [9, 0x48, 1, 2, 3, 0, 0, 0, 0x11, 0, 0x0F, 0]);
+    assert_eq!(
+        space.add_capability(1, &[0], &[0, 0]),
+        None,
+        "a mask longer than its body"
+    );
+    // 0x4C to the end, less id and link.
+    let rest = vec![0; CONFIG_BYTES - 0x4C - 2];
+    assert_eq!(space.add_capability(2, &[&rest[..], &[0]].concat(), &[]), None);
+    assert_eq!(space.add_capability(2, &rest, &[]), Some(0x4C));
+    assert_eq!(space.add_capability(3, &[], &[]), None);
+}
+
+#[test]
+fn a_bar_is_decoded_where_it_is_while_memory_is_enabled() {
+    let mut space = ConfigSpace::new(IDENTITY);
+    space.write(COMMAND, &COMMAND_MEMORY.to_le_bytes());
+    assert_eq!(space.decoded(), None, "there is no BAR");
+    space.set_bar(START, 0x1000);
+    assert_eq!((space.bar(), space.decoded()), (START, Some(START)));
+    space.write(BAR0, &[0xFF; 8]);
+    assert_eq!(space.decoded(), None, "it would end past the last address");
+    space.write(BAR0, &(START + 0x3000).to_le_bytes());
+    assert_eq!(space.decoded(), Some(START + 0x3000));
+    space.write(COMMAND, &[0, 0]);
+    assert_eq!(space.decoded(), None);
+    assert_eq!(space.bar(), START + 0x3000);
 }

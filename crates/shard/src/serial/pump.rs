@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -116,17 +117,16 @@ impl Pump<'_> {
                 Ok(bytes)
             };
             match done {
-                Ok(done) => self.console.uart().writer_mut().consume(done),
+                Ok(done) => {
+                    self.console.uart().writer_mut().consume(done);
+                    if !self.connected {
+                        let dropped = &self.console.counters.dropped;
+                        dropped.fetch_add(done as u64, Ordering::Relaxed);
+                    }
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => (),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(_) => self.connected = false,
-            }
-            if !self.connected {
-                let count = bytes as u64;
-                self.console
-                    .counters
-                    .dropped
-                    .fetch_add(count, std::sync::atomic::Ordering::Relaxed);
             }
         }
     }

@@ -7,8 +7,9 @@ use std::sync::atomic::Ordering;
 
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
+use super::output::Output;
 use super::panic_text::PanicText;
-use super::{Console, pump};
+use super::{Console, ConsoleCounters, pump};
 use crate::bus::BusDevice;
 use crate::ending::EndSignal;
 use crate::launch::Ending;
@@ -112,4 +113,125 @@ fn reset_after_panic_text_is_a_panic() {
     assert_eq!(end.cause(), None);
     end.end(Ending::Reboot);
     assert_eq!(end.cause(), Some(Ending::Panic));
+}
+
+#[test]
+fn a_restored_console_has_the_registers_and_the_input_of_the_saved_one() {
+    let (before, after) = (console(), console());
+    // Divisor latch, line control, interrupt enable, modem control, scratch: each register with a value of its own.
+    for (register, value) in [
+        (3, 0x83),
+        (0, 12),
+        (1, 34),
+        (3, 0x03),
+        (1, 0x05),
+        (4, 0x08),
+        (7, 0x5A),
+    ] {
+        before.write(register, &[value]);
+    }
+    assert_eq!(before.input(b"ab"), 2);
+    let end = Arc::new(EndSignal::new().unwrap());
+    after.restore(&before.save(), end).unwrap();
+    let registers = |console: &Console| {
+        [3, 1, 4, 7].map(|register| {
+            let mut byte = [0];
+            console.read(register, &mut byte);
+            byte[0]
+        })
+    };
+    assert_eq!(registers(&after), [0x03, 0x05, 0x08, 0x5A]);
+    assert_eq!(after.save().divisor, [12, 34]);
+    let input = [(); 2].map(|()| {
+        let mut byte = [0];
+        after.read(0, &mut byte);
+        byte[0]
+    });
+    assert_eq!(&input, b"ab");
+}
+
+#[test]
+fn panic_text_after_a_restore_reaches_the_new_vms_end() {
+    let (console, end) = (console(), Arc::new(EndSignal::new().unwrap()));
+    console.restore(&console.save(), end.clone()).unwrap();
+    for byte in b"Kernel panic - not syncing" {
+        console.write(0, &[*byte]);
+    }
+    end.end(Ending::Reboot);
+    assert_eq!(end.cause(), Some(Ending::Panic));
+}
+
+#[test]
+fn input_beyond_the_chips_room_is_counted_only_as_far_as_it_was_taken() {
+    let console = console();
+    let room = console.input_room();
+    assert!(room > 0);
+    assert_eq!(console.input(&vec![b'x'; room]), room);
+    assert_eq!(console.input_room(), 0);
+    assert_eq!(console.input(b"y"), 0);
+    assert_eq!(console.counters().received.load(Ordering::Relaxed), room as u64);
+}
+
+#[test]
+fn received_input_raises_the_interrupt_that_the_guest_enabled() {
+    let console = console();
+    console.write(1, &[1]);
+    assert!(console.interrupt().read().is_err(), "nothing has come yet");
+    console.input(b"x");
+    assert_eq!(console.interrupt().read().unwrap(), 1);
+}
+
+#[test]
+fn output_wakes_the_pump_once_and_is_consumed_in_order() {
+    let ready = EventFd::new(EFD_NONBLOCK).unwrap();
+    let counters = Arc::new(ConsoleCounters::default());
+    let end = Arc::new(EndSignal::new().unwrap());
+    let mut output = Output::new(ready.try_clone().unwrap(), counters, end);
+    assert!(output.is_empty() && output.front().is_empty());
+    output.write_all(b"abc").unwrap();
+    assert_eq!(
+        ready.read().unwrap(),
+        1,
+        "one wake-up for all that is written while it waits"
+    );
+    assert!(!output.is_empty());
+    assert_eq!(output.front(), b"abc");
+    output.consume(2);
+    assert_eq!(output.front(), b"c");
+    output.consume(5);
+    assert!(output.is_empty());
+    output.write_all(b"d").unwrap();
+    assert_eq!(ready.read().unwrap(), 1);
+}
+
+#[test]
+fn output_of_a_monitor_that_is_gone_is_dropped_and_counted() {
+    let console = console();
+    let (monitor, stop, thread) = start(&console);
+    drop(monitor);
+    for _ in 0..1000 {
+        console.write(0, b"x");
+    }
+    stop.write(1).unwrap();
+    thread.join().unwrap();
+    assert!(console.uart().writer().is_empty());
+    assert_eq!(console.counters().dropped.load(Ordering::Relaxed), 1000);
+}
+
+#[test]
+fn output_that_a_broken_connection_refuses_is_counted_once() {
+    let console = console();
+    let (mut monitor, theirs) = UnixStream::pair().unwrap();
+    theirs.set_nonblocking(true).unwrap();
+    for _ in 0..1000 {
+        console.write(0, b"x");
+    }
+    // The pump reads this before it finds out that its own writes fail.
+    monitor.write_all(b"?").unwrap();
+    drop(monitor);
+    let stop = EventFd::new(EFD_NONBLOCK).unwrap();
+    stop.write(1).unwrap();
+    pump(&console, File::from(OwnedFd::from(theirs)), &stop);
+    assert_eq!(console.counters().received.load(Ordering::Relaxed), 1);
+    assert_eq!(console.counters().dropped.load(Ordering::Relaxed), 1000);
 }

@@ -126,3 +126,28 @@ pub trait VirtioDevice: Send {
         serde_json::Value::Null
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_configuration_space_is_read_as_far_as_it_goes() {
+        let space = [1, 2, 3, 4];
+        let read = |offset| {
+            let mut data = [0xFF; 3];
+            read_space(&space, offset, &mut data);
+            data
+        };
+        assert_eq!(read(0), [1, 2, 3]);
+        assert_eq!(read(1), [2, 3, 4]);
+        assert_eq!(read(3), [4, 0, 0]);
+        assert_eq!(read(4), [0; 3]);
+        assert_eq!(read(u64::MAX), [0; 3]);
+    }
+
+    #[test]
+    fn every_ring_may_use_indirect_tables_and_event_indices() {
+        assert_eq!(RING_FEATURES, 1 << 28 | 1 << 29);
+    }
+}

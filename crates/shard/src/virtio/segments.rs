@@ -153,3 +153,90 @@ impl Segments {
         done
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::virtio::test_driver::{DriverQueue, memory};
+    use virtio_queue::QueueT;
+    use vm_memory::{Bytes, GuestAddress};
+
+    /// The pieces of one chain of readable or writable buffers.
+    fn append(buffers: &[(u64, u32)], writable: bool, direction: Direction) -> Result<Segments, DeviceError> {
+        let memory = memory();
+        for (address, length) in buffers {
+            // What lies outside memory is what some tests want.
+            let _ = memory.write_slice(
+                &vec![address.to_le_bytes()[1]; *length as usize],
+                GuestAddress(*address),
+            );
+        }
+        let mut driver = DriverQueue::new(&memory, 0);
+        driver.add(buffers, writable);
+        let mut queue = driver.active().queue;
+        let chain = queue.pop_descriptor_chain(&*memory).unwrap();
+        let mut segments = Segments::default();
+        let counted = segments.append(&memory, chain, direction);
+        // The mapping outlives the test.
+        std::mem::forget(memory);
+        match counted {
+            Ok(counted) => {
+                assert_eq!(counted, (segments.pieces().len(), segments.bytes()));
+                Ok(segments)
+            }
+            Err(error) => {
+                assert_eq!(
+                    (segments.pieces().len(), segments.bytes()),
+                    (0, 0),
+                    "nothing of it is kept"
+                );
+                Err(error)
+            }
+        }
+    }
+
+    #[test]
+    fn bytes_are_copied_across_the_borders_of_pieces() {
+        let buffers = [(0x10_0100, 3), (0x10_0200, 0), (0x10_0300, 4)];
+        let segments = append(&buffers, false, Direction::FromDriver).unwrap();
+        assert_eq!((segments.pieces().len(), segments.bytes()), (2, 7));
+        let read = |offset: usize, count: usize| {
+            let mut data = vec![0xFF; count];
+            let done = segments.read_at(offset, &mut data);
+            data.truncate(done);
+            data
+        };
+        assert_eq!(read(0, 7), [1, 1, 1, 3, 3, 3, 3]);
+        assert_eq!(read(2, 2), [1, 3]);
+        assert_eq!(read(3, 9), [3, 3, 3, 3]);
+        assert!(read(7, 1).is_empty());
+        assert_eq!(segments.write_at(1, &[8, 9, 10]), 3);
+        assert_eq!(read(0, 7), [1, 8, 9, 10, 3, 3, 3]);
+        assert_eq!(segments.write_at(6, &[5, 5]), 1);
+        assert_eq!(read(5, 2), [3, 5]);
+    }
+
+    #[test]
+    fn pieces_are_dropped_from_the_front_or_all_at_once() {
+        let buffers = [(0x10_0100, 3), (0x10_0300, 4)];
+        let mut segments = append(&buffers, true, Direction::ToDriver).unwrap();
+        segments.drop_front(1, 3);
+        assert_eq!((segments.pieces().len(), segments.bytes()), (1, 4));
+        let mut byte = [0];
+        assert_eq!((segments.read_at(0, &mut byte), byte), (1, [3]));
+        segments.clear();
+        assert_eq!((segments.pieces().len(), segments.bytes()), (0, 0));
+    }
+
+    #[test]
+    fn a_chain_is_taken_whole_or_not_at_all() {
+        for (writable, direction) in [(true, Direction::FromDriver), (false, Direction::ToDriver)] {
+            assert!(append(&[(0x10_0000, 16)], writable, direction).is_err());
+        }
+        // The second buffer ends one byte past the end of memory.
+        let outside = [(0x10_0000, 16), ((8 << 20) - 15, 16)];
+        assert!(append(&outside, false, Direction::FromDriver).is_err());
+        let inside = [(0x10_0000, 16), ((8 << 20) - 16, 16)];
+        assert!(append(&inside, false, Direction::FromDriver).is_ok());
+    }
+}

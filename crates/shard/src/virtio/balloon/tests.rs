@@ -1,13 +1,15 @@
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap};
 
 use super::{Balloon, Release};
 use crate::memory::GuestRam;
 use crate::sandbox::Threads;
+use crate::virtio::device::RING_FEATURES;
 use crate::virtio::test_driver::{DriverQueue, Told, wait};
-use crate::virtio::{Activation, VirtioDevice};
+use crate::virtio::{Activation, VirtioDevice, VirtioId};
 
 const BYTES: u64 = 8 << 20;
 
@@ -150,4 +152,110 @@ fn deflating_below_the_target_lowers_it() {
     let mut target = [0; 4];
     rig.balloon.read_config(0, &mut target);
     assert_eq!(u32::from_le_bytes(target), 512);
+}
+
+#[test]
+fn the_driver_finds_a_balloon_that_deflates_when_memory_runs_out() {
+    let rig = rig();
+    assert_eq!(rig.balloon.id(), VirtioId::Balloon);
+    assert_eq!(rig.balloon.queue_sizes(), [128, 128, 16, 64, 64]);
+    // Statistics, deflating when out of memory, reporting.
+    assert_eq!(rig.balloon.features(), RING_FEATURES | 1 << 1 | 1 << 2 | 1 << 5);
+}
+
+#[test]
+fn only_the_actual_size_is_written_by_the_driver() {
+    let mut rig = rig();
+    rig.balloon.handle().set_bytes(3 * 4096);
+    assert_eq!(rig.told.configs.load(Ordering::SeqCst), 1, "the driver is told");
+    rig.balloon.write_config(0, &7_u32.to_le_bytes());
+    rig.balloon.write_config(4, &7_u16.to_le_bytes());
+    rig.balloon.write_config(4, &2_u32.to_le_bytes());
+    let mut config = [0xFF; 12];
+    rig.balloon.read_config(0, &mut config);
+    assert_eq!(config, [3, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(rig.balloon.handle().actual_bytes(), 2 * 4096);
+    let status = rig.balloon.status();
+    assert_eq!(status["target_bytes"], 3 * 4096);
+    assert_eq!(status["actual_bytes"], 2 * 4096);
+}
+
+#[test]
+fn a_target_beyond_memory_is_all_of_it() {
+    let rig = rig();
+    for bytes in [BYTES + 4096, u64::MAX] {
+        rig.balloon.handle().set_bytes(bytes);
+        assert_eq!(rig.balloon.status()["target_bytes"], BYTES);
+    }
+}
+
+#[test]
+fn inflating_to_the_target_keeps_it() {
+    let mut rig = rig();
+    rig.balloon.handle().set_bytes(4096);
+    for actual in [1_u32, 1, 2] {
+        rig.balloon.write_config(4, &actual.to_le_bytes());
+    }
+    assert_eq!(rig.balloon.status()["target_bytes"], 4096);
+}
+
+#[test]
+fn a_reset_deflates_and_tells_the_driver_no_more() {
+    let mut rig = rig();
+    rig.balloon.write_config(4, &2_u32.to_le_bytes());
+    rig.balloon.reset();
+    let handle = rig.balloon.handle();
+    assert_eq!(handle.actual_bytes(), 0);
+    handle.set_bytes(4096);
+    assert_eq!(rig.told.configs.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn another_vms_balloon_goes_on_with_both_sizes() {
+    let (mut before, mut after) = (rig(), rig());
+    before.balloon.handle().set_bytes(5 * 4096);
+    before.balloon.write_config(4, &4_u32.to_le_bytes());
+    after.balloon.resume(&before.balloon.save());
+    let sizes = |rig: &Rig| {
+        let status = rig.balloon.status();
+        (status["target_bytes"].clone(), status["actual_bytes"].clone())
+    };
+    assert_eq!(sizes(&after), ((5 * 4096).into(), (4 * 4096).into()));
+    after.balloon.resume(&serde_json::Value::Null);
+    assert_eq!(sizes(&after), sizes(&before), "what is no state is ignored");
+}
+
+#[test]
+fn statistics_are_named_by_the_specification() {
+    use super::metrics::statistic_name;
+    let names = [0, 4, 9, 10, u16::MAX].map(statistic_name);
+    assert_eq!(
+        names,
+        [
+            "swap_in_bytes",
+            "free_bytes",
+            "hugetlb_failures",
+            "tag_10",
+            "tag_65535"
+        ]
+    );
+}
+
+#[test]
+fn neighbouring_pages_are_returned_however_the_driver_lists_them() {
+    let mut rig = rig();
+    let numbers = [7_u32, 5, 6, 6, 100];
+    let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+    let at = 0x70_0000;
+    rig.memory.write_slice(&bytes, GuestAddress(at)).unwrap();
+    // A trailing part of a number is none.
+    rig.queues[0].add(&[(at, bytes.len() as u32 + 2)], false);
+    rig.queues[0].take_used().unwrap();
+    assert_eq!(host_bytes(&rig.file), BYTES - 4 * 4096);
+    let counted = || (rig.balloon.status()["inflated_bytes"] == 4 * 4096).then_some(());
+    assert_eq!(wait(counted), Some(()));
+    for page in [5, 6, 7, 100] {
+        let byte: u8 = rig.memory.read_obj(GuestAddress(page * 4096 + 0xFFF)).unwrap();
+        assert_eq!(byte, 0, "page {page}");
+    }
 }

@@ -12,7 +12,7 @@ use vm_memory::{Bytes, GuestAddress};
 use super::{Backend, Net};
 use crate::memory::GuestRam;
 use crate::sandbox::Threads;
-use crate::virtio::device::{Activation, VirtioDevice};
+use crate::virtio::device::{Activation, VirtioDevice, VirtioId};
 use crate::virtio::test_driver::{DriverQueue, Told, memory, wait};
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
@@ -265,4 +265,48 @@ fn broken_chains_ask_for_a_reset() {
     let (mut bench, _peer) = stream_bench();
     bench.queues[1].offer(9999);
     bench.told.failure();
+}
+
+#[test]
+fn the_driver_finds_the_cards_address_link_queues_and_mtu() {
+    let (ours, _theirs) = UnixStream::pair().unwrap();
+    ours.set_nonblocking(true).unwrap();
+    let make = |socket: UnixStream| Net::new(&Threads::sealed(), "net0", MAC, Backend::Stream(socket.into()));
+    let plain = make(ours.try_clone().unwrap()).unwrap();
+    assert_eq!(plain.id(), VirtioId::Net);
+    assert_eq!(plain.queue_sizes(), [256, 256], "one pair has no control queue");
+    let has = |net: &Net, feature: u32| net.features() & 1 << feature != 0;
+    assert!(has(&plain, spec::VIRTIO_NET_F_MAC) && !has(&plain, spec::VIRTIO_NET_F_MTU));
+    assert!(!has(&plain, spec::VIRTIO_NET_F_MQ) && !has(&plain, spec::VIRTIO_NET_F_CTRL_VQ));
+    let mut config = [0xFF; 14];
+    plain.read_config(0, &mut config);
+    assert_eq!(config, [2, 0, 0, 0, 0, 1, 1, 0, 1, 0, 0, 0, 0, 0]);
+    let large = make(ours).unwrap().with_mtu(9000);
+    assert!(has(&large, spec::VIRTIO_NET_F_MTU));
+    large.read_config(10, &mut config);
+    assert_eq!(config[..2], 9000_u16.to_le_bytes());
+    let smallest = large.with_mtu(1);
+    smallest.read_config(10, &mut config);
+    assert_eq!(config[..2], [68, 0], "no link of IPv4 has less");
+}
+
+#[test]
+fn each_counter_of_a_card_is_reported_under_its_name() {
+    let metrics = super::NetMetrics::default();
+    let counters = [
+        ("rx_frames", &metrics.rx_frames),
+        ("rx_bytes", &metrics.rx_bytes),
+        ("rx_dropped", &metrics.rx_dropped),
+        ("rx_stalls", &metrics.rx_stalls),
+        ("tx_frames", &metrics.tx_frames),
+        ("tx_bytes", &metrics.tx_bytes),
+        ("tx_dropped", &metrics.tx_dropped),
+    ];
+    for (value, (_, counter)) in (1..).zip(&counters) {
+        super::metrics::add(counter, value);
+    }
+    let reported = serde_json::to_value(metrics.counts()).unwrap();
+    for (value, (name, _)) in (1..).zip(&counters) {
+        assert_eq!(reported[*name], value, "{name}");
+    }
 }

@@ -1,4 +1,5 @@
 use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use vm_memory::{Bytes, GuestAddress};
@@ -6,8 +7,9 @@ use vm_memory::{Bytes, GuestAddress};
 use super::{Pmem, Writes, region_bytes};
 use crate::memory::GuestRam;
 use crate::sandbox::Threads;
+use crate::virtio::device::RING_FEATURES;
 use crate::virtio::test_driver::{DriverQueue, Told, memory};
-use crate::virtio::{Activation, VirtioDevice};
+use crate::virtio::{Activation, VirtioDevice, VirtioId};
 
 fn active(writes: Writes) -> (Pmem, DriverQueue, Arc<Told>, GuestRam) {
     let memfd = nix::sys::memfd::memfd_create(c"test", nix::sys::memfd::MFdFlags::MFD_CLOEXEC).unwrap();
@@ -76,4 +78,80 @@ fn the_region_is_whole_and_zero_past_the_file() {
     let bytes = unsafe { std::slice::from_raw_parts(region.host as *const u8, region.bytes as usize) };
     assert_eq!((bytes[4999], bytes[5000], bytes[(2 << 20) - 1]), (7, 0, 0));
     assert_eq!(region_bytes(u64::MAX), None);
+}
+
+#[test]
+fn the_driver_finds_persistent_memory_where_it_is() {
+    let (pmem, ..) = active(Writes::Kept);
+    assert_eq!((pmem.id(), pmem.queue_sizes()), (VirtioId::Pmem, &[64][..]));
+    assert_eq!(pmem.features(), RING_FEATURES);
+    let mut config = [0xFF; 20];
+    pmem.read_config(0, &mut config);
+    let (address, size): (u64, u64) = (4 << 30, 2 << 20);
+    assert_eq!(config[..8], address.to_le_bytes());
+    assert_eq!(config[8..16], size.to_le_bytes());
+    assert_eq!(config[16..], [0; 4]);
+}
+
+#[test]
+fn only_refused_writes_make_the_slot_read_only() {
+    let is_read_only = |writes| active(writes).0.region().read_only;
+    assert_eq!(
+        [Writes::Kept, Writes::Private, Writes::Refused].map(is_read_only),
+        [false, false, true]
+    );
+}
+
+#[test]
+fn only_kept_writes_reach_the_file() {
+    for writes in [Writes::Kept, Writes::Private, Writes::Refused] {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(4096).unwrap();
+        let copy = file.try_clone().unwrap();
+        let pmem = Pmem::new(&Threads::sealed(), copy, 4 << 30, writes).unwrap();
+        let host = pmem.region().host;
+        assert!(host.is_multiple_of(2 << 20), "huge pages fit");
+        // SAFETY: the region is mapped, for writing too, and lives to the end of the process.
+        unsafe { (host as *mut u8).write_volatile(9) };
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, 0).unwrap();
+        assert_eq!(byte == [9], writes == Writes::Kept, "{writes:?}");
+    }
+}
+
+#[test]
+fn other_devices_reach_the_region_at_its_guest_address() {
+    let (pmem, _queue, _told, memory) = active(Writes::Private);
+    let region = pmem.region();
+    let joined = region.join(&memory).unwrap();
+    let read = |address| joined.read_obj::<u8>(GuestAddress(address));
+    assert_eq!((read(4 << 30).unwrap(), read((4 << 30) + 4999).unwrap()), (7, 7));
+    assert_eq!(read((4 << 30) + region.bytes - 1).unwrap(), 0);
+    assert!(read((4 << 30) + region.bytes).is_err());
+    assert!(joined.read_obj::<u8>(GuestAddress(0)).is_ok(), "RAM stays in it");
+    assert!(region.join(&joined).is_err(), "two regions at one address");
+}
+
+#[test]
+fn regions_are_whole_multiples_of_2_mib() {
+    const UNIT: u64 = 2 << 20;
+    let sizes = [0, 1, UNIT, UNIT + 1].map(region_bytes);
+    assert_eq!(sizes, [Some(UNIT), Some(UNIT), Some(UNIT), Some(2 * UNIT)]);
+}
+
+#[test]
+fn words_of_the_wrong_direction_or_length_ask_for_a_reset() {
+    // Two words with their lengths and flags: 1 is followed by another, 2 is writable.
+    for (what, answer) in [
+        ((4, 3), (4, 2)),
+        ((4, 1), (4, 0)),
+        ((4, 1), (3, 2)),
+        ((4, 0), (4, 2)),
+    ] {
+        let (_pmem, mut queue, told, _memory) = active(Writes::Kept);
+        queue.descriptor(0, 0x10_0000, what.0, what.1, 1);
+        queue.descriptor(1, 0x10_0010, answer.0, answer.1, 0);
+        queue.offer(0);
+        assert!(told.failure().contains("too short"), "{what:?} {answer:?}");
+    }
 }

@@ -4,8 +4,9 @@ use vm_memory::{Bytes, GuestAddress};
 
 use super::Rng;
 use crate::sandbox::Threads;
-use crate::virtio::test_driver::{DriverQueue, Told, memory};
-use crate::virtio::{Activation, VirtioDevice};
+use crate::virtio::device::RING_FEATURES;
+use crate::virtio::test_driver::{DriverQueue, Told, memory, wait};
+use crate::virtio::{Activation, VirtioDevice, VirtioId};
 
 fn active() -> (Rng, DriverQueue, Arc<Told>, crate::memory::GuestRam) {
     let memory = memory();
@@ -53,4 +54,35 @@ fn a_loop_ends() {
     queue.descriptor(0, 0x10_0000, 16, 3, 0);
     queue.offer(0);
     assert!(queue.take_used().unwrap().1 <= 4096);
+}
+
+#[test]
+fn the_driver_finds_an_entropy_source_with_one_queue() {
+    let (rng, ..) = active();
+    assert_eq!((rng.id(), rng.queue_sizes()), (VirtioId::Rng, &[64][..]));
+    assert_eq!(rng.features(), RING_FEATURES);
+    let mut config = [0xFF; 4];
+    rng.read_config(0, &mut config);
+    assert_eq!(config, [0; 4], "it has no configuration");
+}
+
+#[test]
+fn requests_and_their_bytes_are_counted() {
+    let (rng, mut queue, ..) = active();
+    queue.add(&[(0x10_0000, 64), (0x10_1000, 8)], true);
+    assert_eq!(queue.take_used().unwrap().1, 72);
+    queue.add(&[(0x10_0000, 16)], true);
+    assert_eq!(queue.take_used().unwrap().1, 16);
+    let counted = || (rng.status()["bytes"] == 88).then(|| rng.status()["requests"].clone());
+    assert_eq!(wait(counted), Some(2.into()));
+}
+
+#[test]
+fn a_reset_device_leaves_requests_alone() {
+    let (mut rng, mut queue, _told, memory) = active();
+    rng.reset();
+    queue.add(&[(0x10_0000, 64)], true);
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    let used: u16 = memory.read_obj(GuestAddress(0x4002)).unwrap();
+    assert_eq!(used, 0);
 }

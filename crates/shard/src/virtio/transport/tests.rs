@@ -1,3 +1,5 @@
+mod migration;
+
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -394,6 +396,60 @@ fn the_bar_is_reached_through_configuration_space() {
     ecam.write(at + 8, &(STATUS as u32).to_le_bytes());
     ecam.write(at + 16, &[1]);
     assert_eq!(driver.status(), 1);
+}
+
+/// A started driver with interrupts: configuration changes by vector 0, queue 0 by vector 1.
+fn started_with_interrupts() -> Driver {
+    let driver = driver();
+    driver.start();
+    driver.msix_control(1 << 15);
+    driver.write(CONFIG_VECTOR as u64, 0, 2);
+    driver.write(QUEUE_VECTOR as u64, 1, 2);
+    driver.vector(0, 0x41, 0);
+    driver.vector(1, 0x42, 0);
+    driver
+}
+
+#[test]
+fn a_reset_that_is_asked_for_is_logged_with_its_cause() {
+    let driver = started_with_interrupts();
+    let error = DeviceError::Host {
+        what: "cannot do it",
+        source: io::Error::other("no room"),
+    };
+    driver.interrupt().needs_reset(&error);
+    assert_eq!(driver.mock.delivered(0), 1, "the driver is interrupted");
+    let log = driver.log.lock().unwrap();
+    assert_eq!(
+        log[..],
+        ["fake: stopped until the guest resets it: cannot do it: no room"]
+    );
+}
+
+#[test]
+fn entries_of_the_vector_table_keep_their_message_and_mask_only() {
+    let driver = driver();
+    driver.msix_control(1 << 15);
+    driver.write(TABLE, 0x1234_5678_FEE0_1000, 8);
+    driver.write(TABLE + 8, 0xFFFF_FFFE_0000_0041, 8);
+    assert_eq!(driver.read(TABLE, 8), 0x1234_5678_FEE0_1000);
+    assert_eq!(
+        driver.read(TABLE + 8, 8),
+        0x41,
+        "unmasked; the rest of the word is reserved"
+    );
+    let gsi = driver.mock.interrupts.lock().unwrap()[0].0;
+    let message = Message {
+        address: 0x1234_5678_FEE0_1000,
+        data: 0x41,
+    };
+    let expected = Route::Message { gsi, message };
+    assert!(driver.mock.routes.lock().unwrap().contains(&expected));
+    // Two queues and configuration changes: three vectors, and nothing behind them.
+    assert_eq!(driver.read(TABLE + 2 * 16 + 12, 4), 1);
+    assert_eq!(driver.read(TABLE + 3 * 16 + 12, 4), 0);
+    driver.write(TABLE + 3 * 16, u64::MAX, 8);
+    assert_eq!(driver.read(TABLE + 3 * 16, 8), 0);
 }
 
 /// Where an access goes.

@@ -230,3 +230,151 @@ impl Connection {
         (drained || left) && !self.has_control()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROOM: u32 = 1000;
+
+    /// One that the guest asked for, whose response was sent.
+    fn open() -> Connection {
+        let mut connection = Connection::accept(ROOM, 0);
+        assert_eq!(connection.next_control(), Some((op::RESPONSE, 0)));
+        connection
+    }
+
+    #[test]
+    fn nothing_is_sent_before_the_connection_is_open() {
+        let mut asked = Connection::request();
+        assert!(asked.has_control() && !asked.is_open());
+        assert_eq!(asked.receive(op::RESPONSE, 0, ROOM, 0, &[]), Err(Violation));
+        assert_eq!(asked.next_control(), Some((op::REQUEST, 0)));
+        assert!(!asked.has_control());
+        assert_eq!((asked.next_control(), asked.room()), (None, 0));
+        assert_eq!(asked.receive(op::RW, 0, ROOM, 0, b"x"), Err(Violation));
+        assert_eq!(asked.receive(op::RESPONSE, 0, ROOM, 0, &[]), Ok(true));
+        assert_eq!((asked.is_open(), asked.room()), (true, ROOM as usize));
+        let accepted = Connection::accept(ROOM, 0);
+        assert_eq!(accepted.room(), 0, "its response comes first");
+    }
+
+    #[test]
+    fn credit_of_the_guest_is_what_it_has_room_for() {
+        let mut connection = Connection::accept(ROOM, u32::MAX - 9);
+        connection.next_control();
+        // Counters wrap: ten bytes were forwarded before and none since.
+        connection.sent = u32::MAX - 9;
+        connection.sent(400);
+        assert_eq!(connection.room(), 600);
+        connection.receive(op::CREDIT_UPDATE, 0, ROOM, 90, &[]).unwrap();
+        assert_eq!(connection.room(), 700);
+        connection.receive(op::CREDIT_UPDATE, 0, 200, 90, &[]).unwrap();
+        assert_eq!(connection.room(), 0, "a guest may take credit back");
+    }
+
+    #[test]
+    fn bytes_wait_up_to_the_credit_that_was_given() {
+        let mut connection = open();
+        let half = vec![7; BUFFER_BYTES as usize / 2];
+        for _ in 0..2 {
+            connection.receive(op::RW, 0, ROOM, 0, &half).unwrap();
+        }
+        assert_eq!(connection.receive(op::RW, 0, ROOM, 0, b"x"), Err(Violation));
+        connection.forwarded(1);
+        connection.receive(op::RW, 0, ROOM, 0, b"x").unwrap();
+        let mut waiting = 0;
+        while !connection.waiting().is_empty() {
+            let bytes = connection.waiting().len();
+            waiting += bytes;
+            connection.forwarded(bytes);
+        }
+        assert_eq!(waiting, BUFFER_BYTES as usize);
+    }
+
+    #[test]
+    fn a_quarter_of_the_buffer_is_worth_a_credit_update() {
+        let mut connection = open();
+        let quarter = BUFFER_BYTES as usize / 4;
+        connection
+            .receive(op::RW, 0, ROOM, 0, &vec![7; quarter + 5])
+            .unwrap();
+        connection.forwarded(quarter - 1);
+        assert_eq!(connection.next_control(), None);
+        connection.forwarded(1);
+        assert!(connection.has_control());
+        assert_eq!(connection.next_control(), Some((op::CREDIT_UPDATE, 0)));
+        assert_eq!(connection.credit(), (BUFFER_BYTES, quarter as u32));
+        connection.forwarded(5);
+        assert_eq!(connection.next_control(), None, "counted from the last update on");
+        connection.receive(op::CREDIT_REQUEST, 0, ROOM, 0, &[]).unwrap();
+        assert_eq!(connection.next_control(), Some((op::CREDIT_UPDATE, 0)));
+    }
+
+    #[test]
+    fn any_packet_carries_the_credit_that_an_update_would() {
+        let mut connection = open();
+        connection.receive(op::CREDIT_REQUEST, 0, ROOM, 0, &[]).unwrap();
+        connection.credit();
+        assert_eq!(
+            (connection.has_control(), connection.next_control()),
+            (false, None)
+        );
+    }
+
+    #[test]
+    fn each_direction_is_shut_down_by_itself() {
+        let mut connection = open();
+        connection
+            .receive(op::SHUTDOWN, SHUTDOWN_RECEIVE, ROOM, 0, &[])
+            .unwrap();
+        assert_eq!((connection.room(), connection.guest_sent_all()), (0, false));
+        connection.receive(op::RW, 0, ROOM, 0, b"x").unwrap();
+        let mut connection = open();
+        connection
+            .receive(op::SHUTDOWN, SHUTDOWN_SEND, ROOM, 0, &[])
+            .unwrap();
+        assert_eq!(
+            (connection.room(), connection.guest_sent_all()),
+            (ROOM as usize, true)
+        );
+        assert_eq!(connection.receive(op::RW, 0, ROOM, 0, b"x"), Err(Violation));
+        assert!(connection.is_open() && !connection.is_over());
+    }
+
+    #[test]
+    fn a_guest_that_shuts_both_directions_down_gets_a_reset_once_its_bytes_are_taken() {
+        let mut connection = open();
+        connection.receive(op::RW, 0, ROOM, 0, b"last").unwrap();
+        let both = SHUTDOWN_RECEIVE | SHUTDOWN_SEND;
+        connection.receive(op::SHUTDOWN, both, ROOM, 0, &[]).unwrap();
+        assert!(!connection.is_open() && !connection.guest_sent_all());
+        assert_eq!(connection.next_control(), Some((op::RST, 0)));
+        assert_eq!((connection.next_control(), connection.is_over()), (None, false));
+        connection.forwarded(4);
+        assert!(connection.guest_sent_all() && connection.is_over());
+    }
+
+    #[test]
+    fn the_host_says_once_what_it_will_not_do_any_more() {
+        let mut connection = open();
+        connection.host_ended(false);
+        connection.host_ended(false);
+        assert_eq!(connection.next_control(), Some((op::SHUTDOWN, SHUTDOWN_SEND)));
+        assert_eq!((connection.next_control(), connection.room()), (None, 0));
+        assert!(!connection.is_over(), "the guest may still send");
+        connection.host_ended(true);
+        assert!(!connection.is_over(), "the guest has not been told");
+        let both = SHUTDOWN_RECEIVE | SHUTDOWN_SEND;
+        assert_eq!(connection.next_control(), Some((op::SHUTDOWN, both)));
+        assert!(connection.is_over());
+    }
+
+    #[test]
+    fn a_reset_by_the_guest_ends_the_connection_without_an_answer() {
+        let mut connection = open();
+        connection.receive(op::RST, 0, ROOM, 0, &[]).unwrap();
+        assert_eq!((connection.next_control(), connection.is_over()), (None, true));
+        assert_eq!(connection.receive(op::RW, 0, ROOM, 0, b"x"), Ok(false));
+    }
+}

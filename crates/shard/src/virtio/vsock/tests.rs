@@ -14,7 +14,7 @@ use super::packet::{HEADER_BYTES, Header, SHUTDOWN_SEND, op};
 use crate::memory::GuestRam;
 use crate::ports::{self, PENDING_MAX, Ports};
 use crate::sandbox::Threads;
-use crate::virtio::device::{Activation, VirtioDevice};
+use crate::virtio::device::{Activation, RING_FEATURES, VirtioDevice, VirtioId};
 use crate::virtio::test_driver::{DriverQueue, SIZE, Told, memory};
 
 const TX_BUFFER: u64 = 1 << 20;
@@ -392,4 +392,55 @@ fn receive_buffers_without_room_for_payload_ask_for_a_reset() {
     let server = host.accept().map(|(mut server, _)| server.write_all(b"payload"));
     assert!(server.is_ok());
     assert!(bench.told.failure().contains("buffer"));
+}
+
+#[test]
+fn the_driver_finds_its_context_id_and_three_queues() {
+    let bench = bench();
+    assert_eq!(bench.device.id(), VirtioId::Vsock);
+    assert_eq!(bench.device.queue_sizes(), [256, 256, 16]);
+    assert_eq!(bench.device.features(), RING_FEATURES);
+    let mut config = [0xFF; 10];
+    bench.device.read_config(0, &mut config);
+    assert_eq!(config, [3, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+}
+
+#[test]
+fn a_header_is_read_as_it_was_written_field_by_field() {
+    let header = Header {
+        src_cid: 0x0102_0304_0506_0708,
+        dst_cid: 0x1112_1314_1516_1718,
+        src_port: 0x2122_2324,
+        dst_port: 0x3132_3334,
+        len: 0x4142_4344,
+        kind: 0x5152,
+        op: 0x6162,
+        flags: 0x7172_7374,
+        buf_alloc: 0x8182_8384,
+        fwd_cnt: 0x9192_9394,
+    };
+    let bytes = header.bytes();
+    assert_eq!(Header::read(&bytes), header);
+    assert_eq!(
+        (bytes[0], bytes[7], bytes[24], bytes[28], bytes[43]),
+        (8, 1, 0x44, 0x52, 0x91)
+    );
+}
+
+#[test]
+fn each_counter_of_the_socket_device_is_reported_under_its_name() {
+    let metrics = super::metrics::VsockMetrics::default();
+    let counters = [
+        ("opened", &metrics.opened),
+        ("refused", &metrics.refused),
+        ("rx_bytes", &metrics.rx_bytes),
+        ("tx_bytes", &metrics.tx_bytes),
+    ];
+    for (value, (_, counter)) in (1..).zip(&counters) {
+        super::metrics::add(counter, value);
+    }
+    let reported = serde_json::to_value(metrics.counts()).unwrap();
+    for (value, (name, _)) in (1..).zip(&counters) {
+        assert_eq!(reported[*name], value, "{name}");
+    }
 }

@@ -9,7 +9,7 @@ use virtio_bindings::bindings::virtio_blk::{
 };
 
 use super::driver::*;
-use crate::virtio::VirtioDevice;
+use crate::virtio::{VirtioDevice, VirtioId};
 
 const OK: u8 = VIRTIO_BLK_S_OK as u8;
 const IOERR: u8 = VIRTIO_BLK_S_IOERR as u8;
@@ -353,5 +353,71 @@ fn reset_leaves_no_io_behind() {
         assert!(driver.bytes(DATA, poison.len()) == poison, "I/O after the reset");
         driver.activate(1, 0);
         driver.assert_works();
+    }
+}
+
+#[test]
+fn the_driver_finds_a_disk_with_the_features_of_its_kind() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = numbered(directory.path(), 100);
+    // Segment limit, block size, flush, topology, several queues; indirect tables and event indices.
+    let common = 1 << 2 | 1 << 6 | 1 << 9 | 1 << 10 | 1 << 12 | 1 << 28 | 1 << 29;
+    for (read_only, own) in [(false, 1 << 13 | 1 << 14), (true, 1 << 5)] {
+        let driver = Driver::new(raw_store(&path, read_only), read_only, 2, 0);
+        assert_eq!(driver.block.id(), VirtioId::Block);
+        assert_eq!(driver.block.features(), common | own);
+        assert_eq!(driver.block.queue_sizes().len(), 2);
+    }
+}
+
+#[test]
+fn configuration_tells_the_limits_of_requests() {
+    let directory = tempfile::tempdir().unwrap();
+    let driver = Driver::new(raw_store(&numbered(directory.path(), 100), false), false, 1, 0);
+    let word = |offset| {
+        let mut bytes = [0; 4];
+        driver.block.read_config(offset, &mut bytes);
+        u32::from_le_bytes(bytes)
+    };
+    let entries = u32::from(driver.block.queue_sizes()[0]);
+    assert_eq!(
+        word(12),
+        entries - 2,
+        "a request's header and status need a descriptor each"
+    );
+    assert_eq!(
+        word(24),
+        8 << 16 | 3,
+        "a physical block and the least I/O are a page"
+    );
+    assert_eq!(word(32) & 0xFF, 1, "write-back");
+    // Discard and write-zeroes: 512 MiB in one range each.
+    assert_eq!((word(36), word(40), word(44)), (1 << 20, 1, 8));
+    assert_eq!((word(48), word(52), word(56)), (1 << 20, 1, 1));
+}
+
+#[test]
+fn each_counter_of_a_disk_is_reported_under_its_name() {
+    let metrics = crate::virtio::block::metrics::Metrics::default();
+    let counters = [
+        ("reads", &metrics.reads),
+        ("read_bytes", &metrics.read_bytes),
+        ("writes", &metrics.writes),
+        ("written_bytes", &metrics.written_bytes),
+        ("flushes", &metrics.flushes),
+        ("discards", &metrics.discards),
+        ("zeroed", &metrics.zeroed),
+        ("failed", &metrics.failed),
+        ("unsupported", &metrics.unsupported),
+        ("in_background", &metrics.in_background),
+        ("notifications", &metrics.notifications),
+        ("interrupts", &metrics.interrupts),
+    ];
+    for (value, (_, counter)) in (1..).zip(&counters) {
+        crate::virtio::block::metrics::add(counter, value);
+    }
+    let reported = serde_json::to_value(metrics.snapshot()).unwrap();
+    for (value, (name, _)) in (1..).zip(&counters) {
+        assert_eq!(reported[*name], value, "{name}");
     }
 }
