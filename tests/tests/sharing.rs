@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use guest_tests::command::Call;
-use guest_tests::pattern::{Numbers, digest};
+use guest_tests::pattern::Numbers;
 use guest_tests::vm::{SHARE_BETWEEN_ALL, SHARE_BETWEEN_GROUP};
 use guest_tests::{Scratch, Vm, VmFile, mirrorball, wait};
 use serde_json::Value;
@@ -16,8 +16,8 @@ const PAGE_BYTES: u64 = 4096;
 /// How long the background may take to share what was read.
 const SETTLE_LIMIT: Duration = Duration::from_secs(90);
 
-/// An ext4 image with one file of random bytes; the file's SHA-256.
-fn file_system(scratch: &Scratch) -> (PathBuf, String) {
+/// An ext4 image with one file of random bytes.
+fn file_system(scratch: &Scratch) -> PathBuf {
     let mut bytes = vec![0; FILE_BYTES];
     Numbers::new(7).fill(&mut bytes);
     let tree = scratch.join("tree");
@@ -28,7 +28,7 @@ fn file_system(scratch: &Scratch) -> (PathBuf, String) {
         .args(["-q", "-t", "ext4", "-b", "4096", "-d"])
         .args([&tree, &image])
         .ok();
-    (image, digest(&bytes))
+    image
 }
 
 fn start(scratch: &Scratch, name: &str, image: &Path, share: &str) -> Vm {
@@ -87,11 +87,13 @@ fn with_program(file: VmFile, share: &str) -> VmFile {
 }
 
 /// Both guests read the second disk, and have its pages in common.
-fn share_program(vms: [&Vm; 2]) {
+fn share_program(scratch: &Scratch, vms: [&Vm; 2]) {
     let program = fs::File::open(std::env::current_exe().expect("a program")).expect("it can be read");
     let mut bytes = vec![0; PROGRAM_BYTES as usize];
     program.read_exact_at(&mut bytes, 0).expect("it is longer");
-    let wanted = digest(&bytes);
+    let part = scratch.join("part");
+    fs::write(&part, &bytes).expect("room for it");
+    let wanted = sha256(&part);
     for vm in vms {
         let before = counter(vm, "mapped_later") + counter(vm, "mapped_at_read");
         let read = vm.sh(&format!("head -c {PROGRAM_BYTES} /dev/vdb | sha256sum"));
@@ -103,7 +105,7 @@ fn share_program(vms: [&Vm; 2]) {
 /// Both VMs read the file, share most of it, and write over it; neither sees the other's writes.
 fn share_and_write(share: &str) {
     let scratch = Scratch::new(share);
-    let (image, _) = file_system(&scratch);
+    let image = file_system(&scratch);
     let whole = sha256(&image);
     let (one, other) = (
         start(&scratch, "one", &image, share),
@@ -115,7 +117,7 @@ fn share_and_write(share: &str) {
     wait_shared(&one, most);
     wait_shared(&other, most);
     assert_eq!(read(&one), wanted, "sharing changed what a guest sees");
-    share_program([&one, &other]);
+    share_program(&scratch, [&one, &other]);
     // Through the page cache, in the middle of a page and over whole ones.
     let write = |word: &str| {
         format!(
@@ -153,7 +155,7 @@ fn reads_are_shared_at_once_and_writes_stay_private() {
 #[test]
 fn a_vm_whose_base_is_changed_ends_and_says_so() {
     let scratch = Scratch::new("changed");
-    let (image, _) = file_system(&scratch);
+    let image = file_system(&scratch);
     let vm = start(&scratch, "changed", &image, "adaptive");
     let base = fs::OpenOptions::new().write(true).open(&image).expect("the base");
     base.write_at(b"x", 40 << 20).expect("a write to the base");
@@ -164,7 +166,7 @@ fn a_vm_whose_base_is_changed_ends_and_says_so() {
 #[test]
 fn share_groups_have_no_file_in_common() {
     let scratch = Scratch::new("groups");
-    let (image, _) = file_system(&scratch);
+    let image = file_system(&scratch);
     let sha256_of_file = sha256(&scratch.join("tree").join("file"));
     let start = |name: &str, group: Option<&str>| {
         let mut file = VmFile::new(name).disk(&image, "").host_file(SHARE_BETWEEN_ALL);
