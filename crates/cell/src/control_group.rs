@@ -192,7 +192,7 @@ mod tests {
         let controllers = fs::read_to_string(Path::new(ROOT).join("cgroup.controllers")).unwrap_or_default();
         let can = nix::unistd::geteuid().is_root() && controllers.split_whitespace().any(|name| name == "io");
         let Some((path, disk)) = disk().filter(|_| can) else {
-            return eprintln!("LEFT OUT: it takes root, the io controller of cgroup v2, and a block device");
+            return eprintln!("left out: it takes root, the io controller of cgroup v2, and a block device");
         };
         let limit = "[io_limit]\nread_bytes = \"1M\"\nwrites = 500\n";
         let spec = config::parse("vm.toml", &format!("image = \"x\"\n{limit}")).unwrap();

@@ -165,7 +165,7 @@ mod tests {
                     ),
                     "{first}"
                 );
-                eprintln!("LEFT OUT: {first}");
+                eprintln!("left out: {first}");
             }
             other => panic!("{other:?}"),
         }

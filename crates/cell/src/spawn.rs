@@ -440,7 +440,7 @@ mod tests {
         assert_eq!(nix::unistd::geteuid().as_raw(), MADE_UP);
         let namespaces = Namespaces::probe();
         if !namespaces.missing.is_empty() {
-            return eprintln!("LEFT OUT: {}", namespaces.missing.join("; "));
+            return eprintln!("left out: {}", namespaces.missing.join("; "));
         }
         let helpers = ["newuidmap", "newgidmap"].map(|helper| Path::new("/usr/bin").join(helper));
         assert!(
