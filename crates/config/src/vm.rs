@@ -148,12 +148,12 @@ pub struct RootSpec {
     pub persistent: bool,
     /// How what it reads is shared; as the VM's `share` when absent.
     pub share: Option<ShareSpec>,
-    /// What a write does that finds no room on the host.
+    /// The outcome of a write that finds no room on the host.
     #[serde(default)]
     pub on_full: OnFullSpec,
 }
 
-/// What a write to a disk does that finds no room on the host (`docs/disks.md`).
+/// The outcome of a write to a disk that finds no room on the host (`docs/disks.md`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
@@ -207,7 +207,7 @@ pub struct DiskSpec {
     pub queues: Option<u16>,
     /// How what it reads is shared; as the VM's `share` when absent.
     pub share: Option<ShareSpec>,
-    /// What a write does that finds no room on the host.
+    /// The outcome of a write that finds no room on the host.
     #[serde(default)]
     pub on_full: OnFullSpec,
 }

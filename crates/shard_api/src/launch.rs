@@ -318,7 +318,7 @@ pub struct DiskLaunch {
     pub pmem: bool,
     /// How pages read from files that nobody writes are shared with other VMs.
     pub share: Share,
-    /// What a write does that finds no room on the host.
+    /// The outcome of a write that finds no room on the host.
     #[serde(default)]
     pub on_full: OnFull,
 }

@@ -1,4 +1,4 @@
-//! What a monitor asks of KVM and of a kernel's file, answered by functions that the program hands to it.
+//! Questions of a monitor about KVM and a kernel's file. The program hands it the functions that answer them.
 
 use std::fs::File;
 use std::io;

@@ -159,7 +159,7 @@ fn a_file_that_is_to_be_mapped_gets_all_its_room_or_is_refused() {
     });
 }
 
-/// What a submission that was done at once comes to.
+/// The outcome of a submission that was done at once.
 fn submitted(queue: &mut IoQueue, operation: Operation) -> Result<io::Result<()>, Operation> {
     match queue.submit(operation, 1) {
         Submission::Done(result) => Ok(result),
