@@ -12,6 +12,8 @@ const LANES: usize = 2;
 const MIB: u64 = 1 << 20;
 /// What the host's caches may move by in a few minutes.
 const MEMORY_SLACK_BYTES: u64 = 24 * MIB;
+/// The kernel's caches grow once, and a leak takes memory in each round: one round below the slack is enough.
+const ROUNDS: usize = 3;
 
 /// Pages that only cache files are not memory that leaked.
 fn drop_caches() {
@@ -77,18 +79,12 @@ fn cycles(count: usize, scratch: &Scratch) {
     });
 }
 
-#[test]
-fn thirty_cycles_leave_nothing_behind() {
-    let scratch = Scratch::new("cycles");
-    // The first of each way may fill caches for good.
-    cycles(4, &scratch);
-    let traces = Traces::now();
+/// Runs that many cycles. Returns the bytes of available memory that are gone since.
+fn memory_lost_by(count: usize, scratch: &Scratch) -> u64 {
     drop_caches();
     let (available, shared) = (host::available_bytes(), host::shared_bytes());
     let files = host::open_descriptors();
-    let count = repetitions(CYCLES);
-    cycles(count, &scratch);
-    traces.expect_unchanged("cycles");
+    cycles(count, scratch);
     drop_caches();
     let shared_later = host::shared_bytes();
     assert!(
@@ -100,13 +96,25 @@ fn thirty_cycles_leave_nothing_behind() {
         files_later < files + count,
         "open descriptors of all processes grew from {files} to {files_later}"
     );
-    let available_later = host::available_bytes();
-    println!(
-        "{count} cycles: available memory {available} then {available_later}, shared {shared} then {shared_later} \
-         bytes, open descriptors {files} then {files_later}"
-    );
-    assert!(
-        available_later + MEMORY_SLACK_BYTES > available,
-        "available memory fell from {available} to {available_later} bytes"
-    );
+    let lost = available.saturating_sub(host::available_bytes());
+    println!("{count} cycles: {lost} of {available} bytes of available memory are gone");
+    lost
+}
+
+#[test]
+fn thirty_cycles_leave_nothing_behind() {
+    let scratch = Scratch::new("cycles");
+    // The first of each way may fill caches for good.
+    cycles(4, &scratch);
+    let traces = Traces::now();
+    let count = repetitions(CYCLES);
+    let mut lost = Vec::new();
+    while lost.len() < ROUNDS {
+        lost.push(memory_lost_by(count, &scratch));
+        traces.expect_unchanged("cycles");
+        if lost[lost.len() - 1] < MEMORY_SLACK_BYTES {
+            return;
+        }
+    }
+    panic!("available memory fell in each round: by {lost:?} bytes");
 }
