@@ -42,14 +42,21 @@ impl MappedFiles {
     /// Tells the VM's shard of every change, until `over` is closed.
     pub(crate) fn watch(&self, handle: &Handle, over: &Receiver<()>) {
         while over.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
-            let Ok(files) = self.find() else { return };
-            let files: Vec<bool> = files.iter().map(|file| file.is_shared).collect();
-            let mut told = self.told();
             // Between two boots there is no shard; the next is told at its start.
-            if *told != files && handle.order(&Order::Shared { files: files.clone() }).is_ok() {
-                *told = files;
+            if self.tell(|order| handle.order(order).is_ok()).is_err() {
+                return;
             }
         }
+    }
+
+    /// Tells the shard what has changed since it was told last, by `order`, which is true when the shard has it.
+    fn tell(&self, order: impl FnOnce(&Order) -> bool) -> io::Result<()> {
+        let files: Vec<bool> = self.find()?.iter().map(|file| file.is_shared).collect();
+        let mut told = self.told();
+        if *told != files && order(&Order::Shared { files: files.clone() }) {
+            *told = files;
+        }
+        Ok(())
     }
 
     fn find(&self) -> io::Result<Vec<MappedFile>> {
@@ -67,5 +74,67 @@ impl MappedFiles {
 
     fn told(&self) -> MutexGuard<'_, Vec<bool>> {
         self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+    use std::path::Path;
+    use std::time::Instant;
+
+    use tempfile::NamedTempFile;
+
+    use super::*;
+    use crate::share_group::ShareGroup;
+
+    fn claims(group: &ShareGroup, files: &[&NamedTempFile]) -> Claims {
+        let mut claims = Claims::new(group.clone());
+        let files = files.iter().map(|file| file.as_file());
+        assert!(claims.claim(files, Path::new("image")));
+        claims
+    }
+
+    /// The order that a shard gets now, if it gets one.
+    fn told(mapped: &MappedFiles) -> Option<Vec<bool>> {
+        let mut files = None;
+        let order = |order: &Order| {
+            let Order::Shared { files: told } = order else {
+                panic!("{order:?}")
+            };
+            files = Some(told.clone());
+            true
+        };
+        mapped.tell(order).unwrap();
+        files
+    }
+
+    #[test]
+    fn a_shard_is_told_which_of_its_files_another_vm_maps_when_that_changes() {
+        let (kernel, disk) = (NamedTempFile::new().unwrap(), NamedTempFile::new().unwrap());
+        let group = ShareGroup::of_run().unwrap();
+        let mapped = MappedFiles::of(&claims(&group, &[&kernel, &disk]));
+        let at_start = mapped.at_start();
+        let ids: Vec<_> = at_start.iter().map(|file| (file.device, file.inode)).collect();
+        let own = [&kernel, &disk].map(|file| file.as_file().metadata().unwrap());
+        assert_eq!(ids, own.map(|own| (own.dev(), own.ino())));
+        assert!(at_start.iter().all(|file| !file.is_shared), "it is alone");
+        assert_eq!(told(&mapped), None, "nothing has changed");
+
+        let other = claims(&group, &[&disk]);
+        mapped.tell(|_| false).unwrap();
+        let shared = Some(vec![false, true]);
+        assert_eq!(told(&mapped), shared, "what no shard has heard is told again");
+        assert_eq!(told(&mapped), None, "nothing has changed");
+        drop(other);
+        // A process that another test starts has copies of locks until it runs its program.
+        let end = Instant::now() + Duration::from_secs(10);
+        let last = loop {
+            let last = told(&mapped);
+            if last.is_some() || Instant::now() > end {
+                break last;
+            }
+        };
+        assert_eq!(last, Some(vec![false, false]));
     }
 }

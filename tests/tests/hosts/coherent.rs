@@ -250,12 +250,12 @@ fn linux_over_two_hosts_that_share_memory_goes_by_it_in_each_boot() {
 }
 
 #[test]
-#[ignore = "a landing does the same over three hosts; `make campaign NAME=hosts` runs it"]
 fn linux_over_two_hosts_is_one_machine_and_ends_as_one() {
     is_one_machine_and_ends_as_one(&Lab::linked("pair", HOSTS, ""), &WAYS);
 }
 
 #[test]
+#[ignore = "8 minutes where hosts are emulated; `make campaign NAME=hosts` runs it"]
 fn linux_over_three_hosts_is_one_machine_and_ends_as_one() {
     is_one_machine_and_ends_as_one(&Lab::linked("three", super::HOSTS, ""), &ROUND);
 }

@@ -8,6 +8,8 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
+
 use crate::programs::{Place, Program, Shape};
 use crate::worker;
 
@@ -108,6 +110,7 @@ impl<'a> Lane<'a> {
         let end = match ended {
             Collected::Over => {
                 kill_group(&mut child);
+                self.end_labs_of(child.id());
                 End::OverLimit(limit)
             }
             _ => End::Exited(status(&mut child)),
@@ -118,6 +121,26 @@ impl<'a> Lane<'a> {
             seconds: start.elapsed().as_secs_f64(),
             lab_start_s: 0.0,
             host_cpu_s: 0.0,
+        }
+    }
+
+    /// Ends the labs that a killed test program has started. Their supervisors are in sessions of their own, and their hosts
+    /// would take the CPUs from all programs after it. Names of the tests' labs end with the number of their process.
+    fn end_labs_of(&self, pid: u32) {
+        let lab = |arguments: &[&str]| Command::new(self.mirrorball).arg("lab").args(arguments).output();
+        let listed = lab(&["ls", "--json"])
+            .map(|output| output.stdout)
+            .unwrap_or_default();
+        let labs: Vec<Value> = serde_json::from_slice(&listed).unwrap_or_default();
+        for name in labs.iter().filter_map(|lab| lab["name"].as_str()) {
+            if name.ends_with(&format!("-{pid}")) {
+                let ended = lab(&["down", "--name", name]);
+                let ended = ended.is_ok_and(|output| output.status.success());
+                println!(
+                    "test-runner: lab {name} was left, and {}",
+                    if ended { "is ended" } else { "stays" }
+                );
+            }
         }
     }
 
