@@ -17,15 +17,7 @@ pub const CALLS: Table = Table {
     compared: false,
     rows: &[
         Row::new("both polling", &[Some(call::polling), Some(call::pipelined)]),
-        Row::new(
-            "both polling, executed once",
-            &[Some(call::polling_once), Some(call::pipelined_once)],
-        ),
         Row::new("both blocked before", &[Some(call::blocked), None]),
-        Row::new(
-            "both blocked before, executed once",
-            &[Some(call::blocked_once), None],
-        ),
     ],
 };
 

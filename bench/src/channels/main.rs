@@ -34,7 +34,6 @@ fn act(role: &str, words: &[String]) -> Outcome<()> {
         "socket-echo" => messages::socket::echo_role(),
         "socket-flood" => messages::socket::flood_role(),
         "callee" => cells::call::callee_role(words),
-        "callee-once" => cells::call::callee_once_role(words),
         "cell" => cells::agreement::role(words),
         "idler" => idle::role(words),
         _ => Err(format!("no role is called {role}").into()),

@@ -5,7 +5,6 @@
 //!   to give and take come out, as calls of [`Effects`] in the order in which they are to be done.
 //! - [`Layout`]: which nodes there are, and which of them *manages* which pages.
 //! - [`Message`]: what engines say to one another, 16 bytes each, some with the page beside them.
-//! - [`link`]: makes links that lose, double and reorder into such as engines need. Nothing uses it yet but tests: crates/dsm has streams.
 //!
 //! What holds at any time, for each page:
 //!
@@ -21,7 +20,6 @@ mod engine;
 #[cfg(test)]
 mod every_order;
 mod layout;
-pub mod link;
 mod manager;
 pub mod merged;
 mod message;

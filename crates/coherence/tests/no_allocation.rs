@@ -3,7 +3,6 @@
 use std::alloc::{GlobalAlloc, Layout as Memory, System};
 use std::cell::Cell;
 
-use coherence::link::Link;
 use coherence::{Access, Contents, Discarded, Effects, Engine, Layout, Message, NodeId, Page, Right};
 
 thread_local! {
@@ -55,58 +54,8 @@ impl Effects for Hands<'_> {
     fn came_ahead(&mut self, _: Page) {}
 }
 
-/// Both ends of a link, on which each third item is lost at first.
-struct Ends {
-    ends: [Link<Message>; 2],
-    now_ns: u64,
-    sent: u64,
-    again: u64,
-    taken: u64,
-}
-
-impl Ends {
-    const TIMEOUT_NS: u64 = 1000;
-
-    fn new() -> Self {
-        Self {
-            ends: [(); 2].map(|()| Link::new(Self::TIMEOUT_NS, 0)),
-            now_ns: 0,
-            sent: 0,
-            again: 0,
-            taken: 0,
-        }
-    }
-
-    fn send(&mut self, message: Message) {
-        if !self.ends[0].has_room() {
-            self.tick();
-        }
-        self.sent += 1;
-        let header = self.ends[0].send(message, self.now_ns).expect("room");
-        if !self.sent.is_multiple_of(3) {
-            let is_taken = self.ends[1].receive(header, self.now_ns);
-            assert_eq!(is_taken, Ok(true));
-            self.taken += 1;
-        }
-    }
-
-    /// All that has not been acknowledged goes again, and is acknowledged.
-    fn tick(&mut self) {
-        self.now_ns += Self::TIMEOUT_NS;
-        let now_ns = self.now_ns;
-        let [sender, receiver] = &mut self.ends;
-        sender.tick(now_ns, |header, _| {
-            self.again += 1;
-            self.taken += u64::from(receiver.receive(header, now_ns) == Ok(true));
-        });
-        receiver.tick(now_ns, |header, _| {
-            assert_eq!(sender.receive(header, now_ns), Ok(false));
-        });
-    }
-}
-
 #[test]
-fn nothing_is_allocated_once_engines_and_links_are_made() {
+fn nothing_is_allocated_once_engines_are_made() {
     let engine = |me| {
         Engine::new(Layout {
             migratory: true,
@@ -114,10 +63,9 @@ fn nothing_is_allocated_once_engines_and_links_are_made() {
         })
     };
     let mut engines: Vec<Engine> = (0..NODES).map(|me| engine(me).expect("a layout")).collect();
-    let mut link = Ends::new();
     let mut way = Way(Vec::with_capacity(1024));
 
-    let mut discards = 0;
+    let (mut messages, mut discards) = (0, 0);
     let before = ALLOCATIONS.get();
     for round in 0..100_u32 {
         for page in (0..PAGES).map(Page) {
@@ -135,7 +83,7 @@ fn nothing_is_allocated_once_engines_and_links_are_made() {
             }
             loop {
                 while let Some((from, to, message)) = way.0.pop() {
-                    link.send(message);
+                    messages += 1;
                     let engine = &mut engines[usize::from(to.0)];
                     let is_taken = engine.receive(from, message, &mut Hands(to, &mut way));
                     assert_eq!(is_taken, Ok(()));
@@ -149,13 +97,8 @@ fn nothing_is_allocated_once_engines_and_links_are_made() {
             }
         }
     }
-    link.tick();
     let after = ALLOCATIONS.get();
-    let Ends {
-        sent, again, taken, ..
-    } = link;
-    assert!(sent > 10_000 && again > 1000, "{sent} messages, {again} again");
+    assert!(messages > 10_000, "{messages} messages");
     assert!(discards > 100, "{discards} discards");
-    assert_eq!(taken, sent, "each once");
     assert_eq!(after - before, 0);
 }

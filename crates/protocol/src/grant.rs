@@ -2,11 +2,11 @@
 //! 5.1).
 //!
 //! Guest memory has no addresses that could be handed out: it is what a file in memory takes of the host. So a grant is an
-//! amount: so many bytes of one *home*, the cell whose nodes they are on, with one *holder*, in one use. Grants of one home,
-//! holder and use are one; part of a grant can go into another use or to another holder, which is what splitting it is.
+//! amount: so many bytes of one *home*, the cell whose nodes they are on, with one *holder*, free or in one VM. Grants of one
+//! home, holder and VM are one; part of a grant can go to another VM or to another holder, which is what splitting it is.
 //!
-//! 1. What a holder has is *free*, or in one use: a VM's memory, or a region that cells share ([`region`]). Free memory goes into a
-//!    use, and back from it, by the holder's word alone.
+//! 1. What a holder has is *free*, or the memory of one VM. The holder alone gives free memory to a VM, and has it back when the
+//!    VM ends.
 //! 2. A grant changes its holder in two phases, since order matters. Giving: the home *reserves* the memory, keeps in writing
 //!    that it is given, and only then says so; the holder has it when it hears that, and tells. Giving back: the home asks, and
 //!    the holder gives what is free, or keeps all; the home has it when it hears that.
@@ -19,31 +19,18 @@
 //! The two cells concerned and nobody else keep the count, so that no third one's old word can bring back a grant that is
 //! over. Links deliver in order and once until one side is dead, as for [`crate::agreement`]; two lives are linked once.
 
-mod region;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 use crate::CellId;
 use crate::agreement::CellNumber;
-use region::Region;
 
 /// Bytes by cell: of which home, or with which holder.
 pub type Amounts = BTreeMap<CellNumber, u64>;
-
-/// What memory is used for. What is in no use is free.
-#[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize, Deserialize)]
-pub enum Use {
-    /// The memory of a VM, by its name.
-    Vm(String),
-    /// A region that any number of cells map, numbered by who has the memory.
-    Shared(u64),
-    /// A channel's ring, which one other cell maps.
-    Channel(u64),
-}
 
 /// What cells send one another.
 #[derive(Clone, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
@@ -80,12 +67,6 @@ pub enum Message {
         /// As asked.
         bytes: u64,
     },
-    /// The receiver may map this region of the sender's.
-    Map(Use),
-    /// It may no longer.
-    Unmap(Use),
-    /// The receipt: it does not.
-    Unmapped(Use),
 }
 
 /// What is to be done, in this order.
@@ -101,12 +82,6 @@ pub enum Effect {
     Back(CellNumber),
     /// The holder keeps it: it is not free.
     Kept(CellNumber),
-    /// A region may be mapped: it is another cell's.
-    Mapped(CellNumber, Use),
-    /// A region may no longer be mapped.
-    Unmapped(CellNumber, Use),
-    /// No cell maps this region any more: its memory is free.
-    Revoked(Use),
 }
 
 /// Why it can't be.
@@ -124,7 +99,7 @@ struct Link {
     said_hello: bool,
 }
 
-/// One cell's memory: what it has of which home, and to what use it puts it.
+/// One cell's memory: what it has of which home, and which VMs it gives it to.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct Ledger {
     me: CellId,
@@ -134,13 +109,9 @@ pub struct Ledger {
     given: Amounts,
     /// What this cell holds of others, for each that this life has heard of it from.
     held: Amounts,
-    /// By home, this cell among them.
-    uses: BTreeMap<Use, Amounts>,
+    /// What each VM has, by the VM's name and by home, this cell among them.
+    vms: BTreeMap<String, Amounts>,
     links: BTreeMap<CellNumber, Link>,
-    /// Regions of this cell's, beside their memory in `uses`.
-    regions: BTreeMap<Use, Region>,
-    /// Regions of others that this cell may map.
-    mapped: BTreeSet<(CellNumber, Use)>,
 }
 
 impl Ledger {
@@ -152,16 +123,14 @@ impl Ledger {
             bytes,
             given,
             held: Amounts::new(),
-            uses: BTreeMap::new(),
+            vms: BTreeMap::new(),
             links: BTreeMap::new(),
-            regions: BTreeMap::new(),
-            mapped: BTreeSet::new(),
         }
     }
 
-    /// This use is found to be: what a VM has that outlived this cell's last process.
-    pub fn find(&mut self, what: Use, parts: Amounts) {
-        self.uses.insert(what, parts);
+    /// Records the memory of a VM that outlived this cell's last process.
+    pub fn find(&mut self, vm: String, parts: Amounts) {
+        self.vms.insert(vm, parts);
     }
 
     /// What this cell has given, by holder.
@@ -174,9 +143,9 @@ impl Ledger {
         &self.held
     }
 
-    /// What a use takes, by home.
-    pub fn parts(&self, what: &Use) -> Option<&Amounts> {
-        self.uses.get(what)
+    /// What a VM has, by home.
+    pub fn parts(&self, vm: &str) -> Option<&Amounts> {
+        self.vms.get(vm)
     }
 
     /// What of this cell's own memory is free.
@@ -192,7 +161,7 @@ impl Ledger {
     }
 
     fn used_of(&self, home: CellNumber) -> u64 {
-        self.uses.values().filter_map(|parts| parts.get(&home)).sum()
+        self.vms.values().filter_map(|parts| parts.get(&home)).sum()
     }
 
     /// What is free of another home's, if that lives: nothing new is to depend on a dead one.
@@ -211,10 +180,10 @@ impl Ledger {
         self.links.values().all(|link| link.said_hello)
     }
 
-    /// Puts free memory to a use: this cell's own first, then of few others. `None` if there is not so much, or such a use
-    /// already.
-    pub fn occupy(&mut self, what: Use, bytes: u64) -> Option<&Amounts> {
-        if self.uses.contains_key(&what) || self.free() < bytes {
+    /// Gives free memory to a VM: this cell's own first, then of few others. `None` if there is not so much, or the VM has
+    /// memory already.
+    pub fn occupy(&mut self, vm: String, bytes: u64) -> Option<&Amounts> {
+        if self.vms.contains_key(&vm) || self.free() < bytes {
             return None;
         }
         let own = (self.me.number, self.own_free());
@@ -233,14 +202,12 @@ impl Ledger {
                 parts.insert(home, part);
             }
         }
-        Some(self.uses.entry(what).or_insert(parts))
+        Some(self.vms.entry(vm).or_insert(parts))
     }
 
-    /// What a VM had is free. A region is revoked instead.
-    pub fn vacate(&mut self, what: &Use) {
-        if !self.regions.contains_key(what) {
-            self.uses.remove(what);
-        }
+    /// Frees what a VM had.
+    pub fn vacate(&mut self, vm: &str) {
+        self.vms.remove(vm);
     }
 
     /// Gives another cell so much of this one's own memory. [`Effect::Taken`] comes when it has it.
@@ -273,28 +240,18 @@ impl Ledger {
 
     /// There is a link to a cell now. An earlier life of it is dead.
     pub fn link(&mut self, cell: CellId) -> Vec<Effect> {
-        let mut effects = Vec::new();
-        if let Some(earlier) = self.links.get(&cell.number) {
-            effects = self.dead(earlier.cell);
-        }
         let said_hello = false;
         self.links.insert(cell.number, Link { cell, said_hello });
         let given = self.given.get(&cell.number).copied().unwrap_or(0);
         let held = self.held.get(&cell.number).copied();
-        effects.push(Effect::Send(cell, Message::Hello { given, held }));
-        effects
+        vec![Effect::Send(cell, Message::Hello { given, held })]
     }
 
     /// A cell is dead. What it has, its VMs have.
-    pub fn dead(&mut self, cell: CellId) -> Vec<Effect> {
-        let Some(link) = self.links.get(&cell.number) else {
-            return Vec::new();
-        };
-        if link.cell != cell {
-            return Vec::new();
+    pub fn dead(&mut self, cell: CellId) {
+        if self.links.get(&cell.number).is_some_and(|link| link.cell == cell) {
+            self.links.remove(&cell.number);
         }
-        self.links.remove(&cell.number);
-        self.unmap_all(cell.number)
     }
 
     /// A message has come. One from a cell without a link is nothing.
@@ -333,9 +290,6 @@ impl Ledger {
                 effects
             }
             Message::Kept { .. } => vec![Effect::Kept(home)],
-            Message::Map(what) => self.map(home, what),
-            Message::Unmap(what) => self.unmap(from, what),
-            Message::Unmapped(what) => self.is_unmapped(home, &what).into_iter().collect(),
         }
     }
 

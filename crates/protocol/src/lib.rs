@@ -3,22 +3,17 @@
 //!
 //! - [`agreement`]: a table that all cells have, whose keys are unique;
 //! - [`grant`]: memory that cells give one another;
-//! - [`multicast`]: messages to all along trees, and to one, in order;
-//! - [`call`]: remote procedure calls that are executed once;
-//! - [`object`]: messages to an object that moves between cells, delivered once to whoever has it, and the directory that
-//!   finds it.
+//! - [`multicast`]: messages to all along trees, and to one, in order.
 //!
 //! What all rely on: a *packet* may be lost, come twice, late, or before an earlier one. A cell is dead or alive; dead ones
 //! never come back, since a cell that starts anew has another [`CellId`]. Who is alive is agreed on elsewhere and told to
 //! each machine, in the same order to all; packets of the dead are dropped by whoever has been told.
 
 pub mod agreement;
-pub mod call;
 #[cfg(any(test, feature = "stories"))]
 pub mod chance;
 pub mod grant;
 pub mod multicast;
-pub mod object;
 
 use std::fmt;
 

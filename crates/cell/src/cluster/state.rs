@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use config::cluster::CellPlan;
 use protocol::CellId;
 use protocol::agreement::{Effect, Message, Node};
-use protocol::grant::{self, Amounts, Ledger, Use};
+use protocol::grant::{self, Amounts, Ledger};
 use protocol::multicast::{self, Multicast, Packet};
 use serde::{Deserialize, Serialize};
 
@@ -122,7 +122,7 @@ impl State {
         for vm in running {
             if vm.cell == me.number {
                 let parts = loans::parts(me.number, vm.share, &vm.borrowed);
-                ledger.find(Use::Vm(vm.name.clone()), parts);
+                ledger.find(vm.name.clone(), parts);
                 orphans.insert(vm.name.clone());
             }
             node.find(Key::Vm(vm.name), vm.cell, Value::Vm(vm.share, vm.borrowed));
@@ -207,8 +207,7 @@ impl State {
         let mut acts = posted(self.multicast.dead(cell)).collect::<Vec<_>>();
         let effects = self.node.dead(cell);
         acts.extend(self.acts(effects));
-        let effects = self.ledger.dead(cell);
-        acts.extend(self.lending_acts(effects));
+        self.ledger.dead(cell);
         acts.extend(self.lender_waits_in_vain(cell));
         acts.extend(self.release());
         acts
@@ -337,7 +336,7 @@ impl State {
     fn remove(&mut self, name: &str) -> (Option<u64>, Vec<Act>) {
         match self.node.change(&Key::Vm(name.to_owned()), None) {
             Some((change, effects)) => {
-                self.ledger.vacate(&Use::Vm(name.to_owned()));
+                self.ledger.vacate(name);
                 let heard = effects.contains(&Effect::Heard(change));
                 (if heard { None } else { Some(change) }, self.acts(effects))
             }
@@ -386,7 +385,7 @@ impl State {
                         continue;
                     };
                     // It may have been found to be this cell's own.
-                    self.ledger.vacate(&Use::Vm(name.clone()));
+                    self.ledger.vacate(&name);
                     self.inherit(&name);
                     let why = places::taken(&name, to);
                     acts.extend(client.map(|client| Act::Answer(client, Answer::Refused { why })));
@@ -394,7 +393,7 @@ impl State {
                 Effect::Heard(change) => acts.extend(self.all_heard(change)),
                 Effect::Inherited(Key::Vm(name)) => {
                     // One that is about to start keeps what it has: what others say may be of an earlier VM.
-                    if self.ledger.parts(&Use::Vm(name.clone())).is_none() {
+                    if self.ledger.parts(&name).is_none() {
                         self.inherit(&name);
                     }
                     if !self.tenants.contains_key(&name) {

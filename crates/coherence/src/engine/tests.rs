@@ -3,7 +3,6 @@
 
 mod every_order;
 mod hostile;
-mod over_links;
 mod promises;
 mod steps;
 mod stories;

@@ -24,7 +24,7 @@ struct Cli {
     /// Cells; one for each node when absent
     #[arg(long)]
     cells: Option<u16>,
-    /// Instead, that many stories of each protocol by itself, from --seed on
+    /// Instead, that many stories of the table that all cells have, by itself, from --seed on
     #[arg(long)]
     protocols: Option<u64>,
     /// Hosts that share the cells
@@ -83,27 +83,17 @@ fn obey(cli: &Cli) -> Result<(), String> {
     Ok(())
 }
 
-/// Stories of calls, of objects that move, and of the table that all cells have.
+/// Tells stories of the table that all cells have.
 fn protocols(first: u64, count: u64) -> Result<(), String> {
-    type Tell = fn(u64) -> Result<(), String>;
-    let all: [(&str, Tell); 3] = [
-        ("call", |seed| protocol::call::stories::tell(seed).map(drop)),
-        ("object", |seed| protocol::object::stories::tell(seed).map(drop)),
-        ("agreement", |seed| {
-            protocol::agreement::stories::tell(seed).map(drop)
-        }),
-    ];
-    for (name, tell) in all {
-        let begin = Instant::now();
-        for seed in first..first.saturating_add(count) {
-            tell(seed)
-                .map_err(|what| format!("{what}\n{name}: run it again with --protocols 1 --seed {seed}"))?;
-        }
-        println!(
-            "{name}: {count} stories in {:.0} s",
-            begin.elapsed().as_secs_f64()
-        );
+    let begin = Instant::now();
+    for seed in first..first.saturating_add(count) {
+        protocol::agreement::stories::tell(seed)
+            .map_err(|what| format!("{what}\nagreement: run it again with --protocols 1 --seed {seed}"))?;
     }
+    println!(
+        "agreement: {count} stories in {:.0} s",
+        begin.elapsed().as_secs_f64()
+    );
     Ok(())
 }
 

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use protocol::CellId;
-use protocol::grant::{Amounts, Effect, Refusal, Use};
+use protocol::grant::{Amounts, Effect, Refusal};
 
 use super::view::KnownCell;
 use super::{Act, Client, Key, Said, State, Value};
@@ -140,8 +140,6 @@ impl State {
                     let why = state.why_kept(by, bytes);
                     Answer::Refused { why }
                 })),
-                // Cells share no regions yet.
-                Effect::Mapped(..) | Effect::Unmapped(..) | Effect::Revoked(_) => {}
             }
         }
         acts
@@ -206,11 +204,7 @@ impl State {
 
     /// A VM's place in this cell: with the nodes of those whose memory it has.
     pub(super) fn place(&self, name: &str) -> Place {
-        let mut borrowed = self
-            .ledger
-            .parts(&Use::Vm(name.to_owned()))
-            .cloned()
-            .unwrap_or_default();
+        let mut borrowed = self.ledger.parts(name).cloned().unwrap_or_default();
         borrowed.remove(&self.me.number);
         let mut plan = self.plan.clone();
         let lenders = self.cells().filter(|cell| borrowed.contains_key(&cell.number));
@@ -228,7 +222,7 @@ impl State {
     pub(super) fn inherit(&mut self, name: &str) {
         let own = self.vms().find(|vm| vm.cell == self.me.number && vm.name == name);
         if let Some(parts) = own.map(|vm| parts(vm.cell, vm.share, vm.borrowed)) {
-            self.ledger.find(Use::Vm(name.to_owned()), parts);
+            self.ledger.find(name.to_owned(), parts);
         }
     }
 

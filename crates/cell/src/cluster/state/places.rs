@@ -1,7 +1,6 @@
 //! Where a VM goes.
 
 use policy::placement::{Room, place};
-use protocol::grant::Use;
 
 use super::super::interface::{Answer, Host, PART_MARK};
 use super::{Act, Client, Key, SENT_ON_MAX, State, Value, loans};
@@ -39,14 +38,17 @@ impl State {
             }
         }
         // One of that name that runs here, or is about to, keeps what it has.
-        let what = Use::Vm(name.clone());
-        if self.ledger.parts(&what).is_some() {
+        if self.ledger.parts(&name).is_some() {
             return refused(taken(&name, self.me.number));
         }
         if host.runs {
             let parts = loans::parts(self.me.number, host.share, &host.borrowed);
-            self.ledger.find(what, parts);
-        } else if self.ledger.occupy(what, host.share.memory_bytes).is_none() {
+            self.ledger.find(name.clone(), parts);
+        } else if self
+            .ledger
+            .occupy(name.clone(), host.share.memory_bytes)
+            .is_none()
+        {
             return refused(too_large(&host, &self.rooms()));
         }
         let value = Value::Vm(host.share, self.place(&name).borrowed);

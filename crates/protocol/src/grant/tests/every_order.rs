@@ -2,7 +2,6 @@
 
 use stateright::{Checker, Model, Property};
 
-use super::super::Use;
 use super::world::World;
 use crate::CellId;
 
@@ -15,9 +14,6 @@ enum Deed {
     Run(u16, u8, u64),
     /// It ends, if it runs.
     End(u8),
-    /// A region of two bytes for both other cells.
-    Share(u16),
-    Revoke(u16),
 }
 
 /// A small world of cells with two bytes each.
@@ -105,11 +101,7 @@ impl World {
     fn attempt(&mut self, deed: Deed) {
         match deed {
             Deed::End(number) => _ = self.end(number),
-            Deed::Give(at, ..)
-            | Deed::Recall(at, ..)
-            | Deed::Run(at, ..)
-            | Deed::Share(at)
-            | Deed::Revoke(at) => {
+            Deed::Give(at, ..) | Deed::Recall(at, ..) | Deed::Run(at, ..) => {
                 if let Some(at) = self.living(at) {
                     self.attempt_at(at, deed);
                 }
@@ -123,13 +115,6 @@ impl World {
             Deed::Recall(_, from, bytes) => self.recall(at, from, bytes),
             Deed::Run(_, number, bytes) => return self.run(at, number, bytes),
             Deed::End(_) => return,
-            Deed::Share(_) => {
-                let others: Vec<u16> = (0..3).filter(|number| *number != at.number).collect();
-                return self.act(at, |ledger| {
-                    ledger.share(Use::Shared(1), 2, &others).unwrap_or_default()
-                });
-            }
-            Deed::Revoke(_) => return self.act(at, |ledger| ledger.revoke(&Use::Shared(1))),
         };
         self.carry_out(at, effects);
     }
@@ -194,22 +179,6 @@ fn two_are_given_what_one_has() {
             Deed::Give(0, 2, 2),
             Deed::Run(1, 1, 4),
             Deed::Recall(0, 1, 2),
-        ];
-        let mortal = vec![mortal];
-        let cells = 3;
-        check(Small { cells, deeds, mortal }, 1000);
-    }
-}
-
-/// A region is revoked, and its memory used for something else, while any of the three dies.
-#[test]
-fn a_region_is_taken_from_all_that_map_it() {
-    for mortal in 0..3 {
-        let deeds = vec![
-            Deed::Share(0),
-            Deed::Revoke(0),
-            Deed::Run(0, 1, 2),
-            Deed::Give(0, 1, 1),
         ];
         let mortal = vec![mortal];
         let cells = 3;

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::super::{Amounts, Effect, Ledger, Message, Refusal, Use};
+use super::super::{Amounts, Effect, Ledger, Message, Refusal};
 use super::world::vm;
 use crate::CellId;
 
@@ -48,21 +48,13 @@ fn own_memory_is_used_first_and_then_that_of_few_lenders() {
 #[test]
 fn memory_in_one_use_goes_into_no_other() {
     let mut ledger = ledger(4, 0, 0);
-    assert!(ledger.share(Use::Shared(1), 3, &[1]).is_some());
-    assert_eq!(ledger.share(Use::Shared(1), 1, &[1]), None);
-    assert_eq!(ledger.occupy(Use::Shared(1), 1), None);
-    // A region is not free by one word, but by all that map it.
-    ledger.vacate(&Use::Shared(1));
-    assert_eq!(ledger.occupy(vm(1), 2), None);
-    let revoke = ledger.revoke(&Use::Shared(1));
-    assert_eq!(revoke, [Effect::Send(id(1), Message::Unmap(Use::Shared(1)))]);
+    assert!(ledger.occupy(vm(1), 3).is_some());
+    assert_eq!(ledger.occupy(vm(1), 1), None);
+    assert_eq!(ledger.occupy(vm(2), 2), None);
     assert_eq!(ledger.own_free(), 1);
-    let receipt = ledger.take(id(1), Message::Unmapped(Use::Shared(1)));
-    assert_eq!(receipt, [Effect::Revoked(Use::Shared(1))]);
+    ledger.vacate(&vm(1));
     assert_eq!(ledger.own_free(), 4);
-    // A channel has one other end, and a VM none.
-    assert_eq!(ledger.share(Use::Channel(1), 1, &[1, 2]), None);
-    assert_eq!(ledger.share(vm(1), 1, &[1]), None);
+    assert!(ledger.occupy(vm(2), 2).is_some());
 }
 
 #[test]

@@ -1,9 +1,9 @@
-//! Long stories by chance: more cells, loans, VMs, regions, deaths and new lives than every order could be tried of. A
+//! Long stories by chance: more cells, loans, VMs, deaths and new lives than every order could be tried of. A
 //! failing one prints its seed and its last steps.
 
 use std::collections::VecDeque;
 
-use super::super::{Amounts, Effect, Use};
+use super::super::{Amounts, Effect};
 use super::world::{Count, Vm, World};
 use crate::CellId;
 use crate::chance::Chance;
@@ -80,7 +80,7 @@ impl Story {
         };
         let other = self.chance.below(self.lives.len()) as u16;
         let bytes = 1 + self.chance.below(BYTES_MAX) as u64;
-        match self.chance.below(24) {
+        match self.chance.below(22) {
             0..3 if other != at.number => {
                 self.say(format!("{at} gives {other} {bytes}"));
                 let effects = self.world.give(at, other, bytes);
@@ -104,25 +104,19 @@ impl Story {
                     self.end_vm(number);
                 }
             }
-            10 => self.share(at, bytes),
-            11 => {
-                let region = Use::Shared(self.chance.below(3) as u64);
-                self.say(format!("{at} revokes {region:?}"));
-                self.world.act(at, |ledger| ledger.revoke(&region));
-            }
-            12 if self.chance.below(4) == 0 => {
+            10 if self.chance.below(4) == 0 => {
                 self.say(format!("{at} dies"));
                 self.world.crash(at);
             }
-            12 => self.start(),
-            13 => {
+            10 => self.start(),
+            11 => {
                 let stale: Vec<_> = self.world.stale.iter().copied().collect();
                 if let Some((at, number)) = self.chance.one_of(stale.into_iter()) {
                     self.say(format!("cell {at} gives VM {number} up"));
                     self.world.give_up(at, number);
                 }
             }
-            14..16 => self.learn(),
+            12..14 => self.learn(),
             _ => self.deliver(),
         }
     }
@@ -133,20 +127,6 @@ impl Story {
         if let Some(parts) = self.world.end(number) {
             self.ended.push((at, number, parts));
         }
-    }
-
-    fn share(&mut self, at: CellId, bytes: u64) {
-        let region = self.chance.below(3) as u64;
-        let mut with: Vec<u16> = (0..self.lives.len() as u16).collect();
-        with.retain(|number| *number != at.number && self.chance.below(3) > 0);
-        let what = if with.len() == 1 {
-            Use::Channel(region)
-        } else {
-            Use::Shared(region)
-        };
-        self.say(format!("{at} shares {what:?} of {bytes} with {with:?}"));
-        self.world
-            .act(at, |ledger| ledger.share(what, bytes, &with).unwrap_or_default());
     }
 
     fn start(&mut self) {
@@ -192,14 +172,6 @@ impl Story {
         for (at, number) in self.world.stale.clone() {
             self.world.give_up(at, number);
         }
-        for at in self.world.cells.clone().into_keys() {
-            for region in 0..3 {
-                for what in [Use::Shared(region), Use::Channel(region)] {
-                    self.world.act(at, |ledger| ledger.revoke(&what));
-                }
-            }
-        }
-        self.settle();
         for (at, ledger) in self.world.cells.clone() {
             for (holder, bytes) in ledger.given() {
                 let effects = self.world.recall(at, *holder, *bytes);
@@ -236,10 +208,9 @@ fn stories_end_well() {
         all.back += count.back;
         all.kept += count.kept;
         all.borrowing += count.borrowing;
-        all.revoked += count.revoked;
     }
     println!("{all:?}");
     // Stories in which nothing happens prove nothing.
-    let least = [all.taken, all.back, all.kept, all.borrowing, all.revoked];
+    let least = [all.taken, all.back, all.kept, all.borrowing];
     assert!(least.iter().all(|count| *count > 10_000), "{all:?}");
 }

@@ -2,15 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::super::{Amounts, Effect, Ledger, Message, Refusal, Use};
+use super::super::{Amounts, Effect, Ledger, Message, Refusal};
 use crate::CellId;
 use crate::agreement::CellNumber;
 
 /// A VM's number.
 pub type Vm = u8;
 
-pub fn vm(number: Vm) -> Use {
-    Use::Vm(number.to_string())
+pub fn vm(number: Vm) -> String {
+    number.to_string()
 }
 
 /// Links deliver in order; what a dead cell sent last may come or not. VMs and what is in writing outlive cells.
@@ -25,8 +25,6 @@ pub struct World {
     pub vms: BTreeMap<Vm, (CellNumber, Amounts)>,
     /// VMs that have ended, which a new life of their cell takes for running: where and who.
     pub stale: BTreeSet<(CellNumber, Vm)>,
-    /// Regions that cells really map: by whom, whose, which, and whose memory it is.
-    mapped: BTreeMap<(CellId, CellId, Use), Amounts>,
     pub links: BTreeMap<(CellId, CellId), VecDeque<Message>>,
     /// Who does not know of whose death yet: at, dead.
     pub unknown: BTreeSet<(CellId, CellId)>,
@@ -42,7 +40,6 @@ pub struct Count {
     pub back: u32,
     pub kept: u32,
     pub borrowing: u32,
-    pub revoked: u32,
 }
 
 impl World {
@@ -54,7 +51,6 @@ impl World {
             kept: BTreeMap::new(),
             vms: BTreeMap::new(),
             stale: BTreeSet::new(),
-            mapped: BTreeMap::new(),
             links: BTreeMap::new(),
             unknown: BTreeSet::new(),
             asked: Vec::new(),
@@ -131,17 +127,6 @@ impl World {
                     self.answered(at, by);
                     self.count.kept += 1;
                 }
-                Effect::Mapped(owner, what) => {
-                    // One that died on the way has nothing to map.
-                    let Some(owner) = self.living(owner) else { continue };
-                    let parts = self.cells[&owner].parts(&what).cloned().unwrap_or_default();
-                    self.mapped.insert((at, owner, what), parts);
-                }
-                Effect::Unmapped(owner, what) => {
-                    self.mapped
-                        .retain(|(by, of, which), _| (*by, of.number, which) != (at, owner, &what));
-                }
-                Effect::Revoked(_) => self.count.revoked += 1,
             }
         }
     }
@@ -214,7 +199,6 @@ impl World {
     pub fn crash(&mut self, cell: CellId) {
         self.cells.remove(&cell);
         self.asked.retain(|(at, _)| *at != cell);
-        self.mapped.retain(|(by, _, _), _| *by != cell);
         self.links.retain(|(_, to), _| *to != cell);
         self.unknown.retain(|(at, _)| *at != cell);
         let others = self.cells.keys().map(|at| (*at, cell));
@@ -226,7 +210,9 @@ impl World {
         self.unknown.remove(&(at, dead));
         self.links.remove(&(dead, at));
         self.asked.retain(|asked| *asked != (at, dead.number));
-        self.act(at, |ledger| ledger.dead(dead));
+        if let Some(ledger) = self.cells.get_mut(&at) {
+            ledger.dead(dead);
+        }
     }
 
     fn is_quiet(&self) -> bool {
@@ -238,11 +224,7 @@ impl World {
         for (home, bytes) in &self.bytes {
             // What is really used, whoever counts it.
             let of_vms = self.vms.values().filter_map(|(_, parts)| parts.get(home));
-            let mut regions = BTreeMap::new();
-            for ((_, owner, what), parts) in &self.mapped {
-                regions.insert((owner, what), parts.get(home).copied().unwrap_or(0));
-            }
-            let used = of_vms.sum::<u64>() + regions.values().sum::<u64>();
+            let used = of_vms.sum::<u64>();
             if used > *bytes {
                 return Some(format!("{used} bytes of cell {home}'s {bytes} are used"));
             }
@@ -270,13 +252,6 @@ impl World {
                         "all is quiet, {cell} holds {held} of {home}, {counted} given"
                     ));
                 }
-            }
-        }
-        for (by, owner, what) in self.mapped.keys() {
-            let lives = self.cells.get(owner);
-            let is_known = |owner: &Ledger| owner.mapped_by(what).any(|known| known == by.number);
-            if !lives.map_or_else(|| self.unknown.contains(&(*by, *owner)), is_known) {
-                return Some(format!("{by} maps {what:?} of {owner}, which does not know"));
             }
         }
         if self.is_quiet() && !self.asked.is_empty() {
