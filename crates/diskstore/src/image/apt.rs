@@ -1,4 +1,4 @@
-//! Debian's packages: where this machine gets them from, and downloading one with its signature chain checked.
+//! Debian's packages: downloading one with its signature chain checked.
 //!
 //! `apt-get` does the work, with lists and packages in the store's cache, so that the machine's own apt is not
 //! touched and no privilege is needed.
@@ -9,96 +9,11 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::command::run;
+use super::sources::Sources;
 use super::{ImageError, failed};
 
 /// How old package lists may be.
 const LISTS_AGE_MAX: Duration = Duration::from_secs(24 * 3600);
-
-const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-
-/// The sources of `suite` as this machine has them, or `mirror`'s when it has none: a deb822 file's text.
-pub fn sources(etc_apt: &Path, suite: &str, mirror: &str) -> String {
-    let mut stanzas = Vec::new();
-    let mut files = vec![etc_apt.join("sources.list")];
-    let entries = fs::read_dir(etc_apt.join("sources.list.d"))
-        .into_iter()
-        .flatten()
-        .flatten();
-    files.extend(entries.map(|entry| entry.path()));
-    files.sort();
-    for path in files {
-        let Ok(text) = fs::read_to_string(&path) else {
-            continue;
-        };
-        match path.extension().and_then(|extension| extension.to_str()) {
-            Some("sources") => {
-                stanzas.extend(text.split("\n\n").filter_map(|stanza| of_deb822(stanza, suite)))
-            }
-            Some("list") => stanzas.extend(text.lines().filter_map(|line| of_line(line, suite))),
-            _ => {}
-        }
-    }
-    if !stanzas
-        .iter()
-        .any(|stanza| stanza.lines().any(|line| line == format!("Suites: {suite}")))
-    {
-        stanzas = vec![
-            stanza(mirror, suite, "main"),
-            stanza(mirror, &format!("{suite}-updates"), "main"),
-            stanza(
-                &format!("{mirror}-security"),
-                &format!("{suite}-security"),
-                "main",
-            ),
-        ];
-    }
-    stanzas.dedup();
-    stanzas.join("\n")
-}
-
-fn stanza(uri: &str, suite: &str, components: &str) -> String {
-    format!("Types: deb\nURIs: {uri}\nSuites: {suite}\nComponents: {components}\nSigned-By: {KEYRING}\n")
-}
-
-/// Debian's archive only has these; third parties name their own suites after Debian's.
-fn is_debian(uri: &str, suite: &str, wanted: &str) -> bool {
-    let own = ["", "-updates", "-security"]
-        .iter()
-        .any(|end| suite == format!("{wanted}{end}"));
-    let uri = uri.trim_end_matches('/');
-    own && (uri.ends_with("/debian") || uri.ends_with("/debian-security") || uri.contains("/debian/"))
-}
-
-fn of_deb822(text: &str, wanted: &str) -> Option<String> {
-    let field = |name: &str| {
-        let mut lines = text.lines().filter(|line| !line.starts_with('#'));
-        lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':').map(str::trim))
-    };
-    if field("Enabled").is_some_and(|enabled| enabled.eq_ignore_ascii_case("no")) {
-        return None;
-    }
-    if !field("Types")?.split_whitespace().any(|kind| kind == "deb") {
-        return None;
-    }
-    let uri = field("URIs")?.split_whitespace().next()?;
-    let suites = field("Suites")?
-        .split_whitespace()
-        .filter(|suite| is_debian(uri, suite, wanted));
-    let stanzas: Vec<String> = suites.map(|suite| stanza(uri, suite, "main")).collect();
-    (!stanzas.is_empty()).then(|| stanzas.join("\n"))
-}
-
-fn of_line(line: &str, wanted: &str) -> Option<String> {
-    let rest = line.trim().strip_prefix("deb ")?.trim_start();
-    let rest = if rest.starts_with('[') {
-        rest.split_once(']')?.1
-    } else {
-        rest
-    };
-    let mut words = rest.split_whitespace();
-    let (uri, suite) = (words.next()?, words.next()?);
-    is_debian(uri, suite, wanted).then(|| stanza(uri, suite, "main"))
-}
 
 /// apt with lists and packages of its own.
 pub struct Apt {
@@ -107,7 +22,7 @@ pub struct Apt {
 
 impl Apt {
     /// Prepares apt for `sources`, and fetches package lists unless they are fresh.
-    pub fn open(cache: &Path, sources: &str, each: &mut dyn FnMut(&str)) -> Result<Self, ImageError> {
+    pub fn open(cache: &Path, sources: &Sources, each: &mut dyn FnMut(&str)) -> Result<Self, ImageError> {
         let apt = Self {
             folder: cache.join("apt"),
         };
@@ -122,18 +37,40 @@ impl Apt {
             fs::create_dir_all(&folder).map_err(failed("make", &folder))?;
         }
         let path = apt.folder.join("debian.sources");
-        let same = fs::read_to_string(&path).is_ok_and(|before| before == sources);
+        let same = fs::read_to_string(&path).is_ok_and(|before| before == sources.text);
         let stamp = apt.folder.join("updated");
         let age = fs::metadata(&stamp)
             .and_then(|meta| meta.modified())
             .ok()
             .and_then(|time| time.elapsed().ok());
         if !same || age.is_none_or(|age| age > LISTS_AGE_MAX) {
-            fs::write(&path, sources).map_err(failed("write", &path))?;
-            run(apt.command("apt-get").args(["-q", "update"]), "apt", each)?;
+            if !same {
+                // Without lists of these sources the next attempt is a first one, too.
+                let _ = fs::remove_file(&stamp);
+                fs::write(&path, &sources.text).map_err(failed("write", &path))?;
+            }
+            let is_first = !stamp.exists();
+            apt.update(&sources.origin, is_first, each)?;
             fs::write(&stamp, "").map_err(failed("write", &stamp))?;
         }
         Ok(apt)
+    }
+
+    /// Fetches package lists. Only where there are none yet must all of them come.
+    fn update(&self, origin: &str, is_first: bool, each: &mut dyn FnMut(&str)) -> Result<(), ImageError> {
+        let mut command = self.command("apt-get");
+        command.args(["-q", "update"]);
+        if is_first {
+            command.arg("--error-on=any");
+        }
+        let updated = run(&mut command, "apt", each);
+        updated.map(drop).map_err(|error| match error {
+            ImageError::ProgramFailed { output, .. } => ImageError::Lists {
+                origin: origin.to_owned(),
+                reason: first_error(&output),
+            },
+            other => other,
+        })
     }
 
     /// The package a meta-package stands for: the first it depends on whose name starts with `prefix`.
@@ -227,6 +164,14 @@ impl Apt {
     }
 }
 
+/// apt's first complaint, or else its last line.
+fn first_error(output: &str) -> String {
+    let mut lines = output.lines().map(str::trim);
+    let complaint = lines.find_map(|line| line.strip_prefix("E: "));
+    let last = || output.lines().map(str::trim).rfind(|line| !line.is_empty());
+    complaint.or_else(last).unwrap_or("it gave no reason").to_owned()
+}
+
 /// Unpacks a package's files into `target`.
 pub fn unpack(package: &Path, target: &Path) -> Result<(), ImageError> {
     fs::create_dir_all(target).map_err(failed("make", target))?;
@@ -243,39 +188,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_machines_own_mirror_is_used_and_others_archives_are_not() {
-        let folder = tempfile::tempdir().unwrap();
-        fs::create_dir(folder.path().join("sources.list.d")).unwrap();
-        let deb822 = "Types: deb deb-src\n# a comment\nURIs: http://mirror.example/debian/\nSuites: bookworm \
-                      bookworm-updates bookworm-backports\nComponents: main\n\nEnabled: no\nTypes: deb\nURIs: \
-                      http://off.example/debian\nSuites: bookworm\n";
-        fs::write(folder.path().join("sources.list.d/debian.sources"), deb822).unwrap();
-        let lines = "# deb http://no.example/debian bookworm main\ndeb [signed-by=/k] \
-                     http://sec.example/debian-security bookworm-security main\ndeb http://other.example/apt bookworm \
-                     main\n";
-        fs::write(folder.path().join("sources.list"), lines).unwrap();
-
-        let text = sources(folder.path(), "bookworm", "http://default.example/debian");
-
-        let uris: Vec<&str> = text
-            .lines()
-            .filter_map(|line| line.strip_prefix("URIs: "))
-            .collect();
-        let mirror = "http://mirror.example/debian/";
-        assert_eq!(uris, ["http://sec.example/debian-security", mirror, mirror]);
-        assert!(!text.contains("backports"));
-    }
-
-    #[test]
-    fn a_machine_of_another_suite_uses_the_default_mirror() {
-        let folder = tempfile::tempdir().unwrap();
-        fs::write(
-            folder.path().join("sources.list"),
-            "deb http://mirror.example/debian trixie main\n",
-        )
-        .unwrap();
-        let text = sources(folder.path(), "bookworm", "http://default.example/debian");
-        assert!(text.contains("URIs: http://default.example/debian-security\nSuites: bookworm-security\n"));
-        assert!(!text.contains("mirror.example"));
+    fn apts_first_complaint_is_the_reason() {
+        let output = "Ign:1 http://mirror.example/debian bookworm InRelease\nE: The repository has no Release file.\nE: Other";
+        assert_eq!(first_error(output), "The repository has no Release file.");
+        assert_eq!(first_error("apt: killed\n\n"), "apt: killed");
+        assert_eq!(first_error(""), "it gave no reason");
     }
 }

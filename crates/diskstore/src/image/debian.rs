@@ -9,18 +9,14 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::apt::{self, Apt};
+use super::apt::Apt;
 use super::command::run;
+use super::sources::Sources;
 use super::tiny::{add_kernel, check_agent, fetch_kernel};
-use super::{ImageError, ImageStore, KernelFlavour, Progress, Record, failed};
-
-/// Where Debian is taken from on a machine whose apt does not have the suite.
-pub const DEBIAN_MIRROR: &str = "http://deb.debian.org/debian";
+use super::{ImageError, ImageStore, KernelFlavour, Progress, Record, SUITE, failed};
 
 /// The least a root may have, in bytes: what it holds and some room.
 const ROOT_BYTES_MIN: u64 = 512 << 20;
-
-const SUITE: &str = "bookworm";
 
 /// The image's words for the kernel's command line: its root, and no self-tests of ciphers, which cost 0.5 s of each start.
 pub const DEBIAN_CMDLINE: &str = "console=ttyS0 root=/dev/vda rootfstype=ext4 rw cryptomgr.notests";
@@ -47,6 +43,8 @@ pub struct DebianRequest {
     pub size_bytes: u64,
     /// Which kernel.
     pub kernel: KernelFlavour,
+    /// What packages come from.
+    pub sources: Sources,
     /// The agent's program, static.
     pub agent: PathBuf,
 }
@@ -98,8 +96,7 @@ pub fn build_debian(
     let mode = mode()?;
     let build = store.begin(&request.name)?;
     tell(1, "kernel package");
-    let sources = apt::sources(Path::new("/etc/apt"), SUITE, DEBIAN_MIRROR);
-    let apt = Apt::open(&store.cache(), &sources, &mut |_| {})?;
+    let apt = Apt::open(&store.cache(), &request.sources, &mut |_| {})?;
     let kernel = fetch_kernel(&apt, request.kernel)?;
     tell(2, "kernel and initramfs");
     let mut record = Record::new(&request.name, String::new());
@@ -117,7 +114,7 @@ pub fn build_debian(
     let overlay = build.folder.join("overlay");
     settings(&overlay, &request.agent).map_err(failed("write", &overlay))?;
     let list = build.folder.join("debian.sources");
-    fs::write(&list, &sources).map_err(failed("write", &list))?;
+    fs::write(&list, &request.sources.text).map_err(failed("write", &list))?;
     let hook = build.folder.join("customize");
     fs::write(&hook, HOOK).map_err(failed("write", &hook))?;
 

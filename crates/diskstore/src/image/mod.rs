@@ -13,6 +13,7 @@ mod initrd;
 mod modules;
 mod payload;
 mod record;
+mod sources;
 mod store;
 mod tiny;
 
@@ -25,15 +26,19 @@ use std::path::PathBuf;
 
 use hostfiles::lock::Flock;
 
-pub use debian::{DEBIAN_CMDLINE, DEBIAN_MIRROR, DebianRequest, build_debian};
+pub use debian::{DEBIAN_CMDLINE, DebianRequest, build_debian};
 pub use import::{FileKind, ImportRequest, import};
 #[cfg(fuzzing)]
 pub use payload::extract;
 pub use record::{FileRecord, Record};
+pub use sources::{Mirror, Sources};
 pub use store::{ImageStore, data_directory};
 pub use tiny::{TINY_CMDLINE, TinyRequest, agent_version, build_tiny};
 
 use crate::disk::Format;
+
+/// The release of Debian that images are built of.
+pub const SUITE: &str = "bookworm";
 
 /// An image, kept from removal while this lives.
 #[derive(Debug)]
@@ -149,6 +154,35 @@ pub enum ImageError {
         path: PathBuf,
         /// Why not.
         source: io::Error,
+    },
+    /// This machine's apt is configured for no archive of Debian.
+    #[error(
+        "no archive of Debian {suite} in {etc_apt}/sources.list and {etc_apt}/sources.list.d: {there}; help: name one \
+         with --mirror, as in --mirror http://mirror.example/debian"
+    )]
+    NoArchive {
+        /// The folder of apt's configuration.
+        etc_apt: PathBuf,
+        /// The release.
+        suite: String,
+        /// What is configured instead.
+        there: String,
+    },
+    /// An entry of apt's configuration can't be read.
+    #[error("{place}: {reason}; help: correct it, or name an archive with --mirror")]
+    Sources {
+        /// The file, and perhaps the line.
+        place: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// Package lists could not be fetched.
+    #[error("no package lists from what {origin} names: {reason}; help: name another archive with --mirror")]
+    Lists {
+        /// What named the archive: a folder of apt's, or the flag.
+        origin: String,
+        /// apt's complaint.
+        reason: String,
     },
     /// The machine lacks something a build needs.
     #[error("{0}")]

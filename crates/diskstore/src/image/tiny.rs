@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 
 use super::apt::{self, Apt};
 use super::modules::Modules;
+use super::sources::Sources;
 use super::store::{Building, file_digest};
-use super::{ImageError, ImageStore, KernelFlavour, Progress, Record, failed, initrd, payload};
+use super::{ImageError, ImageStore, KernelFlavour, Progress, Record, SUITE, failed, initrd, payload};
 
 /// What to build.
 #[derive(Clone, Debug)]
@@ -15,11 +16,11 @@ pub struct TinyRequest {
     pub name: String,
     /// Which kernel.
     pub kernel: KernelFlavour,
+    /// What packages come from.
+    pub sources: Sources,
     /// The agent's program, static.
     pub agent: PathBuf,
 }
-
-const SUITE: &str = "bookworm";
 
 /// The image's words for the kernel's command line.
 ///
@@ -44,8 +45,7 @@ pub fn build_tiny(
     check_agent(&request.agent)?;
     let build = store.begin(&request.name)?;
     step(1, "package lists");
-    let sources = apt::sources(Path::new("/etc/apt"), SUITE, super::DEBIAN_MIRROR);
-    let apt = Apt::open(&store.cache(), &sources, &mut |line| step(1, line))?;
+    let apt = Apt::open(&store.cache(), &request.sources, &mut |line| step(1, line))?;
     step(2, "kernel and busybox packages");
     let busybox = apt.download("busybox-static", &mut |_| {})?;
     let unpacked = build.folder.join("unpacked");

@@ -6,8 +6,8 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueEnum};
 use config::Size;
 use diskstore::image::{
-    DEBIAN_CMDLINE, DebianRequest, FileKind, ImageError, ImageStore, ImportRequest, KernelFlavour, Progress,
-    TINY_CMDLINE, TinyRequest, agent_version, build_debian, build_tiny, import,
+    DEBIAN_CMDLINE, DebianRequest, FileKind, ImageError, ImageStore, ImportRequest, KernelFlavour, Mirror,
+    Progress, SUITE, Sources, TINY_CMDLINE, TinyRequest, agent_version, build_debian, build_tiny, import,
 };
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -53,6 +53,12 @@ pub struct BuildArgs {
     /// Debian's kernel for virtual machines, or its general one
     #[arg(long, default_value = "cloud")]
     kernel: Kernel,
+    /// Debian archive to take packages from, instead of those that this machine's apt is configured for
+    #[arg(long, value_name = "URL", value_parser = Mirror::parse)]
+    mirror: Option<Mirror>,
+    /// Archive of security updates, when not the mirror's URL followed by `-security`
+    #[arg(long, value_name = "URL", value_parser = Mirror::parse, requires = "mirror")]
+    security_mirror: Option<Mirror>,
     /// The image's name, when not that of the recipe
     #[arg(long)]
     name: Option<String>,
@@ -144,7 +150,8 @@ fn build(store: &ImageStore, arguments: BuildArgs) -> Result<(), ImageError> {
         Kernel::Cloud => KernelFlavour::Cloud,
         Kernel::Generic => KernelFlavour::Generic,
     };
-    let name = arguments.name.unwrap_or_else(|| arguments.what.name().to_owned());
+    let own_name = arguments.what.name();
+    let name = arguments.name.clone().unwrap_or_else(|| own_name.to_owned());
     let agent = agent_program();
     if arguments.if_missing
         && let Ok(image) = store.get(&name)
@@ -158,10 +165,12 @@ fn build(store: &ImageStore, arguments: BuildArgs) -> Result<(), ImageError> {
         if is_current {
             return Ok(());
         }
+        sources(&arguments)?;
         drop(image);
         println!("{name}: built by another version, so it is built anew");
         store.remove(&name)?;
     }
+    let sources = sources(&arguments)?;
     let bar = ProgressBar::new(1).with_style(style("{elapsed:>4} [{bar:30}] {pos}/{len} {msg}"));
     bar.enable_steady_tick(Duration::from_millis(250));
     let mut progress = |now: Progress| {
@@ -176,11 +185,20 @@ fn build(store: &ImageStore, arguments: BuildArgs) -> Result<(), ImageError> {
                 packages: arguments.packages,
                 size_bytes: arguments.size.0,
                 kernel,
+                sources,
                 agent,
             };
             build_debian(store, &request, &mut progress)
         }
-        Recipe::Tiny => build_tiny(store, &TinyRequest { name, kernel, agent }, &mut progress),
+        Recipe::Tiny => {
+            let request = TinyRequest {
+                name,
+                kernel,
+                sources,
+                agent,
+            };
+            build_tiny(store, &request, &mut progress)
+        }
     };
     let seconds = bar.elapsed().as_secs_f32();
     bar.finish_and_clear();
@@ -190,6 +208,18 @@ fn build(store: &ImageStore, arguments: BuildArgs) -> Result<(), ImageError> {
         record.name, record.built_from
     );
     Ok(())
+}
+
+/// What packages come from: the archive that the caller names, or those of this machine's apt.
+fn sources(arguments: &BuildArgs) -> Result<Sources, ImageError> {
+    match &arguments.mirror {
+        Some(mirror) => {
+            let security = arguments.security_mirror.clone();
+            let security = security.unwrap_or_else(|| mirror.security());
+            Ok(Sources::of_mirrors(mirror, &security, SUITE))
+        }
+        None => Sources::of_machine(Path::new("/etc/apt"), SUITE),
+    }
 }
 
 fn list(store: &ImageStore, json: bool) -> Result<(), ImageError> {
