@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use cell::control::{Answer, Request, ask};
 use cell::registry::{self, Record, Registry, State};
 use miette::{IntoDiagnostic, Result};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::hosts::on_other_hosts;
 use super::place::{Found, find, in_lab};
@@ -28,9 +28,14 @@ pub fn ps(json: bool) -> Result<ExitCode> {
     {
         return Ok(code);
     }
+    let in_lab = lab::auto::inside();
     if json {
-        println!("{}", serde_json::to_string_pretty(&records).into_diagnostic()?);
+        let all = as_json(&records, in_lab).into_diagnostic()?;
+        println!("{}", serde_json::to_string_pretty(&all).into_diagnostic()?);
         return Ok(ExitCode::SUCCESS);
+    }
+    if let Some(note) = note(in_lab) {
+        eprintln!("{note}");
     }
     println!(
         "{:<20} {:<9} {:>4} {:>8} {:>4} {:>8} {:>8}  IMAGE",
@@ -40,6 +45,20 @@ pub fn ps(json: bool) -> Result<ExitCode> {
         println!("{}", line(&record));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The records, each with whether its VM runs in a lab's host.
+fn as_json(records: &[Record], in_lab: bool) -> serde_json::Result<Value> {
+    let mut all = serde_json::to_value(records)?;
+    for record in all.as_array_mut().into_iter().flatten() {
+        record["lab"] = in_lab.into();
+    }
+    Ok(all)
+}
+
+/// The line for people that the list is that of a lab's host.
+fn note(in_lab: bool) -> Option<&'static str> {
+    in_lab.then_some("mirrorball: these VMs run in a lab's host, and CELL and PID are that host's")
 }
 
 fn line(record: &Record) -> String {
@@ -95,4 +114,37 @@ pub fn inspect(name: &str) -> Result<ExitCode> {
     all["status"] = status;
     println!("{}", serde_json::to_string_pretty(&all).into_diagnostic()?);
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(name: &str) -> Record {
+        serde_json::from_value(json!({
+            "name": name, "state": "running", "monitor_pid": 1, "shard_pid": 2, "started_unix_s": 0, "boots": 1, "cid": 3,
+            "sandbox_missing": [], "spec": { "image": "tiny" },
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn the_list_of_a_labs_host_is_marked_for_people_and_programs() {
+        let records = [record("a"), record("b")];
+        for in_lab in [false, true] {
+            let all = as_json(&records, in_lab).unwrap();
+            let marks: Vec<&Value> = all
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|record| &record["lab"])
+                .collect();
+            assert_eq!(marks, [&json!(in_lab), &json!(in_lab)]);
+            // Another host of a cluster reads it.
+            let read: Vec<Record> = serde_json::from_value(all).unwrap();
+            assert_eq!(read[1].name, "b");
+        }
+        assert_eq!(note(false), None);
+        assert!(note(true).is_some_and(|note| note.contains("lab's host") && !note.contains('\n')));
+    }
 }

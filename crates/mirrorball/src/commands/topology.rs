@@ -7,6 +7,7 @@ use cell::known;
 use clap::Args;
 use knowledge::{Base, Fact, Machine, draw};
 use miette::{IntoDiagnostic, Result, miette};
+use serde_json::Value;
 
 /// Where the facts come from.
 #[derive(Debug, Args)]
@@ -46,13 +47,18 @@ pub fn topology(args: &TopologyArgs) -> Result<ExitCode> {
     if args.measure {
         known::measure(false).map_err(|error| miette!("could not measure this machine: {error}"))?;
     }
-    let (base, _) = args.facts.base()?;
+    let (base, from) = args.facts.base()?;
+    let in_lab = from.is_none() && lab::auto::inside();
+    if let Some(note) = note(in_lab).filter(|_| !args.json) {
+        eprintln!("{note}");
+    }
     if args.as_facts {
         base.facts().for_each(|fact| println!("{fact}"));
         return Ok(ExitCode::SUCCESS);
     }
     let machine = Machine::of(&base);
     if args.json {
+        let machine = as_json(&machine, in_lab).into_diagnostic()?;
         println!("{}", serde_json::to_string_pretty(&machine).into_diagnostic()?);
     } else if args.dot {
         print!("{}", draw::dot(&machine));
@@ -62,6 +68,18 @@ pub fn topology(args: &TopologyArgs) -> Result<ExitCode> {
         print!("{}", draw::text(&machine));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The machine, and whether it is a lab's host.
+fn as_json(machine: &Machine, in_lab: bool) -> serde_json::Result<Value> {
+    let mut value = serde_json::to_value(machine)?;
+    value["lab"] = in_lab.into();
+    Ok(value)
+}
+
+/// The line for people that the machine is a lab's host.
+fn note(in_lab: bool) -> Option<&'static str> {
+    in_lab.then_some("mirrorball: this is a lab's host, not the machine that runs the lab")
 }
 
 impl FactsArgs {
@@ -80,4 +98,21 @@ impl FactsArgs {
 
 fn read(file: &Path) -> Result<Vec<Fact>> {
     known::read(file).map_err(|error| miette!("{error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_labs_host_is_marked_for_people_and_programs() {
+        let machine = Machine::default();
+        for in_lab in [false, true] {
+            let value = as_json(&machine, in_lab).unwrap();
+            assert_eq!(value["lab"], in_lab);
+            assert!(value["hosts"].is_array());
+        }
+        assert_eq!(note(false), None);
+        assert!(note(true).is_some_and(|note| note.contains("lab's host") && !note.contains('\n')));
+    }
 }
