@@ -14,7 +14,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::time::Instant;
 
-pub use connect::connect_vsock;
+pub use connect::{connect_vsock, connect_vsock_while};
 pub use exec::{exec, output};
 pub use file::{Copied, get, put};
 pub use terminal::{RawMode, window_size};

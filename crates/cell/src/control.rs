@@ -3,7 +3,7 @@
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use config::Size;
 use serde::{Deserialize, Serialize};
@@ -15,6 +15,12 @@ use crate::handle::Handle;
 const LINE_BYTES_MAX: u64 = 1 << 20;
 /// How long a client may take to say what it wants.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long a VM may take from its entry in the registry to its control socket: it opens its files meanwhile, and may wait for
+/// the lock of one.
+const START_LIMIT: Duration = Duration::from_secs(30);
+/// How often a client looks whether a VM that is being started has its control socket.
+const START_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// What a client asks.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -154,9 +160,33 @@ fn refused(error: io::Error) -> Answer {
     }
 }
 
+/// Connects to the VM's control socket. One that is being started is waited for.
+fn connect(folder: &Path, limit: Duration) -> io::Result<UnixStream> {
+    let deadline = Instant::now() + limit;
+    loop {
+        match UnixStream::connect(folder.join("control.sock")) {
+            Err(error)
+                if error.kind() == io::ErrorKind::NotFound
+                    && folder.exists()
+                    && Instant::now() < deadline =>
+            {
+                std::thread::sleep(START_POLL_INTERVAL);
+            }
+            other => return other,
+        }
+    }
+}
+
 /// Asks the VM whose directory is `folder`. Waits for the answer for as long as it takes, unless `limit` says otherwise.
 pub fn ask(folder: &Path, request: &Request, limit: Option<Duration>) -> io::Result<Answer> {
-    let socket = UnixStream::connect(folder.join("control.sock"))?;
+    let ended = Answer::Ended {
+        killed: matches!(request, Request::Kill),
+    };
+    let socket = match connect(folder, limit.unwrap_or(START_LIMIT).min(START_LIMIT)) {
+        Ok(socket) => socket,
+        Err(_) if !folder.exists() => return Ok(ended),
+        Err(error) => return Err(error),
+    };
     socket.set_read_timeout(limit)?;
     let mut line = serde_json::to_string(request)?;
     line.push('\n');
@@ -165,9 +195,43 @@ pub fn ask(folder: &Path, request: &Request, limit: Option<Duration>) -> io::Res
     BufReader::new((&socket).take(LINE_BYTES_MAX)).read_line(&mut answer)?;
     if answer.is_empty() {
         // The monitor ends with its last VM, and may be quicker than its answer.
-        return Ok(Answer::Ended {
-            killed: matches!(request, Request::Kill),
-        });
+        return Ok(ended);
     }
     Ok(serde_json::from_str(&answer)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_to_a_vm_that_is_being_started_waits_for_its_control_socket() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control.sock");
+        let monitor = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(200));
+            let (client, _) = UnixListener::bind(path).unwrap().accept().unwrap();
+            let mut line = String::new();
+            BufReader::new(&client).read_line(&mut line).unwrap();
+            (&client)
+                .write_all(b"{\"answer\":\"ended\",\"killed\":false}\n")
+                .unwrap();
+            line
+        });
+        let answer = ask(folder.path(), &Request::Stop { limit_s: 5 }, None).unwrap();
+        assert!(matches!(answer, Answer::Ended { killed: false }), "{answer:?}");
+        assert!(monitor.join().unwrap().contains("\"stop\""));
+    }
+
+    #[test]
+    fn a_vm_that_is_gone_has_ended_and_one_that_never_starts_fails_in_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let begin = Instant::now();
+        let limit = Some(Duration::from_millis(100));
+        ask(folder.path(), &Request::Status, limit).unwrap_err();
+        let gone = folder.path().join("gone");
+        let answer = ask(&gone, &Request::Kill, None).unwrap();
+        assert!(matches!(answer, Answer::Ended { killed: true }), "{answer:?}");
+        assert!(begin.elapsed() < Duration::from_secs(5));
+    }
 }

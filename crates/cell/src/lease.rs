@@ -93,6 +93,7 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
+    use crate::registry::BOOT_LIMIT_S;
 
     /// The processes of this one that are, or were, this program.
     fn children(program: &str) -> usize {
@@ -114,6 +115,7 @@ mod tests {
             source: None,
             share_between: ShareBetween::Group,
             member: None,
+            boot_limit_s: BOOT_LIMIT_S,
         };
         // Ends at once, with an error: there is no file called `monitor`.
         let program = Path::new("/bin/cat");

@@ -26,7 +26,7 @@ use crate::cluster::tenure::{self, Tenure};
 use crate::frozen::FrozenVm;
 use crate::handle::Handle;
 use crate::nodes::span_nodes;
-use crate::registry::{Entry, Record, Registry, State};
+use crate::registry::{Boot, Entry, Record, Registry, State};
 use crate::share_group::{Claims, Grouping, ShareGroup};
 use crate::snapshot::directory::Directory;
 use crate::spanning::Span;
@@ -53,6 +53,8 @@ pub struct Batch {
     /// The user id of the API's member that starts them.
     #[serde(default)]
     pub member: Option<u32>,
+    /// How long their guests may take until their agents answer, seconds.
+    pub boot_limit_s: u64,
 }
 
 /// Settings of all VMs of a batch.
@@ -60,6 +62,7 @@ pub struct Batch {
 struct Terms {
     grouping: Grouping,
     member: Option<u32>,
+    boot_limit_s: u64,
     platform: Platform,
 }
 
@@ -72,6 +75,7 @@ impl Terms {
                 run: ShareGroup::of_run()?,
             },
             member: batch.member,
+            boot_limit_s: batch.boot_limit_s,
             platform,
         })
     }
@@ -298,6 +302,7 @@ fn one(
     let cid = registry.next_cid().map_err(|error| line(&error))?;
     let mut record = record(name, spec, cid);
     record.member = terms.member;
+    record.boot.limit_s = terms.boot_limit_s;
     record.cell = tenure.map(Tenure::cell);
     record.borrowed = tenure.map_or_else(Vec::new, |tenure| tenure.borrowed().to_vec());
     record.span = span.as_ref().map_or_else(Vec::new, Span::parts);
@@ -349,6 +354,7 @@ fn one(
         record.shard_pid = Some(booted.pid);
         record.part_pids = booted.parts.to_vec();
         record.boots += 1;
+        record.boot.begun_unix_s = Some(unix_now().as_secs());
         record.sandbox_missing = [booted.sandbox_missing, booted.sandbox_notes].concat();
         // The record is for people; a VM runs without one.
         let _ = entry.write(&record);
@@ -394,18 +400,21 @@ fn full_disks(name: &str, disks: &[String]) -> Event {
     }
 }
 
+fn unix_now() -> Duration {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.unwrap_or(Duration::ZERO)
+}
+
 fn record(name: &str, spec: &VmSpec, cid: u32) -> Record {
-    let started = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or(Duration::ZERO);
     Record {
         name: name.to_owned(),
         state: State::Starting,
         monitor_pid: std::process::id(),
         shard_pid: None,
         part_pids: Vec::new(),
-        started_unix_s: started.as_secs(),
+        started_unix_s: unix_now().as_secs(),
         boots: 0,
+        boot: Boot::default(),
         cid,
         cell: None,
         borrowed: Vec::new(),

@@ -31,6 +31,28 @@ const UNLOCKED_MAX: Duration = Duration::from_secs(10);
 /// The guests' addresses on the socket device start here; 0 to 2 are reserved.
 const CID_FIRST: u32 = 3;
 
+/// How long a guest may take until its agent answers, seconds, unless its user says otherwise: a boot on a busy host.
+pub const BOOT_LIMIT_S: u64 = 120;
+
+/// The boot of a VM's guest.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct Boot {
+    /// How long the guest may take until its agent answers, seconds.
+    pub limit_s: u64,
+    /// When the guest last started or rebooted, seconds since 1970. `None` before its first start.
+    #[serde(default)]
+    pub begun_unix_s: Option<u64>,
+}
+
+impl Default for Boot {
+    fn default() -> Self {
+        Self {
+            limit_s: BOOT_LIMIT_S,
+            begun_unix_s: None,
+        }
+    }
+}
+
 /// What is known of a running VM.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Record {
@@ -49,6 +71,9 @@ pub struct Record {
     pub started_unix_s: u64,
     /// How often the guest started, reboots included.
     pub boots: u32,
+    /// Its last boot.
+    #[serde(default)]
+    pub boot: Boot,
     /// Its address on the socket device.
     pub cid: u32,
     /// The cell that it runs in, in a cluster.
@@ -460,6 +485,7 @@ mod tests {
             part_pids: Vec::new(),
             started_unix_s: 0,
             boots: 0,
+            boot: Boot::default(),
             cid: CID_FIRST,
             cell: None,
             borrowed: Vec::new(),

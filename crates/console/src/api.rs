@@ -17,7 +17,7 @@ use cell::cluster::files::Files;
 use cell::control::{self, Answer, ask};
 use cell::lease::Lease;
 use cell::monitor::{Batch, Event};
-use cell::registry::{self, Record, Registry, RegistryError};
+use cell::registry::{self, BOOT_LIMIT_S, Record, Registry, RegistryError};
 use config::settings::{MemberPolicy, ShareBetween, Usage};
 use config::{ConfigError, HostFacts, VmSpec};
 use nix::unistd::geteuid;
@@ -229,6 +229,7 @@ async fn start_vm(
             source: None,
             share_between: context.share_between,
             member: policy.map(|(uid, _)| uid),
+            boot_limit_s: BOOT_LIMIT_S,
         };
         let lease = Lease::start(&context.program, &batch).map_err(Problem::internal)?;
         lease.limit_wait(START_LIMIT).map_err(Problem::internal)?;

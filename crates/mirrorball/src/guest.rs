@@ -5,17 +5,15 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
-use agent::client::{ClientError, connect_vsock, window_size};
+use agent::client::{ClientError, connect_vsock, connect_vsock_while, window_size};
 use agent::protocol::ExecRequest;
+use cell::registry::Record;
 use miette::{Report, miette};
 
 /// How long the agent of a guest that has booted may take to answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(20);
 /// The same where pages come from other shards: an answer needs hundreds of them.
 const COHERENT_ANSWER_LIMIT: Duration = Duration::from_secs(60);
-/// How long after the start of a VM its agent may answer for the first time: the time that a guest may take to boot on a busy
-/// host.
-const BOOT_LIMIT: Duration = Duration::from_secs(120);
 
 /// How long to wait for an agent.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -27,16 +25,33 @@ struct Patience {
 }
 
 impl Patience {
-    /// That for a VM which started `age` ago.
-    fn of(is_coherent: bool, age: Duration) -> Self {
+    /// That for a VM whose guest began its boot `age` ago, and may take `limit` for it.
+    fn of(is_coherent: bool, age: Duration, limit: Duration) -> Self {
         let silent = if is_coherent {
             COHERENT_ANSWER_LIMIT
         } else {
             ANSWER_LIMIT
         };
-        let booting = BOOT_LIMIT.saturating_sub(age).saturating_sub(silent);
+        let booting = limit.saturating_sub(age).saturating_sub(silent);
         Self { silent, booting }
     }
+
+    fn of_vm(record: &Record) -> Self {
+        let limit = Duration::from_secs(record.boot.limit_s);
+        Self::of(record.spec.is_coherent(), age(record), limit)
+    }
+}
+
+/// How long ago the guest began its last boot.
+fn age(record: &Record) -> Duration {
+    let begun_s = record.boot.begun_unix_s.unwrap_or(record.started_unix_s);
+    let begun = UNIX_EPOCH.checked_add(Duration::from_secs(begun_s));
+    begun.and_then(|begun| begun.elapsed().ok()).unwrap_or_default()
+}
+
+/// What is left of the time that the guest has to boot. One that has rebooted has it anew.
+fn left_to_boot(record: &Record) -> Duration {
+    Duration::from_secs(record.boot.limit_s).saturating_sub(age(record))
 }
 
 /// Connects to the agent of the VM `name`, whose directory is `folder`. It waits for `wait`, or else for a guest that still
@@ -45,27 +60,30 @@ pub fn connect_booting(name: &str, folder: &Path, wait: Option<Duration>) -> Res
     if let Some(wait) = wait {
         return connect(name, folder, wait);
     }
-    let patience = match cell::registry::read(folder) {
-        Ok(record) => {
-            let started = UNIX_EPOCH + Duration::from_secs(record.started_unix_s);
-            let age = started.elapsed().unwrap_or_default();
-            Patience::of(record.spec.is_coherent(), age)
-        }
-        // The VM is ending: it boots no more.
-        Err(_) => Patience::of(false, BOOT_LIMIT),
-    };
     let vsock = folder.join("vsock.sock");
-    match connect_vsock(&vsock, agent::VSOCK_PORT, patience.silent) {
-        Err(ClientError::NoAgent) if !patience.booting.is_zero() && folder.exists() => {
-            let seconds = patience.booting.as_secs();
-            eprintln!(
-                "mirrorball: {name}: no agent answers yet; waiting {seconds} s more for the guest to boot"
-            );
-            connect_vsock(&vsock, agent::VSOCK_PORT, patience.booting)
+    let runs = || folder.exists();
+    let connect = |limit| connect_vsock_while(&vsock, agent::VSOCK_PORT, limit, runs);
+    // Without a record the VM is ending, and boots no more.
+    let silent = cell::registry::read(folder).map_or(ANSWER_LIMIT, |record| Patience::of_vm(&record).silent);
+    let mut answer = connect(silent);
+    // The record is read anew: the guest may have rebooted meanwhile.
+    while let (Err(ClientError::NoAgent), Ok(record)) = (&answer, cell::registry::read(folder)) {
+        let left = left_to_boot(&record);
+        if left.is_zero() {
+            break;
         }
-        other => other,
+        eprintln!(
+            "mirrorball: {name}: no agent answers yet; waiting {} s more for the guest to boot",
+            left.as_secs()
+        );
+        answer = connect(left);
     }
-    .map_err(|error| explain(name, error))
+    match answer {
+        Err(ClientError::NoAgent) if !runs() => Err(miette!(
+            "{name}: the VM ended before an agent answered in its guest"
+        )),
+        answer => answer.map_err(|error| explain(name, error)),
+    }
 }
 
 /// Connects to the agent of the VM `name` whose directory is `folder`, waiting for it until `limit`.
@@ -114,12 +132,32 @@ pub fn request(argv: &[String], terminal: bool) -> ExecRequest {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixListener;
+    use std::time::{Instant, SystemTime};
+
+    use cell::registry::BOOT_LIMIT_S;
+
     use super::*;
+
+    /// A VM of this name started `age` seconds ago, as it is in the registry.
+    fn record(age_s: u64, limit_s: u64, rebooted_s: Option<u64>) -> Record {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+        let boot = serde_json::json!({ "limit_s": limit_s, "begun_unix_s": rebooted_s.map(|ago| now - ago) });
+        serde_json::from_value(serde_json::json!({
+            "name": "a", "state": "running", "monitor_pid": 1, "shard_pid": 2, "started_unix_s": now - age_s, "boots": 1,
+            "cid": 3, "sandbox_missing": [], "boot": boot, "spec": { "image": "tiny" },
+        }))
+        .unwrap()
+    }
 
     #[test]
     fn an_agent_has_the_time_of_a_boot_from_the_start_of_its_vm() {
         let seconds = |is_coherent, age_s| {
-            let Patience { silent, booting } = Patience::of(is_coherent, Duration::from_secs(age_s));
+            let Patience { silent, booting } = Patience::of(
+                is_coherent,
+                Duration::from_secs(age_s),
+                Duration::from_secs(BOOT_LIMIT_S),
+            );
             (silent.as_secs(), booting.as_secs())
         };
         assert_eq!(seconds(false, 0), (20, 100));
@@ -130,5 +168,60 @@ mod tests {
                 assert_eq!(seconds(is_coherent, age_s), (silent, 0));
             }
         }
+    }
+
+    #[test]
+    fn a_guest_has_its_users_limit_for_each_of_its_boots() {
+        let left = |record: &Record| left_to_boot(record).as_secs();
+        // Seconds may pass while the test runs.
+        assert!((190..=200).contains(&left(&record(100, 300, None))));
+        assert_eq!(left(&record(301, 300, None)), 0);
+        assert_eq!(left(&record(5, 1, None)), 0);
+        assert!((290..=299).contains(&left(&record(1000, 300, Some(1)))));
+        let record = record(100, 300, None);
+        assert!(Patience::of_vm(&record).booting > Duration::from_secs(100));
+    }
+
+    #[test]
+    fn a_vm_of_an_earlier_version_has_the_usual_limit() {
+        let mut value = serde_json::to_value(record(10, 300, None)).unwrap();
+        value.as_object_mut().unwrap().remove("boot");
+        let record: Record = serde_json::from_value(value).unwrap();
+        assert!((100..=110).contains(&left_to_boot(&record).as_secs()));
+    }
+
+    #[test]
+    fn an_agent_that_answers_late_in_the_boot_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let registered = serde_json::to_vec(&record(0, 60, None)).unwrap();
+        std::fs::write(folder.path().join("vm.json"), registered).unwrap();
+        let path = folder.path().join("vsock.sock");
+        let agent = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(300));
+            let listener = UnixListener::bind(path).unwrap();
+            let (mut client, _) = listener.accept().unwrap();
+            std::io::Write::write_all(&mut client, b"OK 1024\n").unwrap();
+        });
+        assert!(connect_booting("a", folder.path(), None).is_ok());
+        agent.join().unwrap();
+    }
+
+    #[test]
+    fn a_vm_that_ends_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let registered = serde_json::to_vec(&record(0, 60, None)).unwrap();
+        std::fs::write(folder.path().join("vm.json"), registered).unwrap();
+        let path = folder.path().to_owned();
+        let ending = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(300));
+            std::fs::remove_dir_all(path).unwrap();
+        });
+        let begin = Instant::now();
+        let error = connect_booting("a", folder.path(), None).unwrap_err().to_string();
+        ending.join().unwrap();
+        assert!(
+            error.contains("ended") && begin.elapsed() < Duration::from_secs(10),
+            "{error}"
+        );
     }
 }

@@ -19,13 +19,23 @@ const ANSWER_BYTES_MAX: usize = 32;
 /// Connects to `port` of the guest behind the vsock socket `path` (`CONNECT <port>\n`, `OK <port>\n`),
 /// trying again until `limit` when nobody listens yet.
 pub fn connect_vsock(path: &Path, port: u32, limit: Duration) -> Result<UnixStream, ClientError> {
+    connect_vsock_while(path, port, limit, || true)
+}
+
+/// Connects like [`connect_vsock`], and gives up early when `goes_on` returns false.
+pub fn connect_vsock_while(
+    path: &Path,
+    port: u32,
+    limit: Duration,
+    goes_on: impl Fn() -> bool,
+) -> Result<UnixStream, ClientError> {
     let deadline = Instant::now() + limit;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         match attempt(path, port, left.clamp(Duration::from_millis(1), ATTEMPT_MAX)) {
             Ok(stream) => return Ok(stream),
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Err(error.into()),
-            Err(_) if Instant::now() + PAUSE >= deadline => return Err(ClientError::NoAgent),
+            Err(_) if Instant::now() + PAUSE >= deadline || !goes_on() => return Err(ClientError::NoAgent),
             Err(_) => std::thread::sleep(PAUSE),
         }
     }

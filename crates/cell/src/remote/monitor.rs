@@ -35,7 +35,7 @@ use crate::handle::QUIT_LIMIT;
 use crate::identity::{Given, Place};
 use crate::link::Reports;
 use crate::monitor::raise_file_limit;
-use crate::registry::{Entry, Record, Registry, State};
+use crate::registry::{Boot, Entry, Record, Registry, State};
 use crate::shard_limits::ShardLimits;
 use crate::shard_log::ShardLog;
 use crate::shard_process::ShardProcess;
@@ -438,6 +438,7 @@ fn record(request: &PartRequest) -> Record {
         part_pids: Vec::new(),
         started_unix_s: started.as_secs(),
         boots: 0,
+        boot: Boot::default(),
         cid: 0,
         cell: Some(request.cell),
         borrowed: Vec::new(),

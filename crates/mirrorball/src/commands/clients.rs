@@ -66,7 +66,8 @@ pub fn exec(name: &str, no_tty: bool, wait: Option<Duration>, argv: &[String]) -
 /// Presses the power button; kills the VM when it does not end in time.
 pub fn stop(name: &str, limit: u64) -> Result<ExitCode> {
     let folder = here!(name);
-    match ask(&folder, &Request::Stop { limit_s: limit }, None).into_diagnostic()? {
+    let stopped = ask(&folder, &Request::Stop { limit_s: limit }, None);
+    match stopped.map_err(|error| unreachable(name, &error))? {
         Answer::Ended { killed: true } => {
             eprintln!("mirrorball: {name} did not power off within {limit} s and was killed");
             Ok(ExitCode::from(exit::LIMIT))
@@ -78,7 +79,8 @@ pub fn stop(name: &str, limit: u64) -> Result<ExitCode> {
 /// Ends a VM at once.
 pub fn kill(name: &str) -> Result<ExitCode> {
     let folder = here!(name);
-    done(name, ask(&folder, &Request::Kill, None).into_diagnostic()?)
+    let killed = ask(&folder, &Request::Kill, None).map_err(|error| unreachable(name, &error))?;
+    done(name, killed)
 }
 
 /// Sets a VM's balloon.
@@ -99,6 +101,13 @@ pub fn move_vcpu(name: &str, vcpu: u8, cell: u16) -> Result<ExitCode> {
         println!("vCPU {vcpu} of {name} runs in cell {cell}; it stood still for {still_us} us");
     }
     done(name, answer)
+}
+
+fn unreachable(name: &str, error: &std::io::Error) -> miette::Report {
+    miette!(
+        help = "help: `mirrorball ps` lists the VMs that run",
+        "{name}: its monitor can't be asked: {error}"
+    )
 }
 
 fn done(name: &str, answer: Answer) -> Result<ExitCode> {

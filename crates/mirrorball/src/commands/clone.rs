@@ -11,7 +11,7 @@ use agent::protocol::{CardAddress, Identity};
 use cell::frozen::{FrozenVm, obstacle};
 use cell::lease::{Lease, OWN_PROGRAM};
 use cell::monitor::{Batch, Event, Source};
-use cell::registry::{self, Registry};
+use cell::registry::{self, BOOT_LIMIT_S, Registry};
 use cell::snapshot::directory::{Directory, caller};
 use cell::snapshot::trust::{Allowed, Granted, Places, grant};
 use config::vm::NetSpec;
@@ -269,6 +269,7 @@ fn go_on(parent: (&str, &VmSpec), source: Source, names: Vec<String>, as_is: boo
         source: Some(source),
         share_between: host_file::share_between()?,
         member: None,
+        boot_limit_s: BOOT_LIMIT_S,
     };
     let lease = Lease::start(Path::new(OWN_PROGRAM), &batch).map_err(|error| {
         miette!(

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use cell::registry::BOOT_LIMIT_S;
 use config::vm::{DiskMode, DiskSpec, KernelSpec, NetKind, NetSpec};
 use config::{ConfigError, IoLimitSpec, Size, SpanMemory, SpanSpec, VmSpec};
 use miette::{Result, miette};
@@ -81,7 +82,7 @@ pub struct RunArgs {
     #[arg(long, default_value = "4K")]
     pub pages: String,
     /// How long a guest may take until its agent answers, in seconds
-    #[arg(long, default_value_t = 120)]
+    #[arg(long, default_value_t = BOOT_LIMIT_S)]
     pub boot_limit: u64,
     /// Whether to run in the lab
     #[arg(long, value_enum, default_value = "auto")]

@@ -44,6 +44,7 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
             source: None,
             share_between: host_file::share_between()?,
             member: None,
+            boot_limit_s: args.boot_limit,
         },
     )
     .map_err(|error| {

@@ -1,7 +1,7 @@
 //! What the host's registry says of places.
 
 use super::*;
-use crate::registry::State as VmState;
+use crate::registry::{Boot, State as VmState};
 
 fn record(span: Vec<policy::span::Part>) -> Record {
     Record {
@@ -12,6 +12,7 @@ fn record(span: Vec<policy::span::Part>) -> Record {
         part_pids: Vec::new(),
         started_unix_s: 0,
         boots: 1,
+        boot: Boot::default(),
         cid: 3,
         cell: Some(1),
         borrowed: Vec::new(),
