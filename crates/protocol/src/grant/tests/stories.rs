@@ -80,43 +80,43 @@ impl Story {
         };
         let other = self.chance.below(self.lives.len()) as u16;
         let bytes = 1 + self.chance.below(BYTES_MAX) as u64;
-        match self.chance.below(22) {
+        match self.chance.below(23) {
             0..3 if other != at.number => {
                 self.say(format!("{at} gives {other} {bytes}"));
                 let effects = self.world.give(at, other, bytes);
                 self.carry_out(at, effects);
             }
-            3..5 if other != at.number => {
+            3..6 if other != at.number => {
                 let given = self.world.cells[&at].given().get(&other).copied();
                 let bytes = 1 + self.chance.below(given.map_or(BYTES_MAX, |given| given as usize)) as u64;
                 self.say(format!("{at} asks {other} for {bytes}"));
                 let effects = self.world.recall(at, other, bytes);
                 self.carry_out(at, effects);
             }
-            5..8 => {
+            6..9 => {
                 self.vms = self.vms.wrapping_add(1);
                 self.say(format!("VM {} of {bytes} comes to {at}", self.vms));
                 self.world.run(at, self.vms, bytes);
             }
-            8..10 => {
+            9..11 => {
                 let vms: Vec<_> = self.world.vms.keys().copied().collect();
                 if let Some(number) = self.chance.one_of(vms.into_iter()) {
                     self.end_vm(number);
                 }
             }
-            10 if self.chance.below(4) == 0 => {
+            11 if self.chance.below(4) == 0 => {
                 self.say(format!("{at} dies"));
                 self.world.crash(at);
             }
-            10 => self.start(),
-            11 => {
+            11 => self.start(),
+            12 => {
                 let stale: Vec<_> = self.world.stale.iter().copied().collect();
                 if let Some((at, number)) = self.chance.one_of(stale.into_iter()) {
                     self.say(format!("cell {at} gives VM {number} up"));
                     self.world.give_up(at, number);
                 }
             }
-            12..14 => self.learn(),
+            13..15 => self.learn(),
             _ => self.deliver(),
         }
     }
