@@ -21,7 +21,7 @@ help:
 	@echo "make sanitize   unit tests of the crates with unsafe code, under the address sanitizer (15 min on 2 busy cores)"
 	@echo "make bench   timings against QEMU (8 min)   make fuzz   each fuzz target for a minute"
 	@echo "make sim     clusters in virtual time, for a minute"
-	@echo "make sim-million   10^6 stories of the table that all cells have (10 to 15 min)"
+	@echo "make sim-million   10^6 stories of the table that all cells have (7 to 10 min)"
 	@echo "make bench-channels   message channels and what cells make of them, beside others (a minute)"
 	@echo "make bench-hosts      the death of a host, and places by each way between cells (a minute)"
 	@echo "make bench-dsm        one memory for two processes, beside what a fault is made of, and beside MPI (five minutes)"

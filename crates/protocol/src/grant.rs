@@ -99,7 +99,7 @@ struct Link {
     said_hello: bool,
 }
 
-/// One cell's memory: what it has of which home, and which VMs it gives it to.
+/// The memory that one cell holds: bytes by home, and the VMs that use them.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct Ledger {
     me: CellId,

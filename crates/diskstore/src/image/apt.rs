@@ -45,7 +45,7 @@ impl Apt {
             .and_then(|time| time.elapsed().ok());
         if !same || age.is_none_or(|age| age > LISTS_AGE_MAX) {
             if !same {
-                // Without lists of these sources the next attempt is a first one, too.
+                // If this update fails, the next attempt must fetch the lists again.
                 let _ = fs::remove_file(&stamp);
                 fs::write(&path, &sources.text).map_err(failed("write", &path))?;
             }

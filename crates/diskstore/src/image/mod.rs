@@ -165,7 +165,7 @@ pub enum ImageError {
         etc_apt: PathBuf,
         /// The release.
         suite: String,
-        /// What is configured instead.
+        /// The entries that are configured, for the text of the error.
         there: String,
     },
     /// An entry of apt's configuration can't be read.

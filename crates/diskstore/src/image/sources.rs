@@ -59,7 +59,7 @@ impl Mirror {
 pub struct Sources {
     /// A deb822 file's text.
     pub text: String,
-    /// Who named them: a folder of apt's, or the caller's flag.
+    /// The folder of apt's configuration, or the flag, that names the archives.
     pub origin: String,
 }
 

@@ -165,6 +165,7 @@ fn build(store: &ImageStore, arguments: BuildArgs) -> Result<(), ImageError> {
         if is_current {
             return Ok(());
         }
+        // Checked before the old image is removed: a machine that names no archive keeps it.
         sources(&arguments)?;
         drop(image);
         println!("{name}: built by another version, so it is built anew");
