@@ -10,7 +10,7 @@ use crate::pinned::{alarm_after, pin};
 const PAGE_BYTES: usize = 4096;
 const PAGE_WORDS: usize = PAGE_BYTES / size_of::<AtomicU64>();
 /// A test whose threads wait for one another for ever ends then.
-const LIMIT_S: u64 = 240;
+const LIMIT_S: u64 = 480;
 
 /// Each test for so long, on `cpus` CPUs of each of so many nodes, numbered node by node.
 pub fn litmus(nodes: u16, cpus: u16, millis: u64) -> Result<String, Fault> {

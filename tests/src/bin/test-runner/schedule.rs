@@ -12,6 +12,8 @@ use crate::programs::{Place, Program};
 
 /// Guest programs that run at a time: each waits about as long as it computes.
 const LANES: usize = 2;
+/// Programs of unit tests that run at a time: alone, one leaves this machine's CPUs idle for half of its time.
+const UNIT_LANES: usize = 2;
 /// Time limit of a program. The slowest took 900 s, on a slow machine.
 const LIMIT: Duration = Duration::from_secs(1500);
 /// Time limit of a test in a campaign: 100 repetitions of a minute or two, each with limits of its own.
@@ -91,7 +93,7 @@ impl Schedule<'_> {
         let (alone, guests): (Vec<_>, Vec<_>) = guests
             .into_iter()
             .partition(|program| ALONE.contains(&program.name.as_str()));
-        let mut outcomes = self.side_by_side(units, 1);
+        let mut outcomes = self.side_by_side(units, UNIT_LANES);
         outcomes.extend(self.side_by_side(alone, 1));
         outcomes.extend(self.side_by_side(guests, if self.emulated { LANES } else { 1 }));
         if self.emulated {
