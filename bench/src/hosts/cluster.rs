@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use cell::cluster::client::Connection;
-use cell::cluster::files::Files;
-use cell::cluster::interface::{Answer, Ask};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use registry::cluster::client::Connection;
+use registry::cluster::files::Files;
+use registry::cluster::interface::{Answer, Ask};
 
 use crate::{LIMIT, Outcome};
 

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 
 use bench::Outcome;
 use bench::options::Options;
-use cell::cluster::interface::{Answer, Ask, Host, VmShare};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use registry::cluster::interface::{Answer, Ask, Host, VmShare};
 use serde::Serialize;
 
 use cluster::{Cluster, Way};

@@ -15,12 +15,11 @@ use std::time::Duration;
 
 use config::VmSpec;
 use config::vm::{DiskMode, NetKind};
+use registry::control::Request;
+use registry::share_group::ShareGroup;
 use serde::{Deserialize, Serialize};
 use shard_api::launch::{DiskFormat, DiskLaunch, Fd, LaunchSpec, LayerLaunch, ResumeLaunch};
 use shard_api::message::{Files, receive, send};
-
-use crate::control::Request;
-use crate::share_group::ShareGroup;
 
 pub use self::freezable::Freezable;
 

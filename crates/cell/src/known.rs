@@ -8,11 +8,12 @@ use config::ConfigError;
 use config::cluster::{CellPlan, ClusterSpec, HostNode, HostNodes, Site};
 use knowledge::fact::{self, FactError};
 use knowledge::{Base, Fact, Machine};
+use registry::cluster::files::Files;
+use registry::cluster::interface::{Part, Status};
+use registry::runtime;
 
-use crate::cluster::files::Files;
-use crate::cluster::interface::{Part, Status};
 use crate::measure::{self, Kept, Measured};
-use crate::{runtime, topology};
+use crate::topology;
 
 /// What a user asserts of this machine for good: a file in the data directory.
 const ASSERTED: &str = "asserted.facts";
@@ -230,7 +231,7 @@ mod tests {
 
     #[test]
     fn a_cell_that_does_not_run_has_no_room() {
-        let status = |number, life| crate::cluster::interface::CellStatus {
+        let status = |number, life| registry::cluster::interface::CellStatus {
             plan: plan(number, None, &[0, 1]),
             pid: 1,
             life,

@@ -1,8 +1,10 @@
-//! The monitor of one cell: starts shards, keeps the registry of VMs, serves their consoles and controls.
+//! The monitor of VMs and the process of a cell: starts shards, and serves their consoles, controls and places.
 //!
-//! [`monitor`] is the process: it holds the command's [`lease`] and a thread for each VM. [`open`] opens a VM's files,
-//! [`vm`] runs its shard ([`spawn`], [`link`]), or its shards ([`spanning`]), through every reboot, [`handle`] is what others have of it, [`frozen`] is one that others go on from, [`snapshot`] such a one in a directory, [`registry`] says which VMs run, [`console`] and
-//! [`control`] are what other commands reach of one. [`memory_use`] says what they take of the host's memory, [`topology`]
+//! [`monitor`] is the monitor's process: it holds the client's lease ([`registry::lease`]) and a thread for each VM, and
+//! enters each VM in the [`registry`]. [`open`] opens a VM's files. [`vm`] runs its shard ([`spawn`], [`link`]), or its
+//! shards ([`spanning`]), through every reboot. Other threads reach a VM by its [`handle`], and clients by [`console`] and
+//! [`control`]. [`frozen`] is a VM that others go on from, and [`snapshot`] such a VM in a directory.
+//! [`memory_use`] says what they take of the host's memory, [`topology`]
 //! what the host is made of, [`measure`] what messages cost on it; [`known`] is all of that. [`cluster`] is several cells under one name space, [`remote`] what of a VM is on other hosts.
 
 pub mod cluster;
@@ -17,7 +19,6 @@ pub mod frozen;
 pub mod handle;
 mod identity;
 pub mod known;
-pub mod lease;
 pub mod link;
 mod mapped_files;
 pub mod measure;
@@ -27,9 +28,7 @@ pub mod nodes;
 pub mod open;
 mod parts;
 mod reboot;
-pub mod registry;
 pub mod remote;
-pub mod runtime;
 mod shard_limits;
 mod shard_log;
 mod shard_process;

@@ -83,10 +83,10 @@ mod tests {
     use std::path::Path;
     use std::time::Instant;
 
+    use registry::share_group::ShareGroup;
     use tempfile::NamedTempFile;
 
     use super::*;
-    use crate::share_group::ShareGroup;
 
     fn claims(group: &ShareGroup, files: &[&NamedTempFile]) -> Claims {
         let mut claims = Claims::new(group.clone());

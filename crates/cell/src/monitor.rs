@@ -13,21 +13,21 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use config::VmSpec;
-use config::settings::ShareBetween;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::geteuid;
-use serde::{Deserialize, Serialize};
+use registry::cluster::files::Files;
+use registry::monitor::{Batch, Event, LeaseOrder, Source};
+use registry::share_group::{Grouping, ShareGroup};
+use registry::vms::{Boot, Entry, Record, Registry, State};
 use shard_api::Platform;
 use shard_api::chain::chain;
 use shard_api::launch::Ending;
 
-use crate::cluster::files::Files;
 use crate::cluster::tenure::{self, Tenure};
 use crate::frozen::FrozenVm;
 use crate::handle::Handle;
 use crate::nodes::span_nodes;
-use crate::registry::{Boot, Entry, Record, Registry, State};
-use crate::share_group::{Claims, Grouping, ShareGroup};
+use crate::share_group::Claims;
 use crate::snapshot::directory::Directory;
 use crate::spanning::Span;
 use crate::vm;
@@ -39,23 +39,6 @@ const LAST_LINES: usize = 8;
 const RECORD_AFTER: Duration = Duration::from_secs(5);
 /// What a Linux kernel says first when it panics.
 const PANIC_TEXT: &str = "Kernel panic";
-
-/// What the command asks of its monitor; the first line on the lease.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Batch {
-    /// The VMs, each with its name.
-    pub vms: Vec<(String, VmSpec)>,
-    /// What they go on from, instead of booting. Their specs are then the source's own, but for what makes them different.
-    #[serde(default)]
-    pub source: Option<Source>,
-    /// Which VMs share pages with them.
-    pub share_between: ShareBetween,
-    /// The user id of the API's member that starts them.
-    #[serde(default)]
-    pub member: Option<u32>,
-    /// How long their guests may take until their agents answer, seconds.
-    pub boot_limit_s: u64,
-}
 
 /// Settings of all VMs of a batch.
 #[derive(Clone, Debug)]
@@ -87,97 +70,14 @@ impl Terms {
     }
 }
 
-/// What VMs go on from.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Source {
-    /// The running VM with this directory, as it is when the monitor starts.
-    Running(std::path::PathBuf),
-    /// A snapshot. The specs that go with it name the files that it may open ([`snapshot::trust`]).
-    Snapshot {
-        /// Its directory.
-        directory: std::path::PathBuf,
-        /// Users whose files it may consist of, beside root's.
-        owners: Vec<u32>,
-    },
-}
-
-impl Source {
-    /// The directory of a snapshot.
-    fn directory(&self) -> Option<std::path::PathBuf> {
-        match self {
-            Self::Running(_) => None,
-            Self::Snapshot { directory, .. } => Some(directory.clone()),
-        }
+/// Opens the state that VMs go on from.
+fn open_source(source: &Source) -> io::Result<FrozenVm> {
+    match source {
+        Source::Running(folder) => FrozenVm::of(folder),
+        Source::Snapshot { directory, owners } => Directory::open(directory, owners)
+            .and_then(|directory| snapshot::open(&directory))
+            .map_err(io::Error::other),
     }
-
-    fn open(&self) -> io::Result<FrozenVm> {
-        match self {
-            Self::Running(folder) => FrozenVm::of(folder),
-            Self::Snapshot { directory, owners } => Directory::open(directory, owners)
-                .and_then(|directory| snapshot::open(&directory))
-                .map_err(io::Error::other),
-        }
-    }
-}
-
-/// What the command says later.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum LeaseOrder {
-    /// The VMs are to outlive the command.
-    Detach,
-}
-
-/// What the monitor tells its command, a line of JSON each.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", tag = "event")]
-pub enum Event {
-    /// The VM's sockets are there.
-    Started {
-        /// The VM.
-        name: String,
-        /// Its directory.
-        folder: std::path::PathBuf,
-        /// The cell that it runs in, in a cluster.
-        cell: Option<u16>,
-    },
-    /// Its vCPUs are about to run; again after each reboot.
-    Running {
-        /// The VM.
-        name: String,
-        /// What of the sandbox could not be applied.
-        sandbox_missing: Vec<String>,
-        /// Its files outlive it, so it must be ended with care.
-        keeps_writes: bool,
-        /// How long the VM that it goes on from stood still for it, microseconds.
-        paused_us: Option<u64>,
-    },
-    /// Its disks whose writes wait for room on the host are others than before.
-    FullDisks {
-        /// The VM.
-        name: String,
-        /// The disks, by name.
-        disks: Vec<String>,
-    },
-    /// It did not start.
-    Failed {
-        /// The VM.
-        name: String,
-        /// One line: what, and how to mend it.
-        why: String,
-    },
-    /// It has ended.
-    Ended {
-        /// The VM.
-        name: String,
-        /// How.
-        ending: Ending,
-        /// The console's last lines.
-        last_lines: Vec<String>,
-        /// Seconds since the start.
-        seconds: f64,
-    },
 }
 
 type Lease = Arc<Mutex<UnixStream>>;
@@ -192,7 +92,7 @@ pub fn run(lease: UnixStream, platform: Platform) -> io::Result<()> {
     let terms = Terms::of(&batch, platform)?;
     let lease = Arc::new(Mutex::new(lease));
     let recorder = batch.source.as_ref().and_then(Source::directory);
-    let frozen = match batch.source.as_ref().map(Source::open).transpose() {
+    let frozen = match batch.source.as_ref().map(open_source).transpose() {
         Ok(frozen) => frozen.map(Arc::new),
         Err(error) => {
             let why = error.to_string();

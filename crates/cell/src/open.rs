@@ -20,12 +20,13 @@ use diskstore::group::OwnCopy;
 use diskstore::image::{Image, ImageStore};
 use hostfiles::private;
 use nix::unistd::{Whence, geteuid, lseek};
+use registry::cluster;
 use shard_api::launch::*;
 use subnet::Egress;
 use subnet::passt::{Passt, PasstChild, PasstSpec};
 
 use self::files::{Files, GroupFiles, mappable, readable};
-use crate::cluster::{self, addresses};
+use crate::cluster::addresses;
 use crate::cmdline;
 use crate::identity::{Given, Place};
 use crate::monitor::bind;

@@ -1,65 +1,15 @@
-//! The share group of a VM: which VMs may map pages of the same files.
+//! The files that a VM shares with its group: claims on them, and a VM's spec without what it may not share.
+//!
+//! [`registry::share_group`] names the groups.
 
-use std::fs::File;
-use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use config::VmSpec;
-use config::settings::ShareBetween;
 use config::vm::{DiskDevice, DiskMode, PagesSpec, ShareSpec};
 use diskstore::claim::Claim;
-use nix::unistd::Uid;
-use serde::{Deserialize, Serialize};
-
-/// Bytes of randomness in the name of a run's group, so that the name can't be guessed.
-const RUN_BYTES: usize = 8;
-const RUN: &str = "run:";
-
-/// The name of a share group. VMs of one group map pages of the same files, and VMs of two groups never do.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ShareGroup(String);
-
-/// The rule for the groups of a batch of VMs.
-#[derive(Clone, Debug)]
-pub struct Grouping {
-    /// Which VMs share.
-    pub between: ShareBetween,
-    /// The user.
-    pub uid: Uid,
-    /// The group of the VMs that share with this batch only.
-    pub run: ShareGroup,
-}
-
-impl ShareGroup {
-    /// A group of its own for the VMs of one command.
-    ///
-    /// # Errors
-    /// When the host gives no randomness.
-    pub fn of_run() -> io::Result<Self> {
-        let mut random = [0; RUN_BYTES];
-        File::open("/dev/urandom")?.read_exact(&mut random)?;
-        Ok(Self(format!("{RUN}{:016x}", u64::from_ne_bytes(random))))
-    }
-
-    /// Whether this is the group of one command's VMs, which its name alone makes a secret.
-    pub fn is_of_run(&self) -> bool {
-        self.0.starts_with(RUN)
-    }
-}
-
-impl Grouping {
-    /// The group of a VM of `spec`.
-    pub fn of(&self, spec: &VmSpec) -> ShareGroup {
-        match (&spec.share_group, self.between) {
-            // `:` is in no group's name, so that no spec can name a group of the other kinds.
-            (Some(name), _) => ShareGroup(format!("group:{}:{name}", self.uid)),
-            (None, ShareBetween::All) => ShareGroup(format!("user:{}", self.uid)),
-            (None, ShareBetween::Group) => self.run.clone(),
-        }
-    }
-}
+use registry::share_group::ShareGroup;
 
 /// The claims of a VM on the files whose pages it maps, and the files that VMs of another group map.
 #[derive(Debug)]
@@ -88,7 +38,7 @@ impl Claims {
     pub fn claim<F: AsFd>(&mut self, files: impl IntoIterator<Item = F>, path: &Path) -> bool {
         let mut claims = Vec::new();
         for file in files {
-            match Claim::take(file, &self.group.0) {
+            match Claim::take(file, self.group.name()) {
                 Ok(Some(claim)) => claims.push(Arc::new(claim)),
                 Ok(None) | Err(_) => {
                     self.refused.push(path.to_owned());
@@ -111,8 +61,8 @@ impl Claims {
     }
 }
 
-/// Whether the VM's disks map pages of files that they share. Memory of the host's pool and that of a VM that spans cells is
-/// made of no such pages.
+/// Whether the VM's disks map pages of files that they share. Memory of the host's pool and that of a VM that
+/// spans cells is made of no such pages.
 pub fn maps_pages(spec: &VmSpec) -> bool {
     let pool = matches!(spec.pages, PagesSpec::Huge2M | PagesSpec::Huge1G);
     spec.span.is_none() && !pool
@@ -130,11 +80,13 @@ pub struct Apart {
 }
 
 impl Apart {
-    /// The spec of the VM as it runs: these parts share nothing, the others share as before. Its clones have the same.
+    /// The spec of the VM as it runs: these parts share nothing, the others share as before. Its clones have
+    /// the same.
     pub fn spec(&self, spec: &VmSpec) -> VmSpec {
         let mut spec = spec.clone();
         if self.boot {
-            // Kernel and initramfs share as the VM does; disks that relied on that have the setting themselves now.
+            // Kernel and initramfs share as the VM does; disks that relied on that have the setting
+            // themselves now.
             let inherited = spec.share.unwrap_or_default();
             spec.root.share.get_or_insert(inherited);
             for disk in &mut spec.disks {
@@ -159,52 +111,12 @@ impl Apart {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+
     use super::*;
 
     fn spec(text: &str) -> VmSpec {
         config::parse("vm.toml", text).unwrap()
-    }
-
-    fn grouping(between: ShareBetween) -> Grouping {
-        Grouping {
-            between,
-            uid: Uid::from_raw(1000),
-            run: ShareGroup::of_run().unwrap(),
-        }
-    }
-
-    #[test]
-    fn vms_of_two_commands_are_of_two_groups_unless_all_share_or_a_group_is_named() {
-        let plain = spec("image = \"tiny\"");
-        let named = spec("image = \"tiny\"\nshare_group = \"red\"");
-        let (one, other) = (grouping(ShareBetween::Group), grouping(ShareBetween::Group));
-        assert_eq!(one.of(&plain), one.of(&plain), "VMs of one command");
-        assert_ne!(one.of(&plain), other.of(&plain), "VMs of two commands");
-        assert_eq!(one.of(&named), other.of(&named));
-        assert_ne!(one.of(&named), one.of(&plain));
-        let (one, other) = (grouping(ShareBetween::All), grouping(ShareBetween::All));
-        assert_eq!(one.of(&plain), other.of(&plain));
-        assert_ne!(one.of(&named), one.of(&plain));
-        let foreign = Grouping {
-            uid: Uid::from_raw(1001),
-            ..other
-        };
-        assert_ne!(one.of(&plain), foreign.of(&plain), "VMs of two users");
-        assert_ne!(one.of(&named), foreign.of(&named));
-    }
-
-    #[test]
-    fn no_name_of_a_group_is_that_of_a_run_or_of_a_user() {
-        let run = ShareGroup::of_run().unwrap();
-        assert!(run.is_of_run());
-        assert_ne!(run, ShareGroup::of_run().unwrap());
-        // `:` can't be in a name.
-        for name in [run.0.as_str(), "user:0"] {
-            let text = format!("image = \"tiny\"\nshare_group = {name:?}");
-            assert!(config::parse("vm.toml", &text).is_err(), "{name}");
-        }
-        let named = spec("image = \"tiny\"\nshare_group = \"run\"");
-        assert!(!grouping(ShareBetween::Group).of(&named).is_of_run());
     }
 
     #[test]

@@ -29,6 +29,7 @@ use std::path::{Path, PathBuf};
 
 use config::VmSpec;
 use diskstore::disk::copy_scratch;
+use registry::share_group::ShareGroup;
 use serde::{Deserialize, Serialize};
 use shard_api::message::FILES_MAX;
 use shard_api::saved::{self, FrozenMap, NOTHING, PAGE_BYTES, STATE_BYTES_MAX, SavedMachine};
@@ -36,7 +37,6 @@ use shard_api::saved::{self, FrozenMap, NOTHING, PAGE_BYTES, STATE_BYTES_MAX, Sa
 use self::directory::Directory;
 use self::working_set::prefetch;
 use crate::frozen::FrozenVm;
-use crate::share_group::ShareGroup;
 
 pub use self::working_set::record;
 

@@ -10,13 +10,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use config::VmSpec;
 use config::cluster::SpanWay;
 use policy::span::Part;
+use registry::cluster::files::Files;
 use shard_api::Platform;
 use shard_api::launch::{
     Fd, LaunchSpec, Leaf, MemoryLaunch, PartLaunch, Ratio, SandboxLaunch, ShardChannels, ShardMemory,
     SpanLaunch, TscLaunch,
 };
 
-use crate::cluster::files::Files;
 use crate::cluster::hosts::Hosts;
 use crate::cluster::tenure::{PartPlace, Tenure, TenureError, begin_span, leave_span};
 use crate::coherence::Coherence;

@@ -12,15 +12,15 @@ use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use axum::{Extension, Json, Router};
-use cell::cluster::client;
-use cell::cluster::files::Files;
-use cell::control::{self, Answer, ask};
-use cell::lease::Lease;
-use cell::monitor::{Batch, Event};
-use cell::registry::{self, BOOT_LIMIT_S, Record, Registry, RegistryError};
 use config::settings::{MemberPolicy, ShareBetween, Usage};
 use config::{ConfigError, HostFacts, VmSpec};
 use nix::unistd::geteuid;
+use registry::cluster::client;
+use registry::cluster::files::Files;
+use registry::control::{self, Answer, ask};
+use registry::lease::Lease;
+use registry::monitor::{Batch, Event};
+use registry::vms::{self, BOOT_LIMIT_S, Record, Registry, RegistryError};
 use serde::de::DeserializeOwned;
 use utoipa::OpenApi;
 
@@ -177,7 +177,7 @@ async fn order(
 ) -> Result<Answer> {
     blocking(move || {
         let folder = folder(&name)?;
-        let record = registry::read(&folder).map_err(Problem::internal)?;
+        let record = vms::read(&folder).map_err(Problem::internal)?;
         caller.may_change(&context.rights, &record)?;
         let answer = ask(&folder, &request, Some(limit)).map_err(|error| match error.kind() {
             // Without the limit, VMs that do not answer would take up all threads.
@@ -237,7 +237,7 @@ async fn start_vm(
             match event {
                 Event::Running { .. } => {
                     lease.detach().map_err(Problem::internal)?;
-                    let record = registry::read(&folder(&name)?).map_err(Problem::internal)?;
+                    let record = vms::read(&folder(&name)?).map_err(Problem::internal)?;
                     return Ok((StatusCode::CREATED, Json(Vm::from(&record))).into_response());
                 }
                 Event::Failed { why, .. } => {
@@ -316,7 +316,7 @@ fn check(spec: &VmSpec) -> Result<String> {
 async fn show_vm(Path(name): Path<String>) -> Result<Json<VmDetails>> {
     blocking(move || {
         let folder = folder(&name)?;
-        let record = registry::read(&folder).map_err(Problem::internal)?;
+        let record = vms::read(&folder).map_err(Problem::internal)?;
         let status = match ask(&folder, &control::Request::Status, Some(ANSWER_LIMIT)) {
             Ok(Answer::Status { status }) => Some(status),
             _ => None,

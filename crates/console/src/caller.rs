@@ -8,9 +8,9 @@ use axum::http::StatusCode;
 use axum::middleware::Next;
 use axum::response::Response;
 use axum::serve::IncomingStream;
-use cell::registry::Record;
 use config::settings::MemberPolicy;
 use nix::unistd::geteuid;
+use registry::vms::Record;
 use tokio::net::UnixListener;
 
 use crate::api::Context;

@@ -3,7 +3,7 @@
 //! [`serve`] is the process, apart from all that runs VMs: it can be killed and started at any time. [`caller`] decides
 //! who may do what, [`api`] has the resources,
 //! [`views`] what they look like, [`problem`] what an error looks like, [`events`] and [`metrics`] the rest. Requests are
-//! answered from what any command sees ([`cell::registry`], [`cell::control`], [`cell::cluster`]).
+//! answered from what any command sees ([`registry`]).
 
 pub mod api;
 pub mod caller;

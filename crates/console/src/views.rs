@@ -1,8 +1,8 @@
 //! What VMs and cells look like from outside.
 
-use cell::cluster::interface::{CellStatus, Part};
-use cell::registry::{Record, State};
 use config::VmSpec;
+use registry::cluster::interface::{CellStatus, Part};
+use registry::vms::{Record, State};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 

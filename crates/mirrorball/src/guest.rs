@@ -7,7 +7,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use agent::client::{ClientError, connect_vsock, connect_vsock_while, window_size};
 use agent::protocol::ExecRequest;
-use cell::registry::Record;
+use registry::vms::Record;
 use miette::{Report, miette};
 
 /// How long the agent of a guest that has booted may take to answer.
@@ -64,10 +64,10 @@ pub fn connect_booting(name: &str, folder: &Path, wait: Option<Duration>) -> Res
     let runs = || folder.exists();
     let connect = |limit| connect_vsock_while(&vsock, agent::VSOCK_PORT, limit, runs);
     // Without a record the VM is ending, and boots no more.
-    let silent = cell::registry::read(folder).map_or(ANSWER_LIMIT, |record| Patience::of_vm(&record).silent);
+    let silent = registry::vms::read(folder).map_or(ANSWER_LIMIT, |record| Patience::of_vm(&record).silent);
     let mut answer = connect(silent);
     // The record is read anew: the guest may have rebooted meanwhile.
-    while let (Err(ClientError::NoAgent), Ok(record)) = (&answer, cell::registry::read(folder)) {
+    while let (Err(ClientError::NoAgent), Ok(record)) = (&answer, registry::vms::read(folder)) {
         let left = left_to_boot(&record);
         if left.is_zero() {
             break;
@@ -135,7 +135,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
     use std::time::{Instant, SystemTime};
 
-    use cell::registry::BOOT_LIMIT_S;
+    use registry::vms::BOOT_LIMIT_S;
 
     use super::*;
 

@@ -1,7 +1,7 @@
 //! What befalls a cluster, by chance: VMs come and go; cells lend one another memory, die, hang and are slow; hosts die or are cut off, from each
 //! other or from etcd.
 
-use cell::cluster::interface::{Ask, Host, VmShare};
+use registry::cluster::interface::{Ask, Host, VmShare};
 
 use crate::chance::Chance;
 use crate::machine::Cells;

@@ -15,7 +15,6 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cell::cluster::interface::Ask;
 use cell::cluster::membership::News;
 use cell::cluster::membership::lease_seconds;
 use cell::cluster::membership::member::{Answer, Question};
@@ -23,6 +22,7 @@ use cell::cluster::routes::HANDLE_NS;
 use cell::cluster::state::{Awaited, CellMessage, Client};
 use protocol::CellId;
 use protocol::grant::Amounts;
+use registry::cluster::interface::Ask;
 
 use crate::chance::Chance;
 use crate::etcd::{Etcd, Lease};

@@ -1,12 +1,12 @@
 //! What other cells and hosts send: calls, messages over a link, a client's questions; and what etcd answers.
 
 use cell::cluster::hosts::read_again;
-use cell::cluster::interface::{Answer, Ask};
 use cell::cluster::link::MESSAGE_BYTES_MAX;
 use cell::cluster::membership;
 use cell::cluster::state::{Act, CellMessage, State};
 use config::cluster::CellPlan;
 use protocol::CellId;
+use registry::cluster::interface::{Answer, Ask};
 
 const MEMORY_BYTES: u64 = 1 << 30;
 

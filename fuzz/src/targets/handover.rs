@@ -5,9 +5,9 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
 use crate::file::file_of;
-use cell::control::{Answer, Request};
 use cell::frozen::FreezeAnswer;
 use cell::link::Reports;
+use registry::control::{Answer, Request};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 use shard::launch::{Fd, HandoverReply, HandoverRequest, LaunchSpec};

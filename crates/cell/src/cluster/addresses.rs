@@ -5,8 +5,7 @@ use std::net::{IpAddr, ToSocketAddrs};
 use std::sync::{Mutex, PoisonError};
 
 use config::cluster::Site;
-
-use super::files::Files;
+use registry::cluster::files::Files;
 
 /// Addresses and host names in a cluster's file.
 #[derive(Debug, Default, Eq, PartialEq)]

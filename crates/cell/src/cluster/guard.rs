@@ -8,8 +8,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use config::cluster::Site;
+use registry::cluster::files::Files;
 
-use super::files::Files;
 use super::membership::server::{self, Ended, RevocationWatch};
 
 /// A process that lived shorter than this died of its start, maybe.

@@ -14,13 +14,13 @@ use std::sync::mpsc::{self, Sender};
 use std::time::Duration;
 
 use protocol::CellId;
+use registry::cluster::files::{CellFiles, Files};
+use registry::cluster::interface::{Answer, Ask};
 use urpc::host::measure_block_ns;
 
 use self::elsewhere::Elsewhere;
 use super::contacts::{Contacts, Parted, Verdict};
-use super::files::{CellFiles, Files};
 use super::hosts::Hosts;
-use super::interface::{Answer, Ask};
 use super::limits::{HELLO_LIMIT, LOOK_AFTER, ORPHANS_LIMIT, TICK, WORD_LIMIT};
 use super::link::local::Calls;
 use super::link::{Calling, Link, Sending};

@@ -11,9 +11,9 @@ use protocol::CellId;
 use protocol::agreement::{Effect, Message, Node};
 use protocol::grant::{self, Amounts, Ledger};
 use protocol::multicast::{self, Multicast, Packet};
+use registry::cluster::interface::{Answer, Ask, Host, Part, Running, VmShare};
 use serde::{Deserialize, Serialize};
 
-use super::interface::{Answer, Ask, Host, Part, Running, VmShare};
 use super::routes::{Route, Ways};
 use loans::Loans;
 

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use config::VmSpec;
 use config::cluster::CellPlan;
+use registry::cluster::client::Connection;
+use registry::cluster::files::Files;
+use registry::cluster::interface::{Answer, Ask, Host, Part, Place, VmShare};
 
-use super::client::Connection;
-use super::files::Files;
-use super::interface::{Answer, Ask, Host, Part, Place, VmShare};
 use super::limits::{HOPS_MAX, RETRY};
 
 mod span;

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use config::VmSpec;
 use diskstore::disk::nameless_file;
+use registry::share_group::ShareGroup;
 use shard_api::launch::{
     DiskFormat, DiskLaunch, Fd, HandoverReply, HandoverRequest, LaunchSpec, LayerLaunch, ResumeLaunch,
 };
@@ -19,7 +20,6 @@ use shard_api::saved::STATE_BYTES_MAX;
 use super::handed::{check_sealed, for_reading};
 use super::{FREEZE_LIMIT, FreezeAnswer, FrozenFiles, has_overlay, obstacle};
 use crate::open::{Opened, scratch_directory};
-use crate::share_group::ShareGroup;
 use crate::text::printable;
 
 /// What a monitor needs to freeze its running VM.

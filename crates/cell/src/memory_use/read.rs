@@ -3,13 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
+use registry::vms::Record;
+
 use super::account::{FileReading, MemoryUse, VmMemory, VmReading, account};
 use super::classify::{Classified, classify, helper};
 use super::host::HostMemory;
 use super::page_cache;
 use super::process::{self, OpenFile};
 use super::smaps::FileId;
-use crate::registry::Record;
 
 /// What the VMs of `records` take. One that ends meanwhile is left out; what this user may not read is named in the
 /// result.

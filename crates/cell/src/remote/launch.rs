@@ -9,7 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::lease::OWN_PROGRAM;
+use registry::lease::OWN_PROGRAM;
 
 /// The command, as the home asks for it.
 pub const COMMAND: &str = "part";

@@ -5,11 +5,11 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixListener;
 use std::sync::{Arc, Mutex};
 
-use cell::cluster::files::{Claim, Files};
 use cell::cluster::hosts::Hosts;
-use cell::cluster::interface::{Answer, Ask, CellStatus};
 use cell::cluster::link::Calling;
 use cell::cluster::state::{Act, State};
+use registry::cluster::files::{Claim, Files};
+use registry::cluster::interface::{Answer, Ask, CellStatus};
 
 use super::site::plan;
 use super::two::READY;

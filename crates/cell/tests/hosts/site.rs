@@ -3,8 +3,8 @@
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 
-use cell::cluster::files::Files;
 use config::cluster::{CellPlan, ETCD_KEYS, HostPlan, Site, SpanWay};
+use registry::cluster::files::Files;
 use urpc::tls::Subject;
 
 /// What each cell has.

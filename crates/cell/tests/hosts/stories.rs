@@ -9,8 +9,8 @@ use std::fs::File;
 use std::process::{Command, ExitCode};
 
 use cell::cluster::membership::server;
-use cell::runtime::VARIABLE;
 use config::cluster::SpanWay;
+use registry::runtime::VARIABLE;
 use shard::memory::replica::USERFAULT_DEVICE;
 
 use super::etcd::Etcd;

@@ -6,17 +6,18 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use cell::cluster::client;
-use cell::cluster::files::{Claim, Files};
 use cell::open::{Opened, open};
 use cell::remote::part::Remote;
 use cell::remote::talk::FromPart;
-use cell::runtime::VARIABLE;
-use cell::share_group::{Claims, ShareGroup};
+use cell::share_group::Claims;
 use cell::spanning::{Boot, Span};
 use config::VmSpec;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use registry::cluster::client;
+use registry::cluster::files::{Claim, Files};
+use registry::runtime::VARIABLE;
+use registry::share_group::ShareGroup;
 use shard::launch::{Ending, Order, Report};
 
 use super::{beta, site};

@@ -59,7 +59,7 @@ fn obey(cli: Cli) -> std::io::Result<()> {
     }
     let socket = match cli.socket {
         Some(socket) => socket,
-        None => cell::runtime::directory()?.join("api.sock"),
+        None => registry::runtime::directory()?.join("api.sock"),
     };
     let settings = Settings::load(nix::unistd::geteuid().is_root()).map_err(one_line)?;
     let share_between = settings.share_between(Starter::Api);

@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use cell::console::{FOLLOW, LOG};
-use cell::control::{Answer, Request, ask};
 use miette::{IntoDiagnostic, Result, miette};
+use registry::control::{Answer, Request, ask};
 
 use super::place::{Found, find};
 use crate::attach::{Left, attach};

@@ -9,15 +9,15 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use agent::protocol::{CardAddress, Identity};
 use cell::frozen::{FrozenVm, obstacle};
-use cell::lease::{Lease, OWN_PROGRAM};
-use cell::monitor::{Batch, Event, Source};
-use cell::registry::{self, BOOT_LIMIT_S, Registry};
 use cell::snapshot::directory::{Directory, caller};
 use cell::snapshot::trust::{Allowed, Granted, Places, grant};
 use config::vm::NetSpec;
 use config::{ConfigError, VmSpec};
 use diskstore::image::data_directory;
 use miette::{IntoDiagnostic, Result, miette};
+use registry::lease::{Lease, OWN_PROGRAM};
+use registry::monitor::{Batch, Event, Source};
+use registry::vms::{self, Registry};
 
 use super::flags;
 use super::host_file;
@@ -91,7 +91,7 @@ pub fn clone(args: &CloneArgs) -> Result<ExitCode> {
         Found::Here(folder) => folder,
         Found::Elsewhere(code) => return Ok(code),
     };
-    let parent = registry::read(&folder).into_diagnostic()?;
+    let parent = vms::read(&folder).into_diagnostic()?;
     if let Some(why) = obstacle(&parent.spec) {
         return Err(miette!("{}: {why}", args.vm));
     }

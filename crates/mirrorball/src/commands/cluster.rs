@@ -8,16 +8,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use cell::cluster::client::{self, Connection};
-use cell::cluster::files::Files;
 use cell::cluster::hosts::{Hosts, warning};
-use cell::cluster::interface::{Answer, Ask, CellStatus, PART_MARK, Part, Status};
 use cell::known;
 use clap::{Args, Subcommand};
 use config::Size;
 use config::cluster::{CellPlan, ClusterSpec, ETCD_KEYS, HostNodes, Site};
 use config::cpulist;
 use miette::{IntoDiagnostic, Result, miette};
+use registry::cluster::client::{self, Connection};
+use registry::cluster::files::Files;
+use registry::cluster::interface::{Answer, Ask, CellStatus, PART_MARK, Part, Status};
 use urpc::tls::Identity;
 
 use super::place::{Demand, LabChoice, enter_lab, in_lab};

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use cell::registry::BOOT_LIMIT_S;
+use registry::vms::BOOT_LIMIT_S;
 use config::vm::{DiskMode, DiskSpec, KernelSpec, NetKind, NetSpec};
 use config::{ConfigError, IoLimitSpec, Size, SpanMemory, SpanSpec, VmSpec};
 use miette::{Result, miette};

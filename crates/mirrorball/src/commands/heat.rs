@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use cell::cluster::files::Files;
-use cell::control::{Answer, Request, ask};
-use cell::registry;
 use clap::Args;
 use config::SpanMemory;
 use miette::{IntoDiagnostic, Result, miette};
+use registry::cluster::files::Files;
+use registry::control::{Answer, Request, ask};
+use registry::vms;
 use symbols::Symbols;
 
 use super::place::{Found, find};
@@ -44,7 +44,7 @@ pub fn heat(args: &HeatArgs) -> Result<ExitCode> {
         Found::Elsewhere(code) => return Ok(code),
     };
     let vm = &args.vm;
-    let record = registry::read(&folder).into_diagnostic()?;
+    let record = vms::read(&folder).into_diagnostic()?;
     if record.spec.span.as_ref().map(config::SpanSpec::memory) != Some(SpanMemory::Coherent) {
         return Err(miette!(
             help = "start it with `--span 0,1 --span-memory coherent`",

@@ -3,10 +3,10 @@
 use std::process::ExitCode;
 
 use agent::protocol::ExecRequest;
-use cell::cluster::client;
-use cell::cluster::files::Files;
 use cell::cluster::hosts::{Hosts, PROGRAM};
 use miette::{IntoDiagnostic, Result, miette};
+use registry::cluster::client;
+use registry::cluster::files::Files;
 
 use super::place::argv_os;
 use crate::guest;

@@ -4,8 +4,6 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use cell::cluster::client;
-use cell::cluster::files::Files;
 use cell::cluster::routes;
 use cell::known;
 use clap::{Args, Subcommand};
@@ -15,6 +13,8 @@ use knowledge::rules::{self, Rule};
 use knowledge::ways::Ways;
 use knowledge::{Base, Fact, Machine};
 use miette::{IntoDiagnostic, Result, miette};
+use registry::cluster::client;
+use registry::cluster::files::Files;
 use serde::Serialize;
 
 use super::place::in_lab;

@@ -3,9 +3,9 @@
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use cell::control::{Answer, Request, ask};
-use cell::registry::{self, Record, Registry, State};
 use miette::{IntoDiagnostic, Result};
+use registry::control::{Answer, Request, ask};
+use registry::vms::{self, Record, Registry, State};
 use serde_json::{Value, json};
 
 use super::hosts::on_other_hosts;
@@ -103,7 +103,7 @@ pub fn inspect(name: &str) -> Result<ExitCode> {
         Found::Here(folder) => folder,
         Found::Elsewhere(code) => return Ok(code),
     };
-    let record = registry::read(&folder).into_diagnostic()?;
+    let record = vms::read(&folder).into_diagnostic()?;
     let status = match ask(&folder, &Request::Status, Some(ANSWER_LIMIT)) {
         Ok(Answer::Status { status }) => status,
         Ok(Answer::Refused { why }) => json!({ "unavailable": why }),

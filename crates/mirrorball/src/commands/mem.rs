@@ -4,10 +4,10 @@ use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use cell::control::{Answer, Request, ask};
 use cell::memory_use::{self, MemoryUse, VmMemory};
-use cell::registry::{Record, Registry};
 use miette::{IntoDiagnostic, Result};
+use registry::control::{Answer, Request, ask};
+use registry::vms::{Record, Registry};
 use serde_json::Value;
 
 use super::place::in_lab;

@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use cell::registry::{Registry, RegistryError};
 use config::VmSpec;
 use config::vm::SandboxSpec;
 use miette::{IntoDiagnostic, Result, miette};
+use registry::vms::{Registry, RegistryError};
 use shard::probe::{Verdict, probe};
 
 use super::hosts;

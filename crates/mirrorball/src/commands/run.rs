@@ -9,10 +9,10 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use cell::lease::{Lease, OWN_PROGRAM};
-use cell::monitor::Batch;
 use config::{HostFacts, SpanSpec, VmSpec};
 use miette::{Result, miette};
+use registry::lease::{Lease, OWN_PROGRAM};
+use registry::monitor::Batch;
 
 use super::flags::{self, RunArgs};
 use super::place::{self, Demand};

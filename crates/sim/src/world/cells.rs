@@ -3,11 +3,11 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use cell::cluster::contacts::{Contacts, Parted, Verdict};
-use cell::cluster::interface::Running;
 use cell::cluster::limits::{HELLO_LIMIT, LOOK_AFTER, ORPHANS_LIMIT, RETRY, TICK, WORD_LIMIT};
 use cell::cluster::membership::News;
 use cell::cluster::state::{Act, Client, State};
 use protocol::CellId;
+use registry::cluster::interface::Running;
 
 use super::members::Watch;
 use super::{EVENT_NS, Event, Input, SILENCE_MS, START_NS, World};

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use cell::cluster::interface::{Answer, Ask, Host, Part};
 use cell::cluster::limits::{HOPS_MAX, RETRY};
 use cell::cluster::routes::WAKE_NS;
 use cell::cluster::state::{CellMessage, Client, Key, Said};
 use protocol::CellId;
 use protocol::agreement::Message;
 use protocol::multicast::Packet;
+use registry::cluster::interface::{Answer, Ask, Host, Part};
 
 use super::{Event, Input, World};
 use crate::{Time, nanos};

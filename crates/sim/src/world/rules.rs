@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use cell::cluster::interface::{Answer, Ask};
 use cell::cluster::membership::Members;
 use cell::cluster::state::{Act, Client};
 use protocol::grant::Amounts;
+use registry::cluster::interface::{Answer, Ask};
 
 use super::World;
 use crate::SECOND;

@@ -8,6 +8,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 
 use protocol::CellId;
+use registry::cluster::files::Files;
 use serde::{Deserialize, Serialize};
 use shard_api::launch::Fd;
 use shard_api::message::{receive, send};
@@ -15,7 +16,6 @@ use urpc::host::{Block, SharedRing, end};
 
 use super::ring::{LINES, Rings};
 use super::{Answer, Calling, Link, PATIENCE, Way};
-use crate::cluster::files::Files;
 
 /// A call from one cell to another.
 #[derive(Serialize, Deserialize)]

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
+use registry::cluster::files::Files;
+
 use super::Event;
 use super::elsewhere::Elsewhere;
-use crate::cluster::files::Files;
 use crate::cluster::link::Calling;
 use crate::cluster::link::local::Calls;
 

@@ -2,8 +2,8 @@
 
 use std::io;
 
-use crate::cluster::interface::{Running, VmShare, part_name};
-use crate::registry::{Record, Registry};
+use registry::cluster::interface::{Running, VmShare, part_name};
+use registry::vms::{Record, Registry};
 
 /// The VMs of this host that run in cells, and the parts of other hosts' VMs.
 pub(super) fn running() -> io::Result<Vec<Running>> {

@@ -7,10 +7,10 @@ use std::collections::{BTreeMap, VecDeque};
 
 use protocol::CellId;
 use protocol::grant::{Amounts, Effect, Refusal};
+use registry::cluster::interface::{Answer, Part, Place, Running, VmShare};
 
 use super::view::KnownCell;
 use super::{Act, Client, Key, Said, State, Value};
-use crate::cluster::interface::{Answer, Part, Place, Running, VmShare};
 
 /// Who waits for a cell to have memory or to give it back, in the order of its answers: the client, and the bytes.
 #[derive(Debug, Default)]

@@ -1,8 +1,8 @@
 //! Where a VM goes.
 
 use policy::placement::{Room, place};
+use registry::cluster::interface::{Answer, Host, PART_MARK};
 
-use super::super::interface::{Answer, Host, PART_MARK};
 use super::{Act, Client, Key, SENT_ON_MAX, State, Value, loans};
 
 impl State {

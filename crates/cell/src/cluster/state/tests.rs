@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::super::interface::Status;
+use registry::cluster::interface::Status;
+
 use super::*;
 
 mod loans;

@@ -2,8 +2,8 @@
 
 use config::cluster::CellPlan;
 use protocol::grant::Amounts;
+use registry::cluster::interface::{CellStatus, Part, Status, VmShare};
 
-use super::super::interface::{CellStatus, Part, Status, VmShare};
 use super::{Key, State, Value, loans};
 
 /// A cell, as the table has it.

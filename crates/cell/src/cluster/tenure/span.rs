@@ -9,12 +9,12 @@ use config::cluster::CellPlan;
 use config::{SpanSpec, VmSpec};
 use policy::placement::Room;
 use policy::span::{Part, choose, divide};
+use registry::cluster::client;
+use registry::cluster::files::Files;
+use registry::cluster::interface::{Host, Status, VmShare, part_name};
 
 use super::{RESTART_LIMIT, Tenure, TenureError, ask, wait_for_cells};
-use crate::cluster::client;
-use crate::cluster::files::Files;
 use crate::cluster::hosts::Hosts;
-use crate::cluster::interface::{Host, Status, VmShare, part_name};
 use crate::cluster::limits::RETRY;
 use crate::remote::part::Remote;
 

@@ -3,16 +3,16 @@
 use std::fs::File;
 use std::time::Duration;
 
-use cell::cluster::client;
-use cell::cluster::files::Files;
 use cell::cluster::hosts::Hosts;
 use cell::handle::QUIT_LIMIT;
 use cell::memory_use;
-use cell::registry::{Record, Registry};
 use cell::remote::connections::connect;
 use cell::remote::talk::{Ends, FromPart, LaneEnds, Role};
 use cell::spanning::{Boot, Span};
 use nix::sys::resource::{Resource, setrlimit};
+use registry::cluster::client;
+use registry::cluster::files::Files;
+use registry::vms::{Record, Registry};
 use shard::launch::{Ending, Order, Report};
 
 use crate::hosts::two::{SOON, Two, gone, kill_process, quit, remote, started, wait};

@@ -3,14 +3,14 @@
 use std::process::Stdio;
 use std::time::Duration;
 
-use cell::cluster::client;
-use cell::cluster::files::Files;
 use cell::cluster::hosts::Hosts;
 use cell::handle::Handle;
 use cell::remote::connections::connect;
 use cell::remote::talk::{Ends, LaneEnds, Role, Token};
 use cell::spanning::{Boot, Span};
 use cell::vm;
+use registry::cluster::client;
+use registry::cluster::files::Files;
 
 use crate::hosts::site;
 use crate::hosts::two::{Two, quit, remote, started, wait};

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use cell::registry::Record;
+use registry::vms::Record;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use shard::arch::x86_64::layout::Layout;

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use cell::memory_use::{VmMemory, read_one};
-use cell::registry::Registry;
 use miette::Report;
+use registry::vms::Registry;
 
 use crate::{exit, guest, progress};
 

@@ -7,12 +7,12 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use cell::control::{Request, ask};
 use cell::ending;
-use cell::lease::Lease;
-use cell::monitor::Event;
 use config::VmSpec;
 use miette::{IntoDiagnostic, Result, miette};
+use registry::control::{Request, ask};
+use registry::lease::Lease;
+use registry::monitor::Event;
 use shard::launch::Ending;
 
 use super::command::{Done, Trouble, command};

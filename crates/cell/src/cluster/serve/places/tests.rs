@@ -1,7 +1,8 @@
 //! What the host's registry says of places.
 
+use registry::vms::{Boot, State as VmState};
+
 use super::*;
-use crate::registry::{Boot, State as VmState};
 
 fn record(span: Vec<policy::span::Part>) -> Record {
     Record {

@@ -1,7 +1,8 @@
 //! Cells that lend one another memory, and VMs that have it.
 
+use registry::cluster::interface::Place;
+
 use super::*;
-use crate::cluster::interface::Place;
 
 fn lend(to: u16, mib: u64) -> Ask {
     Ask::Lend { to, bytes: mib << 20 }

@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use config::cluster::{HostPlan, Site};
+use registry::cluster::files::Claim;
+use registry::cluster::interface::{Answer, Ask, Running};
 
 use super::*;
-use crate::cluster::files::Claim;
-use crate::cluster::interface::{Answer, Ask, Running};
 use crate::cluster::state::tests::{World, id, plan, vm};
 
 const MIB: u64 = 1 << 20;

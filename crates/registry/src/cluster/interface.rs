@@ -1,21 +1,26 @@
-//! What a cell can be asked, and what it answers: a line of JSON each way.
+//! Requests to a cell, and its answers: a line of JSON each, over the cell's socket.
+//!
+//! Clients are `mirrorball cluster`, the API, and each VM's monitor, which asks for a place.
+//! `cell::cluster::state` answers; the simulator sends the same types. [`Part`] and [`VmShare`] are in the
+//! records of VMs too ([`crate::vms::Record`]), from which a cell that starts again learns what it has given.
 
 use config::cluster::CellPlan;
 use serde::{Deserialize, Serialize};
 
-/// What a VM takes of its cell.
+/// The part of a cell that a VM takes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct VmShare {
-    /// vCPUs.
+    /// Number of vCPUs.
     pub vcpus: u32,
-    /// Guest memory.
+    /// Guest memory, in bytes.
     pub memory_bytes: u64,
 }
 
-/// Between a spanning VM's name and a part's number. No VM's own name has it.
+/// The character between a spanning VM's name and a part's number. It is in no VM's name.
 pub const PART_MARK: char = '/';
 
-/// The name under which a spanning VM's part holds its place: the VM's for its home, `NAME/1` for the next.
+/// The name under which a part of a spanning VM holds its place: the VM's name for its home, `NAME/1` for the
+/// next part.
 pub fn part_name(vm: &str, part: usize) -> String {
     match part {
         0 => vm.to_owned(),
@@ -23,109 +28,109 @@ pub fn part_name(vm: &str, part: usize) -> String {
     }
 }
 
-/// Memory that is another cell's.
+/// An amount of memory that one cell has lent another.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Part {
     /// The other cell.
     pub cell: u16,
-    /// How much.
+    /// The amount, in bytes.
     pub bytes: u64,
 }
 
-/// A VM that runs on this host, as its registry says.
+/// A VM that runs on this host, by the host's registry.
 #[derive(Clone, Debug)]
 pub struct Running {
-    /// Its name.
+    /// The VM's name.
     pub name: String,
-    /// Its cell.
+    /// The VM's cell.
     pub cell: u16,
-    /// What it takes.
+    /// The part of the cell that it takes.
     pub share: VmShare,
-    /// Of its memory, what is not its cell's.
+    /// The part of its memory that other cells lent, by lender.
     pub borrowed: Vec<Part>,
 }
 
-/// What a VM was given.
+/// The place that a VM was given.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Place {
-    /// Its cell; the nodes are also those of the cells whose memory it has.
+    /// The VM's cell. The nodes include those of the cells that lent it memory.
     #[serde(flatten)]
     pub plan: CellPlan,
-    /// Of its memory, what is not the cell's own.
+    /// The part of its memory that other cells lent, by lender.
     pub borrowed: Vec<Part>,
 }
 
-/// A VM that is to run in the cluster.
+/// A request for a place for a VM.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Host {
-    /// Its name.
+    /// The VM's name.
     pub name: String,
-    /// What it takes.
+    /// The part of a cell that it takes.
     pub share: VmShare,
-    /// Only this cell will do.
+    /// The only cell that may take it.
     pub only: Option<u16>,
-    /// No memory that the cell has borrowed will do; only asked for together with `only`.
+    /// Whether memory that the cell has borrowed is excluded; only together with `only`.
     #[serde(default)]
     pub own: bool,
-    /// Another cell has said that there is room here.
+    /// Whether another cell has sent the VM here.
     pub sent: bool,
-    /// It runs in this cell already, whose process has died since.
+    /// Whether the VM runs in this cell already, whose process has died since.
     pub runs: bool,
-    /// What it has of other cells then.
+    /// The memory of other cells that it has if it runs, by lender.
     #[serde(default)]
     pub borrowed: Vec<Part>,
 }
 
-/// What a client asks.
+/// A client's request to a cell.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "ask")]
 pub enum Ask {
-    /// A place for a VM. It is the VM's until the connection ends.
+    /// Give a VM a place. The place is the VM's until the connection ends.
     Host(Host),
-    /// A VM of this cell has ended. Answered when all cells have heard of it, so that the name is free.
+    /// A VM of this cell has ended. Answered when all cells have received that, so that the name is free.
     Leave {
-        /// Its name.
+        /// The VM's name.
         name: String,
     },
-    /// This cell is to lend another one memory. Answered when the other has it.
+    /// Lend another cell memory of this one. Answered when the other has it.
     Lend {
-        /// To whom.
+        /// The borrower.
         to: u16,
-        /// How much.
+        /// The amount, in bytes.
         bytes: u64,
     },
-    /// This cell is to have back what it has lent. Answered when it has.
+    /// Take back memory that this cell has lent. Answered when it is back.
     Reclaim {
-        /// From whom.
+        /// The borrower.
         from: u16,
-        /// How much.
+        /// The amount, in bytes.
         bytes: u64,
     },
-    /// What there is in the cluster.
+    /// Report the state of the cluster.
     Status,
-    /// The cell's process is to end. VMs run on.
+    /// End the cell's process. VMs run on.
     End,
 }
 
-/// The answer.
+/// The answer to an [`Ask`].
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "answer")]
 pub enum Answer {
     /// The VM runs in this cell, with these CPUs and nodes.
     Hosted(Place),
-    /// Ask this cell.
+    /// The client must ask another cell.
     Elsewhere {
-        /// Which.
+        /// That cell.
         cell: u16,
     },
-    /// It can't be.
+    /// The request can't be carried out.
     Refused {
-        /// Why, and what to do about it.
+        /// The reason and the help.
         why: String,
     },
-    /// Done.
+    /// The request was carried out.
     Done,
-    /// What there is.
+    /// The state of the cluster.
     Status(Status),
 }
 
@@ -134,29 +139,29 @@ pub enum Answer {
 pub struct Status {
     /// The cells, by number.
     pub cells: Vec<CellStatus>,
-    /// Who says so has heard from all cells that it has links to.
+    /// Whether the cell that answers has received the state of all cells that it has links to.
     pub ready: bool,
 }
 
-/// One cell.
+/// The state of one cell.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct CellStatus {
-    /// What it has.
+    /// The cell's CPUs and memory.
     #[serde(flatten)]
     pub plan: CellPlan,
-    /// Its process.
+    /// The id of its process.
     pub pid: u32,
-    /// Counts its processes; none when it does not answer.
+    /// The number of its process, counted from the cell's first; none when it does not answer.
     pub life: Option<u32>,
-    /// What its VMs have been given.
+    /// The memory of its VMs, in bytes.
     pub given_bytes: u64,
-    /// What it has lent, to whom.
+    /// The memory that it has lent, by borrower.
     pub lent: Vec<Part>,
-    /// What it has borrowed, from whom.
+    /// The memory that it has borrowed, by lender.
     pub borrowed: Vec<Part>,
-    /// vCPUs of its VMs.
+    /// The number of its VMs' vCPUs.
     pub vcpus: u32,
-    /// The VMs that run there.
+    /// The names of its VMs.
     pub vms: Vec<String>,
 }
 
@@ -164,7 +169,7 @@ pub struct CellStatus {
 mod tests {
     use super::*;
 
-    /// A map by numbers, say, would not: JSON's keys are strings.
+    /// A map with numbers as keys would not: JSON's keys are strings.
     #[test]
     fn what_is_borrowed_goes_through_json() {
         let plan = CellPlan {

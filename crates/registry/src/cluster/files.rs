@@ -1,7 +1,12 @@
-//! Where the cells of this host are found: a directory for each below the runtime directory.
+//! The files of this host's cells: a directory for each below the runtime directory.
 //!
-//! A cell's process holds its lock, so that there is one at a time, and counts its lives in a file. The plan says what the
-//! cells are; it stays as long as the cluster, and with it what a cell that starts anew has to know.
+//! A cell's process holds its directory's lock, so that there is one process at a time. A file counts its
+//! processes; the count is the cell's life. The plan lists the cells with their CPUs and memory. It stays as
+//! long as the cluster, and so does what a cell's next process must know: the life, and the memory that the
+//! cell has lent.
+//!
+//! `cluster up` writes the plan and `cluster down` removes it. Cells claim their directories. Commands,
+//! monitors, the API and `hostinfo::known` find cells here.
 
 use std::fs::{self, File};
 use std::io;
@@ -19,30 +24,30 @@ use crate::runtime;
 #[derive(Clone, Debug)]
 pub struct Files(PathBuf);
 
-/// One cell's directory.
+/// The directory of one cell.
 #[derive(Clone, Debug)]
 pub struct CellFiles(PathBuf);
 
-/// The right to be a cell, held until dropped.
+/// The right to be a cell's process, held until dropped.
 #[derive(Debug)]
 pub struct Claim {
-    /// Which, in which life.
+    /// The cell and its life.
     pub id: CellId,
     _lock: Flock<File>,
 }
 
 impl Files {
-    /// This user's.
+    /// The directory below this user's runtime directory.
     pub fn open() -> io::Result<Self> {
         Ok(Self::at(&runtime::directory()?))
     }
 
-    /// Below this runtime directory.
+    /// The directory below a runtime directory.
     pub fn at(runtime: &Path) -> Self {
         Self(runtime.join("cells"))
     }
 
-    /// What the cells are; none when there is no cluster.
+    /// The cells with their CPUs and memory; none without a cluster.
     pub fn plan(&self) -> io::Result<Vec<CellPlan>> {
         match fs::read(self.0.join("plan.json")) {
             Ok(text) => Ok(serde_json::from_slice(&text)?),
@@ -51,7 +56,7 @@ impl Files {
         }
     }
 
-    /// What is known of other hosts; none when this one is alone.
+    /// The hosts of the cluster; none if it has this one only.
     pub fn site(&self) -> io::Result<Option<Site>> {
         match fs::read(self.0.join("site.json")) {
             Ok(text) => Ok(Some(serde_json::from_slice(&text)?)),
@@ -60,23 +65,23 @@ impl Files {
         }
     }
 
-    /// Where the etcd that this host runs keeps what it knows, and what it says.
+    /// The directory of the etcd that this host runs: its data and its log.
     pub fn etcd(&self) -> PathBuf {
         self.0.join("etcd")
     }
 
-    /// Begins a cluster: writes the plan, and makes a directory for each cell.
+    /// Begins a cluster: makes a directory for each cell, and writes the plan.
     pub fn create(&self, plan: &[CellPlan], site: Option<&Site>) -> io::Result<()> {
         for cell in plan {
             private::directories(&self.cell(cell.number).0)?;
         }
-        // What cells have lent stays as long as they are the same.
+        // Loans stay as long as the plan is the same.
         if self.plan()? != plan {
             for cell in plan {
                 self.cell(cell.number).forget_lent()?;
             }
         }
-        // The plan comes last: with it there is a cluster.
+        // The plan comes last, because there is a cluster as soon as it exists.
         match site {
             Some(site) => replace(&self.0.join("site.json"), &serde_json::to_vec_pretty(site)?)?,
             None => remove(&self.0.join("site.json"))?,
@@ -84,7 +89,7 @@ impl Files {
         replace(&self.0.join("plan.json"), &serde_json::to_vec_pretty(plan)?)
     }
 
-    /// Removes what is left of a cluster none of whose cells runs.
+    /// Removes the files of a cluster none of whose cells runs.
     pub fn remove(&self) -> io::Result<()> {
         match fs::remove_dir_all(&self.0) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -92,7 +97,7 @@ impl Files {
         }
     }
 
-    /// A cell's directory.
+    /// The directory of a cell.
     pub fn cell(&self, number: u16) -> CellFiles {
         CellFiles(self.0.join(number.to_string()))
     }
@@ -106,22 +111,22 @@ impl Files {
 }
 
 impl CellFiles {
-    /// Where other cells find it.
+    /// The socket to which other cells of this host connect.
     pub fn link_socket(&self) -> PathBuf {
         self.0.join("link.sock")
     }
 
-    /// Where commands and VMs' monitors find it.
+    /// The socket to which clients connect.
     pub fn socket(&self) -> PathBuf {
         self.0.join("cell.sock")
     }
 
-    /// What its processes said.
+    /// The log of the cell's processes.
     pub fn log(&self) -> PathBuf {
         self.0.join("log")
     }
 
-    /// Whether its process runs.
+    /// Whether the cell's process runs.
     pub fn runs(&self) -> bool {
         let Ok(lock) = File::open(self.0.join("lock")) else {
             return false;
@@ -129,13 +134,13 @@ impl CellFiles {
         !matches!(at_once(lock, Share::Shared), Ok(Some(_)))
     }
 
-    /// Its last life so far.
+    /// The life of the cell's last process so far; 0 if it never had one.
     pub fn life(&self) -> u32 {
         let text = fs::read_to_string(self.0.join("lives")).unwrap_or_default();
         text.trim().parse().unwrap_or(0)
     }
 
-    /// Becomes the cell, in a new life.
+    /// Makes this process the cell's, in a new life.
     ///
     /// # Errors
     /// `ResourceBusy` if another process is the cell.
@@ -152,12 +157,12 @@ impl CellFiles {
         })
     }
 
-    /// Says which life it is in: several hosts count lives together.
+    /// Replaces the life, since the hosts of a cluster count lives together.
     pub fn set_life(&self, life: u32) -> io::Result<()> {
         replace(&self.0.join("lives"), life.to_string().as_bytes())
     }
 
-    /// What it has lent, to whom; none if it never has.
+    /// The memory that the cell has lent, by borrower; none if it never has.
     pub fn lent(&self) -> io::Result<Option<Amounts>> {
         match fs::read(self.0.join("lent.json")) {
             Ok(text) => Ok(Some(serde_json::from_slice(&text)?)),
@@ -166,7 +171,7 @@ impl CellFiles {
         }
     }
 
-    /// Puts it in writing. It outlives the process, not the host.
+    /// Writes down the memory that the cell has lent. It outlives the process, not the host's restart.
     pub fn keep_lent(&self, lent: &Amounts) -> io::Result<()> {
         replace(&self.0.join("lent.json"), &serde_json::to_vec(lent)?)
     }
@@ -176,12 +181,12 @@ impl CellFiles {
     }
 }
 
-/// Replaces a file whole; only this user reads it.
+/// Replaces a file whole. Only this user can read it.
 fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
     replace_file(path, private::FILE_MODE, text)
 }
 
-/// Removes a file that may be missing.
+/// Removes a file, which may be missing.
 fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),

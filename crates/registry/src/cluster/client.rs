@@ -1,4 +1,7 @@
-//! Asking a cell.
+//! A client's connection to a cell of this host.
+//!
+//! Commands, the API and monitors connect. A monitor keeps its connection as long as its VM has its place,
+//! and notices the end of the cell's process by the connection's end.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -7,9 +10,9 @@ use std::time::Duration;
 use super::files::{CellFiles, Files};
 use super::interface::{Answer, Ask, Status};
 
-/// How long a cell may take to answer; longer than it waits for another one.
+/// How long a cell may take to answer; longer than a cell waits for another one.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Bytes of an answer at most.
+/// Greatest length of an answer, in bytes.
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
 
 /// A connection to a cell.
@@ -19,7 +22,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// To this cell.
+    /// Connects to a cell.
     pub fn open(cell: &CellFiles) -> io::Result<Self> {
         let stream = UnixStream::connect(cell.socket())?;
         stream.set_read_timeout(Some(PATIENCE))?;
@@ -28,7 +31,10 @@ impl Connection {
         })
     }
 
-    /// Asks, and waits for the answer.
+    /// Sends a request, and waits for the answer.
+    ///
+    /// # Errors
+    /// If the cell closes the connection, or takes longer than 10 s.
     pub fn ask(&mut self, ask: &Ask) -> io::Result<Answer> {
         let mut line = serde_json::to_vec(ask)?;
         line.push(b'\n');
@@ -49,13 +55,16 @@ impl Connection {
             .and_then(|()| stream.read(&mut byte));
     }
 
-    /// The connection, for another thread to end it.
+    /// A duplicate of the connection, by which another thread can end it.
     pub fn stream(&self) -> io::Result<UnixStream> {
         self.lines.get_ref().try_clone()
     }
 }
 
-/// The cluster as its first cell that answers knows it; none without a cluster.
+/// The state of the cluster by the first cell that answers; none without a cluster.
+///
+/// # Errors
+/// If no cell answers, with the last one's error.
 pub fn status(files: &Files) -> io::Result<Option<Status>> {
     let mut last = None;
     for cell in files.running()? {

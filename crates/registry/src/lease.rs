@@ -1,4 +1,9 @@
-//! The lease on a monitor: starts it, hears its events, and ends its VMs by being dropped. The other end of [`crate::monitor`].
+//! The client's end of a lease: starts a monitor with a batch of VMs, receives its events, and ends the VMs
+//! when dropped.
+//!
+//! The lease is a socket pair, and the monitor has its other end as standard input. The messages are in
+//! [`crate::monitor`]. However the client ends, the kernel closes its end, and the monitor ends its VMs
+//! unless the client sent [`LeaseOrder::Detach`]. `run`, `clone` and the API call this.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::OwnedFd;
@@ -10,20 +15,23 @@ use std::time::Duration;
 
 use crate::monitor::{Batch, Event, LeaseOrder};
 
-/// The running program, for `mirrorball` itself.
+/// The program to start a monitor with, when the caller is `mirrorball` itself.
 pub const OWN_PROGRAM: &str = "/proc/self/exe";
-/// Stack of a thread that only waits for a process.
+/// Stack size of a thread that only waits for a process.
 const REAPER_STACK_BYTES: usize = 64 << 10;
 
-/// A monitor that works for this process.
+/// A monitor that works for this process. Dropping it ends the monitor's VMs.
 #[derive(Debug)]
 pub struct Lease {
     socket: UnixStream,
 }
 
 impl Lease {
-    /// Starts the monitor of `batch` by `program`, which is `mirrorball`, in a session of its own: the terminal's signals are
-    /// not for it.
+    /// Starts a monitor for `batch` by `program`, which is `mirrorball`. The monitor has a session of its
+    /// own, so the terminal's signals don't reach it.
+    ///
+    /// # Errors
+    /// If the program can't be started, or ends before it has read the batch.
     pub fn start(program: &Path, batch: &Batch) -> std::io::Result<Self> {
         keep_stacks_small();
         let (socket, theirs) = UnixStream::pair()?;
@@ -41,7 +49,8 @@ impl Lease {
             })
         };
         let mut monitor = command.spawn()?;
-        // It may outlive this process, or end long before: one that serves others for days would collect its dead.
+        // The monitor may outlive this process, or end long before it: a server would collect zombies for
+        // days.
         std::thread::Builder::new()
             .name("reaper".into())
             .stack_size(REAPER_STACK_BYTES)
@@ -52,12 +61,12 @@ impl Lease {
         Ok(Self { socket })
     }
 
-    /// Limits how long an event is waited for: events end when none has come for so long.
+    /// Limits the wait for an event. [`Lease::events`] ends when none has come for so long.
     pub fn limit_wait(&self, limit: Duration) -> std::io::Result<()> {
         self.socket.set_read_timeout(Some(limit))
     }
 
-    /// The monitor's events until it ends.
+    /// The monitor's events, until it ends.
     pub fn events(&self) -> std::io::Result<impl Iterator<Item = Event> + use<>> {
         let lines = BufReader::new(self.socket.try_clone()?).lines();
         Ok(lines
@@ -65,24 +74,25 @@ impl Lease {
             .filter_map(|line| serde_json::from_str(&line).ok()))
     }
 
-    /// Lets the VMs outlive this command.
+    /// Lets the VMs outlive this process.
     pub fn detach(&self) -> std::io::Result<()> {
         let mut line = serde_json::to_vec(&LeaseOrder::Detach)?;
         line.push(b'\n');
         (&self.socket).write_all(&line)
     }
 
-    /// Ends the VMs; the events go on until they have ended.
+    /// Ends the VMs. Events go on until all have ended.
     pub fn end(&self) {
-        // A monitor that is gone has no VMs.
+        // A monitor that has ended has no VMs.
         let _ = self.socket.shutdown(std::net::Shutdown::Write);
     }
 }
 
-/// Keeps this process and the monitor it starts out of huge pages: now and then a thread's stack would lie so that its
-/// first 12 KiB cost 2 MiB. The shard takes this back for itself, as its guest's memory profits.
+/// Disables transparent huge pages for this process and the monitor it starts. With them, a thread's stack
+/// may lie so that its first 12 KiB cost 2 MiB. The shard enables them again for itself, as its guest's
+/// memory profits.
 fn keep_stacks_small() {
-    // SAFETY: sets a flag of this process's memory; with a kernel that refuses it, more memory is used.
+    // SAFETY: sets a flag of this process's memory. If a kernel refuses it, more memory is used.
     unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
 }
 
@@ -93,7 +103,7 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::registry::BOOT_LIMIT_S;
+    use crate::vms::BOOT_LIMIT_S;
 
     /// The processes of this one that are, or were, this program.
     fn children(program: &str) -> usize {

@@ -1,11 +1,14 @@
-//! The VMs of this user that run now: a directory for each, locked by the monitor that runs it.
+//! The VMs of this user that run now: an entry for each, which is a directory that its monitor has locked.
 //!
-//! A monitor that dies releases its locks, so an entry that can be locked is stale, and the next command removes it. No daemon
-//! keeps the list, and no crash leaves a name taken. An entry whose lock can't be opened is not stale: the error may be that of the
-//! command which looks, as the limit of its open files.
+//! A monitor claims an entry before it opens the VM's files, writes the record, and drops the entry when the
+//! VM has ended. Commands, the API, and cells that start again list the entries and read their records.
 //!
-//! Directories are removed only below one that has a [`MARKER`], so a wrong runtime directory loses nothing. All files are
-//! private: a lock that another user can open is a lock that this user can hold.
+//! A monitor that dies releases its locks, so an entry that can be locked is stale, and the next command
+//! removes it. No daemon keeps the list, and no crash leaves a name taken. An entry whose lock can't be
+//! opened is not stale: the error may be the caller's own, as a limit of open files is.
+//!
+//! Directories are removed only below one that has a marker file, so a wrong runtime directory loses nothing.
+//! All files are private, since a user who can open a lock can hold it.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -21,25 +24,25 @@ use crate::cluster::interface::Part;
 use crate::runtime;
 use crate::share_group::ShareGroup;
 
-/// Marks a directory of this program's, all of whose entries it may remove.
+/// The file that marks a directory of this program, all of whose entries it may remove.
 const MARKER: &str = ".mirrorball";
 const GUARD: &str = ".lock";
 const LAST_CID: &str = ".cid";
-/// The age from which an entry without a lock is the rest of one that was being made or removed.
+/// The age from which an entry without a lock is left from a claim or a removal that was cut short.
 const UNLOCKED_MAX: Duration = Duration::from_secs(10);
 
 /// The guests' addresses on the socket device start here; 0 to 2 are reserved.
 const CID_FIRST: u32 = 3;
 
-/// How long a guest may take until its agent answers, seconds, unless its user says otherwise: a boot on a busy host.
+/// Default of the time limit of a boot, from its start until the guest's agent answers, in seconds.
 pub const BOOT_LIMIT_S: u64 = 120;
 
-/// The boot of a VM's guest.
+/// The last boot of a VM's guest.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Boot {
-    /// How long the guest may take until its agent answers, seconds.
+    /// Time limit of a boot, from its start until the agent answers, in seconds.
     pub limit_s: u64,
-    /// When the guest last started or rebooted, seconds since 1970. `None` before its first start.
+    /// The time of the last start or reboot, in seconds since 1970; none before the first start.
     #[serde(default)]
     pub begun_unix_s: Option<u64>,
 }
@@ -53,60 +56,61 @@ impl Default for Boot {
     }
 }
 
-/// What is known of a running VM.
+/// The record of a running VM, which is `vm.json` in its directory.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Record {
-    /// Its name.
+    /// The VM's name.
     pub name: String,
-    /// What it does now.
+    /// Whether its vCPUs run.
     pub state: State,
-    /// The monitor's process.
+    /// The process id of its monitor.
     pub monitor_pid: u32,
-    /// The shard's process, while there is one.
+    /// The process id of its shard, while there is one.
     pub shard_pid: Option<i32>,
-    /// The processes of its other shards, when it spans cells.
+    /// The process ids of its other shards, when it spans cells.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub part_pids: Vec<i32>,
-    /// Seconds since 1970.
+    /// The time of its start, in seconds since 1970.
     pub started_unix_s: u64,
-    /// How often the guest started, reboots included.
+    /// The number of its boots, reboots included.
     pub boots: u32,
-    /// Its last boot.
+    /// The last boot.
     #[serde(default)]
     pub boot: Boot,
-    /// Its address on the socket device.
+    /// The guest's address on the socket device.
     pub cid: u32,
     /// The cell that it runs in, in a cluster.
     #[serde(default)]
     pub cell: Option<u16>,
-    /// Of its memory, what is other cells'.
+    /// The memory that its cell borrowed for it, by lender.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub borrowed: Vec<Part>,
-    /// What of it is in which cell, its home first, when it spans cells.
+    /// Its parts, the home first, when it spans cells.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub span: Vec<policy::span::Part>,
-    /// What of the sandbox could not be applied.
+    /// Parts of the sandbox that could not be applied.
     pub sandbox_missing: Vec<String>,
-    /// The kernel's marks of the cores that it runs on alone, one for each shard; none without `core_scheduling`.
+    /// The kernel's cookies of the cores that it runs on alone, one for each shard; none without
+    /// `core_scheduling`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub core_cookies: Vec<u64>,
-    /// Its disks whose writes wait for room on the host.
+    /// The names of its disks whose writes wait for room on the host.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub full_disks: Vec<String>,
-    /// The group of the VMs that share pages with it.
+    /// The share group that it belongs to.
     #[serde(default)]
     pub share_group: Option<ShareGroup>,
-    /// Its files that VMs of another group map: it reads copies of them.
+    /// Its files that VMs of another group map; it reads copies of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kept_apart: Vec<PathBuf>,
     /// The user id of the API's member that started it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub member: Option<u32>,
-    /// What it was started from.
+    /// The spec that it runs by.
     pub spec: config::VmSpec,
 }
 
-/// What a VM does.
+/// Whether a VM's vCPUs run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
@@ -116,34 +120,34 @@ pub enum State {
     Running,
 }
 
-/// Why the registry can't do what was asked.
+/// A failure of the registry.
 #[derive(Debug, thiserror::Error)]
 pub enum RegistryError {
-    /// Two VMs of one name.
+    /// A running VM has the name.
     #[error("a VM named {0} is running already; choose another name, or end it with `mirrorball stop {0}`")]
     Taken(String),
-    /// No such VM.
+    /// No running VM has the name.
     #[error("no VM named {name} is running; {others}")]
     Unknown {
-        /// What was asked for.
+        /// The name that was asked for.
         name: String,
-        /// What there is.
+        /// The names that there are, as a part of a sentence.
         others: String,
     },
-    /// The runtime directory.
+    /// The runtime directory can't be used.
     #[error("the directory of running VMs cannot be used: {0}")]
     Host(#[from] io::Error),
 }
 
-/// The registry.
+/// The entries below one runtime directory.
 #[derive(Debug)]
 pub struct Registry {
     vms: PathBuf,
-    /// How long another process may change the directory.
+    /// The longest wait for another process that changes the directory.
     limit: Duration,
 }
 
-/// An entry of ours: the name is taken until this is dropped, and nothing of it is left then.
+/// An entry of this process. The name is taken until this is dropped, which removes the directory.
 #[derive(Debug)]
 pub struct Entry {
     folder: PathBuf,
@@ -156,12 +160,12 @@ impl Registry {
         Self::at(&runtime::directory()?)
     }
 
-    /// This user's for the parts that VMs of other hosts have here.
+    /// The registry of the parts that VMs of other hosts have on this host.
     pub fn of_parts() -> io::Result<Self> {
         Self::at(&Self::parts_directory()?)
     }
 
-    /// What is in that one. It is not made if there was never any.
+    /// The records of [`Registry::of_parts`], without making its directory.
     pub fn listed_parts() -> io::Result<Vec<Record>> {
         let directory = Self::parts_directory()?;
         if !directory.exists() {
@@ -174,7 +178,7 @@ impl Registry {
         Ok(runtime::directory()?.join("parts"))
     }
 
-    /// The registry in a runtime directory.
+    /// The registry below a runtime directory.
     pub fn at(directory: &Path) -> io::Result<Self> {
         let vms = directory.join("vms");
         DirBuilder::new()
@@ -186,7 +190,10 @@ impl Registry {
         Ok(Self { vms, limit })
     }
 
-    /// Takes a name.
+    /// Takes a name, and removes a stale entry of it.
+    ///
+    /// # Errors
+    /// [`RegistryError::Taken`] if a VM of that name runs or is being started.
     pub fn claim(&self, name: &str) -> Result<Entry, RegistryError> {
         let _guard = self.guard()?;
         let folder = self.vms.join(name);
@@ -204,7 +211,7 @@ impl Registry {
         }
     }
 
-    /// An address for a guest on the socket device, different for each VM until numbers wrap around.
+    /// A new address for a guest on the socket device. Addresses repeat only when numbers wrap around.
     pub fn next_cid(&self) -> io::Result<u32> {
         let _guard = self.guard()?;
         let file = self.vms.join(LAST_CID);
@@ -219,7 +226,7 @@ impl Registry {
         Ok(next)
     }
 
-    /// Every running VM, by name. Entries of dead monitors are removed on the way.
+    /// The records of all running VMs, by name. Removes the entries of dead monitors.
     pub fn list(&self) -> io::Result<Vec<Record>> {
         let _guard = self.guard()?;
         let mut records = Vec::new();
@@ -229,7 +236,7 @@ impl Registry {
             if !entry.file_type()?.is_dir() || remove_stale(&folder)? {
                 continue;
             }
-            // One that is being made has no record yet.
+            // An entry that is being made has no record yet.
             if let Ok(record) = read(&folder) {
                 records.push(record);
             }
@@ -264,7 +271,7 @@ impl Registry {
     }
 }
 
-/// Marks a new directory as this program's. One that was there before, without the mark, must have no other entries.
+/// Marks a new directory as this program's. An older directory without the mark must be empty.
 fn mark(vms: &Path) -> io::Result<()> {
     let marker = vms.join(MARKER);
     let is_marked = || match marker.symlink_metadata() {
@@ -291,17 +298,17 @@ fn mark(vms: &Path) -> io::Result<()> {
     private::lock_file(&marker).map_err(at(&marker)).map(drop)
 }
 
-/// Locks an entry that was just made.
+/// Locks a new entry.
 fn claimed(folder: &Path) -> io::Result<Flock<File>> {
     let path = folder.join("lock");
     let file = private::new_file(&path).map_err(at(&path))?;
     lock::at_once(file, Share::Exclusive)?.ok_or_else(|| at(&path)(io::ErrorKind::ResourceBusy.into()))
 }
 
-/// Removes an entry whose monitor is dead; false when it lives.
+/// Removes an entry whose monitor is dead. Returns false if the monitor lives.
 ///
 /// # Errors
-/// When the lock shows neither: the entry may be that of a VM that runs.
+/// When the lock shows neither; the VM may run.
 fn remove_stale(folder: &Path) -> io::Result<bool> {
     let path = folder.join("lock");
     let opened = OpenOptions::new()
@@ -325,19 +332,19 @@ fn remove_stale(folder: &Path) -> io::Result<bool> {
     Ok(true)
 }
 
-/// The time since the entries of a directory changed.
+/// The time since the content of a directory changed.
 fn age(folder: &Path) -> io::Result<Duration> {
     let changed = folder.symlink_metadata().and_then(|about| about.modified());
     let changed = changed.map_err(at(folder))?;
     Ok(SystemTime::now().duration_since(changed).unwrap_or_default())
 }
 
-/// Names the file of an error.
+/// Adds the path to an error.
 fn at(path: &Path) -> impl Fn(io::Error) -> io::Error {
     move |error| io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
-/// The record of a VM's directory.
+/// Reads the record in a VM's directory.
 pub fn read(folder: &Path) -> io::Result<Record> {
     Ok(serde_json::from_slice(&fs::read(folder.join("vm.json"))?)?)
 }
@@ -348,7 +355,7 @@ impl Entry {
         &self.folder
     }
 
-    /// Replaces the record, whole.
+    /// Replaces the record whole, so that readers see the old one or the new one.
     pub fn write(&self, record: &Record) -> io::Result<()> {
         let record = serde_json::to_vec_pretty(record)?;
         hostfiles::replace_volatile_file(&self.folder.join("vm.json"), private::FILE_MODE, &record)

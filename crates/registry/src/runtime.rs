@@ -1,4 +1,9 @@
-//! Where the files of running VMs are: gone when the machine starts again, and reachable by their user only.
+//! The runtime directory: what is below it is gone when the machine starts again, and reachable by its user
+//! only.
+//!
+//! Everything that finds a running VM or cell starts here: [`crate::vms`], [`crate::cluster::files`], what
+//! `hostinfo::measure` keeps, and the API's socket. A directory that another user owns or may write to is
+//! refused, since who controls it controls the sockets and locks in it.
 
 use std::fs::{DirBuilder, Metadata, symlink_metadata};
 use std::io;
@@ -8,14 +13,17 @@ use std::path::{Path, PathBuf};
 use hostfiles::private;
 use nix::unistd::geteuid;
 
-/// Names the directory, for tests and for several users under one name.
+/// The environment variable that names the directory, for tests and for several users under one name.
 pub const VARIABLE: &str = "MIRRORBALL_RUNTIME";
 
 /// Bits of a directory into which other users may put files.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
-/// The directory: `$MIRRORBALL_RUNTIME`, else `/run/mirrorball` for root, else `$XDG_RUNTIME_DIR/mirrorball`, else
-/// `/tmp/mirrorball-UID`. Made when missing; one that other users own or may write to is refused.
+/// The directory: `$MIRRORBALL_RUNTIME`, else `/run/mirrorball` for root, else `$XDG_RUNTIME_DIR/mirrorball`,
+/// else `/tmp/mirrorball-UID`. It is made when missing.
+///
+/// # Errors
+/// If it can't be made, is a link or a file, or another user owns it or may write to it.
 pub fn directory() -> io::Result<PathBuf> {
     let uid = geteuid();
     let path = match (std::env::var_os(VARIABLE), std::env::var_os("XDG_RUNTIME_DIR")) {

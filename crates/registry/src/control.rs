@@ -1,0 +1,160 @@
+//! The protocol of a VM's control socket: one request and one answer per connection, a line of JSON each.
+//!
+//! Clients call [`ask`]. The monitor serves the socket (`cell::control`), which is `control.sock` in the VM's
+//! directory. A line has at most [`LINE_BYTES_MAX`] bytes.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// Greatest length of a line, in bytes.
+pub const LINE_BYTES_MAX: u64 = 1 << 20;
+
+/// Longest time between a VM's entry in the registry and its control socket. The monitor opens the VM's files meanwhile, and
+/// may wait for the lock of one.
+const START_LIMIT: Duration = Duration::from_secs(30);
+/// Interval at which a client looks for the control socket of a VM that is being started.
+const START_POLL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// A request to a running VM.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "ask")]
+pub enum Request {
+    /// Press the power button; after the limit, kill. Answered when the VM has ended.
+    Stop {
+        /// Time limit of the guest, in seconds.
+        limit_s: u64,
+    },
+    /// End at once. Answered when the VM has ended.
+    Kill,
+    /// Report the shard's counters.
+    Status,
+    /// Freeze the VM and go on. Answered by a `cell::frozen::FreezeAnswer` with files.
+    Freeze,
+    /// Move a vCPU of a VM that spans cells.
+    Move {
+        /// The vCPU's number.
+        vcpu: u8,
+        /// The cell that takes it.
+        cell: u16,
+    },
+    /// Set the balloon.
+    Balloon {
+        /// Bytes that the guest is to give back.
+        bytes: u64,
+    },
+}
+
+/// The answer to a [`Request`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "answer")]
+pub enum Answer {
+    /// The request was carried out.
+    Done,
+    /// The VM has ended, by itself or by force after the limit.
+    Ended {
+        /// Whether it was killed.
+        killed: bool,
+    },
+    /// The shard's counters.
+    Status {
+        /// The counters, as the shard sent them.
+        status: Value,
+    },
+    /// The vCPU runs in the cell that was asked for.
+    Moved {
+        /// How long the vCPU stood still, in nanoseconds.
+        still_ns: u64,
+    },
+    /// The request can't be carried out.
+    Refused {
+        /// The reason.
+        why: String,
+    },
+}
+
+/// Connects to the VM's control socket, and waits for it while the VM is being started.
+fn connect(folder: &Path, limit: Duration) -> io::Result<UnixStream> {
+    let deadline = Instant::now() + limit;
+    loop {
+        match UnixStream::connect(folder.join("control.sock")) {
+            Err(error)
+                if error.kind() == io::ErrorKind::NotFound
+                    && folder.exists()
+                    && Instant::now() < deadline =>
+            {
+                std::thread::sleep(START_POLL_INTERVAL);
+            }
+            other => return other,
+        }
+    }
+}
+
+/// Sends `request` to the VM with the directory `folder`. Without a `limit` it waits until the answer comes.
+///
+/// # Errors
+/// If no monitor serves the socket, or the limit passes. A directory that is gone, and a connection that ends
+/// without an answer, are no errors: the VM has ended.
+pub fn ask(folder: &Path, request: &Request, limit: Option<Duration>) -> io::Result<Answer> {
+    let ended = Answer::Ended {
+        killed: matches!(request, Request::Kill),
+    };
+    let socket = match connect(folder, limit.unwrap_or(START_LIMIT).min(START_LIMIT)) {
+        Ok(socket) => socket,
+        Err(_) if !folder.exists() => return Ok(ended),
+        Err(error) => return Err(error),
+    };
+    socket.set_read_timeout(limit)?;
+    let mut line = serde_json::to_string(request)?;
+    line.push('\n');
+    (&socket).write_all(line.as_bytes())?;
+    let mut answer = String::new();
+    BufReader::new((&socket).take(LINE_BYTES_MAX)).read_line(&mut answer)?;
+    if answer.is_empty() {
+        // A monitor ends with its last VM, and may end before its answer is sent.
+        return Ok(ended);
+    }
+    Ok(serde_json::from_str(&answer)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn a_request_to_a_vm_that_is_being_started_waits_for_its_control_socket() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control.sock");
+        let monitor = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(200));
+            let (client, _) = UnixListener::bind(path).unwrap().accept().unwrap();
+            let mut line = String::new();
+            BufReader::new(&client).read_line(&mut line).unwrap();
+            (&client)
+                .write_all(b"{\"answer\":\"ended\",\"killed\":false}\n")
+                .unwrap();
+            line
+        });
+        let answer = ask(folder.path(), &Request::Stop { limit_s: 5 }, None).unwrap();
+        assert!(matches!(answer, Answer::Ended { killed: false }), "{answer:?}");
+        assert!(monitor.join().unwrap().contains("\"stop\""));
+    }
+
+    #[test]
+    fn a_vm_that_is_gone_has_ended_and_one_that_never_starts_fails_in_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let begin = Instant::now();
+        let limit = Some(Duration::from_millis(100));
+        ask(folder.path(), &Request::Status, limit).unwrap_err();
+        let gone = folder.path().join("gone");
+        let answer = ask(&gone, &Request::Kill, None).unwrap();
+        assert!(matches!(answer, Answer::Ended { killed: true }), "{answer:?}");
+        assert!(begin.elapsed() < Duration::from_secs(5));
+    }
+}

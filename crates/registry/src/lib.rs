@@ -1,0 +1,25 @@
+//! Which VMs and cells run for a user, and how a client reaches one.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | [`runtime`] | the directory below which all files of running VMs and cells are |
+//! | [`vms`] | the entries of VMs: a locked directory and a record for each |
+//! | [`share_group`] | the names of share groups, which records and clones carry |
+//! | [`monitor`], [`lease`] | the messages on the lease, and the client's end of it |
+//! | [`control`] | requests to a running VM, and their answers |
+//! | [`cluster`] | the directories of cells, requests to a cell, and their answers |
+//!
+//! Clients are the command, `mirrorball-api`, and the monitors of other VMs. Servers are in `crates/cell`,
+//! which depends on this crate; this crate depends on no server. It never opens a VM's files, starts no
+//! shard, and links neither KVM nor guest memory.
+//!
+//! Liveness is always a lock in the file system. A crashed process releases its locks, so every entry whose
+//! lock is free is stale. All files are private to their user.
+
+pub mod cluster;
+pub mod control;
+pub mod lease;
+pub mod monitor;
+pub mod runtime;
+pub mod share_group;
+pub mod vms;
