@@ -1,11 +1,12 @@
-//! The monitor of VMs and the process of a cell: starts shards, and serves their consoles, controls and places.
+//! The monitor of VMs and the process of a cell: starts shards, and serves their consoles, controls and
+//! places.
 //!
-//! [`monitor`] is the monitor's process: it holds the client's lease ([`registry::lease`]) and a thread for each VM, and
-//! enters each VM in the [`registry`]. [`open`] opens a VM's files. [`vm`] runs its shard ([`spawn`], [`link`]), or its
-//! shards ([`spanning`]), through every reboot. Other threads reach a VM by its [`handle`], and clients by [`console`] and
-//! [`control`]. [`frozen`] is a VM that others go on from, and [`snapshot`] such a VM in a directory.
-//! [`memory_use`] says what they take of the host's memory, [`topology`]
-//! what the host is made of, [`measure`] what messages cost on it; [`known`] is all of that. [`cluster`] is several cells under one name space, [`remote`] what of a VM is on other hosts.
+//! [`monitor`] is the monitor's process: it holds the client's lease ([`registry::lease`]) and a thread for
+//! each VM, and enters each VM in the [`registry`]. [`open`] opens a VM's files. [`vm`] runs its shard
+//! ([`spawn`], [`link`]), or its shards ([`spanning`]), through every reboot. Other threads reach a VM by its
+//! [`handle`], and clients by [`console`] and [`control`]. [`frozen`] is a VM that others go on from, and
+//! [`snapshot`] such a VM in a directory. [`cluster`] is several cells under one name space, and [`remote`]
+//! the parts of a VM on other hosts.
 
 pub mod cluster;
 mod cmdline;
@@ -18,13 +19,9 @@ pub mod ending;
 pub mod frozen;
 pub mod handle;
 mod identity;
-pub mod known;
 pub mod link;
 mod mapped_files;
-pub mod measure;
-pub mod memory_use;
 pub mod monitor;
-pub mod nodes;
 pub mod open;
 mod parts;
 mod reboot;
@@ -37,5 +34,4 @@ pub mod snapshot;
 pub mod spanning;
 pub mod spawn;
 mod text;
-pub mod topology;
 pub mod vm;

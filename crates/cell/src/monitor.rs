@@ -13,6 +13,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use config::VmSpec;
+use hostinfo::known;
+use hostinfo::nodes::span_nodes;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::geteuid;
 use registry::cluster::files::Files;
@@ -26,12 +28,11 @@ use shard_api::launch::Ending;
 use crate::cluster::tenure::{self, Tenure};
 use crate::frozen::FrozenVm;
 use crate::handle::Handle;
-use crate::nodes::span_nodes;
 use crate::share_group::Claims;
 use crate::snapshot::directory::Directory;
 use crate::spanning::Span;
 use crate::vm;
-use crate::{control, ending, known, open, snapshot};
+use crate::{control, ending, open, snapshot};
 
 /// Lines of the console that go with an ending.
 const LAST_LINES: usize = 8;

@@ -2,7 +2,7 @@
 
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
-use cell::memory_use;
+use hostinfo::memory_use;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;

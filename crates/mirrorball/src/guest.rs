@@ -7,8 +7,8 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use agent::client::{ClientError, connect_vsock, connect_vsock_while, window_size};
 use agent::protocol::ExecRequest;
-use registry::vms::Record;
 use miette::{Report, miette};
+use registry::vms::Record;
 
 /// How long the agent of a guest that has booted may take to answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(20);

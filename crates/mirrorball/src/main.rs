@@ -275,7 +275,7 @@ fn obey(command: Command) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Measure => {
-            cell::known::measure(true).into_diagnostic()?;
+            hostinfo::known::measure(true).into_diagnostic()?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Image(command) => {

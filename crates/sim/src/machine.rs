@@ -1,9 +1,9 @@
 //! The cells of a machine, and what messages between them cost.
 
 use cell::cluster::routes::Ways;
-use cell::known;
 use config::ConfigError;
 use config::cluster::CellPlan;
+use hostinfo::known;
 use knowledge::{Base, Fact, Machine};
 
 use crate::Time;

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
 use std::time::Duration;
 
+use hostinfo::known;
 use protocol::CellId;
 use registry::cluster::files::{CellFiles, Files};
 use registry::cluster::interface::{Answer, Ask};
@@ -27,7 +28,6 @@ use super::link::{Calling, Link, Sending};
 use super::membership::{Membership, News};
 use super::routes::Ways;
 use super::state::{Act, Awaited, CellMessage, Client, State};
-use crate::known;
 use crate::monitor::bind;
 
 enum Event {

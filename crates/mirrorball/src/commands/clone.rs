@@ -17,7 +17,7 @@ use diskstore::image::data_directory;
 use miette::{IntoDiagnostic, Result, miette};
 use registry::lease::{Lease, OWN_PROGRAM};
 use registry::monitor::{Batch, Event, Source};
-use registry::vms::{self, Registry};
+use registry::vms::{self, BOOT_LIMIT_S, Registry};
 
 use super::flags;
 use super::host_file;

@@ -9,11 +9,11 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use cell::cluster::hosts::{Hosts, warning};
-use cell::known;
 use clap::{Args, Subcommand};
 use config::Size;
 use config::cluster::{CellPlan, ClusterSpec, ETCD_KEYS, HostNodes, Site};
 use config::cpulist;
+use hostinfo::known;
 use miette::{IntoDiagnostic, Result, miette};
 use registry::cluster::client::{self, Connection};
 use registry::cluster::files::Files;
@@ -209,7 +209,7 @@ fn folder(file: &Path) -> Result<PathBuf> {
 
 /// The nodes of this host, with the CPUs that this process may use.
 fn host_nodes() -> Result<HostNodes> {
-    let facts: knowledge::Base = cell::topology::discover().into_iter().collect();
+    let facts: knowledge::Base = hostinfo::topology::discover().into_iter().collect();
     let allowed = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0)).into_diagnostic()?;
     let is_allowed = |cpu| allowed.is_set(cpu).unwrap_or(false);
     Ok(known::nodes(&knowledge::Machine::of(&facts), is_allowed))

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use registry::vms::BOOT_LIMIT_S;
 use config::vm::{DiskMode, DiskSpec, KernelSpec, NetKind, NetSpec};
 use config::{ConfigError, IoLimitSpec, Size, SpanMemory, SpanSpec, VmSpec};
 use miette::{Result, miette};
+use registry::vms::BOOT_LIMIT_S;
 
 use super::place::LabChoice;
 

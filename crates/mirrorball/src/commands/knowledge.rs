@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use cell::cluster::routes;
-use cell::known;
 use clap::{Args, Subcommand};
 use config::Size;
+use hostinfo::known;
 use knowledge::route::{Costs, Tree};
 use knowledge::rules::{self, Rule};
 use knowledge::ways::Ways;

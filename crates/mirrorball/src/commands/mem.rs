@@ -4,7 +4,7 @@ use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use cell::memory_use::{self, MemoryUse, VmMemory};
+use hostinfo::memory_use::{self, MemoryUse, VmMemory};
 use miette::{IntoDiagnostic, Result};
 use registry::control::{Answer, Request, ask};
 use registry::vms::{Record, Registry};

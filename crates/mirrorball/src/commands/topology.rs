@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use cell::known;
 use clap::Args;
+use hostinfo::known;
 use knowledge::{Base, Fact, Machine, draw};
 use miette::{IntoDiagnostic, Result, miette};
 use serde_json::Value;

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use cell::cluster::hosts::Hosts;
 use cell::handle::QUIT_LIMIT;
-use cell::memory_use;
 use cell::remote::connections::connect;
 use cell::remote::talk::{Ends, FromPart, LaneEnds, Role};
 use cell::spanning::{Boot, Span};
+use hostinfo::memory_use;
 use nix::sys::resource::{Resource, setrlimit};
 use registry::cluster::client;
 use registry::cluster::files::Files;

@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use cell::memory_use::{VmMemory, read_one};
+use hostinfo::memory_use::{VmMemory, read_one};
 use miette::Report;
 use registry::vms::Registry;
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cell::memory_use::VmMemory;
+use hostinfo::memory_use::VmMemory;
 use shard::launch::Ending;
 
 use super::super::mem::mib;

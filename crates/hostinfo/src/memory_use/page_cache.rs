@@ -1,4 +1,4 @@
-//! How much of a file is in the host's page cache.
+//! The part of a file that is in the host's page cache.
 
 use std::fs::File;
 use std::io;
@@ -11,8 +11,10 @@ const STEP_BYTES: u64 = 1 << 30;
 /// `cachestat(2)`, from Linux 6.5 on.
 const SYS_CACHESTAT: libc::c_long = 451;
 
-/// Bytes of `file` in the page cache. The kernel tells this only to who may write the file, or owns it, or may all:
-/// to others `mincore` answers that everything is there, so this refuses.
+/// Bytes of `file` in the page cache.
+///
+/// # Errors
+/// For users other than root and the file's owner: to them `mincore` answers that every page is there.
 pub fn resident(file: &File) -> io::Result<u64> {
     let metadata = file.metadata()?;
     let user = nix::unistd::geteuid();

@@ -1,4 +1,5 @@
-//! Reads what [`account`] adds up: of each VM's shard, of its monitor and passt, of the files under them.
+//! Reads the figures that [`account`] adds up: of each VM's shard, its monitor and passt, and the files under
+//! them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -12,15 +13,15 @@ use super::page_cache;
 use super::process::{self, OpenFile};
 use super::smaps::FileId;
 
-/// What the VMs of `records` take. One that ends meanwhile is left out; what this user may not read is named in the
-/// result.
+/// The memory use of the VMs of `records`. A VM that ends meanwhile is left out. The result names what this
+/// user may not read.
 pub fn read(records: &[Record]) -> io::Result<MemoryUse> {
     let mut reader = Reader::default();
     let vms: Vec<VmReading> = records
         .iter()
         .filter_map(|record| reader.vm(record, records))
         .collect();
-    // This process runs the same program as the monitors, usually.
+    // This process usually runs the same program as the monitors.
     reader.this_program();
     let files: Vec<FileReading> = reader.files.values().map(|file| reader.file(file)).collect();
     reader.unread.extend(untold(&files));
@@ -29,7 +30,8 @@ pub fn read(records: &[Record]) -> io::Result<MemoryUse> {
     Ok(table)
 }
 
-/// What one VM takes; `others` are all that run, for its part of what it shares with them. Nothing when it has ended.
+/// The memory use of one VM; none when it has ended. `others` are all VMs that run, with which it may share a
+/// monitor.
 pub fn read_one(record: &Record, others: &[Record]) -> Option<VmMemory> {
     let mut reader = Reader::default();
     let vm = reader.vm(record, others)?;
@@ -38,12 +40,12 @@ pub fn read_one(record: &Record, others: &[Record]) -> Option<VmMemory> {
     account(&[vm], &files, HostMemory::default()).vms.pop()
 }
 
-/// Collects, and remembers what could not be read.
+/// Collects readings, and remembers what could not be read.
 #[derive(Default)]
 struct Reader {
     /// Files that VMs or their monitors have open.
     files: BTreeMap<FileId, OpenFile>,
-    /// Bytes that monitors and their helpers map of files.
+    /// Bytes of files that monitors and their helpers map.
     mapped_elsewhere: BTreeMap<FileId, u64>,
     /// The part of each VM of a monitor, by the monitor's process.
     monitors: BTreeMap<u32, (u64, u64)>,
@@ -80,7 +82,8 @@ impl Reader {
         })
     }
 
-    /// The part of one VM in its monitor and in what that started beside shards: its memory, and what of it is swapped.
+    /// The part of one VM in its monitor and in what that started beside shards: its memory, and what of it
+    /// is swapped.
     fn monitor(&mut self, pid: u32, all: &[Record]) -> (u64, u64) {
         if let Some(part) = self.monitors.get(&pid) {
             return *part;
@@ -141,7 +144,7 @@ impl Reader {
         }
     }
 
-    /// What could be read; a refusal is remembered, a process that has ended is none.
+    /// The value, if it could be read. Remembers a refusal; a process that has ended is no refusal.
     fn take<T>(&mut self, what: &str, result: io::Result<T>) -> Option<T> {
         match result {
             Ok(value) => Some(value),

@@ -1,12 +1,14 @@
-//! Measures what messages cost between the CPUs of this host (Multikernel, SOSP '09, section 4.9: "URPC communication latency
-//! and bandwidth between all core pairs"), and how far other hosts are.
+//! Measures the cost of messages between the CPUs of this host, and the latency to other hosts (Multikernel,
+//! SOSP '09, section 4.9: "URPC communication latency and bandwidth between all core pairs").
 //!
-//! - [`pair`](self::pair): two CPUs;
-//! - [`hosts`]: other hosts;
-//! - [`kept`]: what was measured, kept until the host starts again.
+//! - `pair`: two CPUs;
+//! - `hosts`: other hosts;
+//! - `kept`: the results, kept until the host starts again.
 //!
-//! Only CPUs that this process may use are measured, and what can't be measured is left out. `knowledge::pairs` says which
-//! pairs come first; the time for all is bounded, and shared equally.
+//! The process `mirrorball measure`, which `cluster up` starts, and `mirrorball topology --measure` call this
+//! through [`crate::known::measure`]. Only CPUs that this process may use are measured, and what can't be
+//! measured is left out. `knowledge::pairs` orders the pairs. The time for all is bounded ([`LIMIT`]), and
+//! pairs share it equally.
 
 mod hosts;
 mod kept;
@@ -27,11 +29,11 @@ pub use hosts::reach;
 pub use kept::{Kept, Measured, Turn};
 use pair::{Missed, Pair};
 
-/// For all pairs.
+/// Time limit of all pairs together.
 pub const LIMIT: Duration = Duration::from_secs(2);
-/// For one pair at most: more makes the medians no better.
+/// Time limit of one pair; more makes the medians no better.
 const PAIR_LIMIT: Duration = Duration::from_millis(4);
-/// How long a pair may take of which one CPU is busy with somebody else's work, until others have their turn.
+/// How long a pair waits for a CPU that other work keeps busy, until the next pair has its turn.
 const PAIR_PATIENCE: Duration = Duration::from_millis(250);
 
 /// The CPUs that this process may use.
@@ -43,7 +45,7 @@ pub fn allowed() -> BTreeSet<i64> {
     all.filter_map(|cpu| i64::try_from(cpu).ok()).collect()
 }
 
-/// Measures between the allowed CPUs of the first host that `found` tells of, which is this one, within `limit`.
+/// Measures between the allowed CPUs of the first host in `found`, which is this one, within `limit`.
 pub fn measure(found: &Base, allowed: &BTreeSet<i64>, limit: Duration) -> Vec<Fact> {
     let Some(host) = Machine::of(found).hosts.into_iter().next() else {
         return Vec::new();
@@ -61,7 +63,7 @@ pub fn measure(found: &Base, allowed: &BTreeSet<i64>, limit: Duration) -> Vec<Fa
             let [Ok(first), Ok(second)] = [one, other].map(|cpu| usize::try_from(*cpu)) else {
                 continue;
             };
-            // What one saves the others have.
+            // The time that one pair saves goes to the others.
             let rest = u32::try_from(pairs.len() - done).unwrap_or(u32::MAX);
             match pair::measure(
                 first,
@@ -74,7 +76,7 @@ pub fn measure(found: &Base, allowed: &BTreeSet<i64>, limit: Duration) -> Vec<Fa
                 Err(Missed::Unusable) => {}
             }
         }
-        // Once more, while there is time.
+        // Busy pairs are tried again, while there is time.
         pairs = busy;
     }
     facts
@@ -84,7 +86,7 @@ fn facts_of(host: &str, one: i64, other: i64, measured: &Pair) -> Vec<Fact> {
     let ways = [(one, other, &measured.there), (other, one, &measured.back)];
     let facts = ways.into_iter().flat_map(|(from, to, way)| {
         let fact = |kind, transport: &str, value: f64| {
-            // A zero would say that nothing is known.
+            // In facts, zero means that nothing is known.
             let value = (value.round() as i64).max(1);
             Fact::new(
                 kind,

@@ -1,7 +1,8 @@
-//! What each mapping of a shard is: its guest's memory of one kind or another, or the monitor's own.
+//! The kind of each mapping of a shard: a kind of guest memory, or the monitor's own.
 //!
-//! Guest memory is one memfd for each VM, mapped shared. Pages of disk images, kernels and initramfs files are mapped
-//! privately over parts of it, or beside it as persistent memory; a clone maps the frozen memfd of another VM privately.
+//! Guest memory is one memfd for each VM, mapped shared. Pages of disk images, kernels and initramfs files
+//! are mapped privately over parts of it, or beside it as persistent memory; a clone maps the frozen memfd of
+//! another VM privately.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +11,7 @@ use super::smaps::{Area, FileId};
 /// The name of guest memory among a shard's mappings.
 pub const GUEST_MEMORY: &str = "/memfd:guest-memory";
 
-/// What a process takes of one file.
+/// The part of one file that a process maps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mapped {
     /// Bytes of the file's pages that the process maps.
@@ -35,26 +36,26 @@ impl Mapped {
     }
 }
 
-/// The mappings of one process by what they are, or of all shards of a VM.
+/// The mappings of one process, or of all shards of a VM, by kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Classified {
     /// The guest's own memory, which the guest writes to.
     pub own: BTreeMap<FileId, Mapped>,
-    /// Memory of a VM that was cloned, which nobody writes to any more.
+    /// Memory of a VM that was cloned, which no process writes to any more.
     pub frozen: BTreeMap<FileId, Mapped>,
     /// Files whose pages the guest sees: disk images, kernel, initramfs.
     pub base: BTreeMap<FileId, Mapped>,
     /// Programs: the process's own, and libraries where it has some.
     pub programs: BTreeMap<FileId, Mapped>,
-    /// Everything else, and the programs' part: bytes, proportional.
+    /// Everything else, and the programs' proportional part, in bytes.
     pub monitor: u64,
-    /// The part of that which is swapped out.
+    /// The part of `monitor` that is swapped out, in bytes.
     pub monitor_swapped: u64,
 }
 
 impl Classified {
-    /// Adds another shard of the same VM, which maps the same memory. Each page that both map is half in each proportional
-    /// figure, so their sum counts it once; that is what is resident then.
+    /// Adds another shard of the same VM, which maps the same memory. A page that both map is half in each
+    /// proportional figure, so their sum counts it once. That sum is the resident figure then.
     pub fn join(&mut self, other: &Self) {
         for (mine, theirs) in [
             (&mut self.own, &other.own),
@@ -76,7 +77,7 @@ impl Classified {
     }
 }
 
-/// Sorts the mappings of a shard.
+/// Sorts the mappings of a shard by kind.
 pub fn classify(areas: &[Area]) -> Classified {
     // No guest page is mapped for this process to run, so a file with such a mapping is a program.
     let programs: BTreeSet<FileId> = areas
@@ -104,7 +105,7 @@ pub fn classify(areas: &[Area]) -> Classified {
     all
 }
 
-/// Whether a file is mapped, and not memory that the kernel keeps as one.
+/// Whether a file is mapped, not memory that the kernel keeps as a file.
 fn is_a_file(area: &Area) -> bool {
     let kept_as_one = ["/dev/zero", "/memfd:", "/anon_hugepage", "/SYSV", "/["]
         .iter()
@@ -113,7 +114,7 @@ fn is_a_file(area: &Area) -> bool {
     area.file.inode != 0 && area.name.starts_with('/') && (guest || !kept_as_one)
 }
 
-/// The same for a process that holds no guest memory: all of it is the monitor's.
+/// Sorts the mappings of a process that holds no guest memory. All of them are the monitor's.
 pub fn helper(areas: &[Area]) -> Classified {
     let mut all = classify(areas);
     for kind in [&mut all.own, &mut all.frozen, &mut all.base] {

@@ -1,4 +1,4 @@
-//! What the kernel says of one process: its mappings, its page tables, its open files.
+//! The kernel's figures of one process: its mappings, its page tables, its open files.
 
 use std::fs::{self, File};
 use std::io;
@@ -11,17 +11,17 @@ use super::smaps::{self, Area, FileId};
 /// A file that a process has open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OpenFile {
-    /// Which file.
+    /// The file's number.
     pub id: FileId,
-    /// Its name, with ` (deleted)` when it has none any more.
+    /// The file's name, with ` (deleted)` when it has none any more.
     pub name: String,
-    /// Opened by this, the file may be written.
+    /// Whether it was opened for writing.
     pub writable: bool,
-    /// The guest's memory, not a file on a disk.
+    /// Whether it is the guest's memory, not a file on a disk.
     pub guest_memory: bool,
-    /// Bytes of memory and swap that a file without a disk takes; of others what they take there.
+    /// Bytes that the file takes: on its disk, or of memory and swap if it has no disk.
     pub allocated: u64,
-    /// Where it can be opened, deleted or not.
+    /// The path by which it can be opened, even if it is deleted.
     pub link: PathBuf,
 }
 
@@ -52,7 +52,7 @@ pub fn open_files(pid: u32) -> io::Result<Vec<OpenFile>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
         let link = entry?.path();
-        // One may be closed at any moment; what is not there any more counts for nothing.
+        // A file may be closed at any moment; a closed file counts for nothing.
         if let Ok(file) = open_file(&link) {
             files.extend(file);
         }
@@ -64,13 +64,13 @@ pub fn open_files(pid: u32) -> io::Result<Vec<OpenFile>> {
 pub fn program(pid: u32) -> io::Result<OpenFile> {
     let link = PathBuf::from(format!("/proc/{pid}/exe"));
     let mut program = open_file(&link)?.ok_or(io::ErrorKind::NotFound)?;
-    // The link's own bits say nothing of how a program was opened.
+    // The link's own bits don't tell how a program was opened.
     program.writable = false;
     Ok(program)
 }
 
 fn open_file(link: &Path) -> io::Result<Option<OpenFile>> {
-    // Bits of the link itself say how the file was opened.
+    // Bits of the link itself tell how the file was opened.
     const WRITABLE: u32 = 0o200;
     let (target, metadata) = (fs::read_link(link)?, fs::metadata(link)?);
     if !metadata.is_file() {
@@ -96,7 +96,7 @@ fn id(metadata: &fs::Metadata) -> FileId {
     }
 }
 
-/// The processes that `pid` and what it started have started, without `except` and what those started.
+/// The descendants of `pid`, without `except` and their descendants.
 pub fn descendants(pid: u32, except: &[u32]) -> Vec<u32> {
     let mut found = Vec::new();
     let mut parents = vec![pid];

@@ -1,8 +1,10 @@
-//! The NUMA nodes that the guest of a spanning VM sees: one for each part, as far from the others as their cells are.
+//! The NUMA nodes that the guest of a spanning VM sees: one for each part, as far from the others as their
+//! cells are.
 //!
-//! Distances are the host's (SLIT). What CPUs need for memory is what was measured between the cells' CPUs
-//! ([`crate::measure`]): for the latency a message, which is a line that one CPU has written and another one reads; for the
-//! bandwidth memory that one has written and the other copies.
+//! The monitor calls [`span_nodes`] before it starts the shards. Distances are the host's (SLIT). Latency and
+//! bandwidth are those measured between the cells' CPUs ([`crate::measure`]). The latency is that of a
+//! message, which is a line that one CPU has written and another reads. The bandwidth is that of memory that
+//! one CPU has written and another copies.
 
 use config::SpanMemory;
 use knowledge::Base;
@@ -10,22 +12,24 @@ use knowledge::ways::Ways;
 use policy::span::Part;
 use shard_api::launch::NodeLaunch;
 
-/// A node to itself (ACPI 6.5, 5.2.17).
+/// The distance of a node to itself (ACPI 6.5, 5.2.17).
 const LOCAL: u8 = 10;
-/// Linux takes no SLIT in which another node is as near as a node itself (`slit_valid` in its `drivers/acpi/numa/srat.c`), and
-/// without one all are equally far. So two cells that share a node of the host are a little apart.
+/// The distance of two cells that share a node of the host. Linux refuses a SLIT in which another node is as
+/// near as a node itself (`slit_valid` in its `drivers/acpi/numa/srat.c`), and takes all nodes as equally far
+/// without one.
 const NEAR: u8 = 11;
-/// Cells of different nodes whose distance is not known: what Linux assumes.
+/// The distance of cells of different nodes if the host's is not known, as Linux assumes it.
 const REMOTE: u8 = 20;
-/// The next one stands for a node that can't be reached.
+/// The greatest distance; the next number stands for a node that can't be reached.
 const FAR: u8 = 254;
-/// Nodes whose memory is kept coherent by software: one access there costs what hundreds of memory's do. From 31 on Linux neither
-/// starts programs on other nodes nor wakes them there (`node_reclaim_distance` in its `kernel/sched/topology.c`); it still
-/// balances load between nodes.
+/// The distance of nodes whose memory is kept coherent by software, where one access costs as much as
+/// hundreds in memory. From 31 on Linux neither starts programs on other nodes nor wakes them there
+/// (`node_reclaim_distance` in its `kernel/sched/topology.c`). It still balances load between nodes.
 const BY_SOFTWARE: u8 = 160;
 
-/// The nodes of a VM that is divided into `parts`, in their order, by what `base` knows ([`crate::known::all`]). Latencies and
-/// bandwidths are all there, or none: where each part has a copy of the memory, hardware's figures say nothing.
+/// The nodes of a VM that is divided into `parts`, in their order, by the facts in `base`
+/// ([`crate::known::all`]). Either all latencies and bandwidths are there, or none. With coherent memory
+/// there are none, since each part has a copy of the memory and the hardware's figures don't apply.
 pub fn span_nodes(parts: &[Part], base: &Base, memory: SpanMemory) -> Vec<NodeLaunch> {
     let is_coherent = memory == SpanMemory::Coherent;
     let ways = Ways::of(base);
@@ -33,7 +37,7 @@ pub fn span_nodes(parts: &[Part], base: &Base, memory: SpanMemory) -> Vec<NodeLa
         let row = |from: &Part| parts.iter().map(|to| known(from.cell, to.cell)).collect();
         parts.iter().map(row).collect()
     };
-    // Who reads is the one that a message goes to, or a copy.
+    // The reader is the receiver of a message or of a copy.
     let latencies = table(&|reader, memory| Some(ways.measured_ns(memory, reader)?.saturating_mul(1000)));
     let bandwidths = table(&|reader, memory| ways.copied_mb_s(memory, reader));
     let figures = latencies.zip(bandwidths).filter(|_| !is_coherent);
@@ -61,7 +65,7 @@ pub fn span_nodes(parts: &[Part], base: &Base, memory: SpanMemory) -> Vec<NodeLa
         .collect()
 }
 
-/// Between two cells.
+/// The distance between two cells.
 fn distance(ways: &Ways, from: u16, to: u16) -> u8 {
     let known = ways.distance(from, to);
     let known = known.map(|distance| u8::try_from(distance).unwrap_or(FAR).clamp(NEAR, FAR));
@@ -80,7 +84,8 @@ mod tests {
     const TWO: &str = include_str!("../../knowledge/machines/two-sockets.facts");
     const HOST: &str = "two-sockets";
 
-    /// Two sockets with CPUs 0 to 3 and 4 to 7; cells of the first, of the second, and another one of the second.
+    /// Two sockets with CPUs 0 to 3 and 4 to 7; cells of the first, of the second, and another one of the
+    /// second.
     fn known(facts: &str) -> Base {
         let mut base: Base = fact::parse(TWO).unwrap().into_iter().collect();
         let plan = |number, cpus: &[usize], node| CellPlan {

@@ -1,4 +1,4 @@
-//! The sum: from what was read of each VM, and of the files under them, to the table. Values in, values out.
+//! The table of all VMs, from the readings of each VM and of the files under them. It does no I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,55 +9,55 @@ use super::host::HostMemory;
 use super::process::OpenFile;
 use super::smaps::FileId;
 
-/// What was read of one VM.
+/// The readings of one VM.
 #[derive(Clone, Debug, Default)]
 pub struct VmReading {
-    /// Its name.
+    /// The VM's name.
     pub name: String,
-    /// The guest's memory as its specification says.
+    /// The guest's memory by its spec.
     pub memory: u64,
     /// The shard's mappings.
     pub shard: Classified,
     /// The shard's page tables.
     pub page_tables: u64,
-    /// What the shard has open.
+    /// The files that the shard has open.
     pub files: Vec<OpenFile>,
-    /// The VM's part of its monitor, and of what that started beside shards.
+    /// The VM's part of its monitor, and of the processes that the monitor started beside shards.
     pub monitor_part: u64,
-    /// The part of that which is swapped out.
+    /// The part of `monitor_part` that is swapped out.
     pub monitor_part_swapped: u64,
 }
 
 /// A file whose pages may be in the page cache.
 #[derive(Clone, Debug, Default)]
 pub struct FileReading {
-    /// Which.
+    /// The file's number.
     pub id: FileId,
-    /// Its name.
+    /// The file's name.
     pub name: String,
     /// Bytes in the page cache; none when the kernel does not tell.
     pub resident: Option<u64>,
-    /// Bytes mapped by processes that are no shards.
+    /// Bytes mapped by processes other than shards.
     pub mapped_elsewhere: u64,
 }
 
-/// What one VM, or all, take of the host's memory, in bytes. `host_bytes` is the sum of `base_bytes`, `clone_bytes`,
+/// The memory use of one VM, or of all, in bytes. `host_bytes` is the sum of `base_bytes`, `clone_bytes`,
 /// `private_bytes`, `copied_bytes`, `disk_bytes` and `monitor_bytes`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct VmMemory {
-    /// The VM.
+    /// The VM's name.
     pub name: String,
-    /// What the guest was given.
+    /// The guest's memory by its spec.
     pub memory_bytes: u64,
-    /// What of it the guest says that it can't do without; only with a balloon.
+    /// The part that the guest reports as used; only with a balloon.
     pub guest_used_bytes: Option<u64>,
-    /// What the host really spends on it.
+    /// The host's memory that it takes.
     pub host_bytes: u64,
     /// Pages of disk images, kernel and initramfs that the guest sees.
     pub base_resident_bytes: u64,
-    /// The VM's part of them: each page divided by how many use it.
+    /// The VM's part of them: each page is divided by the number of its users.
     pub base_bytes: u64,
-    /// Pages of the VM that it, or its clones, came from.
+    /// Pages of the frozen VM that it, or its clones, came from.
     pub clone_resident_bytes: u64,
     /// The VM's part of them.
     pub clone_bytes: u64,
@@ -67,14 +67,15 @@ pub struct VmMemory {
     pub copied_bytes: u64,
     /// Page cache of the files that keep the guest's writes.
     pub disk_bytes: u64,
-    /// The monitor's own: the shard's heap, code and page tables, and a part of the monitor process and of passt.
+    /// Memory of no guest: the shard's heap, code and page tables, and a part of the monitor process and of
+    /// passt.
     pub monitor_bytes: u64,
-    /// Not in memory: swapped out.
+    /// Bytes that are swapped out.
     pub swapped_bytes: u64,
 }
 
 impl VmMemory {
-    /// Pages of the guest that others use too, or could.
+    /// Bytes of the guest's pages that others use too, or could.
     pub fn shared_bytes(&self) -> u64 {
         self.base_resident_bytes + self.clone_resident_bytes
     }
@@ -97,30 +98,30 @@ impl VmMemory {
     }
 }
 
-/// A file under the VMs: an image's, or the program itself.
+/// A file under the VMs: a file of an image, or the program itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct FileMemory {
-    /// Its name.
+    /// The file's name.
     pub path: String,
-    /// Bytes of it in the page cache; none when the kernel does not tell.
+    /// Bytes of the file in the page cache; none when the kernel does not tell.
     pub resident_bytes: Option<u64>,
-    /// Bytes of that which VMs or their monitors map, and which are counted there.
+    /// The part of them that VMs or their monitors map, which is counted there.
     pub mapped_bytes: u64,
-    /// The rest: kept by the host as long as it has room.
+    /// The rest, which the host keeps as long as it has room.
     pub unmapped_bytes: u64,
 }
 
-/// The host's sum.
+/// The sum of the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct HostSum {
     /// The host as the kernel counts it.
     #[serde(flatten)]
     pub memory: HostMemory,
-    /// What the VMs take: the sum of their `host_bytes`.
+    /// The sum of the VMs' `host_bytes`.
     pub vms_bytes: u64,
-    /// Page cache of files under the VMs that nobody maps.
+    /// Page cache of files under the VMs that no process maps.
     pub files_unmapped_bytes: u64,
-    /// Used by others: programs, other files, the kernel.
+    /// Memory that others use: programs, other files, the kernel.
     pub rest_bytes: u64,
 }
 
@@ -131,7 +132,7 @@ pub struct MemoryUse {
     pub vms: Vec<VmMemory>,
     /// Their sum.
     pub total: VmMemory,
-    /// The files under them, the largest first.
+    /// The files under the VMs, the largest first.
     pub files: Vec<FileMemory>,
     /// The host.
     pub host: HostSum,
@@ -139,7 +140,7 @@ pub struct MemoryUse {
     pub unread: Vec<String>,
 }
 
-/// Adds up. Files of `files` that a shard may write are the VM's own; the others lie under all VMs.
+/// Makes the table. Files that a shard may write are its VM's own; the others are under all VMs.
 pub fn account(vms: &[VmReading], files: &[FileReading], host: HostMemory) -> MemoryUse {
     let unmapped = unmapped_memory(vms);
     let mut mapped = mapped_files(vms);
@@ -237,8 +238,8 @@ struct Unmapped {
     swapped: u64,
 }
 
-/// What each VM's memory has allocated and no process maps. Memory that is frozen belongs to all who map it, in equal
-/// parts.
+/// The memory of each VM that is allocated and that no process maps. Frozen memory belongs to all VMs that
+/// map it, in equal parts.
 fn unmapped_memory(vms: &[VmReading]) -> Vec<Unmapped> {
     let mut allocated = BTreeMap::new();
     for file in vms

@@ -1,5 +1,8 @@
-//! How far other hosts are: the time in which a TCP connection is made, one round trip between kernels. There is no message
-//! between cells that only asks for an answer; one over TLS, with the two wake-ups at its end, takes about as long as that.
+//! The latency to other hosts: the time in which a TCP connection is made, which is one round trip between
+//! kernels.
+//!
+//! Cells have no message that only asks for an answer. A message over TLS, with the two wake-ups at its end,
+//! takes about as long as such a connection.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -9,14 +12,15 @@ use config::cluster::Site;
 use knowledge::Fact;
 use knowledge::ways::TLS;
 
-/// Connections to each host; the shortest counts, as what is longer waited for something else.
+/// Connections to each host. The shortest counts, as longer ones waited for something else.
 const TRIES: u32 = 3;
-/// A host that is further is as good as not there.
+/// Time limit of one connection; a host beyond it counts as absent.
 const HOST_LIMIT: Duration = Duration::from_millis(200);
-/// For all hosts.
+/// Time limit of all hosts together.
 const LIMIT: Duration = Duration::from_secs(1);
 
-/// From this host, which the facts call `host`, to the others of its cluster. Those that do not answer are left out.
+/// The latencies from this host, whose name in facts is `host`, to the others of its cluster. Hosts that do
+/// not answer are left out.
 pub fn reach(site: &Site, host: &str) -> Vec<Fact> {
     let end = Instant::now() + LIMIT;
     let others = site.hosts.iter().filter(|other| other.name != site.here);
@@ -40,7 +44,7 @@ pub fn reach(site: &Site, host: &str) -> Vec<Fact> {
     facts.collect()
 }
 
-/// A host that refuses has answered, too.
+/// The time of one connection. A host that refuses it has answered, too.
 fn connect_ns(address: SocketAddr, limit: Duration) -> Option<i64> {
     if limit.is_zero() {
         return None;

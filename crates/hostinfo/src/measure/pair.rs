@@ -1,16 +1,18 @@
-//! What messages cost between two CPUs: a thread kept on each, which poll rings as the links of cells have them.
+//! The cost of messages between two CPUs: a thread is kept on each, and both poll rings as the links of cells
+//! do.
 //!
-//! The first thread leads. It sends what is to be done, the other does it:
+//! The first thread leads: it sends requests, and the other thread serves them.
 //!
-//! | kind | the other |
+//! | request | the other thread |
 //! | --- | --- |
-//! | `ECHO` | sends the message back: half a round trip is the latency, since two CPUs have no clock in common |
-//! | `TAKE` | takes the messages that follow, then answers: who sends them as fast as they go is timed |
-//! | `GIVE` | sends as many, and then how long that took |
-//! | `COPY` | gets a buffer that the first has just written, copies it, and says how long that took |
+//! | `ECHO` | sends the message back; half a round trip is the latency, since two CPUs have no clock in common |
+//! | `TAKE` | takes the messages that follow, then answers; the sender sends without a pause and is timed |
+//! | `GIVE` | sends as many, then the time that this took |
+//! | `COPY` | copies a buffer that the first has just written, and sends the time that this took |
 //! | `FILL` | writes its buffer and hands it over, to be copied by the first |
 //!
-//! Rounds of all these follow one another for as long as there is time; medians count. The first round is for the caches.
+//! Rounds of all requests follow one another until the time is over, and medians count. The first round fills
+//! the caches.
 
 use std::hint::spin_loop;
 use std::sync::mpsc;
@@ -88,8 +90,8 @@ pub(super) fn measure(one: usize, other: usize, time: Duration, patience: Durati
     let lead = End::new(to_there, from_there, give_there, take_there, give_up);
     let follow = End::new(to_here, from_here, give_here, take_here, give_up);
     thread::scope(|scope| {
-        // Neither is the caller's thread, whose CPUs must stay what they are. A thread that ends closes its rings, and
-        // the other ends, too.
+        // Neither is the caller's thread, whose CPUs must stay what they are. A thread that ends closes its
+        // rings, and the other ends, too.
         let builder = || thread::Builder::new().name("measure".into());
         let following = builder().spawn_scoped(scope, move || {
             keep_on(other)?;
@@ -182,7 +184,8 @@ impl End {
         })
     }
 
-    /// In nanoseconds: the latency; there, what sending one costs, until one of many is taken, copying; the same back.
+    /// In nanoseconds: the latency; there, what sending one costs, until one of many is taken, copying; the
+    /// same back.
     fn round(&mut self) -> Option<[f64; 7]> {
         let start = Instant::now();
         for _ in 0..TRIPS {

@@ -8,7 +8,8 @@ use super::smaps::{FileId, parse};
 
 const KIB: u64 = 1024;
 
-/// A mapping with the fields that matter, in KiB: resident, proportional, anonymous, swapped, and swapped anonymous.
+/// A mapping with the fields that matter, in KiB: resident, proportional, anonymous, swapped, and swapped
+/// anonymous.
 fn area(header: &str, [rss, pss, anonymous, swap, swap_pss]: [u64; 5]) -> String {
     format!(
         "{header}\nSize:             131072 kB\nKernelPageSize:        4 kB\nRss:     {rss:>8} kB\nPss:     {pss:>8} kB\n\
@@ -18,7 +19,8 @@ fn area(header: &str, [rss, pss, anonymous, swap, swap_pss]: [u64; 5]) -> String
     )
 }
 
-/// A shard: program, heap, own memory in two parts, a disk image over it, memory of a clone's parent, what KVM maps.
+/// A shard: program, heap, own memory in two parts, a disk image over it, memory of a clone's parent, what
+/// KVM maps.
 fn shard() -> String {
     [
         area("00400000-00500000 r--p 00000000 fe:01 77                         /usr/bin/mirrorball", [400, 100, 0, 0, 0]),
@@ -160,7 +162,8 @@ fn the_columns_of_a_vm_add_up_to_what_the_host_spends() {
         HostMemory::default(),
     );
     let a = &table.vms[0];
-    // 63,000 allocated, 60,000 mapped, 1,000 swapped out; of the parent's 9,000, 3,000 are this VM's part of the mapped.
+    // 63,000 allocated, 60,000 mapped, 1,000 swapped out; of the parent's 9,000, 3,000 are this VM's part of
+    // the mapped.
     assert_eq!(a.private_bytes, (60_000 + 2_000 + 6_000) * KIB);
     assert_eq!(a.base_bytes, 3_000 * KIB);
     assert_eq!(a.base_resident_bytes, 11_000 * KIB);

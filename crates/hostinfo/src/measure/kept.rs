@@ -1,7 +1,8 @@
-//! What was measured, kept in the runtime directory as a list of facts: true until this host starts again.
+//! The measurements, kept in the runtime directory as a list of facts, which hold until this host starts
+//! again.
 //!
-//! The first line says when and of what, `# measured: boot BOOT, host "NAME", CPUs 0-3,8`: of another boot or host, or of CPUs
-//! that are not all that this process may use, it counts for nothing.
+//! The first line names their origin: `# measured: boot BOOT, host "NAME", CPUs 0-3,8`. A file of another
+//! boot or host, or without some of the CPUs that this process may use, counts for nothing.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -16,7 +17,7 @@ use knowledge::{Base, Fact, fact};
 
 /// Linux numbers CPUs below this.
 const CPUS_MAX: usize = 8192;
-/// How long another process may measure; [`super::LIMIT`] and the ways to other hosts are a part of it.
+/// The longest wait for another process that measures: [`super::LIMIT`], other hosts, and a margin.
 const TURN_MAX: Duration = Duration::from_secs(60);
 
 /// The measurements of a runtime directory.
@@ -26,21 +27,21 @@ pub struct Kept {
     lock: PathBuf,
 }
 
-/// What was measured.
+/// The results of a measurement.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Measured {
-    /// Between these CPUs, or some that stand for them.
+    /// The CPUs between which, or between some that stand for them, messages were measured.
     pub cpus: BTreeSet<i64>,
-    /// That.
+    /// The facts.
     pub facts: Vec<Fact>,
 }
 
-/// The right to measure, held until dropped: two at a time would measure each other.
+/// The right to measure, held until dropped. Two processes at a time would measure each other.
 #[derive(Debug)]
 pub struct Turn(#[expect(dead_code, reason = "held")] Flock<File>);
 
 impl Kept {
-    /// Of this runtime directory.
+    /// The measurements of a runtime directory.
     pub fn at(runtime: &Path) -> Self {
         Self {
             file: runtime.join("measured.facts"),
@@ -48,7 +49,7 @@ impl Kept {
         }
     }
 
-    /// Waits until no other process measures; with `at_once`, gives none if one does.
+    /// Waits until no other process measures. With `at_once`, it returns none if one does.
     pub fn turn(&self, at_once: bool) -> io::Result<Option<Turn>> {
         let file = private::lock_file(&self.lock)?;
         let lock = match at_once {
@@ -58,7 +59,7 @@ impl Kept {
         Ok(lock.map(Turn))
     }
 
-    /// What was measured of `host` since it started, if that covers all of the `allowed` CPUs.
+    /// The measurements of `host` since it started, if they cover all of the `allowed` CPUs.
     pub fn read(&self, host: &str, allowed: &BTreeSet<i64>) -> Option<Measured> {
         let text = fs::read_to_string(&self.file).ok()?;
         let (first, facts) = text.split_once('\n')?;
@@ -71,8 +72,8 @@ impl Kept {
         allowed.is_subset(&cpus).then_some(Measured { cpus, facts })
     }
 
-    /// Keeps what was measured of `host`. Of CPUs that are among those of what is kept, it corrects that; else it takes its
-    /// place.
+    /// Keeps measurements of `host`. If the kept ones cover their CPUs, the new ones correct them; else they
+    /// replace them.
     pub fn write(&self, host: &str, measured: &Measured) -> io::Result<()> {
         let boot = boot().ok_or(io::ErrorKind::NotFound)?;
         let mut all: Base = measured.facts.iter().cloned().collect();
@@ -93,7 +94,7 @@ fn title(boot: &str, host: &str) -> String {
     format!("# measured: boot {boot}, host {host:?}, CPUs ")
 }
 
-/// Another one each time that this host starts.
+/// The kernel's id of this boot.
 fn boot() -> Option<String> {
     let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     Some(id.trim().to_owned())

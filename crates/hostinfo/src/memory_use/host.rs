@@ -10,26 +10,26 @@ const PAGE_BYTES: u64 = 4096;
 /// The host's memory, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct HostMemory {
-    /// All that the kernel has to give.
+    /// All memory that the kernel can give out.
     pub total_bytes: u64,
-    /// Nobody uses it: `MemFree`, and what each CPU has at hand to give out.
+    /// Memory that nothing uses: `MemFree`, and the free pages on the lists of single CPUs.
     pub free_bytes: u64,
-    /// The total without the free.
+    /// The total without the free memory.
     pub used_bytes: u64,
     /// Page tables of KVM's guests (`SecPageTables`); 0 before Linux 6.1, which does not count them.
     pub kvm_page_tables_bytes: u64,
-    /// The kernel's own objects and stacks (`Slab`, `KernelStack`, `Percpu`), whoever caused them.
+    /// The kernel's own objects and stacks (`Slab`, `KernelStack`, `Percpu`).
     pub kernel_bytes: u64,
 }
 
 impl HostMemory {
-    /// Looks now.
+    /// Reads the figures of now.
     pub fn now() -> io::Result<Self> {
         let zones = fs::read_to_string("/proc/zoneinfo").unwrap_or_default();
         Ok(Self::of(&fs::read_to_string("/proc/meminfo")?, &zones))
     }
 
-    /// From the two texts.
+    /// Parses the two texts.
     pub fn of(meminfo: &str, zoneinfo: &str) -> Self {
         let mut host = Self::default();
         for (name, bytes) in meminfo.lines().filter_map(field) {
@@ -47,7 +47,8 @@ impl HostMemory {
     }
 }
 
-/// Free pages on the lists of single CPUs, which `MemFree` leaves out: `count: N` below each zone's `pagesets`.
+/// Free pages on the lists of single CPUs, which `MemFree` leaves out: `count: N` below each zone's
+/// `pagesets`.
 fn at_hand(zoneinfo: &str) -> u64 {
     let pages = zoneinfo
         .lines()

@@ -1,5 +1,12 @@
-//! All that is known here, from three sources (Multikernel, SOSP '09, section 4.9): what was found ([`crate::topology`]), what was
-//! measured ([`crate::measure`]), and what somebody asserts, who is right. And what the cells of the cluster are.
+//! All facts of this host and its cluster.
+//!
+//! Facts of the host have three sources (Multikernel, SOSP '09, section 4.9): they are found
+//! ([`crate::topology`]), measured ([`crate::measure`]), or asserted by a user in a file. A later source
+//! corrects an earlier one, so assertions count most. Facts of the cells come from the cluster's files
+//! ([`registry::cluster::files`]) and a cell's answer.
+//!
+//! Cells plan multicast trees by [`all`], monitors make a spanning VM's nodes from it, and `mirrorball
+//! topology`, `knowledge` and `cluster` print it.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -15,31 +22,31 @@ use registry::runtime;
 use crate::measure::{self, Kept, Measured};
 use crate::topology;
 
-/// What a user asserts of this machine for good: a file in the data directory.
+/// The file in the data directory with the facts that a user asserts of this machine.
 const ASSERTED: &str = "asserted.facts";
 
-/// Why a file gives no facts.
+/// A failure to read facts from a file.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// It can't be read.
+    /// The file can't be read.
     #[error("could not read {}: {source}", path.display())]
     Unreadable {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
-    /// A line of it is no fact.
+    /// A line of the file is no fact.
     #[error("{}: {source}", path.display())]
     Wrong {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Where, and how it is mended.
+        /// The line, and the help.
         source: FactError,
     },
 }
 
-/// This host: found, measured since it started, asserted.
+/// The facts of this host: found, measured since it started, and asserted.
 ///
 /// # Errors
 /// If the file of asserted facts is wrong.
@@ -59,18 +66,18 @@ pub fn host() -> Result<Base, FileError> {
 /// The facts in a file.
 ///
 /// # Errors
-/// With the file and the place that is wrong.
+/// If it can't be read or a line is no fact; the error names the file and the line.
 pub fn read(file: &Path) -> Result<Vec<Fact>, FileError> {
     let path = || file.to_owned();
     let text = fs::read_to_string(file).map_err(|source| FileError::Unreadable { path: path(), source })?;
     fact::parse(&text).map_err(|source| FileError::Wrong { path: path(), source })
 }
 
-/// Measures this host and its ways to the others of its cluster, and keeps that for all who ask later. With `at_once` it does
-/// nothing if somebody else is measuring.
+/// Measures this host and its latency to the others of its cluster, and keeps the results in the runtime
+/// directory. With `at_once` it does nothing if another process is measuring.
 ///
 /// # Errors
-/// If it can't be kept.
+/// If the results can't be kept.
 pub fn measure(at_once: bool) -> io::Result<()> {
     let runtime = runtime::directory()?;
     let kept = Kept::at(&runtime);
@@ -86,13 +93,13 @@ pub fn measure(at_once: bool) -> io::Result<()> {
     kept.write(&name, &Measured { cpus: allowed, facts })
 }
 
-/// Whether this host was measured since it started.
+/// Whether measurements of this host since its start are kept.
 pub fn is_measured() -> bool {
     let kept = runtime::directory().map(|runtime| Kept::at(&runtime));
     kept.is_ok_and(|kept| kept.read(&topology::host_name(), &measure::allowed()).is_some())
 }
 
-/// What the CPUs and memory of a machine's first host are, of the CPUs that are `allowed`.
+/// The nodes of a machine's first host, with their memory and those of their CPUs that are `allowed`.
 pub fn nodes(machine: &Machine, allowed: impl Fn(usize) -> bool) -> HostNodes {
     let nodes = machine.hosts.first().into_iter().flat_map(|host| &host.nodes);
     let known = nodes.filter_map(|node| {
@@ -109,10 +116,10 @@ pub fn nodes(machine: &Machine, allowed: impl Fn(usize) -> bool) -> HostNodes {
     HostNodes(known.collect())
 }
 
-/// The cells that a machine's first host would be divided into: as many as `count`, else one for each node.
+/// The cells into which a machine's first host is divided: `count`, or one for each node.
 ///
 /// # Errors
-/// If it has no CPUs for them.
+/// If the host has too few CPUs for them.
 pub fn division(machine: &Machine, count: Option<u16>) -> Result<Vec<CellPlan>, ConfigError> {
     let nodes = nodes(machine, |_| true);
     let spec = match count {
@@ -122,11 +129,11 @@ pub fn division(machine: &Machine, count: Option<u16>) -> Result<Vec<CellPlan>, 
     spec.cells(&nodes, None, "the machine", "")
 }
 
-/// What cells are. Those of this host are on the one that facts call `here`.
+/// The facts of cells: host, CPUs and nodes of each. `here` is this host's name in facts.
 pub fn cells(plan: &[CellPlan], here: &str, site: Option<&Site>) -> Vec<Fact> {
     let facts = plan.iter().flat_map(|cell| {
         let number = i64::from(cell.number);
-        // A cluster file may call this host otherwise.
+        // The cluster file may have another name for this host.
         let other = cell
             .host
             .as_deref()
@@ -141,7 +148,8 @@ pub fn cells(plan: &[CellPlan], here: &str, site: Option<&Site>) -> Vec<Fact> {
     facts.collect()
 }
 
-/// The cells of the cluster that is up here, if any: this host's with what they have, and which other hosts have.
+/// The facts of the cluster that is up here, if any: this host's cells, and the numbers of other hosts'
+/// cells.
 pub fn cluster(files: &Files) -> io::Result<Vec<Fact>> {
     let site = files.site()?;
     let mut facts = cells(&files.plan()?, &topology::host_name(), site.as_ref());
@@ -155,7 +163,8 @@ pub fn cluster(files: &Files) -> io::Result<Vec<Fact>> {
     Ok(facts)
 }
 
-/// This host and the cluster's cells. What is asserted wrongly is said, and left out.
+/// The facts of this host and of the cluster's cells. A wrong file of asserted facts is reported on standard
+/// error, and then only what was found counts.
 pub fn all(files: &Files) -> io::Result<Base> {
     let mut base = host().unwrap_or_else(|error| {
         eprintln!("{error}");
@@ -165,7 +174,7 @@ pub fn all(files: &Files) -> io::Result<Base> {
     Ok(base)
 }
 
-/// What the cells that run have left to give, and how loaded they would be with so many `vcpus` more.
+/// The free memory of each cell that runs, and its load with `vcpus` more.
 pub fn room(status: &Status, vcpus: u32) -> Vec<Fact> {
     let running = status.cells.iter().filter(|cell| cell.life.is_some());
     let facts = running.flat_map(|cell| {
@@ -266,7 +275,7 @@ mod tests {
         assert!(error.starts_with("could not read /nowhere: "), "{error}");
     }
 
-    /// What multicast takes its costs from: a division of the machine into cells, and the facts of it.
+    /// Multicast takes its costs from these facts.
     #[test]
     fn the_cells_of_this_machine_have_costs() {
         let mut base: Base = topology::discover().into_iter().collect();

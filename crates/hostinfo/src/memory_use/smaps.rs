@@ -1,27 +1,26 @@
 //! `/proc/PID/smaps` as values: one [`Area`] for each mapping, sizes in bytes.
 //!
-//! The kernel's text is taken as it is: fields that this does not know are passed over, and a field that an older kernel
-//! does not print is 0.
+//! Unknown fields are skipped, and a field that an older kernel does not print is 0.
 
 /// A file as the kernel numbers it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileId {
     /// Major and minor number of its device.
     pub device: (u32, u32),
-    /// Its inode; 0 where no file is mapped.
+    /// The file's inode; 0 where no file is mapped.
     pub inode: u64,
 }
 
 /// One mapping of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Area {
-    /// Writes reach the file, and whoever else maps it.
+    /// Whether writes reach the file and other processes that map it.
     pub shared: bool,
-    /// The processor may run what is in it.
+    /// Whether the processor may execute it.
     pub executable: bool,
-    /// What is mapped.
+    /// The file that is mapped.
     pub file: FileId,
-    /// Its name: a path, `[heap]` and the like, or nothing.
+    /// The mapping's name: a path, `[heap]` and the like, or nothing.
     pub name: String,
     /// Bytes of it in memory, huge pages of a pool included.
     pub resident: u64,
@@ -41,7 +40,7 @@ impl Area {
         self.resident.saturating_sub(self.anonymous)
     }
 
-    /// The process's part of [`Self::of_file`]. Nobody shares an anonymous page with a shard: it has no children.
+    /// The process's part of [`Self::of_file`]. A shard has no children, so it shares no anonymous page.
     pub fn part_of_file(&self) -> u64 {
         self.proportional.saturating_sub(self.anonymous)
     }
@@ -52,7 +51,7 @@ impl Area {
     }
 }
 
-/// The mappings of `text`. Lines that are neither a mapping nor a field of one are passed over.
+/// Parses the mappings in `text`. Lines that are neither a mapping nor a field of one are skipped.
 pub fn parse(text: &str) -> Vec<Area> {
     let mut areas: Vec<Area> = Vec::new();
     for line in text.lines() {
@@ -77,7 +76,7 @@ pub fn parse(text: &str) -> Vec<Area> {
     areas
 }
 
-/// `7f0000000000-7f0008000000 rw-s 00000000 00:01 1033  /memfd:guest-memory (deleted)`
+/// Parses the line `7f0000000000-7f0008000000 rw-s 00000000 00:01 1033  /memfd:guest-memory (deleted)`.
 fn header(line: &str) -> Option<Area> {
     let mut rest = line;
     let mut word = || {
@@ -110,7 +109,7 @@ fn header(line: &str) -> Option<Area> {
     })
 }
 
-/// `Rss:     81920 kB`, in bytes; also of `/proc/PID/status` and `/proc/meminfo`.
+/// Parses the line `Rss:     81920 kB` to bytes. `/proc/PID/status` and `/proc/meminfo` have such lines too.
 pub fn field(line: &str) -> Option<(&str, u64)> {
     let (name, value) = line.split_once(':')?;
     let kib: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;

@@ -1,7 +1,7 @@
-//! Finds out what this host is made of: facts for the knowledge base, from sysfs.
+//! The parts of this host, as facts for the knowledge base, from sysfs.
 //!
-//! What can't be read is left out: a host without NUMA, a container without PCI devices. `docs/knowledge.md` lists the
-//! facts.
+//! [`crate::known`] and `cluster up` call [`discover`]. What can't be read is left out, as in a container
+//! without PCI devices. A kernel without NUMA has one node. `docs/knowledge.md` lists the facts.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,25 +12,25 @@ use knowledge::Fact;
 #[cfg(test)]
 mod tests;
 
-/// Everything found of this host, under its name.
+/// All facts of this host, under its name.
 pub fn discover() -> Vec<Fact> {
     below(Path::new("/sys"), &host_name())
 }
 
-/// What facts call this host.
+/// The name of this host in facts.
 pub fn host_name() -> String {
     let name = nix::unistd::gethostname().ok();
     let name = name.and_then(|name| name.into_string().ok());
     name.unwrap_or_else(|| "localhost".to_owned())
 }
 
-/// The same of the sysfs at `sys`.
+/// The facts of a host whose sysfs is at `sys`.
 fn below(sys: &Path, host: &str) -> Vec<Fact> {
     let mut facts = vec![Fact::new("host", [host.into()])];
     let nodes = nodes(sys, host, &mut facts);
     let mut node_of = nodes.clone();
     if node_of.is_empty() {
-        // A kernel without NUMA has one node, which it does not show.
+        // A kernel without NUMA has one node and no files of it.
         let online = words(&sys.join("devices/system/cpu/online"));
         node_of = ranges(&online).into_iter().map(|cpu| (cpu, 0)).collect();
         facts.push(Fact::new("node", [host.into(), 0.into()]));
@@ -61,7 +61,7 @@ fn below(sys: &Path, host: &str) -> Vec<Fact> {
     facts
 }
 
-/// Facts of the nodes; their CPUs, each with its node.
+/// Adds facts of the nodes. Returns all CPUs, each with its node.
 fn nodes(sys: &Path, host: &str, facts: &mut Vec<Fact>) -> Vec<(i64, i64)> {
     let mut node_of = Vec::new();
     let folders = entries(&sys.join("devices/system/node"), "node");
@@ -88,7 +88,7 @@ fn nodes(sys: &Path, host: &str, facts: &mut Vec<Fact>) -> Vec<(i64, i64)> {
             [host.into(), node.into(), (cpus.len() as i64).into()],
         ));
         node_of.extend(cpus.into_iter().map(|cpu| (cpu, node)));
-        // One for each node that is online, in the order of their numbers.
+        // The file has a distance for each node that is online, in the order of their numbers.
         let distances = words(&folder.join("distance"));
         let distances = distances
             .split_whitespace()
@@ -102,7 +102,7 @@ fn nodes(sys: &Path, host: &str, facts: &mut Vec<Fact>) -> Vec<(i64, i64)> {
     node_of
 }
 
-/// A cache of a CPU. Several CPUs have the same one; who is the first of them names it.
+/// A cache of a CPU. A cache that several CPUs share has the name of the first of them.
 fn cache(folder: &Path, host: &str, cpu: i64, known: &mut BTreeSet<String>) -> Vec<Fact> {
     let read = |file: &str| words(&folder.join(file));
     let (Ok(level), kind) = (read("level").parse::<i64>(), read("type")) else {
@@ -145,7 +145,7 @@ fn devices(sys: &Path, host: &str, facts: &mut Vec<Fact>) {
         ));
     }
     for folder in entries(&sys.join("class/net"), "") {
-        // Others are made of software, and near to nothing.
+        // Interfaces of software have no device and no node.
         if !folder.join("device").exists() {
             continue;
         }
@@ -187,7 +187,7 @@ fn memory_of_host() -> Option<i64> {
     Some(kib.trim().parse::<i64>().ok()? * 1024)
 }
 
-/// `32K`, `8M`.
+/// Parses a size such as `32K` or `8M`, in bytes.
 fn size(text: &str) -> i64 {
     let (number, unit) = text.split_at(
         text.find(|sign: char| !sign.is_ascii_digit())
@@ -201,7 +201,7 @@ fn size(text: &str) -> i64 {
     number.parse::<i64>().unwrap_or(0) * unit
 }
 
-/// `0-3,8`: a list of CPUs.
+/// Parses a list of CPUs such as `0-3,8`.
 fn ranges(list: &str) -> Vec<i64> {
     let parts = list.split(',').filter_map(|part| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -225,7 +225,7 @@ fn number_after(path: &Path, prefix: &str) -> Option<i64> {
     file_name(path).strip_prefix(prefix)?.parse().ok()
 }
 
-/// What is in a folder and, after `prefix`, named by a number; with an empty one, everything. Sorted.
+/// The entries of a folder whose names are `prefix` and a number; with an empty prefix, all entries. Sorted.
 fn entries(folder: &Path, prefix: &str) -> Vec<PathBuf> {
     let all = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut found: Vec<PathBuf> = all

@@ -1,0 +1,23 @@
+//! Facts of this host, and measurements on it.
+//!
+//! | module | gives |
+//! | --- | --- |
+//! | [`topology`] | nodes, CPUs, caches and devices, from sysfs |
+//! | [`measure`] | the cost of messages between CPUs and to other hosts |
+//! | [`known`] | all facts together: found, measured, asserted, and the cluster's cells |
+//! | [`nodes`] | the NUMA nodes of a spanning VM's guest |
+//! | [`memory_use`] | what running VMs take of the host's memory |
+//!
+//! It reads sysfs, `/proc`, and the files of [`registry`], and writes only the measurements that it keeps in
+//! the runtime directory. It decides nothing: rules over facts are in `knowledge`, decisions in `policy`.
+//! Callers are the command, `mirrorball-api`, cells, monitors, and the simulator, which takes the division
+//! into cells from here.
+//!
+//! What can't be read is left out, so a host without NUMA or a container without PCI devices has fewer facts,
+//! and no error.
+
+pub mod known;
+pub mod measure;
+pub mod memory_use;
+pub mod nodes;
+pub mod topology;
