@@ -3,7 +3,7 @@
 //!
 //! [`monitor`] is the monitor's process: it holds the client's lease ([`registry::lease`]) and a thread for
 //! each VM, and enters each VM in the [`registry`]. [`open`] opens a VM's files. [`vm`] runs its shard
-//! ([`spawn`], [`link`]), or its shards ([`spanning`]), through every reboot. Other threads reach a VM by its
+//! ([`shard_program`], [`spawn`], [`link`]), or its shards ([`spanning`]), through every reboot. Other threads reach a VM by its
 //! [`handle`], and clients by [`console`] and [`control`]. [`frozen`] is a VM that others go on from, and
 //! [`snapshot`] such a VM in a directory. [`cluster`] is several cells under one name space, and [`remote`]
 //! the parts of a VM on other hosts.
@@ -29,6 +29,7 @@ pub mod remote;
 mod shard_limits;
 mod shard_log;
 mod shard_process;
+pub mod shard_program;
 pub mod share_group;
 pub mod snapshot;
 pub mod spanning;

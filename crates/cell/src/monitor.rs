@@ -28,6 +28,7 @@ use shard_api::launch::Ending;
 use crate::cluster::tenure::{self, Tenure};
 use crate::frozen::FrozenVm;
 use crate::handle::Handle;
+use crate::shard_program::ShardProgram;
 use crate::share_group::Claims;
 use crate::snapshot::directory::Directory;
 use crate::spanning::Span;
@@ -48,10 +49,11 @@ struct Terms {
     member: Option<u32>,
     boot_limit_s: u64,
     platform: Platform,
+    program: Arc<ShardProgram>,
 }
 
 impl Terms {
-    fn of(batch: &Batch, platform: Platform) -> io::Result<Self> {
+    fn of(batch: &Batch, platform: Platform, program: ShardProgram) -> io::Result<Self> {
         Ok(Self {
             grouping: Grouping {
                 between: batch.share_between,
@@ -61,6 +63,7 @@ impl Terms {
             member: batch.member,
             boot_limit_s: batch.boot_limit_s,
             platform,
+            program: Arc::new(program),
         })
     }
 
@@ -83,24 +86,29 @@ fn open_source(source: &Source) -> io::Result<FrozenVm> {
 
 type Lease = Arc<Mutex<UnixStream>>;
 
-/// Runs the batch that comes over `lease`; returns when every VM has ended. `platform` is asked for what only KVM knows.
-pub fn run(lease: UnixStream, platform: Platform) -> io::Result<()> {
+/// Runs the batch that comes over `lease`; returns when every VM has ended. `platform` is asked for what only KVM knows; shards
+/// execute the program at `program`.
+pub fn run(lease: UnixStream, platform: Platform, program: &Path) -> io::Result<()> {
+    let program = ShardProgram::open(program);
     raise_file_limit()?;
     let mut lines = BufReader::new(lease.try_clone()?);
     let mut line = String::new();
     lines.read_line(&mut line)?;
     let batch: Batch = serde_json::from_str(&line)?;
-    let terms = Terms::of(&batch, platform)?;
     let lease = Arc::new(Mutex::new(lease));
+    let program = match program {
+        Ok(program) => program,
+        Err(error) => {
+            fail_all(&lease, &batch, &error.to_string());
+            return Ok(());
+        }
+    };
+    let terms = Terms::of(&batch, platform, program)?;
     let recorder = batch.source.as_ref().and_then(Source::directory);
     let frozen = match batch.source.as_ref().map(open_source).transpose() {
         Ok(frozen) => frozen.map(Arc::new),
         Err(error) => {
-            let why = error.to_string();
-            for (name, _) in batch.vms {
-                let why = why.clone();
-                tell(&lease, &Event::Failed { name, why });
-            }
+            fail_all(&lease, &batch, &error.to_string());
             return Ok(());
         }
     };
@@ -142,6 +150,14 @@ pub fn run(lease: UnixStream, platform: Platform) -> io::Result<()> {
         handle.all_answered();
     }
     Ok(())
+}
+
+/// Reports that no VM of the batch has started.
+fn fail_all(lease: &Lease, batch: &Batch, why: &str) {
+    for (name, _) in &batch.vms {
+        let (name, why) = (name.clone(), why.to_owned());
+        tell(lease, &Event::Failed { name, why });
+    }
 }
 
 /// Every VM takes some dozens of this process' open files. The usual limit, 1024, is for programs that use `select`; each
@@ -270,8 +286,17 @@ fn one(
             },
         );
     };
-    let ending = vm::run(opened, name, entry.folder(), handle, span.as_ref(), progress)
-        .map_err(|error| line(&error))?;
+    let program = &terms.program;
+    let ending = vm::run(
+        opened,
+        program,
+        name,
+        entry.folder(),
+        handle,
+        span.as_ref(),
+        progress,
+    )
+    .map_err(|error| line(&error))?;
     let last_lines = match &ending {
         Ending::Panic => handle.console().lines_from(PANIC_TEXT, LAST_LINES),
         other if ending::reason(other).is_some() => handle.console().last_lines(LAST_LINES),

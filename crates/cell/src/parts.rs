@@ -81,6 +81,9 @@ impl Part {
                 match report {
                     Some(Report::Running { .. }) => return Ok(Vec::new()),
                     Some(Report::Ended(Ending::ShardFailed { detail })) => detail,
+                    Some(Report::OtherVersion { version }) => {
+                        process.program.other_version(&version).to_string()
+                    }
                     _ => process.kill(),
                 }
             }

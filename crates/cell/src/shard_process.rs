@@ -18,6 +18,7 @@ use crate::identity::Given;
 use crate::link::send_order;
 use crate::shard_limits::ShardLimits;
 use crate::shard_log::ShardLog;
+use crate::shard_program::{self, ShardProgram};
 use crate::spawn::{self, Namespaces};
 
 /// How often a process that is waited for is looked at.
@@ -29,6 +30,8 @@ const LOOK: Duration = Duration::from_millis(1);
 pub struct ShardProcess {
     /// Its process id, as the monitor sees it.
     pub pid: i32,
+    /// The program that it executes.
+    pub program: Arc<ShardProgram>,
     /// The control socket.
     pub socket: UnixStream,
     /// The sandbox, as far as it is made.
@@ -44,6 +47,7 @@ pub struct ShardProcess {
 impl ShardProcess {
     /// Starts one for the VM `name`, as the user `given`.
     pub fn start(
+        program: &Arc<ShardProgram>,
         name: &str,
         log: Arc<ShardLog>,
         limits: ShardLimits,
@@ -52,12 +56,10 @@ impl ShardProcess {
         given: &Given,
     ) -> io::Result<Self> {
         let (socket, theirs) = UnixStream::pair()?;
-        let program = spawn::this_program()?;
         let spawn = |identity| {
             spawn::spawn(
-                program.as_fd(),
-                name,
-                "shard",
+                program.file(),
+                [shard_program::NAME, name],
                 theirs.as_fd(),
                 log.as_fd(),
                 namespaces,
@@ -66,26 +68,35 @@ impl ShardProcess {
         };
         let is_root = geteuid().is_root();
         let mut notes: Vec<String> = given.note.iter().cloned().collect();
-        let spawned = match spawn(given.identity) {
+        let mut identity = given.identity;
+        if identity.is_some() && !is_root && !program.is_executable_by_others() {
+            let path = program.path().display();
+            notes.push(format!(
+                "user id of its own: other users may not execute {path}; `chmod o+x` it"
+            ));
+            identity = None;
+        }
+        let spawned = match spawn(identity) {
             // The host's helpers refuse: the shard is this user's, as without a range.
-            Err(error) if given.identity.is_some() && !is_root => {
+            Err(error) if identity.is_some() && !is_root => {
                 notes.push(format!("user id of its own: {error}"));
                 spawn(None)?
             }
             spawned => spawned?,
         };
-        if !is_root && given.identity.is_some() && notes.is_empty() && !spawned.is_mapped {
+        if !is_root && identity.is_some() && notes.is_empty() && !spawned.is_mapped {
             notes.push("user id of its own: it takes a user namespace".to_owned());
         }
         let sandbox = SandboxLaunch {
             policy,
             // Root's shard is never root, in a user namespace or not.
-            identity: given.identity.filter(|_| is_root && !spawned.is_mapped),
+            identity: identity.filter(|_| is_root && !spawned.is_mapped),
             missing: spawned.missing,
             notes,
         };
         let process = Self {
             pid: spawned.pid,
+            program: program.clone(),
             socket,
             sandbox,
             log,
@@ -155,6 +166,12 @@ impl ShardProcess {
                 "read no orders any more and was killed".to_owned()
             }
             Some(WaitStatus::Signaled(_, signal, _)) => format!("was ended by {signal}"),
+            Some(WaitStatus::Exited(_, spawn::NOT_EXECUTED)) => {
+                let path = self.program.path().display();
+                format!(
+                    "could not execute {path}; help: install it from the same build as `mirrorball`, executable for all users"
+                )
+            }
             Some(WaitStatus::Exited(_, code)) => format!("left with status {code}"),
             _ => "is gone".to_owned(),
         };
@@ -198,6 +215,7 @@ impl ShardProcess {
         let process = Self {
             // Its handle ends nothing, and waits for nothing.
             pid: program.stdout(output()).stderr(output()).spawn().unwrap().id() as i32,
+            program: Arc::new(ShardProgram::open(std::path::Path::new("/bin/true")).unwrap()),
             socket,
             sandbox: SandboxLaunch::default(),
             log,
@@ -235,6 +253,14 @@ mod tests {
         assert_eq!(left.wait(), "its process left with status 3");
         // Its number may be another's by now.
         assert_eq!(left.kill(), "its process left with status 3");
+        let unable = process(Command::new("sh").args(["-c", "exit 127"]));
+        assert!(
+            unable
+                .wait()
+                .starts_with("its process could not execute /bin/true; help: "),
+            "{}",
+            unable.wait()
+        );
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Starts a shard's process: a clone in namespaces of its own that executes this same program.
+//! Starts a shard's process: a clone in namespaces of its own that executes the program of shards.
 //!
 //! Between the clone and the execve the child makes raw system calls only: the monitor has threads, and a lock that
 //! one of them held at the clone is held for ever in the child. So it allocates nothing, takes no lock and calls
@@ -14,7 +14,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::process::{Command, Stdio};
 
 use libc::{c_char, c_int, c_long};
-use shard_api::launch::Identity;
+use shard_api::launch::{CONTROL_FD, Identity};
 
 /// The namespaces of a shard, with the words for a report. The user namespace first: it permits the others.
 const NAMESPACES: [(c_int, &str); 6] = [
@@ -26,8 +26,8 @@ const NAMESPACES: [(c_int, &str); 6] = [
     (libc::CLONE_NEWUTS, "UTS"),
 ];
 
-/// The descriptor at which a shard finds its control socket.
-pub const CONTROL_FD: c_int = 3;
+/// Exit status of a process whose program could not be executed.
+pub const NOT_EXECUTED: c_int = 127;
 
 /// A started process; not waited for yet.
 #[derive(Debug)]
@@ -179,12 +179,11 @@ struct Prepared {
     user: bool,
 }
 
-/// Starts this program again as a shard: `control` becomes descriptor 3, `log` standard output and error. The child
-/// is killed when the calling *thread* ends, which must therefore live as long as the VM.
+/// Starts `program` with the command line `words`: `control` becomes descriptor 3, `log` standard output and error. The
+/// child is killed when the calling *thread* ends, which must therefore live as long as the VM.
 pub fn spawn(
     program: BorrowedFd<'_>,
-    name: &str,
-    subcommand: &str,
+    words: [&str; 2],
     control: BorrowedFd<'_>,
     log: BorrowedFd<'_>,
     namespaces: &Namespaces,
@@ -193,7 +192,7 @@ pub fn spawn(
     let null = OwnedFd::from(File::options().read(true).open("/dev/null")?);
     let (go_read, go_write) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC)?;
     let argument = |text: &str| CString::new(text).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput));
-    let (name, subcommand) = (argument(name)?, argument(subcommand)?);
+    let words = [argument(words[0])?, argument(words[1])?];
     let backtrace = c"RUST_BACKTRACE=0";
     // High numbers, so that the child's own places (0 to 3) are not among them.
     let high = |fd: BorrowedFd<'_>| -> io::Result<OwnedFd> {
@@ -222,7 +221,7 @@ pub fn spawn(
         log: kept[3].as_raw_fd(),
         go: kept[4].as_raw_fd(),
         go_write: go_write.as_raw_fd(),
-        argv: [name.as_ptr(), subcommand.as_ptr(), std::ptr::null()],
+        argv: [words[0].as_ptr(), words[1].as_ptr(), std::ptr::null()],
         envp: [backtrace.as_ptr(), std::ptr::null()],
         user: namespaces.flags & libc::CLONE_NEWUSER != 0,
     };
@@ -305,13 +304,8 @@ unsafe fn child(prepared: &Prepared) -> ! {
             prepared.envp.as_ptr(),
             libc::AT_EMPTY_PATH,
         );
-        libc::_exit(127)
+        libc::_exit(NOT_EXECUTED)
     }
-}
-
-/// This program, for [`spawn`].
-pub fn this_program() -> io::Result<OwnedFd> {
-    Ok(File::open("/proc/self/exe")?.into())
 }
 
 #[cfg(test)]
@@ -354,7 +348,15 @@ mod tests {
         let log = File::options().write(true).open("/dev/null").unwrap();
         let program = File::open("/bin/sleep").unwrap();
         let (program, control, log) = (program.as_fd(), control.as_fd(), log.as_fd());
-        let spawned = spawn(program, "sleep", "100", control, log, namespaces, Some(identity)).unwrap();
+        let spawned = spawn(
+            program,
+            ["sleep", "100"],
+            control,
+            log,
+            namespaces,
+            Some(identity),
+        )
+        .unwrap();
         assert!(spawned.is_mapped);
         let deadline = Instant::now() + Duration::from_secs(10);
         let wanted = [("Uid", identity.uid), ("Gid", identity.gid)]
@@ -465,7 +467,7 @@ mod tests {
         let null = File::options().write(true).open("/dev/null").unwrap();
         let program = File::open("/bin/sleep").unwrap();
         let (program, null) = (program.as_fd(), null.as_fd());
-        let refused = spawn(program, "sleep", "100", null, null, &namespaces, Some(foreign));
+        let refused = spawn(program, ["sleep", "100"], null, null, &namespaces, Some(foreign));
         assert!(
             refused
                 .as_ref()

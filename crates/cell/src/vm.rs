@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use shard_api::launch::{DiskLaunch, Ending, Fd, Launch, Order, Report, SandboxPolicy};
 use shard_api::ports;
+use shard_api::version::send_launch;
 
 use crate::cluster::tenure::TenureError;
 use crate::coherence;
@@ -32,6 +33,7 @@ use crate::remote::clock::keeper::Keeper;
 use crate::shard_limits::ShardLimits;
 use crate::shard_log::ShardLog;
 use crate::shard_process::ShardProcess;
+use crate::shard_program::{ShardProgram, ShardProgramError};
 use crate::spanning::{Boot, Span};
 use crate::spawn::Namespaces;
 
@@ -44,6 +46,9 @@ pub enum RunError {
     /// Its process.
     #[error("the shard cannot be started: {0}{mend}", mend = mend(.0))]
     Start(#[from] io::Error),
+    /// The shard's program is of another build.
+    #[error(transparent)]
+    Program(#[from] ShardProgramError),
     /// The shard says that it can't make this VM.
     #[error("the VM cannot start with the kernel {kernel}: {detail}")]
     Refused {
@@ -98,9 +103,14 @@ pub struct Booted<'a> {
     pub core_cookies: &'a [u64],
 }
 
-/// Runs an opened VM until it ends, in the cells of `span` if it spans several. `progress` is called with what its shard reports.
+/// What shards' processes execute, and in which namespaces.
+type Start<'a> = (&'a Arc<ShardProgram>, &'a Namespaces);
+
+/// Runs an opened VM until it ends, in the cells of `span` if it spans several. Its shards execute `program`. `progress` is
+/// called with what its shard reports.
 pub fn run(
     mut opened: Opened,
+    program: &Arc<ShardProgram>,
     name: &str,
     folder: &Path,
     handle: &Handle,
@@ -139,7 +149,7 @@ pub fn run(
             name,
             folder,
             handle,
-            (&namespaces, group, span),
+            ((program, &namespaces), group, span),
             mapped,
             &mut progress,
         );
@@ -160,7 +170,7 @@ fn every_boot(
     name: &str,
     folder: &Path,
     handle: &Handle,
-    (namespaces, group, span): (&Namespaces, Option<&ControlGroup>, Option<&Span>),
+    (start, group, span): (Start<'_>, Option<&ControlGroup>, Option<&Span>),
     mapped: &MappedFiles,
     progress: &mut impl FnMut(Progress<'_>),
 ) -> Result<Ending, RunError> {
@@ -177,7 +187,7 @@ fn every_boot(
         }
         let started = Instant::now();
         opened.launch.mapped = mapped.at_start();
-        let ending = one_boot(opened, name, &logs, handle, (namespaces, group, span), progress)?;
+        let ending = one_boot(opened, name, &logs, handle, (start, group, span), progress)?;
         if ending != Ending::Reboot {
             return Ok(ending);
         }
@@ -228,7 +238,7 @@ fn one_boot(
     name: &str,
     logs: &[Arc<ShardLog>],
     handle: &Handle,
-    (namespaces, group, span): (&Namespaces, Option<&ControlGroup>, Option<&Span>),
+    ((program, namespaces), group, span): (Start<'_>, Option<&ControlGroup>, Option<&Span>),
     progress: &mut impl FnMut(Progress<'_>),
 ) -> Result<Ending, RunError> {
     let cid = opened.launch.vsock.as_ref().map_or(0, |vsock| vsock.cid);
@@ -240,7 +250,7 @@ fn one_boot(
         let disk_file_bytes = if shard == 0 { opened.disk_file_bytes } else { 0 };
         let limits = ShardLimits::new(opened.launch.memory.bytes, disk_file_bytes);
         let log = logs[shard].clone();
-        let process = ShardProcess::start(name, log, limits, policy, namespaces, &given)?;
+        let process = ShardProcess::start(program, name, log, limits, policy, namespaces, &given)?;
         if let Some(group) = group {
             group.add(process.pid)?;
         }
@@ -298,9 +308,9 @@ fn one_boot(
     launch.sandbox = home.sandbox.clone();
     let mut socket = home.socket.try_clone()?;
     handle.state().start(home.clone(), parts);
-    let (mut ending, mut ran) = (None, false);
+    let (mut ending, mut ran, mut refused) = (None, false, None);
     // One that dies at once breaks the socket; its log says why.
-    if shard_api::message::send(&mut socket, &Launch::Vm(Box::new(launch)), &files).is_ok() {
+    if send_launch(&mut socket, &Launch::Vm(Box::new(launch)), &files).is_ok() {
         handle.set_freezable(freezable);
         let mut reports = Reports::new(socket);
         while let Some(report) = reports.next_report() {
@@ -342,6 +352,11 @@ fn one_boot(
                     ending = Some(how);
                     break;
                 }
+                Report::OtherVersion { version } => {
+                    // Later it makes no sense: then the shard is broken.
+                    refused = (!ran).then(|| home.program.other_version(&version));
+                    break;
+                }
             }
         }
     }
@@ -369,6 +384,9 @@ fn one_boot(
     }
     if let Some(cause) = of_part(ending.as_ref(), cause, was_told) {
         return Ok(cause);
+    }
+    if let Some(refused) = refused {
+        return Err(refused.into());
     }
     if let (Some(Ending::ShardFailed { detail }), false) = (&ending, ran) {
         return Err(RunError::Refused {
@@ -421,7 +439,7 @@ fn start_parts(
         let sandbox = process.sandbox.clone();
         let (launch, files) = boot.part(shard, &opened.launch, kvm, process.log.as_fd(), sandbox);
         // One that dies at once breaks the socket; its log says why.
-        let _ = shard_api::message::send(
+        let _ = send_launch(
             &mut process.socket.try_clone()?,
             &Launch::Part(Box::new(launch)),
             &files,

@@ -15,20 +15,23 @@ mod hosts {
 
 use std::os::fd::{AsFd, FromRawFd};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::ExitCode;
 
 use cell::remote::{launch, monitor};
+use cell::shard_program;
+use shard::launch::CONTROL_FD;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().collect();
     let done = match arguments.get(1).map(String::as_str) {
-        Some("shard") => {
+        Some(name) if arguments[0] == shard_program::NAME => {
             // SAFETY: who started this has put the control socket there, and nothing else here knows it.
-            let control = unsafe { UnixStream::from_raw_fd(cell::spawn::CONTROL_FD) };
-            if let Some((home, life)) = hosts::deaf::kind(&arguments[0]) {
+            let control = unsafe { UnixStream::from_raw_fd(CONTROL_FD) };
+            if let Some((home, life)) = hosts::deaf::kind(name) {
                 return hosts::deaf::run(control, home, life);
             }
-            if arguments[0] == hosts::herald::NAME {
+            if name == hosts::herald::NAME {
                 return hosts::herald::run(control);
             }
             return shard::process::run(control);
@@ -36,7 +39,8 @@ fn main() -> ExitCode {
         Some(launch::COMMAND) => launch::launch(std::io::stdin(), std::io::stdout()),
         Some(launch::MONITOR) => {
             let socket = std::io::stdin().as_fd().try_clone_to_owned();
-            socket.and_then(|socket| monitor::run(socket.into(), shard::PLATFORM))
+            let program = Path::new(hosts::two::PROGRAM);
+            socket.and_then(|socket| monitor::run(socket.into(), shard::PLATFORM, program))
         }
         Some("beta") => hosts::beta::serve(&[1, 2]),
         Some("home") => hosts::two::home(),

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use cell::shard_program::ShardProgram;
 use clap::{Parser, Subcommand};
 use commands::{
     check, clients, clone, cluster, copy, disk, dsm, heat, image, knowledge, lab as labs, list, mem, run,
@@ -172,8 +173,6 @@ enum Command {
     Part,
     #[command(hide = true)]
     PartMonitor,
-    #[command(hide = true)]
-    Shard,
 }
 
 impl Command {
@@ -213,8 +212,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Keeps the allocator from making an arena for each thread. A shard's sealed thread may not look up the number of CPUs in
-/// /sys, as that does; and every process here allocates too little for arenas to be worth their memory.
+/// Keeps the allocator from making an arena for each thread: every process here allocates too little for arenas to be worth
+/// their memory.
 fn keep_one_arena() {
     // SAFETY: sets a number of the allocator's before any other thread exists.
     unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
@@ -286,7 +285,8 @@ fn obey(command: Command) -> Result<ExitCode> {
         Command::Dsm(command) => dsm::dsm(&command),
         Command::Lab(args) => Ok(labs::run(args)),
         Command::Monitor => {
-            cell::monitor::run(input_socket()?, shard::PLATFORM).into_diagnostic()?;
+            let program = ShardProgram::beside_command();
+            cell::monitor::run(input_socket()?, shard::PLATFORM, &program).into_diagnostic()?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Part => {
@@ -294,14 +294,9 @@ fn obey(command: Command) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Command::PartMonitor => {
-            cell::remote::monitor::run(input_socket()?, shard::PLATFORM).into_diagnostic()?;
+            let program = ShardProgram::beside_command();
+            cell::remote::monitor::run(input_socket()?, shard::PLATFORM, &program).into_diagnostic()?;
             Ok(ExitCode::SUCCESS)
-        }
-        Command::Shard => {
-            use std::os::fd::FromRawFd;
-            // SAFETY: the monitor puts the control socket at this descriptor; nothing else here knows it.
-            let control = unsafe { std::os::unix::net::UnixStream::from_raw_fd(cell::spawn::CONTROL_FD) };
-            Ok(shard::process::run(control))
         }
     }
 }

@@ -1,11 +1,12 @@
 //! What a monitor tells a shard to run, and what the shard tells back.
 //!
 //! The monitor opens every file, then starts the shard's process with one end of a unix socket pair. Over it goes one
-//! message: the [`LaunchSpec`] as a line of JSON with every [`Fd`] as SCM_RIGHTS. Then the monitor writes [`Order`]s and the shard
+//! message: the [`Launch`] as a line of JSON with every [`Fd`] as SCM_RIGHTS. Then the monitor writes [`Order`]s and the shard
 //! writes [`Report`]s, a JSON line each. End of file from the monitor means that it died: the shard ends at once.
 
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
+use std::os::fd::RawFd;
 
 pub use crate::cpuid::Leaf;
 pub use crate::relation::Ratio;
@@ -15,7 +16,10 @@ pub use crate::relation::Ratio;
 #[serde(transparent)]
 pub struct Fd(pub usize);
 
-/// The first message to a shard.
+/// The descriptor at which a shard finds its control socket.
+pub const CONTROL_FD: RawFd = 3;
+
+/// The first message to a shard, which goes with a [version](crate::version).
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Launch {
@@ -504,6 +508,11 @@ pub enum Report {
     },
     /// The VM ended; the last report.
     Ended(Ending),
+    /// The launch came from a monitor of another version: the only report then. Its form is the same in all versions.
+    OtherVersion {
+        /// The version of the shard's program.
+        version: String,
+    },
 }
 
 /// What became of a move.

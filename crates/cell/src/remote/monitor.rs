@@ -5,6 +5,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, BufReader, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -18,11 +19,12 @@ use registry::vms::{Boot, Entry, Record, Registry, State};
 use shard_api::Platform;
 use shard_api::chain::chain;
 use shard_api::launch::{
-    CoherenceLaunch, Fd, LaneSockets, Launch, Order, PartLaunch, SandboxPolicy, ShardChannels, ShardMemory,
-    SharedLanes, SpanLaunch,
+    CoherenceLaunch, Fd, LaneSockets, Launch, Order, PartLaunch, Report, SandboxPolicy, ShardChannels,
+    ShardMemory, SharedLanes, SpanLaunch,
 };
 use shard_api::message::ReceiveError;
 use shard_api::platform::HostProcessor;
+use shard_api::version::send_launch;
 
 use super::connections::{Connections, connect, connect_first, receive};
 use super::lanes::Common;
@@ -39,6 +41,7 @@ use crate::monitor::raise_file_limit;
 use crate::shard_limits::ShardLimits;
 use crate::shard_log::ShardLog;
 use crate::shard_process::ShardProcess;
+use crate::shard_program::ShardProgram;
 use crate::spawn::Namespaces;
 
 /// How long the home may take to come for a place that it has been given.
@@ -48,14 +51,17 @@ const LINKS_LIMIT: Duration = Duration::from_secs(10);
 /// How often the place is looked at.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Is the monitor of the part that is asked for over `asked`, until that has ended. `platform` is asked for the processor.
+/// Is the monitor of the part that is asked for over `asked`, until that has ended. `platform` is asked for the processor;
+/// shards execute the program at `program`.
 ///
 /// # Errors
 /// If what is asked makes no sense.
-pub fn run(mut asked: UnixStream, platform: Platform) -> io::Result<()> {
+pub fn run(mut asked: UnixStream, platform: Platform, program: &Path) -> io::Result<()> {
+    let program = ShardProgram::open(program);
     raise_file_limit()?;
     let request: PartRequest = serde_json::from_reader(&asked)?;
-    let (answer, held) = match Held::take(request, platform) {
+    let program = program.map_err(|error| error.to_string());
+    let (answer, held) = match program.and_then(|program| Held::take(request, platform, program)) {
         Ok(held) => (
             PartAnswer::Holds {
                 port: held.connections.port(),
@@ -75,6 +81,7 @@ pub fn run(mut asked: UnixStream, platform: Platform) -> io::Result<()> {
 /// A part with its place.
 struct Held {
     request: PartRequest,
+    program: Arc<ShardProgram>,
     hosts: Hosts,
     connections: Connections,
     namespaces: Namespaces,
@@ -100,7 +107,7 @@ enum Event {
 
 impl Held {
     /// Takes everything that the part needs of this host; an error is one line.
-    fn take(request: PartRequest, platform: Platform) -> Result<Self, String> {
+    fn take(request: PartRequest, platform: Platform, program: ShardProgram) -> Result<Self, String> {
         let line = |error: &dyn std::error::Error| chain(error);
         let files = Files::open().map_err(|error| line(&error))?;
         let site = files.site().map_err(|error| line(&error))?;
@@ -133,6 +140,7 @@ impl Held {
         Ok(Self {
             namespaces: Namespaces::probe(),
             request,
+            program: Arc::new(program),
             hosts,
             connections,
             group,
@@ -265,7 +273,8 @@ impl Held {
         let log = self.log.clone();
         let limits = ShardLimits::new(start.memory.bytes, 0);
         let given = Given::of(Place::Part(self.number));
-        let process = ShardProcess::start(&self.request.vm, log, limits, start.sandbox, namespaces, &given);
+        let (program, vm) = (&self.program, &self.request.vm);
+        let process = ShardProcess::start(program, vm, log, limits, start.sandbox, namespaces, &given);
         let process = process.map_err(failed)?;
         if let Some(group) = &self.group {
             group.add(process.pid).map_err(|error| chain(&error))?;
@@ -284,7 +293,7 @@ impl Held {
         let mut passed: Vec<_> = files.iter().map(AsFd::as_fd).collect();
         passed.extend([self.kvm.as_fd(), process.log.as_fd()]);
         let mut socket = process.socket.try_clone().map_err(failed)?;
-        match shard_api::message::send(&mut socket, &Launch::Part(Box::new(launch)), &passed) {
+        match send_launch(&mut socket, &Launch::Part(Box::new(launch)), &passed) {
             Err(error @ ReceiveError::TooManyFiles(_)) => Err(format!("{error}; span fewer cells")),
             // One that dies at once breaks the socket; its log says why.
             _ => Ok(process),
@@ -404,15 +413,20 @@ impl Held {
 fn watch(process: Arc<ShardProcess>, home: Arc<Mutex<UnixStream>>, events: Sender<Event>) -> io::Result<()> {
     let mut reports = Reports::new(process.socket.try_clone()?);
     std::thread::Builder::new().name("shard".into()).spawn(move || {
-        let mut has_ended = false;
+        let (mut has_ended, mut other_version) = (false, None);
         while let Some(report) = reports.next_report() {
-            has_ended |= matches!(report, shard_api::launch::Report::Ended(_));
+            if let Report::OtherVersion { version } = &report {
+                other_version = Some(process.program.other_version(version).to_string());
+                break;
+            }
+            has_ended |= matches!(report, Report::Ended(_));
             if tell(&home, &FromPart::Report(report)).is_err() || has_ended {
                 break;
             }
         }
         // A broken shard gets no say.
         let gone = if has_ended { process.wait() } else { process.kill() };
+        let gone = other_version.unwrap_or(gone);
         drop(process);
         // First this side, so that the next boot finds it done.
         let _ = events.send(Event::Gone);

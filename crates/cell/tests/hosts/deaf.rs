@@ -41,7 +41,7 @@ pub fn kind(name: &str) -> Option<(Home, Duration)> {
 
 /// Is one of its shards.
 pub fn run(mut control: UnixStream, home: Home, life: Duration) -> ExitCode {
-    let (launch, _files) = shard::process::receive(&mut control).expect("a launch");
+    let (launch, _files) = shard::process::receive_launch(&mut control).expect("a launch");
     let is_home = matches!(launch, Launch::Vm(_));
     if let (true, Home::Deaf) = (is_home, home) {
         loop {

@@ -73,7 +73,7 @@ pub fn hear(all: &[Heard]) -> Vec<String> {
 
 /// Is one of its shards, until it is given an order. Where the guest's kernel begins stands for the boot.
 pub fn run(mut control: UnixStream) -> ExitCode {
-    let (launch, mut files) = shard::process::receive(&mut control).expect("a launch");
+    let (launch, mut files) = shard::process::receive_launch(&mut control).expect("a launch");
     let Launch::Part(part) = launch else {
         panic!("a part");
     };

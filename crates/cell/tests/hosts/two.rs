@@ -4,11 +4,13 @@ use std::cell::RefCell;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cell::open::{Opened, open};
 use cell::remote::part::Remote;
 use cell::remote::talk::FromPart;
+use cell::shard_program::{self, ShardProgram};
 use cell::share_group::Claims;
 use cell::spanning::{Boot, Span};
 use config::VmSpec;
@@ -24,6 +26,8 @@ use super::{beta, site};
 
 /// How long anything may take that is awaited.
 pub const SOON: Duration = Duration::from_secs(30);
+/// The program of shards: this one.
+pub const PROGRAM: &str = "/proc/self/exe";
 /// What a process says that others wait for.
 pub const READY: &str = "ready";
 
@@ -91,7 +95,7 @@ impl Two {
 
     /// Starts this program again.
     pub fn start(&self, what: &'static str, arguments: &[&str], runtime: &Path, output: Stdio) {
-        let child = Command::new("/proc/self/exe")
+        let child = Command::new(PROGRAM)
             .args(arguments)
             .env(VARIABLE, runtime)
             .stdin(Stdio::piped())
@@ -172,15 +176,20 @@ impl Two {
         cells.flat_map(|cell| cell.vms).collect()
     }
 
-    /// Processes with such an argument, in beta's runtime directory.
-    pub fn processes(&self, argument: &str) -> Vec<i32> {
+    /// Processes of shards, in beta's runtime directory.
+    pub fn shards(&self) -> Vec<i32> {
+        self.processes(shard_program::NAME)
+    }
+
+    /// Processes with such a word among the first two of their command lines, in beta's runtime directory.
+    pub fn processes(&self, word: &str) -> Vec<i32> {
         let mark = format!("{VARIABLE}={}", site::beta(&self.folder).display());
         let all = std::fs::read_dir("/proc").expect("processes").flatten();
         all.filter_map(|process| {
             let pid: i32 = process.file_name().to_str()?.parse().ok()?;
             let words = |file| std::fs::read_to_string(process.path().join(file)).ok();
             let arguments = words("cmdline")?;
-            if arguments.split('\0').nth(1) != Some(argument) {
+            if !arguments.split('\0').take(2).any(|one| one == word) {
                 return None;
             }
             // A shard has no environment; its parent is the part's monitor.
@@ -197,7 +206,7 @@ impl Two {
     #[track_caller]
     pub fn wait_until_free(&self) {
         wait(|| self.at_beta().is_empty());
-        wait(|| self.processes("part-monitor").is_empty() && self.processes("shard").is_empty());
+        wait(|| self.processes("part-monitor").is_empty() && self.shards().is_empty());
         wait(|| {
             let parts = site::beta(&self.folder).join("parts/vms");
             let mut left = std::fs::read_dir(parts).expect("a directory").flatten();
@@ -216,6 +225,11 @@ pub fn wait(is_so: impl Fn() -> bool) {
     }
 }
 
+/// The program of shards, open.
+pub fn program() -> Arc<ShardProgram> {
+    Arc::new(ShardProgram::open(Path::new(PROGRAM)).expect("this program"))
+}
+
 /// Starts the VM's shard on beta, and waits until it runs. The boot keeps its link.
 pub fn started(two: &Two, span: &Span, opened: &Opened) -> Boot {
     let boot = Boot::new(span, &opened.launch.memory, Some(0..0)).expect("links and lanes");
@@ -231,7 +245,7 @@ pub fn started(two: &Two, span: &Span, opened: &Opened) -> Boot {
         Some(FromPart::Report(Report::Running { .. })) => {}
         other => panic!("it does not run: {other:?}"),
     }
-    assert_eq!(two.processes("shard").len(), 1);
+    assert_eq!(two.shards().len(), 1);
     boot
 }
 

@@ -46,12 +46,16 @@ use control::{Control, ReportedDisks};
 use freeze::Freezer;
 use orders::Orders;
 pub use shard_api::message::{FILES_MAX, Files, ReceiveError, receive, receive_by, send};
+pub use shard_api::version::{LaunchError, VERSION, receive_launch};
 use vcpus::VcpuThreads;
 
 /// Why a shard could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
     /// The first message.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    /// A file of the first message.
     #[error(transparent)]
     Receive(#[from] ReceiveError),
     /// The machine.
@@ -72,7 +76,15 @@ pub enum ProcessError {
 pub fn run(mut control: UnixStream) -> ExitCode {
     allow_huge_pages();
     ignore_file_limit();
-    let ended = receive(&mut control)
+    let launch = receive_launch(&mut control);
+    if let Err(error @ LaunchError::OtherVersion { .. }) = &launch {
+        eprintln!("{error}");
+        let version = VERSION.to_owned();
+        // The log has it, too.
+        let _ = orders::report(&mut control, &Report::OtherVersion { version });
+        return ExitCode::FAILURE;
+    }
+    let ended = launch
         .map_err(ProcessError::from)
         .and_then(|(launch, files)| match launch {
             Launch::Vm(spec) => start(&mut control, *spec, files).map(Control::wait),

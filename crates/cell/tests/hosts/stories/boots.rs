@@ -48,7 +48,7 @@ fn again_and_again_by(two: &Two, way: &str) {
             }
             other => panic!("{other:?}"),
         }
-        assert_eq!(noted(two)[0].shard_pid, Some(two.processes("shard")[0]));
+        assert_eq!(noted(two)[0].shard_pid, Some(two.shards()[0]));
         let table = memory_use::read(&noted(two)).expect("what beta's part takes");
         assert_eq!(table.vms[0].name, "big/1");
         assert_eq!(table.vms[0].memory_bytes, two.spec.memory.0, "a copy");
@@ -93,7 +93,7 @@ fn noted(two: &Two) -> Vec<Record> {
 pub fn late_order(two: &Two) {
     let (span, opened) = (two.span(), two.opened());
     let boot = started(two, &span, &opened);
-    two.processes("shard").into_iter().for_each(kill_process);
+    two.shards().into_iter().for_each(kill_process);
     gone(remote(&span));
     drop(boot);
     // As the home's monitor tells all parts at the end of each boot.
@@ -102,7 +102,7 @@ pub fn late_order(two: &Two) {
     let said = remote(&span).next(Some(QUIT_LIMIT + Duration::from_secs(2)));
     assert!(said.is_none(), "{said:?}");
     assert_eq!(span.lost(), None);
-    assert_eq!(two.processes("shard").len(), 1);
+    assert_eq!(two.shards().len(), 1);
     span.leave();
     two.wait_until_free();
 }

@@ -13,13 +13,13 @@ use nix::unistd::Pid;
 use shard::launch::{Ending, Report};
 
 use super::SILENCE_MS;
-use crate::hosts::two::{SOON, Two, gone, kill_process, remote, started, wait};
+use crate::hosts::two::{SOON, Two, gone, kill_process, program, remote, started, wait};
 use crate::hosts::{deaf, site};
 
 pub fn killed_shard(two: &Two) {
     let (span, opened) = (two.span(), two.opened());
     let _boot = started(two, &span, &opened);
-    two.processes("shard").into_iter().for_each(kill_process);
+    two.shards().into_iter().for_each(kill_process);
     let why = gone(remote(&span));
     assert!(why.starts_with("its process was ended by SIGKILL"), "{why}");
     drop(span);
@@ -29,7 +29,7 @@ pub fn killed_shard(two: &Two) {
 pub fn second_start(two: &Two) {
     let (span, opened) = (two.span(), two.opened());
     let boot = started(two, &span, &opened);
-    let shards = two.processes("shard");
+    let shards = two.shards();
     let told = boot.remote(&span, 1, &opened.launch);
     remote(&span)
         .start(told.expect("coherent memory"))
@@ -56,7 +56,7 @@ pub fn killed_monitor(two: &Two) {
     assert_eq!(span.lost().as_deref(), Some(why));
     assert!(remote(&span).next(Some(SOON)).is_none());
     wait(|| two.at_beta().is_empty());
-    wait(|| two.processes("shard").is_empty());
+    wait(|| two.shards().is_empty());
     // A name that was not given back is free all the same.
     drop(span);
     two.span().leave();
@@ -150,7 +150,7 @@ fn failure(two: &Two, name: &str, cells: &[u16], progress: fn(vm::Progress<'_>))
     let (tell, told) = mpsc::channel();
     std::thread::spawn(move || {
         let handle = Handle::default();
-        let ran = vm::run(opened, &name, &folder, &handle, Some(&span), progress);
+        let ran = vm::run(opened, &program(), &name, &folder, &handle, Some(&span), progress);
         span.leave();
         let _ = tell.send(ran.map_err(|error| error.to_string()));
     });

@@ -92,7 +92,7 @@ fn pages_come_by(two: &Two, way: &str, note: Option<&str>) {
         }
         other => panic!("{other:?}"),
     }
-    two.processes("shard").into_iter().for_each(kill_process);
+    two.shards().into_iter().for_each(kill_process);
     wait(|| end.cause().is_some());
     match end.cause() {
         Some(Ending::PeerLost { detail }) => {

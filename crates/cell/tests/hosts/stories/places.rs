@@ -13,7 +13,7 @@ use registry::cluster::client;
 use registry::cluster::files::Files;
 
 use crate::hosts::site;
-use crate::hosts::two::{Two, quit, remote, started, wait};
+use crate::hosts::two::{Two, program, quit, remote, started, wait};
 
 pub fn not_coherent(two: &Two) {
     let mut shared = two.spec.clone();
@@ -37,6 +37,7 @@ pub fn no_kernel(two: &Two) {
     let handle = Handle::default();
     let ran = vm::run(
         two.opened(),
+        &program(),
         "big",
         &two.folder.join("big"),
         &handle,

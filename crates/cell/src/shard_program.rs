@@ -1,0 +1,168 @@
+//! The program of shards, `mirrorball-shard`. A monitor opens it once, so that files which are replaced while VMs run mix
+//! no versions.
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use shard_api::version::VERSION;
+
+/// The name of the file, beside that of `mirrorball`; and the first word of a shard's command line.
+pub const NAME: &str = "mirrorball-shard";
+
+/// Reason for a program of shards that is not used. One line, with help.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ShardProgramError {
+    /// The file cannot be opened, or is none to execute.
+    #[error(
+        "the program {path} cannot be started: {why}; help: install it beside `mirrorball`, from the same build",
+        path = .path.display()
+    )]
+    Unusable {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The file is of another build than this monitor.
+    #[error(
+        "the program {path} has version {theirs}, and this `mirrorball` has version {ours}; help: install both from the \
+         same build, and restart a cluster or API that has run since before",
+        path = .path.display(),
+        ours = VERSION
+    )]
+    OtherVersion {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        theirs: String,
+    },
+}
+
+/// The open program of shards.
+#[derive(Debug)]
+pub struct ShardProgram {
+    path: PathBuf,
+    file: File,
+}
+
+impl ShardProgram {
+    /// Path of the program that belongs to the running `mirrorball`: in the same directory.
+    pub fn beside_command() -> PathBuf {
+        // The path of a file that was replaced meanwhile has another last name, and the same directory.
+        std::env::current_exe().unwrap_or_default().with_file_name(NAME)
+    }
+
+    /// Opens the program at `path`.
+    ///
+    /// # Errors
+    /// If there is no such file, or none that may be executed.
+    pub fn open(path: &Path) -> Result<Self, ShardProgramError> {
+        let unusable = |why: &dyn ToString| ShardProgramError::Unusable {
+            path: path.to_owned(),
+            why: why.to_string(),
+        };
+        let file = File::open(path).map_err(|error| unusable(&error))?;
+        let metadata = file.metadata().map_err(|error| unusable(&error))?;
+        if !metadata.is_file() || metadata.permissions().mode() & 0o111 == 0 {
+            return Err(unusable(&"it is no executable file"));
+        }
+        Ok(Self {
+            path: path.to_owned(),
+            file,
+        })
+    }
+
+    /// The open file, to execute it.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// The path that it was opened by, for messages.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether users other than its owner and group may execute it.
+    pub fn is_executable_by_others(&self) -> bool {
+        let metadata = self.file.metadata();
+        metadata.is_ok_and(|program| program.permissions().mode() & 0o001 != 0)
+    }
+
+    /// The error of a shard that refused its launch, since its program has the version `theirs`.
+    pub fn other_version(&self, theirs: &str) -> ShardProgramError {
+        ShardProgramError::OtherVersion {
+            path: self.path.clone(),
+            theirs: theirs.to_owned(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::fs::Permissions;
+
+    use super::*;
+
+    #[test]
+    fn unusable_program_is_named_with_the_reason_and_help() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(NAME);
+        let refused = |why: &str| {
+            let line = ShardProgram::open(&path).unwrap_err().to_string();
+            let begin = format!("the program {} cannot be started: {why}", path.display());
+            assert!(line.starts_with(&begin), "{line}");
+            assert!(
+                line.ends_with("; help: install it beside `mirrorball`, from the same build"),
+                "{line}"
+            );
+            assert!(!line.contains('\n'), "{line}");
+        };
+        refused("No such file or directory");
+        fs::write(&path, "").unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        refused("it is no executable file");
+        fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+        assert!(ShardProgram::open(&path).unwrap().is_executable_by_others());
+        fs::set_permissions(&path, Permissions::from_mode(0o750)).unwrap();
+        assert!(!ShardProgram::open(&path).unwrap().is_executable_by_others());
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        refused("it is no executable file");
+    }
+
+    #[test]
+    fn open_program_stays_the_same_when_its_file_is_replaced() {
+        use std::io::Read;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(NAME);
+        let write = |path: &Path, text: &str| {
+            fs::write(path, text).unwrap();
+            fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
+        };
+        write(&path, "old");
+        let program = ShardProgram::open(&path).unwrap();
+        let new = folder.path().join("new");
+        write(&new, "new");
+        fs::rename(&new, &path).unwrap();
+        let mut text = String::new();
+        (&program.file).read_to_string(&mut text).unwrap();
+        assert_eq!(text, "old");
+    }
+
+    #[test]
+    fn other_version_is_reported_with_both_versions_and_help() {
+        let program = ShardProgram {
+            path: "/usr/bin/mirrorball-shard".into(),
+            file: File::open("/dev/null").unwrap(),
+        };
+        let line = program.other_version("0.0.9+00000000").to_string();
+        let begin = format!(
+            "the program /usr/bin/mirrorball-shard has version 0.0.9+00000000, and this `mirrorball` has version {VERSION}; help: "
+        );
+        assert!(line.starts_with(&begin), "{line}");
+        assert!(!line.contains('\n'), "{line}");
+    }
+}

@@ -1,0 +1,27 @@
+//! The program of a shard: one VM, or its part in one cell, from the launch message to the last report. A monitor starts it.
+
+use std::os::fd::FromRawFd;
+use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
+
+use shard::launch::CONTROL_FD;
+
+fn main() -> ExitCode {
+    agent::panic::ends_the_process();
+    keep_one_arena();
+    // SAFETY: reads the flags of a descriptor, which may be closed.
+    if unsafe { libc::fcntl(CONTROL_FD, libc::F_GETFD) } < 0 {
+        eprintln!("mirrorball-shard: a monitor starts this program; help: start VMs with `mirrorball run`");
+        return ExitCode::from(2);
+    }
+    // SAFETY: the monitor puts the control socket at this descriptor; nothing else here knows it.
+    let control = unsafe { UnixStream::from_raw_fd(CONTROL_FD) };
+    shard::process::run(control)
+}
+
+/// Keeps the allocator from making an arena for each thread: it would look up the number of CPUs in /sys, and a sealed
+/// thread may not. The few small allocations of a shard are not worth the memory of arenas either.
+fn keep_one_arena() {
+    // SAFETY: sets a number of the allocator's before any other thread exists.
+    unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
+}
