@@ -10,6 +10,9 @@ if [ ! -x "$program" ]; then
     tree=$(mktemp -d)
     trap 'git worktree remove --force "$tree"' EXIT
     git worktree add --quiet --detach "$tree" "$commit"
-    (cd "$tree" && CARGO_TARGET_DIR=$old cargo build --quiet --release --locked --workspace --bin mirrorball --bin mirrorball-agent)
+    programs=(--bin mirrorball --bin mirrorball-agent)
+    # Shards have had a program of their own since 25 November 2026.
+    [ ! -e "$tree/crates/shard/src/bin/mirrorball-shard.rs" ] || programs+=(--bin mirrorball-shard)
+    (cd "$tree" && CARGO_TARGET_DIR=$old cargo build --quiet --release --locked --workspace "${programs[@]}")
 fi
 echo "$program"

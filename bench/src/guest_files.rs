@@ -48,6 +48,9 @@ impl GuestFiles {
             folder,
         };
         fs::copy(&options.mirrorball, &files.mirrorball)?;
+        // The program of shards, which lies beside it.
+        let shard = options.mirrorball.with_file_name("mirrorball-shard");
+        fs::copy(shard, files.mirrorball.with_file_name("mirrorball-shard"))?;
         fs::copy(&options.kernel, &files.kernel)?;
         let guest = std::env::current_exe()?.with_file_name("bench-guest");
         let mut initrd = fs::read(&options.initrd)?;

@@ -21,6 +21,16 @@ pub fn binary() -> PathBuf {
     }
 }
 
+/// Copies the command under test to `path`, and the program of shards beside it. Commands of old commits have none.
+pub fn copy_binary(path: &Path) -> std::io::Result<()> {
+    const SHARD: &str = "mirrorball-shard";
+    std::fs::copy(binary(), path)?;
+    match std::fs::copy(binary().with_file_name(SHARD), path.with_file_name(SHARD)) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
 /// A program of the build directory that this test is in.
 pub fn built(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("/proc/self/exe can be read");

@@ -89,7 +89,7 @@ fn nobody(scratch: &Scratch, arguments: &[&OsStr]) -> Output {
         "this test changes to another user, which needs root"
     );
     let binary = scratch.join("mirrorball");
-    std::fs::copy(guest_tests::command::binary(), &binary).expect("room for the command");
+    guest_tests::command::copy_binary(&binary).expect("room for the command");
     let home = scratch.join("home");
     std::fs::create_dir(&home).expect("a new directory");
     nix::unistd::chown(&home, Some(65534.into()), Some(65534.into())).expect("root may");
@@ -105,6 +105,53 @@ fn nobody(scratch: &Scratch, arguments: &[&OsStr]) -> Output {
         .env("TMPDIR", &home)
         .limit(AT_ONCE)
         .run()
+}
+
+/// A copy of the command in a directory of its own, with the program of shards that `make_shard` puts at a path.
+fn command_with_shard(scratch: &Scratch, make_shard: impl FnOnce(&Path)) -> (PathBuf, PathBuf) {
+    let command = scratch.join("mirrorball");
+    guest_tests::command::copy_binary(&command).expect("room for the command");
+    let shard = scratch.join("mirrorball-shard");
+    std::fs::remove_file(&shard).expect("just copied");
+    make_shard(&shard);
+    (command, shard)
+}
+
+/// Runs a guest with that command, which must end before it starts: exit status 1, one line that says each of `words`.
+#[track_caller]
+fn refused_by_shard(name: &str, make_shard: impl FnOnce(&Path), words: &[&str]) {
+    let scratch = Scratch::new(name);
+    let before = Traces::now();
+    let (command, shard) = command_with_shard(&scratch, make_shard);
+    let path = VmFile::new(name).write(&scratch);
+    let run = ["run", "--lab", "never"].map(OsStr::new);
+    let call = Call::new(command).args(run).args([path.as_os_str()]);
+    let output = call.limit(AT_ONCE).run().expect(1);
+    let shard = shard.to_str().expect("ASCII");
+    says(&output, &[&[shard, "help: install"], words].concat());
+    one_line(&output);
+    before.expect_unchanged("a program of shards that is not used");
+}
+
+#[test]
+fn missing_program_of_shards_is_named_with_help() {
+    refused_by_shard("noshard", |_| (), &["no such file"]);
+    let not_executable = |shard: &Path| std::fs::write(shard, "").expect("room for a file");
+    refused_by_shard("plainshard", not_executable, &["no executable file"]);
+}
+
+#[test]
+fn program_of_shards_of_another_version_is_refused_with_both_versions() {
+    let other = |shard: &Path| {
+        let tool = guest_tests::command::built("guest-tool");
+        std::fs::copy(tool, shard).expect("room for the tool");
+    };
+    // The tool takes the place of a program whose version is this.
+    refused_by_shard(
+        "othershard",
+        other,
+        &["0.0.1+older", "this `mirrorball` has version"],
+    );
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use guest_tests::command::{Call, binary};
+use guest_tests::command::{Call, copy_binary};
 use guest_tests::{Scratch, VmFile, host, mirrorball, wait};
 
 const NAMESPACES: [&str; 6] = ["user", "mnt", "net", "pid", "ipc", "uts"];
@@ -147,7 +147,7 @@ impl User {
             fs::copy(file.path(), image.join(file.file_name())).expect("room for the image");
         }
         // The build directory may be closed to others.
-        fs::copy(binary(), home.join("command")).expect("room for the command");
+        copy_binary(&home.join("command")).expect("room for the command");
         let user = Self { home };
         user.own(&user.home);
         user

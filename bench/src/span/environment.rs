@@ -37,6 +37,9 @@ impl Environment {
             folder,
         };
         fs::copy(mirrorball, environment.mirrorball())?;
+        // The program of shards, which lies beside it.
+        let shard = mirrorball.with_file_name("mirrorball-shard");
+        fs::copy(shard, environment.folder.join("mirrorball-shard"))?;
         fs::copy(source, &environment.source)?;
         let guest = std::env::current_exe()?.with_file_name("bench-span-guest");
         fs::copy(guest, &environment.guest)?;

@@ -14,6 +14,12 @@ pub const TOKEN_BYTES: usize = 32;
 /// Where the program itself is found inside a host.
 pub const PROGRAM: &str = "/run/lab/mirrorball";
 
+/// Where the program of shards is found inside a host: beside the program itself, as outside.
+pub const SHARD_PROGRAM: &str = "/run/lab/mirrorball-shard";
+
+/// The program of shards in the initramfs. It is absent if the program that starts the lab has none beside it.
+pub const SHARD_PROGRAM_AT_BOOT: &str = "/mirrorball-shard";
+
 /// The console line that says a host is up.
 pub const READY: &str = "mirrorball lab: up";
 

@@ -10,6 +10,7 @@ use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 
 use crate::LabError;
+use crate::boot::SHARD_PROGRAM;
 use crate::error::Context;
 use crate::session::Door;
 
@@ -32,9 +33,19 @@ pub struct Entry {
     pub program: ProgramId,
 }
 
-/// A build of the program.
+/// A build of the program, and of the program of shards beside it.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 pub struct ProgramId {
+    bytes: u64,
+    modified_ns: i128,
+    /// The program of shards. Labs of commands without one have none.
+    #[serde(default)]
+    shard: Option<FileId>,
+}
+
+/// A build of one file.
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
+struct FileId {
     bytes: u64,
     modified_ns: i128,
 }
@@ -42,13 +53,30 @@ pub struct ProgramId {
 impl ProgramId {
     /// The running program's.
     pub fn own() -> Result<Self, LabError> {
-        let path = Path::new("/proc/self/exe");
+        let FileId { bytes, modified_ns } = FileId::of(Path::new("/proc/self/exe"))?;
+        Ok(Self {
+            bytes,
+            modified_ns,
+            shard: shard_program().map(|path| FileId::of(&path)).transpose()?,
+        })
+    }
+}
+
+impl FileId {
+    fn of(path: &Path) -> Result<Self, LabError> {
         let metadata = fs::metadata(path).on("look at", path)?;
         Ok(Self {
             bytes: metadata.len(),
             modified_ns: i128::from(metadata.mtime()) * 1_000_000_000 + i128::from(metadata.mtime_nsec()),
         })
     }
+}
+
+/// The program of shards beside the running program, if there is one.
+pub fn shard_program() -> Option<PathBuf> {
+    let name = Path::new(SHARD_PROGRAM).file_name()?;
+    let path = std::env::current_exe().ok()?.with_file_name(name);
+    path.is_file().then_some(path)
 }
 
 /// The user's cache directory for labs.

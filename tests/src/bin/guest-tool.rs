@@ -1,6 +1,6 @@
 //! The tests' hand inside a guest: writes and checks patterns, computes on chosen CPUs, sends and receives.
 //!
-//! Says what it found on stdout, one line; a wrong pattern or a failed call is a line on stderr and exit status 1.
+//! In the place of the program of shards it stands for one of another version. Says what it found on stdout, one line; a wrong pattern or a failed call is a line on stderr and exit status 1.
 
 #[path = "guest-tool/churn.rs"]
 mod churn;
@@ -43,6 +43,12 @@ const USAGE: &str = "usage: guest-tool memory MIB | hold MIB SECONDS | pinned CP
 type Fault = Box<dyn std::error::Error>;
 
 fn main() -> std::process::ExitCode {
+    if std::env::args()
+        .next()
+        .is_some_and(|name| name == "mirrorball-shard")
+    {
+        return other_shard();
+    }
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match run(&words) {
@@ -54,6 +60,21 @@ fn main() -> std::process::ExitCode {
             eprintln!("guest-tool {}: {fault}", words.join(" "));
             std::process::ExitCode::FAILURE
         }
+    }
+}
+
+/// Refuses the launch as a program of shards of another version does, when started in its place.
+fn other_shard() -> std::process::ExitCode {
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::fd::FromRawFd;
+    // SAFETY: the monitor puts the control socket at this descriptor; nothing else here knows it.
+    let mut control = unsafe { std::os::unix::net::UnixStream::from_raw_fd(3) };
+    let refused = BufReader::new(&control)
+        .read_until(b'\n', &mut Vec::new())
+        .and_then(|_| control.write_all(b"{\"other-version\":{\"version\":\"0.0.1+older\"}}\n"));
+    match refused {
+        Ok(()) => std::process::ExitCode::FAILURE,
+        Err(_) => std::process::ExitCode::from(2),
     }
 }
 

@@ -259,7 +259,7 @@ impl Drop for Guest<'_> {
 /// What VMs have of a host.
 #[derive(Debug)]
 pub struct Traces {
-    /// Command lines of monitors and parts' monitors, and of shards, which have their VM's name.
+    /// Command lines of monitors and parts' monitors, and of shards, which name their VM.
     processes: Vec<String>,
     /// Memory of files in memory, which guests' memory is.
     shared_kib: u64,
@@ -269,7 +269,7 @@ impl Traces {
     pub fn of(lab: &Lab, host: &str) -> Self {
         // By few programs: each takes a fifth of a second to start on a lab host.
         let list = "sed -s 's/\\x00/ /g' /proc/[0-9]*/cmdline 2>/dev/null | \
-                    grep -aE '^mirrorball (monitor|part-monitor) |^[^ ]+ shard $' | sort; \
+                    grep -aE '^mirrorball (monitor|part-monitor) |^mirrorball-shard ' | sort; \
                     sed -n 's/^Shmem: *\\([0-9]*\\) kB$/\\1/p' /proc/meminfo";
         let said = lab.shell(host, list);
         let mut lines: Vec<String> = said.lines().map(str::to_owned).collect();

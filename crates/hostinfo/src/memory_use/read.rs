@@ -70,6 +70,10 @@ impl Reader {
         for file in files.iter().filter(|file| !file.guest_memory) {
             self.files.insert(file.id, file.clone());
         }
+        // All shards execute the same program, which is none of their open files.
+        if let Ok(program) = process::program(pid) {
+            self.files.entry(program.id).or_insert(program);
+        }
         let (monitor_part, monitor_part_swapped) = self.monitor(record.monitor_pid, all);
         Some(VmReading {
             name: name.clone(),

@@ -316,3 +316,23 @@ fn set_nonblocking(file: &File) -> io::Result<()> {
     fcntl(file, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+
+    use super::*;
+
+    #[test]
+    fn launch_of_another_version_is_answered_with_ours_and_nothing_else() {
+        let (mut monitor, control) = UnixStream::pair().unwrap();
+        monitor
+            .write_all(b"{\"version\":\"0.0.9+00000000\",\"launch\":[]}\n")
+            .unwrap();
+        assert_eq!(run(control), ExitCode::FAILURE);
+        let mut said = String::new();
+        monitor.read_to_string(&mut said).unwrap();
+        let line = format!("{{\"other-version\":{{\"version\":\"{VERSION}\"}}}}\n");
+        assert_eq!(said, line);
+    }
+}

@@ -87,7 +87,7 @@ fn make_home(home: &Path) -> std::io::Result<()> {
             fs::copy(file.path(), own_images.join(image).join(file.file_name()))?;
         }
     }
-    fs::copy(guest_tests::command::binary(), home.join("mirrorball"))?;
+    guest_tests::command::copy_binary(&home.join("mirrorball"))?;
     give(home)?;
     fs::set_permissions(home.join("runtime"), fs::Permissions::from_mode(0o700))
 }
