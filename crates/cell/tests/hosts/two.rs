@@ -171,9 +171,12 @@ impl Two {
 
     /// The VMs that beta's cell has.
     pub fn at_beta(&self) -> Vec<String> {
-        let status = client::status(&self.beta_files()).expect("an answer");
-        let cells = status.expect("a cluster").cells.into_iter();
-        cells.flat_map(|cell| cell.vms).collect()
+        vms_of(&self.beta_files())
+    }
+
+    /// The VMs that alpha's cell has.
+    pub fn at_alpha(&self) -> Vec<String> {
+        vms_of(&Files::open().expect("alpha's"))
     }
 
     /// Processes of shards, in beta's runtime directory.
@@ -213,6 +216,13 @@ impl Two {
             left.all(|entry| !entry.path().is_dir())
         });
     }
+}
+
+/// The VMs of a host's cells.
+fn vms_of(files: &Files) -> Vec<String> {
+    let status = client::status(files).expect("an answer");
+    let cells = status.expect("a cluster").cells.into_iter();
+    cells.flat_map(|cell| cell.vms).collect()
 }
 
 /// Waits until it is so.

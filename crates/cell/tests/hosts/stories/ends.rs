@@ -57,8 +57,9 @@ pub fn killed_monitor(two: &Two) {
     assert!(remote(&span).next(Some(SOON)).is_none());
     wait(|| two.at_beta().is_empty());
     wait(|| two.shards().is_empty());
-    // A name that was not given back is free all the same.
+    // A name that was not given back is free when alpha's cell has read the end of the connection.
     drop(span);
+    wait(|| two.at_alpha().is_empty());
     two.span().leave();
     two.wait_until_free();
 }
