@@ -282,9 +282,6 @@ fn is_one_machine_and_ends_as_one(lab: &Lab, ways: &[(usize, usize)]) {
     guest.equip();
     each_reads_what_another_wrote(&guest, ways, 2);
     threads_meet(&guest);
-    if cpus == HOSTS.len() {
-        each_reads_over_a_bad_link(lab, &guest, 1);
-    }
     the_last_vcpu_moves_home_and_back(&guest);
     tables_had_no_conflicts(&guest);
     the_last_host_is_lost(lab, guest, &before);
