@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use record::Record;
 
 /// A landing repeats one of so many times.
-const LANDING_PART: usize = 5;
+const LANDING_PART: usize = 10;
 /// The folder of a campaign's records; `make campaign` sets it.
 pub const CAMPAIGN: &str = "MIRRORBALL_CAMPAIGN";
 /// Minutes after which a campaign begins no further repetition.

@@ -2,7 +2,7 @@
 //! and power-off; the end of one host's part, which the others must tell of and not outlive; a parallel build. Over two that share memory, and over three.
 //!
 //! A page of another host takes some 3.5 ms in the lab, and one of a sequence 1 ms. So one boot serves many assertions, and a landing's
-//! run writes and repeats a fifth of a campaign's amounts.
+//! run writes and repeats a tenth of a campaign's amounts.
 
 use std::time::Duration;
 
