@@ -69,15 +69,16 @@ sanitize:
 	@scripts/setup.sh build
 	scripts/sanitize.sh
 
+# With the profile of the tests, whose build takes over the procedural macros and what build scripts made.
 lint:
 	@scripts/setup.sh build fuzz lint
 	cargo fmt --all --check
 	cargo fmt --manifest-path fuzz/Cargo.toml --check
 	rustfmt --edition 2024 --check tests/guest/main.rs
-	cargo clippy --workspace --all-targets --features bench/channels --locked -- -D warnings
+	cargo clippy --release --workspace --all-targets --features bench/channels --locked -- -D warnings
 	@! cargo tree --locked -p cell -p console -p sim -p shard_api -e normal --prefix none | grep -E '^(kvm-|vm-memory|linux-loader|shard v)' || { echo "lint: a cell, the API or the simulator links KVM or guest memory; see ARCHITECTURE.md" >&2; exit 1; }
 	@! cargo tree --locked -p console -e normal --prefix none | grep -E '^cell v' || { echo "lint: the API links the monitor; see ARCHITECTURE.md" >&2; exit 1; }
-	RUSTFLAGS="--cfg fuzzing" cargo clippy --manifest-path fuzz/Cargo.toml --target-dir $${CARGO_TARGET_DIR:-target}/fuzz --all-targets --locked -- -D warnings
+	RUSTFLAGS="--cfg fuzzing" cargo clippy --release --manifest-path fuzz/Cargo.toml --target-dir $${CARGO_TARGET_DIR:-target}/fuzz --all-targets --locked -- -D warnings
 	scripts/deny.sh
 
 sim: build

@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use guest_tests::command::Call;
 use guest_tests::vm::TOOL;
-use guest_tests::{Scratch, Vm, VmFile, net, peer, wait};
+use guest_tests::{Scratch, Vm, VmFile, net, peer, repetitions, wait};
 
-const BYTES: u64 = 100_000_000;
+/// What goes each way in a campaign, and a part of it at a landing.
+const BYTES: usize = 100_000_000;
 const LIMIT: Duration = Duration::from_secs(120);
 const GUEST_PORT: u16 = 7000;
 /// An address that this host has for the time of a test.
@@ -65,8 +66,12 @@ fn user_networking_carries_a_hundred_megabytes_each_way() {
     let more = format!("host = true\nforward = [\"{forwarded}:{GUEST_PORT}\"]");
     let (vm, router) = user_vm("user", &more, &scratch);
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
-    upload(&vm, listener, &router, BYTES);
-    download(&vm, SocketAddr::from(([127, 0, 0, 1], forwarded)), BYTES);
+    upload(&vm, listener, &router, repetitions(BYTES) as u64);
+    download(
+        &vm,
+        SocketAddr::from(([127, 0, 0, 1], forwarded)),
+        repetitions(BYTES) as u64,
+    );
     // The card asks for the host, so it reaches the host's other addresses, too.
     let _own = OwnAddress::add();
     let listener = TcpListener::bind((OWN, 0)).expect("a free port");
@@ -213,8 +218,12 @@ fn a_tap_device_carries_a_hundred_megabytes_each_way() {
     vm.add_tool();
     vm.sh("ip link set eth0 up; ip addr flush dev eth0; ip addr add 10.77.0.2/24 dev eth0");
     let listener = TcpListener::bind(("10.77.0.1", 0)).expect("the TAP's address");
-    upload(&vm, listener, "10.77.0.1", BYTES);
-    download(&vm, SocketAddr::from(([10, 77, 0, 2], GUEST_PORT)), BYTES);
+    upload(&vm, listener, "10.77.0.1", repetitions(BYTES) as u64);
+    download(
+        &vm,
+        SocketAddr::from(([10, 77, 0, 2], GUEST_PORT)),
+        repetitions(BYTES) as u64,
+    );
     vm.stop();
 }
 
