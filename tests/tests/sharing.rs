@@ -14,7 +14,7 @@ use serde_json::Value;
 const FILE_BYTES: usize = 24 << 20;
 const PAGE_BYTES: u64 = 4096;
 /// How long the background may take to share what was read.
-const SETTLE_LIMIT: Duration = Duration::from_secs(90);
+const SETTLE_LIMIT: Duration = Duration::from_secs(270);
 
 /// An ext4 image with one file of random bytes.
 fn file_system(scratch: &Scratch) -> PathBuf {
