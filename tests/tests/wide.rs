@@ -8,7 +8,6 @@ use std::thread;
 use std::time::Duration;
 
 use guest_tests::command::Output;
-use guest_tests::repetitions::in_campaign;
 use guest_tests::span::{Moves, on_each_cpu};
 use guest_tests::storm::{Extent, Storm};
 use guest_tests::{Cluster, Scratch, Vm, VmFile, net, peer, repetitions, wait};
@@ -150,7 +149,7 @@ fn every_interrupt_comes_once_over_four_shards_while_vcpus_move() {
 /// Six C files that differ, their Makefile, and a program of all of them.
 const PROJECT: &str = r##"
 mkdir -p /root/project && cd /root/project
-for unit in $UNITS; do
+for unit in 1 2 3 4 5 6; do
     {
         echo "static unsigned table[64] = {"
         for word in 1 2 3 4 5 6 7 8; do echo "    $((unit * word * 40503 % 65536)),"; done
@@ -164,9 +163,9 @@ for unit in $UNITS; do
 done
 {
     echo "#include <stdio.h>"
-    for unit in $UNITS; do echo "unsigned unit$unit(unsigned);"; done
+    for unit in 1 2 3 4 5 6; do echo "unsigned unit$unit(unsigned);"; done
     echo "int main(void) { unsigned value = 1;"
-    for unit in $UNITS; do echo "value = unit$unit(value);"; done
+    for unit in 1 2 3 4 5 6; do echo "value = unit$unit(value);"; done
     echo 'printf("%u", value); return 0; }'
 } > main.c
 {
@@ -177,15 +176,10 @@ done
 } > Makefile
 "##;
 
-/// The units of the project: six in a campaign, and two at a landing.
-fn units() -> &'static str {
-    if in_campaign() { "1 2 3 4 5 6" } else { "1 2" }
-}
-
 /// Builds it with as many jobs as there are CPUs; what came of it, by checksum, and what the program says.
 #[track_caller]
 fn build(vm: &Vm, meanwhile: impl FnOnce()) -> String {
-    vm.sh(&format!("UNITS=\"{}\"\n{PROJECT}", units()));
+    vm.sh(PROJECT);
     let script = "cd /root/project && make -j4 >/dev/null && sha256sum *.o program && ./program";
     let building = vm.exec(["sh", "-c", script]).limit(LIMIT).spawn();
     meanwhile();
@@ -195,6 +189,7 @@ fn build(vm: &Vm, meanwhile: impl FnOnce()) -> String {
 }
 
 #[test]
+#[ignore = "3 to 5 minutes where hosts are emulated; `make campaign NAME=wide` runs it"]
 fn debian_over_four_cells_builds_what_a_plain_vm_builds() {
     let scratch = Scratch::new("builds");
     let _cluster = Cluster::up_with(4);
@@ -202,9 +197,7 @@ fn debian_over_four_cells_builds_what_a_plain_vm_builds() {
     let plain = file("plain").key("cell", "0").start(&scratch);
     let expected = build(&plain, || ());
     plain.stop();
-    // Of each unit, the main file, the program, and the program's own line.
-    let lines = units().split(' ').count() + 3;
-    assert_eq!(expected.lines().count(), lines, "{expected}");
+    assert_eq!(expected.lines().count(), 9, "{expected}");
     let spanning = file("spanning").span(&CELLS).start(&scratch);
     let found = build(&spanning, || {
         println!("{}", Moves::by_chance(&spanning, 4, repetitions(20), 73))

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use guest_tests::host::{self, Traces};
 use guest_tests::span::{cells_are_empty, foreground, two_cells};
-use guest_tests::{Cluster, Scratch};
+use guest_tests::{Cluster, Scratch, repetitions};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -83,7 +83,7 @@ fn a_guest_reboots_again_and_again_in_all_its_shards() {
     // A vCPU that was moved starts again where it started first.
     let first = vm.places();
     vm.move_vcpu(1, 1).ok();
-    for _ in 0..3 {
+    for _ in 0..repetitions(3) {
         vm.reboot();
         assert_eq!(vm.sh("nproc").trim(), "4");
         assert_eq!(vm.places(), first);

@@ -86,6 +86,7 @@ fn four_nodes_of_one_host_are_one_cluster() {
 }
 
 #[test]
+#[ignore = "2 to 4 minutes where hosts are emulated; `make campaign NAME=hosts` runs it"]
 fn three_hosts_are_one_cluster_and_one_that_is_cut_off_comes_back() {
     let lab = three_hosts("hosts");
     lab.cluster_up(None, "");
