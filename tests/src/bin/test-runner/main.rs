@@ -23,7 +23,7 @@ mod worker;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::OnceLock;
-use std::time::Instant;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use origin::Origin;
 use report::Report;
@@ -43,6 +43,8 @@ struct Options {
     only: Vec<String>,
 }
 
+/// Names the time after which no program starts, in seconds since 1970. `.ci/run` sets it.
+const UNTIL: &str = "MIRRORBALL_TESTS_UNTIL";
 const USAGE: &str = "usage: test-runner MIRRORBALL MESSAGES ROOT [PROGRAM...]";
 
 fn options() -> Result<Options, String> {
@@ -74,6 +76,17 @@ fn main() -> ExitCode {
     }
 }
 
+/// The time after which no program starts, if the environment names one.
+fn until() -> Result<Option<SystemTime>, String> {
+    let Some(text) = std::env::var_os(UNTIL) else {
+        return Ok(None);
+    };
+    let seconds = text.to_str().and_then(|text| text.parse().ok());
+    let time = seconds.and_then(|seconds| UNIX_EPOCH.checked_add(Duration::from_secs(seconds)));
+    let wrong = || format!("{UNTIL}={text:?} is no time; help: set it to seconds since 1970, or not at all");
+    time.map(Some).ok_or_else(wrong)
+}
+
 /// Runs the programs and reports. True when the run is green.
 fn run(options: &Options) -> Result<bool, String> {
     let read = |path: PathBuf| {
@@ -100,6 +113,7 @@ fn run(options: &Options) -> Result<bool, String> {
         mirrorball: &options.mirrorball,
         labs: &options.root.join("tests/labs"),
         emulated,
+        until: until()?,
     };
     if guest_tests::repetitions::in_campaign() {
         let [program] = &programs[..] else {
@@ -109,7 +123,11 @@ fn run(options: &Options) -> Result<bool, String> {
     }
     // Before the run, as the tree may change while it runs.
     let origin = Origin::of(&options.root, emulated)?;
-    let report = Report::of(schedule.run(programs), emulated, origin);
+    let mut not_run: Vec<String> = programs.iter().map(|program| program.name.clone()).collect();
+    let outcomes = schedule.run(programs);
+    not_run.retain(|name| outcomes.iter().all(|outcome| outcome.program.name != *name));
+    let whole = whole && not_run.is_empty();
+    let report = Report::of(outcomes, not_run, emulated, origin);
     // Promises and ledger cover all programs, so they are compared only with a whole run.
     let unproven = if whole {
         specification::unproven(&promises, &report.passed())

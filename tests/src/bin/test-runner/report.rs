@@ -23,6 +23,8 @@ const PANICS_SHOWN: usize = 10;
 /// The outcomes of a run.
 pub struct Report {
     outcomes: Vec<Outcome>,
+    /// Names of programs that did not start in time.
+    not_run: Vec<String>,
     emulated: bool,
     origin: Origin,
     begun: Instant,
@@ -37,9 +39,10 @@ struct Failure<'a> {
 
 impl Report {
     /// Reports on these outcomes.
-    pub fn of(outcomes: Vec<Outcome>, emulated: bool, origin: Origin) -> Self {
+    pub fn of(outcomes: Vec<Outcome>, not_run: Vec<String>, emulated: bool, origin: Origin) -> Self {
         Self {
             outcomes,
+            not_run,
             emulated,
             origin,
             begun: *crate::BEGUN.get_or_init(Instant::now),
@@ -166,6 +169,7 @@ impl Report {
                 Some(json!({ "program": outcome.program.name, "what": again.what, "kind": format!("{:?}", again.kind),
                     "passed": passed_again(again) }))
             }).collect::<Vec<_>>(),
+            "not_run": self.not_run,
             "labs_lost": self.labs_lost(),
             "minutes": tenth(self.minutes()),
             "programs": programs.collect::<Vec<_>>(),
@@ -179,6 +183,12 @@ impl Report {
         self.print_failures(&failed);
         for (name, reason) in &left_out {
             println!("left out: {name}: {reason}");
+        }
+        for name in &self.not_run {
+            println!("NOT RUN, as the time for this run was over: {name}");
+        }
+        if !self.not_run.is_empty() {
+            println!("so SPECIFICATION.md and tests/ledger.txt were not compared with this run");
         }
         let unlisted: Vec<&String> = left_out
             .iter()

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::failure::{self, Kind};
 use crate::lane::{End, Lane, Run};
@@ -56,6 +56,8 @@ pub struct Schedule<'a> {
     pub labs: &'a Path,
     /// Whether guests are emulated.
     pub emulated: bool,
+    /// Time after which no program starts. Without it all programs run.
+    pub until: Option<SystemTime>,
 }
 
 /// A program with its first run, and its retry.
@@ -79,7 +81,7 @@ pub struct Again {
 }
 
 impl Schedule<'_> {
-    /// Runs all programs. Outcomes are in the order of the programs' ends.
+    /// Runs all programs, or those that start in time. Outcomes are in the order of the programs' ends.
     pub fn run(&self, programs: Vec<Program>) -> Vec<Outcome> {
         let is_unit = |program: &Program| program.place == Place::Unit;
         let (units, mut guests): (Vec<_>, Vec<_>) = programs.into_iter().partition(is_unit);
@@ -94,8 +96,8 @@ impl Schedule<'_> {
             .into_iter()
             .partition(|program| ALONE.contains(&program.name.as_str()));
         let mut outcomes = self.side_by_side(units, UNIT_LANES);
-        outcomes.extend(self.side_by_side(alone, 1));
         outcomes.extend(self.side_by_side(guests, if self.emulated { LANES } else { 1 }));
+        outcomes.extend(self.side_by_side(alone, 1));
         if self.emulated {
             for outcome in &mut outcomes {
                 outcome.again = self.again(outcome);
@@ -108,6 +110,9 @@ impl Schedule<'_> {
         let (waiting, outcomes) = (Mutex::new(VecDeque::from(programs)), Mutex::new(Vec::new()));
         // A lane prefers programs of its lab host's shape, as another lab costs a start.
         let next = |lane: &Lane| {
+            if is_over(self.until, SystemTime::now()) {
+                return None;
+            }
             let mut waiting = waiting.lock().expect("no lane panics");
             let fits = |program: &Program| {
                 lane.shape()
@@ -195,6 +200,11 @@ impl Schedule<'_> {
     }
 }
 
+/// Whether it is too late to start a program.
+fn is_over(until: Option<SystemTime>, now: SystemTime) -> bool {
+    until.is_some_and(|until| now >= until)
+}
+
 fn first(lane: &mut Lane, program: Program) -> Outcome {
     let (run, tests) = attempt(lane, &program, &[]);
     Outcome {
@@ -253,4 +263,18 @@ pub fn attempt(lane: &mut Lane, program: &Program, arguments: &[String]) -> (Run
         }
     );
     (run, tests)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_start_until_the_time_is_over_and_always_without_a_limit() {
+        let now = SystemTime::now();
+        let second = Duration::from_secs(1);
+        assert!(!is_over(None, now));
+        assert!(!is_over(Some(now + second), now));
+        assert!(is_over(Some(now), now) && is_over(Some(now - second), now));
+    }
 }
