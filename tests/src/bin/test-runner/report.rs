@@ -250,6 +250,8 @@ impl Report {
             && missing.is_empty()
             && unproven.is_empty()
             && tries <= SECOND_TRIES_MAX
+            // A run without time for any program proves nothing.
+            && (self.not_run.is_empty() || !self.outcomes.is_empty())
     }
 
     /// Repeats the output of failed tests and the errors of lost labs near the end of the report.
