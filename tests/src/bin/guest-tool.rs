@@ -1,6 +1,7 @@
 //! The tests' hand inside a guest: writes and checks patterns, computes on chosen CPUs, sends and receives.
 //!
-//! In the place of the program of shards it stands for one of another version. Says what it found on stdout, one line; a wrong pattern or a failed call is a line on stderr and exit status 1.
+//! It prints one line of what it found on stdout. A wrong pattern or a failed call is a line on stderr and exit
+//! status 1. Started under the name of the program of shards, it refuses the launch as another version does.
 
 #[path = "guest-tool/churn.rs"]
 mod churn;
