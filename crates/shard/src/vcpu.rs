@@ -3,17 +3,17 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use dsm::Causal;
 use kvm_bindings::kvm_run;
-use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd};
+use kvm_ioctls::{VcpuExit, VcpuFd};
 
 use crate::bus::Bus;
 use crate::chain::chain;
 use crate::ending::EndSignal;
 use crate::gate::Gate;
+use crate::interrupt::{LocalController, Next};
 use crate::kick::{self, Kickable};
 use crate::launch::Ending;
-use crate::span::local::{Local, Next};
+use crate::sandbox::ThreadKind;
 
 /// Exits by kind.
 #[derive(Debug, Default)]
@@ -48,8 +48,8 @@ impl VcpuCounters {
     }
 }
 
-/// One vCPU, before its thread runs it.
-pub struct Vcpu {
+/// One vCPU with its local interrupt controller, before its thread runs it.
+pub struct Vcpu<L> {
     /// KVM's side.
     pub fd: VcpuFd,
     /// I/O ports.
@@ -60,43 +60,18 @@ pub struct Vcpu {
     pub end: Arc<EndSignal>,
     /// What it counts.
     pub counters: Arc<VcpuCounters>,
-    /// Its interrupt controller, when that is ours.
-    pub local: Option<Local>,
-    /// Who is to know its CR3, where the guest's page tables are merged.
-    pub root: Option<Root>,
+    /// Its interrupt controller.
+    pub local: L,
 }
 
-/// Where a vCPU's CR3 is told.
-pub struct Root {
-    causal: Arc<Causal>,
-    vcpu: u8,
-    /// In the page that KVM shares.
-    cr3: *const u64,
-}
-
-// SAFETY: the page is the vCPU's, which is used by one thread at a time; the pointer is used by that one only.
-unsafe impl Send for Root {}
-
-impl Root {
-    /// Has KVM show the CR3 of this vCPU at every exit.
-    pub fn of(fd: &mut VcpuFd, vcpu: u8, causal: Arc<Causal>) -> Self {
-        fd.set_sync_valid_reg(SyncReg::SystemRegister);
-        // SAFETY: the member of a union that KVM fills, as it was just told.
-        let cr3 = unsafe { &raw const fd.get_kvm_run().s.regs.sregs.cr3 };
-        Self { causal, vcpu, cr3 }
-    }
-
-    /// The vCPU has left the guest.
-    fn seen(&self) {
-        // SAFETY: in the page that KVM shares, mapped as long as the vCPU, whose thread this is; it is out of the guest.
-        let cr3 = unsafe { self.cr3.read_volatile() };
-        self.causal.root(usize::from(self.vcpu), Some(cr3));
-    }
-
-    /// It goes to another shard.
-    fn gone(&self) {
-        self.causal.root(usize::from(self.vcpu), None);
-    }
+/// What a vCPU's thread is started with, whichever its interrupt controller is.
+pub struct VcpuThread {
+    /// What the thread may ask of the kernel.
+    pub kind: ThreadKind,
+    /// What the vCPU counts.
+    pub counters: Arc<VcpuCounters>,
+    /// Runs the vCPU until the VM ends; it stands still when the gate says so.
+    pub run: Box<dyn FnOnce(&Gate) + Send>,
 }
 
 /// What one entry into the guest came to.
@@ -109,7 +84,16 @@ enum Step {
     Ended(Ending),
 }
 
-impl Vcpu {
+impl<L: LocalController> Vcpu<L> {
+    /// The vCPU for its thread.
+    pub fn into_thread(self) -> VcpuThread {
+        VcpuThread {
+            kind: L::THREAD,
+            counters: self.counters.clone(),
+            run: Box::new(move |gate| self.run(gate)),
+        }
+    }
+
     /// Runs until the VM ends; stands still when `gate` says so.
     pub fn run(mut self, gate: &Gate) {
         let flag = &raw mut self.fd.get_kvm_run().immediate_exit;
@@ -117,7 +101,7 @@ impl Vcpu {
         // this thread writes it only through this, its handler, and `finish`, a byte at once.
         let kickable = unsafe { Kickable::new(flag) };
         let participant = gate.join(kick::signal());
-        if let Err(error) = self.local.as_mut().map_or(Ok(()), Local::open) {
+        if let Err(error) = self.local.open() {
             let detail = format!("a vCPU's thread cannot start: {error}");
             self.end.end(Ending::ShardFailed { detail });
         }
@@ -148,28 +132,18 @@ impl Vcpu {
                 break;
             }
         }
-        if let Some(local) = &self.local {
-            local.close();
-        }
+        self.local.close();
     }
 
-    /// What a vCPU with a controller of ours needs before it enters the guest; interrupted when it is not to enter now.
+    /// What the controller needs before the vCPU enters the guest; interrupted when it is not to enter now.
     fn prepare(&mut self) -> Step {
-        let Some(local) = &mut self.local else {
-            return Step::Served;
-        };
-        match local.before(&mut self.fd) {
+        match self.local.before(&mut self.fd) {
             Ok(Next::Enter) => Step::Served,
             Ok(Next::Again) => Step::Interrupted,
             Ok(Next::Leave(order)) => match self.finish() {
                 Step::Ended(ending) => Step::Ended(ending),
                 _ => {
-                    if let Some(root) = &self.root {
-                        root.gone();
-                    }
-                    if let Some(local) = &mut self.local {
-                        local.depart(&self.fd, order);
-                    }
+                    self.local.depart(&self.fd, order);
                     Step::Interrupted
                 }
             },
@@ -194,20 +168,13 @@ impl Vcpu {
     /// Runs to the next exit and serves it.
     fn step(&mut self) -> Step {
         let step = self.serve_exit();
-        if let Some(local) = &mut self.local {
-            local.after(&mut self.fd);
-        }
+        self.local.after(&mut self.fd);
         step
     }
 
     fn serve_exit(&mut self) -> Step {
         let exit = self.fd.run();
-        if let Some(root) = &self.root {
-            root.seen();
-        }
-        if let Some(local) = &mut self.local {
-            local.left();
-        }
+        self.local.left();
         match exit {
             Ok(VcpuExit::IoIn(port, data)) => {
                 VcpuCounters::count(&self.counters.port);
@@ -256,21 +223,17 @@ impl Vcpu {
             Ok(VcpuExit::SystemEvent(kind, _)) => return Step::Ended(system_event(kind)),
             Ok(VcpuExit::X86Rdmsr(exit)) => {
                 let index = exit.index;
-                let local = self.local.as_mut();
-                let value = local.and_then(|local| local.read(&mut self.fd, index));
+                let value = self.local.read(&mut self.fd, index);
                 self.complete_msr(value);
             }
             Ok(VcpuExit::X86Wrmsr(exit)) => {
                 let (index, value) = (exit.index, exit.data);
-                let local = self.local.as_mut();
-                let is_taken = local.is_some_and(|local| local.write(&mut self.fd, index, value));
+                let is_taken = self.local.write(&mut self.fd, index, value);
                 self.complete_msr(is_taken.then_some(value));
             }
             Ok(VcpuExit::Hlt) => {
                 VcpuCounters::count(&self.counters.halt);
-                if let Some(local) = &mut self.local {
-                    local.halt(&mut self.fd);
-                }
+                self.local.halt(&mut self.fd);
             }
             Ok(VcpuExit::IrqWindowOpen) => VcpuCounters::count(&self.counters.window),
             Ok(VcpuExit::SetTpr | VcpuExit::Hypercall(_) | VcpuExit::IoapicEoi(_)) => {

@@ -4,8 +4,10 @@
 //! from then on only the routing table changes, when the guest writes a message and unmasks it. A vector signalled while
 //! masked is pending and is delivered when it is unmasked. Signalling takes one uncontended lock and one `write`.
 //!
-//! What is needed of KVM is behind [`Wiring`], so that everything above it runs where there is no KVM.
+//! What devices need of KVM is behind [`Wiring`], so that everything above it runs where there is no KVM. The other end, a
+//! vCPU's local interrupt controller, is a [`LocalController`]: KVM's or the shard's.
 
+mod local;
 mod vector;
 mod wiring;
 
@@ -14,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::arch::x86_64::layout::{IOAPIC_PINS, MSI_GSI_END, MSI_GSI_START};
 
+pub use local::{InKernel, LocalController, Next};
 pub use vector::Vector;
 pub use wiring::{Route, Wiring};
 

@@ -12,17 +12,19 @@ use crate::arch::x86_64::layout::Layout;
 use crate::bus::Bus;
 use crate::ending::EndSignal;
 use crate::generation::Generation;
+use crate::interrupt::InKernel;
 use crate::memory::GuestRam;
 use crate::memory::replica::Coherence;
 use crate::power::PowerButton;
 use crate::serial::Console;
+use crate::span::local::VcpuCoherence;
 use crate::span::machine::travelling;
-use crate::vcpu::{Root, Vcpu, VcpuCounters};
+use crate::vcpu::{Vcpu, VcpuCounters, VcpuThread};
 
 /// A machine whose vCPUs can be started.
 pub struct Ready {
     /// The vCPUs, each for a thread.
-    pub vcpus: Vec<Vcpu>,
+    pub vcpus: Vec<VcpuThread>,
     /// The rest.
     pub running: Running,
     /// The state of the functions on the bus, if the VM goes on from one.
@@ -80,33 +82,41 @@ impl Machine {
                     .give(&fd)?,
             }
             let counters = Arc::new(VcpuCounters::default());
-            let mut local = match &self.span {
-                Some(home) => Some(home.parts.vcpu(
-                    &travelling(&self.register_numbers),
-                    &fd,
-                    id,
-                    &self.memory,
-                    counters.clone(),
-                )?),
+            let (ports, mmio, end) = (ports.clone(), mmio.clone(), self.end.clone());
+            vcpus.push(match &self.span {
+                Some(home) => {
+                    let mut local = home.parts.vcpu(
+                        &travelling(&self.register_numbers),
+                        &fd,
+                        id,
+                        &self.memory,
+                        counters.clone(),
+                    )?;
+                    if let Some(coherence) = coherence {
+                        local.follow(VcpuCoherence::of(&mut fd, id, coherence));
+                    }
+                    Vcpu {
+                        fd,
+                        ports,
+                        mmio,
+                        end,
+                        counters,
+                        local,
+                    }
+                    .into_thread()
+                }
                 None => {
                     seconds.push(second(&self.vm, &fd)?);
-                    None
+                    Vcpu {
+                        fd,
+                        ports,
+                        mmio,
+                        end,
+                        counters,
+                        local: InKernel,
+                    }
+                    .into_thread()
                 }
-            };
-            let causal = coherence.and_then(Coherence::causal);
-            let root = causal.map(|causal| Root::of(&mut fd, id, causal));
-            if let (Some(local), Some(coherence)) = (&mut local, coherence) {
-                local.follow(coherence.latency());
-            }
-            let (ports, mmio, end) = (ports.clone(), mmio.clone(), self.end.clone());
-            vcpus.push(Vcpu {
-                fd,
-                ports,
-                mmio,
-                end,
-                counters,
-                local,
-                root,
             });
         }
         let functions = match self.start {

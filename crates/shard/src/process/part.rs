@@ -24,10 +24,11 @@ use crate::memory::replica::Coherence;
 use crate::memory::{self, SpanMemory};
 use crate::sandbox;
 use crate::span::host::cpuid;
+use crate::span::local::VcpuCoherence;
 use crate::span::machine::{Channels, SpanParts, forwarded, travelling, wake_promptly};
 use crate::span::packet::Space;
 use crate::span::router::Router;
-use crate::vcpu::{Root, Vcpu, VcpuCounters};
+use crate::vcpu::{Vcpu, VcpuCounters};
 
 /// The running shard as its first thread has it.
 pub struct Part {
@@ -88,8 +89,7 @@ pub fn start(control: &mut UnixStream, launch: PartLaunch, mut files: Files) -> 
             mmio: bus(Space::Memory)?,
             end: end.clone(),
             counters,
-            local: Some(local),
-            root: None,
+            local,
         });
     }
 
@@ -103,17 +103,15 @@ pub fn start(control: &mut UnixStream, launch: PartLaunch, mut files: Files) -> 
         SpanMemory::Files(_) => None,
     };
     if let Some(coherence) = coherence {
-        for local in vcpus.iter_mut().filter_map(|vcpu| vcpu.local.as_mut()) {
-            local.follow(coherence.latency());
+        for (id, vcpu) in (0..count).zip(&mut vcpus) {
+            vcpu.local.follow(VcpuCoherence::of(&mut vcpu.fd, id, coherence));
         }
     }
     if let Some(causal) = coherence.and_then(Coherence::causal) {
-        for (id, vcpu) in (0..count).zip(&mut vcpus) {
-            vcpu.root = Some(Root::of(&mut vcpu.fd, id, causal.clone()));
-        }
         parts.router.follow(causal);
     }
     let router = parts.start(&closed.threads, &end, None)?;
+    let vcpus = vcpus.into_iter().map(Vcpu::into_thread).collect();
     let vcpus = VcpuThreads::start(&closed.threads, vcpus)?;
     orders::report(
         control,

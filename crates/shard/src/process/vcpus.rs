@@ -7,8 +7,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::kick;
-use crate::sandbox::{ThreadKind, Threads};
-use crate::vcpu::{Vcpu, VcpuCounters};
+use crate::sandbox::Threads;
+use crate::vcpu::{VcpuCounters, VcpuThread};
 
 /// How long vCPUs may take to leave the guest; one that waits in the kernel for memory can take longer, and is left behind.
 const STOP_LIMIT: Duration = Duration::from_secs(2);
@@ -23,19 +23,16 @@ pub struct VcpuThreads {
 
 impl VcpuThreads {
     /// Starts one for each, which runs the guest once the first thread is sealed.
-    pub fn start(threads: &Threads, vcpus: Vec<Vcpu>) -> io::Result<Self> {
+    pub fn start(threads: &Threads, vcpus: Vec<VcpuThread>) -> io::Result<Self> {
         let mut started = Self {
             threads: Vec::with_capacity(vcpus.len()),
             counters: Vec::with_capacity(vcpus.len()),
         };
         for (id, vcpu) in vcpus.into_iter().enumerate() {
-            started.counters.push(vcpu.counters.clone());
+            let VcpuThread { kind, counters, run } = vcpu;
+            started.counters.push(counters);
             let gate = threads.gate().clone();
-            let kind = match vcpu.local {
-                Some(_) => ThreadKind::SpanVcpu,
-                None => ThreadKind::Vcpu,
-            };
-            let thread = threads.spawn_held(kind, &format!("vcpu{id}"), move || vcpu.run(&gate))?;
+            let thread = threads.spawn_held(kind, &format!("vcpu{id}"), move || run(&gate))?;
             started.threads.push(thread);
         }
         Ok(started)

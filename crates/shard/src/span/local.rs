@@ -4,6 +4,7 @@
 //! KVM is told of interrupts by `KVM_INTERRUPT` when the guest can take one, and asked to say when it can otherwise
 //! (`request_interrupt_window`). The controller's registers are model-specific ones (x2APIC mode): accesses come as exits.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ use super::inbox::Inbox;
 use super::ioctls;
 use super::pace::Pace;
 use super::packet::Packet;
+use super::root::Root;
 use super::router::Router;
 use super::seat::{Deed, Look, Seat};
 use super::startup::Startup;
@@ -27,24 +29,16 @@ use super::turnstile::Turnstile;
 use crate::arch::x86_64::msr::{MSR_TSC, MSR_TSC_ADJUST, MSR_TSC_DEADLINE};
 use crate::arch::x86_64::state::StateError;
 use crate::fault_point::fault_point;
+use crate::interrupt::{LocalController, Next};
 use crate::memory::GuestRam;
+use crate::memory::replica::Coherence;
+use crate::sandbox::ThreadKind;
 use crate::vcpu::VcpuCounters;
 
 /// The timer's own clock is this much slower than the TSC: about what a bus clock was.
 pub const TSC_PER_TICK: u32 = 16;
 const X2APIC_EOI: u32 = 0x80B;
 const X2APIC_ICR: u32 = 0x830;
-
-/// What the thread is to do next.
-#[derive(Debug)]
-pub enum Next {
-    /// Enter the guest.
-    Enter,
-    /// Look again.
-    Again,
-    /// Complete what the vCPU has half done, then let it go ([`Local::depart`]).
-    Leave(MoveOrder),
-}
 
 /// The registers of a vCPU after reset, as KVM made them.
 #[derive(Clone)]
@@ -79,7 +73,26 @@ pub struct Local {
     eoi: SharedEoi,
     alarm: Option<Alarm>,
     pace: Pace,
-    latency: Option<Arc<Latency>>,
+    /// What coherent memory needs of the vCPU.
+    coherence: Option<VcpuCoherence>,
+}
+
+/// What coherent memory needs of a vCPU.
+pub struct VcpuCoherence {
+    /// How long pages of other shards take to come.
+    latency: Arc<Latency>,
+    /// The root of its page tables, where the guest's page tables are merged.
+    root: Option<Root>,
+}
+
+impl VcpuCoherence {
+    /// For a new vCPU.
+    pub fn of(fd: &mut VcpuFd, vcpu: u8, coherence: &Coherence) -> Self {
+        Self {
+            latency: coherence.latency(),
+            root: coherence.causal().map(|causal| Root::of(fd, vcpu, causal)),
+        }
+    }
 }
 
 impl Local {
@@ -111,31 +124,32 @@ impl Local {
             eoi: SharedEoi::new(memory),
             alarm: None,
             pace: Pace::default(),
-            latency: None,
+            coherence: None,
             router,
         }
     }
 
-    /// The guest's memory is kept coherent, and its pages take so long to come.
-    pub fn follow(&mut self, latency: Arc<Latency>) {
-        self.latency = Some(latency);
+    /// The guest's memory is kept coherent.
+    pub fn follow(&mut self, coherence: VcpuCoherence) {
+        self.coherence = Some(coherence);
     }
+}
 
-    /// The calling thread is the vCPU's.
-    pub fn open(&mut self) -> std::io::Result<()> {
+impl LocalController for Local {
+    const THREAD: ThreadKind = ThreadKind::SpanVcpu;
+    type MoveOrder = MoveOrder;
+
+    fn open(&mut self) -> io::Result<()> {
         self.alarm = Some(Alarm::new()?);
         self.inbox().open();
         Ok(())
     }
 
-    /// It ends.
-    pub fn close(&self) {
+    fn close(&self) {
         self.inbox().close();
     }
 
-    /// Takes the mail, and prepares the vCPU to be entered, or waits. Called between two entries, after the kicks so far have
-    /// been forgotten.
-    pub fn before(&mut self, fd: &mut VcpuFd) -> Result<Next, StateError> {
+    fn before(&mut self, fd: &mut VcpuFd) -> Result<Next<MoveOrder>, StateError> {
         self.see_time();
         let mut mail = self.inbox().take();
         if let Some(traveller) = mail.arrival.take() {
@@ -178,6 +192,81 @@ impl Local {
         Ok(Next::Enter)
     }
 
+    fn left(&mut self) {
+        if let Some(root) = self.root() {
+            root.seen();
+        }
+        // Nobody need kick it before it is to enter again.
+        self.inbox().left();
+        if let (Some(turnstile), true) = (&self.turnstile, std::mem::take(&mut self.is_inside)) {
+            turnstile.leave();
+        }
+    }
+
+    fn after(&mut self, fd: &mut VcpuFd) {
+        self.catch_up(fd);
+    }
+
+    fn halt(&mut self, fd: &mut VcpuFd) {
+        let interruptible = fd.get_kvm_run().if_flag != 0;
+        self.mode = Mode::Halted { interruptible };
+    }
+
+    fn read(&mut self, fd: &mut VcpuFd, index: u32) -> Option<u64> {
+        VcpuCounters::count(&self.counters.msr);
+        match index {
+            MSR_TSC_ADJUST => return Some(self.adjustment),
+            MSR_SHARED_EOI => return Some(self.eoi.register()),
+            _ => {}
+        }
+        self.catch_up(fd);
+        self.apic.read(index, self.now()).ok()
+    }
+
+    fn write(&mut self, fd: &mut VcpuFd, index: u32, value: u64) -> bool {
+        VcpuCounters::count(match index {
+            X2APIC_EOI => &self.counters.end_of_interrupt,
+            X2APIC_ICR => &self.counters.ipi,
+            MSR_TSC_DEADLINE => &self.counters.timer,
+            _ => &self.counters.msr,
+        });
+        match index {
+            MSR_TSC => {
+                self.adjust(value.wrapping_sub(self.now()));
+                return true;
+            }
+            MSR_TSC_ADJUST => {
+                self.adjust(value.wrapping_sub(self.adjustment));
+                return true;
+            }
+            MSR_SHARED_EOI => return self.eoi.set_register(value, &mut self.apic),
+            _ => {}
+        }
+        self.catch_up(fd);
+        let written = self.apic.write(index, value, self.now());
+        self.show_priority(fd);
+        match written {
+            Ok(Written::Nothing) => {}
+            Ok(Written::Send(ipi)) => {
+                self.router
+                    .interrupt(&ipi.interrupt, ipi.shorthand, Some(self.vcpu));
+            }
+            Ok(Written::EndOfInterrupt { vector }) => self.router.end_of_interrupt(vector),
+            Ok(Written::Enabled(is_enabled)) => self.enabled(is_enabled),
+            Err(_) => return false,
+        }
+        true
+    }
+
+    fn depart(&mut self, fd: &VcpuFd, order: MoveOrder) {
+        if let Some(root) = self.root() {
+            root.gone();
+        }
+        self.leave(fd, order);
+    }
+}
+
+impl Local {
     /// Tells KVM whether the guest has disabled the interrupt controller: CPUID then has none (SDM vol. 3, 11.4.3).
     fn tell_base(&mut self, fd: &VcpuFd) -> Result<(), StateError> {
         let base = self.apic.base();
@@ -221,24 +310,11 @@ impl Local {
         Ok(true)
     }
 
-    /// The vCPU has left the guest: nobody need kick it before it is to enter again.
-    pub fn left(&mut self) {
-        self.inbox().left();
-        if let (Some(turnstile), true) = (&self.turnstile, std::mem::take(&mut self.is_inside)) {
-            turnstile.leave();
-        }
-    }
-
     /// What the guest reads when it is entered next.
     fn see_time(&mut self) {
         if let Some(turnstile) = &self.turnstile {
             self.tsc.offset = turnstile.offset();
         }
-    }
-
-    /// What made it leave has been served.
-    pub fn after(&mut self, fd: &mut VcpuFd) {
-        self.catch_up(fd);
     }
 
     /// Takes over what the guest did to its controller without an exit: ends of interrupts, and CR8. A second call changes
@@ -254,60 +330,6 @@ impl Local {
     /// Has KVM set CR8 to the task priority when the vCPU enters the guest next.
     fn show_priority(&self, fd: &mut VcpuFd) {
         fd.get_kvm_run().cr8 = u64::from(self.apic.task_priority() >> 4);
-    }
-
-    /// The guest has executed HLT.
-    pub fn halt(&mut self, fd: &mut VcpuFd) {
-        let interruptible = fd.get_kvm_run().if_flag != 0;
-        self.mode = Mode::Halted { interruptible };
-    }
-
-    /// The guest reads a register that is not KVM's; none for one that does not exist, or must not be read.
-    pub fn read(&mut self, fd: &mut VcpuFd, index: u32) -> Option<u64> {
-        VcpuCounters::count(&self.counters.msr);
-        match index {
-            MSR_TSC_ADJUST => return Some(self.adjustment),
-            MSR_SHARED_EOI => return Some(self.eoi.register()),
-            _ => {}
-        }
-        self.catch_up(fd);
-        self.apic.read(index, self.now()).ok()
-    }
-
-    /// The guest writes one; false if that is to fault.
-    pub fn write(&mut self, fd: &mut VcpuFd, index: u32, value: u64) -> bool {
-        VcpuCounters::count(match index {
-            X2APIC_EOI => &self.counters.end_of_interrupt,
-            X2APIC_ICR => &self.counters.ipi,
-            MSR_TSC_DEADLINE => &self.counters.timer,
-            _ => &self.counters.msr,
-        });
-        match index {
-            MSR_TSC => {
-                self.adjust(value.wrapping_sub(self.now()));
-                return true;
-            }
-            MSR_TSC_ADJUST => {
-                self.adjust(value.wrapping_sub(self.adjustment));
-                return true;
-            }
-            MSR_SHARED_EOI => return self.eoi.set_register(value, &mut self.apic),
-            _ => {}
-        }
-        self.catch_up(fd);
-        let written = self.apic.write(index, value, self.now());
-        self.show_priority(fd);
-        match written {
-            Ok(Written::Nothing) => {}
-            Ok(Written::Send(ipi)) => {
-                self.router
-                    .interrupt(&ipi.interrupt, ipi.shorthand, Some(self.vcpu));
-            }
-            Ok(Written::EndOfInterrupt { vector }) => self.router.end_of_interrupt(vector),
-            Ok(Written::Enabled(is_enabled)) => self.enabled(is_enabled),
-            Err(_) => return false,
-        }
-        true
     }
 
     fn carry_out(&self, deeds: impl IntoIterator<Item = Deed>) {
@@ -412,9 +434,10 @@ impl Local {
     fn timer_left(&self) -> Option<Duration> {
         let now = self.now();
         let left = self.tsc.left(now, self.apic.timer_due()?).unwrap_or_default();
-        let paced_ns = self.latency.as_ref().map_or(0, |latency| {
+        let paced_ns = self.coherence.as_ref().map_or(0, |coherence| {
             let is_halted = matches!(self.mode, Mode::Halted { .. });
-            self.pace.left_ns(self.tsc.nanoseconds(), latency.ns(), is_halted)
+            self.pace
+                .left_ns(self.tsc.nanoseconds(), coherence.latency.ns(), is_halted)
         });
         Some(left.max(Duration::from_nanos(paced_ns)))
     }
@@ -462,6 +485,10 @@ impl Local {
         if let Some(left) = left {
             alarm.set(left);
         }
+    }
+
+    fn root(&self) -> Option<&Root> {
+        self.coherence.as_ref()?.root.as_ref()
     }
 
     fn inbox(&self) -> &Inbox {

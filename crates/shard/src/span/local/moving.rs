@@ -16,7 +16,7 @@ const BEHIND_MAX: Duration = Duration::from_secs(1);
 
 impl Local {
     /// Sends the vCPU to another shard. It stands still, with no access of its own half done.
-    pub fn depart(&mut self, fd: &VcpuFd, order: MoveOrder) {
+    pub(super) fn leave(&mut self, fd: &VcpuFd, order: MoveOrder) {
         let still_since_ns = self.tsc.nanoseconds();
         if order.to == self.router.me() {
             self.carry_out([self.seat.stay(order, false)]);

@@ -147,8 +147,7 @@ pub fn run(program: &Program, packets: impl IntoIterator<Item = Packet>) -> Opti
         mmio: Arc::new(Bus::default()),
         end: end.clone(),
         counters,
-        local: Some(local),
-        root: None,
+        local,
     };
     let (running, over) = mpsc::channel::<()>();
     let thread = std::thread::spawn(move || {
