@@ -75,23 +75,6 @@ pub fn start(control: &mut UnixStream, launch: PartLaunch, mut files: Files) -> 
         Some(_) => Groups::of_coherent(&span.vcpus),
         None => Groups::of(&span.vcpus),
     };
-    let mut vcpus = Vec::with_capacity(usize::from(count));
-    for id in 0..count {
-        let fd = vm.create_vcpu(u64::from(id)).map_err(failed("make a vCPU"))?;
-        parts.pace(&fd)?;
-        machine::prepare_vcpu(&fd, &cpuid, id, groups, true)?;
-        let counters = Arc::new(VcpuCounters::default());
-        let local = parts.vcpu(&numbers, &fd, id, &memory, counters.clone())?;
-        let bus = |space| forwarded(space, id, &parts.router, &layout).map_err(MachineError::from);
-        vcpus.push(Vcpu {
-            fd,
-            ports: bus(Space::Ports)?,
-            mmio: bus(Space::Memory)?,
-            end: end.clone(),
-            counters,
-            local,
-        });
-    }
 
     // The one place where the sandbox closes: every file is open, and one thread runs.
     let closed = sandbox::close(sandbox)?;
@@ -102,16 +85,31 @@ pub fn start(control: &mut UnixStream, launch: PartLaunch, mut files: Files) -> 
         }
         SpanMemory::Files(_) => None,
     };
-    if let Some(coherence) = coherence {
-        for (id, vcpu) in (0..count).zip(&mut vcpus) {
-            vcpu.local.follow(VcpuCoherence::of(&mut vcpu.fd, id, coherence));
+    let mut vcpus = Vec::with_capacity(usize::from(count));
+    for id in 0..count {
+        let mut fd = vm.create_vcpu(u64::from(id)).map_err(failed("make a vCPU"))?;
+        parts.pace(&fd)?;
+        machine::prepare_vcpu(&fd, &cpuid, id, groups, true)?;
+        let counters = Arc::new(VcpuCounters::default());
+        let mut local = parts.vcpu(&numbers, &fd, id, &memory, counters.clone())?;
+        if let Some(coherence) = coherence {
+            local.follow(VcpuCoherence::of(&mut fd, id, coherence));
         }
+        let bus = |space| forwarded(space, id, &parts.router, &layout).map_err(MachineError::from);
+        let vcpu = Vcpu {
+            fd,
+            ports: bus(Space::Ports)?,
+            mmio: bus(Space::Memory)?,
+            end: end.clone(),
+            counters,
+            local,
+        };
+        vcpus.push(vcpu.into_thread());
     }
     if let Some(causal) = coherence.and_then(Coherence::causal) {
         parts.router.follow(causal);
     }
     let router = parts.start(&closed.threads, &end, None)?;
-    let vcpus = vcpus.into_iter().map(Vcpu::into_thread).collect();
     let vcpus = VcpuThreads::start(&closed.threads, vcpus)?;
     orders::report(
         control,
