@@ -21,7 +21,7 @@ use crate::pci::PciBus;
 use crate::ports::Ports;
 use crate::process::{Files, ReceiveError};
 use crate::sandbox::Threads;
-use crate::sharing::{DiskSharing, Mapper, Situations};
+use crate::sharing::{DiskSharing, Sharing};
 use crate::virtio::VirtioDevice;
 use crate::virtio::balloon::{Balloon, BalloonHandle, Release};
 use crate::virtio::block::{Block, FullDisks};
@@ -158,8 +158,6 @@ pub struct Parts<'a> {
     pub interrupts: &'a Arc<Interrupts>,
     /// Where their complaints go.
     pub log: &'a Log,
-    /// What the disks share by.
-    pub sharing: Option<(Arc<Mapper>, Arc<Situations>)>,
     /// The memory, where other shards have copies of it.
     pub coherence: Option<&'static Coherence>,
 }
@@ -206,7 +204,7 @@ impl Parts<'_> {
 
     /// How the disk shares, if its files and the VM's memory let it.
     fn sharing(&self, launch: &DiskLaunch, store: &dyn Store) -> Option<DiskSharing> {
-        let (mapper, situations) = self.sharing.as_ref()?;
+        let Sharing { mapper, situations } = self.machine.sharing.as_ref()?;
         let files = store.files();
         let bases = store.bases();
         let image = |index: usize| {
@@ -308,7 +306,11 @@ pub fn build(spec: &LaunchSpec, files: DeviceFiles, parts: &Parts<'_>) -> Result
         return Ok(Built { balloon, watch, full });
     }
     let release = Release {
-        sharing: parts.machine.sharing.clone(),
+        sharing: parts
+            .machine
+            .sharing
+            .as_ref()
+            .map(|sharing| sharing.mapper.clone()),
         coherence: parts.coherence,
     };
     let balloon = Balloon::new(parts.threads, spec.memory.bytes, release);

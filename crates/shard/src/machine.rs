@@ -33,7 +33,7 @@ use crate::power::{KEYBOARD_COMMAND_PORT, KeyboardReset, POWER_PORTS, PowerButto
 use crate::rtc::{NoTimer, RTC_PORTS, Rtc, TIMER_PORTS};
 use crate::sandbox::Threads;
 use crate::serial::{Console, SERIAL_PORTS};
-use crate::sharing::Mapper;
+use crate::sharing::{Mapper, Sharing, Situations};
 use crate::snapshot::MachineState;
 use crate::span;
 use crate::span::desk::IoApicDevice;
@@ -68,8 +68,8 @@ pub struct Machine {
     pub layout: Layout,
     /// Guest memory.
     pub memory: GuestRam,
-    /// What of it stands for images' pages; none when its pages are too large for that.
-    pub sharing: Option<Arc<Mapper>>,
+    /// What it shares with other VMs; none when its pages are too large for that.
+    pub sharing: Option<Sharing>,
     /// How the devices' interrupts reach the vCPUs.
     pub wiring: Arc<dyn Wiring>,
     /// I/O ports. Devices may be added until [`Machine::into_vcpus`].
@@ -190,10 +190,10 @@ impl Machine {
         let console = Arc::new(Console::new(end.clone())?);
         let start = match saved {
             Some(saved) => {
-                let mapper = sharing
+                let sharing = sharing
                     .as_ref()
                     .ok_or(MachineError::Lacking("small pages for this memory"))?;
-                mapper.adopt(frozen.into(), &saved.memory)?;
+                sharing.mapper.adopt(frozen.into(), &saved.memory)?;
                 memory::bind_nodes(&memory, &layout, &spec.nodes)?;
                 console.restore(&saved.console, end.clone())?;
                 Start::Resume(saved)
@@ -203,8 +203,8 @@ impl Machine {
                 load: match replica {
                     Some(_) => Load::Later { files, cmdline },
                     None => {
-                        let loaded = load(&memory, &layout, spec, &cmdline, &mut files, sharing.as_deref());
-                        Load::Done(loaded?)
+                        let mapper = sharing.as_ref().map(|sharing| &*sharing.mapper);
+                        Load::Done(load(&memory, &layout, spec, &cmdline, &mut files, mapper)?)
                     }
                 },
             },
@@ -296,14 +296,14 @@ impl Machine {
         Ok(Some(coherence))
     }
 
-    /// The map of what guest memory stands for: of `images`, then the kernel, then the initramfs. None when the memory's
-    /// pages are too large for that.
+    /// What guest memory shares: pages of `images`, then of the kernel, then of the initramfs. None when the memory's pages
+    /// are too large for that.
     fn sharing(
         spec: &LaunchSpec,
         memory: &GuestRam,
         mut images: Vec<File>,
         boot: &BootFiles,
-    ) -> io::Result<Option<Arc<Mapper>>> {
+    ) -> io::Result<Option<Sharing>> {
         if matches!(spec.memory.pages, Pages::Huge2M | Pages::Huge1G) {
             return Ok(None);
         }
@@ -311,11 +311,11 @@ impl Machine {
             images.push(boot.kernel.try_clone()?);
             images.extend(boot.initrd.as_ref().map(File::try_clone).transpose()?);
         }
-        Ok(Mapper::new(
-            memory,
-            images,
-            spec.memory.pages == Pages::Transparent,
-        ))
+        let mapper = Mapper::new(memory, images, spec.memory.pages == Pages::Transparent);
+        Ok(mapper.map(|mapper| Sharing {
+            situations: Arc::new(Situations::open(mapper.images(), &spec.mapped)),
+            mapper,
+        }))
     }
 
     /// Shows a region of persistent memory to the guest. Each of `layout.pmem` once.

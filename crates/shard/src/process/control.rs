@@ -17,7 +17,7 @@ use crate::launch::{Ending, MoveReport, Order, Report};
 use crate::machine::Running;
 use crate::memory::replica::Coherence;
 use crate::pci::PciBus;
-use crate::sharing::{Mapper, Situations};
+use crate::sharing::Sharing;
 use crate::span::router::Router;
 use crate::vcpu::VcpuCounters;
 use crate::virtio::balloon::BalloonHandle;
@@ -41,7 +41,7 @@ pub struct Control {
     /// The disks whose writes wait for room.
     pub full: ReportedDisks,
     /// What the disks share by.
-    pub sharing: Option<(Arc<Mapper>, Arc<Situations>)>,
+    pub sharing: Option<Sharing>,
     /// Dropping it ends the background of sharing.
     pub _stop_sharing: mpsc::Sender<()>,
     pub console_thread: JoinHandle<()>,
@@ -95,7 +95,7 @@ impl Control {
                 }
             }
             if asked_to_freeze {
-                let sharing = self.sharing.as_ref().map(|(mapper, _)| &**mapper);
+                let sharing = self.sharing.as_ref().map(|sharing| &*sharing.mapper);
                 self.freezer.serve(&self.running, &self.bus, sharing);
             }
         };
@@ -153,7 +153,7 @@ struct Parts<'a> {
     counters: &'a [Arc<VcpuCounters>],
     bus: &'a PciBus,
     balloon: Option<&'a BalloonHandle>,
-    sharing: Option<&'a (Arc<Mapper>, Arc<Situations>)>,
+    sharing: Option<&'a Sharing>,
     router: Option<&'a Router>,
     coherence: Option<&'a Coherence>,
 }
@@ -185,8 +185,8 @@ impl Parts<'_> {
                 }
             }
             Order::Shared { files } => {
-                if let Some((_, situations)) = self.sharing {
-                    situations.set_shared(&files);
+                if let Some(sharing) = self.sharing {
+                    sharing.situations.set_shared(&files);
                 }
             }
             Order::Quit => return Some(Ending::Quit),

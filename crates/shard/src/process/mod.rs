@@ -37,7 +37,7 @@ use crate::memory::replica::Coherence;
 use crate::pci::PciBus;
 use crate::sandbox::{self, SandboxError, ThreadKind, Threads};
 use crate::serial;
-use crate::sharing::{Background, Situations};
+use crate::sharing::{Background, Sharing};
 use crate::snapshot::MachineState;
 use crate::span::machine::{Channels, SpanParts, wake_promptly};
 use crate::span::router::Router;
@@ -150,12 +150,9 @@ fn start(control: &mut UnixStream, spec: LaunchSpec, mut files: Files) -> Result
     let bus = PciBus::new(machine.layout.mmio64.clone());
     claim_windows(&mut machine, &bus).map_err(MachineError::from)?;
 
-    let sharing = machine.sharing.clone().map(|mapper| {
-        let situations = Arc::new(Situations::open(mapper.images(), &spec.mapped));
-        (mapper, situations)
-    });
+    let sharing = machine.sharing.clone();
     let background = match &sharing {
-        Some((mapper, situations)) if !mapper.images().is_empty() => {
+        Some(Sharing { mapper, situations }) if !mapper.images().is_empty() => {
             // After the disks' come kernel and initramfs.
             shares.resize(mapper.images().len(), spec.share_boot);
             Some(Background::open(mapper.clone(), situations.clone(), shares))
@@ -175,12 +172,11 @@ fn start(control: &mut UnixStream, spec: LaunchSpec, mut files: Files) -> Result
         bus: &bus,
         interrupts: &interrupts,
         log: &log,
-        sharing: sharing.clone(),
         coherence,
     };
     let mut built = devices::build(&spec, device_files, &parts)?;
-    if let Some((mapper, _)) = &sharing {
-        for file in mapper.images().iter().skip(disk_images) {
+    if let Some(sharing) = &sharing {
+        for file in sharing.mapper.images().iter().skip(disk_images) {
             built.watch.watch_file("kernel", file.as_fd())?;
         }
     }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::pci::PciBus;
 use crate::serial::ConsoleCounters;
-use crate::sharing::{Mapper, Situations};
+use crate::sharing::Sharing;
 use crate::span::router::Router;
 use crate::vcpu::VcpuCounters;
 
@@ -55,7 +55,7 @@ pub fn status(
     vcpus: &[Arc<VcpuCounters>],
     console: &ConsoleCounters,
     bus: &PciBus,
-    sharing: Option<&(Arc<Mapper>, Arc<Situations>)>,
+    sharing: Option<&Sharing>,
     router: Option<&Router>,
 ) -> Value {
     let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -64,7 +64,7 @@ pub fn status(
         "vcpu_shards": router.map(Router::shards),
         "clock": router.map(clock),
         "devices": bus.status(),
-        "sharing": sharing.map(|(mapper, situations)| json!({
+        "sharing": sharing.map(|Sharing { mapper, situations }| json!({
             "pages": mapper.status(),
             "situation": situations.status(),
         })),

@@ -28,6 +28,8 @@ mod syscalls;
 #[cfg(test)]
 mod tests;
 
+use std::sync::Arc;
+
 pub use background::Background;
 pub use disk::DiskSharing;
 pub use extents::{Extents, ImageId, NOTHING, Run};
@@ -38,3 +40,12 @@ pub use pages::PAGE_BYTES;
 pub use shard_api::saved::{FrozenMap, ImageName};
 pub use situation::Situations;
 pub use syscalls::SYSCALLS;
+
+/// What a VM shares memory by.
+#[derive(Clone)]
+pub struct Sharing {
+    /// Which pages of guest memory stand for images' pages.
+    pub mapper: Arc<Mapper>,
+    /// What the adaptive rule knows of the images.
+    pub situations: Arc<Situations>,
+}
