@@ -13,10 +13,10 @@ use diskstore::disk::{self, BaseWatch, Format, Store};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use crate::interrupt::Interrupts;
+use crate::kind::{ServedKind, VmKind};
 use crate::launch::{DiskFormat, DiskLaunch, LaunchSpec, NetBackendLaunch, OnFull, Share};
 use crate::machine::Machine;
 use crate::memory::GuestRam;
-use crate::memory::replica::Coherence;
 use crate::pci::PciBus;
 use crate::ports::Ports;
 use crate::process::{Files, ReceiveError};
@@ -150,6 +150,8 @@ fn failed(id: &str) -> impl Fn(io::Error) -> DevicesError {
 pub struct Parts<'a> {
     /// The machine they belong to.
     pub machine: &'a Machine,
+    /// The kind of VM.
+    pub kind: &'a ServedKind,
     /// Starts their threads.
     pub threads: &'a Threads,
     /// The bus they go on.
@@ -158,8 +160,6 @@ pub struct Parts<'a> {
     pub interrupts: &'a Arc<Interrupts>,
     /// Where their complaints go.
     pub log: &'a Log,
-    /// The memory, where other shards have copies of it.
-    pub coherence: Option<&'static Coherence>,
 }
 
 impl Parts<'_> {
@@ -204,7 +204,7 @@ impl Parts<'_> {
 
     /// How the disk shares, if its files and the VM's memory let it.
     fn sharing(&self, launch: &DiskLaunch, store: &dyn Store) -> Option<DiskSharing> {
-        let Sharing { mapper, situations } = self.machine.sharing.as_ref()?;
+        let Sharing { mapper, situations } = self.kind.sharing()?;
         let files = store.files();
         let bases = store.bases();
         let image = |index: usize| {
@@ -305,14 +305,11 @@ pub fn build(spec: &LaunchSpec, files: DeviceFiles, parts: &Parts<'_>) -> Result
         let balloon = None;
         return Ok(Built { balloon, watch, full });
     }
-    let release = Release {
-        sharing: parts
-            .machine
-            .sharing
-            .as_ref()
-            .map(|sharing| sharing.mapper.clone()),
-        coherence: parts.coherence,
-    };
+    let release = Release(match parts.kind {
+        VmKind::Plain(sharing) => VmKind::Plain(sharing.as_ref().map(|sharing| sharing.mapper.clone())),
+        VmKind::SharedSpan(_) => VmKind::SharedSpan(()),
+        VmKind::CoherentSpan(_, coherence) => VmKind::CoherentSpan((), *coherence),
+    });
     let balloon = Balloon::new(parts.threads, spec.memory.bytes, release);
     let handle = balloon.as_ref().ok().map(Balloon::handle);
     // RAM alone: a file's pages are not the guest's to give back.

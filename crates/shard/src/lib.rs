@@ -11,6 +11,7 @@ pub mod gate;
 pub mod generation;
 pub mod interrupt;
 pub mod kick;
+pub mod kind;
 pub mod machine;
 pub mod memory;
 pub mod pci;

@@ -7,7 +7,6 @@ mod load;
 mod ready;
 mod vcpus;
 
-use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
@@ -15,42 +14,34 @@ use std::sync::Arc;
 use kvm_bindings::{CpuId, KVM_MEM_READONLY, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VmFd};
 use vm_memory::GuestMemoryBackend;
-use vmm_sys_util::eventfd::EventFd;
 
 use crate::arch::x86_64::cpuid::Groups;
 use crate::arch::x86_64::kernel::Entry;
 use crate::arch::x86_64::layout::{self, Layout};
 use crate::arch::x86_64::state;
 use crate::bus::{Bus, BusDevice};
-use crate::cmdline;
 use crate::ending::EndSignal;
 use crate::generation::Generation;
 use crate::interrupt::Wiring;
-use crate::launch::{LaunchSpec, Pages, Share, SpanLaunch};
-use crate::memory::replica::{Coherence, Replica};
-use crate::memory::{self, GuestRam, SpanMemory};
+use crate::kind::{BuiltKind, OpenedKind, ServedKind, VmKind};
+use crate::launch::{LaunchSpec, Pages, Share};
+use crate::memory::{self, GuestRam};
 use crate::power::{KEYBOARD_COMMAND_PORT, KeyboardReset, POWER_PORTS, PowerButton, PowerRegisters, Pvpanic};
-use crate::rtc::{NoTimer, RTC_PORTS, Rtc, TIMER_PORTS};
 use crate::sandbox::Threads;
 use crate::serial::{Console, SERIAL_PORTS};
 use crate::sharing::{Mapper, Sharing, Situations};
 use crate::snapshot::MachineState;
-use crate::span;
-use crate::span::desk::IoApicDevice;
 use crate::span::host::cpuid;
-use crate::span::machine::SpanParts;
+use crate::span::machine::Home;
 use crate::virtio::pmem::PmemRegion;
 pub use error::MachineError;
 use kvm_vm::create_vm;
 pub use kvm_vm::{check_kvm, create_shard_vm, map_memory};
 pub(crate) use kvm_vm::{host_relies_on_tsc, tsc_khz};
 use load::load;
-pub use ready::{Ready, Running};
+pub use ready::{PlainVm, Ready, Running};
 use vcpus::node_of_each;
-pub use vcpus::prepare_vcpu;
-
-/// Registers of an IOAPIC in memory, bytes.
-const IOAPIC_BYTES: u64 = 0x1000;
+pub use vcpus::{leaves_of_vcpu, prepare_vcpu};
 
 /// The files that building consumes, already open.
 pub struct BootFiles {
@@ -68,8 +59,6 @@ pub struct Machine {
     pub layout: Layout,
     /// Guest memory.
     pub memory: GuestRam,
-    /// What it shares with other VMs; none when its pages are too large for that.
-    pub sharing: Option<Sharing>,
     /// How the devices' interrupts reach the vCPUs.
     pub wiring: Arc<dyn Wiring>,
     /// I/O ports. Devices may be added until [`Machine::into_vcpus`].
@@ -86,29 +75,7 @@ pub struct Machine {
     pub end: Arc<EndSignal>,
     start: Start,
     register_numbers: Vec<u32>,
-    span: Option<Home>,
-    replica: Option<Box<Replica>>,
     groups: Groups,
-}
-
-/// What the home of a VM that spans cells has beside other machines.
-pub struct Home {
-    /// The way to the other shards.
-    pub parts: SpanParts,
-    /// The IOAPIC.
-    pub ioapic: Arc<IoApicDevice>,
-    /// The events of its pins.
-    pub pins: Vec<(EventFd, u8)>,
-}
-
-/// The shards of a VM, as its home needs them to be built.
-pub struct SpanBuild<'a> {
-    /// What the monitor says.
-    pub launch: &'a SpanLaunch,
-    /// What the memory is made of.
-    pub memory: SpanMemory,
-    /// The way to the other shards.
-    pub parts: SpanParts,
 }
 
 /// How the vCPUs start.
@@ -131,110 +98,84 @@ enum Load {
 pub struct Resume {
     /// Its state.
     pub state: MachineState,
-    /// The files of its memory: its own, then the layers.
-    pub memory: Vec<File>,
+    /// The layers over its memory.
+    pub layers: Vec<File>,
 }
 
 impl Machine {
-    /// Makes the VM of `spec` with `pmem_bytes` of persistent memory regions. Pages of `images` may be shared. It boots, or
-    /// goes on from `resume`.
+    /// Makes the VM of `spec`, of the kind that is open, with `memory` at `layout`. Pages of `images` may be
+    /// shared.
     pub fn build(
         kvm_fd: &Kvm,
         spec: &LaunchSpec,
         mut files: BootFiles,
-        pmem_bytes: &[u64],
+        layout: Layout,
+        memory: GuestRam,
         images: Vec<File>,
-        resume: Option<Resume>,
-        span: Option<SpanBuild<'_>>,
-    ) -> Result<Self, MachineError> {
-        let layout = Layout::new(spec.memory.bytes, pmem_bytes).ok_or(MachineError::Layout)?;
-        check_kvm(kvm_fd, spec.vcpus)?;
-        let (saved, mut frozen) = match resume {
-            Some(Resume { state, memory }) => (Some(Box::new(state)), VecDeque::from(memory)),
-            None => (None, VecDeque::new()),
-        };
-        let others_rely = span.as_ref().is_none_or(|span| span.launch.tsc.is_relied_on);
-        let leaves = span.as_ref().map_or(&[][..], |span| &span.launch.cpuid);
-        let (memory, parts, replica) = match span {
-            Some(span) => {
-                let memory = memory::create_spanning(&layout, &spec.memory, span.launch, &span.memory)?;
-                let replica = match span.memory {
-                    SpanMemory::Replica(replica) => Some(replica),
-                    SpanMemory::Files(_) => None,
-                };
-                (memory, Some(span.parts), replica)
-            }
-            None => {
-                let memory = memory::create(&layout, &spec.memory, &spec.nodes, frozen.pop_front())?;
-                (memory, None, None)
-            }
-        };
-        let vm = Arc::new(if parts.is_some() {
-            create_shard_vm(kvm_fd)?
-        } else {
-            create_vm(kvm_fd)?
+        kind: OpenedKind,
+    ) -> Result<(Self, BuiltKind), MachineError> {
+        let groups = kind.groups(&node_of_each(&spec.nodes, spec.vcpus));
+        let vm = Arc::new(match &kind {
+            VmKind::Plain(_) => create_vm(kvm_fd)?,
+            VmKind::SharedSpan(_) | VmKind::CoherentSpan(..) => create_shard_vm(kvm_fd)?,
         });
         map_memory(&vm, &memory)?;
-        // What one shard lays over memory, another does not see.
-        let sharing = match &parts {
-            Some(_) => None,
-            None => Self::sharing(spec, &memory, images, &files)?,
-        };
-        let mut cmdline = spec.cmdline.clone();
-        if parts.is_some() {
-            // What the hosts rely on, the guest can.
-            let is_relied_on = host_relies_on_tsc() && others_rely;
-            cmdline = cmdline::with_tsc(&cmdline, is_relied_on, tsc_khz(kvm_fd)?);
-        }
         let end = Arc::new(EndSignal::new()?);
         let console = Arc::new(Console::new(end.clone())?);
-        let start = match saved {
-            Some(saved) => {
-                let sharing = sharing
-                    .as_ref()
-                    .ok_or(MachineError::Lacking("small pages for this memory"))?;
-                sharing.mapper.adopt(frozen.into(), &saved.memory)?;
-                memory::bind_nodes(&memory, &layout, &spec.nodes)?;
-                console.restore(&saved.console, end.clone())?;
-                Start::Resume(saved)
-            }
-            None => Start::Boot {
-                cpuid: cpuid(kvm_fd, leaves)?,
-                load: match replica {
-                    Some(_) => Load::Later { files, cmdline },
+        let generation = Generation::new()?;
+        let (mut ports, mut mmio) = (Bus::default(), Bus::default());
+        let (start, kind) = match kind {
+            VmKind::Plain(resume) => {
+                let sharing = Self::sharing(spec, &memory, images, &files)?;
+                let start = match resume {
+                    Some(Resume { state, layers }) => {
+                        let sharing = sharing
+                            .as_ref()
+                            .ok_or(MachineError::Lacking("small pages for this memory"))?;
+                        sharing.mapper.adopt(layers, &state.memory)?;
+                        memory::bind_nodes(&memory, &layout, &spec.nodes)?;
+                        console.restore(&state.console, end.clone())?;
+                        Start::Resume(Box::new(state))
+                    }
                     None => {
                         let mapper = sharing.as_ref().map(|sharing| &*sharing.mapper);
-                        Load::Done(load(&memory, &layout, spec, &cmdline, &mut files, mapper)?)
+                        let cpuid = cpuid(kvm_fd, &[])?;
+                        let entry = load(&memory, &layout, spec, &spec.cmdline, &mut files, mapper)?;
+                        Start::Boot {
+                            cpuid,
+                            load: Load::Done(entry),
+                        }
                     }
-                },
-            },
+                };
+                generation.write(&memory)?;
+                (start, VmKind::Plain(sharing))
+            }
+            VmKind::SharedSpan(parts) => {
+                let cmdline = parts.cmdline(kvm_fd, &spec.cmdline)?;
+                let cpuid = parts.cpuid(kvm_fd)?;
+                // What one shard lays over memory, another does not see.
+                let load = Load::Done(load(&memory, &layout, spec, &cmdline, &mut files, None)?);
+                generation.write(&memory)?;
+                let home = Home::new(&vm, parts, &mut ports, &mut mmio)?;
+                (Start::Boot { cpuid, load }, VmKind::SharedSpan(home))
+            }
+            VmKind::CoherentSpan(parts, replica) => {
+                let cmdline = parts.cmdline(kvm_fd, &spec.cmdline)?;
+                let cpuid = parts.cpuid(kvm_fd)?;
+                // Nobody may touch the memory before it is served.
+                let load = Load::Later { files, cmdline };
+                let home = Home::new(&vm, parts, &mut ports, &mut mmio)?;
+                (Start::Boot { cpuid, load }, VmKind::CoherentSpan(home, replica))
+            }
+        };
+        let wiring: Arc<dyn Wiring> = match &kind {
+            VmKind::Plain(_) => vm.clone(),
+            VmKind::SharedSpan(home) | VmKind::CoherentSpan(home, _) => home.wiring(),
         };
         let button = PowerButton::new()?;
-        let mut mmio = Bus::default();
-        let (wiring, home): (Arc<dyn Wiring>, _) = match parts {
-            Some(parts) => {
-                let (wiring, ioapic) = span::machine::home_wiring(&vm, &parts.router);
-                mmio.claim(
-                    layout::IOAPIC_START..layout::IOAPIC_START + IOAPIC_BYTES,
-                    ioapic.clone(),
-                )?;
-                (wiring.clone(), Some((parts, wiring, ioapic)))
-            }
-            None => (vm.clone(), None),
-        };
         wiring.bind_interrupt(console.interrupt(), layout::SERIAL_GSI)?;
         wiring.bind_interrupt(button.event(), layout::EVENT_GSI)?;
-        let generation = Generation::new()?;
-        if replica.is_none() {
-            generation.write(&memory)?;
-        }
         wiring.bind_interrupt(generation.event(), layout::GENERATION_GSI)?;
-        let span = home.map(|(parts, wiring, ioapic)| Home {
-            parts,
-            ioapic,
-            pins: wiring.take_pins(),
-        });
-        let mut ports = Bus::default();
         let mut claim = |port: u16, count: u64, device: Arc<dyn BusDevice>| {
             ports.claim(u64::from(port)..u64::from(port) + count, device)
         };
@@ -246,21 +187,10 @@ impl Machine {
             Arc::new(PowerRegisters(end.clone())),
         )?;
         claim(KEYBOARD_COMMAND_PORT, 1, Arc::new(KeyboardReset(end.clone())))?;
-        if span.is_some() {
-            // What a kernel looks for that has no clock of KVM's.
-            claim(layout::RTC_PORT, RTC_PORTS, Arc::new(Rtc::default()))?;
-            claim(layout::TIMER_PORT, TIMER_PORTS, Arc::new(NoTimer))?;
-        }
-        let nodes = node_of_each(&spec.nodes, spec.vcpus);
-        let groups = match &replica {
-            Some(_) => Groups::of_coherent(&nodes),
-            None => Groups::of(&nodes),
-        };
-        Ok(Self {
+        let machine = Self {
             vm,
             layout,
             memory,
-            sharing,
             wiring,
             ports,
             mmio,
@@ -270,30 +200,29 @@ impl Machine {
             end,
             start,
             register_numbers: state::register_numbers(kvm_fd)?,
-            span,
-            replica,
             groups,
-        })
+        };
+        Ok((machine, kind))
     }
 
-    /// Has a memory of the shard's own served from now on, and fills it, which could not be done before. Nothing to do for
-    /// other memory.
+    /// Has a copy of the memory served from now on, and fills it, which could not be done before.
     pub fn serve_memory(
         &mut self,
+        kind: BuiltKind,
         spec: &LaunchSpec,
         threads: &Threads,
-    ) -> Result<Option<&'static Coherence>, MachineError> {
-        let Some(replica) = self.replica.take() else {
-            return Ok(None);
-        };
-        let coherence = replica.start(threads, &self.end)?;
-        self.generation.write(&self.memory)?;
+    ) -> Result<ServedKind, MachineError> {
+        let kind = kind.serve(threads, &self.end)?;
+        if let VmKind::CoherentSpan(..) = kind {
+            self.generation.write(&self.memory)?;
+        }
+        // Only such memory has the kernel come later.
         if let Start::Boot { load: state, .. } = &mut self.start
             && let Load::Later { files, cmdline } = state
         {
             *state = Load::Done(load(&self.memory, &self.layout, spec, cmdline, files, None)?);
         }
-        Ok(Some(coherence))
+        Ok(kind)
     }
 
     /// What guest memory shares: pages of `images`, then of the kernel, then of the initramfs. None when the memory's pages

@@ -24,7 +24,7 @@ use crate::arch::x86_64::layout::Layout;
 use crate::launch::{MemoryLaunch, NodeLaunch, Pages};
 
 pub use placement::fill_with_huge_pages;
-pub use spanning::{SpanMemory, create_spanning};
+pub use spanning::{create_coherent, create_shared};
 
 /// The guest's memory as every device sees it. Cheap to clone; the mapping lives as long as the last clone.
 pub type GuestRam = Arc<GuestMemoryMmap<()>>;

@@ -19,9 +19,9 @@ pub enum Next<O> {
     Leave(O),
 }
 
-/// The local interrupt controller of one vCPU. There are two: KVM's own ([`InKernel`]) for plain VMs, and the shard's
-/// ([`Local`](crate::span::local::Local)) for spanning VMs. The loop that runs a vCPU is compiled for each of them, so that
-/// no exit asks which one serves.
+/// The local interrupt controller of one vCPU. There are two: KVM's own ([`InKernel`]) for plain VMs, and the
+/// shard's ([`Local`](crate::span::local::Local)) for spanning VMs. The loop that runs a vCPU is compiled for each
+/// of them, so that no exit asks which one serves.
 pub trait LocalController: Send + 'static {
     /// The kind of the vCPU's thread, which decides its system calls.
     const THREAD: ThreadKind;
@@ -37,7 +37,8 @@ pub trait LocalController: Send + 'static {
     /// Ends the thread's part.
     fn close(&self);
 
-    /// Prepares the vCPU to be entered, or waits. Called between two entries, after the kicks so far have been forgotten.
+    /// Prepares the vCPU to be entered, or waits. Called between two entries, after the kicks so far have been
+    /// forgotten.
     ///
     /// # Errors
     /// If KVM refuses the vCPU's state.
@@ -55,14 +56,16 @@ pub trait LocalController: Send + 'static {
     /// Notes that the guest has executed HLT.
     fn halt(&mut self, fd: &mut VcpuFd);
 
-    /// Reads a model-specific register that KVM leaves to the shard; none for one that does not exist, or must not be read.
+    /// Reads a model-specific register that KVM leaves to the shard; none for one that does not exist, or must
+    /// not be read.
     fn read(&mut self, fd: &mut VcpuFd, index: u32) -> Option<u64>;
 
     /// Writes one; false if that is to fault.
     fn write(&mut self, fd: &mut VcpuFd, index: u32, value: u64) -> bool;
 }
 
-/// KVM's own controller. KVM delivers interrupts, halts the vCPU and serves all registers, so nothing is left to do here.
+/// KVM's own controller. KVM delivers interrupts, halts the vCPU and serves all registers, so nothing is left to
+/// do here.
 #[derive(Debug)]
 pub struct InKernel;
 

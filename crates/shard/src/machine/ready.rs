@@ -6,18 +6,18 @@ use kvm_ioctls::{VcpuFd, VmFd};
 use serde_json::Value;
 
 use super::error::{MachineError, kvm};
-use super::vcpus::{boot, prepare_vcpu, second};
-use super::{Home, Load, Machine, Start};
+use super::vcpus::{boot, leaves_of_vcpu, prepare_vcpu, second};
+use super::{Load, Machine, Start};
 use crate::arch::x86_64::layout::Layout;
 use crate::bus::Bus;
 use crate::ending::EndSignal;
 use crate::generation::Generation;
 use crate::interrupt::InKernel;
+use crate::kind::{ReadyKind, ServedKind, SpanKind, VmKind};
 use crate::memory::GuestRam;
-use crate::memory::replica::Coherence;
 use crate::power::PowerButton;
 use crate::serial::Console;
-use crate::span::local::VcpuCoherence;
+use crate::sharing::Sharing;
 use crate::span::machine::travelling;
 use crate::vcpu::{Vcpu, VcpuCounters, VcpuThread};
 
@@ -29,8 +29,16 @@ pub struct Ready {
     pub running: Running,
     /// The state of the functions on the bus, if the VM goes on from one.
     pub functions: Option<Vec<Value>>,
-    /// What makes it the home of a VM that spans cells, with its ports and its other addresses.
-    pub home: Option<(Home, Arc<Bus>, Arc<Bus>)>,
+    /// The kind of VM.
+    pub kind: ReadyKind,
+}
+
+/// What a plain VM has while it runs.
+pub struct PlainVm {
+    /// What it shares with other VMs; none when its pages are too large for that.
+    pub sharing: Option<Sharing>,
+    /// The vCPUs, to read their state while they stand still.
+    pub vcpus: Vec<VcpuFd>,
 }
 
 /// What is left of a [`Machine`] beside its vCPUs.
@@ -41,6 +49,10 @@ pub struct Running {
     pub layout: Layout,
     /// Guest memory.
     pub memory: GuestRam,
+    /// I/O ports.
+    pub ports: Arc<Bus>,
+    /// Addresses outside RAM.
+    pub mmio: Arc<Bus>,
     /// COM1.
     pub console: Arc<Console>,
     /// The power button.
@@ -49,25 +61,26 @@ pub struct Running {
     _generation: Generation,
     /// How the VM ends.
     pub end: Arc<EndSignal>,
-    /// The vCPUs, to read their state while they stand still.
-    pub vcpus: Vec<VcpuFd>,
     /// The model-specific registers that KVM has.
     pub register_numbers: Vec<u32>,
 }
 
 impl Machine {
     /// Makes the vCPUs; no device can be added any more.
-    pub fn into_vcpus(self, count: u8, coherence: Option<&Coherence>) -> Result<Ready, MachineError> {
+    pub fn into_vcpus(self, count: u8, kind: ServedKind) -> Result<Ready, MachineError> {
         let (ports, mmio) = (Arc::new(self.ports), Arc::new(self.mmio));
+        let travelling = travelling(&self.register_numbers);
         let (mut vcpus, mut seconds) = (Vec::new(), Vec::new());
         for id in 0..count {
             let mut fd = self.vm.create_vcpu(u64::from(id)).map_err(kvm("make a vCPU"))?;
             match &self.start {
                 Start::Boot { cpuid, load } => {
-                    if let Some(home) = &self.span {
-                        home.parts.pace(&fd)?;
+                    match &kind {
+                        VmKind::Plain(_) => prepare_vcpu(&fd, &leaves_of_vcpu(cpuid, id, self.groups)?)?,
+                        VmKind::SharedSpan(home) | VmKind::CoherentSpan(home, _) => {
+                            home.parts.prepare_vcpu(&fd, cpuid, id, self.groups)?;
+                        }
                     }
-                    prepare_vcpu(&fd, cpuid, id, self.groups, self.span.is_some())?;
                     if id == 0 {
                         let Load::Done(entry) = load else {
                             return Err(MachineError::Lacking("kernel in memory"));
@@ -83,41 +96,38 @@ impl Machine {
             }
             let counters = Arc::new(VcpuCounters::default());
             let (ports, mmio, end) = (ports.clone(), mmio.clone(), self.end.clone());
-            vcpus.push(match &self.span {
-                Some(home) => {
-                    let mut local = home.parts.vcpu(
-                        &travelling(&self.register_numbers),
-                        &fd,
-                        id,
-                        &self.memory,
-                        counters.clone(),
-                    )?;
-                    if let Some(coherence) = coherence {
-                        local.follow(VcpuCoherence::of(&mut fd, id, coherence));
-                    }
-                    Vcpu {
+            let (home, memory) = match &kind {
+                VmKind::Plain(_) => {
+                    seconds.push(second(&self.vm, &fd)?);
+                    let local = InKernel;
+                    let vcpu = Vcpu {
                         fd,
                         ports,
                         mmio,
                         end,
                         counters,
                         local,
-                    }
-                    .into_thread()
+                    };
+                    vcpus.push(vcpu.into_thread());
+                    continue;
                 }
-                None => {
-                    seconds.push(second(&self.vm, &fd)?);
-                    Vcpu {
-                        fd,
-                        ports,
-                        mmio,
-                        end,
-                        counters,
-                        local: InKernel,
-                    }
-                    .into_thread()
+                VmKind::SharedSpan(home) => (home, SpanKind::SharedSpan(&self.memory)),
+                VmKind::CoherentSpan(home, coherence) => {
+                    (home, SpanKind::CoherentSpan(&self.memory, *coherence))
                 }
-            });
+            };
+            let local = home
+                .parts
+                .vcpu(&travelling, &mut fd, id, memory, counters.clone())?;
+            let vcpu = Vcpu {
+                fd,
+                ports,
+                mmio,
+                end,
+                counters,
+                local,
+            };
+            vcpus.push(vcpu.into_thread());
         }
         let functions = match self.start {
             Start::Resume(saved) => {
@@ -131,18 +141,22 @@ impl Machine {
             vm: self.vm,
             layout: self.layout,
             memory: self.memory,
+            ports,
+            mmio,
             console: self.console,
             button: self.button,
             _generation: self.generation,
             end: self.end,
-            vcpus: seconds,
             register_numbers: self.register_numbers,
         };
         Ok(Ready {
             vcpus,
             running,
             functions,
-            home: self.span.map(|home| (home, ports, mmio)),
+            kind: kind.map_plain(|sharing| PlainVm {
+                sharing,
+                vcpus: seconds,
+            }),
         })
     }
 }

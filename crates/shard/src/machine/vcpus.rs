@@ -10,7 +10,6 @@ use crate::arch::x86_64::cpuid::{self, Groups};
 use crate::arch::x86_64::kernel::Entry;
 use crate::arch::x86_64::registers;
 use crate::launch::NodeLaunch;
-use crate::span;
 
 /// The node of each vCPU.
 pub(super) fn node_of_each(nodes: &[NodeLaunch], vcpus: u8) -> Vec<u8> {
@@ -18,20 +17,14 @@ pub(super) fn node_of_each(nodes: &[NodeLaunch], vcpus: u8) -> Vec<u8> {
     (0..vcpus).map(|vcpu| node(vcpu).unwrap_or(0) as u8).collect()
 }
 
-/// Makes vCPU `id` what a firmware would have made it.
-pub fn prepare_vcpu(
-    fd: &VcpuFd,
-    cpuid: &CpuId,
-    id: u8,
-    groups: Groups,
-    spans: bool,
-) -> Result<(), MachineError> {
-    let mut leaves = cpuid::of_vcpu(cpuid, id, groups).map_err(|_| MachineError::Lacking("short CPUID"))?;
-    if spans {
-        let khz = fd.get_tsc_khz().map_err(kvm("read the frequency of the TSC"))?;
-        span::machine::adjust_cpuid(&mut leaves, khz);
-    }
-    fd.set_cpuid2(&leaves).map_err(kvm("set CPUID"))?;
+/// The CPUID of vCPU `id`.
+pub fn leaves_of_vcpu(cpuid: &CpuId, id: u8, groups: Groups) -> Result<CpuId, MachineError> {
+    cpuid::of_vcpu(cpuid, id, groups).map_err(|_| MachineError::Lacking("short CPUID"))
+}
+
+/// Makes a vCPU what a firmware would have made it, with this CPUID.
+pub fn prepare_vcpu(fd: &VcpuFd, leaves: &CpuId) -> Result<(), MachineError> {
+    fd.set_cpuid2(leaves).map_err(kvm("set CPUID"))?;
     let msrs = registers::model_specific().map_err(|_| MachineError::Lacking("room for MSRs"))?;
     fd.set_msrs(&msrs).map_err(kvm("set MSRs"))?;
     Ok(())

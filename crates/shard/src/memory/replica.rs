@@ -20,7 +20,7 @@ use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 use super::{GuestRam, MemoryError, part_ranges};
 use crate::arch::x86_64::layout::Layout;
 use crate::ending::EndSignal;
-use crate::launch::{Ending, LanePipes, PipesAt, SharedLanes, SpanLaunch};
+use crate::launch::{CoherenceLaunch, Ending, LanePipes, PipesAt, SharedLanes, SpanLaunch};
 use crate::process::{Files, ReceiveError};
 use crate::sandbox::{ThreadKind, Threads};
 
@@ -54,18 +54,16 @@ struct Ways {
 }
 
 impl Replica {
-    /// That of the shard that `span` is told to; none if the shards map the same memory.
+    /// That of the shard that `span` is told to.
     ///
     /// # Errors
     /// When the monitor's message lacks files, or this host can't keep memory coherent.
     pub fn take(
         span: &SpanLaunch,
+        launch: &CoherenceLaunch,
         memory_bytes: u64,
         files: &mut Files,
-    ) -> Result<Option<Self>, ReplicaError> {
-        let Some(launch) = &span.coherence else {
-            return Ok(None);
-        };
+    ) -> Result<Self, ReplicaError> {
         let device = launch.userfaultfd.map(|fd| files.take(fd)).transpose()?;
         // Closed again when the pipes are mapped, so that nothing else in it can be reached.
         let mut shared = Vec::with_capacity(launch.shared.len());
@@ -135,13 +133,13 @@ impl Replica {
         if !prepared.kernel_waits() {
             return Err(ReplicaError::KernelFails);
         }
-        Ok(Some(Self {
+        Ok(Self {
             prepared,
             links,
             names: launch.names.clone(),
             settings,
             ways,
-        }))
+        })
     }
 
     /// The memory as devices see it.

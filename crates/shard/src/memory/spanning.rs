@@ -1,52 +1,26 @@
-//! The memory of a VM that spans cells: a file for each cell's part, all mapped by every shard, each at its place in one
-//! mapping for each region. Hardware keeps what the shards see the same.
+//! The memory of a VM that spans cells. Shared, it is a file for each cell's part, all mapped by every shard, each
+//! at its place in one mapping for each region: hardware keeps what the shards see the same. Coherent, it is a
+//! [`Replica`].
 
 use std::fs::File;
 use std::sync::Arc;
 
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
-use super::replica::{Replica, ReplicaError};
+use super::replica::Replica;
 use super::{GuestRam, MemoryError, advise, bind, check_host, host, map, part_ranges, placement};
 use crate::arch::x86_64::layout::Layout;
 use crate::launch::{MemoryLaunch, Pages, SpanLaunch};
-use crate::process::{Files, ReceiveError};
 
-/// What a shard's memory is made of.
-pub enum SpanMemory {
-    /// The files of all parts, in their order, which all shards map.
-    Files(Vec<File>),
-    /// One of its own.
-    Replica(Box<Replica>),
-}
-
-impl SpanMemory {
-    /// Takes it from the monitor's message.
-    ///
-    /// # Errors
-    /// [`ReplicaError`].
-    pub fn take(span: &SpanLaunch, memory_bytes: u64, files: &mut Files) -> Result<Self, ReplicaError> {
-        if let Some(replica) = Replica::take(span, memory_bytes, files)? {
-            return Ok(Self::Replica(Box::new(replica)));
-        }
-        let parts = span.memory.iter().filter_map(|part| part.file);
-        let files: Result<_, ReceiveError> = parts.map(|file| files.take(file)).collect();
-        Ok(Self::Files(files?))
-    }
-}
-
-/// Maps the memory of `layout` for the shard that `span` is told to.
-pub fn create_spanning(
+/// Maps the memory of `layout` for the shard that `span` is told to. `files` are those of all parts, in their
+/// order, which all shards map.
+pub fn create_shared(
     layout: &Layout,
     launch: &MemoryLaunch,
     span: &SpanLaunch,
-    memory: &SpanMemory,
+    files: &[File],
 ) -> Result<GuestRam, MemoryError> {
     check_host(launch)?;
-    let files = match memory {
-        SpanMemory::Files(files) => files,
-        SpanMemory::Replica(replica) => return replica.ram(layout),
-    };
     let own = files
         .get(usize::from(span.shard))
         .and_then(|file| file.try_clone().ok())
@@ -94,4 +68,14 @@ pub fn create_spanning(
         }
     }
     Ok(Arc::new(memory))
+}
+
+/// Maps the memory of `layout` for a shard with a copy of its own. Nobody may touch it before it is served.
+pub fn create_coherent(
+    layout: &Layout,
+    launch: &MemoryLaunch,
+    replica: &Replica,
+) -> Result<GuestRam, MemoryError> {
+    check_host(launch)?;
+    replica.ram(layout)
 }

@@ -13,12 +13,10 @@ use super::freeze::Freezer;
 use super::orders::{Orders, step};
 use super::status::status;
 use super::vcpus::VcpuThreads;
+use crate::kind::{RunningKind, VmKind};
 use crate::launch::{Ending, MoveReport, Order, Report};
 use crate::machine::Running;
-use crate::memory::replica::Coherence;
 use crate::pci::PciBus;
-use crate::sharing::Sharing;
-use crate::span::router::Router;
 use crate::vcpu::VcpuCounters;
 use crate::virtio::balloon::BalloonHandle;
 use crate::virtio::block::FullDisks;
@@ -40,16 +38,12 @@ pub struct Control {
     pub watch: BaseWatch,
     /// The disks whose writes wait for room.
     pub full: ReportedDisks,
-    /// What the disks share by.
-    pub sharing: Option<Sharing>,
     /// Dropping it ends the background of sharing.
     pub _stop_sharing: mpsc::Sender<()>,
     pub console_thread: JoinHandle<()>,
     pub stop_console: EventFd,
-    /// The way to the other shards, when the VM spans cells.
-    pub router: Option<Arc<Router>>,
-    /// The memory, when it is the shard's own.
-    pub coherence: Option<&'static Coherence>,
+    /// The kind of VM.
+    pub kind: RunningKind,
 }
 
 impl Control {
@@ -86,17 +80,14 @@ impl Control {
                     counters: &self.vcpus.counters,
                     bus: &self.bus,
                     balloon: self.balloon.as_ref(),
-                    sharing: self.sharing.as_ref(),
-                    router: self.router.as_deref(),
-                    coherence: self.coherence,
+                    kind: &self.kind,
                 };
                 if let Some(ending) = self.orders.receive(|orders, order| parts.obey(orders, order)) {
                     break ending;
                 }
             }
             if asked_to_freeze {
-                let sharing = self.sharing.as_ref().map(|sharing| &*sharing.mapper);
-                self.freezer.serve(&self.running, &self.bus, sharing);
+                self.freezer.serve(&self.running, &self.bus, &self.kind);
             }
         };
         let end = self.running.end.clone();
@@ -108,11 +99,9 @@ impl Control {
 
     /// Stops the vCPUs, then hands over the rest of the console's output.
     fn stop(self) {
-        if let Some(router) = &self.router {
-            router.end();
-        }
+        self.kind.end();
         // Where pages come no more, vCPUs and devices wait for ever; what is not on a disk yet is lost, as by a power cut.
-        if self.coherence.is_none_or(Coherence::is_whole) {
+        if self.kind.memory_is_whole() {
             self.vcpus.stop();
             // Disks write what they have acknowledged.
             self.bus.stop();
@@ -153,9 +142,7 @@ struct Parts<'a> {
     counters: &'a [Arc<VcpuCounters>],
     bus: &'a PciBus,
     balloon: Option<&'a BalloonHandle>,
-    sharing: Option<&'a Sharing>,
-    router: Option<&'a Router>,
-    coherence: Option<&'a Coherence>,
+    kind: &'a RunningKind,
 }
 
 impl Parts<'_> {
@@ -172,20 +159,18 @@ impl Parts<'_> {
             }
             Order::Status => {
                 let console = self.running.console.counters();
-                let mut status = status(self.counters, console, self.bus, self.sharing, self.router);
-                if let (Some(coherence), Some(status)) = (self.coherence, status.as_object_mut()) {
-                    status.insert("coherence".to_owned(), coherence.status());
-                }
+                let status = status(self.counters, console, self.bus, self.kind);
                 orders.answer(&Report::Status(status));
             }
             Order::Move { vcpu, shard } => orders.answer(&Report::Moved(self.move_vcpu(vcpu, shard))),
-            Order::Step { offset } => {
-                if let Some(router) = self.router {
-                    step(router, offset);
-                }
-            }
+            Order::Step { offset } => match self.kind {
+                VmKind::Plain(_) => {}
+                VmKind::SharedSpan(router) | VmKind::CoherentSpan(router, _) => step(router, offset),
+            },
             Order::Shared { files } => {
-                if let Some(sharing) = self.sharing {
+                if let VmKind::Plain(plain) = self.kind
+                    && let Some(sharing) = &plain.sharing
+                {
                     sharing.situations.set_shared(&files);
                 }
             }
@@ -196,8 +181,9 @@ impl Parts<'_> {
 
     fn move_vcpu(&self, vcpu: u8, shard: u8) -> MoveReport {
         let refused = |why: &str| MoveReport::Refused { why: why.to_owned() };
-        let Some(router) = self.router else {
-            return refused("the VM does not span cells; start it with `span`");
+        let router = match self.kind {
+            VmKind::Plain(_) => return refused("the VM does not span cells; start it with `span`"),
+            VmKind::SharedSpan(router) | VmKind::CoherentSpan(router, _) => router,
         };
         match router.owner(vcpu) {
             None => return refused("the VM has no such vCPU"),

@@ -12,11 +12,12 @@ use diskstore::disk::copy_scratch;
 use crate::arch::x86_64::state::{ChipState, StateError, VcpuState};
 use crate::chain::chain;
 use crate::gate::Gate;
+use crate::kind::{RunningKind, VmKind};
 use crate::launch::{Fd, HandoverReply, HandoverRequest, NodeLaunch, ResumeLaunch};
-use crate::machine::Running;
+use crate::machine::{PlainVm, Running};
 use crate::memory::{self, MemoryError};
 use crate::pci::PciBus;
-use crate::sharing::{Mapper, seal, sealable_file};
+use crate::sharing::{seal, sealable_file};
 use crate::snapshot::{MachineState, VERSION};
 use crate::virtio::block::FullDisks;
 use shard_api::message::{self, Files, ReceiveError};
@@ -31,6 +32,8 @@ enum FreezeError {
         "its memory is in huge pages of the host's pool, which VMs can't share; start it with `pages = \"4K\"`"
     )]
     HugePages,
+    #[error("a VM that spans cells cannot be cloned or kept as a snapshot; start it without `span`")]
+    Span,
     #[error("it has persistent memory, which is not cloned; use a disk with `as = \"block\"`")]
     Pmem,
     #[error("it does not stand still: its disks take more than {} s for what is under way", STILL_LIMIT.as_secs())]
@@ -91,16 +94,26 @@ impl Done {
 
 impl Freezer {
     /// Serves the request that waits in the socket. A monitor that is gone is noticed elsewhere.
-    pub fn serve(&mut self, running: &Running, bus: &PciBus, sharing: Option<&Mapper>) {
+    pub fn serve(&mut self, running: &Running, bus: &PciBus, kind: &RunningKind) {
         let request = message::receive::<HandoverRequest>(&mut self.socket);
         let answer = request
             .map_err(FreezeError::from)
             .and_then(|(request, files)| match request {
-                HandoverRequest::Freeze { overlays } => self
-                    .freeze(&overlays, files, running, bus, sharing)
-                    .map(Done::into_reply),
+                HandoverRequest::Freeze { overlays } => {
+                    let VmKind::Plain(plain) = kind else {
+                        return Err(FreezeError::Span);
+                    };
+                    self.freeze(&overlays, files, running, bus, plain)
+                        .map(Done::into_reply)
+                }
                 HandoverRequest::Touched => {
-                    let runs = sharing.map_or(Ok(Vec::new()), Mapper::touched)?;
+                    let runs = match kind {
+                        VmKind::Plain(PlainVm {
+                            sharing: Some(sharing),
+                            ..
+                        }) => sharing.mapper.touched()?,
+                        VmKind::Plain(_) | VmKind::SharedSpan(_) | VmKind::CoherentSpan(..) => Vec::new(),
+                    };
                     Ok((HandoverReply::Touched { runs }, Vec::new()))
                 }
             });
@@ -129,9 +142,9 @@ impl Freezer {
         mut files: Files,
         running: &Running,
         bus: &PciBus,
-        sharing: Option<&Mapper>,
+        plain: &PlainVm,
     ) -> Result<Done, FreezeError> {
-        let mapper = sharing.ok_or(FreezeError::HugePages)?;
+        let mapper = &plain.sharing.as_ref().ok_or(FreezeError::HugePages)?.mapper;
         if !running.layout.pmem.is_empty() {
             return Err(FreezeError::Pmem);
         }
@@ -154,7 +167,7 @@ impl Freezer {
         }
         let state = MachineState {
             version: VERSION,
-            vcpus: running
+            vcpus: plain
                 .vcpus
                 .iter()
                 .map(|vcpu| VcpuState::take(vcpu, &running.register_numbers))
@@ -165,7 +178,7 @@ impl Freezer {
             memory: frozen.map,
         };
         // The guest's clocks stood still meanwhile: it is told, so that its watchdogs bear it.
-        for vcpu in &running.vcpus {
+        for vcpu in &plain.vcpus {
             let _ = vcpu.kvmclock_ctrl();
         }
         drop(pause);

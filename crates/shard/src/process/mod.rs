@@ -6,6 +6,7 @@
 mod control;
 mod freeze;
 mod log;
+mod open;
 mod orders;
 mod part;
 mod status;
@@ -23,25 +24,20 @@ use nix::sys::signal::{SigHandler, Signal, signal};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::arch::x86_64::layout::{
-    ECAM_BYTES, ECAM_START, MMIO32_BYTES, MMIO32_START, PCI_CONFIG_PORT, PCI_CONFIG_PORTS,
+    ECAM_BYTES, ECAM_START, Layout, MMIO32_BYTES, MMIO32_START, PCI_CONFIG_PORT, PCI_CONFIG_PORTS,
 };
-use crate::bus::{Bus, Overlap};
+use crate::bus::Overlap;
 use crate::chain::chain;
 use crate::devices::{self, DeviceFiles, DevicesError};
 use crate::interrupt::Interrupts;
 use crate::kick;
-use crate::launch::{Ending, Fd, Launch, LaunchSpec, Report, ResumeLaunch, SpanLaunch};
-use crate::machine::{BootFiles, Home, Machine, MachineError, Ready, Resume, Running, SpanBuild};
-use crate::memory::SpanMemory;
-use crate::memory::replica::Coherence;
+use crate::kind::ResumedSpan;
+use crate::launch::{Ending, Fd, Launch, LaunchSpec, Report};
+use crate::machine::{self, BootFiles, Machine, MachineError, Ready};
 use crate::pci::PciBus;
-use crate::sandbox::{self, SandboxError, ThreadKind, Threads};
+use crate::sandbox::{self, SandboxError, ThreadKind};
 use crate::serial;
 use crate::sharing::{Background, Sharing};
-use crate::snapshot::MachineState;
-use crate::span::machine::{Channels, SpanParts, wake_promptly};
-use crate::span::router::Router;
-use crate::span::wiring::watch_pins;
 use control::{Control, ReportedDisks};
 use freeze::Freezer;
 use orders::Orders;
@@ -58,6 +54,9 @@ pub enum ProcessError {
     /// A file of the first message.
     #[error(transparent)]
     Receive(#[from] ReceiveError),
+    /// The kind of VM.
+    #[error(transparent)]
+    Kind(#[from] ResumedSpan),
     /// The machine.
     #[error(transparent)]
     Machine(#[from] MachineError),
@@ -130,28 +129,20 @@ fn start(control: &mut UnixStream, spec: LaunchSpec, mut files: Files) -> Result
     let log = log::to_file(files.take(spec.log)?);
     let device_files = DeviceFiles::take(&spec, &mut files)?;
     let handover = UnixStream::from(OwnedFd::from(files.take(spec.handover)?));
-    let resume = spec
-        .resume
-        .as_ref()
-        .map(|resume| take_resume(resume, &mut files))
-        .transpose()?;
-    let span = spec
-        .span
-        .as_ref()
-        .map(|span| take_span(span, spec.memory.bytes, &mut files))
-        .transpose()?;
+    let pmem_bytes = device_files.pmem_bytes(&spec)?;
+    let layout = Layout::new(spec.memory.bytes, &pmem_bytes).ok_or(MachineError::Layout)?;
+    machine::check_kvm(&kvm, spec.vcpus)?;
+    let (kind, memory) = open::vm(&spec, &layout, &mut files)?;
     // Whatever the message carried beyond the spec is closed.
     drop(files);
     let (images, mut shares): (Vec<_>, Vec<_>) = device_files.images(&spec)?.into_iter().unzip();
     let disk_images = images.len();
-    let pmem_bytes = device_files.pmem_bytes(&spec)?;
     let overlays = device_files.overlays()?;
-    let mut machine = Machine::build(&kvm, &spec, boot, &pmem_bytes, images, resume, span)?;
+    let (mut machine, kind) = Machine::build(&kvm, &spec, boot, layout, memory, images, kind)?;
     let bus = PciBus::new(machine.layout.mmio64.clone());
     claim_windows(&mut machine, &bus).map_err(MachineError::from)?;
 
-    let sharing = machine.sharing.clone();
-    let background = match &sharing {
+    let background = match kind.sharing() {
         Some(Sharing { mapper, situations }) if !mapper.images().is_empty() => {
             // After the disks' come kernel and initramfs.
             shares.resize(mapper.images().len(), spec.share_boot);
@@ -164,18 +155,18 @@ fn start(control: &mut UnixStream, spec: LaunchSpec, mut files: Files) -> Result
     let closed = sandbox::close(spec.sandbox.clone())?;
 
     let threads = closed.threads;
-    let coherence = machine.serve_memory(&spec, &threads)?;
+    let kind = machine.serve_memory(kind, &spec, &threads)?;
     let interrupts = Interrupts::new(machine.wiring.clone());
     let parts = devices::Parts {
         machine: &machine,
+        kind: &kind,
         threads: &threads,
         bus: &bus,
         interrupts: &interrupts,
         log: &log,
-        coherence,
     };
     let mut built = devices::build(&spec, device_files, &parts)?;
-    if let Some(sharing) = &sharing {
+    if let Some(sharing) = kind.sharing() {
         for file in sharing.mapper.images().iter().skip(disk_images) {
             built.watch.watch_file("kernel", file.as_fd())?;
         }
@@ -184,8 +175,8 @@ fn start(control: &mut UnixStream, spec: LaunchSpec, mut files: Files) -> Result
         vcpus,
         running,
         functions,
-        home,
-    } = machine.into_vcpus(spec.vcpus, coherence)?;
+        kind,
+    } = machine.into_vcpus(spec.vcpus, kind)?;
     if let Some(functions) = functions {
         bus.restore(&functions)?;
     }
@@ -201,9 +192,8 @@ fn start(control: &mut UnixStream, spec: LaunchSpec, mut files: Files) -> Result
             sandbox_notes: closed.notes,
         },
     )?;
-    let router = home
-        .map(|home| start_home(home, &threads, &running, coherence))
-        .transpose()?;
+    let (ports, mmio) = (running.ports.clone(), running.mmio.clone());
+    let kind = kind.try_map_span(|home| home.start(&threads, &running.end, ports, mmio))?;
     let vcpus = VcpuThreads::start(&threads, vcpus)?;
     let (stop_sharing, stopped) = mpsc::channel();
     if let Some(background) = background {
@@ -228,58 +218,10 @@ fn start(control: &mut UnixStream, spec: LaunchSpec, mut files: Files) -> Result
         balloon: built.balloon,
         watch: built.watch,
         full: ReportedDisks::new(built.full),
-        sharing,
         _stop_sharing: stop_sharing,
         console_thread,
         stop_console,
-        router,
-        coherence,
-    })
-}
-
-/// What the home needs of the other shards.
-fn take_span<'a>(
-    launch: &'a SpanLaunch,
-    memory_bytes: u64,
-    files: &mut Files,
-) -> Result<SpanBuild<'a>, ProcessError> {
-    wake_promptly();
-    let channels = Channels::take(launch, files)?;
-    let memory = SpanMemory::take(launch, memory_bytes, files).map_err(MachineError::from)?;
-    Ok(SpanBuild {
-        launch,
-        memory,
-        parts: SpanParts::new(launch, channels),
-    })
-}
-
-/// Starts what a home has beside its vCPUs and devices.
-fn start_home(
-    (home, ports, memory): (Home, Arc<Bus>, Arc<Bus>),
-    threads: &Threads,
-    running: &Running,
-    coherence: Option<&Coherence>,
-) -> io::Result<Arc<Router>> {
-    let Home { parts, ioapic, pins } = home;
-    if let Some(causal) = coherence.and_then(Coherence::causal) {
-        parts.router.follow(causal);
-    }
-    let router = parts.start(threads, &running.end, Some((ports, memory, ioapic.clone())))?;
-    threads.spawn(ThreadKind::Pins, "pins", move || watch_pins(&pins, &ioapic))?;
-    Ok(router)
-}
-
-/// The frozen VM to go on from.
-fn take_resume(resume: &ResumeLaunch, files: &mut Files) -> Result<Resume, ProcessError> {
-    let state = files.take(resume.state)?;
-    let memory = resume
-        .memory
-        .iter()
-        .map(|fd| files.take(*fd))
-        .collect::<Result<_, _>>()?;
-    Ok(Resume {
-        state: MachineState::read(&state)?,
-        memory,
+        kind,
     })
 }
 

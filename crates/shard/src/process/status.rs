@@ -5,40 +5,47 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::{Value, json};
 
+use crate::kind::{RunningKind, VmKind};
 use crate::pci::PciBus;
 use crate::serial::ConsoleCounters;
 use crate::sharing::Sharing;
 use crate::span::router::Router;
 use crate::vcpu::VcpuCounters;
 
-/// Exits of vCPUs by kind. Those of VMs that span cells have more kinds: what KVM does for others.
-pub fn exits(vcpus: &[Arc<VcpuCounters>], spans: bool) -> Vec<Value> {
-    let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-    vcpus
-        .iter()
-        .map(|vcpu| {
-            let mut exits = json!({
-                "port": get(&vcpu.port),
-                "mmio": get(&vcpu.mmio),
-                "unclaimed": get(&vcpu.unclaimed),
-                "interrupted": get(&vcpu.interrupted),
-                "other": get(&vcpu.other),
-            });
-            if let (true, Value::Object(exits)) = (spans, &mut exits) {
-                for (kind, counter) in [
-                    ("halt", &vcpu.halt),
-                    ("window", &vcpu.window),
-                    ("end_of_interrupt", &vcpu.end_of_interrupt),
-                    ("ipi", &vcpu.ipi),
-                    ("timer", &vcpu.timer),
-                    ("msr", &vcpu.msr),
-                ] {
-                    exits.insert(kind.to_owned(), get(counter).into());
-                }
-            }
-            exits
+/// Exits of vCPUs by kind.
+pub fn exits(vcpus: &[Arc<VcpuCounters>]) -> Vec<Value> {
+    let exits = vcpus.iter().map(|vcpu| {
+        json!({
+            "port": get(&vcpu.port),
+            "mmio": get(&vcpu.mmio),
+            "unclaimed": get(&vcpu.unclaimed),
+            "interrupted": get(&vcpu.interrupted),
+            "other": get(&vcpu.other),
         })
-        .collect()
+    });
+    exits.collect()
+}
+
+/// The same for VMs that span cells, which have more kinds: what KVM does for others.
+pub fn span_exits(vcpus: &[Arc<VcpuCounters>]) -> Vec<Value> {
+    let mut all = exits(vcpus);
+    for (exits, vcpu) in all.iter_mut().zip(vcpus) {
+        for (kind, counter) in [
+            ("halt", &vcpu.halt),
+            ("window", &vcpu.window),
+            ("end_of_interrupt", &vcpu.end_of_interrupt),
+            ("ipi", &vcpu.ipi),
+            ("timer", &vcpu.timer),
+            ("msr", &vcpu.msr),
+        ] {
+            exits[kind] = get(counter).into();
+        }
+    }
+    all
+}
+
+fn get(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
 }
 
 /// What became of the steps that the guest's clock was told to make; null where there is one host.
@@ -55,23 +62,54 @@ pub fn status(
     vcpus: &[Arc<VcpuCounters>],
     console: &ConsoleCounters,
     bus: &PciBus,
-    sharing: Option<&Sharing>,
-    router: Option<&Router>,
+    kind: &RunningKind,
 ) -> Value {
-    let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-    json!({
-        "exits": exits(vcpus, router.is_some()),
-        "vcpu_shards": router.map(Router::shards),
-        "clock": router.map(clock),
+    let mut status = json!({
+        "exits": exits(vcpus),
+        "vcpu_shards": null,
+        "clock": null,
         "devices": bus.status(),
-        "sharing": sharing.map(|Sharing { mapper, situations }| json!({
-            "pages": mapper.status(),
-            "situation": situations.status(),
-        })),
+        "sharing": null,
         "console": {
             "written_bytes": get(&console.written),
             "dropped_bytes": get(&console.dropped),
             "received_bytes": get(&console.received),
         },
-    })
+    });
+    match kind {
+        VmKind::Plain(plain) => {
+            let sharing = plain.sharing.as_ref();
+            status["sharing"] = sharing.map_or(Value::Null, |Sharing { mapper, situations }| {
+                json!({ "pages": mapper.status(), "situation": situations.status() })
+            });
+        }
+        VmKind::SharedSpan(router) | VmKind::CoherentSpan(router, _) => {
+            status["exits"] = span_exits(vcpus).into();
+            status["vcpu_shards"] = router.shards().into();
+            status["clock"] = clock(router);
+        }
+    }
+    if let VmKind::CoherentSpan(_, coherence) = kind {
+        status["coherence"] = coherence.status();
+    }
+    status
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exits_that_only_spanning_vms_have_are_reported_of_these_alone() {
+        let vcpu = Arc::new(VcpuCounters::default());
+        VcpuCounters::count(&vcpu.port);
+        VcpuCounters::count(&vcpu.halt);
+        let vcpus = [vcpu];
+        let (plain, span) = (exits(&vcpus), span_exits(&vcpus));
+        assert_eq!(plain[0]["port"], 1);
+        assert_eq!(plain[0].get("halt"), None);
+        assert_eq!((&span[0]["port"], &span[0]["halt"]), (&json!(1), &json!(1)));
+        let kinds = |exits: &Value| exits.as_object().map(serde_json::Map::len);
+        assert_eq!((kinds(&plain[0]), kinds(&span[0])), (Some(5), Some(11)));
+    }
 }

@@ -30,6 +30,7 @@ use crate::arch::x86_64::msr::{MSR_TSC, MSR_TSC_ADJUST, MSR_TSC_DEADLINE};
 use crate::arch::x86_64::state::StateError;
 use crate::fault_point::fault_point;
 use crate::interrupt::{LocalController, Next};
+use crate::kind::SpanKind;
 use crate::memory::GuestRam;
 use crate::memory::replica::Coherence;
 use crate::sandbox::ThreadKind;
@@ -73,8 +74,7 @@ pub struct Local {
     eoi: SharedEoi,
     alarm: Option<Alarm>,
     pace: Pace,
-    /// What coherent memory needs of the vCPU.
-    coherence: Option<VcpuCoherence>,
+    memory: SpanKind<GuestRam, VcpuCoherence>,
 }
 
 /// What coherent memory needs of a vCPU.
@@ -103,7 +103,7 @@ impl Local {
         tsc: GuestTsc,
         reset: Reset,
         register_numbers: Arc<Vec<u32>>,
-        memory: GuestRam,
+        memory: SpanKind<GuestRam, VcpuCoherence>,
         counters: Arc<VcpuCounters>,
     ) -> Self {
         let is_here = router.owner(vcpu).is_some_and(|owner| owner.shard == router.me());
@@ -121,17 +121,12 @@ impl Local {
             apic: LocalApic::new(u32::from(vcpu), TSC_PER_TICK),
             mode: if vcpu == 0 { Mode::Running } else { Mode::Waiting },
             seat: Seat::new(vcpu, router.me(), is_here),
-            eoi: SharedEoi::new(memory),
+            eoi: SharedEoi::new(memory.span().clone()),
             alarm: None,
             pace: Pace::default(),
-            coherence: None,
+            memory,
             router,
         }
-    }
-
-    /// The guest's memory is kept coherent.
-    pub fn follow(&mut self, coherence: VcpuCoherence) {
-        self.coherence = Some(coherence);
     }
 }
 
@@ -434,7 +429,7 @@ impl Local {
     fn timer_left(&self) -> Option<Duration> {
         let now = self.now();
         let left = self.tsc.left(now, self.apic.timer_due()?).unwrap_or_default();
-        let paced_ns = self.coherence.as_ref().map_or(0, |coherence| {
+        let paced_ns = self.coherence().map_or(0, |coherence| {
             let is_halted = matches!(self.mode, Mode::Halted { .. });
             self.pace
                 .left_ns(self.tsc.nanoseconds(), coherence.latency.ns(), is_halted)
@@ -487,8 +482,16 @@ impl Local {
         }
     }
 
+    fn coherence(&self) -> Option<&VcpuCoherence> {
+        match &self.memory {
+            SpanKind::CoherentSpan(_, coherence) => Some(coherence),
+            SpanKind::SharedSpan(_) => None,
+            SpanKind::Plain(never) => match *never {},
+        }
+    }
+
     fn root(&self) -> Option<&Root> {
-        self.coherence.as_ref()?.root.as_ref()
+        self.coherence()?.root.as_ref()
     }
 
     fn inbox(&self) -> &Inbox {

@@ -13,23 +13,30 @@ use super::clock::GuestTsc;
 use super::desk::{Desk, IoApicDevice, JOBS_MAX, Job};
 use super::eoi::{FEATURE_SHARED_EOI, MSR_SHARED_EOI};
 use super::forward::Forward;
+use super::host;
 use super::ioctls;
 use super::link::stream::{self, Writer};
 use super::link::{Receiving, Sending};
-use super::local::{Local, Reset, TSC_PER_TICK};
+use super::local::{Local, Reset, TSC_PER_TICK, VcpuCoherence};
 use super::packet::Space;
 use super::router::{HOME, Router};
 use super::turnstile::Turnstile;
-use super::wiring::SpanWiring;
-use crate::arch::x86_64::layout::Layout;
+use super::wiring::{SpanWiring, watch_pins};
+use crate::arch::x86_64::cpuid::Groups;
+use crate::arch::x86_64::layout::{IOAPIC_START, Layout, RTC_PORT, TIMER_PORT};
 use crate::arch::x86_64::msr::{MSR_TSC, MSR_TSC_ADJUST, MSR_TSC_DEADLINE};
 use crate::arch::x86_64::state;
-use crate::bus::{Bus, Overlap};
+use crate::bus::{Bus, BusDevice, Overlap};
+use crate::cmdline;
 use crate::ending::EndSignal;
-use crate::launch::{Ending, ShardChannels, SpanLaunch, TscLaunch};
-use crate::machine::MachineError;
+use crate::interrupt::Wiring;
+use crate::kind::SpanKind;
+use crate::launch::{Ending, Leaf, ShardChannels, SpanLaunch, TscLaunch};
+use crate::machine::{self, MachineError};
 use crate::memory::GuestRam;
+use crate::memory::replica::Coherence;
 use crate::process::{Files, ReceiveError};
+use crate::rtc::{NoTimer, RTC_PORTS, Rtc, TIMER_PORTS};
 use crate::sandbox::{ThreadKind, Threads};
 use crate::vcpu::VcpuCounters;
 
@@ -44,6 +51,9 @@ const STAY: [u32; 4] = [MSR_TSC, MSR_TSC_ADJUST, MSR_TSC_DEADLINE, MSR_APIC_BASE
 const APIC_BASE: u64 = 0xFEE0_0C00;
 /// This is the processor that starts.
 const APIC_BASE_BOOTSTRAP: u64 = 1 << 8;
+
+/// Registers of an IOAPIC in memory, bytes.
+const IOAPIC_BYTES: u64 = 0x1000;
 
 /// How long a shard whose connection to another is lost waits for its monitor's word, which may know why, before it ends.
 const PARTING: Duration = Duration::from_secs(1);
@@ -107,6 +117,14 @@ pub struct SpanParts {
     receiving: Vec<(u8, Incoming)>,
     jobs: Option<mpsc::Receiver<Job>>,
     tsc: TscLaunch,
+    /// What the guest is told of the processor; all that this host has when empty.
+    leaves: Vec<Leaf>,
+}
+
+impl AsRef<Router> for SpanParts {
+    fn as_ref(&self) -> &Router {
+        &self.router
+    }
 }
 
 impl SpanParts {
@@ -131,24 +149,58 @@ impl SpanParts {
             receiving,
             jobs: is_home.then_some(jobs),
             tsc: span.tsc,
+            leaves: span.cpuid.clone(),
         }
     }
 
-    /// Sets the frequency of a new vCPU's TSC, of which CPUID tells.
-    pub fn pace(&self, fd: &VcpuFd) -> Result<(), MachineError> {
-        let kvm = |what| move |source| MachineError::Kvm { what, source };
-        let khz = self.tsc.khz;
-        khz.map_or(Ok(()), |khz| fd.set_tsc_khz(khz))
-            .map_err(kvm("set the frequency of the TSC"))
+    /// What the guest is told of the processor.
+    ///
+    /// # Errors
+    /// If KVM does not say.
+    pub fn cpuid(&self, kvm_fd: &Kvm) -> Result<CpuId, MachineError> {
+        host::cpuid(kvm_fd, &self.leaves)
     }
 
-    /// Prepares a new vCPU: of the CPUID that it has, for interrupt controllers of ours.
+    /// The kernel's command line, with what it needs to know of the TSC: what the hosts rely on, the guest
+    /// can.
+    ///
+    /// # Errors
+    /// If KVM does not say how fast the TSC is.
+    pub fn cmdline(&self, kvm_fd: &Kvm, cmdline: &str) -> Result<String, MachineError> {
+        let is_relied_on = machine::host_relies_on_tsc() && self.tsc.is_relied_on;
+        let khz = machine::tsc_khz(kvm_fd)?;
+        Ok(cmdline::with_tsc(cmdline, is_relied_on, khz))
+    }
+
+    /// Makes vCPU `id` what a firmware would have made it: sets the frequency of its TSC, and CPUID, which tells
+    /// of that.
+    ///
+    /// # Errors
+    /// If KVM refuses.
+    pub fn prepare_vcpu(
+        &self,
+        fd: &VcpuFd,
+        cpuid: &CpuId,
+        id: u8,
+        groups: Groups,
+    ) -> Result<(), MachineError> {
+        let kvm = |what| move |source| MachineError::Kvm { what, source };
+        if let Some(khz) = self.tsc.khz {
+            fd.set_tsc_khz(khz).map_err(kvm("set the frequency of the TSC"))?;
+        }
+        let mut leaves = machine::leaves_of_vcpu(cpuid, id, groups)?;
+        let khz = fd.get_tsc_khz().map_err(kvm("read the frequency of the TSC"))?;
+        adjust_cpuid(&mut leaves, khz);
+        machine::prepare_vcpu(fd, &leaves)
+    }
+
+    /// Makes the interrupt controller of a new vCPU, which has its CPUID. `memory` is the guest's.
     pub fn vcpu(
         &self,
         kvm_numbers: &[u32],
-        fd: &VcpuFd,
+        fd: &mut VcpuFd,
         vcpu: u8,
-        memory: &GuestRam,
+        memory: SpanKind<&GuestRam, &Coherence>,
         counters: Arc<VcpuCounters>,
     ) -> Result<Local, MachineError> {
         let kvm = |what| move |source| MachineError::Kvm { what, source };
@@ -165,13 +217,19 @@ impl SpanParts {
         ioctls::set_tsc_offset(fd, self.tsc.offset).map_err(kvm("set the offset of the TSC"))?;
         let numbers = state::present(fd, kvm_numbers).map_err(MachineError::State)?;
         let router = self.router.clone();
+        let memory = match memory {
+            SpanKind::SharedSpan(ram) => SpanKind::SharedSpan(ram.clone()),
+            SpanKind::CoherentSpan(ram, coherence) => {
+                SpanKind::CoherentSpan(ram.clone(), VcpuCoherence::of(fd, vcpu, coherence))
+            }
+        };
         Ok(Local::new(
             vcpu,
             router,
             tsc,
             reset,
             Arc::new(numbers),
-            memory.clone(),
+            memory,
             counters,
         ))
     }
@@ -299,12 +357,67 @@ pub fn forwarded(
     Ok(Arc::new(bus))
 }
 
-/// The home's interrupt controllers, on its bus.
-pub fn home_wiring(vm: &Arc<VmFd>, router: &Arc<Router>) -> (Arc<SpanWiring>, Arc<IoApicDevice>) {
-    (
-        Arc::new(SpanWiring::new(vm.clone(), router.clone())),
-        Arc::new(IoApicDevice::new(router.clone())),
-    )
+/// The home of a VM that spans cells: the shard with the devices.
+pub struct Home {
+    /// The way to the other shards.
+    pub parts: SpanParts,
+    wiring: Arc<SpanWiring>,
+    ioapic: Arc<IoApicDevice>,
+}
+
+impl AsRef<Router> for Home {
+    fn as_ref(&self) -> &Router {
+        &self.parts.router
+    }
+}
+
+impl Home {
+    /// Puts the IOAPIC on the bus, and what a kernel looks for that has no clock of KVM's.
+    ///
+    /// # Errors
+    /// If other devices are there.
+    pub fn new(vm: &Arc<VmFd>, parts: SpanParts, ports: &mut Bus, memory: &mut Bus) -> Result<Self, Overlap> {
+        let wiring = Arc::new(SpanWiring::new(vm.clone(), parts.router.clone()));
+        let ioapic = Arc::new(IoApicDevice::new(parts.router.clone()));
+        memory.claim(IOAPIC_START..IOAPIC_START + IOAPIC_BYTES, ioapic.clone())?;
+        let mut claim = |port: u16, count: u64, device: Arc<dyn BusDevice>| {
+            ports.claim(u64::from(port)..u64::from(port) + count, device)
+        };
+        claim(RTC_PORT, RTC_PORTS, Arc::new(Rtc::default()))?;
+        claim(TIMER_PORT, TIMER_PORTS, Arc::new(NoTimer))?;
+        Ok(Self {
+            parts,
+            wiring,
+            ioapic,
+        })
+    }
+
+    /// How the devices' interrupts reach the vCPUs.
+    pub fn wiring(&self) -> Arc<dyn Wiring> {
+        self.wiring.clone()
+    }
+
+    /// Starts what a home has beside its vCPUs and devices, which are on `ports` and in `memory`.
+    ///
+    /// # Errors
+    /// If there are no threads.
+    pub fn start(
+        self,
+        threads: &Threads,
+        end: &Arc<EndSignal>,
+        ports: Arc<Bus>,
+        memory: Arc<Bus>,
+    ) -> std::io::Result<Arc<Router>> {
+        let Self {
+            parts,
+            wiring,
+            ioapic,
+        } = self;
+        let pins = wiring.take_pins();
+        let router = parts.start(threads, end, Some((ports, memory, ioapic.clone())))?;
+        threads.spawn(ThreadKind::Pins, "pins", move || watch_pins(&pins, &ioapic))?;
+        Ok(router)
+    }
 }
 
 /// Puts the controller of a new vCPU into x2APIC mode, as far as KVM needs to know. Returns what its registers are then.

@@ -13,7 +13,8 @@ pub(super) struct Root {
     cr3: *const u64,
 }
 
-// SAFETY: the page is the vCPU's, which is used by one thread at a time; the pointer is used by that one only.
+// SAFETY: the page is the vCPU's, which is used by one thread at a time; the pointer is used by that thread
+// only.
 unsafe impl Send for Root {}
 
 impl Root {
@@ -27,7 +28,8 @@ impl Root {
 
     /// The vCPU has left the guest.
     pub(super) fn seen(&self) {
-        // SAFETY: in the page that KVM shares, mapped as long as the vCPU, whose thread this is; it is out of the guest.
+        // SAFETY: in the page that KVM shares, mapped as long as the vCPU, whose thread this is; it is out of the
+        // guest.
         let cr3 = unsafe { self.cr3.read_volatile() };
         self.causal.root(usize::from(self.vcpu), Some(cr3));
     }

@@ -42,9 +42,8 @@ fn pages_come_by(two: &Two, way: &str, note: Option<&str>) {
     shard::process::send(&mut near, &launch, &files).expect("a message");
     let (launch, mut files) = shard::process::receive::<SpanLaunch>(&mut far).expect("a message");
     drop(boot);
-    let replica = Replica::take(&launch, bytes, &mut files)
-        .expect("a replica")
-        .expect("one of its own");
+    let coherent = launch.coherence.as_ref().expect("a copy of its own");
+    let replica = Replica::take(&launch, coherent, bytes, &mut files).expect("a replica");
     let layout = Layout::new(bytes, &[]).expect("a layout");
     let memory = replica.ram(&layout).expect("memory");
     let end = Arc::new(EndSignal::new().expect("an event"));

@@ -9,6 +9,7 @@ use dsm::Batches;
 use vm_memory::{Bytes, GuestMemoryBackend, GuestMemoryRegion};
 
 use super::*;
+use crate::kind::VmKind;
 use crate::launch::{CoherenceLaunch, Fd, LaneSockets, Ratio, ShardMemory, TscLaunch};
 use crate::process::{receive, send};
 use crate::span::link::{Receiving, Sending};
@@ -116,8 +117,8 @@ fn shard_of(bytes: u64, number: u8, sockets: Vec<Lane>) -> (GuestRam, &'static C
     drop(files);
     drop(sockets);
     let (span, mut files) = receive::<SpanLaunch>(&mut far).expect("a message");
-    let replica = Replica::take(&span, bytes, &mut files).expect("a replica");
-    let replica = replica.expect("coherent memory");
+    let coherence = span.coherence.as_ref().expect("coherent memory");
+    let replica = Replica::take(&span, coherence, bytes, &mut files).expect("a replica");
     let ram = replica
         .ram(&Layout::new(bytes, &[]).expect("a layout"))
         .expect("memory");
@@ -271,10 +272,7 @@ fn balloon(
 ) -> (Balloon, Vec<DriverQueue>, Arc<Told>) {
     let queues: Vec<DriverQueue> = (0..3).map(|index| DriverQueue::new(home, index)).collect();
     let told = Arc::new(Told::default());
-    let release = Release {
-        sharing: None,
-        coherence: Some(coherence),
-    };
+    let release = Release(VmKind::CoherentSpan((), coherence));
     let mut balloon = Balloon::new(&Threads::sealed(), bytes, release).expect("a thread");
     let activation = Activation {
         memory: home.clone(),

@@ -74,7 +74,7 @@ pub(crate) fn bare(ram_bytes: u64) -> io::Result<impl crate::virtio::worker::Han
     Ok(BalloonHandler::new(
         new_state(ram_bytes)?,
         Arc::default(),
-        Release::default(),
+        Release(crate::kind::VmKind::Plain(None)),
     ))
 }
 

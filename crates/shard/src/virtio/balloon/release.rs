@@ -10,18 +10,15 @@ use vm_memory::{
 };
 
 use super::state::PAGE_BYTES;
+use crate::kind::VmKind;
 use crate::memory::replica::Coherence;
 use crate::sharing::Mapper;
 use crate::virtio::DeviceError;
 
-/// What is asked to give memory back, beside the kernel.
-#[derive(Clone, Default)]
-pub struct Release {
-    /// Where pages stand for an image's.
-    pub sharing: Option<Arc<Mapper>>,
-    /// Where other shards have copies of the memory, so that no page is this one's alone to punch out.
-    pub coherence: Option<&'static Coherence>,
-}
+/// What is asked to give memory back, beside the kernel: where pages stand for an image's, the map of these; where
+/// other shards have copies of the memory, so that no page is this one's alone to punch out, all of them.
+#[derive(Clone)]
+pub struct Release(pub VmKind<Option<Arc<Mapper>>, (), &'static Coherence>);
 
 impl Release {
     /// Gives back the whole pages inside ranges, each an address and a length in bytes; how many bytes that was.
@@ -33,19 +30,30 @@ impl Release {
         memory: &GuestMemoryMmap<()>,
         mut ranges: impl Iterator<Item = (u64, u64)>,
     ) -> Result<u64, DeviceError> {
-        let Some(coherence) = self.coherence else {
-            return ranges.try_fold(0, |all, (start, bytes)| {
-                Ok(all + release(memory, self.sharing.as_deref(), start, bytes)?)
-            });
+        let sharing = match &self.0 {
+            VmKind::Plain(sharing) => sharing.as_deref(),
+            VmKind::SharedSpan(()) => None,
+            VmKind::CoherentSpan((), coherence) => return give_back(coherence, memory, ranges),
         };
-        let mut pages = Vec::new();
-        for (start, bytes) in ranges {
-            let (_, whole) = whole_pages(memory, start, bytes)?;
-            let number = |address: u64| u32::try_from(address / PAGE_BYTES).unwrap_or(u32::MAX);
-            pages.push(number(whole.start)..number(whole.end));
-        }
-        Ok(coherence.give_back(pages) * PAGE_BYTES)
+        ranges.try_fold(0, |all, (start, bytes)| {
+            Ok(all + release(memory, sharing, start, bytes)?)
+        })
     }
+}
+
+/// Has all shards give back the whole pages inside ranges.
+fn give_back(
+    coherence: &Coherence,
+    memory: &GuestMemoryMmap<()>,
+    ranges: impl Iterator<Item = (u64, u64)>,
+) -> Result<u64, DeviceError> {
+    let mut pages = Vec::new();
+    for (start, bytes) in ranges {
+        let (_, whole) = whole_pages(memory, start, bytes)?;
+        let number = |address: u64| u32::try_from(address / PAGE_BYTES).unwrap_or(u32::MAX);
+        pages.push(number(whole.start)..number(whole.end));
+    }
+    Ok(coherence.give_back(pages) * PAGE_BYTES)
 }
 
 /// The region that a range is in, and the whole pages inside the range; its end is its start if there are none.

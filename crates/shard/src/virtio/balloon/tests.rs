@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap};
 
 use super::{Balloon, Release};
+use crate::kind::VmKind;
 use crate::memory::GuestRam;
 use crate::sandbox::Threads;
 use crate::virtio::device::RING_FEATURES;
@@ -41,7 +42,7 @@ fn rig_with(features: u64) -> Rig {
     }
     let queues: Vec<DriverQueue> = (0..5).map(|index| DriverQueue::new(&memory, index)).collect();
     let told = Arc::new(Told::default());
-    let mut balloon = Balloon::new(&Threads::sealed(), BYTES, Release::default()).unwrap();
+    let mut balloon = Balloon::new(&Threads::sealed(), BYTES, Release(VmKind::Plain(None))).unwrap();
     balloon
         .activate(Activation {
             memory: memory.clone(),

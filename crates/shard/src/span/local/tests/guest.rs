@@ -15,6 +15,7 @@ use crate::bus::{Bus, BusDevice};
 use crate::ending::EndSignal;
 use crate::gate::Gate;
 use crate::kick;
+use crate::kind::SpanKind;
 use crate::launch::{Ending, SpanLaunch, TscLaunch};
 use crate::machine;
 use crate::memory::GuestRam;
@@ -116,9 +117,9 @@ pub fn run(program: &Program, packets: impl IntoIterator<Item = Packet>) -> Opti
     let vm = machine::create_shard_vm(&kvm).unwrap();
     machine::map_memory(&vm, &memory).unwrap();
     let parts = parts();
-    let fd = vm.create_vcpu(0).unwrap();
+    let mut fd = vm.create_vcpu(0).unwrap();
     let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).unwrap();
-    machine::prepare_vcpu(&fd, &cpuid, 0, Groups::of(&[0]), true).unwrap();
+    parts.prepare_vcpu(&fd, &cpuid, 0, Groups::of(&[0])).unwrap();
     let [.., start] = program.head();
     let entry = Entry::Linux64(CODE + u64::from(start));
     load(program, entry, &memory);
@@ -129,7 +130,10 @@ pub fn run(program: &Program, packets: impl IntoIterator<Item = Packet>) -> Opti
     fd.set_regs(&registers::general(entry)).unwrap();
     let numbers = travelling(&state::register_numbers(&kvm).unwrap());
     let counters = Arc::new(VcpuCounters::default());
-    let local = parts.vcpu(&numbers, &fd, 0, &memory, counters.clone()).unwrap();
+    let shared = SpanKind::SharedSpan(&memory);
+    let local = parts
+        .vcpu(&numbers, &mut fd, 0, shared, counters.clone())
+        .unwrap();
     let router = parts.router.clone();
     for packet in packets {
         router.inbox(0).unwrap().put(|mail| mail.put(packet));
