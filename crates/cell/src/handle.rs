@@ -60,11 +60,7 @@ impl Handle {
 
     /// Gives an order to the shard, and never waits for it.
     pub fn order(&self, order: &Order) -> io::Result<()> {
-        let home = self.state().orders.clone();
-        match home {
-            Some(home) => home.order(order),
-            None => Err(io::Error::other("the VM is not running just now")),
-        }
+        self.state().order(order).map(drop)
     }
 
     /// Has a shard's clock step forward.
@@ -134,16 +130,15 @@ impl Handle {
 
     /// Moves a vCPU of a VM that spans cells; returns how long it stood still, nanoseconds.
     pub fn move_vcpu(&self, vcpu: u8, cell: u16) -> io::Result<u64> {
-        // One after another: an answer does not say of which move it is.
+        // One after another: the shard moves one at a time, and each may take the whole time.
         let _moving = self.0.moving.lock().unwrap_or_else(PoisonError::into_inner);
         let shard = {
-            let mut state = self.state();
+            let state = self.state();
             if state.cells.is_empty() {
                 return Err(io::Error::other(
                     "the VM does not span cells; start it with `span = { cells = [0, 1] }` or `--span 0,1`",
                 ));
             }
-            state.moved = None;
             let shard = (0_u8..).zip(&state.cells).find(|(_, known)| **known == cell);
             let (shard, _) = shard.ok_or_else(|| {
                 let cells: Vec<_> = state.cells.iter().map(u16::to_string).collect();
@@ -151,7 +146,12 @@ impl Handle {
             })?;
             shard
         };
-        self.order(&Order::Move { vcpu, shard })?;
+        {
+            // No order waits, so the lock may be held: the answer finds what was asked.
+            let mut state = self.state();
+            let id = state.order(&Order::Move { vcpu, shard })?;
+            (state.move_asked, state.moved) = (Some(id), None);
+        }
         let state = self.wait(MOVE_LIMIT, |state| state.moved.is_some() || state.over);
         match &state.moved {
             Some(MoveReport::Done { still_ns }) => Ok(*still_ns),
@@ -261,17 +261,23 @@ impl Handle {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{BufRead, BufReader};
     use std::process::Command;
 
     use serde_json::json;
+    use shard_api::control::ControlSocket;
+    use shard_api::launch::{Answer, NumberedOrder};
 
     use super::*;
-    use crate::link::send_order;
     use crate::shard_process::ShardProcess;
 
+    /// The next order that a shard gets; none at the end.
+    fn next_order(shard: &ControlSocket) -> Option<NumberedOrder> {
+        let (message, _) = shard.receive_with_files().ok()?;
+        Some(serde_json::from_slice(&message).expect("an order"))
+    }
+
     /// A VM whose shard is a process that reads nothing, and the shard's end of the socket.
-    fn hung() -> (Handle, Arc<ShardProcess>, UnixStream) {
+    fn hung() -> (Handle, Arc<ShardProcess>, ControlSocket) {
         let (shard, theirs) = ShardProcess::of(Command::new("sleep").arg("100"));
         let (handle, shard) = (Handle::default(), Arc::new(shard));
         handle.state().start(shard.clone(), None);
@@ -289,7 +295,7 @@ mod tests {
     #[test]
     fn a_kill_ends_a_shard_whose_orders_fill_the_socket() {
         let (handle, shard, _unread) = hung();
-        while send_order(&shard.socket, &Order::Status).is_ok() {}
+        while shard.link.order(&Order::Status).is_ok() {}
         let started = Instant::now();
         std::thread::scope(|scope| {
             let ended = scope.spawn(|| {
@@ -329,23 +335,20 @@ mod tests {
     #[test]
     fn many_clients_that_ask_for_the_status_send_one_order() {
         let (handle, shard, orders) = hung();
-        let mut orders = BufReader::new(orders).lines();
         std::thread::scope(|scope| {
             let asked: Vec<_> = (0..20).map(|_| scope.spawn(|| handle.status())).collect();
-            let order = orders.next().unwrap().unwrap();
-            assert_eq!(serde_json::from_str::<Order>(&order).unwrap(), Order::Status);
+            let NumberedOrder { id, order } = next_order(&orders).unwrap();
+            assert_eq!(order, Order::Status);
             std::thread::sleep(Duration::from_secs(1));
-            {
-                let mut state = handle.state();
-                (state.status, state.status_asked) = (Some(json!({ "exits": [] })), None);
-            }
+            let answer = Answer::Status(json!({ "exits": [] }));
+            handle.state().note_answer(id, answer);
             handle.changed();
             for one in asked {
                 assert_eq!(one.join().unwrap().unwrap()["exits"], json!([]));
             }
         });
         shard.kill();
-        assert_eq!(orders.map_while(Result::ok).count(), 0);
+        assert_eq!(next_order(&orders), None);
     }
 
     #[test]
@@ -370,8 +373,7 @@ mod tests {
         let guest = handle.clone();
         let booting = std::thread::spawn(move || {
             let mut presses = 0;
-            for order in BufReader::new(orders).lines() {
-                let order: Order = serde_json::from_str(&order.expect("an order")).expect("an order");
+            while let Some(NumberedOrder { order, .. }) = next_order(&orders) {
                 assert!(matches!(order, Order::PowerButton), "{order:?}");
                 presses += 1;
                 if presses == 2 {

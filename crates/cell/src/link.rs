@@ -1,65 +1,153 @@
-//! The socket to a shard, after the launch: orders out, reports in, a line of JSON each.
+//! The control socket to a shard as its monitor has it: the launch and orders out, reports in.
 
-use std::io::{self, BufRead, BufReader, Read};
-use std::os::fd::AsRawFd;
-use std::os::unix::net::UnixStream;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
-use nix::sys::socket::{MsgFlags, send};
 use serde_json::Value;
-use shard_api::launch::{Order, Report};
+use shard_api::control::{Assembly, ControlSocket, PACKET_BYTES_MAX};
+use shard_api::launch::{Launch, NumberedOrder, Order, OrderId, Report};
+use shard_api::message::ReceiveError;
+use shard_api::version::send_launch;
 
 use crate::text::make_printable;
 
-/// Bytes of a report at most.
-const REPORT_BYTES_MAX: u64 = 1 << 20;
+/// The incarnation of a monitor: it has no successor.
+const INCARNATION: u64 = 1;
 
-/// Sends an order, and never waits: a shard reads its orders or leaves the socket full.
-///
-/// # Errors
-/// `WouldBlock` if the socket has no room for the order.
-pub fn send_order(socket: &UnixStream, order: &Order) -> io::Result<()> {
-    let mut line = serde_json::to_vec(order)?;
-    line.push(b'\n');
-    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-    // Linux queues so few bytes as one message, whole or not at all, so that the orders of several threads do not mix.
-    match send(socket.as_raw_fd(), &line, flags)? {
-        sent if sent == line.len() => Ok(()),
-        _ => Err(io::ErrorKind::WouldBlock.into()),
+/// The monitor's side of a shard's control socket.
+#[derive(Debug)]
+pub struct ShardLink {
+    socket: ControlSocket,
+    /// The launch has been sent. An order before it would be taken for it.
+    is_launched: AtomicBool,
+    /// The number of the last order. Held while one is sent, so that they come in the order of their numbers.
+    last: Mutex<u64>,
+}
+
+impl ShardLink {
+    /// Makes one, and the shard's end.
+    pub fn pair() -> io::Result<(Self, ControlSocket)> {
+        let (socket, theirs) = ControlSocket::pair()?;
+        let link = Self {
+            socket,
+            is_launched: AtomicBool::new(false),
+            last: Mutex::new(0),
+        };
+        Ok((link, theirs))
+    }
+
+    /// Sends the launch, which comes before all orders.
+    pub fn launch(&self, launch: &Launch, files: &[BorrowedFd<'_>]) -> Result<(), ReceiveError> {
+        send_launch(&self.socket, launch, files)?;
+        self.is_launched.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Sends an order, and never waits: a shard reads its orders or leaves the socket full. Returns the
+    /// order's number, which its answer has, too.
+    ///
+    /// # Errors
+    /// `WouldBlock` if the socket has no room for the order.
+    pub fn order(&self, order: &Order) -> io::Result<OrderId> {
+        if !self.is_launched.load(Ordering::Acquire) {
+            return Err(io::Error::other("the VM is not running just now"));
+        }
+        // Each change is whole, whoever panicked.
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let id = OrderId {
+            incarnation: INCARNATION,
+            request: *last + 1,
+        };
+        let order = order.clone();
+        self.socket.try_send(&NumberedOrder { id, order })?;
+        *last = id.request;
+        Ok(id)
+    }
+
+    /// What the shard reports, from here on.
+    pub fn reports(&self) -> io::Result<Reports> {
+        self.socket.try_clone().map(Reports::new)
+    }
+
+    /// Ends the connection, whoever has the shard's end.
+    pub fn shut_down(&self) {
+        self.socket.shut_down();
     }
 }
 
-/// Reads reports until the shard is gone. The shard may be in a guest's hands: lines are bounded, and text is made printable.
-pub struct Reports(BufReader<UnixStream>);
+/// Reads reports until the shard is gone. The shard may be in a guest's hands: messages are bounded, files
+/// that come with them are closed, and text is made printable.
+pub struct Reports {
+    socket: ControlSocket,
+    assembly: Assembly,
+}
 
 impl Reports {
     /// Reads from this socket.
-    pub fn new(socket: UnixStream) -> Self {
-        Self(BufReader::new(socket))
+    pub fn new(socket: ControlSocket) -> Self {
+        Self {
+            socket,
+            assembly: Assembly::default(),
+        }
     }
 
     /// The next report; `None` at the end, or when what comes is not a report.
     pub fn next_report(&mut self) -> Option<Report> {
-        let mut line = Vec::new();
-        let mut bounded = Read::take(&mut self.0, REPORT_BYTES_MAX);
-        bounded.read_until(b'\n', &mut line).ok()?;
-        let mut report: Value = serde_json::from_slice(&line).ok()?;
+        self.next(None)
+    }
+
+    /// As [`Self::next_report`]; `None`, too, when the whole of it has not come before `deadline`.
+    pub fn next_report_by(&mut self, deadline: Instant) -> Option<Report> {
+        self.next(Some(deadline))
+    }
+
+    fn next(&mut self, deadline: Option<Instant>) -> Option<Report> {
+        let message = loop {
+            if let Some(deadline) = deadline
+                && !self.socket.wait_until(deadline).ok()?
+            {
+                return None;
+            }
+            let packet = self.socket.receive_packet(PACKET_BYTES_MAX).ok()??;
+            if let Some(message) = self.assembly.take(&packet).ok()? {
+                break message;
+            }
+        };
+        let mut report: Value = serde_json::from_slice(&message).ok()?;
         make_printable(&mut report);
         serde_json::from_value(report).ok()
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::io::Write;
+impl ShardLink {
+    /// One whose shard has its launch, and the shard's end.
+    pub fn of_launched() -> io::Result<(Self, ControlSocket)> {
+        let (link, theirs) = Self::pair()?;
+        link.is_launched.store(true, Ordering::Release);
+        Ok((link, theirs))
+    }
+}
 
+#[cfg(test)]
+mod tests {
+    use std::io::IoSlice;
+    use std::os::fd::{AsFd, AsRawFd};
+    use std::time::Duration;
+
+    use nix::sys::socket::{ControlMessage, MsgFlags, send, sendmsg};
     use serde_json::json;
-    use shard_api::launch::Ending;
+    use shard_api::launch::{Answer, Ending};
 
     use super::*;
 
-    fn reported(line: &str) -> Option<Report> {
-        let (monitor, mut shard) = UnixStream::pair().unwrap();
-        shard.write_all(line.as_bytes()).unwrap();
+    /// What a monitor takes a shard's message for.
+    fn reported(message: &impl serde::Serialize) -> Option<Report> {
+        let (monitor, shard) = ControlSocket::pair().unwrap();
+        shard.send(message, &[]).unwrap();
         drop(shard);
         Reports::new(monitor).next_report()
     }
@@ -68,42 +156,114 @@ mod tests {
     fn a_report_carries_no_terminal_escapes() {
         let detail = "\u{1b}]52;c;aGk=\u{7}".to_owned();
         let ended = Report::Ended(Ending::ShardFailed { detail });
-        let line = serde_json::to_string(&ended).unwrap();
         let detail = " ]52;c;aGk= ".to_owned();
         assert_eq!(
-            reported(&line),
+            reported(&ended),
             Some(Report::Ended(Ending::ShardFailed { detail }))
         );
         let running = |missing: &str, note: &str| Report::Running {
             sandbox_missing: vec![missing.to_owned()],
             sandbox_notes: vec![note.to_owned()],
         };
-        let line = serde_json::to_string(&running("user namespace\u{9b}2J", "Landlock\u{1b}")).unwrap();
-        assert_eq!(reported(&line), Some(running("user namespace 2J", "Landlock ")));
+        let sent = running("user namespace\u{9b}2J", "Landlock\u{1b}");
+        assert_eq!(reported(&sent), Some(running("user namespace 2J", "Landlock ")));
     }
 
     #[test]
     fn a_status_comes_as_it_was_sent() {
-        let status = json!({ "exits": [1, u64::MAX, -3, 0.5], "disks": { "disk0": null } });
-        let line = serde_json::to_string(&Report::Status(status.clone())).unwrap();
-        assert_eq!(reported(&line), Some(Report::Status(status)));
+        let exits = json!([1, u64::MAX, -3, 0.5]);
+        let status = json!({ "exits": exits, "long": "x".repeat(2 * PACKET_BYTES_MAX) });
+        let report = Report::Answer {
+            to: OrderId::default(),
+            answer: Answer::Status(status),
+        };
+        assert!(reported(&report) == Some(report));
+    }
+
+    #[test]
+    fn a_message_that_is_no_report_ends_the_reports_of_a_shard() {
+        for wrong in [json!("running"), json!({ "ended": { "how": "well" } }), json!(1)] {
+            assert_eq!(reported(&wrong), None, "{wrong}");
+        }
+        // A report that is whole.
+        let report = Report::Ended(Ending::PowerOff);
+        let bytes = serde_json::to_vec(&report).unwrap();
+        let whole = [&(bytes.len() as u32).to_le_bytes()[..], &[0; 4], &bytes].concat();
+        assert_eq!(sent_as_packet(&whole, 0), Some(report));
+        // The same with files that nobody asked for, and packets that are no part of a message.
+        assert_eq!(sent_as_packet(&whole, 1), None);
+        assert_eq!(sent_as_packet(&whole, 253), None);
+        for wrong in [
+            &b""[..],
+            b"x",
+            b"{\"ended\":{\"how\":\"power-off\"}}\n",
+            &[0; 70_000],
+        ] {
+            assert_eq!(sent_as_packet(wrong, 0), None, "{} bytes", wrong.len());
+        }
+    }
+
+    /// What a monitor takes a shard's packet for that brings so many files.
+    fn sent_as_packet(packet: &[u8], files: usize) -> Option<Report> {
+        let (monitor, shard) = ControlSocket::pair().unwrap();
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let passed = vec![file.as_raw_fd(); files];
+        let rights = [ControlMessage::ScmRights(&passed)];
+        let rights = if files == 0 { &[] } else { &rights[..] };
+        let (to, parts) = (shard.as_fd().as_raw_fd(), [IoSlice::new(packet)]);
+        let sent = sendmsg::<()>(to, &parts, rights, MsgFlags::empty(), None);
+        assert_eq!(sent, Ok(packet.len()));
+        drop(shard);
+        Reports::new(monitor).next_report()
+    }
+
+    #[test]
+    fn a_shard_that_sends_the_rest_of_messages_for_ever_is_not_waited_for_beyond_the_deadline() {
+        let (monitor, shard) = ControlSocket::pair().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                // A message of 100 bytes, of which only the last comes, again and again.
+                let rest = [100, 0, 0, 0, 99, 0, 0, 0, b'x'];
+                let flags = MsgFlags::MSG_NOSIGNAL;
+                while send(shard.as_fd().as_raw_fd(), &rest, flags).is_ok() {}
+            });
+            let started = Instant::now();
+            let mut reports = Reports::new(monitor);
+            assert_eq!(reports.next_report_by(started + Duration::from_millis(100)), None);
+            assert!(started.elapsed() < Duration::from_secs(5));
+        });
     }
 
     #[test]
     fn an_order_that_does_not_fit_is_refused_at_once() {
-        let (monitor, shard) = UnixStream::pair().unwrap();
+        let (monitor, shard) = ShardLink::of_launched().unwrap();
         let mut sent = 0;
         let refused = loop {
-            match send_order(&monitor, &Order::Status) {
-                Ok(()) => sent += 1,
+            match monitor.order(&Order::Status) {
+                Ok(id) => {
+                    sent += 1;
+                    assert_eq!((id.incarnation, id.request), (INCARNATION, sent));
+                }
                 Err(error) => break error,
             }
         };
         assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
-        // Bytes that were sent before are whole.
         drop(monitor);
-        let lines = BufReader::new(shard).lines().map(Result::unwrap);
-        let orders = lines.map(|line| serde_json::from_str::<Order>(&line).unwrap());
-        assert_eq!(orders.filter(|order| *order == Order::Status).count(), sent);
+        let mut orders = Vec::new();
+        while let Ok((message, _)) = shard.receive_with_files() {
+            orders.push(serde_json::from_slice::<NumberedOrder>(&message).unwrap());
+        }
+        assert!(orders.iter().all(|order| order.order == Order::Status));
+        let requests: Vec<u64> = orders.iter().map(|order| order.id.request).collect();
+        assert_eq!(requests, (1..=sent).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn an_order_before_the_launch_is_refused_and_not_sent() {
+        let (monitor, shard) = ShardLink::pair().unwrap();
+        let refused = monitor.order(&Order::Quit).unwrap_err();
+        assert_eq!(refused.to_string(), "the VM is not running just now");
+        drop(monitor);
+        assert!(shard.receive_with_files().is_err());
     }
 }

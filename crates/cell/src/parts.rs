@@ -3,16 +3,14 @@
 //! Each has a thread that reads what it reports. When one ends before it was told to, the VM ends, and why is kept.
 
 use std::io;
-use std::net::Shutdown;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use shard_api::launch::{Ending, Order, Report};
+use shard_api::launch::{Answer, Ending, Order, Report};
 
 use crate::ending::is_witness;
-use crate::link::Reports;
 use crate::remote::part::Remote;
 use crate::remote::talk::FromPart;
 use crate::shard_process::ShardProcess;
@@ -74,11 +72,9 @@ impl Part {
         let not_ready = match self {
             Self::Here { process, .. } => {
                 let failed = |error: io::Error| format!("its shard in {}: {error}", self.place());
-                let socket = process.socket.try_clone().map_err(failed)?;
-                socket.set_read_timeout(Some(START_LIMIT)).map_err(failed)?;
-                let report = Reports::new(socket).next_report();
-                process.socket.set_read_timeout(None).map_err(failed)?;
-                match report {
+                let deadline = Instant::now() + START_LIMIT;
+                let mut reports = process.link.reports().map_err(failed)?;
+                match reports.next_report_by(deadline) {
                     Some(Report::Running { .. }) => return Ok(Vec::new()),
                     Some(Report::Ended(Ending::ShardFailed { detail })) => detail,
                     Some(Report::OtherVersion { version }) => {
@@ -114,7 +110,7 @@ impl Part {
     /// Gives it an order. One on this host never lets it wait.
     pub fn order(&self, order: &Order) -> io::Result<()> {
         match self {
-            Self::Here { process, .. } => process.order(order),
+            Self::Here { process, .. } => process.order(order).map(drop),
             Self::There(remote) => remote.order(order),
         }
     }
@@ -123,8 +119,7 @@ impl Part {
     fn reports(&self, mut heard: impl FnMut(Report)) -> Result<Ending, String> {
         match self {
             Self::Here { process, .. } => {
-                let socket = process.socket.try_clone().map_err(|error| error.to_string())?;
-                let mut reports = Reports::new(socket);
+                let mut reports = process.link.reports().map_err(|error| error.to_string())?;
                 loop {
                     match reports.next_report() {
                         Some(Report::Ended(ending)) => return Ok(ending),
@@ -164,7 +159,7 @@ impl Part {
         if let Self::Here { process, .. } = self {
             process.wait();
             // Whatever holds its end of the socket: the watcher is to read its end.
-            let _ = process.socket.shutdown(Shutdown::Both);
+            process.link.shut_down();
         }
     }
 }
@@ -260,7 +255,11 @@ impl Drop for Parts {
 impl Shared {
     fn watch(&self, index: usize, part: &Part, told: &impl Fn(), ended: &impl Fn()) {
         let ending = part.reports(|report| {
-            if let Report::Status(status) = report {
+            // All ask for it as one, so the number does not matter.
+            let Report::Answer { answer, .. } = report else {
+                return;
+            };
+            if let Answer::Status(status) = answer {
                 self.lock().statuses[index] = Some(status);
                 told();
             }

@@ -1,9 +1,7 @@
 //! The process of a shard, from its start to its end.
 
 use std::io;
-use std::net::Shutdown;
 use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,11 +9,11 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, geteuid};
-use shard_api::launch::{Order, SandboxLaunch, SandboxPolicy};
+use shard_api::launch::{Order, OrderId, SandboxLaunch, SandboxPolicy};
 
 use crate::handle::QUIT_LIMIT;
 use crate::identity::Given;
-use crate::link::send_order;
+use crate::link::ShardLink;
 use crate::shard_limits::ShardLimits;
 use crate::shard_log::ShardLog;
 use crate::shard_program::{self, ShardProgram};
@@ -33,7 +31,7 @@ pub struct ShardProcess {
     /// The program that it executes.
     pub program: Arc<ShardProgram>,
     /// The control socket.
-    pub socket: UnixStream,
+    pub link: ShardLink,
     /// The sandbox, as far as it is made.
     pub sandbox: SandboxLaunch,
     /// Where it writes what it has to say.
@@ -55,7 +53,7 @@ impl ShardProcess {
         namespaces: &Namespaces,
         given: &Given,
     ) -> io::Result<Self> {
-        let (socket, theirs) = UnixStream::pair()?;
+        let (link, theirs) = ShardLink::pair()?;
         let spawn = |identity| {
             spawn::spawn(
                 program.file(),
@@ -97,7 +95,7 @@ impl ShardProcess {
         let process = Self {
             pid: spawned.pid,
             program: program.clone(),
-            socket,
+            link,
             sandbox,
             log,
             is_deaf: AtomicBool::new(false),
@@ -109,9 +107,9 @@ impl ShardProcess {
     }
 
     /// Gives it an order, and never waits. One that has left so many unread that there is no room for another hangs, or wants
-    /// its monitor to wait: it is killed.
-    pub fn order(&self, order: &Order) -> io::Result<()> {
-        let sent = send_order(&self.socket, order);
+    /// its monitor to wait: it is killed. Returns the order's number.
+    pub fn order(&self, order: &Order) -> io::Result<OrderId> {
+        let sent = self.link.order(order);
         if sent
             .as_ref()
             .is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
@@ -138,7 +136,7 @@ impl ShardProcess {
             let _ = kill(Pid::from_raw(self.pid), Signal::SIGKILL);
         }
         // Readers of its reports come to an end even if it gave its end of the socket away.
-        let _ = self.socket.shutdown(Shutdown::Both);
+        self.link.shut_down();
     }
 
     /// Waits until it has ended; one that has reported its end and does not go is killed. Returns what is known of its end.
@@ -206,17 +204,20 @@ impl Drop for ShardProcess {
 }
 
 #[cfg(test)]
+use shard_api::control::ControlSocket;
+
+#[cfg(test)]
 impl ShardProcess {
     /// This program as a shard, and its end of the socket, for tests.
-    pub fn of(program: &mut std::process::Command) -> (Self, UnixStream) {
-        let (socket, theirs) = UnixStream::pair().unwrap();
+    pub fn of(program: &mut std::process::Command) -> (Self, ControlSocket) {
+        let (link, theirs) = ShardLink::of_launched().unwrap();
         let log = Arc::new(ShardLog::start(std::path::Path::new("/dev/null")).unwrap());
         let output = || log.as_fd().try_clone_to_owned().unwrap();
         let process = Self {
             // Its handle ends nothing, and waits for nothing.
             pid: program.stdout(output()).stderr(output()).spawn().unwrap().id() as i32,
             program: Arc::new(ShardProgram::open(std::path::Path::new("/bin/true")).unwrap()),
-            socket,
+            link,
             sandbox: SandboxLaunch::default(),
             log,
             is_deaf: AtomicBool::new(false),

@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 
 use shard_api::launch::{DiskLaunch, Ending, Fd, Launch, Order, Report, SandboxPolicy};
 use shard_api::ports;
-use shard_api::version::send_launch;
 
 use crate::cluster::tenure::TenureError;
 use crate::coherence;
@@ -24,7 +23,6 @@ use crate::ending::{of_gone, of_part};
 use crate::frozen::Freezable;
 use crate::handle::Handle;
 use crate::identity::{Given, Place};
-use crate::link::Reports;
 use crate::mapped_files::MappedFiles;
 use crate::open::{OpenError, Opened};
 use crate::parts::{Part, Parts};
@@ -306,13 +304,12 @@ fn one_boot(
         .transpose()?;
     let home = Arc::new(start(0)?);
     launch.sandbox = home.sandbox.clone();
-    let mut socket = home.socket.try_clone()?;
+    let mut reports = home.link.reports()?;
     handle.state().start(home.clone(), parts);
     let (mut ending, mut ran, mut refused) = (None, false, None);
     // One that dies at once breaks the socket; its log says why.
-    if send_launch(&mut socket, &Launch::Vm(Box::new(launch)), &files).is_ok() {
+    if home.link.launch(&Launch::Vm(Box::new(launch)), &files).is_ok() {
         handle.set_freezable(freezable);
-        let mut reports = Reports::new(socket);
         while let Some(report) = reports.next_report() {
             match report {
                 Report::Running {
@@ -335,14 +332,8 @@ fn one_boot(
                         let _ = handle.order(&Order::Quit);
                     }
                 }
-                Report::Status(status) => {
-                    let mut state = handle.state();
-                    (state.status, state.status_asked) = (Some(status), None);
-                    drop(state);
-                    handle.changed();
-                }
-                Report::Moved(how) => {
-                    handle.state().moved = Some(how);
+                Report::Answer { to, answer } => {
+                    handle.state().note_answer(to, answer);
                     handle.changed();
                 }
                 Report::FullDisks { disks } => {
@@ -439,11 +430,7 @@ fn start_parts(
         let sandbox = process.sandbox.clone();
         let (launch, files) = boot.part(shard, &opened.launch, kvm, process.log.as_fd(), sandbox);
         // One that dies at once breaks the socket; its log says why.
-        let _ = send_launch(
-            &mut process.socket.try_clone()?,
-            &Launch::Part(Box::new(launch)),
-            &files,
-        );
+        let _ = process.link.launch(&Launch::Part(Box::new(launch)), &files);
         let part = Part::Here { cell, process };
         part.wait_until_ready().map_err(refused)?;
         parts.push(part);

@@ -13,28 +13,28 @@ mod hosts {
     pub mod two;
 }
 
-use std::os::fd::{AsFd, FromRawFd};
-use std::os::unix::net::UnixStream;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::process::ExitCode;
 
 use cell::remote::{launch, monitor};
 use cell::shard_program;
 use shard::launch::CONTROL_FD;
+use shard_api::control::ControlSocket;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().collect();
     let done = match arguments.get(1).map(String::as_str) {
         Some(name) if arguments[0] == shard_program::NAME => {
             // SAFETY: who started this has put the control socket there, and nothing else here knows it.
-            let control = unsafe { UnixStream::from_raw_fd(CONTROL_FD) };
+            let control = ControlSocket::from(unsafe { OwnedFd::from_raw_fd(CONTROL_FD) });
             if let Some((home, life)) = hosts::deaf::kind(name) {
-                return hosts::deaf::run(control, home, life);
+                return hosts::deaf::run(&control, home, life);
             }
             if name == hosts::herald::NAME {
-                return hosts::herald::run(control);
+                return hosts::herald::run(&control);
             }
-            return shard::process::run(control);
+            return shard::process::run(&control);
         }
         Some(launch::COMMAND) => launch::launch(std::io::stdin(), std::io::stdout()),
         Some(launch::MONITOR) => {

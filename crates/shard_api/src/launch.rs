@@ -1,8 +1,9 @@
 //! What a monitor tells a shard to run, and what the shard tells back.
 //!
-//! The monitor opens every file, then starts the shard's process with one end of a unix socket pair. Over it goes one
-//! message: the [`Launch`] as a line of JSON with every [`Fd`] as SCM_RIGHTS. Then the monitor writes [`Order`]s and the shard
-//! writes [`Report`]s, a JSON line each. End of file from the monitor means that it died: the shard ends at once.
+//! The monitor opens every file, then starts the shard's process with one end of a [control
+//! socket](crate::control). Over it goes one message: the [`Launch`] with every [`Fd`] as SCM_RIGHTS. Then
+//! the monitor sends [`NumberedOrder`]s and the shard sends [`Report`]s. The end of the monitor's side means
+//! that it died: the shard ends at once.
 
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -451,7 +452,29 @@ pub enum SandboxPolicy {
     Off,
 }
 
-/// What the monitor asks of a running shard.
+/// The number of an order.
+///
+/// Numbers grow. A shard refuses an order of an older incarnation, and one with a lower number than the last;
+/// the last order repeated it does not carry out again, but repeats its answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct OrderId {
+    /// The process that gives orders: each successor of one has a greater number.
+    pub incarnation: u64,
+    /// The order among those of its process.
+    pub request: u64,
+}
+
+/// An order as it is sent.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NumberedOrder {
+    /// Its number.
+    pub id: OrderId,
+    /// The order.
+    pub order: Order,
+}
+
+/// What the monitor asks of a running shard. Each is answered by a [`Report::Answer`], but for
+/// [`Order::Quit`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Order {
@@ -462,9 +485,9 @@ pub enum Order {
         /// Bytes the guest is asked to give back.
         bytes: u64,
     },
-    /// Report [`Report::Status`].
+    /// Count. Answered by [`Answer::Status`].
     Status,
-    /// Move a vCPU of a VM that spans cells; to its home. Answered by [`Report::Moved`].
+    /// Move a vCPU of a VM that spans cells; to its home. Answered by [`Answer::Moved`].
     Move {
         /// Which.
         vcpu: u8,
@@ -481,7 +504,7 @@ pub enum Order {
         /// As [`MappedFile::is_shared`].
         files: Vec<bool>,
     },
-    /// Stop running vCPUs, flush disks, end.
+    /// Stop running vCPUs, flush disks, end. Answered by [`Report::Ended`].
     Quit,
 }
 
@@ -497,10 +520,13 @@ pub enum Report {
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         sandbox_notes: Vec<String>,
     },
-    /// Counters and sizes, as answers to [`Order::Status`].
-    Status(serde_json::Value),
-    /// What became of an [`Order::Move`].
-    Moved(MoveReport),
+    /// The answer to an order.
+    Answer {
+        /// To which.
+        to: OrderId,
+        /// What became of it.
+        answer: Answer,
+    },
     /// The disks whose writes wait for room on the host are others than before.
     FullDisks {
         /// Their places in [`LaunchSpec::disks`].
@@ -512,6 +538,23 @@ pub enum Report {
     OtherVersion {
         /// The version of the shard's program.
         version: String,
+    },
+}
+
+/// The answer to an order.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Answer {
+    /// It was carried out.
+    Done,
+    /// Counters and sizes.
+    Status(serde_json::Value),
+    /// What became of an [`Order::Move`].
+    Moved(MoveReport),
+    /// It was not carried out.
+    Refused {
+        /// Why, in one line.
+        why: String,
     },
 }
 
@@ -562,4 +605,16 @@ pub enum Ending {
         /// What failed, in one line.
         detail: String,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn number_of_an_order_grows_by_incarnation_first() {
+        let id = |incarnation, request| OrderId { incarnation, request };
+        assert!(id(2, 1) > id(1, 9));
+        assert!(id(2, 2) > id(2, 1));
+    }
 }

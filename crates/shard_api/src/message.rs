@@ -1,6 +1,8 @@
-//! Messages with files: a line of JSON, with the files that it names by number as SCM_RIGHTS.
+//! Messages with files over stream sockets: a line of JSON, with the files that it names by number as
+//! SCM_RIGHTS.
 //!
-//! The first to a shard is its spec; later ones ask it to freeze, and bring what it froze.
+//! They ask a shard to freeze its VM, and bring what it froze. The launch goes by the [control
+//! socket](crate::control).
 
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
@@ -29,6 +31,12 @@ pub enum ReceiveError {
     /// The monitor went away, or its message never ends.
     #[error("a message between monitor and shard is incomplete")]
     Incomplete,
+    /// More than one message may have.
+    #[error("a message between monitor and shard has {0} bytes, more than it may have")]
+    TooLong(usize),
+    /// No part of a message, or files where none may be.
+    #[error("a packet between monitor and shard is not understood")]
+    Packet,
     /// Not what was expected.
     #[error("a message between monitor and shard is not understood")]
     Json(#[from] serde_json::Error),
@@ -45,6 +53,11 @@ pub enum ReceiveError {
 pub struct Files(Vec<Option<File>>);
 
 impl Files {
+    /// The files of a message, by their indices in it.
+    pub(crate) fn of(files: Vec<File>) -> Self {
+        Self(files.into_iter().map(Some).collect())
+    }
+
     /// Takes a file.
     pub fn take(&mut self, fd: Fd) -> Result<File, ReceiveError> {
         self.0
@@ -118,7 +131,7 @@ fn receive_until<M: DeserializeOwned>(
         for control in message.cmsgs().map_err(|_| ReceiveError::Incomplete)? {
             if let ControlMessageOwned::ScmRights(fds) = control {
                 // SAFETY: the kernel has just given us these descriptors; nobody else knows them.
-                files.extend(fds.into_iter().map(|fd| Some(unsafe { File::from_raw_fd(fd) })));
+                files.extend(fds.into_iter().map(|fd| unsafe { File::from_raw_fd(fd) }));
             }
         }
         (message.bytes, files)
@@ -134,7 +147,7 @@ fn receive_until<M: DeserializeOwned>(
             bytes => filled += bytes,
         }
     }
-    Ok((serde_json::from_slice(&line[..filled])?, Files(files)))
+    Ok((serde_json::from_slice(&line[..filled])?, Files::of(files)))
 }
 
 #[cfg(test)]

@@ -5,13 +5,13 @@
 //! of the package, and a checksum of this crate's sources: two builds with another message or another calculation differ.
 
 use std::os::fd::BorrowedFd;
-use std::os::unix::net::UnixStream;
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use crate::control::ControlSocket;
 use crate::launch::Launch;
-use crate::message::{Files, ReceiveError, receive, send};
+use crate::message::{Files, ReceiveError};
 
 /// The version of this build, as `0.1.0+89abcdef`.
 pub const VERSION: &str = match std::str::from_utf8(&TEXT) {
@@ -22,9 +22,10 @@ pub const VERSION: &str = match std::str::from_utf8(&TEXT) {
 const PACKAGE: &[u8] = env!("CARGO_PKG_VERSION").as_bytes();
 const TEXT: [u8; PACKAGE.len() + 9] = text(checksum());
 /// This crate's sources, by the names of their files.
-const SOURCES: [(&str, &[u8]); 13] = [
+const SOURCES: [(&str, &[u8]); 14] = [
     ("chain.rs", include_bytes!("chain.rs")),
     ("cmdline.rs", include_bytes!("cmdline.rs")),
+    ("control.rs", include_bytes!("control.rs")),
     ("cpuid.rs", include_bytes!("cpuid.rs")),
     ("launch.rs", include_bytes!("launch.rs")),
     ("layout.rs", include_bytes!("layout.rs")),
@@ -100,17 +101,18 @@ pub enum LaunchError {
 
 /// Sends the first message to a shard: the other side of [`receive_launch`].
 pub fn send_launch(
-    socket: &mut UnixStream,
+    socket: &ControlSocket,
     launch: &Launch,
     files: &[BorrowedFd<'_>],
 ) -> Result<(), ReceiveError> {
     let version = VERSION;
-    send(socket, &Sent { version, launch }, files)
+    socket.send(&Sent { version, launch }, files)
 }
 
 /// Receives the first message from a monitor, with its files.
-pub fn receive_launch(socket: &mut UnixStream) -> Result<(Launch, Files), LaunchError> {
-    let (received, files) = receive::<Received>(socket)?;
+pub fn receive_launch(socket: &ControlSocket) -> Result<(Launch, Files), LaunchError> {
+    let (message, files) = socket.receive_with_files()?;
+    let received: Received = serde_json::from_slice(&message).map_err(ReceiveError::from)?;
     if received.version != VERSION {
         return Err(LaunchError::OtherVersion {
             monitor: received.version,
@@ -123,7 +125,6 @@ pub fn receive_launch(socket: &mut UnixStream) -> Result<(Launch, Files), Launch
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
-    use std::io::Write;
 
     use super::*;
 
@@ -141,20 +142,23 @@ mod tests {
         assert_eq!(u32::from_str_radix(checksum, 16), Ok(super::checksum()));
     }
 
-    fn received(line: &str) -> Result<(Launch, Files), LaunchError> {
-        let (mut monitor, mut shard) = UnixStream::pair().unwrap();
-        monitor.write_all(line.as_bytes()).unwrap();
-        receive_launch(&mut shard)
+    fn received(message: &str) -> Result<(Launch, Files), LaunchError> {
+        let (monitor, shard) = ControlSocket::pair().unwrap();
+        let message: Box<RawValue> = serde_json::from_str(message).unwrap();
+        monitor.send(&message, &[]).unwrap();
+        receive_launch(&shard)
     }
 
     #[test]
     fn launch_of_another_version_is_refused_before_it_is_parsed() {
-        let line = "{\"version\":\"0.0.9+00000000\",\"launch\":{\"unknown\":[1]},\"added\":true}\n";
-        let refused = received(line).err().unwrap();
+        let message = "{\"version\":\"0.0.9+00000000\",\"launch\":{\"unknown\":[1]},\"added\":true}";
+        let refused = received(message).err().unwrap();
         let both = format!("the monitor has version 0.0.9+00000000, and this program has version {VERSION}");
         assert_eq!(refused.to_string(), both);
         // The same launch of this version is parsed, and makes no sense.
-        let refused = received(&line.replace("0.0.9+00000000", VERSION)).err().unwrap();
+        let refused = received(&message.replace("0.0.9+00000000", VERSION))
+            .err()
+            .unwrap();
         assert!(
             matches!(refused, LaunchError::Receive(ReceiveError::Json(_))),
             "{refused}"

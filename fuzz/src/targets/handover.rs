@@ -1,8 +1,9 @@
-//! What a monitor and its shard send each other with files, a shard's reports, and a client's requests.
+//! What a monitor and its shard send each other: messages with files, and packets of the control socket. A
+//! client's requests.
 
 use std::io::Write;
 use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixDatagram, UnixStream};
 
 use crate::file::file_of;
 use cell::frozen::FreezeAnswer;
@@ -10,8 +11,9 @@ use cell::link::Reports;
 use registry::control::{Answer, Request};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
-use shard::launch::{Fd, HandoverReply, HandoverRequest, LaunchSpec};
+use shard::launch::{Fd, HandoverReply, HandoverRequest, LaunchSpec, NumberedOrder};
 use shard::process::{receive, send};
+use shard_api::control::{ControlSocket, MESSAGE_BYTES_MAX};
 
 /// Reads a message that comes with one file; one that is understood reads the same again.
 fn message<M: DeserializeOwned + Serialize>(bytes: &[u8]) {
@@ -39,9 +41,43 @@ fn same<M: DeserializeOwned + Serialize>(message: &M) {
     assert_eq!(serde_json::to_value(&again).expect("JSON"), written);
 }
 
+/// A control socket that each line of the input went into, and then its end. A line that begins with a brace
+/// is a message, in two packets; any other is a packet.
+fn control(bytes: &[u8]) -> ControlSocket {
+    let (near, far) = ControlSocket::pair().expect("a pair of sockets");
+    let far = UnixDatagram::from(far.as_fd().try_clone_to_owned().expect("a socket"));
+    let mut room = 1 << 16;
+    let mut put = |packet: &[u8]| {
+        // What a packet takes beside its bytes is less.
+        room -= (packet.len() + 1024).min(room);
+        if room > 0 {
+            far.send(packet).expect("room in a socket");
+        }
+    };
+    for line in bytes.split(|byte| *byte == b'\n') {
+        if line.first() != Some(&b'{') {
+            put(line);
+            continue;
+        }
+        let total = (line.len() as u32).to_le_bytes();
+        let (first, second) = line.split_at(line.len() / 2);
+        put(&[&total, &[0; 4], first].concat());
+        let offset = (first.len() as u32).to_le_bytes();
+        put(&[&total, &offset, second].concat());
+    }
+    near
+}
+
 pub fn fuzz((kind, bytes): (u8, &[u8])) {
     match kind % 6 {
-        0 => message::<LaunchSpec>(bytes),
+        0 => {
+            if let Ok((message, mut files)) = control(bytes).receive_with_files() {
+                assert!(message.len() <= MESSAGE_BYTES_MAX);
+                assert!(files.take(Fd(0)).is_err(), "none came");
+                let _ = serde_json::from_slice::<LaunchSpec>(&message).inspect(same);
+                let _ = serde_json::from_slice::<NumberedOrder>(&message).inspect(same);
+            }
+        }
         1 => message::<HandoverRequest>(bytes),
         2 => message::<HandoverReply>(bytes),
         3 => message::<FreezeAnswer>(bytes),
@@ -50,10 +86,7 @@ pub fn fuzz((kind, bytes): (u8, &[u8])) {
             let _ = serde_json::from_slice::<Answer>(bytes).inspect(same);
         }
         _ => {
-            let (near, mut far) = UnixStream::pair().expect("a pair of sockets");
-            far.write_all(bytes).expect("room in a socket");
-            drop(far);
-            let mut reports = Reports::new(near);
+            let mut reports = Reports::new(control(bytes));
             while let Some(report) = reports.next_report() {
                 same(&report);
                 let text = format!("{report:?}");

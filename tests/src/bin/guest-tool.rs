@@ -66,15 +66,16 @@ fn main() -> std::process::ExitCode {
 
 /// Refuses the launch as a program of shards of another version does, when started in its place.
 fn other_shard() -> std::process::ExitCode {
-    use std::io::{BufRead, BufReader, Write};
     use std::os::fd::FromRawFd;
-    // SAFETY: the monitor puts the control socket at this descriptor; nothing else here knows it.
-    let mut control = unsafe { std::os::unix::net::UnixStream::from_raw_fd(3) };
-    let refused = BufReader::new(&control)
-        .read_until(b'\n', &mut Vec::new())
-        .and_then(|_| control.write_all(b"{\"other-version\":{\"version\":\"0.0.1+older\"}}\n"));
+    // SAFETY: the monitor puts the control socket at this descriptor; nothing else here knows it. It keeps
+    // the bounds of messages as a datagram socket does.
+    let control = unsafe { std::os::unix::net::UnixDatagram::from_raw_fd(3) };
+    let report = b"{\"other-version\":{\"version\":\"0.0.1+older\"}}";
+    // Before a message's bytes are their number and the place of the first, as in all versions.
+    let packet = [&(report.len() as u32).to_le_bytes()[..], &[0; 4], report].concat();
+    let refused = control.recv(&mut [0; 8]).and_then(|_| control.send(&packet));
     match refused {
-        Ok(()) => std::process::ExitCode::FAILURE,
+        Ok(_) => std::process::ExitCode::FAILURE,
         Err(_) => std::process::ExitCode::from(2),
     }
 }

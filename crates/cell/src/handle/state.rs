@@ -1,11 +1,12 @@
 //! What a monitor knows of a VM while its shards start, run and end.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
 use serde_json::Value;
-use shard_api::launch::{MoveReport, Order};
+use shard_api::launch::{Answer, MoveReport, Order, OrderId};
 
 use crate::parts::Parts;
 use crate::remote::clock::keeper::Clocks;
@@ -21,9 +22,10 @@ pub(crate) struct State {
     pub(crate) runs: bool,
     /// The home was killed because a part ended.
     pub(crate) is_cut_off: bool,
-    pub(crate) status: Option<Value>,
-    /// When the home was asked for its status, if it has not answered yet.
-    pub(crate) status_asked: Option<Instant>,
+    /// The home's last status, or why it has none.
+    pub(super) status: Option<Result<Value, String>>,
+    /// When the home was asked for its status, and by which order, if it has not answered yet.
+    pub(super) status_asked: Option<(Instant, OrderId)>,
     /// No shard starts any more.
     pub(super) over: bool,
     /// Somebody wants the end: a reboot ends it too.
@@ -38,8 +40,10 @@ pub(crate) struct State {
     pub(crate) clocks: Option<Clocks>,
     /// Its shards beside the home, while they run.
     pub(crate) parts: Option<Parts>,
-    /// What became of the last move.
-    pub(crate) moved: Option<MoveReport>,
+    /// The order by which a vCPU moves.
+    pub(super) move_asked: Option<OrderId>,
+    /// What became of that.
+    pub(super) moved: Option<MoveReport>,
     /// Why a cell that it spans is lost, if one is.
     pub(crate) lost: Option<String>,
 }
@@ -52,6 +56,31 @@ impl State {
         // One that ended before could only tell that there was no home yet.
         if self.parts.as_ref().is_some_and(Parts::have_ended) {
             self.end_without_part();
+        }
+    }
+
+    /// Gives an order to the home, and never waits. Returns the order's number.
+    pub(super) fn order(&self, order: &Order) -> io::Result<OrderId> {
+        match &self.orders {
+            Some(home) => home.order(order),
+            None => Err(io::Error::other("the VM is not running just now")),
+        }
+    }
+
+    /// Notes an answer of the home, which may be in a guest's hands: one to nothing that was asked is left
+    /// out.
+    pub(crate) fn note_answer(&mut self, to: OrderId, answer: Answer) {
+        let is_status = self.status_asked.is_some_and(|(_, asked)| asked == to);
+        let is_move = self.move_asked == Some(to);
+        match answer {
+            Answer::Status(status) if is_status => self.status = Some(Ok(status)),
+            Answer::Refused { why } if is_status => self.status = Some(Err(why)),
+            Answer::Moved(how) if is_move => self.moved = Some(how),
+            Answer::Refused { why } if is_move => self.moved = Some(MoveReport::Refused { why }),
+            Answer::Done | Answer::Status(_) | Answer::Moved(_) | Answer::Refused { .. } => return,
+        }
+        if is_status {
+            self.status_asked = None;
         }
     }
 
@@ -70,5 +99,69 @@ impl State {
     /// Whether the shard that has just started is to end at once.
     pub(crate) fn is_to_end(&self) -> bool {
         self.ending || self.parts.as_ref().is_some_and(Parts::have_ended)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_answer_to_another_order_than_was_asked_is_left_out() {
+        let id = |request| OrderId {
+            incarnation: 1,
+            request,
+        };
+        let mut state = State {
+            status_asked: Some((Instant::now(), id(3))),
+            move_asked: Some(id(4)),
+            ..State::default()
+        };
+        let moved = || MoveReport::Done { still_ns: 1 };
+        let of_another = OrderId {
+            incarnation: 2,
+            request: 3,
+        };
+        for to in [id(0), id(2), id(5), id(u64::MAX), of_another] {
+            state.note_answer(to, Answer::Status(json!(1)));
+            state.note_answer(to, Answer::Moved(moved()));
+            let why = "no".to_owned();
+            state.note_answer(to, Answer::Refused { why });
+        }
+        // Of the right order, and of the wrong kind.
+        state.note_answer(id(3), Answer::Moved(moved()));
+        state.note_answer(id(3), Answer::Done);
+        state.note_answer(id(4), Answer::Status(json!(1)));
+        assert_eq!((&state.status, &state.moved), (&None, &None));
+        assert!(state.status_asked.is_some());
+
+        state.note_answer(id(3), Answer::Status(json!(2)));
+        state.note_answer(id(4), Answer::Moved(moved()));
+        assert_eq!(
+            (&state.status, &state.moved),
+            (&Some(Ok(json!(2))), &Some(moved()))
+        );
+        assert!(state.status_asked.is_none());
+        // A second answer to the same order changes nothing.
+        state.note_answer(id(3), Answer::Status(json!(3)));
+        assert_eq!(state.status, Some(Ok(json!(2))));
+    }
+
+    #[test]
+    fn a_refusal_is_the_answer_to_what_was_asked() {
+        let id = OrderId::default();
+        let refused = || Answer::Refused { why: "no".to_owned() };
+        let mut state = State {
+            status_asked: Some((Instant::now(), id)),
+            ..State::default()
+        };
+        state.note_answer(id, refused());
+        assert_eq!(state.status, Some(Err("no".to_owned())));
+        state.move_asked = Some(id);
+        state.note_answer(id, refused());
+        let why = "no".to_owned();
+        assert_eq!(state.moved, Some(MoveReport::Refused { why }));
     }
 }

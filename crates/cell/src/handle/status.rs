@@ -18,17 +18,18 @@ impl Handle {
     /// What the shards counted.
     pub fn status(&self) -> io::Result<Value> {
         let now = Instant::now();
-        let (parts, clocks, asks) = {
+        let (parts, clocks) = {
             let mut state = self.state();
             // One order for all that ask meanwhile: many of them would fill the socket of a shard that is busy for a while.
-            let is_asked = |at: Instant| now.saturating_duration_since(at) < STATUS_LIMIT;
-            let asks = state.orders.is_some() && !state.status_asked.is_some_and(is_asked);
+            let is_asked = |(at, _)| now.saturating_duration_since(at) < STATUS_LIMIT;
             let mut parts = Vec::new();
-            if asks {
-                (state.status, state.status_asked) = (None, Some(now));
+            if state.orders.is_none() || !state.status_asked.is_some_and(is_asked) {
+                // No order waits, so the lock may be held: an answer finds what was asked.
+                let id = state.order(&Order::Status)?;
+                (state.status, state.status_asked) = (None, Some((now, id)));
                 parts = state.parts.as_ref().map_or_else(Vec::new, Parts::begin_status);
             }
-            (parts, state.clocks.clone(), asks)
+            (parts, state.clocks.clone())
         };
         // Not under the lock: the keeper of the clocks gives orders under its own, and a part on another host may take a while.
         let clocks = clocks.map_or_else(Vec::new, |clocks| clocks.status());
@@ -36,18 +37,16 @@ impl Handle {
             // One that is gone ends the VM.
             let _ = part.order(&Order::Status);
         }
-        if asks || self.state().orders.is_none() {
-            self.order(&Order::Status)?;
-        }
         let all = |state: &State| {
             let parts = state.parts.as_ref();
             state.status.is_some() && parts.is_none_or(|parts| parts.statuses().is_some())
         };
         let state = self.wait(STATUS_LIMIT, |state| all(state) || state.over);
-        let mut status = state
-            .status
-            .clone()
-            .ok_or_else(|| io::Error::other("the VM does not answer"))?;
+        let mut status = match &state.status {
+            Some(Ok(status)) => status.clone(),
+            Some(Err(why)) => return Err(io::Error::other(why.clone())),
+            None => return Err(io::Error::other("the VM does not answer")),
+        };
         add_filtered(&mut status, state.filtered.load(Ordering::Relaxed));
         if let Some(parts) = &state.parts {
             let statuses = parts

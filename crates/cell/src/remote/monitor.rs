@@ -19,12 +19,11 @@ use registry::vms::{Boot, Entry, Record, Registry, State};
 use shard_api::Platform;
 use shard_api::chain::chain;
 use shard_api::launch::{
-    CoherenceLaunch, Fd, LaneSockets, Launch, Order, PartLaunch, Report, SandboxPolicy, ShardChannels,
-    ShardMemory, SharedLanes, SpanLaunch,
+    Answer, CoherenceLaunch, Fd, LaneSockets, Launch, Order, PartLaunch, Report, SandboxPolicy,
+    ShardChannels, ShardMemory, SharedLanes, SpanLaunch,
 };
 use shard_api::message::ReceiveError;
 use shard_api::platform::HostProcessor;
-use shard_api::version::send_launch;
 
 use super::connections::{Connections, connect, connect_first, receive};
 use super::lanes::Common;
@@ -36,7 +35,6 @@ use crate::coherence::{self, pipes_of, without_memory};
 use crate::control_group::ControlGroup;
 use crate::handle::QUIT_LIMIT;
 use crate::identity::{Given, Place};
-use crate::link::Reports;
 use crate::monitor::raise_file_limit;
 use crate::shard_limits::ShardLimits;
 use crate::shard_log::ShardLog;
@@ -292,8 +290,7 @@ impl Held {
         };
         let mut passed: Vec<_> = files.iter().map(AsFd::as_fd).collect();
         passed.extend([self.kvm.as_fd(), process.log.as_fd()]);
-        let mut socket = process.socket.try_clone().map_err(failed)?;
-        match send_launch(&mut socket, &Launch::Part(Box::new(launch)), &passed) {
+        match process.link.launch(&Launch::Part(Box::new(launch)), &passed) {
             Err(error @ ReceiveError::TooManyFiles(_)) => Err(format!("{error}; span fewer cells")),
             // One that dies at once breaks the socket; its log says why.
             _ => Ok(process),
@@ -411,13 +408,20 @@ impl Held {
 
 /// Tells the home what a shard reports, and at last how it ended.
 fn watch(process: Arc<ShardProcess>, home: Arc<Mutex<UnixStream>>, events: Sender<Event>) -> io::Result<()> {
-    let mut reports = Reports::new(process.socket.try_clone()?);
+    let mut reports = process.link.reports()?;
     std::thread::Builder::new().name("shard".into()).spawn(move || {
         let (mut has_ended, mut other_version) = (false, None);
         while let Some(report) = reports.next_report() {
             if let Report::OtherVersion { version } = &report {
                 other_version = Some(process.program.other_version(version).to_string());
                 break;
+            }
+            // The home asks for nothing that this answers.
+            if let Report::Answer {
+                answer: Answer::Done, ..
+            } = report
+            {
+                continue;
             }
             has_ended |= matches!(report, Report::Ended(_));
             if tell(&home, &FromPart::Report(report)).is_err() || has_ended {

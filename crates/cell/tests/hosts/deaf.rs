@@ -1,12 +1,11 @@
 //! What stands in for the shards of a VM: a home that is loaded for ever, as one that waits for a page that nobody has any more, or
 //! one that has seen a part end, and parts that are killed after a while.
 
-use std::io::Write;
-use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use shard::launch::{Ending, Launch, Report};
+use shard_api::control::ControlSocket;
 
 /// What a home does.
 #[derive(Clone, Copy)]
@@ -40,19 +39,15 @@ pub fn kind(name: &str) -> Option<(Home, Duration)> {
 }
 
 /// Is one of its shards.
-pub fn run(mut control: UnixStream, home: Home, life: Duration) -> ExitCode {
-    let (launch, _files) = shard::process::receive_launch(&mut control).expect("a launch");
+pub fn run(control: &ControlSocket, home: Home, life: Duration) -> ExitCode {
+    let (launch, _files) = shard::process::receive_launch(control).expect("a launch");
     let is_home = matches!(launch, Launch::Vm(_));
     if let (true, Home::Deaf) = (is_home, home) {
         loop {
             std::thread::park();
         }
     }
-    let mut report = |report: Report| {
-        let mut line = serde_json::to_vec(&report).expect("JSON");
-        line.push(b'\n');
-        control.write_all(&line).expect("a monitor");
-    };
+    let report = |report: Report| control.send(&report, &[]).expect("a monitor");
     report(Report::Running {
         sandbox_missing: Vec::new(),
         sandbox_notes: Vec::new(),

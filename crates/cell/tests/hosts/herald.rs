@@ -2,13 +2,13 @@
 //! them for, and its monitor is told what it has heard.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::net::UnixStream;
+use std::io::{Read, Write};
 use std::process::ExitCode;
 
 use nix::sys::resource::{Resource, getrlimit};
 use serde_json::{Value, json};
-use shard::launch::{CoherenceLaunch, Ending, Fd, Launch, Report};
+use shard::launch::{Answer, CoherenceLaunch, Ending, Fd, Launch, OrderId, Report};
+use shard_api::control::{ControlSocket, ORDER_BYTES_MAX};
 
 /// A VM whose parts are heralds.
 pub const NAME: &str = "herald";
@@ -72,8 +72,8 @@ pub fn hear(all: &[Heard]) -> Vec<String> {
 }
 
 /// Is one of its shards, until it is given an order. Where the guest's kernel begins stands for the boot.
-pub fn run(mut control: UnixStream) -> ExitCode {
-    let (launch, mut files) = shard::process::receive_launch(&mut control).expect("a launch");
+pub fn run(control: &ControlSocket) -> ExitCode {
+    let (launch, mut files) = shard::process::receive_launch(control).expect("a launch");
     let Launch::Part(part) = launch else {
         panic!("a part");
     };
@@ -83,11 +83,7 @@ pub fn run(mut control: UnixStream) -> ExitCode {
         .userfaultfd
         .map(|fd| files.take(fd).expect("a file").metadata().is_ok());
     let all = connections(&launch, |fd| files.take(fd).expect("a file"));
-    let report = |report: Report| {
-        let mut line = serde_json::to_vec(&report).expect("JSON");
-        line.push(b'\n');
-        (&control).write_all(&line).expect("a monitor");
-    };
+    let report = |report: Report| control.send(&report, &[]).expect("a monitor");
     report(Report::Running {
         sandbox_missing: Vec::new(),
         sandbox_notes: Vec::new(),
@@ -104,10 +100,14 @@ pub fn run(mut control: UnixStream) -> ExitCode {
         "device": device,
         "priority": priority,
     });
-    report(Report::Status(status));
-    let mut order = String::new();
-    let orders = control.try_clone().expect("a socket");
-    BufReader::new(orders).read_line(&mut order).expect("an order");
+    report(Report::Answer {
+        to: OrderId::default(),
+        answer: Answer::Status(status),
+    });
+    let order = control
+        .receive_packet(ORDER_BYTES_MAX)
+        .map(|order| order.is_some());
+    assert!(matches!(order, Ok(true)), "{order:?}");
     report(Report::Ended(Ending::Quit));
     ExitCode::SUCCESS
 }

@@ -1,7 +1,6 @@
 //! The program of a shard: one VM, or its part in one cell, from the launch message to the last report. A monitor starts it.
 
-use std::os::fd::FromRawFd;
-use std::os::unix::net::UnixStream;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::process::ExitCode;
 
 use shard::launch::CONTROL_FD;
@@ -15,8 +14,8 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     }
     // SAFETY: the monitor puts the control socket at this descriptor; nothing else here knows it.
-    let control = unsafe { UnixStream::from_raw_fd(CONTROL_FD) };
-    shard::process::run(control)
+    let control = unsafe { OwnedFd::from_raw_fd(CONTROL_FD) };
+    shard::process::run(&control.into())
 }
 
 /// Keeps the allocator from making an arena for each thread: it would look up the number of CPUs in /sys, and a sealed

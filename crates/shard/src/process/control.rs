@@ -10,11 +10,11 @@ use nix::poll::{PollFd, PollFlags, poll};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::freeze::Freezer;
-use super::orders::{Orders, step};
+use super::orders::{Orders, Outcome, step};
 use super::status::status;
 use super::vcpus::VcpuThreads;
 use crate::kind::{RunningKind, VmKind};
-use crate::launch::{Ending, MoveReport, Order, Report};
+use crate::launch::{Answer, Ending, MoveReport, Order, Report};
 use crate::machine::Running;
 use crate::pci::PciBus;
 use crate::vcpu::VcpuCounters;
@@ -72,7 +72,7 @@ impl Control {
             }
             let [_, ordered, asked_to_freeze] = files.map(|file| file.any().unwrap_or(false));
             if let Some(disks) = self.full.changed() {
-                self.orders.answer(&Report::FullDisks { disks });
+                self.orders.report(&Report::FullDisks { disks });
             }
             if ordered {
                 let parts = Parts {
@@ -82,7 +82,7 @@ impl Control {
                     balloon: self.balloon.as_ref(),
                     kind: &self.kind,
                 };
-                if let Some(ending) = self.orders.receive(|orders, order| parts.obey(orders, order)) {
+                if let Some(ending) = self.orders.receive(|order| parts.obey(order)) {
                     break ending;
                 }
             }
@@ -146,37 +146,42 @@ struct Parts<'a> {
 }
 
 impl Parts<'_> {
-    fn obey(&self, orders: &mut Orders, order: Order) -> Option<Ending> {
-        match order {
+    fn obey(&self, order: Order) -> Outcome {
+        let answer = match order {
             Order::PowerButton => {
                 // The counter can't overflow; a press that is pending is enough.
                 let _ = self.running.button.press();
+                Answer::Done
             }
             Order::Balloon { bytes } => {
                 if let Some(balloon) = self.balloon {
                     balloon.set_bytes(bytes);
                 }
+                Answer::Done
             }
             Order::Status => {
                 let console = self.running.console.counters();
-                let status = status(self.counters, console, self.bus, self.kind);
-                orders.answer(&Report::Status(status));
+                Answer::Status(status(self.counters, console, self.bus, self.kind))
             }
-            Order::Move { vcpu, shard } => orders.answer(&Report::Moved(self.move_vcpu(vcpu, shard))),
-            Order::Step { offset } => match self.kind {
-                VmKind::Plain(_) => {}
-                VmKind::SharedSpan(router) | VmKind::CoherentSpan(router, _) => step(router, offset),
-            },
+            Order::Move { vcpu, shard } => Answer::Moved(self.move_vcpu(vcpu, shard)),
+            Order::Step { offset } => {
+                match self.kind {
+                    VmKind::Plain(_) => {}
+                    VmKind::SharedSpan(router) | VmKind::CoherentSpan(router, _) => step(router, offset),
+                }
+                Answer::Done
+            }
             Order::Shared { files } => {
                 if let VmKind::Plain(plain) = self.kind
                     && let Some(sharing) = &plain.sharing
                 {
                     sharing.situations.set_shared(&files);
                 }
+                Answer::Done
             }
-            Order::Quit => return Some(Ending::Quit),
-        }
-        None
+            Order::Quit => return Outcome::End(Ending::Quit),
+        };
+        Outcome::Answer(answer)
     }
 
     fn move_vcpu(&self, vcpu: u8, shard: u8) -> MoveReport {

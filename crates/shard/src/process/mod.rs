@@ -21,6 +21,7 @@ use std::sync::{Arc, mpsc};
 
 use kvm_ioctls::Kvm;
 use nix::sys::signal::{SigHandler, Signal, signal};
+use shard_api::control::ControlSocket;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::arch::x86_64::layout::{
@@ -72,32 +73,29 @@ pub enum ProcessError {
 }
 
 /// Runs the VM whose spec comes over `control`; returns when it has ended and the monitor was told.
-pub fn run(mut control: UnixStream) -> ExitCode {
+pub fn run(control: &ControlSocket) -> ExitCode {
     allow_huge_pages();
     ignore_file_limit();
-    let launch = receive_launch(&mut control);
+    let launch = receive_launch(control);
     if let Err(error @ LaunchError::OtherVersion { .. }) = &launch {
         eprintln!("{error}");
         let version = VERSION.to_owned();
         // The log has it, too.
-        let _ = orders::report(&mut control, &Report::OtherVersion { version });
+        let _ = control.send(&Report::OtherVersion { version }, &[]);
         return ExitCode::FAILURE;
     }
     let ended = launch
         .map_err(ProcessError::from)
         .and_then(|(launch, files)| match launch {
-            Launch::Vm(spec) => start(&mut control, *spec, files).map(Control::wait),
-            Launch::Part(part) => part::start(&mut control, *part, files).map(part::Part::wait),
+            Launch::Vm(spec) => start(control, *spec, files).map(Control::wait),
+            Launch::Part(part) => part::start(control, *part, files).map(part::Part::wait),
         });
-    let ending = match ended {
-        Ok(ending) => ending,
-        Err(error) => Ending::ShardFailed {
-            detail: chain(&error),
-        },
-    };
+    let ending = ended.unwrap_or_else(|error| Ending::ShardFailed {
+        detail: chain(&error),
+    });
     let failed = matches!(ending, Ending::ShardFailed { .. });
     // The monitor may be gone; there is nobody else to tell.
-    let _ = orders::report(&mut control, &Report::Ended(ending));
+    let _ = control.send(&Report::Ended(ending), &[]);
     if failed {
         ExitCode::FAILURE
     } else {
@@ -117,7 +115,7 @@ fn ignore_file_limit() {
     let _ = unsafe { signal(Signal::SIGXFSZ, SigHandler::SigIgn) };
 }
 
-fn start(control: &mut UnixStream, spec: LaunchSpec, mut files: Files) -> Result<Control, ProcessError> {
+fn start(control: &ControlSocket, spec: LaunchSpec, mut files: Files) -> Result<Control, ProcessError> {
     let kvm = kvm_of(spec.kvm, &mut files)?;
     let boot = BootFiles {
         kernel: files.take(spec.kernel)?,
@@ -185,13 +183,11 @@ fn start(control: &mut UnixStream, spec: LaunchSpec, mut files: Files) -> Result
     let console_thread = threads.spawn(ThreadKind::Serial, "console", move || {
         serial::pump(&console, console_socket, &stop)
     })?;
-    orders::report(
-        control,
-        &Report::Running {
-            sandbox_missing: closed.missing,
-            sandbox_notes: closed.notes,
-        },
-    )?;
+    let running_report = Report::Running {
+        sandbox_missing: closed.missing,
+        sandbox_notes: closed.notes,
+    };
+    control.send(&running_report, &[])?;
     let (ports, mmio) = (running.ports.clone(), running.mmio.clone());
     let kind = kind.try_map_span(|home| home.start(&threads, &running.end, ports, mmio))?;
     let vcpus = VcpuThreads::start(&threads, vcpus)?;
@@ -257,20 +253,28 @@ fn set_nonblocking(file: &File) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{Read, Write};
+    use serde_json::{Value, json};
 
     use super::*;
 
+    /// The exit code of a shard that is launched by `message`, and all that it reports.
+    fn launched(message: &Value) -> (ExitCode, Vec<Value>) {
+        let (monitor, control) = ControlSocket::pair().unwrap();
+        monitor.send(message, &[]).unwrap();
+        let code = run(&control);
+        drop(control);
+        let mut reports = Vec::new();
+        while let Ok((report, _)) = monitor.receive_with_files() {
+            reports.push(serde_json::from_slice(&report).unwrap());
+        }
+        (code, reports)
+    }
+
     #[test]
     fn launch_of_another_version_is_answered_with_ours_and_nothing_else() {
-        let (mut monitor, control) = UnixStream::pair().unwrap();
-        monitor
-            .write_all(b"{\"version\":\"0.0.9+00000000\",\"launch\":[]}\n")
-            .unwrap();
-        assert_eq!(run(control), ExitCode::FAILURE);
-        let mut said = String::new();
-        monitor.read_to_string(&mut said).unwrap();
-        let line = format!("{{\"other-version\":{{\"version\":\"{VERSION}\"}}}}\n");
-        assert_eq!(said, line);
+        let launch = json!({ "version": "0.0.9+00000000", "launch": [] });
+        let (code, reports) = launched(&launch);
+        assert_eq!(code, ExitCode::FAILURE);
+        assert_eq!(reports, [json!({ "other-version": { "version": VERSION } })]);
     }
 }

@@ -1,21 +1,13 @@
 //! The monitor's orders as they come, and reports to it.
 
-use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::UnixStream;
 
-use crate::launch::{Ending, Order, Report};
+use shard_api::control::{Assembly, ControlSocket, ORDER_BYTES_MAX};
+use shard_api::message::ReceiveError;
+
+use crate::chain::chain;
+use crate::launch::{Answer, Ending, NumberedOrder, Order, OrderId, Report};
 use crate::span::router::Router;
-
-/// Longest order, bytes.
-const ORDER_BYTES_MAX: usize = 4096;
-
-/// Writes a report as one line.
-pub fn report(socket: &mut UnixStream, report: &Report) -> io::Result<()> {
-    let mut line = serde_json::to_vec(report)?;
-    line.push(b'\n');
-    socket.write_all(&line)
-}
 
 /// Has the vCPUs of this shard add more to their host's counter. What makes no sense is left out, and logged.
 pub fn step(router: &Router, offset: u64) {
@@ -24,11 +16,67 @@ pub fn step(router: &Router, offset: u64) {
     }
 }
 
-/// The socket they come over.
+/// The socket that orders come over.
 pub struct Orders {
-    socket: UnixStream,
-    /// Bytes of orders not complete yet.
-    bytes: Vec<u8>,
+    socket: ControlSocket,
+    answered: Answered,
+}
+
+/// What the order did.
+pub enum Outcome {
+    /// It is answered.
+    Answer(Answer),
+    /// The VM ends, which is the answer.
+    End(Ending),
+}
+
+/// The last order that was carried out.
+#[derive(Debug, Default)]
+struct Answered {
+    last: OrderId,
+    /// Its answer, if the order changed something.
+    answer: Option<Answer>,
+}
+
+/// What to do with an order.
+#[derive(Debug, PartialEq)]
+enum Decision {
+    CarryOut,
+    Answer(Answer),
+}
+
+impl Answered {
+    /// Decides by the number of an order.
+    fn decide(&self, id: OrderId) -> Decision {
+        let refused = |why| Decision::Answer(Answer::Refused { why });
+        let last = self.last;
+        if id.incarnation < last.incarnation {
+            return refused(format!(
+                "the order is of incarnation {}; the VM obeys incarnation {}",
+                id.incarnation, last.incarnation
+            ));
+        }
+        if id < last {
+            return refused(format!(
+                "the order has number {}; the last one had number {}",
+                id.request, last.request
+            ));
+        }
+        match &self.answer {
+            Some(answer) if id == last => Decision::Answer(answer.clone()),
+            // One that only reads is carried out again: its answer would take memory for nothing.
+            _ => Decision::CarryOut,
+        }
+    }
+
+    /// Notes the answer to an order that was carried out.
+    fn note(&mut self, id: OrderId, answer: &Answer) {
+        self.last = id;
+        self.answer = match answer {
+            Answer::Status(_) => None,
+            other => Some(other.clone()),
+        };
+    }
 }
 
 impl AsFd for Orders {
@@ -39,43 +87,229 @@ impl AsFd for Orders {
 
 impl Orders {
     /// Nothing has come yet.
-    pub fn new(socket: UnixStream) -> Self {
+    pub fn new(socket: ControlSocket) -> Self {
         Self {
             socket,
-            bytes: Vec::new(),
+            answered: Answered::default(),
         }
     }
 
-    /// Answers. A monitor that is gone shows at the next read.
-    pub fn answer(&mut self, answer: &Report) {
-        let _ = report(&mut self.socket, answer);
+    /// Reports something. A monitor that is gone shows at the next order.
+    pub fn report(&self, report: &Report) {
+        let _ = self.socket.send(report, &[]);
     }
 
-    /// Reads what has come and obeys it; an ending when one asks for it. A monitor that has died ends this process at once.
-    pub fn receive(&mut self, mut obey: impl FnMut(&mut Self, Order) -> Option<Ending>) -> Option<Ending> {
-        let mut buffer = [0; ORDER_BYTES_MAX];
-        match self.socket.read(&mut buffer) {
-            Ok(0) => std::process::exit(1),
-            Ok(bytes) => self.bytes.extend_from_slice(&buffer[..bytes]),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => return None,
-            Err(_) => std::process::exit(1),
+    /// Receives the next order and obeys it; an ending when one asks for it. A monitor that has died ends
+    /// this process at once.
+    pub fn receive(&mut self, obey: impl FnOnce(Order) -> Outcome) -> Option<Ending> {
+        let failed = |error: ReceiveError| {
+            let detail = format!("the monitor's order is not understood: {}", chain(&error));
+            Some(Ending::ShardFailed { detail })
+        };
+        let message = match self.socket.receive_packet(ORDER_BYTES_MAX) {
+            // An order is one packet.
+            Ok(Some(packet)) => Assembly::default().take(&packet),
+            Ok(None) | Err(ReceiveError::Io(_)) => std::process::exit(1),
+            Err(error) => return failed(error),
+        };
+        let message = match message {
+            Ok(Some(message)) => message,
+            // The rest of something whose beginning is gone.
+            Ok(None) => return None,
+            Err(error) => return failed(error),
+        };
+        let order: NumberedOrder = match serde_json::from_slice(&message) {
+            Ok(order) => order,
+            Err(error) => return failed(error.into()),
+        };
+        let to = order.id;
+        let answer = match self.answered.decide(to) {
+            Decision::Answer(answer) => answer,
+            Decision::CarryOut => match obey(order.order) {
+                Outcome::End(ending) => return Some(ending),
+                Outcome::Answer(answer) => {
+                    self.answered.note(to, &answer);
+                    answer
+                }
+            },
+        };
+        self.answer(to, answer);
+        None
+    }
+
+    fn answer(&self, to: OrderId, answer: Answer) {
+        if answer == Answer::Done {
+            // A monitor that leaves its reports unread must not hold up the VM: it can repeat the order.
+            let _ = self.socket.try_send(&Report::Answer { to, answer });
+            return;
         }
-        while let Some(end) = self.bytes.iter().position(|&byte| byte == b'\n') {
-            let line: Vec<u8> = self.bytes.drain(..=end).collect();
-            match serde_json::from_slice(&line) {
-                Ok(order) => {
-                    if let Some(ending) = obey(self, order) {
-                        return Some(ending);
-                    }
-                }
-                Err(error) => {
-                    let detail = format!("the monitor's order is not understood: {error}");
-                    return Some(Ending::ShardFailed { detail });
-                }
+        let too_long = self.socket.send(&Report::Answer { to, answer }, &[]).err();
+        if let Some(error @ ReceiveError::TooLong(_)) = too_long {
+            let why = error.to_string();
+            let answer = Answer::Refused { why };
+            self.report(&Report::Answer { to, answer });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use serde_json::json;
+    use shard_api::control::{MESSAGE_BYTES_MAX, PACKET_BYTES_MAX};
+
+    use super::*;
+
+    const fn id(incarnation: u64, request: u64) -> OrderId {
+        OrderId { incarnation, request }
+    }
+
+    /// A shard's orders, and the monitor that gives them.
+    struct Given {
+        monitor: ControlSocket,
+        orders: Orders,
+        /// The orders that were carried out.
+        obeyed: Vec<Order>,
+    }
+
+    impl Given {
+        fn new() -> Self {
+            let (monitor, shard) = ControlSocket::pair().unwrap();
+            Self {
+                monitor,
+                orders: Orders::new(shard),
+                obeyed: Vec::new(),
             }
         }
-        (self.bytes.len() > ORDER_BYTES_MAX).then(|| Ending::ShardFailed {
-            detail: "the monitor's order never ends".to_owned(),
-        })
+
+        /// The answer to an order that is carried out with `answer`.
+        fn order(&mut self, id: OrderId, order: Order, answer: Answer) -> Answer {
+            self.monitor.try_send(&NumberedOrder { id, order }).unwrap();
+            let obeyed = &mut self.obeyed;
+            let ending = self.orders.receive(|order| {
+                obeyed.push(order);
+                Outcome::Answer(answer)
+            });
+            assert_eq!(ending, None);
+            let (message, _) = self.monitor.receive_with_files().unwrap();
+            let Report::Answer { to, answer } = serde_json::from_slice(&message).unwrap() else {
+                panic!("an answer");
+            };
+            assert_eq!(to, id);
+            answer
+        }
+
+        fn press(&mut self, id: OrderId) -> Answer {
+            self.order(id, Order::PowerButton, Answer::Done)
+        }
+    }
+
+    fn refused(answer: &Answer) -> &str {
+        match answer {
+            Answer::Refused { why } => why,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn order_of_an_older_incarnation_is_refused_and_changes_nothing() {
+        let mut given = Given::new();
+        assert_eq!(given.press(id(1, 7)), Answer::Done);
+        // The successor begins anew.
+        assert_eq!(given.press(id(2, 1)), Answer::Done);
+        for request in [1, 7, 8, u64::MAX] {
+            let answer = given.press(id(1, request));
+            let why = "the order is of incarnation 1; the VM obeys incarnation 2";
+            assert_eq!(refused(&answer), why);
+        }
+        assert_eq!(given.press(id(2, 2)), Answer::Done);
+        assert_eq!(given.obeyed.len(), 3);
+    }
+
+    #[test]
+    fn repeated_order_is_answered_from_memory_and_not_carried_out_again() {
+        let mut given = Given::new();
+        let order = || Order::Move { vcpu: 1, shard: 2 };
+        let moved = |still_ns| Answer::Moved(crate::launch::MoveReport::Done { still_ns });
+        for still_ns in [5, 6, 7] {
+            assert_eq!(given.order(id(1, 3), order(), moved(still_ns)), moved(5));
+        }
+        assert_eq!(given.obeyed, [order()]);
+        let answer = given.press(id(1, 2));
+        assert_eq!(
+            refused(&answer),
+            "the order has number 2; the last one had number 3"
+        );
+        // What was refused is not remembered in its place.
+        assert_eq!(given.order(id(1, 3), order(), moved(8)), moved(5));
+        assert_eq!(given.obeyed.len(), 1);
+    }
+
+    #[test]
+    fn repeated_order_for_the_status_is_answered_with_what_is_counted_now() {
+        let mut given = Given::new();
+        for count in [1, 2] {
+            let answer = Answer::Status(json!({ "exits": count }));
+            assert_eq!(given.order(id(1, 1), Order::Status, answer.clone()), answer);
+        }
+    }
+
+    #[test]
+    fn answer_of_several_packets_comes_whole_and_one_that_is_too_long_is_an_answer_still() {
+        let mut given = Given::new();
+        let long = Answer::Status("x".repeat(2 * PACKET_BYTES_MAX).into());
+        assert_eq!(given.order(id(1, 1), Order::Status, long.clone()), long);
+        let too_long = Answer::Status("x".repeat(MESSAGE_BYTES_MAX).into());
+        let answer = given.order(id(1, 2), Order::Status, too_long);
+        let why = refused(&answer);
+        assert!(why.ends_with("more than it may have"), "{why}");
+        assert_eq!(given.press(id(1, 3)), Answer::Done);
+    }
+
+    #[test]
+    fn answer_that_only_confirms_does_not_wait_for_a_monitor_that_reads_none() {
+        const ORDERS: u64 = 2000;
+        let mut given = Given::new();
+        for request in 1..=ORDERS {
+            let (id, order) = (id(1, request), Order::PowerButton);
+            given.monitor.try_send(&NumberedOrder { id, order }).unwrap();
+            let ending = given.orders.receive(|_| Outcome::Answer(Answer::Done));
+            assert_eq!(ending, None);
+        }
+        let mut answers = 0;
+        while given
+            .monitor
+            .wait_until(Instant::now() + Duration::from_millis(1))
+            .unwrap()
+        {
+            given.monitor.receive_with_files().unwrap();
+            answers += 1;
+        }
+        assert!((1..ORDERS).contains(&answers), "{answers}");
+        // It has missed the last answer, and gets it when it repeats the order.
+        assert_eq!(given.press(id(1, ORDERS)), Answer::Done);
+        assert!(given.obeyed.is_empty(), "it was carried out once");
+    }
+
+    #[test]
+    fn order_to_quit_ends_the_vm_and_one_that_is_not_understood_does_too() {
+        let ended = |message: &serde_json::Value| {
+            let (monitor, shard) = ControlSocket::pair().unwrap();
+            monitor.try_send(message).unwrap();
+            Orders::new(shard).receive(|order| {
+                assert_eq!(order, Order::Quit);
+                Outcome::End(Ending::Quit)
+            })
+        };
+        let id = json!({ "incarnation": 1, "request": 1 });
+        assert_eq!(ended(&json!({ "id": id, "order": "quit" })), Some(Ending::Quit));
+        for wrong in [json!({ "id": id, "order": "quiet" }), json!("quit")] {
+            let ending = ended(&wrong);
+            assert!(
+                matches!(&ending, Some(Ending::ShardFailed { detail }) if detail.contains("not understood")),
+                "{ending:?}"
+            );
+        }
     }
 }

@@ -1,14 +1,14 @@
 //! A shard without devices of a VM that spans cells, from its first message to its last report.
 
 use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::{Value, json};
+use shard_api::control::ControlSocket;
 
 use super::Files;
-use super::orders::{self, Orders, step};
+use super::orders::{Orders, Outcome, step};
 use super::status::{clock, span_exits};
 use super::vcpus::VcpuThreads;
 use super::{ProcessError, kvm_of, log, open};
@@ -17,7 +17,7 @@ use crate::arch::x86_64::state;
 use crate::ending::EndSignal;
 use crate::kick;
 use crate::kind::SpanKind;
-use crate::launch::{Ending, Order, PartLaunch, Report};
+use crate::launch::{Answer, Ending, Order, PartLaunch, Report};
 use crate::machine::{self, MachineError};
 use crate::memory::GuestRam;
 use crate::memory::replica::Coherence;
@@ -38,7 +38,7 @@ pub struct Part {
 }
 
 /// Makes the shard, closes its sandbox, starts its threads. Its vCPUs wait for others to start them.
-pub fn start(control: &mut UnixStream, launch: PartLaunch, mut files: Files) -> Result<Part, ProcessError> {
+pub fn start(control: &ControlSocket, launch: PartLaunch, mut files: Files) -> Result<Part, ProcessError> {
     let PartLaunch {
         kvm,
         memory: memory_launch,
@@ -88,13 +88,11 @@ pub fn start(control: &mut UnixStream, launch: PartLaunch, mut files: Files) -> 
     }
     let kind = kind.try_map_span(|parts| parts.start(&closed.threads, &end, None))?;
     let vcpus = VcpuThreads::start(&closed.threads, vcpus)?;
-    orders::report(
-        control,
-        &Report::Running {
-            sandbox_missing: closed.missing,
-            sandbox_notes: closed.notes,
-        },
-    )?;
+    let running = Report::Running {
+        sandbox_missing: closed.missing,
+        sandbox_notes: closed.notes,
+    };
+    control.send(&running, &[])?;
     closed.threads.seal_first()?;
     Ok(Part {
         orders: Orders::new(control.try_clone()?),
@@ -126,11 +124,7 @@ impl Part {
             }
             let ordered = files[1].any().unwrap_or(false);
             let (counters, kind) = (&self.vcpus.counters, &self.kind);
-            if ordered
-                && let Some(ending) = self
-                    .orders
-                    .receive(|orders, order| obey(orders, &order, counters, kind))
-            {
+            if ordered && let Some(ending) = self.orders.receive(|order| obey(&order, counters, kind)) {
                 break ending;
             }
         };
@@ -144,14 +138,9 @@ impl Part {
     }
 }
 
-fn obey(
-    orders: &mut Orders,
-    order: &Order,
-    counters: &[Arc<VcpuCounters>],
-    kind: &SpanKind<Arc<Router>, &Coherence>,
-) -> Option<Ending> {
-    match order {
-        Order::Quit => Some(Ending::Quit),
+fn obey(order: &Order, counters: &[Arc<VcpuCounters>], kind: &SpanKind<Arc<Router>, &Coherence>) -> Outcome {
+    let answer = match order {
+        Order::Quit => return Outcome::End(Ending::Quit),
         Order::Status => {
             let coherence = match kind {
                 SpanKind::SharedSpan(_) => Value::Null,
@@ -160,14 +149,17 @@ fn obey(
             };
             let clock = clock(kind.span());
             let status = json!({ "exits": span_exits(counters), "coherence": coherence, "clock": clock });
-            orders.answer(&Report::Status(status));
-            None
+            Answer::Status(status)
         }
         Order::Step { offset } => {
             step(kind.span(), *offset);
-            None
+            Answer::Done
         }
-        // These are for the home.
-        Order::PowerButton | Order::Balloon { .. } | Order::Move { .. } | Order::Shared { .. } => None,
-    }
+        Order::PowerButton | Order::Balloon { .. } | Order::Move { .. } | Order::Shared { .. } => {
+            Answer::Refused {
+                why: "the order is for the VM's home".to_owned(),
+            }
+        }
+    };
+    Outcome::Answer(answer)
 }

@@ -12,6 +12,7 @@ use std::time::Duration;
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
+use shard_api::control::{ControlSocket, ORDER_BYTES_MAX, PACKET_BYTES_MAX};
 
 use super::threads::{ThreadKind, Threads};
 use super::{Closed, SandboxPolicy, capabilities, close, filter, landlock, root};
@@ -362,6 +363,29 @@ fn sealed_threads_work_and_are_sealed() {
         }
     });
     assert_eq!(code(status), 0);
+}
+
+#[test]
+fn sealed_first_thread_uses_its_control_socket() {
+    let (monitor, shard) = ControlSocket::pair().expect("sockets");
+    let order = "an order";
+    monitor.try_send(&order).expect("room");
+    // In several packets, which all fit the socket.
+    let report = "x".repeat(PACKET_BYTES_MAX + 1);
+    let status = in_child(|| {
+        if Threads::sealed().seal_first().is_err() {
+            return 1;
+        }
+        let received = shard.receive_packet(ORDER_BYTES_MAX);
+        let is_whole = |packet: &[u8]| packet.ends_with(b"\"an order\"");
+        if !matches!(received, Ok(Some(packet)) if is_whole(&packet)) {
+            return 2;
+        }
+        i32::from(shard.send(&report, &[]).is_err()) * 3
+    });
+    assert_eq!(code(status), 0);
+    let (message, _) = monitor.receive_with_files().expect("a report");
+    assert_eq!(message.len(), report.len() + 2);
 }
 
 /// Tests are linked as the command is.

@@ -13,7 +13,7 @@ use nix::sys::resource::{Resource, setrlimit};
 use registry::cluster::client;
 use registry::cluster::files::Files;
 use registry::vms::{Record, Registry};
-use shard::launch::{Ending, Order, Report};
+use shard::launch::{Answer, Ending, Order, Report};
 
 use crate::hosts::two::{SOON, Two, gone, kill_process, quit, remote, started, wait};
 use crate::hosts::{herald, site};
@@ -40,7 +40,10 @@ fn again_and_again_by(two: &Two, way: &str) {
         }
         remote.order(&Order::Status).expect("an order");
         match remote.next(Some(SOON)) {
-            Some(FromPart::Report(Report::Status(status))) => {
+            Some(FromPart::Report(Report::Answer {
+                answer: Answer::Status(status),
+                ..
+            })) => {
                 assert!(status["exits"].is_array(), "{status}");
                 assert!(status["coherence"]["faults"].is_object(), "{status}");
                 assert_eq!(status["clock"]["made"], 1, "{status}");
@@ -54,7 +57,8 @@ fn again_and_again_by(two: &Two, way: &str) {
         assert_eq!(table.vms[0].memory_bytes, two.spec.memory.0, "a copy");
         assert!(table.vms[0].host_bytes > 0);
         let said = quit(remote);
-        let step_back = "its process left with status 0; it said: a step of the guest's clock by -1000 ticks";
+        let step_back =
+            "its process left with status 0; it said: a step of the guest's clock by -1000 ticks";
         assert!(said.starts_with(step_back), "{said}");
         wait(|| noted(two)[0].shard_pid.is_none());
     }
@@ -194,7 +198,11 @@ pub fn all_meet(two: &Two) {
             assert_eq!(herald::hear(all), expected);
         }
         for remote in parts {
-            let Some(FromPart::Report(Report::Status(status))) = remote.next(Some(SOON)) else {
+            let Some(FromPart::Report(Report::Answer {
+                answer: Answer::Status(status),
+                ..
+            })) = remote.next(Some(SOON))
+            else {
                 panic!("it has not heard all");
             };
             assert_eq!(status["heard"], status["expected"]);

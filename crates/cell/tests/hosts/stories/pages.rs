@@ -8,7 +8,7 @@ use cell::remote::talk::FromPart;
 use serde_json::{Value, json};
 use shard::arch::x86_64::layout::Layout;
 use shard::ending::EndSignal;
-use shard::launch::{Ending, Order, Report, SpanLaunch};
+use shard::launch::{Answer, Ending, Order, Report, SpanLaunch};
 use shard::memory::replica::Replica;
 use shard::sandbox::Threads;
 use vm_memory::{Bytes, GuestAddress};
@@ -82,7 +82,10 @@ fn pages_come_by(two: &Two, way: &str, note: Option<&str>) {
     let remote = remote(&span);
     remote.order(&Order::Status).expect("an order");
     match remote.next(Some(SOON)) {
-        Some(FromPart::Report(Report::Status(status))) => {
+        Some(FromPart::Report(Report::Answer {
+            answer: Answer::Status(status),
+            ..
+        })) => {
             assert!(
                 status["coherence"]["messages"].as_u64() >= Some(PAGES),
                 "{status}"
