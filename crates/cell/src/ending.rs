@@ -7,13 +7,9 @@ use crate::reboot::{QUICK, QUICK_MAX};
 /// The exit status of `mirrorball run` for an ending (`docs/cli.md`).
 pub fn status(ending: &Ending) -> u8 {
     match ending {
-        Ending::PowerOff | Ending::Reboot => 0,
-        Ending::Panic => 70,
-        Ending::TripleFault => 71,
-        Ending::KvmInternalError { .. } => 72,
-        Ending::ShardFailed { .. } | Ending::PeerLost { .. } => 73,
-        Ending::Quit => 74,
-        Ending::RebootLoop => 75,
+        // No VM ends with it.
+        Ending::Reboot => 0,
+        other => other.exit_status(),
     }
 }
 

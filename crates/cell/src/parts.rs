@@ -125,7 +125,10 @@ impl Part {
                         Some(Report::Ended(ending)) => return Ok(ending),
                         Some(report) => heard(report),
                         // A broken shard gets no say.
-                        None => return Err(process.kill()),
+                        None => {
+                            let gone = process.kill();
+                            return process.ending_of_exit(&gone).ok_or(gone);
+                        }
                     }
                 }
             }

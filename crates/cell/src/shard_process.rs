@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, geteuid};
-use shard_api::launch::{Order, OrderId, SandboxLaunch, SandboxPolicy};
+use shard_api::launch::{Ending, Order, OrderId, SandboxLaunch, SandboxPolicy};
 
 use crate::handle::QUIT_LIMIT;
 use crate::identity::Given;
@@ -155,6 +155,14 @@ impl ShardProcess {
         self.why(ended.ok())
     }
 
+    /// The ending that its exit status names, once it has left by itself: for one without a last report.
+    pub fn ending_of_exit(&self, why: &str) -> Option<Ending> {
+        match *self.ended() {
+            Some(Ok(WaitStatus::Exited(_, status))) => Ending::of_exit_status(status, why),
+            _ => None,
+        }
+    }
+
     fn why(&self, status: Option<WaitStatus>) -> String {
         let how = match status {
             Some(WaitStatus::Signaled(_, Signal::SIGSYS, _)) => {
@@ -262,6 +270,25 @@ mod tests {
             "{}",
             unable.wait()
         );
+    }
+
+    #[test]
+    fn exit_status_names_the_ending_of_a_shard_that_reported_none() {
+        let ending = |script: &str| {
+            let left = process(Command::new("sh").args(["-c", script]));
+            let why = left.wait();
+            left.ending_of_exit(&why)
+        };
+        assert_eq!(ending("exit 0"), Some(Ending::PowerOff));
+        assert_eq!(ending("exit 32"), Some(Ending::Reboot));
+        let detail = "its process left with status 73; it said: no memory".to_owned();
+        assert_eq!(
+            ending("echo no memory; exit 73"),
+            Some(Ending::ShardFailed { detail })
+        );
+        for nameless in ["exit 1", "exit 127", "kill -KILL $$"] {
+            assert_eq!(ending(nameless), None, "{nameless}");
+        }
     }
 
     #[test]

@@ -306,7 +306,7 @@ fn one_boot(
     launch.sandbox = home.sandbox.clone();
     let mut reports = home.link.reports()?;
     handle.state().start(home.clone(), parts);
-    let (mut ending, mut ran, mut refused) = (None, false, None);
+    let (mut reported, mut ran, mut refused) = (None, false, None);
     // One that dies at once breaks the socket; its log says why.
     if home.link.launch(&Launch::Vm(Box::new(launch)), &files).is_ok() {
         handle.set_freezable(freezable);
@@ -340,7 +340,7 @@ fn one_boot(
                     progress(Progress::FullDisks(&names_of_disks(&disks, &opened.launch.disks)));
                 }
                 Report::Ended(how) => {
-                    ending = Some(how);
+                    reported = Some(how);
                     break;
                 }
                 Report::OtherVersion { version } => {
@@ -355,11 +355,13 @@ fn one_boot(
     handle.end_freezable();
     handle.end_orders();
     // A broken shard gets no say.
-    let gone = if ending.is_none() {
+    let gone = if reported.is_none() {
         home.kill()
     } else {
         home.wait()
     };
+    // Before it ran its status may be another program's.
+    let mut ending = reported.or_else(|| home.ending_of_exit(&gone).filter(|_| ran));
     let is_out_of_memory = group.is_some_and(ControlGroup::is_out_of_memory);
     let (parts, was_told) = {
         let mut state = handle.state();

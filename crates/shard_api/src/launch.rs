@@ -607,9 +607,79 @@ pub enum Ending {
     },
 }
 
+impl Ending {
+    /// The exit status of a shard that ended so, and of `mirrorball run` but for a reboot (`docs/cli.md`). A
+    /// parent that reads no reports decides by it.
+    pub fn exit_status(&self) -> u8 {
+        match self {
+            Self::PowerOff => 0,
+            Self::Reboot => 32,
+            Self::Panic => 70,
+            Self::TripleFault => 71,
+            Self::KvmInternalError { .. } => 72,
+            Self::PeerLost { .. } | Self::ShardFailed { .. } => 73,
+            Self::Quit => 74,
+            Self::RebootLoop => 75,
+        }
+    }
+
+    /// The ending of a shard that left with `status` and without a last report; `None` where no ending has
+    /// the status. `detail` is for the endings that have one.
+    pub fn of_exit_status(status: i32, detail: &str) -> Option<Self> {
+        let detail = detail.to_owned();
+        let all = [
+            Self::PowerOff,
+            Self::Reboot,
+            Self::Panic,
+            Self::TripleFault,
+            Self::KvmInternalError {
+                detail: detail.clone(),
+            },
+            Self::ShardFailed { detail },
+            Self::Quit,
+        ];
+        all.into_iter()
+            .find(|ending| i32::from(ending.exit_status()) == status)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_ending_of_a_shard_has_an_exit_status_that_names_it() {
+        let detail = "why".to_owned();
+        let of_status = |status| Ending::of_exit_status(status, "why");
+        for (ending, status) in [
+            (Ending::PowerOff, 0),
+            (Ending::Reboot, 32),
+            (Ending::Panic, 70),
+            (Ending::TripleFault, 71),
+            (
+                Ending::KvmInternalError {
+                    detail: detail.clone(),
+                },
+                72,
+            ),
+            (
+                Ending::ShardFailed {
+                    detail: detail.clone(),
+                },
+                73,
+            ),
+            (Ending::Quit, 74),
+        ] {
+            assert_eq!(ending.exit_status(), status);
+            assert_eq!(of_status(status.into()), Some(ending));
+        }
+        assert_eq!(Ending::PeerLost { detail }.exit_status(), 73);
+        // No shard reports a loop of reboots; 101 is a panic's of the program, 127 of one that is not
+        // executed.
+        for status in [-1, 1, 2, 33, 75, 101, 126, 127, 256 + 32] {
+            assert_eq!(of_status(status), None, "{status}");
+        }
+    }
 
     #[test]
     fn number_of_an_order_grows_by_incarnation_first() {

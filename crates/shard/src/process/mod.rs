@@ -72,7 +72,8 @@ pub enum ProcessError {
     Host(#[from] io::Error),
 }
 
-/// Runs the VM whose spec comes over `control`; returns when it has ended and the monitor was told.
+/// Runs the VM whose spec comes over `control`; returns when it has ended and the monitor was told. The exit
+/// status tells how it ended, too ([`Ending::exit_status`]).
 pub fn run(control: &ControlSocket) -> ExitCode {
     allow_huge_pages();
     ignore_file_limit();
@@ -93,14 +94,10 @@ pub fn run(control: &ControlSocket) -> ExitCode {
     let ending = ended.unwrap_or_else(|error| Ending::ShardFailed {
         detail: chain(&error),
     });
-    let failed = matches!(ending, Ending::ShardFailed { .. });
+    let status = ending.exit_status();
     // The monitor may be gone; there is nobody else to tell.
     let _ = control.send(&Report::Ended(ending), &[]);
-    if failed {
-        ExitCode::FAILURE
-    } else {
-        ExitCode::SUCCESS
-    }
+    ExitCode::from(status)
 }
 
 /// Allows huge pages for the guest's memory, which the command switches off for itself and what it starts.
@@ -276,5 +273,13 @@ mod tests {
         let (code, reports) = launched(&launch);
         assert_eq!(code, ExitCode::FAILURE);
         assert_eq!(reports, [json!({ "other-version": { "version": VERSION } })]);
+    }
+
+    #[test]
+    fn shard_that_cannot_start_says_so_and_leaves_with_the_status_of_one_that_failed() {
+        let (code, reports) = launched(&json!({ "version": VERSION, "launch": [] }));
+        assert_eq!(code, ExitCode::from(73));
+        assert_eq!(reports.len(), 1);
+        assert_eq!(reports[0]["ended"]["how"], "shard-failed");
     }
 }

@@ -58,7 +58,7 @@ fn again_and_again_by(two: &Two, way: &str) {
         assert!(table.vms[0].host_bytes > 0);
         let said = quit(remote);
         let step_back =
-            "its process left with status 0; it said: a step of the guest's clock by -1000 ticks";
+            "its process left with status 74; it said: a step of the guest's clock by -1000 ticks";
         assert!(said.starts_with(step_back), "{said}");
         wait(|| noted(two)[0].shard_pid.is_none());
     }
@@ -140,7 +140,7 @@ pub fn two_parts(two: &Two) {
         }
         other => panic!("{other:?}; lost: {:?}", span.lost()),
     }
-    assert_eq!(gone(parts[1]), "its process left with status 0");
+    assert_eq!(gone(parts[1]), "its process left with status 73");
     span.leave();
     two.wait_until_free();
 }

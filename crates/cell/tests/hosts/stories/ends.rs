@@ -115,7 +115,7 @@ pub fn lost_connections(two: &Two) {
         }
         other => panic!("{other:?}"),
     }
-    assert_eq!(gone(remote(&span)), "its process left with status 0");
+    assert_eq!(gone(remote(&span)), "its process left with status 73");
     span.leave();
     two.wait_until_free();
 }
