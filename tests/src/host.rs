@@ -68,6 +68,23 @@ pub fn children(pid: u32) -> Vec<u32> {
     ours.filter(|child| parent_of(*child) == Some(pid)).collect()
 }
 
+/// Processes beside shards that work for the cards of a monitor's VMs: each passt, and each frame filter.
+pub fn card_processes(monitor: u32) -> Vec<u32> {
+    let mut children = children(monitor);
+    children.retain(|pid| is_passt(*pid) || is_frame_filter(*pid));
+    children
+}
+
+/// Whether a process is a passt.
+pub fn is_passt(pid: u32) -> bool {
+    describe(pid).contains("passt")
+}
+
+/// Whether a process is a card's frame filter.
+pub fn is_frame_filter(pid: u32) -> bool {
+    describe(pid).contains(" --frame-filter ")
+}
+
 /// Kills a process as nothing can catch it.
 #[track_caller]
 pub fn kill9(pid: u32) {

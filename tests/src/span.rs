@@ -50,8 +50,10 @@ impl Vm {
     #[track_caller]
     pub fn shards(&self) -> Vec<u32> {
         let home = self.shard();
-        let mut shards = host::children(self.monitor());
-        shards.retain(|pid| *pid != home && !host::describe(*pid).contains("passt"));
+        let monitor = self.monitor();
+        let of_cards = host::card_processes(monitor);
+        let mut shards = host::children(monitor);
+        shards.retain(|pid| *pid != home && !of_cards.contains(pid));
         shards.insert(0, home);
         shards
     }

@@ -150,15 +150,17 @@ fn weights_and_limits_divide_a_cells_cpus() {
     let run = mirrorball(["run"]).args([file]).limit(BOOT_LIMIT * 2).spawn();
     let limited = Vm::named(&name);
     limited.wait_up();
-    // Its card's passt is limited together with its shard.
+    // Its card's passt and frame filter are limited together with its shard.
     let group = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("a process");
-    let children = host::children(limited.monitor());
-    let is_passt = |pid: &&u32| host::describe(**pid).contains("passt");
-    let passt = *children.iter().find(is_passt).expect("a passt");
-    assert_eq!(group(passt), group(limited.shard()));
-    assert_ne!(group(passt), group(limited.monitor()));
+    let of_card = host::card_processes(limited.monitor());
+    assert_eq!(of_card.len(), 2, "a passt and a frame filter: {of_card:?}");
+    for pid in &of_card {
+        assert_eq!(group(*pid), group(limited.shard()));
+        assert_ne!(group(*pid), group(limited.monitor()));
+    }
+    let own_group = group(of_card[0]);
     let of_group = |file: &str| {
-        let path = group(passt).trim().replacen("0::", "/sys/fs/cgroup", 1);
+        let path = own_group.trim().replacen("0::", "/sys/fs/cgroup", 1);
         PathBuf::from(path).join(file)
     };
     let limit = std::fs::read_to_string(of_group("memory.max")).expect("a limit of memory");
@@ -173,7 +175,7 @@ fn weights_and_limits_divide_a_cells_cpus() {
     let shard = limited.shard();
     // With less than it has in use, the kernel ends all of its processes, and nobody else's.
     std::fs::write(of_group("memory.max"), "8M").expect("root may");
-    host::wait_gone(&[shard, passt], BACK_LIMIT);
+    host::wait_gone(&[&[shard], &of_card[..]].concat(), BACK_LIMIT);
     let ended = run.wait().expect(73);
     let errors = ended.errors();
     let reason = "the VM used more of the host's memory than its memory_limit";

@@ -261,6 +261,20 @@ fn a_duplicate_name() {
 }
 
 #[test]
+fn a_frame_filter_that_no_monitor_started_says_what_to_do() {
+    let program = guest_tests::command::binary().with_file_name("mirrorball-shard");
+    for words in [&[][..], &["--help"], &["sandbox=on"]] {
+        let call = Call::new(&program).args(["--frame-filter"]).args(words);
+        let output = call.limit(AT_ONCE).run().expect(2);
+        says(
+            &output,
+            &["mirrorball-shard --frame-filter", "help: ", "mirrorball run"],
+        );
+        one_line(&output);
+    }
+}
+
+#[test]
 fn networks_that_are_not_there() {
     let no_tap = VmFile::new("notap").net("kind = \"tap\"\ntap = \"nosuchtap0\"");
     refused(&no_tap, &["nosuchtap0", "ip tuntap"]);

@@ -6,6 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use guest_tests::command::Call;
+use guest_tests::host::{self, Traces};
 use guest_tests::vm::TOOL;
 use guest_tests::{Scratch, Vm, VmFile, net, peer, repetitions, wait};
 
@@ -173,6 +174,47 @@ fn a_forwarded_udp_port_carries_datagrams_both_ways() {
         "{filtered:?} frames were dropped"
     );
     vm.stop();
+}
+
+/// What the VM's log says, in its runtime directory.
+fn shard_log(name: &str) -> String {
+    let runtime = std::env::var("MIRRORBALL_RUNTIME").unwrap_or_else(|_| "/run/mirrorball".to_owned());
+    let path = format!("{runtime}/vms/{name}/shard.log");
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+fn has_carrier(vm: &Vm) -> bool {
+    vm.sh("cat /sys/class/net/eth0/carrier").trim() == "1"
+}
+
+#[test]
+fn a_frame_filter_that_is_killed_takes_its_card_down_and_no_more() {
+    let scratch = Scratch::new("cut");
+    let before = Traces::now();
+    let (vm, _) = user_vm("cut", "", &scratch);
+    assert!(has_carrier(&vm));
+    let of_card = host::card_processes(vm.monitor());
+    let filter = of_card.iter().find(|pid| host::is_frame_filter(**pid));
+    host::kill9(*filter.expect("a frame filter"));
+    // passt ends with its socket.
+    host::wait_gone(&of_card, Duration::from_secs(20));
+    wait::until("the end of the guest's link", Duration::from_secs(20), || {
+        (!has_carrier(&vm)).then_some(())
+    });
+    let line = "net0: the frame filter was ended by SIGKILL";
+    wait::until("a line of the log", Duration::from_secs(20), || {
+        shard_log(vm.name()).contains(line).then_some(())
+    });
+    vm.reboot();
+    net::lease(&vm, &scratch);
+    let renewed = host::card_processes(vm.monitor());
+    assert_eq!(renewed.len(), 2, "{renewed:?}");
+    // The monitor's end leaves nothing of a card, either.
+    let monitor = vm.monitor();
+    host::kill9(monitor);
+    host::wait_gone(&renewed, Duration::from_secs(20));
+    vm.wait_ended(Duration::from_secs(20));
+    before.expect_unchanged("kill -9 of a monitor with a card");
 }
 
 /// A TAP device of the host, removed with the test.

@@ -1,8 +1,9 @@
-//! A VM's share of the host's CPU time, memory and I/O: a control group (cgroup v2) for the processes of its shards and
-//! cards.
+//! A VM's share of the host's CPU time, memory and I/O: a control group (cgroup v2) for the processes of its
+//! shards and cards (passt and frame filters).
 //!
-//! Linux divides a CPU fairly between threads, so that a VM with more vCPUs gets more of it. In a group of its own a VM gets by
-//! its weight, however many they are, and never more than its limit. Memory counts for the group whose process touches it first.
+//! Linux divides a CPU fairly between threads, so that a VM with more vCPUs gets more of it. In a group of
+//! its own a VM gets by its weight, however many they are, and never more than its limit. Memory counts for
+//! the group whose process touches it first.
 
 mod devices;
 

@@ -1,7 +1,8 @@
-//! Core scheduling: no two hardware threads of one core run tasks of different cookies at once, so that a VM's siblings on a
-//! core are its own threads, or idle.
+//! Core scheduling: no two hardware threads of one core run tasks of different cookies at once, so that a
+//! VM's siblings on a core are its own threads, or idle.
 //!
-//! Each shard gets a cookie of its own. Its passt keep that of the host's other processes: they run no code of the guest's.
+//! Each shard gets a cookie of its own. Its passt and frame filters keep that of the host's other processes:
+//! they run no code of the guest's.
 
 use std::io;
 

@@ -226,7 +226,8 @@ fn one(
     entry.write(&record).map_err(|error| line(&error))?;
     let group = terms.share_group(spec, frozen);
     let claims = Claims::new(group.clone());
-    let mut opened = open::open(spec, name, entry.folder(), cid, claims).map_err(|error| line(&error))?;
+    let mut opened =
+        open::open(spec, name, entry.folder(), cid, claims, &terms.program).map_err(|error| line(&error))?;
     record.share_group = Some(group);
     record.kept_apart = opened.claims.refused().to_vec();
     record.spec = opened.spec.clone();

@@ -1,5 +1,6 @@
 //! Opens everything a VM needs, so that its shard needs to open nothing: spec in, launch spec and open files out.
 
+mod egress;
 mod files;
 
 use std::fs::{File, OpenOptions};
@@ -9,7 +10,6 @@ use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 use config::vm::{
     DiskDevice, DiskFormatSpec, DiskMode, NetKind, NetSpec, OnFullSpec, PagesSpec, SandboxSpec, ShareSpec,
@@ -20,19 +20,23 @@ use diskstore::group::OwnCopy;
 use diskstore::image::{Image, ImageStore};
 use hostfiles::private;
 use nix::unistd::{Whence, geteuid, lseek};
-use registry::cluster;
 use shard_api::launch::*;
-use subnet::Egress;
 use subnet::passt::{Passt, PasstChild, PasstSpec};
+use subnet::process::Count;
 
+use self::egress::egress;
 use self::files::{Files, GroupFiles, mappable, readable};
-use crate::cluster::addresses;
 use crate::cmdline;
 use crate::identity::{Given, Place};
 use crate::monitor::bind;
+use crate::shard_log::ShardLog;
+use crate::shard_program::ShardProgram;
 use crate::share_group::{Apart, Claims, maps_pages};
 
 pub use self::files::scratch_directory;
+
+/// The file in the VM's directory that has the log of its home.
+pub(crate) const HOME_LOG: &str = "shard.log";
 
 /// Why a VM can't start: one line, what and how to mend it.
 #[derive(Debug, thiserror::Error)]
@@ -105,8 +109,8 @@ pub struct Opened {
     /// The image stays in the store as long as the VM runs.
     _image: Option<Image>,
     passt: Vec<UserCard>,
-    /// Frames that the guest's cards were not allowed to send.
-    pub filtered: Arc<AtomicU64>,
+    /// The log of the home, which has a line for each card that was cut off.
+    pub(crate) log: Arc<ShardLog>,
 }
 
 /// A card of user-mode networking: its passt, and how to start it again.
@@ -120,13 +124,14 @@ struct UserCard {
 }
 
 /// Opens everything. `folder` is the VM's in the runtime directory; `cid` its address on the socket device; `claims` those of
-/// its share group.
+/// its share group; `program` that of its shards and of the filters of its cards.
 pub fn open(
     spec: &VmSpec,
     name: &str,
     folder: &Path,
     cid: u32,
     mut claims: Claims,
+    program: &ShardProgram,
 ) -> Result<Opened, OpenError> {
     let mut apart = Apart::default();
     let maps = |share: Share| share != Share::Never && maps_pages(spec);
@@ -285,13 +290,10 @@ pub fn open(
     }
     let mut nets = Vec::new();
     let mut passt = Vec::new();
-    let filtered = Arc::new(AtomicU64::new(0));
-    let egress = Egress {
-        cluster: Arc::new(addresses::listing(cluster::files::Files::open()?)),
-        filtered: filtered.clone(),
-    };
+    let log = Arc::new(ShardLog::start(&folder.join(HOME_LOG))?);
     let addresses = hardware_addresses(spec, name)?;
     for (index, (net, mac)) in cards(spec).into_iter().zip(addresses).enumerate() {
+        let id = format!("net{index}");
         let backend = match (&net.kind, &net.tap) {
             (NetKind::Tap, Some(tap)) => {
                 let queues = subnet::tap::open(tap, net.queues.unwrap_or(1))?;
@@ -300,10 +302,11 @@ pub fn open(
             _ => {
                 let forward: Result<_, subnet::SubnetError> =
                     net.forward.iter().map(|text| text.parse()).collect();
+                let egress = (!net.host).then(|| egress(&id, program, spec.sandbox, log.clone()));
                 let spec = PasstSpec {
                     mac,
                     forward: forward?,
-                    egress: (!net.host).then(|| egress.clone()),
+                    egress: egress.transpose()?,
                     user: passt_user(cid),
                 };
                 let Passt { socket, child } = subnet::passt::start(&spec)?;
@@ -316,11 +319,7 @@ pub fn open(
                 NetBackendLaunch::Stream(file)
             }
         };
-        nets.push(NetLaunch {
-            id: format!("net{index}"),
-            mac,
-            backend,
-        });
+        nets.push(NetLaunch { id, mac, backend });
     }
     let listener = bind(&folder.join("vsock.sock"))?;
     let ports = folder.join("ports");
@@ -403,11 +402,12 @@ pub fn open(
         _originals: grouped.copies,
         _image: image,
         passt,
-        filtered,
+        log,
     })
 }
 
-/// The user and group that the VM's passt are: as its shards are outside. Only root can choose them.
+/// The user and group that the VM's passt and filters are: as its shards are outside. Only root can choose
+/// them.
 fn passt_user(cid: u32) -> Option<(u32, u32)> {
     let identity = geteuid()
         .is_root()
@@ -476,8 +476,14 @@ impl Opened {
 
     /// The processes beside the shard that work for this VM.
     pub fn helper_pids(&self) -> impl Iterator<Item = u32> + '_ {
-        let cards = self.passt.iter();
-        cards.filter_map(|card| card.child.as_ref().map(PasstChild::id))
+        let children = self.passt.iter().filter_map(|card| card.child.as_ref());
+        children.flat_map(PasstChild::ids)
+    }
+
+    /// Frames that the guest's cards were not allowed to send, for each card.
+    pub(crate) fn filtered(&self) -> Vec<Arc<Count>> {
+        let policies = self.passt.iter().filter_map(|card| card.spec.egress.as_ref());
+        policies.map(|egress| egress.count.clone()).collect()
     }
 
     /// Claims the memory of the frozen VM that this one goes on from, and checks that this one may map the same files.

@@ -28,6 +28,8 @@ const CHUNK_BYTES: usize = 64 << 10;
 const LATE_BYTES_MAX: usize = 2 << 20;
 /// Pause between two reads once the beginning is full: a shard that floods its log then waits instead of the monitor.
 const FLOOD_PAUSE: Duration = Duration::from_millis(10);
+/// The beginning of a line that the monitor adds. A shard that writes it hides its own line.
+const NOTE: &str = "monitor: ";
 /// Characters of the last line at most.
 const LINE_CHARS_MAX: usize = 500;
 
@@ -82,7 +84,14 @@ impl ShardLog {
         Ok(log)
     }
 
-    /// The last line that was written and is not empty, fit for a terminal.
+    /// Adds a line of the monitor's own, and never waits for the shard.
+    pub(crate) fn note(&self, line: &str) {
+        let mut reading = lock(&self.reading);
+        let begin = if reading.kept.is_at_a_line() { "" } else { "\n" };
+        reading.keep(format!("{begin}{NOTE}{line}\n").as_bytes());
+    }
+
+    /// The last line that the shard wrote and that is not empty, fit for a terminal.
     pub(crate) fn last_line(&self) -> Option<String> {
         let mut reading = lock(&self.reading);
         // The last output of an ended shard may still be in the pipe.
@@ -141,11 +150,15 @@ impl Reading {
                 other => break other?,
             }
         };
+        self.keep(&chunk[..count]);
+        Ok(count)
+    }
+
+    fn keep(&mut self, bytes: &[u8]) {
         let head_bytes = self.kept.head.len();
-        self.kept.add(&chunk[..count]);
+        self.kept.add(bytes);
         // The file is for people; without room for it the memory has the same.
         let _ = self.write(head_bytes);
-        Ok(count)
     }
 
     /// Brings the file up to date, whose first bytes are in it already.
@@ -175,6 +188,11 @@ impl Kept {
         self.left_out += surplus as u64;
     }
 
+    fn is_at_a_line(&self) -> bool {
+        let last = self.tail.back().or(self.head.last());
+        last.is_none_or(|byte| *byte == b'\n')
+    }
+
     fn last_line(&self) -> Option<String> {
         let bytes = if self.tail.is_empty() {
             self.head.clone()
@@ -182,7 +200,8 @@ impl Kept {
             self.tail.iter().copied().collect()
         };
         let text = String::from_utf8_lossy(&bytes);
-        let line = text.lines().rev().find(|line| !line.trim().is_empty())?;
+        let said = |line: &&str| !line.trim().is_empty() && !line.starts_with(NOTE);
+        let line = text.lines().rev().find(said)?;
         Some(printable(&line.chars().take(LINE_CHARS_MAX).collect::<String>()))
     }
 }
@@ -229,6 +248,19 @@ mod tests {
         assert_eq!(log.last_line().unwrap(), "two");
         let text = std::fs::read_to_string(directory.path().join("shard.log")).unwrap();
         assert_eq!(text, "one\ntwo\n\n");
+    }
+
+    #[test]
+    fn line_of_the_monitor_is_kept_and_is_none_of_the_shards() {
+        let (directory, log, mut shard) = started();
+        log.note("net0: first");
+        assert_eq!(log.last_line(), None);
+        shard.write_all(b"one").unwrap();
+        assert_eq!(log.last_line().unwrap(), "one");
+        log.note("net0: second");
+        assert_eq!(log.last_line().unwrap(), "one");
+        let text = std::fs::read_to_string(directory.path().join("shard.log")).unwrap();
+        assert_eq!(text, "monitor: net0: first\none\nmonitor: net0: second\n");
     }
 
     #[test]

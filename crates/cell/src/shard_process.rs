@@ -56,7 +56,7 @@ impl ShardProcess {
         let (link, theirs) = ShardLink::pair()?;
         let spawn = |identity| {
             spawn::spawn(
-                program.file(),
+                program.file().as_fd(),
                 [shard_program::NAME, name],
                 theirs.as_fd(),
                 log.as_fd(),

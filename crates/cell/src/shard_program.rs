@@ -2,9 +2,9 @@
 //! no versions.
 
 use std::fs::File;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use shard_api::version::VERSION;
 
@@ -44,7 +44,7 @@ pub enum ShardProgramError {
 #[derive(Debug)]
 pub struct ShardProgram {
     path: PathBuf,
-    file: File,
+    file: Arc<File>,
 }
 
 impl ShardProgram {
@@ -70,13 +70,13 @@ impl ShardProgram {
         }
         Ok(Self {
             path: path.to_owned(),
-            file,
+            file: Arc::new(file),
         })
     }
 
     /// The open file, to execute it.
-    pub fn file(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+    pub fn file(&self) -> &Arc<File> {
+        &self.file
     }
 
     /// The path that it was opened by, for messages.
@@ -148,7 +148,7 @@ mod tests {
         write(&new, "new");
         fs::rename(&new, &path).unwrap();
         let mut text = String::new();
-        (&program.file).read_to_string(&mut text).unwrap();
+        (&*program.file).read_to_string(&mut text).unwrap();
         assert_eq!(text, "old");
     }
 
@@ -156,7 +156,7 @@ mod tests {
     fn other_version_is_reported_with_both_versions_and_help() {
         let program = ShardProgram {
             path: "/usr/bin/mirrorball-shard".into(),
-            file: File::open("/dev/null").unwrap(),
+            file: Arc::new(File::open("/dev/null").unwrap()),
         };
         let line = program.other_version("0.0.9+00000000").to_string();
         let begin = format!(

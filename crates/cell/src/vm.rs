@@ -128,7 +128,7 @@ pub fn run(
         return Err(CoreSchedulingError::OtherHosts.into());
     }
     let group = ControlGroup::of(name, &opened.spec, opened.disk_files())?;
-    handle.state().filtered = opened.filtered.clone();
+    handle.state().filtered = opened.filtered();
     handle.state().cells = span.map_or_else(Vec::new, Span::cells);
     handle.console().set_input(Some(opened.console.try_clone()?));
     let pump = pump(opened.console.try_clone()?, handle.console().clone())?;
@@ -173,8 +173,10 @@ fn every_boot(
     progress: &mut impl FnMut(Progress<'_>),
 ) -> Result<Ending, RunError> {
     let shards = span.map_or(1, |span| span.cells().len());
-    let logs = (0..shards).map(|shard| ShardLog::start(&folder.join(log_name(shard))).map(Arc::new));
-    let logs: Vec<_> = logs.collect::<io::Result<_>>()?;
+    let mut logs = vec![opened.log.clone()];
+    for part in 1..shards {
+        logs.push(Arc::new(ShardLog::start(&folder.join(log_name(part)))?));
+    }
     let mut reboots = Reboots::default();
     loop {
         if let Some(group) = group {
@@ -200,12 +202,9 @@ fn every_boot(
     }
 }
 
-/// The file in the VM's directory that has the log of one of its shards.
-fn log_name(shard: usize) -> String {
-    match shard {
-        0 => "shard.log".to_owned(),
-        part => format!("shard{part}.log"),
-    }
+/// The file in the VM's directory that has the log of one of its shards beside the home.
+fn log_name(part: usize) -> String {
+    format!("shard{part}.log")
 }
 
 /// Ends the VM when a cell is lost that it spans, until it is over.

@@ -2,6 +2,7 @@
 
 pub mod arch;
 pub mod bus;
+pub mod card;
 pub mod devices;
 pub mod ending;
 mod fault_point;

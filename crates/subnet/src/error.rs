@@ -89,4 +89,10 @@ pub enum SubnetError {
         #[source]
         source: io::Error,
     },
+    /// A card's frame filter ended while it started.
+    #[error("a card did not start: {0}")]
+    FilterFailed(String),
+    /// The host could not start a card's frame filter.
+    #[error("cannot start the frame filter of a card")]
+    Filter(#[source] io::Error),
 }

@@ -1,7 +1,8 @@
 //! Networks: TAP devices and unprivileged user-mode networking.
 //!
-//! The monitor calls this before a shard starts, and gets back open files, which are all that a shard needs. Between
-//! a user-mode card and its passt, [`relay`] drops frames to the host and the cluster, as [`filter`] decides.
+//! The monitor calls this before a shard starts, and gets back open files, which are all that a shard needs.
+//! Between a user-mode card and its passt, a [`process`] of its own runs the [`relay`], which drops frames to
+//! the host and the cluster, as [`filter`] decides.
 
 mod error;
 pub mod filter;
@@ -10,7 +11,8 @@ pub mod frame;
 mod host;
 mod mac;
 pub mod passt;
-mod relay;
+pub mod process;
+pub mod relay;
 #[cfg(test)]
 mod samples;
 pub mod tap;
@@ -18,4 +20,4 @@ pub mod tap;
 pub use error::SubnetError;
 pub use forward::{PortForward, Protocol};
 pub use mac::{mac_address, parse_mac};
-pub use relay::Egress;
+pub use process::Egress;

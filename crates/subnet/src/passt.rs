@@ -1,17 +1,19 @@
 //! Unprivileged networking through passt.
 //!
-//! passt (Debian 12 has 0.0~git20230309) gets one end of a socket pair as its standard input (`--fd 0`). It ends when
-//! the other end closes: when the shard that holds it ends, or its monitor before handing it over. A parent-death
-//! signal is not used: it would fire at the end of the thread that started passt, and is lost when passt drops root.
+//! passt (Debian 12 has 0.0~git20230309) gets one end of a socket pair as its standard input (`--fd 0`). It
+//! ends when the other end closes: when the shard that holds it ends, or its monitor before handing it over.
+//! A parent-death signal is not used: it would fire at the end of the thread that started passt, and is lost
+//! when passt drops root.
 //!
-//! The guest always sees the same network: 10.0.2.15/24, with the way out at 10.0.2.2. passt wants a host interface with a
-//! default route as a template for IPv4; on a host without any (a lab), `lo` serves, and the guest reaches the host at
-//! most. As root, passt changes to the user that it is told, or to `nobody`, and cannot bind ports below 1024.
+//! The guest always sees the same network: 10.0.2.15/24, with the way out at 10.0.2.2. passt wants a host
+//! interface with a default route as a template for IPv4; on a host without any (a lab), `lo` serves, and the
+//! guest reaches the host at most. As root, passt changes to the user that it is told, or to `nobody`, and
+//! cannot bind ports below 1024.
 //!
-//! passt connects its guest to whatever the host reaches, and takes the gateway's address for the host's loopback. A
-//! [`Relay`] in front of it keeps both from the guest unless the card asks for them. passt is told not to map the gateway
-//! either (`--no-map-gw`), except where it needs that: without it, passt 2023 can neither hand back answers to UDP clients
-//! on the host's loopback nor offer a resolver there.
+//! passt connects its guest to whatever the host reaches, and takes the gateway's address for the host's
+//! loopback. A [`FilterProcess`] in front of it keeps both from the guest unless the card asks for them.
+//! passt is told not to map the gateway either (`--no-map-gw`), except where it needs that: without it, passt
+//! 2023 can neither hand back answers to UDP clients on the host's loopback nor offer a resolver there.
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -24,7 +26,7 @@ use std::time::Duration;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use crate::filter::Resolvers;
-use crate::relay::{Egress, Relay};
+use crate::process::{Arguments, Egress, FilterProcess};
 use crate::{PortForward, Protocol, SubnetError, host};
 
 /// The guest's address, given by DHCP.
@@ -46,43 +48,51 @@ pub struct PasstSpec {
     pub forward: Vec<PortForward>,
     /// The wall between the guest and the host and the cluster; without one the guest reaches both.
     pub egress: Option<Egress>,
-    /// The user and group that passt runs as, which only root may choose. Without it passt that root starts is `nobody`.
+    /// The user and group that passt and the filter run as, which only root may choose. Without it passt that
+    /// root starts is `nobody`.
     pub user: Option<(u32, u32)>,
 }
 
-/// A running passt. Dropping it ends passt.
+/// A running passt. Dropping it ends passt and its filter.
 #[derive(Debug)]
 pub struct Passt {
     /// The guest's side: each frame after its length, four bytes, big endian.
     pub socket: OwnedFd,
-    /// The process.
+    /// The processes.
     pub child: PasstChild,
 }
 
-/// The process, and the relay in front of it. Killed and waited for on drop.
+/// The process, and that of the filter in front of it. Killed and waited for on drop.
 #[derive(Debug)]
 pub struct PasstChild {
     process: Child,
-    /// Dropped after the process has ended.
-    _relay: Option<Relay>,
+    filter: Option<FilterProcess>,
 }
 
 impl PasstChild {
-    /// Its process id.
+    /// The process id of passt.
     pub fn id(&self) -> u32 {
         self.process.id()
+    }
+
+    /// The process ids of passt and of the filter in front of it.
+    pub fn ids(&self) -> impl Iterator<Item = u32> + '_ {
+        let filter = self.filter.iter().map(FilterProcess::id);
+        std::iter::once(self.id()).chain(filter)
     }
 }
 
 impl Drop for PasstChild {
     fn drop(&mut self) {
+        // First, since it would report that passt has ended.
+        drop(self.filter.take());
         // It may have ended by itself.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// Starts passt and waits until it answers.
+/// Starts passt, and the filter in front of it, and waits until passt answers.
 pub fn start(spec: &PasstSpec) -> Result<Passt, SubnetError> {
     spec.forward.iter().try_for_each(check_free)?;
     let failed = |what| move |source| SubnetError::Passt { what, source };
@@ -106,22 +116,31 @@ pub fn start(spec: &PasstSpec) -> Result<Passt, SubnetError> {
         })?;
     let mut child = PasstChild {
         process,
-        _relay: None,
+        filter: None,
     };
+    if let Some(egress) = &spec.egress {
+        let (card, near) = UnixStream::pair().map_err(failed("no socket pair"))?;
+        let arguments = Arguments {
+            seal: egress.seal,
+            user: spec.user,
+            resolvers,
+            udp_ports: udp_ports(&spec.forward),
+        };
+        let filter = FilterProcess::start(egress, &arguments, near.into(), ours.into());
+        child.filter = Some(filter.map_err(SubnetError::Filter)?);
+        ours = card;
+    }
     if !answers(&mut ours, spec.mac) {
+        let failure = child.filter.as_ref().and_then(FilterProcess::failure);
         drop(child);
+        if let Some(failure) = failure {
+            return Err(SubnetError::FilterFailed(failure));
+        }
         let mut text = String::new();
         let _ = log.rewind().and_then(|()| log.read_to_string(&mut text));
         return Err(explain(&text));
     }
     ours.set_read_timeout(None).map_err(failed("no time limit"))?;
-    if let Some(egress) = &spec.egress {
-        let (card, relays) = UnixStream::pair().map_err(failed("no socket pair"))?;
-        let ports = udp_ports(&spec.forward);
-        let relay = Relay::start(relays, ours, egress.clone(), resolvers, ports);
-        child._relay = Some(relay.map_err(failed("no relay"))?);
-        ours = card;
-    }
     ours.set_nonblocking(true)
         .map_err(failed("cannot make the socket non-blocking"))?;
     Ok(Passt {

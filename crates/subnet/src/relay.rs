@@ -1,246 +1,264 @@
 //! The relay between a card and its passt, which drops frames that the guest may not send.
 //!
-//! Two threads of the monitor move frames, each after its length, as passt's stream has them; they block, and each has a
-//! buffer for two frames of the largest size. The end of either side ends both.
+//! It has a process of its own ([`crate::process`]) with one thread. No socket blocks that thread: each
+//! direction has a buffer for two frames of the largest size, and reads more once the buffer's whole frames
+//! are sent. The end of either side ends the relay.
 
-use std::collections::HashSet;
-use std::fmt;
-use std::io::{self, Read, Write};
-use std::net::{IpAddr, Shutdown};
-use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+mod frames;
+mod listing;
 
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::time::Instant;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{MsgFlags, recv, send};
+
+use self::frames::{Frames, LENGTH_BYTES};
+use self::listing::{Freshness, Listing};
 use crate::filter::{Barred, Peers, Resolvers, admits};
-use crate::host;
+use crate::process::message::{ASK, MESSAGE_BYTES_MAX, Message};
 
-const LENGTH_BYTES: usize = 4;
-/// Bytes of the largest frame, as the card has it.
-const FRAME_BYTES_MAX: usize = 65_553;
-const BUFFER_BYTES: usize = 2 * (LENGTH_BYTES + FRAME_BYTES_MAX);
-/// How old the list of barred addresses may be.
-const BARRED_AGE_MAX: Duration = Duration::from_secs(1);
-
-/// The egress policy of a VM's cards: they reach neither the host nor the cluster.
-#[derive(Clone)]
-pub struct Egress {
-    /// Lists the cluster's addresses as they are now. Asked about once a second while a guest sends.
-    pub cluster: Arc<dyn Fn() -> HashSet<IpAddr> + Send + Sync>,
-    /// Counts frames that were dropped.
-    pub filtered: Arc<AtomicU64>,
+/// Reason for the end of a relay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The card's socket has closed.
+    Card,
+    /// passt's socket has closed.
+    Passt,
+    /// The card's stream has a length that no frame has.
+    CardBroken,
+    /// passt's stream has a length that no frame has.
+    PasstBroken,
 }
 
-impl fmt::Debug for Egress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut shown = f.debug_struct("Egress");
-        shown.field("filtered", &self.filtered).finish_non_exhaustive()
+impl End {
+    const ALL: [Self; 4] = [Self::Card, Self::Passt, Self::CardBroken, Self::PasstBroken];
+
+    /// The exit status of a relay's process that ended so.
+    pub fn status(self) -> u8 {
+        match self {
+            Self::Card => 0,
+            Self::Passt => 3,
+            Self::CardBroken => 4,
+            Self::PasstBroken => 5,
+        }
+    }
+
+    /// The end that `status` stands for; none of a process that failed.
+    pub fn of_status(status: i32) -> Option<Self> {
+        Self::ALL
+            .into_iter()
+            .find(|end| i32::from(end.status()) == status)
     }
 }
 
-impl Egress {
-    fn barred(&self) -> io::Result<Barred> {
-        Ok(Barred {
-            own: host::addresses()?,
-            cluster: (self.cluster)(),
-        })
-    }
+/// The descriptors of a relay.
+#[derive(Debug)]
+pub struct Sockets {
+    /// Stream to the card.
+    pub card: OwnedFd,
+    /// Stream to passt.
+    pub passt: OwnedFd,
+    /// The lists of barred addresses come by this one.
+    pub lists: OwnedFd,
+    /// Number of dropped frames, eight bytes, little endian.
+    pub count: File,
 }
 
-/// A running relay. Dropping it ends both connections.
+/// A relay with its unfinished bytes of both directions.
 #[derive(Debug)]
 pub struct Relay {
-    ends: Ends,
-    threads: Vec<JoinHandle<()>>,
+    sockets: Sockets,
+    /// Whether lists may still come.
+    has_lists: bool,
+    listing: Listing,
+    resolvers: Resolvers,
+    peers: Peers,
+    /// From the card to passt.
+    outgoing: Frames,
+    /// From passt to the card.
+    incoming: Frames,
+    /// Frames that were dropped, those before this relay's start included.
+    dropped: u64,
+    message: Vec<u8>,
 }
 
 impl Relay {
-    /// Moves frames between the card's socket and passt's. `udp_ports` of the guest are forwarded.
+    /// A relay that begins with the list `barred`. `udp_ports` of the guest are forwarded.
+    pub fn new(sockets: Sockets, barred: Barred, resolvers: Resolvers, udp_ports: Vec<u16>) -> Self {
+        let mut dropped = [0; 8];
+        // A count that cannot be read begins anew.
+        let _ = sockets.count.read_exact_at(&mut dropped, 0);
+        Self {
+            sockets,
+            has_lists: true,
+            listing: Listing::new(barred, Instant::now()),
+            resolvers,
+            peers: Peers::new(udp_ports),
+            outgoing: Frames::new(),
+            incoming: Frames::new(),
+            dropped: u64::from_le_bytes(dropped),
+            message: vec![0; MESSAGE_BYTES_MAX],
+        }
+    }
+
+    /// Moves frames until one side ends.
     ///
     /// # Errors
-    /// If the host has no more threads or files, or does not list its addresses.
-    pub fn start(
-        card: UnixStream,
-        passt: UnixStream,
-        egress: Egress,
-        resolvers: Resolvers,
-        udp_ports: Vec<u16>,
-    ) -> io::Result<Self> {
-        let barred = egress.barred()?;
-        let peers = Arc::new(Mutex::new(Peers::new(udp_ports)));
-        let mut relay = Self {
-            ends: Ends([card.try_clone()?, passt.try_clone()?]),
-            threads: Vec::new(),
-        };
-        let mut gate = Gate {
-            egress,
-            resolvers,
-            peers: peers.clone(),
-            barred,
-            listed: Instant::now(),
-        };
-        let (from, to) = (card.try_clone()?, passt.try_clone()?);
-        relay.spawn("card-out", move || out(&from, &to, &mut gate))?;
-        relay.spawn("card-in", move || into(&passt, &card, &peers))?;
-        Ok(relay)
-    }
-
-    fn spawn(&mut self, name: &str, run: impl FnOnce() -> io::Result<()> + Send + 'static) -> io::Result<()> {
-        let ends = Ends([self.ends.0[0].try_clone()?, self.ends.0[1].try_clone()?]);
-        let thread = std::thread::Builder::new().name(name.into());
-        self.threads.push(thread.spawn(move || {
-            let _ends = ends;
-            // An error is the end of a stream, and has no receiver for a report.
-            let _ = run();
-        })?);
-        Ok(())
-    }
-}
-
-impl Drop for Relay {
-    fn drop(&mut self) {
-        self.ends.close();
-        for thread in self.threads.drain(..) {
-            // One that panicked has closed the connections.
-            let _ = thread.join();
-        }
-    }
-}
-
-/// The two connections. Dropping this closes them, however a thread ends, so that the card and passt see the stream's end.
-#[derive(Debug)]
-struct Ends([UnixStream; 2]);
-
-impl Ends {
-    fn close(&self) {
-        for end in &self.0 {
-            // The other side may have closed it before.
-            let _ = end.shutdown(Shutdown::Both);
-        }
-    }
-}
-
-impl Drop for Ends {
-    fn drop(&mut self) {
-        self.close();
-    }
-}
-
-/// The filter of one direction, with its state.
-struct Gate {
-    egress: Egress,
-    resolvers: Resolvers,
-    peers: Arc<Mutex<Peers>>,
-    barred: Barred,
-    /// When `barred` was listed.
-    listed: Instant,
-}
-
-impl Gate {
-    fn refresh(&mut self, now: Instant) {
-        if now.saturating_duration_since(self.listed) <= BARRED_AGE_MAX {
-            return;
-        }
-        self.listed = now;
-        // A host that is out of files for a moment keeps the last list, rather than the guest losing its network.
-        if let Ok(barred) = self.egress.barred() {
-            self.barred = barred;
-        }
-    }
-
-    fn admits(&self, frame: &[u8], now: Instant) -> bool {
-        let peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        let admitted = admits(frame, &self.barred, &self.resolvers, &peers, now);
-        if !admitted {
-            self.egress.filtered.fetch_add(1, Ordering::Relaxed);
-        }
-        admitted
-    }
-}
-
-/// Moves frames from the card to passt, one with each call: passt loses its place when it finds a part of a frame.
-fn out(card: &UnixStream, passt: &UnixStream, gate: &mut Gate) -> io::Result<()> {
-    let mut frames = Frames::new();
-    loop {
-        frames.receive(card)?;
-        let now = Instant::now();
-        gate.refresh(now);
-        while let Some(message) = frames.next_message()? {
-            if gate.admits(&message[LENGTH_BYTES..], now) {
-                (&*passt).write_all(message)?;
-            }
-        }
-    }
-}
-
-/// Moves frames from passt to the card, and notes those that come in at forwarded UDP ports.
-fn into(passt: &UnixStream, card: &UnixStream, peers: &Mutex<Peers>) -> io::Result<()> {
-    let locked = || peers.lock().unwrap_or_else(PoisonError::into_inner);
-    let notes = locked().are_possible();
-    let mut frames = Frames::new();
-    loop {
-        frames.receive(passt)?;
-        let now = Instant::now();
-        let first = frames.start;
-        while let Some(message) = frames.next_message()? {
-            if notes {
-                locked().note(&message[LENGTH_BYTES..], now);
-            }
-        }
-        (&*card).write_all(&frames.buffer[first..frames.start])?;
-    }
-}
-
-/// A buffer that cuts a stream into messages: each a length and a frame.
-struct Frames {
-    buffer: Vec<u8>,
-    start: usize,
-    end: usize,
-}
-
-impl Frames {
-    fn new() -> Self {
-        Self {
-            buffer: vec![0; BUFFER_BYTES],
-            start: 0,
-            end: 0,
-        }
-    }
-
-    /// Waits for bytes. An end of the stream is an error.
-    fn receive(&mut self, mut from: &UnixStream) -> io::Result<()> {
-        // The remaining bytes are less than a message, so there is room for the rest of it.
-        self.buffer.copy_within(self.start..self.end, 0);
-        self.end -= self.start;
-        self.start = 0;
+    /// If the kernel does not wait for the sockets.
+    pub fn run(&mut self) -> io::Result<End> {
         loop {
-            match from.read(&mut self.buffer[self.end..]) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(count) => {
-                    self.end += count;
+            let now = Instant::now();
+            let moved = self.send_out(now).and_then(|()| self.send_in(now));
+            if let Err(end) = moved {
+                return Ok(end);
+            }
+            if let Some(end) = self.wait(now)? {
+                return Ok(end);
+            }
+        }
+    }
+
+    /// Sends the card's frames to passt as far as it takes them, one with each call: passt loses its place
+    /// when it finds a part of a frame, and the kernel takes a small message whole or not at all.
+    fn send_out(&mut self, now: Instant) -> Result<(), End> {
+        let before = self.dropped;
+        let moved = self.send_admitted(now);
+        if self.dropped != before {
+            // The count is for people; frames go on without it.
+            let _ = self.sockets.count.write_all_at(&self.dropped.to_le_bytes(), 0);
+        }
+        moved
+    }
+
+    fn send_admitted(&mut self, now: Instant) -> Result<(), End> {
+        loop {
+            if !self.outgoing.send(&self.sockets.passt).map_err(|_| End::Passt)? {
+                return Ok(());
+            }
+            let Some(frame) = self.outgoing.next_frame().map_err(|_| End::CardBroken)? else {
+                return Ok(());
+            };
+            match self.listing.freshness(now) {
+                Freshness::Usable => {}
+                Freshness::Held(_) => return Ok(()),
+                Freshness::Stale => {
+                    self.ask(now);
                     return Ok(());
                 }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+            }
+            let bytes = LENGTH_BYTES + frame.len();
+            if admits(frame, self.listing.barred(), &self.resolvers, &self.peers, now) {
+                self.outgoing.pass(bytes);
+            } else {
+                self.outgoing.skip(bytes);
+                self.dropped = self.dropped.wrapping_add(1);
             }
         }
     }
 
-    /// The next whole message, if it has arrived. A length that no frame has is an error: the stream's places are lost.
-    fn next_message(&mut self) -> io::Result<Option<&[u8]>> {
-        let rest = &self.buffer[self.start..self.end];
-        let Some(length) = rest.first_chunk::<LENGTH_BYTES>() else {
-            return Ok(None);
-        };
-        let length = u32::from_be_bytes(*length) as usize;
-        if !(1..=FRAME_BYTES_MAX).contains(&length) {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        let message = rest.get(..LENGTH_BYTES + length);
-        self.start += message.map_or(0, <[u8]>::len);
-        Ok(message)
+    /// Asks for the list of now.
+    fn ask(&mut self, now: Instant) {
+        self.listing.asked(now);
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+        // Without an answer the list stays as it is.
+        let _ = send(self.sockets.lists.as_raw_fd(), &[ASK], flags);
     }
+
+    /// Sends passt's frames to the card as far as it takes them, and notes those that come in at forwarded
+    /// UDP ports.
+    fn send_in(&mut self, now: Instant) -> Result<(), End> {
+        let notes = self.peers.are_possible();
+        while let Some(frame) = self.incoming.next_frame().map_err(|_| End::PasstBroken)? {
+            if notes {
+                self.peers.note(frame, now);
+            }
+            let bytes = LENGTH_BYTES + frame.len();
+            self.incoming.pass(bytes);
+        }
+        self.incoming.send(&self.sockets.card).map_err(|_| End::Card)?;
+        Ok(())
+    }
+
+    /// Waits until there is something to do, and reads what has come.
+    fn wait(&mut self, now: Instant) -> io::Result<Option<End>> {
+        let wanted = |is_wanted: bool, flag: PollFlags| if is_wanted { flag } else { PollFlags::empty() };
+        let held = match self.listing.freshness(now) {
+            Freshness::Held(until) => Some(until),
+            Freshness::Usable | Freshness::Stale => None,
+        };
+        let (out_sent, in_sent) = (self.outgoing.is_sent(), self.incoming.is_sent());
+        let card =
+            wanted(out_sent && held.is_none(), PollFlags::POLLIN) | wanted(!in_sent, PollFlags::POLLOUT);
+        let passt = wanted(in_sent, PollFlags::POLLIN) | wanted(!out_sent, PollFlags::POLLOUT);
+        let mut files = [
+            PollFd::new(self.sockets.card.as_fd(), card),
+            PollFd::new(self.sockets.passt.as_fd(), passt),
+            PollFd::new(self.sockets.lists.as_fd(), PollFlags::POLLIN),
+        ];
+        let watched = if self.has_lists {
+            &mut files[..]
+        } else {
+            &mut files[..2]
+        };
+        match poll(watched, limit(held, now)) {
+            Ok(_) => {}
+            Err(Errno::EINTR) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        }
+        let [card, passt, lists] = files.map(|file| file.revents().unwrap_or(PollFlags::empty()));
+        if lists.intersects(PollFlags::POLLIN | GONE) {
+            self.receive_list(Instant::now());
+        }
+        for (events, end) in [(card, End::Card), (passt, End::Passt)] {
+            if events.intersects(GONE) {
+                return Ok(Some(end));
+            }
+        }
+        if card.contains(PollFlags::POLLIN) && self.outgoing.receive(&self.sockets.card).is_err() {
+            return Ok(Some(End::Card));
+        }
+        if passt.contains(PollFlags::POLLIN) && self.incoming.receive(&self.sockets.passt).is_err() {
+            return Ok(Some(End::Passt));
+        }
+        Ok(None)
+    }
+
+    /// Takes a list that has come. Without a sender the last one stays.
+    fn receive_list(&mut self, now: Instant) {
+        match recv(
+            self.sockets.lists.as_raw_fd(),
+            &mut self.message,
+            MsgFlags::MSG_DONTWAIT,
+        ) {
+            Ok(0) => self.has_lists = false,
+            Ok(bytes) => match Message::read(&self.message[..bytes]) {
+                Some(Message::Same) => self.listing.is_confirmed(now),
+                Some(Message::List(barred)) => self.listing.replace(barred, now),
+                // No sender of ours.
+                None => self.has_lists = false,
+            },
+            Err(Errno::EAGAIN | Errno::EINTR) => {}
+            Err(_) => self.has_lists = false,
+        }
+    }
+}
+
+/// Events of a socket whose other end has closed.
+const GONE: PollFlags = PollFlags::POLLHUP
+    .union(PollFlags::POLLERR)
+    .union(PollFlags::POLLNVAL);
+
+/// The time to wait at most: until `held` frames go on without an answer.
+fn limit(held: Option<Instant>, now: Instant) -> PollTimeout {
+    held.map_or(PollTimeout::NONE, |until| {
+        let milliseconds = until.saturating_duration_since(now).as_millis() + 1;
+        u16::try_from(milliseconds).map_or(PollTimeout::MAX, PollTimeout::from)
+    })
 }
 
 #[cfg(test)]

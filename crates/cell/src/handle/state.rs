@@ -2,11 +2,11 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
 use serde_json::Value;
 use shard_api::launch::{Answer, MoveReport, Order, OrderId};
+use subnet::process::Count;
 
 use crate::parts::Parts;
 use crate::remote::clock::keeper::Clocks;
@@ -34,8 +34,8 @@ pub(crate) struct State {
     pub(super) asking: usize,
     /// The cells of a VM that spans them, in the order of its shards.
     pub(crate) cells: Vec<u16>,
-    /// Frames that its cards were not allowed to send.
-    pub(crate) filtered: Arc<AtomicU64>,
+    /// Frames that its cards were not allowed to send, for each card.
+    pub(crate) filtered: Vec<Arc<Count>>,
     /// Of a VM over several hosts.
     pub(crate) clocks: Option<Clocks>,
     /// Its shards beside the home, while they run.

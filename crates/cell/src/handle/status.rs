@@ -1,7 +1,6 @@
 //! What the shards of a VM counted.
 
 use std::io;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -47,7 +46,8 @@ impl Handle {
             Some(Err(why)) => return Err(io::Error::other(why.clone())),
             None => return Err(io::Error::other("the VM does not answer")),
         };
-        add_filtered(&mut status, state.filtered.load(Ordering::Relaxed));
+        let filtered = state.filtered.iter().map(|count| count.get());
+        add_filtered(&mut status, filtered);
         if let Some(parts) = &state.parts {
             let statuses = parts
                 .statuses()
@@ -58,8 +58,10 @@ impl Handle {
     }
 }
 
-/// Adds to the home's status how many frames were kept from the host and the cluster.
-fn add_filtered(status: &mut Value, frames: u64) {
+/// Adds to the home's status how many frames of all cards were kept from the host and the cluster. A filter
+/// that a guest has taken over may count anything.
+fn add_filtered(status: &mut Value, frames: impl Iterator<Item = u64>) {
+    let frames = frames.fold(0, u64::saturating_add);
     if let Some(status) = status.as_object_mut() {
         status.insert("filtered_frames".to_owned(), frames.into());
     }
@@ -148,8 +150,10 @@ mod tests {
     #[test]
     fn a_status_counts_filtered_frames() {
         let mut status = json!({ "exits": [] });
-        add_filtered(&mut status, 3);
+        add_filtered(&mut status, [1, 2].into_iter());
         assert_eq!(status, json!({ "exits": [], "filtered_frames": 3 }));
+        add_filtered(&mut status, [u64::MAX, 2].into_iter());
+        assert_eq!(status["filtered_frames"], u64::MAX);
     }
 
     #[test]

@@ -161,7 +161,7 @@ impl Two {
         let folder = self.folder.join(name);
         std::fs::create_dir_all(&folder).expect("a directory");
         let claims = Claims::new(ShareGroup::of_run().expect("randomness"));
-        open(spec, name, &folder, 7, claims).expect("its files, and KVM")
+        open(spec, name, &folder, 7, claims, &program()).expect("its files, and KVM")
     }
 
     /// Beta's.

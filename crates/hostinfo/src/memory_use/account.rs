@@ -67,8 +67,8 @@ pub struct VmMemory {
     pub copied_bytes: u64,
     /// Page cache of the files that keep the guest's writes.
     pub disk_bytes: u64,
-    /// Memory of no guest: the shard's heap, code and page tables, and a part of the monitor process and of
-    /// passt.
+    /// Memory of no guest: the shard's heap, code and page tables, and a part of the monitor process, of
+    /// passt and of the frame filters.
     pub monitor_bytes: u64,
     /// Bytes that are swapped out.
     pub swapped_bytes: u64,

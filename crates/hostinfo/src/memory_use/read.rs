@@ -1,5 +1,5 @@
-//! Reads the figures that [`account`] adds up: of each VM's shard, its monitor and passt, and the files under
-//! them.
+//! Reads the figures that [`account`] adds up: of each VM's shard, its monitor, passt and frame
+//! filters, and the files under them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -100,7 +100,11 @@ impl Reader {
         let (mut bytes, mut swapped) = (0, 0);
         let helpers = process::descendants(pid, &shards);
         for process in std::iter::once(pid).chain(helpers) {
-            let what = if process == pid { "a monitor" } else { "a passt" };
+            let what = if process == pid {
+                "a monitor"
+            } else {
+                "a card's process"
+            };
             let Some(areas) = self.take(&format!("the memory of {what}"), process::areas(process)) else {
                 continue;
             };

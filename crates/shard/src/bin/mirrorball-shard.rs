@@ -1,4 +1,5 @@
-//! The program of a shard: one VM, or its part in one cell, from the launch message to the last report. A monitor starts it.
+//! The program of a shard: one VM, or its part in one cell, from the launch message to the last report; and of a card's frame
+//! filter. A monitor starts both.
 
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::process::ExitCode;
@@ -8,6 +9,9 @@ use shard::launch::CONTROL_FD;
 fn main() -> ExitCode {
     agent::panic::ends_the_process();
     keep_one_arena();
+    if let Some(status) = shard::card::take_over() {
+        return status;
+    }
     // SAFETY: reads the flags of a descriptor, which may be closed.
     if unsafe { libc::fcntl(CONTROL_FD, libc::F_GETFD) } < 0 {
         eprintln!("mirrorball-shard: a monitor starts this program; help: start VMs with `mirrorball run`");

@@ -178,6 +178,7 @@ pub(super) fn requests(kind: ThreadKind) -> Vec<u64> {
         | ThreadKind::Pins
         | ThreadKind::Serial
         | ThreadKind::Block
+        | ThreadKind::Relay
         | ThreadKind::Vsock
         | ThreadKind::Rng
         | ThreadKind::Balloon
@@ -296,6 +297,7 @@ fn of_kind(kind: ThreadKind) -> &'static [Syscall] {
         ],
         ThreadKind::Block => crate::virtio::block::SYSCALLS,
         ThreadKind::Net => crate::virtio::net::SYSCALLS,
+        ThreadKind::Relay => crate::card::SYSCALLS,
         ThreadKind::Vsock => crate::virtio::vsock::SYSCALLS,
         ThreadKind::Rng => crate::virtio::rng::SYSCALLS,
         ThreadKind::Balloon => crate::virtio::balloon::SYSCALLS,

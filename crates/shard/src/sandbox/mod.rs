@@ -19,14 +19,14 @@ mod root;
 mod threads;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::io;
 
 pub use filter::Syscall;
 pub use threads::{ThreadKind, Threads};
 
-use crate::launch::{SandboxLaunch, SandboxPolicy};
+use crate::launch::{Identity, SandboxLaunch, SandboxPolicy};
 
 /// Why the sandbox could not be closed.
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +45,45 @@ pub struct Closed {
     pub missing: Vec<String>,
     /// What this kernel or user lacks of the layers that `require` does not insist on, one line each.
     pub notes: Vec<String>,
+}
+
+/// Seals a process of one thread that has its last file open and keeps the host's namespaces: it becomes the
+/// user that it is given, loses all capabilities and its core dumps, and may do what threads of this kind
+/// may, for good.
+///
+/// It reports nothing of what the host does not allow: a shard of the same VM does, on the same host.
+///
+/// # Errors
+/// If the policy is `require`, and something could not be applied.
+pub fn seal_alone(
+    kind: ThreadKind,
+    policy: SandboxPolicy,
+    identity: Option<Identity>,
+) -> Result<(), SandboxError> {
+    if policy == SandboxPolicy::Off {
+        return Ok(());
+    }
+    let mut missing = Vec::new();
+    let mut done = |what: &str, result: io::Result<()>| {
+        if let Err(error) = result {
+            missing.push(format!("{what}: {error}"));
+        }
+    };
+    // A process that is no longer root may not shrink the bounding set.
+    done("capabilities", capabilities::drop_bounding());
+    if let Some(identity) = identity {
+        done("user id of its own", identity::become_one(identity));
+    }
+    // Not every kernel has it, as for shards.
+    let _ = landlock::restrict();
+    done("capabilities", capabilities::drop_all());
+    done("no core dumps", dumps::forbid());
+    let filtered = filter::supported().and_then(|()| filter::refuse_remapping());
+    done("system call filter", filtered.and_then(|()| filter::apply(kind)));
+    if policy == SandboxPolicy::Require && !missing.is_empty() {
+        return Err(SandboxError::Incomplete(missing.join("; ")));
+    }
+    Ok(())
 }
 
 /// Closes the sandbox around this process.

@@ -18,7 +18,7 @@ use super::threads::{ThreadKind, Threads};
 use super::{Closed, SandboxPolicy, capabilities, close, filter, landlock, root};
 use crate::launch::{Identity, SandboxLaunch};
 
-const KINDS: [ThreadKind; 14] = [
+const KINDS: [ThreadKind; 15] = [
     ThreadKind::Control,
     ThreadKind::Vcpu,
     ThreadKind::SpanVcpu,
@@ -28,6 +28,7 @@ const KINDS: [ThreadKind; 14] = [
     ThreadKind::Serial,
     ThreadKind::Block,
     ThreadKind::Net,
+    ThreadKind::Relay,
     ThreadKind::Vsock,
     ThreadKind::Rng,
     ThreadKind::Balloon,
@@ -125,7 +126,7 @@ fn is_needed(kind: ThreadKind, attack: &str) -> bool {
 }
 
 /// Runs `work` in a child and gives its end.
-fn in_child(work: impl FnOnce() -> i32) -> WaitStatus {
+pub(crate) fn in_child(work: impl FnOnce() -> i32) -> WaitStatus {
     // SAFETY: the child runs `work` and leaves without unwinding into the test runner; it takes no lock that another
     // thread of the runner might have held at the fork (the allocator's are reset by glibc's fork handlers).
     match unsafe { fork() }.expect("fork") {
@@ -154,7 +155,7 @@ fn closed(launch: SandboxLaunch) -> Option<Closed> {
     closed.missing.is_empty().then_some(closed)
 }
 
-fn code(status: WaitStatus) -> i32 {
+pub(crate) fn code(status: WaitStatus) -> i32 {
     match status {
         WaitStatus::Exited(_, code) => code,
         other => panic!("the child did not exit: {other:?}"),

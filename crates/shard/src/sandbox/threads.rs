@@ -31,6 +31,8 @@ pub enum ThreadKind {
     Block,
     /// Serves a network card's queues.
     Net,
+    /// Moves frames between a card and its passt, in a process of its own.
+    Relay,
     /// Serves the socket device's queues.
     Vsock,
     /// Serves the entropy queue.

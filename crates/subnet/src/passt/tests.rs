@@ -3,11 +3,10 @@
 use std::collections::HashSet;
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
 use crate::frame::{Datagram, Packet, Payload, parse};
+use crate::process::tests::egress;
 use crate::samples::{MAC, SYN, TCP, UDP, address, drop_capabilities, frame, message, tcp, udp};
 
 /// An address that the host of a test of its own has.
@@ -19,22 +18,16 @@ const ASKED_MAX: u64 = 10;
 
 /// A card that may reach neither the host nor the cluster.
 fn walled(forward: Vec<PortForward>) -> PasstSpec {
-    let egress = Egress {
-        cluster: Arc::new(HashSet::new),
-        filtered: Arc::new(AtomicU64::new(0)),
-    };
     PasstSpec {
         mac: MAC,
         forward,
-        egress: Some(egress),
+        egress: Some(egress(HashSet::new).0),
         user: None,
     }
 }
 
 fn filtered(spec: &PasstSpec) -> u64 {
-    spec.egress
-        .as_ref()
-        .map_or(0, |egress| egress.filtered.load(Ordering::Relaxed))
+    spec.egress.as_ref().map_or(0, |egress| egress.count.get())
 }
 
 fn socket(passt: &Passt) -> UnixStream {
@@ -369,9 +362,40 @@ fn a_default_route_has_neither_destination_nor_mask() {
 }
 
 #[test]
-fn the_process_that_is_reported_is_passt() {
+fn processes_that_are_reported_are_passt_and_its_filter() {
     let passt = start(&walled(Vec::new())).unwrap();
-    let name = std::fs::read_to_string(format!("/proc/{}/comm", passt.child.id())).unwrap();
+    let [first, second] = passt.child.ids().collect::<Vec<_>>()[..] else {
+        panic!("{:?}", passt.child);
+    };
+    let name = std::fs::read_to_string(format!("/proc/{first}/comm")).unwrap();
     // passt runs a variant of itself for processors with AVX2.
     assert!(name.starts_with("passt"), "{name}");
+    let line = std::fs::read_to_string(format!("/proc/{second}/cmdline")).unwrap();
+    assert!(
+        line.starts_with("mirrorball\0") && line.contains("\0card\0"),
+        "{line}"
+    );
+    drop(passt);
+    for pid in [first, second] {
+        assert!(!std::fs::exists(format!("/proc/{pid}")).unwrap(), "{pid} is left");
+    }
+    let reaching = PasstSpec {
+        mac: MAC,
+        ..PasstSpec::default()
+    };
+    assert_eq!(start(&reaching).unwrap().child.ids().count(), 1);
+}
+
+#[test]
+fn passt_that_ends_takes_its_card_along_and_is_named() {
+    let (egress, lines) = egress(HashSet::new);
+    let spec = PasstSpec {
+        egress: Some(egress),
+        ..walled(Vec::new())
+    };
+    let passt = start(&spec).unwrap();
+    let pid = nix::unistd::Pid::from_raw(passt.child.id().cast_signed());
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
+    assert_eq!(lines.recv_timeout(START_LIMIT).unwrap(), "passt has ended");
+    assert_eq!(socket(&passt).read(&mut [0]).unwrap(), 0);
 }

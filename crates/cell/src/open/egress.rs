@@ -1,0 +1,78 @@
+//! The egress policy of a user-mode card: what its filter's process is, and where it is heard.
+
+use std::ffi::OsString;
+use std::io;
+use std::sync::Arc;
+
+use config::vm::SandboxSpec;
+use registry::cluster::files::Files;
+use subnet::Egress;
+use subnet::process::{Count, FLAG, Seal};
+
+use crate::cluster::addresses;
+use crate::shard_log::ShardLog;
+use crate::shard_program::{self, ShardProgram};
+use crate::text::printable;
+
+/// The egress policy of the card `id`, whose filter is `program`. A line goes to `log` when the card is cut off.
+pub(super) fn egress(
+    id: &str,
+    program: &ShardProgram,
+    sandbox: SandboxSpec,
+    log: Arc<ShardLog>,
+) -> io::Result<Egress> {
+    let id = id.to_owned();
+    Ok(Egress {
+        cluster: Arc::new(addresses::listing(Files::open()?)),
+        count: Arc::new(Count::new()?),
+        program: program.file().clone(),
+        words: [shard_program::NAME, FLAG].map(OsString::from).into(),
+        seal: match sandbox {
+            SandboxSpec::Auto => Seal::Auto,
+            SandboxSpec::Require => Seal::Require,
+            SandboxSpec::Off => Seal::Off,
+        },
+        cut_off: Arc::new(move |why| log.note(&cut_off_line(&id, why))),
+    })
+}
+
+/// The line of a log for a card that was cut off. What its filter said may be a guest's words.
+fn cut_off_line(id: &str, why: &str) -> String {
+    let why = printable(why);
+    format!("{id}: {why}; the card's link is down until the VM boots again")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn line_of_a_card_that_was_cut_off_names_it_and_carries_no_terminal_escapes() {
+        assert_eq!(
+            cut_off_line(
+                "net1",
+                "the frame filter left with status 1; it said: \x1b[31mred\nnet0: fine"
+            ),
+            "net1: the frame filter left with status 1; it said:  [31mred net0: fine; \
+             the card's link is down until the VM boots again"
+        );
+    }
+
+    #[test]
+    fn filter_of_a_card_is_the_program_of_shards_with_the_vms_strictness_and_its_end_is_in_the_log() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("shard.log");
+        let log = Arc::new(ShardLog::start(&path).unwrap());
+        let program = ShardProgram::open(std::path::Path::new("/bin/true")).unwrap();
+        let policy = egress("net0", &program, SandboxSpec::Require, log).unwrap();
+        assert_eq!(policy.words, ["mirrorball-shard", "--frame-filter"]);
+        assert!(Arc::ptr_eq(&policy.program, program.file()));
+        assert_eq!(policy.seal, Seal::Require);
+        (policy.cut_off)("passt has ended");
+        let text = std::fs::read_to_string(path).unwrap();
+        assert_eq!(
+            text,
+            "monitor: net0: passt has ended; the card's link is down until the VM boots again\n"
+        );
+    }
+}

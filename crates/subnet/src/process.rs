@@ -1,0 +1,345 @@
+//! The process of a card's frame filter, as its starter sees it, and what it is told.
+//!
+//! The process runs a [`Relay`] between a card and its passt. Its standard input is a socket of packets. The
+//! first packet brings the descriptors of both sides and of the [`Count`], the next ones lists of barred
+//! addresses. The process asks for a list when it has frames to judge and its list is old; without an answer
+//! its list stays as it is.
+//!
+//! It ends when the card's socket or passt's closes, and with the thread that started it. The monitor reads
+//! no contents of what it sends: a guest may have taken it over.
+
+mod arguments;
+mod count;
+pub mod message;
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::net::IpAddr;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use nix::cmsg_space;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::signal::Signal;
+use nix::sys::socket::{
+    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, Shutdown, SockFlag, SockType, recv,
+    recvmsg, send, sendmsg, shutdown, socketpair,
+};
+
+pub use self::arguments::{Arguments, Seal};
+pub use self::count::Count;
+use self::message::{MESSAGE_BYTES_MAX, Message};
+use crate::filter::Barred;
+use crate::host;
+use crate::relay::{End, Relay, Sockets};
+
+/// The argument that makes the program of shards run as a filter's process. No VM has such a name, which is a shard's argument.
+pub const FLAG: &str = "--frame-filter";
+/// Bytes that a filter's process may write into a file: what it says when it fails.
+pub const FILE_BYTES_MAX: u64 = 4096;
+/// Time between two answers, less than the age that a relay's list may have: a process that a guest has taken
+/// over asks as often as it likes.
+const ANSWER_INTERVAL: Duration = Duration::from_millis(500);
+/// The contents of the first packet, which is there for its descriptors.
+const SOCKETS: [u8; 1] = [b's'];
+const TOO_MANY: &str = "this host and its cluster have more addresses than a frame filter can have; \
+                        help: set `host = true` for the card, or use TAP";
+
+/// The egress policy of one card: it reaches neither the host nor the cluster.
+#[derive(Clone)]
+pub struct Egress {
+    /// Lists the cluster's addresses as they are now. Called about once a second while the guest sends.
+    pub cluster: Arc<dyn Fn() -> HashSet<IpAddr> + Send + Sync>,
+    /// Frames that were dropped.
+    pub count: Arc<Count>,
+    /// The filter's program, open, so that a file which is replaced meanwhile changes nothing.
+    pub program: Arc<File>,
+    /// The first words of its command line: its name, then arguments.
+    pub words: Vec<OsString>,
+    /// How strictly the filter's process seals itself.
+    pub seal: Seal,
+    /// Receives a line when the card is cut off before its end.
+    pub cut_off: Arc<dyn Fn(&str) + Send + Sync>,
+}
+
+impl fmt::Debug for Egress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("Egress");
+        shown.field("words", &self.words).field("seal", &self.seal);
+        shown.field("count", &self.count).finish_non_exhaustive()
+    }
+}
+
+impl Egress {
+    fn barred(&self) -> io::Result<Barred> {
+        Ok(Barred {
+            own: host::addresses()?,
+            cluster: (self.cluster)(),
+        })
+    }
+}
+
+/// A running filter's process. Dropping it ends the process, and with that the card's connection and passt's.
+#[derive(Debug)]
+pub struct FilterProcess {
+    shared: Arc<Shared>,
+    /// Answers the process.
+    server: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    pid: u32,
+    child: Mutex<Child>,
+    lists: OwnedFd,
+    /// What the process said.
+    log: File,
+    /// The card is to end.
+    is_ending: AtomicBool,
+}
+
+impl FilterProcess {
+    /// Starts the process between the card's socket and passt's.
+    ///
+    /// # Errors
+    /// If the host has no more processes, threads or files, or does not list its addresses.
+    pub fn start(egress: &Egress, arguments: &Arguments, card: OwnedFd, passt: OwnedFd) -> io::Result<Self> {
+        let barred = egress.barred()?;
+        let (lists, theirs) = socketpair(
+            AddressFamily::Unix,
+            SockType::SeqPacket,
+            None,
+            SockFlag::SOCK_CLOEXEC,
+        )?;
+        begin(&lists, &card, &passt, &egress.count, &barred)?;
+        // The process alone has them from now on.
+        drop((card, passt));
+        let log = File::from(memfd_create(c"card", MFdFlags::MFD_CLOEXEC)?);
+        let (name, words) = egress.words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+        // The child has the descriptor, with the same number, until it executes the program.
+        let child = Command::new(format!("/proc/self/fd/{}", egress.program.as_raw_fd()))
+            .arg0(name)
+            .args(words)
+            .args(arguments.words())
+            .env_clear()
+            .env("RUST_BACKTRACE", "0")
+            .stdin(Stdio::from(theirs))
+            .stdout(Stdio::null())
+            .stderr(log.try_clone()?)
+            .spawn()?;
+        let shared = Arc::new(Shared {
+            pid: child.id(),
+            child: Mutex::new(child),
+            lists,
+            log,
+            is_ending: AtomicBool::new(false),
+        });
+        let mut process = Self {
+            shared: shared.clone(),
+            server: None,
+        };
+        let egress = egress.clone();
+        let server = std::thread::Builder::new().name("card-lists".into());
+        process.server = Some(server.spawn(move || {
+            let answered = serve(&shared.lists, &egress, barred);
+            let ended = shared.end();
+            if shared.is_ending.load(Ordering::Acquire) {
+                return;
+            }
+            let why = match answered {
+                Err(why) => Some(why.to_owned()),
+                Ok(()) => ended.ok().and_then(|status| describe(status, &shared.said())),
+            };
+            if let Some(why) = why {
+                (egress.cut_off)(&why);
+            }
+        })?);
+        Ok(process)
+    }
+
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.shared.pid
+    }
+
+    /// Ends the process, whose card was not served. Returns what is known of its failure, if it has failed by
+    /// itself.
+    pub fn failure(&self) -> Option<String> {
+        self.shared.is_ending.store(true, Ordering::Release);
+        let status = self.shared.end().ok()?;
+        let was_fine = status.signal() == Some(libc::SIGKILL) || end_of(status).is_some();
+        if was_fine {
+            None
+        } else {
+            describe(status, &self.shared.said())
+        }
+    }
+}
+
+impl Drop for FilterProcess {
+    fn drop(&mut self) {
+        self.shared.is_ending.store(true, Ordering::Release);
+        // It may have ended by itself.
+        let _ = self.shared.end();
+        // Whatever else holds the process's end for a moment.
+        let _ = shutdown(self.shared.lists.as_raw_fd(), Shutdown::Both);
+        if let Some(server) = self.server.take() {
+            // One that panicked answers no more.
+            let _ = server.join();
+        }
+    }
+}
+
+impl Shared {
+    /// Kills the process unless it has ended, and waits for it. One that is ending by itself keeps its own
+    /// status.
+    fn end(&self) -> io::Result<ExitStatus> {
+        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = child.kill();
+        child.wait()
+    }
+
+    fn said(&self) -> String {
+        let mut bytes = [0; FILE_BYTES_MAX as usize];
+        let count = self.log.read_at(&mut bytes, 0).unwrap_or(0);
+        String::from_utf8_lossy(&bytes[..count]).into_owned()
+    }
+}
+
+/// Answers a filter's process, which has the list `sent`, until it has ended.
+fn serve(lists: &OwnedFd, egress: &Egress, mut sent: Barred) -> Result<(), &'static str> {
+    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+    loop {
+        if is_gone(lists, ANSWER_INTERVAL) {
+            return Ok(());
+        }
+        match recv(lists.as_raw_fd(), &mut [0], MsgFlags::empty()) {
+            Ok(1..) => {}
+            Err(Errno::EINTR) => continue,
+            Ok(0) | Err(_) => return Ok(()),
+        }
+        let answer = match egress.barred() {
+            Ok(barred) if barred != sent => {
+                sent = barred;
+                Message::list(&sent).ok_or(TOO_MANY)?
+            }
+            // A host that is out of files for a moment keeps the last list, rather than the guest losing its
+            // network.
+            _ => Message::SAME.to_vec(),
+        };
+        match send(lists.as_raw_fd(), &answer, flags) {
+            Ok(_) => {}
+            Err(Errno::EMSGSIZE) => return Err(TOO_MANY),
+            // It reads no answers, so it has no use for others.
+            Err(_) => return Ok(()),
+        }
+    }
+}
+
+/// Whether the other end of a socket closes within `limit`.
+fn is_gone(socket: &OwnedFd, limit: Duration) -> bool {
+    // The end of the other side is always reported.
+    let mut files = [PollFd::new(socket.as_fd(), PollFlags::empty())];
+    let limit = u16::try_from(limit.as_millis()).map_or(PollTimeout::MAX, PollTimeout::from);
+    // A signal shortens the wait.
+    poll(&mut files, limit).is_ok_and(|gone| gone > 0)
+}
+
+/// Sends the first packets of a filter's process by a new socket: its sockets, and a list.
+///
+/// # Errors
+/// If the list is too long, or the socket has no room.
+pub fn begin(
+    lists: &OwnedFd,
+    card: &impl AsRawFd,
+    passt: &impl AsRawFd,
+    count: &Count,
+    barred: &Barred,
+) -> io::Result<()> {
+    let list = Message::list(barred).ok_or_else(|| io::Error::other(TOO_MANY))?;
+    let files = [card.as_raw_fd(), passt.as_raw_fd(), count.as_fd().as_raw_fd()];
+    let rights = [ControlMessage::ScmRights(&files)];
+    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+    sendmsg::<()>(lists.as_raw_fd(), &[IoSlice::new(&SOCKETS)], &rights, flags, None)?;
+    send(lists.as_raw_fd(), &list, flags)?;
+    Ok(())
+}
+
+/// Makes the relay of a filter's process from the packets that [`begin`] sends.
+///
+/// # Errors
+/// If this is no such socket, or its sender is gone.
+pub fn receive(lists: OwnedFd, arguments: &Arguments) -> io::Result<Relay> {
+    let [card, passt, count] = receive_sockets(&lists)?;
+    let sockets = Sockets {
+        card,
+        passt,
+        count: count.into(),
+        lists,
+    };
+    let mut message = vec![0; MESSAGE_BYTES_MAX];
+    let bytes = recv(sockets.lists.as_raw_fd(), &mut message, MsgFlags::empty())?;
+    let Some(Message::List(barred)) = Message::read(&message[..bytes]) else {
+        return Err(io::ErrorKind::InvalidData.into());
+    };
+    let Arguments {
+        resolvers, udp_ports, ..
+    } = arguments.clone();
+    Ok(Relay::new(sockets, barred, resolvers, udp_ports))
+}
+
+fn receive_sockets(lists: &OwnedFd) -> io::Result<[OwnedFd; 3]> {
+    let mut byte = [0];
+    let mut parts = [IoSliceMut::new(&mut byte)];
+    let mut rights = cmsg_space!([RawFd; 3]);
+    let flags = MsgFlags::MSG_CMSG_CLOEXEC;
+    let message = recvmsg::<()>(lists.as_raw_fd(), &mut parts, Some(&mut rights), flags)?;
+    let mut files = Vec::new();
+    for control in message.cmsgs()? {
+        if let ControlMessageOwned::ScmRights(fds) = control {
+            // SAFETY: the kernel has just given us these descriptors; nothing else knows them.
+            files.extend(fds.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
+        }
+    }
+    files.try_into().map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+fn end_of(status: ExitStatus) -> Option<End> {
+    status.code().and_then(End::of_status)
+}
+
+/// Why a process with this status has cut off its card; none if its card had ended.
+fn describe(status: ExitStatus, said: &str) -> Option<String> {
+    let how = match (end_of(status), status.code(), status.signal()) {
+        (Some(End::Card), ..) => return None,
+        (Some(End::Passt), ..) => return Some("passt has ended".to_owned()),
+        (Some(End::CardBroken), ..) => return Some("the shard sent a length that no frame has".to_owned()),
+        (Some(End::PasstBroken), ..) => return Some("passt sent a length that no frame has".to_owned()),
+        (None, Some(code), _) => format!("left with status {code}"),
+        (None, None, Some(libc::SIGSYS)) => "made a system call that its seal forbids".to_owned(),
+        (None, None, Some(signal)) => match Signal::try_from(signal) {
+            Ok(signal) => format!("was ended by {signal}"),
+            Err(_) => format!("was ended by signal {signal}"),
+        },
+        (None, None, None) => "is gone".to_owned(),
+    };
+    let last = said.lines().rev().find(|line| !line.trim().is_empty());
+    Some(match last {
+        Some(last) => format!("the frame filter {how}; it said: {last}"),
+        None => format!("the frame filter {how}"),
+    })
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

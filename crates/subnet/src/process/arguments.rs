@@ -1,0 +1,127 @@
+//! The argument vector of a filter's process: written by the code that opens a VM's files, read by the
+//! process. Pure.
+
+use crate::filter::Resolvers;
+
+/// How strictly the process seals itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Seal {
+    /// As far as the host lets it.
+    #[default]
+    Auto,
+    /// Wholly, or it ends.
+    Require,
+    /// Not at all.
+    Off,
+}
+
+impl Seal {
+    const ALL: [(Self, &str); 3] = [
+        (Self::Auto, "auto"),
+        (Self::Require, "require"),
+        (Self::Off, "off"),
+    ];
+}
+
+/// What a filter's process is told when it starts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Arguments {
+    /// How strictly it seals itself.
+    pub seal: Seal,
+    /// The user and group that it becomes, which only root may choose.
+    pub user: Option<(u32, u32)>,
+    /// The name servers that passt hands out.
+    pub resolvers: Resolvers,
+    /// Ports of the guest that UDP is forwarded to.
+    pub udp_ports: Vec<u16>,
+}
+
+impl Arguments {
+    /// The words of the command line, without the program's and the subcommand's name.
+    pub fn words(&self) -> Vec<String> {
+        let seals = Seal::ALL.iter().filter(|(seal, _)| *seal == self.seal);
+        let mut words: Vec<String> = seals.map(|(_, name)| format!("sandbox={name}")).collect();
+        words.extend(self.user.map(|(uid, gid)| format!("user={uid}:{gid}")));
+        words.extend(self.resolvers.at_gateway.then(|| "resolver=gateway".to_owned()));
+        let direct = self.resolvers.direct.iter();
+        words.extend(direct.map(|address| format!("resolver={address}")));
+        words.extend(self.udp_ports.iter().map(|port| format!("udp={port}")));
+        words
+    }
+
+    /// Reads the words.
+    ///
+    /// # Errors
+    /// Names the word that is none of [`Arguments::words`].
+    pub fn read(words: impl IntoIterator<Item = String>) -> Result<Self, String> {
+        let mut arguments = Self::default();
+        for word in words {
+            arguments.take(&word).ok_or(word)?;
+        }
+        Ok(arguments)
+    }
+
+    fn take(&mut self, word: &str) -> Option<()> {
+        let (name, value) = word.split_once('=')?;
+        match (name, value) {
+            ("sandbox", value) => {
+                let (seal, _) = Seal::ALL.into_iter().find(|(_, name)| *name == value)?;
+                self.seal = seal;
+            }
+            ("user", value) => {
+                let (uid, gid) = value.split_once(':')?;
+                self.user = Some((uid.parse().ok()?, gid.parse().ok()?));
+            }
+            ("resolver", "gateway") => self.resolvers.at_gateway = true,
+            ("resolver", address) => self.resolvers.direct.push(address.parse().ok()?),
+            ("udp", port) => self.udp_ports.push(port.parse().ok()?),
+            _ => return None,
+        }
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_read_as_they_were_written() {
+        let every = Arguments {
+            seal: Seal::Require,
+            user: Some((1_900_000_003, 1_900_000_004)),
+            resolvers: Resolvers {
+                direct: vec!["198.51.100.53".parse().unwrap(), "2001:db8::53".parse().unwrap()],
+                at_gateway: true,
+            },
+            udp_ports: vec![53, 7000],
+        };
+        let off = Arguments {
+            seal: Seal::Off,
+            ..Arguments::default()
+        };
+        for arguments in [every, off, Arguments::default()] {
+            assert_eq!(Arguments::read(arguments.words()), Ok(arguments));
+        }
+    }
+
+    #[test]
+    fn word_that_is_no_argument_is_named() {
+        for word in [
+            "",
+            "sandbox",
+            "sandbox=",
+            "sandbox=on",
+            "user=1",
+            "user=:",
+            "user=-1:2",
+            "resolver=dns",
+            "udp=65536",
+            "tcp=80",
+            "--help",
+        ] {
+            let words = ["sandbox=auto", word].map(String::from);
+            assert_eq!(Arguments::read(words), Err(word.to_owned()));
+        }
+    }
+}

@@ -1,0 +1,210 @@
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc;
+use std::time::Instant;
+
+use super::*;
+use crate::samples::{SYN, TCP, address, frame, message, tcp};
+
+/// The test that is a filter's process when this program is started as one.
+const AS_PROCESS: &str = "process::tests::filter_process_ends_with_either_side_and_names_passt";
+const CLUSTER: &str = "198.51.100.3";
+const OTHER: &str = "203.0.113.1";
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// A card's policy whose filter is this test program, not sealed. Lines about its end come by the receiver.
+pub(crate) fn egress(
+    cluster: impl Fn() -> HashSet<IpAddr> + Send + Sync + 'static,
+) -> (Egress, mpsc::Receiver<String>) {
+    let (sender, lines) = mpsc::channel();
+    let words = ["subnet", AS_PROCESS, "--exact", "--nocapture", FLAG];
+    let egress = Egress {
+        cluster: Arc::new(cluster),
+        count: Arc::new(Count::new().unwrap()),
+        program: Arc::new(File::open("/proc/self/exe").unwrap()),
+        words: words.map(OsString::from).into(),
+        seal: Seal::Off,
+        cut_off: Arc::new(move |line| {
+            // Its test may be over.
+            let _ = sender.send(line.to_owned());
+        }),
+    };
+    (egress, lines)
+}
+
+/// Runs as a filter's process, and ends as one, if this program was started so.
+fn run_if_started_as_filter() {
+    let mut words = std::env::args().skip_while(|word| word != FLAG);
+    if words.next().is_none() {
+        return;
+    }
+    let arguments = Arguments::read(words).unwrap();
+    let lists = io::stdin().as_fd().try_clone_to_owned().unwrap();
+    let end = receive(lists, &arguments).unwrap().run().unwrap();
+    std::process::exit(end.status().into());
+}
+
+/// A process with the other ends of its sockets.
+fn start(egress: &Egress) -> (FilterProcess, UnixStream, UnixStream) {
+    let (card, near_card) = UnixStream::pair().unwrap();
+    let (passt, near_passt) = UnixStream::pair().unwrap();
+    let arguments = Arguments::default();
+    let process = FilterProcess::start(egress, &arguments, near_card.into(), near_passt.into()).unwrap();
+    for side in [&card, &passt] {
+        side.set_read_timeout(Some(LIMIT)).unwrap();
+    }
+    (process, card, passt)
+}
+
+fn cluster() -> HashSet<IpAddr> {
+    [address(CLUSTER)].into()
+}
+
+fn syn(to: &str) -> Vec<u8> {
+    message(&frame(address("10.0.2.15"), address(to), TCP, &tcp(1, 2379, SYN)))
+}
+
+/// Sends a frame to the cluster and one to another address, and expects the second.
+fn expect_filtered(card: &UnixStream, passt: &UnixStream) {
+    let (mut card, mut passt) = (card, passt);
+    card.write_all(&syn(CLUSTER)).unwrap();
+    card.write_all(&syn(OTHER)).unwrap();
+    let mut arrived = vec![0; syn(OTHER).len()];
+    passt.read_exact(&mut arrived).unwrap();
+    assert_eq!(arrived, syn(OTHER));
+}
+
+fn expect_end(mut side: &UnixStream) {
+    assert_eq!(side.read(&mut [0]).unwrap(), 0);
+}
+
+#[track_caller]
+fn expect_count(egress: &Egress, expected: u64) {
+    let deadline = Instant::now() + LIMIT;
+    while egress.count.get() != expected {
+        assert!(
+            Instant::now() < deadline,
+            "{} frames were dropped",
+            egress.count.get()
+        );
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn filter_process_ends_with_either_side_and_names_passt() {
+    run_if_started_as_filter();
+    let (egress, lines) = egress(cluster);
+    let (process, card, passt) = start(&egress);
+    expect_filtered(&card, &passt);
+    drop(passt);
+    expect_end(&card);
+    assert_eq!(lines.recv_timeout(LIMIT).unwrap(), "passt has ended");
+    drop(process);
+    let (process, card, passt) = start(&egress);
+    expect_filtered(&card, &passt);
+    drop(card);
+    expect_end(&passt);
+    // The end of a VM is no news.
+    drop(process);
+    assert_eq!(lines.try_recv(), Err(mpsc::TryRecvError::Empty));
+    // The count goes on through the boots of a VM.
+    expect_count(&egress, 2);
+}
+
+#[test]
+fn killed_filter_process_is_named_and_closes_both_sides() {
+    let (egress, lines) = egress(cluster);
+    let (process, card, passt) = start(&egress);
+    expect_filtered(&card, &passt);
+    let pid = nix::unistd::Pid::from_raw(process.id().cast_signed());
+    nix::sys::signal::kill(pid, Signal::SIGKILL).unwrap();
+    expect_end(&card);
+    expect_end(&passt);
+    assert_eq!(
+        lines.recv_timeout(LIMIT).unwrap(),
+        "the frame filter was ended by SIGKILL"
+    );
+}
+
+#[test]
+fn dropped_filter_process_closes_both_sides_and_reports_nothing() {
+    let (egress, lines) = egress(cluster);
+    let (process, card, passt) = start(&egress);
+    drop(process);
+    expect_end(&card);
+    expect_end(&passt);
+    assert_eq!(lines.try_recv(), Err(mpsc::TryRecvError::Empty));
+}
+
+#[test]
+fn changed_list_reaches_the_process_while_the_guest_sends() {
+    let (sender, changes) = mpsc::channel();
+    let changes = Mutex::new((changes, HashSet::new()));
+    let (egress, _lines) = egress(move || {
+        let mut last = changes.lock().unwrap();
+        if let Ok(list) = last.0.try_recv() {
+            last.1 = list;
+        }
+        last.1.clone()
+    });
+    let (_process, card, passt) = start(&egress);
+    passt.set_nonblocking(true).unwrap();
+    sender.send(cluster()).unwrap();
+    let deadline = Instant::now() + LIMIT;
+    let mut unread = [0; 4096];
+    while egress.count.get() == 0 {
+        assert!(Instant::now() < deadline, "the list never came");
+        (&card).write_all(&syn(CLUSTER)).unwrap();
+        // Those that were sent before the list was too old.
+        while (&passt).read(&mut unread).is_ok_and(|count| count > 0) {}
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn process_that_fails_at_its_start_says_why() {
+    let (mut egress, _lines) = egress(cluster);
+    egress.program = Arc::new(File::open("/bin/sh").unwrap());
+    egress.words = ["sh", "-c", "echo one >&2; echo 'no seal' >&2; exit 1"]
+        .map(OsString::from)
+        .into();
+    let (process, card, _passt) = start(&egress);
+    expect_end(&card);
+    assert_eq!(
+        process.failure().unwrap(),
+        "the frame filter left with status 1; it said: no seal"
+    );
+    let (egress, _lines) = super::tests::egress(cluster);
+    let (process, ..) = start(&egress);
+    assert_eq!(process.failure(), None, "it did not fail");
+}
+
+#[test]
+fn each_end_has_its_words() {
+    let exited = |code: i32| ExitStatus::from_raw(code << 8);
+    let described = |status: ExitStatus| describe(status, "");
+    assert_eq!(described(exited(End::Card.status().into())), None);
+    for (status, words) in [
+        (exited(End::Passt.status().into()), "passt has ended"),
+        (
+            exited(End::CardBroken.status().into()),
+            "the shard sent a length that no frame has",
+        ),
+        (
+            exited(End::PasstBroken.status().into()),
+            "passt sent a length that no frame has",
+        ),
+        (exited(1), "the frame filter left with status 1"),
+        (
+            ExitStatus::from_raw(libc::SIGSYS),
+            "the frame filter made a system call that its seal forbids",
+        ),
+        (
+            ExitStatus::from_raw(libc::SIGSEGV),
+            "the frame filter was ended by SIGSEGV",
+        ),
+    ] {
+        assert_eq!(described(status).as_deref(), Some(words));
+    }
+}
