@@ -111,6 +111,15 @@ fn a_vm_is_started_seen_and_stopped_by_programs() {
     let balloon = format!("/v1/vms/{name}/balloon");
     assert_eq!(api.ask("PUT", &balloon, &json!({"bytes": 16 << 20})).0, 204);
     assert_eq!(api.ask("PUT", &balloon, &json!({"bytes": 1_u64 << 40})).0, 409);
+    let post = |what: &str| api.ask("POST", &format!("/v1/vms/{name}/{what}"), &Value::Null).0;
+    let state = || api.ask("GET", &format!("/v1/vms/{name}"), &Value::Null).1["state"].clone();
+    assert_eq!((post("pause"), state()), (204, json!("paused")));
+    assert_eq!((post("resume"), state()), (204, json!("running")));
+    assert_eq!(post("nmi"), 204);
+    let boot_id = vm.boot_id();
+    assert_eq!(post("reset"), 204);
+    vm.wait_up();
+    assert_ne!(vm.boot_id(), boot_id);
     let (status, stopped) = api.ask("POST", &format!("/v1/vms/{name}/stop"), &json!({"limit_s": 30}));
     assert_eq!((status, &stopped["killed"]), (200, &json!(false)), "{stopped}");
     assert!(vm.listed().is_none());

@@ -148,6 +148,123 @@ fn run_on_a_terminal_is_a_shell_in_the_vm() {
     assert!(!shell.is_raw(), "the terminal stayed raw");
 }
 
+/// CPU time that a process has used, in the host's clock ticks.
+fn cpu_ticks(pid: u32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("a running process");
+    let after_name = stat.rsplit(')').next().expect("a name in parentheses");
+    let fields: Vec<&str> = after_name.split_whitespace().collect();
+    // User and system time are fields 14 and 15 of the line, whose third follows the name.
+    [11, 12]
+        .map(|at: usize| fields[at].parse::<u64>().expect("a number"))
+        .iter()
+        .sum()
+}
+
+#[test]
+fn a_paused_vm_stands_still_is_cloned_and_goes_on_where_it_was() {
+    let scratch = Scratch::new("pause");
+    let vm = VmFile::new("pause").cpus(2).start(&scratch);
+    // Whoever reads the count finds a whole one.
+    vm.background("while :; do i=$((i + 1)); echo $i > /tmp/next; mv /tmp/next /tmp/count; done");
+    let count = |vm: &Vm| {
+        vm.sh("cat /tmp/count || echo 0")
+            .trim()
+            .parse::<u64>()
+            .expect("a number")
+    };
+    wait::until("the guest counts", SOON, || (count(&vm) > 0).then_some(()));
+
+    for _ in 0..2 {
+        mirrorball(["pause", vm.name()]).ok();
+    }
+    assert_eq!(vm.listed().expect("it is there")["paused"], true);
+    let table = mirrorball(["ps"]).ok().text();
+    let line = table.lines().find(|line| line.starts_with(vm.name()));
+    assert!(line.is_some_and(|line| line.contains(" paused ")), "{table}");
+    let before = cpu_ticks(vm.shard());
+    std::thread::sleep(Duration::from_secs(2));
+    let used = cpu_ticks(vm.shard()) - before;
+    assert!(used <= 4, "{used} ticks of CPU time within 2 s of a pause");
+    let refused = vm.exec(["true"]).run().expect(1);
+    for word in ["is paused", "`mirrorball resume`"] {
+        assert!(refused.errors().contains(word), "{refused}");
+    }
+
+    let copy = Vm::named(&format!("{}-copy", vm.name()));
+    mirrorball(["clone", vm.name(), "--name", copy.name()]).ok();
+    let copied = count(&copy);
+    copy.kill();
+    assert_eq!(
+        vm.listed().expect("it is there")["paused"],
+        true,
+        "a clone lets it go on"
+    );
+
+    mirrorball(["resume", vm.name()]).ok();
+    assert_eq!(vm.listed().expect("it is there")["paused"], false);
+    let went_on = count(&vm);
+    assert!(copied > 0 && went_on > 0, "{copied}, {went_on}");
+    wait::until("the guest counts on", SOON, || {
+        (count(&vm) > went_on).then_some(())
+    });
+    mirrorball(["resume", vm.name()]).ok();
+
+    mirrorball(["pause", vm.name()]).ok();
+    vm.stop();
+    vm.wait_ended(SOON);
+}
+
+#[test]
+fn a_vm_is_waited_for_takes_interrupts_that_nothing_masks_and_is_reset() {
+    let scratch = Scratch::new("reset");
+    let vm = VmFile::new("reset").cpus(2).start_only(&scratch);
+    let wait_for = |what: &str, limit: &str| {
+        mirrorball(["wait", vm.name(), "--for", what, "--limit", limit]).limit(BOOT_LIMIT)
+    };
+    wait_for("running", "60").ok();
+    wait_for("agent", "100").ok();
+    vm.exec(["true"]).ok();
+    let late = wait_for("end", "1").run().expect(124);
+    assert!(late.errors().contains("did not end within 1 s"), "{late}");
+
+    let interrupts = || {
+        let line = vm.sh("grep NMI: /proc/interrupts");
+        let counts = line
+            .split_whitespace()
+            .skip(1)
+            .map_while(|word| word.parse().ok());
+        counts.collect::<Vec<u64>>()
+    };
+    let before = interrupts();
+    assert_eq!(before.len(), 2, "a count for each vCPU");
+    mirrorball(["nmi", vm.name()]).ok();
+    let after = interrupts();
+    assert!(
+        before.iter().zip(&after).all(|(before, after)| after > before),
+        "{before:?}, {after:?}"
+    );
+
+    let boot_id = vm.boot_id();
+    mirrorball(["pause", vm.name()]).ok();
+    // One that stands still is reset all the same, and runs.
+    mirrorball(["reset", vm.name()]).limit(BOOT_LIMIT).ok();
+    wait_for("agent", "100").ok();
+    assert_ne!(vm.boot_id(), boot_id);
+    let record = vm.listed().expect("it is there");
+    assert_eq!(
+        (&record["boots"], &record["paused"]),
+        (&2.into(), &false.into()),
+        "{record:#}"
+    );
+
+    let waiting = mirrorball(["wait", vm.name()]).limit(BOOT_LIMIT).spawn();
+    std::thread::sleep(Duration::from_millis(300));
+    vm.kill();
+    waiting.wait().expect(0);
+    let gone = mirrorball(["wait", vm.name()]).run().expect(1);
+    assert!(gone.errors().contains(vm.name()), "{gone}");
+}
+
 /// An initramfs of a shell and nothing else.
 fn without_agent(scratch: &Scratch) -> PathBuf {
     let root = scratch.join("root");

@@ -83,6 +83,25 @@ fn obey(vm: &Handle, request: &Request, balloon_max: Option<Size>) -> Answer {
             ))),
             Some(_) => vm.order(&shard_api::launch::Order::Balloon { bytes: *bytes }),
         },
+        Request::Pause => vm.pause(),
+        Request::Resume => vm.resume(),
+        Request::Reset => vm.reset(),
+        Request::Nmi => vm.nmi(),
+        Request::AwaitRunning { limit_s } => {
+            let limit = Duration::from_secs(*limit_s);
+            return match vm.wait_running(limit) {
+                Some(true) => Answer::Done,
+                Some(false) => Answer::Ended { killed: false },
+                None => Answer::TimedOut,
+            };
+        }
+        Request::AwaitEnd { limit_s } => {
+            return if vm.wait_over(Duration::from_secs(*limit_s)) {
+                Answer::Ended { killed: false }
+            } else {
+                Answer::TimedOut
+            };
+        }
     };
     done.map_or_else(refused, |()| Answer::Done)
 }

@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use shard_api::launch::{MoveReport, Order};
+use shard_api::launch::{Answer, MoveReport, Order};
 
 use self::state::State;
 use crate::console::Console;
@@ -20,8 +20,10 @@ use crate::remote::clock::leader::Step;
 pub const QUIT_LIMIT: Duration = Duration::from_secs(5);
 /// How long a guest may take to end before the power button is pressed again.
 const PRESS_INTERVAL: Duration = Duration::from_secs(3);
-/// How long a vCPU may take to move; the shard gives up before.
-const MOVE_LIMIT: Duration = Duration::from_secs(8);
+/// How long a shard may take to answer an order; one that moves a vCPU or holds the VM still gives up before.
+const ORDER_LIMIT: Duration = Duration::from_secs(8);
+/// How long a reset VM may take to start again: its memory may have to be allocated first.
+const RESET_LIMIT: Duration = Duration::from_secs(60);
 /// How long a client may take to read its answer when the VM has ended.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
@@ -36,8 +38,8 @@ struct Shared {
     freezable: Mutex<Option<Freezable>>,
     /// The socket that a freeze waits for.
     freezing: Mutex<Option<UnixStream>>,
-    /// Locked while a vCPU moves.
-    moving: Mutex<()>,
+    /// Locked while somebody waits for the answer to an order.
+    acting: Mutex<()>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -130,8 +132,6 @@ impl Handle {
 
     /// Moves a vCPU of a VM that spans cells; returns how long it stood still, nanoseconds.
     pub fn move_vcpu(&self, vcpu: u8, cell: u16) -> io::Result<u64> {
-        // One after another: the shard moves one at a time, and each may take the whole time.
-        let _moving = self.0.moving.lock().unwrap_or_else(PoisonError::into_inner);
         let shard = {
             let state = self.state();
             if state.cells.is_empty() {
@@ -146,25 +146,105 @@ impl Handle {
             })?;
             shard
         };
-        {
+        match self.act(&Order::Move { vcpu, shard })? {
+            Answer::Moved(MoveReport::Done { still_ns }) => Ok(still_ns),
+            Answer::Moved(MoveReport::Refused { why }) => Err(io::Error::other(why)),
+            other => Err(not_an_answer(&other)),
+        }
+    }
+
+    /// Gives an order and waits for its answer; an order that is refused is an error. The shard carries out one at a
+    /// time, and each may take the whole time.
+    fn act(&self, order: &Order) -> io::Result<Answer> {
+        let _acting = self.0.acting.lock().unwrap_or_else(PoisonError::into_inner);
+        let starts = {
             // No order waits, so the lock may be held: the answer finds what was asked.
             let mut state = self.state();
-            let id = state.order(&Order::Move { vcpu, shard })?;
-            (state.move_asked, state.moved) = (Some(id), None);
-        }
-        let state = self.wait(MOVE_LIMIT, |state| state.moved.is_some() || state.over);
-        match &state.moved {
-            Some(MoveReport::Done { still_ns }) => Ok(*still_ns),
-            Some(MoveReport::Refused { why }) => Err(io::Error::other(why.clone())),
+            let id = state.order(order)?;
+            (state.asked, state.answer) = (Some(id), None);
+            state.pausing = match order {
+                Order::Pause => Some((id, true)),
+                Order::Resume => Some((id, false)),
+                _ => None,
+            };
+            state.starts
+        };
+        let mut state = self.wait(ORDER_LIMIT, |state| {
+            state.answer.is_some() || state.orders.is_none() || state.starts != starts
+        });
+        state.asked = None;
+        match state.answer.take() {
+            Some(Answer::Refused { why }) => Err(io::Error::other(why)),
+            Some(answer) => Ok(answer),
+            None if state.orders.is_none() || state.starts != starts => {
+                Err(io::Error::other("the VM ended or rebooted meanwhile"))
+            }
             None => Err(io::Error::other("the VM does not answer")),
         }
     }
 
+    /// Has the VM stand still until [`Handle::resume`].
+    pub fn pause(&self) -> io::Result<()> {
+        self.confirm(&Order::Pause)
+    }
+
+    /// Lets a VM go on that stands still.
+    pub fn resume(&self) -> io::Result<()> {
+        self.confirm(&Order::Resume)
+    }
+
+    /// Sends each vCPU a non-maskable interrupt.
+    pub fn nmi(&self) -> io::Result<()> {
+        self.confirm(&Order::Nmi)
+    }
+
+    fn confirm(&self, order: &Order) -> io::Result<()> {
+        match self.act(order)? {
+            Answer::Done => Ok(()),
+            other => Err(not_an_answer(&other)),
+        }
+    }
+
+    /// Starts the VM again, as by a machine's reset button. Returns when its next shard has started.
+    pub fn reset(&self) -> io::Result<()> {
+        let starts = {
+            let state = self.state();
+            state.order(&Order::Reset)?;
+            state.starts
+        };
+        let state = self.wait(RESET_LIMIT, |state| state.over || state.starts != starts);
+        if state.over {
+            return Err(io::Error::other("the VM has ended"));
+        }
+        if state.starts == starts {
+            return Err(io::Error::other("the VM does not start again"));
+        }
+        Ok(())
+    }
+
+    /// Waits until the VM's vCPUs run, for `limit` at most: true when they do, false when the VM has ended.
+    pub fn wait_running(&self, limit: Duration) -> Option<bool> {
+        let state = self.wait(limit, |state| state.runs || state.over);
+        match state.over {
+            true => Some(false),
+            false => state.runs.then_some(true),
+        }
+    }
+
+    /// Waits until the VM has ended, for `limit` at most. Returns whether it has.
+    pub fn wait_over(&self, limit: Duration) -> bool {
+        self.wait(limit, |state| state.over).over
+    }
+
     /// Presses the power button until the VM ends; kills it after `limit`. True when it had to.
     pub fn stop(&self, limit: Duration) -> bool {
-        let deadline = Instant::now() + limit;
+        let deadline = after(limit);
         self.state().ending = true;
         self.changed();
+        if self.state().is_paused {
+            // A guest that stands still can't power off. One that can't go on is killed.
+            let _ = self.resume();
+        }
         loop {
             // A VM between two boots sees `ending` instead. A guest that still boots, and has no driver for the button yet,
             // does not notice a press.
@@ -232,7 +312,7 @@ impl Handle {
     }
 
     fn wait(&self, limit: Duration, mut until: impl FnMut(&State) -> bool) -> MutexGuard<'_, State> {
-        let deadline = Instant::now() + limit;
+        let deadline = after(limit);
         let mut state = self.state();
         while !until(&state) {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -259,13 +339,24 @@ impl Handle {
     }
 }
 
+/// The time when `limit` will have passed. One that no clock can tell is as good as a year.
+fn after(limit: Duration) -> Instant {
+    const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+    let now = Instant::now();
+    now.checked_add(limit).unwrap_or(now + YEAR)
+}
+
+fn not_an_answer(answer: &Answer) -> io::Error {
+    io::Error::other(format!("the VM gave an answer to another order: {answer:?}"))
+}
+
 #[cfg(test)]
 mod tests {
     use std::process::Command;
 
     use serde_json::json;
     use shard_api::control::ControlSocket;
-    use shard_api::launch::{Answer, NumberedOrder};
+    use shard_api::launch::NumberedOrder;
 
     use super::*;
     use crate::shard_process::ShardProcess;

@@ -265,8 +265,16 @@ fn one(
                 }
                 return;
             }
+            vm::Progress::Paused(paused) => {
+                record.paused = paused;
+                let _ = entry.write(&record);
+                let name = name.to_owned();
+                tell(lease, &Event::Paused { name, paused });
+                return;
+            }
         };
         record.full_disks.clear();
+        record.paused = false;
         record.core_cookies = booted.core_cookies.to_vec();
         record.state = State::Running;
         record.shard_pid = Some(booted.pid);
@@ -349,6 +357,7 @@ fn record(name: &str, spec: &VmSpec, cid: u32) -> Record {
         sandbox_missing: Vec::new(),
         core_cookies: Vec::new(),
         full_disks: Vec::new(),
+        paused: false,
         share_group: None,
         kept_apart: Vec::new(),
         member: None,

@@ -85,6 +85,8 @@ pub enum Progress<'a> {
     Booted(Booted<'a>),
     /// The disks whose writes wait for room on the host are these now, by name.
     FullDisks(&'a [String]),
+    /// Whether it stands still by order.
+    Paused(bool),
 }
 
 /// What a VM's shard told when it started.
@@ -332,6 +334,11 @@ fn one_boot(
                     }
                 }
                 Report::Answer { to, answer } => {
+                    let paused = handle.state().paused_by(to, &answer);
+                    // Whoever waits for the answer finds the record true.
+                    paused
+                        .iter()
+                        .for_each(|paused| progress(Progress::Paused(*paused)));
                     handle.state().note_answer(to, answer);
                     handle.changed();
                 }

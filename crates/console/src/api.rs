@@ -38,6 +38,8 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 const START_LIMIT: Duration = Duration::from_secs(300);
 /// How long a VM may take to end by force: its disks finish what is under way, and what it had is given back.
 const END_LIMIT: Duration = Duration::from_secs(30);
+/// How long a reset VM may take to start again.
+const RESET_LIMIT: Duration = Duration::from_secs(65);
 /// How long a guest may take to power off, at most.
 const STOP_LIMIT_MAX_S: u64 = 3600;
 
@@ -80,6 +82,10 @@ type Result<T> = std::result::Result<T, Problem>;
         show_vm,
         stop_vm,
         kill_vm,
+        pause_vm,
+        resume_vm,
+        reset_vm,
+        send_nmi,
         set_balloon,
         list_cells,
         events::events,
@@ -101,6 +107,10 @@ pub fn router(context: Context) -> Router {
         .route("/v1/vms/{name}", get(show_vm))
         .route("/v1/vms/{name}/stop", post(stop_vm))
         .route("/v1/vms/{name}/kill", post(kill_vm))
+        .route("/v1/vms/{name}/pause", post(pause_vm))
+        .route("/v1/vms/{name}/resume", post(resume_vm))
+        .route("/v1/vms/{name}/reset", post(reset_vm))
+        .route("/v1/vms/{name}/nmi", post(send_nmi))
         .route("/v1/vms/{name}/balloon", put(set_balloon))
         .route("/v1/cells", get(list_cells))
         .route("/v1/events", get(events::events))
@@ -248,7 +258,10 @@ async fn start_vm(
                     };
                     return Err(Problem::new(status, why));
                 }
-                Event::Started { .. } | Event::FullDisks { .. } | Event::Ended { .. } => {}
+                Event::Started { .. }
+                | Event::FullDisks { .. }
+                | Event::Paused { .. }
+                | Event::Ended { .. } => {}
             }
         }
         Err(Problem::new(
@@ -368,6 +381,54 @@ async fn kill_vm(
 ) -> Result<Json<Stopped>> {
     order((context, caller), name, control::Request::Kill, END_LIMIT).await?;
     Ok(Json(Stopped { killed: true }))
+}
+
+/// Has a VM stand still until it is resumed. Answers when it does.
+#[utoipa::path(post, path = "/v1/vms/{name}/pause", params(("name" = String, Path)), responses(
+    (status = 204), (status = 403, body = Problem), (status = 404, body = Problem), (status = 409, body = Problem)))]
+async fn pause_vm(
+    State(context): State<Context>,
+    Extension(caller): Extension<Caller>,
+    Path(name): Path<String>,
+) -> Result<StatusCode> {
+    order((context, caller), name, control::Request::Pause, ANSWER_LIMIT).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Lets a VM go on that stands still.
+#[utoipa::path(post, path = "/v1/vms/{name}/resume", params(("name" = String, Path)), responses(
+    (status = 204), (status = 403, body = Problem), (status = 404, body = Problem), (status = 409, body = Problem)))]
+async fn resume_vm(
+    State(context): State<Context>,
+    Extension(caller): Extension<Caller>,
+    Path(name): Path<String>,
+) -> Result<StatusCode> {
+    order((context, caller), name, control::Request::Resume, ANSWER_LIMIT).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Starts a VM again, as by a machine's reset button: its guest is not asked. Answers when it starts.
+#[utoipa::path(post, path = "/v1/vms/{name}/reset", params(("name" = String, Path)), responses(
+    (status = 204), (status = 403, body = Problem), (status = 404, body = Problem), (status = 409, body = Problem)))]
+async fn reset_vm(
+    State(context): State<Context>,
+    Extension(caller): Extension<Caller>,
+    Path(name): Path<String>,
+) -> Result<StatusCode> {
+    order((context, caller), name, control::Request::Reset, RESET_LIMIT).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Sends each vCPU of a VM a non-maskable interrupt.
+#[utoipa::path(post, path = "/v1/vms/{name}/nmi", params(("name" = String, Path)), responses(
+    (status = 204), (status = 403, body = Problem), (status = 404, body = Problem), (status = 409, body = Problem)))]
+async fn send_nmi(
+    State(context): State<Context>,
+    Extension(caller): Extension<Caller>,
+    Path(name): Path<String>,
+) -> Result<StatusCode> {
+    order((context, caller), name, control::Request::Nmi, ANSWER_LIMIT).await?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
 /// Sets what a VM's balloon takes.

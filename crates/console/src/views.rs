@@ -41,6 +41,8 @@ pub enum VmState {
     Starting,
     /// Its vCPUs run.
     Running,
+    /// It stands still by order.
+    Paused,
 }
 
 impl From<&Record> for Vm {
@@ -49,6 +51,7 @@ impl From<&Record> for Vm {
             name: record.name.clone(),
             state: match record.state {
                 State::Starting => VmState::Starting,
+                State::Running if record.paused => VmState::Paused,
                 State::Running => VmState::Running,
             },
             cell: record.cell,

@@ -57,6 +57,12 @@ fn left_to_boot(record: &Record) -> Duration {
 /// Connects to the agent of the VM `name`, whose directory is `folder`. It waits for `wait`, or else for a guest that still
 /// boots, and says so.
 pub fn connect_booting(name: &str, folder: &Path, wait: Option<Duration>) -> Result<UnixStream, Report> {
+    if registry::vms::read(folder).is_ok_and(|record| record.paused) {
+        return Err(miette!(
+            help = "`mirrorball resume` lets it go on",
+            "{name}: the VM is paused"
+        ));
+    }
     if let Some(wait) = wait {
         return connect(name, folder, wait);
     }
@@ -83,6 +89,17 @@ pub fn connect_booting(name: &str, folder: &Path, wait: Option<Duration>) -> Res
             "{name}: the VM ended before an agent answered in its guest"
         )),
         answer => answer.map_err(|error| explain(name, error)),
+    }
+}
+
+/// Waits until the agent of the VM in the directory `folder` answers, for `limit` at most: false when the VM has ended.
+pub fn await_agent(folder: &Path, limit: Duration) -> Option<bool> {
+    let vsock = folder.join("vsock.sock");
+    let runs = || folder.exists();
+    match connect_vsock_while(&vsock, agent::VSOCK_PORT, limit, runs) {
+        Ok(_) => Some(true),
+        Err(_) if !runs() => Some(false),
+        Err(_) => None,
     }
 }
 

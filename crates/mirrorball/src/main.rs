@@ -81,6 +81,37 @@ enum Command {
         /// The VM
         vm: String,
     },
+    /// Have a VM stand still until it is resumed
+    Pause {
+        /// The VM
+        vm: String,
+    },
+    /// Let a VM go on that stands still
+    Resume {
+        /// The VM
+        vm: String,
+    },
+    /// Start a VM again without asking its guest, as by a machine's reset button
+    Reset {
+        /// The VM
+        vm: String,
+    },
+    /// Send each vCPU of a VM a non-maskable interrupt
+    Nmi {
+        /// The VM
+        vm: String,
+    },
+    /// Wait until a VM runs, its agent answers, or it has ended
+    Wait {
+        /// The VM
+        vm: String,
+        /// What to wait for
+        #[arg(long = "for", value_enum, default_value_t = clients::Awaited::End)]
+        awaited: clients::Awaited,
+        /// Seconds to wait at most; then the exit status is 124. Without it, as long as it takes
+        #[arg(long, value_name = "SECONDS")]
+        limit: Option<u64>,
+    },
     /// Print what a VM's console said
     Logs {
         /// The VM
@@ -251,6 +282,11 @@ fn obey(command: Command) -> Result<ExitCode> {
         Command::Cp { source, target } => copy::cp(&source, &target),
         Command::Stop { vm, limit } => clients::stop(&vm, limit),
         Command::Kill { vm } => clients::kill(&vm),
+        Command::Pause { vm } => clients::pause(&vm),
+        Command::Resume { vm } => clients::resume(&vm),
+        Command::Reset { vm } => clients::reset(&vm),
+        Command::Nmi { vm } => clients::nmi(&vm),
+        Command::Wait { vm, awaited, limit } => clients::wait(&vm, awaited, limit.unwrap_or(u64::MAX)),
         Command::Logs { vm, follow } => clients::logs(&vm, follow),
         Command::Inspect { vm } => list::inspect(&vm),
         Command::Heat(args) => heat::heat(&args),

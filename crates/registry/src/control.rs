@@ -47,6 +47,24 @@ pub enum Request {
         /// Bytes that the guest is to give back.
         bytes: u64,
     },
+    /// Stand still until [`Request::Resume`].
+    Pause,
+    /// Go on after [`Request::Pause`].
+    Resume,
+    /// Start again, as by a machine's reset button. Answered when the VM starts.
+    Reset,
+    /// Send each vCPU a non-maskable interrupt.
+    Nmi,
+    /// Wait until the vCPUs run. Answered by [`Answer::Done`], [`Answer::Ended`] or [`Answer::TimedOut`].
+    AwaitRunning {
+        /// Longest time to wait, in seconds.
+        limit_s: u64,
+    },
+    /// Wait until the VM has ended. Answered by [`Answer::Ended`] or [`Answer::TimedOut`].
+    AwaitEnd {
+        /// Longest time to wait, in seconds.
+        limit_s: u64,
+    },
 }
 
 /// The answer to a [`Request`].
@@ -70,6 +88,8 @@ pub enum Answer {
         /// How long the vCPU stood still, in nanoseconds.
         still_ns: u64,
     },
+    /// What was waited for did not come within the limit.
+    TimedOut,
     /// The request can't be carried out.
     Refused {
         /// The reason.

@@ -92,6 +92,13 @@ pub enum Event {
         /// The names of the disks that wait now.
         disks: Vec<String>,
     },
+    /// The VM stands still by order, or goes on.
+    Paused {
+        /// The VM's name.
+        name: String,
+        /// Whether it stands still.
+        paused: bool,
+    },
     /// The VM did not start.
     Failed {
         /// The VM's name.

@@ -97,6 +97,9 @@ pub struct Record {
     /// The names of its disks whose writes wait for room on the host.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub full_disks: Vec<String>,
+    /// Whether it stands still by order.
+    #[serde(default)]
+    pub paused: bool,
     /// The share group that it belongs to.
     #[serde(default)]
     pub share_group: Option<ShareGroup>,
@@ -500,6 +503,7 @@ mod tests {
             sandbox_missing: Vec::new(),
             core_cookies: Vec::new(),
             full_disks: Vec::new(),
+            paused: false,
             share_group: None,
             kept_apart: Vec::new(),
             member: None,

@@ -26,6 +26,8 @@ pub struct Gate {
     /// No new I/O is to begin.
     draining: AtomicBool,
     pausing: AtomicBool,
+    /// The VM stands still for long, by order.
+    held: AtomicBool,
     vcpus: Mutex<Vcpus>,
     changed: Condvar,
 }
@@ -86,8 +88,13 @@ impl Gate {
         Participant { gate: self, thread }
     }
 
-    /// Holds the VM still; `None` when it can't be had now, because I/O is under way or a vCPU does not leave the kernel.
+    /// Holds the VM still; `None` when it can't be had now, because I/O is under way, a vCPU does not leave the kernel, or
+    /// the VM stands still for long.
     pub fn pause(&self) -> Option<Pause<'_>> {
+        // Who holds the VM still has its pause already; others would wait for as long as that takes.
+        if self.held.load(Ordering::Acquire) {
+            return None;
+        }
         let devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
         if self.under_way.load(Ordering::Acquire) > 0 {
             return None;
@@ -127,6 +134,11 @@ impl Gate {
         };
         self.draining.store(false, Ordering::Release);
         pause
+    }
+
+    /// Says whether the VM stands still for long, for whoever has a pause.
+    pub fn set_held(&self, held: bool) {
+        self.held.store(held, Ordering::Release);
     }
 
     fn vcpus(&self) -> MutexGuard<'_, Vcpus> {

@@ -474,7 +474,7 @@ pub struct NumberedOrder {
 }
 
 /// What the monitor asks of a running shard. Each is answered by a [`Report::Answer`], but for
-/// [`Order::Quit`].
+/// [`Order::Reset`] and [`Order::Quit`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Order {
@@ -504,6 +504,15 @@ pub enum Order {
         /// As [`MappedFile::is_shared`].
         files: Vec<bool>,
     },
+    /// Stand still until [`Order::Resume`]: no vCPU runs and no device works. For a plain VM.
+    Pause,
+    /// Go on after [`Order::Pause`].
+    Resume,
+    /// Send a non-maskable interrupt to each vCPU. For a plain VM.
+    Nmi,
+    /// Start again as a machine does whose reset button is pressed. Answered by [`Report::Ended`] with
+    /// [`Ending::Reboot`].
+    Reset,
     /// Stop running vCPUs, flush disks, end. Answered by [`Report::Ended`].
     Quit,
 }

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use super::ClientError;
 
+/// As long as anybody waits.
+const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 /// How long one attempt may take: a guest whose driver is not up yet lets it wait.
 const ATTEMPT_MAX: Duration = Duration::from_secs(2);
 
@@ -29,7 +31,9 @@ pub fn connect_vsock_while(
     limit: Duration,
     goes_on: impl Fn() -> bool,
 ) -> Result<UnixStream, ClientError> {
-    let deadline = Instant::now() + limit;
+    let now = Instant::now();
+    // A limit that no clock can tell is as good as a year.
+    let deadline = now.checked_add(limit).unwrap_or(now + YEAR);
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         match attempt(path, port, left.clamp(Duration::from_millis(1), ATTEMPT_MAX)) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use serde_json::Value;
-use shard_api::launch::{Answer, MoveReport, Order, OrderId};
+use shard_api::launch::{Answer, Order, OrderId};
 use subnet::process::Count;
 
 use crate::parts::Parts;
@@ -40,10 +40,16 @@ pub(crate) struct State {
     pub(crate) clocks: Option<Clocks>,
     /// Its shards beside the home, while they run.
     pub(crate) parts: Option<Parts>,
-    /// The order by which a vCPU moves.
-    pub(super) move_asked: Option<OrderId>,
-    /// What became of that.
-    pub(super) moved: Option<MoveReport>,
+    /// The order that somebody waits for.
+    pub(super) asked: Option<OrderId>,
+    /// The answer to that.
+    pub(super) answer: Option<Answer>,
+    /// The VM stands still by order.
+    pub(super) is_paused: bool,
+    /// The order that somebody waits for has it stand still, or go on.
+    pub(super) pausing: Option<(OrderId, bool)>,
+    /// How often a home has started.
+    pub(super) starts: u64,
     /// Why a cell that it spans is lost, if one is.
     pub(crate) lost: Option<String>,
 }
@@ -53,6 +59,9 @@ impl State {
     pub(crate) fn start(&mut self, home: Arc<ShardProcess>, parts: Option<Parts>) {
         (self.home, self.orders, self.parts) = (Some(home.clone()), Some(home), parts);
         (self.runs, self.is_cut_off, self.status_asked) = (false, false, None);
+        (self.asked, self.answer) = (None, None);
+        (self.pausing, self.is_paused) = (None, false);
+        self.starts += 1;
         // One that ended before could only tell that there was no home yet.
         if self.parts.as_ref().is_some_and(Parts::have_ended) {
             self.end_without_part();
@@ -67,21 +76,36 @@ impl State {
         }
     }
 
+    /// Whether the VM stands still from now on, by the answer to the order that somebody waits for; none if that
+    /// order is about something else or was refused.
+    pub(crate) fn paused_by(&mut self, to: OrderId, answer: &Answer) -> Option<bool> {
+        let (asked, paused) = self.pausing?;
+        if asked != to {
+            return None;
+        }
+        self.pausing = None;
+        (*answer == Answer::Done).then(|| {
+            self.is_paused = paused;
+            paused
+        })
+    }
+
     /// Notes an answer of the home, which may be in a guest's hands: one to nothing that was asked is left
     /// out.
     pub(crate) fn note_answer(&mut self, to: OrderId, answer: Answer) {
-        let is_status = self.status_asked.is_some_and(|(_, asked)| asked == to);
-        let is_move = self.move_asked == Some(to);
-        match answer {
-            Answer::Status(status) if is_status => self.status = Some(Ok(status)),
-            Answer::Refused { why } if is_status => self.status = Some(Err(why)),
-            Answer::Moved(how) if is_move => self.moved = Some(how),
-            Answer::Refused { why } if is_move => self.moved = Some(MoveReport::Refused { why }),
-            Answer::Done | Answer::Status(_) | Answer::Moved(_) | Answer::Refused { .. } => return,
+        if self.asked == Some(to) {
+            (self.asked, self.answer) = (None, Some(answer));
+            return;
         }
-        if is_status {
-            self.status_asked = None;
+        if self.status_asked.is_none_or(|(_, asked)| asked != to) {
+            return;
         }
+        self.status = match answer {
+            Answer::Status(status) => Some(Ok(status)),
+            Answer::Refused { why } => Some(Err(why)),
+            Answer::Done | Answer::Moved(_) => return,
+        };
+        self.status_asked = None;
     }
 
     /// A part has ended before it was told to, and the home must end too. While it is being loaded it looks at no orders, and may
@@ -105,6 +129,7 @@ impl State {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use shard_api::launch::MoveReport;
 
     use super::*;
 
@@ -116,37 +141,66 @@ mod tests {
         };
         let mut state = State {
             status_asked: Some((Instant::now(), id(3))),
-            move_asked: Some(id(4)),
+            asked: Some(id(4)),
             ..State::default()
         };
-        let moved = || MoveReport::Done { still_ns: 1 };
+        let moved = || Answer::Moved(MoveReport::Done { still_ns: 1 });
         let of_another = OrderId {
             incarnation: 2,
             request: 3,
         };
         for to in [id(0), id(2), id(5), id(u64::MAX), of_another] {
             state.note_answer(to, Answer::Status(json!(1)));
-            state.note_answer(to, Answer::Moved(moved()));
+            state.note_answer(to, moved());
             let why = "no".to_owned();
             state.note_answer(to, Answer::Refused { why });
         }
         // Of the right order, and of the wrong kind.
-        state.note_answer(id(3), Answer::Moved(moved()));
+        state.note_answer(id(3), moved());
         state.note_answer(id(3), Answer::Done);
-        state.note_answer(id(4), Answer::Status(json!(1)));
-        assert_eq!((&state.status, &state.moved), (&None, &None));
+        assert_eq!((&state.status, &state.answer), (&None, &None));
         assert!(state.status_asked.is_some());
 
         state.note_answer(id(3), Answer::Status(json!(2)));
-        state.note_answer(id(4), Answer::Moved(moved()));
+        state.note_answer(id(4), moved());
         assert_eq!(
-            (&state.status, &state.moved),
+            (&state.status, &state.answer),
             (&Some(Ok(json!(2))), &Some(moved()))
         );
         assert!(state.status_asked.is_none());
         // A second answer to the same order changes nothing.
         state.note_answer(id(3), Answer::Status(json!(3)));
-        assert_eq!(state.status, Some(Ok(json!(2))));
+        state.note_answer(id(4), Answer::Done);
+        assert_eq!(
+            (&state.status, &state.answer),
+            (&Some(Ok(json!(2))), &Some(moved()))
+        );
+    }
+
+    #[test]
+    fn only_a_confirmed_order_to_pause_or_resume_pauses_or_resumes() {
+        let id = |request| OrderId {
+            incarnation: 1,
+            request,
+        };
+        let mut state = State::default();
+        assert_eq!(
+            state.paused_by(OrderId::default(), &Answer::Done),
+            None,
+            "not asked"
+        );
+        state.pausing = Some((id(1), true));
+        assert_eq!(state.paused_by(id(2), &Answer::Done), None, "another order");
+        let why = "no".to_owned();
+        assert_eq!(state.paused_by(id(1), &Answer::Refused { why }), None);
+        assert!(!state.is_paused);
+        state.pausing = Some((id(3), true));
+        assert_eq!(state.paused_by(id(3), &Answer::Done), Some(true));
+        assert!(state.is_paused);
+        assert_eq!(state.paused_by(id(3), &Answer::Done), None, "a second answer");
+        state.pausing = Some((id(4), false));
+        assert_eq!(state.paused_by(id(4), &Answer::Done), Some(false));
+        assert!(!state.is_paused);
     }
 
     #[test]
@@ -159,9 +213,8 @@ mod tests {
         };
         state.note_answer(id, refused());
         assert_eq!(state.status, Some(Err("no".to_owned())));
-        state.move_asked = Some(id);
+        state.asked = Some(id);
         state.note_answer(id, refused());
-        let why = "no".to_owned();
-        assert_eq!(state.moved, Some(MoveReport::Refused { why }));
+        assert_eq!(state.answer, Some(refused()));
     }
 }

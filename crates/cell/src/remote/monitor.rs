@@ -464,6 +464,7 @@ fn record(request: &PartRequest) -> Record {
         sandbox_missing: Vec::new(),
         core_cookies: Vec::new(),
         full_disks: Vec::new(),
+        paused: false,
         share_group: None,
         kept_apart: Vec::new(),
         member: None,

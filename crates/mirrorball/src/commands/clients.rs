@@ -1,4 +1,5 @@
-//! `console`, `logs`, `exec`, `stop`, `kill`, `balloon`, `move`: commands for one running VM.
+//! `console`, `logs`, `exec`, `stop`, `kill`, `pause`, `resume`, `reset`, `nmi`, `wait`, `balloon`, `move`: commands for one
+//! running VM.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -15,6 +16,9 @@ use crate::{exit, guest};
 
 /// How long a VM may take to obey an order that takes no time.
 const ORDER_LIMIT: Duration = Duration::from_secs(10);
+
+/// How long a reset VM may take to start again.
+const RESET_LIMIT: Duration = Duration::from_secs(65);
 
 macro_rules! here {
     ($name:expr) => {
@@ -101,6 +105,74 @@ pub fn move_vcpu(name: &str, vcpu: u8, cell: u16) -> Result<ExitCode> {
         println!("vCPU {vcpu} of {name} runs in cell {cell}; it stood still for {still_us} us");
     }
     done(name, answer)
+}
+
+/// Has a VM stand still.
+pub fn pause(name: &str) -> Result<ExitCode> {
+    order(name, &Request::Pause, ORDER_LIMIT)
+}
+
+/// Lets a VM go on that stands still.
+pub fn resume(name: &str) -> Result<ExitCode> {
+    order(name, &Request::Resume, ORDER_LIMIT)
+}
+
+/// Starts a VM again without asking its guest.
+pub fn reset(name: &str) -> Result<ExitCode> {
+    order(name, &Request::Reset, RESET_LIMIT)
+}
+
+/// Sends each vCPU of a VM a non-maskable interrupt.
+pub fn nmi(name: &str) -> Result<ExitCode> {
+    order(name, &Request::Nmi, ORDER_LIMIT)
+}
+
+fn order(name: &str, request: &Request, limit: Duration) -> Result<ExitCode> {
+    let folder = here!(name);
+    let answer = ask(&folder, request, Some(limit)).map_err(|error| unreachable(name, &error))?;
+    match answer {
+        Answer::Ended { .. } => Err(miette!("{name}: the VM has ended")),
+        answer => done(name, answer),
+    }
+}
+
+/// What `wait` waits for.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub enum Awaited {
+    /// The VM's vCPUs run
+    Running,
+    /// The guest's agent answers
+    Agent,
+    /// The VM has ended
+    End,
+}
+
+/// Waits for something about a VM.
+pub fn wait(name: &str, awaited: Awaited, limit_s: u64) -> Result<ExitCode> {
+    let folder = here!(name);
+    let request = match awaited {
+        Awaited::Running => Request::AwaitRunning { limit_s },
+        Awaited::End => Request::AwaitEnd { limit_s },
+        Awaited::Agent => {
+            return match guest::await_agent(&folder, Duration::from_secs(limit_s)) {
+                Some(true) => Ok(ExitCode::SUCCESS),
+                Some(false) => Err(miette!("{name}: the VM has ended")),
+                None => Ok(late(name, "no agent answered", limit_s)),
+            };
+        }
+    };
+    let answer = ask(&folder, &request, None).map_err(|error| unreachable(name, &error))?;
+    match (awaited, answer) {
+        (Awaited::Running, Answer::TimedOut) => Ok(late(name, "its vCPUs did not run", limit_s)),
+        (_, Answer::TimedOut) => Ok(late(name, "it did not end", limit_s)),
+        (Awaited::Running, Answer::Ended { .. }) => Err(miette!("{name}: the VM has ended")),
+        (_, answer) => done(name, answer),
+    }
+}
+
+fn late(name: &str, what: &str, limit_s: u64) -> ExitCode {
+    eprintln!("mirrorball: {name}: {what} within {limit_s} s");
+    ExitCode::from(exit::LIMIT)
 }
 
 fn unreachable(name: &str, error: &std::io::Error) -> miette::Report {

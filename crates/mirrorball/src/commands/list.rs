@@ -64,6 +64,7 @@ fn note(in_lab: bool) -> Option<&'static str> {
 fn line(record: &Record) -> String {
     let state = match record.state {
         State::Starting => "starting",
+        State::Running if record.paused => "paused",
         State::Running if !record.full_disks.is_empty() => "disk full",
         State::Running => "running",
     };

@@ -37,8 +37,18 @@ pub struct Ready {
 pub struct PlainVm {
     /// What it shares with other VMs; none when its pages are too large for that.
     pub sharing: Option<Sharing>,
-    /// The vCPUs, to read their state while they stand still.
+    /// The vCPUs, for others than their threads to use while they stand still.
     pub vcpus: Vec<VcpuFd>,
+}
+
+impl PlainVm {
+    /// Tells the guest that its clocks stood still, so that its watchdogs bear it. A guest without paravirtual clocks
+    /// can't be told.
+    pub fn tell_of_pause(&self) {
+        for vcpu in &self.vcpus {
+            let _ = vcpu.kvmclock_ctrl();
+        }
+    }
 }
 
 /// What is left of a [`Machine`] beside its vCPUs.

@@ -10,12 +10,14 @@ use nix::poll::{PollFd, PollFlags, poll};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::freeze::Freezer;
+use super::hold::{Hold, STILL_LIMIT};
 use super::orders::{Orders, Outcome, step};
 use super::status::status;
 use super::vcpus::VcpuThreads;
+use crate::gate::Gate;
 use crate::kind::{RunningKind, VmKind};
 use crate::launch::{Answer, Ending, MoveReport, Order, Report};
-use crate::machine::Running;
+use crate::machine::{PlainVm, Running};
 use crate::pci::PciBus;
 use crate::vcpu::VcpuCounters;
 use crate::virtio::balloon::BalloonHandle;
@@ -31,6 +33,8 @@ pub struct Control {
     pub orders: Orders,
     pub running: Running,
     pub vcpus: VcpuThreads,
+    /// Holds the VM still.
+    pub gate: Arc<Gate>,
     pub freezer: Freezer,
     pub bus: PciBus,
     pub balloon: Option<BalloonHandle>,
@@ -49,6 +53,8 @@ pub struct Control {
 impl Control {
     /// Serves orders until the VM ends, then stops everything.
     pub fn wait(mut self) -> Ending {
+        let gate = self.gate.clone();
+        let mut hold = Hold::new(&gate);
         let ending = loop {
             if let Some(ending) = self.running.end.cause() {
                 break ending;
@@ -75,7 +81,8 @@ impl Control {
                 self.orders.report(&Report::FullDisks { disks });
             }
             if ordered {
-                let parts = Parts {
+                let mut parts = Parts {
+                    hold: &mut hold,
                     running: &self.running,
                     counters: &self.vcpus.counters,
                     bus: &self.bus,
@@ -87,11 +94,13 @@ impl Control {
                 }
             }
             if asked_to_freeze {
-                self.freezer.serve(&self.running, &self.bus, &self.kind);
+                self.freezer.serve(&self.running, &self.bus, &self.kind, &hold);
             }
         };
         let end = self.running.end.clone();
         end.end(ending);
+        // What stands still sees the end now.
+        drop(hold);
         self.stop();
         // The first cause: a power-off may have come while an order to quit was being read.
         end.cause().unwrap_or(Ending::Quit)
@@ -136,8 +145,22 @@ impl ReportedDisks {
     }
 }
 
+fn for_plain_vms() -> Answer {
+    let why = "a VM that spans cells does not do this; start it without `span`".to_owned();
+    Answer::Refused { why }
+}
+
+fn not_still() -> Answer {
+    let why = format!(
+        "it does not stand still: its disks take more than {} s for what is under way",
+        STILL_LIMIT.as_secs()
+    );
+    Answer::Refused { why }
+}
+
 /// What orders are about.
-struct Parts<'a> {
+struct Parts<'a, 'gate> {
+    hold: &'a mut Hold<'gate>,
     running: &'a Running,
     counters: &'a [Arc<VcpuCounters>],
     bus: &'a PciBus,
@@ -145,8 +168,8 @@ struct Parts<'a> {
     kind: &'a RunningKind,
 }
 
-impl Parts<'_> {
-    fn obey(&self, order: Order) -> Outcome {
+impl Parts<'_, '_> {
+    fn obey(&mut self, order: Order) -> Outcome {
         let answer = match order {
             Order::PowerButton => {
                 // The counter can't overflow; a press that is pending is enough.
@@ -179,9 +202,43 @@ impl Parts<'_> {
                 }
                 Answer::Done
             }
+            Order::Pause => self.pause(),
+            Order::Resume => {
+                // Another kind never stands still.
+                if let VmKind::Plain(plain) = self.kind {
+                    self.hold.end(plain);
+                }
+                Answer::Done
+            }
+            Order::Nmi => self.nmi(),
+            Order::Reset => return Outcome::End(Ending::Reboot),
             Order::Quit => return Outcome::End(Ending::Quit),
         };
         Outcome::Answer(answer)
+    }
+
+    fn pause(&mut self) -> Answer {
+        match self.kind {
+            VmKind::Plain(_) if self.hold.begin() => Answer::Done,
+            VmKind::Plain(_) => not_still(),
+            VmKind::SharedSpan(_) | VmKind::CoherentSpan(..) => for_plain_vms(),
+        }
+    }
+
+    /// Sends each vCPU a non-maskable interrupt. KVM takes it from other threads while they stand still.
+    fn nmi(&self) -> Answer {
+        let VmKind::Plain(PlainVm { vcpus, .. }) = self.kind else {
+            return for_plain_vms();
+        };
+        let Some(_still) = self.hold.still() else {
+            return not_still();
+        };
+        match vcpus.iter().try_for_each(|vcpu| vcpu.nmi()) {
+            Ok(()) => Answer::Done,
+            Err(error) => Answer::Refused {
+                why: format!("KVM takes no non-maskable interrupt: {error}"),
+            },
+        }
     }
 
     fn move_vcpu(&self, vcpu: u8, shard: u8) -> MoveReport {

@@ -11,19 +11,16 @@ use diskstore::disk::copy_scratch;
 
 use crate::arch::x86_64::state::{ChipState, StateError, VcpuState};
 use crate::chain::chain;
-use crate::gate::Gate;
 use crate::kind::{RunningKind, VmKind};
 use crate::launch::{Fd, HandoverReply, HandoverRequest, NodeLaunch, ResumeLaunch};
 use crate::machine::{PlainVm, Running};
 use crate::memory::{self, MemoryError};
 use crate::pci::PciBus;
+use crate::process::hold::{Hold, STILL_LIMIT};
 use crate::sharing::{seal, sealable_file};
 use crate::snapshot::{MachineState, VERSION};
 use crate::virtio::block::FullDisks;
 use shard_api::message::{self, Files, ReceiveError};
-
-/// How long the VM may take to stand still: disks finish what is under way.
-const STILL_LIMIT: Duration = Duration::from_secs(5);
 
 /// Why the VM was not frozen.
 #[derive(Debug, thiserror::Error)]
@@ -54,8 +51,6 @@ enum FreezeError {
 pub struct Freezer {
     /// Where the monitor asks.
     pub socket: UnixStream,
-    /// Holds the VM still.
-    pub gate: Arc<Gate>,
     /// Each disk's temporary overlay.
     pub overlays: Vec<Option<File>>,
     /// The VM's NUMA nodes.
@@ -94,7 +89,7 @@ impl Done {
 
 impl Freezer {
     /// Serves the request that waits in the socket. A monitor that is gone is noticed elsewhere.
-    pub fn serve(&mut self, running: &Running, bus: &PciBus, kind: &RunningKind) {
+    pub fn serve(&mut self, running: &Running, bus: &PciBus, kind: &RunningKind, hold: &Hold<'_>) {
         let request = message::receive::<HandoverRequest>(&mut self.socket);
         let answer = request
             .map_err(FreezeError::from)
@@ -103,7 +98,7 @@ impl Freezer {
                     let VmKind::Plain(plain) = kind else {
                         return Err(FreezeError::Span);
                     };
-                    self.freeze(&overlays, files, running, bus, plain)
+                    self.freeze(&overlays, files, running, bus, (plain, hold))
                         .map(Done::into_reply)
                 }
                 HandoverRequest::Touched => {
@@ -142,7 +137,7 @@ impl Freezer {
         mut files: Files,
         running: &Running,
         bus: &PciBus,
-        plain: &PlainVm,
+        (plain, hold): (&PlainVm, &Hold<'_>),
     ) -> Result<Done, FreezeError> {
         let mapper = &plain.sharing.as_ref().ok_or(FreezeError::HugePages)?.mapper;
         if !running.layout.pmem.is_empty() {
@@ -154,12 +149,12 @@ impl Freezer {
             .collect::<Result<Vec<_>, _>>()?;
         let mut state_file = sealable_file(c"machine-state")?;
 
-        let pause = self.gate.pause_within(STILL_LIMIT).ok_or(FreezeError::NotStill)?;
+        let still = hold.still().ok_or(FreezeError::NotStill)?;
         if let Some(disk) = self.full.now().first() {
             return Err(FreezeError::Full(*disk));
         }
         let start = Instant::now();
-        let frozen = mapper.freeze(&pause)?;
+        let frozen = mapper.freeze(&still)?;
         for (overlay, target) in self.overlays.iter().zip(&targets) {
             if let (Some(overlay), Some(target)) = (overlay, target) {
                 copy_scratch(overlay, target)?;
@@ -177,11 +172,8 @@ impl Freezer {
             functions: bus.save()?,
             memory: frozen.map,
         };
-        // The guest's clocks stood still meanwhile: it is told, so that its watchdogs bear it.
-        for vcpu in &plain.vcpus {
-            let _ = vcpu.kvmclock_ctrl();
-        }
-        drop(pause);
+        plain.tell_of_pause();
+        drop(still);
         let paused = start.elapsed();
 
         memory::bind_nodes(&running.memory, &running.layout, &self.nodes)?;

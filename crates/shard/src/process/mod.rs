@@ -5,6 +5,7 @@
 
 mod control;
 mod freeze;
+mod hold;
 mod log;
 mod open;
 mod orders;
@@ -200,9 +201,9 @@ fn start(control: &ControlSocket, spec: LaunchSpec, mut files: Files) -> Result<
         orders: Orders::new(control.try_clone()?),
         running,
         vcpus,
+        gate: threads.gate().clone(),
         freezer: Freezer {
             socket: handover,
-            gate: threads.gate().clone(),
             overlays,
             nodes: spec.nodes,
             full: built.full.clone(),

@@ -155,11 +155,16 @@ fn obey(order: &Order, counters: &[Arc<VcpuCounters>], kind: &SpanKind<Arc<Route
             step(kind.span(), *offset);
             Answer::Done
         }
-        Order::PowerButton | Order::Balloon { .. } | Order::Move { .. } | Order::Shared { .. } => {
-            Answer::Refused {
-                why: "the order is for the VM's home".to_owned(),
-            }
-        }
+        Order::PowerButton
+        | Order::Balloon { .. }
+        | Order::Move { .. }
+        | Order::Shared { .. }
+        | Order::Pause
+        | Order::Resume
+        | Order::Nmi
+        | Order::Reset => Answer::Refused {
+            why: "the order is for the VM's home".to_owned(),
+        },
     };
     Outcome::Answer(answer)
 }

@@ -99,8 +99,10 @@ const SPAN_IOCTLS: &[u32] = &[
     0x4040_aea0, // KVM_SET_VCPU_EVENTS
 ];
 
-/// What the first thread asks of KVM when the VM is frozen: the state of vCPUs, interrupt chips and clock.
-const FREEZE_IOCTLS: &[u32] = &[
+/// What the first thread asks of KVM while the VM stands still: the state of vCPUs, interrupt chips and clock, and
+/// non-maskable interrupts.
+const STILL_IOCTLS: &[u32] = &[
+    0xae9a,      // KVM_NMI
     0xc008_ae88, // KVM_GET_MSRS
     0xc008_ae91, // KVM_GET_CPUID2
     0x8400_ae8e, // KVM_GET_LAPIC
@@ -171,7 +173,7 @@ pub(super) fn requests(kind: ThreadKind) -> Vec<u64> {
         ThreadKind::Vcpu => kvm(&[VCPU_IOCTLS]),
         ThreadKind::SpanVcpu => kvm(&[VCPU_IOCTLS, SPAN_IOCTLS]),
         // It resets the devices when the VM ends, which takes their interrupts and addresses back.
-        ThreadKind::Control => kvm(&[VCPU_IOCTLS, FREEZE_IOCTLS]),
+        ThreadKind::Control => kvm(&[VCPU_IOCTLS, STILL_IOCTLS]),
         ThreadKind::Lane => dsm::USERFAULT_SERVING.to_vec(),
         ThreadKind::Net => crate::virtio::net::REQUESTS.to_vec(),
         ThreadKind::Link

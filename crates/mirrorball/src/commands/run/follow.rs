@@ -187,6 +187,10 @@ impl Follower {
                 // The terminal may be raw.
                 eprint!("mirrorball: {name}: {}\r\n", room(&disks));
             }
+            Event::Paused { name, paused: true } => {
+                eprint!("mirrorball: {name} is paused; `mirrorball resume {name}` lets it go on\r\n");
+            }
+            Event::Paused { name, paused: false } => eprint!("mirrorball: {name} goes on\r\n"),
             Event::Failed { name, why } => {
                 self.lease.end();
                 return Err(miette!("{name}: {why}"));

@@ -21,6 +21,7 @@ fn record(span: Vec<policy::span::Part>) -> Record {
         sandbox_missing: Vec::new(),
         core_cookies: Vec::new(),
         full_disks: Vec::new(),
+        paused: false,
         share_group: None,
         kept_apart: Vec::new(),
         member: None,
