@@ -1,6 +1,6 @@
 //! Risk: cells disagree about what runs where; a cell that dies takes VMs along, or leaves what it held behind.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use guest_tests::command::BOOT_LIMIT;
@@ -137,6 +137,38 @@ fn weights_and_limits_divide_a_cells_cpus() {
     let [heavily, lightly] = used(12);
     let ratio = heavily / lightly;
     assert!((2.0..4.5).contains(&ratio), "{heavily} s to {lightly} s");
+    // Their weights change while they run, and a group is made for one that had none.
+    let plain = VmFile::new("plain").start(&scratch);
+    let weight = |vm: &Vm| {
+        let group = std::fs::read_to_string(format!("/proc/{}/cgroup", vm.shard())).expect("a process");
+        let path = group.trim().replacen("0::", "/sys/fs/cgroup", 1);
+        let file = |name: &str| {
+            std::fs::read_to_string(Path::new(&path).join(name))
+                .expect("a limit")
+                .trim()
+                .to_owned()
+        };
+        [file("cpu.weight"), file("cpu.max"), file("memory.max")]
+    };
+    let update = |vm: &Vm, words: &[&str]| mirrorball(["update", vm.name()]).args(words).ok();
+    update(&heavy, &["--cpu-weight", "none", "--cpu-limit", "0.5"]);
+    assert_eq!(weight(&heavy), ["100", "50000 100000", "max"]);
+    update(&plain, &["--cpu-weight", "7", "--memory-limit", "1G"]);
+    assert_eq!(weight(&plain), ["7", "max 100000", "1073741824"]);
+    let spec = &plain.inspect()["spec"];
+    assert_eq!(
+        (&spec["cpu_weight"], &spec["memory_limit"]),
+        (&7.into(), &"1G".into()),
+        "{spec:#}"
+    );
+    let refused = mirrorball(["update", plain.name(), "--memory-limit", "64M"])
+        .run()
+        .expect(1);
+    assert!(
+        refused.errors().contains("would be ended when it uses it"),
+        "{refused}"
+    );
+    plain.kill();
     heavy.kill();
     light.kill();
     let limited = VmFile::new("limited");

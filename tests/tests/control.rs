@@ -215,7 +215,7 @@ fn a_paused_vm_stands_still_is_cloned_and_goes_on_where_it_was() {
 }
 
 #[test]
-fn a_vm_is_waited_for_takes_interrupts_that_nothing_masks_and_is_reset() {
+fn a_vm_is_waited_for_takes_interrupts_that_nothing_masks_is_pinned_and_reset() {
     let scratch = Scratch::new("reset");
     let vm = VmFile::new("reset").cpus(2).start_only(&scratch);
     let wait_for = |what: &str, limit: &str| {
@@ -244,6 +244,37 @@ fn a_vm_is_waited_for_takes_interrupts_that_nothing_masks_and_is_reset() {
         "{before:?}, {after:?}"
     );
 
+    let update = |words: &[&str]| mirrorball(["update", vm.name()]).args(words);
+    // The last CPU of the host that the VM may use; lab hosts may have one only.
+    let status = |pid: u32, thread: &str| {
+        let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("a running process");
+        let texts = threads
+            .flatten()
+            .filter_map(|entry| fs::read_to_string(entry.path().join("status")).ok());
+        let name = format!("Name:\t{thread}\n");
+        let text = texts
+            .into_iter()
+            .find(|text| text.starts_with(&name))
+            .expect("such a thread");
+        let cpus = text
+            .lines()
+            .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+        cpus.expect("its CPUs").trim().to_owned()
+    };
+    let own = status(vm.shard(), "vcpu0");
+    let last = own.rsplit([',', '-']).next().expect("one CPU").to_owned();
+    update(&["--pin", &format!("0={last}")]).ok();
+    assert_eq!(
+        [status(vm.shard(), "vcpu0"), status(vm.shard(), "vcpu1")],
+        [last.clone(), own.clone()]
+    );
+    let absent = format!("2={last}");
+    for (pin, why) in [(absent.as_str(), "no vCPU 2"), ("1=1023", "may not use CPU 1023")] {
+        let refused = update(&["--pin", pin]).run().expect(1);
+        assert!(refused.errors().contains(why), "{refused}");
+    }
+    update(&[]).run().expect(1);
+
     let boot_id = vm.boot_id();
     mirrorball(["pause", vm.name()]).ok();
     // One that stands still is reset all the same, and runs.
@@ -256,6 +287,9 @@ fn a_vm_is_waited_for_takes_interrupts_that_nothing_masks_and_is_reset() {
         (&2.into(), &false.into()),
         "{record:#}"
     );
+    assert_eq!(status(vm.shard(), "vcpu0"), last, "after a reset");
+    update(&["--pin", "0=all"]).ok();
+    assert_eq!(status(vm.shard(), "vcpu0"), own);
 
     let waiting = mirrorball(["wait", vm.name()]).limit(BOOT_LIMIT).spawn();
     std::thread::sleep(Duration::from_millis(300));

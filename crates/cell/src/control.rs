@@ -87,6 +87,7 @@ fn obey(vm: &Handle, request: &Request, balloon_max: Option<Size>) -> Answer {
         Request::Resume => vm.resume(),
         Request::Reset => vm.reset(),
         Request::Nmi => vm.nmi(),
+        Request::Update(update) => vm.update(update),
         Request::AwaitRunning { limit_s } => {
             let limit = Duration::from_secs(*limit_s);
             return match vm.wait_running(limit) {

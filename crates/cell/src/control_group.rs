@@ -13,7 +13,7 @@ use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use config::{IoLimitSpec, VmSpec};
+use config::{IoLimitSpec, Size, VmSpec};
 
 pub use self::devices::DevicesError;
 
@@ -21,6 +21,8 @@ pub use self::devices::DevicesError;
 const ROOT: &str = "/sys/fs/cgroup";
 /// Below it, the groups of all VMs.
 const OURS: &str = "mirrorball";
+/// The weight of a group that asks for none, the kernel's own default.
+const WEIGHT_DEFAULT: u16 = 100;
 /// Over which a limit holds, microseconds.
 const PERIOD_US: f64 = 100_000.0;
 /// Processes and threads that a group has at most. Those of a shard can start none once they are sealed; this bounds passt.
@@ -70,10 +72,24 @@ impl ControlGroup {
         {
             return Ok(None);
         }
+        let group = Self::make(name, spec.io_limit.is_some())?;
+        group.limit(spec)?;
+        if let Some(limit) = &spec.io_limit {
+            group.limit_io(limit, files)?;
+        }
+        Ok(Some(group))
+    }
+
+    /// A group of the VM called `name`, without limits but that of tasks.
+    ///
+    /// # Errors
+    /// If the host does not let this user make groups.
+    pub(crate) fn make(name: &str, limits_io: bool) -> Result<Self, ControlGroupError> {
         // Not every kernel has the last.
-        let controllers = match spec.io_limit {
-            Some(_) => "+cpu +memory +pids +io",
-            None => "+cpu +memory +pids",
+        let controllers = if limits_io {
+            "+cpu +memory +pids +io"
+        } else {
+            "+cpu +memory +pids"
         };
         let ours = Path::new(ROOT).join(OURS);
         write(&Path::new(ROOT).join("cgroup.subtree_control"), controllers)?;
@@ -84,22 +100,22 @@ impl ControlGroup {
         let group = Self(ours.join(format!("{name}.{}", std::process::id())));
         make(&group.0)?;
         write(&group.0.join("pids.max"), &TASKS_MAX.to_string())?;
-        if let Some(limit) = spec.memory_limit {
-            write(&group.0.join("memory.max"), &limit.0.to_string())?;
-            // A VM whose cards are gone is of no use.
-            write(&group.0.join("memory.oom.group"), "1")?;
-        }
-        if let Some(limit) = &spec.io_limit {
-            group.limit_io(limit, files)?;
-        }
-        if let Some(weight) = spec.cpu_weight {
-            write(&group.0.join("cpu.weight"), &weight.to_string())?;
-        }
-        if let Some(cpus) = spec.cpu_limit {
-            let maximum = format!("{:.0} {PERIOD_US:.0}", cpus * PERIOD_US);
-            write(&group.0.join("cpu.max"), &maximum)?;
-        }
-        Ok(Some(group))
+        // A VM whose cards are gone is of no use.
+        write(&group.0.join("memory.oom.group"), "1")?;
+        Ok(group)
+    }
+
+    /// Sets the weight and the limits of CPUs and memory that `spec` asks for, and takes away those that it does not.
+    pub(crate) fn limit(&self, spec: &VmSpec) -> Result<(), ControlGroupError> {
+        let most = |bytes: Size| bytes.0.to_string();
+        let cpus = |cpus: f64| format!("{:.0} {PERIOD_US:.0}", cpus * PERIOD_US);
+        let unlimited = || "max".to_owned();
+        let memory = spec.memory_limit.map_or_else(unlimited, most);
+        write(&self.0.join("memory.max"), &memory)?;
+        let weight = spec.cpu_weight.unwrap_or(WEIGHT_DEFAULT);
+        write(&self.0.join("cpu.weight"), &weight.to_string())?;
+        let cpus = spec.cpu_limit.map_or_else(unlimited, cpus);
+        write(&self.0.join("cpu.max"), &cpus)
     }
 
     /// Limits the I/O of each device that holds disks of the VM.
@@ -114,9 +130,13 @@ impl ControlGroup {
         Ok(())
     }
 
-    /// Puts a process, and all that it starts, into the group.
+    /// Puts a process, and all that it starts, into the group. One that has ended needs no group.
     pub fn add(&self, pid: i32) -> Result<(), ControlGroupError> {
-        write(&self.0.join("cgroup.procs"), &pid.to_string())
+        let path = self.0.join("cgroup.procs");
+        match fs::write(&path, pid.to_string()) {
+            Err(error) if error.raw_os_error() != Some(libc::ESRCH) => Err(failed(&path, error)),
+            _ => Ok(()),
+        }
     }
 
     /// Whether the kernel has killed processes of the group because it used more memory than it may.

@@ -2,6 +2,7 @@
 
 mod state;
 mod status;
+mod update;
 
 use std::io;
 use std::net::Shutdown;
@@ -14,6 +15,7 @@ use shard_api::launch::{Answer, MoveReport, Order};
 use self::state::State;
 use crate::console::Console;
 use crate::frozen::Freezable;
+use crate::recorder::Recorder;
 use crate::remote::clock::leader::Step;
 
 /// How long a shard may take to end when it is told to; disks finish what is under way.
@@ -34,6 +36,9 @@ pub struct Handle(Arc<Shared>);
 #[derive(Debug, Default)]
 struct Shared {
     console: Console,
+    recorder: Recorder,
+    /// Locked while what the VM uses of the host is changed.
+    updating: Mutex<()>,
     /// Locked while the VM is being frozen.
     freezable: Mutex<Option<Freezable>>,
     /// The socket that a freeze waits for.
@@ -58,6 +63,11 @@ impl Handle {
     /// The console.
     pub fn console(&self) -> &Console {
         &self.0.console
+    }
+
+    /// Its record in the registry.
+    pub(crate) fn recorder(&self) -> &Recorder {
+        &self.0.recorder
     }
 
     /// Gives an order to the shard, and never waits for it.
@@ -283,7 +293,7 @@ impl Handle {
     }
 
     /// Waits between two boots; less when the VM is to end.
-    pub(crate) fn pause(&self, pause: Duration) {
+    pub(crate) fn wait_between_boots(&self, pause: Duration) {
         drop(self.wait(pause, |state| state.ending || state.lost.is_some()));
     }
 
@@ -451,7 +461,7 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(50));
                 handle.stop(Duration::ZERO);
             });
-            handle.pause(Duration::from_secs(100));
+            handle.wait_between_boots(Duration::from_secs(100));
             handle.over();
         });
         assert!(started.elapsed() < Duration::from_secs(50));

@@ -8,6 +8,7 @@
 //! [`snapshot`] such a VM in a directory. [`cluster`] is several cells under one name space, and [`remote`]
 //! the parts of a VM on other hosts.
 
+mod affinity;
 pub mod cluster;
 mod cmdline;
 mod coherence;
@@ -25,6 +26,7 @@ pub mod monitor;
 pub mod open;
 mod parts;
 mod reboot;
+mod recorder;
 pub mod remote;
 mod shard_limits;
 mod shard_log;

@@ -20,7 +20,7 @@ use nix::unistd::geteuid;
 use registry::cluster::files::Files;
 use registry::monitor::{Batch, Event, LeaseOrder, Source};
 use registry::share_group::{Grouping, ShareGroup};
-use registry::vms::{Boot, Entry, Record, Registry, State};
+use registry::vms::{Boot, Record, Registry, State};
 use shard_api::Platform;
 use shard_api::chain::chain;
 use shard_api::launch::Ending;
@@ -223,14 +223,19 @@ fn one(
     record.cell = tenure.map(Tenure::cell);
     record.borrowed = tenure.map_or_else(Vec::new, |tenure| tenure.borrowed().to_vec());
     record.span = span.as_ref().map_or_else(Vec::new, Span::parts);
-    entry.write(&record).map_err(|error| line(&error))?;
+    let cell = record.cell;
+    let folder = entry.folder().to_owned();
+    let recorder = handle.recorder();
+    let recording = recorder.begin(entry, record).map_err(|error| line(&error))?;
     let group = terms.share_group(spec, frozen);
     let claims = Claims::new(group.clone());
     let mut opened =
-        open::open(spec, name, entry.folder(), cid, claims, &terms.program).map_err(|error| line(&error))?;
-    record.share_group = Some(group);
-    record.kept_apart = opened.claims.refused().to_vec();
-    record.spec = opened.spec.clone();
+        open::open(spec, name, &folder, cid, claims, &terms.program).map_err(|error| line(&error))?;
+    recorder.change(|record| {
+        record.share_group = Some(group);
+        record.kept_apart = opened.claims.refused().to_vec();
+        record.spec = opened.spec.clone();
+    });
     if let Some((span, how)) = span.as_ref().zip(spec.span.as_ref()) {
         let files = Files::open().map_err(|error| line(&error))?;
         let known = known::all(&files).map_err(|error| line(&error))?;
@@ -244,13 +249,13 @@ fn one(
             .resume(&mut opened.launch, &mut opened.files)
             .map_err(|error| line(&error))?;
     }
-    serve(&entry, handle, spec).map_err(|error| format!("the VM's sockets: {error}"))?;
+    serve(&folder, handle, spec).map_err(|error| format!("the VM's sockets: {error}"))?;
     tell(
         lease,
         &Event::Started {
             name: name.to_owned(),
-            folder: entry.folder().to_owned(),
-            cell: record.cell,
+            folder: folder.clone(),
+            cell,
         },
     );
     let keeps_writes = opened.keeps_writes;
@@ -258,32 +263,30 @@ fn one(
         let booted = match progress {
             vm::Progress::Booted(booted) => booted,
             vm::Progress::FullDisks(disks) => {
-                if record.full_disks != disks {
-                    record.full_disks = disks.to_vec();
-                    let _ = entry.write(&record);
+                if recorder.read(|record| record.full_disks != disks) == Some(true) {
+                    recorder.change(|record| record.full_disks = disks.to_vec());
                     tell(lease, &full_disks(name, disks));
                 }
                 return;
             }
             vm::Progress::Paused(paused) => {
-                record.paused = paused;
-                let _ = entry.write(&record);
+                recorder.change(|record| record.paused = paused);
                 let name = name.to_owned();
                 tell(lease, &Event::Paused { name, paused });
                 return;
             }
         };
-        record.full_disks.clear();
-        record.paused = false;
-        record.core_cookies = booted.core_cookies.to_vec();
-        record.state = State::Running;
-        record.shard_pid = Some(booted.pid);
-        record.part_pids = booted.parts.to_vec();
-        record.boots += 1;
-        record.boot.begun_unix_s = Some(unix_now().as_secs());
-        record.sandbox_missing = [booted.sandbox_missing, booted.sandbox_notes].concat();
-        // The record is for people; a VM runs without one.
-        let _ = entry.write(&record);
+        recorder.change(|record| {
+            record.full_disks.clear();
+            record.paused = false;
+            record.core_cookies = booted.core_cookies.to_vec();
+            record.state = State::Running;
+            record.shard_pid = Some(booted.pid);
+            record.part_pids = booted.parts.to_vec();
+            record.boots += 1;
+            record.boot.begun_unix_s = Some(unix_now().as_secs());
+            record.sandbox_missing = [booted.sandbox_missing, booted.sandbox_notes].concat();
+        });
         let sandbox_missing = booted.sandbox_missing.to_vec();
         tell(
             lease,
@@ -296,23 +299,15 @@ fn one(
         );
     };
     let program = &terms.program;
-    let ending = vm::run(
-        opened,
-        program,
-        name,
-        entry.folder(),
-        handle,
-        span.as_ref(),
-        progress,
-    )
-    .map_err(|error| line(&error))?;
+    let ending = vm::run(opened, program, name, &folder, handle, span.as_ref(), progress)
+        .map_err(|error| line(&error))?;
     let last_lines = match &ending {
         Ending::Panic => handle.console().lines_from(PANIC_TEXT, LAST_LINES),
         other if ending::reason(other).is_some() => handle.console().last_lines(LAST_LINES),
         _ => Vec::new(),
     };
     // Nothing of the VM is left when its end is told.
-    drop(entry);
+    drop(recording);
     own.into_iter().for_each(Tenure::leave);
     span.into_iter().for_each(Span::leave);
     let seconds = start.elapsed().as_secs_f64();
@@ -358,6 +353,7 @@ fn record(name: &str, spec: &VmSpec, cid: u32) -> Record {
         core_cookies: Vec::new(),
         full_disks: Vec::new(),
         paused: false,
+        pins: std::collections::BTreeMap::new(),
         share_group: None,
         kept_apart: Vec::new(),
         member: None,
@@ -366,11 +362,9 @@ fn record(name: &str, spec: &VmSpec, cid: u32) -> Record {
 }
 
 /// Opens the VM's sockets: console and control.
-fn serve(entry: &Entry, handle: &Handle, spec: &VmSpec) -> io::Result<()> {
-    handle
-        .console()
-        .serve(bind(&entry.folder().join("console.sock"))?)?;
-    let socket = bind(&entry.folder().join("control.sock"))?;
+fn serve(folder: &Path, handle: &Handle, spec: &VmSpec) -> io::Result<()> {
+    handle.console().serve(bind(&folder.join("console.sock"))?)?;
+    let socket = bind(&folder.join("control.sock"))?;
     control::serve(socket, handle.clone(), spec.has_balloon().then_some(spec.memory))
 }
 

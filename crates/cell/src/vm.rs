@@ -130,6 +130,7 @@ pub fn run(
         return Err(CoreSchedulingError::OtherHosts.into());
     }
     let group = ControlGroup::of(name, &opened.spec, opened.disk_files())?;
+    handle.state().group = group.map(Arc::new);
     handle.state().filtered = opened.filtered();
     handle.state().cells = span.map_or_else(Vec::new, Span::cells);
     handle.console().set_input(Some(opened.console.try_clone()?));
@@ -137,26 +138,27 @@ pub fn run(
     let over = AtomicBool::new(false);
     let mapped = MappedFiles::of(&opened.claims);
     let (stop_watching, watched) = mpsc::channel();
-    let ending = std::thread::scope(|scope| {
+    let ended = std::thread::scope(|scope| {
         let mapped = &mapped;
         scope.spawn(move || mapped.watch(handle, &watched));
         if let Some(span) = span {
             scope.spawn(|| watch_cells(span, handle, &over));
         }
-        let group = group.as_ref();
         let ending = every_boot(
             &mut opened,
             name,
             folder,
             handle,
-            ((program, &namespaces), group, span),
+            ((program, &namespaces), span),
             mapped,
             &mut progress,
         );
         drop(stop_watching);
         over.store(true, Ordering::Relaxed);
         ending
-    })?;
+    });
+    handle.state().group = None;
+    let ending = ended?;
     handle.console().set_input(None);
     // With our copies of the guest's end closed, the console ends after its last byte.
     drop(opened);
@@ -170,7 +172,7 @@ fn every_boot(
     name: &str,
     folder: &Path,
     handle: &Handle,
-    (start, group, span): (Start<'_>, Option<&ControlGroup>, Option<&Span>),
+    (start, span): (Start<'_>, Option<&Span>),
     mapped: &MappedFiles,
     progress: &mut impl FnMut(Progress<'_>),
 ) -> Result<Ending, RunError> {
@@ -181,20 +183,24 @@ fn every_boot(
     }
     let mut reboots = Reboots::default();
     loop {
+        // They are new after each reboot.
+        let helpers: Vec<u32> = opened.helper_pids().collect();
+        let group = {
+            let mut state = handle.state();
+            state.helpers.clone_from(&helpers);
+            state.group.clone()
+        };
         if let Some(group) = group {
-            // They are new after each reboot.
-            opened
-                .helper_pids()
-                .try_for_each(|pid| group.add(pid.cast_signed()))?;
+            helpers.iter().try_for_each(|pid| group.add(pid.cast_signed()))?;
         }
         let started = Instant::now();
         opened.launch.mapped = mapped.at_start();
-        let ending = one_boot(opened, name, &logs, handle, (start, group, span), progress)?;
+        let ending = one_boot(opened, name, &logs, handle, (start, span), progress)?;
         if ending != Ending::Reboot {
             return Ok(ending);
         }
         match reboots.note(started.elapsed()) {
-            Next::Boot(pause) => handle.pause(pause),
+            Next::Boot(pause) => handle.wait_between_boots(pause),
             Next::End => return Ok(Ending::RebootLoop),
         }
         if handle.state().ending {
@@ -237,7 +243,7 @@ fn one_boot(
     name: &str,
     logs: &[Arc<ShardLog>],
     handle: &Handle,
-    ((program, namespaces), group, span): (Start<'_>, Option<&ControlGroup>, Option<&Span>),
+    ((program, namespaces), span): (Start<'_>, Option<&Span>),
     progress: &mut impl FnMut(Progress<'_>),
 ) -> Result<Ending, RunError> {
     let cid = opened.launch.vsock.as_ref().map_or(0, |vsock| vsock.cid);
@@ -250,6 +256,7 @@ fn one_boot(
         let limits = ShardLimits::new(opened.launch.memory.bytes, disk_file_bytes);
         let log = logs[shard].clone();
         let process = ShardProcess::start(program, name, log, limits, policy, namespaces, &given)?;
+        let group = handle.state().group.clone();
         if let Some(group) = group {
             group.add(process.pid)?;
         }
@@ -307,6 +314,13 @@ fn one_boot(
     launch.sandbox = home.sandbox.clone();
     let mut reports = home.link.reports()?;
     handle.state().start(home.clone(), parts);
+    // One that was made while these started did not find them.
+    let group = handle.state().group.clone();
+    if let Some(group) = group {
+        std::iter::once(home.pid)
+            .chain(part_pids.iter().copied())
+            .try_for_each(|pid| group.add(pid))?;
+    }
     let (mut reported, mut ran, mut refused) = (None, false, None);
     // One that dies at once breaks the socket; its log says why.
     if home.link.launch(&Launch::Vm(Box::new(launch)), &files).is_ok() {
@@ -319,6 +333,7 @@ fn one_boot(
                 } => {
                     ran = true;
                     handle.state().runs = true;
+                    handle.pin_again();
                     keeper.iter().for_each(Keeper::begin);
                     sandbox_missing.append(&mut missing_elsewhere);
                     progress(Progress::Booted(Booted {
@@ -368,7 +383,8 @@ fn one_boot(
     };
     // Before it ran its status may be another program's.
     let mut ending = reported.or_else(|| home.ending_of_exit(&gone).filter(|_| ran));
-    let is_out_of_memory = group.is_some_and(ControlGroup::is_out_of_memory);
+    let group = handle.state().group.clone();
+    let is_out_of_memory = group.is_some_and(|group| group.is_out_of_memory());
     let (parts, was_told) = {
         let mut state = handle.state();
         state.home = None;

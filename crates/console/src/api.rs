@@ -20,6 +20,7 @@ use registry::cluster::files::Files;
 use registry::control::{self, Answer, ask};
 use registry::lease::Lease;
 use registry::monitor::{Batch, Event};
+use registry::update::Update;
 use registry::vms::{self, BOOT_LIMIT_S, Record, Registry, RegistryError};
 use serde::de::DeserializeOwned;
 use utoipa::OpenApi;
@@ -27,7 +28,7 @@ use utoipa::OpenApi;
 use crate::caller::{Caller, MemberRights, recognize};
 use crate::place;
 use crate::problem::Problem;
-use crate::views::{Balloon, Cell, Stop, Stopped, Vm, VmDetails};
+use crate::views::{Balloon, Cell, Limits, Stop, Stopped, Vm, VmDetails};
 use crate::{events, metrics};
 
 /// Bytes of a request's body at most.
@@ -86,6 +87,7 @@ type Result<T> = std::result::Result<T, Problem>;
         resume_vm,
         reset_vm,
         send_nmi,
+        update_vm,
         set_balloon,
         list_cells,
         events::events,
@@ -104,7 +106,7 @@ pub fn document() -> utoipa::openapi::OpenApi {
 pub fn router(context: Context) -> Router {
     Router::new()
         .route("/v1/vms", get(list_vms).post(start_vm))
-        .route("/v1/vms/{name}", get(show_vm))
+        .route("/v1/vms/{name}", get(show_vm).patch(update_vm))
         .route("/v1/vms/{name}/stop", post(stop_vm))
         .route("/v1/vms/{name}/kill", post(kill_vm))
         .route("/v1/vms/{name}/pause", post(pause_vm))
@@ -428,6 +430,33 @@ async fn send_nmi(
     Path(name): Path<String>,
 ) -> Result<StatusCode> {
     order((context, caller), name, control::Request::Nmi, ANSWER_LIMIT).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Changes what a VM uses of its host: a limit that is absent stays, one that is null is taken away.
+#[utoipa::path(patch, path = "/v1/vms/{name}", params(("name" = String, Path)), request_body = Limits, responses(
+    (status = 204), (status = 400, body = Problem), (status = 403, body = Problem), (status = 404, body = Problem),
+    (status = 409, body = Problem)))]
+async fn update_vm(
+    State(context): State<Context>,
+    Extension(caller): Extension<Caller>,
+    Path(name): Path<String>,
+    request: Request<Body>,
+) -> Result<StatusCode> {
+    let update: Update = body(request).await?;
+    if update.is_empty() {
+        return Err(Problem::bad_request(
+            "nothing is to change; name one of cpu_weight, cpu_limit, memory_limit and pins",
+        ));
+    }
+    if caller.policy(&context.rights)?.is_some() {
+        return Err(Problem::new(
+            StatusCode::FORBIDDEN,
+            "what VMs use of the host is the owner's to change",
+        ));
+    }
+    let request = control::Request::Update(update);
+    order((context, caller), name, request, ANSWER_LIMIT).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -152,6 +152,28 @@ pub struct Stopped {
     pub killed: bool,
 }
 
+/// What a VM uses of its host. The document's view of [`registry::update::Update`].
+#[derive(Clone, Debug, ToSchema)]
+pub struct Limits {
+    /// Its part of CPUs that VMs share, 1 to 10000.
+    pub cpu_weight: Option<u16>,
+    /// CPUs of the host at most, as 1.5.
+    pub cpu_limit: Option<f64>,
+    /// Memory of the host at most, as `\"700M\"`.
+    pub memory_limit: Option<String>,
+    /// vCPUs that run on some of the host's CPUs only.
+    pub pins: Option<Vec<Pin>>,
+}
+
+/// The CPUs of the host that a vCPU runs on.
+#[derive(Clone, Debug, ToSchema)]
+pub struct Pin {
+    /// The vCPU's number.
+    pub vcpu: u8,
+    /// The CPUs' numbers; all that the VM may use when there is none.
+    pub cpus: Vec<usize>,
+}
+
 /// What a VM's balloon is to take.
 #[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

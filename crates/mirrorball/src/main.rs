@@ -14,7 +14,7 @@ use cell::shard_program::ShardProgram;
 use clap::{Parser, Subcommand};
 use commands::{
     check, clients, clone, cluster, copy, disk, dsm, heat, image, knowledge, lab as labs, list, mem, run,
-    topology,
+    topology, update,
 };
 use config::Size;
 use miette::{IntoDiagnostic, Result, miette};
@@ -154,6 +154,8 @@ enum Command {
         /// How much it is to give back, as 256M; 0M for none
         size: Size,
     },
+    /// Change what a running VM uses of its host
+    Update(update::UpdateArgs),
     /// Move a vCPU of a VM that spans cells to another of them
     Move {
         /// The VM
@@ -295,6 +297,7 @@ fn obey(command: Command) -> Result<ExitCode> {
         Command::Snapshot { vm, directory } => clone::snapshot(&vm, &directory),
         Command::Restore(args) => clone::restore(&args),
         Command::Balloon { vm, size } => clients::balloon(&vm, size.0),
+        Command::Update(args) => update::update(args),
         Command::Move { vm, vcpu, cell } => clients::move_vcpu(&vm, vcpu, cell),
         Command::Check { files } => check::check(&files),
         Command::Topology(args) => topology::topology(&args),

@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::update::Update;
+
 /// Greatest length of a line, in bytes.
 pub const LINE_BYTES_MAX: u64 = 1 << 20;
 
@@ -55,6 +57,8 @@ pub enum Request {
     Reset,
     /// Send each vCPU a non-maskable interrupt.
     Nmi,
+    /// Use other resources of the host.
+    Update(Update),
     /// Wait until the vCPUs run. Answered by [`Answer::Done`], [`Answer::Ended`] or [`Answer::TimedOut`].
     AwaitRunning {
         /// Longest time to wait, in seconds.

@@ -7,6 +7,7 @@
 //! | [`share_group`] | the names of share groups, which records and clones carry |
 //! | [`monitor`], [`lease`] | the messages on the lease, and the client's end of it |
 //! | [`control`] | requests to a running VM, and their answers |
+//! | [`update`] | changes to what a running VM uses of its host |
 //! | [`cluster`] | the directories of cells, requests to a cell, and their answers |
 //!
 //! Clients are the command, `mirrorball-api`, and the monitors of other VMs. Servers are in `crates/cell`,
@@ -22,4 +23,5 @@ pub mod lease;
 pub mod monitor;
 pub mod runtime;
 pub mod share_group;
+pub mod update;
 pub mod vms;

@@ -10,6 +10,7 @@
 //! Directories are removed only below one that has a marker file, so a wrong runtime directory loses nothing.
 //! All files are private, since a user who can open a lock can hold it.
 
+use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -109,7 +110,10 @@ pub struct Record {
     /// The user id of the API's member that started it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub member: Option<u32>,
-    /// The spec that it runs by.
+    /// The CPUs of vCPUs that do not run on all that the VM may use.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub pins: BTreeMap<u8, Vec<usize>>,
+    /// The spec that it runs by, with the changes made since.
     pub spec: config::VmSpec,
 }
 
@@ -504,6 +508,7 @@ mod tests {
             core_cookies: Vec::new(),
             full_disks: Vec::new(),
             paused: false,
+            pins: BTreeMap::new(),
             share_group: None,
             kept_apart: Vec::new(),
             member: None,

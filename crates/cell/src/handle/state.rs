@@ -8,6 +8,7 @@ use serde_json::Value;
 use shard_api::launch::{Answer, Order, OrderId};
 use subnet::process::Count;
 
+use crate::control_group::ControlGroup;
 use crate::parts::Parts;
 use crate::remote::clock::keeper::Clocks;
 use crate::shard_process::ShardProcess;
@@ -50,6 +51,10 @@ pub(crate) struct State {
     pub(super) pausing: Option<(OrderId, bool)>,
     /// How often a home has started.
     pub(super) starts: u64,
+    /// The control group of its processes, if it has one.
+    pub(crate) group: Option<Arc<ControlGroup>>,
+    /// The processes of its cards, in this boot.
+    pub(crate) helpers: Vec<u32>,
     /// Why a cell that it spans is lost, if one is.
     pub(crate) lost: Option<String>,
 }
@@ -66,6 +71,13 @@ impl State {
         if self.parts.as_ref().is_some_and(Parts::have_ended) {
             self.end_without_part();
         }
+    }
+
+    /// The processes of its shards on this host.
+    pub(super) fn shards(&self) -> Vec<i32> {
+        let home = self.home.iter().map(|home| home.pid);
+        let parts = self.parts.iter().flat_map(Parts::pids);
+        home.chain(parts).collect()
     }
 
     /// Gives an order to the home, and never waits. Returns the order's number.

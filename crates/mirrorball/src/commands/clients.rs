@@ -15,7 +15,7 @@ use crate::attach::{Left, attach};
 use crate::{exit, guest};
 
 /// How long a VM may take to obey an order that takes no time.
-const ORDER_LIMIT: Duration = Duration::from_secs(10);
+pub(super) const ORDER_LIMIT: Duration = Duration::from_secs(10);
 
 /// How long a reset VM may take to start again.
 const RESET_LIMIT: Duration = Duration::from_secs(65);
@@ -127,7 +127,8 @@ pub fn nmi(name: &str) -> Result<ExitCode> {
     order(name, &Request::Nmi, ORDER_LIMIT)
 }
 
-fn order(name: &str, request: &Request, limit: Duration) -> Result<ExitCode> {
+/// Gives an order to a VM, which has `limit` to obey.
+pub(super) fn order(name: &str, request: &Request, limit: Duration) -> Result<ExitCode> {
     let folder = here!(name);
     let answer = ask(&folder, request, Some(limit)).map_err(|error| unreachable(name, &error))?;
     match answer {

@@ -19,3 +19,4 @@ pub mod mem;
 pub mod place;
 pub mod run;
 pub mod topology;
+pub mod update;

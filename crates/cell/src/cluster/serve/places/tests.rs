@@ -22,6 +22,7 @@ fn record(span: Vec<policy::span::Part>) -> Record {
         core_cookies: Vec::new(),
         full_disks: Vec::new(),
         paused: false,
+        pins: std::collections::BTreeMap::new(),
         share_group: None,
         kept_apart: Vec::new(),
         member: None,

@@ -1,0 +1,110 @@
+//! The CPUs of the host that the threads of vCPUs run on.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use config::cpulist;
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
+
+/// Has vCPU `vcpu` of the shard with the process id `shard` run on these CPUs only, or on all that the VM may use when
+/// `cpus` is empty.
+///
+/// Threads are told apart by their names. A shard that a guest has taken over may change those, which moves its own
+/// threads between CPUs that it may use anyway.
+///
+/// # Errors
+/// If the shard has no such vCPU, or may not use such a CPU.
+pub(crate) fn pin(shard: i32, vcpu: u8, cpus: &[usize]) -> io::Result<()> {
+    // The first thread keeps the CPUs that the shard was started with.
+    let own = sched_getaffinity(Pid::from_raw(shard))?;
+    let set = if cpus.is_empty() { own } else { among(cpus, &own)? };
+    let name = format!("vcpu{vcpu}");
+    let mut is_found = false;
+    for entry in fs::read_dir(format!("/proc/{shard}/task"))? {
+        let thread = entry?.path();
+        if name_of(&thread).is_none_or(|of_thread| of_thread != name) {
+            continue;
+        }
+        let id = thread.file_name().and_then(|id| id.to_str()?.parse().ok());
+        let id = id.ok_or(io::ErrorKind::InvalidData)?;
+        sched_setaffinity(Pid::from_raw(id), &set)?;
+        is_found = true;
+    }
+    is_found
+        .then_some(())
+        .ok_or_else(|| io::Error::other(format!("the VM has no vCPU {vcpu}")))
+}
+
+/// The name of a thread that has not ended.
+fn name_of(thread: &Path) -> Option<String> {
+    let name = fs::read_to_string(thread.join("comm")).ok()?;
+    Some(name.trim_end().to_owned())
+}
+
+/// The set of `cpus`, which must be in `own`.
+fn among(cpus: &[usize], own: &CpuSet) -> io::Result<CpuSet> {
+    let has = |cpu: usize| own.is_set(cpu).unwrap_or(false);
+    let mut set = CpuSet::new();
+    for cpu in cpus {
+        if !has(*cpu) {
+            let own: Vec<usize> = (0..CpuSet::count()).filter(|cpu| has(*cpu)).collect();
+            let own = cpulist::write(&own);
+            return Err(io::Error::other(format!(
+                "the VM may not use CPU {cpu} of the host; help: name some of {own}"
+            )));
+        }
+        set.set(*cpu)?;
+    }
+    Ok(set)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    /// The CPUs of the calling thread.
+    fn own_cpus() -> Vec<usize> {
+        let set = sched_getaffinity(Pid::from_raw(0)).unwrap();
+        (0..CpuSet::count())
+            .filter(|cpu| set.is_set(*cpu).unwrap())
+            .collect()
+    }
+
+    #[test]
+    fn thread_of_a_vcpu_keeps_to_its_cpus_until_it_may_use_all_again() {
+        let own = own_cpus();
+        let (ask, asked) = mpsc::channel::<()>();
+        let (tell, told) = mpsc::channel();
+        let vcpu = std::thread::Builder::new().name("vcpu7".into());
+        let vcpu = vcpu.spawn(move || {
+            while asked.recv().is_ok() {
+                tell.send(own_cpus()).unwrap();
+            }
+        });
+        let cpus = || {
+            ask.send(()).unwrap();
+            told.recv().unwrap()
+        };
+        assert_eq!(cpus(), own);
+        let shard = std::process::id() as i32;
+        let last = *own.last().unwrap();
+        pin(shard, 7, &[last]).unwrap();
+        assert_eq!(cpus(), [last]);
+        assert_eq!(own_cpus(), own, "another thread");
+        pin(shard, 7, &[]).unwrap();
+        assert_eq!(cpus(), own);
+        let refused = |vcpu, cpus: &[usize]| pin(shard, vcpu, cpus).unwrap_err().to_string();
+        assert_eq!(refused(8, &own), "the VM has no vCPU 8");
+        let absent = CpuSet::count() - 1;
+        assert!(
+            refused(7, &[absent])
+                .starts_with(&format!("the VM may not use CPU {absent} of the host; help: "))
+        );
+        drop(ask);
+        vcpu.unwrap().join().unwrap();
+    }
+}
