@@ -384,6 +384,10 @@ fn a_snapshot_gets_no_file_of_the_host_that_is_not_named_again() {
             r#"{"image": "tiny", "nets": [{"kind": "tap", "tap": "tap0"}]}"#,
             &["tap0", "--as-is"],
         ),
+        (
+            r#"{"image": "tiny", "share_group": "lessons"}"#,
+            &["share memory with it", "--share-group lessons"],
+        ),
     ] {
         let scratch = Scratch::new("foreign");
         not_restored(&snapshot(&scratch, spec), &[], words);

@@ -1,9 +1,11 @@
-//! The files and devices of the host that a snapshot may use: its manifest asks, and the person who restores it decides.
+//! The files, devices and resources of the host that a snapshot may use: its manifest asks, and the person
+//! who restores it decides.
 //!
 //! A snapshot holds a running guest beside its manifest. The author of the directory has code that uses a disk as soon as the
 //! VM goes on, so nothing in it is believed: it gets images of the caller's store, files of its own directory, and files that
-//! the caller names.
+//! the caller names. Resources of the host have their rules in [`Resources`].
 
+mod resources;
 #[cfg(test)]
 mod tests;
 
@@ -19,6 +21,8 @@ use config::vm::{DiskFormatSpec, NetKind, NetSpec, SandboxSpec};
 use super::directory::{Directory, beneath};
 use crate::frozen::{disk_obstacle, obstacle};
 
+pub use self::resources::Resources;
+
 /// The caller's permissions for a snapshot.
 #[derive(Clone, Debug, Default)]
 pub struct Allowed {
@@ -30,8 +34,10 @@ pub struct Allowed {
     pub initrd: Option<PathBuf>,
     /// How strict the sandbox is at least.
     pub sandbox: SandboxSpec,
-    /// TAP devices and ports of the host, as the manifest has them.
+    /// TAP devices, ports and nodes of the host, as the manifest has them.
     pub as_is: bool,
+    /// Resources of the host.
+    pub resources: Resources,
 }
 
 /// Where files may be that the caller did not name.
@@ -48,7 +54,7 @@ pub struct Places<'a> {
 pub struct Granted {
     /// Its VM.
     pub spec: VmSpec,
-    /// Files and devices of the host that it opens, one line each.
+    /// Files and devices of the host that it opens, and shares of the host that it takes, one line each.
     pub opens: Vec<String>,
     /// Requests of its manifest that are refused, one line each.
     pub withheld: Vec<String>,
@@ -57,7 +63,7 @@ pub struct Granted {
 /// Why a snapshot is not restored.
 #[derive(Debug, thiserror::Error)]
 pub enum TrustError {
-    /// It wants files that the caller did not allow.
+    /// It wants files, or a share group, that the caller did not allow.
     #[error("{}; if it may have that, add {}", .0.iter().map(Wanted::text).collect::<Vec<_>>().join(", "), .0.iter().map(Wanted::flag).collect::<Vec<_>>().join(" "))]
     Unnamed(Vec<Wanted>),
     /// It has fewer disks.
@@ -71,6 +77,14 @@ pub enum TrustError {
     /// It has no such file.
     #[error("{0}: the snapshot's VM was not started from a kernel's file; leave the flag out")]
     NoKernel(&'static str),
+    /// It is in another share group, or in none.
+    #[error("--share-group {named}: the snapshot's VM {}", in_group(there.as_deref()))]
+    NoShareGroup {
+        /// The group that the caller names.
+        named: String,
+        /// The manifest's.
+        there: Option<String>,
+    },
     /// A card on a TAP device.
     #[error("its network card wants the TAP device {0} of this host; if it may have that, add --as-is")]
     Tap(String),
@@ -84,24 +98,51 @@ pub enum TrustError {
     Spans,
 }
 
-/// A file that a snapshot wants.
+/// A file or a share group that a snapshot wants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// Its use in the VM.
+    /// The file, or the name of the group, and its use in the VM.
     what: String,
-    /// The flag that allows it, up to its value.
+    /// The flag that allows it, with its value.
     flag: String,
-    path: PathBuf,
     why: &'static str,
 }
 
 impl Wanted {
-    fn text(&self) -> String {
-        format!("it wants {} as {}, {}", shown(&self.path), self.what, self.why)
+    /// A file. `flag` ends before its value.
+    fn file(path: &Path, what: &str, flag: &str, why: &'static str) -> Self {
+        let path = shown(path);
+        Self {
+            what: format!("{path} as {what}"),
+            flag: format!("{flag}{path}"),
+            why,
+        }
     }
 
-    fn flag(&self) -> String {
-        format!("{}{}", self.flag, shown(&self.path))
+    /// A share group.
+    fn share_group(name: &str) -> Self {
+        let name = name.escape_debug();
+        Self {
+            what: format!("the share group {name}"),
+            flag: format!("--share-group {name}"),
+            why: "whose VMs share memory with it",
+        }
+    }
+
+    fn text(&self) -> String {
+        format!("it wants {}, {}", self.what, self.why)
+    }
+
+    fn flag(&self) -> &str {
+        &self.flag
+    }
+}
+
+/// The share group of a snapshot's VM, and what to do with the flag that names another.
+fn in_group(there: Option<&str>) -> String {
+    match there {
+        Some(group) => format!("was in the group {}; name that one", group.escape_debug()),
+        None => "was in no named group; leave the flag out".to_owned(),
     }
 }
 
@@ -110,7 +151,7 @@ fn shown(path: &Path) -> String {
     path.display().to_string().escape_debug().to_string()
 }
 
-/// Decides which files and devices of the host the VM of `spec` gets.
+/// Decides which files, devices and resources of the host the VM of `spec` gets.
 pub fn grant(spec: &VmSpec, places: &Places<'_>, allowed: &Allowed) -> Result<Granted, TrustError> {
     let mut spec = spec.clone();
     if spec.span.is_some() {
@@ -141,9 +182,11 @@ pub fn grant(spec: &VmSpec, places: &Places<'_>, allowed: &Allowed) -> Result<Gr
             return Err(TrustError::Obstacle(why));
         }
     }
-    let opens = files(&mut spec, places, allowed)?;
+    let applied = allowed.resources.apply(&mut spec, allowed.as_is)?;
+    withheld.extend(applied.withheld);
+    let opens = files(&mut spec, places, allowed)?.into_iter();
     Ok(Granted {
-        opens: opens.into_iter().chain(host_doors(&spec)).collect(),
+        opens: opens.chain(host_doors(&spec)).chain(applied.takes).collect(),
         spec,
         withheld,
     })
@@ -154,21 +197,34 @@ pub fn grant(spec: &VmSpec, places: &Places<'_>, allowed: &Allowed) -> Result<Gr
 /// **Every setting of [`NetSpec`] by which a guest reaches the host, or is reached through it, belongs here**, and into
 /// [`host_doors`], which lists those that are left.
 fn drop_card_settings(card: &mut NetSpec) -> Vec<String> {
+    let NetSpec {
+        // Without `--as-is` there is no TAP device.
+        kind: _,
+        tap: _,
+        forward,
+        host,
+        // Of the guest.
+        mac: _,
+        queues: _,
+    } = card;
     let mut withheld = Vec::new();
-    let ports = std::mem::take(&mut card.forward);
+    let ports = std::mem::take(forward);
     if !ports.is_empty() {
         let ports = ports.join(", ").escape_debug().to_string();
         withheld.push(format!(
             "the ports of the host ({ports}) do not lead to it; --as-is forwards them"
         ));
     }
-    if std::mem::take(&mut card.host) {
+    if std::mem::take(host) {
         withheld.push("its card does not lead to the host; --as-is lets it".to_owned());
     }
     withheld
 }
 
 /// Gives each file its place, and lists the files that are opened.
+///
+/// # Errors
+/// All files, and the share group, that the caller has not named and must.
 fn files(spec: &mut VmSpec, places: &Places<'_>, allowed: &Allowed) -> Result<Vec<String>, TrustError> {
     let (mut opens, mut unnamed) = (Vec::new(), Vec::new());
     if let Some(image) = &spec.image {
@@ -192,15 +248,7 @@ fn files(spec: &mut VmSpec, places: &Places<'_>, allowed: &Allowed) -> Result<Ve
             Some(named) => *path = named.clone(),
             None => match places.find(path, is_raw) {
                 Ok(found) => *path = found,
-                Err(why) => {
-                    let path = path.clone();
-                    return unnamed.push(Wanted {
-                        what,
-                        flag,
-                        path,
-                        why,
-                    });
-                }
+                Err(why) => return unnamed.push(Wanted::file(path, &what, &flag, why)),
             },
         }
         opens.push(format!("{} as {what}", shown(path)));
@@ -234,6 +282,11 @@ fn files(spec: &mut VmSpec, places: &Places<'_>, allowed: &Allowed) -> Result<Ve
         let is_raw = disk.format == Some(DiskFormatSpec::Raw);
         let (what, flag) = (format!("disk {number}"), format!("--disk {number}="));
         place(&mut disk.path, allowed.disks.get(&number), is_raw, what, flag);
+    }
+    if let Some(group) = &spec.share_group
+        && allowed.resources.share_group.is_none()
+    {
+        unnamed.push(Wanted::share_group(group));
     }
     if unnamed.is_empty() {
         Ok(opens)

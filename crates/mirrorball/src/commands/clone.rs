@@ -10,18 +10,17 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use agent::protocol::{CardAddress, Identity};
 use cell::frozen::{FrozenVm, obstacle};
 use cell::snapshot::directory::{Directory, caller};
-use cell::snapshot::trust::{Allowed, Granted, Places, grant};
+use cell::snapshot::trust::{Allowed, Granted, Places, Resources, grant};
 use config::vm::NetSpec;
-use config::{ConfigError, VmSpec};
+use config::{ConfigError, IoLimitSpec, Size, VmSpec};
 use diskstore::image::data_directory;
 use miette::{IntoDiagnostic, Result, miette};
 use registry::lease::{Lease, OWN_PROGRAM};
 use registry::monitor::{Batch, Event, Source};
 use registry::vms::{self, BOOT_LIMIT_S, Registry};
 
-use super::flags;
-use super::host_file;
 use super::place::{self, Demand, Found, LabChoice, find};
+use super::{flags, host_file, hosts};
 use crate::{guest, progress};
 
 /// Where the number goes in a pattern of names.
@@ -70,8 +69,32 @@ pub struct RestoreArgs {
     /// auto, require or off; the snapshot's own when that is stronger
     #[arg(long, default_value = "auto")]
     pub sandbox: String,
+    /// Its part of CPUs that VMs share, 1 to 10000; never the snapshot's own
+    #[arg(long, value_name = "WEIGHT")]
+    pub cpu_weight: Option<u16>,
+    /// As many of the host's CPUs it uses at most, as 1.5; the snapshot's own when absent
+    #[arg(long, value_name = "CPUS")]
+    pub cpu_limit: Option<f64>,
+    /// Memory of the host that its processes use at most, the guest's included; the snapshot's own when absent
+    #[arg(long, value_name = "SIZE")]
+    pub memory_limit: Option<Size>,
+    /// I/O of the host's devices at most each second, as `run` has it; the snapshot's own when absent
+    #[arg(long, value_name = "LIMITS")]
+    pub io_limit: Option<IoLimitSpec>,
+    /// What each disk's temporary overlay takes at most, as 4G; the snapshot's own when absent
+    #[arg(long, value_name = "SIZE")]
+    pub scratch_limit: Option<Size>,
+    /// Nothing else runs on a core of the host while the VM does; also when the snapshot asks for it
+    #[arg(long)]
+    pub core_scheduling: bool,
+    /// The share group of the snapshot's VM, which it may join again
+    #[arg(long)]
+    pub share_group: Option<String>,
+    /// The cell of the cluster to run in; never the snapshot's own
+    #[arg(long)]
+    pub cell: Option<u16>,
     /// Leave the guests who they are: host name, hardware addresses, random numbers and time stay the snapshot's; and give
-    /// it the TAP devices and ports of the host that it asks for
+    /// it the TAP devices, ports and nodes of the host that it asks for
     #[arg(long)]
     pub as_is: bool,
     /// Whether to run in the lab
@@ -163,6 +186,9 @@ pub fn snapshot(name: &str, directory: &Path) -> Result<ExitCode> {
 
 /// Starts VMs that go on from a snapshot, and prints their names.
 pub fn restore(args: &RestoreArgs) -> Result<ExitCode> {
+    if let Some(code) = args.cell.map(hosts::at_cell).transpose()?.flatten() {
+        return Ok(code);
+    }
     let at = args.directory.display();
     let path = args
         .directory
@@ -179,7 +205,7 @@ pub fn restore(args: &RestoreArgs) -> Result<ExitCode> {
         return Ok(code);
     }
     eprintln!(
-        "mirrorball: the snapshot of {name} opens {}",
+        "mirrorball: the snapshot of {name} gets {}",
         granted.opens.join(", ")
     );
     for line in &granted.withheld {
@@ -213,6 +239,7 @@ fn granted(args: &RestoreArgs, spec: &VmSpec, directory: &Directory) -> Result<G
         initrd: args.initrd.as_ref().map(absolute).transpose()?,
         sandbox: flags::word("sandbox", &args.sandbox)?,
         as_is: args.as_is,
+        resources: resources(args),
         ..Allowed::default()
     };
     for (number, path) in &args.disk {
@@ -235,6 +262,20 @@ fn granted(args: &RestoreArgs, spec: &VmSpec, directory: &Directory) -> Result<G
         ));
     }
     Ok(granted)
+}
+
+/// The host's resources that the flags give.
+fn resources(args: &RestoreArgs) -> Resources {
+    Resources {
+        cpu_weight: args.cpu_weight,
+        cpu_limit: args.cpu_limit,
+        memory_limit: args.memory_limit,
+        io_limit: args.io_limit,
+        scratch_limit: args.scratch_limit,
+        core_scheduling: args.core_scheduling,
+        share_group: args.share_group.clone(),
+        cell: args.cell,
+    }
 }
 
 /// A disk's number and its file.
@@ -413,4 +454,41 @@ fn identity(parent: (&str, &VmSpec), name: &str, spec: &VmSpec) -> Result<Identi
         seed,
         unix_ns: u64::try_from(now.as_nanos()).unwrap_or(u64::MAX),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Restore {
+        #[command(flatten)]
+        args: RestoreArgs,
+    }
+
+    #[test]
+    fn a_restore_gives_the_resources_that_its_flags_name_and_no_others() {
+        let given = |flags: &str| {
+            let words = ["restore", "web.snap"]
+                .into_iter()
+                .chain(flags.split_whitespace());
+            resources(&Restore::try_parse_from(words).unwrap().args)
+        };
+        assert_eq!(given(""), Resources::default());
+        let all = "--cpu-weight 50 --cpu-limit 1.5 --memory-limit 2G --io-limit reads=500 --scratch-limit 4G \
+                   --core-scheduling --share-group lessons --cell 1";
+        let wanted = Resources {
+            cpu_weight: Some(50),
+            cpu_limit: Some(1.5),
+            memory_limit: Some(Size(2 << 30)),
+            io_limit: Some("reads=500".parse().unwrap()),
+            scratch_limit: Some(Size(4 << 30)),
+            core_scheduling: true,
+            share_group: Some("lessons".to_owned()),
+            cell: Some(1),
+        };
+        assert_eq!(given(all), wanted);
+    }
 }

@@ -3,6 +3,7 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
 
+use config::Size;
 use serde_json::{Value, json};
 
 use super::super::directory::caller;
@@ -222,4 +223,143 @@ fn a_path_can_not_write_to_the_terminal() {
     let spec = json!({ "image": "tiny", "disks": [{ "path": "/\u{1b}[2J\n/x" }] });
     let why = Host::new().refusal(spec);
     assert!(!why.contains('\u{1b}'), "{why:?}");
+}
+
+/// A caller who gives these resources.
+fn giving(resources: Resources) -> Allowed {
+    Allowed {
+        resources,
+        ..Allowed::default()
+    }
+}
+
+#[test]
+fn a_weight_a_cell_and_a_node_of_the_host_come_from_the_caller_alone() {
+    let nodes = json!([{ "cpus": "0", "memory": "512M", "host_node": 1 }]);
+    let greedy = json!({ "image": "tiny", "cpu_weight": 10_000, "cell": 3, "nodes": nodes });
+    let host = Host::new();
+    let granted = host.grant(greedy.clone(), &Allowed::default()).unwrap();
+    assert_eq!((granted.spec.cpu_weight, granted.spec.cell), (None, None));
+    assert_eq!(granted.spec.nodes[0].host_node, None);
+    assert_eq!(granted.opens, ["the image tiny"]);
+    for flag in ["--cpu-weight", "--cell", "--as-is"] {
+        let mut lines = granted.withheld.iter();
+        assert!(lines.any(|line| line.contains(flag)), "{:?}", granted.withheld);
+    }
+    let given = Resources {
+        cpu_weight: Some(50),
+        cell: Some(1),
+        ..Resources::default()
+    };
+    let allowed = Allowed {
+        as_is: true,
+        ..giving(given.clone())
+    };
+    let granted = host.grant(greedy, &allowed).unwrap();
+    assert_eq!((granted.spec.cpu_weight, granted.spec.cell), (Some(50), Some(1)));
+    assert_eq!(granted.spec.nodes[0].host_node, Some(1));
+    assert_eq!(granted.opens, ["the image tiny", "memory of the host's node 1"]);
+    assert_eq!(granted.withheld.len(), 2, "{:?}", granted.withheld);
+    // Nothing is reported where the manifest asks for nothing, or for the same.
+    for asked in [json!({}), json!({ "cpu_weight": 50, "cell": 1 })] {
+        let mut spec = json!({ "image": "tiny" });
+        spec.as_object_mut()
+            .unwrap()
+            .extend(asked.as_object().unwrap().clone());
+        let granted = host.grant(spec, &giving(given.clone())).unwrap();
+        assert_eq!((granted.spec.cpu_weight, granted.spec.cell), (Some(50), Some(1)));
+        assert_eq!(granted.withheld, [""; 0]);
+    }
+}
+
+#[test]
+fn a_limit_is_the_callers_and_the_snapshots_when_the_caller_sets_none() {
+    let limited = json!({
+        "image": "tiny", "cpu_limit": 0.5, "memory_limit": "1G", "io_limit": { "reads": 100 },
+        "scratch_limit": "1M",
+    });
+    let limits = |spec: &VmSpec| {
+        let io = spec.io_limit.and_then(|limit| limit.reads);
+        (spec.cpu_limit, spec.memory_limit, io, spec.scratch_limit)
+    };
+    let granted = Host::new().grant(limited.clone(), &Allowed::default()).unwrap();
+    let own = (Some(0.5), Some(Size(1 << 30)), Some(100), Some(Size(1 << 20)));
+    assert_eq!(limits(&granted.spec), own);
+    let allowed = giving(Resources {
+        cpu_limit: Some(2.0),
+        memory_limit: Some(Size(2 << 30)),
+        io_limit: Some("reads=500".parse().unwrap()),
+        scratch_limit: Some(Size(8 << 20)),
+        ..Resources::default()
+    });
+    let callers = (Some(2.0), Some(Size(2 << 30)), Some(500), Some(Size(8 << 20)));
+    for spec in [limited, json!({ "image": "tiny" })] {
+        let granted = Host::new().grant(spec, &allowed).unwrap();
+        assert_eq!(limits(&granted.spec), callers);
+        assert_eq!(granted.withheld, [""; 0]);
+    }
+}
+
+#[test]
+fn core_scheduling_is_on_when_the_snapshot_or_the_caller_asks_for_it() {
+    for (snapshot, caller) in [(false, false), (false, true), (true, false), (true, true)] {
+        let allowed = giving(Resources {
+            core_scheduling: caller,
+            ..Resources::default()
+        });
+        let spec = json!({ "image": "tiny", "core_scheduling": snapshot });
+        let granted = Host::new().grant(spec, &allowed).unwrap();
+        let on = snapshot || caller;
+        assert_eq!(granted.spec.core_scheduling, on, "{snapshot} and {caller}");
+        let takes = granted
+            .opens
+            .iter()
+            .any(|line| line.starts_with("cores of the host"));
+        assert_eq!(takes, on, "{:?}", granted.opens);
+        assert_eq!(
+            granted.withheld.is_empty(),
+            snapshot == on,
+            "{:?}",
+            granted.withheld
+        );
+    }
+}
+
+#[test]
+fn a_snapshot_joins_no_share_group_that_the_caller_does_not_name_again() {
+    let host = Host::new();
+    let grouped = json!({ "image": "tiny", "share_group": "lessons", "disks": [{ "path": "/srv/x" }] });
+    let why = host.refusal(grouped.clone());
+    assert!(
+        why.contains("the share group lessons, whose VMs share memory with it"),
+        "{why}"
+    );
+    // One line names all that is missing.
+    assert!(why.contains("add --disk 0=/srv/x --share-group lessons"), "{why}");
+    let named = |group: &str| {
+        let mut allowed = giving(Resources {
+            share_group: Some(group.to_owned()),
+            ..Resources::default()
+        });
+        allowed.disks.insert(0, "/srv/x".into());
+        allowed
+    };
+    let granted = host.grant(grouped.clone(), &named("lessons")).unwrap();
+    assert_eq!(granted.spec.share_group.as_deref(), Some("lessons"));
+    assert!(
+        granted
+            .opens
+            .contains(&"memory of the share group lessons".to_owned()),
+        "{:?}",
+        granted.opens
+    );
+    // Its memory stands for the files of one group: another one has other files.
+    let error = host.grant(grouped, &named("exams")).unwrap_err().to_string();
+    assert!(
+        error.contains("--share-group exams") && error.contains("in the group lessons"),
+        "{error}"
+    );
+    let alone = json!({ "image": "tiny", "disks": [{ "path": "/srv/x" }] });
+    let error = host.grant(alone, &named("exams")).unwrap_err().to_string();
+    assert!(error.contains("leave the flag out"), "{error}");
 }

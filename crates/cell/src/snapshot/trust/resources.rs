@@ -1,0 +1,153 @@
+//! The host's resources that a snapshot's VM gets: its manifest only asks.
+//!
+//! A limit takes from the VM alone, so a manifest may have one. A part of what other VMs use, a place, and a
+//! share group are the caller's to give. Core scheduling is isolation: the stronger wins, as for the sandbox.
+
+use config::vm::{NodeSpec, RootSpec};
+use config::{IoLimitSpec, Size, VmSpec};
+
+use super::TrustError;
+
+/// The host's resources that the caller gives a snapshot's VM, and their limits.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Resources {
+    /// Its part of CPUs that VMs share. The manifest's counts for nothing.
+    pub cpu_weight: Option<u16>,
+    /// The limit of CPUs; the manifest's when absent.
+    pub cpu_limit: Option<f64>,
+    /// The limit of the host's memory; the manifest's when absent.
+    pub memory_limit: Option<Size>,
+    /// The limits of I/O; the manifest's when absent.
+    pub io_limit: Option<IoLimitSpec>,
+    /// The limit of each temporary overlay; the manifest's when absent.
+    pub scratch_limit: Option<Size>,
+    /// Cores of its own, even if the manifest does not ask for them.
+    pub core_scheduling: bool,
+    /// The share group that it may join: the manifest's, named again.
+    pub share_group: Option<String>,
+    /// The cell to run in. The manifest's counts for nothing.
+    pub cell: Option<u16>,
+}
+
+/// The outcome of [`Resources::apply`], one line each.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Applied {
+    /// What the VM takes of the host.
+    pub takes: Vec<String>,
+    /// Requests of the manifest that are refused.
+    pub withheld: Vec<String>,
+}
+
+impl Resources {
+    /// Gives `spec` what the caller gives, and takes away what only the manifest asks for. `as_is` leaves it
+    /// the nodes of the host.
+    ///
+    /// The patterns name every key of a spec, so that a new key does not compile until it has a rule.
+    ///
+    /// # Errors
+    /// If the caller names another share group than the manifest.
+    pub(super) fn apply(&self, spec: &mut VmSpec, as_is: bool) -> Result<Applied, TrustError> {
+        let VmSpec {
+            // The command chooses it.
+            name: _,
+            // Files, disks and cards: `files`, `disk_obstacle` and `drop_card_settings` decide.
+            image: _,
+            kernel: _,
+            disks: _,
+            nets: _,
+            root:
+                RootSpec {
+                    // Refused by `disk_obstacle`.
+                    persistent: _,
+                    // How pages are shared; with whom is the share group's.
+                    share: _,
+                    // It can only hold up the VM itself.
+                    on_full: _,
+                },
+            // The guest runs on them: no restore can change them.
+            cpus: _,
+            memory: _,
+            cpu_weight,
+            cpu_limit,
+            memory_limit,
+            io_limit,
+            scratch_limit,
+            core_scheduling,
+            nodes,
+            // The host's pools can't be in a snapshot. The rest is within the memory.
+            pages: _,
+            prefault: _,
+            balloon: _,
+            // A restore runs none.
+            command: _,
+            // The stronger wins: `stronger`.
+            sandbox: _,
+            share: _,
+            share_group,
+            cell,
+            // Refused by `grant`.
+            span: _,
+        } = spec;
+        let mut applied = Applied::default();
+        if cpu_weight.is_some() && self.cpu_weight != *cpu_weight {
+            applied.withheld.push(match self.cpu_weight {
+                Some(weight) => format!("its weight of CPUs is {weight}, not the snapshot's"),
+                None => "it has no weight of CPUs of its own; --cpu-weight gives it one".to_owned(),
+            });
+        }
+        *cpu_weight = self.cpu_weight;
+        *cpu_limit = self.cpu_limit.or(*cpu_limit);
+        *memory_limit = self.memory_limit.or(*memory_limit);
+        *io_limit = self.io_limit.or(*io_limit);
+        *scratch_limit = self.scratch_limit.or(*scratch_limit);
+        if self.core_scheduling && !*core_scheduling {
+            applied
+                .withheld
+                .push("core scheduling is on, stronger than the snapshot's".to_owned());
+        }
+        *core_scheduling |= self.core_scheduling;
+        if *core_scheduling {
+            applied
+                .takes
+                .push("cores of the host, on which nothing else runs while it does".to_owned());
+        }
+        for NodeSpec {
+            // Of the guest.
+            cpus: _,
+            memory: _,
+            distances: _,
+            host_node,
+        } in nodes
+        {
+            if let Some(node) = *host_node {
+                if as_is {
+                    applied.takes.push(format!("memory of the host's node {node}"));
+                } else {
+                    *host_node = None;
+                    applied.withheld.push(format!(
+                        "its memory is not bound to the host's node {node}; --as-is binds it"
+                    ));
+                }
+            }
+        }
+        match (share_group.as_deref(), self.share_group.as_deref()) {
+            (there, Some(named)) if there != Some(named) => {
+                return Err(TrustError::NoShareGroup {
+                    named: named.to_owned(),
+                    there: there.map(str::to_owned),
+                });
+            }
+            (Some(group), Some(_)) => applied.takes.push(format!("memory of the share group {group}")),
+            // `grant` refuses a group that is not named again.
+            _ => {}
+        }
+        if cell.is_some() && self.cell != *cell {
+            applied.withheld.push(match self.cell {
+                Some(number) => format!("it runs in cell {number}, not in the snapshot's"),
+                None => "no cell is chosen for it; --cell chooses one".to_owned(),
+            });
+        }
+        *cell = self.cell;
+        Ok(applied)
+    }
+}
