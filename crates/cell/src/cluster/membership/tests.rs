@@ -27,11 +27,16 @@ struct Server {
 }
 
 fn server() -> Server {
+    server_called("127.0.0.1")
+}
+
+/// An etcd whose certificate is valid for one name or address.
+fn server_called(name: &str) -> Server {
     let data = tempfile::tempdir().unwrap();
     let keys = data.path().join("keys");
     let own = Subject {
         file: "etcd".to_owned(),
-        names: vec!["127.0.0.1".to_owned()],
+        names: vec![name.to_owned()],
     };
     urpc::tls::make(&keys, ["here".into(), own]).unwrap();
     urpc::tls::make(&keys, ["gone"]).unwrap();
@@ -272,6 +277,32 @@ fn once_up<T>(mut call: impl FnMut() -> io::Result<T>) -> T {
         }
         std::thread::sleep(LOOK);
     }
+}
+
+#[test]
+fn etcd_is_asked_by_the_host_name_of_its_certificate_and_refused_by_any_other() {
+    let server = server_called("localhost");
+    let keys = KeyFiles::of(&server.site.keys, "here");
+    let by_name = |server: &Server| vec![server.etcd.url.replace("127.0.0.1", "localhost")];
+    let named = Client::new(&by_name(&server), &keys).unwrap();
+    once_up(|| named.list(PREFIX));
+    let site = Site {
+        etcd: by_name(&server),
+        ..server.site.clone()
+    };
+    assert_eq!(join(&site, 0).me, CellId { number: 0, life: 1 });
+    // The certificate does not have the address of the same etcd.
+    let by_address = Client::new(&server.site.etcd, &keys).unwrap();
+    let error = by_address.list(PREFIX).unwrap_err().to_string();
+    assert!(error.contains("certificate"), "{error}");
+    // Nor does another name's certificate serve, though the authority is the same.
+    let other = server_called("etcd.example");
+    let keys = KeyFiles::of(&other.site.keys, "here");
+    let client = Client::new(&by_name(&other), &keys).unwrap();
+    once_up(|| match client.list(PREFIX).unwrap_err() {
+        error if error.to_string().contains("certificate") => Ok(()),
+        error => Err(error),
+    });
 }
 
 #[test]
