@@ -30,8 +30,9 @@ pub(super) struct Waiting {
 pub(super) struct WaitingRequests {
     timer: TimerFd,
     interval: Duration,
-    /// Between [`WaitingRequests::take`] and [`WaitingRequests::tried`].
-    is_trying: bool,
+    /// The number of requests under retry, from [`WaitingRequests::take`] to [`WaitingRequests::tried`].
+    /// They count as waiting: a disk must not look as if it had room meanwhile.
+    trying: Option<usize>,
     requests: Vec<Waiting>,
     metrics: Arc<Metrics>,
 }
@@ -42,7 +43,7 @@ impl WaitingRequests {
         Ok(Self {
             timer: TimerFd::new()?,
             interval: RETRY_FIRST,
-            is_trying: false,
+            trying: None,
             requests: Vec::new(),
             metrics,
         })
@@ -54,13 +55,15 @@ impl WaitingRequests {
         unsafe { BorrowedFd::borrow_raw(self.timer.as_raw_fd()) }
     }
 
-    /// Has a request wait.
+    /// Has a request wait: a new one, or between `take` and `tried` one that was tried in vain.
     pub fn add(&mut self, waiting: Waiting) -> io::Result<()> {
-        if self.requests.is_empty() && !self.is_trying {
-            self.interval = RETRY_FIRST;
-            self.timer.reset(self.interval, None)?;
+        if self.trying.is_none() {
+            if self.requests.is_empty() {
+                self.interval = RETRY_FIRST;
+                self.timer.reset(self.interval, None)?;
+            }
+            self.metrics.waiting.fetch_add(1, Ordering::Relaxed);
         }
-        self.metrics.waiting.fetch_add(1, Ordering::Relaxed);
         self.requests.push(waiting);
         Ok(())
     }
@@ -69,15 +72,15 @@ impl WaitingRequests {
     pub fn take(&mut self) -> io::Result<Vec<Waiting>> {
         // Expired, so this does not block.
         self.timer.wait()?;
-        self.is_trying = true;
         let requests = std::mem::take(&mut self.requests);
-        lower(&self.metrics.waiting, requests.len());
+        self.trying = Some(requests.len());
         Ok(requests)
     }
 
     /// Sets the timer anew after `tried` requests were tried and those that still have no room were added again.
     pub fn tried(&mut self, tried: usize) -> io::Result<()> {
-        self.is_trying = false;
+        self.trying = None;
+        lower(&self.metrics.waiting, tried.saturating_sub(self.requests.len()));
         if self.requests.is_empty() {
             return Ok(());
         }
@@ -87,9 +90,11 @@ impl WaitingRequests {
 
     /// Forgets all requests: the driver has let go of them.
     pub fn clear(&mut self) {
-        lower(&self.metrics.waiting, self.requests.len());
+        lower(
+            &self.metrics.waiting,
+            self.trying.take().unwrap_or(self.requests.len()),
+        );
         self.requests.clear();
-        self.is_trying = false;
         // A timer that expires for nothing does no harm.
         let _ = self.timer.clear();
     }
@@ -179,6 +184,26 @@ mod tests {
         assert_eq!(metrics.snapshot().waiting, 1);
         requests.clear();
         assert_eq!(metrics.snapshot().waiting, 0);
+    }
+
+    #[test]
+    fn requests_count_as_waiting_while_they_are_retried_and_a_full_disk_stays_reported() {
+        let metrics = Arc::new(Metrics::default());
+        let mut full = FullDisks::default();
+        full.watch(3, metrics.clone());
+        let mut requests = WaitingRequests::new(metrics.clone()).unwrap();
+        requests.add(waiting(1)).unwrap();
+        requests.add(waiting(2)).unwrap();
+        let mut taken = requests.take().unwrap();
+        assert_eq!((metrics.snapshot().waiting, full.now()), (2, vec![3]));
+        requests.add(taken.remove(0)).unwrap();
+        assert_eq!(metrics.snapshot().waiting, 2);
+        requests.tried(2).unwrap();
+        assert_eq!((metrics.snapshot().waiting, full.now()), (1, vec![3]));
+        // Forgotten in the middle of a try, as when an error ends the device.
+        requests.take().unwrap();
+        drop(requests);
+        assert_eq!((metrics.snapshot().waiting, full.now()), (0, vec![]));
     }
 
     #[test]
