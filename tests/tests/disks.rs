@@ -5,7 +5,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use guest_tests::command::{BOOT_LIMIT, Call};
+use guest_tests::command::{BOOT_LIMIT, Call, Running};
 use guest_tests::pattern::{DiskWrites, Numbers, digest};
 use guest_tests::{Scratch, Vm, VmFile, host, mirrorball, wait};
 
@@ -341,6 +341,93 @@ fn a_discard_gives_room_back_a_full_overlay_is_an_error_and_a_read_only_disk_tak
     vm.sh(&format!("! {}", write(64)));
     vm.sh(&write(0));
     vm.kill();
+}
+
+/// A file system in memory, in a mount namespace of its own, which an ordinary user may make. Its files are
+/// reached through the process that holds the namespace. Dropped, it ends that process.
+struct SmallFileSystem {
+    holder: Running,
+    path: PathBuf,
+}
+
+impl SmallFileSystem {
+    fn new(scratch: &Scratch, bytes: usize) -> Self {
+        let place = scratch.join("small");
+        fs::create_dir(&place).expect("our own directory");
+        let script = "mount -t tmpfs -o size=$1 none \"$0\" && echo mounted && exec sleep 1000";
+        // `unshare` and the shell become `sleep`: one process all along.
+        let mut holder = Call::new("unshare")
+            .args(["--user", "--map-root-user", "--mount", "sh", "-c", script])
+            .args([place.as_os_str(), bytes.to_string().as_ref()])
+            .spawn();
+        holder.wait_for("mounted", Duration::from_secs(30));
+        let root = PathBuf::from(format!("/proc/{}/root", holder.pid()));
+        let below = place.strip_prefix("/").expect("a whole path");
+        let path = root.join(below);
+        Self { holder, path }
+    }
+}
+
+impl Drop for SmallFileSystem {
+    fn drop(&mut self) {
+        self.holder.signal(nix::sys::signal::Signal::SIGKILL);
+    }
+}
+
+#[test]
+fn writes_that_find_no_room_wait_for_it_with_on_full_pause_and_none_is_lost() {
+    const HALF: usize = DISK_BYTES / 2;
+    let scratch = Scratch::new("pause");
+    // The ballast leaves room for half of the disk.
+    let small = SmallFileSystem::new(&scratch, 3 * HALF);
+    let ballast = small.path.join("ballast");
+    fs::write(&ballast, vec![1; 2 * HALF]).expect("room for the ballast");
+    let path = small.path.join("disk");
+    let sparse = fs::File::create(&path).and_then(|file| file.set_len(DISK_BYTES as u64));
+    sparse.expect("a sparse file takes no room");
+    let vm = VmFile::new("pause")
+        .disk(
+            &path,
+            "mode = \"exclusive\"\npersistent = true\nformat = \"raw\"\non_full = \"pause\"",
+        )
+        .start(&scratch);
+    vm.add_tool();
+    let written = random_bytes(14);
+    vm.put(&scratch.write("bytes", &written), "/tmp/bytes");
+    let state = || {
+        let list = mirrorball(["ps"]).ok().text();
+        let line = list.lines().find(|line| line.starts_with(vm.name()));
+        line.expect("the VM is listed").to_owned()
+    };
+    assert!(!state().contains("disk full"), "{}", state());
+
+    let mut writer = vm
+        .exec(["dd", "if=/tmp/bytes", "of=/dev/vda", "bs=64k", "conv=fsync"])
+        .spawn();
+    wait::until("the VM to report its full disk", Duration::from_secs(60), || {
+        state().contains("disk full").then_some(())
+    });
+    let known = vm.inspect();
+    assert_eq!(known["full_disks"], serde_json::json!(["disk0"]), "{known:#}");
+    let waiting = vm.counters("disk0")["waiting"].as_u64();
+    assert!(waiting.is_some_and(|count| count > 0), "waiting: {waiting:?}");
+    // It is the writes that wait: the guest's CPU goes on, and no error reaches it.
+    vm.sh("true");
+    assert!(!writer.has_ended(), "a write ended without room");
+
+    fs::remove_file(&ballast).expect("our own file");
+    writer.wait().expect(0);
+    wait::until("the VM to report room", Duration::from_secs(60), || {
+        (!state().contains("disk full")).then_some(())
+    });
+    let known = vm.inspect();
+    assert!(known["full_disks"].is_null(), "{known:#}");
+    assert_eq!(vm.counters("disk0")["waiting"], 0);
+    expect_digest(&vm, 0, &written, "after there was room");
+    vm.stop();
+    vm.wait_ended(Duration::from_secs(10));
+    let found = fs::read(&path).expect("the disk's file is still there");
+    assert_eq!(digest(&found), digest(&written), "the file after the VM");
 }
 
 /// An ext4 disk whose init prints a file of the root to the console, and writes another file to the root.
