@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -130,9 +131,7 @@ impl VmFile {
         }
         let started = call.run();
         // Made before the check: should the command fail half-way, the VM ends all the same.
-        let vm = Vm {
-            name: self.name.clone(),
-        };
+        let vm = Vm::named(&self.name);
         started.expect(0);
         vm
     }
@@ -141,6 +140,8 @@ impl VmFile {
 /// A running VM. Killed when dropped; when the test is failing, its logs and console are shown first.
 pub struct Vm {
     name: String,
+    /// It is known to have ended, so that nothing is to be killed.
+    has_ended: AtomicBool,
 }
 
 /// The place of `guest-tool` in a guest.
@@ -151,6 +152,7 @@ impl Vm {
     pub fn named(name: &str) -> Self {
         Self {
             name: name.to_owned(),
+            has_ended: AtomicBool::new(false),
         }
     }
 
@@ -296,18 +298,23 @@ impl Vm {
         wait::until(&format!("the end of {}", self.name), limit, || {
             self.listed().is_none().then_some(())
         });
+        self.has_ended.store(true, Ordering::Relaxed);
     }
 
     /// `mirrorball stop`.
     #[track_caller]
     pub fn stop(&self) -> Output {
-        mirrorball(["stop", &self.name]).ok()
+        let output = mirrorball(["stop", &self.name]).ok();
+        self.has_ended.store(true, Ordering::Relaxed);
+        output
     }
 
     /// `mirrorball kill`.
     #[track_caller]
     pub fn kill(&self) -> Output {
-        mirrorball(["kill", &self.name]).ok()
+        let output = mirrorball(["kill", &self.name]).ok();
+        self.has_ended.store(true, Ordering::Relaxed);
+        output
     }
 
     /// Its log and console so far.
@@ -370,7 +377,10 @@ impl Drop for Vm {
                 tail(&self.logs(), 80)
             );
         }
-        // Usually it has ended already; then this says so and nothing more.
+        if self.has_ended.load(Ordering::Relaxed) {
+            return;
+        }
+        // It may have ended by itself; then this says so and nothing more.
         let _ = mirrorball(["kill", &self.name])
             .limit(Duration::from_secs(20))
             .run();
