@@ -20,7 +20,7 @@ use nix::unistd::geteuid;
 use registry::cluster::files::Files;
 use registry::monitor::{Batch, Event, LeaseOrder, Source};
 use registry::share_group::{Grouping, ShareGroup};
-use registry::vms::{Boot, Record, Registry, State};
+use registry::vms::{Record, Registry, State};
 use shard_api::Platform;
 use shard_api::chain::chain;
 use shard_api::launch::Ending;
@@ -217,7 +217,7 @@ fn one(
     let registry = Registry::open().map_err(|error| format!("the directory of running VMs: {error}"))?;
     let entry = registry.claim(name).map_err(|error| line(&error))?;
     let cid = registry.next_cid().map_err(|error| line(&error))?;
-    let mut record = record(name, spec, cid);
+    let mut record = Record::new(name.to_owned(), spec.clone(), cid);
     record.member = terms.member;
     record.boot.limit_s = terms.boot_limit_s;
     record.cell = tenure.map(Tenure::cell);
@@ -333,32 +333,6 @@ fn full_disks(name: &str, disks: &[String]) -> Event {
 fn unix_now() -> Duration {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.unwrap_or(Duration::ZERO)
-}
-
-fn record(name: &str, spec: &VmSpec, cid: u32) -> Record {
-    Record {
-        name: name.to_owned(),
-        state: State::Starting,
-        monitor_pid: std::process::id(),
-        shard_pid: None,
-        part_pids: Vec::new(),
-        started_unix_s: unix_now().as_secs(),
-        boots: 0,
-        boot: Boot::default(),
-        cid,
-        cell: None,
-        borrowed: Vec::new(),
-        span: Vec::new(),
-        sandbox_missing: Vec::new(),
-        core_cookies: Vec::new(),
-        full_disks: Vec::new(),
-        paused: false,
-        pins: std::collections::BTreeMap::new(),
-        share_group: None,
-        kept_apart: Vec::new(),
-        member: None,
-        spec: spec.clone(),
-    }
 }
 
 /// Opens the VM's sockets: console and control.

@@ -117,6 +117,36 @@ pub struct Record {
     pub spec: config::VmSpec,
 }
 
+impl Record {
+    /// The record of a VM that this process starts now. `cid` is the guest's address on the socket device.
+    pub fn new(name: String, spec: config::VmSpec, cid: u32) -> Self {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        Self {
+            name,
+            state: State::Starting,
+            monitor_pid: std::process::id(),
+            shard_pid: None,
+            part_pids: Vec::new(),
+            started_unix_s: now.map_or(0, |now| now.as_secs()),
+            boots: 0,
+            boot: Boot::default(),
+            cid,
+            cell: None,
+            borrowed: Vec::new(),
+            span: Vec::new(),
+            sandbox_missing: Vec::new(),
+            core_cookies: Vec::new(),
+            full_disks: Vec::new(),
+            paused: false,
+            pins: BTreeMap::new(),
+            share_group: None,
+            kept_apart: Vec::new(),
+            member: None,
+            spec,
+        }
+    }
+}
+
 /// Whether a VM's vCPUs run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -491,29 +521,7 @@ mod tests {
 
     fn record(name: &str) -> Record {
         let spec = config::parse("vm.toml", "image = \"x\"").unwrap();
-        Record {
-            name: name.to_owned(),
-            state: State::Starting,
-            monitor_pid: 1,
-            shard_pid: None,
-            part_pids: Vec::new(),
-            started_unix_s: 0,
-            boots: 0,
-            boot: Boot::default(),
-            cid: CID_FIRST,
-            cell: None,
-            borrowed: Vec::new(),
-            span: Vec::new(),
-            sandbox_missing: Vec::new(),
-            core_cookies: Vec::new(),
-            full_disks: Vec::new(),
-            paused: false,
-            pins: BTreeMap::new(),
-            share_group: None,
-            kept_apart: Vec::new(),
-            member: None,
-            spec,
-        }
+        Record::new(name.to_owned(), spec, CID_FIRST)
     }
 
     #[test]

@@ -8,14 +8,14 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use config::VmSpec;
 use config::cluster::SpanWay;
 use protocol::CellId;
 use registry::cluster::files::Files;
 use registry::cluster::interface::part_name;
-use registry::vms::{Boot, Entry, Record, Registry, State};
+use registry::vms::{Entry, Record, Registry, State};
 use shard_api::Platform;
 use shard_api::chain::chain;
 use shard_api::launch::{
@@ -445,30 +445,10 @@ fn tell(home: &Mutex<UnixStream>, said: &FromPart) -> io::Result<()> {
 
 /// For a cell that starts anew, and for people.
 fn record(request: &PartRequest) -> Record {
-    let started = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or(Duration::ZERO);
+    let name = part_name(&request.vm, usize::from(request.part));
     Record {
-        name: part_name(&request.vm, usize::from(request.part)),
         state: State::Running,
-        monitor_pid: std::process::id(),
-        shard_pid: None,
-        part_pids: Vec::new(),
-        started_unix_s: started.as_secs(),
-        boots: 0,
-        boot: Boot::default(),
-        cid: 0,
         cell: Some(request.cell),
-        borrowed: Vec::new(),
-        span: Vec::new(),
-        sandbox_missing: Vec::new(),
-        core_cookies: Vec::new(),
-        full_disks: Vec::new(),
-        paused: false,
-        pins: std::collections::BTreeMap::new(),
-        share_group: None,
-        kept_apart: Vec::new(),
-        member: None,
-        spec: request.spec.clone(),
+        ..Record::new(name, request.spec.clone(), 0)
     }
 }

@@ -1,32 +1,16 @@
 //! What the host's registry says of places.
 
-use registry::vms::{Boot, State as VmState};
+use registry::vms::State as VmState;
 
 use super::*;
 
 fn record(span: Vec<policy::span::Part>) -> Record {
+    let spec = config::parse("vm.toml", "image = \"debian-12\"\ncpus = 4\nmemory = \"1G\"\n").unwrap();
     Record {
-        name: "a".to_owned(),
         state: VmState::Running,
-        monitor_pid: 1,
-        shard_pid: None,
-        part_pids: Vec::new(),
-        started_unix_s: 0,
-        boots: 1,
-        boot: Boot::default(),
-        cid: 3,
         cell: Some(1),
-        borrowed: Vec::new(),
         span,
-        sandbox_missing: Vec::new(),
-        core_cookies: Vec::new(),
-        full_disks: Vec::new(),
-        paused: false,
-        pins: std::collections::BTreeMap::new(),
-        share_group: None,
-        kept_apart: Vec::new(),
-        member: None,
-        spec: config::parse("vm.toml", "image = \"debian-12\"\ncpus = 4\nmemory = \"1G\"\n").unwrap(),
+        ..Record::new("a".to_owned(), spec, 3)
     }
 }
 
