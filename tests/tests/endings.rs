@@ -73,6 +73,34 @@ fn a_panic_is_told_with_the_last_lines_of_the_console() {
 }
 
 #[test]
+fn a_vm_that_fails_starts_again_if_it_is_to_and_not_after_a_kill() {
+    let scratch = Scratch::new("again");
+    let before = Traces::now();
+    let vm = VmFile::new("again")
+        .key("restart", "\"on-failure\"")
+        .start(&scratch);
+    let boot_id = vm.boot_id();
+    vm.last_words("echo c > /proc/sysrq-trigger");
+    let reads = || {
+        vm.exec(["cat", "/proc/sys/kernel/random/boot_id"])
+            .limit(BOOT_LIMIT)
+            .run()
+    };
+    wait::until("the boot after a panic", BOOT_LIMIT, || {
+        let read = reads();
+        (read.status == 0 && read.text() != boot_id).then_some(())
+    });
+    assert_eq!(vm.listed().expect("it is there")["boots"], 2);
+    assert!(
+        vm.logs().contains("Kernel panic"),
+        "the console of the boot before"
+    );
+    vm.kill();
+    vm.wait_ended(BOOT_LIMIT);
+    before.expect_unchanged("a restart");
+}
+
+#[test]
 fn a_triple_fault_is_told() {
     let scratch = Scratch::new("triple");
     let before = Traces::now();

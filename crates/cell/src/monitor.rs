@@ -269,6 +269,12 @@ fn one(
                 }
                 return;
             }
+            vm::Progress::StartsAgain(ending) => {
+                let why = ending::reason(ending).unwrap_or_else(|| "the guest powered off".to_owned());
+                let name = name.to_owned();
+                tell(lease, &Event::StartsAgain { name, why });
+                return;
+            }
             vm::Progress::Paused(paused) => {
                 recorder.change(|record| record.paused = paused);
                 let name = name.to_owned();

@@ -1,9 +1,12 @@
-//! How fast a guest may reboot.
+//! Whether a VM starts again, and how fast.
 //!
 //! Each boot is a process, with its sandbox and its networks: a guest that reboots as soon as it runs keeps the host busy. Reboots
-//! within seconds of their boot are put off longer and longer, and at last end the VM.
+//! within seconds of their boot are put off longer and longer, and at last end the VM. So are starts after a failure.
 
 use std::time::Duration;
+
+use config::vm::RestartSpec;
+use shard_api::launch::Ending;
 
 /// A boot that ends by a reboot within this time counts as quick.
 pub(crate) const QUICK: Duration = Duration::from_secs(5);
@@ -15,6 +18,20 @@ const FREE: u32 = 8;
 const PAUSE_FIRST: Duration = Duration::from_millis(50);
 /// The longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
+
+/// Whether a VM starts again that has ended so. `Quit` was somebody's wish.
+pub(crate) fn starts_again(restart: RestartSpec, ending: &Ending) -> bool {
+    match ending {
+        Ending::Reboot => true,
+        Ending::PowerOff => restart == RestartSpec::Always,
+        Ending::Panic
+        | Ending::TripleFault
+        | Ending::KvmInternalError { .. }
+        | Ending::ShardFailed { .. }
+        | Ending::PeerLost { .. } => restart != RestartSpec::No,
+        Ending::Quit | Ending::RebootLoop => false,
+    }
+}
 
 /// The step after a reboot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +69,32 @@ impl Reboots {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn vm_starts_again_after_the_endings_that_its_restart_names() {
+        let detail = || "gone".to_owned();
+        let failures = [
+            Ending::Panic,
+            Ending::TripleFault,
+            Ending::KvmInternalError { detail: detail() },
+            Ending::ShardFailed { detail: detail() },
+            Ending::PeerLost { detail: detail() },
+        ];
+        for restart in [RestartSpec::No, RestartSpec::OnFailure, RestartSpec::Always] {
+            assert!(starts_again(restart, &Ending::Reboot));
+            assert!(!starts_again(restart, &Ending::Quit));
+            assert!(!starts_again(restart, &Ending::RebootLoop));
+            let is_always = restart == RestartSpec::Always;
+            assert_eq!(starts_again(restart, &Ending::PowerOff), is_always);
+            for failure in &failures {
+                assert_eq!(
+                    starts_again(restart, failure),
+                    restart != RestartSpec::No,
+                    "{failure:?}"
+                );
+            }
+        }
+    }
 
     #[test]
     fn quick_reboots_are_put_off_longer_and_longer_and_end_the_vm() {

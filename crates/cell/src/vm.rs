@@ -26,7 +26,7 @@ use crate::identity::{Given, Place};
 use crate::mapped_files::MappedFiles;
 use crate::open::{OpenError, Opened};
 use crate::parts::{Part, Parts};
-use crate::reboot::{Next, Reboots};
+use crate::reboot::{Next, Reboots, starts_again};
 use crate::remote::clock::keeper::Keeper;
 use crate::shard_limits::ShardLimits;
 use crate::shard_log::ShardLog;
@@ -87,6 +87,8 @@ pub enum Progress<'a> {
     FullDisks(&'a [String]),
     /// Whether it stands still by order.
     Paused(bool),
+    /// It has ended so, and starts again.
+    StartsAgain(&'a Ending),
 }
 
 /// What a VM's shard told when it started.
@@ -196,15 +198,29 @@ fn every_boot(
         let started = Instant::now();
         opened.launch.mapped = mapped.at_start();
         let ending = one_boot(opened, name, &logs, handle, (start, span), progress)?;
-        if ending != Ending::Reboot {
+        // What somebody wants to end, or can't go on in its cells, does not start again.
+        let may_start = {
+            let state = handle.state();
+            ending == Ending::Reboot || (!state.ending && state.lost.is_none())
+        };
+        if !may_start || !starts_again(opened.spec.restart, &ending) {
             return Ok(ending);
         }
-        match reboots.note(started.elapsed()) {
+        let next = reboots.note(started.elapsed());
+        if ending != Ending::Reboot && next != Next::End {
+            progress(Progress::StartsAgain(&ending));
+        }
+        match next {
             Next::Boot(pause) => handle.wait_between_boots(pause),
-            Next::End => return Ok(Ending::RebootLoop),
+            Next::End if ending == Ending::Reboot => return Ok(Ending::RebootLoop),
+            Next::End => return Ok(ending),
         }
         if handle.state().ending {
-            return Ok(Ending::PowerOff);
+            return Ok(if ending == Ending::Reboot {
+                Ending::PowerOff
+            } else {
+                ending
+            });
         }
         opened.renew()?;
     }

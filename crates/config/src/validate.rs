@@ -9,7 +9,7 @@ pub use self::nets::{Transport, forward, mac};
 pub(crate) use self::sharing::asked_to_share;
 use crate::fault::{Fault, fault};
 use crate::span;
-use crate::vm::{DiskMode, VmSpec};
+use crate::vm::{DiskMode, RestartSpec, VmSpec};
 
 /// Guest memory is given out in these: x86-64's large page.
 const MEMORY_STEP_BYTES: u64 = 2 << 20;
@@ -56,6 +56,14 @@ pub fn check(spec: &VmSpec) -> Result<(), Fault> {
             "no number of CPUs",
             "write a number from 0.01 to 1024, as 1.5",
         ));
+    }
+    if spec.restart != RestartSpec::No && spec.command.is_some() {
+        return Err(fault(
+            &["restart"],
+            "a VM with a command ends when that is done",
+            "leave out `restart` or `command`",
+        )
+        .or_by_flag("leave out --restart or the command"));
     }
     if spec
         .scratch_limit

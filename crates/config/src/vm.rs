@@ -38,6 +38,9 @@ pub struct VmSpec {
     /// Whether nothing else runs on a core of the host while this VM does: its other hardware threads stay idle, or run this VM.
     #[serde(default)]
     pub core_scheduling: bool,
+    /// The endings after which it starts again.
+    #[serde(default)]
+    pub restart: RestartSpec,
     /// Guest memory, from 64M.
     #[serde(default = "default_memory")]
     pub memory: Size,
@@ -151,6 +154,20 @@ pub struct RootSpec {
     /// The outcome of a write that finds no room on the host.
     #[serde(default)]
     pub on_full: OnFullSpec,
+}
+
+/// The endings after which a VM starts again. A guest's reboot always starts it, and an end by `kill` or `stop` never does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(rename_all = "kebab-case")]
+pub enum RestartSpec {
+    /// None.
+    #[default]
+    No,
+    /// Those that are failures: a panic, a triple fault, an error of KVM, a shard that is gone.
+    OnFailure,
+    /// All: those, and the guest's power-off.
+    Always,
 }
 
 /// The outcome of a write to a disk that finds no room on the host (`docs/disks.md`).

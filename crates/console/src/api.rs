@@ -263,6 +263,7 @@ async fn start_vm(
                 Event::Started { .. }
                 | Event::FullDisks { .. }
                 | Event::Paused { .. }
+                | Event::StartsAgain { .. }
                 | Event::Ended { .. } => {}
             }
         }

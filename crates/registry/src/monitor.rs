@@ -99,6 +99,13 @@ pub enum Event {
         /// Whether it stands still.
         paused: bool,
     },
+    /// The VM has ended, and starts again.
+    StartsAgain {
+        /// The VM's name.
+        name: String,
+        /// How it ended, in one line.
+        why: String,
+    },
     /// The VM did not start.
     Failed {
         /// The VM's name.

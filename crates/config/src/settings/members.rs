@@ -100,6 +100,8 @@ impl MemberPolicy {
             memory_limit: _,
             io_limit: _,
             core_scheduling,
+            // Each start is within the limits, and `kill` ends the VM.
+            restart: _,
             memory,
             kernel,
             root,

@@ -57,6 +57,21 @@ fn a_limit_of_memory_has_room_for_what_is_beside_the_guests() {
 }
 
 #[test]
+fn restart_and_a_command_are_refused_together() {
+    let text = |restart, more| format!("image = \"debian-12\"\nrestart = \"{restart}\"\n{more}");
+    let command = "command = [\"true\"]\n";
+    for restart in ["no", "on-failure", "always"] {
+        assert!(taken("restart", &text(restart, "")), "{restart}");
+        assert_eq!(
+            taken("restart", &text(restart, command)),
+            restart == "no",
+            "{restart}"
+        );
+    }
+    assert!(!taken("restart", &text("sometimes", "")));
+}
+
+#[test]
 fn names_and_command_lines_end_where_the_documentation_says() {
     let quoted = |length: usize| format!("\"{}\"", "x".repeat(length));
     ends("name", &[&quoted(1), &quoted(63)], &[&quoted(0), &quoted(64)]);

@@ -394,7 +394,7 @@ fn wait(lease: &Lease, count: usize) -> Result<(Vec<Running>, u64)> {
                     return Ok((started, still));
                 }
             }
-            Event::FullDisks { .. } | Event::Paused { .. } => {}
+            Event::FullDisks { .. } | Event::Paused { .. } | Event::StartsAgain { .. } => {}
             Event::Failed { name, why } => {
                 lease.end();
                 return Err(miette!("{name}: {why}"));

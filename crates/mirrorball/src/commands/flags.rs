@@ -13,7 +13,7 @@ use super::place::LabChoice;
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
     /// VM files; flags that describe a VM belong into them
-    #[arg(conflicts_with_all = ["image", "kernel", "cmdline", "cpus", "memory", "disk", "net", "name", "sandbox", "pages", "share", "share_group", "cell", "span", "span_memory", "cpu_weight", "cpu_limit", "memory_limit", "io_limit", "core_scheduling", "scratch_limit"])]
+    #[arg(conflicts_with_all = ["image", "kernel", "cmdline", "cpus", "memory", "disk", "net", "name", "sandbox", "pages", "share", "share_group", "cell", "span", "span_memory", "cpu_weight", "cpu_limit", "memory_limit", "io_limit", "core_scheduling", "restart", "scratch_limit"])]
     pub files: Vec<PathBuf>,
     /// An image of the image store
     #[arg(long)]
@@ -66,6 +66,9 @@ pub struct RunArgs {
     /// Nothing else runs on a core of the host while the VM does
     #[arg(long)]
     pub core_scheduling: bool,
+    /// Start the VM again after it has ended: no, on-failure or always; never after `stop` or `kill`
+    #[arg(long, value_name = "WHEN", default_value = "no")]
+    pub restart: String,
     /// What each disk's temporary overlay takes at most, as 4G
     #[arg(long, value_name = "SIZE")]
     pub scratch_limit: Option<Size>,
@@ -190,6 +193,7 @@ pub fn spec(args: &RunArgs) -> Result<VmSpec> {
         memory_limit: args.memory_limit,
         io_limit: args.io_limit,
         core_scheduling: args.core_scheduling,
+        restart: word("restart", &args.restart)?,
         memory: args.memory,
         kernel: (args.kernel.is_some() || args.cmdline.is_some()).then(|| KernelSpec {
             path: args.kernel.clone(),

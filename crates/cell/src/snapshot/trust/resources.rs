@@ -73,6 +73,8 @@ impl Resources {
             io_limit,
             scratch_limit,
             core_scheduling,
+            // Each start is the same VM's, and `kill` ends it.
+            restart: _,
             nodes,
             // The host's pools can't be in a snapshot. The rest is within the memory.
             pages: _,

@@ -187,6 +187,7 @@ impl Follower {
                 // The terminal may be raw.
                 eprint!("mirrorball: {name}: {}\r\n", room(&disks));
             }
+            Event::StartsAgain { name, why } => eprint!("mirrorball: {name}: {why}; it starts again\r\n"),
             Event::Paused { name, paused: true } => {
                 eprint!("mirrorball: {name} is paused; `mirrorball resume {name}` lets it go on\r\n");
             }
