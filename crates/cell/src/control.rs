@@ -1,16 +1,21 @@
 //! The server of a VM's control socket. [`registry::control`] has the requests, the answers and the client.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use config::Size;
+use nix::sys::socket::{MsgFlags, recv};
 use registry::control::{Answer, LINE_BYTES_MAX, Request};
 
 use crate::handle::Handle;
 
 /// How long a client may take to say what it wants.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How often a client that waits is looked at.
+const WAIT_SLICE: Duration = Duration::from_secs(1);
 
 /// Serves requests for `vm` until the process ends. `balloon_max` is what the VM's balloon can take, if it has one.
 pub fn serve(listener: UnixListener, vm: Handle, balloon_max: Option<Size>) -> io::Result<()> {
@@ -41,7 +46,10 @@ fn one(mut client: UnixStream, vm: &Handle, balloon_max: Option<Size>) -> io::Re
             Ok(()) => return Ok(()),
             Err(error) => refused(error),
         },
-        Ok(request) => obey(vm, &request, balloon_max),
+        Ok(request) => match obey(vm, &request, &client, balloon_max) {
+            Some(answer) => answer,
+            None => return Ok(()),
+        },
         Err(error) => Answer::Refused {
             why: format!("not a request: {error}"),
         },
@@ -51,7 +59,57 @@ fn one(mut client: UnixStream, vm: &Handle, balloon_max: Option<Size>) -> io::Re
     (&client).write_all(text.as_bytes())
 }
 
-fn obey(vm: &Handle, request: &Request, balloon_max: Option<Size>) -> Answer {
+/// Carries out the request; none when the client has gone meanwhile.
+fn obey(vm: &Handle, request: &Request, client: &UnixStream, balloon_max: Option<Size>) -> Option<Answer> {
+    Some(match request {
+        Request::AwaitRunning { limit_s } => match wait(client, *limit_s, |slice| vm.wait_running(slice))? {
+            Some(true) => Answer::Done,
+            Some(false) => Answer::Ended { killed: false },
+            None => Answer::TimedOut,
+        },
+        Request::AwaitEnd { limit_s } => {
+            match wait(client, *limit_s, |slice| vm.wait_over(slice).then_some(()))? {
+                Some(()) => Answer::Ended { killed: false },
+                None => Answer::TimedOut,
+            }
+        }
+        request => carry_out(vm, request, balloon_max),
+    })
+}
+
+/// Waits until `ready`, which may wait for the slice that it is given; no longer than `limit_s` seconds, and not for
+/// a client that has gone (none).
+fn wait<T>(client: &UnixStream, limit_s: u64, ready: impl Fn(Duration) -> Option<T>) -> Option<Option<T>> {
+    let start = Instant::now();
+    let limit = Duration::from_secs(limit_s);
+    loop {
+        let left = limit.saturating_sub(start.elapsed());
+        if let Some(ready) = ready(left.min(WAIT_SLICE)) {
+            return Some(Some(ready));
+        }
+        if left.is_zero() {
+            return Some(None);
+        }
+        if has_gone(client) {
+            return None;
+        }
+    }
+}
+
+/// Whether the client has closed its socket. It sends nothing after its request.
+fn has_gone(client: &UnixStream) -> bool {
+    let mut byte = [0];
+    matches!(
+        recv(
+            client.as_raw_fd(),
+            &mut byte,
+            MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT
+        ),
+        Ok(0)
+    )
+}
+
+fn carry_out(vm: &Handle, request: &Request, balloon_max: Option<Size>) -> Answer {
     let done = match request {
         Request::Stop { limit_s } => {
             return Answer::Ended {
@@ -63,7 +121,9 @@ fn obey(vm: &Handle, request: &Request, balloon_max: Option<Size>) -> Answer {
             return Answer::Ended { killed: true };
         }
         // Served before.
-        Request::Freeze => Err(io::ErrorKind::InvalidInput.into()),
+        Request::Freeze | Request::AwaitRunning { .. } | Request::AwaitEnd { .. } => {
+            Err(io::ErrorKind::InvalidInput.into())
+        }
         Request::Status => {
             return vm
                 .status()
@@ -88,21 +148,6 @@ fn obey(vm: &Handle, request: &Request, balloon_max: Option<Size>) -> Answer {
         Request::Reset => vm.reset(),
         Request::Nmi => vm.nmi(),
         Request::Update(update) => vm.update(update),
-        Request::AwaitRunning { limit_s } => {
-            let limit = Duration::from_secs(*limit_s);
-            return match vm.wait_running(limit) {
-                Some(true) => Answer::Done,
-                Some(false) => Answer::Ended { killed: false },
-                None => Answer::TimedOut,
-            };
-        }
-        Request::AwaitEnd { limit_s } => {
-            return if vm.wait_over(Duration::from_secs(*limit_s)) {
-                Answer::Ended { killed: false }
-            } else {
-                Answer::TimedOut
-            };
-        }
     };
     done.map_or_else(refused, |()| Answer::Done)
 }

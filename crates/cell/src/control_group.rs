@@ -139,9 +139,9 @@ impl ControlGroup {
         }
     }
 
-    /// Whether the kernel has killed processes of the group because it used more memory than it may.
-    pub fn is_out_of_memory(&self) -> bool {
-        fs::read_to_string(self.0.join("memory.events")).is_ok_and(|events| killed(&events) > 0)
+    /// How many processes of the group the kernel has killed because it used more memory than it may.
+    pub fn killed_for_memory(&self) -> u64 {
+        fs::read_to_string(self.0.join("memory.events")).map_or(0, |events| killed(&events))
     }
 }
 

@@ -102,8 +102,13 @@ impl Handle {
                 "a VM that spans cells cannot be cloned or kept as a snapshot; start it without `span`",
             ));
         }
+        let spec = self.recorder().read(|record| record.spec.clone());
         match &mut *self.freezable() {
-            Some(freezable) => freezable.serve(client),
+            Some(freezable) => {
+                // With the limits that were changed since the start.
+                spec.into_iter().for_each(|spec| freezable.set_spec(spec));
+                freezable.serve(client)
+            }
             None => Err(io::Error::other("the VM is not running just now")),
         }
     }
@@ -172,11 +177,11 @@ impl Handle {
             let mut state = self.state();
             let id = state.order(order)?;
             (state.asked, state.answer) = (Some(id), None);
-            state.pausing = match order {
-                Order::Pause => Some((id, true)),
-                Order::Resume => Some((id, false)),
-                _ => None,
-            };
+            match order {
+                Order::Pause => state.pausing = Some((id, true)),
+                Order::Resume => state.pausing = Some((id, false)),
+                _ => {}
+            }
             state.starts
         };
         let mut state = self.wait(ORDER_LIMIT, |state| {
@@ -195,7 +200,15 @@ impl Handle {
 
     /// Has the VM stand still until [`Handle::resume`].
     pub fn pause(&self) -> io::Result<()> {
-        self.confirm(&Order::Pause)
+        if self.state().ending {
+            return Err(io::Error::other("the VM is ending"));
+        }
+        let paused = self.confirm(&Order::Pause);
+        if paused.is_err() {
+            // It may obey later, when nobody waits any more. Its answer to this brings the record up to date.
+            let _ = self.state().order_to_resume();
+        }
+        paused
     }
 
     /// Lets a VM go on that stands still.
@@ -208,7 +221,11 @@ impl Handle {
         self.confirm(&Order::Nmi)
     }
 
+    /// Gives an order that is only confirmed. A shard that loads its VM would obey it much later.
     fn confirm(&self, order: &Order) -> io::Result<()> {
+        if !self.state().runs {
+            return Err(io::Error::other("the VM does not run yet"));
+        }
         match self.act(order)? {
             Answer::Done => Ok(()),
             other => Err(not_an_answer(&other)),
@@ -251,11 +268,11 @@ impl Handle {
         let deadline = after(limit);
         self.state().ending = true;
         self.changed();
-        if self.state().is_paused {
-            // A guest that stands still can't power off. One that can't go on is killed.
-            let _ = self.resume();
-        }
         loop {
+            if self.state().is_paused {
+                // A guest that stands still can't power off. One that can't go on is killed.
+                let _ = self.resume();
+            }
             // A VM between two boots sees `ending` instead. A guest that still boots, and has no driver for the button yet,
             // does not notice a press.
             let _ = self.order(&Order::PowerButton);

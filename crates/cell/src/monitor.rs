@@ -276,9 +276,11 @@ fn one(
                 return;
             }
             vm::Progress::Paused(paused) => {
-                recorder.change(|record| record.paused = paused);
-                let name = name.to_owned();
-                tell(lease, &Event::Paused { name, paused });
+                if recorder.read(|record| record.paused != paused) == Some(true) {
+                    recorder.change(|record| record.paused = paused);
+                    let name = name.to_owned();
+                    tell(lease, &Event::Paused { name, paused });
+                }
                 return;
             }
         };

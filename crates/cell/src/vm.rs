@@ -132,14 +132,15 @@ pub fn run(
         return Err(CoreSchedulingError::OtherHosts.into());
     }
     let group = ControlGroup::of(name, &opened.spec, opened.disk_files())?;
-    handle.state().group = group.map(Arc::new);
     handle.state().filtered = opened.filtered();
     handle.state().cells = span.map_or_else(Vec::new, Span::cells);
+    handle.state().has_remote_parts = span.is_some_and(Span::has_remote_parts);
     handle.console().set_input(Some(opened.console.try_clone()?));
     let pump = pump(opened.console.try_clone()?, handle.console().clone())?;
     let over = AtomicBool::new(false);
     let mapped = MappedFiles::of(&opened.claims);
     let (stop_watching, watched) = mpsc::channel();
+    handle.state().group = group.map(Arc::new);
     let ended = std::thread::scope(|scope| {
         let mapped = &mapped;
         scope.spawn(move || mapped.watch(handle, &watched));
@@ -159,13 +160,14 @@ pub fn run(
         over.store(true, Ordering::Relaxed);
         ending
     });
-    handle.state().group = None;
-    let ending = ended?;
     handle.console().set_input(None);
-    // With our copies of the guest's end closed, the console ends after its last byte.
+    let group = handle.state().group.take();
+    // With our copies of the guest's end closed, the console ends after its last byte. The processes of cards end too,
+    // and only then the group can.
     drop(opened);
+    drop(group);
     let _ = pump.join();
-    Ok(ending)
+    ended
 }
 
 /// Boots the VM, again and again while it reboots.
@@ -198,12 +200,9 @@ fn every_boot(
         let started = Instant::now();
         opened.launch.mapped = mapped.at_start();
         let ending = one_boot(opened, name, &logs, handle, (start, span), progress)?;
-        // What somebody wants to end, or can't go on in its cells, does not start again.
-        let may_start = {
-            let state = handle.state();
-            ending == Ending::Reboot || (!state.ending && state.lost.is_none())
-        };
-        if !may_start || !starts_again(opened.spec.restart, &ending) {
+        // A failed VM does not start again when a client wants its end, or a cell that it spans is lost.
+        let may_start = || !handle.state().ending && span.and_then(Span::lost).is_none();
+        if !starts_again(opened.spec.restart, &ending) || (ending != Ending::Reboot && !may_start()) {
             return Ok(ending);
         }
         let next = reboots.note(started.elapsed());
@@ -215,12 +214,11 @@ fn every_boot(
             Next::End if ending == Ending::Reboot => return Ok(Ending::RebootLoop),
             Next::End => return Ok(ending),
         }
-        if handle.state().ending {
-            return Ok(if ending == Ending::Reboot {
-                Ending::PowerOff
-            } else {
-                ending
-            });
+        if ending == Ending::Reboot && handle.state().ending {
+            return Ok(Ending::PowerOff);
+        }
+        if ending != Ending::Reboot && !may_start() {
+            return Ok(ending);
         }
         opened.renew()?;
     }
@@ -285,6 +283,8 @@ fn one_boot(
         }
         Ok::<_, RunError>(process)
     };
+    // The group outlives the boot.
+    let killed_before = killed_for_memory(handle);
     let boot = span
         .map(|span| {
             let is_coherent = opened.spec.is_coherent();
@@ -366,7 +366,7 @@ fn one_boot(
                 }
                 Report::Answer { to, answer } => {
                     let paused = handle.state().paused_by(to, &answer);
-                    // Whoever waits for the answer finds the record true.
+                    // The client that waits for the answer finds the record true.
                     paused
                         .iter()
                         .for_each(|paused| progress(Progress::Paused(*paused)));
@@ -399,11 +399,10 @@ fn one_boot(
     };
     // Before it ran its status may be another program's.
     let mut ending = reported.or_else(|| home.ending_of_exit(&gone).filter(|_| ran));
-    let group = handle.state().group.clone();
-    let is_out_of_memory = group.is_some_and(|group| group.is_out_of_memory());
+    let is_out_of_memory = killed_for_memory(handle) > killed_before;
     let (parts, was_told) = {
         let mut state = handle.state();
-        state.home = None;
+        (state.home, state.runs) = (None, false);
         if ending.is_none() && state.is_cut_off {
             ending = Some(Ending::Quit);
         }
@@ -430,6 +429,12 @@ fn one_boot(
     } else {
         of_gone(gone, is_out_of_memory)
     }))
+}
+
+/// How many processes of the VM the kernel has killed for the VM's limit of memory.
+fn killed_for_memory(handle: &Handle) -> u64 {
+    let group = handle.state().group.clone();
+    group.map_or(0, |group| group.killed_for_memory())
 }
 
 /// The names of the disks with these numbers. A shard in a guest's hands may report any.

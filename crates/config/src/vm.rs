@@ -39,7 +39,8 @@ pub struct VmSpec {
     #[serde(default)]
     pub core_scheduling: bool,
     /// The endings after which it starts again.
-    #[serde(default)]
+    // Left out of records and snapshots that programs from before it read.
+    #[serde(default, skip_serializing_if = "RestartSpec::is_no")]
     pub restart: RestartSpec,
     /// Guest memory, from 64M.
     #[serde(default = "default_memory")]
@@ -168,6 +169,12 @@ pub enum RestartSpec {
     OnFailure,
     /// All: those, and the guest's power-off.
     Always,
+}
+
+impl RestartSpec {
+    fn is_no(&self) -> bool {
+        *self == Self::No
+    }
 }
 
 /// The outcome of a write to a disk that finds no room on the host (`docs/disks.md`).

@@ -92,10 +92,16 @@ pub fn connect_booting(name: &str, folder: &Path, wait: Option<Duration>) -> Res
     }
 }
 
+/// Whether the VM in the directory `folder` has a monitor. One that was killed leaves the directory.
+fn has_monitor(folder: &Path) -> bool {
+    let pid = registry::vms::read(folder).map(|record| record.monitor_pid);
+    pid.is_ok_and(|pid| Path::new("/proc").join(pid.to_string()).exists())
+}
+
 /// Waits until the agent of the VM in the directory `folder` answers, for `limit` at most: false when the VM has ended.
 pub fn await_agent(folder: &Path, limit: Duration) -> Option<bool> {
     let vsock = folder.join("vsock.sock");
-    let runs = || folder.exists();
+    let runs = || has_monitor(folder);
     match connect_vsock_while(&vsock, agent::VSOCK_PORT, limit, runs) {
         Ok(_) => Some(true),
         Err(_) if !runs() => Some(false),

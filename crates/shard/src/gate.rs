@@ -91,7 +91,7 @@ impl Gate {
     /// Holds the VM still; `None` when it can't be had now, because I/O is under way, a vCPU does not leave the kernel, or
     /// the VM stands still for long.
     pub fn pause(&self) -> Option<Pause<'_>> {
-        // Who holds the VM still has its pause already; others would wait for as long as that takes.
+        // The thread that holds the VM still has its pause already; others would wait for as long as that takes.
         if self.held.load(Ordering::Acquire) {
             return None;
         }

@@ -5,8 +5,9 @@
 //! addresses. The process asks for a list when it has frames to judge and its list is old; without an answer
 //! its list stays as it is.
 //!
-//! It ends when the card's socket or passt's closes, and with the thread that started it. The monitor reads
-//! no contents of what it sends: a guest may have taken it over.
+//! It ends when the card's socket or passt's closes, and with the thread that started it. A guest may have
+//! taken it over: the monitor reads the count, which is a number, and the end of what it said before it
+//! failed, as text for people. The contents of packets it leaves unread.
 
 mod arguments;
 mod count;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::ClientError;
 
-/// As long as anybody waits.
+/// The longest time to wait.
 const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 /// How long one attempt may take: a guest whose driver is not up yet lets it wait.
 const ATTEMPT_MAX: Duration = Duration::from_secs(2);

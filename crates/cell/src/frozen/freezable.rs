@@ -82,6 +82,11 @@ impl Freezable {
         })
     }
 
+    /// The spec that VMs which go on from here have.
+    pub(crate) fn set_spec(&mut self, spec: VmSpec) {
+        self.spec = spec;
+    }
+
     /// The socket that a freeze waits for: shut down, it makes the freeze fail.
     pub fn socket(&self) -> io::Result<UnixStream> {
         self.socket.try_clone()

@@ -53,8 +53,10 @@ pub(crate) struct State {
     pub(super) starts: u64,
     /// The control group of its processes, if it has one.
     pub(crate) group: Option<Arc<ControlGroup>>,
-    /// The processes of its cards, in this boot.
+    /// The processes of its cards, in this boot. One that has ended is still among them.
     pub(crate) helpers: Vec<u32>,
+    /// Shards of it run on other hosts.
+    pub(crate) has_remote_parts: bool,
     /// Why a cell that it spans is lost, if one is.
     pub(crate) lost: Option<String>,
 }
@@ -86,6 +88,13 @@ impl State {
             Some(home) => home.order(order),
             None => Err(io::Error::other("the VM is not running just now")),
         }
+    }
+
+    /// Orders the home to go on, and waits for nothing.
+    pub(super) fn order_to_resume(&mut self) -> io::Result<()> {
+        let id = self.order(&Order::Resume)?;
+        self.pausing = Some((id, false));
+        Ok(())
     }
 
     /// Whether the VM stands still from now on, by the answer to the order that somebody waits for; none if that

@@ -67,6 +67,14 @@ impl FromStr for PinArg {
 
 /// Changes what a VM uses of its host.
 pub fn update(args: UpdateArgs) -> Result<ExitCode> {
+    if let Some(OrNone(Some(limit))) = args.cpu_limit
+        && !limit.is_finite()
+    {
+        return Err(miette!(
+            help = "write a number of CPUs, as 1.5, or none",
+            "--cpu-limit {limit}: no number of CPUs"
+        ));
+    }
     let update = Update {
         cpu_weight: args.cpu_weight.map(|OrNone(weight)| weight),
         cpu_limit: args.cpu_limit.map(|OrNone(limit)| limit),

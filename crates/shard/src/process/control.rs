@@ -99,7 +99,7 @@ impl Control {
         };
         let end = self.running.end.clone();
         end.end(ending);
-        // What stands still sees the end now.
+        // vCPUs that stand still see the end now.
         drop(hold);
         self.stop();
         // The first cause: a power-off may have come while an order to quit was being read.

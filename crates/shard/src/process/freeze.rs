@@ -35,7 +35,9 @@ enum FreezeError {
     Pmem,
     #[error("it does not stand still: its disks take more than {} s for what is under way", STILL_LIMIT.as_secs())]
     NotStill,
-    #[error("a write to its disk{0} waits for room on the host; free some, then try again")]
+    #[error(
+        "a write to its disk{0} waits for room on the host; free some, let the VM run if it is paused, then try again"
+    )]
     Full(u16),
     #[error(transparent)]
     State(#[from] StateError),

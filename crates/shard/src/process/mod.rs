@@ -181,14 +181,14 @@ fn start(control: &ControlSocket, spec: LaunchSpec, mut files: Files) -> Result<
     let console_thread = threads.spawn(ThreadKind::Serial, "console", move || {
         serial::pump(&console, console_socket, &stop)
     })?;
+    let (ports, mmio) = (running.ports.clone(), running.mmio.clone());
+    let kind = kind.try_map_span(|home| home.start(&threads, &running.end, ports, mmio))?;
+    let vcpus = VcpuThreads::start(&threads, vcpus)?;
     let running_report = Report::Running {
         sandbox_missing: closed.missing,
         sandbox_notes: closed.notes,
     };
     control.send(&running_report, &[])?;
-    let (ports, mmio) = (running.ports.clone(), running.mmio.clone());
-    let kind = kind.try_map_span(|home| home.start(&threads, &running.end, ports, mmio))?;
-    let vcpus = VcpuThreads::start(&threads, vcpus)?;
     let (stop_sharing, stopped) = mpsc::channel();
     if let Some(background) = background {
         let gate = threads.gate().clone();

@@ -3,7 +3,7 @@
 //! A limit takes from the VM alone, so a manifest may have one. A part of what other VMs use, a place, and a
 //! share group are the caller's to give. Core scheduling is isolation: the stronger wins, as for the sandbox.
 
-use config::vm::{NodeSpec, RootSpec};
+use config::vm::{NodeSpec, RestartSpec, RootSpec};
 use config::{IoLimitSpec, Size, VmSpec};
 
 use super::TrustError;
@@ -73,8 +73,7 @@ impl Resources {
             io_limit,
             scratch_limit,
             core_scheduling,
-            // Each start is the same VM's, and `kill` ends it.
-            restart: _,
+            restart,
             nodes,
             // The host's pools can't be in a snapshot. The rest is within the memory.
             pages: _,
@@ -106,6 +105,11 @@ impl Resources {
             applied
                 .withheld
                 .push("core scheduling is on, stronger than the snapshot's".to_owned());
+        }
+        if *restart != RestartSpec::No {
+            applied
+                .takes
+                .push("starts after its end, until it is killed".to_owned());
         }
         *core_scheduling |= self.core_scheduling;
         if *core_scheduling {
