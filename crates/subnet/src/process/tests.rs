@@ -17,7 +17,7 @@ pub(crate) fn egress(
     cluster: impl Fn() -> HashSet<IpAddr> + Send + Sync + 'static,
 ) -> (Egress, mpsc::Receiver<String>) {
     let (sender, lines) = mpsc::channel();
-    let words = ["subnet", AS_PROCESS, "--exact", "--nocapture", FLAG];
+    let words = ["subnet", AS_PROCESS, "--exact", "--nocapture", "--", FLAG];
     let egress = Egress {
         cluster: Arc::new(cluster),
         count: Arc::new(Count::new().unwrap()),
