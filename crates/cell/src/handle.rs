@@ -205,7 +205,7 @@ impl Handle {
         }
         let paused = self.confirm(&Order::Pause);
         if paused.is_err() {
-            // It may obey later, when nobody waits any more. Its answer to this brings the record up to date.
+            // The shard may obey later, when no client waits any more. Its answer to this order makes the record true.
             let _ = self.state().order_to_resume();
         }
         paused
@@ -270,7 +270,7 @@ impl Handle {
         self.changed();
         loop {
             if self.state().is_paused {
-                // A guest that stands still can't power off. One that can't go on is killed.
+                // A paused guest can't power off. A VM that can't be resumed is killed below.
                 let _ = self.resume();
             }
             // A VM between two boots sees `ending` instead. A guest that still boots, and has no driver for the button yet,

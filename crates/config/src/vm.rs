@@ -162,12 +162,12 @@ pub struct RootSpec {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum RestartSpec {
-    /// None.
+    /// No ending.
     #[default]
     No,
-    /// Those that are failures: a panic, a triple fault, an error of KVM, a shard that is gone.
+    /// A failure: a panic, a triple fault, an error of KVM, a shard that is gone.
     OnFailure,
-    /// All: those, and the guest's power-off.
+    /// Each failure, and the guest's power-off.
     Always,
 }
 

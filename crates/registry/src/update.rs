@@ -5,8 +5,7 @@
 use config::{Fault, Size, VmSpec};
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// The changes. Those of limits need what the same keys of a VM file need: root, or a control group that the host
-/// has delegated.
+/// Changes to limits and pins. A changed limit needs what the same key of a VM file needs: root and control groups.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Update {

@@ -41,13 +41,13 @@ pub(crate) struct State {
     pub(crate) clocks: Option<Clocks>,
     /// Its shards beside the home, while they run.
     pub(crate) parts: Option<Parts>,
-    /// The order that somebody waits for.
+    /// The order whose answer a client waits for.
     pub(super) asked: Option<OrderId>,
-    /// The answer to that.
+    /// The answer to that order, once it has come.
     pub(super) answer: Option<Answer>,
     /// The VM stands still by order.
     pub(super) is_paused: bool,
-    /// The order that somebody waits for has it stand still, or go on.
+    /// The order that pauses the VM (true) or resumes it, until it is answered.
     pub(super) pausing: Option<(OrderId, bool)>,
     /// How often a home has started.
     pub(super) starts: u64,
@@ -97,8 +97,7 @@ impl State {
         Ok(())
     }
 
-    /// Whether the VM stands still from now on, by the answer to the order that somebody waits for; none if that
-    /// order is about something else or was refused.
+    /// Whether this answer pauses the VM (true) or resumes it; none if it answers another order, or refuses.
     pub(crate) fn paused_by(&mut self, to: OrderId, answer: &Answer) -> Option<bool> {
         let (asked, paused) = self.pausing?;
         if asked != to {

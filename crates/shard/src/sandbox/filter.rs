@@ -99,8 +99,8 @@ const SPAN_IOCTLS: &[u32] = &[
     0x4040_aea0, // KVM_SET_VCPU_EVENTS
 ];
 
-/// What the first thread asks of KVM while the VM stands still: the state of vCPUs, interrupt chips and clock, and
-/// non-maskable interrupts.
+/// The `ioctl`s of KVM that the first thread makes while the VM stands still: they read the state of vCPUs, interrupt
+/// chips and clock, and send non-maskable interrupts.
 const STILL_IOCTLS: &[u32] = &[
     0xae9a,      // KVM_NMI
     0xc008_ae88, // KVM_GET_MSRS

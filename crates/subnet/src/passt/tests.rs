@@ -193,7 +193,7 @@ fn a_walled_guest_answers_at_a_forwarded_udp_port_and_sends_nowhere_else() {
         let asked = asked.expect("an answer reaches the client");
         service.set_nonblocking(true).unwrap();
         assert!(service.recv(&mut answer).is_err());
-        // The filter writes the count when it has passed on what it read.
+        // The filter writes the count after it has passed the other frames on.
         let deadline = std::time::Instant::now() + START_LIMIT;
         while filtered(&spec) != asked && std::time::Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
