@@ -1,0 +1,20 @@
+//! The keeper of one VM: the parent of the VM's processes, so that they outlive the VM's monitor.
+//!
+//! A monitor starts a keeper ([`client::Keeper::start`]), and has it start the VM's processes. Descriptors
+//! that the VM's next monitor needs are copied into the keeper's slot. When the monitor ends, the keeper
+//! starts the next one, its successor, which takes the slot's descriptors. Without a slot or a successor the
+//! keeper kills the VM's processes and ends.
+//!
+//! Before a start the keeper kills the former monitor, which may have lost only its connection: two monitors
+//! never serve one VM.
+//!
+//! The first start of a successor within 10 s is at once. The next ones wait for 50 ms, 100 ms and so on up to
+//! 1 s. When a monitor is gone after ten starts within 10 s, the keeper ends the VM.
+
+pub mod client;
+pub mod limits;
+pub mod message;
+pub mod server;
+pub mod socket;
+pub mod spawn;
+pub mod state;
