@@ -3,14 +3,15 @@
 //!
 //! It parses frames of a guest, so it has no rights: no capabilities, no files by name, no sockets but those
 //! that it was given. It keeps the host's namespaces, in which none of its calls names anything.
+//!
+//! It ends with its sockets, not with its starter: a VM that outlives its monitor keeps its cards.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitCode;
 
-use nix::sys::prctl::{set_name, set_pdeathsig};
+use nix::sys::prctl::set_name;
 use nix::sys::resource::{Resource, setrlimit};
-use nix::sys::signal::Signal;
 use subnet::process::{Arguments, FILE_BYTES_MAX, FLAG, Seal, receive};
 use subnet::relay::End;
 
@@ -67,7 +68,11 @@ fn run(words: impl Iterator<Item = String>) -> ExitCode {
         .map_err(CardError::from)
         .and_then(|lists| serve(lists, &arguments))
     {
-        Ok(end) => ExitCode::from(end.status()),
+        Ok(end) => {
+            // A monitor that has adopted this process does not learn its exit status.
+            eprintln!("{}", end.words());
+            ExitCode::from(end.status())
+        }
         Err(CardError::Host(error)) if error.raw_os_error() == Some(libc::ENOTSOCK) => {
             eprintln!(
                 "mirrorball-shard {FLAG}: a monitor starts this; help: start VMs with `mirrorball run`"
@@ -98,7 +103,6 @@ fn limit() -> io::Result<()> {
 fn serve(lists: OwnedFd, arguments: &Arguments) -> Result<End, CardError> {
     // The name is for people.
     let _ = set_name(c"card-filter");
-    set_pdeathsig(Signal::SIGKILL).map_err(io::Error::from)?;
     // Its maps of addresses take random numbers from the kernel, once a thread: before the seal.
     let mut relay = receive(lists, arguments)?;
     let identity = arguments.user.map(|(uid, gid)| Identity { uid, gid });

@@ -8,6 +8,7 @@ mod error;
 pub mod filter;
 mod forward;
 pub mod frame;
+pub mod helper;
 mod host;
 mod mac;
 pub mod passt;
@@ -19,5 +20,6 @@ pub mod tap;
 
 pub use error::SubnetError;
 pub use forward::{PortForward, Protocol};
+pub use helper::{HelperProcess, LeftProcess};
 pub use mac::{mac_address, parse_mac};
 pub use process::Egress;

@@ -20,13 +20,14 @@ use std::io::{Read, Seek, Write};
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use crate::filter::Resolvers;
-use crate::process::{Arguments, Egress, FilterProcess};
+use crate::helper::{HelperProcess, LeftProcess};
+use crate::process::{Arguments, Egress, FilterProcess, LeftFilter};
 use crate::{PortForward, Protocol, SubnetError, host};
 
 /// The guest's address, given by DHCP.
@@ -62,14 +63,62 @@ pub struct Passt {
     pub child: PasstChild,
 }
 
-/// The process, and that of the filter in front of it. Killed and waited for on drop.
+/// The processes of a card that a predecessor of this monitor started.
+#[derive(Debug)]
+pub struct LeftCard {
+    /// passt.
+    pub passt: LeftProcess,
+    /// The filter in front of passt, for a card that may reach neither the host nor the cluster.
+    pub filter: Option<LeftFilter>,
+}
+
+/// The process of passt, and that of the filter in front of it. Dropping it kills both, and waits.
 #[derive(Debug)]
 pub struct PasstChild {
-    process: Child,
+    /// Dropped before passt, since it would report that passt has ended.
     filter: Option<FilterProcess>,
+    process: HelperProcess,
 }
 
 impl PasstChild {
+    /// Takes over the processes of a card that `spec` describes.
+    ///
+    /// # Errors
+    /// If only one of `left` and `spec` has a filter, or the host has no more threads. The processes are
+    /// ended then.
+    pub fn adopt(left: LeftCard, spec: &PasstSpec) -> std::io::Result<Self> {
+        // Processes that are not adopted end with these two.
+        let process = HelperProcess::adopt(left.passt);
+        let filter = match (left.filter, &spec.egress) {
+            (Some(left), Some(egress)) => Some(FilterProcess::adopt(left, egress)?),
+            (None, None) => None,
+            (Some(left), None) => {
+                drop(HelperProcess::adopt(left.process));
+                return Err(std::io::Error::other(
+                    "the card has a frame filter that it must not have",
+                ));
+            }
+            (None, Some(_)) => return Err(std::io::Error::other("the card lacks its frame filter")),
+        };
+        Ok(Self { filter, process })
+    }
+
+    /// The process of passt.
+    pub fn passt(&self) -> &HelperProcess {
+        &self.process
+    }
+
+    /// The filter in front of passt.
+    pub fn filter(&self) -> Option<&FilterProcess> {
+        self.filter.as_ref()
+    }
+
+    /// The processes of passt and of the filter in front of it.
+    pub fn helpers(&self) -> impl Iterator<Item = &HelperProcess> {
+        let filter = self.filter.iter().map(FilterProcess::process);
+        std::iter::once(&self.process).chain(filter)
+    }
+
     /// The process id of passt.
     pub fn id(&self) -> u32 {
         self.process.id()
@@ -77,18 +126,7 @@ impl PasstChild {
 
     /// The process ids of passt and of the filter in front of it.
     pub fn ids(&self) -> impl Iterator<Item = u32> + '_ {
-        let filter = self.filter.iter().map(FilterProcess::id);
-        std::iter::once(self.id()).chain(filter)
-    }
-}
-
-impl Drop for PasstChild {
-    fn drop(&mut self) {
-        // First, since it would report that passt has ended.
-        drop(self.filter.take());
-        // It may have ended by itself.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        self.helpers().map(HelperProcess::id)
     }
 }
 
@@ -115,8 +153,8 @@ pub fn start(spec: &PasstSpec) -> Result<Passt, SubnetError> {
             _ => failed("cannot run it")(error),
         })?;
     let mut child = PasstChild {
-        process,
         filter: None,
+        process: HelperProcess::of_child(process).map_err(failed("no pidfd"))?,
     };
     if let Some(egress) = &spec.egress {
         let (card, near) = UnixStream::pair().map_err(failed("no socket pair"))?;

@@ -5,9 +5,11 @@
 //! addresses. The process asks for a list when it has frames to judge and its list is old; without an answer
 //! its list stays as it is.
 //!
-//! It ends when the card's socket or passt's closes, and with the thread that started it. A guest may have
-//! taken it over: the monitor reads the count, which is a number, and the end of what it said before it
-//! failed, as text for people. The contents of packets it leaves unread.
+//! It ends when the card's socket or passt's closes; before it has received them, when its standard input
+//! ends. No signal ties it to its starter: a VM that outlives its monitor keeps its cards, and the monitor's
+//! successor adopts the filter. A guest may have taken the process over. The monitor reads the count, which
+//! is a number, and the last line that the process wrote before it failed or ended, as text for people. It
+//! leaves the contents of packets unread.
 
 mod arguments;
 mod count;
@@ -19,12 +21,12 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::IpAddr;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -42,12 +44,13 @@ pub use self::arguments::{Arguments, Seal};
 pub use self::count::Count;
 use self::message::{MESSAGE_BYTES_MAX, Message};
 use crate::filter::Barred;
+use crate::helper::{HelperProcess, LeftProcess};
 use crate::host;
 use crate::relay::{End, Relay, Sockets};
 
 /// The argument that makes the program of shards run as a filter's process. No VM has such a name, which is a shard's argument.
 pub const FLAG: &str = "--frame-filter";
-/// Bytes that a filter's process may write into a file: what it says when it fails.
+/// Bytes that a filter's process may write into a file: what it says when it fails or ends.
 pub const FILE_BYTES_MAX: u64 = 4096;
 /// Time between two answers, less than the age that a relay's list may have: a process that a guest has taken
 /// over asks as often as it likes.
@@ -91,6 +94,17 @@ impl Egress {
     }
 }
 
+/// A filter's process that a predecessor of this monitor started.
+#[derive(Debug)]
+pub struct LeftFilter {
+    /// The process.
+    pub process: LeftProcess,
+    /// Socket by which it receives its lists.
+    pub lists: OwnedFd,
+    /// File in memory that it writes into when it fails or ends.
+    pub log: OwnedFd,
+}
+
 /// A running filter's process. Dropping it ends the process, and with that the card's connection and passt's.
 #[derive(Debug)]
 pub struct FilterProcess {
@@ -101,8 +115,7 @@ pub struct FilterProcess {
 
 #[derive(Debug)]
 struct Shared {
-    pid: u32,
-    child: Mutex<Child>,
+    process: HelperProcess,
     lists: OwnedFd,
     /// What the process said.
     log: File,
@@ -117,35 +130,29 @@ impl FilterProcess {
     /// If the host has no more processes, threads or files, or does not list its addresses.
     pub fn start(egress: &Egress, arguments: &Arguments, card: OwnedFd, passt: OwnedFd) -> io::Result<Self> {
         let barred = egress.barred()?;
-        let (lists, theirs) = socketpair(
-            AddressFamily::Unix,
-            SockType::SeqPacket,
-            None,
-            SockFlag::SOCK_CLOEXEC,
-        )?;
-        begin(&lists, &card, &passt, &egress.count, &barred)?;
-        // The process alone has them from now on.
-        drop((card, passt));
-        let log = File::from(memfd_create(c"card", MFdFlags::MFD_CLOEXEC)?);
-        let (name, words) = egress.words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
-        // The child has the descriptor, with the same number, until it executes the program.
-        let child = Command::new(format!("/proc/self/fd/{}", egress.program.as_raw_fd()))
-            .arg0(name)
-            .args(words)
-            .args(arguments.words())
-            .env_clear()
-            .env("RUST_BACKTRACE", "0")
-            .stdin(Stdio::from(theirs))
-            .stdout(Stdio::null())
-            .stderr(log.try_clone()?)
-            .spawn()?;
-        let shared = Arc::new(Shared {
-            pid: child.id(),
-            child: Mutex::new(child),
+        let shared = Shared::start(egress, arguments, [card, passt], &barred)?;
+        Self::serve(shared, egress, Some(barred))
+    }
+
+    /// Takes over a process that a predecessor started. The process receives a whole list at once: the
+    /// predecessor may have ended between a question and its answer, and a process asks once only.
+    ///
+    /// # Errors
+    /// If the host has no more threads. The process is ended then.
+    pub fn adopt(left: LeftFilter, egress: &Egress) -> io::Result<Self> {
+        let LeftFilter { process, lists, log } = left;
+        let shared = Shared {
+            process: HelperProcess::adopt(process),
             lists,
-            log,
+            log: log.into(),
             is_ending: AtomicBool::new(false),
-        });
+        };
+        Self::serve(shared, egress, None)
+    }
+
+    /// Starts the thread that answers the process. `sent` is the list that the process has, if it is known.
+    fn serve(shared: Shared, egress: &Egress, sent: Option<Barred>) -> io::Result<Self> {
+        let shared = Arc::new(shared);
         let mut process = Self {
             shared: shared.clone(),
             server: None,
@@ -153,8 +160,8 @@ impl FilterProcess {
         let egress = egress.clone();
         let server = std::thread::Builder::new().name("card-lists".into());
         process.server = Some(server.spawn(move || {
-            let answered = serve(&shared.lists, &egress, barred);
-            let ended = shared.end();
+            let answered = serve(&shared.lists, &egress, sent);
+            let ended = shared.process.end();
             if shared.is_ending.load(Ordering::Acquire) {
                 return;
             }
@@ -171,19 +178,34 @@ impl FilterProcess {
 
     /// Its process id.
     pub fn id(&self) -> u32 {
-        self.shared.pid
+        self.shared.process.id()
+    }
+
+    /// The process itself.
+    pub fn process(&self) -> &HelperProcess {
+        &self.shared.process
+    }
+
+    /// Socket by which the process receives its lists.
+    pub fn lists(&self) -> BorrowedFd<'_> {
+        self.shared.lists.as_fd()
+    }
+
+    /// File in memory that the process writes into when it fails or ends.
+    pub fn log(&self) -> BorrowedFd<'_> {
+        self.shared.log.as_fd()
     }
 
     /// Ends the process, whose card was not served. Returns what is known of its failure, if it has failed by
-    /// itself.
+    /// itself; of an adopted process nothing is.
     pub fn failure(&self) -> Option<String> {
         self.shared.is_ending.store(true, Ordering::Release);
-        let status = self.shared.end().ok()?;
+        let status = self.shared.process.end().ok()??;
         let was_fine = status.signal() == Some(libc::SIGKILL) || end_of(status).is_some();
         if was_fine {
             None
         } else {
-            describe(status, &self.shared.said())
+            describe(Some(status), &self.shared.said())
         }
     }
 }
@@ -192,7 +214,7 @@ impl Drop for FilterProcess {
     fn drop(&mut self) {
         self.shared.is_ending.store(true, Ordering::Release);
         // It may have ended by itself.
-        let _ = self.shared.end();
+        let _ = self.shared.process.end();
         // Whatever else holds the process's end for a moment.
         let _ = shutdown(self.shared.lists.as_raw_fd(), Shutdown::Both);
         if let Some(server) = self.server.take() {
@@ -203,12 +225,42 @@ impl Drop for FilterProcess {
 }
 
 impl Shared {
-    /// Kills the process unless it has ended, and waits for it. One that is ending by itself keeps its own
-    /// status.
-    fn end(&self) -> io::Result<ExitStatus> {
-        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
-        let _ = child.kill();
-        child.wait()
+    /// Starts a process with the list `barred` between `sockets`: the card's and passt's.
+    fn start(
+        egress: &Egress,
+        arguments: &Arguments,
+        sockets: [OwnedFd; 2],
+        barred: &Barred,
+    ) -> io::Result<Self> {
+        let (lists, theirs) = socketpair(
+            AddressFamily::Unix,
+            SockType::SeqPacket,
+            None,
+            SockFlag::SOCK_CLOEXEC,
+        )?;
+        let [card, passt] = sockets;
+        begin(&lists, &card, &passt, &egress.count, barred)?;
+        // The process alone has them from now on.
+        drop((card, passt));
+        let log = File::from(memfd_create(c"card", MFdFlags::MFD_CLOEXEC)?);
+        let (name, words) = egress.words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+        // The child has the descriptor, with the same number, until it executes the program.
+        let child = Command::new(format!("/proc/self/fd/{}", egress.program.as_raw_fd()))
+            .arg0(name)
+            .args(words)
+            .args(arguments.words())
+            .env_clear()
+            .env("RUST_BACKTRACE", "0")
+            .stdin(Stdio::from(theirs))
+            .stdout(Stdio::null())
+            .stderr(log.try_clone()?)
+            .spawn()?;
+        Ok(Self {
+            process: HelperProcess::of_child(child)?,
+            lists,
+            log,
+            is_ending: AtomicBool::new(false),
+        })
     }
 
     fn said(&self) -> String {
@@ -218,9 +270,12 @@ impl Shared {
     }
 }
 
-/// Answers a filter's process, which has the list `sent`, until it has ended.
-fn serve(lists: &OwnedFd, egress: &Egress, mut sent: Barred) -> Result<(), &'static str> {
-    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+/// Answers a filter's process, which has the list `sent`, until it has ended. A process whose list is unknown
+/// receives one that it did not ask for.
+fn serve(lists: &OwnedFd, egress: &Egress, mut sent: Option<Barred>) -> Result<(), &'static str> {
+    if sent.is_none() && !answer(lists, egress, &mut sent)? {
+        return Ok(());
+    }
     loop {
         if is_gone(lists, ANSWER_INTERVAL) {
             return Ok(());
@@ -230,21 +285,31 @@ fn serve(lists: &OwnedFd, egress: &Egress, mut sent: Barred) -> Result<(), &'sta
             Err(Errno::EINTR) => continue,
             Ok(0) | Err(_) => return Ok(()),
         }
-        let answer = match egress.barred() {
-            Ok(barred) if barred != sent => {
-                sent = barred;
-                Message::list(&sent).ok_or(TOO_MANY)?
-            }
-            // A host that is out of files for a moment keeps the last list, rather than the guest losing its
-            // network.
-            _ => Message::SAME.to_vec(),
-        };
-        match send(lists.as_raw_fd(), &answer, flags) {
-            Ok(_) => {}
-            Err(Errno::EMSGSIZE) => return Err(TOO_MANY),
-            // It reads no answers, so it has no use for others.
-            Err(_) => return Ok(()),
+        if !answer(lists, egress, &mut sent)? {
+            return Ok(());
         }
+    }
+}
+
+/// Sends the list of now to a filter's process, or that it is still `sent`. Returns whether the process takes
+/// messages.
+fn answer(lists: &OwnedFd, egress: &Egress, sent: &mut Option<Barred>) -> Result<bool, &'static str> {
+    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+    let message = match egress.barred() {
+        Ok(barred) if sent.as_ref() != Some(&barred) => {
+            let list = Message::list(&barred).ok_or(TOO_MANY)?;
+            *sent = Some(barred);
+            list
+        }
+        // A host that is out of files for a moment keeps the last list, rather than the guest losing its
+        // network.
+        _ => Message::SAME.to_vec(),
+    };
+    match send(lists.as_raw_fd(), &message, flags) {
+        Ok(_) => Ok(true),
+        Err(Errno::EMSGSIZE) => Err(TOO_MANY),
+        // It reads no answers, so it has no use for others.
+        Err(_) => Ok(false),
     }
 }
 
@@ -320,22 +385,27 @@ fn end_of(status: ExitStatus) -> Option<End> {
     status.code().and_then(End::of_status)
 }
 
-/// Why a process with this status has cut off its card; none if its card had ended.
-fn describe(status: ExitStatus, said: &str) -> Option<String> {
-    let how = match (end_of(status), status.code(), status.signal()) {
-        (Some(End::Card), ..) => return None,
-        (Some(End::Passt), ..) => return Some("passt has ended".to_owned()),
-        (Some(End::CardBroken), ..) => return Some("the shard sent a length that no frame has".to_owned()),
-        (Some(End::PasstBroken), ..) => return Some("passt sent a length that no frame has".to_owned()),
-        (None, Some(code), _) => format!("left with status {code}"),
-        (None, None, Some(libc::SIGSYS)) => "made a system call that its seal forbids".to_owned(),
-        (None, None, Some(signal)) => match Signal::try_from(signal) {
+/// Why a process with this status, which is unknown of an adopted one, has cut off its card; none if its card
+/// has ended.
+fn describe(status: Option<ExitStatus>, said: &str) -> Option<String> {
+    let last = said.lines().rev().find(|line| !line.trim().is_empty());
+    let end = match status {
+        Some(status) => end_of(status),
+        None => last.and_then(End::of_words),
+    };
+    if let Some(end) = end {
+        return (end != End::Card).then(|| end.words().to_owned());
+    }
+    let (code, signal) = status.map_or((None, None), |status| (status.code(), status.signal()));
+    let how = match (code, signal) {
+        (Some(code), _) => format!("left with status {code}"),
+        (None, Some(libc::SIGSYS)) => "made a system call that its seal forbids".to_owned(),
+        (None, Some(signal)) => match Signal::try_from(signal) {
             Ok(signal) => format!("was ended by {signal}"),
             Err(_) => format!("was ended by signal {signal}"),
         },
-        (None, None, None) => "is gone".to_owned(),
+        (None, None) => "has ended".to_owned(),
     };
-    let last = said.lines().rev().find(|line| !line.trim().is_empty());
     Some(match last {
         Some(last) => format!("the frame filter {how}; it said: {last}"),
         None => format!("the frame filter {how}"),

@@ -54,6 +54,21 @@ impl End {
             .into_iter()
             .find(|end| i32::from(end.status()) == status)
     }
+
+    /// The words that a relay's process writes at this end, for a reader that does not learn its exit status.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Card => "the card has ended",
+            Self::Passt => "passt has ended",
+            Self::CardBroken => "the shard sent a length that no frame has",
+            Self::PasstBroken => "passt sent a length that no frame has",
+        }
+    }
+
+    /// The end that `words` stand for; none of a process that failed.
+    pub fn of_words(words: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|end| end.words() == words)
+    }
 }
 
 /// The descriptors of a relay.

@@ -3,11 +3,13 @@
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::resource::getrlimit;
-use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socketpair};
-use nix::sys::wait::{WaitStatus, waitpid};
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, Shutdown, SockFlag, SockType, recv, send, shutdown, socketpair,
+};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, Uid, fork, geteuid, setresuid};
 use subnet::filter::Barred;
 use subnet::process::message::Message;
@@ -45,7 +47,7 @@ fn start(arguments: &Arguments) -> Started {
     // of the runner might have held at the fork (the allocator's are reset by glibc's fork handlers).
     match unsafe { fork() }.unwrap() {
         ForkResult::Child => {
-            // Its ends close with the parent's only.
+            // The other ends are the parent's alone.
             drop((card, passt, lists));
             let status = serve(near_lists, arguments).map_or(1, |end| end.status().into());
             // SAFETY: ends the child without running the runner's exit handlers.
@@ -133,7 +135,7 @@ fn sealed_process_moves_frames_and_takes_lists_without_any_rights() {
     send(lists.as_raw_fd(), &list.unwrap(), MsgFlags::empty()).unwrap();
     let mut arrived = arp(60);
     (&passt).read_exact(&mut arrived).unwrap();
-    drop(card);
+    close(card);
     assert_eq!(waitpid(pid, None), Ok(WaitStatus::Exited(pid, 0)));
     assert_eq!(count.get(), 1);
 }
@@ -142,10 +144,63 @@ fn sealed_process_moves_frames_and_takes_lists_without_any_rights() {
 fn sealed_process_ends_with_passt_and_says_so_by_its_status() {
     let Started { pid, card, passt, .. } = start(&Arguments::default());
     expect_to_arrive(&card, &passt, &arp(60));
-    drop(passt);
+    close(passt);
     let status = i32::from(End::Passt.status());
     assert_eq!(waitpid(pid, None), Ok(WaitStatus::Exited(pid, status)));
     assert_eq!((&card).read(&mut [0]).unwrap(), 0);
+}
+
+/// Closes a socket, although a process that another test has just forked may have it for a while.
+fn close(side: UnixStream) {
+    side.shutdown(std::net::Shutdown::Both).unwrap();
+}
+
+/// Waits until the process has ended by itself. Returns its exit status.
+fn expect_end(pid: Pid, limit: Duration) -> i32 {
+    let deadline = Instant::now() + limit;
+    loop {
+        match waitpid(pid, Some(WaitPidFlag::WNOHANG)).unwrap() {
+            WaitStatus::Exited(_, status) => return status,
+            WaitStatus::StillAlive => assert!(Instant::now() < deadline, "it runs on after {limit:?}"),
+            status => panic!("{status:?}"),
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn process_outlives_its_starter_and_ends_within_a_second_of_its_sockets() {
+    let is_root = geteuid().is_root();
+    for (user, closes_card) in [(None, true), (is_root.then_some(USER), true), (None, false)] {
+        let arguments = Arguments {
+            user,
+            ..Arguments::default()
+        };
+        // A parent-death signal would come at the end of this thread.
+        let started = std::thread::spawn(move || start(&arguments));
+        let Started { pid, card, passt, .. } = started.join().unwrap();
+        expect_to_arrive(&card, &passt, &arp(60));
+        expect_to_arrive(&passt, &card, &arp(60));
+        let (closed, end) = if closes_card {
+            (card, End::Card)
+        } else {
+            (passt, End::Passt)
+        };
+        close(closed);
+        assert_eq!(expect_end(pid, Duration::from_secs(1)), i32::from(end.status()));
+    }
+}
+
+#[test]
+fn process_that_receives_no_sockets_ends_with_its_standard_input() {
+    let kind = SockType::SeqPacket;
+    let (lists, near) = socketpair(AddressFamily::Unix, kind, None, SockFlag::SOCK_CLOEXEC).unwrap();
+    shutdown(lists.as_raw_fd(), Shutdown::Both).unwrap();
+    let status = in_child(|| match serve(near, &Arguments::default()) {
+        Err(CardError::Host(_)) => 0,
+        Err(CardError::Sandbox(_)) | Ok(_) => 1,
+    });
+    assert_eq!(code(status), 0);
 }
 
 #[test]

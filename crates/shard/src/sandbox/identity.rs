@@ -12,7 +12,11 @@ pub fn become_one(identity: Identity) -> io::Result<()> {
     setgroups(&[])?;
     setresgid(gid, gid, gid)?;
     setresuid(uid, uid, uid)?;
-    // A change of user clears it.
+    Ok(())
+}
+
+/// Ends the process with its parent. A change of user clears this.
+pub fn end_with_parent() -> io::Result<()> {
     nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL)?;
     Ok(())
 }

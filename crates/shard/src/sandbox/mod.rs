@@ -110,7 +110,11 @@ pub fn close(launch: SandboxLaunch) -> Result<Closed, SandboxError> {
     // A process that is no longer root may not shrink the bounding set.
     done("capabilities", capabilities::drop_bounding());
     if let Some(identity) = identity {
-        done("user id of its own", identity::become_one(identity));
+        let changed = identity::become_one(identity);
+        done(
+            "user id of its own",
+            changed.and_then(|()| identity::end_with_parent()),
+        );
     }
     match landlock::restrict() {
         Ok(lacking) => notes.extend(lacking),

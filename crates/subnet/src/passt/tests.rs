@@ -6,7 +6,9 @@ use std::os::fd::AsRawFd;
 
 use super::*;
 use crate::frame::{Datagram, Packet, Payload, parse};
-use crate::process::tests::egress;
+use crate::helper::tests::left;
+use crate::helper::wait;
+use crate::process::tests::{egress, left_filter};
 use crate::samples::{MAC, SYN, TCP, UDP, address, drop_capabilities, frame, message, tcp, udp};
 
 /// An address that the host of a test of its own has.
@@ -219,16 +221,10 @@ fn a_guest_gets_its_address_by_dhcp() {
 
 #[test]
 fn passt_ends_when_the_guests_socket_closes() {
-    let Passt { socket, mut child } = start(&walled(Vec::new())).unwrap();
+    let Passt { socket, child } = start(&walled(Vec::new())).unwrap();
     assert!(socket.as_raw_fd() >= 0);
     drop(socket);
-    for _ in 0..100 {
-        if child.process.try_wait().unwrap().is_some() {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    panic!("passt still runs 2 s after its socket closed");
+    wait(child.passt().pidfd(), Duration::from_secs(2)).expect("passt ends within 2 s");
 }
 
 #[test]
@@ -403,4 +399,47 @@ fn passt_that_ends_takes_its_card_along_and_is_named() {
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
     assert_eq!(lines.recv_timeout(START_LIMIT).unwrap(), "passt has ended");
     assert_eq!(socket(&passt).read(&mut [0]).unwrap(), 0);
+}
+
+#[test]
+fn adopted_card_serves_its_guest_and_ends_with_its_adopter() {
+    let spec = walled(Vec::new());
+    let Passt { socket, child } = start(&spec).unwrap();
+    let left = LeftCard {
+        passt: left(child.passt()),
+        filter: child.filter().map(left_filter),
+    };
+    let adopted = PasstChild::adopt(left, &spec).unwrap();
+    assert!(adopted.ids().eq(child.ids()));
+    let passt = Passt {
+        socket,
+        child: adopted,
+    };
+    assert_eq!(dhcp(&passt), Some(GUEST_ADDRESS.octets()));
+    drop(passt);
+    for helper in child.helpers() {
+        wait(helper.pidfd(), Duration::ZERO).expect("both have ended");
+    }
+}
+
+#[test]
+fn card_whose_filter_is_missing_or_unwanted_is_not_adopted_and_ends() {
+    let reaching = PasstSpec {
+        mac: MAC,
+        ..PasstSpec::default()
+    };
+    for (started, adopted) in [
+        (walled(Vec::new()), &reaching),
+        (reaching.clone(), &walled(Vec::new())),
+    ] {
+        let passt = start(&started).unwrap();
+        let left = LeftCard {
+            passt: left(passt.child.passt()),
+            filter: passt.child.filter().map(left_filter),
+        };
+        assert!(PasstChild::adopt(left, adopted).is_err());
+        for helper in passt.child.helpers() {
+            wait(helper.pidfd(), Duration::ZERO).expect("its processes have ended");
+        }
+    }
 }

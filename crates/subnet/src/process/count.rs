@@ -6,13 +6,17 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 const BYTES: usize = 8;
+/// Seals of the file: its writer can neither make it large nor take it away.
+const SEALS: SealFlag = SealFlag::F_SEAL_GROW
+    .union(SealFlag::F_SEAL_SHRINK)
+    .union(SealFlag::F_SEAL_SEAL);
 
 /// A count in a file in memory.
 #[derive(Debug)]
@@ -27,9 +31,20 @@ impl Count {
         let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
         let file = File::from(memfd_create(c"filtered", flags)?);
         file.set_len(BYTES as u64)?;
-        // Its writer can neither make it large nor take it away.
-        let seals = SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL;
-        fcntl(&file, FcntlArg::F_ADD_SEALS(seals))?;
+        fcntl(&file, FcntlArg::F_ADD_SEALS(SEALS))?;
+        Ok(Self(file))
+    }
+
+    /// Takes over the count of a predecessor.
+    ///
+    /// # Errors
+    /// If the file is not as [`Count::new`] makes it.
+    pub fn adopt(file: OwnedFd) -> io::Result<Self> {
+        let file = File::from(file);
+        let seals = SealFlag::from_bits_truncate(fcntl(&file, FcntlArg::F_GET_SEALS)?);
+        if !seals.contains(SEALS) || file.metadata()?.len() != BYTES as u64 {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
         Ok(Self(file))
     }
 
@@ -62,5 +77,29 @@ mod tests {
         assert!(writer.write_all_at(&[0], BYTES as u64).is_err());
         assert!(writer.set_len(0).is_err() && writer.set_len(1 << 20).is_err());
         assert_eq!(count.get(), 7);
+    }
+
+    #[test]
+    fn adopted_count_reads_what_the_writer_goes_on_to_write() {
+        let count = Count::new().unwrap();
+        let copy = || count.as_fd().try_clone_to_owned().unwrap();
+        let (writer, adopted) = (File::from(copy()), Count::adopt(copy()).unwrap());
+        for number in [7_u64, 8] {
+            writer.write_all_at(&number.to_le_bytes(), 0).unwrap();
+            assert_eq!((adopted.get(), count.get()), (number, number));
+        }
+    }
+
+    #[test]
+    fn file_that_is_no_count_is_not_adopted() {
+        assert!(Count::adopt(File::open("/dev/null").unwrap().into()).is_err());
+        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+        let memory = || File::from(memfd_create(c"other", flags).unwrap());
+        let unsealed = memory();
+        unsealed.set_len(BYTES as u64).unwrap();
+        assert!(Count::adopt(unsealed.into()).is_err());
+        let empty = memory();
+        fcntl(&empty, FcntlArg::F_ADD_SEALS(SEALS)).unwrap();
+        assert!(Count::adopt(empty.into()).is_err());
     }
 }

@@ -1,9 +1,11 @@
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc;
+use std::sync::{Mutex, mpsc};
 use std::time::Instant;
 
 use super::*;
+use crate::helper::tests::left;
+use crate::helper::wait;
 use crate::samples::{SYN, TCP, address, frame, message, tcp};
 
 /// The test that is a filter's process when this program is started as one.
@@ -41,6 +43,7 @@ fn run_if_started_as_filter() {
     let arguments = Arguments::read(words).unwrap();
     let lists = io::stdin().as_fd().try_clone_to_owned().unwrap();
     let end = receive(lists, &arguments).unwrap().run().unwrap();
+    eprintln!("{}", end.words());
     std::process::exit(end.status().into());
 }
 
@@ -66,8 +69,14 @@ fn syn(to: &str) -> Vec<u8> {
 
 /// Sends a frame to the cluster and one to another address, and expects the second.
 fn expect_filtered(card: &UnixStream, passt: &UnixStream) {
+    let mut sent = card;
+    sent.write_all(&syn(CLUSTER)).unwrap();
+    expect_passed(card, passt);
+}
+
+/// Sends a frame to an address outside of the cluster, and expects it.
+fn expect_passed(card: &UnixStream, passt: &UnixStream) {
     let (mut card, mut passt) = (card, passt);
-    card.write_all(&syn(CLUSTER)).unwrap();
     card.write_all(&syn(OTHER)).unwrap();
     let mut arrived = vec![0; syn(OTHER).len()];
     passt.read_exact(&mut arrived).unwrap();
@@ -183,7 +192,7 @@ fn process_that_fails_at_its_start_says_why() {
 #[test]
 fn each_end_has_its_words() {
     let exited = |code: i32| ExitStatus::from_raw(code << 8);
-    let described = |status: ExitStatus| describe(status, "");
+    let described = |status: ExitStatus| describe(Some(status), "");
     assert_eq!(described(exited(End::Card.status().into())), None);
     for (status, words) in [
         (exited(End::Passt.status().into()), "passt has ended"),
@@ -207,4 +216,149 @@ fn each_end_has_its_words() {
     ] {
         assert_eq!(described(status).as_deref(), Some(words));
     }
+    assert_eq!(describe(None, "").unwrap(), "the frame filter has ended");
+    for end in [End::Passt, End::CardBroken, End::PasstBroken] {
+        assert_eq!(
+            describe(None, &format!("{}\n", end.words())).as_deref(),
+            Some(end.words())
+        );
+    }
+    assert_eq!(describe(None, "the card has ended\n"), None);
+    assert_eq!(
+        describe(None, "no seal\n").unwrap(),
+        "the frame filter has ended; it said: no seal"
+    );
+}
+
+/// A second handle of a filter's process, as a successor of its monitor has it.
+pub(crate) fn left_filter(filter: &FilterProcess) -> LeftFilter {
+    left_of(&filter.shared)
+}
+
+fn left_of(shared: &Shared) -> LeftFilter {
+    LeftFilter {
+        process: left(&shared.process),
+        lists: shared.lists.try_clone().unwrap(),
+        log: shared.log.try_clone().unwrap().into(),
+    }
+}
+
+/// A process whose monitor is gone, with the other ends of its sockets.
+fn start_unserved(egress: &Egress) -> (Shared, UnixStream, UnixStream) {
+    let (card, near_card) = UnixStream::pair().unwrap();
+    let (passt, near_passt) = UnixStream::pair().unwrap();
+    let sockets = [near_card.into(), near_passt.into()];
+    let barred = Barred {
+        own: host::addresses().unwrap(),
+        ..Barred::default()
+    };
+    let left = Shared::start(egress, &Arguments::default(), sockets, &barred).unwrap();
+    for side in [&card, &passt] {
+        side.set_read_timeout(Some(LIMIT)).unwrap();
+    }
+    (left, card, passt)
+}
+
+fn receive_message(lists: &OwnedFd) -> Option<Message> {
+    let mut bytes = vec![0; MESSAGE_BYTES_MAX];
+    let count = recv(lists.as_raw_fd(), &mut bytes, MsgFlags::empty()).unwrap();
+    Message::read(&bytes[..count])
+}
+
+#[test]
+fn adopted_filter_receives_a_whole_list_and_then_answers() {
+    let (lists, near) = socketpair(
+        AddressFamily::Unix,
+        SockType::SeqPacket,
+        None,
+        SockFlag::SOCK_CLOEXEC,
+    )
+    .unwrap();
+    let child = HelperProcess::of_child(Command::new("sleep").arg("1000").spawn().unwrap()).unwrap();
+    let (egress, lines) = egress(cluster);
+    let filter = LeftFilter {
+        process: left(&child),
+        lists: near,
+        log: memfd_create(c"card", MFdFlags::MFD_CLOEXEC).unwrap(),
+    };
+    let filter = FilterProcess::adopt(filter, &egress).unwrap();
+    assert_eq!(filter.id(), child.id());
+    let list = egress.barred().unwrap();
+    assert_eq!(receive_message(&lists), Some(Message::List(list)));
+    for _ in 0..2 {
+        send(lists.as_raw_fd(), &[message::ASK], MsgFlags::empty()).unwrap();
+        assert_eq!(receive_message(&lists), Some(Message::Same));
+    }
+    drop(filter);
+    wait(child.pidfd(), Duration::ZERO).expect("the process has ended");
+    assert_eq!(lines.try_recv(), Err(mpsc::TryRecvError::Empty));
+}
+
+#[test]
+fn adopted_filter_gets_its_list_although_its_predecessor_took_the_question() {
+    let (egress, _lines) = egress(cluster);
+    let (predecessor, card, _passt) = start_unserved(&egress);
+    let deadline = Instant::now() + LIMIT;
+    let mut question = [0; 8];
+    while recv(
+        predecessor.lists.as_raw_fd(),
+        &mut question,
+        MsgFlags::MSG_DONTWAIT,
+    ) != Ok(1)
+    {
+        assert!(Instant::now() < deadline, "no question came");
+        (&card).write_all(&syn(OTHER)).unwrap();
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(egress.count.get(), 0);
+    let _successor = FilterProcess::adopt(left_of(&predecessor), &egress).unwrap();
+    while egress.count.get() == 0 {
+        assert!(Instant::now() < deadline, "the list never came");
+        (&card).write_all(&syn(CLUSTER)).unwrap();
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn end_of_an_adopted_filter_is_reported_without_a_status() {
+    let (egress, lines) = egress(cluster);
+    let (predecessor, card, passt) = start_unserved(&egress);
+    let _successor = FilterProcess::adopt(left_of(&predecessor), &egress).unwrap();
+    predecessor.process.end().unwrap();
+    expect_end(&card);
+    expect_end(&passt);
+    assert_eq!(lines.recv_timeout(LIMIT).unwrap(), "the frame filter has ended");
+}
+
+#[test]
+fn adopted_filter_names_passt_and_reports_nothing_when_its_card_ends() {
+    let (egress, lines) = egress(cluster);
+    let (predecessor, card, passt) = start_unserved(&egress);
+    let _successor = FilterProcess::adopt(left_of(&predecessor), &egress).unwrap();
+    expect_passed(&card, &passt);
+    drop(passt);
+    expect_end(&card);
+    assert_eq!(lines.recv_timeout(LIMIT).unwrap(), "passt has ended");
+    let (predecessor, card, passt) = start_unserved(&egress);
+    let successor = FilterProcess::adopt(left_of(&predecessor), &egress).unwrap();
+    expect_passed(&card, &passt);
+    drop(card);
+    expect_end(&passt);
+    let server = successor.server.as_ref().unwrap();
+    let deadline = Instant::now() + LIMIT;
+    while !server.is_finished() {
+        assert!(Instant::now() < deadline, "the server ends with its process");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(lines.try_recv(), Err(mpsc::TryRecvError::Empty));
+}
+
+#[test]
+fn dropped_adopted_filter_closes_both_sides_and_reports_nothing() {
+    let (egress, lines) = egress(cluster);
+    let (predecessor, card, passt) = start_unserved(&egress);
+    drop(FilterProcess::adopt(left_of(&predecessor), &egress).unwrap());
+    expect_end(&card);
+    expect_end(&passt);
+    assert_eq!(lines.try_recv(), Err(mpsc::TryRecvError::Empty));
 }

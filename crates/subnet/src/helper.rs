@@ -1,0 +1,218 @@
+//! The processes that work for a card: passt, and the frame filter in front of it.
+//!
+//! A monitor starts them, or adopts them from a predecessor that ended without them. Both kinds are ended by
+//! a pidfd, which never names another process. Only a child can be reaped, so the exit status of an adopted
+//! process stays unknown.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::process::{Child, ExitStatus};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+/// Time that an adopted process may take to end after `SIGKILL`.
+pub const END_LIMIT: Duration = Duration::from_secs(2);
+
+/// A process that a predecessor of this monitor started, and that is still there.
+#[derive(Debug)]
+pub struct LeftProcess {
+    /// Process id.
+    pub pid: u32,
+    /// pidfd of the process, which was opened before the process could be reaped.
+    pub pidfd: OwnedFd,
+}
+
+/// A process that works for a card. Dropping it kills the process and waits for its end.
+#[derive(Debug)]
+pub struct HelperProcess {
+    pid: u32,
+    pidfd: OwnedFd,
+    origin: Origin,
+}
+
+#[derive(Debug)]
+enum Origin {
+    /// A child of this process, which reaps it.
+    Child(Mutex<Child>),
+    /// A child of another process.
+    Predecessor,
+}
+
+impl HelperProcess {
+    /// Takes a child that was not waited for.
+    ///
+    /// # Errors
+    /// If this process may have no more descriptors. The child is ended then.
+    pub fn of_child(mut child: Child) -> io::Result<Self> {
+        let pid = child.id();
+        match open(pid) {
+            Ok(pidfd) => Ok(Self {
+                pid,
+                pidfd,
+                origin: Origin::Child(Mutex::new(child)),
+            }),
+            Err(error) => {
+                // It may have ended by itself.
+                let _ = child.kill();
+                let _ = child.wait();
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes over a process that a predecessor started.
+    pub fn adopt(left: LeftProcess) -> Self {
+        let LeftProcess { pid, pidfd } = left;
+        Self {
+            pid,
+            pidfd,
+            origin: Origin::Predecessor,
+        }
+    }
+
+    /// Process id. Another process may get the number of an adopted process after its end.
+    pub fn id(&self) -> u32 {
+        self.pid
+    }
+
+    /// pidfd of the process.
+    pub fn pidfd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+
+    /// Kills the process unless it has ended, and waits for its end. Returns the exit status of a child; one
+    /// that is ending by itself keeps its own. The status of an adopted process is unknown.
+    ///
+    /// # Errors
+    /// If an adopted process is still there after [`END_LIMIT`].
+    pub fn end(&self) -> io::Result<Option<ExitStatus>> {
+        // It may have ended by itself.
+        let _ = kill(&self.pidfd);
+        match &self.origin {
+            Origin::Child(child) => {
+                let mut child = child.lock().unwrap_or_else(PoisonError::into_inner);
+                child.wait().map(Some)
+            }
+            Origin::Predecessor => wait(self.pidfd(), END_LIMIT).map(|()| None),
+        }
+    }
+}
+
+impl Drop for HelperProcess {
+    fn drop(&mut self) {
+        // One that outlives a SIGKILL waits for the kernel, and can do nothing.
+        let _ = self.end();
+    }
+}
+
+/// Opens the pidfd of a child that was not waited for.
+fn open(pid: u32) -> io::Result<OwnedFd> {
+    // SAFETY: the call takes numbers only.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    let fd = RawFd::try_from(Errno::result(fd)?).map_err(io::Error::other)?;
+    // SAFETY: the kernel has just made this descriptor, and nothing else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn kill(pidfd: &OwnedFd) -> io::Result<()> {
+    let info = std::ptr::null::<libc::siginfo_t>();
+    // SAFETY: the kernel reads no memory where the information about the signal is null.
+    let sent = unsafe {
+        libc::syscall(
+            libc::SYS_pidfd_send_signal,
+            pidfd.as_raw_fd(),
+            libc::SIGKILL,
+            info,
+            0,
+        )
+    };
+    Errno::result(sent)?;
+    Ok(())
+}
+
+/// Waits until the process has ended, for `limit` at most.
+pub(crate) fn wait(pidfd: BorrowedFd<'_>, limit: Duration) -> io::Result<()> {
+    let deadline = Instant::now() + limit;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now()).as_millis();
+        let timeout = u16::try_from(left).map_or(PollTimeout::MAX, PollTimeout::from);
+        let mut files = [PollFd::new(pidfd, PollFlags::POLLIN)];
+        match poll(&mut files, timeout) {
+            Ok(0) if left == 0 => return Err(io::ErrorKind::TimedOut.into()),
+            Ok(0) | Err(Errno::EINTR) => {}
+            Ok(_) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    /// A second handle of a process, as a successor of its starter has it.
+    pub(crate) fn left(process: &HelperProcess) -> LeftProcess {
+        LeftProcess {
+            pid: process.id(),
+            pidfd: process.pidfd().try_clone_to_owned().unwrap(),
+        }
+    }
+
+    fn sleep() -> HelperProcess {
+        HelperProcess::of_child(Command::new("sleep").arg("1000").spawn().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn adopted_process_of_another_process_ends_within_the_limit() {
+        let mut starter = Command::new("sh")
+            .args(["-c", "sleep 1000 & echo $!; wait"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(starter.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        let pid = line.trim().parse().unwrap();
+        let pidfd = open(pid).unwrap();
+        let process = HelperProcess::adopt(LeftProcess { pid, pidfd });
+        assert_eq!(process.id(), pid);
+        assert!(wait(process.pidfd(), Duration::ZERO).is_err(), "it runs");
+        let begun = Instant::now();
+        assert_eq!(process.end().unwrap(), None);
+        assert!(begun.elapsed() < END_LIMIT);
+        assert!(starter.wait().unwrap().success());
+        // Its process id is free by now, and the second end reaches no other process.
+        assert_eq!(process.end().unwrap(), None);
+    }
+
+    #[test]
+    fn dropped_adopted_process_ends() {
+        let child = sleep();
+        drop(HelperProcess::adopt(left(&child)));
+        assert_eq!(child.end().unwrap().unwrap().signal(), Some(libc::SIGKILL));
+    }
+
+    #[test]
+    fn child_that_ended_by_itself_keeps_its_own_status() {
+        let child = Command::new("sh").args(["-c", "exit 7"]).spawn().unwrap();
+        let child = HelperProcess::of_child(child).unwrap();
+        wait(child.pidfd(), Duration::from_secs(20)).unwrap();
+        for _ in 0..2 {
+            assert_eq!(child.end().unwrap().unwrap().code(), Some(7));
+        }
+    }
+
+    #[test]
+    fn wait_for_a_process_that_runs_on_is_limited() {
+        let error = wait(sleep().pidfd(), Duration::from_millis(10)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    }
+}
