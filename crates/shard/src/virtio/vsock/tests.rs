@@ -328,6 +328,33 @@ fn a_guest_that_gave_up_gets_the_next_socket_and_not_that_one() {
 }
 
 #[test]
+fn request_that_a_monitor_lost_is_reset_and_the_next_gets_its_own_socket() {
+    let mut bench = bench();
+    let hosts = [1024, 1025].map(|port: u32| {
+        let path = bench.directory.path().join(port.to_string());
+        UnixListener::bind(path).unwrap()
+    });
+    bench.send((1024, 77), op::REQUEST, 0, &[]);
+    // The monitor dies with the question, and its successor goes on with the socket.
+    let mut question = [0; 4];
+    nix::unistd::read(&bench.monitor, &mut question).unwrap();
+    assert_eq!(u32::from_le_bytes(question), 1024);
+    bench.send((1025, 78), op::REQUEST, 0, &[]);
+    bench.answer();
+    let header = bench.packet().0;
+    assert_eq!((header.op, header.src_port, header.dst_port), (op::RST, 1024, 77));
+    let header = bench.packet().0;
+    assert_eq!(
+        (header.op, header.src_port, header.dst_port),
+        (op::RESPONSE, 1025, 78)
+    );
+    bench.send((1025, 78), op::RW, 0, b"hello");
+    let mut hello = [0; 5];
+    hosts[1].accept().unwrap().0.read_exact(&mut hello).unwrap();
+    assert_eq!(&hello, b"hello");
+}
+
+#[test]
 fn a_guest_that_asks_without_end_is_refused_and_a_monitor_that_is_gone_answers_nobody() {
     let mut bench = bench();
     for port in 0..PENDING_MAX as u32 {

@@ -111,13 +111,17 @@ impl Connections {
                     break;
                 }
             };
+            let answered = self.openings.answered(answer.port);
+            for ports in answered.lost {
+                self.reset(ports);
+            }
             // The guest may have given up meanwhile.
-            let Some(opening) = self.openings.answered() else {
+            let Some(opening) = answered.opening else {
                 continue;
             };
             let peer = answer
                 .stream
-                .filter(|_| answer.port == opening.ports.0 && self.table.find(opening.ports).is_none())
+                .filter(|_| self.table.find(opening.ports).is_none())
                 .map(|stream| {
                     let (buf_alloc, fwd_cnt) = opening.credit;
                     Peer::server(stream, opening.ports, Connection::accept(buf_alloc, fwd_cnt))
