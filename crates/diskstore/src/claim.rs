@@ -9,7 +9,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
@@ -54,6 +54,16 @@ impl Claim {
             }
         }
         Ok(None)
+    }
+
+    /// Goes on with a claim that a predecessor of this process took, by what [`Claim::left`] returned there.
+    pub fn adopt(file: File, byte: u64) -> Self {
+        Self { file, byte }
+    }
+
+    /// The open file that holds the claim and the byte that it is on, for a successor of this process.
+    pub fn left(&self) -> (BorrowedFd<'_>, u64) {
+        (self.file.as_fd(), self.byte)
     }
 
     /// Device and number of the file, as `stat` has them.
@@ -155,6 +165,20 @@ mod tests {
 
     fn take(path: &std::path::Path, group: &str) -> Option<Claim> {
         Claim::take(File::open(path).unwrap(), group).unwrap()
+    }
+
+    #[test]
+    fn claim_lasts_until_the_successor_drops_it() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let claim = take(file.path(), "one").unwrap();
+        let (left, byte) = claim.left();
+        let successor = Claim::adopt(left.try_clone_to_owned().unwrap().into(), byte);
+        drop(claim);
+        assert!(take(file.path(), "other").is_none());
+        let second = take(file.path(), "one").unwrap();
+        assert!(successor.is_shared().unwrap());
+        drop((successor, second));
+        assert!(take(file.path(), "other").is_some());
     }
 
     #[test]

@@ -10,7 +10,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -30,8 +30,15 @@ const COPY_MAX: Duration = Duration::from_secs(600);
 pub struct OwnCopy {
     /// The copy.
     pub path: PathBuf,
-    _original: File,
+    original: File,
     _lock: Lock,
+}
+
+impl OwnCopy {
+    /// The open original, whose lock lasts as long as a copy of this descriptor.
+    pub fn original(&self) -> BorrowedFd<'_> {
+        self.original.as_fd()
+    }
 }
 
 /// Why a group has no copy of a file.
@@ -63,7 +70,7 @@ pub fn own_copy(data: &Path, group: &str, original: &Path, vm: &str) -> Result<O
     let path = copy_of(data, group, &file)?;
     Ok(OwnCopy {
         path,
-        _original: file,
+        original: file,
         _lock: held,
     })
 }

@@ -7,7 +7,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -29,7 +29,14 @@ pub(crate) enum Share {
 /// The announcement of a held lock. The lock itself lives as long as the open file and its copies.
 #[derive(Debug)]
 pub(crate) struct Lock {
-    _announcement: Option<UnixDatagram>,
+    _announcement: Announcement,
+}
+
+/// The announcement of a VM as the holder of a file, for as long as this lives (see [`holders`]). It is empty
+/// where the host refuses the socket; then only the message to others is poorer.
+#[derive(Debug)]
+pub struct Announcement {
+    _socket: Option<UnixDatagram>,
 }
 
 /// A VM that holds a file.
@@ -64,7 +71,7 @@ pub(crate) fn take(path: &Path, file: &File, share: Share, vm: &str) -> Result<L
         // SAFETY: flock touches no memory.
         if unsafe { libc::flock(file.as_raw_fd(), operation | libc::LOCK_NB) } == 0 {
             return Ok(Lock {
-                _announcement: announce(file, vm),
+                _announcement: announce_again(file, vm),
             });
         }
         let error = io::Error::last_os_error();
@@ -86,6 +93,14 @@ pub fn holders(path: &Path) -> io::Result<Vec<Holder>> {
     Ok(announced(&key(&std::fs::metadata(path)?)))
 }
 
+/// Announces this process as the monitor of the VM that holds an open file, whose lock the file has already.
+/// A monitor that adopts a VM has the files of a dead one, whose announcement is gone.
+pub fn announce_again(file: impl AsFd, vm: &str) -> Announcement {
+    Announcement {
+        _socket: announce(file.as_fd(), vm),
+    }
+}
+
 /// Whether a process is this user's or root's.
 fn is_trusted(pid: u32) -> bool {
     let owner = std::fs::metadata(format!("/proc/{pid}")).map(|process| process.uid());
@@ -93,19 +108,21 @@ fn is_trusted(pid: u32) -> bool {
 }
 
 fn key(metadata: &std::fs::Metadata) -> String {
-    format!("{PREFIX}{:x}:{:x}/", metadata.dev(), metadata.ino())
+    key_of(metadata.dev(), metadata.ino())
+}
+
+fn key_of(device: u64, inode: u64) -> String {
+    format!("{PREFIX}{device:x}:{inode:x}/")
 }
 
 /// Binds the socket that names the holder. Without it (no more sockets, another network namespace) only the message
 /// to others is poorer.
-fn announce(file: &File, vm: &str) -> Option<UnixDatagram> {
+fn announce(file: BorrowedFd<'_>, vm: &str) -> Option<UnixDatagram> {
     static SERIAL: AtomicU32 = AtomicU32::new(0);
     let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
-    let mut name = format!(
-        "{}{}/{serial:x}/{vm}",
-        key(&file.metadata().ok()?),
-        std::process::id()
-    );
+    let stat = nix::sys::stat::fstat(file).ok()?;
+    let key = key_of(stat.st_dev, stat.st_ino);
+    let mut name = format!("{key}{}/{serial:x}/{vm}", std::process::id());
     while name.len() > NAME_BYTES_MAX {
         name.pop();
     }

@@ -41,7 +41,7 @@ pub use format::{Format, inherit_format};
 pub use io_queue::{IoQueue, Operation, Submission};
 #[cfg(fuzzing)]
 pub use lock::listed;
-pub use lock::{Holder, holders};
+pub use lock::{Announcement, Holder, announce_again, holders};
 pub(crate) use lock::{Lock, Share, take as take_lock};
 pub use open::{DiskRequest, Layer, Mode, OpenDisk, open};
 pub use raw::allocate_whole;

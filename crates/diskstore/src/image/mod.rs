@@ -22,6 +22,7 @@ mod tests;
 
 use std::fs::File;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 
 use hostfiles::lock::Flock;
@@ -56,7 +57,14 @@ pub struct Image {
     /// What `image.json` says.
     pub record: Record,
     /// Holds the shared lock.
-    _lock: Flock<File>,
+    lock: Flock<File>,
+}
+
+impl Image {
+    /// The open file whose lock keeps the image in the store, as long as a copy of this descriptor is open.
+    pub fn lock(&self) -> BorrowedFd<'_> {
+        self.lock.as_fd()
+    }
 }
 
 /// Debian's two kernels.

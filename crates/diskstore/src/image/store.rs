@@ -136,7 +136,7 @@ impl ImageStore {
             disk,
             cmdline: record.cmdline.clone(),
             record,
-            _lock: lock,
+            lock,
         })
     }
 

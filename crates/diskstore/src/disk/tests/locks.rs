@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Stdio};
 
-use super::super::{DiskError, holders, open};
+use super::super::{DiskError, Holder, announce_again, holders, open};
 use super::*;
 
 /// A process that holds a disk until it is killed.
@@ -133,6 +133,30 @@ fn lock_lasts_while_a_copy_of_the_file_is_open() {
     assert!(matches!(open(&exclusive(&path)), Err(DiskError::InUse { .. })));
     drop(shards);
     open(&exclusive(&path)).unwrap();
+}
+
+#[test]
+fn holder_is_named_again_after_the_announcement_of_its_predecessor_is_gone() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = patterned(directory.path(), "disk", 1 << 16);
+    let mut disk = open(&exclusive(&path)).unwrap();
+    // The successor of a monitor has its open files, and not its announcements.
+    let file = disk.layers.remove(0).file.try_clone().unwrap();
+    drop(disk);
+    assert_eq!(holders(&path).unwrap(), []);
+
+    let announcement = announce_again(&file, "adopted");
+
+    let holder = Holder {
+        vm: "adopted".to_owned(),
+        pid: std::process::id(),
+    };
+    assert_eq!(holders(&path).unwrap(), [holder]);
+    let message = open(&exclusive(&path)).unwrap_err().to_string();
+    assert!(message.contains("VM adopted"), "{message}");
+    drop(announcement);
+    assert_eq!(holders(&path).unwrap(), []);
+    assert!(matches!(open(&exclusive(&path)), Err(DiskError::InUse { .. })));
 }
 
 #[test]
