@@ -118,31 +118,96 @@ fn connect(folder: &Path, limit: Duration) -> io::Result<UnixStream> {
     }
 }
 
-/// Sends `request` to the VM with the directory `folder`. Without a `limit` it waits until the answer comes.
+impl Request {
+    /// Whether a second request has the outcome of one, as when the monitor that obeyed the first died before it answered.
+    fn is_repeatable(&self) -> bool {
+        match self {
+            Self::Stop { .. }
+            | Self::Kill
+            | Self::Status
+            | Self::Move { .. }
+            | Self::Balloon { .. }
+            | Self::Pause
+            | Self::Resume
+            | Self::Update(_)
+            | Self::AwaitRunning { .. }
+            | Self::AwaitEnd { .. } => true,
+            Self::Freeze | Self::Reset | Self::Nmi => false,
+        }
+    }
+}
+
+/// Sends `request` to the VM with the directory `folder`. Without a `limit` it waits until the answer comes. Where the
+/// monitor dies meanwhile and the VM does not, its successor is asked.
 ///
 /// # Errors
-/// If no monitor serves the socket, or the limit passes. A directory that is gone, and a connection that ends
-/// without an answer, are no errors: the VM has ended.
+/// If no monitor serves the socket, the limit passes, or the monitor dies and the request can't be repeated. A directory that
+/// is gone, and one that no monitor serves any more, are no errors: the VM has ended.
 pub fn ask(folder: &Path, request: &Request, limit: Option<Duration>) -> io::Result<Answer> {
     let ended = Answer::Ended {
         killed: matches!(request, Request::Kill),
     };
-    let socket = match connect(folder, limit.unwrap_or(START_LIMIT).min(START_LIMIT)) {
-        Ok(socket) => socket,
-        Err(_) if !folder.exists() => return Ok(ended),
-        Err(error) => return Err(error),
+    let begun = Instant::now();
+    let left = || {
+        limit.map(|limit| {
+            limit
+                .saturating_sub(begun.elapsed())
+                .max(Duration::from_millis(1))
+        })
     };
-    socket.set_read_timeout(limit)?;
+    let mut was_served = false;
+    loop {
+        let socket = match connect(folder, left().unwrap_or(START_LIMIT).min(START_LIMIT)) {
+            Ok(socket) => socket,
+            Err(_) if !folder.exists() => return Ok(ended),
+            // The monitor has died, and its keeper with the listening socket.
+            Err(error) if was_served && error.kind() == io::ErrorKind::ConnectionRefused => return Ok(ended),
+            Err(error) => return Err(error),
+        };
+        socket.set_read_timeout(left())?;
+        if let Some(answer) = ask_once(&socket, request)? {
+            return Ok(answer);
+        }
+        was_served = true;
+        // A monitor ends with its last VM, and may end before its answer is sent.
+        if !folder.exists() {
+            return Ok(ended);
+        }
+        if !request.is_repeatable() {
+            return Err(io::Error::other(
+                "the VM's monitor died before it answered; its successor can be asked again",
+            ));
+        }
+        if limit.is_some_and(|limit| begun.elapsed() >= limit) {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        std::thread::sleep(START_POLL_INTERVAL);
+    }
+}
+
+/// The answer; none if the connection ends without one.
+fn ask_once(mut socket: &UnixStream, request: &Request) -> io::Result<Option<Answer>> {
     let mut line = serde_json::to_string(request)?;
     line.push('\n');
-    (&socket).write_all(line.as_bytes())?;
     let mut answer = String::new();
-    BufReader::new((&socket).take(LINE_BYTES_MAX)).read_line(&mut answer)?;
-    if answer.is_empty() {
-        // A monitor ends with its last VM, and may end before its answer is sent.
-        return Ok(ended);
+    let is_end = |error: &io::Error| {
+        matches!(
+            error.kind(),
+            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
+        )
+    };
+    match socket.write_all(line.as_bytes()) {
+        Err(error) if is_end(&error) => return Ok(None),
+        sent => sent?,
     }
-    Ok(serde_json::from_str(&answer)?)
+    match BufReader::new(socket.take(LINE_BYTES_MAX)).read_line(&mut answer) {
+        Err(error) if is_end(&error) => return Ok(None),
+        read => read.map(drop)?,
+    }
+    if answer.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(serde_json::from_str(&answer)?))
 }
 
 #[cfg(test)]

@@ -11,6 +11,8 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::monitor::{Batch, Event, LeaseOrder};
@@ -24,6 +26,8 @@ const REAPER_STACK_BYTES: usize = 64 << 10;
 #[derive(Debug)]
 pub struct Lease {
     socket: UnixStream,
+    /// The monitor that this process started has ended; its successors may have the socket still.
+    has_ended: Arc<AtomicBool>,
 }
 
 impl Lease {
@@ -49,16 +53,28 @@ impl Lease {
             })
         };
         let mut monitor = command.spawn()?;
+        let has_ended = Arc::new(AtomicBool::new(false));
+        let ended = has_ended.clone();
         // The monitor may outlive this process, or end long before it: a server would collect zombies for
         // days.
         std::thread::Builder::new()
             .name("reaper".into())
             .stack_size(REAPER_STACK_BYTES)
-            .spawn(move || monitor.wait())?;
+            .spawn(move || {
+                // A process that can't be waited for is none any more.
+                let _ = monitor.wait();
+                ended.store(true, Ordering::Release);
+            })?;
         let mut line = serde_json::to_vec(batch)?;
         line.push(b'\n');
         (&socket).write_all(&line)?;
-        Ok(Self { socket })
+        Ok(Self { socket, has_ended })
+    }
+
+    /// Whether the monitor that this process started has ended. A VM without a successor has ended with it, and no event
+    /// tells that while another VM has one.
+    pub fn has_lost_monitor(&self) -> bool {
+        self.has_ended.load(Ordering::Acquire)
     }
 
     /// Limits the wait for an event. [`Lease::events`] ends when none has come for so long.

@@ -13,6 +13,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -68,6 +69,12 @@ pub struct Record {
     pub monitor_pid: u32,
     /// The process id of its shard, while there is one.
     pub shard_pid: Option<i32>,
+    /// The process id of its keeper, while it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keeper_pid: Option<i32>,
+    /// The process ids of its cards: passt and frame filters.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub card_pids: Vec<u32>,
     /// The process ids of its other shards, when it spans cells.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub part_pids: Vec<i32>,
@@ -126,6 +133,8 @@ impl Record {
             state: State::Starting,
             monitor_pid: std::process::id(),
             shard_pid: None,
+            keeper_pid: None,
+            card_pids: Vec::new(),
             part_pids: Vec::new(),
             started_unix_s: now.map_or(0, |now| now.as_secs()),
             boots: 0,
@@ -188,7 +197,7 @@ pub struct Registry {
 #[derive(Debug)]
 pub struct Entry {
     folder: PathBuf,
-    _lock: Flock<File>,
+    lock: Flock<File>,
 }
 
 impl Registry {
@@ -239,7 +248,7 @@ impl Registry {
         }
         DirBuilder::new().mode(private::DIRECTORY_MODE).create(&folder)?;
         match claimed(&folder) {
-            Ok(lock) => Ok(Entry { folder, _lock: lock }),
+            Ok(lock) => Ok(Entry { folder, lock }),
             Err(error) => {
                 // An entry that can't be removed now is stale in a while.
                 let _ = fs::remove_dir_all(&folder);
@@ -357,16 +366,19 @@ fn remove_stale(folder: &Path) -> io::Result<bool> {
             Some(lock) => Some(lock),
             None => return Ok(false),
         },
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            if age(folder)? < UNLOCKED_MAX {
-                return Ok(false);
-            }
-            None
-        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => match age(folder) {
+            Ok(age) if age < UNLOCKED_MAX => return Ok(false),
+            Ok(_) => None,
+            // Its monitor has just removed it.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
+            Err(error) => return Err(error),
+        },
         Err(error) => return Err(at(&path)(error)),
     };
-    fs::remove_dir_all(folder).map_err(at(folder))?;
-    Ok(true)
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(at(folder)(error)),
+        _ => Ok(true),
+    }
 }
 
 /// The time since the content of a directory changed.
@@ -387,6 +399,21 @@ pub fn read(folder: &Path) -> io::Result<Record> {
 }
 
 impl Entry {
+    /// Goes on with the entry of a predecessor of this process, whose open `lock` this is.
+    ///
+    /// # Errors
+    /// If it does not have the lock.
+    pub fn adopt(folder: PathBuf, lock: File) -> io::Result<Self> {
+        let held = lock::at_once(lock, Share::Exclusive)?;
+        let lock = held.ok_or_else(|| at(&folder)(io::ErrorKind::ResourceBusy.into()))?;
+        Ok(Self { folder, lock })
+    }
+
+    /// The open lock, for a successor of this process.
+    pub fn lock(&self) -> BorrowedFd<'_> {
+        self.lock.as_fd()
+    }
+
     /// The VM's directory.
     pub fn folder(&self) -> &Path {
         &self.folder
@@ -422,6 +449,27 @@ mod tests {
     }
 
     #[test]
+    fn name_stays_taken_while_a_successor_has_the_open_lock() {
+        let directory = tempfile::tempdir().unwrap();
+        let registry = Registry::at(directory.path()).unwrap();
+        let entry = registry.claim("a").unwrap();
+        let (folder, left) = (entry.folder().to_owned(), entry.lock().try_clone_to_owned());
+        let left = File::from(left.unwrap());
+        // As a monitor that is killed.
+        std::mem::forget(entry);
+        assert!(matches!(registry.claim("a"), Err(RegistryError::Taken(_))));
+        let adopted = Entry::adopt(folder.clone(), left).unwrap();
+        assert!(matches!(registry.claim("a"), Err(RegistryError::Taken(_))));
+        let foreign = File::open(folder.join("lock")).unwrap();
+        assert!(
+            Entry::adopt(folder, foreign).is_err(),
+            "another opening of the file"
+        );
+        drop(adopted);
+        registry.claim("a").unwrap();
+    }
+
+    #[test]
     fn what_a_dead_monitor_left_is_removed() {
         let directory = tempfile::tempdir().unwrap();
         let registry = Registry::at(directory.path()).unwrap();
@@ -435,6 +483,27 @@ mod tests {
             registry.find("dead"),
             Err(RegistryError::Unknown { .. })
         ));
+    }
+
+    #[test]
+    fn entry_that_is_removed_while_entries_are_listed_is_no_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let registry = Registry::at(directory.path()).unwrap();
+        let vms = directory.path().join("vms");
+        std::thread::scope(|scope| {
+            let removing = scope.spawn(|| {
+                for number in 0..300 {
+                    let folder = vms.join(format!("vm{number}"));
+                    fs::create_dir(&folder).unwrap();
+                    fs::write(folder.join("lock"), "").unwrap();
+                    // Another listing may have found it stale.
+                    let _ = fs::remove_dir_all(&folder);
+                }
+            });
+            while !removing.is_finished() {
+                registry.list().unwrap();
+            }
+        });
     }
 
     /// The lock of each can't be opened, as for a process at its limit of open files, or shows nothing.

@@ -31,6 +31,13 @@ impl Connection {
         })
     }
 
+    /// Goes on with the connection of another process.
+    pub fn of(stream: UnixStream) -> Self {
+        Self {
+            lines: BufReader::new(stream),
+        }
+    }
+
     /// Sends a request, and waits for the answer.
     ///
     /// # Errors
