@@ -39,7 +39,7 @@ build:
 # What a demo runs and no more. The whole workspace decides the features of crates, so that `build` compiles none of them again.
 program:
 	@scripts/setup.sh build
-	cargo build --release --locked --workspace --bin mirrorball --bin mirrorball-shard --bin mirrorball-agent
+	cargo build --release --locked --workspace --bin mirrorball --bin mirrorball-shard --bin mirrorball-keeper --bin mirrorball-agent
 
 demo: program
 	@scripts/setup.sh run

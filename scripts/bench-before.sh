@@ -30,10 +30,11 @@ memory_kib() {
     "$1" run "${machine[@]}" --name before-memory --kernel "$work/idle" >/dev/null 2>&1 </dev/null &
     local run=$! pid sum=0 of wait_s=20
     # The second form is that of commits whose shards have no program of their own.
+    # These have no keepers either.
     local shard='mirrorball-shard before-memory|before-memory shard'
     until pgrep -f "^($shard)" >/dev/null || ((--wait_s == 0)); do sleep 1; done
     sleep 2
-    for pid in "$run" $(pgrep -f "^(mirrorball monitor|$shard)"); do
+    for pid in "$run" $(pgrep -f "^(mirrorball monitor|mirrorball-keeper|$shard)"); do
         of=$(awk '/^Pss_Anon:/ {print $2}' "/proc/$pid/smaps_rollup")
         sum=$((sum + of))
     done

@@ -25,7 +25,9 @@ since() { echo "$1 $(now)" | awk '{ printf "%.2f", $2 - $1 }'; }
 timeout -k 5 300 "$here/scripts/fetch-source.sh" bzip2 "$cache/bzip2.tar"
 mkdir -p "$shared" "$results"
 cp "$mirrorball" "$shared/mirrorball"
-cp "$(dirname "$mirrorball")/mirrorball-shard" "$shared/mirrorball-shard"
+for beside in mirrorball-shard mirrorball-keeper; do
+    cp "$(dirname "$mirrorball")/$beside" "$shared/$beside"
+done
 work=$(mktemp -d)
 inside=()
 if ! "$mirrorball" probe >/dev/null 2>&1; then

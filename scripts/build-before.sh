@@ -11,8 +11,11 @@ if [ ! -x "$program" ]; then
     trap 'git worktree remove --force "$tree"' EXIT
     git worktree add --quiet --detach "$tree" "$commit"
     programs=(--bin mirrorball --bin mirrorball-agent)
-    # Shards have had a program of their own since 25 November 2026.
-    [ ! -e "$tree/crates/shard/src/bin/mirrorball-shard.rs" ] || programs+=(--bin mirrorball-shard)
+    # Shards have had a program of their own since 25 November 2026, and keepers came later.
+    targets=$(cargo metadata --no-deps --format-version 1 --manifest-path "$tree/Cargo.toml")
+    for beside in mirrorball-shard mirrorball-keeper; do
+        [[ $targets != *"\"name\":\"$beside\""* ]] || programs+=(--bin "$beside")
+    done
     (cd "$tree" && CARGO_TARGET_DIR=$old cargo build --quiet --release --locked --workspace "${programs[@]}")
 fi
 echo "$program"

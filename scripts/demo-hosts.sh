@@ -27,7 +27,9 @@ timeout -k 5 900 "$mirrorball" image build debian-12 --packages gcc,libc6-dev,ma
 
 mkdir -p "$shared"
 cp "$mirrorball" "$shared/mirrorball"
-cp "$(dirname "$mirrorball")/mirrorball-shard" "$shared/mirrorball-shard"
+for beside in mirrorball-shard mirrorball-keeper; do
+    cp "$(dirname "$mirrorball")/$beside" "$shared/$beside"
+done
 for host in "${hosts[@]}"; do
     printf '[[hosts]]\nname = "%s"\ncpus = 1\nmemory = "2G"\n' "$host"
 done >"$shared/lab.toml"

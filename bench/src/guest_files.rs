@@ -47,10 +47,7 @@ impl GuestFiles {
             disk: folder.join("disk.raw"),
             folder,
         };
-        fs::copy(&options.mirrorball, &files.mirrorball)?;
-        // The program of shards, which lies beside it.
-        let shard = options.mirrorball.with_file_name("mirrorball-shard");
-        fs::copy(shard, files.mirrorball.with_file_name("mirrorball-shard"))?;
+        bench::programs::copy(&options.mirrorball, &files.mirrorball)?;
         fs::copy(&options.kernel, &files.kernel)?;
         let guest = std::env::current_exe()?.with_file_name("bench-guest");
         let mut initrd = fs::read(&options.initrd)?;

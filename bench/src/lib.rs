@@ -2,6 +2,7 @@
 
 pub mod cpu;
 pub mod options;
+pub mod programs;
 pub mod svg;
 pub mod tables;
 

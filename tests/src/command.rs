@@ -21,14 +21,20 @@ pub fn binary() -> PathBuf {
     }
 }
 
-/// Copies the command under test to `path`, and the program of shards beside it. Commands of old commits have none.
+/// Programs that the command starts and finds beside its own file.
+const BESIDE: [&str; 2] = ["mirrorball-shard", "mirrorball-keeper"];
+
+/// Copies the command under test to `path`, and the programs of shards and keepers beside it. Commands of old
+/// commits lack some of them.
 pub fn copy_binary(path: &Path) -> std::io::Result<()> {
-    const SHARD: &str = "mirrorball-shard";
     std::fs::copy(binary(), path)?;
-    match std::fs::copy(binary().with_file_name(SHARD), path.with_file_name(SHARD)) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
+    for name in BESIDE {
+        match std::fs::copy(binary().with_file_name(name), path.with_file_name(name)) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
     }
+    Ok(())
 }
 
 /// A program of the build directory that this test is in.

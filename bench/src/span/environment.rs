@@ -36,10 +36,7 @@ impl Environment {
             source: folder.join("source.tar"),
             folder,
         };
-        fs::copy(mirrorball, environment.mirrorball())?;
-        // The program of shards, which lies beside it.
-        let shard = mirrorball.with_file_name("mirrorball-shard");
-        fs::copy(shard, environment.folder.join("mirrorball-shard"))?;
+        bench::programs::copy(mirrorball, &environment.mirrorball())?;
         fs::copy(source, &environment.source)?;
         let guest = std::env::current_exe()?.with_file_name("bench-span-guest");
         fs::copy(guest, &environment.guest)?;

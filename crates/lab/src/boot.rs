@@ -14,11 +14,10 @@ pub const TOKEN_BYTES: usize = 32;
 /// Where the program itself is found inside a host.
 pub const PROGRAM: &str = "/run/lab/mirrorball";
 
-/// Where the program of shards is found inside a host: beside the program itself, as outside.
-pub const SHARD_PROGRAM: &str = "/run/lab/mirrorball-shard";
-
-/// The program of shards in the initramfs. It is absent if the program that starts the lab has none beside it.
-pub const SHARD_PROGRAM_AT_BOOT: &str = "/mirrorball-shard";
+/// Files of the programs that the program itself starts: those of shards and of keepers. They lie beside the
+/// program inside a host, as outside, and at the root of the initramfs. One that the program which starts the
+/// lab does not have beside it is absent.
+pub const BESIDE: [&str; 2] = ["mirrorball-shard", "mirrorball-keeper"];
 
 /// The console line that says a host is up.
 pub const READY: &str = "mirrorball lab: up";

@@ -1,4 +1,5 @@
-//! A lab host's initramfs: the running program as `/init`, the program of shards, the modules, and what only this boot knows.
+//! A lab host's initramfs: the running program as `/init`, the programs beside it, the modules, and
+//! what only this boot knows.
 //!
 //! It lives in a memfd, so nothing is left over however the lab ends, and the token in it can't be read by others.
 
@@ -10,11 +11,11 @@ use std::path::PathBuf;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use crate::LabError;
-use crate::boot::{BootConfig, SHARD_PROGRAM_AT_BOOT};
+use crate::boot::BootConfig;
 use crate::cpio::Archive;
 use crate::error::Context;
 use crate::module::Module;
-use crate::registry::shard_program;
+use crate::registry::programs_beside;
 
 /// Makes the archive for one host.
 pub fn build(modules: &[Module], boot: &BootConfig) -> Result<fs::File, LabError> {
@@ -22,8 +23,8 @@ pub fn build(modules: &[Module], boot: &BootConfig) -> Result<fs::File, LabError
     let file = fs::File::from(memfd_create(c"lab-initramfs", MFdFlags::empty()).context(what)?);
     let program = PathBuf::from("/proc/self/exe");
     let program = fs::read(&program).on("read", &program)?;
-    let shard_program = shard_program().map(|path| fs::read(&path).on("read", &path));
-    let shard_program = shard_program.transpose()?;
+    let beside = programs_beside().map(|(name, path)| Ok((name, fs::read(&path).on("read", &path)?)));
+    let beside = beside.collect::<Result<Vec<_>, LabError>>()?;
     let mut archive = Archive::new(std::io::BufWriter::new(file));
     let mut write = || -> std::io::Result<()> {
         for directory in ["dev", "proc", "sys", "root", "modules"] {
@@ -32,8 +33,8 @@ pub fn build(modules: &[Module], boot: &BootConfig) -> Result<fs::File, LabError
         // The kernel opens it for the first process's standard streams.
         archive.character_device("dev/console", 0o600, 5, 1)?;
         archive.file("init", 0o755, &program)?;
-        if let Some(program) = &shard_program {
-            archive.file(SHARD_PROGRAM_AT_BOOT.trim_start_matches('/'), 0o755, program)?;
+        for (name, program) in &beside {
+            archive.file(name, 0o755, program)?;
         }
         for module in modules {
             archive.file(

@@ -10,7 +10,7 @@ use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 
 use crate::LabError;
-use crate::boot::SHARD_PROGRAM;
+use crate::boot::BESIDE;
 use crate::error::Context;
 use crate::session::Door;
 
@@ -33,14 +33,14 @@ pub struct Entry {
     pub program: ProgramId,
 }
 
-/// A build of the program, and of the program of shards beside it.
+/// A build of the program, and of the programs beside it.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 pub struct ProgramId {
     bytes: u64,
     modified_ns: i128,
-    /// The program of shards. Labs of commands without one have none.
+    /// Programs beside it, by name. Labs of older commands have none.
     #[serde(default)]
-    shard: Option<FileId>,
+    beside: Vec<(String, FileId)>,
 }
 
 /// A build of one file.
@@ -54,10 +54,11 @@ impl ProgramId {
     /// The running program's.
     pub fn own() -> Result<Self, LabError> {
         let FileId { bytes, modified_ns } = FileId::of(Path::new("/proc/self/exe"))?;
+        let beside = programs_beside().map(|(name, path)| Ok((name.to_owned(), FileId::of(&path)?)));
         Ok(Self {
             bytes,
             modified_ns,
-            shard: shard_program().map(|path| FileId::of(&path)).transpose()?,
+            beside: beside.collect::<Result<_, LabError>>()?,
         })
     }
 }
@@ -72,11 +73,13 @@ impl FileId {
     }
 }
 
-/// The program of shards beside the running program, if there is one.
-pub fn shard_program() -> Option<PathBuf> {
-    let name = Path::new(SHARD_PROGRAM).file_name()?;
-    let path = std::env::current_exe().ok()?.with_file_name(name);
-    path.is_file().then_some(path)
+/// Names and paths of the programs of [`BESIDE`] that lie beside the running program.
+pub fn programs_beside() -> impl Iterator<Item = (&'static str, PathBuf)> {
+    let own = std::env::current_exe().ok();
+    let paths = BESIDE
+        .into_iter()
+        .filter_map(move |name| Some((name, own.as_ref()?.with_file_name(name))));
+    paths.filter(|(_, path)| path.is_file())
 }
 
 /// The user's cache directory for labs.

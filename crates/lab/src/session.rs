@@ -186,7 +186,7 @@ fn window() -> Option<WindowSize> {
 /// since, its file.
 pub fn program(entry: &Entry, argv: &[OsString]) -> Result<Vec<OsString>, LabError> {
     let own = Path::new("/proc/self/exe");
-    // Its own file has the program of shards beside it, too.
+    // Its own file has the other programs beside it, too.
     let program = if ProgramId::own()? == entry.program {
         PROGRAM.into()
     } else {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use nix::mount::{MsFlags, mount};
 
 use super::Failure;
-use crate::boot::{BootConfig, PROGRAM, SHARD_PROGRAM, SHARD_PROGRAM_AT_BOOT};
+use crate::boot::{BESIDE, BootConfig, PROGRAM};
 
 /// Where the new root is put together.
 const NEW: &str = "/root";
@@ -32,8 +32,12 @@ pub fn change_root(boot: &BootConfig) -> Result<(), Failure> {
         fs::create_dir_all(format!("{NEW}/run/{directory}"))?;
     }
     bind("/init", &format!("{NEW}{PROGRAM}"))?;
-    if Path::new(SHARD_PROGRAM_AT_BOOT).exists() {
-        bind(SHARD_PROGRAM_AT_BOOT, &format!("{NEW}{SHARD_PROGRAM}"))?;
+    for name in BESIDE {
+        let source = format!("/{name}");
+        if Path::new(&source).exists() {
+            let target = Path::new(PROGRAM).with_file_name(name);
+            bind(&source, &format!("{NEW}{}", target.display()))?;
+        }
     }
     names(boot)?;
     for directory in ["dev", "proc", "sys"] {
