@@ -8,7 +8,7 @@ use crate::command::{BOOT_LIMIT, Call, mirrorball};
 use crate::pattern::Numbers;
 use crate::scratch::Scratch;
 use crate::terminal::Terminal;
-use crate::{Vm, VmFile, host, wait};
+use crate::{Vm, VmFile, wait};
 
 /// A move that takes longer has failed.
 const MOVE_LIMIT: Duration = Duration::from_secs(30);
@@ -49,12 +49,12 @@ impl Vm {
     /// The processes of its shards, the home's first.
     #[track_caller]
     pub fn shards(&self) -> Vec<u32> {
-        let home = self.shard();
-        let monitor = self.monitor();
-        let of_cards = host::card_processes(monitor);
-        let mut shards = host::children(monitor);
-        shards.retain(|pid| *pid != home && !of_cards.contains(pid));
-        shards.insert(0, home);
+        let whole = self.inspect();
+        let mut shards = vec![self.shard()];
+        let parts = whole["part_pids"].as_array().into_iter().flatten();
+        shards.extend(
+            parts.map(|pid| u32::try_from(pid.as_u64().expect("a number")).expect("a process number")),
+        );
         shards
     }
 

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -238,6 +238,27 @@ impl Vm {
     #[track_caller]
     pub fn monitor(&self) -> u32 {
         self.pid_of("monitor_pid")
+    }
+
+    /// The process of its keeper.
+    #[track_caller]
+    pub fn keeper(&self) -> u32 {
+        self.pid_of("keeper_pid")
+    }
+
+    /// Kills its monitor, and waits for the next one. Returns how long that took.
+    #[track_caller]
+    pub fn kill_monitor(&self, limit: Duration) -> Duration {
+        let before = self.monitor();
+        host::kill9(before);
+        let killed = Instant::now();
+        wait::until(&format!("the next monitor of {}", self.name), limit, || {
+            // Between the two the record names one that is gone.
+            let whole = mirrorball(["inspect", &self.name]).run();
+            let next = (whole.status == 0).then(|| self.monitor());
+            next.filter(|next| *next != before)
+        });
+        killed.elapsed()
     }
 
     /// The process of its shard, as the host numbers it.

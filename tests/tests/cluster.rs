@@ -222,6 +222,26 @@ fn weights_and_limits_divide_a_cells_cpus() {
 }
 
 #[test]
+fn vm_keeps_its_place_in_a_cell_when_its_monitor_is_killed() {
+    let scratch = Scratch::new("placed");
+    let cluster = Cluster::up(&scratch);
+    let vm = VmFile::new("placed").key("cell", "1").start(&scratch);
+    let given = cluster.given_bytes(1);
+    assert!(given > 0);
+    vm.kill_monitor(BACK_LIMIT);
+    wait::until("the VM in its cell", BACK_LIMIT, || {
+        (cluster.vms(1) == [vm.name()] && cluster.given_bytes(1) == given).then_some(())
+    });
+    assert!(cluster.vms(0).is_empty());
+    vm.kill_monitor(BACK_LIMIT);
+    assert_eq!(vm.listed().expect("listed")["cell"], 1);
+    vm.stop();
+    wait::until("the empty cell", BACK_LIMIT, || {
+        cluster.vms(1).is_empty().then_some(())
+    });
+}
+
+#[test]
 fn a_cell_that_dies_costs_no_vm() {
     let scratch = Scratch::new("dies");
     let cluster = Cluster::up(&scratch);

@@ -297,9 +297,9 @@ fn what_was_flushed_outlives_a_killed_shard() {
 }
 
 #[test]
-fn what_was_flushed_outlives_a_killed_monitor_whose_shard_dies_too() {
-    flushes_last("flush-monitor", |vm| {
-        let both = vec![vm.monitor(), vm.shard()];
+fn what_was_flushed_outlives_a_killed_keeper_whose_shard_dies_too() {
+    flushes_last("flush-keeper", |vm| {
+        let both = vec![vm.keeper(), vm.shard()];
         host::kill9(both[0]);
         both
     });

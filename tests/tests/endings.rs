@@ -256,15 +256,15 @@ fn no_shard_outlives_a_killed_foreground_command() {
 }
 
 #[test]
-fn no_shard_outlives_a_killed_monitor() {
+fn no_shard_outlives_a_killed_keeper() {
     let scratch = Scratch::new("detached");
     let before = Traces::now();
     let vm = VmFile::new("detached").start_only(&scratch);
-    let processes = [vm.monitor(), vm.shard()];
+    let processes = [vm.keeper(), vm.shard(), vm.monitor()];
     host::kill9(processes[0]);
     host::wait_gone(&processes, SOON);
     vm.wait_ended(SOON);
-    before.expect_unchanged("kill -9 of a monitor");
+    before.expect_unchanged("kill -9 of a keeper");
 }
 
 #[test]

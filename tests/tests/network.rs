@@ -209,12 +209,13 @@ fn a_frame_filter_that_is_killed_takes_its_card_down_and_no_more() {
     net::lease(&vm, &scratch);
     let renewed = host::card_processes(vm.monitor());
     assert_eq!(renewed.len(), 2, "{renewed:?}");
-    // The monitor's end leaves nothing of a card, either.
-    let monitor = vm.monitor();
+    // The end of the monitor and the keeper leaves nothing of a card, either.
+    let (monitor, keeper) = (vm.monitor(), vm.keeper());
     host::kill9(monitor);
+    host::kill9(keeper);
     host::wait_gone(&renewed, Duration::from_secs(20));
     vm.wait_ended(Duration::from_secs(20));
-    before.expect_unchanged("kill -9 of a monitor with a card");
+    before.expect_unchanged("kill -9 of monitor and keeper of a VM with a card");
 }
 
 /// A TAP device of the host, removed with the test.

@@ -3,23 +3,27 @@
 //! A flooding guest costs bounded memory. A listener that is too slow misses bytes and is told how many; it never holds
 //! the guest or another listener up.
 
-use std::collections::VecDeque;
+mod ring;
+
 use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Bytes of a console kept.
-const KEPT_BYTES: usize = 1 << 20;
+use self::ring::Ring;
+
 /// What a new listener is shown of the past.
 const CONTEXT_BYTES: u64 = 16 << 10;
 /// Bytes handed to a listener at once.
-const CHUNK_BYTES: usize = 16 << 10;
+const CHUNK_BYTES: u64 = 16 << 10;
 /// How long a listener may refuse to read before it is let go.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A listener asks for the last bytes and what comes, and may type.
 pub const ATTACH: u8 = b'a';
+/// A listener asks for what comes alone, and may type: one whose monitor has died.
+pub const JOIN: u8 = b'j';
 /// A listener asks for everything kept.
 pub const LOG: u8 = b'l';
 /// A listener asks for everything kept and what comes.
@@ -31,57 +35,76 @@ pub struct Console(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
-    ring: Mutex<Ring>,
+    state: Mutex<State>,
     more: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Ring {
-    kept: VecDeque<u8>,
-    /// Bytes that ever came; the last of `kept` is number `total`.
-    total: u64,
+struct State {
+    /// The bytes kept; none before the first, and on a host that has no file for them.
+    ring: Option<Ring>,
     /// The VM has ended: nothing more comes.
     closed: bool,
     /// Where the guest's input goes, while it runs.
     input: Option<UnixStream>,
 }
 
-impl Ring {
-    /// The bytes from number `from` on, some of them, and how many before them are lost.
-    fn after(&self, from: u64) -> (Vec<u8>, u64) {
-        let oldest = self.total - self.kept.len() as u64;
-        let start = from.max(oldest);
-        let bytes = self
-            .kept
-            .iter()
-            .skip((start - oldest) as usize)
-            .take(CHUNK_BYTES)
-            .copied()
-            .collect();
-        (bytes, start - from)
+impl State {
+    fn total(&self) -> u64 {
+        self.ring.as_ref().map_or(0, Ring::total)
+    }
+
+    /// The bytes from number `from` on, `most` at most, and how many before them are lost.
+    fn after(&self, from: u64, most: u64) -> (Vec<u8>, u64) {
+        self.ring
+            .as_ref()
+            .map_or_else(Default::default, |ring| ring.after(from, most))
     }
 }
 
 impl Console {
     /// Takes output of the guest.
     pub fn output(&self, bytes: &[u8]) {
-        let mut ring = self.ring();
-        ring.total += bytes.len() as u64;
-        let bytes = &bytes[bytes.len().saturating_sub(KEPT_BYTES)..];
-        let over = (ring.kept.len() + bytes.len()).saturating_sub(KEPT_BYTES);
-        ring.kept.drain(..over);
-        ring.kept.extend(bytes);
+        let mut state = self.state();
+        if state.ring.is_none() {
+            state.ring = Ring::new().ok();
+        }
+        if let Some(ring) = &mut state.ring {
+            ring.add(bytes);
+        }
         self.0.more.notify_all();
+    }
+
+    /// The file of the bytes kept, for a successor of this process.
+    ///
+    /// # Errors
+    /// If the host has no files left.
+    pub fn kept(&self) -> io::Result<OwnedFd> {
+        let mut state = self.state();
+        let ring = match state.ring.take() {
+            Some(ring) => ring,
+            None => Ring::new()?,
+        };
+        state.ring.insert(ring).as_fd().try_clone_to_owned()
+    }
+
+    /// Goes on with the bytes that a predecessor kept.
+    ///
+    /// # Errors
+    /// If the file is none of a console.
+    pub fn adopt(&self, kept: OwnedFd) -> io::Result<()> {
+        self.state().ring = Some(Ring::adopt(kept)?);
+        Ok(())
     }
 
     /// Joins the console to the guest's; `None` when the guest is gone.
     pub fn set_input(&self, input: Option<UnixStream>) {
-        self.ring().input = input;
+        self.state().input = input;
     }
 
     /// Nothing more comes: listeners get the rest and are let go.
     pub fn close(&self) {
-        self.ring().closed = true;
+        self.state().closed = true;
         self.0.more.notify_all();
     }
 
@@ -117,7 +140,7 @@ impl Console {
     }
 
     fn lines(&self) -> Vec<String> {
-        let bytes: Vec<u8> = self.ring().kept.iter().copied().collect();
+        let (bytes, _) = self.state().after(0, u64::MAX);
         let printable = |line: &str| {
             line.chars()
                 .filter(|&c| c == '\t' || !c.is_control())
@@ -138,12 +161,12 @@ impl Console {
         if asked.is_err() || client.set_write_timeout(Some(PATIENCE)).is_err() {
             return;
         }
-        let from = if mode[0] == ATTACH {
-            self.ring().total.saturating_sub(CONTEXT_BYTES)
-        } else {
-            0
+        let from = match mode[0] {
+            ATTACH => self.state().total().saturating_sub(CONTEXT_BYTES),
+            JOIN => self.state().total(),
+            _ => 0,
         };
-        if mode[0] == ATTACH
+        if matches!(mode[0], ATTACH | JOIN)
             && let Ok(input) = client.try_clone()
         {
             let console = self.clone();
@@ -164,11 +187,11 @@ impl Console {
     fn copy_to(&self, client: &mut UnixStream, mut from: u64, follow: bool) -> io::Result<()> {
         loop {
             let (bytes, lost) = {
-                let mut ring = self.ring();
-                while ring.total <= from && follow && !ring.closed {
-                    ring = self.0.more.wait(ring).unwrap_or_else(PoisonError::into_inner);
+                let mut state = self.state();
+                while state.total() <= from && follow && !state.closed {
+                    state = self.0.more.wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
-                ring.after(from)
+                state.after(from, CHUNK_BYTES)
             };
             if bytes.is_empty() {
                 return Ok(());
@@ -186,7 +209,7 @@ impl Console {
         let mut buffer = [0; 1024];
         let _ = client.set_read_timeout(None);
         while let Ok(count @ 1..) = client.read(&mut buffer) {
-            let input = self.ring().input.as_ref().map(UnixStream::try_clone);
+            let input = self.state().input.as_ref().map(UnixStream::try_clone);
             if let Some(Ok(mut input)) = input
                 && input.write_all(&buffer[..count]).is_err()
             {
@@ -195,13 +218,14 @@ impl Console {
         }
     }
 
-    fn ring(&self) -> MutexGuard<'_, Ring> {
-        self.0.ring.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::ring::KEPT_BYTES;
     use super::*;
 
     fn listen(console: &Console, mode: u8) -> UnixStream {
@@ -216,10 +240,10 @@ mod tests {
     fn a_flood_keeps_only_the_end() {
         let console = Console::default();
         for _ in 0..5 {
-            console.output(&vec![b'x'; KEPT_BYTES / 2]);
+            console.output(&vec![b'x'; KEPT_BYTES as usize / 2]);
         }
         console.output(b"\nend\x1b[0m");
-        assert_eq!(console.ring().kept.len(), KEPT_BYTES);
+        assert_eq!(console.state().after(0, u64::MAX).0.len() as u64, KEPT_BYTES);
         assert_eq!(console.last_lines(1), ["end[0m"]);
     }
 
@@ -250,10 +274,10 @@ mod tests {
         listen(&console, LOG).read_to_string(&mut text).unwrap();
         assert_eq!(text, "here");
         let (bytes, lost) = {
-            console.output(&vec![b'y'; 2 * KEPT_BYTES]);
-            console.ring().after(4)
+            console.output(&vec![b'y'; 2 * KEPT_BYTES as usize]);
+            console.state().after(4, CHUNK_BYTES)
         };
-        assert_eq!((bytes.len(), lost), (CHUNK_BYTES, KEPT_BYTES as u64));
+        assert_eq!((bytes.len() as u64, lost), (CHUNK_BYTES, KEPT_BYTES));
     }
 
     #[test]

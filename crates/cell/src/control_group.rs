@@ -8,7 +8,7 @@
 mod devices;
 
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -56,12 +56,14 @@ pub enum ControlGroupError {
 pub struct ControlGroup(PathBuf);
 
 impl ControlGroup {
-    /// The group of the VM called `name`; none if it asks for nothing. `files` are those of its disks, with the disks' names.
+    /// The group of the VM called `name`; none if it asks for nothing. `owner` is a process that lives as long as the VM;
+    /// `files` are those of its disks, with the disks' names.
     ///
     /// # Errors
     /// If the host does not let this user make groups, or a disk's I/O can't be limited that is to be.
     pub fn of<'a>(
         name: &str,
+        owner: u32,
         spec: &VmSpec,
         files: impl Iterator<Item = (&'a str, BorrowedFd<'a>)>,
     ) -> Result<Option<Self>, ControlGroupError> {
@@ -72,7 +74,7 @@ impl ControlGroup {
         {
             return Ok(None);
         }
-        let group = Self::make(name, spec.io_limit.is_some())?;
+        let group = Self::make(name, owner, spec.io_limit.is_some())?;
         group.limit(spec)?;
         if let Some(limit) = &spec.io_limit {
             group.limit_io(limit, files)?;
@@ -80,11 +82,17 @@ impl ControlGroup {
         Ok(Some(group))
     }
 
-    /// A group of the VM called `name`, without limits but that of tasks.
+    /// The VM's group that a process of it is in, which a predecessor of this process made; none if it is in none.
+    pub(crate) fn of_process(pid: i32) -> Option<Self> {
+        let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+        group_of(&text).map(|name| Self(Path::new(ROOT).join(OURS).join(name)))
+    }
+
+    /// A group of the VM called `name`, without limits but that of tasks. `owner` is a process that lives as long as the VM.
     ///
     /// # Errors
     /// If the host does not let this user make groups.
-    pub(crate) fn make(name: &str, limits_io: bool) -> Result<Self, ControlGroupError> {
+    pub(crate) fn make(name: &str, owner: u32, limits_io: bool) -> Result<Self, ControlGroupError> {
         // Not every kernel has the last.
         let controllers = if limits_io {
             "+cpu +memory +pids +io"
@@ -96,8 +104,8 @@ impl ControlGroup {
         make(&ours)?;
         write(&ours.join("cgroup.subtree_control"), controllers)?;
         remove_abandoned(&ours);
-        // By the monitor's number, too: other users of this machine's root may have VMs of this name.
-        let group = Self(ours.join(format!("{name}.{}", std::process::id())));
+        // By the owner's number, too: other users of this machine's root may have VMs of this name.
+        let group = Self(ours.join(format!("{name}.{owner}")));
         make(&group.0)?;
         write(&group.0.join("pids.max"), &TASKS_MAX.to_string())?;
         // A VM whose cards are gone is of no use.
@@ -133,7 +141,7 @@ impl ControlGroup {
     /// Puts a process, and all that it starts, into the group. One that has ended needs no group.
     pub fn add(&self, pid: i32) -> Result<(), ControlGroupError> {
         let path = self.0.join("cgroup.procs");
-        match fs::write(&path, pid.to_string()) {
+        match put(&path, &pid.to_string()) {
             Err(error) if error.raw_os_error() != Some(libc::ESRCH) => Err(failed(&path, error)),
             _ => Ok(()),
         }
@@ -156,13 +164,20 @@ impl Drop for ControlGroup {
     }
 }
 
+/// The name of the group of ours that a process is in, by its `/proc` file `cgroup`.
+fn group_of(text: &str) -> Option<&str> {
+    let path = text.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    let name = path.strip_prefix(OURS)?.strip_prefix('/')?;
+    (!name.is_empty() && !name.contains('/')).then_some(name)
+}
+
 /// How many processes were killed for memory, by a group's `memory.events`.
 fn killed(events: &str) -> u64 {
     let count = |line: &str| line.strip_prefix("oom_kill ")?.trim().parse().ok();
     events.lines().find_map(count).unwrap_or(0)
 }
 
-/// Removes the groups of VMs whose monitors were killed.
+/// Removes the groups of VMs whose owners were killed.
 fn remove_abandoned(ours: &Path) {
     for entry in fs::read_dir(ours).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -185,7 +200,13 @@ fn make(path: &Path) -> Result<(), ControlGroupError> {
 }
 
 fn write(path: &Path, text: &str) -> Result<(), ControlGroupError> {
-    fs::write(path, text).map_err(|error| failed(path, error))
+    put(path, text).map_err(|error| failed(path, error))
+}
+
+/// Writes to a file that is there: where no cgroup v2 is mounted a new one would limit nothing.
+fn put(path: &Path, text: &str) -> io::Result<()> {
+    let mut file = fs::OpenOptions::new().write(true).open(path)?;
+    file.write_all(text.as_bytes())
 }
 
 fn failed(path: &Path, source: io::Error) -> ControlGroupError {
@@ -218,13 +239,31 @@ mod tests {
         let limit = "[io_limit]\nread_bytes = \"1M\"\nwrites = 500\n";
         let spec = config::parse("vm.toml", &format!("image = \"x\"\n{limit}")).unwrap();
         let files = [("disk0", disk.as_fd())].into_iter();
-        let group = ControlGroup::of("io-limit-test", &spec, files).unwrap().unwrap();
+        let group = ControlGroup::of("io-limit-test", std::process::id(), &spec, files)
+            .unwrap()
+            .unwrap();
         let lines = fs::read_to_string(group.0.join("io.max")).unwrap();
         let limit = "rbps=1048576 wbps=max riops=max wiops=500";
         assert!(lines.trim().ends_with(limit), "{}: {lines:?}", path.display());
         let left = group.0.clone();
         drop(group);
         assert!(!left.exists());
+    }
+
+    #[test]
+    fn group_of_a_process_is_found_if_it_is_one_of_ours() {
+        assert_eq!(group_of("0::/mirrorball/web.42\n"), Some("web.42"));
+        assert_eq!(group_of("12:cpu:/x\n0::/mirrorball/web.42\n"), Some("web.42"));
+        for other in [
+            "",
+            "0::/\n",
+            "0::/mirrorball\n",
+            "0::/mirrorball/\n",
+            "0::/mirrorball/a/b\n",
+            "0::/mirrorballs/a\n",
+        ] {
+            assert_eq!(group_of(other), None, "{other:?}");
+        }
     }
 
     #[test]

@@ -228,6 +228,7 @@ mod tests {
     fn freezable(socket: UnixStream) -> Freezable {
         Freezable {
             socket,
+            is_adopted: false,
             spec: serde_json::from_str(r#"{"image": "tiny"}"#).unwrap(),
             share_group: ShareGroup::of_run().unwrap(),
             memory_bytes: MEMORY_BYTES,
@@ -361,10 +362,40 @@ mod tests {
     }
 
     #[test]
+    fn answer_to_a_predecessor_is_not_taken_for_that_to_a_successor() {
+        let (socket, mut shard) = UnixStream::pair().unwrap();
+        // The predecessor was killed before it could read this.
+        let late = HandoverReply::Frozen {
+            resume: ResumeLaunch {
+                state: Fd(0),
+                memory: Vec::new(),
+            },
+            paused_us: 1,
+        };
+        let handed = Handed::good();
+        send(&mut shard, &late, &[handed.state.as_fd()]).unwrap();
+        let shard = thread::spawn(move || {
+            for first in [7, 8] {
+                let (request, _) = receive::<HandoverRequest>(&mut shard).unwrap();
+                assert!(matches!(request, HandoverRequest::Touched), "{request:?}");
+                let runs = vec![(first, 1)];
+                send(&mut shard, &HandoverReply::Touched { runs }, &[]).unwrap();
+            }
+        });
+        let mut freezable = Freezable {
+            is_adopted: true,
+            ..freezable(socket)
+        };
+        assert_eq!(freezable.touched().unwrap(), [(8, 1)]);
+        shard.join().unwrap();
+    }
+
+    #[test]
     fn the_end_of_a_vm_does_not_wait_for_a_freeze_that_its_shard_never_answers() {
         let (near, _silent) = UnixStream::pair().unwrap();
         let freezable = Freezable {
             socket: near,
+            is_adopted: false,
             spec: serde_json::from_str("{}").unwrap(),
             share_group: ShareGroup::of_run().unwrap(),
             memory_bytes: MEMORY_BYTES,

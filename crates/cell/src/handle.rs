@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use shard_api::launch::{Answer, MoveReport, Order};
 
+pub(crate) use self::state::Helper;
 use self::state::State;
 use crate::console::Console;
 use crate::frozen::Freezable;

@@ -138,6 +138,19 @@ fn is_mapped(map: &str, id: u32) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::{File, Permissions};
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+    use std::path::Path;
+    use std::process::Command;
+    use std::time::{Duration, Instant};
+
+    use keeper::spawn::{Child, Namespaces, Spawn, spawn};
+    use nix::mount::{MsFlags, mount};
+    use nix::sched::{CloneFlags, unshare};
+    use nix::unistd::Pid;
+
     use super::*;
 
     const WHOLE: (&str, &str) = ("         0          0 4294967295\n", "0 0 4294967295\n");
@@ -211,5 +224,148 @@ mod tests {
             Some(7..9)
         );
         assert_eq!(number(Place::Part(5), &(7..8)), 7);
+    }
+
+    /// A user that is made up for a test, and the ids that it may give to processes.
+    const MADE_UP: u32 = 61_234;
+    const RANGE: std::ops::Range<u32> = 1_950_000_000..1_950_065_536;
+    /// Set for the test program when the made-up user runs it.
+    const AS_USER: &str = "MIRRORBALL_TEST_AS_MADE_UP_USER";
+
+    #[test]
+    fn a_process_of_a_user_with_a_range_is_a_number_of_that_range_outside() {
+        if std::env::var_os(AS_USER).is_some() {
+            return as_made_up_user();
+        }
+        assert!(
+            nix::unistd::geteuid().is_root(),
+            "this test needs root to make up a user"
+        );
+        let directory = tempfile::tempdir().unwrap();
+        fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).unwrap();
+        // A copy that the user can reach, wherever this program is.
+        let program = directory.path().join("test");
+        fs::copy("/proc/self/exe", &program).unwrap();
+        fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+        let status = std::thread::scope(|scope| {
+            let alone = scope.spawn(|| {
+                make_up_user();
+                Command::new(&program)
+                    .args([
+                        "identity::tests::a_process_of_a_user_with_a_range_is_a_number_of_that_range_outside",
+                        "--exact",
+                        "--nocapture",
+                    ])
+                    .env(AS_USER, "1")
+                    .current_dir("/")
+                    .uid(MADE_UP)
+                    .gid(MADE_UP)
+                    .status()
+                    .unwrap()
+            });
+            alone.join().unwrap()
+        });
+        assert!(status.success(), "as the made-up user: {status}");
+    }
+
+    /// Gives the calling thread and its children a view of `/etc` with a user that has a range.
+    fn make_up_user() {
+        unshare(CloneFlags::CLONE_NEWNS).unwrap();
+        let none = None::<&str>;
+        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
+        mount(
+            Some("none"),
+            "/etc",
+            Some("tmpfs"),
+            MsFlags::empty(),
+            Some("mode=755"),
+        )
+        .unwrap();
+        let range = format!("made-up:{}:{}\n", RANGE.start, RANGE.end - RANGE.start);
+        for (file, text) in [
+            (
+                "passwd",
+                format!("root:x:0:0::/:/bin/sh\nmade-up:x:{MADE_UP}:{MADE_UP}::/:/bin/sh\n"),
+            ),
+            ("group", format!("root:x:0:\nmade-up:x:{MADE_UP}:\n")),
+            ("nsswitch.conf", "passwd: files\ngroup: files\n".to_owned()),
+            ("subuid", range.clone()),
+            ("subgid", range),
+        ] {
+            fs::write(Path::new("/etc").join(file), text).unwrap();
+        }
+    }
+
+    fn as_made_up_user() {
+        assert_eq!(nix::unistd::geteuid().as_raw(), MADE_UP);
+        let namespaces = Namespaces::probe();
+        if !namespaces.missing.is_empty() {
+            return eprintln!("left out: {}", namespaces.missing.join("; "));
+        }
+        let helpers = ["newuidmap", "newgidmap"].map(|helper| Path::new("/usr/bin").join(helper));
+        assert!(
+            helpers.iter().all(|helper| helper.exists()),
+            "this test needs newuidmap and newgidmap (Debian: uidmap)"
+        );
+        let identities = [3, 4].map(|cid| {
+            let given = Given::of(Place::Vm(cid));
+            assert_eq!(given.note, None);
+            given.identity.unwrap()
+        });
+        assert_ne!(identities[0], identities[1]);
+        for identity in identities {
+            assert!(RANGE.contains(&identity.uid) && RANGE.contains(&identity.gid));
+            start_and_look(&namespaces, identity);
+        }
+        // The helpers refuse what is not the user's.
+        let foreign = Identity {
+            uid: RANGE.end,
+            gid: RANGE.end,
+        };
+        let refused = start(&namespaces, foreign);
+        assert!(
+            refused
+                .as_ref()
+                .is_err_and(|error| error.to_string().starts_with("newuidmap: ")),
+            "{:?}",
+            refused.err()
+        );
+    }
+
+    /// Starts a process that sleeps, as `identity`.
+    fn start(namespaces: &Namespaces, identity: Identity) -> std::io::Result<Child> {
+        let null = File::options().write(true).open("/dev/null").unwrap();
+        spawn(&Spawn {
+            program: File::open("/bin/sleep").unwrap().as_fd(),
+            control: null.as_fd(),
+            log: null.as_fd(),
+            words: &["sleep", "100"],
+            flags: namespaces.flags(),
+            identity: Some(keeper::spawn::Identity {
+                uid: identity.uid,
+                gid: identity.gid,
+            }),
+            file_bytes: 1 << 40,
+        })
+    }
+
+    /// Starts a process as `identity`, and expects that others see it so.
+    fn start_and_look(namespaces: &Namespaces, identity: Identity) {
+        let spawned = start(namespaces, identity).unwrap();
+        assert!(spawned.is_mapped);
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let wanted = [("Uid", identity.uid), ("Gid", identity.gid)]
+            .map(|(field, id)| format!("{field}:\t{id}\t{id}\t{id}\t{id}\n"));
+        loop {
+            let status = std::fs::read_to_string(format!("/proc/{}/status", spawned.pid)).unwrap();
+            if wanted.iter().all(|line| status.contains(line.as_str())) {
+                break;
+            }
+            assert!(Instant::now() < deadline, "{status}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let pid = Pid::from_raw(spawned.pid);
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
+        nix::sys::wait::waitpid(pid, None).unwrap();
     }
 }

@@ -3,11 +3,12 @@
 //!
 //! [`monitor`] is the monitor's process: it holds the client's lease ([`registry::lease`]) and a thread for
 //! each VM, and enters each VM in the [`registry`]. [`open`] opens a VM's files. [`vm`] runs its shard
-//! ([`shard_program`], [`spawn`], [`link`]), or its shards ([`spanning`]), through every reboot. Other threads reach a VM by its
+//! ([`programs`], [`spawn`], [`link`]), or its shards ([`spanning`]), through every reboot. Other threads reach a VM by its
 //! [`handle`], and clients by [`console`] and [`control`]. [`frozen`] is a VM that others go on from, and
 //! [`snapshot`] such a VM in a directory. [`cluster`] is several cells under one name space, and [`remote`]
 //! the parts of a VM on other hosts.
 
+mod adoption;
 mod affinity;
 pub mod cluster;
 mod cmdline;
@@ -20,21 +21,22 @@ pub mod ending;
 pub mod frozen;
 pub mod handle;
 mod identity;
+mod left;
 pub mod link;
 mod mapped_files;
 pub mod monitor;
 pub mod open;
 mod parts;
+mod pidfd;
+pub mod programs;
 mod reboot;
 mod recorder;
 pub mod remote;
-mod shard_limits;
 mod shard_log;
 mod shard_process;
-pub mod shard_program;
 pub mod share_group;
 pub mod snapshot;
+mod socket;
 pub mod spanning;
-pub mod spawn;
 mod text;
 pub mod vm;

@@ -1,7 +1,7 @@
 //! The control socket to a shard as its monitor has it: the launch and orders out, reports in.
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
@@ -14,13 +14,15 @@ use shard_api::version::send_launch;
 
 use crate::text::make_printable;
 
-/// The incarnation of a monitor: it has no successor.
-const INCARNATION: u64 = 1;
+/// The incarnation of a monitor that has no predecessor.
+const FIRST_INCARNATION: u64 = 1;
 
 /// The monitor's side of a shard's control socket.
 #[derive(Debug)]
 pub struct ShardLink {
     socket: ControlSocket,
+    /// That of this monitor. Each successor has a greater one, whose orders a shard prefers.
+    incarnation: u64,
     /// The launch has been sent. An order before it would be taken for it.
     is_launched: AtomicBool,
     /// The number of the last order. Held while one is sent, so that they come in the order of their numbers.
@@ -33,10 +35,31 @@ impl ShardLink {
         let (socket, theirs) = ControlSocket::pair()?;
         let link = Self {
             socket,
+            incarnation: FIRST_INCARNATION,
             is_launched: AtomicBool::new(false),
             last: Mutex::new(0),
         };
         Ok((link, theirs))
+    }
+
+    /// Goes on with the link of a predecessor of this process to a shard that has its launch.
+    pub fn adopt(socket: OwnedFd, incarnation: u64) -> Self {
+        Self {
+            socket: socket.into(),
+            incarnation,
+            is_launched: AtomicBool::new(true),
+            last: Mutex::new(0),
+        }
+    }
+
+    /// The incarnation that its orders have.
+    pub fn incarnation(&self) -> u64 {
+        self.incarnation
+    }
+
+    /// The socket, for a successor of this process.
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 
     /// Sends the launch, which comes before all orders.
@@ -58,7 +81,7 @@ impl ShardLink {
         // Each change is whole, whoever panicked.
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let id = OrderId {
-            incarnation: INCARNATION,
+            incarnation: self.incarnation,
             request: *last + 1,
         };
         let order = order.clone();
@@ -242,7 +265,7 @@ mod tests {
             match monitor.order(&Order::Status) {
                 Ok(id) => {
                     sent += 1;
-                    assert_eq!((id.incarnation, id.request), (INCARNATION, sent));
+                    assert_eq!((id.incarnation, id.request), (FIRST_INCARNATION, sent));
                 }
                 Err(error) => break error,
             }
@@ -256,6 +279,21 @@ mod tests {
         assert!(orders.iter().all(|order| order.order == Order::Status));
         let requests: Vec<u64> = orders.iter().map(|order| order.id.request).collect();
         assert_eq!(requests, (1..=sent).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn orders_of_a_successor_have_a_greater_number_than_those_before() {
+        let (monitor, shard) = ShardLink::of_launched().unwrap();
+        let before = monitor.order(&Order::Nmi).unwrap();
+        let left = monitor.socket().try_clone_to_owned().unwrap();
+        let successor = ShardLink::adopt(left, monitor.incarnation() + 1);
+        drop(monitor);
+        assert!(successor.order(&Order::Status).unwrap() > before);
+        let orders = [(); 2].map(|()| {
+            let (message, _) = shard.receive_with_files().unwrap();
+            serde_json::from_slice::<NumberedOrder>(&message).unwrap().order
+        });
+        assert_eq!(orders, [Order::Nmi, Order::Status]);
     }
 
     #[test]

@@ -2,12 +2,19 @@
 //!
 //! It outlives the command that started it only when that command says so: the command holds a *lease*, one end of a
 //! socket. When the lease ends without [`LeaseOrder::Detach`] (the command was killed, its terminal went away), the VMs
-//! end. When the monitor dies, its shards do.
+//! end.
+//!
+//! When the monitor dies, VMs on one host run on. The keeper of each starts a successor ([`adopt`]), a monitor of that VM
+//! alone, which has the same lease. No monitor takes the client's order to detach out of the lease's socket, so each
+//! successor finds it there. VMs on several hosts end with their monitor.
+
+mod adopt;
+mod lease;
 
 use std::collections::HashMap;
-use std::io::{self, BufRead, BufReader, Write};
-use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -18,21 +25,27 @@ use hostinfo::nodes::span_nodes;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::geteuid;
 use registry::cluster::files::Files;
-use registry::monitor::{Batch, Event, LeaseOrder, Source};
+use registry::monitor::{Batch, Event, Source};
 use registry::share_group::{Grouping, ShareGroup};
 use registry::vms::{Record, Registry, State};
 use shard_api::Platform;
 use shard_api::chain::chain;
 use shard_api::launch::Ending;
 
-use crate::cluster::tenure::{self, Tenure};
+pub use self::adopt::adopt;
+use self::lease::{Lease, first_line, hold, tell};
+use crate::adoption::{MonitorFiles, Places};
+use crate::cluster::tenure::{self, Tenure, TenureHandle};
 use crate::frozen::FrozenVm;
 use crate::handle::Handle;
-use crate::shard_program::ShardProgram;
+use crate::open::Opened;
+use crate::programs::{ProgramError, Programs};
+use crate::recorder::Recording;
 use crate::share_group::Claims;
 use crate::snapshot::directory::Directory;
+use crate::socket::bind;
 use crate::spanning::Span;
-use crate::vm;
+use crate::vm::{self, Adopted, Vm};
 use crate::{control, ending, open, snapshot};
 
 /// Lines of the console that go with an ending.
@@ -49,11 +62,11 @@ struct Terms {
     member: Option<u32>,
     boot_limit_s: u64,
     platform: Platform,
-    program: Arc<ShardProgram>,
+    programs: Arc<Programs>,
 }
 
 impl Terms {
-    fn of(batch: &Batch, platform: Platform, program: ShardProgram) -> io::Result<Self> {
+    fn of(batch: &Batch, platform: Platform, programs: Programs) -> io::Result<Self> {
         Ok(Self {
             grouping: Grouping {
                 between: batch.share_between,
@@ -63,7 +76,7 @@ impl Terms {
             member: batch.member,
             boot_limit_s: batch.boot_limit_s,
             platform,
-            program: Arc::new(program),
+            programs: Arc::new(programs),
         })
     }
 
@@ -84,26 +97,24 @@ fn open_source(source: &Source) -> io::Result<FrozenVm> {
     }
 }
 
-type Lease = Arc<Mutex<UnixStream>>;
-
-/// Runs the batch that comes over `lease`; returns when every VM has ended. `platform` is asked for what only KVM knows; shards
-/// execute the program at `program`.
-pub fn run(lease: UnixStream, platform: Platform, program: &Path) -> io::Result<()> {
-    let program = ShardProgram::open(program);
+/// Runs the batch that comes over `lease`; returns when every VM has ended. `platform` is asked for what only KVM knows; VMs
+/// are started by `programs`.
+pub fn run(
+    lease: UnixStream,
+    platform: Platform,
+    programs: Result<Programs, ProgramError>,
+) -> io::Result<()> {
     raise_file_limit()?;
-    let mut lines = BufReader::new(lease.try_clone()?);
-    let mut line = String::new();
-    lines.read_line(&mut line)?;
-    let batch: Batch = serde_json::from_str(&line)?;
+    let batch: Batch = serde_json::from_str(&first_line(&lease)?)?;
     let lease = Arc::new(Mutex::new(lease));
-    let program = match program {
-        Ok(program) => program,
+    let programs = match programs {
+        Ok(programs) => programs,
         Err(error) => {
             fail_all(&lease, &batch, &error.to_string());
             return Ok(());
         }
     };
-    let terms = Terms::of(&batch, platform, program)?;
+    let terms = Terms::of(&batch, platform, programs)?;
     let recorder = batch.source.as_ref().and_then(Source::directory);
     let frozen = match batch.source.as_ref().map(open_source).transpose() {
         Ok(frozen) => frozen.map(Arc::new),
@@ -118,7 +129,6 @@ pub fn run(lease: UnixStream, platform: Platform, program: &Path) -> io::Result<
         let handle = Handle::default();
         handles.insert(name.clone(), handle.clone());
         let (lease, frozen, terms) = (lease.clone(), frozen.clone(), terms.clone());
-        // The shard dies with the thread that starts it, so this one stays to the end.
         threads.push(std::thread::Builder::new().name(name.clone()).spawn(move || {
             if let Err(why) = one(&name, &spec, frozen.as_deref(), &terms, &handle, &lease) {
                 tell(&lease, &Event::Failed { name, why });
@@ -139,9 +149,7 @@ pub fn run(lease: UnixStream, platform: Platform, program: &Path) -> io::Result<
                     .and_then(|runs| snapshot::record(&directory, &runs));
             })?;
     }
-    std::thread::Builder::new()
-        .name("lease".into())
-        .spawn(move || hold(lines, &handles))?;
+    hold(&lease, answering.clone())?;
     for thread in threads {
         // A thread that panicked has dropped its entry and lost its shard.
         let _ = thread.join();
@@ -167,33 +175,6 @@ pub(crate) fn raise_file_limit() -> io::Result<()> {
     Ok(setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?)
 }
 
-/// Waits for the command's word, and ends the VMs if it dies without one.
-fn hold(mut lines: BufReader<UnixStream>, handles: &HashMap<String, Handle>) {
-    let mut line = String::new();
-    let read = lines.read_line(&mut line);
-    if read.is_ok() && serde_json::from_str(&line).is_ok_and(|order: LeaseOrder| order == LeaseOrder::Detach)
-    {
-        return;
-    }
-    std::thread::scope(|scope| {
-        for handle in handles.values() {
-            scope.spawn(|| handle.kill());
-        }
-    });
-}
-
-fn tell(lease: &Lease, event: &Event) {
-    let Ok(mut line) = serde_json::to_vec(event) else {
-        return;
-    };
-    line.push(b'\n');
-    // A command that has gone needs no telling.
-    let _ = lease
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .write_all(&line);
-}
-
 /// Runs one VM; an error is one line.
 fn one(
     name: &str,
@@ -210,9 +191,9 @@ fn one(
         Some(_) => None,
         None => tenure::begin(name, spec).map_err(|error| line(&error))?,
     };
-    let tenure = own.as_ref().or_else(|| span.as_ref()?.home());
-    if let Some(tenure) = tenure {
-        tenure.settle().map_err(|error| line(&error))?;
+    let place = own.as_ref().or_else(|| span.as_ref()?.home());
+    if let Some(place) = place {
+        place.settle().map_err(|error| line(&error))?;
     }
     let registry = Registry::open().map_err(|error| format!("the directory of running VMs: {error}"))?;
     let entry = registry.claim(name).map_err(|error| line(&error))?;
@@ -220,17 +201,18 @@ fn one(
     let mut record = Record::new(name.to_owned(), spec.clone(), cid);
     record.member = terms.member;
     record.boot.limit_s = terms.boot_limit_s;
-    record.cell = tenure.map(Tenure::cell);
-    record.borrowed = tenure.map_or_else(Vec::new, |tenure| tenure.borrowed().to_vec());
+    record.cell = place.map(Tenure::cell);
+    record.borrowed = place.map_or_else(Vec::new, |place| place.borrowed().to_vec());
     record.span = span.as_ref().map_or_else(Vec::new, Span::parts);
     let cell = record.cell;
     let folder = entry.folder().to_owned();
     let recorder = handle.recorder();
+    let lock = entry.lock().try_clone_to_owned().map_err(|error| line(&error))?;
     let recording = recorder.begin(entry, record).map_err(|error| line(&error))?;
     let group = terms.share_group(spec, frozen);
     let claims = Claims::new(group.clone());
     let mut opened =
-        open::open(spec, name, &folder, cid, claims, &terms.program).map_err(|error| line(&error))?;
+        open::open(spec, name, &folder, cid, claims, &terms.programs.shard).map_err(|error| line(&error))?;
     recorder.change(|record| {
         record.share_group = Some(group);
         record.kept_apart = opened.claims.refused().to_vec();
@@ -249,7 +231,24 @@ fn one(
             .resume(&mut opened.launch, &mut opened.files)
             .map_err(|error| line(&error))?;
     }
-    serve(&folder, handle, spec).map_err(|error| format!("the VM's sockets: {error}"))?;
+    let places = Places {
+        own: own.as_ref().map(Tenure::handle),
+        span: span.as_ref().map_or_else(Vec::new, Span::handles),
+    };
+    let monitor =
+        listen(&folder, lock, lease, places).map_err(|error| format!("the VM's sockets: {error}"))?;
+    let begun = Begun {
+        name,
+        start,
+        tenure: own,
+        span,
+        recording,
+        monitor,
+        paused_us: frozen.map(|frozen| frozen.paused_us),
+    };
+    begun
+        .serve(handle, spec)
+        .map_err(|error| format!("the VM's sockets: {error}"))?;
     tell(
         lease,
         &Event::Started {
@@ -258,27 +257,98 @@ fn one(
             cell,
         },
     );
-    let keeps_writes = opened.keeps_writes;
-    let progress = |progress: vm::Progress<'_>| {
+    begun.run(opened, None, &terms.programs, handle, lease)
+}
+
+/// A VM that has its files and its sockets.
+struct Begun<'a> {
+    name: &'a str,
+    start: Instant,
+    /// Its place in a cell.
+    tenure: Option<Tenure>,
+    /// Its places, if it spans cells.
+    span: Option<Span>,
+    recording: Recording<'a>,
+    monitor: MonitorFiles,
+    /// How long the VM that it goes on from stood still for it, in microseconds.
+    paused_us: Option<u64>,
+}
+
+impl Begun<'_> {
+    /// Serves console and controls.
+    fn serve(&self, handle: &Handle, spec: &VmSpec) -> io::Result<()> {
+        handle.console().serve(self.monitor.console.try_clone()?)?;
+        let balloon_max = spec.has_balloon().then_some(spec.memory);
+        control::serve(self.monitor.control.try_clone()?, handle.clone(), balloon_max)
+    }
+
+    fn vm<'b>(&'b self, programs: &'b Programs, handle: &'b Handle) -> Vm<'b> {
+        let has_remote_parts = self.span.as_ref().is_some_and(Span::has_remote_parts);
+        Vm {
+            name: self.name,
+            folder: &self.monitor.folder,
+            programs,
+            handle,
+            span: self.span.as_ref(),
+            monitor: (!has_remote_parts).then_some(&self.monitor),
+        }
+    }
+
+    /// Runs the VM until it ends; from the boot on that a predecessor left, if one did. An error is one line.
+    fn run(
+        self,
+        opened: Opened,
+        adopted: Option<Adopted>,
+        programs: &Programs,
+        handle: &Handle,
+        lease: &Lease,
+    ) -> Result<(), String> {
+        let keeps_writes = opened.keeps_writes;
+        let progress = |progress: vm::Progress<'_>| self.note(progress, keeps_writes, handle, lease);
+        let vm = self.vm(programs, handle);
+        let ending = vm::run(vm, opened, adopted, progress).map_err(|error| chain(&error))?;
+        let last_lines = match &ending {
+            Ending::Panic => handle.console().lines_from(PANIC_TEXT, LAST_LINES),
+            other if ending::reason(other).is_some() => handle.console().last_lines(LAST_LINES),
+            _ => Vec::new(),
+        };
+        // Nothing of the VM is left when its end is told.
+        drop((self.recording, self.monitor));
+        self.tenure.into_iter().for_each(Tenure::leave);
+        self.span.into_iter().for_each(Span::leave);
+        tell(
+            lease,
+            &Event::Ended {
+                name: self.name.to_owned(),
+                ending,
+                last_lines,
+                seconds: self.start.elapsed().as_secs_f64(),
+            },
+        );
+        Ok(())
+    }
+
+    /// Brings the record up to date, and tells the client.
+    fn note(&self, progress: vm::Progress<'_>, keeps_writes: bool, handle: &Handle, lease: &Lease) {
+        let (name, recorder) = (self.name.to_owned(), handle.recorder());
         let booted = match progress {
             vm::Progress::Booted(booted) => booted,
             vm::Progress::FullDisks(disks) => {
                 if recorder.read(|record| record.full_disks != disks) == Some(true) {
                     recorder.change(|record| record.full_disks = disks.to_vec());
-                    tell(lease, &full_disks(name, disks));
+                    let disks = disks.to_vec();
+                    tell(lease, &Event::FullDisks { name, disks });
                 }
                 return;
             }
             vm::Progress::StartsAgain(ending) => {
                 let why = ending::reason(ending).unwrap_or_else(|| "the guest powered off".to_owned());
-                let name = name.to_owned();
                 tell(lease, &Event::StartsAgain { name, why });
                 return;
             }
             vm::Progress::Paused(paused) => {
                 if recorder.read(|record| record.paused != paused) == Some(true) {
                     recorder.change(|record| record.paused = paused);
-                    let name = name.to_owned();
                     tell(lease, &Event::Paused { name, paused });
                 }
                 return;
@@ -290,51 +360,22 @@ fn one(
             record.core_cookies = booted.core_cookies.to_vec();
             record.state = State::Running;
             record.shard_pid = Some(booted.pid);
+            record.keeper_pid = Some(booted.keeper);
+            record.card_pids = booted.cards.to_vec();
             record.part_pids = booted.parts.to_vec();
             record.boots += 1;
             record.boot.begun_unix_s = Some(unix_now().as_secs());
             record.sandbox_missing = [booted.sandbox_missing, booted.sandbox_notes].concat();
         });
-        let sandbox_missing = booted.sandbox_missing.to_vec();
         tell(
             lease,
             &Event::Running {
-                name: name.to_owned(),
-                sandbox_missing,
+                name,
+                sandbox_missing: booted.sandbox_missing.to_vec(),
                 keeps_writes,
-                paused_us: frozen.map(|frozen| frozen.paused_us),
+                paused_us: self.paused_us,
             },
         );
-    };
-    let program = &terms.program;
-    let ending = vm::run(opened, program, name, &folder, handle, span.as_ref(), progress)
-        .map_err(|error| line(&error))?;
-    let last_lines = match &ending {
-        Ending::Panic => handle.console().lines_from(PANIC_TEXT, LAST_LINES),
-        other if ending::reason(other).is_some() => handle.console().last_lines(LAST_LINES),
-        _ => Vec::new(),
-    };
-    // Nothing of the VM is left when its end is told.
-    drop(recording);
-    own.into_iter().for_each(Tenure::leave);
-    span.into_iter().for_each(Span::leave);
-    let seconds = start.elapsed().as_secs_f64();
-    tell(
-        lease,
-        &Event::Ended {
-            name: name.to_owned(),
-            ending,
-            last_lines,
-            seconds,
-        },
-    );
-    Ok(())
-}
-
-fn full_disks(name: &str, disks: &[String]) -> Event {
-    Event::FullDisks {
-        name: name.to_owned(),
-        disks: disks.to_vec(),
     }
 }
 
@@ -343,16 +384,19 @@ fn unix_now() -> Duration {
     since.unwrap_or(Duration::ZERO)
 }
 
-/// Opens the VM's sockets: console and control.
-fn serve(folder: &Path, handle: &Handle, spec: &VmSpec) -> io::Result<()> {
-    handle.console().serve(bind(&folder.join("console.sock"))?)?;
-    let socket = bind(&folder.join("control.sock"))?;
-    control::serve(socket, handle.clone(), spec.has_balloon().then_some(spec.memory))
-}
-
-/// Listens on a socket that only this user may connect to.
-pub fn bind(path: &Path) -> io::Result<UnixListener> {
-    let listener = UnixListener::bind(path)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
-    Ok(listener)
+/// Opens what a monitor has beside the VM's files: the sockets of its console and its controls.
+fn listen(
+    folder: &Path,
+    entry: OwnedFd,
+    lease: &Lease,
+    places: Places<TenureHandle>,
+) -> io::Result<MonitorFiles> {
+    Ok(MonitorFiles {
+        folder: folder.to_owned(),
+        entry,
+        console: bind(&folder.join("console.sock"))?,
+        control: bind(&folder.join("control.sock"))?,
+        lease: lease.lock().unwrap_or_else(PoisonError::into_inner).try_clone()?,
+        places,
+    })
 }

@@ -2,6 +2,7 @@
 
 mod egress;
 mod files;
+mod left;
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -15,12 +16,14 @@ use config::vm::{
     DiskDevice, DiskFormatSpec, DiskMode, NetKind, NetSpec, OnFullSpec, PagesSpec, SandboxSpec, ShareSpec,
     VmSpec,
 };
-use diskstore::disk::{DiskRequest, Format, Mode, OpenDisk, allocate_whole};
+use diskstore::disk::{Announcement, DiskRequest, Format, Mode, OpenDisk, allocate_whole};
 use diskstore::group::OwnCopy;
 use diskstore::image::{Image, ImageStore};
 use hostfiles::private;
 use nix::unistd::{Whence, geteuid, lseek};
 use shard_api::launch::*;
+use subnet::Egress;
+use subnet::helper::HelperProcess;
 use subnet::passt::{Passt, PasstChild, PasstSpec};
 use subnet::process::Count;
 
@@ -28,12 +31,13 @@ use self::egress::egress;
 use self::files::{Files, GroupFiles, mappable, readable};
 use crate::cmdline;
 use crate::identity::{Given, Place};
-use crate::monitor::bind;
+use crate::programs::BuildProgram;
 use crate::shard_log::ShardLog;
-use crate::shard_program::ShardProgram;
 use crate::share_group::{Apart, Claims, maps_pages};
+use crate::socket::bind;
 
 pub use self::files::scratch_directory;
+pub(crate) use self::left::LeftOpened;
 
 /// The file in the VM's directory that has the log of its home.
 pub(crate) const HOME_LOG: &str = "shard.log";
@@ -103,19 +107,47 @@ pub struct Opened {
     pub disk_file_bytes: u64,
     /// Something outlives the VM: it must be ended with care.
     pub keeps_writes: bool,
-    /// Kept for their locks.
-    _disks: Vec<OpenDisk>,
-    _originals: Vec<OwnCopy>,
-    /// The image stays in the store as long as the VM runs.
-    _image: Option<Image>,
+    locks: Locks,
     passt: Vec<UserCard>,
     /// The log of the home, which has a line for each card that was cut off.
     pub(crate) log: Arc<ShardLog>,
 }
 
+/// What keeps files of the VM from others, until it is dropped. Disks are locked by their files, too.
+#[derive(Debug)]
+enum Locks {
+    /// As they were taken.
+    Taken {
+        _disks: Vec<OpenDisk>,
+        originals: Vec<OwnCopy>,
+        /// The image stays in the store as long as the VM runs.
+        image: Option<Box<Image>>,
+    },
+    /// Those of a predecessor of this process.
+    Left {
+        files: Vec<OwnedFd>,
+        _announcements: Vec<Announcement>,
+    },
+}
+
+impl Locks {
+    /// The open files that are locked, beside those of the disks.
+    fn files(&self) -> Vec<BorrowedFd<'_>> {
+        match self {
+            Self::Taken { originals, image, .. } => {
+                let originals = originals.iter().map(OwnCopy::original);
+                originals.chain(image.as_deref().map(Image::lock)).collect()
+            }
+            Self::Left { files, .. } => files.iter().map(AsFd::as_fd).collect(),
+        }
+    }
+}
+
 /// A card of user-mode networking: its passt, and how to start it again.
 #[derive(Debug)]
 struct UserCard {
+    /// Its number among all cards of the VM.
+    number: usize,
     spec: PasstSpec,
     /// Its socket among the files.
     file: Fd,
@@ -131,7 +163,7 @@ pub fn open(
     folder: &Path,
     cid: u32,
     mut claims: Claims,
-    program: &ShardProgram,
+    program: &BuildProgram,
 ) -> Result<Opened, OpenError> {
     let mut apart = Apart::default();
     let maps = |share: Share| share != Share::Never && maps_pages(spec);
@@ -300,18 +332,13 @@ pub fn open(
                 NetBackendLaunch::Tap(queues.into_iter().map(|queue| files.add(queue)).collect())
             }
             _ => {
-                let forward: Result<_, subnet::SubnetError> =
-                    net.forward.iter().map(|text| text.parse()).collect();
-                let egress = (!net.host).then(|| egress(&id, program, spec.sandbox, log.clone()));
-                let spec = PasstSpec {
-                    mac,
-                    forward: forward?,
-                    egress: egress.transpose()?,
-                    user: passt_user(cid),
-                };
+                let count = Count::new()?;
+                let egress = (!net.host).then(|| egress(&id, program, spec.sandbox, log.clone(), count));
+                let spec = passt_spec(&net, mac, egress.transpose()?, cid)?;
                 let Passt { socket, child } = subnet::passt::start(&spec)?;
                 let file = files.add(socket);
                 passt.push(UserCard {
+                    number: index,
                     spec,
                     file,
                     child: Some(child),
@@ -398,11 +425,29 @@ pub fn open(
         ports,
         disk_file_bytes,
         keeps_writes,
-        _disks: disks,
-        _originals: grouped.copies,
-        _image: image,
+        locks: Locks::Taken {
+            _disks: disks,
+            originals: grouped.copies,
+            image: image.map(Box::new),
+        },
         passt,
         log,
+    })
+}
+
+/// What a user-mode card's passt is started with.
+fn passt_spec(
+    net: &NetSpec,
+    mac: [u8; 6],
+    egress: Option<Egress>,
+    cid: u32,
+) -> Result<PasstSpec, subnet::SubnetError> {
+    let forward: Result<_, _> = net.forward.iter().map(|text| text.parse()).collect();
+    Ok(PasstSpec {
+        mac,
+        forward: forward?,
+        egress,
+        user: passt_user(cid),
     })
 }
 
@@ -475,9 +520,9 @@ impl Opened {
     }
 
     /// The processes beside the shard that work for this VM.
-    pub fn helper_pids(&self) -> impl Iterator<Item = u32> + '_ {
+    pub fn helpers(&self) -> impl Iterator<Item = &HelperProcess> {
         let children = self.passt.iter().filter_map(|card| card.child.as_ref());
-        children.flat_map(PasstChild::ids)
+        children.flat_map(PasstChild::helpers)
     }
 
     /// Frames that the guest's cards were not allowed to send, for each card.

@@ -149,10 +149,10 @@ impl Part {
         }
     }
 
-    /// Its process, if that is on this host.
+    /// Its process, if that is on this host and has not ended.
     fn pid(&self) -> Option<i32> {
         match self {
-            Self::Here { process, .. } => Some(process.pid),
+            Self::Here { process, .. } => (!process.has_ended()).then_some(process.pid),
             Self::There(_) => None,
         }
     }
@@ -189,6 +189,14 @@ impl Parts {
             one.watcher = Some(watcher);
         }
         Ok(all)
+    }
+
+    /// Those on this host, each with its cell.
+    pub(crate) fn here(&self) -> impl Iterator<Item = (u16, &ShardProcess)> {
+        self.running.iter().filter_map(|one| match &*one.part {
+            Part::Here { cell, process } => Some((*cell, process)),
+            Part::There(_) => None,
+        })
     }
 
     /// The processes of those on this host.

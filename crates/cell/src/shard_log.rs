@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Seek};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
@@ -15,13 +15,17 @@ use std::time::Duration;
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use shard_api::launch::Fd;
 
+use crate::left::{Leaving, LeftFiles};
 use crate::text::printable;
 
 /// Bytes kept from the beginning: how the VM started.
 const HEAD_BYTES: usize = 64 << 10;
 /// Bytes kept from the end, which has the errors.
 const TAIL_BYTES: usize = 16 << 10;
+/// Bytes of the file at most, with the line of those left out.
+const FILE_BYTES_MAX: u64 = (HEAD_BYTES + TAIL_BYTES + 64) as u64;
 /// Bytes read from the pipe at once: a pipe's default capacity.
 const CHUNK_BYTES: usize = 64 << 10;
 /// Bytes read at most to find the last line. A shard can enlarge its pipe to 1 MiB (`/proc/sys/fs/pipe-max-size`).
@@ -37,6 +41,17 @@ const LINE_CHARS_MAX: usize = 500;
 #[derive(Debug)]
 pub(crate) struct ShardLog {
     reading: Arc<Mutex<Reading>>,
+    write_end: OwnedFd,
+}
+
+/// The descriptors of a log, which a monitor leaves to its successor.
+#[derive(Debug)]
+struct LeftLog {
+    /// The file for people.
+    file: OwnedFd,
+    /// The end of the pipe that the monitor reads.
+    read_end: OwnedFd,
+    /// The end that shards write.
     write_end: OwnedFd,
 }
 
@@ -62,21 +77,79 @@ impl ShardLog {
         let file = File::options()
             .create(true)
             .truncate(true)
+            .read(true)
             .write(true)
             .mode(0o600)
             .open(path)?;
         let (read_end, write_end) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
         // Only this end: a shard that writes may wait.
         fcntl(&read_end, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
-        let watched = read_end.try_clone()?;
+        Self::read_from(
+            LeftLog {
+                file: file.into(),
+                read_end,
+                write_end,
+            },
+            Kept::default(),
+        )
+    }
+
+    /// Goes on with the log of a predecessor.
+    ///
+    /// # Errors
+    /// If the host has no threads or files left.
+    fn adopt(left: LeftLog) -> io::Result<Self> {
+        let mut text = Vec::new();
+        let file = File::from(left.file.try_clone()?);
+        (&file).rewind()?;
+        (&file).take(FILE_BYTES_MAX).read_to_end(&mut text)?;
+        Self::read_from(left, Kept::of_file(&text))
+    }
+
+    /// Leaves the log to a successor of this process.
+    ///
+    /// # Errors
+    /// If the host has no files left.
+    pub(crate) fn leave(&self, leaving: &mut Leaving) -> io::Result<[Fd; 3]> {
+        let log = self.left()?;
+        Ok([
+            leaving.add(&log.file)?,
+            leaving.add(&log.read_end)?,
+            leaving.add(&log.write_end)?,
+        ])
+    }
+
+    /// Takes over the log of a predecessor.
+    ///
+    /// # Errors
+    /// If a descriptor is missing, or the host has no threads left.
+    pub(crate) fn take([file, read_end, write_end]: [Fd; 3], files: &mut LeftFiles) -> io::Result<Self> {
+        Self::adopt(LeftLog {
+            file: files.take(file)?,
+            read_end: files.take(read_end)?,
+            write_end: files.take(write_end)?,
+        })
+    }
+
+    fn left(&self) -> io::Result<LeftLog> {
+        let reading = lock(&self.reading);
+        Ok(LeftLog {
+            file: reading.file.try_clone()?.into(),
+            read_end: reading.pipe.try_clone()?.into(),
+            write_end: self.write_end.try_clone()?,
+        })
+    }
+
+    fn read_from(left: LeftLog, kept: Kept) -> io::Result<Self> {
+        let watched = left.read_end.try_clone()?;
         let reading = Arc::new(Mutex::new(Reading {
-            pipe: read_end.into(),
-            kept: Kept::default(),
-            file,
+            pipe: left.read_end.into(),
+            kept,
+            file: left.file.into(),
         }));
         let log = Self {
             reading: reading.clone(),
-            write_end,
+            write_end: left.write_end,
         };
         std::thread::Builder::new()
             .name("shard-log".into())
@@ -179,6 +252,19 @@ impl Reading {
 }
 
 impl Kept {
+    /// Those that a file has. A shard that writes the line of bytes left out itself hides some of its own.
+    fn of_file(text: &[u8]) -> Self {
+        let (head, rest) = text.split_at(text.len().min(HEAD_BYTES));
+        let left_out = left_out_of(rest);
+        let tail = left_out.map_or(rest, |(_, tail)| tail);
+        let tail = &tail[tail.len().saturating_sub(TAIL_BYTES)..];
+        Self {
+            head: head.to_vec(),
+            tail: tail.iter().copied().collect(),
+            left_out: left_out.map_or(0, |(bytes, _)| bytes),
+        }
+    }
+
     fn add(&mut self, bytes: &[u8]) {
         let (head, tail) = bytes.split_at(bytes.len().min(HEAD_BYTES - self.head.len()));
         self.head.extend_from_slice(head);
@@ -204,6 +290,14 @@ impl Kept {
         let line = text.lines().rev().find(said)?;
         Some(printable(&line.chars().take(LINE_CHARS_MAX).collect::<String>()))
     }
+}
+
+/// The number in a line of bytes left out, and what follows the line.
+fn left_out_of(rest: &[u8]) -> Option<(u64, &[u8])> {
+    let number = rest.strip_prefix(b"\n[")?;
+    let digits = number.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let tail = number[digits..].strip_prefix(b" bytes left out]\n")?;
+    Some((std::str::from_utf8(&number[..digits]).ok()?.parse().ok()?, tail))
 }
 
 #[cfg(test)]
@@ -248,6 +342,41 @@ mod tests {
         assert_eq!(log.last_line().unwrap(), "two");
         let text = std::fs::read_to_string(directory.path().join("shard.log")).unwrap();
         assert_eq!(text, "one\ntwo\n\n");
+    }
+
+    #[test]
+    fn successor_goes_on_with_the_log_whether_or_not_bytes_were_left_out() {
+        let flood = HEAD_BYTES + 3 * TAIL_BYTES;
+        for written in [0, 100, HEAD_BYTES, HEAD_BYTES + 100, flood] {
+            let (directory, log, mut shard) = started();
+            let path = directory.path().join("shard.log");
+            // In pieces that the pipe has room for, each read before the next.
+            for piece in vec![b'x'; written].chunks(CHUNK_BYTES / 2) {
+                shard.write_all(piece).unwrap();
+                log.last_line();
+            }
+            let before = std::fs::read(&path).unwrap();
+            // With a pipe of its own: the thread of the first log, which a killed monitor would not have, reads the other.
+            let (read_end, write_end) = nix::unistd::pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).unwrap();
+            let mut shard = File::from(write_end.try_clone().unwrap());
+            let left = LeftLog {
+                read_end,
+                write_end,
+                ..log.left().unwrap()
+            };
+            let successor = ShardLog::adopt(left).unwrap();
+            shard.write_all(b"\nlater\n").unwrap();
+            assert_eq!(successor.last_line().unwrap(), "later", "{written}");
+            let text = std::fs::read(&path).unwrap();
+            assert!(text.ends_with(b"x\nlater\n") || written == 0, "{written}");
+            assert!(text.len() < HEAD_BYTES + TAIL_BYTES + 64);
+            let kept_head = before.len().min(HEAD_BYTES);
+            assert!(text[..kept_head] == before[..kept_head], "{written}");
+            if written == flood {
+                let line = format!("\n[{} bytes left out]\n", flood + 7 - HEAD_BYTES - TAIL_BYTES);
+                assert!(String::from_utf8_lossy(&text).contains(&line), "{line}");
+            }
+        }
     }
 
     #[test]

@@ -1,24 +1,28 @@
 //! The process of a shard, from its start to its end.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use keeper::client::{Exit, Keeper, Spawn};
+use keeper::spawn::{NOT_EXECUTED, Namespaces};
+use nix::sys::signal::Signal;
+use nix::sys::wait::WaitStatus;
 use nix::unistd::{Pid, geteuid};
 use shard_api::launch::{Ending, Order, OrderId, SandboxLaunch, SandboxPolicy};
 
 use crate::handle::QUIT_LIMIT;
 use crate::identity::Given;
 use crate::link::ShardLink;
-use crate::shard_limits::ShardLimits;
+use crate::pidfd;
+use crate::programs::{self, BuildProgram};
 use crate::shard_log::ShardLog;
-use crate::shard_program::{self, ShardProgram};
-use crate::spawn::{self, Namespaces};
 
+/// How long the keeper may take to report the exit of a process that has ended. One that never reports is stopped, or was taken
+/// over.
+const REPORT_LIMIT: Duration = Duration::from_secs(5);
 /// How often a process that is waited for is looked at.
 const LOOK: Duration = Duration::from_millis(1);
 
@@ -29,40 +33,111 @@ pub struct ShardProcess {
     /// Its process id, as the monitor sees it.
     pub pid: i32,
     /// The program that it executes.
-    pub program: Arc<ShardProgram>,
+    pub program: Arc<BuildProgram>,
     /// The control socket.
     pub link: ShardLink,
     /// The sandbox, as far as it is made.
     pub sandbox: SandboxLaunch,
     /// Where it writes what it has to say.
     pub log: Arc<ShardLog>,
+    process: OwnedFd,
+    parent: Parent,
     /// It was killed because it left its orders unread.
     is_deaf: AtomicBool,
-    /// How it ended, once it was waited for. Its id may be another's from then on: signals are sent under the lock.
-    ended: Mutex<Option<nix::Result<WaitStatus>>>,
+    /// How it ended, once it was waited for. Its id may be another's from then on.
+    ended: Mutex<Option<End>>,
+}
+
+/// The process that waits for the shard's end.
+#[derive(Debug)]
+enum Parent {
+    /// Its keeper.
+    Keeper(Arc<Keeper>),
+    /// The process of a test.
+    #[cfg(test)]
+    This,
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    /// With this status.
+    Status(WaitStatus),
+    /// With its keeper, which knew the status.
+    WithKeeper,
+    /// So that its keeper has not reported it.
+    Unreported,
+}
+
+impl Parent {
+    /// How the child `pid` ended, if it has.
+    fn end_of(&self, pid: i32) -> Option<End> {
+        let status = match self {
+            Self::Keeper(keeper) => match keeper.exit_of(pid)? {
+                // It is acknowledged with the next boot: until then a successor of this process has to learn it.
+                Exit::Status(status) => WaitStatus::from_raw(Pid::from_raw(pid), status),
+                Exit::KeeperGone => return Some(End::WithKeeper),
+            },
+            #[cfg(test)]
+            Self::This => {
+                use nix::sys::wait::{WaitPidFlag, waitpid};
+                match waitpid(Pid::from_raw(pid), Some(WaitPidFlag::WNOHANG)) {
+                    Ok(WaitStatus::StillAlive) | Err(nix::Error::EINTR) => return None,
+                    other => other,
+                }
+            }
+        };
+        // A status that this library does not know is a signal's.
+        Some(End::Status(status.unwrap_or(WaitStatus::Signaled(
+            Pid::from_raw(pid),
+            Signal::SIGKILL,
+            false,
+        ))))
+    }
+}
+
+/// What a shard is started by.
+#[derive(Clone, Copy, Debug)]
+pub struct Start<'a> {
+    /// The process that becomes its parent.
+    pub keeper: &'a Arc<Keeper>,
+    /// The program.
+    pub program: &'a Arc<BuildProgram>,
+    /// The VM's name.
+    pub name: &'a str,
+    /// Bytes that a file which it writes can have at most.
+    pub file_bytes: u64,
+    /// How strictly its sandbox is closed.
+    pub policy: SandboxPolicy,
+    /// The namespaces that it gets.
+    pub namespaces: &'a Namespaces,
+    /// The user that it becomes.
+    pub given: &'a Given,
 }
 
 impl ShardProcess {
-    /// Starts one for the VM `name`, as the user `given`.
-    pub fn start(
-        program: &Arc<ShardProgram>,
-        name: &str,
-        log: Arc<ShardLog>,
-        limits: ShardLimits,
-        policy: SandboxPolicy,
-        namespaces: &Namespaces,
-        given: &Given,
-    ) -> io::Result<Self> {
+    /// Starts one, which logs to `log`.
+    pub fn start(start: Start<'_>, log: Arc<ShardLog>) -> io::Result<Self> {
         let (link, theirs) = ShardLink::pair()?;
-        let spawn = |identity| {
-            spawn::spawn(
-                program.file().as_fd(),
-                [shard_program::NAME, name],
-                theirs.as_fd(),
-                log.as_fd(),
-                namespaces,
-                identity,
-            )
+        let Start {
+            keeper,
+            program,
+            given,
+            ..
+        } = start;
+        let spawn = |identity: Option<shard_api::launch::Identity>| {
+            keeper.spawn(&Spawn {
+                program: program.file().as_fd(),
+                control: theirs.as_fd(),
+                log: log.as_fd(),
+                words: &[programs::SHARD, start.name],
+                flags: start.namespaces.flags(),
+                identity: identity.map(|given| keeper::spawn::Identity {
+                    uid: given.uid,
+                    gid: given.gid,
+                }),
+                file_bytes: start.file_bytes,
+            })
         };
         let is_root = geteuid().is_root();
         let mut notes: Vec<String> = given.note.iter().cloned().collect();
@@ -86,24 +161,62 @@ impl ShardProcess {
             notes.push("user id of its own: it takes a user namespace".to_owned());
         }
         let sandbox = SandboxLaunch {
-            policy,
+            policy: start.policy,
             // Root's shard is never root, in a user namespace or not.
             identity: identity.filter(|_| is_root && !spawned.is_mapped),
-            missing: spawned.missing,
+            missing: start.namespaces.missing.clone(),
             notes,
         };
-        let process = Self {
+        Ok(Self {
             pid: spawned.pid,
             program: program.clone(),
             link,
             sandbox,
             log,
+            process: spawned.pidfd,
+            parent: Parent::Keeper(keeper.clone()),
             is_deaf: AtomicBool::new(false),
             ended: Mutex::new(None),
-        };
-        // It waits for its launch meanwhile. Without its limits it is killed.
-        limits.apply(process.pid)?;
-        Ok(process)
+        })
+    }
+
+    /// Goes on with a shard that a predecessor of this process started.
+    pub fn adopt(
+        left: LeftShard,
+        keeper: Arc<Keeper>,
+        program: Arc<BuildProgram>,
+        log: Arc<ShardLog>,
+    ) -> Self {
+        Self {
+            pid: left.pid,
+            program,
+            link: left.link,
+            sandbox: left.sandbox,
+            log,
+            process: left.process,
+            parent: Parent::Keeper(keeper),
+            is_deaf: AtomicBool::new(false),
+            ended: Mutex::new(None),
+        }
+    }
+
+    /// Its keeper.
+    pub(crate) fn keeper(&self) -> Option<&Arc<Keeper>> {
+        match &self.parent {
+            Parent::Keeper(keeper) => Some(keeper),
+            #[cfg(test)]
+            Parent::This => None,
+        }
+    }
+
+    /// Whether the process has ended.
+    pub fn has_ended(&self) -> bool {
+        pidfd::has_ended(self.pidfd())
+    }
+
+    /// The descriptor of the process.
+    pub fn pidfd(&self) -> BorrowedFd<'_> {
+        self.process.as_fd()
     }
 
     /// Gives it an order, and never waits. One that has left so many unread that there is no room for another hangs, or wants
@@ -131,10 +244,7 @@ impl ShardProcess {
 
     /// Has it killed, and does not wait until it is.
     pub fn cut_off(&self) {
-        if self.ended().is_none() {
-            // It may have ended by itself.
-            let _ = kill(Pid::from_raw(self.pid), Signal::SIGKILL);
-        }
+        pidfd::kill(self.pidfd());
         // Readers of its reports come to an end even if it gave its end of the socket away.
         self.link.shut_down();
     }
@@ -142,9 +252,13 @@ impl ShardProcess {
     /// Waits until it has ended; one that has reported its end and does not go is killed. Returns what is known of its end.
     pub fn wait(&self) -> String {
         let deadline = Instant::now() + QUIT_LIMIT;
+        let mut report_by = None;
         let ended = loop {
             if let Some(ended) = self.look() {
                 break ended;
+            }
+            if self.has_ended() && Instant::now() > *report_by.get_or_insert(Instant::now() + REPORT_LIMIT) {
+                break *self.ended().get_or_insert(End::Unreported);
             }
             if Instant::now() > deadline {
                 self.cut_off();
@@ -152,34 +266,36 @@ impl ShardProcess {
             // Without the lock.
             std::thread::sleep(LOOK);
         };
-        self.why(ended.ok())
+        self.why(ended)
     }
 
     /// The ending that its exit status names, once it has left by itself: for one without a last report.
     pub fn ending_of_exit(&self, why: &str) -> Option<Ending> {
         match *self.ended() {
-            Some(Ok(WaitStatus::Exited(_, status))) => Ending::of_exit_status(status, why),
+            Some(End::Status(WaitStatus::Exited(_, status))) => Ending::of_exit_status(status, why),
             _ => None,
         }
     }
 
-    fn why(&self, status: Option<WaitStatus>) -> String {
-        let how = match status {
-            Some(WaitStatus::Signaled(_, Signal::SIGSYS, _)) => {
+    fn why(&self, end: End) -> String {
+        let how = match end {
+            End::WithKeeper => "ended with its keeper, which was killed".to_owned(),
+            End::Unreported => "has ended, which its keeper does not report".to_owned(),
+            End::Status(WaitStatus::Signaled(_, Signal::SIGSYS, _)) => {
                 "made a system call that its sandbox forbids".to_owned()
             }
-            Some(WaitStatus::Signaled(..)) if self.is_deaf.load(Ordering::Relaxed) => {
+            End::Status(WaitStatus::Signaled(..)) if self.is_deaf.load(Ordering::Relaxed) => {
                 "read no orders any more and was killed".to_owned()
             }
-            Some(WaitStatus::Signaled(_, signal, _)) => format!("was ended by {signal}"),
-            Some(WaitStatus::Exited(_, spawn::NOT_EXECUTED)) => {
+            End::Status(WaitStatus::Signaled(_, signal, _)) => format!("was ended by {signal}"),
+            End::Status(WaitStatus::Exited(_, NOT_EXECUTED)) => {
                 let path = self.program.path().display();
                 format!(
                     "could not execute {path}; help: install it from the same build as `mirrorball`, executable for all users"
                 )
             }
-            Some(WaitStatus::Exited(_, code)) => format!("left with status {code}"),
-            _ => "is gone".to_owned(),
+            End::Status(WaitStatus::Exited(_, code)) => format!("left with status {code}"),
+            End::Status(_) => "is gone".to_owned(),
         };
         match self.log.last_line() {
             Some(last) => format!("its process {how}; it said: {last}"),
@@ -188,21 +304,36 @@ impl ShardProcess {
     }
 
     /// How it ended, if it has.
-    fn look(&self) -> Option<nix::Result<WaitStatus>> {
+    fn look(&self) -> Option<End> {
         let mut ended = self.ended();
         if ended.is_none() {
-            *ended = match waitpid(Pid::from_raw(self.pid), Some(WaitPidFlag::WNOHANG)) {
-                Ok(WaitStatus::StillAlive) | Err(nix::Error::EINTR) => None,
-                other => Some(other),
-            };
+            *ended = self.parent.end_of(self.pid);
+        }
+        // The kernel kills it with its keeper, which takes a moment.
+        if matches!(*ended, Some(End::WithKeeper)) && !pidfd::has_ended(self.pidfd()) {
+            pidfd::kill(self.pidfd());
+            return None;
         }
         *ended
     }
 
-    fn ended(&self) -> MutexGuard<'_, Option<nix::Result<WaitStatus>>> {
+    fn ended(&self) -> MutexGuard<'_, Option<End>> {
         // Each change is whole, whoever panicked.
         self.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// A running shard that a monitor leaves to its successor.
+#[derive(Debug)]
+pub struct LeftShard {
+    /// Its process id.
+    pub pid: i32,
+    /// The descriptor of the process.
+    pub process: OwnedFd,
+    /// The control socket.
+    pub link: ShardLink,
+    /// The sandbox, as far as it is made.
+    pub sandbox: SandboxLaunch,
 }
 
 impl Drop for ShardProcess {
@@ -221,10 +352,17 @@ impl ShardProcess {
         let (link, theirs) = ShardLink::of_launched().unwrap();
         let log = Arc::new(ShardLog::start(std::path::Path::new("/dev/null")).unwrap());
         let output = || log.as_fd().try_clone_to_owned().unwrap();
+        // Its handle ends nothing, and waits for nothing.
+        #[expect(
+            clippy::zombie_processes,
+            reason = "the shard process waits for it by its process id"
+        )]
+        let child = program.stdout(output()).stderr(output()).spawn().unwrap();
         let process = Self {
-            // Its handle ends nothing, and waits for nothing.
-            pid: program.stdout(output()).stderr(output()).spawn().unwrap().id() as i32,
-            program: Arc::new(ShardProgram::open(std::path::Path::new("/bin/true")).unwrap()),
+            pid: child.id() as i32,
+            process: pidfd::of_child(&child).unwrap(),
+            parent: Parent::This,
+            program: Arc::new(BuildProgram::open(std::path::Path::new("/bin/true")).unwrap()),
             link,
             sandbox: SandboxLaunch::default(),
             log,

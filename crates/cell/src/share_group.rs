@@ -29,6 +29,11 @@ impl Claims {
         }
     }
 
+    /// Those of a predecessor of this process.
+    pub(crate) fn adopt(group: ShareGroup, held: Vec<Arc<Claim>>, refused: Vec<PathBuf>) -> Self {
+        Self { group, held, refused }
+    }
+
     /// The group that they are for.
     pub fn group(&self) -> &ShareGroup {
         &self.group

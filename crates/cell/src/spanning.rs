@@ -18,8 +18,11 @@ use shard_api::launch::{
 };
 
 use crate::cluster::hosts::Hosts;
-use crate::cluster::tenure::{PartPlace, Tenure, TenureError, begin_span, leave_span};
+use crate::cluster::tenure::{
+    LeftTenure, PartPlace, Tenure, TenureError, TenureHandle, begin_span, leave_span,
+};
 use crate::coherence::Coherence;
+use crate::left::LeftFiles;
 use crate::remote::clock::keeper::{Clocks, Keeper};
 use crate::remote::clock::leader::{Clock, Leader, Step};
 use crate::remote::clock::{Rounds, counter, relate};
@@ -60,6 +63,30 @@ impl Span {
                 Err(error)
             }
         }
+    }
+
+    /// Goes on with the places that a predecessor of this process had, which left them to a successor.
+    ///
+    /// # Errors
+    /// If the host has no threads left.
+    pub(crate) fn adopt(
+        places: Vec<(LeftTenure, Part)>,
+        files: &mut LeftFiles,
+        platform: Platform,
+    ) -> io::Result<Self> {
+        let adopt = |(place, part)| Ok((PartPlace::Here(Box::new(Tenure::adopt(place, files)?)), part));
+        Ok(Self {
+            places: places.into_iter().map(adopt).collect::<io::Result<_>>()?,
+            over: None,
+            boots: AtomicU32::new(0),
+            platform,
+        })
+    }
+
+    /// The places on this host, for others.
+    pub(crate) fn handles(&self) -> Vec<(TenureHandle, Part)> {
+        let here = |(place, part): &(PartPlace, Part)| Some((place.here()?.handle(), part.clone()));
+        self.places.iter().filter_map(here).collect()
     }
 
     /// Where the kernel in `file` is to lie in guest memory; empty if the kernel decides that itself.

@@ -14,18 +14,17 @@ mod hosts {
 }
 
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
-use std::path::Path;
 use std::process::ExitCode;
 
+use cell::programs;
 use cell::remote::{launch, monitor};
-use cell::shard_program;
 use shard::launch::CONTROL_FD;
 use shard_api::control::ControlSocket;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().collect();
     let done = match arguments.get(1).map(String::as_str) {
-        Some(name) if arguments[0] == shard_program::NAME => {
+        Some(name) if arguments[0] == programs::SHARD => {
             // SAFETY: who started this has put the control socket there, and nothing else here knows it.
             let control = ControlSocket::from(unsafe { OwnedFd::from_raw_fd(CONTROL_FD) });
             if let Some((home, life)) = hosts::deaf::kind(name) {
@@ -36,11 +35,14 @@ fn main() -> ExitCode {
             }
             return shard::process::run(&control);
         }
+        Some(_) if arguments[0] == programs::KEEPER => {
+            let monitor = std::io::stdin().as_fd().try_clone_to_owned();
+            monitor.and_then(keeper::server::run)
+        }
         Some(launch::COMMAND) => launch::launch(std::io::stdin(), std::io::stdout()),
         Some(launch::MONITOR) => {
             let socket = std::io::stdin().as_fd().try_clone_to_owned();
-            let program = Path::new(hosts::two::PROGRAM);
-            socket.and_then(|socket| monitor::run(socket.into(), shard::PLATFORM, program))
+            socket.and_then(|socket| monitor::run(socket.into(), shard::PLATFORM, Ok(hosts::two::programs())))
         }
         Some("beta") => hosts::beta::serve(&[1, 2]),
         Some("home") => hosts::two::home(),

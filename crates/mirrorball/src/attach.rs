@@ -4,11 +4,14 @@ use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::Duration;
 
 use agent::client::RawMode;
-use cell::console::ATTACH;
+use cell::console::{ATTACH, JOIN};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
+/// Pause before a console is joined again.
+const REJOIN_PAUSE: Duration = Duration::from_millis(50);
 /// Ctrl-].
 const DETACH: u8 = 0x1d;
 
@@ -24,8 +27,7 @@ pub enum Left {
 /// Joins standard input and output to the console of the VM whose directory is `folder`. On a terminal, keys go to the
 /// guest as they are, but for Ctrl-].
 pub fn attach(folder: &Path) -> io::Result<Left> {
-    let mut console = UnixStream::connect(folder.join("console.sock"))?;
-    console.write_all(&[ATTACH])?;
+    let mut console = connect(folder, ATTACH)?;
     let terminal = RawMode::enter()?;
     let (mut input, mut output) = (io::stdin().lock(), io::stdout().lock());
     let mut open = true;
@@ -44,7 +46,11 @@ pub fn attach(folder: &Path) -> io::Result<Left> {
         let typed = files.get(1).is_some_and(|file| file.any().unwrap_or(false));
         if files[0].any().unwrap_or(false) {
             match console.read(&mut buffer) {
-                Ok(0) | Err(_) => return Ok(Left::Ended),
+                // The monitor is gone. A VM that runs on has another soon.
+                Ok(0) | Err(_) => match rejoin(folder) {
+                    Ok(next) => console = next,
+                    Err(_) => return Ok(Left::Ended),
+                },
                 Ok(count) => {
                     output.write_all(&buffer[..count])?;
                     output.flush()?;
@@ -67,4 +73,20 @@ pub fn attach(folder: &Path) -> io::Result<Left> {
             open = count > 0;
         }
     }
+}
+
+/// Connects to the console of a VM again, whose monitor has ended the connection: at the monitor's successor.
+///
+/// # Errors
+/// If the VM has ended.
+pub fn rejoin(folder: &Path) -> io::Result<UnixStream> {
+    std::thread::sleep(REJOIN_PAUSE);
+    connect(folder, JOIN)
+}
+
+/// Connects to the console of the VM whose directory is `folder`.
+fn connect(folder: &Path, mode: u8) -> io::Result<UnixStream> {
+    let mut console = UnixStream::connect(folder.join("console.sock"))?;
+    console.write_all(&[mode])?;
+    Ok(console)
 }

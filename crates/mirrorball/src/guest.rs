@@ -92,10 +92,12 @@ pub fn connect_booting(name: &str, folder: &Path, wait: Option<Duration>) -> Res
     }
 }
 
-/// Whether the VM in the directory `folder` has a monitor. One that was killed leaves the directory.
+/// Whether the VM in the directory `folder` has a monitor, or a keeper that starts the next one. Both were killed where they
+/// left the directory.
 fn has_monitor(folder: &Path) -> bool {
-    let pid = registry::vms::read(folder).map(|record| record.monitor_pid);
-    pid.is_ok_and(|pid| Path::new("/proc").join(pid.to_string()).exists())
+    let runs = |pid: &dyn std::fmt::Display| Path::new("/proc").join(pid.to_string()).exists();
+    let record = registry::vms::read(folder);
+    record.is_ok_and(|record| runs(&record.monitor_pid) || record.keeper_pid.is_some_and(|pid| runs(&pid)))
 }
 
 /// Waits until the agent of the VM in the directory `folder` answers, for `limit` at most: false when the VM has ended.

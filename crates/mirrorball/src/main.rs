@@ -4,20 +4,20 @@ mod attach;
 mod commands;
 mod exit;
 mod guest;
+mod process;
 mod progress;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use cell::shard_program::ShardProgram;
 use clap::{Parser, Subcommand};
 use commands::{
     check, clients, clone, cluster, copy, disk, dsm, heat, image, knowledge, lab as labs, list, mem, run,
     topology, update,
 };
 use config::Size;
-use miette::{IntoDiagnostic, Result, miette};
+use miette::{Result, miette};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -194,18 +194,6 @@ enum Command {
     Dsm(dsm::DsmCommand),
     /// Hosts in software, where KVM can't be had
     Lab(labs::LabArgs),
-    #[command(hide = true)]
-    Cell { number: u16 },
-    #[command(hide = true)]
-    CellGuard { number: u16 },
-    #[command(hide = true)]
-    Measure,
-    #[command(hide = true)]
-    Monitor,
-    #[command(hide = true)]
-    Part,
-    #[command(hide = true)]
-    PartMonitor,
 }
 
 impl Command {
@@ -232,17 +220,35 @@ fn main() -> ExitCode {
     agent::panic::ends_the_process();
     keep_one_arena();
     lab::take_over();
-    let command = Cli::parse().command;
+    if let Some(served) = process::take_over() {
+        return ended(served.map(|()| ExitCode::SUCCESS));
+    }
+    let command = command();
     if command.only_prints() {
         end_quietly_with_the_reader();
     }
-    match obey(command) {
-        Ok(code) => code,
-        Err(error) => {
-            complain(&error);
-            ExitCode::from(exit::FAILED)
-        }
-    }
+    ended(obey(command))
+}
+
+/// The command that the command line names. A `run` waits for hours, so what the description of all commands took is given back
+/// to the kernel: some 200 KiB that were allocated, and 100 KiB of stack, by a thread of its own.
+fn command() -> Command {
+    let parsed = std::thread::Builder::new().spawn(|| Cli::parse().command);
+    // A host without threads to spare parses here.
+    let command = match parsed.map(std::thread::JoinHandle::join) {
+        Ok(Ok(command)) => command,
+        Ok(Err(_)) | Err(_) => Cli::parse().command,
+    };
+    // SAFETY: asks the allocator to release memory that it has no use for.
+    unsafe { libc::malloc_trim(0) };
+    command
+}
+
+fn ended(result: Result<ExitCode>) -> ExitCode {
+    result.unwrap_or_else(|error| {
+        complain(&error);
+        ExitCode::from(exit::FAILED)
+    })
 }
 
 /// Keeps the allocator from making an arena for each thread: every process here allocates too little for arenas to be worth
@@ -254,7 +260,7 @@ fn keep_one_arena() {
 
 /// Lets `mirrorball ps | head` end as any tool does, instead of failing to print.
 fn end_quietly_with_the_reader() {
-    // SAFETY: no other thread runs yet, and the default action needs no handler.
+    // SAFETY: no other thread runs, and the default action needs no handler.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
 
@@ -304,18 +310,6 @@ fn obey(command: Command) -> Result<ExitCode> {
         Command::Knowledge(command) => knowledge::knowledge(&command),
         Command::Probe => Ok(probe()),
         Command::Cluster(command) => cluster::cluster(&command),
-        Command::Cell { number } => {
-            cell::cluster::serve::serve(number).into_diagnostic()?;
-            Ok(ExitCode::SUCCESS)
-        }
-        Command::CellGuard { number } => {
-            cell::cluster::guard::guard(number).into_diagnostic()?;
-            Ok(ExitCode::SUCCESS)
-        }
-        Command::Measure => {
-            hostinfo::known::measure(true).into_diagnostic()?;
-            Ok(ExitCode::SUCCESS)
-        }
         Command::Image(command) => {
             image::run(command).map_err(|error| miette!("{error}"))?;
             Ok(ExitCode::SUCCESS)
@@ -323,28 +317,7 @@ fn obey(command: Command) -> Result<ExitCode> {
         Command::Disk(command) => disk::run(command),
         Command::Dsm(command) => dsm::dsm(&command),
         Command::Lab(args) => Ok(labs::run(args)),
-        Command::Monitor => {
-            let program = ShardProgram::beside_command();
-            cell::monitor::run(input_socket()?, shard::PLATFORM, &program).into_diagnostic()?;
-            Ok(ExitCode::SUCCESS)
-        }
-        Command::Part => {
-            cell::remote::launch::launch(std::io::stdin(), std::io::stdout()).into_diagnostic()?;
-            Ok(ExitCode::SUCCESS)
-        }
-        Command::PartMonitor => {
-            let program = ShardProgram::beside_command();
-            cell::remote::monitor::run(input_socket()?, shard::PLATFORM, &program).into_diagnostic()?;
-            Ok(ExitCode::SUCCESS)
-        }
     }
-}
-
-/// The socket that who started this process has put in the place of standard input.
-fn input_socket() -> Result<std::os::unix::net::UnixStream> {
-    let input = std::io::stdin();
-    let socket = std::os::fd::AsFd::as_fd(&input).try_clone_to_owned();
-    Ok(socket.into_diagnostic()?.into())
 }
 
 fn probe() -> ExitCode {

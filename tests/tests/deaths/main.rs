@@ -47,6 +47,54 @@ fn a_vm_ends_with_its_home() {
 }
 
 #[test]
+fn a_vm_over_two_cells_runs_on_while_its_monitors_are_killed() {
+    let scratch = Scratch::new("heirs");
+    let before = Traces::now();
+    let cluster = Cluster::up(&scratch);
+    let vm = two_cells("heirs").start(&scratch);
+    let (boot, shards) = (vm.boot_id(), vm.shards());
+    let prints = "i=0; while [ ! -e /tmp/stop ]; do i=$((i + 1)); echo $i; sleep 0.1; done";
+    let session = vm
+        .exec(["sh", "-c", prints])
+        .limit(Duration::from_secs(200))
+        .spawn();
+    for _ in 0..2 {
+        std::thread::sleep(Duration::from_millis(1100));
+        vm.kill_monitor(SOON);
+        assert_eq!(vm.shards(), shards, "the shards are the same");
+    }
+    let from = vm.places()[1];
+    vm.move_vcpu(1, 1 - from).ok();
+    vm.kill_monitor(SOON);
+    assert_eq!(vm.places()[1], 1 - from, "where the vCPU was moved");
+    vm.move_vcpu(1, from).ok();
+    vm.sh("touch /tmp/stop");
+    let printed = session.wait().expect(0).text();
+    let numbers: Vec<usize> = printed.lines().filter_map(|line| line.parse().ok()).collect();
+    assert!(
+        numbers.len() > 10 && numbers.iter().copied().eq(1..=numbers.len()),
+        "the session of exec: {numbers:?}"
+    );
+    assert_eq!(vm.boot_id(), boot);
+    assert_eq!(
+        [0, 1].map(|cell| cluster.vms(cell).len()),
+        [1, 1],
+        "the places of both parts"
+    );
+
+    // It reboots and ends as any other.
+    vm.reboot();
+    let shards = vm.shards();
+    vm.kill_monitor(SOON);
+    host::kill9(shards[1]);
+    vm.wait_ended(SOON);
+    host::wait_gone(&shards, SOON);
+    cells_are_empty(&cluster);
+    drop((vm, cluster));
+    before.expect_unchanged("the death of a part after those of monitors");
+}
+
+#[test]
 fn poweroff_kill_and_panic_end_all_shards() {
     let scratch = Scratch::new("ends");
     let before = Traces::now();

@@ -259,7 +259,7 @@ impl Drop for Guest<'_> {
 /// What VMs have of a host.
 #[derive(Debug)]
 pub struct Traces {
-    /// Command lines of monitors and parts' monitors, and of shards, which name their VM.
+    /// Command lines of monitors and parts' monitors, of keepers, and of shards, which name their VM.
     processes: Vec<String>,
     /// Memory of files in memory, which guests' memory is.
     shared_kib: u64,
@@ -269,7 +269,7 @@ impl Traces {
     pub fn of(lab: &Lab, host: &str) -> Self {
         // By few programs: each takes a fifth of a second to start on a lab host.
         let list = "sed -s 's/\\x00/ /g' /proc/[0-9]*/cmdline 2>/dev/null | \
-                    grep -aE '^mirrorball (monitor|part-monitor) |^mirrorball-shard ' | sort; \
+                    grep -aE '^mirrorball (monitor|part-monitor) |^mirrorball-(shard|keeper) ' | sort; \
                     sed -n 's/^Shmem: *\\([0-9]*\\) kB$/\\1/p' /proc/meminfo";
         let said = lab.shell(host, list);
         let mut lines: Vec<String> = said.lines().map(str::to_owned).collect();
@@ -280,9 +280,13 @@ impl Traces {
         }
     }
 
-    /// Number of VMs' processes.
+    /// Number of monitors and shards.
     pub fn processes(&self) -> usize {
-        self.processes.len()
+        let keepers = self
+            .processes
+            .iter()
+            .filter(|line| line.starts_with("mirrorball-keeper"));
+        self.processes.len() - keepers.count()
     }
 
     /// Whether the host has no more processes than `before`, and no more memory but for files of no VM.
@@ -293,7 +297,7 @@ impl Traces {
     /// A part of a VM runs here, with memory.
     #[track_caller]
     pub fn expect_vm(&self, before: &Self) {
-        assert!(self.processes.len() >= 2, "a monitor and a shard: {self:?}");
+        assert!(self.processes() >= 2, "a monitor and a shard: {self:?}");
         let taken_kib = self.shared_kib.saturating_sub(before.shared_kib);
         assert!(taken_kib > OTHER_MEMORY_KIB, "{before:?}, and with a VM {self:?}");
     }

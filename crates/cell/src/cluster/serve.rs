@@ -28,7 +28,7 @@ use super::link::{Calling, Link, Sending};
 use super::membership::{Membership, News};
 use super::routes::Ways;
 use super::state::{Act, Awaited, CellMessage, Client, State};
-use crate::monitor::bind;
+use crate::socket::bind;
 
 enum Event {
     Linked(Box<Link>),

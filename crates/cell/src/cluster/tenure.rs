@@ -13,8 +13,11 @@ use config::cluster::CellPlan;
 use registry::cluster::client::Connection;
 use registry::cluster::files::Files;
 use registry::cluster::interface::{Answer, Ask, Host, Part, Place, VmShare};
+use serde::{Deserialize, Serialize};
+use shard_api::launch::Fd;
 
 use super::limits::{HOPS_MAX, RETRY};
+use crate::left::{Leaving, LeftFiles};
 
 mod span;
 
@@ -91,8 +94,42 @@ pub enum TenureError {
 pub struct Tenure {
     place: Place,
     files: Files,
-    name: String,
+    /// What the VM's cell is asked for when it has lost sight of the VM.
+    host: Host,
     held: Arc<Mutex<Held>>,
+}
+
+/// A place that a monitor leaves to its successor.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct LeftTenure {
+    host: Host,
+    place: Place,
+    /// The connection, which the cell takes for the monitor's.
+    stream: Option<Fd>,
+}
+
+/// A place as others of its monitor have it. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct TenureHandle {
+    host: Host,
+    place: Place,
+    held: Arc<Mutex<Held>>,
+}
+
+impl TenureHandle {
+    /// Leaves the place to a successor of this process.
+    ///
+    /// # Errors
+    /// If this process has no descriptors left.
+    pub(crate) fn leave(&self, leaving: &mut Leaving) -> io::Result<LeftTenure> {
+        let held = lock(&self.held);
+        let stream = held.stream.as_ref().map(|stream| leaving.add(stream));
+        Ok(LeftTenure {
+            host: self.host.clone(),
+            place: self.place.clone(),
+            stream: stream.transpose()?,
+        })
+    }
 }
 
 #[derive(Debug)]
@@ -164,23 +201,24 @@ fn ask(files: &Files, first: u16, host: &Host) -> Result<Tenure, TenureError> {
                     away: None,
                     over: false,
                 }));
-                let keeper = Keeper {
+                let host = Host {
+                    runs: true,
+                    borrowed: place.borrowed.clone(),
+                    ..host
+                };
+                let reconnector = Reconnector {
                     files: files.clone(),
                     cell,
-                    host: Host {
-                        runs: true,
-                        borrowed: place.borrowed.clone(),
-                        ..host.clone()
-                    },
+                    host: host.clone(),
                     held: held.clone(),
                 };
                 std::thread::Builder::new()
                     .name("tenure".into())
-                    .spawn(move || keeper.keep(connection))?;
+                    .spawn(move || reconnector.keep(Some(connection)))?;
                 return Ok(Tenure {
                     place,
                     files: files.clone(),
-                    name: host.name,
+                    host,
                     held,
                 });
             }
@@ -211,6 +249,48 @@ fn lock(held: &Mutex<Held>) -> MutexGuard<'_, Held> {
 }
 
 impl Tenure {
+    /// Goes on with the place that a predecessor of this process had for a VM that runs. Where the connection has ended, the
+    /// cell is told again, as when the cell starts again.
+    ///
+    /// # Errors
+    /// If the descriptor is missing, or the host has no threads left.
+    pub(crate) fn adopt(left: LeftTenure, files: &mut LeftFiles) -> io::Result<Self> {
+        let LeftTenure { host, place, stream } = left;
+        let stream = stream.map(|stream| files.take(stream)).transpose()?;
+        let stream = stream.map(UnixStream::from);
+        let connection = stream.as_ref().map(UnixStream::try_clone).transpose()?;
+        let held = Arc::new(Mutex::new(Held {
+            away: stream.is_none().then(Instant::now),
+            stream,
+            over: false,
+        }));
+        let files = Files::open()?;
+        let reconnector = Reconnector {
+            files: files.clone(),
+            cell: place.plan.number,
+            host: host.clone(),
+            held: held.clone(),
+        };
+        std::thread::Builder::new()
+            .name("tenure".into())
+            .spawn(move || reconnector.keep(connection.map(Connection::of)))?;
+        Ok(Self {
+            place,
+            files,
+            host,
+            held,
+        })
+    }
+
+    /// The place, for others.
+    pub(crate) fn handle(&self) -> TenureHandle {
+        TenureHandle {
+            host: self.host.clone(),
+            place: self.place.clone(),
+            held: self.held.clone(),
+        }
+    }
+
     /// The cell.
     pub fn cell(&self) -> u16 {
         self.place.plan.number
@@ -264,7 +344,7 @@ impl Tenure {
     /// The VM has ended: returns when all cells have heard of it, or none is there to hear.
     pub fn leave(self) {
         let leave = Ask::Leave {
-            name: self.name.clone(),
+            name: self.host.name.clone(),
         };
         // A cell that is starting anew misses the VM and frees its name by itself.
         let _ =
@@ -283,17 +363,19 @@ impl Drop for Tenure {
 }
 
 /// Keeps the connection up.
-struct Keeper {
+struct Reconnector {
     files: Files,
     cell: u16,
     host: Host,
     held: Arc<Mutex<Held>>,
 }
 
-impl Keeper {
-    fn keep(self, mut connection: Connection) {
+impl Reconnector {
+    fn keep(self, mut connection: Option<Connection>) {
         loop {
-            connection.wait_for_end();
+            if let Some(mut connection) = connection {
+                connection.wait_for_end();
+            }
             let mut pause = RETRY;
             connection = loop {
                 // A cluster that cannot be read is up.
@@ -307,7 +389,8 @@ impl Keeper {
                     let since = held.away.unwrap_or_else(Instant::now);
                     held.away = is_up.then_some(since);
                 }
-                if let Some(back) = self.come_back() {
+                let back = self.come_back();
+                if back.is_some() {
                     break back;
                 }
                 std::thread::sleep(pause);

@@ -11,10 +11,10 @@ use config::VmSpec;
 use diskstore::disk::nameless_file;
 use registry::share_group::ShareGroup;
 use shard_api::launch::{
-    DiskFormat, DiskLaunch, Fd, HandoverReply, HandoverRequest, LaunchSpec, LayerLaunch, ResumeLaunch,
+    DiskFormat, DiskLaunch, Fd, HandoverReply, HandoverRequest, LayerLaunch, ResumeLaunch,
 };
 use shard_api::layout::Layout;
-use shard_api::message::{Files, receive_by, send};
+use shard_api::message::{Files, ReceiveError, receive_by, send};
 use shard_api::saved::STATE_BYTES_MAX;
 
 use super::handed::{check_sealed, for_reading};
@@ -26,6 +26,8 @@ use crate::text::printable;
 #[derive(Debug)]
 pub struct Freezable {
     pub(super) socket: UnixStream,
+    /// Answers to a predecessor of this process may come first.
+    pub(super) is_adopted: bool,
     pub(super) spec: VmSpec,
     pub(super) share_group: ShareGroup,
     /// Length of the memory's file, and of each layer.
@@ -64,9 +66,10 @@ impl Overlays {
 }
 
 impl Freezable {
-    /// For the VM `opened`, which runs with `launch`; its shard listens at the other end of `socket`.
-    pub fn new(opened: &Opened, launch: &LaunchSpec, socket: UnixStream) -> io::Result<Self> {
+    /// For the VM `opened`, whose shard listens at the other end of `socket`.
+    pub fn new(opened: &Opened, socket: UnixStream) -> io::Result<Self> {
         socket.set_write_timeout(Some(FREEZE_LIMIT))?;
+        let launch = &opened.launch;
         let layout = Layout::new(launch.memory.bytes, &[]);
         let overlays = launch
             .disks
@@ -75,10 +78,20 @@ impl Freezable {
             .collect::<io::Result<_>>()?;
         Ok(Self {
             socket,
+            is_adopted: false,
             spec: opened.spec.clone(),
             share_group: opened.claims.group().clone(),
             memory_bytes: layout.map_or(0, |layout| layout.ram_end()),
             overlays,
+        })
+    }
+
+    /// As [`Self::new`], for a shard that a predecessor of this process may have asked for something.
+    pub fn adopt(opened: &Opened, socket: UnixStream) -> io::Result<Self> {
+        let own = Self::new(opened, socket)?;
+        Ok(Self {
+            is_adopted: true,
+            ..own
         })
     }
 
@@ -116,6 +129,9 @@ impl Freezable {
     fn ask(&mut self, request: &HandoverRequest, files: &[OwnedFd]) -> io::Result<(HandoverReply, Files)> {
         let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
         let deadline = Instant::now() + FREEZE_LIMIT;
+        if std::mem::take(&mut self.is_adopted) {
+            self.skip_to_own(deadline)?;
+        }
         let sent = send(&mut self.socket, request, &files);
         match sent.and_then(|()| receive_by(&mut self.socket, deadline)) {
             Ok((HandoverReply::Refused { why }, _)) => Err(io::Error::other(printable(&why))),
@@ -126,6 +142,24 @@ impl Freezable {
                 Err(io::Error::other(error))
             }
         }
+    }
+
+    /// Leaves out answers to what a predecessor of this process asked: those before the answer to a question of this one.
+    fn skip_to_own(&mut self, deadline: Instant) -> io::Result<()> {
+        let asked = send(&mut self.socket, &HandoverRequest::Touched, &[]);
+        let mut skip = || -> Result<(), ReceiveError> {
+            loop {
+                let (reply, _) = receive_by::<HandoverReply>(&mut self.socket, deadline)?;
+                if matches!(reply, HandoverReply::Touched { .. }) {
+                    return Ok(());
+                }
+            }
+        };
+        asked.and_then(|()| skip()).map_err(|error| {
+            // What comes later would be taken for an answer.
+            let _ = self.socket.shutdown(Shutdown::Both);
+            io::Error::other(error)
+        })
     }
 
     fn freeze(&mut self) -> io::Result<(FrozenFiles, Vec<OwnedFd>)> {

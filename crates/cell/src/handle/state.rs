@@ -1,15 +1,18 @@
 //! What a monitor knows of a VM while its shards start, run and end.
 
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
 use serde_json::Value;
 use shard_api::launch::{Answer, Order, OrderId};
+use subnet::helper::HelperProcess;
 use subnet::process::Count;
 
 use crate::control_group::ControlGroup;
 use crate::parts::Parts;
+use crate::pidfd;
 use crate::remote::clock::keeper::Clocks;
 use crate::shard_process::ShardProcess;
 
@@ -54,11 +57,36 @@ pub(crate) struct State {
     /// The control group of its processes, if it has one.
     pub(crate) group: Option<Arc<ControlGroup>>,
     /// The processes of its cards, in this boot. One that has ended is still among them.
-    pub(crate) helpers: Vec<u32>,
+    pub(crate) helpers: Vec<Helper>,
     /// Shards of it run on other hosts.
     pub(crate) has_remote_parts: bool,
     /// Why a cell that it spans is lost, if one is.
     pub(crate) lost: Option<String>,
+}
+
+/// A process that works for one of the VM's cards.
+#[derive(Clone, Debug)]
+pub(crate) struct Helper {
+    pid: i32,
+    process: Arc<OwnedFd>,
+}
+
+impl Helper {
+    /// The process of a card.
+    ///
+    /// # Errors
+    /// If this process has no descriptors left.
+    pub(crate) fn of(process: &HelperProcess) -> io::Result<Self> {
+        Ok(Self {
+            pid: process.id().cast_signed(),
+            process: Arc::new(process.pidfd().try_clone_to_owned()?),
+        })
+    }
+
+    /// Its process id, which may be another's once it has ended.
+    pub(crate) fn pid(&self) -> i32 {
+        self.pid
+    }
 }
 
 impl State {
@@ -75,9 +103,28 @@ impl State {
         }
     }
 
-    /// The processes of its shards on this host.
+    /// The home that has just started runs since before.
+    pub(crate) fn go_on(&mut self, is_paused: bool) {
+        (self.runs, self.is_paused) = (true, is_paused);
+    }
+
+    /// The processes of its shards and cards on this host that have not ended.
+    pub(super) fn processes(&self) -> Vec<i32> {
+        let helpers = self.helpers.iter();
+        let helpers = helpers.filter(|helper| !pidfd::has_ended(helper.process.as_fd()));
+        self.shards()
+            .into_iter()
+            .chain(helpers.map(Helper::pid))
+            .collect()
+    }
+
+    /// The processes of its shards on this host that have not ended.
     pub(super) fn shards(&self) -> Vec<i32> {
-        let home = self.home.iter().map(|home| home.pid);
+        let home = self
+            .home
+            .iter()
+            .filter(|home| !home.has_ended())
+            .map(|home| home.pid);
         let parts = self.parts.iter().flat_map(Parts::pids);
         home.chain(parts).collect()
     }

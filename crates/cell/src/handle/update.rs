@@ -1,12 +1,12 @@
 //! Changes to what a running VM uses of its host.
 
-use std::fs;
 use std::io;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use config::VmSpec;
 use registry::update::{Pin, Update};
+use registry::vms::Record;
 
 use super::Handle;
 use crate::affinity;
@@ -25,11 +25,9 @@ impl Handle {
     /// vCPUs are in several cells.
     pub fn update(&self, update: &Update) -> io::Result<()> {
         let _updating = self.0.updating.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = self
-            .recorder()
-            .read(|record| (record.name.clone(), record.spec.clone()));
-        let (name, now) = now.ok_or_else(|| io::Error::other("the VM is not running just now"))?;
-        let next = update.applied_to(&now);
+        let now = self.recorder().read(Record::clone);
+        let record = now.ok_or_else(|| io::Error::other("the VM is not running just now"))?;
+        let next = update.applied_to(&record.spec);
         let next = next.map_err(|fault| io::Error::other(format!("{}; {}", fault.message, fault.mend)))?;
         let (spans, has_remote_parts) = {
             let state = self.state();
@@ -46,7 +44,7 @@ impl Handle {
             ));
         }
         if update.changes_limits() {
-            self.limit(&name, &next).map_err(io::Error::other)?;
+            self.limit(&record, &next).map_err(io::Error::other)?;
             self.recorder().change(|record| record.spec = next);
         }
         for pin in &update.pins {
@@ -77,30 +75,28 @@ impl Handle {
         }
     }
 
-    fn limit(&self, name: &str, spec: &VmSpec) -> Result<(), ControlGroupError> {
+    fn limit(&self, record: &Record, spec: &VmSpec) -> Result<(), ControlGroupError> {
         let present = self.state().group.clone();
         let group = match present {
             Some(group) => group,
-            None => self.join_group(Arc::new(ControlGroup::make(name, false)?))?,
+            None => {
+                let owner = record.keeper_pid.and_then(|pid| u32::try_from(pid).ok());
+                let owner = owner.unwrap_or_else(std::process::id);
+                self.join_group(Arc::new(ControlGroup::make(&record.name, owner, false)?))?
+            }
         };
         group.limit(spec)
     }
 
     /// Puts all processes of the VM into the group.
     fn join_group(&self, group: Arc<ControlGroup>) -> Result<Arc<ControlGroup>, ControlGroupError> {
-        let (shards, helpers) = {
+        let processes = {
             let mut state = self.state();
             // A shard that starts from now on is added by the thread that starts it.
             state.group = Some(group.clone());
-            (state.shards(), state.helpers.clone())
+            state.processes()
         };
-        let pids = shards
-            .into_iter()
-            .chain(helpers.into_iter().map(u32::cast_signed));
-        // The number of a process that has ended may be another program's.
-        let added = pids
-            .filter(|pid| is_child(*pid))
-            .try_for_each(|pid| group.add(pid));
+        let added = processes.into_iter().try_for_each(|pid| group.add(pid));
         if added.is_err() {
             // The next change begins anew.
             self.state().group = None;
@@ -116,35 +112,5 @@ impl Handle {
         shards
             .into_iter()
             .try_for_each(|shard| affinity::pin(shard, pin.vcpu, &pin.cpus))
-    }
-}
-
-/// Whether a process is a child of this one.
-fn is_child(pid: i32) -> bool {
-    let parent = fs::read_to_string(format!("/proc/{pid}/stat"))
-        .ok()
-        .and_then(|stat| {
-            // The name may have spaces and parentheses: state and parent follow its last one.
-            stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse::<u32>().ok()
-        });
-    parent == Some(std::process::id())
-}
-
-#[cfg(test)]
-mod tests {
-    use std::process::Command;
-
-    use super::*;
-
-    #[test]
-    fn only_processes_that_this_one_has_started_are_its_children() {
-        let mut child = Command::new("sleep").arg("100").spawn().unwrap();
-        let pid = child.id().cast_signed();
-        assert!(is_child(pid));
-        assert!(!is_child(std::process::id().cast_signed()));
-        assert!(!is_child(1));
-        child.kill().unwrap();
-        child.wait().unwrap();
-        assert!(!is_child(pid), "it is gone");
     }
 }

@@ -10,23 +10,25 @@ use subnet::Egress;
 use subnet::process::{Count, FLAG, Seal};
 
 use crate::cluster::addresses;
+use crate::programs::{self, BuildProgram};
 use crate::shard_log::ShardLog;
-use crate::shard_program::{self, ShardProgram};
 use crate::text::printable;
 
-/// The egress policy of the card `id`, whose filter is `program`. A line goes to `log` when the card is cut off.
+/// The egress policy of the card `id`, whose filter is `program` and counts in `count`. A line goes to `log` when the
+/// card is cut off.
 pub(super) fn egress(
     id: &str,
-    program: &ShardProgram,
+    program: &BuildProgram,
     sandbox: SandboxSpec,
     log: Arc<ShardLog>,
+    count: Count,
 ) -> io::Result<Egress> {
     let id = id.to_owned();
     Ok(Egress {
         cluster: Arc::new(addresses::listing(Files::open()?)),
-        count: Arc::new(Count::new()?),
+        count: Arc::new(count),
         program: program.file().clone(),
-        words: [shard_program::NAME, FLAG].map(OsString::from).into(),
+        words: [programs::SHARD, FLAG].map(OsString::from).into(),
         seal: match sandbox {
             SandboxSpec::Auto => Seal::Auto,
             SandboxSpec::Require => Seal::Require,
@@ -63,8 +65,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("shard.log");
         let log = Arc::new(ShardLog::start(&path).unwrap());
-        let program = ShardProgram::open(std::path::Path::new("/bin/true")).unwrap();
-        let policy = egress("net0", &program, SandboxSpec::Require, log).unwrap();
+        let program = BuildProgram::open(std::path::Path::new("/bin/true")).unwrap();
+        let policy = egress("net0", &program, SandboxSpec::Require, log, Count::new().unwrap()).unwrap();
         assert_eq!(policy.words, ["mirrorball-shard", "--frame-filter"]);
         assert!(Arc::ptr_eq(&policy.program, program.file()));
         assert_eq!(policy.seal, Seal::Require);

@@ -5,13 +5,15 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, BufReader, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use config::VmSpec;
 use config::cluster::SpanWay;
+use keeper::client::Keeper;
+use keeper::limits::Limits;
+use keeper::spawn::Namespaces;
 use protocol::CellId;
 use registry::cluster::files::Files;
 use registry::cluster::interface::part_name;
@@ -36,11 +38,9 @@ use crate::control_group::ControlGroup;
 use crate::handle::QUIT_LIMIT;
 use crate::identity::{Given, Place};
 use crate::monitor::raise_file_limit;
-use crate::shard_limits::ShardLimits;
+use crate::programs::{ProgramError, Programs};
 use crate::shard_log::ShardLog;
-use crate::shard_process::ShardProcess;
-use crate::shard_program::ShardProgram;
-use crate::spawn::Namespaces;
+use crate::shard_process::{self, ShardProcess};
 
 /// How long the home may take to come for a place that it has been given.
 const HOME_LIMIT: Duration = Duration::from_secs(10);
@@ -50,16 +50,19 @@ const LINKS_LIMIT: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(200);
 
 /// Is the monitor of the part that is asked for over `asked`, until that has ended. `platform` is asked for the processor;
-/// shards execute the program at `program`.
+/// shards are started by `programs`.
 ///
 /// # Errors
 /// If what is asked makes no sense.
-pub fn run(mut asked: UnixStream, platform: Platform, program: &Path) -> io::Result<()> {
-    let program = ShardProgram::open(program);
+pub fn run(
+    mut asked: UnixStream,
+    platform: Platform,
+    programs: Result<Programs, ProgramError>,
+) -> io::Result<()> {
     raise_file_limit()?;
     let request: PartRequest = serde_json::from_reader(&asked)?;
-    let program = program.map_err(|error| error.to_string());
-    let (answer, held) = match program.and_then(|program| Held::take(request, platform, program)) {
+    let programs = programs.map_err(|error| error.to_string());
+    let (answer, held) = match programs.and_then(|programs| Held::take(request, platform, programs)) {
         Ok(held) => (
             PartAnswer::Holds {
                 port: held.connections.port(),
@@ -79,7 +82,7 @@ pub fn run(mut asked: UnixStream, platform: Platform, program: &Path) -> io::Res
 /// A part with its place.
 struct Held {
     request: PartRequest,
-    program: Arc<ShardProgram>,
+    programs: Programs,
     hosts: Hosts,
     connections: Connections,
     namespaces: Namespaces,
@@ -105,7 +108,7 @@ enum Event {
 
 impl Held {
     /// Takes everything that the part needs of this host; an error is one line.
-    fn take(request: PartRequest, platform: Platform, program: ShardProgram) -> Result<Self, String> {
+    fn take(request: PartRequest, platform: Platform, programs: Programs) -> Result<Self, String> {
         let line = |error: &dyn std::error::Error| chain(error);
         let files = Files::open().map_err(|error| line(&error))?;
         let site = files.site().map_err(|error| line(&error))?;
@@ -133,12 +136,14 @@ impl Held {
             io_limit: None,
             ..request.spec.clone()
         };
-        let group = ControlGroup::of(&request.vm, &spec, std::iter::empty()).map_err(|error| line(&error))?;
+        let owner = std::process::id();
+        let group = ControlGroup::of(&request.vm, owner, &spec, std::iter::empty());
+        let group = group.map_err(|error| line(&error))?;
         let connections = Connections::listen(hosts.clone(), &request).map_err(|error| line(&error))?;
         Ok(Self {
             namespaces: Namespaces::probe(),
             request,
-            program: Arc::new(program),
+            programs,
             hosts,
             connections,
             group,
@@ -153,8 +158,6 @@ impl Held {
     }
 
     /// Does what the home says until it has no more to say. Then nothing of the part is left.
-    ///
-    /// The shard dies with the thread that starts it: this one.
     fn serve(self) -> io::Result<()> {
         let (events, happened) = mpsc::channel();
         let home = self.listen(&events);
@@ -269,11 +272,19 @@ impl Held {
             _ => &self.namespaces,
         };
         let log = self.log.clone();
-        let limits = ShardLimits::new(start.memory.bytes, 0);
-        let given = Given::of(Place::Part(self.number));
-        let (program, vm) = (&self.program, &self.request.vm);
-        let process = ShardProcess::start(program, vm, log, limits, start.sandbox, namespaces, &given);
-        let process = process.map_err(failed)?;
+        let vm = &self.request.vm;
+        // It has the CPUs and the nodes of this thread, and the shard those of the keeper.
+        let keeper = Keeper::start(self.programs.keeper.file().as_fd(), vm).map_err(failed)?;
+        let start_of_shard = shard_process::Start {
+            keeper: &Arc::new(keeper),
+            program: &self.programs.shard,
+            name: vm,
+            file_bytes: Limits::new(start.memory.bytes, 0).file_bytes,
+            policy: start.sandbox,
+            namespaces,
+            given: &Given::of(Place::Part(self.number)),
+        };
+        let process = ShardProcess::start(start_of_shard, log).map_err(failed)?;
         if let Some(group) = &self.group {
             group.add(process.pid).map_err(|error| chain(&error))?;
         }

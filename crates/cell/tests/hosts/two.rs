@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cell::open::{Opened, open};
+use cell::programs::{self, BuildProgram, Programs};
 use cell::remote::part::Remote;
 use cell::remote::talk::FromPart;
-use cell::shard_program::{self, ShardProgram};
 use cell::share_group::Claims;
 use cell::spanning::{Boot, Span};
 use config::VmSpec;
@@ -161,7 +161,7 @@ impl Two {
         let folder = self.folder.join(name);
         std::fs::create_dir_all(&folder).expect("a directory");
         let claims = Claims::new(ShareGroup::of_run().expect("randomness"));
-        open(spec, name, &folder, 7, claims, &program()).expect("its files, and KVM")
+        open(spec, name, &folder, 7, claims, &programs().shard).expect("its files, and KVM")
     }
 
     /// Beta's.
@@ -181,7 +181,7 @@ impl Two {
 
     /// Processes of shards, in beta's runtime directory.
     pub fn shards(&self) -> Vec<i32> {
-        self.processes(shard_program::NAME)
+        self.processes(programs::SHARD)
     }
 
     /// Processes with such a word among the first two of their command lines, in beta's runtime directory.
@@ -235,9 +235,13 @@ pub fn wait(is_so: impl Fn() -> bool) {
     }
 }
 
-/// The program of shards, open.
-pub fn program() -> Arc<ShardProgram> {
-    Arc::new(ShardProgram::open(Path::new(PROGRAM)).expect("this program"))
+/// The programs of shards and of keepers, open.
+pub fn programs() -> Programs {
+    let program = || BuildProgram::open(Path::new(PROGRAM)).expect("this program");
+    Programs {
+        shard: Arc::new(program()),
+        keeper: program(),
+    }
 }
 
 /// Starts the VM's shard on beta, and waits until it runs. The boot keeps its link.

@@ -1,4 +1,4 @@
-//! Reads the figures that [`account`] adds up: of each VM's shard, its monitor, passt and frame
+//! Reads the figures that [`account`] adds up: of each VM's shard, its monitor, its keeper, passt and frame
 //! filters, and the files under them.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -98,12 +98,16 @@ impl Reader {
             .flat_map(|record| parts(record).chain(record.shard_pid.and_then(|pid| u32::try_from(pid).ok())))
             .collect();
         let (mut bytes, mut swapped) = (0, 0);
-        let helpers = process::descendants(pid, &shards);
-        for process in std::iter::once(pid).chain(helpers) {
+        let mut processes = BTreeSet::from([pid]);
+        processes.extend(process::descendants(pid, &shards));
+        // A monitor that has taken its VM over is the parent of neither.
+        processes.extend(vms.iter().flat_map(|record| &record.card_pids));
+        processes.extend(vms.iter().filter_map(|record| keeper(record)));
+        for process in processes {
             let what = if process == pid {
                 "a monitor"
             } else {
-                "a card's process"
+                "a keeper or a card's process"
             };
             let Some(areas) = self.take(&format!("the memory of {what}"), process::areas(process)) else {
                 continue;
@@ -164,6 +168,11 @@ impl Reader {
             }
         }
     }
+}
+
+/// The process of a VM's keeper.
+fn keeper(record: &Record) -> Option<u32> {
+    record.keeper_pid.and_then(|pid| u32::try_from(pid).ok())
 }
 
 /// The processes of a VM's shards beside its home.

@@ -11,7 +11,7 @@ use miette::{IntoDiagnostic, Result, miette};
 use registry::control::{Answer, Request, ask};
 
 use super::place::{Found, find};
-use crate::attach::{Left, attach};
+use crate::attach::{Left, attach, rejoin};
 use crate::{exit, guest};
 
 /// How long a VM may take to obey an order that takes no time.
@@ -49,7 +49,22 @@ pub fn logs(name: &str, follow: bool) -> Result<ExitCode> {
         .into_diagnostic()?;
     let mut output = std::io::stdout().lock();
     let mut buffer = [0; 16 << 10];
-    while let count @ 1.. = console.read(&mut buffer).into_diagnostic()? {
+    loop {
+        let count = match console.read(&mut buffer) {
+            Ok(count @ 1..) => count,
+            // The monitor is gone. A VM that runs on has another soon.
+            _ if follow => match rejoin(&folder) {
+                Ok(next) => {
+                    console = next;
+                    continue;
+                }
+                Err(_) => break,
+            },
+            read => match read.into_diagnostic()? {
+                0 => break,
+                count => count,
+            },
+        };
         output
             .write_all(&buffer[..count])
             .and_then(|()| output.flush())

@@ -104,7 +104,16 @@ const WITH_NODES: &[&str] = &[
 ];
 /// Guest programs that run as an ordinary user. The others change the host, or look into the processes of root.
 const AS_USER: &[&str] = &[
-    "clones", "control", "disks", "endings", "overlays", "pci", "pmem", "sharing", "vcpus",
+    "clones",
+    "control",
+    "disks",
+    "endings",
+    "overlays",
+    "pci",
+    "pmem",
+    "sharing",
+    "successors",
+    "vcpus",
 ];
 /// Those that run a second time where user namespaces are refused.
 const ALSO_WITHOUT_NAMESPACES: &[&str] = &["overlays", "pmem", "vcpus"];

@@ -28,6 +28,7 @@ const LONGEST_FIRST: &[&str] = &[
     "isolation",
     "moves",
     "network",
+    "successors",
     "shards",
     "wide",
     "endings",

@@ -25,7 +25,7 @@ const CHOICES_MAX: usize = 4;
 #[derive(Debug)]
 pub enum PartPlace {
     /// On this host.
-    Here(Tenure),
+    Here(Box<Tenure>),
     /// On another.
     There(Arc<Remote>),
 }
@@ -267,7 +267,8 @@ fn hold(
             let (cell, vcpus) = (part.cell, part.vcpus.len() as u8);
             if !elsewhere(cell) {
                 let memory_bytes = copy_bytes.unwrap_or(part.memory_bytes);
-                return begin_part_in(files, name, number, cell, vcpus, memory_bytes).map(PartPlace::Here);
+                return begin_part_in(files, name, number, cell, vcpus, memory_bytes)
+                    .map(|tenure| PartPlace::Here(Box::new(tenure)));
             }
             if hosts.is_none() {
                 hosts = site

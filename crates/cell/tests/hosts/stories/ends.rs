@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 use cell::handle::Handle;
 use cell::remote::talk::FromPart;
 use cell::spanning::Span;
-use cell::vm;
+use cell::vm::{self, Vm};
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use shard::launch::{Ending, Report};
 
 use super::SILENCE_MS;
-use crate::hosts::two::{SOON, Two, gone, kill_process, program, remote, started, wait};
+use crate::hosts::two::{SOON, Two, gone, kill_process, programs, remote, started, wait};
 use crate::hosts::{deaf, site};
 
 pub fn killed_shard(two: &Two) {
@@ -151,7 +151,15 @@ fn failure(two: &Two, name: &str, cells: &[u16], progress: fn(vm::Progress<'_>))
     let (tell, told) = mpsc::channel();
     std::thread::spawn(move || {
         let handle = Handle::default();
-        let ran = vm::run(opened, &program(), &name, &folder, &handle, Some(&span), progress);
+        let vm = Vm {
+            name: &name,
+            folder: &folder,
+            programs: &programs(),
+            handle: &handle,
+            span: Some(&span),
+            monitor: None,
+        };
+        let ran = vm::run(vm, opened, None, progress);
         span.leave();
         let _ = tell.send(ran.map_err(|error| error.to_string()));
     });

@@ -8,12 +8,12 @@ use cell::handle::Handle;
 use cell::remote::connections::connect;
 use cell::remote::talk::{Ends, LaneEnds, Role, Token};
 use cell::spanning::{Boot, Span};
-use cell::vm;
+use cell::vm::{self, Vm};
 use registry::cluster::client;
 use registry::cluster::files::Files;
 
 use crate::hosts::site;
-use crate::hosts::two::{Two, program, quit, remote, started, wait};
+use crate::hosts::two::{Two, programs, quit, remote, started, wait};
 
 pub fn not_coherent(two: &Two) {
     let mut shared = two.spec.clone();
@@ -35,17 +35,15 @@ pub fn no_kernel(two: &Two) {
     let span = two.span();
     assert_eq!(two.at_beta(), ["big/1"]);
     let handle = Handle::default();
-    let ran = vm::run(
-        two.opened(),
-        &program(),
-        "big",
-        &two.folder.join("big"),
-        &handle,
-        Some(&span),
-        |_| {
-            panic!("it runs");
-        },
-    );
+    let vm = Vm {
+        name: "big",
+        folder: &two.folder.join("big"),
+        programs: &programs(),
+        handle: &handle,
+        span: Some(&span),
+        monitor: None,
+    };
+    let ran = vm::run(vm, two.opened(), None, |_| panic!("it runs"));
     let why = ran.expect_err("no kernel").to_string();
     assert!(why.starts_with("the VM cannot start with the kernel"), "{why}");
     span.leave();

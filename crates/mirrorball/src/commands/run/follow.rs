@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::mpsc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use miette::{IntoDiagnostic, Result, miette};
 use registry::control::{Request, ask};
 use registry::lease::Lease;
 use registry::monitor::Event;
+use registry::vms::Registry;
 use shard::launch::Ending;
 
 use super::command::{Done, Trouble, command};
@@ -25,6 +26,9 @@ const POWER_OFF_LIMIT_S: u64 = 60;
 
 /// How long a guest whose agent broke off may take to end by itself, and so to say why.
 const TROUBLE_GRACE: Duration = Duration::from_secs(5);
+
+/// How often VMs are looked for whose monitor was killed.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long a console may take to end once its VM has.
 const CONSOLE_END_LIMIT: Duration = Duration::from_secs(2);
@@ -56,6 +60,8 @@ pub(super) struct Followed {
     pub done: Option<Done>,
     trouble: Option<Trouble>,
     pub ended: Option<Ending>,
+    /// It was not among the VMs that run when its monitor had been killed.
+    is_missed: bool,
     pub seconds: f64,
 }
 
@@ -136,14 +142,24 @@ impl Follower {
 
     fn follow_to_end(&mut self, news: &mpsc::Receiver<News>) -> Result<ExitCode> {
         while self.vms.values().any(|vm| vm.ended.is_none()) {
-            match news.recv().into_diagnostic()? {
+            let news = match news.recv_timeout(LOOK_INTERVAL) {
+                Ok(news) => news,
+                Err(RecvTimeoutError::Timeout) => {
+                    self.end_those_without_monitor();
+                    continue;
+                }
+                Err(error) => return Err(error).into_diagnostic(),
+            };
+            match news {
                 News::Monitor(event) => {
                     if let Some(code) = self.event(event)? {
                         return Ok(code);
                     }
                 }
                 News::MonitorGone => {
-                    return Err(miette!("the monitor of the VMs died; their shards died with it"));
+                    return Err(miette!(
+                        "the monitor of the VMs and their keepers died; the VMs ended with them"
+                    ));
                 }
                 News::Command { name, result } => self.command_done(&name, result),
                 News::Console(left) => match left.into_diagnostic()? {
@@ -169,6 +185,25 @@ impl Follower {
                 .find(|status| *status != 0)
                 .unwrap_or(0),
         ))
+    }
+
+    /// Notes the end of VMs that ended with their monitor, which no event tells while others run on.
+    fn end_those_without_monitor(&mut self) {
+        if !self.lease.has_lost_monitor() {
+            return;
+        }
+        let Ok(records) = Registry::open().and_then(|registry| registry.list()) else {
+            return;
+        };
+        let is_gone = |name: &str| records.iter().all(|record| record.name != name);
+        for (name, vm) in self.vms.iter_mut().filter(|(_, vm)| vm.ended.is_none()) {
+            // The event of one that has just ended is on its way: it counts the second time.
+            if is_gone(name) && std::mem::replace(&mut vm.is_missed, true) {
+                eprintln!("mirrorball: {name}: its monitor was killed, and the VM ended with it");
+                let detail = "its monitor was killed".to_owned();
+                vm.ended = Some(Ending::ShardFailed { detail });
+            }
+        }
     }
 
     /// Takes an event; an exit status when this command is done with it.

@@ -1,5 +1,5 @@
-//! The program of shards, `mirrorball-shard`. A monitor opens it once, so that files which are replaced while VMs run mix
-//! no versions.
+//! The programs that a monitor starts: that of shards, `mirrorball-shard`, and that of keepers, `mirrorball-keeper`. A
+//! monitor opens them once, so that files which are replaced while VMs run mix no versions.
 
 use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
@@ -8,12 +8,14 @@ use std::sync::Arc;
 
 use shard_api::version::VERSION;
 
-/// The name of the file, beside that of `mirrorball`; and the first word of a shard's command line.
-pub const NAME: &str = "mirrorball-shard";
+/// The name of the file of the program of shards, beside that of `mirrorball`; and the first word of a shard's command line.
+pub const SHARD: &str = "mirrorball-shard";
+/// The same of keepers.
+pub const KEEPER: &str = "mirrorball-keeper";
 
-/// Reason for a program of shards that is not used. One line, with help.
+/// Reason for a program that is not used. One line, with help.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ShardProgramError {
+pub enum ProgramError {
     /// The file cannot be opened, or is none to execute.
     #[error(
         "the program {path} cannot be started: {why}; help: install it beside `mirrorball`, from the same build",
@@ -40,26 +42,44 @@ pub enum ShardProgramError {
     },
 }
 
-/// The open program of shards.
+/// The open programs.
 #[derive(Debug)]
-pub struct ShardProgram {
+pub struct Programs {
+    /// That of shards.
+    pub shard: Arc<BuildProgram>,
+    /// That of keepers.
+    pub keeper: BuildProgram,
+}
+
+impl Programs {
+    /// Opens those that belong to the running `mirrorball`, which are in the same directory.
+    ///
+    /// # Errors
+    /// If one is missing, or may not be executed.
+    pub fn beside_command() -> Result<Self, ProgramError> {
+        // The path of a file that was replaced meanwhile has another last name, and the same directory.
+        let command = std::env::current_exe().unwrap_or_default();
+        Ok(Self {
+            shard: Arc::new(BuildProgram::open(&command.with_file_name(SHARD))?),
+            keeper: BuildProgram::open(&command.with_file_name(KEEPER))?,
+        })
+    }
+}
+
+/// An open program of this build.
+#[derive(Debug)]
+pub struct BuildProgram {
     path: PathBuf,
     file: Arc<File>,
 }
 
-impl ShardProgram {
-    /// Path of the program that belongs to the running `mirrorball`: in the same directory.
-    pub fn beside_command() -> PathBuf {
-        // The path of a file that was replaced meanwhile has another last name, and the same directory.
-        std::env::current_exe().unwrap_or_default().with_file_name(NAME)
-    }
-
+impl BuildProgram {
     /// Opens the program at `path`.
     ///
     /// # Errors
     /// If there is no such file, or none that may be executed.
-    pub fn open(path: &Path) -> Result<Self, ShardProgramError> {
-        let unusable = |why: &dyn ToString| ShardProgramError::Unusable {
+    pub fn open(path: &Path) -> Result<Self, ProgramError> {
+        let unusable = |why: &dyn ToString| ProgramError::Unusable {
             path: path.to_owned(),
             why: why.to_string(),
         };
@@ -68,10 +88,15 @@ impl ShardProgram {
         if !metadata.is_file() || metadata.permissions().mode() & 0o111 == 0 {
             return Err(unusable(&"it is no executable file"));
         }
-        Ok(Self {
-            path: path.to_owned(),
+        Ok(Self::of_open(path.to_owned(), file))
+    }
+
+    /// The program that a predecessor of this process opened by this path.
+    pub fn of_open(path: PathBuf, file: File) -> Self {
+        Self {
+            path,
             file: Arc::new(file),
-        })
+        }
     }
 
     /// The open file, to execute it.
@@ -91,8 +116,8 @@ impl ShardProgram {
     }
 
     /// The error of a shard that refused its launch, since its program has the version `theirs`.
-    pub fn other_version(&self, theirs: &str) -> ShardProgramError {
-        ShardProgramError::OtherVersion {
+    pub fn other_version(&self, theirs: &str) -> ProgramError {
+        ProgramError::OtherVersion {
             path: self.path.clone(),
             theirs: theirs.to_owned(),
         }
@@ -109,9 +134,9 @@ mod tests {
     #[test]
     fn unusable_program_is_named_with_the_reason_and_help() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(NAME);
+        let path = folder.path().join(SHARD);
         let refused = |why: &str| {
-            let line = ShardProgram::open(&path).unwrap_err().to_string();
+            let line = BuildProgram::open(&path).unwrap_err().to_string();
             let begin = format!("the program {} cannot be started: {why}", path.display());
             assert!(line.starts_with(&begin), "{line}");
             assert!(
@@ -125,9 +150,9 @@ mod tests {
         fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
         refused("it is no executable file");
         fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
-        assert!(ShardProgram::open(&path).unwrap().is_executable_by_others());
+        assert!(BuildProgram::open(&path).unwrap().is_executable_by_others());
         fs::set_permissions(&path, Permissions::from_mode(0o750)).unwrap();
-        assert!(!ShardProgram::open(&path).unwrap().is_executable_by_others());
+        assert!(!BuildProgram::open(&path).unwrap().is_executable_by_others());
         fs::remove_file(&path).unwrap();
         fs::create_dir(&path).unwrap();
         refused("it is no executable file");
@@ -137,13 +162,13 @@ mod tests {
     fn open_program_stays_the_same_when_its_file_is_replaced() {
         use std::io::Read;
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(NAME);
+        let path = folder.path().join(SHARD);
         let write = |path: &Path, text: &str| {
             fs::write(path, text).unwrap();
             fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
         };
         write(&path, "old");
-        let program = ShardProgram::open(&path).unwrap();
+        let program = BuildProgram::open(&path).unwrap();
         let new = folder.path().join("new");
         write(&new, "new");
         fs::rename(&new, &path).unwrap();
@@ -154,7 +179,7 @@ mod tests {
 
     #[test]
     fn other_version_is_reported_with_both_versions_and_help() {
-        let program = ShardProgram {
+        let program = BuildProgram {
             path: "/usr/bin/mirrorball-shard".into(),
             file: Arc::new(File::open("/dev/null").unwrap()),
         };

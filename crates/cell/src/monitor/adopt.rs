@@ -1,0 +1,185 @@
+//! A monitor that goes on with the VM of another that has died.
+
+use std::fmt::Display;
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use keeper::client::Keeper;
+use registry::monitor::Event;
+use registry::vms::{self, Entry, Record, State};
+use shard_api::Platform;
+
+use super::lease::{hold, tell};
+use super::{Begun, raise_file_limit, unix_now};
+use crate::adoption::{AdoptionRecord, LeftBoot, MonitorFiles, Places, adopt_programs};
+use crate::cluster::tenure::Tenure;
+use crate::handle::Handle;
+use crate::left::LeftFiles;
+use crate::open::{HOME_LOG, Opened};
+use crate::programs::Programs;
+use crate::spanning::Span;
+use crate::vm::{Adopted, AdoptedBoot};
+
+/// Goes on with the VM whose keeper is at the other end of `keeper`, where a predecessor of this process was; returns when it
+/// has ended. `platform` is asked for what only KVM knows.
+///
+/// # Errors
+/// If the keeper has nothing that its predecessor left.
+pub fn adopt(keeper: OwnedFd, platform: Platform) -> io::Result<()> {
+    raise_file_limit()?;
+    let (keeper, files) = Keeper::adopt(keeper)?;
+    let read = LeftFiles::read::<AdoptionRecord>(files);
+    let (record, mut files) = read.unwrap_or_else(|error| give_up(None, &error));
+    let files = &mut files;
+    let (left, left_places, boot) = (record.monitor, record.places, record.boot);
+    let folder = left.folder.clone();
+    // A value that is dropped on an error would end the VM, which the next successor may be able to take over.
+    let programs = adopt_programs(&left, files).or_give_up(&folder);
+    let tenure = left_places.own.map(|place| Tenure::adopt(place, files));
+    let tenure = tenure.transpose().or_give_up(&folder);
+    let span = (!left_places.span.is_empty()).then(|| Span::adopt(left_places.span, files, platform));
+    let span = span.transpose().or_give_up(&folder);
+    let places = Places {
+        own: tenure.as_ref().map(Tenure::handle),
+        span: span.as_ref().map_or_else(Vec::new, Span::handles),
+    };
+    let own = MonitorFiles::adopt(&left, places, files).or_give_up(&folder);
+    let about = vms::read(&folder).or_give_up(&folder);
+    let name = about.name.clone();
+    let spec = about.spec.clone();
+    let opened = Opened::adopt(record.opened, files, spec, &name, &programs.shard);
+    let opened = opened.or_give_up(&folder);
+    let keeper = Arc::new(keeper);
+    let mut adopted = match boot {
+        Some(boot) => {
+            let boot = take_boot(boot, files, &keeper, (&programs, &opened), &about);
+            Adopted::Boot(boot.or_give_up(&folder))
+        }
+        None => {
+            // The predecessor may have started the next one, and died before that ran.
+            keeper.kill_all().or_give_up(&folder);
+            keeper.reap_all();
+            Adopted::Between(keeper.clone())
+        }
+    };
+    // The predecessor may have died before it wrote that the VM runs.
+    let runs = match &adopted {
+        Adopted::Boot(boot) => Some(boot.home.pid),
+        Adopted::Between(_) => None,
+    };
+    let about = Record {
+        monitor_pid: std::process::id(),
+        state: runs.map_or(State::Starting, |_| State::Running),
+        shard_pid: runs,
+        keeper_pid: Some(keeper.pid()),
+        card_pids: opened.helpers().map(subnet::HelperProcess::id).collect(),
+        ..about
+    };
+    let handle = Handle::default();
+    let kept = files
+        .take(left.kept)
+        .and_then(|kept| handle.console().adopt(kept));
+    kept.or_give_up(&folder);
+    let lock = own.entry.try_clone();
+    let entry = lock.and_then(|lock| Entry::adopt(folder.clone(), lock.into()));
+    let running = Event::Running {
+        name: name.clone(),
+        sandbox_missing: about.sandbox_missing.clone(),
+        keeps_writes: opened.keeps_writes,
+        paused_us: None,
+    };
+    let lease = Arc::new(Mutex::new(own.lease.try_clone().or_give_up(&folder)));
+    let ran = since(about.started_unix_s);
+    let recording = handle.recorder().begin(entry.or_give_up(&folder), about);
+    let begun = Begun {
+        name: &name,
+        start: Instant::now().checked_sub(ran).unwrap_or_else(Instant::now),
+        tenure,
+        span,
+        recording: recording.or_give_up(&folder),
+        monitor: own,
+        paused_us: None,
+    };
+    if let Adopted::Boot(boot) = &mut adopted {
+        // Before a client's order reaches the shard: a next successor must not number its own like this one's.
+        let began = boot.begin(begun.vm(&programs, &handle), &opened);
+        began.or_give_up(&folder);
+    }
+    hold(&lease, vec![handle.clone()]).or_give_up(&folder);
+    begun.serve(&handle, &opened.spec).or_give_up(&folder);
+    if runs.is_some() {
+        // The predecessor may have died before it told the client.
+        tell(&lease, &running);
+    }
+    if let Err(why) = begun.run(opened, Some(adopted), &programs, &handle, &lease) {
+        let name = name.clone();
+        tell(&lease, &Event::Failed { name, why });
+    }
+    handle.over();
+    handle.all_answered();
+    Ok(())
+}
+
+/// Takes over the boot of the VM `about`, which is `opened` and started by `programs`.
+fn take_boot(
+    boot: LeftBoot,
+    files: &mut LeftFiles,
+    keeper: &Arc<Keeper>,
+    (programs, opened): (&Programs, &Opened),
+    about: &Record,
+) -> io::Result<AdoptedBoot> {
+    let (mut parts, mut part_logs) = (Vec::new(), Vec::new());
+    for part in boot.parts {
+        let (part, log) = part.take(files, programs.shard.clone())?;
+        parts.push(part);
+        part_logs.push(log);
+    }
+    let handover = files.take(boot.handover)?.into();
+    let ports = files.take(boot.ports)?;
+    let (program, log) = (programs.shard.clone(), opened.log.clone());
+    let begun_unix_s = about.boot.begun_unix_s.unwrap_or(about.started_unix_s);
+    Ok(AdoptedBoot {
+        // The last: one that is dropped ends the VM.
+        home: Arc::new(boot.home.take(files, keeper.clone(), program, log)?),
+        parts,
+        part_logs,
+        handover,
+        ports,
+        killed_before: boot.killed_before,
+        ran: since(begun_unix_s),
+        is_paused: about.paused,
+        keeper: keeper.clone(),
+    })
+}
+
+/// A result without which the VM can't be taken over.
+trait OrGiveUp<T> {
+    /// The value. An error ends this process and nothing else: no value is dropped, since some end the VM. The keeper starts
+    /// another successor. The reason is in the log of the VM, whose directory is `folder`.
+    fn or_give_up(self, folder: &Path) -> T;
+}
+
+impl<T, E: Display> OrGiveUp<T> for Result<T, E> {
+    fn or_give_up(self, folder: &Path) -> T {
+        self.unwrap_or_else(|error| give_up(Some(folder), &error))
+    }
+}
+
+fn give_up(folder: Option<&Path>, error: &dyn Display) -> ! {
+    if let Some(folder) = folder {
+        let log = OpenOptions::new().append(true).open(folder.join(HOME_LOG));
+        // Without a log nobody learns the reason, and the VM runs on all the same.
+        let _ = log.and_then(|mut log| writeln!(log, "monitor: the VM cannot be taken over: {error}"));
+    }
+    // SAFETY: ends the process; no destructor runs, and none is needed.
+    unsafe { libc::_exit(1) }
+}
+
+/// The time since a second of the clock of the world.
+fn since(unix_s: u64) -> Duration {
+    unix_now().saturating_sub(Duration::from_secs(unix_s))
+}

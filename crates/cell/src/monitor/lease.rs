@@ -1,0 +1,220 @@
+//! The lease of a monitor: the socket to the client that started it, of which each successor of the monitor has a copy.
+
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+use nix::sys::socket::{MsgFlags, recv};
+use registry::monitor::{Event, LeaseOrder};
+
+use crate::handle::Handle;
+
+/// Bytes of the order to detach at most.
+const DETACH_BYTES_MAX: usize = 64;
+/// How often, and how long apart, the rest of an order is looked for that has come in part.
+const DETACH_POLLS_MAX: u32 = 1000;
+const DETACH_POLL_INTERVAL: Duration = Duration::from_millis(1);
+
+/// The socket, for several threads.
+pub(super) type Lease = Arc<Mutex<UnixStream>>;
+
+/// Reads the first line, and no byte behind it: each successor finds there what the client sends later.
+pub(super) fn first_line(mut lease: &UnixStream) -> io::Result<String> {
+    let mut line = Vec::new();
+    let mut chunk = [0; 4096];
+    while line.last() != Some(&b'\n') {
+        let count = match recv(lease.as_raw_fd(), &mut chunk, MsgFlags::MSG_PEEK) {
+            Err(Errno::EINTR) => continue,
+            count => count?,
+        };
+        let end = chunk[..count].iter().position(|byte| *byte == b'\n');
+        let count = end.map_or(count, |end| end + 1);
+        if count == 0 {
+            break;
+        }
+        lease.read_exact(&mut chunk[..count])?;
+        line.extend_from_slice(&chunk[..count]);
+    }
+    String::from_utf8(line).map_err(io::Error::other)
+}
+
+/// The descriptor that [`note_termination`] writes to.
+static ASKED: AtomicI32 = AtomicI32::new(-1);
+
+/// Notes that this process is asked to end.
+extern "C" fn note_termination(_: libc::c_int) {
+    let one = 1_u64;
+    // SAFETY: a signal's handler may call write, which reads eight bytes of ours, and keeps the errno of the thread that it interrupts.
+    unsafe {
+        let errno = libc::__errno_location();
+        let before = *errno;
+        libc::write(
+            ASKED.load(Ordering::Relaxed),
+            (&raw const one).cast(),
+            size_of::<u64>(),
+        );
+        *errno = before;
+    }
+}
+
+/// A descriptor that can be read once this process is asked to end (SIGTERM). The signal is not blocked, since the processes that
+/// this one starts would inherit that.
+fn termination() -> io::Result<OwnedFd> {
+    let asked = OwnedFd::from(EventFd::from_flags(
+        EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK,
+    )?);
+    let watched = asked.try_clone()?;
+    // The handler may write as long as this process runs.
+    ASKED.store(asked.into_raw_fd(), Ordering::Relaxed);
+    let handler = SigHandler::Handler(note_termination);
+    let action = SigAction::new(handler, SaFlags::SA_RESTART, SigSet::empty());
+    // SAFETY: the handler does nothing that a signal's handler may not do.
+    unsafe { sigaction(Signal::SIGTERM, &action)? };
+    Ok(watched)
+}
+
+/// Waits on a thread of its own, and ends the VMs when their client is gone that has not detached, or when this process is asked
+/// to end.
+pub(super) fn hold(lease: &Lease, handles: Vec<Handle>) -> io::Result<()> {
+    let lease = lease.lock().unwrap_or_else(PoisonError::into_inner).try_clone()?;
+    let asked = termination()?;
+    let hold = move || {
+        // A kernel that refuses to wait leaves no other way to end the VMs with their client.
+        let _ = wait(&lease, &asked);
+        std::thread::scope(|scope| {
+            for handle in &handles {
+                scope.spawn(|| handle.kill());
+            }
+        });
+    };
+    std::thread::Builder::new()
+        .name("lease".into())
+        .spawn(hold)
+        .map(drop)
+}
+
+/// Returns when the VMs are to end. What the client has said stays in the socket, for each successor of this process.
+fn wait(lease: &UnixStream, asked: &impl AsFd) -> nix::Result<()> {
+    let (mut is_detached, mut partial_polls) = (false, 0);
+    loop {
+        let mut files = vec![PollFd::new(asked.as_fd(), PollFlags::POLLIN)];
+        if !is_detached {
+            files.push(PollFd::new(lease.as_fd(), PollFlags::POLLIN));
+        }
+        match poll(&mut files, PollTimeout::NONE) {
+            Err(Errno::EINTR) => continue,
+            other => other.map(drop)?,
+        }
+        if files[0].any().unwrap_or(true) {
+            return Ok(());
+        }
+        match word(lease) {
+            Word::Detach => is_detached = true,
+            Word::None => return Ok(()),
+            Word::Partial if partial_polls == DETACH_POLLS_MAX => return Ok(()),
+            Word::Partial => {
+                partial_polls += 1;
+                std::thread::sleep(DETACH_POLL_INTERVAL);
+            }
+        }
+    }
+}
+
+/// What a client has said on its lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Word {
+    /// The VMs outlive it.
+    Detach,
+    /// The beginning of an order. The rest is on its way, or the client is gone.
+    Partial,
+    /// Nothing, and it is gone; or no order.
+    None,
+}
+
+/// What the client has said on a lease that can be read.
+fn word(lease: &UnixStream) -> Word {
+    let mut line = [0; DETACH_BYTES_MAX];
+    let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
+    let count = recv(lease.as_raw_fd(), &mut line, flags).unwrap_or(0);
+    match serde_json::from_slice(&line[..count]) {
+        Ok(LeaseOrder::Detach) => Word::Detach,
+        Err(_) if count == 0 || count == line.len() || line[..count].contains(&b'\n') => Word::None,
+        Err(_) => Word::Partial,
+    }
+}
+
+/// Reports to the client.
+pub(super) fn tell(lease: &Lease, event: &Event) {
+    let Ok(mut line) = serde_json::to_vec(event) else {
+        return;
+    };
+    line.push(b'\n');
+    // A command that has gone needs no telling.
+    let _ = lease
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .write_all(&line);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether the VMs of this lease are to end within a moment.
+    fn ends(lease: &UnixStream) -> bool {
+        // One that is never asked to end.
+        let (_asks, signals) = UnixStream::pair().unwrap();
+        let lease = lease.try_clone().unwrap();
+        let waiting = std::thread::spawn(move || wait(&lease, &signals));
+        std::thread::sleep(Duration::from_millis(100));
+        waiting.is_finished()
+    }
+
+    #[test]
+    fn client_that_has_detached_is_known_to_each_successor_and_one_that_is_gone_too() {
+        let (mut client, lease) = UnixStream::pair().unwrap();
+        let batch = "x".repeat(10_000);
+        client.write_all(format!("{batch}\n").as_bytes()).unwrap();
+        assert_eq!(first_line(&lease).unwrap(), format!("{batch}\n"));
+        assert!(!ends(&lease), "the client is there");
+        let mut order = serde_json::to_vec(&LeaseOrder::Detach).unwrap();
+        order.push(b'\n');
+        client.write_all(&order).unwrap();
+        assert!(!ends(&lease) && !ends(&lease));
+        drop(client);
+        assert!(!ends(&lease), "it detached before it went");
+
+        let (client, lease) = UnixStream::pair().unwrap();
+        drop(client);
+        assert!(ends(&lease));
+        let (mut client, lease) = UnixStream::pair().unwrap();
+        client.write_all(b"\"stay\"\n").unwrap();
+        assert!(ends(&lease), "it says something else");
+    }
+
+    #[test]
+    fn order_to_detach_may_come_in_parts() {
+        let (mut client, lease) = UnixStream::pair().unwrap();
+        client.write_all(b"\"det").unwrap();
+        assert_eq!(word(&lease), Word::Partial);
+        assert!(!ends(&lease));
+        client.write_all(b"ach\"\n").unwrap();
+        assert_eq!(word(&lease), Word::Detach);
+    }
+
+    #[test]
+    fn process_that_is_asked_to_end_ends_its_vms_though_their_client_has_detached() {
+        let (_client, lease) = UnixStream::pair().unwrap();
+        let (mut asks, signals) = UnixStream::pair().unwrap();
+        let waiting = std::thread::spawn(move || wait(&lease, &signals));
+        asks.write_all(b"x").unwrap();
+        waiting.join().unwrap().unwrap();
+    }
+}

@@ -1,0 +1,233 @@
+//! An opened VM on its way from a monitor to its successor.
+
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use config::VmSpec;
+use diskstore::claim::Claim;
+use diskstore::disk::announce_again;
+use registry::share_group::ShareGroup;
+use serde::{Deserialize, Serialize};
+use shard_api::launch::{DiskFormat, Fd, LaunchSpec};
+use subnet::helper::{HelperProcess, LeftProcess};
+use subnet::passt::{LeftCard, PasstChild};
+use subnet::process::{Count, FilterProcess, LeftFilter};
+
+use super::egress::egress;
+use super::{Locks, OpenError, Opened, UserCard, cards, hardware_addresses, passt_spec};
+use crate::left::{Leaving, LeftFiles};
+use crate::programs::BuildProgram;
+use crate::shard_log::ShardLog;
+use crate::share_group::Claims;
+
+/// Everything of an [`Opened`] but its spec, which is in the VM's record. Descriptors are places among those that are left.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct LeftOpened {
+    launch: LaunchSpec,
+    files: Vec<Fd>,
+    console: Fd,
+    kernel: PathBuf,
+    ports: Fd,
+    disk_file_bytes: u64,
+    keeps_writes: bool,
+    group: ShareGroup,
+    claims: Vec<(Fd, u64)>,
+    refused: Vec<PathBuf>,
+    locks: Vec<Fd>,
+    log: [Fd; 3],
+    cards: Vec<Card>,
+}
+
+/// A card of user-mode networking.
+#[derive(Debug, Serialize, Deserialize)]
+struct Card {
+    /// Its number among all cards of the VM.
+    number: usize,
+    /// Its socket among the VM's files.
+    file: Fd,
+    /// Its processes; none where it could not be started again.
+    passt: Option<Process>,
+    filter: Option<Filter>,
+    count: Option<Fd>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Process {
+    pid: u32,
+    pidfd: Fd,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Filter {
+    process: Process,
+    lists: Fd,
+    log: Fd,
+}
+
+impl Process {
+    fn leave(process: &HelperProcess, leaving: &mut Leaving) -> io::Result<Self> {
+        Ok(Self {
+            pid: process.id(),
+            pidfd: leaving.add(process.pidfd())?,
+        })
+    }
+
+    fn take(self, files: &mut LeftFiles) -> io::Result<LeftProcess> {
+        Ok(LeftProcess {
+            pid: self.pid,
+            pidfd: files.take(self.pidfd)?,
+        })
+    }
+}
+
+impl Filter {
+    fn leave(filter: &FilterProcess, leaving: &mut Leaving) -> io::Result<Self> {
+        Ok(Self {
+            process: Process::leave(filter.process(), leaving)?,
+            lists: leaving.add(filter.lists())?,
+            log: leaving.add(filter.log())?,
+        })
+    }
+
+    fn take(self, files: &mut LeftFiles) -> io::Result<LeftFilter> {
+        Ok(LeftFilter {
+            process: self.process.take(files)?,
+            lists: files.take(self.lists)?,
+            log: files.take(self.log)?,
+        })
+    }
+}
+
+impl Opened {
+    /// Leaves the VM to a successor of this process.
+    ///
+    /// # Errors
+    /// If this process has no descriptors left.
+    pub(crate) fn leave(&self, leaving: &mut Leaving) -> io::Result<LeftOpened> {
+        let mut all = Vec::new();
+        for file in &self.files {
+            all.push(leaving.add(file)?);
+        }
+        let mut claims = Vec::new();
+        for claim in self.claims.held() {
+            let (file, byte) = claim.left();
+            claims.push((leaving.add(file)?, byte));
+        }
+        let mut locks = Vec::new();
+        for lock in self.locks.files() {
+            locks.push(leaving.add(lock)?);
+        }
+        let cards = self.passt.iter().map(|card| card.leave(leaving));
+        let cards = cards.collect::<io::Result<_>>()?;
+        Ok(LeftOpened {
+            launch: self.launch.clone(),
+            files: all,
+            console: leaving.add(&self.console)?,
+            kernel: self.kernel.clone(),
+            ports: leaving.add(&self.ports)?,
+            disk_file_bytes: self.disk_file_bytes,
+            keeps_writes: self.keeps_writes,
+            group: self.claims.group().clone(),
+            claims,
+            refused: self.claims.refused().to_vec(),
+            locks,
+            log: self.log.leave(leaving)?,
+            cards,
+        })
+    }
+
+    /// Takes over a VM with this spec, which is called `name`, from a predecessor of this process. Filters that are started
+    /// again execute `program`.
+    ///
+    /// # Errors
+    /// If a descriptor is missing, or the host has no threads left.
+    pub(crate) fn adopt(
+        left: LeftOpened,
+        files: &mut LeftFiles,
+        spec: VmSpec,
+        name: &str,
+        program: &BuildProgram,
+    ) -> Result<Self, OpenError> {
+        let mut take_all =
+            |all: Vec<Fd>| -> io::Result<Vec<_>> { all.into_iter().map(|file| files.take(file)).collect() };
+        let (all, locks) = (take_all(left.files)?, take_all(left.locks)?);
+        let mut claims = Vec::new();
+        for (file, byte) in left.claims {
+            claims.push(Arc::new(Claim::adopt(files.take(file)?.into(), byte)));
+        }
+        let log = Arc::new(ShardLog::take(left.log, files)?);
+        let cid = left.launch.vsock.as_ref().map_or(0, |vsock| vsock.cid);
+        let (nets, addresses) = (cards(&spec), hardware_addresses(&spec, name)?);
+        let mut passt = Vec::new();
+        for card in left.cards {
+            let missing = || io::Error::from(io::ErrorKind::InvalidData);
+            let net = nets.get(card.number).ok_or_else(missing)?;
+            let mac = *addresses.get(card.number).ok_or_else(missing)?;
+            let id = format!("net{}", card.number);
+            let egress = card.count.map(|count| {
+                let count = Count::adopt(files.take(count)?)?;
+                egress(&id, program, spec.sandbox, log.clone(), count)
+            });
+            let spec = passt_spec(net, mac, egress.transpose()?, cid)?;
+            let child = card.passt.map(|process| {
+                let left = LeftCard {
+                    passt: process.take(files)?,
+                    filter: card.filter.map(|filter| filter.take(files)).transpose()?,
+                };
+                PasstChild::adopt(left, &spec)
+            });
+            let child = child.transpose()?;
+            passt.push(UserCard {
+                number: card.number,
+                spec,
+                file: card.file,
+                child,
+            });
+        }
+        let announcements = left
+            .launch
+            .disks
+            .iter()
+            .flat_map(|disk| &disk.layers)
+            .filter(|layer| layer.format != DiskFormat::Scratch)
+            .filter_map(|layer| all.get(layer.file.0))
+            .map(|file| announce_again(file, name))
+            .collect();
+        Ok(Self {
+            spec,
+            claims: Claims::adopt(left.group, claims, left.refused),
+            launch: left.launch,
+            files: all,
+            console: files.take(left.console)?.into(),
+            kernel: left.kernel,
+            ports: File::from(files.take(left.ports)?),
+            disk_file_bytes: left.disk_file_bytes,
+            keeps_writes: left.keeps_writes,
+            locks: Locks::Left {
+                files: locks,
+                _announcements: announcements,
+            },
+            passt,
+            log,
+        })
+    }
+}
+
+impl UserCard {
+    fn leave(&self, leaving: &mut Leaving) -> io::Result<Card> {
+        let passt = self.child.as_ref().map(PasstChild::passt);
+        let filter = self.child.as_ref().and_then(PasstChild::filter);
+        let count = self.spec.egress.as_ref().map(|egress| &egress.count);
+        Ok(Card {
+            number: self.number,
+            file: self.file,
+            passt: passt
+                .map(|process| Process::leave(process, leaving))
+                .transpose()?,
+            filter: filter.map(|filter| Filter::leave(filter, leaving)).transpose()?,
+            count: count.map(|count| leaving.add(count.as_ref())).transpose()?,
+        })
+    }
+}

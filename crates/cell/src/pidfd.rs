@@ -1,0 +1,38 @@
+//! A process by its descriptor, which is never another's, whoever waits for its end.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+/// Kills the process. One that has ended needs no signal.
+pub(crate) fn kill(process: BorrowedFd<'_>) {
+    // SAFETY: sends a signal; the kernel reads no memory of ours without the third argument.
+    unsafe {
+        libc::syscall(
+            libc::SYS_pidfd_send_signal,
+            process.as_raw_fd(),
+            libc::SIGKILL,
+            std::ptr::null::<libc::siginfo_t>(),
+            0,
+        );
+    }
+}
+
+/// Whether the process has ended.
+pub(crate) fn has_ended(process: BorrowedFd<'_>) -> bool {
+    let mut files = [PollFd::new(process.as_fd(), PollFlags::POLLIN)];
+    poll(&mut files, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+}
+
+/// Opens the descriptor of a child that was not waited for yet.
+#[cfg(test)]
+pub(crate) fn of_child(child: &std::process::Child) -> std::io::Result<std::os::fd::OwnedFd> {
+    use std::os::fd::FromRawFd;
+    // SAFETY: takes numbers only.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, child.id(), 0) };
+    if fd < 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just made the descriptor; nothing else knows it.
+    Ok(unsafe { std::os::fd::OwnedFd::from_raw_fd(fd as i32) })
+}

@@ -1,0 +1,113 @@
+//! A boot that a predecessor of this process started.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use keeper::client::Keeper;
+use shard_api::launch::Ending;
+
+use super::boot::{Prepared, RunningBoot};
+use super::{Progress, RunError, Vm, begin};
+use crate::adoption::{Leave, LeaveBoot};
+use crate::control_group::ControlGroup;
+use crate::frozen::Freezable;
+use crate::open::Opened;
+use crate::parts::{Part, Parts};
+use crate::shard_log::ShardLog;
+use crate::shard_process::ShardProcess;
+
+/// A VM as a predecessor of this process left it.
+#[derive(Debug)]
+pub enum Adopted {
+    /// It runs.
+    Boot(AdoptedBoot),
+    /// It was between two boots. Its keeper has no process of it.
+    Between(Arc<Keeper>),
+}
+
+/// The running boot of a VM, and what of it is a monitor's.
+#[derive(Debug)]
+pub struct AdoptedBoot {
+    /// The VM's keeper.
+    pub(crate) keeper: Arc<Keeper>,
+    /// Its shard.
+    pub(crate) home: Arc<ShardProcess>,
+    /// Its shards beside the home, until they are watched.
+    pub(crate) parts: Vec<Part>,
+    /// The logs of these.
+    pub(crate) part_logs: Vec<Arc<ShardLog>>,
+    /// The socket that freezes go over.
+    pub(crate) handover: UnixStream,
+    /// The socket that asks for ports of the host.
+    pub(crate) ports: OwnedFd,
+    /// Processes of the VM that were killed for memory before this boot.
+    pub(crate) killed_before: u64,
+    /// How long it has run.
+    pub(crate) ran: Duration,
+    /// It stands still by order.
+    pub(crate) is_paused: bool,
+}
+
+impl AdoptedBoot {
+    /// Has others reach the VM `opened`, and leaves it to a next successor.
+    ///
+    /// # Errors
+    /// If the keeper is gone, or this process has no descriptors left.
+    pub(crate) fn begin(&mut self, vm: Vm<'_>, opened: &Opened) -> io::Result<()> {
+        let parts = std::mem::take(&mut self.parts);
+        let spans = !parts.is_empty();
+        let (told, home) = (vm.handle.clone(), vm.handle.clone());
+        let watch = || Parts::watch(parts, move || told.changed(), move || home.part_ended());
+        let parts = spans.then(watch).transpose()?;
+        begin(vm.handle, opened, vm.span)?;
+        {
+            let mut state = vm.handle.state();
+            state.group = ControlGroup::of_process(self.home.pid).map(Arc::new);
+            state.start(self.home.clone(), parts);
+            state.go_on(self.is_paused);
+        }
+        if !spans {
+            let freezable = Freezable::adopt(opened, self.handover.try_clone()?)?;
+            vm.handle.set_freezable(Some(freezable));
+        }
+        let boot = LeaveBoot {
+            home: &self.home,
+            killed_before: self.killed_before,
+            handover: &self.handover,
+            ports: &self.ports,
+        };
+        let what = Leave {
+            handle: vm.handle,
+            programs: vm.programs,
+            opened,
+            boot: Some(boot),
+        };
+        vm.monitor
+            .map_or(Ok(()), |monitor| monitor.leave(&what, &self.keeper))
+    }
+
+    /// Follows the boot to its end.
+    pub(super) fn go_on(
+        self,
+        vm: Vm<'_>,
+        opened: &Opened,
+        progress: &mut impl FnMut(Progress<'_>),
+    ) -> Result<Ending, RunError> {
+        let running = RunningBoot {
+            vm,
+            opened,
+            keeper: &self.keeper,
+            reports: self.home.link.reports()?,
+            home: self.home,
+            handover: self.handover,
+            ports: self.ports,
+            prepared: Prepared::default(),
+            killed_before: self.killed_before,
+            ran: true,
+        };
+        running.follow(progress)
+    }
+}

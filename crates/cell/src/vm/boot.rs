@@ -1,0 +1,402 @@
+//! One boot of a VM: its shards from their start to their end.
+
+use std::cell::RefCell;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use keeper::client::Keeper;
+use keeper::limits::Limits;
+use keeper::spawn::Namespaces;
+use shard_api::launch::{DiskLaunch, Ending, Fd, Launch, Order, Report};
+use shard_api::ports;
+use subnet::HelperProcess;
+
+use super::keeper::start_keeper;
+use super::{Booted, Progress, RunError, Vm};
+use crate::adoption::{Leave, LeaveBoot};
+use crate::coherence;
+use crate::core_scheduling;
+use crate::ending::{of_gone, of_part};
+use crate::frozen::Freezable;
+use crate::handle::Handle;
+use crate::identity::{Given, Place};
+use crate::link::Reports;
+use crate::open::Opened;
+use crate::parts::{Part, Parts};
+use crate::programs::ProgramError;
+use crate::remote::clock::keeper::Keeper as ClockKeeper;
+use crate::shard_log::ShardLog;
+use crate::shard_process::{self, ShardProcess};
+use crate::spanning::{Boot, Span};
+
+/// A boot that is to be started.
+pub(super) struct NewBoot<'a> {
+    pub(super) vm: Vm<'a>,
+    pub(super) opened: &'a Opened,
+    /// The log of each shard.
+    pub(super) logs: &'a [Arc<ShardLog>],
+    pub(super) keeper: &'a Arc<Keeper>,
+    pub(super) namespaces: &'a Namespaces,
+    /// The VM has run before.
+    pub(super) has_run: bool,
+}
+
+/// What is known of a boot before its home runs.
+#[derive(Default)]
+pub(super) struct Prepared {
+    /// Keeps the clocks of a VM on several hosts.
+    clock_keeper: Option<ClockKeeper>,
+    part_pids: Vec<i32>,
+    /// What the sandboxes of parts on other hosts lack.
+    missing_elsewhere: Vec<String>,
+    /// The kernel's mark of the cores of each shard.
+    cookies: Vec<u64>,
+}
+
+/// A started boot, which is followed to its end.
+pub(super) struct RunningBoot<'a> {
+    pub(super) vm: Vm<'a>,
+    pub(super) opened: &'a Opened,
+    pub(super) keeper: &'a Arc<Keeper>,
+    pub(super) home: Arc<ShardProcess>,
+    pub(super) reports: Reports,
+    /// The monitor's ends of the sockets of this boot.
+    pub(super) handover: UnixStream,
+    pub(super) ports: OwnedFd,
+    pub(super) prepared: Prepared,
+    /// Processes of the VM that were killed for memory before this boot.
+    pub(super) killed_before: u64,
+    /// The vCPUs run.
+    pub(super) ran: bool,
+}
+
+impl NewBoot<'_> {
+    /// Starts the VM's shards, and returns when they have ended.
+    pub(super) fn run(&self, progress: &mut impl FnMut(Progress<'_>)) -> Result<Ending, RunError> {
+        let (opened, Vm { handle, span, .. }) = (self.opened, self.vm);
+        self.leave_between_boots()?;
+        let cookies = RefCell::new(Vec::new());
+        // The group outlives the boot.
+        let killed_before = killed_for_memory(handle);
+        let boot = span
+            .map(|span| {
+                let is_coherent = opened.spec.is_coherent();
+                let kernel = is_coherent.then(|| opened.kernel_file()).transpose()?;
+                let image = kernel.map(|mut file| span.kernel_image(&mut file));
+                Boot::new(span, &opened.launch.memory, image)
+            })
+            .transpose()?;
+        let timed = handle.clone();
+        let keep_time = |boot: &Boot| boot.keep_time(move |step| timed.step(step));
+        let clock_keeper = boot.as_ref().map(keep_time).transpose()?.flatten();
+        let (mut parts, mut missing_elsewhere) = (None, Vec::new());
+        if let (Some(span), Some(boot)) = (span, &boot) {
+            handle.state().clocks = boot.clocks().cloned();
+            let (told, home) = (handle.clone(), handle.clone());
+            let start = |shard| self.start_shard(shard, &cookies);
+            let (started, missing) = start_parts(opened, start, span, boot)?;
+            missing_elsewhere = missing;
+            // The home may not be there yet, or no longer.
+            let watched = Parts::watch(started, move || told.changed(), move || home.part_ended());
+            parts = Some(watched?);
+            span.settle(0)?;
+        }
+        let part_pids = parts.as_ref().map_or_else(Vec::new, Parts::pids);
+        let mut files: Vec<_> = opened.files.iter().map(AsFd::as_fd).collect();
+        let mut launch = opened.launch.clone();
+        let (handover, shards) = UnixStream::pair()?;
+        launch.handover = Fd(files.len());
+        files.push(shards.as_fd());
+        let (connects, asks) = ports::pair()?;
+        if let Some(vsock) = &mut launch.vsock {
+            vsock.ports = Some(Fd(files.len()));
+            files.push(asks.as_fd());
+        }
+        launch.log = Fd(files.len());
+        files.push(self.logs[0].as_fd());
+        launch.span = boot.as_ref().map(|boot| boot.launch(0, &mut files));
+        let freezable = boot
+            .is_none()
+            .then(|| Freezable::new(opened, handover.try_clone()?))
+            .transpose()?;
+        let home = Arc::new(self.start_shard(0, &cookies)?);
+        launch.sandbox = home.sandbox.clone();
+        let reports = home.link.reports()?;
+        handle.state().start(home.clone(), parts);
+        // One that was made while these started did not find them.
+        let group = handle.state().group.clone();
+        if let Some(group) = group {
+            std::iter::once(home.pid)
+                .chain(part_pids.iter().copied())
+                .try_for_each(|pid| group.add(pid))?;
+        }
+        // One that dies at once breaks the socket; its log says why.
+        if home.link.launch(&Launch::Vm(Box::new(launch)), &files).is_ok() {
+            handle.set_freezable(freezable);
+        }
+        let running = RunningBoot {
+            vm: self.vm,
+            opened,
+            keeper: self.keeper,
+            home,
+            reports,
+            handover,
+            ports: connects,
+            prepared: Prepared {
+                clock_keeper,
+                part_pids,
+                missing_elsewhere,
+                cookies: cookies.into_inner(),
+            },
+            killed_before,
+            ran: false,
+        };
+        running.follow(progress)
+    }
+
+    /// Has the keeper's slot name no boot, since the end of the last one has been dealt with. A VM that has run goes on with the
+    /// next boot if this process dies now.
+    fn leave_between_boots(&self) -> io::Result<()> {
+        let monitor = self.vm.monitor.filter(|_| self.has_run);
+        let what = Leave {
+            handle: self.vm.handle,
+            programs: self.vm.programs,
+            opened: self.opened,
+            boot: None,
+        };
+        if monitor.is_none_or(|monitor| monitor.leave(&what, self.keeper).is_err()) {
+            self.keeper.clear()?;
+        }
+        self.keeper.reap_all();
+        Ok(())
+    }
+
+    /// Starts the process of a shard.
+    fn start_shard(&self, shard: usize, cookies: &RefCell<Vec<u64>>) -> Result<ShardProcess, RunError> {
+        let (opened, vm) = (self.opened, self.vm);
+        let cid = opened.launch.vsock.as_ref().map_or(0, |vsock| vsock.cid);
+        // Only the home has disks.
+        let disk_file_bytes = if shard == 0 { opened.disk_file_bytes } else { 0 };
+        // A part takes the CPUs and the nodes of its keeper, which has those of this thread.
+        let own_keeper = (shard > 0).then(|| start_keeper(vm).map(Arc::new)).transpose()?;
+        let start = shard_process::Start {
+            keeper: own_keeper.as_ref().unwrap_or(self.keeper),
+            program: &vm.programs.shard,
+            name: vm.name,
+            file_bytes: Limits::new(opened.launch.memory.bytes, disk_file_bytes).file_bytes,
+            policy: opened.launch.sandbox.policy,
+            namespaces: self.namespaces,
+            given: &Given::of(Place::Vm(cid)),
+        };
+        let process = ShardProcess::start(start, self.logs[shard].clone())?;
+        let group = vm.handle.state().group.clone();
+        if let Some(group) = group {
+            group.add(process.pid)?;
+        }
+        if opened.spec.is_coherent() {
+            coherence::permit_priority(process.pid);
+        }
+        if opened.spec.core_scheduling {
+            // Its one thread waits for its launch: those that it starts have the cookie too.
+            cookies.borrow_mut().push(core_scheduling::isolate(process.pid)?);
+        }
+        Ok(process)
+    }
+}
+
+impl RunningBoot<'_> {
+    /// Receives what the home reports until it has ended. Returns how the VM ended.
+    pub(super) fn follow(mut self, progress: &mut impl FnMut(Progress<'_>)) -> Result<Ending, RunError> {
+        let (opened, Vm { handle, .. }) = (self.opened, self.vm);
+        let home = self.home.clone();
+        let ports = ports::Service::start(self.ports.try_clone()?, opened.ports.try_clone()?)?;
+        let (mut reported, mut refused) = (None, None);
+        while let Some(report) = self.reports.next_report() {
+            match report {
+                Report::Running {
+                    sandbox_missing,
+                    sandbox_notes,
+                } => {
+                    self.begin((sandbox_missing, sandbox_notes), progress);
+                }
+                Report::Answer { to, answer } => {
+                    let paused = handle.state().paused_by(to, &answer);
+                    // The client that waits for the answer finds the record true.
+                    paused
+                        .iter()
+                        .for_each(|paused| progress(Progress::Paused(*paused)));
+                    handle.state().note_answer(to, answer);
+                    handle.changed();
+                }
+                Report::FullDisks { disks } => {
+                    progress(Progress::FullDisks(&names_of_disks(&disks, &opened.launch.disks)));
+                }
+                Report::Ended(how) => {
+                    reported = Some(how);
+                    break;
+                }
+                Report::OtherVersion { version } => {
+                    // Later it makes no sense: then the shard is broken.
+                    refused = (!self.ran).then(|| home.program.other_version(&version));
+                    break;
+                }
+            }
+        }
+        drop(self.prepared.clock_keeper.take());
+        handle.end_freezable();
+        handle.end_orders();
+        // A broken shard gets no say.
+        let gone = if reported.is_none() {
+            home.kill()
+        } else {
+            home.wait()
+        };
+        drop(ports);
+        self.ending(reported, refused, gone)
+    }
+
+    /// The vCPUs are about to run.
+    fn begin(
+        &mut self,
+        (mut missing, notes): (Vec<String>, Vec<String>),
+        progress: &mut impl FnMut(Progress<'_>),
+    ) {
+        let Vm { handle, .. } = self.vm;
+        self.ran = true;
+        handle.state().runs = true;
+        handle.pin_again();
+        let prepared = &mut self.prepared;
+        prepared.clock_keeper.iter().for_each(ClockKeeper::begin);
+        missing.append(&mut prepared.missing_elsewhere);
+        let boot = LeaveBoot {
+            home: &self.home,
+            killed_before: self.killed_before,
+            handover: &self.handover,
+            ports: &self.ports,
+        };
+        let what = Leave {
+            handle,
+            programs: self.vm.programs,
+            opened: self.opened,
+            boot: Some(boot),
+        };
+        // Before the client hears that the VM runs, and lets it outlive this process.
+        let left = self.vm.monitor.map(|monitor| monitor.leave(&what, self.keeper));
+        if let Some(Err(error)) = left {
+            let line =
+                format!("the VM will end with this process, which can't leave it to a successor: {error}");
+            self.opened.log.note(&line);
+        }
+        let cards: Vec<u32> = self.opened.helpers().map(HelperProcess::id).collect();
+        let prepared = &self.prepared;
+        progress(Progress::Booted(Booted {
+            pid: self.home.pid,
+            keeper: self.keeper.pid(),
+            cards: &cards,
+            parts: &prepared.part_pids,
+            sandbox_missing: &missing,
+            sandbox_notes: &notes,
+            core_cookies: &prepared.cookies,
+        }));
+        // An order to end that came before could not reach the shard.
+        if handle.state().is_to_end() {
+            let _ = handle.order(&Order::Quit);
+        }
+    }
+
+    /// How the VM ended whose home reported this, and is gone so.
+    fn ending(
+        self,
+        reported: Option<Ending>,
+        refused: Option<ProgramError>,
+        gone: String,
+    ) -> Result<Ending, RunError> {
+        let (Vm { handle, .. }, ran) = (self.vm, self.ran);
+        // Before it ran its status may be another program's.
+        let mut ending = reported.or_else(|| self.home.ending_of_exit(&gone).filter(|_| ran));
+        let is_out_of_memory = killed_for_memory(handle) > self.killed_before;
+        let (parts, was_told) = {
+            let mut state = handle.state();
+            (state.home, state.runs) = (None, false);
+            if ending.is_none() && state.is_cut_off {
+                ending = Some(Ending::Quit);
+            }
+            (state.parts.take(), state.ending)
+        };
+        let cause = parts.and_then(|parts| parts.end(ending.as_ref()));
+        if let Some(detail) = handle.state().lost.clone() {
+            return Ok(Ending::ShardFailed { detail });
+        }
+        if let Some(cause) = of_part(ending.as_ref(), cause, was_told) {
+            return Ok(cause);
+        }
+        if let Some(refused) = refused {
+            return Err(refused.into());
+        }
+        if let (Some(Ending::ShardFailed { detail }), false) = (&ending, ran) {
+            return Err(RunError::Refused {
+                kernel: self.opened.kernel.clone(),
+                detail: detail.clone(),
+            });
+        }
+        Ok(ending.unwrap_or(if was_told {
+            Ending::Quit
+        } else {
+            of_gone(gone, is_out_of_memory)
+        }))
+    }
+}
+
+/// How many processes of the VM the kernel has killed for the VM's limit of memory.
+pub(super) fn killed_for_memory(handle: &Handle) -> u64 {
+    let group = handle.state().group.clone();
+    group.map_or(0, |group| group.killed_for_memory())
+}
+
+/// The names of the disks with these numbers. A shard in a guest's hands may report any.
+fn names_of_disks(numbers: &[u16], disks: &[DiskLaunch]) -> Vec<String> {
+    let is_named = |number: &usize| numbers.iter().any(|named| usize::from(*named) == *number);
+    let named = disks.iter().enumerate().filter(|(number, _)| is_named(number));
+    named.map(|(_, disk)| disk.id.clone()).collect()
+}
+
+/// Starts the shards beside the home, each in its cell, and waits until they are ready. And what the sandboxes of those on other
+/// hosts lack.
+fn start_parts(
+    opened: &Opened,
+    start: impl Fn(usize) -> Result<ShardProcess, RunError>,
+    span: &Span,
+    boot: &Boot,
+) -> Result<(Vec<Part>, Vec<String>), RunError> {
+    let (mut parts, mut missing_elsewhere) = (Vec::new(), Vec::new());
+    for (shard, cell) in span.cells().into_iter().enumerate().skip(1) {
+        let refused = |detail| RunError::Refused {
+            kernel: opened.kernel.clone(),
+            detail,
+        };
+        if let Some(remote) = span.remote(shard) {
+            let place = remote.reach().to_string();
+            let told = boot.remote(span, shard, &opened.launch);
+            let told = told.ok_or_else(|| refused(format!("{place}: it has no coherent memory")))?;
+            let started = remote.start(told);
+            started.map_err(|error| refused(format!("{place}: {error}")))?;
+            let part = Part::There(remote.clone());
+            missing_elsewhere.extend(part.wait_until_ready().map_err(refused)?);
+            parts.push(part);
+            continue;
+        }
+        span.settle(shard)?;
+        let process = start(shard)?;
+        let kvm = opened.files[opened.launch.kvm.0].as_fd();
+        let sandbox = process.sandbox.clone();
+        let (launch, files) = boot.part(shard, &opened.launch, kvm, process.log.as_fd(), sandbox);
+        // One that dies at once breaks the socket; its log says why.
+        let _ = process.link.launch(&Launch::Part(Box::new(launch)), &files);
+        let part = Part::Here { cell, process };
+        part.wait_until_ready().map_err(refused)?;
+        parts.push(part);
+    }
+    Ok((parts, missing_elsewhere))
+}

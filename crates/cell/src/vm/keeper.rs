@@ -1,0 +1,44 @@
+//! The keeper of a VM as its monitor has it.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use keeper::client::Keeper;
+
+use super::{RunError, Vm};
+
+/// The keeper of a VM, through its reboots.
+pub(super) struct VmKeeper(pub(super) Option<Arc<Keeper>>);
+
+impl VmKeeper {
+    /// The keeper for the next boot: the last one's, unless it was killed.
+    pub(super) fn of_boot(&mut self, vm: Vm<'_>) -> Result<Arc<Keeper>, RunError> {
+        if let Some(keeper) = self.0.take().filter(|keeper| keeper.is_alive()) {
+            return Ok(self.0.insert(keeper).clone());
+        }
+        let keeper = start_keeper(vm)?;
+        if vm.monitor.is_some() {
+            let command = File::open("/proc/self/exe")?;
+            keeper.succeed_by(command.as_fd(), &["mirrorball", "adopt"])?;
+        }
+        Ok(self.0.insert(Arc::new(keeper)).clone())
+    }
+
+    /// Empties the keeper's slot, and lets the keeper end.
+    pub(super) fn end(&mut self) {
+        if let Some(keeper) = self.0.take() {
+            // One that was killed has nothing any more.
+            let _ = keeper.clear();
+        }
+    }
+}
+
+/// Starts a keeper, which has the CPUs and the nodes of this thread.
+pub(super) fn start_keeper(vm: Vm<'_>) -> Result<Keeper, RunError> {
+    let program = &vm.programs.keeper;
+    Keeper::start(program.file().as_fd(), vm.name).map_err(|source| RunError::Keeper {
+        path: program.path().to_owned(),
+        source,
+    })
+}

@@ -1,0 +1,48 @@
+//! The processes that others of this program start, by words that no person types: cells, monitors, measurements.
+//!
+//! They are told apart before the command line is parsed: the description of all commands would take 400 KiB in each of them.
+
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use cell::programs::Programs;
+use miette::{IntoDiagnostic, Result};
+
+/// Serves as such a process if the command line names one; returns when it is done.
+pub fn take_over() -> Option<Result<()>> {
+    let words: Vec<String> = std::env::args_os()
+        .skip(1)
+        .map(|word| word.into_string().unwrap_or_default())
+        .collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    Some(match words[..] {
+        ["cell", number] => cell::cluster::serve::serve(number.parse().ok()?).into_diagnostic(),
+        ["cell-guard", number] => cell::cluster::guard::guard(number.parse().ok()?).into_diagnostic(),
+        ["measure"] => hostinfo::known::measure(true).map(drop).into_diagnostic(),
+        ["monitor"] => monitor(),
+        ["adopt"] => {
+            // SAFETY: the keeper has put its socket at standard input, which nothing else of this process reads.
+            let keeper = unsafe { OwnedFd::from_raw_fd(libc::STDIN_FILENO) };
+            cell::monitor::adopt(keeper, shard::PLATFORM).into_diagnostic()
+        }
+        ["part"] => cell::remote::launch::launch(std::io::stdin(), std::io::stdout()).into_diagnostic(),
+        ["part-monitor"] => part_monitor(),
+        _ => return None,
+    })
+}
+
+fn monitor() -> Result<()> {
+    let programs = Programs::beside_command();
+    cell::monitor::run(input_socket()?, shard::PLATFORM, programs).into_diagnostic()
+}
+
+fn part_monitor() -> Result<()> {
+    let programs = Programs::beside_command();
+    cell::remote::monitor::run(input_socket()?, shard::PLATFORM, programs).into_diagnostic()
+}
+
+/// The socket that the starter of this process has put in the place of standard input.
+fn input_socket() -> Result<UnixStream> {
+    let socket = std::io::stdin().as_fd().try_clone_to_owned();
+    Ok(socket.into_diagnostic()?.into())
+}
