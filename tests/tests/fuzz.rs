@@ -111,6 +111,7 @@ targets! {
     file_kind
     frames
     handover
+    keeper_messages
     kernel_load
     kernel_payload
     lab_file

@@ -14,6 +14,7 @@ mod dsm_frames;
 mod file_kind;
 mod frames;
 mod handover;
+mod keeper_messages;
 mod kernel_load;
 mod kernel_payload;
 mod lab_file;
@@ -59,6 +60,7 @@ targets! {
     file_kind
     frames
     handover
+    keeper_messages
     kernel_load
     kernel_payload
     lab_file
