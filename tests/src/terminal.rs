@@ -7,16 +7,22 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::command::tail;
 use crate::wait;
+
+/// How long the last words of a program that has ended may take through its terminal.
+const LAST_WORDS_LIMIT: Duration = Duration::from_secs(2);
 
 /// A program whose stdin, stdout and stderr are a terminal. Killed when dropped.
 pub struct Terminal {
     child: Child,
     ours: File,
     seen: Arc<Mutex<String>>,
+    /// Reads what the program shows, until no process can write any more.
+    reader: JoinHandle<()>,
     read: usize,
     line: String,
 }
@@ -57,7 +63,7 @@ impl Terminal {
         let ours = File::from(pty.master);
         let seen = Arc::new(Mutex::new(String::new()));
         let (mut reader, all) = (ours.try_clone().expect("a descriptor"), Arc::clone(&seen));
-        std::thread::spawn(move || {
+        let reader = std::thread::spawn(move || {
             let mut chunk = [0; 4096];
             while let Ok(count @ 1..) = reader.read(&mut chunk) {
                 all.lock()
@@ -69,6 +75,7 @@ impl Terminal {
             child,
             ours,
             seen,
+            reader,
             read: 0,
             line,
         }
@@ -138,11 +145,15 @@ impl Terminal {
         )
     }
 
-    /// Waits for the program's end and gives its exit status.
+    /// Waits for the program's end and gives its exit status. What it showed last has been seen then.
     #[track_caller]
     pub fn wait(&mut self, limit: Duration) -> i32 {
         match wait::within(limit, || self.ended()) {
-            Some(status) => status,
+            Some(status) => {
+                // Processes that the program left may have the terminal still.
+                wait::within(LAST_WORDS_LIMIT, || self.reader.is_finished().then_some(()));
+                status
+            }
             None => panic!(
                 "{} still runs after {limit:?}; its terminal:\n{}",
                 self.line,
