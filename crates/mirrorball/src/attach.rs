@@ -80,7 +80,10 @@ pub fn attach(folder: &Path) -> io::Result<Left> {
 /// # Errors
 /// If the VM has ended.
 pub fn rejoin(folder: &Path) -> io::Result<UnixStream> {
-    std::thread::sleep(REJOIN_PAUSE);
+    // The directory goes before the console ends, and nobody waits then.
+    if folder.exists() {
+        std::thread::sleep(REJOIN_PAUSE);
+    }
     connect(folder, JOIN)
 }
 
