@@ -20,8 +20,13 @@ pub(crate) fn kill(process: BorrowedFd<'_>) {
 
 /// Whether the process has ended.
 pub(crate) fn has_ended(process: BorrowedFd<'_>) -> bool {
+    ends_within(process, PollTimeout::ZERO)
+}
+
+/// Whether the process ends within `limit`. A signal to this process shortens the wait.
+pub(crate) fn ends_within(process: BorrowedFd<'_>, limit: PollTimeout) -> bool {
     let mut files = [PollFd::new(process.as_fd(), PollFlags::POLLIN)];
-    poll(&mut files, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+    poll(&mut files, limit).is_ok_and(|ready| ready > 0)
 }
 
 /// Opens the descriptor of a child that was not waited for yet.

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use keeper::client::{Exit, Keeper, Spawn};
 use keeper::spawn::{NOT_EXECUTED, Namespaces};
+use nix::poll::PollTimeout;
 use nix::sys::signal::Signal;
 use nix::sys::wait::WaitStatus;
 use nix::unistd::{Pid, geteuid};
@@ -23,8 +24,10 @@ use crate::shard_log::ShardLog;
 /// How long the keeper may take to report the exit of a process that has ended. One that never reports is stopped, or was taken
 /// over.
 const REPORT_LIMIT: Duration = Duration::from_secs(5);
-/// How often a process that is waited for is looked at.
-const LOOK: Duration = Duration::from_millis(1);
+/// How often a process that has ended is looked for in what its keeper reports.
+const REPORT_POLL_INTERVAL: Duration = Duration::from_micros(100);
+/// Milliseconds after which a process that is waited for is looked at again.
+const LOOK_MS: u8 = 5;
 
 /// A shard's process, which waits for what it is to run. Killed when this is dropped before it has ended. Several threads may
 /// wait for its end, or kill it; each is told how it ended.
@@ -263,8 +266,10 @@ impl ShardProcess {
             if Instant::now() > deadline {
                 self.cut_off();
             }
-            // Without the lock.
-            std::thread::sleep(LOOK);
+            // Without the lock. The report follows the end at once.
+            if pidfd::ends_within(self.pidfd(), PollTimeout::from(LOOK_MS)) {
+                std::thread::sleep(REPORT_POLL_INTERVAL);
+            }
         };
         self.why(ended)
     }
