@@ -268,7 +268,7 @@ impl MonitorFiles {
         })
     }
 
-    /// Takes over what a predecessor left. The VM's places are these now.
+    /// Takes over the descriptors of a predecessor. `places` are the VM's from now on.
     ///
     /// # Errors
     /// If a descriptor is missing.

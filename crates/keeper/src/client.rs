@@ -191,7 +191,7 @@ impl Keeper {
         self.done(&Message::Successor { words }, &[program], REPLY_TIMEOUT)
     }
 
-    /// Replaces the slot by copies of these descriptors. Without any there is no slot.
+    /// Replaces the slot by copies of these descriptors. An empty list empties the slot.
     ///
     /// # Errors
     /// If the keeper may not hold so many, and has no slot now, or is gone.

@@ -80,7 +80,7 @@ pub fn attach(folder: &Path) -> io::Result<Left> {
 /// # Errors
 /// If the VM has ended.
 pub fn rejoin(folder: &Path) -> io::Result<UnixStream> {
-    // The directory goes before the console ends, and nobody waits then.
+    // A VM that ends removes its directory before it closes its console: then there is no next monitor.
     if folder.exists() {
         std::thread::sleep(REJOIN_PAUSE);
     }

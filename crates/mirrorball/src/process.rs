@@ -1,6 +1,6 @@
 //! The processes that others of this program start, by words that no person types: cells, monitors, measurements.
 //!
-//! They are told apart before the command line is parsed: the description of all commands would take 400 KiB in each of them.
+//! Their words are looked at before the command line is parsed: the description of all commands takes 400 KiB of a process.
 
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;

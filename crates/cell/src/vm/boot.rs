@@ -362,8 +362,8 @@ fn names_of_disks(numbers: &[u16], disks: &[DiskLaunch]) -> Vec<String> {
     named.map(|(_, disk)| disk.id.clone()).collect()
 }
 
-/// Starts the shards beside the home, each in its cell, and waits until they are ready. And what the sandboxes of those on other
-/// hosts lack.
+/// Starts the shards beside the home, each in its cell, and waits until they are ready. Returns what the sandboxes of those on
+/// other hosts lack, too.
 fn start_parts(
     opened: &Opened,
     start: impl Fn(usize) -> Result<ShardProcess, RunError>,
