@@ -123,11 +123,6 @@ impl PasstChild {
     pub fn id(&self) -> u32 {
         self.process.id()
     }
-
-    /// The process ids of passt and of the filter in front of it.
-    pub fn ids(&self) -> impl Iterator<Item = u32> + '_ {
-        self.helpers().map(HelperProcess::id)
-    }
 }
 
 /// Starts passt, and the filter in front of it, and waits until passt answers.

@@ -362,10 +362,15 @@ fn a_default_route_has_neither_destination_nor_mask() {
     assert!(!names_default_route(default), "the first line is the header");
 }
 
+/// The process ids of a card.
+fn ids(child: &PasstChild) -> impl Iterator<Item = u32> + '_ {
+    child.helpers().map(HelperProcess::id)
+}
+
 #[test]
 fn processes_that_are_reported_are_passt_and_its_filter() {
     let passt = start(&walled(Vec::new())).unwrap();
-    let [first, second] = passt.child.ids().collect::<Vec<_>>()[..] else {
+    let [first, second] = ids(&passt.child).collect::<Vec<_>>()[..] else {
         panic!("{:?}", passt.child);
     };
     let name = std::fs::read_to_string(format!("/proc/{first}/comm")).unwrap();
@@ -384,7 +389,7 @@ fn processes_that_are_reported_are_passt_and_its_filter() {
         mac: MAC,
         ..PasstSpec::default()
     };
-    assert_eq!(start(&reaching).unwrap().child.ids().count(), 1);
+    assert_eq!(start(&reaching).unwrap().child.helpers().count(), 1);
 }
 
 #[test]
@@ -410,7 +415,7 @@ fn adopted_card_serves_its_guest_and_ends_with_its_adopter() {
         filter: child.filter().map(left_filter),
     };
     let adopted = PasstChild::adopt(left, &spec).unwrap();
-    assert!(adopted.ids().eq(child.ids()));
+    assert!(ids(&adopted).eq(ids(&child)));
     let passt = Passt {
         socket,
         child: adopted,
