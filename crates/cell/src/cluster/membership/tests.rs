@@ -115,7 +115,8 @@ fn one_that_says_no_more_is_over_after_its_lease_and_a_new_life_ends_the_old_one
     };
     let (_suspect, news) = run(first);
     let (_keep, old_news) = run(replaced);
-    join(&server.site, 2);
+    // It goes on: the silent one alone is over at the end of its lease.
+    let (_keep_new, _) = run(join(&server.site, 2));
     assert_eq!(news.recv_timeout(LIMIT), Ok(News::Over(old)));
     assert_eq!(old_news.recv_timeout(LIMIT), Ok(News::Outcast));
     assert_eq!(news.recv_timeout(LIMIT), Ok(News::Over(over)));
