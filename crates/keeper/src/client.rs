@@ -87,15 +87,22 @@ impl Keeper {
     }
 
     /// Takes a VM over as the successor of its monitor. `socket` is the standard input that the keeper gave
-    /// this process; it becomes `/dev/null`. Returns the slot's descriptors, too.
+    /// this process, which becomes `/dev/null`, or a connection to the keeper's listening socket
+    /// ([`Socket::connect`]). Returns the slot's descriptors, too.
     ///
     /// # Errors
     /// If the descriptor is no keeper's socket, or the keeper is gone.
     pub fn adopt(socket: OwnedFd) -> io::Result<(Self, Vec<OwnedFd>)> {
         let socket = Socket::take(socket)?;
         let keeper = Self::new(socket.maker()?, socket, 0, None);
-        let slot = keeper.take_slot()?;
-        Ok((keeper, slot))
+        match keeper.take_slot() {
+            Ok(slot) => Ok((keeper, slot)),
+            Err(error) => {
+                // Not the VM's end: the keeper may have a monitor that goes on.
+                keeper.release();
+                Err(error)
+            }
+        }
     }
 
     /// Goes on with the connection that a former monitor had to the keeper with process id `pid`. The former
@@ -108,6 +115,13 @@ impl Keeper {
         // The reports that the former monitor has received come again.
         keeper.take_slot()?;
         Ok(keeper)
+    }
+
+    /// Lets the VM go on without this process: the keeper has the next cell or successor serve it.
+    pub fn release(self) {
+        let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        // What ends the VM is a message.
+        connection.socket = None;
     }
 
     /// The connection, for a successor that goes on with it ([`Keeper::resume`]).
@@ -189,6 +203,14 @@ impl Keeper {
     pub fn succeed_by(&self, program: BorrowedFd<'_>, words: &[&str]) -> io::Result<()> {
         let words = owned(words);
         self.done(&Message::Successor { words }, &[program], REPLY_TIMEOUT)
+    }
+
+    /// Has the keeper accept a cell's connection to `socket` ([`Socket::bind`]) when this monitor is gone.
+    ///
+    /// # Errors
+    /// If the keeper can't listen, or is gone.
+    pub fn listen(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        self.done(&Message::Listen, &[socket], REPLY_TIMEOUT)
     }
 
     /// Replaces the slot by copies of these descriptors. An empty list empties the slot.

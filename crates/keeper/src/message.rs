@@ -53,6 +53,9 @@ pub enum Message {
         /// The command line, beginning with the program's name.
         words: Vec<String>,
     },
+    /// The socket that a cell may connect to when the monitor is gone. Descriptor: a bound socket that does
+    /// not listen yet. Reply: `Done` or `Failed`.
+    Listen,
     /// Request for the slot's descriptors. Reply: one or more of `Slot`.
     Take,
     /// Request to kill all processes of the VM. Reply: `Left`, at once.
@@ -164,6 +167,7 @@ impl Message {
             },
             5 => Self::Take,
             6 => Self::KillAll,
+            7 => Self::Listen,
             16 => Self::Spawned {
                 pid: reader.i32()?,
                 is_mapped: reader.bool()?,
@@ -218,7 +222,7 @@ impl Message {
             Self::Reap { pid } => packet.extend(pid.to_le_bytes()),
             Self::Put { begin, end } => packet.extend([u8::from(*begin), u8::from(*end)]),
             Self::Successor { words } => put_words(&mut packet, words)?,
-            Self::Take | Self::KillAll | Self::Done => {}
+            Self::Take | Self::KillAll | Self::Listen | Self::Done => {}
             Self::Left { running } => packet.extend(running.to_le_bytes()),
             Self::Spawned { pid, is_mapped } => {
                 packet.extend(pid.to_le_bytes());
@@ -266,6 +270,7 @@ impl Message {
             Self::Successor { .. } => 4,
             Self::Take => 5,
             Self::KillAll => 6,
+            Self::Listen => 7,
             Self::Left { .. } => 21,
             Self::Spawned { .. } => 16,
             Self::Failed { .. } => 17,
@@ -393,6 +398,7 @@ mod tests {
             },
             Message::Take,
             Message::KillAll,
+            Message::Listen,
             Message::Left { running: 3 },
             Message::Spawned {
                 pid: i32::MAX,

@@ -11,7 +11,7 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use crate::message::{FILES_MAX, Message};
-use crate::socket::{Packet, Socket};
+use crate::socket::{Listener, Packet, Socket};
 use crate::spawn::{self, Argv, NOT_EXECUTED, Spawn};
 use crate::state::{Effect, Event, State};
 
@@ -55,6 +55,7 @@ pub fn run(socket: OwnedFd) -> io::Result<()> {
         socket: Some(socket),
         state: State::default(),
         slot: Vec::new(),
+        listener: None,
         successor: None,
         successor_pid: None,
         leaving: Vec::new(),
@@ -70,14 +71,19 @@ pub fn run(socket: OwnedFd) -> io::Result<()> {
                 .iter()
                 .map(|socket| PollFd::new(socket.as_fd(), PollFlags::POLLIN)),
         );
+        // Others wait in its queue while a monitor is connected.
+        let listener = server.listener.iter().filter(|_| server.start_at.is_some());
+        polled.extend(listener.map(|listener| PollFd::new(listener.as_fd(), PollFlags::POLLIN)));
         match poll(&mut polled, server.timeout()) {
             Ok(_) | Err(nix::Error::EINTR) => {}
             Err(error) => return Err(error.into()),
         }
-        let has_packets = polled.get(1).is_some_and(|socket| socket.any().unwrap_or(true));
+        let is_ready = polled.get(1).is_some_and(|socket| socket.any().unwrap_or(true));
         // Packets first: a successor that has ended may have left some.
-        if has_packets {
+        if is_ready && server.socket.is_some() {
             server.serve();
+        } else if is_ready {
+            server.accept();
         }
         while ends.read_signal()?.is_some() {}
         server.collect();
@@ -99,6 +105,8 @@ struct Server {
     socket: Option<Socket>,
     state: State,
     slot: Vec<OwnedFd>,
+    /// The socket that a cell may connect to while no monitor is connected.
+    listener: Option<Listener>,
     successor: Option<Successor>,
     /// The latest successor, until it is reaped.
     successor_pid: Option<i32>,
@@ -126,6 +134,15 @@ impl Server {
             if served.is_err() {
                 return self.disconnect();
             }
+        }
+    }
+
+    /// Takes a cell that has connected as the monitor.
+    fn accept(&mut self) {
+        if let Some(socket) = self.listener.as_ref().and_then(Listener::accept) {
+            self.socket = Some(socket);
+            self.start_at = None;
+            self.dispatch(Event::Connected);
         }
     }
 
@@ -179,6 +196,17 @@ impl Server {
                 self.successor = Some(Successor { program, argv });
                 self.dispatch(Event::Successor);
                 self.send(request, &Message::Done, &[])
+            }
+            Message::Listen => {
+                let socket = files.pop().filter(|_| files.is_empty()).ok_or(Disconnect)?;
+                match Listener::new(socket) {
+                    Ok(listener) => {
+                        self.listener = Some(listener);
+                        self.dispatch(Event::Listening);
+                        self.send(request, &Message::Done, &[])
+                    }
+                    Err(error) => self.fail(request, &error),
+                }
             }
             Message::Reap { pid } if files.is_empty() => match self.dispatch(Event::Reap { pid }) {
                 Some(errno) => self.fail(request, &io::Error::from_raw_os_error(errno)),

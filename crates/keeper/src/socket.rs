@@ -1,20 +1,30 @@
 //! The socket between a monitor and a keeper: packets of bytes and descriptors, sent and received without
 //! waiting.
 
-use std::fs::File;
+use std::fs::{self, File, Permissions};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use libc::{c_int, c_void};
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, getsockopt, socketpair, sockopt};
+use nix::sys::socket::{
+    AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, getsockopt, listen, socket,
+    socketpair, sockopt,
+};
+use nix::unistd::geteuid;
 
 use crate::message::{FILES_MAX, PACKET_BYTES_MAX};
 
 /// Bytes of ancillary data that hold [`FILES_MAX`] descriptors and their header, in units of its alignment.
 const CONTROL_WORDS: usize = (FILES_MAX * size_of::<c_int>()).div_ceil(8) + 4;
+
+/// Connections that wait to be accepted at most.
+const CONNECTIONS_MAX: i32 = 8;
 
 /// A received packet.
 #[derive(Debug)]
@@ -40,6 +50,33 @@ impl Socket {
         let kind = SockType::SeqPacket;
         let (near, far) = socketpair(AddressFamily::Unix, kind, None, SockFlag::SOCK_CLOEXEC)?;
         Ok((Self(near), far))
+    }
+
+    /// Connects to a keeper's [`Listener`]. The keeper accepts the connection when its monitor is gone.
+    ///
+    /// # Errors
+    /// If no keeper listens there, or too many wait.
+    pub fn connect(path: &Path) -> io::Result<OwnedFd> {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let end = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
+        connect(end.as_raw_fd(), &UnixAddr::new(path)?)?;
+        Ok(end)
+    }
+
+    /// A socket at `path` that only this user may connect to, and that does not listen yet.
+    ///
+    /// # Errors
+    /// Those of `bind`: if the path exists or is too long.
+    pub fn bind(path: &Path) -> io::Result<OwnedFd> {
+        let end = socket(
+            AddressFamily::Unix,
+            SockType::SeqPacket,
+            SockFlag::SOCK_CLOEXEC,
+            None,
+        )?;
+        bind(end.as_raw_fd(), &UnixAddr::new(path)?)?;
+        fs::set_permissions(path, Permissions::from_mode(0o600))?;
+        Ok(end)
     }
 
     /// Takes over an end that another process made. Standard input is replaced by `/dev/null`.
@@ -192,6 +229,60 @@ impl Socket {
 }
 
 impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// A socket that cells connect to.
+#[derive(Debug)]
+pub struct Listener(OwnedFd);
+
+impl Listener {
+    /// Listens on a bound socket. To whoever connects, this process is the peer from now on.
+    ///
+    /// # Errors
+    /// If the descriptor is none of a bound `SOCK_SEQPACKET` socket.
+    pub fn new(socket: OwnedFd) -> io::Result<Self> {
+        if getsockopt(&socket, sockopt::SockType)? != SockType::SeqPacket {
+            return Err(io::Error::other("the descriptor is no packet socket"));
+        }
+        // A peer that is gone before it is accepted must not hold this process up.
+        let flags = OFlag::from_bits_retain(fcntl(&socket, FcntlArg::F_GETFL)?);
+        fcntl(&socket, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
+        listen(&socket, Backlog::new(CONNECTIONS_MAX)?)?;
+        Ok(Self(socket))
+    }
+
+    /// Accepts a connection of this user or of root, if there is one. Closes others'.
+    pub fn accept(&self) -> Option<Socket> {
+        loop {
+            // SAFETY: accepts a connection, without a place for the peer's address.
+            let accepted = unsafe {
+                libc::accept4(
+                    self.0.as_raw_fd(),
+                    std::ptr::null_mut(),
+                    std::ptr::null_mut(),
+                    libc::SOCK_CLOEXEC,
+                )
+            };
+            if accepted < 0 {
+                if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted {
+                    continue;
+                }
+                return None;
+            }
+            // SAFETY: just made, ours alone.
+            let socket = Socket(unsafe { OwnedFd::from_raw_fd(accepted) });
+            let peer = getsockopt(&socket.0, sockopt::PeerCredentials).ok()?.uid();
+            if peer == 0 || peer == geteuid().as_raw() {
+                return Some(socket);
+            }
+        }
+    }
+}
+
+impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }

@@ -13,6 +13,9 @@ pub const STARTS_WINDOW: Duration = Duration::from_secs(10);
 pub const START_DELAY_MIN: Duration = Duration::from_millis(50);
 /// The longest delay of a start.
 pub const START_DELAY_MAX: Duration = Duration::from_secs(1);
+/// Time that a cell has to connect when the monitor is gone, before the successor starts. A cell whose process
+/// has died starts again within it on an idle machine.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Children of a keeper at most, so that the reports of all their exits fit the socket of a new monitor.
 pub const CHILDREN_MAX: usize = 64;
 
@@ -56,6 +59,10 @@ pub enum Event {
         /// The time since the keeper's start.
         now: Duration,
     },
+    /// The monitor left a socket that a cell may connect to.
+    Listening,
+    /// A cell connected, and is the monitor now.
+    Connected,
     /// The successor was started, and is connected.
     SuccessorStarted,
     /// The successor could not be started.
@@ -82,7 +89,8 @@ pub enum Effect {
     },
     /// Refuses the request: with this number of an error.
     Refuse(i32),
-    /// Disconnects and ends the former monitor now, and starts the successor after a delay.
+    /// Disconnects and ends the former monitor now, and starts the successor after a delay. A cell may connect
+    /// until then.
     StartSuccessor {
         /// The delay.
         after: Duration,
@@ -128,6 +136,8 @@ pub struct State {
     slot: Slot,
     monitor: Monitor,
     has_successor: bool,
+    /// A cell may connect when the monitor is gone.
+    is_listening: bool,
     /// The times of the latest starts of successors. The last one may be still to come.
     starts: VecDeque<Duration>,
 }
@@ -139,6 +149,7 @@ impl Default for State {
             slot: Slot::Absent,
             monitor: Monitor::Connected,
             has_successor: false,
+            is_listening: false,
             starts: VecDeque::new(),
         }
     }
@@ -159,6 +170,10 @@ impl State {
                 self.has_successor = true;
                 Vec::new()
             }
+            Event::Listening => {
+                self.is_listening = true;
+                Vec::new()
+            }
             Event::KillAll => self.running().map(|pid| Effect::Kill { pid }).collect(),
             Event::Taken => self.reports().collect(),
             Event::MonitorGone { now } if self.monitor == Monitor::Connected => self.monitor_gone(now),
@@ -167,7 +182,16 @@ impl State {
                 self.monitor = Monitor::Connected;
                 Vec::new()
             }
-            Event::MonitorGone { .. } | Event::StartFailed { .. } | Event::SuccessorStarted => Vec::new(),
+            Event::Connected if self.monitor == Monitor::Starting => {
+                self.monitor = Monitor::Connected;
+                // There was none.
+                self.starts.pop_back();
+                Vec::new()
+            }
+            Event::MonitorGone { .. }
+            | Event::StartFailed { .. }
+            | Event::SuccessorStarted
+            | Event::Connected => Vec::new(),
         }
     }
 
@@ -248,7 +272,11 @@ impl State {
             self.starts.pop_front();
         }
         if self.has_slot() && self.has_successor && self.starts.len() < STARTS_MAX {
-            let after = start_delay(self.starts.len());
+            let delay = start_delay(self.starts.len());
+            let after = match self.is_listening {
+                true => delay.max(CONNECT_TIMEOUT),
+                false => delay,
+            };
             self.starts.push_back(now + after);
             self.monitor = Monitor::Starting;
             // It takes the slot, and then gets the reports.
@@ -448,6 +476,25 @@ mod tests {
         assert_eq!(delay(&mut state, gone(1)), Some(2 * START_DELAY_MIN));
     }
 
+    #[test]
+    fn cell_that_connects_in_time_is_the_monitor_and_no_start_is_counted() {
+        let mut state = after(&[WHOLE, Event::Successor, Event::Listening, Event::Started { pid: 7 }]);
+        assert_eq!(state.handle(Event::Connected), [], "a monitor is connected");
+        for second in 0..100 {
+            // The delay of the first start each time: the others were never made.
+            assert_eq!(delay(&mut state, gone(second)), Some(CONNECT_TIMEOUT));
+            assert_eq!(state.handle(Event::Connected), []);
+        }
+        assert_eq!(delay(&mut state, gone(100)), Some(CONNECT_TIMEOUT));
+        assert_eq!(state.handle(Event::SuccessorStarted), []);
+        assert_eq!(state.handle(Event::Exited { pid: 7, status: 9 }).len(), 1);
+        let mut ended = after(&[Event::Listening, Event::Started { pid: 7 }]);
+        assert_eq!(delay(&mut ended, gone(1)), None, "a cell can't have what nobody left");
+        assert_eq!(ended.handle(Event::Connected), []);
+        let last = [Effect::Reap { pid: 7 }, Effect::Exit];
+        assert_eq!(ended.handle(Event::Exited { pid: 7, status: 9 }), last);
+    }
+
     /// A generator of numbers that differ with the seed (xorshift64).
     struct Random(u64);
 
@@ -544,7 +591,10 @@ mod tests {
                     end: random.below(3) > 0,
                     files: random.below(3) as usize,
                 },
-                6 if !is_ending && !is_starting => Event::Successor,
+                6 if !is_ending && !is_starting => match random.below(3) {
+                    0 => Event::Listening,
+                    _ => Event::Successor,
+                },
                 6 if is_starting => Event::StartFailed {
                     now: Duration::from_secs(now),
                 },
@@ -572,7 +622,11 @@ mod tests {
             is_starting |= starts;
             if is_starting && random.below(2) == 0 {
                 is_starting = false;
-                assert_eq!(state.handle(Event::SuccessorStarted), []);
+                let next = match random.below(2) {
+                    0 => Event::Connected,
+                    _ => Event::SuccessorStarted,
+                };
+                assert_eq!(state.handle(next), []);
                 let reports = state.handle(Event::Taken);
                 check(&reports, &mut children, &mut is_ending, seed);
                 assert!(

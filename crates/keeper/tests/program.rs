@@ -459,6 +459,52 @@ fn exit_between_two_monitors_is_reported_to_the_second() {
 }
 
 #[test]
+fn cell_has_the_vm_from_the_end_of_its_monitor_until_it_lets_go() {
+    let test = "cell_has_the_vm_from_the_end_of_its_monitor_until_it_lets_go";
+    if let Some(directory) = directory_of("role=monitor") {
+        let keeper = keeper();
+        let running = sleeper(&keeper);
+        let script = format!("echo $PPID > {}/successor; exec sleep 2", directory.display());
+        keeper
+            .succeed_by(File::open("/bin/sh").unwrap().as_fd(), &["sh", "-c", &script])
+            .unwrap();
+        keeper.put(&[running.pidfd.as_fd()]).unwrap();
+        let socket = Socket::bind(&directory.join("keeper.sock")).unwrap();
+        keeper.listen(socket.as_fd()).unwrap();
+        let pids = format!("{} {}", keeper.pid(), running.pid);
+        write(&directory, "monitor", &pids);
+        wait_to_be_killed();
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let mut monitor = start_monitor(test, directory.path());
+    let [keeper, running] = read(directory.path(), "monitor");
+    let path = directory.path().join("keeper.sock");
+    let (first, second) = (Socket::connect(&path).unwrap(), Socket::connect(&path).unwrap());
+    let adopting = std::thread::spawn(|| Keeper::adopt(first).unwrap());
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(!adopting.is_finished(), "two monitors at once");
+    monitor.kill().unwrap();
+    monitor.wait().unwrap();
+    let (cell, slot) = adopting.join().unwrap();
+    assert_eq!((cell.pid(), slot.len()), (keeper, 1));
+    kill(running, libc::SIGKILL);
+    let killed = Exit::Status(libc::SIGKILL);
+    assert_eq!(wait_for(SOON, || cell.exit_of(running)), killed);
+    cell.release();
+    // The one that waited longer than the successor would have.
+    let (cell, _) = Keeper::adopt(second).unwrap();
+    assert_eq!(wait_for(SOON, || cell.exit_of(running)), killed);
+    cell.reap(running);
+    assert!(!directory.path().join("successor").exists());
+    cell.release();
+    // No other has connected.
+    assert_eq!(read(directory.path(), "successor"), [keeper]);
+    kill(keeper, libc::SIGKILL);
+    wait_for(SOON, || gone(keeper));
+    assert!(Socket::connect(&path).is_err());
+}
+
+#[test]
 fn successor_that_has_ended_counts_as_gone_though_another_process_has_its_socket() {
     let test = "successor_that_has_ended_counts_as_gone_though_another_process_has_its_socket";
     let script = "exec 9<&0; sleep 20 > /dev/null 2>&1 & echo x >> $starts";
