@@ -61,20 +61,6 @@ fn parent_of(pid: u32) -> Option<u32> {
     rest.split(' ').nth(1)?.parse().ok()
 }
 
-/// Processes of ours that this one has started.
-pub fn children(pid: u32) -> Vec<u32> {
-    let ours = processes().into_iter();
-    // One that has just ended has no parent any more.
-    ours.filter(|child| parent_of(*child) == Some(pid)).collect()
-}
-
-/// Processes beside shards that work for the cards of a monitor's VMs: each passt, and each frame filter.
-pub fn card_processes(monitor: u32) -> Vec<u32> {
-    let mut children = children(monitor);
-    children.retain(|pid| is_passt(*pid) || is_frame_filter(*pid));
-    children
-}
-
 /// Whether a process is a passt.
 pub fn is_passt(pid: u32) -> bool {
     describe(pid).contains("passt")

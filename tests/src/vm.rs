@@ -234,7 +234,13 @@ impl Vm {
         found.unwrap_or_else(|| panic!("no {device} in {known:#}"))["counters"].clone()
     }
 
-    /// The process of its monitor.
+    /// Its directory in the registry.
+    pub fn folder(&self) -> PathBuf {
+        let runtime = std::env::var("MIRRORBALL_RUNTIME").unwrap_or_else(|_| "/run/mirrorball".to_owned());
+        PathBuf::from(runtime).join("vms").join(&self.name)
+    }
+
+    /// The process that serves it: its monitor, or its cell's.
     #[track_caller]
     pub fn monitor(&self) -> u32 {
         self.pid_of("monitor_pid")
@@ -246,7 +252,17 @@ impl Vm {
         self.pid_of("keeper_pid")
     }
 
-    /// Kills its monitor, and waits for the next one. Returns how long that took.
+    /// Processes beside its shards that work for its cards: each passt, and each frame filter.
+    #[track_caller]
+    pub fn card_processes(&self) -> Vec<u32> {
+        let cards = self.inspect()["card_pids"].as_array().cloned().unwrap_or_default();
+        let pids = cards.iter().map(|pid| pid.as_u64().expect("a process number"));
+        pids.map(|pid| u32::try_from(pid).expect("a process number"))
+            .inspect(|pid| assert!(host::is_passt(*pid) || host::is_frame_filter(*pid), "{pid}"))
+            .collect()
+    }
+
+    /// Kills its monitor, or its cell's process, and waits for the next one. Returns how long that took.
     #[track_caller]
     pub fn kill_monitor(&self, limit: Duration) -> Duration {
         let before = self.monitor();

@@ -177,10 +177,9 @@ fn a_forwarded_udp_port_carries_datagrams_both_ways() {
 }
 
 /// What the VM's log says, in its runtime directory.
-fn shard_log(name: &str) -> String {
-    let runtime = std::env::var("MIRRORBALL_RUNTIME").unwrap_or_else(|_| "/run/mirrorball".to_owned());
-    let path = format!("{runtime}/vms/{name}/shard.log");
-    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
+fn shard_log(vm: &Vm) -> String {
+    let path = vm.folder().join("shard.log");
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
 fn has_carrier(vm: &Vm) -> bool {
@@ -193,7 +192,7 @@ fn a_frame_filter_that_is_killed_takes_its_card_down_and_no_more() {
     let before = Traces::now();
     let (vm, _) = user_vm("cut", "", &scratch);
     assert!(has_carrier(&vm));
-    let of_card = host::card_processes(vm.monitor());
+    let of_card = vm.card_processes();
     let filter = of_card.iter().find(|pid| host::is_frame_filter(**pid));
     host::kill9(*filter.expect("a frame filter"));
     // passt ends with its socket.
@@ -203,11 +202,11 @@ fn a_frame_filter_that_is_killed_takes_its_card_down_and_no_more() {
     });
     let line = "net0: the frame filter was ended by SIGKILL";
     wait::until("a line of the log", Duration::from_secs(20), || {
-        shard_log(vm.name()).contains(line).then_some(())
+        shard_log(&vm).contains(line).then_some(())
     });
     vm.reboot();
     net::lease(&vm, &scratch);
-    let renewed = host::card_processes(vm.monitor());
+    let renewed = vm.card_processes();
     assert_eq!(renewed.len(), 2, "{renewed:?}");
     // The end of the monitor and the keeper leaves nothing of a card, either.
     let (monitor, keeper) = (vm.monitor(), vm.keeper());

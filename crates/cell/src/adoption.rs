@@ -268,6 +268,11 @@ impl MonitorFiles {
         })
     }
 
+    /// Whether the VM has a place in a cell.
+    pub(crate) fn is_in_cell(&self) -> bool {
+        self.places.own.is_some() || !self.places.span.is_empty()
+    }
+
     /// Takes over the descriptors of a predecessor. `places` are the VM's from now on.
     ///
     /// # Errors

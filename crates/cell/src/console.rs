@@ -12,6 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use self::ring::Ring;
+use crate::socket::Served;
 
 /// What a new listener is shown of the past.
 const CONTEXT_BYTES: u64 = 16 << 10;
@@ -108,21 +109,15 @@ impl Console {
         self.0.more.notify_all();
     }
 
-    /// Serves listeners on `listener` until the process ends.
-    pub fn serve(&self, listener: UnixListener) -> io::Result<()> {
+    /// Serves listeners on `listener` until what this returns is dropped.
+    ///
+    /// # Errors
+    /// If the host has no threads or descriptors left.
+    pub(crate) fn serve(&self, listener: UnixListener) -> io::Result<Served> {
         let console = self.clone();
-        std::thread::Builder::new()
-            .name("console".into())
-            .spawn(move || {
-                for client in listener.incoming().flatten() {
-                    let console = console.clone();
-                    // A host without threads to spare loses this listener, not the VM.
-                    let _ = std::thread::Builder::new()
-                        .name("listener".into())
-                        .spawn(move || console.listener(client));
-                }
-            })?;
-        Ok(())
+        Served::begin(listener, ("console", "listener"), move |client| {
+            console.listener(client);
+        })
     }
 
     /// The last lines, made safe to print: no control characters but tabs.

@@ -10,6 +10,7 @@ use nix::sys::socket::{MsgFlags, recv};
 use registry::control::{Answer, LINE_BYTES_MAX, Request};
 
 use crate::handle::Handle;
+use crate::socket::Served;
 
 /// How long a client may take to say what it wants.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -17,21 +18,15 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// How often a client that waits is looked at.
 const WAIT_SLICE: Duration = Duration::from_secs(1);
 
-/// Serves requests for `vm` until the process ends. `balloon_max` is what the VM's balloon can take, if it has one.
-pub fn serve(listener: UnixListener, vm: Handle, balloon_max: Option<Size>) -> io::Result<()> {
-    std::thread::Builder::new()
-        .name("control".into())
-        .spawn(move || {
-            for client in listener.incoming().flatten() {
-                let vm = vm.clone();
-                // A host without threads to spare loses this client, not the VM.
-                let _ = std::thread::Builder::new().name("request".into()).spawn(move || {
-                    // A client that is gone needs no answer.
-                    let _ = one(client, &vm, balloon_max);
-                });
-            }
-        })?;
-    Ok(())
+/// Serves requests for `vm` until what this returns is dropped. `balloon_max` is what the VM's balloon can take, if it has one.
+///
+/// # Errors
+/// If the host has no threads or descriptors left.
+pub(crate) fn serve(listener: UnixListener, vm: Handle, balloon_max: Option<Size>) -> io::Result<Served> {
+    Served::begin(listener, ("control", "request"), move |client| {
+        // A client that is gone needs no answer.
+        let _ = one(client, &vm, balloon_max);
+    })
 }
 
 fn one(mut client: UnixStream, vm: &Handle, balloon_max: Option<Size>) -> io::Result<()> {

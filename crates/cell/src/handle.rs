@@ -259,6 +259,21 @@ impl Handle {
         }
     }
 
+    /// The VM runs, its client was told so, and its keeper has what another process needs to go on with it.
+    pub(crate) fn set_left(&self) {
+        self.state().is_left = true;
+        self.changed();
+    }
+
+    /// Waits until another process can go on with the VM. Returns false when the VM has ended.
+    pub(crate) fn wait_until_left(&self) -> bool {
+        let mut state = self.state();
+        while !state.is_left && !state.over {
+            state = self.0.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        !state.over
+    }
+
     /// Waits until the VM has ended, for `limit` at most. Returns whether it has.
     pub fn wait_over(&self, limit: Duration) -> bool {
         self.wait(limit, |state| state.over).over
@@ -326,6 +341,11 @@ impl Handle {
         self.state().over = true;
         self.0.changed.notify_all();
         self.0.console.close();
+    }
+
+    /// Whether the VM has ended.
+    pub(crate) fn is_over(&self) -> bool {
+        self.state().over
     }
 
     /// Notes that a client waits for an answer.

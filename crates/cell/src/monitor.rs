@@ -1,14 +1,17 @@
-//! The monitor's process: a cell of its own for the VMs of one `mirrorball run`.
+//! The monitor's process: it starts the VMs of one `mirrorball run`, and serves them unless they are in cells.
 //!
-//! It outlives the command that started it only when that command says so: the command holds a *lease*, one end of a
+//! VMs outlive the command that started them only when that command says so: the command holds a *lease*, one end of a
 //! socket. When the lease ends without [`LeaseOrder::Detach`] (the command was killed, its terminal went away), the VMs
 //! end.
 //!
-//! When the monitor dies, VMs on one host run on. The keeper of each starts a successor ([`adopt`]), a monitor of that VM
-//! alone, which has the same lease. No monitor takes the client's order to detach out of the lease's socket, so each
-//! successor finds it there. VMs on several hosts end with their monitor.
+//! A VM in a cell is served by the cell's process, which adopts it once it runs; then the monitor ends ([`hand_over`]).
+//! When a process that serves VMs dies, its VMs on one host run on. The cell's next process adopts those of a cell. The keeper
+//! of any other starts a successor ([`adopt`]), a monitor of that VM alone; it hands the VM over to its cell as soon as
+//! there is one. All have the same lease. None takes the client's order to detach out of the lease's socket, so each next one
+//! finds it there. VMs on several hosts end with their monitor.
 
 mod adopt;
+mod hand_over;
 mod lease;
 
 use std::collections::HashMap;
@@ -33,6 +36,7 @@ use shard_api::chain::chain;
 use shard_api::launch::Ending;
 
 pub use self::adopt::adopt;
+pub(crate) use self::adopt::adopt_for_cell;
 use self::lease::{Lease, first_line, hold, tell};
 use crate::adoption::{MonitorFiles, Places};
 use crate::cluster::tenure::{self, Tenure, TenureHandle};
@@ -43,7 +47,7 @@ use crate::programs::{ProgramError, Programs};
 use crate::recorder::Recording;
 use crate::share_group::Claims;
 use crate::snapshot::directory::Directory;
-use crate::socket::bind;
+use crate::socket::{Served, bind};
 use crate::spanning::Span;
 use crate::vm::{self, Adopted, Vm};
 use crate::{control, ending, open, snapshot};
@@ -137,19 +141,20 @@ pub fn run(
         })?);
     }
     let answering: Vec<Handle> = handles.values().cloned().collect();
+    let mut recorded = None;
     if let (Some(directory), Some(first)) = (recorder, answering.first().cloned()) {
-        // One of several that started alike says it for all. It never holds up the monitor's end.
-        std::thread::Builder::new()
-            .name("recorder".into())
-            .spawn(move || {
-                std::thread::sleep(RECORD_AFTER);
-                // Without it the next restore is slower, no more.
-                let _ = first
-                    .touched()
-                    .and_then(|runs| snapshot::record(&directory, &runs));
-            })?;
+        // One of several that started alike says it for all. It never holds up the end of the VMs.
+        let record = move || {
+            std::thread::sleep(RECORD_AFTER);
+            // Without it the next restore is slower, no more.
+            let _ = first
+                .touched()
+                .and_then(|runs| snapshot::record(&directory, &runs));
+        };
+        recorded = Some(std::thread::Builder::new().name("recorder".into()).spawn(record)?);
     }
     hold(&lease, answering.clone())?;
+    hand_over::begin(answering.clone(), recorded)?;
     for thread in threads {
         // A thread that panicked has dropped its entry and lost its shard.
         let _ = thread.join();
@@ -246,7 +251,7 @@ fn one(
         monitor,
         paused_us: frozen.map(|frozen| frozen.paused_us),
     };
-    begun
+    let _served = begun
         .serve(handle, spec)
         .map_err(|error| format!("the VM's sockets: {error}"))?;
     tell(
@@ -275,11 +280,12 @@ struct Begun<'a> {
 }
 
 impl Begun<'_> {
-    /// Serves console and controls.
-    fn serve(&self, handle: &Handle, spec: &VmSpec) -> io::Result<()> {
-        handle.console().serve(self.monitor.console.try_clone()?)?;
+    /// Serves console and controls until what this returns is dropped.
+    fn serve(&self, handle: &Handle, spec: &VmSpec) -> io::Result<[Served; 2]> {
+        let console = handle.console().serve(self.monitor.console.try_clone()?)?;
         let balloon_max = spec.has_balloon().then_some(spec.memory);
-        control::serve(self.monitor.control.try_clone()?, handle.clone(), balloon_max)
+        let control = control::serve(self.monitor.control.try_clone()?, handle.clone(), balloon_max)?;
+        Ok([console, control])
     }
 
     fn vm<'b>(&'b self, programs: &'b Programs, handle: &'b Handle) -> Vm<'b> {
@@ -376,6 +382,9 @@ impl Begun<'_> {
                 paused_us: self.paused_us,
             },
         );
+        if booted.is_left {
+            handle.set_left();
+        }
     }
 }
 

@@ -5,7 +5,7 @@
 
 mod adopted;
 mod boot;
-mod keeper;
+pub(crate) mod keeper;
 
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
@@ -113,6 +113,8 @@ pub struct Booted<'a> {
     pub sandbox_notes: &'a [String],
     /// The kernel's marks of the VM's cores, one for each shard; none without core scheduling.
     pub core_cookies: &'a [u64],
+    /// Its keeper has what another process needs to go on with it.
+    pub is_left: bool,
 }
 
 /// A VM as its monitor runs it.

@@ -107,7 +107,7 @@ impl Lease {
 /// Disables transparent huge pages for this process and the monitor it starts. With them, a thread's stack
 /// may lie so that its first 12 KiB cost 2 MiB. The shard enables them again for itself, as its guest's
 /// memory profits.
-fn keep_stacks_small() {
+pub fn keep_stacks_small() {
     // SAFETY: sets a flag of this process's memory. If a kernel refuses it, more memory is used.
     unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
 }

@@ -309,6 +309,18 @@ impl Registry {
         })
     }
 
+    /// The directory of a VM with this name, which may not be there.
+    ///
+    /// # Errors
+    /// If no VM can have the name.
+    pub fn folder_of(&self, name: &str) -> io::Result<PathBuf> {
+        let mut parts = Path::new(name).components();
+        match (parts.next(), parts.next()) {
+            (Some(std::path::Component::Normal(part)), None) if part == name => Ok(self.vms.join(name)),
+            _ => Err(io::Error::other(format!("{name:?} is no VM's name"))),
+        }
+    }
+
     /// Serialises changes of the directory between processes.
     fn guard(&self) -> io::Result<Flock<File>> {
         let path = self.vms.join(GUARD);

@@ -47,7 +47,7 @@ fn a_vm_ends_with_its_home() {
 }
 
 #[test]
-fn a_vm_over_two_cells_runs_on_while_its_monitors_are_killed() {
+fn a_vm_over_two_cells_runs_on_while_its_home_cell_is_killed() {
     let scratch = Scratch::new("heirs");
     let before = Traces::now();
     let cluster = Cluster::up(&scratch);
@@ -91,7 +91,7 @@ fn a_vm_over_two_cells_runs_on_while_its_monitors_are_killed() {
     host::wait_gone(&shards, SOON);
     cells_are_empty(&cluster);
     drop((vm, cluster));
-    before.expect_unchanged("the death of a part after those of monitors");
+    before.expect_unchanged("the death of a part after those of its home cell");
 }
 
 #[test]

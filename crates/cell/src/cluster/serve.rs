@@ -1,5 +1,6 @@
 //! The process of one cell: everything that happens comes as an event to one thread, which owns the state.
 
+mod adoptions;
 mod calls;
 mod clients;
 mod elsewhere;
@@ -17,8 +18,11 @@ use hostinfo::known;
 use protocol::CellId;
 use registry::cluster::files::{CellFiles, Files};
 use registry::cluster::interface::{Answer, Ask};
+use registry::lease::keep_stacks_small;
+use shard_api::Platform;
 use urpc::host::measure_block_ns;
 
+use self::adoptions::Adoptions;
 use self::elsewhere::Elsewhere;
 use super::contacts::{Contacts, Parted, Verdict};
 use super::hosts::Hosts;
@@ -28,6 +32,7 @@ use super::link::{Calling, Link, Sending};
 use super::membership::{Membership, News};
 use super::routes::Ways;
 use super::state::{Act, Awaited, CellMessage, Client, State};
+use crate::monitor::raise_file_limit;
 use crate::socket::bind;
 
 enum Event {
@@ -53,11 +58,13 @@ enum Event {
     Changed(News),
 }
 
-/// Is the cell until it is told to end.
+/// Is the cell until it is told to end. `platform` is asked for what only KVM knows of the cell's VMs.
 ///
 /// # Errors
 /// If the cell runs already, there is no such cell, or its sockets can't be made.
-pub fn serve(number: u16) -> io::Result<()> {
+pub fn serve(number: u16, platform: Platform) -> io::Result<()> {
+    raise_file_limit()?;
+    keep_stacks_small();
     let files = Files::open()?;
     let own = files.cell(number);
     let plan = files.plan()?.into_iter().find(|cell| cell.number == number);
@@ -99,12 +106,19 @@ pub fn serve(number: u16) -> io::Result<()> {
         own,
         files,
         state,
+        adoptions: Adoptions::new(number, platform),
         contacts: Contacts::new(others),
         clients: BTreeMap::new(),
         elsewhere,
         ticking: false,
         events,
     };
+    let adoptions = cell.adoptions.clone();
+    std::thread::Builder::new().name("adoptions".into()).spawn(move || {
+        if let Err(error) = adoptions.begin_all() {
+            eprintln!("cell {number}: its VMs are not adopted: {error}");
+        }
+    })?;
     eprintln!("cell {me}: runs");
     for event in happened {
         match cell.take(event) {
@@ -130,6 +144,7 @@ struct Cell {
     own: CellFiles,
     files: Files,
     state: State,
+    adoptions: Adoptions,
     contacts: Contacts<Sending>,
     clients: BTreeMap<Client, UnixStream>,
     /// The cells of other hosts.
@@ -307,6 +322,15 @@ impl Cell {
                         }
                     }
                     Act::Answer(client, answer) => self.answer(client, &answer),
+                    Act::Adopt(client, name, again) => {
+                        let answer = match self.adoptions.begin(&name, again) {
+                            Ok(()) => Answer::Done,
+                            Err(error) => Answer::Refused {
+                                why: format!("{name}: {error}"),
+                            },
+                        };
+                        self.answer(client, &answer);
+                    }
                     Act::End => return true,
                 }
             }

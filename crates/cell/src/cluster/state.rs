@@ -71,6 +71,8 @@ pub enum Act {
     Send(CellId, CellMessage),
     /// Answer a client.
     Answer(Client, Answer),
+    /// Serve a VM of this cell, and answer the client that asks for it; also one that was set aside, if this says so.
+    Adopt(Client, String, bool),
     /// End the process.
     End,
 }
@@ -266,11 +268,21 @@ impl State {
         match ask {
             Ask::Host(host) => self.host(client, host),
             Ask::Leave { name } => self.leave(client, &name),
+            Ask::Adopt { name, again } => vec![self.adopt(client, name, again)],
             Ask::Lend { to, bytes } => self.lend(client, to, bytes),
             Ask::Reclaim { from, bytes } => self.reclaim(client, from, bytes),
             Ask::Status => vec![Act::Answer(client, Answer::Status(self.status()))],
             Ask::End => vec![Act::Answer(client, Answer::Done), Act::End],
         }
+    }
+
+    /// The process that serves a VM wants to hand it over.
+    fn adopt(&self, client: Client, name: String, again: bool) -> Act {
+        if self.tenants.contains_key(&name) {
+            return Act::Adopt(client, name, again);
+        }
+        let why = format!("VM {name} has no place in cell {}", self.me.number);
+        Act::Answer(client, Answer::Refused { why })
     }
 
     /// A client's connection has ended, and with it its VM.

@@ -30,6 +30,8 @@ pub(crate) struct State {
     pub(super) status: Option<Result<Value, String>>,
     /// When the home was asked for its status, and by which order, if it has not answered yet.
     pub(super) status_asked: Option<(Instant, OrderId)>,
+    /// The VM has run, its client was told so, and its keeper has what another process needs to go on with it.
+    pub(super) is_left: bool,
     /// No shard starts any more.
     pub(super) over: bool,
     /// Somebody wants the end: a reboot ends it too.

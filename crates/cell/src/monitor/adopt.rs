@@ -1,20 +1,21 @@
-//! A monitor that goes on with the VM of another that has died.
+//! A process that goes on with a VM where another was that has ended: a monitor, or the process of the VM's cell.
 
 use std::fmt::Display;
 use std::fs::OpenOptions;
 use std::io::{self, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use keeper::client::Keeper;
+use nix::sys::socket::{Shutdown, shutdown};
 use registry::monitor::Event;
 use registry::vms::{self, Entry, Record, State};
 use shard_api::Platform;
 
-use super::lease::{hold, tell};
-use super::{Begun, raise_file_limit, unix_now};
+use super::lease::{Lease, hold, hold_one, tell};
+use super::{Begun, hand_over, raise_file_limit, unix_now};
 use crate::adoption::{AdoptionRecord, LeftBoot, MonitorFiles, Places, adopt_programs};
 use crate::cluster::tenure::Tenure;
 use crate::handle::Handle;
@@ -33,35 +34,84 @@ pub fn adopt(keeper: OwnedFd, platform: Platform) -> io::Result<()> {
     raise_file_limit()?;
     let (keeper, files) = Keeper::adopt(keeper)?;
     let read = LeftFiles::read::<AdoptionRecord>(files);
-    let (record, mut files) = read.unwrap_or_else(|error| give_up(None, &error));
+    let (record, files) = read.unwrap_or_else(|error| Adopter::Monitor.give_up(None, &error));
+    let is_served = |lease: &Lease, handle: Handle| {
+        hold(lease, vec![handle.clone()])?;
+        hand_over::begin(vec![handle], None)
+    };
+    go_on(keeper, record, files, platform, &Adopter::Monitor, is_served);
+    Ok(())
+}
+
+/// Goes on with a VM of a cell in this process, which is the cell's; returns when the VM has ended. `keeper` is a connection to
+/// its keeper, which waits until the process on ends that serves it now, for 20 s at most. `served` is called when this one does.
+///
+/// # Errors
+/// If that process does not end in time, or the keeper has nothing that it left to a program of this version. The keeper has a
+/// monitor serve the VM then.
+pub(crate) fn adopt_for_cell(
+    keeper: OwnedFd,
+    platform: Platform,
+    served: impl FnOnce(),
+) -> io::Result<()> {
+    let connection = keeper.try_clone()?;
+    let (keeper, files) = Keeper::adopt(keeper)?;
+    let (record, files) = match LeftFiles::read::<AdoptionRecord>(files) {
+        Ok(read) => read,
+        Err(error) => {
+            keeper.release();
+            return Err(error);
+        }
+    };
+    let is_served = |lease: &Lease, handle: Handle| {
+        hold_one(lease, handle)?;
+        served();
+        Ok(())
+    };
+    go_on(keeper, record, files, platform, &Adopter::Cell(connection), is_served);
+    Ok(())
+}
+
+/// Goes on with the VM that was left so, for its client and as `is_served` does, until it has ended.
+fn go_on(
+    keeper: Keeper,
+    record: AdoptionRecord,
+    mut files: LeftFiles,
+    platform: Platform,
+    adopter: &Adopter,
+    is_served: impl FnOnce(&Lease, Handle) -> io::Result<()>,
+) {
     let files = &mut files;
     let (left, left_places, boot) = (record.monitor, record.places, record.boot);
     let folder = left.folder.clone();
-    // A value that is dropped on an error would end the VM, which the next successor may be able to take over.
-    let programs = adopt_programs(&left, files).or_give_up(&folder);
+    // A value that is dropped on an error would end the VM, which the next process may be able to take over.
+    let attempt = &Attempt {
+        adopter,
+        folder: &folder,
+    };
+    let programs = attempt.ok(adopt_programs(&left, files));
     let tenure = left_places.own.map(|place| Tenure::adopt(place, files));
-    let tenure = tenure.transpose().or_give_up(&folder);
+    let tenure = attempt.ok(tenure.transpose());
     let span = (!left_places.span.is_empty()).then(|| Span::adopt(left_places.span, files, platform));
-    let span = span.transpose().or_give_up(&folder);
+    let span = attempt.ok(span.transpose());
     let places = Places {
         own: tenure.as_ref().map(Tenure::handle),
         span: span.as_ref().map_or_else(Vec::new, Span::handles),
     };
-    let own = MonitorFiles::adopt(&left, places, files).or_give_up(&folder);
-    let about = vms::read(&folder).or_give_up(&folder);
+    let own = attempt.ok(MonitorFiles::adopt(&left, places, files));
+    let about = attempt.ok(vms::read(&folder));
     let name = about.name.clone();
     let spec = about.spec.clone();
-    let opened = Opened::adopt(record.opened, files, spec, &name, &programs.shard);
-    let opened = opened.or_give_up(&folder);
+    let opened = attempt.ok(Opened::adopt(record.opened, files, spec, &name, &programs.shard));
     let keeper = Arc::new(keeper);
     let mut adopted = match boot {
         Some(boot) => {
             let boot = take_boot(boot, files, &keeper, (&programs, &opened), &about);
-            Adopted::Boot(boot.or_give_up(&folder))
+            Adopted::Boot(attempt.ok(boot))
         }
         None => {
             // The predecessor may have started the next one, and died before that ran.
-            keeper.kill_all().or_give_up(&folder);
+            attempt.ok(keeper.kill_all());
             keeper.reap_all();
             Adopted::Between(keeper.clone())
         }
@@ -83,7 +133,7 @@ pub fn adopt(keeper: OwnedFd, platform: Platform) -> io::Result<()> {
     let kept = files
         .take(left.kept)
         .and_then(|kept| handle.console().adopt(kept));
-    kept.or_give_up(&folder);
+    attempt.ok(kept);
     let lock = own.entry.try_clone();
     let entry = lock.and_then(|lock| Entry::adopt(folder.clone(), lock.into()));
     let running = Event::Running {
@@ -92,28 +142,29 @@ pub fn adopt(keeper: OwnedFd, platform: Platform) -> io::Result<()> {
         keeps_writes: opened.keeps_writes,
         paused_us: None,
     };
-    let lease = Arc::new(Mutex::new(own.lease.try_clone().or_give_up(&folder)));
+    let lease = Arc::new(Mutex::new(attempt.ok(own.lease.try_clone())));
     let ran = since(about.started_unix_s);
-    let recording = handle.recorder().begin(entry.or_give_up(&folder), about);
+    let recording = handle.recorder().begin(attempt.ok(entry), about);
     let begun = Begun {
         name: &name,
         start: Instant::now().checked_sub(ran).unwrap_or_else(Instant::now),
         tenure,
         span,
-        recording: recording.or_give_up(&folder),
+        recording: attempt.ok(recording),
         monitor: own,
         paused_us: None,
     };
     if let Adopted::Boot(boot) = &mut adopted {
         // Before a client's order reaches the shard: a next successor must not number its own like this one's.
         let began = boot.begin(begun.vm(&programs, &handle), &opened);
-        began.or_give_up(&folder);
+        attempt.ok(began);
     }
-    hold(&lease, vec![handle.clone()]).or_give_up(&folder);
-    begun.serve(&handle, &opened.spec).or_give_up(&folder);
+    let _served = attempt.ok(begun.serve(&handle, &opened.spec));
+    attempt.ok(is_served(&lease, handle.clone()));
     if runs.is_some() {
         // The predecessor may have died before it told the client.
         tell(&lease, &running);
+        handle.set_left();
     }
     if let Err(why) = begun.run(opened, Some(adopted), &programs, &handle, &lease) {
         let name = name.clone();
@@ -121,7 +172,6 @@ pub fn adopt(keeper: OwnedFd, platform: Platform) -> io::Result<()> {
     }
     handle.over();
     handle.all_answered();
-    Ok(())
 }
 
 /// Takes over the boot of the VM `about`, which is `opened` and started by `programs`.
@@ -156,27 +206,50 @@ fn take_boot(
     })
 }
 
-/// A result without which the VM can't be taken over.
-trait OrGiveUp<T> {
-    /// The value. An error ends this process and nothing else: no value is dropped, since some end the VM. The keeper starts
-    /// another successor. The reason is in the log of the VM, whose directory is `folder`.
-    fn or_give_up(self, folder: &Path) -> T;
+/// What takes a VM over.
+enum Adopter {
+    /// A process for this VM alone.
+    Monitor,
+    /// The process of a cell, by this connection to the VM's keeper.
+    Cell(OwnedFd),
 }
 
-impl<T, E: Display> OrGiveUp<T> for Result<T, E> {
-    fn or_give_up(self, folder: &Path) -> T {
-        self.unwrap_or_else(|error| give_up(Some(folder), &error))
+/// A VM that is being taken over.
+struct Attempt<'a> {
+    adopter: &'a Adopter,
+    /// The VM's directory.
+    folder: &'a Path,
+}
+
+impl Attempt<'_> {
+    /// The value of a result without which the VM can't be taken over. On an error this never returns, since some values end the VM
+    /// when they are dropped.
+    fn ok<T, E: Display>(&self, result: Result<T, E>) -> T {
+        result.unwrap_or_else(|error| self.adopter.give_up(Some(self.folder), &error))
     }
 }
 
-fn give_up(folder: Option<&Path>, error: &dyn Display) -> ! {
-    if let Some(folder) = folder {
-        let log = OpenOptions::new().append(true).open(folder.join(HOME_LOG));
-        // Without a log nobody learns the reason, and the VM runs on all the same.
-        let _ = log.and_then(|mut log| writeln!(log, "monitor: the VM cannot be taken over: {error}"));
+impl Adopter {
+    /// Leaves the VM, whose directory is `folder`, to a monitor that its keeper starts. A monitor ends. In a cell's process this
+    /// thread stays with what it has taken, until that process ends. The reason is in the VM's log.
+    fn give_up(&self, folder: Option<&Path>, error: &dyn Display) -> ! {
+        if let Some(folder) = folder {
+            let log = OpenOptions::new().append(true).open(folder.join(HOME_LOG));
+            // Without a log nobody learns the reason, and the VM runs on all the same.
+            let _ =
+                log.and_then(|mut log| writeln!(log, "monitor: the VM cannot be taken over: {error}"));
+        }
+        match self {
+            // SAFETY: ends the process; no destructor runs, and none is needed.
+            Self::Monitor => unsafe { libc::_exit(1) },
+            Self::Cell(keeper) => {
+                let _ = shutdown(keeper.as_raw_fd(), Shutdown::Both);
+                loop {
+                    std::thread::park();
+                }
+            }
+        }
     }
-    // SAFETY: ends the process; no destructor runs, and none is needed.
-    unsafe { libc::_exit(1) }
 }
 
 /// The time since a second of the clock of the world.

@@ -83,11 +83,21 @@ fn termination() -> io::Result<OwnedFd> {
 /// Waits on a thread of its own, and ends the VMs when their client is gone that has not detached, or when this process is asked
 /// to end.
 pub(super) fn hold(lease: &Lease, handles: Vec<Handle>) -> io::Result<()> {
+    hold_until(lease, handles, Some(termination()?))
+}
+
+/// Waits on a thread of its own, and ends the VM when its client is gone that has not detached. VMs of other clients stay.
+pub(super) fn hold_one(lease: &Lease, handle: Handle) -> io::Result<()> {
+    hold_until(lease, vec![handle], None)
+}
+
+fn hold_until(lease: &Lease, handles: Vec<Handle>, asked: Option<OwnedFd>) -> io::Result<()> {
     let lease = lease.lock().unwrap_or_else(PoisonError::into_inner).try_clone()?;
-    let asked = termination()?;
     let hold = move || {
         // A kernel that refuses to wait leaves no other way to end the VMs with their client.
-        let _ = wait(&lease, &asked);
+        if wait(&lease, asked.as_ref()) == Ok(Over::Lease) {
+            return;
+        }
         std::thread::scope(|scope| {
             for handle in &handles {
                 scope.spawn(|| handle.kill());
@@ -100,25 +110,40 @@ pub(super) fn hold(lease: &Lease, handles: Vec<Handle>) -> io::Result<()> {
         .map(drop)
 }
 
-/// Returns when the VMs are to end. What the client has said stays in the socket, for each successor of this process.
-fn wait(lease: &UnixStream, asked: &impl AsFd) -> nix::Result<()> {
+/// The end of a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Over {
+    /// The VMs are to end.
+    Vms,
+    /// The client has detached, and nothing else is waited for.
+    Lease,
+}
+
+/// Waits for the end of the client that has not detached, or until this process is `asked` to end. What the client has said stays
+/// in the socket, for each successor of this process.
+fn wait(lease: &UnixStream, asked: Option<&impl AsFd>) -> nix::Result<Over> {
     let (mut is_detached, mut partial_polls) = (false, 0);
     loop {
-        let mut files = vec![PollFd::new(asked.as_fd(), PollFlags::POLLIN)];
+        let mut files: Vec<_> = asked
+            .iter()
+            .map(|asked| PollFd::new(asked.as_fd(), PollFlags::POLLIN))
+            .collect();
         if !is_detached {
             files.push(PollFd::new(lease.as_fd(), PollFlags::POLLIN));
+        } else if files.is_empty() {
+            return Ok(Over::Lease);
         }
         match poll(&mut files, PollTimeout::NONE) {
             Err(Errno::EINTR) => continue,
             other => other.map(drop)?,
         }
-        if files[0].any().unwrap_or(true) {
-            return Ok(());
+        if asked.is_some() && files[0].any().unwrap_or(true) {
+            return Ok(Over::Vms);
         }
         match word(lease) {
             Word::Detach => is_detached = true,
-            Word::None => return Ok(()),
-            Word::Partial if partial_polls == DETACH_POLLS_MAX => return Ok(()),
+            Word::None => return Ok(Over::Vms),
+            Word::Partial if partial_polls == DETACH_POLLS_MAX => return Ok(Over::Vms),
             Word::Partial => {
                 partial_polls += 1;
                 std::thread::sleep(DETACH_POLL_INTERVAL);
@@ -172,7 +197,7 @@ mod tests {
         // One that is never asked to end.
         let (_asks, signals) = UnixStream::pair().unwrap();
         let lease = lease.try_clone().unwrap();
-        let waiting = std::thread::spawn(move || wait(&lease, &signals));
+        let waiting = std::thread::spawn(move || wait(&lease, Some(&signals)));
         std::thread::sleep(Duration::from_millis(100));
         waiting.is_finished()
     }
@@ -213,8 +238,21 @@ mod tests {
     fn process_that_is_asked_to_end_ends_its_vms_though_their_client_has_detached() {
         let (_client, lease) = UnixStream::pair().unwrap();
         let (mut asks, signals) = UnixStream::pair().unwrap();
-        let waiting = std::thread::spawn(move || wait(&lease, &signals));
+        let waiting = std::thread::spawn(move || wait(&lease, Some(&signals)));
         asks.write_all(b"x").unwrap();
-        waiting.join().unwrap().unwrap();
+        assert_eq!(waiting.join().unwrap(), Ok(Over::Vms));
+    }
+
+    #[test]
+    fn wait_of_a_process_with_other_vms_is_over_when_the_client_detaches_or_is_gone() {
+        let wait = |lease| std::thread::spawn(move || wait(&lease, None::<&UnixStream>));
+        let (mut client, lease) = UnixStream::pair().unwrap();
+        let waiting = wait(lease);
+        client.write_all(b"\"detach\"\n").unwrap();
+        assert_eq!(waiting.join().unwrap(), Ok(Over::Lease));
+        let (client, lease) = UnixStream::pair().unwrap();
+        let waiting = wait(lease);
+        drop(client);
+        assert_eq!(waiting.join().unwrap(), Ok(Over::Vms));
     }
 }

@@ -284,6 +284,7 @@ impl RunningBoot<'_> {
         };
         // Before the client hears that the VM runs, and lets it outlive this process.
         let left = self.vm.monitor.map(|monitor| monitor.leave(&what, self.keeper));
+        let is_left = matches!(left, Some(Ok(())));
         if let Some(Err(error)) = left {
             let line =
                 format!("the VM will end with this process, which can't leave it to a successor: {error}");
@@ -299,6 +300,7 @@ impl RunningBoot<'_> {
             sandbox_missing: &missing,
             sandbox_notes: &notes,
             core_cookies: &prepared.cookies,
+            is_left,
         }));
         // An order to end that came before could not reach the shard.
         if handle.state().is_to_end() {

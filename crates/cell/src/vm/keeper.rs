@@ -5,8 +5,13 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use keeper::client::Keeper;
+use keeper::socket::Socket;
 
 use super::{RunError, Vm};
+use crate::adoption::MonitorFiles;
+
+/// The socket in a VM's directory that its cell connects to.
+pub(crate) const KEEPER_SOCKET: &str = "keeper.sock";
 
 /// The keeper of a VM, through its reboots.
 pub(super) struct VmKeeper(pub(super) Option<Arc<Keeper>>);
@@ -21,6 +26,12 @@ impl VmKeeper {
         if vm.monitor.is_some() {
             let command = File::open("/proc/self/exe")?;
             keeper.succeed_by(command.as_fd(), &["mirrorball", "adopt"])?;
+        }
+        if vm.monitor.is_some_and(MonitorFiles::is_in_cell) {
+            let path = vm.folder.join(KEEPER_SOCKET);
+            // That of a keeper that was killed.
+            let _ = std::fs::remove_file(&path);
+            keeper.listen(Socket::bind(&path)?.as_fd())?;
         }
         Ok(self.0.insert(Arc::new(keeper)).clone())
     }

@@ -18,6 +18,7 @@ use miette::{IntoDiagnostic, Result, miette};
 use registry::cluster::client::{self, Connection};
 use registry::cluster::files::Files;
 use registry::cluster::interface::{Answer, Ask, CellStatus, PART_MARK, Part, Status};
+use registry::vms::{self, Record, Registry};
 use urpc::tls::Identity;
 
 use super::place::{Demand, LabChoice, enter_lab, in_lab};
@@ -73,6 +74,11 @@ pub enum ClusterCommand {
     Lend(Loan),
     /// Have back what was lent, as far as no VM uses it
     Reclaim(Loan),
+    /// Have a VM's cell serve it, though the cell has set it aside
+    Adopt {
+        /// The VM
+        vm: String,
+    },
     /// End the cells
     Down {
         /// Let VMs run on, alone; they join the cluster again when it is up again
@@ -114,6 +120,7 @@ pub fn cluster(command: &ClusterCommand) -> Result<ExitCode> {
             let (from, bytes) = (loan.from, loan.size.0);
             ask_lender(loan.to, &Ask::Reclaim { from, bytes })
         }
+        ClusterCommand::Adopt { vm } => adopt(vm),
         ClusterCommand::Down { leave } => down(*leave),
     }
 }
@@ -316,8 +323,70 @@ fn status(json: bool) -> Result<ExitCode> {
         if let Some(site) = &site {
             keys::print_fingerprints(&site.keys, [&site.here[..]]);
         }
+        print_those_without_cell(&status)?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Prints the VMs of cells that monitors serve, since the cell's process is gone, has set the VM aside, or has just started.
+fn print_those_without_cell(status: &Status) -> Result<()> {
+    for record in Registry::open().into_diagnostic()?.list().into_diagnostic()? {
+        let Some(number) = record.cell else { continue };
+        let cell = status.cells.iter().find(|cell| cell.plan.number == number);
+        let is_served = cell.is_some_and(|cell| cell.life.is_some() && cell.pid == record.monitor_pid);
+        // One over several hosts stays its monitor's.
+        if !is_served && record.shard_pid.is_some() && !spans_hosts(&record, status) {
+            println!(
+                "{}: served by process {} instead of cell {number}; `mirrorball cluster adopt {}` has the cell serve it",
+                record.name, record.monitor_pid, record.name
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Whether the VM has parts on other hosts than its home.
+fn spans_hosts(record: &Record, status: &Status) -> bool {
+    let host = |number: u16| {
+        let cell = status.cells.iter().find(|cell| cell.plan.number == number);
+        cell.and_then(|cell| cell.plan.host.clone())
+    };
+    record
+        .span
+        .iter()
+        .any(|part| Some(host(part.cell)) != record.cell.map(host))
+}
+
+/// Has the VM's cell serve it.
+fn adopt(vm: &str) -> Result<ExitCode> {
+    let registry = Registry::open().into_diagnostic()?;
+    let folder = match registry.find(vm) {
+        Ok(folder) => folder,
+        Err(error) => match in_lab()? {
+            Some(code) => return Ok(code),
+            None => return Err(miette!("{error}")),
+        },
+    };
+    let Some(cell) = vms::read(&folder).into_diagnostic()?.cell else {
+        return Err(miette!(
+            help = "only VMs of a cluster are served by cells",
+            "VM {vm} is in no cell"
+        ));
+    };
+    let name = vm.to_owned();
+    let files = Files::open().into_diagnostic()?;
+    let answer = Connection::open(&files.cell(cell))
+        .and_then(|mut connection| connection.ask(&Ask::Adopt { name, again: true }))
+        .map_err(|error| {
+            miette!(
+                help = "see `mirrorball cluster status`",
+                "cell {cell} does not answer: {error}"
+            )
+        })?;
+    match answer {
+        Answer::Refused { why } => Err(miette!("{why}")),
+        _ => Ok(ExitCode::SUCCESS),
+    }
 }
 
 /// Asks the cell whose memory it is.

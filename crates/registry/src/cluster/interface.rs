@@ -92,6 +92,14 @@ pub enum Ask {
         /// The VM's name.
         name: String,
     },
+    /// Serve a VM of this cell, from the end of the process on that serves it now. Answered when the VM's keeper
+    /// has the cell's process waiting.
+    Adopt {
+        /// The VM's name.
+        name: String,
+        /// Whether the cell tries although it has set the VM aside.
+        again: bool,
+    },
     /// Lend another cell memory of this one. Answered when the other has it.
     Lend {
         /// The borrower.

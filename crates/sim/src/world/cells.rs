@@ -375,7 +375,8 @@ impl World {
                 },
                 Act::Keep(lent) => _ = self.lent.insert(at.number, lent),
                 Act::Answer(client, answer) => self.answer(at, client, answer),
-                Act::End => {}
+                // Its VMs are served by their monitors.
+                Act::Adopt(..) | Act::End => {}
             }
         }
         if let Some(process) = self.processes.get_mut(&at.number) {

@@ -88,7 +88,7 @@ impl World {
                 Act::Keep(lent) => _ = self.lent.insert(at.number, lent),
                 Act::Send(to, message) => self.links.push_back((at, to, message)),
                 Act::Answer(client, answer) => _ = self.answers.insert((at.number, client), answer),
-                Act::End => {}
+                Act::Adopt(..) | Act::End => {}
             }
         }
     }
