@@ -41,19 +41,27 @@ impl Cluster {
         cluster
     }
 
+    /// So many cells that give out so much memory each: nodes if the host has so many, else a CPU each.
+    #[track_caller]
+    pub fn up_with_memory(cells: usize, memory: &str, scratch: &Scratch) -> Self {
+        let nodes = nodes_with_cpus();
+        let places: Vec<String> = match nodes.len() >= cells {
+            true => nodes.iter().map(|node| format!("nodes = [{node}]")).collect(),
+            false => allowed_cpus().map(|cpu| format!("cpus = \"{cpu}\"")).collect(),
+        };
+        assert!(places.len() >= cells, "a host with {} CPUs", places.len());
+        let cell = |place: &String| format!("[[cells]]\n{place}\nmemory = \"{memory}\"\n");
+        let file: String = places.iter().take(cells).map(cell).collect();
+        Self::of(&scratch.write("cluster.toml", file))
+    }
+
     /// The file of two cells; none where the host's nodes are two cells by themselves.
     #[track_caller]
     pub fn file(scratch: &Scratch) -> Option<PathBuf> {
-        let nodes = mirrorball(["topology", "--json"]).ok().json();
-        let nodes = nodes["hosts"][0]["nodes"].as_array().expect("an array").clone();
-        let with_cpus = nodes
-            .iter()
-            .filter(|node| node["cpus"].as_array().is_some_and(|cpus| !cpus.is_empty()));
-        if with_cpus.count() == 2 {
+        if nodes_with_cpus().len() == 2 {
             return None;
         }
-        let cpus = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0)).expect("of this process");
-        let mut cpus = (0..nix::sched::CpuSet::count()).filter(|cpu| cpus.is_set(*cpu).unwrap_or(false));
+        let mut cpus = allowed_cpus();
         let mut cell = || format!("[[cells]]\ncpus = \"{}\"\n", cpus.next().expect("two CPUs"));
         Some(scratch.write("cluster.toml", format!("{}{}", cell(), cell())))
     }
@@ -105,6 +113,23 @@ impl Cluster {
     pub fn pid(&self, number: usize) -> u32 {
         self.cell(number)["pid"].as_u64().expect("a process number") as u32
     }
+}
+
+/// The nodes of this host that have CPUs.
+#[track_caller]
+fn nodes_with_cpus() -> Vec<Value> {
+    let nodes = mirrorball(["topology", "--json"]).ok().json();
+    let nodes = nodes["hosts"][0]["nodes"].as_array().expect("an array").clone();
+    let has_cpus = |node: &Value| node["cpus"].as_array().is_some_and(|cpus| !cpus.is_empty());
+    let nodes = nodes.into_iter().filter(has_cpus);
+    nodes.map(|node| node["number"].clone()).collect()
+}
+
+/// The CPUs that this process may use.
+#[track_caller]
+fn allowed_cpus() -> impl Iterator<Item = usize> {
+    let cpus = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0)).expect("of this process");
+    (0..nix::sched::CpuSet::count()).filter(move |cpu| cpus.is_set(*cpu).unwrap_or(false))
 }
 
 impl Drop for Cluster {

@@ -255,7 +255,10 @@ impl Vm {
     /// Processes beside its shards that work for its cards: each passt, and each frame filter.
     #[track_caller]
     pub fn card_processes(&self) -> Vec<u32> {
-        let cards = self.inspect()["card_pids"].as_array().cloned().unwrap_or_default();
+        let cards = self.inspect()["card_pids"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
         let pids = cards.iter().map(|pid| pid.as_u64().expect("a process number"));
         pids.map(|pid| u32::try_from(pid).expect("a process number"))
             .inspect(|pid| assert!(host::is_passt(*pid) || host::is_frame_filter(*pid), "{pid}"))

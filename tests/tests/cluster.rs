@@ -276,7 +276,9 @@ fn cell_serves_its_vms_and_its_next_process_or_monitors_go_on() {
     cluster.kill_for_good(1);
     let monitors = wait::until("a monitor for each", BACK_LIMIT, || {
         let pids = both.map(|vm| vm.listed().map(|record| record["monitor_pid"].clone()));
-        let [Some(one), Some(other)] = pids else { return None };
+        let [Some(one), Some(other)] = pids else {
+            return None;
+        };
         (one != next && other != next && one != other).then_some([one, other])
     });
     println!("monitors {monitors:?}");

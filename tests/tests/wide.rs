@@ -7,10 +7,12 @@ use std::net::TcpListener;
 use std::thread;
 use std::time::Duration;
 
-use guest_tests::command::Output;
+use guest_tests::command::{BOOT_LIMIT, Output};
+use guest_tests::host::Traces;
 use guest_tests::span::{Moves, on_each_cpu};
 use guest_tests::storm::{Extent, Storm};
-use guest_tests::{Cluster, Scratch, Vm, VmFile, net, peer, repetitions, wait};
+use guest_tests::terminal::Terminal;
+use guest_tests::{Cluster, Scratch, Vm, VmFile, mirrorball, net, peer, repetitions, wait};
 
 const LIMIT: Duration = Duration::from_secs(120);
 const CELLS: [u16; 4] = [0, 1, 2, 3];
@@ -212,4 +214,73 @@ fn debian_over_four_cells_builds_what_a_plain_vm_builds() {
         stopped.took < LIMIT,
         "the power button was not obeyed:\n{stopped}"
     );
+}
+
+/// Cellular Disco's experiment (section 6): a failed cell ends the VMs that use a CPU or a page of it, and no other.
+#[test]
+fn failed_cell_ends_exactly_the_vms_that_depend_on_it() {
+    let scratch = Scratch::new("fails");
+    let before = Traces::now();
+    let cluster = Cluster::up_with_memory(4, "600M", &scratch);
+    let in_cell = |name: &str, cell: &str| VmFile::new(name).key("cell", cell);
+    let over = |name: &str, cells: &[u16]| VmFile::new(name).cpus(2).memory("256M").span(cells);
+    let ring = over("fails-ring", &[0, 1]).start(&scratch);
+    let own_file = in_cell("fails-own", "1");
+    let (own_name, own) = (own_file.name().to_owned(), own_file.write(&scratch));
+    let mut own = Terminal::mirrorball(&["run", "--lab", "never", own.to_str().expect("UTF-8")]);
+    own.expect("# ", BOOT_LIMIT);
+    let safe_ring = over("fails-other", &[2, 3]).start(&scratch);
+    let safe = in_cell("fails-safe", "0").start(&scratch);
+    mirrorball(["cluster", "lend", "250M", "--from", "1", "--to", "2"]).ok();
+    let borrower = in_cell("fails-debt", "2").memory("512M").start(&scratch);
+    assert_eq!(borrower.inspect()["borrowed"][0]["cell"], 1);
+    mirrorball(["cluster", "lend", "50M", "--from", "0", "--to", "1"]).ok();
+    let survivors = [&safe_ring, &safe];
+    let boots = survivors.map(Vm::boot_id);
+
+    let failed = mirrorball(["cluster", "fail", "1"]).ok().text();
+    print!("{failed}");
+    let names = [borrower.name(), &own_name, ring.name()].join(", ");
+    let told = format!("cell 1 has failed: {names} ended with it; recovery took ");
+    assert!(failed.contains(&told), "{failed}");
+    for ended in [&ring, &borrower] {
+        assert!(ended.listed().is_none(), "{} is still listed", ended.name());
+    }
+    assert_eq!(own.wait(LIMIT), 73, "the terminal:\n{}", own.seen());
+    let why = "cell 1, of which the VM used CPUs or memory, has failed";
+    assert!(own.seen().contains(why), "{}", own.seen());
+    assert_eq!(survivors.map(Vm::boot_id), boots);
+    let cells = cluster.cells();
+    assert_eq!(
+        (&cells[1]["failed"], &cells[1]["vms"]),
+        (&true.into(), &serde_json::json!([]))
+    );
+    assert_eq!(
+        cells[0]["lent"],
+        serde_json::json!([]),
+        "what the failed cell had is back"
+    );
+
+    // Names are free, and nothing goes into the failed cell.
+    let again = in_cell("fails-own", "0").start(&scratch);
+    let refused = in_cell("fails-more", "1").write(&scratch);
+    let refused = mirrorball(["run", "-d"]).args([&refused]).run().expect(1);
+    assert!(
+        refused.errors().contains("no cell 1 that runs; there is 0, 2, 3"),
+        "{refused}"
+    );
+    let twice = mirrorball(["cluster", "fail", "1"]).run().expect(1);
+    assert!(twice.errors().contains("cell 1 has failed already"), "{twice}");
+    let nowhere = mirrorball(["cluster", "fail", "7"]).run().expect(1);
+    assert!(
+        nowhere
+            .errors()
+            .contains("this host has no cell 7; it has 0, 1, 2, 3"),
+        "{nowhere}"
+    );
+    for vm in [&again, &safe, &safe_ring] {
+        vm.kill();
+    }
+    drop((ring, own, safe_ring, safe, borrower, again, cluster));
+    before.expect_unchanged("a failed cell");
 }

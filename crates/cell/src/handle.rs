@@ -325,6 +325,13 @@ impl Handle {
         }
     }
 
+    /// Ends the VM, since a part of what it needs is lost. Its client is told why.
+    pub(crate) fn end_as_lost(&self, why: String) {
+        self.state().lost = Some(why);
+        // It may be between two boots: the next one's end is looked at too.
+        self.quit();
+    }
+
     /// Waits between two boots; less when the VM is to end.
     pub(crate) fn wait_between_boots(&self, pause: Duration) {
         drop(self.wait(pause, |state| state.ending || state.lost.is_some()));

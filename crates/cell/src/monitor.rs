@@ -151,7 +151,11 @@ pub fn run(
                 .touched()
                 .and_then(|runs| snapshot::record(&directory, &runs));
         };
-        recorded = Some(std::thread::Builder::new().name("recorder".into()).spawn(record)?);
+        recorded = Some(
+            std::thread::Builder::new()
+                .name("recorder".into())
+                .spawn(record)?,
+        );
     }
     hold(&lease, answering.clone())?;
     hand_over::begin(answering.clone(), recorded)?;
@@ -214,6 +218,10 @@ fn one(
     let recorder = handle.recorder();
     let lock = entry.lock().try_clone_to_owned().map_err(|error| line(&error))?;
     let recording = recorder.begin(entry, record).map_err(|error| line(&error))?;
+    // Its record was there first: either this process sees that the cell failed, or the cells see that a VM is to end.
+    if let Some(cell) = cell.filter(|cell| Files::open().is_ok_and(|files| files.cell(*cell).has_failed())) {
+        return Err(format!("cell {cell} has failed"));
+    }
     let group = terms.share_group(spec, frozen);
     let claims = Claims::new(group.clone());
     let mut opened =

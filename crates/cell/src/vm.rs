@@ -309,9 +309,7 @@ fn watch_cells(span: &Span, handle: &Handle, over: &AtomicBool) {
     const LOOK: Duration = Duration::from_millis(200);
     while !over.load(Ordering::Relaxed) {
         if let Some(why) = span.lost() {
-            handle.state().lost = Some(why);
-            // It may be between two boots: the next one's end is looked at too.
-            handle.quit();
+            handle.end_as_lost(why);
         }
         std::thread::sleep(LOOK);
     }

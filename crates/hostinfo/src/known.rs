@@ -244,6 +244,7 @@ mod tests {
             plan: plan(number, None, &[0, 1]),
             pid: 1,
             life,
+            failed: false,
             given_bytes: 1 << 29,
             lent: Vec::new(),
             borrowed: Vec::new(),

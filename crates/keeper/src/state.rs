@@ -478,7 +478,12 @@ mod tests {
 
     #[test]
     fn cell_that_connects_in_time_is_the_monitor_and_no_start_is_counted() {
-        let mut state = after(&[WHOLE, Event::Successor, Event::Listening, Event::Started { pid: 7 }]);
+        let mut state = after(&[
+            WHOLE,
+            Event::Successor,
+            Event::Listening,
+            Event::Started { pid: 7 },
+        ]);
         assert_eq!(state.handle(Event::Connected), [], "a monitor is connected");
         for second in 0..100 {
             // The delay of the first start each time: the others were never made.
@@ -489,7 +494,11 @@ mod tests {
         assert_eq!(state.handle(Event::SuccessorStarted), []);
         assert_eq!(state.handle(Event::Exited { pid: 7, status: 9 }).len(), 1);
         let mut ended = after(&[Event::Listening, Event::Started { pid: 7 }]);
-        assert_eq!(delay(&mut ended, gone(1)), None, "a cell can't have what nobody left");
+        assert_eq!(
+            delay(&mut ended, gone(1)),
+            None,
+            "a cell can't have what nobody left"
+        );
         assert_eq!(ended.handle(Event::Connected), []);
         let last = [Effect::Reap { pid: 7 }, Effect::Exit];
         assert_eq!(ended.handle(Event::Exited { pid: 7, status: 9 }), last);

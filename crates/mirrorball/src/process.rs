@@ -16,7 +16,9 @@ pub fn take_over() -> Option<Result<()>> {
         .collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     Some(match words[..] {
-        ["cell", number] => cell::cluster::serve::serve(number.parse().ok()?, shard::PLATFORM).into_diagnostic(),
+        ["cell", number] => {
+            cell::cluster::serve::serve(number.parse().ok()?, shard::PLATFORM).into_diagnostic()
+        }
         ["cell-guard", number] => cell::cluster::guard::guard(number.parse().ok()?).into_diagnostic(),
         ["measure"] => hostinfo::known::measure(true).map(drop).into_diagnostic(),
         ["monitor"] => monitor(),

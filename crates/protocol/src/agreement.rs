@@ -272,6 +272,15 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
         effects
     }
 
+    /// Drops those entries of a dead cell of which `drop` is true, and the votes that it has for such keys. It must be certain that
+    /// none of its lives goes by them.
+    pub fn forget(&mut self, cell: CellNumber, drop: impl Fn(&K) -> bool) {
+        self.entries
+            .retain(|(key, owner), _| *owner != cell || !drop(key));
+        self.promised
+            .retain(|key, claim| claim.cell.number != cell || !drop(key));
+    }
+
     /// Claims a key. The outcome comes as [`Effect::Won`] or [`Effect::Lost`] with the number.
     pub fn claim(&mut self, key: K, value: V) -> (u64, Effects<K, V>) {
         let number = self.claim_next;

@@ -156,6 +156,15 @@ impl Record {
     }
 }
 
+impl Record {
+    /// Whether the VM uses CPUs or memory of this cell.
+    pub fn depends_on(&self, cell: u16) -> bool {
+        self.cell == Some(cell)
+            || self.span.iter().any(|part| part.cell == cell)
+            || self.borrowed.iter().any(|part| part.cell == cell)
+    }
+}
+
 /// Whether a VM's vCPUs run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -29,12 +29,17 @@ pub fn guard(number: u16) -> io::Result<()> {
             .is_some_and(|host| host.cells.first() == Some(&number))
     };
     if let Some(site) = files.site()?.filter(|site| site.runs_etcd && is_first(site)) {
-        std::thread::Builder::new()
-            .name("etcd".into())
-            .spawn(move || keep_etcd(&files, &site))?;
+        std::thread::Builder::new().name("etcd".into()).spawn({
+            let files = files.clone();
+            move || keep_etcd(&files, &site)
+        })?;
     }
     let mut short_lives = 0;
     loop {
+        if files.cell(number).has_failed() {
+            eprintln!("cell {number}: has failed, and does not start again");
+            return Ok(());
+        }
         let start = Instant::now();
         let mut cell = Command::new("/proc/self/exe")
             .arg0("mirrorball")

@@ -5,6 +5,7 @@ mod calls;
 mod clients;
 mod elsewhere;
 mod places;
+mod recovery;
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -53,6 +54,8 @@ enum Event {
     /// told from it.
     Parted(CellId, bool),
     OrphansLate,
+    /// No VM of the host depends on this failed cell any more.
+    NoDependents(u16),
     Tick,
     /// Of the cells of all hosts.
     Changed(News),
@@ -69,6 +72,9 @@ pub fn serve(number: u16, platform: Platform) -> io::Result<()> {
     let own = files.cell(number);
     let plan = files.plan()?.into_iter().find(|cell| cell.number == number);
     let plan = plan.ok_or_else(|| io::Error::other(format!("the cluster has no cell {number}")))?;
+    if own.has_failed() {
+        return Err(io::Error::other(format!("cell {number} has failed")));
+    }
     let claim = own.claim(number)?;
     let (events, happened) = mpsc::channel();
     let hosts = files
@@ -113,12 +119,21 @@ pub fn serve(number: u16, platform: Platform) -> io::Result<()> {
         ticking: false,
         events,
     };
+    // Those that failed while this cell had no process, too.
+    let failed: Vec<u16> = cell.failed_here();
+    let acts = failed
+        .into_iter()
+        .flat_map(|number| cell.state.failed(number))
+        .collect();
+    cell.act(acts);
     let adoptions = cell.adoptions.clone();
-    std::thread::Builder::new().name("adoptions".into()).spawn(move || {
-        if let Err(error) = adoptions.begin_all() {
-            eprintln!("cell {number}: its VMs are not adopted: {error}");
-        }
-    })?;
+    std::thread::Builder::new()
+        .name("adoptions".into())
+        .spawn(move || {
+            if let Err(error) = adoptions.begin_all() {
+                eprintln!("cell {number}: its VMs are not adopted: {error}");
+            }
+        })?;
     eprintln!("cell {me}: runs");
     for event in happened {
         match cell.take(event) {
@@ -175,6 +190,10 @@ impl Cell {
                 self.clients.insert(client, stream);
                 Vec::new()
             }
+            Event::Asked(client, Ask::Recover { cell }) if !self.files.cell(cell).has_failed() => {
+                let why = format!("cell {cell} has not failed");
+                vec![Act::Answer(client, Answer::Refused { why })]
+            }
             Event::Asked(client, ask) => {
                 let acts = self.state.asked(client, ask);
                 self.watch(client);
@@ -205,6 +224,10 @@ impl Cell {
                 self.state.gone(client)
             }
             Event::OrphansLate => self.state.give_up_orphans(),
+            Event::NoDependents(cell) => {
+                eprintln!("cell {cell} has failed, and no VM depends on it any more");
+                self.state.bury(cell)
+            }
             Event::Tick => {
                 self.ticking = false;
                 self.state.tick()
@@ -292,7 +315,21 @@ impl Cell {
 
     fn dead(&mut self, cell: CellId) -> Vec<Act> {
         eprintln!("cell {cell} is dead");
-        self.state.dead(cell)
+        let mut acts = self.state.dead(cell);
+        // What has failed on another host is seen there.
+        if self.failed_here().contains(&cell.number) {
+            acts.extend(self.state.failed(cell.number));
+        }
+        acts
+    }
+
+    /// The cells of this host that have failed.
+    fn failed_here(&self) -> Vec<u16> {
+        let plan = self.files.plan().unwrap_or_default();
+        let numbers = plan.into_iter().map(|cell| cell.number);
+        numbers
+            .filter(|number| self.files.cell(*number).has_failed())
+            .collect()
     }
 
     fn act(&mut self, mut acts: Vec<Act>) -> bool {
@@ -330,6 +367,17 @@ impl Cell {
                             },
                         };
                         self.answer(client, &answer);
+                    }
+                    Act::EndVm { name, failed } => {
+                        eprintln!("cell {failed} has failed: VM {name} ends");
+                        self.adoptions.end(&name, failed);
+                    }
+                    Act::AwaitEnd(failed) => {
+                        let events = self.events.clone();
+                        let told = move || _ = events.send(Event::NoDependents(failed));
+                        if let Err(error) = recovery::await_end(failed, told) {
+                            eprintln!("cell {failed} has failed, and its VMs' ends are not awaited: {error}");
+                        }
                     }
                     Act::End => return true,
                 }

@@ -15,8 +15,10 @@ use registry::cluster::interface::{Answer, Ask, Host, Part, Running, VmShare};
 use serde::{Deserialize, Serialize};
 
 use super::routes::{Route, Ways};
+use failures::Failure;
 use loans::Loans;
 
+mod failures;
 mod loans;
 mod places;
 #[cfg(test)]
@@ -73,6 +75,15 @@ pub enum Act {
     Answer(Client, Answer),
     /// Serve a VM of this cell, and answer the client that asks for it; also one that was set aside, if this says so.
     Adopt(Client, String, bool),
+    /// End a VM that depends on a failed cell, in which it may have run.
+    EndVm {
+        /// The VM.
+        name: String,
+        /// The cell.
+        failed: u16,
+    },
+    /// Tell when the host has no VM any more that depends on this cell ([`State::bury`]).
+    AwaitEnd(u16),
     /// End the process.
     End,
 }
@@ -102,6 +113,8 @@ pub struct State {
     has_met: bool,
     /// VMs that were sent to other cells, and are not in the table yet: the last few.
     sent_on: VecDeque<(String, u16, VmShare)>,
+    /// Cells of this host that have failed.
+    failures: BTreeMap<u16, Failure>,
     /// Messages that have come from each cell.
     words: BTreeMap<CellId, u64>,
 }
@@ -150,6 +163,7 @@ impl State {
             has_met: false,
             sent_on: VecDeque::new(),
             early: Some(Vec::new()),
+            failures: BTreeMap::new(),
             words: BTreeMap::new(),
         }
     }
@@ -271,6 +285,7 @@ impl State {
             Ask::Adopt { name, again } => vec![self.adopt(client, name, again)],
             Ask::Lend { to, bytes } => self.lend(client, to, bytes),
             Ask::Reclaim { from, bytes } => self.reclaim(client, from, bytes),
+            Ask::Recover { cell } => self.recover(client, cell),
             Ask::Status => vec![Act::Answer(client, Answer::Status(self.status()))],
             Ask::End => vec![Act::Answer(client, Answer::Done), Act::End],
         }

@@ -52,7 +52,7 @@ pub fn adopt(keeper: OwnedFd, platform: Platform) -> io::Result<()> {
 pub(crate) fn adopt_for_cell(
     keeper: OwnedFd,
     platform: Platform,
-    served: impl FnOnce(),
+    served: impl FnOnce(&Handle),
 ) -> io::Result<()> {
     let connection = keeper.try_clone()?;
     let (keeper, files) = Keeper::adopt(keeper)?;
@@ -64,11 +64,18 @@ pub(crate) fn adopt_for_cell(
         }
     };
     let is_served = |lease: &Lease, handle: Handle| {
-        hold_one(lease, handle)?;
-        served();
+        hold_one(lease, handle.clone())?;
+        served(&handle);
         Ok(())
     };
-    go_on(keeper, record, files, platform, &Adopter::Cell(connection), is_served);
+    go_on(
+        keeper,
+        record,
+        files,
+        platform,
+        &Adopter::Cell(connection),
+        is_served,
+    );
     Ok(())
 }
 
@@ -236,8 +243,7 @@ impl Adopter {
         if let Some(folder) = folder {
             let log = OpenOptions::new().append(true).open(folder.join(HOME_LOG));
             // Without a log nobody learns the reason, and the VM runs on all the same.
-            let _ =
-                log.and_then(|mut log| writeln!(log, "monitor: the VM cannot be taken over: {error}"));
+            let _ = log.and_then(|mut log| writeln!(log, "monitor: the VM cannot be taken over: {error}"));
         }
         match self {
             // SAFETY: ends the process; no destructor runs, and none is needed.

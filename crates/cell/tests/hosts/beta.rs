@@ -79,6 +79,7 @@ fn knowing_of_all(answer: Answer) -> Answer {
                 plan: plan(number),
                 pid: 0,
                 life: Some(1),
+                failed: false,
                 given_bytes: 0,
                 lent: Vec::new(),
                 borrowed: Vec::new(),

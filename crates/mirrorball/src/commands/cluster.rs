@@ -1,5 +1,6 @@
 //! `mirrorball cluster`: cells on this host, their state, their end.
 
+mod fail;
 mod keys;
 
 use std::fs::OpenOptions;
@@ -79,6 +80,11 @@ pub enum ClusterCommand {
         /// The VM
         vm: String,
     },
+    /// Have a cell of this host fail, as if its CPUs and memory were lost: end the VMs that depend on it, and those alone
+    Fail {
+        /// The cell
+        cell: u16,
+    },
     /// End the cells
     Down {
         /// Let VMs run on, alone; they join the cluster again when it is up again
@@ -121,6 +127,7 @@ pub fn cluster(command: &ClusterCommand) -> Result<ExitCode> {
             ask_lender(loan.to, &Ask::Reclaim { from, bytes })
         }
         ClusterCommand::Adopt { vm } => adopt(vm),
+        ClusterCommand::Fail { cell } => fail::fail(*cell),
         ClusterCommand::Down { leave } => down(*leave),
     }
 }
@@ -444,7 +451,11 @@ fn print(status: &Status) {
 }
 
 fn line(cell: &CellStatus) -> String {
-    let state = if cell.life.is_some() { "runs" } else { "dead" };
+    let state = match (cell.failed, cell.life) {
+        (true, _) => "failed",
+        (false, Some(_)) => "runs",
+        (false, None) => "dead",
+    };
     let nodes: Vec<usize> = cell.plan.nodes.iter().map(|node| *node as usize).collect();
     let mib = |bytes: u64| format!("{}M", bytes >> 20);
     let sum = |parts: &[Part]| parts.iter().map(|part| part.bytes).sum::<u64>();

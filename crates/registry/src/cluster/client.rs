@@ -7,6 +7,8 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use nix::sys::socket::{getsockopt, sockopt};
+
 use super::files::{CellFiles, Files};
 use super::interface::{Answer, Ask, Status};
 
@@ -51,6 +53,22 @@ impl Connection {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         Ok(serde_json::from_str(&answer)?)
+    }
+
+    /// The process id of the cell.
+    ///
+    /// # Errors
+    /// Those of `SO_PEERCRED`.
+    pub fn peer(&self) -> io::Result<i32> {
+        Ok(getsockopt(self.lines.get_ref(), sockopt::PeerCredentials)?.pid())
+    }
+
+    /// Limits the wait for each answer.
+    ///
+    /// # Errors
+    /// If the limit is zero.
+    pub fn limit_wait(&self, limit: Duration) -> io::Result<()> {
+        self.lines.get_ref().set_read_timeout(Some(limit))
     }
 
     /// Waits until the connection ends.

@@ -74,6 +74,7 @@ impl Files {
     pub fn create(&self, plan: &[CellPlan], site: Option<&Site>) -> io::Result<()> {
         for cell in plan {
             private::directories(&self.cell(cell.number).0)?;
+            remove(&self.cell(cell.number).0.join("failed"))?;
         }
         // Loans stay as long as the plan is the same.
         if self.plan()? != plan {
@@ -124,6 +125,19 @@ impl CellFiles {
     /// The log of the cell's processes.
     pub fn log(&self) -> PathBuf {
         self.0.join("log")
+    }
+
+    /// Notes that the cell has failed: no process of it starts again until the cluster is begun anew.
+    ///
+    /// # Errors
+    /// If the note can't be written.
+    pub fn fail(&self) -> io::Result<()> {
+        replace(&self.0.join("failed"), b"")
+    }
+
+    /// Whether the cell has failed.
+    pub fn has_failed(&self) -> bool {
+        self.0.join("failed").exists()
     }
 
     /// Whether the cell's process runs.
@@ -227,6 +241,19 @@ mod tests {
         assert_eq!(files.cell(1).claim(1).unwrap().id.life, 2);
         files.remove().unwrap();
         files.remove().unwrap();
+    }
+
+    #[test]
+    fn cell_has_failed_until_its_cluster_is_begun_anew() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = Files::at(directory.path());
+        files.create(&plan(), None).unwrap();
+        assert!(!files.cell(1).has_failed());
+        files.cell(1).fail().unwrap();
+        files.cell(1).fail().unwrap();
+        assert!(files.cell(1).has_failed() && !files.cell(0).has_failed());
+        files.create(&plan(), None).unwrap();
+        assert!(!files.cell(1).has_failed());
     }
 
     #[test]

@@ -114,6 +114,11 @@ pub enum Ask {
         /// The amount, in bytes.
         bytes: u64,
     },
+    /// A cell of this host has failed: end the VMs that depend on it. Answered when none is left.
+    Recover {
+        /// The failed cell.
+        cell: u16,
+    },
     /// Report the state of the cluster.
     Status,
     /// End the cell's process. VMs run on.
@@ -161,6 +166,9 @@ pub struct CellStatus {
     pub pid: u32,
     /// The number of its process, counted from the cell's first; none when it does not answer.
     pub life: Option<u32>,
+    /// Whether it has failed: it does not start again, and nothing runs in it.
+    #[serde(default)]
+    pub failed: bool,
     /// The memory of its VMs, in bytes.
     pub given_bytes: u64,
     /// The memory that it has lent, by borrower.
@@ -195,6 +203,7 @@ mod tests {
             plan: plan.clone(),
             pid: 1,
             life: Some(1),
+            failed: false,
             given_bytes: 0,
             lent: Vec::new(),
             borrowed: borrowed.clone(),

@@ -6,6 +6,7 @@ use registry::cluster::interface::Status;
 
 use super::*;
 
+mod failures;
 mod loans;
 
 const GIB: u64 = 1 << 30;
@@ -16,6 +17,8 @@ pub(in crate::cluster) struct World {
     answers: BTreeMap<(u16, Client), Answer>,
     /// What each has in writing.
     lent: BTreeMap<u16, Amounts>,
+    /// VMs that a cell was to end.
+    ended: Vec<(u16, String)>,
     /// What the host says that runs.
     pub(in crate::cluster) running: Vec<Running>,
 }
@@ -49,6 +52,24 @@ pub(in crate::cluster) fn vm(name: &str, mib: u64) -> Host {
     }
 }
 
+fn lend(to: u16, mib: u64) -> Ask {
+    Ask::Lend { to, bytes: mib << 20 }
+}
+
+fn part(cell: u16, mib: u64) -> Part {
+    Part {
+        cell,
+        bytes: mib << 20,
+    }
+}
+
+fn in_cell(cell: u16, name: &str, mib: u64) -> Host {
+    Host {
+        only: Some(cell),
+        ..vm(name, mib)
+    }
+}
+
 impl World {
     pub(in crate::cluster) fn new(count: u16) -> Self {
         let mut world = Self {
@@ -56,6 +77,7 @@ impl World {
             links: VecDeque::new(),
             answers: BTreeMap::new(),
             lent: BTreeMap::new(),
+            ended: Vec::new(),
             running: Vec::new(),
         };
         (0..count).for_each(|number| world.start(id(number, 1)));
@@ -88,7 +110,8 @@ impl World {
                 Act::Keep(lent) => _ = self.lent.insert(at.number, lent),
                 Act::Send(to, message) => self.links.push_back((at, to, message)),
                 Act::Answer(client, answer) => _ = self.answers.insert((at.number, client), answer),
-                Act::Adopt(..) | Act::End => {}
+                Act::EndVm { name, .. } => self.ended.push((at.number, name)),
+                Act::AwaitEnd(_) | Act::Adopt(..) | Act::End => {}
             }
         }
     }

@@ -73,6 +73,7 @@ impl State {
                 plan: cell.plan.clone(),
                 pid: cell.pid,
                 life: self.life(cell.number),
+                failed: self.has_failed(cell.number),
                 given_bytes: here().map(|vm| vm.share.memory_bytes).sum(),
                 lent: loans::list(cell.lent),
                 borrowed: self.borrowed_by(cell.number),

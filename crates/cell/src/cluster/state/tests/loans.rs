@@ -4,10 +4,6 @@ use registry::cluster::interface::Place;
 
 use super::*;
 
-fn lend(to: u16, mib: u64) -> Ask {
-    Ask::Lend { to, bytes: mib << 20 }
-}
-
 fn reclaim(from: u16, mib: u64) -> Ask {
     Ask::Reclaim {
         from,
@@ -15,23 +11,9 @@ fn reclaim(from: u16, mib: u64) -> Ask {
     }
 }
 
-fn part(cell: u16, mib: u64) -> Part {
-    Part {
-        cell,
-        bytes: mib << 20,
-    }
-}
-
-fn in_cell(cell: u16, name: &str, mib: u64) -> Host {
-    Host {
-        only: Some(cell),
-        ..vm(name, mib)
-    }
-}
-
 impl World {
     #[track_caller]
-    fn refused(&mut self, at: CellId, ask: Ask, expected: &str) {
+    pub(super) fn refused(&mut self, at: CellId, ask: Ask, expected: &str) {
         match self.ask(at, 50, ask) {
             Answer::Refused { why } => assert!(why.contains(expected), "{why}"),
             other => panic!("not refused: {other:?}"),

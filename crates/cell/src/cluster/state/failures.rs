@@ -1,0 +1,122 @@
+//! Recovery from the failure of a cell of this host (Cellular Disco, SOSP '99, section 6): its CPUs and its memory are lost, not only
+//! its process.
+//!
+//! 1. Which cells live is known to each cell by its links, whose ends the host's kernel tells at once. That a dead cell has failed
+//!    is a mark in its directory, which is made before its process ends: so all survivors go by the same set.
+//! 2. What waits for the dead cell is settled, as at each death of a process ([`State::dead`]).
+//! 3. The VMs that depend on the failed cell end: those that run in it, those with a part in it, and those that have borrowed its
+//!    memory. Each survivor ends its own. The *heir*, the survivor with the lowest number, ends those of the failed cell. No memory is
+//!    scanned: what a VM uses of other cells is in its entry.
+//! 4. When the host has none of these VMs any more, the failed cell is *buried*: its VMs' names are free, and what it had
+//!    borrowed is its lenders' again.
+
+use std::collections::BTreeSet;
+
+use registry::cluster::interface::{Answer, PART_MARK};
+
+use super::{Act, Client, Key, State};
+
+/// What is left to do about a failed cell.
+#[derive(Debug, Default)]
+pub(super) struct Failure {
+    /// Clients that wait until it is buried.
+    waiting: Vec<Client>,
+    is_buried: bool,
+}
+
+impl State {
+    /// A cell of this host has failed, and its process is dead. May be told again.
+    pub fn failed(&mut self, cell: u16) -> Vec<Act> {
+        if cell == self.me.number {
+            return Vec::new();
+        }
+        self.failures.entry(cell).or_default();
+        // Of an earlier one this cell may be the heir since.
+        let open: Vec<u16> = self.open_failures().collect();
+        let mut acts = Vec::new();
+        for failed in open {
+            for (name, home) in self.dependents(failed) {
+                if home == self.me.number || (home == failed && self.is_heir_of(failed)) {
+                    acts.push(Act::EndVm { name, failed });
+                }
+            }
+        }
+        acts.push(Act::AwaitEnd(cell));
+        acts
+    }
+
+    /// No VM of this host depends on the failed cell any more.
+    pub fn bury(&mut self, cell: u16) -> Vec<Act> {
+        let Some(failure) = self.failures.get_mut(&cell).filter(|failure| !failure.is_buried) else {
+            return Vec::new();
+        };
+        failure.is_buried = true;
+        let waiting = std::mem::take(&mut failure.waiting);
+        self.node.forget(cell, |key| matches!(key, Key::Vm(_)));
+        let effects = self.ledger.write_off(cell);
+        let mut acts = self.lending_acts(effects);
+        acts.extend(
+            waiting
+                .into_iter()
+                .map(|client| Act::Answer(client, Answer::Done)),
+        );
+        acts
+    }
+
+    /// A client wants to know when a failed cell is buried.
+    pub(super) fn recover(&mut self, client: Client, cell: u16) -> Vec<Act> {
+        let refused = |why| vec![Act::Answer(client, Answer::Refused { why })];
+        if cell == self.me.number || self.life(cell).is_some() {
+            return refused(format!("cell {cell} runs"));
+        }
+        if !self.cells().any(|known| known.number == cell) {
+            return refused(format!("there is no cell {cell}"));
+        }
+        match self.failures.get_mut(&cell) {
+            Some(failure) if failure.is_buried => vec![Act::Answer(client, Answer::Done)],
+            Some(failure) => {
+                failure.waiting.push(client);
+                Vec::new()
+            }
+            None => {
+                let waiting = vec![client];
+                let is_buried = false;
+                self.failures.insert(cell, Failure { waiting, is_buried });
+                self.failed(cell)
+            }
+        }
+    }
+
+    /// Whether a cell has failed.
+    pub(super) fn has_failed(&self, cell: u16) -> bool {
+        self.failures.contains_key(&cell)
+    }
+
+    /// The failed cells that are not buried.
+    fn open_failures(&self) -> impl Iterator<Item = u16> {
+        let open = self.failures.iter().filter(|(_, failure)| !failure.is_buried);
+        open.map(|(cell, _)| *cell)
+    }
+
+    /// The VMs that depend on a cell, each with its home.
+    fn dependents(&self, cell: u16) -> Vec<(String, u16)> {
+        let base = |name: &str| name.split(PART_MARK).next().unwrap_or_default().to_owned();
+        let depends = self
+            .vms()
+            .filter(|vm| vm.cell == cell || vm.borrowed.iter().any(|part| part.cell == cell));
+        let names: BTreeSet<String> = depends.map(|vm| base(vm.name)).collect();
+        let home = |name: &String| self.vms().find(|vm| vm.name == name).map(|vm| vm.cell);
+        names
+            .into_iter()
+            .filter_map(|name| home(&name).map(|home| (name, home)))
+            .collect()
+    }
+
+    /// Whether this is the cell that ends the VMs of a failed one.
+    fn is_heir_of(&self, failed: u16) -> bool {
+        let host = self.host_of(failed);
+        let links = self.node.links().map(|cell| cell.number);
+        let mut survivors = links.filter(|cell| !self.has_failed(*cell) && self.host_of(*cell) == host);
+        survivors.all(|cell| cell > self.me.number)
+    }
+}

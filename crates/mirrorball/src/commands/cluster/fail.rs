@@ -1,0 +1,137 @@
+//! `mirrorball cluster fail`: a cell counts as lost, as if its CPUs and memory were gone.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use miette::{IntoDiagnostic, Result, miette};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use registry::cluster::client::Connection;
+use registry::cluster::files::{CellFiles, Files};
+use registry::cluster::interface::{Answer, Ask};
+use registry::control::{Request, ask};
+use registry::vms::{Record, Registry};
+
+use super::no_cluster;
+use crate::commands::place::in_lab;
+
+/// Time that the VMs have to end that depend on the cell.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Time between two questions to a cell that has not noticed the end of the other one yet.
+const INTERVAL: Duration = Duration::from_millis(5);
+
+/// Has a cell of this host fail, and returns when the VMs that depended on it have ended.
+pub(super) fn fail(number: u16) -> Result<ExitCode> {
+    let files = Files::open().into_diagnostic()?;
+    let plan = files.plan().into_diagnostic()?;
+    if plan.is_empty() {
+        if let Some(code) = in_lab()? {
+            return Ok(code);
+        }
+        return Err(no_cluster());
+    }
+    if !plan.iter().any(|cell| cell.number == number) {
+        let numbers: Vec<String> = plan.iter().map(|cell| cell.number.to_string()).collect();
+        return Err(miette!(
+            help = "a cell fails by a command on its own host",
+            "this host has no cell {number}; it has {}",
+            numbers.join(", ")
+        ));
+    }
+    let cell = files.cell(number);
+    if cell.has_failed() {
+        return Err(miette!(
+            help = "`mirrorball cluster down` and `mirrorball cluster up` begin it anew",
+            "cell {number} has failed already"
+        ));
+    }
+    let dependents = dependents(number)?;
+    let begun = Instant::now();
+    // From now on no process of it starts again. Who notices the end of the last one knows what it means.
+    cell.fail().into_diagnostic()?;
+    end_process(&cell);
+    let survivors: Vec<u16> = plan
+        .iter()
+        .map(|cell| cell.number)
+        .filter(|survivor| *survivor != number && files.cell(*survivor).runs())
+        .collect();
+    for survivor in &survivors {
+        recovered(&files.cell(*survivor), number).map_err(|error| {
+            miette!(
+                help = "see `mirrorball cluster status`",
+                "cell {survivor} does not recover from the failure of cell {number}: {error}"
+            )
+        })?;
+    }
+    if survivors.is_empty() {
+        end_all(number)?;
+    }
+    let ended = match &dependents[..] {
+        [] => "no VM depended on it".to_owned(),
+        records => {
+            let names: Vec<&str> = records.iter().map(|record| &record.name[..]).collect();
+            format!("{} ended with it", names.join(", "))
+        }
+    };
+    println!(
+        "cell {number} has failed: {ended}; recovery took {} ms",
+        begun.elapsed().as_millis()
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
+fn dependents(cell: u16) -> Result<Vec<Record>> {
+    let records = Registry::open().into_diagnostic()?.list().into_diagnostic()?;
+    Ok(records
+        .into_iter()
+        .filter(|record| record.depends_on(cell))
+        .collect())
+}
+
+/// Kills the cell's process, if there is one.
+fn end_process(cell: &CellFiles) {
+    let deadline = Instant::now() + LIMIT;
+    // Its guard may be starting one just now, which finds that the cell has failed.
+    while cell.runs() && Instant::now() < deadline {
+        let pid = Connection::open(cell).and_then(|connection| connection.peer());
+        if let Ok(pid) = pid
+            && cell.runs()
+        {
+            // One that has ended since is what is wanted.
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+        std::thread::sleep(INTERVAL);
+    }
+}
+
+/// Waits until a survivor has recovered from the failure.
+fn recovered(survivor: &CellFiles, failed: u16) -> std::io::Result<()> {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let answer = Connection::open(survivor).and_then(|mut connection| {
+            connection.limit_wait(deadline.saturating_duration_since(Instant::now()))?;
+            connection.ask(&Ask::Recover { cell: failed })
+        });
+        let why = match answer {
+            Ok(Answer::Done) => return Ok(()),
+            Ok(Answer::Refused { why }) => std::io::Error::other(why),
+            Ok(other) => std::io::Error::other(format!("an answer to another question: {other:?}")),
+            Err(error) => error,
+        };
+        if Instant::now() > deadline {
+            return Err(why);
+        }
+        std::thread::sleep(INTERVAL);
+    }
+}
+
+/// Ends the VMs that depend on the cell, when no other cell can.
+fn end_all(cell: u16) -> Result<()> {
+    for record in dependents(cell)? {
+        let folder = Registry::open()
+            .and_then(|registry| registry.folder_of(&record.name))
+            .into_diagnostic()?;
+        ask(&folder, &Request::Kill, Some(LIMIT)).map_err(|error| miette!("{}: {error}", record.name))?;
+    }
+    Ok(())
+}
