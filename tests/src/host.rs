@@ -79,6 +79,14 @@ pub fn kill9(pid: u32) {
     sent.unwrap_or_else(|error| panic!("kill -9 {pid}: {error}"));
 }
 
+/// Stops a process, which does nothing until it is killed or continued.
+#[track_caller]
+pub fn stop(pid: u32) {
+    let target = nix::unistd::Pid::from_raw(pid as i32);
+    let sent = nix::sys::signal::kill(target, nix::sys::signal::Signal::SIGSTOP);
+    sent.unwrap_or_else(|error| panic!("kill -STOP {pid}: {error}"));
+}
+
 /// Waits until these processes are gone.
 #[track_caller]
 pub fn wait_gone(pids: &[u32], limit: Duration) {

@@ -10,6 +10,7 @@ pub mod cluster;
 pub mod command;
 pub mod fault_points;
 pub mod host;
+pub mod load;
 pub mod net;
 pub mod pattern;
 pub mod peer;

@@ -11,6 +11,9 @@ use serde_json::Value;
 /// How long a cell's next process and the monitors of its VMs may take to find each other.
 const BACK_LIMIT: Duration = Duration::from_secs(20);
 
+/// How long a cell's process that hangs may stay.
+const HANG_LIMIT: Duration = Duration::from_secs(40);
+
 /// The CPUs that a thread of the process may use, for each of its threads.
 fn allowed(pid: u32) -> Vec<String> {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task"))
@@ -271,6 +274,17 @@ fn cell_serves_its_vms_and_its_next_process_or_monitors_go_on() {
         (cluster.vms(1).len() == 2 && cluster.given_bytes(1) == given).then_some(())
     });
     assert!(cluster.vms(0).is_empty());
+
+    // One that hangs is killed by its guard.
+    host::stop(next);
+    host::wait_gone(&[next], HANG_LIMIT);
+    let next = wait::until("the process after the one that hung", BACK_LIMIT, || {
+        let pid = first.listed()?["monitor_pid"].as_u64()?;
+        u32::try_from(pid).ok().filter(|pid| *pid != next)
+    });
+    wait_until_served(&both, next);
+    both.iter().for_each(|vm| expect_service(vm));
+    assert_eq!(cluster.pid(1), next);
 
     // Without a cell each has a monitor, which hands it over to the next cell.
     cluster.kill_for_good(1);

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use guest_tests::host::Traces;
+use guest_tests::load::Load;
 use guest_tests::terminal::Terminal;
 use guest_tests::{Scratch, Vm, VmFile, host, mirrorball, net, repetitions, wait};
 
@@ -13,13 +14,6 @@ const SOON: Duration = Duration::from_secs(20);
 const KILLS: usize = 100;
 /// A keeper gives its VM up that has used up ten monitors within ten seconds.
 const KILL_INTERVAL: Duration = Duration::from_millis(1100);
-
-/// A program in the guest that goes on while monitors die: a session of `exec`.
-const PRINTS: &str = "i=0; while [ ! -e /tmp/stop ]; do i=$((i + 1)); echo $i; sleep 0.1; done";
-/// Another that writes the console and a disk, and checks what it has read back from the disk.
-const WRITES: &str = "i=0; while [ ! -e /tmp/stop ]; do i=$((i + 1)); echo writes $i > /dev/ttyS0; \
-                      echo $i | dd of=/dev/vda bs=4096 count=1 conv=sync,fsync 2>/dev/null; \
-                      echo 3 > /proc/sys/vm/drop_caches; [ \"$(head -n 1 /dev/vda)\" = $i ] || echo wrong >> /tmp/wrong; done";
 
 #[test]
 fn vm_runs_on_while_its_monitors_are_killed_and_each_next_one_serves_it() {
@@ -35,11 +29,7 @@ fn vm_runs_on_while_its_monitors_are_killed_and_each_next_one_serves_it() {
     vm.add_tool();
     net::lease(&vm, &scratch);
     let (boot, shard, keeper) = (vm.boot_id(), vm.shard(), vm.keeper());
-    vm.background(&format!("sh -c '{WRITES}'"));
-    let session = vm
-        .exec(["sh", "-c", PRINTS])
-        .limit(Duration::from_secs(300))
-        .spawn();
+    let load = Load::start(&vm, true, Duration::from_secs(3600));
 
     let mut took = Vec::new();
     for _ in 0..repetitions(KILLS) {
@@ -53,32 +43,19 @@ fn vm_runs_on_while_its_monitors_are_killed_and_each_next_one_serves_it() {
         took[took.len() / 2],
         took[took.len() - 1]
     );
-    assert_eq!(vm.boot_id(), boot, "the guest has not booted again");
 
     // What ran, ran on.
-    vm.sh("touch /tmp/stop; sleep 2; test ! -e /tmp/wrong");
-    let printed = session.wait().expect(0).text();
-    let numbers: Vec<usize> = printed.lines().filter_map(|line| line.parse().ok()).collect();
-    assert!(
-        numbers.len() > 10 && numbers.iter().copied().eq(1..=numbers.len()),
-        "the session of exec: {numbers:?}"
-    );
+    let seen = load.end();
+    println!("{seen:?}");
     assert_eq!(
         vm.sh("cat /sys/class/net/eth0/carrier").trim(),
         "1",
         "the card's link"
     );
-    let logs = vm.logs();
-    let first = logs
-        .lines()
-        .filter_map(|line| line.trim().strip_prefix("writes "));
-    let lines: Vec<u64> = first.filter_map(|number| number.parse().ok()).collect();
-    assert!(lines.len() > 10, "the console:\n{logs}");
     // A monitor that is killed loses at most what it has just read from the guest.
-    let gaps = lines.windows(2).filter(|pair| pair[1] != pair[0] + 1).count();
     assert!(
-        gaps <= repetitions(KILLS) / 10,
-        "lines of the console were lost: {lines:?}"
+        seen.console_gaps <= repetitions(KILLS) / 10,
+        "lines of the console were lost: {seen:?}"
     );
 
     // What only a monitor does.

@@ -1,6 +1,8 @@
 //! A process by its descriptor, which is never another's, whoever waits for its end.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::process::Child;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -30,14 +32,15 @@ pub(crate) fn ends_within(process: BorrowedFd<'_>, limit: PollTimeout) -> bool {
 }
 
 /// Opens the descriptor of a child that was not waited for yet.
-#[cfg(test)]
-pub(crate) fn of_child(child: &std::process::Child) -> std::io::Result<std::os::fd::OwnedFd> {
-    use std::os::fd::FromRawFd;
+///
+/// # Errors
+/// If this process has no descriptors left.
+pub(crate) fn of_child(child: &Child) -> io::Result<OwnedFd> {
     // SAFETY: takes numbers only.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, child.id(), 0) };
     if fd < 0 {
-        return Err(std::io::Error::last_os_error());
+        return Err(io::Error::last_os_error());
     }
     // SAFETY: the kernel has just made the descriptor; nothing else knows it.
-    Ok(unsafe { std::os::fd::OwnedFd::from_raw_fd(fd as i32) })
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }

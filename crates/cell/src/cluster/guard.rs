@@ -1,16 +1,20 @@
-//! Starts a cell's process, and starts it again when it dies. It does nothing else, so it has nothing to die of; but the
+//! Starts a cell's process, and starts it again when it dies or hangs. It does nothing else, so it has nothing to die of; but the
 //! guard of the cell on whose host the cluster's own etcd runs starts that, too.
 
 use std::fs::OpenOptions;
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use config::cluster::Site;
-use registry::cluster::files::Files;
+use registry::cluster::client::Connection;
+use registry::cluster::files::{CellFiles, Files};
+use registry::cluster::interface::Ask;
 
 use super::membership::server::{self, Ended, RevocationWatch};
+use crate::pidfd;
 
 /// A process that lived shorter than this died of its start, maybe.
 const SHORT: Duration = Duration::from_secs(10);
@@ -18,6 +22,8 @@ const SHORT: Duration = Duration::from_secs(10);
 const SHORT_LIVES_MAX: u32 = 10;
 /// Before etcd is started again.
 const ETCD_PAUSE: Duration = Duration::from_secs(1);
+/// Between two questions to the cell. Each has 10 s for its answer ([`Connection::ask`]).
+const PING_INTERVAL_MS: u16 = 2000;
 /// Before another try, times the short lives so far.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -46,7 +52,7 @@ pub fn guard(number: u16) -> io::Result<()> {
             .args(["cell", &number.to_string()])
             .stdin(Stdio::null())
             .spawn()?;
-        let status = cell.wait()?;
+        let status = wait(&mut cell, &files.cell(number))?;
         if status.success() {
             return Ok(());
         }
@@ -64,6 +70,21 @@ pub fn guard(number: u16) -> io::Result<()> {
         }
         std::thread::sleep(PAUSE * short_lives);
     }
+}
+
+/// Waits for the end of the cell's process; kills it if it hangs. Until it takes questions it may wait for others as long as it wants.
+fn wait(cell: &mut Child, files: &CellFiles) -> io::Result<ExitStatus> {
+    let process = pidfd::of_child(cell)?;
+    while !pidfd::ends_within(process.as_fd(), PING_INTERVAL_MS.into()) {
+        let answer = Connection::open(files).and_then(|mut connection| connection.ask(&Ask::Ping));
+        let is_late =
+            |error: io::Error| matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
+        if answer.is_err_and(is_late) {
+            eprintln!("the cell's process does not answer, and is killed");
+            cell.kill()?;
+        }
+    }
+    cell.wait()
 }
 
 /// Runs the etcd of a cluster that was given none, for as long as the guard lives.

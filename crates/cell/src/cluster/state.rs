@@ -286,6 +286,7 @@ impl State {
             Ask::Lend { to, bytes } => self.lend(client, to, bytes),
             Ask::Reclaim { from, bytes } => self.reclaim(client, from, bytes),
             Ask::Recover { cell } => self.recover(client, cell),
+            Ask::Ping => vec![Act::Answer(client, Answer::Done)],
             Ask::Status => vec![Act::Answer(client, Answer::Status(self.status()))],
             Ask::End => vec![Act::Answer(client, Answer::Done), Act::End],
         }

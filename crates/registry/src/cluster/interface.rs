@@ -119,6 +119,8 @@ pub enum Ask {
         /// The failed cell.
         cell: u16,
     },
+    /// Answer at once: the cell's guard wants to know whether the process hangs.
+    Ping,
     /// Report the state of the cluster.
     Status,
     /// End the cell's process. VMs run on.

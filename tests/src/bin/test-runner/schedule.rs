@@ -29,6 +29,7 @@ const LONGEST_FIRST: &[&str] = &[
     "moves",
     "network",
     "successors",
+    "restarts",
     "shards",
     "wide",
     "endings",

@@ -58,6 +58,18 @@ fn memory_in_one_use_goes_into_no_other() {
 }
 
 #[test]
+fn what_a_dead_holder_had_is_back_once_it_is_written_off() {
+    let mut ledger = ledger(10, 0, 0);
+    ledger.give(1, 4).unwrap();
+    assert_eq!(ledger.write_off(1), [], "it lives");
+    ledger.dead(id(1));
+    assert_eq!(ledger.own_free(), 6);
+    assert_eq!(ledger.write_off(1), [Effect::Keep(Amounts::new())]);
+    assert_eq!(ledger.own_free(), 10);
+    assert_eq!(ledger.write_off(1), []);
+}
+
+#[test]
 fn the_memory_of_a_dead_home_goes_into_no_new_use() {
     let mut ledger = ledger(0, 5, 0);
     assert!(ledger.occupy(vm(1), 2).is_some());
