@@ -232,7 +232,11 @@ fn failed_cell_ends_exactly_the_vms_that_depend_on_it() {
     let safe_ring = over("fails-other", &[2, 3]).start(&scratch);
     let safe = in_cell("fails-safe", "0").start(&scratch);
     mirrorball(["cluster", "lend", "250M", "--from", "1", "--to", "2"]).ok();
-    let borrower = in_cell("fails-debt", "2").memory("512M").start(&scratch);
+    // It would start again after any other failure.
+    let borrower = in_cell("fails-debt", "2")
+        .memory("512M")
+        .key("restart", "\"always\"")
+        .start(&scratch);
     assert_eq!(borrower.inspect()["borrowed"][0]["cell"], 1);
     mirrorball(["cluster", "lend", "50M", "--from", "0", "--to", "1"]).ok();
     let survivors = [&safe_ring, &safe];

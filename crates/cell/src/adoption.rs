@@ -33,8 +33,19 @@ pub(crate) struct AdoptionRecord {
     pub(crate) monitor: LeftMonitor,
     pub(crate) places: Places<LeftTenure>,
     pub(crate) opened: LeftOpened,
-    /// The boot that runs; none between two boots.
+    /// The boot that runs; none between two boots, and before the first.
     pub(crate) boot: Option<LeftBoot>,
+    /// What is to be done at the first boot, before it.
+    pub(crate) first: Option<FirstBoot>,
+}
+
+/// A VM that has not been started yet.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct FirstBoot {
+    /// How long the VM that it goes on from stood still for it, in microseconds.
+    pub(crate) paused_us: Option<u64>,
+    /// The snapshot's directory that learns which pages a restored VM touches.
+    pub(crate) record_in: Option<PathBuf>,
 }
 
 /// Descriptors of the monitor's own, beside the VM's files.
@@ -202,8 +213,10 @@ pub(crate) struct Leave<'a> {
     pub(crate) handle: &'a Handle,
     pub(crate) programs: &'a Programs,
     pub(crate) opened: &'a Opened,
-    /// The boot that runs; none between two boots.
+    /// The boot that runs; none between two boots, and before the first.
     pub(crate) boot: Option<LeaveBoot<'a>>,
+    /// What is to be done at the first boot, before it.
+    pub(crate) first: Option<FirstBoot>,
 }
 
 /// A running boot as its monitor leaves it.
@@ -245,6 +258,7 @@ impl MonitorFiles {
         let boot = vm.boot.as_ref().map(|boot| boot.leave(vm.handle, &mut leaving));
         let record = AdoptionRecord {
             boot: boot.transpose()?,
+            first: vm.first.clone(),
             monitor: self.left(vm, &mut leaving)?,
             places: self.places.leave(&mut leaving)?,
             opened: vm.opened.leave(&mut leaving)?,

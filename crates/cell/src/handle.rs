@@ -259,9 +259,9 @@ impl Handle {
         }
     }
 
-    /// The VM runs, its client was told so, and its keeper has what another process needs to go on with it.
-    pub(crate) fn set_left(&self) {
-        self.state().is_left = true;
+    /// The VM runs, and its client was told so. Whether its keeper has what another process needs to go on with it.
+    pub(crate) fn set_left(&self, is_left: bool) {
+        self.state().is_left = is_left;
         self.changed();
     }
 
@@ -325,10 +325,9 @@ impl Handle {
         }
     }
 
-    /// Ends the VM, since a part of what it needs is lost. Its client is told why.
+    /// Ends the VM, since a part of what it needs is lost. Its client is told why. No boot follows.
     pub(crate) fn end_as_lost(&self, why: String) {
         self.state().lost = Some(why);
-        // It may be between two boots: the next one's end is looked at too.
         self.quit();
     }
 
@@ -348,11 +347,6 @@ impl Handle {
         self.state().over = true;
         self.0.changed.notify_all();
         self.0.console.close();
-    }
-
-    /// Whether the VM has ended.
-    pub(crate) fn is_over(&self) -> bool {
-        self.state().over
     }
 
     /// Notes that a client waits for an answer.

@@ -4,7 +4,8 @@
 //! socket. When the lease ends without [`LeaseOrder::Detach`] (the command was killed, its terminal went away), the VMs
 //! end.
 //!
-//! A VM in a cell is served by the cell's process, which adopts it once it runs; then the monitor ends ([`hand_over`]).
+//! The monitor opens the files of a VM in a cell, and hands it over to the cell's process, which starts and serves it
+//! ([`hand_over`]).
 //! When a process that serves VMs dies, its VMs on one host run on. The cell's next process adopts those of a cell. The keeper
 //! of any other starts a successor ([`adopt`]), a monitor of that VM alone; it hands the VM over to its cell as soon as
 //! there is one. All have the same lease. None takes the client's order to detach out of the lease's socket, so each next one
@@ -18,13 +19,14 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use config::VmSpec;
 use hostinfo::known;
 use hostinfo::nodes::span_nodes;
+use keeper::client::Keeper;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::geteuid;
 use registry::cluster::files::Files;
@@ -35,10 +37,10 @@ use shard_api::Platform;
 use shard_api::chain::chain;
 use shard_api::launch::Ending;
 
+pub(crate) use self::adopt::Accepted;
 pub use self::adopt::adopt;
-pub(crate) use self::adopt::adopt_for_cell;
 use self::lease::{Lease, first_line, hold, tell};
-use crate::adoption::{MonitorFiles, Places};
+use crate::adoption::{FirstBoot, Leave, MonitorFiles, Places};
 use crate::cluster::tenure::{self, Tenure, TenureHandle};
 use crate::frozen::FrozenVm;
 use crate::handle::Handle;
@@ -119,7 +121,7 @@ pub fn run(
         }
     };
     let terms = Terms::of(&batch, platform, programs)?;
-    let recorder = batch.source.as_ref().and_then(Source::directory);
+    let mut recorder = batch.source.as_ref().and_then(Source::directory);
     let frozen = match batch.source.as_ref().map(open_source).transpose() {
         Ok(frozen) => frozen.map(Arc::new),
         Err(error) => {
@@ -133,32 +135,18 @@ pub fn run(
         let handle = Handle::default();
         handles.insert(name.clone(), handle.clone());
         let (lease, frozen, terms) = (lease.clone(), frozen.clone(), terms.clone());
+        // One of several that start alike says it for all.
+        let record_in = recorder.take();
         threads.push(std::thread::Builder::new().name(name.clone()).spawn(move || {
-            if let Err(why) = one(&name, &spec, frozen.as_deref(), &terms, &handle, &lease) {
+            let source = frozen.as_deref().map(|frozen| (frozen, record_in));
+            if let Err(why) = one(&name, &spec, source, &terms, &handle, &lease) {
                 tell(&lease, &Event::Failed { name, why });
             }
             handle.over();
         })?);
     }
     let answering: Vec<Handle> = handles.values().cloned().collect();
-    let mut recorded = None;
-    if let (Some(directory), Some(first)) = (recorder, answering.first().cloned()) {
-        // One of several that started alike says it for all. It never holds up the end of the VMs.
-        let record = move || {
-            std::thread::sleep(RECORD_AFTER);
-            // Without it the next restore is slower, no more.
-            let _ = first
-                .touched()
-                .and_then(|runs| snapshot::record(&directory, &runs));
-        };
-        recorded = Some(
-            std::thread::Builder::new()
-                .name("recorder".into())
-                .spawn(record)?,
-        );
-    }
     hold(&lease, answering.clone())?;
-    hand_over::begin(answering.clone(), recorded)?;
     for thread in threads {
         // A thread that panicked has dropped its entry and lost its shard.
         let _ = thread.join();
@@ -188,12 +176,13 @@ pub(crate) fn raise_file_limit() -> io::Result<()> {
 fn one(
     name: &str,
     spec: &VmSpec,
-    frozen: Option<&FrozenVm>,
+    source: Option<(&FrozenVm, Option<PathBuf>)>,
     terms: &Terms,
     handle: &Handle,
     lease: &Lease,
 ) -> Result<(), String> {
     let start = Instant::now();
+    let (frozen, record_in) = source.unzip();
     let line = |error: &dyn std::error::Error| chain(error);
     let span = Span::begin(name, spec, terms.platform).map_err(|error| line(&error))?;
     let own = match &span {
@@ -219,8 +208,8 @@ fn one(
     let lock = entry.lock().try_clone_to_owned().map_err(|error| line(&error))?;
     let recording = recorder.begin(entry, record).map_err(|error| line(&error))?;
     // Its record was there first: either this process sees that the cell failed, or the cells see that a VM is to end.
-    if let Some(cell) = cell.filter(|cell| Files::open().is_ok_and(|files| files.cell(*cell).has_failed())) {
-        return Err(format!("cell {cell} has failed"));
+    if let Some(failed) = failed_cell(handle).map_err(|error| line(&error))? {
+        return Err(format!("cell {failed}, which it would use, has failed"));
     }
     let group = terms.share_group(spec, frozen);
     let claims = Claims::new(group.clone());
@@ -250,6 +239,10 @@ fn one(
     };
     let monitor =
         listen(&folder, lock, lease, places).map_err(|error| format!("the VM's sockets: {error}"))?;
+    let first = FirstBoot {
+        paused_us: frozen.map(|frozen| frozen.paused_us),
+        record_in: record_in.flatten(),
+    };
     let begun = Begun {
         name,
         start,
@@ -257,20 +250,33 @@ fn one(
         span,
         recording,
         monitor,
-        paused_us: frozen.map(|frozen| frozen.paused_us),
+        paused_us: first.paused_us,
     };
+    let started = Event::Started {
+        name: name.to_owned(),
+        folder: folder.clone(),
+        cell,
+    };
+    if let Some(cell) = cell.filter(|_| !begun.has_remote_parts()) {
+        tell(lease, &started);
+        return begun.hand_over(opened, first, cell, &terms.programs, handle);
+    }
     let _served = begun
         .serve(handle, spec)
         .map_err(|error| format!("the VM's sockets: {error}"))?;
-    tell(
-        lease,
-        &Event::Started {
-            name: name.to_owned(),
-            folder: folder.clone(),
-            cell,
-        },
-    );
+    tell(lease, &started);
+    first.begin_to_record(handle);
     begun.run(opened, None, &terms.programs, handle, lease)
+}
+
+/// A cell that has failed, and that the VM would use by its record.
+fn failed_cell(handle: &Handle) -> io::Result<Option<u16>> {
+    let files = Files::open()?;
+    let depends = |cell: u16| handle.recorder().read(|record| record.depends_on(cell)) == Some(true);
+    let numbers = files.plan()?.into_iter().map(|cell| cell.number);
+    Ok(numbers
+        .filter(|cell| files.cell(*cell).has_failed())
+        .find(|cell| depends(*cell)))
 }
 
 /// A VM that has its files and its sockets.
@@ -296,8 +302,41 @@ impl Begun<'_> {
         Ok([console, control])
     }
 
+    fn has_remote_parts(&self) -> bool {
+        self.span.as_ref().is_some_and(Span::has_remote_parts)
+    }
+
+    /// Has the VM's cell start it and serve it. An error is one line, and ends the VM.
+    fn hand_over(
+        self,
+        opened: Opened,
+        first: FirstBoot,
+        cell: u16,
+        programs: &Programs,
+        handle: &Handle,
+    ) -> Result<(), String> {
+        let vm = self.vm(programs, handle);
+        let keeper = vm::keeper::start_for_another(vm).map_err(|error| chain(&error))?;
+        let what = Leave {
+            handle,
+            programs,
+            opened: &opened,
+            boot: None,
+            first: Some(first),
+        };
+        self.monitor
+            .leave(&what, &keeper)
+            .map_err(|error| format!("the VM's keeper: {error}"))?;
+        hand_over::to_cell(self.name, cell)?;
+        // The cell has all of it. What would end the VM when it is dropped ends with this process.
+        std::mem::forget((self, opened));
+        // A keeper that is gone has ended the VM, and the cell tells that.
+        let _ = Arc::into_inner(keeper).map_or(Ok(()), Keeper::leave);
+        Ok(())
+    }
+
     fn vm<'b>(&'b self, programs: &'b Programs, handle: &'b Handle) -> Vm<'b> {
-        let has_remote_parts = self.span.as_ref().is_some_and(Span::has_remote_parts);
+        let has_remote_parts = self.has_remote_parts();
         Vm {
             name: self.name,
             folder: &self.monitor.folder,
@@ -320,16 +359,17 @@ impl Begun<'_> {
         let keeps_writes = opened.keeps_writes;
         let progress = |progress: vm::Progress<'_>| self.note(progress, keeps_writes, handle, lease);
         let vm = self.vm(programs, handle);
-        let ending = vm::run(vm, opened, adopted, progress).map_err(|error| chain(&error))?;
+        let ran = vm::run(vm, opened, adopted, progress);
+        // Nothing of the VM is left when its end is told.
+        drop((self.recording, self.monitor));
+        self.tenure.into_iter().for_each(Tenure::leave);
+        self.span.into_iter().for_each(Span::leave);
+        let ending = ran.map_err(|error| chain(&error))?;
         let last_lines = match &ending {
             Ending::Panic => handle.console().lines_from(PANIC_TEXT, LAST_LINES),
             other if ending::reason(other).is_some() => handle.console().last_lines(LAST_LINES),
             _ => Vec::new(),
         };
-        // Nothing of the VM is left when its end is told.
-        drop((self.recording, self.monitor));
-        self.tenure.into_iter().for_each(Tenure::leave);
-        self.span.into_iter().for_each(Span::leave);
         tell(
             lease,
             &Event::Ended {
@@ -390,9 +430,23 @@ impl Begun<'_> {
                 paused_us: self.paused_us,
             },
         );
-        if booted.is_left {
-            handle.set_left();
-        }
+        handle.set_left(booted.is_left);
+    }
+}
+
+impl FirstBoot {
+    /// Has a thread look in a while which pages a restored VM has touched. It never holds up the end of the VM.
+    fn begin_to_record(self, handle: &Handle) {
+        let Some(directory) = self.record_in else { return };
+        let handle = handle.clone();
+        let record = move || {
+            std::thread::sleep(RECORD_AFTER);
+            let _ = handle
+                .touched()
+                .and_then(|runs| snapshot::record(&directory, &runs));
+        };
+        // Without it the next restore is slower, no more.
+        let _ = std::thread::Builder::new().name("recorder".into()).spawn(record);
     }
 }
 

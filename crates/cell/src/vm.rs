@@ -146,13 +146,14 @@ pub fn run(
     if opened.spec.core_scheduling && span.is_some_and(Span::has_remote_parts) {
         return Err(CoreSchedulingError::OtherHosts.into());
     }
-    let has_run = adopted.is_some();
+    let has_run = matches!(adopted, Some(Adopted::Boot(_) | Adopted::Between(_)));
     let (keeper, adopted) = match adopted {
         Some(Adopted::Boot(boot)) => (Some(boot.keeper.clone()), Some(boot)),
         Some(Adopted::Between(keeper)) => {
             opened.renew()?;
             (Some(keeper), None)
         }
+        Some(Adopted::Before(keeper)) => (Some(keeper), None),
         None => (None, None),
     };
     let mut keeper = VmKeeper(keeper);
@@ -276,7 +277,7 @@ fn every_boot(
             }
         };
         // A failed VM does not start again when a client wants its end, or a cell that it spans is lost.
-        let may_start = || !handle.state().ending && span.and_then(Span::lost).is_none();
+        let may_start = || !handle.state().is_to_end() && span.and_then(Span::lost).is_none();
         if !starts_again(opened.spec.restart, &ending) || (ending != Ending::Reboot && !may_start()) {
             return Ok(ending);
         }
@@ -288,6 +289,9 @@ fn every_boot(
             Next::Boot(pause) => handle.wait_between_boots(pause),
             Next::End if ending == Ending::Reboot => return Ok(Ending::RebootLoop),
             Next::End => return Ok(ending),
+        }
+        if let Some(detail) = handle.state().lost.clone() {
+            return Ok(Ending::ShardFailed { detail });
         }
         if ending == Ending::Reboot && handle.state().ending {
             return Ok(Ending::PowerOff);

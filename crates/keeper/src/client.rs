@@ -124,6 +124,19 @@ impl Keeper {
         connection.socket = None;
     }
 
+    /// The same for the monitor that started the keeper, which would be killed otherwise when its connection has ended: it has
+    /// other VMs.
+    ///
+    /// # Errors
+    /// If the keeper is gone.
+    pub fn leave(mut self) -> io::Result<()> {
+        self.done(&Message::Leave, &[], REPLY_TIMEOUT)?;
+        // Not waited for: it runs on.
+        self.child = None;
+        self.release();
+        Ok(())
+    }
+
     /// The connection, for a successor that goes on with it ([`Keeper::resume`]).
     ///
     /// # Errors

@@ -56,6 +56,9 @@ pub enum Message {
     /// The socket that a cell may connect to when the monitor is gone. Descriptor: a bound socket that does
     /// not listen yet. Reply: `Done` or `Failed`.
     Listen,
+    /// The monitor leaves the VM to whoever connects, and is not ended: it has other VMs. Reply: `Done`, and the
+    /// keeper ends the connection.
+    Leave,
     /// Request for the slot's descriptors. Reply: one or more of `Slot`.
     Take,
     /// Request to kill all processes of the VM. Reply: `Left`, at once.
@@ -168,6 +171,7 @@ impl Message {
             5 => Self::Take,
             6 => Self::KillAll,
             7 => Self::Listen,
+            8 => Self::Leave,
             16 => Self::Spawned {
                 pid: reader.i32()?,
                 is_mapped: reader.bool()?,
@@ -222,7 +226,7 @@ impl Message {
             Self::Reap { pid } => packet.extend(pid.to_le_bytes()),
             Self::Put { begin, end } => packet.extend([u8::from(*begin), u8::from(*end)]),
             Self::Successor { words } => put_words(&mut packet, words)?,
-            Self::Take | Self::KillAll | Self::Listen | Self::Done => {}
+            Self::Take | Self::KillAll | Self::Listen | Self::Leave | Self::Done => {}
             Self::Left { running } => packet.extend(running.to_le_bytes()),
             Self::Spawned { pid, is_mapped } => {
                 packet.extend(pid.to_le_bytes());
@@ -271,6 +275,7 @@ impl Message {
             Self::Take => 5,
             Self::KillAll => 6,
             Self::Listen => 7,
+            Self::Leave => 8,
             Self::Left { .. } => 21,
             Self::Spawned { .. } => 16,
             Self::Failed { .. } => 17,
@@ -399,6 +404,7 @@ mod tests {
             Message::Take,
             Message::KillAll,
             Message::Listen,
+            Message::Leave,
             Message::Left { running: 3 },
             Message::Spawned {
                 pid: i32::MAX,

@@ -217,6 +217,11 @@ impl Server {
                 let running = self.state.running().count() as u32;
                 self.send(request, &Message::Left { running }, &[])
             }
+            Message::Leave if files.is_empty() => {
+                self.original = None;
+                self.send(request, &Message::Done, &[])?;
+                Err(Disconnect)
+            }
             Message::Take if files.is_empty() => {
                 self.send_slot(request)?;
                 self.dispatch(Event::Taken);

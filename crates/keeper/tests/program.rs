@@ -505,6 +505,30 @@ fn cell_has_the_vm_from_the_end_of_its_monitor_until_it_lets_go() {
 }
 
 #[test]
+fn monitor_that_leaves_its_vm_to_a_cell_runs_on() {
+    let keeper = keeper();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("keeper.sock");
+    let running = sleeper(&keeper);
+    keeper
+        .succeed_by(File::open("/bin/false").unwrap().as_fd(), &["false"])
+        .unwrap();
+    keeper.put(&[running.pidfd.as_fd()]).unwrap();
+    keeper.listen(Socket::bind(&path).unwrap().as_fd()).unwrap();
+    let cell = Socket::connect(&path).unwrap();
+    keeper.leave().unwrap();
+    // This process is the monitor, and would have been killed.
+    let (cell, slot) = Keeper::adopt(cell).unwrap();
+    assert_eq!(slot.len(), 1);
+    assert_eq!(cell.exit_of(running.pid), None);
+    // It ends the VM.
+    let pid = cell.pid();
+    drop(cell);
+    wait_for(SOON, || gone(running.pid));
+    wait_for(SOON, || gone(pid));
+}
+
+#[test]
 fn successor_that_has_ended_counts_as_gone_though_another_process_has_its_socket() {
     let test = "successor_that_has_ended_counts_as_gone_though_another_process_has_its_socket";
     let script = "exec 9<&0; sleep 20 > /dev/null 2>&1 & echo x >> $starts";

@@ -1,5 +1,5 @@
-//! Starts a cell's process, and starts it again when it dies or hangs. It does nothing else, so it has nothing to die of; but the
-//! guard of the cell on whose host the cluster's own etcd runs starts that, too.
+//! Starts a cell's process, and starts it again when it dies. One that does not answer is killed. The guard of the cell on whose host the
+//! cluster's own etcd runs starts that, too.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -34,7 +34,9 @@ pub fn guard(number: u16) -> io::Result<()> {
         site.host_of(number)
             .is_some_and(|host| host.cells.first() == Some(&number))
     };
-    if let Some(site) = files.site()?.filter(|site| site.runs_etcd && is_first(site)) {
+    let site = files.site()?.filter(|site| site.runs_etcd && is_first(site));
+    let keeps_etcd = site.is_some();
+    if let Some(site) = site {
         std::thread::Builder::new().name("etcd".into()).spawn({
             let files = files.clone();
             move || keep_etcd(&files, &site)
@@ -44,6 +46,10 @@ pub fn guard(number: u16) -> io::Result<()> {
     loop {
         if files.cell(number).has_failed() {
             eprintln!("cell {number}: has failed, and does not start again");
+            // The cluster's etcd would end with this process.
+            while keeps_etcd && files.plan().is_ok_and(|plan| !plan.is_empty()) {
+                std::thread::sleep(ETCD_PAUSE);
+            }
             return Ok(());
         }
         let start = Instant::now();

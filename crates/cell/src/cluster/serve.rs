@@ -72,10 +72,11 @@ pub fn serve(number: u16, platform: Platform) -> io::Result<()> {
     let own = files.cell(number);
     let plan = files.plan()?.into_iter().find(|cell| cell.number == number);
     let plan = plan.ok_or_else(|| io::Error::other(format!("the cluster has no cell {number}")))?;
+    let claim = own.claim(number)?;
+    // Whoever has it fail may have found no process just before.
     if own.has_failed() {
         return Err(io::Error::other(format!("cell {number} has failed")));
     }
-    let claim = own.claim(number)?;
     let (events, happened) = mpsc::channel();
     let hosts = files
         .site()?
@@ -316,9 +317,9 @@ impl Cell {
     fn dead(&mut self, cell: CellId) -> Vec<Act> {
         eprintln!("cell {cell} is dead");
         let mut acts = self.state.dead(cell);
-        // What has failed on another host is seen there.
-        if self.failed_here().contains(&cell.number) {
-            acts.extend(self.state.failed(cell.number));
+        // The dead one may have failed, or have been to end the VMs of one that has. Failures on another host are seen there.
+        for failed in self.failed_here() {
+            acts.extend(self.state.failed(failed));
         }
         acts
     }
@@ -367,6 +368,9 @@ impl Cell {
                             },
                         };
                         self.answer(client, &answer);
+                    }
+                    Act::AwaitOrphans => {
+                        let _ = later(ORPHANS_LIMIT, Event::OrphansLate, &self.events);
                     }
                     Act::EndVm { name, failed } => {
                         eprintln!("cell {failed} has failed: VM {name} ends");

@@ -82,6 +82,8 @@ pub enum Act {
         /// The cell.
         failed: u16,
     },
+    /// Give the orphans up after a while ([`State::give_up_orphans`]).
+    AwaitOrphans,
     /// Tell when the host has no VM any more that depends on this cell ([`State::bury`]).
     AwaitEnd(u16),
     /// End the process.
@@ -115,6 +117,8 @@ pub struct State {
     sent_on: VecDeque<(String, u16, VmShare)>,
     /// Cells of this host that have failed.
     failures: BTreeMap<u16, Failure>,
+    /// VMs that a process hands over, which may end its connection before the next one has another.
+    handed: BTreeSet<String>,
     /// Messages that have come from each cell.
     words: BTreeMap<CellId, u64>,
 }
@@ -164,6 +168,7 @@ impl State {
             sent_on: VecDeque::new(),
             early: Some(Vec::new()),
             failures: BTreeMap::new(),
+            handed: BTreeSet::new(),
             words: BTreeMap::new(),
         }
     }
@@ -293,8 +298,9 @@ impl State {
     }
 
     /// The process that serves a VM wants to hand it over.
-    fn adopt(&self, client: Client, name: String, again: bool) -> Act {
+    fn adopt(&mut self, client: Client, name: String, again: bool) -> Act {
         if self.tenants.contains_key(&name) {
+            self.handed.insert(name.clone());
             return Act::Adopt(client, name, again);
         }
         let why = format!("VM {name} has no place in cell {}", self.me.number);
@@ -315,6 +321,10 @@ impl State {
             return Vec::new();
         };
         self.tenants.remove(&name);
+        if self.handed.remove(&name) {
+            self.orphans.insert(name);
+            return vec![Act::AwaitOrphans];
+        }
         self.remove(&name).1
     }
 
@@ -352,6 +362,7 @@ impl State {
 
     fn leave(&mut self, client: Client, name: &str) -> Vec<Act> {
         self.tenants.remove(name);
+        self.handed.remove(name);
         let (change, mut acts) = self.remove(name);
         match change {
             Some(change) => _ = self.leaving.insert(change, client),

@@ -62,7 +62,7 @@ pub(crate) struct State {
     pub(crate) helpers: Vec<Helper>,
     /// Shards of it run on other hosts.
     pub(crate) has_remote_parts: bool,
-    /// Why a cell that it spans is lost, if one is.
+    /// Why it can't go on, if a cell is lost that it uses.
     pub(crate) lost: Option<String>,
 }
 
@@ -191,7 +191,7 @@ impl State {
 
     /// Whether the shard that has just started is to end at once.
     pub(crate) fn is_to_end(&self) -> bool {
-        self.ending || self.parts.as_ref().is_some_and(Parts::have_ended)
+        self.ending || self.lost.is_some() || self.parts.as_ref().is_some_and(Parts::have_ended)
     }
 }
 

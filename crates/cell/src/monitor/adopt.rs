@@ -3,13 +3,12 @@
 use std::fmt::Display;
 use std::fs::OpenOptions;
 use std::io::{self, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use keeper::client::Keeper;
-use nix::sys::socket::{Shutdown, shutdown};
 use registry::monitor::Event;
 use registry::vms::{self, Entry, Record, State};
 use shard_api::Platform;
@@ -34,91 +33,95 @@ pub fn adopt(keeper: OwnedFd, platform: Platform) -> io::Result<()> {
     raise_file_limit()?;
     let (keeper, files) = Keeper::adopt(keeper)?;
     let read = LeftFiles::read::<AdoptionRecord>(files);
-    let (record, files) = read.unwrap_or_else(|error| Adopter::Monitor.give_up(None, &error));
-    let is_served = |lease: &Lease, handle: Handle| {
+    let (record, files) = read.unwrap_or_else(|error| give_up(None, &error));
+    let begin_serving = |lease: &Lease, handle: Handle| {
         hold(lease, vec![handle.clone()])?;
-        hand_over::begin(vec![handle], None)
+        hand_over::begin(handle)
     };
-    go_on(keeper, record, files, platform, &Adopter::Monitor, is_served);
+    go_on(keeper, record, files, platform, begin_serving);
     Ok(())
 }
 
-/// Goes on with a VM of a cell in this process, which is the cell's; returns when the VM has ended. `keeper` is a connection to
-/// its keeper, which waits until the process on ends that serves it now, for 20 s at most. `served` is called when this one does.
-///
-/// # Errors
-/// If that process does not end in time, or the keeper has nothing that it left to a program of this version. The keeper has a
-/// monitor serve the VM then.
-pub(crate) fn adopt_for_cell(
-    keeper: OwnedFd,
-    platform: Platform,
-    served: impl FnOnce(&Handle),
-) -> io::Result<()> {
-    let connection = keeper.try_clone()?;
-    let (keeper, files) = Keeper::adopt(keeper)?;
-    let (record, files) = match LeftFiles::read::<AdoptionRecord>(files) {
-        Ok(read) => read,
-        Err(error) => {
-            keeper.release();
-            return Err(error);
+/// A VM that this process has to go on with: its keeper waits for nobody else.
+pub(crate) struct Accepted {
+    keeper: Keeper,
+    record: AdoptionRecord,
+    files: LeftFiles,
+}
+
+impl Accepted {
+    /// Waits until the process on ends that serves the VM now, for 20 s at most. `keeper` is a connection to its keeper.
+    ///
+    /// # Errors
+    /// If that process does not end in time (`TimedOut`), or the keeper has nothing that it left to a program of this version. The
+    /// keeper has a monitor serve the VM then.
+    pub(crate) fn by(keeper: OwnedFd) -> io::Result<Self> {
+        let (keeper, files) = Keeper::adopt(keeper)?;
+        match LeftFiles::read(files) {
+            Ok((record, files)) => Ok(Self {
+                keeper,
+                record,
+                files,
+            }),
+            Err(error) => {
+                keeper.release();
+                Err(error)
+            }
         }
-    };
-    let is_served = |lease: &Lease, handle: Handle| {
-        hold_one(lease, handle.clone())?;
-        served(&handle);
-        Ok(())
-    };
-    go_on(
-        keeper,
-        record,
-        files,
-        platform,
-        &Adopter::Cell(connection),
-        is_served,
-    );
-    Ok(())
+    }
+
+    /// Goes on with the VM in the process of a cell, which has other VMs; returns when it has ended. `served` is called when clients
+    /// can reach it again. An error ends this process, and no VM.
+    pub(crate) fn serve(self, platform: Platform, served: impl FnOnce(&Handle)) {
+        let begin_serving = |lease: &Lease, handle: Handle| {
+            hold_one(lease, handle.clone())?;
+            served(&handle);
+            Ok(())
+        };
+        go_on(self.keeper, self.record, self.files, platform, begin_serving);
+    }
 }
 
-/// Goes on with the VM that was left so, for its client and as `is_served` does, until it has ended.
+/// Goes on with the VM that was left so, for its client and as `begin_serving` does, until it has ended.
 fn go_on(
     keeper: Keeper,
     record: AdoptionRecord,
     mut files: LeftFiles,
     platform: Platform,
-    adopter: &Adopter,
-    is_served: impl FnOnce(&Lease, Handle) -> io::Result<()>,
+    begin_serving: impl FnOnce(&Lease, Handle) -> io::Result<()>,
 ) {
     let files = &mut files;
     let (left, left_places, boot) = (record.monitor, record.places, record.boot);
     let folder = left.folder.clone();
     // A value that is dropped on an error would end the VM, which the next process may be able to take over.
-    let attempt = &Attempt {
-        adopter,
-        folder: &folder,
-    };
-    let programs = attempt.ok(adopt_programs(&left, files));
+    let programs = adopt_programs(&left, files).or_give_up(&folder);
     let tenure = left_places.own.map(|place| Tenure::adopt(place, files));
-    let tenure = attempt.ok(tenure.transpose());
+    let tenure = tenure.transpose().or_give_up(&folder);
+    if let Some(place) = &tenure {
+        // What this thread starts for the VM stays in its cell; without the right to say so it is in all of this process's CPUs.
+        let _ = place.settle();
+    }
     let span = (!left_places.span.is_empty()).then(|| Span::adopt(left_places.span, files, platform));
-    let span = attempt.ok(span.transpose());
+    let span = span.transpose().or_give_up(&folder);
     let places = Places {
         own: tenure.as_ref().map(Tenure::handle),
         span: span.as_ref().map_or_else(Vec::new, Span::handles),
     };
-    let own = attempt.ok(MonitorFiles::adopt(&left, places, files));
-    let about = attempt.ok(vms::read(&folder));
+    let own = MonitorFiles::adopt(&left, places, files).or_give_up(&folder);
+    let about = vms::read(&folder).or_give_up(&folder);
     let name = about.name.clone();
     let spec = about.spec.clone();
-    let opened = attempt.ok(Opened::adopt(record.opened, files, spec, &name, &programs.shard));
+    let opened = Opened::adopt(record.opened, files, spec, &name, &programs.shard).or_give_up(&folder);
     let keeper = Arc::new(keeper);
     let mut adopted = match boot {
         Some(boot) => {
             let boot = take_boot(boot, files, &keeper, (&programs, &opened), &about);
-            Adopted::Boot(attempt.ok(boot))
+            Adopted::Boot(boot.or_give_up(&folder))
         }
+        None if record.first.is_some() => Adopted::Before(keeper.clone()),
         None => {
             // The predecessor may have started the next one, and died before that ran.
-            attempt.ok(keeper.kill_all());
+            keeper.kill_all().or_give_up(&folder);
             keeper.reap_all();
             Adopted::Between(keeper.clone())
         }
@@ -126,7 +129,7 @@ fn go_on(
     // The predecessor may have died before it wrote that the VM runs.
     let runs = match &adopted {
         Adopted::Boot(boot) => Some(boot.home.pid),
-        Adopted::Between(_) => None,
+        Adopted::Between(_) | Adopted::Before(_) => None,
     };
     let about = Record {
         monitor_pid: std::process::id(),
@@ -140,7 +143,7 @@ fn go_on(
     let kept = files
         .take(left.kept)
         .and_then(|kept| handle.console().adopt(kept));
-    attempt.ok(kept);
+    kept.or_give_up(&folder);
     let lock = own.entry.try_clone();
     let entry = lock.and_then(|lock| Entry::adopt(folder.clone(), lock.into()));
     let running = Event::Running {
@@ -149,29 +152,32 @@ fn go_on(
         keeps_writes: opened.keeps_writes,
         paused_us: None,
     };
-    let lease = Arc::new(Mutex::new(attempt.ok(own.lease.try_clone())));
+    let lease = Arc::new(Mutex::new(own.lease.try_clone().or_give_up(&folder)));
     let ran = since(about.started_unix_s);
-    let recording = handle.recorder().begin(attempt.ok(entry), about);
+    let recording = handle.recorder().begin(entry.or_give_up(&folder), about);
     let begun = Begun {
         name: &name,
         start: Instant::now().checked_sub(ran).unwrap_or_else(Instant::now),
         tenure,
         span,
-        recording: attempt.ok(recording),
+        recording: recording.or_give_up(&folder),
         monitor: own,
-        paused_us: None,
+        paused_us: record.first.as_ref().and_then(|first| first.paused_us),
     };
     if let Adopted::Boot(boot) = &mut adopted {
         // Before a client's order reaches the shard: a next successor must not number its own like this one's.
         let began = boot.begin(begun.vm(&programs, &handle), &opened);
-        attempt.ok(began);
+        began.or_give_up(&folder);
     }
-    let _served = attempt.ok(begun.serve(&handle, &opened.spec));
-    attempt.ok(is_served(&lease, handle.clone()));
+    let _served = begun.serve(&handle, &opened.spec).or_give_up(&folder);
+    begin_serving(&lease, handle.clone()).or_give_up(&folder);
+    if let Some(first) = record.first {
+        first.begin_to_record(&handle);
+    }
     if runs.is_some() {
         // The predecessor may have died before it told the client.
         tell(&lease, &running);
-        handle.set_left();
+        handle.set_left(true);
     }
     if let Err(why) = begun.run(opened, Some(adopted), &programs, &handle, &lease) {
         let name = name.clone();
@@ -213,49 +219,28 @@ fn take_boot(
     })
 }
 
-/// What takes a VM over.
-enum Adopter {
-    /// A process for this VM alone.
-    Monitor,
-    /// The process of a cell, by this connection to the VM's keeper.
-    Cell(OwnedFd),
+/// A result without which the VM can't be taken over.
+trait OrGiveUp<T> {
+    /// The value. An error ends this process, be it a monitor's or a cell's, and no VM: no value is dropped, since some end the VM.
+    /// The next process tries again. The reason is in the log of the VM, whose directory is `folder`.
+    fn or_give_up(self, folder: &Path) -> T;
 }
 
-/// A VM that is being taken over.
-struct Attempt<'a> {
-    adopter: &'a Adopter,
-    /// The VM's directory.
-    folder: &'a Path,
-}
-
-impl Attempt<'_> {
-    /// The value of a result without which the VM can't be taken over. On an error this never returns, since some values end the VM
-    /// when they are dropped.
-    fn ok<T, E: Display>(&self, result: Result<T, E>) -> T {
-        result.unwrap_or_else(|error| self.adopter.give_up(Some(self.folder), &error))
+impl<T, E: Display> OrGiveUp<T> for Result<T, E> {
+    fn or_give_up(self, folder: &Path) -> T {
+        self.unwrap_or_else(|error| give_up(Some(folder), &error))
     }
 }
 
-impl Adopter {
-    /// Leaves the VM, whose directory is `folder`, to a monitor that its keeper starts. A monitor ends. In a cell's process this
-    /// thread stays with what it has taken, until that process ends. The reason is in the VM's log.
-    fn give_up(&self, folder: Option<&Path>, error: &dyn Display) -> ! {
-        if let Some(folder) = folder {
-            let log = OpenOptions::new().append(true).open(folder.join(HOME_LOG));
-            // Without a log nobody learns the reason, and the VM runs on all the same.
-            let _ = log.and_then(|mut log| writeln!(log, "monitor: the VM cannot be taken over: {error}"));
-        }
-        match self {
-            // SAFETY: ends the process; no destructor runs, and none is needed.
-            Self::Monitor => unsafe { libc::_exit(1) },
-            Self::Cell(keeper) => {
-                let _ = shutdown(keeper.as_raw_fd(), Shutdown::Both);
-                loop {
-                    std::thread::park();
-                }
-            }
-        }
+fn give_up(folder: Option<&Path>, error: &dyn Display) -> ! {
+    eprintln!("a VM cannot be taken over: {error}");
+    if let Some(folder) = folder {
+        let log = OpenOptions::new().append(true).open(folder.join(HOME_LOG));
+        // Without a log nobody learns the reason, and the VM runs on all the same.
+        let _ = log.and_then(|mut log| writeln!(log, "monitor: the VM cannot be taken over: {error}"));
     }
+    // SAFETY: ends the process; no destructor runs, and none is needed.
+    unsafe { libc::_exit(1) }
 }
 
 /// The time since a second of the clock of the world.

@@ -1,38 +1,54 @@
-//! A monitor hands its VMs over to their cells, whose processes serve them from then on.
+//! A monitor hands a VM over to its cell, whose process serves it from then on.
 
 use std::io;
-use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use registry::cluster::client::Connection;
 use registry::cluster::files::Files;
 use registry::cluster::interface::{Answer, Ask};
 
+use crate::cluster::limits::RETRY;
 use crate::handle::Handle;
 
+/// Time that a cell has to take a VM that is to start.
+const LIMIT: Duration = Duration::from_secs(20);
 /// Time between two tries, while a cell's process does not run or does not want the VM.
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// Has a thread hand the VMs over once all of them run that have not ended, and `before` has ended. This process ends then, as if
-/// it were killed: what another needs to go on is the keepers'.
-pub(super) fn begin(vms: Vec<Handle>, before: Option<JoinHandle<()>>) -> io::Result<()> {
+/// Has the cell connect to the keeper of a VM that was left to it, and that it is to start.
+///
+/// # Errors
+/// If the cell refuses it, or does not answer for [`LIMIT`]. An error is one line.
+pub(super) fn to_cell(name: &str, cell: u16) -> Result<(), String> {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let why = match ask(name, cell) {
+            Ok(Answer::Done) => return Ok(()),
+            Ok(Answer::Refused { why }) => why,
+            Ok(other) => format!("an answer to another question: {other:?}"),
+            Err(error) => error.to_string(),
+        };
+        // Its process may have died since it gave the VM a place, and start again.
+        if Instant::now() > deadline {
+            return Err(format!(
+                "cell {cell} does not take the VM: {why}; see `mirrorball cluster status`"
+            ));
+        }
+        std::thread::sleep(RETRY);
+    }
+}
+
+/// Has a thread hand the VM over to its cell once it runs. This process ends then, as if it were killed: what the cell needs to go on
+/// is the keeper's.
+pub(super) fn begin(vm: Handle) -> io::Result<()> {
     let hand_over = move || {
-        for vm in &vms {
-            vm.wait_until_left();
+        if !vm.wait_until_left() {
+            return;
         }
-        if let Some(before) = before {
-            // One that panicked has ended too.
-            let _ = before.join();
-        }
-        loop {
-            let running: Vec<&Handle> = vms.iter().filter(|vm| !vm.is_over()).collect();
-            let has_cell = |vm: &&Handle| vm.recorder().read(|record| record.cell.is_some()) == Some(true);
-            // This process ends with the last VM, and serves one that is in no cell.
-            if running.is_empty() || !running.iter().all(has_cell) {
-                return;
-            }
-            if running.into_iter().all(|vm| hand_over(vm).is_some()) {
-                // SAFETY: ends the process; no destructor runs, so that nothing of a VM ends.
+        // One outside a cluster stays here.
+        while let Some((name, Some(cell))) = vm.recorder().read(|record| (record.name.clone(), record.cell)) {
+            if matches!(ask(&name, cell), Ok(Answer::Done)) {
+                // SAFETY: ends the process; no destructor runs, so that nothing of the VM ends.
                 unsafe { libc::_exit(0) }
             }
             std::thread::sleep(INTERVAL);
@@ -44,11 +60,8 @@ pub(super) fn begin(vms: Vec<Handle>, before: Option<JoinHandle<()>>) -> io::Res
         .map(drop)
 }
 
-/// Has the VM's cell wait for this process's end. None if there is no such cell, or it does not want the VM.
-fn hand_over(vm: &Handle) -> Option<()> {
-    let (name, cell) = vm.recorder().read(|record| (record.name.clone(), record.cell))?;
-    let cell = Files::open().ok()?.cell(cell?);
-    let ask = Ask::Adopt { name, again: false };
-    let answer = Connection::open(&cell).ok()?.ask(&ask).ok()?;
-    (answer == Answer::Done).then_some(())
+/// Asks a cell to serve a VM from the time on when this process no longer does.
+fn ask(name: &str, cell: u16) -> io::Result<Answer> {
+    let name = name.to_owned();
+    Connection::open(&Files::open()?.cell(cell))?.ask(&Ask::Adopt { name, again: false })
 }

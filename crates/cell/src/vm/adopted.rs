@@ -26,6 +26,8 @@ pub enum Adopted {
     Boot(AdoptedBoot),
     /// It was between two boots. Its keeper has no process of it.
     Between(Arc<Keeper>),
+    /// It has not been started yet.
+    Before(Arc<Keeper>),
 }
 
 /// The running boot of a VM, and what of it is a monitor's.
@@ -84,6 +86,7 @@ impl AdoptedBoot {
             programs: vm.programs,
             opened,
             boot: Some(boot),
+            first: None,
         };
         vm.monitor
             .map_or(Ok(()), |monitor| monitor.leave(&what, &self.keeper))

@@ -165,8 +165,10 @@ impl NewBoot<'_> {
             programs: self.vm.programs,
             opened: self.opened,
             boot: None,
+            first: None,
         };
         if monitor.is_none_or(|monitor| monitor.leave(&what, self.keeper).is_err()) {
+            self.vm.handle.set_left(false);
             self.keeper.clear()?;
         }
         self.keeper.reap_all();
@@ -281,6 +283,7 @@ impl RunningBoot<'_> {
             programs: self.vm.programs,
             opened: self.opened,
             boot: Some(boot),
+            first: None,
         };
         // Before the client hears that the VM runs, and lets it outlive this process.
         let left = self.vm.monitor.map(|monitor| monitor.leave(&what, self.keeper));

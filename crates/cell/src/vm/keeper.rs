@@ -45,6 +45,11 @@ impl VmKeeper {
     }
 }
 
+/// Starts the keeper of a VM that another process is to start.
+pub(crate) fn start_for_another(vm: Vm<'_>) -> Result<Arc<Keeper>, RunError> {
+    VmKeeper(None).of_boot(vm)
+}
+
 /// Starts a keeper, which has the CPUs and the nodes of this thread.
 pub(super) fn start_keeper(vm: Vm<'_>) -> Result<Keeper, RunError> {
     let program = &vm.programs.keeper;

@@ -1,9 +1,11 @@
 //! The VMs of the cell that this process serves, each on a thread of its own.
 //!
-//! A VM whose adoption has ended two processes of the cell, by a fault or an error, is set aside: its keeper has a monitor serve it.
-//! The count is a file in the VM's directory while its adoption is under way.
+//! An error in an adoption ends the process, as a fault would: values that it had taken can't be let go without an end of the VM. A VM
+//! whose adoption has ended two processes of the cell in a row is set aside: its keeper has a monitor serve it. The count is
+//! a file in the VM's directory, from the time on when its keeper has accepted the cell until clients are served.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -18,7 +20,7 @@ use registry::vms::{self, Record, Registry};
 use shard_api::Platform;
 
 use crate::handle::Handle;
-use crate::monitor::adopt_for_cell;
+use crate::monitor::Accepted;
 use crate::vm::keeper::KEEPER_SOCKET;
 
 /// The file with the number of adoptions that were begun and not completed.
@@ -37,8 +39,16 @@ const KILL_LIMIT: Duration = Duration::from_secs(30);
 pub(super) struct Adoptions {
     cell: u16,
     platform: Platform,
-    /// The VMs that are being adopted or served, with a handle once they are served.
-    adopted: Arc<Mutex<BTreeMap<String, Option<Handle>>>>,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    /// The VMs that are being adopted or served, by their addresses on the socket device, which no other VM gets. With a handle once
+    /// they are served.
+    adopted: Mutex<BTreeMap<u32, Option<Handle>>>,
+    /// Locked while a VM is adopted whose last adoption failed: if it ends the process again, no other VM seems to.
+    alone: Mutex<()>,
 }
 
 impl Adoptions {
@@ -46,7 +56,7 @@ impl Adoptions {
         Self {
             cell,
             platform,
-            adopted: Arc::default(),
+            shared: Arc::default(),
         }
     }
 
@@ -57,12 +67,11 @@ impl Adoptions {
     pub(super) fn begin_all(&self) -> io::Result<()> {
         let registry = Registry::open()?;
         for record in registry.list()? {
-            // One over several hosts has none, and one whose monitor still starts it is adopted when that monitor asks.
-            let has_socket =
-                || Ok::<_, io::Error>(registry.folder_of(&record.name)?.join(KEEPER_SOCKET).exists());
+            let folder = registry.folder_of(&record.name)?;
+            // One over several hosts has none, and one whose monitor still opens its files is adopted when that monitor asks.
             if record.cell == Some(self.cell)
-                && has_socket()?
-                && let Err(error) = self.begin(&record.name, false)
+                && folder.join(KEEPER_SOCKET).exists()
+                && let Err(error) = self.begin_in(&folder, &record)
             {
                 eprintln!("cell {}: {}: {error}", self.cell, record.name);
             }
@@ -84,10 +93,10 @@ impl Adoptions {
         if again {
             end_attempt(&folder);
         }
-        self.begin_in(&folder, record)
+        self.begin_in(&folder, &record)
     }
 
-    /// Ends a VM because of a failed cell, also one that ran in that cell. Nothing waits for its end.
+    /// Ends a VM because of a failed cell. Its own cell may be the failed one. Nothing waits for its end.
     pub(super) fn end(&self, name: &str, failed: u16) {
         let end = || {
             let folder = Registry::open()?.folder_of(name)?;
@@ -102,64 +111,78 @@ impl Adoptions {
         }
     }
 
-    /// Ends the VM of `record`; adopts it first if nobody serves it, so that its client learns why.
+    /// Ends the VM of `record`; adopts it first if no process serves it, so that its client learns why.
     fn end_now(&self, record: &Record, folder: &Path, why: &str) {
-        if !self.adopted().contains_key(&record.name) {
-            let adopted = self.begin_in(folder, record.clone());
-            // One that can't be adopted is ended below.
-            let _ = adopted;
-        }
+        // One that can't be adopted is ended below.
+        let _ = self.begin_in(folder, record);
         let deadline = Instant::now() + ADOPTION_LIMIT;
         while Instant::now() < deadline {
-            match self.adopted().get(&record.name).cloned() {
+            match self.adopted().get(&record.cid).cloned() {
                 Some(Some(vm)) => return vm.end_as_lost(why.to_owned()),
                 Some(None) => {}
                 None => break,
             }
             std::thread::sleep(LOOK_INTERVAL);
         }
-        // By whoever serves it.
+        // By the process that serves it.
         let _ = ask(folder, &Request::Kill, Some(KILL_LIMIT));
     }
 
-    /// Adopts the VM in `folder`.
-    fn begin_in(&self, folder: &Path, record: Record) -> io::Result<()> {
-        let name = record.name.clone();
-        if self.adopted().contains_key(&name) {
-            return Ok(());
+    /// Adopts the VM in `folder`, unless this is under way.
+    fn begin_in(&self, folder: &Path, record: &Record) -> io::Result<()> {
+        let cid = record.cid;
+        match self.adopted().entry(cid) {
+            Entry::Occupied(_) => return Ok(()),
+            Entry::Vacant(entry) => _ = entry.insert(None),
         }
-        let failures = failures(folder)?;
-        let connection = Socket::connect(&folder.join(KEEPER_SOCKET))?;
-        begin_attempt(folder, failures)?;
-        self.adopted().insert(name.clone(), None);
-        let (adoptions, folder) = (self.clone(), folder.to_owned());
-        let serve = move || adoptions.serve(connection, &record.name, &folder);
-        let begun = std::thread::Builder::new().name(name.clone()).spawn(serve);
+        let begun = failures(folder)
+            .and_then(|_| Socket::connect(&folder.join(KEEPER_SOCKET)))
+            .and_then(|keeper| {
+                let (adoptions, folder, name) = (self.clone(), folder.to_owned(), record.name.clone());
+                let serve = move || adoptions.serve(keeper, &folder, &name, cid);
+                std::thread::Builder::new().name(record.name.clone()).spawn(serve)
+            });
         if begun.is_err() {
-            self.adopted().remove(&name);
+            self.adopted().remove(&cid);
         }
         begun.map(drop)
     }
 
     /// Serves a VM, until it has ended or another process has to.
-    fn serve(&self, keeper: OwnedFd, name: &str, folder: &Path) {
-        let served = |vm: &Handle| {
-            end_attempt(folder);
-            self.adopted().insert(name.to_owned(), Some(vm.clone()));
-        };
-        if let Err(error) = adopt_for_cell(keeper, self.platform, served) {
-            eprintln!("cell {}: {name} is not adopted: {error}", self.cell);
-            // The process that serves it has not ended.
-            if error.kind() == io::ErrorKind::TimedOut {
-                end_attempt(folder);
+    fn serve(&self, keeper: OwnedFd, folder: &Path, name: &str, cid: u32) {
+        match Accepted::by(keeper) {
+            Ok(vm) => self.adopt(vm, folder, cid),
+            Err(error) => {
+                eprintln!("cell {}: {name} is not adopted: {error}", self.cell);
+                // What its keeper has is another version's, unless the process that serves it has not ended.
+                if error.kind() != io::ErrorKind::TimedOut {
+                    let _ = count(folder, FAILURES_MAX);
+                }
             }
         }
-        self.adopted().remove(name);
+        self.adopted().remove(&cid);
     }
 
-    fn adopted(&self) -> MutexGuard<'_, BTreeMap<String, Option<Handle>>> {
-        self.adopted.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Serves a VM that no other process serves, until it has ended.
+    fn adopt(&self, vm: Accepted, folder: &Path, cid: u32) {
+        let before = failures(folder).unwrap_or(FAILURES_MAX);
+        let mut alone = (before > 0).then(|| lock(&self.shared.alone));
+        // A VM whose directory can't be written is adopted all the same.
+        let _ = count(folder, before + 1);
+        vm.serve(self.platform, |handle| {
+            end_attempt(folder);
+            alone = None;
+            self.adopted().insert(cid, Some(handle.clone()));
+        });
     }
+
+    fn adopted(&self) -> MutexGuard<'_, BTreeMap<u32, Option<Handle>>> {
+        lock(&self.shared.adopted)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Adoptions of the VM that have failed in a row.
@@ -180,9 +203,9 @@ fn failures(folder: &Path) -> io::Result<u32> {
     Ok(failures)
 }
 
-/// Counts an adoption as failed until its end.
-fn begin_attempt(folder: &Path, failures: u32) -> io::Result<()> {
-    let text = (failures + 1).to_string();
+/// Sets the number of adoptions that have failed in a row. One that begins counts until its end.
+fn count(folder: &Path, failures: u32) -> io::Result<()> {
+    let text = failures.to_string();
     hostfiles::replace_volatile_file(&folder.join(BEGUN), private::FILE_MODE, text.as_bytes())
 }
 
@@ -199,7 +222,7 @@ mod tests {
     #[test]
     fn vm_is_set_aside_when_two_adoptions_have_failed_in_a_row() {
         let directory = tempfile::tempdir().unwrap();
-        let begin = || begin_attempt(directory.path(), failures(directory.path())?);
+        let begin = || count(directory.path(), failures(directory.path())? + 1);
         for _ in 0..5 {
             begin().unwrap();
             end_attempt(directory.path());

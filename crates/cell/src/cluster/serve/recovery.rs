@@ -6,7 +6,7 @@ use std::time::Duration;
 use registry::vms::Registry;
 
 /// Time between two looks.
-const INTERVAL: Duration = Duration::from_millis(10);
+const INTERVAL: Duration = Duration::from_millis(20);
 
 /// Has a thread call `told` once the host's registry has no VM that depends on the cell.
 ///

@@ -21,6 +21,8 @@ use super::{Act, Client, Key, State};
 pub(super) struct Failure {
     /// Clients that wait until it is buried.
     waiting: Vec<Client>,
+    /// The end of its VMs is awaited.
+    is_awaited: bool,
     is_buried: bool,
 }
 
@@ -41,7 +43,11 @@ impl State {
                 }
             }
         }
-        acts.push(Act::AwaitEnd(cell));
+        if let Some(failure) = self.failures.get_mut(&cell)
+            && !std::mem::replace(&mut failure.is_awaited, true)
+        {
+            acts.push(Act::AwaitEnd(cell));
+        }
         acts
     }
 
@@ -80,8 +86,11 @@ impl State {
             }
             None => {
                 let waiting = vec![client];
-                let is_buried = false;
-                self.failures.insert(cell, Failure { waiting, is_buried });
+                let failure = Failure {
+                    waiting,
+                    ..Failure::default()
+                };
+                self.failures.insert(cell, failure);
                 self.failed(cell)
             }
         }

@@ -111,7 +111,7 @@ impl World {
                 Act::Send(to, message) => self.links.push_back((at, to, message)),
                 Act::Answer(client, answer) => _ = self.answers.insert((at.number, client), answer),
                 Act::EndVm { name, .. } => self.ended.push((at.number, name)),
-                Act::AwaitEnd(_) | Act::Adopt(..) | Act::End => {}
+                Act::AwaitEnd(_) | Act::AwaitOrphans | Act::Adopt(..) | Act::End => {}
             }
         }
     }
@@ -372,4 +372,37 @@ fn the_first_to_start_again_knows_what_the_host_has() {
         matches!(acts[..], [Act::Answer(2, Answer::Hosted(_))]),
         "{acts:?}"
     );
+}
+
+/// The process that serves a VM ends its connection, and the next one comes with another.
+#[test]
+fn vm_that_is_handed_over_keeps_its_place_between_two_connections() {
+    let mut world = World::new(2);
+    let owner = id(1, 1);
+    world.ask(owner, 1, Ask::Host(in_cell(1, "a", 64)));
+    let adopt = |name: &str| Ask::Adopt {
+        name: name.to_owned(),
+        again: false,
+    };
+    world.refused(owner, adopt("b"), "VM b has no place in cell 1");
+    let state = world.cells.get_mut(&owner).expect("lives");
+    assert_eq!(state.asked(2, adopt("a")), [Act::Adopt(2, "a".to_owned(), false)]);
+    assert_eq!(state.gone(1), [Act::AwaitOrphans]);
+    let back = Host {
+        runs: true,
+        ..in_cell(1, "a", 64)
+    };
+    assert!(matches!(world.ask(owner, 3, Ask::Host(back)), Answer::Hosted(_)));
+    world.act(owner, State::give_up_orphans);
+    world.vms(&[&[], &["a"]]);
+    // The next process ends without handing it over, and the one after that does not come.
+    world.act(owner, |state| state.gone(3));
+    world.settle();
+    world.vms(&[&[], &[]]);
+    world.ask(owner, 4, Ask::Host(in_cell(1, "c", 64)));
+    world.act(owner, |state| state.asked(5, adopt("c")));
+    world.act(owner, |state| state.gone(4));
+    world.act(owner, State::give_up_orphans);
+    world.settle();
+    world.vms(&[&[], &[]]);
 }

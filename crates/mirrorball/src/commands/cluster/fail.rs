@@ -94,7 +94,8 @@ fn end_process(cell: &CellFiles) {
     // Its guard may be starting one just now, which finds that the cell has failed.
     while cell.runs() && Instant::now() < deadline {
         let pid = Connection::open(cell).and_then(|connection| connection.peer());
-        if let Ok(pid) = pid
+        // Not this process's own group.
+        if let Ok(pid @ 1..) = pid
             && cell.runs()
         {
             // One that has ended since is what is wanted.

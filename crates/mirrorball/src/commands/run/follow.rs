@@ -27,8 +27,10 @@ const POWER_OFF_LIMIT_S: u64 = 60;
 /// How long a guest whose agent broke off may take to end by itself, and so to say why.
 const TROUBLE_GRACE: Duration = Duration::from_secs(5);
 
-/// How often VMs are looked for whose monitor was killed.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// How often VMs are looked for that ended with the process that served them.
+const LOOK_INTERVAL: Duration = Duration::from_secs(2);
+/// Longest time between the end of a VM's entry and the event that tells its end: cells that hang are waited for meanwhile.
+const EVENT_LIMIT: Duration = Duration::from_secs(12);
 
 /// How long a console may take to end once its VM has.
 const CONSOLE_END_LIMIT: Duration = Duration::from_secs(2);
@@ -60,8 +62,8 @@ pub(super) struct Followed {
     pub done: Option<Done>,
     trouble: Option<Trouble>,
     pub ended: Option<Ending>,
-    /// It was not among the VMs that run when its monitor had been killed.
-    is_missed: bool,
+    /// Since when it is not among the VMs that run.
+    missed: Option<Instant>,
     pub seconds: f64,
 }
 
@@ -197,10 +199,16 @@ impl Follower {
         };
         let is_gone = |name: &str| records.iter().all(|record| record.name != name);
         for (name, vm) in self.vms.iter_mut().filter(|(_, vm)| vm.ended.is_none()) {
-            // The event of one that has just ended is on its way: it counts the second time.
-            if is_gone(name) && std::mem::replace(&mut vm.is_missed, true) {
-                eprintln!("mirrorball: {name}: its monitor was killed, and the VM ended with it");
-                let detail = "its monitor was killed".to_owned();
+            if !is_gone(name) {
+                continue;
+            }
+            // The event of one that has just ended may be on its way.
+            let since = vm.missed.get_or_insert_with(Instant::now);
+            if since.elapsed() > EVENT_LIMIT {
+                eprintln!(
+                    "mirrorball: {name}: the process that served it was killed, and the VM ended with it"
+                );
+                let detail = "the process that served it was killed".to_owned();
                 vm.ended = Some(Ending::ShardFailed { detail });
             }
         }
