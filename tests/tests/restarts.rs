@@ -7,7 +7,7 @@ use guest_tests::load::Load;
 use guest_tests::span::two_cells;
 use guest_tests::{Cluster, Scratch, Vm, VmFile, mirrorball, net, repetitions, wait};
 
-/// How often the processes of both cells are killed in a campaign, and how often they are stopped.
+/// Processes of cells that are killed in a campaign, and those that are stopped: two in each round.
 const ENDS: usize = 100;
 /// Time that the next processes have to serve all VMs, after a stop too, on a host in software.
 const NEXT_LIMIT: Duration = Duration::from_secs(60);
@@ -67,7 +67,7 @@ fn vms_run_on_while_the_processes_of_their_cells_are_killed_and_stopped() {
     let vms = [(&busy, 0), (&parent, 1), (&wide, 0)];
 
     let (mut took, mut clones) = (Vec::new(), 0);
-    for round in 0..repetitions(2 * ENDS) {
+    for round in 0..repetitions(ENDS) {
         let how = if round % 2 == 0 { End::Killed } else { End::Stopped };
         // A clone is whole or refused.
         let clone = (how == End::Killed).then(|| mirrorball(["clone", parent.name()]).spawn());
@@ -103,7 +103,7 @@ fn vms_run_on_while_the_processes_of_their_cells_are_killed_and_stopped() {
     println!("{seen:?}");
     // A process that is killed loses at most what it has just read from the guest.
     assert!(
-        seen[0].console_gaps <= repetitions(2 * ENDS),
+        seen[0].console_gaps <= repetitions(ENDS),
         "lines of the console were lost: {seen:?}"
     );
     for vm in [&busy, &parent, &wide] {

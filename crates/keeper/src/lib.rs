@@ -5,6 +5,10 @@
 //! starts the next one, its successor, which takes the slot's descriptors. Without a slot or a successor the
 //! keeper kills the VM's processes and ends.
 //!
+//! A cell that serves a VM is its monitor, too. It connects to a socket that the VM's first monitor left
+//! ([`message::Message::Listen`]). The keeper accepts it when no other monitor is connected, and waits for that for
+//! 1 s before it starts a successor.
+//!
 //! Before a start the keeper kills the former monitor, which may have lost only its connection: two monitors
 //! never serve one VM.
 //!

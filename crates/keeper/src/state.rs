@@ -184,7 +184,7 @@ impl State {
             }
             Event::Connected if self.monitor == Monitor::Starting => {
                 self.monitor = Monitor::Connected;
-                // There was none.
+                // No successor was started.
                 self.starts.pop_back();
                 Vec::new()
             }

@@ -1,7 +1,7 @@
-//! A VM's place in a cell, held by the VM's monitor.
+//! A VM's place in a cell, held by the process that serves the VM.
 //!
-//! The place is the VM's as long as a connection to the cell lasts. When the cell's process dies, the VM runs on, and its
-//! monitor comes to the cell's next process and says so.
+//! The place is the VM's as long as a connection to the cell lasts. When the cell's process dies, the VM runs on, and the process
+//! that serves it then connects to the cell's next process and says so.
 
 use std::io;
 use std::os::unix::net::UnixStream;
