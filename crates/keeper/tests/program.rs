@@ -464,7 +464,10 @@ fn cell_has_the_vm_from_the_end_of_its_monitor_until_it_lets_go() {
     if let Some(directory) = directory_of("role=monitor") {
         let keeper = keeper();
         let running = sleeper(&keeper);
-        let script = format!("echo $PPID > {}/successor; exec sleep 2", directory.display());
+        let script = format!(
+            "cd {} && echo $PPID > unfinished && mv unfinished successor; exec sleep 2",
+            directory.display()
+        );
         keeper
             .succeed_by(File::open("/bin/sh").unwrap().as_fd(), &["sh", "-c", &script])
             .unwrap();
