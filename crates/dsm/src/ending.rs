@@ -2,9 +2,13 @@
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
+
+/// How long the hook waits for lanes that have not yet told the other nodes.
+const TELLING_LIMIT: Duration = Duration::from_millis(500);
 
 /// Why.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,6 +55,9 @@ pub struct Ending {
     end: OnceLock<End>,
     /// Readable from the end on.
     event: EventFd,
+    /// How many lanes have not yet told the other nodes.
+    untold: Mutex<u16>,
+    all_told: Condvar,
     hook: Hook,
 }
 
@@ -59,20 +66,50 @@ impl Ending {
     ///
     /// # Errors
     /// If the kernel has no descriptor left.
-    pub fn new(hook: Hook) -> nix::Result<Arc<Self>> {
+    pub fn new(lanes: u16, hook: Hook) -> nix::Result<Arc<Self>> {
         Ok(Arc::new(Self {
             end: OnceLock::new(),
             event: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
+            untold: Mutex::new(lanes),
+            all_told: Condvar::new(),
             hook,
         }))
     }
 
-    /// It ends, unless it has.
-    pub fn end(&self, end: End) {
-        if self.end.set(end).is_ok() {
+    /// The node ends because its process wants it to, unless it has ended.
+    pub fn close(&self) {
+        if self.set(End::Closed) {
+            (self.hook)(&End::Closed);
+        }
+    }
+
+    /// A lane has seen the end. Whether it is the first; it calls [`Ending::call_hook`] then.
+    pub fn set(&self, end: End) -> bool {
+        let is_first = self.end.set(end).is_ok();
+        if is_first {
             // It can't be full.
             let _ = self.event.write(1);
-            (self.hook)(self.end.get().expect("just set"));
+        }
+        is_first
+    }
+
+    /// A lane has told the other nodes, and does nothing more.
+    pub fn lane_told(&self) {
+        let mut untold = self.untold.lock().unwrap_or_else(PoisonError::into_inner);
+        *untold = untold.saturating_sub(1);
+        self.all_told.notify_all();
+    }
+
+    /// Calls the hook as soon as all lanes have told the other nodes, or after half a second. The hook may end the process, which closes
+    /// the streams of all lanes: a node that was not told by then would take this one for the lost one.
+    pub fn call_hook(&self) {
+        let untold = self.untold.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self
+            .all_told
+            .wait_timeout_while(untold, TELLING_LIMIT, |untold| *untold > 0);
+        drop(waited);
+        if let Some(end) = self.end.get() {
+            (self.hook)(end);
         }
     }
 

@@ -111,17 +111,25 @@ impl Lane {
         }
     }
 
-    /// Serves until the end, of which it tells the other nodes if it is the first to know.
+    /// Serves until the end, and tells the other nodes why.
     pub fn run(mut self) {
-        if let Err(end) = self.serve() {
-            self.say_end(&end);
-            self.ending.end(end);
+        let ending = self.ending.clone();
+        let is_first = match self.serve() {
+            Err(end) => ending.set(end),
+            Ok(()) => false,
+        };
+        if let Some(end) = ending.reason() {
+            self.say_end(end);
         }
         if let Some(merging) = &self.hands.merging {
             merging.causal.over();
         }
         self.hands.mail.over();
         self.publish();
+        ending.lane_told();
+        if is_first {
+            ending.call_hook();
+        }
     }
 
     fn serve(&mut self) -> Result<(), End> {
@@ -459,21 +467,24 @@ impl Lane {
         *self.shared.lock().unwrap_or_else(PoisonError::into_inner) = self.hands.meter;
     }
 
-    /// Tells the others why, unless all know.
+    /// Tells the other nodes which one is lost. Each lane of each node does, also what it was told: a node that hears nothing on a stream
+    /// before it is closed takes the node at its other end for the lost one.
     fn say_end(&mut self, end: &End) {
+        let number_of = |name: &str| (0..self.hands.links.len()).find(|&node| self.hands.name(node) == name);
         let lost = match end {
-            End::Lost { node, .. } => {
-                (0..self.hands.links.len()).find(|&number| self.hands.name(number) == *node)
-            }
+            End::Lost { node: lost, .. } | End::Told { lost, .. } => number_of(lost),
             End::Nonsense(_) | End::Kernel(_) => Some(usize::from(self.hands.me)),
-            End::Closed | End::Told { .. } => None,
+            End::Closed => None,
         };
         let Some(lost) = lost else { return };
         let mut frame = [0; FRAME_BYTES];
         frame[..4].copy_from_slice(&(lost as u32).to_le_bytes());
         frame[KIND_AT] = KIND_END;
-        for link in self.hands.links.iter_mut().flatten() {
-            // Who is gone needs no word.
+        for (node, link) in self.hands.links.iter_mut().enumerate() {
+            let Some(link) = link.as_mut().filter(|_| node != lost) else {
+                continue;
+            };
+            // Who is gone by now needs no word.
             let _ = link.send(&frame, false);
         }
     }

@@ -208,7 +208,7 @@ impl Node {
             enough_ns,
         } = prepared;
         let me = layout.me.0;
-        let ending = Ending::new(hook).map_err(|error| NodeError::Threads(error.into()))?;
+        let ending = Ending::new(lanes, hook).map_err(|error| NodeError::Threads(error.into()))?;
         let region = Arc::new(region);
         let mut node = Self {
             me,
@@ -386,7 +386,7 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        self.ending.end(End::Closed);
+        self.ending.close();
         for lane in self.lanes.drain(..) {
             // One that panicked has said so.
             let _ = lane.join();
