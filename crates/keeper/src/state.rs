@@ -7,6 +7,8 @@ use std::time::Duration;
 pub const STARTS_MAX: usize = 10;
 /// The time that [`STARTS_MAX`] counts in.
 pub const STARTS_WINDOW: Duration = Duration::from_secs(10);
+/// That time where a cell may connect, so that each start is [`CONNECT_TIMEOUT`] after the end of the one before.
+pub const STARTS_WINDOW_IN_CELL: Duration = Duration::from_secs(20);
 /// The delay of the second start within [`STARTS_WINDOW`]. The first has none, and each further one has twice
 /// the delay of the one before, up to [`START_DELAY_MAX`]. Ten starts of a monitor that ends at once so take
 /// 5.55 s.
@@ -267,7 +269,11 @@ impl State {
     }
 
     fn monitor_gone(&mut self, now: Duration) -> Vec<Effect> {
-        let is_recent = |start: &Duration| now.saturating_sub(*start) < STARTS_WINDOW;
+        let window = match self.is_listening {
+            true => STARTS_WINDOW_IN_CELL,
+            false => STARTS_WINDOW,
+        };
+        let is_recent = |start: &Duration| now.saturating_sub(*start) < window;
         while self.starts.front().is_some_and(|start| !is_recent(start)) {
             self.starts.pop_front();
         }
@@ -419,8 +425,14 @@ mod tests {
 
     /// The delays of starts until the VM is ended, of monitors that end when their life is over. The starts
     /// of those without a life fail.
-    fn delays(mut lives: impl FnMut() -> Option<Duration>) -> Vec<Duration> {
-        let mut state = after(&[WHOLE, Event::Successor, Event::Started { pid: 7 }]);
+    fn delays(lives: impl FnMut() -> Option<Duration>) -> Vec<Duration> {
+        delays_of(
+            after(&[WHOLE, Event::Successor, Event::Started { pid: 7 }]),
+            lives,
+        )
+    }
+
+    fn delays_of(mut state: State, mut lives: impl FnMut() -> Option<Duration>) -> Vec<Duration> {
         let mut now = Duration::from_secs(5);
         let mut event = Event::MonitorGone { now };
         let mut delays = Vec::new();
@@ -452,6 +464,23 @@ mod tests {
         assert_eq!(delays(mixed), expected);
         assert!(expected.iter().sum::<Duration>() < STARTS_WINDOW);
         assert_eq!(start_delay(usize::MAX), START_DELAY_MAX);
+    }
+
+    #[test]
+    fn monitor_of_a_vm_in_a_cell_that_ends_in_half_a_second_is_started_ten_times() {
+        let in_cell = [
+            WHOLE,
+            Event::Successor,
+            Event::Listening,
+            Event::Started { pid: 7 },
+        ];
+        let half = Duration::from_millis(500);
+        assert_eq!(
+            delays_of(after(&in_cell), || Some(half)),
+            [CONNECT_TIMEOUT; STARTS_MAX]
+        );
+        let long = delays_of(after(&in_cell), || Some(2 * CONNECT_TIMEOUT));
+        assert_eq!(long.len(), 100, "the VM was ended after {long:?}");
     }
 
     #[test]
