@@ -1,10 +1,14 @@
 //! The cells of this host.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::{Scratch, host, mirrorball};
+use crate::{Scratch, host, mirrorball, wait};
+
+/// Time that a cell has to start again.
+const RESTART_LIMIT: Duration = Duration::from_secs(20);
 
 /// Cells that are up. Ended when dropped; VMs that still run are left alone.
 pub struct Cluster;
@@ -112,6 +116,16 @@ impl Cluster {
     #[track_caller]
     pub fn pid(&self, number: usize) -> u32 {
         self.cell(number)["pid"].as_u64().expect("a process number") as u32
+    }
+
+    /// The process of a cell, once it is another one than `before`, which has ended or is to end.
+    #[track_caller]
+    pub fn pid_after(&self, number: usize, before: u32) -> u32 {
+        wait::until("the cell's next process", RESTART_LIMIT, || {
+            let status = mirrorball(["cluster", "status", "--json"]).run();
+            let pid = (status.status == 0).then(|| status.json()[number]["pid"].as_u64())??;
+            u32::try_from(pid).ok().filter(|pid| *pid != before)
+        })
     }
 }
 

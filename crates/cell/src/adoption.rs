@@ -41,11 +41,13 @@ pub(crate) struct AdoptionRecord {
 
 /// A VM that has not been started yet.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct FirstBoot {
+pub struct FirstBoot {
     /// How long the VM that it goes on from stood still for it, in microseconds.
     pub(crate) paused_us: Option<u64>,
     /// The snapshot's directory that learns which pages a restored VM touches.
     pub(crate) record_in: Option<PathBuf>,
+    /// A process has begun it, and may have ended in its midst.
+    pub(crate) has_begun: bool,
 }
 
 /// Descriptors of the monitor's own, beside the VM's files.

@@ -29,6 +29,11 @@ pub fn reason(ending: &Ending) -> Option<String> {
     })
 }
 
+/// Why a VM ends that depended on a cell that has failed.
+pub(crate) fn of_failed_cell(cell: u16) -> String {
+    format!("cell {cell}, of which the VM used CPUs or memory, has failed")
+}
+
 /// What is known of the end of a shard that had no last word: `gone`, and whether the kernel has killed processes of its VM's
 /// control group for memory.
 pub(crate) fn of_gone(gone: String, is_out_of_memory: bool) -> Ending {

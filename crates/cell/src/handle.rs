@@ -4,12 +4,15 @@ mod state;
 mod status;
 mod update;
 
+use std::convert::Infallible;
 use std::io;
 use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use nix::sys::eventfd::{EfdFlags, EventFd};
 use shard_api::launch::{Answer, MoveReport, Order};
 
 pub(crate) use self::state::Helper;
@@ -274,6 +277,14 @@ impl Handle {
         !state.over
     }
 
+    /// Does something that does not return, if another process can go on with the VM now.
+    pub(crate) fn if_left(&self, end: impl FnOnce() -> Infallible) {
+        let state = self.state();
+        if state.is_left {
+            end();
+        }
+    }
+
     /// Waits until the VM has ended, for `limit` at most. Returns whether it has.
     pub fn wait_over(&self, limit: Duration) -> bool {
         self.wait(limit, |state| state.over).over
@@ -344,9 +355,30 @@ impl Handle {
 
     /// The VM has ended: nobody waits for it any more.
     pub fn over(&self) {
-        self.state().over = true;
+        {
+            let mut state = self.state();
+            state.over = true;
+            // It can't be full.
+            state.over_event.iter().for_each(|event| _ = event.write(1));
+        }
         self.0.changed.notify_all();
         self.0.console.close();
+    }
+
+    /// A descriptor that can be read once the VM has ended. There is one at most.
+    ///
+    /// # Errors
+    /// If this process has no descriptors left.
+    pub(crate) fn over_event(&self) -> io::Result<OwnedFd> {
+        let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+        let watched = event.as_fd().try_clone_to_owned()?;
+        let mut state = self.state();
+        if state.over {
+            // It can't be full.
+            let _ = event.write(1);
+        }
+        state.over_event = Some(event);
+        Ok(watched)
     }
 
     /// Notes that a client waits for an answer.

@@ -209,7 +209,7 @@ fn one(
     let recording = recorder.begin(entry, record).map_err(|error| line(&error))?;
     // Its record was there first: either this process sees that the cell failed, or the cells see that a VM is to end.
     if let Some(failed) = failed_cell(handle).map_err(|error| line(&error))? {
-        return Err(format!("cell {failed}, which it would use, has failed"));
+        return Err(has_failed(failed));
     }
     let group = terms.share_group(spec, frozen);
     let claims = Claims::new(group.clone());
@@ -242,6 +242,7 @@ fn one(
     let first = FirstBoot {
         paused_us: frozen.map(|frozen| frozen.paused_us),
         record_in: record_in.flatten(),
+        has_begun: false,
     };
     let begun = Begun {
         name,
@@ -277,6 +278,10 @@ fn failed_cell(handle: &Handle) -> io::Result<Option<u16>> {
     Ok(numbers
         .filter(|cell| files.cell(*cell).has_failed())
         .find(|cell| depends(*cell)))
+}
+
+fn has_failed(cell: u16) -> String {
+    format!("cell {cell}, which it would use, has failed")
 }
 
 /// A VM that has its files and its sockets.
@@ -327,9 +332,21 @@ impl Begun<'_> {
         self.monitor
             .leave(&what, &keeper)
             .map_err(|error| format!("the VM's keeper: {error}"))?;
-        hand_over::to_cell(self.name, cell)?;
-        // The cell has all of it. What would end the VM when it is dropped ends with this process.
-        std::mem::forget((self, opened));
+        hand_over::to_cell(self.name, cell, || {
+            if handle.state().is_to_end() {
+                return Err("it was ended before it started".to_owned());
+            }
+            match failed_cell(handle).map_err(|error| chain(&error))? {
+                Some(failed) => Err(has_failed(failed)),
+                None => Ok(()),
+            }
+        })?;
+        // The cell has all of it once this process has let go of it.
+        self.recording.hand_over();
+        self.tenure.into_iter().for_each(Tenure::hand_over);
+        self.span.into_iter().for_each(Span::hand_over);
+        opened.hand_over();
+        drop(self.monitor);
         // A keeper that is gone has ended the VM, and the cell tells that.
         let _ = Arc::into_inner(keeper).map_or(Ok(()), Keeper::leave);
         Ok(())

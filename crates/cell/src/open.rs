@@ -322,7 +322,7 @@ pub fn open(
     }
     let mut nets = Vec::new();
     let mut passt = Vec::new();
-    let log = Arc::new(ShardLog::start(&folder.join(HOME_LOG))?);
+    let log = Arc::new(ShardLog::create(&folder.join(HOME_LOG))?);
     let addresses = hardware_addresses(spec, name)?;
     for (index, (net, mac)) in cards(spec).into_iter().zip(addresses).enumerate() {
         let id = format!("net{index}");
@@ -543,6 +543,18 @@ impl Opened {
                 what: "memory or an image",
                 path: path.clone(),
             }),
+        }
+    }
+
+    /// Lets go of everything, which another process goes on with that has copies of the descriptors.
+    pub(crate) fn hand_over(self) {
+        let children = self.passt.into_iter().filter_map(|card| card.child);
+        children.for_each(PasstChild::hand_over);
+        if let Locks::Taken {
+            image: Some(image), ..
+        } = self.locks
+        {
+            image.hand_over();
         }
     }
 

@@ -72,8 +72,8 @@ struct Kept {
 }
 
 impl ShardLog {
-    /// Starts a log that is kept in the file at `path` as far as that can be written.
-    pub(crate) fn start(path: &Path) -> io::Result<Self> {
+    /// Creates a log that is kept in the file at `path` as far as that can be written.
+    pub(crate) fn create(path: &Path) -> io::Result<Self> {
         let file = File::options()
             .create(true)
             .truncate(true)
@@ -84,26 +84,24 @@ impl ShardLog {
         let (read_end, write_end) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
         // Only this end: a shard that writes may wait.
         fcntl(&read_end, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
-        Self::read_from(
-            LeftLog {
-                file: file.into(),
-                read_end,
-                write_end,
-            },
-            Kept::default(),
-        )
+        let left = LeftLog {
+            file: file.into(),
+            read_end,
+            write_end,
+        };
+        Ok(Self::of(left, Kept::default()))
     }
 
     /// Goes on with the log of a predecessor.
     ///
     /// # Errors
-    /// If the host has no threads or files left.
+    /// If the host has no files left.
     fn adopt(left: LeftLog) -> io::Result<Self> {
         let mut text = Vec::new();
         let file = File::from(left.file.try_clone()?);
         (&file).rewind()?;
         (&file).take(FILE_BYTES_MAX).read_to_end(&mut text)?;
-        Self::read_from(left, Kept::of_file(&text))
+        Ok(Self::of(left, Kept::of_file(&text)))
     }
 
     /// Leaves the log to a successor of this process.
@@ -122,7 +120,7 @@ impl ShardLog {
     /// Takes over the log of a predecessor.
     ///
     /// # Errors
-    /// If a descriptor is missing, or the host has no threads left.
+    /// If a descriptor is missing, or the host has no files left.
     pub(crate) fn take([file, read_end, write_end]: [Fd; 3], files: &mut LeftFiles) -> io::Result<Self> {
         Self::adopt(LeftLog {
             file: files.take(file)?,
@@ -140,21 +138,29 @@ impl ShardLog {
         })
     }
 
-    fn read_from(left: LeftLog, kept: Kept) -> io::Result<Self> {
-        let watched = left.read_end.try_clone()?;
-        let reading = Arc::new(Mutex::new(Reading {
-            pipe: left.read_end.into(),
-            kept,
-            file: left.file.into(),
-        }));
-        let log = Self {
-            reading: reading.clone(),
+    fn of(left: LeftLog, kept: Kept) -> Self {
+        Self {
+            reading: Arc::new(Mutex::new(Reading {
+                pipe: left.read_end.into(),
+                kept,
+                file: left.file.into(),
+            })),
             write_end: left.write_end,
-        };
+        }
+    }
+
+    /// Has a thread read what the shard writes, until no process can write any more. Of all processes that have the log only the one
+    /// that serves the VM reads.
+    ///
+    /// # Errors
+    /// If the host has no threads or files left.
+    pub(crate) fn begin_to_read(&self) -> io::Result<()> {
+        let reading = self.reading.clone();
+        let watched = lock(&reading).pipe.try_clone()?.into();
         std::thread::Builder::new()
             .name("shard-log".into())
-            .spawn(move || follow(&watched, &reading))?;
-        Ok(log)
+            .spawn(move || follow(&watched, &reading))
+            .map(drop)
     }
 
     /// Adds a line of the monitor's own, and never waits for the shard.
@@ -309,7 +315,8 @@ mod tests {
 
     fn started() -> (tempfile::TempDir, ShardLog, File) {
         let directory = tempfile::tempdir().unwrap();
-        let log = ShardLog::start(&directory.path().join("shard.log")).unwrap();
+        let log = ShardLog::create(&directory.path().join("shard.log")).unwrap();
+        log.begin_to_read().unwrap();
         let shard = File::from(log.as_fd().try_clone_to_owned().unwrap());
         (directory, log, shard)
     }

@@ -355,7 +355,7 @@ impl ShardProcess {
     /// This program as a shard, and its end of the socket, for tests.
     pub fn of(program: &mut std::process::Command) -> (Self, ControlSocket) {
         let (link, theirs) = ShardLink::of_launched().unwrap();
-        let log = Arc::new(ShardLog::start(std::path::Path::new("/dev/null")).unwrap());
+        let log = Arc::new(ShardLog::create(std::path::Path::new("/dev/null")).unwrap());
         let output = || log.as_fd().try_clone_to_owned().unwrap();
         // Its handle ends nothing, and waits for nothing.
         #[expect(

@@ -20,7 +20,7 @@ use shard_api::launch::{Ending, SandboxPolicy};
 pub use self::adopted::{Adopted, AdoptedBoot};
 use self::boot::NewBoot;
 use self::keeper::VmKeeper;
-use crate::adoption::MonitorFiles;
+use crate::adoption::{FirstBoot, MonitorFiles};
 use crate::cluster::tenure::TenureError;
 use crate::console::Console;
 use crate::control_group::{ControlGroup, ControlGroupError};
@@ -134,6 +134,17 @@ pub struct Vm<'a> {
     pub monitor: Option<&'a MonitorFiles>,
 }
 
+/// What the next process does with a VM if this one ends before the next boot runs.
+#[derive(Clone, Debug)]
+enum IfLost {
+    /// There is no next process: the VM ends.
+    End,
+    /// It begins the first boot again.
+    FirstBoot(FirstBoot),
+    /// It boots a VM that has run.
+    Boot,
+}
+
 /// Runs an opened VM until it ends, from where a predecessor of this process left it, if one did. `progress` is called with
 /// what its shard reports.
 pub fn run(
@@ -146,15 +157,27 @@ pub fn run(
     if opened.spec.core_scheduling && span.is_some_and(Span::has_remote_parts) {
         return Err(CoreSchedulingError::OtherHosts.into());
     }
-    let has_run = matches!(adopted, Some(Adopted::Boot(_) | Adopted::Between(_)));
-    let (keeper, adopted) = match adopted {
-        Some(Adopted::Boot(boot)) => (Some(boot.keeper.clone()), Some(boot)),
+    let (keeper, adopted, if_lost) = match adopted {
+        Some(Adopted::Boot(boot)) => (Some(boot.keeper.clone()), Some(boot), IfLost::Boot),
         Some(Adopted::Between(keeper)) => {
             opened.renew()?;
-            (Some(keeper), None)
+            (Some(keeper), None, IfLost::Boot)
         }
-        Some(Adopted::Before(keeper)) => (Some(keeper), None),
-        None => (None, None),
+        Some(Adopted::Before(keeper, first)) => {
+            if first.has_begun {
+                opened.renew()?;
+            }
+            // The state that a VM goes on from is read once.
+            let if_lost = match opened.launch.resume {
+                Some(_) => IfLost::End,
+                None => IfLost::FirstBoot(FirstBoot {
+                    has_begun: true,
+                    ..first
+                }),
+            };
+            (Some(keeper), None, if_lost)
+        }
+        None => (None, None, IfLost::End),
     };
     let mut keeper = VmKeeper(keeper);
     if adopted.is_none() {
@@ -173,13 +196,15 @@ pub fn run(
         if let Some(span) = span {
             scope.spawn(|| watch_cells(span, handle, &over));
         }
-        let adopted = (adopted, has_run);
+        let adopted = (adopted, if_lost);
         let ending = every_boot(vm, &mut opened, adopted, &mut keeper, mapped, &mut progress);
         drop(stop_watching);
         over.store(true, Ordering::Relaxed);
         ending
     });
     handle.console().set_input(None);
+    // From now on this process tells how the VM ended.
+    handle.set_left(false);
     // It has copies of the VM's descriptors, with their locks.
     keeper.end();
     let group = handle.state().group.take();
@@ -226,7 +251,7 @@ fn namespaces_for(policy: SandboxPolicy) -> Result<Namespaces, RunError> {
 fn every_boot(
     vm: Vm<'_>,
     opened: &mut Opened,
-    (mut adopted, mut has_run): (Option<AdoptedBoot>, bool),
+    (mut adopted, mut if_lost): (Option<AdoptedBoot>, IfLost),
     keeper: &mut VmKeeper,
     mapped: &MappedFiles,
     progress: &mut impl FnMut(Progress<'_>),
@@ -236,8 +261,9 @@ fn every_boot(
     let mut logs = vec![opened.log.clone()];
     logs.extend(adopted.iter().flat_map(|boot| boot.part_logs.clone()));
     for part in logs.len()..shards {
-        logs.push(Arc::new(ShardLog::start(&vm.folder.join(log_name(part)))?));
+        logs.push(Arc::new(ShardLog::create(&vm.folder.join(log_name(part)))?));
     }
+    logs.iter().try_for_each(|log| log.begin_to_read())?;
     let mut reboots = Reboots::default();
     let mut namespaces = None;
     loop {
@@ -271,7 +297,7 @@ fn every_boot(
                     logs: &logs,
                     keeper,
                     namespaces,
-                    has_run: std::mem::replace(&mut has_run, true),
+                    if_lost: std::mem::replace(&mut if_lost, IfLost::Boot),
                 };
                 (boot.run(progress)?, started.elapsed())
             }

@@ -7,6 +7,8 @@ pub mod table;
 use std::fmt;
 use std::fs::{self, File};
 use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -101,6 +103,14 @@ pub fn at_once(file: File, share: Share) -> io::Result<Option<Flock<File>>> {
         Attempt::Locked(lock) => Ok(Some(lock)),
         Attempt::Held(_) => Ok(None),
     }
+}
+
+/// Closes a locked file that another process has a copy of. The lock lasts as long as that copy.
+pub fn hand_over(lock: Flock<File>) {
+    // A lock that is dropped is taken from all copies.
+    let lock = ManuallyDrop::new(lock);
+    // SAFETY: the lock is never dropped and used no more, so that nothing else closes this descriptor.
+    drop(unsafe { OwnedFd::from_raw_fd(lock.as_raw_fd()) });
 }
 
 enum Attempt {

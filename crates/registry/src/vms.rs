@@ -206,7 +206,8 @@ pub struct Registry {
 #[derive(Debug)]
 pub struct Entry {
     folder: PathBuf,
-    lock: Flock<File>,
+    /// None once it is handed over.
+    lock: Option<Flock<File>>,
 }
 
 impl Registry {
@@ -257,7 +258,10 @@ impl Registry {
         }
         DirBuilder::new().mode(private::DIRECTORY_MODE).create(&folder)?;
         match claimed(&folder) {
-            Ok(lock) => Ok(Entry { folder, lock }),
+            Ok(lock) => Ok(Entry {
+                folder,
+                lock: Some(lock),
+            }),
             Err(error) => {
                 // An entry that can't be removed now is stale in a while.
                 let _ = fs::remove_dir_all(&folder);
@@ -427,12 +431,23 @@ impl Entry {
     pub fn adopt(folder: PathBuf, lock: File) -> io::Result<Self> {
         let held = lock::at_once(lock, Share::Exclusive)?;
         let lock = held.ok_or_else(|| at(&folder)(io::ErrorKind::ResourceBusy.into()))?;
-        Ok(Self { folder, lock })
+        Ok(Self {
+            folder,
+            lock: Some(lock),
+        })
     }
 
     /// The open lock, for a successor of this process.
     pub fn lock(&self) -> BorrowedFd<'_> {
-        self.lock.as_fd()
+        self.lock
+            .as_ref()
+            .expect("it is dropped once it is handed over")
+            .as_fd()
+    }
+
+    /// Lets go of the entry, which is another process's that has a copy of the open lock.
+    pub fn hand_over(mut self) {
+        self.lock.take().into_iter().for_each(lock::hand_over);
     }
 
     /// The VM's directory.
@@ -449,6 +464,9 @@ impl Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
+        if self.lock.is_none() {
+            return;
+        }
         // An entry that can't be removed now is stale, and the next command removes it.
         let _ = fs::remove_dir_all(&self.folder);
     }
@@ -476,8 +494,8 @@ mod tests {
         let entry = registry.claim("a").unwrap();
         let (folder, left) = (entry.folder().to_owned(), entry.lock().try_clone_to_owned());
         let left = File::from(left.unwrap());
-        // As a monitor that is killed.
-        std::mem::forget(entry);
+        // It goes on like a monitor that hands its VM over; one that is killed does no more.
+        entry.hand_over();
         assert!(matches!(registry.claim("a"), Err(RegistryError::Taken(_))));
         let adopted = Entry::adopt(folder.clone(), left).unwrap();
         assert!(matches!(registry.claim("a"), Err(RegistryError::Taken(_))));

@@ -74,9 +74,11 @@ pub fn serve(number: u16, platform: Platform) -> io::Result<()> {
     let plan = plan.ok_or_else(|| io::Error::other(format!("the cluster has no cell {number}")))?;
     let claim = own.claim(number)?;
     // Whoever has it fail may have found no process just before.
-    if own.has_failed() {
-        return Err(io::Error::other(format!("cell {number} has failed")));
-    }
+    let may_run = || match own.has_failed() {
+        true => Err(io::Error::other(format!("cell {number} has failed"))),
+        false => Ok(()),
+    };
+    may_run()?;
     let (events, happened) = mpsc::channel();
     let hosts = files
         .site()?
@@ -98,6 +100,8 @@ pub fn serve(number: u16, platform: Platform) -> io::Result<()> {
     let calling = Arc::new(Calling::new(me));
     let calls = Calls::new(me, measure_block_ns(), calling.clone());
     calls::take(fresh(&own.link_socket())?, &calls, &events)?;
+    // To join may have taken long.
+    may_run()?;
     clients::take(fresh(&own.socket())?, &events)?;
     let others: Vec<u16> = hosts
         .as_ref()

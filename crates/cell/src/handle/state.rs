@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
+use nix::sys::eventfd::EventFd;
 use serde_json::Value;
 use shard_api::launch::{Answer, Order, OrderId};
 use subnet::helper::HelperProcess;
@@ -34,6 +35,8 @@ pub(crate) struct State {
     pub(super) is_left: bool,
     /// No shard starts any more.
     pub(super) over: bool,
+    /// Readable once that is so.
+    pub(super) over_event: Option<EventFd>,
     /// Somebody wants the end: a reboot ends it too.
     pub(crate) ending: bool,
     /// Clients that wait for an answer.

@@ -53,8 +53,8 @@ impl Accepted {
     /// Waits until the process on ends that serves the VM now, for 20 s at most. `keeper` is a connection to its keeper.
     ///
     /// # Errors
-    /// If that process does not end in time (`TimedOut`), or the keeper has nothing that it left to a program of this version. The
-    /// keeper has a monitor serve the VM then.
+    /// If that process does not end in time, or the keeper has nothing that it left to a program of this version (`InvalidData`).
+    /// The keeper has a monitor serve the VM then.
     pub(crate) fn by(keeper: OwnedFd) -> io::Result<Self> {
         let (keeper, files) = Keeper::adopt(keeper)?;
         match LeftFiles::read(files) {
@@ -65,7 +65,7 @@ impl Accepted {
             }),
             Err(error) => {
                 keeper.release();
-                Err(error)
+                Err(io::Error::new(io::ErrorKind::InvalidData, error))
             }
         }
     }
@@ -118,18 +118,20 @@ fn go_on(
             let boot = take_boot(boot, files, &keeper, (&programs, &opened), &about);
             Adopted::Boot(boot.or_give_up(&folder))
         }
-        None if record.first.is_some() => Adopted::Before(keeper.clone()),
         None => {
             // The predecessor may have started the next one, and died before that ran.
             keeper.kill_all().or_give_up(&folder);
             keeper.reap_all();
-            Adopted::Between(keeper.clone())
+            match record.first.clone() {
+                Some(first) => Adopted::Before(keeper.clone(), first),
+                None => Adopted::Between(keeper.clone()),
+            }
         }
     };
     // The predecessor may have died before it wrote that the VM runs.
     let runs = match &adopted {
         Adopted::Boot(boot) => Some(boot.home.pid),
-        Adopted::Between(_) | Adopted::Before(_) => None,
+        Adopted::Between(_) | Adopted::Before(..) => None,
     };
     let about = Record {
         monitor_pid: std::process::id(),

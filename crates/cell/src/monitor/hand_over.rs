@@ -7,7 +7,9 @@ use registry::cluster::client::Connection;
 use registry::cluster::files::Files;
 use registry::cluster::interface::{Answer, Ask};
 
+use super::failed_cell;
 use crate::cluster::limits::RETRY;
+use crate::ending::of_failed_cell;
 use crate::handle::Handle;
 
 /// Time that a cell has to take a VM that is to start.
@@ -15,13 +17,18 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// Time between two tries, while a cell's process does not run or does not want the VM.
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// Has the cell connect to the keeper of a VM that was left to it, and that it is to start.
+/// Has the cell connect to the keeper of a VM that was left to it, and that it is to start. `may_start` is asked before each try.
 ///
 /// # Errors
-/// If the cell refuses it, or does not answer for [`LIMIT`]. An error is one line.
-pub(super) fn to_cell(name: &str, cell: u16) -> Result<(), String> {
+/// If the VM may not start, or the cell refuses it or does not answer for [`LIMIT`]. An error is one line.
+pub(super) fn to_cell(
+    name: &str,
+    cell: u16,
+    may_start: impl Fn() -> Result<(), String>,
+) -> Result<(), String> {
     let deadline = Instant::now() + LIMIT;
     loop {
+        may_start()?;
         let why = match ask(name, cell) {
             Ok(Answer::Done) => return Ok(()),
             Ok(Answer::Refused { why }) => why,
@@ -48,8 +55,11 @@ pub(super) fn begin(vm: Handle) -> io::Result<()> {
         // One outside a cluster stays here.
         while let Some((name, Some(cell))) = vm.recorder().read(|record| (record.name.clone(), record.cell)) {
             if matches!(ask(&name, cell), Ok(Answer::Done)) {
+                // Otherwise it is ending, and this process tells how.
                 // SAFETY: ends the process; no destructor runs, so that nothing of the VM ends.
-                unsafe { libc::_exit(0) }
+                vm.if_left(|| unsafe { libc::_exit(0) });
+            } else if let Ok(Some(failed)) = failed_cell(&vm) {
+                return vm.end_as_lost(of_failed_cell(failed));
             }
             std::thread::sleep(INTERVAL);
         }

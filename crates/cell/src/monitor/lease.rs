@@ -83,19 +83,29 @@ fn termination() -> io::Result<OwnedFd> {
 /// Waits on a thread of its own, and ends the VMs when their client is gone that has not detached, or when this process is asked
 /// to end.
 pub(super) fn hold(lease: &Lease, handles: Vec<Handle>) -> io::Result<()> {
-    hold_until(lease, handles, Some(termination()?))
+    hold_until(lease, handles, Until::Asked(termination()?))
 }
 
-/// Waits on a thread of its own, and ends the VM when its client is gone that has not detached. VMs of other clients stay.
+/// Waits on a thread of its own until the VM has ended, and ends it when its client is gone that has not detached. VMs of other
+/// clients stay.
 pub(super) fn hold_one(lease: &Lease, handle: Handle) -> io::Result<()> {
-    hold_until(lease, vec![handle], None)
+    let over = handle.over_event()?;
+    hold_until(lease, vec![handle], Until::Over(over))
 }
 
-fn hold_until(lease: &Lease, handles: Vec<Handle>, asked: Option<OwnedFd>) -> io::Result<()> {
+/// What is waited for beside the client.
+enum Until<T = OwnedFd> {
+    /// This process is asked to end.
+    Asked(T),
+    /// The VM has ended, or its client has detached.
+    Over(T),
+}
+
+fn hold_until(lease: &Lease, handles: Vec<Handle>, until: Until) -> io::Result<()> {
     let lease = lease.lock().unwrap_or_else(PoisonError::into_inner).try_clone()?;
     let hold = move || {
         // A kernel that refuses to wait leaves no other way to end the VMs with their client.
-        if wait(&lease, asked.as_ref()) == Ok(Over::Lease) {
+        if wait(&lease, &until) == Ok(Over::Lease) {
             return;
         }
         std::thread::scope(|scope| {
@@ -115,30 +125,31 @@ fn hold_until(lease: &Lease, handles: Vec<Handle>, asked: Option<OwnedFd>) -> io
 enum Over {
     /// The VMs are to end.
     Vms,
-    /// The client has detached, and nothing else is waited for.
+    /// There is no client to wait for any more, or no VM.
     Lease,
 }
 
-/// Waits for the end of the client that has not detached, or until this process is `asked` to end. What the client has said stays
-/// in the socket, for each successor of this process.
-fn wait(lease: &UnixStream, asked: Option<&impl AsFd>) -> nix::Result<Over> {
+/// Waits for the end of the client that has not detached, or for what `until` says. What the client has said stays in the socket,
+/// for each successor of this process.
+fn wait(lease: &UnixStream, until: &Until<impl AsFd>) -> nix::Result<Over> {
+    let (Until::Asked(event) | Until::Over(event)) = until;
     let (mut is_detached, mut partial_polls) = (false, 0);
     loop {
-        let mut files: Vec<_> = asked
-            .iter()
-            .map(|asked| PollFd::new(asked.as_fd(), PollFlags::POLLIN))
-            .collect();
+        let mut files = vec![PollFd::new(event.as_fd(), PollFlags::POLLIN)];
         if !is_detached {
             files.push(PollFd::new(lease.as_fd(), PollFlags::POLLIN));
-        } else if files.is_empty() {
+        } else if let Until::Over(_) = until {
             return Ok(Over::Lease);
         }
         match poll(&mut files, PollTimeout::NONE) {
             Err(Errno::EINTR) => continue,
             other => other.map(drop)?,
         }
-        if asked.is_some() && files[0].any().unwrap_or(true) {
-            return Ok(Over::Vms);
+        if files[0].any().unwrap_or(true) {
+            return Ok(match until {
+                Until::Asked(_) => Over::Vms,
+                Until::Over(_) => Over::Lease,
+            });
         }
         match word(lease) {
             Word::Detach => is_detached = true,
@@ -197,7 +208,7 @@ mod tests {
         // One that is never asked to end.
         let (_asks, signals) = UnixStream::pair().unwrap();
         let lease = lease.try_clone().unwrap();
-        let waiting = std::thread::spawn(move || wait(&lease, Some(&signals)));
+        let waiting = std::thread::spawn(move || wait(&lease, &Until::Asked(signals)));
         std::thread::sleep(Duration::from_millis(100));
         waiting.is_finished()
     }
@@ -238,14 +249,20 @@ mod tests {
     fn process_that_is_asked_to_end_ends_its_vms_though_their_client_has_detached() {
         let (_client, lease) = UnixStream::pair().unwrap();
         let (mut asks, signals) = UnixStream::pair().unwrap();
-        let waiting = std::thread::spawn(move || wait(&lease, Some(&signals)));
+        let waiting = std::thread::spawn(move || wait(&lease, &Until::Asked(signals)));
         asks.write_all(b"x").unwrap();
         assert_eq!(waiting.join().unwrap(), Ok(Over::Vms));
     }
 
     #[test]
-    fn wait_of_a_process_with_other_vms_is_over_when_the_client_detaches_or_is_gone() {
-        let wait = |lease| std::thread::spawn(move || wait(&lease, None::<&UnixStream>));
+    fn wait_of_a_process_with_other_vms_is_over_when_the_client_detaches_or_is_gone_or_the_vm_has_ended() {
+        let handle = Handle::default();
+        let over = handle.over_event().unwrap();
+        let until = || Until::Over(over.try_clone().unwrap());
+        let wait = |lease| {
+            let until = until();
+            std::thread::spawn(move || wait(&lease, &until))
+        };
         let (mut client, lease) = UnixStream::pair().unwrap();
         let waiting = wait(lease);
         client.write_all(b"\"detach\"\n").unwrap();
@@ -254,5 +271,9 @@ mod tests {
         let waiting = wait(lease);
         drop(client);
         assert_eq!(waiting.join().unwrap(), Ok(Over::Vms));
+        let (_client, lease) = UnixStream::pair().unwrap();
+        let waiting = wait(lease);
+        handle.over();
+        assert_eq!(waiting.join().unwrap(), Ok(Over::Lease));
     }
 }

@@ -64,7 +64,7 @@ mod tests {
     fn filter_of_a_card_is_the_program_of_shards_with_the_vms_strictness_and_its_end_is_in_the_log() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("shard.log");
-        let log = Arc::new(ShardLog::start(&path).unwrap());
+        let log = Arc::new(ShardLog::create(&path).unwrap());
         let program = BuildProgram::open(std::path::Path::new("/bin/true")).unwrap();
         let policy = egress("net0", &program, SandboxSpec::Require, log, Count::new().unwrap()).unwrap();
         assert_eq!(policy.words, ["mirrorball-shard", "--frame-filter"]);

@@ -130,7 +130,8 @@ impl Held {
         let number = registry.next_cid().map_err(|error| line(&error))?;
         let record = record(&request);
         entry.write(&record).map_err(|error| line(&error))?;
-        let log = ShardLog::start(&entry.folder().join("shard.log")).map_err(|error| line(&error))?;
+        let log = ShardLog::create(&entry.folder().join("shard.log")).map_err(|error| line(&error))?;
+        log.begin_to_read().map_err(|error| line(&error))?;
         // The disks are the home's.
         let spec = VmSpec {
             io_limit: None,

@@ -11,7 +11,7 @@ use shard_api::launch::Ending;
 
 use super::boot::{Prepared, RunningBoot};
 use super::{Progress, RunError, Vm, begin};
-use crate::adoption::{Leave, LeaveBoot};
+use crate::adoption::{FirstBoot, Leave, LeaveBoot};
 use crate::control_group::ControlGroup;
 use crate::frozen::Freezable;
 use crate::open::Opened;
@@ -26,8 +26,8 @@ pub enum Adopted {
     Boot(AdoptedBoot),
     /// It was between two boots. Its keeper has no process of it.
     Between(Arc<Keeper>),
-    /// It has not been started yet.
-    Before(Arc<Keeper>),
+    /// It has not run yet. Its keeper has no process of it.
+    Before(Arc<Keeper>, FirstBoot),
 }
 
 /// The running boot of a VM, and what of it is a monitor's.

@@ -14,7 +14,7 @@ use shard_api::ports;
 use subnet::HelperProcess;
 
 use super::keeper::start_keeper;
-use super::{Booted, Progress, RunError, Vm};
+use super::{Booted, IfLost, Progress, RunError, Vm};
 use crate::adoption::{Leave, LeaveBoot};
 use crate::coherence;
 use crate::core_scheduling;
@@ -39,8 +39,7 @@ pub(super) struct NewBoot<'a> {
     pub(super) logs: &'a [Arc<ShardLog>],
     pub(super) keeper: &'a Arc<Keeper>,
     pub(super) namespaces: &'a Namespaces,
-    /// The VM has run before.
-    pub(super) has_run: bool,
+    pub(super) if_lost: IfLost,
 }
 
 /// What is known of a boot before its home runs.
@@ -156,16 +155,19 @@ impl NewBoot<'_> {
         running.follow(progress)
     }
 
-    /// Has the keeper's slot name no boot, since the end of the last one has been dealt with. A VM that has run goes on with the
-    /// next boot if this process dies now.
+    /// Has the keeper's slot name no boot, since the end of the last one has been dealt with.
     fn leave_between_boots(&self) -> io::Result<()> {
-        let monitor = self.vm.monitor.filter(|_| self.has_run);
+        let (monitor, first) = match &self.if_lost {
+            IfLost::End => (None, None),
+            IfLost::FirstBoot(first) => (self.vm.monitor, Some(first.clone())),
+            IfLost::Boot => (self.vm.monitor, None),
+        };
         let what = Leave {
             handle: self.vm.handle,
             programs: self.vm.programs,
             opened: self.opened,
             boot: None,
-            first: None,
+            first,
         };
         if monitor.is_none_or(|monitor| monitor.leave(&what, self.keeper).is_err()) {
             self.vm.handle.set_left(false);

@@ -19,6 +19,7 @@ use registry::control::{Request, ask};
 use registry::vms::{self, Record, Registry};
 use shard_api::Platform;
 
+use crate::ending::of_failed_cell;
 use crate::handle::Handle;
 use crate::monitor::Accepted;
 use crate::vm::keeper::KEEPER_SOCKET;
@@ -101,7 +102,7 @@ impl Adoptions {
         let end = || {
             let folder = Registry::open()?.folder_of(name)?;
             let record = vms::read(&folder)?;
-            let why = format!("cell {failed}, of which the VM used CPUs or memory, has failed");
+            let why = of_failed_cell(failed);
             let adoptions = self.clone();
             let end = move || adoptions.end_now(&record, &folder, &why);
             std::thread::Builder::new().name("end".into()).spawn(end)
@@ -117,15 +118,19 @@ impl Adoptions {
         let _ = self.begin_in(folder, record);
         let deadline = Instant::now() + ADOPTION_LIMIT;
         while Instant::now() < deadline {
-            match self.adopted().get(&record.cid).cloned() {
+            // Nobody waits for the table while the VM ends.
+            let vm = self.adopted().get(&record.cid).cloned();
+            match vm {
                 Some(Some(vm)) => return vm.end_as_lost(why.to_owned()),
                 Some(None) => {}
                 None => break,
             }
             std::thread::sleep(LOOK_INTERVAL);
         }
-        // By the process that serves it.
-        let _ = ask(folder, &Request::Kill, Some(KILL_LIMIT));
+        // By the process that serves it, unless another VM has the name by now.
+        if vms::read(folder).is_ok_and(|now| now.cid == record.cid) {
+            let _ = ask(folder, &Request::Kill, Some(KILL_LIMIT));
+        }
     }
 
     /// Adopts the VM in `folder`, unless this is under way.
@@ -154,8 +159,8 @@ impl Adoptions {
             Ok(vm) => self.adopt(vm, folder, cid),
             Err(error) => {
                 eprintln!("cell {}: {name} is not adopted: {error}", self.cell);
-                // What its keeper has is another version's, unless the process that serves it has not ended.
-                if error.kind() != io::ErrorKind::TimedOut {
+                // No later try goes better.
+                if error.kind() == io::ErrorKind::InvalidData {
                     let _ = count(folder, FAILURES_MAX);
                 }
             }

@@ -49,7 +49,12 @@ pub(super) fn fail(number: u16) -> Result<ExitCode> {
     let begun = Instant::now();
     // From now on no process of it starts again. Who notices the end of the last one knows what it means.
     cell.fail().into_diagnostic()?;
-    end_process(&cell);
+    if !end_process(&cell) {
+        return Err(miette!(
+            help = "its process runs on, and does not answer: see `mirrorball cluster status`, and end it",
+            "cell {number} can't be ended"
+        ));
+    }
     let survivors: Vec<u16> = plan
         .iter()
         .map(|cell| cell.number)
@@ -88,8 +93,8 @@ fn dependents(cell: u16) -> Result<Vec<Record>> {
         .collect())
 }
 
-/// Kills the cell's process, if there is one.
-fn end_process(cell: &CellFiles) {
+/// Kills the cell's process, if there is one. Returns whether none is left.
+fn end_process(cell: &CellFiles) -> bool {
     let deadline = Instant::now() + LIMIT;
     // Its guard may be starting one just now, which finds that the cell has failed.
     while cell.runs() && Instant::now() < deadline {
@@ -103,12 +108,14 @@ fn end_process(cell: &CellFiles) {
         }
         std::thread::sleep(INTERVAL);
     }
+    !cell.runs()
 }
 
 /// Waits until a survivor has recovered from the failure.
 fn recovered(survivor: &CellFiles, failed: u16) -> std::io::Result<()> {
     let deadline = Instant::now() + LIMIT;
-    loop {
+    // One that fails too meanwhile recovers from nothing.
+    while !survivor.has_failed() {
         let answer = Connection::open(survivor).and_then(|mut connection| {
             connection.limit_wait(deadline.saturating_duration_since(Instant::now()))?;
             connection.ask(&Ask::Recover { cell: failed })
@@ -124,6 +131,7 @@ fn recovered(survivor: &CellFiles, failed: u16) -> std::io::Result<()> {
         }
         std::thread::sleep(INTERVAL);
     }
+    Ok(())
 }
 
 /// Ends the VMs that depend on the cell, when no other cell can.
