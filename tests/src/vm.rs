@@ -236,8 +236,13 @@ impl Vm {
 
     /// Its directory in the registry.
     pub fn folder(&self) -> PathBuf {
+        Self::folder_of(&self.name)
+    }
+
+    /// The directory in the registry of a VM of this name.
+    pub fn folder_of(name: &str) -> PathBuf {
         let runtime = std::env::var("MIRRORBALL_RUNTIME").unwrap_or_else(|_| "/run/mirrorball".to_owned());
-        PathBuf::from(runtime).join("vms").join(&self.name)
+        PathBuf::from(runtime).join("vms").join(name)
     }
 
     /// The process that serves it: its monitor, or its cell's.

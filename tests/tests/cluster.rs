@@ -330,6 +330,45 @@ fn cell_serves_its_vms_and_its_next_process_or_monitors_go_on() {
     before.expect_unchanged("VMs that their cell served");
 }
 
+/// The record of a VM that may be starting just now.
+fn record(name: &str) -> Option<Value> {
+    let text = std::fs::read(Vm::folder_of(name).join("vm.json")).ok()?;
+    serde_json::from_slice(&text).ok()
+}
+
+#[test]
+fn vm_whose_cell_is_killed_in_its_first_boot_is_booted_by_the_next_process() {
+    let scratch = Scratch::new("begun");
+    let before = Traces::now();
+    let cluster = Cluster::up(&scratch);
+    let mut starting = 0;
+    for (name, delay_ms) in [("begun-0", 0), ("begun-1", 100), ("begun-2", 300)] {
+        let cell = cluster.pid(1);
+        let file = VmFile::new(name).key("cell", "1");
+        let vm = std::thread::scope(|scope| {
+            let started = scope.spawn(|| file.start(&scratch));
+            let deadline = Instant::now() + BOOT_LIMIT;
+            while record(name).is_none_or(|record| record["monitor_pid"] != cell) {
+                assert!(Instant::now() < deadline, "{name} is not adopted");
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            std::thread::sleep(Duration::from_millis(delay_ms));
+            starting += u32::from(record(name).is_some_and(|record| record["state"] == "starting"));
+            host::kill9(cell);
+            started.join().expect("the VM starts")
+        });
+        let next = cluster.pid_after(1, cell);
+        wait_until_served(&[&vm], next);
+        expect_service(&vm);
+        assert!(vm.listed().expect("listed")["boots"].as_u64() <= Some(1));
+        vm.stop();
+    }
+    println!("killed before the VM ran: {starting} of 3");
+    assert!(starting > 0, "no kill came in a first boot");
+    drop(cluster);
+    before.expect_unchanged("VMs whose first boot was cut off");
+}
+
 /// Both adoptions of a VM end the cell's process, as by a fault in it: the third is not tried.
 #[test]
 fn vm_whose_adoption_has_ended_two_processes_of_its_cell_is_set_aside() {
