@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::{Scratch, host, mirrorball, wait};
+use crate::{Scratch, Vm, host, mirrorball, wait};
 
 /// Time that a cell has to start again.
 const RESTART_LIMIT: Duration = Duration::from_secs(20);
@@ -96,6 +96,14 @@ impl Cluster {
         vms.iter()
             .map(|name| name.as_str().expect("a name").to_owned())
             .collect()
+    }
+
+    /// What `cluster vcpus` says of the vCPUs of a VM, in their order.
+    #[track_caller]
+    pub fn vcpus(&self, vm: &Vm) -> Vec<Value> {
+        let all = mirrorball(["cluster", "vcpus", "--json"]).ok().json();
+        let all = all.as_array().expect("an array").iter();
+        all.filter(|vcpu| vcpu["vm"] == vm.name()).cloned().collect()
     }
 
     /// The memory of a cell that VMs have, in bytes.

@@ -37,6 +37,60 @@ pub(crate) fn pin(shard: i32, vcpu: u8, cpus: &[usize]) -> io::Result<()> {
         .ok_or_else(|| io::Error::other(format!("the VM has no vCPU {vcpu}")))
 }
 
+/// The thread of a vCPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct VcpuThread {
+    /// The vCPU's number.
+    pub(crate) vcpu: u8,
+    /// The thread's id.
+    pub(crate) id: i32,
+    /// The CPUs that it may use.
+    pub(crate) cpus: Vec<usize>,
+    /// The CPU that it used last.
+    pub(crate) last_cpu: usize,
+    /// The time that it has run, in milliseconds.
+    pub(crate) ran_ms: u64,
+}
+
+/// The threads of the vCPUs of the shard with the process id `shard`, by their names, as [`pin`] tells them apart.
+///
+/// # Errors
+/// If the shard has ended.
+pub(crate) fn threads_of(shard: i32) -> io::Result<Vec<VcpuThread>> {
+    let mut threads = Vec::new();
+    for entry in fs::read_dir(format!("/proc/{shard}/task"))? {
+        // One that ends meanwhile is none.
+        threads.extend(vcpu_thread(&entry?.path()));
+    }
+    threads.sort_by_key(|thread| thread.vcpu);
+    Ok(threads)
+}
+
+/// What the kernel tells of the thread of a vCPU; nothing of another thread.
+fn vcpu_thread(thread: &Path) -> Option<VcpuThread> {
+    let vcpu = name_of(thread)?.strip_prefix("vcpu")?.parse().ok()?;
+    let id = thread.file_name()?.to_str()?.parse().ok()?;
+    let set = sched_getaffinity(Pid::from_raw(id)).ok()?;
+    let cpus = (0..CpuSet::count()).filter(|cpu| set.is_set(*cpu).unwrap_or(false));
+    let ran = fs::read_to_string(thread.join("schedstat")).ok()?;
+    let ran_ns: u64 = ran.split(' ').next()?.parse().ok()?;
+    let stat = fs::read_to_string(thread.join("stat")).ok()?;
+    Some(VcpuThread {
+        vcpu,
+        id,
+        cpus: cpus.collect(),
+        last_cpu: last_cpu_of(&stat)?,
+        ran_ms: ran_ns / 1_000_000,
+    })
+}
+
+/// The CPU in a line of `/proc/PID/task/TID/stat`: field 39, counted from the thread's id (proc(5)). The second field is the name,
+/// which may have spaces.
+fn last_cpu_of(stat: &str) -> Option<usize> {
+    let (_, fields) = stat.rsplit_once(')')?;
+    fields.split_ascii_whitespace().nth(39 - 3)?.parse().ok()
+}
+
 /// The name of a thread that has not ended.
 fn name_of(thread: &Path) -> Option<String> {
     let name = fs::read_to_string(thread.join("comm")).ok()?;
@@ -94,6 +148,14 @@ mod tests {
         let last = *own.last().unwrap();
         pin(shard, 7, &[last]).unwrap();
         assert_eq!(cpus(), [last]);
+        let threads = threads_of(shard).unwrap();
+        let [known] = &threads[..] else {
+            panic!("{threads:?}");
+        };
+        assert_eq!(
+            (known.vcpu, &known.cpus[..], known.last_cpu),
+            (7, &[last][..], last)
+        );
         assert_eq!(own_cpus(), own, "another thread");
         pin(shard, 7, &[]).unwrap();
         assert_eq!(cpus(), own);

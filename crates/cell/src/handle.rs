@@ -3,6 +3,7 @@
 mod state;
 mod status;
 mod update;
+mod vcpus;
 
 use std::convert::Infallible;
 use std::io;

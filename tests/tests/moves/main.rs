@@ -68,6 +68,9 @@ fn every_interrupt_comes_once_while_vcpus_move() {
             storm.vm.move_vcpu(vcpu, cell).ok();
         }
         assert_eq!(storm.vm.places(), [cell; CPUS]);
+        let vcpus = cluster.vcpus(&storm.vm);
+        assert_eq!(vcpus.len(), CPUS, "{vcpus:?}");
+        assert!(vcpus.iter().all(|vcpu| vcpu["cell"] == cell), "{vcpus:?}");
     }
     storm.stop();
     let counts = storm.counts(LIMIT);

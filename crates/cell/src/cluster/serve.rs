@@ -54,6 +54,8 @@ enum Event {
     /// told from it.
     Parted(CellId, bool),
     OrphansLate,
+    /// What a client asked is known now.
+    Known(Client, Answer),
     /// No VM of the host depends on this failed cell any more.
     NoDependents(u16),
     Tick,
@@ -204,6 +206,7 @@ impl Cell {
                 self.watch(client);
                 acts
             }
+            Event::Known(client, answer) => vec![Act::Answer(client, answer)],
             Event::Overdue(client, then) => {
                 let silent = self.state.silent_since(client, &then);
                 let acts = silent.into_iter().flat_map(|cell| self.give_up(cell)).collect();
@@ -372,6 +375,14 @@ impl Cell {
                             },
                         };
                         self.answer(client, &answer);
+                    }
+                    Act::TellVcpus(client) => {
+                        let events = self.events.clone();
+                        let told = move |answer| _ = events.send(Event::Known(client, answer));
+                        if let Err(error) = self.adoptions.begin_to_list_vcpus(told) {
+                            let why = error.to_string();
+                            self.answer(client, &Answer::Refused { why });
+                        }
                     }
                     Act::AwaitOrphans => {
                         let _ = later(ORPHANS_LIMIT, Event::OrphansLate, &self.events);

@@ -75,6 +75,8 @@ pub enum Act {
     Answer(Client, Answer),
     /// Serve a VM of this cell, and answer the client that asks for it; also one that was set aside, if this says so.
     Adopt(Client, String, bool),
+    /// Tell a client where the vCPUs of the cell's VMs are.
+    TellVcpus(Client),
     /// End a VM that depends on a failed cell, in which it may have run.
     EndVm {
         /// The VM.
@@ -292,6 +294,7 @@ impl State {
             Ask::Reclaim { from, bytes } => self.reclaim(client, from, bytes),
             Ask::Recover { cell } => self.recover(client, cell),
             Ask::Ping => vec![Act::Answer(client, Answer::Done)],
+            Ask::Vcpus => vec![Act::TellVcpus(client)],
             Ask::Status => vec![Act::Answer(client, Answer::Status(self.status()))],
             Ask::End => vec![Act::Answer(client, Answer::Done), Act::End],
         }

@@ -2,6 +2,7 @@
 
 mod fail;
 mod keys;
+mod vcpus;
 
 use std::fs::OpenOptions;
 use std::os::unix::process::CommandExt;
@@ -71,6 +72,12 @@ pub enum ClusterCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Show the vCPUs of the VMs in this host's cells: where each is, and how long it has run
+    Vcpus {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Lend memory of one cell to another one of the same host
     Lend(Loan),
     /// Have back what was lent, as far as no VM uses it
@@ -118,6 +125,7 @@ pub fn cluster(command: &ClusterCommand) -> Result<ExitCode> {
         ClusterCommand::Keys { file, renew } => keys::keys(file, *renew),
         ClusterCommand::Remove { file, host } => keys::remove(file, host),
         ClusterCommand::Status { json } => status(*json),
+        ClusterCommand::Vcpus { json } => vcpus::vcpus(*json),
         ClusterCommand::Lend(loan) => {
             let (to, bytes) = (loan.to, loan.size.0);
             ask_lender(loan.from, &Ask::Lend { to, bytes })

@@ -123,6 +123,8 @@ pub enum Ask {
     Ping,
     /// Report the state of the cluster.
     Status,
+    /// Report the vCPUs of the VMs that this cell serves.
+    Vcpus,
     /// End the cell's process. VMs run on.
     End,
 }
@@ -147,6 +149,35 @@ pub enum Answer {
     Done,
     /// The state of the cluster.
     Status(Status),
+    /// The vCPUs of the cell's VMs, by VM and number.
+    Vcpus {
+        /// Those of VMs that run.
+        vcpus: Vec<Vcpu>,
+        /// VMs whose vCPUs are not known now, each with the reason.
+        missing: Vec<(String, String)>,
+    },
+}
+
+/// A vCPU of a running VM, and the thread that runs it.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct Vcpu {
+    /// The VM's name.
+    pub vm: String,
+    /// The vCPU's number in the VM.
+    pub vcpu: u8,
+    /// The cell in which it runs. That of a spanning VM may be another one than the VM's.
+    pub cell: u16,
+    /// The id of the shard's process.
+    pub shard_pid: i32,
+    /// The id of the thread.
+    pub thread_id: i32,
+    /// The CPUs of the host that the thread may use.
+    pub cpus: Vec<usize>,
+    /// The CPU of the host that it used last.
+    pub last_cpu: usize,
+    /// The time that the thread has run so far, in milliseconds. It begins anew with each boot, and in each cell to which the vCPU
+    /// moves for the first time.
+    pub ran_ms: u64,
 }
 
 /// The cluster as one cell knows it.

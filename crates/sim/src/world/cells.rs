@@ -376,7 +376,12 @@ impl World {
                 Act::Keep(lent) => _ = self.lent.insert(at.number, lent),
                 Act::Answer(client, answer) => self.answer(at, client, answer),
                 // Its VMs are served by their monitors.
-                Act::Adopt(..) | Act::AwaitOrphans | Act::EndVm { .. } | Act::AwaitEnd(_) | Act::End => {}
+                Act::Adopt(..)
+                | Act::TellVcpus(_)
+                | Act::AwaitOrphans
+                | Act::EndVm { .. }
+                | Act::AwaitEnd(_)
+                | Act::End => {}
             }
         }
         if let Some(process) = self.processes.get_mut(&at.number) {

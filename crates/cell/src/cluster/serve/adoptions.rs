@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use hostfiles::private;
 use keeper::socket::Socket;
+use registry::cluster::interface::Answer;
 use registry::control::{Request, ask};
 use registry::vms::{self, Record, Registry};
 use shard_api::Platform;
@@ -95,6 +96,34 @@ impl Adoptions {
             end_attempt(&folder);
         }
         self.begin_in(&folder, &record)
+    }
+
+    /// Has a thread list the vCPUs of the VMs that are served: a spanning VM's shards have seconds to say where theirs are.
+    ///
+    /// # Errors
+    /// If the host has no threads left.
+    pub(super) fn begin_to_list_vcpus(&self, told: impl FnOnce(Answer) + Send + 'static) -> io::Result<()> {
+        let vms: Vec<Handle> = self.adopted().values().flatten().cloned().collect();
+        let list = move || {
+            let (mut vcpus, mut missing) = (Vec::new(), Vec::new());
+            for vm in vms {
+                // One that has ended has no name any more.
+                let Some(name) = vm.recorder().read(|record| record.name.clone()) else {
+                    continue;
+                };
+                match vm.vcpus() {
+                    Ok(all) => vcpus.extend(all),
+                    Err(error) => missing.push((name, error.to_string())),
+                }
+            }
+            vcpus.sort_by(|one, other| (&one.vm, one.vcpu).cmp(&(&other.vm, other.vcpu)));
+            missing.sort();
+            told(Answer::Vcpus { vcpus, missing });
+        };
+        std::thread::Builder::new()
+            .name("vcpus".into())
+            .spawn(list)
+            .map(drop)
     }
 
     /// Ends a VM because of a failed cell. Its own cell may be the failed one. Nothing waits for its end.
