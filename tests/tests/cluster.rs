@@ -354,6 +354,7 @@ fn vm_whose_cell_is_killed_in_its_first_boot_is_booted_by_the_next_process() {
     for (name, delay_ms) in [("begun-0", 0), ("begun-1", 100), ("begun-2", 300)] {
         let cell = cluster.pid(1);
         let file = VmFile::new(name).key("cell", "1");
+        let name = file.name();
         let vm = std::thread::scope(|scope| {
             let started = scope.spawn(|| file.start(&scratch));
             let deadline = Instant::now() + BOOT_LIMIT;
