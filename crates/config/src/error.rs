@@ -1,4 +1,4 @@
-//! An error in a VM file: what is wrong, where, and how to mend it.
+//! An error in a VM file: what is wrong, where, and how to fix it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,38 +8,39 @@ use miette::{Diagnostic, NamedSource, SourceSpan};
 use crate::fault::Fault;
 use crate::reader;
 
-/// One error in a VM file, rendered by `miette` with file, line, caret and mend.
+/// One error in a VM file or in flags, rendered by `miette` with file, line, caret and help.
 #[derive(Clone, Debug, thiserror::Error, Diagnostic)]
 #[error("{message}")]
 pub struct ConfigError {
     /// What is wrong, in one line.
     pub message: String,
-    /// The text it is in; absent for a spec made from flags.
+    /// The text with the error; absent for a spec made from flags, and for a file without text.
     #[source_code]
     pub source_code: Option<Arc<NamedSource<String>>>,
-    /// Where.
+    /// Byte range of the error in the text.
     #[label("{label}")]
     pub span: Option<SourceSpan>,
     label: &'static str,
-    /// How to mend it.
+    /// Help: how to fix the error.
     #[help]
     pub mend: Option<String>,
 }
 
 impl ConfigError {
-    /// From what the TOML reader says.
+    /// Makes an error from an error of the TOML parser.
     pub(crate) fn from_toml(source_name: &str, text: &str, error: &toml::de::Error) -> Self {
         let words = reader::explain(error.message());
         Self::at(source_name, text, error.span(), words.message, words.mend)
     }
 
-    /// From a check of the parsed spec; finds the key in the text again.
+    /// Makes an error from a check of the parsed spec, and finds the key in the text again.
     pub(crate) fn from_fault(source_name: &str, text: &str, fault: &Fault) -> Self {
         let span = locate(text, &fault.path);
         Self::at(source_name, text, span, fault.message.clone(), fault.mend.clone())
     }
 
-    /// From a check of a spec that was made from `run`'s flags: there is no text to point at, so the flag is named.
+    /// Makes an error from a check of a spec that was made from `run`'s flags. There is no text to point at,
+    /// so the message names the flag.
     pub fn from_flags(fault: &Fault) -> Self {
         let message = match flag_of(&fault.path) {
             Some(flag) => format!("{flag}: {}", fault.message),
@@ -54,14 +55,14 @@ impl ConfigError {
         }
     }
 
-    /// The file and the line, for a message of one line.
+    /// Returns the file and the line, for a message of one line; `None` without a text.
     pub fn place(&self) -> Option<String> {
         let (text, span) = (self.source_code.as_ref()?, self.span?);
         let line = text.inner().get(..span.offset())?.matches('\n').count() + 1;
         Some(format!("{} line {line}", text.name()))
     }
 
-    /// About a file that has no text to point at.
+    /// Makes an error about a file that has no text to point at.
     pub(crate) fn without_text(message: String, mend: String) -> Self {
         Self {
             message,

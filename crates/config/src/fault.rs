@@ -1,19 +1,19 @@
-//! What is wrong with a spec, before it is known where in which text it stands.
+//! A fault in a spec, before its place in a text is known.
 
-/// Something a spec may not say: where (keys and indices), what, and the mend.
+/// A fault in a spec: its path (keys and indices), what is wrong, and how to fix it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     pub(crate) path: Vec<String>,
     /// What is wrong, in one line.
     pub message: String,
-    /// How to mend it.
+    /// How to fix the fault.
     pub mend: String,
-    /// How to mend it where the spec was made from flags, when that differs.
+    /// How to fix the fault where the spec was made from flags, when that differs.
     pub(crate) flag_mend: Option<String>,
 }
 
 impl Fault {
-    /// Says how to mend it with flags.
+    /// Sets how to fix the fault with flags.
     pub(crate) fn or_by_flag(mut self, mend: impl Into<String>) -> Self {
         self.flag_mend = Some(mend.into());
         self

@@ -10,16 +10,16 @@ use crate::fault::{Fault, fault};
 use crate::vm::DiskMode;
 use crate::{VmFile, VmSpec};
 
-/// What the checks need to know of the host; a test may answer for it.
+/// Facts about the host that the checks need; a test may supply its own.
 #[derive(Clone, Copy, Debug)]
 pub struct HostFacts {
-    /// All of the host's memory.
+    /// All of the host's memory, bytes.
     pub memory_bytes: u64,
-    /// Opens a file to read, or to write too, and says what it is.
+    /// Opens a file to read, or to read and write, and returns the file's kind.
     pub open: fn(&Path, Access) -> io::Result<FileKind>,
 }
 
-/// What a file is wanted for.
+/// The access that a file is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Reading.
@@ -28,7 +28,7 @@ pub enum Access {
     Write,
 }
 
-/// What a path names.
+/// Kind of the file at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileKind {
     /// A regular file.
@@ -42,7 +42,7 @@ pub enum FileKind {
 }
 
 impl HostFacts {
-    /// Asks the host (`/proc/meminfo`); memory is unlimited when it does not say.
+    /// Reads `/proc/meminfo` of this host. Memory is unlimited (`u64::MAX`) when that file has no total.
     pub fn of_this_host() -> Self {
         let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let kib = meminfo
@@ -57,12 +57,13 @@ impl HostFacts {
     }
 }
 
-/// Checks a spec against the host. `file` is the text it came from, when it came from one.
+/// Checks a spec against the host. `file` is the VM file of the spec, if there is one; an error then points
+/// into its text.
 pub fn check_host(spec: &VmSpec, file: Option<&VmFile>, facts: &HostFacts) -> Result<(), ConfigError> {
     host_fault(spec, facts).map_or(Ok(()), |fault| Err(placed(&fault, file)))
 }
 
-/// Finds the first VM of `files` that has the name of an earlier one.
+/// Fails at the first VM of `files` that has the name of an earlier one.
 pub fn duplicate_names(files: &[VmFile]) -> Result<(), ConfigError> {
     for (index, file) in files.iter().enumerate() {
         let Some(name) = &file.spec.name else { continue };

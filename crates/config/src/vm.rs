@@ -22,30 +22,31 @@ pub struct VmSpec {
     /// vCPUs, 1 to 254.
     #[serde(default = "default_cpus", deserialize_with = "cpus")]
     pub cpus: u8,
-    /// Its part of CPUs that it shares with other VMs, 1 to 10000: one of 200 gets twice as much as one of 100. Those
-    /// without a weight share by their vCPUs.
+    /// Weight of the VM on CPUs that VMs share, 1 to 10000: a VM of 200 gets twice as much time as a VM of
+    /// 100. VMs without a weight share by their numbers of vCPUs.
     #[serde(default)]
     pub cpu_weight: Option<u16>,
-    /// As many of the host's CPUs it uses at most, however many vCPUs it has; 0.01 at least.
+    /// Maximum number of the host's CPUs that the VM uses, however many vCPUs it has; 0.01 to 1024.
     #[serde(default)]
     pub cpu_limit: Option<f64>,
-    /// Memory of the host that its processes use at most, the guest's own included.
+    /// Maximum memory of the host that the VM's processes use, the guest's memory included.
     #[serde(default)]
     pub memory_limit: Option<Size>,
-    /// I/O of the host's devices that its disks do at most each second.
+    /// Maximum I/O per second of the VM's disks on each device of the host.
     #[serde(default)]
     pub io_limit: Option<IoLimitSpec>,
-    /// Whether nothing else runs on a core of the host while this VM does: its other hardware threads stay idle, or run this VM.
+    /// Whether nothing else runs on a core of the host while this VM does: the core's other hardware threads
+    /// idle, or run this VM.
     #[serde(default)]
     pub core_scheduling: bool,
-    /// The endings after which it starts again.
+    /// The endings after which the VM starts again.
     // Left out of records and snapshots that programs from before it read.
     #[serde(default, skip_serializing_if = "RestartSpec::is_no")]
     pub restart: RestartSpec,
     /// Guest memory, from 64M.
     #[serde(default = "default_memory")]
     pub memory: Size,
-    /// Kernel, when not the image's; and words for either's command line.
+    /// Kernel to use instead of the image's, and words for the kernel's command line.
     pub kernel: Option<KernelSpec>,
     /// How the image's own root disk is used.
     #[serde(default)]
@@ -67,7 +68,7 @@ pub struct VmSpec {
     /// Give the guest a balloon with free-page reporting; see [`VmSpec::has_balloon`].
     #[serde(default = "yes")]
     pub balloon: bool,
-    /// Run this in the guest and end with its exit status.
+    /// Command to run in the guest. The VM ends with the command's exit status.
     pub command: Option<Vec<String>>,
     /// How strict the sandbox is: `auto`, `require`, `off`.
     #[serde(default)]
@@ -75,46 +76,47 @@ pub struct VmSpec {
     /// Bytes that the temporary overlay of each disk takes at most; no limit when absent.
     #[serde(default)]
     pub scratch_limit: Option<Size>,
-    /// How disks that do not say share memory: `adaptive`, `deferred`, `at-read`, `never`.
+    /// How disks without a `share` of their own share memory: `adaptive`, `deferred`, `at-read`, `never`.
     #[serde(default)]
     pub share: Option<ShareSpec>,
-    /// The group of VMs that share memory with one another; the host's file says who shares when absent.
+    /// The group of VMs that share memory with one another. When absent, the host's file decides which VMs
+    /// share memory.
     #[serde(default)]
     pub share_group: Option<String>,
-    /// The cell of the cluster to run in; where there is most room when absent.
+    /// The cell of the cluster to run in; when absent, the cell with the most room.
     #[serde(default)]
     pub cell: Option<u16>,
-    /// The cells of the cluster that it spans, a shard in each; one cell and shard when absent.
+    /// The cells of the cluster that the VM spans, a shard in each; when absent, one cell and one shard.
     #[serde(default)]
     pub span: Option<SpanSpec>,
 }
 
 impl VmSpec {
-    /// Whether each of its shards has a copy of its memory.
+    /// Whether each shard of the VM has its own copy of the memory, kept coherent.
     pub fn is_coherent(&self) -> bool {
         let span = self.span.as_ref();
         span.is_some_and(|span| span.memory() == SpanMemory::Coherent)
     }
 
-    /// The kernel's file and its initramfs, if they are not the image's.
+    /// Paths of the kernel and its initramfs; `None` if the kernel is the image's.
     pub fn kernel_files(&self) -> Option<(&Path, Option<&Path>)> {
         let kernel = self.kernel.as_ref()?;
         Some((kernel.path.as_deref()?, kernel.initrd.as_deref()))
     }
 
-    /// What is said for the kernel's command line; may be empty.
+    /// Words of the spec for the kernel's command line; may be empty.
     pub fn cmdline(&self) -> &str {
         self.kernel.as_ref().map_or("", |kernel| &kernel.cmdline)
     }
 
-    /// Whether the VM gets a balloon. Pages of the host's pools are reserved for it to its end: another VM that took one
-    /// given back would leave this one without when it wants it again.
+    /// Whether the VM gets a balloon. A VM on pages of the host's pools gets none: those pages stay reserved
+    /// for the VM to its end. Otherwise another VM could take a page that this VM gave back and needs again.
     pub fn has_balloon(&self) -> bool {
         let pool = matches!(self.pages, PagesSpec::Huge2M | PagesSpec::Huge1G);
         self.balloon && !pool
     }
 
-    /// The cell where it is asked to be, or the home of the span that is asked for.
+    /// The cell that the spec names, or the first of the cells that it spans; none if Mirrorball chooses.
     pub fn home_cell(&self) -> Option<u16> {
         let home = || self.span.as_ref()?.cells()?.first().copied();
         self.cell.or_else(home)
@@ -126,7 +128,7 @@ impl VmSpec {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(value_type = String, example = "512M"))]
 pub struct Size(pub u64);
 
-/// A kernel given by its files, or what the image's own is told.
+/// A kernel given by its files, or words for the command line of the image's kernel.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
@@ -137,7 +139,8 @@ pub struct KernelSpec {
     /// Initramfs of the kernel at `path`.
     #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub initrd: Option<PathBuf>,
-    /// Added to the command line that Mirrorball makes, behind its words and the image's: of words with one key Linux takes the last.
+    /// Words appended to the kernel's command line, after those of Mirrorball and of the image. Of most words
+    /// with the same key, Linux takes the last.
     #[serde(default)]
     pub cmdline: String,
 }
@@ -150,7 +153,7 @@ pub struct RootSpec {
     /// Keep the VM's writes, in an overlay file of the data directory named by the VM.
     #[serde(default)]
     pub persistent: bool,
-    /// How what it reads is shared; as the VM's `share` when absent.
+    /// How pages that the root disk reads are shared; the VM's `share` when absent.
     pub share: Option<ShareSpec>,
     /// The outcome of a write that finds no room on the host.
     #[serde(default)]
@@ -182,10 +185,10 @@ impl RestartSpec {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum OnFullSpec {
-    /// It fails: the guest gets an I/O error.
+    /// The write fails: the guest gets an I/O error.
     #[default]
     Error,
-    /// It waits until there is room.
+    /// The write waits until there is room.
     Pause,
 }
 
@@ -194,14 +197,14 @@ pub enum OnFullSpec {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum ShareSpec {
-    /// As suits the host's memory and the number of VMs on the image.
+    /// Chosen by the host's memory and the number of VMs on the image.
     #[default]
     Adaptive,
-    /// Copied at once, shared in the background.
+    /// Pages are copied at once, and shared later in the background.
     Deferred,
-    /// Shared when read.
+    /// Pages are shared when they are read.
     AtRead,
-    /// Copied.
+    /// Pages are copied, never shared.
     Never,
 }
 
@@ -210,12 +213,12 @@ pub enum ShareSpec {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct DiskSpec {
-    /// The file.
+    /// Path of the disk's file or block device.
     #[cfg_attr(feature = "schema", schema(value_type = String))]
     pub path: PathBuf,
-    /// Told from the file's first bytes when absent.
+    /// Format of the file; when absent, detected from the file's first bytes.
     pub format: Option<DiskFormatSpec>,
-    /// Who else may use it.
+    /// Which VMs may use the disk.
     #[serde(default)]
     pub mode: DiskMode,
     /// Keep the writes. An exclusive disk that is not persistent is written to a temporary overlay.
@@ -224,12 +227,12 @@ pub struct DiskSpec {
     /// The guest may not write at all.
     #[serde(default)]
     pub read_only: bool,
-    /// The device it is: `block` or `pmem`.
+    /// The guest's device: `block` or `pmem`.
     #[serde(default, rename = "as")]
     pub device: DiskDevice,
-    /// Request queues; one for each vCPU, four at most, when absent.
+    /// Number of request queues; when absent, one for each vCPU, four at most.
     pub queues: Option<u16>,
-    /// How what it reads is shared; as the VM's `share` when absent.
+    /// How pages that the disk reads are shared; the VM's `share` when absent.
     pub share: Option<ShareSpec>,
     /// The outcome of a write that finds no room on the host.
     #[serde(default)]
@@ -247,7 +250,7 @@ pub enum DiskFormatSpec {
     Qcow2,
 }
 
-/// Who may use a disk.
+/// Which VMs may use a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
@@ -259,7 +262,7 @@ pub enum DiskMode {
     Exclusive,
 }
 
-/// Which device a disk is.
+/// The guest's device for a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
@@ -283,9 +286,9 @@ pub struct NetSpec {
     /// Ports of the host forwarded to the guest, for `user`: `8080:80`, `udp:5353:53`.
     #[serde(default)]
     pub forward: Vec<String>,
-    /// Chosen when absent.
+    /// MAC address; chosen when absent.
     pub mac: Option<String>,
-    /// Queue pairs, for `tap`.
+    /// Number of queue pairs, for `tap`; one when absent.
     pub queues: Option<u16>,
     /// Whether the guest may reach the host and the cluster's hosts, for `user`.
     #[serde(default)]
@@ -308,9 +311,9 @@ pub enum NetKind {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct NodeSpec {
-    /// vCPUs, as `0-1,4`.
+    /// vCPUs of the node, as `0-1,4`.
     pub cpus: String,
-    /// Its memory.
+    /// Memory of the node.
     pub memory: Size,
     /// Distance to each node in order, 10 being local; 10 and 20 when absent.
     pub distances: Option<Vec<u8>>,
@@ -342,12 +345,12 @@ pub enum PagesSpec {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum SandboxSpec {
-    /// What the host allows; the rest is reported.
+    /// Apply the layers that the host allows; the others are reported.
     #[default]
     Auto,
-    /// Everything, or refuse.
+    /// Apply all layers, or refuse to start.
     Require,
-    /// Nothing.
+    /// Apply no layer.
     Off,
 }
 
@@ -355,7 +358,7 @@ fn default_cpus() -> u8 {
     1
 }
 
-/// Reads the number of vCPUs here, where the number is at hand when it does not even fit its type.
+/// Reads the number of vCPUs. An error names the number even if it does not fit a `u8`.
 fn cpus<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<u8, D::Error> {
     let number = i64::deserialize(deserializer)?;
     u8::try_from(number)

@@ -1,24 +1,28 @@
-//! What all cells know: a table of entries under unique keys, each with the cell that owns it, a copy in every cell
-//! (Multikernel, SOSP '09, sections 3.3 and 4.7).
+//! A replicated table of entries under unique keys. Each entry has an owner cell, and each cell has a copy of
+//! the table (Multikernel, SOSP '09, sections 3.3 and 4.7).
 //!
-//! 1. A new key is claimed in two phases, since order matters: the claimer asks every cell, each votes, and only with all
-//!    votes is the entry there. Of several claims on one key at most one wins, and one does if the key is free and nobody
-//!    dies. A cell that has voted for a claim makes a lower-numbered claimer wait until that claim is settled, and refuses a
-//!    higher-numbered one; so nobody waits in a circle (wound-wait).
-//! 2. Only the owner changes or removes an entry, and all that it says of its entries goes over the same links: one phase,
-//!    without votes. Each cell gives a receipt, for whoever must know when all have heard.
-//! 3. Whoever finds a new link first says what it owns, and which entries of the other's it knows. So a cell
-//!    that starts anew finds again what its last life owned. Before it has links to all that are there, and has
-//!    heard so from each, a cell neither claims nor votes.
-//! 4. The entries of a dead cell stay, so that its names stay taken while what they name still runs, until a new life of
-//!    the cell says otherwise; so do the votes for its claims, which it may have won before it was cut off.
+//! 1. A new key is claimed in two phases, since order matters. The claimer sends a request to every cell,
+//!    each cell votes, and the entry exists only if all vote for it. Of several claims on one key at most one
+//!    wins, and one does if the key is free and no cell dies. A cell that has voted for a claim makes a
+//!    lower-numbered claimer wait until that claim is settled, and refuses a higher-numbered one; so there is
+//!    no circular wait (wound-wait).
+//! 2. Only the owner changes or removes an entry, in one phase without votes: its messages go over the same
+//!    links in order. Each cell confirms a change with a receipt, so that the owner knows when all have
+//!    received it.
+//! 3. On a new link each cell first sends the entries that it owns, and those of the other cell that it
+//!    knows. So a restarted cell recovers the entries of its last life. Until it has links to all cells that
+//!    run, and a hello from each, a cell neither claims nor votes.
+//! 4. The entries of a dead cell stay until a new life of the cell changes them, since what they name may
+//!    still run. The votes for its claims stay too: it may have won them before it was cut off.
 //!
-//! When several cells die at once, a key can have two owners for a while: one that has just started, and knew of nobody to
-//! ask, and one that starts next. Each cell's entries are kept apart from all others', so that either may remove its own.
-//! What a key stands for must bear that: on one host, two VMs can't have one directory.
+//! When several cells die at once, a key can have two owners for a while: a cell that has just started
+//! without peers, and a cell that starts next. Each cell's entries are kept apart from all others', so that
+//! either can remove its own. What a key stands for must tolerate two owners: on one host, two VMs can't have
+//! one directory.
 //!
-//! Unlike the rest of this crate, this machine needs links that deliver in order and once until one side is dead, as
-//! channels and connections do, and [`crate::multicast`] above them. Order is what it is made of: an owner's changes.
+//! Unlike the rest of this crate, this state machine needs links that deliver in order and once until one
+//! side is dead, as channels and connections do, and [`crate::multicast`] above them. The order of an owner's
+//! changes depends on it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,86 +35,87 @@ pub mod stories;
 #[cfg(test)]
 mod tests;
 
-/// A cell's place in the cluster: its lives share what it owns.
+/// A cell's number in the cluster. All lives of a cell share its number and its entries.
 pub type CellNumber = u16;
 
-/// Who asks for a key, and which of its claims it is. Of two, the lower one comes first.
+/// Identity of a claim. A cell votes on waiting claims in this order, the lowest first.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct ClaimId {
     /// The claimer.
     pub cell: CellId,
-    /// Counts its claims.
+    /// Number of the claim among those of the claimer.
     pub number: u64,
 }
 
-/// What cells send one another.
+/// Message between two cells.
 #[derive(Clone, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub enum Message<K, V> {
-    /// First on every link, both ways.
+    /// First message on every link, in both directions.
     Hello {
         /// The sender's entries.
         mine: Vec<(K, V)>,
-        /// The receiver's, as far as the sender knows.
+        /// The receiver's entries, as far as the sender knows them.
         yours: Vec<(K, V)>,
     },
-    /// The first phase: may I have this key?
+    /// First phase of a claim: requests the receiver's vote.
     Ask {
-        /// Counts the sender's claims.
+        /// Number of the claim among the sender's.
         claim: u64,
         /// The key.
         key: K,
     },
-    /// The answer to [`Message::Ask`].
+    /// Reply to [`Message::Ask`].
     Vote {
-        /// As asked.
+        /// Number of the claim, as in [`Message::Ask`].
         claim: u64,
-        /// No: the key is this cell's, or this one's claim comes first.
+        /// In a vote against the claim, the owner of the key or the preferred claimer; none in a vote for the
+        /// claim.
         against: Option<CellNumber>,
     },
-    /// The second phase: the entry is there, or not.
+    /// Second phase of a claim: its outcome.
     Settle {
-        /// As asked.
+        /// Number of the claim, as in [`Message::Ask`].
         claim: u64,
         /// The key.
         key: K,
-        /// The entry, if every cell agreed.
+        /// The entry's value, if every cell voted for the claim.
         value: Option<V>,
     },
-    /// The sender's entry has this value from now on, or is no more.
+    /// The sender has changed or removed an entry of its own.
     Change {
-        /// Counts the sender's changes.
+        /// Number of the change among the sender's.
         change: u64,
         /// The key.
         key: K,
-        /// Its value.
+        /// The new value; none if the entry was removed.
         value: Option<V>,
     },
-    /// The sender has heard of the change.
+    /// Confirms that the sender has received a change.
     Receipt {
-        /// As in the change.
+        /// Number of the change, as in [`Message::Change`].
         change: u64,
     },
 }
 
-/// What is to be done.
+/// Effect that the caller has to carry out.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Effect<K, V> {
-    /// Send a message.
+    /// Send a message to a cell.
     Send(CellId, Message<K, V>),
-    /// Send a message to all to which there are links.
+    /// Send a message to all linked cells.
     Tell(Message<K, V>),
-    /// A claim of this cell has won: the entry is its own.
+    /// The claim of this number has won: this cell owns the entry.
     Won(u64),
     /// A claim of this cell has lost.
     Lost {
-        /// Which.
+        /// Number of the claim.
         claim: u64,
-        /// Whose the key is, or who claims it too.
+        /// The cell that owns the key, or that claims the key too.
         to: CellNumber,
     },
-    /// All cells that live have heard of a change.
+    /// All live cells have confirmed the change of this number.
     Heard(u64),
-    /// This cell's last life owned this. It is this one's now.
+    /// The last life of this cell owned this key. This life owns the key now.
     Inherited(K),
 }
 
@@ -127,11 +132,11 @@ struct Claim<K, V> {
     lost_to: Option<CellNumber>,
 }
 
-/// One cell's copy, and its part in agreeing.
+/// One cell's copy of the table, and the state of its claims, votes and changes.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct Node<K, V> {
     me: CellId,
-    /// What each owner says, by itself: nobody else changes it.
+    /// Entries by key and owner. Only the owner changes them.
     entries: BTreeMap<(K, CellNumber), V>,
     /// The other cells that live, and whether they have said hello.
     links: BTreeMap<CellId, bool>,
@@ -149,7 +154,7 @@ pub struct Node<K, V> {
 }
 
 impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
-    /// A cell without links and entries.
+    /// Returns a cell without links and entries.
     pub fn new(me: CellId) -> Self {
         Self {
             me,
@@ -165,19 +170,19 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
         }
     }
 
-    /// Adds what is known from elsewhere before there are links.
+    /// Adds an entry that is known from elsewhere, before there are links.
     pub fn find(&mut self, key: K, owner: CellNumber, value: V) {
         self.entries.insert((key, owner), value);
     }
 
-    /// All entries, as far as this cell knows: key, owner, value.
+    /// Returns all entries that this cell knows: key, owner, value.
     pub fn entries(&self) -> impl Iterator<Item = (&K, CellNumber, &V)> {
         self.entries
             .iter()
             .map(|((key, owner), value)| (key, *owner, value))
     }
 
-    /// Whose a key is.
+    /// Returns the owner of a key, the lowest-numbered one if there are two.
     pub fn owner(&self, key: &K) -> Option<CellNumber> {
         let mut of_key = self
             .entries
@@ -190,17 +195,18 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
         self.entries.contains_key(&(key.clone(), self.me.number))
     }
 
-    /// The other cells to which there are links.
+    /// Returns the linked cells.
     pub fn links(&self) -> impl Iterator<Item = CellId> + '_ {
         self.links.keys().copied()
     }
 
-    /// More links are on their way: until [`Node::has_met`] this cell neither claims nor votes, whatever it has heard.
+    /// Records that more links will be added. Until [`Node::has_met`] this cell neither begins claims nor
+    /// votes.
     pub fn begin_meeting(&mut self) {
         self.is_meeting = true;
     }
 
-    /// There is a link to all that are there.
+    /// Records that this cell has links to all cells that run.
     pub fn has_met(&mut self) -> Effects<K, V> {
         let mut effects = Vec::new();
         self.is_meeting = false;
@@ -208,17 +214,18 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
         effects
     }
 
-    /// Whether this cell has heard from every link: before, it settles nothing.
+    /// Whether this cell has links to all cells that run, and a hello from each. Until then it neither begins
+    /// claims nor votes.
     pub fn is_ready(&self) -> bool {
         !self.is_meeting && self.links.values().all(|said_hello| *said_hello)
     }
 
-    /// Whether there is a link to a cell that has not said hello.
+    /// Whether `cell` is linked and has not sent its hello.
     pub fn awaits_hello(&self, cell: CellId) -> bool {
         self.links.get(&cell) == Some(&false)
     }
 
-    /// Whose word something waits for: a hello, a vote or a receipt.
+    /// Returns the cells from which a hello, a vote or a receipt is pending.
     pub fn awaited(&self) -> BTreeSet<CellId> {
         let silent = self.links.iter().filter(|(_, said_hello)| !**said_hello);
         let silent = silent.map(|(cell, _)| *cell);
@@ -230,7 +237,7 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
         silent.chain(votes).chain(receipts).collect()
     }
 
-    /// There is a link to a cell now.
+    /// Adds a link to a cell.
     pub fn link(&mut self, cell: CellId) -> Effects<K, V> {
         self.links.insert(cell, false);
         let of = |owner| {
@@ -250,7 +257,7 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
         effects
     }
 
-    /// A cell is dead.
+    /// Removes the link to a dead cell. Nothing waits for its votes and receipts any longer.
     pub fn dead(&mut self, cell: CellId) -> Effects<K, V> {
         let mut effects = Vec::new();
         if self.links.remove(&cell).is_none() {
@@ -272,8 +279,8 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
         effects
     }
 
-    /// Drops those entries of a dead cell of which `drop` is true, and the votes that it has for such keys. It must be certain that
-    /// none of its lives goes by them.
+    /// Drops the entries of a dead cell for whose keys `drop` is true, and the votes for the dead cell's
+    /// claims on such keys. The caller must be certain that no life of that cell relies on them.
     pub fn forget(&mut self, cell: CellNumber, drop: impl Fn(&K) -> bool) {
         self.entries
             .retain(|(key, owner), _| *owner != cell || !drop(key));
@@ -281,7 +288,8 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
             .retain(|key, claim| claim.cell.number != cell || !drop(key));
     }
 
-    /// Claims a key. The outcome comes as [`Effect::Won`] or [`Effect::Lost`] with the number.
+    /// Claims a key. Returns the claim's number, with which [`Effect::Won`] or [`Effect::Lost`] reports the
+    /// outcome.
     pub fn claim(&mut self, key: K, value: V) -> (u64, Effects<K, V>) {
         let number = self.claim_next;
         self.claim_next += 1;
@@ -302,8 +310,8 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
         (number, effects)
     }
 
-    /// Changes an entry of this cell, or removes it. Gives the change's number, for [`Effect::Heard`]; `None` if the entry
-    /// is not this cell's.
+    /// Changes an entry of this cell, or removes it if `value` is `None`. Returns the change's number, for
+    /// [`Effect::Heard`]; `None` if this cell does not own the entry.
     pub fn change(&mut self, key: &K, value: Option<V>) -> Option<(u64, Effects<K, V>)> {
         if !self.owns(key) {
             return None;
@@ -326,7 +334,7 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
         (change, effects)
     }
 
-    /// A message has come. One from a cell without a link is nothing.
+    /// Handles a message. A message from a cell without a link is ignored.
     pub fn take(&mut self, from: CellId, message: Message<K, V>) -> Effects<K, V> {
         let mut effects = Vec::new();
         if !self.links.contains_key(&from) {

@@ -1,23 +1,26 @@
 //! Memory that cells give one another, as typed grants (Multikernel, SOSP '09, section 4.7; Cellular Disco, SOSP '99, section
 //! 5.1).
 //!
-//! Guest memory has no addresses that could be handed out: it is what a file in memory takes of the host. So a grant is an
-//! amount: so many bytes of one *home*, the cell whose nodes they are on, with one *holder*, free or in one VM. Grants of one
-//! home, holder and VM are one; part of a grant can go to another VM or to another holder, which is what splitting it is.
+//! Guest memory has no addresses that could be handed out: it is host memory that a memfd takes. So a grant
+//! is an amount in bytes of one *home*, the cell whose NUMA nodes have the memory, with one *holder*, free or
+//! in one VM. Grants with the same home, holder and VM are one. Part of a grant can go to another VM or to
+//! another holder (splitting).
 //!
-//! 1. What a holder has is *free*, or the memory of one VM. The holder alone gives free memory to a VM, and has it back when the
-//!    VM ends.
-//! 2. A grant changes its holder in two phases, since order matters. Giving: the home *reserves* the memory, keeps in writing
-//!    that it is given, and only then says so; the holder has it when it hears that, and tells. Giving back: the home asks, and
-//!    the holder gives what is free, or keeps all; the home has it when it hears that.
-//! 3. The home's count is never less than the holder's. It is in writing before a word of it is said, so a home that starts
-//!    anew counts what it has given even if the holder is dead or hangs. A holder that starts anew has what its home says; one
-//!    that lives knows better than a home that starts anew.
-//! 4. VMs outlive both processes. A new life is told of those that run and what they have ([`Ledger::find`]); it is theirs
-//!    whatever anybody says.
+//! 1. The memory of a holder is *free*, or that of one VM. Only the holder gives free memory to a VM; the
+//!    memory is free again when the VM ends.
+//! 2. A grant changes its holder in two phases, since order matters. Giving: the home *reserves* the memory,
+//!    persists its count, and only then sends the grant; the holder has the memory on receipt, and confirms.
+//!    Giving back: the home sends a request; the holder returns the memory if so much is free, or keeps all;
+//!    the home has it on receipt.
+//! 3. The home's count is never less than the holder's. It is persisted before it is announced, so a
+//!    restarted home counts what it has given even if the holder is dead or hangs. A restarted holder takes
+//!    the count of its home; a live holder's count overrides that of a restarted home.
+//! 4. VMs outlive both processes. A new life is given the VMs that run, with their memory ([`Ledger::find`]).
+//!    These VMs keep that memory whatever other cells report.
 //!
-//! The two cells concerned and nobody else keep the count, so that no third one's old word can bring back a grant that is
-//! over. Links deliver in order and once until one side is dead, as for [`crate::agreement`]; two lives are linked once.
+//! Only the two cells concerned keep the count, so that no stale message of a third cell can restore a grant
+//! that has ended. Links deliver in order and once until one side is dead, as for [`crate::agreement`]; two
+//! lives are linked once.
 
 #[cfg(test)]
 mod tests;
@@ -29,67 +32,67 @@ use serde::{Deserialize, Serialize};
 use crate::CellId;
 use crate::agreement::CellNumber;
 
-/// Bytes by cell: of which home, or with which holder.
+/// Bytes by cell: by home, or by holder.
 pub type Amounts = BTreeMap<CellNumber, u64>;
 
-/// What cells send one another.
+/// Message between two cells.
 #[derive(Clone, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub enum Message {
-    /// First on every link, both ways.
+    /// First message on every link, in both directions.
     Hello {
-        /// What the sender has given the receiver.
+        /// Bytes that the sender has given the receiver.
         given: u64,
-        /// What the sender has of the receiver's; none if its life knows of no life of the receiver yet.
+        /// Bytes of the receiver's memory that the sender holds; none if the sender's life has no count yet.
         held: Option<u64>,
     },
-    /// This is the receiver's now.
+    /// Gives memory of the sender to the receiver.
     Give {
-        /// So much.
+        /// Bytes given.
         bytes: u64,
     },
-    /// The answer: the sender has it.
+    /// Reply to [`Message::Give`]: the sender holds the memory.
     Taken {
-        /// As given.
+        /// Bytes, as in [`Message::Give`].
         bytes: u64,
     },
-    /// The sender would like this back.
+    /// Requests memory of the sender back from the receiver.
     Recall {
-        /// So much.
+        /// Bytes requested.
         bytes: u64,
     },
-    /// The answer: it is the receiver's again.
+    /// Reply to [`Message::Recall`]: the receiver has its memory back.
     Back {
-        /// As asked.
+        /// Bytes, as in [`Message::Recall`].
         bytes: u64,
     },
-    /// The other answer: less than that is free, and all of it stays.
+    /// Reply to [`Message::Recall`]: fewer bytes are free, and the sender keeps all of them.
     Kept {
-        /// As asked.
+        /// Bytes, as in [`Message::Recall`].
         bytes: u64,
     },
 }
 
-/// What is to be done, in this order.
+/// Effect that the caller has to carry out, in the order of the list.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Effect {
-    /// Put in writing what is given, all of it, before anything that follows is done.
+    /// Persist all that this cell has given, by holder, before any later effect is carried out.
     Keep(Amounts),
-    /// Send a message.
+    /// Send a message to a cell.
     Send(CellId, Message),
-    /// The holder has what it was given.
+    /// This holder has confirmed a [`Message::Give`].
     Taken(CellNumber),
-    /// The holder has given back what it was asked for.
+    /// This holder has returned the memory of a [`Message::Recall`].
     Back(CellNumber),
-    /// The holder keeps it: it is not free.
+    /// This holder keeps the memory of a [`Message::Recall`]: not so much is free.
     Kept(CellNumber),
 }
 
-/// Why it can't be.
+/// Reason why memory is not given or recalled.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Refusal {
-    /// The other cell is dead, or has not said hello yet.
+    /// The other cell is dead, or has not sent its hello.
     NotMet,
-    /// There is only so much, bytes.
+    /// Fewer bytes are available than requested: this many.
     Short(u64),
 }
 
@@ -99,23 +102,24 @@ struct Link {
     said_hello: bool,
 }
 
-/// The memory that one cell holds: bytes by home, and the VMs that use them.
+/// The memory that one cell has, has given and holds, in bytes, and the VMs that use the memory.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct Ledger {
     me: CellId,
-    /// What is here, whoever holds it.
+    /// Bytes of this cell's own memory, whoever holds them.
     bytes: u64,
-    /// Of it, what others hold. Kept in writing.
+    /// Bytes of this cell's own memory that others hold, by holder. Persisted.
     given: Amounts,
-    /// What this cell holds of others, for each that this life has heard of it from.
+    /// Bytes that this cell holds, by home, for each home of which this life has a count.
     held: Amounts,
-    /// What each VM has, by the VM's name and by home, this cell among them.
+    /// Bytes of each VM, by the VM's name and by home, this cell among the homes.
     vms: BTreeMap<String, Amounts>,
     links: BTreeMap<CellNumber, Link>,
 }
 
 impl Ledger {
-    /// A cell without links that has `bytes`; `given` is what is in writing.
+    /// Returns a cell without links that has `bytes` of its own memory; `given` is the persisted count by
+    /// holder.
     pub fn new(me: CellId, bytes: u64, mut given: Amounts) -> Self {
         given.remove(&me.number);
         Self {
@@ -133,28 +137,28 @@ impl Ledger {
         self.vms.insert(vm, parts);
     }
 
-    /// What this cell has given, by holder.
+    /// Returns the bytes that this cell has given, by holder.
     pub fn given(&self) -> &Amounts {
         &self.given
     }
 
-    /// What this cell has of others, by home.
+    /// Returns the bytes of other cells that this cell holds, by home.
     pub fn held(&self) -> &Amounts {
         &self.held
     }
 
-    /// What a VM has, by home.
+    /// Returns the bytes that a VM has, by home; `None` for an unknown VM.
     pub fn parts(&self, vm: &str) -> Option<&Amounts> {
         self.vms.get(vm)
     }
 
-    /// What of this cell's own memory is free.
+    /// Returns the free bytes of this cell's own memory.
     pub fn own_free(&self) -> u64 {
         let given: u64 = self.given.values().sum();
         self.bytes.saturating_sub(given + self.used_of(self.me.number))
     }
 
-    /// What is free, of all homes that live.
+    /// Returns the free bytes of all live homes, this cell among them.
     pub fn free(&self) -> u64 {
         let lenders = self.held.keys().map(|home| self.free_of(*home));
         self.own_free() + lenders.sum::<u64>()
@@ -175,13 +179,13 @@ impl Ledger {
         link.map(|link| link.cell)
     }
 
-    /// Whether all linked cells have said what this one has given them and has of theirs.
+    /// Whether all linked cells have sent their hellos, so that the counts are known.
     pub fn is_ready(&self) -> bool {
         self.links.values().all(|link| link.said_hello)
     }
 
-    /// Gives free memory to a VM: this cell's own first, then of few others. `None` if there is not so much, or the VM has
-    /// memory already.
+    /// Gives `bytes` of free memory to a VM: this cell's own first, then that of as few homes as possible.
+    /// `None` if fewer bytes are free, or the VM has memory already.
     pub fn occupy(&mut self, vm: String, bytes: u64) -> Option<&Amounts> {
         if self.vms.contains_key(&vm) || self.free() < bytes {
             return None;
@@ -205,15 +209,16 @@ impl Ledger {
         Some(self.vms.entry(vm).or_insert(parts))
     }
 
-    /// Frees what a VM had.
+    /// Frees the memory of a VM.
     pub fn vacate(&mut self, vm: &str) {
         self.vms.remove(vm);
     }
 
-    /// Gives another cell so much of this one's own memory. [`Effect::Taken`] comes when it has it.
+    /// Gives `bytes` of this cell's own memory to another cell. [`Effect::Taken`] follows when that cell
+    /// confirms.
     ///
     /// # Errors
-    /// If the other is not there, or so much is not free.
+    /// [`Refusal::NotMet`] without a hello of the other cell; [`Refusal::Short`] if fewer bytes are free.
     pub fn give(&mut self, to: CellNumber, bytes: u64) -> Result<Vec<Effect>, Refusal> {
         let cell = self.met(to).ok_or(Refusal::NotMet)?;
         let free = self.own_free();
@@ -225,10 +230,11 @@ impl Ledger {
         Ok(vec![Effect::Keep(self.given.clone()), send])
     }
 
-    /// Asks a holder for so much of what it was given. [`Effect::Back`] or [`Effect::Kept`] says what came of it.
+    /// Requests `bytes` back from a holder. [`Effect::Back`] or [`Effect::Kept`] reports the outcome.
     ///
     /// # Errors
-    /// If the other is not there, or has not so much of this cell's.
+    /// [`Refusal::NotMet`] without a hello of the holder; [`Refusal::Short`] if the holder was given fewer
+    /// bytes.
     pub fn recall(&mut self, from: CellNumber, bytes: u64) -> Result<Vec<Effect>, Refusal> {
         let cell = self.met(from).ok_or(Refusal::NotMet)?;
         let given = self.given.get(&from).copied().unwrap_or(0);
@@ -238,7 +244,7 @@ impl Ledger {
         Ok(vec![Effect::Send(cell, Message::Recall { bytes })])
     }
 
-    /// There is a link to a cell now. An earlier life of it is dead.
+    /// Adds a link to a cell. An earlier life of that cell is dead.
     pub fn link(&mut self, cell: CellId) -> Vec<Effect> {
         let said_hello = false;
         self.links.insert(cell.number, Link { cell, said_hello });
@@ -247,14 +253,15 @@ impl Ledger {
         vec![Effect::Send(cell, Message::Hello { given, held })]
     }
 
-    /// A cell is dead. What it has, its VMs have.
+    /// Removes the link to a dead cell. The memory that the cell holds stays given, since its VMs may use it.
     pub fn dead(&mut self, cell: CellId) {
         if self.links.get(&cell.number).is_some_and(|link| link.cell == cell) {
             self.links.remove(&cell.number);
         }
     }
 
-    /// Has back all that a dead cell holds. It must be certain that no VM uses it, and that none of its lives starts again.
+    /// Takes back all memory that a dead cell holds; does nothing while the cell is linked. The caller must
+    /// be certain that no VM uses the memory, and that no life of the cell starts again.
     pub fn write_off(&mut self, holder: CellNumber) -> Vec<Effect> {
         if self.links.contains_key(&holder) {
             return Vec::new();
@@ -262,7 +269,7 @@ impl Ledger {
         self.is_held(holder, 0)
     }
 
-    /// A message has come. One from a cell without a link is nothing.
+    /// Handles a message. A message from a cell without a link is ignored.
     pub fn take(&mut self, from: CellId, message: Message) -> Vec<Effect> {
         let home = from.number;
         match self.links.get_mut(&home) {

@@ -1,30 +1,34 @@
-//! Messages to all, along trees, and to one, in one order (Multikernel, SOSP '09, sections 4.4 and 5.1).
+//! Ordered multicast along trees, and unicast in the same order (Multikernel, SOSP '09, sections 4.4 and
+//! 5.1).
 //!
-//! Between a machine that needs links in order, as [`crate::agreement`], and the links. The source sends a message for all to
-//! the first cells of a tree; each of them passes it on to the cells below before it takes it itself. Which tree is the
-//! caller's to say. A cell with nothing below it gets the message as any other: a tree that is one by one costs only the
-//! numbers.
+//! This layer lies between a state machine that needs ordered links, as [`crate::agreement`], and the links.
+//! The source sends a multicast message to the first cells of a tree. Each of them forwards the message to
+//! the cells below before it takes the message itself. The caller chooses the tree. A first cell with nothing
+//! below it gets the message as a unicast: a tree of such cells costs only the numbers.
 //!
-//! What it promises is what links do: what one cell sends to another comes once and in order, until one of the two is dead
-//! to the other, by whichever way each message goes. Why that holds:
+//! The guarantee is that of links: what one cell sends to another arrives once and in order, until one of the
+//! two is dead to the other, whichever way each message goes. Why that holds:
 //!
-//! 1. *Once, in order.* A source numbers what it sends to each cell, and never uses a number twice. A cell takes the next
-//!    number only, drops those it has had, and holds back those that are early. The first message over a link goes over the
-//!    link itself and says so: there the numbers begin.
-//! 2. *Nothing is lost.* What goes over the link itself can't be. What goes by a relay is kept by its source until the
-//!    receiver says, with whatever it sends next or else within a [tick](Multicast::tick), that it has it; or until the
-//!    source sends it over the link itself. It does so
+//! 1. *Once, in order.* A source numbers its messages to each cell, and never uses a number twice. A cell
+//!    takes only the next number, drops those it has had, and holds back early ones. The first message over a
+//!    link goes over the link itself and is marked: the numbers begin there.
+//! 2. *Nothing is lost.* A link loses no message. The source keeps a message that goes by a relay until the
+//!    receiver confirms it, with its next message or else within a [tick](Multicast::tick), or until the
+//!    source sends the message over the link itself. The source does so
 //!    - when any cell dies, since that may have been the relay;
-//!    - when a relay says that it has no link to the cell;
-//!    - when it is not confirmed after [`LATE_TICKS`] ticks: the relay hangs, or died without anybody having noticed.
+//!    - when a relay reports that it has no link to the cell;
+//!    - when the message is not confirmed after [`LATE_TICKS`] ticks: the relay hangs, or its death is
+//!      undetected.
 //!
 //!    So no cell waits for a third one for longer than that.
-//! 3. *Memory is bounded.* From the first message to a cell that is not confirmed to the next one are less than
-//!    [`WINDOW`] numbers: before there were more, all are sent over the link. So a receiver holds back fewer than that, and
-//!    what it may drop beyond is only what comes from relays, whose source still keeps it.
+//! 3. *Memory is bounded.* From the first unconfirmed message to a cell to the next one there are less than
+//!    [`WINDOW`] numbers: before there were more, all unconfirmed ones are sent over the link. So a receiver
+//!    holds back fewer messages than that. It drops only messages beyond that from relays, whose source still
+//!    keeps them.
 //!
-//! Only a cell that has said something since it was linked is in a tree: it has the link too, and will know the source. One
-//! that was late, or was above one that was, is in none until it says something.
+//! A tree contains only cells that have sent something since they were linked: they have the link too, and
+//! will know the source. A cell that was late, or that relayed to one, is in no tree until it sends
+//! something.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -40,58 +44,58 @@ const WINDOW: u64 = 64;
 /// What is not confirmed after so many ticks is late: after two the receiver's own tick has been, too.
 const LATE_TICKS: u8 = 3;
 
-/// A cell in a tree. Trees are lists, each cell before those below it.
+/// A cell in a tree. A tree is a list with each cell before the cells below it.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub struct Hop {
     /// The cell.
     pub cell: CellId,
-    /// How many of the next in the list are below it.
+    /// Number of the next list entries that are below this cell.
     pub below: u16,
 }
 
-/// What goes over a link.
+/// Packet on a link.
 #[derive(Clone, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub enum Packet<M> {
-    /// From the source itself.
+    /// A message over the source's own link to the receiver.
     Direct {
-        /// Counts what the source sends to the receiver.
+        /// Sequence number of the message, for this source and this receiver.
         number: u64,
-        /// The first one over this link.
+        /// Whether this is the first message over this link.
         begins: bool,
-        /// The sender has all of the receiver's messages below this number.
+        /// The sender has received all messages of the receiver below this number.
         heard: u64,
         /// The message.
         body: M,
     },
-    /// Along a tree.
+    /// A message that a source or a relay forwards along a tree.
     Relayed {
-        /// Who sent it first.
+        /// The source of the message.
         source: CellId,
-        /// As in [`Packet::Direct`].
+        /// Sequence number, as in [`Packet::Direct`].
         number: u64,
-        /// The tree below the receiver, with each one's number.
+        /// The tree below the receiver, with the sequence number for each cell.
         below: Vec<(Hop, u64)>,
         /// The message.
         body: M,
     },
-    /// As in [`Packet::Direct`], when there is nothing else to say.
+    /// A confirmation as in [`Packet::Direct`], without a message.
     Heard {
-        /// All below.
+        /// The sender has received all messages of the receiver below this number.
         heard: u64,
     },
-    /// A relay has no link to these.
+    /// A relay reports that the receiver's message did not reach these cells, for lack of a link.
     Unreached {
-        /// In no order.
+        /// The cells, in no order.
         cells: Vec<CellId>,
     },
 }
 
-/// What is to be done.
+/// Effect that the caller has to carry out.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Effect<M> {
-    /// Send over the link to a cell.
+    /// Send a packet over the link to a cell.
     Send(CellId, Packet<M>),
-    /// A cell's message has come.
+    /// Deliver a message of this cell.
     Deliver(CellId, M),
 }
 
@@ -124,18 +128,18 @@ struct Peer<M> {
     is_owed: bool,
 }
 
-/// One cell's part.
+/// The multicast state of one cell.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct Multicast<M> {
     me: CellId,
     /// The cells to which there are links.
     peers: BTreeMap<CellId, Peer<M>>,
-    /// Above all numbers that were ever used.
+    /// Lowest number above all that were ever used.
     unused: u64,
 }
 
 impl<M: Clone> Multicast<M> {
-    /// A cell without links.
+    /// Returns a cell without links.
     pub fn new(me: CellId) -> Self {
         Self {
             me,
@@ -144,7 +148,7 @@ impl<M: Clone> Multicast<M> {
         }
     }
 
-    /// There is a link to a cell now. If there was one before, nothing comes over that any more.
+    /// Adds a link to a cell. Nothing comes over an earlier link to that cell any more.
     pub fn link(&mut self, cell: CellId) {
         let peer = Peer {
             next: self.unused,
@@ -158,7 +162,7 @@ impl<M: Clone> Multicast<M> {
         self.peers.insert(cell, peer);
     }
 
-    /// A cell is dead.
+    /// Removes the link to a dead cell. Unconfirmed messages to all others are sent over the links.
     pub fn dead(&mut self, cell: CellId) -> Effects<M> {
         let mut effects = Vec::new();
         if self.peers.remove(&cell).is_some() {
@@ -169,21 +173,21 @@ impl<M: Clone> Multicast<M> {
         effects
     }
 
-    /// The cells that can be in a tree.
+    /// Returns the cells that a tree may contain.
     pub fn fit(&self) -> impl Iterator<Item = CellId> + '_ {
         let fit = self.peers.iter().filter(|(_, peer)| peer.begun && peer.prompt);
         fit.map(|(cell, _)| *cell)
     }
 
-    /// Sends to one cell. Without a link to it nothing happens.
+    /// Sends a message to one cell. Without a link to that cell nothing happens.
     pub fn send(&mut self, to: CellId, body: M) -> Effects<M> {
         let mut effects = Vec::new();
         self.send_directly(to, body, &mut effects);
         effects
     }
 
-    /// Sends to all to which there are links, along a tree. Those that it leaves out get it over their links, and so do all
-    /// if the tree has others than those that are [fit](Self::fit), or one twice.
+    /// Sends a message to all linked cells along a tree. Cells that the tree leaves out get the message over
+    /// their links. So do all cells if the tree has a cell that is not [fit](Self::fit), or a cell twice.
     pub fn tell(&mut self, body: &M, tree: &[Hop]) -> Effects<M> {
         let mut effects = Vec::new();
         let fit: BTreeSet<CellId> = self.fit().collect();
@@ -217,7 +221,7 @@ impl<M: Clone> Multicast<M> {
         effects
     }
 
-    /// A packet has come over the link from a cell. One from a cell without a link is nothing.
+    /// Handles a packet from the link to a cell. A packet from a cell without a link is ignored.
     pub fn take(&mut self, from: CellId, packet: Packet<M>) -> Effects<M> {
         let mut effects = Vec::new();
         let Some(peer) = self.peers.get_mut(&from) else {
@@ -259,7 +263,7 @@ impl<M: Clone> Multicast<M> {
         effects
     }
 
-    /// A packet of this cell could not be sent, since the link is gone.
+    /// Handles a packet of this cell that could not be sent, since the link is gone.
     pub fn unsent(&mut self, to: CellId, packet: Packet<M>) -> Effects<M> {
         let mut effects = Vec::new();
         if let Packet::Relayed { source, below, .. } = packet {
@@ -269,13 +273,14 @@ impl<M: Clone> Multicast<M> {
         effects
     }
 
-    /// Whether there must be a [tick](Self::tick).
+    /// Whether [`Self::tick`] must be called.
     pub fn needs_tick(&self) -> bool {
         let mut peers = self.peers.values();
         peers.any(|peer| peer.is_owed || !peer.kept.is_empty())
     }
 
-    /// Some time has passed: about the same in all cells, and much longer than a message takes.
+    /// Advances time by one tick. A tick is about equally long in all cells, and much longer than a message
+    /// takes.
     pub fn tick(&mut self) -> Effects<M> {
         let mut effects = Vec::new();
         let mut late = BTreeSet::new();

@@ -1,9 +1,9 @@
-//! What a monitor tells a shard to run, and what the shard tells back.
+//! Messages between a monitor and a shard: what to run, orders, and reports.
 //!
 //! The monitor opens every file, then starts the shard's process with one end of a [control
-//! socket](crate::control). Over it goes one message: the [`Launch`] with every [`Fd`] as SCM_RIGHTS. Then
-//! the monitor sends [`NumberedOrder`]s and the shard sends [`Report`]s. The end of the monitor's side means
-//! that it died: the shard ends at once.
+//! socket](crate::control). The first message over that socket is the [`Launch`] with every [`Fd`] as
+//! SCM_RIGHTS. Then the monitor sends [`NumberedOrder`]s and the shard sends [`Report`]s. The end of the
+//! monitor's side means that the monitor died: the shard ends at once.
 
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -12,7 +12,7 @@ use std::os::fd::RawFd;
 pub use crate::cpuid::Leaf;
 pub use crate::relation::Ratio;
 
-/// An open file passed with the [`LaunchSpec`]: the index among the files of the message.
+/// Index of an open file among the files of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Fd(pub usize);
@@ -26,7 +26,7 @@ pub const CONTROL_FD: RawFd = 3;
 pub enum Launch {
     /// A whole VM, or the home of one that spans cells.
     Vm(Box<LaunchSpec>),
-    /// Another shard of a VM that spans cells.
+    /// A shard other than the home of a VM that spans cells.
     Part(Box<PartLaunch>),
 }
 
@@ -41,89 +41,92 @@ pub struct PartLaunch {
     pub span: SpanLaunch,
     /// Write-only file for the shard's own log lines.
     pub log: Fd,
-    /// As in [`LaunchSpec`].
+    /// The sandbox, as in [`LaunchSpec::sandbox`].
     pub sandbox: SandboxLaunch,
 }
 
-/// A VM that spans cells, as one of its shards is told of it. Shard 0 is its home.
+/// A VM that spans cells, as described to one of its shards. Shard 0 is the home.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SpanLaunch {
-    /// This shard.
+    /// Number of this shard.
     pub shard: u8,
     /// The shard of each vCPU at the start.
     pub vcpus: Vec<u8>,
-    /// The memory of each shard's cell, which all shards map, or which that shard manages.
+    /// Part of guest memory in each shard's cell, by shard number. All shards map a part that has a file;
+    /// only its own shard manages a part that has none.
     pub memory: Vec<ShardMemory>,
-    /// How the shards' memories are kept coherent, where each has one of its own.
+    /// How the shards' memories are kept coherent; none where all shards map the same memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub coherence: Option<CoherenceLaunch>,
-    /// The channels between this shard and each; none to itself.
+    /// Channel between this shard and each shard, by shard number; none to itself.
     pub channels: Vec<Option<ShardChannels>>,
     /// The guest's time-stamp counter.
     pub tsc: TscLaunch,
-    /// What the guest is told of the processor: what all hosts have in common. All that this host has when empty.
+    /// CPUID leaves that all hosts have in common, for the guest's CPUID. When empty, the guest gets all
+    /// leaves of this host.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cpuid: Vec<Leaf>,
 }
 
-/// How the guest's time-stamp counter comes from a host's.
+/// How the guest's time-stamp counter (TSC) is computed from a host's: host TSC times `ratio`, plus `offset`.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct TscLaunch {
-    /// What is added to the host's, scaled.
+    /// Guest TSC ticks added to the scaled host TSC, modulo 2^64.
     pub offset: u64,
-    /// What the host's is multiplied by.
+    /// Factor of the host's TSC.
     pub ratio: Ratio,
-    /// Ticks in a millisecond; the host's when absent.
+    /// Frequency of the guest's TSC, kHz; the host's when absent.
     pub khz: Option<u32>,
-    /// The kernels of all other hosts of the VM take their time from theirs.
+    /// Whether the kernels of all other hosts of the VM use the TSC as their clock source.
     pub is_relied_on: bool,
 }
 
-/// Of a VM's memory, what is in the cell of one shard.
+/// Part of a VM's memory in the cell of one shard.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ShardMemory {
-    /// How much: after that of the shards before, in guest-physical addresses.
+    /// Size in bytes. In guest-physical addresses, the part follows those of the shards before.
     pub bytes: u64,
-    /// A file with page g at offset g, of the size of the whole; none where each shard has a memory of its own.
+    /// File that has guest-physical address g at offset g, and covers the whole memory. None where each shard
+    /// has its own copy of the memory.
     pub file: Option<Fd>,
-    /// The host's nodes that it is bound to; anywhere when empty.
+    /// Host NUMA nodes that the part is bound to; not bound when empty.
     pub host_nodes: Vec<u32>,
 }
 
-/// What is between two shards.
+/// Channel between two shards.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ShardChannels {
-    /// Of one host: a ring each way.
+    /// Two shards on one host: a ring in each direction.
     Rings {
-        /// To the other.
+        /// Ring to the other shard.
         outgoing: Fd,
-        /// From it.
+        /// Ring from the other shard.
         incoming: Fd,
     },
-    /// Of two hosts: a connection.
+    /// Two shards on different hosts: a connection.
     Stream {
         /// A connected stream socket.
         socket: Fd,
-        /// Where the other is, for people.
+        /// Place of the other shard, for messages to people.
         peer: String,
     },
 }
 
-/// The memory of a shard that has one of its own, kept coherent with the others'.
+/// A shard's own copy of guest memory, kept coherent with the copies of the other shards.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CoherenceLaunch {
     /// `/dev/userfaultfd`, where the host has it.
     pub userfaultfd: Option<Fd>,
-    /// For each lane the connections to each shard; none to itself.
+    /// Connections by lane, then by shard number; none to this shard itself.
     pub lanes: Vec<Vec<Option<LaneSockets>>>,
-    /// The shards as people know them.
+    /// Names of the shards for messages to people, by shard number.
     pub names: Vec<String>,
-    /// Where the guest's kernel lies, if it does not unpack itself; else empty.
+    /// Guest-physical addresses of the guest's kernel; empty if the kernel unpacks itself.
     pub kernel: Range<u64>,
-    /// For each shard the memory that its host shares with this one, if the lanes are to use it.
+    /// By shard number: memory that its host shares with this host, if the lanes are to use that memory.
     pub shared: Vec<Option<SharedLanes>>,
-    /// Why they use none though there is some, one line each.
+    /// Reasons why lanes do not use shared memory that exists, one line each.
     pub notes: Vec<String>,
     /// Whether another thread of this host encrypts what lanes send, and decrypts what they receive.
     pub encrypted: bool,
@@ -132,38 +135,38 @@ pub struct CoherenceLaunch {
 /// Memory that two hosts share, for the lanes of two shards.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SharedLanes {
-    /// To be mapped in part, and closed.
+    /// File of the shared memory. The shard maps the pipes and closes the file.
     pub memory: Fd,
-    /// Of each lane.
+    /// Pipes of each lane.
     pub lanes: Vec<LanePipes>,
 }
 
 /// Pipes beside a lane's [`LaneSockets`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LanePipes {
-    /// For messages alone.
+    /// Pipes for messages without a page.
     pub control: PipesAt,
-    /// For messages with a page.
+    /// Pipes for messages with a page.
     pub bulk: PipesAt,
 }
 
-/// Where two empty pipes are in memory.
+/// Location of two empty pipes in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PipesAt {
-    /// The one to the other shard: bytes from the beginning, a multiple of a page.
+    /// Offset of the pipe to the other shard, bytes from the beginning of the file; a multiple of a page.
     pub outgoing: u64,
-    /// The one from it, likewise.
+    /// Offset of the pipe from the other shard, likewise.
     pub incoming: u64,
-    /// Words of eight bytes that each holds.
+    /// Capacity of each pipe, words of eight bytes.
     pub words: usize,
 }
 
 /// Connected stream sockets between two shards, for one lane.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct LaneSockets {
-    /// For messages alone.
+    /// Socket for messages without a page.
     pub control: Fd,
-    /// For messages with a page.
+    /// Socket for messages with a page.
     pub bulk: Fd,
 }
 
@@ -194,17 +197,19 @@ pub struct LaunchSpec {
     pub vsock: Option<VsockLaunch>,
     /// Whether there is a balloon.
     pub balloon: bool,
-    /// How the kernel's code is shared with VMs that run the same; at the read, the initramfs too.
+    /// How the kernel's code is shared with VMs that run the same kernel. With [`Share::AtRead`], the
+    /// initramfs is shared too.
     pub share_boot: Share,
-    /// Which of the files above other VMs map, too, as the VM starts; [`Order::Shared`] tells later.
+    /// The files above whose pages the VM may map, as the VM starts. [`Order::Shared`] updates
+    /// [`MappedFile::is_shared`] later.
     pub mapped: Vec<MappedFile>,
     /// The VM's shards, when it spans cells. Its memory is then in [`SpanLaunch::memory`].
     pub span: Option<SpanLaunch>,
-    /// The state to go on from, instead of booting.
+    /// The frozen state to resume instead of booting.
     pub resume: Option<ResumeLaunch>,
-    /// A socket to the monitor for [`HandoverRequest`]s and their answers.
+    /// Socket to the monitor for [`HandoverRequest`]s and [`HandoverReply`]s.
     pub handover: Fd,
-    /// Bytes of the serial console, both ways.
+    /// Stream of the serial console's bytes, in both directions.
     pub console: Fd,
     /// Write-only file for the shard's own log lines.
     pub log: Fd,
@@ -212,47 +217,47 @@ pub struct LaunchSpec {
     pub sandbox: SandboxLaunch,
 }
 
-/// The state of a VM that was frozen.
+/// The state of a frozen VM.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ResumeLaunch {
     /// The file of the machine's state ([`crate::saved`]).
     pub state: Fd,
-    /// The files of its memory: its own, then the layers.
+    /// Files of guest memory: the VM's own file, then the layers in order.
     pub memory: Vec<Fd>,
 }
 
-/// What a monitor asks of a shard over a socket that carries files.
+/// Request of a monitor to a shard, over a socket that carries files.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "ask")]
 pub enum HandoverRequest {
-    /// Freeze the VM as it is now, and let it go on.
+    /// Freeze the VM's state as it is now. The VM runs on afterwards.
     Freeze {
-        /// For each disk with a temporary overlay, an empty file for a copy of that.
+        /// By disk: an empty file for a copy of the disk's temporary overlay; none for a disk without one.
         overlays: Vec<Option<Fd>>,
     },
-    /// Tell which pages of memory the VM has touched so far.
+    /// Report which pages of memory the VM has touched so far.
     Touched,
 }
 
-/// The answer.
+/// Reply to a [`HandoverRequest`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "answer")]
 pub enum HandoverReply {
-    /// Runs of guest pages, by their first and their number.
+    /// The pages that the VM has touched.
     Touched {
-        /// In order.
+        /// Runs of guest pages in order: number of the first page, number of pages.
         runs: Vec<(u64, u64)>,
     },
-    /// Frozen; the overlays' files are filled.
+    /// The VM's state is frozen; the overlays' files are filled.
     Frozen {
-        /// What others can go on from.
+        /// The state that other VMs can resume.
         resume: ResumeLaunch,
-        /// How long the VM stood still, microseconds.
+        /// Time that the VM was paused, microseconds.
         paused_us: u64,
     },
-    /// The VM goes on as it was.
+    /// The request was refused. The VM runs on unchanged.
     Refused {
-        /// Why, and what to do.
+        /// Reason, and what to do.
         why: String,
     },
 }
@@ -260,11 +265,11 @@ pub enum HandoverReply {
 /// Guest memory.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MemoryLaunch {
-    /// Size, a multiple of 2 MiB from 64 MiB.
+    /// Size in bytes: a multiple of 2 MiB, at least 64 MiB.
     pub bytes: u64,
-    /// What the memfd is made of.
+    /// Page size of the memfd.
     pub pages: Pages,
-    /// Allocate everything at the start.
+    /// Whether to allocate all memory at the start.
     pub prefault: bool,
 }
 
@@ -289,16 +294,18 @@ pub enum Pages {
 /// A NUMA node that the guest sees. The nodes' memory adds up to the VM's; each vCPU is in one node.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct NodeLaunch {
-    /// vCPU numbers.
+    /// Numbers of the node's vCPUs.
     pub vcpus: Vec<u8>,
     /// Bytes of memory, a multiple of 2 MiB.
     pub memory_bytes: u64,
     /// Distance to every node in order (10 is local), for the SLIT.
     pub distances: Vec<u8>,
-    /// What its vCPUs wait for memory of every node in order, picoseconds, for the HMAT; empty when not measured.
+    /// Latency of this node's vCPUs to the memory of every node in order, picoseconds, for the HMAT; empty
+    /// when not measured.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub latencies_ps: Vec<u64>,
-    /// What its vCPUs read of every node's memory, millions of bytes a second; empty when not measured.
+    /// Read bandwidth of this node's vCPUs from the memory of every node in order, 10^6 bytes/s, for the
+    /// HMAT; empty when not measured.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bandwidths_mb_s: Vec<u64>,
     /// Host node to bind this memory to.
@@ -317,7 +324,7 @@ pub struct DiskLaunch {
     /// Bytes that a temporary overlay may take, if there is a limit.
     #[serde(default)]
     pub scratch_limit: Option<u64>,
-    /// Request queues.
+    /// Number of request queues.
     pub queues: u16,
     /// Offer as virtio-pmem instead of virtio-block (one raw layer only).
     pub pmem: bool,
@@ -328,14 +335,14 @@ pub struct DiskLaunch {
     pub on_full: OnFull,
 }
 
-/// What a write to a disk does that finds no room on the host.
+/// The outcome of a write to a disk that finds no room on the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnFull {
-    /// It fails.
+    /// The write fails.
     #[default]
     Error,
-    /// It waits until there is room.
+    /// The write waits until there is room.
     Pause,
 }
 
@@ -343,13 +350,13 @@ pub enum OnFull {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Share {
-    /// Copy, always.
+    /// Pages are copied, never mapped.
     Never,
-    /// Map instead of copying.
+    /// Pages are mapped at the read instead of copied.
     AtRead,
-    /// Copy, and map later in the background.
+    /// Pages are copied at the read, and mapped later in the background.
     Deferred,
-    /// Whichever suits the host's memory and the image's users (`policy::sharing`).
+    /// Chosen by the host's memory and the image's users (`policy::sharing`).
     Adaptive,
 }
 
@@ -358,7 +365,7 @@ pub enum Share {
 pub struct LayerLaunch {
     /// The open file.
     pub file: Fd,
-    /// Its format.
+    /// Format of the file.
     pub format: DiskFormat,
 }
 
@@ -377,11 +384,11 @@ pub enum DiskFormat {
 /// A file whose pages the VM may map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MappedFile {
-    /// The file's device, as `stat` says.
+    /// Number of the file's device (`st_dev`).
     pub device: u64,
-    /// Its number there.
+    /// Inode number of the file on that device (`st_ino`).
     pub inode: u64,
-    /// Whether another VM may map its pages, too.
+    /// Whether another VM may map the file's pages, too.
     pub is_shared: bool,
 }
 
@@ -390,9 +397,9 @@ pub struct MappedFile {
 pub struct NetLaunch {
     /// Name for logs and metrics.
     pub id: String,
-    /// The card's address.
+    /// MAC address of the card.
     pub mac: [u8; 6],
-    /// What is on the other side.
+    /// What the card is connected to.
     pub backend: NetBackendLaunch,
 }
 
@@ -420,9 +427,10 @@ pub struct VsockLaunch {
 /// The sandbox of a shard's process, as far as the monitor made it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct SandboxLaunch {
-    /// How strictly to close it.
+    /// How strictly to close the sandbox.
     pub policy: SandboxPolicy,
-    /// The user to become; none where the process has one already, or may not change it.
+    /// User that the process has to become; none where the process has its user already, or may not change
+    /// its user.
     pub identity: Option<Identity>,
     /// What the monitor could not do when it made the process (namespaces), one line each.
     pub missing: Vec<String>,
@@ -433,9 +441,9 @@ pub struct SandboxLaunch {
 /// A user and its group, by the host's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
-    /// The user.
+    /// User ID.
     pub uid: u32,
-    /// The group.
+    /// Group ID.
     pub gid: u32,
 }
 
@@ -454,26 +462,26 @@ pub enum SandboxPolicy {
 
 /// The number of an order.
 ///
-/// Numbers grow. A shard refuses an order of an older incarnation, and one with a lower number than the last;
-/// the last order repeated it does not carry out again, but repeats its answer.
+/// Numbers grow. A shard refuses an order of an older incarnation, and an order with a lower number than the
+/// last one. If the last order is repeated, the shard only repeats the answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct OrderId {
-    /// The process that gives orders: each successor of one has a greater number.
+    /// Incarnation of the monitor process that gives orders; a successor's is greater.
     pub incarnation: u64,
-    /// The order among those of its process.
+    /// Number of the order among those of its process.
     pub request: u64,
 }
 
 /// An order as it is sent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NumberedOrder {
-    /// Its number.
+    /// The order's number.
     pub id: OrderId,
     /// The order.
     pub order: Order,
 }
 
-/// What the monitor asks of a running shard. Each is answered by a [`Report::Answer`], but for
+/// Order of the monitor to a running shard. The shard answers with a [`Report::Answer`], except to
 /// [`Order::Reset`] and [`Order::Quit`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -485,65 +493,67 @@ pub enum Order {
         /// Bytes the guest is asked to give back.
         bytes: u64,
     },
-    /// Count. Answered by [`Answer::Status`].
+    /// Report counters and sizes. Answered by [`Answer::Status`].
     Status,
-    /// Move a vCPU of a VM that spans cells; to its home. Answered by [`Answer::Moved`].
+    /// Move a vCPU of a VM that spans cells. Only the home takes this order. Answered by
+    /// [`Answer::Moved`].
     Move {
-        /// Which.
+        /// Number of the vCPU.
         vcpu: u8,
-        /// To which shard.
+        /// Number of the destination shard.
         shard: u8,
     },
-    /// From now on add that to the host's time-stamp counter, scaled: more than so far. For a VM over several hosts.
+    /// Step the guest's time-stamp counter (TSC) forward. For a VM over several hosts.
     Step {
-        /// As in [`TscLaunch`].
+        /// New [`TscLaunch::offset`], guest TSC ticks; greater than the offset so far.
         offset: u64,
     },
-    /// Whether other VMs may map each file of [`LaunchSpec::mapped`] now, in that order.
+    /// Update whether other VMs may map the files of [`LaunchSpec::mapped`].
     Shared {
-        /// As [`MappedFile::is_shared`].
+        /// [`MappedFile::is_shared`] of each file, in the order of [`LaunchSpec::mapped`].
         files: Vec<bool>,
     },
-    /// Stand still until [`Order::Resume`]: no vCPU runs and no device works. For a plain VM.
+    /// Pause the VM until [`Order::Resume`]: no vCPU runs and no device works. Refused for a VM that spans
+    /// cells.
     Pause,
-    /// Go on after [`Order::Pause`].
+    /// Resume the VM after [`Order::Pause`].
     Resume,
-    /// Send a non-maskable interrupt to each vCPU. For a plain VM.
+    /// Send a non-maskable interrupt to each vCPU. Refused for a VM that spans cells.
     Nmi,
-    /// Start again as a machine does whose reset button is pressed. Answered by [`Report::Ended`] with
-    /// [`Ending::Reboot`].
+    /// Reset the VM, as a machine's reset button does. Answered by [`Report::Ended`] with [`Ending::Reboot`].
     Reset,
-    /// Stop running vCPUs, flush disks, end. Answered by [`Report::Ended`].
+    /// Stop the vCPUs, flush the disks, and end the shard. Answered by [`Report::Ended`].
     Quit,
 }
 
-/// What a shard tells its monitor.
+/// Report of a shard to its monitor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Report {
-    /// The sandbox is closed and the vCPUs are about to run; what could not be applied, one line each.
+    /// The sandbox is closed and the vCPUs are about to run.
     Running {
-        /// What of the sandbox could not be applied.
+        /// Parts of the sandbox that could not be applied, one line each.
         sandbox_missing: Vec<String>,
-        /// What is lacking of the layers that `require` does not insist on.
+        /// Parts lacking of the layers that `require` does not insist on, one line each.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         sandbox_notes: Vec<String>,
     },
     /// The answer to an order.
     Answer {
-        /// To which.
+        /// Number of the order.
         to: OrderId,
-        /// What became of it.
+        /// Outcome of the order.
         answer: Answer,
     },
-    /// The disks whose writes wait for room on the host are others than before.
+    /// The set of disks whose writes wait for room on the host has changed.
     FullDisks {
-        /// Their places in [`LaunchSpec::disks`].
+        /// Indices of these disks in [`LaunchSpec::disks`].
         disks: Vec<u16>,
     },
     /// The VM ended; the last report.
     Ended(Ending),
-    /// The launch came from a monitor of another version: the only report then. Its form is the same in all versions.
+    /// The launch came from a monitor of another version. The shard sends no other report then. This report's
+    /// form is the same in all versions.
     OtherVersion {
         /// The version of the shard's program.
         version: String,
@@ -554,31 +564,31 @@ pub enum Report {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Answer {
-    /// It was carried out.
+    /// The order was carried out.
     Done,
     /// Counters and sizes.
     Status(serde_json::Value),
-    /// What became of an [`Order::Move`].
+    /// Outcome of an [`Order::Move`].
     Moved(MoveReport),
-    /// It was not carried out.
+    /// The order was not carried out.
     Refused {
-        /// Why, in one line.
+        /// Reason, in one line.
         why: String,
     },
 }
 
-/// What became of a move.
+/// Outcome of an [`Order::Move`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "how")]
 pub enum MoveReport {
-    /// The vCPU runs where it was to run.
+    /// The vCPU runs in the shard that the order names.
     Done {
-        /// How long it stood still, nanoseconds.
+        /// Time that the vCPU did not run during the move, nanoseconds.
         still_ns: u64,
     },
-    /// It runs where it ran.
+    /// The vCPU has not moved.
     Refused {
-        /// Why.
+        /// Reason.
         why: String,
     },
 }
@@ -589,24 +599,25 @@ pub enum MoveReport {
 pub enum Ending {
     /// The guest powered off (ACPI S5).
     PowerOff,
-    /// The guest asked for a reset: the monitor starts it again.
+    /// The guest requested a reset. The monitor starts the VM again.
     Reboot,
-    /// The guest's kernel panicked (told by pvpanic).
+    /// The guest's kernel panicked (reported by pvpanic).
     Panic,
-    /// A triple fault.
+    /// A vCPU took a triple fault.
     TripleFault,
-    /// KVM could not go on.
+    /// KVM could not continue to run a vCPU.
     KvmInternalError {
-        /// KVM's suberror and what it says of it.
+        /// Description of the error, with KVM's suberror if there is one.
         detail: String,
     },
-    /// The monitor asked for the end.
+    /// The monitor ended the VM.
     Quit,
-    /// The guest rebooted too often, each time as soon as it ran: the monitor starts it no more. No shard reports this.
+    /// The guest rebooted too often, each time as soon as it ran. The monitor does not start it again. No
+    /// shard reports this.
     RebootLoop,
-    /// Another shard is gone, and the memory that it had. Why, that one's own end tells.
+    /// Another shard is gone, with its memory. That shard's own ending has the cause.
     PeerLost {
-        /// Which, and how that showed.
+        /// The lost shard, and how the loss was noticed.
         detail: String,
     },
     /// The shard itself failed.
@@ -617,8 +628,8 @@ pub enum Ending {
 }
 
 impl Ending {
-    /// The exit status of a shard that ended so, and of `mirrorball run` but for a reboot (`docs/cli.md`). A
-    /// parent that reads no reports decides by it.
+    /// Exit status of a shard with this ending, and of `mirrorball run`, except for a reboot (`docs/cli.md`).
+    /// A parent that reads no reports decides by this status.
     pub fn exit_status(&self) -> u8 {
         match self {
             Self::PowerOff => 0,

@@ -1,7 +1,7 @@
-//! The state of a frozen machine as a monitor reads it: where each page of memory is. All else is the shard's, and is
-//! copied without being interpreted.
+//! The state of a frozen machine as a monitor reads it: where each page of memory is. The monitor copies all
+//! other parts without interpreting them.
 //!
-//! JSON, with a version: a reader refuses what another version wrote.
+//! The format is JSON with a version. A reader refuses a state of another version.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -14,8 +14,8 @@ use serde_json::value::RawValue;
 
 /// The version of this format.
 pub const VERSION: u32 = 1;
-/// A state is no longer than this. One of 254 vCPUs takes some 10 MiB, and each run of memory some 60 bytes, of which the
-/// kernel's default limit of mappings allows 65,530.
+/// Maximum length of a state, bytes. A state of 254 vCPUs takes some 10 MiB, and each run of memory some
+/// 60 bytes. The kernel's default limit of mappings allows 65,530 runs.
 pub const STATE_BYTES_MAX: u64 = 32 << 20;
 /// Bytes of a page.
 pub const PAGE_BYTES: u64 = 4096;
@@ -23,17 +23,18 @@ pub const PAGE_BYTES: u64 = 4096;
 /// Index of a registered image file.
 pub type ImageId = u16;
 
-/// Not an image: pages of zeroes until written, each of which then has no place in any file. Page g stands for page g.
+/// Pseudo-image of pages that are zero until written, and have no place in any file. The run of guest page g
+/// has g as its [`Run::first`].
 pub const NOTHING: ImageId = ImageId::MAX;
 
 /// Pages of an image, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Run {
-    /// How many, at least 1.
+    /// Number of pages, at least 1.
     pub pages: u64,
-    /// Whose.
+    /// Image that has the pages.
     pub image: ImageId,
-    /// The number of the first in the image's file.
+    /// Number of the first page in the image's file.
     pub first: u64,
 }
 
@@ -53,7 +54,8 @@ impl Run {
     }
 }
 
-/// A file whose pages guest memory stands for, the same however it is opened.
+/// Identity of a file whose pages guest memory maps: device, inode, size in bytes, and modification time. The
+/// identity is the same for every open file of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageName {
     device: u64,
@@ -64,10 +66,10 @@ pub struct ImageName {
 }
 
 impl ImageName {
-    /// The name of an open file.
+    /// Identity of an open file.
     ///
     /// # Errors
-    /// When the host does not describe the file.
+    /// When `fstat` fails.
     pub fn of(file: &File) -> io::Result<Self> {
         let about = fstat(file)?;
         Ok(Self {
@@ -85,8 +87,8 @@ impl ImageName {
 pub struct FrozenMap {
     /// The images that runs name by their number.
     pub images: Vec<ImageName>,
-    /// Runs by their first guest page: of an image, of a layer (numbered on after the images), or of nothing. A page in
-    /// no run is in the first file, at the guest page's own offset.
+    /// Runs with their first guest pages: of an image, of a layer (numbered on after the images), or of
+    /// [`NOTHING`]. A page in no run is in the first file, at the guest page's own offset.
     pub runs: Vec<(u64, Run)>,
 }
 
@@ -111,7 +113,7 @@ struct Version {
 /// Reads a state from the beginning of a file: other readers may use the same open file.
 ///
 /// # Errors
-/// When it is not whole, longer than [`STATE_BYTES_MAX`], or of another version.
+/// When the state is not whole, longer than [`STATE_BYTES_MAX`], or of another version.
 pub fn read<S: DeserializeOwned>(file: &File) -> io::Result<S> {
     let bytes = file.metadata()?.len();
     if bytes > STATE_BYTES_MAX {
@@ -127,7 +129,7 @@ pub fn read<S: DeserializeOwned>(file: &File) -> io::Result<S> {
 /// Reads a state from its text.
 ///
 /// # Errors
-/// When it is not whole, or of another version.
+/// When the state is not whole, or of another version.
 pub fn parse<S: DeserializeOwned>(text: &[u8]) -> io::Result<S> {
     let not_whole = |error| invalid(format!("the saved state is not whole: {error}"));
     let Version { version } = serde_json::from_slice(text).map_err(not_whole)?;
@@ -142,7 +144,7 @@ pub fn parse<S: DeserializeOwned>(text: &[u8]) -> io::Result<S> {
 /// Writes a state.
 ///
 /// # Errors
-/// When it is longer than what [`read`] takes, or the host refuses.
+/// When the state is longer than [`STATE_BYTES_MAX`], or the host refuses the write.
 pub fn write(state: &impl Serialize, file: &mut File) -> io::Result<()> {
     let text = serde_json::to_vec(state)?;
     if text.len() as u64 > STATE_BYTES_MAX {

@@ -1,4 +1,4 @@
-//! `mirrorball cluster`: cells on this host, their state, their end.
+//! `mirrorball cluster`: starts, shows and ends the cells on this host.
 
 mod fail;
 mod keys;
@@ -25,13 +25,13 @@ use urpc::tls::Identity;
 
 use super::place::{Demand, LabChoice, enter_lab, in_lab};
 
-/// How long all cells may take until each knows all others.
+/// Time limit for all cells to start and link to all others.
 const UP_LIMIT: Duration = Duration::from_secs(20);
-/// The same with several hosts: etcd may only be starting.
+/// As [`UP_LIMIT`], for several hosts: etcd may only be starting.
 const UP_LIMIT_HOSTS: Duration = Duration::from_secs(60);
-/// How long they may take to end.
+/// Time limit for the cells to end.
 const DOWN_LIMIT: Duration = Duration::from_secs(10);
-/// Between two looks.
+/// Poll interval for the cells' state.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// What to do.
@@ -113,7 +113,7 @@ pub struct Loan {
     to: u16,
 }
 
-/// Obeys.
+/// Runs a `cluster` subcommand.
 pub fn cluster(command: &ClusterCommand) -> Result<ExitCode> {
     match command {
         ClusterCommand::Up {
@@ -188,7 +188,8 @@ fn up(file: Option<&PathBuf>, count: Option<u16>, name: Option<&str>, lab: LabCh
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the file means here, or what there is without one; and what it says of other hosts.
+/// The cells that the file plans for this host, or those of the default plan without a file; and the site, if
+/// the file names several hosts.
 fn plan(
     file: Option<&PathBuf>,
     count: Option<u16>,
@@ -251,7 +252,8 @@ fn start(files: &Files, number: u16) -> std::io::Result<()> {
     outlive(command)
 }
 
-/// Has what messages cost on this machine measured beside all that goes on. Nothing waits for it: without it costs are derived.
+/// Starts a measurement of message costs on this machine in the background. Nothing waits for the
+/// measurement: without it, costs are derived.
 fn measure_meanwhile() {
     let mut command = Command::new("/proc/self/exe");
     command.arg("measure").stdout(Stdio::null()).stderr(Stdio::null());
@@ -404,7 +406,7 @@ fn adopt(vm: &str) -> Result<ExitCode> {
     }
 }
 
-/// Asks the cell whose memory it is.
+/// Sends a request to the cell that lends its memory.
 fn ask_lender(lender: u16, ask: &Ask) -> Result<ExitCode> {
     let files = Files::open().into_diagnostic()?;
     let plan = files.plan().into_diagnostic()?;

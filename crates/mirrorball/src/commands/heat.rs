@@ -1,4 +1,4 @@
-//! `mirrorball heat`: what a VM with coherent memory waits for, and which pages come again and again.
+//! `mirrorball heat`: page-fault stalls of a VM with coherent memory, and its most transferred pages.
 
 mod symbols;
 mod table;
@@ -19,9 +19,9 @@ use symbols::Symbols;
 
 use super::place::{Found, find};
 
-/// How long a VM may take to say what it counted.
+/// Time limit for a VM to report its counters.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
-/// A file of symbols is no longer; those of Debian's kernels have 10 MB.
+/// Maximum length of a file of symbols; those of Debian's kernels have 10 MB.
 const SYMBOLS_MAX_BYTES: u64 = 64 << 20;
 
 /// Whose memory is told of.
@@ -37,7 +37,7 @@ pub struct HeatArgs {
     json: bool,
 }
 
-/// Prints what the VM's shards waited for, and its hottest pages.
+/// Prints the page-fault stalls of the VM's shards, and the VM's hottest pages.
 pub fn heat(args: &HeatArgs) -> Result<ExitCode> {
     let folder = match find(&args.vm)? {
         Found::Here(folder) => folder,

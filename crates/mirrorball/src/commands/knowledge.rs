@@ -1,4 +1,4 @@
-//! `mirrorball knowledge`: what follows from what is known of the machine and of the cells on it.
+//! `mirrorball knowledge`: queries on the facts about the machine and the cells on it.
 
 use std::fs;
 use std::path::PathBuf;
@@ -68,7 +68,7 @@ pub struct RouteArgs {
     facts: FactsArgs,
 }
 
-/// Answers.
+/// Runs a `knowledge` subcommand.
 pub fn knowledge(command: &KnowledgeCommand) -> Result<ExitCode> {
     match command {
         KnowledgeCommand::Query {
@@ -86,7 +86,8 @@ pub fn knowledge(command: &KnowledgeCommand) -> Result<ExitCode> {
     }
 }
 
-/// What is known of the machine, of the cells on it, and of the messages between them. `vcpus` more are to run there.
+/// Facts about the machine, the cells on it, and the messages between them. `vcpus` is the number of further
+/// vCPUs that are to run there.
 fn base(args: &FactsArgs, vcpus: u16) -> Result<Base> {
     let (mut base, recorded) = args.base()?;
     if recorded.is_none() {
@@ -182,9 +183,9 @@ fn no_cells() -> miette::Report {
 #[derive(Serialize)]
 struct Arrival {
     cell: u16,
-    /// Who sends it there; none of the first one.
+    /// The cell that sends the message to this cell; none for the first cell.
     from: Option<u16>,
-    /// How many send it on before.
+    /// Number of hops from the first cell.
     depth: usize,
     tree_ns: u64,
     one_by_one_ns: u64,

@@ -22,8 +22,8 @@ pub enum LabChoice {
     Never,
 }
 
-/// What a command needs of the wall around its VMs. The lab has none: an emulated CPU is no boundary of security, and the lab's
-/// host has this machine's files.
+/// Isolation that a command requires for its VMs. The lab gives none: an emulated CPU is no security
+/// boundary, and the lab's host has this machine's files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Demand {
     /// A VM requires the sandbox.
@@ -59,7 +59,7 @@ enum Decision {
     Here,
     /// In the lab, for this reason.
     Lab(String),
-    /// Nowhere: this needs a wall, and KVM is not usable for that reason.
+    /// Nowhere: the first requires isolation, and KVM is not usable for the second reason.
     Refuse(&'static str, String),
 }
 
@@ -76,10 +76,10 @@ fn decide(choice: LabChoice, demand: Demand, is_root: bool, probe: impl FnOnce()
     }
 }
 
-/// Runs this same command in the lab if it must be run there.
+/// Runs this same command in the lab if it must run there, and returns its exit status then.
 ///
 /// # Errors
-/// When the VMs need the wall around a guest that only KVM gives, and the user has not asked for the lab.
+/// When the VMs require the isolation that only KVM gives, and the user has not requested the lab.
 pub fn enter_lab(choice: LabChoice, demand: Demand) -> Result<Option<ExitCode>> {
     if lab::auto::inside() {
         return Ok(None);
@@ -97,15 +97,15 @@ pub fn enter_lab(choice: LabChoice, demand: Demand) -> Result<Option<ExitCode>> 
     }
 }
 
-/// A running VM: its directory here, or the exit status of this same command in the lab where it runs.
+/// A running VM: its directory on this host, or the exit status of this same command where the VM runs.
 pub enum Found {
-    /// Here.
+    /// Directory of the VM on this host.
     Here(PathBuf),
-    /// In the lab, or on another host of the cluster; the command has run there.
+    /// Exit status of this command, which has run in the lab or on another host of the cluster.
     Elsewhere(ExitCode),
 }
 
-/// Finds a VM by name, here or in the running lab.
+/// Finds a VM by name: here, on another host of the cluster, or in the running lab.
 pub fn find(name: &str) -> Result<Found> {
     match Registry::open().into_diagnostic()?.find(name) {
         Ok(folder) => Ok(Found::Here(folder)),
@@ -121,7 +121,7 @@ pub fn find(name: &str) -> Result<Found> {
     }
 }
 
-/// Runs this same command in the lab, if one is running.
+/// Runs this same command in the lab, if one is running, and returns its exit status then.
 pub fn in_lab() -> Result<Option<ExitCode>> {
     if lab::auto::inside() {
         return Ok(None);

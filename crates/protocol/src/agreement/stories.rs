@@ -1,5 +1,5 @@
-//! Long stories by chance: more cells, keys, changes, deaths, new lives and cut links than every order could be tried of. A
-//! failing one says its seed and its last steps.
+//! Long random runs, with more cells, keys, changes, deaths, new lives and cut links than model checking can
+//! cover. A failed run reports its seed and its last steps.
 
 pub(super) mod world;
 
@@ -13,12 +13,12 @@ use world::World;
 const STEPS: usize = 400;
 const TRACE: usize = 60;
 
-/// What came of one.
+/// Outcome of a random run.
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome {
-    /// Claims that have won.
+    /// Number of claims that have won.
     pub won: u32,
-    /// Claims that have lost.
+    /// Number of claims that have lost.
     pub lost: u32,
 }
 
@@ -140,10 +140,10 @@ impl Story {
     }
 }
 
-/// Tells one.
+/// Runs the random steps of `seed`.
 ///
 /// # Errors
-/// With what does not hold, and the last steps.
+/// Names the invariant that does not hold, the seed, and the last steps.
 pub fn tell(seed: u64) -> Result<Outcome, String> {
     let mut story = Story::new(seed);
     for _ in 0..STEPS {

@@ -15,12 +15,12 @@ use registry::vms::{Record, Registry};
 use super::no_cluster;
 use crate::commands::place::in_lab;
 
-/// Time that the VMs have to end that depend on the cell.
+/// Time limit for the VMs that depend on the cell to end.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Time between two questions to a cell that has not noticed the end of the other one yet.
+/// Interval between two requests to a cell that has not yet detected the failure.
 const INTERVAL: Duration = Duration::from_millis(5);
 
-/// Has a cell of this host fail, and returns when the VMs that depended on it have ended.
+/// Makes a cell of this host fail, and returns when the VMs that depended on the cell have ended.
 pub(super) fn fail(number: u16) -> Result<ExitCode> {
     let files = Files::open().into_diagnostic()?;
     let plan = files.plan().into_diagnostic()?;

@@ -51,7 +51,8 @@ fn spec_and_keys(file: &Path) -> Result<(ClusterSpec, PathBuf)> {
     Ok((spec, keys))
 }
 
-/// Fingerprints of the authority's certificate and of those of hosts, as far as they are in the folder of keys.
+/// Prints the fingerprints of the authority's certificate and of those of `names`, as far as they are in the
+/// folder of keys.
 pub(super) fn print_fingerprints<'a>(keys: &Path, names: impl IntoIterator<Item = &'a str>) {
     for name in ["authority"].into_iter().chain(names) {
         let certificate = KeyFiles::of(keys, name).certificate;

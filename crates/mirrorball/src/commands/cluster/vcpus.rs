@@ -12,7 +12,7 @@ use registry::cluster::interface::{Answer, Ask, Vcpu};
 use super::no_cluster;
 use crate::commands::place::in_lab;
 
-/// Time that a cell has to answer: each of its spanning VMs may take five seconds.
+/// Time limit for a cell's reply: each of its spanning VMs may take 5 s.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Prints the vCPUs that the host's cells know of.

@@ -3,17 +3,17 @@
 /// Where x86-64 kernels map themselves: physical address 0 is here, as long as the kernel lies where it was linked, which
 /// it does as this monitor loads it.
 const KERNEL_MAP: u64 = 0xffff_ffff_8000_0000;
-/// That mapping ends here; modules come after it.
+/// Length of the kernel's mapping; modules come after it.
 const KERNEL_MAP_BYTES: u64 = 1 << 30;
 const PAGE_BYTES: u64 = 4096;
-/// Before names of the padding before functions, which says nothing more than they do.
+/// Prefix of the symbols of padding before functions, which are left out.
 const PADDING: &str = "__pfx_";
-/// Names told of a page.
+/// Maximum number of names reported for a page.
 const NAMES_MAX: usize = 3;
-/// What is shown of a line that is wrong.
+/// Maximum number of characters shown of a wrong line.
 const SHOWN_CHARS: usize = 40;
 
-/// The symbols of a kernel at their physical addresses.
+/// The symbols of a kernel at their guest-physical addresses.
 #[derive(Debug)]
 pub struct Symbols(Vec<Symbol>);
 
@@ -25,32 +25,32 @@ struct Symbol {
     name: String,
 }
 
-/// Why a file has no symbols.
+/// Reason why a file of symbols is refused.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// The line, from 1.
+    /// Number of the line, from 1.
     pub line: usize,
-    /// What is there.
+    /// What is wrong there.
     pub what: String,
-    /// What mends it.
+    /// Help: how to fix the fault.
     pub mend: &'static str,
 }
 
-/// What a line can say.
+/// Content of a line.
 enum Line {
     /// Nothing.
     Blank,
-    /// A symbol of a module: where it lies, its address does not tell.
+    /// A symbol of a module: its address does not give its guest-physical address.
     Module,
-    /// One of the kernel, at a virtual address.
+    /// A symbol of the kernel: virtual address, whether it is code, name.
     Kernel(u64, bool, String),
 }
 
 impl Symbols {
-    /// Those of a System.map, or of `/proc/kallsyms`: a line each, as `ffffffff82a07000 D jiffies`.
+    /// Parses a System.map, or `/proc/kallsyms`: a symbol per line, as `ffffffff82a07000 D jiffies`.
     ///
     /// # Errors
-    /// At the first line that is no symbol, and where none is at an address of the kernel.
+    /// At the first line that is no symbol, and when no symbol is at an address of the kernel.
     pub fn parse(text: &[u8]) -> Result<Self, Fault> {
         let (mut symbols, mut last, mut are_hidden) = (Vec::new(), 1, true);
         for (number, bytes) in (1..).zip(text.split(|byte| *byte == b'\n')) {
@@ -106,8 +106,9 @@ impl Symbols {
         })
     }
 
-    /// The symbols that begin in the page at a guest-physical address, data first, at most three; else the one that the page
-    /// is a part of, as `name+0x1000`. None where the kernel's image is not.
+    /// Returns the symbols that begin in the page at a guest-physical address, data first, at most three;
+    /// else the symbol that the page is a part of, as `name+0x1000`. Outside the kernel's image there are
+    /// none.
     pub fn of_page(&self, page: u64) -> Vec<String> {
         let before = |address: u64| self.0.partition_point(|symbol| symbol.address < address);
         let (first, end) = (before(page), before(page.saturating_add(PAGE_BYTES)));
@@ -127,7 +128,7 @@ impl Symbols {
     }
 }
 
-/// What a line says; none if it is no symbol's.
+/// Parses a line; none if it is neither blank nor a symbol.
 fn line(bytes: &[u8]) -> Option<Line> {
     let mut words = std::str::from_utf8(bytes).ok()?.split_ascii_whitespace();
     let Some(address) = words.next() else {

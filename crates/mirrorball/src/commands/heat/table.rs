@@ -1,4 +1,4 @@
-//! What is told of a VM's coherent memory, from its status, and as tables for people. Pure.
+//! Report on a VM's coherent memory, made from its status, and as tables for people. Pure.
 
 use std::fmt::Write;
 
@@ -10,42 +10,42 @@ use shard::memory::part_ranges;
 
 use super::symbols::Symbols;
 
-/// All of it.
+/// Report on a VM's coherent memory.
 #[derive(Debug, Serialize)]
 pub struct Heat {
-    /// The VM.
+    /// Name of the VM.
     pub name: String,
-    /// Its shards that answered.
+    /// The VM's shards that replied.
     pub shards: Vec<Shard>,
-    /// The hottest first.
+    /// The most transferred pages, the hottest first.
     pub pages: Vec<Page>,
 }
 
-/// What a shard waited for, and what it sent for that.
+/// A shard's page-fault stalls, and the messages that it sent.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Shard {
     cell: Option<u16>,
-    /// Where the cell is, in a cluster of several hosts.
+    /// The cell's host, in a cluster of several hosts.
     host: Option<String>,
     faults: Faults,
-    /// Messages to other shards.
+    /// Number of messages to other shards.
     messages: u64,
-    /// Of these, with a page.
+    /// Number of these messages that had a page.
     pages: u64,
     bytes: u64,
     ahead: Ahead,
     tables: Tables,
 }
 
-/// Pages that came before anybody here wanted them.
+/// Pages that the shard requested before any of its threads wanted them (prefetch).
 #[derive(Debug, Serialize, Deserialize)]
 struct Ahead {
     pages: u64,
-    /// Of those asked for, those that a thread waited for before they came.
+    /// Threads that wanted such a page before it came, and waited for the rest of its way.
     joined: u64,
-    /// Requests of other shards for such pages, which got none.
+    /// Prefetch requests of other shards that this shard declined.
     declined: u64,
-    /// Pages that came to be written.
+    /// Pages that were prefetched to be written.
     filled: u64,
 }
 
@@ -60,7 +60,7 @@ struct Faults {
 struct Stalls {
     count: u64,
     seconds: f64,
-    /// None where nobody waited.
+    /// Mean duration of a stall, microseconds; none without a stall.
     mean_us: Option<f64>,
 }
 
@@ -73,21 +73,22 @@ struct Tables {
     conflicts: u64,
 }
 
-/// A page that comes again and again.
+/// A page that is often transferred.
 #[derive(Debug, Serialize)]
 pub struct Page {
-    /// Guest-physical, as `0x2a07000`.
+    /// Guest-physical address, as `0x2a07000`.
     address: String,
-    /// How often it came, to all shards.
+    /// Number of times that the page came, to all shards.
     times: u64,
     /// The cell whose part of the guest's memory it is.
     home: Option<u16>,
-    /// The guest kernel's, if they are known.
+    /// Symbols of the guest's kernel in the page, if a file of symbols was given.
     #[serde(skip_serializing_if = "Option::is_none")]
     symbols: Option<Vec<String>>,
 }
 
-/// What a VM's status says of its coherent memory; none if it has none. `host_of` names the host of a cell.
+/// Reads the report from a VM's status; none if the VM has no coherent memory. `host_of` names the host of a
+/// cell.
 pub fn read(
     record: &Record,
     status: &Value,
@@ -141,7 +142,7 @@ fn home(record: &Record, address: u64) -> Option<u16> {
 }
 
 impl Heat {
-    /// The tables for people.
+    /// Formats the report as tables for people.
     pub fn text(&self) -> String {
         let mut text = format!(
             "{:>4} {:<10} {:<8} {:>9} {:>10} {:>10}\n",
