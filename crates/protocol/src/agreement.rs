@@ -5,7 +5,7 @@
 //!    each cell votes, and the entry exists only if all vote for it. Of several claims on one key at most one
 //!    wins, and one does if the key is free and no cell dies. A cell that has voted for a claim makes a
 //!    lower-numbered claimer wait until that claim is settled, and refuses a higher-numbered one; so there is
-//!    no circular wait (wound-wait).
+//!    no circular wait (wait-die).
 //! 2. Only the owner changes or removes an entry, in one phase without votes: its messages go over the same
 //!    links in order. Each cell confirms a change with a receipt, so that the owner knows when all have
 //!    received it.
