@@ -324,6 +324,12 @@ impl Vm {
     pub fn reboot(&self) {
         let before = self.boot_id();
         self.last_words("sync; reboot -f");
+        self.wait_rebooted(&before);
+    }
+
+    /// Waits until the guest is up in another boot than `before`.
+    #[track_caller]
+    pub fn wait_rebooted(&self, before: &str) {
         wait::until(
             &format!("{} up again after its reboot", self.name),
             BOOT_LIMIT,

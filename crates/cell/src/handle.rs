@@ -13,6 +13,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use fault_point::fault_point;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use shard_api::launch::{Answer, MoveReport, Order};
 
@@ -112,7 +113,10 @@ impl Handle {
             Some(freezable) => {
                 // With the limits that were changed since the start.
                 spec.into_iter().for_each(|spec| freezable.set_spec(spec));
-                freezable.serve(client)
+                fault_point!(freeze_begun);
+                let served = freezable.serve(client);
+                fault_point!(freeze_served);
+                served
             }
             None => Err(io::Error::other("the VM is not running just now")),
         }

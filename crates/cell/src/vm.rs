@@ -15,6 +15,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use ::keeper::spawn::Namespaces;
+use fault_point::fault_point;
 use shard_api::launch::{Ending, SandboxPolicy};
 
 pub use self::adopted::{Adopted, AdoptedBoot};
@@ -203,6 +204,7 @@ pub fn run(
         ending
     });
     handle.console().set_input(None);
+    fault_point!(vm_ended);
     // From now on this process tells how the VM ended.
     handle.set_left(false);
     // It has copies of the VM's descriptors, with their locks.

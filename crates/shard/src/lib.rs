@@ -5,7 +5,6 @@ pub mod bus;
 pub mod card;
 pub mod devices;
 pub mod ending;
-mod fault_point;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 pub mod gate;

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
 use std::time::Duration;
 
+use fault_point::fault_point;
 use hostinfo::known;
 use protocol::CellId;
 use registry::cluster::files::{CellFiles, Files};
@@ -355,6 +356,7 @@ impl Cell {
                             }
                             next.extend(self.give_up(to));
                         }
+                        fault_point!(message_sent);
                         if !matches!(sent, Some(Ok(()))) {
                             next.extend(self.state.unsent(to, message));
                         }
@@ -410,6 +412,9 @@ impl Cell {
         let Some(stream) = self.clients.get_mut(&client) else {
             return;
         };
+        if let Answer::Hosted(_) = answer {
+            fault_point!(place_given);
+        }
         if let Ok(mut line) = serde_json::to_vec(answer) {
             line.push(b'\n');
             // A client that does not read its answer has gone, and is seen to.

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use fault_point::fault_point;
 use keeper::client::Keeper;
 use registry::monitor::Event;
 use registry::vms::{self, Entry, Record, State};
@@ -171,6 +172,7 @@ fn go_on(
         let began = boot.begin(begun.vm(&programs, &handle), &opened);
         began.or_give_up(&folder);
     }
+    fault_point!(adopt_taken);
     let _served = begun.serve(&handle, &opened.spec).or_give_up(&folder);
     begin_serving(&lease, handle.clone()).or_give_up(&folder);
     if let Some(first) = record.first {

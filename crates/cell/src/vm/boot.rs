@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
+use fault_point::fault_point;
 use keeper::client::Keeper;
 use keeper::limits::Limits;
 use keeper::spawn::Namespaces;
@@ -76,6 +77,7 @@ impl NewBoot<'_> {
     pub(super) fn run(&self, progress: &mut impl FnMut(Progress<'_>)) -> Result<Ending, RunError> {
         let (opened, Vm { handle, span, .. }) = (self.opened, self.vm);
         self.leave_between_boots()?;
+        fault_point!(boot_begun);
         let cookies = RefCell::new(Vec::new());
         // The group outlives the boot.
         let killed_before = killed_for_memory(handle);
@@ -121,6 +123,7 @@ impl NewBoot<'_> {
             .then(|| Freezable::new(opened, handover.try_clone()?))
             .transpose()?;
         let home = Arc::new(self.start_shard(0, &cookies)?);
+        fault_point!(boot_spawned);
         launch.sandbox = home.sandbox.clone();
         let reports = home.link.reports()?;
         handle.state().start(home.clone(), parts);
@@ -135,6 +138,7 @@ impl NewBoot<'_> {
         if home.link.launch(&Launch::Vm(Box::new(launch)), &files).is_ok() {
             handle.set_freezable(freezable);
         }
+        fault_point!(boot_launched);
         let running = RunningBoot {
             vm: self.vm,
             opened,
@@ -248,6 +252,7 @@ impl RunningBoot<'_> {
                 }
             }
         }
+        fault_point!(boot_ended);
         drop(self.prepared.clock_keeper.take());
         handle.end_freezable();
         handle.end_orders();
@@ -290,6 +295,7 @@ impl RunningBoot<'_> {
         // Before the client hears that the VM runs, and lets it outlive this process.
         let left = self.vm.monitor.map(|monitor| monitor.leave(&what, self.keeper));
         let is_left = matches!(left, Some(Ok(())));
+        fault_point!(boot_left);
         if let Some(Err(error)) = left {
             let line =
                 format!("the VM will end with this process, which can't leave it to a successor: {error}");
@@ -307,6 +313,7 @@ impl RunningBoot<'_> {
             core_cookies: &prepared.cookies,
             is_left,
         }));
+        fault_point!(boot_told);
         // An order to end that came before could not reach the shard.
         if handle.state().is_to_end() {
             let _ = handle.order(&Order::Quit);

@@ -28,13 +28,13 @@ use super::travel::{Mode, MoveOrder};
 use super::turnstile::Turnstile;
 use crate::arch::x86_64::msr::{MSR_TSC, MSR_TSC_ADJUST, MSR_TSC_DEADLINE};
 use crate::arch::x86_64::state::StateError;
-use crate::fault_point::fault_point;
 use crate::interrupt::{LocalController, Next};
 use crate::kind::SpanKind;
 use crate::memory::GuestRam;
 use crate::memory::replica::Coherence;
 use crate::sandbox::ThreadKind;
 use crate::vcpu::VcpuCounters;
+use fault_point::fault_point;
 
 /// The timer's own clock is this much slower than the TSC: about what a bus clock was.
 pub const TSC_PER_TICK: u32 = 16;

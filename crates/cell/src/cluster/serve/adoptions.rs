@@ -13,6 +13,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use fault_point::fault_point;
 use hostfiles::private;
 use keeper::socket::Socket;
 use registry::cluster::interface::Answer;
@@ -203,10 +204,12 @@ impl Adoptions {
         let mut alone = (before > 0).then(|| lock(&self.shared.alone));
         // A VM whose directory can't be written is adopted all the same.
         let _ = count(folder, before + 1);
+        fault_point!(adopt_accepted);
         vm.serve(self.platform, |handle| {
             end_attempt(folder);
             alone = None;
             self.adopted().insert(cid, Some(handle.clone()));
+            fault_point!(adopt_served);
         });
     }
 

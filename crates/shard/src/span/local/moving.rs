@@ -6,10 +6,10 @@ use kvm_ioctls::VcpuFd;
 
 use super::Local;
 use crate::arch::x86_64::state::{Processor, StateError};
-use crate::fault_point::fault_point;
 use crate::span::clock::wait_until;
 use crate::span::seat::Arrival;
 use crate::span::travel::{Body, MoveOrder, Traveller};
+use fault_point::fault_point;
 
 /// Time limit for the clock of this host to reach the one of the host that a vCPU comes from.
 const BEHIND_MAX: Duration = Duration::from_secs(1);

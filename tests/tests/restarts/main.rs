@@ -1,5 +1,7 @@
 //! Risk: a VM ends, or notices, when the process of its cell dies or hangs.
 
+mod fault_points;
+
 use std::time::{Duration, Instant};
 
 use guest_tests::host::{self, Traces};

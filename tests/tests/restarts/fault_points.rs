@@ -1,0 +1,216 @@
+//! A cell's process that is killed at each fault point of what it does for a VM.
+
+use std::time::Duration;
+
+use guest_tests::command::Output;
+use guest_tests::fault_points::FaultPoints;
+use guest_tests::host::{self, Traces};
+use guest_tests::span::cells_are_empty;
+use guest_tests::{Cluster, Scratch, Vm, VmFile, mirrorball, repetitions, wait};
+
+/// The points of the program, sorted.
+const POINTS: [&str; 14] = [
+    "adopt_accepted",
+    "adopt_served",
+    "adopt_taken",
+    "boot_begun",
+    "boot_ended",
+    "boot_launched",
+    "boot_left",
+    "boot_spawned",
+    "boot_told",
+    "freeze_begun",
+    "freeze_served",
+    "message_sent",
+    "place_given",
+    "vm_ended",
+];
+/// Points before a cell has given a VM its place.
+const PLACE: [&str; 2] = ["message_sent", "place_given"];
+/// Points of a VM's start in a cell, in their order.
+const START: [&str; 8] = [
+    "adopt_accepted",
+    "adopt_taken",
+    "adopt_served",
+    "boot_begun",
+    "boot_spawned",
+    "boot_launched",
+    "boot_left",
+    "boot_told",
+];
+/// Points of a reboot, in their order.
+const REBOOT: [&str; 6] = [
+    "boot_ended",
+    "boot_begun",
+    "boot_spawned",
+    "boot_launched",
+    "boot_left",
+    "boot_told",
+];
+/// Points of the adoption of a running VM, in their order.
+const ADOPTION: [&str; 3] = ["adopt_accepted", "adopt_taken", "adopt_served"];
+/// Points of the freeze for a clone.
+const CLONE: [&str; 2] = ["freeze_begun", "freeze_served"];
+/// Rounds through all points in a campaign.
+const ROUNDS: usize = 5;
+/// Time limit until a thread of the cell is at a point.
+const REACH_LIMIT: Duration = Duration::from_secs(60);
+/// Time limit until the next process, or a monitor, serves a VM.
+const SERVE_LIMIT: Duration = Duration::from_secs(30);
+/// The cell whose process is killed.
+const CELL: usize = 1;
+
+/// Kills the process of the cell while a thread of it stands at `point`, where `action` brings it. Returns the action's result, and the
+/// cell's next process.
+#[track_caller]
+fn killed_at<T: Send>(cluster: &Cluster, point: &str, action: impl FnOnce() -> T + Send) -> (T, u32) {
+    let cell = cluster.pid(CELL);
+    let points = FaultPoints::of(&[cell]);
+    assert_eq!(points.names(""), POINTS);
+    let held = points.hold(point);
+    let result = std::thread::scope(|scope| {
+        let acting = scope.spawn(action);
+        assert_eq!(held.reached(REACH_LIMIT), cell);
+        host::kill9(cell);
+        drop(held);
+        acting.join().expect("the action does not panic")
+    });
+    points.wait();
+    (result, cluster.pid_after(CELL, cell))
+}
+
+#[track_caller]
+fn wait_until_served(vm: &Vm, by: u32) {
+    wait::until(
+        &format!("{} served by process {by}", vm.name()),
+        SERVE_LIMIT,
+        || (vm.listed()?["monitor_pid"] == by).then_some(()),
+    );
+}
+
+/// A command that its cell's death may have cut off.
+#[track_caller]
+fn expect_done_or_refused(output: &Output) {
+    assert!([0, 1].contains(&output.status), "{output}");
+    assert!(!output.errors().contains("panicked"), "{output}");
+}
+
+fn file(name: &str) -> VmFile {
+    VmFile::new(name).key("cell", &CELL.to_string())
+}
+
+/// The VM starts, or it does not and leaves nothing behind.
+#[track_caller]
+fn start_while_the_place_is_given(cluster: &Cluster, scratch: &Scratch, point: &str) {
+    let file = file("points-place");
+    let path = file.write(scratch);
+    let (run, _) = killed_at(cluster, point, || mirrorball(["run", "-d"]).args([&path]).run());
+    expect_done_or_refused(&run);
+    println!("{point}: `run` ended with {}", run.status);
+    if run.status == 0 {
+        let vm = Vm::named(file.name());
+        vm.wait_up();
+        vm.stop();
+    }
+    cells_are_empty(cluster);
+}
+
+/// The VM runs all the same. Returns it.
+#[track_caller]
+fn start(cluster: &Cluster, scratch: &Scratch, point: &str) -> Vm {
+    let file = file("points");
+    let (vm, next) = killed_at(cluster, point, || file.start(scratch));
+    wait_until_served(&vm, next);
+    vm
+}
+
+/// The VM starts again. The answer to the command may be lost.
+#[track_caller]
+fn reset(cluster: &Cluster, vm: &Vm, point: &str) {
+    let before = vm.boot_id();
+    let (reset, next) = killed_at(cluster, point, || mirrorball(["reset", vm.name()]).run());
+    expect_done_or_refused(&reset);
+    vm.wait_rebooted(&before);
+    wait_until_served(vm, next);
+}
+
+/// The VM runs on while its cell takes it from a monitor.
+#[track_caller]
+fn adopt(cluster: &Cluster, vm: &Vm, point: &str) {
+    let boot = vm.boot_id();
+    // Set aside, it gets a monitor.
+    std::fs::write(vm.folder().join("adoptions"), "2").expect("root may");
+    let cell = cluster.pid(CELL);
+    host::kill9(cell);
+    let next = cluster.pid_after(CELL, cell);
+    wait::until("a monitor", SERVE_LIMIT, || {
+        let pid = vm.listed()?["monitor_pid"].as_u64()?;
+        (![cell, next].map(u64::from).contains(&pid)).then_some(())
+    });
+    let (asked, next) = killed_at(cluster, point, || {
+        mirrorball(["cluster", "adopt", vm.name()]).run()
+    });
+    expect_done_or_refused(&asked);
+    wait_until_served(vm, next);
+    assert_eq!(vm.boot_id(), boot, "the VM ran on");
+}
+
+/// The clone is whole or refused, and its parent runs on.
+#[track_caller]
+fn clone(cluster: &Cluster, vm: &Vm, point: &str) {
+    let boot = vm.boot_id();
+    let (clone, next) = killed_at(cluster, point, || mirrorball(["clone", vm.name()]).run());
+    expect_done_or_refused(&clone);
+    println!("{point}: `clone` ended with {}", clone.status);
+    wait_until_served(vm, next);
+    assert_eq!(vm.boot_id(), boot, "the parent ran on");
+    if clone.status == 0 {
+        let clone = Vm::named(clone.text().trim());
+        assert_eq!(clone.boot_id(), boot, "it goes on from its parent");
+        clone.kill();
+    }
+}
+
+/// The VM has ended, whoever tells its end.
+#[track_caller]
+fn stop(cluster: &Cluster, vm: &Vm) {
+    let shard = vm.shard();
+    let (stopped, _) = killed_at(cluster, "vm_ended", || mirrorball(["stop", vm.name()]).run());
+    expect_done_or_refused(&stopped);
+    vm.wait_ended(SERVE_LIMIT);
+    host::wait_gone(&[shard], SERVE_LIMIT);
+}
+
+#[test]
+fn cell_killed_at_each_of_its_fault_points_loses_no_vm() {
+    let scratch = Scratch::new("points");
+    let before = Traces::now();
+    let cluster = Cluster::up(&scratch);
+    for _ in 0..repetitions(ROUNDS) {
+        for point in PLACE {
+            start_while_the_place_is_given(&cluster, &scratch, point);
+        }
+        for (number, point) in START.into_iter().enumerate() {
+            let vm = start(&cluster, &scratch, point);
+            REBOOT
+                .get(number)
+                .iter()
+                .for_each(|point| reset(&cluster, &vm, point));
+            ADOPTION
+                .get(number)
+                .iter()
+                .for_each(|point| adopt(&cluster, &vm, point));
+            if let Some(point) = number.checked_sub(START.len() - CLONE.len()) {
+                clone(&cluster, &vm, CLONE[point]);
+            }
+            if number == 0 {
+                stop(&cluster, &vm);
+            } else {
+                vm.stop();
+            }
+        }
+    }
+    cells_are_empty(&cluster);
+    drop(cluster);
+    before.expect_unchanged("VMs whose cell was killed at its fault points");
+}
