@@ -339,6 +339,42 @@ fn cell_serves_its_vms_and_its_next_process_or_monitors_go_on() {
     before.expect_unchanged("VMs that their cell served");
 }
 
+#[test]
+fn cells_write_their_logs_as_the_environment_says() {
+    let up = |level, format| {
+        let up = mirrorball(["cluster", "up", "--cells", "2"]);
+        up.env("MIRRORBALL_LOG", level)
+            .env("MIRRORBALL_LOG_FORMAT", format)
+            .run()
+    };
+    let refused = up("loud", "json").expect(1);
+    assert!(
+        refused.errors().contains("MIRRORBALL_LOG=loud: no level"),
+        "{refused}"
+    );
+    up("debug", "json").expect(0);
+    let runtime = Vm::folder_of("any")
+        .ancestors()
+        .nth(2)
+        .expect("a directory")
+        .to_owned();
+    let log = std::fs::read_to_string(runtime.join("cells/0/log")).expect("a log");
+    mirrorball(["cluster", "down"]).ok();
+    let lines: Vec<Value> = log
+        .lines()
+        .filter_map(|line| serde_json::from_str(line).ok())
+        .collect();
+    for (level, message) in [("INFO", "cell 0.1 runs"), ("DEBUG", "a client asks")] {
+        let is_it = |line: &&Value| line["level"] == level && line["message"] == message;
+        let found = lines.iter().find(is_it);
+        let found = found.unwrap_or_else(|| panic!("no {message} in {log}"));
+        assert!(
+            found["timestamp"].is_string() && found["target"].is_string(),
+            "{found}"
+        );
+    }
+}
+
 /// The record of a VM that may be starting just now.
 fn record(name: &str) -> Option<Value> {
     let text = std::fs::read(Vm::folder_of(name).join("vm.json")).ok()?;

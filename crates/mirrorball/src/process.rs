@@ -5,6 +5,7 @@
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
+use cell::log::Settings;
 use cell::programs::Programs;
 use miette::{IntoDiagnostic, Result};
 
@@ -17,9 +18,13 @@ pub fn take_over() -> Option<Result<()>> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     Some(match words[..] {
         ["cell", number] => {
-            cell::cluster::serve::serve(number.parse().ok()?, shard::PLATFORM).into_diagnostic()
+            let number = number.parse().ok()?;
+            logged(|| cell::cluster::serve::serve(number, shard::PLATFORM))
         }
-        ["cell-guard", number] => cell::cluster::guard::guard(number.parse().ok()?).into_diagnostic(),
+        ["cell-guard", number] => {
+            let number = number.parse().ok()?;
+            logged(|| cell::cluster::guard::guard(number))
+        }
         ["measure"] => hostinfo::known::measure(true).map(drop).into_diagnostic(),
         ["monitor"] => monitor(),
         ["adopt"] => {
@@ -31,6 +36,12 @@ pub fn take_over() -> Option<Result<()>> {
         ["part-monitor"] => part_monitor(),
         _ => return None,
     })
+}
+
+/// Runs a process that has a log.
+fn logged(run: impl FnOnce() -> std::io::Result<()>) -> Result<()> {
+    let begun = Settings::of_environment().and_then(Settings::begin);
+    begun.and_then(|()| run()).into_diagnostic()
 }
 
 fn monitor() -> Result<()> {

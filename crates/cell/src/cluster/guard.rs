@@ -12,6 +12,7 @@ use config::cluster::Site;
 use registry::cluster::client::Connection;
 use registry::cluster::files::{CellFiles, Files};
 use registry::cluster::interface::Ask;
+use tracing::{error, info, warn};
 
 use super::membership::server::{self, Ended, RevocationWatch};
 use crate::pidfd;
@@ -45,7 +46,7 @@ pub fn guard(number: u16) -> io::Result<()> {
     let mut short_lives = 0;
     loop {
         if files.cell(number).has_failed() {
-            eprintln!("cell {number}: has failed, and does not start again");
+            warn!("the cell has failed, and does not start again");
             // The cluster's etcd would end with this process.
             while keeps_etcd && files.plan().is_ok_and(|plan| !plan.is_empty()) {
                 std::thread::sleep(ETCD_PAUSE);
@@ -62,7 +63,7 @@ pub fn guard(number: u16) -> io::Result<()> {
         if status.success() {
             return Ok(());
         }
-        eprintln!("cell {number}: its process died: {status}");
+        warn!("the cell's process died: {status}");
         short_lives = if start.elapsed() < SHORT {
             short_lives + 1
         } else {
@@ -86,7 +87,7 @@ fn wait(cell: &mut Child, files: &CellFiles) -> io::Result<ExitStatus> {
         let is_late =
             |error: io::Error| matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
         if answer.is_err_and(is_late) {
-            eprintln!("the cell's process does not answer, and is killed");
+            warn!("the cell's process does not answer, and is killed");
             cell.kill()?;
         }
     }
@@ -102,11 +103,11 @@ fn keep_etcd(files: &Files, site: &Site) {
         };
         match run() {
             Ok(Ended::ListChanged) => {
-                eprintln!("etcd starts again: the list of revoked certificates has changed");
+                info!("etcd starts again: the list of revoked certificates has changed");
                 continue;
             }
-            Ok(Ended::Exited(status)) => eprintln!("etcd ended: {status}"),
-            Err(error) => eprintln!("etcd does not start: {error}; Debian has it in `etcd-server`"),
+            Ok(Ended::Exited(status)) => warn!("etcd ended: {status}"),
+            Err(error) => error!(%error, "etcd does not start; Debian has it in `etcd-server`"),
         }
         std::thread::sleep(ETCD_PAUSE);
     }

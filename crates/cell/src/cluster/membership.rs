@@ -81,7 +81,7 @@ impl Membership {
             if let Err(error) = &answer
                 && !std::mem::replace(&mut told, true)
             {
-                eprintln!("cell {number}: waits for membership: {error}");
+                tracing::warn!(%error, "the cell waits for membership");
             }
             match joining.answered(answer.ok()) {
                 Progress::GoesOn => {}

@@ -22,6 +22,7 @@ use registry::cluster::files::{CellFiles, Files};
 use registry::cluster::interface::{Answer, Ask};
 use registry::lease::keep_stacks_small;
 use shard_api::Platform;
+use tracing::{debug, error, info, trace, warn};
 use urpc::host::measure_block_ns;
 
 use self::adoptions::Adoptions;
@@ -90,7 +91,7 @@ pub fn serve(number: u16, platform: Platform) -> io::Result<()> {
     // Others call as soon as they know of it.
     let listener = hosts.as_ref().map(|hosts| hosts.listen(number)).transpose()?;
     if let Some(warning) = hosts.as_ref().and_then(Hosts::warning) {
-        eprintln!("cell {number}: {warning}");
+        warn!("{warning}");
     }
     let membership = hosts
         .as_ref()
@@ -139,10 +140,10 @@ pub fn serve(number: u16, platform: Platform) -> io::Result<()> {
         .name("adoptions".into())
         .spawn(move || {
             if let Err(error) = adoptions.begin_all() {
-                eprintln!("cell {number}: its VMs are not adopted: {error}");
+                error!(%error, "the VMs of the cell's last process are not adopted");
             }
         })?;
-    eprintln!("cell {me}: runs");
+    info!("cell {me} runs");
     for event in happened {
         match cell.take(event) {
             Next::GoOn => {}
@@ -150,7 +151,7 @@ pub fn serve(number: u16, platform: Platform) -> io::Result<()> {
             Next::StartAnew(why) => return Err(io::Error::other(why)),
         }
     }
-    eprintln!("cell {me}: ends as told");
+    info!("cell {me} ends by order");
     Ok(())
 }
 
@@ -179,6 +180,11 @@ struct Cell {
 
 impl Cell {
     fn take(&mut self, event: Event) -> Next {
+        match &event {
+            Event::Asked(client, ask) => debug!(client, ?ask, "a client asks"),
+            Event::Heard(from, message) => trace!(%from, ?message, "a message has come"),
+            _ => {}
+        }
         let acts = match event {
             Event::Linked(link) => self.linked(*link),
             Event::Called(awaited) => {
@@ -234,7 +240,7 @@ impl Cell {
             }
             Event::OrphansLate => self.state.give_up_orphans(),
             Event::NoDependents(cell) => {
-                eprintln!("cell {cell} has failed, and no VM depends on it any more");
+                info!("no VM depends on the failed cell {cell} any more");
                 self.state.bury(cell)
             }
             Event::Tick => {
@@ -263,7 +269,7 @@ impl Cell {
     /// There is no more to be had from a cell. One of another host is dead only when all agree.
     fn give_up(&mut self, cell: CellId) -> Vec<Act> {
         if self.contacts.has(cell) {
-            eprintln!("no link to cell {cell}");
+            warn!("no link to cell {cell}");
         }
         match self.contacts.give_up(cell) {
             Verdict::Dead => self.dead(cell),
@@ -314,7 +320,7 @@ impl Cell {
         if reader.is_err() {
             return Vec::new();
         }
-        eprintln!("linked to cell {peer} by {way}");
+        info!("linked to cell {peer} by {way}");
         self.contacts.linked(peer, sending);
         let _ = later(HELLO_LIMIT, Event::HelloDue(peer), &self.events);
         // It may know of VMs here that nobody has.
@@ -323,7 +329,7 @@ impl Cell {
     }
 
     fn dead(&mut self, cell: CellId) -> Vec<Act> {
-        eprintln!("cell {cell} is dead");
+        warn!("cell {cell} is dead");
         let mut acts = self.state.dead(cell);
         // The dead one may have failed, or have been to end the VMs of one that has. Failures on another host are seen there.
         for failed in self.failed_here() {
@@ -350,7 +356,7 @@ impl Cell {
                         let link = self.contacts.link(to);
                         let sent = link.map(|link| link.send(&message));
                         if let Some(Err(error)) = &sent {
-                            eprintln!("cell {to}: {error}");
+                            warn!(%error, "a message to cell {to} was not sent");
                             if error.kind() == io::ErrorKind::BrokenPipe {
                                 self.parted(to);
                             }
@@ -364,7 +370,7 @@ impl Cell {
                     Act::Keep(lent) => {
                         if let Err(error) = self.own.keep_lent(&lent) {
                             // What follows must not be done; nothing of it is known if this process ends here.
-                            eprintln!("what is lent cannot be put in writing: {error}");
+                            error!(%error, "what is lent cannot be put in writing");
                             std::process::exit(1);
                         }
                     }
@@ -390,14 +396,14 @@ impl Cell {
                         let _ = later(ORPHANS_LIMIT, Event::OrphansLate, &self.events);
                     }
                     Act::EndVm { name, failed } => {
-                        eprintln!("cell {failed} has failed: VM {name} ends");
+                        warn!(vm = name, "the VM ends, since cell {failed} has failed");
                         self.adoptions.end(&name, failed);
                     }
                     Act::AwaitEnd(failed) => {
                         let events = self.events.clone();
                         let told = move || _ = events.send(Event::NoDependents(failed));
                         if let Err(error) = recovery::await_end(failed, told) {
-                            eprintln!("cell {failed} has failed, and its VMs' ends are not awaited: {error}");
+                            error!(%error, "the ends of the VMs of the failed cell {failed} are not awaited");
                         }
                     }
                     Act::End => return true,

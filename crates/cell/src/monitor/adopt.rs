@@ -237,7 +237,7 @@ impl<T, E: Display> OrGiveUp<T> for Result<T, E> {
 }
 
 fn give_up(folder: Option<&Path>, error: &dyn Display) -> ! {
-    eprintln!("a VM cannot be taken over: {error}");
+    tracing::error!(%error, "a VM cannot be taken over");
     if let Some(folder) = folder {
         let log = OpenOptions::new().append(true).open(folder.join(HOME_LOG));
         // Without a log nobody learns the reason, and the VM runs on all the same.

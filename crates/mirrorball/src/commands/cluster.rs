@@ -144,6 +144,8 @@ fn up(file: Option<&PathBuf>, count: Option<u16>, name: Option<&str>, lab: LabCh
     if let Some(code) = enter_lab(lab, Demand::default())? {
         return Ok(code);
     }
+    // The cells have the same environment.
+    cell::log::Settings::of_environment().into_diagnostic()?;
     let (plan, site) = plan(file, count, name)?;
     if let Some(site) = &site {
         // A cell without keys or memory would only start again and again.

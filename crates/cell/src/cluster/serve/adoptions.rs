@@ -20,6 +20,7 @@ use registry::cluster::interface::Answer;
 use registry::control::{Request, ask};
 use registry::vms::{self, Record, Registry};
 use shard_api::Platform;
+use tracing::{error, info, warn};
 
 use crate::ending::of_failed_cell;
 use crate::handle::Handle;
@@ -76,7 +77,7 @@ impl Adoptions {
                 && folder.join(KEEPER_SOCKET).exists()
                 && let Err(error) = self.begin_in(&folder, &record)
             {
-                eprintln!("cell {}: {}: {error}", self.cell, record.name);
+                warn!(vm = record.name, %error, "the VM is not adopted");
             }
         }
         Ok(())
@@ -138,7 +139,7 @@ impl Adoptions {
             std::thread::Builder::new().name("end".into()).spawn(end)
         };
         if let Err(error) = end() {
-            eprintln!("cell {}: {name} is not ended: {error}", self.cell);
+            error!(vm = name, %error, "the VM does not end");
         }
     }
 
@@ -186,9 +187,9 @@ impl Adoptions {
     /// Serves a VM, until it has ended or another process has to.
     fn serve(&self, keeper: OwnedFd, folder: &Path, name: &str, cid: u32) {
         match Accepted::by(keeper) {
-            Ok(vm) => self.adopt(vm, folder, cid),
+            Ok(vm) => self.adopt(vm, folder, name, cid),
             Err(error) => {
-                eprintln!("cell {}: {name} is not adopted: {error}", self.cell);
+                warn!(vm = name, %error, "the VM is not adopted");
                 // No later try goes better.
                 if error.kind() == io::ErrorKind::InvalidData {
                     let _ = count(folder, FAILURES_MAX);
@@ -199,7 +200,7 @@ impl Adoptions {
     }
 
     /// Serves a VM that no other process serves, until it has ended.
-    fn adopt(&self, vm: Accepted, folder: &Path, cid: u32) {
+    fn adopt(&self, vm: Accepted, folder: &Path, name: &str, cid: u32) {
         let before = failures(folder).unwrap_or(FAILURES_MAX);
         let mut alone = (before > 0).then(|| lock(&self.shared.alone));
         // A VM whose directory can't be written is adopted all the same.
@@ -209,6 +210,7 @@ impl Adoptions {
             end_attempt(folder);
             alone = None;
             self.adopted().insert(cid, Some(handle.clone()));
+            info!(vm = name, "the VM is served");
             fault_point!(adopt_served);
         });
     }

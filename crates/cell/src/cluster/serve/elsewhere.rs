@@ -63,7 +63,7 @@ impl Elsewhere {
                 Ok(None) => crossed.push(cell.number),
                 // One of the two is cut off.
                 Err(error) => {
-                    eprintln!("cell {cell}: {error}");
+                    tracing::warn!(%error, "no link to cell {cell}");
                     let _ = self.suspects.send(*cell);
                 }
             }

@@ -1,0 +1,105 @@
+//! The log of a cell's process and of its guard: lines on standard error, which is the cell's log file.
+
+use std::io;
+
+use tracing::level_filters::LevelFilter;
+
+/// The environment variable with the least level: `error`, `warn`, `info` (without it), `debug`, `trace` or `off`.
+pub const LEVEL: &str = "MIRRORBALL_LOG";
+/// The environment variable with the format: `text` (without it), or `json`, an object for each line.
+pub const FORMAT: &str = "MIRRORBALL_LOG_FORMAT";
+
+/// How a log is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    level: LevelFilter,
+    is_json: bool,
+}
+
+impl Settings {
+    /// The settings in the environment, which the processes that this one starts have, too.
+    ///
+    /// # Errors
+    /// If a variable has another value than the ones named.
+    pub fn of_environment() -> io::Result<Self> {
+        Self::of(|name| match std::env::var(name) {
+            Ok(text) => Ok(text),
+            Err(std::env::VarError::NotPresent) => Ok(String::new()),
+            Err(error) => Err(invalid(format!("{name}: {error}"))),
+        })
+    }
+
+    /// Those of the variables' values; one that is not set is empty.
+    fn of(value: impl Fn(&str) -> io::Result<String>) -> io::Result<Self> {
+        let level = match &*value(LEVEL)? {
+            "" => LevelFilter::INFO,
+            "off" => LevelFilter::OFF,
+            "error" => LevelFilter::ERROR,
+            "warn" => LevelFilter::WARN,
+            "info" => LevelFilter::INFO,
+            "debug" => LevelFilter::DEBUG,
+            "trace" => LevelFilter::TRACE,
+            other => {
+                let levels = "error, warn, info, debug, trace or off";
+                return Err(invalid(format!("{LEVEL}={other}: no level; help: {levels}")));
+            }
+        };
+        let is_json = match &*value(FORMAT)? {
+            "" | "text" => false,
+            "json" => true,
+            other => {
+                return Err(invalid(format!(
+                    "{FORMAT}={other}: no format; help: text or json"
+                )));
+            }
+        };
+        Ok(Self { level, is_json })
+    }
+
+    /// Has this process write its log so. To be called once, before the first line.
+    ///
+    /// # Errors
+    /// If the process writes a log already.
+    pub fn begin(self) -> io::Result<()> {
+        let log = tracing_subscriber::fmt()
+            .with_max_level(self.level)
+            .with_writer(io::stderr)
+            .with_ansi(false);
+        let begun = match self.is_json {
+            true => log.json().flatten_event(true).try_init(),
+            false => log.try_init(),
+        };
+        begun.map_err(io::Error::other)
+    }
+}
+
+fn invalid(why: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_without_a_value_are_defaults_and_foreign_values_are_refused_with_the_help() {
+        let of = |level: &str, format: &str| {
+            let (level, format) = (level.to_owned(), format.to_owned());
+            Settings::of(move |name| {
+                Ok(if name == LEVEL {
+                    level.clone()
+                } else {
+                    format.clone()
+                })
+            })
+        };
+        let settings = |level, is_json| Settings { level, is_json };
+        assert_eq!(of("", "").unwrap(), settings(LevelFilter::INFO, false));
+        assert_eq!(of("off", "text").unwrap(), settings(LevelFilter::OFF, false));
+        assert_eq!(of("trace", "json").unwrap(), settings(LevelFilter::TRACE, true));
+        for (level, format, variable) in [("loud", "", LEVEL), ("INFO", "", LEVEL), ("", "xml", FORMAT)] {
+            let error = of(level, format).unwrap_err().to_string();
+            assert!(error.starts_with(variable) && error.contains("help: "), "{error}");
+        }
+    }
+}
