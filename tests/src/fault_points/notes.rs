@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 
 use object::Endianness;
-use object::elf::{FileHeader64, NoteType};
+use object::elf::{FileHeader64, NoteType, SHF_EXECINSTR};
 use object::read::elf::{FileHeader, SectionHeader};
 
 const OWNER: &[u8] = b"stapsdt";
@@ -20,11 +20,19 @@ pub struct Point {
     pub address: u64,
 }
 
-/// All fault points of a program, from its file's bytes. A point that the compiler has duplicated is there several times.
+/// All fault points of a program, from its file's bytes. A point that the compiler has duplicated is there several times. One whose code
+/// the linker has left out, since nothing calls it, has a note all the same, which names no code: it is not there.
 pub fn points(file: &[u8]) -> Result<Vec<Point>, String> {
     let header = FileHeader64::<Endianness>::parse(file).map_err(|error| error.to_string())?;
     let endian = header.endian().map_err(|error| error.to_string())?;
     let sections = header.sections(endian, file).map_err(|error| error.to_string())?;
+    let is_code = |address: u64| {
+        sections.iter().any(|section| {
+            let start = section.sh_addr(endian);
+            section.sh_flags(endian).contains(SHF_EXECINSTR)
+                && (start..start + section.sh_size(endian)).contains(&address)
+        })
+    };
     let mut points = Vec::new();
     for section in sections.iter() {
         let Some(mut notes) = section.notes(endian, file).map_err(|error| error.to_string())? else {
@@ -32,7 +40,8 @@ pub fn points(file: &[u8]) -> Result<Vec<Point>, String> {
         };
         while let Some(note) = notes.next().map_err(|error| error.to_string())? {
             if note.name() == OWNER && note.n_type(endian) == KIND {
-                points.extend(point(note.desc()).ok_or("a malformed note of a probe")?);
+                let point = point(note.desc()).ok_or("a malformed note of a probe")?;
+                points.extend(point.filter(|point| is_code(point.address)));
             }
         }
     }
