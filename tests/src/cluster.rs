@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::{Scratch, Vm, host, mirrorball, wait};
+use crate::{Scratch, Vm, host, mirrorball, vm::runtime_directory, wait};
 
 /// Time that a cell has to start again.
 const RESTART_LIMIT: Duration = Duration::from_secs(20);
@@ -120,6 +120,12 @@ impl Cluster {
         host::kill9(pid);
     }
 
+    /// The log of a cell's processes and of its guard.
+    pub fn log(number: usize) -> String {
+        let path = runtime_directory().join(format!("cells/{number}/log"));
+        std::fs::read_to_string(&path).unwrap_or_else(|error| format!("{}: {error}", path.display()))
+    }
+
     /// The process of a cell.
     #[track_caller]
     pub fn pid(&self, number: usize) -> u32 {
@@ -158,6 +164,9 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("{}", mirrorball(["cluster", "status"]).run().text());
+            for number in 0..2 {
+                eprintln!("--- the log of cell {number}\n{}", Self::log(number));
+            }
         }
         let _ = mirrorball(["cluster", "down", "--leave"]).run();
     }

@@ -137,6 +137,11 @@ impl VmFile {
     }
 }
 
+/// The runtime directory of the command under test.
+pub fn runtime_directory() -> PathBuf {
+    PathBuf::from(std::env::var("MIRRORBALL_RUNTIME").unwrap_or_else(|_| "/run/mirrorball".to_owned()))
+}
+
 /// A running VM. Killed when dropped; when the test is failing, its logs and console are shown first.
 pub struct Vm {
     name: String,
@@ -241,8 +246,7 @@ impl Vm {
 
     /// The directory in the registry of a VM of this name.
     pub fn folder_of(name: &str) -> PathBuf {
-        let runtime = std::env::var("MIRRORBALL_RUNTIME").unwrap_or_else(|_| "/run/mirrorball".to_owned());
-        PathBuf::from(runtime).join("vms").join(name)
+        runtime_directory().join("vms").join(name)
     }
 
     /// The process that serves it: its monitor, or its cell's.

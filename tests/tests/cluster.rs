@@ -353,12 +353,7 @@ fn cells_write_their_logs_as_the_environment_says() {
         "{refused}"
     );
     up("debug", "json").expect(0);
-    let runtime = Vm::folder_of("any")
-        .ancestors()
-        .nth(2)
-        .expect("a directory")
-        .to_owned();
-    let log = std::fs::read_to_string(runtime.join("cells/0/log")).expect("a log");
+    let log = Cluster::log(0);
     mirrorball(["cluster", "down"]).ok();
     let lines: Vec<Value> = log
         .lines()
