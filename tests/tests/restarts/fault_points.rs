@@ -57,26 +57,48 @@ const ROUNDS: usize = 5;
 const REACH_LIMIT: Duration = Duration::from_secs(60);
 /// Time limit until the next process, or a monitor, serves a VM.
 const SERVE_LIMIT: Duration = Duration::from_secs(30);
+/// The guard gives a cell up whose processes live shorter than this ten times in a row.
+const SHORT_LIFE: Duration = Duration::from_secs(10);
+/// Short lives in a row here.
+const SHORT_LIVES: usize = 8;
 /// The cell whose process is killed.
 const CELL: usize = 1;
 
-/// Kills the process of the cell while a thread of it stands at `point`, where `action` brings it. Returns the action's result, and the
-/// cell's next process.
-#[track_caller]
-fn killed_at<T: Send>(cluster: &Cluster, point: &str, action: impl FnOnce() -> T + Send) -> (T, u32) {
-    let cell = cluster.pid(CELL);
-    let points = FaultPoints::of(&[cell]);
-    assert_eq!(points.names(""), POINTS);
-    let held = points.hold(point);
-    let result = std::thread::scope(|scope| {
-        let acting = scope.spawn(action);
-        assert_eq!(held.reached(REACH_LIMIT), cell);
-        host::kill9(cell);
-        drop(held);
-        acting.join().expect("the action does not panic")
-    });
-    points.wait();
-    (result, cluster.pid_after(CELL, cell))
+/// The processes of the cell, and how many were killed.
+struct Kills<'a> {
+    cluster: &'a Cluster,
+    count: usize,
+}
+
+impl Kills<'_> {
+    /// Returns the process of the cell, which is to be killed. Now and then it has lived for long by then.
+    #[track_caller]
+    fn next(&mut self) -> u32 {
+        self.count += 1;
+        if self.count.is_multiple_of(SHORT_LIVES) {
+            std::thread::sleep(SHORT_LIFE);
+        }
+        self.cluster.pid(CELL)
+    }
+
+    /// Kills the process of the cell while a thread of it stands at `point`, where `action` brings it. Returns the action's result, and
+    /// the cell's next process.
+    #[track_caller]
+    fn at<T: Send>(&mut self, point: &str, action: impl FnOnce() -> T + Send) -> (T, u32) {
+        let cell = self.next();
+        let points = FaultPoints::of(&[cell]);
+        assert_eq!(points.names(""), POINTS);
+        let held = points.hold(point);
+        let result = std::thread::scope(|scope| {
+            let acting = scope.spawn(action);
+            assert_eq!(held.reached(REACH_LIMIT), cell);
+            host::kill9(cell);
+            drop(held);
+            acting.join().expect("the action does not panic")
+        });
+        points.wait();
+        (result, self.cluster.pid_after(CELL, cell))
+    }
 }
 
 #[track_caller]
@@ -101,10 +123,10 @@ fn file(name: &str) -> VmFile {
 
 /// The VM starts, or it does not and leaves nothing behind.
 #[track_caller]
-fn start_while_the_place_is_given(cluster: &Cluster, scratch: &Scratch, point: &str) {
+fn start_while_the_place_is_given(kills: &mut Kills<'_>, scratch: &Scratch, point: &str) {
     let file = file("points-place");
     let path = file.write(scratch);
-    let (run, _) = killed_at(cluster, point, || mirrorball(["run", "-d"]).args([&path]).run());
+    let (run, _) = kills.at(point, || mirrorball(["run", "-d"]).args([&path]).run());
     expect_done_or_refused(&run);
     println!("{point}: `run` ended with {}", run.status);
     if run.status == 0 {
@@ -112,23 +134,23 @@ fn start_while_the_place_is_given(cluster: &Cluster, scratch: &Scratch, point: &
         vm.wait_up();
         vm.stop();
     }
-    cells_are_empty(cluster);
+    cells_are_empty(kills.cluster);
 }
 
 /// The VM runs all the same. Returns it.
 #[track_caller]
-fn start(cluster: &Cluster, scratch: &Scratch, point: &str) -> Vm {
+fn start(kills: &mut Kills<'_>, scratch: &Scratch, point: &str) -> Vm {
     let file = file("points");
-    let (vm, next) = killed_at(cluster, point, || file.start(scratch));
+    let (vm, next) = kills.at(point, || file.start(scratch));
     wait_until_served(&vm, next);
     vm
 }
 
 /// The VM starts again. The answer to the command may be lost.
 #[track_caller]
-fn reset(cluster: &Cluster, vm: &Vm, point: &str) {
+fn reset(kills: &mut Kills<'_>, vm: &Vm, point: &str) {
     let before = vm.boot_id();
-    let (reset, next) = killed_at(cluster, point, || mirrorball(["reset", vm.name()]).run());
+    let (reset, next) = kills.at(point, || mirrorball(["reset", vm.name()]).run());
     expect_done_or_refused(&reset);
     vm.wait_rebooted(&before);
     wait_until_served(vm, next);
@@ -136,20 +158,18 @@ fn reset(cluster: &Cluster, vm: &Vm, point: &str) {
 
 /// The VM runs on while its cell takes it from a monitor.
 #[track_caller]
-fn adopt(cluster: &Cluster, vm: &Vm, point: &str) {
+fn adopt(kills: &mut Kills<'_>, vm: &Vm, point: &str) {
     let boot = vm.boot_id();
     // Set aside, it gets a monitor.
     std::fs::write(vm.folder().join("adoptions"), "2").expect("root may");
-    let cell = cluster.pid(CELL);
+    let cell = kills.next();
     host::kill9(cell);
-    let next = cluster.pid_after(CELL, cell);
+    let next = kills.cluster.pid_after(CELL, cell);
     wait::until("a monitor", SERVE_LIMIT, || {
         let pid = vm.listed()?["monitor_pid"].as_u64()?;
         (![cell, next].map(u64::from).contains(&pid)).then_some(())
     });
-    let (asked, next) = killed_at(cluster, point, || {
-        mirrorball(["cluster", "adopt", vm.name()]).run()
-    });
+    let (asked, next) = kills.at(point, || mirrorball(["cluster", "adopt", vm.name()]).run());
     expect_done_or_refused(&asked);
     wait_until_served(vm, next);
     assert_eq!(vm.boot_id(), boot, "the VM ran on");
@@ -157,9 +177,9 @@ fn adopt(cluster: &Cluster, vm: &Vm, point: &str) {
 
 /// The clone is whole or refused, and its parent runs on.
 #[track_caller]
-fn clone(cluster: &Cluster, vm: &Vm, point: &str) {
+fn clone(kills: &mut Kills<'_>, vm: &Vm, point: &str) {
     let boot = vm.boot_id();
-    let (clone, next) = killed_at(cluster, point, || mirrorball(["clone", vm.name()]).run());
+    let (clone, next) = kills.at(point, || mirrorball(["clone", vm.name()]).run());
     expect_done_or_refused(&clone);
     println!("{point}: `clone` ended with {}", clone.status);
     wait_until_served(vm, next);
@@ -173,9 +193,9 @@ fn clone(cluster: &Cluster, vm: &Vm, point: &str) {
 
 /// The VM has ended, whoever tells its end.
 #[track_caller]
-fn stop(cluster: &Cluster, vm: &Vm) {
+fn stop(kills: &mut Kills<'_>, vm: &Vm) {
     let shard = vm.shard();
-    let (stopped, _) = killed_at(cluster, "vm_ended", || mirrorball(["stop", vm.name()]).run());
+    let (stopped, _) = kills.at("vm_ended", || mirrorball(["stop", vm.name()]).run());
     expect_done_or_refused(&stopped);
     vm.wait_ended(SERVE_LIMIT);
     host::wait_gone(&[shard], SERVE_LIMIT);
@@ -186,25 +206,29 @@ fn cell_killed_at_each_of_its_fault_points_loses_no_vm() {
     let scratch = Scratch::new("points");
     let before = Traces::now();
     let cluster = Cluster::up(&scratch);
+    let kills = &mut Kills {
+        cluster: &cluster,
+        count: 0,
+    };
     for _ in 0..repetitions(ROUNDS) {
         for point in PLACE {
-            start_while_the_place_is_given(&cluster, &scratch, point);
+            start_while_the_place_is_given(kills, &scratch, point);
         }
         for (number, point) in START.into_iter().enumerate() {
-            let vm = start(&cluster, &scratch, point);
+            let vm = start(kills, &scratch, point);
             REBOOT
                 .get(number)
                 .iter()
-                .for_each(|point| reset(&cluster, &vm, point));
+                .for_each(|point| reset(kills, &vm, point));
             ADOPTION
                 .get(number)
                 .iter()
-                .for_each(|point| adopt(&cluster, &vm, point));
+                .for_each(|point| adopt(kills, &vm, point));
             if let Some(point) = number.checked_sub(START.len() - CLONE.len()) {
-                clone(&cluster, &vm, CLONE[point]);
+                clone(kills, &vm, CLONE[point]);
             }
             if number == 0 {
-                stop(&cluster, &vm);
+                stop(kills, &vm);
             } else {
                 vm.stop();
             }
