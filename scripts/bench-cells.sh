@@ -5,7 +5,8 @@
 set -euo pipefail
 mirrorball=$(realpath "$1") vms=${2:-50} rounds=${3:-11}
 [ -w /dev/kvm ] || { echo "bench-cells: /dev/kvm can't be opened" >&2; exit 2; }
-work=$(mktemp -d)
+# The registry lies in memory, as /run does.
+work=$(mktemp -d -p /dev/shm)
 export MIRRORBALL_RUNTIME=$work/run
 end() {
     for name in $(ls "$work/run/vms" 2>/dev/null); do
