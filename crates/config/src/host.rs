@@ -140,7 +140,7 @@ fn file_fault(at: &[&str], what: &str, path: &Path, access: Access, facts: &Host
             "no permission to read it",
             "give your user permission to read it",
         )),
-        Err(error) => Some(refused(&error.to_string(), "mend the file, or name another")),
+        Err(error) => Some(refused(&error.to_string(), "fix the file, or name another")),
     }
 }
 
