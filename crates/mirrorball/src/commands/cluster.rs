@@ -5,6 +5,7 @@ mod keys;
 mod vcpus;
 
 use std::fs::OpenOptions;
+use std::ops::ControlFlow;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -411,13 +412,10 @@ fn adopt(vm: &str) -> Result<ExitCode> {
 /// Sends a request to the cell that lends its memory.
 fn ask_lender(lender: u16, ask: &Ask) -> Result<ExitCode> {
     let files = Files::open().into_diagnostic()?;
-    let plan = files.plan().into_diagnostic()?;
-    if plan.is_empty() {
-        if let Some(code) = in_lab()? {
-            return Ok(code);
-        }
-        return Err(no_cluster());
-    }
+    let plan = match cells_here(&files)? {
+        ControlFlow::Continue(plan) => plan,
+        ControlFlow::Break(code) => return Ok(code),
+    };
     if plan.iter().all(|cell| cell.number != lender) {
         let known: Vec<String> = plan.iter().map(|cell| cell.number.to_string()).collect();
         return Err(miette!(
@@ -438,6 +436,15 @@ fn ask_lender(lender: u16, ask: &Ask) -> Result<ExitCode> {
         Answer::Refused { why } => Err(miette!("{why}")),
         other => Err(miette!("an answer to another question: {other:?}")),
     }
+}
+
+/// The cells of this host. Where no cluster is up, the same command runs in the lab, if one is up: then its exit status.
+fn cells_here(files: &Files) -> Result<ControlFlow<ExitCode, Vec<CellPlan>>> {
+    let plan = files.plan().into_diagnostic()?;
+    if !plan.is_empty() {
+        return Ok(ControlFlow::Continue(plan));
+    }
+    in_lab()?.map_or_else(|| Err(no_cluster()), |code| Ok(ControlFlow::Break(code)))
 }
 
 fn no_cluster() -> miette::Report {

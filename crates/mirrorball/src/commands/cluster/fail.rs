@@ -1,5 +1,6 @@
 //! `mirrorball cluster fail`: a cell counts as lost, as if its CPUs and memory were gone.
 
+use std::ops::ControlFlow;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -12,8 +13,7 @@ use registry::cluster::interface::{Answer, Ask};
 use registry::control::{Request, ask};
 use registry::vms::{Record, Registry};
 
-use super::no_cluster;
-use crate::commands::place::in_lab;
+use super::cells_here;
 
 /// Time limit for the VMs that depend on the cell to end.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -23,13 +23,10 @@ const INTERVAL: Duration = Duration::from_millis(5);
 /// Makes a cell of this host fail, and returns when the VMs that depended on the cell have ended.
 pub(super) fn fail(number: u16) -> Result<ExitCode> {
     let files = Files::open().into_diagnostic()?;
-    let plan = files.plan().into_diagnostic()?;
-    if plan.is_empty() {
-        if let Some(code) = in_lab()? {
-            return Ok(code);
-        }
-        return Err(no_cluster());
-    }
+    let plan = match cells_here(&files)? {
+        ControlFlow::Continue(plan) => plan,
+        ControlFlow::Break(code) => return Ok(code),
+    };
     if !plan.iter().any(|cell| cell.number == number) {
         let numbers: Vec<String> = plan.iter().map(|cell| cell.number.to_string()).collect();
         return Err(miette!(

@@ -1,5 +1,6 @@
 //! `mirrorball cluster vcpus`: the vCPUs of the VMs in the cells of this host.
 
+use std::ops::ControlFlow;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -9,8 +10,7 @@ use registry::cluster::client::Connection;
 use registry::cluster::files::{CellFiles, Files};
 use registry::cluster::interface::{Answer, Ask, Vcpu};
 
-use super::no_cluster;
-use crate::commands::place::in_lab;
+use super::cells_here;
 
 /// Time limit for a cell's reply: each of its spanning VMs may take 5 s.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -18,13 +18,10 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Prints the vCPUs that the host's cells know of.
 pub(super) fn vcpus(json: bool) -> Result<ExitCode> {
     let files = Files::open().into_diagnostic()?;
-    let plan = files.plan().into_diagnostic()?;
-    if plan.is_empty() {
-        if let Some(code) = in_lab()? {
-            return Ok(code);
-        }
-        return Err(no_cluster());
-    }
+    let plan = match cells_here(&files)? {
+        ControlFlow::Continue(plan) => plan,
+        ControlFlow::Break(code) => return Ok(code),
+    };
     let mut all = Vec::new();
     for cell in plan.iter().map(|cell| cell.number) {
         let own = files.cell(cell);
