@@ -237,11 +237,16 @@ impl<T, E: Display> OrGiveUp<T> for Result<T, E> {
 }
 
 fn give_up(folder: Option<&Path>, error: &dyn Display) -> ! {
-    tracing::error!(%error, "a VM cannot be taken over");
-    if let Some(folder) = folder {
-        let log = OpenOptions::new().append(true).open(folder.join(HOME_LOG));
-        // Without a log nobody learns the reason, and the VM runs on all the same.
-        let _ = log.and_then(|mut log| writeln!(log, "monitor: the VM cannot be taken over: {error}"));
+    match folder {
+        Some(folder) => {
+            // A monitor has no log of its own: then the VM's log alone has the reason.
+            tracing::error!(%error, "a VM cannot be taken over");
+            let log = OpenOptions::new().append(true).open(folder.join(HOME_LOG));
+            // Without a log nobody learns the reason, and the VM runs on all the same.
+            let _ = log.and_then(|mut log| writeln!(log, "monitor: the VM cannot be taken over: {error}"));
+        }
+        // What a monitor that knows no VM says is on its terminal, if it has one.
+        None => eprintln!("a VM cannot be taken over: {error}"),
     }
     // SAFETY: ends the process; no destructor runs, and none is needed.
     unsafe { libc::_exit(1) }

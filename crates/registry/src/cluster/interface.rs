@@ -149,7 +149,7 @@ pub enum Answer {
     Done,
     /// The state of the cluster.
     Status(Status),
-    /// The vCPUs of the cell's VMs, by VM and number.
+    /// The vCPUs of the cell's VMs, in no order.
     Vcpus {
         /// Those of VMs that run.
         vcpus: Vec<Vcpu>,

@@ -118,8 +118,6 @@ impl Adoptions {
                     Err(error) => missing.push((name, error.to_string())),
                 }
             }
-            vcpus.sort_by(|one, other| (&one.vm, one.vcpu).cmp(&(&other.vm, other.vcpu)));
-            missing.sort();
             told(Answer::Vcpus { vcpus, missing });
         };
         std::thread::Builder::new()
@@ -149,7 +147,7 @@ impl Adoptions {
         let _ = self.begin_in(folder, record);
         let deadline = Instant::now() + ADOPTION_LIMIT;
         while Instant::now() < deadline {
-            // Nobody waits for the table while the VM ends.
+            // The table is unlocked again before the VM ends, which may take seconds.
             let vm = self.adopted().get(&record.cid).cloned();
             match vm {
                 Some(Some(vm)) => return vm.end_as_lost(why.to_owned()),
