@@ -141,16 +141,16 @@ fn missing_program_of_shards_is_named_with_help() {
 }
 
 #[test]
-fn program_of_shards_of_another_version_is_refused_with_both_versions() {
+fn program_of_shards_of_an_unlike_version_is_refused_with_both_versions() {
     let other = |shard: &Path| {
         let tool = guest_tests::command::built("guest-tool");
         std::fs::copy(tool, shard).expect("room for the tool");
     };
-    // The tool takes the place of a program whose version is this.
+    // The tool takes the place of a program that speaks these versions.
     refused_by_shard(
         "othershard",
         other,
-        &["0.0.1+older", "this `mirrorball` has version"],
+        &["speaks versions 65000 to 65001", "and this program version"],
     );
 }
 

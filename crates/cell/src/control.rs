@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use config::Size;
 use nix::sys::socket::{MsgFlags, recv};
-use registry::control::{Answer, LINE_BYTES_MAX, Request};
+use registry::control::{Answer, LINE_BYTES_MAX, OF_VM, Request};
 
 use crate::handle::Handle;
 use crate::socket::Served;
@@ -36,7 +36,7 @@ fn one(mut client: UnixStream, vm: &Handle, balloon_max: Option<Size>) -> io::Re
     let mut line = String::new();
     BufReader::new((&client).take(LINE_BYTES_MAX)).read_line(&mut line)?;
     let _asking = vm.asking();
-    let answer = match serde_json::from_str(&line) {
+    let answer = match OF_VM.read(&line) {
         Ok(Request::Freeze) => match vm.freeze(&mut client) {
             Ok(()) => return Ok(()),
             Err(error) => refused(error),
@@ -46,12 +46,10 @@ fn one(mut client: UnixStream, vm: &Handle, balloon_max: Option<Size>) -> io::Re
             None => return Ok(()),
         },
         Err(error) => Answer::Refused {
-            why: format!("not a request: {error}"),
+            why: error.to_string(),
         },
     };
-    let mut text = serde_json::to_string(&answer)?;
-    text.push('\n');
-    (&client).write_all(text.as_bytes())
+    (&client).write_all(&OF_VM.write(&answer)?)
 }
 
 /// Carries out the request; none when the client has gone meanwhile.

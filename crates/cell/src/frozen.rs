@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use config::VmSpec;
 use config::vm::{DiskMode, NetKind};
-use registry::control::Request;
+use registry::control::{OF_CLIENT, Request};
 use registry::share_group::ShareGroup;
 use serde::{Deserialize, Serialize};
 use shard_api::launch::{DiskFormat, DiskLaunch, Fd, LaunchSpec, LayerLaunch, ResumeLaunch};
@@ -76,7 +76,7 @@ impl FrozenVm {
     pub fn of(folder: &Path) -> io::Result<Self> {
         let mut socket = UnixStream::connect(folder.join("control.sock"))?;
         socket.set_read_timeout(Some(FREEZE_LIMIT))?;
-        send(&mut socket, &Request::Freeze, &[]).map_err(io::Error::other)?;
+        send(&mut socket, &OF_CLIENT.sent(&Request::Freeze), &[]).map_err(io::Error::other)?;
         let (answer, mut files) = receive(&mut socket).map_err(io::Error::other)?;
         match answer {
             FreezeAnswer::Frozen(frozen) => Self::take(*frozen, &mut files),

@@ -12,12 +12,16 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use shard_api::launch::Fd;
-use shard_api::version::VERSION;
+use urpc::version::Versions;
 
-/// The record, and the version of the program that wrote it.
+/// The versions of the record that this program reads, and in which it can be read when this program writes it: a VM goes from
+/// a program to the next release's, and back.
+pub(crate) const VERSIONS: Versions = Versions::up_to(1);
+
+/// The record, and the versions in which it can be read.
 #[derive(Debug, Serialize, Deserialize)]
 struct Versioned<T> {
-    version: String,
+    versions: Versions,
     record: T,
 }
 
@@ -41,9 +45,9 @@ impl Leaving {
     /// # Errors
     /// If the keeper is gone, or there are no descriptors left.
     pub(crate) fn put(self, record: impl Serialize, keeper: &Keeper) -> io::Result<()> {
-        let version = VERSION.to_owned();
+        let versions = VERSIONS;
         let mut file = File::from(memfd_create(c"adoption", MFdFlags::MFD_CLOEXEC)?);
-        file.write_all(&serde_json::to_vec(&Versioned { version, record })?)?;
+        file.write_all(&serde_json::to_vec(&Versioned { versions, record })?)?;
         let files: Vec<_> = std::iter::once(file.as_fd())
             .chain(self.0.iter().map(AsFd::as_fd))
             .collect();
@@ -59,20 +63,22 @@ impl LeftFiles {
     /// Reads the record among what a keeper had.
     ///
     /// # Errors
-    /// If there is none, or it is of another version.
+    /// If there is none, or it has no version in common with this program.
     pub(crate) fn read<T: DeserializeOwned>(files: Vec<OwnedFd>) -> io::Result<(T, Self)> {
         let mut left = Self(files.into_iter().map(Some).collect());
         let mut text = Vec::new();
         let mut file = File::from(left.take(Fd(0))?);
         file.rewind()?;
         file.read_to_end(&mut text)?;
-        let Versioned { version, record } = serde_json::from_slice::<Versioned<Value>>(&text)?;
+        let Versioned { versions, record } = serde_json::from_slice::<Versioned<Value>>(&text)?;
         // Before the rest, which another version may write in another way.
-        if version != VERSION {
-            return Err(io::Error::other(format!(
-                "the VM was left by version {version:?}, and this is version {VERSION:?}"
-            )));
-        }
+        VERSIONS
+            .agree(
+                versions,
+                "the record of a running VM",
+                "the program that left the VM",
+            )
+            .map_err(io::Error::other)?;
         Ok((serde_json::from_value(record)?, left))
     }
 
@@ -101,15 +107,29 @@ mod tests {
         }
     }
 
+    fn read(text: &str) -> io::Result<Vec<u32>> {
+        let mut file = File::from(memfd_create(c"record", MFdFlags::MFD_CLOEXEC)?);
+        file.write_all(text.as_bytes())?;
+        LeftFiles::read(vec![file.into()]).map(|(record, _)| record)
+    }
+
     #[test]
-    fn record_of_another_version_is_refused_with_both_versions() {
-        let mut file = File::from(memfd_create(c"record", MFdFlags::MFD_CLOEXEC).unwrap());
+    fn record_of_an_unlike_version_is_refused_with_both_versions() {
         assert!(LeftFiles::read::<()>(Vec::new()).is_err());
-        file.write_all(b"{\"version\":\"0.0.9\",\"record\":[1]}").unwrap();
-        let error = LeftFiles::read::<()>(vec![file.into()]).unwrap_err().to_string();
-        assert_eq!(
-            error,
-            format!("the VM was left by version \"0.0.9\", and this is version {VERSION:?}")
+        let newest = VERSIONS.newest;
+        let text = |versions: Versions| {
+            let versions = serde_json::to_string(&versions).unwrap();
+            format!("{{\"versions\":{versions},\"record\":[1],\"added\":true}}")
+        };
+        for near in [newest, newest + 1] {
+            assert_eq!(read(&text(Versions::up_to(near))).unwrap(), [1]);
+        }
+        let error = read(&text(Versions::up_to(newest + 2))).unwrap_err().to_string();
+        let both = format!(
+            "the program that left the VM speaks versions {} to {} of the record of a running VM, and this program {VERSIONS}; help: ",
+            newest + 1,
+            newest + 2
         );
+        assert!(error.starts_with(&both), "{error}");
     }
 }

@@ -77,9 +77,7 @@ impl Part {
                 match reports.next_report_by(deadline) {
                     Some(Report::Running { .. }) => return Ok(Vec::new()),
                     Some(Report::Ended(Ending::ShardFailed { detail })) => detail,
-                    Some(Report::OtherVersion { version }) => {
-                        process.program.other_version(&version).to_string()
-                    }
+                    Some(Report::Unlike { versions }) => process.program.unlike(versions).to_string(),
                     _ => process.kill(),
                 }
             }

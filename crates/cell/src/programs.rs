@@ -6,7 +6,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use shard_api::version::VERSION;
+use shard_api::version::agree_with_shard;
+use urpc::version::{Unlike, Versions};
 
 /// The name of the file of the program of shards, beside that of `mirrorball`; and the first word of a shard's command line.
 pub const SHARD: &str = "mirrorball-shard";
@@ -27,19 +28,9 @@ pub enum ProgramError {
         /// What is wrong with it.
         why: String,
     },
-    /// The file is of another build than this monitor.
-    #[error(
-        "the program {path} has version {theirs}, and this `mirrorball` has version {ours}; help: install both from the \
-         same build, and restart a cluster or API that has run since before",
-        path = .path.display(),
-        ours = VERSION
-    )]
-    OtherVersion {
-        /// The file.
-        path: PathBuf,
-        /// Its version.
-        theirs: String,
-    },
+    /// The program has no version in common with this monitor.
+    #[error(transparent)]
+    Unlike(#[from] Unlike),
 }
 
 /// The open programs.
@@ -115,11 +106,14 @@ impl BuildProgram {
         metadata.is_ok_and(|program| program.permissions().mode() & 0o001 != 0)
     }
 
-    /// The error of a shard that refused its launch, since its program has the version `theirs`.
-    pub fn other_version(&self, theirs: &str) -> ProgramError {
-        ProgramError::OtherVersion {
-            path: self.path.clone(),
-            theirs: theirs.to_owned(),
+    /// The error of a shard that refused its launch, since it speaks other versions than this monitor.
+    pub fn unlike(&self, theirs: Versions) -> ProgramError {
+        match agree_with_shard(theirs, &format!("the program {}", self.path.display())) {
+            Err(error) => error.into(),
+            Ok(version) => ProgramError::Unusable {
+                path: self.path.clone(),
+                why: format!("it refuses version {version}, which it says that it speaks"),
+            },
         }
     }
 }
@@ -128,6 +122,8 @@ impl BuildProgram {
 mod tests {
     use std::fs;
     use std::fs::Permissions;
+
+    use shard_api::version::VERSIONS;
 
     use super::*;
 
@@ -178,16 +174,23 @@ mod tests {
     }
 
     #[test]
-    fn other_version_is_reported_with_both_versions_and_help() {
+    fn shard_of_an_unlike_version_is_reported_with_both_versions_and_help() {
         let program = BuildProgram {
             path: "/usr/bin/mirrorball-shard".into(),
             file: Arc::new(File::open("/dev/null").unwrap()),
         };
-        let line = program.other_version("0.0.9+00000000").to_string();
+        let line = program.unlike(Versions::up_to(VERSIONS.newest + 2)).to_string();
         let begin = format!(
-            "the program /usr/bin/mirrorball-shard has version 0.0.9+00000000, and this `mirrorball` has version {VERSION}; help: "
+            "the program /usr/bin/mirrorball-shard speaks versions {} to {} of the protocol of shards, and this program {VERSIONS}; help: ",
+            VERSIONS.newest + 1,
+            VERSIONS.newest + 2
         );
-        assert!(line.starts_with(&begin), "{line}");
-        assert!(!line.contains('\n'), "{line}");
+        assert!(line.starts_with(&begin) && !line.contains('\n'), "{line}");
+        // A shard that lies about its versions is not believed.
+        let line = program.unlike(VERSIONS).to_string();
+        assert!(
+            line.contains("it refuses version") && !line.contains('\n'),
+            "{line}"
+        );
     }
 }

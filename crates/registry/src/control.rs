@@ -11,7 +11,22 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use urpc::version::Versions;
+
+use crate::line::Protocol;
 use crate::update::Update;
+
+/// The protocol as a client speaks it.
+pub const OF_CLIENT: Protocol = Protocol {
+    name: "the protocol of a VM's clients",
+    peer: "the process that serves the VM",
+    versions: Versions::up_to(1),
+};
+/// The protocol as the process speaks it that serves the VM.
+pub const OF_VM: Protocol = Protocol {
+    peer: "the client",
+    ..OF_CLIENT
+};
 
 /// Greatest length of a line, in bytes.
 pub const LINE_BYTES_MAX: u64 = 1 << 20;
@@ -187,8 +202,7 @@ pub fn ask(folder: &Path, request: &Request, limit: Option<Duration>) -> io::Res
 
 /// The answer; none if the connection ends without one.
 fn ask_once(mut socket: &UnixStream, request: &Request) -> io::Result<Option<Answer>> {
-    let mut line = serde_json::to_string(request)?;
-    line.push('\n');
+    let line = OF_CLIENT.write(request)?;
     let mut answer = String::new();
     let is_end = |error: &io::Error| {
         matches!(
@@ -196,7 +210,7 @@ fn ask_once(mut socket: &UnixStream, request: &Request) -> io::Result<Option<Ans
             io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
         )
     };
-    match socket.write_all(line.as_bytes()) {
+    match socket.write_all(&line) {
         Err(error) if is_end(&error) => return Ok(None),
         sent => sent?,
     }
@@ -207,7 +221,7 @@ fn ask_once(mut socket: &UnixStream, request: &Request) -> io::Result<Option<Ans
     if answer.is_empty() {
         return Ok(None);
     }
-    Ok(Some(serde_json::from_str(&answer)?))
+    OF_CLIENT.read(&answer).map(Some).map_err(io::Error::other)
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 //! | [`share_group`] | the names of share groups, which records and clones carry |
 //! | [`monitor`], [`lease`] | the messages on the lease, and the client's end of it |
 //! | [`control`] | requests to a running VM, and their answers |
+//! | [`line`] | a message as a line of JSON, with the versions that its sender speaks |
 //! | [`update`] | changes to what a running VM uses of its host |
 //! | [`cluster`] | the directories of cells, requests to a cell, and their answers |
 //!
@@ -20,6 +21,7 @@
 pub mod cluster;
 pub mod control;
 pub mod lease;
+pub mod line;
 pub mod monitor;
 pub mod runtime;
 pub mod share_group;

@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::os::fd::RawFd;
 
+use urpc::version::Versions;
+
 pub use crate::cpuid::Leaf;
 pub use crate::relation::Ratio;
 
@@ -552,11 +554,11 @@ pub enum Report {
     },
     /// The VM ended; the last report.
     Ended(Ending),
-    /// The launch came from a monitor of another version. The shard sends no other report then. This report's
-    /// form is the same in all versions.
-    OtherVersion {
-        /// The version of the shard's program.
-        version: String,
+    /// The launch came from a monitor that has no version in common with the shard. The shard sends no other
+    /// report then. This report's form is the same in all versions.
+    Unlike {
+        /// The versions that the shard's program speaks.
+        versions: Versions,
     },
 }
 

@@ -1,87 +1,43 @@
-//! The version that a monitor and a shard must have in common. It goes with the first message, and the shard checks it
-//! before it parses anything else.
+//! The versions of the protocol between a monitor and a shard. They go with the first message, and the shard checks them before it
+//! parses anything else.
 //!
-//! Monitor and shard are programs of their own, and an upgrade may replace one file before the other. The version is that
-//! of the package, and a checksum of this crate's sources: two builds with another message or another calculation differ.
+//! Monitor and shard are programs of their own. A shard lives as long as its VM, whatever replaces the monitor meanwhile, so a
+//! monitor also starts, reboots and serves shards of the release before. Launches, orders and reports only grow from one version to
+//! the next ([`urpc::version`]), with two rules:
+//!
+//! - A shard sends a report of a new kind, or an answer of one, only in answer to an order of a new kind.
+//! - What both sides calculate alike (guest-physical addresses in [`crate::layout`], the guest's CPUID, its TSC, port numbers) does not
+//!   change between two versions that work together. A release that changes it speaks no older version.
+//!
+//! The samples beside this file hold a message of each kind as each version has it. A test reads them, so that a change which an
+//! older program's messages don't survive is noticed before it is released.
 
 use std::os::fd::BorrowedFd;
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use urpc::version::{Unlike, Versions};
 
 use crate::control::ControlSocket;
 use crate::launch::Launch;
 use crate::message::{Files, ReceiveError};
 
-/// The version of this build, as `0.1.0+89abcdef`.
-pub const VERSION: &str = match std::str::from_utf8(&TEXT) {
-    Ok(text) => text,
-    Err(_) => panic!("a version of ASCII"),
-};
+/// The versions that this build speaks.
+pub const VERSIONS: Versions = Versions::up_to(1);
 
-const PACKAGE: &[u8] = env!("CARGO_PKG_VERSION").as_bytes();
-const TEXT: [u8; PACKAGE.len() + 9] = text(checksum());
-/// This crate's sources, by the names of their files.
-const SOURCES: [(&str, &[u8]); 14] = [
-    ("chain.rs", include_bytes!("chain.rs")),
-    ("cmdline.rs", include_bytes!("cmdline.rs")),
-    ("control.rs", include_bytes!("control.rs")),
-    ("cpuid.rs", include_bytes!("cpuid.rs")),
-    ("launch.rs", include_bytes!("launch.rs")),
-    ("layout.rs", include_bytes!("layout.rs")),
-    ("lib.rs", include_bytes!("lib.rs")),
-    ("memory.rs", include_bytes!("memory.rs")),
-    ("message.rs", include_bytes!("message.rs")),
-    ("platform.rs", include_bytes!("platform.rs")),
-    ("ports.rs", include_bytes!("ports.rs")),
-    ("relation.rs", include_bytes!("relation.rs")),
-    ("saved.rs", include_bytes!("saved.rs")),
-    ("version.rs", include_bytes!("version.rs")),
-];
-
-/// Computes FNV-1a over all sources.
-const fn checksum() -> u32 {
-    let mut sum = 0x811c_9dc5_u32;
-    let mut file = 0;
-    while file < SOURCES.len() {
-        let (_, source) = SOURCES[file];
-        let mut at = 0;
-        while at < source.len() {
-            sum = (sum ^ source[at] as u32).wrapping_mul(0x0100_0193);
-            at += 1;
-        }
-        file += 1;
-    }
-    sum
-}
-
-const fn text(checksum: u32) -> [u8; PACKAGE.len() + 9] {
-    let mut text = [b'+'; PACKAGE.len() + 9];
-    let mut at = 0;
-    while at < PACKAGE.len() {
-        text[at] = PACKAGE[at];
-        at += 1;
-    }
-    let mut digit = 0;
-    while digit < 8 {
-        let value = (checksum >> (28 - 4 * digit)) & 0xf;
-        text[PACKAGE.len() + 1 + digit] = b"0123456789abcdef"[value as usize];
-        digit += 1;
-    }
-    text
-}
+const PROTOCOL: &str = "the protocol of shards";
 
 /// The first message as it is sent. This form is the same in all versions.
 #[derive(Serialize)]
 struct Sent<'a> {
-    version: &'a str,
+    versions: Versions,
     launch: &'a Launch,
 }
 
-/// The first message as it is received: the launch is not parsed before the version has been checked.
+/// The first message as it is received: the launch is not parsed before the versions have been checked.
 #[derive(Deserialize)]
 struct Received {
-    version: String,
+    versions: Versions,
     launch: Box<RawValue>,
 }
 
@@ -91,12 +47,17 @@ pub enum LaunchError {
     /// The message did not arrive whole, or makes no sense.
     #[error(transparent)]
     Receive(#[from] ReceiveError),
-    /// The monitor has another version.
-    #[error("the monitor has version {monitor}, and this program has version {ours}", ours = VERSION)]
-    OtherVersion {
-        /// The monitor's version.
-        monitor: String,
-    },
+    /// The monitor has no version in common with the shard.
+    #[error(transparent)]
+    Unlike(#[from] Unlike),
+}
+
+/// Compares the versions of a shard's program with those of this monitor.
+///
+/// # Errors
+/// If they have none in common. `program` names that program.
+pub fn agree_with_shard(theirs: Versions, program: &str) -> Result<u16, Unlike> {
+    VERSIONS.agree(theirs, PROTOCOL, program)
 }
 
 /// Sends the first message to a shard: the other side of [`receive_launch`].
@@ -105,19 +66,15 @@ pub fn send_launch(
     launch: &Launch,
     files: &[BorrowedFd<'_>],
 ) -> Result<(), ReceiveError> {
-    let version = VERSION;
-    socket.send(&Sent { version, launch }, files)
+    let versions = VERSIONS;
+    socket.send(&Sent { versions, launch }, files)
 }
 
 /// Receives the first message from a monitor, with its files.
 pub fn receive_launch(socket: &ControlSocket) -> Result<(Launch, Files), LaunchError> {
     let (message, files) = socket.receive_with_files()?;
     let received: Received = serde_json::from_slice(&message).map_err(ReceiveError::from)?;
-    if received.version != VERSION {
-        return Err(LaunchError::OtherVersion {
-            monitor: received.version,
-        });
-    }
+    VERSIONS.agree(received.versions, PROTOCOL, "the monitor")?;
     let launch = serde_json::from_str(received.launch.get()).map_err(ReceiveError::from)?;
     Ok((launch, files))
 }
@@ -126,21 +83,11 @@ pub fn receive_launch(socket: &ControlSocket) -> Result<(Launch, Files), LaunchE
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::*;
+    use serde::de::DeserializeOwned;
+    use serde_json::Value;
 
-    #[test]
-    fn version_covers_every_source_of_messages() {
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src");
-        let files = std::fs::read_dir(folder).unwrap();
-        let files: BTreeSet<String> = files
-            .map(|file| file.unwrap().file_name().into_string().unwrap())
-            .collect();
-        let covered = SOURCES.iter().map(|(name, _)| (*name).to_owned()).collect();
-        assert_eq!(files, covered);
-        let (package, checksum) = VERSION.split_once('+').unwrap();
-        assert_eq!(package, env!("CARGO_PKG_VERSION"));
-        assert_eq!(u32::from_str_radix(checksum, 16), Ok(super::checksum()));
-    }
+    use super::*;
+    use crate::launch::{HandoverReply, HandoverRequest, NumberedOrder, Order, Report};
 
     fn received(message: &str) -> Result<(Launch, Files), LaunchError> {
         let (monitor, shard) = ControlSocket::pair().unwrap();
@@ -150,18 +97,100 @@ mod tests {
     }
 
     #[test]
-    fn launch_of_another_version_is_refused_before_it_is_parsed() {
-        let message = "{\"version\":\"0.0.9+00000000\",\"launch\":{\"unknown\":[1]},\"added\":true}";
-        let refused = received(message).err().unwrap();
-        let both = format!("the monitor has version 0.0.9+00000000, and this program has version {VERSION}");
-        assert_eq!(refused.to_string(), both);
-        // The same launch of this version is parsed, and makes no sense.
-        let refused = received(&message.replace("0.0.9+00000000", VERSION))
-            .err()
-            .unwrap();
+    fn launch_of_an_unlike_version_is_refused_before_it_is_parsed() {
+        let message = |versions: Versions| {
+            let versions = serde_json::to_string(&versions).unwrap();
+            format!("{{\"versions\":{versions},\"launch\":{{\"unknown\":[1]}},\"added\":true}}")
+        };
+        let refused = received(&message(Versions::up_to(VERSIONS.newest + 2))).err();
+        assert!(matches!(refused, Some(LaunchError::Unlike(_))), "{refused:?}");
+        // The same launch of the next version is parsed, and makes no sense.
+        let refused = received(&message(Versions::up_to(VERSIONS.newest + 1))).err();
         assert!(
-            matches!(refused, LaunchError::Receive(ReceiveError::Json(_))),
-            "{refused}"
+            matches!(refused, Some(LaunchError::Receive(ReceiveError::Json(_)))),
+            "{refused:?}"
         );
+    }
+
+    /// A message of each kind, as a program of one version sends it.
+    const SAMPLES: [(u16, &str); 1] = [(1, include_str!("version/samples-1.json"))];
+
+    /// Reads all samples under `key`. Fields that this version does not send are ignored; fields that it sends are there again.
+    fn read_all<T: DeserializeOwned + Serialize>(samples: &Value, key: &str) -> Vec<T> {
+        let samples = samples[key].as_array().unwrap();
+        let read = |sample: &Value| {
+            let message: T =
+                serde_json::from_value(sample.clone()).unwrap_or_else(|error| panic!("{sample}: {error}"));
+            let again = serde_json::to_value(&message).unwrap();
+            assert!(contains(&again, sample), "{sample} became {again}");
+            message
+        };
+        samples.iter().map(read).collect()
+    }
+
+    /// Whether each value of `part` is in `whole`, which may have more fields.
+    fn contains(whole: &Value, part: &Value) -> bool {
+        match (whole, part) {
+            (Value::Object(whole), Value::Object(part)) => part
+                .iter()
+                .all(|(key, part)| whole.get(key).is_some_and(|whole| contains(whole, part))),
+            (Value::Array(whole), Value::Array(part)) => {
+                whole.len() == part.len() && whole.iter().zip(part).all(|(whole, part)| contains(whole, part))
+            }
+            _ => whole == part,
+        }
+    }
+
+    /// The names of a message's kinds among `samples`. Each is the only key of an object, or a word.
+    fn kinds(samples: &Value, key: &str) -> BTreeSet<String> {
+        let name = |sample: &Value| match sample {
+            Value::Object(fields) => fields.keys().next().cloned().unwrap(),
+            word => word.as_str().unwrap().to_owned(),
+        };
+        samples[key].as_array().unwrap().iter().map(name).collect()
+    }
+
+    #[test]
+    fn messages_of_each_version_are_understood() {
+        let spoken: Vec<u16> = SAMPLES.iter().map(|(version, _)| *version).collect();
+        assert_eq!(spoken, (VERSIONS.oldest..=VERSIONS.newest).collect::<Vec<_>>());
+        for (_, samples) in SAMPLES {
+            let samples: Value = serde_json::from_str(samples).unwrap();
+            read_all::<Launch>(&samples, "launches");
+            read_all::<Order>(&samples, "orders");
+            read_all::<NumberedOrder>(&samples, "numbered_orders");
+            read_all::<Report>(&samples, "reports");
+            read_all::<HandoverRequest>(&samples, "handover_requests");
+            read_all::<HandoverReply>(&samples, "handover_replies");
+        }
+    }
+
+    /// The name of an order. A new kind does not compile until it is here, and fails until the samples have it.
+    fn name_of(order: &Order) -> &'static str {
+        match order {
+            Order::PowerButton => "power-button",
+            Order::Balloon { .. } => "balloon",
+            Order::Status => "status",
+            Order::Move { .. } => "move",
+            Order::Step { .. } => "step",
+            Order::Shared { .. } => "shared",
+            Order::Pause => "pause",
+            Order::Resume => "resume",
+            Order::Nmi => "nmi",
+            Order::Reset => "reset",
+            Order::Quit => "quit",
+        }
+    }
+
+    #[test]
+    fn samples_have_each_order_of_this_version() {
+        let (_, samples) = SAMPLES[SAMPLES.len() - 1];
+        let samples: Value = serde_json::from_str(samples).unwrap();
+        let names: BTreeSet<String> = read_all::<Order>(&samples, "orders")
+            .iter()
+            .map(|order| name_of(order).to_owned())
+            .collect();
+        assert_eq!(names, kinds(&samples, "orders"));
+        assert_eq!(names.len(), 11);
     }
 }

@@ -8,9 +8,10 @@
 //! - [`fragment`]: longer byte strings as several messages;
 //! - [`poll`]: how long a reader polls before it blocks, as a pure decision;
 //! - `host` (feature `host`): rings in memory that processes share, and blocking;
-//! - `tls` (feature `tls`): byte streams between hosts.
+//! - `tls` (feature `tls`): byte streams between hosts;
+//! - `version` (feature `host`): which versions of a protocol two programs have in common.
 //!
-//! All but these two needs no operating system. Nothing here allocates where messages are sent or received.
+//! All but these three needs no operating system. Nothing here allocates where messages are sent or received.
 //!
 //! The other side of a channel is not trusted with this side's memory: whatever it writes, the worst that comes of it is an
 //! error, or wrong messages.
@@ -28,6 +29,8 @@ mod side;
 mod sync;
 #[cfg(all(feature = "tls", not(loom)))]
 pub mod tls;
+#[cfg(feature = "host")]
+pub mod version;
 
 pub use message::Message;
 pub use ring::{Receiver, RecvError, Ring, SendError, Sender};

@@ -2,6 +2,7 @@
 
 use cell::cluster::hosts::read_again;
 use cell::cluster::link::MESSAGE_BYTES_MAX;
+use cell::cluster::link::encoding::{decode, encode};
 use cell::cluster::membership;
 use cell::cluster::state::{Act, CellMessage, State};
 use config::cluster::CellPlan;
@@ -30,18 +31,15 @@ fn table(mut bytes: &[u8]) {
     while let [from, length, rest @ ..] = bytes {
         let (message, after) = rest.split_at(usize::from(*length).min(rest.len()));
         bytes = after;
-        let Ok(message) = postcard::from_bytes::<CellMessage>(message) else {
+        let Ok(message) = decode::<CellMessage>(message) else {
             return;
         };
-        let written = postcard::to_stdvec(&message).expect("a message");
-        assert_eq!(
-            postcard::from_bytes::<CellMessage>(&written).as_ref(),
-            Ok(&message)
-        );
+        let written = encode(&message).expect("a message");
+        assert_eq!(decode::<CellMessage>(&written).expect("the same"), message);
         for act in state.heard(cell(1 + u16::from(from % 2)), message) {
             if let Act::Send(to, message) = act {
                 assert_ne!(to.number, 0, "{message:?} to itself");
-                let written = postcard::to_stdvec(&message).expect("a message");
+                let written = encode(&message).expect("a message");
                 assert!(written.len() < MESSAGE_BYTES_MAX);
             }
         }

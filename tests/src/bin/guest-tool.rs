@@ -70,7 +70,7 @@ fn other_shard() -> std::process::ExitCode {
     // SAFETY: the monitor puts the control socket at this descriptor; nothing else here knows it. It keeps
     // the bounds of messages as a datagram socket does.
     let control = unsafe { std::os::unix::net::UnixDatagram::from_raw_fd(3) };
-    let report = b"{\"other-version\":{\"version\":\"0.0.1+older\"}}";
+    let report = b"{\"unlike\":{\"versions\":{\"oldest\":65000,\"newest\":65001}}}";
     // Before a message's bytes are their number and the place of the first, as in all versions.
     let packet = [&(report.len() as u32).to_le_bytes()[..], &[0; 4], report].concat();
     let refused = control.recv(&mut [0; 8]).and_then(|_| control.send(&packet));

@@ -1,4 +1,4 @@
-//! A link between cells as the product has it (`cell::cluster::link`): `postcard`, cut into messages of 64 bytes, a flush for
+//! A link between cells as the product has it (`cell::cluster::link`): MessagePack, cut into messages of 64 bytes, a flush for
 //! each whole one.
 
 use std::process::Stdio;
@@ -60,7 +60,7 @@ impl Link {
 
     /// Sends a message.
     pub fn send(&mut self, message: &impl Serialize) -> Outcome<()> {
-        let bytes = postcard::to_stdvec(message)?;
+        let bytes = rmp_serde::to_vec_named(message)?;
         for part in Parts::of(PORT, &bytes) {
             if self.outbox.post(&part).is_err() {
                 self.outbox.send(&part, self.end)?;
@@ -75,7 +75,7 @@ impl Link {
         while let Ok(part) = self.inbox.recv(self.end) {
             let part = part.ok_or("the other process says nothing")?;
             if let Some((_, bytes)) = self.assembly.add(&part)? {
-                return Ok(Some(postcard::from_bytes(bytes)?));
+                return Ok(Some(rmp_serde::from_slice(bytes)?));
             }
         }
         Ok(None)

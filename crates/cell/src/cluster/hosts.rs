@@ -17,10 +17,12 @@ use config::cluster::{HostPlan, Site};
 use protocol::CellId;
 use serde::{Deserialize, Serialize};
 use urpc::tls::{Deadline, Identity, Peer, TlsError, in_days};
+use urpc::version::Versions;
 
 use super::callers::{Callers, HANDSHAKE_LIMIT, Unproven};
+use super::link::encoding::{decode, encode};
 use super::link::shared::{Place, SharedMemory};
-use super::link::{Answer, Calling, Link, PATIENCE, stream};
+use super::link::{Answer, Calling, Link, PATIENCE, VERSIONS, stream};
 
 #[cfg(test)]
 mod tests;
@@ -33,8 +35,15 @@ const WARN_BEFORE: Duration = Duration::from_secs(30 * 24 * 3600);
 /// What a connection is for.
 #[derive(Debug, Serialize, Deserialize)]
 enum Wish {
-    /// Channels with this cell; through shared memory, if this number is there.
-    Link(CellId, Option<u64>),
+    /// A link with a cell.
+    Link {
+        /// The cell that calls.
+        cell: CellId,
+        /// The versions that it speaks.
+        versions: Versions,
+        /// The number that it has left in memory which both hosts may see.
+        number: Option<u64>,
+    },
     /// A command of this program.
     Command,
 }
@@ -50,11 +59,11 @@ struct Reply {
 /// A call's first message and a reply to one, read and written again, for `fuzz/`.
 #[cfg(fuzzing)]
 pub fn read_again(bytes: &[u8]) -> [Option<Vec<u8>>; 2] {
-    let wish = postcard::from_bytes::<Wish>(bytes).ok();
-    let reply = postcard::from_bytes::<Reply>(bytes).ok();
+    let wish = decode::<Wish>(bytes).ok();
+    let reply = decode::<Reply>(bytes).ok();
     [
-        wish.and_then(|wish| postcard::to_stdvec(&wish).ok()),
-        reply.and_then(|reply| postcard::to_stdvec(&reply).ok()),
+        wish.and_then(|wish| encode(&wish).ok()),
+        reply.and_then(|reply| encode(&reply).ok()),
     ]
 }
 
@@ -113,17 +122,22 @@ impl Hosts {
                 .as_ref()
                 .and_then(|memory| memory.offer(me.number, cell));
             let (place, number) = offer.unzip();
-            let mut stream = self.reach(cell, &Wish::Link(me, number))?;
+            let wish = Wish::Link {
+                cell: me,
+                versions: VERSIONS,
+                number,
+            };
+            let mut stream = self.reach(cell, &wish)?;
             stream.set_read_timeout(Some(PATIENCE))?;
             let mut bytes = Vec::new();
             stream::read(&mut stream, &mut bytes)?;
-            let reply: Reply = postcard::from_bytes(&bytes).map_err(io::Error::other)?;
-            match reply.answer {
-                Answer::Crossed => Ok(None),
-                Answer::Welcome(peer) if peer.number == cell => self
+            let reply: Reply = decode(&bytes)?;
+            match reply.answer.peer().map_err(io::Error::other)? {
+                None => Ok(None),
+                Some(peer) if peer.number == cell => self
                     .link(peer, stream, place.filter(|_| reply.is_shared))
                     .map(Some),
-                Answer::Welcome(_) => Err(io::ErrorKind::InvalidData.into()),
+                Some(_) => Err(io::ErrorKind::InvalidData.into()),
             }
         })
     }
@@ -162,8 +176,7 @@ impl Hosts {
     fn reach(&self, cell: u16, wish: &Wish) -> io::Result<UnixStream> {
         let host = self.site.host_of(cell).ok_or(io::ErrorKind::NotFound)?;
         let mut stream = self.connect(host.address_of(cell), &host.name)?;
-        let wish = postcard::to_stdvec(wish).map_err(io::Error::other)?;
-        stream::write(&mut stream, &wish)?;
+        stream::write(&mut stream, &encode(wish)?)?;
         Ok(stream)
     }
 
@@ -202,10 +215,14 @@ impl Hosts {
         stream::read(&mut deadline.over(&stream), &mut bytes)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         drop(place);
-        match postcard::from_bytes(&bytes).map_err(io::Error::other)? {
-            Wish::Link(cell, number) if self.is_of(&peer, cell.number) => {
-                let answer = calling.answer(cell);
-                let Answer::Welcome(me) = answer else {
+        match decode(&bytes)? {
+            Wish::Link {
+                cell,
+                versions,
+                number,
+            } if self.is_of(&peer, cell.number) => {
+                let answer = calling.answer(cell, versions);
+                let Answer::Welcome { cell: me, .. } = answer else {
                     reply(&mut stream, answer, false)?;
                     return Ok(None);
                 };
@@ -214,7 +231,7 @@ impl Hosts {
                 reply(&mut stream, answer, place.is_some())?;
                 self.link(cell, stream, place).map(Some)
             }
-            Wish::Link(..) => Err(io::ErrorKind::PermissionDenied.into()),
+            Wish::Link { .. } => Err(io::ErrorKind::PermissionDenied.into()),
             Wish::Command => {
                 let served = if commands.fetch_add(1, Ordering::Relaxed) < COMMANDS_MAX {
                     run_command(stream)
@@ -261,8 +278,7 @@ fn run_command(stream: UnixStream) -> io::Result<()> {
 }
 
 fn reply(stream: &mut UnixStream, answer: Answer, is_shared: bool) -> io::Result<()> {
-    let reply = postcard::to_stdvec(&Reply { answer, is_shared });
-    stream::write(stream, &reply.map_err(io::Error::other)?)
+    stream::write(stream, &encode(&Reply { answer, is_shared })?)
 }
 
 /// The name under which another host asks for this program.

@@ -3,6 +3,7 @@
 //!
 //! A cell that starts dials all that run. Two that start at once dial each other; the lower-numbered one's call goes through.
 
+pub mod encoding;
 pub mod local;
 pub(crate) mod proof;
 mod ring;
@@ -20,6 +21,8 @@ use std::time::Duration;
 use protocol::CellId;
 use serde::{Deserialize, Serialize};
 
+use urpc::version::{Unlike, Versions};
+
 use super::state::CellMessage;
 
 /// Bytes of what one cell tells another at once, at most: a table of some ten thousand VMs.
@@ -27,13 +30,56 @@ pub const MESSAGE_BYTES_MAX: usize = 2 << 20;
 /// How long another cell may take to answer a call, or to take a message.
 pub const PATIENCE: Duration = Duration::from_secs(2);
 
+/// The versions of the cells' protocol that this program speaks: [`CellMessage`], and the calls by which a link begins.
+pub const VERSIONS: Versions = Versions::up_to(1);
+
+/// Compares the versions of the cell `peer` with those of this one.
+///
+/// # Errors
+/// If they have none in common.
+pub fn agree(theirs: Versions, peer: CellId) -> Result<u16, Unlike> {
+    VERSIONS.agree(theirs, "the cells' protocol", format_args!("cell {peer}"))
+}
+
+/// Whether no link was made because the two cells have no version in common.
+pub fn is_unlike(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|inner| inner.is::<Unlike>())
+}
+
 /// The answer to a call.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum Answer {
-    /// From this cell.
-    Welcome(CellId),
-    /// I am calling you.
+    /// The link is made.
+    Welcome {
+        /// The cell that answers.
+        cell: CellId,
+        /// The versions that it speaks.
+        versions: Versions,
+    },
+    /// The cell that answers is calling the caller.
     Crossed,
+    /// The cell that answers has no version in common with the caller.
+    Unlike {
+        /// The cell that answers.
+        cell: CellId,
+        /// The versions that it speaks.
+        versions: Versions,
+    },
+}
+
+impl Answer {
+    /// The cell that a link is made to; none if it calls this one.
+    ///
+    /// # Errors
+    /// [`Unlike`] if the two cells have no version in common.
+    pub fn peer(self) -> Result<Option<CellId>, Unlike> {
+        match self {
+            Self::Crossed => Ok(None),
+            Self::Welcome { cell, versions } | Self::Unlike { cell, versions } => {
+                agree(versions, cell).map(|_| Some(cell))
+            }
+        }
+    }
 }
 
 /// The sending end of a channel. Dropped, it ends both channels of its link.
@@ -115,7 +161,7 @@ impl Sending {
     /// # Errors
     /// As [`SendBytes::send`].
     pub fn send(&mut self, message: &CellMessage) -> io::Result<()> {
-        let bytes = postcard::to_stdvec(message).map_err(io::Error::other)?;
+        let bytes = encoding::encode(message)?;
         if bytes.len() > MESSAGE_BYTES_MAX {
             return Err(io::Error::other("the table is too large for a message"));
         }
@@ -127,7 +173,7 @@ impl Receiving {
     /// Gives every message to `heard`, and returns when the other cell is dead or makes no sense.
     pub fn run(self, mut heard: impl FnMut(CellMessage)) {
         self.0.run(&mut |bytes| {
-            heard(postcard::from_bytes(bytes).map_err(io::Error::other)?);
+            heard(encoding::decode(bytes)?);
             Ok(())
         });
     }
@@ -182,14 +228,19 @@ impl Calling {
         link
     }
 
-    /// What to answer to a cell that calls. The welcome is its link.
-    pub fn answer(&self, caller: CellId) -> Answer {
+    /// The answer to a cell that calls, and speaks these versions. After a welcome the two have a link.
+    pub fn answer(&self, caller: CellId, theirs: Versions) -> Answer {
+        let (cell, versions) = (self.me, VERSIONS);
+        if let Err(unlike) = agree(theirs, caller) {
+            tracing::warn!("no link: {unlike}");
+            return Answer::Unlike { cell, versions };
+        }
         let mut met = self.met();
         let mine_goes_through = self.me.number < caller.number && met.under_way.contains(&caller.number);
         if mine_goes_through || !met.linked.insert(caller) {
             Answer::Crossed
         } else {
-            Answer::Welcome(self.me)
+            Answer::Welcome { cell, versions }
         }
     }
 

@@ -19,7 +19,7 @@ use fault_point::fault_point;
 use hostinfo::known;
 use protocol::CellId;
 use registry::cluster::files::{CellFiles, Files};
-use registry::cluster::interface::{Answer, Ask};
+use registry::cluster::interface::{Answer, Ask, OF_CELL};
 use registry::lease::keep_stacks_small;
 use shard_api::Platform;
 use tracing::{debug, error, info, trace, warn};
@@ -61,6 +61,8 @@ enum Event {
     /// No VM of the host depends on this failed cell any more.
     NoDependents(u16),
     Tick,
+    /// A cell of this host has no version in common with this one.
+    Unlike(String),
     /// Of the cells of all hosts.
     Changed(News),
 }
@@ -247,6 +249,7 @@ impl Cell {
                 self.ticking = false;
                 self.state.tick()
             }
+            Event::Unlike(why) => return Next::StartAnew(why),
             Event::Changed(News::Outcast) => {
                 return Next::StartAnew("the other hosts take this cell for dead".to_owned());
             }
@@ -421,8 +424,7 @@ impl Cell {
         if let Answer::Hosted(_) = answer {
             fault_point!(place_given);
         }
-        if let Ok(mut line) = serde_json::to_vec(answer) {
-            line.push(b'\n');
+        if let Ok(line) = OF_CELL.write(answer) {
             // A client that does not read its answer has gone, and is seen to.
             let _ = stream.write_all(&line);
         }

@@ -37,10 +37,22 @@ pub enum Key {
 /// What the table says of it.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub enum Value {
-    /// A cell's process, what the cell has, and what of its memory it has lent.
-    Cell(u32, CellPlan, Amounts),
-    /// What a VM takes, and what of its memory is not its cell's.
-    Vm(VmShare, Vec<Part>),
+    /// Of a cell.
+    Cell {
+        /// The id of its process.
+        pid: u32,
+        /// What the cell has.
+        plan: CellPlan,
+        /// What of its memory it has lent.
+        lent: Amounts,
+    },
+    /// Of a VM.
+    Vm {
+        /// The part of a cell that it takes.
+        share: VmShare,
+        /// What of its memory is not its cell's, by lender.
+        borrowed: Vec<Part>,
+    },
 }
 
 /// VMs just sent on that are remembered. One that was refused there is forgotten by this alone.
@@ -146,10 +158,15 @@ impl State {
                 ledger.find(vm.name.clone(), parts);
                 orphans.insert(vm.name.clone());
             }
-            node.find(Key::Vm(vm.name), vm.cell, Value::Vm(vm.share, vm.borrowed));
+            let (share, borrowed) = (vm.share, vm.borrowed);
+            node.find(Key::Vm(vm.name), vm.cell, Value::Vm { share, borrowed });
         }
         // Without links there is nobody to ask.
-        let value = Value::Cell(pid, plan.clone(), ledger.given().clone());
+        let value = Value::Cell {
+            pid,
+            plan: plan.clone(),
+            lent: ledger.given().clone(),
+        };
         let (_, effects) = node.claim(Key::Cell(me.number), value);
         debug_assert!(effects.iter().any(|effect| matches!(effect, Effect::Won(_))));
         node.begin_meeting();

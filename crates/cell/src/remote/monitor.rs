@@ -29,7 +29,9 @@ use shard_api::platform::HostProcessor;
 
 use super::connections::{Connections, connect, connect_first, receive};
 use super::lanes::Common;
-use super::talk::{Ends, FromPart, LaneEnds, Other, PartAnswer, PartRequest, PartStart, Reach, Role, ToPart};
+use super::talk::{
+    Ends, FromPart, LaneEnds, OF_PART, Other, PartAnswer, PartRequest, PartStart, Reach, Role, ToPart,
+};
 use crate::cluster::hosts::Hosts;
 use crate::cluster::link::stream::{beating, write_to};
 use crate::cluster::tenure::{Tenure, begin_part};
@@ -48,6 +50,8 @@ const HOME_LIMIT: Duration = Duration::from_secs(10);
 const LINKS_LIMIT: Duration = Duration::from_secs(10);
 /// How often the place is looked at.
 const LOOK: Duration = Duration::from_millis(200);
+/// Bytes of the home's request at most.
+const REQUEST_BYTES_MAX: u64 = 1 << 20;
 
 /// Is the monitor of the part that is asked for over `asked`, until that has ended. `platform` is asked for the processor;
 /// shards are started by `programs`.
@@ -60,9 +64,11 @@ pub fn run(
     programs: Result<Programs, ProgramError>,
 ) -> io::Result<()> {
     raise_file_limit()?;
-    let request: PartRequest = serde_json::from_reader(&asked)?;
+    let request = OF_PART.read(&io::read_to_string(io::Read::take(&asked, REQUEST_BYTES_MAX))?);
+    let request = request.map_err(|error| error.to_string());
     let programs = programs.map_err(|error| error.to_string());
-    let (answer, held) = match programs.and_then(|programs| Held::take(request, platform, programs)) {
+    let held = request.and_then(|request| Held::take(request, platform, programs?));
+    let (answer, held) = match held {
         Ok(held) => (
             PartAnswer::Holds {
                 port: held.connections.port(),
@@ -422,10 +428,10 @@ impl Held {
 fn watch(process: Arc<ShardProcess>, home: Arc<Mutex<UnixStream>>, events: Sender<Event>) -> io::Result<()> {
     let mut reports = process.link.reports()?;
     std::thread::Builder::new().name("shard".into()).spawn(move || {
-        let (mut has_ended, mut other_version) = (false, None);
+        let (mut has_ended, mut unlike) = (false, None);
         while let Some(report) = reports.next_report() {
-            if let Report::OtherVersion { version } = &report {
-                other_version = Some(process.program.other_version(version).to_string());
+            if let Report::Unlike { versions } = &report {
+                unlike = Some(process.program.unlike(*versions).to_string());
                 break;
             }
             // The home asks for nothing that this answers.
@@ -442,7 +448,7 @@ fn watch(process: Arc<ShardProcess>, home: Arc<Mutex<UnixStream>>, events: Sende
         }
         // A broken shard gets no say.
         let gone = if has_ended { process.wait() } else { process.kill() };
-        let gone = other_version.unwrap_or(gone);
+        let gone = unlike.unwrap_or(gone);
         drop(process);
         // First this side, so that the next boot finds it done.
         let _ = events.send(Event::Gone);

@@ -17,7 +17,7 @@ use shard_api::platform::HostProcessor;
 
 use super::connections::{connect, receive};
 use super::launch;
-use super::talk::{FromPart, PartAnswer, PartRequest, PartStart, Reach, Role, ToPart, Token};
+use super::talk::{FromPart, OF_HOME, PartAnswer, PartRequest, PartStart, Reach, Role, ToPart, Token};
 use crate::cluster::hosts::{Hosts, PROGRAM};
 use crate::cluster::link::stream::{beating, write_to};
 use crate::cluster::tenure::TenureError;
@@ -190,7 +190,7 @@ fn ask(hosts: &Hosts, request: &PartRequest) -> Result<PartAnswer, String> {
         cwd: None,
         tty: None,
     };
-    let input = serde_json::to_vec(request).map_err(|error| error.to_string())?;
+    let input = OF_HOME.write(request).map_err(|error| error.to_string())?;
     let (answer, said) = output_within(stream, command, input, ASK_LIMIT)?;
     serde_json::from_slice(&answer).map_err(|_| {
         let said = String::from_utf8_lossy(&said);

@@ -7,12 +7,27 @@ use std::net::SocketAddr;
 use std::ops::Range;
 
 use config::VmSpec;
+use registry::line::Protocol;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 use shard_api::launch::{Leaf, MemoryLaunch, Order, Report, SandboxPolicy, TscLaunch};
 use shard_api::platform::HostProcessor;
+use urpc::version::Versions;
 
 use super::lanes::Offer;
+
+/// The protocol of a part as the home speaks it. The shards of a VM exchange packets and pages too, whose form has no version of its
+/// own: it changes with this version, and older ones are refused.
+pub const OF_HOME: Protocol = Protocol {
+    name: "the protocol of VMs over several hosts",
+    peer: "the other host",
+    versions: Versions { oldest: 1, newest: 1 },
+};
+/// The protocol as a part's monitor speaks it.
+pub const OF_PART: Protocol = Protocol {
+    peer: "the home's host",
+    ..OF_HOME
+};
 
 /// Bytes of what tells the connections of one VM's part from all others.
 const TOKEN_BYTES: usize = 16;

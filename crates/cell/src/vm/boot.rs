@@ -245,9 +245,9 @@ impl RunningBoot<'_> {
                     reported = Some(how);
                     break;
                 }
-                Report::OtherVersion { version } => {
+                Report::Unlike { versions } => {
                     // Later it makes no sense: then the shard is broken.
-                    refused = (!self.ran).then(|| home.program.other_version(&version));
+                    refused = (!self.ran).then(|| home.program.unlike(versions));
                     break;
                 }
             }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use nix::sys::socket::{getsockopt, sockopt};
 
 use super::files::{CellFiles, Files};
-use super::interface::{Answer, Ask, Status};
+use super::interface::{Answer, Ask, OF_CLIENT, Status};
 
 /// How long a cell may take to answer; longer than a cell waits for another one.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -43,16 +43,14 @@ impl Connection {
     /// Sends a request, and waits for the answer.
     ///
     /// # Errors
-    /// If the cell closes the connection, or takes longer than 10 s.
+    /// If the cell closes the connection, takes longer than 10 s, or has no version of the protocol in common with this program.
     pub fn ask(&mut self, ask: &Ask) -> io::Result<Answer> {
-        let mut line = serde_json::to_vec(ask)?;
-        line.push(b'\n');
-        self.lines.get_mut().write_all(&line)?;
+        self.lines.get_mut().write_all(&OF_CLIENT.write(ask)?)?;
         let mut answer = String::new();
         if Read::take(&mut self.lines, ANSWER_BYTES_MAX).read_line(&mut answer)? == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        Ok(serde_json::from_str(&answer)?)
+        OF_CLIENT.read(&answer).map_err(io::Error::other)
     }
 
     /// The process id of the cell.

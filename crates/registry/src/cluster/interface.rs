@@ -6,6 +6,21 @@
 
 use config::cluster::CellPlan;
 use serde::{Deserialize, Serialize};
+use urpc::version::Versions;
+
+use crate::line::Protocol;
+
+/// The protocol as a client speaks it.
+pub const OF_CLIENT: Protocol = Protocol {
+    name: "the protocol of a cell's clients",
+    peer: "the cell",
+    versions: Versions::up_to(1),
+};
+/// The protocol as a cell speaks it.
+pub const OF_CELL: Protocol = Protocol {
+    peer: "the client",
+    ..OF_CLIENT
+};
 
 /// The part of a cell that a VM takes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]

@@ -44,7 +44,7 @@ use control::{Control, ReportedDisks};
 use freeze::Freezer;
 use orders::Orders;
 pub use shard_api::message::{FILES_MAX, Files, ReceiveError, receive, receive_by, send};
-pub use shard_api::version::{LaunchError, VERSION, receive_launch};
+pub use shard_api::version::{LaunchError, VERSIONS, receive_launch};
 use vcpus::VcpuThreads;
 
 /// Why a shard could not start.
@@ -79,11 +79,11 @@ pub fn run(control: &ControlSocket) -> ExitCode {
     allow_huge_pages();
     ignore_file_limit();
     let launch = receive_launch(control);
-    if let Err(error @ LaunchError::OtherVersion { .. }) = &launch {
+    if let Err(LaunchError::Unlike(error)) = &launch {
         eprintln!("{error}");
-        let version = VERSION.to_owned();
         // The log has it, too.
-        let _ = control.send(&Report::OtherVersion { version }, &[]);
+        let versions = VERSIONS;
+        let _ = control.send(&Report::Unlike { versions }, &[]);
         return ExitCode::FAILURE;
     }
     let ended = launch
@@ -253,6 +253,8 @@ fn set_nonblocking(file: &File) -> io::Result<()> {
 mod tests {
     use serde_json::{Value, json};
 
+    use urpc::version::Versions;
+
     use super::*;
 
     /// The exit code of a shard that is launched by `message`, and all that it reports.
@@ -269,16 +271,17 @@ mod tests {
     }
 
     #[test]
-    fn launch_of_another_version_is_answered_with_ours_and_nothing_else() {
-        let launch = json!({ "version": "0.0.9+00000000", "launch": [] });
+    fn launch_of_an_unlike_version_is_answered_with_ours_and_nothing_else() {
+        let theirs = Versions::up_to(VERSIONS.newest + 2);
+        let launch = json!({ "versions": theirs, "launch": [] });
         let (code, reports) = launched(&launch);
         assert_eq!(code, ExitCode::FAILURE);
-        assert_eq!(reports, [json!({ "other-version": { "version": VERSION } })]);
+        assert_eq!(reports, [json!({ "unlike": { "versions": VERSIONS } })]);
     }
 
     #[test]
     fn shard_that_cannot_start_says_so_and_leaves_with_the_status_of_one_that_failed() {
-        let (code, reports) = launched(&json!({ "version": VERSION, "launch": [] }));
+        let (code, reports) = launched(&json!({ "versions": VERSIONS, "launch": [] }));
         assert_eq!(code, ExitCode::from(73));
         assert_eq!(reports.len(), 1);
         assert_eq!(reports[0]["ended"]["how"], "shard-failed");

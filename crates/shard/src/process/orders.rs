@@ -2,11 +2,14 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
+use serde::Deserialize;
+use serde_json::Value;
 use shard_api::control::{Assembly, ControlSocket, ORDER_BYTES_MAX};
 use shard_api::message::ReceiveError;
+use shard_api::version::VERSIONS;
 
 use crate::chain::chain;
-use crate::launch::{Answer, Ending, NumberedOrder, Order, OrderId, Report};
+use crate::launch::{Answer, Ending, Order, OrderId, Report};
 use crate::span::router::Router;
 
 /// Has the vCPUs of this shard add more to their host's counter. What makes no sense is left out, and logged.
@@ -14,6 +17,21 @@ pub fn step(router: &Router, offset: u64) {
     if let Err(error) = router.step(offset) {
         eprintln!("{error}");
     }
+}
+
+/// An order as it arrives: its kind may be unknown to this version.
+#[derive(Deserialize)]
+struct Arrived {
+    id: OrderId,
+    order: Value,
+}
+
+/// Reason for the refusal of an order that is none of this version.
+fn unknown(error: &serde_json::Error) -> String {
+    format!(
+        "the VM's shard speaks {VERSIONS} of its protocol, and does not know the order ({error}); help: stop the VM and start it again, by \
+         this release"
+    )
 }
 
 /// The socket that orders come over.
@@ -118,14 +136,18 @@ impl Orders {
             Ok(None) => return None,
             Err(error) => return failed(error),
         };
-        let order: NumberedOrder = match serde_json::from_slice(&message) {
-            Ok(order) => order,
+        let Arrived { id: to, order } = match serde_json::from_slice(&message) {
+            Ok(arrived) => arrived,
             Err(error) => return failed(error.into()),
         };
-        let to = order.id;
+        let carry_out = || match serde_json::from_value(order) {
+            Ok(order) => obey(order),
+            // A monitor of the next release may have orders of new kinds.
+            Err(error) => Outcome::Answer(Answer::Refused { why: unknown(&error) }),
+        };
         let answer = match self.answered.decide(to) {
             Decision::Answer(answer) => answer,
-            Decision::CarryOut => match obey(order.order) {
+            Decision::CarryOut => match carry_out() {
                 Outcome::End(ending) => return Some(ending),
                 Outcome::Answer(answer) => {
                     self.answered.note(to, &answer);
@@ -158,6 +180,7 @@ mod tests {
 
     use serde_json::json;
     use shard_api::control::{MESSAGE_BYTES_MAX, PACKET_BYTES_MAX};
+    use shard_api::launch::NumberedOrder;
 
     use super::*;
 
@@ -293,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn order_to_quit_ends_the_vm_and_one_that_is_not_understood_does_too() {
+    fn order_to_quit_ends_the_vm_and_a_message_that_is_no_order_does_too() {
         let ended = |message: &serde_json::Value| {
             let (monitor, shard) = ControlSocket::pair().unwrap();
             monitor.try_send(message).unwrap();
@@ -304,12 +327,28 @@ mod tests {
         };
         let id = json!({ "incarnation": 1, "request": 1 });
         assert_eq!(ended(&json!({ "id": id, "order": "quit" })), Some(Ending::Quit));
-        for wrong in [json!({ "id": id, "order": "quiet" }), json!("quit")] {
-            let ending = ended(&wrong);
-            assert!(
-                matches!(&ending, Some(Ending::ShardFailed { detail }) if detail.contains("not understood")),
-                "{ending:?}"
-            );
+        let ending = ended(&json!("quit"));
+        assert!(
+            matches!(&ending, Some(Ending::ShardFailed { detail }) if detail.contains("not understood")),
+            "{ending:?}"
+        );
+    }
+
+    #[test]
+    fn order_of_an_unknown_kind_is_refused_with_the_versions_and_help() {
+        let mut given = Given::new();
+        for wrong in [json!("levitate"), json!({ "balloon": {} }), json!(1)] {
+            let message = json!({ "id": id(1, 1), "order": wrong });
+            given.monitor.try_send(&message).unwrap();
+            assert_eq!(given.orders.receive(|order| panic!("{order:?}")), None);
+            let (message, _) = given.monitor.receive_with_files().unwrap();
+            let Report::Answer { answer, .. } = serde_json::from_slice(&message).unwrap() else {
+                panic!("an answer");
+            };
+            let why = refused(&answer);
+            let begin = format!("the VM's shard speaks {VERSIONS} of its protocol");
+            assert!(why.starts_with(&begin) && why.contains("; help: "), "{why}");
         }
+        assert_eq!(given.press(id(1, 2)), Answer::Done);
     }
 }

@@ -13,14 +13,17 @@ use serde::{Deserialize, Serialize};
 use shard_api::launch::Fd;
 use shard_api::message::{receive, send};
 use urpc::host::{Block, SharedRing, end};
+use urpc::version::Versions;
 
 use super::ring::{LINES, Rings};
-use super::{Answer, Calling, Link, PATIENCE, Way};
+use super::{Answer, Calling, Link, PATIENCE, VERSIONS, Way, is_unlike};
 
 /// A call from one cell to another.
 #[derive(Serialize, Deserialize)]
 struct Hail {
     cell: CellId,
+    /// The versions that it speaks.
+    versions: Versions,
     /// The ring to the caller.
     to: Fd,
     /// The ring from it.
@@ -46,7 +49,10 @@ impl Calls {
         }
     }
 
-    /// Calls every other cell of the host that runs. Those that are calling this one just now.
+    /// Calls every other cell of the host that runs. Returns those that are calling this one just now.
+    ///
+    /// # Errors
+    /// If the plan can't be read, or a cell that runs has no version in common with this one.
     pub fn call_all(&self, files: &Files, linked: &impl Fn(Link)) -> io::Result<BTreeSet<u16>> {
         let mut crossed = BTreeSet::new();
         for cell in files.plan()? {
@@ -57,6 +63,8 @@ impl Calls {
             match self.calling.during(cell.number, || self.call(&socket)) {
                 Ok(Some(link)) => linked(link),
                 Ok(None) => _ = crossed.insert(cell.number),
+                // Two cells of a host without a link would give one name twice.
+                Err(error) if is_unlike(&error) => return Err(error),
                 // It does not run, and calls when it starts.
                 Err(_) => {}
             }
@@ -71,14 +79,15 @@ impl Calls {
         let (incoming, ours) = SharedRing::create(LINES).map_err(io::Error::other)?;
         let hail = Hail {
             cell: self.me,
+            versions: VERSIONS,
             from: Fd(0),
             to: Fd(1),
         };
         send(&mut socket, &hail, &[theirs.as_fd(), ours.as_fd()]).map_err(io::Error::other)?;
         let (answer, _) = receive(&mut socket).map_err(io::Error::other)?;
-        match answer {
-            Answer::Crossed => Ok(None),
-            Answer::Welcome(peer) => self.link(peer, outgoing, incoming, &ours, socket).map(Some),
+        match Answer::peer(answer).map_err(io::Error::other)? {
+            None => Ok(None),
+            Some(peer) => self.link(peer, outgoing, incoming, &ours, socket).map(Some),
         }
     }
 
@@ -95,8 +104,8 @@ impl Calls {
     fn take_one(&self, mut socket: UnixStream) -> io::Result<Option<Link>> {
         socket.set_read_timeout(Some(PATIENCE))?;
         let (hail, mut files) = receive::<Hail>(&mut socket).map_err(io::Error::other)?;
-        let answer = self.calling.answer(hail.cell);
-        if matches!(answer, Answer::Crossed) {
+        let answer = self.calling.answer(hail.cell, hail.versions);
+        if !matches!(answer, Answer::Welcome { .. }) {
             send(&mut socket, &answer, &[]).map_err(io::Error::other)?;
             return Ok(None);
         }

@@ -211,7 +211,8 @@ fn two_cells_have_one_link_whichever_calls_first() {
         });
         called.unwrap().is_some()
     };
-    let is_welcome = |calling: &Calling, caller| matches!(calling.answer(caller), Answer::Welcome(_));
+    let is_welcome =
+        |calling: &Calling, caller| matches!(calling.answer(caller, VERSIONS), Answer::Welcome { .. });
 
     // One after the other.
     for (first, second) in [(LOWER, HIGHER), (HIGHER, LOWER)] {

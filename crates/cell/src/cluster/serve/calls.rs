@@ -10,8 +10,8 @@ use registry::cluster::files::Files;
 
 use super::Event;
 use super::elsewhere::Elsewhere;
-use crate::cluster::link::Calling;
 use crate::cluster::link::local::Calls;
+use crate::cluster::link::{Calling, is_unlike};
 
 /// How long a cell that is calling this one may take.
 const CROSSED_LIMIT: Duration = Duration::from_secs(2);
@@ -34,7 +34,13 @@ pub(super) fn call_others(
     let events = events.clone();
     std::thread::Builder::new().name("caller".into()).spawn(move || {
         let linked = |link| _ = events.send(Event::Linked(Box::new(link)));
-        let mut crossed = calls.call_all(&files, &linked).unwrap_or_default();
+        let mut crossed = match calls.call_all(&files, &linked) {
+            Err(error) if is_unlike(&error) => {
+                let _ = events.send(Event::Unlike(error.to_string()));
+                return;
+            }
+            crossed => crossed.unwrap_or_default(),
+        };
         if let Some(elsewhere) = elsewhere {
             crossed.extend(elsewhere.call_all(calls.me, &calling, &linked));
         }

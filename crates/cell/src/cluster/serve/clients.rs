@@ -5,6 +5,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
+use registry::cluster::interface::{Answer, OF_CELL};
+
 use super::Event;
 use crate::cluster::state::Client;
 
@@ -29,7 +31,7 @@ pub(super) fn take(listener: UnixListener, events: &Sender<Event>) -> io::Result
     Ok(())
 }
 
-/// Passes on what a client asks, until it makes no sense or ends.
+/// Passes on what a client asks, until it ends. A line that is no request is refused.
 fn read(client: Client, stream: UnixStream, events: &Sender<Event>) -> io::Result<()> {
     stream.set_write_timeout(Some(Duration::from_secs(2)))?;
     let mut lines = BufReader::new(stream.try_clone()?);
@@ -40,7 +42,15 @@ fn read(client: Client, stream: UnixStream, events: &Sender<Event>) -> io::Resul
         if Read::take(&mut lines, LINE_BYTES_MAX).read_line(&mut line)? == 0 {
             return Ok(());
         }
-        let ask = serde_json::from_str(&line)?;
-        events.send(Event::Asked(client, ask)).map_err(gone)?;
+        let event = match OF_CELL.read(&line) {
+            Ok(ask) => Event::Asked(client, ask),
+            Err(error) => Event::Known(
+                client,
+                Answer::Refused {
+                    why: error.to_string(),
+                },
+            ),
+        };
+        events.send(event).map_err(gone)?;
     }
 }

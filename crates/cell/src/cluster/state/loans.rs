@@ -127,7 +127,11 @@ impl State {
             match effect {
                 Effect::Keep(lent) => {
                     acts.push(Act::Keep(lent.clone()));
-                    let value = Value::Cell(self.pid, self.plan.clone(), lent);
+                    let value = Value::Cell {
+                        pid: self.pid,
+                        plan: self.plan.clone(),
+                        lent,
+                    };
                     let told = self.node.change(&Key::Cell(self.me.number), Some(value));
                     let (_, effects) = told.unwrap_or_default();
                     acts.extend(self.acts(effects));

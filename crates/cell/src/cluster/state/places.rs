@@ -51,7 +51,10 @@ impl State {
         {
             return refused(too_large(&host, &self.rooms()));
         }
-        let value = Value::Vm(host.share, self.place(&name).borrowed);
+        let value = Value::Vm {
+            share: host.share,
+            borrowed: self.place(&name).borrowed,
+        };
         let (claim, effects) = self.node.claim(Key::Vm(name.clone()), value);
         self.claims.insert(claim, (Some(client), name, host.share));
         self.acts(effects)

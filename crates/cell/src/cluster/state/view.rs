@@ -26,7 +26,7 @@ impl State {
     pub(super) fn cells(&self) -> impl Iterator<Item = KnownCell<'_>> {
         let entries = self.node.entries();
         entries.filter_map(|(key, _, value)| match (key, value) {
-            (Key::Cell(number), Value::Cell(pid, plan, lent)) => Some(KnownCell {
+            (Key::Cell(number), Value::Cell { pid, plan, lent }) => Some(KnownCell {
                 number: *number,
                 pid: *pid,
                 plan,
@@ -39,7 +39,7 @@ impl State {
     pub(super) fn vms(&self) -> impl Iterator<Item = KnownVm<'_>> {
         let entries = self.node.entries();
         entries.filter_map(|(key, cell, value)| match (key, value) {
-            (Key::Vm(name), Value::Vm(share, borrowed)) => Some(KnownVm {
+            (Key::Vm(name), Value::Vm { share, borrowed }) => Some(KnownVm {
                 name,
                 cell,
                 share: *share,

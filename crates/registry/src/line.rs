@@ -1,0 +1,163 @@
+//! Messages between programs of one host: a line of JSON each, with the versions of its protocol that the sender speaks.
+//!
+//! A receiver compares the versions before it reads the rest ([`urpc::version`]). A request of a kind that it does not know is
+//! [`LineError::Unknown`], which it answers by a refusal.
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use urpc::version::{Unlike, Versions};
+
+/// A protocol, as one program speaks it.
+#[derive(Clone, Copy, Debug)]
+pub struct Protocol {
+    /// Its name in an error, as "the protocol of clients".
+    pub name: &'static str,
+    /// The program at the other end, as "the cell".
+    pub peer: &'static str,
+    /// The versions.
+    pub versions: Versions,
+}
+
+/// A message as it is sent.
+#[derive(Debug, Serialize)]
+pub struct Sent<'a, T> {
+    versions: Versions,
+    #[serde(flatten)]
+    message: &'a T,
+}
+
+/// A message as it is received.
+#[derive(Deserialize)]
+struct Received {
+    /// A program that names none speaks the first.
+    #[serde(default)]
+    versions: Versions,
+    #[serde(flatten)]
+    message: Map<String, Value>,
+}
+
+/// Reason for a line that is not understood. One line.
+#[derive(Debug, thiserror::Error)]
+pub enum LineError {
+    /// The sender has no version in common with this program.
+    #[error(transparent)]
+    Unlike(#[from] Unlike),
+    /// The line is no message of this version.
+    #[error(
+        "{peer} sent what is no message of {name}, of which this program speaks {ours} ({error}); help: where another release of \
+         this program runs, upgrade the older one"
+    )]
+    Unknown {
+        /// The sender.
+        peer: &'static str,
+        /// The protocol.
+        name: &'static str,
+        /// The versions that this program speaks.
+        ours: Versions,
+        /// What is wrong with the line.
+        error: serde_json::Error,
+    },
+}
+
+impl Protocol {
+    /// `message`, which is an object in JSON, with the versions.
+    pub fn sent<'a, T>(&self, message: &'a T) -> Sent<'a, T> {
+        let versions = self.versions;
+        Sent { versions, message }
+    }
+
+    /// The line of `message`, which is an object in JSON.
+    ///
+    /// # Errors
+    /// If it is none.
+    pub fn write(&self, message: &impl Serialize) -> serde_json::Result<Vec<u8>> {
+        let mut line = serde_json::to_vec(&self.sent(message))?;
+        line.push(b'\n');
+        Ok(line)
+    }
+
+    /// The message of a line.
+    ///
+    /// # Errors
+    /// If its sender has no version in common with this program, or this version has no such message.
+    pub fn read<T: DeserializeOwned>(&self, line: &str) -> Result<T, LineError> {
+        let unknown = |error| LineError::Unknown {
+            peer: self.peer,
+            name: self.name,
+            ours: self.versions,
+            error,
+        };
+        let Received { versions, message } = serde_json::from_str(line).map_err(unknown)?;
+        self.versions.agree(versions, self.name, self.peer)?;
+        serde_json::from_value(Value::Object(message)).map_err(unknown)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PROTOCOL: Protocol = Protocol {
+        name: "the protocol of clients",
+        peer: "the cell",
+        versions: Versions::up_to(3),
+    };
+
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    #[serde(rename_all = "kebab-case", tag = "ask")]
+    enum Ask {
+        Ping,
+        Lend { to: u16 },
+    }
+
+    fn sent(newest: u16, message: &impl Serialize) -> String {
+        let versions = Versions::up_to(newest);
+        String::from_utf8(Protocol { versions, ..PROTOCOL }.write(message).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn message_of_the_same_release_or_one_apart_is_read_without_fields_that_are_new() {
+        for newest in 2..=4 {
+            for ask in [Ask::Ping, Ask::Lend { to: 5 }] {
+                let mut line: Value = serde_json::from_str(&sent(newest, &ask)).unwrap();
+                line["added"] = 1.into();
+                assert_eq!(PROTOCOL.read::<Ask>(&line.to_string()).unwrap(), ask);
+            }
+        }
+    }
+
+    #[test]
+    fn message_of_an_unlike_version_is_refused_whatever_else_it_holds() {
+        for newest in [1, 5] {
+            let line = sent(newest, &serde_json::json!({ "ask": "levitate" }));
+            let error = PROTOCOL.read::<Ask>(&line).unwrap_err();
+            assert!(matches!(error, LineError::Unlike(_)), "{error}");
+        }
+        // One without versions is of the first.
+        assert!(matches!(
+            PROTOCOL.read::<Ask>("{\"ask\":\"ping\"}"),
+            Err(LineError::Unlike(_))
+        ));
+    }
+
+    #[test]
+    fn line_that_is_no_message_is_refused_with_the_versions_and_help() {
+        let unknown = sent(3, &serde_json::json!({ "ask": "levitate" }));
+        for line in [
+            unknown.as_str(),
+            "",
+            "[]",
+            "1",
+            "{}",
+            "{\"versions\":1,\"ask\":\"ping\"}",
+        ] {
+            let error = PROTOCOL.read::<Ask>(line).unwrap_err().to_string();
+            assert!(
+                error.contains("versions ") && error.contains("; help: "),
+                "{error}"
+            );
+            assert!(!error.contains('\n'), "{error}");
+        }
+    }
+}
