@@ -17,9 +17,9 @@ pub fn take_over() -> Option<Result<()>> {
         .collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     Some(match words[..] {
-        ["cell", number] => {
-            let number = number.parse().ok()?;
-            logged(|| cell::cluster::serve::serve(number, shard::PLATFORM))
+        ["cell", number, ref rest @ ..] if matches!(rest, [] | ["trial"]) => {
+            let (number, is_on_trial) = (number.parse().ok()?, !rest.is_empty());
+            logged(|| cell::cluster::serve::serve(number, is_on_trial, shard::PLATFORM))
         }
         ["cell-guard", number] => {
             let number = number.parse().ok()?;

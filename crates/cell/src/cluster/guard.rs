@@ -3,19 +3,24 @@
 
 use std::fs::OpenOptions;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use config::cluster::Site;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use registry::cluster::client::Connection;
 use registry::cluster::files::{CellFiles, Files};
 use registry::cluster::interface::Ask;
 use tracing::{error, info, warn};
 
+use self::upgrade::Upgrade;
 use super::membership::server::{self, Ended, RevocationWatch};
 use crate::pidfd;
+
+mod upgrade;
 
 /// A process that lived shorter than this died of its start, maybe.
 const SHORT: Duration = Duration::from_secs(10);
@@ -43,9 +48,12 @@ pub fn guard(number: u16) -> io::Result<()> {
             move || keep_etcd(&files, &site)
         })?;
     }
+    let own = files.cell(number);
+    let upgrades = upgrade::listen(&own.guard_socket())?;
+    let mut program = Program::default();
     let mut short_lives = 0;
     loop {
-        if files.cell(number).has_failed() {
+        if own.has_failed() {
             warn!("the cell has failed, and does not start again");
             // The cluster's etcd would end with this process.
             while keeps_etcd && files.plan().is_ok_and(|plan| !plan.is_empty()) {
@@ -54,12 +62,13 @@ pub fn guard(number: u16) -> io::Result<()> {
             return Ok(());
         }
         let start = Instant::now();
-        let mut cell = Command::new("/proc/self/exe")
-            .arg0("mirrorball")
-            .args(["cell", &number.to_string()])
-            .stdin(Stdio::null())
-            .spawn()?;
-        let status = wait(&mut cell, &files.cell(number))?;
+        let mut cell = program.start(number, false)?;
+        let status = loop {
+            match wait(&mut cell, &own, &upgrades)? {
+                Happened::Ended(status) => break status,
+                Happened::Asked(upgrade) => cell = program.replace(cell, &own, number, upgrade)?,
+            }
+        };
         if status.success() {
             return Ok(());
         }
@@ -79,10 +88,91 @@ pub fn guard(number: u16) -> io::Result<()> {
     }
 }
 
-/// Waits for the end of the cell's process; kills it if it hangs. Until it takes questions it may wait for others as long as it wants.
-fn wait(cell: &mut Child, files: &CellFiles) -> io::Result<ExitStatus> {
+/// The program of the cell's processes: this one, until another takes its place.
+#[derive(Debug, Default)]
+struct Program(Option<OwnedFd>);
+
+impl Program {
+    /// Starts a process of the cell. One that is on trial says whether it has adopted the VMs of the last process.
+    fn start(&self, number: u16, is_on_trial: bool) -> io::Result<Child> {
+        let path = self.0.as_ref().map(upgrade::path_of);
+        let mut command = Command::new(path.as_deref().unwrap_or("/proc/self/exe"));
+        command
+            .arg0("mirrorball")
+            .args(["cell", &number.to_string()])
+            .args(is_on_trial.then_some("trial"))
+            .stdin(Stdio::null())
+            .spawn()
+    }
+
+    /// Ends the process `cell` and starts one of a new program; of the former one, if the new one does not adopt the VMs.
+    fn replace(
+        &mut self,
+        mut cell: Child,
+        own: &CellFiles,
+        number: u16,
+        upgrade: Upgrade,
+    ) -> io::Result<Child> {
+        let new = upgrade.program.as_fd().try_clone_to_owned()?;
+        info!("the cell's program is replaced");
+        cell.kill()?;
+        cell.wait()?;
+        let former = Self(self.0.replace(new));
+        let tried = self
+            .start(number, true)
+            .map_err(|error| format!("the new program does not start: {error}"));
+        let tried = tried.and_then(|mut cell| match upgrade::try_out(&mut cell, own) {
+            Ok(()) => Ok(cell),
+            Err(why) => {
+                // A process that has ended needs no signal.
+                let _ = cell.kill();
+                let _ = cell.wait();
+                Err(why)
+            }
+        });
+        match tried {
+            Ok(cell) => {
+                info!("the new program has adopted the cell's VMs");
+                upgrade.answer(Ok(()));
+                Ok(cell)
+            }
+            Err(why) => {
+                error!(why, "the cell goes on with its former program");
+                *self = former;
+                let cell = self.start(number, false)?;
+                upgrade.answer(Err(why));
+                Ok(cell)
+            }
+        }
+    }
+}
+
+/// What ends a wait for a cell's process.
+enum Happened {
+    /// The process has ended.
+    Ended(ExitStatus),
+    /// A client wants another program in its place.
+    Asked(Upgrade),
+}
+
+/// Waits for the end of the cell's process, or a request; kills the process if it hangs. Until it takes questions it may wait for others
+/// as long as it wants.
+fn wait(cell: &mut Child, files: &CellFiles, upgrades: &UnixListener) -> io::Result<Happened> {
     let process = pidfd::of_child(cell)?;
-    while !pidfd::ends_within(process.as_fd(), PING_INTERVAL_MS.into()) {
+    loop {
+        let mut ready = [process.as_fd(), upgrades.as_fd()].map(|file| PollFd::new(file, PollFlags::POLLIN));
+        // A signal to this process shortens the wait.
+        let count = poll(&mut ready, PollTimeout::from(PING_INTERVAL_MS)).unwrap_or(0);
+        let [has_ended, is_asked] = ready.map(|file| count > 0 && file.any().unwrap_or(false));
+        if has_ended {
+            return cell.wait().map(Happened::Ended);
+        }
+        if is_asked {
+            match Upgrade::take(upgrades) {
+                Some(upgrade) => return Ok(Happened::Asked(upgrade)),
+                None => continue,
+            }
+        }
         let answer = Connection::open(files).and_then(|mut connection| connection.ask(&Ask::Ping));
         let is_late =
             |error: io::Error| matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
@@ -91,7 +181,6 @@ fn wait(cell: &mut Child, files: &CellFiles) -> io::Result<ExitStatus> {
             cell.kill()?;
         }
     }
-    cell.wait()
 }
 
 /// Runs the etcd of a cluster that was given none, for as long as the guard lives.

@@ -67,11 +67,12 @@ enum Event {
     Changed(News),
 }
 
-/// Is the cell until it is told to end. `platform` is asked for what only KVM knows of the cell's VMs.
+/// Is the cell until it is told to end. On trial it sets no VM aside that it can't adopt: its guard goes back to the former program.
+/// `platform` is asked for what only KVM knows of the cell's VMs.
 ///
 /// # Errors
 /// If the cell runs already, there is no such cell, or its sockets can't be made.
-pub fn serve(number: u16, platform: Platform) -> io::Result<()> {
+pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<()> {
     raise_file_limit()?;
     keep_stacks_small();
     let files = Files::open()?;
@@ -123,7 +124,7 @@ pub fn serve(number: u16, platform: Platform) -> io::Result<()> {
         own,
         files,
         state,
-        adoptions: Adoptions::new(number, platform),
+        adoptions: Adoptions::new(number, is_on_trial, platform),
         contacts: Contacts::new(others),
         clients: BTreeMap::new(),
         elsewhere,
@@ -391,6 +392,14 @@ impl Cell {
                         let events = self.events.clone();
                         let told = move |answer| _ = events.send(Event::Known(client, answer));
                         if let Err(error) = self.adoptions.begin_to_list_vcpus(told) {
+                            let why = error.to_string();
+                            self.answer(client, &Answer::Refused { why });
+                        }
+                    }
+                    Act::TellAdopted(client) => {
+                        let events = self.events.clone();
+                        let told = move |answer| _ = events.send(Event::Known(client, answer));
+                        if let Err(error) = self.adoptions.begin_to_await_first(told) {
                             let why = error.to_string();
                             self.answer(client, &Answer::Refused { why });
                         }

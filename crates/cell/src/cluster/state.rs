@@ -11,7 +11,7 @@ use protocol::CellId;
 use protocol::agreement::{Effect, Message, Node};
 use protocol::grant::{self, Amounts, Ledger};
 use protocol::multicast::{self, Multicast, Packet};
-use registry::cluster::interface::{Answer, Ask, Host, Part, Running, VmShare};
+use registry::cluster::interface::{Answer, Ask, Host, Part, Protocols, Running, VmShare};
 use serde::{Deserialize, Serialize};
 
 use super::routes::{Route, Ways};
@@ -76,6 +76,16 @@ pub type Client = u64;
 /// Cells whose word is waited for, and how many messages each has sent so far.
 pub type Awaited = BTreeMap<CellId, u64>;
 
+/// The protocols that this program speaks.
+pub fn protocols() -> Protocols {
+    Protocols {
+        release: env!("CARGO_PKG_VERSION").to_owned(),
+        cells: super::link::VERSIONS,
+        records: crate::left::VERSIONS,
+        shards: shard_api::version::VERSIONS,
+    }
+}
+
 /// What a cell is to do.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Act {
@@ -89,6 +99,8 @@ pub enum Act {
     Adopt(Client, String, bool),
     /// Tell a client where the vCPUs of the cell's VMs are.
     TellVcpus(Client),
+    /// Tell a client when the VMs of the cell's last process are adopted.
+    TellAdopted(Client),
     /// End a VM that depends on a failed cell, in which it may have run.
     EndVm {
         /// The VM.
@@ -126,6 +138,8 @@ pub struct State {
     orphans: BTreeSet<String>,
     /// VMs that wait until this cell has met the others. Alone, it would take any name for free.
     early: Option<Vec<(Client, Host)>>,
+    /// Clients that wait until this cell has met the others, and its VMs are adopted.
+    trials: Vec<Client>,
     has_met: bool,
     /// VMs that were sent to other cells, and are not in the table yet: the last few.
     sent_on: VecDeque<(String, u16, VmShare)>,
@@ -186,6 +200,7 @@ impl State {
             has_met: false,
             sent_on: VecDeque::new(),
             early: Some(Vec::new()),
+            trials: Vec::new(),
             failures: BTreeMap::new(),
             handed: BTreeSet::new(),
             words: BTreeMap::new(),
@@ -216,10 +231,14 @@ impl State {
             return Vec::new();
         }
         let early = self.early.take().unwrap_or_default();
-        early
-            .into_iter()
-            .flat_map(|(client, host)| self.host(client, host))
-            .collect()
+        let trials = std::mem::take(&mut self.trials);
+        let mut acts: Vec<Act> = trials.into_iter().map(Act::TellAdopted).collect();
+        acts.extend(
+            early
+                .into_iter()
+                .flat_map(|(client, host)| self.host(client, host)),
+        );
+        acts
     }
 
     /// There is a link to a cell. An earlier life of it is dead.
@@ -312,6 +331,12 @@ impl State {
             Ask::Recover { cell } => self.recover(client, cell),
             Ask::Ping => vec![Act::Answer(client, Answer::Done)],
             Ask::Vcpus => vec![Act::TellVcpus(client)],
+            Ask::Protocols => vec![Act::Answer(client, Answer::Protocols(protocols()))],
+            Ask::Trial if self.early.is_none() => vec![Act::TellAdopted(client)],
+            Ask::Trial => {
+                self.trials.push(client);
+                Vec::new()
+            }
             Ask::Status => vec![Act::Answer(client, Answer::Status(self.status()))],
             Ask::End => vec![Act::Answer(client, Answer::Done), Act::End],
         }

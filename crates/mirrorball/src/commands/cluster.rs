@@ -2,6 +2,7 @@
 
 mod fail;
 mod keys;
+mod upgrade;
 mod vcpus;
 
 use std::fs::OpenOptions;
@@ -93,6 +94,8 @@ pub enum ClusterCommand {
         /// The cell
         cell: u16,
     },
+    /// Replace the program of this host's cells by this one, while their VMs run; a program that can't adopt them is taken back
+    Upgrade,
     /// End the cells
     Down {
         /// Let VMs run on, alone; they join the cluster again when it is up again
@@ -137,6 +140,7 @@ pub fn cluster(command: &ClusterCommand) -> Result<ExitCode> {
         }
         ClusterCommand::Adopt { vm } => adopt(vm),
         ClusterCommand::Fail { cell } => fail::fail(*cell),
+        ClusterCommand::Upgrade => upgrade::upgrade(),
         ClusterCommand::Down { leave } => down(*leave),
     }
 }

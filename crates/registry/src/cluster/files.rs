@@ -122,6 +122,11 @@ impl CellFiles {
         self.0.join("cell.sock")
     }
 
+    /// The socket on which the cell's guard takes requests.
+    pub fn guard_socket(&self) -> PathBuf {
+        self.0.join("guard.sock")
+    }
+
     /// The log of the cell's processes.
     pub fn log(&self) -> PathBuf {
         self.0.join("log")

@@ -140,6 +140,11 @@ pub enum Ask {
     Status,
     /// Report the vCPUs of the VMs that this cell serves.
     Vcpus,
+    /// Report the versions of the protocols that the cell speaks.
+    Protocols,
+    /// The cell's guard has started this process by a new program. Answered by [`Answer::Done`] when the process has met the other
+    /// cells and adopted the VMs that the last process left, and refused if it can't.
+    Trial,
     /// End the cell's process. VMs run on.
     End,
 }
@@ -171,6 +176,21 @@ pub enum Answer {
         /// VMs whose vCPUs are not known now, each with the reason.
         missing: Vec<(String, String)>,
     },
+    /// The protocols that the cell speaks.
+    Protocols(Protocols),
+}
+
+/// The release of a program, and its versions of each protocol that it speaks with programs which it does not replace.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct Protocols {
+    /// The release, as `0.1.0`.
+    pub release: String,
+    /// Of messages between cells.
+    pub cells: Versions,
+    /// Of the records by which VMs are adopted.
+    pub records: Versions,
+    /// Of launches and orders to shards.
+    pub shards: Versions,
 }
 
 /// A vCPU of a running VM, and the thread that runs it.

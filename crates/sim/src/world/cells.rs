@@ -378,6 +378,7 @@ impl World {
                 // Its VMs are served by their monitors.
                 Act::Adopt(..)
                 | Act::TellVcpus(_)
+                | Act::TellAdopted(_)
                 | Act::AwaitOrphans
                 | Act::EndVm { .. }
                 | Act::AwaitEnd(_)

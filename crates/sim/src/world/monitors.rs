@@ -149,7 +149,7 @@ impl World {
                 }
                 self.say(|| format!("{at} refuses {name}: {why}"));
             }
-            Answer::Done | Answer::Status(_) | Answer::Vcpus { .. } => {}
+            Answer::Done | Answer::Status(_) | Answer::Vcpus { .. } | Answer::Protocols(_) => {}
         }
     }
 

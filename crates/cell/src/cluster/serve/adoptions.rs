@@ -4,13 +4,14 @@
 //! whose adoption has ended two processes of the cell in a row is set aside: its keeper has a monitor serve it. The count is
 //! a file in the VM's directory, from the time on when its keeper has accepted the cell until clients are served.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use fault_point::fault_point;
@@ -33,6 +34,8 @@ const BEGUN: &str = "adoptions";
 const FAILURES_MAX: u32 = 2;
 /// Time that a VM has to be adopted before it is ended in another way.
 const ADOPTION_LIMIT: Duration = Duration::from_secs(5);
+/// Time that the VMs of an earlier process have to be adopted.
+const FIRST_LIMIT: Duration = Duration::from_secs(25);
 /// Time between two looks whether it is.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 /// Time that a VM has to end that another process serves.
@@ -51,16 +54,37 @@ struct Shared {
     /// The VMs that are being adopted or served, by their addresses on the socket device, which no other VM gets. With a handle once
     /// they are served.
     adopted: Mutex<BTreeMap<u32, Option<Handle>>>,
+    /// The VMs that an earlier process of the cell left.
+    first: Mutex<First>,
+    /// Notified when `first` changes.
+    first_changed: Condvar,
+    /// Whether the guard still has to decide if this process's program stays.
+    is_on_trial: AtomicBool,
     /// Locked while a VM is adopted whose last adoption failed: if it ends the process again, no other VM seems to.
     alone: Mutex<()>,
 }
 
+/// The VMs that an earlier process of the cell left.
+#[derive(Debug, Default)]
+struct First {
+    /// Whether all of them are known.
+    are_listed: bool,
+    /// Those that are not adopted yet, by their addresses on the socket device.
+    awaited: BTreeSet<u32>,
+    /// Those that this program can't adopt, each with the reason.
+    refused: Vec<String>,
+}
+
 impl Adoptions {
-    pub(super) fn new(cell: u16, platform: Platform) -> Self {
+    pub(super) fn new(cell: u16, is_on_trial: bool, platform: Platform) -> Self {
+        let shared = Shared {
+            is_on_trial: is_on_trial.into(),
+            ..Shared::default()
+        };
         Self {
             cell,
             platform,
-            shared: Arc::default(),
+            shared: Arc::new(shared),
         }
     }
 
@@ -73,14 +97,59 @@ impl Adoptions {
         for record in registry.list()? {
             let folder = registry.folder_of(&record.name)?;
             // One over several hosts has none, and one whose monitor still opens its files is adopted when that monitor asks.
-            if record.cell == Some(self.cell)
-                && folder.join(KEEPER_SOCKET).exists()
-                && let Err(error) = self.begin_in(&folder, &record)
-            {
+            if record.cell != Some(self.cell) || !folder.join(KEEPER_SOCKET).exists() {
+                continue;
+            }
+            self.change_first(|first| _ = first.awaited.insert(record.cid));
+            if let Err(error) = self.begin_in(&folder, &record) {
                 warn!(vm = record.name, %error, "the VM is not adopted");
+                self.change_first(|first| _ = first.awaited.remove(&record.cid));
             }
         }
+        self.change_first(|first| first.are_listed = true);
         Ok(())
+    }
+
+    fn change_first(&self, change: impl FnOnce(&mut First)) {
+        change(&mut lock(&self.shared.first));
+        self.shared.first_changed.notify_all();
+    }
+
+    /// Has a thread wait until the VMs are adopted that an earlier process of the cell left. Refuses if one can't be, or it takes
+    /// longer than [`FIRST_LIMIT`].
+    ///
+    /// # Errors
+    /// If the host has no threads left.
+    pub(super) fn begin_to_await_first(&self, told: impl FnOnce(Answer) + Send + 'static) -> io::Result<()> {
+        let adoptions = self.clone();
+        let wait = move || told(adoptions.await_first());
+        std::thread::Builder::new()
+            .name("trial".into())
+            .spawn(wait)
+            .map(drop)
+    }
+
+    fn await_first(&self) -> Answer {
+        let shared = &self.shared;
+        let are_due =
+            |first: &mut First| first.refused.is_empty() && !(first.are_listed && first.awaited.is_empty());
+        let waited = shared
+            .first_changed
+            .wait_timeout_while(lock(&shared.first), FIRST_LIMIT, are_due);
+        let (first, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let why = match &first.refused[..] {
+            [] if first.are_listed && first.awaited.is_empty() => {
+                shared.is_on_trial.store(false, Ordering::Release);
+                return Answer::Done;
+            }
+            [] => format!(
+                "{} VMs were not adopted within {} s",
+                first.awaited.len(),
+                FIRST_LIMIT.as_secs()
+            ),
+            refused => refused.join("; "),
+        };
+        Answer::Refused { why }
     }
 
     /// Has the VM's keeper wait for the end of the process that serves it now, and serves it from then on; `again`, if it was set
@@ -188,13 +257,18 @@ impl Adoptions {
             Ok(vm) => self.adopt(vm, folder, name, cid),
             Err(error) => {
                 warn!(vm = name, %error, "the VM is not adopted");
-                // No later try goes better.
+                // No later try goes better, but one of the former program.
                 if error.kind() == io::ErrorKind::InvalidData {
-                    let _ = count(folder, FAILURES_MAX);
+                    if self.shared.is_on_trial.load(Ordering::Acquire) {
+                        self.change_first(|first| first.refused.push(format!("VM {name}: {error}")));
+                    } else {
+                        let _ = count(folder, FAILURES_MAX);
+                    }
                 }
             }
         }
         self.adopted().remove(&cid);
+        self.change_first(|first| _ = first.awaited.remove(&cid));
     }
 
     /// Serves a VM that no other process serves, until it has ended.
@@ -208,6 +282,7 @@ impl Adoptions {
             end_attempt(folder);
             alone = None;
             self.adopted().insert(cid, Some(handle.clone()));
+            self.change_first(|first| _ = first.awaited.remove(&cid));
             info!(vm = name, "the VM is served");
             fault_point!(adopt_served);
         });

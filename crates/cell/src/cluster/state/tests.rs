@@ -111,7 +111,12 @@ impl World {
                 Act::Send(to, message) => self.links.push_back((at, to, message)),
                 Act::Answer(client, answer) => _ = self.answers.insert((at.number, client), answer),
                 Act::EndVm { name, .. } => self.ended.push((at.number, name)),
-                Act::AwaitEnd(_) | Act::AwaitOrphans | Act::Adopt(..) | Act::TellVcpus(_) | Act::End => {}
+                Act::AwaitEnd(_)
+                | Act::AwaitOrphans
+                | Act::Adopt(..)
+                | Act::TellVcpus(_)
+                | Act::TellAdopted(_)
+                | Act::End => {}
             }
         }
     }

@@ -1,0 +1,85 @@
+//! `mirrorball cluster upgrade`: this program takes the place of the program of this host's cells, while their VMs run.
+
+use std::fs::File;
+use std::ops::ControlFlow;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use cell::cluster::state::protocols;
+use cell::programs::Programs;
+use miette::{IntoDiagnostic, Result, miette};
+use registry::cluster::client::Connection;
+use registry::cluster::files::{CellFiles, Files};
+use registry::cluster::guard;
+use registry::cluster::interface::{Answer, Ask, Protocols};
+use urpc::version::Unlike;
+
+use super::cells_here;
+
+/// Replaces the program of each cell of this host, one after another.
+pub(super) fn upgrade() -> Result<ExitCode> {
+    let files = Files::open().into_diagnostic()?;
+    let plan = match cells_here(&files)? {
+        ControlFlow::Continue(plan) => plan,
+        ControlFlow::Break(code) => return Ok(code),
+    };
+    Programs::beside_command().map_err(|error| miette!("{error}"))?;
+    let program = File::open("/proc/self/exe").into_diagnostic()?;
+    let cells: Vec<u16> = plan
+        .iter()
+        .map(|cell| cell.number)
+        .filter(|cell| !files.cell(*cell).has_failed())
+        .collect();
+    // Nothing is replaced before all have been asked.
+    let mut former = Vec::new();
+    for cell in &cells {
+        let theirs = ask(&files.cell(*cell)).map_err(|error| {
+            miette!(
+                help = "see `mirrorball cluster status`",
+                "cell {cell} does not answer: {error}"
+            )
+        })?;
+        agree(&theirs, *cell).map_err(|error| miette!("{error}"))?;
+        former.push(theirs.release);
+    }
+    let ours = protocols().release;
+    for (done, (cell, theirs)) in cells.iter().zip(&former).enumerate() {
+        let begun = Instant::now();
+        guard::upgrade(&files.cell(*cell), &program).map_err(|error| match done {
+            0 => miette!("cell {cell} goes on with release {theirs}: {error}"),
+            _ => miette!(
+                help = "cells one release apart work together; `cluster upgrade` by the former program takes the others back",
+                "cell {cell} goes on with release {theirs}, and the {done} before it with {ours}: {error}"
+            ),
+        })?;
+        println!(
+            "cell {cell}: release {theirs} replaced by {ours} in {} ms",
+            begun.elapsed().as_millis()
+        );
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn ask(cell: &CellFiles) -> std::io::Result<Protocols> {
+    match Connection::open(cell)?.ask(&Ask::Protocols)? {
+        Answer::Protocols(protocols) => Ok(protocols),
+        Answer::Refused { why } => Err(std::io::Error::other(why)),
+        other => Err(std::io::Error::other(format!(
+            "an answer to another question: {other:?}"
+        ))),
+    }
+}
+
+/// Whether this program works with what a cell's program has begun.
+fn agree(theirs: &Protocols, cell: u16) -> Result<(), Unlike> {
+    let ours = protocols();
+    let peer = format!("the program of cell {cell} (release {})", theirs.release);
+    for (ours, theirs, protocol) in [
+        (ours.cells, theirs.cells, "the cells' protocol"),
+        (ours.records, theirs.records, "the record of a running VM"),
+        (ours.shards, theirs.shards, "the protocol of shards"),
+    ] {
+        ours.agree(theirs, protocol, &peer)?;
+    }
+    Ok(())
+}
