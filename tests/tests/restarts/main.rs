@@ -1,6 +1,7 @@
 //! Risk: a VM ends, or notices, when the process of its cell dies or hangs.
 
 mod fault_points;
+mod upgrades;
 
 use std::time::{Duration, Instant};
 
