@@ -23,7 +23,6 @@ pub mod handle;
 mod identity;
 mod left;
 pub mod link;
-pub mod log;
 mod mapped_files;
 pub mod monitor;
 pub mod open;

@@ -128,12 +128,18 @@ impl ShardProcess {
             given,
             ..
         } = start;
+        // A shard gets no environment.
+        let log_words = process_log::Settings::of_environment()?.words();
+        let words: Vec<&str> = [programs::SHARD, start.name]
+            .into_iter()
+            .chain(log_words.iter().map(String::as_str))
+            .collect();
         let spawn = |identity: Option<shard_api::launch::Identity>| {
             keeper.spawn(&Spawn {
                 program: program.file().as_fd(),
                 control: theirs.as_fd(),
                 log: log.as_fd(),
-                words: &[programs::SHARD, start.name],
+                words: &words,
                 flags: start.namespaces.flags(),
                 identity: identity.map(|given| keeper::spawn::Identity {
                     uid: given.uid,

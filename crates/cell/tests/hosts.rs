@@ -46,7 +46,7 @@ fn main() -> ExitCode {
         }
         Some("beta") => hosts::beta::serve(&[1, 2]),
         Some("home") => hosts::two::home(),
-        Some("cell") => cell::cluster::serve::serve(u16::from(arguments[2] != "0"), shard::PLATFORM),
+        Some("cell") => cell::cluster::serve::serve(u16::from(arguments[2] != "0"), false, shard::PLATFORM),
         Some("story") => return hosts::stories::tell(&arguments[2]),
         other => return hosts::stories::tell_all(other),
     };

@@ -37,7 +37,7 @@ pub fn serve(socket: &Path, group: Option<&str>, context: Context) -> io::Result
         };
         fs::set_permissions(socket, fs::Permissions::from_mode(mode))?;
         let service = router(context).into_make_service_with_connect_info::<Peer>();
-        eprintln!("mirrorball-api: serves at {}", socket.display());
+        tracing::info!("serves at {}", socket.display());
         tokio::select! {
             result = axum::serve(listener, service).into_future() => result,
             () = told_to_end() => Ok(()),

@@ -5,9 +5,9 @@
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use cell::log::Settings;
 use cell::programs::Programs;
 use miette::{IntoDiagnostic, Result};
+use process_log::{LEVEL, Settings};
 
 /// Serves as such a process if the command line names one; returns when it is done.
 pub fn take_over() -> Option<Result<()>> {
@@ -26,14 +26,14 @@ pub fn take_over() -> Option<Result<()>> {
             logged(|| cell::cluster::guard::guard(number))
         }
         ["measure"] => hostinfo::known::measure(true).map(drop).into_diagnostic(),
-        ["monitor"] => monitor(),
+        ["monitor"] => logged_on_demand(monitor),
         ["adopt"] => {
             // SAFETY: the keeper has put its socket at standard input, which nothing else of this process reads.
             let keeper = unsafe { OwnedFd::from_raw_fd(libc::STDIN_FILENO) };
             cell::monitor::adopt(keeper, shard::PLATFORM).into_diagnostic()
         }
         ["part"] => cell::remote::launch::launch(std::io::stdin(), std::io::stdout()).into_diagnostic(),
-        ["part-monitor"] => part_monitor(),
+        ["part-monitor"] => logged_on_demand(part_monitor),
         _ => return None,
     })
 }
@@ -42,6 +42,16 @@ pub fn take_over() -> Option<Result<()>> {
 fn logged(run: impl FnOnce() -> std::io::Result<()>) -> Result<()> {
     let begun = Settings::of_environment().and_then(Settings::begin);
     begun.and_then(|()| run()).into_diagnostic()
+}
+
+/// Runs a process that has a log only where its level is set: its standard error is another's then.
+fn logged_on_demand(run: impl FnOnce() -> Result<()>) -> Result<()> {
+    if std::env::var_os(LEVEL).is_some() {
+        Settings::of_environment()
+            .and_then(Settings::begin)
+            .into_diagnostic()?;
+    }
+    run()
 }
 
 fn monitor() -> Result<()> {

@@ -44,7 +44,12 @@ impl Lease {
             .arg0("mirrorball")
             .arg("monitor")
             .stdin(Stdio::from(OwnedFd::from(theirs)));
-        command.stdout(Stdio::null()).stderr(Stdio::null());
+        // Its log, if somebody asks for one: a monitor may outlive the terminal.
+        let stderr = match std::env::var_os(process_log::LEVEL) {
+            Some(_) => Stdio::inherit(),
+            None => Stdio::null(),
+        };
+        command.stdout(Stdio::null()).stderr(stderr);
         // SAFETY: setsid is async-signal-safe and touches no memory.
         unsafe {
             command.pre_exec(|| {

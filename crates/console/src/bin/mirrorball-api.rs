@@ -53,6 +53,7 @@ fn obey(cli: Cli) -> std::io::Result<()> {
         Some(program) => program,
         None => std::env::current_exe()?.with_file_name("mirrorball"),
     };
+    process_log::Settings::of_environment()?.begin()?;
     if !program.is_file() {
         let why = format!("there is no {}; name it with --program", program.display());
         return Err(std::io::Error::other(why));

@@ -150,7 +150,7 @@ fn up(file: Option<&PathBuf>, count: Option<u16>, name: Option<&str>, lab: LabCh
         return Ok(code);
     }
     // The cells have the same environment.
-    cell::log::Settings::of_environment().into_diagnostic()?;
+    process_log::Settings::of_environment().into_diagnostic()?;
     let (plan, site) = plan(file, count, name)?;
     if let Some(site) = &site {
         // A cell without keys or memory would only start again and again.

@@ -17,6 +17,11 @@ fn main() -> ExitCode {
         eprintln!("mirrorball-shard: a monitor starts this program; help: start VMs with `mirrorball run`");
         return ExitCode::from(2);
     }
+    let log = process_log::Settings::of_words(std::env::args()).and_then(process_log::Settings::begin);
+    if let Err(error) = log {
+        eprintln!("mirrorball-shard: {error}");
+        return ExitCode::from(2);
+    }
     // SAFETY: the monitor puts the control socket at this descriptor; nothing else here knows it.
     let control = unsafe { OwnedFd::from_raw_fd(CONTROL_FD) };
     shard::process::run(&control.into())

@@ -23,6 +23,7 @@ use std::sync::{Arc, mpsc};
 use kvm_ioctls::Kvm;
 use nix::sys::signal::{SigHandler, Signal, signal};
 use shard_api::control::ControlSocket;
+use tracing::error;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::arch::x86_64::layout::{
@@ -80,7 +81,7 @@ pub fn run(control: &ControlSocket) -> ExitCode {
     ignore_file_limit();
     let launch = receive_launch(control);
     if let Err(LaunchError::Unlike(error)) = &launch {
-        eprintln!("{error}");
+        error!("{error}");
         // The log has it, too.
         let versions = VERSIONS;
         let _ = control.send(&Report::Unlike { versions }, &[]);
@@ -122,7 +123,9 @@ fn start(control: &ControlSocket, spec: LaunchSpec, mut files: Files) -> Result<
     let console_socket = files.take(spec.console)?;
     set_nonblocking(&console_socket)?;
     kick::catch()?;
-    let log = log::to_file(files.take(spec.log)?);
+    // The file of standard error, which the log of this process goes to.
+    drop(files.take(spec.log)?);
+    let log = log::of_devices();
     let device_files = DeviceFiles::take(&spec, &mut files)?;
     let handover = UnixStream::from(OwnedFd::from(files.take(spec.handover)?));
     let pmem_bytes = device_files.pmem_bytes(&spec)?;

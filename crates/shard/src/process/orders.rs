@@ -7,6 +7,7 @@ use serde_json::Value;
 use shard_api::control::{Assembly, ControlSocket, ORDER_BYTES_MAX};
 use shard_api::message::ReceiveError;
 use shard_api::version::VERSIONS;
+use tracing::{debug, warn};
 
 use crate::chain::chain;
 use crate::launch::{Answer, Ending, Order, OrderId, Report};
@@ -15,7 +16,7 @@ use crate::span::router::Router;
 /// Has the vCPUs of this shard add more to their host's counter. What makes no sense is left out, and logged.
 pub fn step(router: &Router, offset: u64) {
     if let Err(error) = router.step(offset) {
-        eprintln!("{error}");
+        warn!(%error, "the counter is not stepped");
     }
 }
 
@@ -141,7 +142,10 @@ impl Orders {
             Err(error) => return failed(error.into()),
         };
         let carry_out = || match serde_json::from_value(order) {
-            Ok(order) => obey(order),
+            Ok(order) => {
+                debug!(?order, "the monitor orders");
+                obey(order)
+            }
             // A monitor of the next release may have orders of new kinds.
             Err(error) => Outcome::Answer(Answer::Refused { why: unknown(&error) }),
         };

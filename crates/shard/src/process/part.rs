@@ -11,7 +11,7 @@ use super::Files;
 use super::orders::{Orders, Outcome, step};
 use super::status::{clock, span_exits};
 use super::vcpus::VcpuThreads;
-use super::{ProcessError, kvm_of, log, open};
+use super::{ProcessError, kvm_of, open};
 use crate::arch::x86_64::layout::Layout;
 use crate::arch::x86_64::state;
 use crate::ending::EndSignal;
@@ -48,7 +48,8 @@ pub fn start(control: &ControlSocket, launch: PartLaunch, mut files: Files) -> R
     } = launch;
     let kvm = kvm_of(kvm, &mut files)?;
     kick::catch()?;
-    let _log = log::to_file(files.take(log)?);
+    // The file of standard error, which the log of this process goes to.
+    drop(files.take(log)?);
     let failed = |what| move |source| MachineError::Kvm { what, source };
     let count = u8::try_from(span.vcpus.len()).map_err(|_| MachineError::Lacking("so many vCPUs"))?;
     machine::check_kvm(&kvm, count)?;

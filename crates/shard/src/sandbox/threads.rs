@@ -113,7 +113,7 @@ impl Threads {
             .spawn(move || {
                 first();
                 if let Err(error) = threads.seal(kind) {
-                    eprintln!("cannot seal the {kind:?} thread: {error}");
+                    tracing::error!(%error, "the {kind:?} thread cannot be sealed");
                     std::process::abort();
                 }
                 work();

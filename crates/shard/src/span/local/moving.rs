@@ -30,7 +30,7 @@ impl Local {
                 fault_point!(move_departed);
             }
             Err(error) => {
-                eprintln!("vCPU {} stays: {error}", self.vcpu);
+                tracing::warn!(%error, "vCPU {} stays", self.vcpu);
                 self.carry_out([self.seat.stay(order, true)]);
             }
         }
@@ -90,7 +90,7 @@ impl Local {
                 still_since_ns,
             } => {
                 if let Err(error) = given {
-                    eprintln!("vCPU {} is refused: {error}", self.vcpu);
+                    tracing::warn!(%error, "vCPU {} is refused", self.vcpu);
                 }
                 self.travel(body.processor, order, true, still_since_ns);
                 Ok(())

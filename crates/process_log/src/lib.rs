@@ -1,4 +1,14 @@
-//! The log of a cell's process and of its guard: lines on standard error, which is the cell's log file.
+//! The log of a process: lines on standard error, with a time, a level, and a target, which is the module that wrote the line.
+//!
+//! | process | its standard error | begins its log |
+//! | --- | --- | --- |
+//! | cell, guard | the cell's log file | always |
+//! | shard | the log of its VM | always |
+//! | API | that of its starter | always |
+//! | monitor | that of its client, where [`LEVEL`] is set, else nothing | where [`LEVEL`] is set |
+//!
+//! A keeper has none: it links no formatter, and what happens to it is reported by the process that serves its VM. A frame filter writes the
+//! reason for its end alone, which that process reads. Commands print errors for people.
 
 use std::io;
 
@@ -56,6 +66,30 @@ impl Settings {
         Ok(Self { level, is_json })
     }
 
+    /// The words by which a process learns these settings that gets no environment; none for the defaults.
+    pub fn words(self) -> Vec<String> {
+        let mut words = Vec::new();
+        if self.level != LevelFilter::INFO {
+            words.push(format!("{LEVEL}={}", self.level.to_string().to_lowercase()));
+        }
+        if self.is_json {
+            words.push(format!("{FORMAT}=json"));
+        }
+        words
+    }
+
+    /// The settings in some words, as [`Self::words`] gives them; other words are left out.
+    ///
+    /// # Errors
+    /// As [`Self::of_environment`].
+    pub fn of_words(words: impl IntoIterator<Item = String>) -> io::Result<Self> {
+        let words: Vec<String> = words.into_iter().collect();
+        Self::of(|name| {
+            let value = |word: &String| Some(word.strip_prefix(name)?.strip_prefix('=')?.to_owned());
+            Ok(words.iter().find_map(value).unwrap_or_default())
+        })
+    }
+
     /// Has this process write its log so. To be called once, before the first line.
     ///
     /// # Errors
@@ -80,6 +114,23 @@ fn invalid(why: String) -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn settings_are_the_same_by_words() {
+        for level in [
+            LevelFilter::OFF,
+            LevelFilter::ERROR,
+            LevelFilter::INFO,
+            LevelFilter::TRACE,
+        ] {
+            for is_json in [false, true] {
+                let settings = Settings { level, is_json };
+                let words = ["vm".to_owned()].into_iter().chain(settings.words());
+                assert_eq!(Settings::of_words(words).unwrap(), settings);
+            }
+        }
+        assert!(Settings::of_words([format!("{LEVEL}=loud")]).is_err());
+    }
 
     #[test]
     fn variables_without_a_value_are_defaults_and_foreign_values_are_refused_with_the_help() {
