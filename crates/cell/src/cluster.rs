@@ -20,6 +20,7 @@ pub mod hosts;
 pub mod limits;
 pub mod link;
 pub mod membership;
+pub mod protocols;
 pub mod routes;
 pub mod serve;
 pub mod state;

@@ -13,12 +13,10 @@ use serde_json::{Value, json};
 use shard_api::cmdline;
 use shard_api::launch::{CoherenceLaunch, Fd, LanePipes, LaneSockets, SharedLanes};
 
-use crate::remote::lanes::{Common, Place};
+use crate::remote::lanes::{Common, LANES_MAX, Place};
 use crate::remote::talk::{Ends, LaneEnds, PartCoherence, Role};
 use crate::spanning::Span;
 
-/// Lanes of a shard at most: each is a thread, beside those of the vCPUs.
-pub(crate) const LANES_MAX: usize = 4;
 /// Pages told of as the hottest.
 const HOTTEST: usize = 20;
 /// What a lane may ask for of real-time priority: enough to come before vCPUs, and less than what hosts use themselves.

@@ -23,9 +23,8 @@ use crate::console::Console;
 use crate::frozen::Freezable;
 use crate::recorder::Recorder;
 use crate::remote::clock::leader::Step;
+pub use crate::shard_process::QUIT_LIMIT;
 
-/// How long a shard may take to end when it is told to; disks finish what is under way.
-pub const QUIT_LIMIT: Duration = Duration::from_secs(5);
 /// How long a guest may take to end before the power button is pressed again.
 const PRESS_INTERVAL: Duration = Duration::from_secs(3);
 /// How long a shard may take to answer an order; one that moves a vCPU or holds the VM still gives up before.

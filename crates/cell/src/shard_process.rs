@@ -14,12 +14,14 @@ use nix::sys::wait::WaitStatus;
 use nix::unistd::{Pid, geteuid};
 use shard_api::launch::{Ending, Order, OrderId, SandboxLaunch, SandboxPolicy};
 
-use crate::handle::QUIT_LIMIT;
 use crate::identity::Given;
 use crate::link::ShardLink;
 use crate::pidfd;
 use crate::programs::{self, BuildProgram};
 use crate::shard_log::ShardLog;
+
+/// How long a shard may take to end when it is told to; disks finish what is under way.
+pub const QUIT_LIMIT: Duration = Duration::from_secs(5);
 
 /// How long the keeper may take to report the exit of a process that has ended. One that never reports is stopped, or was taken
 /// over.

@@ -33,6 +33,7 @@ use super::limits::{HELLO_LIMIT, LOOK_AFTER, ORPHANS_LIMIT, TICK, WORD_LIMIT};
 use super::link::local::Calls;
 use super::link::{Calling, Link, Sending};
 use super::membership::{Membership, News};
+use super::protocols::protocols;
 use super::routes::Ways;
 use super::state::{Act, Awaited, CellMessage, Client, State};
 use crate::monitor::raise_file_limit;
@@ -396,6 +397,7 @@ impl Cell {
                             self.answer(client, &Answer::Refused { why });
                         }
                     }
+                    Act::TellProtocols(client) => self.answer(client, &Answer::Protocols(protocols())),
                     Act::TellAdopted(client) => {
                         let events = self.events.clone();
                         let told = move |answer| _ = events.send(Event::Known(client, answer));

@@ -11,7 +11,7 @@ use protocol::CellId;
 use protocol::agreement::{Effect, Message, Node};
 use protocol::grant::{self, Amounts, Ledger};
 use protocol::multicast::{self, Multicast, Packet};
-use registry::cluster::interface::{Answer, Ask, Host, Part, Protocols, Running, VmShare};
+use registry::cluster::interface::{Answer, Ask, Host, Part, Running, VmShare};
 use serde::{Deserialize, Serialize};
 
 use super::routes::{Route, Ways};
@@ -76,16 +76,6 @@ pub type Client = u64;
 /// Cells whose word is waited for, and how many messages each has sent so far.
 pub type Awaited = BTreeMap<CellId, u64>;
 
-/// The protocols that this program speaks.
-pub fn protocols() -> Protocols {
-    Protocols {
-        release: env!("CARGO_PKG_VERSION").to_owned(),
-        cells: super::link::VERSIONS,
-        records: crate::left::VERSIONS,
-        shards: shard_api::version::VERSIONS,
-    }
-}
-
 /// What a cell is to do.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Act {
@@ -99,6 +89,8 @@ pub enum Act {
     Adopt(Client, String, bool),
     /// Tell a client where the vCPUs of the cell's VMs are.
     TellVcpus(Client),
+    /// Tell a client which protocols this program speaks.
+    TellProtocols(Client),
     /// Tell a client when the VMs of the cell's last process are adopted.
     TellAdopted(Client),
     /// End a VM that depends on a failed cell, in which it may have run.
@@ -331,7 +323,7 @@ impl State {
             Ask::Recover { cell } => self.recover(client, cell),
             Ask::Ping => vec![Act::Answer(client, Answer::Done)],
             Ask::Vcpus => vec![Act::TellVcpus(client)],
-            Ask::Protocols => vec![Act::Answer(client, Answer::Protocols(protocols()))],
+            Ask::Protocols => vec![Act::TellProtocols(client)],
             Ask::Trial if self.early.is_none() => vec![Act::TellAdopted(client)],
             Ask::Trial => {
                 self.trials.push(client);

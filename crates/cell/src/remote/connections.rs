@@ -22,7 +22,7 @@ use super::talk::{Ends, Hello, LaneEnds, PartRequest, Reach, Role};
 use crate::cluster::callers::{Callers, HANDSHAKE_LIMIT, Unproven};
 use crate::cluster::hosts::Hosts;
 use crate::cluster::link::{PATIENCE, stream};
-use crate::coherence::LANES_MAX;
+use crate::remote::lanes::LANES_MAX;
 
 /// Connections that a part has in one boot at most: control, clock, and with each other part a link and two for each lane.
 const ADMITTED_MAX: usize = 2 + 63 * (1 + 2 * LANES_MAX);

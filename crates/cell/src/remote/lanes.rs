@@ -29,8 +29,9 @@ use urpc::pipe::Pipe;
 
 use crate::cluster::link::proof::{self, Proof};
 use crate::cluster::link::shared::links_bytes;
-use crate::coherence::LANES_MAX;
 
+/// Lanes of a shard at most: each is a thread, beside those of the vCPUs.
+pub(crate) const LANES_MAX: usize = 4;
 const PAGE_BYTES: u64 = 4096;
 /// 16 KiB: 1,000 messages.
 const CONTROL_WORDS: usize = 1 << 11;

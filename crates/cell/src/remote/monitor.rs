@@ -37,11 +37,11 @@ use crate::cluster::link::stream::{beating, write_to};
 use crate::cluster::tenure::{Tenure, begin_part};
 use crate::coherence::{self, pipes_of, without_memory};
 use crate::control_group::ControlGroup;
-use crate::handle::QUIT_LIMIT;
 use crate::identity::{Given, Place};
 use crate::monitor::raise_file_limit;
 use crate::programs::{ProgramError, Programs};
 use crate::shard_log::ShardLog;
+use crate::shard_process::QUIT_LIMIT;
 use crate::shard_process::{self, ShardProcess};
 
 /// How long the home may take to come for a place that it has been given.

@@ -30,7 +30,8 @@ use crate::programs::ProgramError;
 use crate::remote::clock::keeper::Keeper as ClockKeeper;
 use crate::shard_log::ShardLog;
 use crate::shard_process::{self, ShardProcess};
-use crate::spanning::{Boot, Span};
+use crate::spanning::Span;
+use crate::spanning::boot::Boot;
 
 /// A boot that is to be started.
 pub(super) struct NewBoot<'a> {

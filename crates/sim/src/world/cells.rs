@@ -379,6 +379,7 @@ impl World {
                 Act::Adopt(..)
                 | Act::TellVcpus(_)
                 | Act::TellAdopted(_)
+                | Act::TellProtocols(_)
                 | Act::AwaitOrphans
                 | Act::EndVm { .. }
                 | Act::AwaitEnd(_)

@@ -9,7 +9,7 @@ use protocol::CellId;
 use protocol::grant::{Amounts, Effect, Refusal};
 use registry::cluster::interface::{Answer, Part, Place, Running, VmShare};
 
-use super::view::KnownCell;
+use super::view::{KnownCell, list};
 use super::{Act, Client, Key, Said, State, Value};
 
 /// Who waits for a cell to have memory or to give it back, in the order of its answers: the client, and the bytes.
@@ -33,11 +33,6 @@ pub(super) fn used(running: &[Running], home: u16) -> Amounts {
         }
     }
     used
-}
-
-pub(super) fn list(amounts: &Amounts) -> Vec<Part> {
-    let parts = amounts.iter().map(|(cell, bytes)| (*cell, *bytes));
-    parts.map(|(cell, bytes)| Part { cell, bytes }).collect()
 }
 
 impl State {

@@ -116,6 +116,7 @@ impl World {
                 | Act::Adopt(..)
                 | Act::TellVcpus(_)
                 | Act::TellAdopted(_)
+                | Act::TellProtocols(_)
                 | Act::End => {}
             }
         }

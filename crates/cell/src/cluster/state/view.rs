@@ -4,7 +4,13 @@ use config::cluster::CellPlan;
 use protocol::grant::Amounts;
 use registry::cluster::interface::{CellStatus, Part, Status, VmShare};
 
-use super::{Key, State, Value, loans};
+use super::{Key, State, Value};
+
+/// Amounts by cell, as clients get them.
+pub(super) fn list(amounts: &Amounts) -> Vec<Part> {
+    let parts = amounts.iter().map(|(cell, bytes)| (*cell, *bytes));
+    parts.map(|(cell, bytes)| Part { cell, bytes }).collect()
+}
 
 /// A cell, as the table has it.
 pub(super) struct KnownCell<'a> {
@@ -75,7 +81,7 @@ impl State {
                 life: self.life(cell.number),
                 failed: self.has_failed(cell.number),
                 given_bytes: here().map(|vm| vm.share.memory_bytes).sum(),
-                lent: loans::list(cell.lent),
+                lent: list(cell.lent),
                 borrowed: self.borrowed_by(cell.number),
                 vcpus: here().map(|vm| vm.share.vcpus).sum(),
                 vms: here().map(|vm| vm.name.to_owned()).collect(),

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use cell::cluster::state::protocols;
+use cell::cluster::protocols::protocols;
 use cell::programs::Programs;
 use miette::{IntoDiagnostic, Result, miette};
 use registry::cluster::client::Connection;
