@@ -1,6 +1,7 @@
-//! One node and one stripe of pages.
+//! One node and one stripe of pages: events go in, a list of effects comes out ([`Effect`] says in which order they are performed).
 
 mod ahead;
+mod effect;
 mod holder;
 mod owner;
 #[cfg(test)]
@@ -8,36 +9,11 @@ mod tests;
 
 use crate::manager::Managed;
 use crate::state::{Stage, State};
+pub use effect::{EFFECTS_MAX, Effect};
+
 use crate::{
     Access, Body, Contents, Counters, Layout, LayoutError, Message, NodeId, Nodes, Page, Refusal, Right, Want,
 };
-
-/// What the driver does for an engine, in the order of the calls, each before it returns.
-pub trait Effects {
-    /// Send a message, once and without loss; if it carries the page, with the bytes that this has now. They are not read by the
-    /// engine's caller any later: the page may change, or be gone, right after.
-    fn send(&mut self, to: NodeId, message: Message);
-
-    /// Take rights away. On return no processor of this node can use more than `to` any more, nor has anything it wrote to the
-    /// page still to reach its bytes.
-    fn restrict(&mut self, page: Page, to: Right);
-
-    /// Keep the bytes that came with the message that is being received, as the page's. No right comes with them; `grant` follows,
-    /// with [`Contents::Kept`], when others have given up their copies.
-    fn store(&mut self, page: Page);
-
-    /// Map the page and wake all who wait for it, also those who asked for more: they fault again. The page is *held* from
-    /// now on, until [`Engine::used`].
-    fn grant(&mut self, page: Page, right: Right, contents: Contents);
-
-    /// A page that this node discards is fresh: no processor anywhere can use it, and what this node has in its place is to count for
-    /// nothing before this returns. Wake all who wait for it: they fault again.
-    fn forget(&mut self, page: Page);
-
-    /// Map the page for reading, with the bytes that came with the message that is being received. Nobody waits for it, and it is
-    /// not held.
-    fn came_ahead(&mut self, page: Page);
-}
 
 /// What came of a fault at once.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -53,9 +29,9 @@ pub enum Faulted {
 /// What came of a discard at once.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Discarded {
-    /// The page is fresh, and [`Effects::forget`] has been told.
+    /// The page is fresh: [`Effect::Forget`] is among the effects.
     Done,
-    /// It will be, later, and that told.
+    /// It will be, later: [`Effect::Forget`] follows with another event.
     Waits,
     /// Nothing: a processor of this node waits for it, or has not used it yet; or a copy was asked for ahead, and there is no answer yet.
     InUse,
@@ -73,37 +49,43 @@ pub struct Engine {
 }
 
 /// One page's part in an event.
-struct Turn<'a, E: Effects> {
+struct Turn<'a> {
     me: NodeId,
     manager: NodeId,
     nodes: Nodes,
     page: Page,
     state: &'a mut State,
     counters: &'a mut Counters,
-    effects: &'a mut E,
+    effects: &'a mut Vec<Effect>,
 }
 
-impl<E: Effects> Turn<'_, E> {
+impl Turn<'_> {
     fn send(&mut self, to: NodeId, body: Body) {
         let page = self.page;
         let message = Message { page, body };
         self.counters.messages_sent += 1;
         self.counters.pages_sent += u64::from(message.carries_page());
-        self.effects.send(to, message);
+        self.effects.push(Effect::Send { to, message });
     }
 
     /// Leaves processors no more than that.
     fn restrict(&mut self, to: Right) {
         if self.state.right > to {
             self.state.right = to;
-            self.effects.restrict(self.page, to);
+            let page = self.page;
+            self.effects.push(Effect::Restrict { page, to });
         }
     }
 
     fn grant(&mut self, right: Right, contents: Contents) {
         self.state.right = right;
         self.state.is_held = true;
-        self.effects.grant(self.page, right, contents);
+        let page = self.page;
+        self.effects.push(Effect::Grant {
+            page,
+            right,
+            contents,
+        });
     }
 
     /// A fault begins something.
@@ -157,7 +139,7 @@ impl Engine {
     ///
     /// # Panics
     /// If the page is not of this stripe.
-    pub fn fault(&mut self, page: Page, access: Access, effects: &mut impl Effects) -> Faulted {
+    pub fn fault(&mut self, page: Page, access: Access, effects: &mut Vec<Effect>) -> Faulted {
         let place = self.own_place(page);
         let mut turn = self.turn(page, place, effects);
         let was_owner = turn.state.is_owner();
@@ -195,7 +177,7 @@ impl Engine {
     }
 
     /// Asks for a page that this node does not own and has not asked for.
-    fn ask(&mut self, page: Page, place: usize, access: Access, effects: &mut impl Effects) {
+    fn ask(&mut self, page: Page, place: usize, access: Access, effects: &mut Vec<Effect>) {
         let mut turn = self.turn(page, place, effects);
         turn.state.stage = Stage::Asked(access.into());
         let (me, manager) = (turn.me, turn.manager);
@@ -225,12 +207,12 @@ impl Engine {
     }
 
     /// Nobody needs what is in a page that this node manages: it is to be fresh again, owned here, with no copy anywhere, as at the
-    /// start. What is written to it meanwhile may be lost; what is written once [`Effects::forget`] was told is not. Said again
+    /// start. What is written to it before [`Effect::Forget`] may be lost; what is written after that is not. Said again
     /// before that, it is one request.
     ///
     /// # Panics
     /// If the page is not of this stripe, or another node manages it.
-    pub fn discard(&mut self, page: Page, effects: &mut impl Effects) -> Discarded {
+    pub fn discard(&mut self, page: Page, effects: &mut Vec<Effect>) -> Discarded {
         let place = self.own_place(page);
         let me = self.layout.me;
         assert!(
@@ -294,7 +276,7 @@ impl Engine {
         &mut self,
         from: NodeId,
         message: Message,
-        effects: &mut impl Effects,
+        effects: &mut Vec<Effect>,
     ) -> Result<(), Refusal> {
         let Message { page, body } = message;
         if from == self.layout.me || from.0 >= self.layout.nodes {
@@ -341,7 +323,7 @@ impl Engine {
     ///
     /// # Panics
     /// If the page is not of this stripe.
-    pub fn used(&mut self, page: Page, effects: &mut impl Effects) {
+    pub fn used(&mut self, page: Page, effects: &mut Vec<Effect>) {
         let place = self.own_place(page);
         let mut turn = self.turn(page, place, effects);
         if !turn.state.is_held {
@@ -362,7 +344,7 @@ impl Engine {
         place.unwrap_or_else(|| panic!("page {page} is not of stripe {}", self.layout.stripe))
     }
 
-    fn turn<'a, E: Effects>(&'a mut self, page: Page, place: usize, effects: &'a mut E) -> Turn<'a, E> {
+    fn turn<'a>(&'a mut self, page: Page, place: usize, effects: &'a mut Vec<Effect>) -> Turn<'a> {
         Turn {
             me: self.layout.me,
             manager: self.layout.manager(page),
@@ -387,7 +369,7 @@ impl Engine {
         page: Page,
         place: usize,
         want: Want,
-        effects: &mut impl Effects,
+        effects: &mut Vec<Effect>,
     ) -> Option<()> {
         let (me, is_policy_on) = (self.layout.me, self.layout.migratory);
         let managed = *self.managed(place)?;

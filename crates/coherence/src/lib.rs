@@ -1,8 +1,8 @@
 //! One memory over several nodes, kept coherent page by page: the improved Ivy protocol (Li and Hudak) as vNUMA uses it
 //! (Chapman and Heiser, USENIX '09, sections 2.2 and 3.1), as a state machine without I/O, clock, threads or allocation.
 //!
-//! - [`Engine`]: what one node knows of the pages of one stripe. Faults and messages go in; messages to send and rights
-//!   to give and take come out, as calls of [`Effects`] in the order in which they are to be done.
+//! - [`Engine`]: what one node knows of the pages of one stripe. Faults and messages go in; a list of
+//!   [`Effect`]s comes out: messages to send, and rights to give and take. The driver performs them in the order of the list.
 //! - [`Layout`]: which nodes there are, and which of them *manages* which pages.
 //! - [`Message`]: what engines say to one another, 16 bytes each, some with the page beside them.
 //!
@@ -30,7 +30,7 @@ mod refusal;
 mod state;
 
 pub use counters::Counters;
-pub use engine::{Discarded, Effects, Engine, Faulted};
+pub use engine::{Discarded, EFFECTS_MAX, Effect, Engine, Faulted};
 pub use layout::{Home, Layout, LayoutError};
 pub use message::{Body, Bytes, MESSAGE_BYTES, Malformed, Message};
 pub use node::{MAX_NODES, NodeId, Nodes};

@@ -72,7 +72,7 @@ impl Access {
 /// Where the bytes of a granted page are.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum Contents {
-    /// Here already: processors could read the page, or it was stored ([`crate::Effects::store`]).
+    /// Here already: processors could read the page, or it was stored ([`crate::Effect::Store`]).
     Kept,
     /// They came with the message that is being received.
     Arrived,

@@ -3,7 +3,7 @@
 use std::alloc::{GlobalAlloc, Layout as Memory, System};
 use std::cell::Cell;
 
-use coherence::{Access, Contents, Discarded, Effects, Engine, Layout, Message, NodeId, Page, Right};
+use coherence::{Access, Discarded, EFFECTS_MAX, Effect, Engine, Layout, Message, NodeId, Page};
 
 thread_local! {
     /// By this thread: those that run tests allocate when they like.
@@ -32,26 +32,30 @@ static COUNTED: Counted = Counted;
 const NODES: u16 = 4;
 const PAGES: u32 = 64;
 
-/// Messages on their way, in room that is there before.
-#[derive(Default)]
-struct Way(Vec<(NodeId, NodeId, Message)>);
+/// Messages under way, and the list of effects, in room that exists before.
+struct Network {
+    under_way: Vec<(NodeId, NodeId, Message)>,
+    effects: Vec<Effect>,
+    most_effects: usize,
+}
 
-struct Hands<'a>(NodeId, &'a mut Way);
-
-impl Effects for Hands<'_> {
-    fn send(&mut self, to: NodeId, message: Message) {
-        self.1.0.push((self.0, to, message));
+impl Network {
+    /// Passes one event to a node's engine, and performs its effects.
+    fn turn<T>(
+        &mut self,
+        node: NodeId,
+        engine: &mut Engine,
+        event: impl FnOnce(&mut Engine, &mut Vec<Effect>) -> T,
+    ) -> T {
+        let result = event(engine, &mut self.effects);
+        self.most_effects = self.most_effects.max(self.effects.len());
+        for effect in self.effects.drain(..) {
+            if let Effect::Send { to, message } = effect {
+                self.under_way.push((node, to, message));
+            }
+        }
+        result
     }
-
-    fn restrict(&mut self, _: Page, _: Right) {}
-
-    fn store(&mut self, _: Page) {}
-
-    fn grant(&mut self, _: Page, _: Right, _: Contents) {}
-
-    fn forget(&mut self, _: Page) {}
-
-    fn came_ahead(&mut self, _: Page) {}
 }
 
 #[test]
@@ -63,7 +67,11 @@ fn nothing_is_allocated_once_engines_are_made() {
         })
     };
     let mut engines: Vec<Engine> = (0..NODES).map(|me| engine(me).expect("a layout")).collect();
-    let mut way = Way(Vec::with_capacity(1024));
+    let mut network = Network {
+        under_way: Vec::with_capacity(1024),
+        effects: Vec::with_capacity(EFFECTS_MAX),
+        most_effects: 0,
+    };
 
     let (mut messages, mut discards) = (0, 0);
     let before = ALLOCATIONS.get();
@@ -73,25 +81,30 @@ fn nothing_is_allocated_once_engines_are_made() {
                 let is_write = (round + u32::from(node.0) + page.0) % 3 == 0;
                 let access = if is_write { Access::Write } else { Access::Read };
                 if (round + page.0) % 5 == u32::from(node.0) {
-                    engine.ask_ahead(page, &mut Hands(node, &mut way));
+                    network.turn(node, engine, |engine, effects| engine.ask_ahead(page, effects));
                 }
-                engine.fault(page, access, &mut Hands(node, &mut way));
+                network.turn(node, engine, |engine, effects| {
+                    engine.fault(page, access, effects)
+                });
                 if (round + page.0).is_multiple_of(5) && engine.manager(page) == node {
-                    discards +=
-                        u64::from(engine.discard(page, &mut Hands(node, &mut way)) != Discarded::InUse);
+                    let discarded =
+                        network.turn(node, engine, |engine, effects| engine.discard(page, effects));
+                    discards += u64::from(discarded != Discarded::InUse);
                 }
             }
             loop {
-                while let Some((from, to, message)) = way.0.pop() {
+                while let Some((from, to, message)) = network.under_way.pop() {
                     messages += 1;
                     let engine = &mut engines[usize::from(to.0)];
-                    let is_taken = engine.receive(from, message, &mut Hands(to, &mut way));
+                    let is_taken = network.turn(to, engine, |engine, effects| {
+                        engine.receive(from, message, effects)
+                    });
                     assert_eq!(is_taken, Ok(()));
                 }
                 for (node, engine) in (0..NODES).map(NodeId).zip(&mut engines) {
-                    engine.used(page, &mut Hands(node, &mut way));
+                    network.turn(node, engine, |engine, effects| engine.used(page, effects));
                 }
-                if way.0.is_empty() {
+                if network.under_way.is_empty() {
                     break;
                 }
             }
@@ -100,5 +113,6 @@ fn nothing_is_allocated_once_engines_are_made() {
     let after = ALLOCATIONS.get();
     assert!(messages > 10_000, "{messages} messages");
     assert!(discards > 100, "{discards} discards");
+    assert!(network.most_effects >= usize::from(NODES), "invalidations to all others");
     assert_eq!(after - before, 0);
 }

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use coherence::{Access, Body, Contents, Effects, Message, NodeId, Page, Right, Want};
+use coherence::{Access, Body, Contents, Effect, Message, NodeId, Page, Right, Want};
 
 use self::post::Gathered;
 use crate::PAGE_BYTES;
@@ -338,8 +338,27 @@ impl Hands {
     }
 }
 
-impl Effects for Hands {
-    fn send(&mut self, to: NodeId, message: Message) {
+/// What an engine requires. What goes wrong is kept until the lane looks ([`Hands::failed`]): the effects that follow are of a node that
+/// ends.
+impl Hands {
+    /// Performs one effect, completely.
+    pub fn perform(&mut self, effect: Effect) {
+        match effect {
+            Effect::Send { to, message } => self.send_message(to, message),
+            Effect::Restrict { page, to } => self.restrict(page, to),
+            // Its bytes were received to where they belong.
+            Effect::Store { .. } => {}
+            Effect::Grant {
+                page,
+                right,
+                contents,
+            } => self.grant(page, right, contents),
+            Effect::Forget { page } => self.forget(page),
+            Effect::MapPrefetched { page } => self.map_prefetched(page),
+        }
+    }
+
+    fn send_message(&mut self, to: NodeId, message: Message) {
         let node = usize::from(to.0);
         let page = self.region.unstriped(message.page.0);
         let frame = message.encode();
@@ -383,10 +402,6 @@ impl Effects for Hands {
         let page = self.region.unstriped(page.0);
         let result = self.region.restrict(page, to);
         self.kernel(page, "restrict", result);
-    }
-
-    fn store(&mut self, _page: Page) {
-        // Its bytes were received to where they belong.
     }
 
     fn grant(&mut self, page: Page, right: Right, contents: Contents) {
@@ -439,7 +454,7 @@ impl Effects for Hands {
         self.forgotten.push(page);
     }
 
-    fn came_ahead(&mut self, page: Page) {
+    fn map_prefetched(&mut self, page: Page) {
         let page = self.region.unstriped(page.0);
         self.lands_no_more(page);
         let result = self.region.open(page, Right::Read);

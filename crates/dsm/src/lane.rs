@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use coherence::{Access, Body, Engine, Faulted, Message, NodeId, Page, Right, Want};
+use coherence::{Access, Body, EFFECTS_MAX, Effect, Engine, Faulted, Message, NodeId, Page, Right, Want};
 use urpc::poll::PollTime;
 
 use self::discarding::Discarding;
@@ -46,6 +46,8 @@ const LOOKS: u32 = 8;
 pub struct Lane {
     number: u16,
     engine: Engine,
+    /// Of the event that the engine handles now; empty between two events.
+    effects: Vec<Effect>,
     hands: Hands,
     ending: Arc<Ending>,
     shared: Arc<Mutex<Meter>>,
@@ -97,6 +99,7 @@ impl Lane {
         Self {
             number,
             engine,
+            effects: Vec::with_capacity(EFFECTS_MAX),
             hands,
             ending,
             shared,
@@ -170,6 +173,15 @@ impl Lane {
         }
     }
 
+    /// Passes an event to the engine, and performs its effects in their order before it returns.
+    fn turn<T>(&mut self, event: impl FnOnce(&mut Engine, &mut Vec<Effect>) -> T) -> T {
+        let result = event(&mut self.engine, &mut self.effects);
+        for effect in self.effects.drain(..) {
+            self.hands.perform(effect);
+        }
+        result
+    }
+
     /// Takes what faults there are. Whether there were any.
     fn take_faults(&mut self) -> Result<bool, End> {
         let mut faults = [Fault::NONE; FAULTS_MAX];
@@ -205,7 +217,7 @@ impl Lane {
             }
             let striped = Page(self.hands.region.striped(page));
             self.hands.gather();
-            let faulted = self.engine.fault(striped, access, &mut self.hands);
+            let faulted = self.turn(|engine, effects| engine.fault(striped, access, effects));
             match access {
                 _ if faulted != Faulted::Waits => {}
                 Access::Read => self.ask_ahead(page),
@@ -234,7 +246,7 @@ impl Lane {
         for page in self.ahead.reads(page, end, is_here) {
             if !self.ahead.was_taken(page) && self.hands.is_plain(page) {
                 let striped = Page(self.hands.region.striped(page));
-                self.engine.ask_ahead(striped, &mut self.hands);
+                self.turn(|engine, effects| engine.ask_ahead(striped, effects));
             }
         }
     }
@@ -252,7 +264,7 @@ impl Lane {
             let striped = Page(self.hands.region.striped(page));
             if self.hands.is_plain(page) && self.engine.is_absent(striped) {
                 self.hands.fills.asks(page);
-                self.engine.fault(striped, Access::Write, &mut self.hands);
+                self.turn(|engine, effects| engine.fault(striped, Access::Write, effects));
             }
         }
     }
@@ -366,12 +378,12 @@ impl Lane {
             }
             self.note_ahead(page, message.body);
         }
-        self.engine
-            .receive(NodeId(node as u16), message, &mut self.hands)
+        let from = NodeId(node as u16);
+        self.turn(|engine, effects| engine.receive(from, message, effects))
             .map_err(|refusal| End::Nonsense(format!("{}: {refusal}", self.hands.name(node))))?;
         while let Some(page) = self.hands.unheld.pop() {
             let page = Page(self.hands.region.striped(page));
-            self.engine.used(page, &mut self.hands);
+            self.turn(|engine, effects| engine.used(page, effects));
         }
         self.check()
     }
@@ -447,7 +459,7 @@ impl Lane {
                 self.hands.want(hold.page);
             }
             let page = Page(self.hands.region.striped(hold.page));
-            self.engine.used(page, &mut self.hands);
+            self.turn(|engine, effects| engine.used(page, effects));
         }
         verdict
     }

@@ -5,7 +5,7 @@
 //! the copy away), that is held or collected for, or that somebody waits for; and of one that migrates the manager declines.
 //! Ownership is never given so: also a manager that asks ahead is a reader as any other.
 
-use super::{Effects, Engine, Turn};
+use super::{Effect, Engine, Turn};
 use crate::state::{Maybe, Stage, Taker};
 use crate::{Access, Body, Bytes, NodeId, Page, Right};
 
@@ -15,7 +15,7 @@ impl Engine {
     ///
     /// # Panics
     /// If the page is not of this stripe.
-    pub fn ask_ahead(&mut self, page: Page, effects: &mut impl Effects) -> bool {
+    pub fn ask_ahead(&mut self, page: Page, effects: &mut Vec<Effect>) -> bool {
         let place = self.own_place(page);
         let mut turn = self.turn(page, place, effects);
         if turn.state.stage != Stage::Guest || turn.state.right != Right::None {
@@ -45,7 +45,7 @@ impl Engine {
         requester: NodeId,
         page: Page,
         place: usize,
-        effects: &mut impl Effects,
+        effects: &mut Vec<Effect>,
     ) -> Option<()> {
         let (me, is_policy_on) = (self.layout.me, self.layout.migratory);
         let order = self.managed(place)?.order_ahead(requester, is_policy_on)?;
@@ -64,7 +64,7 @@ impl Engine {
     }
 }
 
-impl<E: Effects> Turn<'_, E> {
+impl Turn<'_> {
     /// Somebody here wants a page that was asked for ahead.
     pub(super) fn join(&mut self, access: Access) {
         self.counters.joined += u64::from(self.state.stage == Stage::Ahead);
@@ -116,7 +116,8 @@ impl<E: Effects> Turn<'_, E> {
             self.grant(Right::Read, contents);
         } else if self.state.invalidator == Maybe::NOBODY {
             self.state.right = Right::Read;
-            self.effects.came_ahead(self.page);
+            let page = self.page;
+            self.effects.push(Effect::MapPrefetched { page });
         } else {
             // It was overtaken, and nobody has waited for it: it is as if it had never come.
             self.give_up_if_asked();

@@ -1,10 +1,10 @@
 //! A node that wants a page, or has a copy of one.
 
-use super::{Effects, Turn};
+use super::{Effect, Turn};
 use crate::state::{Maybe, Stage, Taker};
 use crate::{Body, Bytes, Contents, NodeId, Nodes, Right, Want};
 
-impl<E: Effects> Turn<'_, E> {
+impl Turn<'_> {
     /// A copy has come.
     pub(super) fn copy(&mut self, bytes: Bytes) -> Option<()> {
         let state = &self.state;
@@ -64,7 +64,8 @@ impl<E: Effects> Turn<'_, E> {
             Want::Read => self.grant(Right::Read, contents),
             Want::Write => {
                 if contents == Contents::Arrived && !copyset.is_empty() {
-                    self.effects.store(self.page);
+                    let page = self.page;
+                    self.effects.push(Effect::Store { page });
                 }
                 self.collect(contents);
             }

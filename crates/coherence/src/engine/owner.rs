@@ -1,11 +1,11 @@
 //! A node that owns a page, or will.
 
-use super::{Effects, Turn};
+use super::{Effect, Turn};
 use crate::manager::takes_ownership;
 use crate::state::{Stage, Taker};
 use crate::{Access, Body, Bytes, Contents, NodeId, Nodes, Right, Want};
 
-impl<E: Effects> Turn<'_, E> {
+impl Turn<'_> {
     /// A processor of the owner needs more than it has.
     pub(super) fn use_own(&mut self, access: Access) {
         let contents = match self.state.right {
@@ -44,7 +44,8 @@ impl<E: Effects> Turn<'_, E> {
         self.state.stage = Stage::Owner;
         self.state.is_fresh = true;
         self.counters.discarded += 1;
-        self.effects.forget(self.page);
+        let page = self.page;
+        self.effects.push(Effect::Forget { page });
         self.serve();
     }
 

@@ -1,6 +1,6 @@
 use std::collections::{BTreeSet, VecDeque};
 
-use coherence::{Access, Body, Contents, Effects, Engine, Layout, Message, NodeId, Page, Right};
+use coherence::{Access, Body, Effect, Engine, Layout, Message, NodeId, Page, Right};
 
 use super::*;
 
@@ -175,42 +175,6 @@ struct Two {
     granted: Vec<(usize, Page)>,
 }
 
-struct Hands<'a>(usize, &'a mut Two);
-
-impl Effects for Hands<'_> {
-    fn send(&mut self, to: NodeId, message: Message) {
-        let page = message.page.0;
-        match message.body {
-            Body::Ask { .. } | Body::AskAhead => {
-                assert!(
-                    self.1.asked.insert(page),
-                    "asked for page {page} again before the answer"
-                );
-            }
-            Body::Copy { .. } | Body::Ownership { .. } | Body::Decline => assert!(self.1.asked.remove(&page)),
-            _ => {}
-        }
-        self.1.way.push_back((usize::from(to.0), message));
-    }
-
-    fn restrict(&mut self, page: Page, to: Right) {
-        self.1.rights[self.0][page.0 as usize] = to;
-    }
-
-    fn store(&mut self, _: Page) {}
-
-    fn grant(&mut self, page: Page, right: Right, _: Contents) {
-        self.1.rights[self.0][page.0 as usize] = right;
-        self.1.granted.push((self.0, page));
-    }
-
-    fn forget(&mut self, _: Page) {}
-
-    fn came_ahead(&mut self, page: Page) {
-        self.1.rights[self.0][page.0 as usize] = Right::Read;
-    }
-}
-
 const PAGES: u32 = 200;
 
 impl Two {
@@ -235,11 +199,41 @@ impl Two {
         }
     }
 
-    fn with<T>(&mut self, node: usize, event: impl FnOnce(&mut Engine, &mut Hands<'_>) -> T) -> T {
-        let mut engine = self.engines[node].clone();
-        let result = event(&mut engine, &mut Hands(node, self));
-        self.engines[node] = engine;
+    fn with<T>(&mut self, node: usize, event: impl FnOnce(&mut Engine, &mut Vec<Effect>) -> T) -> T {
+        let mut effects = Vec::new();
+        let result = event(&mut self.engines[node], &mut effects);
+        for effect in effects {
+            self.perform(node, effect);
+        }
         result
+    }
+
+    fn perform(&mut self, node: usize, effect: Effect) {
+        match effect {
+            Effect::Send { to, message } => {
+                let page = message.page.0;
+                match message.body {
+                    Body::Ask { .. } | Body::AskAhead => {
+                        assert!(
+                            self.asked.insert(page),
+                            "asked for page {page} again before the answer"
+                        );
+                    }
+                    Body::Copy { .. } | Body::Ownership { .. } | Body::Decline => {
+                        assert!(self.asked.remove(&page));
+                    }
+                    _ => {}
+                }
+                self.way.push_back((usize::from(to.0), message));
+            }
+            Effect::Restrict { page, to } => self.rights[node][page.0 as usize] = to,
+            Effect::Grant { page, right, .. } => {
+                self.rights[node][page.0 as usize] = right;
+                self.granted.push((node, page));
+            }
+            Effect::MapPrefetched { page } => self.rights[node][page.0 as usize] = Right::Read,
+            Effect::Store { .. } | Effect::Forget { .. } => {}
+        }
     }
 
     /// One message, whichever it is; what it grants is used.
@@ -255,13 +249,13 @@ impl Two {
             }
         }
         let from = NodeId(1 - to as u16);
-        self.with(to, |engine, hands| engine.receive(from, message, hands).unwrap());
+        self.with(to, |engine, effects| engine.receive(from, message, effects).unwrap());
         self.use_all();
     }
 
     fn use_all(&mut self) {
         for (node, page) in std::mem::take(&mut self.granted) {
-            self.with(node, |engine, hands| engine.used(page, hands));
+            self.with(node, |engine, effects| engine.used(page, effects));
         }
     }
 }
@@ -288,7 +282,7 @@ fn no_page_is_asked_for_twice_before_its_answer_and_windows_are_bounded() {
                     if two.rights[1][page as usize] != Right::None {
                         continue;
                     }
-                    two.with(1, |engine, hands| engine.fault(Page(page), Access::Read, hands));
+                    two.with(1, |engine, effects| engine.fault(Page(page), Access::Read, effects));
                     let rights = two.rights[1].clone();
                     let end = (page / 64 + 1) * 64;
                     let range =
@@ -296,13 +290,13 @@ fn no_page_is_asked_for_twice_before_its_answer_and_windows_are_bounded() {
                     assert!(range.len() <= WINDOW_MAX as usize && range.start > page || range.is_empty());
                     assert!(range.is_empty() || range.end <= end.min(PAGES), "{range:?}");
                     for page in range {
-                        let was_asked = two.with(1, |engine, hands| engine.ask_ahead(Page(page), hands));
+                        let was_asked = two.with(1, |engine, effects| engine.ask_ahead(Page(page), effects));
                         total += u32::from(was_asked);
                     }
                 }
                 4 => {
                     let page = Page(random.u32(..PAGES));
-                    two.with(0, |engine, hands| engine.fault(page, Access::Write, hands));
+                    two.with(0, |engine, effects| engine.fault(page, Access::Write, effects));
                     two.use_all();
                 }
                 _ => two.deliver(&mut ahead, &mut random),

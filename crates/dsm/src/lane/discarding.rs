@@ -215,7 +215,7 @@ impl Lane {
                 for page in run {
                     begun |= todo.bit(page);
                     let striped = Page(self.hands.region.striped(page));
-                    self.engine.discard(striped, &mut self.hands);
+                    self.turn(|engine, effects| engine.discard(striped, effects));
                 }
                 self.hands.freed = 0..0;
                 continue;
@@ -229,7 +229,7 @@ impl Lane {
                 self.judge(hold, now);
             }
             let striped = Page(self.hands.region.striped(page));
-            match self.engine.discard(striped, &mut self.hands) {
+            match self.turn(|engine, effects| engine.discard(striped, effects)) {
                 Discarded::Done => begun |= todo.bit(page),
                 Discarded::Waits => {
                     begun |= todo.bit(page);

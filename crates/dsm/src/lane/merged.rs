@@ -39,7 +39,7 @@ impl Lane {
                         merging.taken.push(page);
                     }
                     self.hands.merging = Some(merging);
-                    let had = self.engine.fault(Page(page), Access::Write, &mut self.hands);
+                    let had = self.turn(|engine, effects| engine.fault(Page(page), Access::Write, effects));
                     if had == Faulted::Allowed {
                         self.hands.shut(page);
                         self.hands.todo.push_back(Todo::Taken(page));
@@ -55,7 +55,7 @@ impl Lane {
                     merging.parked = later;
                     self.hands.merging = Some(merging);
                     self.hands.let_in(page);
-                    self.engine.used(Page(page), &mut self.hands);
+                    self.turn(|engine, effects| engine.used(Page(page), effects));
                     for (node, frame) in now {
                         self.act(node, frame)?;
                     }

@@ -2,34 +2,26 @@
 
 use proptest::prelude::*;
 
-use crate::engine::{Discarded, Effects, Engine};
+use crate::engine::{Discarded, EFFECTS_MAX, Effect, Engine};
 use crate::{
-    Access, Body, Bytes, Contents, Home, Layout, LayoutError, MESSAGE_BYTES, Message, NodeId, Nodes, Page,
-    Refusal, Right, Want,
+    Access, Body, Bytes, Home, Layout, LayoutError, MESSAGE_BYTES, Message, NodeId, Nodes, Page,
+    Refusal, Want,
 };
-
-/// Does nothing.
-struct Nowhere;
-
-impl Effects for Nowhere {
-    fn send(&mut self, to: NodeId, message: Message) {
-        assert!(to.0 < NODES, "{message:?} to {to}");
-        assert_eq!(Message::decode(&message.encode()), Ok(message));
-    }
-
-    fn restrict(&mut self, _: Page, _: Right) {}
-
-    fn store(&mut self, _: Page) {}
-
-    fn grant(&mut self, _: Page, _: Right, _: Contents) {}
-
-    fn forget(&mut self, _: Page) {}
-
-    fn came_ahead(&mut self, _: Page) {}
-}
 
 const NODES: u16 = 3;
 const PAGES: u32 = 6;
+
+/// Checks what an event requires of the driver, and empties the list.
+fn check(effects: &mut Vec<Effect>) {
+    assert!(effects.len() <= EFFECTS_MAX, "{effects:?}");
+    for effect in effects.drain(..) {
+        assert!(effect.page().0 < PAGES, "{effect:?}");
+        if let Effect::Send { to, message } = effect {
+            assert!(to.0 < NODES, "{message:?} to {to}");
+            assert_eq!(Message::decode(&message.encode()), Ok(message));
+        }
+    }
+}
 
 fn engine(me: u16) -> Engine {
     let layout = Layout {
@@ -101,26 +93,29 @@ proptest! {
     #[test]
     fn any_messages(me in 0..NODES, events in proptest::collection::vec(event(), 0..300)) {
         let mut engine = engine(me);
+        let mut effects = Vec::with_capacity(EFFECTS_MAX);
         for event in events {
             match event {
                 Event::Fault(page, access) => {
-                    engine.fault(page, access, &mut Nowhere);
+                    engine.fault(page, access, &mut effects);
                 }
-                Event::Used(page) => engine.used(page, &mut Nowhere),
+                Event::Used(page) => engine.used(page, &mut effects),
                 Event::Discard(page) if engine.manager(page) == NodeId(me) => {
-                    engine.discard(page, &mut Nowhere);
+                    engine.discard(page, &mut effects);
                 }
                 Event::Discard(_) => {}
                 Event::Ahead(page) => {
-                    engine.ask_ahead(page, &mut Nowhere);
+                    engine.ask_ahead(page, &mut effects);
                 }
                 Event::Receive(from, message) => {
                     let before = engine.clone();
-                    if engine.receive(from, message, &mut Nowhere).is_err() {
+                    if engine.receive(from, message, &mut effects).is_err() {
                         prop_assert_eq!(&engine, &before);
+                        prop_assert!(effects.is_empty());
                     }
                 }
             }
+            check(&mut effects);
         }
     }
 
@@ -144,7 +139,7 @@ fn strangers_pages_elsewhere_and_messages_out_of_turn_are_refused() {
         page: Page(0),
         body: Body::Invalidate,
     };
-    let mut receive = |from, message: Message| engine.receive(NodeId(from), message, &mut Nowhere);
+    let mut receive = |from, message: Message| engine.receive(NodeId(from), message, &mut Vec::new());
     assert_eq!(receive(0, invalidate), Err(Refusal::Stranger(NodeId(0))));
     assert_eq!(receive(NODES, invalidate), Err(Refusal::Stranger(NodeId(NODES))));
     let page = Page(PAGES);
@@ -175,10 +170,10 @@ fn only_a_pages_manager_has_it_discarded_and_no_bytes_come_then() {
     let say = |body| Message { page, body };
     let ask = |access| say(Body::Ask { access });
     assert_eq!(
-        manager.receive(NodeId(2), ask(Access::Write), &mut Nowhere),
+        manager.receive(NodeId(2), ask(Access::Write), &mut Vec::new()),
         Ok(())
     );
-    owner.fault(page, Access::Write, &mut Nowhere);
+    owner.fault(page, Access::Write, &mut Vec::new());
     let ownership = |want, bytes| {
         say(Body::Ownership {
             want,
@@ -188,10 +183,10 @@ fn only_a_pages_manager_has_it_discarded_and_no_bytes_come_then() {
     };
     // Who asked to write is not told to discard.
     let told = ownership(Want::Discard, Bytes::Fresh);
-    assert!(owner.receive(NodeId(1), told, &mut Nowhere).is_err());
+    assert!(owner.receive(NodeId(1), told, &mut Vec::new()).is_err());
     let given = ownership(Want::Write, Bytes::Fresh);
-    assert_eq!(owner.receive(NodeId(1), given, &mut Nowhere), Ok(()));
-    owner.used(page, &mut Nowhere);
+    assert_eq!(owner.receive(NodeId(1), given, &mut Vec::new()), Ok(()));
+    owner.used(page, &mut Vec::new());
     let forward = |requester| {
         say(Body::Forward {
             requester: NodeId(requester),
@@ -199,9 +194,9 @@ fn only_a_pages_manager_has_it_discarded_and_no_bytes_come_then() {
             reads: 0,
         })
     };
-    assert!(owner.receive(NodeId(1), forward(0), &mut Nowhere).is_err());
-    assert_eq!(owner.receive(NodeId(1), forward(1), &mut Nowhere), Ok(()));
-    assert_eq!(manager.discard(page, &mut Nowhere), Discarded::Waits);
+    assert!(owner.receive(NodeId(1), forward(0), &mut Vec::new()).is_err());
+    assert_eq!(owner.receive(NodeId(1), forward(1), &mut Vec::new()), Ok(()));
+    assert_eq!(manager.discard(page, &mut Vec::new()), Discarded::Waits);
     for (want, bytes) in [
         (Want::Discard, Bytes::Beside),
         (Want::Discard, Bytes::Kept),
@@ -210,11 +205,11 @@ fn only_a_pages_manager_has_it_discarded_and_no_bytes_come_then() {
     ] {
         let message = ownership(want, bytes);
         assert!(
-            manager.receive(NodeId(2), message, &mut Nowhere).is_err(),
+            manager.receive(NodeId(2), message, &mut Vec::new()).is_err(),
             "{want:?} {bytes:?}"
         );
     }
-    assert_eq!(manager.receive(NodeId(2), told, &mut Nowhere), Ok(()));
+    assert_eq!(manager.receive(NodeId(2), told, &mut Vec::new()), Ok(()));
     assert!(manager.is_alone(page) && owner.is_absent(page));
     // Nobody asks for a discard by a message.
     let mut asks = ask(Access::Read).encode();
@@ -291,7 +286,7 @@ fn stripes_share_out_all_pages_and_each_manages_its_own() {
                         access: Access::Write,
                     },
                 };
-                assert_eq!(engine.receive(NodeId(1), ask, &mut Nowhere).is_ok(), is_manager);
+                assert_eq!(engine.receive(NodeId(1), ask, &mut Vec::new()).is_ok(), is_manager);
             }
         }
     }

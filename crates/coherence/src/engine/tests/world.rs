@@ -2,7 +2,7 @@
 //!
 //! Contents are numbers: each write writes its own. Whatever a processor or an effect shows to be wrong ends in `broken`.
 
-use crate::engine::{Discarded, Effects, Engine, Faulted};
+use crate::engine::{Discarded, EFFECTS_MAX, Effect, Engine, Faulted};
 use crate::state::Stage;
 use crate::{
     Access, Body, Contents, Counters, Layout, MESSAGE_BYTES, Message, NodeId, Nodes, Page, Refusal, Right,
@@ -94,8 +94,6 @@ pub struct Outside {
     pub ahead: Vec<Nodes>,
     pub outbox: Vec<Packet>,
     pub broken: Option<&'static str>,
-    /// The event that is being handled has had a page forgotten.
-    forgot: bool,
 }
 
 /// One node's hands in it.
@@ -166,7 +164,23 @@ impl Outside {
     }
 }
 
-impl Effects for Hands<'_> {
+impl Hands<'_> {
+    /// Performs one effect.
+    fn perform(&mut self, effect: Effect) {
+        match effect {
+            Effect::Send { to, message } => self.send(to, message),
+            Effect::Restrict { page, to } => self.restrict(page, to),
+            Effect::Store { page } => self.store(page),
+            Effect::Grant {
+                page,
+                right,
+                contents,
+            } => self.grant(page, right, contents),
+            Effect::Forget { page } => self.forget(page),
+            Effect::MapPrefetched { page } => self.map_prefetched(page),
+        }
+    }
+
     fn send(&mut self, to: NodeId, message: Message) {
         let page = message.page;
         let right = *self.right(page);
@@ -261,7 +275,6 @@ impl Effects for Hands<'_> {
         }
         *self.stored(page) = false;
         self.outside.latest[at(page.0)] = 0;
-        self.outside.forgot = true;
         for processor in &mut self.outside.processors[at(self.me.0)] {
             if processor.waits == Some(page.0) {
                 processor.waits = None;
@@ -274,7 +287,7 @@ impl Effects for Hands<'_> {
         }
     }
 
-    fn came_ahead(&mut self, page: Page) {
+    fn map_prefetched(&mut self, page: Page) {
         if *self.right(page) != Right::None {
             self.outside.breaks("granted what was there");
         }
@@ -319,7 +332,6 @@ impl World {
                 ahead: vec![Nodes::NONE; pages],
                 outbox: Vec::new(),
                 broken: None,
-                forgot: false,
             },
         }
     }
@@ -330,8 +342,10 @@ impl World {
         node: u16,
         page: Page,
         arriving: Option<u32>,
-        event: impl FnOnce(&mut Engine, &mut Hands) -> T,
+        event: impl FnOnce(&mut Engine, &mut Vec<Effect>) -> T,
     ) -> T {
+        let mut effects = Vec::new();
+        let result = event(&mut self.engines[at(node)], &mut effects);
         let outside = &mut self.outside;
         let me = NodeId(node);
         let mut hands = Hands {
@@ -339,8 +353,12 @@ impl World {
             arriving,
             outside,
         };
-        let result = event(&mut self.engines[at(node)], &mut hands);
-        hands.outside.forgot = false;
+        if effects.len() > EFFECTS_MAX {
+            hands.outside.breaks("more effects than one event may have");
+        }
+        for effect in effects {
+            hands.perform(effect);
+        }
         let is_absent = self.engines[at(node)].is_absent(page);
         if is_absent && (*hands.stored(page) || *hands.right(page) > Right::None) {
             hands.outside.breaks("said to have nothing of it, and has");
@@ -388,8 +406,8 @@ impl World {
         let engine = &self.engines[at(node)];
         let place = engine.layout.place(page).expect("there");
         let was_guest = engine.states[place].stage == Stage::Guest;
-        let faulted = self.turn(node, page, None, |engine, hands| {
-            engine.fault(page, access, hands)
+        let faulted = self.turn(node, page, None, |engine, effects| {
+            engine.fault(page, access, effects)
         });
         let processor = &self.outside.processors[at(node)][processor];
         let is_answered = processor.waits.is_none();
@@ -411,8 +429,9 @@ impl World {
         let engine = &self.engines[at(node)];
         let was_guest = engine.states[at(page.0)].stage == Stage::Guest;
         let was_alone = engine.is_alone(page);
-        let (discarded, forgot) = self.turn(node, page, None, |engine, hands| {
-            (engine.discard(page, hands), hands.outside.forgot)
+        let (discarded, forgot) = self.turn(node, page, None, |engine, effects| {
+            let discarded = engine.discard(page, effects);
+            (discarded, effects.contains(&Effect::Forget { page }))
         });
         if forgot != (discarded == Discarded::Done) || was_alone != forgot {
             self.outside.breaks("another answer than what was done");
@@ -430,7 +449,7 @@ impl World {
 
     /// A node asks for a copy that none of its processors waits for. Whether it asked.
     pub fn ask_ahead(&mut self, node: u16, page: Page) -> bool {
-        self.turn(node, page, None, |engine, hands| engine.ask_ahead(page, hands))
+        self.turn(node, page, None, |engine, effects| engine.ask_ahead(page, effects))
     }
 
     /// Whether somebody has asked ahead for a page and has no answer yet, or this node, which manages it, has a copy so.
@@ -468,8 +487,8 @@ impl World {
         }
         let right = |world: &Self| world.outside.rights[at(packet.to)][at(page.0)];
         let (had, was_held) = (right(self), self.engines[at(packet.to)].is_held(page));
-        let result = self.turn(packet.to, page, packet.contents, |engine, hands| {
-            engine.receive(from, message, hands)
+        let result = self.turn(packet.to, page, packet.contents, |engine, effects| {
+            engine.receive(from, message, effects)
         });
         if was_held && right(self) < had {
             self.outside.breaks("taken away before it was used");
@@ -479,7 +498,7 @@ impl World {
 
     /// Whoever faulted has used the page, or has had its time.
     pub fn used(&mut self, node: u16, page: Page) {
-        self.turn(node, page, None, |engine, hands| engine.used(page, hands));
+        self.turn(node, page, None, |engine, effects| engine.used(page, effects));
     }
 
     /// Whether a processor that waited for the page has not moved since it came.
