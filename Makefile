@@ -79,6 +79,7 @@ lint:
 	cargo clippy --release --workspace --all-targets --features bench/channels --locked -- -D warnings
 	@! cargo tree --locked -p cell -p console -p sim -p shard_api -e normal --prefix none | grep -E '^(kvm-|vm-memory|linux-loader|shard v)' || { echo "lint: a cell, the API or the simulator links KVM or guest memory; see ARCHITECTURE.md" >&2; exit 1; }
 	@! cargo tree --locked -p console -e normal --prefix none | grep -E '^cell v' || { echo "lint: the API links the monitor; see ARCHITECTURE.md" >&2; exit 1; }
+	@! cargo tree --locked -p shard -e normal --prefix none | grep -E '^dsm_bench v' || { echo "lint: a shard links the benches of its memory; see ARCHITECTURE.md" >&2; exit 1; }
 	RUSTFLAGS="--cfg fuzzing" cargo clippy --release --manifest-path fuzz/Cargo.toml --target-dir $${CARGO_TARGET_DIR:-target}/fuzz --all-targets --locked -- -D warnings
 	scripts/deny.sh
 

@@ -4,7 +4,7 @@
 # (rustup's has, Debian's has not).
 set -euo pipefail
 cd "$(dirname "$0")/.."
-[ $# -gt 0 ] || set -- agent cell diskstore dsm hostinfo lab registry shard shard_api urpc
+[ $# -gt 0 ] || set -- agent cell diskstore dsm dsm_bench hostinfo lab registry shard shard_api urpc
 host=$(rustc -vV | sed -n 's/^host: //p')
 if ! compgen -G "$(rustc --print sysroot)/lib/rustlib/$host/lib/librustc-*_rt.asan.a" >/dev/null; then
     echo "sanitize: this Rust has no address sanitizer; help: use a toolchain of rustup" >&2

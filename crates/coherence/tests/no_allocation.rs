@@ -113,6 +113,9 @@ fn nothing_is_allocated_once_engines_are_made() {
     let after = ALLOCATIONS.get();
     assert!(messages > 10_000, "{messages} messages");
     assert!(discards > 100, "{discards} discards");
-    assert!(network.most_effects >= usize::from(NODES), "invalidations to all others");
+    assert!(
+        network.most_effects >= usize::from(NODES),
+        "invalidations to all others"
+    );
     assert_eq!(after - before, 0);
 }

@@ -250,7 +250,7 @@ fn blocks(region: &Region, pages: Range<u32>) -> impl Iterator<Item = Block> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::region::Ways;
+    use crate::region::RegionOptions;
 
     #[test]
     fn a_block_tells_its_pages_and_runs() {
@@ -273,7 +273,7 @@ mod tests {
     #[test]
     fn all_pages_and_no_others_are_in_blocks_of_one_lane_each() {
         for (pages, lanes) in [(4096, 1), (4096, 3), (100, 1), (8, 2), (1, 1)] {
-            let region = Region::with(pages, lanes, None, Ways::default()).unwrap();
+            let region = Region::with(pages, lanes, None, RegionOptions::default()).unwrap();
             for range in [0..pages, 1..pages, 5..6, 63..65, 64..pages / 2, 7..7, 0..u32::MAX] {
                 let mut found = Vec::new();
                 for block in blocks(&region, range.clone()) {

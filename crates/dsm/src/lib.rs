@@ -1,11 +1,11 @@
 //! One shared memory for ordinary processes on several hosts, and the memory of a VM that spans cells or hosts.
 //!
-//! The protocol is the crate `coherence`; this one drives it:
+//! The protocol is the crate `coherence`; this one drives it. Benches and programs on it are the crate `dsm_bench`:
 //!
 //! - [`region`]: the memory, with what each page allows;
 //! - [`userfault`]: how the kernel tells of threads that wait, and is told to let them go on;
 //! - [`lane`]: the threads that serve faults and messages, each a part of the pages;
-//! - [`link`], [`wire`], [`stream`], [`meeting`]: streams between nodes, what carries them, and how nodes meet;
+//! - [`link`], [`wire`]: streams between nodes, and what carries them;
 //! - [`hold`]: how long a page that has come stays; [`heat`]: which come most often; [`ahead`]: which are asked for before anybody wants them;
 //! - [`merging`]: page tables of a guest, which are open to all nodes at once; [`causal`]: what that asks of other threads; [`batches`]: what their
 //!   messages come after;
@@ -16,8 +16,8 @@
 //! ends, and all others with it, each with the reason. Other nodes are trusted with the memory, and with nothing else.
 
 mod ahead;
-pub mod bare;
 mod batches;
+mod calibration;
 mod causal;
 mod clock;
 mod discards;
@@ -30,31 +30,29 @@ mod hold;
 mod lane;
 mod latency;
 mod link;
-mod meeting;
 mod merging;
 mod meter;
 mod node;
 mod region;
-mod session;
-mod shared;
-mod stream;
+mod server_thread;
+mod shape;
 mod userfault;
 mod wire;
-pub mod work;
 
 pub use batches::{Batches, SHARERS_MAX};
+pub use calibration::{answering, touch};
 pub use causal::Causal;
+pub use clock::{now_ns, ran_ns};
 pub use discards::Discards;
 pub use ending::End;
 pub use latency::Latency;
-pub use link::Link;
-pub use meeting::{LANES_MAX, Met, Shape, follow, lead};
+pub use link::{FRAME_BYTES, Link, PAGE_FRAME_BYTES};
 pub use meter::{Meter, Stalls};
 pub use node::{Node, NodeError, Polls, Prepared, Settings, Site, Spawn, Step};
-pub use region::{Method, PAGES_MAX, Region, RegionError};
-pub use session::{Session, SessionError, serve};
-pub use stream::{Means, Peer, Security, StreamError, listen};
-pub use userfault::{DEVICE as USERFAULT_DEVICE, SERVING as USERFAULT_SERVING};
+pub use region::{Method, PAGES_MAX, Region, RegionError, RegionOptions};
+pub use server_thread::prepare_server_thread;
+pub use shape::{LANES_MAX, Shape};
+pub use userfault::{DEVICE as USERFAULT_DEVICE, SERVING as USERFAULT_SERVING, Told};
 pub use wire::Pipes;
 
 /// Bytes of a page.

@@ -8,14 +8,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use coherence::{Engine, Home, Layout, LayoutError, NodeId, Page};
-use nix::sched::{CpuSet, sched_setaffinity};
-use nix::unistd::Pid;
 
 use crate::PAGE_BYTES;
-use crate::bare;
 use crate::batches::SHARERS_MAX;
+use crate::calibration::enough_ns;
 use crate::causal::Causal;
-use crate::clock::ran_ns;
 use crate::discards::{Discards, Mailbox};
 use crate::ending::{End, Ending, Hook};
 use crate::hands::Hands;
@@ -23,19 +20,11 @@ use crate::heat::Heat;
 use crate::lane::Lane;
 use crate::latency::Latency;
 use crate::link::Link;
-use crate::meeting::Shape;
 use crate::merging::Merging;
 use crate::meter::Meter;
-use crate::region::{Method, Region, RegionError, Ways};
-
-/// Above every ordinary thread, so that a page is served before who spins for it; below the kernel's own.
-const PRIORITY: libc::c_int = 10;
-/// Faults by which their cost to a thread is found.
-const SAMPLES: u32 = 32;
-/// Faults timed together, since reading a thread's time costs a part of a fault.
-const BATCH: u32 = 4;
-/// The least and the most time that a thread is to run before its page goes, nanoseconds.
-const ENOUGH_NS: std::ops::RangeInclusive<u64> = 2_000..=500_000;
+use crate::region::{Method, Region, RegionError, RegionOptions};
+use crate::server_thread::prepare_server_thread;
+use crate::shape::Shape;
 
 /// When a lane that has nothing to do polls a while, before it sleeps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -135,16 +124,16 @@ impl Prepared {
     /// # Errors
     /// [`NodeError`].
     pub fn new(me: u16, shape: Shape, settings: &Settings, site: Site<'_>) -> Result<Self, NodeError> {
-        let mut ways = Ways {
+        let mut options = RegionOptions {
             device: site.device,
-            ..Ways::default()
+            ..RegionOptions::default()
         };
         let enough_ns = match settings.enough_ns {
             Some(ns) => ns,
-            None => enough_ns(shape.method, ways)?,
+            None => enough_ns(shape.method, options)?,
         };
-        ways.name = site.name.unwrap_or(ways.name);
-        let region = Region::with(shape.pages, shape.lanes, shape.method, ways)?;
+        options.name = site.name.unwrap_or(options.name);
+        let region = Region::with(shape.pages, shape.lanes, shape.method, options)?;
         let layout = layout(me, shape, site.homes, &region);
         layout.check()?;
         Ok(Self {
@@ -281,7 +270,7 @@ impl Node {
             let realtime = settings.realtime;
             let (prepared, was_prepared) = std::sync::mpsc::channel();
             let first = move || {
-                let _ = prepared.send(prepare(cpu, realtime));
+                let _ = prepared.send(prepare_server_thread(cpu, realtime));
             };
             let thread = spawn(
                 format!("lane {number}"),
@@ -429,72 +418,4 @@ fn layout(me: u16, shape: Shape, homes: &[u32], region: &Region) -> Layout {
     }
     layout.migratory = shape.migratory;
     layout
-}
-
-/// Sets up the lane's thread. What this host does not permit of it.
-pub(crate) fn prepare(cpu: Option<usize>, realtime: bool) -> Option<String> {
-    // SAFETY: a number for this thread alone: its timers come as exactly as they can.
-    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
-    if let Some(cpu) = cpu {
-        let mut set = CpuSet::new();
-        let pinned = set
-            .set(cpu)
-            .and_then(|()| sched_setaffinity(Pid::from_raw(0), &set));
-        if let Err(error) = pinned {
-            return Some(format!("the lanes can't be kept on CPU {cpu}: {error}"));
-        }
-    }
-    if realtime {
-        let parameters = libc::sched_param {
-            sched_priority: PRIORITY,
-        };
-        // SAFETY: this thread's own priority.
-        if unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &parameters) } != 0 {
-            let error = std::io::Error::last_os_error();
-            return Some(format!(
-                "real-time priority is refused ({error}): a busy host serves faults late; run as root or raise RLIMIT_RTPRIO"
-            ));
-        }
-    }
-    None
-}
-
-/// How long a thread has run that has gone on after a fault, by faults of its own in a memory of its own: twice what all of a
-/// fault costs it.
-fn enough_ns(method: Option<Method>, ways: Ways<'_>) -> Result<u64, NodeError> {
-    let region = Region::with(SAMPLES, 1, method, ways)?;
-    (0..region.pages()).for_each(|page| region.clear(page));
-    let costs_ns = bare::answering(&region, true, || {
-        let thread = nix::unistd::gettid().as_raw();
-        let cost_ns = |first: u32| {
-            let before = ran_ns(thread).unwrap_or(0);
-            (first..first + BATCH).for_each(|page| bare::touch(&region, page));
-            (ran_ns(thread).unwrap_or(0) - before) / u64::from(BATCH)
-        };
-        (0..SAMPLES).step_by(BATCH as usize).map(cost_ns).collect()
-    });
-    Ok((2 * median(costs_ns)).clamp(*ENOUGH_NS.start(), *ENOUGH_NS.end()))
-}
-
-/// The median, on which a batch that something else interrupted has no influence. The machine below a virtual one can take its CPU
-/// for milliseconds, which count as the thread's own.
-fn median(mut costs_ns: Vec<u64>) -> u64 {
-    costs_ns.sort_unstable();
-    costs_ns.get(costs_ns.len() / 2).copied().unwrap_or(0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_batch_of_faults_that_was_interrupted_does_not_prolong_holds() {
-        let quiet = [1_500, 1_400, 1_600, 1_500, 1_450, 1_550, 1_500, 1_500];
-        assert_eq!(median(quiet.to_vec()), 1_500);
-        let mut interrupted = quiet.to_vec();
-        interrupted[3] = 5_000_000;
-        interrupted[6] = 900_000;
-        assert!(median(interrupted) <= 1_600, "more than each quiet batch");
-        assert_eq!(median(Vec::new()), 0);
-    }
 }

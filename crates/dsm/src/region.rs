@@ -38,9 +38,9 @@ pub enum Method {
     Copy,
 }
 
-/// What else can be chosen of a region.
+/// What can be chosen of a region beside its size.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ways<'a> {
+pub struct RegionOptions<'a> {
     /// Whom faults are told to.
     pub told: Told,
     /// `/dev/userfaultfd`, opened by somebody who may.
@@ -49,7 +49,7 @@ pub(crate) struct Ways<'a> {
     pub name: &'a CStr,
 }
 
-impl Default for Ways<'_> {
+impl Default for RegionOptions<'_> {
     fn default() -> Self {
         Self {
             told: Told::Reader,
@@ -104,15 +104,15 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// A new region, of which no page can be used yet, and whose faults come by `lanes` descriptors, in these ways.
+    /// A new region, of which no page can be used yet, and whose faults come by `lanes` descriptors, in these options.
     ///
     /// # Errors
     /// [`RegionError`].
-    pub(crate) fn with(
+    pub fn with(
         pages: u32,
         lanes: u16,
         method: Option<Method>,
-        ways: Ways<'_>,
+        options: RegionOptions<'_>,
     ) -> Result<Self, RegionError> {
         if pages == 0 || pages > PAGES_MAX {
             return Err(RegionError::Size(pages));
@@ -121,7 +121,7 @@ impl Region {
         let row_pages = row_pages(pages, lanes);
         let pages = pages.next_multiple_of(row_pages * u32::from(lanes));
         let refused = |what| move |error: nix::Error| RegionError::Refused(what, error.into());
-        let file: File = memfd_create(ways.name, MFdFlags::MFD_CLOEXEC)
+        let file: File = memfd_create(options.name, MFdFlags::MFD_CLOEXEC)
             .map_err(refused("create"))?
             .into();
         let bytes = pages as usize * PAGE_BYTES;
@@ -144,17 +144,19 @@ impl Region {
         region.keep_small_and_here(bytes)?;
         region.method = match method {
             Some(method) => method,
-            None => region.best_method(ways.device)?,
+            None => region.best_method(options.device)?,
         };
         if region.method == Method::Copy {
             let shadow =
-                File::from(memfd_create(ways.name, MFdFlags::MFD_CLOEXEC).map_err(refused("create"))?);
+                File::from(memfd_create(options.name, MFdFlags::MFD_CLOEXEC).map_err(refused("create"))?);
             nix::unistd::ftruncate(&shadow, bytes as i64).map_err(refused("size"))?;
             region.shadow = Some(map(&shadow, bytes)?);
             region.shadow_file = Some(shadow);
         }
         for _ in 0..region.lanes {
-            region.userfaults.push(Userfault::open(ways.told, ways.device)?);
+            region
+                .userfaults
+                .push(Userfault::open(options.told, options.device)?);
         }
         for row in (0..pages).step_by(region.row_pages as usize) {
             let end = row + region.row_pages;

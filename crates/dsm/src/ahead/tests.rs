@@ -249,7 +249,9 @@ impl Two {
             }
         }
         let from = NodeId(1 - to as u16);
-        self.with(to, |engine, effects| engine.receive(from, message, effects).unwrap());
+        self.with(to, |engine, effects| {
+            engine.receive(from, message, effects).unwrap()
+        });
         self.use_all();
     }
 
@@ -282,7 +284,9 @@ fn no_page_is_asked_for_twice_before_its_answer_and_windows_are_bounded() {
                     if two.rights[1][page as usize] != Right::None {
                         continue;
                     }
-                    two.with(1, |engine, effects| engine.fault(Page(page), Access::Read, effects));
+                    two.with(1, |engine, effects| {
+                        engine.fault(Page(page), Access::Read, effects)
+                    });
                     let rights = two.rights[1].clone();
                     let end = (page / 64 + 1) * 64;
                     let range =

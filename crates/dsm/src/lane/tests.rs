@@ -6,8 +6,8 @@ use coherence::{Access, Body, Bytes, Message, Page};
 
 use crate::PAGE_BYTES;
 use crate::link::{FRAME_BYTES, Link};
-use crate::meeting::Shape;
 use crate::node::{Node, Settings};
+use crate::shape::Shape;
 
 const SOON: Duration = Duration::from_secs(20);
 /// Of which each of three nodes manages a third.

@@ -11,8 +11,8 @@ use coherence::{Access, Body, Bytes};
 use super::*;
 use crate::ending::End;
 use crate::link::{FRAME_BYTES, Link};
-use crate::meeting::Shape;
 use crate::node::{Node, Settings};
+use crate::shape::Shape;
 
 const LIMIT: Duration = Duration::from_secs(20);
 /// Long enough for what is wrong to show.

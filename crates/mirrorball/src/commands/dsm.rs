@@ -9,7 +9,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand, ValueEnum};
-use dsm::{End, Means, Node, Peer, Polls, Security, Settings};
+use dsm::{End, Node, Polls, Settings};
+use dsm_bench::{Means, Peer, Security};
 use miette::{Result, miette};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
@@ -110,10 +111,10 @@ fn serve(args: &ServeArgs) -> Result<ExitCode> {
     args.host.keep_to_cpus()?;
     let security = args.host.security()?;
     let means = args.host.means(&security);
-    let listener = dsm::listen(&args.listen).map_err(|error| miette!("{error}"))?;
+    let listener = dsm_bench::listen(&args.listen).map_err(|error| miette!("{error}"))?;
     let address = listener.local_addr().map_err(|error| miette!("{error}"))?;
     println!("{address}");
-    dsm::serve(&listener, means, &args.host.settings(), lost, say_notes)
+    dsm_bench::serve(&listener, means, &args.host.settings(), lost, say_notes)
         .map_err(|error| miette!("{error}"))?;
     Ok(ExitCode::SUCCESS)
 }

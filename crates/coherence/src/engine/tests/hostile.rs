@@ -4,8 +4,8 @@ use proptest::prelude::*;
 
 use crate::engine::{Discarded, EFFECTS_MAX, Effect, Engine};
 use crate::{
-    Access, Body, Bytes, Home, Layout, LayoutError, MESSAGE_BYTES, Message, NodeId, Nodes, Page,
-    Refusal, Want,
+    Access, Body, Bytes, Home, Layout, LayoutError, MESSAGE_BYTES, Message, NodeId, Nodes, Page, Refusal,
+    Want,
 };
 
 const NODES: u16 = 3;
@@ -286,7 +286,10 @@ fn stripes_share_out_all_pages_and_each_manages_its_own() {
                         access: Access::Write,
                     },
                 };
-                assert_eq!(engine.receive(NodeId(1), ask, &mut Vec::new()).is_ok(), is_manager);
+                assert_eq!(
+                    engine.receive(NodeId(1), ask, &mut Vec::new()).is_ok(),
+                    is_manager
+                );
             }
         }
     }

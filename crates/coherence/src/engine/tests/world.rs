@@ -449,7 +449,9 @@ impl World {
 
     /// A node asks for a copy that none of its processors waits for. Whether it asked.
     pub fn ask_ahead(&mut self, node: u16, page: Page) -> bool {
-        self.turn(node, page, None, |engine, effects| engine.ask_ahead(page, effects))
+        self.turn(node, page, None, |engine, effects| {
+            engine.ask_ahead(page, effects)
+        })
     }
 
     /// Whether somebody has asked ahead for a page and has no answer yet, or this node, which manages it, has a copy so.

@@ -7,8 +7,8 @@ use std::time::Duration;
 use super::*;
 use crate::PAGE_BYTES;
 use crate::link::Link;
-use crate::meeting::Shape;
 use crate::node::{Node, Settings};
+use crate::shape::Shape;
 
 const PAGES: u32 = 1024;
 const SOON: Duration = Duration::from_secs(20);

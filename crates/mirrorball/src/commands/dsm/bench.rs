@@ -7,9 +7,9 @@ use std::process::ExitCode;
 
 use clap::Args;
 use dsm::Meter;
-use dsm::bare::{Answers, Waits, faults_ns, memory};
-use dsm::work::kernels::Scale;
-use dsm::work::{Answer, Job, Order, Touch};
+use dsm_bench::baseline::{Answers, Waits, faults_ns, memory};
+use dsm_bench::work::kernels::Scale;
+use dsm_bench::work::{Answer, Job, Order, Touch};
 use miette::{IntoDiagnostic, Result, bail, miette};
 use serde::Serialize;
 

@@ -1,8 +1,8 @@
 //! `mirrorball dsm bench --kernels`: programs on one node and on all, and what they waited for.
 
 use dsm::Meter;
-use dsm::work::kernels::{Figures, Kernel, Part, Phase, Run, Scale};
-use dsm::work::{Answer, Job};
+use dsm_bench::work::kernels::{Figures, Kernel, Part, Phase, Run, Scale};
+use dsm_bench::work::{Answer, Job};
 use miette::{IntoDiagnostic, Result, bail, miette};
 use serde::Serialize;
 

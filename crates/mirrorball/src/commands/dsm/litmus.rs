@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use clap::Args;
 use dsm::Meter;
-use dsm::work::litmus::{CPUS_MAX, PAGES, Run, Tally, Test};
-use dsm::work::{Answer, Job};
+use dsm_bench::work::litmus::{CPUS_MAX, PAGES, Run, Tally, Test};
+use dsm_bench::work::{Answer, Job};
 use miette::{IntoDiagnostic, Result, bail, miette};
 use serde::Serialize;
 

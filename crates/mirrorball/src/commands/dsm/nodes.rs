@@ -6,7 +6,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
-use dsm::{Method, Peer, Session, Shape};
+use dsm::{Method, Shape};
+use dsm_bench::{Peer, Session};
 use miette::{Result, miette};
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::Pid;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use dsm::Meter;
-use dsm::work::{Job, Order, Touch};
+use dsm_bench::work::{Job, Order, Touch};
 use miette::{Result, miette};
 use serde::Serialize;
 

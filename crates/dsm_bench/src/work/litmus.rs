@@ -21,12 +21,12 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
+use dsm::Node;
 use serde::{Deserialize, Serialize};
 
 pub use program::{Outcome, Test};
 
 use super::Answer;
-use crate::node::Node;
 use crate::shared::{Barrier, PAGE_WORDS, Words};
 use program::{Place, Seen};
 

@@ -1,6 +1,6 @@
 //! Streams between nodes, plain or with TLS, and typed messages on them.
 //!
-//! Each message is its length and then its bytes. That is for meeting and for orders; pages go by [`crate::link`].
+//! Each message is its length and then its bytes. That is for meeting and for orders; pages go by [`dsm::Link`].
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};

@@ -5,8 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::time::Duration;
 
-use crate::PAGE_BYTES;
-use crate::node::Node;
+use dsm::{Node, PAGE_BYTES};
 
 /// Words of 8 bytes in a page.
 pub const PAGE_WORDS: usize = PAGE_BYTES / 8;

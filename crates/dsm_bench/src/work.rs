@@ -6,10 +6,8 @@ mod touch;
 
 use std::ops::Range;
 
+use dsm::{Meter, Node};
 use serde::{Deserialize, Serialize};
-
-use crate::meter::Meter;
-use crate::node::Node;
 
 pub use touch::{Order, Touch};
 
@@ -46,7 +44,7 @@ pub enum Job {
         /// How many.
         count: u32,
         /// How.
-        waits: crate::bare::Waits,
+        waits: crate::baseline::Waits,
         /// At real-time priority, as lanes are.
         realtime: bool,
     },

@@ -4,15 +4,12 @@ use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::ptr;
 
+use dsm::{FRAME_BYTES, PAGE_BYTES, PAGE_FRAME_BYTES, now_ns, prepare_server_thread};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use urpc::host::SharedPipe;
 use urpc::pipe::{Pipe, Reader, Writer};
 
 use super::SILENCE_MS;
-use crate::PAGE_BYTES;
-use crate::clock::now_ns;
-use crate::link::{FRAME_BYTES, PAGE_FRAME_BYTES};
-use crate::node::prepare;
 
 /// Words of a pipe: 128 KiB, as between hosts.
 const WORDS: usize = 1 << 14;
@@ -41,14 +38,14 @@ pub fn requests_ns(count: u32, cpu: usize, realtime: bool) -> io::Result<Vec<u64
     let (mut near, mut far) = (side(0, room)?, side(room, 0)?);
     std::thread::scope(|scope| {
         let answers = scope.spawn(move || {
-            prepare(Some(cpu), realtime);
+            prepare_server_thread(Some(cpu), realtime);
             (0..count).try_for_each(|_| {
                 far.receive(&mut [0; FRAME_BYTES])?;
                 far.send(&[7; PAGE_FRAME_BYTES])
             })
         });
         let asks = scope.spawn(move || {
-            prepare(None, realtime);
+            prepare_server_thread(None, realtime);
             let one = |_| {
                 let before = now_ns();
                 near.send(&[1; FRAME_BYTES])?;

@@ -10,17 +10,18 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use dsm::work::kernels::{self, Kernel};
-use dsm::work::litmus::{self, Test};
-use dsm::work::{Answer, Job, Order, Touch};
-use dsm::{End, Means, Peer, Security, Session, Settings, Shape};
+use dsm::{End, Settings, Shape};
+use dsm_bench::work::kernels::{self, Kernel};
+use dsm_bench::work::litmus::{self, Test};
+use dsm_bench::work::{Answer, Job, Order, Touch};
+use dsm_bench::{Means, Peer, Security, Session};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
 mod ends;
 mod pages;
 mod programs;
-#[path = "../support/mod.rs"]
+#[path = "../../../dsm/tests/support/mod.rs"]
 mod support;
 
 use support::{LIMIT, shape, within, word};
@@ -37,7 +38,7 @@ const LISTENS: &str = "listens at ";
 fn being_another_node() {
     let Ok(role) = std::env::var(ROLE) else { return };
     nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL).unwrap();
-    let listener = dsm::listen("127.0.0.1:0").unwrap();
+    let listener = dsm_bench::listen("127.0.0.1:0").unwrap();
     println!("\n{LISTENS}{}", listener.local_addr().unwrap());
     let lost = |end: &End| {
         println!("lost: {end}");
@@ -51,7 +52,7 @@ fn being_another_node() {
         security: &security(&role, "east"),
         memory: memory.as_deref(),
     };
-    dsm::serve(&listener, means, &settings, lost, |_| {}).unwrap();
+    dsm_bench::serve(&listener, means, &settings, lost, |_| {}).unwrap();
 }
 
 /// Of a node that shares a CPU with others, as `mirrorball dsm bench` has them if there are more nodes than CPUs.

@@ -11,10 +11,10 @@ mod tsp;
 
 use std::sync::atomic::AtomicU64;
 
+use dsm::Node;
 use serde::{Deserialize, Serialize};
 
 use super::Answer;
-use crate::node::Node;
 use crate::shared::{Barrier, PAGE_WORDS, Words, locked};
 
 use log::Log;

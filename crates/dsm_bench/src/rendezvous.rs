@@ -10,32 +10,14 @@ use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use dsm::{LANES_MAX, Link, PAGES_MAX, Shape};
 use serde::{Deserialize, Serialize};
 
 use self::memory::Memory;
-use crate::link::Link;
-use crate::region::{Method, PAGES_MAX};
 use crate::stream::{self, MEETING_LIMIT, Means, Peer, Security, StreamError};
 
 /// Changes with whatever nodes say to one another.
 const VERSION: u32 = 3;
-/// The most lanes.
-pub const LANES_MAX: u16 = 32;
-
-/// What the memory is to be. The same on all nodes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Shape {
-    /// How many nodes there are.
-    pub nodes: u16,
-    /// Pages of 4 KiB, rounded up by the region.
-    pub pages: u32,
-    /// Threads that serve faults on each node, each with a part of the pages.
-    pub lanes: u16,
-    /// Whether pages that are read and then written by one node after the other are given for writing at once.
-    pub migratory: bool,
-    /// How pages get into the view, if not the best way.
-    pub method: Option<Method>,
-}
 
 /// What node 0 says first.
 #[derive(Debug, Serialize, Deserialize)]
@@ -71,7 +53,7 @@ enum First {
 
 /// What a node has once all have met.
 #[derive(Debug)]
-pub struct Met {
+pub struct Joined {
     /// Its number.
     pub me: u16,
     /// Of the memory.
@@ -91,7 +73,7 @@ type Streams = Vec<Vec<[Option<OwnedFd>; 2]>>;
 ///
 /// # Errors
 /// If one can't be reached, or is not what it should be.
-pub fn lead(shape: Shape, peers: &[Peer], means: Means<'_>) -> Result<Met, StreamError> {
+pub fn coordinate(shape: Shape, peers: &[Peer], means: Means<'_>) -> Result<Joined, StreamError> {
     let session = fastrand::u64(..);
     let security = means.security;
     let memory = means.memory.map(|path| Memory::open(path, shape)).transpose()?;
@@ -117,14 +99,14 @@ pub fn lead(shape: Shape, peers: &[Peer], means: Means<'_>) -> Result<Met, Strea
         let Ready = stream::receive(stream, Some(MEETING_LIMIT))
             .map_err(|error| broken(&peer.address, "did not find the other nodes", &error))?;
     }
-    met(0, shape, peers, streams, memory.as_ref(), orders)
+    joined(0, shape, peers, streams, memory.as_ref(), orders)
 }
 
 /// Meets the others as another node, once node 0 calls.
 ///
 /// # Errors
 /// If the others can't be reached, or are not what they should be.
-pub fn follow(listener: &TcpListener, means: Means<'_>) -> Result<Met, StreamError> {
+pub fn join(listener: &TcpListener, means: Means<'_>) -> Result<Joined, StreamError> {
     let security = means.security;
     // Streams of a session may come before its welcome does.
     let mut hellos = Vec::new();
@@ -176,7 +158,7 @@ pub fn follow(listener: &TcpListener, means: Means<'_>) -> Result<Met, StreamErr
         }
     }
     stream::send(&order, &Ready).map_err(|error| broken("node 0", "is gone", &error))?;
-    met(me, shape, &peers, streams, memory.as_ref(), vec![order])
+    joined(me, shape, &peers, streams, memory.as_ref(), vec![order])
 }
 
 /// The next stream and what it says first; none if it is not one of ours, as the one after it may be.
@@ -247,14 +229,14 @@ fn connect_to_higher(
     Ok(())
 }
 
-fn met(
+fn joined(
     me: u16,
     shape: Shape,
     peers: &[Peer],
     streams: Streams,
     memory: Option<&Memory<'_>>,
     orders: Vec<OwnedFd>,
-) -> Result<Met, StreamError> {
+) -> Result<Joined, StreamError> {
     let mut names = vec!["node 0".to_owned()];
     for (index, peer) in peers.iter().enumerate() {
         names.push(format!("node {} ({})", index + 1, peer.address));
@@ -273,7 +255,7 @@ fn met(
         }
         links.push(row);
     }
-    Ok(Met {
+    Ok(Joined {
         me,
         shape,
         links,

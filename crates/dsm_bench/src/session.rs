@@ -7,13 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use dsm::{End, Meter, Node, NodeError, Settings, Shape, prepare_server_thread};
 use serde::{Deserialize, Serialize};
 
-use crate::bare::{self, Waits};
-use crate::ending::End;
-use crate::meeting::{Met, Shape, follow, lead};
-use crate::meter::Meter;
-use crate::node::{Node, NodeError, Settings, prepare};
+use crate::baseline::{self, Waits};
+use crate::rendezvous::{Joined, coordinate, join};
 use crate::stream::{self, Means, Peer, StreamError};
 use crate::work::{self, Answer, Job};
 
@@ -67,8 +65,8 @@ impl Session {
         settings: &Settings,
         lost: fn(&End),
     ) -> Result<Self, SessionError> {
-        let met = lead(shape, peers, means.into())?;
-        let (node, others, names, parting) = start(met, settings, lost)?;
+        let joined = coordinate(shape, peers, means.into())?;
+        let (node, others, names, parting) = start(joined, settings, lost)?;
         Ok(Self {
             node,
             others,
@@ -139,7 +137,7 @@ impl Session {
         };
         self.ask(1, Order::Do(job))?;
         let stream = &self.others[0];
-        let times = as_a_lane(realtime, || bare::requests_ns(stream, count, waits));
+        let times = as_a_lane(realtime, || baseline::requests_ns(stream, count, waits));
         let times = times.map_err(|error| SessionError::Silent(self.names[1].clone(), error))?;
         self.answer(1)?;
         Ok(times)
@@ -188,7 +186,7 @@ pub fn serve<'a>(
     lost: fn(&End),
     met: fn(&Node),
 ) -> Result<(), SessionError> {
-    let (node, orders, _, parting) = start(follow(listener, means.into())?, settings, lost)?;
+    let (node, orders, _, parting) = start(join(listener, means.into())?, settings, lost)?;
     met(&node);
     let gone = |error| SessionError::Silent("node 0".into(), error);
     loop {
@@ -198,7 +196,7 @@ pub fn serve<'a>(
                 count,
                 waits,
                 realtime,
-            }) => match as_a_lane(realtime, || bare::answer_requests(&orders[0], count, waits)) {
+            }) => match as_a_lane(realtime, || baseline::answer_requests(&orders[0], count, waits)) {
                 Ok(()) => Answer::Done,
                 Err(error) => return Err(gone(error)),
             },
@@ -215,7 +213,7 @@ pub fn serve<'a>(
 
 type Started = (Node, Vec<OwnedFd>, Vec<String>, Arc<AtomicBool>);
 
-fn start(met: Met, settings: &Settings, lost: fn(&End)) -> Result<Started, SessionError> {
+fn start(joined: Joined, settings: &Settings, lost: fn(&End)) -> Result<Started, SessionError> {
     let parting = Arc::new(AtomicBool::new(false));
     let is_parting = parting.clone();
     let hook = Box::new(move |end: &End| {
@@ -223,13 +221,13 @@ fn start(met: Met, settings: &Settings, lost: fn(&End)) -> Result<Started, Sessi
             lost(end);
         }
     });
-    let Met {
+    let Joined {
         me,
         shape,
         links,
         orders,
         names,
-    } = met;
+    } = joined;
     let node = Node::start(me, shape, links, names.clone(), settings, hook)?;
     Ok((node, orders, names, parting))
 }
@@ -238,7 +236,7 @@ fn start(met: Met, settings: &Settings, lost: fn(&End)) -> Result<Started, Sessi
 fn as_a_lane<T: Send>(realtime: bool, work: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
-            prepare(None, realtime);
+            prepare_server_thread(None, realtime);
             work()
         });
         thread

@@ -8,12 +8,11 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 
+use dsm::{Pipes, Shape};
 use urpc::host::{MemoryError, SharedPipe};
 use urpc::pipe::{Pipe, Reader, WORD_BYTES, Writer};
 
-use super::Shape;
 use crate::stream::StreamError;
-use crate::wire::Pipes;
 
 /// 128 KiB: 31 pages.
 const WORDS: usize = 1 << 14;

@@ -3,11 +3,8 @@
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
+use dsm::{Meter, Node, now_ns, ran_ns};
 use serde::{Deserialize, Serialize};
-
-use crate::clock::{now_ns, ran_ns};
-use crate::meter::Meter;
-use crate::node::Node;
 
 /// After that lanes have told what they counted: they do when they sleep.
 const SETTLES: Duration = Duration::from_millis(5);

@@ -4,11 +4,10 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
+use dsm::{Node, now_ns};
 use serde::{Deserialize, Serialize};
 
 use super::Answer;
-use crate::clock::now_ns;
-use crate::node::Node;
 use crate::shared::{PAGE_WORDS, Words};
 
 /// Use each of these pages once.

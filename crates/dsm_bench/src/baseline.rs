@@ -4,23 +4,18 @@ pub mod memory;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use coherence::Right;
+use dsm::{
+    FRAME_BYTES, PAGE_FRAME_BYTES, Region, RegionError, RegionOptions, Told, answering, now_ns,
+    prepare_server_thread, touch,
+};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use urpc::poll::PollTime;
 
-use crate::PAGE_BYTES;
-use crate::clock::now_ns;
-use crate::link::{FRAME_BYTES, PAGE_FRAME_BYTES};
-use crate::node::prepare;
-use crate::region::{Region, RegionError, Ways};
-use crate::userfault::{FAULTS_MAX, Fault, Told};
-
-/// What sleeping costs, for who polls first (as [`crate::lane`] has it).
+/// What sleeping costs, for who polls first (as a lane has it).
 const SLEEP_NS: u64 = 25_000;
-/// How long the answering thread sleeps at most before it looks whether it is still needed, milliseconds.
-const LOOK_MS: u8 = 50;
 /// Nothing on a stream takes longer.
 const SILENCE_MS: u16 = 20_000;
 
@@ -37,44 +32,6 @@ pub enum Answers {
     Itself,
 }
 
-/// Writes a word of a page.
-pub fn touch(region: &Region, page: u32) {
-    assert!(page < region.pages());
-    // SAFETY: within the view.
-    unsafe { region.view().add(page as usize * PAGE_BYTES).write_volatile(1) };
-}
-
-/// Does `work` on a thread of its own, whose faults are answered here at once. Between faults this polls, or sleeps.
-pub fn answering<T: Send>(region: &Region, polls: bool, work: impl FnOnce() -> T + Send) -> T {
-    let done = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let worker = scope.spawn(|| {
-            let result = work();
-            done.store(true, Ordering::Release);
-            result
-        });
-        while !done.load(Ordering::Acquire) && !worker.is_finished() {
-            let mut faults = [Fault::NONE; FAULTS_MAX];
-            let count = region.userfault(0).read(&mut faults).unwrap_or(0);
-            for page in faults[..count]
-                .iter()
-                .filter_map(|fault| region.page_at(fault.address))
-            {
-                let _ = region.open(page, Right::Write);
-            }
-            if count == 0 && !polls {
-                let mut wait = [PollFd::new(region.userfault(0).as_fd(), PollFlags::POLLIN)];
-                let _ = poll(&mut wait, LOOK_MS);
-            } else if count == 0 {
-                std::thread::yield_now();
-            }
-        }
-        worker
-            .join()
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
-}
-
 /// How long each of `count` faults takes its thread, nanoseconds.
 ///
 /// # Errors
@@ -85,11 +42,11 @@ pub fn faults_ns(count: u32, answers: Answers, realtime: bool) -> Result<Vec<u64
     } else {
         Told::Reader
     };
-    let ways = Ways {
+    let options = RegionOptions {
         told,
-        ..Ways::default()
+        ..RegionOptions::default()
     };
-    let region = Region::with(count, 1, None, ways)?;
+    let region = Region::with(count, 1, None, options)?;
     // Their contents are there; what is measured is the fault.
     (0..region.pages()).for_each(|page| region.clear(page));
     let touch_all = || -> Vec<u64> {
@@ -104,7 +61,7 @@ pub fn faults_ns(count: u32, answers: Answers, realtime: bool) -> Result<Vec<u64
         let region = &region;
         let measured = scope.spawn(move || match answers {
             Answers::SameCpu => {
-                prepare(None, realtime);
+                prepare_server_thread(None, realtime);
                 answering(region, false, || {
                     ordinary();
                     touch_all()
@@ -113,7 +70,7 @@ pub fn faults_ns(count: u32, answers: Answers, realtime: bool) -> Result<Vec<u64
             Answers::OtherCpu(cpu) | Answers::OtherCpuPolling(cpu) => {
                 let polls = matches!(answers, Answers::OtherCpuPolling(_));
                 let here = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0)).ok();
-                prepare(Some(cpu), false);
+                prepare_server_thread(Some(cpu), false);
                 answering(region, polls, || {
                     if let Some(here) = here {
                         let _ = nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &here);

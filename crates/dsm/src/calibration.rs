@@ -1,0 +1,102 @@
+//! Calibrates the CPU time after which a faulting thread has certainly made progress: twice the measured cost of a fault.
+
+use std::ops::RangeInclusive;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use coherence::Right;
+use nix::poll::{PollFd, PollFlags, poll};
+
+use crate::PAGE_BYTES;
+use crate::clock::ran_ns;
+use crate::region::{Method, Region, RegionError, RegionOptions};
+use crate::userfault::{FAULTS_MAX, Fault};
+
+/// Faults by which their cost to a thread is found.
+const SAMPLES: u32 = 32;
+/// Faults timed together, since reading a thread's time costs a part of a fault.
+const BATCH: u32 = 4;
+/// The least and the most time that a thread is to run before its page goes, nanoseconds.
+const ENOUGH_NS: RangeInclusive<u64> = 2_000..=500_000;
+/// How long the thread that serves faults sleeps at most before it looks whether it is still needed, milliseconds.
+const LOOK_MS: u8 = 50;
+
+/// That time, nanoseconds, by faults of this thread in a memory of its own.
+///
+/// # Errors
+/// If there is no such memory.
+pub fn enough_ns(method: Option<Method>, options: RegionOptions<'_>) -> Result<u64, RegionError> {
+    let region = Region::with(SAMPLES, 1, method, options)?;
+    (0..region.pages()).for_each(|page| region.clear(page));
+    let costs_ns = answering(&region, true, || {
+        let thread = nix::unistd::gettid().as_raw();
+        let cost_ns = |first: u32| {
+            let before = ran_ns(thread).unwrap_or(0);
+            (first..first + BATCH).for_each(|page| touch(&region, page));
+            (ran_ns(thread).unwrap_or(0) - before) / u64::from(BATCH)
+        };
+        (0..SAMPLES).step_by(BATCH as usize).map(cost_ns).collect()
+    });
+    Ok((2 * median(costs_ns)).clamp(*ENOUGH_NS.start(), *ENOUGH_NS.end()))
+}
+
+/// Writes a word of a page.
+pub fn touch(region: &Region, page: u32) {
+    assert!(page < region.pages());
+    // SAFETY: within the view.
+    unsafe { region.view().add(page as usize * PAGE_BYTES).write_volatile(1) };
+}
+
+/// Does `work` on a thread of its own, whose faults are answered here at once. Between faults this polls, or sleeps.
+pub fn answering<T: Send>(region: &Region, polls: bool, work: impl FnOnce() -> T + Send) -> T {
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let worker = scope.spawn(|| {
+            let result = work();
+            done.store(true, Ordering::Release);
+            result
+        });
+        while !done.load(Ordering::Acquire) && !worker.is_finished() {
+            let mut faults = [Fault::NONE; FAULTS_MAX];
+            let count = region.userfault(0).read(&mut faults).unwrap_or(0);
+            for page in faults[..count]
+                .iter()
+                .filter_map(|fault| region.page_at(fault.address))
+            {
+                let _ = region.open(page, Right::Write);
+            }
+            if count == 0 && !polls {
+                let mut wait = [PollFd::new(region.userfault(0).as_fd(), PollFlags::POLLIN)];
+                let _ = poll(&mut wait, LOOK_MS);
+            } else if count == 0 {
+                std::thread::yield_now();
+            }
+        }
+        worker
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// The median, on which a batch that something else interrupted has no influence. The machine below a virtual one can take its CPU
+/// for milliseconds, which count as the thread's own.
+fn median(mut costs_ns: Vec<u64>) -> u64 {
+    costs_ns.sort_unstable();
+    costs_ns.get(costs_ns.len() / 2).copied().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_of_faults_that_was_interrupted_does_not_prolong_holds() {
+        let quiet = [1_500, 1_400, 1_600, 1_500, 1_450, 1_550, 1_500, 1_500];
+        assert_eq!(median(quiet.to_vec()), 1_500);
+        let mut interrupted = quiet.to_vec();
+        interrupted[3] = 5_000_000;
+        interrupted[6] = 900_000;
+        assert!(median(interrupted) <= 1_600, "more than each quiet batch");
+        assert_eq!(median(Vec::new()), 0);
+    }
+}
