@@ -13,13 +13,34 @@
 
 use thiserror::Error;
 
-use crate::{Access, NodeId, Nodes, Page, Want};
+use crate::{Access, NodeId, Nodes, Page, Want, wire_kinds};
 
-/// Of kinds about pages that nobody waits for yet: beside those of Ask, Forward and Copy.
-const AHEAD: u8 = 0x10;
-const ASK_AHEAD: u8 = AHEAD | 1;
-const FORWARD_AHEAD: u8 = AHEAD | 2;
-const DECLINE: u8 = AHEAD | 3;
+wire_kinds! {
+    /// The kind of a message: the byte at [`KIND_AT`]. A driver may have frames of its own with the bytes from 0x80 on.
+    pub enum Kind {
+        /// [`Body::Ask`].
+        Ask = 0x01,
+        /// [`Body::Forward`].
+        Forward = 0x02,
+        /// [`Body::Copy`].
+        Copy = 0x03,
+        /// [`Body::Ownership`].
+        Ownership = 0x04,
+        /// [`Body::Invalidate`].
+        Invalidate = 0x05,
+        /// [`Body::Acknowledge`].
+        Acknowledge = 0x06,
+        /// [`Body::AskAhead`]: beside `Ask`, as those that follow, of a page that nobody waits for yet.
+        AskAhead = 0x11,
+        /// [`Body::ForwardAhead`].
+        ForwardAhead = 0x12,
+        /// [`Body::Decline`].
+        Decline = 0x13,
+    }
+}
+
+/// Where a message has its kind.
+pub const KIND_AT: usize = 4;
 
 /// The length of every message, bytes.
 pub const MESSAGE_BYTES: usize = 16;
@@ -90,21 +111,49 @@ pub enum Body {
     Decline,
 }
 
+impl Body {
+    /// Its kind on the wire.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Ask { .. } => Kind::Ask,
+            Self::Forward { .. } => Kind::Forward,
+            Self::Copy { .. } => Kind::Copy,
+            Self::Ownership { .. } => Kind::Ownership,
+            Self::Invalidate => Kind::Invalidate,
+            Self::Acknowledge => Kind::Acknowledge,
+            Self::AskAhead => Kind::AskAhead,
+            Self::ForwardAhead { .. } => Kind::ForwardAhead,
+            Self::Decline => Kind::Decline,
+        }
+    }
+}
+
 impl Message {
     /// Whether the page's bytes go beside it.
     pub fn carries_page(&self) -> bool {
         match self.body {
             Body::Copy { bytes } | Body::Ownership { bytes, .. } => bytes == Bytes::Beside,
-            _ => false,
+            Body::Ask { .. }
+            | Body::Forward { .. }
+            | Body::Invalidate
+            | Body::Acknowledge
+            | Body::AskAhead
+            | Body::ForwardAhead { .. }
+            | Body::Decline => false,
         }
     }
 
     /// Whether processors of the receiver may learn by it what those of the sender did.
     pub fn is_causal(&self) -> bool {
-        matches!(
-            self.body,
-            Body::Copy { .. } | Body::Ownership { .. } | Body::Acknowledge
-        )
+        match self.body {
+            Body::Copy { .. } | Body::Ownership { .. } | Body::Acknowledge => true,
+            Body::Ask { .. }
+            | Body::Forward { .. }
+            | Body::Invalidate
+            | Body::AskAhead
+            | Body::ForwardAhead { .. }
+            | Body::Decline => false,
+        }
     }
 
     /// As bytes.
@@ -121,38 +170,27 @@ impl Message {
             Bytes::Beside => 1 << 1,
             Bytes::Fresh => 2 << 1,
         };
+        out[KIND_AT] = self.body.kind().byte();
         match self.body {
-            Body::Ask { access } => {
-                out[4] = 1;
-                out[6] = details(access.into());
-            }
+            Body::Ask { access } => out[6] = details(access.into()),
             Body::Forward {
                 requester,
                 want,
                 reads,
             } => {
-                out[4] = 2;
                 out[5] = u8::try_from(requester.0).expect("less than 64");
                 out[6] = details(want);
                 out[7] = reads;
             }
-            Body::Copy { bytes } => {
-                out[4] = 3;
-                out[6] = place(bytes);
-            }
+            Body::Copy { bytes } => out[6] = place(bytes),
             Body::Ownership { want, bytes, copyset } => {
-                out[4] = 4;
                 out[6] = details(want) | place(bytes);
                 out[8..16].copy_from_slice(&copyset.0.to_le_bytes());
             }
-            Body::Invalidate => out[4] = 5,
-            Body::Acknowledge => out[4] = 6,
-            Body::AskAhead => out[4] = ASK_AHEAD,
             Body::ForwardAhead { requester } => {
-                out[4] = FORWARD_AHEAD;
                 out[5] = u8::try_from(requester.0).expect("less than 64");
             }
-            Body::Decline => out[4] = DECLINE,
+            Body::Invalidate | Body::Acknowledge | Body::AskAhead | Body::Decline => {}
         }
         out
     }
@@ -174,27 +212,26 @@ impl Message {
             2 => Bytes::Fresh,
             _ => return Err(Malformed),
         };
-        let body = match kind {
-            1 => Body::Ask { access },
-            2 => Body::Forward {
+        let body = match Kind::from_byte(kind).ok_or(Malformed)? {
+            Kind::Ask => Body::Ask { access },
+            Kind::Forward => Body::Forward {
                 requester: NodeId(u16::from(node)),
                 want,
                 reads,
             },
-            3 => Body::Copy { bytes: place },
-            4 => Body::Ownership {
+            Kind::Copy => Body::Copy { bytes: place },
+            Kind::Ownership => Body::Ownership {
                 want,
                 bytes: place,
                 copyset: Nodes(u64::from_le_bytes(copyset)),
             },
-            5 => Body::Invalidate,
-            6 => Body::Acknowledge,
-            ASK_AHEAD => Body::AskAhead,
-            FORWARD_AHEAD => Body::ForwardAhead {
+            Kind::Invalidate => Body::Invalidate,
+            Kind::Acknowledge => Body::Acknowledge,
+            Kind::AskAhead => Body::AskAhead,
+            Kind::ForwardAhead => Body::ForwardAhead {
                 requester: NodeId(u16::from(node)),
             },
-            DECLINE => Body::Decline,
-            _ => return Err(Malformed),
+            Kind::Decline => Body::Decline,
         };
         let page = Page(u32::from_le_bytes([a, b, c, d]));
         let message = Self { page, body };

@@ -6,7 +6,7 @@
 //! on the CPU of the threads that it serves, where a fault and its answer are two switches (3 us) instead of two interrupts between
 //! CPUs (20 to 40 us).
 
-mod discarding;
+pub(crate) mod discarding;
 mod merged;
 mod waiting;
 
@@ -14,24 +14,22 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use coherence::{Access, Body, EFFECTS_MAX, Effect, Engine, Faulted, Message, NodeId, Page, Right, Want};
+use coherence::{
+    Access, Body, EFFECTS_MAX, Effect, Engine, Faulted, Malformed, Message, NodeId, Page, Right, Want,
+};
 use urpc::poll::PollTime;
 
 use self::discarding::Discarding;
 use crate::ahead::Ahead;
 use crate::clock::now_ns;
 use crate::ending::{End, Ending};
+use crate::frame::{DriverKind, Frame, FrameClass, classify, driver_frame, page_of};
 use crate::hands::Hands;
 use crate::hold::{BOUND_NS, Hold, Thread, Verdict};
-use crate::link::{FRAME_BYTES, Frame};
-use crate::merging::page_of;
 use crate::meter::Meter;
 use crate::node::Polls;
 use crate::userfault::{FAULTS_MAX, Fault};
 
-/// Of a frame that is none of the protocol's: its sender ends, because of the node whose number is in the page's place.
-const KIND_END: u8 = 0xff;
-const KIND_AT: usize = 4;
 /// What sleeping and being woken costs, nanoseconds: 20 us from one CPU to another here, more when it has gone idle.
 const SLEEP_NS: u64 = 25_000;
 /// Pages held before those that nobody wants are looked through.
@@ -338,25 +336,27 @@ impl Lane {
     }
 
     fn message(&mut self, node: usize, frame: &Frame) -> Result<(), End> {
-        if frame[KIND_AT] == KIND_END {
-            return Err(End::Told {
+        match classify(frame).map_err(|error| self.malformed(node, error))? {
+            FrameClass::End => Err(End::Told {
                 by: self.hands.name(node),
                 lost: self.hands.name(page_of(frame) as usize),
-            });
+            }),
+            FrameClass::Discards(kind) => self.heard_of_discards(node, kind, frame),
+            FrameClass::Ordered(kind) => match self.in_order(node, kind, frame)? {
+                Some(frame) => self.act(node, frame),
+                None => Ok(()),
+            },
         }
-        if self.heard_of_discards(node, frame)? {
-            return Ok(());
-        }
-        match self.in_order(node, frame)? {
-            Some(frame) => self.act(node, frame),
-            None => Ok(()),
-        }
+    }
+
+    /// A node sent bytes that no node sends.
+    fn malformed(&self, node: usize, error: Malformed) -> End {
+        End::Nonsense(format!("{}: {error}", self.hands.name(node)))
     }
 
     /// Acts on a message of the engine.
     fn act(&mut self, node: usize, frame: Frame) -> Result<(), End> {
-        let message = Message::decode(&frame)
-            .map_err(|error| End::Nonsense(format!("{}: {error}", self.hands.name(node))))?;
+        let message = Message::decode(&frame).map_err(|error| self.malformed(node, error))?;
         if message.page.0 < self.hands.region.pages() {
             let page = self.hands.region.unstriped(message.page.0);
             // Nothing more comes of it, whatever it was.
@@ -409,7 +409,11 @@ impl Lane {
                     self.judge(index, now_ns());
                 }
             }
-            _ => {}
+            Body::Ask { access: Access::Read }
+            | Body::Forward { want: Want::Read, .. }
+            | Body::Copy { .. }
+            | Body::Ownership { .. }
+            | Body::Acknowledge => {}
         }
     }
 
@@ -489,9 +493,7 @@ impl Lane {
             End::Closed => None,
         };
         let Some(lost) = lost else { return };
-        let mut frame = [0; FRAME_BYTES];
-        frame[..4].copy_from_slice(&(lost as u32).to_le_bytes());
-        frame[KIND_AT] = KIND_END;
+        let frame = driver_frame(DriverKind::End, lost as u32);
         for (node, link) in self.hands.links.iter_mut().enumerate() {
             let Some(link) = link.as_mut().filter(|_| node != lost) else {
                 continue;

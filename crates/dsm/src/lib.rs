@@ -22,6 +22,7 @@ mod causal;
 mod clock;
 mod discards;
 mod ending;
+mod frame;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod hands;
@@ -45,8 +46,9 @@ pub use causal::Causal;
 pub use clock::{now_ns, ran_ns};
 pub use discards::Discards;
 pub use ending::End;
+pub use frame::FRAME_BYTES;
 pub use latency::Latency;
-pub use link::{FRAME_BYTES, Link, PAGE_FRAME_BYTES};
+pub use link::{Link, PAGE_FRAME_BYTES};
 pub use meter::{Meter, Stalls};
 pub use node::{Node, NodeError, Polls, Prepared, Settings, Site, Spawn, Step};
 pub use region::{Method, PAGES_MAX, Region, RegionError, RegionOptions};

@@ -12,17 +12,13 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use crate::PAGE_BYTES;
+use crate::frame::{FRAME_BYTES, Frame};
 use crate::wire::{NO_PART, Pipes, Wire, part};
 
-/// A message's bytes.
-pub const FRAME_BYTES: usize = coherence::MESSAGE_BYTES;
 /// What a page takes on the bulk stream.
 pub const PAGE_FRAME_BYTES: usize = FRAME_BYTES + PAGE_BYTES;
 /// Control messages read at once.
 const INBOX_BYTES: usize = 64 * FRAME_BYTES;
-
-/// A message as it travels.
-pub type Frame = [u8; FRAME_BYTES];
 
 /// One lane's way to one other node.
 #[derive(Debug)]

@@ -22,15 +22,13 @@ use crate::PAGE_BYTES;
 use crate::batches::{AHEAD_MAX, Batches, ahead};
 use crate::causal::Causal;
 use crate::clock::now_ns;
+use crate::frame::{Frame, OrderedFrame, page_of};
 use crate::hands::Hands;
-use crate::link::Frame;
 use early::{Early, Thing};
 pub(crate) use pieces::{Pieces, Said};
-use stamps::{Frames, KIND_STAMP, Told, is_too_far};
+pub(crate) use stamps::StampTracker;
+use stamps::{Frames, is_too_far};
 
-/// Of a frame that is a piece of what is said about merged pages.
-const KIND_PIECE: u8 = 0xfd;
-const KIND_AT: usize = 4;
 /// Where the number of the sender's last batch is in a message of the engine; copysets of 32 nodes don't reach there.
 const NUMBER_AT: usize = 12;
 const _: () = assert!(crate::SHARERS_MAX <= 32);
@@ -68,8 +66,8 @@ struct Peer {
     /// Of its batches, how many have come, to be applied now or later.
     batches: u64,
     /// What it said that its messages come after, and what it was told.
-    said: Told,
-    told: Told,
+    said: StampTracker,
+    told: StampTracker,
 }
 
 /// The lane's.
@@ -101,8 +99,8 @@ impl Merging {
         let peer = |node| Peer {
             pieces: Pieces::new(),
             batches: 0,
-            said: Told::new([node, me], nodes),
-            told: Told::new([me, node], nodes),
+            said: StampTracker::new([node, me], nodes),
+            told: StampTracker::new([me, node], nodes),
         };
         Self {
             merger: Merger::new(layout.clone(), TOP, LIMIT, processors, Accessed::Sent, standing),
@@ -224,22 +222,23 @@ impl Merging {
         &mut self,
         hands: &mut Hands,
         from: usize,
+        kind: OrderedFrame,
         frame: &Frame,
     ) -> Result<Option<Frame>, &'static str> {
-        match frame[KIND_AT] {
-            KIND_PIECE => {
+        match kind {
+            OrderedFrame::Piece => {
                 let nodes = self.peers.len();
                 if let Some(said) = self.peers[from].pieces.add(frame, nodes)? {
                     self.said(hands, from, said)?;
                 }
                 Ok(None)
             }
-            KIND_STAMP => {
+            OrderedFrame::Stamp => {
                 let applied = self.merger.stamp();
                 self.peers[from].said.hear(frame, &applied)?;
                 Ok(None)
             }
-            _ => {
+            OrderedFrame::Message => {
                 let (number, message) = unnumbered(frame);
                 let Some((number, with_page)) = number else {
                     return Ok(Some(message));
@@ -397,11 +396,6 @@ pub fn unnumbered(frame: &Frame) -> (Option<(u32, bool)>, Frame) {
         }
         _ => (None, *frame),
     }
-}
-
-/// The page that a message is about.
-pub fn page_of(frame: &Frame) -> u32 {
-    u32::from_le_bytes([frame[0], frame[1], frame[2], frame[3]])
 }
 
 #[cfg(test)]

@@ -10,31 +10,63 @@ use cell::remote::connections::{receive, send};
 use cell::remote::talk::{FromPart, Hello, PartAnswer, PartRequest, ToPart};
 use serde::{Serialize, de::DeserializeOwned};
 use shard::span::desk::JOBS_MAX;
-use shard::span::link::stream;
+use shard::span::link::{Receiving, stream};
 use shard::span::packet::Packet;
 use shard::span::router::{HOME, Router};
+use urpc::host::{Block, Outbox, SharedRing};
+use urpc::message::{Message, PAYLOAD_BYTES};
 
 const SHARDS: [u8; 4] = [0, 1, 1, 2];
 
-/// All that comes from shard 1 goes to the home's router.
-fn packets(bytes: &[u8]) {
+/// All that comes from shard 1, by a stream of another host.
+fn stream_packets(bytes: &[u8]) {
     let (near, mut far) = UnixStream::pair().expect("a pair of sockets");
     far.write_all(bytes).expect("room in a socket");
     drop(far);
-    let (desk, jobs) = mpsc::sync_channel(JOBS_MAX);
-    let router = Router::new(HOME, &SHARDS, vec![None, None, None], Some(desk));
     let (_sending, _writer, receiving) = stream::open(File::from(OwnedFd::from(near))).expect("a channel");
+    packets(Receiving::Stream(receiving));
+}
+
+/// All that comes from shard 1, by a ring of this host: parts of packets, each with its kind and its bytes.
+fn ring_packets(bytes: &[u8]) {
+    const PART_BYTES: usize = size_of::<u32>() + PAYLOAD_BYTES;
+    // As many as a ring has room for: nobody reads before all are sent.
+    const PARTS_MAX: usize = 32;
+    let file = File::from(shard_api::memory::channel().expect("memory for a channel"));
+    let ring = SharedRing::attach(&file.try_clone().expect("a copy").into()).expect("a ring");
+    let mut outbox = Outbox::new(ring, Block::Futex, 0);
+    for part in bytes.chunks(PART_BYTES).take(PARTS_MAX) {
+        let (kind, payload) = part.split_at(part.len().min(size_of::<u32>()));
+        let kind = kind.try_into().map_or(0, u32::from_le_bytes);
+        let part = Message::from_bytes(kind, payload).expect("no longer than a payload");
+        if outbox.post(&part).is_err() {
+            break;
+        }
+    }
+    outbox.flush();
+    drop(outbox);
+    packets(Receiving::ring(file).expect("a channel"));
+}
+
+/// Gives what comes to the routers of the home and of another shard, whatever of it is theirs.
+fn packets(receiving: Receiving) {
+    let (desk, jobs) = mpsc::sync_channel(JOBS_MAX);
+    let home = Router::new(HOME, &SHARDS, vec![None, None, None], Some(desk));
+    let other = Router::new(2, &SHARDS, vec![None, None, None], None);
     let _ = receiving.run(|packet| {
         let written = postcard::to_stdvec(&packet).expect("a packet");
         let again: Packet = postcard::from_bytes(&written).expect("the same packet");
         assert_eq!(postcard::to_stdvec(&again).expect("a packet"), written);
-        router.heard(1, packet);
+        other.heard(1, again);
+        home.heard(1, packet);
         assert!(jobs.try_iter().count() <= 1, "more than a job from one packet");
     });
-    assert_eq!(router.shards().len(), SHARDS.len());
-    for vcpu in 0..=u8::MAX {
-        let has_inbox = router.inbox(vcpu).map(|inbox| drop(inbox.take())).is_some();
-        assert_eq!(has_inbox, usize::from(vcpu) < SHARDS.len());
+    for router in [home, other] {
+        assert_eq!(router.shards().len(), SHARDS.len());
+        for vcpu in 0..=u8::MAX {
+            let has_inbox = router.inbox(vcpu).map(|inbox| drop(inbox.take())).is_some();
+            assert_eq!(has_inbox, usize::from(vcpu) < SHARDS.len());
+        }
     }
 }
 
@@ -56,6 +88,7 @@ pub fn fuzz((kind, bytes): (u8, &[u8])) {
         2 => drop(message::<ToPart>(bytes)),
         3 => drop(message::<FromPart>(bytes)),
         4 => assert!(message::<PartRequest>(bytes).is_none_or(|part| config::is_name(&part.vm))),
-        _ => packets(bytes),
+        5 => ring_packets(bytes),
+        _ => stream_packets(bytes),
     }
 }

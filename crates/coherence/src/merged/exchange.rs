@@ -356,7 +356,13 @@ impl<const WORDS: usize> Merger<WORDS> {
                 self.leaving.kept(page, round);
                 self.settle(hooks);
             }
-            _ => self.manage(from, page, round, say, hooks),
+            Say::Propose(_)
+            | Say::Accept { .. }
+            | Say::Refuse
+            | Say::Leave
+            | Say::Loaded { .. }
+            | Say::Dropped
+            | Say::Settled => self.manage(from, page, round, say, hooks),
         }
     }
 

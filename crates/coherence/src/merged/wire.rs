@@ -9,7 +9,39 @@
 //! What a kind has no use for is 0.
 
 use super::{Change, Level, MAX_SHARERS, Say, Saying, Stamp};
-use crate::{Malformed, NodeId, Page};
+use crate::{Malformed, NodeId, Page, wire_kinds};
+
+wire_kinds! {
+    /// The kind of a [`Saying`]: which [`Say`] it has.
+    enum SayKind {
+        /// [`Say::Propose`].
+        Propose = 1,
+        /// [`Say::Offer`].
+        Offer = 2,
+        /// [`Say::Accept`].
+        Accept = 3,
+        /// [`Say::Refuse`].
+        Refuse = 4,
+        /// [`Say::Begin`].
+        Begin = 5,
+        /// [`Say::Withdraw`].
+        Withdraw = 6,
+        /// [`Say::Leave`].
+        Leave = 7,
+        /// [`Say::Loaded`].
+        Loaded = 8,
+        /// [`Say::Kept`].
+        Kept = 9,
+        /// [`Say::Drop`].
+        Drop = 10,
+        /// [`Say::Dropped`].
+        Dropped = 11,
+        /// [`Say::Settled`].
+        Settled = 12,
+        /// [`Say::Left`].
+        Left = 13,
+    }
+}
 
 /// Of a [`Change`], bytes.
 pub const CHANGE_BYTES: usize = 22;
@@ -82,24 +114,24 @@ impl Saying {
     /// As bytes, without the stamp.
     pub fn encode(&self) -> [u8; SAYING_BYTES] {
         let (kind, detail, turn) = match self.say {
-            Say::Propose(level) => (1, level.0, 0),
-            Say::Offer(level) => (2, level.0, 0),
-            Say::Accept { is_loaded, turn } => (3, u8::from(is_loaded), turn),
-            Say::Refuse => (4, 0, 0),
-            Say::Begin => (5, 0, 0),
-            Say::Withdraw => (6, 0, 0),
-            Say::Leave => (7, 0, 0),
-            Say::Loaded { is_loaded, turn } => (8, u8::from(is_loaded), turn),
-            Say::Kept => (9, 0, 0),
-            Say::Drop => (10, 0, 0),
-            Say::Dropped => (11, 0, 0),
-            Say::Settled => (12, 0, 0),
-            Say::Left => (13, 0, 0),
+            Say::Propose(level) => (SayKind::Propose, level.0, 0),
+            Say::Offer(level) => (SayKind::Offer, level.0, 0),
+            Say::Accept { is_loaded, turn } => (SayKind::Accept, u8::from(is_loaded), turn),
+            Say::Refuse => (SayKind::Refuse, 0, 0),
+            Say::Begin => (SayKind::Begin, 0, 0),
+            Say::Withdraw => (SayKind::Withdraw, 0, 0),
+            Say::Leave => (SayKind::Leave, 0, 0),
+            Say::Loaded { is_loaded, turn } => (SayKind::Loaded, u8::from(is_loaded), turn),
+            Say::Kept => (SayKind::Kept, 0, 0),
+            Say::Drop => (SayKind::Drop, 0, 0),
+            Say::Dropped => (SayKind::Dropped, 0, 0),
+            Say::Settled => (SayKind::Settled, 0, 0),
+            Say::Left => (SayKind::Left, 0, 0),
         };
         let mut out = [0; SAYING_BYTES];
         out[0..4].copy_from_slice(&self.page.0.to_le_bytes());
         out[4..12].copy_from_slice(&self.round.to_le_bytes());
-        out[12] = kind;
+        out[12] = kind.byte();
         out[13] = detail;
         out[14..22].copy_from_slice(&turn.to_le_bytes());
         out
@@ -113,22 +145,21 @@ impl Saying {
         let (detail, turn) = (bytes[13], u64_at(bytes, 14));
         let is_loaded = detail != 0;
         let level = Level(detail);
-        let say = match bytes[12] {
-            1 | 2 if !(1..=5).contains(&detail) => return Err(Malformed),
-            1 => Say::Propose(level),
-            2 => Say::Offer(level),
-            3 => Say::Accept { is_loaded, turn },
-            4 => Say::Refuse,
-            5 => Say::Begin,
-            6 => Say::Withdraw,
-            7 => Say::Leave,
-            8 => Say::Loaded { is_loaded, turn },
-            9 => Say::Kept,
-            10 => Say::Drop,
-            11 => Say::Dropped,
-            12 => Say::Settled,
-            13 => Say::Left,
-            _ => return Err(Malformed),
+        let say = match SayKind::from_byte(bytes[12]).ok_or(Malformed)? {
+            SayKind::Propose | SayKind::Offer if !(1..=5).contains(&detail) => return Err(Malformed),
+            SayKind::Propose => Say::Propose(level),
+            SayKind::Offer => Say::Offer(level),
+            SayKind::Accept => Say::Accept { is_loaded, turn },
+            SayKind::Refuse => Say::Refuse,
+            SayKind::Begin => Say::Begin,
+            SayKind::Withdraw => Say::Withdraw,
+            SayKind::Leave => Say::Leave,
+            SayKind::Loaded => Say::Loaded { is_loaded, turn },
+            SayKind::Kept => Say::Kept,
+            SayKind::Drop => Say::Drop,
+            SayKind::Dropped => Say::Dropped,
+            SayKind::Settled => Say::Settled,
+            SayKind::Left => Say::Left,
         };
         let saying = Self {
             stamp,

@@ -5,7 +5,7 @@ use std::io;
 use super::Hands;
 use crate::PAGE_BYTES;
 use crate::ahead::WINDOW_MAX;
-use crate::link::{FRAME_BYTES, Frame};
+use crate::frame::{FRAME_BYTES, Frame};
 
 /// A request, and those ahead of it.
 const GATHERED_BYTES: usize = (1 + WINDOW_MAX as usize) * FRAME_BYTES;

@@ -20,16 +20,13 @@ use std::ops::Range;
 
 use coherence::{Discarded, NodeId, Page, Right};
 
-use super::{KIND_AT, Lane, page_of};
+use super::Lane;
 use crate::clock::now_ns;
 use crate::discards::{BLOCK_PAGES, Block};
 use crate::ending::End;
+use crate::frame::{DiscardFrame, DriverKind, Frame, driver_frame, page_of};
 use crate::hold::BOUND_NS;
-use crate::link::{FRAME_BYTES, Frame};
 
-/// Of frames that are none of the protocol's: a block is to be forgotten, and has been.
-const KIND_DISCARD: u8 = 0xfb;
-const KIND_DISCARDED: u8 = 0xfa;
 const ASKER_AT: usize = 5;
 const MASK_AT: usize = 8;
 /// Blocks that one node has under way with another's lane, at most.
@@ -90,50 +87,49 @@ impl Lane {
         Ok(Some(pause_ns))
     }
 
-    /// A frame, if it is about this.
-    pub(super) fn heard_of_discards(&mut self, node: usize, frame: &Frame) -> Result<bool, End> {
-        let kind = frame[KIND_AT];
-        if kind != KIND_DISCARD && kind != KIND_DISCARDED {
-            return Ok(false);
-        }
-        let mut mask = [0; 8];
-        mask.copy_from_slice(&frame[MASK_AT..]);
-        let block = Block {
-            first: page_of(frame),
-            mask: u64::from_le_bytes(mask),
-        };
+    /// A frame about this.
+    pub(super) fn heard_of_discards(
+        &mut self,
+        node: usize,
+        kind: DiscardFrame,
+        frame: &Frame,
+    ) -> Result<(), End> {
+        let block = block_of(frame);
         let nonsense = |lane: &Self| {
             End::Nonsense(format!(
                 "{}: it wants pages forgotten that it can't",
                 lane.hands.name(node)
             ))
         };
-        let manager = if kind == KIND_DISCARD {
-            self.hands.me
-        } else {
-            node as u16
+        let manager = match kind {
+            DiscardFrame::Request => self.hands.me,
+            DiscardFrame::Done => node as u16,
         };
         if !self.is_block(block, manager) {
             return Err(nonsense(self));
         }
-        if kind == KIND_DISCARD {
-            let jobs = self.discarding.jobs.iter();
-            if block.mask == 0 || jobs.filter(|job| usize::from(job.asker) == node).count() >= BLOCKS_MAX {
-                return Err(nonsense(self));
+        match kind {
+            DiscardFrame::Request => {
+                let jobs = self.discarding.jobs.iter();
+                if block.mask == 0 || jobs.filter(|job| usize::from(job.asker) == node).count() >= BLOCKS_MAX
+                {
+                    return Err(nonsense(self));
+                }
+                self.begin(block, node as u16);
+                Ok(())
             }
-            self.begin(block, node as u16);
-            return Ok(true);
+            DiscardFrame::Done => {
+                self.free_absent(block);
+                if u16::from(frame[ASKER_AT]) == self.hands.me {
+                    let Some(asked) = self.discarding.asked.checked_sub(1) else {
+                        return Err(nonsense(self));
+                    };
+                    self.discarding.asked = asked;
+                    self.hands.mail.ended(block.mask.count_ones());
+                }
+                self.check()
+            }
         }
-        self.free_absent(block);
-        if u16::from(frame[ASKER_AT]) == self.hands.me {
-            let Some(asked) = self.discarding.asked.checked_sub(1) else {
-                return Err(nonsense(self));
-            };
-            self.discarding.asked = asked;
-            self.hands.mail.ended(block.mask.count_ones());
-        }
-        self.check()?;
-        Ok(true)
     }
 
     /// Whether it is a block of this lane's pages that this node manages.
@@ -187,7 +183,7 @@ impl Lane {
                 continue;
             }
             self.discarding.asked += 1;
-            let frame = frame(KIND_DISCARD, part, me);
+            let frame = frame(DriverKind::Discard, part, me);
             self.hands.post(usize::from(first), &frame, None, false);
             self.check()?;
         }
@@ -283,7 +279,7 @@ impl Lane {
         if asker == self.hands.me {
             self.hands.mail.ended(job.done.count_ones());
         }
-        let frame = frame(KIND_DISCARDED, gone, asker);
+        let frame = frame(DriverKind::Discarded, gone, asker);
         for node in 0..self.hands.links.len() {
             let is_told = gone.mask != 0 || node == usize::from(asker);
             if node != usize::from(self.hands.me) && is_told {
@@ -306,13 +302,22 @@ impl Lane {
     }
 }
 
-fn frame(kind: u8, block: Block, asker: u16) -> Frame {
-    let mut frame = [0; FRAME_BYTES];
-    frame[..KIND_AT].copy_from_slice(&block.first.to_le_bytes());
-    frame[KIND_AT] = kind;
+/// A frame about a block.
+pub(crate) fn frame(kind: DriverKind, block: Block, asker: u16) -> Frame {
+    let mut frame = driver_frame(kind, block.first);
     frame[ASKER_AT] = asker as u8;
     frame[MASK_AT..].copy_from_slice(&block.mask.to_le_bytes());
     frame
+}
+
+/// The block that a frame is about.
+pub(crate) fn block_of(frame: &Frame) -> Block {
+    let mut mask = [0; 8];
+    mask.copy_from_slice(&frame[MASK_AT..]);
+    Block {
+        first: page_of(frame),
+        mask: u64::from_le_bytes(mask),
+    }
 }
 
 #[cfg(test)]

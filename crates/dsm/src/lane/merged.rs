@@ -1,19 +1,27 @@
 //! What a lane does about merged pages, beside serving its own: their messages in order, and what follows of them for the engine.
 
-use coherence::{Access, Faulted, Page};
+use coherence::{Access, Faulted, Malformed, Page};
 
 use super::Lane;
 use crate::ending::End;
-use crate::link::Frame;
-use crate::merging::{Todo, page_of};
+use crate::frame::{Frame, OrderedFrame, page_of};
+use crate::merging::Todo;
 
 impl Lane {
     /// A message of the engine, if it may be acted on now. What is said about merged pages is acted on here.
-    pub(super) fn in_order(&mut self, node: usize, frame: &Frame) -> Result<Option<Frame>, End> {
+    pub(super) fn in_order(
+        &mut self,
+        node: usize,
+        kind: OrderedFrame,
+        frame: &Frame,
+    ) -> Result<Option<Frame>, End> {
         let Some(mut merging) = self.hands.merging.take() else {
-            return Ok(Some(*frame));
+            return match kind {
+                OrderedFrame::Message => Ok(Some(*frame)),
+                OrderedFrame::Stamp | OrderedFrame::Piece => Err(self.malformed(node, Malformed)),
+            };
         };
-        let heard = merging.hear(&mut self.hands, node, frame);
+        let heard = merging.hear(&mut self.hands, node, kind, frame);
         let late = merging.late();
         self.hands.merging = Some(merging);
         let message = heard.map_err(|why| End::Nonsense(format!("{}: {why}", self.hands.name(node))))?;

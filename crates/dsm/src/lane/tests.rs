@@ -5,7 +5,8 @@ use std::time::Duration;
 use coherence::{Access, Body, Bytes, Message, Page};
 
 use crate::PAGE_BYTES;
-use crate::link::{FRAME_BYTES, Link};
+use crate::frame::FRAME_BYTES;
+use crate::link::Link;
 use crate::node::{Node, Settings};
 use crate::shape::Shape;
 

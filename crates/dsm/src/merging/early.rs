@@ -7,7 +7,7 @@ use coherence::merged::Stamp;
 
 use super::pieces::Said;
 use crate::causal::AWAITED_MAX;
-use crate::link::Frame;
+use crate::frame::Frame;
 
 /// No node is so far ahead of another that more waits, bytes: as much as a few streams hold.
 const BYTES_MAX: usize = 64 << 20;
@@ -87,7 +87,7 @@ fn bytes(thing: &Thing) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::link::FRAME_BYTES;
+    use crate::frame::FRAME_BYTES;
 
     fn message(number: u8) -> Thing {
         Thing::Message([number; FRAME_BYTES], Stamp::default())

@@ -6,18 +6,27 @@
 //! ```
 
 use coherence::merged::{Batch, CHANGE_BYTES, Change, SAYING_BYTES, Saying, Stamp};
+use coherence::wire_kinds;
 
-use super::{KIND_AT, KIND_PIECE, LIMIT};
+use super::LIMIT;
 use crate::PAGE_BYTES;
 use crate::batches::SHARERS_MAX;
-use crate::link::{FRAME_BYTES, Frame};
+use crate::frame::{DriverKind, FRAME_BYTES, Frame, KIND_AT};
+
+wire_kinds! {
+    /// What the pieces make when they are whole.
+    pub enum WholeKind {
+        /// [`Said::Batch`].
+        Batch = 1,
+        /// [`Said::Saying`].
+        Saying = 2,
+    }
+}
 
 /// What of such a frame is not its kind.
 const PIECE_BYTES: usize = FRAME_BYTES - 1;
 /// Bytes before what is said: its length.
 const LENGTH_BYTES: usize = 4;
-pub const BATCH: u8 = 1;
-pub const SAYING: u8 = 2;
 /// Longer than anything that is said: all words of all pages.
 const LONGEST: usize = LIMIT * 512 * CHANGE_BYTES + 4 * PAGE_BYTES;
 const NONSENSE: &str = "it says nonsense of merged pages";
@@ -77,15 +86,15 @@ fn decode(said: &[u8], nodes: usize) -> Result<Said, &'static str> {
     let (&kind, rest) = said.split_first().ok_or(NONSENSE)?;
     let (stamp, rest) = rest.split_at_checked(8 * nodes).ok_or(NONSENSE)?;
     let stamp = Stamp::decode(stamp).map_err(|_| NONSENSE)?;
-    match kind {
-        BATCH => {
+    match WholeKind::from_byte(kind).ok_or(NONSENSE)? {
+        WholeKind::Batch => {
             let (changes, []) = rest.as_chunks::<CHANGE_BYTES>() else {
                 return Err(NONSENSE);
             };
             let changes: Result<Vec<_>, _> = changes.iter().map(Change::decode).collect();
             Ok(Said::Batch(stamp, changes.map_err(|_| NONSENSE)?))
         }
-        SAYING => {
+        WholeKind::Saying => {
             let (saying, page) = rest.split_first_chunk::<SAYING_BYTES>().ok_or(NONSENSE)?;
             let saying = Saying::decode(saying, stamp).map_err(|_| NONSENSE)?;
             let page = match (saying.say.carries_page(), page) {
@@ -95,7 +104,6 @@ fn decode(said: &[u8], nodes: usize) -> Result<Said, &'static str> {
             };
             Ok(Said::Saying(saying, page))
         }
-        _ => Err(NONSENSE),
     }
 }
 
@@ -103,7 +111,7 @@ fn decode(said: &[u8], nodes: usize) -> Result<Said, &'static str> {
 pub fn batch(batch: &Batch<'_>, nodes: usize) -> Vec<u8> {
     let changes: Vec<u8> = batch.changes.iter().flat_map(Change::encode).collect();
     pieces(
-        BATCH,
+        WholeKind::Batch,
         &[stamp(&batch.stamp, nodes, &mut [0; 8 * SHARERS_MAX]), &changes],
     )
 }
@@ -113,7 +121,7 @@ pub fn saying(saying: &Saying, page: Option<&[u8; PAGE_BYTES]>, nodes: usize) ->
     let page = page.map_or(&[][..], |page| &page[..]);
     let head = saying.encode();
     pieces(
-        SAYING,
+        WholeKind::Saying,
         &[
             stamp(&saying.stamp, nodes, &mut [0; 8 * SHARERS_MAX]),
             &head,
@@ -127,11 +135,11 @@ fn stamp<'a>(stamp: &Stamp, nodes: usize, room: &'a mut [u8; 8 * SHARERS_MAX]) -
     &room[..8 * nodes]
 }
 
-pub fn pieces(kind: u8, parts: &[&[u8]]) -> Vec<u8> {
+pub fn pieces(kind: WholeKind, parts: &[&[u8]]) -> Vec<u8> {
     let length = 1 + parts.iter().map(|part| part.len()).sum::<usize>();
     let mut whole = Vec::with_capacity(LENGTH_BYTES + length);
     whole.extend_from_slice(&(length as u32).to_le_bytes());
-    whole.push(kind);
+    whole.push(kind.byte());
     for part in parts {
         whole.extend_from_slice(part);
     }
@@ -140,7 +148,7 @@ pub fn pieces(kind: u8, parts: &[&[u8]]) -> Vec<u8> {
         let mut frame = [0; FRAME_BYTES];
         let (before, after) = piece.split_at(piece.len().min(KIND_AT));
         frame[..before.len()].copy_from_slice(before);
-        frame[KIND_AT] = KIND_PIECE;
+        frame[KIND_AT] = DriverKind::Piece.byte();
         frame[KIND_AT + 1..][..after.len()].copy_from_slice(after);
         frames.extend_from_slice(&frame);
     }

@@ -16,12 +16,9 @@
 use coherence::NodeId;
 use coherence::merged::Stamp;
 
-use super::KIND_AT;
 use crate::batches::{AHEAD_MAX, SHARERS_MAX};
-use crate::link::{FRAME_BYTES, Frame};
+use crate::frame::{DriverKind, FRAME_BYTES, Frame, driver_frame};
 
-/// Of such a frame.
-pub const KIND_STAMP: u8 = 0xfc;
 const STREAM_AT: usize = 5;
 const BATCHES_AT: usize = 8;
 const NONSENSE: &str = "it says nonsense of what its messages come after";
@@ -31,13 +28,13 @@ pub type Frames = [u8; FRAME_BYTES * (SHARERS_MAX - 1)];
 
 /// What was said on one way between two nodes, of messages without a page and of those with one.
 #[derive(Clone, Copy, Debug)]
-pub struct Told {
+pub struct StampTracker {
     ends: [usize; 2],
     nodes: usize,
     told: [Stamp; 2],
 }
 
-impl Told {
+impl StampTracker {
     /// Nothing yet, between these of so many nodes.
     pub fn new(ends: [usize; 2], nodes: usize) -> Self {
         let told = [Stamp::default(); 2];
@@ -98,9 +95,7 @@ pub fn is_too_far(count: u64, applied: u64) -> bool {
 }
 
 fn frame(node: u8, with_page: bool, count: u64) -> Frame {
-    let mut frame = [0; FRAME_BYTES];
-    frame[0] = node;
-    frame[KIND_AT] = KIND_STAMP;
+    let mut frame = driver_frame(DriverKind::Stamp, node.into());
     frame[STREAM_AT] = u8::from(with_page);
     frame[BATCHES_AT..].copy_from_slice(&count.to_le_bytes());
     frame
@@ -123,7 +118,7 @@ mod tests {
         for nodes in 2..=SHARERS_MAX {
             let ends = [1, nodes - 1 - usize::from(nodes == 2)];
             let mut random = fastrand::Rng::with_seed(nodes as u64);
-            let (mut near, mut far) = (Told::new(ends, nodes), Told::new(ends, nodes));
+            let (mut near, mut far) = (StampTracker::new(ends, nodes), StampTracker::new(ends, nodes));
             let mut counts = vec![0; nodes];
             for _ in 0..200 {
                 for count in &mut counts {
@@ -157,7 +152,7 @@ mod tests {
     #[test]
     fn what_can_not_be_is_refused() {
         let applied = stamp(&[0, 0, 10]);
-        let mut told = Told::new([1, 0], 4);
+        let mut told = StampTracker::new([1, 0], 4);
         let far = 10 + u64::from(AHEAD_MAX);
         let mut with_rest = frame(2, true, 9);
         with_rest[6] = 1;

@@ -10,7 +10,8 @@ use coherence::{Access, Body, Bytes};
 
 use super::*;
 use crate::ending::End;
-use crate::link::{FRAME_BYTES, Link};
+use crate::frame::{DriverKind, FRAME_BYTES, KIND_AT};
+use crate::link::Link;
 use crate::node::{Node, Settings};
 use crate::shape::Shape;
 
@@ -156,7 +157,24 @@ fn saying(page: u32, say: Say, counts: &[u64]) -> Vec<u8> {
 
 /// What is said of third nodes' batches before a message.
 fn said_before(node: u8, with_page: u8, count: u64) -> Frame {
-    let mut frame = [node, 0, 0, 0, KIND_STAMP, with_page, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let mut frame = [
+        node,
+        0,
+        0,
+        0,
+        DriverKind::Stamp.byte(),
+        with_page,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+    ];
     frame[8..].copy_from_slice(&count.to_le_bytes());
     frame
 }
@@ -504,11 +522,11 @@ fn memories_that_can_not_merge_say_why() {
 fn what_is_said_comes_whole_out_of_its_pieces() {
     for length in [0, 1, 10, 11, 15, 200] {
         let said: Vec<u8> = (0..length).collect();
-        let frames = pieces::pieces(pieces::SAYING, &[&said]);
+        let frames = pieces::pieces(pieces::WholeKind::Saying, &[&said]);
         assert!(frames.len().is_multiple_of(FRAME_BYTES));
         let mut whole = Vec::new();
         for frame in frames.as_chunks::<FRAME_BYTES>().0 {
-            assert_eq!(frame[KIND_AT], KIND_PIECE);
+            assert_eq!(frame[KIND_AT], DriverKind::Piece.byte());
             whole.extend_from_slice(&frame[..KIND_AT]);
             whole.extend_from_slice(&frame[KIND_AT + 1..]);
         }

@@ -136,7 +136,14 @@ impl<const WORDS: usize> Merger<WORDS> {
                 one.unsettled = one.unsettled.without(from);
                 self.give_back(page, round, hooks);
             }
-            _ => {}
+            // Proposals are handled above, and the rest is for others than the manager.
+            Say::Propose(_)
+            | Say::Offer(_)
+            | Say::Begin
+            | Say::Withdraw
+            | Say::Kept
+            | Say::Drop
+            | Say::Left => {}
         }
     }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::PAGE_BYTES;
+use crate::frame::{FRAME_BYTES, KIND_AT};
 use crate::link::Link;
 use crate::node::{Node, Settings};
 use crate::shape::Shape;
@@ -52,11 +53,11 @@ fn what_a_node_asks_for_is_forgotten_and_it_is_told() {
     std::thread::sleep(Duration::from_millis(20));
     let before = node.resident_bytes().unwrap();
     control
-        .write_all(&frame(KIND_DISCARD, block(64, 0b1111), 1))
+        .write_all(&frame(DriverKind::Discard, block(64, 0b1111), 1))
         .unwrap();
     let mut answer = [0; FRAME_BYTES];
     control.read_exact(&mut answer).unwrap();
-    assert_eq!(answer, frame(KIND_DISCARDED, block(64, 0b1111), 1));
+    assert_eq!(answer, frame(DriverKind::Discarded, block(64, 0b1111), 1));
     assert!(node.resident_bytes().unwrap() < before);
     // SAFETY: as above.
     assert_eq!(unsafe { node.view().add(65 * PAGE_BYTES).read_volatile() }, 0);
@@ -76,13 +77,13 @@ fn this_nodes_threads_wait_for_the_manager_of_each_page() {
         // Its own is told, the other's asked for.
         assert_eq!(
             frames[0],
-            frame(KIND_DISCARDED, block(PAGES / 2 - 64, 1 << 63), 0)
+            frame(DriverKind::Discarded, block(PAGES / 2 - 64, 1 << 63), 0)
         );
-        assert_eq!(frames[1], frame(KIND_DISCARD, block(PAGES / 2, 0b111), 0));
+        assert_eq!(frames[1], frame(DriverKind::Discard, block(PAGES / 2, 0b111), 0));
         assert!(!given.is_finished());
         // One of the three is in use there.
         control
-            .write_all(&frame(KIND_DISCARDED, block(PAGES / 2, 0b101), 0))
+            .write_all(&frame(DriverKind::Discarded, block(PAGES / 2, 0b101), 0))
             .unwrap();
         assert_eq!(given.join().unwrap(), 3);
     });
@@ -103,33 +104,36 @@ fn who_waits_goes_on_when_the_memory_ends() {
 fn blocks_that_make_no_sense_end_it() {
     let half = PAGES / 2;
     for (name, frames) in [
-        ("nothing", vec![frame(KIND_DISCARD, block(64, 0), 1)]),
+        ("nothing", vec![frame(DriverKind::Discard, block(64, 0), 1)]),
         (
             "not the first page that could be",
-            vec![frame(KIND_DISCARD, block(65, 1), 1)],
+            vec![frame(DriverKind::Discard, block(65, 1), 1)],
         ),
         (
             "another node's pages",
-            vec![frame(KIND_DISCARD, block(half, 1), 1)],
+            vec![frame(DriverKind::Discard, block(half, 1), 1)],
         ),
-        ("past the end", vec![frame(KIND_DISCARD, block(PAGES, 1), 1)]),
+        (
+            "past the end",
+            vec![frame(DriverKind::Discard, block(PAGES, 1), 1)],
+        ),
         (
             "far past the end",
-            vec![frame(KIND_DISCARD, block(u32::MAX, u64::MAX), 1)],
+            vec![frame(DriverKind::Discard, block(u32::MAX, u64::MAX), 1)],
         ),
         (
             "done with another's",
-            vec![frame(KIND_DISCARDED, block(64, 1), 1)],
+            vec![frame(DriverKind::Discarded, block(64, 1), 1)],
         ),
         (
             "an answer to nothing",
-            vec![frame(KIND_DISCARDED, block(half, 1), 0)],
+            vec![frame(DriverKind::Discarded, block(half, 1), 0)],
         ),
         (
             "too many at once",
             // Pages that node 1 owns, and does not give: none of these ends.
             (0..=BLOCKS_MAX as u32)
-                .map(|at| frame(KIND_DISCARD, block(64, 1 << at), 1))
+                .map(|at| frame(DriverKind::Discard, block(64, 1 << at), 1))
                 .collect(),
         ),
     ] {
