@@ -22,11 +22,12 @@ use urpc::poll::PollTime;
 use self::discarding::Discarding;
 use crate::ahead::Ahead;
 use crate::clock::now_ns;
+use crate::driver::EngineDriver;
+use crate::driver::landing::Landing;
 use crate::ending::{End, Ending};
 use crate::frame::{DriverKind, Frame, FrameClass, classify, driver_frame, page_of};
-use crate::hands::Hands;
-use crate::hold::{BOUND_NS, Hold, Thread, Verdict};
 use crate::meter::Meter;
+use crate::min_residency::{BOUND_NS, MinResidency, Thread, Verdict};
 use crate::node::Polls;
 use crate::userfault::{FAULTS_MAX, Fault};
 
@@ -46,7 +47,7 @@ pub struct Lane {
     engine: Engine,
     /// Of the event that the engine handles now; empty between two events.
     effects: Vec<Effect>,
-    hands: Hands,
+    driver: EngineDriver,
     ending: Arc<Ending>,
     shared: Arc<Mutex<Meter>>,
     /// How long a thread runs that has used its page for sure.
@@ -69,7 +70,7 @@ impl Lane {
     pub fn new(
         number: u16,
         engine: Engine,
-        hands: Hands,
+        driver: EngineDriver,
         ending: Arc<Ending>,
         shared: Arc<Mutex<Meter>>,
         enough_ns: Arc<AtomicU64>,
@@ -77,13 +78,13 @@ impl Lane {
     ) -> Self {
         let mut descriptors = vec![
             ending.event().as_raw_fd(),
-            hands.region.userfault(number).as_fd().as_raw_fd(),
-            hands.mail.event().as_fd().as_raw_fd(),
+            driver.region.userfault(number).as_fd().as_raw_fd(),
+            driver.mail.event().as_fd().as_raw_fd(),
         ];
-        if let Some(merging) = &hands.merging {
+        if let Some(merging) = &driver.merging {
             descriptors.push(merging.causal.event().as_fd().as_raw_fd());
         }
-        for link in hands.links.iter().flatten() {
+        for link in driver.peers.links.iter().flatten() {
             descriptors.extend(link.streams().iter().map(AsRawFd::as_raw_fd));
         }
         let polled = descriptors
@@ -98,7 +99,7 @@ impl Lane {
             number,
             engine,
             effects: Vec::with_capacity(EFFECTS_MAX),
-            hands,
+            driver,
             ending,
             shared,
             enough_ns,
@@ -122,10 +123,10 @@ impl Lane {
         if let Some(end) = ending.reason() {
             self.say_end(end);
         }
-        if let Some(merging) = &self.hands.merging {
+        if let Some(merging) = &self.driver.merging {
             merging.causal.over();
         }
-        self.hands.mail.over();
+        self.driver.mail.over();
         self.publish();
         ending.lane_told();
         if is_first {
@@ -166,7 +167,7 @@ impl Lane {
             self.publish();
             self.sleep([look_again_ns, go_on_ns].into_iter().flatten().min());
             self.patience().waited(now_ns() - since, true);
-            (self.hands.woke, self.hands.brought) = (false, false);
+            (self.driver.woke, self.driver.brought) = (false, false);
             idle_since = None;
         }
     }
@@ -175,7 +176,7 @@ impl Lane {
     fn turn<T>(&mut self, event: impl FnOnce(&mut Engine, &mut Vec<Effect>) -> T) -> T {
         let result = event(&mut self.engine, &mut self.effects);
         for effect in self.effects.drain(..) {
-            self.hands.perform(effect);
+            self.driver.perform(effect);
         }
         result
     }
@@ -184,28 +185,28 @@ impl Lane {
     fn take_faults(&mut self) -> Result<bool, End> {
         let mut faults = [Fault::NONE; FAULTS_MAX];
         let count = self
-            .hands
+            .driver
             .region
             .userfault(self.number)
             .read(&mut faults)
             .map_err(|error| End::Kernel(format!("userfaultfd can't be read: {error}")))?;
         self.faulted = count == FAULTS_MAX;
         for fault in &faults[..count] {
-            let Some(page) = self.hands.region.page_at(fault.address) else {
+            let Some(page) = self.driver.region.page_at(fault.address) else {
                 return Err(End::Kernel(format!(
                     "a fault at {:#x}, outside the region",
                     fault.address
                 )));
             };
             let access = if fault.write { Access::Write } else { Access::Read };
-            self.hands.waits(page, access, fault);
-            match self.hands.merging.as_ref() {
+            self.driver.waits(page, access, fault);
+            match self.driver.merging.as_ref() {
                 // One that is leaving is closed already.
                 Some(merging)
                     if merging.merger.is_merged(Page(page))
-                        && self.hands.region.mapped(page) != Right::None =>
+                        && self.driver.region.mapped(page) != Right::None =>
                 {
-                    self.hands.again(page);
+                    self.driver.retry_fault(page);
                     self.check()?;
                     continue;
                 }
@@ -213,19 +214,19 @@ impl Lane {
                 Some(merging) if merging.taken.contains(&page) => continue,
                 _ => {}
             }
-            let striped = Page(self.hands.region.striped(page));
-            self.hands.gather();
+            let striped = Page(self.driver.region.striped(page));
+            self.driver.peers.gather();
             let faulted = self.turn(|engine, effects| engine.fault(striped, access, effects));
             match access {
                 _ if faulted != Faulted::Waits => {}
                 Access::Read => self.ask_ahead(page),
                 Access::Write => self.ask_to_fill(page),
             }
-            self.hands.send_gathered();
+            self.driver.send_gathered();
             match faulted {
-                Faulted::Allowed => self.hands.again(page),
+                Faulted::Allowed => self.driver.retry_fault(page),
                 Faulted::Granted => self.claim_around(page),
-                Faulted::Waits => self.hands.note_ran(),
+                Faulted::Waits => self.driver.waiters.note_ran(),
             }
             self.check()?;
         }
@@ -234,16 +235,16 @@ impl Lane {
 
     /// Asks for pages after one that was just asked for, if it is of a stream of them.
     fn ask_ahead(&mut self, page: u32) {
-        if !self.hands.reads_ahead.load(Ordering::Relaxed) {
+        if !self.driver.reads_ahead.load(Ordering::Relaxed) {
             return;
         }
         // Of this lane, and most probably of the same manager.
-        let end = self.hands.region.block_of(page, u32::MAX).end;
-        let region = &self.hands.region;
+        let end = self.driver.region.block_of(page, u32::MAX).end;
+        let region = &self.driver.region;
         let is_here = |page| region.mapped(page) != Right::None;
         for page in self.ahead.reads(page, end, is_here) {
-            if !self.ahead.was_taken(page) && self.hands.is_plain(page) {
-                let striped = Page(self.hands.region.striped(page));
+            if !self.ahead.was_taken(page) && self.driver.is_plain(page) {
+                let striped = Page(self.driver.region.striped(page));
                 self.turn(|engine, effects| engine.ask_ahead(striped, effects));
             }
         }
@@ -252,16 +253,16 @@ impl Lane {
     /// Takes pages after one that is about to be written, if it is of a stream of pages that nobody had written. For the protocol this is
     /// a fault as any other, whose page has been used as soon as it comes.
     fn ask_to_fill(&mut self, page: u32) {
-        let region = &self.hands.region;
-        if !self.hands.reads_ahead.load(Ordering::Relaxed) || region.mapped(page) != Right::None {
+        let region = &self.driver.region;
+        if !self.driver.reads_ahead.load(Ordering::Relaxed) || region.mapped(page) != Right::None {
             return;
         }
         let end = region.block_of(page, u32::MAX).end;
-        let more = (self.hands.fills).writes(page, end, |page| region.mapped(page) != Right::None);
+        let more = (self.driver.fills).writes(page, end, |page| region.mapped(page) != Right::None);
         for page in more {
-            let striped = Page(self.hands.region.striped(page));
-            if self.hands.is_plain(page) && self.engine.is_absent(striped) {
-                self.hands.fills.asks(page);
+            let striped = Page(self.driver.region.striped(page));
+            if self.driver.is_plain(page) && self.engine.is_absent(striped) {
+                self.driver.fills.asks(page);
                 self.turn(|engine, effects| engine.fault(striped, Access::Write, effects));
             }
         }
@@ -270,26 +271,26 @@ impl Lane {
     /// Takes pages beside one that was just used for the first time, of those that nobody has used: who fills memory that begins here
     /// goes on there, and would come back for each.
     fn claim_around(&mut self, page: u32) {
-        if !std::mem::take(&mut self.hands.was_fresh) {
+        if !std::mem::take(&mut self.driver.was_fresh) {
             return;
         }
-        let block = self.hands.region.block_of(page, AROUND);
+        let block = self.driver.region.block_of(page, AROUND);
         let mut end = page + 1;
-        while end < block.end && self.engine.claim(Page(self.hands.region.striped(end))) {
+        while end < block.end && self.engine.claim(Page(self.driver.region.striped(end))) {
             end += 1;
         }
         let mut start = page;
-        while start > block.start && self.engine.claim(Page(self.hands.region.striped(start - 1))) {
+        while start > block.start && self.engine.claim(Page(self.driver.region.striped(start - 1))) {
             start -= 1;
         }
-        self.hands.open_fresh(start..page);
-        self.hands.open_fresh(page + 1..end);
+        self.driver.open_fresh(start..page);
+        self.driver.open_fresh(page + 1..end);
     }
 
     /// Takes what messages there are, until they wake a thread for which this CPU may be needed. Whether there were any.
     fn take_messages(&mut self) -> Result<bool, End> {
         let mut busy = false;
-        for node in 0..self.hands.links.len() {
+        for node in 0..self.driver.peers.links.len() {
             while let Some(frame) = self.next_message(node)? {
                 busy = true;
                 self.message(node, &frame)?;
@@ -303,16 +304,16 @@ impl Lane {
 
     /// The next message of a node.
     fn next_message(&mut self, node: usize) -> Result<Option<Frame>, End> {
-        let guess = self.hands.guess();
-        let Some(link) = &mut self.hands.links[node] else {
+        let guess = self.driver.guess();
+        let Some(link) = &mut self.driver.peers.links[node] else {
             return Ok(None);
         };
-        let region = &self.hands.region;
+        let region = &self.driver.region;
         // Both places are pages that no thread can use, or the lane's own scratch.
-        let merges = self.hands.merging.is_some();
+        let merges = self.driver.merging.is_some();
         let mut landing = None;
         let place = |frame: &Frame| {
-            landing = Hands::place(region, frame, merges)?;
+            landing = Landing::place(region, frame, merges)?;
             Ok(landing.map(|page| region.bytes(page).cast()))
         };
         // SAFETY: as above.
@@ -330,16 +331,16 @@ impl Lane {
             }
         };
         if let Some(page) = landing {
-            self.hands.lands(page, guess);
+            self.driver.lands(page, guess);
         }
-        frame.map_err(|error| self.hands.lost(node, &error))
+        frame.map_err(|error| self.driver.peers.lost(node, &error))
     }
 
     fn message(&mut self, node: usize, frame: &Frame) -> Result<(), End> {
         match classify(frame).map_err(|error| self.malformed(node, error))? {
             FrameClass::End => Err(End::Told {
-                by: self.hands.name(node),
-                lost: self.hands.name(page_of(frame) as usize),
+                by: self.driver.peers.name(node),
+                lost: self.driver.peers.name(page_of(frame) as usize),
             }),
             FrameClass::Discards(kind) => self.heard_of_discards(node, kind, frame),
             FrameClass::Ordered(kind) => match self.in_order(node, kind, frame)? {
@@ -351,19 +352,19 @@ impl Lane {
 
     /// A node sent bytes that no node sends.
     fn malformed(&self, node: usize, error: Malformed) -> End {
-        End::Nonsense(format!("{}: {error}", self.hands.name(node)))
+        End::Nonsense(format!("{}: {error}", self.driver.peers.name(node)))
     }
 
     /// Acts on a message of the engine.
     fn act(&mut self, node: usize, frame: Frame) -> Result<(), End> {
         let message = Message::decode(&frame).map_err(|error| self.malformed(node, error))?;
-        if message.page.0 < self.hands.region.pages() {
-            let page = self.hands.region.unstriped(message.page.0);
+        if message.page.0 < self.driver.region.pages() {
+            let page = self.driver.region.unstriped(message.page.0);
             // Nothing more comes of it, whatever it was.
-            self.hands.lands_no_more(page);
-            if self.hands.is_taken(page)
+            self.driver.landing.cancel(page);
+            if self.driver.is_taken(page)
                 && matches!(message.body, Body::Ask { .. } | Body::AskAhead)
-                && let Some(merging) = &mut self.hands.merging
+                && let Some(merging) = &mut self.driver.merging
             {
                 merging.parked.push((node, frame));
                 return Ok(());
@@ -372,7 +373,7 @@ impl Lane {
             if matches!(
                 message.body,
                 Body::Ask { .. } | Body::Forward { .. } | Body::Invalidate
-            ) && let Some(index) = self.hands.want(page)
+            ) && let Some(index) = self.driver.want(page)
             {
                 self.judge(index, now_ns());
             }
@@ -380,9 +381,9 @@ impl Lane {
         }
         let from = NodeId(node as u16);
         self.turn(|engine, effects| engine.receive(from, message, effects))
-            .map_err(|refusal| End::Nonsense(format!("{}: {refusal}", self.hands.name(node))))?;
-        while let Some(page) = self.hands.unheld.pop() {
-            let page = Page(self.hands.region.striped(page));
+            .map_err(|refusal| End::Nonsense(format!("{}: {refusal}", self.driver.peers.name(node))))?;
+        while let Some(page) = self.driver.unheld.pop() {
+            let page = Page(self.driver.region.striped(page));
             self.turn(|engine, effects| engine.used(page, effects));
         }
         self.check()
@@ -401,11 +402,11 @@ impl Lane {
                 ..
             } => {
                 self.ahead.takes(page);
-                self.hands.fills.takes(page);
+                self.driver.fills.takes(page);
             }
             // It may have been used long ago, and nobody has looked since. If not it stays, as nobody waits for it.
             Body::AskAhead | Body::ForwardAhead { .. } => {
-                if let Some(index) = self.hands.hold_of(page) {
+                if let Some(index) = self.driver.residencies.index_of(page) {
                     self.judge(index, now_ns());
                 }
             }
@@ -419,82 +420,83 @@ impl Lane {
 
     /// Lets pages go that were wanted, and have been used by now; when to look again, nanoseconds from now.
     fn let_go(&mut self) -> Result<Option<u64>, End> {
-        if self.hands.holds.is_empty() {
+        if self.driver.residencies.is_empty() {
             return Ok(None);
         }
         let now = now_ns();
-        let every = self.hands.holds.len() > HOLDS;
+        let every = self.driver.residencies.len() > HOLDS;
         let mut next: Option<u64> = None;
         let mut index = 0;
-        while index < self.hands.holds.len() {
-            let Hold { wanted, since_ns, .. } = self.hands.holds[index];
+        while index < self.driver.residencies.len() {
+            let MinResidency { wanted, since_ns, .. } = *self.driver.residencies.at(index);
             let overdue = now.saturating_sub(since_ns) >= BOUND_NS;
             match (wanted || every || overdue).then(|| self.judge(index, now)) {
                 // Another one is at this place now.
-                Some(Verdict::Go) => continue,
-                Some(Verdict::Stay(ns)) if wanted => next = Some(next.map_or(ns, |next| next.min(ns))),
+                Some(Verdict::Release) => continue,
+                Some(Verdict::Keep(ns)) if wanted => next = Some(next.map_or(ns, |next| next.min(ns))),
                 _ => {}
             }
             index += 1;
         }
         self.check()?;
         // Those that nobody wants need not be looked at often, but once: the engine is to know that they are used.
-        let later = (!self.hands.holds.is_empty()).then_some(BOUND_NS);
+        let later = (!self.driver.residencies.is_empty()).then_some(BOUND_NS);
         Ok(next.or(later))
     }
 
     /// Lets a page go if it may.
     fn judge(&mut self, index: usize, now: u64) -> Verdict {
-        let hold = self.hands.holds[index];
+        let hold = *self.driver.residencies.at(index);
         // One that came long ago goes whatever its thread does, which takes time to ask.
         let thread = match now.saturating_sub(hold.since_ns) {
             BOUND_NS.. => Thread::Unknown,
-            _ => self.hands.thread_of(&hold),
+            _ => self.driver.thread_of(&hold),
         };
         let enough_ns = self.enough_ns.load(Ordering::Relaxed);
-        let verdict = hold.judge(now, thread, enough_ns);
-        if verdict == Verdict::Go {
+        let verdict = hold.evaluate(now, thread, enough_ns);
+        if verdict == Verdict::Release {
             let ran = matches!(thread, Thread::Ran(ran) | Thread::Elsewhere(ran)
                 if ran.saturating_sub(hold.ran_ns) >= enough_ns);
-            self.hands.meter.overdue += u64::from(hold.wanted && !ran && thread != Thread::Unknown);
-            self.hands.holds.swap_remove(index);
+            self.driver.meter.overdue += u64::from(hold.wanted && !ran && thread != Thread::Unknown);
+            self.driver.residencies.end(index);
             if hold.wanted {
                 // What could not be answered yet, as a thread here waits to write, is wanted after that.
-                self.hands.want(hold.page);
+                self.driver.want(hold.page);
             }
-            let page = Page(self.hands.region.striped(hold.page));
+            let page = Page(self.driver.region.striped(hold.page));
             self.turn(|engine, effects| engine.used(page, effects));
         }
         verdict
     }
 
     fn check(&mut self) -> Result<(), End> {
-        match self.hands.failed.take() {
+        match self.driver.failed.take() {
             Some(end) => Err(end),
             None => Ok(()),
         }
     }
 
     fn publish(&mut self) {
-        self.hands.meter.take(self.engine.counters());
-        if let Some(merging) = &self.hands.merging {
-            self.hands.meter.merge(&merging.merges());
+        self.driver.meter.take(self.engine.counters());
+        self.driver.meter.bytes = self.driver.peers.bytes_sent;
+        if let Some(merging) = &self.driver.merging {
+            self.driver.meter.merge(&merging.merges());
         }
-        *self.shared.lock().unwrap_or_else(PoisonError::into_inner) = self.hands.meter;
+        *self.shared.lock().unwrap_or_else(PoisonError::into_inner) = self.driver.meter;
     }
 
     /// Tells the other nodes which one is lost. Each lane of each node does, also what it was told: a node that hears nothing on a stream
     /// before it is closed takes the node at its other end for the lost one.
     fn say_end(&mut self, end: &End) {
-        let number_of = |name: &str| (0..self.hands.links.len()).find(|&node| self.hands.name(node) == name);
+        let number_of = |name: &str| self.driver.peers.number_of(name);
         let lost = match end {
             End::Lost { node: lost, .. } | End::Told { lost, .. } => number_of(lost),
-            End::Nonsense(_) | End::Kernel(_) => Some(usize::from(self.hands.me)),
+            End::Nonsense(_) | End::Kernel(_) => Some(usize::from(self.driver.me)),
             End::Closed => None,
         };
         let Some(lost) = lost else { return };
         let frame = driver_frame(DriverKind::End, lost as u32);
-        for (node, link) in self.hands.links.iter_mut().enumerate() {
+        for (node, link) in self.driver.peers.links.iter_mut().enumerate() {
             let Some(link) = link.as_mut().filter(|_| node != lost) else {
                 continue;
             };

@@ -6,7 +6,7 @@
 //! - [`userfault`]: how the kernel tells of threads that wait, and is told to let them go on;
 //! - [`lane`]: the threads that serve faults and messages, each a part of the pages;
 //! - [`link`], [`wire`]: streams between nodes, and what carries them;
-//! - [`hold`]: how long a page that has come stays; [`heat`]: which come most often; [`ahead`]: which are asked for before anybody wants them;
+//! - [`min_residency`]: how long a page that has come stays; [`heat`]: which come most often; [`ahead`]: which are asked for before anybody wants them;
 //! - [`merging`]: page tables of a guest, which are open to all nodes at once; [`causal`]: what that asks of other threads; [`batches`]: what their
 //!   messages come after;
 //! - [`discards`]: pages whose contents nobody needs any more;
@@ -21,18 +21,18 @@ mod calibration;
 mod causal;
 mod clock;
 mod discards;
+mod driver;
 mod ending;
 mod frame;
 #[cfg(fuzzing)]
 pub mod fuzzing;
-mod hands;
 mod heat;
-mod hold;
 mod lane;
 mod latency;
 mod link;
 mod merging;
 mod meter;
+mod min_residency;
 mod node;
 mod region;
 mod server_thread;

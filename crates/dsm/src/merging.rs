@@ -22,8 +22,8 @@ use crate::PAGE_BYTES;
 use crate::batches::{AHEAD_MAX, Batches, ahead};
 use crate::causal::Causal;
 use crate::clock::now_ns;
+use crate::driver::EngineDriver;
 use crate::frame::{Frame, OrderedFrame, page_of};
-use crate::hands::Hands;
 use early::{Early, Thing};
 pub(crate) use pieces::{Pieces, Said};
 pub(crate) use stamps::StampTracker;
@@ -123,37 +123,37 @@ impl Merging {
     }
 
     /// Looks at what processors have loaded.
-    fn look(&mut self, hands: &mut Hands) {
+    fn look(&mut self, driver: &mut EngineDriver) {
         for (processor, cr3) in self.causal.clone().roots() {
-            self.merger.loaded(processor, cr3, hands);
+            self.merger.loaded(processor, cr3, driver);
         }
         self.merger.stood(self.causal.stood());
     }
 
-    fn collect(&mut self, hands: &mut Hands) -> Ticket {
-        self.look(hands);
-        self.merger.collect(hands)
+    fn collect(&mut self, driver: &mut EngineDriver) -> Ticket {
+        self.look(driver);
+        self.merger.collect(driver)
     }
 
     /// A page comes too often: it may be a table.
-    pub fn suspect(&mut self, page: u32, hands: &mut Hands) {
-        self.look(hands);
+    pub fn suspect(&mut self, page: u32, driver: &mut EngineDriver) {
+        self.look(driver);
         if let Some(proposal) = self.merger.suspect(Page(page)) {
-            self.merger.propose(proposal, hands);
+            self.merger.propose(proposal, driver);
         }
     }
 
     /// Sends a message of the engine by which the other node may learn what this one did, or keeps it until it may go.
     pub fn send(
         &mut self,
-        hands: &mut Hands,
+        driver: &mut EngineDriver,
         to: usize,
         frame: Frame,
         page: Option<*const [u8; PAGE_BYTES]>,
     ) {
-        let ticket = self.collect(hands);
+        let ticket = self.collect(driver);
         if self.held.is_empty() && self.merger.may_send(ticket) {
-            return self.post(hands, to, frame, page);
+            return self.post(driver, to, frame, page);
         }
         // SAFETY: the bytes of a page that nobody can write any more.
         let page = page.map(|page| Box::new(unsafe { page.read() }));
@@ -168,7 +168,7 @@ impl Merging {
     /// Sends a message, which says what it comes after.
     fn post(
         &mut self,
-        hands: &mut Hands,
+        driver: &mut EngineDriver,
         to: usize,
         mut frame: Frame,
         page: Option<*const [u8; PAGE_BYTES]>,
@@ -179,10 +179,10 @@ impl Merging {
         let mut frames: Frames = [0; size_of::<Frames>()];
         let length = match self.peers.get_mut(to) {
             Some(peer) => peer.told.write(&mut frames, &frame, page.is_some(), &stamp),
-            // The hands say so.
+            // The driver say so.
             None => 0,
         };
-        hands.post(to, &frames[..length], page, false);
+        driver.post(to, &frames[..length], page, false);
     }
 
     /// Whether somebody asks who has not been heard. Call it before sleep: who asks later wakes the lane.
@@ -192,19 +192,19 @@ impl Merging {
     }
 
     /// Sends what may go by now, and answers who asked.
-    pub fn flush(&mut self, hands: &mut Hands) {
+    pub fn flush(&mut self, driver: &mut EngineDriver) {
         let asked = self.causal.asked();
         if asked != self.taken_asks {
             self.taken_asks = asked;
             if let Some((from, why)) = self.causal.refused() {
-                hands.refused(&format!("{}: {why}", hands.name(from)));
+                driver.refused(&format!("{}: {why}", driver.peers.name(from)));
             }
-            let ticket = self.collect(hands);
+            let ticket = self.collect(driver);
             self.asks.push_back((asked, ticket));
         }
         while let Some(held) = self.held.pop_front_if(|held| self.merger.may_send(held.ticket)) {
             let page = held.page.as_deref().map(std::ptr::from_ref);
-            self.post(hands, held.to, held.frame, page);
+            self.post(driver, held.to, held.frame, page);
         }
         while let Some((number, _)) = self
             .asks
@@ -220,7 +220,7 @@ impl Merging {
     /// If it makes no sense.
     pub fn hear(
         &mut self,
-        hands: &mut Hands,
+        driver: &mut EngineDriver,
         from: usize,
         kind: OrderedFrame,
         frame: &Frame,
@@ -229,7 +229,7 @@ impl Merging {
             OrderedFrame::Piece => {
                 let nodes = self.peers.len();
                 if let Some(said) = self.peers[from].pieces.add(frame, nodes)? {
-                    self.said(hands, from, said)?;
+                    self.said(driver, from, said)?;
                 }
                 Ok(None)
             }
@@ -248,7 +248,7 @@ impl Merging {
                     return Ok(Some(message));
                 }
                 // Its bytes, if it has some, are in their place.
-                hands.lands_no_more(page_of(frame));
+                driver.landing.cancel(page_of(frame));
                 self.early.push(from, Thing::Message(message, stamp), now_ns())?;
                 Ok(None)
             }
@@ -293,7 +293,7 @@ impl Merging {
     }
 
     /// A batch or a saying is whole.
-    fn said(&mut self, hands: &mut Hands, from: usize, said: Said) -> Result<(), &'static str> {
+    fn said(&mut self, driver: &mut EngineDriver, from: usize, said: Said) -> Result<(), &'static str> {
         let peer = &mut self.peers[from];
         match &said {
             Said::Batch(stamp, _) => {
@@ -306,19 +306,19 @@ impl Merging {
                 if saying.stamp.of(NodeId(from as u16)) > peer.batches {
                     return Err("it comes after changes of its own that it did not send");
                 }
-                self.may_say(hands, from, saying)?;
+                self.may_say(driver, from, saying)?;
             }
         }
         self.may_be(from, said.stamp())?;
         if !is_ready(&self.merger, from, &said) {
             return self.early.push(from, Thing::Said(said), now_ns());
         }
-        self.act(hands, from, said);
+        self.act(driver, from, said);
         let is_due = |merger: &Merger, from, thing: &Thing| matches!(thing, Thing::Said(said) if is_ready(merger, from, said));
         while let Some((from, Thing::Said(said))) =
             self.early.take(|from, thing| is_due(&self.merger, from, thing))
         {
-            self.act(hands, from, said);
+            self.act(driver, from, said);
         }
         if self.has_applied {
             self.causal.applied(Batches::from(&self.merger.stamp()));
@@ -341,7 +341,7 @@ impl Merging {
     }
 
     /// Refuses what is no saying of that node's about a page of this memory.
-    fn may_say(&self, hands: &Hands, from: usize, saying: &Saying) -> Result<(), &'static str> {
+    fn may_say(&self, driver: &EngineDriver, from: usize, saying: &Saying) -> Result<(), &'static str> {
         let is_managers = match saying.say {
             Say::Offer(_) | Say::Begin | Say::Withdraw | Say::Kept | Say::Drop | Say::Left => true,
             Say::Propose(_) | Say::Accept { .. } | Say::Refuse | Say::Leave => false,
@@ -351,26 +351,26 @@ impl Merging {
             true => NodeId(from as u16),
             false => self.layout.me,
         };
-        let exists = saying.page.0 < hands.region.pages();
+        let exists = saying.page.0 < driver.region.pages();
         match exists && self.layout.manager(saying.page) == manager {
             true => Ok(()),
             false => Err("it says of a page what only its manager may, or what only that may hear"),
         }
     }
 
-    fn act(&mut self, hands: &mut Hands, from: usize, said: Said) {
+    fn act(&mut self, driver: &mut EngineDriver, from: usize, said: Said) {
         let from = NodeId(from as u16);
         match said {
             Said::Batch(stamp, changes) => {
                 let changes = &changes[..];
-                self.merger.apply(Batch { from, stamp, changes }, hands);
+                self.merger.apply(Batch { from, stamp, changes }, driver);
                 self.has_applied = true;
             }
             Said::Saying(saying, page) => {
                 if let Some(page) = page {
-                    hands.offered = page;
+                    driver.offered = page;
                 }
-                self.merger.receive(from, saying, hands);
+                self.merger.receive(from, saying, driver);
             }
         }
     }

@@ -14,8 +14,8 @@ use crate::batches::SHARERS_MAX;
 use crate::calibration::enough_ns;
 use crate::causal::Causal;
 use crate::discards::{Discards, Mailbox};
+use crate::driver::{EngineDriver, Peers};
 use crate::ending::{End, Ending, Hook};
-use crate::hands::Hands;
 use crate::heat::Heat;
 use crate::lane::Lane;
 use crate::latency::Latency;
@@ -237,29 +237,28 @@ impl Node {
             let mail = Mailbox::new().map_err(|error| NodeError::Threads(error.into()))?;
             let mail = Arc::new(mail);
             node.discards.add_lane(mail.clone());
-            let mut hands = Hands::new(
+            let mut driver = EngineDriver::new(
                 me,
                 node.region.clone(),
                 node.heat.clone(),
                 node.latency.clone(),
-                links,
-                names.clone(),
+                Peers::new(links, names.clone()),
                 mail,
             );
-            hands.reads_ahead = node.reads_ahead.clone();
+            driver.reads_ahead = node.reads_ahead.clone();
             if merges {
                 let standing = settings.standing.clone();
                 let causal = Causal::new(usize::from(me), nodes, settings.processors, standing);
                 let causal = Arc::new(causal.map_err(|error| NodeError::Threads(error.into()))?);
                 node.causal = Some(causal.clone());
                 let merging = Merging::new(layout.clone(), causal, settings.processors);
-                hands.merging = Some(Box::new(merging));
+                driver.merging = Some(Box::new(merging));
             }
             let meter = Arc::new(Mutex::new(Meter::default()));
             let lane = Lane::new(
                 number as u16,
                 Engine::new(layout)?,
-                hands,
+                driver,
                 node.ending.clone(),
                 meter.clone(),
                 node.enough_ns.clone(),

@@ -25,7 +25,7 @@ use crate::clock::now_ns;
 use crate::discards::{BLOCK_PAGES, Block};
 use crate::ending::End;
 use crate::frame::{DiscardFrame, DriverKind, Frame, driver_frame, page_of};
-use crate::hold::BOUND_NS;
+use crate::min_residency::BOUND_NS;
 
 const ASKER_AT: usize = 5;
 const MASK_AT: usize = 8;
@@ -98,11 +98,11 @@ impl Lane {
         let nonsense = |lane: &Self| {
             End::Nonsense(format!(
                 "{}: it wants pages forgotten that it can't",
-                lane.hands.name(node)
+                lane.driver.peers.name(node)
             ))
         };
         let manager = match kind {
-            DiscardFrame::Request => self.hands.me,
+            DiscardFrame::Request => self.driver.me,
             DiscardFrame::Done => node as u16,
         };
         if !self.is_block(block, manager) {
@@ -120,12 +120,12 @@ impl Lane {
             }
             DiscardFrame::Done => {
                 self.free_absent(block);
-                if u16::from(frame[ASKER_AT]) == self.hands.me {
+                if u16::from(frame[ASKER_AT]) == self.driver.me {
                     let Some(asked) = self.discarding.asked.checked_sub(1) else {
                         return Err(nonsense(self));
                     };
                     self.discarding.asked = asked;
-                    self.hands.mail.ended(block.mask.count_ones());
+                    self.driver.mail.ended(block.mask.count_ones());
                 }
                 self.check()
             }
@@ -134,7 +134,7 @@ impl Lane {
 
     /// Whether it is a block of this lane's pages that this node manages.
     fn is_block(&self, block: Block, manager: u16) -> bool {
-        let region = &self.hands.region;
+        let region = &self.driver.region;
         if block.first >= region.pages() || region.lane_of(block.first) != self.number {
             return false;
         }
@@ -156,18 +156,18 @@ impl Lane {
 
     /// Takes blocks of this node's threads, and has other nodes do what they manage.
     fn take_mail(&mut self) -> Result<(), End> {
-        let me = self.hands.me;
+        let me = self.driver.me;
         loop {
             let own = self.discarding.jobs.iter().filter(|job| job.asker == me).count();
             if own + self.discarding.asked >= BLOCKS_MAX {
                 return Ok(());
             }
-            let Some(block) = self.hands.mail.take() else {
+            let Some(block) = self.driver.mail.take() else {
                 return Ok(());
             };
-            let manager = |page| self.engine.manager(Page(self.hands.region.striped(page))).0;
+            let manager = |page| self.engine.manager(Page(self.driver.region.striped(page))).0;
             let Some(first) = block.pages().next().map(manager) else {
-                self.hands.mail.ended(0);
+                self.driver.mail.ended(0);
                 continue;
             };
             let mut part = Block { mask: 0, ..block };
@@ -176,7 +176,7 @@ impl Lane {
             }
             if part != block {
                 let mask = block.mask & !part.mask;
-                self.hands.mail.put_back(Block { mask, ..block });
+                self.driver.mail.put_back(Block { mask, ..block });
             }
             if first == me {
                 self.begin(part, me);
@@ -184,7 +184,7 @@ impl Lane {
             }
             self.discarding.asked += 1;
             let frame = frame(DriverKind::Discard, part, me);
-            self.hands.post(usize::from(first), &frame, None, false);
+            self.driver.post(usize::from(first), &frame, None, false);
             self.check()?;
         }
     }
@@ -206,25 +206,25 @@ impl Lane {
             if !run.is_empty() {
                 left -= run.len() as u32;
                 // Not one by one, as restricting them would be.
-                self.hands.free(run.clone());
-                self.hands.freed = run.clone();
+                self.driver.free(run.clone());
+                self.driver.freed = run.clone();
                 for page in run {
                     begun |= todo.bit(page);
-                    let striped = Page(self.hands.region.striped(page));
+                    let striped = Page(self.driver.region.striped(page));
                     self.turn(|engine, effects| engine.discard(striped, effects));
                 }
-                self.hands.freed = 0..0;
+                self.driver.freed = 0..0;
                 continue;
             }
             left = left.saturating_sub(ALONE);
-            if self.hands.is_taken(page) {
+            if self.driver.is_taken(page) {
                 begun |= todo.bit(page);
                 continue;
             }
-            if let Some(hold) = self.hands.want(page) {
+            if let Some(hold) = self.driver.want(page) {
                 self.judge(hold, now);
             }
-            let striped = Page(self.hands.region.striped(page));
+            let striped = Page(self.driver.region.striped(page));
             match self.turn(|engine, effects| engine.discard(striped, effects)) {
                 Discarded::Done => begun |= todo.bit(page),
                 Discarded::Waits => {
@@ -243,8 +243,8 @@ impl Lane {
     /// Pages from this one on that go at once.
     fn alone_from(&self, page: u32, todo: Block, most: u32) -> Range<u32> {
         let goes = |page: &u32| {
-            let striped = Page(self.hands.region.striped(*page));
-            todo.mask & todo.bit(*page) != 0 && !self.hands.is_taken(*page) && self.engine.is_alone(striped)
+            let striped = Page(self.driver.region.striped(*page));
+            todo.mask & todo.bit(*page) != 0 && !self.driver.is_taken(*page) && self.engine.is_alone(striped)
         };
         let length = (page..page + most).take_while(goes).count();
         page..page + length as u32
@@ -252,7 +252,7 @@ impl Lane {
 
     /// Ends jobs of which nothing is left to do, and tells all.
     fn finish(&mut self) -> Result<(), End> {
-        while let Some(page) = self.hands.forgotten.pop() {
+        while let Some(page) = self.driver.forgotten.pop() {
             for job in &mut self.discarding.jobs {
                 let bit = job.block.bit(page) & job.block.mask;
                 job.done |= bit;
@@ -273,17 +273,17 @@ impl Lane {
         };
         // What is to be merged by now has bytes elsewhere that count.
         let mut gone = Block { mask: 0, ..block };
-        for page in done.pages().filter(|page| !self.hands.is_taken(*page)) {
+        for page in done.pages().filter(|page| !self.driver.is_taken(*page)) {
             gone.mask |= block.bit(page);
         }
-        if asker == self.hands.me {
-            self.hands.mail.ended(job.done.count_ones());
+        if asker == self.driver.me {
+            self.driver.mail.ended(job.done.count_ones());
         }
         let frame = frame(DriverKind::Discarded, gone, asker);
-        for node in 0..self.hands.links.len() {
+        for node in 0..self.driver.peers.links.len() {
             let is_told = gone.mask != 0 || node == usize::from(asker);
-            if node != usize::from(self.hands.me) && is_told {
-                self.hands.post(node, &frame, None, false);
+            if node != usize::from(self.driver.me) && is_told {
+                self.driver.post(node, &frame, None, false);
             }
         }
         self.check()?;
@@ -292,12 +292,12 @@ impl Lane {
 
     /// Frees what lies in the places of pages that this node has nothing of.
     fn free_absent(&mut self, block: Block) {
-        let region = self.hands.region.clone();
+        let region = self.driver.region.clone();
         let engine = &self.engine;
         let is_absent =
             |page| region.mapped(page) == Right::None && engine.is_absent(Page(region.striped(page)));
         for run in block.runs(is_absent) {
-            self.hands.free(run);
+            self.driver.free(run);
         }
     }
 }

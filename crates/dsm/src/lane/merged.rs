@@ -15,16 +15,17 @@ impl Lane {
         kind: OrderedFrame,
         frame: &Frame,
     ) -> Result<Option<Frame>, End> {
-        let Some(mut merging) = self.hands.merging.take() else {
+        let Some(mut merging) = self.driver.merging.take() else {
             return match kind {
                 OrderedFrame::Message => Ok(Some(*frame)),
                 OrderedFrame::Stamp | OrderedFrame::Piece => Err(self.malformed(node, Malformed)),
             };
         };
-        let heard = merging.hear(&mut self.hands, node, kind, frame);
+        let heard = merging.hear(&mut self.driver, node, kind, frame);
         let late = merging.late();
-        self.hands.merging = Some(merging);
-        let message = heard.map_err(|why| End::Nonsense(format!("{}: {why}", self.hands.name(node))))?;
+        self.driver.merging = Some(merging);
+        let message =
+            heard.map_err(|why| End::Nonsense(format!("{}: {why}", self.driver.peers.name(node))))?;
         self.check()?;
         for (node, frame) in late {
             self.act(node, frame)?;
@@ -35,22 +36,22 @@ impl Lane {
 
     /// Does what is to be done about merged pages, and sends what may go by now.
     pub(super) fn settle(&mut self) -> Result<(), End> {
-        while let Some(todo) = self.hands.todo.pop_front() {
-            let Some(mut merging) = self.hands.merging.take() else {
+        while let Some(todo) = self.driver.todo.pop_front() {
+            let Some(mut merging) = self.driver.merging.take() else {
                 break;
             };
             match todo {
-                Todo::Suspect(page) => merging.suspect(page, &mut self.hands),
-                Todo::Taken(page) => merging.merger.taken(Page(page), &mut self.hands),
+                Todo::Suspect(page) => merging.suspect(page, &mut self.driver),
+                Todo::Taken(page) => merging.merger.taken(Page(page), &mut self.driver),
                 Todo::Take(page) => {
                     if !merging.taken.contains(&page) {
                         merging.taken.push(page);
                     }
-                    self.hands.merging = Some(merging);
+                    self.driver.merging = Some(merging);
                     let had = self.turn(|engine, effects| engine.fault(Page(page), Access::Write, effects));
                     if had == Faulted::Allowed {
-                        self.hands.shut(page);
-                        self.hands.todo.push_back(Todo::Taken(page));
+                        self.driver.revoke(page);
+                        self.driver.todo.push_back(Todo::Taken(page));
                     }
                     self.check()?;
                     continue;
@@ -61,8 +62,8 @@ impl Lane {
                     let (now, later): (Vec<_>, Vec<_>) =
                         parked.into_iter().partition(|(_, frame)| page_of(frame) == page);
                     merging.parked = later;
-                    self.hands.merging = Some(merging);
-                    self.hands.let_in(page);
+                    self.driver.merging = Some(merging);
+                    self.driver.open_to_all(page);
                     self.turn(|engine, effects| engine.used(Page(page), effects));
                     for (node, frame) in now {
                         self.act(node, frame)?;
@@ -71,12 +72,12 @@ impl Lane {
                     continue;
                 }
             }
-            self.hands.merging = Some(merging);
+            self.driver.merging = Some(merging);
             self.check()?;
         }
-        if let Some(mut merging) = self.hands.merging.take() {
-            merging.flush(&mut self.hands);
-            self.hands.merging = Some(merging);
+        if let Some(mut merging) = self.driver.merging.take() {
+            merging.flush(&mut self.driver);
+            self.driver.merging = Some(merging);
         }
         self.check()
     }

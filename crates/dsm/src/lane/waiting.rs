@@ -37,15 +37,15 @@ impl Threads {
 impl Lane {
     pub(super) fn threads(&self) -> Threads {
         Threads {
-            waiting: self.hands.waiting(),
-            woke: self.hands.woke,
-            brought: self.hands.brought,
+            waiting: self.driver.waiters.len(),
+            woke: self.driver.woke,
+            brought: self.driver.brought,
         }
     }
 
     /// How long it polls now before it sleeps.
     pub(super) fn patience(&mut self) -> &mut PollTime {
-        if self.hands.waiting() > 0 {
+        if self.driver.waiters.len() > 0 {
             &mut self.asked
         } else {
             &mut self.idle
@@ -55,22 +55,28 @@ impl Lane {
     /// Sleeps until something comes, or for that time.
     pub(super) fn sleep(&mut self, limit_ns: Option<u64>) {
         let is_asked = self
-            .hands
+            .driver
             .merging
             .as_ref()
             .is_some_and(|merging| merging.is_asked());
-        if is_asked || self.hands.links.iter().flatten().any(Link::has_more) {
+        if is_asked || self.driver.peers.links.iter().flatten().any(Link::has_more) {
             return;
         }
-        self.hands.meter.sleeps += 1;
-        let merging = self.hands.merging.as_ref();
+        self.driver.meter.sleeps += 1;
+        let merging = self.driver.merging.as_ref();
         // What waits for something that never comes is found even if nothing else happens.
         let limit_ns = match merging.is_some_and(|merging| merging.waits()) {
             true => Some(limit_ns.unwrap_or(u64::MAX)),
             false => limit_ns,
         };
         // With something in a pipe it only looks what else there is.
-        let may_sleep = self.hands.links.iter_mut().flatten().all(Link::prepare_to_sleep);
+        let may_sleep = self
+            .driver
+            .peers
+            .links
+            .iter_mut()
+            .flatten()
+            .all(Link::prepare_to_sleep);
         let limit_ns = if may_sleep { limit_ns } else { Some(0) };
         let limit = limit_ns.map(|ns| libc::timespec {
             tv_sec: 0,
@@ -90,28 +96,29 @@ impl Lane {
         let has_come = |place: &libc::pollfd| place.revents != 0;
         self.faulted |= has_come(&self.polled[1]);
         if has_come(&self.polled[2]) {
-            self.hands.mail.heard();
+            self.driver.mail.heard();
         }
-        let first = 3 + usize::from(self.hands.merging.is_some());
+        let first = 3 + usize::from(self.driver.merging.is_some());
         let streams = self.polled[first..].as_chunks::<2>().0;
         let mut is_silent = may_sleep;
-        for (link, streams) in self.hands.links.iter_mut().flatten().zip(streams) {
+        for (link, streams) in self.driver.peers.links.iter_mut().flatten().zip(streams) {
             let filled = streams.each_ref().map(has_come);
             is_silent &= filled == [false; 2];
             link.awake();
             link.fill(filled);
         }
-        let merging = self.hands.merging.as_ref().filter(|_| is_silent);
+        let merging = self.driver.merging.as_ref().filter(|_| is_silent);
         if let Some(node) = merging.and_then(|merging| merging.overdue()) {
             let why = "its message comes after changes of page tables that do not come";
-            self.hands.refused(&format!("{}: {why}", self.hands.name(node)));
+            self.driver
+                .refused(&format!("{}: {why}", self.driver.peers.name(node)));
         }
     }
 
     /// Who polls asks all.
     pub(super) fn look_at_all(&mut self) {
         self.faulted = true;
-        self.hands.links.iter_mut().flatten().for_each(Link::look);
+        self.driver.peers.links.iter_mut().flatten().for_each(Link::look);
     }
 }
 

@@ -1,4 +1,4 @@
-//! The lane's hands as the merger asks for them: words of the guest's memory, what is said to other nodes, and pages that are open to
+//! The lane's driver as the merger asks for them: words of the guest's memory, what is said to other nodes, and pages that are open to
 //! all or closed.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,9 +8,9 @@ use coherence::{NodeId, Page, Right};
 
 use super::{Todo, pieces};
 use crate::PAGE_BYTES;
-use crate::hands::Hands;
+use crate::driver::EngineDriver;
 
-impl Hands {
+impl EngineDriver {
     fn word(&self, page: Page, word: usize) -> &AtomicU64 {
         assert!(word < PAGE_BYTES / 8);
         // SAFETY: a word of the page's bytes, which are mapped as long as the region; others write it at the same time, which
@@ -19,7 +19,7 @@ impl Hands {
     }
 }
 
-impl Words for Hands {
+impl Words for EngineDriver {
     fn is_ram(&self, page: Page) -> bool {
         page.0 < self.region.pages()
     }
@@ -43,19 +43,19 @@ impl Words for Hands {
     }
 }
 
-impl Hooks for Hands {
+impl Hooks for EngineDriver {
     fn send(&mut self, to: NodeId, saying: Saying) {
         let page = saying.say.carries_page().then(|| {
             // SAFETY: the page is closed to all processors while it is offered.
             unsafe { self.region.bytes(saying.page.0).read() }
         });
-        let pieces = pieces::saying(&saying, page.as_ref(), self.links.len());
+        let pieces = pieces::saying(&saying, page.as_ref(), self.peers.links.len());
         self.post_pieces(usize::from(to.0), &pieces);
     }
 
     fn broadcast(&mut self, batch: Batch<'_>) {
-        let pieces = pieces::batch(&batch, self.links.len());
-        for node in 0..self.links.len() {
+        let pieces = pieces::batch(&batch, self.peers.links.len());
+        for node in 0..self.peers.links.len() {
             self.post_pieces(node, &pieces);
         }
     }
@@ -69,7 +69,7 @@ impl Hooks for Hands {
     }
 
     fn store(&mut self, page: Page) {
-        self.lands_no_more(page.0);
+        self.landing.cancel(page.0);
         if self.region.mapped(page.0) != Right::None {
             return self.refused("an offered page is in use here");
         }
@@ -78,11 +78,11 @@ impl Hooks for Hands {
     }
 
     fn open(&mut self, page: Page) {
-        self.lands_no_more(page.0);
-        self.let_in(page.0);
+        self.landing.cancel(page.0);
+        self.open_to_all(page.0);
     }
 
     fn close(&mut self, page: Page) {
-        self.shut(page.0);
+        self.revoke(page.0);
     }
 }

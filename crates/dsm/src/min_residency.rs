@@ -21,7 +21,7 @@ const LOOK_NS: u64 = 5_000;
 
 /// A page that has come.
 #[derive(Clone, Copy, Debug)]
-pub struct Hold {
+pub struct MinResidency {
     /// Which.
     pub page: u32,
     /// The thread that waited for it, if it is known.
@@ -51,12 +51,12 @@ pub enum Thread {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// It has been used, or has stayed long enough.
-    Go,
+    Release,
     /// Not yet; look again in so many nanoseconds.
-    Stay(u64),
+    Keep(u64),
 }
 
-impl Hold {
+impl MinResidency {
     /// A page that came at `since_ns` for a thread that had run for `ran_ns`.
     pub fn new(
         page: u32,
@@ -76,24 +76,24 @@ impl Hold {
     }
 
     /// Whether the page may go at `now_ns`, when a thread that has run for `enough_ns` has used it.
-    pub fn judge(&self, now_ns: u64, thread: Thread, enough_ns: u64) -> Verdict {
+    pub fn evaluate(&self, now_ns: u64, thread: Thread, enough_ns: u64) -> Verdict {
         let stayed_ns = now_ns.saturating_sub(self.since_ns);
         let until = |end_ns: u64| match end_ns.checked_sub(stayed_ns) {
-            None | Some(0) => Verdict::Go,
-            Some(rest) => Verdict::Stay(rest),
+            None | Some(0) => Verdict::Release,
+            Some(rest) => Verdict::Keep(rest),
         };
         let missing_ns = |ran_ns: u64| enough_ns.saturating_sub(ran_ns.saturating_sub(self.ran_ns));
         match thread {
-            Thread::Elsewhere(ran_ns) if missing_ns(ran_ns) == 0 => Verdict::Go,
+            Thread::Elsewhere(ran_ns) if missing_ns(ran_ns) == 0 => Verdict::Release,
             Thread::Ran(ran_ns) => {
                 let missing_ns = missing_ns(ran_ns);
                 match until(BOUND_NS) {
                     // Whoever looks takes the CPU from the thread: not before it can have run enough, and the more seldom the
                     // longer it did not get one.
-                    Verdict::Stay(rest) if missing_ns > 0 => {
-                        Verdict::Stay(rest.min(missing_ns.max(LOOK_NS).max(stayed_ns)))
+                    Verdict::Keep(rest) if missing_ns > 0 => {
+                        Verdict::Keep(rest.min(missing_ns.max(LOOK_NS).max(stayed_ns)))
                     }
-                    _ => Verdict::Go,
+                    _ => Verdict::Release,
                 }
             }
             Thread::Elsewhere(_) => until(self.elsewhere_ns.max(self.elsewhere_ns * enough_ns / FAST_NS)),
@@ -108,8 +108,8 @@ mod tests {
 
     const ENOUGH_NS: u64 = 3_000;
 
-    fn hold() -> Hold {
-        Hold::new(
+    fn hold() -> MinResidency {
+        MinResidency::new(
             7,
             Some(1),
             1_000_000,
@@ -123,27 +123,27 @@ mod tests {
         let hold = hold();
         let later = hold.since_ns + LOOK_NS;
         assert_eq!(
-            hold.judge(later, Thread::Ran(hold.ran_ns), ENOUGH_NS),
-            Verdict::Stay(LOOK_NS)
+            hold.evaluate(later, Thread::Ran(hold.ran_ns), ENOUGH_NS),
+            Verdict::Keep(LOOK_NS)
         );
         let ran = Thread::Ran(hold.ran_ns + ENOUGH_NS - 1);
-        assert_eq!(hold.judge(later, ran, ENOUGH_NS), Verdict::Stay(LOOK_NS));
+        assert_eq!(hold.evaluate(later, ran, ENOUGH_NS), Verdict::Keep(LOOK_NS));
         let ran = Thread::Ran(hold.ran_ns + ENOUGH_NS);
-        assert_eq!(hold.judge(later, ran, ENOUGH_NS), Verdict::Go);
+        assert_eq!(hold.evaluate(later, ran, ENOUGH_NS), Verdict::Release);
     }
 
     #[test]
     fn a_thread_that_must_run_long_is_not_disturbed_often() {
         let hold = hold();
         let ran = Thread::Ran(hold.ran_ns + 20_000);
-        assert_eq!(hold.judge(hold.since_ns, ran, 100_000), Verdict::Stay(80_000));
+        assert_eq!(hold.evaluate(hold.since_ns, ran, 100_000), Verdict::Keep(80_000));
     }
 
     #[test]
     fn a_thread_that_gets_no_cpu_is_looked_at_ever_more_seldom() {
         let hold = hold();
         let (mut now, mut looks) = (hold.since_ns, 0);
-        while let Verdict::Stay(ns) = hold.judge(now, Thread::Ran(hold.ran_ns), ENOUGH_NS) {
+        while let Verdict::Keep(ns) = hold.evaluate(now, Thread::Ran(hold.ran_ns), ENOUGH_NS) {
             now += ns;
             looks += 1;
         }
@@ -156,13 +156,16 @@ mod tests {
         let hold = hold();
         let end = hold.since_ns + BOUND_NS;
         assert_eq!(
-            hold.judge(end - 1, Thread::Ran(hold.ran_ns), ENOUGH_NS),
-            Verdict::Stay(1)
+            hold.evaluate(end - 1, Thread::Ran(hold.ran_ns), ENOUGH_NS),
+            Verdict::Keep(1)
         );
-        assert_eq!(hold.judge(end, Thread::Ran(hold.ran_ns), ENOUGH_NS), Verdict::Go);
         assert_eq!(
-            hold.judge(hold.since_ns + ENOUGH_NS, Thread::Unknown, ENOUGH_NS),
-            Verdict::Go
+            hold.evaluate(end, Thread::Ran(hold.ran_ns), ENOUGH_NS),
+            Verdict::Release
+        );
+        assert_eq!(
+            hold.evaluate(hold.since_ns + ENOUGH_NS, Thread::Unknown, ENOUGH_NS),
+            Verdict::Release
         );
     }
 
@@ -171,21 +174,21 @@ mod tests {
         let hold = hold();
         let waits = |ran_ns| Thread::Elsewhere(hold.ran_ns + ran_ns);
         assert_eq!(
-            hold.judge(hold.since_ns, waits(ENOUGH_NS), ENOUGH_NS),
-            Verdict::Go
+            hold.evaluate(hold.since_ns, waits(ENOUGH_NS), ENOUGH_NS),
+            Verdict::Release
         );
-        let stays = hold.judge(hold.since_ns, waits(ENOUGH_NS - 1), ENOUGH_NS);
-        assert_eq!(stays, Verdict::Stay(hold.elsewhere_ns));
+        let stays = hold.evaluate(hold.since_ns, waits(ENOUGH_NS - 1), ENOUGH_NS);
+        assert_eq!(stays, Verdict::Keep(hold.elsewhere_ns));
     }
 
     #[test]
     fn two_threads_that_wait_for_each_others_pages_wait_for_different_times() {
         let mut random = fastrand::Rng::with_seed(2);
         let times: Vec<u64> = (0..64)
-            .map(|_| Hold::new(1, None, 0, 0, &mut random))
-            .map(|hold| match hold.judge(0, Thread::Elsewhere(0), ENOUGH_NS) {
-                Verdict::Stay(rest) => rest,
-                Verdict::Go => panic!("it went at once"),
+            .map(|_| MinResidency::new(1, None, 0, 0, &mut random))
+            .map(|hold| match hold.evaluate(0, Thread::Elsewhere(0), ENOUGH_NS) {
+                Verdict::Keep(rest) => rest,
+                Verdict::Release => panic!("it went at once"),
             })
             .collect();
         assert!(times.iter().all(|time| ELSEWHERE_NS.contains(time)), "{times:?}");

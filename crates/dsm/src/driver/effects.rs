@@ -1,0 +1,182 @@
+//! The effects of an event, each performed completely before the next one ([`coherence::Effect`] states the rules).
+//!
+//! An effect has no result. What goes wrong is kept in [`EngineDriver::failed`] until the lane looks, and the effects that
+//! follow are of a node that ends.
+
+use coherence::{Body, Contents, Effect, Message, NodeId, Page, Right, Want};
+
+use super::EngineDriver;
+use crate::merging::{HOT, Todo};
+
+/// How a message goes, by what it is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+struct SendClass {
+    /// On the stream of pages; else on that of control.
+    with_answers: bool,
+    /// This node asks for a page by it: the requests of one fault go together.
+    is_request: bool,
+    /// The page's bytes come in answer, to this node.
+    brings_page: bool,
+}
+
+impl SendClass {
+    /// Of a message that node `me` sends.
+    fn of(body: &Body, me: u16) -> Self {
+        let (with_answers, is_request, brings_page) = match *body {
+            Body::Ask { .. } | Body::AskAhead => (true, true, true),
+            // As a page's manager, for itself. No bytes come of what is to be forgotten.
+            Body::Forward { requester, want, .. } if requester.0 == me => {
+                (false, true, want != Want::Discard)
+            }
+            Body::ForwardAhead { requester } if requester.0 == me => (false, true, true),
+            Body::Copy { .. } | Body::Ownership { .. } | Body::Decline => (true, false, false),
+            Body::Forward { .. } | Body::ForwardAhead { .. } | Body::Invalidate | Body::Acknowledge => {
+                (false, false, false)
+            }
+        };
+        Self {
+            with_answers,
+            is_request,
+            brings_page,
+        }
+    }
+}
+
+impl EngineDriver {
+    /// Performs one effect, completely.
+    pub fn perform(&mut self, effect: Effect) {
+        match effect {
+            Effect::Send { to, message } => self.send_message(to, message),
+            Effect::Restrict { page, to } => self.restrict(page, to),
+            // Its bytes were received to where they belong.
+            Effect::Store { .. } => {}
+            Effect::Grant {
+                page,
+                right,
+                contents,
+            } => self.grant(page, right, contents),
+            Effect::Forget { page } => self.forget(page),
+            Effect::MapPrefetched { page } => self.map_prefetched(page),
+        }
+    }
+
+    fn send_message(&mut self, to: NodeId, message: Message) {
+        let node = usize::from(to.0);
+        let page = self.region.unstriped(message.page.0);
+        let frame = message.encode();
+        let bytes = message
+            .carries_page()
+            .then(|| self.region.bytes(page).cast_const());
+        let class = SendClass::of(&message.body, self.me);
+        match self.merging.take_if(|_| message.is_causal()) {
+            Some(mut merging) => {
+                merging.send(self, node, frame, bytes);
+                self.merging = Some(merging);
+            }
+            None if class.is_request && self.peers.is_gathering() => {
+                let result = self.peers.gather_one(node, &frame, class.with_answers);
+                self.note(result);
+            }
+            None => self.post(node, &frame, bytes, class.with_answers),
+        }
+        // Of a page that is merged, or about to be, what is here counts, though it may be closed to all.
+        let is_nothing = self.region.mapped(page) == Right::None && self.is_plain(page);
+        if class.brings_page && is_nothing {
+            self.landing.expect(page);
+        }
+    }
+
+    fn restrict(&mut self, page: Page, to: Right) {
+        let page = self.region.unstriped(page.0);
+        let result = self.region.restrict(page, to);
+        self.kernel(page, "restrict", result);
+    }
+
+    fn grant(&mut self, page: Page, right: Right, contents: Contents) {
+        let page = self.region.unstriped(page.0);
+        self.was_fresh = contents == Contents::Fresh;
+        if self.was_fresh {
+            self.region.clear(page);
+        }
+        self.landing.cancel(page);
+        let was_asked_ahead = right == Right::Write && self.fills.came(page, self.was_fresh);
+        if self.is_taken(page) {
+            // Not for processors. A grant to read answers one to write too.
+            self.residencies.end_page(page);
+            if self.region.mapped(page) != Right::None {
+                self.revoke(page);
+            }
+            return self.todo.push_back(match right {
+                Right::Write => Todo::Taken(page),
+                _ => Todo::Take(page),
+            });
+        }
+        let result = self.region.open(page, right);
+        self.kernel(page, "map", result);
+        if contents != Contents::Fresh && self.heat.came(page).is_multiple_of(HOT) && self.merging.is_some() {
+            self.todo.push_back(Todo::Suspect(page));
+        }
+        if was_asked_ahead && !self.waiters.has_page(page) {
+            self.meter.filled += 1;
+            self.brought = true;
+            return self.unheld.push(page);
+        }
+        self.wake(page);
+    }
+
+    fn forget(&mut self, page: Page) {
+        let page = self.region.unstriped(page.0);
+        if !self.freed.contains(&page) {
+            self.free(page..page + 1);
+        }
+        if self.waiters.remove(page, |_| {}) {
+            let result = self.region.again(page);
+            self.kernel(page, "wake who waits for", result);
+            self.woke = true;
+        }
+        if self.is_taken(page) {
+            self.todo.push_back(Todo::Take(page));
+        }
+        self.forgotten.push(page);
+    }
+
+    fn map_prefetched(&mut self, page: Page) {
+        let page = self.region.unstriped(page.0);
+        self.landing.cancel(page);
+        let result = self.region.open(page, Right::Read);
+        self.kernel(page, "map", result);
+        self.heat.came(page);
+        self.brought = true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use coherence::{Access, Bytes, Nodes};
+
+    use super::*;
+
+    #[test]
+    fn requests_of_this_node_go_together_and_only_wanted_bytes_are_expected() {
+        let class = |body| {
+            let class = SendClass::of(&body, 1);
+            (class.with_answers, class.is_request, class.brings_page)
+        };
+        let forward = |requester, want| Body::Forward {
+            requester: NodeId(requester),
+            want,
+            reads: 0,
+        };
+        let access = Access::Write;
+        assert_eq!(class(Body::Ask { access }), (true, true, true));
+        assert_eq!(class(forward(1, Want::Read)), (false, true, true));
+        assert_eq!(class(forward(1, Want::Discard)), (false, true, false));
+        assert_eq!(class(forward(2, Want::Read)), (false, false, false));
+        let (want, bytes, copyset) = (Want::Write, Bytes::Beside, Nodes::NONE);
+        assert_eq!(
+            class(Body::Ownership { want, bytes, copyset }),
+            (true, false, false)
+        );
+        assert_eq!(class(Body::Invalidate), (false, false, false));
+    }
+}

@@ -1,0 +1,187 @@
+//! The other nodes as one lane reaches them, and messages on their way out: each at once, but for the requests of one fault,
+//! which go together.
+
+use std::io;
+use std::sync::Arc;
+
+use crate::PAGE_BYTES;
+use crate::ahead::WINDOW_MAX;
+use crate::ending::End;
+use crate::frame::{FRAME_BYTES, Frame};
+use crate::link::Link;
+
+/// A request, and those ahead of it.
+const GATHERED_BYTES: usize = (1 + WINDOW_MAX as usize) * FRAME_BYTES;
+
+/// Requests of one fault: for its page, and for those after it.
+#[derive(Debug)]
+struct Gathered {
+    /// Whether a fault is being handled.
+    is_open: bool,
+    to: usize,
+    /// On the stream of answers.
+    with_answers: bool,
+    bytes: usize,
+    frames: [u8; GATHERED_BYTES],
+}
+
+impl Default for Gathered {
+    fn default() -> Self {
+        Self {
+            is_open: false,
+            to: 0,
+            with_answers: false,
+            bytes: 0,
+            frames: [0; GATHERED_BYTES],
+        }
+    }
+}
+
+/// The other nodes.
+#[derive(Debug)]
+pub struct Peers {
+    /// To each node; none to this one.
+    pub links: Vec<Option<Link>>,
+    names: Arc<Vec<String>>,
+    gathered: Gathered,
+    /// Bytes that were sent.
+    pub bytes_sent: u64,
+}
+
+impl Peers {
+    /// With the nodes' names as people know them.
+    pub fn new(links: Vec<Option<Link>>, names: Arc<Vec<String>>) -> Self {
+        Self {
+            links,
+            names,
+            gathered: Gathered::default(),
+            bytes_sent: 0,
+        }
+    }
+
+    /// A node as people know it.
+    pub fn name(&self, node: usize) -> String {
+        self.names
+            .get(node)
+            .cloned()
+            .unwrap_or_else(|| format!("node {node}"))
+    }
+
+    /// The node with that name.
+    pub fn number_of(&self, name: &str) -> Option<usize> {
+        (0..self.links.len()).find(|&node| self.name(node) == name)
+    }
+
+    /// That a node's stream failed.
+    pub fn lost(&self, node: usize, error: &io::Error) -> End {
+        let why = match error.kind() {
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
+                "it closed its streams".to_owned()
+            }
+            io::ErrorKind::TimedOut => "it says nothing".to_owned(),
+            _ => error.to_string(),
+        };
+        End::Lost {
+            node: self.name(node),
+            why,
+        }
+    }
+
+    /// Sends a message of the engine, behind what it comes after if that is to be said, with its page if it has one; one without
+    /// can go on the stream of pages, too.
+    ///
+    /// # Errors
+    /// If there is no such node, or its stream failed.
+    pub fn post(
+        &mut self,
+        to: usize,
+        frames: &[u8],
+        page: Option<*const [u8; PAGE_BYTES]>,
+        with_answers: bool,
+    ) -> Result<(), End> {
+        let Some(link) = self.links.get_mut(to).and_then(Option::as_mut) else {
+            return Err(End::Nonsense(format!(
+                "the protocol has a message for node {to}, which does not exist"
+            )));
+        };
+        let result = match page {
+            Some(page) => {
+                self.bytes_sent += (frames.len() + PAGE_BYTES) as u64;
+                // SAFETY: a page of the region, which no thread may write since the engine has it sent.
+                unsafe { link.send_page(frames, page) }
+            }
+            None => {
+                self.bytes_sent += frames.len() as u64;
+                link.send(frames, with_answers)
+            }
+        };
+        result.map_err(|error| self.lost(to, &error))
+    }
+
+    /// Sends pieces of what is said about merged pages; nothing to this node itself.
+    ///
+    /// # Errors
+    /// If its stream failed.
+    pub fn post_pieces(&mut self, to: usize, frames: &[u8]) -> Result<(), End> {
+        let Some(link) = self.links.get_mut(to).and_then(Option::as_mut) else {
+            return Ok(());
+        };
+        self.bytes_sent += frames.len() as u64;
+        let result = link.send(frames, false);
+        result.map_err(|error| self.lost(to, &error))
+    }
+
+    /// Whether requests go together now.
+    pub fn is_gathering(&self) -> bool {
+        self.gathered.is_open
+    }
+
+    /// Requests from now on go together, when [`Peers::send_gathered`] is called.
+    pub fn gather(&mut self) {
+        self.gathered.is_open = true;
+    }
+
+    /// Sends them, the first one first.
+    ///
+    /// # Errors
+    /// If a stream failed.
+    pub fn send_gathered(&mut self) -> Result<(), End> {
+        self.gathered.is_open = false;
+        self.flush_gathered()
+    }
+
+    fn flush_gathered(&mut self) -> Result<(), End> {
+        let Gathered {
+            to,
+            bytes,
+            with_answers,
+            ..
+        } = self.gathered;
+        self.gathered.bytes = 0;
+        if bytes > 0
+            && let Some(link) = self.links.get_mut(to).and_then(Option::as_mut)
+        {
+            self.bytes_sent += bytes as u64;
+            let result = link.send(&self.gathered.frames[..bytes], with_answers);
+            return result.map_err(|error| self.lost(to, &error));
+        }
+        Ok(())
+    }
+
+    /// One more.
+    ///
+    /// # Errors
+    /// If the stream of those before failed.
+    pub fn gather_one(&mut self, to: usize, frame: &Frame, with_answers: bool) -> Result<(), End> {
+        let is_full = self.gathered.bytes == self.gathered.frames.len();
+        let flushed = match is_full || (self.gathered.to, self.gathered.with_answers) != (to, with_answers) {
+            true => self.flush_gathered(),
+            false => Ok(()),
+        };
+        let gathered = &mut self.gathered;
+        (gathered.to, gathered.with_answers) = (to, with_answers);
+        gathered.frames[gathered.bytes..][..FRAME_BYTES].copy_from_slice(frame);
+        gathered.bytes += FRAME_BYTES;
+        flushed
+    }
+}
