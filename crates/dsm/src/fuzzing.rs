@@ -6,8 +6,8 @@ use coherence::merged::{Batch, Stamp};
 use coherence::{MESSAGE_BYTES, Malformed, Message, NodeId};
 
 use crate::frame::{DiscardFrame, DriverKind, FrameClass, OrderedFrame, classify};
-use crate::lane::discarding;
 use crate::merging::{Pieces, Said, StampTracker, batch, saying, unnumbered};
+use crate::page_server::discarding;
 
 /// Reads one node's frames, for so many nodes, of which the reader is node 0 and the sender node 1.
 #[derive(Debug)]

@@ -4,7 +4,7 @@
 //!
 //! - [`region`]: the memory, with what each page allows;
 //! - [`userfault`]: how the kernel tells of threads that wait, and is told to let them go on;
-//! - [`lane`]: the threads that serve faults and messages, each a part of the pages;
+//! - [`page_server`]: the threads that serve faults and messages, each a part of the pages;
 //! - [`link`], [`wire`]: streams between nodes, and what carries them;
 //! - [`min_residency`]: how long a page that has come stays; [`heat`]: which come most often; [`ahead`]: which are asked for before anybody wants them;
 //! - [`merging`]: page tables of a guest, which are open to all nodes at once; [`causal`]: what that asks of other threads; [`batches`]: what their
@@ -27,13 +27,13 @@ mod frame;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod heat;
-mod lane;
 mod latency;
 mod link;
 mod merging;
 mod meter;
 mod min_residency;
 mod node;
+mod page_server;
 mod region;
 mod server_thread;
 mod shape;

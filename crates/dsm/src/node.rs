@@ -17,11 +17,11 @@ use crate::discards::{Discards, Mailbox};
 use crate::driver::{EngineDriver, Peers};
 use crate::ending::{End, Ending, Hook};
 use crate::heat::Heat;
-use crate::lane::Lane;
 use crate::latency::Latency;
 use crate::link::Link;
 use crate::merging::Merging;
 use crate::meter::Meter;
+use crate::page_server::PageServer;
 use crate::region::{Method, Region, RegionError, RegionOptions};
 use crate::server_thread::prepare_server_thread;
 use crate::shape::Shape;
@@ -255,7 +255,7 @@ impl Node {
                 driver.merging = Some(Box::new(merging));
             }
             let meter = Arc::new(Mutex::new(Meter::default()));
-            let lane = Lane::new(
+            let lane = PageServer::new(
                 number as u16,
                 Engine::new(layout)?,
                 driver,

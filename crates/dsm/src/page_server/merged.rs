@@ -2,12 +2,12 @@
 
 use coherence::{Access, Faulted, Malformed, Page};
 
-use super::Lane;
+use super::PageServer;
 use crate::ending::End;
 use crate::frame::{Frame, OrderedFrame, page_of};
 use crate::merging::Todo;
 
-impl Lane {
+impl PageServer {
     /// A message of the engine, if it may be acted on now. What is said about merged pages is acted on here.
     pub(super) fn in_order(
         &mut self,

@@ -20,7 +20,7 @@ use std::ops::Range;
 
 use coherence::{Discarded, NodeId, Page, Right};
 
-use super::Lane;
+use super::PageServer;
 use crate::clock::now_ns;
 use crate::discards::{BLOCK_PAGES, Block};
 use crate::ending::End;
@@ -64,7 +64,7 @@ struct Job {
     until_ns: u64,
 }
 
-impl Lane {
+impl PageServer {
     /// Goes on with what is to be forgotten. When to be called again at the latest, nanoseconds from now.
     pub(super) fn discard(&mut self) -> Result<Option<u64>, End> {
         // It makes room for what is taken.
@@ -222,7 +222,7 @@ impl Lane {
                 continue;
             }
             if let Some(hold) = self.driver.want(page) {
-                self.judge(hold, now);
+                self.release_or_keep(hold, now);
             }
             let striped = Page(self.driver.region.striped(page));
             match self.turn(|engine, effects| engine.discard(striped, effects)) {

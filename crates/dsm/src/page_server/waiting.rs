@@ -2,7 +2,7 @@
 
 use urpc::poll::PollTime;
 
-use super::Lane;
+use super::PageServer;
 use crate::link::Link;
 use crate::node::Polls;
 
@@ -34,7 +34,7 @@ impl Threads {
     }
 }
 
-impl Lane {
+impl PageServer {
     pub(super) fn threads(&self) -> Threads {
         Threads {
             waiting: self.driver.waiters.len(),

@@ -1,0 +1,198 @@
+//! A lane: a thread that serves a part of a node's pages, alone: it has their userfaultfd, their engine and its own streams to every
+//! other node, so that it shares nothing with the others.
+//!
+//! It answers whatever has come, and when there is nothing it polls for a while and then sleeps. It does not poll right after
+//! it has woken a thread, or has received a page ahead for one that runs, as that thread may need the CPU that it is on: a lane is best
+//! on the CPU of the threads that it serves, where a fault and its answer are two switches (3 us) instead of two interrupts between
+//! CPUs (20 to 40 us).
+//!
+//! [`faults`] and [`messages`] are what it serves, [`residency`] lets pages go, [`discarding`] has pages forgotten, [`merged`] is about
+//! merged page tables, and [`waiting`] says when it polls.
+
+pub(crate) mod discarding;
+mod faults;
+mod merged;
+mod messages;
+mod residency;
+mod waiting;
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use coherence::{EFFECTS_MAX, Effect, Engine};
+use urpc::poll::PollTime;
+
+use self::discarding::Discarding;
+use crate::ahead::Ahead;
+use crate::clock::now_ns;
+use crate::driver::EngineDriver;
+use crate::ending::{End, Ending};
+use crate::meter::Meter;
+use crate::node::Polls;
+
+/// What sleeping and being woken costs, nanoseconds: 20 us from one CPU to another here, more when it has gone idle.
+const SLEEP_NS: u64 = 25_000;
+/// Looks at the streams while a reply is awaited, for each look at the userfaultfd.
+const LOOKS: u32 = 8;
+
+/// A lane.
+#[derive(Debug)]
+pub struct PageServer {
+    number: u16,
+    engine: Engine,
+    /// Of the event that the engine handles now; empty between two events.
+    effects: Vec<Effect>,
+    driver: EngineDriver,
+    ending: Arc<Ending>,
+    shared: Arc<Mutex<Meter>>,
+    /// How long a thread runs that has used its page for sure.
+    enough_ns: Arc<AtomicU64>,
+    /// Who polls at real-time priority keeps other lanes from its CPU, those that it waits for too.
+    polls: Polls,
+    /// While a thread waits here, and while none does.
+    asked: PollTime,
+    idle: PollTime,
+    /// The end's, the userfaultfd, that of who gives pages back, that of who asks about merged pages if there are any, and each
+    /// node's streams.
+    polled: Vec<libc::pollfd>,
+    /// Threads may wait that have not been heard.
+    faulted: bool,
+    discarding: Discarding,
+    ahead: Ahead,
+}
+
+impl PageServer {
+    pub fn new(
+        number: u16,
+        engine: Engine,
+        driver: EngineDriver,
+        ending: Arc<Ending>,
+        shared: Arc<Mutex<Meter>>,
+        enough_ns: Arc<AtomicU64>,
+        polls: Polls,
+    ) -> Self {
+        let mut descriptors = vec![
+            ending.event().as_raw_fd(),
+            driver.region.userfault(number).as_fd().as_raw_fd(),
+            driver.mail.event().as_fd().as_raw_fd(),
+        ];
+        if let Some(merging) = &driver.merging {
+            descriptors.push(merging.causal.event().as_fd().as_raw_fd());
+        }
+        for link in driver.peers.links.iter().flatten() {
+            descriptors.extend(link.streams().iter().map(AsRawFd::as_raw_fd));
+        }
+        let polled = descriptors
+            .into_iter()
+            .map(|fd| libc::pollfd {
+                fd,
+                events: libc::POLLIN,
+                revents: 0,
+            })
+            .collect();
+        Self {
+            number,
+            engine,
+            effects: Vec::with_capacity(EFFECTS_MAX),
+            driver,
+            ending,
+            shared,
+            enough_ns,
+            polls,
+            asked: PollTime::new(SLEEP_NS),
+            idle: PollTime::new(SLEEP_NS),
+            polled,
+            faulted: true,
+            discarding: Discarding::default(),
+            ahead: Ahead::default(),
+        }
+    }
+
+    /// Serves until the end, and tells the other nodes why.
+    pub fn run(mut self) {
+        let ending = self.ending.clone();
+        let is_first = match self.serve() {
+            Err(end) => ending.set(end),
+            Ok(()) => false,
+        };
+        if let Some(end) = ending.reason() {
+            self.say_end(end);
+        }
+        if let Some(merging) = &self.driver.merging {
+            merging.causal.over();
+        }
+        self.driver.mail.over();
+        self.publish();
+        ending.lane_told();
+        if is_first {
+            ending.call_hook();
+        }
+    }
+
+    fn serve(&mut self) -> Result<(), End> {
+        let mut idle_since = None;
+        let mut looks: u32 = 0;
+        loop {
+            looks = looks.wrapping_add(1);
+            let mut busy = false;
+            if self.faulted && (idle_since.is_none() || looks.is_multiple_of(LOOKS)) {
+                busy |= self.take_faults()?;
+            }
+            busy |= self.take_messages()?;
+            let look_again_ns = self.let_go()?;
+            let go_on_ns = self.discard()?;
+            self.settle()?;
+            if busy && !self.threads().want_the_cpu() {
+                if let Some(since) = idle_since.take() {
+                    self.patience().waited(now_ns() - since, false);
+                }
+                continue;
+            }
+            let now = now_ns();
+            let since = *idle_since.get_or_insert(now);
+            let may_poll = self.threads().let_poll(self.polls);
+            if may_poll && now - since < self.patience().poll_ns() {
+                self.look_at_all();
+                std::hint::spin_loop();
+                continue;
+            }
+            if self.ending.reason().is_some() {
+                return Ok(());
+            }
+            self.publish();
+            self.sleep([look_again_ns, go_on_ns].into_iter().flatten().min());
+            self.patience().waited(now_ns() - since, true);
+            (self.driver.woke, self.driver.brought) = (false, false);
+            idle_since = None;
+        }
+    }
+
+    /// Passes an event to the engine, and performs its effects in their order before it returns.
+    fn turn<T>(&mut self, event: impl FnOnce(&mut Engine, &mut Vec<Effect>) -> T) -> T {
+        let result = event(&mut self.engine, &mut self.effects);
+        for effect in self.effects.drain(..) {
+            self.driver.perform(effect);
+        }
+        result
+    }
+
+    fn check(&mut self) -> Result<(), End> {
+        match self.driver.failed.take() {
+            Some(end) => Err(end),
+            None => Ok(()),
+        }
+    }
+
+    fn publish(&mut self) {
+        self.driver.meter.take(self.engine.counters());
+        self.driver.meter.bytes = self.driver.peers.bytes_sent;
+        if let Some(merging) = &self.driver.merging {
+            self.driver.meter.merge(&merging.merges());
+        }
+        *self.shared.lock().unwrap_or_else(PoisonError::into_inner) = self.driver.meter;
+    }
+}
+
+#[cfg(test)]
+mod tests;

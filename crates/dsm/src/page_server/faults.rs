@@ -1,0 +1,120 @@
+//! Faults of this node's threads, and pages that are asked for because of them.
+
+use std::sync::atomic::Ordering;
+
+use coherence::{Access, Faulted, Page, Right};
+
+use super::PageServer;
+use crate::ending::End;
+use crate::userfault::{FAULTS_MAX, Fault};
+
+/// Pages that are taken together when none of them was used before.
+const AROUND: u32 = 16;
+
+impl PageServer {
+    /// Takes what faults there are. Whether there were any.
+    pub(super) fn take_faults(&mut self) -> Result<bool, End> {
+        let mut faults = [Fault::NONE; FAULTS_MAX];
+        let count = self
+            .driver
+            .region
+            .userfault(self.number)
+            .read(&mut faults)
+            .map_err(|error| End::Kernel(format!("userfaultfd can't be read: {error}")))?;
+        self.faulted = count == FAULTS_MAX;
+        for fault in &faults[..count] {
+            let Some(page) = self.driver.region.page_at(fault.address) else {
+                return Err(End::Kernel(format!(
+                    "a fault at {:#x}, outside the region",
+                    fault.address
+                )));
+            };
+            let access = if fault.write { Access::Write } else { Access::Read };
+            self.driver.waits(page, access, fault);
+            match self.driver.merging.as_ref() {
+                // One that is leaving is closed already.
+                Some(merging)
+                    if merging.merger.is_merged(Page(page))
+                        && self.driver.region.mapped(page) != Right::None =>
+                {
+                    self.driver.retry_fault(page);
+                    self.check()?;
+                    continue;
+                }
+                // It goes on when the page is open to all, or the engine's again.
+                Some(merging) if merging.taken.contains(&page) => continue,
+                _ => {}
+            }
+            let striped = Page(self.driver.region.striped(page));
+            self.driver.peers.gather();
+            let faulted = self.turn(|engine, effects| engine.fault(striped, access, effects));
+            match access {
+                _ if faulted != Faulted::Waits => {}
+                Access::Read => self.ask_ahead(page),
+                Access::Write => self.ask_to_fill(page),
+            }
+            self.driver.send_gathered();
+            match faulted {
+                Faulted::Allowed => self.driver.retry_fault(page),
+                Faulted::Granted => self.claim_around(page),
+                Faulted::Waits => self.driver.waiters.note_ran(),
+            }
+            self.check()?;
+        }
+        Ok(count > 0)
+    }
+
+    /// Asks for pages after one that was just asked for, if it is of a stream of them.
+    fn ask_ahead(&mut self, page: u32) {
+        if !self.driver.reads_ahead.load(Ordering::Relaxed) {
+            return;
+        }
+        // Of this lane, and most probably of the same manager.
+        let end = self.driver.region.block_of(page, u32::MAX).end;
+        let region = &self.driver.region;
+        let is_here = |page| region.mapped(page) != Right::None;
+        for page in self.ahead.reads(page, end, is_here) {
+            if !self.ahead.was_taken(page) && self.driver.is_plain(page) {
+                let striped = Page(self.driver.region.striped(page));
+                self.turn(|engine, effects| engine.ask_ahead(striped, effects));
+            }
+        }
+    }
+
+    /// Takes pages after one that is about to be written, if it is of a stream of pages that nobody had written. For the protocol this is
+    /// a fault as any other, whose page has been used as soon as it comes.
+    fn ask_to_fill(&mut self, page: u32) {
+        let region = &self.driver.region;
+        if !self.driver.reads_ahead.load(Ordering::Relaxed) || region.mapped(page) != Right::None {
+            return;
+        }
+        let end = region.block_of(page, u32::MAX).end;
+        let more = (self.driver.fills).writes(page, end, |page| region.mapped(page) != Right::None);
+        for page in more {
+            let striped = Page(self.driver.region.striped(page));
+            if self.driver.is_plain(page) && self.engine.is_absent(striped) {
+                self.driver.fills.asks(page);
+                self.turn(|engine, effects| engine.fault(striped, Access::Write, effects));
+            }
+        }
+    }
+
+    /// Takes pages beside one that was just used for the first time, of those that nobody has used: who fills memory that begins here
+    /// goes on there, and would come back for each.
+    fn claim_around(&mut self, page: u32) {
+        if !std::mem::take(&mut self.driver.was_fresh) {
+            return;
+        }
+        let block = self.driver.region.block_of(page, AROUND);
+        let mut end = page + 1;
+        while end < block.end && self.engine.claim(Page(self.driver.region.striped(end))) {
+            end += 1;
+        }
+        let mut start = page;
+        while start > block.start && self.engine.claim(Page(self.driver.region.striped(start - 1))) {
+            start -= 1;
+        }
+        self.driver.open_fresh(start..page);
+        self.driver.open_fresh(page + 1..end);
+    }
+}

@@ -1,0 +1,162 @@
+//! Frames of the other nodes, and what this one says when it ends.
+
+use coherence::{Access, Body, Malformed, Message, NodeId, Page, Want};
+
+use super::PageServer;
+use crate::clock::now_ns;
+use crate::driver::landing::Landing;
+use crate::ending::End;
+use crate::frame::{DriverKind, Frame, FrameClass, classify, driver_frame, page_of};
+
+impl PageServer {
+    /// Takes what messages there are, until they wake a thread for which this CPU may be needed. Whether there were any.
+    pub(super) fn take_messages(&mut self) -> Result<bool, End> {
+        let mut busy = false;
+        for node in 0..self.driver.peers.links.len() {
+            while let Some(frame) = self.next_message(node)? {
+                busy = true;
+                self.message(node, &frame)?;
+                if self.threads().want_the_cpu() {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(busy)
+    }
+
+    /// The next message of a node.
+    fn next_message(&mut self, node: usize) -> Result<Option<Frame>, End> {
+        let guess = self.driver.guess();
+        let Some(link) = &mut self.driver.peers.links[node] else {
+            return Ok(None);
+        };
+        let region = &self.driver.region;
+        // Both places are pages that no thread can use, or the lane's own scratch.
+        let merges = self.driver.merging.is_some();
+        let mut landing = None;
+        let place = |frame: &Frame| {
+            landing = Landing::place(region, frame, merges)?;
+            Ok(landing.map(|page| region.bytes(page).cast()))
+        };
+        // SAFETY: as above.
+        let came = unsafe { link.next_bulk(guess, place) }.transpose();
+        let frame = match came {
+            Some(Ok(frame)) => Ok(Some(frame)),
+            None => link.next_control(),
+            // Who ends has said why before.
+            Some(Err(error)) => {
+                link.fill([true; 2]);
+                match link.next_control() {
+                    Ok(Some(frame)) => Ok(Some(frame)),
+                    _ => Err(error),
+                }
+            }
+        };
+        if let Some(page) = landing {
+            self.driver.lands(page, guess);
+        }
+        frame.map_err(|error| self.driver.peers.lost(node, &error))
+    }
+
+    fn message(&mut self, node: usize, frame: &Frame) -> Result<(), End> {
+        match classify(frame).map_err(|error| self.malformed(node, error))? {
+            FrameClass::End => Err(End::Told {
+                by: self.driver.peers.name(node),
+                lost: self.driver.peers.name(page_of(frame) as usize),
+            }),
+            FrameClass::Discards(kind) => self.heard_of_discards(node, kind, frame),
+            FrameClass::Ordered(kind) => match self.in_order(node, kind, frame)? {
+                Some(frame) => self.act(node, frame),
+                None => Ok(()),
+            },
+        }
+    }
+
+    /// A node sent bytes that no node sends.
+    pub(super) fn malformed(&self, node: usize, error: Malformed) -> End {
+        End::Nonsense(format!("{}: {error}", self.driver.peers.name(node)))
+    }
+
+    /// Acts on a message of the engine.
+    pub(super) fn act(&mut self, node: usize, frame: Frame) -> Result<(), End> {
+        let message = Message::decode(&frame).map_err(|error| self.malformed(node, error))?;
+        if message.page.0 < self.driver.region.pages() {
+            let page = self.driver.region.unstriped(message.page.0);
+            // Nothing more comes of it, whatever it was.
+            self.driver.landing.cancel(page);
+            if self.driver.is_taken(page)
+                && matches!(message.body, Body::Ask { .. } | Body::AskAhead)
+                && let Some(merging) = &mut self.driver.merging
+            {
+                merging.parked.push((node, frame));
+                return Ok(());
+            }
+            // Also one that has not come yet: it will be wanted as soon as it is here.
+            if matches!(
+                message.body,
+                Body::Ask { .. } | Body::Forward { .. } | Body::Invalidate
+            ) && let Some(index) = self.driver.want(page)
+            {
+                self.release_or_keep(index, now_ns());
+            }
+            self.note_ahead(page, message.body);
+        }
+        let from = NodeId(node as u16);
+        self.turn(|engine, effects| engine.receive(from, message, effects))
+            .map_err(|refusal| End::Nonsense(format!("{}: {refusal}", self.driver.peers.name(node))))?;
+        while let Some(page) = self.driver.unheld.pop() {
+            let page = Page(self.driver.region.striped(page));
+            self.turn(|engine, effects| engine.used(page, effects));
+        }
+        self.check()
+    }
+
+    /// What a message says of pages that are, or were, asked for ahead.
+    fn note_ahead(&mut self, page: u32, body: Body) {
+        match body {
+            Body::Decline => self.ahead.declined(page),
+            Body::Invalidate
+            | Body::Ask {
+                access: Access::Write,
+            }
+            | Body::Forward {
+                want: Want::Write | Want::Discard,
+                ..
+            } => {
+                self.ahead.takes(page);
+                self.driver.fills.takes(page);
+            }
+            // It may have been used long ago, and nobody has looked since. If not it stays, as nobody waits for it.
+            Body::AskAhead | Body::ForwardAhead { .. } => {
+                if let Some(index) = self.driver.residencies.index_of(page) {
+                    self.release_or_keep(index, now_ns());
+                }
+            }
+            Body::Ask { access: Access::Read }
+            | Body::Forward { want: Want::Read, .. }
+            | Body::Copy { .. }
+            | Body::Ownership { .. }
+            | Body::Acknowledge => {}
+        }
+    }
+
+    /// Tells the other nodes which one is lost. Each lane of each node does, also what it was told: a node that hears nothing on a stream
+    /// before it is closed takes the node at its other end for the lost one.
+    pub(super) fn say_end(&mut self, end: &End) {
+        let number_of = |name: &str| self.driver.peers.number_of(name);
+        let lost = match end {
+            End::Lost { node: lost, .. } | End::Told { lost, .. } => number_of(lost),
+            End::Nonsense(_) | End::Kernel(_) => Some(usize::from(self.driver.me)),
+            End::Closed => None,
+        };
+        let Some(lost) = lost else { return };
+        let frame = driver_frame(DriverKind::End, lost as u32);
+        for (node, link) in self.driver.peers.links.iter_mut().enumerate() {
+            let Some(link) = link.as_mut().filter(|_| node != lost) else {
+                continue;
+            };
+            // Who is gone by now needs no word.
+            let _ = link.send(&frame, false);
+        }
+    }
+}
