@@ -33,7 +33,7 @@ mod state;
 pub use counters::Counters;
 pub use engine::{Discarded, EFFECTS_MAX, Effect, Engine, Faulted};
 pub use layout::{Home, Layout, LayoutError};
-pub use message::{Body, Bytes, KIND_AT, Kind, MESSAGE_BYTES, Malformed, Message};
+pub use message::{Body, KIND_AT, Kind, MESSAGE_BYTES, Malformed, Message, Payload};
 pub use node::{MAX_NODES, NodeId, Nodes};
 pub use page::{Access, Contents, Page, Right, Want};
 pub use refusal::Refusal;

@@ -4,7 +4,7 @@
 //! 0   page        u32, little endian, as all
 //! 4   kind        u8
 //! 5   node        u8   who asks (Forward, ForwardAhead)
-//! 6   details     u8   bit 0: for writing; bits 1-2: the bytes (0 kept, 1 beside, 2 fresh); bit 3: to discard it
+//! 6   details     u8   bit 0: for writing; bits 1-2: the payload (0 none, 1 attached, 2 zero); bit 3: to discard it
 //! 7   reads       u8   (Forward)
 //! 8   copyset     u64  (Ownership)
 //! ```
@@ -56,13 +56,13 @@ pub struct Message {
 
 /// Where the receiver has the bytes of a page that it is given.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub enum Bytes {
+pub enum Payload {
     /// It holds a valid copy.
-    Kept,
+    None,
     /// They come beside the message.
-    Beside,
+    Attached,
     /// There are none: nobody has written the page, or it is to be discarded.
-    Fresh,
+    Zero,
 }
 
 /// What a message says.
@@ -85,14 +85,14 @@ pub enum Body {
     /// From the owner to a reader: a copy.
     Copy {
         /// Never kept: a reader that has a copy does not ask.
-        bytes: Bytes,
+        bytes: Payload,
     },
     /// From the owner to the next one.
     Ownership {
         /// For reading, copies stay valid; for writing or to discard, the new owner takes them away first.
         want: Want,
         /// Of the page. Never beside it if that is to discard it: kept if the receiver has a copy, else fresh.
-        bytes: Bytes,
+        bytes: Payload,
         /// Who else has a copy.
         copyset: Nodes,
     },
@@ -132,7 +132,7 @@ impl Message {
     /// Whether the page's bytes go beside it.
     pub fn carries_page(&self) -> bool {
         match self.body {
-            Body::Copy { bytes } | Body::Ownership { bytes, .. } => bytes == Bytes::Beside,
+            Body::Copy { bytes } | Body::Ownership { bytes, .. } => bytes == Payload::Attached,
             Body::Ask { .. }
             | Body::Forward { .. }
             | Body::Invalidate
@@ -166,9 +166,9 @@ impl Message {
             Want::Discard => 1 << 3,
         };
         let place = |bytes| match bytes {
-            Bytes::Kept => 0,
-            Bytes::Beside => 1 << 1,
-            Bytes::Fresh => 2 << 1,
+            Payload::None => 0,
+            Payload::Attached => 1 << 1,
+            Payload::Zero => 2 << 1,
         };
         out[KIND_AT] = self.body.kind().byte();
         match self.body {
@@ -207,9 +207,9 @@ impl Message {
             _ => (Want::Write, Access::Write),
         };
         let place = match details >> 1 & 0b11 {
-            0 => Bytes::Kept,
-            1 => Bytes::Beside,
-            2 => Bytes::Fresh,
+            0 => Payload::None,
+            1 => Payload::Attached,
+            2 => Payload::Zero,
             _ => return Err(Malformed),
         };
         let body = match Kind::from_byte(kind).ok_or(Malformed)? {

@@ -7,7 +7,7 @@
 
 use super::{Effect, Engine, Turn};
 use crate::state::{Maybe, Stage, Taker};
-use crate::{Access, Body, Bytes, NodeId, Page, Right};
+use crate::{Access, Body, NodeId, Page, Payload, Right};
 
 impl Engine {
     /// Asks for a copy that nobody here waits for yet, where this node has none, has not asked, and does not own the page. Whether it asked.
@@ -88,7 +88,7 @@ impl Turn<'_> {
         if is_idle && !state.is_fresh {
             state.copyset = state.copyset.with(requester);
             self.restrict(Right::Read);
-            let bytes = Bytes::Beside;
+            let bytes = Payload::Attached;
             self.send(requester, Body::Copy { bytes });
         } else {
             self.decline(requester);
@@ -104,8 +104,8 @@ impl Turn<'_> {
     }
 
     /// A copy that was asked for ahead has come.
-    pub(super) fn copy_ahead(&mut self, bytes: Bytes) -> Option<()> {
-        if bytes != Bytes::Beside {
+    pub(super) fn copy_ahead(&mut self, bytes: Payload) -> Option<()> {
+        if bytes != Payload::Attached {
             return None;
         }
         let contents = self.contents(bytes)?;

@@ -2,11 +2,11 @@
 
 use super::{Effect, Turn};
 use crate::state::{Maybe, Stage, Taker};
-use crate::{Body, Bytes, Contents, NodeId, Nodes, Right, Want};
+use crate::{Body, Contents, NodeId, Nodes, Payload, Right, Want};
 
 impl Turn<'_> {
     /// A copy has come.
-    pub(super) fn copy(&mut self, bytes: Bytes) -> Option<()> {
+    pub(super) fn copy(&mut self, bytes: Payload) -> Option<()> {
         let state = &self.state;
         // Somebody waits for this node only if it is to be the owner.
         let is_to_own = !state.readers.is_empty() || state.taker != Taker::NOBODY || self.me == self.manager;
@@ -23,25 +23,25 @@ impl Turn<'_> {
     }
 
     /// Where bytes that come are, if that can be.
-    pub(super) fn contents(&mut self, bytes: Bytes) -> Option<Contents> {
-        let is_kept = bytes == Bytes::Kept;
+    pub(super) fn contents(&mut self, bytes: Payload) -> Option<Contents> {
+        let is_kept = bytes == Payload::None;
         if is_kept != (self.state.right == Right::Read) {
             return None;
         }
         let counters = &mut self.counters;
         match bytes {
-            Bytes::Beside => counters.fetched_with_bytes += 1,
-            Bytes::Kept | Bytes::Fresh => counters.fetched_without_bytes += 1,
+            Payload::Attached => counters.fetched_with_bytes += 1,
+            Payload::None | Payload::Zero => counters.fetched_without_bytes += 1,
         }
         Some(match bytes {
-            Bytes::Kept => Contents::Kept,
-            Bytes::Beside => Contents::Arrived,
-            Bytes::Fresh => Contents::Fresh,
+            Payload::None => Contents::Kept,
+            Payload::Attached => Contents::Arrived,
+            Payload::Zero => Contents::Fresh,
         })
     }
 
     /// The ownership has come.
-    pub(super) fn ownership(&mut self, want: Want, bytes: Bytes, copyset: Nodes) -> Option<()> {
+    pub(super) fn ownership(&mut self, want: Want, bytes: Payload, copyset: Nodes) -> Option<()> {
         let Stage::Asked(asked) = self.state.stage else {
             return None;
         };
@@ -49,7 +49,7 @@ impl Turn<'_> {
             Want::Read => asked == Want::Read && self.me == self.manager,
             Want::Write => asked != Want::Discard,
             // Kept if it has a copy, which it asked for ahead.
-            Want::Discard => asked == Want::Discard && bytes != Bytes::Beside,
+            Want::Discard => asked == Want::Discard && bytes != Payload::Attached,
         };
         let is_waited_for = self.state.invalidator != Maybe::NOBODY;
         let is_set = copyset.is_within(self.nodes.without(self.me));
@@ -59,7 +59,7 @@ impl Turn<'_> {
         let contents = self.contents(bytes)?;
         self.state.stage = Stage::Owner;
         self.state.copyset = copyset;
-        self.state.is_fresh = bytes == Bytes::Fresh;
+        self.state.is_fresh = bytes == Payload::Zero;
         match want {
             Want::Read => self.grant(Right::Read, contents),
             Want::Write => {

@@ -3,7 +3,7 @@
 use super::{Effect, Turn};
 use crate::manager::takes_ownership;
 use crate::state::{Stage, Taker};
-use crate::{Access, Body, Bytes, Contents, NodeId, Nodes, Right, Want};
+use crate::{Access, Body, Contents, NodeId, Nodes, Payload, Right, Want};
 
 impl Turn<'_> {
     /// A processor of the owner needs more than it has.
@@ -116,9 +116,9 @@ impl Turn<'_> {
             self.restrict(Right::Read);
         }
         let bytes = if self.state.is_fresh {
-            Bytes::Fresh
+            Payload::Zero
         } else {
-            Bytes::Beside
+            Payload::Attached
         };
         for reader in self.state.readers.iter() {
             self.state.copyset = self.state.copyset.with(reader);
@@ -137,9 +137,9 @@ impl Turn<'_> {
         let state = &self.state;
         let is_fresh = state.is_fresh || want == Want::Discard;
         let bytes = match (state.copyset.has(taker), is_fresh) {
-            (true, _) => Bytes::Kept,
-            (false, true) => Bytes::Fresh,
-            (false, false) => Bytes::Beside,
+            (true, _) => Payload::None,
+            (false, true) => Payload::Zero,
+            (false, false) => Payload::Attached,
         };
         let mut copyset = state.copyset.without(taker);
         match want {

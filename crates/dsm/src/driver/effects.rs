@@ -152,7 +152,7 @@ impl EngineDriver {
 
 #[cfg(test)]
 mod tests {
-    use coherence::{Access, Bytes, Nodes};
+    use coherence::{Access, Nodes, Payload};
 
     use super::*;
 
@@ -172,7 +172,7 @@ mod tests {
         assert_eq!(class(forward(1, Want::Read)), (false, true, true));
         assert_eq!(class(forward(1, Want::Discard)), (false, true, false));
         assert_eq!(class(forward(2, Want::Read)), (false, false, false));
-        let (want, bytes, copyset) = (Want::Write, Bytes::Beside, Nodes::NONE);
+        let (want, bytes, copyset) = (Want::Write, Payload::Attached, Nodes::NONE);
         assert_eq!(
             class(Body::Ownership { want, bytes, copyset }),
             (true, false, false)

@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use coherence::{Access, Body, Bytes};
+use coherence::{Access, Body, Payload};
 
 use super::*;
 use crate::ending::End;
@@ -126,7 +126,12 @@ fn numbered(mut frame: Frame, number: u32) -> Frame {
 
 /// A page full of sevens, for who asked to read it.
 fn copy(page: u32, number: u32) -> Vec<u8> {
-    let frame = message(page, Body::Copy { bytes: Bytes::Beside });
+    let frame = message(
+        page,
+        Body::Copy {
+            bytes: Payload::Attached,
+        },
+    );
     [&numbered(frame, number)[..], &[7; PAGE_BYTES]].concat()
 }
 
@@ -277,7 +282,7 @@ fn what_is_said_on_one_stream_holds_for_that_one_until_more_is_said() {
     world.other(2).bulk.write_all(&copy(page, 0)).unwrap();
     assert_eq!(reader.join().unwrap(), [7; PAGE_BYTES]);
     // It is said once, and holds for the next one too.
-    let fresh = Body::Copy { bytes: Bytes::Fresh };
+    let fresh = Body::Copy { bytes: Payload::Zero };
     let readers = [page + 1, page + 2].map(|page| {
         let reader = world.reader(2, page);
         world.other(2).control.write_all(&message(page, fresh)).unwrap();
@@ -332,7 +337,7 @@ fn what_this_node_sends_says_what_it_has_of_third_nodes_once_on_each_stream() {
             assert_eq!(came, said_before(1, 0, 1));
         }
         far.control.read_exact(&mut came).unwrap();
-        assert_eq!(came, message(page, Body::Copy { bytes: Bytes::Fresh }));
+        assert_eq!(came, message(page, Body::Copy { bytes: Payload::Zero }));
     }
     // One that was written has its bytes beside it, on the other stream.
     let word = world.node.view().wrapping_add((page as usize + 2) * PAGE_BYTES);
@@ -343,7 +348,15 @@ fn what_this_node_sends_says_what_it_has_of_third_nodes_once_on_each_stream() {
     far.bulk.read_exact(&mut came).unwrap();
     assert_eq!(came, said_before(1, 1, 1));
     far.bulk.read_exact(&mut came).unwrap();
-    assert_eq!(came, message(page + 2, Body::Copy { bytes: Bytes::Beside }));
+    assert_eq!(
+        came,
+        message(
+            page + 2,
+            Body::Copy {
+                bytes: Payload::Attached
+            }
+        )
+    );
     let mut bytes = [0; PAGE_BYTES];
     far.bulk.read_exact(&mut bytes).unwrap();
     assert_eq!(bytes[0], 9);
@@ -351,14 +364,14 @@ fn what_this_node_sends_says_what_it_has_of_third_nodes_once_on_each_stream() {
     let far = world.other(1);
     far.bulk.write_all(&ask(page)).unwrap();
     far.control.read_exact(&mut came).unwrap();
-    assert_eq!(came, message(page, Body::Copy { bytes: Bytes::Fresh }));
+    assert_eq!(came, message(page, Body::Copy { bytes: Payload::Zero }));
 }
 
 #[test]
 fn stamps_that_can_not_be_end_the_memory_with_the_reason() {
     let far = u64::from(AHEAD_MAX) + 1;
     let fresh = |number| {
-        let frame = message(100, Body::Copy { bytes: Bytes::Fresh });
+        let frame = message(100, Body::Copy { bytes: Payload::Zero });
         numbered(frame, number).to_vec()
     };
     let hostile: [(&str, Vec<u8>); 15] = [

@@ -2,7 +2,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use coherence::{Access, Body, Bytes, Message, Page};
+use coherence::{Access, Body, Message, Page, Payload};
 
 use crate::PAGE_BYTES;
 use crate::frame::FRAME_BYTES;
@@ -60,7 +60,9 @@ fn a_page_that_has_come_in_part_is_not_where_another_nodes_messages_come() {
         });
         far_bulk_1.read_exact(&mut frame).unwrap();
         assert_eq!(frame, ask(NODE_1S));
-        let body = Body::Copy { bytes: Bytes::Beside };
+        let body = Body::Copy {
+            bytes: Payload::Attached,
+        };
         let page = Page(NODE_1S);
         far_bulk_1.write_all(&Message { page, body }.encode()).unwrap();
         far_bulk_1.write_all(&[7; 100]).unwrap();

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use crate::engine::{Discarded, EFFECTS_MAX, Effect, Engine};
 use crate::{
-    Access, Body, Bytes, Home, Layout, LayoutError, MESSAGE_BYTES, Message, NodeId, Nodes, Page, Refusal,
+    Access, Body, Home, Layout, LayoutError, MESSAGE_BYTES, Message, NodeId, Nodes, Page, Payload, Refusal,
     Want,
 };
 
@@ -39,8 +39,8 @@ fn want() -> impl Strategy<Value = Want> {
     prop_oneof![Just(Want::Read), Just(Want::Write), Just(Want::Discard)]
 }
 
-fn bytes() -> impl Strategy<Value = Bytes> {
-    prop_oneof![Just(Bytes::Kept), Just(Bytes::Beside), Just(Bytes::Fresh)]
+fn bytes() -> impl Strategy<Value = Payload> {
+    prop_oneof![Just(Payload::None), Just(Payload::Attached), Just(Payload::Zero)]
 }
 
 fn body() -> impl Strategy<Value = Body> {
@@ -158,7 +158,9 @@ fn strangers_pages_elsewhere_and_messages_out_of_turn_are_refused() {
     assert_eq!(receive(1, ask), Ok(()));
     assert!(receive(1, ask).is_err());
     // This node asks nobody for its own page.
-    let copy = Body::Copy { bytes: Bytes::Beside };
+    let copy = Body::Copy {
+        bytes: Payload::Attached,
+    };
     assert!(receive(1, Message { page, body: copy }).is_err());
 }
 
@@ -182,9 +184,9 @@ fn only_a_pages_manager_has_it_discarded_and_no_bytes_come_then() {
         })
     };
     // Who asked to write is not told to discard.
-    let told = ownership(Want::Discard, Bytes::Fresh);
+    let told = ownership(Want::Discard, Payload::Zero);
     assert!(owner.receive(NodeId(1), told, &mut Vec::new()).is_err());
-    let given = ownership(Want::Write, Bytes::Fresh);
+    let given = ownership(Want::Write, Payload::Zero);
     assert_eq!(owner.receive(NodeId(1), given, &mut Vec::new()), Ok(()));
     owner.used(page, &mut Vec::new());
     let forward = |requester| {
@@ -198,10 +200,10 @@ fn only_a_pages_manager_has_it_discarded_and_no_bytes_come_then() {
     assert_eq!(owner.receive(NodeId(1), forward(1), &mut Vec::new()), Ok(()));
     assert_eq!(manager.discard(page, &mut Vec::new()), Discarded::Waits);
     for (want, bytes) in [
-        (Want::Discard, Bytes::Beside),
-        (Want::Discard, Bytes::Kept),
-        (Want::Write, Bytes::Fresh),
-        (Want::Read, Bytes::Beside),
+        (Want::Discard, Payload::Attached),
+        (Want::Discard, Payload::None),
+        (Want::Write, Payload::Zero),
+        (Want::Read, Payload::Attached),
     ] {
         let message = ownership(want, bytes);
         assert!(

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Instant;
 
 use dsm::Batches;
-use vm_memory::{Bytes, GuestMemoryBackend, GuestMemoryRegion};
+use vm_memory::{Payload, GuestMemoryBackend, GuestMemoryRegion};
 
 use super::*;
 use crate::kind::VmKind;
