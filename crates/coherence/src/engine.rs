@@ -12,7 +12,7 @@ use crate::state::{Stage, State};
 pub use effect::{EFFECTS_MAX, Effect};
 
 use crate::{
-    Access, Body, Contents, Counters, Layout, LayoutError, Message, NodeId, Nodes, Page, Refusal, Right, Want,
+    Access, Body, Counters, Data, Layout, LayoutError, Message, NodeId, Nodes, Page, Refusal, Right, Want,
 };
 
 /// What came of a fault at once.
@@ -77,7 +77,7 @@ impl Turn<'_> {
         }
     }
 
-    fn grant(&mut self, right: Right, contents: Contents) {
+    fn grant(&mut self, right: Right, contents: Data) {
         self.state.right = right;
         self.state.is_held = true;
         let page = self.page;

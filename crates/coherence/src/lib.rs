@@ -35,5 +35,5 @@ pub use engine::{Discarded, EFFECTS_MAX, Effect, Engine, Faulted};
 pub use layout::{Home, Layout, LayoutError};
 pub use message::{Body, KIND_AT, Kind, MESSAGE_BYTES, Malformed, Message, Payload};
 pub use node::{MAX_NODES, NodeId, Nodes};
-pub use page::{Access, Contents, Page, Right, Want};
+pub use page::{Access, Data, Page, Right, Want};
 pub use refusal::Refusal;

@@ -71,11 +71,11 @@ impl Access {
 
 /// Where the bytes of a granted page are.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub enum Contents {
+pub enum Data {
     /// Here already: processors could read the page, or it was stored ([`crate::Effect::Store`]).
-    Kept,
+    Local,
     /// They came with the message that is being received.
-    Arrived,
+    Received,
     /// Nobody has written it, or not since it was discarded: all zeroes. Whatever this node has in its place does not count.
-    Fresh,
+    Zero,
 }

@@ -10,7 +10,7 @@
 //!    The engine's state already includes them: [`crate::Engine::is_alone`] and [`crate::Engine::is_absent`] describe
 //!    the node only when the list is empty.
 //! 3. **Received bytes.** The bytes that came with a message stay where they were received until the effects of that
-//!    message are performed. [`Effect::Store`], [`Effect::MapPrefetched`] and a grant of [`Contents::Arrived`] refer to
+//!    message are performed. [`Effect::Store`], [`Effect::MapPrefetched`] and a grant of [`Data::Received`] refer to
 //!    the message of the last [`crate::Engine::receive`] alone.
 //! 4. **Sent bytes.** A message that carries the page carries the bytes at the time of [`Effect::Send`]. A driver that
 //!    queues the message copies them first: the page may change, or be gone, after the next effect.
@@ -19,7 +19,7 @@
 //! A refused message ([`crate::Refusal`]) appends nothing. An event appends at most [`EFFECTS_MAX`] effects, so a list
 //! with that capacity, emptied after each event, never allocates.
 
-use crate::{Contents, MAX_NODES, Message, NodeId, Page, Right};
+use crate::{Data, MAX_NODES, Message, NodeId, Page, Right};
 
 /// The most effects of one event: an owner takes its own right away, forgets the page, then replies to every other node
 /// and passes the ownership on.
@@ -44,7 +44,7 @@ pub enum Effect {
         to: Right,
     },
     /// Keep the bytes that came with the message as the page's. No right comes with them. A grant with
-    /// [`Contents::Kept`] follows, when other nodes have given up their copies.
+    /// [`Data::Local`] follows, when other nodes have given up their copies.
     Store {
         /// The page.
         page: Page,
@@ -57,7 +57,7 @@ pub enum Effect {
         /// What processors may do with it.
         right: Right,
         /// Where its bytes are.
-        contents: Contents,
+        contents: Data,
     },
     /// The page is fresh: no processor anywhere can use it. Discard what this node has in its place, then wake every
     /// thread that waits for it: they fault again.

@@ -2,7 +2,7 @@
 
 use super::{Effect, Turn};
 use crate::state::{Maybe, Stage, Taker};
-use crate::{Body, Contents, NodeId, Nodes, Payload, Right, Want};
+use crate::{Body, Data, NodeId, Nodes, Payload, Right, Want};
 
 impl Turn<'_> {
     /// A copy has come.
@@ -23,7 +23,7 @@ impl Turn<'_> {
     }
 
     /// Where bytes that come are, if that can be.
-    pub(super) fn contents(&mut self, bytes: Payload) -> Option<Contents> {
+    pub(super) fn contents(&mut self, bytes: Payload) -> Option<Data> {
         let is_kept = bytes == Payload::None;
         if is_kept != (self.state.right == Right::Read) {
             return None;
@@ -34,9 +34,9 @@ impl Turn<'_> {
             Payload::None | Payload::Zero => counters.fetched_without_bytes += 1,
         }
         Some(match bytes {
-            Payload::None => Contents::Kept,
-            Payload::Attached => Contents::Arrived,
-            Payload::Zero => Contents::Fresh,
+            Payload::None => Data::Local,
+            Payload::Attached => Data::Received,
+            Payload::Zero => Data::Zero,
         })
     }
 
@@ -63,7 +63,7 @@ impl Turn<'_> {
         match want {
             Want::Read => self.grant(Right::Read, contents),
             Want::Write => {
-                if contents == Contents::Arrived && !copyset.is_empty() {
+                if contents == Data::Received && !copyset.is_empty() {
                     let page = self.page;
                     self.effects.push(Effect::Store { page });
                 }

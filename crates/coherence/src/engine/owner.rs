@@ -3,14 +3,14 @@
 use super::{Effect, Turn};
 use crate::manager::takes_ownership;
 use crate::state::{Stage, Taker};
-use crate::{Access, Body, Contents, NodeId, Nodes, Payload, Right, Want};
+use crate::{Access, Body, Data, NodeId, Nodes, Payload, Right, Want};
 
 impl Turn<'_> {
     /// A processor of the owner needs more than it has.
     pub(super) fn use_own(&mut self, access: Access) {
         let contents = match self.state.right {
-            Right::None => Contents::Fresh,
-            Right::Read | Right::Write => Contents::Kept,
+            Right::None => Data::Zero,
+            Right::Read | Right::Write => Data::Local,
         };
         self.counters.local += u64::from(access == Access::Read || self.state.copyset.is_empty());
         match access {
@@ -20,7 +20,7 @@ impl Turn<'_> {
     }
 
     /// Takes all copies away, then writes.
-    pub(super) fn collect(&mut self, contents: Contents) {
+    pub(super) fn collect(&mut self, contents: Data) {
         if self.state.copyset.is_empty() {
             self.state.stage = Stage::Owner;
             self.state.is_fresh = false;
@@ -29,7 +29,7 @@ impl Turn<'_> {
         }
         self.state.stage = Stage::Collecting;
         // What the grant will say, when it comes.
-        self.state.is_fresh = contents == Contents::Fresh;
+        self.state.is_fresh = contents == Data::Zero;
         self.invalidate_copies();
     }
 
@@ -70,7 +70,7 @@ impl Turn<'_> {
             self.discard();
         } else {
             let is_fresh = self.state.is_fresh;
-            self.collect(if is_fresh { Contents::Fresh } else { Contents::Kept });
+            self.collect(if is_fresh { Data::Zero } else { Data::Local });
         }
         Some(())
     }

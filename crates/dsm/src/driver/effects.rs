@@ -3,7 +3,7 @@
 //! An effect has no result. What goes wrong is kept in [`EngineDriver::failed`] until the lane looks, and the effects that
 //! follow are of a node that ends.
 
-use coherence::{Body, Contents, Effect, Message, NodeId, Page, Right, Want};
+use coherence::{Body, Data, Effect, Message, NodeId, Page, Right, Want};
 
 use super::EngineDriver;
 use crate::merging::{HOT, Todo};
@@ -92,9 +92,9 @@ impl EngineDriver {
         self.kernel(page, "restrict", result);
     }
 
-    fn grant(&mut self, page: Page, right: Right, contents: Contents) {
+    fn grant(&mut self, page: Page, right: Right, contents: Data) {
         let page = self.region.unstriped(page.0);
-        self.was_fresh = contents == Contents::Fresh;
+        self.was_fresh = contents == Data::Zero;
         if self.was_fresh {
             self.region.clear(page);
         }
@@ -113,7 +113,7 @@ impl EngineDriver {
         }
         let result = self.region.open(page, right);
         self.kernel(page, "map", result);
-        if contents != Contents::Fresh && self.heat.came(page).is_multiple_of(HOT) && self.merging.is_some() {
+        if contents != Data::Zero && self.heat.came(page).is_multiple_of(HOT) && self.merging.is_some() {
             self.todo.push_back(Todo::Suspect(page));
         }
         if was_asked_ahead && !self.waiters.has_page(page) {

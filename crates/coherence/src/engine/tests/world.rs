@@ -5,8 +5,7 @@
 use crate::engine::{Discarded, EFFECTS_MAX, Effect, Engine, Faulted};
 use crate::state::Stage;
 use crate::{
-    Access, Body, Contents, Counters, Layout, MESSAGE_BYTES, Message, NodeId, Nodes, Page, Refusal, Right,
-    Want,
+    Access, Body, Counters, Data, Layout, MESSAGE_BYTES, Message, NodeId, Nodes, Page, Refusal, Right, Want,
 };
 
 /// What lies in the place of a page that a node does not have.
@@ -242,11 +241,11 @@ impl Hands<'_> {
         *self.memory(page) = self.arriving.expect("a page came with the message");
     }
 
-    fn grant(&mut self, page: Page, right: Right, contents: Contents) {
+    fn grant(&mut self, page: Page, right: Right, contents: Data) {
         match contents {
-            Contents::Kept => {}
-            Contents::Arrived => *self.memory(page) = self.arriving.expect("a page came with the message"),
-            Contents::Fresh => *self.memory(page) = 0,
+            Data::Local => {}
+            Data::Received => *self.memory(page) = self.arriving.expect("a page came with the message"),
+            Data::Zero => *self.memory(page) = 0,
         }
         *self.stored(page) = false;
         if *self.right(page) >= right {
