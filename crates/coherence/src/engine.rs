@@ -185,7 +185,7 @@ impl Engine {
             self.order(me, page, place, access.into(), effects)
                 .expect("a node that has not asked is not on the way to own the page");
         } else {
-            turn.send(manager, Body::Ask { access });
+            turn.send(manager, Body::Request { access });
         }
     }
 
@@ -284,30 +284,30 @@ impl Engine {
         }
         let elsewhere = Refusal::Elsewhere { from, page };
         let place = self.layout.place(page).ok_or(elsewhere)?;
-        if let Body::Ask { access } = body {
+        if let Body::Request { access } = body {
             let is_ordered = self.order(from, page, place, access.into(), effects);
             return is_ordered.ok_or(Refusal::OutOfTurn { from, page, body });
         }
-        if body == Body::AskAhead {
-            let is_ordered = self.order_ahead(from, page, place, effects);
+        if body == Body::Prefetch {
+            let is_ordered = self.order_prefetch(from, page, place, effects);
             return is_ordered.ok_or(Refusal::OutOfTurn { from, page, body });
         }
         let mut turn = self.turn(page, place, effects);
         let refusal = turn.out_of_turn(from, body);
         let is_taken = match body {
-            Body::Ask { .. } | Body::AskAhead => unreachable!("handled above"),
+            Body::Request { .. } | Body::Prefetch => unreachable!("handled above"),
             Body::Forward {
                 requester,
                 want,
                 reads,
             } if from == turn.manager => turn.take(requester, want, reads),
-            Body::ForwardAhead { requester } if from == turn.manager => turn.take_ahead(requester),
-            Body::Forward { .. } | Body::ForwardAhead { .. } => None,
+            Body::ForwardPrefetch { requester } if from == turn.manager => turn.take_prefetch(requester),
+            Body::Forward { .. } | Body::ForwardPrefetch { .. } => None,
             Body::Copy { bytes } => turn.copy(bytes),
             Body::Ownership { want, bytes, copyset } => turn.ownership(want, bytes, copyset),
             Body::Invalidate => turn.invalidate(from),
             Body::Acknowledge => turn.acknowledge(from),
-            Body::Decline => {
+            Body::Nack => {
                 let joined = turn.declined().ok_or(refusal)?;
                 if let Some(access) = joined {
                     turn.count(access);

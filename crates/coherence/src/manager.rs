@@ -59,7 +59,7 @@ impl Managed {
 
     /// A copy is asked for ahead: who owns the page, and what comes after; none if it is taken for migratory, as a copy would
     /// help nobody then. Nothing at all if that node owns it, and so should not ask. It says nothing of how the page is used.
-    pub(crate) fn order_ahead(
+    pub(crate) fn order_prefetch(
         mut self,
         requester: NodeId,
         is_policy_on: bool,

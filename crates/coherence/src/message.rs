@@ -3,7 +3,7 @@
 //! ```text
 //! 0   page        u32, little endian, as all
 //! 4   kind        u8
-//! 5   node        u8   who asks (Forward, ForwardAhead)
+//! 5   node        u8   who asks (Forward, ForwardPrefetch)
 //! 6   details     u8   bit 0: for writing; bits 1-2: the payload (0 none, 1 attached, 2 zero); bit 3: to discard it
 //! 7   reads       u8   (Forward)
 //! 8   copyset     u64  (Ownership)
@@ -18,8 +18,8 @@ use crate::{Access, NodeId, Nodes, Page, Want, wire_kinds};
 wire_kinds! {
     /// The kind of a message: the byte at [`KIND_AT`]. A driver may have frames of its own with the bytes from 0x80 on.
     pub enum Kind {
-        /// [`Body::Ask`].
-        Ask = 0x01,
+        /// [`Body::Request`].
+        Request = 0x01,
         /// [`Body::Forward`].
         Forward = 0x02,
         /// [`Body::Copy`].
@@ -30,12 +30,12 @@ wire_kinds! {
         Invalidate = 0x05,
         /// [`Body::Acknowledge`].
         Acknowledge = 0x06,
-        /// [`Body::AskAhead`]: beside `Ask`, as those that follow, of a page that nobody waits for yet.
-        AskAhead = 0x11,
-        /// [`Body::ForwardAhead`].
-        ForwardAhead = 0x12,
-        /// [`Body::Decline`].
-        Decline = 0x13,
+        /// [`Body::Prefetch`]: beside `Request`, as those that follow, of a page that nobody waits for yet.
+        Prefetch = 0x11,
+        /// [`Body::ForwardPrefetch`].
+        ForwardPrefetch = 0x12,
+        /// [`Body::Nack`].
+        Nack = 0x13,
     }
 }
 
@@ -69,7 +69,7 @@ pub enum Payload {
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum Body {
     /// To the page's manager: the sender asks for it.
-    Ask {
+    Request {
         /// What for.
         access: Access,
     },
@@ -100,30 +100,30 @@ pub enum Body {
     Invalidate,
     /// The answer: it is given up.
     Acknowledge,
-    /// To the page's manager: the sender would read it, and nobody there waits for it yet. A Copy answers, or Decline.
-    AskAhead,
+    /// To the page's manager: the sender would read it, and nobody there waits for it yet. A Copy answers, or Nack.
+    Prefetch,
     /// From the manager to who owns the page, or will: that node would read it. Counts as a read.
-    ForwardAhead {
+    ForwardPrefetch {
         /// Who asks.
         requester: NodeId,
     },
     /// To who asked ahead: no copy now.
-    Decline,
+    Nack,
 }
 
 impl Body {
     /// Its kind on the wire.
     pub fn kind(&self) -> Kind {
         match self {
-            Self::Ask { .. } => Kind::Ask,
+            Self::Request { .. } => Kind::Request,
             Self::Forward { .. } => Kind::Forward,
             Self::Copy { .. } => Kind::Copy,
             Self::Ownership { .. } => Kind::Ownership,
             Self::Invalidate => Kind::Invalidate,
             Self::Acknowledge => Kind::Acknowledge,
-            Self::AskAhead => Kind::AskAhead,
-            Self::ForwardAhead { .. } => Kind::ForwardAhead,
-            Self::Decline => Kind::Decline,
+            Self::Prefetch => Kind::Prefetch,
+            Self::ForwardPrefetch { .. } => Kind::ForwardPrefetch,
+            Self::Nack => Kind::Nack,
         }
     }
 }
@@ -133,13 +133,13 @@ impl Message {
     pub fn carries_page(&self) -> bool {
         match self.body {
             Body::Copy { bytes } | Body::Ownership { bytes, .. } => bytes == Payload::Attached,
-            Body::Ask { .. }
+            Body::Request { .. }
             | Body::Forward { .. }
             | Body::Invalidate
             | Body::Acknowledge
-            | Body::AskAhead
-            | Body::ForwardAhead { .. }
-            | Body::Decline => false,
+            | Body::Prefetch
+            | Body::ForwardPrefetch { .. }
+            | Body::Nack => false,
         }
     }
 
@@ -147,12 +147,12 @@ impl Message {
     pub fn is_causal(&self) -> bool {
         match self.body {
             Body::Copy { .. } | Body::Ownership { .. } | Body::Acknowledge => true,
-            Body::Ask { .. }
+            Body::Request { .. }
             | Body::Forward { .. }
             | Body::Invalidate
-            | Body::AskAhead
-            | Body::ForwardAhead { .. }
-            | Body::Decline => false,
+            | Body::Prefetch
+            | Body::ForwardPrefetch { .. }
+            | Body::Nack => false,
         }
     }
 
@@ -172,7 +172,7 @@ impl Message {
         };
         out[KIND_AT] = self.body.kind().byte();
         match self.body {
-            Body::Ask { access } => out[6] = details(access.into()),
+            Body::Request { access } => out[6] = details(access.into()),
             Body::Forward {
                 requester,
                 want,
@@ -187,10 +187,10 @@ impl Message {
                 out[6] = details(want) | place(bytes);
                 out[8..16].copy_from_slice(&copyset.0.to_le_bytes());
             }
-            Body::ForwardAhead { requester } => {
+            Body::ForwardPrefetch { requester } => {
                 out[5] = u8::try_from(requester.0).expect("less than 64");
             }
-            Body::Invalidate | Body::Acknowledge | Body::AskAhead | Body::Decline => {}
+            Body::Invalidate | Body::Acknowledge | Body::Prefetch | Body::Nack => {}
         }
         out
     }
@@ -213,7 +213,7 @@ impl Message {
             _ => return Err(Malformed),
         };
         let body = match Kind::from_byte(kind).ok_or(Malformed)? {
-            Kind::Ask => Body::Ask { access },
+            Kind::Request => Body::Request { access },
             Kind::Forward => Body::Forward {
                 requester: NodeId(u16::from(node)),
                 want,
@@ -227,11 +227,11 @@ impl Message {
             },
             Kind::Invalidate => Body::Invalidate,
             Kind::Acknowledge => Body::Acknowledge,
-            Kind::AskAhead => Body::AskAhead,
-            Kind::ForwardAhead => Body::ForwardAhead {
+            Kind::Prefetch => Body::Prefetch,
+            Kind::ForwardPrefetch => Body::ForwardPrefetch {
                 requester: NodeId(u16::from(node)),
             },
-            Kind::Decline => Body::Decline,
+            Kind::Nack => Body::Nack,
         };
         let page = Page(u32::from_le_bytes([a, b, c, d]));
         let message = Self { page, body };

@@ -81,7 +81,7 @@ fn nothing_is_allocated_once_engines_are_made() {
                 let is_write = (round + u32::from(node.0) + page.0) % 3 == 0;
                 let access = if is_write { Access::Write } else { Access::Read };
                 if (round + page.0) % 5 == u32::from(node.0) {
-                    network.turn(node, engine, |engine, effects| engine.ask_ahead(page, effects));
+                    network.turn(node, engine, |engine, effects| engine.prefetch(page, effects));
                 }
                 network.turn(node, engine, |engine, effects| {
                     engine.fault(page, access, effects)

@@ -15,7 +15,7 @@ impl Engine {
     ///
     /// # Panics
     /// If the page is not of this stripe.
-    pub fn ask_ahead(&mut self, page: Page, effects: &mut Vec<Effect>) -> bool {
+    pub fn prefetch(&mut self, page: Page, effects: &mut Vec<Effect>) -> bool {
         let place = self.own_place(page);
         let mut turn = self.turn(page, place, effects);
         if turn.state.stage != Stage::Guest || turn.state.right != Right::None {
@@ -25,14 +25,14 @@ impl Engine {
         if manager == me {
             let is_policy_on = self.layout.migratory;
             let managed = *self.managed(place).expect("its manager");
-            let Some(Some((owner, after))) = managed.order_ahead(me, is_policy_on) else {
+            let Some(Some((owner, after))) = managed.order_prefetch(me, is_policy_on) else {
                 return false;
             };
             *self.managed(place).expect("its manager") = after;
             self.turn(page, place, effects)
-                .send(owner, Body::ForwardAhead { requester: me });
+                .send(owner, Body::ForwardPrefetch { requester: me });
         } else {
-            turn.send(manager, Body::AskAhead);
+            turn.send(manager, Body::Prefetch);
         }
         self.states[place].stage = Stage::Ahead;
         self.counters.asked_ahead += 1;
@@ -40,7 +40,7 @@ impl Engine {
     }
 
     /// As the page's manager, sends such a request to where it will be answered. Nothing if it makes no sense.
-    pub(super) fn order_ahead(
+    pub(super) fn order_prefetch(
         &mut self,
         requester: NodeId,
         page: Page,
@@ -48,16 +48,16 @@ impl Engine {
         effects: &mut Vec<Effect>,
     ) -> Option<()> {
         let (me, is_policy_on) = (self.layout.me, self.layout.migratory);
-        let order = self.managed(place)?.order_ahead(requester, is_policy_on)?;
+        let order = self.managed(place)?.order_prefetch(requester, is_policy_on)?;
         let mut turn = self.turn(page, place, effects);
         let Some((owner, after)) = order else {
             turn.decline(requester);
             return Some(());
         };
         if owner == me {
-            turn.take_ahead(requester)?;
+            turn.take_prefetch(requester)?;
         } else {
-            turn.send(owner, Body::ForwardAhead { requester });
+            turn.send(owner, Body::ForwardPrefetch { requester });
         }
         *self.managed(place)? = after;
         Some(())
@@ -75,7 +75,7 @@ impl Turn<'_> {
     }
 
     /// A request of somebody who does not wait is to be answered here, at once.
-    pub(super) fn take_ahead(&mut self, requester: NodeId) -> Option<()> {
+    pub(super) fn take_prefetch(&mut self, requester: NodeId) -> Option<()> {
         let state = &mut self.state;
         let is_to_own = state.stage != Stage::Guest && !state.stage.is_ahead();
         let is_other = requester != self.me && self.nodes.has(requester);
@@ -100,7 +100,7 @@ impl Turn<'_> {
 
     fn decline(&mut self, requester: NodeId) {
         self.counters.declined += 1;
-        self.send(requester, Body::Decline);
+        self.send(requester, Body::Nack);
     }
 
     /// A copy that was asked for ahead has come.

@@ -213,13 +213,13 @@ impl Two {
             Effect::Send { to, message } => {
                 let page = message.page.0;
                 match message.body {
-                    Body::Ask { .. } | Body::AskAhead => {
+                    Body::Request { .. } | Body::Prefetch => {
                         assert!(
                             self.asked.insert(page),
                             "asked for page {page} again before the answer"
                         );
                     }
-                    Body::Copy { .. } | Body::Ownership { .. } | Body::Decline => {
+                    Body::Copy { .. } | Body::Ownership { .. } | Body::Nack => {
                         assert!(self.asked.remove(&page));
                     }
                     _ => {}
@@ -243,7 +243,7 @@ impl Two {
         };
         if to == 1 {
             match message.body {
-                Body::Decline => ahead.declined(message.page.0),
+                Body::Nack => ahead.declined(message.page.0),
                 Body::Invalidate => ahead.takes(message.page.0),
                 _ => {}
             }
@@ -294,7 +294,7 @@ fn no_page_is_asked_for_twice_before_its_answer_and_windows_are_bounded() {
                     assert!(range.len() <= WINDOW_MAX as usize && range.start > page || range.is_empty());
                     assert!(range.is_empty() || range.end <= end.min(PAGES), "{range:?}");
                     for page in range {
-                        let was_asked = two.with(1, |engine, effects| engine.ask_ahead(Page(page), effects));
+                        let was_asked = two.with(1, |engine, effects| engine.prefetch(Page(page), effects));
                         total += u32::from(was_asked);
                     }
                 }

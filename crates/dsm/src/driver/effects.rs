@@ -23,14 +23,14 @@ impl SendClass {
     /// Of a message that node `me` sends.
     fn of(body: &Body, me: u16) -> Self {
         let (with_answers, is_request, brings_page) = match *body {
-            Body::Ask { .. } | Body::AskAhead => (true, true, true),
+            Body::Request { .. } | Body::Prefetch => (true, true, true),
             // As a page's manager, for itself. No bytes come of what is to be forgotten.
             Body::Forward { requester, want, .. } if requester.0 == me => {
                 (false, true, want != Want::Discard)
             }
-            Body::ForwardAhead { requester } if requester.0 == me => (false, true, true),
-            Body::Copy { .. } | Body::Ownership { .. } | Body::Decline => (true, false, false),
-            Body::Forward { .. } | Body::ForwardAhead { .. } | Body::Invalidate | Body::Acknowledge => {
+            Body::ForwardPrefetch { requester } if requester.0 == me => (false, true, true),
+            Body::Copy { .. } | Body::Ownership { .. } | Body::Nack => (true, false, false),
+            Body::Forward { .. } | Body::ForwardPrefetch { .. } | Body::Invalidate | Body::Acknowledge => {
                 (false, false, false)
             }
         };
@@ -168,7 +168,7 @@ mod tests {
             reads: 0,
         };
         let access = Access::Write;
-        assert_eq!(class(Body::Ask { access }), (true, true, true));
+        assert_eq!(class(Body::Request { access }), (true, true, true));
         assert_eq!(class(forward(1, Want::Read)), (false, true, true));
         assert_eq!(class(forward(1, Want::Discard)), (false, true, false));
         assert_eq!(class(forward(2, Want::Read)), (false, false, false));

@@ -192,7 +192,7 @@ fn bytes_that_come_before_what_they_come_after_stay_as_they_are() {
     // It comes before a batch that it comes after, and with other messages close behind.
     let mut sent = copy(PAGE, 1);
     for page in [1, 2] {
-        sent.extend(message(page, Body::Ask { access: Access::Read }));
+        sent.extend(message(page, Body::Request { access: Access::Read }));
     }
     let far = world.other(1);
     far.bulk.write_all(&sent).unwrap();
@@ -241,7 +241,7 @@ fn a_page_that_is_offered_and_not_open_yet_is_not_where_messages_come() {
     );
     // It has all its bytes here, and who wants it before it is open asks for it all the same.
     let reader = world.reader(1, PAGE);
-    let both = [1, 2].map(|page| message(page, Body::Ask { access: Access::Read }));
+    let both = [1, 2].map(|page| message(page, Body::Request { access: Access::Read }));
     let far = world.other(1);
     far.bulk.write_all(both.as_flattened()).unwrap();
     for _ in both {
@@ -327,7 +327,7 @@ fn what_this_node_sends_says_what_it_has_of_third_nodes_once_on_each_stream() {
     world.after(1, 1, 1).join().unwrap();
     let page = world.page_of(0);
     // Node 2 wants pages that nobody has written: they go without bytes, so on the control stream.
-    let ask = |page| message(page, Body::Ask { access: Access::Read });
+    let ask = |page| message(page, Body::Request { access: Access::Read });
     let mut came = [0; FRAME_BYTES];
     for (page, is_said) in [(page, true), (page + 1, false)] {
         let far = world.other(2);

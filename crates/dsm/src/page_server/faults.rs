@@ -50,7 +50,7 @@ impl PageServer {
             let faulted = self.turn(|engine, effects| engine.fault(striped, access, effects));
             match access {
                 _ if faulted != Faulted::Waits => {}
-                Access::Read => self.ask_ahead(page),
+                Access::Read => self.prefetch(page),
                 Access::Write => self.ask_to_fill(page),
             }
             self.driver.send_gathered();
@@ -65,7 +65,7 @@ impl PageServer {
     }
 
     /// Asks for pages after one that was just asked for, if it is of a stream of them.
-    fn ask_ahead(&mut self, page: u32) {
+    fn prefetch(&mut self, page: u32) {
         if !self.driver.reads_ahead.load(Ordering::Relaxed) {
             return;
         }
@@ -76,7 +76,7 @@ impl PageServer {
         for page in self.ahead.reads(page, end, is_here) {
             if !self.ahead.was_taken(page) && self.driver.is_plain(page) {
                 let striped = Page(self.driver.region.striped(page));
-                self.turn(|engine, effects| engine.ask_ahead(striped, effects));
+                self.turn(|engine, effects| engine.prefetch(striped, effects));
             }
         }
     }

@@ -85,7 +85,7 @@ impl PageServer {
             // Nothing more comes of it, whatever it was.
             self.driver.landing.cancel(page);
             if self.driver.is_taken(page)
-                && matches!(message.body, Body::Ask { .. } | Body::AskAhead)
+                && matches!(message.body, Body::Request { .. } | Body::Prefetch)
                 && let Some(merging) = &mut self.driver.merging
             {
                 merging.parked.push((node, frame));
@@ -94,7 +94,7 @@ impl PageServer {
             // Also one that has not come yet: it will be wanted as soon as it is here.
             if matches!(
                 message.body,
-                Body::Ask { .. } | Body::Forward { .. } | Body::Invalidate
+                Body::Request { .. } | Body::Forward { .. } | Body::Invalidate
             ) && let Some(index) = self.driver.want(page)
             {
                 self.release_or_keep(index, now_ns());
@@ -114,9 +114,9 @@ impl PageServer {
     /// What a message says of pages that are, or were, asked for ahead.
     fn note_ahead(&mut self, page: u32, body: Body) {
         match body {
-            Body::Decline => self.ahead.declined(page),
+            Body::Nack => self.ahead.declined(page),
             Body::Invalidate
-            | Body::Ask {
+            | Body::Request {
                 access: Access::Write,
             }
             | Body::Forward {
@@ -127,12 +127,12 @@ impl PageServer {
                 self.driver.fills.takes(page);
             }
             // It may have been used long ago, and nobody has looked since. If not it stays, as nobody waits for it.
-            Body::AskAhead | Body::ForwardAhead { .. } => {
+            Body::Prefetch | Body::ForwardPrefetch { .. } => {
                 if let Some(index) = self.driver.residencies.index_of(page) {
                     self.release_or_keep(index, now_ns());
                 }
             }
-            Body::Ask { access: Access::Read }
+            Body::Request { access: Access::Read }
             | Body::Forward { want: Want::Read, .. }
             | Body::Copy { .. }
             | Body::Ownership { .. }

@@ -16,7 +16,7 @@ const PAGES: u32 = 3 * 1024;
 const NODE_1S: u32 = PAGES / 3 + 5;
 
 fn ask(page: u32) -> [u8; FRAME_BYTES] {
-    let body = Body::Ask { access: Access::Read };
+    let body = Body::Request { access: Access::Read };
     Message {
         page: Page(page),
         body,

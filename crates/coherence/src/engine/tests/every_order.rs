@@ -189,7 +189,7 @@ impl Model for Small {
             }
             Step::Used(node, page) => world.used(node, Page(page)),
             Step::Ahead(node, page) => {
-                next.aheads[usize::from(node)] += u8::from(world.ask_ahead(node, Page(page)));
+                next.aheads[usize::from(node)] += u8::from(world.prefetch(node, Page(page)));
             }
         }
         world.forget_counters();

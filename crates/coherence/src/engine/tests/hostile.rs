@@ -45,7 +45,7 @@ fn bytes() -> impl Strategy<Value = Payload> {
 
 fn body() -> impl Strategy<Value = Body> {
     prop_oneof![
-        access().prop_map(|access| Body::Ask { access }),
+        access().prop_map(|access| Body::Request { access }),
         (0..=NODES, want(), 0_u8..3).prop_map(|(node, want, reads)| Body::Forward {
             requester: NodeId(node),
             want,
@@ -59,11 +59,11 @@ fn body() -> impl Strategy<Value = Body> {
         }),
         Just(Body::Invalidate),
         Just(Body::Acknowledge),
-        Just(Body::AskAhead),
-        (0..=NODES).prop_map(|node| Body::ForwardAhead {
+        Just(Body::Prefetch),
+        (0..=NODES).prop_map(|node| Body::ForwardPrefetch {
             requester: NodeId(node)
         }),
-        Just(Body::Decline),
+        Just(Body::Nack),
     ]
 }
 
@@ -105,7 +105,7 @@ proptest! {
                 }
                 Event::Discard(_) => {}
                 Event::Ahead(page) => {
-                    engine.ask_ahead(page, &mut effects);
+                    engine.prefetch(page, &mut effects);
                 }
                 Event::Receive(from, message) => {
                     let before = engine.clone();
@@ -153,7 +153,7 @@ fn strangers_pages_elsewhere_and_messages_out_of_turn_are_refused() {
     // One that has a copy asks for another.
     let ask = Message {
         page,
-        body: Body::Ask { access: Access::Read },
+        body: Body::Request { access: Access::Read },
     };
     assert_eq!(receive(1, ask), Ok(()));
     assert!(receive(1, ask).is_err());
@@ -170,7 +170,7 @@ fn only_a_pages_manager_has_it_discarded_and_no_bytes_come_then() {
     let page = Page(2);
     let (mut manager, mut owner) = (engine(1), engine(2));
     let say = |body| Message { page, body };
-    let ask = |access| say(Body::Ask { access });
+    let ask = |access| say(Body::Request { access });
     assert_eq!(
         manager.receive(NodeId(2), ask(Access::Write), &mut Vec::new()),
         Ok(())
@@ -284,7 +284,7 @@ fn stripes_share_out_all_pages_and_each_manages_its_own() {
                 assert_eq!(engine.managed(place).is_some(), is_manager);
                 let ask = Message {
                     page,
-                    body: Body::Ask {
+                    body: Body::Request {
                         access: Access::Write,
                     },
                 };

@@ -167,10 +167,10 @@ fn each_kind_of_fault_costs_the_least_of_messages_and_pages() {
 }
 
 /// A node asks ahead; messages come at once. Whether it asked, and what it cost.
-fn ask_ahead(world: &mut World, node: u16) -> (bool, u64, u64) {
+fn prefetch(world: &mut World, node: u16) -> (bool, u64, u64) {
     let before = total(world, |counters| counters.messages_sent);
     let pages_before = total(world, |counters| counters.pages_sent);
-    let asked = world.ask_ahead(node, PAGE);
+    let asked = world.prefetch(node, PAGE);
     while let Some(packet) = world.outside.outbox.pop() {
         world.deliver(packet).expect("honest");
     }
@@ -202,7 +202,7 @@ fn what_is_asked_for_ahead_comes_without_a_fault_or_costs_a_word() {
             run(&mut world, *step);
         }
         let faults = total(&world, |counters| counters.read_faults);
-        let got = ask_ahead(&mut world, node);
+        let got = prefetch(&mut world, node);
         assert_eq!(got, (asks, messages, pages), "{name}");
         assert_eq!(world.wrong(PAGE, std::iter::empty()), None, "{name}");
         assert_eq!(world.wrong_at_rest(PAGE), None, "{name}");
@@ -221,7 +221,7 @@ fn what_is_asked_for_ahead_comes_without_a_fault_or_costs_a_word() {
 fn a_manager_that_asks_ahead_does_not_take_the_ownership() {
     let mut world = world();
     run(&mut world, (1, Write));
-    assert_eq!(ask_ahead(&mut world, 0), (true, 2, 1));
+    assert_eq!(prefetch(&mut world, 0), (true, 2, 1));
     let before = total(&world, |counters| counters.messages_sent);
     run(&mut world, (1, Write));
     assert_eq!(total(&world, |counters| counters.messages_sent) - before, 2);
@@ -234,7 +234,7 @@ fn a_discard_takes_copies_that_came_ahead_and_leaves_none_to_give() {
     let mut world = world();
     run(&mut world, (1, Write));
     for node in [0, 2] {
-        assert_eq!(ask_ahead(&mut world, node).2, 1, "node {node}");
+        assert_eq!(prefetch(&mut world, node).2, 1, "node {node}");
     }
     assert_eq!(world.engines[0].right(PAGE), Right::Read);
     let messages = |world: &World| total(world, |counters| counters.messages_sent);
@@ -247,8 +247,8 @@ fn a_discard_takes_copies_that_came_ahead_and_leaves_none_to_give() {
     );
     assert!(world.engines[1..].iter().all(|engine| engine.is_absent(PAGE)));
     assert!(world.engines[0].is_alone(PAGE));
-    assert_eq!(ask_ahead(&mut world, 2), (true, 2, 0), "it is declined");
-    assert_eq!(ask_ahead(&mut world, 0), (false, 0, 0), "it owns the page");
+    assert_eq!(prefetch(&mut world, 2), (true, 2, 0), "it is declined");
+    assert_eq!(prefetch(&mut world, 0), (false, 0, 0), "it owns the page");
     assert_eq!(world.wrong_at_rest(PAGE), None);
     assert!(world.engines[0].claim(PAGE), "as at the start");
 }
@@ -258,7 +258,7 @@ fn a_discard_takes_copies_that_came_ahead_and_leaves_none_to_give() {
 fn what_the_manager_has_asked_ahead_for_is_not_discarded_yet() {
     let mut world = world();
     run(&mut world, (1, Write));
-    assert!(world.ask_ahead(0, PAGE));
+    assert!(world.prefetch(0, PAGE));
     let discard = Op {
         want: Discard,
         page: PAGE,
@@ -285,9 +285,9 @@ fn a_page_that_migrates_is_declined_and_one_that_is_held_too() {
         run(&mut world, (node, Read));
         run(&mut world, (node, Write));
     }
-    assert_eq!(ask_ahead(&mut world, 3), (true, 2, 0));
+    assert_eq!(prefetch(&mut world, 3), (true, 2, 0));
     assert_eq!(world.engines[0].counters().declined, 1, "by the manager");
-    assert!(!ask_ahead(&mut world, 0).0, "which does not even ask itself");
+    assert!(!prefetch(&mut world, 0).0, "which does not even ask itself");
     run(&mut world, (3, Read));
     assert_eq!(world.engines[3].right(PAGE), Right::Write, "it still migrates");
     // What is held is nobody else's yet, whoever does not wait for it.
@@ -300,9 +300,9 @@ fn a_page_that_migrates_is_declined_and_one_that_is_held_too() {
     for engine in &mut world.engines {
         engine.layout.migratory = false;
     }
-    assert_eq!(ask_ahead(&mut world, 1), (true, 2, 0));
+    assert_eq!(prefetch(&mut world, 1), (true, 2, 0));
     world.used(0, PAGE);
-    assert_eq!(ask_ahead(&mut world, 1), (true, 2, 1));
+    assert_eq!(prefetch(&mut world, 1), (true, 2, 1));
 }
 
 /// What is claimed is as if it had been written and used, and nobody else's.

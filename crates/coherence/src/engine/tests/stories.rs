@@ -212,7 +212,7 @@ impl Story {
             }
         };
         self.follow(page);
-        self.ask_ahead(page);
+        self.prefetch(page);
         Some(Ok(page))
     }
 
@@ -234,13 +234,13 @@ impl Story {
     }
 
     /// Now and then a node asks ahead for the next pages.
-    fn ask_ahead(&mut self, page: Page) {
+    fn prefetch(&mut self, page: Page) {
         if !self.asks_ahead || self.chance.below(24) > 0 {
             return;
         }
         let node = u16::try_from(self.chance.below(self.programs.len())).expect("few");
         for next in (page.0..self.pages).take(1 + self.chance.below(4)).map(Page) {
-            self.world.ask_ahead(node, next);
+            self.world.prefetch(node, next);
             self.follow(next);
         }
     }

@@ -193,8 +193,8 @@ impl Hands<'_> {
             self.outside.breaks("said to be given up, and is not");
         }
         let asks = match message.body {
-            Body::Ask { .. } | Body::AskAhead => true,
-            Body::Forward { requester, .. } | Body::ForwardAhead { requester } => requester == self.me,
+            Body::Request { .. } | Body::Prefetch => true,
+            Body::Forward { requester, .. } | Body::ForwardPrefetch { requester } => requester == self.me,
             _ => false,
         };
         if asks && self.outside.ahead[at(page.0)].has(self.me) {
@@ -202,9 +202,11 @@ impl Hands<'_> {
         }
         let asked_ahead = self.outside.ahead[at(page.0)];
         match message.body {
-            Body::AskAhead => self.outside.ahead[at(page.0)] = asked_ahead.with(self.me),
-            Body::ForwardAhead { requester } => self.outside.ahead[at(page.0)] = asked_ahead.with(requester),
-            Body::Decline if !asked_ahead.has(to) => self.outside.breaks("declined what nobody asked for"),
+            Body::Prefetch => self.outside.ahead[at(page.0)] = asked_ahead.with(self.me),
+            Body::ForwardPrefetch { requester } => {
+                self.outside.ahead[at(page.0)] = asked_ahead.with(requester)
+            }
+            Body::Nack if !asked_ahead.has(to) => self.outside.breaks("declined what nobody asked for"),
             Body::Copy { .. } if asked_ahead.has(to) => {}
             Body::Copy { .. } => self.outside.answered(page, to, false),
             Body::Ownership { .. } => self.outside.answered(page, to, true),
@@ -447,10 +449,8 @@ impl World {
     }
 
     /// A node asks for a copy that none of its processors waits for. Whether it asked.
-    pub fn ask_ahead(&mut self, node: u16, page: Page) -> bool {
-        self.turn(node, page, None, |engine, effects| {
-            engine.ask_ahead(page, effects)
-        })
+    pub fn prefetch(&mut self, node: u16, page: Page) -> bool {
+        self.turn(node, page, None, |engine, effects| engine.prefetch(page, effects))
     }
 
     /// Whether somebody has asked ahead for a page and has no answer yet, or this node, which manages it, has a copy so.
@@ -465,7 +465,7 @@ impl World {
         let message = packet.message();
         let page = message.page;
         let from = NodeId(packet.from);
-        if let Body::Ask { access } = message.body {
+        if let Body::Request { access } = message.body {
             let managed = *self.engines[at(packet.to)]
                 .managed(at(page.0))
                 .expect("its manager");
@@ -476,13 +476,13 @@ impl World {
             }
         }
         let to = NodeId(packet.to);
-        let is_answer = matches!(message.body, Body::Copy { .. } | Body::Decline);
+        let is_answer = matches!(message.body, Body::Copy { .. } | Body::Nack);
         if is_answer && self.outside.ahead[at(page.0)].has(to) {
             self.outside.ahead[at(page.0)] = self.outside.ahead[at(page.0)].without(to);
             let engine = &self.engines[at(packet.to)];
             let joined = engine.states[at(page.0)].stage.joined();
             // It asks again, and a manager's request is in order at once.
-            if message.body == Body::Decline && joined.is_some() && engine.layout.manager(page) == to {
+            if message.body == Body::Nack && joined.is_some() && engine.layout.manager(page) == to {
                 self.outside.queues[at(page.0)].push(Waiting::new(to, true));
             }
         }

@@ -139,7 +139,7 @@ fn blocks_that_make_no_sense_end_it() {
     ] {
         let (_node, [mut control, mut bulk], ended) = node();
         for page in 64..64 + BLOCKS_MAX as u32 + 1 {
-            let body = coherence::Body::Ask {
+            let body = coherence::Body::Request {
                 access: coherence::Access::Write,
             };
             let page = Page(page);
