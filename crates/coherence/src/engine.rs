@@ -224,7 +224,7 @@ impl Engine {
             Stage::Asked(Want::Discard) | Stage::Discarding => return Discarded::Waits,
             Stage::Asked(_) | Stage::Collecting => return Discarded::InUse,
             // As a guest too, by a copy that was asked for ahead and then wanted.
-            Stage::Owner | Stage::Guest if turn.state.is_held => return Discarded::InUse,
+            Stage::Owner | Stage::NotOwner if turn.state.is_held => return Discarded::InUse,
             Stage::Owner => {
                 turn.discard();
                 let is_done = turn.state.stage != Stage::Discarding;
@@ -237,7 +237,7 @@ impl Engine {
             }
             // Its answer is on the way, and would meet that of the discard.
             Stage::Ahead | Stage::AheadRead | Stage::AheadWrite => return Discarded::InUse,
-            Stage::Guest => {}
+            Stage::NotOwner => {}
         }
         turn.state.stage = Stage::Asked(Want::Discard);
         self.order(me, page, place, Want::Discard, effects)
@@ -265,7 +265,7 @@ impl Engine {
     /// If the page is not of this stripe.
     pub fn is_absent(&self, page: Page) -> bool {
         let state = &self.states[self.own_place(page)];
-        state.stage == Stage::Guest && state.right == Right::None
+        state.stage == Stage::NotOwner && state.right == Right::None
     }
 
     /// A message has come.

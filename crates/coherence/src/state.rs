@@ -53,7 +53,7 @@ impl Taker {
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(crate) enum Stage {
     /// Somebody else owns it. This node may have a copy.
-    Guest,
+    NotOwner,
     /// As before, and this node has asked for it and has no answer yet. It may be the next owner, and hold requests already.
     Asked(Want),
     /// This node owns it.
@@ -62,7 +62,7 @@ pub(crate) enum Stage {
     Collecting,
     /// As `Collecting`, to forget what is in it.
     Discarding,
-    /// As `Guest` without a copy, and this node has asked ahead for one and has no answer yet.
+    /// As `NotOwner` without a copy, and this node has asked ahead for one and has no answer yet.
     Ahead,
     /// As before, and somebody here waits to read the page by now.
     AheadRead,
@@ -121,7 +121,7 @@ impl State {
             copyset: Nodes::NONE,
             readers: Nodes::NONE,
             right: Right::None,
-            stage: if is_manager { Stage::Owner } else { Stage::Guest },
+            stage: if is_manager { Stage::Owner } else { Stage::NotOwner },
             is_held: false,
             is_fresh: is_manager,
             taker: Taker::NOBODY,

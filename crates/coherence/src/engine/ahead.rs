@@ -18,7 +18,7 @@ impl Engine {
     pub fn prefetch(&mut self, page: Page, effects: &mut Vec<Effect>) -> bool {
         let place = self.own_place(page);
         let mut turn = self.turn(page, place, effects);
-        if turn.state.stage != Stage::Guest || turn.state.right != Right::None {
+        if turn.state.stage != Stage::NotOwner || turn.state.right != Right::None {
             return false;
         }
         let (me, manager) = (turn.me, turn.manager);
@@ -77,7 +77,7 @@ impl Turn<'_> {
     /// A request of somebody who does not wait is to be answered here, at once.
     pub(super) fn take_prefetch(&mut self, requester: NodeId) -> Option<()> {
         let state = &mut self.state;
-        let is_to_own = state.stage != Stage::Guest && !state.stage.is_ahead();
+        let is_to_own = state.stage != Stage::NotOwner && !state.stage.is_ahead();
         let is_other = requester != self.me && self.nodes.has(requester);
         let has_copy = state.stage == Stage::Owner && state.copyset.has(requester);
         if !is_to_own || !is_other || has_copy || state.readers.has(requester) {
@@ -111,7 +111,7 @@ impl Turn<'_> {
         let contents = self.contents(bytes)?;
         self.counters.fetched_ahead += 1;
         let joined = self.state.stage.joined();
-        self.state.stage = Stage::Guest;
+        self.state.stage = Stage::NotOwner;
         if joined.is_some() {
             self.grant(Right::Read, contents);
         } else if self.state.invalidator == Maybe::NOBODY {
@@ -131,7 +131,7 @@ impl Turn<'_> {
             return None;
         }
         let joined = self.state.stage.joined();
-        self.state.stage = Stage::Guest;
+        self.state.stage = Stage::NotOwner;
         Some(joined)
     }
 }

@@ -17,7 +17,7 @@ impl Turn<'_> {
             return None;
         }
         let contents = self.contents(bytes)?;
-        self.state.stage = Stage::Guest;
+        self.state.stage = Stage::NotOwner;
         self.grant(Right::Read, contents);
         Some(())
     }

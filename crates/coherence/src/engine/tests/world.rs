@@ -406,7 +406,7 @@ impl World {
         outside.processors[at(node)][processor].waits = Some(page.0);
         let engine = &self.engines[at(node)];
         let place = engine.layout.place(page).expect("there");
-        let was_guest = engine.states[place].stage == Stage::Guest;
+        let was_not_owner = engine.states[place].stage == Stage::NotOwner;
         let faulted = self.turn(node, page, None, |engine, effects| {
             engine.fault(page, access, effects)
         });
@@ -419,7 +419,7 @@ impl World {
             Faulted::Granted | Faulted::Waits => self.outside.breaks("another answer than the grant"),
         }
         let is_manager = self.engines[at(node)].layout.manager(page).0 == node;
-        if was_guest && is_manager {
+        if was_not_owner && is_manager {
             self.outside.queues[at(page.0)].push(Waiting::new(NodeId(node), true));
         }
     }
@@ -428,7 +428,7 @@ impl World {
     fn discard(&mut self, node: u16, processor: usize, page: Page) {
         self.outside.processors[at(node)][processor].woken = None;
         let engine = &self.engines[at(node)];
-        let was_guest = engine.states[at(page.0)].stage == Stage::Guest;
+        let was_not_owner = engine.states[at(page.0)].stage == Stage::NotOwner;
         let was_alone = engine.is_alone(page);
         let (discarded, forgot) = self.turn(node, page, None, |engine, effects| {
             let discarded = engine.discard(page, effects);
@@ -443,7 +443,7 @@ impl World {
             Discarded::Waits => (processor.waits, processor.discards) = (Some(page.0), true),
             Discarded::InUse => {}
         }
-        if was_guest && discarded == Discarded::Waits {
+        if was_not_owner && discarded == Discarded::Waits {
             self.outside.queues[at(page.0)].push(Waiting::new(NodeId(node), true));
         }
     }
@@ -456,7 +456,7 @@ impl World {
     /// Whether somebody has asked ahead for a page and has no answer yet, or this node, which manages it, has a copy so.
     pub fn has_ahead(&self, node: u16, page: Page) -> bool {
         let state = &self.engines[at(node)].states[at(page.0)];
-        let has_copy = state.stage == Stage::Guest && state.right == Right::Read;
+        let has_copy = state.stage == Stage::NotOwner && state.right == Right::Read;
         has_copy || self.outside.ahead[at(page.0)] != Nodes::NONE
     }
 
