@@ -20,9 +20,9 @@ impl Maybe {
 
 /// Who takes the ownership next, and for what; or nobody. In a byte.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub(crate) struct Taker(u8);
+pub(crate) struct NextOwner(u8);
 
-impl Taker {
+impl NextOwner {
     const WRITES: u8 = 1 << 6;
     const DISCARDS: u8 = 1 << 7;
 
@@ -102,9 +102,9 @@ pub(crate) struct State {
     /// If this node owns it: nobody has written it, or not since it was discarded.
     pub(crate) is_fresh: bool,
     /// Who waits for the ownership. Whoever asks later is sent there, so there is one at most.
-    pub(crate) taker: Taker,
-    /// How many reads come before the taker, counted as `reads`.
-    pub(crate) taker_reads: u8,
+    pub(crate) next_owner: NextOwner,
+    /// How many reads come before the next owner, counted as `reads`.
+    pub(crate) reads_before_transfer: u8,
     /// Reads that were forwarded to this node as the owner that it is, or will be; modulo 256. Fewer than 64 are under way.
     pub(crate) reads: u8,
     /// Who waits for this node to give up its copy, which is held or has not come yet.
@@ -124,8 +124,8 @@ impl State {
             stage: if is_manager { Stage::Owner } else { Stage::NotOwner },
             is_held: false,
             is_fresh: is_manager,
-            taker: Taker::NOBODY,
-            taker_reads: 0,
+            next_owner: NextOwner::NOBODY,
+            reads_before_transfer: 0,
             reads: 0,
             invalidator: Maybe::NOBODY,
         }

@@ -6,7 +6,7 @@
 //! Ownership is never given so: also a manager that asks ahead is a reader as any other.
 
 use super::{Effect, Engine, Turn};
-use crate::state::{Maybe, Stage, Taker};
+use crate::state::{Maybe, NextOwner, Stage};
 use crate::{Access, Body, NodeId, Page, Payload, Right};
 
 impl Engine {
@@ -84,7 +84,7 @@ impl Turn<'_> {
             return None;
         }
         state.reads = state.reads.wrapping_add(1);
-        let is_idle = state.stage == Stage::Owner && !state.is_held && state.taker == Taker::NOBODY;
+        let is_idle = state.stage == Stage::Owner && !state.is_held && state.next_owner == NextOwner::NOBODY;
         if is_idle && !state.is_fresh {
             state.copyset = state.copyset.with(requester);
             self.restrict(Right::Read);
@@ -93,7 +93,7 @@ impl Turn<'_> {
         } else {
             self.decline(requester);
         }
-        // A taker may have waited for this read alone.
+        // A next owner may have waited for this read alone.
         self.serve();
         Some(())
     }

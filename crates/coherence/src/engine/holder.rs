@@ -1,7 +1,7 @@
 //! A node that wants a page, or has a copy of one.
 
 use super::{Effect, Turn};
-use crate::state::{Maybe, Stage, Taker};
+use crate::state::{Maybe, NextOwner, Stage};
 use crate::{Body, Data, NodeId, Nodes, Payload, Right, Want};
 
 impl Turn<'_> {
@@ -9,7 +9,8 @@ impl Turn<'_> {
     pub(super) fn copy(&mut self, bytes: Payload) -> Option<()> {
         let state = &self.state;
         // Somebody waits for this node only if it is to be the owner.
-        let is_to_own = !state.readers.is_empty() || state.taker != Taker::NOBODY || self.me == self.manager;
+        let is_to_own =
+            !state.readers.is_empty() || state.next_owner != NextOwner::NOBODY || self.me == self.manager;
         if state.stage.is_ahead() {
             return self.copy_ahead(bytes);
         }

@@ -2,7 +2,7 @@
 
 use super::{Effect, Turn};
 use crate::manager::takes_ownership;
-use crate::state::{Stage, Taker};
+use crate::state::{NextOwner, Stage};
 use crate::{Access, Body, Data, NodeId, Nodes, Payload, Right, Want};
 
 impl Turn<'_> {
@@ -86,11 +86,11 @@ impl Turn<'_> {
             return None;
         }
         if takes_ownership(self.manager, requester, want) {
-            if state.taker != Taker::NOBODY {
+            if state.next_owner != NextOwner::NOBODY {
                 return None;
             }
-            state.taker = Taker::some(requester, want);
-            state.taker_reads = reads;
+            state.next_owner = NextOwner::some(requester, want);
+            state.reads_before_transfer = reads;
         } else {
             // Its acknowledgement may be behind its request, so while collecting it may seem to have a copy.
             let has_copy = state.stage == Stage::Owner && state.copyset.has(requester);
@@ -125,23 +125,23 @@ impl Turn<'_> {
             self.send(reader, Body::Copy { bytes });
         }
         self.state.readers = Nodes::NONE;
-        // Messages may overtake one another: a read that was forwarded before the taker may still be on its way.
-        if let Some((taker, want)) = self.state.taker.get()
-            && self.state.reads == self.state.taker_reads
+        // Messages may overtake one another: a read that was forwarded before the next owner may still be on its way.
+        if let Some((next_owner, want)) = self.state.next_owner.get()
+            && self.state.reads == self.state.reads_before_transfer
         {
-            self.give(taker, want);
+            self.give(next_owner, want);
         }
     }
 
-    fn give(&mut self, taker: NodeId, want: Want) {
+    fn give(&mut self, next_owner: NodeId, want: Want) {
         let state = &self.state;
         let is_fresh = state.is_fresh || want == Want::Discard;
-        let bytes = match (state.copyset.has(taker), is_fresh) {
+        let bytes = match (state.copyset.has(next_owner), is_fresh) {
             (true, _) => Payload::None,
             (false, true) => Payload::Zero,
             (false, false) => Payload::Attached,
         };
-        let mut copyset = state.copyset.without(taker);
+        let mut copyset = state.copyset.without(next_owner);
         match want {
             Want::Write | Want::Discard => self.restrict(Right::None),
             Want::Read => {
@@ -154,9 +154,9 @@ impl Turn<'_> {
         self.state.stage = Stage::NotOwner;
         self.state.copyset = Nodes::NONE;
         self.state.is_fresh = false;
-        self.state.taker = Taker::NOBODY;
-        self.state.taker_reads = 0;
+        self.state.next_owner = NextOwner::NOBODY;
+        self.state.reads_before_transfer = 0;
         self.state.reads = 0;
-        self.send(taker, Body::Ownership { want, bytes, copyset });
+        self.send(next_owner, Body::Ownership { want, bytes, copyset });
     }
 }

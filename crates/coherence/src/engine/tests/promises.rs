@@ -1,7 +1,7 @@
 //! What must hold of a page at any time, and at rest.
 
 use super::world::{Packet, World, at};
-use crate::state::{Stage, Taker};
+use crate::state::{NextOwner, Stage};
 use crate::{Body, NodeId, Nodes, Page, Right};
 
 impl World {
@@ -61,7 +61,7 @@ impl World {
         }
         for engine in &self.engines {
             let state = &engine.states[at(page.0)];
-            let nobody = state.readers.is_empty() && state.taker == Taker::NOBODY;
+            let nobody = state.readers.is_empty() && state.next_owner == NextOwner::NOBODY;
             if !nobody || state.invalidator.get().is_some() {
                 return Some("somebody waits");
             }
