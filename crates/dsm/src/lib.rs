@@ -54,7 +54,7 @@ pub use node::{Node, NodeError, Polls, Prepared, Settings, Site, Spawn, Step};
 pub use region::{Method, PAGES_MAX, Region, RegionError, RegionOptions};
 pub use server_thread::prepare_server_thread;
 pub use shape::{LANES_MAX, Shape};
-pub use userfault::{DEVICE as USERFAULT_DEVICE, SERVING as USERFAULT_SERVING, Told};
+pub use userfault::{DEVICE as USERFAULT_DEVICE, FaultDelivery, SERVING as USERFAULT_SERVING};
 pub use wire::Pipes;
 
 /// Bytes of a page.

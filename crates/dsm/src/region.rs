@@ -22,7 +22,7 @@ use coherence::Right;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use crate::PAGE_BYTES;
-use crate::userfault::{Told, Userfault, UserfaultError};
+use crate::userfault::{FaultDelivery, Userfault, UserfaultError};
 
 /// The most pages, 32 GiB: a guest's 16 with the holes between them.
 pub const PAGES_MAX: u32 = 1 << 23;
@@ -42,7 +42,7 @@ pub enum Method {
 #[derive(Clone, Copy, Debug)]
 pub struct RegionOptions<'a> {
     /// Whom faults are told to.
-    pub told: Told,
+    pub told: FaultDelivery,
     /// `/dev/userfaultfd`, opened by somebody who may.
     pub device: Option<BorrowedFd<'a>>,
     /// Of its files, among the process's mappings.
@@ -52,7 +52,7 @@ pub struct RegionOptions<'a> {
 impl Default for RegionOptions<'_> {
     fn default() -> Self {
         Self {
-            told: Told::Reader,
+            told: FaultDelivery::Reader,
             device: None,
             name: c"dsm",
         }
@@ -170,7 +170,7 @@ impl Region {
     fn best_method(&self, device: Option<BorrowedFd<'_>>) -> Result<Method, RegionError> {
         let page = map(&self.file, PAGE_BYTES)?;
         let tried = (|| {
-            let userfault = Userfault::open(Told::Reader, device)?;
+            let userfault = Userfault::open(FaultDelivery::Reader, device)?;
             let at = page.as_ptr() as usize;
             userfault.register(at..at + PAGE_BYTES, true)?;
             // The page must be in the page cache; zero is what it holds.

@@ -140,7 +140,7 @@ pub struct Fault {
 
 /// Who is told of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum FaultDelivery {
     /// Who reads the descriptor.
     Reader,
     /// The faulting thread itself, by SIGBUS.
@@ -177,7 +177,7 @@ impl Userfault {
     ///
     /// # Errors
     /// [`UserfaultError::Refused`], [`UserfaultError::TooOld`].
-    pub fn open(told: Told, device: Option<BorrowedFd<'_>>) -> Result<Self, UserfaultError> {
+    pub fn open(told: FaultDelivery, device: Option<BorrowedFd<'_>>) -> Result<Self, UserfaultError> {
         let (fd, kernel_waits) = match device.map(by_device) {
             Some(Ok(fd)) => (fd, true),
             _ => open()?,
@@ -187,8 +187,8 @@ impl Userfault {
             | FEATURE_MINOR_SHMEM
             | FEATURE_WP_HUGETLBFS_SHMEM;
         features |= match told {
-            Told::Reader => FEATURE_THREAD_ID,
-            Told::Thread => FEATURE_SIGBUS,
+            FaultDelivery::Reader => FEATURE_THREAD_ID,
+            FaultDelivery::Thread => FEATURE_SIGBUS,
         };
         let mut api = ApiArg {
             api: API,

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use coherence::Right;
 use dsm::{
-    FRAME_BYTES, PAGE_FRAME_BYTES, Region, RegionError, RegionOptions, Told, answering, now_ns,
+    FRAME_BYTES, FaultDelivery, PAGE_FRAME_BYTES, Region, RegionError, RegionOptions, answering, now_ns,
     prepare_server_thread, touch,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -38,9 +38,9 @@ pub enum Answers {
 /// If there is no userfaultfd.
 pub fn faults_ns(count: u32, answers: Answers, realtime: bool) -> Result<Vec<u64>, RegionError> {
     let told = if answers == Answers::Itself {
-        Told::Thread
+        FaultDelivery::Thread
     } else {
-        Told::Reader
+        FaultDelivery::Reader
     };
     let options = RegionOptions {
         told,
