@@ -30,7 +30,7 @@ use crate::discards::Mailbox;
 use crate::ending::End;
 use crate::heat::Heat;
 use crate::latency::Latency;
-use crate::merging::{Merging, Todo};
+use crate::merging::{DeferredWork, Merging};
 use crate::meter::Meter;
 use crate::min_residency::{MinResidency, Thread};
 use crate::region::Region;
@@ -67,7 +67,7 @@ pub struct EngineDriver {
     /// The guest's page tables, where they are merged.
     pub merging: Option<Box<Merging>>,
     /// What has to be done about them.
-    pub todo: VecDeque<Todo>,
+    pub deferred: VecDeque<DeferredWork>,
     /// The bytes of a page that is offered.
     pub offered: Box<[u8; PAGE_BYTES]>,
     /// What this node's threads give back.
@@ -105,7 +105,7 @@ impl EngineDriver {
             waiters: Waiters::default(),
             landing: Landing::default(),
             merging: None,
-            todo: VecDeque::new(),
+            deferred: VecDeque::new(),
             offered: Box::new([0; PAGE_BYTES]),
             mail,
             forgotten: Vec::with_capacity(LIST),

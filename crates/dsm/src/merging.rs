@@ -39,7 +39,7 @@ pub const HOT: u32 = 4;
 
 /// What has to be done once the merger, or the engine, has returned.
 #[derive(Clone, Copy, Debug)]
-pub enum Todo {
+pub enum DeferredWork {
     /// Get a page for this node alone.
     Take(u32),
     /// It is.

@@ -6,7 +6,7 @@
 use coherence::{Body, Data, Effect, Message, NodeId, Page, Right, Want};
 
 use super::EngineDriver;
-use crate::merging::{HOT, Todo};
+use crate::merging::{DeferredWork, HOT};
 
 /// How a message goes, by what it is.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -106,15 +106,15 @@ impl EngineDriver {
             if self.region.mapped(page) != Right::None {
                 self.revoke(page);
             }
-            return self.todo.push_back(match right {
-                Right::Write => Todo::Taken(page),
-                _ => Todo::Take(page),
+            return self.deferred.push_back(match right {
+                Right::Write => DeferredWork::Taken(page),
+                Right::None | Right::Read => DeferredWork::Take(page),
             });
         }
         let result = self.region.open(page, right);
         self.kernel(page, "map", result);
         if contents != Data::Zero && self.heat.came(page).is_multiple_of(HOT) && self.merging.is_some() {
-            self.todo.push_back(Todo::Suspect(page));
+            self.deferred.push_back(DeferredWork::Suspect(page));
         }
         if was_asked_ahead && !self.waiters.has_page(page) {
             self.meter.filled += 1;
@@ -135,7 +135,7 @@ impl EngineDriver {
             self.woke = true;
         }
         if self.is_taken(page) {
-            self.todo.push_back(Todo::Take(page));
+            self.deferred.push_back(DeferredWork::Take(page));
         }
         self.forgotten.push(page);
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use coherence::merged::{Batch, Hooks, Saying, Words};
 use coherence::{NodeId, Page, Right};
 
-use super::{Todo, pieces};
+use super::{DeferredWork, pieces};
 use crate::PAGE_BYTES;
 use crate::driver::EngineDriver;
 
@@ -61,11 +61,11 @@ impl Hooks for EngineDriver {
     }
 
     fn take(&mut self, page: Page) {
-        self.todo.push_back(Todo::Take(page.0));
+        self.deferred.push_back(DeferredWork::Take(page.0));
     }
 
     fn give_back(&mut self, page: Page) {
-        self.todo.push_back(Todo::GiveBack(page.0));
+        self.deferred.push_back(DeferredWork::GiveBack(page.0));
     }
 
     fn store(&mut self, page: Page) {

@@ -5,7 +5,7 @@ use coherence::{Access, Faulted, Malformed, Page};
 use super::PageServer;
 use crate::ending::End;
 use crate::frame::{Frame, OrderedFrame, page_of};
-use crate::merging::Todo;
+use crate::merging::DeferredWork;
 
 impl PageServer {
     /// A message of the engine, if it may be acted on now. What is said about merged pages is acted on here.
@@ -36,14 +36,14 @@ impl PageServer {
 
     /// Does what is to be done about merged pages, and sends what may go by now.
     pub(super) fn settle(&mut self) -> Result<(), End> {
-        while let Some(todo) = self.driver.todo.pop_front() {
+        while let Some(todo) = self.driver.deferred.pop_front() {
             let Some(mut merging) = self.driver.merging.take() else {
                 break;
             };
             match todo {
-                Todo::Suspect(page) => merging.suspect(page, &mut self.driver),
-                Todo::Taken(page) => merging.merger.taken(Page(page), &mut self.driver),
-                Todo::Take(page) => {
+                DeferredWork::Suspect(page) => merging.suspect(page, &mut self.driver),
+                DeferredWork::Taken(page) => merging.merger.taken(Page(page), &mut self.driver),
+                DeferredWork::Take(page) => {
                     if !merging.taken.contains(&page) {
                         merging.taken.push(page);
                     }
@@ -51,12 +51,12 @@ impl PageServer {
                     let had = self.turn(|engine, effects| engine.fault(Page(page), Access::Write, effects));
                     if had == Faulted::Allowed {
                         self.driver.revoke(page);
-                        self.driver.todo.push_back(Todo::Taken(page));
+                        self.driver.deferred.push_back(DeferredWork::Taken(page));
                     }
                     self.check()?;
                     continue;
                 }
-                Todo::GiveBack(page) => {
+                DeferredWork::GiveBack(page) => {
                     merging.taken.retain(|taken| *taken != page);
                     let parked = std::mem::take(&mut merging.parked);
                     let (now, later): (Vec<_>, Vec<_>) =
