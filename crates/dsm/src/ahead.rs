@@ -14,7 +14,7 @@ mod fills;
 
 use std::ops::Range;
 
-pub use fills::Fills;
+pub use fills::WritePrefetcher;
 
 /// The longest window, pages: 64 KiB, of which half at most came for nothing when a stream ends. Not chosen by a measurement.
 pub const WINDOW_MAX: u32 = 16;
@@ -32,7 +32,7 @@ const TAKEN_FOR: u32 = 32;
 
 /// What a lane's faults have shown.
 #[derive(Clone, Debug)]
-pub struct Ahead {
+pub struct ReadPrefetcher {
     streams: [Stream; STREAMS],
     /// The last page that was taken of those with this remainder, and when.
     taken: [(u32, u32); TAKEN],
@@ -86,7 +86,7 @@ impl Stream {
     }
 }
 
-impl Default for Ahead {
+impl Default for ReadPrefetcher {
     fn default() -> Self {
         Self {
             streams: [Stream::at(u32::MAX - 1, 0); STREAMS],
@@ -96,7 +96,7 @@ impl Default for Ahead {
     }
 }
 
-impl Ahead {
+impl ReadPrefetcher {
     /// A thread waits to read a page that another node has: the pages to ask for beside it, [`WINDOW_MAX`] at most, all after it and before
     /// `end`. Those of which [`Ahead::was_taken`] says so are better left out. `is_here` is whether a page can be read here.
     pub fn reads(&mut self, page: u32, end: u32, is_here: impl Fn(u32) -> bool) -> Range<u32> {

@@ -24,7 +24,7 @@ pub use self::peers::Peers;
 use self::residencies::Residencies;
 use self::waiters::Waiters;
 use crate::PAGE_BYTES;
-use crate::ahead::Fills;
+use crate::ahead::WritePrefetcher;
 use crate::clock::{now_ns, ran_ns};
 use crate::discards::Mailbox;
 use crate::ending::End;
@@ -59,7 +59,7 @@ pub struct EngineDriver {
     /// The last page that was granted had never been used.
     pub was_fresh: bool,
     /// What is taken before a thread writes it, and of that what has come and is for nobody to use first: the engine is to know.
-    pub fills: Fills,
+    pub fills: WritePrefetcher,
     pub unheld: Vec<u32>,
     pub residencies: Residencies,
     pub waiters: Waiters,
@@ -99,7 +99,7 @@ impl EngineDriver {
             woke: false,
             brought: false,
             was_fresh: false,
-            fills: Fills::default(),
+            fills: WritePrefetcher::default(),
             unheld: Vec::with_capacity(LIST),
             residencies: Residencies::default(),
             waiters: Waiters::default(),

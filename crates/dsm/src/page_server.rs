@@ -24,7 +24,7 @@ use coherence::{EFFECTS_MAX, Effect, Engine};
 use urpc::poll::PollTime;
 
 use self::discarding::Discarding;
-use crate::ahead::Ahead;
+use crate::ahead::ReadPrefetcher;
 use crate::clock::now_ns;
 use crate::driver::EngineDriver;
 use crate::ending::{End, Ending};
@@ -59,7 +59,7 @@ pub struct PageServer {
     /// Threads may wait that have not been heard.
     faulted: bool,
     discarding: Discarding,
-    ahead: Ahead,
+    ahead: ReadPrefetcher,
 }
 
 impl PageServer {
@@ -105,7 +105,7 @@ impl PageServer {
             polled,
             faulted: true,
             discarding: Discarding::default(),
-            ahead: Ahead::default(),
+            ahead: ReadPrefetcher::default(),
         }
     }
 

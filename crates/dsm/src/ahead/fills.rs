@@ -1,11 +1,11 @@
 //! Which pages to take before they are written: those that somebody fills who has them from another node, where nobody had written them.
 //!
 //! Whether the next page is one of these only its manager knows. So the sign is the page before: it came fresh, a moment ago. Two such
-//! in a row begin a stream, as [`Ahead`] follows those of reads; a page that comes with bytes was somebody else's, and halves the window.
+//! in a row begin a stream, as [`ReadPrefetcher`] follows those of reads; a page that comes with bytes was somebody else's, and halves the window.
 
 use std::ops::Range;
 
-use super::{Ahead, STREAMS, WINDOW_MAX};
+use super::{ReadPrefetcher, STREAMS, WINDOW_MAX};
 
 /// Pages that came fresh and are remembered, more than two windows.
 const FRESH: usize = 4 * WINDOW_MAX as usize;
@@ -14,25 +14,25 @@ const ASKED: usize = STREAMS * WINDOW_MAX as usize;
 
 /// What a lane's writes have shown.
 #[derive(Clone, Debug)]
-pub struct Fills {
-    streams: Ahead,
+pub struct WritePrefetcher {
+    streams: ReadPrefetcher,
     /// The last page that came fresh of those with this remainder.
     fresh: [u32; FRESH],
     /// Asked for before a thread wanted them, and not here yet.
     asked: Vec<u32>,
 }
 
-impl Default for Fills {
+impl Default for WritePrefetcher {
     fn default() -> Self {
         Self {
-            streams: Ahead::default(),
+            streams: ReadPrefetcher::default(),
             fresh: [u32::MAX; FRESH],
             asked: Vec::with_capacity(ASKED),
         }
     }
 }
 
-impl Fills {
+impl WritePrefetcher {
     /// A thread waits to write a page that is not here: the pages to take beside it, as [`Ahead::reads`] says.
     pub fn writes(&mut self, page: u32, end: u32, is_here: impl Fn(u32) -> bool) -> Range<u32> {
         let came_before = page.checked_sub(1).is_some_and(|before| self.came_fresh(before));
@@ -77,7 +77,8 @@ mod tests {
 
     /// Writes a page after the other, of which those in `fresh` are nobody's; how often it waited, and what it took that was not fresh.
     fn fill(pages: Range<u32>, fresh: &Range<u32>) -> (usize, Vec<u32>) {
-        let (mut fills, mut here, mut waited, mut stolen) = (Fills::default(), Vec::new(), 0, Vec::new());
+        let (mut fills, mut here, mut waited, mut stolen) =
+            (WritePrefetcher::default(), Vec::new(), 0, Vec::new());
         for page in pages {
             if here.contains(&page) {
                 continue;
@@ -122,7 +123,7 @@ mod tests {
 
     #[test]
     fn a_page_that_came_fresh_begins_nothing_elsewhere() {
-        let mut fills = Fills::default();
+        let mut fills = WritePrefetcher::default();
         fills.came(7, true);
         assert_eq!(fills.writes(9, END, |_| false), 9..9);
         assert_eq!(
@@ -137,7 +138,7 @@ mod tests {
     fn never_more_than_a_window_and_nothing_past_the_end() {
         const LAST: u32 = 50;
         for seed in 0..200 {
-            let (mut fills, mut random) = (Fills::default(), fastrand::Rng::with_seed(seed));
+            let (mut fills, mut random) = (WritePrefetcher::default(), fastrand::Rng::with_seed(seed));
             for _ in 0..200 {
                 let page = random.u32(0..64);
                 let more = fills.writes(page, LAST, |_| false);

@@ -8,7 +8,7 @@ use super::*;
 const END: u32 = 10_000;
 
 /// Reads pages of which none is here but those that were asked for; the windows, as how many pages each has.
-fn windows(ahead: &mut Ahead, pages: impl Iterator<Item = u32>) -> Vec<(u32, u32)> {
+fn windows(ahead: &mut ReadPrefetcher, pages: impl Iterator<Item = u32>) -> Vec<(u32, u32)> {
     let mut here = BTreeSet::new();
     let mut windows = Vec::new();
     for page in pages {
@@ -25,7 +25,7 @@ fn windows(ahead: &mut Ahead, pages: impl Iterator<Item = u32>) -> Vec<(u32, u32
 
 #[test]
 fn who_reads_on_gets_windows_twice_as_long_each_time_up_to_the_longest() {
-    let windows = windows(&mut Ahead::default(), 100..200);
+    let windows = windows(&mut ReadPrefetcher::default(), 100..200);
     let expected = [
         (100, 0),
         (101, 2),
@@ -43,7 +43,7 @@ fn who_reads_anywhere_gets_the_pages_asked_for_alone() {
     let mut random = fastrand::Rng::with_seed(7);
     let mut pages: Vec<u32> = (0..END).step_by(GAP as usize + 2).collect();
     random.shuffle(&mut pages);
-    let windows = windows(&mut Ahead::default(), pages.into_iter());
+    let windows = windows(&mut ReadPrefetcher::default(), pages.into_iter());
     assert!(windows.iter().all(|(_, asked)| *asked == 0), "{windows:?}");
 }
 
@@ -51,7 +51,7 @@ fn who_reads_anywhere_gets_the_pages_asked_for_alone() {
 #[test]
 fn of_short_runs_two_pages_at_most_are_asked_for_past_their_end() {
     for (run, past) in [(1, 0), (2, 2), (3, 1), (4, 0)] {
-        let mut ahead = Ahead::default();
+        let mut ahead = ReadPrefetcher::default();
         for start in (0..END - 32).step_by(32) {
             let windows = windows(&mut ahead, start..start + run);
             let last = windows.iter().map(|(page, asked)| page + asked).max().unwrap();
@@ -62,7 +62,7 @@ fn of_short_runs_two_pages_at_most_are_asked_for_past_their_end() {
 
 #[test]
 fn several_that_read_in_turns_are_followed_each() {
-    let mut ahead = Ahead::default();
+    let mut ahead = ReadPrefetcher::default();
     let pages = (0..60).flat_map(|at| (0..STREAMS as u32).map(move |stream| stream * 1000 + at));
     let windows = windows(&mut ahead, pages);
     assert!(windows.len() <= 7 * STREAMS, "{windows:?}");
@@ -70,7 +70,7 @@ fn several_that_read_in_turns_are_followed_each() {
 
 #[test]
 fn pages_that_are_here_already_do_not_end_a_stream_and_others_do() {
-    let mut ahead = Ahead::default();
+    let mut ahead = ReadPrefetcher::default();
     let mut reads = |page, here: Range<u32>| ahead.reads(page, END, |page| here.contains(&page));
     assert_eq!(reads(10, 0..0), 10..10);
     assert_eq!(reads(11, 0..0), 12..14);
@@ -83,7 +83,7 @@ fn pages_that_are_here_already_do_not_end_a_stream_and_others_do() {
 
 #[test]
 fn a_fault_in_the_second_half_of_a_window_asks_on_and_one_in_the_first_does_not() {
-    let mut ahead = Ahead::default();
+    let mut ahead = ReadPrefetcher::default();
     for page in [0, 1, 4] {
         ahead.reads(page, END, |_| false);
     }
@@ -101,7 +101,7 @@ fn a_fault_in_the_second_half_of_a_window_asks_on_and_one_in_the_first_does_not(
 
 #[test]
 fn nothing_is_asked_for_past_the_end() {
-    let mut ahead = Ahead::default();
+    let mut ahead = ReadPrefetcher::default();
     let mut asked = Vec::new();
     for page in 0..40 {
         asked.extend(ahead.reads(page, 37, |_| false));
@@ -112,7 +112,7 @@ fn nothing_is_asked_for_past_the_end() {
 
 #[test]
 fn a_stream_whose_pages_are_declined_or_taken_rests_longer_each_time() {
-    let mut ahead = Ahead::default();
+    let mut ahead = ReadPrefetcher::default();
     let mut rests = Vec::new();
     let mut page = 0;
     for _ in 0..5 {
@@ -133,7 +133,7 @@ fn a_stream_whose_pages_are_declined_or_taken_rests_longer_each_time() {
 
 #[test]
 fn one_page_of_many_that_is_declined_cuts_the_window_once() {
-    let mut ahead = Ahead::default();
+    let mut ahead = ReadPrefetcher::default();
     for page in [0, 1, 4, 9, 18] {
         ahead.reads(page, END, |_| false);
     }
@@ -151,7 +151,7 @@ fn one_page_of_many_that_is_declined_cuts_the_window_once() {
 
 #[test]
 fn a_page_that_was_taken_is_left_out_for_a_while() {
-    let mut ahead = Ahead::default();
+    let mut ahead = ReadPrefetcher::default();
     ahead.takes(70);
     assert!(ahead.was_taken(70));
     assert!(
@@ -237,7 +237,7 @@ impl Two {
     }
 
     /// One message, whichever it is; what it grants is used.
-    fn deliver(&mut self, ahead: &mut Ahead, random: &mut fastrand::Rng) {
+    fn deliver(&mut self, ahead: &mut ReadPrefetcher, random: &mut fastrand::Rng) {
         let Some((to, message)) = self.way.remove(random.usize(..self.way.len().max(1))) else {
             return;
         };
@@ -269,7 +269,7 @@ fn no_page_is_asked_for_twice_before_its_answer_and_windows_are_bounded() {
     let (mut total, mut joined) = (0, 0);
     for seed in 0..300 {
         let mut random = fastrand::Rng::with_seed(seed);
-        let (mut two, mut ahead) = (Two::new(), Ahead::default());
+        let (mut two, mut ahead) = (Two::new(), ReadPrefetcher::default());
         let mut places = [0_u32; 3];
         for _ in 0..400 {
             match random.u32(..10) {
