@@ -6,7 +6,7 @@ use coherence::merged::{Batch, Stamp};
 use coherence::{MESSAGE_BYTES, Malformed, Message, NodeId};
 
 use crate::frame::{DiscardFrame, DriverKind, FrameClass, OrderedFrame, classify};
-use crate::merging::{Pieces, Said, StampTracker, batch, saying, unnumbered};
+use crate::merging::{MergePayload, Pieces, StampTracker, batch, saying, unnumbered};
 use crate::page_server::discarding;
 
 /// Reads one node's frames, for so many nodes, of which the reader is node 0 and the sender node 1.
@@ -65,11 +65,11 @@ impl FrameReader {
             FrameClass::Ordered(OrderedFrame::Piece) => {
                 let said = self.pieces.add(frame, self.nodes)?;
                 FrameRead::Pieces(said.map(|said| match said {
-                    Said::Batch(stamp, changes) => {
+                    MergePayload::Batch(stamp, changes) => {
                         let (from, changes) = (NodeId(0), &changes[..]);
                         batch(&Batch { from, stamp, changes }, self.nodes)
                     }
-                    Said::Saying(message, page) => saying(&message, page.as_deref(), self.nodes),
+                    MergePayload::Saying(message, page) => saying(&message, page.as_deref(), self.nodes),
                 }))
             }
             FrameClass::Ordered(OrderedFrame::Message) => {

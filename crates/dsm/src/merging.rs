@@ -25,7 +25,7 @@ use crate::clock::now_ns;
 use crate::driver::EngineDriver;
 use crate::frame::{Frame, OrderedFrame, page_of};
 use early::{Early, Thing};
-pub(crate) use pieces::{Pieces, Said};
+pub(crate) use pieces::{MergePayload, Pieces};
 pub(crate) use stamps::StampTracker;
 use stamps::{Frames, is_too_far};
 
@@ -293,16 +293,21 @@ impl Merging {
     }
 
     /// A batch or a saying is whole.
-    fn said(&mut self, driver: &mut EngineDriver, from: usize, said: Said) -> Result<(), &'static str> {
+    fn said(
+        &mut self,
+        driver: &mut EngineDriver,
+        from: usize,
+        said: MergePayload,
+    ) -> Result<(), &'static str> {
         let peer = &mut self.peers[from];
         match &said {
-            Said::Batch(stamp, _) => {
+            MergePayload::Batch(stamp, _) => {
                 peer.batches += 1;
                 if stamp.of(NodeId(from as u16)) != peer.batches {
                     return Err("it sends changes of merged pages out of their order");
                 }
             }
-            Said::Saying(saying, _) => {
+            MergePayload::Saying(saying, _) => {
                 if saying.stamp.of(NodeId(from as u16)) > peer.batches {
                     return Err("it comes after changes of its own that it did not send");
                 }
@@ -311,11 +316,11 @@ impl Merging {
         }
         self.may_be(from, said.stamp())?;
         if !is_ready(&self.merger, from, &said) {
-            return self.early.push(from, Thing::Said(said), now_ns());
+            return self.early.push(from, Thing::MergePayload(said), now_ns());
         }
         self.act(driver, from, said);
-        let is_due = |merger: &Merger, from, thing: &Thing| matches!(thing, Thing::Said(said) if is_ready(merger, from, said));
-        while let Some((from, Thing::Said(said))) =
+        let is_due = |merger: &Merger, from, thing: &Thing| matches!(thing, Thing::MergePayload(said) if is_ready(merger, from, said));
+        while let Some((from, Thing::MergePayload(said))) =
             self.early.take(|from, thing| is_due(&self.merger, from, thing))
         {
             self.act(driver, from, said);
@@ -358,15 +363,15 @@ impl Merging {
         }
     }
 
-    fn act(&mut self, driver: &mut EngineDriver, from: usize, said: Said) {
+    fn act(&mut self, driver: &mut EngineDriver, from: usize, said: MergePayload) {
         let from = NodeId(from as u16);
         match said {
-            Said::Batch(stamp, changes) => {
+            MergePayload::Batch(stamp, changes) => {
                 let changes = &changes[..];
                 self.merger.apply(Batch { from, stamp, changes }, driver);
                 self.has_applied = true;
             }
-            Said::Saying(saying, page) => {
+            MergePayload::Saying(saying, page) => {
                 if let Some(page) = page {
                     driver.offered = page;
                 }
@@ -377,10 +382,10 @@ impl Merging {
 }
 
 /// Whether what was said may be acted on now.
-fn is_ready(merger: &Merger, from: usize, said: &Said) -> bool {
+fn is_ready(merger: &Merger, from: usize, said: &MergePayload) -> bool {
     match said {
-        Said::Batch(stamp, _) => merger.awaits(NodeId(from as u16), stamp),
-        Said::Saying(saying, _) => merger.is_ready(&saying.stamp),
+        MergePayload::Batch(stamp, _) => merger.awaits(NodeId(from as u16), stamp),
+        MergePayload::Saying(saying, _) => merger.is_ready(&saying.stamp),
     }
 }
 

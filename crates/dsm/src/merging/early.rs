@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use coherence::merged::Stamp;
 
-use super::pieces::Said;
+use super::pieces::MergePayload;
 use crate::causal::AWAITED_MAX;
 use crate::frame::Frame;
 
@@ -18,7 +18,7 @@ pub enum Thing {
     /// A message of the engine, whose bytes are in their place, and what it comes after.
     Message(Frame, Stamp),
     /// Changes, or about a page.
-    Said(Said),
+    MergePayload(MergePayload),
 }
 
 #[derive(Debug)]
@@ -78,8 +78,10 @@ impl Early {
 fn bytes(thing: &Thing) -> usize {
     let beside = match thing {
         Thing::Message(..) => 0,
-        Thing::Said(Said::Batch(_, changes)) => size_of_val(&changes[..]),
-        Thing::Said(Said::Saying(_, page)) => page.as_ref().map_or(0, |page| size_of_val(&page[..])),
+        Thing::MergePayload(MergePayload::Batch(_, changes)) => size_of_val(&changes[..]),
+        Thing::MergePayload(MergePayload::Saying(_, page)) => {
+            page.as_ref().map_or(0, |page| size_of_val(&page[..]))
+        }
     };
     size_of::<Waiting>() + beside
 }
@@ -96,7 +98,7 @@ mod tests {
     fn number(thing: &Thing) -> u8 {
         match thing {
             Thing::Message(frame, _) => frame[0],
-            Thing::Said(_) => panic!("{thing:?}"),
+            Thing::MergePayload(_) => panic!("{thing:?}"),
         }
     }
 
@@ -126,7 +128,7 @@ mod tests {
         let limit_ns = 1_000 + AWAITED_MAX.as_nanos() as u64;
         assert_eq!(early.overdue(limit_ns), None);
         assert_eq!(early.overdue(limit_ns + 1), Some(3));
-        let page = || Thing::Said(Said::Batch(Stamp::default(), vec![change(); 32_768]));
+        let page = || Thing::MergePayload(MergePayload::Batch(Stamp::default(), vec![change(); 32_768]));
         let came = (0..200).take_while(|_| early.push(1, page(), 0).is_ok()).count();
         assert_eq!(came, BYTES_MAX / bytes(&page()));
     }

@@ -16,9 +16,9 @@ use crate::frame::{DriverKind, FRAME_BYTES, Frame, KIND_AT};
 wire_kinds! {
     /// What the pieces make when they are whole.
     pub enum WholeKind {
-        /// [`Said::Batch`].
+        /// [`MergePayload::Batch`].
         Batch = 1,
-        /// [`Said::Saying`].
+        /// [`MergePayload::Saying`].
         Saying = 2,
     }
 }
@@ -33,14 +33,14 @@ const NONSENSE: &str = "it says nonsense of merged pages";
 
 /// What a node said.
 #[derive(Debug)]
-pub enum Said {
+pub enum MergePayload {
     /// Changes, and what they come after.
     Batch(Stamp, Vec<Change>),
     /// About a page, with its bytes if they go beside it.
     Saying(Saying, Option<Box<[u8; PAGE_BYTES]>>),
 }
 
-impl Said {
+impl MergePayload {
     /// What it comes after; of a batch with its own number.
     pub fn stamp(&self) -> &Stamp {
         match self {
@@ -63,7 +63,7 @@ impl Pieces {
     ///
     /// # Errors
     /// If it makes no sense.
-    pub fn add(&mut self, frame: &Frame, nodes: usize) -> Result<Option<Said>, &'static str> {
+    pub fn add(&mut self, frame: &Frame, nodes: usize) -> Result<Option<MergePayload>, &'static str> {
         self.0.extend_from_slice(&frame[..KIND_AT]);
         self.0.extend_from_slice(&frame[KIND_AT + 1..]);
         let length = match self.0.first_chunk::<LENGTH_BYTES>() {
@@ -82,7 +82,7 @@ impl Pieces {
     }
 }
 
-fn decode(said: &[u8], nodes: usize) -> Result<Said, &'static str> {
+fn decode(said: &[u8], nodes: usize) -> Result<MergePayload, &'static str> {
     let (&kind, rest) = said.split_first().ok_or(NONSENSE)?;
     let (stamp, rest) = rest.split_at_checked(8 * nodes).ok_or(NONSENSE)?;
     let stamp = Stamp::decode(stamp).map_err(|_| NONSENSE)?;
@@ -92,7 +92,7 @@ fn decode(said: &[u8], nodes: usize) -> Result<Said, &'static str> {
                 return Err(NONSENSE);
             };
             let changes: Result<Vec<_>, _> = changes.iter().map(Change::decode).collect();
-            Ok(Said::Batch(stamp, changes.map_err(|_| NONSENSE)?))
+            Ok(MergePayload::Batch(stamp, changes.map_err(|_| NONSENSE)?))
         }
         WholeKind::Saying => {
             let (saying, page) = rest.split_first_chunk::<SAYING_BYTES>().ok_or(NONSENSE)?;
@@ -102,7 +102,7 @@ fn decode(said: &[u8], nodes: usize) -> Result<Said, &'static str> {
                 (true, page) => Some(Box::new(page.try_into().map_err(|_| NONSENSE)?)),
                 _ => return Err(NONSENSE),
             };
-            Ok(Said::Saying(saying, page))
+            Ok(MergePayload::Saying(saying, page))
         }
     }
 }

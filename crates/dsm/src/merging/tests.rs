@@ -229,7 +229,7 @@ fn a_page_that_is_offered_and_not_open_yet_is_not_where_messages_come() {
     assert!(
         matches!(
             said,
-            Some(Said::Saying(
+            Some(MergePayload::Saying(
                 Saying {
                     say: Say::Accept { .. },
                     ..
