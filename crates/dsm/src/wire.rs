@@ -4,7 +4,7 @@
 //! side's end: what that wrote before is read first. What a pipe has no room for is kept here, as the kernel keeps what a socket's
 //! reader has not taken, so that two lanes that send at the same time don't wait for each other.
 
-mod beside;
+mod shm_transport;
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -14,7 +14,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{setsockopt, sockopt};
 use urpc::host::SharedPipe;
 
-use self::beside::Beside;
+use self::shm_transport::ShmTransport;
 
 /// Asked of the kernel for each socket, and what is kept for a pipe: pages for as many threads as a large host has.
 const BUFFER_BYTES: usize = 4 << 20;
@@ -53,7 +53,7 @@ pub struct Wire {
     socket: OwnedFd,
     /// The kernel may have more than was read.
     filled: bool,
-    beside: Option<Box<Beside>>,
+    beside: Option<Box<ShmTransport>>,
 }
 
 impl Wire {
@@ -67,7 +67,7 @@ impl Wire {
         Self {
             socket,
             filled: true,
-            beside: pipes.map(|pipes| Box::new(Beside::new(pipes))),
+            beside: pipes.map(|pipes| Box::new(ShmTransport::new(pipes))),
         }
     }
 

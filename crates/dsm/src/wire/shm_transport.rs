@@ -17,7 +17,7 @@ const BELLS: usize = 64;
 
 /// What the bytes go by.
 #[derive(Debug)]
-pub struct Beside {
+pub struct ShmTransport {
     writer: Writer<SharedPipe>,
     reader: Reader<SharedPipe>,
     /// What there was no room for, in words.
@@ -26,7 +26,7 @@ pub struct Beside {
     ended: Option<ErrorKind>,
 }
 
-impl Beside {
+impl ShmTransport {
     /// With nothing under way.
     pub fn new(pipes: Pipes) -> Self {
         Self {
