@@ -27,6 +27,6 @@ mod wire;
 pub use entry::{Entry, Level, root};
 pub use exchange::{Hooks, Merger, Proposal, Say, Saying, Ticket};
 pub use memory::Words;
-pub use stamp::{MAX_SHARERS, Stamp};
+pub use stamp::{MAX_SHARERS, VectorTime};
 pub use twins::{Accessed, Batch, Change, Merges};
 pub use wire::{CHANGE_BYTES, SAYING_BYTES};

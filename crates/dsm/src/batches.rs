@@ -2,7 +2,7 @@
 //! number has 32 bits.
 
 use coherence::NodeId;
-use coherence::merged::Stamp;
+use coherence::merged::VectorTime;
 use serde::{Deserialize, Serialize};
 
 /// So many nodes at most have merged page tables: each has its place in [`Batches`], and a change goes to all.
@@ -32,8 +32,8 @@ impl Batches {
     }
 }
 
-impl From<&Stamp> for Batches {
-    fn from(stamp: &Stamp) -> Self {
+impl From<&VectorTime> for Batches {
+    fn from(stamp: &VectorTime) -> Self {
         let mut batches = Self::default();
         for (node, place) in (0..).zip(&mut batches.0) {
             *place = stamp.of(NodeId(node)) as u32;
@@ -69,7 +69,9 @@ mod tests {
 
     #[test]
     fn a_stamp_keeps_each_nodes_number() {
-        let stamp = Stamp::default().with(NodeId(0), 3).with(NodeId(7), (1 << 32) + 9);
+        let stamp = VectorTime::default()
+            .with(NodeId(0), 3)
+            .with(NodeId(7), (1 << 32) + 9);
         let batches = Batches::from(&stamp);
         assert_eq!([0, 1, 7, 8].map(|node| batches.of(node)), [3, 0, 9, 0]);
         assert_eq!(Batches::only(7, 9).of(7), 9);

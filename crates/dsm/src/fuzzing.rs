@@ -2,7 +2,7 @@
 //!
 //! Compiled under `cfg(fuzzing)` only, which `scripts/fuzz.sh` sets.
 
-use coherence::merged::{Batch, Stamp};
+use coherence::merged::{Batch, VectorTime};
 use coherence::{MESSAGE_BYTES, Malformed, Message, NodeId};
 
 use crate::frame::{DiscardFrame, DriverKind, FrameClass, OrderedFrame, classify};
@@ -59,7 +59,7 @@ impl FrameReader {
                 FrameRead::Block(discarding::frame(kind, block, 0))
             }
             FrameClass::Ordered(OrderedFrame::Stamp) => {
-                self.stamps.hear(frame, &Stamp::default())?;
+                self.stamps.hear(frame, &VectorTime::default())?;
                 FrameRead::Stamp
             }
             FrameClass::Ordered(OrderedFrame::Piece) => {

@@ -15,7 +15,7 @@ pub(crate) use pieces::{batch, saying};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use coherence::merged::{Accessed, Batch, Level, Merger, Merges, Say, Saying, Stamp, Ticket};
+use coherence::merged::{Accessed, Batch, Level, Merger, Merges, Say, Saying, Ticket, VectorTime};
 use coherence::{Layout, Message, NodeId, Page};
 
 use crate::PAGE_BYTES;
@@ -280,7 +280,7 @@ impl Merging {
     }
 
     /// What a message of the engine with that number comes after.
-    fn stamp_of(&self, from: usize, number: u32, with_page: bool) -> Result<Stamp, &'static str> {
+    fn stamp_of(&self, from: usize, number: u32, with_page: bool) -> Result<VectorTime, &'static str> {
         let node = NodeId(from as u16);
         let applied = self.merger.stamp().of(node);
         match ahead(applied as u32, number) {
@@ -332,7 +332,7 @@ impl Merging {
     }
 
     /// Refuses what comes after batches of this node or a third one that there can't be.
-    fn may_be(&self, from: usize, stamp: &Stamp) -> Result<(), &'static str> {
+    fn may_be(&self, from: usize, stamp: &VectorTime) -> Result<(), &'static str> {
         let here = self.merger.stamp();
         let is_nonsense = |node: NodeId| match node {
             NodeId(node) if usize::from(node) == from => false,

@@ -23,7 +23,7 @@ mod manage;
 use std::ops::Range;
 
 use super::twins::{Accessed, Batch, Change, Merges, Twins};
-use super::{Level, Stamp, Words, entry};
+use super::{Level, VectorTime, Words, entry};
 use crate::{Layout, NodeId, Nodes, Page};
 use leaving::Leaving;
 use manage::Managed;
@@ -61,7 +61,7 @@ pub struct Proposal {
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Saying {
     /// Acted on when [`Merger::is_ready`] for it.
-    pub stamp: Stamp,
+    pub stamp: VectorTime,
     /// Which.
     pub page: Page,
     /// Which time that it is merged; numbered by its manager. 0 before there is one.
@@ -128,7 +128,7 @@ pub struct Merger<const WORDS: usize = 512> {
     layout: Layout,
     top: Level,
     pub(super) twins: Twins<WORDS>,
-    stamp: Stamp,
+    stamp: VectorTime,
     pub(super) changes: Vec<Change>,
     leaving: Leaving,
     managed: Vec<Managed>,
@@ -160,7 +160,7 @@ impl<const WORDS: usize> Merger<WORDS> {
             layout,
             top,
             twins: Twins::new(limit, top, accessed),
-            stamp: Stamp::default(),
+            stamp: VectorTime::default(),
             changes: Vec::with_capacity(limit * WORDS),
             leaving: Leaving::new(limit),
             managed: Vec::with_capacity(limit),
@@ -187,17 +187,17 @@ impl<const WORDS: usize> Merger<WORDS> {
     }
 
     /// What a message sent now comes after.
-    pub fn stamp(&self) -> Stamp {
+    pub fn stamp(&self) -> VectorTime {
         self.stamp
     }
 
     /// Whether a message, or one of [`Saying`], may be acted on.
-    pub fn is_ready(&self, stamp: &Stamp) -> bool {
+    pub fn is_ready(&self, stamp: &VectorTime) -> bool {
         self.stamp.covers(stamp)
     }
 
     /// Whether a batch may be applied.
-    pub fn awaits(&self, from: NodeId, stamp: &Stamp) -> bool {
+    pub fn awaits(&self, from: NodeId, stamp: &VectorTime) -> bool {
         self.stamp.awaits(from, stamp)
     }
 

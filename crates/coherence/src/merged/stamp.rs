@@ -7,9 +7,9 @@ pub const MAX_SHARERS: u16 = 16;
 
 /// How many batches of each node had been applied where a message comes from, counted from 1.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
-pub struct Stamp([u64; MAX_SHARERS as usize]);
+pub struct VectorTime([u64; MAX_SHARERS as usize]);
 
-impl Stamp {
+impl VectorTime {
     /// Batches of that node.
     pub fn of(&self, node: NodeId) -> u64 {
         self.0[usize::from(node.0)]

@@ -3,7 +3,7 @@
 //! Pages are kept roots first. Words are collected in that order and sent in the reverse one, so that whoever applies them one by
 //! one never has a parent that is newer than its child: a walk would find what the child was before, in another life perhaps.
 
-use super::{Entry, Level, Stamp, Words};
+use super::{Entry, Level, VectorTime, Words};
 use crate::{NodeId, Page};
 
 /// One word that a node changed.
@@ -25,7 +25,7 @@ pub struct Batch<'a> {
     /// Whose changes.
     pub from: NodeId,
     /// What it comes after; the source's own place is the batch's number.
-    pub stamp: Stamp,
+    pub stamp: VectorTime,
     /// Children first.
     pub changes: &'a [Change],
 }

@@ -8,7 +8,7 @@
 //!
 //! What a kind has no use for is 0.
 
-use super::{Change, Level, MAX_SHARERS, Say, Saying, Stamp};
+use super::{Change, Level, MAX_SHARERS, Say, Saying, VectorTime};
 use crate::{Malformed, NodeId, Page, wire_kinds};
 
 wire_kinds! {
@@ -85,7 +85,7 @@ impl Change {
     }
 }
 
-impl Stamp {
+impl VectorTime {
     /// Writes it for so many nodes into the first `8 * nodes` bytes.
     pub fn encode(&self, nodes: u16, out: &mut [u8]) {
         for (node, place) in (0..nodes).zip(out.chunks_exact_mut(8)) {
@@ -141,7 +141,7 @@ impl Saying {
     ///
     /// # Errors
     /// If no message is written like this.
-    pub fn decode(bytes: &[u8; SAYING_BYTES], stamp: Stamp) -> Result<Self, Malformed> {
+    pub fn decode(bytes: &[u8; SAYING_BYTES], stamp: VectorTime) -> Result<Self, Malformed> {
         let (detail, turn) = (bytes[13], u64_at(bytes, 14));
         let is_loaded = detail != 0;
         let level = Level(detail);

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use coherence::merged::Stamp;
+use coherence::merged::VectorTime;
 
 use super::pieces::MergePayload;
 use crate::causal::AWAITED_MAX;
@@ -16,7 +16,7 @@ const BYTES_MAX: usize = 64 << 20;
 #[derive(Debug)]
 pub enum Thing {
     /// A message of the engine, whose bytes are in their place, and what it comes after.
-    Message(Frame, Stamp),
+    Message(Frame, VectorTime),
     /// Changes, or about a page.
     MergePayload(MergePayload),
 }
@@ -92,7 +92,7 @@ mod tests {
     use crate::frame::FRAME_BYTES;
 
     fn message(number: u8) -> Thing {
-        Thing::Message([number; FRAME_BYTES], Stamp::default())
+        Thing::Message([number; FRAME_BYTES], VectorTime::default())
     }
 
     fn number(thing: &Thing) -> u8 {
@@ -128,7 +128,7 @@ mod tests {
         let limit_ns = 1_000 + AWAITED_MAX.as_nanos() as u64;
         assert_eq!(early.overdue(limit_ns), None);
         assert_eq!(early.overdue(limit_ns + 1), Some(3));
-        let page = || Thing::MergePayload(MergePayload::Batch(Stamp::default(), vec![change(); 32_768]));
+        let page = || Thing::MergePayload(MergePayload::Batch(VectorTime::default(), vec![change(); 32_768]));
         let came = (0..200).take_while(|_| early.push(1, page(), 0).is_ok()).count();
         assert_eq!(came, BYTES_MAX / bytes(&page()));
     }

@@ -5,7 +5,7 @@
 //! piece    4 bytes of it, the kind of frame, 11 bytes of it
 //! ```
 
-use coherence::merged::{Batch, CHANGE_BYTES, Change, SAYING_BYTES, Saying, Stamp};
+use coherence::merged::{Batch, CHANGE_BYTES, Change, SAYING_BYTES, Saying, VectorTime};
 use coherence::wire_kinds;
 
 use super::LIMIT;
@@ -35,14 +35,14 @@ const NONSENSE: &str = "it says nonsense of merged pages";
 #[derive(Debug)]
 pub enum MergePayload {
     /// Changes, and what they come after.
-    Batch(Stamp, Vec<Change>),
+    Batch(VectorTime, Vec<Change>),
     /// About a page, with its bytes if they go beside it.
     Saying(Saying, Option<Box<[u8; PAGE_BYTES]>>),
 }
 
 impl MergePayload {
     /// What it comes after; of a batch with its own number.
-    pub fn stamp(&self) -> &Stamp {
+    pub fn stamp(&self) -> &VectorTime {
         match self {
             Self::Batch(stamp, _) => stamp,
             Self::Saying(saying, _) => &saying.stamp,
@@ -85,7 +85,7 @@ impl Pieces {
 fn decode(said: &[u8], nodes: usize) -> Result<MergePayload, &'static str> {
     let (&kind, rest) = said.split_first().ok_or(NONSENSE)?;
     let (stamp, rest) = rest.split_at_checked(8 * nodes).ok_or(NONSENSE)?;
-    let stamp = Stamp::decode(stamp).map_err(|_| NONSENSE)?;
+    let stamp = VectorTime::decode(stamp).map_err(|_| NONSENSE)?;
     match WholeKind::from_byte(kind).ok_or(NONSENSE)? {
         WholeKind::Batch => {
             let (changes, []) = rest.as_chunks::<CHANGE_BYTES>() else {
@@ -130,7 +130,7 @@ pub fn saying(saying: &Saying, page: Option<&[u8; PAGE_BYTES]>, nodes: usize) ->
     )
 }
 
-fn stamp<'a>(stamp: &Stamp, nodes: usize, room: &'a mut [u8; 8 * SHARERS_MAX]) -> &'a [u8] {
+fn stamp<'a>(stamp: &VectorTime, nodes: usize, room: &'a mut [u8; 8 * SHARERS_MAX]) -> &'a [u8] {
     stamp.encode(nodes as u16, room);
     &room[..8 * nodes]
 }

@@ -14,7 +14,7 @@
 //! With two nodes there are no others, and nothing is said.
 
 use coherence::NodeId;
-use coherence::merged::Stamp;
+use coherence::merged::VectorTime;
 
 use crate::batches::{AHEAD_MAX, SHARERS_MAX};
 use crate::frame::{DriverKind, FRAME_BYTES, Frame, driver_frame};
@@ -31,18 +31,18 @@ pub type Frames = [u8; FRAME_BYTES * (SHARERS_MAX - 1)];
 pub struct StampTracker {
     ends: [usize; 2],
     nodes: usize,
-    told: [Stamp; 2],
+    told: [VectorTime; 2],
 }
 
 impl StampTracker {
     /// Nothing yet, between these of so many nodes.
     pub fn new(ends: [usize; 2], nodes: usize) -> Self {
-        let told = [Stamp::default(); 2];
+        let told = [VectorTime::default(); 2];
         Self { ends, nodes, told }
     }
 
     /// What a message comes after beside the sender's own batches.
-    pub fn stamp(&self, with_page: bool) -> Stamp {
+    pub fn stamp(&self, with_page: bool) -> VectorTime {
         self.told[usize::from(with_page)]
     }
 
@@ -52,7 +52,13 @@ impl StampTracker {
     }
 
     /// Writes a message that comes after `stamp` behind what has to be said first. How many bytes that takes.
-    pub fn write(&mut self, frames: &mut Frames, message: &Frame, with_page: bool, stamp: &Stamp) -> usize {
+    pub fn write(
+        &mut self,
+        frames: &mut Frames,
+        message: &Frame,
+        with_page: bool,
+        stamp: &VectorTime,
+    ) -> usize {
         let places = frames.as_chunks_mut::<FRAME_BYTES>().0;
         let mut written = 0;
         for node in self.others() {
@@ -72,7 +78,7 @@ impl StampTracker {
     ///
     /// # Errors
     /// If it can't be: of a node that does not exist or is one of these two, no more than was said before, or more than there are.
-    pub fn hear(&mut self, came: &Frame, applied: &Stamp) -> Result<(), &'static str> {
+    pub fn hear(&mut self, came: &Frame, applied: &VectorTime) -> Result<(), &'static str> {
         let node = usize::from(came[0]);
         let with_page = came[STREAM_AT] != 0;
         let count = came.last_chunk().map_or(0, |count| u64::from_le_bytes(*count));
@@ -107,10 +113,12 @@ mod tests {
 
     const MESSAGE: Frame = [7; FRAME_BYTES];
 
-    fn stamp(counts: &[u64]) -> Stamp {
-        (0..).zip(counts).fold(Stamp::default(), |stamp, (node, count)| {
-            stamp.with(NodeId(node), *count)
-        })
+    fn stamp(counts: &[u64]) -> VectorTime {
+        (0..)
+            .zip(counts)
+            .fold(VectorTime::default(), |stamp, (node, count)| {
+                stamp.with(NodeId(node), *count)
+            })
     }
 
     #[test]
@@ -138,7 +146,7 @@ mod tests {
                 assert_eq!(*message, MESSAGE);
                 assert!(said.len() <= nodes - 2, "nothing of the two themselves");
                 for frame in said {
-                    far.hear(frame, &Stamp::default()).unwrap();
+                    far.hear(frame, &VectorTime::default()).unwrap();
                 }
                 for node in (0..nodes).filter(|node| !ends.contains(node)) {
                     assert_eq!(far.stamp(with_page).of(NodeId(node as u16)), counts[node]);

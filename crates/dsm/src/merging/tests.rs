@@ -135,10 +135,12 @@ fn copy(page: u32, number: u32) -> Vec<u8> {
     [&numbered(frame, number)[..], &[7; PAGE_BYTES]].concat()
 }
 
-fn stamp(counts: &[u64]) -> Stamp {
-    (0..).zip(counts).fold(Stamp::default(), |stamp, (node, count)| {
-        stamp.with(NodeId(node), *count)
-    })
+fn stamp(counts: &[u64]) -> VectorTime {
+    (0..)
+        .zip(counts)
+        .fold(VectorTime::default(), |stamp, (node, count)| {
+            stamp.with(NodeId(node), *count)
+        })
 }
 
 fn batch(counts: &[u64]) -> Vec<u8> {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::guest::{WORDS, maps, table};
-use crate::merged::{Accessed, Batch, Hooks, Level, Merger, Say, Saying, Stamp, Words};
+use crate::merged::{Accessed, Batch, Hooks, Level, Merger, Say, Saying, VectorTime, Words};
 use crate::{Layout, NodeId, Page};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -126,7 +126,7 @@ impl Node {
     }
 
     fn hear(&mut self, from: u16, page: u32, round: u64, say: Say) {
-        let (stamp, page) = (Stamp::default(), Page(page));
+        let (stamp, page) = (VectorTime::default(), Page(page));
         let saying = Saying {
             stamp,
             page,
@@ -399,7 +399,7 @@ fn what_the_manager_did_before_goes_before_the_offer() {
 
 #[test]
 fn batches_are_applied_in_their_sources_order_and_after_what_they_come_after() {
-    let stamp = |counts: [u64; 3]| Stamp::decode(&counts.map(u64::to_le_bytes).concat()).expect("three");
+    let stamp = |counts: [u64; 3]| VectorTime::decode(&counts.map(u64::to_le_bytes).concat()).expect("three");
     let here = stamp([4, 2, 0]);
     let awaits = |from, batch| here.awaits(NodeId(from), &stamp(batch));
     assert!(awaits(1, [4, 3, 0]) && awaits(1, [1, 3, 0]));

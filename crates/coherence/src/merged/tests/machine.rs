@@ -8,7 +8,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
 use super::guest::{At, Cpu, Op, Va, WORDS};
-use crate::merged::{Accessed, Change, Level, Merger, Saying, Stamp, Ticket};
+use crate::merged::{Accessed, Change, Level, Merger, Saying, Ticket, VectorTime};
 use crate::{Layout, NodeId, Page, Right};
 use engine::Request;
 use node::{Node, Rest};
@@ -77,7 +77,7 @@ pub enum Payload {
 pub struct Packet {
     pub from: usize,
     pub to: usize,
-    pub stamp: Stamp,
+    pub stamp: VectorTime,
     pub payload: Payload,
 }
 

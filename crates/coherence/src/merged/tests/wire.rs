@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use crate::merged::{Change, Level, MAX_SHARERS, Say, Saying, Stamp};
+use crate::merged::{Change, Level, MAX_SHARERS, Say, Saying, VectorTime};
 use crate::{NodeId, Page};
 
 fn say() -> impl Strategy<Value = Say> {
@@ -34,7 +34,7 @@ proptest! {
         let change = Change { page: Page(page), word, old, new };
         prop_assert_eq!(Change::decode(&change.encode()), Ok(change));
         let bytes: Vec<u8> = counts.iter().flat_map(|count| count.to_le_bytes()).collect();
-        let stamp = Stamp::decode(&bytes).unwrap();
+        let stamp = VectorTime::decode(&bytes).unwrap();
         prop_assert!((0_u16..).zip(&counts).all(|(node, count)| stamp.of(NodeId(node)) == *count));
         let mut again = vec![0; bytes.len()];
         stamp.encode(u16::try_from(counts.len()).unwrap(), &mut again);
@@ -48,7 +48,7 @@ proptest! {
         let mut bytes = bytes;
         bytes[12] = kind;
         bytes[13] = detail;
-        if let Ok(saying) = Saying::decode(&bytes, Stamp::default()) {
+        if let Ok(saying) = Saying::decode(&bytes, VectorTime::default()) {
             prop_assert_eq!(saying.encode(), bytes);
         }
         if let Ok(change) = Change::decode(&bytes) {
@@ -61,7 +61,7 @@ proptest! {
 #[test]
 fn rubbish_is_refused() {
     let begin = Saying {
-        stamp: Stamp::default(),
+        stamp: VectorTime::default(),
         page: Page(1),
         round: 2,
         say: Say::Begin,
@@ -69,13 +69,16 @@ fn rubbish_is_refused() {
     let mut bytes = begin.encode();
     bytes[13] = 1;
     assert!(
-        Saying::decode(&bytes, Stamp::default()).is_err(),
+        Saying::decode(&bytes, VectorTime::default()).is_err(),
         "a detail where none is"
     );
     bytes[12] = 99;
-    assert!(Saying::decode(&bytes, Stamp::default()).is_err(), "no such kind");
-    assert!(Stamp::decode(&[0; 12]).is_err(), "half a number");
-    assert!(Stamp::decode(&[0; 8 * 17]).is_err(), "too many nodes");
+    assert!(
+        Saying::decode(&bytes, VectorTime::default()).is_err(),
+        "no such kind"
+    );
+    assert!(VectorTime::decode(&[0; 12]).is_err(), "half a number");
+    assert!(VectorTime::decode(&[0; 8 * 17]).is_err(), "too many nodes");
     let mut bytes = [0; 22];
     bytes[5] = 2;
     assert!(Change::decode(&bytes).is_err(), "word 512");

@@ -2,7 +2,7 @@
 
 use super::super::guest::WORDS;
 use super::{Packet, Payload, Task};
-use crate::merged::{Batch, Change, Hooks, Merger, Saying, Stamp, Words};
+use crate::merged::{Batch, Change, Hooks, Merger, Saying, VectorTime, Words};
 use crate::{NodeId, Page, Right};
 
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
@@ -89,7 +89,7 @@ impl Hooks for Rest {
 }
 
 impl Rest {
-    pub fn post(&mut self, to: usize, stamp: Stamp, payload: Payload) {
+    pub fn post(&mut self, to: usize, stamp: VectorTime, payload: Payload) {
         let from = self.me;
         self.sent.push(Packet {
             from,
