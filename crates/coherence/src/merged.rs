@@ -25,8 +25,8 @@ mod twins;
 mod wire;
 
 pub use entry::{Entry, Level, root};
-pub use exchange::{Hooks, Merger, Proposal, Say, Saying, Ticket};
+pub use exchange::{Hooks, MergeMessage, MergeOp, Merger, Proposal, Ticket};
 pub use memory::Words;
 pub use stamp::{MAX_SHARERS, VectorTime};
 pub use twins::{Accessed, Batch, Change, Merges};
-pub use wire::{CHANGE_BYTES, SAYING_BYTES};
+pub use wire::{CHANGE_BYTES, MERGE_MESSAGE_BYTES};

@@ -69,7 +69,7 @@ impl FrameReader {
                         let (from, changes) = (NodeId(0), &changes[..]);
                         batch(&Batch { from, stamp, changes }, self.nodes)
                     }
-                    MergePayload::Saying(message, page) => saying(&message, page.as_deref(), self.nodes),
+                    MergePayload::Message(message, page) => saying(&message, page.as_deref(), self.nodes),
                 }))
             }
             FrameClass::Ordered(OrderedFrame::Message) => {

@@ -15,7 +15,7 @@ pub(crate) use pieces::{batch, saying};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use coherence::merged::{Accessed, Batch, Level, Merger, Merges, Say, Saying, Ticket, VectorTime};
+use coherence::merged::{Accessed, Batch, Level, MergeMessage, MergeOp, Merger, Merges, Ticket, VectorTime};
 use coherence::{Layout, Message, NodeId, Page};
 
 use crate::PAGE_BYTES;
@@ -307,7 +307,7 @@ impl Merging {
                     return Err("it sends changes of merged pages out of their order");
                 }
             }
-            MergePayload::Saying(saying, _) => {
+            MergePayload::Message(saying, _) => {
                 if saying.stamp.of(NodeId(from as u16)) > peer.batches {
                     return Err("it comes after changes of its own that it did not send");
                 }
@@ -346,11 +346,16 @@ impl Merging {
     }
 
     /// Refuses what is no saying of that node's about a page of this memory.
-    fn may_say(&self, driver: &EngineDriver, from: usize, saying: &Saying) -> Result<(), &'static str> {
+    fn may_say(&self, driver: &EngineDriver, from: usize, saying: &MergeMessage) -> Result<(), &'static str> {
         let is_managers = match saying.say {
-            Say::Offer(_) | Say::Begin | Say::Withdraw | Say::Kept | Say::Drop | Say::Left => true,
-            Say::Propose(_) | Say::Accept { .. } | Say::Refuse | Say::Leave => false,
-            Say::Loaded { .. } | Say::Dropped | Say::Settled => false,
+            MergeOp::Offer(_)
+            | MergeOp::Begin
+            | MergeOp::Withdraw
+            | MergeOp::Kept
+            | MergeOp::Drop
+            | MergeOp::Left => true,
+            MergeOp::Propose(_) | MergeOp::Accept { .. } | MergeOp::Refuse | MergeOp::Leave => false,
+            MergeOp::Loaded { .. } | MergeOp::Dropped | MergeOp::Settled => false,
         };
         let manager = match is_managers {
             true => NodeId(from as u16),
@@ -371,7 +376,7 @@ impl Merging {
                 self.merger.apply(Batch { from, stamp, changes }, driver);
                 self.has_applied = true;
             }
-            MergePayload::Saying(saying, page) => {
+            MergePayload::Message(saying, page) => {
                 if let Some(page) = page {
                     driver.offered = page;
                 }
@@ -385,7 +390,7 @@ impl Merging {
 fn is_ready(merger: &Merger, from: usize, said: &MergePayload) -> bool {
     match said {
         MergePayload::Batch(stamp, _) => merger.awaits(NodeId(from as u16), stamp),
-        MergePayload::Saying(saying, _) => merger.is_ready(&saying.stamp),
+        MergePayload::Message(saying, _) => merger.is_ready(&saying.stamp),
     }
 }
 

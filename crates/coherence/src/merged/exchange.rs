@@ -31,7 +31,7 @@ use manage::Managed;
 /// What the driver does, in the order of the calls, each before it returns.
 pub trait Hooks: Words {
     /// Send a message to a node.
-    fn send(&mut self, to: NodeId, saying: Saying);
+    fn send(&mut self, to: NodeId, saying: MergeMessage);
     /// Send changes to all other nodes.
     fn broadcast(&mut self, batch: Batch<'_>);
     /// Get a page for this node alone through the engine ([`crate::Engine::fault`], for writing), closed to its CPUs; then call
@@ -59,7 +59,7 @@ pub struct Proposal {
 
 /// What nodes say to one another about one page.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub struct Saying {
+pub struct MergeMessage {
     /// Acted on when [`Merger::is_ready`] for it.
     pub stamp: VectorTime,
     /// Which.
@@ -67,21 +67,21 @@ pub struct Saying {
     /// Which time that it is merged; numbered by its manager. 0 before there is one.
     pub round: u64,
     /// What.
-    pub say: Say,
+    pub say: MergeOp,
 }
 
 /// See the module.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub enum Say {
+pub enum MergeOp {
     /// To the manager: it is hot, and a table of this level.
     Propose(Level),
     /// To all others, with the page's bytes.
     Offer(Level),
     /// To the manager. `is_loaded`: a vCPU here has it in CR3.
     Accept {
-        /// See [`Say::Loaded`].
+        /// See [`MergeOp::Loaded`].
         is_loaded: bool,
-        /// See [`Say::Loaded`].
+        /// See [`MergeOp::Loaded`].
         turn: u64,
     },
     /// To the manager: not a table as far as this node knows, or no room.
@@ -111,7 +111,7 @@ pub enum Say {
     Left,
 }
 
-impl Say {
+impl MergeOp {
     /// Whether the page's bytes go beside it.
     pub fn carries_page(&self) -> bool {
         matches!(self, Self::Offer(_))
@@ -191,7 +191,7 @@ impl<const WORDS: usize> Merger<WORDS> {
         self.stamp
     }
 
-    /// Whether a message, or one of [`Saying`], may be acted on.
+    /// Whether a message, or one of [`MergeMessage`], may be acted on.
     pub fn is_ready(&self, stamp: &VectorTime) -> bool {
         self.stamp.covers(stamp)
     }
@@ -246,7 +246,7 @@ impl<const WORDS: usize> Merger<WORDS> {
     /// Proposes a page to its manager. Nothing comes of it if a node refuses; propose again when it has been hot for as long again.
     pub fn propose(&mut self, proposal: Proposal, hooks: &mut impl Hooks) {
         let Proposal { page, level } = proposal;
-        self.tell(self.layout.manager(page), page, 0, Say::Propose(level), hooks);
+        self.tell(self.layout.manager(page), page, 0, MergeOp::Propose(level), hooks);
     }
 
     /// Sends what changed here to all other nodes. What was proven not to be used any more before the call is in it; the rights that
@@ -326,49 +326,49 @@ impl<const WORDS: usize> Merger<WORDS> {
                 self.layout.manager(page),
                 page,
                 round,
-                Say::Loaded { is_loaded, turn },
+                MergeOp::Loaded { is_loaded, turn },
                 hooks,
             );
         }
     }
 
     /// A message from a node, for which this one [is ready](Merger::is_ready).
-    pub fn receive(&mut self, from: NodeId, saying: Saying, hooks: &mut impl Hooks) {
+    pub fn receive(&mut self, from: NodeId, saying: MergeMessage, hooks: &mut impl Hooks) {
         assert!(
             self.is_ready(&saying.stamp),
             "a message before what it comes after"
         );
-        let Saying { page, round, say, .. } = saying;
+        let MergeMessage { page, round, say, .. } = saying;
         match say {
-            Say::Offer(level) => self.offered(from, page, level, round, hooks),
-            Say::Begin if self.twins.round(page) == Some(round) => {
+            MergeOp::Offer(level) => self.offered(from, page, level, round, hooks),
+            MergeOp::Begin if self.twins.round(page) == Some(round) => {
                 self.twins.set_open(page);
                 hooks.open(page);
             }
-            Say::Begin => {}
-            Say::Withdraw => {
+            MergeOp::Begin => {}
+            MergeOp::Withdraw => {
                 self.forget(page, round, hooks);
                 self.left(page, round, hooks);
             }
-            Say::Drop => self.dropped(from, page, round, hooks),
-            Say::Left => self.left(page, round, hooks),
-            Say::Kept => {
+            MergeOp::Drop => self.dropped(from, page, round, hooks),
+            MergeOp::Left => self.left(page, round, hooks),
+            MergeOp::Kept => {
                 self.leaving.kept(page, round);
                 self.settle(hooks);
             }
-            Say::Propose(_)
-            | Say::Accept { .. }
-            | Say::Refuse
-            | Say::Leave
-            | Say::Loaded { .. }
-            | Say::Dropped
-            | Say::Settled => self.manage(from, page, round, say, hooks),
+            MergeOp::Propose(_)
+            | MergeOp::Accept { .. }
+            | MergeOp::Refuse
+            | MergeOp::Leave
+            | MergeOp::Loaded { .. }
+            | MergeOp::Dropped
+            | MergeOp::Settled => self.manage(from, page, round, say, hooks),
         }
     }
 
     /// To another node, or to this one as the manager.
-    fn tell(&mut self, to: NodeId, page: Page, round: u64, say: Say, hooks: &mut impl Hooks) {
-        let saying = Saying {
+    fn tell(&mut self, to: NodeId, page: Page, round: u64, say: MergeOp, hooks: &mut impl Hooks) {
+        let saying = MergeMessage {
             stamp: self.stamp,
             page,
             round,
@@ -387,9 +387,9 @@ impl<const WORDS: usize> Merger<WORDS> {
         is_linked && self.twins.round(page).is_none() && self.twins.has_room()
     }
 
-    fn accept(&mut self, page: Page) -> Say {
+    fn accept(&mut self, page: Page) -> MergeOp {
         self.turn += 1;
-        Say::Accept {
+        MergeOp::Accept {
             is_loaded: self.roots.contains(&Some(page)),
             turn: self.turn,
         }
@@ -397,7 +397,7 @@ impl<const WORDS: usize> Merger<WORDS> {
 
     fn offered(&mut self, from: NodeId, page: Page, level: Level, round: u64, hooks: &mut impl Hooks) {
         if !hooks.is_ram(page) || !self.agrees(page, level) {
-            return self.tell(from, page, round, Say::Refuse, hooks);
+            return self.tell(from, page, round, MergeOp::Refuse, hooks);
         }
         hooks.store(page);
         self.twins.insert(page, level, round, hooks);
@@ -412,7 +412,7 @@ impl<const WORDS: usize> Merger<WORDS> {
         hooks.close(page);
         self.collect(hooks);
         self.forget(page, round, hooks);
-        self.tell(from, page, round, Say::Dropped, hooks);
+        self.tell(from, page, round, MergeOp::Dropped, hooks);
         self.leaving.owe(page, round);
         self.settle(hooks);
     }
@@ -434,14 +434,14 @@ impl<const WORDS: usize> Merger<WORDS> {
     fn ask_to_leave(&mut self, since: Option<u64>, hooks: &mut impl Hooks) {
         while let Some((page, round)) = self.twins.next_loose() {
             self.leaving.doom(page, round, since);
-            self.tell(self.layout.manager(page), page, round, Say::Leave, hooks);
+            self.tell(self.layout.manager(page), page, round, MergeOp::Leave, hooks);
         }
     }
 
     /// Says what was owed until something had left, and offers what waited for the same.
     fn settle(&mut self, hooks: &mut impl Hooks) {
         while let Some((page, round)) = self.leaving.owed() {
-            self.tell(self.layout.manager(page), page, round, Say::Settled, hooks);
+            self.tell(self.layout.manager(page), page, round, MergeOp::Settled, hooks);
         }
         self.offer(hooks);
     }

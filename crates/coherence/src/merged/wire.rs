@@ -8,45 +8,45 @@
 //!
 //! What a kind has no use for is 0.
 
-use super::{Change, Level, MAX_SHARERS, Say, Saying, VectorTime};
+use super::{Change, Level, MAX_SHARERS, MergeMessage, MergeOp, VectorTime};
 use crate::{Malformed, NodeId, Page, wire_kinds};
 
 wire_kinds! {
-    /// The kind of a [`Saying`]: which [`Say`] it has.
-    enum SayKind {
-        /// [`Say::Propose`].
+    /// The kind of a [`MergeMessage`]: which [`MergeOp`] it has.
+    enum MergeOpKind {
+        /// [`MergeOp::Propose`].
         Propose = 1,
-        /// [`Say::Offer`].
+        /// [`MergeOp::Offer`].
         Offer = 2,
-        /// [`Say::Accept`].
+        /// [`MergeOp::Accept`].
         Accept = 3,
-        /// [`Say::Refuse`].
+        /// [`MergeOp::Refuse`].
         Refuse = 4,
-        /// [`Say::Begin`].
+        /// [`MergeOp::Begin`].
         Begin = 5,
-        /// [`Say::Withdraw`].
+        /// [`MergeOp::Withdraw`].
         Withdraw = 6,
-        /// [`Say::Leave`].
+        /// [`MergeOp::Leave`].
         Leave = 7,
-        /// [`Say::Loaded`].
+        /// [`MergeOp::Loaded`].
         Loaded = 8,
-        /// [`Say::Kept`].
+        /// [`MergeOp::Kept`].
         Kept = 9,
-        /// [`Say::Drop`].
+        /// [`MergeOp::Drop`].
         Drop = 10,
-        /// [`Say::Dropped`].
+        /// [`MergeOp::Dropped`].
         Dropped = 11,
-        /// [`Say::Settled`].
+        /// [`MergeOp::Settled`].
         Settled = 12,
-        /// [`Say::Left`].
+        /// [`MergeOp::Left`].
         Left = 13,
     }
 }
 
 /// Of a [`Change`], bytes.
 pub const CHANGE_BYTES: usize = 22;
-/// Of a [`Saying`] without its stamp, bytes.
-pub const SAYING_BYTES: usize = 22;
+/// Of a [`MergeMessage`] without its stamp, bytes.
+pub const MERGE_MESSAGE_BYTES: usize = 22;
 /// Words of a page.
 const WORDS: u16 = 512;
 
@@ -110,25 +110,25 @@ impl VectorTime {
     }
 }
 
-impl Saying {
+impl MergeMessage {
     /// As bytes, without the stamp.
-    pub fn encode(&self) -> [u8; SAYING_BYTES] {
+    pub fn encode(&self) -> [u8; MERGE_MESSAGE_BYTES] {
         let (kind, detail, turn) = match self.say {
-            Say::Propose(level) => (SayKind::Propose, level.0, 0),
-            Say::Offer(level) => (SayKind::Offer, level.0, 0),
-            Say::Accept { is_loaded, turn } => (SayKind::Accept, u8::from(is_loaded), turn),
-            Say::Refuse => (SayKind::Refuse, 0, 0),
-            Say::Begin => (SayKind::Begin, 0, 0),
-            Say::Withdraw => (SayKind::Withdraw, 0, 0),
-            Say::Leave => (SayKind::Leave, 0, 0),
-            Say::Loaded { is_loaded, turn } => (SayKind::Loaded, u8::from(is_loaded), turn),
-            Say::Kept => (SayKind::Kept, 0, 0),
-            Say::Drop => (SayKind::Drop, 0, 0),
-            Say::Dropped => (SayKind::Dropped, 0, 0),
-            Say::Settled => (SayKind::Settled, 0, 0),
-            Say::Left => (SayKind::Left, 0, 0),
+            MergeOp::Propose(level) => (MergeOpKind::Propose, level.0, 0),
+            MergeOp::Offer(level) => (MergeOpKind::Offer, level.0, 0),
+            MergeOp::Accept { is_loaded, turn } => (MergeOpKind::Accept, u8::from(is_loaded), turn),
+            MergeOp::Refuse => (MergeOpKind::Refuse, 0, 0),
+            MergeOp::Begin => (MergeOpKind::Begin, 0, 0),
+            MergeOp::Withdraw => (MergeOpKind::Withdraw, 0, 0),
+            MergeOp::Leave => (MergeOpKind::Leave, 0, 0),
+            MergeOp::Loaded { is_loaded, turn } => (MergeOpKind::Loaded, u8::from(is_loaded), turn),
+            MergeOp::Kept => (MergeOpKind::Kept, 0, 0),
+            MergeOp::Drop => (MergeOpKind::Drop, 0, 0),
+            MergeOp::Dropped => (MergeOpKind::Dropped, 0, 0),
+            MergeOp::Settled => (MergeOpKind::Settled, 0, 0),
+            MergeOp::Left => (MergeOpKind::Left, 0, 0),
         };
-        let mut out = [0; SAYING_BYTES];
+        let mut out = [0; MERGE_MESSAGE_BYTES];
         out[0..4].copy_from_slice(&self.page.0.to_le_bytes());
         out[4..12].copy_from_slice(&self.round.to_le_bytes());
         out[12] = kind.byte();
@@ -141,25 +141,25 @@ impl Saying {
     ///
     /// # Errors
     /// If no message is written like this.
-    pub fn decode(bytes: &[u8; SAYING_BYTES], stamp: VectorTime) -> Result<Self, Malformed> {
+    pub fn decode(bytes: &[u8; MERGE_MESSAGE_BYTES], stamp: VectorTime) -> Result<Self, Malformed> {
         let (detail, turn) = (bytes[13], u64_at(bytes, 14));
         let is_loaded = detail != 0;
         let level = Level(detail);
-        let say = match SayKind::from_byte(bytes[12]).ok_or(Malformed)? {
-            SayKind::Propose | SayKind::Offer if !(1..=5).contains(&detail) => return Err(Malformed),
-            SayKind::Propose => Say::Propose(level),
-            SayKind::Offer => Say::Offer(level),
-            SayKind::Accept => Say::Accept { is_loaded, turn },
-            SayKind::Refuse => Say::Refuse,
-            SayKind::Begin => Say::Begin,
-            SayKind::Withdraw => Say::Withdraw,
-            SayKind::Leave => Say::Leave,
-            SayKind::Loaded => Say::Loaded { is_loaded, turn },
-            SayKind::Kept => Say::Kept,
-            SayKind::Drop => Say::Drop,
-            SayKind::Dropped => Say::Dropped,
-            SayKind::Settled => Say::Settled,
-            SayKind::Left => Say::Left,
+        let say = match MergeOpKind::from_byte(bytes[12]).ok_or(Malformed)? {
+            MergeOpKind::Propose | MergeOpKind::Offer if !(1..=5).contains(&detail) => return Err(Malformed),
+            MergeOpKind::Propose => MergeOp::Propose(level),
+            MergeOpKind::Offer => MergeOp::Offer(level),
+            MergeOpKind::Accept => MergeOp::Accept { is_loaded, turn },
+            MergeOpKind::Refuse => MergeOp::Refuse,
+            MergeOpKind::Begin => MergeOp::Begin,
+            MergeOpKind::Withdraw => MergeOp::Withdraw,
+            MergeOpKind::Leave => MergeOp::Leave,
+            MergeOpKind::Loaded => MergeOp::Loaded { is_loaded, turn },
+            MergeOpKind::Kept => MergeOp::Kept,
+            MergeOpKind::Drop => MergeOp::Drop,
+            MergeOpKind::Dropped => MergeOp::Dropped,
+            MergeOpKind::Settled => MergeOp::Settled,
+            MergeOpKind::Left => MergeOp::Left,
         };
         let saying = Self {
             stamp,

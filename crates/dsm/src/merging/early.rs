@@ -79,7 +79,7 @@ fn bytes(thing: &Thing) -> usize {
     let beside = match thing {
         Thing::Message(..) => 0,
         Thing::MergePayload(MergePayload::Batch(_, changes)) => size_of_val(&changes[..]),
-        Thing::MergePayload(MergePayload::Saying(_, page)) => {
+        Thing::MergePayload(MergePayload::Message(_, page)) => {
             page.as_ref().map_or(0, |page| size_of_val(&page[..]))
         }
     };

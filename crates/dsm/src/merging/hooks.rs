@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use coherence::merged::{Batch, Hooks, Saying, Words};
+use coherence::merged::{Batch, Hooks, MergeMessage, Words};
 use coherence::{NodeId, Page, Right};
 
 use super::{DeferredWork, pieces};
@@ -44,7 +44,7 @@ impl Words for EngineDriver {
 }
 
 impl Hooks for EngineDriver {
-    fn send(&mut self, to: NodeId, saying: Saying) {
+    fn send(&mut self, to: NodeId, saying: MergeMessage) {
         let page = saying.say.carries_page().then(|| {
             // SAFETY: the page is closed to all processors while it is offered.
             unsafe { self.region.bytes(saying.page.0).read() }

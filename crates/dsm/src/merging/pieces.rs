@@ -5,7 +5,7 @@
 //! piece    4 bytes of it, the kind of frame, 11 bytes of it
 //! ```
 
-use coherence::merged::{Batch, CHANGE_BYTES, Change, SAYING_BYTES, Saying, VectorTime};
+use coherence::merged::{Batch, CHANGE_BYTES, Change, MERGE_MESSAGE_BYTES, MergeMessage, VectorTime};
 use coherence::wire_kinds;
 
 use super::LIMIT;
@@ -18,8 +18,8 @@ wire_kinds! {
     pub enum WholeKind {
         /// [`MergePayload::Batch`].
         Batch = 1,
-        /// [`MergePayload::Saying`].
-        Saying = 2,
+        /// [`MergePayload::Message`].
+        Message = 2,
     }
 }
 
@@ -37,7 +37,7 @@ pub enum MergePayload {
     /// Changes, and what they come after.
     Batch(VectorTime, Vec<Change>),
     /// About a page, with its bytes if they go beside it.
-    Saying(Saying, Option<Box<[u8; PAGE_BYTES]>>),
+    Message(MergeMessage, Option<Box<[u8; PAGE_BYTES]>>),
 }
 
 impl MergePayload {
@@ -45,7 +45,7 @@ impl MergePayload {
     pub fn stamp(&self) -> &VectorTime {
         match self {
             Self::Batch(stamp, _) => stamp,
-            Self::Saying(saying, _) => &saying.stamp,
+            Self::Message(saying, _) => &saying.stamp,
         }
     }
 }
@@ -94,15 +94,15 @@ fn decode(said: &[u8], nodes: usize) -> Result<MergePayload, &'static str> {
             let changes: Result<Vec<_>, _> = changes.iter().map(Change::decode).collect();
             Ok(MergePayload::Batch(stamp, changes.map_err(|_| NONSENSE)?))
         }
-        WholeKind::Saying => {
-            let (saying, page) = rest.split_first_chunk::<SAYING_BYTES>().ok_or(NONSENSE)?;
-            let saying = Saying::decode(saying, stamp).map_err(|_| NONSENSE)?;
+        WholeKind::Message => {
+            let (saying, page) = rest.split_first_chunk::<MERGE_MESSAGE_BYTES>().ok_or(NONSENSE)?;
+            let saying = MergeMessage::decode(saying, stamp).map_err(|_| NONSENSE)?;
             let page = match (saying.say.carries_page(), page) {
                 (false, []) => None,
                 (true, page) => Some(Box::new(page.try_into().map_err(|_| NONSENSE)?)),
                 _ => return Err(NONSENSE),
             };
-            Ok(MergePayload::Saying(saying, page))
+            Ok(MergePayload::Message(saying, page))
         }
     }
 }
@@ -117,11 +117,11 @@ pub fn batch(batch: &Batch<'_>, nodes: usize) -> Vec<u8> {
 }
 
 /// What is said of a page in pieces, with its bytes if they go beside it.
-pub fn saying(saying: &Saying, page: Option<&[u8; PAGE_BYTES]>, nodes: usize) -> Vec<u8> {
+pub fn saying(saying: &MergeMessage, page: Option<&[u8; PAGE_BYTES]>, nodes: usize) -> Vec<u8> {
     let page = page.map_or(&[][..], |page| &page[..]);
     let head = saying.encode();
     pieces(
-        WholeKind::Saying,
+        WholeKind::Message,
         &[
             stamp(&saying.stamp, nodes, &mut [0; 8 * SHARERS_MAX]),
             &head,

@@ -152,8 +152,8 @@ fn batch(counts: &[u64]) -> Vec<u8> {
     pieces::batch(&batch, counts.len())
 }
 
-fn saying(page: u32, say: Say, counts: &[u64]) -> Vec<u8> {
-    let saying = Saying {
+fn saying(page: u32, say: MergeOp, counts: &[u64]) -> Vec<u8> {
+    let saying = MergeMessage {
         stamp: stamp(counts),
         page: Page(page),
         round: 1,
@@ -211,11 +211,11 @@ fn a_page_that_is_offered_and_not_open_yet_is_not_where_messages_come() {
     const PAGE: u32 = 100;
     const ROUND: u64 = 1;
     let mut world = World::of(2);
-    let offer = Saying {
+    let offer = MergeMessage {
         stamp: stamp(&[0, 0]),
         page: Page(PAGE),
         round: ROUND,
-        say: Say::Offer(Level(4)),
+        say: MergeOp::Offer(Level(4)),
     };
     let far = world.other(1);
     far.control
@@ -231,9 +231,9 @@ fn a_page_that_is_offered_and_not_open_yet_is_not_where_messages_come() {
     assert!(
         matches!(
             said,
-            Some(MergePayload::Saying(
-                Saying {
-                    say: Say::Accept { .. },
+            Some(MergePayload::Message(
+                MergeMessage {
+                    say: MergeOp::Accept { .. },
                     ..
                 },
                 None
@@ -249,7 +249,9 @@ fn a_page_that_is_offered_and_not_open_yet_is_not_where_messages_come() {
     for _ in both {
         far.control.read_exact(&mut [0; FRAME_BYTES]).unwrap();
     }
-    far.control.write_all(&saying(PAGE, Say::Begin, &[0, 0])).unwrap();
+    far.control
+        .write_all(&saying(PAGE, MergeOp::Begin, &[0, 0]))
+        .unwrap();
     let wrong = reader.join().unwrap().iter().position(|byte| *byte != 7);
     assert_eq!(wrong, None, "the first byte that is not as it was offered");
 }
@@ -397,18 +399,21 @@ fn stamps_that_can_not_be_end_the_memory_with_the_reason() {
         ),
         ("a batch after too many of a third node", batch(&[0, far, 1])),
         ("a batch after as many as can be said", batch(&[0, u64::MAX, 1])),
-        ("a saying before its own batch", saying(0, Say::Leave, &[0, 0, 1])),
+        (
+            "a saying before its own batch",
+            saying(0, MergeOp::Leave, &[0, 0, 1]),
+        ),
         (
             "a saying after one of ours that we did not send",
-            saying(0, Say::Leave, &[1, 0, 0]),
+            saying(0, MergeOp::Leave, &[1, 0, 0]),
         ),
         (
             "what only another manager may say",
-            saying(0, Say::Drop, &[0, 0, 0]),
+            saying(0, MergeOp::Drop, &[0, 0, 0]),
         ),
         (
             "of a page that there is not",
-            saying(u32::MAX, Say::Leave, &[0, 0, 0]),
+            saying(u32::MAX, MergeOp::Leave, &[0, 0, 0]),
         ),
     ];
     for (what, bytes) in hostile {
@@ -537,7 +542,7 @@ fn memories_that_can_not_merge_say_why() {
 fn what_is_said_comes_whole_out_of_its_pieces() {
     for length in [0, 1, 10, 11, 15, 200] {
         let said: Vec<u8> = (0..length).collect();
-        let frames = pieces::pieces(pieces::WholeKind::Saying, &[&said]);
+        let frames = pieces::pieces(pieces::WholeKind::Message, &[&said]);
         assert!(frames.len().is_multiple_of(FRAME_BYTES));
         let mut whole = Vec::new();
         for frame in frames.as_chunks::<FRAME_BYTES>().0 {

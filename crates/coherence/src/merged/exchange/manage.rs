@@ -1,6 +1,6 @@
 //! The manager's part of the exchanges of its pages.
 
-use super::{Hooks, Merger, Say, Ticket};
+use super::{Hooks, MergeOp, Merger, Ticket};
 use crate::merged::{Level, MAX_SHARERS};
 use crate::{NodeId, Nodes, Page};
 
@@ -86,7 +86,7 @@ impl<const WORDS: usize> Merger<WORDS> {
         self.managed[at].stage = Stage::Offered;
         self.managed[at].awaited = others.with(self.me());
         for node in others.iter() {
-            self.tell(node, page, round, Say::Offer(level), hooks);
+            self.tell(node, page, round, MergeOp::Offer(level), hooks);
         }
         let accept = self.accept(page);
         self.tell(self.me(), page, round, accept, hooks);
@@ -94,56 +94,63 @@ impl<const WORDS: usize> Merger<WORDS> {
     }
 
     /// A message to this node as the page's manager.
-    pub(super) fn manage(&mut self, from: NodeId, page: Page, round: u64, say: Say, hooks: &mut impl Hooks) {
-        if let Say::Propose(level) = say {
+    pub(super) fn manage(
+        &mut self,
+        from: NodeId,
+        page: Page,
+        round: u64,
+        say: MergeOp,
+        hooks: &mut impl Hooks,
+    ) {
+        if let MergeOp::Propose(level) = say {
             return self.proposed(page, level, hooks);
         }
         let Some(at) = self.managed(page, round) else {
             // It has left already, and who asks has not heard of it yet.
-            if matches!(say, Say::Leave | Say::Loaded { is_loaded: false, .. }) {
-                self.tell(from, page, round, Say::Left, hooks);
+            if matches!(say, MergeOp::Leave | MergeOp::Loaded { is_loaded: false, .. }) {
+                self.tell(from, page, round, MergeOp::Left, hooks);
             }
             return;
         };
         let one = &mut self.managed[at];
         match say {
-            Say::Accept { is_loaded, turn } => {
+            MergeOp::Accept { is_loaded, turn } => {
                 one.hear_loaded(from, is_loaded, turn);
                 one.accepted = one.accepted.with(from);
                 one.awaited = one.awaited.without(from);
                 self.vote(at, hooks);
             }
-            Say::Refuse => {
+            MergeOp::Refuse => {
                 one.is_doomed = true;
                 one.awaited = one.awaited.without(from);
                 self.vote(at, hooks);
             }
-            Say::Leave => {
+            MergeOp::Leave => {
                 one.is_doomed = true;
                 self.leave(at, from, hooks);
             }
-            Say::Loaded { is_loaded, turn } => {
+            MergeOp::Loaded { is_loaded, turn } => {
                 one.hear_loaded(from, is_loaded, turn);
                 if !is_loaded {
                     self.leave(at, from, hooks);
                 }
             }
-            Say::Dropped => {
+            MergeOp::Dropped => {
                 one.awaited = one.awaited.without(from);
                 self.drop_last(at, hooks);
             }
-            Say::Settled => {
+            MergeOp::Settled => {
                 one.unsettled = one.unsettled.without(from);
                 self.give_back(page, round, hooks);
             }
             // Proposals are handled above, and the rest is for others than the manager.
-            Say::Propose(_)
-            | Say::Offer(_)
-            | Say::Begin
-            | Say::Withdraw
-            | Say::Kept
-            | Say::Drop
-            | Say::Left => {}
+            MergeOp::Propose(_)
+            | MergeOp::Offer(_)
+            | MergeOp::Begin
+            | MergeOp::Withdraw
+            | MergeOp::Kept
+            | MergeOp::Drop
+            | MergeOp::Left => {}
         }
     }
 
@@ -180,7 +187,7 @@ impl<const WORDS: usize> Merger<WORDS> {
             let told = one.accepted.without(self.me());
             self.managed.swap_remove(at);
             for node in told.iter() {
-                self.tell(node, page, round, Say::Withdraw, hooks);
+                self.tell(node, page, round, MergeOp::Withdraw, hooks);
             }
             self.forget(page, round, hooks);
             hooks.give_back(page);
@@ -188,7 +195,7 @@ impl<const WORDS: usize> Merger<WORDS> {
         }
         self.managed[at].stage = Stage::Merged;
         for node in self.others().with(self.me()).iter() {
-            self.tell(node, page, round, Say::Begin, hooks);
+            self.tell(node, page, round, MergeOp::Begin, hooks);
         }
     }
 
@@ -199,27 +206,27 @@ impl<const WORDS: usize> Merger<WORDS> {
         let (page, round) = (one.page, one.round);
         match one.stage {
             Stage::Merged if !one.is_doomed && !one.loaded.is_empty() => {
-                self.tell(from, page, round, Say::Kept, hooks);
+                self.tell(from, page, round, MergeOp::Kept, hooks);
             }
             Stage::Merged => {
                 one.stage = Stage::Dropping;
                 one.awaited = others.with(me);
                 one.unsettled = one.awaited;
                 for node in others.iter() {
-                    self.tell(node, page, round, Say::Drop, hooks);
+                    self.tell(node, page, round, MergeOp::Drop, hooks);
                 }
                 // This node's own part; its twin stays until the others' last changes are in the page.
                 hooks.close(page);
                 self.collect(hooks);
                 self.leaving.owe(page, round);
-                self.tell(me, page, round, Say::Dropped, hooks);
+                self.tell(me, page, round, MergeOp::Dropped, hooks);
                 self.settle(hooks);
             }
             // It begins only if somebody has it loaded.
-            Stage::Offered if !one.is_doomed => self.tell(from, page, round, Say::Kept, hooks),
+            Stage::Offered if !one.is_doomed => self.tell(from, page, round, MergeOp::Kept, hooks),
             // Whoever asks hears of it with all others.
             Stage::Dropping | Stage::Offered | Stage::Taking | Stage::Taken(_) => {}
-            Stage::Settling => self.tell(from, page, round, Say::Left, hooks),
+            Stage::Settling => self.tell(from, page, round, MergeOp::Left, hooks),
         }
     }
 
@@ -233,7 +240,7 @@ impl<const WORDS: usize> Merger<WORDS> {
         one.stage = Stage::Settling;
         self.forget(page, round, hooks);
         for node in self.others().iter() {
-            self.tell(node, page, round, Say::Left, hooks);
+            self.tell(node, page, round, MergeOp::Left, hooks);
         }
         self.left(page, round, hooks);
         self.give_back(page, round, hooks);

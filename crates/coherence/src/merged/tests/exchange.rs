@@ -3,12 +3,12 @@
 use std::ops::Range;
 
 use super::guest::{WORDS, maps, table};
-use crate::merged::{Accessed, Batch, Hooks, Level, Merger, Say, Saying, VectorTime, Words};
+use crate::merged::{Accessed, Batch, Hooks, Level, MergeMessage, MergeOp, Merger, VectorTime, Words};
 use crate::{Layout, NodeId, Page};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Done {
-    Sent(u16, u32, Say),
+    Sent(u16, u32, MergeOp),
     News,
     Take(u32),
     GiveBack(u32),
@@ -42,7 +42,7 @@ impl Words for Desk {
 }
 
 impl Hooks for Desk {
-    fn send(&mut self, to: NodeId, saying: Saying) {
+    fn send(&mut self, to: NodeId, saying: MergeMessage) {
         self.done.push(Sent(to.0, saying.page.0, saying.say));
     }
     fn broadcast(&mut self, _: Batch<'_>) {
@@ -97,8 +97,8 @@ impl Node {
     fn joined(self) -> Self {
         let mut node = self;
         for (page, level, manager) in [(ROOT, 3, 2), (MIDDLE, 2, 2), (LEAF, 1, 1)] {
-            node.hear(manager, page, 1, Say::Offer(Level(level)));
-            node.hear(manager, page, 1, Say::Begin);
+            node.hear(manager, page, 1, MergeOp::Offer(Level(level)));
+            node.hear(manager, page, 1, MergeOp::Begin);
             assert!(node.merger.is_merged(Page(page)));
         }
         node.desk.done.clear();
@@ -112,22 +112,26 @@ impl Node {
         node.merger.propose(proposal, &mut node.desk);
         assert_eq!(node.done(), [Take(ROOT)]);
         node.merger.taken(Page(ROOT), &mut node.desk);
-        let offer = Say::Offer(Level(3));
+        let offer = MergeOp::Offer(Level(3));
         assert_eq!(node.done(), [Sent(0, ROOT, offer), Sent(1, ROOT, offer)]);
         for (from, is_loaded) in (0..).zip(loaded) {
             assert_eq!(node.done(), [], "all have to accept");
-            node.hear(from, ROOT, 1, Say::Accept { is_loaded, turn: 1 });
+            node.hear(from, ROOT, 1, MergeOp::Accept { is_loaded, turn: 1 });
         }
         assert_eq!(
             node.done(),
-            [Sent(0, ROOT, Say::Begin), Sent(1, ROOT, Say::Begin), Open(ROOT)]
+            [
+                Sent(0, ROOT, MergeOp::Begin),
+                Sent(1, ROOT, MergeOp::Begin),
+                Open(ROOT)
+            ]
         );
         node
     }
 
-    fn hear(&mut self, from: u16, page: u32, round: u64, say: Say) {
+    fn hear(&mut self, from: u16, page: u32, round: u64, say: MergeOp) {
         let (stamp, page) = (VectorTime::default(), Page(page));
-        let saying = Saying {
+        let saying = MergeMessage {
             stamp,
             page,
             round,
@@ -141,8 +145,8 @@ impl Node {
     }
 }
 
-fn loaded(is_loaded: bool, turn: u64) -> Say {
-    Say::Loaded { is_loaded, turn }
+fn loaded(is_loaded: bool, turn: u64) -> MergeOp {
+    MergeOp::Loaded { is_loaded, turn }
 }
 
 #[test]
@@ -153,9 +157,9 @@ fn a_root_that_is_left_holds_up_messages_until_its_manager_has_answered() {
     assert!(!node.merger.may_send(ticket));
     assert!(matches!(
         node.done()[..],
-        [Sent(2, ROOT, Say::Loaded { is_loaded: false, .. })]
+        [Sent(2, ROOT, MergeOp::Loaded { is_loaded: false, .. })]
     ));
-    node.hear(2, ROOT, 1, Say::Kept);
+    node.hear(2, ROOT, 1, MergeOp::Kept);
     assert!(node.merger.may_send(ticket));
 }
 
@@ -165,11 +169,11 @@ fn a_root_that_leaves_for_another_reason_is_not_kept() {
     node.desk.memory[ROOT as usize][0] = 0;
     let ticket = node.merger.collect(&mut node.desk);
     node.merger.loaded(0, None, &mut node.desk);
-    node.hear(2, ROOT, 1, Say::Kept);
-    node.hear(2, MIDDLE, 1, Say::Left);
-    node.hear(1, LEAF, 1, Say::Left);
+    node.hear(2, ROOT, 1, MergeOp::Kept);
+    node.hear(2, MIDDLE, 1, MergeOp::Left);
+    node.hear(1, LEAF, 1, MergeOp::Left);
     assert!(!node.merger.may_send(ticket));
-    node.hear(2, ROOT, 1, Say::Left);
+    node.hear(2, ROOT, 1, MergeOp::Left);
     assert!(node.merger.may_send(ticket));
 }
 
@@ -179,39 +183,39 @@ fn what_only_a_root_led_to_holds_up_the_same_messages() {
     node.merger.loaded(0, None, &mut node.desk);
     let ticket = node.merger.collect(&mut node.desk);
     node.done();
-    node.hear(2, ROOT, 1, Say::Drop);
-    let leave = |to, page| Sent(to, page, Say::Leave);
+    node.hear(2, ROOT, 1, MergeOp::Drop);
+    let leave = |to, page| Sent(to, page, MergeOp::Leave);
     assert_eq!(
         node.done(),
         [
             Close(ROOT),
             leave(2, MIDDLE),
             leave(1, LEAF),
-            Sent(2, ROOT, Say::Dropped)
+            Sent(2, ROOT, MergeOp::Dropped)
         ]
     );
-    node.hear(2, ROOT, 1, Say::Left);
+    node.hear(2, ROOT, 1, MergeOp::Left);
     assert!(!node.merger.may_send(ticket));
-    node.hear(1, LEAF, 1, Say::Left);
+    node.hear(1, LEAF, 1, MergeOp::Left);
     assert!(!node.merger.may_send(ticket));
     assert_eq!(node.done(), [], "not settled");
-    node.hear(2, MIDDLE, 1, Say::Left);
+    node.hear(2, MIDDLE, 1, MergeOp::Left);
     assert!(node.merger.may_send(ticket));
-    assert_eq!(node.done(), [Sent(2, ROOT, Say::Settled)]);
+    assert_eq!(node.done(), [Sent(2, ROOT, MergeOp::Settled)]);
 }
 
 #[test]
 fn a_page_is_closed_before_its_last_changes_are_collected() {
     let mut node = Node::with_tree();
     node.desk.memory[LEAF as usize][1] = 0x1000;
-    node.hear(1, LEAF, 1, Say::Drop);
+    node.hear(1, LEAF, 1, MergeOp::Drop);
     assert_eq!(
         node.done(),
         [
             Close(LEAF),
             News,
-            Sent(1, LEAF, Say::Dropped),
-            Sent(1, LEAF, Say::Settled)
+            Sent(1, LEAF, MergeOp::Dropped),
+            Sent(1, LEAF, MergeOp::Settled)
         ]
     );
 }
@@ -219,78 +223,85 @@ fn a_page_is_closed_before_its_last_changes_are_collected() {
 #[test]
 fn an_old_rounds_word_opens_nothing() {
     let mut node = Node::new(0);
-    node.hear(2, ROOT, 2, Say::Offer(Level(3)));
-    node.hear(2, ROOT, 1, Say::Begin);
-    node.hear(2, ROOT, 1, Say::Drop);
+    node.hear(2, ROOT, 2, MergeOp::Offer(Level(3)));
+    node.hear(2, ROOT, 1, MergeOp::Begin);
+    node.hear(2, ROOT, 1, MergeOp::Drop);
     assert!(!node.merger.is_merged(Page(ROOT)));
-    node.hear(2, ROOT, 2, Say::Begin);
+    node.hear(2, ROOT, 2, MergeOp::Begin);
     assert!(node.merger.is_merged(Page(ROOT)));
 }
 
 #[test]
 fn a_page_without_a_merged_parent_is_refused() {
     let mut node = Node::new(0);
-    node.hear(2, MIDDLE, 1, Say::Offer(Level(2)));
-    assert_eq!(node.done(), [Sent(2, MIDDLE, Say::Refuse)]);
+    node.hear(2, MIDDLE, 1, MergeOp::Offer(Level(2)));
+    assert_eq!(node.done(), [Sent(2, MIDDLE, MergeOp::Refuse)]);
 }
 
 #[test]
 fn a_page_that_has_not_begun_is_let_alone() {
     let mut node = Node::new(0);
-    node.hear(2, ROOT, 1, Say::Offer(Level(3)));
+    node.hear(2, ROOT, 1, MergeOp::Offer(Level(3)));
     node.done();
     // Its manager has withdrawn it, and it has come back as data before that was heard.
     node.desk.memory[ROOT as usize][1] = maps(7);
     node.merger.collect(&mut node.desk);
     assert_eq!(node.done(), []);
     assert_eq!(node.desk.memory[ROOT as usize][1], maps(7));
-    node.hear(2, ROOT, 1, Say::Withdraw);
+    node.hear(2, ROOT, 1, MergeOp::Withdraw);
     assert_eq!(node.done(), []);
 }
 
 #[test]
 fn what_only_a_page_that_leaves_leads_to_is_refused() {
     let mut node = Node::with_tree();
-    node.hear(1, LEAF, 1, Say::Drop);
-    node.hear(1, LEAF, 1, Say::Left);
+    node.hear(1, LEAF, 1, MergeOp::Drop);
+    node.hear(1, LEAF, 1, MergeOp::Left);
     node.desk.memory[ROOT as usize][0] = table(1);
     node.merger.collect(&mut node.desk);
-    assert!(node.done().ends_with(&[News, Sent(2, MIDDLE, Say::Leave)]));
+    assert!(node.done().ends_with(&[News, Sent(2, MIDDLE, MergeOp::Leave)]));
     assert_eq!(node.merger.suspect(Page(LEAF)), None);
-    node.hear(1, LEAF, 2, Say::Offer(Level(1)));
-    assert_eq!(node.done(), [Sent(1, LEAF, Say::Refuse)]);
+    node.hear(1, LEAF, 2, MergeOp::Offer(Level(1)));
+    assert_eq!(node.done(), [Sent(1, LEAF, MergeOp::Refuse)]);
 }
 
 #[test]
 fn the_manager_closes_its_own_copy_and_gives_it_back_when_all_have_settled() {
     let mut node = Node::managing([true, false]);
-    node.hear(0, ROOT, 1, Say::Leave);
+    node.hear(0, ROOT, 1, MergeOp::Leave);
     assert_eq!(
         node.done(),
-        [Sent(0, ROOT, Say::Drop), Sent(1, ROOT, Say::Drop), Close(ROOT)]
+        [
+            Sent(0, ROOT, MergeOp::Drop),
+            Sent(1, ROOT, MergeOp::Drop),
+            Close(ROOT)
+        ]
     );
-    node.hear(0, ROOT, 1, Say::Dropped);
-    node.hear(0, ROOT, 1, Say::Settled);
+    node.hear(0, ROOT, 1, MergeOp::Dropped);
+    node.hear(0, ROOT, 1, MergeOp::Settled);
     assert_eq!(node.done(), []);
-    node.hear(1, ROOT, 1, Say::Dropped);
-    assert_eq!(node.done(), [Sent(0, ROOT, Say::Left), Sent(1, ROOT, Say::Left)]);
-    node.hear(1, ROOT, 1, Say::Settled);
+    node.hear(1, ROOT, 1, MergeOp::Dropped);
+    assert_eq!(
+        node.done(),
+        [Sent(0, ROOT, MergeOp::Left), Sent(1, ROOT, MergeOp::Left)]
+    );
+    node.hear(1, ROOT, 1, MergeOp::Settled);
     assert_eq!(node.done(), [GiveBack(ROOT)]);
     // Who asked meanwhile hears that it is over.
-    node.hear(1, ROOT, 1, Say::Leave);
-    assert_eq!(node.done(), [Sent(1, ROOT, Say::Left)]);
+    node.hear(1, ROOT, 1, MergeOp::Leave);
+    assert_eq!(node.done(), [Sent(1, ROOT, MergeOp::Left)]);
 }
 
 #[test]
 fn a_root_leaves_with_the_last_cpu_that_has_it() {
     let mut node = Node::managing([true, false]);
     node.hear(0, ROOT, 1, loaded(false, 5));
-    assert_eq!(node.done(), [Sent(0, ROOT, Say::Kept)], "the manager has it");
+    assert_eq!(node.done(), [Sent(0, ROOT, MergeOp::Kept)], "the manager has it");
     node.hear(0, ROOT, 1, loaded(true, 4));
     node.merger.loaded(0, None, &mut node.desk);
     assert_eq!(
         node.done()[..2],
-        [Sent(0, ROOT, Say::Drop), Sent(1, ROOT, Say::Drop)]
+        [Sent(0, ROOT, MergeOp::Drop), Sent(1, ROOT, MergeOp::Drop)]
     );
 }
 
@@ -305,7 +316,7 @@ fn a_root_that_all_left_before_it_began_does_not_begin() {
         0,
         ROOT,
         1,
-        Say::Accept {
+        MergeOp::Accept {
             is_loaded: true,
             turn: 1,
         },
@@ -314,21 +325,21 @@ fn a_root_that_all_left_before_it_began_does_not_begin() {
     node.hear(0, ROOT, 1, loaded(false, 2));
     assert_eq!(
         node.done(),
-        [Sent(0, ROOT, Say::Kept)],
+        [Sent(0, ROOT, MergeOp::Kept)],
         "it need not wait for the votes"
     );
     node.hear(
         1,
         ROOT,
         1,
-        Say::Accept {
+        MergeOp::Accept {
             is_loaded: false,
             turn: 1,
         },
     );
     let withdrawn = [
-        Sent(0, ROOT, Say::Withdraw),
-        Sent(1, ROOT, Say::Withdraw),
+        Sent(0, ROOT, MergeOp::Withdraw),
+        Sent(1, ROOT, MergeOp::Withdraw),
         GiveBack(ROOT),
     ];
     assert_eq!(node.done(), withdrawn);
@@ -345,7 +356,7 @@ fn a_standing_root_stays_when_no_cpu_has_it_and_leaves_when_it_loses_an_entry() 
     node.desk.memory[ROOT as usize][0] = 0;
     let ticket = node.merger.collect(&mut node.desk);
     assert!(!node.merger.may_send(ticket));
-    assert_eq!(node.done()[..2], [News, Sent(2, ROOT, Say::Leave)]);
+    assert_eq!(node.done()[..2], [News, Sent(2, ROOT, MergeOp::Leave)]);
 }
 
 #[test]
@@ -377,9 +388,13 @@ fn a_standing_root_that_all_left_before_it_began_begins() {
     node.merger.taken(Page(ROOT), &mut node.desk);
     for from in 0..2 {
         let (is_loaded, turn) = (false, 1);
-        node.hear(from, ROOT, 1, Say::Accept { is_loaded, turn });
+        node.hear(from, ROOT, 1, MergeOp::Accept { is_loaded, turn });
     }
-    let begun = [Sent(0, ROOT, Say::Begin), Sent(1, ROOT, Say::Begin), Open(ROOT)];
+    let begun = [
+        Sent(0, ROOT, MergeOp::Begin),
+        Sent(1, ROOT, MergeOp::Begin),
+        Open(ROOT),
+    ];
     assert!(node.done().ends_with(&begun));
 }
 
@@ -392,7 +407,7 @@ fn what_the_manager_did_before_goes_before_the_offer() {
     );
     node.desk.memory[ROOT as usize][1] = table(LEAF);
     node.merger.taken(Page(MIDDLE), &mut node.desk);
-    let offer = Say::Offer(Level(2));
+    let offer = MergeOp::Offer(Level(2));
     let expected = [Take(MIDDLE), News, Sent(0, MIDDLE, offer), Sent(1, MIDDLE, offer)];
     assert_eq!(node.done(), expected);
 }

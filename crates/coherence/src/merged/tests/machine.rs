@@ -8,7 +8,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
 use super::guest::{At, Cpu, Op, Va, WORDS};
-use crate::merged::{Accessed, Change, Level, Merger, Saying, Ticket, VectorTime};
+use crate::merged::{Accessed, Change, Level, MergeMessage, Merger, Ticket, VectorTime};
 use crate::{Layout, NodeId, Page, Right};
 use engine::Request;
 use node::{Node, Rest};
@@ -67,7 +67,7 @@ pub struct Plan {
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub enum Payload {
     Batch(Vec<Change>),
-    Saying(Saying, [u64; WORDS]),
+    MergeMessage(MergeMessage, [u64; WORDS]),
     /// A page, or word that a copy of it is given up.
     Right(u32, Option<[u64; WORDS]>),
     Interrupt(usize),
@@ -317,7 +317,7 @@ impl World {
         match &packet.payload {
             Payload::Batch(_) => node.merger.awaits(id(packet.from), &packet.stamp),
             // The merger itself insists.
-            Payload::Saying(..) => node.merger.is_ready(&packet.stamp),
+            Payload::MergeMessage(..) => node.merger.is_ready(&packet.stamp),
             _ => plan.broken == Broken::Unordered || node.merger.is_ready(&packet.stamp),
         }
     }
@@ -327,7 +327,7 @@ impl World {
         let (from, to) = (packet.from, packet.to);
         match packet.payload {
             Payload::Batch(changes) => self.nodes[to].applying = Some((from, changes)),
-            Payload::Saying(saying, bytes) => {
+            Payload::MergeMessage(saying, bytes) => {
                 self.nodes[to].rest.arrived = bytes;
                 self.merge(to, |merger, rest| merger.receive(id(from), saying, rest));
                 self.nodes[to].rest.arrived = [0; WORDS];

@@ -2,25 +2,25 @@
 
 use proptest::prelude::*;
 
-use crate::merged::{Change, Level, MAX_SHARERS, Say, Saying, VectorTime};
+use crate::merged::{Change, Level, MAX_SHARERS, MergeMessage, MergeOp, VectorTime};
 use crate::{NodeId, Page};
 
-fn say() -> impl Strategy<Value = Say> {
+fn say() -> impl Strategy<Value = MergeOp> {
     prop_oneof![
-        (1_u8..=5).prop_map(|level| Say::Propose(Level(level))),
-        (1_u8..=5).prop_map(|level| Say::Offer(Level(level))),
-        (any::<bool>(), any::<u64>()).prop_map(|(is_loaded, turn)| Say::Accept { is_loaded, turn }),
-        (any::<bool>(), any::<u64>()).prop_map(|(is_loaded, turn)| Say::Loaded { is_loaded, turn }),
+        (1_u8..=5).prop_map(|level| MergeOp::Propose(Level(level))),
+        (1_u8..=5).prop_map(|level| MergeOp::Offer(Level(level))),
+        (any::<bool>(), any::<u64>()).prop_map(|(is_loaded, turn)| MergeOp::Accept { is_loaded, turn }),
+        (any::<bool>(), any::<u64>()).prop_map(|(is_loaded, turn)| MergeOp::Loaded { is_loaded, turn }),
         prop::sample::select(vec![
-            Say::Refuse,
-            Say::Begin,
-            Say::Withdraw,
-            Say::Leave,
-            Say::Kept,
-            Say::Drop,
-            Say::Dropped,
-            Say::Settled,
-            Say::Left,
+            MergeOp::Refuse,
+            MergeOp::Begin,
+            MergeOp::Withdraw,
+            MergeOp::Leave,
+            MergeOp::Kept,
+            MergeOp::Drop,
+            MergeOp::Dropped,
+            MergeOp::Settled,
+            MergeOp::Left,
         ]),
     ]
 }
@@ -39,8 +39,8 @@ proptest! {
         let mut again = vec![0; bytes.len()];
         stamp.encode(u16::try_from(counts.len()).unwrap(), &mut again);
         prop_assert_eq!(again, bytes);
-        let saying = Saying { stamp, page: Page(page), round, say };
-        prop_assert_eq!(Saying::decode(&saying.encode(), stamp), Ok(saying));
+        let saying = MergeMessage { stamp, page: Page(page), round, say };
+        prop_assert_eq!(MergeMessage::decode(&saying.encode(), stamp), Ok(saying));
     }
 
     #[test]
@@ -48,7 +48,7 @@ proptest! {
         let mut bytes = bytes;
         bytes[12] = kind;
         bytes[13] = detail;
-        if let Ok(saying) = Saying::decode(&bytes, VectorTime::default()) {
+        if let Ok(saying) = MergeMessage::decode(&bytes, VectorTime::default()) {
             prop_assert_eq!(saying.encode(), bytes);
         }
         if let Ok(change) = Change::decode(&bytes) {
@@ -60,21 +60,21 @@ proptest! {
 
 #[test]
 fn rubbish_is_refused() {
-    let begin = Saying {
+    let begin = MergeMessage {
         stamp: VectorTime::default(),
         page: Page(1),
         round: 2,
-        say: Say::Begin,
+        say: MergeOp::Begin,
     };
     let mut bytes = begin.encode();
     bytes[13] = 1;
     assert!(
-        Saying::decode(&bytes, VectorTime::default()).is_err(),
+        MergeMessage::decode(&bytes, VectorTime::default()).is_err(),
         "a detail where none is"
     );
     bytes[12] = 99;
     assert!(
-        Saying::decode(&bytes, VectorTime::default()).is_err(),
+        MergeMessage::decode(&bytes, VectorTime::default()).is_err(),
         "no such kind"
     );
     assert!(VectorTime::decode(&[0; 12]).is_err(), "half a number");

@@ -2,7 +2,7 @@
 
 use super::super::guest::WORDS;
 use super::{Packet, Payload, Task};
-use crate::merged::{Batch, Change, Hooks, Merger, Saying, VectorTime, Words};
+use crate::merged::{Batch, Change, Hooks, MergeMessage, Merger, VectorTime, Words};
 use crate::{NodeId, Page, Right};
 
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
@@ -48,7 +48,7 @@ impl Words for Rest {
 }
 
 impl Hooks for Rest {
-    fn send(&mut self, to: NodeId, saying: Saying) {
+    fn send(&mut self, to: NodeId, saying: MergeMessage) {
         let bytes = if saying.say.carries_page() {
             self.copy[saying.page.0 as usize]
         } else {
@@ -57,7 +57,11 @@ impl Hooks for Rest {
         if self.is_early && saying.say.carries_page() {
             self.open[saying.page.0 as usize] = true;
         }
-        self.post(usize::from(to.0), saying.stamp, Payload::Saying(saying, bytes));
+        self.post(
+            usize::from(to.0),
+            saying.stamp,
+            Payload::MergeMessage(saying, bytes),
+        );
     }
     fn broadcast(&mut self, batch: Batch<'_>) {
         let mut changes = batch.changes.to_vec();
