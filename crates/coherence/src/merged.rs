@@ -28,5 +28,5 @@ pub use entry::{Entry, Level, root};
 pub use exchange::{Hooks, MergeMessage, MergeOp, Merger, Proposal, Ticket};
 pub use memory::Words;
 pub use stamp::{MAX_SHARERS, VectorTime};
-pub use twins::{Accessed, Batch, Change, Merges};
-pub use wire::{CHANGE_BYTES, MERGE_MESSAGE_BYTES};
+pub use twins::{Accessed, Batch, Diff, Merges};
+pub use wire::{DIFF_BYTES, MERGE_MESSAGE_BYTES};

@@ -22,7 +22,7 @@ mod manage;
 
 use std::ops::Range;
 
-use super::twins::{Accessed, Batch, Change, Merges, Twins};
+use super::twins::{Accessed, Batch, Diff, Merges, Twins};
 use super::{Level, VectorTime, Words, entry};
 use crate::{Layout, NodeId, Nodes, Page};
 use leaving::Leaving;
@@ -129,7 +129,7 @@ pub struct Merger<const WORDS: usize = 512> {
     top: Level,
     pub(super) twins: Twins<WORDS>,
     stamp: VectorTime,
-    pub(super) changes: Vec<Change>,
+    pub(super) changes: Vec<Diff>,
     leaving: Leaving,
     managed: Vec<Managed>,
     limit: usize,

@@ -8,7 +8,7 @@ use crate::{NodeId, Page};
 
 /// One word that a node changed.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub struct Change {
+pub struct Diff {
     /// In which page.
     pub page: Page,
     /// Which word.
@@ -27,7 +27,7 @@ pub struct Batch<'a> {
     /// What it comes after; the source's own place is the batch's number.
     pub stamp: VectorTime,
     /// Children first.
-    pub changes: &'a [Change],
+    pub changes: &'a [Diff],
 }
 
 /// What has happened, for metrics.
@@ -218,7 +218,7 @@ impl<const WORDS: usize> Twins<WORDS> {
 
     /// Appends what changed in the page at this place, roots being first. Nothing did in one that this node's CPUs have not had open:
     /// its bytes may be something else by now, if it was withdrawn and that has yet to be heard.
-    pub(super) fn collect(&mut self, at: usize, memory: &mut impl Words, out: &mut Vec<Change>) {
+    pub(super) fn collect(&mut self, at: usize, memory: &mut impl Words, out: &mut Vec<Diff>) {
         if !self.twins[at].is_open {
             return;
         }
@@ -243,7 +243,7 @@ impl<const WORDS: usize> Twins<WORDS> {
             self.link(at, Entry(new), level, 1);
             self.merges.sent += 1;
             let word = u16::try_from(word).expect("a page has 512");
-            out.push(Change { page, word, old, new });
+            out.push(Diff { page, word, old, new });
         }
     }
 
@@ -257,7 +257,7 @@ impl<const WORDS: usize> Twins<WORDS> {
     }
 
     /// Takes over one word of another node. What this node has changed since stays a change.
-    pub(super) fn apply(&mut self, change: &Change, memory: &mut impl Words) {
+    pub(super) fn apply(&mut self, change: &Diff, memory: &mut impl Words) {
         let (page, word) = (change.page, usize::from(change.word));
         let Some(at) = self.position(page) else { return };
         let level = self.twins[at].level;

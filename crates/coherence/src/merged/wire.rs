@@ -8,7 +8,7 @@
 //!
 //! What a kind has no use for is 0.
 
-use super::{Change, Level, MAX_SHARERS, MergeMessage, MergeOp, VectorTime};
+use super::{Diff, Level, MAX_SHARERS, MergeMessage, MergeOp, VectorTime};
 use crate::{Malformed, NodeId, Page, wire_kinds};
 
 wire_kinds! {
@@ -43,8 +43,8 @@ wire_kinds! {
     }
 }
 
-/// Of a [`Change`], bytes.
-pub const CHANGE_BYTES: usize = 22;
+/// Of a [`Diff`], bytes.
+pub const DIFF_BYTES: usize = 22;
 /// Of a [`MergeMessage`] without its stamp, bytes.
 pub const MERGE_MESSAGE_BYTES: usize = 22;
 /// Words of a page.
@@ -58,10 +58,10 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight"))
 }
 
-impl Change {
+impl Diff {
     /// As bytes.
-    pub fn encode(&self) -> [u8; CHANGE_BYTES] {
-        let mut out = [0; CHANGE_BYTES];
+    pub fn encode(&self) -> [u8; DIFF_BYTES] {
+        let mut out = [0; DIFF_BYTES];
         out[0..4].copy_from_slice(&self.page.0.to_le_bytes());
         out[4..6].copy_from_slice(&self.word.to_le_bytes());
         out[6..14].copy_from_slice(&self.old.to_le_bytes());
@@ -73,7 +73,7 @@ impl Change {
     ///
     /// # Errors
     /// If a page has no such word.
-    pub fn decode(bytes: &[u8; CHANGE_BYTES]) -> Result<Self, Malformed> {
+    pub fn decode(bytes: &[u8; DIFF_BYTES]) -> Result<Self, Malformed> {
         let word = u16::from_le_bytes([bytes[4], bytes[5]]);
         let change = Self {
             page: Page(u32_at(bytes, 0)),

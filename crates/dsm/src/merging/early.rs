@@ -133,8 +133,8 @@ mod tests {
         assert_eq!(came, BYTES_MAX / bytes(&page()));
     }
 
-    fn change() -> coherence::merged::Change {
-        coherence::merged::Change {
+    fn change() -> coherence::merged::Diff {
+        coherence::merged::Diff {
             page: coherence::Page(1),
             word: 2,
             old: 3,

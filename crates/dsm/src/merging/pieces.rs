@@ -5,7 +5,7 @@
 //! piece    4 bytes of it, the kind of frame, 11 bytes of it
 //! ```
 
-use coherence::merged::{Batch, CHANGE_BYTES, Change, MERGE_MESSAGE_BYTES, MergeMessage, VectorTime};
+use coherence::merged::{Batch, DIFF_BYTES, Diff, MERGE_MESSAGE_BYTES, MergeMessage, VectorTime};
 use coherence::wire_kinds;
 
 use super::LIMIT;
@@ -28,14 +28,14 @@ const PIECE_BYTES: usize = FRAME_BYTES - 1;
 /// Bytes before what is said: its length.
 const LENGTH_BYTES: usize = 4;
 /// Longer than anything that is said: all words of all pages.
-const LONGEST: usize = LIMIT * 512 * CHANGE_BYTES + 4 * PAGE_BYTES;
+const LONGEST: usize = LIMIT * 512 * DIFF_BYTES + 4 * PAGE_BYTES;
 const NONSENSE: &str = "it says nonsense of merged pages";
 
 /// What a node said.
 #[derive(Debug)]
 pub enum MergePayload {
     /// Changes, and what they come after.
-    Batch(VectorTime, Vec<Change>),
+    Batch(VectorTime, Vec<Diff>),
     /// About a page, with its bytes if they go beside it.
     Message(MergeMessage, Option<Box<[u8; PAGE_BYTES]>>),
 }
@@ -88,10 +88,10 @@ fn decode(said: &[u8], nodes: usize) -> Result<MergePayload, &'static str> {
     let stamp = VectorTime::decode(stamp).map_err(|_| NONSENSE)?;
     match WholeKind::from_byte(kind).ok_or(NONSENSE)? {
         WholeKind::Batch => {
-            let (changes, []) = rest.as_chunks::<CHANGE_BYTES>() else {
+            let (changes, []) = rest.as_chunks::<DIFF_BYTES>() else {
                 return Err(NONSENSE);
             };
-            let changes: Result<Vec<_>, _> = changes.iter().map(Change::decode).collect();
+            let changes: Result<Vec<_>, _> = changes.iter().map(Diff::decode).collect();
             Ok(MergePayload::Batch(stamp, changes.map_err(|_| NONSENSE)?))
         }
         WholeKind::Message => {
@@ -109,7 +109,7 @@ fn decode(said: &[u8], nodes: usize) -> Result<MergePayload, &'static str> {
 
 /// Changes in pieces, for so many nodes.
 pub fn batch(batch: &Batch<'_>, nodes: usize) -> Vec<u8> {
-    let changes: Vec<u8> = batch.changes.iter().flat_map(Change::encode).collect();
+    let changes: Vec<u8> = batch.changes.iter().flat_map(Diff::encode).collect();
     pieces(
         WholeKind::Batch,
         &[stamp(&batch.stamp, nodes, &mut [0; 8 * SHARERS_MAX]), &changes],

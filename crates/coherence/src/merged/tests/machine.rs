@@ -8,7 +8,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
 use super::guest::{At, Cpu, Op, Va, WORDS};
-use crate::merged::{Accessed, Change, Level, MergeMessage, Merger, Ticket, VectorTime};
+use crate::merged::{Accessed, Diff, Level, MergeMessage, Merger, Ticket, VectorTime};
 use crate::{Layout, NodeId, Page, Right};
 use engine::Request;
 use node::{Node, Rest};
@@ -66,7 +66,7 @@ pub struct Plan {
 
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub enum Payload {
-    Batch(Vec<Change>),
+    Batch(Vec<Diff>),
     MergeMessage(MergeMessage, [u64; WORDS]),
     /// A page, or word that a copy of it is given up.
     Right(u32, Option<[u64; WORDS]>),

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::guest::{maps, table};
 use crate::Page;
 use crate::merged::twins::Twins;
-use crate::merged::{Accessed, Change, Entry, Level, Words};
+use crate::merged::{Accessed, Diff, Entry, Level, Words};
 
 const TOP: Level = Level(4);
 
@@ -58,7 +58,7 @@ fn open(twins: &mut Twins<4>, page: Page, level: Level, round: u64, memory: &mut
     twins.set_open(page);
 }
 
-fn collect(twins: &mut Twins<4>, memory: &mut Small) -> Vec<Change> {
+fn collect(twins: &mut Twins<4>, memory: &mut Small) -> Vec<Diff> {
     let mut changes = Vec::new();
     for at in 0..twins.len() {
         twins.collect(at, memory, &mut changes);
@@ -85,7 +85,7 @@ fn an_entry_emptied_while_it_is_marked_stays_empty() {
     assert_eq!(memory.get(1, 0), swapped);
     assert_eq!(
         changes,
-        [Change {
+        [Diff {
             page: Page(1),
             word: 0,
             old: 0,
@@ -116,7 +116,7 @@ fn marks_are_set_in_the_own_copy_before_others_hear_of_the_entry() {
     assert_eq!(memory.get(1, 2), marked);
     assert_eq!(
         changes,
-        [Change {
+        [Diff {
             page: Page(1),
             word: 2,
             old: 0,
@@ -138,7 +138,7 @@ fn where_the_accessed_bit_is_sent_pages_age() {
     let dirty = maps(7) | Entry::DIRTY;
     assert_eq!(
         collect(&mut twins, &mut memory),
-        [Change {
+        [Diff {
             page: Page(1),
             word: 2,
             old: 0,
@@ -146,7 +146,7 @@ fn where_the_accessed_bit_is_sent_pages_age() {
         }]
     );
     memory.set(1, 2, dirty | Entry::ACCESSED);
-    let used = Change {
+    let used = Diff {
         page: Page(1),
         word: 2,
         old: dirty,
@@ -163,7 +163,7 @@ fn what_was_changed_here_too_stays_news_for_the_others() {
     let mut twins = leaf_table(&mut memory);
     memory.set(1, 0, 0x1000);
     twins.apply(
-        &Change {
+        &Diff {
             page: Page(1),
             word: 1,
             old: 0,
@@ -174,7 +174,7 @@ fn what_was_changed_here_too_stays_news_for_the_others() {
     assert_eq!((memory.get(1, 0), memory.get(1, 1)), (0x1000, 0x2000));
     assert_eq!(
         collect(&mut twins, &mut memory),
-        [Change {
+        [Diff {
             page: Page(1),
             word: 0,
             old: 0,
@@ -185,7 +185,7 @@ fn what_was_changed_here_too_stays_news_for_the_others() {
     // One word, changed by both.
     memory.set(1, 3, 0x4000);
     twins.apply(
-        &Change {
+        &Diff {
             page: Page(1),
             word: 3,
             old: 0,
@@ -210,7 +210,7 @@ fn a_table_is_loose_when_the_last_link_to_it_goes() {
     collect(&mut twins, &mut memory);
     assert_eq!(twins.next_loose(), None);
     twins.apply(
-        &Change {
+        &Diff {
             page: Page(0),
             word: 1,
             old: table(1),

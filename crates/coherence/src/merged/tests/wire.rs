@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use crate::merged::{Change, Level, MAX_SHARERS, MergeMessage, MergeOp, VectorTime};
+use crate::merged::{Diff, Level, MAX_SHARERS, MergeMessage, MergeOp, VectorTime};
 use crate::{NodeId, Page};
 
 fn say() -> impl Strategy<Value = MergeOp> {
@@ -31,8 +31,8 @@ proptest! {
         page: u32, word in 0_u16..512, old: u64, new: u64, round: u64, say in say(),
         counts in prop::collection::vec(any::<u64>(), 1..=usize::from(MAX_SHARERS)),
     ) {
-        let change = Change { page: Page(page), word, old, new };
-        prop_assert_eq!(Change::decode(&change.encode()), Ok(change));
+        let change = Diff { page: Page(page), word, old, new };
+        prop_assert_eq!(Diff::decode(&change.encode()), Ok(change));
         let bytes: Vec<u8> = counts.iter().flat_map(|count| count.to_le_bytes()).collect();
         let stamp = VectorTime::decode(&bytes).unwrap();
         prop_assert!((0_u16..).zip(&counts).all(|(node, count)| stamp.of(NodeId(node)) == *count));
@@ -51,7 +51,7 @@ proptest! {
         if let Ok(saying) = MergeMessage::decode(&bytes, VectorTime::default()) {
             prop_assert_eq!(saying.encode(), bytes);
         }
-        if let Ok(change) = Change::decode(&bytes) {
+        if let Ok(change) = Diff::decode(&bytes) {
             prop_assert!(change.word < 512);
             prop_assert_eq!(change.encode(), bytes);
         }
@@ -81,5 +81,5 @@ fn rubbish_is_refused() {
     assert!(VectorTime::decode(&[0; 8 * 17]).is_err(), "too many nodes");
     let mut bytes = [0; 22];
     bytes[5] = 2;
-    assert!(Change::decode(&bytes).is_err(), "word 512");
+    assert!(Diff::decode(&bytes).is_err(), "word 512");
 }

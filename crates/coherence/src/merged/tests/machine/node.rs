@@ -2,7 +2,7 @@
 
 use super::super::guest::WORDS;
 use super::{Packet, Payload, Task};
-use crate::merged::{Batch, Change, Hooks, MergeMessage, Merger, VectorTime, Words};
+use crate::merged::{Batch, Diff, Hooks, MergeMessage, Merger, VectorTime, Words};
 use crate::{NodeId, Page, Right};
 
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
@@ -11,7 +11,7 @@ pub struct Node {
     pub rest: Rest,
     pub task: Option<Task>,
     /// A batch that is being applied: whose, and what is left of it.
-    pub applying: Option<(usize, Vec<Change>)>,
+    pub applying: Option<(usize, Vec<Diff>)>,
 }
 
 /// A node but for its merger, and what its merger wants done.
