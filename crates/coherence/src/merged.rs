@@ -5,7 +5,7 @@
 //! be as old as its TLBs. `docs/coherence-tables.md` has the argument, what it asks of the guest, and what is not proved.
 //!
 //! - [`Merger`]: one node's part: which pages are merged, which could be, what changed in them, who has heard of it, how pages join and leave.
-//! - [`Words`]: the guest's memory as the driver lends it, in atomic words of 8 bytes.
+//! - [`AtomicPageWords`]: the guest's memory as the driver lends it, in atomic words of 8 bytes.
 //!
 //! The rules that the driver keeps (each broken once by the tests):
 //!
@@ -26,7 +26,7 @@ mod wire;
 
 pub use entry::{Entry, Level, root};
 pub use exchange::{Hooks, MergeMessage, MergeOp, Merger, Proposal, Ticket};
-pub use memory::Words;
+pub use memory::AtomicPageWords;
 pub use stamp::{MAX_SHARERS, VectorTime};
 pub use twins::{Accessed, Batch, Diff, Merges};
 pub use wire::{DIFF_BYTES, MERGE_MESSAGE_BYTES};

@@ -23,13 +23,13 @@ mod manage;
 use std::ops::Range;
 
 use super::twins::{Accessed, Batch, Diff, Merges, Twins};
-use super::{Level, VectorTime, Words, entry};
+use super::{AtomicPageWords, Level, VectorTime, entry};
 use crate::{Layout, NodeId, Nodes, Page};
 use leaving::Leaving;
 use manage::Managed;
 
 /// What the driver does, in the order of the calls, each before it returns.
-pub trait Hooks: Words {
+pub trait Hooks: AtomicPageWords {
     /// Send a message to a node.
     fn send(&mut self, to: NodeId, saying: MergeMessage);
     /// Send changes to all other nodes.

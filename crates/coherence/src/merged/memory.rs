@@ -3,7 +3,7 @@
 use crate::Page;
 
 /// Words of 8 bytes, each read and written as one. Guest CPUs use them at the same time.
-pub trait Words {
+pub trait AtomicPageWords {
     /// The guest has RAM there.
     fn is_ram(&self, page: Page) -> bool;
 

@@ -3,7 +3,7 @@
 //! Pages are kept roots first. Words are collected in that order and sent in the reverse one, so that whoever applies them one by
 //! one never has a parent that is newer than its child: a walk would find what the child was before, in another life perhaps.
 
-use super::{Entry, Level, VectorTime, Words};
+use super::{AtomicPageWords, Entry, Level, VectorTime};
 use crate::{NodeId, Page};
 
 /// One word that a node changed.
@@ -149,7 +149,7 @@ impl<const WORDS: usize> Twins<WORDS> {
     }
 
     /// Presets a word in memory and returns it, in whatever way the guest changes it meanwhile.
-    fn settle(&mut self, page: Page, level: Level, word: usize, memory: &mut impl Words) -> u64 {
+    fn settle(&mut self, page: Page, level: Level, word: usize, memory: &mut impl AtomicPageWords) -> u64 {
         let mut found = memory.load(page, word);
         loop {
             let wanted = self.preset(Entry(found), level).0;
@@ -169,7 +169,7 @@ impl<const WORDS: usize> Twins<WORDS> {
 
     /// Takes a page's twin from memory. No CPU of any node may write the page until this is over, here and there. The caller has
     /// looked for room.
-    pub(super) fn insert(&mut self, page: Page, level: Level, round: u64, memory: &mut impl Words) {
+    pub(super) fn insert(&mut self, page: Page, level: Level, round: u64, memory: &mut impl AtomicPageWords) {
         let mut words = self.room.pop().expect("looked for");
         for word in 0..WORDS {
             words[word] = self.settle(page, level, word, memory);
@@ -218,7 +218,7 @@ impl<const WORDS: usize> Twins<WORDS> {
 
     /// Appends what changed in the page at this place, roots being first. Nothing did in one that this node's CPUs have not had open:
     /// its bytes may be something else by now, if it was withdrawn and that has yet to be heard.
-    pub(super) fn collect(&mut self, at: usize, memory: &mut impl Words, out: &mut Vec<Diff>) {
+    pub(super) fn collect(&mut self, at: usize, memory: &mut impl AtomicPageWords, out: &mut Vec<Diff>) {
         if !self.twins[at].is_open {
             return;
         }
@@ -248,7 +248,7 @@ impl<const WORDS: usize> Twins<WORDS> {
     }
 
     /// No table has such an entry.
-    fn strays(entry: Entry, level: Level, memory: &impl Words) -> bool {
+    fn strays(entry: Entry, level: Level, memory: &impl AtomicPageWords) -> bool {
         let leaves_ram = || {
             let leads_on = entry.is_present() && !entry.is_leaf(level);
             leads_on && !entry.table(level).is_some_and(|next| memory.is_ram(next))
@@ -257,7 +257,7 @@ impl<const WORDS: usize> Twins<WORDS> {
     }
 
     /// Takes over one word of another node. What this node has changed since stays a change.
-    pub(super) fn apply(&mut self, change: &Diff, memory: &mut impl Words) {
+    pub(super) fn apply(&mut self, change: &Diff, memory: &mut impl AtomicPageWords) {
         let (page, word) = (change.page, usize::from(change.word));
         let Some(at) = self.position(page) else { return };
         let level = self.twins[at].level;

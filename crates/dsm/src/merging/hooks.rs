@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use coherence::merged::{Batch, Hooks, MergeMessage, Words};
+use coherence::merged::{AtomicPageWords, Batch, Hooks, MergeMessage};
 use coherence::{NodeId, Page, Right};
 
 use super::{DeferredWork, pieces};
@@ -19,7 +19,7 @@ impl EngineDriver {
     }
 }
 
-impl Words for EngineDriver {
+impl AtomicPageWords for EngineDriver {
     fn is_ram(&self, page: Page) -> bool {
         page.0 < self.region.pages()
     }

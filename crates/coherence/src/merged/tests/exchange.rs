@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use super::guest::{WORDS, maps, table};
-use crate::merged::{Accessed, Batch, Hooks, Level, MergeMessage, MergeOp, Merger, VectorTime, Words};
+use crate::merged::{
+    Accessed, AtomicPageWords, Batch, Hooks, Level, MergeMessage, MergeOp, Merger, VectorTime,
+};
 use crate::{Layout, NodeId, Page};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -28,7 +30,7 @@ const MIDDLE: u32 = 5;
 const LEAF: u32 = 2;
 const CR3: Option<u64> = Some(0x4000);
 
-impl Words for Desk {
+impl AtomicPageWords for Desk {
     fn is_ram(&self, page: Page) -> bool {
         page.0 < 6
     }

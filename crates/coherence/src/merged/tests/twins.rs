@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::guest::{maps, table};
 use crate::Page;
 use crate::merged::twins::Twins;
-use crate::merged::{Accessed, Diff, Entry, Level, Words};
+use crate::merged::{Accessed, AtomicPageWords, Diff, Entry, Level};
 
 const TOP: Level = Level(4);
 
@@ -29,7 +29,7 @@ impl Small {
     }
 }
 
-impl Words for Small {
+impl AtomicPageWords for Small {
     fn is_ram(&self, page: Page) -> bool {
         page.0 < 4
     }

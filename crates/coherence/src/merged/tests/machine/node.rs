@@ -2,7 +2,7 @@
 
 use super::super::guest::WORDS;
 use super::{Packet, Payload, Task};
-use crate::merged::{Batch, Diff, Hooks, MergeMessage, Merger, VectorTime, Words};
+use crate::merged::{AtomicPageWords, Batch, Diff, Hooks, MergeMessage, Merger, VectorTime};
 use crate::{NodeId, Page, Right};
 
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
@@ -30,7 +30,7 @@ pub struct Rest {
     pub is_early: bool,
 }
 
-impl Words for Rest {
+impl AtomicPageWords for Rest {
     fn is_ram(&self, page: Page) -> bool {
         (page.0 as usize) < self.copy.len()
     }
