@@ -14,6 +14,9 @@
 //!    [`Merger::collect`], then send once [`Merger::may_send`] says so, with [`Merger::stamp`].
 //! 2. Such a message is acted on when [`Merger::is_ready`] says so.
 //! 3. A page joins only through [`Merger::propose`]; it is open to this node's CPUs from [`Hooks::open`] to [`Hooks::close`].
+//!
+//! Unlike [`crate::Engine`], which returns a list of effects, a merger calls its driver during an event: it reads and writes the
+//! guest's tables, and what it reads after [`Hooks::close`] or [`Hooks::store`] depends on these having been done.
 
 mod entry;
 mod exchange;
