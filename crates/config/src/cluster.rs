@@ -32,6 +32,9 @@ const MEMORY_MIN_BYTES: u64 = 64 << 20;
 pub struct ClusterSpec {
     /// Its cells, numbered from 0.
     pub cells: Vec<CellSpec>,
+    /// Whether cells may have CPUs in common, for tests of more cells than a host has CPUs.
+    #[serde(default)]
+    pub shared_cpus: bool,
     /// Its hosts; none when it is this one alone.
     #[serde(default)]
     pub hosts: Vec<HostSpec>,
@@ -134,6 +137,7 @@ impl ClusterSpec {
     fn on_one_host(cells: Vec<CellSpec>) -> Self {
         Self {
             cells,
+            shared_cpus: false,
             hosts: Vec::new(),
             membership: None,
         }
@@ -181,11 +185,13 @@ impl ClusterSpec {
                 ));
             }
             for cpu in cell.listed(&at)?.into_iter().flatten() {
-                if let Some(other) = taken.insert((cell.host.as_deref(), cpu), index) {
+                if let Some(other) = taken.insert((cell.host.as_deref(), cpu), index)
+                    && !self.shared_cpus
+                {
                     return Err(fault(
                         &["cells", &at, "cpus"],
                         format!("CPU {cpu} is in cell {other} already"),
-                        "give each CPU to one cell",
+                        "give each CPU to one cell; for tests, `shared_cpus = true` lets cells share CPUs",
                     ));
                 }
             }
@@ -209,11 +215,13 @@ impl ClusterSpec {
             let number = u16::try_from(index).unwrap_or(u16::MAX);
             let plan = cell.plan(number, &at, host)?;
             for cpu in &plan.cpus {
-                if let Some(other) = taken.insert(*cpu, number) {
+                if let Some(other) = taken.insert(*cpu, number)
+                    && !self.shared_cpus
+                {
                     return Err(fault(
                         &["cells", &at],
                         format!("CPU {cpu} is in cell {other} already"),
-                        "give each CPU to one cell",
+                        "give each CPU to one cell; for tests, `shared_cpus = true` lets cells share CPUs",
                     ));
                 }
             }
