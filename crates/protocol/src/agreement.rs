@@ -22,18 +22,27 @@
 //!
 //! Unlike the rest of this crate, this state machine needs links that deliver in order and once until one
 //! side is dead, as channels and connections do, and [`crate::multicast`] above them. The order of an owner's
-//! changes depends on it.
+//! changes depends on it. Votes and receipts alone may come in any order, twice, or not at all: relays gather
+//! them (Multikernel, section 5.1). Each cell counts once for a request. If the branch of a tree by which its
+//! reply comes has lost a cell, or is late, the source asks the cell again over its link
+//! ([`Message::Again`]), and the cell repeats its reply over its own. A cell that has refused a claim or voted
+//! for it says the same again; one whose vote has to wait sends it over the link later.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::{Deserialize, Serialize};
-
 use crate::CellId;
+use crate::multicast::ReplyPath;
 
+mod message;
+mod replies;
 #[cfg(any(test, feature = "stories"))]
 pub mod stories;
 #[cfg(test)]
 mod tests;
+
+pub use message::{Message, Request};
+
+use replies::Replies;
 
 /// A cell's number in the cluster. All lives of a cell share its number and its entries.
 pub type CellNumber = u16;
@@ -47,63 +56,25 @@ pub struct ClaimId {
     pub number: u64,
 }
 
-/// Message between two cells.
-#[derive(Clone, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
-pub enum Message<K, V> {
-    /// First message on every link, in both directions.
-    Hello {
-        /// The sender's entries.
-        mine: Vec<(K, V)>,
-        /// The receiver's entries, as far as the sender knows them.
-        yours: Vec<(K, V)>,
-    },
-    /// First phase of a claim: requests the receiver's vote.
-    Ask {
-        /// Number of the claim among the sender's.
-        claim: u64,
-        /// The key.
-        key: K,
-    },
-    /// Reply to [`Message::Ask`].
-    Vote {
-        /// Number of the claim, as in [`Message::Ask`].
-        claim: u64,
-        /// In a vote against the claim, the owner of the key or the preferred claimer; none in a vote for the
-        /// claim.
-        against: Option<CellNumber>,
-    },
-    /// Second phase of a claim: its outcome.
-    Settle {
-        /// Number of the claim, as in [`Message::Ask`].
-        claim: u64,
-        /// The key.
-        key: K,
-        /// The entry's value, if every cell voted for the claim.
-        value: Option<V>,
-    },
-    /// The sender has changed or removed an entry of its own.
-    Change {
-        /// Number of the change among the sender's.
-        change: u64,
-        /// The key.
-        key: K,
-        /// The new value; none if the entry was removed.
-        value: Option<V>,
-    },
-    /// Confirms that the sender has received a change.
-    Receipt {
-        /// Number of the change, as in [`Message::Change`].
-        change: u64,
-    },
-}
-
 /// Effect that the caller has to carry out.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Effect<K, V> {
     /// Send a message to a cell.
     Send(CellId, Message<K, V>),
-    /// Send a message to all linked cells.
+    /// Send a message to all linked cells. If it makes a [`Message::request`] and relays gather the replies,
+    /// [`Node::gathered`] has to follow.
     Tell(Message<K, V>),
+    /// Reply to a cell's request.
+    Reply {
+        /// The cell.
+        to: CellId,
+        /// The vote or the receipt.
+        message: Message<K, V>,
+        /// The path, as the request came with it.
+        path: Option<ReplyPath>,
+        /// Whether relays have to forward it before other replies.
+        at_once: bool,
+    },
     /// The claim of this number has won: this cell owns the entry.
     Won(u64),
     /// A claim of this cell has lost.
@@ -125,8 +96,8 @@ type Effects<K, V> = Vec<Effect<K, V>>;
 struct Claim<K, V> {
     key: K,
     value: V,
-    /// Whose vote is missing. Empty and not begun: this cell has not heard from every link.
-    waits_for: BTreeSet<CellId>,
+    /// The votes that are missing. Complete and not begun: this cell has not heard from every link.
+    votes: Replies,
     begun: bool,
     /// To whom it is lost, when it is. It is settled once all votes are there, so that none comes later.
     lost_to: Option<CellNumber>,
@@ -146,10 +117,12 @@ pub struct Node<K, V> {
     claim_next: u64,
     /// Claims of others that this cell has voted for, and has not heard the outcome of.
     promised: BTreeMap<K, ClaimId>,
-    /// Claims of others that wait for this cell's vote.
-    deferred: BTreeMap<ClaimId, K>,
-    /// Changes that not all have heard of.
-    unheard: BTreeMap<u64, BTreeSet<CellId>>,
+    /// Claims of others that wait for this cell's vote, and the path of the vote.
+    deferred: BTreeMap<ClaimId, (K, Option<ReplyPath>)>,
+    /// Votes on claims of others that are not settled: none, or whom a vote against a claim names.
+    votes: BTreeMap<ClaimId, Option<CellNumber>>,
+    /// Changes that not all have heard of, and the receipts that are missing.
+    unheard: BTreeMap<u64, Replies>,
     change_next: u64,
 }
 
@@ -165,6 +138,7 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
             claim_next: 0,
             promised: BTreeMap::new(),
             deferred: BTreeMap::new(),
+            votes: BTreeMap::new(),
             unheard: BTreeMap::new(),
             change_next: 0,
         }
@@ -229,11 +203,8 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
     pub fn awaited(&self) -> BTreeSet<CellId> {
         let silent = self.links.iter().filter(|(_, said_hello)| !**said_hello);
         let silent = silent.map(|(cell, _)| *cell);
-        let votes = self
-            .claims
-            .values()
-            .flat_map(|claim| claim.waits_for.iter().copied());
-        let receipts = self.unheard.values().flatten().copied();
+        let votes = self.claims.values().flat_map(|claim| claim.votes.missing());
+        let receipts = self.unheard.values().flat_map(Replies::missing);
         silent.chain(votes).chain(receipts).collect()
     }
 
@@ -249,7 +220,7 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
         // It votes on what is under way, too.
         for (number, claim) in &mut self.claims {
             if claim.begun {
-                claim.waits_for.insert(cell);
+                claim.votes.add(cell);
                 let (claim, key) = (*number, claim.key.clone());
                 effects.push(Effect::Send(cell, Message::Ask { claim, key }));
             }
@@ -265,18 +236,55 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
         }
         // It keeps the votes that it has: it may have won by them, and be cut off.
         self.deferred.retain(|claim, _| claim.cell != cell);
-        for claim in self.claims.values_mut() {
-            claim.waits_for.remove(&cell);
+        self.votes.retain(|claim, _| claim.cell != cell);
+        let mut again = Vec::new();
+        for (number, claim) in &mut self.claims {
+            let lost = claim.votes.dead(cell).into_iter();
+            again.extend(lost.map(|to| (to, Request::Claim(*number))));
             let promised = self.promised.get(&claim.key);
             if promised.is_some_and(|promised| promised.cell == cell) {
                 claim.lost_to = claim.lost_to.or(Some(cell.number));
             }
         }
-        for waits_for in self.unheard.values_mut() {
-            waits_for.remove(&cell);
+        for (change, receipts) in &mut self.unheard {
+            let lost = receipts.dead(cell).into_iter();
+            again.extend(lost.map(|to| (to, Request::Change(*change))));
         }
+        effects.extend(again.into_iter().map(ask_again));
         self.go_on(&mut effects);
         effects
+    }
+
+    /// Records that relays gather the replies to a request: each cell below one with the first cell of its branch
+    /// of the tree.
+    pub fn gathered(&mut self, request: Request, branches: BTreeMap<CellId, CellId>) {
+        let replies = match request {
+            Request::Claim(claim) => self.claims.get_mut(&claim).map(|claim| &mut claim.votes),
+            Request::Change(change) => self.unheard.get_mut(&change),
+        };
+        if let Some(replies) = replies {
+            replies.gathered(branches);
+        }
+    }
+
+    /// Whether [`Self::tick`] must be called.
+    pub fn needs_tick(&self) -> bool {
+        let votes = self.claims.values().any(|claim| claim.votes.needs_tick());
+        votes || self.unheard.values().any(Replies::needs_tick)
+    }
+
+    /// Advances time by one tick, as long as those of [`crate::multicast`].
+    pub fn tick(&mut self) -> Effects<K, V> {
+        let mut again = Vec::new();
+        for (number, claim) in &mut self.claims {
+            let late = claim.votes.tick().into_iter();
+            again.extend(late.map(|to| (to, Request::Claim(*number))));
+        }
+        for (change, receipts) in &mut self.unheard {
+            let late = receipts.tick().into_iter();
+            again.extend(late.map(|to| (to, Request::Change(*change))));
+        }
+        again.into_iter().map(ask_again).collect()
     }
 
     /// Drops the entries of a dead cell for whose keys `drop` is true, and the votes for the dead cell's
@@ -301,7 +309,7 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
         let claim = Claim {
             key,
             value,
-            waits_for: BTreeSet::new(),
+            votes: Replies::default(),
             begun: false,
             lost_to: None,
         };
@@ -323,7 +331,7 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
     fn tell(&mut self, key: &K, value: Option<V>) -> (u64, Effects<K, V>) {
         let change = self.change_next;
         self.change_next += 1;
-        self.unheard.insert(change, self.links.keys().copied().collect());
+        self.unheard.insert(change, Replies::of(self.links()));
         let message = Message::Change {
             change,
             key: key.clone(),
@@ -334,8 +342,8 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
         (change, effects)
     }
 
-    /// Handles a message. A message from a cell without a link is ignored.
-    pub fn take(&mut self, from: CellId, message: Message<K, V>) -> Effects<K, V> {
+    /// Handles a message, which came with the path for a reply. A message from a cell without a link is ignored.
+    pub fn take(&mut self, from: CellId, message: Message<K, V>, path: Option<ReplyPath>) -> Effects<K, V> {
         let mut effects = Vec::new();
         if !self.links.contains_key(&from) {
             return effects;
@@ -350,11 +358,11 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
             }
             Message::Ask { claim, key } => {
                 let number = claim;
-                self.deferred.insert(ClaimId { cell: from, number }, key);
+                self.deferred.insert(ClaimId { cell: from, number }, (key, path));
             }
             Message::Vote { claim, against } => {
                 if let Some(claim) = self.claims.get_mut(&claim)
-                    && claim.waits_for.remove(&from)
+                    && claim.votes.come(from)
                 {
                     claim.lost_to = claim.lost_to.or(against);
                 }
@@ -365,6 +373,7 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
                     number: claim,
                 };
                 self.deferred.remove(&claim);
+                self.votes.remove(&claim);
                 if self.promised.get(&key) == Some(&claim) {
                     self.promised.remove(&key);
                 }
@@ -373,13 +382,31 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
                 }
             }
             Message::Change { change, key, value } => {
-                effects.push(Effect::Send(from, Message::Receipt { change }));
+                effects.push(Effect::Reply {
+                    to: from,
+                    message: Message::Receipt { change },
+                    path,
+                    at_once: false,
+                });
                 self.put(from.number, &key, value);
             }
             Message::Receipt { change } => {
-                if let Some(waits_for) = self.unheard.get_mut(&change) {
-                    waits_for.remove(&from);
+                if let Some(receipts) = self.unheard.get_mut(&change) {
+                    receipts.come(from);
                 }
+            }
+            // The request has come before this message.
+            Message::Again(Request::Claim(number)) => {
+                let asked = ClaimId { cell: from, number };
+                if let Some(against) = self.votes.get(&asked) {
+                    let (claim, against) = (number, *against);
+                    effects.push(Effect::Send(from, Message::Vote { claim, against }));
+                } else if let Some((_, path)) = self.deferred.get_mut(&asked) {
+                    *path = None;
+                }
+            }
+            Message::Again(Request::Change(change)) => {
+                effects.push(Effect::Send(from, Message::Receipt { change }));
             }
         }
         self.go_on(&mut effects);
@@ -425,7 +452,10 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
 
     /// Does what can be done now: begins claims, votes, settles claims, tells what all have heard.
     fn go_on(&mut self, effects: &mut Effects<K, V>) {
-        let heard = self.unheard.iter().filter(|(_, waits_for)| waits_for.is_empty());
+        let heard = self
+            .unheard
+            .iter()
+            .filter(|(_, receipts)| receipts.are_complete());
         for change in heard.map(|(change, _)| *change).collect::<Vec<_>>() {
             self.unheard.remove(&change);
             effects.push(Effect::Heard(change));
@@ -449,7 +479,7 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
             if claim.lost_to.is_some() {
                 continue;
             }
-            claim.waits_for = self.links.keys().copied().collect();
+            claim.votes = Replies::of(self.links.keys().copied());
             let (claim, key) = (*number, claim.key.clone());
             effects.push(Effect::Tell(Message::Ask { claim, key }));
         }
@@ -458,7 +488,7 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
 
     fn vote(&mut self, effects: &mut Effects<K, V>) {
         // In the order of claims, so that of two that wait here the first one gets the vote.
-        for (asked, key) in self.deferred.clone() {
+        for (asked, (key, path)) in self.deferred.clone() {
             let against = if let Some(owner) = self.owner(&key) {
                 Some(owner)
             } else if let Some(promised) = self.promised.get(&key) {
@@ -476,13 +506,19 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
             if against.is_none() {
                 self.promised.insert(key, asked);
             }
+            self.votes.insert(asked, against);
             let claim = asked.number;
-            effects.push(Effect::Send(asked.cell, Message::Vote { claim, against }));
+            effects.push(Effect::Reply {
+                to: asked.cell,
+                message: Message::Vote { claim, against },
+                path,
+                at_once: against.is_some(),
+            });
         }
     }
 
     fn settle(&mut self, effects: &mut Effects<K, V>) {
-        let is_decided = |claim: &Claim<K, V>| claim.begun && claim.waits_for.is_empty();
+        let is_decided = |claim: &Claim<K, V>| claim.begun && claim.votes.are_complete();
         let decided = self.claims.iter().filter(|(_, claim)| is_decided(claim));
         for number in decided.map(|(number, _)| *number).collect::<Vec<_>>() {
             let Some(Claim {
@@ -508,4 +544,8 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
             }
         }
     }
+}
+
+fn ask_again<K, V>((to, request): (CellId, Request)) -> Effect<K, V> {
+    Effect::Send(to, Message::Again(request))
 }

@@ -26,106 +26,57 @@
 //!    holds back fewer messages than that. It drops only messages beyond that from relays, whose source still
 //!    keeps them.
 //!
+//! A message may ask for replies, as a request for votes does. [`Multicast::reply`] sends a reply back by the
+//! relay that brought the message, which [gathers](gather) those of the cells below it and sends one packet up
+//! (Multikernel, section 5.1, Figure 6). Replies are outside the guarantee above: one may be lost with a relay,
+//! and one may arrive before earlier messages of its cell. So the layer above counts replies by cell, and asks
+//! the cells below a relay again, over their links, when the relay dies or is late. A packet of replies confirms
+//! messages as any other does.
+//!
 //! A tree contains only cells that have sent something since they were linked: they have the link too, and
 //! will know the source. A cell that was late, or that relayed to one, is in no tree until it sends
 //! something.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-
-use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::CellId;
 
+mod gather;
+mod packet;
+mod peer;
 #[cfg(test)]
 mod tests;
+
+pub use gather::ReplyPath;
+pub use packet::{Gathered, Hop, Packet};
+
+use gather::{Batch, Gatherings};
+use peer::{Kept, Peer};
 
 /// Numbers from the first message that is not confirmed to the next one, at most.
 const WINDOW: u64 = 64;
 /// What is not confirmed after so many ticks is late: after two the receiver's own tick has been, too.
-const LATE_TICKS: u8 = 3;
-
-/// A cell in a tree. A tree is a list with each cell before the cells below it.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
-pub struct Hop {
-    /// The cell.
-    pub cell: CellId,
-    /// Number of the next list entries that are below this cell.
-    pub below: u16,
-}
-
-/// Packet on a link.
-#[derive(Clone, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
-pub enum Packet<M> {
-    /// A message over the source's own link to the receiver.
-    Direct {
-        /// Sequence number of the message, for this source and this receiver.
-        number: u64,
-        /// Whether this is the first message over this link.
-        begins: bool,
-        /// The sender has received all messages of the receiver below this number.
-        heard: u64,
-        /// The message.
-        body: M,
-    },
-    /// A message that a source or a relay forwards along a tree.
-    Relayed {
-        /// The source of the message.
-        source: CellId,
-        /// Sequence number, as in [`Packet::Direct`].
-        number: u64,
-        /// The tree below the receiver, with the sequence number for each cell.
-        below: Vec<(Hop, u64)>,
-        /// The message.
-        body: M,
-    },
-    /// A confirmation as in [`Packet::Direct`], without a message.
-    Heard {
-        /// The sender has received all messages of the receiver below this number.
-        heard: u64,
-    },
-    /// A relay reports that the receiver's message did not reach these cells, for lack of a link.
-    Unreached {
-        /// The cells, in no order.
-        cells: Vec<CellId>,
-    },
-}
+pub(crate) const LATE_TICKS: u8 = 3;
 
 /// Effect that the caller has to carry out.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Effect<M> {
     /// Send a packet over the link to a cell.
     Send(CellId, Packet<M>),
-    /// Deliver a message of this cell.
-    Deliver(CellId, M),
+    /// Deliver a message of this cell; with the path of a reply, if it came by a relay that gathers replies.
+    Deliver(CellId, M, Option<ReplyPath>),
 }
 
 type Effects<M> = Vec<Effect<M>>;
 
-/// A message that was sent by a relay.
-#[derive(Clone, Debug, Eq, Hash, PartialEq)]
-struct Kept<M> {
-    number: u64,
-    relay: CellId,
-    /// Since then.
-    ticks: u8,
-    body: M,
-}
-
-#[derive(Clone, Debug, Eq, Hash, PartialEq)]
-struct Peer<M> {
-    /// To it: the next number.
-    next: u64,
-    /// Something was sent over the link.
-    begun: bool,
-    /// In order; not confirmed.
-    kept: VecDeque<Kept<M>>,
-    /// It has said something since the link was made, and since it was last late.
-    prompt: bool,
-    /// From it: the number that comes next, once it has begun.
-    expected: Option<u64>,
-    early: BTreeMap<u64, M>,
-    /// It keeps something for this cell until it hears of it.
-    is_owed: bool,
+/// What [`Multicast::tell`] does.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Told<M> {
+    /// Effects that the caller has to carry out.
+    pub effects: Vec<Effect<M>>,
+    /// The cells whose replies relays gather, each with the first cell of its branch. Without that cell, or if it
+    /// is late, the reply may be lost.
+    pub gathered: BTreeMap<CellId, CellId>,
 }
 
 /// The multicast state of one cell.
@@ -136,30 +87,25 @@ pub struct Multicast<M> {
     peers: BTreeMap<CellId, Peer<M>>,
     /// Lowest number above all that were ever used.
     unused: u64,
+    /// Replies to messages that this cell has forwarded.
+    gatherings: Gatherings<M>,
 }
 
-impl<M: Clone> Multicast<M> {
+impl<M: Clone + PartialEq> Multicast<M> {
     /// Returns a cell without links.
     pub fn new(me: CellId) -> Self {
         Self {
             me,
             peers: BTreeMap::new(),
             unused: 0,
+            gatherings: Gatherings::new(),
         }
     }
 
     /// Adds a link to a cell. Nothing comes over an earlier link to that cell any more.
-    pub fn link(&mut self, cell: CellId) {
-        let peer = Peer {
-            next: self.unused,
-            begun: false,
-            kept: VecDeque::new(),
-            prompt: false,
-            expected: None,
-            early: BTreeMap::new(),
-            is_owed: false,
-        };
-        self.peers.insert(cell, peer);
+    /// `gathers` says whether the cell knows packets of replies.
+    pub fn link(&mut self, cell: CellId, gathers: bool) {
+        self.peers.insert(cell, Peer::new(self.unused, gathers));
     }
 
     /// Removes the link to a dead cell. Unconfirmed messages to all others are sent over the links.
@@ -170,6 +116,7 @@ impl<M: Clone> Multicast<M> {
             let cells: Vec<CellId> = self.peers.keys().copied().collect();
             self.send_kept(cells, &mut effects);
         }
+        effects.extend(self.gatherings.dead(cell).into_iter().map(upward));
         effects
     }
 
@@ -187,9 +134,12 @@ impl<M: Clone> Multicast<M> {
     }
 
     /// Sends a message to all linked cells along a tree. Cells that the tree leaves out get the message over
-    /// their links. So do all cells if the tree has a cell that is not [fit](Self::fit), or a cell twice.
-    pub fn tell(&mut self, body: &M, tree: &[Hop]) -> Effects<M> {
+    /// their links. So do all cells if the tree has a cell that is not [fit](Self::fit), or a cell twice. If
+    /// `gathers`, the message asks for replies, and relays gather them if all linked cells know how.
+    pub fn tell(&mut self, body: &M, tree: &[Hop], gathers: bool) -> Told<M> {
         let mut effects = Vec::new();
+        let mut gathered = BTreeMap::new();
+        let gathers = gathers && self.peers.values().all(|peer| peer.gathers);
         let fit: BTreeSet<CellId> = self.fit().collect();
         let cells: BTreeSet<CellId> = tree.iter().map(|hop| hop.cell).collect();
         let is_sound = cells.len() == tree.len() && cells.is_subset(&fit);
@@ -202,8 +152,10 @@ impl<M: Clone> Multicast<M> {
                 continue;
             }
             let mut numbered = Vec::new();
+            gathered.insert(first.cell, first.cell);
             for hop in below {
                 rest.remove(&hop.cell);
+                gathered.insert(hop.cell, first.cell);
                 numbered.push((*hop, self.keep(hop.cell, first.cell, body, &mut effects)));
             }
             // It goes over the link itself, so it can't be lost.
@@ -211,12 +163,51 @@ impl<M: Clone> Multicast<M> {
                 source: self.me,
                 number: self.number(first.cell, &mut effects),
                 below: numbered,
+                gathers,
                 body: body.clone(),
             };
             effects.push(Effect::Send(first.cell, packet));
         }
         for cell in rest {
             self.send_directly(cell, body.clone(), &mut effects);
+        }
+        if !gathers {
+            gathered.clear();
+        }
+        Told { effects, gathered }
+    }
+
+    /// Replies to a message of a cell, by the path that the message came with. A reply that is `at_once` waits
+    /// for no other. Without a link to the cell nothing happens.
+    pub fn reply(&mut self, to: CellId, path: Option<ReplyPath>, at_once: bool, body: M) -> Effects<M> {
+        let mut effects = Vec::new();
+        let Some(peer) = self.peers.get_mut(&to) else {
+            return effects;
+        };
+        let Some(ReplyPath { relay, number }) = path else {
+            self.send_directly(to, body, &mut effects);
+            return effects;
+        };
+        let cells = vec![(self.me, peer.heard())];
+        let batch = |body: M| Batch {
+            replies: vec![Gathered { body, cells }],
+            at_once,
+            last: true,
+        };
+        if relay == self.me {
+            match self.gatherings.own(to, number, batch(body.clone())) {
+                Ok(up) => effects.extend(up.map(upward)),
+                Err(_) => self.send_directly(to, body, &mut effects),
+            }
+        } else if self.peers.contains_key(&relay) {
+            let packet = batch(body).packet(to, number);
+            effects.push(Effect::Send(relay, packet));
+        } else {
+            self.send_directly(to, body, &mut effects);
+            return effects;
+        }
+        if let Some(peer) = self.peers.get_mut(&to) {
+            peer.is_owed = false;
         }
         effects
     }
@@ -242,20 +233,42 @@ impl<M: Clone> Multicast<M> {
                 }
                 // Otherwise it is from an earlier link.
                 if peer.expected.is_some() {
-                    peer.take(from, number, body, &mut effects);
+                    peer.take(from, number, body, None, &mut effects);
                 }
             }
             Packet::Relayed {
                 source,
                 number,
                 below,
+                gathers,
                 body,
             } => {
-                self.pass_on(source, below, &body, &mut effects);
+                let children = self.pass_on(source, below, gathers, &body, &mut effects);
+                let is_relay = !children.is_empty();
                 if let Some(peer) = self.peers.get_mut(&source) {
                     peer.is_owed |= from != source;
-                    peer.take(source, number, body, &mut effects);
+                    let relay = if is_relay { self.me } else { from };
+                    let path = (gathers && relay != source).then_some(ReplyPath { relay, number });
+                    let is_new = peer.take(source, number, body, path, &mut effects);
+                    if gathers && is_relay {
+                        let room = self.gatherings.begin(source, number, from, is_new, children);
+                        effects.extend(room.map(upward));
+                    }
                 }
+            }
+            Packet::Replies {
+                source,
+                number,
+                replies,
+                at_once,
+                last,
+            } => {
+                let batch = Batch {
+                    replies,
+                    at_once,
+                    last,
+                };
+                self.take_replies(from, source, number, batch, &mut effects);
             }
             Packet::Heard { heard } => peer.confirmed(heard),
             Packet::Unreached { cells } => self.send_kept(cells, &mut effects),
@@ -266,9 +279,19 @@ impl<M: Clone> Multicast<M> {
     /// Handles a packet of this cell that could not be sent, since the link is gone.
     pub fn unsent(&mut self, to: CellId, packet: Packet<M>) -> Effects<M> {
         let mut effects = Vec::new();
-        if let Packet::Relayed { source, below, .. } = packet {
-            let below = below.into_iter().map(|(hop, _)| hop.cell);
-            self.unreached(source, [to].into_iter().chain(below).collect(), &mut effects);
+        match packet {
+            Packet::Relayed { source, below, .. } => {
+                let below = below.into_iter().map(|(hop, _)| hop.cell);
+                self.unreached(source, [to].into_iter().chain(below).collect(), &mut effects);
+            }
+            // The source takes them from any cell.
+            Packet::Replies { source, .. } if source != to && self.peers.contains_key(&source) => {
+                effects.push(Effect::Send(source, packet));
+            }
+            Packet::Replies { .. }
+            | Packet::Direct { .. }
+            | Packet::Heard { .. }
+            | Packet::Unreached { .. } => {}
         }
         effects
     }
@@ -276,7 +299,7 @@ impl<M: Clone> Multicast<M> {
     /// Whether [`Self::tick`] must be called.
     pub fn needs_tick(&self) -> bool {
         let mut peers = self.peers.values();
-        peers.any(|peer| peer.is_owed || !peer.kept.is_empty())
+        !self.gatherings.is_empty() || peers.any(|peer| peer.is_owed || !peer.kept.is_empty())
     }
 
     /// Advances time by one tick. A tick is about equally long in all cells, and much longer than a message
@@ -303,6 +326,7 @@ impl<M: Clone> Multicast<M> {
             }
         }
         self.send_kept(late, &mut effects);
+        effects.extend(self.gatherings.tick().into_iter().map(upward));
         effects
     }
 
@@ -356,7 +380,46 @@ impl<M: Clone> Multicast<M> {
         }
     }
 
-    fn pass_on(&mut self, source: CellId, below: Vec<(Hop, u64)>, body: &M, effects: &mut Effects<M>) {
+    /// Replies come to their source, or to a relay on their way.
+    fn take_replies(
+        &mut self,
+        from: CellId,
+        source: CellId,
+        number: u64,
+        batch: Batch<M>,
+        effects: &mut Effects<M>,
+    ) {
+        if source == self.me {
+            for Gathered { body, cells } in batch.replies {
+                for (cell, heard) in cells {
+                    if let Some(peer) = self.peers.get_mut(&cell) {
+                        peer.confirmed(heard);
+                        effects.push(Effect::Deliver(cell, body.clone(), None));
+                    }
+                }
+            }
+            return;
+        }
+        match self.gatherings.of_child(source, from, number, batch) {
+            Ok(up) => effects.extend(up.map(upward)),
+            // They come after the gathering's end.
+            Err(batch) if self.peers.contains_key(&source) && !batch.replies.is_empty() => {
+                effects.push(Effect::Send(source, batch.packet(source, number)));
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// Forwards a message to the cells below. Returns those next to this one, with their numbers.
+    fn pass_on(
+        &mut self,
+        source: CellId,
+        below: Vec<(Hop, u64)>,
+        gathers: bool,
+        body: &M,
+        effects: &mut Effects<M>,
+    ) -> BTreeMap<CellId, u64> {
+        let mut children = BTreeMap::new();
         let mut unreached = Vec::new();
         for (first, rest) in branches(&below, |(hop, _)| hop) {
             if !self.peers.contains_key(&first.0.cell) {
@@ -368,13 +431,16 @@ impl<M: Clone> Multicast<M> {
                 source,
                 number: first.1,
                 below: rest.to_vec(),
+                gathers,
                 body: body.clone(),
             };
+            children.insert(first.0.cell, first.1);
             effects.push(Effect::Send(first.0.cell, packet));
         }
         if !unreached.is_empty() {
             self.unreached(source, unreached, effects);
         }
+        children
     }
 
     fn unreached(&mut self, source: CellId, cells: Vec<CellId>, effects: &mut Effects<M>) {
@@ -386,45 +452,8 @@ impl<M: Clone> Multicast<M> {
     }
 }
 
-impl<M> Peer<M> {
-    fn heard(&self) -> u64 {
-        self.expected.unwrap_or(0)
-    }
-
-    fn packet(&mut self, number: u64, body: M) -> Packet<M> {
-        let begins = !self.begun;
-        self.begun = true;
-        self.is_owed = false;
-        Packet::Direct {
-            number,
-            begins,
-            heard: self.heard(),
-            body,
-        }
-    }
-
-    fn confirmed(&mut self, heard: u64) {
-        while self.kept.front().is_some_and(|kept| kept.number < heard) {
-            self.kept.pop_front();
-        }
-    }
-
-    fn take(&mut self, from: CellId, number: u64, body: M, effects: &mut Effects<M>) {
-        match &mut self.expected {
-            Some(expected) if number < *expected => {}
-            Some(expected) if number == *expected => {
-                effects.push(Effect::Deliver(from, body));
-                *expected += 1;
-                while let Some(body) = self.early.remove(expected) {
-                    effects.push(Effect::Deliver(from, body));
-                    *expected += 1;
-                }
-            }
-            _ if (self.early.len() as u64) < WINDOW => _ = self.early.insert(number, body),
-            // Its source has it yet.
-            _ => {}
-        }
-    }
+fn upward<M>((to, packet): (CellId, Packet<M>)) -> Effect<M> {
+    Effect::Send(to, packet)
 }
 
 /// The first cells of a tree, each with what is below it.

@@ -25,8 +25,8 @@ fn table(mut bytes: &[u8]) {
         memory_bytes: MEMORY_BYTES,
     };
     let mut state = State::new(cell(0), 1, plan, None, []);
-    state.linked(cell(1));
-    state.linked(cell(2));
+    state.linked(cell(1), true);
+    state.linked(cell(2), true);
     state.met();
     while let [from, length, rest @ ..] = bytes {
         let (message, after) = rest.split_at(usize::from(*length).min(rest.len()));

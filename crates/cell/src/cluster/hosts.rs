@@ -22,7 +22,7 @@ use urpc::version::Versions;
 use super::callers::{Callers, HANDSHAKE_LIMIT, Unproven};
 use super::link::encoding::{decode, encode};
 use super::link::shared::{Place, SharedMemory};
-use super::link::{Answer, Calling, Link, PATIENCE, VERSIONS, stream};
+use super::link::{self, Answer, Calling, Link, PATIENCE, VERSIONS, stream};
 
 #[cfg(test)]
 mod tests;
@@ -134,9 +134,10 @@ impl Hosts {
             let reply: Reply = decode(&bytes)?;
             match reply.answer.peer().map_err(io::Error::other)? {
                 None => Ok(None),
-                Some(peer) if peer.number == cell => self
-                    .link(peer, stream, place.filter(|_| reply.is_shared))
-                    .map(Some),
+                Some((peer, version)) if peer.number == cell => {
+                    let link = self.link(peer, stream, place.filter(|_| reply.is_shared))?;
+                    Ok(Some(link.speaking(version)))
+                }
                 Some(_) => Err(io::ErrorKind::InvalidData.into()),
             }
         })
@@ -229,7 +230,9 @@ impl Hosts {
                 let memory = self.memory.as_ref().zip(number);
                 let place = memory.and_then(|(memory, number)| memory.accept(me.number, cell.number, number));
                 reply(&mut stream, answer, place.is_some())?;
-                self.link(cell, stream, place).map(Some)
+                let version = link::agree(versions, cell).map_err(io::Error::other)?;
+                let link = self.link(cell, stream, place)?;
+                Ok(Some(link.speaking(version)))
             }
             Wish::Link { .. } => Err(io::ErrorKind::PermissionDenied.into()),
             Wish::Command => {

@@ -31,7 +31,12 @@ pub const MESSAGE_BYTES_MAX: usize = 2 << 20;
 pub const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The versions of the cells' protocol that this program speaks: [`CellMessage`], and the calls by which a link begins.
-pub const VERSIONS: Versions = Versions::up_to(1);
+///
+/// From version [`GATHERS_REPLIES`] on relays of multicast trees gather replies.
+pub const VERSIONS: Versions = Versions::up_to(2);
+/// The first version with [`protocol::multicast::Packet::Replies`] and [`protocol::agreement::Message::Again`]. While a cell has a
+/// link of an older version, its trees gather nothing.
+pub const GATHERS_REPLIES: u16 = 2;
 
 /// Compares the versions of the cell `peer` with those of this one.
 ///
@@ -68,15 +73,15 @@ pub enum Answer {
 }
 
 impl Answer {
-    /// The cell that a link is made to; none if it calls this one.
+    /// The cell that a link is made to, and the version that the two speak; none if the cell calls this one.
     ///
     /// # Errors
     /// [`Unlike`] if the two cells have no version in common.
-    pub fn peer(self) -> Result<Option<CellId>, Unlike> {
+    pub fn peer(self) -> Result<Option<(CellId, u16)>, Unlike> {
         match self {
             Self::Crossed => Ok(None),
             Self::Welcome { cell, versions } | Self::Unlike { cell, versions } => {
-                agree(versions, cell).map(|_| Some(cell))
+                agree(versions, cell).map(|version| Some((cell, version)))
             }
         }
     }
@@ -123,6 +128,8 @@ impl fmt::Display for Way {
 pub struct Link {
     /// Who is at the other end.
     pub peer: CellId,
+    /// The version of the cells' protocol that both speak.
+    pub version: u16,
     /// How it is reached.
     pub way: Way,
     /// To it.
@@ -148,10 +155,17 @@ impl Link {
     ) -> Self {
         Self {
             peer,
+            version: VERSIONS.oldest,
             way,
             sending: Sending(Box::new(sending)),
             receiving: Receiving(Box::new(receiving)),
         }
+    }
+
+    /// The same link, whose ends speak this version.
+    #[must_use]
+    pub fn speaking(self, version: u16) -> Self {
+        Self { version, ..self }
     }
 }
 

@@ -31,7 +31,7 @@ use super::contacts::{Contacts, Parted, Verdict};
 use super::hosts::Hosts;
 use super::limits::{HELLO_LIMIT, LOOK_AFTER, ORPHANS_LIMIT, TICK, WORD_LIMIT};
 use super::link::local::Calls;
-use super::link::{Calling, Link, Sending};
+use super::link::{Calling, GATHERS_REPLIES, Link, Sending};
 use super::membership::{Membership, News};
 use super::protocols::protocols;
 use super::routes::Ways;
@@ -309,6 +309,7 @@ impl Cell {
             return Vec::new();
         }
         let Link {
+            version,
             way,
             sending,
             receiving,
@@ -330,7 +331,7 @@ impl Cell {
         let _ = later(HELLO_LIMIT, Event::HelloDue(peer), &self.events);
         // It may know of VMs here that nobody has.
         let _ = later(ORPHANS_LIMIT, Event::OrphansLate, &self.events);
-        self.state.linked(peer)
+        self.state.linked(peer, version >= GATHERS_REPLIES)
     }
 
     fn dead(&mut self, cell: CellId) -> Vec<Act> {

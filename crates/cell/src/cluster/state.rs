@@ -10,7 +10,7 @@ use config::cluster::CellPlan;
 use protocol::CellId;
 use protocol::agreement::{Effect, Message, Node};
 use protocol::grant::{self, Amounts, Ledger};
-use protocol::multicast::{self, Multicast, Packet};
+use protocol::multicast::{self, Multicast, Packet, ReplyPath};
 use registry::cluster::interface::{Answer, Ask, Host, Part, Running, VmShare};
 use serde::{Deserialize, Serialize};
 
@@ -233,15 +233,15 @@ impl State {
         acts
     }
 
-    /// There is a link to a cell. An earlier life of it is dead.
-    pub fn linked(&mut self, cell: CellId) -> Vec<Act> {
+    /// There is a link to a cell. An earlier life of it is dead. `gathers` says whether the cell knows packets of replies.
+    pub fn linked(&mut self, cell: CellId, gathers: bool) -> Vec<Act> {
         let earlier: Vec<CellId> = self
             .node
             .links()
             .filter(|known| known.number == cell.number)
             .collect();
         // First the new one, whose word counts, before what waited for the old one goes on.
-        self.multicast.link(cell);
+        self.multicast.link(cell, gathers);
         let effects = self.node.link(cell);
         let mut acts = self.acts(effects);
         for dead in earlier {
@@ -271,7 +271,13 @@ impl State {
         for effect in self.multicast.take(from, message) {
             match effect {
                 multicast::Effect::Send(to, packet) => acts.push(Act::Send(to, packet)),
-                multicast::Effect::Deliver(source, message) => acts.extend(self.told(source, message)),
+                multicast::Effect::Deliver(source, message, path) => {
+                    // A relay brings what another cell has sent, which that cell lived to do.
+                    if source != from {
+                        *self.words.entry(source).or_default() += 1;
+                    }
+                    acts.extend(self.told(source, message, path));
+                }
             }
         }
         acts
@@ -284,19 +290,22 @@ impl State {
 
     /// Whether there must be a tick, [`super::limits::TICK`] from now.
     pub fn needs_tick(&self) -> bool {
-        self.multicast.needs_tick()
+        self.multicast.needs_tick() || self.node.needs_tick()
     }
 
     /// That time has passed.
     pub fn tick(&mut self) -> Vec<Act> {
-        posted(self.multicast.tick()).collect()
+        let mut acts: Vec<Act> = posted(self.multicast.tick()).collect();
+        let effects = self.node.tick();
+        acts.extend(self.acts(effects));
+        acts
     }
 
     /// A cell has said something, by whichever way.
-    fn told(&mut self, from: CellId, said: Said) -> Vec<Act> {
+    fn told(&mut self, from: CellId, said: Said, path: Option<ReplyPath>) -> Vec<Act> {
         let mut acts = match said {
             Said::Table(message) => {
-                let effects = self.node.take(from, message);
+                let effects = self.node.take(from, message, path);
                 self.acts(effects)
             }
             Said::Grant(message) => {
@@ -429,13 +438,20 @@ impl State {
         posted(self.multicast.send(to, said))
     }
 
-    /// Sends to all cells, along the tree that is best for those that can be in one.
-    fn tell(&mut self, said: &Said) -> impl Iterator<Item = Act> + use<> {
+    /// Sends to all cells, along the tree that is best for those that can be in one. Its relays gather the replies.
+    fn tell(&mut self, message: Message<Key, Value>) -> impl Iterator<Item = Act> + use<> {
         let fit: Vec<CellId> = self.multicast.fit().collect();
         if fit != self.route.cells() {
             self.route.lead(self.me.number, fit);
         }
-        posted(self.multicast.tell(said, self.route.hops()))
+        let request = message.request();
+        let told = self
+            .multicast
+            .tell(&Said::Table(message), self.route.hops(), request.is_some());
+        if let Some(request) = request {
+            self.node.gathered(request, told.gathered);
+        }
+        posted(told.effects)
     }
 
     /// What the table's effects mean for clients.
@@ -444,7 +460,16 @@ impl State {
         for effect in effects {
             match effect {
                 Effect::Send(to, message) => acts.extend(self.say(to, Said::Table(message))),
-                Effect::Tell(message) => acts.extend(self.tell(&Said::Table(message))),
+                Effect::Tell(message) => acts.extend(self.tell(message)),
+                Effect::Reply {
+                    to,
+                    message,
+                    path,
+                    at_once,
+                } => {
+                    let said = Said::Table(message);
+                    acts.extend(posted(self.multicast.reply(to, path, at_once, said)));
+                }
                 Effect::Won(claim) => match self.claims.remove(&claim) {
                     Some((Some(client), name, _)) => {
                         acts.push(Act::Answer(client, Answer::Hosted(self.place(&name))));

@@ -1,6 +1,7 @@
 //! Every order of what a few cells do, by model checking, and long stories by chance.
 
 mod every_order;
+mod relays;
 
 use super::{CellId, Effect, Message, Node};
 
@@ -15,10 +16,10 @@ fn names_of_a_dead_cell_are_free_once_they_are_forgotten() {
     node.find('b', 2, 8);
     node.link(id(1));
     let (mine, yours) = ([('a', 7), ('c', 9)].into(), [].into());
-    node.take(id(1), Message::Hello { mine, yours });
+    node.take(id(1), Message::Hello { mine, yours }, None);
     // It has a vote for one more, and dies before it tells what came of it.
-    let voted = node.take(id(1), Message::Ask { claim: 1, key: 'd' });
-    assert!(matches!(voted[..], [Effect::Send(..)]), "{voted:?}");
+    let voted = node.take(id(1), Message::Ask { claim: 1, key: 'd' }, None);
+    assert!(matches!(voted[..], [Effect::Reply { .. }]), "{voted:?}");
     node.dead(id(1));
     for (key, taken) in [('a', true), ('b', true), ('c', true), ('d', true), ('e', false)] {
         let (_, effects) = node.claim(key, 0);

@@ -236,7 +236,7 @@ impl World {
             Input::Linked(peer) if process.contacts.is_outlived(peer) => return self.close(cell, peer),
             Input::Linked(peer) => {
                 process.contacts.linked(peer, ());
-                let acts = process.state.linked(peer);
+                let acts = process.state.linked(peer, true);
                 self.to(cell, self.now + nanos(HELLO_LIMIT), Input::HelloDue(peer));
                 self.to(cell, self.now + nanos(ORPHANS_LIMIT), Input::Orphans);
                 acts

@@ -16,7 +16,7 @@ use urpc::host::{Block, SharedRing, end};
 use urpc::version::Versions;
 
 use super::ring::{LINES, Rings};
-use super::{Answer, Calling, Link, PATIENCE, VERSIONS, Way, is_unlike};
+use super::{Answer, Calling, Link, PATIENCE, VERSIONS, Way, agree, is_unlike};
 
 /// A call from one cell to another.
 #[derive(Serialize, Deserialize)]
@@ -87,7 +87,10 @@ impl Calls {
         let (answer, _) = receive(&mut socket).map_err(io::Error::other)?;
         match Answer::peer(answer).map_err(io::Error::other)? {
             None => Ok(None),
-            Some(peer) => self.link(peer, outgoing, incoming, &ours, socket).map(Some),
+            Some((peer, version)) => {
+                let link = self.link(peer, outgoing, incoming, &ours, socket)?;
+                Ok(Some(link.speaking(version)))
+            }
         }
     }
 
@@ -117,7 +120,9 @@ impl Calls {
         let (incoming, ours) = ring(files.take(hail.from).map_err(io::Error::other)?.into())?;
         let (outgoing, _) = ring(files.take(hail.to).map_err(io::Error::other)?.into())?;
         send(&mut socket, &answer, &[]).map_err(io::Error::other)?;
-        self.link(hail.cell, outgoing, incoming, &ours, socket).map(Some)
+        let version = agree(hail.versions, hail.cell).map_err(io::Error::other)?;
+        let link = self.link(hail.cell, outgoing, incoming, &ours, socket)?;
+        Ok(Some(link.speaking(version)))
     }
 
     fn link(

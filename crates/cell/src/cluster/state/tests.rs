@@ -97,8 +97,8 @@ impl World {
             ),
         );
         for other in others {
-            self.act(cell, |state| state.linked(other));
-            self.act(other, |state| state.linked(cell));
+            self.act(cell, |state| state.linked(other, true));
+            self.act(other, |state| state.linked(cell, true));
         }
         self.act(cell, State::met);
         self.settle();

@@ -69,7 +69,7 @@ impl World {
         let linked: Vec<CellId> = node.links().collect();
         for effect in effects {
             match effect {
-                Effect::Send(to, message) => {
+                Effect::Send(to, message) | Effect::Reply { to, message, .. } => {
                     // The link to a dead cell leads nowhere.
                     if let Some(link) = self.links.get_mut(&(at, to)) {
                         link.push_back(message);
@@ -122,7 +122,7 @@ impl World {
     pub fn deliver(&mut self, from: CellId, to: CellId) {
         let message = self.links.get_mut(&(from, to)).and_then(VecDeque::pop_front);
         if let Some(message) = message {
-            self.act(to, |node| node.take(from, message));
+            self.act(to, |node| node.take(from, message, None));
         }
     }
 

@@ -18,8 +18,8 @@ fn hop(number: u16, below: u16) -> Hop {
 /// What cell 0 of five sends, to whom, when it tells all along a tree.
 fn told(tree: &[Hop]) -> Vec<(u16, bool)> {
     let mut world = World::new(5, true);
-    let effects = world.cells.get_mut(&id(0)).unwrap().tell(&9, tree);
-    let sent = effects.into_iter().map(|effect| match effect {
+    let effects = world.cells.get_mut(&id(0)).unwrap().tell(&9, tree, false);
+    let sent = effects.effects.into_iter().map(|effect| match effect {
         Effect::Send(to, packet) => (to.number, matches!(packet, Packet::Relayed { .. })),
         Effect::Deliver(..) => panic!("to itself"),
     });
@@ -122,4 +122,67 @@ fn a_relay_that_is_told_that_a_link_is_gone_says_so_at_once() {
     world.tell(id(0), |_| vec![hop(1, 1), hop(2, 0)]);
     world.deliver_all();
     assert!(!world.missing() && world.broken.is_none());
+}
+
+/// While a program is upgraded, cells of the release before are among the others.
+#[test]
+fn relays_gather_nothing_while_a_cell_does_not_know_how() {
+    for knows in [true, false] {
+        let mut world = World::new(5, true);
+        let source = world.cells.get_mut(&id(0)).unwrap();
+        source.peers.get_mut(&id(4)).unwrap().gathers = knows;
+        let told = source.tell(&9, &[hop(1, 2), hop(2, 0), hop(3, 0)], true);
+        assert_eq!(!told.gathered.is_empty(), knows);
+        let asks = told
+            .effects
+            .iter()
+            .any(|effect| matches!(effect, Effect::Send(_, Packet::Relayed { gathers: true, .. })));
+        assert_eq!(asks, knows);
+    }
+}
+
+/// The source tells cell 1, and cells 2 and 3 below it. Cell 2 replies 8 at once, the others 7.
+#[test]
+fn relay_sends_one_packet_for_all_that_can_wait_and_another_for_what_can_not() {
+    let mut world = World::new(4, true);
+    let mut cell = |number: u16| world.cells.remove(&id(number)).unwrap();
+    let (mut source, mut relay) = (cell(0), cell(1));
+    let mut told = source.tell(&9, &[hop(1, 2), hop(2, 0), hop(3, 0)], true).effects;
+    let Some(Effect::Send(_, packet)) = told.pop() else {
+        panic!("{told:?}")
+    };
+    let (mut own, mut up) = (None, Vec::new());
+    for effect in relay.take(id(0), packet) {
+        let (to, packet) = match effect {
+            Effect::Deliver(_, _, path) => {
+                own = path;
+                continue;
+            }
+            Effect::Send(to, packet) => (to, packet),
+        };
+        let mut below = cell(to.number);
+        let [Effect::Deliver(_, 9, path)] = below.take(id(1), packet)[..] else {
+            panic!("{to} has no message");
+        };
+        let at_once = to == id(2);
+        for reply in below.reply(id(0), path, at_once, if at_once { 8 } else { 7 }) {
+            let Effect::Send(_, reply) = reply else {
+                panic!("{reply:?}")
+            };
+            up.extend(relay.take(to, reply));
+        }
+    }
+    up.extend(relay.reply(id(0), own, false, 7));
+    let sent = up.iter().map(|effect| match effect {
+        Effect::Send(to, Packet::Replies { replies, last, .. }) if *to == id(0) => {
+            let cells = replies[0].cells.iter().map(|(cell, _)| cell.number);
+            (replies[0].body, cells.collect::<Vec<_>>(), *last)
+        }
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(
+        sent.collect::<Vec<_>>(),
+        [(8, vec![2], false), (7, vec![3, 1], true)]
+    );
+    assert!(relay.gatherings.is_empty());
 }

@@ -63,7 +63,7 @@ impl World {
     /// A cell hears of a link, and says hello.
     pub fn link(&mut self, at: CellId, to: CellId) {
         self.unlinked.remove(&(at, to));
-        self.cells.get_mut(&at).expect("lives").link(to);
+        self.cells.get_mut(&at).expect("lives").link(to, true);
         self.sent.insert((at, to), (Vec::new(), 0));
         self.send(at, to);
     }
@@ -102,7 +102,7 @@ impl World {
             self.sent.get_mut(&(at, to)).expect("linked").0.push(body);
         }
         let tree = tree(self.cells[&at].fit().collect());
-        self.act(at, |cell| cell.tell(&body, &tree));
+        self.act(at, |cell| cell.tell(&body, &tree, false).effects);
     }
 
     pub fn tick(&mut self, at: CellId) {
@@ -125,7 +125,7 @@ impl World {
                         link.push_back(packet);
                     }
                 }
-                Effect::Deliver(from, body) => self.got(at, from, body),
+                Effect::Deliver(from, body, _) => self.got(at, from, body),
             }
         }
         for peer in self.cells[&at].peers.values() {

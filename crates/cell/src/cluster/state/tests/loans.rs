@@ -91,8 +91,8 @@ fn a_loan_that_can_not_be_is_refused_with_what_can() {
         .cells
         .insert(id(2, 1), State::new(id(2, 1), 1, other, None, []));
     for at in [id(0, 1), id(1, 1)] {
-        world.act(id(2, 1), |state| state.linked(at));
-        world.act(at, |state| state.linked(id(2, 1)));
+        world.act(id(2, 1), |state| state.linked(at, true));
+        world.act(at, |state| state.linked(id(2, 1), true));
     }
     world.settle();
     let home = id(0, 1);

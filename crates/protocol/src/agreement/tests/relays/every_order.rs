@@ -1,0 +1,235 @@
+//! Every order of claims, packets, ticks, deaths and new lives, with a relay.
+
+use stateright::{Checker, Model, Property};
+
+use super::world::{Name, Shape, World};
+use crate::CellId;
+
+/// A small world. What is allowed bounds the number of orders.
+#[derive(Clone, Debug)]
+struct Small {
+    cells: u16,
+    shape: Shape,
+    /// Each cell that claims a key, and the key.
+    claims: Vec<(u16, Name)>,
+    /// A cell that may die, once.
+    mortal: Option<u16>,
+    /// It may start anew.
+    returns: bool,
+    /// How often owners change entries; the last change removes one.
+    changes: u8,
+    /// Ticks in all cells; some come before the packets that they wait for.
+    ticks: u8,
+}
+
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+struct State {
+    world: World,
+    claimed: Vec<bool>,
+    changed: u8,
+    ticked: u8,
+    returned: bool,
+}
+
+#[derive(Clone, Debug, Eq, PartialEq)]
+enum Step {
+    Claim(usize),
+    Change(CellId, Name),
+    Tick(CellId),
+    Deliver(CellId, CellId),
+    Die(CellId),
+    Learn(CellId, CellId),
+    Return(u16),
+}
+
+impl Model for Small {
+    type State = State;
+    type Action = Step;
+
+    fn init_states(&self) -> Vec<State> {
+        vec![State {
+            world: World::new(self.cells, self.shape),
+            claimed: vec![false; self.claims.len()],
+            changed: 0,
+            ticked: 0,
+            returned: false,
+        }]
+    }
+
+    fn actions(&self, state: &State, steps: &mut Vec<Step>) {
+        let world = &state.world;
+        let unclaimed = (0..self.claims.len()).filter(|claim| !state.claimed[*claim]);
+        steps.extend(unclaimed.map(Step::Claim));
+        if state.changed < self.changes {
+            for at in world.cells.keys() {
+                steps.extend(world.owned(*at).into_iter().map(|key| Step::Change(*at, key)));
+            }
+        }
+        if state.ticked < self.ticks {
+            let needing = world.cells.keys().filter(|at| world.needs_tick(**at));
+            steps.extend(needing.map(|at| Step::Tick(*at)));
+        }
+        steps.extend(world.under_way().map(|(from, to)| Step::Deliver(from, to)));
+        steps.extend(world.unknown.iter().map(|(at, dead)| Step::Learn(*at, *dead)));
+        if let Some(number) = self.mortal {
+            let first = CellId { number, life: 1 };
+            if world.cells.contains_key(&first) {
+                steps.push(Step::Die(first));
+            } else if self.returns && !state.returned && world.can_start(number) {
+                steps.push(Step::Return(number));
+            }
+        }
+    }
+
+    fn next_state(&self, state: &State, step: Step) -> Option<State> {
+        let mut next = state.clone();
+        let world = &mut next.world;
+        match step {
+            Step::Claim(claim) => {
+                next.claimed[claim] = true;
+                let (number, key) = self.claims[claim];
+                let at = world.cells.keys().find(|cell| cell.number == number).copied();
+                if let Some(at) = at {
+                    world.claim(at, key);
+                }
+            }
+            Step::Change(at, key) => {
+                next.changed += 1;
+                let value = (next.changed < self.changes).then_some(next.changed);
+                world.change(at, key, value);
+            }
+            Step::Tick(at) => {
+                next.ticked += 1;
+                world.tick(at);
+            }
+            Step::Deliver(from, to) => world.deliver(from, to),
+            Step::Die(cell) => world.crash(cell),
+            Step::Learn(at, dead) => world.learn(at, dead),
+            Step::Return(number) => {
+                next.returned = true;
+                world.start(CellId { number, life: 2 });
+            }
+        }
+        Some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always("sound", |_, state: &State| state.world.broken().is_none()),
+            // Without deaths no reply is lost: nothing has to be asked again.
+            Property::always("one wins a free key", |model: &Small, state: &State| {
+                let world = &state.world;
+                let all_claimed = state.claimed.iter().all(|claimed| *claimed);
+                let simple = model.mortal.is_none() && model.changes == 0;
+                let at_rest = world.under_way().next().is_none() && all_claimed;
+                !(at_rest && simple) || world.won == 1
+            }),
+            // A death is enough to ask again; only a relay that hangs takes ticks.
+            Property::always("no claim waits at rest", |_, state: &State| {
+                let world = &state.world;
+                let at_rest = world.under_way().next().is_none() && world.unknown.is_empty();
+                !at_rest || world.asked.is_empty()
+            }),
+            Property::sometimes("a relay gathers replies", |_, state: &State| {
+                state.world.gathered > 0
+            }),
+        ]
+    }
+}
+
+/// Checks all orders; at least that many states, so that a mistake here is not taken for a proof.
+#[track_caller]
+fn check(small: Small, states_least: usize) {
+    let checker = small.checker().threads(2).spawn_bfs().join();
+    let states = checker.unique_state_count();
+    println!("{states} states");
+    checker.assert_properties();
+    assert!(states >= states_least, "{states} states");
+}
+
+const CALM: Small = Small {
+    cells: 4,
+    shape: Shape::Star,
+    claims: Vec::new(),
+    mortal: None,
+    returns: false,
+    changes: 0,
+    ticks: 0,
+};
+
+#[test]
+fn votes_that_a_relay_gathers_let_one_claim_win() {
+    let claims = vec![(0, 7), (2, 7), (3, 7)];
+    check(Small { claims, ..CALM }, 5000);
+}
+
+#[test]
+fn votes_climb_a_chain_of_relays() {
+    for shape in [Shape::Star, Shape::Chain] {
+        let claims = vec![(0, 7)];
+        check(
+            Small {
+                claims,
+                shape,
+                ticks: 3,
+                ..CALM
+            },
+            300,
+        );
+    }
+}
+
+#[test]
+fn receipts_that_a_relay_gathers_prove_that_all_have_the_change() {
+    // After three ticks the owner asks again.
+    for (cells, ticks, states_least) in [(4, 1, 1000), (3, 3, 700)] {
+        let small = Small {
+            claims: vec![(0, 7)],
+            cells,
+            changes: 2,
+            ticks,
+            ..CALM
+        };
+        check(small, states_least);
+    }
+}
+
+/// The claimer, the relay or a cell below it dies at any time, and starts anew.
+#[test]
+fn a_claim_is_settled_though_a_cell_of_the_tree_dies_and_starts_anew() {
+    for mortal in 0..3 {
+        let small = Small {
+            claims: vec![(0, 7)],
+            cells: 3,
+            mortal: Some(mortal),
+            returns: true,
+            ticks: 2,
+            ..CALM
+        };
+        check(small, 500);
+    }
+}
+
+#[test]
+fn a_relay_that_dies_in_the_midst_of_a_vote_costs_no_vote() {
+    for shape in [Shape::Star, Shape::Chain] {
+        let small = Small {
+            claims: vec![(0, 7)],
+            shape,
+            mortal: Some(1),
+            ..CALM
+        };
+        check(small, 1000);
+    }
+}
+
+#[test]
+fn two_claims_are_settled_though_their_relay_dies() {
+    let small = Small {
+        claims: vec![(0, 7), (2, 7)],
+        cells: 3,
+        mortal: Some(1),
+        ..CALM
+    };
+    check(small, 1000);
+}

@@ -1,0 +1,103 @@
+//! The link to one cell: numbers of messages both ways, and the messages that are kept for them.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::gather::ReplyPath;
+use super::{Effect, Effects, Packet, WINDOW};
+use crate::CellId;
+
+/// A message that was sent by a relay.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub(super) struct Kept<M> {
+    pub(super) number: u64,
+    pub(super) relay: CellId,
+    /// Since then.
+    pub(super) ticks: u8,
+    pub(super) body: M,
+}
+
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub(super) struct Peer<M> {
+    /// To it: the next number.
+    pub(super) next: u64,
+    /// It knows packets of replies.
+    pub(super) gathers: bool,
+    /// Something was sent over the link.
+    pub(super) begun: bool,
+    /// In order; not confirmed.
+    pub(super) kept: VecDeque<Kept<M>>,
+    /// It has said something since the link was made, and since it was last late.
+    pub(super) prompt: bool,
+    /// From it: the number that comes next, once it has begun.
+    pub(super) expected: Option<u64>,
+    pub(super) early: BTreeMap<u64, (M, Option<ReplyPath>)>,
+    /// It keeps something for this cell until it hears of it.
+    pub(super) is_owed: bool,
+}
+
+impl<M> Peer<M> {
+    /// Returns the state of a new link; `next` is above all numbers of earlier links.
+    pub(super) fn new(next: u64, gathers: bool) -> Self {
+        Self {
+            next,
+            gathers,
+            begun: false,
+            kept: VecDeque::new(),
+            prompt: false,
+            expected: None,
+            early: BTreeMap::new(),
+            is_owed: false,
+        }
+    }
+
+    pub(super) fn heard(&self) -> u64 {
+        self.expected.unwrap_or(0)
+    }
+
+    pub(super) fn packet(&mut self, number: u64, body: M) -> Packet<M> {
+        let begins = !self.begun;
+        self.begun = true;
+        self.is_owed = false;
+        Packet::Direct {
+            number,
+            begins,
+            heard: self.heard(),
+            body,
+        }
+    }
+
+    pub(super) fn confirmed(&mut self, heard: u64) {
+        while self.kept.front().is_some_and(|kept| kept.number < heard) {
+            self.kept.pop_front();
+        }
+    }
+
+    /// Takes a message, and those that it makes the next ones. Returns whether it will be delivered.
+    pub(super) fn take(
+        &mut self,
+        from: CellId,
+        number: u64,
+        body: M,
+        path: Option<ReplyPath>,
+        effects: &mut Effects<M>,
+    ) -> bool {
+        match &mut self.expected {
+            Some(expected) if number < *expected => false,
+            Some(expected) if number == *expected => {
+                effects.push(Effect::Deliver(from, body, path));
+                *expected += 1;
+                while let Some((body, path)) = self.early.remove(expected) {
+                    effects.push(Effect::Deliver(from, body, path));
+                    *expected += 1;
+                }
+                true
+            }
+            _ if (self.early.len() as u64) < WINDOW => {
+                self.early.insert(number, (body, path));
+                true
+            }
+            // Its source has it yet.
+            _ => false,
+        }
+    }
+}
