@@ -23,6 +23,8 @@ pub struct Costs {
     pub send_ns: u64,
     /// From the receipt of a message until the receiver can send: it may have to be woken.
     pub relay_ns: u64,
+    /// What each message costs a receiver that is awake.
+    pub take_ns: u64,
     /// The node, of whichever host, that each cell is in.
     pub node: Vec<u32>,
 }
@@ -40,6 +42,7 @@ impl Costs {
             latency_ns: cells.iter().map(row).collect(),
             send_ns: ways.send_ns(),
             relay_ns: 0,
+            take_ns: 0,
             node: cells.iter().map(node).collect(),
         }
     }
@@ -101,18 +104,19 @@ impl Tree {
         Self { children }
     }
 
-    /// Whichever reaches the last cell soonest: one by one, by nodes, or by groups of cells that are near one another.
+    /// The tree by which the source soonest has the replies of all: one by one, by nodes, or by groups of cells that are near
+    /// one another.
     pub fn best(costs: &Costs, source: usize) -> Self {
         let by_nearness = reaches(costs)
             .into_iter()
             .map(|reach_ns| Self::by_group(costs, source, &near(costs, reach_ns)));
         let trees = [Self::multicast(costs, source)].into_iter().chain(by_nearness);
         let mut best = Self::unicast(costs, source);
-        let mut best_ns = best.last_ns(costs, source);
+        let mut best_ns = best.replied_ns(costs, source);
         for tree in trees {
-            let last_ns = tree.last_ns(costs, source);
-            if last_ns < best_ns {
-                (best, best_ns) = (tree, last_ns);
+            let replied_ns = tree.replied_ns(costs, source);
+            if replied_ns < best_ns {
+                (best, best_ns) = (tree, replied_ns);
             }
         }
         best
@@ -149,18 +153,18 @@ pub struct Revocation {
     pub unicast_ns: u64,
     /// Along the best tree; each cell sends its receipt to the source.
     pub multicast_ns: u64,
-    /// Along the best tree; a relay gathers the receipts of those below it, as in the paper.
+    /// Along the best tree; a relay gathers the receipts of those below it, as in the paper and as cells do it.
     pub gathered_ns: u64,
 }
 
 impl Revocation {
-    /// From `source`, to whom each receipt costs `take_ns`.
-    pub fn of(costs: &Costs, source: usize, take_ns: u64) -> Self {
+    /// From `source`.
+    pub fn of(costs: &Costs, source: usize) -> Self {
         let receipts = |sends: usize, arrivals: &[u64]| {
             let others = (0..arrivals.len()).filter(|cell| *cell != source);
             let come = others
                 .map(|cell| arrivals[cell] + costs.relay_ns + costs.send_ns + costs.latency_ns[cell][source]);
-            one_after_another(sends as u64 * costs.send_ns, come.collect(), take_ns)
+            one_after_another(sends as u64 * costs.send_ns, come.collect(), costs.take_ns)
         };
         let by = |tree: &Tree| receipts(tree.children[source].len(), &tree.arrivals_ns(costs, source));
         let best = Tree::best(costs, source);
@@ -168,20 +172,23 @@ impl Revocation {
             broadcast_ns: receipts(1, &broadcast_ns(costs, source)),
             unicast_ns: by(&Tree::unicast(costs, source)),
             multicast_ns: by(&best),
-            gathered_ns: best.gathered_ns(costs, source, take_ns),
+            gathered_ns: best.replied_ns(costs, source),
         }
     }
 }
 
 impl Tree {
-    /// When the source has the receipts of all, if each relay gathers those of the cells below it.
-    fn gathered_ns(&self, costs: &Costs, source: usize, take_ns: u64) -> u64 {
+    /// When the source has the replies of all, if each relay gathers those of the cells below it. A relay blocks again before
+    /// the first of them comes.
+    pub fn replied_ns(&self, costs: &Costs, source: usize) -> u64 {
+        let take_ns = costs.take_ns;
+        let wake_ns = costs.relay_ns.saturating_sub(take_ns);
         let arrivals = self.arrivals_ns(costs, source);
         // Trees have two levels.
         let receipt = |cell: usize| arrivals[cell] + costs.relay_ns + costs.send_ns;
         let come = self.children[source].iter().map(|first| {
             let below = self.children[*first].iter();
-            let below = below.map(|cell| receipt(*cell) + costs.latency_ns[*cell][*first]);
+            let below = below.map(|cell| receipt(*cell) + costs.latency_ns[*cell][*first] + wake_ns);
             let below: Vec<u64> = below.collect();
             let ready = if below.is_empty() {
                 receipt(*first)
@@ -262,6 +269,7 @@ mod tests {
             latency_ns: node.iter().map(row).collect(),
             send_ns,
             relay_ns: 0,
+            take_ns: 0,
             node,
         }
     }
@@ -283,11 +291,11 @@ mod tests {
         }
 
         #[test]
-        fn the_best_is_never_later_than_either(nodes in 1..9_u32, cells in 1..9_u32, far in 100..2000_u64, send in 1..500_u64) {
+        fn the_best_never_has_the_replies_later_than_either(nodes in 1..9_u32, cells in 1..9_u32, far in 100..2000_u64, send in 1..500_u64) {
             let costs = costs(nodes, cells, 100, far, send);
-            let best = Tree::best(&costs, 0).last_ns(&costs, 0);
-            prop_assert!(best <= Tree::unicast(&costs, 0).last_ns(&costs, 0));
-            prop_assert!(best <= Tree::multicast(&costs, 0).last_ns(&costs, 0));
+            let best = Tree::best(&costs, 0).replied_ns(&costs, 0);
+            prop_assert!(best <= Tree::unicast(&costs, 0).replied_ns(&costs, 0));
+            prop_assert!(best <= Tree::multicast(&costs, 0).replied_ns(&costs, 0));
         }
     }
 
@@ -315,6 +323,7 @@ mod tests {
                 .collect(),
             send_ns: 1000,
             relay_ns: 500,
+            take_ns: 0,
             node: (0..16).collect(),
         };
         let tree = Tree::best(&costs, 0);
@@ -328,13 +337,16 @@ mod tests {
     /// As in Figure 6 a tree grows slowest.
     #[test]
     fn a_revocation_on_eight_nodes_of_four_is_soonest_by_a_tree() {
-        let costs = costs(8, 4, 250, 300, 120);
+        let costs = Costs {
+            take_ns: 120,
+            ..costs(8, 4, 250, 300, 120)
+        };
         let Revocation {
             broadcast_ns,
             unicast_ns,
             multicast_ns,
             gathered_ns,
-        } = Revocation::of(&costs, 0, 120);
+        } = Revocation::of(&costs, 0);
         assert!(
             gathered_ns < multicast_ns && multicast_ns < unicast_ns.min(broadcast_ns),
             "{broadcast_ns}, {unicast_ns}, {multicast_ns}, {gathered_ns}"
@@ -343,8 +355,11 @@ mod tests {
 
     #[test]
     fn a_revocation_between_two_is_there_and_back() {
-        let costs = costs(2, 1, 100, 280, 20);
-        let two = Revocation::of(&costs, 0, 30);
+        let costs = Costs {
+            take_ns: 30,
+            ..costs(2, 1, 100, 280, 20)
+        };
+        let two = Revocation::of(&costs, 0);
         assert_eq!(two.unicast_ns, 20 + 300 + 20 + 300 + 30);
         assert_eq!(
             (two.multicast_ns, two.gathered_ns),

@@ -46,7 +46,7 @@ impl Ways {
     #[must_use]
     pub fn one_by_one(self) -> Self {
         Self {
-            relay_ns: u64::MAX / 4,
+            relay_ns: u64::MAX / 8,
             ..self
         }
     }
@@ -66,6 +66,7 @@ impl Ways {
         Costs {
             send_ns: self.send_ns(),
             relay_ns: self.relay_ns,
+            take_ns: HANDLE_NS,
             ..Costs::of(&self.known, cells)
         }
     }

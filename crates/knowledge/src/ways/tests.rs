@@ -157,14 +157,14 @@ fn between_hosts_the_fastest_transport_counts() {
 }
 
 #[test]
-fn on_the_recorded_machines_trees_are_never_later_than_one_by_one() {
+fn on_the_recorded_machines_trees_bring_replies_never_later_than_one_by_one() {
     for machine in [TWO, EIGHT, SIXTY_FOUR] {
         let base = with_cells(machine);
         let cells: Vec<u16> = Ways::of(&base).cells().collect();
         let costs = Costs::of(&Ways::of(&base), &cells);
         for source in 0..cells.len() {
-            let best = Tree::best(&costs, source).last_ns(&costs, source);
-            assert!(best <= Tree::unicast(&costs, source).last_ns(&costs, source));
+            let best = Tree::best(&costs, source).replied_ns(&costs, source);
+            assert!(best <= Tree::unicast(&costs, source).replied_ns(&costs, source));
         }
     }
 }

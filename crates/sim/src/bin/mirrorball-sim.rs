@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use cell::cluster::routes::HANDLE_NS;
 use clap::Parser;
 use knowledge::route::Revocation;
 use knowledge::{Base, fact};
@@ -144,7 +143,7 @@ fn revocation(name: &str, cells: &Cells) {
             unicast_ns,
             multicast_ns,
             gathered_ns,
-        } = Revocation::of(&costs, 0, HANDLE_NS);
+        } = Revocation::of(&costs, 0);
         let [broadcast, unicast, multicast, gathered] =
             [broadcast_ns, unicast_ns, multicast_ns, gathered_ns].map(|ns| ns as f64 / 1e3);
         println!("| {name} | {count} | {broadcast:.1} | {unicast:.1} | {multicast:.1} | {gathered:.1} |");
