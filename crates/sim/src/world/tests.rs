@@ -1,5 +1,7 @@
 //! Two hosts with a cell each that lose sight of each other, or of etcd.
 
+mod relays;
+
 use knowledge::{Base, fact};
 
 use super::*;
