@@ -87,6 +87,11 @@ fn text(vms: &[Vm], taken: &[(String, u64, u64)], cells: &[Cell]) -> Result<Stri
         of_cells(|cell| u64::from(cell.runs)),
     );
     gauge(
+        "cell_cordoned",
+        "1 if a cell takes no new VM",
+        of_cells(|cell| u64::from(cell.cordoned)),
+    );
+    gauge(
         "cell_lives",
         "Processes that a cell has had",
         of_cells(|cell| u64::from(cell.life.unwrap_or(0))),
@@ -153,6 +158,7 @@ mod tests {
             number: 0,
             runs: true,
             life: Some(1),
+            cordoned: true,
             pid: 1,
             cpus: vec![0],
             nodes: vec![0],
@@ -170,7 +176,7 @@ mod tests {
             .lines()
             .filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
         let names: Vec<&str> = names.collect();
-        assert_eq!(names.len(), 14, "{text}");
+        assert_eq!(names.len(), 15, "{text}");
         for name in names {
             assert!(
                 document.contains(&format!("`{name}`")),

@@ -91,6 +91,8 @@ pub struct Cell {
     pub runs: bool,
     /// How many processes it has had; none if none runs.
     pub life: Option<u32>,
+    /// Whether it takes no new VM.
+    pub cordoned: bool,
     /// Its process.
     pub pid: u32,
     /// Its CPUs.
@@ -118,6 +120,7 @@ impl From<CellStatus> for Cell {
             number: status.plan.number,
             runs: status.life.is_some(),
             life: status.life,
+            cordoned: status.cordoned,
             pid: status.pid,
             cpus: status.plan.cpus,
             nodes: status.plan.nodes,

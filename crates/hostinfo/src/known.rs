@@ -174,7 +174,7 @@ pub fn all(files: &Files) -> io::Result<Base> {
     Ok(base)
 }
 
-/// The free memory of each cell that runs, and its load with `vcpus` more.
+/// The free memory of each cell that runs, its load with `vcpus` more, and whether it takes no new VM.
 pub fn room(status: &Status, vcpus: u32) -> Vec<Fact> {
     let running = status.cells.iter().filter(|cell| cell.life.is_some());
     let facts = running.flat_map(|cell| {
@@ -185,11 +185,14 @@ pub fn room(status: &Status, vcpus: u32) -> Vec<Fact> {
         let cpus = u32::try_from(cell.plan.cpus.len()).unwrap_or(u32::MAX).max(1);
         let load = (u64::from(cell.vcpus) + u64::from(vcpus)) * 100 / u64::from(cpus);
         let value = |value: u64| i64::try_from(value).unwrap_or(i64::MAX).into();
+        let cordoned = cell.cordoned.then(|| Fact::new("cell_cordoned", [number.into()]));
         [
             Fact::new("cell_runs", [number.into()]),
             Fact::new("cell_free_bytes", [number.into(), value(free)]),
             Fact::new("cell_load_percent", [number.into(), value(load)]),
         ]
+        .into_iter()
+        .chain(cordoned)
     });
     facts.collect()
 }
@@ -245,6 +248,7 @@ mod tests {
             pid: 1,
             life,
             failed: false,
+            cordoned: number == 2,
             given_bytes: 1 << 29,
             lent: Vec::new(),
             borrowed: Vec::new(),
@@ -252,7 +256,7 @@ mod tests {
             vms: Vec::new(),
         };
         let status = Status {
-            cells: vec![status(0, Some(1)), status(1, None)],
+            cells: vec![status(0, Some(1)), status(1, None), status(2, Some(1))],
             ready: true,
         };
         let facts: Vec<String> = room(&status, 2).iter().map(Fact::to_string).collect();
@@ -260,6 +264,10 @@ mod tests {
             "cell_runs(0)",
             "cell_free_bytes(0, 536870912)",
             "cell_load_percent(0, 250)",
+            "cell_runs(2)",
+            "cell_free_bytes(2, 536870912)",
+            "cell_load_percent(2, 250)",
+            "cell_cordoned(2)",
         ];
         assert_eq!(facts, expected);
     }

@@ -94,6 +94,7 @@ const SHAPES: &[(&str, Terms)] = &[
     ("cell_cpu", &[("Cell", Number), ("Cpu", Number)]),
     ("cell_node", &[("Cell", Number), ("Node", Number)]),
     ("cell_runs", &[("Cell", Number)]),
+    ("cell_cordoned", &[("Cell", Number)]),
     ("cell_free_bytes", &[("Cell", Number), ("Bytes", Value)]),
     ("cell_load_percent", &[("Cell", Number), ("Percent", Value)]),
     // Concluded, or asserted.

@@ -11,14 +11,17 @@ pub struct Room {
     pub vcpus: u32,
     /// Memory that it has not given out, bytes.
     pub free_bytes: u64,
+    /// Whether it takes no new VM.
+    pub is_cordoned: bool,
 }
 
 /// The cell for a VM of that many vCPUs and that much memory: of those that have the memory, the one with the fewest vCPUs
-/// on each CPU afterwards; of these the one with the most memory left, then the lowest number. `None` if none has the memory.
+/// on each CPU afterwards; of these the one with the most memory left, then the lowest number. Cordoned cells take no part.
+/// `None` if no other one has the memory.
 pub fn place(rooms: &[Room], vcpus: u32, memory_bytes: u64) -> Option<u16> {
     let fitting = rooms
         .iter()
-        .filter(|room| room.free_bytes >= memory_bytes && room.cpus > 0);
+        .filter(|room| room.free_bytes >= memory_bytes && room.cpus > 0 && !room.is_cordoned);
     let load_milli = |room: &Room| u64::from(room.vcpus + vcpus) * 1000 / u64::from(room.cpus);
     let best = fitting.min_by_key(|room| (load_milli(room), u64::MAX - room.free_bytes, room.cell));
     best.map(|room| room.cell)
@@ -36,7 +39,18 @@ mod tests {
             cpus,
             vcpus,
             free_bytes: free_mib << 20,
+            is_cordoned: false,
         }
+    }
+
+    #[test]
+    fn cordoned_cell_is_never_chosen_however_much_room_it_has() {
+        let mut rooms = [room(0, 1, 9, 128), room(1, 8, 0, 1 << 20)];
+        assert_eq!(place(&rooms, 1, 64 << 20), Some(1));
+        rooms[1].is_cordoned = true;
+        assert_eq!(place(&rooms, 1, 64 << 20), Some(0));
+        rooms[0].is_cordoned = true;
+        assert_eq!(place(&rooms, 1, 64 << 20), None);
     }
 
     #[test]

@@ -96,11 +96,15 @@ fn apportion(total: u64, weights: &[u64], least: u64) -> Vec<u64> {
 
 /// The cells for a VM that is divided as [`divide`] does it: the fewest that have the memory of their parts and, where any number of
 /// cells can, as many CPUs as the VM has vCPUs; of as many, those with the fewest vCPUs on each CPU afterwards, then the lowest
-/// numbers. In order of number; never more than vCPUs, or than the VM has 64 MiB for each. `None` if none have the memory.
+/// numbers. Cordoned cells take no part. In order of number; never more than vCPUs, or than the VM has 64 MiB for each. `None` if none have the memory.
 ///
 /// Of more than 10 unlike cells it may be that fewer would do; not all sets of so many are looked at.
 pub fn choose(rooms: &[Room], vcpus: u8, memory_bytes: u64) -> Option<Vec<u16>> {
-    let usable: Vec<Room> = rooms.iter().filter(|room| room.cpus > 0).copied().collect();
+    let usable: Vec<Room> = rooms
+        .iter()
+        .filter(|room| room.cpus > 0 && !room.is_cordoned)
+        .copied()
+        .collect();
     let by_memory = usize::try_from(memory_bytes / PART_MIN_BYTES).unwrap_or(usize::MAX);
     let most = usable.len().min(by_memory.max(1));
     let cpus = |set: &[Room]| set.iter().map(|room| u64::from(room.cpus)).sum::<u64>();

@@ -21,6 +21,8 @@ pub struct Plot {
     pub fault_once_in: u64,
     /// One in so many is a loan, or its return; none if 0.
     pub loan_once_in: u64,
+    /// One in so many is a cordon, or the end of one; none if 0.
+    pub cordon_once_in: u64,
     /// Names that VMs are given; few make many claims on one name.
     pub names: u64,
     /// Between two things, at most.
@@ -35,8 +37,14 @@ impl Plot {
         hang_once_in: 60,
         fault_once_in: 30,
         loan_once_in: 5,
+        cordon_once_in: 0,
         names: 40,
         pause_max: 20 * MILLISECOND,
+    };
+    /// As rough, and cells are cordoned.
+    pub const CORDONS: Self = Self {
+        cordon_once_in: 10,
+        ..Self::ROUGH
     };
     /// Nothing goes wrong.
     pub const CALM: Self = Self {
@@ -45,6 +53,7 @@ impl Plot {
         hang_once_in: 0,
         fault_once_in: 0,
         loan_once_in: 0,
+        cordon_once_in: 0,
         names: u64::MAX,
         pause_max: MILLISECOND,
     };
@@ -101,6 +110,9 @@ fn play(mut world: World, plot: &Plot, seed: u64) -> Result<Counts, String> {
                 Ask::Reclaim { from: other, bytes }
             };
             world.command(number, ask);
+        } else if befalls(&mut chance, plot.cordon_once_in) {
+            let cordoned = chance.once_in(2);
+            world.command(number, Ask::Cordon { cordoned });
         } else if chance.once_in(3) {
             if let Some(client) = chance.one_of(&world.running()) {
                 world.end(client);
@@ -181,6 +193,7 @@ mod tests {
                     all.borrowing += counts.borrowing;
                     all.loans += counts.loans;
                     all.deaths += counts.deaths;
+                    all.cordons += counts.cordons;
                 }
                 Err(trace) => panic!("{trace}\nseed {seed}"),
             }
@@ -198,6 +211,17 @@ mod tests {
         assert!(counts.loans > 100 && counts.borrowing > 100, "{counts:?}");
         all_end_well(EIGHT, &Plot::ROUGH, 0..100);
         all_end_well(SIXTY_FOUR, &Plot::ROUGH, 0..3);
+    }
+
+    /// What [`World`] holds at each step: a cordoned cell gets no VM that it was asked for since.
+    #[test]
+    fn cordoned_cells_take_no_vm_whatever_dies_or_is_cut_off() {
+        let counts = all_end_well(TWO, &Plot::CORDONS, 0..100);
+        assert!(counts.hosted > 500 && counts.cordons > 500, "{counts:?}");
+        for (facts, hosts, seeds) in [(TWO, 2, 100), (EIGHT, 1, 20), (EIGHT, 3, 20)] {
+            let cells = Cells::of(&machine(facts), None).unwrap().on_hosts(hosts);
+            all(&cells, &Plot::CORDONS, 0..seeds);
+        }
     }
 
     /// A cell that starts tells of a VM that has ended, while its name is claimed anew.

@@ -119,6 +119,8 @@ pub struct Counts {
     pub borrowing: u64,
     /// Loans, and returns of them, that were done.
     pub loans: u64,
+    /// Cordons, and ends of them, that were asked for.
+    pub cordons: u64,
     /// Ends of cells' processes.
     pub deaths: u64,
     /// Of them, those that started anew because others took them for dead.
@@ -146,6 +148,8 @@ pub struct World {
     short_lives: Vec<u32>,
     /// What each cell has in writing.
     lent: BTreeMap<u16, Amounts>,
+    /// Cells that have a cordon in writing, each with the number of the cordon.
+    cordoned: BTreeMap<u16, u64>,
     monitors: BTreeMap<Client, Monitor>,
     clients: Client,
     wires: BTreeMap<(CellId, CellId), Wire>,
@@ -174,6 +178,7 @@ impl World {
             lives: vec![0; count],
             short_lives: vec![0; count],
             lent: BTreeMap::new(),
+            cordoned: BTreeMap::new(),
             monitors: BTreeMap::new(),
             clients: 0,
             wires: BTreeMap::new(),

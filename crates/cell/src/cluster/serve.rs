@@ -104,6 +104,7 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
     let me = membership.as_ref().map_or(claim.id, |membership| membership.me);
     own.set_life(me.life)?;
     let state = State::new(me, std::process::id(), plan, own.lent()?, places::running()?)
+        .with_cordon(own.is_cordoned())
         .with_ways(Ways::of(&known::all(&files)?));
     let calling = Arc::new(Calling::new(me));
     let calls = Calls::new(me, measure_block_ns(), calling.clone());
@@ -213,6 +214,15 @@ impl Cell {
                 vec![Act::Answer(client, Answer::Refused { why })]
             }
             Event::Asked(client, ask) => {
+                if let Ask::Cordon { cordoned } = &ask
+                    && let Err(error) = self.own.cordon(*cordoned)
+                {
+                    // No other cell may know of a cordon that the next process would not have.
+                    let why =
+                        format!("the cordon can't be written down: {error}; see whether the disk is full");
+                    self.answer(client, &Answer::Refused { why });
+                    return Next::GoOn;
+                }
                 let acts = self.state.asked(client, ask);
                 self.watch(client);
                 acts

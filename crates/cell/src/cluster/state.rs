@@ -18,6 +18,7 @@ use super::routes::{Route, Ways};
 use failures::Failure;
 use loans::Loans;
 
+mod cordons;
 mod failures;
 mod loans;
 mod places;
@@ -45,6 +46,9 @@ pub enum Value {
         plan: CellPlan,
         /// What of its memory it has lent.
         lent: Amounts,
+        /// Whether it takes no new VM.
+        #[serde(default)]
+        is_cordoned: bool,
     },
     /// Of a VM.
     Vm {
@@ -117,6 +121,8 @@ pub struct State {
     multicast: Multicast<Said>,
     route: Route,
     pid: u32,
+    /// It takes no new VM.
+    is_cordoned: bool,
     /// The memory that is this cell's, and what it is used for.
     ledger: Ledger,
     loans: Loans,
@@ -172,6 +178,7 @@ impl State {
             pid,
             plan: plan.clone(),
             lent: ledger.given().clone(),
+            is_cordoned: false,
         };
         let (_, effects) = node.claim(Key::Cell(me.number), value);
         debug_assert!(effects.iter().any(|effect| matches!(effect, Effect::Won(_))));
@@ -183,6 +190,7 @@ impl State {
             multicast: Multicast::new(me),
             route: Route::default(),
             pid,
+            is_cordoned: false,
             ledger,
             loans: Loans::default(),
             tenants: BTreeMap::new(),
@@ -329,6 +337,7 @@ impl State {
             Ask::Adopt { name, again } => vec![self.adopt(client, name, again)],
             Ask::Lend { to, bytes } => self.lend(client, to, bytes),
             Ask::Reclaim { from, bytes } => self.reclaim(client, from, bytes),
+            Ask::Cordon { cordoned } => self.cordon(client, cordoned),
             Ask::Recover { cell } => self.recover(client, cell),
             Ask::Ping => vec![Act::Answer(client, Answer::Done)],
             Ask::Vcpus => vec![Act::TellVcpus(client)],

@@ -80,6 +80,7 @@ fn knowing_of_all(answer: Answer) -> Answer {
                 pid: 0,
                 life: Some(1),
                 failed: false,
+                cordoned: false,
                 given_bytes: 0,
                 lent: Vec::new(),
                 borrowed: Vec::new(),

@@ -341,6 +341,8 @@ mod tests {
         assert_eq!(ask("q(T) <- transport(0, 3, T)"), ["q(\"memory\")"]);
         assert_eq!(ask("q(C) <- has_room(C, _)"), ["q(1)", "q(2)"]);
         assert_eq!(ask("place(C)"), ["place(2)"]);
+        cells.learn(base("cell_cordoned(2)").facts().cloned());
+        assert_eq!(answers(&cells, BUILT_IN, "place(C)"), ["place(1)"]);
     }
 
     /// With a thousand CPUs and what was measured between them, too.

@@ -1,5 +1,6 @@
 //! `mirrorball cluster`: starts, shows and ends the cells on this host.
 
+mod cordon;
 mod fail;
 mod keys;
 mod upgrade;
@@ -89,6 +90,16 @@ pub enum ClusterCommand {
         /// The VM
         vm: String,
     },
+    /// Have a cell take no new VM; those that run there run on
+    Cordon {
+        /// The cell
+        cell: u16,
+    },
+    /// Have a cordoned cell take VMs again
+    Uncordon {
+        /// The cell
+        cell: u16,
+    },
     /// Have a cell of this host fail, as if its CPUs and memory were lost: end the VMs that depend on it, and those alone
     Fail {
         /// The cell
@@ -139,6 +150,8 @@ pub fn cluster(command: &ClusterCommand) -> Result<ExitCode> {
             ask_lender(loan.to, &Ask::Reclaim { from, bytes })
         }
         ClusterCommand::Adopt { vm } => adopt(vm),
+        ClusterCommand::Cordon { cell } => cordon::cordon(*cell, true),
+        ClusterCommand::Uncordon { cell } => cordon::cordon(*cell, false),
         ClusterCommand::Fail { cell } => fail::fail(*cell),
         ClusterCommand::Upgrade => upgrade::upgrade(),
         ClusterCommand::Down { leave } => down(*leave),
@@ -460,7 +473,7 @@ fn no_cluster() -> miette::Report {
 
 fn print(status: &Status) {
     println!(
-        "{:<5} {:<10} {:<6} {:>8} {:<12} {:<8} {:>8} {:>8} {:>8} {:>6}  VMS",
+        "{:<5} {:<10} {:<8} {:>8} {:<12} {:<8} {:>8} {:>8} {:>8} {:>6}  VMS",
         "CELL", "HOST", "STATE", "PID", "CPUS", "NODES", "MEMORY", "GIVEN", "LOANS", "VCPUS"
     );
     for cell in &status.cells {
@@ -476,6 +489,7 @@ fn print(status: &Status) {
 fn line(cell: &CellStatus) -> String {
     let state = match (cell.failed, cell.life) {
         (true, _) => "failed",
+        (false, Some(_)) if cell.cordoned => "cordoned",
         (false, Some(_)) => "runs",
         (false, None) => "dead",
     };
@@ -488,7 +502,7 @@ fn line(cell: &CellStatus) -> String {
         _ => "-".to_owned(),
     };
     format!(
-        "{:<5} {:<10} {state:<6} {:>8} {:<12} {:<8} {:>8} {:>8} {loans:>8} {:>6}  {}",
+        "{:<5} {:<10} {state:<8} {:>8} {:<12} {:<8} {:>8} {:>8} {loans:>8} {:>6}  {}",
         cell.plan.number,
         cell.plan.host.as_deref().unwrap_or("-"),
         cell.pid,

@@ -12,6 +12,7 @@ fn room(cell: u16, cpus: u32, vcpus: u32, free_mib: u64) -> Room {
         cpus,
         vcpus,
         free_bytes: free_mib * MIB,
+        is_cordoned: false,
     }
 }
 

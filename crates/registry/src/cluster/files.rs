@@ -76,10 +76,11 @@ impl Files {
             private::directories(&self.cell(cell.number).0)?;
             remove(&self.cell(cell.number).0.join("failed"))?;
         }
-        // Loans stay as long as the plan is the same.
+        // Loans and cordons stay as long as the plan is the same.
         if self.plan()? != plan {
             for cell in plan {
                 self.cell(cell.number).forget_lent()?;
+                self.cell(cell.number).cordon(false)?;
             }
         }
         // The plan comes last, because there is a cluster as soon as it exists.
@@ -143,6 +144,23 @@ impl CellFiles {
     /// Whether the cell has failed.
     pub fn has_failed(&self) -> bool {
         self.0.join("failed").exists()
+    }
+
+    /// Notes whether the cell takes no new VM, for all processes of it to come.
+    ///
+    /// # Errors
+    /// If the note can't be written or removed.
+    pub fn cordon(&self, is_cordoned: bool) -> io::Result<()> {
+        let note = self.0.join("cordoned");
+        if is_cordoned {
+            return replace(&note, b"");
+        }
+        remove(&note)
+    }
+
+    /// Whether the cell takes no new VM.
+    pub fn is_cordoned(&self) -> bool {
+        self.0.join("cordoned").exists()
     }
 
     /// Whether the cell's process runs.
@@ -259,6 +277,24 @@ mod tests {
         assert!(files.cell(1).has_failed() && !files.cell(0).has_failed());
         files.create(&plan(), None).unwrap();
         assert!(!files.cell(1).has_failed());
+    }
+
+    #[test]
+    fn cordon_outlives_the_cells_processes_but_not_the_plan() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = Files::at(directory.path());
+        files.create(&plan(), None).unwrap();
+        files.cell(1).cordon(false).unwrap();
+        assert!(!files.cell(1).is_cordoned());
+        files.cell(1).cordon(true).unwrap();
+        files.cell(1).cordon(true).unwrap();
+        drop(files.cell(1).claim(1).unwrap());
+        files.create(&plan(), None).unwrap();
+        assert!(files.cell(1).is_cordoned() && !files.cell(0).is_cordoned());
+        let mut other = plan();
+        other[0].memory_bytes = 1;
+        files.create(&other, None).unwrap();
+        assert!(!files.cell(1).is_cordoned());
     }
 
     #[test]

@@ -129,6 +129,11 @@ pub enum Ask {
         /// The amount, in bytes.
         bytes: u64,
     },
+    /// Take no new VM from now on, or take VMs again. Answered when all cells have received that.
+    Cordon {
+        /// Whether the cell takes no new VM.
+        cordoned: bool,
+    },
     /// A cell of this host has failed: end the VMs that depend on it. Answered when none is left.
     Recover {
         /// The failed cell.
@@ -237,6 +242,9 @@ pub struct CellStatus {
     /// Whether it has failed: it does not start again, and nothing runs in it.
     #[serde(default)]
     pub failed: bool,
+    /// Whether it takes no new VM.
+    #[serde(default)]
+    pub cordoned: bool,
     /// The memory of its VMs, in bytes.
     pub given_bytes: u64,
     /// The memory that it has lent, by borrower.
@@ -272,6 +280,7 @@ mod tests {
             pid: 1,
             life: Some(1),
             failed: false,
+            cordoned: true,
             given_bytes: 0,
             lent: Vec::new(),
             borrowed: borrowed.clone(),

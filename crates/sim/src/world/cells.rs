@@ -7,7 +7,7 @@ use cell::cluster::limits::{HELLO_LIMIT, LOOK_AFTER, ORPHANS_LIMIT, RETRY, TICK,
 use cell::cluster::membership::News;
 use cell::cluster::state::{Act, Client, State};
 use protocol::CellId;
-use registry::cluster::interface::Running;
+use registry::cluster::interface::{Ask, Running};
 
 use super::members::Watch;
 use super::{EVENT_NS, Event, Input, SILENCE_MS, START_NS, World};
@@ -81,6 +81,7 @@ impl World {
         let elsewhere = self.numbers().filter(|number| !self.are_near(*number, id.number));
         let process = Process {
             state: State::new(id, u32::from(id.number), plan, lent, running.collect::<Vec<_>>())
+                .with_cordon(self.cordoned.contains_key(&id.number))
                 .with_ways(self.cells.known.clone()),
             id,
             started: self.now,
@@ -284,6 +285,22 @@ impl World {
                 None => return,
             },
             Input::Asked(client, ask) => {
+                match &ask {
+                    Ask::Cordon { cordoned: true } => {
+                        self.counts.cordons += 1;
+                        self.cordoned.entry(cell.number).or_insert(self.counts.cordons);
+                    }
+                    Ask::Cordon { cordoned: false } => {
+                        self.counts.cordons += 1;
+                        self.cordoned.remove(&cell.number);
+                    }
+                    Ask::Host(_) => {
+                        if let Some(monitor) = self.monitors.get_mut(&client) {
+                            monitor.asked_under = self.cordoned.get(&cell.number).copied();
+                        }
+                    }
+                    _ => {}
+                }
                 let acts = process.state.asked(client, ask);
                 self.watch(cell, client);
                 acts

@@ -27,6 +27,8 @@ pub(super) struct Monitor {
     /// How often it was sent on.
     hops: usize,
     asked_at: Time,
+    /// The cordon that the cell had when it was asked last.
+    pub(super) asked_under: Option<u64>,
 }
 
 impl World {
@@ -42,6 +44,7 @@ impl World {
             witnesses: BTreeSet::new(),
             hops: 0,
             asked_at: self.now,
+            asked_under: None,
         };
         self.monitors.insert(client, monitor);
         self.come(client);
@@ -177,6 +180,11 @@ impl World {
         let Some(monitor) = self.monitors.get_mut(&client) else {
             return;
         };
+        let cordon = self.cordoned.get(&at.number);
+        if cordon.is_some() && monitor.asked_under.as_ref() == cordon {
+            self.broken = Some(format!("{at} takes {name}, and is cordoned"));
+            return;
+        }
         monitor.runs = true;
         self.counts.borrowing += u64::from(!borrowed.is_empty());
         monitor.host.borrowed = borrowed;

@@ -46,6 +46,10 @@ impl World {
                 return self.fail(format!("cell {number} tells nothing"));
             };
             for cell in &status.cells {
+                if cell.cordoned != self.cordoned.contains_key(&cell.plan.number) {
+                    let what = format!("cell {number} is wrong about the cordon of {}", cell.plan.number);
+                    return self.fail(what);
+                }
                 let written = self.lent.get(&cell.plan.number).cloned().unwrap_or_default();
                 let lent: Amounts = cell.lent.iter().map(|part| (part.cell, part.bytes)).collect();
                 if lent != written {

@@ -98,6 +98,7 @@ const WITH_NODES: &[&str] = &[
     "composition",
     "deaths",
     "moves",
+    "operations",
     "restarts",
     "shards",
     "span",

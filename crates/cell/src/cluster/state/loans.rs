@@ -126,6 +126,7 @@ impl State {
                         pid: self.pid,
                         plan: self.plan.clone(),
                         lent,
+                        is_cordoned: self.is_cordoned,
                     };
                     let told = self.node.change(&Key::Cell(self.me.number), Some(value));
                     let (_, effects) = told.unwrap_or_default();

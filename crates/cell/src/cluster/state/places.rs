@@ -3,7 +3,7 @@
 use policy::placement::{Room, place};
 use registry::cluster::interface::{Answer, Host, PART_MARK};
 
-use super::{Act, Client, Key, SENT_ON_MAX, State, Value, loans};
+use super::{Act, Client, Key, SENT_ON_MAX, State, Value, cordons, loans};
 
 impl State {
     /// A client asks for a place for its VM.
@@ -72,10 +72,15 @@ impl State {
                     known.join(", ")
                 ));
             }
+            if rooms.iter().all(|room| room.is_cordoned) {
+                return Err(cordons::refusal(only));
+            }
         }
         // Two that know different things would send it to and fro.
         let here = rooms.iter().find(|room| room.cell == self.me.number);
-        if host.sent && here.is_some_and(|room| room.free_bytes >= host.share.memory_bytes) {
+        if host.sent
+            && here.is_some_and(|room| !room.is_cordoned && room.free_bytes >= host.share.memory_bytes)
+        {
             return Ok(self.me.number);
         }
         // What a VM is made of is on the host where it was asked for.
@@ -99,6 +104,7 @@ impl State {
                 cpus: u32::try_from(cell.plan.cpus.len()).unwrap_or(u32::MAX),
                 vcpus: 0,
                 free_bytes: self.memory_of(&cell),
+                is_cordoned: cell.is_cordoned,
             })
             .collect();
         let promised = self.claims.values().map(|(_, _, share)| (self.me.number, *share));
@@ -143,9 +149,10 @@ fn too_large_for_its_own(host: &Host, cell: u16, free_bytes: u64) -> String {
 
 /// Why a VM has no place.
 fn too_large(host: &Host, rooms: &[Room]) -> String {
-    let free = rooms
-        .iter()
-        .map(|room| format!("cell {} has {} MiB", room.cell, room.free_bytes >> 20));
+    let free = rooms.iter().map(|room| match room.is_cordoned {
+        true => format!("cell {} is cordoned", room.cell),
+        false => format!("cell {} has {} MiB", room.cell, room.free_bytes >> 20),
+    });
     format!(
         "no cell has {} MiB for it: {}; give it less, or end another VM",
         host.share.memory_bytes >> 20,

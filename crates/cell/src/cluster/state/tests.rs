@@ -6,6 +6,7 @@ use registry::cluster::interface::Status;
 
 use super::*;
 
+mod cordons;
 mod failures;
 mod loans;
 
@@ -17,6 +18,8 @@ pub(in crate::cluster) struct World {
     answers: BTreeMap<(u16, Client), Answer>,
     /// What each has in writing.
     lent: BTreeMap<u16, Amounts>,
+    /// Cells that have a cordon in writing.
+    cordoned: BTreeSet<u16>,
     /// VMs that a cell was to end.
     ended: Vec<(u16, String)>,
     /// What the host says that runs.
@@ -77,6 +80,7 @@ impl World {
             links: VecDeque::new(),
             answers: BTreeMap::new(),
             lent: BTreeMap::new(),
+            cordoned: BTreeSet::new(),
             ended: Vec::new(),
             running: Vec::new(),
         };
@@ -94,7 +98,8 @@ impl World {
                 plan(cell.number),
                 self.lent.remove(&cell.number),
                 self.running.clone(),
-            ),
+            )
+            .with_cordon(self.cordoned.contains(&cell.number)),
         );
         for other in others {
             self.act(cell, |state| state.linked(other, true));

@@ -18,6 +18,7 @@ pub(super) struct KnownCell<'a> {
     pub(super) pid: u32,
     pub(super) plan: &'a CellPlan,
     pub(super) lent: &'a Amounts,
+    pub(super) is_cordoned: bool,
 }
 
 /// A VM, as the table has it.
@@ -32,11 +33,20 @@ impl State {
     pub(super) fn cells(&self) -> impl Iterator<Item = KnownCell<'_>> {
         let entries = self.node.entries();
         entries.filter_map(|(key, _, value)| match (key, value) {
-            (Key::Cell(number), Value::Cell { pid, plan, lent }) => Some(KnownCell {
+            (
+                Key::Cell(number),
+                Value::Cell {
+                    pid,
+                    plan,
+                    lent,
+                    is_cordoned,
+                },
+            ) => Some(KnownCell {
                 number: *number,
                 pid: *pid,
                 plan,
                 lent,
+                is_cordoned: *is_cordoned,
             }),
             _ => None,
         })
@@ -80,6 +90,7 @@ impl State {
                 pid: cell.pid,
                 life: self.life(cell.number),
                 failed: self.has_failed(cell.number),
+                cordoned: cell.is_cordoned,
                 given_bytes: here().map(|vm| vm.share.memory_bytes).sum(),
                 lent: list(cell.lent),
                 borrowed: self.borrowed_by(cell.number),

@@ -223,6 +223,7 @@ fn room(plan: &CellPlan, vcpus: u32, taken_bytes: u64) -> Room {
         cpus: u32::try_from(plan.cpus.len()).unwrap_or(u32::MAX),
         vcpus,
         free_bytes: plan.memory_bytes.saturating_sub(taken_bytes),
+        is_cordoned: false,
     }
 }
 
@@ -233,15 +234,19 @@ fn rooms(status: &Status, plan: &[CellPlan]) -> Vec<Room> {
         .filter(|cell| plan.iter().any(|own| own.number == cell.plan.number))
         .map(|cell| {
             let lent: u64 = cell.lent.iter().map(|part| part.bytes).sum();
-            room(&cell.plan, cell.vcpus, cell.given_bytes.saturating_add(lent))
+            Room {
+                is_cordoned: cell.cordoned,
+                ..room(&cell.plan, cell.vcpus, cell.given_bytes.saturating_add(lent))
+            }
         })
         .collect()
 }
 
 fn too_large(rooms: &[Room], spec: &VmSpec) -> String {
-    let free = rooms
-        .iter()
-        .map(|room| format!("cell {} has {} MiB", room.cell, room.free_bytes >> 20));
+    let free = rooms.iter().map(|room| match room.is_cordoned {
+        true => format!("cell {} is cordoned", room.cell),
+        false => format!("cell {} has {} MiB", room.cell, room.free_bytes >> 20),
+    });
     format!(
         "no cells of this host have {} of memory for {} vCPUs together: {}; give it less, or end another VM",
         spec.memory,

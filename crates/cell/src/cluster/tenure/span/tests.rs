@@ -214,6 +214,28 @@ fn one_part_without_room_gives_all_others_back() {
 }
 
 #[test]
+fn cordoned_cell_gets_no_part() {
+    let cluster = Cluster::up(3);
+    let cordon = |cell, cordoned| {
+        let answer = cluster.world().ask(id(cell, 1), 1, Ask::Cordon { cordoned });
+        assert_eq!(answer, Answer::Done);
+    };
+    cordon(1, true);
+    let why = "cell 1 is cordoned and takes no new VM; name another cell, or end the cordon with `mirrorball cluster uncordon 1`";
+    cluster.refused(2, 256, cells(&[0, 1]), why);
+    cluster.world().vms(&[&[], &[], &[]]);
+    let held = cluster.begin("x", 4, 1024, SpanSpec::Auto).unwrap();
+    assert_eq!(parts(&held), [part(0, 0..2, 512), part(2, 2..4, 512)]);
+    cordon(0, true);
+    cordon(2, true);
+    let why = "no cells of this host have 256M of memory for 2 vCPUs together: cell 0 is cordoned, cell 1 is cordoned, cell 2 is \
+               cordoned; give it less, or end another VM";
+    cluster.refused(2, 256, SpanSpec::Auto, why);
+    cordon(1, false);
+    assert_eq!(cluster.begin("y", 2, 256, cells(&[1])).unwrap().len(), 1);
+}
+
+#[test]
 fn parts_borrow_nothing() {
     let cluster = Cluster::up(2);
     let lend = Ask::Lend {

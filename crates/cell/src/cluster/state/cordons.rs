@@ -1,0 +1,50 @@
+//! Cordons: a cordoned cell takes no new VM, and no part of one. VMs that run in it run on, come back after the
+//! restart of its process, and start again in place. Memory is lent and reclaimed as ever.
+//!
+//! Each cell knows from the table which others are cordoned, so it sends no VM there. The cell itself has the
+//! last word.
+
+use protocol::agreement::Effect;
+use registry::cluster::interface::Answer;
+
+use super::{Act, Client, Key, State, Value};
+
+impl State {
+    /// The cell as its last process left it.
+    #[must_use]
+    pub fn with_cordon(mut self, is_cordoned: bool) -> Self {
+        if is_cordoned {
+            // Without links there is no cell to tell.
+            let _ = self.set_cordon(true);
+        }
+        self
+    }
+
+    /// A client cordons the cell, or ends its cordon. Answered when all cells know.
+    pub(super) fn cordon(&mut self, client: Client, is_cordoned: bool) -> Vec<Act> {
+        let Some((change, effects)) = self.set_cordon(is_cordoned) else {
+            return vec![Act::Answer(client, Answer::Done)];
+        };
+        self.leaving.insert(change, client);
+        self.acts(effects)
+    }
+
+    fn set_cordon(&mut self, is_cordoned: bool) -> Option<(u64, Vec<Effect<Key, Value>>)> {
+        self.is_cordoned = is_cordoned;
+        let value = Value::Cell {
+            pid: self.pid,
+            plan: self.plan.clone(),
+            lent: self.ledger.given().clone(),
+            is_cordoned,
+        };
+        self.node.change(&Key::Cell(self.me.number), Some(value))
+    }
+}
+
+/// Why a cordoned cell does not take a VM that names it.
+pub(super) fn refusal(cell: u16) -> String {
+    format!(
+        "cell {cell} is cordoned and takes no new VM; name another cell, or end the cordon with \
+         `mirrorball cluster uncordon {cell}`"
+    )
+}

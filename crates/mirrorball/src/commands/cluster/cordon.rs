@@ -1,0 +1,50 @@
+//! `mirrorball cluster cordon` and `uncordon`: whether a cell takes new VMs.
+
+use std::ops::ControlFlow;
+use std::process::ExitCode;
+
+use miette::{IntoDiagnostic, Result, miette};
+use registry::cluster::client::Connection;
+use registry::cluster::files::Files;
+use registry::cluster::interface::{Answer, Ask};
+
+use super::cells_here;
+use crate::commands::hosts;
+
+/// Cordons a cell, or ends its cordon. Returns when all cells know; for a cell of another host the command runs there.
+pub(super) fn cordon(number: u16, cordoned: bool) -> Result<ExitCode> {
+    if let Some(code) = hosts::at_cell(number)? {
+        return Ok(code);
+    }
+    let files = Files::open().into_diagnostic()?;
+    let plan = match cells_here(&files)? {
+        ControlFlow::Continue(plan) => plan,
+        ControlFlow::Break(code) => return Ok(code),
+    };
+    if !plan.iter().any(|cell| cell.number == number) {
+        let numbers: Vec<String> = plan.iter().map(|cell| cell.number.to_string()).collect();
+        return Err(miette!(
+            help = "`mirrorball cluster status` lists all cells",
+            "there is no cell {number}; this host has {}",
+            numbers.join(", ")
+        ));
+    }
+    let cell = files.cell(number);
+    if cell.has_failed() {
+        return Err(miette!(
+            help = "`mirrorball cluster down` and `mirrorball cluster up` begin it anew",
+            "cell {number} has failed, and takes no VM"
+        ));
+    }
+    let answer = Connection::open(&cell).and_then(|mut cell| cell.ask(&Ask::Cordon { cordoned }));
+    match answer.map_err(|error| {
+        miette!(
+            help = "try again when `mirrorball cluster status` shows that it runs",
+            "cell {number} does not answer: {error}"
+        )
+    })? {
+        Answer::Done => Ok(ExitCode::SUCCESS),
+        Answer::Refused { why } => Err(miette!("{why}")),
+        other => Err(miette!("an answer to another question: {other:?}")),
+    }
+}
