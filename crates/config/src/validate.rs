@@ -8,6 +8,7 @@ mod sharing;
 pub use self::nets::{Transport, forward, mac};
 pub(crate) use self::sharing::asked_to_share;
 use crate::fault::{Fault, fault};
+use crate::labels;
 use crate::span;
 use crate::vm::{DiskMode, RestartSpec, VmSpec};
 
@@ -29,6 +30,7 @@ pub fn check(spec: &VmSpec) -> Result<(), Fault> {
     if let Some(name) = &spec.name {
         check_name(name)?;
     }
+    labels::check(&spec.labels)?;
     sharing::check_group(spec)?;
     if spec.cpus == 0 || spec.cpus > 254 {
         return Err(fault(

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::io_limit::IoLimitSpec;
+use crate::labels::Labels;
 use crate::span::{SpanMemory, SpanSpec};
 
 /// One VM.
@@ -17,6 +18,11 @@ use crate::span::{SpanMemory, SpanSpec};
 pub struct VmSpec {
     /// Unique among running VMs. Letters, digits, `-`, `_`, `.`; 63 at most. Chosen when absent.
     pub name: Option<String>,
+    /// Labels by which commands select VMs; 64 at most.
+    // Left out of records and snapshots that programs from before it read.
+    #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    #[cfg_attr(feature = "schema", schema(value_type = std::collections::BTreeMap<String, String>))]
+    pub labels: Labels,
     /// An image of the image store: gives the kernel, the initramfs and the root disk.
     pub image: Option<String>,
     /// vCPUs, 1 to 254.

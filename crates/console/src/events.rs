@@ -111,6 +111,7 @@ mod tests {
     fn vm(name: &str, boots: u32) -> Vm {
         Vm {
             name: name.to_owned(),
+            labels: Default::default(),
             state: VmState::Running,
             cell: None,
             span: Vec::new(),

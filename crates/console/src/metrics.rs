@@ -62,6 +62,14 @@ fn text(vms: &[Vm], taken: &[(String, u64, u64)], cells: &[Cell]) -> Result<Stri
         "When a VM was started, since 1970",
         of_vms(|vm| vm.started_unix_s),
     );
+    let of_labels = vms.iter().flat_map(|vm| {
+        let of_vm = move |(key, value): (&String, &String)| {
+            let words = [("vm", &vm.name), ("key", key), ("value", value)];
+            (words.map(|(name, value)| (name, value.clone())).to_vec(), 1)
+        };
+        vm.labels.iter().map(of_vm)
+    });
+    gauge("vm_label", "1 for each label of a VM", of_labels.collect());
     let of_taken = |value: fn(&(String, u64, u64)) -> u64| {
         taken.iter().map(|vm| (label("vm", &vm.0), value(vm))).collect()
     };
@@ -143,6 +151,7 @@ mod tests {
     fn every_name_is_documented() {
         let vm = Vm {
             name: "a".to_owned(),
+            labels: [("team".to_owned(), "web".to_owned())].into(),
             state: crate::views::VmState::Running,
             cell: Some(0),
             span: Vec::new(),
@@ -170,13 +179,15 @@ mod tests {
             vms: vec!["a".to_owned()],
         };
         let text = text(&[vm], &[("a".to_owned(), 6, 7)], &[cell]).unwrap();
+        let labels = "mirrorball_vm_label{vm=\"a\",key=\"team\",value=\"web\"} 1";
+        assert!(text.contains(labels), "{text}");
         assert!(text.contains("mirrorball_vm_host_bytes{vm=\"a\"} 6"), "{text}");
         let document = include_str!("../../../docs/api.md");
         let names = text
             .lines()
             .filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
         let names: Vec<&str> = names.collect();
-        assert_eq!(names.len(), 15, "{text}");
+        assert_eq!(names.len(), 16, "{text}");
         for name in names {
             assert!(
                 document.contains(&format!("`{name}`")),

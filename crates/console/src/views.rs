@@ -11,6 +11,9 @@ use utoipa::ToSchema;
 pub struct Vm {
     /// Its name.
     pub name: String,
+    /// Its labels.
+    #[schema(value_type = std::collections::BTreeMap<String, String>)]
+    pub labels: config::Labels,
     /// What it does.
     pub state: VmState,
     /// The cell that it runs in, in a cluster.
@@ -49,6 +52,7 @@ impl From<&Record> for Vm {
     fn from(record: &Record) -> Self {
         Self {
             name: record.name.clone(),
+            labels: record.spec.labels.clone(),
             state: match record.state {
                 State::Starting => VmState::Starting,
                 State::Running if record.paused => VmState::Paused,

@@ -12,11 +12,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
+use commands::select::Selection;
 use commands::{
     check, clients, clone, cluster, copy, disk, dsm, heat, image, knowledge, lab as labs, list, mem, run,
     topology, update,
 };
-use config::Size;
+use config::{Selector, Size};
 use miette::{Result, miette};
 
 #[derive(Debug, Parser)]
@@ -41,6 +42,9 @@ enum Command {
         /// As JSON
         #[arg(long)]
         json: bool,
+        /// Only those with this label: KEY or KEY=VALUE; given several times, those with all of them
+        #[arg(long, value_name = "KEY[=VALUE]")]
+        label: Vec<Selector>,
     },
     /// Attach to a VM's console; Ctrl-] leaves it
     Console {
@@ -70,31 +74,31 @@ enum Command {
     },
     /// Press a VM's power button; kill it when it does not end in time
     Stop {
-        /// The VM
-        vm: String,
+        #[command(flatten)]
+        vms: Selection,
         /// Seconds the guest may take
         #[arg(long, default_value_t = 30)]
         limit: u64,
     },
     /// End a VM at once
     Kill {
-        /// The VM
-        vm: String,
+        #[command(flatten)]
+        vms: Selection,
     },
     /// Have a VM stand still until it is resumed
     Pause {
-        /// The VM
-        vm: String,
+        #[command(flatten)]
+        vms: Selection,
     },
     /// Let a VM go on that stands still
     Resume {
-        /// The VM
-        vm: String,
+        #[command(flatten)]
+        vms: Selection,
     },
     /// Start a VM again without asking its guest, as by a machine's reset button
     Reset {
-        /// The VM
-        vm: String,
+        #[command(flatten)]
+        vms: Selection,
     },
     /// Send each vCPU of a VM a non-maskable interrupt
     Nmi {
@@ -103,8 +107,8 @@ enum Command {
     },
     /// Wait until a VM runs, its agent answers, or it has ended
     Wait {
-        /// The VM
-        vm: String,
+        #[command(flatten)]
+        vms: Selection,
         /// What to wait for
         #[arg(long = "for", value_enum, default_value_t = clients::Awaited::End)]
         awaited: clients::Awaited,
@@ -279,7 +283,7 @@ pub fn complain(error: &miette::Report) {
 fn obey(command: Command) -> Result<ExitCode> {
     match command {
         Command::Run(args) => run::run(&args),
-        Command::Ps { json } => list::ps(json),
+        Command::Ps { json, label } => list::ps(json, &label),
         Command::Console { vm } => clients::console(&vm),
         Command::Exec {
             vm,
@@ -288,13 +292,15 @@ fn obey(command: Command) -> Result<ExitCode> {
             command,
         } => clients::exec(&vm, no_tty, wait.map(Duration::from_secs), &command),
         Command::Cp { source, target } => copy::cp(&source, &target),
-        Command::Stop { vm, limit } => clients::stop(&vm, limit),
-        Command::Kill { vm } => clients::kill(&vm),
-        Command::Pause { vm } => clients::pause(&vm),
-        Command::Resume { vm } => clients::resume(&vm),
-        Command::Reset { vm } => clients::reset(&vm),
+        Command::Stop { vms, limit } => vms.each("stopped", |vm, folder| clients::stop(vm, folder, limit)),
+        Command::Kill { vms } => vms.each("killed", clients::kill),
+        Command::Pause { vms } => vms.each("paused", clients::pause),
+        Command::Resume { vms } => vms.each("resumed", clients::resume),
+        Command::Reset { vms } => vms.each("reset", clients::reset),
         Command::Nmi { vm } => clients::nmi(&vm),
-        Command::Wait { vm, awaited, limit } => clients::wait(&vm, awaited, limit.unwrap_or(u64::MAX)),
+        Command::Wait { vms, awaited, limit } => vms.each(awaited.done(), |vm, folder| {
+            clients::wait(vm, folder, awaited, limit.unwrap_or(u64::MAX))
+        }),
         Command::Logs { vm, follow } => clients::logs(&vm, follow),
         Command::Inspect { vm } => list::inspect(&vm),
         Command::Heat(args) => heat::heat(&args),

@@ -1,8 +1,9 @@
-//! `console`, `logs`, `exec`, `stop`, `kill`, `pause`, `resume`, `reset`, `nmi`, `wait`, `balloon`, `move`: commands for one
-//! running VM.
+//! `console`, `logs`, `exec`, `stop`, `kill`, `pause`, `resume`, `reset`, `nmi`, `wait`, `balloon`, `move`: commands for
+//! running VMs.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -83,9 +84,8 @@ pub fn exec(name: &str, no_tty: bool, wait: Option<Duration>, argv: &[String]) -
 }
 
 /// Presses the power button; kills the VM when it does not end in time.
-pub fn stop(name: &str, limit: u64) -> Result<ExitCode> {
-    let folder = here!(name);
-    let stopped = ask(&folder, &Request::Stop { limit_s: limit }, None);
+pub fn stop(name: &str, folder: &Path, limit: u64) -> Result<ExitCode> {
+    let stopped = ask(folder, &Request::Stop { limit_s: limit }, None);
     match stopped.map_err(|error| unreachable(name, &error))? {
         Answer::Ended { killed: true } => {
             eprintln!("mirrorball: {name} did not power off within {limit} s and was killed");
@@ -96,9 +96,8 @@ pub fn stop(name: &str, limit: u64) -> Result<ExitCode> {
 }
 
 /// Ends a VM at once.
-pub fn kill(name: &str) -> Result<ExitCode> {
-    let folder = here!(name);
-    let killed = ask(&folder, &Request::Kill, None).map_err(|error| unreachable(name, &error))?;
+pub fn kill(name: &str, folder: &Path) -> Result<ExitCode> {
+    let killed = ask(folder, &Request::Kill, None).map_err(|error| unreachable(name, &error))?;
     done(name, killed)
 }
 
@@ -123,18 +122,18 @@ pub fn move_vcpu(name: &str, vcpu: u8, cell: u16) -> Result<ExitCode> {
 }
 
 /// Has a VM stand still.
-pub fn pause(name: &str) -> Result<ExitCode> {
-    order(name, &Request::Pause, ORDER_LIMIT)
+pub fn pause(name: &str, folder: &Path) -> Result<ExitCode> {
+    order_in(name, folder, &Request::Pause, ORDER_LIMIT)
 }
 
 /// Lets a VM go on that stands still.
-pub fn resume(name: &str) -> Result<ExitCode> {
-    order(name, &Request::Resume, ORDER_LIMIT)
+pub fn resume(name: &str, folder: &Path) -> Result<ExitCode> {
+    order_in(name, folder, &Request::Resume, ORDER_LIMIT)
 }
 
 /// Starts a VM again without asking its guest.
-pub fn reset(name: &str) -> Result<ExitCode> {
-    order(name, &Request::Reset, RESET_LIMIT)
+pub fn reset(name: &str, folder: &Path) -> Result<ExitCode> {
+    order_in(name, folder, &Request::Reset, RESET_LIMIT)
 }
 
 /// Sends each vCPU of a VM a non-maskable interrupt.
@@ -145,7 +144,11 @@ pub fn nmi(name: &str) -> Result<ExitCode> {
 /// Gives an order to a VM, which has `limit` to obey.
 pub(super) fn order(name: &str, request: &Request, limit: Duration) -> Result<ExitCode> {
     let folder = here!(name);
-    let answer = ask(&folder, request, Some(limit)).map_err(|error| unreachable(name, &error))?;
+    order_in(name, &folder, request, limit)
+}
+
+fn order_in(name: &str, folder: &Path, request: &Request, limit: Duration) -> Result<ExitCode> {
+    let answer = ask(folder, request, Some(limit)).map_err(|error| unreachable(name, &error))?;
     match answer {
         Answer::Ended { .. } => Err(miette!("{name}: the VM has ended")),
         answer => done(name, answer),
@@ -163,21 +166,31 @@ pub enum Awaited {
     End,
 }
 
+impl Awaited {
+    /// The word for a VM of which it is so.
+    pub fn done(self) -> &'static str {
+        match self {
+            Self::Running => "runs",
+            Self::Agent => "its agent answers",
+            Self::End => "ended",
+        }
+    }
+}
+
 /// Waits for something about a VM.
-pub fn wait(name: &str, awaited: Awaited, limit_s: u64) -> Result<ExitCode> {
-    let folder = here!(name);
+pub fn wait(name: &str, folder: &Path, awaited: Awaited, limit_s: u64) -> Result<ExitCode> {
     let request = match awaited {
         Awaited::Running => Request::AwaitRunning { limit_s },
         Awaited::End => Request::AwaitEnd { limit_s },
         Awaited::Agent => {
-            return match guest::await_agent(&folder, Duration::from_secs(limit_s)) {
+            return match guest::await_agent(folder, Duration::from_secs(limit_s)) {
                 Some(true) => Ok(ExitCode::SUCCESS),
                 Some(false) => Err(miette!("{name}: the VM has ended")),
                 None => Ok(late(name, "no agent answered", limit_s)),
             };
         }
     };
-    let answer = ask(&folder, &request, None).map_err(|error| unreachable(name, &error))?;
+    let answer = ask(folder, &request, None).map_err(|error| unreachable(name, &error))?;
     match (awaited, answer) {
         (Awaited::Running, Answer::TimedOut) => Ok(late(name, "its vCPUs did not run", limit_s)),
         (_, Answer::TimedOut) => Ok(late(name, "it did not end", limit_s)),

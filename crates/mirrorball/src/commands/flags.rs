@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use config::vm::{DiskMode, DiskSpec, KernelSpec, NetKind, NetSpec};
-use config::{ConfigError, IoLimitSpec, Size, SpanMemory, SpanSpec, VmSpec};
+use config::{ConfigError, IoLimitSpec, Label, Size, SpanMemory, SpanSpec, VmSpec};
 use miette::{Result, miette};
 use registry::vms::BOOT_LIMIT_S;
 
@@ -13,7 +13,7 @@ use super::place::LabChoice;
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
     /// VM files; flags that describe a VM belong into them
-    #[arg(conflicts_with_all = ["image", "kernel", "cmdline", "cpus", "memory", "disk", "net", "name", "sandbox", "pages", "share", "share_group", "cell", "span", "span_memory", "cpu_weight", "cpu_limit", "memory_limit", "io_limit", "core_scheduling", "restart", "scratch_limit"])]
+    #[arg(conflicts_with_all = ["image", "kernel", "cmdline", "cpus", "memory", "disk", "net", "name", "sandbox", "pages", "share", "share_group", "cell", "span", "span_memory", "cpu_weight", "cpu_limit", "memory_limit", "io_limit", "core_scheduling", "restart", "scratch_limit", "label"])]
     pub files: Vec<PathBuf>,
     /// An image of the image store
     #[arg(long)]
@@ -42,6 +42,9 @@ pub struct RunArgs {
     /// The VM's name
     #[arg(long)]
     pub name: Option<String>,
+    /// A label by which commands select the VM: KEY=VALUE, several times for several
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub label: Vec<Label>,
     /// auto, require or off
     #[arg(long, default_value = "auto")]
     pub sandbox: String,
@@ -186,6 +189,7 @@ pub fn spec(args: &RunArgs) -> Result<VmSpec> {
     }
     let spec = VmSpec {
         name: args.name.clone(),
+        labels: config::labels::of_flags(&args.label).map_err(|why| miette!("--label: {why}"))?,
         image: args.image.clone(),
         cpus: args.cpus,
         cpu_weight: args.cpu_weight,
@@ -281,6 +285,24 @@ mod tests {
         );
         let help = error.help().map(|help| help.to_string());
         assert_eq!(help.as_deref(), Some("drop `host`, or use `user`"));
+    }
+
+    #[test]
+    fn labels_are_given_one_by_one_and_each_key_once() {
+        let words = ["--image", "tiny", "--label", "team=web", "--label", "canary="];
+        let labels = spec(&parse(&words).unwrap()).unwrap().labels;
+        assert_eq!(
+            labels.into_iter().collect::<Vec<_>>(),
+            [
+                ("canary".to_owned(), String::new()),
+                ("team".to_owned(), "web".to_owned())
+            ]
+        );
+        let twice = [&words[..], &["--label", "team=db"]].concat();
+        let why = spec(&parse(&twice).unwrap()).unwrap_err().to_string();
+        assert_eq!(why, "--label: the label team is given twice; give each key once");
+        assert!(parse(&["--image", "tiny", "--label", "team"]).is_err());
+        assert!(parse(&["vm.toml", "--label", "team=web"]).is_err());
     }
 
     #[test]

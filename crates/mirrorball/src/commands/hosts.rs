@@ -1,5 +1,6 @@
 //! Commands that run on another host of the cluster, with this one's terminal and streams.
 
+use std::collections::BTreeSet;
 use std::process::ExitCode;
 
 use agent::protocol::ExecRequest;
@@ -32,6 +33,20 @@ pub fn at_cell(cell: u16) -> Result<Option<ExitCode>> {
         Some(hosts) => forward(&hosts, cell).map(Some),
         None => Ok(None),
     }
+}
+
+/// Runs this same command on each other host that has one of these cells, and returns the exit statuses.
+pub fn at_hosts_of(cells: &BTreeSet<u16>) -> Result<Vec<ExitCode>> {
+    let Some(hosts) = hosts()? else {
+        return Ok(Vec::new());
+    };
+    let others = hosts
+        .site
+        .hosts
+        .iter()
+        .filter(|host| host.name != hosts.site.here);
+    let having = others.filter_map(|host| host.cells.iter().find(|cell| cells.contains(cell)));
+    having.map(|cell| forward(&hosts, *cell)).collect()
 }
 
 /// The cluster's hosts; none if this one is alone, or if the command has come from another.

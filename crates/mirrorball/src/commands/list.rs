@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use config::Selector;
 use miette::{IntoDiagnostic, Result};
 use registry::control::{Answer, Request, ask};
 use registry::vms::{self, Record, Registry, State};
@@ -10,12 +11,13 @@ use serde_json::{Value, json};
 
 use super::hosts::on_other_hosts;
 use super::place::{Found, find, in_lab};
+use super::select::selects;
 
 /// How long a VM may take to say what it counted.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
-/// Lists running VMs.
-pub fn ps(json: bool) -> Result<ExitCode> {
+/// Lists running VMs: those with all these labels.
+pub fn ps(json: bool, labels: &[Selector]) -> Result<ExitCode> {
     let mut records = Registry::open()
         .and_then(|registry| registry.list())
         .into_diagnostic()?;
@@ -28,6 +30,7 @@ pub fn ps(json: bool) -> Result<ExitCode> {
     {
         return Ok(code);
     }
+    records.retain(|record| selects(labels, record));
     let in_lab = lab::auto::inside();
     if json {
         let all = as_json(&records, in_lab).into_diagnostic()?;

@@ -18,5 +18,6 @@ pub mod list;
 pub mod mem;
 pub mod place;
 pub mod run;
+pub mod select;
 pub mod topology;
 pub mod update;

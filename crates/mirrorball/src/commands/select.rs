@@ -1,0 +1,176 @@
+//! The VMs that a command is for: one by its name, or each that labels select.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use config::Selector;
+use miette::{IntoDiagnostic, Result, miette};
+use registry::vms::{Record, Registry};
+
+use super::hosts::{at_hosts_of, on_other_hosts};
+use super::place::{Found, find, in_lab};
+
+/// Maximum number of VMs that are asked at once.
+const AT_ONCE_MAX: usize = 64;
+
+/// The arguments that name VMs.
+#[derive(Debug, clap::Args)]
+pub struct Selection {
+    /// The VM
+    #[arg(required_unless_present = "label")]
+    vm: Option<String>,
+    /// Each VM with this label instead: KEY or KEY=VALUE; given several times, those with all of them
+    #[arg(long, value_name = "KEY[=VALUE]", conflicts_with = "vm")]
+    label: Vec<Selector>,
+}
+
+impl Selection {
+    /// Acts on the VM that is named, or on each that the labels select, several at once. `done` is the word for a success, in
+    /// the line that is printed for each VM that labels select.
+    ///
+    /// Returns the first exit status, by name, that is no success.
+    ///
+    /// # Errors
+    /// If there is no such VM, or no VM has the labels.
+    pub fn each(&self, done: &str, act: impl Fn(&str, &Path) -> Result<ExitCode> + Sync) -> Result<ExitCode> {
+        if let Some(name) = &self.vm {
+            return match find(name)? {
+                Found::Here(folder) => act(name, &folder),
+                Found::Elsewhere(code) => Ok(code),
+            };
+        }
+        let here = self.here()?;
+        let mut statuses = all(&here, &|name, folder| report(name, done, act(name, folder)));
+        statuses.extend(self.elsewhere()?);
+        if statuses.is_empty() {
+            return in_lab()?.map_or_else(|| Err(self.none()), Ok);
+        }
+        Ok(first_failure(statuses))
+    }
+
+    /// The VMs of this host that the labels select, by name, with their directories.
+    fn here(&self) -> Result<Vec<(String, PathBuf)>> {
+        let registry = Registry::open().into_diagnostic()?;
+        let records = registry.list().into_diagnostic()?;
+        let selected = records.into_iter().filter(|record| selects(&self.label, record));
+        let with_folder = selected.map(|record| Ok((record.name.clone(), registry.folder_of(&record.name)?)));
+        with_folder.collect::<std::io::Result<_>>().into_diagnostic()
+    }
+
+    /// Runs this same command on each other host of the cluster that has such a VM.
+    fn elsewhere(&self) -> Result<Vec<ExitCode>> {
+        let mut cells = BTreeSet::new();
+        for output in on_other_hosts(&["ps", "--json"])? {
+            let records: Vec<Record> = serde_json::from_slice(&output).into_diagnostic()?;
+            let selected = records.iter().filter(|record| selects(&self.label, record));
+            cells.extend(selected.filter_map(|record| record.cell));
+        }
+        at_hosts_of(&cells)
+    }
+
+    fn none(&self) -> miette::Report {
+        let labels: Vec<String> = self.label.iter().map(Selector::to_string).collect();
+        miette!(
+            help = "`mirrorball ps --json` shows the labels of those that run",
+            "no running VM has the label {}",
+            labels.join(" and ")
+        )
+    }
+}
+
+/// Whether a VM has all these labels.
+pub fn selects(selectors: &[Selector], record: &Record) -> bool {
+    let labels = &record.spec.labels;
+    selectors.iter().all(|selector| selector.matches(labels))
+}
+
+/// Acts on all, several at once. The results are in the order of the VMs.
+fn all(vms: &[(String, PathBuf)], act: &(impl Fn(&str, &Path) -> ExitCode + Sync)) -> Vec<ExitCode> {
+    let mut statuses = Vec::with_capacity(vms.len());
+    for some in vms.chunks(AT_ONCE_MAX) {
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = some
+                .iter()
+                .map(|(name, folder)| {
+                    let thread = std::thread::Builder::new();
+                    // A host without threads to spare acts on one at a time.
+                    thread
+                        .spawn_scoped(scope, move || act(name, folder))
+                        .map_err(|_| act(name, folder))
+                })
+                .collect();
+            for thread in threads {
+                statuses.push(match thread {
+                    Ok(thread) => thread.join().unwrap_or(ExitCode::FAILURE),
+                    Err(status) => status,
+                });
+            }
+        });
+    }
+    statuses
+}
+
+/// Prints the line of one VM. An action that ends with a status of its own has printed it.
+fn report(name: &str, done: &str, result: Result<ExitCode>) -> ExitCode {
+    match result {
+        Ok(ExitCode::SUCCESS) => {
+            println!("{name}: {done}");
+            ExitCode::SUCCESS
+        }
+        Ok(status) => status,
+        Err(error) => {
+            crate::complain(&error);
+            ExitCode::from(crate::exit::FAILED)
+        }
+    }
+}
+
+fn first_failure(statuses: Vec<ExitCode>) -> ExitCode {
+    let mut failures = statuses.into_iter().filter(|status| *status != ExitCode::SUCCESS);
+    failures.next().unwrap_or(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn every_vm_is_acted_on_once_and_the_first_failure_by_name_is_the_status() {
+        let vms: Vec<(String, PathBuf)> = (0..150)
+            .map(|number| (format!("vm{number:03}"), PathBuf::new()))
+            .collect();
+        let count = AtomicUsize::new(0);
+        let statuses = all(&vms, &|name, _| {
+            count.fetch_add(1, Ordering::Relaxed);
+            ExitCode::from(match name {
+                "vm120" => 124,
+                "vm140" => 1,
+                _ => 0,
+            })
+        });
+        assert_eq!(count.into_inner(), 150);
+        assert_eq!(statuses[120], ExitCode::from(124));
+        assert_eq!(first_failure(statuses), ExitCode::from(124));
+        assert_eq!(first_failure(vec![ExitCode::SUCCESS; 3]), ExitCode::SUCCESS);
+    }
+
+    #[test]
+    fn vm_is_selected_by_all_labels_together() {
+        let spec = config::parse(
+            "vm.toml",
+            "image = \"x\"\nlabels = { team = \"web\", tier = \"1\" }",
+        )
+        .unwrap();
+        let record = Record::new("a".to_owned(), spec, 3);
+        let selects = |words: &[&str]| {
+            let selectors: Vec<Selector> = words.iter().map(|word| word.parse().unwrap()).collect();
+            selects(&selectors, &record)
+        };
+        assert!(selects(&["team"]) && selects(&["team=web", "tier=1"]));
+        assert!(!selects(&["team=web", "tier=2"]) && !selects(&["app"]));
+        assert!(selects(&[]));
+    }
+}
