@@ -170,12 +170,16 @@ impl Traces {
             list(Path::new(&place), 0, &mut files);
         }
         // The registry's own files stay, and what was measured of the host; a VM's do not.
-        const KEPT: [&str; 7] = [
+        const KEPT: [&str; 11] = [
             "/mirrorball",
             "/vms",
             "/vms/.cid",
             "/vms/.lock",
             "/vms/.mirrorball",
+            "/events",
+            "/events/current",
+            "/events/lock",
+            "/events/previous",
             "/measured.facts",
             "/measuring.lock",
         ];

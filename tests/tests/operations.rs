@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use guest_tests::host::Traces;
-use guest_tests::{Cluster, Scratch, Vm, VmFile, mirrorball};
+use guest_tests::{Cluster, Scratch, Vm, VmFile, mirrorball, wait};
+use serde_json::Value;
 
 /// How long a VM may take to be gone after a command that ends it.
 const END_LIMIT: Duration = Duration::from_secs(20);
@@ -121,4 +122,81 @@ fn labels_select_the_vms_that_a_command_acts_on() {
     for vm in [a, b, copy, other] {
         vm.wait_ended(END_LIMIT);
     }
+}
+
+/// The events that are kept, behind a token if one is given.
+fn events(after: Option<&str>) -> Vec<Value> {
+    let mut call = mirrorball(["events", "--json", "--no-follow"]);
+    if let Some(token) = after {
+        call = call.args(["--after", token]);
+    }
+    let text = call.ok().text();
+    text.lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect()
+}
+
+/// The kinds of the events of a VM, in order.
+fn of_vm(events: &[Value], vm: &Vm) -> Vec<String> {
+    let own = events.iter().filter(|event| event["vm"] == vm.name());
+    own.map(|event| event["event"].as_str().expect("text").to_owned())
+        .collect()
+}
+
+#[test]
+fn events_tell_the_life_of_a_vm_and_of_its_cell_from_a_token_on() {
+    let scratch = Scratch::new("events");
+    let cluster = Cluster::up(&scratch);
+    let mut follower = mirrorball(["events"]).limit(Duration::from_secs(300)).spawn();
+    let vm = VmFile::new("events").key("cell", "1").start(&scratch);
+    follower.wait_for(&format!("vm-running       {}", vm.name()), END_LIMIT);
+    let first = events(None);
+    assert_eq!(of_vm(&first, &vm), ["vm-starting", "vm-adopted", "vm-running"]);
+    let ups = first
+        .iter()
+        .filter(|event| event["event"] == "cell-up" && event["cell"] == 1);
+    assert!(ups.count() >= 1, "{first:?}");
+    let token = first.last().expect("an event")["token"]
+        .as_str()
+        .expect("text")
+        .to_owned();
+
+    mirrorball(["pause", vm.name()]).ok();
+    mirrorball(["resume", vm.name()]).ok();
+    vm.reboot();
+    let process = cluster.pid(1);
+    guest_tests::host::kill9(process);
+    cluster.pid_after(1, process);
+    let adopted = || {
+        let events = events(Some(&token));
+        (of_vm(&events, &vm).last()? == "vm-adopted").then_some(events)
+    };
+    let between = wait::until("the next process has the VM", END_LIMIT, adopted);
+    assert_eq!(
+        of_vm(&between, &vm),
+        ["vm-paused", "vm-resumed", "vm-rebooted", "vm-adopted"],
+        "nothing twice and nothing missing"
+    );
+    let cell: Vec<&Value> = between
+        .iter()
+        .filter(|event| event["cell"] == 1 && event["vm"].is_null())
+        .collect();
+    assert_eq!(cell[0]["event"], "cell-died", "{cell:?}");
+    assert_eq!(cell[1]["event"], "cell-up", "{cell:?}");
+    assert_ne!(cell[1]["pid"], process);
+    vm.kill();
+    let last = events(between.last().expect("an event")["token"].as_str());
+    assert_eq!(of_vm(&last, &vm), ["vm-ended"]);
+    assert_eq!(last[0]["status"], 74, "{last:?}");
+    follower.wait_for("vm-ended", END_LIMIT);
+    follower.signal(nix::sys::signal::Signal::SIGKILL);
+    drop(follower.wait());
+
+    // A place that never was.
+    let gone = events(Some("1-1-30"));
+    assert_eq!(gone[0]["event"], "gap");
+    assert!(gone.len() > first.len() + between.len(), "then all that is kept");
+    let wrong = mirrorball(["events", "--after", "yesterday"]).run().expect(2);
+    assert!(wrong.errors().contains("is no token"), "{wrong}");
+    mirrorball(["cluster", "down"]).ok();
 }

@@ -4,16 +4,28 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::time::Duration;
 
+use axum::http::HeaderMap;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use futures_core::Stream;
+use registry::journal::{Journal, Reader, Token};
 use serde::Serialize;
+use serde_json::Value;
 use tokio::sync::mpsc;
+use tokio::sync::mpsc::Sender;
+use tokio::sync::mpsc::error::SendError;
 use tokio_stream::wrappers::ReceiverStream;
 use utoipa::ToSchema;
 
 use crate::api::{blocking, cells, records};
+use crate::problem::Problem;
 use crate::views::{Cell, Vm};
 
+/// The header of a client that comes back.
+const LAST_EVENT_ID: &str = "last-event-id";
+/// The type of the journal's events in the stream. Those without a type are as they were before there was a journal.
+const JOURNAL_TYPE: &str = "journal";
+/// Events of the journal that are read at once.
+const BATCH_MAX: usize = 256;
 /// How often is looked: an event is that late at most.
 const LOOK: Duration = Duration::from_millis(200);
 /// Events that wait for a slow reader; then it waits no longer for this host than the host for it.
@@ -78,29 +90,120 @@ impl Scene {
     }
 }
 
-/// Tells of every VM and cell that there is, and then of each change.
-#[utoipa::path(get, path = "/v1/events", responses(
-    (status = 200, content_type = "text/event-stream", body = Change, description = "A `data:` line of JSON for each.")))]
-pub(crate) async fn events() -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
-    let (sender, receiver) = mpsc::channel(WAITING_MAX);
-    tokio::spawn(async move {
-        let mut known = Scene::default();
-        // Ends when nobody listens.
-        while !sender.is_closed() {
-            // What can't be read now is looked at again.
-            if let Ok(now) = blocking(|| Ok(Scene::new(records()?.iter().map(Vm::from), cells()?))).await {
-                for change in now.changes(&known) {
-                    let event = Event::default().json_data(&change).unwrap_or_default();
-                    if sender.send(Ok(event)).await.is_err() {
-                        return;
-                    }
-                }
-                known = now;
-            }
-            tokio::time::sleep(LOOK).await;
+/// Where a stream of events begins.
+#[derive(Debug, PartialEq)]
+enum Begin {
+    /// With everything that there is.
+    Whole,
+    /// Behind an event that the client has.
+    After(Token),
+    /// With a gap, since the client's event is none, and then with everything.
+    Lost,
+}
+
+impl Begin {
+    /// By the header that a client sends that comes back (HTML Standard, section 9.2, "Last-Event-ID").
+    fn of(headers: &HeaderMap) -> Self {
+        match headers.get(LAST_EVENT_ID) {
+            None => Self::Whole,
+            Some(id) if id.is_empty() => Self::Whole,
+            Some(id) => id
+                .to_str()
+                .ok()
+                .and_then(|id| id.parse().ok())
+                .map_or(Self::Lost, Self::After),
         }
-    });
+    }
+}
+
+/// Tells of every VM and cell that there is, and then of each change; also of each event of the journal, with its token as `id`.
+/// A client that comes back with `Last-Event-ID` gets the events of the journal since then, and only what has changed from now on.
+#[utoipa::path(get, path = "/v1/events", params(
+    ("Last-Event-ID" = Option<String>, Header, description = "The `id` of the last event that the client has.")),
+    responses((status = 200, content_type = "text/event-stream", body = Change, description =
+        "A `data:` line of JSON for each. Those of the journal have the type `journal` and an `id`.")))]
+pub(crate) async fn events(headers: HeaderMap) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
+    let begin = Begin::of(&headers);
+    let (sender, receiver) = mpsc::channel(WAITING_MAX);
+    // Ends when nobody listens.
+    tokio::spawn(async move { _ = tell(begin, sender).await });
     Sse::new(ReceiverStream::new(receiver)).keep_alive(KeepAlive::default())
+}
+
+/// What is sent next, and how to go on.
+type Batch = (Vec<Event>, Option<Reader>);
+
+async fn tell(
+    begin: Begin,
+    sender: Sender<Result<Event, Infallible>>,
+) -> Result<(), SendError<Result<Event, Infallible>>> {
+    let (mut reader, mut known) = (None, Scene::default());
+    if let Begin::After(token) = begin {
+        // What there is now the client knows, or learns from the journal.
+        let Ok(after) = blocking(move || Ok(Reader::after(journal()?, token))).await else {
+            // The client comes back with the same token.
+            return Ok(());
+        };
+        reader = Some(after);
+        known = blocking(scene).await.unwrap_or_default();
+    } else if begin == Begin::Lost {
+        let why = "the Last-Event-ID is none of this journal".to_owned();
+        let gap = serde_json::json!({ "event": "gap", "why": why });
+        sender.send(Ok(journal_event(&gap))).await?;
+    }
+    let mut is_first = true;
+    while !sender.is_closed() {
+        // The journal first: its place is then before what is seen. What can't be read now is looked at again.
+        let taken = reader.take();
+        let (events, next) = blocking(move || read(taken)).await.unwrap_or_default();
+        reader = next;
+        for event in events {
+            sender.send(Ok(event)).await?;
+        }
+        if let Ok(now) = blocking(scene).await {
+            for change in now.changes(&known) {
+                let mut event = Event::default().json_data(&change).unwrap_or_default();
+                if let (true, Some(token)) = (is_first, reader.as_ref().and_then(Reader::token)) {
+                    // A client that breaks off in the first burst misses nothing when it comes back.
+                    event = event.id(token.to_string());
+                }
+                sender.send(Ok(event)).await?;
+            }
+            known = now;
+            is_first = false;
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+    Ok(())
+}
+
+fn scene() -> Result<Scene, Problem> {
+    Ok(Scene::new(records()?.iter().map(Vm::from), cells()?))
+}
+
+fn journal() -> Result<Journal, Problem> {
+    Journal::open().map_err(Problem::internal)
+}
+
+/// The journal's new events. Without a reader there are none, and the reader begins behind them.
+fn read(reader: Option<Reader>) -> Result<Batch, Problem> {
+    let Some(mut reader) = reader else {
+        let reader = Reader::from_end(journal()?).map_err(Problem::internal)?;
+        return Ok((Vec::new(), Some(reader)));
+    };
+    let mut events = Vec::new();
+    // What can't be read now is read the next time.
+    while events.len() < BATCH_MAX
+        && let Ok(Some(entry)) = reader.next_entry()
+    {
+        events.push(journal_event(&Value::Object(entry.event)).id(entry.token.to_string()));
+    }
+    Ok((events, Some(reader)))
+}
+
+fn journal_event(event: &Value) -> Event {
+    let event = Event::default().event(JOURNAL_TYPE).json_data(event);
+    event.unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -123,6 +226,18 @@ mod tests {
             started_unix_s: 0,
             full_disks: Vec::new(),
         }
+    }
+
+    #[test]
+    fn stream_begins_behind_the_clients_last_event_if_there_is_such_a_place() {
+        let begin = |id: Option<&str>| {
+            let header = id.map(|id| (LAST_EVENT_ID.parse().unwrap(), id.parse().unwrap()));
+            Begin::of(&header.into_iter().collect())
+        };
+        assert_eq!(begin(None), Begin::Whole);
+        assert_eq!(begin(Some("")), Begin::Whole);
+        assert_eq!(begin(Some("1f-2-300")), Begin::After("1f-2-300".parse().unwrap()));
+        assert_eq!(begin(Some("7")), Begin::Lost);
     }
 
     #[test]

@@ -14,8 +14,8 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use commands::select::Selection;
 use commands::{
-    check, clients, clone, cluster, copy, disk, dsm, heat, image, knowledge, lab as labs, list, mem, run,
-    topology, update,
+    check, clients, clone, cluster, copy, disk, dsm, events, heat, image, knowledge, lab as labs, list, mem,
+    run, topology, update,
 };
 use config::{Selector, Size};
 use miette::{Result, miette};
@@ -129,6 +129,8 @@ enum Command {
         /// The VM
         vm: String,
     },
+    /// Print what happens to VMs and cells of this host, from now on or from a token
+    Events(events::EventsArgs),
     /// Show what a VM with coherent memory waits for, and its hottest pages
     Heat(heat::HeatArgs),
     /// Show what VMs take of the host's memory, and what of it they share
@@ -208,6 +210,7 @@ impl Command {
             Self::Ps { .. }
                 | Self::Logs { .. }
                 | Self::Inspect { .. }
+                | Self::Events(_)
                 | Self::Heat(_)
                 | Self::Mem { .. }
                 | Self::Check { .. }
@@ -303,6 +306,7 @@ fn obey(command: Command) -> Result<ExitCode> {
         }),
         Command::Logs { vm, follow } => clients::logs(&vm, follow),
         Command::Inspect { vm } => list::inspect(&vm),
+        Command::Events(args) => events::events(&args),
         Command::Heat(args) => heat::heat(&args),
         Command::Mem { json, watch } => mem::mem(json, watch),
         Command::Clone(args) => clone::clone(&args),
@@ -347,6 +351,7 @@ mod tests {
         };
         for line in [
             "ps",
+            "events --json",
             "heat big --json",
             "disk ls",
             "image ls",

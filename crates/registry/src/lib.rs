@@ -20,6 +20,7 @@
 
 pub mod cluster;
 pub mod control;
+pub mod journal;
 pub mod lease;
 pub mod line;
 pub mod monitor;

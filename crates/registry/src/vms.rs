@@ -23,6 +23,7 @@ use hostfiles::private;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::interface::Part;
+use crate::journal::{Change, Journal};
 use crate::runtime;
 use crate::share_group::ShareGroup;
 
@@ -200,6 +201,8 @@ pub struct Registry {
     vms: PathBuf,
     /// The longest wait for another process that changes the directory.
     limit: Duration,
+    /// The ends of VMs that no process saw are noted here; parts of other hosts' VMs have none.
+    journal: Option<Journal>,
 }
 
 /// An entry of this process. The name is taken until this is dropped, which removes the directory.
@@ -218,7 +221,10 @@ impl Registry {
 
     /// The registry of the parts that VMs of other hosts have on this host.
     pub fn of_parts() -> io::Result<Self> {
-        Self::at(&Self::parts_directory()?)
+        Ok(Self {
+            journal: None,
+            ..Self::at(&Self::parts_directory()?)?
+        })
     }
 
     /// The records of [`Registry::of_parts`], without making its directory.
@@ -227,7 +233,7 @@ impl Registry {
         if !directory.exists() {
             return Ok(Vec::new());
         }
-        Self::at(&directory)?.list()
+        Self::of_parts()?.list()
     }
 
     fn parts_directory() -> io::Result<PathBuf> {
@@ -243,7 +249,8 @@ impl Registry {
             .create(&vms)?;
         mark(&vms)?;
         let limit = lock::LIMIT;
-        Ok(Self { vms, limit })
+        let journal = Some(Journal::at(directory));
+        Ok(Self { vms, limit, journal })
     }
 
     /// Takes a name, and removes a stale entry of it.
@@ -253,7 +260,7 @@ impl Registry {
     pub fn claim(&self, name: &str) -> Result<Entry, RegistryError> {
         let _guard = self.guard()?;
         let folder = self.vms.join(name);
-        if folder.symlink_metadata().is_ok() && !remove_stale(&folder)? {
+        if folder.symlink_metadata().is_ok() && !self.remove_stale(&folder)? {
             return Err(RegistryError::Taken(name.to_owned()));
         }
         DirBuilder::new().mode(private::DIRECTORY_MODE).create(&folder)?;
@@ -292,7 +299,7 @@ impl Registry {
         for entry in fs::read_dir(&self.vms)? {
             let entry = entry?;
             let folder = entry.path();
-            if !entry.file_type()?.is_dir() || remove_stale(&folder)? {
+            if !entry.file_type()?.is_dir() || self.remove_stale(&folder)? {
                 continue;
             }
             // An entry that is being made has no record yet.
@@ -332,6 +339,24 @@ impl Registry {
             (Some(std::path::Component::Normal(part)), None) if part == name => Ok(self.vms.join(name)),
             _ => Err(io::Error::other(format!("{name:?} is no VM's name"))),
         }
+    }
+
+    /// Removes an entry whose monitor is dead, and notes the end of its VM. Returns false if the monitor lives.
+    ///
+    /// # Errors
+    /// When the lock shows neither; the VM may run.
+    fn remove_stale(&self, folder: &Path) -> io::Result<bool> {
+        remove_stale(folder, |record| {
+            let change = Change::VmEnded {
+                vm: record.name,
+                status: None,
+                why: Some("the processes that looked after it were killed".to_owned()),
+            };
+            // The entry is removed all the same.
+            self.journal
+                .iter()
+                .for_each(|journal| _ = journal.append(change.clone()));
+        })
     }
 
     /// Serialises changes of the directory between processes.
@@ -376,11 +401,8 @@ fn claimed(folder: &Path) -> io::Result<Flock<File>> {
     lock::at_once(file, Share::Exclusive)?.ok_or_else(|| at(&path)(io::ErrorKind::ResourceBusy.into()))
 }
 
-/// Removes an entry whose monitor is dead. Returns false if the monitor lives.
-///
-/// # Errors
-/// When the lock shows neither; the VM may run.
-fn remove_stale(folder: &Path) -> io::Result<bool> {
+/// Removes an entry whose monitor is dead, and passes on its record, if it has one. Returns false if the monitor lives.
+fn remove_stale(folder: &Path, removed: impl FnOnce(Record)) -> io::Result<bool> {
     let path = folder.join("lock");
     let opened = OpenOptions::new()
         .read(true)
@@ -400,10 +422,16 @@ fn remove_stale(folder: &Path) -> io::Result<bool> {
         },
         Err(error) => return Err(at(&path)(error)),
     };
+    let record = read(folder);
     match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(at(folder)(error)),
-        _ => Ok(true),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(at(folder)(error)),
+        _ => {}
     }
+    // One that was never written is of a VM that had not begun to start.
+    if let Ok(record) = record {
+        removed(record);
+    }
+    Ok(true)
 }
 
 /// The time since the content of a directory changed.
@@ -525,11 +553,36 @@ mod tests {
     }
 
     #[test]
+    fn end_that_no_process_saw_is_noted_once_by_the_command_that_finds_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let registry = Registry::at(directory.path()).unwrap();
+        let entry = registry.claim("lost").unwrap();
+        entry.write(&record("lost")).unwrap();
+        // As when its monitor and its keeper are killed: the lock is gone and the directory is there.
+        let folder = entry.folder().to_owned();
+        let kept = fs::read(folder.join("vm.json")).unwrap();
+        drop(entry);
+        fs::create_dir(&folder).unwrap();
+        fs::write(folder.join("lock"), "").unwrap();
+        fs::write(folder.join("vm.json"), kept).unwrap();
+        for _ in 0..2 {
+            assert!(registry.list().unwrap().is_empty());
+        }
+        let mut events = crate::journal::Reader::from_start(Journal::at(directory.path()));
+        let event = events.next_entry().unwrap().expect("the end").known().unwrap();
+        assert!(
+            matches!(&event.change, Change::VmEnded { vm, status: None, why: Some(_) } if vm == "lost"),
+            "{event:?}"
+        );
+        assert_eq!(events.next_entry().unwrap(), None);
+    }
+
+    #[test]
     fn entry_that_is_removed_while_entries_are_listed_is_no_error() {
         let directory = tempfile::tempdir().unwrap();
         Registry::at(directory.path()).unwrap();
         // As its name was read, and its monitor has removed it since.
-        assert!(remove_stale(&directory.path().join("vms/gone")).unwrap());
+        assert!(remove_stale(&directory.path().join("vms/gone"), drop).unwrap());
     }
 
     /// The lock of each can't be opened, as for a process at its limit of open files, or shows nothing.

@@ -14,6 +14,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use registry::cluster::client::Connection;
 use registry::cluster::files::{CellFiles, Files};
 use registry::cluster::interface::Ask;
+use registry::journal::{self, Change};
 use tracing::{error, info, warn};
 
 use self::upgrade::Upgrade;
@@ -73,6 +74,10 @@ pub fn guard(number: u16) -> io::Result<()> {
             return Ok(());
         }
         warn!("the cell's process died: {status}");
+        journal::note(Change::CellDied {
+            cell: number,
+            why: status.to_string(),
+        });
         short_lives = if start.elapsed() < SHORT {
             short_lives + 1
         } else {

@@ -20,6 +20,7 @@ use hostinfo::known;
 use protocol::CellId;
 use registry::cluster::files::{CellFiles, Files};
 use registry::cluster::interface::{Answer, Ask, OF_CELL};
+use registry::journal::{self, Change};
 use registry::lease::keep_stacks_small;
 use shard_api::Platform;
 use tracing::{debug, error, info, trace, warn};
@@ -123,6 +124,7 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
     calls::call_others(files.clone(), calls, elsewhere.clone(), calling, &events)?;
     later(ORPHANS_LIMIT, Event::OrphansLate, &events)?;
     let mut cell = Cell {
+        number,
         own,
         files,
         state,
@@ -149,6 +151,11 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
             }
         })?;
     info!("cell {me} runs");
+    journal::note(Change::CellUp {
+        cell: number,
+        life: me.life,
+        pid: std::process::id(),
+    });
     for event in happened {
         match cell.take(event) {
             Next::GoOn => {}
@@ -157,6 +164,7 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
         }
     }
     info!("cell {me} ends by order");
+    journal::note(Change::CellDown { cell: number });
     Ok(())
 }
 
@@ -170,6 +178,7 @@ enum Next {
 }
 
 struct Cell {
+    number: u16,
     own: CellFiles,
     files: Files,
     state: State,
@@ -215,7 +224,7 @@ impl Cell {
             }
             Event::Asked(client, ask) => {
                 if let Ask::Cordon { cordoned } = &ask
-                    && let Err(error) = self.own.cordon(*cordoned)
+                    && let Err(error) = self.write_cordon(*cordoned)
                 {
                     // No other cell may know of a cordon that the next process would not have.
                     let why =
@@ -279,6 +288,18 @@ impl Cell {
             self.ticking = later(TICK, Event::Tick, &self.events).is_ok();
         }
         if ends { Next::End } else { Next::GoOn }
+    }
+
+    fn write_cordon(&self, cordoned: bool) -> io::Result<()> {
+        let before = self.own.is_cordoned();
+        self.own.cordon(cordoned)?;
+        let cell = self.number;
+        match (before, cordoned) {
+            (false, true) => journal::note(Change::CellCordoned { cell }),
+            (true, false) => journal::note(Change::CellUncordoned { cell }),
+            _ => {}
+        }
+        Ok(())
     }
 
     /// There is no more to be had from a cell. One of another host is dead only when all agree.

@@ -10,12 +10,13 @@ use std::time::{Duration, Instant};
 
 use fault_point::fault_point;
 use keeper::client::Keeper;
+use registry::journal::{self, Change};
 use registry::monitor::Event;
 use registry::vms::{self, Entry, Record, State};
 use shard_api::Platform;
 
 use super::lease::{Lease, hold, hold_one, tell};
-use super::{Begun, hand_over, raise_file_limit, unix_now};
+use super::{Begun, fail, hand_over, raise_file_limit, unix_now};
 use crate::adoption::{AdoptionRecord, LeftBoot, MonitorFiles, Places, adopt_programs};
 use crate::cluster::tenure::Tenure;
 use crate::handle::Handle;
@@ -142,6 +143,7 @@ fn go_on(
         card_pids: opened.helpers().map(subnet::HelperProcess::id).collect(),
         ..about
     };
+    let cell = about.cell;
     let handle = Handle::default();
     let kept = files
         .take(left.kept)
@@ -175,6 +177,11 @@ fn go_on(
     fault_point!(adopt_taken);
     let _served = begun.serve(&handle, &opened.spec).or_give_up(&folder);
     begin_serving(&lease, handle.clone()).or_give_up(&folder);
+    journal::note(Change::VmAdopted {
+        vm: name.clone(),
+        pid: std::process::id(),
+        cell,
+    });
     if let Some(first) = record.first {
         first.begin_to_record(&handle);
     }
@@ -184,8 +191,7 @@ fn go_on(
         handle.set_left(true);
     }
     if let Err(why) = begun.run(opened, Some(adopted), &programs, &handle, &lease) {
-        let name = name.clone();
-        tell(&lease, &Event::Failed { name, why });
+        fail(&lease, name.clone(), why);
     }
     handle.over();
     handle.all_answered();

@@ -7,6 +7,7 @@ pub mod cluster;
 pub mod copy;
 pub mod disk;
 pub mod dsm;
+pub mod events;
 pub mod flags;
 pub mod heat;
 mod host_file;

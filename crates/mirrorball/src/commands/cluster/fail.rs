@@ -11,6 +11,7 @@ use registry::cluster::client::Connection;
 use registry::cluster::files::{CellFiles, Files};
 use registry::cluster::interface::{Answer, Ask};
 use registry::control::{Request, ask};
+use registry::journal::{self, Change};
 use registry::vms::{Record, Registry};
 
 use super::cells_here;
@@ -46,6 +47,7 @@ pub(super) fn fail(number: u16) -> Result<ExitCode> {
     let begun = Instant::now();
     // From now on no process of it starts again. Who notices the end of the last one knows what it means.
     cell.fail().into_diagnostic()?;
+    journal::note(Change::CellFailed { cell: number });
     if !end_process(&cell) {
         return Err(miette!(
             help = "its process runs on, and does not answer: see `mirrorball cluster status`, and end it",

@@ -1,0 +1,366 @@
+//! The journal: what has happened to the VMs and cells of this user on this host, in order.
+//!
+//! Two files in the directory `events` of the runtime directory, `current` and `previous`, have 1 MiB each at most.
+//! The process that changes a state appends the event: a VM's monitor or cell, a cell's guard, a command. `mirrorball
+//! events` and the API read ([`reader`]).
+//!
+//! An event is a line of JSON, written by one call to a file that is open for appending (`O_APPEND`), under a lock.
+//! The lock ends with its holder. A holder that is stopped delays the others by 1 s; then they write without it. A
+//! writer that is killed in the middle leaves a line without its end. The next writer begins a new line, and readers
+//! report a gap.
+//!
+//! A file's first line has the journal's number, which is new when the directory is, and the file's generation. Both
+//! and an offset are a [`Token`]: the place behind an event, from which a reader goes on.
+
+mod reader;
+mod token;
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use hostfiles::Unfinished;
+use hostfiles::lock::{self, Share};
+use hostfiles::private;
+use serde::{Deserialize, Serialize};
+
+pub use reader::{Entry, Reader};
+pub use token::Token;
+
+use crate::runtime;
+
+/// Maximum size of each of the two files, in bytes.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+/// Time limit for the lock.
+const LOCK_LIMIT: Duration = Duration::from_secs(1);
+/// Maximum length of a reason in an event, in characters.
+const WHY_MAX: usize = 1000;
+/// Maximum length of a file's first line, in bytes.
+const HEADER_MAX: usize = 128;
+
+/// A change of a VM or a cell.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "event")]
+pub enum Change {
+    /// A VM has its name and its place; its files are being opened.
+    VmStarting {
+        /// The VM's name.
+        vm: String,
+        /// Its cell, in a cluster.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cell: Option<u16>,
+    },
+    /// The VM's vCPUs run for the first time.
+    VmRunning {
+        /// The VM's name.
+        vm: String,
+    },
+    /// The vCPUs run again after a reboot, a reset, or an ending after which it starts again.
+    VmRebooted {
+        /// The VM's name.
+        vm: String,
+        /// The number of its boots.
+        boots: u32,
+    },
+    /// The VM has ended so, and starts again.
+    VmStartsAgain {
+        /// The VM's name.
+        vm: String,
+        /// How it ended.
+        why: String,
+    },
+    /// The VM stands still by order.
+    VmPaused {
+        /// The VM's name.
+        vm: String,
+    },
+    /// The VM goes on.
+    VmResumed {
+        /// The VM's name.
+        vm: String,
+    },
+    /// The disks whose writes wait for room on the host are others than before.
+    VmFullDisks {
+        /// The VM's name.
+        vm: String,
+        /// The disks that wait now.
+        disks: Vec<String>,
+    },
+    /// Another process serves the VM from now on.
+    VmAdopted {
+        /// The VM's name.
+        vm: String,
+        /// The process.
+        pid: u32,
+        /// The VM's cell, in a cluster.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cell: Option<u16>,
+    },
+    /// The VM did not start.
+    VmFailed {
+        /// The VM's name.
+        vm: String,
+        /// The reason and the help.
+        why: String,
+    },
+    /// The VM has ended.
+    VmEnded {
+        /// The VM's name.
+        vm: String,
+        /// The exit status of `mirrorball run`; none if no process saw the end.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        status: Option<u8>,
+        /// The reason; none for the guest's power-off.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        why: Option<String>,
+    },
+    /// A process of the cell runs.
+    CellUp {
+        /// The cell.
+        cell: u16,
+        /// The number of the process, counted from the cell's first.
+        life: u32,
+        /// The process.
+        pid: u32,
+    },
+    /// The cell's process has ended by order.
+    CellDown {
+        /// The cell.
+        cell: u16,
+    },
+    /// The cell's process has died. Its guard starts the next one, if it can.
+    CellDied {
+        /// The cell.
+        cell: u16,
+        /// How it died.
+        why: String,
+    },
+    /// The cell has failed: its CPUs and its memory count as lost.
+    CellFailed {
+        /// The cell.
+        cell: u16,
+    },
+    /// The cell takes no new VM.
+    CellCordoned {
+        /// The cell.
+        cell: u16,
+    },
+    /// The cell takes VMs again.
+    CellUncordoned {
+        /// The cell.
+        cell: u16,
+    },
+    /// Events are missing here: the place that was asked for is gone, or an event was cut off. Readers make it; it is in
+    /// no file.
+    Gap {
+        /// Why they are missing.
+        why: String,
+    },
+}
+
+/// A change and its time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    /// The time, in milliseconds since 1970.
+    pub unix_ms: u64,
+    /// The change.
+    #[serde(flatten)]
+    pub change: Change,
+}
+
+impl Event {
+    fn now(change: Change) -> Self {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let unix_ms = now.map_or(0, |now| u64::try_from(now.as_millis()).unwrap_or(u64::MAX));
+        Self { unix_ms, change }
+    }
+}
+
+impl Change {
+    /// Bounds the texts that others chose.
+    fn bounded(mut self) -> Self {
+        let why = match &mut self {
+            Self::VmStartsAgain { why, .. }
+            | Self::VmFailed { why, .. }
+            | Self::VmEnded { why: Some(why), .. }
+            | Self::CellDied { why, .. } => why,
+            _ => return self,
+        };
+        if let Some((end, _)) = why.char_indices().nth(WHY_MAX) {
+            why.truncate(end);
+            why.push_str(" ...");
+        }
+        self
+    }
+}
+
+/// The first line of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Header {
+    journal: u64,
+    generation: u64,
+}
+
+impl Header {
+    fn line(self) -> io::Result<Vec<u8>> {
+        let mut line = serde_json::to_vec(&self)?;
+        line.push(b'\n');
+        Ok(line)
+    }
+
+    /// The header of a file, and the offset behind it.
+    fn of(file: &File) -> io::Result<(Self, u64)> {
+        let mut start = [0; HEADER_MAX];
+        let count = file.read_at(&mut start, 0)?;
+        let line = start[..count].split_inclusive(|byte| *byte == b'\n').next();
+        let line = line.filter(|line| line.ends_with(b"\n"));
+        let line = line.ok_or_else(|| io::Error::other("a file of events has no first line"))?;
+        Ok((serde_json::from_slice(line)?, line.len() as u64))
+    }
+}
+
+/// The journal of a runtime directory. Its files are made with the first event.
+#[derive(Clone, Debug)]
+pub struct Journal {
+    directory: PathBuf,
+    bytes_max: u64,
+    lock_limit: Duration,
+}
+
+impl Journal {
+    /// The journal of this user.
+    ///
+    /// # Errors
+    /// Those of the runtime directory.
+    pub fn open() -> io::Result<Self> {
+        Ok(Self::at(&runtime::directory()?))
+    }
+
+    /// The journal below a runtime directory.
+    pub fn at(runtime: &Path) -> Self {
+        Self {
+            directory: runtime.join("events"),
+            bytes_max: FILE_BYTES_MAX,
+            lock_limit: LOCK_LIMIT,
+        }
+    }
+
+    /// Whether there was an event already.
+    pub fn exists(&self) -> bool {
+        self.directory.join("current").exists()
+    }
+
+    /// Appends an event.
+    ///
+    /// # Errors
+    /// If it can't be written, as on a full disk.
+    pub fn append(&self, change: Change) -> io::Result<()> {
+        private::directories(&self.directory)?;
+        let mut line = serde_json::to_vec(&Event::now(change.bounded()))?;
+        line.push(b'\n');
+        let lock = self.directory.join("lock");
+        // A holder that is stopped must not stop a VM.
+        let held = lock::within(
+            &lock,
+            private::lock_file(&lock)?,
+            Share::Exclusive,
+            self.lock_limit,
+        )
+        .ok();
+        let mut file = self.current()?;
+        let mut length = file.metadata()?.len();
+        if held.is_some() && length + line.len() as u64 > self.bytes_max {
+            self.rotate(&file)?;
+            file = self.current()?;
+            length = file.metadata()?.len();
+        }
+        if !ends_a_line(&file, length)? {
+            line.insert(0, b'\n');
+        }
+        match file.write(&line)? {
+            count if count == line.len() => Ok(()),
+            _ => Err(io::ErrorKind::StorageFull.into()),
+        }
+    }
+
+    /// Opens the newest file, to append to and to read. A missing one is made.
+    fn current(&self) -> io::Result<File> {
+        let path = self.directory.join("current");
+        let open = || File::options().read(true).append(true).open(&path);
+        match open() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+                let nanoseconds = now.map_or(0, |now| now.as_nanos());
+                // The numbers of two journals differ unless they began in one nanosecond.
+                let journal = (nanoseconds % u128::from(u64::MAX)) as u64;
+                let first = Header {
+                    journal,
+                    generation: 1,
+                };
+                let new = Unfinished::beside(&path)?;
+                new.file().write_all_at(&first.line()?, 0)?;
+                match new.publish_new() {
+                    // Another writer was first.
+                    Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                    made => made?,
+                }
+                open()
+            }
+            opened => opened,
+        }
+    }
+
+    /// Begins the next file. `current` is never missing; a rotation that was cut short is done again.
+    fn rotate(&self, current: &File) -> io::Result<()> {
+        let (header, _) = Header::of(current)?;
+        let (path, previous) = (self.directory.join("current"), self.directory.join("previous"));
+        match fs::remove_file(&previous) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        fs::hard_link(&path, &previous)?;
+        let next = Header {
+            generation: header.generation + 1,
+            ..header
+        };
+        hostfiles::replace_volatile_file(&path, private::FILE_MODE, &next.line()?)
+    }
+
+    /// The files that there are, the oldest first.
+    fn files(&self) -> io::Result<Vec<(Header, u64, File)>> {
+        let mut files: Vec<(Header, u64, File)> = Vec::new();
+        // In this order a rotation between the two shows one of them twice, and hides none.
+        for name in ["previous", "current"] {
+            match File::open(self.directory.join(name)) {
+                Ok(file) => {
+                    let (header, start) = Header::of(&file)?;
+                    if files.last().is_none_or(|(last, ..)| *last != header) {
+                        files.push((header, start, file));
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(files)
+    }
+}
+
+/// Appends an event to this user's journal. What happens goes on without its event if that can't be written: a full disk
+/// ends no VM.
+pub fn note(change: Change) {
+    let _ = Journal::open().and_then(|journal| journal.append(change));
+}
+
+fn ends_a_line(file: &File, length: u64) -> io::Result<bool> {
+    let mut last = [0];
+    let Some(at) = length.checked_sub(1) else {
+        return Ok(true);
+    };
+    Ok(file.read_at(&mut last, at)? == 0 || last == *b"\n")
+}
+
+#[cfg(test)]
+mod tests;
