@@ -200,3 +200,84 @@ fn events_tell_the_life_of_a_vm_and_of_its_cell_from_a_token_on() {
     assert!(wrong.errors().contains("is no token"), "{wrong}");
     mirrorball(["cluster", "down"]).ok();
 }
+
+#[test]
+fn defined_vms_start_with_the_cluster_in_their_order() {
+    let scratch = Scratch::new("defined");
+    // No other test's cluster may start them.
+    let data = scratch.join("data");
+    std::fs::create_dir(&data).expect("our own directory");
+    let images = guest_tests::host::data_directory().join("images");
+    std::os::unix::fs::symlink(images, data.join("images")).expect("our own directory");
+    let vm = |words: &[&str]| mirrorball([&["vm"], words].concat()).env("MIRRORBALL_DATA", &data);
+    let define = |file: &VmFile| vm(&["define"]).args([file.write(&scratch)]).run();
+    let db = VmFile::new("defined-z-db");
+    let after = |name: &str, other: &VmFile| VmFile::new(name).key("after", &format!("[{:?}]", other.name()));
+    let web = after("defined-a-web", &db);
+    let unknown = define(&web).expect(1);
+    assert!(unknown.errors().contains("which is not defined"), "{unknown}");
+    define(&db).expect(0);
+    define(&web).expect(0);
+    let circle = define(&db.clone().key("after", &format!("[{:?}]", web.name()))).expect(1);
+    assert!(circle.errors().contains("in a circle"), "{circle}");
+    // Nothing of a definition that was refused is kept.
+    let broken = after("defined-b-broken", &db).key("cell", "7");
+    define(&broken).expect(0);
+    let kept = vm(&["undefine", db.name()]).run().expect(1);
+    assert!(kept.errors().contains("starts after"), "{kept}");
+
+    let cluster = Cluster;
+    let begun = events(None)
+        .last()
+        .map(|event| event["token"].as_str().expect("text").to_owned());
+    let up = mirrorball(["cluster", "up", "--lab", "never", "--cells", "2"])
+        .env("MIRRORBALL_DATA", &data)
+        .limit(Duration::from_secs(120))
+        .ok();
+    let vms = [Vm::named(db.name()), Vm::named(web.name())];
+    assert!(
+        up.errors()
+            .contains(&format!("{}: there is no cell 7", broken.name())),
+        "{up}"
+    );
+    let running: Vec<String> = events(begun.as_deref())
+        .iter()
+        .filter(|event| event["event"] == "vm-running")
+        .map(|event| event["vm"].as_str().expect("a name").to_owned())
+        .collect();
+    assert_eq!(running, [db.name(), web.name()], "in order of `after`");
+    let listed = vm(&["ls", "--json"]).ok().json();
+    let states: Vec<(&str, bool)> = listed
+        .as_array()
+        .expect("an array")
+        .iter()
+        .map(|vm| (vm["name"].as_str().expect("a name"), vm["running"] == true))
+        .collect();
+    assert_eq!(
+        states,
+        [(web.name(), true), (broken.name(), false), (db.name(), true)]
+    );
+    assert_eq!(cluster.cells().len(), 2);
+
+    vms[1].kill();
+    vms[1].wait_ended(END_LIMIT);
+    vm(&["start", web.name(), "--lab", "never"])
+        .limit(Duration::from_secs(120))
+        .ok();
+    assert!(Vm::named(web.name()).listed().is_some());
+    // Those that run are left alone, also by the next cluster.
+    mirrorball(["cluster", "down", "--leave"]).ok();
+    let again = mirrorball(["cluster", "up", "--lab", "never", "--cells", "2"])
+        .env("MIRRORBALL_DATA", &data)
+        .limit(Duration::from_secs(120))
+        .ok();
+    assert!(!again.text().contains(": started"), "{again}");
+    for name in [web.name(), broken.name(), db.name()] {
+        vm(&["undefine", name]).ok();
+        let _ = mirrorball(["kill", name]).run();
+    }
+    assert_eq!(vm(&["ls", "--json"]).ok().text().trim(), "[]");
+    vms[0].wait_ended(END_LIMIT);
+    vms[1].wait_ended(END_LIMIT);
+    mirrorball(["cluster", "down"]).ok();
+}

@@ -3,6 +3,7 @@
 //! [`parse`] is pure: text in, a checked [`VmSpec`] or one [`ConfigError`] out. What depends on the host (files that
 //! exist, memory, names in use) is checked by [`check_host`], which returns errors of the same kind, with the same spans.
 
+pub mod after;
 pub mod cluster;
 pub mod cpulist;
 mod error;
@@ -37,6 +38,14 @@ pub struct VmFile {
     pub text: String,
     /// What it says.
     pub spec: VmSpec,
+}
+
+/// The text of a VM file that says the same as `spec`.
+///
+/// # Errors
+/// If a path is not UTF-8.
+pub fn text_of(spec: &VmSpec) -> Result<String, toml::ser::Error> {
+    toml::to_string(spec)
 }
 
 /// Parses and checks a VM file. Never panics, whatever `text` is.

@@ -18,6 +18,10 @@ use crate::span::{SpanMemory, SpanSpec};
 pub struct VmSpec {
     /// Unique among running VMs. Letters, digits, `-`, `_`, `.`; 63 at most. Chosen when absent.
     pub name: Option<String>,
+    /// The defined VMs after which this one starts, when the cluster comes up.
+    // Left out of records and snapshots that programs from before it read.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub after: Vec<String>,
     /// Labels by which commands select VMs; 64 at most.
     // Left out of records and snapshots that programs from before it read.
     #[serde(default, skip_serializing_if = "Labels::is_empty")]

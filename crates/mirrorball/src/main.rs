@@ -15,7 +15,7 @@ use clap::{Parser, Subcommand};
 use commands::select::Selection;
 use commands::{
     check, clients, clone, cluster, copy, disk, dsm, events, heat, image, knowledge, lab as labs, list, mem,
-    run, topology, update,
+    run, topology, update, vm,
 };
 use config::{Selector, Size};
 use miette::{Result, miette};
@@ -189,6 +189,9 @@ enum Command {
     /// Several cells under one name space
     #[command(subcommand)]
     Cluster(cluster::ClusterCommand),
+    /// VMs that are kept, and start when the cluster comes up
+    #[command(subcommand)]
+    Vm(vm::VmCommand),
     /// Build, list and remove images
     #[command(subcommand)]
     Image(image::ImageCommand),
@@ -217,7 +220,8 @@ impl Command {
                 | Self::Topology(_)
                 | Self::Knowledge(_)
                 | Self::Probe
-        ) || matches!(self, Self::Image(command) if command.only_prints())
+        ) || matches!(self, Self::Vm(command) if command.only_prints())
+            || matches!(self, Self::Image(command) if command.only_prints())
             || matches!(self, Self::Disk(command) if command.only_prints())
             || matches!(self, Self::Dsm(command) if command.only_prints())
     }
@@ -320,6 +324,7 @@ fn obey(command: Command) -> Result<ExitCode> {
         Command::Knowledge(command) => knowledge::knowledge(&command),
         Command::Probe => Ok(probe()),
         Command::Cluster(command) => cluster::cluster(&command),
+        Command::Vm(command) => vm::vm(&command),
         Command::Image(command) => {
             image::run(command).map_err(|error| miette!("{error}"))?;
             Ok(ExitCode::SUCCESS)
@@ -355,13 +360,14 @@ mod tests {
             "heat big --json",
             "disk ls",
             "image ls",
+            "vm ls",
             "dsm bench",
             "dsm litmus --seconds 60",
         ] {
             assert!(only_prints(line), "{line} fails to print into `head`");
         }
         // Others would go when nobody reads them any more.
-        for line in ["dsm serve", "cluster up", "disk rm old"] {
+        for line in ["dsm serve", "cluster up", "disk rm old", "vm start web"] {
             assert!(!only_prints(line), "{line}");
         }
     }

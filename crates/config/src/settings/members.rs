@@ -92,6 +92,8 @@ impl MemberPolicy {
         let VmSpec {
             // A name that is taken is refused when the VM starts. Overlays, which are found by name, are refused below.
             name: _,
+            // It counts for defined VMs only, which the API does not make.
+            after: _,
             // They select VMs in commands, and change nothing of the host.
             labels: _,
             image,

@@ -27,6 +27,7 @@ use registry::vms::{self, Record, Registry};
 use urpc::tls::Identity;
 
 use super::place::{Demand, LabChoice, enter_lab, in_lab};
+use super::vm;
 
 /// Time limit for all cells to start and link to all others.
 const UP_LIMIT: Duration = Duration::from_secs(20);
@@ -205,6 +206,7 @@ fn up(file: Option<&PathBuf>, count: Option<u16>, name: Option<&str>, lab: LabCh
     if !known::is_measured() {
         measure_meanwhile();
     }
+    vm::start_all();
     Ok(ExitCode::SUCCESS)
 }
 

@@ -189,6 +189,7 @@ pub fn spec(args: &RunArgs) -> Result<VmSpec> {
     }
     let spec = VmSpec {
         name: args.name.clone(),
+        after: Vec::new(),
         labels: config::labels::of_flags(&args.label).map_err(|why| miette!("--label: {why}"))?,
         image: args.image.clone(),
         cpus: args.cpus,

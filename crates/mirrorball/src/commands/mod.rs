@@ -22,3 +22,4 @@ pub mod run;
 pub mod select;
 pub mod topology;
 pub mod update;
+pub mod vm;

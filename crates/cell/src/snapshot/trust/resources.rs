@@ -50,6 +50,8 @@ impl Resources {
         let VmSpec {
             // The command chooses it.
             name: _,
+            // It counts for defined VMs only.
+            after: _,
             // They select VMs in commands, and take nothing of the host.
             labels: _,
             // Files, disks and cards: `files`, `disk_obstacle` and `drop_card_settings` decide.

@@ -1,0 +1,194 @@
+//! The order in which defined VMs start: each after those that its `after` names.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::fault::{Fault, fault};
+use crate::validate::is_name;
+use crate::vm::VmSpec;
+
+/// Maximum number of VMs that one starts after.
+const AFTER_MAX: usize = 64;
+
+/// Why there is no order.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AfterError {
+    /// A VM starts after one that is not there.
+    #[error("{vm} starts after {after}, which is not defined; define that first, or with the same command")]
+    Unknown {
+        /// The VM.
+        vm: String,
+        /// The name that it gives.
+        after: String,
+    },
+    /// VMs start after one another.
+    #[error("{} start after one another in a circle; leave one out of the `after` of another", .0.join(", "))]
+    Cycle(Vec<String>),
+}
+
+/// The names of the VMs in an order in which each comes behind those that its `after` names; by name where both orders
+/// would do.
+///
+/// # Errors
+/// If there is none.
+pub fn order(vms: &BTreeMap<String, VmSpec>) -> Result<Vec<String>, AfterError> {
+    for (vm, spec) in vms {
+        if let Some(after) = spec.after.iter().find(|after| !vms.contains_key(*after)) {
+            let (vm, after) = (vm.clone(), after.clone());
+            return Err(AfterError::Unknown { vm, after });
+        }
+    }
+    let mut order: Vec<String> = Vec::with_capacity(vms.len());
+    let mut placed = BTreeSet::new();
+    let mut left: BTreeMap<&String, &VmSpec> = vms.iter().collect();
+    while !left.is_empty() {
+        let waits = |spec: &VmSpec| spec.after.iter().any(|after| !placed.contains(after));
+        let next = left.iter().find(|(_, spec)| !waits(spec));
+        let Some(next) = next.map(|(name, _)| (*name).clone()) else {
+            return Err(AfterError::Cycle(cycle(&left)));
+        };
+        left.remove(&next);
+        placed.insert(next.clone());
+        order.push(next);
+    }
+    Ok(order)
+}
+
+/// VMs of which each waits for the next, and the last for the first. Each of `left` waits for another of them.
+fn cycle(left: &BTreeMap<&String, &VmSpec>) -> Vec<String> {
+    let mut path: Vec<String> = Vec::new();
+    let mut next = left.keys().next().map(|name| (*name).clone());
+    while let Some(name) = next {
+        if let Some(first) = path.iter().position(|passed| *passed == name) {
+            return path.split_off(first);
+        }
+        let spec = left.get(&name);
+        next = spec.and_then(|spec| spec.after.iter().find(|after| left.contains_key(after)).cloned());
+        path.push(name);
+    }
+    path
+}
+
+/// Checks the names that a spec gives.
+pub(crate) fn check(spec: &VmSpec) -> Result<(), Fault> {
+    if spec.after.len() > AFTER_MAX {
+        let message = format!("{} VMs to start after", spec.after.len());
+        return Err(fault(&["after"], message, format!("{AFTER_MAX} at most")));
+    }
+    for (index, name) in spec.after.iter().enumerate() {
+        let at = index.to_string();
+        if !is_name(name) {
+            let message = format!("{name:?} can't name a VM");
+            return Err(fault(&["after", &at], message, "write the name of a defined VM"));
+        }
+        if Some(name) == spec.name.as_ref() {
+            return Err(fault(
+                &["after", &at],
+                "a VM that starts after itself",
+                "leave it out",
+            ));
+        }
+        if spec.after[..index].contains(name) {
+            return Err(fault(
+                &["after", &at],
+                format!("{name} is named twice"),
+                "leave one out",
+            ));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn spec(name: &str, after: &[&str]) -> VmSpec {
+        let text = format!("name = {name:?}\nimage = \"x\"\nafter = {after:?}\n");
+        crate::parse("vm.toml", &text).unwrap()
+    }
+
+    fn vms(all: &[(&str, &[&str])]) -> BTreeMap<String, VmSpec> {
+        all.iter()
+            .map(|(name, after)| ((*name).to_owned(), spec(name, after)))
+            .collect()
+    }
+
+    #[test]
+    fn each_vm_comes_behind_those_that_it_names() {
+        let all = vms(&[
+            ("app", &["db", "cache"]),
+            ("cache", &[]),
+            ("db", &["disk"]),
+            ("disk", &[]),
+            ("web", &["app"]),
+        ]);
+        assert_eq!(order(&all).unwrap(), ["cache", "disk", "db", "app", "web"]);
+        assert!(order(&BTreeMap::new()).unwrap().is_empty());
+    }
+
+    #[test]
+    fn unknown_names_and_circles_are_refused_by_name() {
+        let unknown = order(&vms(&[("a", &["b"])])).unwrap_err().to_string();
+        assert_eq!(
+            unknown,
+            "a starts after b, which is not defined; define that first, or with the same command"
+        );
+        let circle = vms(&[
+            ("a", &["b"]),
+            ("b", &["c"]),
+            ("c", &["d"]),
+            ("d", &["b"]),
+            ("e", &[]),
+        ]);
+        let AfterError::Cycle(names) = order(&circle).unwrap_err() else {
+            panic!("no circle");
+        };
+        assert_eq!(names, ["b", "c", "d"]);
+    }
+
+    #[test]
+    fn names_in_a_file_are_checked() {
+        for (after, why) in [
+            ("[\"-a\"]", "\"-a\" can't name a VM"),
+            ("[\"x\", \"me\"]", "a VM that starts after itself"),
+            ("[\"x\", \"y\", \"x\"]", "x is named twice"),
+        ] {
+            let text = format!("name = \"me\"\nimage = \"x\"\nafter = {after}\n");
+            assert_eq!(crate::parse("vm.toml", &text).unwrap_err().message, why);
+        }
+        let many: Vec<String> = (0..=AFTER_MAX).map(|number| format!("\"v{number}\"")).collect();
+        let text = format!("image = \"x\"\nafter = [{}]\n", many.join(", "));
+        assert_eq!(
+            crate::parse("vm.toml", &text).unwrap_err().message,
+            "65 VMs to start after"
+        );
+    }
+
+    proptest! {
+        /// Of each graph there is an order in which all come behind those that they name, or a circle of its edges.
+        #[test]
+        fn order_or_circle_is_right(edges in prop::collection::vec((0..8_usize, 0..8_usize), 0..14)) {
+            let name = |number: usize| format!("v{number}");
+            let mut all: BTreeMap<String, VmSpec> = (0..8).map(|number| (name(number), spec(&name(number), &[]))).collect();
+            for (vm, after) in edges.into_iter().filter(|(vm, after)| vm != after) {
+                all.get_mut(&name(vm)).expect("there").after.push(name(after));
+            }
+            match order(&all) {
+                Ok(order) => {
+                    prop_assert_eq!(order.len(), all.len());
+                    for (at, vm) in order.iter().enumerate() {
+                        prop_assert!(all[vm].after.iter().all(|after| order[..at].contains(after)));
+                    }
+                }
+                Err(AfterError::Cycle(names)) => {
+                    for (at, vm) in names.iter().enumerate() {
+                        prop_assert!(all[vm].after.contains(&names[(at + 1) % names.len()]));
+                    }
+                }
+                Err(error) => prop_assert!(false, "{error}"),
+            }
+        }
+    }
+}
