@@ -12,6 +12,7 @@
 //! finds it there. VMs on several hosts end with their monitor.
 
 mod adopt;
+mod events;
 mod hand_over;
 mod lease;
 
@@ -30,7 +31,6 @@ use keeper::client::Keeper;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::geteuid;
 use registry::cluster::files::Files;
-use registry::journal::{self, Change};
 use registry::monitor::{Batch, Event, Source};
 use registry::share_group::{Grouping, ShareGroup};
 use registry::vms::{Record, Registry, State};
@@ -167,8 +167,7 @@ fn fail_all(lease: &Lease, batch: &Batch, why: &str) {
 
 /// Reports that a VM has not started.
 fn fail(lease: &Lease, name: String, why: String) {
-    let (vm, reason) = (name.clone(), why.clone());
-    journal::note(Change::VmFailed { vm, why: reason });
+    events::failed(&name, &why);
     tell(lease, &Event::Failed { name, why });
 }
 
@@ -214,8 +213,7 @@ fn one(
     let recorder = handle.recorder();
     let lock = entry.lock().try_clone_to_owned().map_err(|error| line(&error))?;
     let recording = recorder.begin(entry, record).map_err(|error| line(&error))?;
-    let vm = name.to_owned();
-    journal::note(Change::VmStarting { vm, cell });
+    events::starting(name, cell);
     // Its record was there first: either this process sees that the cell failed, or the cells see that a VM is to end.
     if let Some(failed) = failed_cell(handle).map_err(|error| line(&error))? {
         return Err(has_failed(failed));
@@ -391,11 +389,7 @@ impl Begun<'_> {
         self.tenure.into_iter().for_each(Tenure::leave);
         self.span.into_iter().for_each(Span::leave);
         let ending = ran.map_err(|error| chain(&error))?;
-        journal::note(Change::VmEnded {
-            vm: self.name.to_owned(),
-            status: Some(ending::status(&ending)),
-            why: ending::reason(&ending),
-        });
+        events::ended(self.name, &ending);
         let last_lines = match &ending {
             Ending::Panic => handle.console().lines_from(PANIC_TEXT, LAST_LINES),
             other if ending::reason(other).is_some() => handle.console().last_lines(LAST_LINES),
@@ -422,31 +416,21 @@ impl Begun<'_> {
                 if recorder.read(|record| record.full_disks != disks) == Some(true) {
                     recorder.change(|record| record.full_disks = disks.to_vec());
                     let disks = disks.to_vec();
-                    journal::note(Change::VmFullDisks {
-                        vm: name.clone(),
-                        disks: disks.clone(),
-                    });
+                    events::full_disks(&name, &disks);
                     tell(lease, &Event::FullDisks { name, disks });
                 }
                 return;
             }
             vm::Progress::StartsAgain(ending) => {
                 let why = ending::reason(ending).unwrap_or_else(|| "the guest powered off".to_owned());
-                journal::note(Change::VmStartsAgain {
-                    vm: name.clone(),
-                    why: why.clone(),
-                });
+                events::starts_again(&name, &why);
                 tell(lease, &Event::StartsAgain { name, why });
                 return;
             }
             vm::Progress::Paused(paused) => {
                 if recorder.read(|record| record.paused != paused) == Some(true) {
                     recorder.change(|record| record.paused = paused);
-                    let vm = name.clone();
-                    journal::note(match paused {
-                        true => Change::VmPaused { vm },
-                        false => Change::VmResumed { vm },
-                    });
+                    events::paused(&name, paused);
                     tell(lease, &Event::Paused { name, paused });
                 }
                 return;
@@ -465,11 +449,7 @@ impl Begun<'_> {
             record.boot.begun_unix_s = Some(unix_now().as_secs());
             record.sandbox_missing = [booted.sandbox_missing, booted.sandbox_notes].concat();
         });
-        let vm = name.clone();
-        journal::note(match recorder.read(|record| record.boots) {
-            Some(boots) if boots > 1 => Change::VmRebooted { vm, boots },
-            _ => Change::VmRunning { vm },
-        });
+        events::booted(&name, recorder.read(|record| record.boots).unwrap_or(1));
         tell(
             lease,
             &Event::Running {

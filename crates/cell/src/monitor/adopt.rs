@@ -10,13 +10,12 @@ use std::time::{Duration, Instant};
 
 use fault_point::fault_point;
 use keeper::client::Keeper;
-use registry::journal::{self, Change};
 use registry::monitor::Event;
 use registry::vms::{self, Entry, Record, State};
 use shard_api::Platform;
 
 use super::lease::{Lease, hold, hold_one, tell};
-use super::{Begun, fail, hand_over, raise_file_limit, unix_now};
+use super::{Begun, events, fail, hand_over, raise_file_limit, unix_now};
 use crate::adoption::{AdoptionRecord, LeftBoot, MonitorFiles, Places, adopt_programs};
 use crate::cluster::tenure::Tenure;
 use crate::handle::Handle;
@@ -177,11 +176,7 @@ fn go_on(
     fault_point!(adopt_taken);
     let _served = begun.serve(&handle, &opened.spec).or_give_up(&folder);
     begin_serving(&lease, handle.clone()).or_give_up(&folder);
-    journal::note(Change::VmAdopted {
-        vm: name.clone(),
-        pid: std::process::id(),
-        cell,
-    });
+    events::adopted(&name, cell);
     if let Some(first) = record.first {
         first.begin_to_record(&handle);
     }
