@@ -25,8 +25,8 @@ pub enum AfterError {
     Cycle(Vec<String>),
 }
 
-/// The names of the VMs in an order in which each comes behind those that its `after` names; by name where both orders
-/// would do.
+/// The names of the VMs in an order in which each comes behind those that its `after` names; by name where
+/// both orders would do.
 ///
 /// # Errors
 /// If there is none.
@@ -53,7 +53,8 @@ pub fn order(vms: &BTreeMap<String, VmSpec>) -> Result<Vec<String>, AfterError> 
     Ok(order)
 }
 
-/// VMs of which each waits for the next, and the last for the first. Each of `left` waits for another of them.
+/// VMs of which each waits for the next, and the last for the first. Each of `left` waits for another of
+/// them.
 fn cycle(left: &BTreeMap<&String, &VmSpec>) -> Vec<String> {
     let mut path: Vec<String> = Vec::new();
     let mut next = left.keys().next().map(|name| (*name).clone());
@@ -167,7 +168,8 @@ mod tests {
     }
 
     proptest! {
-        /// Of each graph there is an order in which all come behind those that they name, or a circle of its edges.
+        /// Of each graph there is an order in which all come behind those that they name, or a circle of its
+        /// edges.
         #[test]
         fn order_or_circle_is_right(edges in prop::collection::vec((0..8_usize, 0..8_usize), 0..14)) {
             let name = |number: usize| format!("v{number}");

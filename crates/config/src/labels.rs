@@ -167,7 +167,8 @@ fn is_word(word: &str) -> bool {
     word.len() <= WORD_MAX && has_ends(word) && word.chars().all(allowed)
 }
 
-/// Whether a text is a DNS subdomain (RFC 1123): parts of lower-case letters, digits and inner hyphens between dots.
+/// Whether a text is a DNS subdomain (RFC 1123): parts of lower-case letters, digits and inner hyphens
+/// between dots.
 fn is_domain(text: &str) -> bool {
     let is_part = |part: &str| {
         let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';

@@ -22,7 +22,8 @@ use crate::views::{Cell, Vm};
 
 /// The header of a client that comes back.
 const LAST_EVENT_ID: &str = "last-event-id";
-/// The type of the journal's events in the stream. Those without a type are as they were before there was a journal.
+/// The type of the journal's events in the stream. Those without a type are as they were before there was a
+/// journal.
 const JOURNAL_TYPE: &str = "journal";
 /// Events of the journal that are read at once.
 const BATCH_MAX: usize = 256;
@@ -35,7 +36,8 @@ const WAITING_MAX: usize = 64;
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, ToSchema)]
 #[serde(rename_all = "kebab-case", tag = "event")]
 pub enum Change {
-    /// A VM is there, or was when the stream began, or is otherwise than before: starting, running, rebooted, with a full disk.
+    /// A VM is there, or was when the stream began, or is otherwise than before: starting, running, rebooted,
+    /// with a full disk.
     Vm(Vm),
     /// A VM has ended.
     VmEnded {
@@ -116,8 +118,9 @@ impl Begin {
     }
 }
 
-/// Tells of every VM and cell that there is, and then of each change; also of each event of the journal, with its token as `id`.
-/// A client that comes back with `Last-Event-ID` gets the events of the journal since then, and only what has changed from now on.
+/// Tells of every VM and cell that there is, and then of each change; also of each event of the journal, with
+/// its token as `id`. A client that comes back with `Last-Event-ID` gets the events of the journal since
+/// then, and only what has changed from now on.
 #[utoipa::path(get, path = "/v1/events", params(
     ("Last-Event-ID" = Option<String>, Header, description = "The `id` of the last event that the client has.")),
     responses((status = 200, content_type = "text/event-stream", body = Change, description =
@@ -153,7 +156,8 @@ async fn tell(
     }
     let mut is_first = true;
     while !sender.is_closed() {
-        // The journal first: its place is then before what is seen. What can't be read now is looked at again.
+        // The journal first: its place is then before what is seen. What can't be read now is looked at
+        // again.
         let taken = reader.take();
         let (events, next) = blocking(move || read(taken)).await.unwrap_or_default();
         reader = next;

@@ -1,16 +1,16 @@
 //! The journal: what has happened to the VMs and cells of this user on this host, in order.
 //!
-//! Two files in the directory `events` of the runtime directory, `current` and `previous`, have 1 MiB each at most.
-//! The process that changes a state appends the event: a VM's monitor or cell, a cell's guard, a command. `mirrorball
-//! events` and the API read ([`reader`]).
+//! Two files in the directory `events` of the runtime directory, `current` and `previous`, have 1 MiB each at
+//! most. The process that changes a state appends the event: a VM's monitor or cell, a cell's guard, a
+//! command. `mirrorball events` and the API read ([`reader`]).
 //!
-//! An event is a line of JSON, written by one call to a file that is open for appending (`O_APPEND`), under a lock.
-//! The lock ends with its holder. A holder that is stopped delays the others by 1 s; then they write without it. A
-//! writer that is killed in the middle leaves a line without its end. The next writer begins a new line, and readers
-//! report a gap.
+//! An event is a line of JSON, written by one call to a file that is open for appending (`O_APPEND`), under a
+//! lock. The lock ends with its holder. A holder that is stopped delays the others by 1 s; then they write
+//! without it. A writer that is killed in the middle leaves a line without its end. The next writer begins a
+//! new line, and readers report a gap.
 //!
-//! A file's first line has the journal's number, which is new when the directory is, and the file's generation. Both
-//! and an offset are a [`Token`]: the place behind an event, from which a reader goes on.
+//! A file's first line has the journal's number, which is new when the directory is, and the file's
+//! generation. Both and an offset are a [`Token`]: the place behind an event, from which a reader goes on.
 
 mod reader;
 mod token;
@@ -152,8 +152,8 @@ pub enum Change {
         /// The cell.
         cell: u16,
     },
-    /// Events are missing here: the place that was asked for is gone, or an event was cut off. Readers make it; it is in
-    /// no file.
+    /// Events are missing here: the place that was asked for is gone, or an event was cut off. Readers make
+    /// it; it is in no file.
     Gap {
         /// Why they are missing.
         why: String,
@@ -348,8 +348,8 @@ impl Journal {
     }
 }
 
-/// Appends an event to this user's journal. What happens goes on without its event if that can't be written: a full disk
-/// ends no VM.
+/// Appends an event to this user's journal. What happens goes on without its event if that can't be written:
+/// a full disk ends no VM.
 pub fn note(change: Change) {
     let _ = Journal::open().and_then(|journal| journal.append(change));
 }

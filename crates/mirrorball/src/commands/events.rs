@@ -127,8 +127,8 @@ fn time(unix_ms: u64) -> String {
     )
 }
 
-/// Year, month and day of a day since 1970 in the Gregorian calendar (H. Hinnant, "chrono-Compatible Low-Level Date Algorithms",
-/// `civil_from_days`): years begin in March, so that a leap day is a year's last.
+/// Year, month and day of a day since 1970 in the Gregorian calendar (H. Hinnant, "chrono-Compatible
+/// Low-Level Date Algorithms", `civil_from_days`): years begin in March, so that a leap day is a year's last.
 fn date(days: u64) -> (u64, u64, u64) {
     /// Days from 1 March of the year 0 to 1 January 1970.
     const DAYS_TO_1970: u64 = 719_468;

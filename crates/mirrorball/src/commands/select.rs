@@ -26,8 +26,8 @@ pub struct Selection {
 }
 
 impl Selection {
-    /// Acts on the VM that is named, or on each that the labels select, several at once. `done` is the word for a success, in
-    /// the line that is printed for each VM that labels select.
+    /// Acts on the VM that is named, or on each that the labels select, several at once. `done` is the word
+    /// for a success, in the line that is printed for each VM that labels select.
     ///
     /// Returns the first exit status, by name, that is no success.
     ///

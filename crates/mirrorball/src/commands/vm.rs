@@ -189,8 +189,8 @@ fn start(name: &str, lab: LabChoice) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Starts the defined VMs that do not run, one after the other, when their cluster has come up. Prints a line for each that was
-/// started or was not; none keeps another from its start.
+/// Starts the defined VMs that do not run, one after the other, when their cluster has come up. Prints a line
+/// for each that was started or was not; none keeps another from its start.
 pub(super) fn start_all() {
     let defined = match Store::open().and_then(|store| store.read()) {
         Ok(defined) => defined,

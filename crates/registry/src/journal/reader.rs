@@ -76,7 +76,8 @@ impl Reader {
         Ok(Self::new(journal, position))
     }
 
-    /// Begins behind the event of a token. One that is gone, or never was, gives a gap, and then the oldest events.
+    /// Begins behind the event of a token. One that is gone, or never was, gives a gap, and then the oldest
+    /// events.
     pub fn after(journal: Journal, token: Token) -> Self {
         Self::new(journal, Position::At(token))
     }
@@ -127,7 +128,8 @@ impl Reader {
             let mut newest = None;
             if line.is_none() {
                 newest = self.journal.files()?.pop().map(|(header, ..)| header);
-                // Once more: a file that is not the newest gets no event any more, but had one since the first look, maybe.
+                // Once more: a file that is not the newest gets no event any more, but had one since the
+                // first look, maybe.
                 line = next_line(file, token.offset, &mut self.buffer)?;
             }
             if let Some(line) = line {
@@ -230,8 +232,8 @@ fn find(journal: &Journal, token: Token) -> io::Result<Option<File>> {
     Ok(is_behind_a_line.then_some(file))
 }
 
-/// The next line with its end; none if no line ends behind `offset`. `buffer` has bytes of the file from `offset` on, and keeps
-/// what follows the line.
+/// The next line with its end; none if no line ends behind `offset`. `buffer` has bytes of the file from
+/// `offset` on, and keeps what follows the line.
 fn next_line(file: &File, offset: u64, buffer: &mut Vec<u8>) -> io::Result<Option<Vec<u8>>> {
     let mut searched = 0;
     loop {

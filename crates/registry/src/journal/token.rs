@@ -3,8 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// The place behind an event, from which a reader goes on: `JOURNAL-GENERATION-OFFSET`, the first in hexadecimal. Tokens
-/// are text for everybody else.
+/// The place behind an event, from which a reader goes on: `JOURNAL-GENERATION-OFFSET`, the first in
+/// hexadecimal. Tokens are text for everybody else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Token {
     pub(super) journal: u64,

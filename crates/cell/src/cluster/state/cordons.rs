@@ -1,5 +1,5 @@
-//! Cordons: a cordoned cell takes no new VM, and no part of one. VMs that run in it run on, come back after the
-//! restart of its process, and start again in place. Memory is lent and reclaimed as ever.
+//! Cordons: a cordoned cell takes no new VM, and no part of one. VMs that run in it run on, come back after
+//! the restart of its process, and start again in place. Memory is lent and reclaimed as ever.
 //!
 //! Each cell knows from the table which others are cordoned, so it sends no VM there. The cell itself has the
 //! last word.

@@ -11,7 +11,8 @@ use registry::cluster::interface::{Answer, Ask};
 use super::cells_here;
 use crate::commands::hosts;
 
-/// Cordons a cell, or ends its cordon. Returns when all cells know; for a cell of another host the command runs there.
+/// Cordons a cell, or ends its cordon. Returns when all cells know; for a cell of another host the command
+/// runs there.
 pub(super) fn cordon(number: u16, cordoned: bool) -> Result<ExitCode> {
     if let Some(code) = hosts::at_cell(number)? {
         return Ok(code);
