@@ -1,4 +1,4 @@
-use vm_memory::{Payload, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
 use super::{GuestRam, create, fill_with_huge_pages};
 use crate::arch::x86_64::layout::Layout;

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Instant;
 
 use dsm::Batches;
-use vm_memory::{Payload, GuestMemoryBackend, GuestMemoryRegion};
+use vm_memory::{Bytes, GuestMemoryBackend, GuestMemoryRegion};
 
 use super::*;
 use crate::kind::VmKind;
@@ -16,7 +16,7 @@ use crate::span::link::{Receiving, Sending};
 use crate::span::packet::Packet;
 use crate::span::router::Router;
 use crate::virtio::balloon::{Balloon, Release};
-use crate::virtio::test_driver::{DriverQueue, FaultDelivery, wait};
+use crate::virtio::test_driver::{DriverQueue, Told, wait};
 use crate::virtio::{Activation, VirtioDevice};
 
 const BYTES: u64 = 64 << 20;
@@ -269,7 +269,7 @@ fn balloon(
     home: &GuestRam,
     bytes: u64,
     coherence: &'static Coherence,
-) -> (Balloon, Vec<DriverQueue>, Arc<FaultDelivery>) {
+) -> (Balloon, Vec<DriverQueue>, Arc<Told>) {
     let queues: Vec<DriverQueue> = (0..3).map(|index| DriverQueue::new(home, index)).collect();
     let told = Arc::new(Told::default());
     let release = Release(VmKind::CoherentSpan((), coherence));
