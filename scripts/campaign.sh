@@ -10,4 +10,9 @@ if [[ ! ${2:-} ]]; then
 fi
 mirrorball=$(realpath "$1")
 cd "$(dirname "$0")/.."
+# Upgrades go back to the release before and forth again; `scripts/former-release` names its commit.
+if [[ $2 = restarts ]]; then
+    former=$(scripts/build-before.sh "$(<scripts/former-release)")
+    ln -sfn "$(dirname "$former")" "${CARGO_TARGET_DIR:-target}/former"
+fi
 MIRRORBALL_CAMPAIGN=$(realpath -m "${CARGO_TARGET_DIR:-target}/campaign/${2// /-}") exec scripts/test.sh "$mirrorball" "$2"
