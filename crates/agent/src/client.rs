@@ -15,8 +15,8 @@ use std::os::fd::AsFd;
 use std::time::Instant;
 
 pub use connect::{connect_vsock, connect_vsock_while};
-pub use exec::{exec, output};
-pub use file::{Copied, get, put};
+pub use exec::{Bounds, Collected, collect, exec, output};
+pub use file::{Copied, GuestFile, Place, Sent, get, put, put_all};
 pub use terminal::{RawMode, window_size};
 
 use crate::protocol::{Frame, Identity, Kind, Ready, Request};

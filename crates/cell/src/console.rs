@@ -11,6 +11,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use registry::console::{ATTACH, JOIN, LOG};
+
 use self::ring::Ring;
 use crate::socket::Served;
 
@@ -20,15 +22,6 @@ const CONTEXT_BYTES: u64 = 16 << 10;
 const CHUNK_BYTES: u64 = 16 << 10;
 /// How long a listener may refuse to read before it is let go.
 const PATIENCE: Duration = Duration::from_secs(30);
-
-/// A listener asks for the last bytes and what comes, and may type.
-pub const ATTACH: u8 = b'a';
-/// A listener asks for what comes alone, and may type: one whose monitor has died.
-pub const JOIN: u8 = b'j';
-/// A listener asks for everything kept.
-pub const LOG: u8 = b'l';
-/// A listener asks for everything kept and what comes.
-pub const FOLLOW: u8 = b'f';
 
 /// The console. Cheap to clone; all clones are the same.
 #[derive(Clone, Debug, Default)]
@@ -220,6 +213,8 @@ impl Console {
 
 #[cfg(test)]
 mod tests {
+    use registry::console::FOLLOW;
+
     use super::ring::KEPT_BYTES;
     use super::*;
 

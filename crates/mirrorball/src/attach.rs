@@ -7,8 +7,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use agent::client::RawMode;
-use cell::console::{ATTACH, JOIN};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use registry::console::{ATTACH, JOIN};
 
 /// Pause before a console is joined again.
 const REJOIN_PAUSE: Duration = Duration::from_millis(50);

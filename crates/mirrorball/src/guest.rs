@@ -1,114 +1,35 @@
-//! Talking to the agent of a running VM.
+//! The agent of a running VM, as commands use it.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
-use agent::client::{ClientError, connect_vsock, connect_vsock_while, window_size};
+use agent::client::{ClientError, connect_vsock, window_size};
 use agent::protocol::ExecRequest;
-use miette::{Report, miette};
-use registry::vms::Record;
+use miette::Report;
+use operations::guest::{Waiting, connect_booting as connect_waiting};
 
-/// How long the agent of a guest that has booted may take to answer.
-const ANSWER_LIMIT: Duration = Duration::from_secs(20);
-/// The same where pages come from other shards: an answer needs hundreds of them.
-const COHERENT_ANSWER_LIMIT: Duration = Duration::from_secs(60);
-
-/// How long to wait for an agent.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-struct Patience {
-    /// Without a word to the user.
-    silent: Duration,
-    /// Then, if the guest may still be booting.
-    booting: Duration,
-}
-
-impl Patience {
-    /// That for a VM whose guest began its boot `age` ago, and may take `limit` for it.
-    fn of(is_coherent: bool, age: Duration, limit: Duration) -> Self {
-        let silent = if is_coherent {
-            COHERENT_ANSWER_LIMIT
-        } else {
-            ANSWER_LIMIT
-        };
-        let booting = limit.saturating_sub(age).saturating_sub(silent);
-        Self { silent, booting }
-    }
-
-    fn of_vm(record: &Record) -> Self {
-        let limit = Duration::from_secs(record.boot.limit_s);
-        Self::of(record.spec.is_coherent(), age(record), limit)
-    }
-}
-
-/// How long ago the guest began its last boot.
-fn age(record: &Record) -> Duration {
-    let begun_s = record.boot.begun_unix_s.unwrap_or(record.started_unix_s);
-    let begun = UNIX_EPOCH.checked_add(Duration::from_secs(begun_s));
-    begun.and_then(|begun| begun.elapsed().ok()).unwrap_or_default()
-}
-
-/// What is left of the time that the guest has to boot. One that has rebooted has it anew.
-fn left_to_boot(record: &Record) -> Duration {
-    Duration::from_secs(record.boot.limit_s).saturating_sub(age(record))
-}
+use crate::failed;
 
 /// Connects to the agent of the VM `name`, whose directory is `folder`. It waits for `wait`, or else for a guest that still
 /// boots, and says so.
 pub fn connect_booting(name: &str, folder: &Path, wait: Option<Duration>) -> Result<UnixStream, Report> {
-    if registry::vms::read(folder).is_ok_and(|record| record.paused) {
-        return Err(miette!(
-            help = "`mirrorball resume` lets it go on",
-            "{name}: the VM is paused"
-        ));
-    }
-    if let Some(wait) = wait {
-        return connect(name, folder, wait);
-    }
-    let vsock = folder.join("vsock.sock");
-    let runs = || folder.exists();
-    let connect = |limit| connect_vsock_while(&vsock, agent::VSOCK_PORT, limit, runs);
-    // Without a record the VM is ending, and boots no more.
-    let silent = registry::vms::read(folder).map_or(ANSWER_LIMIT, |record| Patience::of_vm(&record).silent);
-    let mut answer = connect(silent);
-    // The record is read anew: the guest may have rebooted meanwhile.
-    while let (Err(ClientError::NoAgent), Ok(record)) = (&answer, registry::vms::read(folder)) {
-        let left = left_to_boot(&record);
-        if left.as_secs() == 0 {
-            break;
-        }
-        eprintln!(
-            "mirrorball: {name}: no agent answers yet; waiting {} s more for the guest to boot",
-            left.as_secs()
-        );
-        answer = connect(left);
-    }
-    match answer {
-        Err(ClientError::NoAgent) if !runs() => Err(miette!(
-            "{name}: the VM ended before an agent answered in its guest"
-        )),
-        answer => answer.map_err(|error| explain(name, error)),
-    }
-}
-
-/// Whether the VM in the directory `folder` has a monitor, or a keeper that starts the next one. Both were killed where they
-/// left the directory.
-fn has_monitor(folder: &Path) -> bool {
-    let runs = |pid: &dyn std::fmt::Display| Path::new("/proc").join(pid.to_string()).exists();
-    let record = registry::vms::read(folder);
-    record.is_ok_and(|record| runs(&record.monitor_pid) || record.keeper_pid.is_some_and(|pid| runs(&pid)))
+    let waiting = Waiting {
+        limit: wait,
+        on_booting: &|left_s| {
+            eprintln!(
+                "mirrorball: {name}: no agent answers yet; waiting {left_s} s more for the guest to boot"
+            );
+        },
+        goes_on: &|| true,
+    };
+    connect_waiting(name, folder, &waiting).map_err(failed)
 }
 
 /// Waits until the agent of the VM in the directory `folder` answers, for `limit` at most: false when the VM has ended.
 pub fn await_agent(folder: &Path, limit: Duration) -> Option<bool> {
-    let vsock = folder.join("vsock.sock");
-    let runs = || has_monitor(folder);
-    match connect_vsock_while(&vsock, agent::VSOCK_PORT, limit, runs) {
-        Ok(_) => Some(true),
-        Err(_) if !runs() => Some(false),
-        Err(_) => None,
-    }
+    operations::guest::await_agent(folder, limit, &|| true)
 }
 
 /// Connects to the agent of the VM `name` whose directory is `folder`, waiting for it until `limit`.
@@ -118,21 +39,7 @@ pub fn connect(name: &str, folder: &Path, limit: Duration) -> Result<UnixStream,
 
 /// What a failed request means for the person.
 pub fn explain(name: &str, error: ClientError) -> Report {
-    match error {
-        ClientError::NoAgent => miette!(
-            help = "images built by `mirrorball image build` have the agent; in others install mirrorball-agent and \
-                    start it as root",
-            "{name}: no agent answers in the guest"
-        ),
-        other => miette!("{name}: {}", chain(&other)),
-    }
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    match error.source() {
-        Some(cause) => format!("{error}: {}", chain(cause)),
-        None => error.to_string(),
-    }
+    failed(operations::guest::explain(name, error))
 }
 
 /// The request to run `argv`, with a terminal when this process has one on both sides.
@@ -152,105 +59,5 @@ pub fn request(argv: &[String], terminal: bool) -> ExecRequest {
         } else {
             None
         },
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::io::{BufRead, BufReader};
-    use std::os::unix::net::UnixListener;
-    use std::time::{Instant, SystemTime};
-
-    use registry::vms::BOOT_LIMIT_S;
-
-    use super::*;
-
-    /// A VM of this name started `age` seconds ago, as it is in the registry.
-    fn record(age_s: u64, limit_s: u64, rebooted_s: Option<u64>) -> Record {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
-        let boot = serde_json::json!({ "limit_s": limit_s, "begun_unix_s": rebooted_s.map(|ago| now - ago) });
-        serde_json::from_value(serde_json::json!({
-            "name": "a", "state": "running", "monitor_pid": 1, "shard_pid": 2, "started_unix_s": now - age_s, "boots": 1,
-            "cid": 3, "sandbox_missing": [], "boot": boot, "spec": { "image": "tiny" },
-        }))
-        .unwrap()
-    }
-
-    #[test]
-    fn an_agent_has_the_time_of_a_boot_from_the_start_of_its_vm() {
-        let seconds = |is_coherent, age_s| {
-            let Patience { silent, booting } = Patience::of(
-                is_coherent,
-                Duration::from_secs(age_s),
-                Duration::from_secs(BOOT_LIMIT_S),
-            );
-            (silent.as_secs(), booting.as_secs())
-        };
-        assert_eq!(seconds(false, 0), (20, 100));
-        assert_eq!(seconds(false, 70), (20, 30));
-        assert_eq!(seconds(true, 50), (60, 10));
-        for (is_coherent, silent) in [(false, 20), (true, 60)] {
-            for age_s in [100, 120, u64::MAX] {
-                assert_eq!(seconds(is_coherent, age_s), (silent, 0));
-            }
-        }
-    }
-
-    #[test]
-    fn a_guest_has_its_users_limit_for_each_of_its_boots() {
-        let left = |record: &Record| left_to_boot(record).as_secs();
-        // Seconds may pass while the test runs.
-        assert!((190..=200).contains(&left(&record(100, 300, None))));
-        assert_eq!(left(&record(301, 300, None)), 0);
-        assert_eq!(left(&record(5, 1, None)), 0);
-        assert!((290..=299).contains(&left(&record(1000, 300, Some(1)))));
-        let record = record(100, 300, None);
-        assert!(Patience::of_vm(&record).booting > Duration::from_secs(100));
-    }
-
-    #[test]
-    fn a_vm_of_an_earlier_version_has_the_usual_limit() {
-        let mut value = serde_json::to_value(record(10, 300, None)).unwrap();
-        value.as_object_mut().unwrap().remove("boot");
-        let record: Record = serde_json::from_value(value).unwrap();
-        assert!((100..=110).contains(&left_to_boot(&record).as_secs()));
-    }
-
-    #[test]
-    fn an_agent_that_answers_late_in_the_boot_is_waited_for() {
-        let folder = tempfile::tempdir().unwrap();
-        let registered = serde_json::to_vec(&record(0, 60, None)).unwrap();
-        std::fs::write(folder.path().join("vm.json"), registered).unwrap();
-        let path = folder.path().join("vsock.sock");
-        let agent = std::thread::spawn(move || {
-            std::thread::sleep(Duration::from_millis(300));
-            let listener = UnixListener::bind(path).unwrap();
-            let (mut client, _) = listener.accept().unwrap();
-            // What is left unread when a socket closes resets the other end.
-            let mut line = String::new();
-            BufReader::new(&client).read_line(&mut line).unwrap();
-            std::io::Write::write_all(&mut client, b"OK 1024\n").unwrap();
-        });
-        assert!(connect_booting("a", folder.path(), None).is_ok());
-        agent.join().unwrap();
-    }
-
-    #[test]
-    fn a_vm_that_ends_is_not_waited_for() {
-        let folder = tempfile::tempdir().unwrap();
-        let registered = serde_json::to_vec(&record(0, 60, None)).unwrap();
-        std::fs::write(folder.path().join("vm.json"), registered).unwrap();
-        let path = folder.path().to_owned();
-        let ending = std::thread::spawn(move || {
-            std::thread::sleep(Duration::from_millis(300));
-            std::fs::remove_dir_all(path).unwrap();
-        });
-        let begin = Instant::now();
-        let error = connect_booting("a", folder.path(), None).unwrap_err().to_string();
-        ending.join().unwrap();
-        assert!(
-            error.contains("ended") && begin.elapsed() < Duration::from_secs(10),
-            "{error}"
-        );
     }
 }

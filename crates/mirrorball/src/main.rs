@@ -275,6 +275,14 @@ fn end_quietly_with_the_reader() {
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
 
+/// The report of an operation's failure.
+fn failed(failure: operations::Failure) -> miette::Report {
+    match failure.help {
+        Some(help) => miette!(help = help, "{}", failure.what),
+        None => miette!("{}", failure.what),
+    }
+}
+
 /// Prints an error: with the text it points into if it has one, else in one line with its mend.
 pub fn complain(error: &miette::Report) {
     if error.source_code().is_some() {

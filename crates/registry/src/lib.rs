@@ -6,6 +6,7 @@
 //! | [`vms`] | the entries of VMs: a locked directory and a record for each |
 //! | [`share_group`] | the names of share groups, which records and clones carry |
 //! | [`monitor`], [`lease`] | the messages on the lease, and the client's end of it |
+//! | [`console`] | the first byte on a VM's console socket |
 //! | [`control`] | requests to a running VM, and their answers |
 //! | [`line`] | a message as a line of JSON, with the versions that its sender speaks |
 //! | [`update`] | changes to what a running VM uses of its host |
@@ -19,6 +20,7 @@
 //! lock is free is stale. All files are private to their user.
 
 pub mod cluster;
+pub mod console;
 pub mod control;
 pub mod journal;
 pub mod lease;

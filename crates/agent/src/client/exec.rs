@@ -5,7 +5,7 @@
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -35,6 +35,10 @@ trait Terminal {
     fn write(&mut self, kind: Kind, bytes: &[u8]) -> Result<bool, ClientError>;
     /// How long to wait before `resized` should be asked again.
     fn patience(&self) -> PollTimeout;
+    /// Whether to go on waiting for the program's end.
+    fn goes_on(&self) -> bool {
+        true
+    }
 }
 
 /// Runs a program with this process's standard input, output and error (raw mode and window changes with a tty).
@@ -67,13 +71,125 @@ pub fn output(
 ) -> Result<(ExitStatus, Vec<u8>, Vec<u8>), ClientError> {
     let mut wire = Wire::new(&stream)?;
     open(&mut wire, &Request::Exec(request.clone()))?;
-    let mut memory = Collected {
+    let mut memory = Unbounded {
         input: Some(input),
         stdout: Vec::new(),
         stderr: Vec::new(),
     };
     let status = converse(&mut wire, &mut memory)?;
     Ok((status, memory.stdout, memory.stderr))
+}
+
+/// The limits of a program whose output is collected.
+pub struct Bounds<'a> {
+    /// Bytes of standard output and of standard errors that are kept, each.
+    pub output_bytes: usize,
+    /// When the program is ended at the latest.
+    pub deadline: Instant,
+    /// Whether the caller still waits; asked every 250 ms.
+    pub goes_on: &'a dyn Fn() -> bool,
+}
+
+/// The output of a program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Collected {
+    /// How it ended; none if it was ended at its deadline, or since its caller does not wait any more.
+    pub status: Option<ExitStatus>,
+    /// The first bytes of its standard output.
+    pub stdout: Vec<u8>,
+    /// The first bytes of its standard errors.
+    pub stderr: Vec<u8>,
+    /// Whether it wrote more of either.
+    pub is_truncated: bool,
+}
+
+/// Runs a program and collects the first bytes of its output. The agent ends a program that has not ended by the deadline.
+pub fn collect(
+    stream: impl Stream,
+    request: &ExecRequest,
+    input: &[u8],
+    bounds: &Bounds<'_>,
+) -> Result<Collected, ClientError> {
+    let mut wire = Wire::new(&stream)?;
+    open(&mut wire, &Request::Exec(request.clone()))?;
+    let mut memory = Bounded {
+        input: Some(input),
+        bounds,
+        output: Collected {
+            status: None,
+            stdout: Vec::new(),
+            stderr: Vec::new(),
+            is_truncated: false,
+        },
+    };
+    let ended = converse(&mut wire, &mut memory);
+    let is_over = !memory.goes_on();
+    let mut output = memory.output;
+    match ended {
+        Ok(status) => output.status = Some(status),
+        Err(_) if is_over => {}
+        Err(error) => return Err(error),
+    }
+    Ok(output)
+}
+
+/// Streams in memory, of which the first bytes are kept.
+struct Bounded<'a> {
+    input: Option<&'a [u8]>,
+    bounds: &'a Bounds<'a>,
+    output: Collected,
+}
+
+impl Terminal for Bounded<'_> {
+    fn input_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        read_memory(&mut self.input, buffer)
+    }
+
+    fn has_input(&self) -> bool {
+        self.input.is_some()
+    }
+
+    fn resized(&mut self) -> Option<WindowSize> {
+        None
+    }
+
+    fn write(&mut self, kind: Kind, bytes: &[u8]) -> Result<bool, ClientError> {
+        let kept = match kind {
+            Kind::Stderr => &mut self.output.stderr,
+            _ => &mut self.output.stdout,
+        };
+        let room = self.bounds.output_bytes.saturating_sub(kept.len());
+        kept.extend_from_slice(&bytes[..bytes.len().min(room)]);
+        self.output.is_truncated |= bytes.len() > room;
+        Ok(true)
+    }
+
+    fn patience(&self) -> PollTimeout {
+        let left = self.bounds.deadline.saturating_duration_since(Instant::now());
+        // At least a millisecond, so that the loop does not spin at the end.
+        let left = left.clamp(Duration::from_millis(1), WINDOW_POLL);
+        PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO)
+    }
+
+    fn goes_on(&self) -> bool {
+        Instant::now() < self.bounds.deadline && (self.bounds.goes_on)()
+    }
+}
+
+/// Reads of an input in memory, which ends with its last byte.
+fn read_memory(input: &mut Option<&[u8]>, buffer: &mut [u8]) -> io::Result<usize> {
+    let Some(bytes) = input else {
+        return Ok(0);
+    };
+    let length = bytes.read(buffer)?;
+    if length == 0 {
+        *input = None;
+    }
+    Ok(length)
 }
 
 /// Moves bytes both ways until the program's exit status arrives.
@@ -86,6 +202,9 @@ fn converse(wire: &mut Wire, terminal: &mut impl Terminal) -> Result<ExitStatus,
             if let Some(status) = deliver(frame, terminal)? {
                 return Ok(status);
             }
+        }
+        if !terminal.goes_on() {
+            return Err(io::Error::from(io::ErrorKind::TimedOut).into());
         }
         if outgoing.is_empty()
             && let Some(size) = terminal.resized()
@@ -231,26 +350,19 @@ impl Terminal for OwnTerminal {
 }
 
 /// Streams in memory.
-struct Collected<'a> {
+struct Unbounded<'a> {
     input: Option<&'a [u8]>,
     stdout: Vec<u8>,
     stderr: Vec<u8>,
 }
 
-impl Terminal for Collected<'_> {
+impl Terminal for Unbounded<'_> {
     fn input_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let Some(input) = &mut self.input else {
-            return Ok(0);
-        };
-        let length = input.read(buffer)?;
-        if length == 0 {
-            self.input = None;
-        }
-        Ok(length)
+        read_memory(&mut self.input, buffer)
     }
 
     fn has_input(&self) -> bool {

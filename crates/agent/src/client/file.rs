@@ -23,18 +23,50 @@ pub fn put(
     path: &str,
     progress: &mut dyn FnMut(u64),
 ) -> Result<u64, ClientError> {
-    let local = |source| ClientError::Local {
-        what: "can't read the file to copy",
-        source,
+    let about = source.metadata().map_err(unreadable)?;
+    let place = Place {
+        path,
+        name,
+        mode: about.permissions().mode() & 0o7777,
     };
-    let mode = source.metadata().map_err(local)?.permissions().mode() & 0o7777;
+    put_all(stream, source, place, progress).map(|sent| sent.bytes)
+}
+
+/// The place of a file in the guest.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    /// The absolute path.
+    pub path: &'a str,
+    /// The file's name, if the path is that of a directory.
+    pub name: &'a str,
+    /// The permission bits.
+    pub mode: u32,
+}
+
+/// The end of a file that the guest has received.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sent {
+    /// Its length.
+    pub bytes: u64,
+    /// Its SHA-256 in hexadecimal digits. The guest has computed the same.
+    pub sha256: String,
+}
+
+/// Copies all that `source` gives into the guest; `progress` is called with the bytes so far. A source that fails leaves no file
+/// in the guest.
+pub fn put_all(
+    stream: impl Stream,
+    source: &mut dyn Read,
+    place: Place<'_>,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Sent, ClientError> {
     let mut wire = Wire::new(&stream)?;
     open(
         &mut wire,
         &Request::Put {
-            path: path.into(),
-            name: name.into(),
-            mode,
+            path: place.path.into(),
+            name: place.name.into(),
+            mode: place.mode,
         },
     )?;
     let mut hash = Sha256::new();
@@ -45,7 +77,7 @@ pub fn put(
             Ok(0) => break,
             Ok(length) => length,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(local(error)),
+            Err(error) => return Err(unreadable(error)),
         };
         hash.update(&buffer[..length]);
         let sent = wire.send_frame(Kind::Data, &buffer[..length], Some(STALL_MAX));
@@ -58,16 +90,29 @@ pub fn put(
         bytes += length as u64;
         progress(bytes);
     }
-    wire.send_json(
-        Kind::End,
-        &End {
-            bytes,
-            sha256: hex(&hash.finalize()),
-        },
-    )?;
+    let sha256 = hex(&hash.finalize());
+    let end = End { bytes, sha256 };
+    wire.send_json(Kind::End, &end)?;
     match answer(&mut wire)?.kind {
-        Kind::Done => Ok(bytes),
+        Kind::Done => Ok(Sent {
+            bytes,
+            sha256: end.sha256,
+        }),
         kind => Err(ClientError::Protocol(format!("unexpected {kind:?} frame"))),
+    }
+}
+
+fn unreadable(source: io::Error) -> ClientError {
+    ClientError::Local {
+        what: "can't read the file to copy",
+        source,
+    }
+}
+
+fn unwritable(source: io::Error) -> ClientError {
+    ClientError::Local {
+        what: "can't write the copied file",
+        source,
     }
 }
 
@@ -89,48 +134,92 @@ pub fn get(
     mut target: &File,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Copied, ClientError> {
-    let local = |source| ClientError::Local {
-        what: "can't write the copied file",
-        source,
-    };
-    let mut wire = Wire::new(&stream)?;
-    let ready = open(&mut wire, &Request::Get { path: path.into() })?;
-    let room = fstatvfs(target).map_err(|error| local(error.into()))?;
+    let source = GuestFile::open(stream, path)?;
+    let room = fstatvfs(target).map_err(|error| unwritable(error.into()))?;
     let room = room.blocks_available().saturating_mul(room.fragment_size());
-    let limit = ready.size.unwrap_or(room);
-    if limit > room {
-        return Err(local(io::ErrorKind::StorageFull.into()));
+    if source.size().unwrap_or(room) > room {
+        return Err(unwritable(io::ErrorKind::StorageFull.into()));
     }
-    let mut hash = Sha256::new();
-    let mut bytes = 0u64;
-    loop {
-        let deadline = std::time::Instant::now() + STALL_MAX.max(PATIENCE);
-        let frame = wire
-            .wait_frame(Some(deadline))
-            .map_err(broken)?
-            .ok_or_else(gone)?;
-        let frame = checked(frame)?;
-        match frame.kind {
-            Kind::Data => {
-                bytes += frame.payload.len() as u64;
-                if bytes > limit {
-                    return Err(ClientError::Protocol("more bytes than the file has".into()));
+    let mut bytes = 0;
+    source.receive(room, &mut |data| {
+        target.write_all(data)?;
+        bytes += data.len() as u64;
+        progress(bytes);
+        Ok(())
+    })
+}
+
+/// A file of a guest whose agent is ready to send it.
+#[derive(Debug)]
+pub struct GuestFile {
+    wire: Wire,
+    size: Option<u64>,
+    mode: u32,
+}
+
+impl GuestFile {
+    /// Has the agent open the file at the absolute path `path`.
+    pub fn open(stream: impl Stream, path: &str) -> Result<Self, ClientError> {
+        let mut wire = Wire::new(&stream)?;
+        let ready = open(&mut wire, &Request::Get { path: path.into() })?;
+        Ok(Self {
+            wire,
+            size: ready.size,
+            mode: ready.mode.unwrap_or(0o600) & 0o777,
+        })
+    }
+
+    /// The length in bytes that the agent claims; none of a file without one, as those of `/proc`.
+    pub fn size(&self) -> Option<u64> {
+        self.size
+    }
+
+    /// The permission bits of its owner, its group and others in the guest.
+    pub fn mode(&self) -> u32 {
+        self.mode
+    }
+
+    /// Receives the file, part by part, and checks its length and its SHA-256. No more than its size, and no more than `most`
+    /// bytes if it has none, are taken. The parts are not to be trusted before this returns without an error.
+    pub fn receive(
+        mut self,
+        most: u64,
+        sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+    ) -> Result<Copied, ClientError> {
+        let limit = self.size.unwrap_or(most);
+        let mut hash = Sha256::new();
+        let mut bytes = 0u64;
+        loop {
+            let deadline = std::time::Instant::now() + STALL_MAX.max(PATIENCE);
+            let frame = self
+                .wire
+                .wait_frame(Some(deadline))
+                .map_err(broken)?
+                .ok_or_else(gone)?;
+            let frame = checked(frame)?;
+            match frame.kind {
+                Kind::Data => {
+                    bytes += frame.payload.len() as u64;
+                    if bytes > limit {
+                        return Err(ClientError::Protocol("more bytes than the file has".into()));
+                    }
+                    hash.update(&frame.payload);
+                    sink(&frame.payload).map_err(unwritable)?;
                 }
-                hash.update(&frame.payload);
-                target.write_all(&frame.payload).map_err(local)?;
-                progress(bytes);
-            }
-            Kind::End => {
-                let end: End = frame
-                    .json()
-                    .map_err(|error| ClientError::Protocol(error.to_string()))?;
-                if end.bytes != bytes || end.sha256 != hex(&hash.finalize()) {
-                    return Err(ClientError::Protocol("the file's checksum is wrong".into()));
+                Kind::End => {
+                    let end: End = frame
+                        .json()
+                        .map_err(|error| ClientError::Protocol(error.to_string()))?;
+                    if end.bytes != bytes || end.sha256 != hex(&hash.finalize()) {
+                        return Err(ClientError::Protocol("the file's checksum is wrong".into()));
+                    }
+                    return Ok(Copied {
+                        bytes,
+                        mode: self.mode,
+                    });
                 }
-                let mode = ready.mode.unwrap_or(0o600) & 0o777;
-                return Ok(Copied { bytes, mode });
+                kind => return Err(ClientError::Protocol(format!("unexpected {kind:?} frame"))),
             }
-            kind => return Err(ClientError::Protocol(format!("unexpected {kind:?} frame"))),
         }
     }
 }

@@ -441,3 +441,92 @@ fn a_client_that_speaks_nonsense_is_dropped() {
         stream.read_to_end(&mut Vec::new()).unwrap();
     }
 }
+
+fn bounds(output_bytes: usize, limit: Duration) -> client::Bounds<'static> {
+    client::Bounds {
+        output_bytes,
+        deadline: Instant::now() + limit,
+        goes_on: &|| true,
+    }
+}
+
+#[test]
+fn collected_output_keeps_the_first_bytes_of_each_stream_and_reports_the_cut() {
+    let collect = |script: &str, bytes| {
+        client::collect(
+            connect(),
+            &shell(script),
+            b"input",
+            &bounds(bytes, Duration::from_secs(20)),
+        )
+        .unwrap()
+    };
+    let all = collect("cat; echo problem >&2; exit 3", 100);
+    assert_eq!(all.status, Some(ExitStatus::Code(3)));
+    assert_eq!(
+        (&all.stdout[..], &all.stderr[..]),
+        (&b"input"[..], &b"problem\n"[..])
+    );
+    assert!(!all.is_truncated);
+    // The program writes all that it has, and its status comes.
+    let cut = collect("head -c 300000 /dev/zero; exit 4", 1000);
+    assert_eq!(cut.status, Some(ExitStatus::Code(4)));
+    assert_eq!((cut.stdout.len(), cut.is_truncated), (1000, true));
+}
+
+#[test]
+fn program_is_ended_at_its_deadline_and_when_its_caller_has_left() {
+    let sleep = |bounds: &client::Bounds<'_>| {
+        let begun = Instant::now();
+        let collected = client::collect(connect(), &shell("echo $$; exec sleep 100"), &[], bounds).unwrap();
+        assert!(begun.elapsed() < Duration::from_secs(10));
+        assert_eq!(collected.status, None);
+        let pid = String::from_utf8(collected.stdout)
+            .unwrap()
+            .trim()
+            .parse()
+            .unwrap();
+        assert!(gone_within(Duration::from_secs(10), pid), "{pid} runs on");
+    };
+    sleep(&bounds(100, Duration::from_millis(500)));
+    let begun = Instant::now();
+    sleep(&client::Bounds {
+        goes_on: &|| begun.elapsed() < Duration::from_millis(500),
+        ..bounds(100, Duration::from_secs(60))
+    });
+}
+
+#[test]
+fn source_that_fails_leaves_no_file_in_the_guest() {
+    struct Breaks(usize);
+    impl Read for Breaks {
+        fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+            self.0 += 1;
+            match self.0 {
+                1 => {
+                    buffer[..5].copy_from_slice(b"begun");
+                    Ok(5)
+                }
+                _ => Err(std::io::ErrorKind::ConnectionReset.into()),
+            }
+        }
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    let place = client::Place {
+        path: path.to_str().unwrap(),
+        name: "",
+        mode: 0o640,
+    };
+    let failed = client::put_all(connect(), &mut Breaks(0), place, &mut |_| {});
+    assert!(matches!(failed, Err(ClientError::Local { .. })), "{failed:?}");
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while fs::read_dir(folder.path()).unwrap().count() > 0 {
+        assert!(Instant::now() < deadline, "a part of the file is left");
+        thread::sleep(Duration::from_millis(10));
+    }
+    let sent = client::put_all(connect(), &mut &b"whole"[..], place, &mut |_| {}).unwrap();
+    assert_eq!(fs::read(&path).unwrap(), b"whole");
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o640);
+    assert_eq!(sent.sha256, hex(&Sha256::digest(b"whole")));
+}

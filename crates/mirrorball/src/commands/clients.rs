@@ -7,8 +7,8 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use cell::console::{FOLLOW, LOG};
 use miette::{IntoDiagnostic, Result, miette};
+use registry::console::{FOLLOW, LOG};
 use registry::control::{Answer, Request, ask};
 
 use super::place::{Found, find};

@@ -142,13 +142,9 @@ pub fn cluster(command: &ClusterCommand) -> Result<ExitCode> {
         ClusterCommand::Remove { file, host } => keys::remove(file, host),
         ClusterCommand::Status { json } => status(*json),
         ClusterCommand::Vcpus { json } => vcpus::vcpus(*json),
-        ClusterCommand::Lend(loan) => {
-            let (to, bytes) = (loan.to, loan.size.0);
-            ask_lender(loan.from, &Ask::Lend { to, bytes })
-        }
+        ClusterCommand::Lend(loan) => self::loan(|| operations::cells::lend(loan.from, loan.to, loan.size.0)),
         ClusterCommand::Reclaim(loan) => {
-            let (from, bytes) = (loan.from, loan.size.0);
-            ask_lender(loan.to, &Ask::Reclaim { from, bytes })
+            self::loan(|| operations::cells::reclaim(loan.to, loan.from, loan.size.0))
         }
         ClusterCommand::Adopt { vm } => adopt(vm),
         ClusterCommand::Cordon { cell } => cordon::cordon(*cell, true),
@@ -428,33 +424,13 @@ fn adopt(vm: &str) -> Result<ExitCode> {
     }
 }
 
-/// Sends a request to the cell that lends its memory.
-fn ask_lender(lender: u16, ask: &Ask) -> Result<ExitCode> {
+/// Has a cell act on its memory.
+fn loan(act: impl FnOnce() -> std::result::Result<(), operations::Failure>) -> Result<ExitCode> {
     let files = Files::open().into_diagnostic()?;
-    let plan = match cells_here(&files)? {
-        ControlFlow::Continue(plan) => plan,
-        ControlFlow::Break(code) => return Ok(code),
-    };
-    if plan.iter().all(|cell| cell.number != lender) {
-        let known: Vec<String> = plan.iter().map(|cell| cell.number.to_string()).collect();
-        return Err(miette!(
-            help = "memory is lent within a host; give the command on the host of the cell",
-            "there is no cell {lender} on this host; there is {}",
-            known.join(", ")
-        ));
+    if let ControlFlow::Break(code) = cells_here(&files)? {
+        return Ok(code);
     }
-    let cell = files.cell(lender);
-    let answer = Connection::open(&cell).and_then(|mut cell| cell.ask(ask));
-    match answer.map_err(|error| {
-        miette!(
-            help = "try again when `mirrorball cluster status` shows that it runs",
-            "cell {lender} does not answer: {error}"
-        )
-    })? {
-        Answer::Done => Ok(ExitCode::SUCCESS),
-        Answer::Refused { why } => Err(miette!("{why}")),
-        other => Err(miette!("an answer to another question: {other:?}")),
-    }
+    act().map(|()| ExitCode::SUCCESS).map_err(crate::failed)
 }
 
 /// The cells of this host. Where no cluster is up, the same command runs in the lab, if one is up: then its exit status.

@@ -2,20 +2,15 @@
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use hostinfo::memory_use::{self, MemoryUse, VmMemory};
+use hostinfo::memory_use::{MemoryUse, VmMemory};
 use miette::{IntoDiagnostic, Result};
-use registry::control::{Answer, Request, ask};
-use registry::vms::{Record, Registry};
-use serde_json::Value;
+use operations::memory;
+use registry::vms::Registry;
 
 use super::place::in_lab;
 
-/// How long a VM may take to say what its guest says.
-const ANSWER_LIMIT: Duration = Duration::from_secs(2);
-/// How long a guest may take to count again.
-const GUEST_LIMIT: Duration = Duration::from_millis(200);
 const WATCH_INTERVAL: Duration = Duration::from_secs(2);
 /// Moves the cursor to the first line, and clears to the end of the screen after the table.
 const HOME: &str = "\x1b[H\x1b[J";
@@ -23,14 +18,14 @@ const HOME: &str = "\x1b[H\x1b[J";
 /// Prints the table once, or with `watch` every 2 s until it is interrupted.
 pub fn mem(json: bool, watch: bool) -> Result<ExitCode> {
     let registry = Registry::open().into_diagnostic()?;
-    if running(&registry)?.is_empty()
+    if memory::running(&registry).into_diagnostic()?.is_empty()
         && let Some(code) = in_lab()?
     {
         return Ok(code);
     }
     let redraw = watch && !json && std::io::stdout().is_terminal();
     loop {
-        let table = measure(&registry)?;
+        let table = memory::measure(&registry).into_diagnostic()?;
         let text = match json {
             true if watch => serde_json::to_string(&table).into_diagnostic()? + "\n",
             true => serde_json::to_string_pretty(&table).into_diagnostic()? + "\n",
@@ -46,50 +41,6 @@ pub fn mem(json: bool, watch: bool) -> Result<ExitCode> {
         }
         std::thread::sleep(WATCH_INTERVAL);
     }
-}
-
-/// The VMs of this host, and the parts that VMs of other hosts have here.
-fn running(registry: &Registry) -> Result<Vec<Record>> {
-    let mut records = registry.list().into_diagnostic()?;
-    records.extend(Registry::listed_parts().into_diagnostic()?);
-    Ok(records)
-}
-
-fn measure(registry: &Registry) -> Result<MemoryUse> {
-    let records = running(registry)?;
-    // A question makes the guest count again, for the next question.
-    let first: Vec<Option<u64>> = records
-        .iter()
-        .map(|record| guest_used(registry, record))
-        .collect();
-    let asked = Instant::now();
-    let mut table = memory_use::read(&records).into_diagnostic()?;
-    std::thread::sleep(GUEST_LIMIT.saturating_sub(asked.elapsed()));
-    for (record, first) in records.iter().zip(first) {
-        let used = guest_used(registry, record).or(first);
-        if let Some(row) = table.vms.iter_mut().find(|row| row.name == record.name) {
-            row.guest_used_bytes = used;
-        }
-    }
-    let used: Vec<u64> = table.vms.iter().filter_map(|row| row.guest_used_bytes).collect();
-    table.total.guest_used_bytes = (!used.is_empty()).then(|| used.iter().sum());
-    Ok(table)
-}
-
-/// What the guest says that it can't do without: by its balloon's statistics, if it has one and has counted.
-fn guest_used(registry: &Registry, record: &Record) -> Option<u64> {
-    let folder = registry.find(&record.name).ok()?;
-    let Ok(Answer::Status { status }) = ask(&folder, &Request::Status, Some(ANSWER_LIMIT)) else {
-        return None;
-    };
-    let guests = status["devices"]
-        .as_array()?
-        .iter()
-        .map(|device| &device["counters"]["guest"]);
-    let count = |guest: &Value, name: &str| guest[name].as_u64();
-    guests
-        .filter_map(|guest| count(guest, "total_bytes")?.checked_sub(count(guest, "available_bytes")?))
-        .next()
 }
 
 /// The table for people.
