@@ -23,16 +23,20 @@ use registry::monitor::{Batch, Event};
 use registry::update::Update;
 use registry::vms::{self, BOOT_LIMIT_S, Record, Registry, RegistryError};
 use serde::de::DeserializeOwned;
+use tokio::time::timeout;
 use utoipa::OpenApi;
 
 use crate::caller::{Caller, MemberRights, recognize};
 use crate::place;
 use crate::problem::Problem;
+use crate::slots::{Slots, attended};
 use crate::views::{Balloon, Cell, Limits, Stop, Stopped, Vm, VmDetails};
-use crate::{events, metrics};
+use crate::{copies, events, guest, host, metrics};
 
 /// Bytes of a request's body at most.
 const BODY_BYTES_MAX: usize = 1 << 20;
+/// How long a client may take to send a body of JSON.
+const BODY_LIMIT: Duration = Duration::from_secs(30);
 /// How long a VM may take to say what it counted, or to obey an order that takes no time.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 /// How long a VM may take until its vCPUs run: its memory may have to be allocated first.
@@ -41,6 +45,8 @@ const START_LIMIT: Duration = Duration::from_secs(300);
 const END_LIMIT: Duration = Duration::from_secs(30);
 /// How long a reset VM may take to start again.
 const RESET_LIMIT: Duration = Duration::from_secs(65);
+/// How long a vCPU may take to move.
+pub(crate) const MOVE_LIMIT: Duration = ANSWER_LIMIT;
 /// How long a guest may take to power off, at most.
 const STOP_LIMIT_MAX_S: u64 = 3600;
 
@@ -48,13 +54,15 @@ const STOP_LIMIT_MAX_S: u64 = 3600;
 #[derive(Clone, Debug)]
 pub struct Context {
     /// The program that starts VMs: `mirrorball`.
-    program: Arc<PathBuf>,
+    pub(crate) program: Arc<PathBuf>,
     /// Which VMs share pages with those that are started here.
     share_between: ShareBetween,
     /// What members of the group may do.
     pub(crate) rights: Arc<MemberRights>,
     /// Held while a member's VM starts: two that start at once are within the limits together.
     members_start: Arc<Mutex<()>>,
+    /// The long requests that are under way.
+    pub(crate) slots: Slots,
 }
 
 impl Context {
@@ -65,11 +73,12 @@ impl Context {
             share_between,
             rights: Arc::new(rights),
             members_start: Arc::default(),
+            slots: Slots::of_long_requests(),
         }
     }
 }
 
-type Result<T> = std::result::Result<T, Problem>;
+pub(crate) type Result<T> = std::result::Result<T, Problem>;
 
 #[derive(OpenApi)]
 #[openapi(
@@ -89,6 +98,20 @@ type Result<T> = std::result::Result<T, Problem>;
         send_nmi,
         update_vm,
         set_balloon,
+        guest::logs,
+        guest::wait,
+        guest::exec,
+        guest::get_file,
+        guest::put_file,
+        copies::clone,
+        copies::snapshot,
+        copies::restore,
+        host::move_vcpu,
+        host::memory,
+        host::vcpus,
+        host::lend,
+        host::reclaim,
+        host::fail,
         list_cells,
         events::events,
         metrics::metrics
@@ -114,6 +137,19 @@ pub fn router(context: Context) -> Router {
         .route("/v1/vms/{name}/reset", post(reset_vm))
         .route("/v1/vms/{name}/nmi", post(send_nmi))
         .route("/v1/vms/{name}/balloon", put(set_balloon))
+        .route("/v1/vms/{name}/logs", get(guest::logs))
+        .route("/v1/vms/{name}/wait", post(guest::wait))
+        .route("/v1/vms/{name}/exec", post(guest::exec))
+        .route("/v1/vms/{name}/files", get(guest::get_file).put(guest::put_file))
+        .route("/v1/vms/{name}/clone", post(copies::clone))
+        .route("/v1/vms/{name}/snapshot", post(copies::snapshot))
+        .route("/v1/snapshots/restore", post(copies::restore))
+        .route("/v1/vms/{name}/move", post(host::move_vcpu))
+        .route("/v1/memory", get(host::memory))
+        .route("/v1/cells/vcpus", get(host::vcpus))
+        .route("/v1/cells/{number}/lend", post(host::lend))
+        .route("/v1/cells/{number}/reclaim", post(host::reclaim))
+        .route("/v1/cells/{number}/fail", post(host::fail))
         .route("/v1/cells", get(list_cells))
         .route("/v1/events", get(events::events))
         .route("/metrics", get(metrics::metrics))
@@ -144,7 +180,7 @@ pub(crate) async fn blocking<T: Send + 'static>(
 }
 
 /// Reads a body of JSON. An empty one stands for `{}`.
-async fn body<T: DeserializeOwned>(request: Request<Body>) -> Result<T> {
+pub(crate) async fn body<T: DeserializeOwned>(request: Request<Body>) -> Result<T> {
     let kind = request.headers().get(header::CONTENT_TYPE);
     if kind.is_some_and(|kind| {
         !kind
@@ -156,7 +192,11 @@ async fn body<T: DeserializeOwned>(request: Request<Body>) -> Result<T> {
             "send the body as application/json",
         ));
     }
-    let bytes = to_bytes(request.into_body(), BODY_BYTES_MAX).await;
+    let bytes = timeout(BODY_LIMIT, to_bytes(request.into_body(), BODY_BYTES_MAX));
+    let bytes = bytes.await.map_err(|_| {
+        let detail = format!("the body did not come within {} s", BODY_LIMIT.as_secs());
+        Problem::new(StatusCode::REQUEST_TIMEOUT, detail)
+    })?;
     let bytes = bytes.map_err(|_| {
         let detail = format!("the body is incomplete or longer than {BODY_BYTES_MAX} bytes");
         Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail)
@@ -172,7 +212,7 @@ pub(crate) fn records() -> Result<Vec<Record>> {
 }
 
 /// The directory of a running VM.
-fn folder(name: &str) -> Result<PathBuf> {
+pub(crate) fn folder(name: &str) -> Result<PathBuf> {
     let registry = Registry::open().map_err(Problem::internal)?;
     registry.find(name).map_err(|error| match error {
         RegistryError::Unknown { .. } => Problem::new(StatusCode::NOT_FOUND, error.to_string()),
@@ -181,13 +221,14 @@ fn folder(name: &str) -> Result<PathBuf> {
 }
 
 /// What one VM answers to an order of somebody's who may give it.
-async fn order(
+pub(crate) async fn order(
     (context, caller): (Context, Caller),
     name: String,
     request: control::Request,
     limit: Duration,
 ) -> Result<Answer> {
-    blocking(move || {
+    let slot = context.slots.take(caller.uid())?;
+    attended(slot, move |_| {
         let folder = folder(&name)?;
         let record = vms::read(&folder).map_err(Problem::internal)?;
         caller.may_change(&context.rights, &record)?;
@@ -226,7 +267,8 @@ async fn start_vm(
     request: Request<Body>,
 ) -> Result<Response> {
     let spec: VmSpec = body(request).await?;
-    blocking(move || {
+    let slot = context.slots.take(caller.uid())?;
+    attended(slot, move |_| {
         let policy = caller.policy(&context.rights)?;
         let _starts = policy.map(|_| {
             let lock = context.members_start.lock();

@@ -11,9 +11,9 @@ use axum::serve::IncomingStream;
 use config::settings::MemberPolicy;
 use nix::unistd::geteuid;
 use registry::vms::Record;
-use tokio::net::UnixListener;
 
 use crate::api::Context;
+use crate::connections::Listener;
 use crate::problem::Problem;
 
 /// What members of the group may do.
@@ -31,17 +31,17 @@ pub enum MemberRights {
 #[derive(Clone, Copy, Debug)]
 pub struct Peer(Option<u32>);
 
-impl Connected<IncomingStream<'_, UnixListener>> for Peer {
-    fn connect_info(stream: IncomingStream<'_, UnixListener>) -> Self {
-        Self(stream.io().peer_cred().ok().map(|credentials| credentials.uid()))
+impl Connected<IncomingStream<'_, Listener>> for Peer {
+    fn connect_info(stream: IncomingStream<'_, Listener>) -> Self {
+        Self(stream.io().uid())
     }
 }
 
 /// The one who makes a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Caller {
-    /// May do everything.
-    Owner,
+    /// May do everything; its user id, if that is known.
+    Owner(Option<u32>),
     /// May do what the [`MemberRights`] say; its user id, if that is known.
     Member(Option<u32>),
 }
@@ -50,20 +50,27 @@ impl Caller {
     fn of(Peer(uid): Peer, own: u32, rights: &MemberRights) -> Self {
         let is_owner = uid.is_some_and(|uid| uid == own || uid == 0);
         if is_owner || matches!(rights, MemberRights::All) {
-            Self::Owner
+            Self::Owner(uid)
         } else {
             Self::Member(uid)
+        }
+    }
+
+    /// The user id, if that is known.
+    pub fn uid(self) -> Option<u32> {
+        match self {
+            Self::Owner(uid) | Self::Member(uid) => uid,
         }
     }
 
     /// Checks that the caller may end or change the VM of `record`.
     pub fn may_change(self, rights: &MemberRights, record: &Record) -> Result<(), Problem> {
         match (self, rights) {
-            (Self::Owner, _) => Ok(()),
+            (Self::Owner(_), _) => Ok(()),
             (Self::Member(Some(uid)), MemberRights::Limited(_)) if record.member == Some(uid) => Ok(()),
             (Self::Member(_), MemberRights::Limited(_)) => {
                 let why = format!(
-                    "{} is not yours; members may end and change their own VMs",
+                    "{} is not yours; members may use, change and end their own VMs",
                     record.name
                 );
                 Err(Problem::new(StatusCode::FORBIDDEN, why))
@@ -72,10 +79,30 @@ impl Caller {
         }
     }
 
+    /// Checks that the caller may use the guest of `record`: run programs in it, copy files and read its console.
+    ///
+    /// A member may do that in the VMs that the member started. It gives no right that a member lacks: the policy lets members choose
+    /// the kernel's command line, and so the first program, of a guest that has a network card. What the guest may have of the
+    /// host was decided when it started.
+    pub fn may_use_guest(self, rights: &MemberRights, record: &Record) -> Result<(), Problem> {
+        self.may_change(rights, record)
+    }
+
+    /// Checks that the caller is the owner, whose the operation `what` is.
+    pub fn must_own(self, what: &str) -> Result<(), Problem> {
+        match self {
+            Self::Owner(_) => Ok(()),
+            Self::Member(_) => Err(Problem::new(
+                StatusCode::FORBIDDEN,
+                format!("{what} is for the owner of the API, not for members; ask the owner"),
+            )),
+        }
+    }
+
     /// The policy and the user id by which the caller may start VMs; nothing for the owner, who may start any.
     pub fn policy(self, rights: &MemberRights) -> Result<Option<(u32, &MemberPolicy)>, Problem> {
         match (self, rights) {
-            (Self::Owner, _) => Ok(None),
+            (Self::Owner(_), _) => Ok(None),
             (Self::Member(Some(uid)), MemberRights::Limited(policy)) => Ok(Some((uid, policy))),
             (Self::Member(_), _) => Err(only_look()),
         }
@@ -123,12 +150,12 @@ mod tests {
     fn the_owner_is_this_user_or_root_and_nobody_else_unless_members_may_all() {
         let caller = |uid, rights: &MemberRights| Caller::of(Peer(uid), 1000, rights);
         for uid in [0, 1000] {
-            assert_eq!(caller(Some(uid), &MemberRights::Look), Caller::Owner);
+            assert_eq!(caller(Some(uid), &MemberRights::Look), Caller::Owner(Some(uid)));
         }
         for uid in [Some(1001), None] {
             assert_eq!(caller(uid, &MemberRights::Look), Caller::Member(uid));
             assert_eq!(caller(uid, &limited()), Caller::Member(uid));
-            assert_eq!(caller(uid, &MemberRights::All), Caller::Owner);
+            assert_eq!(caller(uid, &MemberRights::All), Caller::Owner(uid));
         }
     }
 
@@ -142,7 +169,7 @@ mod tests {
         assert!(unknown.policy(&limited()).is_err());
         let rights = limited();
         assert_eq!(member.policy(&rights).unwrap().unwrap().0, 1001);
-        assert!(Caller::Owner.policy(&MemberRights::Look).unwrap().is_none());
+        assert!(Caller::Owner(None).policy(&MemberRights::Look).unwrap().is_none());
     }
 
     #[test]
@@ -156,6 +183,9 @@ mod tests {
         assert!(!may(member, &limited(), None), "the owner's VM");
         assert!(!may(member, &MemberRights::Look, Some(1001)));
         assert!(!may(Caller::Member(None), &limited(), None));
-        assert!(may(Caller::Owner, &limited(), Some(1001)));
+        assert!(may(Caller::Owner(None), &limited(), Some(1001)));
+        let use_guest = |caller: Caller, started_by| caller.may_use_guest(&limited(), &record(started_by));
+        assert!(use_guest(member, Some(1001)).is_ok());
+        assert!(use_guest(member, Some(1002)).is_err() && use_guest(member, None).is_err());
     }
 }

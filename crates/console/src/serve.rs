@@ -11,6 +11,7 @@ use tokio::net::UnixListener;
 
 use crate::api::{Context, router};
 use crate::caller::Peer;
+use crate::connections::Listener;
 
 /// Whoever may connect: this user.
 const USER_MODE: u32 = 0o600;
@@ -39,7 +40,7 @@ pub fn serve(socket: &Path, group: Option<&str>, context: Context) -> io::Result
         let service = router(context).into_make_service_with_connect_info::<Peer>();
         tracing::info!("serves at {}", socket.display());
         tokio::select! {
-            result = axum::serve(listener, service).into_future() => result,
+            result = axum::serve(Listener::new(listener), service).into_future() => result,
             () = told_to_end() => Ok(()),
         }
     })?;

@@ -107,20 +107,20 @@ pub fn vcpus() -> Result<Vcpus> {
         if own.has_failed() {
             continue;
         }
-        let (vcpus, missing) = ask_vcpus(&own).map_err(|error| does_not_answer(cell, &error))?;
-        all.vcpus.extend(vcpus);
-        all.missing.extend(missing);
+        let known = ask_vcpus(&own).map_err(|error| does_not_answer(cell, &error))?;
+        all.vcpus.extend(known.vcpus);
+        all.missing.extend(known.missing);
     }
     all.vcpus
         .sort_by(|one, other| (&one.vm, one.vcpu).cmp(&(&other.vm, other.vcpu)));
     Ok(all)
 }
 
-fn ask_vcpus(cell: &CellFiles) -> std::io::Result<(Vec<Vcpu>, Vec<(String, String)>)> {
+fn ask_vcpus(cell: &CellFiles) -> std::io::Result<Vcpus> {
     let mut connection = Connection::open(cell)?;
     connection.limit_wait(VCPUS_LIMIT)?;
     match connection.ask(&Ask::Vcpus)? {
-        Answer::Vcpus { vcpus, missing } => Ok((vcpus, missing)),
+        Answer::Vcpus { vcpus, missing } => Ok(Vcpus { vcpus, missing }),
         Answer::Refused { why } => Err(std::io::Error::other(why)),
         other => Err(std::io::Error::other(format!(
             "an answer to another question: {other:?}"

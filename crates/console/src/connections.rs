@@ -1,0 +1,116 @@
+//! Connections of clients, of which each user has a bounded number.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::unix::SocketAddr;
+use tokio::net::{UnixListener, UnixStream};
+
+use crate::slots::{Slot, Slots};
+
+/// Connections of one user at a time.
+const CONNECTIONS_MAX: usize = 64;
+/// Pause after a connection that could not be accepted, as when the process has no descriptors left.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// The socket of the API. A user's connection above the bound is closed at once.
+#[derive(Debug)]
+pub struct Listener {
+    socket: UnixListener,
+    slots: Slots,
+}
+
+/// A client's connection.
+#[derive(Debug)]
+pub struct Connection {
+    stream: UnixStream,
+    uid: Option<u32>,
+    _slot: Slot,
+}
+
+impl Listener {
+    /// Accepts at this socket.
+    pub fn new(socket: UnixListener) -> Self {
+        Self {
+            socket,
+            slots: Slots::of(CONNECTIONS_MAX),
+        }
+    }
+}
+
+impl Connection {
+    /// The user id of the other end, as the kernel told it when that connected.
+    pub fn uid(&self) -> Option<u32> {
+        self.uid
+    }
+}
+
+impl axum::serve::Listener for Listener {
+    type Io = Connection;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Connection, SocketAddr) {
+        loop {
+            let Ok((stream, address)) = self.socket.accept().await else {
+                tokio::time::sleep(RETRY_PAUSE).await;
+                continue;
+            };
+            let uid = stream.peer_cred().ok().map(|credentials| credentials.uid());
+            if let Some(slot) = self.slots.take_free(uid) {
+                let connection = Connection {
+                    stream,
+                    uid,
+                    _slot: slot,
+                };
+                return (connection, address);
+            }
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.socket.local_addr()
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}

@@ -1,0 +1,230 @@
+//! Operations on this host's cells and memory.
+
+use axum::body::Body;
+use axum::extract::{Path, Request, State};
+use axum::http::StatusCode;
+use axum::{Extension, Json};
+use operations::{cells, memory};
+use registry::cluster::interface::Vcpu;
+use registry::control::{self, Answer};
+use registry::vms::Registry;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::api::{Context, MOVE_LIMIT, Result, body, order};
+use crate::caller::Caller;
+use crate::problem::Problem;
+use crate::slots::attended;
+
+/// A vCPU and the cell that it is to run in.
+#[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Move {
+    /// The vCPU's number.
+    pub vcpu: u8,
+    /// The cell.
+    pub cell: u16,
+}
+
+/// A vCPU that has moved.
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+pub struct Moved {
+    /// How long it stood still, in microseconds.
+    pub still_us: u64,
+}
+
+/// Moves a vCPU of a VM that spans cells to another of them.
+#[utoipa::path(post, path = "/v1/vms/{name}/move", params(("name" = String, Path)), request_body = Move, responses(
+    (status = 200, body = Moved), (status = 400, body = Problem), (status = 403, body = Problem),
+    (status = 404, body = Problem), (status = 409, body = Problem)))]
+pub(crate) async fn move_vcpu(
+    State(context): State<Context>,
+    Extension(caller): Extension<Caller>,
+    Path(name): Path<String>,
+    request: Request<Body>,
+) -> Result<Json<Moved>> {
+    let Move { vcpu, cell } = body(request).await?;
+    caller.must_own("the placement of vCPUs")?;
+    let request = control::Request::Move { vcpu, cell };
+    match order((context, caller), name.clone(), request, MOVE_LIMIT).await? {
+        Answer::Moved { still_ns } => Ok(Json(Moved {
+            still_us: still_ns.div_ceil(1000),
+        })),
+        _ => Err(Problem::new(
+            StatusCode::CONFLICT,
+            format!("{name}: the VM has ended"),
+        )),
+    }
+}
+
+/// What running VMs take of the host's memory, as `mirrorball mem --json`.
+#[utoipa::path(get, path = "/v1/memory", responses(
+    (status = 200, body = Object, description = "VMs, files and the host, in bytes."), (status = 429, body = Problem)))]
+pub(crate) async fn memory(
+    State(context): State<Context>,
+    Extension(caller): Extension<Caller>,
+) -> Result<Json<serde_json::Value>> {
+    let slot = context.slots.take(caller.uid())?;
+    attended(slot, |_| {
+        let registry = Registry::open().map_err(Problem::internal)?;
+        let table = memory::measure(&registry).map_err(Problem::internal)?;
+        serde_json::to_value(&table).map(Json).map_err(Problem::internal)
+    })
+    .await
+}
+
+/// The vCPUs of the VMs in the cells of this host.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct Vcpus {
+    /// Each vCPU, by VM and number.
+    pub vcpus: Vec<VcpuThread>,
+    /// VMs whose vCPUs are not known now.
+    pub missing: Vec<Missing>,
+}
+
+/// A vCPU and the thread that runs it.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct VcpuThread {
+    /// The VM.
+    pub vm: String,
+    /// The vCPU's number in the VM.
+    pub vcpu: u8,
+    /// The cell in which it runs.
+    pub cell: u16,
+    /// The shard's process.
+    pub shard_pid: i32,
+    /// The thread.
+    pub thread_id: i32,
+    /// The CPUs of the host that the thread may use.
+    pub cpus: Vec<usize>,
+    /// The CPU that it used last.
+    pub last_cpu: usize,
+    /// How long it has run so far, in milliseconds.
+    pub ran_ms: u64,
+}
+
+impl From<Vcpu> for VcpuThread {
+    fn from(vcpu: Vcpu) -> Self {
+        Self {
+            vm: vcpu.vm,
+            vcpu: vcpu.vcpu,
+            cell: vcpu.cell,
+            shard_pid: vcpu.shard_pid,
+            thread_id: vcpu.thread_id,
+            cpus: vcpu.cpus,
+            last_cpu: vcpu.last_cpu,
+            ran_ms: vcpu.ran_ms,
+        }
+    }
+}
+
+/// A VM whose vCPUs are not known.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct Missing {
+    /// The VM.
+    pub vm: String,
+    /// The reason.
+    pub why: String,
+}
+
+/// Where the vCPUs of the VMs in this host's cells run.
+#[utoipa::path(get, path = "/v1/cells/vcpus", responses(
+    (status = 200, body = Vcpus), (status = 404, body = Problem, description = "No cluster is up."),
+    (status = 429, body = Problem), (status = 504, body = Problem)))]
+pub(crate) async fn vcpus(
+    State(context): State<Context>,
+    Extension(caller): Extension<Caller>,
+) -> Result<Json<Vcpus>> {
+    let slot = context.slots.take(caller.uid())?;
+    attended(slot, |_| {
+        let known = cells::vcpus()?;
+        let missing = known.missing.into_iter();
+        Ok(Json(Vcpus {
+            vcpus: known.vcpus.into_iter().map(VcpuThread::from).collect(),
+            missing: missing.map(|(vm, why)| Missing { vm, why }).collect(),
+        }))
+    })
+    .await
+}
+
+/// Memory that a cell lends.
+#[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Loan {
+    /// The other cell, which borrows.
+    pub borrower: u16,
+    /// The amount.
+    pub bytes: u64,
+}
+
+/// Has a cell lend memory to another one of this host.
+#[utoipa::path(post, path = "/v1/cells/{number}/lend", params(("number" = u16, Path)), request_body = Loan, responses(
+    (status = 204), (status = 400, body = Problem), (status = 403, body = Problem), (status = 404, body = Problem),
+    (status = 409, body = Problem), (status = 429, body = Problem), (status = 504, body = Problem)))]
+pub(crate) async fn lend(
+    State(context): State<Context>,
+    Extension(caller): Extension<Caller>,
+    Path(number): Path<String>,
+    request: Request<Body>,
+) -> Result<StatusCode> {
+    let Loan { borrower, bytes } = body(request).await?;
+    caller.must_own("the memory of cells")?;
+    let lender = cell_number(&number)?;
+    let slot = context.slots.take(caller.uid())?;
+    attended(slot, move |_| Ok(cells::lend(lender, borrower, bytes)?)).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Has a cell take back memory that it has lent, as far as no VM uses it.
+#[utoipa::path(post, path = "/v1/cells/{number}/reclaim", params(("number" = u16, Path)), request_body = Loan, responses(
+    (status = 204), (status = 400, body = Problem), (status = 403, body = Problem), (status = 404, body = Problem),
+    (status = 409, body = Problem), (status = 429, body = Problem), (status = 504, body = Problem)))]
+pub(crate) async fn reclaim(
+    State(context): State<Context>,
+    Extension(caller): Extension<Caller>,
+    Path(number): Path<String>,
+    request: Request<Body>,
+) -> Result<StatusCode> {
+    let Loan { borrower, bytes } = body(request).await?;
+    caller.must_own("the memory of cells")?;
+    let lender = cell_number(&number)?;
+    let slot = context.slots.take(caller.uid())?;
+    attended(slot, move |_| Ok(cells::reclaim(lender, borrower, bytes)?)).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// A cell that has failed.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct Lost {
+    /// The VMs that depended on it, which have ended.
+    pub ended: Vec<String>,
+    /// How long that took, in milliseconds.
+    pub recovery_ms: u64,
+}
+
+/// Has a cell fail as if its CPUs and memory were lost. Answers when the VMs that depend on it have ended.
+#[utoipa::path(post, path = "/v1/cells/{number}/fail", params(("number" = u16, Path)), responses(
+    (status = 200, body = Lost), (status = 403, body = Problem), (status = 404, body = Problem),
+    (status = 409, body = Problem), (status = 429, body = Problem), (status = 504, body = Problem)))]
+pub(crate) async fn fail(
+    State(context): State<Context>,
+    Extension(caller): Extension<Caller>,
+    Path(number): Path<String>,
+) -> Result<Json<Lost>> {
+    caller.must_own("the failure of a cell")?;
+    let number = cell_number(&number)?;
+    let slot = context.slots.take(caller.uid())?;
+    attended(slot, move |_| {
+        let lost = cells::fail(number)?;
+        Ok(Json(Lost {
+            ended: lost.ended,
+            recovery_ms: u64::try_from(lost.recovery.as_millis()).unwrap_or(u64::MAX),
+        }))
+    })
+    .await
+}
+
+fn cell_number(text: &str) -> Result<u16> {
+    let unknown = |_| Problem::new(StatusCode::NOT_FOUND, format!("{text:?} is no cell's number"));
+    text.parse().map_err(unknown)
+}
