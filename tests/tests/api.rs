@@ -33,11 +33,24 @@ impl Api {
         }
     }
 
+    /// Kills it, and starts the next one.
+    fn killed_and_started_again(mut self, scratch: &Scratch) -> Self {
+        let running = self.running.take().expect("it runs");
+        running.signal(nix::sys::signal::Signal::SIGKILL);
+        running.wait();
+        Self::start(scratch)
+    }
+
     fn connect(&self, method: &str, path: &str, body: &str) -> UnixStream {
+        self.connect_with("", method, path, body)
+    }
+
+    /// With more lines of the head, each with its end.
+    fn connect_with(&self, more: &str, method: &str, path: &str, body: &str) -> UnixStream {
         let mut stream = UnixStream::connect(&self.socket).expect("it serves");
         stream.set_read_timeout(Some(BOOT_LIMIT)).expect("a socket");
         let request = format!(
-            "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+            "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{more}content-length: {}\r\n\r\n{body}",
             body.len()
         );
         stream.write_all(request.as_bytes()).expect("it reads");
@@ -47,13 +60,18 @@ impl Api {
     /// The status and the body of the answer.
     #[track_caller]
     fn ask(&self, method: &str, path: &str, body: &Value) -> (u16, Value) {
+        self.ask_with("", method, path, body)
+    }
+
+    #[track_caller]
+    fn ask_with(&self, more: &str, method: &str, path: &str, body: &Value) -> (u16, Value) {
         let body = if body.is_null() {
             String::new()
         } else {
             body.to_string()
         };
         let mut answer = String::new();
-        let mut stream = self.connect(method, path, &body);
+        let mut stream = self.connect_with(more, method, path, &body);
         stream.read_to_string(&mut answer).expect("an answer in time");
         let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
         let status = head
@@ -65,6 +83,23 @@ impl Api {
             status,
             serde_json::from_str(body).unwrap_or(Value::String(body.to_owned())),
         )
+    }
+}
+
+impl Api {
+    /// The standard output of a program in a guest, which ends with status 0.
+    #[track_caller]
+    fn exec(&self, vm: &str, script: &str) -> String {
+        let order = json!({"argv": ["sh", "-c", script], "limit_s": 300});
+        let (status, answer) = self.ask("POST", &format!("/v1/vms/{vm}/exec"), &order);
+        assert_eq!(
+            (status, &answer["status"]),
+            (200, &json!(0)),
+            "{script}: {answer}"
+        );
+        let output = answer["stdout"].as_str().expect("base64");
+        let decode = Call::new("base64").args(["-d"]).input(output.as_bytes());
+        decode.ok().text()
     }
 }
 
@@ -149,4 +184,141 @@ fn a_vm_is_started_seen_and_stopped_by_programs() {
     // Nothing that runs needs it.
     assert!(other.listed().is_some());
     mirrorball(["kill", other.name()]).ok();
+}
+
+#[test]
+fn programs_use_a_guest_copy_it_and_see_what_it_takes() {
+    let scratch = Scratch::new("api-guest");
+    let api = Api::start(&scratch);
+    let name = format!("t-api-guest-{}", std::process::id());
+    let spec = json!({"name": name, "image": VmFile::TINY, "memory": "128M", "nets": []});
+    let (status, made) = api.ask("POST", "/v1/vms", &spec);
+    assert_eq!(status, 201, "{made}");
+    let vm = Vm::named(&name);
+    let of = |vm: &str, what: &str| format!("/v1/vms/{vm}/{what}");
+    // The guest still boots.
+    assert_eq!(api.exec(&name, "echo up"), "up\n");
+    let wait = |body: Value| api.ask("POST", &of(&name, "wait"), &body);
+    assert_eq!(wait(json!({"for": "agent"})), (200, json!({"reached": true})));
+    assert_eq!(
+        wait(json!({"for": "end", "limit_s": 1})),
+        (200, json!({"reached": false}))
+    );
+    // A file goes in and comes out.
+    let path = of(&name, "files?path=/tmp/text&mode=600");
+    let mut answer = String::new();
+    let mut stream = api.connect("PUT", &path, "text of the host\n");
+    stream.read_to_string(&mut answer).expect("in time");
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    assert_eq!(
+        vm.sh("cat /tmp/text; stat -c %a /tmp/text"),
+        "text of the host\n600\n"
+    );
+    let (status, text) = api.ask("GET", &of(&name, "files?path=/tmp/text"), &Value::Null);
+    assert_eq!(status, 200, "{text}");
+    assert!(
+        text.as_str()
+            .is_some_and(|text| text.contains("text of the host\n")),
+        "{text}"
+    );
+    let (_, console) = api.ask("GET", &of(&name, "logs"), &Value::Null);
+    assert!(
+        console
+            .as_str()
+            .is_some_and(|console| console.contains("Linux version")),
+        "{console}"
+    );
+    // Copies go on with what it had, as somebody else.
+    let clone = format!("{name}-copy");
+    let (status, made) = api.ask("POST", &of(&name, "clone"), &json!({"name": clone}));
+    assert_eq!((status, &made["vms"][0]["name"]), (201, &json!(clone)), "{made}");
+    let _clone = Vm::named(&clone);
+    let who = "cat /tmp/text /proc/sys/kernel/hostname";
+    assert_eq!(api.exec(&clone, who), format!("text of the host\n{clone}\n"));
+    let directory = scratch.join("snap");
+    let (status, written) = api.ask("POST", &of(&name, "snapshot"), &json!({"directory": directory}));
+    assert_eq!(status, 201, "{written}");
+    let restored = format!("{name}-restored");
+    let order = json!({"directory": directory, "name": restored});
+    let (status, made) = api.ask("POST", "/v1/snapshots/restore", &order);
+    assert_eq!(
+        (status, &made["vms"][0]["name"]),
+        (201, &json!(restored)),
+        "{made}"
+    );
+    let _restored = Vm::named(&restored);
+    assert_eq!(
+        api.exec(&restored, who),
+        format!("text of the host\n{restored}\n")
+    );
+    let (_, memory) = api.ask("GET", "/v1/memory", &Value::Null);
+    let rows = memory["vms"].as_array().expect("a list");
+    for name in [&name, &clone, &restored] {
+        let row = rows.iter().find(|row| row["name"] == **name);
+        assert!(
+            row.is_some_and(|row| row["host_bytes"].as_u64() > Some(0)),
+            "{memory}"
+        );
+    }
+    // What can't be done is told in the command's words.
+    let (status, problem) = api.ask("POST", &of(&name, "snapshot"), &json!({"directory": directory}));
+    assert_eq!(status, 422, "{problem}");
+    assert!(
+        problem["detail"]
+            .as_str()
+            .is_some_and(|why| why.contains("exists")),
+        "{problem}"
+    );
+}
+
+#[test]
+fn repeated_request_has_one_effect_through_the_deaths_of_processes() {
+    let scratch = Scratch::new("api-again");
+    let api = Api::start(&scratch);
+    let name = format!("t-api-again-{}", std::process::id());
+    let spec = json!({"name": name, "image": VmFile::TINY, "memory": "128M", "nets": []});
+    let start = |api: &Api| api.ask_with("idempotency-key: start\r\n", "POST", "/v1/vms", &spec);
+    let (status, made) = start(&api);
+    assert_eq!(status, 201, "{made}");
+    let vm = Vm::named(&name);
+    let api = api.killed_and_started_again(&scratch);
+    assert_eq!(start(&api), (201, made.clone()));
+    vm.wait_up();
+    vm.kill_monitor(Duration::from_secs(20));
+    assert_eq!(start(&api), (201, made.clone()));
+    assert_eq!(
+        vm.shard(),
+        made["pid"]
+            .as_u64()
+            .and_then(|pid| u32::try_from(pid).ok())
+            .expect("a process")
+    );
+    // The command's clones are made once.
+    let id = format!("clone-{}", std::process::id());
+    let clone = || {
+        mirrorball(["clone", &name, "--request", &id])
+            .limit(BOOT_LIMIT)
+            .ok()
+            .text()
+    };
+    let first = clone();
+    let copy = Vm::named(first.trim());
+    assert_eq!(clone(), first);
+    let (_, listed) = api.ask("GET", "/v1/vms", &Value::Null);
+    let own = listed.as_array().expect("a list").iter();
+    let own = own.filter(|vm| vm["name"].as_str().is_some_and(|other| other.starts_with(&name)));
+    assert_eq!(own.count(), 2, "{listed}");
+    let other = mirrorball(["clone", &name, "--count", "2", "--request", &id])
+        .run()
+        .expect(1);
+    assert!(
+        other.errors().contains("id is that of another command"),
+        "{other}"
+    );
+    // The first kill ends it, and the second has the same result.
+    let id = format!("kill-{}", std::process::id());
+    for _ in 0..2 {
+        mirrorball(["kill", copy.name(), "--request", &id]).ok();
+    }
+    assert!(copy.listed().is_none());
 }

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use axum::body::{Body, to_bytes};
+use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{Path, Request, State};
 use axum::http::{StatusCode, header};
-use axum::middleware::from_fn_with_state;
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use axum::{Extension, Json, Router};
@@ -29,6 +29,7 @@ use utoipa::OpenApi;
 use crate::caller::{Caller, MemberRights, recognize};
 use crate::place;
 use crate::problem::Problem;
+use crate::repeated::once;
 use crate::slots::{Slots, attended};
 use crate::views::{Balloon, Cell, Limits, Stop, Stopped, Vm, VmDetails};
 use crate::{copies, events, guest, host, metrics};
@@ -166,6 +167,7 @@ pub fn router(context: Context) -> Router {
                 "not for this resource; /openapi.json says which methods it has",
             )
         })
+        .layer(from_fn(once))
         .layer(from_fn_with_state(context.clone(), recognize))
         .with_state(context)
 }
@@ -192,17 +194,22 @@ pub(crate) async fn body<T: DeserializeOwned>(request: Request<Body>) -> Result<
             "send the body as application/json",
         ));
     }
-    let bytes = timeout(BODY_LIMIT, to_bytes(request.into_body(), BODY_BYTES_MAX));
+    let bytes = json_bytes(request.into_body()).await?;
+    let bytes = if bytes.is_empty() { &b"{}"[..] } else { &bytes[..] };
+    serde_json::from_slice(bytes).map_err(|error| Problem::bad_request(format!("the body: {error}")))
+}
+
+/// Reads a body of bounded length in bounded time.
+pub(crate) async fn json_bytes(body: Body) -> Result<Bytes> {
+    let bytes = timeout(BODY_LIMIT, to_bytes(body, BODY_BYTES_MAX));
     let bytes = bytes.await.map_err(|_| {
         let detail = format!("the body did not come within {} s", BODY_LIMIT.as_secs());
         Problem::new(StatusCode::REQUEST_TIMEOUT, detail)
     })?;
-    let bytes = bytes.map_err(|_| {
+    bytes.map_err(|_| {
         let detail = format!("the body is incomplete or longer than {BODY_BYTES_MAX} bytes");
         Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail)
-    })?;
-    let bytes = if bytes.is_empty() { &b"{}"[..] } else { &bytes[..] };
-    serde_json::from_slice(bytes).map_err(|error| Problem::bad_request(format!("the body: {error}")))
+    })
 }
 
 /// The VMs that run now.

@@ -105,16 +105,16 @@ pub struct SnapshotOrder {
     pub directory: PathBuf,
 }
 
-/// A snapshot that has been written.
+/// What has been done.
 #[derive(Clone, Debug, Serialize, ToSchema)]
-pub struct Written {
+pub struct Reported {
     /// What the command reported, a line each.
     pub notes: Vec<String>,
 }
 
 /// Writes a running VM into a new directory of the host. The VM goes on; answers when all is written.
 #[utoipa::path(post, path = "/v1/vms/{name}/snapshot", params(("name" = String, Path)), request_body = SnapshotOrder, responses(
-    (status = 201, body = Written), (status = 400, body = Problem), (status = 403, body = Problem),
+    (status = 201, body = Reported), (status = 400, body = Problem), (status = 403, body = Problem),
     (status = 404, body = Problem),
     (status = 422, body = Problem, description = "No snapshot can be made of it, or not there."),
     (status = 429, body = Problem)))]
@@ -123,7 +123,7 @@ pub(crate) async fn snapshot(
     Extension(caller): Extension<Caller>,
     Path(name): Path<String>,
     request: Request<Body>,
-) -> Result<(StatusCode, Json<Written>)> {
+) -> Result<(StatusCode, Json<Reported>)> {
     let wanted: SnapshotOrder = body(request).await?;
     caller.must_own("a snapshot, which is written where the owner may write,")?;
     absolute(&wanted.directory)?;
@@ -137,7 +137,7 @@ pub(crate) async fn snapshot(
             wanted.directory.into(),
         ];
         let notes = run(&context, &words, WRITE_LIMIT)?.notes();
-        Ok((StatusCode::CREATED, Json(Written { notes })))
+        Ok((StatusCode::CREATED, Json(Reported { notes })))
     })
     .await
 }
@@ -273,12 +273,17 @@ fn copies(said: Output) -> Result<(StatusCode, Json<Copies>)> {
 }
 
 /// What a command has printed.
-struct Output {
+pub(crate) struct Output {
     out: String,
     errors: String,
 }
 
 impl Output {
+    /// The lines that it has printed.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        self.out.lines().map(str::to_owned).collect()
+    }
+
     /// The lines about the command, without the program's name.
     fn notes(&self) -> Vec<String> {
         let lines = self.errors.lines();
@@ -289,7 +294,7 @@ impl Output {
 }
 
 /// Runs the program with these words, for `limit` at most. It goes on if this process ends.
-fn run(context: &Context, words: &[OsString], limit: Duration) -> Result<Output> {
+pub(crate) fn run(context: &Context, words: &[OsString], limit: Duration) -> Result<Output> {
     let file = |name| memfd_create(name, MFdFlags::MFD_CLOEXEC).map(File::from);
     let (out, errors) = (
         file(c"output").map_err(Problem::internal)?,

@@ -1,5 +1,7 @@
 //! Operations on this host's cells and memory.
 
+use std::time::Duration;
+
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
 use axum::http::StatusCode;
@@ -13,8 +15,12 @@ use utoipa::ToSchema;
 
 use crate::api::{Context, MOVE_LIMIT, Result, body, order};
 use crate::caller::Caller;
+use crate::copies::{Reported, run};
 use crate::problem::Problem;
 use crate::slots::attended;
+
+/// Time limit for the VMs that depend on a failed cell to end, and for the cells that survive it.
+const FAIL_LIMIT: Duration = Duration::from_secs(300);
 
 /// A vCPU and the cell that it is to run in.
 #[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
@@ -193,33 +199,23 @@ pub(crate) async fn reclaim(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// A cell that has failed.
-#[derive(Clone, Debug, Serialize, ToSchema)]
-pub struct Lost {
-    /// The VMs that depended on it, which have ended.
-    pub ended: Vec<String>,
-    /// How long that took, in milliseconds.
-    pub recovery_ms: u64,
-}
-
 /// Has a cell fail as if its CPUs and memory were lost. Answers when the VMs that depend on it have ended.
 #[utoipa::path(post, path = "/v1/cells/{number}/fail", params(("number" = u16, Path)), responses(
-    (status = 200, body = Lost), (status = 403, body = Problem), (status = 404, body = Problem),
-    (status = 409, body = Problem), (status = 429, body = Problem), (status = 504, body = Problem)))]
+    (status = 200, body = Reported), (status = 403, body = Problem), (status = 404, body = Problem),
+    (status = 422, body = Problem, description = "It has failed already, or does not end."), (status = 429, body = Problem)))]
 pub(crate) async fn fail(
     State(context): State<Context>,
     Extension(caller): Extension<Caller>,
     Path(number): Path<String>,
-) -> Result<Json<Lost>> {
+) -> Result<Json<Reported>> {
     caller.must_own("the failure of a cell")?;
     let number = cell_number(&number)?;
     let slot = context.slots.take(caller.uid())?;
     attended(slot, move |_| {
-        let lost = cells::fail(number)?;
-        Ok(Json(Lost {
-            ended: lost.ended,
-            recovery_ms: u64::try_from(lost.recovery.as_millis()).unwrap_or(u64::MAX),
-        }))
+        cells::check(number)?;
+        let words = ["cluster".into(), "fail".into(), number.to_string().into()];
+        let notes = run(&context, &words, FAIL_LIMIT)?.lines();
+        Ok(Json(Reported { notes }))
     })
     .await
 }

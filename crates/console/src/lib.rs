@@ -2,6 +2,7 @@
 //!
 //! [`serve`] is the process, apart from all that runs VMs: it can be killed and started at any time. [`caller`] decides
 //! who may do what, [`api`] has the resources, `guest` those inside a guest, `copies` clones and snapshots, `host` cells and memory,
+//! `repeated` answers those that are repeated,
 //! `connections` and `slots` bound what one user has, [`views`] what resources look like, [`problem`] what an error looks like, [`events`] and [`metrics`] the rest. Requests are
 //! answered from what any command sees ([`registry`]).
 
@@ -15,6 +16,7 @@ mod host;
 pub mod metrics;
 mod place;
 pub mod problem;
+mod repeated;
 pub mod serve;
 mod slots;
 pub mod views;

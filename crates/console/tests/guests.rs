@@ -440,7 +440,11 @@ fn members_requests(api: &Api, vm: &str) -> Vec<(String, bool)> {
         (of_vm("GET", "logs", Value::Null), true),
         (of_vm("POST", "exec", shell("true")), true),
         (
-            of_vm("PUT", "files?path=/tmp/mirrorball-member", Value::Null),
+            of_vm(
+                "PUT",
+                &format!("files?path={}/copied", api.place.path().display()),
+                Value::Null,
+            ),
             true,
         ),
         (of_vm("GET", "files?path=/proc/version", Value::Null), true),

@@ -4,6 +4,7 @@ mod attach;
 mod commands;
 mod exit;
 mod guest;
+mod once;
 mod process;
 mod progress;
 
@@ -19,6 +20,7 @@ use commands::{
 };
 use config::{Selector, Size};
 use miette::{Result, miette};
+use once::RequestArgs;
 
 #[derive(Debug, Parser)]
 #[command(
@@ -79,11 +81,15 @@ enum Command {
         /// Seconds the guest may take
         #[arg(long, default_value_t = 30)]
         limit: u64,
+        #[command(flatten)]
+        request: RequestArgs,
     },
     /// End a VM at once
     Kill {
         #[command(flatten)]
         vms: Selection,
+        #[command(flatten)]
+        request: RequestArgs,
     },
     /// Have a VM stand still until it is resumed
     Pause {
@@ -99,6 +105,8 @@ enum Command {
     Reset {
         #[command(flatten)]
         vms: Selection,
+        #[command(flatten)]
+        request: RequestArgs,
     },
     /// Send each vCPU of a VM a non-maskable interrupt
     Nmi {
@@ -150,6 +158,8 @@ enum Command {
         vm: String,
         /// A directory that does not exist yet
         directory: PathBuf,
+        #[command(flatten)]
+        request: RequestArgs,
     },
     /// Start VMs that go on from a snapshot
     Restore(clone::RestoreArgs),
@@ -206,6 +216,21 @@ enum Command {
 }
 
 impl Command {
+    /// The id under which it is carried out once.
+    fn request(&self) -> Option<&str> {
+        let request = match self {
+            Self::Run(args) => return args.request.as_deref(),
+            Self::Clone(args) => &args.request,
+            Self::Restore(args) => &args.request,
+            Self::Stop { request, .. }
+            | Self::Kill { request, .. }
+            | Self::Reset { request, .. }
+            | Self::Snapshot { request, .. } => request,
+            _ => return None,
+        };
+        request.id.as_deref()
+    }
+
     /// Whether it only prints what there is.
     fn only_prints(&self) -> bool {
         matches!(
@@ -235,6 +260,9 @@ fn main() -> ExitCode {
         return ended(served.map(|()| ExitCode::SUCCESS));
     }
     let command = command();
+    if let Some(id) = command.request().filter(|_| once::is_asked()) {
+        return ended(once::once(id));
+    }
     if command.only_prints() {
         end_quietly_with_the_reader();
     }
@@ -307,11 +335,11 @@ fn obey(command: Command) -> Result<ExitCode> {
             command,
         } => clients::exec(&vm, no_tty, wait.map(Duration::from_secs), &command),
         Command::Cp { source, target } => copy::cp(&source, &target),
-        Command::Stop { vms, limit } => vms.each("stopped", |vm, folder| clients::stop(vm, folder, limit)),
-        Command::Kill { vms } => vms.each("killed", clients::kill),
+        Command::Stop { vms, limit, .. } => vms.each("stopped", |vm, folder| clients::stop(vm, folder, limit)),
+        Command::Kill { vms, .. } => vms.each("killed", clients::kill),
         Command::Pause { vms } => vms.each("paused", clients::pause),
         Command::Resume { vms } => vms.each("resumed", clients::resume),
-        Command::Reset { vms } => vms.each("reset", clients::reset),
+        Command::Reset { vms, .. } => vms.each("reset", clients::reset),
         Command::Nmi { vm } => clients::nmi(&vm),
         Command::Wait { vms, awaited, limit } => vms.each(awaited.done(), |vm, folder| {
             clients::wait(vm, folder, awaited, limit.unwrap_or(u64::MAX))
@@ -322,7 +350,7 @@ fn obey(command: Command) -> Result<ExitCode> {
         Command::Heat(args) => heat::heat(&args),
         Command::Mem { json, watch } => mem::mem(json, watch),
         Command::Clone(args) => clone::clone(&args),
-        Command::Snapshot { vm, directory } => clone::snapshot(&vm, &directory),
+        Command::Snapshot { vm, directory, .. } => clone::snapshot(&vm, &directory),
         Command::Restore(args) => clone::restore(&args),
         Command::Balloon { vm, size } => clients::balloon(&vm, size.0),
         Command::Update(args) => update::update(args),
@@ -355,6 +383,30 @@ fn probe() -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn commands_that_start_end_or_copy_vms_take_an_id_and_a_run_only_with_detach() {
+        let request = |line: &str| {
+            let words = std::iter::once("mirrorball").chain(line.split(' '));
+            let parsed = Cli::try_parse_from(words);
+            parsed.map(|cli| cli.command.request().map(str::to_owned))
+        };
+        for line in [
+            "run --image tiny -d",
+            "clone web",
+            "snapshot web there",
+            "restore there",
+            "stop web",
+            "kill web",
+            "reset web",
+        ] {
+            assert_eq!(request(line).unwrap(), None);
+            let asked = request(&format!("{line} --request k1")).unwrap();
+            assert_eq!(asked.as_deref(), Some("k1"), "{line}");
+        }
+        assert!(request("run --image tiny --request k1").is_err());
+        assert!(request("ps --request k1").is_err());
+    }
 
     #[test]
     fn only_commands_that_print_end_with_their_reader() {

@@ -20,6 +20,7 @@ pub const LIMIT: Duration = Duration::from_secs(10);
 /// A running `mirrorball-api`, killed when dropped.
 pub struct Api {
     child: Child,
+    command: Command,
     pub place: tempfile::TempDir,
 }
 
@@ -39,23 +40,37 @@ impl Api {
         let place = tempfile::tempdir().unwrap();
         // Others reach the socket, as below root's runtime directory.
         std::fs::set_permissions(place.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
-        let child = Command::new(env!("CARGO_BIN_EXE_mirrorball-api"))
+        let mut command = Command::new(env!("CARGO_BIN_EXE_mirrorball-api"));
+        command
             .args(["--program", program, "--socket"])
             .arg(place.path().join("api.sock"))
             .args(arguments)
             .env("MIRRORBALL_RUNTIME", place.path())
             .env("MIRRORBALL_HOST_FILE", write_host_file(&place, host_file))
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let api = Self { child, place };
+            .stderr(Stdio::null());
+        let child = command.spawn().unwrap();
+        let api = Self {
+            child,
+            command,
+            place,
+        };
+        api.wait_until_ready(arguments.contains(&"--group"));
+        api
+    }
+
+    /// Kills the process, and starts another one without a group in its place.
+    pub fn kill_and_start_again(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        self.child = self.command.spawn().unwrap();
+        self.wait_until_ready(false);
+    }
+
+    fn wait_until_ready(&self, has_group: bool) {
+        let api = self;
         let start = Instant::now();
         // It serves when it has given the socket to the group.
-        let mode = if arguments.contains(&"--group") {
-            0o660
-        } else {
-            0o600
-        };
+        let mode = if has_group { 0o660 } else { 0o600 };
         let is_ready = |path: &Path| {
             let about = std::fs::metadata(path);
             about.is_ok_and(|about| about.permissions().mode() & 0o777 == mode)
@@ -65,7 +80,6 @@ impl Api {
             assert!(start.elapsed() < LIMIT, "the API does not start");
             std::thread::sleep(Duration::from_millis(5));
         }
-        api
     }
 
     pub fn socket(&self) -> PathBuf {

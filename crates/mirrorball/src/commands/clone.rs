@@ -21,6 +21,7 @@ use registry::vms::{self, BOOT_LIMIT_S, Registry};
 
 use super::place::{self, Demand, Found, LabChoice, find};
 use super::{flags, host_file, hosts};
+use crate::once::RequestArgs;
 use crate::{guest, progress};
 
 /// Where the number goes in a pattern of names.
@@ -44,6 +45,8 @@ pub struct CloneArgs {
     /// Leave the guests who they are: host name, hardware addresses, random numbers and time stay the parent's
     #[arg(long)]
     pub as_is: bool,
+    #[command(flatten)]
+    pub request: RequestArgs,
 }
 
 /// What `restore` takes.
@@ -100,6 +103,8 @@ pub struct RestoreArgs {
     /// Whether to run in the lab
     #[arg(long, value_enum, default_value = "auto")]
     pub lab: LabChoice,
+    #[command(flatten)]
+    pub request: RequestArgs,
 }
 
 /// A copy that runs.

@@ -99,6 +99,9 @@ pub struct RunArgs {
     /// Return when the VMs run, and leave them running
     #[arg(long, short, conflicts_with = "command")]
     pub detach: bool,
+    /// Start them once: within 10 minutes the same command with the same ID prints the first result, and does nothing
+    #[arg(long, value_name = "ID", requires = "detach")]
+    pub request: Option<String>,
     /// Run this in the guest, then end the VM
     #[arg(last = true)]
     pub command: Vec<String>,

@@ -1,0 +1,206 @@
+//! Requests with an `Idempotency-Key`: a repeated one gets the answer to the first, from whichever process of the API.
+
+use std::time::Duration;
+
+use axum::body::{Body, Bytes, to_bytes};
+use axum::extract::{Extension, Request};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use registry::requests::{ID_BYTES_MAX, Known, Repeatable, Requests, UnderWay};
+use registry::vms::{self, State as VmState};
+use serde::{Deserialize, Serialize};
+use tokio::time::sleep;
+
+use crate::api::{Result, blocking, folder, json_bytes};
+use crate::caller::Caller;
+use crate::problem::Problem;
+use crate::views::Vm;
+
+/// The client's id of a request.
+const KEY: HeaderName = HeaderName::from_static("idempotency-key");
+/// Marks an answer that was given before.
+const REPEATED: HeaderName = HeaderName::from_static("idempotency-replayed");
+/// Bytes of an answer that are held in memory.
+const ANSWER_BYTES_MAX: usize = 8 << 20;
+/// How long a VM takes to end when the process that started it has ended before it let the VM go.
+const END_LIMIT: Duration = Duration::from_secs(2);
+/// Answers to requests of which nothing was carried out, and that may succeed later.
+const NOT_CARRIED_OUT: [StatusCode; 2] = [StatusCode::TOO_MANY_REQUESTS, StatusCode::REQUEST_TIMEOUT];
+
+/// An answer, as it is kept.
+#[derive(Debug, Deserialize, Serialize)]
+struct Answer {
+    status: u16,
+    kind: Option<String>,
+    body: String,
+}
+
+impl IntoResponse for Answer {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let mut head = HeaderMap::new();
+        head.insert(REPEATED, HeaderValue::from_static("true"));
+        if let Some(kind) = self.kind.and_then(|kind| kind.parse().ok()) {
+            head.insert(header::CONTENT_TYPE, kind);
+        }
+        (status, head, self.body).into_response()
+    }
+}
+
+/// Carries a request with a key out once, and answers a repeated one as the first.
+pub(crate) async fn once(Extension(caller): Extension<Caller>, request: Request, next: Next) -> Response {
+    let key = match key(&request) {
+        Ok(Some(key)) => key,
+        Ok(None) => return next.run(request).await,
+        Err(problem) => return problem.into_response(),
+    };
+    let (parts, body) = request.into_parts();
+    let body = match json_bytes(body).await {
+        Ok(body) => body,
+        Err(problem) => return problem.into_response(),
+    };
+    // Goes on if the client leaves: what is carried out has a result.
+    let carried_out = tokio::spawn(carry_out(
+        caller,
+        key,
+        Request::from_parts(parts, Body::empty()),
+        body,
+        next,
+    ));
+    match carried_out.await {
+        Ok(Ok(response)) => response,
+        Ok(Err(problem)) => problem.into_response(),
+        Err(error) => Problem::internal(error).into_response(),
+    }
+}
+
+/// The key of a request that changes something.
+fn key(request: &Request) -> Result<Option<String>> {
+    let Some(key) = request.headers().get(&KEY) else {
+        return Ok(None);
+    };
+    if matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS) {
+        return Ok(None);
+    }
+    if request.uri().path().ends_with("/files") {
+        return Err(Problem::bad_request(
+            "a file is the same when it is copied again; leave out Idempotency-Key",
+        ));
+    }
+    let key = key.to_str().unwrap_or_default();
+    if key.is_empty() || key.len() > ID_BYTES_MAX {
+        return Err(Problem::bad_request(format!(
+            "Idempotency-Key has 1 to {ID_BYTES_MAX} printable characters"
+        )));
+    }
+    Ok(Some(key.to_owned()))
+}
+
+async fn carry_out(
+    caller: Caller,
+    key: String,
+    mut request: Request,
+    body: Bytes,
+    next: Next,
+) -> Result<Response> {
+    let what = format!("{} {}", request.method(), request.uri());
+    let is_start = *request.method() == Method::POST && request.uri().path() == "/v1/vms";
+    let content = [what.as_bytes(), b"\n", &body].concat();
+    let id = key.clone();
+    let known = blocking(move || {
+        let request = Repeatable {
+            uid: caller.uid(),
+            id: &id,
+            content: &content,
+        };
+        let known = Requests::open().and_then(|requests| requests.begin(request));
+        known.map_err(Problem::internal)
+    });
+    match known.await? {
+        Known::New(under_way) => {
+            *request.body_mut() = Body::from(body);
+            keep(under_way, next.run(request).await).await
+        }
+        Known::Done(Some(answer)) => {
+            let answer: Answer = serde_json::from_value(answer).map_err(Problem::internal)?;
+            Ok(answer.into_response())
+        }
+        Known::Done(None) => Err(conflict(
+            "the request with this key was carried out, and its answer was too long to be kept; use another key",
+        )),
+        Known::UnderWay => Err(conflict(
+            "the request with this key is under way; ask again in a second for its answer",
+        )),
+        Known::Lost(came_unix_s) => match started(is_start, &body, came_unix_s).await {
+            Some(vm) => Ok((StatusCode::CREATED, [(REPEATED, "true")], axum::Json(vm)).into_response()),
+            None => Err(conflict(
+                "the process that carried out the request with this key ended before its answer; see whether it took effect, \
+                 and use another key to make it again",
+            )),
+        },
+        Known::Different => Err(Problem::new(
+            StatusCode::UNPROCESSABLE_ENTITY,
+            "this key is that of another request; use another key",
+        )),
+        Known::Full => Err(Problem::new(
+            StatusCode::TOO_MANY_REQUESTS,
+            "this user has made too many requests with keys in ten minutes; wait, or leave out Idempotency-Key",
+        )),
+    }
+}
+
+fn conflict(detail: &str) -> Problem {
+    Problem::new(StatusCode::CONFLICT, detail)
+}
+
+/// Keeps an answer, and gives it.
+async fn keep(under_way: UnderWay, response: Response) -> Result<Response> {
+    let (parts, body) = response.into_parts();
+    let body = to_bytes(body, ANSWER_BYTES_MAX)
+        .await
+        .map_err(Problem::internal)?;
+    let kind = parts.headers.get(header::CONTENT_TYPE);
+    let answer = Answer {
+        status: parts.status.as_u16(),
+        kind: kind.and_then(|kind| kind.to_str().ok()).map(str::to_owned),
+        body: String::from_utf8_lossy(&body).into_owned(),
+    };
+    let is_carried_out = !NOT_CARRIED_OUT.contains(&parts.status);
+    blocking(move || {
+        let kept = if is_carried_out {
+            serde_json::to_value(answer)
+                .map_err(std::io::Error::from)
+                .and_then(|answer| under_way.end(answer))
+        } else {
+            under_way.abandon()
+        };
+        // Without its record the request is lost for those who repeat it. The act was carried out all the same.
+        if let Err(error) = kept {
+            eprintln!("mirrorball-api: an answer can't be kept: {error}");
+        }
+        Ok(())
+    })
+    .await?;
+    Ok(Response::from_parts(parts, Body::from(body)))
+}
+
+/// The VM that a lost request has started, if `is_start` and the VM runs on.
+async fn started(is_start: bool, body: &[u8], came_unix_s: u64) -> Option<Vm> {
+    #[derive(Deserialize)]
+    struct Named {
+        name: String,
+    }
+    if !is_start {
+        return None;
+    }
+    let Named { name } = serde_json::from_slice(body).ok()?;
+    // A VM that its starter did not let go ends with it.
+    sleep(END_LIMIT).await;
+    let vm = blocking(move || {
+        let record = vms::read(&folder(&name)?).map_err(Problem::internal)?;
+        let is_it = matches!(record.state, VmState::Running) && record.started_unix_s >= came_unix_s;
+        Ok(is_it.then(|| Vm::from(&record)))
+    });
+    vm.await.ok().flatten()
+}

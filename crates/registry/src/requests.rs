@@ -1,0 +1,383 @@
+//! Results of requests that carry a client's id: a request that is repeated gets the result of the first.
+//!
+//! A record is a file in `requests/` of the runtime directory, named after the user and the id. It is written and locked before
+//! the act, and its result is put beside it after the act. The lock shows whether the process that acts still lives, so a
+//! request is neither carried out twice nor waited for in vain, whichever process dies between.
+//!
+//! Records are removed ten minutes after their begin, those with a result ten minutes after the result. Time is that of the host since
+//! its start, which nobody sets.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use hostfiles::lock::{self, Flock, Share};
+use hostfiles::{private, replace_volatile_file};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use crate::runtime;
+
+/// How long a result is kept.
+pub const KEPT: Duration = Duration::from_secs(600);
+/// Greatest length of an id, in bytes.
+pub const ID_BYTES_MAX: usize = 255;
+/// Greatest length of a result that is kept, in bytes.
+pub const RESULT_BYTES_MAX: usize = 64 << 10;
+/// Records of one user.
+const RECORDS_MAX: usize = 128;
+
+const FOLDER: &str = "requests";
+const GUARD: &str = ".lock";
+const RESULT: &str = "result";
+/// Digits of a SHA-256.
+const DIGEST_DIGITS: usize = 64;
+
+/// The records of this user's runtime directory.
+#[derive(Debug)]
+pub struct Requests {
+    folder: PathBuf,
+    kept: Duration,
+}
+
+/// A request of a user's.
+#[derive(Clone, Copy, Debug)]
+pub struct Repeatable<'a> {
+    /// The user; none if it is not known.
+    pub uid: Option<u32>,
+    /// The client's id.
+    pub id: &'a str,
+    /// All that the request says.
+    pub content: &'a [u8],
+}
+
+/// What is known of a request.
+#[derive(Debug)]
+pub enum Known {
+    /// It is new: it is to be carried out now.
+    New(UnderWay),
+    /// It was carried out; none if its result was too long to be kept.
+    Done(Option<Value>),
+    /// It is being carried out.
+    UnderWay,
+    /// The process that carried it out ended before there was a result. The request came at this time, in seconds since 1970.
+    Lost(u64),
+    /// The id is that of another request.
+    Different,
+    /// The user has too many records.
+    Full,
+}
+
+/// A request that this process carries out. One that is dropped without a result is [`Known::Lost`].
+#[derive(Debug)]
+pub struct UnderWay {
+    path: PathBuf,
+    _lock: Flock<File>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Begin {
+    content: String,
+    begun_s: u64,
+    begun_unix_s: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct End {
+    ended_s: u64,
+    result: Option<Value>,
+}
+
+impl Requests {
+    /// Those of this user's runtime directory.
+    ///
+    /// # Errors
+    /// If the directory can't be made.
+    pub fn open() -> io::Result<Self> {
+        Self::at(&runtime::directory()?, KEPT)
+    }
+
+    fn at(runtime: &Path, kept: Duration) -> io::Result<Self> {
+        let folder = runtime.join(FOLDER);
+        private::directories(&folder)?;
+        Ok(Self { folder, kept })
+    }
+
+    /// Looks a request up, and begins it if it is new.
+    ///
+    /// # Errors
+    /// If the records can't be read or written.
+    pub fn begin(&self, request: Repeatable<'_>) -> io::Result<Known> {
+        let guard = self.folder.join(GUARD);
+        let _guard = lock::within(&guard, private::lock_file(&guard)?, Share::Exclusive, lock::LIMIT)?;
+        let now = uptime()?;
+        let user = request
+            .uid
+            .map_or_else(|| "none".to_owned(), |uid| uid.to_string());
+        let path = self
+            .folder
+            .join(format!("{user}-{}", digest(request.id.as_bytes())));
+        let others = self.tidy(&user, now)?;
+        let content = digest(request.content);
+        if let Some(begin) = read::<Begin>(&path)? {
+            if begin.content != content {
+                return Ok(Known::Different);
+            }
+            if let Some(end) = read::<End>(&result(&path))? {
+                return Ok(Known::Done(end.result));
+            }
+            return Ok(match held(&path)? {
+                true => Known::UnderWay,
+                false => Known::Lost(begin.begun_unix_s),
+            });
+        }
+        if others >= RECORDS_MAX {
+            return Ok(Known::Full);
+        }
+        // One without a begin is left of a process that died before it acted.
+        remove(&path)?;
+        let file = private::new_file(&path)?;
+        let Some(lock) = lock::at_once(file.try_clone()?, Share::Exclusive)? else {
+            return Ok(Known::UnderWay);
+        };
+        let begin = Begin {
+            content,
+            begun_s: now,
+            begun_unix_s: SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .unwrap_or_default()
+                .as_secs(),
+        };
+        (&file).write_all(&serde_json::to_vec(&begin)?)?;
+        Ok(Known::New(UnderWay { path, _lock: lock }))
+    }
+
+    /// Removes the records that have expired. Returns how many the user has left.
+    fn tidy(&self, user: &str, now: u64) -> io::Result<usize> {
+        let mut count = 0;
+        for entry in fs::read_dir(&self.folder)? {
+            let path = entry?.path();
+            let name = path.file_name().unwrap_or_default().as_bytes();
+            // Beside records there are the guard, results, and files that are being written.
+            if !is_record(name) {
+                continue;
+            }
+            let time = match read::<End>(&result(&path))? {
+                Some(end) => Some(end.ended_s),
+                None => read::<Begin>(&path)?.map(|begin| begin.begun_s),
+            };
+            // A time that is still to come is one of before the host's start.
+            let is_recent = time.is_some_and(|time| time <= now && now - time < self.kept.as_secs());
+            if !is_recent && !held(&path)? {
+                remove(&path)?;
+                continue;
+            }
+            count += usize::from(name.starts_with(user.as_bytes()) && name.get(user.len()) == Some(&b'-'));
+        }
+        Ok(count)
+    }
+}
+
+impl UnderWay {
+    /// Keeps the result for those who repeat the request. One that is too long is not kept, but that it was there is.
+    ///
+    /// # Errors
+    /// If it can't be written.
+    pub fn end(self, result_value: Value) -> io::Result<()> {
+        let is_short = serde_json::to_vec(&result_value)?.len() <= RESULT_BYTES_MAX;
+        let end = End {
+            ended_s: uptime()?,
+            result: is_short.then_some(result_value),
+        };
+        replace_volatile_file(
+            &result(&self.path),
+            private::FILE_MODE,
+            &serde_json::to_vec(&end)?,
+        )
+    }
+
+    /// Forgets the request, of which nothing was carried out: a repeated one is new.
+    ///
+    /// # Errors
+    /// If the record can't be removed.
+    pub fn abandon(self) -> io::Result<()> {
+        remove(&self.path)
+    }
+}
+
+/// The place of a request's result.
+fn result(path: &Path) -> PathBuf {
+    path.with_extension(RESULT)
+}
+
+/// Whether this is the name of a record: a user, `-` and a digest.
+fn is_record(name: &[u8]) -> bool {
+    let digest = name.rsplit(|byte| *byte == b'-').next().unwrap_or_default();
+    digest.len() == DIGEST_DIGITS && digest.iter().all(u8::is_ascii_hexdigit)
+}
+
+/// Removes a record, and its result first: a result never stands for a later request.
+fn remove(path: &Path) -> io::Result<()> {
+    for path in [&result(path), path] {
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Whether a process carries the request out.
+fn held(path: &Path) -> io::Result<bool> {
+    match File::open(path) {
+        Ok(file) => Ok(lock::at_once(file, Share::Exclusive)?.is_none()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Reads a file of JSON. One that is missing or cut off is none.
+fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
+    let mut text = Vec::new();
+    match File::open(path).and_then(|mut file| file.read_to_end(&mut text)) {
+        Ok(_) => Ok(serde_json::from_slice(&text).ok()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Seconds since the host's start.
+fn uptime() -> io::Result<u64> {
+    let text = fs::read_to_string("/proc/uptime")?;
+    let whole = text.split('.').next().and_then(|whole| whole.parse().ok());
+    whole.ok_or_else(|| io::Error::other("/proc/uptime has no time"))
+}
+
+fn digest(bytes: &[u8]) -> String {
+    let digest = Sha256::digest(bytes);
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn request<'a>(id: &'a str, content: &'a str) -> Repeatable<'a> {
+        Repeatable {
+            uid: Some(1000),
+            id,
+            content: content.as_bytes(),
+        }
+    }
+
+    fn new(known: Known) -> UnderWay {
+        match known {
+            Known::New(under_way) => under_way,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn repeated_request_gets_the_first_result_and_is_carried_out_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let requests = Requests::at(folder.path(), KEPT).unwrap();
+        let first = new(requests.begin(request("a", "start")).unwrap());
+        assert!(matches!(
+            requests.begin(request("a", "start")).unwrap(),
+            Known::UnderWay
+        ));
+        first.end(json!({"status": 201})).unwrap();
+        // As a later process reads it.
+        let requests = Requests::at(folder.path(), KEPT).unwrap();
+        let again = requests.begin(request("a", "start")).unwrap();
+        assert!(matches!(again, Known::Done(Some(result)) if result["status"] == 201));
+        assert!(matches!(
+            requests.begin(request("a", "stop")).unwrap(),
+            Known::Different
+        ));
+        let others = Repeatable {
+            uid: Some(1001),
+            ..request("a", "stop")
+        };
+        new(requests.begin(others).unwrap());
+    }
+
+    #[test]
+    fn request_whose_process_ended_without_a_result_is_known_as_lost() {
+        let folder = tempfile::tempdir().unwrap();
+        let requests = Requests::at(folder.path(), KEPT).unwrap();
+        drop(new(requests.begin(request("a", "start")).unwrap()));
+        let lost = requests.begin(request("a", "start")).unwrap();
+        assert!(matches!(lost, Known::Lost(unix_s) if unix_s > 1_700_000_000));
+        // A process that died before it wrote what it is about to do has done nothing.
+        let path = folder.path().join(FOLDER).join(format!("1000-{}", digest(b"b")));
+        fs::write(path, "{\"content\"").unwrap();
+        new(requests.begin(request("b", "start")).unwrap());
+    }
+
+    #[test]
+    fn abandoned_request_is_new_again_and_a_long_result_is_not_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let requests = Requests::at(folder.path(), KEPT).unwrap();
+        new(requests.begin(request("a", "x")).unwrap()).abandon().unwrap();
+        let second = new(requests.begin(request("a", "x")).unwrap());
+        second.end(Value::String("x".repeat(RESULT_BYTES_MAX))).unwrap();
+        assert!(matches!(
+            requests.begin(request("a", "x")).unwrap(),
+            Known::Done(None)
+        ));
+    }
+
+    #[test]
+    fn records_of_one_user_are_bounded_and_expired_ones_are_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let requests = Requests::at(folder.path(), KEPT).unwrap();
+        let id = |number: usize| number.to_string();
+        for number in 0..RECORDS_MAX {
+            let under_way = new(requests.begin(request(&id(number), "x")).unwrap());
+            under_way.end(Value::Null).unwrap();
+        }
+        let one_more = request("more", "x");
+        assert!(matches!(requests.begin(one_more).unwrap(), Known::Full));
+        assert!(matches!(
+            requests.begin(request(&id(0), "x")).unwrap(),
+            Known::Done(_)
+        ));
+        new(requests
+            .begin(Repeatable {
+                uid: None,
+                ..one_more
+            })
+            .unwrap());
+        // All have expired but the one that is under way.
+        let later = Requests::at(folder.path(), Duration::ZERO).unwrap();
+        let held = new(later.begin(one_more).unwrap());
+        assert!(matches!(later.begin(one_more).unwrap(), Known::UnderWay));
+        assert_eq!(
+            fs::read_dir(folder.path().join(FOLDER)).unwrap().count(),
+            2,
+            "its record and the guard"
+        );
+        drop(held);
+    }
+
+    #[test]
+    fn records_are_closed_to_other_users() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let requests = Requests::at(folder.path(), KEPT).unwrap();
+        let done = new(requests.begin(request("a", "x")).unwrap());
+        done.end(Value::Null).unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(&requests.folder), 0o700);
+        for entry in fs::read_dir(&requests.folder).unwrap() {
+            assert_eq!(mode(&entry.unwrap().path()), 0o600);
+        }
+    }
+}
