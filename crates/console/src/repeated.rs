@@ -177,7 +177,7 @@ async fn keep(under_way: UnderWay, response: Response) -> Result<Response> {
         };
         // Without its record the request is lost for those who repeat it. The act was carried out all the same.
         if let Err(error) = kept {
-            eprintln!("mirrorball-api: an answer can't be kept: {error}");
+            tracing::warn!("an answer can't be kept: {error}");
         }
         Ok(())
     })
