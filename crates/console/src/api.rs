@@ -32,7 +32,7 @@ use crate::problem::Problem;
 use crate::repeated::once;
 use crate::slots::{Slots, attended};
 use crate::views::{Balloon, Cell, Limits, Stop, Stopped, Vm, VmDetails};
-use crate::{copies, events, guest, host, metrics};
+use crate::{copies, events, guest, host, metrics, repeated};
 
 /// Bytes of a request's body at most.
 const BODY_BYTES_MAX: usize = 1 << 20;
@@ -123,7 +123,9 @@ struct Document;
 
 /// The document, generated from this code.
 pub fn document() -> utoipa::openapi::OpenApi {
-    Document::openapi()
+    let mut document = Document::openapi();
+    repeated::describe(&mut document);
+    document
 }
 
 /// Everything that is served.
@@ -234,7 +236,7 @@ pub(crate) async fn order(
     request: control::Request,
     limit: Duration,
 ) -> Result<Answer> {
-    let slot = context.slots.take(caller.uid())?;
+    let slot = context.slots.take(caller)?;
     attended(slot, move |_| {
         let folder = folder(&name)?;
         let record = vms::read(&folder).map_err(Problem::internal)?;
@@ -274,7 +276,7 @@ async fn start_vm(
     request: Request<Body>,
 ) -> Result<Response> {
     let spec: VmSpec = body(request).await?;
-    let slot = context.slots.take(caller.uid())?;
+    let slot = context.slots.take(caller)?;
     attended(slot, move |_| {
         let policy = caller.policy(&context.rights)?;
         let _starts = policy.map(|_| {

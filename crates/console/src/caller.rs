@@ -48,8 +48,15 @@ pub enum Caller {
 
 impl Caller {
     fn of(Peer(uid): Peer, own: u32, rights: &MemberRights) -> Self {
-        let is_owner = uid.is_some_and(|uid| uid == own || uid == 0);
-        if is_owner || matches!(rights, MemberRights::All) {
+        match rights {
+            MemberRights::All => Self::Owner(uid),
+            MemberRights::Look | MemberRights::Limited(_) => Self::by_uid(uid, own),
+        }
+    }
+
+    /// The user `own` and root are owners, and others are members.
+    pub(crate) fn by_uid(uid: Option<u32>, own: u32) -> Self {
+        if uid.is_some_and(|uid| uid == own || uid == 0) {
             Self::Owner(uid)
         } else {
             Self::Member(uid)

@@ -5,14 +5,18 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use nix::unistd::geteuid;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::unix::SocketAddr;
 use tokio::net::{UnixListener, UnixStream};
 
+use crate::caller::Caller;
 use crate::slots::{Slot, Slots};
 
-/// Connections of one user at a time.
-const CONNECTIONS_MAX: usize = 64;
+/// Connections of a member at a time.
+const MEMBERS_CONNECTIONS_MAX: usize = 64;
+/// Connections of an owner at a time.
+const OWNERS_CONNECTIONS_MAX: usize = 256;
 /// Pause after a connection that could not be accepted, as when the process has no descriptors left.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
@@ -36,7 +40,7 @@ impl Listener {
     pub fn new(socket: UnixListener) -> Self {
         Self {
             socket,
-            slots: Slots::of(CONNECTIONS_MAX),
+            slots: Slots::of(MEMBERS_CONNECTIONS_MAX, OWNERS_CONNECTIONS_MAX),
         }
     }
 }
@@ -59,7 +63,7 @@ impl axum::serve::Listener for Listener {
                 continue;
             };
             let uid = stream.peer_cred().ok().map(|credentials| credentials.uid());
-            if let Some(slot) = self.slots.take_free(uid) {
+            if let Some(slot) = self.slots.take_free(Caller::by_uid(uid, geteuid().as_raw())) {
                 let connection = Connection {
                     stream,
                     uid,

@@ -84,7 +84,7 @@ pub(crate) async fn clone(
 ) -> Result<(StatusCode, Json<Copies>)> {
     let wanted: CloneOrder = body(request).await?;
     caller.must_own("a clone, which takes memory of the host and keeps what its parent has,")?;
-    let slot = context.slots.take(caller.uid())?;
+    let slot = context.slots.take(caller)?;
     attended(slot, move |_| {
         folder(&name)?;
         let mut words = vec![OsString::from("clone")];
@@ -127,7 +127,7 @@ pub(crate) async fn snapshot(
     let wanted: SnapshotOrder = body(request).await?;
     caller.must_own("a snapshot, which is written where the owner may write,")?;
     absolute(&wanted.directory)?;
-    let slot = context.slots.take(caller.uid())?;
+    let slot = context.slots.take(caller)?;
     attended(slot, move |_| {
         folder(&name)?;
         let words = [
@@ -239,7 +239,7 @@ pub(crate) async fn restore(
     let wanted: RestoreOrder = body(request).await?;
     caller.must_own("a snapshot, whose files are found by the owner's rights,")?;
     let words = wanted.words()?;
-    let slot = context.slots.take(caller.uid())?;
+    let slot = context.slots.take(caller)?;
     attended(slot, move |_| copies(run(&context, &words, START_LIMIT)?)).await
 }
 

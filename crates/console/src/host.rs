@@ -70,7 +70,7 @@ pub(crate) async fn memory(
     State(context): State<Context>,
     Extension(caller): Extension<Caller>,
 ) -> Result<Json<serde_json::Value>> {
-    let slot = context.slots.take(caller.uid())?;
+    let slot = context.slots.take(caller)?;
     attended(slot, |_| {
         let registry = Registry::open().map_err(Problem::internal)?;
         let table = memory::measure(&registry).map_err(Problem::internal)?;
@@ -141,7 +141,7 @@ pub(crate) async fn vcpus(
     State(context): State<Context>,
     Extension(caller): Extension<Caller>,
 ) -> Result<Json<Vcpus>> {
-    let slot = context.slots.take(caller.uid())?;
+    let slot = context.slots.take(caller)?;
     attended(slot, |_| {
         let known = cells::vcpus()?;
         let missing = known.missing.into_iter();
@@ -176,7 +176,7 @@ pub(crate) async fn lend(
     let Loan { borrower, bytes } = body(request).await?;
     caller.must_own("the memory of cells")?;
     let lender = cell_number(&number)?;
-    let slot = context.slots.take(caller.uid())?;
+    let slot = context.slots.take(caller)?;
     attended(slot, move |_| Ok(cells::lend(lender, borrower, bytes)?)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -194,7 +194,7 @@ pub(crate) async fn reclaim(
     let Loan { borrower, bytes } = body(request).await?;
     caller.must_own("the memory of cells")?;
     let lender = cell_number(&number)?;
-    let slot = context.slots.take(caller.uid())?;
+    let slot = context.slots.take(caller)?;
     attended(slot, move |_| Ok(cells::reclaim(lender, borrower, bytes)?)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -210,7 +210,7 @@ pub(crate) async fn fail(
 ) -> Result<Json<Reported>> {
     caller.must_own("the failure of a cell")?;
     let number = cell_number(&number)?;
-    let slot = context.slots.take(caller.uid())?;
+    let slot = context.slots.take(caller)?;
     attended(slot, move |_| {
         cells::check(number)?;
         let words = ["cluster".into(), "fail".into(), number.to_string().into()];

@@ -11,6 +11,8 @@ use registry::requests::{ID_BYTES_MAX, Known, Repeatable, Requests, UnderWay};
 use registry::vms::{self, State as VmState};
 use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
+use utoipa::openapi::path::{ParameterBuilder, ParameterIn};
+use utoipa::openapi::{self, ObjectBuilder, OpenApi, Required, Type};
 
 use crate::api::{Result, blocking, folder, json_bytes};
 use crate::caller::Caller;
@@ -75,6 +77,33 @@ pub(crate) async fn once(Extension(caller): Extension<Caller>, request: Request,
     }
 }
 
+/// Adds to the document what holds for all requests that change something.
+pub(crate) fn describe(document: &mut OpenApi) {
+    for (path, item) in &mut document.paths.paths {
+        let operations = [&mut item.post, &mut item.put, &mut item.patch];
+        for operation in operations.into_iter().flatten() {
+            let text = "More requests of this user are under way, or have a key, than one user may have.";
+            let responses = &mut operation.responses.responses;
+            responses
+                .entry("429".to_owned())
+                .or_insert_with(|| openapi::Response::new(text).into());
+            if path.ends_with("/files") {
+                continue;
+            }
+            let parameter = ParameterBuilder::new()
+                .name("Idempotency-Key")
+                .parameter_in(ParameterIn::Header)
+                .required(Required::False)
+                .description(Some(
+                    "The client's id of this request: made again within 10 minutes, it gets the first answer and has no second effect.",
+                ))
+                .schema(Some(ObjectBuilder::new().schema_type(Type::String)))
+                .build();
+            operation.parameters.get_or_insert_default().push(parameter);
+        }
+    }
+}
+
 /// The key of a request that changes something.
 fn key(request: &Request) -> Result<Option<String>> {
     let Some(key) = request.headers().get(&KEY) else {
@@ -132,7 +161,7 @@ async fn carry_out(
         Known::UnderWay => Err(conflict(
             "the request with this key is under way; ask again in a second for its answer",
         )),
-        Known::Lost(came_unix_s) => match started(is_start, &body, came_unix_s).await {
+        Known::Lost(came_unix_s) => match started(caller, is_start, &body, came_unix_s).await {
             Some(vm) => Ok((StatusCode::CREATED, [(REPEATED, "true")], axum::Json(vm)).into_response()),
             None => Err(conflict(
                 "the process that carried out the request with this key ended before its answer; see whether it took effect, \
@@ -185,8 +214,8 @@ async fn keep(under_way: UnderWay, response: Response) -> Result<Response> {
     Ok(Response::from_parts(parts, Body::from(body)))
 }
 
-/// The VM that a lost request has started, if `is_start` and the VM runs on.
-async fn started(is_start: bool, body: &[u8], came_unix_s: u64) -> Option<Vm> {
+/// The VM that a lost request of the caller's has started, if `is_start` and the VM runs on.
+async fn started(caller: Caller, is_start: bool, body: &[u8], came_unix_s: u64) -> Option<Vm> {
     #[derive(Deserialize)]
     struct Named {
         name: String,
@@ -199,7 +228,12 @@ async fn started(is_start: bool, body: &[u8], came_unix_s: u64) -> Option<Vm> {
     sleep(END_LIMIT).await;
     let vm = blocking(move || {
         let record = vms::read(&folder(&name)?).map_err(Problem::internal)?;
-        let is_it = matches!(record.state, VmState::Running) && record.started_unix_s >= came_unix_s;
+        let is_callers = match caller {
+            Caller::Owner(_) => record.member.is_none(),
+            Caller::Member(uid) => record.member == uid,
+        };
+        let is_new = record.started_unix_s >= came_unix_s;
+        let is_it = matches!(record.state, VmState::Running) && is_callers && is_new;
         Ok(is_it.then(|| Vm::from(&record)))
     });
     vm.await.ok().flatten()

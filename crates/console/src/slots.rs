@@ -10,16 +10,21 @@ use std::sync::{Arc, Mutex, PoisonError};
 use axum::http::StatusCode;
 
 use crate::api::{Result, blocking};
+use crate::caller::Caller;
 use crate::problem::Problem;
 
-/// Long requests of one user at a time.
-const LONG_MAX: usize = 16;
+/// Long requests of a member at a time.
+const MEMBERS_LONG_MAX: usize = 16;
+/// Long requests of an owner at a time.
+const OWNERS_LONG_MAX: usize = 128;
 
 /// What users have of something, by user id; connections without one count together.
 #[derive(Clone, Debug)]
 pub(crate) struct Slots {
-    /// How many one user may have.
-    most: usize,
+    /// How many a member may have.
+    members: usize,
+    /// How many an owner may have.
+    owners: usize,
     taken: Arc<Mutex<BTreeMap<Option<u32>, usize>>>,
 }
 
@@ -31,37 +36,46 @@ pub(crate) struct Slot {
 }
 
 impl Slots {
-    /// At most so many for each user.
-    pub(crate) fn of(most: usize) -> Self {
+    /// At most so many for each member, and for each owner.
+    pub(crate) fn of(members: usize, owners: usize) -> Self {
         Self {
-            most,
+            members,
+            owners,
             taken: Arc::default(),
         }
     }
 
     /// For requests that take long.
     pub(crate) fn of_long_requests() -> Self {
-        Self::of(LONG_MAX)
+        Self::of(MEMBERS_LONG_MAX, OWNERS_LONG_MAX)
     }
 
-    /// Takes a slot for a long request of the user `uid`.
-    pub(crate) fn take(&self, uid: Option<u32>) -> Result<Slot> {
-        self.take_free(uid).ok_or_else(|| {
+    fn most(&self, caller: Caller) -> usize {
+        match caller {
+            Caller::Owner(_) => self.owners,
+            Caller::Member(_) => self.members,
+        }
+    }
+
+    /// Takes a slot for a long request.
+    pub(crate) fn take(&self, caller: Caller) -> Result<Slot> {
+        self.take_free(caller).ok_or_else(|| {
             Problem::new(
                 StatusCode::TOO_MANY_REQUESTS,
                 format!(
                     "{} long requests of this user are under way; wait until one has ended",
-                    self.most
+                    self.most(caller)
                 ),
             )
         })
     }
 
-    /// Takes a slot for the user `uid`, if the user has one left.
-    pub(crate) fn take_free(&self, uid: Option<u32>) -> Option<Slot> {
+    /// Takes a slot, if the caller has one left.
+    pub(crate) fn take_free(&self, caller: Caller) -> Option<Slot> {
+        let uid = caller.uid();
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let count = taken.entry(uid).or_default();
-        if *count == self.most {
+        if *count >= self.most(caller) {
             return None;
         }
         *count += 1;
@@ -125,13 +139,17 @@ mod tests {
     #[test]
     fn one_users_long_requests_are_bounded_and_leave_those_of_others_alone() {
         let slots = Slots::of_long_requests();
-        let held: Vec<Slot> = (0..LONG_MAX).map(|_| slots.take(Some(1)).unwrap()).collect();
-        let refused = slots.take(Some(1)).unwrap_err();
+        let (one, other) = (Caller::Member(Some(1)), Caller::Member(Some(2)));
+        let held: Vec<Slot> = (0..MEMBERS_LONG_MAX).map(|_| slots.take(one).unwrap()).collect();
+        let refused = slots.take(one).unwrap_err();
         assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
-        slots.take(Some(2)).unwrap();
-        slots.take(None).unwrap();
-        drop(held);
+        slots.take(other).unwrap();
+        slots.take(Caller::Member(None)).unwrap();
+        let owner = Caller::Owner(Some(0));
+        let owners: Vec<Slot> = (0..OWNERS_LONG_MAX).map(|_| slots.take(owner).unwrap()).collect();
+        assert!(slots.take(owner).is_err());
+        drop((held, owners));
         assert!(slots.taken.lock().unwrap().is_empty());
-        slots.take(Some(1)).unwrap();
+        slots.take(one).unwrap();
     }
 }

@@ -148,6 +148,17 @@ fn an_empty_host_is_shown_and_described() {
     ] {
         assert!(document["paths"][path].is_object(), "{path} is not described");
     }
+    for (path, item) in document["paths"].as_object().unwrap() {
+        for (method, operation) in item.as_object().unwrap() {
+            let takes_key = operation["parameters"].as_array().is_some_and(|parameters| {
+                parameters
+                    .iter()
+                    .any(|parameter| parameter["name"] == "Idempotency-Key" && parameter["in"] == "header")
+            });
+            let changes = method != "get" && !path.ends_with("/files");
+            assert_eq!(takes_key, changes, "{method} {path}");
+        }
+    }
     assert!(document["components"]["schemas"]["VmSpec"]["properties"]["memory"].is_object());
 }
 

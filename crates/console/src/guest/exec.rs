@@ -91,7 +91,7 @@ pub(crate) async fn exec(
     let input = BASE64_STANDARD
         .decode(stdin)
         .map_err(|error| Problem::bad_request(format!("stdin: {error}; write it as base64")))?;
-    let slot = context.slots.take(caller.uid())?;
+    let slot = context.slots.take(caller)?;
     attended(slot, move |attention| {
         let target = Target::of_caller(&name, caller, &context)?;
         let agent = target.agent(&|| attention.is_paid() && Instant::now() < deadline)?;

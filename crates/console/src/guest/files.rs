@@ -84,7 +84,7 @@ pub(crate) async fn get_file(
     if words.mode.is_some() {
         return Err(Problem::bad_request("mode is for PUT; leave it out"));
     }
-    let slot = context.slots.take(caller.uid())?;
+    let slot = context.slots.take(caller)?;
     let (opened, mode) = oneshot::channel::<Result<u32>>();
     let (parts, receiver) = mpsc::channel::<io::Result<Bytes>>(WAITING_MAX);
     tokio::task::spawn_blocking(move || {
@@ -176,7 +176,7 @@ pub(crate) async fn put_file(
             .filter(|mode| *mode <= 0o7777)
             .ok_or_else(|| Problem::bad_request("mode is up to four octal digits, as 644"))?,
     };
-    let slot = context.slots.take(caller.uid())?;
+    let slot = context.slots.take(caller)?;
     let (sender, parts) = mpsc::channel(WAITING_MAX);
     let copied = attended(slot, move |attention| {
         let begun = Instant::now();

@@ -60,7 +60,7 @@ pub(crate) async fn logs(
     uri: Uri,
 ) -> Result<Response> {
     let (bytes, follow) = wanted(&query(&uri)?)?;
-    let slot = context.slots.take(caller.uid())?;
+    let slot = context.slots.take(caller)?;
     let target = blocking(move || Target::of_caller(&name, caller, &context)).await?;
     let mode = if follow { FOLLOW } else { LOG };
     let mut console = match timeout(ANSWER_LIMIT, join(&target, mode)).await {
@@ -106,7 +106,10 @@ fn wanted(words: &Words) -> Result<(Option<usize>, bool)> {
 async fn join(target: &Target, mode: u8) -> Result<UnixStream> {
     let mut console = UnixStream::connect(target.folder.join("console.sock"))
         .await
-        .map_err(|error| Problem::internal(format!("{}: its console: {error}", target.name)))?;
+        .map_err(|error| {
+            let why = format!("{}: its console is not there: {error}; try again", target.name);
+            Problem::new(StatusCode::CONFLICT, why)
+        })?;
     let asked = target.clone();
     if !blocking(move || Ok(asked.is_there())).await? {
         return Err(target.gone());

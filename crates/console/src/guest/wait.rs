@@ -71,7 +71,7 @@ pub(crate) async fn wait(
 ) -> Result<Json<Waited>> {
     let Wait { awaited, limit_s } = body(request).await?;
     let deadline = deadline(limit_s)?;
-    let slot = context.slots.take(caller.uid())?;
+    let slot = context.slots.take(caller)?;
     attended(slot, move |attention| {
         let target = Target::find(&name)?;
         loop {
@@ -110,7 +110,11 @@ fn look(target: &Target, awaited: Awaited, deadline: Instant, attention: &Attent
         Awaited::End => control::Request::AwaitEnd { limit_s },
         Awaited::Running => control::Request::AwaitRunning { limit_s },
     };
-    let answer = ask(&target.folder, &request, Some(SLICE * 10)).map_err(Problem::internal)?;
+    let Ok(answer) = ask(&target.folder, &request, Some(SLICE * 10)) else {
+        // Its monitor has died, and the next one does not answer yet.
+        std::thread::sleep(left.min(SLICE / 10));
+        return Ok(None);
+    };
     match (awaited, answer) {
         (_, Answer::TimedOut) if limit_s > 0 => Ok(None),
         (_, Answer::TimedOut) => {
