@@ -5,6 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use guest_tests::cluster::Cluster;
 use guest_tests::command::{BOOT_LIMIT, Call, Running, built};
 use guest_tests::{Scratch, Vm, VmFile, mirrorball, wait};
 use serde_json::{Value, json};
@@ -321,4 +322,40 @@ fn repeated_request_has_one_effect_through_the_deaths_of_processes() {
         mirrorball(["kill", copy.name(), "--request", &id]).ok();
     }
     assert!(copy.listed().is_none());
+}
+
+#[test]
+fn programs_lend_memory_between_cells_see_vcpus_and_have_a_cell_fail() {
+    let scratch = Scratch::new("api-cells");
+    let _cluster = Cluster::up(&scratch);
+    let api = Api::start(&scratch);
+    let name = format!("t-api-cells-{}", std::process::id());
+    let spec = json!({"name": name, "image": VmFile::TINY, "memory": "128M", "nets": [], "cell": 1});
+    let (status, made) = api.ask("POST", "/v1/vms", &spec);
+    assert_eq!((status, &made["cell"]), (201, &json!(1)), "{made}");
+    let vm = Vm::named(&name);
+    let (status, known) = api.ask("GET", "/v1/cells/vcpus", &Value::Null);
+    let vcpu = &known["vcpus"][0];
+    assert_eq!(
+        (status, &vcpu["vm"], &vcpu["cell"]),
+        (200, &json!(name), &json!(1)),
+        "{known}"
+    );
+    let loan = json!({"borrower": 1, "bytes": 64 << 20});
+    let lent = || api.ask("GET", "/v1/cells", &Value::Null).1[0]["lent_bytes"].clone();
+    assert_eq!(api.ask("POST", "/v1/cells/0/lend", &loan).0, 204);
+    assert_eq!(lent(), 64 << 20);
+    assert_eq!(api.ask("POST", "/v1/cells/0/reclaim", &loan).0, 204);
+    assert_eq!(lent(), 0);
+    let (status, problem) = api.ask("POST", "/v1/cells/0/reclaim", &loan);
+    assert_eq!(status, 409, "{problem}");
+    let (status, lost) = api.ask("POST", "/v1/cells/1/fail", &Value::Null);
+    assert_eq!(status, 200, "{lost}");
+    assert!(
+        lost["notes"][0].as_str().is_some_and(|note| note.contains(&name)),
+        "{lost}"
+    );
+    assert!(vm.listed().is_none());
+    let (status, problem) = api.ask("POST", "/v1/cells/1/fail", &Value::Null);
+    assert_eq!(status, 422, "{problem}");
 }
