@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use axum::body::{Body, Bytes, to_bytes};
+use axum::body::Body;
 use axum::extract::{Path, Request, State};
-use axum::http::{StatusCode, header};
+use axum::http::StatusCode;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
@@ -22,10 +22,9 @@ use registry::lease::Lease;
 use registry::monitor::{Batch, Event};
 use registry::update::Update;
 use registry::vms::{self, BOOT_LIMIT_S, Record, Registry, RegistryError};
-use serde::de::DeserializeOwned;
-use tokio::time::timeout;
 use utoipa::OpenApi;
 
+use crate::body::body;
 use crate::caller::{Caller, MemberRights, recognize};
 use crate::place;
 use crate::problem::Problem;
@@ -34,10 +33,6 @@ use crate::slots::{Slots, attended};
 use crate::views::{Balloon, Cell, Limits, Stop, Stopped, Vm, VmDetails};
 use crate::{copies, events, guest, host, metrics, repeated};
 
-/// Bytes of a request's body at most.
-const BODY_BYTES_MAX: usize = 1 << 20;
-/// How long a client may take to send a body of JSON.
-const BODY_LIMIT: Duration = Duration::from_secs(30);
 /// How long a VM may take to say what it counted, or to obey an order that takes no time.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 /// How long a VM may take until its vCPUs run: its memory may have to be allocated first.
@@ -181,37 +176,6 @@ pub(crate) async fn blocking<T: Send + 'static>(
     tokio::task::spawn_blocking(work)
         .await
         .map_err(Problem::internal)?
-}
-
-/// Reads a body of JSON. An empty one stands for `{}`.
-pub(crate) async fn body<T: DeserializeOwned>(request: Request<Body>) -> Result<T> {
-    let kind = request.headers().get(header::CONTENT_TYPE);
-    if kind.is_some_and(|kind| {
-        !kind
-            .to_str()
-            .is_ok_and(|kind| kind.starts_with("application/json"))
-    }) {
-        return Err(Problem::new(
-            StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            "send the body as application/json",
-        ));
-    }
-    let bytes = json_bytes(request.into_body()).await?;
-    let bytes = if bytes.is_empty() { &b"{}"[..] } else { &bytes[..] };
-    serde_json::from_slice(bytes).map_err(|error| Problem::bad_request(format!("the body: {error}")))
-}
-
-/// Reads a body of bounded length in bounded time.
-pub(crate) async fn json_bytes(body: Body) -> Result<Bytes> {
-    let bytes = timeout(BODY_LIMIT, to_bytes(body, BODY_BYTES_MAX));
-    let bytes = bytes.await.map_err(|_| {
-        let detail = format!("the body did not come within {} s", BODY_LIMIT.as_secs());
-        Problem::new(StatusCode::REQUEST_TIMEOUT, detail)
-    })?;
-    bytes.map_err(|_| {
-        let detail = format!("the body is incomplete or longer than {BODY_BYTES_MAX} bytes");
-        Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail)
-    })
 }
 
 /// The VMs that run now.

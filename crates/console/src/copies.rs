@@ -21,7 +21,8 @@ use registry::vms;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::api::{Context, Result, body, folder};
+use crate::api::{Context, Result, folder};
+use crate::body::body;
 use crate::caller::Caller;
 use crate::problem::Problem;
 use crate::slots::attended;

@@ -13,7 +13,8 @@ use registry::vms::Registry;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::api::{Context, MOVE_LIMIT, Result, body, order};
+use crate::api::{Context, MOVE_LIMIT, Result, order};
+use crate::body::body;
 use crate::caller::Caller;
 use crate::copies::{Reported, run};
 use crate::problem::Problem;

@@ -7,6 +7,7 @@
 //! answered from what any command sees ([`registry`]).
 
 pub mod api;
+mod body;
 pub mod caller;
 mod connections;
 mod copies;

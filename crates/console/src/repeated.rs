@@ -14,7 +14,8 @@ use tokio::time::sleep;
 use utoipa::openapi::path::{ParameterBuilder, ParameterIn};
 use utoipa::openapi::{self, ObjectBuilder, OpenApi, Required, Type};
 
-use crate::api::{Result, blocking, folder, json_bytes};
+use crate::api::{Result, blocking, folder};
+use crate::body::json_bytes;
 use crate::caller::Caller;
 use crate::problem::Problem;
 use crate::views::Vm;

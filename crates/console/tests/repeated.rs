@@ -4,11 +4,11 @@ mod support;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use support::vm::FakeVm;
-use support::{Api, LIMIT, MEMBER, is_root};
+use support::{Api, MEMBER, is_root, until};
 
 impl Api {
     /// The status, the head and the body of the answer to a request with a key.
@@ -26,14 +26,6 @@ fn exec(script: &str) -> Value {
 
 fn is_repeated(head: &str) -> bool {
     head.contains("idempotency-replayed: true")
-}
-
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + LIMIT;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "{what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
 
 /// How often a program has run that adds a line to the file.

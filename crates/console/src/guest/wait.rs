@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{Target, deadline};
-use crate::api::{Context, Result, body};
+use crate::api::{Context, Result};
+use crate::body::body;
 use crate::caller::Caller;
 use crate::problem::Problem;
 use crate::slots::{Attention, attended};

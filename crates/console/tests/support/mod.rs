@@ -185,3 +185,12 @@ impl Drop for Api {
         let _ = self.child.wait();
     }
 }
+
+/// Waits until it is so, for as long as an answer may take.
+pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + LIMIT;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
