@@ -264,7 +264,9 @@ fn defined_vms_start_with_the_cluster_in_their_order() {
     vm(&["start", web.name(), "--lab", "never"])
         .limit(Duration::from_secs(120))
         .ok();
-    assert!(Vm::named(web.name()).listed().is_some());
+    // Dropped, it would end the VM.
+    let started = Vm::named(web.name());
+    assert!(started.listed().is_some());
     // Those that run are left alone, also by the next cluster.
     mirrorball(["cluster", "down", "--leave"]).ok();
     let again = mirrorball(["cluster", "up", "--lab", "never", "--cells", "2"])
@@ -278,6 +280,6 @@ fn defined_vms_start_with_the_cluster_in_their_order() {
     }
     assert_eq!(vm(&["ls", "--json"]).ok().text().trim(), "[]");
     vms[0].wait_ended(END_LIMIT);
-    vms[1].wait_ended(END_LIMIT);
+    started.wait_ended(END_LIMIT);
     mirrorball(["cluster", "down"]).ok();
 }
