@@ -36,8 +36,16 @@ pub(crate) fn ends_within(process: BorrowedFd<'_>, limit: PollTimeout) -> bool {
 /// # Errors
 /// If this process has no descriptors left.
 pub(crate) fn of_child(child: &Child) -> io::Result<OwnedFd> {
+    open(i32::try_from(child.id()).map_err(io::Error::other)?)
+}
+
+/// Opens the descriptor of the process that has this number now.
+///
+/// # Errors
+/// If there is none, or this process has no descriptors left.
+pub(crate) fn open(pid: i32) -> io::Result<OwnedFd> {
     // SAFETY: takes numbers only.
-    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, child.id(), 0) };
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }

@@ -17,7 +17,7 @@ use crate::error::ConfigError;
 use crate::fault::{Fault, fault};
 use crate::vm::Size;
 
-pub use hosts::{ETCD_KEYS, HostPlan, HostSpec, MembershipSpec, Site, SpanWay};
+pub use hosts::{ETCD_KEYS, HostPlan, HostSpec, MembershipSpec, OnLost, Site, SpanWay};
 
 /// Cells of a cluster.
 pub const CELLS_MAX: usize = 64;

@@ -223,6 +223,8 @@ mod tests {
             keys: "keys".into(),
             silence_ms: 200,
             spans: Default::default(),
+            on_lost: config::cluster::OnLost::Keep,
+            file: None,
         };
         let plans = [plan(0, Some("alpha"), &[4, 5]), plan(1, Some("beta"), &[])];
         let facts: Vec<String> = cells(&plans, "box", Some(&site))

@@ -13,7 +13,8 @@
 //!    knows. So a restarted cell recovers the entries of its last life. Until it has links to all cells that
 //!    run, and a hello from each, a cell neither claims nor votes.
 //! 4. The entries of a dead cell stay until a new life of the cell changes them, since what they name may
-//!    still run. The votes for its claims stay too: it may have won them before it was cut off.
+//!    still run. The votes for its claims stay too: it may have won them before it was cut off. Both go when
+//!    a cell is certain that nothing of them runs, and forgets them at all cells.
 //!
 //! When several cells die at once, a key can have two owners for a while: a cell that has just started
 //! without peers, and a cell that starts next. Each cell's entries are kept apart from all others', so that
@@ -124,6 +125,8 @@ pub struct Node<K, V> {
     /// Changes that not all have heard of, and the receipts that are missing.
     unheard: BTreeMap<u64, Replies>,
     change_next: u64,
+    /// Lives that others know to be dead, and to which this cell still has links. Their entries go with the links.
+    doomed: BTreeSet<CellId>,
 }
 
 impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
@@ -141,6 +144,7 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
             votes: BTreeMap::new(),
             unheard: BTreeMap::new(),
             change_next: 0,
+            doomed: BTreeSet::new(),
         }
     }
 
@@ -211,6 +215,9 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
     /// Adds a link to a cell.
     pub fn link(&mut self, cell: CellId) -> Effects<K, V> {
         self.links.insert(cell, false);
+        // A new life reports itself what still runs.
+        self.doomed
+            .retain(|doomed| doomed.number != cell.number || doomed.life >= cell.life);
         let of = |owner| {
             let his = self.entries().filter(move |(_, known, _)| *known == owner);
             his.map(|(key, _, value)| (key.clone(), value.clone())).collect()
@@ -251,6 +258,9 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
             again.extend(lost.map(|to| (to, Request::Change(*change))));
         }
         effects.extend(again.into_iter().map(ask_again));
+        if self.doomed.remove(&cell) {
+            self.forget(cell.number, |_| true);
+        }
         self.go_on(&mut effects);
         effects
     }
@@ -285,6 +295,34 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
             again.extend(late.map(|to| (to, Request::Change(*change))));
         }
         again.into_iter().map(ask_again).collect()
+    }
+
+    /// Drops all entries of a dead cell and the votes for its claims, here and at all linked cells. `cell` has the last life
+    /// that is known to be dead: a cell that has a link to a later one keeps what that has. The caller must be certain that
+    /// nothing runs that these entries name. Returns the change's number, for [`Effect::Heard`]; `None` if `cell` is linked here.
+    pub fn forget_everywhere(&mut self, cell: CellId) -> Option<(u64, Effects<K, V>)> {
+        if self.has_link_to(cell.number) || cell.number == self.me.number {
+            return None;
+        }
+        self.forget(cell.number, |_| true);
+        Some(self.announce(|change| Message::Forget { change, cell }))
+    }
+
+    /// What another cell has found: that nothing of a dead cell runs.
+    fn forget_dead(&mut self, cell: CellId) {
+        if cell.number == self.me.number {
+            return;
+        }
+        let linked = self.links.keys().find(|known| known.number == cell.number);
+        match linked {
+            None => self.forget(cell.number, |_| true),
+            Some(linked) if linked.life <= cell.life => _ = self.doomed.insert(*linked),
+            Some(_) => {}
+        }
+    }
+
+    fn has_link_to(&self, number: CellNumber) -> bool {
+        self.links.keys().any(|known| known.number == number)
     }
 
     /// Drops the entries of a dead cell for whose keys `drop` is true, and the votes for the dead cell's
@@ -329,15 +367,16 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
     }
 
     fn tell(&mut self, key: &K, value: Option<V>) -> (u64, Effects<K, V>) {
+        let key = key.clone();
+        self.announce(|change| Message::Change { change, key, value })
+    }
+
+    /// Sends a message to all linked cells, each of which confirms it.
+    fn announce(&mut self, message: impl FnOnce(u64) -> Message<K, V>) -> (u64, Effects<K, V>) {
         let change = self.change_next;
         self.change_next += 1;
         self.unheard.insert(change, Replies::of(self.links()));
-        let message = Message::Change {
-            change,
-            key: key.clone(),
-            value,
-        };
-        let mut effects = vec![Effect::Tell(message)];
+        let mut effects = vec![Effect::Tell(message(change))];
         self.go_on(&mut effects);
         (change, effects)
     }
@@ -389,6 +428,15 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
                     at_once: false,
                 });
                 self.put(from.number, &key, value);
+            }
+            Message::Forget { change, cell } => {
+                effects.push(Effect::Reply {
+                    to: from,
+                    message: Message::Receipt { change },
+                    path,
+                    at_once: false,
+                });
+                self.forget_dead(cell);
             }
             Message::Receipt { change } => {
                 if let Some(receipts) = self.unheard.get_mut(&change) {

@@ -18,6 +18,7 @@ pub struct Cells {
     /// What they know of that.
     pub known: Ways,
     hosts: u16,
+    stops: bool,
 }
 
 impl Cells {
@@ -39,6 +40,7 @@ impl Cells {
             ways,
             plans,
             hosts: 1,
+            stops: false,
         })
     }
 
@@ -59,6 +61,17 @@ impl Cells {
             self.known = Ways::of(&self.plans.iter().map(cell).collect());
         }
         self
+    }
+
+    /// The same cells, whose VMs end when their host has lost its membership.
+    #[must_use]
+    pub fn that_stop(self) -> Self {
+        Self { stops: true, ..self }
+    }
+
+    /// Whether the VMs of a lost host end.
+    pub fn stop(&self) -> bool {
+        self.stops
     }
 
     /// How many hosts.

@@ -27,6 +27,8 @@ pub struct Plot {
     pub names: u64,
     /// Between two things, at most.
     pub pause_max: Time,
+    /// How long anything goes wrong, at most.
+    pub fault_max: Time,
 }
 
 impl Plot {
@@ -40,6 +42,16 @@ impl Plot {
         cordon_once_in: 0,
         names: 40,
         pause_max: 20 * MILLISECOND,
+        fault_max: 10 * SECOND,
+    };
+    /// What goes wrong lasts longer than a lease, so that names of lost hosts are given again.
+    pub const LONG: Self = Self {
+        steps: 150,
+        pause_max: 400 * MILLISECOND,
+        fault_max: 18 * SECOND,
+        fault_once_in: 12,
+        names: 12,
+        ..Self::ROUGH
     };
     /// As rough, and cells are cordoned.
     pub const CORDONS: Self = Self {
@@ -56,6 +68,7 @@ impl Plot {
         cordon_once_in: 0,
         names: u64::MAX,
         pause_max: MILLISECOND,
+        fault_max: 0,
     };
 }
 
@@ -93,7 +106,7 @@ fn play(mut world: World, plot: &Plot, seed: u64) -> Result<Counts, String> {
         } else if befalls(&mut chance, plot.hang_once_in) {
             world.hang(number, chance.below(5 * SECOND));
         } else if befalls(&mut chance, plot.fault_once_in) {
-            let (fault, time) = fault(&world, &mut chance, number);
+            let (fault, time) = fault(&world, &mut chance, number, plot.fault_max);
             // A cut is often one of both ways.
             if let Fault::Cut(from, to) = fault
                 && !chance.once_in(3)
@@ -144,13 +157,13 @@ fn play(mut world: World, plot: &Plot, seed: u64) -> Result<Counts, String> {
 }
 
 /// Something that goes wrong, and for how long.
-fn fault(world: &World, chance: &mut Chance, number: u16) -> (Fault, Time) {
+fn fault(world: &World, chance: &mut Chance, number: u16, longest: Time) -> (Fault, Time) {
     let hosts: Vec<u16> = world.hosts().collect();
     let host = chance.one_of(&hosts).unwrap_or(0);
     let others: Vec<u16> = world.hosts().filter(|other| *other != host).collect();
     let other = chance.one_of(&others).unwrap_or(host);
     let long = chance.once_in(2);
-    let time = 10 * MILLISECOND + chance.below(if long { 10 * SECOND } else { 400 * MILLISECOND });
+    let time = 10 * MILLISECOND + chance.below(if long { longest } else { 400 * MILLISECOND });
     let kind = if others.is_empty() { 5 } else { chance.below(8) };
     let fault = match kind {
         0..3 => Fault::Cut(host, other),
@@ -194,6 +207,7 @@ mod tests {
                     all.loans += counts.loans;
                     all.deaths += counts.deaths;
                     all.cordons += counts.cordons;
+                    all.stopped += counts.stopped;
                 }
                 Err(trace) => panic!("{trace}\nseed {seed}"),
             }
@@ -241,6 +255,19 @@ mod tests {
             let cells = Cells::of(&machine(facts), None).unwrap().on_hosts(hosts);
             all(&cells, &Plot::ROUGH, 0..seeds);
         }
+    }
+
+    /// No name is given while a VM of that name runs anywhere, which [`World`] holds at each step.
+    #[test]
+    fn no_name_runs_twice_where_vms_of_lost_hosts_stop() {
+        let mut counts = Counts::default();
+        for (facts, hosts, seeds) in [(TWO, 2, 150), (EIGHT, 3, 50), (EIGHT, 8, 25)] {
+            let cells = Cells::of(&machine(facts), None).unwrap().on_hosts(hosts);
+            let all = all(&cells.that_stop(), &Plot::LONG, 0..seeds);
+            counts.hosted += all.hosted;
+            counts.stopped += all.stopped;
+        }
+        assert!(counts.hosted > 1000 && counts.stopped > 100, "{counts:?}");
     }
 
     /// What these once found is told in `docs/cells.md`.

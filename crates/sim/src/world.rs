@@ -6,6 +6,7 @@
 
 mod cells;
 mod links;
+mod lost;
 mod members;
 mod monitors;
 mod network;
@@ -66,6 +67,8 @@ enum Event {
     Answer(Asker, Option<Answer<Lease>>),
     /// What is wrong with the network or a cell is over.
     Heal(Fault),
+    /// A cell was a member for certain at that time last, if it has not been since: its guard ends its VMs.
+    Lost(u16, Time),
     /// One end of a link has heard nothing for too long, if its way is still cut as this often: from, to.
     Silent(CellId, CellId, u64),
 }
@@ -129,6 +132,8 @@ pub struct Counts {
     pub faults: u64,
     /// Names given again while a VM of that name ran that no cell knew of any more.
     pub forgotten: u64,
+    /// VMs that their cells' guards ended, as their hosts had lost their membership.
+    pub stopped: u64,
     /// From a monitor's question to the place, for each that got one, nanoseconds.
     pub waits_ns: Vec<Time>,
 }
@@ -157,6 +162,8 @@ pub struct World {
     network: Network,
     /// Hosts that are dead.
     down: BTreeSet<u16>,
+    /// When each cell was a member for certain, where VMs of lost hosts end.
+    confirmed: BTreeMap<u16, Time>,
     /// What does not hold, if it was seen while something happened.
     broken: Option<String>,
     /// What was counted.
@@ -185,6 +192,7 @@ impl World {
             etcd: Etcd::new(lease_seconds(SILENCE_MS) * SECOND),
             network: Network::default(),
             down: BTreeSet::new(),
+            confirmed: BTreeMap::new(),
             broken: None,
             counts: Counts::default(),
             trace: Trace::default(),
@@ -261,6 +269,7 @@ impl World {
             Event::Question(asker, question) => self.question(asker, question),
             Event::Answer(asker, answer) => self.answered(asker, answer),
             Event::Heal(fault) => self.heal(fault),
+            Event::Lost(number, at) => self.end_if_lost(number, at),
             Event::Silent(from, to, cut) => self.fall_silent(from, to, cut),
         }
     }

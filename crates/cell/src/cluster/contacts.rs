@@ -110,7 +110,7 @@ impl<L> Contacts<L> {
                 self.links.remove(&cell);
                 Some(cell)
             }
-            News::Over(_) | News::Outcast => None,
+            News::Over(_) | News::Outcast | News::Lapsed(_) => None,
         }
     }
 

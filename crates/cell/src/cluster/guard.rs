@@ -9,7 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use config::cluster::Site;
+use config::cluster::{OnLost, Site};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use registry::cluster::client::Connection;
 use registry::cluster::files::{CellFiles, Files};
@@ -18,6 +18,7 @@ use registry::journal::{self, Change};
 use tracing::{error, info, warn};
 
 use self::upgrade::Upgrade;
+use super::lost;
 use super::membership::server::{self, Ended, RevocationWatch};
 use crate::pidfd;
 
@@ -52,6 +53,16 @@ pub fn guard(number: u16) -> io::Result<()> {
     let own = files.cell(number);
     let upgrades = upgrade::listen(&own.guard_socket())?;
     let mut program = Program::default();
+    // It goes on when this cell is given up: its VMs run on, and may lose their names later.
+    let lost = std::thread::Builder::new().name("lost".into()).spawn({
+        let files = files.clone();
+        move || lost::watch(&files, number)
+    })?;
+    let stops = || {
+        files
+            .site()
+            .is_ok_and(|site| site.is_some_and(|site| site.on_lost == OnLost::Stop))
+    };
     let mut short_lives = 0;
     loop {
         if own.has_failed() {
@@ -84,6 +95,10 @@ pub fn guard(number: u16) -> io::Result<()> {
             0
         };
         if short_lives >= SHORT_LIVES_MAX {
+            if stops() {
+                error!("the cell has died {short_lives} times, and does not start again");
+                let _ = lost.join();
+            }
             return Err(io::Error::other(format!(
                 "cell {number} died {short_lives} times within {} s of its start",
                 SHORT.as_secs()

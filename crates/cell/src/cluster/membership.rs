@@ -19,7 +19,7 @@ use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use config::cluster::Site;
+use config::cluster::{OnLost, Site};
 use protocol::CellId;
 
 use etcd::{Etcd, Lease, Put};
@@ -38,6 +38,9 @@ const REMOVED: &str = "removed/";
 const LEASE_SECONDS_MIN: u64 = 5;
 /// Minimum interval between two reads of the members.
 pub const LOOK: Duration = Duration::from_millis(100);
+/// How long the host of a lost cell may take to end its VMs once the lease would have ended. Its guard looks every 100 ms, and a
+/// VM that does not end by order is killed after 2 s.
+pub const LAPSE_MARGIN: Duration = Duration::from_secs(5);
 /// Number of reads of the members in the silence that a cell is allowed.
 const LOOKS_IN_SILENCE: u64 = 20;
 
@@ -51,6 +54,8 @@ pub enum News {
     Over(CellId),
     /// This cell's own.
     Outcast,
+    /// A cell has been no member for so long that its host has ended its VMs, where hosts do so ([`super::lost`]).
+    Lapsed(u16),
 }
 
 /// A cell's place among the members.
@@ -64,6 +69,11 @@ pub struct Membership {
     pub me: CellId,
     /// Who else lives.
     pub members: Members,
+    /// The last life of each cell.
+    pub lives: Members,
+    lapse: Option<Duration>,
+    /// When this life was a member for certain: the time of the question to which etcd said so.
+    pub since: Instant,
 }
 
 impl Membership {
@@ -77,6 +87,7 @@ impl Membership {
         let mut joining = Joining::new(number, floor);
         let mut told = false;
         loop {
+            let asked = Instant::now();
             let answer = ask(&etcd, joining.question(), lease_seconds);
             if let Err(error) = &answer
                 && !std::mem::replace(&mut told, true)
@@ -86,23 +97,33 @@ impl Membership {
             match joining.answered(answer.ok()) {
                 Progress::GoesOn => {}
                 Progress::Waits => std::thread::sleep(LOOK),
-                Progress::In(me, lease, members) => {
+                Progress::In(me, lease, records) => {
                     return Ok(Self {
                         etcd,
                         lease,
                         lease_seconds,
                         look: look(site.silence_ms),
                         me,
-                        members,
+                        members: records.members,
+                        lives: records.lives,
+                        lapse: lapse(site),
+                        since: asked,
                     });
                 }
             }
         }
     }
 
-    /// Keeps the entry, removes those of `suspects`, and tells `news`, until the other end of `suspects` is dropped.
-    pub fn run(self, suspects: &Receiver<CellId>, mut news: impl FnMut(News)) {
-        let mut member = Member::new(self.me, self.lease, &self.members);
+    /// Keeps the entry, removes those of `suspects`, and tells `news`, until the other end of `suspects` is dropped. `confirmed`
+    /// is told of each time at which this life was a member for certain.
+    pub fn run(
+        self,
+        suspects: &Receiver<CellId>,
+        mut news: impl FnMut(News),
+        mut confirmed: impl FnMut(Instant),
+    ) {
+        confirmed(self.since);
+        let mut member = Member::new(self.me, self.lease, &self.members).with_lapse(self.lapse);
         let mut begun = Instant::now();
         loop {
             match suspects.recv_timeout(self.look) {
@@ -113,16 +134,42 @@ impl Membership {
             member.begin_round(begun.elapsed());
             begun = Instant::now();
             while let Some(question) = member.question() {
+                let asked = Instant::now();
                 let answer = ask(&self.etcd, question, self.lease_seconds);
+                if let Ok(Answer::Records(records)) = &answer
+                    && records.members.get(&self.me.number) == Some(&self.me.life)
+                {
+                    confirmed(asked);
+                }
                 member.answered(answer.ok()).into_iter().for_each(&mut news);
             }
         }
     }
 }
 
+/// The members, as etcd has them now.
+///
+/// # Errors
+/// If the host's keys can't be read, or etcd does not answer.
+pub fn members(site: &Site) -> io::Result<Members> {
+    let etcd = Etcd::new(&site.etcd, &KeyFiles::of(&site.keys, &site.here))?;
+    Ok(records(&etcd)?.members)
+}
+
+/// How long a cell is no member until nothing of it runs, by the cluster's file; none where VMs of lost hosts run on.
+pub fn lapse(site: &Site) -> Option<Duration> {
+    let stops = site.on_lost == OnLost::Stop;
+    stops.then(|| Duration::from_secs(lease_seconds(site.silence_ms)) + LAPSE_MARGIN)
+}
+
 /// How long an entry outlasts its cell's last word to etcd.
-pub fn lease_seconds(silence_ms: u64) -> u64 {
-    LEASE_SECONDS_MIN.max(3 * silence_ms / 1000)
+pub const fn lease_seconds(silence_ms: u64) -> u64 {
+    let least = 3 * silence_ms / 1000;
+    if least > LEASE_SECONDS_MIN {
+        least
+    } else {
+        LEASE_SECONDS_MIN
+    }
 }
 
 /// Interval between two reads of the members. Each costs etcd a linearizable read, and more of them detect no death sooner

@@ -33,6 +33,7 @@ use super::hosts::Hosts;
 use super::limits::{HELLO_LIMIT, LOOK_AFTER, ORPHANS_LIMIT, TICK, WORD_LIMIT};
 use super::link::local::Calls;
 use super::link::{Calling, GATHERS_REPLIES, Link, Sending};
+use super::lost;
 use super::membership::{Membership, News};
 use super::protocols::protocols;
 use super::routes::Ways;
@@ -104,9 +105,14 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
         .transpose()?;
     let me = membership.as_ref().map_or(claim.id, |membership| membership.me);
     own.set_life(me.life)?;
+    let expected = membership.as_ref().zip(hosts.as_ref());
+    let expected = expected.map_or_else(Vec::new, |(membership, hosts)| {
+        elsewhere::expected(membership, &hosts.site)
+    });
     let state = State::new(me, std::process::id(), plan, own.lent()?, places::running()?)
         .with_cordon(own.is_cordoned())
-        .with_ways(Ways::of(&known::all(&files)?));
+        .with_ways(Ways::of(&known::all(&files)?))
+        .expecting(expected);
     let calling = Arc::new(Calling::new(me));
     let calls = Calls::new(me, measure_block_ns(), calling.clone());
     calls::take(fresh(&own.link_socket())?, &calls, &events)?;
@@ -119,7 +125,9 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
         .unwrap_or_default();
     let mut elsewhere = None;
     if let (Some(hosts), Some(listener), Some(membership)) = (hosts, listener, membership) {
-        elsewhere = Some(Elsewhere::start(hosts, listener, membership, &calling, &events)?);
+        elsewhere = Some(Elsewhere::start(
+            hosts, &own, listener, membership, &calling, &events,
+        )?);
     }
     calls::call_others(files.clone(), calls, elsewhere.clone(), calling, &events)?;
     later(ORPHANS_LIMIT, Event::OrphansLate, &events)?;
@@ -274,6 +282,10 @@ impl Cell {
             Event::Changed(News::Outcast) => {
                 return Next::StartAnew("the other hosts take this cell for dead".to_owned());
             }
+            Event::Changed(News::Lapsed(cell)) => {
+                info!("the names of cell {cell}'s VMs are free: its host has ended them");
+                self.state.lapsed(cell)
+            }
             Event::Changed(news) => self
                 .contacts
                 .over(news)
@@ -411,7 +423,16 @@ impl Cell {
                             std::process::exit(1);
                         }
                     }
-                    Act::Answer(client, answer) => self.answer(client, &answer),
+                    Act::Answer(client, answer) => {
+                        if matches!(answer, Answer::Hosted(_)) && self.may_have_lost_names() {
+                            // The process may have stood still while its claim won. What follows is not done.
+                            error!(
+                                "the cell has not been a member for too long to give names, and starts anew"
+                            );
+                            std::process::exit(1);
+                        }
+                        self.answer(client, &answer);
+                    }
                     Act::Adopt(client, name, again) => {
                         let answer = match self.adoptions.begin(&name, again) {
                             Ok(()) => Answer::Done,
@@ -458,6 +479,12 @@ impl Cell {
             acts = next;
         }
         false
+    }
+
+    /// Whether other cells may have given names of this one to their VMs, by `on_lost = "stop"`.
+    fn may_have_lost_names(&self) -> bool {
+        let elsewhere = self.elsewhere.as_ref();
+        elsewhere.is_some_and(|elsewhere| lost::is_past_lease(&self.own, elsewhere.site()))
     }
 
     fn answer(&mut self, client: Client, answer: &Answer) {

@@ -20,6 +20,7 @@ use loans::Loans;
 
 mod cordons;
 mod failures;
+mod forgetting;
 mod loans;
 mod places;
 #[cfg(test)]
@@ -147,6 +148,11 @@ pub struct State {
     handed: BTreeSet<String>,
     /// Messages that have come from each cell.
     words: BTreeMap<CellId, u64>,
+    /// The last life of each cell that this one knows to be dead.
+    dead: BTreeMap<u16, u32>,
+    /// Cells of other hosts that have said nothing to this life yet, where VMs of lost hosts end ([`State::expecting`]). Until they
+    /// have, or have lapsed, no name is claimed: it may be that of a VM that is only just ending.
+    expected: BTreeSet<u16>,
 }
 
 impl State {
@@ -204,6 +210,8 @@ impl State {
             failures: BTreeMap::new(),
             handed: BTreeSet::new(),
             words: BTreeMap::new(),
+            dead: BTreeMap::new(),
+            expected: BTreeSet::new(),
         }
     }
 
@@ -229,6 +237,9 @@ impl State {
     fn release(&mut self) -> Vec<Act> {
         if !self.has_met || !self.node.is_ready() || !self.ledger.is_ready() {
             return Vec::new();
+        }
+        if !self.expected.is_empty() {
+            return self.refuse_early();
         }
         let early = self.early.take().unwrap_or_default();
         let trials = std::mem::take(&mut self.trials);
@@ -263,6 +274,8 @@ impl State {
     /// A cell is dead.
     pub fn dead(&mut self, cell: CellId) -> Vec<Act> {
         self.words.remove(&cell);
+        let last = self.dead.entry(cell.number).or_default();
+        *last = (*last).max(cell.life);
         let mut acts = posted(self.multicast.dead(cell)).collect::<Vec<_>>();
         let effects = self.node.dead(cell);
         acts.extend(self.acts(effects));
@@ -313,6 +326,9 @@ impl State {
     fn told(&mut self, from: CellId, said: Said, path: Option<ReplyPath>) -> Vec<Act> {
         let mut acts = match said {
             Said::Table(message) => {
+                if matches!(message, Message::Hello { .. }) {
+                    self.expected.remove(&from.number);
+                }
                 let effects = self.node.take(from, message, path);
                 self.acts(effects)
             }
@@ -339,6 +355,7 @@ impl State {
             Ask::Reclaim { from, bytes } => self.reclaim(client, from, bytes),
             Ask::Cordon { cordoned } => self.cordon(client, cordoned),
             Ask::Recover { cell } => self.recover(client, cell),
+            Ask::Forget { cells } => self.forget(client, &cells),
             Ask::Ping => vec![Act::Answer(client, Answer::Done)],
             Ask::Vcpus => vec![Act::TellVcpus(client)],
             Ask::Protocols => vec![Act::TellProtocols(client)],

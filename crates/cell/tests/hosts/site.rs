@@ -89,6 +89,8 @@ pub fn write(
             keys: keys.clone(),
             silence_ms,
             spans,
+            on_lost: config::cluster::OnLost::Keep,
+            file: None,
         };
         Files::at(&folder.join(here)).create(&plans, Some(&site))?;
     }

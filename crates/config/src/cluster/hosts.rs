@@ -50,6 +50,20 @@ pub struct MembershipSpec {
     /// How the shards of a VM that spans hosts are connected.
     #[serde(default)]
     pub spans: SpanWay,
+    /// What a host does with its VMs when its cells are no members any more.
+    #[serde(default)]
+    pub on_lost: OnLost,
+}
+
+/// What a host does with its VMs when its cells have lost their membership.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnLost {
+    /// They run on. Their names stay taken until a person frees them.
+    #[default]
+    Keep,
+    /// They end, and their names are free afterwards.
+    Stop,
 }
 
 /// How bytes go between the shards of a VM that are on different hosts. What their monitors say is always encrypted.
@@ -70,6 +84,7 @@ impl Default for MembershipSpec {
             keys: default_keys(),
             silence_ms: default_silence(),
             spans: SpanWay::default(),
+            on_lost: OnLost::default(),
         }
     }
 }
@@ -100,6 +115,12 @@ pub struct Site {
     /// How the shards of a VM that spans hosts are connected.
     #[serde(default)]
     pub spans: SpanWay,
+    /// What a host does with its VMs when its cells are no members any more.
+    #[serde(default)]
+    pub on_lost: OnLost,
+    /// The cluster file from which this host came up; none for one that an older version of this program brought up.
+    #[serde(default)]
+    pub file: Option<PathBuf>,
 }
 
 /// A host and its cells.
@@ -265,6 +286,8 @@ impl ClusterSpec {
             keys: folder.join(membership.keys),
             silence_ms: membership.silence_ms,
             spans: membership.spans,
+            on_lost: membership.on_lost,
+            file: None,
         }))
     }
 

@@ -177,6 +177,8 @@ fn hosts_that_answer_are_measured() {
         keys: "keys".into(),
         silence_ms: 200,
         spans: Default::default(),
+        on_lost: config::cluster::OnLost::Keep,
+        file: None,
     };
     let facts = reach(&site, NAME);
     let names: Vec<_> = facts

@@ -2,6 +2,7 @@
 
 mod cordon;
 mod fail;
+mod forget;
 mod keys;
 mod upgrade;
 mod vcpus;
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 use cell::cluster::hosts::{Hosts, warning};
 use clap::{Args, Subcommand};
 use config::Size;
-use config::cluster::{CellPlan, ClusterSpec, ETCD_KEYS, HostNodes, Site};
+use config::cluster::{CellPlan, ClusterSpec, ETCD_KEYS, HostNodes, OnLost, Site};
 use config::cpulist;
 use hostinfo::known;
 use miette::{IntoDiagnostic, Result, miette};
@@ -108,6 +109,14 @@ pub enum ClusterCommand {
     },
     /// Replace the program of this host's cells by this one, while their VMs run; a program that can't adopt them is taken back
     Upgrade,
+    /// Free the names of the VMs of a host that is lost, and off
+    Forget {
+        /// The host
+        host: String,
+        /// The host is off, or can't run its VMs for another reason that you know
+        #[arg(long)]
+        fenced: bool,
+    },
     /// End the cells
     Down {
         /// Let VMs run on, alone; they join the cluster again when it is up again
@@ -151,6 +160,7 @@ pub fn cluster(command: &ClusterCommand) -> Result<ExitCode> {
         ClusterCommand::Uncordon { cell } => cordon::cordon(*cell, false),
         ClusterCommand::Fail { cell } => fail::fail(*cell),
         ClusterCommand::Upgrade => upgrade::upgrade(),
+        ClusterCommand::Forget { host, fenced } => forget::forget(host, *fenced),
         ClusterCommand::Down { leave } => down(*leave),
     }
 }
@@ -449,6 +459,13 @@ fn no_cluster() -> miette::Report {
     )
 }
 
+fn one_host() -> miette::Report {
+    miette!(
+        help = "name the hosts in the cluster's file, each a [[hosts]] table",
+        "the cluster has this host only"
+    )
+}
+
 fn print(status: &Status) {
     println!(
         "{:<5} {:<10} {:<8} {:>8} {:<12} {:<8} {:>8} {:>8} {:>8} {:>6}  VMS",
@@ -512,6 +529,14 @@ fn down(leave: bool) -> Result<ExitCode> {
         return Err(miette!(
             help = "end them with `mirrorball stop VM`, or add --leave to let them run on alone",
             "VMs run in the cluster: {}",
+            vms.join(", ")
+        ));
+    }
+    let site = files.site().into_diagnostic()?;
+    if !vms.is_empty() && site.is_some_and(|site| site.on_lost == OnLost::Stop) {
+        return Err(miette!(
+            help = "end them with `mirrorball stop VM`",
+            "with `on_lost = \"stop\"` no VM runs on without its cell, since its name is free then: {}",
             vms.join(", ")
         ));
     }

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::CellNumber;
+use crate::CellId;
 
 /// Message between two cells.
 #[derive(Clone, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
@@ -49,8 +50,15 @@ pub enum Message<K, V> {
     },
     /// Confirms that the sender has received a change.
     Receipt {
-        /// Number of the change, as in [`Message::Change`].
+        /// Number of the change, as in [`Message::Change`] and [`Message::Forget`].
         change: u64,
+    },
+    /// Nothing runs any more that a dead cell's entries name. Confirmed by [`Message::Receipt`].
+    Forget {
+        /// Number of the change among the sender's.
+        change: u64,
+        /// The dead cell, and its last life that the sender knows to be dead.
+        cell: CellId,
     },
     /// Asks for a reply again, which may have been lost with a relay.
     Again(Request),
@@ -70,7 +78,7 @@ impl<K, V> Message<K, V> {
     pub fn request(&self) -> Option<Request> {
         match self {
             Self::Ask { claim, .. } => Some(Request::Claim(*claim)),
-            Self::Change { change, .. } => Some(Request::Change(*change)),
+            Self::Change { change, .. } | Self::Forget { change, .. } => Some(Request::Change(*change)),
             Self::Hello { .. }
             | Self::Vote { .. }
             | Self::Settle { .. }

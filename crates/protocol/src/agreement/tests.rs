@@ -40,6 +40,61 @@ fn names_of_a_dead_cell_are_free_once_they_are_forgotten() {
     }
 }
 
+/// Two linked cells, each of which knows the entry `key` of cell 2.
+fn two_that_know(key: char) -> [Node<char, u8>; 2] {
+    [0, 1].map(|number| {
+        let mut node = Node::new(id(number));
+        node.find(key, 2, 7);
+        node.link(id(1 - number));
+        let (mine, yours) = (Vec::new(), Vec::new());
+        node.take(id(1 - number), Message::Hello { mine, yours });
+        node
+    })
+}
+
+#[test]
+fn dead_cell_is_forgotten_by_all_cells_and_by_one_with_a_link_to_it_once_that_ends() {
+    let [mut first, mut second] = two_that_know('a');
+    second.link(id(2));
+    let (change, effects) = first.forget_everywhere(id(2)).unwrap();
+    let [Effect::Tell(forget)] = &effects[..] else {
+        panic!("{effects:?}");
+    };
+    assert_eq!(first.owner(&'a'), None);
+    let receipt = second.take(id(0), forget.clone());
+    assert!(matches!(receipt[..], [Effect::Reply { .. }]), "{receipt:?}");
+    // It does not know yet that this life is dead.
+    assert_eq!(second.owner(&'a'), Some(2));
+    second.dead(id(2));
+    assert_eq!(second.owner(&'a'), None);
+    let heard = first.take(id(1), Message::Receipt { change });
+    assert_eq!(heard, [Effect::Heard(change)]);
+}
+
+#[test]
+fn life_after_the_one_that_is_forgotten_keeps_its_entries() {
+    let next = CellId { number: 2, life: 2 };
+    for comes_first in [true, false] {
+        let [mut first, mut second] = two_that_know('a');
+        let forget = Message::Forget {
+            change: 0,
+            cell: id(2),
+        };
+        second.link(if comes_first { next } else { id(2) });
+        second.take(id(0), forget);
+        second.link(next);
+        second.dead(id(2));
+        second.dead(next);
+        assert_eq!(second.owner(&'a'), Some(2));
+        first.link(next);
+        assert!(
+            first.forget_everywhere(id(2)).is_none(),
+            "it has a link to cell 2"
+        );
+        assert!(first.forget_everywhere(id(0)).is_none(), "it is cell 0");
+    }
+}
+
 #[test]
 fn stories_end_well() {
     let (mut won, mut lost) = (0, 0);

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use config::cluster::{CellPlan, Site};
 use hostfiles::lock::{Flock, Share, at_once};
-use hostfiles::{private, replace_file};
+use hostfiles::{private, replace_file, replace_volatile_file};
 use protocol::CellId;
 use protocol::grant::Amounts;
 
@@ -197,6 +197,24 @@ impl CellFiles {
     /// Replaces the life, since the hosts of a cluster count lives together.
     pub fn set_life(&self, life: u32) -> io::Result<()> {
         replace(&self.0.join("lives"), life.to_string().as_bytes())
+    }
+
+    /// Notes when the cell was a member for certain, in milliseconds since the host's start. The note outlives the process.
+    ///
+    /// # Errors
+    /// If the note can't be written.
+    pub fn note_member(&self, uptime_ms: u64) -> io::Result<()> {
+        replace_volatile_file(
+            &self.0.join("member"),
+            private::FILE_MODE,
+            uptime_ms.to_string().as_bytes(),
+        )
+    }
+
+    /// When the cell was a member for certain, as [`CellFiles::note_member`] says; none if it never was.
+    pub fn last_member(&self) -> Option<u64> {
+        let text = fs::read_to_string(self.0.join("member")).ok()?;
+        text.trim().parse().ok()
     }
 
     /// The memory that the cell has lent, by borrower; none if it never has.

@@ -139,6 +139,12 @@ pub enum Ask {
         /// The failed cell.
         cell: u16,
     },
+    /// Cells of another host are lost, and nothing of them runs: all cells drop their entries, so that the names of their
+    /// VMs are free. Answered when all have. Refused while one of the cells lives.
+    Forget {
+        /// The lost cells.
+        cells: Vec<u16>,
+    },
     /// Answer at once: the cell's guard wants to know whether the process hangs.
     Ping,
     /// Report the state of the cluster.

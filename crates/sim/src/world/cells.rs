@@ -7,7 +7,7 @@ use cell::cluster::limits::{HELLO_LIMIT, LOOK_AFTER, ORPHANS_LIMIT, RETRY, TICK,
 use cell::cluster::membership::News;
 use cell::cluster::state::{Act, Client, State};
 use protocol::CellId;
-use registry::cluster::interface::{Ask, Running};
+use registry::cluster::interface::{Answer, Ask, Running};
 
 use super::members::Watch;
 use super::{EVENT_NS, Event, Input, SILENCE_MS, START_NS, World};
@@ -55,12 +55,12 @@ impl World {
         let life = &mut self.lives[usize::from(number)];
         *life += 1;
         let id = CellId { number, life: *life };
-        self.begin(id, None);
+        self.begin(id, None, Vec::new());
         self.to(id, self.now + START_NS, Input::Called);
     }
 
     /// A process has its life, and finds links to all cells of its host that run.
-    pub(super) fn begin(&mut self, id: CellId, watch: Option<Watch>) {
+    pub(super) fn begin(&mut self, id: CellId, watch: Option<Watch>, expected: Vec<u16>) {
         self.say(|| format!("{id} starts"));
         self.lives[usize::from(id.number)] = id.life;
         let plan = self.cells.plans[usize::from(id.number)].clone();
@@ -82,7 +82,8 @@ impl World {
         let process = Process {
             state: State::new(id, u32::from(id.number), plan, lent, running.collect::<Vec<_>>())
                 .with_cordon(self.cordoned.contains_key(&id.number))
-                .with_ways(self.cells.known.clone()),
+                .with_ways(self.cells.known.clone())
+                .expecting(expected),
             id,
             started: self.now,
             busy_until: self.now,
@@ -280,6 +281,7 @@ impl World {
                 return;
             }
             Input::Changed(News::Outcast) => return self.start_anew(cell, "all take it for dead"),
+            Input::Changed(News::Lapsed(number)) => process.state.lapsed(number),
             Input::Changed(news) => match process.contacts.over(news) {
                 Some(dead) => return self.dead(cell, dead),
                 None => return,
@@ -391,6 +393,9 @@ impl World {
                     None => {}
                 },
                 Act::Keep(lent) => _ = self.lent.insert(at.number, lent),
+                Act::Answer(client, Answer::Hosted(_)) if self.must_not_host(at, client) => {
+                    return self.start_anew(at, "its names may be others'");
+                }
                 Act::Answer(client, answer) => self.answer(at, client, answer),
                 // Its VMs are served by their monitors.
                 Act::Adopt(..)

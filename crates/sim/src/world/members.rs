@@ -33,6 +33,8 @@ pub(super) enum Asker {
 pub(super) struct Joiner {
     start: u64,
     joining: Joining<Lease>,
+    /// When the question under way was asked.
+    asked: Time,
 }
 
 /// A cell's watch over who lives.
@@ -40,15 +42,24 @@ pub(super) struct Joiner {
 pub(super) struct Watch {
     member: Member<Lease>,
     begun: Time,
+    /// When the question under way was asked.
+    asked: Time,
     /// When the next round begins; none while one is under way.
     due: Option<Time>,
 }
 
 impl Watch {
-    pub(super) fn new(me: CellId, lease: Lease, members: &Members, now: Time) -> Self {
+    pub(super) fn new(
+        me: CellId,
+        lease: Lease,
+        members: &Members,
+        lapse: Option<Duration>,
+        now: Time,
+    ) -> Self {
         Self {
-            member: Member::new(me, lease, members),
+            member: Member::new(me, lease, members).with_lapse(lapse),
             begun: now,
+            asked: now,
             due: Some(now + nanos(look(SILENCE_MS))),
         }
     }
@@ -60,12 +71,30 @@ impl World {
         let start = self.chance.below(u64::MAX);
         let joining = Joining::new(number, self.lives[usize::from(number)]);
         let question = joining.question();
-        self.joiners.insert(number, Joiner { start, joining });
+        let joiner = Joiner {
+            start,
+            joining,
+            asked: self.now,
+        };
+        self.joiners.insert(number, joiner);
         self.ask(Asker::Joiner(number, start), question, 0);
     }
 
     fn ask(&mut self, asker: Asker, question: Question<Lease>, pause: Time) {
-        let at = self.now + pause + HOP_NS + self.chance.below(MILLISECOND);
+        let asked = self.now + pause;
+        match asker {
+            Asker::Joiner(number, _) => {
+                if let Some(joiner) = self.joiners.get_mut(&number) {
+                    joiner.asked = asked;
+                }
+            }
+            Asker::Member(cell) => {
+                if let Some(watch) = self.watch_of(cell) {
+                    watch.asked = asked;
+                }
+            }
+        }
+        let at = asked + HOP_NS + self.chance.below(MILLISECOND);
         self.queue.put(at, Event::Question(asker, question));
     }
 
@@ -103,6 +132,13 @@ impl World {
                 }
                 let now = self.now;
                 let Some(watch) = self.watch_of(cell) else { return };
+                if let Some(Answer::Records(records)) = &answer
+                    && records.members.get(&cell.number) == Some(&cell.life)
+                {
+                    let asked = watch.asked;
+                    self.confirm(cell, asked);
+                }
+                let Some(watch) = self.watch_of(cell) else { return };
                 let news = watch.member.answered(answer);
                 match watch.member.question() {
                     Some(question) => self.ask(asker, question, 0),
@@ -128,9 +164,16 @@ impl World {
         let pause = match joiner.joining.answered(answer) {
             Progress::GoesOn => 0,
             Progress::Waits => nanos(LOOK),
-            Progress::In(me, lease, members) => {
+            Progress::In(me, lease, records) => {
+                let asked = joiner.asked;
                 self.joiners.remove(&number);
-                self.begin(me, Some(Watch::new(me, lease, &members, self.now)));
+                let members = records.members;
+                let watch = Watch::new(me, lease, &members, self.lapse(), self.now);
+                let had_lives = records.lives.into_keys();
+                let had_lives = had_lives.filter(|other| !self.are_near(number, *other));
+                let expected = had_lives.filter(|_| self.cells.stop()).collect();
+                self.begin(me, Some(watch), expected);
+                self.confirm(me, asked);
                 self.queue
                     .put(self.now + nanos(look(SILENCE_MS)), Event::Round(me));
                 let others = members
@@ -238,6 +281,16 @@ impl World {
         let cell = match news {
             News::Over(cell) => cell,
             News::Outcast => at,
+            News::Lapsed(number) => {
+                let runs = self.monitors.values().find(|vm| vm.runs && vm.cell == number);
+                if let Some(vm) = runs {
+                    self.broken = Some(format!(
+                        "{at} hears that cell {number} has lapsed, in which {} runs",
+                        vm.host.name
+                    ));
+                }
+                return;
+            }
         };
         if self.etcd.has(cell) {
             self.broken = Some(format!("{at} hears that {cell} is over, which has its entry"));

@@ -106,6 +106,11 @@ impl World {
         other.map(|(other, monitor)| (*other, monitor.cell))
     }
 
+    /// Whether a cell may have lost the name that it has just given a client's VM.
+    pub(super) fn must_not_host(&self, at: CellId, client: Client) -> bool {
+        self.is_lost(at) && self.monitors.get(&client).is_some_and(|monitor| !monitor.runs)
+    }
+
     pub(super) fn answer(&mut self, at: CellId, client: Client, answer: Answer) {
         if !self.monitors.contains_key(&client) {
             // A command's.
@@ -165,6 +170,10 @@ impl World {
                 self.monitors.remove(&client);
                 self.counts.refused += 1;
                 self.to(at, self.now + WAKE_NS, Input::Gone(client));
+                return;
+            }
+            if self.cells.stop() {
+                self.broken = Some(format!("{at} hosts {name}, which runs in cell {cell}"));
                 return;
             }
             if let Some(witness) = self.witness_of(other, at) {

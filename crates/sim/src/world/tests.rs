@@ -3,6 +3,7 @@
 mod relays;
 
 use knowledge::{Base, fact};
+use registry::cluster::interface::{Ask, Host, VmShare};
 
 use super::*;
 
@@ -96,6 +97,47 @@ fn of_two_that_lose_sight_of_each_other_and_etcds_keys_not_both_live_on_apart() 
         world.befall(Fault::LostKeys, 0);
         world.run(9 * SECOND).unwrap();
         assert!(first_lives(&world) < 2, "seed {seed}");
+        world.rest().unwrap();
+    }
+}
+
+/// A VM of this name for one cell.
+fn vm_for(cell: u16, name: &str) -> Host {
+    Host {
+        name: name.to_owned(),
+        share: VmShare {
+            vcpus: 1,
+            memory_bytes: 1 << 28,
+        },
+        only: Some(cell),
+        own: false,
+        sent: false,
+        runs: false,
+        borrowed: Vec::new(),
+    }
+}
+
+#[test]
+fn name_of_a_host_that_was_put_off_is_free_once_it_is_forgotten_and_never_runs_twice() {
+    for seed in 0..SEEDS {
+        let mut world = two(seed);
+        world.ask_for_place(1, vm_for(1, "web"));
+        world.run(2 * SECOND).unwrap();
+        assert_eq!(world.counts.hosted, 1, "seed {seed}");
+        // While its host runs, it is not forgotten.
+        world.command(0, Ask::Forget { cells: vec![1] });
+        world.run(3 * SECOND).unwrap();
+        world.befall(Fault::Down(1), 20 * SECOND);
+        world.run(10 * SECOND + seed * MILLISECOND).unwrap();
+        world.ask_for_place(0, vm_for(0, "web"));
+        world.run(12 * SECOND).unwrap();
+        assert_eq!(world.counts.hosted, 1, "seed {seed}: the name is taken");
+        world.command(0, Ask::Forget { cells: vec![1] });
+        world.run(13 * SECOND).unwrap();
+        world.ask_for_place(0, vm_for(0, "web"));
+        world.run(14 * SECOND).unwrap();
+        assert_eq!(world.counts.hosted, 2, "seed {seed}: the name is free");
+        assert_eq!(world.counts.forgotten, 0, "seed {seed}");
         world.rest().unwrap();
     }
 }

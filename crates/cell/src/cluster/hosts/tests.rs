@@ -42,6 +42,8 @@ fn two() -> Two {
             keys: keys.path().to_owned(),
             silence_ms: 20_000,
             spans: Default::default(),
+            on_lost: config::cluster::OnLost::Keep,
+            file: None,
         })
         .unwrap()
     };

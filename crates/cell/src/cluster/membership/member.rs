@@ -9,7 +9,7 @@
 //! etcd, as long as it has links to all members that it knew. It writes the entry back, if no cell that it does not know has entered
 //! since, and waits a while for the others to do the same before it takes them for dead.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use protocol::CellId;
@@ -120,8 +120,8 @@ pub enum Progress<L> {
     GoesOn,
     /// There is, after a while: etcd does not answer.
     Waits,
-    /// It is in: its life, its lease, and who else is.
-    In(CellId, L, Members),
+    /// It is in: its life, its lease, and the members, of which it is one.
+    In(CellId, L, Records),
 }
 
 impl<L: Clone> Joining<L> {
@@ -163,10 +163,10 @@ impl<L: Clone> Joining<L> {
                 self.step = Step::Look { me, lease };
             }
             (Step::Enter { .. }, Some(Answer::Entered(false))) => {}
-            (Step::Look { me, lease }, Some(Answer::Records(Records { members, .. })))
-                if members.get(&me.number) == Some(&me.life) =>
+            (Step::Look { me, lease }, Some(Answer::Records(records)))
+                if records.members.get(&me.number) == Some(&me.life) =>
             {
-                return Progress::In(me, lease, members);
+                return Progress::In(me, lease, records);
             }
             _ => return Progress::Waits,
         }
@@ -205,9 +205,24 @@ pub struct Member<L> {
     /// Those that have not.
     missing: BTreeSet<CellId>,
     attempts: u32,
+    /// How long a cell is no member until nothing of it runs; none where VMs of lost hosts run on.
+    lapse: Option<Duration>,
+    /// Cells that are no members.
+    absent: BTreeMap<u16, Absence>,
     since_kept: Duration,
     /// Of this round, the first one being asked.
     questions: VecDeque<Question<L>>,
+}
+
+/// A cell that is no member.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+struct Absence {
+    /// Its last life.
+    life: u32,
+    /// The time since the first list without it; none in the round of that list. It is never more than the true time.
+    lasts: Option<Duration>,
+    /// It has been told that it lapsed.
+    is_told: bool,
 }
 
 impl<L: Clone> Member<L> {
@@ -226,9 +241,17 @@ impl<L: Clone> Member<L> {
             grace: None,
             missing: BTreeSet::new(),
             attempts: 0,
+            lapse: None,
+            absent: BTreeMap::new(),
             since_kept: Duration::ZERO,
             questions: VecDeque::new(),
         }
+    }
+
+    /// Reports cells that have been no members for this long ([`News::Lapsed`]).
+    #[must_use]
+    pub fn with_lapse(self, lapse: Option<Duration>) -> Self {
+        Self { lapse, ..self }
     }
 
     /// There is no more to be had from a cell of another host.
@@ -243,6 +266,9 @@ impl<L: Clone> Member<L> {
     pub fn begin_round(&mut self, passed: Duration) {
         self.attempts = ATTEMPTS;
         self.since_kept += passed;
+        for absence in self.absent.values_mut() {
+            absence.lasts = Some(absence.lasts.map_or(Duration::ZERO, |lasts| lasts + passed));
+        }
         if self.since_kept >= KEEP {
             self.questions.push_back(Question::Keep(self.lease.clone()));
         }
@@ -345,6 +371,39 @@ impl<L: Clone> Member<L> {
             }
         }
         self.known = known;
+        news.extend(self.lapsed());
+        news
+    }
+
+    /// The cells that have been no members for long enough, as of the list that [`Member::known`] is of. An entry that
+    /// etcd may have lost counts as there.
+    fn lapsed(&mut self) -> Vec<News> {
+        let Some(lapse) = self.lapse else {
+            return Vec::new();
+        };
+        let known = &self.known;
+        self.absent.retain(|number, _| !known.contains_key(number));
+        let mut news = Vec::new();
+        for (number, life) in self
+            .lives
+            .iter()
+            .filter(|(number, _)| !known.contains_key(number))
+        {
+            let begun = Absence {
+                life: *life,
+                lasts: None,
+                is_told: false,
+            };
+            let absence = self.absent.entry(*number).or_insert(begun);
+            // It was a member in between.
+            if absence.life != *life {
+                *absence = begun;
+            }
+            if !absence.is_told && absence.lasts.is_some_and(|lasts| lasts >= lapse) {
+                absence.is_told = true;
+                news.push(News::Lapsed(*number));
+            }
+        }
         news
     }
 

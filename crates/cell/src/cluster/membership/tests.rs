@@ -49,6 +49,8 @@ fn server_called(name: &str) -> Server {
         keys,
         silence_ms: 200,
         spans: Default::default(),
+        on_lost: config::cluster::OnLost::Keep,
+        file: None,
     };
     Server {
         etcd,
@@ -65,7 +67,7 @@ fn join(site: &Site, number: u16) -> Membership {
 fn run(membership: Membership) -> (Sender<CellId>, Receiver<News>) {
     let (suspect, suspects) = mpsc::channel();
     let (tell, news) = mpsc::channel();
-    std::thread::spawn(move || membership.run(&suspects, |changed| _ = tell.send(changed)));
+    std::thread::spawn(move || membership.run(&suspects, |changed| _ = tell.send(changed), |_| ()));
     (suspect, news)
 }
 

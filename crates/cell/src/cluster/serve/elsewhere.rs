@@ -5,11 +5,14 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
 
+use config::cluster::{OnLost, Site};
 use protocol::CellId;
+use registry::cluster::files::CellFiles;
 
 use super::Event;
 use crate::cluster::hosts::Hosts;
 use crate::cluster::link::{Calling, Link};
+use crate::cluster::lost;
 use crate::cluster::membership::Membership;
 
 /// The cells of other hosts, and who says which of them live.
@@ -21,9 +24,17 @@ pub(super) struct Elsewhere {
     pub suspects: Sender<CellId>,
 }
 
+/// The cells whose VMs' names this one does not know before it hears from them, where VMs of lost hosts end.
+pub(super) fn expected(membership: &Membership, site: &Site) -> Vec<u16> {
+    let had_lives = membership.lives.keys().copied();
+    let elsewhere = had_lives.filter(|cell| site.is_elsewhere(*cell));
+    elsewhere.filter(|_| site.on_lost == OnLost::Stop).collect()
+}
+
 impl Elsewhere {
     pub(super) fn start(
         hosts: Hosts,
+        own: &CellFiles,
         listener: TcpListener,
         membership: Membership,
         calling: &Arc<Calling>,
@@ -37,10 +48,22 @@ impl Elsewhere {
         };
         let members = Arc::new(membership.members.iter().filter_map(of_others).collect());
         let (suspects, suspected) = mpsc::channel();
-        let changed = events.clone();
+        let (changed, own) = (events.clone(), own.clone());
+        let is_noted = hosts.site.on_lost == OnLost::Stop;
+        let confirmed = move |at| {
+            if is_noted && let Err(error) = lost::note(&own, at) {
+                tracing::error!(%error, "it is not noted that the cell is a member");
+            }
+        };
         std::thread::Builder::new()
             .name("membership".into())
-            .spawn(move || membership.run(&suspected, |news| _ = changed.send(Event::Changed(news))))?;
+            .spawn(move || {
+                membership.run(
+                    &suspected,
+                    |news| _ = changed.send(Event::Changed(news)),
+                    confirmed,
+                )
+            })?;
         let (taking, calling, linked) = (hosts.clone(), calling.clone(), events.clone());
         std::thread::Builder::new().name("hosts".into()).spawn(move || {
             taking.take(&listener, &calling, move |link| {
@@ -52,6 +75,11 @@ impl Elsewhere {
             members,
             suspects,
         })
+    }
+
+    /// What this host knows of all hosts.
+    pub(super) fn site(&self) -> &Site {
+        &self.hosts.site
     }
 
     /// Calls every cell that lived when this one joined. Those that are calling this one just now.

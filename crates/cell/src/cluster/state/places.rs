@@ -18,7 +18,7 @@ impl State {
         }
         if let (Some(early), false) = (&mut self.early, host.runs) {
             early.push((client, host));
-            return Vec::new();
+            return self.release();
         }
         if !host.runs {
             let own_free = self.ledger.own_free();

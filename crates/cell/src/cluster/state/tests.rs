@@ -8,6 +8,7 @@ use super::*;
 
 mod cordons;
 mod failures;
+mod forgetting;
 mod loans;
 
 const GIB: u64 = 1 << 30;

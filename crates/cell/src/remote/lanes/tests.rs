@@ -24,6 +24,8 @@ fn sites(folder: &Path, memories: [&str; 2]) -> [Site; 2] {
         keys: folder.to_owned(),
         silence_ms: 200,
         spans: SpanWay::Tls,
+        on_lost: config::cluster::OnLost::Keep,
+        file: None,
     })
 }
 

@@ -219,3 +219,80 @@ fn a_host_that_knows_of_a_life_gives_it_out_to_nobody_again() {
     joining.answered(Some(Answer::Lease(2)));
     enter(&joining, 5);
 }
+
+/// The records without the other cell, after its lives up to `life`.
+fn without_other(life: u32) -> Records {
+    let mut records = good();
+    records.members.remove(&OTHER.number);
+    records.lives.insert(OTHER.number, life);
+    records
+}
+
+#[test]
+fn absent_cell_lapses_once_when_the_time_is_over_and_not_before() {
+    let mut member = member().with_lapse(Some(10 * LOOK));
+    assert_eq!(round(&mut member, &without_other(5)), [News::Over(OTHER)]);
+    // The round of the first list does not count, since the list may be of its end.
+    for _ in 0..10 {
+        assert_eq!(round(&mut member, &without_other(5)), []);
+    }
+    assert_eq!(
+        round(&mut member, &without_other(5)),
+        [News::Lapsed(OTHER.number)]
+    );
+    for _ in 0..20 {
+        assert_eq!(round(&mut member, &without_other(5)), []);
+    }
+}
+
+#[test]
+fn cell_that_was_a_member_between_two_lists_lapses_from_then_on() {
+    let mut member = member().with_lapse(Some(10 * LOOK));
+    round(&mut member, &without_other(5));
+    for life in [5, 6] {
+        for _ in 0..9 {
+            assert_eq!(round(&mut member, &without_other(life)), []);
+        }
+    }
+    round(&mut member, &without_other(6));
+    round(&mut member, &without_other(6));
+    assert_eq!(
+        round(&mut member, &without_other(6)),
+        [News::Lapsed(OTHER.number)]
+    );
+    // It comes back and goes again.
+    let mut back = good();
+    back.members.insert(OTHER.number, 7);
+    back.lives.insert(OTHER.number, 7);
+    round(&mut member, &back);
+    for _ in 0..11 {
+        assert!(!round(&mut member, &without_other(7)).contains(&News::Lapsed(OTHER.number)));
+    }
+    assert_eq!(
+        round(&mut member, &without_other(7)),
+        [News::Lapsed(OTHER.number)]
+    );
+}
+
+#[test]
+fn no_cell_lapses_while_etcd_does_not_answer_or_has_lost_its_keys_or_where_vms_run_on() {
+    let mut keeps = member();
+    let mut member = member().with_lapse(Some(10 * LOOK));
+    for _ in 0..30 {
+        member.begin_round(LOOK);
+        while member.question().is_some() {
+            assert_eq!(member.answered(None), []);
+        }
+    }
+    assert_eq!(round(&mut member, &lost()), []);
+    assert_eq!(member.answered(Some(Answer::Entered(true))), []);
+    let mut mine = without_other(5);
+    mine.lives.clear();
+    // Etcd has lost the entry of a cell that lives: it has a while to write it back.
+    for _ in 0..20 {
+        assert_eq!(round(&mut member, &mine), []);
+    }
+    for _ in 0..30 {
+        assert!(!round(&mut keeps, &without_other(5)).contains(&News::Lapsed(OTHER.number)));
+    }
+}

@@ -298,6 +298,8 @@ fn two_hosts() -> Site {
         keys: Default::default(),
         silence_ms: 200,
         spans: Default::default(),
+        on_lost: config::cluster::OnLost::Keep,
+        file: None,
     }
 }
 

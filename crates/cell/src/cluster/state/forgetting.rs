@@ -1,0 +1,66 @@
+//! Names of VMs of lost hosts: when they are free again.
+//!
+//! The names of a dead cell stay taken, since its host may only be cut off, and its VMs run. They are free in two cases:
+//!
+//! 1. A person has put the host off (fenced it), and gives the command `cluster forget`.
+//! 2. The cluster's file says `on_lost = "stop"`, and the cell has not been a member for longer than its host may let VMs run
+//!    ([`crate::cluster::lost`]).
+
+use protocol::CellId;
+use registry::cluster::interface::Answer;
+
+use super::{Act, Client, Key, State};
+
+impl State {
+    /// A client has it that nothing of these cells runs any more.
+    pub(super) fn forget(&mut self, client: Client, cells: &[u16]) -> Vec<Act> {
+        let lives = |cell: &&u16| self.life(**cell).is_some();
+        if let Some(cell) = cells.iter().find(lives) {
+            let why = format!("cell {cell} runs, and so may its VMs; end its host first");
+            return vec![Act::Answer(client, Answer::Refused { why })];
+        }
+        let changes = cells.iter().filter_map(|number| {
+            let life = self.dead.get(number).copied().unwrap_or(0);
+            let number = *number;
+            self.node.forget_everywhere(CellId { number, life })
+        });
+        let changes: Vec<_> = changes.collect();
+        // Messages to a cell stay in order: the receipts for the last change are the last ones.
+        match changes.last() {
+            Some((last, _)) => _ = self.leaving.insert(*last, client),
+            None => return vec![Act::Answer(client, Answer::Done)],
+        }
+        let effects = changes.into_iter().flat_map(|(_, effects)| effects).collect();
+        self.acts(effects)
+    }
+
+    /// A cell has not been a member for so long that its host has ended its VMs, by `on_lost = "stop"`.
+    pub fn lapsed(&mut self, cell: u16) -> Vec<Act> {
+        if self.life(cell).is_none() {
+            self.node.forget(cell, |key| matches!(key, Key::Vm(_)));
+        }
+        self.expected.remove(&cell);
+        self.release()
+    }
+
+    /// Claims no names until each of these cells has said which VMs it has, or has lapsed. A cell that starts does not know
+    /// which names the VMs of a lost host have.
+    #[must_use]
+    pub fn expecting(mut self, cells: impl IntoIterator<Item = u16>) -> Self {
+        self.expected = cells.into_iter().collect();
+        self
+    }
+
+    /// Refuses VMs that came early, while VMs of lost hosts may run.
+    pub(super) fn refuse_early(&mut self) -> Vec<Act> {
+        let early = self.early.as_mut().map(std::mem::take).unwrap_or_default();
+        let cells: Vec<String> = self.expected.iter().map(u16::to_string).collect();
+        let why = format!(
+            "cell {} has just started, and waits until all VMs of lost cells have ended (cell {}); try again in some seconds",
+            self.me.number,
+            cells.join(", ")
+        );
+        let refused = |(client, _)| Act::Answer(client, Answer::Refused { why: why.clone() });
+        early.into_iter().map(refused).collect()
+    }
+}

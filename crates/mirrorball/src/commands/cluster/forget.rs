@@ -1,0 +1,88 @@
+//! `mirrorball cluster forget`: frees the names of VMs of a lost host.
+
+use std::ops::ControlFlow;
+use std::process::ExitCode;
+
+use cell::cluster::membership;
+use miette::{IntoDiagnostic, Result, miette};
+use registry::cluster::client::{self, Connection};
+use registry::cluster::files::Files;
+use registry::cluster::interface::{Answer, Ask, PART_MARK};
+
+use super::{cells_here, one_host};
+
+/// Frees the names of the VMs of `name`, whose host is off.
+pub(super) fn forget(name: &str, fenced: bool) -> Result<ExitCode> {
+    let files = Files::open().into_diagnostic()?;
+    let plan = match cells_here(&files)? {
+        ControlFlow::Continue(plan) => plan,
+        ControlFlow::Break(code) => return Ok(code),
+    };
+    let site = files.site().into_diagnostic()?.ok_or_else(one_host)?;
+    let Some(host) = site.hosts.iter().find(|host| host.name == name) else {
+        let known: Vec<&str> = site.hosts.iter().map(|host| &host.name[..]).collect();
+        return Err(miette!(
+            help = "name the host that is lost",
+            "the cluster has no host {name}; it has {}",
+            known.join(", ")
+        ));
+    };
+    if name == site.here {
+        return Err(miette!(
+            help = "give the command on a host that runs",
+            "{name} is this host, which is not lost"
+        ));
+    }
+    if !fenced {
+        return Err(miette!(
+            help = "put the host off, and say so with `--fenced`",
+            "{name} may only be cut off, and its VMs run: two VMs could have one name and one disk"
+        ));
+    }
+    let members = membership::members(&site).map_err(|error| {
+        miette!(
+            help = "try again when etcd answers",
+            "it is not known whether {name} lives: {error}"
+        )
+    })?;
+    if let Some(cell) = host.cells.iter().find(|cell| members.contains_key(*cell)) {
+        return Err(miette!(
+            help = "put the host off; its entry ends by itself then",
+            "{name} is not lost: its cell {cell} is a member of the cluster"
+        ));
+    }
+    let known = client::status(&files).into_diagnostic()?.unwrap_or_default();
+    let of_host = known
+        .cells
+        .iter()
+        .filter(|cell| host.cells.contains(&cell.plan.number));
+    let names = of_host.flat_map(|cell| cell.vms.iter().filter(|name| !name.contains(PART_MARK)));
+    let names: Vec<&str> = names.map(String::as_str).collect();
+    let cells = host.cells.clone();
+    let running = plan
+        .iter()
+        .map(|cell| files.cell(cell.number))
+        .find(|cell| cell.runs());
+    let running = running.ok_or_else(|| {
+        miette!(
+            help = "start them again with `mirrorball cluster up`",
+            "none of this host's cells runs"
+        )
+    })?;
+    let answer = Connection::open(&running).and_then(|mut cell| cell.ask(&Ask::Forget { cells }));
+    match answer.map_err(|error| {
+        miette!(
+            help = "try again when `mirrorball cluster status` shows that it runs",
+            "the cell does not answer: {error}"
+        )
+    })? {
+        Answer::Done => {}
+        Answer::Refused { why } => return Err(miette!("{why}")),
+        other => return Err(miette!("an answer to another question: {other:?}")),
+    }
+    match &names[..] {
+        [] => println!("{name} is forgotten: it had no VM"),
+        names => println!("{name} is forgotten; names that are free: {}", names.join(", ")),
+    }
+    Ok(ExitCode::SUCCESS)
+}
