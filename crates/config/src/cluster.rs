@@ -4,6 +4,7 @@
 //! on a host, [`ClusterSpec::site`] what it says of the others; without a file, [`ClusterSpec::of_nodes`] makes a cell of
 //! each NUMA node.
 
+mod change;
 mod hosts;
 #[cfg(test)]
 mod tests;
@@ -36,9 +37,10 @@ pub struct ClusterSpec {
     #[serde(default)]
     pub shared_cpus: bool,
     /// Its hosts; none when it is this one alone.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<HostSpec>,
     /// How several hosts agree which cells live.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub membership: Option<MembershipSpec>,
 }
 
@@ -54,6 +56,9 @@ pub struct CellSpec {
     pub nodes: Option<Vec<u32>>,
     /// How much memory it gives out; when absent an equal share of each node with the other cells of the node.
     pub memory: Option<Size>,
+    /// The cell's host has left the cluster: no cell has this number again.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub left: bool,
 }
 
 /// What a host has to give.
@@ -93,6 +98,7 @@ impl ClusterSpec {
             cpus: None,
             nodes: Some(vec![*number]),
             memory: None,
+            left: false,
         };
         Self::on_one_host(with_cpus.map(cell).take(CELLS_MAX).collect())
     }
@@ -129,6 +135,7 @@ impl ClusterSpec {
                 cpus: Some(cpulist::write(&cpus)),
                 nodes: None,
                 memory: None,
+                left: false,
             }
         });
         Ok(Self::on_one_host(cells.collect()))
@@ -175,7 +182,7 @@ impl ClusterSpec {
         }
         self.check_hosts()?;
         let mut taken: BTreeMap<(Option<&str>, usize), usize> = BTreeMap::new();
-        for (index, cell) in self.cells.iter().enumerate() {
+        for (index, cell) in self.cells.iter().enumerate().filter(|(_, cell)| !cell.left) {
             let at = index.to_string();
             if self.hosts.is_empty() && cell.cpus.is_none() && cell.nodes.as_ref().is_none_or(Vec::is_empty) {
                 return Err(fault(
@@ -210,7 +217,7 @@ impl ClusterSpec {
         let mut plans: Vec<CellPlan> = Vec::new();
         let mut taken: BTreeMap<usize, u16> = BTreeMap::new();
         let own = self.cells.iter().enumerate();
-        for (index, cell) in own.filter(|(_, cell)| cell.host.as_deref() == here) {
+        for (index, cell) in own.filter(|(_, cell)| !cell.left && cell.host.as_deref() == here) {
             let at = index.to_string();
             let number = u16::try_from(index).unwrap_or(u16::MAX);
             let plan = cell.plan(number, &at, host)?;
@@ -283,6 +290,12 @@ impl ClusterSpec {
         }
         Ok(())
     }
+}
+
+/// For what is written only where it is so.
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 impl CellSpec {

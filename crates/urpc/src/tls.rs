@@ -7,7 +7,9 @@
 mod deadline;
 mod end;
 mod keys;
+mod pinned;
 mod pump;
+mod request;
 mod revocation;
 #[cfg(test)]
 mod tests;
@@ -30,8 +32,13 @@ use rustls::{
 
 pub use deadline::{Deadline, Timed, Timeouts};
 pub use end::in_days;
-pub use keys::{KeyFiles, Subject, VALID, fingerprint, make, renew, revoke};
-pub use revocation::{Stamp, list as revocation_list};
+pub use keys::{
+    JoinedTexts, KeyFiles, Subject, VALID, authority_digest, fingerprint, has_issued, make, renew, revoke,
+    sign, write_joined,
+};
+pub use pinned::{Exchange, Inviter};
+pub use request::KeyRequest;
+pub use revocation::{Stamp, list as revocation_list, replace as replace_revocation_list};
 
 use revocation::{Revocations, Revoked};
 
@@ -68,6 +75,9 @@ pub enum TlsError {
         /// The name.
         name: String,
     },
+    /// A request for a certificate that makes no sense.
+    #[error("the request for a certificate is refused: {0}")]
+    Request(String),
     /// Not a name that a host can have.
     #[error("{0:?} is no name of a host")]
     Name(String),
@@ -225,6 +235,17 @@ impl Identity {
         pump::start(tls, tcp, far)?;
         Ok((near, Peer(peer)))
     }
+}
+
+/// Bytes that nobody can guess.
+///
+/// # Errors
+/// If this host has no randomness.
+pub fn secret() -> io::Result<[u8; 16]> {
+    let mut bytes = [0; 16];
+    let filled = provider().secure_random.fill(&mut bytes);
+    filled.map_err(|_| io::Error::other("this host has no randomness"))?;
+    Ok(bytes)
 }
 
 /// The cryptography of all TLS of this program.

@@ -270,7 +270,7 @@ impl ClusterSpec {
             shared_memory: host.shared_memory.clone(),
             cells: (0..)
                 .zip(&self.cells)
-                .filter(|(_, cell)| cell.host.as_ref() == Some(&host.name))
+                .filter(|(_, cell)| !cell.left && cell.host.as_ref() == Some(&host.name))
                 .map(|(number, _)| number)
                 .collect(),
         });
@@ -365,7 +365,7 @@ impl ClusterSpec {
             if !self
                 .cells
                 .iter()
-                .any(|cell| cell.host.as_ref() == Some(&host.name))
+                .any(|cell| !cell.left && cell.host.as_ref() == Some(&host.name))
             {
                 return Err(fault(
                     &["hosts", &at],
@@ -374,7 +374,7 @@ impl ClusterSpec {
                 ));
             }
         }
-        for (index, cell) in self.cells.iter().enumerate() {
+        for (index, cell) in self.cells.iter().enumerate().filter(|(_, cell)| !cell.left) {
             let at = index.to_string();
             let known: Vec<&str> = self.hosts.iter().map(|host| &host.name[..]).collect();
             match &cell.host {

@@ -15,6 +15,7 @@ use rcgen::{
 use rustls::pki_types::CertificateDer;
 use sha2::{Digest, Sha256};
 
+use super::request::KeyRequest;
 use super::{TlsError, certificates, revocation, wrong};
 
 /// The authority's certificate, which all hosts have.
@@ -109,6 +110,20 @@ pub(super) fn issue(
 ) -> Result<(), TlsError> {
     let files = KeyFiles::of(folder, &subject.file);
     let path = &files.certificate;
+    let params = params(path, subject, end)?;
+    let key = KeyPair::generate().map_err(|error| wrong(path, error))?;
+    let certificate = params
+        .signed_by(&key, issuer)
+        .map_err(|error| wrong(path, error))?;
+    // A certificate without a record could not be revoked.
+    record(folder, &subject.file, certificate.der())?;
+    // The certificate comes last: without it the next call makes both again.
+    replace(&files.key, &key.serialize_pem())?;
+    replace(path, &certificate.pem())
+}
+
+/// What a certificate says that is valid until `end`.
+fn params(path: &Path, subject: &Subject, end: SystemTime) -> Result<CertificateParams, TlsError> {
     let mut params = CertificateParams::new(subject.names.clone()).map_err(|error| wrong(path, error))?;
     params.distinguished_name = named(&subject.file);
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
@@ -121,15 +136,68 @@ pub(super) fn issue(
     let epoch = rcgen::date_time_ymd(1970, 1, 1);
     params.not_after = epoch + since_1970(end);
     params.not_before = epoch + since_1970(end - VALID - CLOCKS_DIFFER);
-    let key = KeyPair::generate().map_err(|error| wrong(path, error))?;
+    Ok(params)
+}
+
+/// Signs the key of a host that joins, by the authority of a folder, for a year. The certificate is recorded as those of other
+/// hosts are, and returned as text.
+///
+/// # Errors
+/// [`TlsError::Request`] if the request does not prove that its sender has the key, [`TlsError::Keys`].
+pub fn sign(folder: &Path, host: &str, request: &KeyRequest, context: &[u8]) -> Result<String, TlsError> {
+    request.check(host, context)?;
+    let path = KeyFiles::of(folder, host).certificate;
+    let params = params(&path, &Subject::from(host), SystemTime::now() + VALID)?;
     let certificate = params
-        .signed_by(&key, issuer)
-        .map_err(|error| wrong(path, error))?;
-    // A certificate without a record could not be revoked.
-    record(folder, &subject.file, certificate.der())?;
-    // The certificate comes last: without it the next call makes both again.
-    replace(&files.key, &key.serialize_pem())?;
-    replace(path, &certificate.pem())
+        .signed_by(request, &existing_authority(folder)?)
+        .map_err(|error| wrong(&path, error))?;
+    record(folder, host, certificate.der())?;
+    Ok(certificate.pem())
+}
+
+/// Whether the authority of a folder has ever signed a certificate of this name.
+///
+/// # Errors
+/// [`TlsError::Keys`].
+pub fn has_issued(folder: &Path, name: &str) -> Result<bool, TlsError> {
+    Ok(!issued(folder, name)?.is_empty())
+}
+
+/// The authority of a folder that has one.
+pub(super) fn existing_authority(folder: &Path) -> Result<Issuer<'static, KeyPair>, TlsError> {
+    let key = folder.join(AUTHORITY_KEY);
+    match key.exists() {
+        true => authority(folder),
+        false => Err(wrong(&key, "there is no key of the authority here")),
+    }
+}
+
+/// Writes the files of a host that has joined.
+///
+/// # Errors
+/// [`TlsError::Keys`] if the folder has keys of another cluster, or can't be written.
+pub fn write_joined(folder: &Path, host: &str, key: &str, texts: &JoinedTexts<'_>) -> Result<(), TlsError> {
+    let files = KeyFiles::of(folder, host);
+    let other = fs::read_to_string(&files.authority).is_ok_and(|there| there != texts.authority);
+    if other {
+        return Err(wrong(&files.authority, "it is of another cluster; move it away"));
+    }
+    private::directories(folder).map_err(|error| wrong(folder, error))?;
+    replace(&files.authority, texts.authority)?;
+    replace(&revocation::list(folder), texts.revoked)?;
+    replace(&files.key, key)?;
+    replace(&files.certificate, texts.certificate)
+}
+
+/// What a host that joins is given, each as PEM.
+#[derive(Clone, Copy, Debug)]
+pub struct JoinedTexts<'a> {
+    /// The host's certificate.
+    pub certificate: &'a str,
+    /// The authority's.
+    pub authority: &'a str,
+    /// The list of revoked certificates.
+    pub revoked: &'a str,
 }
 
 /// The authority of a folder, which is made if it is missing.
@@ -163,6 +231,23 @@ fn replace(path: &Path, text: &str) -> Result<(), TlsError> {
     replace_file(path, private::FILE_MODE, text.as_bytes()).map_err(|error| wrong(path, error))
 }
 
+/// The SHA-256 digest of a certificate.
+pub(super) fn digest(certificate: &[u8]) -> [u8; 32] {
+    Sha256::digest(certificate).into()
+}
+
+/// The digest of the authority's certificate in a folder, and its text.
+///
+/// # Errors
+/// [`TlsError::Keys`].
+pub fn authority_digest(folder: &Path) -> Result<([u8; 32], String), TlsError> {
+    let path = folder.join(AUTHORITY);
+    let all = certificates(&path)?;
+    let first = all.first().ok_or_else(|| wrong(&path, "it has no certificate"))?;
+    let text = fs::read_to_string(&path).map_err(|error| wrong(&path, error))?;
+    Ok((digest(first), text))
+}
+
 /// The SHA-256 fingerprint of a certificate's file, as `openssl x509 -fingerprint -sha256` writes it.
 ///
 /// # Errors
@@ -170,10 +255,7 @@ fn replace(path: &Path, text: &str) -> Result<(), TlsError> {
 pub fn fingerprint(path: &Path) -> Result<String, TlsError> {
     let all = certificates(path)?;
     let first = all.first().ok_or_else(|| wrong(path, "it has no certificate"))?;
-    let bytes: Vec<String> = Sha256::digest(first)
-        .iter()
-        .map(|byte| format!("{byte:02X}"))
-        .collect();
+    let bytes: Vec<String> = digest(first).iter().map(|byte| format!("{byte:02X}")).collect();
     Ok(bytes.join(":"))
 }
 

@@ -82,6 +82,81 @@ fn read(path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, TlsEr
     }
 }
 
+/// Replaces the list of `host` by one that another host has sent, unless it is the same.
+///
+/// # Errors
+/// [`TlsError::Keys`] if the host's authority has not signed it, or it lacks a certificate that is revoked here.
+pub fn replace(folder: &Path, host: &str, text: &str) -> Result<(), TlsError> {
+    let path = list(folder);
+    let refused =
+        |why: &dyn std::fmt::Display| wrong(&path, format!("the list that replaces it is refused: {why}"));
+    if fs::read_to_string(&path).is_ok_and(|there| there == text) {
+        return Ok(());
+    }
+    let lists: Vec<_> = CertificateRevocationListDer::pem_slice_iter(text.as_bytes())
+        .collect::<Result<_, _>>()
+        .map_err(|error| refused(&error))?;
+    let [only] = &lists[..] else {
+        return Err(refused(&"it is not one list"));
+    };
+    let files = super::KeyFiles::of(folder, host);
+    let (authority, own) = (
+        super::certificates(&files.authority)?,
+        super::certificates(&files.certificate)?,
+    );
+    if !has_signed(&authority, only, own.first()).map_err(|error| refused(&error))? {
+        return Err(refused(&"the cluster's authority has not signed it"));
+    }
+    let parsed = BorrowedCertRevocationList::from_der(only).map_err(|error| refused(&error))?;
+    let revoked: Vec<Vec<u8>> = parsed
+        .into_iter()
+        .map(|revoked| revoked.map(|revoked| revoked.serial_number.to_vec()))
+        .collect::<Result<_, _>>()
+        .map_err(|error| refused(&error))?;
+    if serials(&path)?.iter().any(|serial| !revoked.contains(serial)) {
+        return Err(refused(&"it is older than the one that is here"));
+    }
+    hostfiles::replace_file(&path, hostfiles::private::FILE_MODE, text.as_bytes())
+        .map_err(|error| wrong(&path, error))
+}
+
+/// Whether the authority has signed a list: it says whether a certificate of the same authority is revoked, whichever it says.
+fn has_signed(
+    authority: &[CertificateDer<'_>],
+    list: &CertificateRevocationListDer<'_>,
+    own: Option<&CertificateDer<'_>>,
+) -> Result<bool, webpki::Error> {
+    let anchors = authority.iter().map(webpki::anchor_from_trusted_cert);
+    let anchors: Vec<TrustAnchor<'_>> = anchors.collect::<Result<_, _>>()?;
+    let list = CertRevocationList::from(OwnedCertRevocationList::from_der(list)?);
+    let lists = [&list];
+    let options = RevocationOptionsBuilder::new(&lists).map_err(|_| webpki::Error::BadDer)?;
+    let options = options
+        .with_depth(RevocationCheckDepth::EndEntity)
+        .with_status_policy(UnknownStatusPolicy::Deny)
+        .build();
+    let own = EndEntityCert::try_from(own.ok_or(webpki::Error::BadDer)?)?;
+    let algorithms = provider().signature_verification_algorithms.all;
+    let verify = |time| {
+        let usage = KeyUsage::client_auth();
+        let verified = own.verify_for_usage(algorithms, &anchors, &[], time, usage, Some(options), None);
+        verified.map(|_| ())
+    };
+    let mut verified = verify(UnixTime::now());
+    if let Err(webpki::Error::CertExpired { not_after, .. }) = verified {
+        verified = verify(not_after);
+    }
+    match verified {
+        Ok(()) | Err(webpki::Error::CertRevoked) => Ok(true),
+        Err(
+            webpki::Error::InvalidCrlSignatureForPublicKey
+            | webpki::Error::UnknownRevocationStatus
+            | webpki::Error::UnknownIssuer,
+        ) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 /// The list of one authority in one process, and the streams of the process.
 #[derive(Debug)]
 pub(super) struct Revocations {

@@ -419,3 +419,130 @@ fn a_fingerprint_is_that_of_the_whole_certificate() {
         "BA:78:16:BF:8F:01:CF:EA:41:41:40:DE:5D:AE:22:23:B0:03:61:A3:96:17:7A:9C:B4:10:FF:61:F2:00:15:AD"
     );
 }
+
+const CONTEXT: &[u8] = b"one token";
+
+#[test]
+fn host_that_joins_proves_its_key_and_is_linked_like_any_other_and_revoked_like_any_other() {
+    let (inviting, joining) = (keys(), tempfile::tempdir().unwrap());
+    let (key, request) = KeyRequest::make("gamma", CONTEXT).unwrap();
+    let wrong = |host: &str, request: &KeyRequest, context: &[u8]| {
+        let error = sign(inviting.path(), host, request, context).unwrap_err();
+        assert!(matches!(error, TlsError::Request(_)), "{error}");
+    };
+    wrong("delta", &request, CONTEXT);
+    wrong("gamma", &request, b"another token");
+    let (_, other) = KeyRequest::make("gamma", CONTEXT).unwrap();
+    let public_key = other.public_key;
+    wrong(
+        "gamma",
+        &KeyRequest {
+            public_key,
+            ..request.clone()
+        },
+        CONTEXT,
+    );
+    let public_key = vec![4; 65];
+    wrong(
+        "gamma",
+        &KeyRequest {
+            public_key,
+            ..request.clone()
+        },
+        CONTEXT,
+    );
+    wrong(
+        "gamma",
+        &KeyRequest {
+            public_key: Vec::new(),
+            ..request.clone()
+        },
+        CONTEXT,
+    );
+    assert!(!has_issued(inviting.path(), "gamma").unwrap());
+
+    let certificate = sign(inviting.path(), "gamma", &request, CONTEXT).unwrap();
+    assert!(has_issued(inviting.path(), "gamma").unwrap());
+    let authority = authority_digest(inviting.path()).unwrap().1;
+    let revoked = std::fs::read_to_string(revocation_list(inviting.path())).unwrap();
+    let texts = JoinedTexts {
+        certificate: &certificate,
+        authority: &authority,
+        revoked: &revoked,
+    };
+    write_joined(joining.path(), "gamma", &key, &texts).unwrap();
+    let gamma = Identity::load(joining.path(), "gamma").unwrap();
+    let alpha = Identity::load(inviting.path(), "alpha").unwrap();
+    let (listener, address) = listener();
+    let taken = std::thread::spawn(move || {
+        let tcp = listener.accept().unwrap().0;
+        gamma.accept(tcp, Deadline::after(LIMIT)).unwrap()
+    });
+    let mut near = alpha.connect(address, "gamma", LIMIT).unwrap();
+    let (far, peer) = taken.join().unwrap();
+    assert!(peer.is("alpha") && !peer.is("gamma"));
+    near.set_read_timeout(Some(LIMIT)).unwrap();
+
+    // The list reaches the hosts as text. The link that is open ends by it.
+    let list = std::fs::read_to_string(revoke(inviting.path(), "gamma").unwrap()).unwrap();
+    let revoked_at = Instant::now();
+    assert_eq!(near.read(&mut [0]).unwrap(), 0);
+    assert!(
+        revoked_at.elapsed() < Duration::from_secs(1),
+        "{:?}",
+        revoked_at.elapsed()
+    );
+    drop(far);
+    replace_revocation_list(joining.path(), "gamma", &list).unwrap();
+    let error = Identity::load(joining.path(), "gamma").unwrap_err();
+    assert!(matches!(error, TlsError::Revoked(_)), "{error}");
+}
+
+#[test]
+fn list_of_another_authority_an_older_one_and_one_that_makes_no_sense_replace_none() {
+    let (here, other) = (keys(), keys());
+    let read = |folder: &Path| std::fs::read_to_string(revocation_list(folder)).unwrap();
+    let empty = read(here.path());
+    revoke(here.path(), "beta").unwrap();
+    let full = read(here.path());
+    revoke(other.path(), "beta").unwrap();
+    for (text, why) in [
+        (read(other.path()), "has not signed it"),
+        (empty.clone(), "is older"),
+        ("nonsense".to_owned(), "it is not one list"),
+        (format!("{full}{empty}"), "it is not one list"),
+    ] {
+        let error = replace_revocation_list(here.path(), "alpha", &text)
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains(why), "{error}");
+        assert_eq!(read(here.path()), full);
+    }
+    replace_revocation_list(here.path(), "alpha", &full).unwrap();
+}
+
+#[test]
+fn caller_that_knows_the_authority_by_its_digest_reaches_no_other() {
+    let (inviting, other) = (keys(), keys());
+    let inviter = Inviter::open(inviting.path()).unwrap();
+    let digest = authority_digest(other.path()).unwrap().0;
+    let (listener, address) = listener();
+    let authority = inviter.authority;
+    let taken = std::thread::spawn(move || {
+        let refused = inviter.accept(listener.accept().unwrap().0, Deadline::after(LIMIT));
+        assert!(refused.is_err(), "{refused:?}");
+        let mut exchange = inviter
+            .accept(listener.accept().unwrap().0, Deadline::after(LIMIT))
+            .unwrap();
+        let said = exchange.receive().unwrap();
+        exchange.send(&said).unwrap();
+    });
+    let error = Exchange::call(address, digest, LIMIT).unwrap_err().to_string();
+    assert!(error.contains("another cluster's authority"), "{error}");
+    let mut exchange = Exchange::call(address, authority, LIMIT).unwrap();
+    let long: Vec<u8> = (0..200_000_u32).map(|number| number as u8).collect();
+    exchange.send(&long).unwrap();
+    assert_eq!(exchange.receive().unwrap(), long);
+    taken.join().unwrap();
+    assert!(Inviter::open(Path::new("/nowhere")).is_err());
+}

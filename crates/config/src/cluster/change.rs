@@ -1,0 +1,273 @@
+//! Changes of a cluster file whose cluster runs: a host joins or leaves.
+//!
+//! Cells are numbered through the file. So the cells of a host that joins come after all others, and those of a host that has
+//! left stay, marked `left`: no number ever means another cell.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+
+use serde::Serialize;
+
+use super::{CellSpec, ClusterSpec, HostSpec, Site};
+use crate::error::ConfigError;
+use crate::fault::fault;
+
+/// The tables of a host that joins.
+#[derive(Serialize)]
+struct Tables<'a> {
+    hosts: [&'a HostSpec; 1],
+    cells: Vec<CellSpec>,
+}
+
+impl ClusterSpec {
+    /// The file's text with a further host and its cells at the end, and its meaning. All else stays as it is, comments too.
+    ///
+    /// # Errors
+    /// If the host is there already, or the file would make no sense with it.
+    pub fn with_host(
+        source_name: &str,
+        text: &str,
+        name: &str,
+        address: SocketAddr,
+        cells: &[CellSpec],
+    ) -> Result<(String, Self), ConfigError> {
+        let spec = Self::parse(source_name, text)?;
+        let wrong = |what: String, help: &str| ConfigError::from_flags(&fault(&["hosts"], what, help));
+        if spec.hosts.is_empty() {
+            let what = format!("{source_name} names no hosts");
+            return Err(wrong(
+                what,
+                "a host joins a cluster of several, each a [[hosts]] table",
+            ));
+        }
+        if let Some(host) = spec.hosts.iter().find(|host| host.name == name) {
+            let what = format!("host {name} is in {source_name} already, at {}", host.address);
+            return Err(wrong(what, "`mirrorball cluster up FILE` starts its cells there"));
+        }
+        let host = HostSpec {
+            name: name.to_owned(),
+            address,
+            shared_memory: None,
+        };
+        let cells = cells.iter().map(|cell| CellSpec {
+            host: Some(name.to_owned()),
+            left: false,
+            ..cell.clone()
+        });
+        let tables = Tables {
+            hosts: [&host],
+            cells: cells.collect(),
+        };
+        let tables = toml::to_string(&tables)
+            .map_err(|error| wrong(format!("the tables of host {name}: {error}"), "check its name"))?;
+        let text = format!("{}\n\n{tables}", text.trim_end());
+        let spec = Self::parse(source_name, &text)?;
+        Ok((text, spec))
+    }
+
+    /// The file's text without a host: its cells' numbers stay, and mean no cell. The text is written anew, without comments.
+    ///
+    /// # Errors
+    /// If there is no such host, or the cluster can't do without it.
+    pub fn without_host(&self, name: &str) -> Result<(String, Self), ConfigError> {
+        let wrong = |what: &str, help: &str| {
+            ConfigError::from_flags(&fault(&["hosts"], format!("host {name} {what}"), help))
+        };
+        let Some(at) = self.hosts.iter().position(|host| host.name == name) else {
+            return Err(wrong("is not in the cluster's file", "check the name"));
+        };
+        if self.hosts.len() == 1 {
+            return Err(wrong(
+                "is the only one",
+                "end the cluster with `mirrorball cluster down`",
+            ));
+        }
+        let has_etcd = self
+            .membership
+            .as_ref()
+            .is_none_or(|membership| membership.etcd.is_empty());
+        if at == 0 && has_etcd {
+            let help = "name an etcd of yours in [membership], for all hosts, before this one leaves";
+            return Err(wrong("runs the cluster's etcd", help));
+        }
+        if self.hosts[at].shared_memory.is_some() {
+            let help = "take the cluster down, and take the host out of its file";
+            return Err(wrong(
+                "shares memory with others, which is divided among all of them",
+                help,
+            ));
+        }
+        let mut spec = self.clone();
+        spec.hosts.remove(at);
+        for cell in &mut spec.cells {
+            if cell.host.as_deref() == Some(name) {
+                *cell = CellSpec {
+                    host: None,
+                    cpus: None,
+                    nodes: None,
+                    memory: None,
+                    left: true,
+                };
+            }
+        }
+        let text = toml::to_string(&spec).map_err(|error| wrong(&error.to_string(), "check the file"))?;
+        let text = format!("# Written by mirrorball, when host {name} left.\n{text}");
+        let spec = Self::parse("cluster.toml", &text)?;
+        Ok((text, spec))
+    }
+}
+
+impl Site {
+    /// Whether a host whose cells run may go on with `next`: hosts may come and go, all else stays.
+    ///
+    /// # Errors
+    /// With what may not change.
+    pub fn may_become(&self, next: &Self) -> Result<(), String> {
+        let own = |site: &Self| site.hosts.iter().find(|host| host.name == self.here).cloned();
+        if own(self) != own(next) {
+            return Err(format!(
+                "this host, {}, is another one in it, or not there",
+                self.here
+            ));
+        }
+        for host in &self.hosts {
+            let Some(then) = next.hosts.iter().find(|then| then.name == host.name) else {
+                continue;
+            };
+            if then != host {
+                return Err(format!("host {} is another one in it", host.name));
+            }
+        }
+        for host in &next.hosts {
+            let mut numbers = host.cells.iter();
+            let taken = numbers.find(|cell| self.host_of(**cell).is_some_and(|then| then.name != host.name));
+            if let Some(cell) = taken {
+                return Err(format!("cell {cell} is another host's in it"));
+            }
+        }
+        let rest = |site: &Self| (site.etcd.clone(), site.silence_ms, site.spans, site.on_lost);
+        if rest(self) != rest(next) {
+            return Err("[membership] is another one in it".to_owned());
+        }
+        if self.sharing_pairs() != next.sharing_pairs() {
+            return Err("memory that hosts share is divided in another way in it".to_owned());
+        }
+        Ok(())
+    }
+
+    /// The cells of this file that are not in another one.
+    pub fn cells_without(&self, next: &Self) -> Vec<u16> {
+        let cells = |site: &Self| -> BTreeSet<u16> {
+            site.hosts
+                .iter()
+                .flat_map(|host| host.cells.iter().copied())
+                .collect()
+        };
+        cells(self).difference(&cells(next)).copied().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    const TWO: &str = "# Two hosts.\n[[hosts]]\nname = \"alpha\"\naddress = \"10.0.0.1:7400\"\n\
+                       [[hosts]]\nname = \"beta\"\naddress = \"10.0.0.2:7400\"\n\
+                       [[cells]]\nhost = \"alpha\"\n[[cells]]\nhost = \"beta\"\n[membership]\nsilence_ms = 300\n";
+
+    fn cell(cpus: &str) -> CellSpec {
+        CellSpec {
+            host: None,
+            cpus: Some(cpus.to_owned()),
+            nodes: None,
+            memory: None,
+            left: false,
+        }
+    }
+
+    fn gamma(text: &str) -> Result<(String, ClusterSpec), ConfigError> {
+        let address = "10.0.0.3:7400".parse().unwrap();
+        ClusterSpec::with_host("file", text, "gamma", address, &[cell("0"), cell("1-2")])
+    }
+
+    fn site(spec: &ClusterSpec, here: &str) -> Site {
+        spec.site(here, Path::new("/etc")).unwrap().unwrap()
+    }
+
+    #[test]
+    fn host_that_joins_has_the_next_cells_and_all_else_stays() {
+        let (text, spec) = gamma(TWO).unwrap();
+        assert!(text.starts_with(TWO), "{text}");
+        let (before, after) = (ClusterSpec::parse("file", TWO).unwrap(), site(&spec, "alpha"));
+        assert_eq!(after.hosts[2].cells, [2, 3]);
+        let before = site(&before, "alpha");
+        assert_eq!(before.hosts[..], after.hosts[..2]);
+        before.may_become(&after).unwrap();
+        assert!(
+            gamma(&text)
+                .unwrap_err()
+                .to_string()
+                .contains("is in file already")
+        );
+        let one = "[[cells]]\ncpus = \"0\"\n";
+        assert!(gamma(one).unwrap_err().to_string().contains("names no hosts"));
+    }
+
+    #[test]
+    fn numbers_of_a_host_that_has_left_are_nobodys_and_never_given_again() {
+        let (_, three) = gamma(TWO).unwrap();
+        let (text, spec) = three.without_host("beta").unwrap();
+        let left = site(&spec, "gamma");
+        assert_eq!(left.hosts.len(), 2);
+        assert_eq!(left.hosts[1].cells, [2, 3]);
+        assert!(left.host_of(1).is_none());
+        assert_eq!(spec.membership.as_ref().unwrap().silence_ms, 300);
+        site(&three, "gamma").may_become(&left).unwrap();
+        assert_eq!(site(&three, "gamma").cells_without(&left), [1]);
+        // The same host joins again.
+        let address = "10.0.0.2:7400".parse().unwrap();
+        let (_, again) = ClusterSpec::with_host("file", &text, "beta", address, &[cell("0")]).unwrap();
+        assert_eq!(site(&again, "beta").hosts[2].cells, [4]);
+        left.may_become(&site(&again, "gamma")).unwrap();
+    }
+
+    #[test]
+    fn host_that_the_cluster_needs_does_not_leave() {
+        let spec = ClusterSpec::parse("file", TWO).unwrap();
+        for (host, why) in [
+            ("alpha", "runs the cluster's etcd"),
+            ("delta", "is not in the cluster's file"),
+        ] {
+            let error = spec.without_host(host).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+        let (_, alone) = spec.without_host("beta").unwrap();
+        let error = alone.without_host("alpha").unwrap_err().to_string();
+        assert!(error.contains("is the only one"), "{error}");
+    }
+
+    #[test]
+    fn running_host_refuses_a_file_of_other_cells_or_another_membership() {
+        let spec = ClusterSpec::parse("file", TWO).unwrap();
+        let now = site(&spec, "beta");
+        for (from, to, why) in [
+            ("10.0.0.2:7400", "10.0.0.9:7400", "this host, beta"),
+            ("10.0.0.1:7400", "10.0.0.9:7400", "host alpha is another one"),
+            ("silence_ms = 300", "silence_ms = 400", "[membership]"),
+            (
+                "host = \"alpha\"\n[[cells]]\nhost = \"beta\"",
+                "host = \"beta\"\n[[cells]]\nhost = \"alpha\"",
+                "beta",
+            ),
+        ] {
+            let text = TWO.replace(from, to);
+            assert_ne!(text, TWO);
+            let next = site(&ClusterSpec::parse("file", &text).unwrap(), "beta");
+            let error = now.may_become(&next).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
+        assert!(now.may_become(&now).is_ok());
+    }
+}
