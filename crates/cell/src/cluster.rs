@@ -7,6 +7,7 @@
 //! - [`contacts`]: what a cell makes of one that is silent or gone;
 //! - [`link`]: channels between two cells; [`hosts`]: connections to other hosts; [`callers`]: bounds on callers;
 //! - [`membership`]: which cells of several hosts live, agreed on by an etcd;
+//! - [`invitation`]: how a further host joins;
 //! - [`lost`]: the end of VMs whose host has lost its membership;
 //! - [`serve`]: the process of one cell; [`guard`] starts it again when it dies;
 //! - [`tenure`]: a VM's place in a cell, held by its monitor, which outlives the cell's process.
@@ -18,6 +19,7 @@ pub mod callers;
 pub mod contacts;
 pub mod guard;
 pub mod hosts;
+pub mod invitation;
 pub mod limits;
 pub mod link;
 pub mod lost;

@@ -140,7 +140,7 @@ impl Span {
         let name = |place: &PartPlace| match (place, &self.over) {
             (PartPlace::There(remote), _) => remote.reach().to_string(),
             (PartPlace::Here(tenure), Some(over)) => {
-                format!("cell {} on host {}", tenure.cell(), over.hosts.site.here)
+                format!("cell {} on host {}", tenure.cell(), over.hosts.site().here)
             }
             (PartPlace::Here(tenure), None) => format!("cell {}", tenure.cell()),
         };
@@ -149,7 +149,7 @@ impl Span {
 
     /// Whether threads of other processes encrypt what shards say to those on other hosts.
     pub(crate) fn is_encrypted(&self) -> bool {
-        let way = self.over.as_ref().map(|over| over.hosts.site.spans);
+        let way = self.over.as_ref().map(|over| over.hosts.site().spans);
         way == Some(SpanWay::Tls)
     }
 

@@ -51,6 +51,11 @@ impl<L> Contacts<L> {
         }
     }
 
+    /// There are further cells of other hosts. Those of hosts that have left are of other hosts as ever.
+    pub fn learn(&mut self, elsewhere: impl IntoIterator<Item = u16>) {
+        self.elsewhere.extend(elsewhere);
+    }
+
     /// The link to a cell.
     pub fn link(&mut self, cell: CellId) -> Option<&mut L> {
         self.links.get_mut(&cell)
@@ -152,6 +157,15 @@ mod tests {
         assert_eq!(contacts.peers().count(), 0);
         assert_eq!(contacts.over(News::Over(id(1, 1))), None);
         assert_eq!(contacts.over(News::Over(id(2, 1))), Some(id(2, 1)));
+    }
+
+    #[test]
+    fn cell_of_a_host_that_has_joined_is_only_suspected() {
+        let mut contacts = Contacts::new([2]);
+        contacts.learn([2, 3]);
+        contacts.linked(id(3, 1), ());
+        assert_eq!(contacts.give_up(id(3, 1)), Verdict::Suspect);
+        assert_eq!(contacts.give_up(id(1, 1)), Verdict::Dead);
     }
 
     #[test]

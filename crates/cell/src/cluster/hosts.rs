@@ -8,8 +8,8 @@ use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
 use agent::protocol::ExecRequest;
@@ -70,8 +70,8 @@ pub fn read_again(bytes: &[u8]) -> [Option<Vec<u8>>; 2] {
 /// This host among the others.
 #[derive(Clone, Debug)]
 pub struct Hosts {
-    /// What is known of them.
-    pub site: Arc<Site>,
+    /// What is known of them, for all clones: hosts come and go while a cell runs.
+    site: Arc<RwLock<Arc<Site>>>,
     memory: Option<SharedMemory>,
     identity: Identity,
 }
@@ -84,14 +84,24 @@ impl Hosts {
     pub fn open(site: Site) -> Result<Self, TlsError> {
         Ok(Self {
             identity: Identity::load(&site.keys, &site.here)?,
-            site: Arc::new(site),
+            site: Arc::new(RwLock::new(Arc::new(site))),
             memory: None,
         })
     }
 
+    /// What is known of the hosts now.
+    pub fn site(&self) -> Arc<Site> {
+        self.site.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Goes on with other hosts: one that is not there any more is served no longer.
+    pub fn take_site(&self, site: Site) {
+        *self.site.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(site);
+    }
+
     /// A line about the host's certificate, if its end is near.
     pub fn warning(&self) -> Option<String> {
-        warning(&self.site.here, self.identity.end())
+        warning(&self.site().here, self.identity.end())
     }
 
     /// With links through the memory that this host shares with others, if it does.
@@ -99,7 +109,7 @@ impl Hosts {
     /// # Errors
     /// As [`SharedMemory::open`].
     pub fn with_shared_memory(self) -> io::Result<Self> {
-        let memory = SharedMemory::open(&self.site)?;
+        let memory = SharedMemory::open(&self.site())?;
         Ok(Self { memory, ..self })
     }
 
@@ -108,7 +118,8 @@ impl Hosts {
     /// # Errors
     /// If the port is taken or the address is not this host's.
     pub fn listen(&self, cell: u16) -> io::Result<TcpListener> {
-        let host = self.site.host_of(cell);
+        let site = self.site();
+        let host = site.host_of(cell);
         let address = host.ok_or(io::ErrorKind::NotFound)?.address_of(cell);
         TcpListener::bind(address)
             .map_err(|error| io::Error::new(error.kind(), format!("{address}: {error}")))
@@ -167,7 +178,7 @@ impl Hosts {
     pub(crate) fn accept(&self, tcp: TcpStream, deadline: Deadline) -> io::Result<(UnixStream, Peer)> {
         let (stream, peer) = self.identity.accept(tcp, deadline).map_err(io::Error::other)?;
         // The key of a host that has left the cluster, or etcd's, is one of the same authority.
-        let is_member = self.site.hosts.iter().any(|host| peer.is(&host.name));
+        let is_member = self.site().hosts.iter().any(|host| peer.is(&host.name));
         match is_member {
             true => Ok((stream, peer)),
             false => Err(io::ErrorKind::PermissionDenied.into()),
@@ -175,7 +186,8 @@ impl Hosts {
     }
 
     fn reach(&self, cell: u16, wish: &Wish) -> io::Result<UnixStream> {
-        let host = self.site.host_of(cell).ok_or(io::ErrorKind::NotFound)?;
+        let site = self.site();
+        let host = site.host_of(cell).ok_or(io::ErrorKind::NotFound)?;
         let mut stream = self.connect(host.address_of(cell), &host.name)?;
         stream::write(&mut stream, &encode(wish)?)?;
         Ok(stream)
@@ -249,13 +261,13 @@ impl Hosts {
 
     /// Whether a cell is on the host that the other side has proven to be.
     fn is_of(&self, peer: &Peer, cell: u16) -> bool {
-        self.site
+        self.site()
             .host_of(cell)
             .is_some_and(|host: &HostPlan| peer.is(&host.name))
     }
 
     fn link(&self, peer: CellId, stream: UnixStream, place: Option<Place>) -> io::Result<Link> {
-        let silence = Duration::from_millis(self.site.silence_ms);
+        let silence = Duration::from_millis(self.site().silence_ms);
         match place {
             Some(place) => place.link(peer, stream, silence),
             None => stream::link(peer, stream, silence),

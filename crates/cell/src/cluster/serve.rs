@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
 use std::time::Duration;
 
+use config::cluster::Site;
 use fault_point::fault_point;
 use hostinfo::known;
 use protocol::CellId;
@@ -101,13 +102,13 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
     }
     let membership = hosts
         .as_ref()
-        .map(|hosts| Membership::join(&hosts.site, number, claim.id.life - 1))
+        .map(|hosts| Membership::join(&hosts.site(), number, claim.id.life - 1))
         .transpose()?;
     let me = membership.as_ref().map_or(claim.id, |membership| membership.me);
     own.set_life(me.life)?;
     let expected = membership.as_ref().zip(hosts.as_ref());
     let expected = expected.map_or_else(Vec::new, |(membership, hosts)| {
-        elsewhere::expected(membership, &hosts.site)
+        elsewhere::expected(membership, &hosts.site())
     });
     let state = State::new(me, std::process::id(), plan, own.lent()?, places::running()?)
         .with_cordon(own.is_cordoned())
@@ -121,7 +122,7 @@ pub fn serve(number: u16, is_on_trial: bool, platform: Platform) -> io::Result<(
     clients::take(fresh(&own.socket())?, &events)?;
     let others: Vec<u16> = hosts
         .as_ref()
-        .map(|hosts| hosts.site.elsewhere().collect())
+        .map(|hosts| hosts.site().elsewhere().collect())
         .unwrap_or_default();
     let mut elsewhere = None;
     if let (Some(hosts), Some(listener), Some(membership)) = (hosts, listener, membership) {
@@ -230,6 +231,7 @@ impl Cell {
                 let why = format!("cell {cell} has not failed");
                 vec![Act::Answer(client, Answer::Refused { why })]
             }
+            Event::Asked(client, Ask::TakeHosts) => self.take_hosts(client),
             Event::Asked(client, ask) => {
                 if let Ask::Cordon { cordoned } = &ask
                     && let Err(error) = self.write_cordon(*cordoned)
@@ -312,6 +314,29 @@ impl Cell {
             _ => {}
         }
         Ok(())
+    }
+
+    /// Goes on with the hosts that the cell's files name now.
+    fn take_hosts(&mut self, client: Client) -> Vec<Act> {
+        let refused = |why: String| vec![Act::Answer(client, Answer::Refused { why })];
+        let Some(elsewhere) = &self.elsewhere else {
+            return refused("the cluster has this host only".to_owned());
+        };
+        let next = match self.files.site() {
+            Ok(Some(next)) => next,
+            Ok(None) => return refused("the cluster has this host only".to_owned()),
+            Err(error) => return refused(format!("the cluster's hosts can't be read: {error}")),
+        };
+        let left = elsewhere.site().cells_without(&next);
+        info!("goes on with hosts {}", names(&next));
+        self.contacts.learn(next.elsewhere());
+        elsewhere.take_site(next);
+        let mut acts: Vec<Act> = left
+            .into_iter()
+            .flat_map(|cell| self.state.departed(cell))
+            .collect();
+        acts.extend(self.state.asked(client, Ask::TakeHosts));
+        acts
     }
 
     /// There is no more to be had from a cell. One of another host is dead only when all agree.
@@ -484,7 +509,7 @@ impl Cell {
     /// Whether other cells may have given names of this one to their VMs, by `on_lost = "stop"`.
     fn may_have_lost_names(&self) -> bool {
         let elsewhere = self.elsewhere.as_ref();
-        elsewhere.is_some_and(|elsewhere| lost::is_past_lease(&self.own, elsewhere.site()))
+        elsewhere.is_some_and(|elsewhere| lost::is_past_lease(&self.own, &elsewhere.site()))
     }
 
     fn answer(&mut self, client: Client, answer: &Answer) {
@@ -499,6 +524,12 @@ impl Cell {
             let _ = stream.write_all(&line);
         }
     }
+}
+
+/// The names of the hosts.
+fn names(site: &Site) -> String {
+    let names: Vec<&str> = site.hosts.iter().map(|host| &host.name[..]).collect();
+    names.join(", ")
 }
 
 /// A socket in the place of what a dead process left.

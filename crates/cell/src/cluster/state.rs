@@ -356,7 +356,7 @@ impl State {
             Ask::Cordon { cordoned } => self.cordon(client, cordoned),
             Ask::Recover { cell } => self.recover(client, cell),
             Ask::Forget { cells } => self.forget(client, &cells),
-            Ask::Ping => vec![Act::Answer(client, Answer::Done)],
+            Ask::Ping | Ask::TakeHosts => vec![Act::Answer(client, Answer::Done)],
             Ask::Vcpus => vec![Act::TellVcpus(client)],
             Ask::Protocols => vec![Act::TellProtocols(client)],
             Ask::Trial if self.early.is_none() => vec![Act::TellAdopted(client)],

@@ -54,7 +54,7 @@ pub fn connect(hosts: &Hosts, to: &Reach, role: Role) -> io::Result<OwnedFd> {
 /// The same for the first connection of the lanes of two shards, by which they find out what memory they have in common. This one is in
 /// cell `me`.
 pub fn connect_first(hosts: &Hosts, me: u16, to: &Reach, role: Role) -> io::Result<(OwnedFd, Common)> {
-    let shared = Place::hold(&hosts.site, me, to.cell);
+    let shared = Place::hold(&hosts.site(), me, to.cell);
     let place = shared.as_ref().ok().and_then(Option::as_ref);
     let offer = place.map(|place| place.offer(me)).transpose()?;
     let (socket, is_shared) = call(hosts, to, role, offer)?;
@@ -76,7 +76,7 @@ fn call(hosts: &Hosts, to: &Reach, role: Role, offer: Option<Offer>) -> io::Resu
         offer,
     };
     let patience = matches!(role, Role::Clock(_)).then_some(PATIENCE);
-    if role.is_data() && hosts.site.spans == SpanWay::Plain {
+    if role.is_data() && hosts.site().spans == SpanWay::Plain {
         let mut tcp = TcpStream::connect_timeout(&to.address, PATIENCE).map_err(failed)?;
         let mut greet = || {
             tcp.set_nodelay(true)?;
@@ -130,7 +130,8 @@ struct Arrived {
 impl Connections {
     /// Listens at this host's address until the process ends.
     pub fn listen(hosts: Hosts, request: &PartRequest) -> io::Result<Self> {
-        let host = hosts.site.host_of(request.cell).ok_or(ErrorKind::NotFound)?;
+        let site = hosts.site();
+        let host = site.host_of(request.cell).ok_or(ErrorKind::NotFound)?;
         let listener = TcpListener::bind(SocketAddr::new(host.address.ip(), 0))?;
         let shared = Arc::new(Shared {
             hosts,
@@ -212,7 +213,7 @@ impl Shared {
             let mut timed = deadline.over(&tcp);
             timed.read_exact(&mut first)?;
             let hello: Hello = receive(&mut timed)?;
-            let is_allowed = hello.role.is_data() && self.hosts.site.spans == SpanWay::Plain;
+            let is_allowed = hello.role.is_data() && self.hosts.site().spans == SpanWay::Plain;
             self.admit(&hello, is_allowed)?;
             drop(place);
             limit(&tcp, Some(PATIENCE))?;
@@ -229,7 +230,7 @@ impl Shared {
         let hello: Hello = receive(&mut deadline.over(&socket))?;
         let is_allowed = match hello.role {
             Role::Control => peer.is(&self.request.home),
-            _ => self.hosts.site.spans == SpanWay::Tls,
+            _ => self.hosts.site().spans == SpanWay::Tls,
         };
         self.admit(&hello, is_allowed)?;
         drop(place);
@@ -268,7 +269,7 @@ impl Shared {
     fn shared(&self, hello: &Hello) -> Common {
         match (&hello.offer, hello.role) {
             (Some(offer), Role::Coherence(LaneEnds { lane: 0, .. })) => {
-                Place::accept(&self.hosts.site, self.request.cell, offer)
+                Place::accept(&self.hosts.site(), self.request.cell, offer)
             }
             _ => Ok(None),
         }

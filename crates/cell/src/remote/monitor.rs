@@ -185,7 +185,7 @@ impl Held {
     /// Waits for the home, and has what it says come as events.
     fn listen(&self, events: &Sender<Event>) -> io::Result<Arc<Mutex<UnixStream>>> {
         let socket = UnixStream::from(self.connections.take(Role::Control, HOME_LIMIT)?);
-        let silence = Duration::from_millis(self.hosts.site.silence_ms);
+        let silence = Duration::from_millis(self.hosts.site().silence_ms);
         let peer = CellId {
             number: self.request.cell,
             life: 0,
@@ -377,7 +377,7 @@ impl Held {
                 kernel: start.coherence.kernel.clone(),
                 shared,
                 notes,
-                encrypted: self.hosts.site.spans == SpanWay::Tls,
+                encrypted: self.hosts.site().spans == SpanWay::Tls,
             }),
             channels,
             tsc: start.tsc,

@@ -51,7 +51,8 @@ impl Remote {
         number: u8,
         part: &Part,
     ) -> Result<Self, TenureError> {
-        let host = hosts.site.host_of(part.cell).ok_or(io::ErrorKind::NotFound);
+        let site = hosts.site();
+        let host = site.host_of(part.cell).ok_or(io::ErrorKind::NotFound);
         let host = host.map_err(io::Error::from)?;
         let mut own = spec.clone();
         own.cpus = part.vcpus.len() as u8;
@@ -60,7 +61,7 @@ impl Remote {
             part: number,
             cell: part.cell,
             spec: own,
-            home: hosts.site.here.clone(),
+            home: hosts.site().here.clone(),
             token: Token::new()?,
         };
         let refused = |why: String| TenureError::Refused(format!("host {}: {why}", host.name));
@@ -80,7 +81,7 @@ impl Remote {
             reach,
             processor,
             socket,
-            Duration::from_millis(hosts.site.silence_ms),
+            Duration::from_millis(hosts.site().silence_ms),
         )?)
     }
 

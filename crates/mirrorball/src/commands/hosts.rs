@@ -21,7 +21,7 @@ pub fn vm_elsewhere(vm: &str) -> Result<Option<ExitCode>> {
     let status = client::status(&Files::open().into_diagnostic()?).into_diagnostic()?;
     let cells = status.into_iter().flat_map(|status| status.cells);
     let mut having = cells.filter(|cell| cell.vms.iter().any(|name| name == vm));
-    match having.find(|cell| hosts.site.is_elsewhere(cell.plan.number)) {
+    match having.find(|cell| hosts.site().is_elsewhere(cell.plan.number)) {
         Some(cell) => forward(&hosts, cell.plan.number).map(Some),
         None => Ok(None),
     }
@@ -29,7 +29,7 @@ pub fn vm_elsewhere(vm: &str) -> Result<Option<ExitCode>> {
 
 /// Runs this same command where a cell is, if that is on another host.
 pub fn at_cell(cell: u16) -> Result<Option<ExitCode>> {
-    match hosts()?.filter(|hosts| hosts.site.is_elsewhere(cell)) {
+    match hosts()?.filter(|hosts| hosts.site().is_elsewhere(cell)) {
         Some(hosts) => forward(&hosts, cell).map(Some),
         None => Ok(None),
     }
@@ -83,10 +83,10 @@ pub fn on_other_hosts(arguments: &[&str]) -> Result<Vec<Vec<u8>>> {
         .collect();
     let mut outputs = Vec::new();
     for host in hosts
-        .site
+        .site()
         .hosts
         .iter()
-        .filter(|host| host.name != hosts.site.here)
+        .filter(|host| host.name != hosts.site().here)
     {
         let answered = host.cells.iter().find_map(|cell| hosts.command(*cell).ok());
         let output = answered.map(|stream| agent::client::output(stream, &request(&argv, false), &[]));

@@ -91,6 +91,14 @@ impl Files {
         replace(&self.0.join("plan.json"), &serde_json::to_vec_pretty(plan)?)
     }
 
+    /// Replaces what this host knows of the hosts, while its cells run.
+    ///
+    /// # Errors
+    /// If it can't be written.
+    pub fn set_site(&self, site: &Site) -> io::Result<()> {
+        replace(&self.0.join("site.json"), &serde_json::to_vec_pretty(site)?)
+    }
+
     /// Removes the files of a cluster none of whose cells runs.
     pub fn remove(&self) -> io::Result<()> {
         match fs::remove_dir_all(&self.0) {

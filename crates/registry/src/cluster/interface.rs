@@ -145,6 +145,8 @@ pub enum Ask {
         /// The lost cells.
         cells: Vec<u16>,
     },
+    /// The hosts of the cluster have changed: go on with those in the cell's files.
+    TakeHosts,
     /// Answer at once: the cell's guard wants to know whether the process hangs.
     Ping,
     /// Report the state of the cluster.

@@ -172,7 +172,7 @@ fn silent_connections_keep_no_host_from_its_links() {
         keys: _keys,
     } = two();
     let links = serve(&beta);
-    let address = beta.site.host_of(1).unwrap().address_of(1);
+    let address = beta.site().host_of(1).unwrap().address_of(1);
     let silent: Vec<TcpStream> = (0..300).map(|_| TcpStream::connect(address).unwrap()).collect();
     let since = Instant::now();
     alpha
@@ -195,7 +195,7 @@ fn a_host_that_proves_itself_and_then_says_nothing_is_closed_at_the_deadline() {
         keys: _keys,
     } = two();
     let _links = serve(&beta);
-    let address = beta.site.host_of(1).unwrap().address_of(1);
+    let address = beta.site().host_of(1).unwrap().address_of(1);
     let mut stream = alpha.connect(address, "beta").unwrap();
     let since = Instant::now();
     let mut sent = 0;
@@ -218,4 +218,34 @@ fn a_warning_comes_in_the_last_month_of_a_key() {
         text.starts_with("the key of alpha ends in 3 days; help: "),
         "{text}"
     );
+}
+
+#[test]
+fn host_that_has_left_is_served_no_longer_and_one_that_has_joined_is() {
+    let Two {
+        alpha,
+        beta,
+        keys: _keys,
+    } = two();
+    let _links = serve(&beta);
+    let both = beta.site();
+    let mut alone = (*both).clone();
+    alone.hosts.retain(|host| host.name == "beta");
+    let ask = || {
+        let said = alpha.command(1).map_err(ClientError::from);
+        let request = ExecRequest {
+            argv: vec!["other".to_owned()],
+            env: Vec::new(),
+            cwd: None,
+            tty: None,
+        };
+        said.and_then(|stream| output(stream, &request, &[]))
+            .unwrap_err()
+            .to_string()
+    };
+    assert!(ask().contains("only mirrorball is run"), "{}", ask());
+    beta.take_site(alone);
+    assert!(!ask().contains("only mirrorball is run"), "{}", ask());
+    beta.take_site((*both).clone());
+    assert!(ask().contains("only mirrorball is run"), "{}", ask());
 }

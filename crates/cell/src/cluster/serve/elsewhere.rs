@@ -41,7 +41,7 @@ impl Elsewhere {
         events: &Sender<Event>,
     ) -> io::Result<Self> {
         let of_others = |(number, life): (&u16, &u32)| {
-            hosts.site.is_elsewhere(*number).then_some(CellId {
+            hosts.site().is_elsewhere(*number).then_some(CellId {
                 number: *number,
                 life: *life,
             })
@@ -49,7 +49,7 @@ impl Elsewhere {
         let members = Arc::new(membership.members.iter().filter_map(of_others).collect());
         let (suspects, suspected) = mpsc::channel();
         let (changed, own) = (events.clone(), own.clone());
-        let is_noted = hosts.site.on_lost == OnLost::Stop;
+        let is_noted = hosts.site().on_lost == OnLost::Stop;
         let confirmed = move |at| {
             if is_noted && let Err(error) = lost::note(&own, at) {
                 tracing::error!(%error, "it is not noted that the cell is a member");
@@ -78,8 +78,13 @@ impl Elsewhere {
     }
 
     /// What this host knows of all hosts.
-    pub(super) fn site(&self) -> &Site {
-        &self.hosts.site
+    pub(super) fn site(&self) -> Arc<Site> {
+        self.hosts.site()
+    }
+
+    /// Goes on with other hosts.
+    pub(super) fn take_site(&self, site: Site) {
+        self.hosts.take_site(site);
     }
 
     /// Calls every cell that lived when this one joined. Those that are calling this one just now.

@@ -43,6 +43,13 @@ impl State {
         self.release()
     }
 
+    /// A cell's host has left the cluster. Its entries go now, or when its link ends.
+    pub fn departed(&mut self, cell: u16) -> Vec<Act> {
+        self.node.depart(cell);
+        self.expected.remove(&cell);
+        self.release()
+    }
+
     /// Claims no names until each of these cells has said which VMs it has, or has lapsed. A cell that starts does not know
     /// which names the VMs of a lost host have.
     #[must_use]

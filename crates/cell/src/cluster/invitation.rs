@@ -1,0 +1,259 @@
+//! The invitation of a further host: what it says to the host with the authority's key, and what follows.
+//!
+//! A token is for one host, one use and 15 minutes. It has the digest of the authority's certificate, by which the host that joins
+//! knows the other side, and a secret, by which the other side knows the host. The private key of the host never leaves it. What is
+//! asked and answered goes over [`urpc::tls::Exchange`].
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::str::FromStr;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use config::cluster::CellSpec;
+use serde::{Deserialize, Serialize};
+use urpc::tls::KeyRequest;
+
+/// How long a token is valid.
+pub const VALID: Duration = Duration::from_secs(15 * 60);
+/// How far the clocks of hosts may differ. Certificates are valid from a day before they are made.
+const CLOCKS_DIFFER: Duration = Duration::from_secs(3600);
+/// The version of tokens and messages.
+const VERSION: u8 = 1;
+
+/// What a person carries to the host that joins.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct Token {
+    version: u8,
+    /// The digest of the authority's certificate.
+    pub authority: [u8; 32],
+    /// Known to nobody else.
+    pub secret: [u8; 16],
+    /// Where the host is asked to call.
+    pub address: SocketAddr,
+    /// The host that is invited.
+    pub host: String,
+}
+
+impl Token {
+    /// A token.
+    pub fn new(authority: [u8; 32], secret: [u8; 16], address: SocketAddr, host: String) -> Self {
+        Self {
+            version: VERSION,
+            authority,
+            secret,
+            address,
+            host,
+        }
+    }
+}
+
+impl fmt::Display for Token {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes = postcard::to_stdvec(self).map_err(|_| fmt::Error)?;
+        out.write_str(&URL_SAFE_NO_PAD.encode(bytes))
+    }
+}
+
+/// Why a text is no token.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum TokenError {
+    /// It is cut, or something else.
+    #[error(
+        "this is no token: it is not whole, or something else; copy all that `mirrorball cluster invite` printed"
+    )]
+    Nonsense,
+    /// Another version made it.
+    #[error("the token is of another version of this program; run the same on both hosts")]
+    Version,
+}
+
+impl FromStr for Token {
+    type Err = TokenError;
+
+    fn from_str(text: &str) -> Result<Self, TokenError> {
+        let bytes = URL_SAFE_NO_PAD
+            .decode(text.trim())
+            .map_err(|_| TokenError::Nonsense)?;
+        match postcard::take_from_bytes::<Self>(&bytes) {
+            _ if bytes.first().is_some_and(|version| *version != VERSION) => Err(TokenError::Version),
+            Ok((token, rest)) if rest.is_empty() => Ok(token),
+            _ => Err(TokenError::Nonsense),
+        }
+    }
+}
+
+/// What the host that joins asks.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct JoinRequest {
+    /// The token's secret.
+    pub secret: [u8; 16],
+    /// The host's name.
+    pub host: String,
+    /// Its public key.
+    pub public_key: Vec<u8>,
+    /// The proof that it has the private one ([`KeyRequest`]); bound to the secret.
+    pub proof: Vec<u8>,
+    /// Its time, in seconds since 1970.
+    pub unix_s: u64,
+    /// Its cells.
+    pub cells: Vec<CellSpec>,
+}
+
+impl JoinRequest {
+    /// The request for a certificate.
+    pub fn key(&self) -> KeyRequest {
+        KeyRequest {
+            public_key: self.public_key.clone(),
+            proof: self.proof.clone(),
+        }
+    }
+}
+
+/// The answer to a [`JoinRequest`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum JoinAnswer {
+    /// Not now, or never, and why.
+    Refused(String),
+    /// The host is one of the cluster's.
+    Welcome {
+        /// Its certificate, as PEM.
+        certificate: String,
+        /// The authority's, as PEM.
+        authority: String,
+        /// The list of revoked certificates, as PEM.
+        revoked: String,
+        /// The cluster file.
+        file: String,
+    },
+}
+
+/// The side that has made a token.
+#[derive(Clone, Debug)]
+pub struct Invitation {
+    secret: [u8; 16],
+    host: String,
+    is_used: bool,
+}
+
+impl Invitation {
+    /// The invitation of a token that is made now.
+    pub fn new(token: &Token) -> Self {
+        Self {
+            secret: token.secret,
+            host: token.host.clone(),
+            is_used: false,
+        }
+    }
+
+    /// Whether a request is this invitation's. `age` is the token's, `unix_s` this host's time in seconds since 1970.
+    ///
+    /// # Errors
+    /// With the reason, in words for the person at the other host. A wrong secret learns nothing else.
+    pub fn admit(&self, request: &JoinRequest, age: Duration, unix_s: u64) -> Result<(), String> {
+        // All bytes are compared, so that the time says nothing of them.
+        let pairs = self.secret.iter().zip(request.secret);
+        if pairs.fold(0, |differs, (own, other)| differs | (own ^ other)) != 0 {
+            return Err("the token is not the one that was made here last; make a new one".to_owned());
+        }
+        if self.is_used {
+            return Err("the token has been used; make a new one".to_owned());
+        }
+        if age >= VALID {
+            let minutes = VALID.as_secs() / 60;
+            return Err(format!(
+                "the token has expired, after {minutes} minutes; make a new one"
+            ));
+        }
+        if request.host != self.host {
+            return Err(format!(
+                "the token is for host {}, and this is host {}",
+                self.host, request.host
+            ));
+        }
+        let differ = request.unix_s.abs_diff(unix_s);
+        if differ > CLOCKS_DIFFER.as_secs() {
+            return Err(format!(
+                "the clocks of the two hosts differ by {differ} s; set them"
+            ));
+        }
+        if request.cells.is_empty() {
+            return Err("a host without cells has no use".to_owned());
+        }
+        Ok(())
+    }
+
+    /// The host has got its certificate.
+    pub fn used(&mut self) {
+        self.is_used = true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: u64 = 1_800_000_000;
+
+    fn token() -> Token {
+        let address = "[2001:db8::1]:7464".parse().unwrap();
+        Token::new([7; 32], [9; 16], address, "gamma".to_owned())
+    }
+
+    fn request() -> JoinRequest {
+        let cell = r#"{"host":null,"cpus":"0","nodes":null,"memory":null}"#;
+        JoinRequest {
+            secret: [9; 16],
+            host: "gamma".to_owned(),
+            public_key: Vec::new(),
+            proof: Vec::new(),
+            unix_s: NOW,
+            cells: vec![serde_json::from_str(cell).unwrap()],
+        }
+    }
+
+    #[test]
+    fn token_comes_back_whole_from_its_text_and_no_other_text_is_one() {
+        let text = token().to_string();
+        assert!(text.len() < 150 && !text.contains(char::is_whitespace), "{text}");
+        assert_eq!(format!(" {text}\n").parse(), Ok(token()));
+        for cut in 0..text.len() {
+            assert!(text[..cut].parse::<Token>().is_err(), "{cut}");
+        }
+        assert_eq!(format!("{text}AAAA").parse::<Token>(), Err(TokenError::Nonsense));
+        assert_eq!("gamma!".parse::<Token>(), Err(TokenError::Nonsense));
+        let next = Token {
+            version: 2,
+            ..token()
+        };
+        assert_eq!(next.to_string().parse::<Token>(), Err(TokenError::Version));
+    }
+
+    #[test]
+    fn one_host_is_admitted_once_within_the_tokens_time() {
+        let mut invitation = Invitation::new(&token());
+        let late = VALID.checked_sub(Duration::from_millis(1)).unwrap();
+        invitation.admit(&request(), late, NOW).unwrap();
+        let refused = |request: &JoinRequest, age, unix_s, why: &str| {
+            let error = invitation.admit(request, age, unix_s).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        };
+        refused(&request(), VALID, NOW, "has expired, after 15 minutes");
+        refused(&request(), late, NOW + 3601, "differ by 3601 s");
+        refused(&request(), late, NOW - 3601, "differ by 3601 s");
+        let mut secret = request();
+        secret.secret[15] = 8;
+        secret.host = "delta".to_owned();
+        refused(&secret, VALID, NOW, "not the one that was made here last");
+        let mut host = request();
+        host.host = "delta".to_owned();
+        refused(&host, late, NOW, "is for host gamma, and this is host delta");
+        let mut nothing = request();
+        nothing.cells.clear();
+        refused(&nothing, late, NOW, "without cells");
+        invitation.used();
+        let error = invitation.admit(&request(), late, NOW).unwrap_err();
+        assert!(error.contains("has been used"), "{error}");
+    }
+}
