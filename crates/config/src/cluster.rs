@@ -45,7 +45,7 @@ pub struct ClusterSpec {
 }
 
 /// A cell: by NUMA nodes, by CPUs, or by CPUs of some nodes.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CellSpec {
     /// The host that it is on, when there are several.

@@ -55,6 +55,17 @@ impl ConfigError {
         }
     }
 
+    /// Makes an error about what a command is to change, which no text shows.
+    pub(crate) fn plain(message: impl Into<String>, help: impl Into<String>) -> Self {
+        Self {
+            message: message.into(),
+            source_code: None,
+            span: None,
+            label: "here",
+            mend: Some(help.into()),
+        }
+    }
+
     /// Returns the file and the line, for a message of one line; `None` without a text.
     pub fn place(&self) -> Option<String> {
         let (text, span) = (self.source_code.as_ref()?, self.span?);

@@ -238,12 +238,13 @@ impl State {
         if !self.has_met || !self.node.is_ready() || !self.ledger.is_ready() {
             return Vec::new();
         }
-        if !self.expected.is_empty() {
-            return self.refuse_early();
-        }
-        let early = self.early.take().unwrap_or_default();
         let trials = std::mem::take(&mut self.trials);
         let mut acts: Vec<Act> = trials.into_iter().map(Act::TellAdopted).collect();
+        if !self.expected.is_empty() {
+            acts.extend(self.refuse_early());
+            return acts;
+        }
+        let early = self.early.take().unwrap_or_default();
         acts.extend(
             early
                 .into_iter()
@@ -362,7 +363,7 @@ impl State {
             Ask::Trial if self.early.is_none() => vec![Act::TellAdopted(client)],
             Ask::Trial => {
                 self.trials.push(client);
-                Vec::new()
+                self.release()
             }
             Ask::Status => vec![Act::Answer(client, Answer::Status(self.status()))],
             Ask::End => vec![Act::Answer(client, Answer::Done), Act::End],

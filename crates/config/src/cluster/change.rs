@@ -10,7 +10,6 @@ use serde::Serialize;
 
 use super::{CellSpec, ClusterSpec, HostSpec, Site};
 use crate::error::ConfigError;
-use crate::fault::fault;
 
 /// The tables of a host that joins.
 #[derive(Serialize)]
@@ -32,7 +31,7 @@ impl ClusterSpec {
         cells: &[CellSpec],
     ) -> Result<(String, Self), ConfigError> {
         let spec = Self::parse(source_name, text)?;
-        let wrong = |what: String, help: &str| ConfigError::from_flags(&fault(&["hosts"], what, help));
+        let wrong = |what: String, help: &str| ConfigError::plain(what, help);
         if spec.hosts.is_empty() {
             let what = format!("{source_name} names no hosts");
             return Err(wrong(
@@ -70,9 +69,7 @@ impl ClusterSpec {
     /// # Errors
     /// If there is no such host, or the cluster can't do without it.
     pub fn without_host(&self, name: &str) -> Result<(String, Self), ConfigError> {
-        let wrong = |what: &str, help: &str| {
-            ConfigError::from_flags(&fault(&["hosts"], format!("host {name} {what}"), help))
-        };
+        let wrong = |what: &str, help: &str| ConfigError::plain(format!("host {name} {what}"), help);
         let Some(at) = self.hosts.iter().position(|host| host.name == name) else {
             return Err(wrong("is not in the cluster's file", "check the name"));
         };

@@ -1,13 +1,17 @@
 //! `mirrorball cluster`: starts, shows and ends the cells on this host.
 
+mod change;
 mod cordon;
 mod fail;
 mod forget;
+mod invite;
+mod join;
 mod keys;
 mod upgrade;
 mod vcpus;
 
 use std::fs::OpenOptions;
+use std::net::SocketAddr;
 use std::ops::ControlFlow;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -15,6 +19,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use cell::cluster::hosts::{Hosts, warning};
+use cell::cluster::membership;
 use clap::{Args, Subcommand};
 use config::Size;
 use config::cluster::{CellPlan, ClusterSpec, ETCD_KEYS, HostNodes, OnLost, Site};
@@ -109,6 +114,23 @@ pub enum ClusterCommand {
     },
     /// Replace the program of this host's cells by this one, while their VMs run; a program that can't adopt them is taken back
     Upgrade,
+    /// Invite a further host, where authority.key is: print the command that joins it, and wait for it
+    Invite {
+        /// The cluster file
+        file: PathBuf,
+        /// The host's name
+        host: String,
+        /// Its address, as 10.77.0.3 or 10.77.0.3:7400
+        address: String,
+        /// Where the host calls this machine
+        #[arg(long, value_name = "ADDRESS:PORT")]
+        listen: Option<SocketAddr>,
+    },
+    /// Make this machine a host of the cluster that has invited it, and start its cells
+    Join(join::JoinArgs),
+    /// Take a change of the cluster's hosts, for another host
+    #[command(hide = true)]
+    Take,
     /// Free the names of the VMs of a host that is lost, and off
     Forget {
         /// The host
@@ -160,6 +182,14 @@ pub fn cluster(command: &ClusterCommand) -> Result<ExitCode> {
         ClusterCommand::Uncordon { cell } => cordon::cordon(*cell, false),
         ClusterCommand::Fail { cell } => fail::fail(*cell),
         ClusterCommand::Upgrade => upgrade::upgrade(),
+        ClusterCommand::Invite {
+            file,
+            host,
+            address,
+            listen,
+        } => invite::invite(file, host, address, *listen),
+        ClusterCommand::Join(args) => join::join(args),
+        ClusterCommand::Take => change::take_from_input(),
         ClusterCommand::Forget { host, fenced } => forget::forget(host, *fenced),
         ClusterCommand::Down { leave } => down(*leave),
     }
@@ -182,6 +212,7 @@ fn up(file: Option<&PathBuf>, count: Option<u16>, name: Option<&str>, lab: LabCh
                 .iter()
                 .for_each(|warning| eprintln!("{warning}"));
         }
+        check_age(site)?;
         hosts.with_shared_memory().map_err(|error| {
             miette!(
                 help = "`shared_memory` is a file that this user may write, of memory that the hosts share, and large enough",
@@ -216,6 +247,26 @@ fn up(file: Option<&PathBuf>, count: Option<u16>, name: Option<&str>, lab: LabCh
     Ok(ExitCode::SUCCESS)
 }
 
+/// Checks that no cell is up that the file does not know: it would be an older file.
+fn check_age(site: &Site) -> Result<()> {
+    // The entries of a host that has just left last for a while.
+    let deadline = Instant::now() + Duration::from_secs(membership::lease_seconds(site.silence_ms) + 1);
+    loop {
+        // Etcd may only start with these cells.
+        let members = membership::members(site).unwrap_or_default();
+        let Some(unknown) = members.keys().find(|cell| site.host_of(**cell).is_none()) else {
+            return Ok(());
+        };
+        if Instant::now() > deadline {
+            return Err(miette!(
+                help = "copy the cluster file from a host that is up: a host has joined since this one was written",
+                "the cluster has a cell {unknown}, and this cluster file does not"
+            ));
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
 /// The cells that the file plans for this host, or those of the default plan without a file; and the site, if
 /// the file names several hosts.
 fn plan(
@@ -234,7 +285,10 @@ fn plan(
     let (spec, name, text) = read(file)?;
     let own = nix::unistd::gethostname().into_diagnostic()?;
     let own = own.to_string_lossy();
-    let site = spec.site(here.unwrap_or(&own), &folder(file)?)?;
+    let mut site = spec.site(here.unwrap_or(&own), &folder(file)?)?;
+    if let Some(site) = &mut site {
+        site.file = Some(std::path::absolute(file).into_diagnostic()?);
+    }
     let here = site.as_ref().map(|site| &site.here[..]);
     Ok((spec.cells(&host, here, &name, &text)?, site))
 }

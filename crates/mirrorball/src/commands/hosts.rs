@@ -67,7 +67,7 @@ fn forward(hosts: &Hosts, cell: u16) -> Result<ExitCode> {
         argv.push(argument.map_err(|argument| miette!("{} is not UTF-8", argument.display()))?);
     }
     let stream = hosts.command(cell).into_diagnostic()?;
-    let status = agent::client::exec(stream, &request(&argv, true)).into_diagnostic()?;
+    let status = agent::client::exec(stream, &command_request(&argv, true)).into_diagnostic()?;
     Ok(ExitCode::from(status.code()))
 }
 
@@ -89,7 +89,8 @@ pub fn on_other_hosts(arguments: &[&str]) -> Result<Vec<Vec<u8>>> {
         .filter(|host| host.name != hosts.site().here)
     {
         let answered = host.cells.iter().find_map(|cell| hosts.command(*cell).ok());
-        let output = answered.map(|stream| agent::client::output(stream, &request(&argv, false), &[]));
+        let output =
+            answered.map(|stream| agent::client::output(stream, &command_request(&argv, false), &[]));
         match output {
             Some(Ok((_, output, _))) => outputs.push(output),
             _ => eprintln!("mirrorball: host {} does not answer", host.name),
@@ -99,7 +100,7 @@ pub fn on_other_hosts(arguments: &[&str]) -> Result<Vec<Vec<u8>>> {
 }
 
 /// Runs this program, which must not go on to yet another host; with this terminal if there is one.
-fn request(argv: &[String], terminal: bool) -> ExecRequest {
+pub(super) fn command_request(argv: &[String], terminal: bool) -> ExecRequest {
     let mut request = guest::request(argv, terminal);
     request.env.push((FORWARDED_VARIABLE.to_owned(), "1".to_owned()));
     let folder = std::env::current_dir().ok();

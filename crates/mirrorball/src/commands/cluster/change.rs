@@ -1,0 +1,257 @@
+//! Changes of a cluster that runs: its hosts, and its list of revoked certificates. One host tells the others, each of which takes
+//! the change for its cells; no cell's process ends.
+
+use std::collections::BTreeSet;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use cell::cluster::hosts::{Hosts, PROGRAM};
+use config::cluster::{ClusterSpec, HostPlan, Site};
+use miette::{IntoDiagnostic, Result, miette};
+use registry::cluster::client::Connection;
+use registry::cluster::files::{CellFiles, Files};
+use registry::cluster::interface::{Answer, Ask};
+use serde::{Deserialize, Serialize};
+use urpc::tls::{KeyFiles, replace_revocation_list};
+
+use super::super::hosts::command_request;
+use super::folder;
+
+/// Time limit for a cell to take a change: its process may just be starting.
+const TAKE_LIMIT: Duration = Duration::from_secs(10);
+/// Time limit for another host to take a change.
+const PUSH_LIMIT: Duration = Duration::from_secs(30);
+/// Interval between two tries to reach a cell.
+const INTERVAL: Duration = Duration::from_millis(50);
+/// Bytes of a change, at most.
+const CHANGE_BYTES_MAX: u64 = 4 << 20;
+/// Permission bits of a cluster file that is made anew.
+const FILE_MODE: u32 = 0o644;
+
+/// What changes.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Change {
+    /// The text of the cluster file.
+    pub file: Option<String>,
+    /// The list of revoked certificates, as PEM.
+    pub revoked: Option<String>,
+}
+
+/// Takes a change that another host sends over the standard input.
+pub(super) fn take_from_input() -> Result<ExitCode> {
+    let mut text = Vec::new();
+    std::io::stdin()
+        .take(CHANGE_BYTES_MAX)
+        .read_to_end(&mut text)
+        .into_diagnostic()?;
+    take(&serde_json::from_slice(&text).into_diagnostic()?)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Takes a change for the cells of this host.
+fn take(change: &Change) -> Result<()> {
+    let files = Files::open().into_diagnostic()?;
+    let site = files.site().into_diagnostic()?.ok_or_else(super::one_host)?;
+    if let Some(list) = &change.revoked {
+        replace_revocation_list(&site.keys, &site.here, list).map_err(|error| miette!("{error}"))?;
+    }
+    let Some(text) = &change.file else { return Ok(()) };
+    let name = site.file.as_ref().map_or_else(
+        || "the new cluster file".to_owned(),
+        |file| file.display().to_string(),
+    );
+    let spec = ClusterSpec::parse(&name, text)?;
+    let next = next_site(&site, &spec)?;
+    if let Some(file) = &site.file {
+        write_file(file, text)?;
+    }
+    files.set_site(&next).into_diagnostic()?;
+    for cell in files.plan().into_diagnostic()? {
+        take_hosts(&files.cell(cell.number)).map_err(|error| {
+            miette!(
+                help = "see `mirrorball cluster status` on that host",
+                "cell {} does not go on with the new hosts: {error}",
+                cell.number
+            )
+        })?;
+    }
+    Ok(())
+}
+
+/// What `spec` says of the hosts to one whose cells run with `site`.
+fn next_site(site: &Site, spec: &ClusterSpec) -> Result<Site> {
+    let next = spec
+        .site(&site.here, Path::new("/"))?
+        .ok_or_else(super::one_host)?;
+    let next = Site {
+        keys: site.keys.clone(),
+        file: site.file.clone(),
+        ..next
+    };
+    site.may_become(&next).map_err(|why| {
+        miette!(
+            help = "only hosts come and go while a cluster runs; all else changes by `mirrorball cluster down` and `up` on all hosts",
+            "host {} does not take the cluster file: {why}",
+            site.here
+        )
+    })?;
+    Ok(next)
+}
+
+/// Has a cell go on with the hosts in its files. One that does not run finds them when it starts.
+fn take_hosts(cell: &CellFiles) -> std::io::Result<()> {
+    let deadline = Instant::now() + TAKE_LIMIT;
+    while cell.runs() {
+        let answer = Connection::open(cell).and_then(|mut connection| connection.ask(&Ask::TakeHosts));
+        let why = match answer {
+            Ok(Answer::Done) => return Ok(()),
+            Ok(Answer::Refused { why }) => std::io::Error::other(why),
+            Ok(other) => std::io::Error::other(format!("an answer to another question: {other:?}")),
+            Err(error) => error,
+        };
+        if Instant::now() > deadline {
+            return Err(why);
+        }
+        std::thread::sleep(INTERVAL);
+    }
+    Ok(())
+}
+
+/// Replaces a cluster file whole. Its permissions stay.
+pub(super) fn write_file(file: &Path, text: &str) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    if std::fs::read_to_string(file).is_ok_and(|there| there == text) {
+        return Ok(());
+    }
+    let mode = std::fs::metadata(file).map_or(FILE_MODE, |about| about.permissions().mode() & 0o777);
+    hostfiles::replace_file(file, mode, text.as_bytes()).map_err(|error| {
+        miette!(
+            help = "see whether this user may write there, and whether the disk is full",
+            "cluster file {}: {error}",
+            file.display()
+        )
+    })
+}
+
+/// The hosts of a cluster file, by the key of one of them that is in the folder of keys: this one's if it is there.
+pub(super) fn reach(spec: &ClusterSpec, file: &Path, but: Option<&str>) -> Result<Option<Hosts>> {
+    let folder = folder(file)?;
+    let own = nix::unistd::gethostname().into_diagnostic()?;
+    let own = own.to_string_lossy();
+    let keys = spec.keys(&folder).ok_or_else(super::one_host)?;
+    let has_key = |name: &&str| KeyFiles::of(&keys, name).key.exists() && Some(*name) != but;
+    let names = spec.hosts.iter().map(|host| &host.name[..]);
+    let mut usable: Vec<&str> = names.filter(has_key).collect();
+    usable.sort_by_key(|name| *name != own);
+    let Some(here) = usable.first() else {
+        return Ok(None);
+    };
+    let Some(site) = spec.site(here, &folder)? else {
+        return Ok(None);
+    };
+    Hosts::open(site).map(Some).map_err(|error| miette!("{error}"))
+}
+
+/// Has each of these hosts take the change. Of those that do not, the names and the reasons.
+pub(super) fn push(hosts: &Hosts, to: &[HostPlan], change: &Change) -> Result<Vec<(String, String)>> {
+    let input = serde_json::to_vec(change).into_diagnostic()?;
+    let (send, receive) = mpsc::channel();
+    let mut waiting: BTreeSet<String> = to.iter().map(|host| host.name.clone()).collect();
+    let deadline = Instant::now() + PUSH_LIMIT;
+    for host in to.iter().cloned() {
+        let (hosts, input, send) = (hosts.clone(), input.clone(), send.clone());
+        std::thread::Builder::new()
+            .name(format!("to {}", host.name))
+            .spawn(move || {
+                let taken = push_to(&hosts, &host, &input);
+                // Nobody waits any more when the time is over.
+                let _ = send.send((host.name, taken));
+            })
+            .into_diagnostic()?;
+    }
+    let mut failed = Vec::new();
+    while !waiting.is_empty() {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let Ok((name, taken)) = receive.recv_timeout(left) else {
+            break;
+        };
+        waiting.remove(&name);
+        failed.extend(taken.err().map(|why| (name, why)));
+    }
+    let late = format!("it does not answer within {} s", PUSH_LIMIT.as_secs());
+    failed.extend(waiting.into_iter().map(|name| (name, late.clone())));
+    Ok(failed)
+}
+
+fn push_to(hosts: &Hosts, host: &HostPlan, input: &[u8]) -> Result<(), String> {
+    let argv = [PROGRAM, "cluster", "take"].map(str::to_owned);
+    let mut last = "it has no cell".to_owned();
+    for cell in &host.cells {
+        let stream = match hosts.command(*cell) {
+            Ok(stream) => stream,
+            Err(error) => {
+                last = error.to_string();
+                continue;
+            }
+        };
+        return match agent::client::output(stream, &command_request(&argv, false), input) {
+            Ok((status, ..)) if status.code() == 0 => Ok(()),
+            Ok((_, _, said)) => Err(first_line(&String::from_utf8_lossy(&said))),
+            Err(error) => Err(error.to_string()),
+        };
+    }
+    Err(last)
+}
+
+/// The first line of an error that another host has printed, without its marks.
+fn first_line(said: &str) -> String {
+    let lines = said
+        .lines()
+        .map(|line| line.trim_matches(|c: char| !c.is_alphanumeric() && c != '`'));
+    let mut lines = lines.filter(|line| !line.is_empty() && *line != "Error");
+    lines.next().unwrap_or("it says nothing").to_owned()
+}
+
+/// The hosts with a cell that is a member of the cluster now.
+///
+/// # Errors
+/// If etcd does not answer.
+pub(super) fn members(site: &Site) -> Result<Vec<HostPlan>> {
+    let members = cell::cluster::membership::members(site).map_err(|error| {
+        miette!(
+            help = "try again when etcd answers",
+            "it is not known which hosts are up: {error}"
+        )
+    })?;
+    let is_up = |host: &&HostPlan| host.cells.iter().any(|cell| members.contains_key(cell));
+    Ok(site.hosts.iter().filter(is_up).cloned().collect())
+}
+
+/// The file from which this host came up.
+pub(super) fn own_file(site: &Site) -> Result<PathBuf> {
+    site.file.clone().ok_or_else(|| {
+        miette!(
+            help = "take the cells down with --leave, and up again by the file",
+            "an older version of this program has brought the cells up, without the path of the cluster's file"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reason_of_another_host_is_the_first_line_of_its_error() {
+        let said = "Error:   \u{d7} host beta does not take the cluster file: cell 1 is another host's in it\n  help: x\n";
+        assert_eq!(
+            first_line(said),
+            "Error:   \u{d7} host beta does not take the cluster file: cell 1 is another host's in it"
+        );
+        assert_eq!(first_line("  \u{d7} what\n"), "what");
+        assert_eq!(first_line("\n"), "it says nothing");
+    }
+}

@@ -1,0 +1,271 @@
+//! `mirrorball cluster invite`: makes a token for a further host, and waits until that host joins by it.
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use cell::cluster::callers::{Callers, HANDSHAKE_LIMIT};
+use cell::cluster::hosts::Hosts;
+use cell::cluster::invitation::{Invitation, JoinAnswer, JoinRequest, Token, VALID};
+use config::cluster::{CELLS_MAX, CellSpec, ClusterSpec};
+use miette::{IntoDiagnostic, Result, miette};
+use urpc::tls::{Deadline, Exchange, Inviter, authority_digest, has_issued, revocation_list, secret, sign};
+
+use super::change::{Change, members, push, reach, write_file};
+use super::{folder, read};
+
+/// Time limit for the answer to be sent.
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+
+/// Invites `host` at `address`.
+pub(super) fn invite(file: &Path, host: &str, address: &str, listen: Option<SocketAddr>) -> Result<ExitCode> {
+    let (spec, ..) = read(file)?;
+    let keys = spec.keys(&folder(file)?).ok_or_else(super::one_host)?;
+    let inviter = Inviter::open(&keys).map_err(|error| {
+        miette!(
+            help = "give the command where authority.key is, in the folder of keys",
+            "{error}"
+        )
+    })?;
+    let address = address_of(&spec, address)?;
+    let hosts = reach(&spec, file, None)?.ok_or_else(|| {
+        miette!(
+            help = "give the command on a host of the cluster",
+            "{}: there is no key of any host of the cluster",
+            keys.display()
+        )
+    })?;
+    let site = hosts.site();
+    let plan = Plan {
+        file: file.to_owned(),
+        keys,
+        host: host.to_owned(),
+        address,
+    };
+    // What would be refused later is refused now.
+    plan.text(&[any_cell()])?;
+    members(&site)?;
+    let own = site.hosts.iter().find(|own| own.name == site.here);
+    let own = own.ok_or_else(super::one_host)?.address;
+    let listen = listen.unwrap_or_else(|| SocketAddr::new(own.ip(), own.port() + CELLS_MAX as u16));
+    let listener = TcpListener::bind(listen).map_err(|error| {
+        miette!(
+            help = format!(
+                "name an address of this machine that {host} can reach, with `--listen ADDRESS:PORT`"
+            ),
+            "no host can call {listen}: {error}"
+        )
+    })?;
+    let listen = listener.local_addr().into_diagnostic()?;
+    let token = Token::new(
+        inviter.authority,
+        secret().into_diagnostic()?,
+        listen,
+        host.to_owned(),
+    );
+    println!(
+        "give this command on {host}, within {} minutes:",
+        VALID.as_secs() / 60
+    );
+    println!("mirrorball cluster join {token}");
+    serve(&plan, &hosts, inviter, listener, &token)
+}
+
+/// A host that is to join.
+struct Plan {
+    file: PathBuf,
+    keys: PathBuf,
+    host: String,
+    address: SocketAddr,
+}
+
+impl Plan {
+    /// The cluster file with the host and these cells; also if an earlier invitation has put them there, and no key was made.
+    fn text(&self, cells: &[CellSpec]) -> Result<(String, ClusterSpec)> {
+        let (spec, name, text) = read(&self.file)?;
+        let is_known = spec.hosts.iter().find(|known| known.name == self.host);
+        let issued = has_issued(&self.keys, &self.host).map_err(|error| miette!("{error}"))?;
+        if let Some(known) = is_known.filter(|known| !issued && known.address == self.address) {
+            let of_host = spec
+                .cells
+                .iter()
+                .filter(|cell| cell.host.as_ref() == Some(&known.name));
+            let count = of_host.count();
+            if count == cells.len() || cells[..] == [any_cell()] {
+                return Ok((text, spec));
+            }
+            return Err(miette!(
+                help = format!("join with `--cells {count}`"),
+                "host {} is in {name} already, with {count} cells",
+                self.host
+            ));
+        }
+        Ok(ClusterSpec::with_host(
+            &name,
+            &text,
+            &self.host,
+            self.address,
+            cells,
+        )?)
+    }
+}
+
+/// A cell of which nothing is known.
+fn any_cell() -> CellSpec {
+    CellSpec {
+        host: None,
+        cpus: None,
+        nodes: None,
+        memory: None,
+        left: false,
+    }
+}
+
+/// An address of a host; the port is that of the first host unless it is given.
+fn address_of(spec: &ClusterSpec, text: &str) -> Result<SocketAddr> {
+    let port = spec.hosts.first().map_or(0, |first| first.address.port());
+    let with_port = text
+        .parse::<IpAddr>()
+        .map(|address| SocketAddr::new(address, port));
+    text.parse().or(with_port).map_err(|_| {
+        miette!(
+            help = "write it as 10.77.0.3 or 10.77.0.3:7400",
+            "{text:?} is no address of a host"
+        )
+    })
+}
+
+/// Answers callers until the host has joined or the token has expired.
+fn serve(
+    plan: &Plan,
+    hosts: &Hosts,
+    inviter: Inviter,
+    listener: TcpListener,
+    token: &Token,
+) -> Result<ExitCode> {
+    let (send, requests) = mpsc::channel();
+    std::thread::Builder::new()
+        .name("callers".into())
+        .spawn(move || take(&inviter, &listener, &send))
+        .into_diagnostic()?;
+    let begun = Instant::now();
+    let mut invitation = Invitation::new(token);
+    loop {
+        let left = VALID.saturating_sub(begun.elapsed());
+        let (exchange, request) = match requests.recv_timeout(left) {
+            Ok(came) => came,
+            Err(RecvTimeoutError::Timeout) => {
+                return Err(miette!(
+                    help = "invite it again",
+                    "host {} has not joined within {} minutes",
+                    plan.host,
+                    VALID.as_secs() / 60
+                ));
+            }
+            Err(RecvTimeoutError::Disconnected) => return Err(miette!("no host can call here any more")),
+        };
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+
+        let admitted = invitation
+            .admit(&request, begun.elapsed(), now.as_secs())
+            .map_err(|why| (why.clone(), miette!("{why}")));
+        let answer = admitted.and_then(|()| {
+            welcome(plan, hosts, &request, token).map_err(|error| (format!("{error}"), error))
+        });
+        let (answer, cells) = match answer {
+            Ok(welcomed) => welcomed,
+            Err((why, error)) => {
+                eprintln!("a host was refused: {error}");
+                (JoinAnswer::Refused(why), Vec::new())
+            }
+        };
+        let answer = serde_json::to_vec(&answer).into_diagnostic()?;
+        let sent = exchange.until(Deadline::after(ANSWER_LIMIT)).send(&answer);
+        if cells.is_empty() {
+            continue;
+        }
+        invitation.used();
+        sent.map_err(|error| {
+            miette!(
+                help = format!(
+                    "take it out with `mirrorball cluster remove FILE {}`, and invite it again",
+                    plan.host
+                ),
+                "host {} has not received its certificate: {error}",
+                plan.host
+            )
+        })?;
+        println!("{} is host of {}", plan.host, cells.join(", "));
+        return Ok(ExitCode::SUCCESS);
+    }
+}
+
+/// Makes the host one of the cluster's: first all others know it, then it has a certificate.
+fn welcome(
+    plan: &Plan,
+    hosts: &Hosts,
+    request: &JoinRequest,
+    token: &Token,
+) -> Result<(JoinAnswer, Vec<String>)> {
+    let (text, spec) = plan.text(&request.cells)?;
+    let change = Change {
+        file: Some(text.clone()),
+        revoked: None,
+    };
+    // A host that is up and does not know the new one would refuse its links, and one of the two would have to die.
+    let failed = push(hosts, &members(&hosts.site())?, &change)?;
+    if let Some((name, why)) = failed.first() {
+        return Err(miette!(
+            help = "mend that host, or end its cells, and give the same command on the new host again",
+            "host {name} does not take the new cluster file: {why}"
+        ));
+    }
+    write_file(&plan.file, &text)?;
+    let certificate = sign(&plan.keys, &plan.host, &request.key(), &token.secret);
+    let certificate = certificate.map_err(|error| miette!("{error}"))?;
+    let (_, authority) = authority_digest(&plan.keys).map_err(|error| miette!("{error}"))?;
+    let revoked = std::fs::read_to_string(revocation_list(&plan.keys)).into_diagnostic()?;
+    let site = spec
+        .site(&plan.host, &folder(&plan.file)?)?
+        .ok_or_else(super::one_host)?;
+    let own = site.hosts.iter().find(|host| host.name == plan.host);
+    let cells = own.iter().flat_map(|host| &host.cells);
+    let cells = cells.map(|cell| format!("cell {cell}")).collect();
+    let welcome = JoinAnswer::Welcome {
+        certificate,
+        authority,
+        revoked,
+        file: text,
+    };
+    Ok((welcome, cells))
+}
+
+/// Takes callers, each on a thread of its own, until nobody waits for their requests. Silent ones keep no other out.
+fn take(inviter: &Inviter, listener: &TcpListener, requests: &Sender<(Exchange, JoinRequest)>) {
+    let callers = Callers::default();
+    for tcp in listener.incoming() {
+        let tcp = match tcp {
+            Ok(tcp) => tcp,
+            Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
+            // This process has no descriptors left for the moment.
+            Err(_) => {
+                std::thread::sleep(Duration::from_millis(50));
+                continue;
+            }
+        };
+        let Ok(place) = callers.admit(&tcp) else { continue };
+        let (inviter, requests) = (inviter.clone(), requests.clone());
+        let _ = std::thread::Builder::new().name("caller".into()).spawn(move || {
+            let mut exchange = inviter.accept(tcp, Deadline::after(HANDSHAKE_LIMIT))?;
+            let request = exchange.receive()?;
+            drop(place);
+            let request = serde_json::from_slice(&request)?;
+            requests
+                .send((exchange, request))
+                .map_err(|_| std::io::Error::from(ErrorKind::BrokenPipe))
+        });
+    }
+}
