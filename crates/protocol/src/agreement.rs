@@ -308,12 +308,6 @@ impl<K: Clone + Ord, V: Clone + PartialEq> Node<K, V> {
         Some(self.announce(|change| Message::Forget { change, cell }))
     }
 
-    /// A cell is none of this table any more: drops its entries, or lets them go with the link to it.
-    pub fn depart(&mut self, number: CellNumber) {
-        let life = u32::MAX;
-        self.forget_dead(CellId { number, life });
-    }
-
     /// What another cell has found: that nothing of a dead cell runs.
     fn forget_dead(&mut self, cell: CellId) {
         if cell.number == self.me.number {

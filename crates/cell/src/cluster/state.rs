@@ -153,6 +153,8 @@ pub struct State {
     /// Cells of other hosts that have said nothing to this life yet, where VMs of lost hosts end ([`State::expecting`]). Until they
     /// have, or have lapsed, no name is claimed: it may be that of a VM that is only just ending.
     expected: BTreeSet<u16>,
+    /// Cells whose hosts have left the cluster.
+    departed: BTreeSet<u16>,
 }
 
 impl State {
@@ -212,6 +214,7 @@ impl State {
             words: BTreeMap::new(),
             dead: BTreeMap::new(),
             expected: BTreeSet::new(),
+            departed: BTreeSet::new(),
         }
     }
 
@@ -281,6 +284,7 @@ impl State {
         let effects = self.node.dead(cell);
         acts.extend(self.acts(effects));
         self.ledger.dead(cell);
+        self.drop_departed();
         acts.extend(self.lender_waits_in_vain(cell));
         acts.extend(self.release());
         acts

@@ -7,6 +7,7 @@ mod forget;
 mod invite;
 mod join;
 mod keys;
+mod leave;
 mod upgrade;
 mod vcpus;
 
@@ -69,7 +70,7 @@ pub enum ClusterCommand {
         #[arg(long)]
         renew: bool,
     },
-    /// Remove a host: revoke its keys, in a list that each other host has to be given
+    /// Remove a host: revoke its keys, and have all other hosts end their links to it
     Remove {
         /// The cluster file, which says where the keys are
         file: PathBuf,
@@ -128,6 +129,15 @@ pub enum ClusterCommand {
     },
     /// Make this machine a host of the cluster that has invited it, and start its cells
     Join(join::JoinArgs),
+    /// Have this host leave the cluster: take no new VM, wait for its VMs to end, and end its cells
+    Leave {
+        /// How long VMs have to end, in seconds
+        #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+        within: u64,
+        /// Stop VMs that run then, by the power button; each is killed 30 s later
+        #[arg(long)]
+        stop: bool,
+    },
     /// Take a change of the cluster's hosts, for another host
     #[command(hide = true)]
     Take,
@@ -189,6 +199,7 @@ pub fn cluster(command: &ClusterCommand) -> Result<ExitCode> {
             listen,
         } => invite::invite(file, host, address, *listen),
         ClusterCommand::Join(args) => join::join(args),
+        ClusterCommand::Leave { within, stop } => leave::leave(Duration::from_secs(*within), *stop),
         ClusterCommand::Take => change::take_from_input(),
         ClusterCommand::Forget { host, fenced } => forget::forget(host, *fenced),
         ClusterCommand::Down { leave } => down(*leave),
@@ -594,11 +605,18 @@ fn down(leave: bool) -> Result<ExitCode> {
             vms.join(", ")
         ));
     }
+    end_cells(&files)?;
+    files.remove().into_diagnostic()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Ends the cells of this host. VMs run on.
+fn end_cells(files: &Files) -> Result<()> {
     let deadline = Instant::now() + DOWN_LIMIT;
     loop {
         let running = files.running().into_diagnostic()?;
         if running.is_empty() {
-            break;
+            return Ok(());
         }
         for cell in &running {
             // One that is starting anew is told in the next round.
@@ -614,8 +632,6 @@ fn down(leave: bool) -> Result<ExitCode> {
         }
         std::thread::sleep(LOOK);
     }
-    files.remove().into_diagnostic()?;
-    Ok(ExitCode::SUCCESS)
 }
 
 fn cells(count: usize) -> String {

@@ -43,11 +43,21 @@ impl State {
         self.release()
     }
 
-    /// A cell's host has left the cluster. Its entries go now, or when its link ends.
+    /// A cell's host has left the cluster. The cell is shown no more once it is dead and has no VM. Names of VMs that may run on
+    /// there stay taken, as those of every dead cell.
     pub fn departed(&mut self, cell: u16) -> Vec<Act> {
-        self.node.depart(cell);
-        self.expected.remove(&cell);
-        self.release()
+        self.departed.insert(cell);
+        self.drop_departed();
+        Vec::new()
+    }
+
+    /// Drops the entries of dead cells without VMs whose hosts have left.
+    pub(super) fn drop_departed(&mut self) {
+        let gone = |cell: &u16| self.life(*cell).is_none() && !self.vms().any(|vm| vm.cell == *cell);
+        let gone: Vec<u16> = self.departed.iter().copied().filter(gone).collect();
+        for cell in gone {
+            self.node.forget(cell, |_| true);
+        }
     }
 
     /// Claims no names until each of these cells has said which VMs it has, or has lapsed. A cell that starts does not know

@@ -19,14 +19,25 @@ pub(super) fn forget(name: &str, fenced: bool) -> Result<ExitCode> {
         ControlFlow::Break(code) => return Ok(code),
     };
     let site = files.site().into_diagnostic()?.ok_or_else(one_host)?;
-    let Some(host) = site.hosts.iter().find(|host| host.name == name) else {
+    let known = client::status(&files).into_diagnostic()?.unwrap_or_default();
+    // One that was removed from the file is known by its cells.
+    let of_host = known
+        .cells
+        .iter()
+        .filter(|cell| cell.plan.host.as_deref() == Some(name));
+    let mut cells: Vec<u16> = of_host.map(|cell| cell.plan.number).collect();
+    let planned = site.hosts.iter().filter(|host| host.name == name);
+    cells.extend(planned.flat_map(|host| &host.cells));
+    cells.sort_unstable();
+    cells.dedup();
+    if cells.is_empty() {
         let known: Vec<&str> = site.hosts.iter().map(|host| &host.name[..]).collect();
         return Err(miette!(
             help = "name the host that is lost",
             "the cluster has no host {name}; it has {}",
             known.join(", ")
         ));
-    };
+    }
     if name == site.here {
         return Err(miette!(
             help = "give the command on a host that runs",
@@ -45,20 +56,18 @@ pub(super) fn forget(name: &str, fenced: bool) -> Result<ExitCode> {
             "it is not known whether {name} lives: {error}"
         )
     })?;
-    if let Some(cell) = host.cells.iter().find(|cell| members.contains_key(*cell)) {
+    if let Some(cell) = cells.iter().find(|cell| members.contains_key(*cell)) {
         return Err(miette!(
             help = "put the host off; its entry ends by itself then",
             "{name} is not lost: its cell {cell} is a member of the cluster"
         ));
     }
-    let known = client::status(&files).into_diagnostic()?.unwrap_or_default();
     let of_host = known
         .cells
         .iter()
-        .filter(|cell| host.cells.contains(&cell.plan.number));
+        .filter(|cell| cells.contains(&cell.plan.number));
     let names = of_host.flat_map(|cell| cell.vms.iter().filter(|name| !name.contains(PART_MARK)));
     let names: Vec<&str> = names.map(String::as_str).collect();
-    let cells = host.cells.clone();
     let running = plan
         .iter()
         .map(|cell| files.cell(cell.number))

@@ -4,10 +4,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use cell::cluster::hosts::warning;
-use config::cluster::{ClusterSpec, ETCD_KEYS};
-use miette::{Result, miette};
+use config::cluster::{ClusterSpec, ETCD_KEYS, HostPlan};
+use miette::{IntoDiagnostic, Result, miette};
 use urpc::tls::{Identity, KeyFiles, Subject, TlsError, fingerprint};
 
+use super::change::{Change, push, reach, write_file};
 use super::{folder, read};
 
 /// Makes the keys that are missing, or new ones for all hosts and etcd.
@@ -66,7 +67,7 @@ pub(super) fn print_fingerprints<'a>(keys: &Path, names: impl IntoIterator<Item 
     }
 }
 
-/// Revokes the keys of a host.
+/// Revokes the keys of a host, takes it out of the cluster's file, and has all hosts that answer do so.
 pub(super) fn remove(file: &Path, host: &str) -> Result<ExitCode> {
     let (spec, keys) = spec_and_keys(file)?;
     if host == ETCD_KEYS {
@@ -75,11 +76,40 @@ pub(super) fn remove(file: &Path, host: &str) -> Result<ExitCode> {
             "the key of etcd is not revoked: etcd is a client of itself by it"
         ));
     }
+    // Its own key is about to be deleted here.
+    let reached = reach(&spec, file, Some(host))?;
     let list = urpc::tls::revoke(&keys, host).map_err(|error| miette!("{error}"))?;
+    let (text, why_not) = match spec.without_host(host) {
+        Ok((text, _)) => (Some(text), None),
+        Err(error) => (None, Some(error)),
+    };
+    let change = Change {
+        file: text.clone(),
+        revoked: Some(std::fs::read_to_string(&list).into_diagnostic()?),
+    };
+    let others: Vec<HostPlan> = reached
+        .iter()
+        .flat_map(|hosts| hosts.site().hosts.clone())
+        .collect();
+    let others: Vec<HostPlan> = others.into_iter().filter(|other| other.name != host).collect();
+    let failed = match &reached {
+        Some(hosts) => push(hosts, &others, &change)?,
+        None => Vec::new(),
+    };
+    if let Some(text) = &text {
+        write_file(file, text)?;
+    }
     println!("{}", list.display());
-    eprintln!("give this file to each other host, into its folder of keys");
-    if spec.hosts.iter().any(|named| named.name == host) {
-        eprintln!("{host} is in {} still: it can be given new keys", file.display());
+    if let Some(error) = why_not.filter(|_| spec.hosts.iter().any(|named| named.name == host)) {
+        eprintln!("{host} is in {} still: {error}", file.display());
+    }
+    if reached.is_none() {
+        eprintln!(
+            "there is no key of another host here: give this file to each other host, into its folder of keys"
+        );
+    }
+    for (name, why) in &failed {
+        eprintln!("give this file to {name}, into its folder of keys: {why}");
     }
     Ok(ExitCode::SUCCESS)
 }

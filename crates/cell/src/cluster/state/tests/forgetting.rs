@@ -78,3 +78,26 @@ fn cell_that_starts_gives_no_names_before_it_knows_those_of_all_cells_that_may_r
     let free = claim(&mut world, id(0, 2), 3, "a");
     assert!(matches!(free, Answer::Hosted(_)), "{free:?}");
 }
+
+#[test]
+fn cell_of_a_host_that_has_left_is_gone_when_it_is_dead_and_has_no_vm() {
+    for (with_vm, cells) in [(false, 2), (true, 3)] {
+        let mut world = World::new(3);
+        if with_vm {
+            claim(&mut world, id(2, 1), 1, "a");
+        }
+        for at in [0, 1] {
+            world.act(id(at, 1), |state| state.departed(2));
+        }
+        assert_eq!(world.status(id(0, 1)).cells.len(), 3, "it lives");
+        world.die(id(2, 1));
+        assert_eq!(world.status(id(0, 1)).cells.len(), cells);
+        if with_vm {
+            let taken = claim(&mut world, id(0, 1), 2, "a");
+            assert!(matches!(taken, Answer::Refused { .. }), "its VM may run on");
+            let forget = Ask::Forget { cells: vec![2] };
+            assert_eq!(world.ask(id(1, 1), 3, forget), Answer::Done);
+            assert_eq!(world.status(id(0, 1)).cells.len(), 2);
+        }
+    }
+}

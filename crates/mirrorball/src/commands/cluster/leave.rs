@@ -1,0 +1,160 @@
+//! `mirrorball cluster leave`: this host leaves a cluster that runs.
+
+use std::collections::BTreeSet;
+use std::ops::ControlFlow;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use cell::cluster::hosts::Hosts;
+use miette::{IntoDiagnostic, Result, miette};
+use registry::cluster::client::{self, Connection};
+use registry::cluster::files::Files;
+use registry::cluster::interface::{Answer, Ask, PART_MARK};
+use registry::control::{Request, ask};
+use registry::vms::Registry;
+
+use super::change::{Change, members, own_file, push};
+use super::{cells_here, end_cells, one_host, read};
+
+/// Interval between two looks whether VMs run.
+const INTERVAL: Duration = Duration::from_millis(200);
+/// Time that a VM has to power off when it is stopped. It is killed then.
+const STOP_LIMIT_S: u64 = 30;
+/// Time limit for stopped VMs to be gone.
+const STOPPED_LIMIT: Duration = Duration::from_secs(STOP_LIMIT_S + 30);
+
+/// Waits up to `within` for the VMs here to end, then ends this host's cells, and takes the host out of the cluster's file everywhere.
+pub(super) fn leave(within: Duration, stop: bool) -> Result<ExitCode> {
+    let files = Files::open().into_diagnostic()?;
+    let plan = match cells_here(&files)? {
+        ControlFlow::Continue(plan) => plan,
+        ControlFlow::Break(code) => return Ok(code),
+    };
+    let site = files.site().into_diagnostic()?.ok_or_else(one_host)?;
+    let here = site.here.clone();
+    let file = own_file(&site)?;
+    let (spec, ..) = read(&file)?;
+    let (text, _) = spec.without_host(&here)?;
+    let hosts = Hosts::open(site.clone()).map_err(|error| miette!("{error}"))?;
+    // Without etcd the others could not agree that these cells are gone.
+    members(&site)?;
+
+    let numbers: Vec<u16> = plan.iter().map(|cell| cell.number).collect();
+    cordon(&files, &numbers, true)?;
+    let deadline = Instant::now() + within;
+    let mut running = wait(&files, &numbers, deadline)?;
+    if stop && !running.is_empty() {
+        stop_all(&numbers)?;
+        running = wait(&files, &numbers, Instant::now() + STOPPED_LIMIT)?;
+    }
+    if !running.is_empty() {
+        cordon(&files, &numbers, false)?;
+        return Err(miette!(
+            help = "end them, wait for longer with `--within SECONDS`, or stop them with `--stop`; the host takes VMs again",
+            "VMs still run on {here}: {}",
+            running.join(", ")
+        ));
+    }
+
+    // Cells that live and are unknown to the others would take these for dead. So they end first.
+    end_cells(&files)?;
+    let others: Vec<_> = members(&site)?;
+    let others: Vec<_> = others.into_iter().filter(|host| host.name != here).collect();
+    let change = Change {
+        file: Some(text),
+        revoked: None,
+    };
+    let failed = push(&hosts, &others, &change)?;
+    files.remove().into_diagnostic()?;
+    if failed.is_empty() {
+        println!(
+            "{here} has left; `mirrorball cluster remove FILE {here}`, where authority.key is, revokes its key, too"
+        );
+        return Ok(ExitCode::SUCCESS);
+    }
+    for (name, why) in &failed {
+        eprintln!(
+            "mirrorball: host {name} has not taken {here} out of its file: {why}; copy the file from a host that has"
+        );
+    }
+    Ok(ExitCode::FAILURE)
+}
+
+/// Has the cells take no new VM, or take VMs again.
+fn cordon(files: &Files, cells: &[u16], cordoned: bool) -> Result<()> {
+    for number in cells {
+        let cell = files.cell(*number);
+        let answer = Connection::open(&cell).and_then(|mut cell| cell.ask(&Ask::Cordon { cordoned }));
+        match answer {
+            Ok(Answer::Done) => {}
+            Ok(Answer::Refused { why }) => return Err(miette!("{why}")),
+            Ok(other) => return Err(miette!("an answer to another question: {other:?}")),
+            // A cell that is dead takes no VM; its VMs are seen below.
+            Err(_) if !cell.runs() => {}
+            Err(error) => {
+                return Err(miette!(
+                    help = "try again when `mirrorball cluster status` shows that it runs",
+                    "cell {number} does not answer: {error}"
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Waits until no VM and no part of one is in these cells, and returns the names of those that are at the deadline.
+fn wait(files: &Files, cells: &[u16], deadline: Instant) -> Result<Vec<String>> {
+    loop {
+        let running = running(files, cells)?;
+        if running.is_empty() || Instant::now() >= deadline {
+            return Ok(running.into_iter().collect());
+        }
+        std::thread::sleep(INTERVAL);
+    }
+}
+
+/// The VMs in these cells, by the cells and by the host's registry.
+fn running(files: &Files, cells: &[u16]) -> Result<BTreeSet<String>> {
+    let status = client::status(files).into_diagnostic()?.unwrap_or_default();
+    let here = status
+        .cells
+        .into_iter()
+        .filter(|cell| cells.contains(&cell.plan.number));
+    let mut names: BTreeSet<String> = here
+        .flat_map(|cell| cell.vms)
+        .map(|name| match name.split_once(PART_MARK) {
+            Some((vm, _)) => vm.to_owned(),
+            None => name,
+        })
+        .collect();
+    for record in Registry::open().into_diagnostic()?.list().into_diagnostic()? {
+        if cells.iter().any(|cell| record.depends_on(*cell)) {
+            names.insert(record.name);
+        }
+    }
+    Ok(names)
+}
+
+/// Presses the power button of all VMs in these cells at once.
+fn stop_all(cells: &[u16]) -> Result<()> {
+    let registry = Registry::open().into_diagnostic()?;
+    let mut stops = Vec::new();
+    for record in registry.list().into_diagnostic()? {
+        if !record.cell.is_some_and(|cell| cells.contains(&cell)) {
+            continue;
+        }
+        let folder = registry.folder_of(&record.name).into_diagnostic()?;
+        let request = Request::Stop {
+            limit_s: STOP_LIMIT_S,
+        };
+        let stop = move || ask(&folder, &request, Some(STOPPED_LIMIT));
+        let stop = std::thread::Builder::new().name("stop".into()).spawn(stop);
+        stops.push((record.name, stop.into_diagnostic()?));
+    }
+    for (name, stop) in stops {
+        if let Ok(Err(error)) = stop.join() {
+            eprintln!("mirrorball: {name} is not stopped: {error}");
+        }
+    }
+    Ok(())
+}
