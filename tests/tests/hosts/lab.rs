@@ -59,12 +59,17 @@ impl Lab {
     /// A cell for each host of [`Self::linked`], all up; linked through shared memory if `shared` is where they see it. `more` is TOML
     /// of the table `membership`.
     pub fn cluster_up(&self, shared: Option<&str>, more: &str) {
+        self.cluster_of(self.hosts, shared, more);
+    }
+
+    /// The same for some of its hosts.
+    pub fn cluster_of(&self, hosts: &[&str], shared: Option<&str>, more: &str) {
         let shared = shared.map_or(String::new(), |path| format!("shared_memory = {path:?}\n"));
         let mut text = String::new();
-        for (number, name) in (1..).zip(self.hosts) {
+        for (number, name) in (1..).zip(hosts) {
             text += &format!("[[hosts]]\nname = \"{name}\"\naddress = \"10.77.0.{number}:7400\"\n{shared}");
         }
-        for name in self.hosts {
+        for name in hosts {
             text += &format!("[[cells]]\nhost = \"{name}\"\n");
         }
         text += &format!("[membership]\nsilence_ms = {}\n{more}", SILENCE.as_millis());
@@ -72,11 +77,11 @@ impl Lab {
         let file = file.to_str().expect("UTF-8");
         let keys = mirrorball(["cluster", "keys", file]).ok();
         assert!(keys.text().trim().ends_with("/keys"), "{}", keys.text());
-        for host in self.hosts {
+        for host in hosts {
             self.on(host, &["cluster", "up", file]).ok();
         }
-        for host in self.hosts {
-            self.wait_for_lives(host, &vec![true; self.hosts.len()]);
+        for host in hosts {
+            self.wait_for_lives(host, &vec![true; hosts.len()]);
         }
     }
 

@@ -213,7 +213,7 @@ fn program(message: &Value, path: &str, emulated: bool, cpus: usize) -> Result<P
 
 fn place_of_guests(target: &str, emulated: bool, cpus: usize) -> Place {
     match target {
-        "auto" | "hosts" => Place::OwnLabs,
+        "auto" | "hosts" | "joins" => Place::OwnLabs,
         // They start no guest.
         "fuzz" | "relays" | "users" => Place::Unit,
         "wide" if emulated || cpus < CPUS_OF_FOUR_CELLS => Place::Lab(Shape::FourNodes),

@@ -49,7 +49,7 @@ const LONGEST_FIRST: &[&str] = &[
 const TRIES_MAX: usize = 2;
 /// Programs that run alone, as their hosts need all CPUs of this machine. Beside another, `coherent` takes three times as long on a
 /// slow one, and its guests miss their limits.
-const ALONE: &[&str] = &["hosts", "coherent"];
+const ALONE: &[&str] = &["hosts", "joins", "coherent"];
 
 /// Settings for running programs.
 pub struct Schedule<'a> {
